@@ -1,0 +1,260 @@
+"""What a traced function does to its inputs and outputs, as plain data.
+
+One small record per input, per output and per tangent; each runtime wrapper reads only the records it
+needs. Everything here is frozen, compares by value, and round-trips through JSON without pickle.
+
+Symbolic sizes are kept as text over the symbols of :attr:`GraphMetadata.symbols` (``"s0*s1 + 1"``, with
+``//``, ``%``, ``min`` and ``max`` as in Python), so that the records do not hold on to a ``ShapeEnv``.
+
+Note [Order of graph inputs and outputs]
+    A captured graph takes the (already prepared: deduplicated, unwrapped) flat inputs in order, called
+    ``primals_1 ..`` in a joint graph and ``arg0_1 ..`` in an inference graph, then, in a joint graph,
+    ``tangents_1 ..``. Its forward outputs are, in this order:
+
+        new values of mutated inputs | user outputs that the graph computes | intermediate bases
+
+    and a joint graph then returns one gradient (or ``None``) per input. ``InputInfo.updated_output``,
+    ``OutputInfo.graph_output`` and ``TangentInfo.forward_output`` are positions in that list.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+__all__ = [
+    "Dim",
+    "EffectInfo",
+    "GraphMetadata",
+    "InputInfo",
+    "InputKind",
+    "MutationKind",
+    "OutputInfo",
+    "OutputKind",
+    "SymbolBinding",
+    "TangentInfo",
+    "TensorMeta",
+    "ViewSpec",
+]
+
+Dim = int | str
+"""A size, stride or offset in elements: an int, or the text of an expression over the graph's symbols."""
+
+METADATA_VERSION = 1
+
+
+class InputKind(enum.Enum):
+    """What a flat graph input is."""
+
+    TENSOR = "tensor"
+    SYMINT = "symint"
+    OTHER = "other"  # opaque Python value, passed through
+
+
+class MutationKind(enum.Enum):
+    """What the traced function did to an input, as the caller will see it."""
+
+    NONE = "none"
+    DATA = "data"
+    METADATA = "metadata"  # sizes/strides/offset changed (``x.t_()``), same storage
+    DATA_AND_METADATA = "data_and_metadata"
+
+
+class OutputKind(enum.Enum):
+    """Where a user-visible output comes from."""
+
+    FRESH = "fresh"  # its own memory, computed by the graph
+    INPUT = "input"  # the very object the caller passed in
+    ALIAS_OF_INPUT = "alias_of_input"  # a view to be regenerated from input ``base``
+    ALIAS_OF_INTERMEDIATE = "alias_of_intermediate"  # a view of intermediate base number ``base``
+    ALIAS_OF_OUTPUT = "alias_of_output"  # a view of user output number ``base``
+    SYMINT = "symint"
+    CONSTANT = "constant"  # ``None``, bool, int, float, str known while tracing
+
+
+@dataclass(frozen=True, slots=True)
+class TensorMeta:
+    """Metadata of one dense tensor. Strides and offset are in elements."""
+
+    dtype: str
+    device: str
+    sizes: tuple[Dim, ...]
+    strides: tuple[Dim, ...]
+    storage_offset: Dim
+    requires_grad: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ViewSpec:
+    """How to regenerate an alias from its base.
+
+    ``base.view(dtype)``/``view_as_real``/``view_as_complex`` first if ``dtype`` is not the base's, then
+    ``as_strided(sizes, strides, base.storage_offset() + offset_delta)``, the delta counted in elements of
+    the alias's dtype from the base's first element. Relative, because the frontend does not guard on the
+    storage offset of inputs. Autograd metadata follows the record, not the replay: ``requires_grad``.
+    """
+
+    dtype: str
+    sizes: tuple[Dim, ...]
+    strides: tuple[Dim, ...]
+    offset_delta: Dim
+    requires_grad: bool
+
+
+@dataclass(frozen=True, slots=True)
+class InputInfo:
+    """One flat input of the graph.
+
+    ``mutation_hidden_from_autograd``: only through ``detach()``/``.data``, so the version counter stays.
+    ``mutation_under_no_grad``: only under ``no_grad``/``inference_mode``; the version counter moves.
+    ``updated_output``: forward-output position of the new value when the caller must be given one (data
+    mutation: copied back; metadata mutation: ``new_view`` says which strides the caller's tensor takes).
+    """
+
+    index: int
+    kind: InputKind
+    meta: TensorMeta | None = None
+    is_leaf: bool = True
+    mutation: MutationKind = MutationKind.NONE
+    mutation_hidden_from_autograd: bool = False
+    mutation_under_no_grad: bool = False
+    updated_output: int | None = None
+    new_view: ViewSpec | None = None
+    is_static: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class OutputInfo:
+    """One flat user-visible output.
+
+    ``base`` is an input index (INPUT, ALIAS_OF_INPUT), a position in the list of intermediate bases
+    (ALIAS_OF_INTERMEDIATE) or a user output index (ALIAS_OF_OUTPUT). ``graph_output`` is the forward-output
+    position of FRESH and SYMINT outputs, ``None`` for the others.
+    """
+
+    index: int
+    kind: OutputKind
+    meta: TensorMeta | None = None
+    base: int | None = None
+    view: ViewSpec | None = None
+    graph_output: int | None = None
+    constant: None | bool | int | float | str = None
+    dynamic_dims: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TangentInfo:
+    """One tangent input of the joint graph: which forward output it belongs to, and the layout traced for."""
+
+    forward_output: int
+    meta: TensorMeta
+
+
+@dataclass(frozen=True, slots=True)
+class SymbolBinding:
+    """Where a symbol's value is read at run time: a SymInt input (``dim`` is None) or a size/stride of a tensor."""
+
+    name: str
+    input_index: int
+    source: str  # "int" | "size" | "stride" | "storage_offset"
+    dim: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EffectInfo:
+    """A change of global state that the caller must see after the call."""
+
+    kind: str  # "grad_mode"
+    value: bool | int | float | str
+
+
+@dataclass(frozen=True, slots=True)
+class GraphMetadata:
+    """The calling contract of one captured graph; see Note [Order of graph inputs and outputs].
+
+    ``num_forward_outputs`` counts mutated-input values, user outputs and bases together;
+    ``num_mutated`` and ``num_intermediate_bases`` say how many come first and last.
+    ``differentiable_inputs`` are the inputs that get a gradient in the joint graph.
+    """
+
+    inputs: tuple[InputInfo, ...]
+    outputs: tuple[OutputInfo, ...]
+    tangents: tuple[TangentInfo, ...] = ()
+    symbols: tuple[SymbolBinding, ...] = ()
+    effects: tuple[EffectInfo, ...] = ()
+    num_forward_outputs: int = 0
+    num_mutated: int = 0
+    intermediate_bases: tuple[TensorMeta, ...] = ()
+    forward_requires_grad: tuple[bool, ...] = ()  # per forward output: is it differentiable
+    differentiable_inputs: tuple[int, ...] = ()
+    is_training: bool = False
+    version: int = METADATA_VERSION
+
+    def to_json(self) -> str:
+        """Canonical JSON text; ``GraphMetadata.from_json(m.to_json()) == m``."""
+        return json.dumps(asdict(self), default=_encode_enum, sort_keys=True)
+
+    @staticmethod
+    def from_json(text: str) -> GraphMetadata:
+        """Rebuild from :meth:`to_json`. Raises ``ValueError`` on another version of the record."""
+        raw = json.loads(text)
+        if raw.get("version") != METADATA_VERSION:
+            raise ValueError(
+                f"graph metadata of version {raw.get('version')!r} cannot be read by this release, "
+                f"which reads version {METADATA_VERSION}; write it again with this release"
+            )
+        raw["inputs"] = tuple(_input(r) for r in raw["inputs"])
+        raw["outputs"] = tuple(_output(r) for r in raw["outputs"])
+        raw["tangents"] = tuple(TangentInfo(r["forward_output"], _required_meta(r["meta"])) for r in raw["tangents"])
+        raw["symbols"] = tuple(SymbolBinding(**r) for r in raw["symbols"])
+        raw["effects"] = tuple(EffectInfo(**r) for r in raw["effects"])
+        raw["intermediate_bases"] = tuple(_required_meta(r) for r in raw["intermediate_bases"])
+        raw["forward_requires_grad"] = tuple(raw["forward_requires_grad"])
+        raw["differentiable_inputs"] = tuple(raw["differentiable_inputs"])
+        return GraphMetadata(**raw)
+
+    def __str__(self) -> str:
+        lines = [f"GraphMetadata({'training' if self.is_training else 'inference'})"]
+        for group in (self.inputs, self.outputs, self.tangents, self.symbols, self.effects):
+            lines += [f"  {_brief(record)}" for record in group]
+        return "\n".join(lines)
+
+
+def _encode_enum(value: Any) -> Any:
+    if isinstance(value, enum.Enum):
+        return value.value
+    raise TypeError(f"{type(value).__name__} has no JSON form in graph metadata")
+
+
+def _meta(raw: dict[str, Any] | None) -> TensorMeta | None:
+    return None if raw is None else _required_meta(raw)
+
+
+def _required_meta(raw: dict[str, Any]) -> TensorMeta:
+    return TensorMeta(**{**raw, "sizes": tuple(raw["sizes"]), "strides": tuple(raw["strides"])})
+
+
+def _view(raw: dict[str, Any] | None) -> ViewSpec | None:
+    return None if raw is None else ViewSpec(**{**raw, "sizes": tuple(raw["sizes"]), "strides": tuple(raw["strides"])})
+
+
+def _input(raw: dict[str, Any]) -> InputInfo:
+    fixed = {"kind": InputKind(raw["kind"]), "mutation": MutationKind(raw["mutation"])}
+    return InputInfo(**{**raw, **fixed, "meta": _meta(raw["meta"]), "new_view": _view(raw["new_view"])})
+
+
+def _output(raw: dict[str, Any]) -> OutputInfo:
+    fixed = {"kind": OutputKind(raw["kind"]), "dynamic_dims": tuple(raw["dynamic_dims"])}
+    return OutputInfo(**{**raw, **fixed, "meta": _meta(raw["meta"]), "view": _view(raw["view"])})
+
+
+def _brief(record: Any) -> str:
+    """Fields that differ from their defaults, so that a printed record is short enough to read."""
+    parts = []
+    for field in fields(record):
+        value = getattr(record, field.name)
+        if value != field.default:
+            parts.append(f"{field.name}={value.value if isinstance(value, enum.Enum) else value!r}")
+    return f"{type(record).__name__}({', '.join(parts)})"
