@@ -223,6 +223,7 @@ def _compute_shared(directory, results, begin):
 
 
 @pytest.mark.covers("F7.26")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_of_two_processes_that_miss_one_computes(tmp_path):
     context = multiprocessing.get_context("fork")
     results, begin = context.Queue(), context.Barrier(2)

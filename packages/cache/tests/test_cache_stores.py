@@ -215,6 +215,7 @@ def _hammer(directory, worker, done):
 
 
 @pytest.mark.covers("F7.26")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_processes_writing_one_key_never_see_a_mixed_entry_and_keep_the_cap(tmp_path):
     context = multiprocessing.get_context("fork")
     done = context.Queue()

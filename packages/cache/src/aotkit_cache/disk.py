@@ -71,7 +71,7 @@ class DiskStore:
             data = _read_all(descriptor, status.st_size)
             # The rename in `put` never changes an open file, so what was read is one whole entry.
             with contextlib.suppress(PermissionError):  # read-only medium: the hit counts, its time can't be kept
-                os.utime(descriptor if os.utime in os.supports_fd else path)
+                _touch(descriptor if os.utime in os.supports_fd else path)
         except OSError as error:
             raise CacheError(f"can't read the cache entry {path}: {error}") from error
         finally:
@@ -93,6 +93,7 @@ class DiskStore:
             try:
                 with self._exclusive():
                     self._reserve(path, len(data))
+                    _touch(temporary)  # waiting for the lock must not make a new entry look old
                     os.replace(temporary, path)
             finally:
                 Path(temporary).unlink(missing_ok=True)  # gone already where the rename took place
@@ -232,6 +233,12 @@ def _read_all(descriptor: int, size: int) -> bytes:
     while chunk := os.read(descriptor, 1 << 20):
         chunks.append(chunk)
     return b"".join(chunks)
+
+
+def _touch(file: int | str) -> None:
+    """Set the time of last use. Given in full, since the kernel's own notion of now is only a few milliseconds fine."""
+    now = time.time_ns()
+    os.utime(file, ns=(now, now))
 
 
 def _size_of(path: str) -> int | None:
