@@ -287,7 +287,10 @@ def test_the_user_key_is_private_stable_and_shared_by_processes(tmp_path):
     cache.put(KEY, SECTIONS)
     path = tmp_path / "c" / "signing.key"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    code = f"from aotkit_cache import make_key, open_cache; c = open_cache({str(tmp_path / 'c')!r}); e = c.get(make_key(graph='x + y', n=3)); assert e is not None"
+    code = (
+        "from aotkit_cache import make_key, open_cache\n"
+        f"assert open_cache({str(tmp_path / 'c')!r}).get(make_key(graph='x + y', n=3)) is not None"
+    )
     subprocess.run([sys.executable, "-W", "error", "-c", code], check=True)
 
 

@@ -24,11 +24,12 @@ class Options:
 
 # Pairwise different values: no two may give the same key.
 DISTINCT = [
-    None, True, False, 0, 1, -1, 1.0, 0.0, -0.0, float("nan"), float("inf"), 1e-45, "", "1", "true", "null", "1.0", b"", b"1", [], (), {},
-    set(), [1], (1,), {1}, ["1"], [[1]], [1, 2], [2, 1], (1, 2), {1: 2}, {"1": 2}, {"a": None}, [None], {"tuple": [1]}, {"set": [1]}, {"float": "1.0"},
-    {"bytes": "x"}, {"object": "x"}, 1j, 2**80, "\U0001f600", "\ud83d\ude00", "a\nb", "a\\nb", torch.float32, torch.float64, "torch.float32",
-    torch.device("cpu"), torch.device("cuda:0"), torch.device("cuda"), torch.strided, torch.channels_last, Mode.FAST, Mode.EXACT,
-    Options(), Options(level=3), Options(mode=Mode.EXACT),
+    None, True, False, 0, 1, -1, 1.0, 0.0, -0.0, float("nan"), float("inf"), 1e-45, "", "1", "true", "null",
+    "1.0", b"", b"1", [], (), {}, set(), [1], (1,), {1}, ["1"], [[1]], [1, 2], [2, 1], (1, 2), {1: 2}, {"1": 2},
+    {"a": None}, [None], {"tuple": [1]}, {"set": [1]}, {"float": "1.0"}, {"bytes": "x"}, {"object": "x"}, 1j,
+    2**80, "\U0001f600", "\ud83d\ude00", "a\nb", "a\\nb", torch.float32, torch.float64, "torch.float32",
+    torch.device("cpu"), torch.device("cuda:0"), torch.device("cuda"), torch.strided, torch.channels_last,
+    Mode.FAST, Mode.EXACT, Options(), Options(level=3), Options(mode=Mode.EXACT),
 ]  # fmt: skip
 
 

@@ -157,7 +157,7 @@ def test_modes_are_private_under_any_umask(tmp_path, umask):
         "with c.store.lock(k.digest): pass\n"
     )
     subprocess.run([sys.executable, "-W", "error", "-c", code], check=True)
-    for folder, folders, files in os.walk(tmp_path / "c"):
+    for folder, _, files in os.walk(tmp_path / "c"):
         assert stat.S_IMODE(os.stat(folder).st_mode) == 0o700
         for name in files:
             assert stat.S_IMODE(os.stat(os.path.join(folder, name)).st_mode) & 0o077 == 0, name
@@ -167,7 +167,7 @@ def test_modes_are_private_under_any_umask(tmp_path, umask):
 def test_a_directory_of_another_user_is_refused(tmp_path, monkeypatch):
     DiskStore(tmp_path / "c")
     monkeypatch.setattr(os, "geteuid", lambda: os.stat(tmp_path).st_uid + 1)
-    with pytest.raises(CacheError, match="belongs to user .* never loaded"):
+    with pytest.raises(CacheError, match=r"belongs to user .* never loaded"):
         DiskStore(tmp_path / "c")
 
 

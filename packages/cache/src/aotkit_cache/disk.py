@@ -6,9 +6,9 @@ An entry is written to a hidden temporary file beside its place and renamed over
 entry, the new one or none; the read path takes no lock. No fsync: after a power cut an entry may be empty, which
 the envelope's signature turns into a miss.
 Writers hold `store.lock` for the rename and the book-keeping only. `usage` is an upper bound on the bytes in
-`entries`: it is raised before the rename, so a writer killed in between leaves it too high, never too low. When the bound would pass the cap,
-the true sizes are read and the least recently used entries go, down to nine tenths of the cap, which keeps such
-scans rare. Last use is the file's modification time, set on every hit.
+`entries`: it is raised before the rename, so a writer killed in between leaves it too high, never too low. When
+the bound would pass the cap, the true sizes are read and the least recently used entries go, down to nine tenths
+of the cap, which keeps such scans rare. Last use is the file's modification time, set on every hit.
 """
 
 from __future__ import annotations

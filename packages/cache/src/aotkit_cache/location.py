@@ -78,7 +78,8 @@ def open_cache(
     signing_key = signing_key or environment.signing_key
     if shared is not None and signing_key is None:
         raise ValueError(
-            "a shared store needs a signing key that its other users have too: pass signing_key= or set AOTKIT_CACHE_KEY"
+            "a shared store needs a signing key that its other users have too: "
+            "pass signing_key= or set AOTKIT_CACHE_KEY"
         )
     disk = DiskStore(directory or environment.directory, max_bytes=max_bytes)
     store: Store = disk if shared is None else TieredStore([disk, shared], background_writes=True)
