@@ -1,0 +1,1 @@
+"""Checks, benchmark and other helpers of the repository; nothing here is shipped."""

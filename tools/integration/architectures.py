@@ -1,0 +1,112 @@
+"""Small instances of the five benchmark architectures: configs with random weights, no download."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+__all__ = ["ARCHITECTURES", "make_batch", "make_model"]
+
+
+def _bert() -> nn.Module:
+    from transformers import BertConfig, BertForSequenceClassification
+
+    return BertForSequenceClassification(
+        BertConfig(
+            vocab_size=99,
+            hidden_size=32,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            intermediate_size=64,
+            hidden_dropout_prob=0.0,
+            attention_probs_dropout_prob=0.0,
+            num_labels=3,
+        )
+    )
+
+
+def _gpt2() -> nn.Module:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    return GPT2LMHeadModel(
+        GPT2Config(
+            vocab_size=99,
+            n_positions=64,
+            n_embd=32,
+            n_layer=2,
+            n_head=4,
+            resid_pdrop=0.0,
+            embd_pdrop=0.0,
+            attn_pdrop=0.0,
+        )
+    )
+
+
+def _llama() -> nn.Module:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    return LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=99,
+            hidden_size=32,
+            intermediate_size=64,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            max_position_embeddings=64,
+        )
+    )
+
+
+def _vit() -> nn.Module:
+    from transformers import ViTConfig, ViTForImageClassification
+
+    return ViTForImageClassification(
+        ViTConfig(
+            hidden_size=32,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            intermediate_size=64,
+            image_size=32,
+            patch_size=8,
+            hidden_dropout_prob=0.0,
+            attention_probs_dropout_prob=0.0,
+            num_labels=3,
+        )
+    )
+
+
+def _resnet() -> nn.Module:
+    from transformers import ResNetConfig, ResNetForImageClassification
+
+    return ResNetForImageClassification(
+        ResNetConfig(embedding_size=8, hidden_sizes=[8, 16], depths=[2, 2], layer_type="basic", num_labels=3)
+    )
+
+
+ARCHITECTURES: dict[str, Callable[[], nn.Module]] = {
+    "bert": _bert,
+    "gpt2": _gpt2,
+    "llama": _llama,
+    "resnet": _resnet,
+    "vit": _vit,
+}
+
+
+def make_model(name: str) -> nn.Module:
+    """The model with weights from a fixed seed."""
+    torch.manual_seed(0)
+    return ARCHITECTURES[name]()
+
+
+def make_batch(name: str, batch: int) -> dict[str, torch.Tensor]:
+    """Inputs with labels, so that the model returns a loss."""
+    generator = torch.Generator().manual_seed(batch)
+    if name in ("resnet", "vit"):
+        labels = torch.randint(0, 3, (batch,), generator=generator)
+        return {"pixel_values": torch.randn(batch, 3, 32, 32, generator=generator), "labels": labels}
+    ids = torch.randint(0, 99, (batch, 16), generator=generator)
+    labels = torch.randint(0, 3, (batch,), generator=generator) if name == "bert" else ids
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": labels}
