@@ -1,0 +1,2 @@
+from .errors import PartitionError
+from .graph_text import dump_graph, graph_constants, load_graph

@@ -1,0 +1,80 @@
+"""Everything that differs between the supported torch versions, and the private corners of torch that we touch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.fx
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx._lazy_graph_module import _LazyGraphModule
+from torch.fx.experimental.symbolic_shapes import ShapeEnv, ValueRangesSLoc
+
+__all__ = [
+    "backed_hints",
+    "declare_symbol",
+    "known_symbols",
+    "lazy_graph_module",
+    "make_fake_tensor",
+    "new_fake_mode",
+    "region_memory_budget_supported",
+    "symbolic_hint",
+]
+
+
+def symbolic_hint(value: object) -> int | float | bool | None:
+    """The example value behind a SymInt, SymFloat or SymBool, None for an unbacked one. Never adds a guard."""
+    node = getattr(value, "node", None)
+    if node is None:
+        return value if isinstance(value, (int, float, bool)) else None
+    if not node.has_hint():
+        return None
+    hint = node.hint
+    if isinstance(value, torch.SymBool):
+        return bool(hint)
+    return int(hint) if isinstance(value, torch.SymInt) else float(hint)
+
+
+def backed_hints(shape_env: ShapeEnv) -> dict[Any, Any]:
+    """Symbol -> example value. torch 2.13 renamed the attribute."""
+    found = getattr(shape_env, "backed_var_to_val", None)
+    return found if found is not None else shape_env.var_to_val
+
+
+def known_symbols(shape_env: ShapeEnv) -> dict[str, Any]:
+    """Symbol name -> sympy symbol for every symbol the environment has made."""
+    return {symbol.name: symbol for symbol in shape_env.var_to_range}
+
+
+def declare_symbol(shape_env: ShapeEnv, symbol: Any, hint: int | float | None, value_range: Any) -> None:
+    """Make ``symbol`` known to ``shape_env`` under its own name, with its range and (if backed) example value."""
+    shape_env.var_to_range[symbol] = value_range
+    where = shape_env._get_sloc()
+    shape_env.var_to_range_sloc[symbol] = ValueRangesSLoc(where, where)
+    if hint is not None:
+        add = getattr(shape_env, "add_backed_var_to_val", None) or shape_env.add_var_to_val
+        add(symbol, hint)
+        return
+    counter = getattr(shape_env, "unbacked_symint_counter", None)
+    if isinstance(counter, int) and symbol.name[:1] == "u" and symbol.name[1:].isdigit():
+        shape_env.unbacked_symint_counter = max(counter, int(symbol.name[1:]) + 1)
+
+
+def new_fake_mode() -> FakeTensorMode:
+    """A fake mode with a shape environment of its own."""
+    return FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
+
+
+def lazy_graph_module(root: torch.nn.Module, graph: torch.fx.Graph, name: str) -> torch.fx.GraphModule:
+    """A GraphModule that writes its Python code when it is first called; compilers never call it."""
+    return _LazyGraphModule(root, graph, class_name=name)
+
+
+def make_fake_tensor(fake_mode: FakeTensorMode, meta_tensor: torch.Tensor, device: torch.device) -> FakeTensor:
+    """Wrap a meta tensor; the direct constructor is four times quicker than a factory call under the mode."""
+    return FakeTensor(fake_mode, meta_tensor, device)
+
+
+def region_memory_budget_supported() -> bool:
+    """Whether torch has ``torch.autograd.graph.region_activation_memory_budget`` (2.13 has, 2.11 has not)."""
+    return hasattr(torch.autograd.graph, "region_activation_memory_budget")
