@@ -23,6 +23,7 @@ def _bert() -> nn.Module:
             hidden_dropout_prob=0.0,
             attention_probs_dropout_prob=0.0,
             num_labels=3,
+            problem_type="single_label_classification",
         )
     )
 
@@ -30,18 +31,21 @@ def _bert() -> nn.Module:
 def _gpt2() -> nn.Module:
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    return GPT2LMHeadModel(
-        GPT2Config(
-            vocab_size=99,
-            n_positions=64,
-            n_embd=32,
-            n_layer=2,
-            n_head=4,
-            resid_pdrop=0.0,
-            embd_pdrop=0.0,
-            attn_pdrop=0.0,
-        )
+    config = GPT2Config(
+        vocab_size=99,
+        n_positions=64,
+        n_embd=32,
+        n_layer=2,
+        n_head=4,
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+        bos_token_id=0,
+        eos_token_id=0,
     )
+    model = GPT2LMHeadModel(config)
+    model.loss_type = "ForCausalLM"  # otherwise the first call logs a warning, which the frontend cannot trace
+    return model
 
 
 def _llama() -> nn.Module:
@@ -74,6 +78,7 @@ def _vit() -> nn.Module:
             hidden_dropout_prob=0.0,
             attention_probs_dropout_prob=0.0,
             num_labels=3,
+            problem_type="single_label_classification",
         )
     )
 
@@ -82,7 +87,14 @@ def _resnet() -> nn.Module:
     from transformers import ResNetConfig, ResNetForImageClassification
 
     return ResNetForImageClassification(
-        ResNetConfig(embedding_size=8, hidden_sizes=[8, 16], depths=[2, 2], layer_type="basic", num_labels=3)
+        ResNetConfig(
+            embedding_size=8,
+            hidden_sizes=[8, 16],
+            depths=[2, 2],
+            layer_type="basic",
+            num_labels=3,
+            problem_type="single_label_classification",
+        )
     )
 
 

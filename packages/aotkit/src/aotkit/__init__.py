@@ -1,0 +1,41 @@
+"""An ahead-of-time compile stack for PyTorch, assembled from parts that each stand alone.
+
+    import torch, aotkit
+
+    compiled = torch.compile(model, backend="aotkit")
+    loss = compiled(batch).sum()
+    loss.backward()
+    print(aotkit.explain(model, batch))
+"""
+
+from torch._dynamo import register_backend as _register_backend
+from torch._dynamo.backends.registry import list_backends as _list_backends
+
+from .__about__ import __version__
+from ._observe import GraphRecord, Recorder, StageTiming
+from .api import aot_function
+from .backend import aotkit as _backend
+from .backend import make_backend
+from .errors import CompileError, EagerFallback, UnknownOption
+from .explain import Explanation, explain
+from .options import MODES, Options
+
+__all__ = [
+    "MODES",
+    "CompileError",
+    "EagerFallback",
+    "Explanation",
+    "GraphRecord",
+    "Options",
+    "Recorder",
+    "StageTiming",
+    "UnknownOption",
+    "__version__",
+    "aot_function",
+    "explain",
+    "make_backend",
+]
+
+# Where the package is installed, the entry point registers the name; with the sources on the path there is none.
+if "aotkit" not in _list_backends(exclude_tags=None):
+    _register_backend(_backend, name="aotkit")

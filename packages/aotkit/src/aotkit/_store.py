@@ -1,0 +1,34 @@
+"""Kernel objects on disk: the adapter between inductor-lower's object store and aotkit-cache."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from aotkit_cache import ArtifactCache, CacheKey, environment_parts, make_key, open_cache
+
+__all__ = ["CachedObjects", "object_store"]
+
+
+@dataclass(frozen=True, slots=True)
+class CachedObjects:
+    """Object code by the digest of what it was generated from (text, target, pass pipeline)."""
+
+    cache: ArtifactCache
+
+    def get(self, digest: str) -> bytes | None:
+        """The object file, or ``None``."""
+        entry = self.cache.get(_key(digest))
+        return None if entry is None else entry.sections["object"]
+
+    def put(self, digest: str, data: bytes) -> None:
+        """Keep an object file."""
+        self.cache.put(_key(digest), {"object": data}, {})
+
+
+def _key(digest: str) -> CacheKey:
+    return make_key(kernels=digest, **environment_parts())
+
+
+def object_store() -> CachedObjects:
+    """The store in the default cache directory."""
+    return CachedObjects(open_cache())

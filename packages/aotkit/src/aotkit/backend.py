@@ -1,0 +1,89 @@
+"""The ``torch.compile`` backend."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from aotkit_aot_trace import Unsupported as TraceUnsupported
+from aotkit_inductor_lower import Unsupported as LowerUnsupported
+from aotkit_partition import PartitionError
+from aotkit_runtime_wrappers import WrapperError
+
+from ._environment import read_environment
+from ._inputs import fake_inputs, unsupported_device
+from ._observe import Recorder
+from ._store import object_store
+from .errors import CompileError, notify_eager
+from .options import Options, resolve
+from .pipeline import CompileContext, compile_flat, own_stages
+
+__all__ = ["aotkit", "make_backend"]
+
+BackendFn = Callable[[torch.fx.GraphModule, Sequence[Any]], Callable[..., Any]]
+_REFUSALS = (TraceUnsupported, LowerUnsupported, PartitionError, WrapperError)
+
+
+def aotkit(
+    gm: torch.fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    mode: str | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Callable[..., Any]:
+    """Compile one graph of the frontend; registered under the name ``"aotkit"``.
+
+    ``mode`` is a name from :data:`aotkit.MODES`; ``options`` holds fields of :class:`aotkit.Options`, and optionally
+    ``observer``, a :class:`aotkit.Recorder` that collects stage times and reports.
+    Raises :class:`aotkit.UnknownOption`; with ``fallback="error"`` also :class:`aotkit.CompileError`.
+    """
+    given = dict(options or {})
+    recorder = given.pop("observer", None)
+    environment = read_environment()
+    base = Options(verify=environment.verify, fuel=environment.fuel, disable=environment.disable)
+    chosen = resolve(mode, given, base)
+    own = recorder is None
+    recorder = recorder or Recorder(log=environment.log, dump_dir=environment.dump_dir)
+    compiled = compile_graph_module(gm, example_inputs, chosen, recorder)
+    if own and "timing" in environment.log:
+        recorder.dump("stage seconds", "timing", recorder.table)
+    return compiled
+
+
+def make_backend(options: Options = Options(), recorder: Recorder | None = None) -> BackendFn:  # noqa: B008
+    """A backend with fixed options, for ``torch.compile(model, backend=make_backend(...))``."""
+    kept = recorder or Recorder()
+
+    def backend(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        return compile_graph_module(gm, example_inputs, options, kept)
+
+    return backend
+
+
+def compile_graph_module(
+    gm: torch.fx.GraphModule, example_inputs: Sequence[Any], options: Options, recorder: Recorder
+) -> Callable[..., Any]:
+    """Compile, or fall back to the frontend's graph with one notice, as ``options.fallback`` says."""
+    if not options.capture:
+        return gm
+    reason = unsupported_device(example_inputs)
+    if reason is None:
+        number = next(_numbers)
+        ctx = CompileContext(options, recorder, f"graph{number}", object_store() if options.cache else None)
+        try:
+            _, fakes = fake_inputs(example_inputs)
+            return compile_flat(gm, fakes, example_inputs, ctx, own_stages())
+        except _REFUSALS as refusal:
+            if options.fallback == "error":
+                raise CompileError(f"graph {number} could not be compiled: {refusal}") from refusal
+            reason = str(refusal)
+    elif options.fallback == "error":
+        raise CompileError(f"the graph could not be compiled: {reason}")
+    recorder.add_fallback(reason)
+    notify_eager(reason)
+    return gm
+
+
+_numbers = itertools.count()  # names dumps and kernels only; a counter cannot change what is compiled

@@ -1,0 +1,29 @@
+"""Errors and notices of the meta-package."""
+
+from __future__ import annotations
+
+import warnings
+
+__all__ = ["CompileError", "EagerFallback", "UnknownOption"]
+
+
+class CompileError(RuntimeError):
+    """A graph could not be compiled. Says in which stage, and what to do; the cause is chained."""
+
+
+class UnknownOption(ValueError):
+    """An option, a mode or a value that this release does not know. Names the closest known ones."""
+
+
+class EagerFallback(UserWarning):
+    """The one notice given when a graph runs eagerly because a part of it is not supported."""
+
+
+def notify_eager(reason: str) -> None:
+    """Tell the user, once per reason, that a graph runs eagerly."""
+    warnings.warn(
+        f"aotkit runs one graph eagerly: {reason}\n"
+        "Results are eager's own. Pass options={'fallback': 'error'} to get an error instead.",
+        EagerFallback,
+        stacklevel=3,
+    )

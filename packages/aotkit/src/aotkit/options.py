@@ -1,0 +1,109 @@
+"""Options of the whole stack: one frozen dataclass, passed as an argument everywhere."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, get_args, get_origin, get_type_hints
+
+from .errors import UnknownOption
+
+__all__ = ["MODES", "Options"]
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What a user may choose; every field is a key of ``torch.compile(..., options={...})``.
+
+    ``numerics``: ``"eager"`` keeps eager's rounding points; ``"fast"`` may relax them for half types.
+    ``rng``: ``"eager"`` draws the same bits as eager; ``"fast"`` only promises reproducibility under a seed.
+    ``partitioner``: ``"min_cut"`` recomputes cheap values in the backward; ``"default"`` saves all of them.
+    ``memory_budget``: 0 saves inputs only, 1 is the partitioner's own choice.
+    ``fallback``: a graph that is not supported runs eagerly with one notice (``"eager"``) or raises (``"error"``).
+    ``lowering``: ``"kernels"`` generates code; ``"none"`` runs the captured graphs with ATen (to bisect a bug).
+    ``capture``: ``False`` returns the frontend's graph unchanged.
+    ``cudagraphs``: wrap eligible CUDA graphs in capture and replay.
+    ``cache``: keep kernel objects on disk between processes.
+    ``verify``: check the IR between passes; serialize, reload and then use the product of every stage.
+    ``fuel``: how many optional rewrites may run (``None``: all). ``disable``: names of passes to leave out.
+    """
+
+    numerics: str = "eager"
+    rng: str = "fast"
+    partitioner: str = "min_cut"
+    memory_budget: float = 1.0
+    fallback: str = "eager"
+    lowering: str = "kernels"
+    capture: bool = True
+    cudagraphs: bool = False
+    cache: bool = True
+    verify: bool = False
+    fuel: int | None = None
+    disable: frozenset[str] = frozenset()
+
+    def __post_init__(self) -> None:
+        hints = get_type_hints(type(self))
+        for spec in fields(self):
+            value = getattr(self, spec.name)
+            if not _fits(value, hints[spec.name]):
+                raise UnknownOption(f"option {spec.name!r} takes {_type_name(hints[spec.name])}, not {value!r}")
+            allowed = _CHOICES.get(spec.name)
+            if allowed and value not in allowed:
+                raise UnknownOption(f"option {spec.name!r} takes one of {', '.join(allowed)}; not {value!r}")
+        if not 0.0 <= self.memory_budget <= 1.0:
+            raise UnknownOption(f"option 'memory_budget' takes a number from 0 to 1, not {self.memory_budget!r}")
+
+    def patch(self, **changes: Any) -> Options:
+        """A copy with some fields changed. Raises :class:`UnknownOption` on an unknown field or a wrong value."""
+        known = [f.name for f in fields(self)]
+        for name in changes:
+            if name not in known:
+                close = difflib.get_close_matches(name, known, 2)
+                hint = f"; did you mean {' or '.join(map(repr, close))}?" if close else ""
+                raise UnknownOption(f"there is no option {name!r}{hint} Known options: {', '.join(known)}")
+        if isinstance(changes.get("disable"), (list, tuple, set)):
+            changes["disable"] = frozenset(changes["disable"])
+        if isinstance(changes.get("memory_budget"), int):
+            changes["memory_budget"] = float(changes["memory_budget"])
+        return replace(self, **changes)
+
+
+_CHOICES: dict[str, tuple[str, ...]] = {
+    "numerics": ("eager", "fast"),
+    "rng": ("fast", "eager"),
+    "partitioner": ("min_cut", "default"),
+    "fallback": ("eager", "error"),
+    "lowering": ("kernels", "none"),
+}
+
+MODES: Mapping[str, Mapping[str, Any]] = {
+    "default": {},
+    "reduce-overhead": {"cudagraphs": True},
+    "aot-eager": {"lowering": "none"},
+    "eager": {"capture": False},
+    "verify": {"verify": True, "rng": "eager", "fallback": "error"},
+}
+"""Named presets for ``torch.compile(mode=...)``."""
+
+
+def resolve(mode: str | None, options: Mapping[str, Any] | None, base: Options) -> Options:
+    """Options from ``torch.compile``'s ``mode`` and ``options`` on top of ``base``; options win over the mode."""
+    if mode is not None and mode not in MODES:
+        raise UnknownOption(f"there is no mode {mode!r}; known modes: {', '.join(MODES)}")
+    return base.patch(**MODES[mode or "default"]).patch(**(options or {}))
+
+
+def _fits(value: object, hint: Any) -> bool:
+    origin = get_origin(hint)
+    if origin is frozenset:
+        return isinstance(value, frozenset) and all(isinstance(v, str) for v in value)
+    if origin is not None:
+        return any(_fits(value, arg) for arg in get_args(hint))
+    if hint is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, hint)
+
+
+def _type_name(hint: Any) -> str:
+    return getattr(hint, "__name__", str(hint)) if get_origin(hint) is None else str(hint)

@@ -1,0 +1,174 @@
+"""From one captured Python function to one callable: the stages in order, each the public API of a package.
+
+prepare -> capture -> partition -> lower (kernels) -> bind -> prologue and epilogue. The product of every stage is
+data. With ``verify`` each product is serialized, reloaded and the reloaded one used, so nothing can hide in a closure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from aotkit_aot_trace import Capture, capture
+from aotkit_functionalize import GraphMetadata
+from aotkit_inductor_lower import LowerOptions, compile_graph, decompositions
+from aotkit_partition import Partition, PartitionOptions, dump_graph, load_graph, partition
+from aotkit_runtime_wrappers import WrapperPlan, bind, build_plan, prepare_inputs, unboxed
+
+from ._observe import GraphRecord, Recorder
+from .options import Options
+
+__all__ = ["Boxed", "CompileContext", "Split", "Stages", "compile_flat", "own_stages"]
+
+Boxed = Callable[[list[Any]], Sequence[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class CompileContext:
+    """What every stage of one compile shares: options, the recorder, a name for dumps, where objects are kept."""
+
+    options: Options
+    recorder: Recorder
+    name: str = "graph"
+    object_store: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """A partitioned joint graph, and how many tensors and integers the forward hands to the backward."""
+
+    forward: torch.fx.GraphModule
+    backward: torch.fx.GraphModule
+    num_saved_tensors: int
+    num_saved_symints: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stages:
+    """The exchangeable stages of a compile; :func:`own_stages` are ours."""
+
+    decompositions: Mapping[Any, Callable[..., Any]]
+    split: Callable[[torch.fx.GraphModule, GraphMetadata, CompileContext], Split]
+    inference: Callable[[torch.fx.GraphModule, str, CompileContext], Boxed]
+    forward: Callable[[torch.fx.GraphModule, str, CompileContext], Boxed]
+    backward: Callable[[torch.fx.GraphModule, str, CompileContext], Boxed]
+
+
+def own_stages() -> Stages:
+    """Our decompositions, partitioner and code generation."""
+    return Stages(decompositions(), _partition, _compile_boxed, _compile_boxed, _compile_boxed)
+
+
+def compile_flat(
+    fn: Callable[..., Any], fakes: Sequence[Any], examples: Sequence[Any], ctx: CompileContext, stages: Stages
+) -> Callable[..., Any]:
+    """Compile ``fn`` of flat arguments. Returns a callable of the same flat arguments giving a list.
+
+    ``fakes`` are fake versions of ``examples``. Raises the packages' typed refusals; see ``backend`` for what
+    becomes of them.
+    """
+    with ctx.recorder.stage("prepare"):
+        inputs = prepare_inputs(examples)
+    with ctx.recorder.stage("capture"):
+        captured = capture(fn, fakes, decompositions=stages.decompositions, observer=ctx.recorder)
+    ctx.recorder.dump(f"{ctx.name}-captured", "graphs", lambda: _readable(captured.graph))
+    ctx.recorder.dump(f"{ctx.name}-metadata", "graphs", lambda: str(captured.metadata))
+    metadata = _reload_metadata(captured.metadata, ctx)
+    if metadata.is_training:
+        return _compile_training(captured, metadata, inputs, ctx, stages)
+    graph = _reload_graph(captured.graph, ctx)
+    forward = stages.inference(graph, f"{ctx.name}-inference", ctx)
+    with ctx.recorder.stage("bind"):
+        plan = _reload_plan(build_plan(metadata, input_plan=inputs), ctx)
+        return unboxed(bind(plan, forward, observer=ctx.recorder))
+
+
+def _compile_training(
+    captured: Capture, metadata: GraphMetadata, inputs: Any, ctx: CompileContext, stages: Stages
+) -> Callable[..., Any]:
+    with ctx.recorder.stage("partition"):
+        parts = stages.split(captured.graph, metadata, ctx)
+    forward = stages.forward(parts.forward, f"{ctx.name}-forward", ctx)
+
+    def compile_backward() -> Boxed:
+        return stages.backward(parts.backward, f"{ctx.name}-backward", ctx)
+
+    with ctx.recorder.stage("bind"):
+        saved = (parts.num_saved_tensors, parts.num_saved_symints)
+        plan = build_plan(metadata, input_plan=inputs, num_saved_tensors=saved[0], num_saved_symints=saved[1])
+        return unboxed(bind(_reload_plan(plan, ctx), forward, compile_backward, observer=ctx.recorder))
+
+
+def _partition(joint: torch.fx.GraphModule, metadata: GraphMetadata, ctx: CompileContext) -> Split:
+    options = PartitionOptions(strategy=ctx.options.partitioner, memory_budget=ctx.options.memory_budget)
+    parts = partition(joint, metadata.num_forward_outputs, options, observer=ctx.recorder)
+    ctx.recorder.dump(f"{ctx.name}-partition", "graphs", lambda: str(parts.report))
+    if ctx.options.verify:
+        parts = Partition.from_json(parts.to_json(), fake_mode=_fake_mode(parts.forward))
+    return Split(parts.forward, parts.backward, parts.num_saved_tensors, parts.num_saved_symints)
+
+
+def _compile_boxed(graph: torch.fx.GraphModule, name: str, ctx: CompileContext) -> Boxed:
+    """One functional graph to one boxed callable: generated kernels, or ATen as it stands."""
+    ctx.recorder.dump(name, "graphs", lambda: _readable(graph))
+    if ctx.options.lowering == "none":
+        return _run_with_aten(graph)
+    chosen = ctx.options
+    options = LowerOptions(
+        numerics=chosen.numerics, rng=chosen.rng, verify=chosen.verify, fuel=chosen.fuel, disable=chosen.disable
+    )
+    with ctx.recorder.stage("lower"):
+        compiled = compile_graph(graph, options=options, observer=ctx.recorder, object_store=ctx.object_store)
+    ctx.recorder.add_graph(GraphRecord(name, compiled.report()))
+    return compiled
+
+
+def _run_with_aten(graph: torch.fx.GraphModule) -> Boxed:
+    def run(args: list[Any]) -> Sequence[Any]:
+        values = list(args)
+        args.clear()
+        return graph(*values)
+
+    run._boxed_call = True  # type: ignore[attr-defined]
+    return run
+
+
+# -- serialize, reload, use the reloaded one -----------------------------------------------------------
+
+
+def _reload_metadata(metadata: GraphMetadata, ctx: CompileContext) -> GraphMetadata:
+    if not ctx.options.verify:
+        return metadata
+    return _same(GraphMetadata.from_json(metadata.to_json()), metadata, "graph metadata")
+
+
+def _reload_plan(plan: WrapperPlan, ctx: CompileContext) -> WrapperPlan:
+    if not ctx.options.verify:
+        return plan
+    return _same(WrapperPlan.from_json(plan.to_json()), plan, "wrapper plan")
+
+
+def _reload_graph(graph: torch.fx.GraphModule, ctx: CompileContext) -> torch.fx.GraphModule:
+    if not ctx.options.verify:
+        return graph
+    return load_graph(dump_graph(graph), fake_mode=_fake_mode(graph))
+
+
+def _same(reloaded: Any, original: Any, what: str) -> Any:
+    if reloaded != original:
+        raise AssertionError(f"the {what} changed when it was serialized and reloaded")
+    return reloaded
+
+
+def _fake_mode(graph: torch.fx.GraphModule) -> Any:
+    for node in graph.graph.nodes:
+        value = node.meta.get("val")
+        if isinstance(value, torch.Tensor) and hasattr(value, "fake_mode"):
+            return value.fake_mode
+    return None
+
+
+def _readable(graph: torch.fx.GraphModule) -> str:
+    return str(graph.print_readable(print_output=False))
