@@ -1,0 +1,43 @@
+"""The user's calling convention around a compiled functional graph.
+
+A compiled graph is functional: it returns the new values of inputs that the user's function mutates, and
+knows nothing of views or of autograd. :func:`build_plan` works out from graph metadata what has to happen
+around it, as data; :func:`bind` turns that and the compiled code into one generated Python function;
+:func:`interpret` runs the same data slowly.
+"""
+
+from __future__ import annotations
+
+from .__about__ import __version__
+from .bind import bind
+from .boxed import is_boxed, make_boxed, unboxed
+from .build import build_plan
+from .errors import (
+    AliasingChangedError,
+    BackwardCompileError,
+    CallingConventionError,
+    DoubleBackwardError,
+    PlanError,
+    RuntimeWrapperError,
+)
+from .inputs import InputPlan, prepare_inputs
+from .plan import WrapperOptions, WrapperPlan
+
+__all__ = [
+    "AliasingChangedError",
+    "BackwardCompileError",
+    "CallingConventionError",
+    "DoubleBackwardError",
+    "InputPlan",
+    "PlanError",
+    "RuntimeWrapperError",
+    "WrapperOptions",
+    "WrapperPlan",
+    "__version__",
+    "bind",
+    "build_plan",
+    "is_boxed",
+    "make_boxed",
+    "prepare_inputs",
+    "unboxed",
+]

@@ -1,0 +1,64 @@
+"""What is private to torch or differs between its versions (2.11 to 2.15), in one place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = [
+    "autocast_enabled",
+    "disable_autocast",
+    "dtype_from_name",
+    "fast_apply",
+    "increment_version",
+    "set_grad_enabled",
+    "transforms_active",
+    "unsafe_view",
+]
+
+autocast_enabled: Callable[[], bool] = torch._C._is_any_autocast_enabled
+"""Whether autocast is on for any device type."""
+
+transforms_active: Callable[[], bool] = torch._C._are_functorch_transforms_active
+"""Whether the caller runs under a ``torch.func`` transform such as ``vmap``."""
+
+set_grad_enabled: Callable[[bool], None] = torch._C._set_grad_enabled
+"""Grad mode as a plain call, without the context manager object of ``torch.set_grad_enabled``."""
+
+
+def disable_autocast() -> AbstractContextManager[Any]:
+    """A context in which no autocast applies, for any device type."""
+    context: AbstractContextManager[Any] = torch._C._DisableAutocast()
+    return context
+
+
+def unsafe_view(tensor: Tensor) -> Tensor:
+    """The same memory as a tensor of its own: no view as far as autograd knows, own version counter."""
+    result: Tensor = torch.ops.aten._unsafe_view.default(tensor, tensor.size())
+    return result
+
+
+def increment_version(tensors: Sequence[Tensor]) -> None:
+    """Tell autograd that ``tensors`` were written to."""
+    torch.autograd.graph.increment_version(tuple(tensors))
+
+
+def fast_apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:
+    """``function.apply`` without its Python layer, which only serves ``torch.func`` transforms and ``setup_context``.
+
+    The caller has to make sure that no transform is active.
+    """
+    apply: Callable[..., Any] = super(torch.autograd.Function, function).apply
+    return apply
+
+
+def dtype_from_name(name: str) -> torch.dtype:
+    """``"float32"`` or ``"torch.float32"`` to the dtype. Raises ``ValueError`` for anything else."""
+    dtype = getattr(torch, name.removeprefix("torch."), None)
+    if not isinstance(dtype, torch.dtype):
+        raise ValueError(f"{name!r} is not the name of a torch dtype")
+    return dtype

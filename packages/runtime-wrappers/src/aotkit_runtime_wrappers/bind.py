@@ -1,0 +1,153 @@
+"""A wrapper plan and compiled code -> a callable."""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ._torch_compat import (
+    autocast_enabled,
+    fast_apply,
+    increment_version,
+    set_grad_enabled,
+    transforms_active,
+    unsafe_view,
+)
+from .boxed import BoxedCallable, ensure_boxed
+from .checks import check_value
+from .double_backward import second_derivative_of
+from .emit import Source, emit_call
+from .emit_autograd import emit_autograd
+from .errors import PlanError
+from .lazy_backward import LazyBackward
+from .observer import Observer
+from .overlap import refuse_new_aliases
+from .plan import WrapperPlan
+from .runtime import (
+    base_of,
+    check_strides,
+    clone_exact,
+    coerce_tangent,
+    mark_dynamic,
+    own_outputs,
+    refuse_transform,
+    regenerate,
+    without_autocast,
+    wrong_count,
+    wrong_duplicate,
+    zero_tangent,
+)
+
+__all__ = ["backward_of", "bind"]
+
+# What emitted code may call beside the compiled graph; the keys are its global names.
+_RUNTIME: dict[str, Any] = {
+    "_Tensor": torch.Tensor,
+    "_autocast_enabled": autocast_enabled,
+    "_base_of": base_of,
+    "_check_strides": check_strides,
+    "_check_value": check_value,
+    "_clone_exact": clone_exact,
+    "_coerce_tangent": coerce_tangent,
+    "_increment_version": increment_version,
+    "_is_grad_enabled": torch.is_grad_enabled,
+    "_mark_dynamic": mark_dynamic,
+    "_own_outputs": own_outputs,
+    "_refuse_new_aliases": refuse_new_aliases,
+    "_refuse_transform": refuse_transform,
+    "_regenerate": regenerate,
+    "_set_grad_enabled": set_grad_enabled,
+    "_transforms_active": transforms_active,
+    "_unsafe_view": unsafe_view,
+    "_weakref": weakref.ref,
+    "_without_autocast": without_autocast,
+    "_wrong_count": wrong_count,
+    "_wrong_duplicate": wrong_duplicate,
+    "_zero_tangent": zero_tangent,
+}
+
+
+class _SourceLoader:
+    """Lets tracebacks show lines of emitted code, without a registration that would outlive it."""
+
+    def __init__(self, source: str) -> None:
+        self._source = source
+
+    def get_source(self, name: str) -> str:
+        return self._source
+
+
+def bind(
+    plan: WrapperPlan,
+    forward: Callable[..., Any],
+    backward: Callable[..., Any] | None = None,
+    *,
+    lazy_backward: Callable[[], Callable[..., Any]] | None = None,
+    observer: Observer | None = None,
+) -> BoxedCallable:
+    """Generate and return the function that the user's call ends up in.
+
+    Args:
+        plan: from :func:`.build_plan`, or read back from JSON.
+        forward: compiled graph, boxed (or not: then it is wrapped): a list of graph inputs in, a list or
+            tuple of forward outputs, saved tensors and saved SymInts out.
+        backward: compiled backward: ``[*saved symints, *saved tensors, *tangents]`` in, one gradient or ``None`` per
+            graph input out. A training plan takes either this or ``lazy_backward``.
+        lazy_backward: makes the compiled backward when it is first needed; see :class:`.LazyBackward`.
+        observer: is told about binding and about the lazy compile.
+
+    Returns:
+        A boxed callable: takes the list of the caller's flat arguments and empties it, returns the list of flat
+        outputs. Its ``source`` is the generated Python, its ``plan`` the plan. It may be called from several threads.
+    """
+    start = time.perf_counter()
+    out = Source()
+    namespace: dict[str, Any] = {**_RUNTIME, "_forward": ensure_boxed(forward)}
+    if plan.call.training:
+        namespace["_backward"] = backward_of(plan, backward, lazy_backward, observer)
+        namespace["_second_derivative"] = second_derivative_of(plan.call)
+        emit_autograd(plan.call, out)
+    emit_call(plan, out)
+    namespace.update(out.constants)
+    _execute(out.text, namespace)
+    if plan.call.training:
+        methods = {name: staticmethod(namespace[name]) for name in ("forward", "backward")}
+        namespace["_apply"] = fast_apply(type("CompiledGraph", (torch.autograd.Function,), methods))
+    call: Any = namespace["call"]
+    call._boxed_call = True
+    call.source = out.text
+    call.plan = plan
+    if observer is not None:
+        observer.event("wrappers.bind", {"seconds": time.perf_counter() - start, "source": out.text})
+    bound: BoxedCallable = call
+    return bound
+
+
+def backward_of(
+    plan: WrapperPlan,
+    backward: Callable[..., Any] | None,
+    lazy_backward: Callable[[], Callable[..., Any]] | None,
+    observer: Observer | None,
+) -> LazyBackward:
+    """The one of ``backward`` and ``lazy_backward`` that was given, in the form that both end in."""
+    if (backward is None) == (lazy_backward is None):
+        given = "neither" if backward is None else "both"
+        raise PlanError(f"a training plan is bound with either backward or lazy_backward; {given} was given")
+    if lazy_backward is not None:
+        return LazyBackward(lazy_backward, observer)
+    assert backward is not None
+    compiled = backward
+    lazy = LazyBackward(lambda: compiled)
+    lazy.get()
+    return lazy
+
+
+def _execute(source: str, namespace: dict[str, Any]) -> None:
+    name = f"aotkit_wrapper_{abs(hash(source)):x}"
+    namespace["__name__"] = name
+    namespace["__loader__"] = _SourceLoader(source)
+    exec(compile(source, f"{name}.py", "exec"), namespace)  # noqa: S102  our own text, dimensions checked by dims.py

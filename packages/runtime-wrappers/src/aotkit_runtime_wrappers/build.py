@@ -1,0 +1,165 @@
+"""Graph metadata -> :class:`.WrapperPlan`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from .contract import GraphMetadata, InputKind, MutationKind, OutputKind
+from .dims import check_symbol_name, symbols_of
+from .epilogue import mutation_operations, output_operations, returned_value
+from .errors import PlanError
+from .inputs import InputPlan
+from .operations import (
+    BindSymbol,
+    BuildBase,
+    CheckAliases,
+    CheckDuplicate,
+    CheckValue,
+    Operation,
+    Value,
+    dims_read,
+)
+from .plan import CallSpec, Return, TangentSpec, WrapperOptions, WrapperPlan
+
+__all__ = ["build_plan"]
+
+
+def build_plan(
+    metadata: GraphMetadata,
+    *,
+    input_plan: InputPlan | None = None,
+    num_saved_tensors: int = 0,
+    num_saved_symints: int = 0,
+    cloned_saved: tuple[int, ...] = (),
+    options: WrapperOptions | None = None,
+) -> WrapperPlan:
+    """Work out the operations around a captured graph.
+
+    Args:
+        metadata: of the graph over prepared (distinct) inputs.
+        input_plan: how the caller's flat arguments become graph inputs; default: one to one.
+        num_saved_tensors: how many saved tensors follow the forward outputs of the compiled forward.
+        num_saved_symints: how many saved SymInts follow those.
+        cloned_saved: positions, among the saved tensors, of those that are an input which is written back
+            after the call, or a view of one. They are copied, so that the write-back does not change them.
+        options: what to generate.
+
+    Raises:
+        PlanError: the records contradict each other.
+    """
+    options = options or WrapperOptions()
+    input_plan = input_plan or InputPlan.one_to_one(len(metadata.inputs))
+    names = input_plan.graph_input_names()
+    _check_records(metadata, names)
+    epilogue = [*mutation_operations(metadata, names), *output_operations(metadata, names, debug=options.debug)]
+    checks = _alias_checks(metadata, names) if options.check_aliasing else []
+    if options.debug:
+        checks += _input_checks(metadata, names)
+    prologue: list[Operation] = [CheckDuplicate(f"in{i}", f"in{first}") for i, first in input_plan.duplicates()]
+    prologue += [BuildBase(f"base{i}", tuple(f"in{m}" for m in b.members)) for i, b in enumerate(input_plan.bases)]
+    prologue += _bind_symbols(metadata, names, symbols_of(d for op in (*checks, *epilogue) for d in dims_read(op)))
+    return WrapperPlan(
+        num_inputs=input_plan.num_inputs,
+        prologue=(*prologue, *checks),
+        call=_call_spec(metadata, names, (num_saved_tensors, num_saved_symints), cloned_saved),
+        epilogue=tuple(epilogue),
+        returns=_returns(metadata, names, dict(input_plan.returned_inputs)),
+    )
+
+
+def _check_records(metadata: GraphMetadata, names: Sequence[Value]) -> None:
+    if len(names) != len(metadata.inputs):
+        raise PlanError(
+            f"the metadata describes {len(metadata.inputs)} graph inputs but the input plan prepares {len(names)}; "
+            "capture the graph over the prepared inputs"
+        )
+    for kind, records in (("input", metadata.inputs), ("output", metadata.outputs)):
+        wrong = [record.index for position, record in enumerate(records) if record.index != position]
+        if wrong:
+            raise PlanError(f"{kind} records must be in order of their index; found index {wrong[0]} out of place")
+    positions = [i.updated_output for i in metadata.inputs] + [o.graph_output for o in metadata.outputs]
+    positions += [t.forward_output for t in metadata.tangents]
+    for position in positions:
+        if position is not None and not 0 <= position < metadata.num_forward_outputs:
+            raise PlanError(f"forward output {position} is named but the graph has {metadata.num_forward_outputs}")
+    for position, requires_grad in enumerate(metadata.forward_requires_grad):
+        if metadata.is_training and requires_grad and all(t.forward_output != position for t in metadata.tangents):
+            raise PlanError(f"forward output {position} requires grad but the joint graph has no tangent for it")
+
+
+def _alias_checks(metadata: GraphMetadata, names: Sequence[Value]) -> list[Operation]:
+    """Look for aliases that appear only at run time. Two static inputs (parameters, buffers) keep their memory."""
+    changes = (MutationKind.DATA, MutationKind.DATA_AND_METADATA)
+    tensors = [i for i in metadata.inputs if i.kind is InputKind.TENSOR]
+    moving = tuple(names[i.index] for i in tensors if i.mutation in changes and not i.is_static)
+    others = tuple(names[i.index] for i in tensors if names[i.index] not in moving)
+    static = tuple(names[i.index] for i in tensors if i.mutation in changes and i.is_static)
+    fresh = tuple(names[i.index] for i in tensors if i.mutation not in changes and not i.is_static)
+    checks: list[Operation] = []
+    if moving and (others or len(moving) > 1):
+        checks.append(CheckAliases(moving, others, among=True))
+    if static and fresh:
+        checks.append(CheckAliases(static, fresh, among=False))
+    return checks
+
+
+def _input_checks(metadata: GraphMetadata, names: Sequence[Value]) -> list[Operation]:
+    return [
+        CheckValue(names[i.index], f"input {i.index} ({names[i.index]})", i.meta, True, True)
+        for i in metadata.inputs
+        if i.kind is InputKind.TENSOR and i.meta is not None
+    ]
+
+
+def _bind_symbols(metadata: GraphMetadata, names: Sequence[Value], wanted: set[str]) -> list[BindSymbol]:
+    bound: dict[str, BindSymbol] = {}
+    for symbol in metadata.symbols:
+        check_symbol_name(symbol.name)
+        if symbol.name in wanted and symbol.name not in bound:
+            if symbol.source not in ("int", "size", "stride", "storage_offset"):
+                raise PlanError(f"symbol {symbol.name} is read from {symbol.source!r}, which is not a known source")
+            bound[symbol.name] = BindSymbol(symbol.name, names[symbol.input_index], symbol.source, symbol.dim)
+    if wanted - bound.keys():
+        raise PlanError(f"symbols {sorted(wanted - bound.keys())} are used in the metadata but bound from no input")
+    return [bound[name] for name in sorted(bound)]
+
+
+def _call_spec(
+    metadata: GraphMetadata, names: tuple[Value, ...], saved: tuple[int, int], cloned: tuple[int, ...]
+) -> CallSpec:
+    own = {o.graph_output for o in metadata.outputs if o.kind is OutputKind.FRESH and o.graph_output is not None}
+    first_base = metadata.num_forward_outputs - len(metadata.intermediate_bases)
+    own |= set(range(first_base, metadata.num_forward_outputs))
+    training = metadata.is_training and bool(metadata.tangents) and bool(metadata.differentiable_inputs)
+    if not training:
+        if any(saved):
+            raise PlanError("an inference graph (or one with nothing to differentiate) saves nothing for a backward")
+        return CallSpec(names, metadata.num_forward_outputs, tuple(sorted(own)))
+    if any(not 0 <= position < saved[0] for position in cloned):
+        raise PlanError(f"cloned_saved {cloned} must be positions among the {saved[0]} saved tensors")
+    dims = [d for t in metadata.tangents for d in (*t.meta.sizes, *t.meta.strides)]
+    return CallSpec(
+        graph_inputs=names,
+        num_forward_outputs=metadata.num_forward_outputs,
+        own_outputs=tuple(sorted(own)),
+        training=True,
+        num_saved_tensors=saved[0],
+        num_saved_symints=saved[1],
+        cloned_saved=tuple(sorted(cloned)),
+        differentiable_inputs=tuple(sorted(metadata.differentiable_inputs)),
+        differentiable_outputs=tuple(sorted({t.forward_output for t in metadata.tangents})),
+        weak_inputs=tuple(i for i in sorted(metadata.differentiable_inputs) if not metadata.inputs[i].is_leaf),
+        tangents=tuple(TangentSpec(t.forward_output, t.meta) for t in metadata.tangents),
+        backward_symbols=tuple(_bind_symbols(metadata, names, symbols_of(dims))),
+    )
+
+
+def _returns(metadata: GraphMetadata, names: tuple[Value, ...], identities: dict[int, int]) -> tuple[Return, ...]:
+    values = []
+    for output in metadata.outputs:
+        if output.index in identities:
+            values.append(Return(value=f"in{identities[output.index]}"))
+        else:
+            value = returned_value(metadata, output, names)
+            values.append(Return(constant=output.constant) if value is None else Return(value=value))
+    return tuple(values)

@@ -1,0 +1,269 @@
+"""A wrapper plan -> the source of one straight-line Python function.
+
+Note [What emitted code looks like]
+    No loop over metadata, no dictionary, no generic closure: each operation of the plan becomes a line or
+    two over local variables of the same names. Names that start with an underscore are bound by
+    :mod:`.bind`; anything that is no plain literal (dtypes, devices, view records) is one of the ``_k0``,
+    ``_k1``, .. constants. A training graph gets two more functions, the forward and the backward of its
+    ``torch.autograd.Function`` (see :mod:`.emit_autograd`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from .dims import render, render_tuple
+from .operations import (
+    BindSymbol,
+    BuildBase,
+    BumpVersion,
+    CheckAliases,
+    CheckDuplicate,
+    CheckStrides,
+    CheckValue,
+    CopyBack,
+    MarkDynamic,
+    Operation,
+    Regenerate,
+    Restride,
+    SetGradMode,
+    Value,
+)
+from .plan import Return, WrapperPlan
+
+__all__ = ["Source", "emit_call", "guarded_call"]
+
+
+@dataclass
+class Source:
+    """Lines of Python being written, and the constants they refer to."""
+
+    lines: list[str] = field(default_factory=list)
+    constants: dict[str, Any] = field(default_factory=dict)
+
+    def add(self, text: str, indent: int = 1) -> None:
+        """Append one line."""
+        self.lines.append("    " * indent + text)
+
+    def constant(self, value: Any) -> str:
+        """Name of a constant with this value."""
+        for name, known in self.constants.items():
+            if type(known) is type(value) and known == value:
+                return name
+        name = f"_k{len(self.constants)}"
+        self.constants[name] = value
+        return name
+
+    @property
+    def text(self) -> str:
+        """The source so far."""
+        return "\n".join(self.lines) + "\n"
+
+
+def emit_call(plan: WrapperPlan, out: Source) -> None:
+    """Write ``def call(args)``: the whole call of an inference graph, or what surrounds ``_apply`` in training."""
+    call = plan.call
+    out.add("def call(args):", 0)
+    out.add(f"if len(args) != {plan.num_inputs}:")
+    out.add(f'_wrong_count("arguments", {plan.num_inputs}, len(args))', 2)
+    out.add("if _transforms_active():")
+    out.add("_refuse_transform()", 2)
+    for name in _arguments_needed(plan):
+        out.add(f"{name} = args[{name[2:]}]")
+    for operation in plan.prologue:
+        _emit_operation(operation, out)
+    box = _emit_box(plan, out)
+    (_emit_training_call if call.training else _emit_inference_call)(plan, box, out)
+    _emit_epilogue(plan.epilogue, out)
+    out.add(f"return [{', '.join(_returned(value, out) for value in plan.returns)}]")
+
+
+def _arguments_needed(plan: WrapperPlan) -> list[Value]:
+    """Arguments that have to outlive the boxed list: read by an operation, returned, or handed to autograd."""
+    needed: set[str] = set()
+    for operation in (*plan.prologue, *plan.epilogue):
+        needed |= _values_of(operation)
+    needed |= {value.value for value in plan.returns if value.value is not None}
+    if not _is_one_to_one(plan):
+        needed |= set(plan.call.graph_inputs)
+    return sorted((n for n in needed if n.startswith("in")), key=lambda n: int(n[2:]))
+
+
+def _values_of(operation: Operation) -> set[Value]:
+    match operation:
+        case CheckDuplicate(value=value, first=first):
+            return {value, first}
+        case CheckAliases(mutated=mutated, others=others):
+            return {*mutated, *others}
+        case BuildBase(members=members):
+            return set(members)
+        case CopyBack(value=value, source=source):
+            return {value, source}
+        case Regenerate(base=base):
+            return {base}
+        case SetGradMode():
+            return set()
+    return {operation.value}
+
+
+def _is_one_to_one(plan: WrapperPlan) -> bool:
+    return plan.call.graph_inputs == tuple(f"in{i}" for i in range(plan.num_inputs))
+
+
+def _emit_box(plan: WrapperPlan, out: Source) -> str:
+    """The list for the compiled graph: the caller's own, where arguments are graph inputs one to one."""
+    if _is_one_to_one(plan):
+        return "args"
+    out.add(f"box = [{', '.join(plan.call.graph_inputs)}]")
+    out.add("args.clear()")
+    return "box"
+
+
+def guarded_call(function: str, box: str) -> str:
+    """Expression that calls compiled code; see :func:`.runtime.without_autocast`."""
+    return f"{function}({box}) if not _autocast_enabled() else _without_autocast({function}, {box})"
+
+
+def _emit_inference_call(plan: WrapperPlan, box: str, out: Source) -> None:
+    call = plan.call
+    out.add("grad = _is_grad_enabled()")
+    out.add("if grad:")
+    out.add("_set_grad_enabled(False)", 2)
+    out.add("try:")
+    out.add(f"result = {guarded_call('_forward', box)}", 2)
+    emit_unpack(call.num_forward_outputs, call.num_forward_outputs, out, 2)
+    for position in call.own_outputs:
+        out.add(f"if fw{position}._is_view():", 2)
+        out.add(f"fw{position} = _unsafe_view(fw{position})", 3)
+    out.add("finally:")
+    out.add("if grad:", 2)
+    out.add("_set_grad_enabled(True)", 3)
+
+
+def emit_unpack(expected: int, named: int, out: Source, indent: int) -> None:
+    """Check the length of ``result`` and give names to the first ``named`` of its values."""
+    out.add(f"if len(result) != {expected}:", indent)
+    out.add(f'_wrong_count("forward results", {expected}, len(result))', indent + 1)
+    if named:
+        values = ", ".join(f"fw{i}" for i in range(named))
+        out.add(f"[{values}] = result" + ("" if named == expected else f"[:{named}]"), indent)
+
+
+def _emit_training_call(plan: WrapperPlan, box: str, out: Source) -> None:
+    call = plan.call
+    inputs = ", ".join(f"{box}[{i}]" for i in call.differentiable_inputs)
+    results = ", ".join(f"fw{i}" for i in call.differentiable_outputs)
+    out.add(f"{results} = _apply({box}, {inputs})")
+    plain = [f"fw{i}" for i in range(call.num_forward_outputs) if i not in call.differentiable_outputs]
+    if plain:
+        out.add(f"[{', '.join(plain)}] = {box}")
+        out.add(f"{box}.clear()")
+
+
+def _emit_epilogue(operations: Sequence[Operation], out: Source) -> None:
+    """Operations in order; those without grad mode that follow each other share one switch."""
+    index = 0
+    while index < len(operations):
+        end = index
+        while end < len(operations) and _needs_no_grad(operations[end]):
+            end += 1
+        if end == index:
+            _emit_operation(operations[index], out)
+            index += 1
+            continue
+        out.add("grad = _is_grad_enabled()")
+        out.add("_set_grad_enabled(False)")
+        out.add("try:")
+        for operation in operations[index:end]:
+            _emit_operation(operation, out, 2)
+        out.add("finally:")
+        out.add("_set_grad_enabled(grad)", 2)
+        index = end
+
+
+def _needs_no_grad(operation: Operation) -> bool:
+    return (isinstance(operation, CopyBack) and operation.mode == "no_grad") or (
+        isinstance(operation, Restride) and operation.no_grad
+    )
+
+
+def _emit_operation(operation: Operation, out: Source, indent: int = 1) -> None:
+    match operation:
+        case CheckDuplicate(value=value, first=first):
+            out.add(f"if {value} is not {first}:", indent)
+            out.add(f'_wrong_duplicate("{value}", "{first}")', indent + 1)
+        case CheckAliases(mutated=mutated, others=others, among=among):
+            names = f'{among}, "{" ".join(mutated)}", "{" ".join(others)}"'
+            out.add(f"_refuse_new_aliases({_tuple(mutated)}, {_tuple(others)}, {names})", indent)
+        case BindSymbol():
+            out.add(f"{operation.symbol} = {read_symbol(operation, operation.value)}", indent)
+        case BuildBase(base=base, members=members):
+            out.add(f"{base} = _base_of({', '.join(members)})", indent)
+        case CheckStrides(value=value, strides=strides):
+            out.add(f"if {value}.stride() != {render_tuple(strides)}:", indent)
+            out.add(f'_check_strides({value}, "{value}", {render_tuple(strides)})', indent + 1)
+        case CheckValue():
+            _emit_check_value(operation, out, indent)
+        case Restride(value=value, view=view):
+            offset = _offset(value, view.offset_delta)
+            out.add(f"{value}.as_strided_({render_tuple(view.sizes)}, {render_tuple(view.strides)}, {offset})", indent)
+        case CopyBack(value=value, source=source, mode=mode):
+            out.add(f"{value}{'.detach()' if mode == 'detached' else ''}.copy_({source})", indent)
+        case BumpVersion(value=value):
+            out.add(f"_increment_version(({value},))", indent)
+        case Regenerate():
+            _emit_regenerate(operation, out, indent)
+        case MarkDynamic(value=value, dims=dims):
+            out.add(f"_mark_dynamic({value}, {dims})", indent)
+        case SetGradMode(enabled=enabled):
+            out.add(f"_set_grad_enabled({enabled})", indent)
+
+
+def read_symbol(operation: BindSymbol, value: str) -> str:
+    """Expression that reads a symbol from ``value``."""
+    return value if operation.source == "int" else f"{value}.{operation.source}({'' if operation.dim is None else operation.dim})"
+
+
+def _emit_check_value(operation: CheckValue, out: Source, indent: int) -> None:
+    meta = operation.meta
+    strides = render_tuple(meta.strides) if operation.check_strides else "None"
+    requires_grad = meta.requires_grad if operation.check_requires_grad else None
+    known = f"{render_tuple(meta.sizes)}, {strides}, {meta.dtype!r}, {meta.device!r}, {requires_grad}"
+    out.add(f"_check_value({operation.value}, {operation.what!r}, {known})", indent)
+
+
+def _emit_regenerate(operation: Regenerate, out: Source, indent: int) -> None:
+    view = operation.view
+    base = f"{operation.base}.detach()" if operation.detach else operation.base
+    sizes, strides = render_tuple(view.sizes), render_tuple(view.strides)
+    if operation.base_dtype != view.dtype:
+        made = f"_regenerate({base}, {out.constant(view)}, {sizes}, {strides}, {render(view.offset_delta)})"
+    elif operation.method == "view":
+        made = f"{base}.view({sizes})"
+    elif operation.method == "permute":
+        made = f"{base}.permute({operation.permutation})"
+    else:
+        made = f"{base}.as_strided({sizes}, {strides}, {_offset(operation.base, view.offset_delta)})"
+    out.add(f"{operation.result} = {made}", indent)
+    if operation.set_requires_grad:
+        out.add(f"{operation.result}.requires_grad_(True)", indent)
+
+
+def _offset(base: Value, delta: int | str) -> str:
+    return f"{base}.storage_offset()" if delta == 0 else f"{base}.storage_offset() + {render(delta)}"
+
+
+def _returned(value: Return, out: Source) -> str:
+    if value.value is not None:
+        return value.value
+    constant = value.constant
+    if isinstance(constant, float) and not math.isfinite(constant):
+        return out.constant(constant)
+    return repr(constant)
+
+
+def _tuple(values: Sequence[str]) -> str:
+    return f"({', '.join(values)}{',' if len(values) == 1 else ''})"

@@ -1,0 +1,110 @@
+"""A wrapper plan of a training graph -> the forward and backward of its ``torch.autograd.Function``.
+
+Note [What goes through autograd]
+    ``_apply`` is given the list of all graph inputs as one opaque argument, and after it only the inputs
+    that get a gradient; of the forward outputs only the differentiable ones come back as its results, the
+    others are left in the list. So autograd wraps and marks nothing that it has no use for, and no output
+    has to be marked non-differentiable.
+
+Note [Tangents]
+    ``set_materialize_grads(False)``: an output that the loss does not depend on arrives as ``None``. It
+    becomes zeros only where the compiled backward is run, and not at all if every tangent is ``None``. A
+    tangent is used as it comes if it has the strides that the backward was compiled for and is a plain
+    tensor; else :func:`.runtime.coerce_tangent` takes care of it.
+"""
+
+from __future__ import annotations
+
+from ._torch_compat import dtype_from_name
+from .dims import render_tuple
+from .emit import Source, emit_unpack, guarded_call, read_symbol
+from .plan import CallSpec, TangentSpec
+
+__all__ = ["emit_autograd"]
+
+
+def emit_autograd(call: CallSpec, out: Source) -> None:
+    """Write ``def forward(ctx, box, ..)`` and ``def backward(ctx, ..)``."""
+    _emit_forward(call, out)
+    out.lines.append("")
+    _emit_backward(call, out)
+    out.lines.append("")
+
+
+def _emit_forward(call: CallSpec, out: Source) -> None:
+    num_forward, num_tensors = call.num_forward_outputs, call.num_saved_tensors
+    inputs = ", ".join(f"g{i}" for i in call.differentiable_inputs)
+    out.add(f"def forward(ctx, box, {inputs}):", 0)
+    for binding in call.backward_symbols:
+        position = call.graph_inputs.index(binding.value)
+        out.add(f"{binding.symbol} = {read_symbol(binding, f'box[{position}]')}")
+    if call.weak_inputs:
+        out.add(f"ctx.weak_inputs = [{', '.join(f'_weakref(g{i})' for i in call.weak_inputs)}]")
+    out.add(f"result = {guarded_call('_forward', 'box')}")
+    emit_unpack(num_forward + num_tensors + call.num_saved_symints, num_forward, out, 1)
+    if call.own_outputs:
+        out.add(f"if {' or '.join(f'fw{i}._is_view()' for i in call.own_outputs)}:")
+        out.add(f"result = _own_outputs(result, {call.own_outputs}, {num_forward}, {num_forward + num_tensors})", 2)
+        out.add(f"[{', '.join(f'fw{i}' for i in range(num_forward))}] = result[:{num_forward}]", 2)
+    if num_tensors:
+        out.add(f"ctx.save_for_backward({_saved_tensors(call)})")
+    if call.num_saved_symints:
+        out.add(f"ctx.symints = result[{num_forward + num_tensors}:]")
+    if call.backward_symbols:
+        out.add(f"ctx.symbols = [{', '.join(b.symbol for b in call.backward_symbols)}]")
+    out.add("ctx.set_materialize_grads(False)")
+    plain = [f"fw{i}" for i in range(num_forward) if i not in call.differentiable_outputs]
+    out.add(f"box[:] = [{', '.join(plain)}]")
+    out.add(f"return {', '.join(f'fw{i}' for i in call.differentiable_outputs)}")
+
+
+def _saved_tensors(call: CallSpec) -> str:
+    first, end = call.num_forward_outputs, call.num_forward_outputs + call.num_saved_tensors
+    parts, start = [], first
+    for position in call.cloned_saved:
+        if first + position > start:
+            parts.append(f"*result[{start}:{first + position}]")
+        parts.append(f"_clone_exact(result[{first + position}])")
+        start = first + position + 1
+    if start < end:
+        parts.append(f"*result[{start}:{end}]")
+    return ", ".join(parts)
+
+
+def _emit_backward(call: CallSpec, out: Source) -> None:
+    count = len(call.differentiable_inputs)
+    tangents = [f"tg{i}" for i in call.differentiable_outputs]
+    out.add(f"def backward(ctx, {', '.join(tangents)}):", 0)
+    out.add(f"if {' and '.join(f'{t} is None' for t in tangents)}:")
+    out.add(f"return {', '.join(['None'] * (count + 1))}", 2)
+    out.add("run = _backward.compiled or _backward.get()")
+    if call.backward_symbols:
+        out.add(f"[{', '.join(b.symbol for b in call.backward_symbols)}] = ctx.symbols")
+    for tangent in call.tangents:
+        _emit_tangent(tangent, len(call.tangents) > 1, out)
+    parts = ["*ctx.symints"] if call.num_saved_symints else []
+    parts += ["*ctx.saved_tensors"] if call.num_saved_tensors else []
+    out.add(f"box = [{', '.join(parts + [f'tg{t.forward_output}' for t in call.tangents])}]")
+    if call.num_saved_tensors:
+        out.add("ctx.maybe_clear_saved_tensors()")
+    out.add("if _is_grad_enabled():")
+    out.add(f"return _second_derivative(ctx, run, box, [{', '.join(tangents)}])", 2)
+    out.add(f"del {', '.join(tangents)}")
+    out.add(f"grads = {guarded_call('run', 'box')}")
+    out.add(f"if len(grads) != {len(call.graph_inputs)}:")
+    out.add(f'_wrong_count("gradients", {len(call.graph_inputs)}, len(grads))', 2)
+    out.add(f"return None, {', '.join(f'grads[{i}]' for i in call.differentiable_inputs)}")
+
+
+def _emit_tangent(tangent: TangentSpec, may_be_none: bool, out: Source) -> None:
+    position, meta = tangent.forward_output, tangent.meta
+    name, sizes, strides = f"tg{position}", render_tuple(meta.sizes), render_tuple(meta.strides)
+    traced = dtype_from_name(meta.dtype)
+    dtype = out.constant(traced) if may_be_none else ""
+    unusual = f"{name}.stride() != {strides} or type({name}) is not _Tensor or {name}.is_neg()"
+    unusual += f" or {name}._is_zerotensor()" + (f" or {name}.is_conj()" if traced.is_complex else "")
+    if may_be_none:
+        out.add(f"if {name} is None:")
+        out.add(f"{name} = _zero_tangent({sizes}, {strides}, {dtype}, {meta.device!r})", 2)
+    out.add(f"{'elif' if may_be_none else 'if'} {unusual}:")
+    out.add(f"{name} = _coerce_tangent({name}, {position}, {sizes}, {strides})", 2)

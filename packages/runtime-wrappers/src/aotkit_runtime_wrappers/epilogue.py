@@ -1,0 +1,259 @@
+"""Records of mutated inputs and of outputs -> the operations after the call.
+
+Note [Order of the epilogue]
+    Mutations come first, because views of an input are taken of the tensor as the caller gets it back. Then
+    outputs, a view of another output after that output. Grad mode changes last: everything before runs in
+    the caller's grad mode, in which autograd records the write-backs as it would have in eager.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from .contract import (
+    GraphMetadata,
+    InputInfo,
+    InputKind,
+    MutationKind,
+    OutputInfo,
+    OutputKind,
+    TensorMeta,
+    ViewSpec,
+)
+from .errors import PlanError
+from .operations import (
+    BumpVersion,
+    CheckStrides,
+    CheckValue,
+    CopyBack,
+    CopyMode,
+    MarkDynamic,
+    Operation,
+    Regenerate,
+    Restride,
+    SetGradMode,
+    Value,
+    ViewMethod,
+)
+
+__all__ = ["mutation_operations", "output_operations", "returned_value"]
+
+_ALIASES = (OutputKind.ALIAS_OF_INPUT, OutputKind.ALIAS_OF_INTERMEDIATE, OutputKind.ALIAS_OF_OUTPUT)
+_CHANGES_DATA = (MutationKind.DATA, MutationKind.DATA_AND_METADATA)
+_CHANGES_METADATA = (MutationKind.METADATA, MutationKind.DATA_AND_METADATA)
+
+
+def mutation_operations(metadata: GraphMetadata, names: Sequence[Value]) -> list[Operation]:
+    """What the caller's tensors have to be given after the call."""
+    operations: list[Operation] = []
+    for info in metadata.inputs:
+        operations += _mutation(info, names[info.index])
+    return operations
+
+
+def _mutation(info: InputInfo, value: Value) -> list[Operation]:
+    operations: list[Operation] = []
+    if info.mutation is MutationKind.NONE:
+        return operations
+    if info.kind is not InputKind.TENSOR:
+        raise PlanError(f"input {info.index} is a {info.kind.value} and cannot be mutated")
+    if info.mutation in _CHANGES_METADATA:
+        if info.new_view is None:
+            raise PlanError(f"input {info.index} has a metadata mutation but no new_view to give the caller's tensor")
+        operations.append(Restride(value, info.new_view, no_grad=info.mutation_under_no_grad))
+    if info.mutation in _CHANGES_DATA:
+        if info.updated_output is not None:
+            operations.append(CopyBack(value, f"fw{info.updated_output}", _copy_mode(info)))
+        elif not info.mutation_hidden_from_autograd:
+            operations.append(BumpVersion(value))
+    return operations
+
+
+def _copy_mode(info: InputInfo) -> CopyMode:
+    if info.mutation_hidden_from_autograd:
+        return "detached"
+    return "no_grad" if info.mutation_under_no_grad else "autograd"
+
+
+def output_operations(metadata: GraphMetadata, names: Sequence[Value], *, debug: bool) -> list[Operation]:
+    """Views regenerated, dynamic dimensions marked, grad mode set; see Note [Order of the epilogue]."""
+    operations: list[Operation] = []
+    checked: set[Value] = set()
+    for output in _bases_before_views(metadata):
+        if output.kind in _ALIASES:
+            regenerate = _regenerate(metadata, output, names)
+            if regenerate.base.startswith("fw") and regenerate.method == "as_strided":
+                strides = _base_meta(metadata, output)
+                if strides is not None and regenerate.base not in checked:
+                    operations.append(CheckStrides(regenerate.base, strides.strides))
+                    checked.add(regenerate.base)
+            operations.append(regenerate)
+        value = returned_value(metadata, output, names)
+        if output.dynamic_dims and value is not None:
+            operations.append(MarkDynamic(value, output.dynamic_dims))
+        if debug and value is not None and output.meta is not None:
+            operations.append(_output_check(value, output, output.meta))
+    for effect in metadata.effects:
+        if effect.kind != "grad_mode":
+            raise PlanError(f"effect {effect.kind!r} is not known to the run-time wrappers; only 'grad_mode' is")
+        operations.append(SetGradMode(bool(effect.value)))
+    return operations
+
+
+def returned_value(metadata: GraphMetadata, output: OutputInfo, names: Sequence[Value]) -> Value | None:
+    """Name of the value that the caller gets for ``output``; ``None`` for a constant."""
+    match output.kind:
+        case OutputKind.FRESH | OutputKind.SYMINT:
+            if output.graph_output is None:
+                raise PlanError(f"output {output.index} is {output.kind.value} but has no graph_output")
+            return f"fw{output.graph_output}"
+        case OutputKind.INPUT:
+            return names[_base_index(output, len(names))]
+        case OutputKind.CONSTANT:
+            return None
+    return f"out{output.index}"
+
+
+def _output_check(value: Value, output: OutputInfo, meta: TensorMeta) -> CheckValue:
+    grad = output.kind is not OutputKind.INPUT
+    return CheckValue(value, f"output {output.index} ({output.kind.value})", meta, True, grad)
+
+
+def _base_index(output: OutputInfo, count: int) -> int:
+    if output.base is None or not 0 <= output.base < count:
+        raise PlanError(f"output {output.index} is {output.kind.value} of number {output.base}, of which there are {count}")
+    return output.base
+
+
+def _bases_before_views(metadata: GraphMetadata) -> list[OutputInfo]:
+    """Outputs in an order where a view of another output comes after it."""
+    ordered: list[OutputInfo] = []
+    waiting = list(metadata.outputs)
+    done: set[int] = set()
+    while waiting:
+        ready = [o for o in waiting if o.kind is not OutputKind.ALIAS_OF_OUTPUT or o.base in done]
+        if not ready:
+            raise PlanError(f"outputs {[o.index for o in waiting]} are views of each other; one has to be a base")
+        ordered += ready
+        done |= {o.index for o in ready}
+        waiting = [o for o in waiting if o.index not in done]
+    return ordered
+
+
+def _base_meta(metadata: GraphMetadata, output: OutputInfo) -> TensorMeta | None:
+    """Metadata of the tensor that ``output`` is a view of, as the caller gets it; ``None`` if not known."""
+    match output.kind:
+        case OutputKind.ALIAS_OF_INPUT:
+            info = metadata.inputs[_base_index(output, len(metadata.inputs))]
+            return None if info.mutation in _CHANGES_METADATA else info.meta
+        case OutputKind.ALIAS_OF_INTERMEDIATE:
+            return metadata.intermediate_bases[_base_index(output, len(metadata.intermediate_bases))]
+    return metadata.outputs[_base_index(output, len(metadata.outputs))].meta
+
+
+def _base_value(metadata: GraphMetadata, output: OutputInfo, names: Sequence[Value]) -> Value:
+    match output.kind:
+        case OutputKind.ALIAS_OF_INPUT:
+            return names[_base_index(output, len(names))]
+        case OutputKind.ALIAS_OF_INTERMEDIATE:
+            bases = len(metadata.intermediate_bases)
+            return f"fw{metadata.num_forward_outputs - bases + _base_index(output, bases)}"
+    value = returned_value(metadata, metadata.outputs[_base_index(output, len(metadata.outputs))], names)
+    if value is None:
+        raise PlanError(f"output {output.index} is a view of output {output.base}, which is a constant")
+    return value
+
+
+def _regenerate(metadata: GraphMetadata, output: OutputInfo, names: Sequence[Value]) -> Regenerate:
+    view = output.view
+    if view is None:
+        raise PlanError(f"output {output.index} is {output.kind.value} but has no view")
+    base = _base_value(metadata, output, names)
+    meta = _base_meta(metadata, output)
+    base_requires_grad = _base_requires_grad(metadata, output)
+    method, permutation = ("as_strided", ()) if meta is None else view_method(meta, view)
+    return Regenerate(
+        result=f"out{output.index}",
+        base=base,
+        view=view,
+        base_dtype=_base_dtype(metadata, output) or view.dtype,
+        method=method,
+        permutation=permutation,
+        detach=base_requires_grad and not view.requires_grad,
+        set_requires_grad=view.requires_grad and not base_requires_grad,
+    )
+
+
+def _base_dtype(metadata: GraphMetadata, output: OutputInfo) -> str | None:
+    if output.kind is OutputKind.ALIAS_OF_INPUT:
+        meta = metadata.inputs[_base_index(output, len(metadata.inputs))].meta
+    else:
+        meta = _base_meta(metadata, output)
+    return None if meta is None else meta.dtype
+
+
+def _base_requires_grad(metadata: GraphMetadata, output: OutputInfo) -> bool:
+    """Whether the base takes part in autograd at the time the view is taken of it."""
+    match output.kind:
+        case OutputKind.ALIAS_OF_INPUT:
+            info = metadata.inputs[_base_index(output, len(metadata.inputs))]
+            written = info.updated_output
+            # A buffer that was given a value with a history has one itself afterwards.
+            gains = (
+                written is not None
+                and metadata.is_training
+                and not info.mutation_hidden_from_autograd
+                and not info.mutation_under_no_grad
+                and _is_differentiable(metadata, written)
+            )
+            return gains or (info.meta is not None and info.meta.requires_grad)
+        case OutputKind.ALIAS_OF_INTERMEDIATE:
+            position = metadata.num_forward_outputs - len(metadata.intermediate_bases) + (output.base or 0)
+            return metadata.is_training and _is_differentiable(metadata, position)
+    base = metadata.outputs[_base_index(output, len(metadata.outputs))]
+    if base.kind is OutputKind.FRESH and base.graph_output is not None:
+        return metadata.is_training and _is_differentiable(metadata, base.graph_output)
+    known = base.view if base.view is not None else base.meta
+    return known is not None and known.requires_grad
+
+
+def _is_differentiable(metadata: GraphMetadata, position: int) -> bool:
+    return any(t.forward_output == position for t in metadata.tangents)
+
+
+def view_method(base: TensorMeta, view: ViewSpec) -> tuple[ViewMethod, tuple[int, ...]]:
+    """The plainest way to take ``view`` of ``base``.
+
+    ``view`` and ``permute`` have a cheaper backward than ``as_strided``, which scatters. Everything with
+    symbols, another dtype, an offset or a gap stays with ``as_strided``.
+    """
+    dims = (*base.sizes, *base.strides, *view.sizes, *view.strides, view.offset_delta)
+    if base.dtype != view.dtype or view.offset_delta != 0 or not all(isinstance(d, int) for d in dims):
+        return "as_strided", ()
+    base_sizes, view_sizes = [int(s) for s in base.sizes], [int(s) for s in view.sizes]
+    if list(base.strides) == _contiguous(base_sizes) and list(view.strides) == _contiguous(view_sizes):
+        if _product(base_sizes) == _product(view_sizes) > 0:
+            return "view", ()
+        return "as_strided", ()
+    if len(base_sizes) != len(view_sizes) or len(set(base.strides)) != len(base_sizes):
+        return "as_strided", ()  # equal strides leave the order of dimensions open
+    position = {(s, t): i for i, (s, t) in enumerate(zip(base.sizes, base.strides, strict=True))}
+    order = [position.get(pair) for pair in zip(view.sizes, view.strides, strict=True)]
+    if all(p is not None for p in order) and len(set(order)) == len(order):
+        return "permute", tuple(p for p in order if p is not None)
+    return "as_strided", ()
+
+
+def _contiguous(sizes: list[int]) -> list[int]:
+    strides, step = [], 1
+    for size in reversed(sizes):
+        strides.append(step)
+        step *= max(size, 1)
+    return strides[::-1]
+
+
+def _product(sizes: list[int]) -> int:
+    product = 1
+    for size in sizes:
+        product *= size
+    return product

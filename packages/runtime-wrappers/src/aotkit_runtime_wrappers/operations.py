@@ -1,0 +1,266 @@
+"""The operations of a wrapper plan: small frozen records over named values.
+
+Note [A plan is a small register program]
+    Values have names: ``in3`` is the caller's argument 3, ``base0`` a synthetic base, ``fw2`` forward
+    output 2 of the compiled graph, ``out1`` the caller's output 1, and symbols keep their own names. Each
+    operation reads and writes such names, so a plan prints as a program, :mod:`.emit` turns each operation
+    into a line or two of Python with the same names as local variables, and :mod:`.interpret` runs the
+    operations one by one over a dictionary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any, Literal
+
+from .contract import Dim, TensorMeta, ViewSpec
+from .errors import PlanError
+
+__all__ = [
+    "BindSymbol",
+    "BuildBase",
+    "BumpVersion",
+    "CheckAliases",
+    "CheckDuplicate",
+    "CheckStrides",
+    "CheckValue",
+    "CopyBack",
+    "MarkDynamic",
+    "Operation",
+    "Regenerate",
+    "Restride",
+    "SetGradMode",
+    "decode",
+    "encode",
+]
+
+Value = str
+"""Name of a value; see Note [A plan is a small register program]."""
+
+CopyMode = Literal["autograd", "no_grad", "detached"]
+ViewMethod = Literal["as_strided", "view", "permute"]
+
+
+@dataclass(frozen=True, slots=True)
+class CheckDuplicate:
+    """``value`` was the same object as ``first`` while tracing, so it has to be now."""
+
+    value: Value
+    first: Value
+
+    def __str__(self) -> str:
+        return f"check {self.value} is {self.first}"
+
+
+@dataclass(frozen=True, slots=True)
+class CheckAliases:
+    """No tensor of ``mutated`` may share memory with one of ``others``, nor, if ``among``, with another of its own."""
+
+    mutated: tuple[Value, ...]
+    others: tuple[Value, ...]
+    among: bool = True
+
+    def __str__(self) -> str:
+        against = [*self.others, *(["each other"] if self.among else [])]
+        return f"check no overlap of {', '.join(self.mutated)} with {', '.join(against)}"
+
+
+@dataclass(frozen=True, slots=True)
+class CheckValue:
+    """Debug mode: ``value`` agrees with ``meta``. ``what`` names it in the error. Strides are compared on demand."""
+
+    value: Value
+    what: str
+    meta: TensorMeta
+    check_strides: bool = True
+    check_requires_grad: bool = False
+
+    def __str__(self) -> str:
+        return f"check {self.value} against {self.meta}"
+
+
+@dataclass(frozen=True, slots=True)
+class BindSymbol:
+    """``symbol`` is a SymInt input or a size, stride or the offset of a tensor input."""
+
+    symbol: Value
+    value: Value
+    source: str
+    dim: int | None = None
+
+    def __str__(self) -> str:
+        read = self.value if self.source == "int" else f"{self.value}.{self.source}({'' if self.dim is None else self.dim})"
+        return f"{self.symbol} = {read}"
+
+
+@dataclass(frozen=True, slots=True)
+class BuildBase:
+    """``base`` covers the storage that ``members`` share: their common ``_base``, or a flat tensor over the storage."""
+
+    base: Value
+    members: tuple[Value, ...]
+
+    def __str__(self) -> str:
+        return f"{self.base} = base of {', '.join(self.members)}"
+
+
+@dataclass(frozen=True, slots=True)
+class CheckStrides:
+    """``value``, computed by the compiled graph, has the strides that views of it are going to be taken by."""
+
+    value: Value
+    strides: tuple[Dim, ...]
+
+    def __str__(self) -> str:
+        return f"check {self.value} has strides ({', '.join(map(str, self.strides))})"
+
+
+@dataclass(frozen=True, slots=True)
+class Restride:
+    """Metadata mutation: the caller's tensor takes the sizes and strides of ``view``, in place."""
+
+    value: Value
+    view: ViewSpec
+    no_grad: bool = False
+
+    def __str__(self) -> str:
+        suffix = " under no_grad" if self.no_grad else ""
+        return f"{self.value}.as_strided_({_geometry(self.view)}){suffix}"
+
+
+@dataclass(frozen=True, slots=True)
+class CopyBack:
+    """Data mutation: ``source`` is the new value of the caller's tensor ``value``."""
+
+    value: Value
+    source: Value
+    mode: CopyMode = "autograd"
+
+    def __str__(self) -> str:
+        target = f"{self.value}.detach()" if self.mode == "detached" else self.value
+        return f"{target}.copy_({self.source})" + (" under no_grad" if self.mode == "no_grad" else "")
+
+
+@dataclass(frozen=True, slots=True)
+class BumpVersion:
+    """The compiled graph itself wrote into ``value``; autograd has to know."""
+
+    value: Value
+
+    def __str__(self) -> str:
+        return f"increment version of {self.value}"
+
+
+@dataclass(frozen=True, slots=True)
+class Regenerate:
+    """``result`` is a view of ``base`` as ``view`` says, made by ``method``.
+
+    ``permutation`` belongs to ``permute``. ``detach``: the result takes no part in autograd though the base
+    does. ``set_requires_grad``: the other way round.
+    """
+
+    result: Value
+    base: Value
+    view: ViewSpec
+    base_dtype: str
+    method: ViewMethod = "as_strided"
+    permutation: tuple[int, ...] = ()
+    detach: bool = False
+    set_requires_grad: bool = False
+
+    def __str__(self) -> str:
+        base = f"{self.base}.detach()" if self.detach else self.base
+        if self.base_dtype != self.view.dtype:
+            base += f" as {self.view.dtype}"
+        shown = {"view": str(self.view.sizes), "permute": str(self.permutation)}.get(self.method, _geometry(self.view))
+        return f"{self.result} = {base}.{self.method}({shown})" + (", requires grad" if self.set_requires_grad else "")
+
+
+@dataclass(frozen=True, slots=True)
+class MarkDynamic:
+    """Tell the frontend which dimensions of an output vary, as it was told about the inputs."""
+
+    value: Value
+    dims: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return f"mark dims {self.dims} of {self.value} dynamic"
+
+
+@dataclass(frozen=True, slots=True)
+class SetGradMode:
+    """The traced function leaves grad mode like this."""
+
+    enabled: bool
+
+    def __str__(self) -> str:
+        return f"grad mode = {self.enabled}"
+
+
+Operation = (
+    CheckDuplicate
+    | CheckAliases
+    | CheckValue
+    | BindSymbol
+    | BuildBase
+    | CheckStrides
+    | Restride
+    | CopyBack
+    | BumpVersion
+    | Regenerate
+    | MarkDynamic
+    | SetGradMode
+)
+
+_OPERATIONS: tuple[type[Any], ...] = Operation.__args__
+
+
+def _geometry(view: ViewSpec) -> str:
+    sizes = ", ".join(map(str, view.sizes))
+    strides = ", ".join(map(str, view.strides))
+    return f"sizes=({sizes}), strides=({strides}), offset+{view.offset_delta}"
+
+
+def encode(record: Any) -> Any:
+    """Plain JSON values of a record, a tuple of records, or a scalar."""
+    if is_dataclass(record) and not isinstance(record, type):
+        return {"record": type(record).__name__, **{f.name: encode(getattr(record, f.name)) for f in fields(record)}}
+    if isinstance(record, tuple):
+        return [encode(item) for item in record]
+    if record is None or isinstance(record, bool | int | float | str):
+        return record
+    raise PlanError(f"{type(record).__name__} has no JSON form in a wrapper plan")
+
+
+def decode(raw: Any, extra: Mapping[str, type[Any]] | None = None) -> Any:
+    """The inverse of :func:`encode`; ``extra`` are record types beside the operations."""
+    known = {cls.__name__: cls for cls in (*_OPERATIONS, ViewSpec, TensorMeta)} | dict(extra or {})
+    return _decode(raw, known)
+
+
+def _decode(raw: Any, known: Mapping[str, type[Any]]) -> Any:
+    if isinstance(raw, list):
+        return tuple(_decode(item, known) for item in raw)
+    if not isinstance(raw, dict):
+        return raw
+    name = raw.get("record")
+    if name not in known:
+        raise PlanError(f"a stored wrapper plan names the record {name!r}, which this release does not know")
+    values = {key: _decode(value, known) for key, value in raw.items() if key != "record"}
+    try:
+        return known[name](**values)
+    except TypeError as error:
+        raise PlanError(f"a stored {name} does not have the fields of this release: {error}") from error
+
+
+def dims_read(operation: Operation) -> tuple[Dim, ...]:
+    """Dimensions whose symbols have to be bound before ``operation`` runs."""
+    match operation:
+        case Restride(view=view) | Regenerate(view=view):
+            return (*view.sizes, *view.strides, view.offset_delta)
+        case CheckStrides(strides=strides):
+            return strides
+        case CheckValue(meta=meta):
+            return (*meta.sizes, *(meta.strides if operation.check_strides else ()))
+    return ()

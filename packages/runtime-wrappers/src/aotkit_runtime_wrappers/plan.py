@@ -1,0 +1,120 @@
+"""The product of this package as data: what happens before, at and after the call of a compiled graph."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+from .contract import TensorMeta
+from .errors import PlanError
+from .operations import BindSymbol, Operation, Value, decode, encode
+
+__all__ = ["CallSpec", "Return", "TangentSpec", "WrapperOptions", "WrapperPlan"]
+
+PLAN_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class WrapperOptions:
+    """What to generate.
+
+    Attributes:
+        check_aliasing: look, at each call, whether a mutated input shares memory with another input although
+            it did not when the graph was captured. Costs nothing for graphs that mutate no input.
+        debug: compare inputs, compiled outputs and results with the metadata at each call.
+    """
+
+    check_aliasing: bool = True
+    debug: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TangentSpec:
+    """One tangent of the compiled backward: its forward output, and the layout it was traced for."""
+
+    forward_output: int
+    meta: TensorMeta
+
+
+@dataclass(frozen=True, slots=True)
+class CallSpec:
+    """The compiled graph itself.
+
+    Positions count graph inputs (``graph_inputs`` names them) and forward outputs. ``own_outputs`` are handed
+    to the caller as tensors, so they must not be views of a buffer of the backend. ``weak_inputs`` are
+    differentiable inputs that are no leaves. ``cloned_saved`` are saved tensors that share memory with an
+    input that is written back after the call. ``backward_symbols`` are read in the forward for the backward.
+    """
+
+    graph_inputs: tuple[Value, ...]
+    num_forward_outputs: int
+    own_outputs: tuple[int, ...] = ()
+    training: bool = False
+    num_saved_tensors: int = 0
+    num_saved_symints: int = 0
+    cloned_saved: tuple[int, ...] = ()
+    differentiable_inputs: tuple[int, ...] = ()
+    differentiable_outputs: tuple[int, ...] = ()
+    weak_inputs: tuple[int, ...] = ()
+    tangents: tuple[TangentSpec, ...] = ()
+    backward_symbols: tuple[BindSymbol, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Return:
+    """One value that the caller gets: a named one, or a constant."""
+
+    value: Value | None = None
+    constant: None | bool | int | float | str = None
+
+    def __str__(self) -> str:
+        return self.value if self.value is not None else repr(self.constant)
+
+
+@dataclass(frozen=True, slots=True)
+class WrapperPlan:
+    """Everything about a call but the compiled code; see Note [A plan is a small register program].
+
+    ``num_inputs`` counts the caller's flat arguments, duplicates included. Compares by value, prints as a
+    program, and round-trips through JSON.
+    """
+
+    num_inputs: int
+    prologue: tuple[Operation, ...]
+    call: CallSpec
+    epilogue: tuple[Operation, ...]
+    returns: tuple[Return, ...]
+    version: int = PLAN_VERSION
+
+    def to_json(self) -> str:
+        """Canonical JSON text; ``WrapperPlan.from_json(p.to_json()) == p``."""
+        return json.dumps(encode(self), sort_keys=True)
+
+    @staticmethod
+    def from_json(text: str) -> WrapperPlan:
+        """Rebuild from :meth:`to_json`. Raises :class:`PlanError` on another version or an unknown record."""
+        raw = json.loads(text)
+        if not isinstance(raw, dict) or raw.get("version") != PLAN_VERSION:
+            found = raw.get("version") if isinstance(raw, dict) else None
+            raise PlanError(
+                f"a wrapper plan of version {found!r} cannot be read by this release, which reads version "
+                f"{PLAN_VERSION}; build it again from the graph metadata"
+            )
+        plan = decode(raw, {cls.__name__: cls for cls in (WrapperPlan, CallSpec, TangentSpec, Return)})
+        assert isinstance(plan, WrapperPlan)
+        return plan
+
+    def __str__(self) -> str:
+        call = self.call
+        outputs = [f"fw{i}" for i in range(call.num_forward_outputs)]
+        lines = [f"wrapper({', '.join(f'in{i}' for i in range(self.num_inputs))}):"]
+        lines += [f"  {operation}" for operation in self.prologue]
+        kind = "training" if call.training else "inference"
+        lines.append(f"  {', '.join(outputs) or '()'} = {kind} call({', '.join(call.graph_inputs)})")
+        if call.training:
+            lines.append(f"    saves {call.num_saved_tensors} tensors, {call.num_saved_symints} symints")
+            lines.append(f"    differentiable: inputs {call.differentiable_inputs}, outputs {call.differentiable_outputs}")
+        lines += [f"  {operation}" for operation in self.epilogue]
+        lines.append(f"  return [{', '.join(map(str, self.returns))}]")
+        return "\n".join(lines)
+

@@ -1,0 +1,200 @@
+"""Functions that emitted code calls in the cases it does not handle in line."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from ._torch_compat import disable_autocast, dtype_from_name, unsafe_view
+from .boxed import BoxedCallable
+from .contract import ViewSpec
+from .errors import AliasingChangedError, CallingConventionError, MetadataMismatchError, RuntimeWrapperError
+from .overlap import byte_range
+
+__all__ = [
+    "base_of",
+    "check_strides",
+    "clone_exact",
+    "coerce_tangent",
+    "mark_dynamic",
+    "own_outputs",
+    "refuse_transform",
+    "regenerate",
+    "without_autocast",
+    "wrong_count",
+    "wrong_duplicate",
+    "zero_tangent",
+]
+
+
+def wrong_count(what: str, expected: int, got: int) -> NoReturn:
+    """Refuse a list of the wrong length."""
+    raise CallingConventionError(f"this graph was compiled for {expected} {what}, but there are {got}")
+
+
+def wrong_duplicate(value: str, first: str) -> NoReturn:
+    """Two arguments that were one tensor while tracing are two now."""
+    raise AliasingChangedError(
+        f"arguments {value} and {first} were the same tensor when the graph was captured and are not now; "
+        "capture the function again with these arguments"
+    )
+
+
+def refuse_transform() -> NoReturn:
+    """A transform sees through Python, not through compiled code."""
+    raise RuntimeWrapperError(
+        "a compiled graph was called under a torch.func transform (vmap, grad, jvp, ...), which cannot see into it; "
+        "apply the transform to the original function and compile the result"
+    )
+
+
+def without_autocast(function: BoxedCallable, box: list[Any]) -> Any:
+    """Run compiled code, whose dtypes are fixed, where a surrounding autocast must not cast once more."""
+    with disable_autocast():
+        return function(box)
+
+
+def own_outputs(out: Sequence[Any], positions: Sequence[int], first_saved: int, end_saved: int) -> list[Any]:
+    """Forward outputs at ``positions`` as tensors of their own instead of views of a buffer of the backend.
+
+    Note [Saved tensors follow the version counter of an output]
+        A view made by the backend shares a version counter with its buffer, and with every other view of
+        it, so a saved view of an output notices when the user writes to the output. Giving the output its
+        own counter would lose that and give a wrong gradient without a word. So saved tensors over the same
+        buffer are taken anew, of the output.
+    """
+    result = list(out)
+    for position in positions:
+        output = result[position]
+        if not isinstance(output, Tensor) or not output._is_view():
+            continue
+        buffer = output._base
+        same = [i for i in range(first_saved, end_saved) if _shares(result[i], output, buffer)]
+        if any(result[i].dtype != output.dtype for i in same):
+            continue  # stays a view: correct, if less convenient for the user
+        owned = unsafe_view(output)
+        for i in same:
+            saved = result[i]
+            result[i] = (
+                owned
+                if saved is output
+                else owned.detach().as_strided(saved.size(), saved.stride(), saved.storage_offset())
+            )
+        result[position] = owned
+    return result
+
+
+def _shares(saved: Tensor, output: Tensor, buffer: Tensor | None) -> bool:
+    if saved is output:
+        return True
+    if saved is not buffer and saved._base is not buffer:
+        return False
+    (low, high), (start, end) = byte_range(saved), byte_range(output)
+    return max(low, start) < min(high, end)
+
+
+def coerce_tangent(
+    tangent: Tensor, position: int, sizes: Sequence[int], strides: Sequence[int]
+) -> Tensor:
+    """A tangent in the layout that the backward was compiled for.
+
+    Resolves lazy conjugation, negation and zeros, of which compiled code knows nothing; copies only if a stride
+    differs in a dimension of more than one element.
+    """
+    if type(tangent) is not Tensor and hasattr(tangent, "__tensor_flatten__"):
+        raise MetadataMismatchError(
+            f"the gradient of forward output {position} is a {type(tangent).__name__} where the backward was compiled "
+            "for a plain tensor; convert the gradient to a plain tensor before it reaches the compiled graph"
+        )
+    if tuple(tangent.size()) != tuple(sizes):
+        raise MetadataMismatchError(
+            f"the gradient of forward output {position} has sizes {tuple(tangent.size())}, compiled for {tuple(sizes)}"
+        )
+    if tangent._is_zerotensor():
+        return torch.empty_strided(sizes, strides, dtype=tangent.dtype, device=tangent.device).zero_()
+    tangent = tangent.resolve_neg().resolve_conj() if tangent.is_complex() else tangent.resolve_neg()
+    if _same_strides(tangent, strides):
+        return tangent if tangent.stride() == tuple(strides) else tangent.as_strided(sizes, strides)
+    copy = torch.empty_strided(sizes, strides, dtype=tangent.dtype, device=tangent.device)
+    return copy.copy_(tangent)
+
+
+def _same_strides(tensor: Tensor, strides: Sequence[int]) -> bool:
+    if tensor.numel() == 0:
+        return True
+    return all(
+        size == 1 or have == want for size, have, want in zip(tensor.size(), tensor.stride(), strides, strict=True)
+    )
+
+
+def clone_exact(saved: Tensor) -> Tensor:
+    """A copy with the very strides of ``saved``, for which the backward was compiled."""
+    copy = saved.clone()
+    if copy.stride() == saved.stride():
+        return copy
+    return torch.empty_strided(saved.size(), saved.stride(), dtype=saved.dtype, device=saved.device).copy_(saved)
+
+
+def zero_tangent(sizes: Sequence[int], strides: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """The tangent of an output that the loss does not depend on."""
+    return torch.empty_strided(sizes, strides, dtype=dtype, device=device).zero_()
+
+
+def check_strides(value: Tensor, name: str, strides: tuple[int, ...]) -> None:
+    """Views are taken of ``value`` by strides, so wrong ones would give wrong elements."""
+    if not _same_strides(value, strides):
+        raise MetadataMismatchError(
+            f"the compiled graph returned {name} with strides {value.stride()}, but the caller gets views of it that "
+            f"were worked out for strides {strides}; the compiler has to keep the strides of intermediate bases"
+        )
+
+
+def _reinterpret(base: Tensor, dtype: torch.dtype) -> Tensor:
+    """``base`` in another dtype over the same memory."""
+    if base.is_complex() and not dtype.is_complex and base.dtype.to_real() == dtype:
+        return torch.view_as_real(base)
+    return base.view(dtype)
+
+
+def regenerate(
+    base: Tensor, view: ViewSpec, sizes: tuple[int, ...], strides: tuple[int, ...], delta: int
+) -> Tensor:
+    """``view`` of ``base`` in another dtype; sizes, strides and offset evaluated, in elements of the view's dtype."""
+    dtype = dtype_from_name(view.dtype)
+    if dtype.is_complex and not base.is_complex() and dtype.to_real() == base.dtype:
+        doubled = tuple(2 * stride for stride in strides)
+        pairs = base.as_strided((*sizes, 2), (*doubled, 1), base.storage_offset() + 2 * delta)
+        return torch.view_as_complex(pairs)
+    source = _reinterpret(base, dtype)
+    return source.as_strided(sizes, strides, source.storage_offset() + delta)
+
+
+def mark_dynamic(value: Tensor, dims: Sequence[int]) -> None:
+    """Add ``dims`` to those that the frontend treats as varying, unless the user's own marking is there."""
+    known = getattr(value, "_dynamo_weak_dynamic_indices", set())
+    value._dynamo_weak_dynamic_indices = set(known) | set(dims)  # type: ignore[attr-defined]
+
+
+def base_of(*members: Tensor) -> Tensor:
+    """One tensor over all the memory that ``members`` share.
+
+    Their common ``_base`` if they have one, so that autograd reaches it; a member that is itself the base of the
+    others; else a flat tensor over the whole storage, which knows nothing of autograd.
+    """
+    roots = [m if m._base is None else m._base for m in members]
+    if all(root is roots[0] for root in roots):
+        return roots[0]
+    first = members[0]
+    if any(m.requires_grad for m in members):
+        raise AliasingChangedError(
+            "mutated inputs share a storage but are no views of one tensor as far as autograd knows, and one of them "
+            "requires grad; pass views made by torch operations of one tensor, or clones"
+        )
+    if any(m.dtype != first.dtype for m in members):
+        raise AliasingChangedError("mutated inputs share a storage under different dtypes; pass clones")
+    storage = first.untyped_storage()
+    count = storage.nbytes() // first.element_size()
+    return torch.empty(0, dtype=first.dtype, device=first.device).set_(storage, 0, (count,), (1,))
