@@ -1,5 +1,32 @@
 """Integer index expressions and what can be proven about them."""
 
 from .expr import Call, Expr, Symbol, SymbolKind, floordiv, mod, smax, smin, sym, to_expr
+from .ranges import Bounds, Ranges, bounds, prove_le, prove_lt, prove_nonnegative
+from .simplify import contiguous_strides, product, reshape_indices, simplify, strides_of
+from .sympy_bridge import UnsupportedExpression, from_symint
 
-__all__ = ["Call", "Expr", "Symbol", "SymbolKind", "floordiv", "mod", "smax", "smin", "sym", "to_expr"]
+__all__ = [
+    "Bounds",
+    "Call",
+    "Expr",
+    "Ranges",
+    "Symbol",
+    "SymbolKind",
+    "UnsupportedExpression",
+    "bounds",
+    "contiguous_strides",
+    "floordiv",
+    "from_symint",
+    "mod",
+    "product",
+    "prove_le",
+    "prove_lt",
+    "prove_nonnegative",
+    "reshape_indices",
+    "simplify",
+    "smax",
+    "smin",
+    "strides_of",
+    "sym",
+    "to_expr",
+]

@@ -3,22 +3,40 @@
 An :class:`Expr` is a sum of integer multiples of products of atoms; an atom is a :class:`Symbol` or a
 :class:`Call` of ``floordiv``, ``mod``, ``min`` or ``max``. Building one canonicalises it, so two expressions
 that expand to the same polynomial are equal and hash alike. Arithmetic is on mathematical integers, division
-rounds towards minus infinity as in Python.
+rounds towards minus infinity as in Python. Sizes are taken to be non-negative and divisors not zero.
 
 Note [Why not sympy]
     Lowering builds tens of expressions per graph node. sympy takes about 36 microseconds for each, imports in
     0.3 s and parses with ``eval``. These cover what strided addressing needs and nothing more; SymInts of the
     traced graph are converted once, where they enter.
+
+Note [Atoms are their text]
+    Symbol and Call are subclasses of ``str`` whose value is the canonical text. Products are tuples of such
+    strings and sums are tuples of (product, factor), so hashing, equality and ordering of all of them run in C
+    on cached string hashes, without an intern table, and the order of terms is the same in every process.
+    Printing is injective, which makes equal text the same as equal structure.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from enum import Enum
-from functools import cached_property
+from math import gcd
 
-__all__ = ["Atom", "Call", "Expr", "ExprLike", "Symbol", "SymbolKind", "floordiv", "mod", "smax", "smin", "sym", "to_expr"]
+__all__ = [
+    "Atom",
+    "Call",
+    "Expr",
+    "ExprLike",
+    "Symbol",
+    "SymbolKind",
+    "floordiv",
+    "mod",
+    "smax",
+    "smin",
+    "sym",
+    "to_expr",
+]
 
 
 class SymbolKind(Enum):
@@ -29,197 +47,243 @@ class SymbolKind(Enum):
     VALUE = "%"  # a computed i64 value of the kernel body (indirect addressing)
 
 
-@dataclass(frozen=True, slots=True)
-class Symbol:
-    """A named unknown."""
+class Symbol(str):
+    """A named unknown. As a string it is the sigil of its kind followed by its name."""
 
+    __slots__ = ("kind", "name")
+    kind: SymbolKind
     name: str
-    kind: SymbolKind = SymbolKind.INDEX
 
-    def __str__(self) -> str:
-        return self.kind.value + self.name
+    def __new__(cls, name: str, kind: SymbolKind = SymbolKind.INDEX) -> Symbol:
+        self = str.__new__(cls, kind.value + name)
+        self.name = name
+        self.kind = kind
+        return self
 
-
-class Call:
-    """``floordiv``, ``mod``, ``min`` or ``max`` of expressions: an atom that does not expand further."""
-
-    __slots__ = ("args", "fn", "_hash")
-
-    def __init__(self, fn: str, args: tuple[Expr, ...]) -> None:
-        self.fn = fn
-        self.args = args
-        self._hash = hash((fn, args))
-
-    def __eq__(self, other: object) -> bool:
-        return self is other or (
-            isinstance(other, Call) and self._hash == other._hash and self.fn == other.fn and self.args == other.args
-        )
-
-    def __hash__(self) -> int:
-        return self._hash
-
-    def __str__(self) -> str:
-        if self.fn == "floordiv":
-            return f"({self.args[0]})//({self.args[1]})"
-        if self.fn == "mod":
-            return f"({self.args[0]})%({self.args[1]})"
-        return f"{self.fn}({', '.join(map(str, self.args))})"
+    def __getnewargs__(self) -> tuple[str, SymbolKind]:  # type: ignore[override]
+        return self.name, self.kind
 
     def __repr__(self) -> str:
-        return f"Call({self})"
+        return f"Symbol({self!s})"
+
+
+class Call(str):
+    """``floordiv``, ``mod``, ``min`` or ``max`` of expressions: an atom that does not expand further."""
+
+    __slots__ = ("args", "fn")
+    fn: str
+    args: tuple[Expr, ...]
+
+    def __new__(cls, fn: str, args: tuple[Expr, ...]) -> Call:
+        self = str.__new__(cls, _call_text(fn, args))
+        self.fn = fn
+        self.args = args
+        return self
+
+    def __getnewargs__(self) -> tuple[str, tuple[Expr, ...]]:  # type: ignore[override]
+        return self.fn, self.args
+
+    def __repr__(self) -> str:
+        return f"Call({self!s})"
 
 
 Atom = Symbol | Call
 Monomial = tuple[Atom, ...]
-ExprLike = "Expr | int | Symbol"
+Term = tuple[Monomial, int]
 
 
 class Expr:
-    """A canonical integer expression. Immutable; compares and hashes by value."""
+    """A canonical integer expression. Immutable; compares and hashes by value.
 
-    __slots__ = ("terms", "_hash", "__dict__")
+    ``terms``: (product of atoms, factor) pairs, sorted by the products' text, a constant last.
+    """
 
-    def __init__(self, terms: tuple[tuple[Monomial, int], ...]) -> None:
-        """Use :func:`to_expr`, :func:`sym` and arithmetic instead; ``terms`` must already be canonical."""
+    __slots__ = ("_calls", "_hash", "_symbols", "_text", "terms")
+    terms: tuple[Term, ...]
+    _calls: bool
+    _hash: int | None
+    _symbols: frozenset[Symbol] | None
+    _text: str | None
+
+    def __init__(self, terms: tuple[Term, ...], calls: bool = True) -> None:
+        """Use :func:`to_expr`, :func:`sym` and arithmetic instead; ``terms`` must already be canonical.
+        ``calls`` may be false only if no term holds a :class:`Call`."""
         self.terms = terms
-        self._hash = hash(terms)
+        self._calls = calls
+        self._hash = None
+        self._symbols = None
+        self._text = None
 
     # -- queries -----------------------------------------------------------------------------------
 
     @property
     def constant(self) -> int | None:
         """The value if this is a plain integer, else ``None``."""
-        if not self.terms:
+        terms = self.terms
+        if not terms:
             return 0
-        if len(self.terms) == 1 and not self.terms[0][0]:
-            return self.terms[0][1]
+        if len(terms) == 1 and not terms[0][0]:
+            return terms[0][1]
         return None
 
     @property
     def symbol(self) -> Symbol | None:
         """The symbol if this is exactly one symbol, else ``None``."""
-        if len(self.terms) == 1 and self.terms[0][1] == 1 and len(self.terms[0][0]) == 1:
-            atom = self.terms[0][0][0]
-            return atom if isinstance(atom, Symbol) else None
-        return None
+        atom = _single_atom(self)
+        return atom if isinstance(atom, Symbol) else None
 
-    @cached_property
+    @property
     def symbols(self) -> frozenset[Symbol]:
         """Every symbol, also inside calls."""
-        found: set[Symbol] = set()
-        for monomial, _ in self.terms:
-            for atom in monomial:
-                if isinstance(atom, Symbol):
-                    found.add(atom)
-                else:
-                    for arg in atom.args:
-                        found |= arg.symbols
-        return frozenset(found)
+        if self._symbols is None:
+            found: set[Symbol] = set()
+            for monomial, _ in self.terms:
+                for atom in monomial:
+                    if isinstance(atom, Symbol):
+                        found.add(atom)
+                    else:
+                        for arg in atom.args:
+                            found |= arg.symbols
+            self._symbols = frozenset(found)
+        return self._symbols
 
     def coefficient(self, symbol: Symbol) -> Expr | None:
         """``c`` with ``self == c*symbol + rest``, rest free of the symbol; ``None`` if it is not linear in it."""
         total: dict[Monomial, int] = {}
         for monomial, factor in self.terms:
-            count = sum(atom == symbol for atom in monomial)
-            if any(isinstance(a, Call) and any(symbol in arg.symbols for arg in a.args) for a in monomial) or count > 1:
+            count = monomial.count(symbol)
+            if count > 1:
+                return None
+            if self._calls and any(
+                isinstance(a, Call) and any(symbol in arg.symbols for arg in a.args) for a in monomial
+            ):
                 return None
             if count:
-                rest = tuple(atom for atom in monomial if atom != symbol)
+                position = monomial.index(symbol)
+                rest = monomial[:position] + monomial[position + 1 :]
                 total[rest] = total.get(rest, 0) + factor
-        return _from_dict(total)
+        return _from_dict(total, self._calls)
 
     def substitute(self, env: Mapping[Symbol, Expr]) -> Expr:
         """Replace symbols, also inside calls, and canonicalise again."""
         if not env or self.symbols.isdisjoint(env):
             return self
         result: dict[Monomial, int] = {}
+        calls = False
         for monomial, factor in self.terms:
-            product = _from_dict({(): factor})
+            product = to_expr(factor)
             for atom in monomial:
                 product = product * _substitute_atom(atom, env)
+            calls = calls or product._calls
             for other, coefficient in product.terms:
                 result[other] = result.get(other, 0) + coefficient
-        return _from_dict(result)
+        return _from_dict(result, calls)
 
     def evaluate(self, env: Mapping[Symbol, int]) -> int:
-        """The value with every symbol given. Also works on anything with integer operators (tensors)."""
+        """The value with every symbol given. Raises ``KeyError`` for a missing one and ``ZeroDivisionError``."""
         total = 0
         for monomial, factor in self.terms:
             product = factor
             for atom in monomial:
-                product = product * (env[atom] if isinstance(atom, Symbol) else _evaluate_call(atom, env))
-            total = total + product
+                product *= env[atom] if isinstance(atom, Symbol) else _evaluate_call(atom, env)
+            total += product
         return total
 
     # -- arithmetic --------------------------------------------------------------------------------
 
     def __add__(self, other: Expr | int | Symbol) -> Expr:
-        other = to_expr(other)
-        if not other.terms:
+        if isinstance(other, int):
+            return _add_int(self, other)
+        if not isinstance(other, Expr):
+            other = to_expr(other)
+        left, right = self.terms, other.terms
+        if not right:
             return self
-        if not self.terms:
+        if not left:
             return other
-        total = dict(self.terms)
-        for monomial, factor in other.terms:
+        if len(right) == 1 and not right[0][0]:
+            return _add_int(self, right[0][1])
+        total = dict(left)
+        for monomial, factor in right:
             total[monomial] = total.get(monomial, 0) + factor
-        return _from_dict(total)
+        return _from_dict(total, self._calls or other._calls)
 
     __radd__ = __add__
 
     def __neg__(self) -> Expr:
-        return Expr(tuple((m, -f) for m, f in self.terms))
+        return Expr(tuple([(m, -f) for m, f in self.terms]), self._calls)
 
     def __sub__(self, other: Expr | int | Symbol) -> Expr:
-        return self + (-to_expr(other))
+        if isinstance(other, int):
+            return _add_int(self, -other)
+        return self + -to_expr(other)
 
     def __rsub__(self, other: Expr | int | Symbol) -> Expr:
-        return to_expr(other) + (-self)
+        return -self + other
 
     def __mul__(self, other: Expr | int | Symbol) -> Expr:
-        other = to_expr(other)
+        if not isinstance(other, int):
+            other = to_expr(other)
+            if len(other.terms) == 1 and not other.terms[0][0]:
+                other = other.terms[0][1]
+        if isinstance(other, int):
+            if other == 1:
+                return self
+            return Expr(tuple([(m, f * other) for m, f in self.terms]), self._calls) if other else _ZERO
         total: dict[Monomial, int] = {}
         for left, f in self.terms:
             for right, g in other.terms:
-                monomial = tuple(sorted(left + right, key=_atom_key)) if left and right else left or right
+                monomial = tuple(sorted(left + right)) if left and right else left or right
                 total[monomial] = total.get(monomial, 0) + f * g
-        return _from_dict(total)
+        return _from_dict(total, self._calls or other._calls)
 
     __rmul__ = __mul__
 
     def __floordiv__(self, other: Expr | int | Symbol) -> Expr:
-        return floordiv(self, to_expr(other))
+        return floordiv(self, other)
+
+    def __rfloordiv__(self, other: Expr | int | Symbol) -> Expr:
+        return floordiv(other, self)
 
     def __mod__(self, other: Expr | int | Symbol) -> Expr:
-        return mod(self, to_expr(other))
+        return mod(self, other)
+
+    def __rmod__(self, other: Expr | int | Symbol) -> Expr:
+        return mod(other, self)
 
     # -- identity ----------------------------------------------------------------------------------
 
     def __eq__(self, other: object) -> bool:
         if self is other:
             return True
+        if isinstance(other, Expr):
+            return self.terms == other.terms
         if isinstance(other, int):
             return self.constant == other
-        return isinstance(other, Expr) and self._hash == other._hash and self.terms == other.terms
+        return NotImplemented
 
     def __hash__(self) -> int:
+        # A constant hashes like its int, because it also equals it.
+        if self._hash is None:
+            constant = self.constant
+            self._hash = hash(self.terms if constant is None else constant)
         return self._hash
 
     def __bool__(self) -> bool:
         raise TypeError("an index expression has no truth value; compare .constant or use symbolic.ranges")
 
     def __str__(self) -> str:
-        if not self.terms:
-            return "0"
-        text = ""
-        for monomial, factor in self.terms:
-            body = "*".join(_atom_text(atom) for atom in monomial)
-            sign, size = ("-", -factor) if factor < 0 else ("+", factor)
-            piece = body if body and size == 1 else f"{size}*{body}" if body else str(size)
-            text += f" {sign} {piece}" if text else (f"-{piece}" if sign == "-" else piece)
-        return text
+        if self._text is None:
+            atom = _single_atom(self)
+            stripped = isinstance(atom, Call) and atom.fn in ("floordiv", "mod")
+            self._text = atom[1:-1] if atom is not None and stripped else _sum_text(self.terms)
+        return self._text
 
     def __repr__(self) -> str:
         return f"Expr({self})"
+
+
+ExprLike = Expr | int | Symbol
 
 
 def to_expr(value: Expr | int | Symbol) -> Expr:
@@ -227,105 +291,160 @@ def to_expr(value: Expr | int | Symbol) -> Expr:
     if isinstance(value, Expr):
         return value
     if isinstance(value, Symbol):
-        return Expr((((value,), 1),))
-    return Expr((((), int(value)),)) if value else _ZERO
+        return Expr((((value,), 1),), False)
+    if not isinstance(value, int):
+        raise TypeError(f"an index expression is made of ints, symbols and expressions, not {type(value).__name__}")
+    return Expr((((), int(value)),), False) if value else _ZERO
 
 
 def sym(name: str, kind: SymbolKind = SymbolKind.INDEX) -> Expr:
     """The expression of one symbol."""
-    return to_expr(Symbol(name, kind))
+    return Expr((((Symbol(name, kind),), 1),), False)
 
 
 def floordiv(x: Expr | int | Symbol, d: Expr | int | Symbol) -> Expr:
-    """``x // d`` rounded down. Splits off multiples of ``d`` and merges nested constant divisions."""
+    """``x // d`` rounded down. Splits off multiples of ``d``, cancels common factors and merges nested divisions."""
     x, d = to_expr(x), to_expr(d)
-    if d == 1:
+    divisor = d.constant
+    if divisor == 0:
+        raise ZeroDivisionError(f"index expression {x} divided by zero")
+    if divisor == 1 or not x.terms:
         return x
-    if x.constant == 0:
-        return _ZERO
-    if x.constant is not None and d.constant:
-        return to_expr(x.constant // d.constant)
+    if divisor is not None and x.constant is not None:
+        return to_expr(x.constant // divisor)
     quotient, rest = _split_multiples(x, d)
-    if rest.constant == 0:
+    if not rest.terms:
         return quotient
     if quotient.terms:
         return quotient + floordiv(rest, d)
-    inner = rest.terms[0][0][0] if len(rest.terms) == 1 and rest.terms[0][1] == 1 and len(rest.terms[0][0]) == 1 else None
-    if isinstance(inner, Call) and inner.fn == "floordiv":  # (x // a) // b  ->  x // (a*b)
-        return floordiv(inner.args[0], inner.args[1] * d)
-    return _call("floordiv", (rest, d))
+    common = _common_factor(x, d)
+    if common is not None:
+        return floordiv(_exact_quotient(x, common), _exact_quotient(d, common))
+    inner = _single_atom(x)
+    if isinstance(inner, Call) and inner.fn == "floordiv" and (divisor is None or divisor > 0):
+        return floordiv(inner.args[0], inner.args[1] * d)  # (x // a) // b  ->  x // (a*b)
+    return _call("floordiv", (x, d))
 
 
 def mod(x: Expr | int | Symbol, d: Expr | int | Symbol) -> Expr:
-    """``x % d`` with the sign of ``d``. Drops multiples of ``d``."""
+    """``x % d`` with the sign of ``d``. Drops multiples of ``d`` and takes out common factors."""
     x, d = to_expr(x), to_expr(d)
-    if d == 1:
+    divisor = d.constant
+    if divisor == 0:
+        raise ZeroDivisionError(f"index expression {x} modulo zero")
+    if divisor == 1:
         return _ZERO
-    if x.constant is not None and d.constant:
-        return to_expr(x.constant % d.constant)
     _, rest = _split_multiples(x, d)
-    if rest.constant == 0:
+    if not rest.terms:
         return _ZERO
-    if rest.constant is not None and d.constant:
-        return to_expr(rest.constant % d.constant)
-    if len(rest.terms) == 1 and rest.terms[0][1] == 1 and len(rest.terms[0][0]) == 1:
-        inner = rest.terms[0][0][0]
-        if isinstance(inner, Call) and inner.fn == "mod":  # (x % (k*d)) % d  ->  x % d
-            _, left = _split_multiples(inner.args[1], d)
-            if left.constant == 0:
-                return mod(inner.args[0], d)
+    if divisor is not None and rest.constant is not None:
+        return to_expr(rest.constant % divisor)
+    common = _common_factor(rest, d)
+    if common is not None:  # (g*x) % (g*d)  ->  g * (x % d)
+        return mod(_exact_quotient(rest, common), _exact_quotient(d, common)) * Expr((common,))
+    inner = _single_atom(rest)
+    if isinstance(inner, Call) and inner.fn == "mod":  # (x % (k*d)) % d  ->  x % d
+        _, left = _split_multiples(inner.args[1], d)
+        if not left.terms:
+            return mod(inner.args[0], d)
     return _call("mod", (rest, d))
 
 
 def smin(*args: Expr | int | Symbol) -> Expr:
     """The smallest of the arguments."""
-    return _min_max("min", min, args)
+    return _min_max("min", args)
 
 
 def smax(*args: Expr | int | Symbol) -> Expr:
     """The largest of the arguments."""
-    return _min_max("max", max, args)
+    return _min_max("max", args)
 
 
 # -- helpers -----------------------------------------------------------------------------------------
 
 
-def _min_max(fn: str, pick: Callable[[Iterable[int]], int], args: tuple[Expr | int | Symbol, ...]) -> Expr:
-    exprs = {to_expr(a) for a in args}
-    constants = [c for c in (e.constant for e in exprs) if c is not None]
-    rest = sorted((e for e in exprs if e.constant is None), key=str)
+def _add_int(x: Expr, value: int) -> Expr:
+    terms = x.terms
+    if not value:
+        return x
+    if terms and not terms[-1][0]:
+        value += terms[-1][1]
+        return Expr((*terms[:-1], ((), value)) if value else terms[:-1], x._calls)
+    return Expr((*terms, ((), int(value))), x._calls)
+
+
+def _single_atom(x: Expr) -> Atom | None:
+    """The atom if ``x`` is exactly one atom."""
+    terms = x.terms
+    if len(terms) == 1 and terms[0][1] == 1 and len(terms[0][0]) == 1:
+        return terms[0][0][0]
+    return None
+
+
+def _min_max(fn: str, args: Iterable[Expr | int | Symbol]) -> Expr:
+    pick = min if fn == "min" else max
+    constants: list[int] = []
+    rest: set[Expr] = set()
+    pending = [to_expr(a) for a in args]
+    if not pending:
+        raise TypeError(f"{fn} of no index expressions")
+    while pending:
+        expr = pending.pop()
+        constant, atom = expr.constant, _single_atom(expr)
+        if constant is not None:
+            constants.append(constant)
+        elif isinstance(atom, Call) and atom.fn == fn:
+            pending.extend(atom.args)
+        else:
+            rest.add(expr)
     if not rest:
         return to_expr(pick(constants))
+    ordered = sorted(rest, key=str)
     if constants:
-        rest.append(to_expr(pick(constants)))
-    return rest[0] if len(rest) == 1 else _call(fn, tuple(rest))
+        ordered.append(to_expr(pick(constants)))
+    return ordered[0] if len(ordered) == 1 else _call(fn, tuple(ordered))
 
 
 def _call(fn: str, args: tuple[Expr, ...]) -> Expr:
     return Expr((((Call(fn, args),), 1),))
 
 
-def _atom_text(atom: Atom) -> str:
-    text = str(atom)
-    return f"({text})" if isinstance(atom, Call) and atom.fn in ("floordiv", "mod") else text
+def _call_text(fn: str, args: tuple[Expr, ...]) -> str:
+    if fn in ("floordiv", "mod"):
+        left, right = (_operand_text(arg) for arg in args)
+        return f"({left} // {right})" if fn == "floordiv" else f"({left} % {right})"
+    return f"{fn}({', '.join(map(str, args))})"
 
 
-def _atom_key(atom: Atom) -> tuple[int, str]:
-    return (0, str(atom)) if isinstance(atom, Symbol) else (1, str(atom))
+def _operand_text(x: Expr) -> str:
+    atom = _single_atom(x)
+    if atom is not None:
+        return str(atom)
+    constant = x.constant
+    return str(constant) if constant is not None and constant >= 0 else f"({x})"
 
 
-def _term_key(term: tuple[Monomial, int]) -> tuple[int, tuple[tuple[int, str], ...]]:
-    return (0 if term[0] else 1, tuple(_atom_key(atom) for atom in term[0]))
+def _sum_text(terms: tuple[Term, ...]) -> str:
+    text = ""
+    for monomial, factor in terms:
+        body = "*".join(monomial)
+        sign, size = ("-", -factor) if factor < 0 else ("+", factor)
+        piece = body if body and size == 1 else f"{size}*{body}" if body else str(size)
+        text += f" {sign} {piece}" if text else (f"-{piece}" if sign == "-" else piece)
+    return text or "0"
 
 
-def _from_dict(total: Mapping[Monomial, int]) -> Expr:
-    """Drop zeros, rejoin quotient and remainder pairs, sort."""
-    terms = {m: f for m, f in total.items() if f}
-    if len(terms) > 1 and any(isinstance(a, Call) and a.fn == "mod" for m in terms for a in m):
-        terms = _rejoin(terms)
-    if len(terms) <= 1:
-        return Expr(tuple(terms.items()))
-    return Expr(tuple(sorted(terms.items(), key=_term_key)))
+def _from_dict(total: dict[Monomial, int], calls: bool = True) -> Expr:
+    """Drop zeros, rejoin quotient and remainder pairs, sort with the constant last."""
+    if calls and len(total) > 1:
+        total = _rejoin({m: f for m, f in total.items() if f})
+    constant = total.pop((), 0)
+    terms = [term for term in total.items() if term[1]]
+    if len(terms) > 1:
+        terms.sort()
+    if constant:
+        terms.append(((), constant))
+    return Expr(tuple(terms), calls)
 
 
 def _rejoin(terms: dict[Monomial, int]) -> dict[Monomial, int]:
@@ -339,48 +458,89 @@ def _rejoin(terms: dict[Monomial, int]) -> dict[Monomial, int]:
             scale = Expr(((others, factor),))
             for partner, joined in _partners(x, d, terms):
                 wanted = scale * d * partner
-                if len(wanted.terms) == 1 and terms.get(wanted.terms[0][0]) == wanted.terms[0][1]:
-                    rest = {m: f for m, f in terms.items() if m not in (monomial, wanted.terms[0][0])}
+                if _contains(terms, wanted):
+                    rest = dict(terms)
+                    for taken, amount in (*wanted.terms, (monomial, factor)):
+                        rest[taken] = rest.get(taken, 0) - amount
                     for m, f in (scale * joined).terms:
                         rest[m] = rest.get(m, 0) + f
                     return dict(_from_dict(rest).terms)
     return terms
 
 
+def _contains(terms: Mapping[Monomial, int], wanted: Expr) -> bool:
+    """Whether every term of ``wanted`` is there with just that factor."""
+    return (
+        bool(wanted.terms) and all(terms.get(m) == f for m, f in wanted.terms if m) and any(m for m, _ in wanted.terms)
+    )
+
+
 def _partners(x: Expr, d: Expr, terms: Mapping[Monomial, int]) -> Iterable[tuple[Expr, Expr]]:
-    yield floordiv(x, d), x
     quotient = floordiv(x, d)
+    yield quotient, x
     for monomial in terms:
         for atom in monomial:
             if isinstance(atom, Call) and atom.fn == "mod" and atom.args[0] == quotient:
-                yield to_expr_call(atom), mod(x, atom.args[1] * d)
+                if _maybe_negative_constant(d) or _maybe_negative_constant(atom.args[1]):
+                    continue
+                yield Expr((((atom,), 1),)), mod(x, atom.args[1] * d)
 
 
-def to_expr_call(atom: Call) -> Expr:
-    return Expr((((atom,), 1),))
+def _maybe_negative_constant(x: Expr) -> bool:
+    constant = x.constant
+    return constant is not None and constant < 0
 
 
 def _split_multiples(x: Expr, d: Expr) -> tuple[Expr, Expr]:
     """``(q, r)`` with ``x == q*d + r``, taking every term that ``d`` (a constant or one product) divides."""
     if len(d.terms) != 1:
-        return (to_expr(1), _ZERO) if x == d else (_ZERO, x)
+        return (_ONE, _ZERO) if x == d else (_ZERO, x)
     divisor, unit = d.terms[0]
     quotient: dict[Monomial, int] = {}
     rest: dict[Monomial, int] = {}
     for monomial, factor in x.terms:
-        reduced = _divide_monomial(monomial, divisor)
-        if reduced is None or unit == 0:
-            rest[monomial] = rest.get(monomial, 0) + factor
-            continue
+        reduced = _divide_monomial(monomial, divisor) if divisor else monomial
         whole, left = divmod(factor, unit)
-        if left == 0:
-            quotient[reduced] = quotient.get(reduced, 0) + whole
+        if reduced is not None and left == 0:
+            quotient[reduced] = whole
         elif not monomial and not divisor:
-            quotient[()] = quotient.get((), 0) + whole
-            rest[()] = rest.get((), 0) + left
+            quotient[()] = whole
+            rest[()] = left
         else:
-            rest[monomial] = rest.get(monomial, 0) + factor
-    return _from_dict(quotient), _from_dict(rest)
+            rest[monomial] = factor
+    if not quotient:
+        return _ZERO, x
+    return _from_dict(quotient, x._calls), _from_dict(rest, x._calls)
+
+
+def _common_factor(x: Expr, d: Expr) -> Term | None:
+    """The largest (product, positive integer) that divides every term of ``x`` and of ``d``; ``None`` if trivial."""
+    number = 0
+    shared: list[Atom] | None = None
+    for monomial, factor in (*d.terms, *x.terms):
+        number = gcd(number, factor)
+        if shared is None:
+            shared = list(monomial)
+        elif shared:
+            left = list(monomial)
+            kept = []
+            for atom in shared:
+                if atom in left:
+                    left.remove(atom)
+                    kept.append(atom)
+            shared = kept
+        if number == 1 and not shared:
+            return None
+    return None if number <= 1 and not shared else (tuple(shared or ()), number)
+
+
+def _exact_quotient(x: Expr, common: Term) -> Expr:
+    divided = {}
+    for monomial, factor in x.terms:
+        reduced = _divide_monomial(monomial, common[0])
+        assert reduced is not None
+        divided[reduced] = factor // common[1]
+    return _from_dict(divided, x._calls)
 
 
 def _divide_monomial(monomial: Monomial, divisor: Monomial) -> Monomial | None:
@@ -394,9 +554,10 @@ def _divide_monomial(monomial: Monomial, divisor: Monomial) -> Monomial | None:
 
 def _substitute_atom(atom: Atom, env: Mapping[Symbol, Expr]) -> Expr:
     if isinstance(atom, Symbol):
-        return env[atom] if atom in env else to_expr(atom)
-    args = tuple(arg.substitute(env) for arg in atom.args)
-    return _BUILD[atom.fn](*args)
+        found = env.get(atom)
+        return to_expr(atom) if found is None else found
+    args = tuple([arg.substitute(env) for arg in atom.args])
+    return _min_max(atom.fn, args) if atom.fn in ("min", "max") else (floordiv if atom.fn == "floordiv" else mod)(*args)
 
 
 def _evaluate_call(atom: Call, env: Mapping[Symbol, int]) -> int:
@@ -408,5 +569,5 @@ def _evaluate_call(atom: Call, env: Mapping[Symbol, int]) -> int:
     return (min if atom.fn == "min" else max)(values)
 
 
-_ZERO = Expr(())
-_BUILD: dict[str, Callable[..., Expr]] = {"floordiv": floordiv, "mod": mod, "min": smin, "max": smax}
+_ZERO = Expr((), False)
+_ONE = Expr((((), 1),), False)

@@ -1,0 +1,123 @@
+"""The one place where sympy enters: SymInts of a traced graph become index expressions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from .expr import Expr, SymbolKind, floordiv, mod, smax, smin, sym, to_expr
+
+if TYPE_CHECKING:
+    import sympy
+    import torch
+
+__all__ = ["UnsupportedExpression", "from_symint"]
+
+NameOf = Mapping[str, str] | Callable[[str], str]
+
+
+class UnsupportedExpression(ValueError):
+    """A symbolic size that integer index expressions cannot hold (a true division, a power by a symbol ...)."""
+
+
+def from_symint(value: int | torch.SymInt | sympy.Expr, name_of: NameOf = str) -> Expr:
+    """An expression over SIZE symbols from an int, a SymInt or a sympy expression of a ``ShapeEnv``.
+
+    ``name_of`` maps the shape environment's symbol names (``"s77"``) to ours. Raises
+    :class:`UnsupportedExpression` naming the part that cannot be held.
+    """
+    if isinstance(value, int):
+        return to_expr(int(value))
+    node = getattr(value, "node", None)
+    if node is not None:
+        plain = node.maybe_as_int()
+        return to_expr(plain) if plain is not None else _convert(node.expr, name_of)
+    return _convert(value, name_of)
+
+
+def _convert(e: sympy.Expr, name_of: NameOf) -> Expr:
+    if e.is_Integer:
+        return to_expr(int(e))
+    if e.is_Symbol:
+        name = name_of[e.name] if isinstance(name_of, Mapping) else name_of(e.name)
+        return sym(name, SymbolKind.SIZE)
+    rule = _RULES.get(type(e).__name__)
+    if rule is None:
+        raise UnsupportedExpression(
+            f"the size expression {e} holds {type(e).__name__}, which has no integer index form"
+        )
+    return rule(e, name_of)
+
+
+def _add(e: sympy.Expr, name_of: NameOf) -> Expr:
+    total = to_expr(0)
+    for arg in e.args:
+        total = total + _convert(arg, name_of)
+    return total
+
+
+def _mul(e: sympy.Expr, name_of: NameOf) -> Expr:
+    total = to_expr(1)
+    for arg in e.args:
+        total = total * _convert(arg, name_of)
+    return total
+
+
+def _pow(e: sympy.Expr, name_of: NameOf) -> Expr:
+    base, exponent = e.args
+    if not (exponent.is_Integer and int(exponent) >= 0):
+        raise UnsupportedExpression(f"the size expression {e} has an exponent that is not a natural number")
+    converted, total = _convert(base, name_of), to_expr(1)
+    for _ in range(int(exponent)):
+        total = total * converted
+    return total
+
+
+def _floor_division(e: sympy.Expr, name_of: NameOf) -> Expr:
+    return floordiv(*(_convert(arg, name_of) for arg in e.args))
+
+
+def _floor(e: sympy.Expr, name_of: NameOf) -> Expr:
+    """``floor(3*s0/2)``: a rational factor, whose denominator becomes the divisor."""
+    numerator, denominator = e.args[0].as_numer_denom()
+    return floordiv(_convert(numerator, name_of), _convert(denominator, name_of))
+
+
+def _ceiling(e: sympy.Expr, name_of: NameOf) -> Expr:
+    numerator, denominator = e.args[0].as_numer_denom()
+    return -floordiv(-_convert(numerator, name_of), _convert(denominator, name_of))
+
+
+def _remainder(e: sympy.Expr, name_of: NameOf) -> Expr:
+    return mod(*(_convert(arg, name_of) for arg in e.args))
+
+
+def _modular_indexing(e: sympy.Expr, name_of: NameOf) -> Expr:
+    base, divisor, modulus = (_convert(arg, name_of) for arg in e.args)
+    return mod(floordiv(base, divisor), modulus)
+
+
+def _min(e: sympy.Expr, name_of: NameOf) -> Expr:
+    return smin(*(_convert(arg, name_of) for arg in e.args))
+
+
+def _max(e: sympy.Expr, name_of: NameOf) -> Expr:
+    return smax(*(_convert(arg, name_of) for arg in e.args))
+
+
+# By class name, so that neither sympy nor torch's own sympy functions are imported to convert plain sizes.
+_RULES: dict[str, Callable[[sympy.Expr, NameOf], Expr]] = {
+    "Add": _add,
+    "Mul": _mul,
+    "Pow": _pow,
+    "PowByNatural": _pow,
+    "FloorDiv": _floor_division,
+    "CleanDiv": _floor_division,
+    "floor": _floor,
+    "ceiling": _ceiling,
+    "Mod": _remainder,
+    "PythonMod": _remainder,
+    "ModularIndexing": _modular_indexing,
+    "Min": _min,
+    "Max": _max,
+}
