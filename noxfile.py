@@ -30,8 +30,8 @@ nox.options.error_on_missing_interpreters = False
 
 CONSTRAINTS = str(ROOT / "tools" / "constraints.txt")
 PYTEST = ("pytest", "hypothesis")
-TEST_TOOLS = (*PYTEST, "hatchling", "ruff", "import-linter", "psutil", "transformers", "matplotlib", "packaging")
-BENCH_TOOLS = ("transformers", "matplotlib", "psutil")
+TEST_TOOLS = (*PYTEST, "hatchling", "ruff", "import-linter", "transformers", "matplotlib", "packaging")
+BENCH_TOOLS = ("transformers", "matplotlib")
 DOCS_TOOLS = ("mkdocs", "mkdocs-material")
 
 #: What the tests of a package need beyond its declared dependencies: optional extras and their test doubles.
@@ -195,7 +195,7 @@ def tools(session: nox.Session) -> None:
     """Tests of the repository's own tools."""
     share_torch(session)
     install(session, *TEST_TOOLS)
-    pytest(session, "tools/tests", "-q", "--ignore", "tools/tests/system", "--ignore", "tools/tests/integration")
+    pytest(session, "tools/tests", "-q", "--ignore", "tools/tests/system")
 
 
 @nox.session
@@ -306,7 +306,7 @@ def integration(session: nox.Session) -> None:
     python = outside_environment(session, build_wheels(session, PACKAGES), *PYTEST, "transformers")
     started = time.monotonic()
     config = str(ROOT / "pyproject.toml")
-    suite = str(ROOT / "tools" / "tests" / "integration")
+    suite = str(ROOT / "tools" / "integration")
     command = (python, "-m", "pytest", "-p", "no:cacheprovider", "-q", "-c", config, suite, *session.posargs)
     session.run(*command, external=True, env={"OMP_NUM_THREADS": "1", "AOTKIT_REPOSITORY": str(ROOT)})
     session.log(f"integration took {time.monotonic() - started:.0f} s")

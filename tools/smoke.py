@@ -32,7 +32,9 @@ def check_imports() -> None:
 def check_training() -> None:
     """One training step through the entry point (no `import aotkit` is needed for it) equals eager's."""
     torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.GELU(), torch.nn.LayerNorm(32), torch.nn.Linear(32, 4))
+    model = torch.nn.Sequential(
+        torch.nn.Linear(16, 32), torch.nn.GELU(), torch.nn.LayerNorm(32), torch.nn.Linear(32, 4)
+    )
     compiled = torch.compile(model, backend="aotkit")
     x = torch.randn(8, 16)
     model(x).square().mean().backward()

@@ -1,0 +1,157 @@
+"""The five architectures: small `transformers` configs, random weights, dropout 0, nothing downloaded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+Batch = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One architecture: how to build the model and a batch with labels.
+
+    ``batch_size`` and ``length`` (tokens, or pixels on a side) are the sizes that are measured; ``--quick`` uses a
+    quarter of the length.
+    """
+
+    build: Callable[[], nn.Module]
+    inputs: Callable[[int, int, torch.Generator], Batch]
+    batch_size: int
+    length: int
+    quick_length: int
+
+
+VOCABULARY = 8192
+CLASSES = 10
+
+
+def bert() -> nn.Module:
+    """Masked language model, four layers of width 256."""
+    from transformers import BertConfig, BertForMaskedLM
+
+    config = BertConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=256,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        intermediate_size=1024,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+    )
+    return BertForMaskedLM(config)
+
+
+def gpt2() -> nn.Module:
+    """Causal language model, four layers of width 256."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    config = GPT2Config(
+        vocab_size=VOCABULARY,
+        n_positions=256,
+        n_embd=256,
+        n_layer=4,
+        n_head=4,
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+        bos_token_id=0,
+        eos_token_id=0,
+        use_cache=False,
+    )
+    return with_loss_type(GPT2LMHeadModel(config))
+
+
+def llama() -> nn.Module:
+    """Causal language model with rotary positions, grouped keys and RMS norm, four layers of width 256."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=256,
+        intermediate_size=688,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=256,
+        use_cache=False,
+    )
+    return with_loss_type(LlamaForCausalLM(config))
+
+
+def with_loss_type(model: nn.Module) -> nn.Module:
+    """Name the loss, which otherwise logs a warning in the first call: the frontend cannot trace that."""
+    model.loss_type = "ForCausalLM"  # type: ignore[assignment]
+    return model
+
+
+def resnet() -> nn.Module:
+    """Bottleneck ResNet with four stages."""
+    from transformers import ResNetConfig, ResNetForImageClassification
+
+    config = ResNetConfig(
+        embedding_size=32,
+        hidden_sizes=[64, 128, 256, 512],
+        depths=[2, 2, 2, 2],
+        num_labels=CLASSES,
+        problem_type="single_label_classification",
+    )
+    return ResNetForImageClassification(config)
+
+
+def vit() -> nn.Module:
+    """Vision transformer, four layers of width 256, patches of 16."""
+    from transformers import ViTConfig, ViTForImageClassification
+
+    config = ViTConfig(
+        hidden_size=256,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        intermediate_size=1024,
+        image_size=224,
+        patch_size=16,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+        num_labels=CLASSES,
+        problem_type="single_label_classification",
+    )
+    return ViTForImageClassification(config)
+
+
+def token_batch(batch_size: int, length: int, generator: torch.Generator) -> Batch:
+    """Token ids, a mask of ones, and labels for every position."""
+    ids = torch.randint(0, VOCABULARY, (batch_size, length), generator=generator)
+    labels = torch.randint(0, VOCABULARY, (batch_size, length), generator=generator)
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": labels}
+
+
+def image_batch(batch_size: int, length: int, generator: torch.Generator) -> Batch:
+    """Images of `length` x `length` pixels and class labels."""
+    pixels = torch.randn(batch_size, 3, length, length, generator=generator)
+    return {"pixel_values": pixels, "labels": torch.randint(0, CLASSES, (batch_size,), generator=generator)}
+
+
+MODELS: dict[str, Case] = {
+    "bert": Case(bert, token_batch, 4, 128, 32),
+    "gpt2": Case(gpt2, token_batch, 4, 128, 32),
+    "resnet": Case(resnet, image_batch, 4, 224, 64),
+    "vit": Case(vit, image_batch, 4, 224, 224),
+    "llama": Case(llama, token_batch, 4, 128, 32),
+}
+
+
+def make_model(name: str) -> nn.Module:
+    """The model with weights from a fixed seed: equal in every process."""
+    torch.manual_seed(0)
+    return MODELS[name].build()
+
+
+def make_batch(name: str, quick: bool) -> Batch:
+    """The inputs, equal in every process."""
+    case = MODELS[name]
+    length = case.quick_length if quick else case.length
+    return case.inputs(case.batch_size, length, torch.Generator().manual_seed(1))

@@ -1,0 +1,197 @@
+"""Drive the workers of one (model, mode): first calls, interleaved rounds, memory, errors."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy
+
+from tools.bench.numerics import compare
+from tools.workspace import ROOT
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How to measure. ``round_seconds`` is the least duration of one backend's turn in a round."""
+
+    backends: tuple[str, ...] = ("eager", "inductor", "aotkit")
+    rounds: int = 7
+    round_seconds: float = 1.0
+    threads: int = 1
+    quick: bool = False
+
+
+@dataclass(slots=True)
+class Measurement:
+    """What was measured for one backend; `error` says what failed, the other fields are then as far as it got."""
+
+    model: str
+    mode: str
+    backend: str
+    first_call_s: float | None = None
+    steady_ms: float | None = None
+    speedup: float | None = None
+    round_speedups: list[float] = field(default_factory=list)
+    peak_tensor_mb: float | None = None
+    peak_resident_mb: float | None = None
+    accuracy: dict[str, Any] | None = None
+    error: str | None = None
+
+
+class WorkerFailed(Exception):
+    """A worker answered with an error or died."""
+
+
+@dataclass(slots=True)
+class WorkerProcess:
+    """The parent's end of a worker."""
+
+    backend: str
+    process: subprocess.Popen[str]
+
+    def ask(self, command: str, **arguments: Any) -> dict[str, Any]:
+        """Send one request and wait for its answer; raises :class:`WorkerFailed`."""
+        if self.process.stdin is None or self.process.stdout is None:
+            raise RuntimeError("a worker needs pipes")
+        try:
+            self.process.stdin.write(json.dumps({"command": command, **arguments}) + "\n")
+            self.process.stdin.flush()
+            line = self.process.stdout.readline()
+        except BrokenPipeError:
+            line = ""
+        if not line:
+            raise WorkerFailed(f"{command}: the process ended with status {self.process.wait()}")
+        answer = json.loads(line)
+        if "error" in answer:
+            raise WorkerFailed(f"{command}: {answer['error']}")
+        return dict(answer)
+
+
+@contextmanager
+def worker(model: str, mode: str, backend: str, settings: Settings, folder: Path) -> Iterator[WorkerProcess]:
+    """Start a worker with empty caches and its own log file; it ends with the block."""
+    cache = folder / f"cache-{backend}"
+    env = {
+        **os.environ,
+        "OMP_NUM_THREADS": str(settings.threads),
+        "TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor"),
+        "TRITON_CACHE_DIR": str(cache / "triton"),
+        "AOTKIT_CACHE_DIR": str(cache / "aotkit"),
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")])),
+    }
+    arguments = [model, mode, backend, str(settings.threads), str(int(settings.quick))]
+    with open(folder / f"{backend}.log", "w", encoding="utf-8") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tools.bench.worker", *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            env=env,
+            text=True,
+        )
+        try:
+            yield WorkerProcess(backend, process)
+        finally:
+            if process.stdin is not None:
+                process.stdin.close()
+            try:
+                process.wait(timeout=30)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def measure(model: str, mode: str, settings: Settings, report: Any = print) -> list[Measurement]:
+    """Measure all backends on one model in one mode; a backend that fails gets a row that says so."""
+    results = {backend: Measurement(model, mode, backend) for backend in settings.backends}
+    with tempfile.TemporaryDirectory(prefix="aotkit-bench-") as name, ExitStack() as stack:
+        folder = Path(name)
+        workers = {b: stack.enter_context(worker(model, mode, b, settings, folder)) for b in settings.backends}
+        for backend in settings.backends:  # one at a time: nothing else runs during a first call
+            with recorded(results[backend], folder):
+                workers[backend].ask("prepare")
+                results[backend].first_call_s = workers[backend].ask("first")["seconds"]
+                report(f"{model} {mode} {backend}: first call {results[backend].first_call_s:.2f} s")
+        interleave(workers, results, settings, folder)
+        for backend in settings.backends:
+            if results[backend].error is None:
+                with recorded(results[backend], folder):
+                    answer = workers[backend].ask("memory")
+                    results[backend].peak_tensor_mb = answer["peak_tensor_mb"]
+                    results[backend].peak_resident_mb = answer["peak_resident_mb"]
+        add_accuracy(workers, results, folder)
+    return list(results.values())
+
+
+@contextmanager
+def recorded(result: Measurement, folder: Path) -> Iterator[None]:
+    """Turn a worker's failure into the row's error, with the end of its log."""
+    try:
+        yield
+    except WorkerFailed as failure:
+        log = (folder / f"{result.backend}.log").read_text(encoding="utf-8", errors="replace")
+        tail = "\n".join(log.strip().splitlines()[-5:])
+        result.error = f"{failure}" + (f"\n{tail}" if tail else "")
+
+
+def interleave(
+    workers: dict[str, WorkerProcess], results: dict[str, Measurement], settings: Settings, folder: Path
+) -> None:
+    """Rounds in which each backend has one turn; a turn's figure is its median step.
+
+    Ratios are taken within a round, so that a slow phase of the machine hits both sides, and the reported ratio is
+    the median over rounds. The order turns from round to round.
+    """
+    medians: dict[str, list[float]] = {backend: [] for backend in workers}
+    order = list(workers)
+    for number in range(settings.rounds + 1):  # round 0 warms up and is dropped
+        for backend in order:
+            if results[backend].error is None:
+                with recorded(results[backend], folder):
+                    seconds = settings.round_seconds / 2 if number == 0 else settings.round_seconds
+                    times = workers[backend].ask("steady", seconds=seconds)["ms"]
+                    if number > 0:
+                        medians[backend].append(statistics.median(times))
+        order = order[1:] + order[:1]
+    for backend, values in medians.items():
+        if len(values) == settings.rounds:
+            results[backend].steady_ms = statistics.median(values)
+            if len(medians.get("eager", ())) == settings.rounds:
+                ratios = [eager / own for eager, own in zip(medians["eager"], values, strict=True)]
+                results[backend].round_speedups = ratios
+                results[backend].speedup = statistics.median(ratios)
+
+
+def add_accuracy(workers: dict[str, WorkerProcess], results: dict[str, Measurement], folder: Path) -> None:
+    """Compare every backend's outputs and gradients with eager's in float64."""
+    if "eager" not in workers or results["eager"].error is not None:
+        return
+    reference = ask_values(workers["eager"], folder / "float64.npz", double=True)
+    eager = ask_values(workers["eager"], folder / "eager.npz", double=False)
+    for backend, result in results.items():
+        if result.error is None:
+            with recorded(result, folder):
+                own = eager if backend == "eager" else ask_values(workers[backend], folder / "own.npz", double=False)
+                result.accuracy = compare(own, eager, reference).to_json()
+
+
+def ask_values(process: WorkerProcess, path: Path, double: bool) -> dict[str, Any]:
+    """One step's outputs and gradients."""
+    process.ask("values", path=str(path), double=double)
+    with numpy.load(path, allow_pickle=False) as data:
+        return {name: data[name] for name in data.files}
+
+
+def measure_all(models: Sequence[str], modes: Sequence[str], settings: Settings) -> list[Measurement]:
+    """All pairs, one after the other."""
+    return [row for model in models for mode in modes for row in measure(model, mode, settings)]

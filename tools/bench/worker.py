@@ -1,0 +1,157 @@
+"""One (model, mode, backend) in a process of its own, driven through pipes.
+
+The parent sends one JSON object per line and reads one back. Each backend has its own process, so that a first call
+is a first call (nothing imported or compiled by another backend) and its peak memory is its own; the parent
+interleaves the timed rounds of all backends. Standard output carries only answers; whatever libraries print goes to
+standard error, which the parent keeps in a log file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+from torch import nn
+
+from tools.bench.memory import peak_resident_mb, peak_tensor_mb
+from tools.bench.models import Batch, make_batch, make_model
+
+Step = Callable[[], dict[str, torch.Tensor]]
+
+
+@dataclass(slots=True)
+class Worker:
+    """State of one worker: its model, its step, and the answers it has given."""
+
+    model_name: str
+    mode: str
+    backend: str
+    quick: bool
+    step: Step | None = None
+    model: nn.Module = field(init=False)
+    batch: Batch = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.model = make_model(self.model_name).train(self.mode == "train")
+        self.batch = make_batch(self.model_name, self.quick)
+
+    def prepare(self) -> dict[str, Any]:
+        """Import the frontend, which every `torch.compile` needs; what a backend imports belongs to its first call."""
+        if self.backend != "eager":
+            import torch._dynamo
+
+            torch._dynamo.reset()
+        return {}
+
+    def first(self) -> dict[str, Any]:
+        """Seconds of the first step: importing the backend, tracing and compilation included."""
+        begin = time.perf_counter()
+        call: Callable[..., Any] = self.model
+        if self.backend != "eager":
+            if self.backend.startswith("aotkit"):
+                import aotkit  # noqa: F401  (registers the backend where no entry point is installed)
+            call = torch.compile(self.model, backend=self.backend)
+        self.step = make_step(self.model, call, self.batch, self.mode)
+        self.run()
+        return {"seconds": time.perf_counter() - begin}
+
+    def steady(self, seconds: float) -> dict[str, Any]:
+        """Milliseconds of each step of one round that lasts about this long, at least three steps."""
+        times: list[float] = []
+        deadline = time.perf_counter() + seconds
+        while len(times) < 3 or time.perf_counter() < deadline:
+            begin = time.perf_counter()
+            self.run()
+            times.append((time.perf_counter() - begin) * 1e3)
+        return {"ms": times}
+
+    def memory(self) -> dict[str, Any]:
+        """Peak of the tensors allocated within one step, and of the process's resident memory over its life."""
+        return {"peak_tensor_mb": peak_tensor_mb(self.run), "peak_resident_mb": peak_resident_mb()}
+
+    def values(self, path: str, double: bool) -> dict[str, Any]:
+        """Write outputs and gradients of one step to an .npz file; `double` computes them in float64, uncompiled."""
+        if double:
+            # The float32 weights are the same numbers in float64: the reference differs in arithmetic only.
+            model = make_model(self.model_name).train(self.mode == "train").double()
+            batch = {name: t.double() if t.is_floating_point() else t for name, t in self.batch.items()}
+            values = make_step(model, model, batch, self.mode)()
+        else:
+            restored = make_model(self.model_name).state_dict()
+            self.model.load_state_dict(restored)  # running statistics moved during the timed steps
+            values = self.run()
+        numpy.savez(path, **{name: value.numpy() for name, value in values.items()})
+        return {"tensors": len(values)}
+
+    def facts(self) -> dict[str, Any]:
+        """What the backend says about itself: the incumbent's and ours differ, so this is free text."""
+        import torch._dynamo
+
+        return {"graph_breaks": dict(torch._dynamo.utils.counters["graph_break"])}
+
+    def run(self) -> dict[str, torch.Tensor]:
+        """One step."""
+        if self.step is None:
+            raise RuntimeError("`first` comes first")
+        return self.step()
+
+
+def make_step(model: nn.Module, call: Callable[..., Any], batch: Batch, mode: str) -> Step:
+    """One forward (and backward) that returns outputs and, for training, the gradient of every parameter."""
+
+    def outputs_of(result: Any) -> dict[str, torch.Tensor]:
+        return {"output:loss": result.loss.detach(), "output:logits": result.logits.detach()}
+
+    def infer() -> dict[str, torch.Tensor]:
+        with torch.no_grad():
+            return outputs_of(call(**batch))
+
+    def train() -> dict[str, torch.Tensor]:
+        model.zero_grad(set_to_none=True)
+        result = call(**batch)
+        result.loss.backward()
+        values = outputs_of(result)
+        for name, parameter in model.named_parameters():
+            if parameter.grad is not None:
+                values[f"grad:{name}"] = parameter.grad
+        return values
+
+    return train if mode == "train" else infer
+
+
+def serve(worker: Worker, replies: Any) -> None:
+    """Answer requests until the parent closes the pipe; an error is an answer too."""
+    for line in sys.stdin:
+        request = json.loads(line)
+        command = request.pop("command")
+        try:
+            answer = getattr(worker, command)(**request)
+        except Exception as error:  # noqa: BLE001  the parent reports it in the results
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        replies.write(json.dumps(answer) + "\n")
+        replies.flush()
+
+
+def main(arguments: list[str]) -> int:
+    """`python -m tools.bench.worker <model> <mode> <backend> <threads> <quick 0|1>`."""
+    model, mode, backend, threads, quick = arguments
+    torch.set_num_threads(int(threads))
+    replies = os.fdopen(os.dup(sys.stdout.fileno()), "w")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    with contextlib.closing(replies):
+        serve(Worker(model, mode, backend, quick == "1"), replies)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+    sys.exit(main(sys.argv[1:]))
