@@ -1,0 +1,3 @@
+"""Version of aotkit-functionalize."""
+
+__version__ = "0.1.0"

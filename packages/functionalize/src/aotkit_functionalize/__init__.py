@@ -1,0 +1,31 @@
+"""What a function does to its inputs and outputs: functional tensors, mutation and alias questions, metadata.
+
+:func:`analyze` runs a function once and gives its :class:`GraphMetadata`. A tracer that runs the function
+itself makes :func:`function_inputs` inside :func:`functional_layer` and calls :func:`collect_metadata`.
+"""
+
+from .__about__ import __version__
+from .analyze import analyze
+from .collect import ForwardRecord, collect_metadata
+from .errors import OverlappingMutation, Unsupported
+from .inputs import FunctionInput, function_inputs
+from .metadata import GraphMetadata
+from .wrap import FunctionalLayer, below_functional_layer, from_functional, functional_layer, is_functional, to_functional
+
+__all__ = [
+    "ForwardRecord",
+    "FunctionInput",
+    "FunctionalLayer",
+    "GraphMetadata",
+    "OverlappingMutation",
+    "Unsupported",
+    "__version__",
+    "analyze",
+    "below_functional_layer",
+    "collect_metadata",
+    "from_functional",
+    "function_inputs",
+    "functional_layer",
+    "is_functional",
+    "to_functional",
+]

@@ -1,0 +1,101 @@
+"""The only place that names torch's private functionalization functions."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import torch
+from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode, disable_functional_mode
+
+__all__ = [
+    "FunctionalTensor",
+    "FunctionalTensorMode",
+    "all_mutations_under_no_grad",
+    "below_functionalization",
+    "disable_functional_mode",
+    "enter_dispatcher_functionalization",
+    "has_data_mutation",
+    "inner_wrapper",
+    "is_dense",
+    "is_inner_wrapper",
+    "leave_dispatcher_functionalization",
+    "storage_identity",
+    "storage_was_replaced",
+    "storage_was_resized",
+    "sync",
+    "unwrap_inner",
+    "wrap_inner",
+]
+
+
+def enter_dispatcher_functionalization() -> None:
+    """Functionalize in the dispatcher: views stay views, factories give functional tensors."""
+    torch._enable_functionalization(reapply_views=True)
+
+
+def leave_dispatcher_functionalization() -> None:
+    """Undo :func:`enter_dispatcher_functionalization`."""
+    torch._disable_functionalization()  # type: ignore[attr-defined]
+
+
+def below_functionalization() -> torch._C._ExcludeDispatchKeyGuard:
+    """Context in which the dispatcher does not functionalize."""
+    return torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C.DispatchKey.Functionalize))
+
+
+def wrap_inner(value: torch.Tensor) -> torch.Tensor:
+    """The dispatcher's functional wrapper around ``value``."""
+    return torch._to_functional_tensor(value)
+
+
+def inner_wrapper(value: torch.Tensor) -> torch.Tensor:
+    """The dispatcher's wrapper inside either kind of functional tensor."""
+    return value.elem if isinstance(value, FunctionalTensor) else value
+
+
+def is_inner_wrapper(value: torch.Tensor) -> bool:
+    """Whether ``value`` is the dispatcher's wrapper."""
+    return bool(torch._is_functional_tensor(value))
+
+
+def unwrap_inner(wrapper: torch.Tensor) -> torch.Tensor:
+    """What the dispatcher's wrapper holds now."""
+    return cast(torch.Tensor, torch._from_functional_tensor(wrapper))
+
+
+def sync(value: torch.Tensor) -> None:
+    """Apply pending writes through other views to ``value``, a functional tensor of either layer."""
+    if isinstance(value, FunctionalTensor):
+        value.sync()
+    else:
+        torch._sync(value)
+
+
+def has_data_mutation(wrapper: torch.Tensor) -> bool:
+    """Whether the elements of the wrapper's storage were written to."""
+    return bool(torch._functionalize_has_data_mutation(wrapper))  # type: ignore[attr-defined]
+
+
+def storage_identity(value: torch.Tensor) -> int:
+    """A number that functional tensors have in common exactly if they share a (functional) storage."""
+    return int(inner_wrapper(value).untyped_storage()._cdata)
+
+
+def storage_was_replaced(wrapper: torch.Tensor) -> bool:
+    """Whether ``set_`` gave the wrapper another storage."""
+    return bool(torch._functionalize_was_storage_changed(wrapper))
+
+
+def storage_was_resized(wrapper: torch.Tensor) -> bool:
+    """Whether ``untyped_storage().resize_`` was called."""
+    return bool(torch._functionalize_was_inductor_storage_resized(wrapper))
+
+
+def all_mutations_under_no_grad(wrapper: torch.Tensor) -> bool:
+    """Whether every write happened under ``no_grad`` or ``inference_mode``."""
+    return bool(torch._functionalize_are_all_mutations_under_no_grad_or_inference_mode(wrapper))
+
+
+def is_dense(plain: torch.Tensor) -> bool:
+    """Whether the elements of ``plain`` fill a range of its storage without gaps or overlap, in any order."""
+    return bool(torch.ops.aten.is_non_overlapping_and_dense.default(plain))

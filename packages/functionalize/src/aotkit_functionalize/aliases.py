@@ -1,0 +1,179 @@
+"""Where each output of the function comes from: fresh memory, an input, or memory shared with other outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Any
+
+import torch
+
+from . import _torch_compat as compat
+from .errors import Unsupported
+from .inputs import FunctionInput
+from .metadata import Dim, OutputKind, ViewSpec
+from .symbols import dim, dims
+from .wrap import from_functional
+
+__all__ = ["OutputSource", "OutputSources", "output_sources", "shares_storage", "view_spec"]
+
+_CONSTANTS = (bool, int, float, str)
+
+
+@dataclass(frozen=True, slots=True)
+class OutputSource:
+    """Where one output comes from: its kind, and the index of its base (see ``OutputInfo.base``).
+
+    ``same_as`` is the index of an earlier output that is the very same fresh tensor.
+    """
+
+    kind: OutputKind
+    base: int | None = None
+    same_as: int | None = None
+
+
+@dataclass(slots=True)
+class OutputSources:
+    """The sources of all outputs, and the intermediate bases they ask for."""
+
+    sources: list[OutputSource] = field(default_factory=list)
+    bases: list[torch.Tensor] = field(default_factory=list)
+
+
+def shares_storage(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two functional tensors are views of one storage."""
+    return compat.storage_identity(a) == compat.storage_identity(b)
+
+
+def output_sources(inputs: Sequence[FunctionInput], outputs: Sequence[Any]) -> OutputSources:
+    """Classify flat outputs (functional tensors, SymInts, constants)."""
+    by_object = {id(i.value): i.index for i in inputs if i.is_tensor}
+    by_storage: dict[int, int] = {}
+    for entered in inputs:
+        if entered.is_tensor:
+            by_storage.setdefault(compat.storage_identity(entered.value), entered.index)
+    result = OutputSources()
+    groups: dict[int, list[int]] = {}
+    for index, output in enumerate(outputs):
+        result.sources.append(_first_source(index, output, by_object, by_storage))
+        if result.sources[-1].kind is OutputKind.FRESH:
+            groups.setdefault(compat.storage_identity(output), []).append(index)
+    for members in groups.values():
+        if len(members) > 1:
+            _share(members, outputs, result)
+    return result
+
+
+def _first_source(index: int, output: Any, by_object: dict[int, int], by_storage: dict[int, int]) -> OutputSource:
+    if output is None or isinstance(output, _CONSTANTS):
+        return OutputSource(OutputKind.CONSTANT)
+    if isinstance(output, torch.SymInt):
+        return OutputSource(OutputKind.SYMINT)
+    if not isinstance(output, torch.Tensor) or not compat.is_inner_wrapper(compat.inner_wrapper(output)):
+        raise Unsupported(
+            f"output {index} is a {type(output).__name__}",
+            "a captured function returns strided tensors, ints, None, bools, floats and strings",
+            "Return tensors, and register containers as pytrees so that they are flattened",
+        )
+    if output.layout is not torch.strided:
+        raise Unsupported(
+            f"output {index} has layout {output.layout}", "only strided tensors can be returned", "Return .to_dense()"
+        )
+    if id(output) in by_object:
+        return OutputSource(OutputKind.INPUT, by_object[id(output)])
+    base = by_storage.get(compat.storage_identity(output))
+    if base is not None:
+        return OutputSource(OutputKind.ALIAS_OF_INPUT, base)
+    return OutputSource(OutputKind.FRESH)
+
+
+def _share(members: list[int], outputs: Sequence[Any], result: OutputSources) -> None:
+    """Give the outputs ``members``, which share a storage, one base.
+
+    Note [Choosing the base of outputs that share memory]
+        The base has to hold every element of the others, and to carry their gradient. An output that is
+        nobody's view serves best, because then eager's own aliasing is reproduced; else the tensor that
+        autograd calls their base becomes an extra forward output; else any output that is large enough.
+    """
+    tensors = [outputs[i] for i in members]
+    owner = next((i for i in members if outputs[i]._base is None and _can_be_base(outputs[i], tensors)), None)
+    if owner is None:
+        base = next((t._base for t in tensors if t._base is not None and _can_be_base(t._base, tensors)), None)
+        if base is not None:
+            for index in members:
+                result.sources[index] = OutputSource(OutputKind.ALIAS_OF_INTERMEDIATE, len(result.bases))
+            result.bases.append(base)
+            return
+        owner = next((i for i in members if _can_be_base(outputs[i], tensors)), None)
+    if owner is None:
+        raise Unsupported(
+            f"outputs {', '.join(map(str, members))} are views of one tensor that is not returned itself",
+            "no tensor is known that covers all of them and carries their gradient",
+            "Return the tensor they are views of as well, or return clones",
+        )
+    for index in members:
+        if outputs[index] is outputs[owner] and index != owner:
+            result.sources[index] = OutputSource(OutputKind.FRESH, same_as=owner)
+        elif index != owner:
+            result.sources[index] = OutputSource(OutputKind.ALIAS_OF_OUTPUT, owner)
+
+
+def _can_be_base(base: torch.Tensor, members: Sequence[torch.Tensor]) -> bool:
+    if any(m.requires_grad for m in members) and not base.requires_grad:
+        return False
+    plain = from_functional(base)
+    if not compat.is_dense(plain):
+        return False
+    return all(m is base or _covers(plain, from_functional(m)) for m in members)
+
+
+def _covers(base: torch.Tensor, member: torch.Tensor) -> bool:
+    """Whether every element of ``member`` lies within the dense tensor ``base``. Symbolic sizes must prove it."""
+    if member.numel() == 0:
+        return True
+    if base.numel() == member.numel() and base.dtype == member.dtype:
+        if bool(base.storage_offset() == member.storage_offset()):
+            return bool(compat.is_dense(member)) or _last(member) < _end(base)
+    first, last = _byte(member, member.storage_offset()), _byte(member, _last(member) + 1)
+    return bool(first >= _byte(base, base.storage_offset())) and bool(last <= _byte(base, _end(base)))
+
+
+def _last(plain: torch.Tensor) -> Any:
+    reach: Any = plain.storage_offset()
+    for size, stride in zip(plain.shape, plain.stride(), strict=True):
+        reach = reach + (size - 1) * stride
+    return reach
+
+
+def _end(dense: torch.Tensor) -> Any:
+    return dense.storage_offset() + dense.numel()
+
+
+def _byte(plain: torch.Tensor, element: Any) -> Any:
+    return element * plain.element_size()
+
+
+def view_spec(view: torch.Tensor, base: torch.Tensor, *, requires_grad: bool) -> ViewSpec:
+    """How plain tensor ``view`` is made from plain tensor ``base`` of the same storage. Raises :class:`Unsupported`."""
+    return ViewSpec(
+        dtype=str(view.dtype).removeprefix("torch."),
+        sizes=dims(view.shape),
+        strides=dims(view.stride()),
+        offset_delta=_offset_delta(view, base),
+        requires_grad=requires_grad,
+    )
+
+
+def _offset_delta(view: torch.Tensor, base: torch.Tensor) -> Dim:
+    ratio = Fraction(base.element_size(), view.element_size())
+    begin = base.storage_offset() * ratio.numerator
+    if ratio.denominator == 1:
+        return dim(view.storage_offset() - begin)
+    if isinstance(begin, int) and begin % ratio.denominator == 0:
+        return dim(view.storage_offset() - begin // ratio.denominator)
+    raise Unsupported(
+        f"a {base.dtype} tensor is viewed as {view.dtype}",
+        "its offset in the storage is not known to be a whole number of the larger elements",
+        "Return a copy instead of the view",
+    )

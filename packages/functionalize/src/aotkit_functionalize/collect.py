@@ -1,0 +1,221 @@
+"""From one functionalized run of the forward to the complete metadata record, and the values the graph returns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from . import _torch_compat as compat
+from .aliases import OutputSource, OutputSources, output_sources, view_spec
+from .errors import OverlappingMutation, Unsupported
+from .inputs import FunctionInput
+from .metadata import (
+    EffectInfo,
+    GraphMetadata,
+    InputInfo,
+    InputKind,
+    MutationKind,
+    OutputInfo,
+    OutputKind,
+    TangentInfo,
+    TensorMeta,
+)
+from .mutations import check_mutation, is_hidden_from_autograd, is_under_no_grad, mutation_kind
+from .overlap import overlapping_groups
+from .symbols import bind_symbols, dims, is_symbolic, tensor_meta
+from .wrap import from_functional
+
+__all__ = ["ForwardRecord", "collect_metadata"]
+
+_WRITES = (MutationKind.DATA, MutationKind.DATA_AND_METADATA)
+
+
+@dataclass(slots=True)
+class ForwardRecord:
+    """What a forward run amounts to.
+
+    Attributes:
+        metadata: the complete calling contract, tangents included.
+        forward_values: functional tensors and SymInts in the order of Note [Order of graph inputs and outputs].
+    """
+
+    metadata: GraphMetadata
+    forward_values: list[Any]
+
+
+def collect_metadata(
+    inputs: Sequence[FunctionInput],
+    outputs: Sequence[Any],
+    *,
+    grad_mode: tuple[bool, bool],
+    training: bool | None = None,
+) -> ForwardRecord:
+    """Read the records off the functional tensors after the function ran.
+
+    Args:
+        inputs: as made by :func:`function_inputs`; the function has been called with their ``value``.
+        outputs: the flat outputs of that call.
+        grad_mode: whether grad mode was on before and after the call.
+        training: ``False`` for an inference graph in any case; ``True`` to insist on a joint graph; by default a
+            joint graph if grad mode was on and something that the graph computes needs a gradient.
+
+    Raises:
+        Unsupported: the function does something that the records cannot express.
+        OverlappingMutation: inputs that share memory are mutated.
+    """
+    input_infos, updated = _input_infos(inputs)
+    groups = overlapping_groups(inputs, [i.index for i in input_infos if i.mutation in _WRITES])
+    if groups:
+        raise OverlappingMutation(groups, tuple(i.index for i in input_infos if i.mutation in _WRITES))
+    sources = output_sources(inputs, outputs)
+    output_infos, computed = _output_infos(inputs, outputs, sources, len(updated))
+    values = [*updated, *computed, *sources.bases]
+    wanted = grad_mode[0] and training is not False
+    differentiable = [wanted and _is_differentiable(v) for v in values]
+    for info in input_infos:
+        if info.updated_output is not None and (info.mutation_under_no_grad or info.mutation_hidden_from_autograd):
+            differentiable[info.updated_output] = False
+    is_training = any(differentiable) and any(i.leaf is not None for i in inputs)
+    if training and not is_training:
+        raise Unsupported(
+            "a joint graph was asked for, but nothing that the function computes requires grad",
+            "there is no gradient to trace" if grad_mode[0] else "grad mode is off",
+            "Pass inputs that require grad, or capture an inference graph",
+        )
+    if not is_training:
+        differentiable = [False] * len(values)
+    metadata = GraphMetadata(
+        inputs=tuple(input_infos),
+        outputs=tuple(output_infos),
+        tangents=tuple(TangentInfo(p, _tangent_meta(v)) for p, v in enumerate(values) if differentiable[p]),
+        symbols=bind_symbols([i.original for i in inputs]),
+        effects=() if grad_mode[0] == grad_mode[1] else (EffectInfo("grad_mode", grad_mode[1]),),
+        num_forward_outputs=len(values),
+        num_mutated=len(updated),
+        intermediate_bases=tuple(_record(base) for base in sources.bases),
+        forward_requires_grad=tuple(differentiable),
+        differentiable_inputs=tuple(i.index for i in inputs if i.leaf is not None) if is_training else (),
+        is_training=is_training,
+    )
+    return ForwardRecord(metadata, values)
+
+
+def _record(value: torch.Tensor) -> TensorMeta:
+    return tensor_meta(from_functional(value), requires_grad=value.requires_grad)
+
+
+def _input_infos(inputs: Sequence[FunctionInput]) -> tuple[list[InputInfo], list[torch.Tensor]]:
+    infos: list[InputInfo] = []
+    updated: list[torch.Tensor] = []
+    for entered in inputs:
+        if not entered.is_tensor:
+            kind = InputKind.SYMINT if isinstance(entered.original, torch.SymInt) else InputKind.OTHER
+            infos.append(InputInfo(entered.index, kind))
+            continue
+        check_mutation(entered)
+        mutation = mutation_kind(entered)
+        writes = mutation in _WRITES
+        position = len(updated) if writes else None
+        if writes:
+            updated.append(entered.value)
+        new_view = None
+        if mutation in (MutationKind.METADATA, MutationKind.DATA_AND_METADATA):
+            now = from_functional(entered.value)
+            new_view = view_spec(now, entered.original, requires_grad=entered.value.requires_grad)
+        hidden = writes and is_hidden_from_autograd(entered)
+        infos.append(
+            InputInfo(
+                index=entered.index,
+                kind=InputKind.TENSOR,
+                meta=tensor_meta(entered.original, requires_grad=entered.requires_grad),
+                is_leaf=entered.is_leaf,
+                mutation=mutation,
+                mutation_hidden_from_autograd=hidden,
+                mutation_under_no_grad=writes and not hidden and is_under_no_grad(entered),
+                updated_output=position,
+                new_view=new_view,
+            )
+        )
+    return infos, updated
+
+
+def _output_infos(
+    inputs: Sequence[FunctionInput], outputs: Sequence[Any], sources: OutputSources, first: int
+) -> tuple[list[OutputInfo], list[Any]]:
+    infos: list[OutputInfo] = []
+    computed: list[Any] = []
+    for index, (output, source) in enumerate(zip(outputs, sources.sources, strict=True)):
+        if source.kind is OutputKind.CONSTANT:
+            infos.append(OutputInfo(index, source.kind, constant=output))
+        elif source.same_as is not None:
+            infos.append(OutputInfo(index, source.kind, meta=_record(output)))  # graph_output is known only below
+        elif source.kind in (OutputKind.SYMINT, OutputKind.FRESH):
+            meta = _record(output) if source.kind is OutputKind.FRESH else None
+            position = first + len(computed)
+            computed.append(output)
+            infos.append(
+                OutputInfo(index, source.kind, meta=meta, graph_output=position, dynamic_dims=_dynamic_dims(output))
+            )
+        else:
+            infos.append(_aliasing_output(index, output, source, _base_of(source, inputs, outputs, sources)))
+    for index, source in enumerate(sources.sources):
+        if source.same_as is not None:
+            twin = infos[source.same_as]
+            infos[index] = OutputInfo(
+                index, twin.kind, meta=twin.meta, graph_output=twin.graph_output, dynamic_dims=twin.dynamic_dims
+            )
+    return infos, computed
+
+
+def _base_of(
+    source: OutputSource, inputs: Sequence[FunctionInput], outputs: Sequence[Any], sources: OutputSources
+) -> torch.Tensor:
+    assert source.base is not None
+    if source.kind is OutputKind.ALIAS_OF_INTERMEDIATE:
+        return sources.bases[source.base]
+    if source.kind is OutputKind.ALIAS_OF_OUTPUT:
+        return outputs[source.base]
+    return inputs[source.base].value
+
+
+def _aliasing_output(index: int, output: torch.Tensor, source: OutputSource, base: torch.Tensor) -> OutputInfo:
+    view = None
+    if source.kind is not OutputKind.INPUT:
+        _check_lazy_bits(index, output, base)
+        view = view_spec(from_functional(output), from_functional(base), requires_grad=output.requires_grad)
+    return OutputInfo(
+        index, source.kind, meta=_record(output), base=source.base, view=view, dynamic_dims=_dynamic_dims(output)
+    )
+
+
+def _check_lazy_bits(index: int, output: torch.Tensor, base: torch.Tensor) -> None:
+    if output.is_conj() != base.is_conj() or output.is_neg() != base.is_neg():
+        raise Unsupported(
+            f"output {index} is a lazily conjugated or negated view",
+            "the record of a view holds sizes and strides only",
+            "Return .resolve_conj() or .resolve_neg() of it",
+        )
+
+
+def _dynamic_dims(output: Any) -> tuple[int, ...]:
+    if not isinstance(output, torch.Tensor):
+        return ()
+    return tuple(i for i, size in enumerate(from_functional(output).shape) if is_symbolic(size))
+
+
+def _is_differentiable(value: Any) -> bool:
+    if not isinstance(value, torch.Tensor) or not value.requires_grad:
+        return False
+    return value.is_floating_point() or value.is_complex()
+
+
+def _tangent_meta(value: torch.Tensor) -> TensorMeta:
+    """The layout a gradient is traced for: the output's own if it is dense, else contiguous."""
+    plain = from_functional(value)
+    meta = tensor_meta(plain, requires_grad=False)
+    dense = compat.is_dense(plain)
+    strides = meta.strides if dense else dims(torch._prims_common.make_contiguous_strides_for(plain.shape))
+    return TensorMeta(meta.dtype, meta.device, meta.sizes, strides, 0, False)

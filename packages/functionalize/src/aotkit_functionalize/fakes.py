@@ -1,0 +1,58 @@
+"""Plain fake tensors for a run of the function."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch._subclasses import FakeTensor, FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+from .errors import Unsupported
+
+__all__ = ["fake_arguments"]
+
+
+def fake_arguments(
+    flat_args: Sequence[Any], *, fake_mode: FakeTensorMode | None = None, dynamic: bool = False
+) -> tuple[FakeTensorMode, list[Any]]:
+    """Fake, detached versions of flat arguments and the mode they belong to.
+
+    Fake arguments keep their mode. Real tensors are converted under ``fake_mode`` or a new mode; their sizes
+    are symbols if ``dynamic``, else constants. Other values are passed through.
+
+    Raises:
+        Unsupported: tensor subclasses, or fake tensors of several modes.
+    """
+    mode = fake_mode
+    for index, arg in enumerate(flat_args):
+        if isinstance(arg, FakeTensor):
+            if mode is not None and arg.fake_mode is not mode:
+                raise Unsupported(
+                    f"input {index} is a fake tensor of another mode than the arguments before it",
+                    "sizes of two modes cannot be related",
+                    "Make all fake arguments under one FakeTensorMode",
+                )
+            mode = arg.fake_mode
+        elif isinstance(arg, torch.Tensor) and type(arg) not in (torch.Tensor, torch.nn.Parameter):
+            raise Unsupported(
+                f"input {index} is a tensor subclass ({type(arg).__name__})",
+                "this release captures plain tensors only",
+                "Unwrap it before the captured function",
+            )
+    if mode is None:
+        mode = FakeTensorMode(shape_env=ShapeEnv() if dynamic else None)
+    return mode, [_fake(arg, mode, dynamic) for arg in flat_args]
+
+
+def _fake(arg: Any, mode: FakeTensorMode, dynamic: bool) -> Any:
+    if not isinstance(arg, torch.Tensor):
+        return arg
+    fake = arg if isinstance(arg, FakeTensor) else mode.from_tensor(arg, static_shapes=not dynamic)
+    with mode, torch.inference_mode(False), torch.no_grad():
+        if not fake.is_inference():
+            return fake.detach()
+        # An inference tensor has neither a version counter nor views with a base; its twin over the same storage does.
+        twin = torch.empty(0, dtype=fake.dtype, device=fake.device)
+        return twin.set_(fake.untyped_storage(), fake.storage_offset(), fake.shape, fake.stride())

@@ -1,0 +1,104 @@
+"""Flat arguments as the captured function sees them: functional tensors with an autograd identity in front.
+
+Note [Inputs enter through an autograd identity]
+    A differentiable input enters the function as the output of :class:`_Enter`, whose forward returns a new
+    functional wrapper around the same plain tensor. So the input is not a leaf (in-place operations are
+    allowed, as they are on most tensors a graph is called with), its strides are kept, no node is recorded,
+    and gradients are taken with respect to the wrapper *behind* the identity, which no in-place operation
+    ever touches. Taking them with respect to the very tensor that the function mutates gives the gradient
+    of the value after the mutation: ``x.mul_(y); x.sin()`` would get ``cos(x*y)`` for ``x``, without any error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from . import _torch_compat as compat
+from .errors import Unsupported
+from .wrap import to_functional
+
+__all__ = ["FunctionInput", "function_inputs"]
+
+
+@dataclass(slots=True)
+class FunctionInput:
+    """One flat argument while it is captured.
+
+    Attributes:
+        index: position among the flat arguments.
+        original: the plain (fake) tensor or other value that the graph takes.
+        value: what the function is given: a functional tensor for a tensor, else ``original``.
+        leaf: the functional tensor that gradients are taken with respect to, if the input is differentiable.
+        is_leaf: whether the caller's tensor is a leaf.
+        requires_grad: whether the caller's tensor requires grad.
+        entry_grad_fn, entry_version, entry_storage: state of ``value`` before the function ran.
+    """
+
+    index: int
+    original: Any
+    value: Any
+    leaf: torch.Tensor | None = None
+    is_leaf: bool = True
+    requires_grad: bool = False
+    entry_grad_fn: Any = field(default=None, repr=False)
+    entry_version: int = 0
+    entry_storage: int = 0
+
+    @property
+    def is_tensor(self) -> bool:
+        """Whether the input is a tensor."""
+        return isinstance(self.value, torch.Tensor)
+
+
+class _Enter(torch.autograd.Function):
+    """See Note [Inputs enter through an autograd identity]."""
+
+    @staticmethod
+    def forward(ctx: Any, leaf: torch.Tensor, fresh: Callable[[], torch.Tensor]) -> torch.Tensor:  # noqa: ARG004
+        return fresh()
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:  # noqa: ARG004
+        return grad, None
+
+
+def function_inputs(plain: Sequence[Any], callers: Sequence[Any]) -> list[FunctionInput]:
+    """Wrap flat arguments for a run in the active functional layer.
+
+    Args:
+        plain: the arguments as the graph takes them: fake tensors outside of autograd, SymInts, other values.
+        callers: the arguments as the caller passed them, for ``requires_grad`` and ``is_leaf``.
+    """
+    return [_function_input(i, p, c) for i, (p, c) in enumerate(zip(plain, callers, strict=True))]
+
+
+def _function_input(index: int, plain: Any, caller: Any) -> FunctionInput:
+    if not isinstance(plain, torch.Tensor):
+        return FunctionInput(index, plain, plain)
+    if plain.layout is not torch.strided:
+        raise Unsupported(
+            f"input {index} has layout {plain.layout}",
+            "only strided tensors can be captured",
+            "Convert it with .to_dense() before the compiled region",
+        )
+    value = to_functional(plain)
+    leaf = None
+    if caller.requires_grad:
+        leaf = value.requires_grad_(True)
+        with torch.enable_grad():
+            value = _Enter.apply(leaf, lambda: to_functional(plain))
+    return FunctionInput(
+        index,
+        plain,
+        value,
+        leaf,
+        is_leaf=bool(caller.is_leaf),
+        requires_grad=bool(caller.requires_grad),
+        entry_grad_fn=value.grad_fn,
+        entry_version=value._version,
+        entry_storage=compat.storage_identity(value),
+    )

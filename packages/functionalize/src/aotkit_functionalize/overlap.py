@@ -1,0 +1,64 @@
+"""Inputs that share memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from .inputs import FunctionInput
+
+__all__ = ["definitely_disjoint", "overlapping_groups"]
+
+
+def overlapping_groups(inputs: Sequence[FunctionInput], mutated: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    """Groups of inputs of one storage in which a mutated input may overlap another one."""
+    by_storage: dict[int, list[FunctionInput]] = {}
+    for entered in inputs:
+        if entered.is_tensor:
+            by_storage.setdefault(entered.original.untyped_storage()._cdata, []).append(entered)
+    written = set(mutated)
+    found = []
+    for members in by_storage.values():
+        names = {
+            name
+            for a in members
+            for b in members
+            if a.index in written and a is not b and not definitely_disjoint(a.original, b.original)
+            for name in (a.index, b.index)
+        }
+        if names:
+            found.append(tuple(sorted(names)))
+    return tuple(found)
+
+
+def definitely_disjoint(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two tensors of one storage certainly have no element in common. ``False`` when it is not known."""
+    sizes = (*a.shape, *a.stride(), a.storage_offset(), *b.shape, *b.stride(), b.storage_offset())
+    if not all(isinstance(size, int) for size in sizes):
+        return False
+    if a.numel() == 0 or b.numel() == 0:
+        return True
+    first_a, end_a = _bytes(a)
+    first_b, end_b = _bytes(b)
+    if end_a <= first_b or end_b <= first_a:
+        return True
+    return _disjoint_columns(a, b)
+
+
+def _bytes(tensor: torch.Tensor) -> tuple[int, int]:
+    offset = int(tensor.storage_offset())
+    reach = sum((int(s) - 1) * int(t) for s, t in zip(tensor.shape, tensor.stride(), strict=True))
+    return offset * tensor.element_size(), (offset + reach + 1) * tensor.element_size()
+
+
+def _disjoint_columns(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Two blocks of columns of one row-major matrix, as the slices ``m[:, :k]`` and ``m[:, k:]`` are."""
+    if a.dtype != b.dtype or a.dim() != 2 or b.dim() != 2 or a.stride() != b.stride():
+        return False
+    row, column = (int(s) for s in a.stride())
+    if column != 1 or row <= 0:
+        return False
+    start_a, start_b = int(a.storage_offset()) % row, int(b.storage_offset()) % row
+    end_a, end_b = start_a + int(a.shape[1]), start_b + int(b.shape[1])
+    return end_a <= row and end_b <= row and (end_a <= start_b or end_b <= start_a)

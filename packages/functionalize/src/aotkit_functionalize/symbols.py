@@ -1,0 +1,110 @@
+"""Sizes as text over symbols, and where each symbol's value is read at run time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+
+from .errors import Unsupported
+from .metadata import Dim, SymbolBinding, TensorMeta
+
+__all__ = ["bind_symbols", "dim", "dims", "is_symbolic", "tensor_meta", "used_symbols"]
+
+
+def dim(size: int | torch.SymInt) -> Dim:
+    """``size`` as an int, or as the text of its expression (Python syntax: ``// % min max``)."""
+    if isinstance(size, int):
+        return int(size)
+    expr = size.node.expr
+    return int(expr) if expr.is_number else _text(expr)
+
+
+def dims(sizes: Iterable[int | torch.SymInt]) -> tuple[Dim, ...]:
+    """:func:`dim` of each."""
+    return tuple(dim(size) for size in sizes)
+
+
+def is_symbolic(size: int | torch.SymInt) -> bool:
+    """Whether ``size`` may differ from call to call."""
+    return isinstance(dim(size), str)
+
+
+def tensor_meta(value: torch.Tensor, *, requires_grad: bool | None = None) -> TensorMeta:
+    """The record of one strided tensor; ``requires_grad`` replaces the tensor's own."""
+    return TensorMeta(
+        dtype=str(value.dtype).removeprefix("torch."),
+        device=str(value.device),
+        sizes=dims(value.shape),
+        strides=dims(value.stride()),
+        storage_offset=dim(value.storage_offset()),
+        requires_grad=value.requires_grad if requires_grad is None else requires_grad,
+    )
+
+
+def bind_symbols(flat_args: Sequence[Any]) -> tuple[SymbolBinding, ...]:
+    """Where the value of each symbol is found among the flat arguments: first SymInts, then sizes, then strides."""
+    found: dict[str, SymbolBinding] = {}
+
+    def offer(value: Any, index: int, source: str, position: int | None = None) -> None:
+        if isinstance(value, torch.SymInt) and value.node.expr.is_symbol:
+            name = str(value.node.expr)
+            found.setdefault(name, SymbolBinding(name, index, source, position))
+
+    for index, value in enumerate(flat_args):
+        offer(value, index, "int")
+    tensors = [(i, a) for i, a in enumerate(flat_args) if isinstance(a, torch.Tensor) and a.layout is torch.strided]
+    for source in ("size", "stride"):
+        for index, tensor in tensors:
+            for position, size in enumerate(tensor.shape if source == "size" else tensor.stride()):
+                offer(size, index, source, position)
+    for index, tensor in tensors:
+        offer(tensor.storage_offset(), index, "storage_offset")
+    return tuple(found[name] for name in sorted(found))
+
+
+def used_symbols(sizes: Iterable[int | torch.SymInt]) -> set[str]:
+    """Names of the symbols in ``sizes``."""
+    return {str(s) for size in sizes if isinstance(size, torch.SymInt) for s in size.node.expr.free_symbols}
+
+
+_ATOM, _UNARY, _PRODUCT, _SUM = 3, 2, 1, 0
+
+
+def _text(expr: Any) -> str:
+    return _render(expr)[0]
+
+
+def _render(expr: Any) -> tuple[str, int]:
+    """Text of a sympy expression over integers, and how tightly its outermost operator binds."""
+    name = type(expr).__name__
+    if expr.is_Symbol:
+        return str(expr), _ATOM
+    if expr.is_Integer:
+        return (str(int(expr)), _ATOM) if expr >= 0 else (str(int(expr)), _UNARY)
+    if expr.is_Add:
+        return " + ".join(_wrap(a, _PRODUCT) for a in expr.args), _SUM
+    if expr.is_Mul and all(a.is_integer is not False for a in expr.args):
+        return "*".join(_wrap(a, _UNARY) for a in expr.args), _PRODUCT
+    if expr.is_Pow and expr.args[1].is_Integer and expr.args[1] > 0:
+        return "*".join([_wrap(expr.args[0], _UNARY)] * int(expr.args[1])), _PRODUCT
+    if name in ("FloorDiv", "CleanDiv"):
+        return f"{_wrap(expr.args[0], _ATOM)}//{_wrap(expr.args[1], _ATOM)}", _SUM
+    if name in ("Mod", "PythonMod"):
+        return f"{_wrap(expr.args[0], _ATOM)} % {_wrap(expr.args[1], _ATOM)}", _SUM
+    if name == "ModularIndexing":
+        base, divisor, modulus = (_wrap(a, _ATOM) for a in expr.args)
+        return f"({base}//{divisor}) % {modulus}", _SUM
+    if name in ("Max", "Min"):
+        return f"{name.lower()}({', '.join(_text(a) for a in expr.args)})", _ATOM
+    raise Unsupported(
+        f"a size is {expr}",
+        f"{name} has no form in the metadata, which knows + - * // % min and max over integers",
+        "Compute the size with these, or compile with static shapes",
+    )
+
+
+def _wrap(expr: Any, at_least: int) -> str:
+    text, tightness = _render(expr)
+    return text if tightness >= at_least else f"({text})"

@@ -1,0 +1,77 @@
+"""Functional tensors: what the user's function sees while it is captured.
+
+Note [Two functional layers]
+    torch offers functionalization in the dispatcher (C++ wrappers, nothing Python per op) and as a dispatch
+    mode with a tensor subclass. The mode also handles higher-order operators and custom operators that
+    mutate; it costs about a third more tracing time. Both hold the same C++ wrapper, so every question of
+    this package can be asked of either.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+import torch
+
+from . import _torch_compat as compat
+
+__all__ = [
+    "FunctionalLayer",
+    "below_functional_layer",
+    "from_functional",
+    "functional_layer",
+    "is_functional",
+    "to_functional",
+]
+
+
+class FunctionalLayer(enum.Enum):
+    """Which of torch's two implementations removes mutations; see Note [Two functional layers]."""
+
+    DISPATCHER = "dispatcher"
+    MODE = "mode"
+
+
+@contextmanager
+def functional_layer(layer: FunctionalLayer) -> Iterator[None]:
+    """Context in which operations on functional tensors are functionalized and factories give functional tensors."""
+    if layer is FunctionalLayer.MODE:
+        with compat.below_functionalization(), compat.FunctionalTensorMode():
+            yield
+        return
+    compat.enter_dispatcher_functionalization()
+    try:
+        yield
+    finally:
+        compat.leave_dispatcher_functionalization()
+
+
+@contextmanager
+def below_functional_layer() -> Iterator[None]:
+    """Context in which plain (fake) tensors are made and computed with, whichever layer is active."""
+    with ExitStack() as stack:
+        stack.enter_context(compat.below_functionalization())
+        if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FUNCTIONAL) is not None:
+            stack.enter_context(compat.disable_functional_mode())
+        yield
+
+
+def to_functional(value: torch.Tensor) -> torch.Tensor:
+    """A functional tensor over ``value``, in the active layer. A leaf that does not require grad."""
+    mode = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FUNCTIONAL)
+    if mode is None:
+        return compat.wrap_inner(value)
+    return compat.FunctionalTensor(compat.wrap_inner(value), mode)
+
+
+def from_functional(value: torch.Tensor) -> torch.Tensor:
+    """The plain tensor that a functional tensor stands for now, pending writes applied."""
+    compat.sync(value)
+    return compat.unwrap_inner(compat.inner_wrapper(value))
+
+
+def is_functional(value: object) -> bool:
+    """Whether ``value`` is a functional tensor of either layer."""
+    return isinstance(value, torch.Tensor) and compat.is_inner_wrapper(compat.inner_wrapper(value))
