@@ -1,0 +1,108 @@
+"""What saving a value costs, in bytes-equivalents, or that it can't be saved (F3.10 - F3.15, F3.23)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from .fusion import is_fusible
+from .joint import JointGraph
+from .options import PartitionOptions
+
+UNSAVEABLE = float("inf")
+MAX_BIASED_DISTANCE = 100
+
+
+@dataclass(frozen=True, slots=True)
+class SaveCost:
+    """Cost of saving one value. ``why`` explains an infinite or unusual cost."""
+
+    cost: float
+    why: str = ""
+
+
+def is_literal(joint: JointGraph, index: int) -> bool:
+    """Whether tracing fixed the value to a plain number (or None): then it is written into the backward as is."""
+    node = joint.nodes[index]
+    if node.op != "call_function" or not ("val" in node.meta):
+        return False
+    value = node.meta["val"]
+    return value is None or isinstance(value, (bool, int, float, str))
+
+
+def is_view_like(joint: JointGraph, index: int) -> bool:
+    """A view, or one item of an op that returns several views."""
+    facts = joint.facts[index]
+    if facts.is_getitem:
+        return bool(joint.inputs_of[index]) and joint.facts[joint.inputs_of[index][0]].is_view
+    return facts.is_view
+
+
+def distances_from_backward(joint: JointGraph) -> list[int]:
+    """Fewest steps from each node to one that is not needed by the forward; large where there is none."""
+    far = 10**9
+    distance = [0] * len(joint.nodes)
+    for index in range(len(joint.nodes) - 1, -1, -1):
+        if joint.in_forward[index]:
+            distance[index] = min((distance[user] for user in joint.users_of[index]), default=far) + 1
+    return distance
+
+
+def save_costs(
+    joint: JointGraph, options: PartitionOptions, recompute: list[bool], save: list[str | None]
+) -> list[SaveCost]:
+    """The cost of saving each node.
+
+    Args:
+        recompute: nodes that a policy forbids to save.
+        save: for nodes that a policy says to save, why.
+    """
+    distance = distances_from_backward(joint)
+    return [
+        SaveCost(0.0, "computed in the backward")
+        if joint.in_backward[index]
+        else _save_cost(joint, index, options, distance[index], recompute, save)
+        for index in range(len(joint.nodes))
+    ]
+
+
+def _save_cost(
+    joint: JointGraph, index: int, options: PartitionOptions, distance: int, recompute: list[bool], save: list[str | None]
+) -> SaveCost:
+    value: Any = joint.value(index)
+    node = joint.nodes[index]
+    if recompute[index]:
+        return SaveCost(UNSAVEABLE, f"policy {node.meta['recompute'].name}")
+    if isinstance(value, torch.SymInt):
+        return SaveCost(0.0 if node.op == "placeholder" else 1.0)
+    if isinstance(value, (torch.SymFloat, torch.SymBool)):
+        return SaveCost(UNSAVEABLE, "the backward takes no symbolic float or bool")
+    if isinstance(value, (tuple, list)):
+        return SaveCost(UNSAVEABLE, "a tuple; only its items can be saved")
+    if not isinstance(value, torch.Tensor):
+        if node.op == "placeholder":
+            return SaveCost(0.0, "not a tensor: passed on")
+        return SaveCost(UNSAVEABLE, f"its value is a {type(value).__name__}, not a tensor")
+    if node.op == "placeholder":
+        return _input_cost(joint, index, options)
+    if is_view_like(joint, index) and not save[index]:
+        base = joint.inputs_of[index][0] if joint.inputs_of[index] else None
+        if base is None or not recompute[base]:
+            return SaveCost(UNSAVEABLE, "a view; saving its base costs the same memory")
+    cost = max(float(joint.bytes_of[index]), 1.0) * options.distance_bias ** min(distance, MAX_BIASED_DISTANCE)
+    return SaveCost(cost if is_materialized(joint, index) else cost * options.unmaterialized_factor)
+
+
+def _input_cost(joint: JointGraph, index: int, options: PartitionOptions) -> SaveCost:
+    if index in joint.mutated_inputs:
+        return SaveCost(float(joint.bytes_of[index]) * options.unmaterialized_factor, "overwritten later: saved as a copy")
+    if index in joint.static_inputs or options.inputs_are_free:
+        return SaveCost(0.0, "an input: alive anyhow")
+    return SaveCost(float(joint.bytes_of[index]))
+
+
+def is_materialized(joint: JointGraph, index: int) -> bool:
+    """Whether the value is written to memory even if it isn't saved: some use, or the output, can't fuse with it (F3.11)."""
+    return not all(is_fusible(joint, index, user) for user in joint.users_of[index])

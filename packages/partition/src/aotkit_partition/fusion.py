@@ -1,0 +1,36 @@
+"""Which pairs of ops a fusing compiler puts into one kernel; decides whether a value costs memory traffic at all."""
+
+from __future__ import annotations
+
+from torch._higher_order_ops.auto_functionalize import get_mutable_args
+
+from .joint import JointGraph
+from .op_facts import OpFacts
+
+
+def is_fusible(joint: JointGraph, producer: int, consumer: int) -> bool:
+    """Whether the value of ``producer`` need not be written to memory for ``consumer`` to use it."""
+    to = joint.facts[consumer]
+    of = joint.facts[producer]
+    if to.name == "aten.cat":
+        return True  # concatenation is a set of copies, which any producer can write straight into place
+    if to.name.startswith("higher_order.auto_functionalized"):
+        return _is_mutated_argument(joint, producer, consumer)
+    if to.name == "higher_order.triton_kernel_wrapper_functional":
+        cloned = joint.nodes[consumer].kwargs.get("tensors_to_clone", ())
+        kernel_args = joint.nodes[consumer].kwargs.get("kwargs", {})
+        return any(kernel_args.get(name) is joint.nodes[producer] for name in cloned)  # the copy fuses with the producer
+    return _in_fused_kernel(of) and _in_fused_kernel(to)
+
+
+def _in_fused_kernel(facts: OpFacts) -> bool:
+    return facts.is_recomputable or facts.is_random
+
+
+def _is_mutated_argument(joint: JointGraph, producer: int, consumer: int) -> bool:
+    """The functional form of a mutating custom op copies its mutated arguments; that copy fuses with the producer."""
+    node = joint.nodes[consumer]
+    names, _types = get_mutable_args(node.args[0])
+    value = joint.nodes[producer]
+    bases = node.kwargs.get("_all_bases", ())
+    return any(node.kwargs.get(name) is value for name in names) or any(base is value for base in bases)

@@ -1,0 +1,182 @@
+"""The joint graph as the partitioner sees it: nodes by position, with facts, sizes and sides, computed once.
+
+Sides (F3.9): a node is *tangent-dependent* if a tangent reaches it; only the backward can compute it. It is *needed
+by the forward* if a forward output (or a forward side effect) depends on it. What is left can be computed on either
+side: those are the nodes that a partition decides about.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.fx
+from torch.utils.checkpoint import CheckpointPolicy
+
+from ._torch_compat import symbolic_hint
+from .errors import InvalidJointGraphError
+from .op_facts import OpFacts, op_facts
+
+BACKWARD_INPUT_PREFIXES = ("tangents", "bwd_seed", "bwd_base_offset", "bwd_rng")
+SAVE_POLICIES = (CheckpointPolicy.MUST_SAVE, CheckpointPolicy.PREFER_SAVE)
+RECOMPUTE_POLICIES = (CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE)
+
+
+@dataclass(slots=True)
+class JointGraph:
+    """Analysed joint graph. Lists are indexed by a node's position."""
+
+    module: torch.fx.GraphModule
+    num_fwd_outputs: int
+    nodes: list[torch.fx.Node]
+    position: dict[torch.fx.Node, int]
+    facts: list[OpFacts]
+    inputs_of: list[list[int]]
+    users_of: list[list[int]]
+    outputs: list[Any]
+    in_backward: list[bool] = field(default_factory=list)
+    in_forward: list[bool] = field(default_factory=list)
+    bytes_of: list[int] = field(default_factory=list)
+    forward_inputs: list[int] = field(default_factory=list)
+    backward_inputs: list[int] = field(default_factory=list)
+    mutated_inputs: set[int] = field(default_factory=set)
+    static_inputs: set[int] = field(default_factory=set)
+
+    @property
+    def forward_outputs(self) -> list[Any]:
+        """The user's forward outputs (nodes or constants)."""
+        return self.outputs[: self.num_fwd_outputs]
+
+    @property
+    def gradients(self) -> list[Any]:
+        """What the backward returns (nodes, constants or None)."""
+        return self.outputs[self.num_fwd_outputs :]
+
+    def value(self, index: int) -> Any:
+        """The fake value of a node, None if it has none."""
+        node = self.nodes[index]
+        return node.meta.get("val", node.meta.get("example_value"))
+
+
+def is_backward_input(node: torch.fx.Node) -> bool:
+    """Whether a placeholder belongs to the backward, by the prefix of its name."""
+    return node.op == "placeholder" and str(node.target).startswith(BACKWARD_INPUT_PREFIXES)
+
+
+def analyze_joint(module: torch.fx.GraphModule, num_fwd_outputs: int, symbol_fallback: int = 4096) -> JointGraph:
+    """Analyse a joint graph.
+
+    Raises:
+        InvalidJointGraphError: no output, or fewer outputs than ``num_fwd_outputs``.
+    """
+    nodes = list(module.graph.nodes)
+    position = {node: index for index, node in enumerate(nodes)}
+    known: dict[Any, OpFacts] = {}
+    nothing = OpFacts("")
+    facts = []
+    for node in nodes:
+        if node.op != "call_function":
+            facts.append(nothing)
+            continue
+        found = known.get(node.target)
+        if found is None:
+            found = known[node.target] = op_facts(node.target)
+        facts.append(found)
+    joint = JointGraph(
+        module=module,
+        num_fwd_outputs=num_fwd_outputs,
+        nodes=nodes,
+        position=position,
+        facts=facts,
+        inputs_of=[[position[used] for used in node.all_input_nodes] for node in nodes],
+        users_of=[[position[user] for user in node.users] for node in nodes],
+        outputs=_flat_outputs(nodes, num_fwd_outputs),
+    )
+    for index, node in enumerate(nodes):
+        if node.op == "placeholder":
+            (joint.backward_inputs if is_backward_input(node) else joint.forward_inputs).append(index)
+    joint.bytes_of = [value_bytes(joint.value(index), symbol_fallback) for index in range(len(nodes))]
+    _find_sides(joint)
+    return joint
+
+
+def _flat_outputs(nodes: list[torch.fx.Node], num_fwd_outputs: int) -> list[Any]:
+    last = nodes[-1] if nodes else None
+    if last is None or last.op != "output":
+        raise InvalidJointGraphError("the joint graph has no output node; trace it again.")
+    outputs = last.args[0]
+    flat = list(outputs) if isinstance(outputs, (tuple, list)) else [outputs]
+    if any(isinstance(item, (tuple, list, dict)) for item in flat):
+        raise InvalidJointGraphError(
+            "the joint graph returns nested outputs; a joint graph returns one flat list: forward outputs, then gradients."
+        )
+    if not 0 <= num_fwd_outputs <= len(flat):
+        raise InvalidJointGraphError(
+            f"num_fwd_outputs is {num_fwd_outputs}, but the joint graph returns {len(flat)} values. Give the number of "
+            "leading outputs that belong to the forward."
+        )
+    return flat
+
+
+def value_bytes(value: Any, symbol_fallback: int = 4096) -> int:
+    """Bytes of memory that a value of this description occupies; 0 for numbers and None, the sum for tuples."""
+    if isinstance(value, torch.Tensor):
+        if value.layout is not torch.strided:
+            return _number(value.numel(), symbol_fallback) * value.element_size()
+        elements = 1
+        for size, stride in zip(value.size(), value.stride(), strict=True):
+            # Expanded dimensions repeat the same memory.
+            if not (type(stride) is int and stride == 0):
+                elements *= _number(size, symbol_fallback)
+        return elements * value.element_size()
+    if isinstance(value, (tuple, list)):
+        return sum(value_bytes(item, symbol_fallback) for item in value)
+    return 0
+
+
+def _number(size: Any, symbol_fallback: int) -> int:
+    if type(size) is int:
+        return size
+    hint = symbolic_hint(size)
+    return symbol_fallback if hint is None else int(hint)
+
+
+def _find_sides(joint: JointGraph) -> None:
+    """Fill ``in_backward`` and ``in_forward``; see the module docstring."""
+    count = len(joint.nodes)
+    in_backward = [False] * count
+    backward_inputs = set(joint.backward_inputs)
+    for index, node in enumerate(joint.nodes):
+        if node.op == "output":
+            continue
+        in_backward[index] = (
+            index in backward_inputs
+            or node.meta.get("partitioner_tag") == "must_be_in_backward"
+            or any(in_backward[used] for used in joint.inputs_of[index])
+        )
+    in_forward = [False] * count
+    for output in joint.forward_outputs:
+        if isinstance(output, torch.fx.Node):
+            index = joint.position[output]
+            if in_backward[index]:
+                raise InvalidJointGraphError(
+                    f"forward output '{output.name}' depends on a tangent, so the forward can't return it. Check "
+                    f"num_fwd_outputs={joint.num_fwd_outputs} and the names of the tangent inputs."
+                )
+            in_forward[index] = True
+    for index in range(count - 1, -1, -1):
+        facts = joint.facts[index]
+        if not in_backward[index] and (facts.is_mutating or facts.has_side_effects):
+            in_forward[index] = True
+        if in_forward[index]:
+            for used in joint.inputs_of[index]:
+                in_forward[used] = True
+    for index in joint.forward_inputs:
+        in_forward[index] = True
+    joint.in_backward = in_backward
+    joint.in_forward = in_forward
+    for index, facts in enumerate(joint.facts):
+        if facts.is_mutating and not in_backward[index]:
+            first = joint.inputs_of[index][:1]
+            joint.mutated_inputs.update(used for used in first if joint.nodes[used].op == "placeholder")

@@ -1,0 +1,146 @@
+"""What the partitioner knows about operators: closed tables by operator name, plus what the dispatcher declares.
+
+Facts come from three places, in this order: the tables below, the operator's schema (aliasing, mutation) and its tags
+(``pointwise``, ``nondeterministic_seeded``).
+"""
+
+from __future__ import annotations
+
+import builtins
+import math
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._ops import HigherOrderOperator, OpOverload
+
+# Costly per output byte: recomputing one costs more time than saving its result costs memory.
+COMPUTE_INTENSIVE = frozenset(
+    f"aten.{name}"
+    for name in (
+        "mm bmm addmm baddbmm addbmm addmv mv dot linear _scaled_mm _grouped_mm _int_mm convolution "
+        "convolution_backward _convolution mkldnn_rnn_layer _thnn_fused_lstm_cell "
+        "_scaled_dot_product_flash_attention _scaled_dot_product_efficient_attention "
+        "_scaled_dot_product_cudnn_attention _scaled_dot_product_flash_attention_for_cpu "
+        "_scaled_dot_product_fused_attention_overrideable _flash_attention_forward _efficient_attention_forward "
+        "upsample_bilinear2d _cdist_forward fft_c2c fft_r2c fft_c2r _fft_c2c _fft_r2c _fft_c2r"
+    ).split()
+) | {"mkldnn._linear_pointwise", "mkldnn._convolution_pointwise"}
+
+# Views by behaviour that their schema doesn't declare.
+UNDECLARED_VIEWS = frozenset(
+    "aten._unsafe_view aten.lift_fresh prims.broadcast_in_dim prims.view_of prims.squeeze prims.transpose".split()
+)
+
+# Cheap per byte, though not tagged pointwise: fills, casts, gathers, sums, norms' pieces, softmax, layout changes.
+RECOMPUTABLE = frozenset(
+    f"aten.{name}"
+    for name in (
+        "sum mean amax amin any all prod var var_mean std std_mean max min argmax argmin norm linalg_vector_norm "
+        "logsumexp cumsum cumprod "
+        "clone contiguous copy _to_copy to full full_like zeros zeros_like ones ones_like empty empty_like "
+        "empty_strided empty_permuted new_empty new_empty_strided new_full new_zeros new_ones scalar_tensor arange eye "
+        "linspace tril triu tril_indices triu_indices iota "
+        "cat stack repeat flip roll constant_pad_nd gather index index_select embedding take _unsafe_index "
+        "_unsafe_masked_index one_hot "
+        "_softmax _log_softmax _safe_softmax softmax log_softmax native_layer_norm native_group_norm "
+        "_fused_rms_norm rms_norm where masked_fill glu _low_memory_max_pool_with_offsets "
+        "select_scatter slice_scatter as_strided_scatter diagonal_scatter scatter index_put _unsafe_index_put "
+        "expand_copy view_copy sym_size sym_stride sym_numel sym_storage_offset bitwise_and bitwise_or bitwise_xor "
+        "lift_fresh_copy"
+    ).split()
+) | {
+    "prims.convert_element_type", "prims.iota", "prims.sum", "prims.amax", "prims.amin", "prims.prod", "prims.var",
+    "prims.device_put", "prims.fma", "prims.clone", "prims._low_memory_max_pool_with_offsets",
+    "prims._low_memory_max_pool_offsets_to_indices",
+}
+
+# Draw random numbers without the tag.
+RANDOM = frozenset(
+    "aten.native_dropout aten.rand_like aten.randn_like aten.rand aten.randn aten.bernoulli aten.randint "
+    "aten.randperm aten.multinomial aten.normal aten.rrelu_with_noise_functional "
+    "higher_order.run_and_save_rng_state".split()
+)
+
+_SYM_FUNCTIONS: frozenset[Any] = frozenset(
+    getattr(operator, name)
+    for name in (
+        "abs add and_ eq floordiv ge gt inv invert le lshift lt mod mul ne neg not_ or_ pos pow rshift sub truediv xor"
+    ).split()
+) | {builtins.max, builtins.min, builtins.round, builtins.pow, math.ceil, math.floor, math.trunc, math.sqrt}
+
+_SIDE_EFFECT_NAMES = ("_assert", "record_function", "sym_constrain_range", "_sink_tokens", "with_effects", "print")
+
+
+@dataclass(frozen=True, slots=True)
+class OpFacts:
+    """What is known about one call target."""
+
+    name: str
+    is_view: bool = False
+    is_random: bool = False
+    is_compute_intensive: bool = False
+    is_recomputable: bool = False
+    is_mutating: bool = False
+    has_side_effects: bool = False
+    is_symbolic: bool = False  # works on sizes only
+    is_getitem: bool = False
+    is_collective: bool = False
+    is_builtin: bool = True
+
+
+def op_facts(target: Callable[..., Any] | str) -> OpFacts:
+    """Facts about a call target. Pure; callers memoise per graph."""
+    if target is operator.getitem:
+        return OpFacts("getitem", is_getitem=True, is_recomputable=True)
+    if isinstance(target, OpOverload):
+        return _operator_facts(target)
+    if isinstance(target, HigherOrderOperator):
+        name = f"higher_order.{target.name()}"
+        return OpFacts(
+            name,
+            is_random=name in RANDOM,
+            has_side_effects=_is_effectful_name(target.name()) or "mutation" in target.name(),
+            is_builtin=False,
+        )
+    name = getattr(target, "__name__", str(target))
+    if target in _SYM_FUNCTIONS or (getattr(torch, name, None) is target and name.startswith(("sym_", "_sym_"))):
+        return OpFacts(name, is_recomputable=True, is_symbolic=True)
+    return OpFacts(name, has_side_effects=_is_effectful_name(name) or target is torch._check, is_builtin=False)
+
+
+def _is_effectful_name(name: str) -> bool:
+    return any(part in name for part in _SIDE_EFFECT_NAMES)
+
+
+def _operator_facts(target: OpOverload) -> OpFacts:
+    namespace, _, short = target._schema.name.partition("::")
+    name = f"{namespace}.{short}"
+    is_view = name in UNDECLARED_VIEWS or _declares_view(target)
+    is_random = name in RANDOM or torch.Tag.nondeterministic_seeded in target.tags
+    intensive = name in COMPUTE_INTENSIVE
+    pointwise = torch.Tag.pointwise in target.tags
+    mutating = target._schema.is_mutable
+    effect = _is_effectful_name(short) or (not target._schema.returns and not mutating)
+    return OpFacts(
+        name,
+        is_view=is_view and not mutating,
+        is_random=is_random,
+        is_compute_intensive=intensive,
+        is_recomputable=(pointwise or is_view or name in RECOMPUTABLE) and not (intensive or is_random or mutating),
+        is_mutating=mutating,
+        has_side_effects=effect,
+        is_symbolic=short.startswith("sym_") and not effect,
+        is_collective=namespace in ("_c10d_functional", "_c10d_functional_autograd", "c10d_functional"),
+        is_builtin=namespace in ("aten", "prims", "prim"),
+    )
+
+
+def _declares_view(target: OpOverload) -> bool:
+    """Every result shares its storage with an argument, and none is written."""
+    returns = target._schema.returns
+    return bool(returns) and all(
+        result.alias_info is not None and not result.alias_info.is_write for result in returns
+    )

@@ -1,0 +1,93 @@
+"""Choices of a partition, as one frozen record that callers pass and caches can hash."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, fields
+
+from .errors import InvalidOptionError
+
+STRATEGIES = ("min-cut", "default")
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionOptions:
+    """How to split a joint graph. Every field changes the result, so all of them belong into a cache key."""
+
+    strategy: str = "min-cut"
+    """``min-cut``: save the cheapest set of values, recompute the rest. ``default``: recompute nothing but views."""
+
+    cse: bool = True
+    """Merge equal computations before cutting."""
+
+    static_inputs: tuple[int, ...] = ()
+    """Positions of inputs that outlive the call anyhow (parameters); saving one is free."""
+
+    inputs_are_free: bool = True
+    """Saving any forward input is free (its owner mostly keeps it). If False, only ``static_inputs`` are."""
+
+    mutated_inputs: tuple[int, ...] = ()
+    """Positions of inputs whose memory is overwritten after the forward graph ran: saved as copies, never as is."""
+
+    distance_bias: float = 1.0
+    """A value's cost grows by this factor per forward step that lies between it and the backward (at most 100)."""
+
+    unmaterialized_factor: float = 2.0
+    """Cost factor of a value that exists only because it is saved (all its forward uses fuse): one more write."""
+
+    allowlist_only: bool = True
+    """Recompute only operators known to be cheap; if False, everything but compute-intensive and random ones."""
+
+    recompute_custom_ops: bool = False
+    """Operators from outside ATen may be recomputed."""
+
+    recompute_collectives: bool = False
+    """Collective communication may be recomputed."""
+
+    ban_reductions: bool = True
+    """Never recompute an op whose output is a quarter of its inputs or less."""
+
+    ban_materialized_in_backward: bool = True
+    """Never recompute a value that the backward has to write to memory for an op that can't fuse with it."""
+
+    ban_used_far_apart: bool = False
+    """Never recompute a fusible use of a value that lies beyond the first use which ends a fusion."""
+
+    max_fusible_chain: int = 100
+    """Save at least one value in every chain of this many fusible recomputable ops (0: no limit)."""
+
+    max_distance: int = 1000
+    """Never recompute values further than this many forward steps away from the backward."""
+
+    symbol_fallback: int = 4096
+    """Stands in for a size that has no example value."""
+
+    def __post_init__(self) -> None:
+        if self.strategy not in STRATEGIES:
+            raise InvalidOptionError(f"strategy is {self.strategy!r}; known strategies are {', '.join(STRATEGIES)}.")
+        if not 1.0 <= self.distance_bias <= 1.2:
+            raise InvalidOptionError(f"distance_bias is {self.distance_bias}; give a factor from 1.0 to 1.2.")
+        if self.unmaterialized_factor < 1.0:
+            raise InvalidOptionError(f"unmaterialized_factor is {self.unmaterialized_factor}; give a factor of 1 or more.")
+        for name in ("max_fusible_chain", "max_distance"):
+            if getattr(self, name) < 0:
+                raise InvalidOptionError(f"{name} is {getattr(self, name)}; give a count of 0 or more.")
+        if self.symbol_fallback < 1:
+            raise InvalidOptionError(f"symbol_fallback is {self.symbol_fallback}; give a size of 1 or more.")
+
+    def to_json(self) -> str:
+        """All fields as JSON text."""
+        return json.dumps(asdict(self), sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str) -> PartitionOptions:
+        """Options from :meth:`to_json`; refuses unknown fields.
+
+        Raises:
+            InvalidOptionError: an unknown field or a bad value.
+        """
+        data = json.loads(text)
+        unknown = sorted(set(data) - {field.name for field in fields(cls)})
+        if unknown:
+            raise InvalidOptionError(f"unknown partition options: {', '.join(unknown)}.")
+        return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in data.items()})

@@ -1,0 +1,233 @@
+"""`partition`: joint graph in, forward graph, backward graph and the reasons out; and the same under torch's names."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import torch
+import torch.fx
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from .clean import clean_joint
+from .default import default_saved_values
+from .errors import GraphFormatError, InvalidOptionError
+from .extract import Split, extract
+from .graph_text import dump_graph, load_graph
+from .joint import JointGraph, analyze_joint
+from .min_cut import make_cut_problem, solve_min_cut
+from .options import PartitionOptions
+from .policies import has_policies
+from .report import PartitionReport, make_report
+
+
+class Observer(Protocol):
+    """How a caller watches a partition; times and dumps go here, nothing is printed or kept globally."""
+
+    def stage(self, name: str) -> Any:
+        """A context manager around one named stage."""
+
+    def dump(self, name: str, kind: str, text: Callable[[], str]) -> None:
+        """An intermediate product of ``kind`` graphs; ``text`` is called only if it is wanted."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Partition:
+    """A joint graph, split.
+
+    The forward returns ``[user outputs..., saved tensors..., saved symints...]``; the backward takes
+    ``[saved symints..., saved tensors..., tangents...]`` and returns the gradients.
+
+    Attributes:
+        forward: the forward graph.
+        backward: the backward graph.
+        num_fwd_outputs: how many leading outputs of the forward belong to the user.
+        saved_names: names of the saved values in the order the forward returns them.
+        num_saved_symints: how many of them, at the end, are symbolic sizes.
+        num_saved_without_version_check: how many of the tensors, the last ones, are stashed without a version check.
+        report: what was saved, what is recomputed, and why.
+    """
+
+    forward: torch.fx.GraphModule
+    backward: torch.fx.GraphModule
+    num_fwd_outputs: int
+    saved_names: tuple[str, ...]
+    num_saved_symints: int
+    num_saved_without_version_check: int
+    report: PartitionReport
+
+    def to_json(self) -> str:
+        """The partition as JSON text; see :func:`dump_graph` for what a graph keeps.
+
+        Raises:
+            UnserializableGraphError: see :func:`dump_graph`.
+        """
+        return json.dumps(
+            {
+                "format": "aotkit-partition",
+                "version": 1,
+                "forward": json.loads(dump_graph(self.forward)),
+                "backward": json.loads(dump_graph(self.backward)),
+                "num_fwd_outputs": self.num_fwd_outputs,
+                "saved_names": self.saved_names,
+                "num_saved_symints": self.num_saved_symints,
+                "num_saved_without_version_check": self.num_saved_without_version_check,
+                "report": json.loads(self.report.to_json()),
+            },
+            separators=(",", ":"),
+        )
+
+    @classmethod
+    def from_json(cls, text: str, fake_mode: FakeTensorMode | None = None) -> Partition:
+        """The partition that :meth:`to_json` wrote; ``fake_mode`` as in :func:`load_graph`.
+
+        Raises:
+            GraphFormatError: not such a text.
+        """
+        data = json.loads(text)
+        if not isinstance(data, dict) or data.get("format") != "aotkit-partition" or data.get("version") != 1:
+            raise GraphFormatError("the text is no partition in version 1 of the format.")
+        return cls(
+            forward=load_graph(json.dumps(data["forward"]), fake_mode),
+            backward=load_graph(json.dumps(data["backward"]), fake_mode),
+            num_fwd_outputs=data["num_fwd_outputs"],
+            saved_names=tuple(data["saved_names"]),
+            num_saved_symints=data["num_saved_symints"],
+            num_saved_without_version_check=data["num_saved_without_version_check"],
+            report=PartitionReport.from_json(json.dumps(data["report"])),
+        )
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Partition) and self.to_json() == other.to_json()
+
+    def __hash__(self) -> int:
+        return hash((self.num_fwd_outputs, self.saved_names, self.report))
+
+    def __str__(self) -> str:
+        return str(self.report)
+
+
+def partition(
+    joint: torch.fx.GraphModule,
+    num_fwd_outputs: int,
+    options: PartitionOptions = PartitionOptions(),
+    observer: Observer | None = None,
+) -> Partition:
+    """Split a joint forward-backward graph.
+
+    Args:
+        joint: takes ``primals_*`` then ``tangents_*`` (told apart by name), returns one flat list: the forward's
+            outputs, then the gradients. Fake values in ``node.meta['val']``. It is not changed.
+        num_fwd_outputs: how many of its outputs belong to the forward.
+        options: how to split.
+        observer: told about stages and graphs.
+
+    Raises:
+        InvalidJointGraphError: the graph is not of that form.
+        InfeasiblePartitionError: the constraints contradict each other.
+    """
+    with _stage(observer, "partition.clean"):
+        cleaned = clean_joint(joint, options.cse)
+    with _stage(observer, "partition.analyze"):
+        analysed = analyze_joint(cleaned, num_fwd_outputs, options.symbol_fallback)
+        _place_inputs(analysed, options)
+    with _stage(observer, "partition.cut"):
+        saved, bans, cost, strategy = _choose_saved(analysed, options)
+    with _stage(observer, "partition.extract"):
+        split = extract(analysed, saved)
+        result = _package(analysed, split, make_report(analysed, split, strategy, bans, cost))
+    if observer is not None:
+        observer.dump("forward", "graphs", lambda: str(result.forward.graph))
+        observer.dump("backward", "graphs", lambda: str(result.backward.graph))
+        observer.dump("partition", "graphs", lambda: str(result.report))
+    return result
+
+
+def default_partition(
+    joint_module: torch.fx.GraphModule,
+    _joint_inputs: Any,
+    *,
+    num_fwd_outputs: int,
+    static_lifetime_input_indices: Sequence[int] | None = None,
+    **_unused: Any,
+) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
+    """Split without rematerialization; has the signature that ``aot_function(partition_fn=...)`` calls.
+
+    Args: as for :func:`min_cut_rematerialization_partition`.
+    """
+    options = PartitionOptions(strategy="default", static_inputs=tuple(static_lifetime_input_indices or ()))
+    result = partition(joint_module, num_fwd_outputs, options)
+    return result.forward, result.backward
+
+
+def min_cut_rematerialization_partition(
+    joint_module: torch.fx.GraphModule,
+    _joint_inputs: Any,
+    compiler: str = "inductor",
+    *,
+    num_fwd_outputs: int,
+    static_lifetime_input_indices: Sequence[int] | None = None,
+    options: PartitionOptions = PartitionOptions(),
+    **_unused: Any,
+) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
+    """Split by minimum cut; has the signature that ``aot_function(partition_fn=...)`` calls.
+
+    Args:
+        joint_module: the joint graph.
+        _joint_inputs: taken for the signature's sake; the values in the graph's metadata are what counts.
+        compiler: taken for the signature's sake; the rules assume a compiler that fuses.
+        num_fwd_outputs: how many leading outputs belong to the forward.
+        static_lifetime_input_indices: inputs that outlive the call (parameters): free to save.
+        options: everything else, for use with ``functools.partial``.
+
+    Returns:
+        The forward and the backward module, in the calling convention of :class:`Partition`.
+    """
+    static = options.static_inputs + tuple(static_lifetime_input_indices or ())
+    result = partition(joint_module, num_fwd_outputs, replace(options, static_inputs=static))
+    return result.forward, result.backward
+
+
+def _stage(observer: Observer | None, name: str) -> Any:
+    return nullcontext() if observer is None else observer.stage(name)
+
+
+def _place_inputs(joint: JointGraph, options: PartitionOptions) -> None:
+    for name, positions, target in (
+        ("static_inputs", options.static_inputs, joint.static_inputs),
+        ("mutated_inputs", options.mutated_inputs, joint.mutated_inputs),
+    ):
+        for position in positions:
+            if not 0 <= position < len(joint.forward_inputs):
+                raise InvalidOptionError(
+                    f"{name} names input {position}, but the joint graph has {len(joint.forward_inputs)} forward inputs."
+                )
+            target.add(joint.forward_inputs[position])
+
+
+def _choose_saved(
+    joint: JointGraph, options: PartitionOptions
+) -> tuple[Sequence[int], list[str | None], float, str]:
+    """Saved values, ban reasons, cost, and the strategy that was really used."""
+    if options.strategy == "default" and not has_policies(joint):
+        return default_saved_values(joint), [], 0.0, "default"
+    # Recompute policies ask for a decision per value, which only the cut makes (F3.6).
+    problem = make_cut_problem(joint, options)
+    result = solve_min_cut(problem)
+    return result.saved, problem.bans, result.cost, "min-cut"
+
+
+def _package(joint: JointGraph, split: Split, report: PartitionReport) -> Partition:
+    unchecked = sum(bool(joint.nodes[index].meta.get("saved_tensor_with_no_vc_check", False)) for index in split.tensors)
+    return Partition(
+        forward=split.forward,
+        backward=split.backward,
+        num_fwd_outputs=joint.num_fwd_outputs,
+        saved_names=tuple(joint.nodes[index].name for index in (*split.tensors, *split.symints)),
+        num_saved_symints=len(split.symints),
+        num_saved_without_version_check=unchecked,
+        report=report,
+    )

@@ -1,0 +1,66 @@
+"""Selective activation checkpointing: what a node's policy tag means for the cut (F3.30, F3.31)."""
+
+from __future__ import annotations
+
+from .joint import RECOMPUTE_POLICIES, SAVE_POLICIES, JointGraph
+
+
+def has_policies(joint: JointGraph) -> bool:
+    """Whether any node carries a recompute policy."""
+    return any("recompute" in node.meta for node in joint.nodes)
+
+
+def must_save(joint: JointGraph) -> list[str | None]:
+    """For each node why its policy says to save it, or None."""
+    reasons: list[str | None] = [None] * len(joint.nodes)
+    for index, node in enumerate(joint.nodes):
+        policy = node.meta.get("recompute")
+        if joint.in_backward[index]:
+            continue
+        if policy in SAVE_POLICIES:
+            reasons[index] = f"policy {policy.name}"
+        elif policy in RECOMPUTE_POLICIES and _crosses_regions(joint, index):
+            reasons[index] = "boundary of two checkpoint regions"
+    return reasons
+
+
+def must_recompute(joint: JointGraph) -> list[bool]:
+    """For each node whether its policy forbids saving it.
+
+    Not so for what can't be computed twice anyhow (random draws, side effects, and the items of their results), and
+    for the results of a region that untagged forward ops use: eager checkpointing saves those too.
+    """
+    result = [False] * len(joint.nodes)
+    for index, node in enumerate(joint.nodes):
+        if node.meta.get("recompute") not in RECOMPUTE_POLICIES or joint.in_backward[index]:
+            continue
+        result[index] = not (_unrepeatable(joint, index) or _crosses_regions(joint, index) or _leaves(joint, index))
+    return result
+
+
+def _unrepeatable(joint: JointGraph, index: int) -> bool:
+    facts = joint.facts[index]
+    if facts.is_getitem or facts.is_view:
+        return any(_unrepeatable(joint, used) for used in joint.inputs_of[index][:1])
+    return facts.is_random or facts.is_mutating or facts.has_side_effects
+
+
+def _crosses_regions(joint: JointGraph, index: int) -> bool:
+    region = joint.nodes[index].meta.get("ac_graph_id")
+    if region is None:
+        return False
+    for user in joint.users_of[index]:
+        other = joint.nodes[user].meta.get("ac_graph_id")
+        if other is not None and other != region and not joint.in_backward[user]:
+            return True
+    return False
+
+
+def _leaves(joint: JointGraph, index: int) -> bool:
+    return any(
+        not joint.in_backward[user]
+        and joint.in_forward[user]
+        and joint.nodes[user].meta.get("recompute") is None
+        and joint.nodes[user].op != "output"
+        for user in joint.users_of[index]
+    )

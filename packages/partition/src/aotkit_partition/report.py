@@ -1,0 +1,173 @@
+"""What a partition decided and why, as data, text and JSON."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+
+import torch
+import torch.fx
+
+from .cost import is_view_like
+from .extract import Split
+from .joint import JointGraph
+
+
+@dataclass(frozen=True, slots=True)
+class SavedValue:
+    """One value that the forward hands to the backward. ``kind`` is tensor, symint or other; sizes in bytes."""
+
+    name: str
+    kind: str
+    bytes: int
+    op: str
+    is_input: bool
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class RecomputedOp:
+    """One op that the backward runs again. ``bytes`` is the size of its result; views cost nothing."""
+
+    name: str
+    op: str
+    bytes: int
+    is_view: bool
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ban:
+    """A value that must not be recomputed, and why."""
+
+    name: str
+    op: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionReport:
+    """The decisions of one partition."""
+
+    strategy: str
+    saved: tuple[SavedValue, ...]
+    recomputed: tuple[RecomputedOp, ...]
+    bans: tuple[Ban, ...]
+    cut_cost: float
+    num_forward_ops: int
+    num_backward_ops: int
+
+    @property
+    def activation_bytes(self) -> int:
+        """Bytes kept alive for the backward beyond the inputs; memory shared by several saved values counts once."""
+        return sum(value.bytes for value in self.saved if not value.is_input)
+
+    def to_json(self) -> str:
+        """The report as JSON text."""
+        return json.dumps(asdict(self), separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, text: str) -> PartitionReport:
+        """The report that :meth:`to_json` wrote."""
+        data = json.loads(text)
+        return cls(
+            **{
+                **data,
+                "saved": tuple(SavedValue(**row) for row in data["saved"]),
+                "recomputed": tuple(RecomputedOp(**row) for row in data["recomputed"]),
+                "bans": tuple(Ban(**row) for row in data["bans"]),
+            }
+        )
+
+    def __str__(self) -> str:
+        tensors = [value for value in self.saved if value.kind != "symint" and not value.is_input]
+        inputs = [value for value in self.saved if value.kind != "symint" and value.is_input]
+        work = [op for op in self.recomputed if not op.is_view]
+        lines = [
+            f"partition by {self.strategy}: {len(tensors)} activations ({format_bytes(self.activation_bytes)}), "
+            f"{len(inputs)} inputs and {sum(v.kind == 'symint' for v in self.saved)} sizes saved; "
+            f"{len(work)} ops recomputed; forward {self.num_forward_ops} ops, backward {self.num_backward_ops} ops",
+            "saved:",
+            *(f"  {value.name:<28} {format_bytes(value.bytes):>10}  {value.op:<28} {value.source}" for value in tensors),
+            "recomputed:",
+            *(f"  {op.name:<28} {format_bytes(op.bytes):>10}  {op.op:<28} {op.source}" for op in work),
+            "not recomputed because:",
+            *(f"  {ban.name:<28} {ban.op:<28} {ban.reason}" for ban in self.bans),
+        ]
+        return "\n".join(lines)
+
+
+def format_bytes(count: float) -> str:
+    """1536 -> '1.5 KiB'."""
+    for unit in ("B", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} GiB"
+
+
+def source_line(node: torch.fx.Node) -> str:
+    """The user's innermost line that made a node ("file:line: code"), or ""."""
+    trace = node.meta.get("stack_trace")
+    if not isinstance(trace, str):
+        return ""
+    lines = [line.strip() for line in trace.strip().splitlines()]
+    for position in range(len(lines) - 1, -1, -1):
+        if lines[position].startswith("File "):
+            parts = lines[position].split(", ")
+            where = f"{parts[0][5:].strip(chr(34))}:{parts[1].removeprefix('line ')}" if len(parts) > 1 else parts[0]
+            code = lines[position + 1] if position + 1 < len(lines) else ""
+            return f"{where}: {code}" if code else where
+    return ""
+
+
+def make_report(
+    joint: JointGraph, split: Split, strategy: str, bans: list[str | None], cut_cost: float
+) -> PartitionReport:
+    """Describe a finished split. ``bans`` and ``cut_cost`` are empty and 0 for strategies that do not cut."""
+    return PartitionReport(
+        strategy=strategy,
+        saved=_saved_values(joint, split),
+        recomputed=tuple(
+            RecomputedOp(
+                joint.nodes[index].name,
+                joint.facts[index].name,
+                joint.bytes_of[index],
+                is_view_like(joint, index) or joint.facts[index].is_getitem or joint.facts[index].is_symbolic,
+                source_line(joint.nodes[index]),
+            )
+            for index in split.recomputed
+        ),
+        bans=tuple(
+            Ban(joint.nodes[index].name, joint.facts[index].name, reason)
+            for index, reason in enumerate(bans)
+            if reason is not None and joint.nodes[index].op != "placeholder"
+        ),
+        cut_cost=cut_cost,
+        num_forward_ops=_num_ops(split.forward),
+        num_backward_ops=_num_ops(split.backward),
+    )
+
+
+def _num_ops(module: torch.fx.GraphModule) -> int:
+    return sum(node.op not in ("placeholder", "output", "get_attr") for node in module.graph.nodes)
+
+
+def _saved_values(joint: JointGraph, split: Split) -> tuple[SavedValue, ...]:
+    storages: set[int] = set()
+    for index in joint.forward_inputs:
+        value = joint.value(index)
+        if isinstance(value, torch.Tensor) and index not in joint.mutated_inputs:
+            storages.add(value.untyped_storage()._cdata)
+    rows = []
+    for index in (*split.tensors, *split.symints):
+        node, value = joint.nodes[index], joint.value(index)
+        is_input = node.op == "placeholder" and index not in joint.mutated_inputs
+        counted = joint.bytes_of[index]
+        if isinstance(value, torch.Tensor) and not is_input:
+            storage = value.untyped_storage()._cdata
+            counted = 0 if storage in storages and node.op != "placeholder" else counted
+            storages.add(storage)
+        kind = "tensor" if isinstance(value, torch.Tensor) else "symint" if isinstance(value, torch.SymInt) else "other"
+        rows.append(SavedValue(node.name, kind, counted, joint.facts[index].name or node.op, is_input, source_line(node)))
+    return tuple(rows)
