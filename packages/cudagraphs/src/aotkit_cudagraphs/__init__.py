@@ -1,0 +1,33 @@
+"""CUDA graph capture and replay around any callable on tensors.
+
+    fast = cudagraphify(fn, example_inputs, static_input_indices=(0, 1))
+    fast(*inputs)
+
+Results stay valid, random numbers stay random, and where nothing can be recorded the callable runs as it is and says
+why. `SimulatedDriver` runs all of it without a GPU.
+"""
+
+from .__about__ import __version__ as __version__
+from .api import CudagraphedFunction, CudagraphReport, cudagraphify
+from .cuda_driver import CudaDriver
+from .driver import DeviceDriver
+from .eligibility import check_graph
+from .options import CudagraphOptions
+from .reasons import CaptureError, CudagraphNotice, CudagraphSkipped, SkipKind, SkipReason
+from .simulated_driver import SimulatedDriver
+
+__all__ = [
+    "CaptureError",
+    "CudaDriver",
+    "CudagraphNotice",
+    "CudagraphOptions",
+    "CudagraphReport",
+    "CudagraphSkipped",
+    "CudagraphedFunction",
+    "DeviceDriver",
+    "SimulatedDriver",
+    "SkipKind",
+    "SkipReason",
+    "check_graph",
+    "cudagraphify",
+]

@@ -1,0 +1,88 @@
+"""What an ATen call reads and writes, from its schema."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+
+def tensors_in(value: object) -> Iterator[torch.Tensor]:
+    """Tensors in an argument or result: itself, or inside lists and tuples."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from tensors_in(item)
+
+
+def written_tensors(func: Any, args: tuple[object, ...], kwargs: dict[str, object]) -> Iterator[torch.Tensor]:
+    """Tensor arguments whose data the call writes (in-place and `out=` arguments)."""
+    for position, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            value = args[position] if position < len(args) else kwargs.get(argument.name)
+            yield from tensors_in(value)
+
+
+def map_tensors(value: object, fn: Callable[[torch.Tensor], object]) -> Any:
+    """`value` with each tensor replaced; lists and tuples are rebuilt."""
+    if isinstance(value, torch.Tensor):
+        return fn(value)
+    if isinstance(value, list):
+        return [map_tensors(item, fn) for item in value]
+    if isinstance(value, tuple):
+        return tuple(map_tensors(item, fn) for item in value)
+    return value
+
+
+class UndoWrites(TorchDispatchMode):
+    """Remembers the contents of each older storage before its first write; `undo` puts them back.
+
+    Warm-up runs the callable for real, so a callable that updates a buffer (running statistics, a counter) would
+    update it once too often. Writes by kernels that don't go through the dispatcher are invisible here; callers
+    declare those inputs as mutated.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._saved: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
+        # Addresses only, so that temporaries die as they would. One that is used again is again a storage of ours.
+        self._own: set[int] = set()
+
+    def save(self, tensor: torch.Tensor) -> None:
+        """Remember the storage of `tensor`, unless it was made under this mode."""
+        if not _has_storage(tensor):
+            return
+        storage = tensor.untyped_storage()
+        if storage._cdata not in self._saved and storage._cdata not in self._own:
+            self._saved[storage._cdata] = (storage, storage.clone())
+
+    def wrote(self, tensor: torch.Tensor) -> bool:
+        """Whether the storage of `tensor` was written (or declared so)."""
+        return tensor.untyped_storage()._cdata in self._saved
+
+    def undo(self) -> None:
+        """Restore all contents."""
+        for storage, contents in self._saved.values():
+            storage.copy_(contents)
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        kwargs = kwargs or {}
+        for tensor in written_tensors(func, args, kwargs):
+            self.save(tensor)
+        known = {
+            tensor.untyped_storage()._cdata for tensor in tensors_in([*args, *kwargs.values()]) if _has_storage(tensor)
+        }
+        result = func(*args, **kwargs)
+        for tensor in tensors_in(result):
+            if _has_storage(tensor):
+                address = tensor.untyped_storage()._cdata
+                if address not in known:
+                    self._own.add(address)
+        return result
+
+
+def _has_storage(tensor: torch.Tensor) -> bool:
+    return tensor.layout is torch.strided

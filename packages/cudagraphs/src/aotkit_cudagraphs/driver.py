@@ -1,0 +1,99 @@
+"""All that this package needs from a device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol, TypeVar
+
+import torch
+
+T = TypeVar("T")
+
+
+class DeviceDriver(Protocol):
+    """The device behind recordings. Streams, events, pools, recordings and pool states are opaque to callers.
+
+    Note [One narrow protocol]
+    Everything that touches a device's graphs, memory pools and streams goes through these methods, so that the
+    logic above (which inputs are copied, what stays alive, when to record again) runs and is tested on any machine.
+    """
+
+    @property
+    def device(self) -> torch.device:
+        """The device whose tensors can be recorded."""
+        ...
+
+    def current_stream(self) -> Any:
+        """The stream that work is issued to now."""
+        ...
+
+    def new_stream(self) -> Any:
+        """A stream beside the current one."""
+        ...
+
+    def use_stream(self, stream: Any) -> AbstractContextManager[object]:
+        """Issue work to `stream` inside."""
+        ...
+
+    def record_event(self, stream: Any) -> Any:
+        """Mark what was issued to `stream` so far."""
+        ...
+
+    def wait_event(self, stream: Any, event: Any) -> None:
+        """Work issued to `stream` from now on runs after the mark."""
+        ...
+
+    def synchronize(self) -> None:
+        """Wait until the device is idle."""
+        ...
+
+    def new_pool(self) -> Any:
+        """A pool of memory for recordings."""
+        ...
+
+    def use_pool(self, pool: Any) -> AbstractContextManager[object]:
+        """Allocations of this thread come from `pool` inside (begin and end)."""
+        ...
+
+    def release_pool(self, pool: Any) -> None:
+        """Give the pool's memory back once nothing in it is used."""
+        ...
+
+    def pool_bytes(self, pool: Any) -> int:
+        """Bytes allocated in the pool now."""
+        ...
+
+    def checkpoint(self, pool: Any) -> Any:
+        """The pool's allocation state: which blocks are in use."""
+        ...
+
+    def restore(self, pool: Any, state: Any, live: Sequence[torch.UntypedStorage]) -> None:
+        """Go back to a state. Blocks of `live` storages stay in use until those die; the others become free."""
+        ...
+
+    def allocate(self, nbytes: int) -> torch.Tensor:
+        """A `uint8` tensor of that size, from the pool in use if there is one."""
+        ...
+
+    def free(self, tensor: torch.Tensor) -> None:
+        """Free the tensor's memory now, whoever still refers to it."""
+        ...
+
+    def capture(self, fn: Callable[[], T], *, pool: Any, stream: Any) -> tuple[Any, T]:
+        """Run `fn` on `stream` without executing its device work; return the recording and what `fn` returned.
+
+        Tensors made inside live in `pool`, with contents undefined until the first replay.
+
+        Raises:
+            CaptureError: `fn` did something that can't be recorded.
+        """
+        ...
+
+    def replay(self, recording: Any) -> None:
+        """Execute the recorded work on the current stream, on the memory it was recorded with."""
+        ...
+
+    def preserve_rng(self) -> AbstractContextManager[object]:
+        """The device's random generator continues after the block as if the block had not been."""
+        ...

@@ -1,0 +1,77 @@
+"""Why something was not recorded."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+
+@enum.unique
+class SkipKind(enum.Enum):
+    """Kinds of reasons; the value is what to do about it."""
+
+    CPU_DEVICE = "move the tensor to the GPU, or leave this callable uncaptured"
+    MULTIPLE_DEVICES = "keep each recorded callable on one device"
+    NO_DEVICE_TENSOR = "record callables that take at least one tensor on the device"
+    NON_TENSOR_INPUT = "pass tensors and integers only; bind other values into the callable"
+    NON_TENSOR_OUTPUT = "return tensors, integers or None only"
+    SPARSE = "use dense tensors at the boundary of the callable"
+    TENSOR_SUBCLASS = "unwrap tensor subclasses before the call"
+    REQUIRES_GRAD = "call it without gradients, or record forward and backward separately"
+    MUTATED_INPUT = "declare the input static, so that the recording works on the tensor itself"
+    INCOMPATIBLE_OP = "split the graph around the operator"
+    UNSAFE_TAG = "split the graph around it, or drop the tag if the operator can be recorded after all"
+    CONTROL_FLOW = "split the graph around the control flow"
+    BOOLEAN_INDEX = "index with integers, or split the graph around it"
+    UNBACKED_SIZE = "sizes that depend on data can't be recorded; split the graph before them"
+    CAPTURE_FAILED = "see the message; operations that wait for the device can't be recorded"
+    RECORDING_LIMIT = "pad inputs to fewer sizes or raise max_recordings"
+    RERECORD_LIMIT = "keep static inputs where they are, or don't declare them static"
+
+
+@dataclass(frozen=True, slots=True)
+class SkipReason:
+    """One reason, readable and comparable.
+
+    Attributes:
+        kind: which kind.
+        detail: what exactly, in this program.
+        user_line: `file:line: source` of the user's code, where it is known.
+    """
+
+    kind: SkipKind
+    detail: str
+    user_line: str | None = None
+
+    def __str__(self) -> str:
+        where = f" ({self.user_line})" if self.user_line else ""
+        return f"{self.detail}{where}; {self.kind.value}"
+
+    def to_json(self) -> dict[str, str | None]:
+        """As a JSON object."""
+        return {"kind": self.kind.name, "detail": self.detail, "user_line": self.user_line}
+
+    @staticmethod
+    def from_json(data: dict[str, str | None]) -> SkipReason:
+        """The reason that `to_json` described."""
+        return SkipReason(SkipKind[str(data["kind"])], str(data["detail"]), data["user_line"])
+
+
+class CudagraphSkipped(RuntimeError):
+    """Nothing was recorded, and `on_skip="raise"` asked for an error.
+
+    Attributes:
+        reasons: why.
+    """
+
+    def __init__(self, reasons: tuple[SkipReason, ...]) -> None:
+        super().__init__("no CUDA graph was recorded: " + "; ".join(map(str, reasons)))
+        self.reasons = reasons
+
+
+class CudagraphNotice(UserWarning):
+    """A callable runs uncaptured; the result is right, only not faster."""
+
+
+class CaptureError(RuntimeError):
+    """An operation that can't be part of a recording ran during a capture."""
