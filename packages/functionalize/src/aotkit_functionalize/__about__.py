@@ -1,3 +1,3 @@
-"""Version of aotkit-functionalize."""
+"""Version of the package (read by the build)."""
 
 __version__ = "0.1.0"

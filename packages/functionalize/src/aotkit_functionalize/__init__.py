@@ -8,13 +8,14 @@ from .__about__ import __version__
 from .analyze import analyze
 from .collect import ForwardRecord, collect_metadata
 from .errors import OverlappingMutation, Unsupported
-from .inputs import FunctionInput, function_inputs
+from .fakes import fake_arguments
+from .inputs import function_inputs
 from .metadata import GraphMetadata
+from .mutations import has_data_mutation
 from .wrap import FunctionalLayer, below_functional_layer, from_functional, functional_layer, is_functional, to_functional
 
 __all__ = [
     "ForwardRecord",
-    "FunctionInput",
     "FunctionalLayer",
     "GraphMetadata",
     "OverlappingMutation",
@@ -23,9 +24,11 @@ __all__ = [
     "analyze",
     "below_functional_layer",
     "collect_metadata",
+    "fake_arguments",
     "from_functional",
     "function_inputs",
     "functional_layer",
+    "has_data_mutation",
     "is_functional",
     "to_functional",
 ]

@@ -1,0 +1,96 @@
+"""The only place that names torch's private tracing functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from typing import Any, cast
+
+import torch
+import torch.fx.traceback as fx_traceback
+from torch._dispatch.python import enable_python_dispatcher
+from torch._subclasses import FakeTensor
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    UnsupportedOperatorException,
+)
+from torch.fx._lazy_graph_module import _use_lazy_graph_module
+from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, get_proxy_mode, make_fx, track_tensor_tree
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, free_unbacked_symbols
+from torch.fx.traceback import preserve_node_meta
+from torch.nn.utils.stateless import _reparametrize_module as replaced_tensors
+
+__all__ = [
+    "DATA_DEPENDENT_ERRORS",
+    "current_tracer",
+    "enable_python_dispatcher",
+    "free_unbacked_symbols",
+    "get_current_node_meta",
+    "lift_constant",
+    "preserve_node_meta",
+    "replaced_tensors",
+    "run_make_fx",
+    "track",
+    "untraced",
+    "without_autocast",
+]
+
+DATA_DEPENDENT_ERRORS = (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    GuardOnDataDependentSymNode,
+    UnsupportedOperatorException,
+)
+
+
+def run_make_fx(
+    fn: Callable[..., Any], args: list[Any], decompositions: Mapping[Any, Callable[..., Any]]
+) -> torch.fx.GraphModule:
+    """Record ``fn(*args)``; ``args`` are fake tensors of the active mode. Code of the module is made when needed."""
+    trace = make_fx(
+        fn, decomposition_table=decompositions, tracing_mode="real", _disable_torch_fn_metadata_mode=True
+    )
+    with _use_lazy_graph_module(True):
+        return trace(*args)
+
+
+def current_tracer() -> Any:
+    """The tracer of the recording in progress."""
+    mode = get_proxy_mode()
+    assert mode is not None, "no recording is in progress"
+    return mode.tracer
+
+
+def untraced() -> AbstractContextManager[Any]:
+    """Context whose operations are not recorded."""
+    return disable_proxy_modes_tracing()
+
+
+def without_autocast() -> AbstractContextManager[Any]:
+    """Context in which no device's autocast applies."""
+    return torch._C._DisableAutocast()  # type: ignore[no-any-return]
+
+
+def track(value: Any, proxy: torch.fx.Proxy, tracer: Any) -> None:
+    """From now on ``value`` stands for ``proxy`` in the recording."""
+    with untraced():
+        track_tensor_tree(value, proxy, constant=None, tracer=tracer)
+
+
+def lift_constant(value: torch.Tensor) -> torch.Tensor:
+    """A fake tensor for a real one that the function holds on to; the recording refers to it as an attribute."""
+    mode = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
+    assert mode is not None, "no fake mode is active"
+    proxy_mode = get_proxy_mode()
+    with untraced():
+        fake = value if isinstance(value, FakeTensor) else mode.from_tensor(value.detach(), static_shapes=True)
+    if proxy_mode is not None:
+        node = proxy_mode.tracer.create_arg(value.detach())
+        track(fake, torch.fx.Proxy(node, proxy_mode.tracer), proxy_mode.tracer)
+    return cast(torch.Tensor, fake)
+
+
+def get_current_node_meta() -> dict[str, Any]:
+    """Meta of the user's node that is being run."""
+    return fx_traceback.get_current_meta()

@@ -1,0 +1,150 @@
+"""Public entry points: one run of a function, captured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from aotkit_functionalize import FunctionalLayer, GraphMetadata, fake_arguments
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+from .finish import finish
+from .graph_function import GraphFunction
+from .observer import Observer, stage
+from .record import Request, record
+from .state import TRACING_LOCK, preserved_state
+
+__all__ = ["Capture", "TraceOptions", "capture", "trace_inference", "trace_joint"]
+
+
+@dataclass(frozen=True, slots=True)
+class TraceOptions:
+    """How a function is captured.
+
+    Attributes:
+        training: ``False`` for an inference graph, ``True`` for a joint graph (refused if nothing needs a
+            gradient), ``None`` to decide from what the one run shows.
+        dynamic: give real tensors symbolic sizes; fake tensors keep the sizes they have.
+        layer: torch's functionalization to use; ``None`` chooses the cheapest that can do it.
+    """
+
+    training: bool | None = None
+    dynamic: bool = False
+    layer: FunctionalLayer | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Capture:
+    """A captured function.
+
+    Attributes:
+        graph: functional ATen. Inference: flat inputs -> forward outputs. Joint: flat inputs, tangents ->
+            forward outputs, then one gradient or ``None`` per flat input. Every node has ``meta["val"]``; nodes
+            of a joint graph have ``meta["partitioner_tag"]``.
+        metadata: the calling contract, which says what the forward outputs mean.
+        fake_mode: mode of the fake tensors in the graph.
+    """
+
+    graph: torch.fx.GraphModule
+    metadata: GraphMetadata
+    fake_mode: FakeTensorMode
+
+    @property
+    def shape_env(self) -> ShapeEnv | None:
+        """Where the symbols of the sizes live; ``None`` if all sizes are constants."""
+        return self.fake_mode.shape_env
+
+    def __str__(self) -> str:
+        return f"{self.metadata}\n{self.graph.print_readable(print_output=False)}"
+
+
+def capture(
+    fn: Callable[..., Any],
+    flat_args: Sequence[Any],
+    *,
+    decompositions: Mapping[Any, Callable[..., Any]] | None = None,
+    fake_mode: FakeTensorMode | None = None,
+    options: TraceOptions | None = None,
+    observer: Observer | None = None,
+) -> Capture:
+    """Run ``fn(*flat_args)`` once, on fake tensors, and record it as a graph with its metadata.
+
+    Args:
+        fn: takes flat arguments and returns a flat list or tuple: a Python function, a
+            :class:`GraphFunction`, or an FX graph module (whose nodes' stack traces and tags are carried over).
+        flat_args: tensors (real or fake; no object twice), ints, SymInts, other values.
+        decompositions: operators to replace while recording, as from ``torch._decomp.get_decompositions``.
+        fake_mode: mode to convert real tensors in; by default that of the fake arguments, or a new one.
+        options: see :class:`TraceOptions`.
+        observer: told about the stages ``trace`` and ``finish``.
+
+    Raises:
+        Unsupported: the function does something that cannot be captured faithfully.
+        OverlappingMutation: inputs that share memory are mutated; capture again over a common base.
+    """
+    options = options or TraceOptions()
+    traced = GraphFunction(fn) if isinstance(fn, torch.fx.GraphModule) else fn
+    layer = options.layer
+    if layer is None:
+        layer = traced.preferred_layer() if isinstance(traced, GraphFunction) else FunctionalLayer.MODE
+    with TRACING_LOCK, preserved_state():
+        mode, plain = fake_arguments(flat_args, fake_mode=fake_mode, dynamic=options.dynamic)
+        request = Request(
+            fn=traced,
+            callers=flat_args,
+            plain=plain,
+            fake_mode=mode,
+            decompositions=decompositions or {},
+            layer=layer,
+            training=options.training,
+            symbolic=_has_symbols(plain),
+        )
+        with stage(observer, "trace"):
+            recording = record(request)
+        with stage(observer, "finish"):
+            graph = finish(recording)
+    assert recording.metadata is not None
+    return Capture(graph, recording.metadata, mode)
+
+
+def trace_inference(
+    fn: Callable[..., Any],
+    flat_args: Sequence[Any],
+    *,
+    decompositions: Mapping[Any, Callable[..., Any]] | None = None,
+    fake_mode: FakeTensorMode | None = None,
+    dynamic: bool = False,
+    observer: Observer | None = None,
+) -> Capture:
+    """:func:`capture` of the forward alone, whatever requires grad."""
+    options = TraceOptions(training=False, dynamic=dynamic)
+    return capture(
+        fn, flat_args, decompositions=decompositions, fake_mode=fake_mode, options=options, observer=observer
+    )
+
+
+def trace_joint(
+    fn: Callable[..., Any],
+    flat_args: Sequence[Any],
+    *,
+    decompositions: Mapping[Any, Callable[..., Any]] | None = None,
+    fake_mode: FakeTensorMode | None = None,
+    dynamic: bool = False,
+    observer: Observer | None = None,
+) -> Capture:
+    """:func:`capture` of forward and backward; raises :class:`Unsupported` if nothing needs a gradient."""
+    options = TraceOptions(training=True, dynamic=dynamic)
+    return capture(
+        fn, flat_args, decompositions=decompositions, fake_mode=fake_mode, options=options, observer=observer
+    )
+
+
+def _has_symbols(plain: Sequence[Any]) -> bool:
+    return any(
+        isinstance(v, torch.SymInt)
+        or (isinstance(v, torch.Tensor) and any(isinstance(s, torch.SymInt) for s in (*v.shape, *v.stride())))
+        for v in plain
+    )

@@ -1,0 +1,127 @@
+"""From the raw recording to the captured graph: order, names, tags, no no-ops, nothing mutable."""
+
+from __future__ import annotations
+
+import bisect
+from typing import Any
+
+import torch
+from aotkit_functionalize import Unsupported
+
+from . import _torch_compat as compat
+from .record import Recording
+
+__all__ = ["check_functional", "finish"]
+
+aten = torch.ops.aten
+_SAME_VALUE = frozenset({aten.detach.default, aten.alias.default, aten.lift.default, aten.lift_fresh.default})
+
+
+def finish(recording: Recording) -> torch.fx.GraphModule:
+    """Clean the recorded graph in place and return it."""
+    module, metadata = recording.graph, recording.metadata
+    assert module is not None and metadata is not None
+    graph = module.graph
+    if metadata.is_training:
+        tag_forward_and_backward(graph, recording)
+        move_placeholders_first(graph)
+    remove_same_value_nodes(graph)
+    graph.eliminate_dead_code()
+    name_placeholders(graph, joint=metadata.is_training)
+    check_functional(graph)
+    check_sizes_known(graph)
+    module.recompile()
+    return module
+
+
+def tag_forward_and_backward(graph: torch.fx.Graph, recording: Recording) -> None:
+    """``partitioner_tag`` on every node; backward nodes get the stack trace of the forward node they belong to."""
+    positions = [position for position, _ in recording.backward_marks]
+    origin: dict[int, torch.fx.Node] = {}
+    for index, node in enumerate(graph.nodes):
+        if index < recording.num_forward_nodes:
+            node.meta.setdefault("partitioner_tag", "is_forward")
+            if "seq_nr" in node.meta and "stack_trace" in node.meta:
+                origin.setdefault(node.meta["seq_nr"], node)
+            continue
+        node.meta["partitioner_tag"] = "is_backward"
+        if node.op != "call_function":
+            continue
+        node.meta["autograd_backward"] = True
+        mark = bisect.bisect_right(positions, index) - 1
+        if mark < 0:
+            continue
+        number = recording.backward_marks[mark][1]
+        node.meta["seq_nr"] = number
+        source = origin.get(number)
+        if source is not None:
+            node.meta["stack_trace"] = source.meta["stack_trace"]
+            if "nn_module_stack" in source.meta:
+                node.meta["fwd_nn_module_stack"] = source.meta["nn_module_stack"]
+
+
+def move_placeholders_first(graph: torch.fx.Graph) -> None:
+    """Placeholders made in the middle of the recording go behind those at its beginning."""
+    nodes = list(graph.nodes)
+    body = next((n for n in nodes if n.op != "placeholder"), None)
+    if body is None:
+        return
+    for node in nodes[nodes.index(body) :]:
+        if node.op == "placeholder":
+            body.prepend(node)
+
+
+def remove_same_value_nodes(graph: torch.fx.Graph) -> None:
+    """Drop detach and alias nodes: below autograd, in a graph without mutation, they do nothing."""
+    for node in list(graph.nodes):
+        if node.op == "call_function" and node.target in _SAME_VALUE:
+            node.replace_all_uses_with(node.args[0])
+            graph.erase_node(node)
+
+
+def name_placeholders(graph: torch.fx.Graph, *, joint: bool) -> None:
+    """``primals_1 .. tangents_1 ..`` in a joint graph, ``arg0_1 ..`` in an inference graph."""
+    number = 0
+    for node in graph.nodes:
+        if node.op != "placeholder":
+            continue
+        is_tangent = str(node.target).startswith("tangents_")
+        if not is_tangent:
+            name = f"primals_{number + 1}" if joint else f"arg{number}_1"
+            number += 1
+            if node.name != name:
+                node._rename(name)
+            node.target = node.name
+
+
+def check_functional(graph: torch.fx.Graph) -> None:
+    """Refuse a graph with an operation that writes to its arguments."""
+    for node in graph.nodes:
+        schema = getattr(node.target, "_schema", None)
+        if node.op == "call_function" and schema is not None and schema.is_mutable:
+            raise Unsupported(
+                f"operation {node.target} writes to its arguments and could not be made functional",
+                "a captured graph holds functional operations only",
+                "Register a functional variant of the operation",
+                stack_trace=node.meta.get("stack_trace"),
+            )
+
+
+def check_sizes_known(graph: torch.fx.Graph) -> None:
+    """Refuse sizes that are known only once the graph runs."""
+    for node in graph.nodes:
+        if node.op == "call_function" and _has_unbacked(node.meta.get("val")):
+            raise Unsupported(
+                f"the result of {getattr(node.target, '__name__', node.target)} has a size or value that depends on data",
+                "the records of this release know sizes that follow from the inputs' sizes only",
+                "Compute it outside of the compiled region",
+                stack_trace=node.meta.get("stack_trace"),
+            )
+
+
+def _has_unbacked(value: Any) -> bool:
+    if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
+        return bool(compat.free_unbacked_symbols(value))
+    if isinstance(value, torch.Tensor):
+        return any(isinstance(s, torch.SymInt) and bool(compat.free_unbacked_symbols(s)) for s in value.shape)
+    return isinstance(value, list | tuple) and any(_has_unbacked(v) for v in value)

@@ -1,0 +1,130 @@
+"""An FX graph as a function to capture, with its nodes' stack traces and tags carried over."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from aotkit_functionalize import (
+    FunctionalLayer,
+    Unsupported,
+    below_functional_layer,
+    has_data_mutation,
+    is_functional,
+    to_functional,
+)
+
+from . import _torch_compat as compat
+
+__all__ = ["GraphFunction"]
+
+_ORDINARY_NAMESPACES = ("aten", "prims", "prim", "prim_ops", "inductor")
+
+
+class GraphFunction:
+    """Runs ``graph`` node by node so that what is recorded carries the node's stack trace, module stack and tags.
+
+    Args:
+        graph: for example the graph module that ``torch.compile``'s frontend hands to a backend.
+        arguments: makes the graph's arguments from the captured function's, for example to put duplicates back.
+    """
+
+    def __init__(
+        self, graph: torch.fx.GraphModule, arguments: Callable[[Sequence[Any]], Sequence[Any]] | None = None
+    ) -> None:
+        self.graph = graph
+        self.arguments = arguments
+        for name, parameter in graph.named_parameters():
+            if parameter.requires_grad:
+                raise Unsupported(
+                    f"parameter {name} of the graph requires grad but is not one of its inputs",
+                    "the gradient with respect to it would be lost",
+                    "Lift parameters to inputs of the graph",
+                )
+
+    def __call__(self, *flat_args: Any) -> Any:
+        args = flat_args if self.arguments is None else self.arguments(flat_args)
+        with compat.preserve_node_meta():
+            return _Runner(self.graph).run(*args)
+
+    def preferred_layer(self) -> FunctionalLayer:
+        """The cheap layer unless a higher-order or a mutating custom operator occurs."""
+        return FunctionalLayer.MODE if any(_needs_mode(n) for n in _all_nodes(self.graph)) else FunctionalLayer.DISPATCHER
+
+
+def _all_nodes(graph: torch.fx.GraphModule) -> Iterator[torch.fx.Node]:
+    for module in graph.modules():
+        if isinstance(module, torch.fx.GraphModule):
+            yield from module.graph.nodes
+
+
+def _needs_mode(node: torch.fx.Node) -> bool:
+    target = node.target
+    if isinstance(target, torch._ops.HigherOrderOperator):
+        return target.name() not in ("tag_activation_checkpoint",)
+    overloads: list[Any] = []
+    if isinstance(target, torch._ops.OpOverload):
+        overloads = [target]
+    elif isinstance(target, torch._ops.OpOverloadPacket):
+        overloads = [getattr(target, name) for name in target.overloads()]
+    return any(o.namespace not in _ORDINARY_NAMESPACES and o._schema.is_mutable for o in overloads)
+
+
+class _Runner(torch.fx.Interpreter):
+    """An interpreter that names the user's line when a node cannot be captured, and lifts tensor attributes."""
+
+    def __init__(self, graph: torch.fx.GraphModule) -> None:
+        super().__init__(graph)
+        self.extra_traceback = False
+        self.constants: dict[int, tuple[str, torch.Tensor, torch.Tensor]] = {}
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        result = super().run(*args, **kwargs)
+        for name, _, value in self.constants.values():
+            if has_data_mutation(value):
+                raise Unsupported(
+                    f"tensor attribute {name} of the graph is mutated",
+                    "it is not one of the graph's inputs, so the new value would be lost",
+                    "Lift it to an input of the graph",
+                )
+        return result
+
+    def run_node(self, n: torch.fx.Node) -> Any:
+        try:
+            return super().run_node(n)
+        except Unsupported as refusal:
+            raise refusal.at(n.meta.get("stack_trace")) from refusal.__cause__
+        except compat.DATA_DEPENDENT_ERRORS as error:
+            raise data_dependent(error, n.meta.get("stack_trace")) from error
+
+    def get_attr(self, target: Any, args: Any, kwargs: Any) -> Any:
+        value = super().get_attr(target, args, kwargs)
+        return self._constant(str(target), value) if isinstance(value, torch.Tensor) else value
+
+    def call_module(self, target: Any, args: Any, kwargs: Any) -> Any:
+        module = self.fetch_attr(target)
+        named = [*module.named_parameters(), *module.named_buffers()]
+        lifted = {name: self._constant(f"{target}.{name}", value) for name, value in named}
+        with compat.replaced_tensors(module, lifted):
+            return super().call_module(target, args, kwargs)
+
+    def _constant(self, name: str, value: torch.Tensor) -> torch.Tensor:
+        """A tensor attribute as a functional tensor; the recording refers to the attribute itself."""
+        if is_functional(value):
+            return value
+        if id(value) not in self.constants:
+            with below_functional_layer():
+                plain = compat.lift_constant(value)
+            self.constants[id(value)] = (name, value, to_functional(plain))
+        return self.constants[id(value)][2]
+
+
+def data_dependent(error: Exception, stack_trace: str | None) -> Unsupported:
+    """The refusal for an operation whose result depends on the elements of a tensor."""
+    return Unsupported(
+        "a size or a Python number depends on the elements of a tensor",
+        f"its value is not known while the function is captured ({str(error).splitlines()[0] if str(error) else type(error).__name__})",
+        "Compute it outside of the compiled region, or use an operation of fixed size such as torch.where",
+        stack_trace=stack_trace,
+    )

@@ -1,0 +1,191 @@
+"""The one run: forward, metadata, tangents and backward inside a single recording.
+
+Note [One run of the user's function]
+    The function given to ``make_fx`` wraps the placeholders' fake tensors as functional tensors, runs the
+    user's function, and reads the metadata off the functional tensors. Only then is it known which forward
+    outputs have a gradient, so the tangents' placeholders are made in the middle of the recording: fake
+    tensors made while nothing is recorded, declared to the tracer as placeholders. The gradient is taken
+    under the same recording. Afterwards the placeholders are moved to the front.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from aotkit_functionalize import (
+    FunctionalLayer,
+    GraphMetadata,
+    Unsupported,
+    below_functional_layer,
+    collect_metadata,
+    from_functional,
+    function_inputs,
+    functional_layer,
+    to_functional,
+)
+from torch._subclasses import FakeTensorMode
+
+from . import _torch_compat as compat
+from .graph_function import data_dependent
+from .state import autocast_state
+
+__all__ = ["Recording", "Request", "record"]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One capture: the function, its arguments as the caller has them and as fake tensors, and how to trace."""
+
+    fn: Callable[..., Any]
+    callers: Sequence[Any]
+    plain: Sequence[Any]
+    fake_mode: FakeTensorMode
+    decompositions: Mapping[Any, Callable[..., Any]]
+    layer: FunctionalLayer
+    training: bool | None
+    symbolic: bool
+
+
+@dataclass(slots=True)
+class Recording:
+    """The raw result of the run.
+
+    Attributes:
+        graph: as recorded: tangents' placeholders in the middle, nothing removed.
+        metadata: of the run.
+        num_forward_nodes: how many nodes were recorded before the backward began.
+        backward_marks: ``(number of nodes recorded, sequence number)`` at the start of each backward function.
+    """
+
+    metadata: GraphMetadata | None = None
+    num_forward_nodes: int = 0
+    backward_marks: list[tuple[int, int]] = field(default_factory=list)
+    graph: torch.fx.GraphModule | None = None
+
+
+def record(request: Request) -> Recording:
+    """Run ``request.fn`` once and record it. Raises :class:`Unsupported`, and what the function itself raises."""
+    result = Recording()
+
+    def traced(*placeholders: Any) -> list[Any]:
+        return _run(request, placeholders, result)
+
+    with ExitStack() as stack:
+        # Not in inference mode: its tensors know no base, from which outputs that share memory are regenerated.
+        grad_mode = torch.is_grad_enabled()
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.set_grad_enabled(grad_mode))
+        stack.enter_context(request.fake_mode)
+        if request.symbolic:
+            stack.enter_context(compat.enable_python_dispatcher())
+        try:
+            result.graph = compat.run_make_fx(traced, list(request.plain), request.decompositions)
+        except compat.DATA_DEPENDENT_ERRORS as error:
+            raise data_dependent(error, None) from error
+    return result
+
+
+def _run(request: Request, placeholders: Sequence[Any], result: Recording) -> list[Any]:
+    before, autocast = torch.is_grad_enabled(), autocast_state()
+    tracer = compat.current_tracer()
+    with functional_layer(request.layer):
+        inputs = function_inputs(placeholders, request.callers)
+        outputs = _flat(request.fn(*(i.value for i in inputs)))
+        after = torch.is_grad_enabled()
+        if autocast_state() != autocast:
+            raise Unsupported(
+                "the function leaves autocast in another state than it found it",
+                "the change would not be seen after a call of the captured graph",
+                "Use autocast as a context manager inside the function",
+            )
+        forward = collect_metadata(inputs, outputs, grad_mode=(before, after), training=request.training)
+        values = [_unwrap(v) for v in forward.forward_values]
+        result.metadata = forward.metadata
+        result.num_forward_nodes = len(tracer.graph.nodes)
+        if not forward.metadata.is_training:
+            return values
+        differentiable = [forward.forward_values[t.forward_output] for t in forward.metadata.tangents]
+        tangents = [_tangent(number, v, tracer) for number, v in enumerate(differentiable, start=1)]
+        leaves = [i.leaf for i in inputs if i.leaf is not None]
+        gradients = _gradients(differentiable, leaves, tangents, tracer, result)
+        by_leaf = iter([None if g is None else _unwrap(g) for g in gradients])
+        return [*values, *(None if i.leaf is None else next(by_leaf) for i in inputs)]
+
+
+def _flat(outputs: Any) -> list[Any]:
+    if isinstance(outputs, list | tuple):
+        return list(outputs)
+    raise Unsupported(
+        f"the function returns a {type(outputs).__name__}",
+        "a captured function returns a flat list or tuple",
+        "Flatten the result with torch.utils._pytree.tree_flatten",
+    )
+
+
+def _unwrap(value: Any) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return value
+    if value.is_conj():
+        value = value.resolve_conj()
+    if value.is_neg():
+        value = value.resolve_neg()
+    return from_functional(value)
+
+
+def _tangent(number: int, output: torch.Tensor, tracer: Any) -> torch.Tensor:
+    """A functional tensor over a new placeholder, laid out like ``output`` if that is dense, else contiguous."""
+    plain = from_functional(output)
+    with compat.untraced(), below_functional_layer(), torch.no_grad():
+        dense = torch.ops.aten.is_non_overlapping_and_dense.default(plain)
+        if dense:
+            fake = torch.empty_strided(plain.shape, plain.stride(), dtype=plain.dtype, device=plain.device)
+        else:
+            fake = torch.empty(plain.shape, dtype=plain.dtype, device=plain.device)
+    proxy = tracer.create_proxy("placeholder", f"tangents_{number}", (), {}, name=f"tangents_{number}")
+    compat.track(fake, proxy, tracer)
+    return to_functional(fake)
+
+
+def _gradients(
+    outputs: Sequence[torch.Tensor],
+    leaves: Sequence[torch.Tensor],
+    tangents: Sequence[torch.Tensor],
+    tracer: Any,
+    result: Recording,
+) -> Sequence[torch.Tensor | None]:
+    """``torch.autograd.grad``, noting which backward function each recorded node comes from."""
+    hooks = [_mark(fn, tracer.graph, result.backward_marks) for fn in _backward_functions(outputs)]
+    try:
+        # Eager runs backward outside of the forward's autocast region and with grad mode off.
+        with compat.without_autocast(), torch.no_grad():
+            return torch.autograd.grad(outputs, leaves, tangents, allow_unused=True)
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _mark(fn: Any, graph: torch.fx.Graph, marks: list[tuple[int, int]]) -> Any:
+    sequence_number = fn._sequence_nr()
+
+    def note(_: Any) -> None:
+        marks.append((len(graph.nodes), sequence_number))
+
+    return fn.register_prehook(note)
+
+
+def _backward_functions(outputs: Sequence[torch.Tensor]) -> list[Any]:
+    seen: set[Any] = set()
+    waiting = [t.grad_fn for t in outputs if t.grad_fn is not None]
+    found: list[Any] = []
+    while waiting:
+        fn = waiting.pop()
+        if fn in seen:
+            continue
+        seen.add(fn)
+        found.append(fn)
+        waiting.extend(parent for parent, _ in fn.next_functions if parent is not None)
+    return found
