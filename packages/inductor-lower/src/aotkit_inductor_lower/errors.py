@@ -1,0 +1,28 @@
+"""What this package raises when a graph cannot be compiled."""
+
+from __future__ import annotations
+
+__all__ = ["LoweringError", "UnsupportedGraphError"]
+
+
+class LoweringError(Exception):
+    """Base of this package's refusals: what was asked, why it cannot be done, where, and what to do."""
+
+
+class UnsupportedGraphError(LoweringError):
+    """The graph holds something that this package cannot compile.
+
+    ``what`` names it, ``why`` says why not, ``line`` is the user's source line if known, ``todo`` says what to do.
+    """
+
+    def __init__(self, what: str, why: str, *, line: str = "", todo: str = "") -> None:
+        parts = [f"cannot compile {what}: {why}"]
+        if line:
+            parts.append(f"at {line}")
+        if todo:
+            parts.append(todo)
+        super().__init__("; ".join(parts))
+        self.what = what
+        self.why = why
+        self.line = line
+        self.todo = todo

@@ -1,0 +1,198 @@
+"""Activation functions and their derivatives as one scalar body each: f32 inside, one rounding at the end.
+
+Kept whole rather than decomposed: fewer graph nodes to trace and schedule, and the rounding of eager's kernels.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from torch.fx import Node
+
+from .context import LoweringContext
+from .nest_builder import NestBuilder, Value
+from .registry import Decline, RuleTable, aten
+from .values import View
+
+__all__ = ["register"]
+
+_SQRT1_2 = math.sqrt(0.5)
+_2_SQRTPI = 2 / math.sqrt(math.pi)
+_TANH_BETA = math.sqrt(2.0) * _2_SQRTPI * 0.5
+_TANH_KAPPA = 0.044715
+
+
+class _Math:
+    """Operators on values of one nest, so that formulas read as formulas."""
+
+    __slots__ = ("nest",)
+
+    def __init__(self, nest: NestBuilder) -> None:
+        self.nest = nest
+
+    def __call__(self, op: str, *args: Value | float) -> Value:
+        dtype = next(a.dtype for a in args if isinstance(a, Value))
+        return self.nest.op(op, *(a if isinstance(a, Value) else self.nest.const(a, dtype) for a in args))
+
+    def where(self, condition: Value, a: Value | float, b: Value | float) -> Value:
+        dtype = next(v.dtype for v in (a, b) if isinstance(v, Value))
+        parts = [v if isinstance(v, Value) else self.nest.const(v, dtype) for v in (a, b)]
+        return self.nest.where(condition, *parts)
+
+
+def _relu(m: _Math, x: Value) -> Value:
+    return m("maximum", x, 0.0)
+
+
+def _threshold_backward(m: _Math, grad: Value, x: Value, threshold: float) -> Value:
+    return m.where(m("le", x, threshold), 0.0, grad)
+
+
+def _gelu(m: _Math, x: Value, *, approximate: str = "none") -> Value:
+    if approximate == "tanh":
+        cube = m("mul", m("mul", x, x), x)
+        inner = m("mul", m("add", x, m("mul", cube, _TANH_KAPPA)), _TANH_BETA)
+        return m("mul", m("mul", x, 0.5), m("add", m("tanh", inner), 1.0))
+    return m("mul", m("mul", x, 0.5), m("add", m("erf", m("mul", x, _SQRT1_2)), 1.0))
+
+
+def _gelu_backward(m: _Math, grad: Value, x: Value, *, approximate: str = "none") -> Value:
+    if approximate == "tanh":
+        square = m("mul", x, x)
+        inner = m("mul", m("add", x, m("mul", m("mul", square, x), _TANH_KAPPA)), _TANH_BETA)
+        t = m("tanh", inner)
+        left = m("mul", x, 0.5)
+        inner_slope = m("mul", m("add", m("mul", square, 3 * _TANH_KAPPA), 1.0), _TANH_BETA)
+        tanh_slope = m("sub", 1.0, m("mul", t, t))
+        right_slope = m("mul", m("mul", left, tanh_slope), inner_slope)
+        return m("mul", grad, m("add", m("mul", m("add", t, 1.0), 0.5), right_slope))
+    cdf = m("mul", m("add", m("erf", m("mul", x, _SQRT1_2)), 1.0), 0.5)
+    pdf = m("mul", m("exp", m("mul", m("mul", x, x), -0.5)), _2_SQRTPI * _SQRT1_2 * 0.5)
+    return m("mul", grad, m("add", cdf, m("mul", x, pdf)))
+
+
+def _silu(m: _Math, x: Value) -> Value:
+    return m("div", x, m("add", m("exp", m("neg", x)), 1.0))
+
+
+def _silu_backward(m: _Math, grad: Value, x: Value) -> Value:
+    s = m("div", 1.0, m("add", m("exp", m("neg", x)), 1.0))
+    return m("mul", m("mul", grad, s), m("add", m("mul", x, m("sub", 1.0, s)), 1.0))
+
+
+def _sigmoid_backward(m: _Math, grad: Value, y: Value) -> Value:
+    return m("mul", m("mul", grad, m("sub", 1.0, y)), y)
+
+
+def _tanh_backward(m: _Math, grad: Value, y: Value) -> Value:
+    return m("mul", grad, m("sub", 1.0, m("mul", y, y)))
+
+
+def _leaky_relu(m: _Math, x: Value, slope: float = 0.01) -> Value:
+    return m.where(m("gt", x, 0.0), x, m("mul", x, slope))
+
+
+def _leaky_relu_backward(m: _Math, grad: Value, x: Value, slope: float, _is_result: bool) -> Value:
+    return m.where(m("gt", x, 0.0), grad, m("mul", grad, slope))
+
+
+def _hardtanh(m: _Math, x: Value, low: float = -1.0, high: float = 1.0) -> Value:
+    return m("minimum", m("maximum", x, low), high)
+
+
+def _hardtanh_backward(m: _Math, grad: Value, x: Value, low: float, high: float) -> Value:
+    outside = m("logical_or", m("le", x, low), m("ge", x, high))
+    return m.where(outside, 0.0, grad)
+
+
+def _hardsigmoid(m: _Math, x: Value) -> Value:
+    return m("div", m("minimum", m("maximum", m("add", x, 3.0), 0.0), 6.0), 6.0)
+
+
+def _hardsigmoid_backward(m: _Math, grad: Value, x: Value) -> Value:
+    inside = m("logical_and", m("gt", x, -3.0), m("lt", x, 3.0))
+    return m.where(inside, m("mul", grad, 1.0 / 6.0), 0.0)
+
+
+def _hardswish(m: _Math, x: Value) -> Value:
+    return m("div", m("mul", x, m("minimum", m("maximum", m("add", x, 3.0), 0.0), 6.0)), 6.0)
+
+
+def _hardswish_backward(m: _Math, grad: Value, x: Value) -> Value:
+    middle = m("mul", grad, m("add", m("div", x, 3.0), 0.5))
+    return m.where(m("lt", x, -3.0), 0.0, m.where(m("le", x, 3.0), middle, grad))
+
+
+def _softplus(m: _Math, x: Value, beta: float = 1.0, threshold: float = 20.0) -> Value:
+    scaled = m("mul", x, beta)
+    return m.where(m("gt", scaled, threshold), x, m("div", m("log1p", m("exp", scaled)), beta))
+
+
+def _softplus_backward(m: _Math, grad: Value, x: Value, beta: float, threshold: float) -> Value:
+    scaled = m("mul", x, beta)
+    z = m("exp", scaled)
+    return m.where(m("gt", scaled, threshold), grad, m("div", m("mul", grad, z), m("add", z, 1.0)))
+
+
+def _elu(m: _Math, x: Value, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> Value:
+    negative = m("mul", m("expm1", m("mul", x, input_scale)), alpha * scale)
+    return m.where(m("lt", x, 0.0), negative, m("mul", x, scale))
+
+
+def _mish(m: _Math, x: Value) -> Value:
+    return m("mul", x, m("tanh", m("log1p", m("exp", x))))
+
+
+def _log_sigmoid_forward(m: _Math, x: Value) -> Value:
+    return m("sub", m("minimum", x, 0.0), m("log1p", m("exp", m("neg", m("abs", x)))))
+
+
+def _mse_loss_backward_terms(m: _Math, grad: Value, x: Value, y: Value) -> Value:
+    return m("mul", m("sub", x, y), grad)
+
+
+# (ATen overload name, number of tensor operands, formula)
+_FORMULAS: tuple[tuple[str, int, Callable[..., Value]], ...] = (
+    ("relu.default", 1, _relu),
+    ("threshold_backward.default", 2, _threshold_backward),
+    ("gelu.default", 1, _gelu),
+    ("gelu_backward.default", 2, _gelu_backward),
+    ("silu.default", 1, _silu),
+    ("silu_backward.default", 2, _silu_backward),
+    ("sigmoid_backward.default", 2, _sigmoid_backward),
+    ("tanh_backward.default", 2, _tanh_backward),
+    ("leaky_relu.default", 1, _leaky_relu),
+    ("leaky_relu_backward.default", 2, _leaky_relu_backward),
+    ("hardtanh.default", 1, _hardtanh),
+    ("hardtanh_backward.default", 2, _hardtanh_backward),
+    ("hardsigmoid.default", 1, _hardsigmoid),
+    ("hardsigmoid_backward.default", 2, _hardsigmoid_backward),
+    ("hardswish.default", 1, _hardswish),
+    ("hardswish_backward.default", 2, _hardswish_backward),
+    ("softplus.default", 1, _softplus),
+    ("softplus_backward.default", 2, _softplus_backward),
+    ("elu.default", 1, _elu),
+    ("mish.default", 1, _mish),
+)
+
+
+def _rule(count: int, formula: Callable[..., Value]) -> Callable[..., View]:
+    def rule(ctx: LoweringContext, node: Node, *args: object, **kwargs: object) -> View:
+        tensors, numbers = args[:count], args[count:]
+        if not all(isinstance(t, View) and t.dtype.is_floating_point for t in tensors):
+            if formula is _relu and isinstance(args[0], View):
+                return ctx.pointwise(node, [args[0], 0], lambda nest, v, zero: nest.op("maximum", v, zero))
+            raise Decline("activations of integers are left to ATen")
+        if not all(isinstance(n, int | float) for n in numbers):
+            raise Decline("activation parameters that are not plain numbers are left to ATen")
+        return ctx.pointwise(node, tensors, lambda nest, *vs: formula(_Math(nest), *vs, *numbers, **kwargs))
+
+    return rule
+
+
+def register(table: RuleTable) -> None:
+    """Enter the activations into ``table``."""
+    for name, count, formula in _FORMULAS:
+        packet, overload = name.split(".")
+        table.add(getattr(getattr(aten, packet), overload), _rule(count, formula))

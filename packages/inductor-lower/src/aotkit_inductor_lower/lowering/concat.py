@@ -1,0 +1,195 @@
+"""Joining and padding: masked reads, or one store per piece into its place."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch.fx import Node
+
+from ..ir import DType
+from ..symbolic import Expr, to_expr
+from .context import LoweringContext
+from .nest_builder import NestBuilder, Value
+from .promotion import compute_dtype, ir_dtype
+from .registry import Decline, RuleTable, aten
+from .values import View
+
+__all__ = ["TABLE"]
+
+TABLE = RuleTable("concat")
+
+_MOST_MASKED_PIECES = 4
+
+
+@TABLE.lowers(aten.cat.default)
+def cat(ctx: LoweringContext, node: Node, pieces: Sequence[View], dim: int = 0) -> View:
+    """Few pieces read by generated code: one nest of masked loads, which scheduling can inline. Else one nest per
+    piece that writes it into place, into which the piece's own producer can be fused."""
+    val = node.meta["val"]
+    pieces = [p for p in pieces if not (len(p.sizes) == 1 and p.sizes[0] == 0 and val.dim() != 1)]
+    dim %= val.dim()
+    result = ctx.declare(node.name, val)
+    if 1 < len(pieces) <= _MOST_MASKED_PIECES and _read_by_code(node):
+        _masked(ctx, node, result, pieces, dim)
+        return result
+    start = to_expr(0)
+    for position, piece in enumerate(pieces):
+        nest = ctx.nest(f"{result.buffer}_part{position}", node, piece.sizes)
+        index = list(nest.index)
+        index[dim] = index[dim] + start
+        nest.store(result, index, _converted(nest, nest.load(piece, nest.index), result))
+        ctx.add(nest)
+        start = start + piece.sizes[dim]
+    return result
+
+
+def _read_by_code(node: Node) -> bool:
+    return any(user.op == "call_function" and "view" not in str(user.target) for user in node.users)
+
+
+def _converted(nest: NestBuilder, value: Value, result: View) -> Value:
+    return nest.cast(value, ir_dtype(result.dtype))
+
+
+def _masked(ctx: LoweringContext, node: Node, result: View, pieces: Sequence[View], dim: int) -> None:
+    nest = ctx.nest(result.buffer, node, result.sizes)
+    place = nest.index_value(nest.index[dim])
+    start, value = to_expr(0), None
+    ends: list[tuple[Value, Value]] = []
+    for position, piece in enumerate(pieces):
+        end = start + piece.sizes[dim]
+        before_end = nest.op("lt", place, nest.index_value(end))
+        after_start = nest.op("ge", place, nest.index_value(start))
+        inside = before_end if position == 0 else nest.op("logical_and", after_start, before_end)
+        inside = after_start if position == len(pieces) - 1 else inside
+        index = list(nest.index)
+        index[dim] = index[dim] - start
+        ends.append((inside, _converted(nest, nest.load(piece, index, mask=inside), result)))
+        start = end
+    value = ends[-1][1]
+    for inside, piece_value in reversed(ends[:-1]):
+        value = nest.where(inside, piece_value, value)
+    nest.store(result, nest.index, value)
+    ctx.add(nest)
+
+
+@TABLE.lowers(aten.constant_pad_nd.default)
+def constant_pad(ctx: LoweringContext, node: Node, x: View, pad: Sequence[object], value: object = 0) -> View:
+    """Masked loads; outside reads nothing and gives ``value``. Negative pads crop."""
+    if not isinstance(value, bool | int | float):
+        raise Decline("padding with anything but a plain number is left to ATen")
+    rank = len(x.sizes)
+    dtype = compute_dtype(x.dtype)
+    result = ctx.declare(node.name, node.meta["val"])
+    nest = ctx.nest(result.buffer, node, result.sizes)
+    index = list(nest.index)
+    mask: Value | None = None
+    for position in range(len(pad) // 2):
+        dim = rank - 1 - position
+        low, high = pad[2 * position], pad[2 * position + 1]
+        if not isinstance(low, int | Expr) or not isinstance(high, int | Expr):
+            raise Decline("pads must be integers")
+        index[dim] = index[dim] - low
+        at = nest.index_value(index[dim])
+        for condition in _bounds(nest, at, x.sizes[dim], low, high):
+            mask = condition if mask is None else nest.op("logical_and", mask, condition)
+    fill = nest.const(value, dtype)
+    if mask is None:
+        loaded = nest.load(x, index)
+    else:
+        loaded = nest.where(mask, nest.cast(nest.load(x, index, mask=mask), dtype), fill)
+    nest.store(result, nest.index, loaded)
+    ctx.add(nest)
+    return result
+
+
+def _bounds(nest: NestBuilder, at: Value, size: Expr, low: object, high: object) -> list[Value]:
+    conditions = []
+    if not (isinstance(low, int) and low <= 0):
+        conditions.append(nest.op("ge", at, nest.const(0, DType.I64)))
+    if not (isinstance(high, int) and high <= 0):
+        conditions.append(nest.op("lt", at, nest.index_value(size)))
+    return conditions
+
+
+@TABLE.lowers(aten.slice_scatter.default)
+def slice_scatter(
+    ctx: LoweringContext,
+    node: Node,
+    x: View,
+    source: View,
+    dim: int = 0,
+    start: object = None,
+    end: object = None,
+    step: int = 1,
+) -> View:
+    """``source`` in the slice, ``x`` elsewhere."""
+    dim %= len(x.sizes)
+    size = x.sizes[dim]
+    begin = _clamped(start, size, to_expr(0))
+
+    def compute(nest: NestBuilder, old: Value) -> Value:
+        offset = nest.index[dim] - begin
+        at = nest.index_value(offset)
+        inside = nest.op("ge", at, nest.const(0, DType.I64))
+        length = source.sizes[dim] * step
+        inside = nest.op("logical_and", inside, nest.op("lt", at, nest.index_value(length)))
+        if step != 1:
+            on_step = nest.op("eq", nest.index_value(offset % step), nest.const(0, DType.I64))
+            inside = nest.op("logical_and", inside, on_step)
+        index = list(nest.index)
+        index[dim] = offset // step
+        return nest.where(inside, nest.cast(nest.load(source, index, mask=inside), old.dtype), old)
+
+    return ctx.pointwise(node, [x], compute, ir_dtype(x.dtype))
+
+
+def _clamped(given: object, size: Expr, default: Expr) -> Expr:
+    if given is None:
+        return default
+    if not isinstance(given, int | Expr):
+        raise Decline("slice bounds must be integers")
+    expr = to_expr(given)
+    if expr.constant is not None and expr.constant < 0:
+        expr = expr + size
+    if expr.constant is None and expr != 0:
+        if size.constant is None and expr != size:
+            raise Decline("the start of this slice may or may not be clamped")
+        return expr
+    if size.constant is not None and expr.constant is not None:
+        return to_expr(min(max(expr.constant, 0), size.constant))
+    return expr
+
+
+@TABLE.lowers(aten.select_scatter.default)
+def select_scatter(ctx: LoweringContext, node: Node, x: View, source: View, dim: int, position: object) -> View:
+    """``source`` at one position of a dimension, ``x`` elsewhere."""
+    dim %= len(x.sizes)
+    if not isinstance(position, int | Expr):
+        raise Decline("the position must be an integer")
+    at = to_expr(position)
+    if at.constant is not None and at.constant < 0:
+        at = at + x.sizes[dim]
+
+    def compute(nest: NestBuilder, old: Value) -> Value:
+        here = nest.op("eq", nest.index_value(nest.index[dim]), nest.index_value(at))
+        index = [e for k, e in enumerate(nest.index) if k != dim]
+        return nest.where(here, nest.cast(nest.load(source, index, mask=here), old.dtype), old)
+
+    return ctx.pointwise(node, [x], compute, ir_dtype(x.dtype))
+
+
+@TABLE.lowers(aten.stack.default)
+def stack(ctx: LoweringContext, node: Node, pieces: Sequence[View], dim: int = 0) -> View:
+    """One store per piece."""
+    val: torch.Tensor = node.meta["val"]
+    dim %= val.dim()
+    result = ctx.declare(node.name, val)
+    for position, piece in enumerate(pieces):
+        nest = ctx.nest(f"{result.buffer}_part{position}", node, piece.sizes)
+        index = list(nest.index)
+        index.insert(dim, to_expr(position))
+        nest.store(result, index, nest.load(piece, nest.index))
+        ctx.add(nest)
+    return result

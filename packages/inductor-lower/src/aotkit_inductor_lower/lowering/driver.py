@@ -1,0 +1,204 @@
+"""Walks the graph: placeholders to buffers, nodes through their rules, outputs to buffers of their own."""
+
+from __future__ import annotations
+
+import operator
+
+import torch
+from torch.fx import GraphModule, Node
+
+from ..errors import UnsupportedGraphError
+from ..ir import BufferKind, BufferRef, Program, SymInput
+from ..options import LowerOptions
+from ..symbolic import Expr, SymbolKind
+from . import casts, concat, constants, indexing, norms, pointwise, random, reductions, softmax, views
+from .context import LoweringContext, NodeValue
+from .extern import lower_extern
+from .registry import Decline, join_rules
+from .values import View
+
+__all__ = ["RULES", "lower_graph"]
+
+RULES = join_rules(
+    pointwise.TABLE,
+    casts.TABLE,
+    views.TABLE,
+    reductions.TABLE,
+    softmax.TABLE,
+    norms.TABLE,
+    concat.TABLE,
+    indexing.TABLE,
+    constants.TABLE,
+    random.TABLE,
+)
+
+_NO_EFFECT = frozenset(
+    op
+    for op in (
+        torch.ops.aten._assert_scalar.default,
+        torch.ops.aten._assert_tensor_metadata.default,
+        torch.ops.aten.sym_constrain_range.default,
+        torch.ops.aten.sym_constrain_range_for_size.default,
+    )
+)
+
+
+def lower_graph(gm: GraphModule, options: LowerOptions | None = None, name: str = "graph") -> Program:
+    """The loop IR of a graph: one step per node, views as index maps, nothing fused.
+
+    Every tensor node needs its fake value in ``meta["val"]``. Nodes without a rule become ATen calls. Raises
+    :class:`UnsupportedGraphError` for what can be neither generated nor called.
+    """
+    options = options or LowerOptions()
+    ctx = LoweringContext()
+    inputs: list[str] = []
+    sources: dict[str, tuple[str, int, str, int]] = {}
+    outputs: tuple[BufferRef | SymInput | None, ...] = ()
+    for node in gm.graph.nodes:
+        if node.op == "placeholder":
+            inputs.append(_placeholder(ctx, node, len(inputs), sources))
+        elif node.op == "get_attr":
+            ctx.values[node] = _attribute(ctx, gm, node)
+        elif node.op == "call_function":
+            ctx.values[node] = lower_node(ctx, node)
+        elif node.op == "output":
+            outputs = _outputs(ctx, node)
+        else:
+            raise ctx.unsupported(node, f"graph nodes of kind {node.op} are not lowered; trace the graph with make_fx")
+    _check_sources(ctx, sources)
+    return Program(
+        name, tuple(inputs), tuple(ctx.buffers.values()), tuple(ctx.steps), outputs, tuple(sources.values())
+    )
+
+
+def lower_node(ctx: LoweringContext, node: Node) -> NodeValue:
+    """What a call becomes: by its rule, or as an ATen call with the reason why."""
+    target = node.target
+    val = node.meta.get("val")
+    if isinstance(val, torch.SymInt | int) and not isinstance(val, bool):
+        return ctx.sizes.expr(val)
+    if target is operator.getitem:
+        source = ctx.values[node.args[0]]  # type: ignore[index]
+        assert isinstance(source, tuple | list)
+        return source[node.args[1]]  # type: ignore[index]
+    if target in _NO_EFFECT or isinstance(val, torch.SymBool | bool):
+        return None
+    if isinstance(val, torch.SymFloat):
+        constant = val.node.expr
+        if constant.is_number:
+            return float(constant)
+        raise ctx.unsupported(node, "a float that depends on a dynamic size has no form in the loop IR yet")
+    rule = RULES.get(target)
+    if rule is None:
+        return lower_extern(ctx, node, "no lowering rule")
+    reason = _not_generated(ctx, node)
+    if reason is None:
+        try:
+            return rule(ctx, node, *_value(ctx, list(node.args)), **_value(ctx, dict(node.kwargs)))
+        except Decline as declined:
+            reason = str(declined)
+    return lower_extern(ctx, node, reason)
+
+
+def _not_generated(ctx: LoweringContext, node: Node) -> str | None:
+    """Why no kernel can hold the node's tensors, or None."""
+    for owner in (node, *node.all_input_nodes):
+        val = owner.meta.get("val")
+        for tensor in val if isinstance(val, list | tuple) else (val,):
+            if not isinstance(tensor, torch.Tensor):
+                continue
+            if not ctx.generated_dtype(tensor.dtype):
+                return f"generated code has no {tensor.dtype}"
+            if tensor.layout is not torch.strided:
+                return f"generated code has no {tensor.layout} tensors"
+    return None
+
+
+def _value(ctx: LoweringContext, arg: object) -> object:
+    if isinstance(arg, Node):
+        return ctx.values[arg]
+    if isinstance(arg, list | tuple):
+        return [_value(ctx, item) for item in arg]
+    if isinstance(arg, dict):
+        return {key: _value(ctx, item) for key, item in arg.items()}
+    return arg
+
+
+def _placeholder(
+    ctx: LoweringContext, node: Node, position: int, sources: dict[str, tuple[str, int, str, int]]
+) -> str:
+    val = node.meta.get("val")
+    if isinstance(val, torch.Tensor):
+        view = ctx.declare(node.name, val, BufferKind.INPUT)
+        ctx.values[node] = view
+        buffer = ctx.buffers[view.buffer]
+        for kind, exprs in (("size", buffer.sizes), ("stride", buffer.strides)):
+            for dim, expr in enumerate(exprs):
+                _bind(expr, sources, (position, kind, dim))
+        return view.buffer
+    if isinstance(val, torch.SymInt | int):
+        expr = ctx.sizes.expr(val)
+        ctx.values[node] = expr
+        if expr.symbol is not None:
+            name = expr.symbol.name
+            sources[name] = (name, position, "int", 0)  # an integer input is the cheapest source
+            return f"${name}"
+        return f"${node.name}"
+    if val is None and not node.users:
+        ctx.values[node] = None
+        return f"${node.name}"
+    raise ctx.unsupported(node, f"an input of type {type(val).__name__} is neither a tensor nor an integer")
+
+
+def _bind(expr: Expr, sources: dict[str, tuple[str, int, str, int]], place: tuple[int, str, int]) -> None:
+    symbol = expr.symbol
+    if symbol is not None and symbol.name not in sources:
+        sources[symbol.name] = (symbol.name, *place)
+
+
+def _attribute(ctx: LoweringContext, gm: GraphModule, node: Node) -> NodeValue:
+    value: object = gm
+    for part in str(node.target).split("."):
+        value = getattr(value, part)
+    if not isinstance(value, torch.Tensor):
+        raise ctx.unsupported(node, f"a graph attribute of type {type(value).__name__} is not a tensor")
+    return ctx.declare(node.name, node.meta.get("val", value), BufferKind.CONSTANT)
+
+
+def _outputs(ctx: LoweringContext, node: Node) -> tuple[BufferRef | SymInput | None, ...]:
+    returned = node.args[0]
+    items = returned if isinstance(returned, list | tuple) else (returned,)
+    outputs: list[BufferRef | SymInput | None] = []
+    for item in items:
+        value = ctx.values[item] if isinstance(item, Node) else item
+        if isinstance(value, View):
+            assert isinstance(item, Node)
+            outputs.append(BufferRef(_escaping(ctx, value, item)))
+        elif isinstance(value, Expr):
+            outputs.append(SymInput(value))
+        elif isinstance(value, int) and not isinstance(value, bool):
+            outputs.append(SymInput(ctx.sizes.expr(value)))
+        elif value is None:
+            outputs.append(None)
+        else:
+            raise ctx.unsupported(node, f"an output of type {type(value).__name__} is neither a tensor nor an integer")
+    return tuple(outputs)
+
+
+def _escaping(ctx: LoweringContext, view: View, node: Node) -> str:
+    """A buffer for an output. Its memory, also through an alias, belongs to the caller from then on."""
+    name = ctx.as_buffer(view, node)
+    for owned in (name, view.buffer if view.shares else name):
+        if ctx.buffers[owned].kind is BufferKind.TEMPORARY:
+            ctx.set_kind(owned, BufferKind.OUTPUT)
+    return name
+
+
+def _check_sources(ctx: LoweringContext, sources: dict[str, tuple[str, int, str, int]]) -> None:
+    for buffer in ctx.buffers.values():
+        for expr in (*buffer.sizes, *buffer.strides):
+            for symbol in expr.symbols:
+                if symbol.kind is SymbolKind.SIZE and symbol.name not in sources:
+                    raise UnsupportedGraphError(
+                        f"the size {symbol.name}", "no input of the graph gives its value", todo="pass it as an input"
+                    )

@@ -1,0 +1,143 @@
+"""ATen calls: what has no rule, or is better left to ATen."""
+
+from __future__ import annotations
+
+import torch
+from torch.fx import Node
+
+from ..ir import Arg, BufferKind, BufferRef, ExternCall, Literal, SymInput
+from ..symbolic import Expr
+from .context import LoweringContext, NodeValue
+from .values import View
+
+__all__ = ["lower_extern"]
+
+
+def lower_extern(ctx: LoweringContext, node: Node, reason: str) -> NodeValue:
+    """Emit an ATen call for the node. Every tensor argument gets exactly the strides of its fake value. Raises
+    :class:`UnsupportedGraphError` for results that depend on data and arguments that have no IR form."""
+    target = node.target
+    if not isinstance(target, torch._ops.OpOverload):
+        raise ctx.unsupported(node, "only ATen and custom ops can be called", "run this part outside the compiled region")
+    args = tuple(_argument(ctx, node, arg) for arg in node.args)
+    kwargs = tuple((name, _argument(ctx, node, value)) for name, value in node.kwargs.items())
+    mutated = _mutated(ctx, node, target, args, dict(kwargs))
+    results, value = _results(ctx, node, target)
+    mutates = tuple(dict.fromkeys(name for name, _ in mutated))
+    ctx.steps.append(
+        ExternCall(node.name, str(target), args, kwargs, results, mutates, reason, ctx.origin(node))
+    )
+    return value
+
+
+def _argument(ctx: LoweringContext, node: Node, arg: object) -> Arg:
+    if isinstance(arg, Node):
+        value = ctx.values[arg]
+        if isinstance(value, View):
+            return BufferRef(ctx.as_buffer(value, arg))
+        return _plain(ctx, node, value)
+    if isinstance(arg, list | tuple):
+        return tuple(_argument(ctx, node, item) for item in arg)
+    return _plain(ctx, node, arg)
+
+
+def _plain(ctx: LoweringContext, node: Node, value: object) -> Arg:
+    if isinstance(value, Expr):
+        return SymInput(value)
+    if isinstance(value, torch.SymInt):
+        return SymInput(ctx.sizes.expr(value))
+    if value is None:
+        return Literal("none", None)
+    if isinstance(value, complex):
+        return Literal("complex", str(value))
+    for kind, cls in _PLAIN:
+        if isinstance(value, cls):
+            return Literal(kind, value)  # type: ignore[arg-type]
+    for kind, cls in _NAMED:
+        if isinstance(value, cls):
+            return Literal(kind, str(value))
+    if isinstance(value, list | tuple):
+        return tuple(_plain(ctx, node, item) for item in value)
+    raise ctx.unsupported(node, f"an argument of type {type(value).__name__} has no form in the loop IR")
+
+
+_PLAIN = (("bool", bool), ("int", int), ("float", float), ("str", str))
+_NAMED = (
+    ("dtype", torch.dtype),
+    ("device", torch.device),
+    ("layout", torch.layout),
+    ("memory_format", torch.memory_format),
+)
+
+
+def _mutated(
+    ctx: LoweringContext, node: Node, target: torch._ops.OpOverload, args: tuple[Arg, ...], kwargs: dict[str, Arg]
+) -> list[tuple[str, str]]:
+    """(buffer, argument name) of what the op writes. An alias also writes its base, so both are named."""
+    if not target._schema.is_mutable:
+        return []
+    found: list[tuple[str, str]] = []
+    for position, schema_arg in enumerate(target._schema.arguments):
+        if schema_arg.alias_info is None or not schema_arg.alias_info.is_write:
+            continue
+        arg = args[position] if position < len(args) else kwargs.get(schema_arg.name)
+        for ref in arg if isinstance(arg, tuple) else (arg,):
+            if isinstance(ref, BufferRef):
+                found.append((ref.name, schema_arg.name))
+    for given in (*node.args, *node.kwargs.values()):
+        value = ctx.values.get(given) if isinstance(given, Node) else None
+        if isinstance(value, View) and not value.shares and ctx.as_buffer(value, node) in {name for name, _ in found}:
+            raise ctx.unsupported(node, "it writes to a tensor whose memory this graph does not have")
+    return found
+
+
+def _results(
+    ctx: LoweringContext, node: Node, target: torch._ops.OpOverload
+) -> tuple[tuple[str | None, ...], NodeValue]:
+    val = node.meta.get("val")
+    if val is None:
+        return (), None
+    returns = target._schema.returns
+    writes = [r.alias_info is not None and r.alias_info.is_write for r in returns]
+    if isinstance(val, torch.Tensor):
+        if writes and writes[0]:
+            return (None,), _written_argument(ctx, node, target, 0)
+        view = ctx.declare(node.name, val)
+        return (view.buffer,), view
+    if isinstance(val, list | tuple):
+        names: list[str | None] = []
+        values: list[NodeValue] = []
+        for position, item in enumerate(val):
+            if item is None:
+                names.append(None)
+                values.append(None)
+            elif isinstance(item, torch.Tensor):
+                if position < len(writes) and writes[position] and len(returns) == len(val):
+                    names.append(None)
+                    values.append(_written_argument(ctx, node, target, position))
+                    continue
+                view = ctx.declare(f"{node.name}_{position}", item, BufferKind.TEMPORARY)
+                names.append(view.buffer)
+                values.append(view)
+            elif isinstance(item, int | torch.SymInt):
+                # Philox seeds and the like: integers known from the fake run only if they are plain
+                names.append(None)
+                values.append(ctx.sizes.expr(item))
+            else:
+                raise ctx.unsupported(node, f"its result {position} is a {type(item).__name__}")
+        return tuple(names), values
+    raise ctx.unsupported(
+        node, f"its result is a {type(val).__name__} that depends on data", "keep it outside the compiled region"
+    )
+
+
+def _written_argument(ctx: LoweringContext, node: Node, target: torch._ops.OpOverload, position: int) -> NodeValue:
+    """The argument that an in-place op returns as its result ``position``."""
+    wanted = target._schema.returns[position].alias_info
+    for place, schema_arg in enumerate(target._schema.arguments):
+        info = schema_arg.alias_info
+        if info is not None and wanted is not None and info.before_set == wanted.before_set:
+            given = node.args[place] if place < len(node.args) else node.kwargs.get(schema_arg.name)
+            if isinstance(given, Node):
+                return ctx.values[given]
+    raise ctx.unsupported(node, "it returns an argument it writes to that was not given")

@@ -1,0 +1,448 @@
+"""Layer, group and batch normalization and their derivatives: statistics and result as row nests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch.fx import Node
+
+from ..ir import DType
+from ..symbolic import Expr, product
+from .context import LoweringContext, NodeValue
+from .nest_builder import NestBuilder, Value
+from .promotion import compute_dtype
+from .reductions import RowNest, mean_and_squares
+from .registry import RuleTable, aten
+from .values import View
+
+__all__ = ["TABLE"]
+
+TABLE = RuleTable("norms")
+
+Index = Sequence[Expr]
+
+
+def _load(nest: NestBuilder, view: View, index: Index, dtype: DType) -> Value:
+    return nest.cast(nest.load(view, index), dtype)
+
+
+def _declare(ctx: LoweringContext, node: Node, position: int) -> View:
+    return ctx.declare(f"{node.name}_{position}", node.meta["val"][position])
+
+
+def _inverse_root(nest: NestBuilder, squares: Value, count: Value, eps: float) -> Value:
+    variance = nest.op("div", squares, count)
+    return nest.op("rsqrt", nest.op("add", variance, nest.const(eps, variance.dtype)))
+
+
+# -- layer norm -----------------------------------------------------------------------------------------
+
+
+@TABLE.lowers(aten.native_layer_norm.default)
+def layer_norm(
+    ctx: LoweringContext,
+    node: Node,
+    x: View,
+    normalized_shape: Sequence[object],
+    weight: View | None,
+    bias: View | None,
+    eps: float,
+) -> NodeValue:
+    """(normalized, mean, 1/std) in one nest of three passes over a row."""
+    rank, inner = len(x.sizes), len(normalized_shape)
+    result, mean_out, rstd_out = (_declare(ctx, node, k) for k in range(3))
+    rows = RowNest(ctx, node, result.buffer, x.sizes, range(rank - inner, rank))
+    nest, dtype = rows.nest, compute_dtype(x.dtype)
+    mean, squares = mean_and_squares(rows, lambda index: _load(nest, x, index, dtype))
+    rstd = _inverse_root(nest, squares, rows.count_value(dtype), eps)
+    nest.store(mean_out, rows.row(keepdim=True), mean)
+    nest.store(rstd_out, rows.row(keepdim=True), rstd)
+    index = rows.stage()
+    value = nest.op("mul", nest.op("sub", _load(nest, x, index, dtype), mean), rstd)
+    if weight is not None:
+        value = nest.op("mul", value, _load(nest, weight, index[rank - inner :], dtype))
+    if bias is not None:
+        value = nest.op("add", value, _load(nest, bias, index[rank - inner :], dtype))
+    nest.store(result, index, value)
+    ctx.add(nest)
+    return [result, mean_out, rstd_out]
+
+
+@TABLE.lowers(aten.native_layer_norm_backward.default)
+def layer_norm_backward(
+    ctx: LoweringContext,
+    node: Node,
+    grad: View,
+    x: View,
+    normalized_shape: Sequence[object],
+    mean: View,
+    rstd: View,
+    weight: View | None,
+    bias: View | None,
+    mask: Sequence[bool],
+) -> NodeValue:
+    """Gradient of the input by rows, of weight and bias by columns."""
+    rank, inner = len(x.sizes), len(normalized_shape)
+    dtype = compute_dtype(x.dtype)
+
+    def parts(nest: NestBuilder, index: Index) -> tuple[Value, Value]:
+        row = (*index[: rank - inner], *(index[0] * 0,) * inner)
+        center = nest.op("sub", _load(nest, x, index, dtype), _load(nest, mean, row, dtype))
+        return _load(nest, grad, index, dtype), nest.op("mul", center, _load(nest, rstd, row, dtype))
+
+    results: list[NodeValue] = [None, None, None]
+    if mask[0]:
+        results[0] = _layer_norm_input_grad(ctx, node, x, weight, rstd, parts, inner)
+    results[1], results[2] = _column_sums(ctx, node, x.sizes, range(rank - inner), mask[1:], parts)
+    return results
+
+
+def _layer_norm_input_grad(
+    ctx: LoweringContext,
+    node: Node,
+    x: View,
+    weight: View | None,
+    rstd: View,
+    parts: Callable[[NestBuilder, Index], tuple[Value, Value]],
+    inner: int,
+) -> View:
+    """``rstd * (g - mean(g) - xhat*mean(g*xhat))`` with ``g = grad*weight``."""
+    rank, dtype = len(x.sizes), compute_dtype(x.dtype)
+    result = _declare(ctx, node, 0)
+    rows = RowNest(ctx, node, result.buffer, x.sizes, range(rank - inner, rank))
+    nest = rows.nest
+
+    def scaled(index: Index) -> tuple[Value, Value]:
+        g, normal = parts(nest, index)
+        if weight is not None:
+            g = nest.op("mul", g, _load(nest, weight, index[rank - inner :], dtype))
+        return g, normal
+
+    g, normal = scaled(rows.stage())
+    sum_g, sum_gn = nest.reduce("sum", g), nest.reduce("sum", nest.op("mul", g, normal))
+    nest.stage()
+    count = rows.count_value(dtype)
+    mean_g, mean_gn = nest.op("div", sum_g, count), nest.op("div", sum_gn, count)
+    scale = _load(nest, rstd, rows.row(keepdim=True), dtype)
+    index = rows.stage()
+    g, normal = scaled(index)
+    value = nest.op("sub", nest.op("sub", g, mean_g), nest.op("mul", normal, mean_gn))
+    nest.store(result, index, nest.op("mul", scale, value))
+    ctx.add(nest)
+    return result
+
+
+def _column_sums(
+    ctx: LoweringContext,
+    node: Node,
+    sizes: Sequence[Expr],
+    dims: Sequence[int],
+    mask: Sequence[bool],
+    parts: Callable[[NestBuilder, Index], tuple[Value, Value]],
+) -> tuple[View | None, View | None]:
+    """(sum of grad*xhat, sum of grad) over ``dims``: the gradients of weight and bias."""
+    outputs = [_declare(ctx, node, k + 1) if wanted else None for k, wanted in enumerate(mask)]
+    if not any(mask):
+        return None, None
+    name = next(o.buffer for o in outputs if o is not None)
+    rows = RowNest(ctx, node, name, sizes, dims)
+    g, normal = parts(rows.nest, rows.stage())
+    sums: list[Value | None] = [None, None]
+    if mask[0]:
+        sums[0] = rows.nest.reduce("sum", rows.nest.op("mul", g, normal))
+    if mask[1]:
+        sums[1] = rows.nest.reduce("sum", g)
+    rows.nest.stage()
+    for output, total in zip(outputs, sums, strict=True):
+        if output is not None and total is not None:
+            rows.nest.store(output, rows.row(keepdim=False), total)
+    ctx.add(rows.nest)
+    return outputs[0], outputs[1]
+
+
+# -- batch norm -----------------------------------------------------------------------------------------
+
+
+def _channel_dims(x: View) -> list[int]:
+    return [dim for dim in range(len(x.sizes)) if dim != 1]
+
+
+def _affine(
+    ctx: LoweringContext, node: Node, x: View, result: View, mean: View, scale: Callable[[NestBuilder, Expr], Value], bias: View | None
+) -> None:
+    """``(x - mean) * scale + bias`` per channel."""
+    dtype = compute_dtype(x.dtype)
+    nest = ctx.nest(result.buffer, node, x.sizes)
+    channel = nest.index[1]
+    value = nest.op("sub", _load(nest, x, nest.index, dtype), _load(nest, mean, (channel,), dtype))
+    value = nest.op("mul", value, scale(nest, channel))
+    if bias is not None:
+        value = nest.op("add", value, _load(nest, bias, (channel,), dtype))
+    nest.store(result, nest.index, value)
+    ctx.add(nest)
+
+
+def _batch_norm_training(
+    ctx: LoweringContext,
+    node: Node,
+    x: View,
+    weight: View | None,
+    bias: View | None,
+    running: tuple[View, View] | None,
+    momentum: float,
+    eps: float,
+    updated: tuple[View, View] | None,
+) -> list[NodeValue]:
+    """(normalized, saved mean, saved 1/std); writes the updated running statistics where asked."""
+    result, mean_out, rstd_out = (_declare(ctx, node, k) for k in range(3))
+    rows = RowNest(ctx, node, mean_out.buffer, x.sizes, _channel_dims(x))
+    nest, dtype = rows.nest, compute_dtype(x.dtype)
+    mean, squares = mean_and_squares(rows, lambda index: _load(nest, x, index, dtype))
+    rstd = _inverse_root(nest, squares, rows.count_value(dtype), eps)
+    row = rows.row(keepdim=False)
+    nest.store(mean_out, row, mean)
+    nest.store(rstd_out, row, rstd)
+    if running is not None and updated is not None:
+        free = nest.op("sub", rows.count_value(dtype), nest.const(1, dtype))
+        unbiased = nest.op("div", squares, free)
+        for old, new, fresh in zip(running, updated, (mean, unbiased), strict=True):
+            kept = nest.op("mul", _load(nest, old, row, dtype), nest.const(1 - momentum, dtype))
+            nest.store(new, row, nest.op("add", nest.op("mul", fresh, nest.const(momentum, dtype)), kept))
+    ctx.add(nest)
+
+    def scale(pointwise: NestBuilder, channel: Expr) -> Value:
+        value = _load(pointwise, rstd_out, (channel,), dtype)
+        if weight is None:
+            return value
+        return pointwise.op("mul", value, _load(pointwise, weight, (channel,), dtype))
+
+    _affine(ctx, node, x, result, mean_out, scale, bias)
+    return [result, mean_out, rstd_out]
+
+
+def _batch_norm_inference(
+    ctx: LoweringContext, node: Node, x: View, weight: View | None, bias: View | None, mean: View, var: View, eps: float
+) -> View:
+    result = _declare(ctx, node, 0)
+    dtype = compute_dtype(x.dtype)
+
+    def scale(nest: NestBuilder, channel: Expr) -> Value:
+        variance = nest.op("add", _load(nest, var, (channel,), dtype), nest.const(eps, dtype))
+        value = nest.op("div", nest.const(1, dtype), nest.op("sqrt", variance))
+        return nest.op("mul", value, _load(nest, weight, (channel,), dtype)) if weight is not None else value
+
+    _affine(ctx, node, x, result, mean, scale, bias)
+    return result
+
+
+def _empty_results(ctx: LoweringContext, node: Node, positions: Sequence[int]) -> list[NodeValue]:
+    """Results that inference leaves empty."""
+    values: list[NodeValue] = []
+    for position in positions:
+        view = _declare(ctx, node, position)
+        nest = ctx.nest(view.buffer, node, view.sizes)
+        nest.store(view, nest.index, nest.const(0, compute_dtype(view.dtype)))
+        ctx.add(nest)
+        values.append(view)
+    return values
+
+
+@TABLE.lowers(aten._native_batch_norm_legit_functional.default)
+def batch_norm_functional(
+    ctx: LoweringContext,
+    node: Node,
+    x: View,
+    weight: View | None,
+    bias: View | None,
+    running_mean: View,
+    running_var: View,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> NodeValue:
+    """(normalized, saved mean, saved 1/std, new running mean, new running variance)."""
+    if not training:
+        result = _batch_norm_inference(ctx, node, x, weight, bias, running_mean, running_var, eps)
+        return [result, *_empty_results(ctx, node, (1, 2)), running_mean, running_var]
+    updated = (_declare(ctx, node, 3), _declare(ctx, node, 4))
+    running = (running_mean, running_var)
+    return [*_batch_norm_training(ctx, node, x, weight, bias, running, momentum, eps, updated), *updated]
+
+
+@TABLE.lowers(aten._native_batch_norm_legit.no_stats)
+def batch_norm_no_stats(
+    ctx: LoweringContext,
+    node: Node,
+    x: View,
+    weight: View | None,
+    bias: View | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> NodeValue:
+    """Always by the batch's own statistics."""
+    return _batch_norm_training(ctx, node, x, weight, bias, None, momentum, eps, None)
+
+
+@TABLE.lowers(aten._native_batch_norm_legit_no_training.default)
+def batch_norm_no_training(
+    ctx: LoweringContext,
+    node: Node,
+    x: View,
+    weight: View | None,
+    bias: View | None,
+    running_mean: View,
+    running_var: View,
+    momentum: float,
+    eps: float,
+) -> NodeValue:
+    """By the running statistics."""
+    result = _batch_norm_inference(ctx, node, x, weight, bias, running_mean, running_var, eps)
+    return [result, *_empty_results(ctx, node, (1, 2))]
+
+
+@TABLE.lowers(aten.native_batch_norm_backward.default)
+def batch_norm_backward(
+    ctx: LoweringContext,
+    node: Node,
+    grad: View,
+    x: View,
+    weight: View | None,
+    running_mean: View | None,
+    running_var: View | None,
+    save_mean: View | None,
+    save_rstd: View | None,
+    train: bool,
+    eps: float,
+    mask: Sequence[bool],
+) -> NodeValue:
+    """Sums per channel, then the input's gradient."""
+    dtype = compute_dtype(x.dtype)
+
+    def statistics(nest: NestBuilder, channel: Expr) -> tuple[Value, Value]:
+        if train:
+            assert save_mean is not None and save_rstd is not None
+            return _load(nest, save_mean, (channel,), dtype), _load(nest, save_rstd, (channel,), dtype)
+        assert running_mean is not None and running_var is not None
+        variance = nest.op("add", _load(nest, running_var, (channel,), dtype), nest.const(eps, dtype))
+        return _load(nest, running_mean, (channel,), dtype), nest.op("rsqrt", variance)
+
+    sums = _batch_norm_sums(ctx, node, grad, x, statistics)
+    results: list[NodeValue] = [None, None, None]
+    results[1], results[2] = _batch_norm_parameter_grads(ctx, node, sums, statistics, mask, x)
+    if mask[0]:
+        results[0] = _batch_norm_input_grad(ctx, node, grad, x, weight, statistics, sums if train else None)
+    return results
+
+
+Statistics = Callable[[NestBuilder, Expr], tuple[Value, Value]]
+
+
+def _batch_norm_sums(ctx: LoweringContext, node: Node, grad: View, x: View, statistics: Statistics) -> tuple[View, View]:
+    """Per channel: sum of grad, and sum of grad*(x - mean)."""
+    dtype = compute_dtype(x.dtype)
+    torch_dtype = torch.float64 if dtype is DType.F64 else torch.float32
+    channels = (x.sizes[1],)
+    plain = ctx.declare_dense(f"{node.name}_sum", channels, torch_dtype)
+    dot = ctx.declare_dense(f"{node.name}_dot", channels, torch_dtype)
+    rows = RowNest(ctx, node, plain.buffer, x.sizes, _channel_dims(x))
+    nest = rows.nest
+    mean, _ = statistics(nest, rows.row(keepdim=False)[0])
+    index = rows.stage()
+    g = _load(nest, grad, index, dtype)
+    center = nest.op("sub", _load(nest, x, index, dtype), mean)
+    total, weighted = nest.reduce("sum", g), nest.reduce("sum", nest.op("mul", g, center))
+    nest.stage()
+    nest.store(plain, rows.row(keepdim=False), total)
+    nest.store(dot, rows.row(keepdim=False), weighted)
+    ctx.add(nest)
+    return plain, dot
+
+
+def _batch_norm_parameter_grads(
+    ctx: LoweringContext, node: Node, sums: tuple[View, View], statistics: Statistics, mask: Sequence[bool], x: View
+) -> tuple[View | None, View | None]:
+    dtype = compute_dtype(x.dtype)
+    outputs: list[View | None] = [None, None]
+    for position in (1, 2):
+        if not mask[position]:
+            continue
+        view = outputs[position - 1] = _declare(ctx, node, position)
+        nest = ctx.nest(view.buffer, node, view.sizes)
+        value = _load(nest, sums[1 if position == 1 else 0], nest.index, dtype)
+        if position == 1:
+            value = nest.op("mul", value, statistics(nest, nest.index[0])[1])
+        nest.store(view, nest.index, value)
+        ctx.add(nest)
+    return outputs[0], outputs[1]
+
+
+def _batch_norm_input_grad(
+    ctx: LoweringContext,
+    node: Node,
+    grad: View,
+    x: View,
+    weight: View | None,
+    statistics: Statistics,
+    sums: tuple[View, View] | None,
+) -> View:
+    """Training: ``(g - sum/n - (x - mean)*rstd^2*dot/n) * rstd * weight``; else ``g * rstd * weight``."""
+    dtype = compute_dtype(x.dtype)
+    result = _declare(ctx, node, 0)
+    nest = ctx.nest(result.buffer, node, x.sizes)
+    channel = nest.index[1]
+    mean, rstd = statistics(nest, channel)
+    value = _load(nest, grad, nest.index, dtype)
+    if sums is not None:
+        count = nest.scalar(product(x.sizes[dim] for dim in _channel_dims(x)), dtype)
+        plain = nest.op("div", _load(nest, sums[0], (channel,), dtype), count)
+        dot = nest.op("div", _load(nest, sums[1], (channel,), dtype), count)
+        center = nest.op("sub", _load(nest, x, nest.index, dtype), mean)
+        slope = nest.op("mul", dot, nest.op("mul", rstd, rstd))
+        value = nest.op("sub", nest.op("sub", value, plain), nest.op("mul", center, slope))
+    scale = rstd if weight is None else nest.op("mul", rstd, _load(nest, weight, (channel,), dtype))
+    nest.store(result, nest.index, nest.op("mul", value, scale))
+    ctx.add(nest)
+    return result
+
+
+# -- group norm -----------------------------------------------------------------------------------------
+
+
+@TABLE.lowers(aten.native_group_norm.default)
+def group_norm(
+    ctx: LoweringContext,
+    node: Node,
+    x: View,
+    weight: View | None,
+    bias: View | None,
+    batch: object,
+    channels: object,
+    spatial: object,
+    groups: int,
+    eps: float,
+) -> NodeValue:
+    """(normalized, mean, 1/std) with statistics over the channels of a group and all positions."""
+    result, mean_out, rstd_out = (_declare(ctx, node, k) for k in range(3))
+    per_group = x.sizes[1] // groups
+    split = (x.sizes[0], rstd_out.sizes[1], per_group, *x.sizes[2:])
+    rows = RowNest(ctx, node, result.buffer, split, range(2, len(split)))
+    nest, dtype = rows.nest, compute_dtype(x.dtype)
+
+    def joined(index: Index) -> tuple[Expr, ...]:
+        return (index[0], index[1] * per_group + index[2], *index[3:])
+
+    mean, squares = mean_and_squares(rows, lambda index: _load(nest, x, joined(index), dtype))
+    rstd = _inverse_root(nest, squares, rows.count_value(dtype), eps)
+    nest.store(mean_out, rows.row(keepdim=False), mean)
+    nest.store(rstd_out, rows.row(keepdim=False), rstd)
+    index = joined(rows.stage())
+    value = nest.op("mul", nest.op("sub", _load(nest, x, index, dtype), mean), rstd)
+    if weight is not None:
+        value = nest.op("mul", value, _load(nest, weight, (index[1],), dtype))
+    if bias is not None:
+        value = nest.op("add", value, _load(nest, bias, (index[1],), dtype))
+    nest.store(result, index, value)
+    ctx.add(nest)
+    return [result, mean_out, rstd_out]

@@ -1,0 +1,345 @@
+"""Elementwise arithmetic, comparison and logic, with eager's promotion and rounding."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch.fx import Node
+
+from ..ir import DType
+from ..ir.op_table import OP_TABLE
+from . import activations
+from .context import LoweringContext
+from .nest_builder import NestBuilder, Value
+from .promotion import compute_dtype, float_result, promote
+from .registry import Decline, RuleTable, aten, prims
+from .values import View
+
+__all__ = ["TABLE"]
+
+TABLE = RuleTable("pointwise")
+activations.register(TABLE)
+
+# ATen name -> op of the table; integers are converted to the default float type first.
+_UNARY_FLOAT = (
+    "exp exp2 expm1 log log2 log10 log1p sqrt rsqrt reciprocal sin cos tan asin acos atan sinh cosh tanh asinh acosh "
+    "atanh erf erfc sigmoid"
+).split()
+_UNARY_SAME = "neg abs".split()
+_ROUNDING = "floor ceil trunc round".split()  # identities on integers
+_BINARY_SAME = "minimum maximum fmin fmax bitwise_and bitwise_or bitwise_xor".split()
+_BINARY_FLOAT = "atan2 hypot copysign nextafter".split()
+_COMPARE = "eq ne lt le gt ge".split()
+_BOOL_FORM = {"add": "logical_or", "mul": "logical_and"}
+
+
+def apply(nest: NestBuilder, op: str, *args: Value) -> Value:
+    """One op of the table, or :class:`Decline` if it does not take this type."""
+    if args[-1].dtype is DType.BOOL:
+        op = _BOOL_FORM.get(op, op)
+    if args[-1].dtype not in OP_TABLE[op].domain:
+        raise Decline(f"{op} of {args[-1].dtype.value} is left to ATen")
+    return nest.op(op, *args)
+
+
+def _overload(name: str, overload: str = "default") -> object | None:
+    packet = getattr(aten, name, None)
+    return getattr(packet, overload, None) if packet is not None else None
+
+
+def _add_all(names: list[str], overloads: tuple[str, ...], make: Callable[[str], Callable[..., View]]) -> None:
+    for name in names:
+        for overload in overloads:
+            found = _overload(name, overload)
+            if found is not None:
+                TABLE.add(found, make(name))
+
+
+def _unary_float(op: str) -> Callable[..., View]:
+    def rule(ctx: LoweringContext, node: Node, x: View) -> View:
+        dtype = compute_dtype(float_result(x.dtype))
+        return ctx.pointwise(node, [x], lambda nest, v: apply(nest, op, v), dtype)
+
+    return rule
+
+
+def _unary_same(op: str) -> Callable[..., View]:
+    def rule(ctx: LoweringContext, node: Node, x: View) -> View:
+        return ctx.pointwise(node, [x], lambda nest, v: apply(nest, op, v))
+
+    return rule
+
+
+def _rounding(op: str) -> Callable[..., View]:
+    def rule(ctx: LoweringContext, node: Node, x: View) -> View:
+        if not x.dtype.is_floating_point:
+            return ctx.pointwise(node, [x], lambda nest, v: v)
+        return ctx.pointwise(node, [x], lambda nest, v: apply(nest, op, v))
+
+    return rule
+
+
+def _binary(op: str, to_float: bool = False) -> Callable[..., View]:
+    def rule(ctx: LoweringContext, node: Node, a: object, b: object) -> View:
+        dtype = promote([a, b])
+        if to_float:
+            dtype = float_result(dtype)
+        return ctx.pointwise(node, [a, b], lambda nest, x, y: apply(nest, op, x, y), compute_dtype(dtype))
+
+    return rule
+
+
+def _reflected(op: str) -> Callable[..., View]:
+    rule = _binary(op)
+    return lambda ctx, node, a, b: rule(ctx, node, b, a)
+
+
+def _logical(op: str) -> Callable[..., View]:
+    def rule(ctx: LoweringContext, node: Node, *operands: View) -> View:
+        return ctx.pointwise(
+            node,
+            operands,
+            lambda nest, *vs: nest.op(op, *(nest.cast(v, DType.BOOL) for v in vs)),
+            compute_dtype(promote(operands)),
+        )
+
+    return rule
+
+
+def _test(op: str) -> Callable[..., View]:
+    def rule(ctx: LoweringContext, node: Node, x: View) -> View:
+        if not x.dtype.is_floating_point and op != "signbit":
+            return ctx.pointwise(node, [x], lambda nest, v: nest.const(False, DType.BOOL))
+        return ctx.pointwise(node, [x], lambda nest, v: apply(nest, op, v))
+
+    return rule
+
+
+_BOTH = ("Tensor", "Scalar")
+_add_all(_UNARY_FLOAT, ("default",), _unary_float)
+_add_all(_UNARY_SAME, ("default",), _unary_same)
+_add_all(_ROUNDING, ("default",), _rounding)
+_add_all(_BINARY_SAME, ("default", "Tensor", "Scalar"), _binary)
+_add_all(_BINARY_FLOAT, ("default", "Tensor", "Scalar"), lambda op: _binary(op, to_float=True))
+_add_all(_COMPARE, _BOTH, _binary)
+_add_all(["logical_and", "logical_or", "logical_xor", "logical_not"], ("default",), _logical)
+_add_all(["isnan", "isinf", "signbit"], ("default",), _test)
+for _name, _op in (("bitwise_left_shift", "shl"), ("bitwise_right_shift", "shr")):
+    for _kind in ("Tensor", "Tensor_Scalar"):
+        TABLE.add(_overload(_name, _kind), _binary(_op))
+for _kind in ("Tensor", "Scalar"):
+    TABLE.add(_overload("remainder", _kind), _binary("mod"))
+    TABLE.add(_overload("fmod", _kind), _binary("fmod"))
+    TABLE.add(_overload("mul", _kind), _binary("mul"))
+TABLE.add(aten.floor_divide.default, _binary("floordiv"))
+TABLE.add(aten.bitwise_not.default, _unary_same("bitwise_not"))
+TABLE.add(aten.remainder.Scalar_Tensor, _binary("mod"))
+
+
+@TABLE.lowers(aten.add.Tensor, aten.add.Scalar)
+def add(ctx: LoweringContext, node: Node, a: object, b: object, alpha: object = 1) -> View:
+    """``a + alpha*b``; eager rounds that once where ``alpha`` is not 1."""
+    if alpha == 1:
+        return _binary("add")(ctx, node, a, b)
+    return ctx.pointwise(node, [a, b], lambda nest, x, y: _scaled(nest, x, y, alpha, 1))
+
+
+@TABLE.lowers(aten.sub.Tensor, aten.sub.Scalar)
+def sub(ctx: LoweringContext, node: Node, a: object, b: object, alpha: object = 1) -> View:
+    """``a - alpha*b``."""
+    if alpha == 1:
+        return _binary("sub")(ctx, node, a, b)
+    return ctx.pointwise(node, [a, b], lambda nest, x, y: _scaled(nest, x, y, alpha, -1))
+
+
+@TABLE.lowers(aten.rsub.Tensor, aten.rsub.Scalar)
+def rsub(ctx: LoweringContext, node: Node, a: object, b: object, alpha: object = 1) -> View:
+    """``b - alpha*a``."""
+    return sub(ctx, node, b, a, alpha)
+
+
+def _scaled(nest: NestBuilder, x: Value, y: Value, alpha: object, sign: int) -> Value:
+    scale = nest.scalar(alpha, x.dtype)
+    if sign < 0:
+        scale = nest.const(-alpha, x.dtype) if isinstance(alpha, int | float) else apply(nest, "neg", scale)
+    if x.dtype in (DType.F32, DType.F64):
+        return nest.op("fma", y, scale, x)
+    return apply(nest, "add", x, apply(nest, "mul", y, scale))
+
+
+@TABLE.lowers(aten.div.Tensor, aten.div.Scalar, aten.true_divide.Tensor)
+def div(ctx: LoweringContext, node: Node, a: object, b: object) -> View:
+    """True division: integers become floats."""
+    return _binary("div", to_float=True)(ctx, node, a, b)
+
+
+@TABLE.lowers(aten.div.Tensor_mode, aten.div.Scalar_mode)
+def div_mode(ctx: LoweringContext, node: Node, a: object, b: object, rounding_mode: str | None = None) -> View:
+    """Division rounded towards zero or down."""
+    if rounding_mode is None:
+        return div(ctx, node, a, b)
+    return _binary("truncdiv" if rounding_mode == "trunc" else "floordiv")(ctx, node, a, b)
+
+
+@TABLE.lowers(aten.sign.default)
+def sign(ctx: LoweringContext, node: Node, x: View) -> View:
+    """-1, 0 or 1; of bools the value itself."""
+    if x.dtype is torch.bool:
+        return ctx.pointwise(node, [x], lambda nest, v: v)
+    return _unary_same("sign")(ctx, node, x)
+
+
+@TABLE.lowers(aten.square.default)
+def square(ctx: LoweringContext, node: Node, x: View) -> View:
+    """``x*x``."""
+    return ctx.pointwise(node, [x], lambda nest, v: apply(nest, "mul", v, v))
+
+
+@TABLE.lowers(aten.pow.Tensor_Scalar)
+def pow_scalar(ctx: LoweringContext, node: Node, x: View, exponent: object) -> View:
+    """Powers; the exponents that eager computes by multiplication or roots likewise."""
+    dtype = compute_dtype(promote([x, exponent]))
+
+    def compute(nest: NestBuilder, v: Value) -> Value:
+        form = _SIMPLE_POWERS.get(exponent) if isinstance(exponent, int | float) else None
+        if form is not None and v.dtype in (DType.F32, DType.F64):
+            return form(nest, v)
+        if exponent == 2:
+            return apply(nest, "mul", v, v)
+        return apply(nest, "pow", v, nest.scalar(exponent, dtype))
+
+    if isinstance(exponent, int) and exponent < 0 and dtype not in (DType.F32, DType.F64):
+        raise Decline("eager refuses negative integer powers of integers")
+    return ctx.pointwise(node, [x], compute, dtype)
+
+
+_SIMPLE_POWERS: dict[object, Callable[[NestBuilder, Value], Value]] = {
+    0.5: lambda nest, v: nest.op("sqrt", v),
+    1: lambda nest, v: v,
+    2: lambda nest, v: nest.op("mul", v, v),
+    3: lambda nest, v: nest.op("mul", nest.op("mul", v, v), v),
+    -0.5: lambda nest, v: nest.op("rsqrt", v),
+    -1: lambda nest, v: nest.op("reciprocal", v),
+    -2: lambda nest, v: nest.op("reciprocal", nest.op("mul", v, v)),
+}
+
+TABLE.add(aten.pow.Tensor_Tensor, _binary("pow"))
+TABLE.add(aten.pow.Scalar, _binary("pow"))
+
+
+@TABLE.lowers(aten.where.self, aten.where.ScalarOther, aten.where.ScalarSelf, aten.where.Scalar)
+def where(ctx: LoweringContext, node: Node, condition: View, a: object, b: object) -> View:
+    """Select; halves are selected as they are, without a conversion."""
+    dtype = compute_dtype(node.meta["val"].dtype)
+
+    def compute(nest: NestBuilder, c: Value) -> Value:
+        return nest.where(nest.cast(c, DType.BOOL), _as(ctx, nest, a, dtype), _as(ctx, nest, b, dtype))
+
+    return ctx.pointwise(node, [condition], compute, compute_dtype(condition.dtype))
+
+
+def _as(ctx: LoweringContext, nest: NestBuilder, operand: object, dtype: DType) -> Value:
+    return ctx.operand(nest, operand, dtype)
+
+
+@TABLE.lowers(aten.masked_fill.Scalar, aten.masked_fill.Tensor)
+def masked_fill(ctx: LoweringContext, node: Node, x: View, mask: View, value: object) -> View:
+    """``value`` where the mask is true."""
+    return where(ctx, node, mask, value, x)
+
+
+@TABLE.lowers(aten.clamp.default, aten.clamp.Tensor)
+def clamp(ctx: LoweringContext, node: Node, x: View, low: object = None, high: object = None) -> View:
+    """``min(max(x, low), high)``; nan of any operand comes through."""
+    operands = [x, *(bound for bound in (low, high) if bound is not None)]
+
+    def compute(nest: NestBuilder, v: Value, *bounds: Value) -> Value:
+        rest = list(bounds)
+        if low is not None:
+            v = apply(nest, "maximum", v, rest.pop(0))
+        if high is not None:
+            v = apply(nest, "minimum", v, rest.pop(0))
+        return v
+
+    return ctx.pointwise(node, operands, compute)
+
+
+for _name, _op in (("clamp_min", "maximum"), ("clamp_max", "minimum")):
+    for _kind in ("default", "Tensor"):
+        TABLE.add(_overload(_name, _kind), _binary(_op))
+
+
+@TABLE.lowers(aten.addcmul.default)
+def addcmul(ctx: LoweringContext, node: Node, x: View, a: View, b: View, value: object = 1) -> View:
+    """``x + value*a*b``."""
+
+    def compute(nest: NestBuilder, v: Value, p: Value, q: Value) -> Value:
+        if value != 1:
+            p = apply(nest, "mul", nest.scalar(value, p.dtype), p)
+        return apply(nest, "add", v, apply(nest, "mul", p, q))
+
+    return ctx.pointwise(node, [x, a, b], compute)
+
+
+@TABLE.lowers(aten.addcdiv.default)
+def addcdiv(ctx: LoweringContext, node: Node, x: View, a: View, b: View, value: object = 1) -> View:
+    """``x + value*a/b``."""
+
+    def compute(nest: NestBuilder, v: Value, p: Value, q: Value) -> Value:
+        if value != 1:
+            p = apply(nest, "mul", nest.scalar(value, p.dtype), p)
+        return apply(nest, "add", v, apply(nest, "div", p, q))
+
+    return ctx.pointwise(node, [x, a, b], compute)
+
+
+@TABLE.lowers(aten.lerp.Scalar, aten.lerp.Tensor)
+def lerp(ctx: LoweringContext, node: Node, a: View, b: View, weight: object) -> View:
+    """``a + w*(b-a)``, from the nearer end: ``b - (b-a)*(1-w)`` where ``|w| >= 0.5``."""
+
+    def compute(nest: NestBuilder, x: Value, y: Value, w: Value) -> Value:
+        delta = nest.op("sub", y, x)
+        one, half = nest.const(1, w.dtype), nest.const(0.5, w.dtype)
+        far = nest.op("sub", y, nest.op("mul", delta, nest.op("sub", one, w)))
+        near = nest.op("add", x, nest.op("mul", w, delta))
+        if isinstance(weight, int | float):
+            return near if abs(weight) < 0.5 else far
+        return nest.where(nest.op("lt", nest.op("abs", w), half), near, far)
+
+    if not a.dtype.is_floating_point:
+        raise Decline("lerp of integers is left to ATen")
+    return ctx.pointwise(node, [a, b, weight], compute, compute_dtype(a.dtype))
+
+
+@TABLE.lowers(aten.logaddexp.default)
+def logaddexp(ctx: LoweringContext, node: Node, a: View, b: View) -> View:
+    """``log(exp(a) + exp(b))`` from the larger one; equal infinities stay."""
+
+    def compute(nest: NestBuilder, x: Value, y: Value) -> Value:
+        top = nest.op("maximum", x, y)
+        low = nest.op("neg", nest.op("abs", nest.op("sub", x, y)))
+        result = nest.op("add", top, nest.op("log1p", nest.op("exp", low)))
+        infinite = nest.op("logical_and", nest.op("isinf", x), nest.op("eq", x, y))
+        return nest.where(infinite, x, result)
+
+    return ctx.pointwise(node, [a, b], compute, compute_dtype(float_result(promote([a, b]))))
+
+
+@TABLE.lowers(aten.isfinite.default)
+def isfinite(ctx: LoweringContext, node: Node, x: View) -> View:
+    """Neither infinite nor nan."""
+
+    def compute(nest: NestBuilder, v: Value) -> Value:
+        if v.dtype not in (DType.F32, DType.F64):
+            return nest.const(True, DType.BOOL)
+        return nest.op("lt", nest.op("abs", v), nest.const(math.inf, v.dtype))
+
+    return ctx.pointwise(node, [x], compute)
+
+
+@TABLE.lowers(prims.fma.default) if hasattr(prims, "fma") else (lambda rule: rule)
+def fma(ctx: LoweringContext, node: Node, a: View, b: View, c: View) -> View:
+    """``a*b + c`` rounded once."""
+    return ctx.pointwise(node, [a, b, c], lambda nest, x, y, z: apply(nest, "fma", x, y, z))

@@ -1,0 +1,295 @@
+"""Reductions: kept dimensions outside, reduced ones in a stage, the rest of the arithmetic once per row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch.fx import Node
+
+from ..ir import DType
+from ..symbolic import Expr, product, to_expr
+from .context import LoweringContext, NodeValue
+from .nest_builder import NestBuilder, Value
+from .promotion import compute_dtype
+from .registry import Decline, RuleTable, aten
+from .values import View
+
+__all__ = ["TABLE", "RowNest"]
+
+TABLE = RuleTable("reductions")
+_ZERO = to_expr(0)
+_HALVES = (torch.float16, torch.bfloat16)
+
+
+class RowNest:
+    """A nest over the kept dimensions of a tensor, with stages over the reduced ones.
+
+    ``dims`` are the reduced dimensions. :meth:`stage` gives the full index of the tensor inside a stage,
+    :attr:`row` the index of a result with (``keepdim``) or without the reduced dimensions.
+    """
+
+    def __init__(self, ctx: LoweringContext, node: Node, name: str, sizes: Sequence[Expr], dims: Sequence[int]) -> None:
+        rank = len(sizes)
+        self.dims = sorted({dim % rank for dim in dims}) if rank else []
+        self.sizes = tuple(sizes)
+        self.kept = [dim for dim in range(rank) if dim not in self.dims]
+        self.nest: NestBuilder = ctx.nest(name, node, [self.sizes[dim] for dim in self.kept])
+        self.count = product(self.sizes[dim] for dim in self.dims)
+
+    def stage(self) -> tuple[Expr, ...]:
+        """Begin a stage over the reduced dimensions; the index of the tensor in it."""
+        inner = self.nest.stage([self.sizes[dim] for dim in self.dims])
+        index = [_ZERO] * len(self.sizes)
+        for dim, expr in zip(self.kept, self.nest.index, strict=True):
+            index[dim] = expr
+        for dim, expr in zip(self.dims, inner, strict=True):
+            index[dim] = expr
+        return tuple(index)
+
+    def row(self, keepdim: bool) -> tuple[Expr, ...]:
+        """The index of a row's result."""
+        if not keepdim:
+            return self.nest.index
+        index = [_ZERO] * len(self.sizes)
+        for dim, expr in zip(self.kept, self.nest.index, strict=True):
+            index[dim] = expr
+        return tuple(index)
+
+    def count_value(self, dtype: DType) -> Value:
+        """How many elements a row has."""
+        return self.nest.scalar(self.count, dtype)
+
+
+def all_dims(x: View, dims: object) -> list[int]:
+    """The dimensions of a reduction: none given means all."""
+    if isinstance(dims, int):
+        return [dims]
+    if not dims:
+        return list(range(len(x.sizes)))
+    assert isinstance(dims, list | tuple)
+    return [int(dim) for dim in dims]
+
+
+def _reduce(
+    ctx: LoweringContext,
+    node: Node,
+    x: View,
+    dims: Sequence[int],
+    keepdim: bool,
+    kind: str,
+    dtype: DType,
+    before: Callable[[NestBuilder, Value], Value] | None = None,
+    after: Callable[[RowNest, Value], Value] | None = None,
+) -> View:
+    result = ctx.declare(node.name, node.meta["val"])
+    rows = RowNest(ctx, node, result.buffer, x.sizes, dims)
+    index = rows.stage()
+    value = rows.nest.cast(rows.nest.load(x, index), dtype)
+    if before is not None:
+        value = before(rows.nest, value)
+    total = rows.nest.reduce(kind, value)
+    rows.nest.stage()
+    if after is not None:
+        total = after(rows, total)
+    rows.nest.store(result, rows.row(keepdim), total)
+    ctx.add(rows.nest)
+    return result
+
+
+@TABLE.lowers(aten.sum.dim_IntList)
+def sum_dims(ctx: LoweringContext, node: Node, x: View, dims: object, keepdim: bool = False, **_: object) -> View:
+    """Sum; halves in f32, integers in the result's type (i64 unless asked)."""
+    return _reduce(ctx, node, x, all_dims(x, dims), keepdim, "sum", compute_dtype(node.meta["val"].dtype))
+
+
+@TABLE.lowers(aten.sum.default)
+def sum_all(ctx: LoweringContext, node: Node, x: View, **_: object) -> View:
+    """Sum of everything."""
+    return sum_dims(ctx, node, x, None)
+
+
+@TABLE.lowers(aten.mean.dim)
+def mean_dims(ctx: LoweringContext, node: Node, x: View, dims: object, keepdim: bool = False, **_: object) -> View:
+    """Sum, rounded to the result's type as eager does, over count."""
+    result_dtype = node.meta["val"].dtype
+    dtype = compute_dtype(result_dtype)
+
+    def divide(rows: RowNest, total: Value) -> Value:
+        if result_dtype in _HALVES:
+            total = rows.nest.round_to(total, result_dtype)
+        return rows.nest.op("div", total, rows.count_value(dtype))
+
+    return _reduce(ctx, node, x, all_dims(x, dims), keepdim, "sum", dtype, after=divide)
+
+
+@TABLE.lowers(aten.mean.default)
+def mean_all(ctx: LoweringContext, node: Node, x: View, **_: object) -> View:
+    """Mean of everything."""
+    return mean_dims(ctx, node, x, None)
+
+
+@TABLE.lowers(aten.prod.default)
+def prod_all(ctx: LoweringContext, node: Node, x: View, **_: object) -> View:
+    """Product of everything."""
+    return _reduce(ctx, node, x, all_dims(x, None), False, "prod", compute_dtype(node.meta["val"].dtype))
+
+
+@TABLE.lowers(aten.prod.dim_int)
+def prod_dim(ctx: LoweringContext, node: Node, x: View, dim: int, keepdim: bool = False, **_: object) -> View:
+    """Product over one dimension."""
+    return _reduce(ctx, node, x, [dim], keepdim, "prod", compute_dtype(node.meta["val"].dtype))
+
+
+def _extremum(kind: str) -> Callable[..., View]:
+    def rule(ctx: LoweringContext, node: Node, x: View, dims: object = None, keepdim: bool = False) -> View:
+        return _reduce(ctx, node, x, all_dims(x, dims), keepdim, kind, compute_dtype(x.dtype))
+
+    return rule
+
+
+TABLE.add(aten.amax.default, _extremum("max"))
+TABLE.add(aten.amin.default, _extremum("min"))
+TABLE.add(aten.max.default, _extremum("max"))
+TABLE.add(aten.min.default, _extremum("min"))
+
+
+def _any_all(kind: str) -> Callable[..., View]:
+    def rule(ctx: LoweringContext, node: Node, x: View, dims: object = None, keepdim: bool = False) -> View:
+        dtype = compute_dtype(x.dtype)
+        given = [dims] if isinstance(dims, int) else dims
+        return _reduce(
+            ctx,
+            node,
+            x,
+            all_dims(x, given),
+            keepdim,
+            kind,
+            dtype,
+            lambda nest, v: nest.cast(v, DType.BOOL),
+        )
+
+    return rule
+
+
+for _name in ("any", "all"):
+    for _overload in ("default", "dim", "dims"):
+        TABLE.add(getattr(getattr(aten, _name), _overload), _any_all(_name))
+
+
+def _arg(kind: str) -> Callable[..., View]:
+    def rule(ctx: LoweringContext, node: Node, x: View, dim: int | None = None, keepdim: bool = False) -> View:
+        dims = list(range(len(x.sizes))) if dim is None else [dim]
+        return _reduce(ctx, node, x, dims, keepdim, kind, compute_dtype(x.dtype))
+
+    return rule
+
+
+TABLE.add(aten.argmax.default, _arg("argmax"))
+TABLE.add(aten.argmin.default, _arg("argmin"))
+
+
+def _with_index(kind: str) -> Callable[..., NodeValue]:
+    def rule(ctx: LoweringContext, node: Node, x: View, dim: int, keepdim: bool = False) -> NodeValue:
+        values = ctx.declare(f"{node.name}_values", node.meta["val"][0])
+        indices = ctx.declare(f"{node.name}_indices", node.meta["val"][1])
+        rows = RowNest(ctx, node, values.buffer, x.sizes, [dim] if x.sizes else [])
+        index = rows.stage()
+        value = rows.nest.cast(rows.nest.load(x, index), compute_dtype(x.dtype))
+        best, where = rows.nest.reduce(kind, value), rows.nest.reduce(f"arg{kind}", value)
+        rows.nest.stage()
+        rows.nest.store(values, rows.row(keepdim and bool(x.sizes)), best)
+        rows.nest.store(indices, rows.row(keepdim and bool(x.sizes)), where)
+        ctx.add(rows.nest)
+        return [values, indices]
+
+    return rule
+
+
+TABLE.add(aten.max.dim, _with_index("max"))
+TABLE.add(aten.min.dim, _with_index("min"))
+
+
+def mean_and_squares(rows: RowNest, load: Callable[[tuple[Expr, ...]], Value]) -> tuple[Value, Value]:
+    """A row's mean and its sum of squared distances from it, in two passes: as exact as eager's Welford."""
+    nest = rows.nest
+    total = nest.reduce("sum", load(rows.stage()))
+    nest.stage()
+    mean = nest.op("div", total, rows.count_value(total.dtype))
+    value = load(rows.stage())
+    distance = nest.op("sub", value, mean)
+    squares = nest.reduce("sum", nest.op("mul", distance, distance))
+    nest.stage()
+    return mean, squares
+
+
+def _variance(root: bool, with_mean: bool) -> Callable[..., NodeValue]:
+    def rule(
+        ctx: LoweringContext,
+        node: Node,
+        x: View,
+        dims: object = None,
+        *,
+        correction: int | float | None = None,
+        keepdim: bool = False,
+    ) -> NodeValue:
+        if not x.dtype.is_floating_point or not isinstance(correction, int | float | None):
+            raise Decline("this variance is left to ATen")
+        vals = node.meta["val"] if with_mean else (node.meta["val"],)
+        results = [ctx.declare(f"{node.name}_{k}" if with_mean else node.name, val) for k, val in enumerate(vals)]
+        rows = RowNest(ctx, node, results[0].buffer, x.sizes, all_dims(x, dims))
+        nest, dtype = rows.nest, compute_dtype(x.dtype)
+        mean, squares = mean_and_squares(rows, lambda index: nest.cast(nest.load(x, index), dtype))
+        free = nest.op("sub", rows.count_value(dtype), nest.const(1 if correction is None else correction, dtype))
+        spread = nest.op("div", squares, nest.op("maximum", free, nest.const(0, dtype)))
+        nest.store(results[0], rows.row(keepdim), nest.op("sqrt", spread) if root else spread)
+        if with_mean:
+            nest.store(results[1], rows.row(keepdim), mean)
+        ctx.add(nest)
+        return list(results) if with_mean else results[0]
+
+    return rule
+
+
+TABLE.add(aten.var.correction, _variance(root=False, with_mean=False))
+TABLE.add(aten.std.correction, _variance(root=True, with_mean=False))
+TABLE.add(aten.var_mean.correction, _variance(root=False, with_mean=True))
+TABLE.add(aten.std_mean.correction, _variance(root=True, with_mean=True))
+
+
+@TABLE.lowers(aten.logsumexp.default)
+def logsumexp(ctx: LoweringContext, node: Node, x: View, dims: object, keepdim: bool = False) -> View:
+    """``max + log(sum(exp(x - max)))``, with an infinite maximum taken as 0."""
+    if not x.dtype.is_floating_point:
+        raise Decline("logsumexp of integers is left to ATen")
+    result = ctx.declare(node.name, node.meta["val"])
+    rows = RowNest(ctx, node, result.buffer, x.sizes, all_dims(x, dims))
+    nest, dtype = rows.nest, compute_dtype(x.dtype)
+    top = nest.reduce("max", nest.cast(nest.load(x, rows.stage()), dtype))
+    nest.stage()
+    shift = nest.where(nest.op("isinf", top), nest.const(0, dtype), top)
+    value = nest.cast(nest.load(x, rows.stage()), dtype)
+    total = nest.reduce("sum", nest.op("exp", nest.op("sub", value, shift)))
+    nest.stage()
+    nest.store(result, rows.row(keepdim), nest.op("add", nest.op("log", total), shift))
+    ctx.add(nest)
+    return result
+
+
+@TABLE.lowers(aten.linalg_vector_norm.default)
+def vector_norm(
+    ctx: LoweringContext, node: Node, x: View, order: object = 2, dims: object = None, keepdim: bool = False, **_: object
+) -> View:
+    """Norms of order 2, 1 and infinity."""
+    dtype = compute_dtype(node.meta["val"].dtype)
+    if not isinstance(order, int | float) or order not in (1, 2, float("inf")):
+        raise Decline(f"the norm of order {order} is left to ATen")
+    kind = "max" if order == float("inf") else "sum"
+
+    def before(nest: NestBuilder, v: Value) -> Value:
+        return nest.op("mul", v, v) if order == 2 else nest.op("abs", v)
+
+    def after(rows: RowNest, total: Value) -> Value:
+        return rows.nest.op("sqrt", total) if order == 2 else total
+
+    return _reduce(ctx, node, x, all_dims(x, dims), keepdim, kind, dtype, before, after)

@@ -1,0 +1,56 @@
+"""From torch's sizes (ints and SymInts) to index expressions, each distinct one converted once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import torch
+from torch.fx.experimental.symbolic_shapes import SymT, symbol_is_type
+
+from ..errors import UnsupportedGraphError
+from ..symbolic import Expr, UnsupportedExpression, from_symint, to_expr
+
+if TYPE_CHECKING:
+    import sympy
+
+__all__ = ["SizeConverter"]
+
+
+class SizeConverter:
+    """Converts sizes and remembers them: sympy is walked once per distinct expression, and not at all for ints."""
+
+    def __init__(self) -> None:
+        self._symbolic: dict[sympy.Expr, Expr] = {}
+        self._ints: dict[int, Expr] = {}
+
+    def expr(self, size: int | torch.SymInt) -> Expr:
+        """One size. Raises :class:`UnsupportedGraphError` for sizes that depend on data."""
+        if isinstance(size, torch.SymInt):
+            expression = size.node.expr
+            found = self._symbolic.get(expression)
+            if found is None:
+                found = self._symbolic[expression] = _convert(expression)
+            return found
+        known = self._ints.get(size)
+        if known is None:
+            known = self._ints[size] = to_expr(int(size))
+        return known
+
+    def exprs(self, sizes: Iterable[int | torch.SymInt]) -> tuple[Expr, ...]:
+        """Several sizes."""
+        return tuple(self.expr(size) for size in sizes)
+
+
+def _convert(expression: sympy.Expr) -> Expr:
+    for symbol in expression.free_symbols:
+        if symbol_is_type(symbol, (SymT.UNBACKED_INT, SymT.UNBACKED_FLOAT)):
+            raise UnsupportedGraphError(
+                f"a size that depends on data ({symbol})",
+                "kernels take only sizes that are known from the inputs",
+                todo="keep the op that produces it out of the compiled region",
+            )
+    try:
+        return from_symint(expression)
+    except UnsupportedExpression as error:
+        raise UnsupportedGraphError(f"the size {expression}", str(error)) from error

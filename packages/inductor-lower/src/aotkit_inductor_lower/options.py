@@ -1,0 +1,31 @@
+"""Everything that can be chosen about lowering, in one frozen record."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+__all__ = ["LowerOptions"]
+
+
+@dataclass(frozen=True, slots=True)
+class LowerOptions:
+    """How a graph is compiled. All fields change the output, so all of them belong in a cache key.
+
+    ``numerics``: ``"eager"`` rounds where eager rounds; ``"fast"`` keeps fp32 between the ops of a kernel.
+    ``rng``: ``"eager"`` leaves random ops ATen calls in program order; ``"fast"`` may generate them.
+    ``verify``: check the IR after each stage. ``disable``: names of passes to leave out.
+    ``fuel``: run only that many pass applications and fusions, then stop optimizing (for bisecting a wrong
+    result); ``None`` is no limit. ``max_fusion_nodes`` and ``max_fusion_instructions`` bound one kernel.
+    ``max_recompute`` bounds how many instructions a value may cost to be computed again in each of several readers.
+    """
+
+    numerics: Literal["eager", "fast"] = "eager"
+    rng: Literal["fast", "eager"] = "fast"
+    verify: bool = False
+    disable: tuple[str, ...] = ()
+    fuel: int | None = None
+    fuse: bool = True
+    max_fusion_nodes: int = 64
+    max_fusion_instructions: int = 600
+    max_recompute: int = 6
