@@ -8,6 +8,9 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+# Operators that update running statistics while training although their schemas don't say so.
+_UNDECLARED_BATCH_NORMS = frozenset({"aten::native_batch_norm", "aten::cudnn_batch_norm", "aten::miopen_batch_norm"})
+
 
 def tensors_in(value: object) -> Iterator[torch.Tensor]:
     """Tensors in an argument or result: itself, or inside lists and tuples."""
@@ -19,9 +22,11 @@ def tensors_in(value: object) -> Iterator[torch.Tensor]:
 
 
 def written_tensors(func: Any, args: tuple[object, ...], kwargs: dict[str, object]) -> Iterator[torch.Tensor]:
-    """Tensor arguments whose data the call writes (in-place and `out=` arguments)."""
+    """Tensor arguments whose data the call writes (in-place and `out=` arguments, running statistics)."""
+    undeclared = func._schema.name in _UNDECLARED_BATCH_NORMS
     for position, argument in enumerate(func._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
+        declared = argument.alias_info is not None and argument.alias_info.is_write
+        if declared or (undeclared and argument.name in ("running_mean", "running_var")):
             value = args[position] if position < len(args) else kwargs.get(argument.name)
             yield from tensors_in(value)
 

@@ -1,0 +1,97 @@
+"""Reasons found in FX graphs, one program per reason."""
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+from aotkit_cudagraphs import SkipKind, check_graph
+
+aten = torch.ops.aten
+TRACE = '  File "lib.py", line 1, in f\n    g(x)\n  File "model.py", line 12, in forward\n    return x.item()\n'
+
+
+def graph_with(target, *extra, device="meta", val=None):
+    """x -> target(x, *extra) -> output, on a device that is not the CPU."""
+    graph = torch.fx.Graph()
+    x = graph.placeholder("x")
+    x.meta["val"] = torch.empty(4, device=device)
+    node = graph.call_function(target, (x, *extra))
+    node.meta["val"] = torch.empty(4, device=device) if val is None else val
+    node.meta["stack_trace"] = TRACE
+    graph.output(node)
+    return graph
+
+
+def kinds(graph):
+    return [reason.kind for reason in check_graph(graph)]
+
+
+@pytest.mark.covers("F6.18")
+@pytest.mark.parametrize(
+    "target",
+    [aten._local_scalar_dense.default, aten._assert_scalar.default, aten._fused_moving_avg_obs_fq_helper.default],
+)
+def test_operators_that_need_the_host_are_named_with_the_users_line(target):
+    (reason,) = check_graph(graph_with(target))
+    assert reason.kind is SkipKind.INCOMPATIBLE_OP and "aten._" in reason.detail
+    assert reason.user_line == "model.py:12: return x.item()"
+
+
+def test_a_plain_graph_has_no_reasons():
+    assert check_graph(graph_with(aten.relu.default)) == ()
+    module = torch.fx.GraphModule({}, graph_with(aten.relu.default))
+    assert check_graph(module) == ()
+
+
+@pytest.mark.covers("F6.18")
+def test_cpu_tensors_are_a_reason():
+    assert kinds(graph_with(aten.relu.default, device="cpu")) == [SkipKind.CPU_DEVICE] * 2
+
+
+@pytest.mark.covers("F6.18")
+def test_control_flow_is_a_reason():
+    assert kinds(graph_with(torch.ops.higher_order.cond)) == [SkipKind.CONTROL_FLOW]
+    assert kinds(graph_with(torch.ops.higher_order.while_loop)) == [SkipKind.CONTROL_FLOW]
+
+
+@pytest.mark.covers("F6.18")
+@pytest.mark.parametrize("dtype, expected", [(torch.bool, [SkipKind.BOOLEAN_INDEX]), (torch.int64, [])])
+def test_writes_through_boolean_masks_are_a_reason(dtype, expected):
+    graph = torch.fx.Graph()
+    x, mask = graph.placeholder("x"), graph.placeholder("mask")
+    x.meta["val"], mask.meta["val"] = torch.empty(4, device="meta"), torch.empty(4, dtype=dtype, device="meta")
+    graph.output(graph.call_function(aten.index_put.default, (x, [None, mask], x)))
+    assert kinds(graph) == expected
+
+
+@pytest.mark.covers("F6.18")
+def test_operators_tagged_unsafe_are_a_reason():
+    with torch.library._scoped_library("aotkit_cudagraphs_test", "FRAGMENT") as library:
+        library.define("unsafe(Tensor x) -> Tensor", tags=(torch.Tag.cudagraph_unsafe,))
+        (reason,) = check_graph(graph_with(torch.ops.aotkit_cudagraphs_test.unsafe.default))
+    assert reason.kind is SkipKind.UNSAFE_TAG and "aotkit_cudagraphs_test.unsafe" in reason.detail
+
+
+@pytest.mark.covers("F6.18")
+def test_sizes_that_depend_on_data_are_a_reason():
+    with FakeTensorMode(shape_env=ShapeEnv()) as mode:
+        mode.shape_env.create_unbacked_symint()
+        size = mode.shape_env.create_unbacked_symint()
+        value = torch.empty((size,), device="meta")
+    (reason,) = check_graph(graph_with(aten.relu.default, val=value))
+    assert reason.kind is SkipKind.UNBACKED_SIZE and str(size) in reason.detail
+
+
+@pytest.mark.covers("F6.18")
+def test_sparse_values_are_a_reason():
+    value = torch.sparse_coo_tensor(size=(4,), device="meta", check_invariants=True)
+    assert kinds(graph_with(aten.relu.default, val=value)) == [SkipKind.SPARSE]
+
+
+@pytest.mark.covers("F6.18")
+def test_two_devices_are_a_reason():
+    with FakeTensorMode():
+        value = torch.empty(4, device="cuda:1")
+    reasons = check_graph(graph_with(aten.relu.default, val=value))
+    assert [reason.kind for reason in reasons] == [SkipKind.MULTIPLE_DEVICES] and "cuda:1, meta" in reasons[0].detail
