@@ -34,10 +34,15 @@ Note [The loop IR in one page]
     * Indirect addressing: an index expression may hold a VALUE symbol naming an i64 value of the body. Such a
       value first passes :class:`CheckIndex`, which wraps negatives and reports out-of-range as eager does.
     * All arithmetic has eager's semantics; each op's row in ``op_table`` states domain and edge values.
+
+Note [NaN literals compare equal]
+    IR is compared by value, in tests and as a cache key, and nan != nan. Literals holding a nan hold the one object
+    ``math.nan``, so that tuples of fields compare equal by identity.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -140,6 +145,10 @@ class Load:
     mask: str | None = None
     other: int | float | bool = 0
 
+    def __post_init__(self) -> None:
+        if self.other != self.other:
+            object.__setattr__(self, "other", math.nan)
+
 
 @dataclass(frozen=True, slots=True)
 class Const:
@@ -148,6 +157,10 @@ class Const:
     result: str
     value: int | float | bool
     dtype: DType
+
+    def __post_init__(self) -> None:
+        if self.value != self.value:
+            object.__setattr__(self, "value", math.nan)
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,7 +270,11 @@ class Literal:
     format by name (``kind`` says which; ``value`` is then its text, ``"torch.float32"``)."""
 
     kind: str
-    value: None | bool | int | float | str
+    value: bool | int | float | str | None
+
+    def __post_init__(self) -> None:
+        if self.value != self.value:
+            object.__setattr__(self, "value", math.nan)
 
 
 Arg = BufferRef | SymInput | Literal | tuple["Arg", ...]
