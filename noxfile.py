@@ -30,7 +30,7 @@ nox.options.error_on_missing_interpreters = False
 
 CONSTRAINTS = str(ROOT / "tools" / "constraints.txt")
 PYTEST = ("pytest", "hypothesis")
-TEST_TOOLS = (*PYTEST, "hatchling", "ruff", "import-linter", "transformers", "matplotlib", "packaging")
+TEST_TOOLS = (*PYTEST, "import-linter", "transformers", "matplotlib", "rich")
 BENCH_TOOLS = ("transformers", "matplotlib")
 DOCS_TOOLS = ("mkdocs", "mkdocs-material")
 

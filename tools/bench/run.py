@@ -109,6 +109,8 @@ def worker(model: str, mode: str, backend: str, settings: Settings, folder: Path
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+            if process.stdout is not None:
+                process.stdout.close()
 
 
 def measure(model: str, mode: str, settings: Settings, report: Any = print) -> list[Measurement]:

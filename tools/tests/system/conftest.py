@@ -1,0 +1,105 @@
+"""Servers and a browser for the system tests; what is missing is a failure, not a skip."""
+
+from __future__ import annotations
+
+import functools
+import http.server
+import shutil
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+BROWSER_FLAGS = (
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--hide-scrollbars",
+    "--virtual-time-budget=5000",
+)
+
+
+def program(*names: str) -> str:
+    """The path of the first of these programs that is there."""
+    for name in names:
+        found = shutil.which(name)
+        if found is not None:
+            return found
+    pytest.fail(f"none of {', '.join(names)} is installed; `python -m tools.system_packages` installs them as root")
+
+
+class QuietHandler(http.server.SimpleHTTPRequestHandler):
+    """Serves files without writing a log line per request."""
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture(scope="session")
+def site() -> Iterator[str]:
+    """The built documentation site on a free port of 127.0.0.1; yields its address."""
+    folder = ROOT / "build" / "site"
+    assert (folder / "index.html").is_file(), "build the site first: nox -s docs"
+    handler = functools.partial(QuietHandler, directory=str(folder))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def browse(tmp_path: Path) -> Callable[..., str]:
+    """Open an address in headless Chromium and return the DOM after its scripts ran; optionally take a picture."""
+    chromium = program("chromium", "chromium-browser", "google-chrome")
+
+    def open_page(address: str, screenshot: Path | None = None) -> str:
+        profile = tmp_path / f"profile-{time.monotonic_ns()}"
+        action = "--dump-dom" if screenshot is None else f"--screenshot={screenshot}"
+        flags = (*BROWSER_FLAGS, f"--user-data-dir={profile}", "--window-size=1200,900", action)
+        done = subprocess.run(
+            [chromium, *flags, address], capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL
+        )
+        assert done.returncode == 0, done.stderr[-2000:]
+        return done.stdout
+
+    return open_page
+
+
+@pytest.fixture
+def redis_port(tmp_path: Path) -> Iterator[int]:
+    """A Redis server of its own on loopback, without persistence; yields its port."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = int(probe.getsockname()[1])
+    arguments = ["--port", str(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--dir", str(tmp_path)]
+    with open(tmp_path / "redis.log", "w") as log:
+        server = subprocess.Popen([program("redis-server"), *arguments], stdout=log, stderr=log)
+        try:
+            wait_for_port(port, server)
+            yield port
+        finally:
+            server.terminate()
+            server.wait(timeout=20)
+
+
+def wait_for_port(port: int, server: subprocess.Popen[bytes]) -> None:
+    """Return when something listens on the port; fail when the server ended or nothing came up."""
+    for _ in range(200):
+        assert server.poll() is None, "redis-server ended"
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        time.sleep(0.05)
+    pytest.fail("redis-server did not start listening within ten seconds")

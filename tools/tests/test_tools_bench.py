@@ -1,0 +1,105 @@
+"""The benchmark: its error measure, its table, and one small run from end to end."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy
+import pytest
+import torch
+
+from tools.bench.__main__ import main
+from tools.bench.memory import peak_tensor_mb
+from tools.bench.models import MODELS, make_batch, make_model
+from tools.bench.numerics import compare, relative_errors
+from tools.bench.run import Measurement, Settings, measure
+from tools.bench.table import acceptance, table
+
+REFERENCE = {"grad:a": numpy.array([3.0, 4.0]), "grad:b": numpy.array([1e-9]), "output:y": numpy.array([1.0])}
+
+
+def test_the_error_is_relative_to_the_reference() -> None:
+    errors = relative_errors({**REFERENCE, "grad:a": numpy.array([3.0, 4.5], dtype=numpy.float32)}, REFERENCE)
+    assert errors["grad:a"] == pytest.approx(0.1)
+    assert errors["output:y"] == 0.0
+
+
+def test_a_tiny_tensor_is_measured_against_all_tensors_of_its_kind() -> None:
+    errors = relative_errors({**REFERENCE, "grad:b": numpy.array([2e-9])}, REFERENCE)
+    assert errors["grad:b"] == pytest.approx(1e-9 / (1e-4 * 5.0), rel=1e-6)
+
+
+@pytest.mark.parametrize("wrong", [numpy.array([1.0, math.nan]), numpy.array([1.0]), None])
+def test_a_missing_misshapen_or_not_finite_tensor_has_infinite_error(wrong: numpy.ndarray | None) -> None:
+    values = {name: value for name, value in {**REFERENCE, "grad:a": wrong}.items() if value is not None}
+    assert relative_errors(values, REFERENCE)["grad:a"] == math.inf
+    assert compare(values, REFERENCE, REFERENCE).out_of_bounds == ("grad:a",)
+
+
+def test_a_backend_is_compared_with_three_times_eagers_own_error() -> None:
+    eager = {**REFERENCE, "output:y": numpy.array([1.0 + 1e-5])}
+    allowed = {**REFERENCE, "output:y": numpy.array([1.0 + 3.5e-5])}
+    beyond = {**REFERENCE, "output:y": numpy.array([1.0 + 3.7e-5])}
+    assert compare(allowed, eager, REFERENCE).ok
+    assert compare(beyond, eager, REFERENCE).out_of_bounds == ("output:y",)
+
+
+def test_a_gradient_that_eager_does_not_have_is_reported() -> None:
+    assert compare({**REFERENCE, "grad:new": numpy.array([0.0])}, REFERENCE, REFERENCE).out_of_bounds == ("grad:new",)
+
+
+def test_peak_memory_counts_what_lives_at_the_same_time() -> None:
+    def step() -> None:
+        for _ in range(3):  # one after the other: 4 MiB at once, not 12
+            torch.empty(2**20)
+
+    assert peak_tensor_mb(step) == pytest.approx(4.0, abs=0.1)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_each_model_trains_and_is_equal_in_every_process(name: str) -> None:
+    model, batch = make_model(name), make_batch(name, quick=True)
+    again = make_model(name).state_dict()
+    assert all(torch.equal(value, again[key]) for key, value in model.state_dict().items())
+    model(**batch).loss.backward()
+    without = [key for key, parameter in model.named_parameters() if parameter.grad is None]
+    assert without == [] or name in ("bert", "vit"), without
+
+
+def row(backend: str, **figures: object) -> Measurement:
+    return Measurement("bert", "train", backend, **figures)  # type: ignore[arg-type]
+
+
+def test_missed_figures_are_named() -> None:
+    exact = {"ok": False, "out_of_bounds": ["grad:w"], "largest": {"grad": 1.0}, "largest_eager": {"grad": 0.1}}
+    rows = [row("inductor", first_call_s=30.0), row("aotkit", first_call_s=11.0, speedup=0.9, accuracy=exact)]
+    sentences = acceptance(rows)
+    assert len(sentences) == 3
+    assert "grad:w" in sentences[0] and "0.900x eager" in sentences[1] and "0.37" in sentences[2]
+    assert acceptance([row("inductor", first_call_s=30.0), row("aotkit", first_call_s=9.0, speedup=1.0)]) == []
+
+
+def test_the_table_shows_a_failed_backend() -> None:
+    assert "failed" in table([row("aotkit", error="no")]).splitlines()[1]
+
+
+def test_a_backend_that_does_not_exist_gets_a_row_with_its_error() -> None:
+    settings = Settings(backends=("eager", "no_such_backend"), rounds=1, round_seconds=0.01, quick=True)
+    eager, missing = measure("vit", "infer", settings, report=lambda line: None)
+    assert missing.error is not None and "no_such_backend" in missing.error
+    assert eager.error is None and eager.steady_ms is not None
+
+
+@pytest.mark.slow
+def test_a_quick_run_writes_results_and_plots(tmp_path: Path) -> None:
+    arguments = ["--quick", "--models", "resnet", "--modes", "train", "--backends", "eager", "aot_eager"]
+    assert main([*arguments, "--out", str(tmp_path)]) == 0
+    data = json.loads((tmp_path / "results.json").read_text())
+    eager, compiled = data["rows"]
+    assert eager["speedup"] == 1.0
+    assert compiled["accuracy"]["ok"] and compiled["accuracy"]["tensors"] > 20
+    assert compiled["first_call_s"] > 0 and compiled["steady_ms"] > 0 and compiled["peak_tensor_mb"] > 1
+    assert (tmp_path / "results.png").stat().st_size > 10_000
+    assert "<svg" in (tmp_path / "results.svg").read_text()

@@ -1,0 +1,94 @@
+"""The size check: what is measured, what is reported, and that exceptions only shrink."""
+
+from __future__ import annotations
+
+import ast
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tools.check_sizes import Size, function_lines, main, measure, over_budget, parameter_count, problems_of
+from tools.workspace import PACKAGES, ROOT, import_name
+
+LIMITS = {"file_lines": 10, "function_lines": 5, "parameters": 3}
+
+
+def parse_function(text: str) -> ast.FunctionDef:
+    (node,) = ast.parse(text).body
+    assert isinstance(node, ast.FunctionDef)
+    return node
+
+
+def test_the_docstring_does_not_count_as_lines_of_a_function() -> None:
+    assert function_lines(parse_function('def f():\n    """One\n    two."""\n    return 1\n')) == 2
+
+
+def test_self_does_not_count_as_a_parameter_and_stars_do() -> None:
+    assert parameter_count(parse_function("def f(self, a, /, b, *args, c, **kwargs): ...")) == 5
+
+
+def test_methods_and_nested_functions_are_measured_under_their_full_name() -> None:
+    names = {size.where for size in measure("class A:\n    def f(self):\n        def g(): ...\n", "x.py")}
+    assert names == {"x.py", "x.py::A.f", "x.py::A.f.g"}
+
+
+def test_a_function_inside_a_branch_is_measured() -> None:
+    assert Size("parameters", "x.py::f", 2) in set(measure("if True:\n    def f(a, b): ...\n", "x.py"))
+
+
+def test_what_is_over_a_limit_is_reported() -> None:
+    problems, _ = problems_of([Size("parameters", "x.py::f", 4)], LIMITS, {})
+    assert problems == ["x.py::f: 4 parameters, allowed are 3"]
+
+
+def test_an_exception_allows_the_recorded_size_and_not_more() -> None:
+    allowed = {"parameters": {"x.py::f": 4}}
+    assert problems_of([Size("parameters", "x.py::f", 4)], LIMITS, allowed)[0] == []
+    assert problems_of([Size("parameters", "x.py::f", 5)], LIMITS, allowed)[0]
+
+
+@pytest.mark.parametrize("sizes", [[], [Size("parameters", "x.py::f", 2)], [Size("parameters", "x.py::f", 4)]])
+def test_an_exception_larger_than_needed_is_reported(sizes: list[Size]) -> None:
+    problems, needed = problems_of(sizes, LIMITS, {"parameters": {"x.py::f": 6}})
+    assert problems == ["x.py::f: the exception of 6 parameters is no longer needed"]
+    assert needed["parameters"].get("x.py::f", 0) in (0, 4)
+
+
+def test_a_package_over_or_without_its_budget_is_reported() -> None:
+    assert over_budget({"a": 11, "b": 5}, {"a": 10}) == [
+        "packages/b has no line budget",
+        "packages/a/src: 11 lines, the budget is 10",
+    ]
+
+
+@pytest.fixture
+def small_repository(tmp_path: Path) -> Path:
+    for name in PACKAGES:
+        source = tmp_path / "packages" / name / "src" / import_name(name)
+        source.mkdir(parents=True)
+        (source / "__init__.py").write_text("")
+    (tmp_path / "tools").mkdir()
+    for name in ("budgets.toml", "size_exceptions.toml"):
+        shutil.copy(ROOT / "tools" / name, tmp_path / "tools" / name)
+    (tmp_path / "tools" / "size_exceptions.toml").write_text("[file_lines]\n[function_lines]\n[parameters]\n")
+    return tmp_path
+
+
+def test_the_command_fails_on_a_long_file_and_shrink_adds_no_exception(small_repository: Path) -> None:
+    assert main([], small_repository) == 0
+    long_file = small_repository / "packages" / "cache" / "src" / "aotkit_cache" / "long.py"
+    long_file.write_text("x = 1\n" * 501)
+    assert main([], small_repository) == 1
+    assert main(["--shrink"], small_repository) == 1
+
+
+def test_shrink_lowers_an_exception(small_repository: Path) -> None:
+    where = "packages/cache/src/aotkit_cache/long.py"
+    (small_repository / where).write_text("x = 1\n" * 510)
+    exceptions = small_repository / "tools" / "size_exceptions.toml"
+    exceptions.write_text(f'[file_lines]\n"{where}" = 520\n[function_lines]\n[parameters]\n')
+    assert main([], small_repository) == 1
+    assert main(["--shrink"], small_repository) == 0
+    assert f'"{where}" = 510' in exceptions.read_text()
+    assert main([], small_repository) == 0
