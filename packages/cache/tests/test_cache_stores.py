@@ -11,9 +11,16 @@ import warnings
 
 import pytest
 
-from aotkit_cache import CacheError, CacheWarning, DiskStore, MemoryStore, Store, TieredStore
-from aotkit_cache.fsspec_store import FsspecStore
-from aotkit_cache.redis_store import RedisStore
+from aotkit_cache import (
+    CacheError,
+    CacheWarning,
+    DiskStore,
+    FsspecStore,
+    MemoryStore,
+    RedisStore,
+    Store,
+    TieredStore,
+)
 
 
 class RedisClient:

@@ -5,8 +5,7 @@
     entry = cache.get_or_compute(key, lambda: ({"object": compile_it()}, {"symbol": "main"}))
     entry.sections["object"], entry.meta["symbol"]
 
-Stores with extra dependencies are in their own modules: `aotkit_cache.fsspec_store.FsspecStore`,
-`aotkit_cache.redis_store.RedisStore`.
+`FsspecStore` and `RedisStore` need the extras of those names when they are made, not when this package is imported.
 """
 
 from .__about__ import __version__ as __version__
@@ -15,8 +14,10 @@ from .disk import DiskStore
 from .entry import Entry
 from .errors import CacheError, CacheWarning, Uncacheable
 from .explain import explain
+from .fsspec_store import FsspecStore
 from .key import CacheKey, make_key
 from .location import default_cache_dir, environment_parts, open_cache
+from .redis_store import RedisStore
 from .store import MemoryStore, Store
 from .tiered import TieredStore
 
@@ -28,7 +29,9 @@ __all__ = [
     "CacheWarning",
     "DiskStore",
     "Entry",
+    "FsspecStore",
     "MemoryStore",
+    "RedisStore",
     "Store",
     "TieredStore",
     "Uncacheable",

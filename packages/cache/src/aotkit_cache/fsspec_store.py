@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import fsspec  # type: ignore[import-untyped,unused-ignore]
-
 from .errors import CacheError
 from .store import EntryStat, check_key
 
@@ -23,6 +21,9 @@ class FsspecStore:
     """
 
     def __init__(self, url: str, **storage_options: Any) -> None:
+        # The extra: importing the package must not need it.
+        import fsspec  # type: ignore[import-untyped,unused-ignore]
+
         self._fs, root = fsspec.core.url_to_fs(url, **storage_options)
         self._root = root.rstrip("/")
 
