@@ -10,34 +10,29 @@ from __future__ import annotations
 
 from .__about__ import __version__
 from .bind import bind
-from .boxed import is_boxed, make_boxed, unboxed
+from .boxed import make_boxed, unboxed
 from .build import build_plan
-from .errors import (
-    AliasingChangedError,
-    BackwardCompileError,
-    CallingConventionError,
-    DoubleBackwardError,
-    PlanError,
-    RuntimeWrapperError,
-)
+from .errors import AliasingChangedError, DoubleBackwardError, WrapperError
 from .inputs import InputPlan, prepare_inputs
+from .interpret import interpret
 from .plan import WrapperOptions, WrapperPlan
+from .synthetic_base import PreparedFunction, graph_inputs, plan_synthetic_bases
 
 __all__ = [
     "AliasingChangedError",
-    "BackwardCompileError",
-    "CallingConventionError",
     "DoubleBackwardError",
     "InputPlan",
-    "PlanError",
-    "RuntimeWrapperError",
+    "PreparedFunction",
+    "WrapperError",
     "WrapperOptions",
     "WrapperPlan",
     "__version__",
     "bind",
     "build_plan",
-    "is_boxed",
+    "graph_inputs",
+    "interpret",
     "make_boxed",
+    "plan_synthetic_bases",
     "prepare_inputs",
     "unboxed",
 ]

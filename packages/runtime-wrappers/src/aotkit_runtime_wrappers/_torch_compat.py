@@ -52,7 +52,7 @@ def fast_apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:
 
     The caller has to make sure that no transform is active.
     """
-    apply: Callable[..., Any] = super(torch.autograd.Function, function).apply
+    apply: Callable[..., Any] = super(torch.autograd.Function, function).apply  # type: ignore[misc]
     return apply
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import time
 import weakref
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from ._torch_compat import (
     transforms_active,
     unsafe_view,
 )
-from .boxed import BoxedCallable, ensure_boxed
+from .boxed import BoxedCallable, ensure_boxed, is_boxed
 from .checks import check_value
 from .double_backward import second_derivative_of
 from .emit import Source, emit_call
@@ -28,10 +29,9 @@ from .observer import Observer
 from .overlap import refuse_new_aliases
 from .plan import WrapperPlan
 from .runtime import (
-    base_of,
     check_strides,
-    clone_exact,
     coerce_tangent,
+    keep_values,
     mark_dynamic,
     own_outputs,
     refuse_transform,
@@ -41,6 +41,7 @@ from .runtime import (
     wrong_duplicate,
     zero_tangent,
 )
+from .synthetic_base import base_of
 
 __all__ = ["backward_of", "bind"]
 
@@ -51,10 +52,10 @@ _RUNTIME: dict[str, Any] = {
     "_base_of": base_of,
     "_check_strides": check_strides,
     "_check_value": check_value,
-    "_clone_exact": clone_exact,
     "_coerce_tangent": coerce_tangent,
     "_increment_version": increment_version,
     "_is_grad_enabled": torch.is_grad_enabled,
+    "_keep_values": keep_values,
     "_mark_dynamic": mark_dynamic,
     "_own_outputs": own_outputs,
     "_refuse_new_aliases": refuse_new_aliases,
@@ -85,8 +86,6 @@ def bind(
     plan: WrapperPlan,
     forward: Callable[..., Any],
     backward: Callable[..., Any] | None = None,
-    *,
-    lazy_backward: Callable[[], Callable[..., Any]] | None = None,
     observer: Observer | None = None,
 ) -> BoxedCallable:
     """Generate and return the function that the user's call ends up in.
@@ -96,8 +95,8 @@ def bind(
         forward: compiled graph, boxed (or not: then it is wrapped): a list of graph inputs in, a list or
             tuple of forward outputs, saved tensors and saved SymInts out.
         backward: compiled backward: ``[*saved symints, *saved tensors, *tangents]`` in, one gradient or ``None`` per
-            graph input out. A training plan takes either this or ``lazy_backward``.
-        lazy_backward: makes the compiled backward when it is first needed; see :class:`.LazyBackward`.
+            graph input out. Or a function without any parameter that makes it: it is called at the first
+            backward, once, see :class:`.LazyBackward`. A training plan needs one, an inference plan takes none.
         observer: is told about binding and about the lazy compile.
 
     Returns:
@@ -108,7 +107,7 @@ def bind(
     out = Source()
     namespace: dict[str, Any] = {**_RUNTIME, "_forward": ensure_boxed(forward)}
     if plan.call.training:
-        namespace["_backward"] = backward_of(plan, backward, lazy_backward, observer)
+        namespace["_backward"] = backward_of(backward, observer)
         namespace["_second_derivative"] = second_derivative_of(plan.call)
         emit_autograd(plan.call, out)
     emit_call(plan, out)
@@ -127,27 +126,30 @@ def bind(
     return bound
 
 
-def backward_of(
-    plan: WrapperPlan,
-    backward: Callable[..., Any] | None,
-    lazy_backward: Callable[[], Callable[..., Any]] | None,
-    observer: Observer | None,
-) -> LazyBackward:
-    """The one of ``backward`` and ``lazy_backward`` that was given, in the form that both end in."""
-    if (backward is None) == (lazy_backward is None):
-        given = "neither" if backward is None else "both"
-        raise PlanError(f"a training plan is bound with either backward or lazy_backward; {given} was given")
-    if lazy_backward is not None:
-        return LazyBackward(lazy_backward, observer)
-    assert backward is not None
+def backward_of(backward: Callable[..., Any] | None, observer: Observer | None) -> LazyBackward:
+    """A compiled backward, or what makes one, in the form that both end in.
+
+    A backward takes at least one tangent, so a function without parameters is one that makes it.
+    """
+    if backward is None:
+        raise PlanError("a training plan needs a backward: compiled, or a function without parameters that makes it")
+    if not is_boxed(backward) and _has_no_parameters(backward):
+        return LazyBackward(backward, observer)
     compiled = backward
     lazy = LazyBackward(lambda: compiled)
     lazy.get()
     return lazy
 
 
+def _has_no_parameters(function: Callable[..., Any]) -> bool:
+    try:
+        return not inspect.signature(function).parameters
+    except (TypeError, ValueError):  # built-in functions may have no signature
+        return False
+
+
 def _execute(source: str, namespace: dict[str, Any]) -> None:
     name = f"aotkit_wrapper_{abs(hash(source)):x}"
     namespace["__name__"] = name
     namespace["__loader__"] = _SourceLoader(source)
-    exec(compile(source, f"{name}.py", "exec"), namespace)  # noqa: S102  our own text, dimensions checked by dims.py
+    exec(compile(source, f"{name}.py", "exec"), namespace)  # our own text; dims.py let only arithmetic through

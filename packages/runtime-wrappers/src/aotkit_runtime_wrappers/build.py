@@ -30,7 +30,6 @@ def build_plan(
     input_plan: InputPlan | None = None,
     num_saved_tensors: int = 0,
     num_saved_symints: int = 0,
-    cloned_saved: tuple[int, ...] = (),
     options: WrapperOptions | None = None,
 ) -> WrapperPlan:
     """Work out the operations around a captured graph.
@@ -40,8 +39,6 @@ def build_plan(
         input_plan: how the caller's flat arguments become graph inputs; default: one to one.
         num_saved_tensors: how many saved tensors follow the forward outputs of the compiled forward.
         num_saved_symints: how many saved SymInts follow those.
-        cloned_saved: positions, among the saved tensors, of those that are an input which is written back
-            after the call, or a view of one. They are copied, so that the write-back does not change them.
         options: what to generate.
 
     Raises:
@@ -51,19 +48,23 @@ def build_plan(
     input_plan = input_plan or InputPlan.one_to_one(len(metadata.inputs))
     names = input_plan.graph_input_names()
     _check_records(metadata, names)
-    epilogue = [*mutation_operations(metadata, names), *output_operations(metadata, names, debug=options.debug)]
+    identities = dict(input_plan.returned_inputs)
+    epilogue = mutation_operations(metadata, names)
+    epilogue += output_operations(metadata, names, skip=identities, debug=options.debug)
     checks = _alias_checks(metadata, names) if options.check_aliasing else []
     if options.debug:
         checks += _input_checks(metadata, names)
     prologue: list[Operation] = [CheckDuplicate(f"in{i}", f"in{first}") for i, first in input_plan.duplicates()]
-    prologue += [BuildBase(f"base{i}", tuple(f"in{m}" for m in b.members)) for i, b in enumerate(input_plan.bases)]
+    for number, base in enumerate(input_plan.bases):
+        members = tuple(f"in{member}" for member in base.members)
+        prologue.append(BuildBase(f"base{number}", members, tuple(v.view for v in base.views)))
     prologue += _bind_symbols(metadata, names, symbols_of(d for op in (*checks, *epilogue) for d in dims_read(op)))
     return WrapperPlan(
         num_inputs=input_plan.num_inputs,
         prologue=(*prologue, *checks),
-        call=_call_spec(metadata, names, (num_saved_tensors, num_saved_symints), cloned_saved),
+        call=_call_spec(metadata, names, (num_saved_tensors, num_saved_symints)),
         epilogue=tuple(epilogue),
-        returns=_returns(metadata, names, dict(input_plan.returned_inputs)),
+        returns=_returns(metadata, names, identities),
     )
 
 
@@ -73,10 +74,12 @@ def _check_records(metadata: GraphMetadata, names: Sequence[Value]) -> None:
             f"the metadata describes {len(metadata.inputs)} graph inputs but the input plan prepares {len(names)}; "
             "capture the graph over the prepared inputs"
         )
-    for kind, records in (("input", metadata.inputs), ("output", metadata.outputs)):
-        wrong = [record.index for position, record in enumerate(records) if record.index != position]
-        if wrong:
-            raise PlanError(f"{kind} records must be in order of their index; found index {wrong[0]} out of place")
+    for kind, indices in (
+        ("input", [i.index for i in metadata.inputs]),
+        ("output", [o.index for o in metadata.outputs]),
+    ):
+        if indices != list(range(len(indices))):
+            raise PlanError(f"{kind} records must be in order of their index, from 0 on; found {indices}")
     positions = [i.updated_output for i in metadata.inputs] + [o.graph_output for o in metadata.outputs]
     positions += [t.forward_output for t in metadata.tangents]
     for position in positions:
@@ -124,9 +127,7 @@ def _bind_symbols(metadata: GraphMetadata, names: Sequence[Value], wanted: set[s
     return [bound[name] for name in sorted(bound)]
 
 
-def _call_spec(
-    metadata: GraphMetadata, names: tuple[Value, ...], saved: tuple[int, int], cloned: tuple[int, ...]
-) -> CallSpec:
+def _call_spec(metadata: GraphMetadata, names: tuple[Value, ...], saved: tuple[int, int]) -> CallSpec:
     own = {o.graph_output for o in metadata.outputs if o.kind is OutputKind.FRESH and o.graph_output is not None}
     first_base = metadata.num_forward_outputs - len(metadata.intermediate_bases)
     own |= set(range(first_base, metadata.num_forward_outputs))
@@ -135,8 +136,6 @@ def _call_spec(
         if any(saved):
             raise PlanError("an inference graph (or one with nothing to differentiate) saves nothing for a backward")
         return CallSpec(names, metadata.num_forward_outputs, tuple(sorted(own)))
-    if any(not 0 <= position < saved[0] for position in cloned):
-        raise PlanError(f"cloned_saved {cloned} must be positions among the {saved[0]} saved tensors")
     dims = [d for t in metadata.tangents for d in (*t.meta.sizes, *t.meta.strides)]
     return CallSpec(
         graph_inputs=names,
@@ -145,7 +144,7 @@ def _call_spec(
         training=True,
         num_saved_tensors=saved[0],
         num_saved_symints=saved[1],
-        cloned_saved=tuple(sorted(cloned)),
+        written_inputs=tuple(i.index for i in metadata.inputs if i.updated_output is not None),
         differentiable_inputs=tuple(sorted(metadata.differentiable_inputs)),
         differentiable_outputs=tuple(sorted({t.forward_output for t in metadata.tangents})),
         weak_inputs=tuple(i for i in sorted(metadata.differentiable_inputs) if not metadata.inputs[i].is_leaf),

@@ -1,21 +1,20 @@
-"""The records of the contract with capture, imported in one place."""
+"""The records of the contract with capture, under their own names, in one place."""
 
 from __future__ import annotations
 
-from aotkit_functionalize.metadata import (
-    Dim,
-    EffectInfo,
-    GraphMetadata,
-    InputInfo,
-    InputKind,
-    MutationKind,
-    OutputInfo,
-    OutputKind,
-    SymbolBinding,
-    TangentInfo,
-    TensorMeta,
-    ViewSpec,
-)
+from aotkit_functionalize import GraphMetadata, metadata
+
+Dim = metadata.Dim
+EffectInfo = metadata.EffectInfo
+InputInfo = metadata.InputInfo
+InputKind = metadata.InputKind
+MutationKind = metadata.MutationKind
+OutputInfo = metadata.OutputInfo
+OutputKind = metadata.OutputKind
+SymbolBinding = metadata.SymbolBinding
+TangentInfo = metadata.TangentInfo
+TensorMeta = metadata.TensorMeta
+ViewSpec = metadata.ViewSpec
 
 __all__ = [
     "Dim",

@@ -18,7 +18,7 @@ _RESERVED = re.compile(r"^(_.*|(in|base|fw|out|tg)\d+|args|box|result|grads|grad
 def check_symbol_name(name: str) -> None:
     """Refuse a symbol name that is no identifier or that emitted code uses for itself."""
     if not name.isidentifier() or _RESERVED.match(name):
-        raise PlanError(f"symbol name {name!r} cannot be used in generated code; rename it in the metadata (s0, s1, ..)")
+        raise PlanError(f"symbol name {name!r} cannot be used in generated code; name it s0, s1, .. in the metadata")
 
 
 def symbols_of(dims: Iterable[Dim]) -> set[str]:

@@ -200,8 +200,8 @@ def _emit_operation(operation: Operation, out: Source, indent: int = 1) -> None:
             out.add(f"_refuse_new_aliases({_tuple(mutated)}, {_tuple(others)}, {names})", indent)
         case BindSymbol():
             out.add(f"{operation.symbol} = {read_symbol(operation, operation.value)}", indent)
-        case BuildBase(base=base, members=members):
-            out.add(f"{base} = _base_of({', '.join(members)})", indent)
+        case BuildBase(base=base, members=members, views=views):
+            out.add(f"{base} = _base_of({_tuple(members)}, {out.constant(views)}, {' '.join(members)!r})", indent)
         case CheckStrides(value=value, strides=strides):
             out.add(f"if {value}.stride() != {render_tuple(strides)}:", indent)
             out.add(f'_check_strides({value}, "{value}", {render_tuple(strides)})', indent + 1)
@@ -211,7 +211,7 @@ def _emit_operation(operation: Operation, out: Source, indent: int = 1) -> None:
             offset = _offset(value, view.offset_delta)
             out.add(f"{value}.as_strided_({render_tuple(view.sizes)}, {render_tuple(view.strides)}, {offset})", indent)
         case CopyBack(value=value, source=source, mode=mode):
-            out.add(f"{value}{'.detach()' if mode == 'detached' else ''}.copy_({source})", indent)
+            out.add(f"{value}{'.data' if mode == 'hidden' else ''}.copy_({source})", indent)
         case BumpVersion(value=value):
             out.add(f"_increment_version(({value},))", indent)
         case Regenerate():
@@ -224,7 +224,9 @@ def _emit_operation(operation: Operation, out: Source, indent: int = 1) -> None:
 
 def read_symbol(operation: BindSymbol, value: str) -> str:
     """Expression that reads a symbol from ``value``."""
-    return value if operation.source == "int" else f"{value}.{operation.source}({'' if operation.dim is None else operation.dim})"
+    if operation.source == "int":
+        return value
+    return f"{value}.{operation.source}({'' if operation.dim is None else operation.dim})"
 
 
 def _emit_check_value(operation: CheckValue, out: Source, indent: int) -> None:

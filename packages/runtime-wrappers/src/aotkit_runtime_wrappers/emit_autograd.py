@@ -40,6 +40,8 @@ def _emit_forward(call: CallSpec, out: Source) -> None:
         out.add(f"{binding.symbol} = {read_symbol(binding, f'box[{position}]')}")
     if call.weak_inputs:
         out.add(f"ctx.weak_inputs = [{', '.join(f'_weakref(g{i})' for i in call.weak_inputs)}]")
+    if call.written_inputs and num_tensors:
+        out.add(f"written = [{', '.join(f'box[{i}]' for i in call.written_inputs)}]")
     out.add(f"result = {guarded_call('_forward', 'box')}")
     emit_unpack(num_forward + num_tensors + call.num_saved_symints, num_forward, out, 1)
     if call.own_outputs:
@@ -60,15 +62,8 @@ def _emit_forward(call: CallSpec, out: Source) -> None:
 
 def _saved_tensors(call: CallSpec) -> str:
     first, end = call.num_forward_outputs, call.num_forward_outputs + call.num_saved_tensors
-    parts, start = [], first
-    for position in call.cloned_saved:
-        if first + position > start:
-            parts.append(f"*result[{start}:{first + position}]")
-        parts.append(f"_clone_exact(result[{first + position}])")
-        start = first + position + 1
-    if start < end:
-        parts.append(f"*result[{start}:{end}]")
-    return ", ".join(parts)
+    everything = f"result[{first}:]" if not call.num_saved_symints else f"result[{first}:{end}]"
+    return f"*_keep_values({everything}, written)" if call.written_inputs else f"*{everything}"
 
 
 def _emit_backward(call: CallSpec, out: Source) -> None:

@@ -8,7 +8,7 @@ Note [Order of the epilogue]
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from .contract import (
     GraphMetadata,
@@ -71,15 +71,22 @@ def _mutation(info: InputInfo, value: Value) -> list[Operation]:
 
 def _copy_mode(info: InputInfo) -> CopyMode:
     if info.mutation_hidden_from_autograd:
-        return "detached"
+        return "hidden"
     return "no_grad" if info.mutation_under_no_grad else "autograd"
 
 
-def output_operations(metadata: GraphMetadata, names: Sequence[Value], *, debug: bool) -> list[Operation]:
-    """Views regenerated, dynamic dimensions marked, grad mode set; see Note [Order of the epilogue]."""
+def output_operations(
+    metadata: GraphMetadata, names: Sequence[Value], *, skip: Collection[int] = (), debug: bool = False
+) -> list[Operation]:
+    """Views regenerated, dynamic dimensions marked, grad mode set; see Note [Order of the epilogue].
+
+    ``skip`` are outputs that the caller gets from elsewhere.
+    """
     operations: list[Operation] = []
     checked: set[Value] = set()
     for output in _bases_before_views(metadata):
+        if output.index in skip:
+            continue
         if output.kind in _ALIASES:
             regenerate = _regenerate(metadata, output, names)
             if regenerate.base.startswith("fw") and regenerate.method == "as_strided":
@@ -121,7 +128,7 @@ def _output_check(value: Value, output: OutputInfo, meta: TensorMeta) -> CheckVa
 
 def _base_index(output: OutputInfo, count: int) -> int:
     if output.base is None or not 0 <= output.base < count:
-        raise PlanError(f"output {output.index} is {output.kind.value} of number {output.base}, of which there are {count}")
+        raise PlanError(f"output {output.index} is {output.kind.value} of number {output.base}, but there are {count}")
     return output.base
 
 

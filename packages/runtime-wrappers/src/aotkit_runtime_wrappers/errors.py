@@ -9,41 +9,41 @@ __all__ = [
     "DoubleBackwardError",
     "MetadataMismatchError",
     "PlanError",
-    "RuntimeWrapperError",
     "UnsupportedOverlapError",
+    "WrapperError",
 ]
 
 
-class RuntimeWrapperError(RuntimeError):
+class WrapperError(RuntimeError):
     """Base of every error that this package raises."""
 
 
-class PlanError(RuntimeWrapperError):
+class PlanError(WrapperError):
     """The metadata (or a stored plan) does not describe a graph that can be wrapped."""
 
 
-class CallingConventionError(RuntimeWrapperError):
+class CallingConventionError(WrapperError):
     """A list of inputs, outputs or gradients does not have the length that the graph was compiled for."""
 
 
-class MetadataMismatchError(RuntimeWrapperError):
+class MetadataMismatchError(WrapperError):
     """Debug mode: a value at run time is not what the metadata says; names the value and the field."""
 
 
-class AliasingChangedError(RuntimeWrapperError):
+class AliasingChangedError(WrapperError):
     """Inputs share memory now in a way they did not when the graph was captured.
 
     Raised before anything runs, with the argument list untouched, so that a caller can capture again.
     """
 
 
-class UnsupportedOverlapError(RuntimeWrapperError):
+class UnsupportedOverlapError(WrapperError):
     """Overlapping inputs, one of them mutated, that no synthetic base can stand for."""
 
 
-class BackwardCompileError(RuntimeWrapperError):
+class BackwardCompileError(WrapperError):
     """Compiling the backward at its first use failed; the cause is chained. The next backward tries again."""
 
 
-class DoubleBackwardError(RuntimeWrapperError):
+class DoubleBackwardError(WrapperError):
     """A gradient that a compiled graph computed was differentiated again."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -93,7 +93,7 @@ class InputPlan:
         return (*(f"base{i}" for i in range(len(self.bases))), *(f"in{i}" for i in self.others))
 
     def select(self, flat_args: Sequence[Any]) -> list[Any]:
-        """The distinct arguments, without synthetic bases (see :func:`.build_bases` for those)."""
+        """The distinct arguments, not yet replaced by synthetic bases (:func:`.graph_inputs` does that too)."""
         if len(flat_args) != self.num_inputs:
             raise CallingConventionError(
                 f"{len(flat_args)} flat arguments were passed where the input plan was made for {self.num_inputs}"
@@ -104,10 +104,6 @@ class InputPlan:
         """The inverse of :meth:`select`: arguments with duplicates put back, e.g. to call the traced function."""
         values = dict(zip(self.kept, distinct, strict=True))
         return [values[i if first is None else first] for i, first in enumerate(self.duplicate_of)]
-
-    def with_returned_inputs(self, pairs: Sequence[tuple[int, int]]) -> InputPlan:
-        """The plan with the (output, argument) identities that the capture observed."""
-        return replace(self, returned_inputs=tuple(pairs))
 
     def to_json(self) -> str:
         """Canonical JSON text; ``InputPlan.from_json(p.to_json()) == p``."""

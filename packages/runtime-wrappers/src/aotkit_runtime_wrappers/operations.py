@@ -38,7 +38,7 @@ __all__ = [
 Value = str
 """Name of a value; see Note [A plan is a small register program]."""
 
-CopyMode = Literal["autograd", "no_grad", "detached"]
+CopyMode = Literal["autograd", "no_grad", "hidden"]
 ViewMethod = Literal["as_strided", "view", "permute"]
 
 
@@ -90,16 +90,20 @@ class BindSymbol:
     dim: int | None = None
 
     def __str__(self) -> str:
-        read = self.value if self.source == "int" else f"{self.value}.{self.source}({'' if self.dim is None else self.dim})"
-        return f"{self.symbol} = {read}"
+        dim = "" if self.dim is None else self.dim
+        return f"{self.symbol} = {self.value}" + ("" if self.source == "int" else f".{self.source}({dim})")
 
 
 @dataclass(frozen=True, slots=True)
 class BuildBase:
-    """``base`` covers the storage that ``members`` share: their common ``_base``, or a flat tensor over the storage."""
+    """``base`` covers the storage that ``members`` share: their common ``_base``, or a flat tensor over the storage.
+
+    ``views`` say, per member, which part of the base it was when the graph was captured; checked at each call.
+    """
 
     base: Value
     members: tuple[Value, ...]
+    views: tuple[ViewSpec, ...]
 
     def __str__(self) -> str:
         return f"{self.base} = base of {', '.join(self.members)}"
@@ -131,14 +135,18 @@ class Restride:
 
 @dataclass(frozen=True, slots=True)
 class CopyBack:
-    """Data mutation: ``source`` is the new value of the caller's tensor ``value``."""
+    """Data mutation: ``source`` is the new value of the caller's tensor ``value``.
+
+    ``autograd``: recorded as in eager. ``no_grad``: the version counter moves but no history is recorded.
+    ``hidden``: through ``.data``, so that neither happens.
+    """
 
     value: Value
     source: Value
     mode: CopyMode = "autograd"
 
     def __str__(self) -> str:
-        target = f"{self.value}.detach()" if self.mode == "detached" else self.value
+        target = f"{self.value}.data" if self.mode == "hidden" else self.value
         return f"{target}.copy_({self.source})" + (" under no_grad" if self.mode == "no_grad" else "")
 
 
@@ -245,7 +253,7 @@ def _decode(raw: Any, known: Mapping[str, type[Any]]) -> Any:
     if not isinstance(raw, dict):
         return raw
     name = raw.get("record")
-    if name not in known:
+    if not isinstance(name, str) or name not in known:
         raise PlanError(f"a stored wrapper plan names the record {name!r}, which this release does not know")
     values = {key: _decode(value, known) for key, value in raw.items() if key != "record"}
     try:

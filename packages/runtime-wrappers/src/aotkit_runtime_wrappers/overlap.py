@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,8 +29,8 @@ def byte_range(tensor: Tensor) -> tuple[int, int]:
     """First byte and one past the last byte that the elements of ``tensor`` cover, from the start of its storage."""
     if tensor.numel() == 0:
         return (0, 0)
-    low = tensor.storage_offset()
-    high = low + sum((size - 1) * stride for size, stride in zip(tensor.size(), tensor.stride(), strict=True))
+    low: Any = tensor.storage_offset()
+    high: Any = low + sum((size - 1) * stride for size, stride in zip(tensor.size(), tensor.stride(), strict=True))
     return (low * tensor.element_size(), (high + 1) * tensor.element_size())
 
 

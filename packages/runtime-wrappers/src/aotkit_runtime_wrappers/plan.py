@@ -42,8 +42,8 @@ class CallSpec:
 
     Positions count graph inputs (``graph_inputs`` names them) and forward outputs. ``own_outputs`` are handed
     to the caller as tensors, so they must not be views of a buffer of the backend. ``weak_inputs`` are
-    differentiable inputs that are no leaves. ``cloned_saved`` are saved tensors that share memory with an
-    input that is written back after the call. ``backward_symbols`` are read in the forward for the backward.
+    differentiable inputs that are no leaves. ``written_inputs`` are written back after the call: see
+    Note [Saved inputs that are written back]. ``backward_symbols`` are read in the forward for the backward.
     """
 
     graph_inputs: tuple[Value, ...]
@@ -52,7 +52,7 @@ class CallSpec:
     training: bool = False
     num_saved_tensors: int = 0
     num_saved_symints: int = 0
-    cloned_saved: tuple[int, ...] = ()
+    written_inputs: tuple[int, ...] = ()
     differentiable_inputs: tuple[int, ...] = ()
     differentiable_outputs: tuple[int, ...] = ()
     weak_inputs: tuple[int, ...] = ()
@@ -65,7 +65,7 @@ class Return:
     """One value that the caller gets: a named one, or a constant."""
 
     value: Value | None = None
-    constant: None | bool | int | float | str = None
+    constant: bool | int | float | str | None = None
 
     def __str__(self) -> str:
         return self.value if self.value is not None else repr(self.constant)
@@ -113,8 +113,8 @@ class WrapperPlan:
         lines.append(f"  {', '.join(outputs) or '()'} = {kind} call({', '.join(call.graph_inputs)})")
         if call.training:
             lines.append(f"    saves {call.num_saved_tensors} tensors, {call.num_saved_symints} symints")
-            lines.append(f"    differentiable: inputs {call.differentiable_inputs}, outputs {call.differentiable_outputs}")
+            gradients = f"inputs {call.differentiable_inputs}, outputs {call.differentiable_outputs}"
+            lines.append(f"    differentiable: {gradients}")
         lines += [f"  {operation}" for operation in self.epilogue]
         lines.append(f"  return [{', '.join(map(str, self.returns))}]")
         return "\n".join(lines)
-

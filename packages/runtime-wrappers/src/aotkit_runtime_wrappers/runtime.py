@@ -11,14 +11,14 @@ from torch import Tensor
 from ._torch_compat import disable_autocast, dtype_from_name, unsafe_view
 from .boxed import BoxedCallable
 from .contract import ViewSpec
-from .errors import AliasingChangedError, CallingConventionError, MetadataMismatchError, RuntimeWrapperError
+from .errors import AliasingChangedError, CallingConventionError, MetadataMismatchError, WrapperError
 from .overlap import byte_range
 
 __all__ = [
-    "base_of",
     "check_strides",
     "clone_exact",
     "coerce_tangent",
+    "keep_values",
     "mark_dynamic",
     "own_outputs",
     "refuse_transform",
@@ -45,7 +45,7 @@ def wrong_duplicate(value: str, first: str) -> NoReturn:
 
 def refuse_transform() -> NoReturn:
     """A transform sees through Python, not through compiled code."""
-    raise RuntimeWrapperError(
+    raise WrapperError(
         "a compiled graph was called under a torch.func transform (vmap, grad, jvp, ...), which cannot see into it; "
         "apply the transform to the original function and compile the result"
     )
@@ -96,9 +96,7 @@ def _shares(saved: Tensor, output: Tensor, buffer: Tensor | None) -> bool:
     return max(low, start) < min(high, end)
 
 
-def coerce_tangent(
-    tangent: Tensor, position: int, sizes: Sequence[int], strides: Sequence[int]
-) -> Tensor:
+def coerce_tangent(tangent: Tensor, position: int, sizes: Sequence[int], strides: Sequence[int]) -> Tensor:
     """A tangent in the layout that the backward was compiled for.
 
     Resolves lazy conjugation, negation and zeros, of which compiled code knows nothing; copies only if a stride
@@ -138,6 +136,19 @@ def clone_exact(saved: Tensor) -> Tensor:
     return torch.empty_strided(saved.size(), saved.stride(), dtype=saved.dtype, device=saved.device).copy_(saved)
 
 
+def keep_values(saved: Sequence[Tensor], written: Sequence[Tensor]) -> list[Tensor]:
+    """Saved tensors that the epilogue cannot change; see the note.
+
+    Note [Saved inputs that are written back]
+        The compiled backward was worked out for the values that inputs had in the forward. A saved tensor may be
+        such an input, or a view of one, and the epilogue writes the input's new value into it. Autograd would then
+        refuse the backward (or, for a write that is hidden from it, not notice). So what shares a storage with a
+        written input is copied. Only graphs that write back pay for the look.
+    """
+    storages = {tensor.untyped_storage()._cdata for tensor in written}
+    return [clone_exact(t) if t.untyped_storage()._cdata in storages else t for t in saved]
+
+
 def zero_tangent(sizes: Sequence[int], strides: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
     """The tangent of an output that the loss does not depend on."""
     return torch.empty_strided(sizes, strides, dtype=dtype, device=device).zero_()
@@ -159,9 +170,7 @@ def _reinterpret(base: Tensor, dtype: torch.dtype) -> Tensor:
     return base.view(dtype)
 
 
-def regenerate(
-    base: Tensor, view: ViewSpec, sizes: tuple[int, ...], strides: tuple[int, ...], delta: int
-) -> Tensor:
+def regenerate(base: Tensor, view: ViewSpec, sizes: tuple[int, ...], strides: tuple[int, ...], delta: int) -> Tensor:
     """``view`` of ``base`` in another dtype; sizes, strides and offset evaluated, in elements of the view's dtype."""
     dtype = dtype_from_name(view.dtype)
     if dtype.is_complex and not base.is_complex() and dtype.to_real() == base.dtype:
@@ -174,27 +183,5 @@ def regenerate(
 
 def mark_dynamic(value: Tensor, dims: Sequence[int]) -> None:
     """Add ``dims`` to those that the frontend treats as varying, unless the user's own marking is there."""
-    known = getattr(value, "_dynamo_weak_dynamic_indices", set())
+    known: set[int] = getattr(value, "_dynamo_weak_dynamic_indices", set())
     value._dynamo_weak_dynamic_indices = set(known) | set(dims)  # type: ignore[attr-defined]
-
-
-def base_of(*members: Tensor) -> Tensor:
-    """One tensor over all the memory that ``members`` share.
-
-    Their common ``_base`` if they have one, so that autograd reaches it; a member that is itself the base of the
-    others; else a flat tensor over the whole storage, which knows nothing of autograd.
-    """
-    roots = [m if m._base is None else m._base for m in members]
-    if all(root is roots[0] for root in roots):
-        return roots[0]
-    first = members[0]
-    if any(m.requires_grad for m in members):
-        raise AliasingChangedError(
-            "mutated inputs share a storage but are no views of one tensor as far as autograd knows, and one of them "
-            "requires grad; pass views made by torch operations of one tensor, or clones"
-        )
-    if any(m.dtype != first.dtype for m in members):
-        raise AliasingChangedError("mutated inputs share a storage under different dtypes; pass clones")
-    storage = first.untyped_storage()
-    count = storage.nbytes() // first.element_size()
-    return torch.empty(0, dtype=first.dtype, device=first.device).set_(storage, 0, (count,), (1,))

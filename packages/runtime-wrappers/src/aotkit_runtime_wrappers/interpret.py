@@ -1,0 +1,236 @@
+"""A wrapper plan run one operation at a time: slow, obviously right, the oracle of the generated code.
+
+Shares with :mod:`.emit` the plan and the small functions of :mod:`.runtime`, and nothing of the generation.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ._torch_compat import autocast_enabled, dtype_from_name, increment_version, transforms_active, unsafe_view
+from .bind import backward_of
+from .boxed import BoxedCallable, ensure_boxed
+from .checks import check_value
+from .dims import evaluate, evaluate_all
+from .double_backward import second_derivative_of
+from .lazy_backward import LazyBackward
+from .observer import Observer
+from .operations import (
+    BindSymbol,
+    BuildBase,
+    BumpVersion,
+    CheckAliases,
+    CheckDuplicate,
+    CheckStrides,
+    CheckValue,
+    CopyBack,
+    MarkDynamic,
+    Operation,
+    Regenerate,
+    Restride,
+    SetGradMode,
+)
+from .overlap import refuse_new_aliases
+from .plan import CallSpec, WrapperPlan
+from .runtime import (
+    check_strides,
+    coerce_tangent,
+    keep_values,
+    mark_dynamic,
+    own_outputs,
+    refuse_transform,
+    regenerate,
+    without_autocast,
+    wrong_count,
+    wrong_duplicate,
+    zero_tangent,
+)
+from .synthetic_base import base_of
+
+__all__ = ["interpret"]
+
+
+def interpret(
+    plan: WrapperPlan,
+    forward: Callable[..., Any],
+    backward: Callable[..., Any] | None = None,
+    observer: Observer | None = None,
+) -> BoxedCallable:
+    """What :func:`.bind` returns, without generated code. Same arguments, same results, same errors."""
+    compiled = ensure_boxed(forward)
+    lazy = backward_of(backward, observer) if plan.call.training else None
+
+    def call(args: list[Any]) -> list[Any]:
+        if len(args) != plan.num_inputs:
+            wrong_count("arguments", plan.num_inputs, len(args))
+        if transforms_active():
+            refuse_transform()
+        values: dict[str, Any] = {f"in{i}": value for i, value in enumerate(args)}
+        for operation in plan.prologue:
+            _run(operation, values)
+        box = [values[name] for name in plan.call.graph_inputs]
+        args.clear()
+        if lazy is not None:
+            outputs = _run_training(plan.call, compiled, lazy, box)
+        else:
+            outputs = _run_inference(plan.call, compiled, box)
+        values.update({f"fw{i}": value for i, value in enumerate(outputs)})
+        for operation in plan.epilogue:
+            _run(operation, values)
+        return [r.constant if r.value is None else values[r.value] for r in plan.returns]
+
+    call._boxed_call = True  # type: ignore[attr-defined]
+    call.plan = plan  # type: ignore[attr-defined]
+    return call
+
+
+def _run_compiled(compiled: BoxedCallable, box: list[Any]) -> Any:
+    return without_autocast(compiled, box) if autocast_enabled() else compiled(box)
+
+
+def _run_inference(call: CallSpec, compiled: BoxedCallable, box: list[Any]) -> list[Any]:
+    with torch.no_grad():
+        outputs = list(_run_compiled(compiled, box))
+        if len(outputs) != call.num_forward_outputs:
+            wrong_count("forward results", call.num_forward_outputs, len(outputs))
+        return [unsafe_view(o) if i in call.own_outputs and o._is_view() else o for i, o in enumerate(outputs)]
+
+
+def _run_training(call: CallSpec, compiled: BoxedCallable, lazy: LazyBackward, box: list[Any]) -> list[Any]:
+    plain: dict[int, Any] = {}
+    differentiable = [box[i] for i in call.differentiable_inputs]
+    results = _InterpretedGraph.apply(call, compiled, lazy, box, plain, *differentiable)
+    outputs = dict(plain)
+    outputs.update(zip(call.differentiable_outputs, results, strict=True))
+    return [outputs[i] for i in range(call.num_forward_outputs)]
+
+
+class _InterpretedGraph(torch.autograd.Function):
+    """One class for every plan; the plan comes in as an argument."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        call: CallSpec,
+        compiled: BoxedCallable,
+        lazy: LazyBackward,
+        box: list[Any],
+        plain: dict[int, Any],
+        *inputs: Tensor,
+    ) -> tuple[Tensor, ...]:
+        ctx.call, ctx.lazy = call, lazy
+        named = dict(zip(call.graph_inputs, box, strict=True))
+        ctx.symbols = {b.symbol: _read(b, named[b.value]) for b in call.backward_symbols}
+        ctx.weak_inputs = [weakref.ref(box[i]) for i in call.weak_inputs]
+        written = [box[i] for i in call.written_inputs]
+        results = list(_run_compiled(compiled, box))
+        first, end = call.num_forward_outputs, call.num_forward_outputs + call.num_saved_tensors
+        if len(results) != end + call.num_saved_symints:
+            wrong_count("forward results", end + call.num_saved_symints, len(results))
+        results = own_outputs(results, call.own_outputs, first, end)
+        ctx.save_for_backward(*keep_values(results[first:end], written))
+        ctx.symints = results[end:]
+        ctx.set_materialize_grads(False)
+        plain.update({i: o for i, o in enumerate(results[:first]) if i not in call.differentiable_outputs})
+        return tuple(results[i] for i in call.differentiable_outputs)
+
+    @staticmethod
+    def backward(ctx: Any, *incoming: Tensor | None) -> tuple[Any, ...]:
+        call: CallSpec = ctx.call
+        nothing = (None,) * 5
+        if all(tangent is None for tangent in incoming):
+            return (*nothing, *(None for _ in call.differentiable_inputs))
+        run = ctx.lazy.get()
+        by_output = dict(zip(call.differentiable_outputs, incoming, strict=True))
+        tangents = []
+        for spec in call.tangents:
+            sizes, strides = (evaluate_all(dims, ctx.symbols) for dims in (spec.meta.sizes, spec.meta.strides))
+            tangent = by_output[spec.forward_output]
+            if tangent is None:
+                device = torch.device(spec.meta.device)
+                tangents.append(zero_tangent(sizes, strides, dtype_from_name(spec.meta.dtype), device))
+            else:
+                tangents.append(coerce_tangent(tangent, spec.forward_output, sizes, strides))
+        box = [*ctx.symints, *ctx.saved_tensors, *tangents]
+        ctx.maybe_clear_saved_tensors()
+        if torch.is_grad_enabled():
+            return (*nothing, *second_derivative_of(call)(ctx, run, box, tangents)[1:])
+        grads = _run_compiled(run, box)
+        if len(grads) != len(call.graph_inputs):
+            wrong_count("gradients", len(call.graph_inputs), len(grads))
+        return (*nothing, *(grads[i] for i in call.differentiable_inputs))
+
+
+def _read(binding: BindSymbol, value: Any) -> int:
+    if binding.source == "int":
+        return int(value)
+    read = getattr(value, binding.source)
+    return int(read() if binding.dim is None else read(binding.dim))
+
+
+def _run(operation: Operation, values: dict[str, Any]) -> None:
+    match operation:
+        case CheckDuplicate(value=value, first=first):
+            if values[value] is not values[first]:
+                wrong_duplicate(value, first)
+        case CheckAliases(mutated=mutated, others=others, among=among):
+            tensors = [[values[name] for name in names] for names in (mutated, others)]
+            refuse_new_aliases(tensors[0], tensors[1], among, " ".join(mutated), " ".join(others))
+        case BindSymbol(symbol=symbol, value=value):
+            values[symbol] = _read(operation, values[value])
+        case BuildBase(base=base, members=members, views=views):
+            values[base] = base_of([values[name] for name in members], views, " ".join(members))
+        case CheckStrides(value=value, strides=strides):
+            check_strides(values[value], value, evaluate_all(strides, values))
+        case CheckValue(value=value, what=what, meta=meta):
+            expected = evaluate_all(meta.strides, values) if operation.check_strides else None
+            grad = meta.requires_grad if operation.check_requires_grad else None
+            check_value(values[value], what, evaluate_all(meta.sizes, values), expected, meta.dtype, meta.device, grad)
+        case Restride() | CopyBack() | BumpVersion():
+            _write_back(operation, values)
+        case Regenerate():
+            values[operation.result] = _regenerate(operation, values)
+        case MarkDynamic(value=value, dims=dims):
+            mark_dynamic(values[value], dims)
+        case SetGradMode(enabled=enabled):
+            torch.set_grad_enabled(enabled)
+
+
+def _write_back(operation: Restride | CopyBack | BumpVersion, values: dict[str, Any]) -> None:
+    target = values[operation.value]
+    if isinstance(operation, BumpVersion):
+        increment_version((target,))
+        return
+    if isinstance(operation, Restride):
+        view = operation.view
+        offset = target.storage_offset() + evaluate(view.offset_delta, values)
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not operation.no_grad):
+            target.as_strided_(evaluate_all(view.sizes, values), evaluate_all(view.strides, values), offset)
+        return
+    if operation.mode == "hidden":
+        target = target.data
+    with torch.set_grad_enabled(torch.is_grad_enabled() and operation.mode != "no_grad"):
+        target.copy_(values[operation.source])
+
+
+def _regenerate(operation: Regenerate, values: dict[str, Any]) -> Tensor:
+    base, view = values[operation.base], operation.view
+    if operation.detach:
+        base = base.detach()
+    sizes, strides = evaluate_all(view.sizes, values), evaluate_all(view.strides, values)
+    delta = evaluate(view.offset_delta, values)
+    result: Tensor
+    if operation.base_dtype != view.dtype:
+        result = regenerate(base, view, sizes, strides, delta)
+    elif operation.method == "view":
+        result = base.view(sizes)
+    elif operation.method == "permute":
+        result = base.permute(operation.permutation)
+    else:
+        result = base.as_strided(sizes, strides, base.storage_offset() + delta)
+    return result.requires_grad_(True) if operation.set_requires_grad else result
