@@ -1,6 +1,7 @@
 """Seeing inside a compile: stage seconds, dumps and log lines.
 
-Every package takes one optional observer with two methods, ``stage(name)`` and ``dump(name, kind, text)``.
+Every package takes one optional observer and uses what it needs of ``stage(name)``, ``dump(name, kind, text)`` and
+``event(name, fields)``.
 :class:`Recorder` is the implementation that users meet.
 """
 
@@ -9,7 +10,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,6 +29,9 @@ class Observer(Protocol):
 
     def dump(self, name: str, kind: str, text: Callable[[], str]) -> None:
         """One intermediate product; ``kind`` is graphs, ir or kernels; ``text`` is called only if wanted."""
+
+    def event(self, name: str, fields: Mapping[str, object], /) -> None:
+        """Something that happened once: a cache hit, a wrapper bound."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +66,7 @@ class Recorder:
     stages: list[StageTiming] = field(default_factory=list)
     graphs: list[GraphRecord] = field(default_factory=list)
     fallbacks: list[str] = field(default_factory=list)
+    events: list[tuple[str, Mapping[str, object]]] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
     _open: threading.local = field(default_factory=threading.local, repr=False)
     _files: int = 0
@@ -95,6 +100,14 @@ class Recorder:
             (self.dump_dir / f"{number:02d}_{safe}.txt").write_text(content)
         if kind in self.log:
             print(f"[aotkit {kind}] {name}\n{content}", file=self.stream or sys.stderr)
+
+    def event(self, name: str, fields: Mapping[str, object], /) -> None:
+        """Keep an event; generated wrapper source is also dumped."""
+        with self._lock:
+            self.events.append((name, fields))
+        source = fields.get("source")
+        if isinstance(source, str):
+            self.dump(name, "graphs", lambda: source)
 
     def add_graph(self, record: GraphRecord) -> None:
         """Keep the report of one compiled graph."""

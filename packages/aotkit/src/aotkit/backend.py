@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from aotkit_aot_trace import Unsupported as TraceUnsupported
-from aotkit_inductor_lower import Unsupported as LowerUnsupported
+from aotkit_aot_trace import Unsupported
+from aotkit_functionalize import OverlappingMutation
+from aotkit_inductor_lower import LoweringError
 from aotkit_partition import PartitionError
 from aotkit_runtime_wrappers import WrapperError
 
@@ -23,7 +24,7 @@ from .pipeline import CompileContext, compile_flat, own_stages
 __all__ = ["aotkit", "make_backend"]
 
 BackendFn = Callable[[torch.fx.GraphModule, Sequence[Any]], Callable[..., Any]]
-_REFUSALS = (TraceUnsupported, LowerUnsupported, PartitionError, WrapperError)
+_REFUSALS = (Unsupported, OverlappingMutation, LoweringError, PartitionError, WrapperError)
 
 
 def aotkit(

@@ -19,7 +19,6 @@ class Options:
     ``numerics``: ``"eager"`` keeps eager's rounding points; ``"fast"`` may relax them for half types.
     ``rng``: ``"eager"`` draws the same bits as eager; ``"fast"`` only promises reproducibility under a seed.
     ``partitioner``: ``"min_cut"`` recomputes cheap values in the backward; ``"default"`` saves all of them.
-    ``memory_budget``: 0 saves inputs only, 1 is the partitioner's own choice.
     ``fallback``: a graph that is not supported runs eagerly with one notice (``"eager"``) or raises (``"error"``).
     ``lowering``: ``"kernels"`` generates code; ``"none"`` runs the captured graphs with ATen (to bisect a bug).
     ``capture``: ``False`` returns the frontend's graph unchanged.
@@ -32,7 +31,6 @@ class Options:
     numerics: str = "eager"
     rng: str = "fast"
     partitioner: str = "min_cut"
-    memory_budget: float = 1.0
     fallback: str = "eager"
     lowering: str = "kernels"
     capture: bool = True
@@ -51,8 +49,6 @@ class Options:
             allowed = _CHOICES.get(spec.name)
             if allowed and value not in allowed:
                 raise UnknownOption(f"option {spec.name!r} takes one of {', '.join(allowed)}; not {value!r}")
-        if not 0.0 <= self.memory_budget <= 1.0:
-            raise UnknownOption(f"option 'memory_budget' takes a number from 0 to 1, not {self.memory_budget!r}")
 
     def patch(self, **changes: Any) -> Options:
         """A copy with some fields changed. Raises :class:`UnknownOption` on an unknown field or a wrong value."""
@@ -64,8 +60,6 @@ class Options:
                 raise UnknownOption(f"there is no option {name!r}{hint} Known options: {', '.join(known)}")
         if isinstance(changes.get("disable"), (list, tuple, set)):
             changes["disable"] = frozenset(changes["disable"])
-        if isinstance(changes.get("memory_budget"), int):
-            changes["memory_budget"] = float(changes["memory_budget"])
         return replace(self, **changes)
 
 

@@ -11,11 +11,21 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from aotkit_aot_trace import Capture, capture
-from aotkit_functionalize import GraphMetadata
+from aotkit_aot_trace import Capture, GraphFunction, capture
+from aotkit_functionalize import GraphMetadata, OverlappingMutation
 from aotkit_inductor_lower import LowerOptions, compile_graph, decompositions
 from aotkit_partition import Partition, PartitionOptions, dump_graph, load_graph, partition
-from aotkit_runtime_wrappers import WrapperPlan, bind, build_plan, prepare_inputs, unboxed
+from aotkit_runtime_wrappers import (
+    InputPlan,
+    PreparedFunction,
+    WrapperPlan,
+    bind,
+    build_plan,
+    graph_inputs,
+    plan_synthetic_bases,
+    prepare_inputs,
+    unboxed,
+)
 
 from ._observe import GraphRecord, Recorder
 from .options import Options
@@ -56,6 +66,9 @@ class Stages:
     backward: Callable[[torch.fx.GraphModule, str, CompileContext], Boxed]
 
 
+_OVERWRITTEN = ("data", "data_and_metadata")
+
+
 def own_stages() -> Stages:
     """Our decompositions, partitioner and code generation."""
     return Stages(decompositions(), _partition, _compile_boxed, _compile_boxed, _compile_boxed)
@@ -69,10 +82,7 @@ def compile_flat(
     ``fakes`` are fake versions of ``examples``. Raises the packages' typed refusals; see ``backend`` for what
     becomes of them.
     """
-    with ctx.recorder.stage("prepare"):
-        inputs = prepare_inputs(examples)
-    with ctx.recorder.stage("capture"):
-        captured = capture(fn, fakes, decompositions=stages.decompositions, observer=ctx.recorder)
+    captured, inputs = _capture(fn, fakes, examples, ctx, stages)
     ctx.recorder.dump(f"{ctx.name}-captured", "graphs", lambda: _readable(captured.graph))
     ctx.recorder.dump(f"{ctx.name}-metadata", "graphs", lambda: str(captured.metadata))
     metadata = _reload_metadata(captured.metadata, ctx)
@@ -86,7 +96,7 @@ def compile_flat(
 
 
 def _compile_training(
-    captured: Capture, metadata: GraphMetadata, inputs: Any, ctx: CompileContext, stages: Stages
+    captured: Capture, metadata: GraphMetadata, inputs: InputPlan, ctx: CompileContext, stages: Stages
 ) -> Callable[..., Any]:
     with ctx.recorder.stage("partition"):
         parts = stages.split(captured.graph, metadata, ctx)
@@ -98,16 +108,43 @@ def _compile_training(
     with ctx.recorder.stage("bind"):
         saved = (parts.num_saved_tensors, parts.num_saved_symints)
         plan = build_plan(metadata, input_plan=inputs, num_saved_tensors=saved[0], num_saved_symints=saved[1])
-        return unboxed(bind(_reload_plan(plan, ctx), forward, compile_backward, observer=ctx.recorder))
+        plan = _reload_plan(plan, ctx)
+        return unboxed(bind(plan, forward, compile_backward, observer=ctx.recorder))
+
+
+def _capture(
+    fn: Callable[..., Any], fakes: Sequence[Any], examples: Sequence[Any], ctx: CompileContext, stages: Stages
+) -> tuple[Capture, InputPlan]:
+    """Capture over distinct inputs; over a common base only if overlapping inputs prove mutated."""
+    with ctx.recorder.stage("prepare"):
+        inputs = prepare_inputs(examples)
+    table = stages.decompositions
+    with ctx.recorder.stage("capture"):
+        if not inputs.overlaps and len(inputs.kept) == len(fakes):
+            return capture(fn, fakes, decompositions=table, observer=ctx.recorder), inputs
+        run = GraphFunction(fn) if isinstance(fn, torch.fx.GraphModule) else fn
+        prepared = PreparedFunction(run, inputs)
+        try:
+            captured = capture(prepared, graph_inputs(inputs, fakes), decompositions=table, observer=ctx.recorder)
+        except OverlappingMutation as overlap:
+            prepared = PreparedFunction(run, plan_synthetic_bases(inputs, fakes, overlap.groups))
+            distinct = graph_inputs(prepared.input_plan, fakes)
+            captured = capture(prepared, distinct, decompositions=table, observer=ctx.recorder)
+        return captured, prepared.finish()
 
 
 def _partition(joint: torch.fx.GraphModule, metadata: GraphMetadata, ctx: CompileContext) -> Split:
-    options = PartitionOptions(strategy=ctx.options.partitioner, memory_budget=ctx.options.memory_budget)
+    options = PartitionOptions(
+        strategy=ctx.options.partitioner.replace("_", "-"),
+        static_inputs=tuple(i.index for i in metadata.inputs if i.is_static),
+        mutated_inputs=tuple(i.index for i in metadata.inputs if i.mutation.value in _OVERWRITTEN),
+    )
     parts = partition(joint, metadata.num_forward_outputs, options, observer=ctx.recorder)
     ctx.recorder.dump(f"{ctx.name}-partition", "graphs", lambda: str(parts.report))
     if ctx.options.verify:
         parts = Partition.from_json(parts.to_json(), fake_mode=_fake_mode(parts.forward))
-    return Split(parts.forward, parts.backward, parts.num_saved_tensors, parts.num_saved_symints)
+    tensors = len(parts.saved_names) - parts.num_saved_symints
+    return Split(parts.forward, parts.backward, tensors, parts.num_saved_symints)
 
 
 def _compile_boxed(graph: torch.fx.GraphModule, name: str, ctx: CompileContext) -> Boxed:
@@ -117,7 +154,7 @@ def _compile_boxed(graph: torch.fx.GraphModule, name: str, ctx: CompileContext) 
         return _run_with_aten(graph)
     chosen = ctx.options
     options = LowerOptions(
-        numerics=chosen.numerics, rng=chosen.rng, verify=chosen.verify, fuel=chosen.fuel, disable=chosen.disable
+        numerics=chosen.numerics, rng=chosen.rng, verify=chosen.verify, fuel=chosen.fuel, disable=tuple(sorted(chosen.disable))
     )
     with ctx.recorder.stage("lower"):
         compiled = compile_graph(graph, options=options, observer=ctx.recorder, object_store=ctx.object_store)
