@@ -1,0 +1,336 @@
+"""A scheduled program to a launch plan and one object file.
+
+Consecutive loop nests become one native segment. Temporaries that provably die inside the call are given to the
+arena, see Note [What may live in the arena].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from ..ir import (
+    Alias,
+    Arg,
+    Buffer,
+    BufferKind,
+    BufferRef,
+    ExternCall,
+    LoopNest,
+    Program,
+    Step,
+)
+from ..ir.dtypes import bits, dtype_from_torch_name
+from ..plan.launch_plan import (
+    Allocate,
+    ArenaBuffer,
+    CallExtern,
+    CallSegment,
+    CompiledProgram,
+    Free,
+    KernelRecord,
+    LaunchPlan,
+    PlannedBuffer,
+    PlanStep,
+    Return,
+    View,
+)
+from ..symbolic import Symbol, floordiv, to_expr
+from .errors import CodegenError
+from ..plan.externs import may_alias_arguments, out_overload
+from .llvm import CpuTarget, Launch, Memory, ModuleText, compile_text, emit_kernel, flatten_nest, host_target
+
+__all__ = ["generate"]
+
+
+def generate(program: Program, target: CpuTarget | None = None, *, keep_text: bool = False) -> CompiledProgram:
+    """Compile ``program`` for ``target`` (the host). ``keep_text`` keeps the LLVM text in the result.
+
+    Raises :class:`CodegenError` for a nest over buffers that are not on the CPU or have no generated type.
+    """
+    target = target or host_target()
+    build = _Build(program, target)
+    build.plan_steps()
+    plan = build.finish()
+    text = build.module.render()
+    code = compile_text(text, target) if build.records else b""
+    machine = (target.triple, target.cpu, target.vector_bits)
+    return CompiledProgram(plan, code, tuple(build.records), machine, text if keep_text else "")
+
+
+@dataclass(slots=True)
+class _Build:
+    """Work in progress of :func:`generate`."""
+
+    program: Program
+    target: CpuTarget
+    module: ModuleText = field(init=False)
+    buffers: dict[str, Buffer] = field(init=False)
+    memory: dict[str, Memory] = field(default_factory=dict)
+    homes: dict[str, str] = field(default_factory=dict)
+    steps: list[PlanStep] = field(default_factory=list)
+    records: list[KernelRecord] = field(default_factory=list)
+    slots: dict[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.module = ModuleText(self.program.name, self.target)
+        self.buffers = {b.name: b for b in self.program.buffers}
+        for step in self.program.steps:
+            if isinstance(step, Alias):
+                self.memory[step.result] = self._resolve(step)
+        self.homes = _homes(self.program, self.memory)
+
+    def _resolve(self, alias: Alias) -> Memory:
+        """The memory an alias views, with the offset in the alias's own elements."""
+        base = self.memory.get(alias.base)
+        if base is None:
+            return Memory(alias.base, alias.offset)
+        offset = base.offset
+        wide, narrow = _item_bytes(self.buffers[alias.base]), _item_bytes(self.buffers[alias.result])
+        if wide != narrow:
+            offset = floordiv(offset * wide, narrow)
+        return Memory(base.root, alias.offset + offset)
+
+    # -- steps -------------------------------------------------------------------------------------------
+
+    def plan_steps(self) -> None:
+        """Turn the program's steps into plan steps, nests grouped into segments."""
+        needed = _tensors_needed(self.program, self.memory)
+        allocated: set[str] = set()
+        nests: list[LoopNest] = []
+        views: list[View] = []
+        for step in self.program.steps:
+            if isinstance(step, LoopNest):
+                nests.append(step)
+                continue
+            if isinstance(step, Alias):
+                if step.result in needed:
+                    views.append(View(step.result, step.base, step.offset))
+                continue
+            self._close_segment(nests, views, allocated)
+            self._extern(step)
+        self._close_segment(nests, views, allocated)
+        self.steps.append(Return(self.program.outputs))
+
+    def _close_segment(self, nests: list[LoopNest], views: list[View], allocated: set[str]) -> None:
+        if nests:
+            roots = (self._root(name) for nest in nests for name in nest.writes)
+            for root in dict.fromkeys(roots):
+                if self.homes.get(root) == "fresh" and root not in allocated:
+                    self.steps.append(Allocate(root))
+                    allocated.add(root)
+            self.steps.append(self._segment(nests))
+        self.steps.extend(views)
+        nests.clear()
+        views.clear()
+
+    def _segment(self, nests: list[LoopNest]) -> CallSegment:
+        function = f"segment_{sum(isinstance(s, CallSegment) for s in self.steps)}"
+        launches = []
+        sizes: dict[Symbol, int] = {}
+        for nest in nests:
+            self._check(nest)
+            flat = flatten_nest(nest, self.buffers, self.memory)
+            kernel = emit_kernel(flat, self.target, self.module.declarations, nest.origin)
+            name = self.module.add_kernel(_identifier(nest.name), kernel)
+            for symbol in {*kernel.sizes, *kernel.units.symbols, *kernel.work.symbols}:
+                sizes[symbol] = self._slot(f"${symbol.name}")
+            slots = [self._slot(memory) for memory in kernel.memories] + [sizes[s] for s in kernel.sizes]
+            launches.append(Launch(name, kernel, tuple(slots)))
+            self.records.append(KernelRecord(nest.name, name, function, nest.origin))
+        self.module.add_segment(function, launches, sizes)
+        return CallSegment(function, tuple(nest.name for nest in nests))
+
+    def _check(self, nest: LoopNest) -> None:
+        for name in (*nest.reads, *nest.writes):
+            buffer = self.buffers.get(name)
+            if buffer is None:
+                raise CodegenError(f"nest {nest.name} uses the undeclared buffer {name!r}")
+            if not buffer.device.startswith("cpu"):
+                raise CodegenError(f"nest {nest.name} uses {name} on {buffer.device}; only CPU kernels are generated here")
+            if dtype_from_torch_name(buffer.dtype) is None:
+                raise CodegenError(f"nest {nest.name} uses {name} of type {buffer.dtype}, which has no generated code")
+
+    def _extern(self, call: ExternCall) -> None:
+        out = None
+        if len(call.results) == 1 and call.results[0] is not None and self.homes.get(call.results[0]) == "arena":
+            out = out_overload(call.target)
+        self.steps.append(CallExtern(call.target, call.args, call.kwargs, call.results, out, call.reason))
+
+    def _root(self, name: str) -> str:
+        place = self.memory.get(name)
+        return place.root if place else name
+
+    def _slot(self, name: str) -> int:
+        return self.slots.setdefault(name, len(self.slots))
+
+    # -- the plan ----------------------------------------------------------------------------------------
+
+    def finish(self) -> LaunchPlan:
+        """The plan, with lifetimes and frees filled in."""
+        first, last = self._lifetimes()
+        arena = tuple(
+            ArenaBuffer(name, first[name], last[name]) for name, home in self.homes.items()
+            if home == "arena" and name in first
+        )
+        planned = tuple(
+            PlannedBuffer(b.name, b.dtype, b.sizes, b.strides, self.homes[b.name], b.device)
+            for b in self.program.buffers
+            if b.kind is not BufferKind.ROW and b.name in self.homes
+        )
+        steps = tuple(self._with_frees(last))
+        arena = tuple(ArenaBuffer(a.buffer, a.first, a.last) for a in arena)
+        return LaunchPlan(
+            self.program.name,
+            self.program.inputs,
+            planned,
+            tuple(self.slots),
+            arena,
+            steps,
+            self.program.symbol_sources,
+        )
+
+    def _lifetimes(self) -> tuple[dict[str, int], dict[str, int]]:
+        """First and last plan step using each buffer; using a view is using its memory."""
+        nests = {step.name: step for step in self.program.steps if isinstance(step, LoopNest)}
+        first: dict[str, int] = {}
+        last: dict[str, int] = {}
+        for position, step in enumerate(self.steps):
+            for name in _used(step, nests):
+                for touched in {name, self._root(name)}:
+                    first.setdefault(touched, position)
+                    last[touched] = position
+        return first, last
+
+    def _with_frees(self, last: Mapping[str, int]) -> Iterator[PlanStep]:
+        """The steps with a Free after each last use of a tensor that Python holds."""
+        dying: dict[int, list[str]] = {}
+        for name, home in self.homes.items():
+            if home in ("input", "fresh", "extern", "view") and name in last and last[name] < len(self.steps) - 1:
+                dying.setdefault(last[name], []).append(name)
+        held = {n for s in self.steps for n in _held(s)} | {i for i in self.program.inputs if not i.startswith("$")}
+        for position, step in enumerate(self.steps):
+            yield step
+            names = tuple(n for n in dying.get(position, ()) if n in held)
+            if names:
+                yield Free(names)
+
+
+def _held(step: PlanStep) -> Iterator[str]:
+    """Tensors a step creates in Python."""
+    if isinstance(step, Allocate):
+        yield step.buffer
+    elif isinstance(step, CallExtern) and step.out is None:
+        yield from (r for r in step.results if r is not None)
+    elif isinstance(step, View):
+        yield step.result
+
+
+def _used(step: PlanStep, nests: Mapping[str, LoopNest]) -> Iterator[str]:
+    if isinstance(step, Allocate):
+        yield step.buffer
+    elif isinstance(step, CallSegment):
+        for name in step.launches:
+            yield from nests[name].reads
+            yield from nests[name].writes
+    elif isinstance(step, CallExtern):
+        yield from _names(step.args)
+        for _, value in step.kwargs:
+            yield from _names((value,))
+        yield from (r for r in step.results if r is not None)
+    elif isinstance(step, View):
+        yield step.result
+        yield step.base
+    elif isinstance(step, Return):
+        yield from (o.name for o in step.outputs if isinstance(o, BufferRef))
+
+
+def _names(args: tuple[Arg, ...]) -> Iterator[str]:
+    for arg in args:
+        if isinstance(arg, BufferRef):
+            yield arg.name
+        elif isinstance(arg, tuple):
+            yield from _names(arg)
+
+
+def _tensors_needed(program: Program, memory: Mapping[str, Memory]) -> set[str]:
+    """Aliases that must exist as tensors: used by an ATen call, returned, or the base of such a view."""
+    needed = {o.name for o in program.outputs if isinstance(o, BufferRef)}
+    for step in program.steps:
+        if isinstance(step, ExternCall):
+            needed.update(_names(step.args))
+            needed.update(_names(tuple(value for _, value in step.kwargs)))
+    for step in reversed(program.steps):
+        if isinstance(step, Alias) and step.result in needed:
+            needed.add(step.base)
+    return needed
+
+
+def _homes(program: Program, memory: Mapping[str, Memory]) -> dict[str, str]:
+    """Where each buffer's tensor or memory comes from.
+
+    Note [What may live in the arena]
+        A temporary on the CPU, written by generated kernels or by an ATen op's ``out=`` overload, that is neither
+        returned (nor any view of it), nor passed to an ATen op that may hand its argument back or keep it: one whose
+        schema says so, one made of other ops, or one outside aten.
+    """
+    homes: dict[str, str] = {}
+    results: dict[str, Step] = {}
+    for step in program.steps:
+        if isinstance(step, ExternCall):
+            results.update({r: step for r in step.results if r is not None})
+    barred = _barred_from_arena(program, memory)
+    for buffer in program.buffers:
+        name = buffer.name
+        if buffer.kind is BufferKind.ROW:
+            continue
+        if buffer.kind in (BufferKind.INPUT, BufferKind.CONSTANT):
+            homes[name] = buffer.kind.value
+        elif name in memory:
+            homes[name] = "view"
+        else:
+            fits = (
+                buffer.kind is BufferKind.TEMPORARY
+                and name not in barred
+                and buffer.device.startswith("cpu")
+                and dtype_from_torch_name(buffer.dtype) is not None
+            )
+            call = results.get(name)
+            if isinstance(call, ExternCall):
+                planned = fits and len(call.results) == 1 and not call.mutates and _row_major(buffer)
+                homes[name] = "arena" if planned and out_overload(call.target) is not None else "extern"
+            else:
+                homes[name] = "arena" if fits else "fresh"
+    return homes
+
+
+def _barred_from_arena(program: Program, memory: Mapping[str, Memory]) -> set[str]:
+    def root(name: str) -> str:
+        place = memory.get(name)
+        return place.root if place else name
+
+    barred = {root(o.name) for o in program.outputs if isinstance(o, BufferRef)}
+    for step in program.steps:
+        if isinstance(step, ExternCall) and may_alias_arguments(step.target):
+            barred.update(map(root, _names((*step.args, *(value for _, value in step.kwargs)))))
+    return barred
+
+
+def _row_major(buffer: Buffer) -> bool:
+    expected = to_expr(1)
+    for size, stride in zip(reversed(buffer.sizes), reversed(buffer.strides), strict=True):
+        if size != 1 and stride != expected:
+            return False
+        expected = expected * size
+    return True
+
+
+def _item_bytes(buffer: Buffer) -> int:
+    dtype = dtype_from_torch_name(buffer.dtype)
+    return bits(dtype) // 8 if dtype is not None else 1
+
+
+def _identifier(name: str) -> str:
+    return "".join(c if c.isalnum() or c == "_" else "_" for c in name)
+
+

@@ -1,0 +1,291 @@
+"""Emitting the instructions of a stage body for the current block of lanes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from ...ir import CheckIndex, Compute, Const, DType, IndexValue, Instr, Load, Reduce, Store
+from ...symbolic import Expr, to_expr
+from .context import KernelContext, Value
+from .emitter import Ssa, imm, vector_type
+from .ops import INDEX_ERROR, emit_op
+from .types import literal, memory_type, register_type, width
+
+__all__ = ["emit_body"]
+
+
+def emit_body(ctx: KernelContext, body: Sequence[Instr], reduce: Callable[[Reduce, Value], None]) -> None:
+    """Emit ``body`` in order; ``reduce`` receives each reduction with the value to take in."""
+    for instr in body:
+        if isinstance(instr, Load):
+            ctx.values[instr.result] = _load(ctx, instr)
+        elif isinstance(instr, Compute):
+            ctx.values[instr.result] = _compute(ctx, instr)
+        elif isinstance(instr, Const):
+            constant = Ssa(literal(instr.value, instr.dtype), register_type(instr.dtype))
+            ctx.values[instr.result] = Value(instr.dtype, (constant,))
+        elif isinstance(instr, Store):
+            _store(ctx, instr)
+        elif isinstance(instr, Reduce):
+            reduce(instr, ctx.values[instr.value])
+        elif isinstance(instr, IndexValue):
+            ctx.values[instr.result] = ctx.index_value(instr.expr, instr.dtype)
+        elif isinstance(instr, CheckIndex):
+            ctx.values[instr.result] = _check_index(ctx, instr)
+
+
+def _compute(ctx: KernelContext, instr: Compute) -> Value:
+    args = [ctx.values[a] for a in instr.args]
+    dtypes = [a.dtype for a in args]
+    if ctx.vector is None or not any(a.varying for a in args):
+        return Value(instr.dtype, (emit_op(ctx.ops, instr.op, [a.parts[0] for a in args], dtypes, instr.dtype),))
+    lanes = ctx.vector.lanes
+    parts = []
+    for copy in range(ctx.vector.copies):
+        operands = [ctx.part(name, copy, lanes) for name in instr.args]
+        parts.append(emit_op(ctx.ops, instr.op, operands, dtypes, instr.dtype))
+    return Value(instr.dtype, tuple(parts), varying=True)
+
+
+def _check_index(ctx: KernelContext, instr: CheckIndex) -> Value:
+    value, ops, size = ctx.values[instr.value], ctx.ops, ctx.scalar(instr.size)
+    parts = []
+    for part in value.parts:
+        lanes = ops.lanes(part)
+        limit, zero = ctx.em.splat(size, lanes), ctx.em.splat(imm(0), lanes)
+        wrapped = ops.select(ops.compare("icmp slt", part, zero), ops.op("add", part, limit), part)
+        bad = ops.compare("icmp uge", wrapped, limit)
+        ops.flag(bad, INDEX_ERROR)
+        parts.append(ops.select(bad, zero, wrapped))
+    return Value(DType.I64, tuple(parts), value.varying)
+
+
+# -- memory ----------------------------------------------------------------------------------------------
+
+
+def _place(ctx: KernelContext, buffer: str, offset: Expr) -> Expr:
+    """The offset in memory: scratch rows hold one element per lane of the vector variable of an outer loop."""
+    spread = ctx.rows.get(buffer, 1)
+    return offset if spread == 1 else offset * spread
+
+
+def _row_lanes(ctx: KernelContext, buffer: str) -> bool:
+    return ctx.rows.get(buffer, 1) != 1 and ctx.vector is not None
+
+
+def _gep(ctx: KernelContext, buffer: str, element: str, offset: Ssa) -> Ssa:
+    pointer = ctx.pointers[buffer]
+    if offset.constant == 0:
+        return pointer
+    return ctx.em.pure("ptr", f"getelementptr {element}, ptr {pointer.text}, i64 {offset.text}", pointer, offset)
+
+
+def _advance(ctx: KernelContext, pointer: Ssa, element: str, steps: Ssa) -> Ssa:
+    if steps.constant == 0:
+        return pointer
+    return ctx.em.pure("ptr", f"getelementptr {element}, ptr {pointer.text}, i64 {steps.text}", pointer, steps)
+
+
+def _read(ctx: KernelContext, buffer: str, type_: str, pointer: Ssa, align: int) -> Ssa:
+    """A load instruction, hoisted out of loops only where the nest does not write that memory."""
+    text = f"load {type_}, ptr {pointer.text}, align {align}"
+    if buffer in ctx.written or pointer.depth < ctx.hoist_depth:
+        if buffer in ctx.written:
+            return ctx.em.here(type_, text)
+        floor = Ssa("0", "i64", ctx.hoist_depth)
+        return ctx.em.pure(type_, text, pointer, floor)
+    return ctx.em.pure(type_, text, pointer)
+
+
+def _to_register(ctx: KernelContext, value: Ssa, dtype: DType) -> Ssa:
+    if dtype is not DType.BOOL:
+        return value
+    zero = Ssa("zeroinitializer" if value.type[0] == "<" else "0", value.type)
+    return ctx.ops.compare("icmp ne", value, zero)
+
+
+def _load(ctx: KernelContext, instr: Load) -> Value:
+    dtype, element = instr.dtype, memory_type(instr.dtype)
+    offset = _place(ctx, instr.buffer, instr.indices[0])
+    mask_varies = instr.mask is not None and ctx.values[instr.mask].varying
+    row_lanes = _row_lanes(ctx, instr.buffer)
+    if not (ctx.varies(offset) or mask_varies or row_lanes):
+        pointer = _gep(ctx, instr.buffer, element, ctx.scalar(offset))
+        mask = ctx.values[instr.mask].parts[0] if instr.mask is not None else None
+        return Value(dtype, (_scalar_load(ctx, instr, pointer, mask, dtype),))
+    vector = ctx.vector
+    assert vector is not None
+    slope = to_expr(1) if row_lanes else ctx.slope(offset)
+    parts = []
+    for copy in range(vector.copies):
+        if slope is not None and slope.constant in (1, -1) and _maskable(ctx, instr, dtype):
+            raw = _unit_load(ctx, instr, offset, copy, int(slope.constant or 1))
+            parts.append(_to_register(ctx, raw, dtype))
+            continue
+        scalars = []
+        for lane, pointer in enumerate(_lane_pointers(ctx, instr.buffer, element, offset, slope, copy)):
+            mask = None
+            if instr.mask is not None:
+                mask = ctx.em.lane(ctx.part(instr.mask, copy, vector.lanes), lane, "i1")
+            scalars.append(_scalar_load(ctx, instr, pointer, mask, dtype, keep_byte=True))
+        packed = ctx.em.pack(scalars)
+        parts.append(_to_register(ctx, packed, dtype))
+    return Value(dtype, tuple(parts), varying=True)
+
+
+def _maskable(ctx: KernelContext, instr: Load | Store, dtype: DType) -> bool:
+    """Whether a whole-vector access can carry the mask: narrow elements need AVX-512."""
+    return instr.mask is None or width(dtype) >= 32 or ctx.ops.target.vector_bits == 512
+
+
+def _scalar_load(
+    ctx: KernelContext, instr: Load, pointer: Ssa, mask: Ssa | None, dtype: DType, keep_byte: bool = False
+) -> Ssa:
+    element = memory_type(dtype)
+    if mask is not None:
+        dummy = Ssa("@zero_element", "ptr")
+        pointer = ctx.em.pure("ptr", f"select i1 {mask.text}, ptr {pointer.text}, ptr {dummy.text}", pointer, mask)
+    value = _read(ctx, instr.buffer, element, pointer, width(dtype) // 8)
+    if mask is not None:
+        other = Ssa(_memory_literal(instr.other, dtype), element)
+        value = ctx.ops.select(mask, value, other)
+    return value if keep_byte else _to_register(ctx, value, dtype)
+
+
+def _memory_literal(value: float | int | bool, dtype: DType) -> str:
+    return str(int(bool(value))) if dtype is DType.BOOL else literal(value, dtype)
+
+
+def _unit_pointer(ctx: KernelContext, buffer: str, element: str, offset: Expr, copy: int, step: int) -> Ssa:
+    vector = ctx.vector
+    assert vector is not None
+    base = _gep(ctx, buffer, element, ctx.scalar(offset, skip=vector.symbol))
+    if ctx.rows.get(buffer, 1) != 1:
+        return _advance(ctx, base, element, imm(copy * vector.lanes))
+    moved = _advance(ctx, base, element, ctx.em.mul(vector.base, imm(step)))
+    first = copy * vector.lanes * step - (vector.lanes - 1 if step < 0 else 0)
+    return _advance(ctx, moved, element, imm(first))
+
+
+def _unit_load(ctx: KernelContext, instr: Load, offset: Expr, copy: int, step: int) -> Ssa:
+    vector, dtype = ctx.vector, instr.dtype
+    assert vector is not None
+    element, lanes, align = memory_type(dtype), vector.lanes, width(dtype) // 8
+    pointer = _unit_pointer(ctx, instr.buffer, element, offset, copy, step)
+    type_ = vector_type(element, lanes)
+    if instr.mask is None:
+        value = _read(ctx, instr.buffer, type_, pointer, align)
+    else:
+        mask = ctx.part(instr.mask, copy, lanes)
+        if step < 0:
+            mask = ctx.em.shuffle(mask, mask, "i1", range(lanes - 1, -1, -1))
+        other = ctx.em.splat(Ssa(_memory_literal(instr.other, dtype), element), lanes)
+        symbol = f"llvm.masked.load.v{lanes}{_mangle(element)}.p0"
+        ctx.em.declare(symbol, type_, ["ptr", mask.type, type_])
+        value = ctx.em.here(
+            type_, f"call {type_} @{symbol}(ptr align {align} {pointer.text}, {mask.typed}, {other.typed})"
+        )
+    return ctx.em.shuffle(value, value, element, range(lanes - 1, -1, -1)) if step < 0 else value
+
+
+def _mangle(element: str) -> str:
+    return {"float": "f32", "double": "f64"}.get(element, element)
+
+
+def _lane_pointers(
+    ctx: KernelContext, buffer: str, element: str, offset: Expr, slope: Expr | None, copy: int
+) -> list[Ssa]:
+    """The address of each lane. Evenly spaced lanes step from one base pointer."""
+    vector = ctx.vector
+    assert vector is not None
+    lanes = range(copy * vector.lanes, (copy + 1) * vector.lanes)
+    if slope is None:
+        offsets = ctx.lanes_i64(offset, copy)
+        return [_gep(ctx, buffer, element, ctx.em.lane(offsets, k, "i64")) for k in range(vector.lanes)]
+    base = _gep(ctx, buffer, element, ctx.scalar(offset, skip=vector.symbol))
+    stride = ctx.scalar(slope)
+    first = _advance(ctx, base, element, ctx.em.mul(vector.base, stride))
+    return [_advance(ctx, first, element, ctx.em.mul(stride, imm(lane))) for lane in lanes]
+
+
+def _store(ctx: KernelContext, instr: Store) -> None:
+    dtype = ctx.values[instr.value].dtype
+    element = memory_type(dtype)
+    offset = _place(ctx, instr.buffer, instr.indices[0])
+    vector = ctx.vector
+    row_lanes = _row_lanes(ctx, instr.buffer)
+    varies = ctx.varies(offset) or row_lanes
+    names = [instr.value, *([instr.mask] if instr.mask is not None else [])]
+    if vector is None or not (varies or any(ctx.values[n].varying for n in names)):
+        pointer = _gep(ctx, instr.buffer, element, ctx.scalar(offset))
+        mask = ctx.values[instr.mask].parts[0] if instr.mask is not None else None
+        _scalar_store(ctx, instr, pointer, ctx.values[instr.value].parts[0], mask, dtype)
+        return
+    slope = to_expr(1) if row_lanes else ctx.slope(offset)
+    for copy in range(vector.copies):
+        if slope is not None and slope.constant in (1, -1) and _maskable(ctx, instr, dtype):
+            _unit_store(ctx, instr, offset, copy, int(slope.constant or 1))
+            continue
+        value = ctx.part(instr.value, copy, vector.lanes)
+        for lane, pointer in enumerate(_lane_pointers(ctx, instr.buffer, element, offset, slope, copy)):
+            mask = None
+            if instr.mask is not None:
+                mask = ctx.em.lane(ctx.part(instr.mask, copy, vector.lanes), lane, "i1")
+            _scalar_store(ctx, instr, pointer, ctx.em.lane(value, lane, register_type(dtype)), mask, dtype)
+
+
+def _to_memory(ctx: KernelContext, value: Ssa, dtype: DType) -> Ssa:
+    return ctx.ops.convert("zext", value, "i8") if dtype is DType.BOOL else value
+
+
+def _added(ctx: KernelContext, old: Ssa, value: Ssa, dtype: DType) -> Ssa:
+    return emit_op(ctx.ops, "logical_or" if dtype is DType.BOOL else "add", [old, value], [dtype, dtype], dtype)
+
+
+def _scalar_store(
+    ctx: KernelContext, instr: Store, pointer: Ssa, value: Ssa, mask: Ssa | None, dtype: DType
+) -> None:
+    element, align = memory_type(dtype), width(dtype) // 8
+    if mask is not None:
+        dummy = Ssa("%discard", "ptr")
+        pointer = ctx.em.pure("ptr", f"select i1 {mask.text}, ptr {pointer.text}, ptr {dummy.text}", pointer, mask)
+    if instr.mode == "add":
+        old = _to_register(ctx, ctx.em.here(element, f"load {element}, ptr {pointer.text}, align {align}"), dtype)
+        value = _added(ctx, old, value, dtype)
+    stored = _to_memory(ctx, value, dtype)
+    ctx.em.effect(f"store {stored.typed}, ptr {pointer.text}, align {align}")
+
+
+def _unit_store(ctx: KernelContext, instr: Store, offset: Expr, copy: int, step: int) -> None:
+    vector, dtype = ctx.vector, ctx.values[instr.value].dtype
+    assert vector is not None
+    element, lanes, align = memory_type(dtype), vector.lanes, width(dtype) // 8
+    pointer = _unit_pointer(ctx, instr.buffer, element, offset, copy, step)
+    type_ = vector_type(element, lanes)
+    value = ctx.part(instr.value, copy, lanes)
+    mask = ctx.part(instr.mask, copy, lanes) if instr.mask is not None else None
+    if step < 0:
+        backwards = range(lanes - 1, -1, -1)
+        value = ctx.em.shuffle(value, value, register_type(dtype), backwards)
+        mask = ctx.em.shuffle(mask, mask, "i1", backwards) if mask is not None else None
+    if instr.mode == "add":
+        old = _masked_old(ctx, pointer, type_, mask, align)
+        value = _added(ctx, _to_register(ctx, old, dtype), value, dtype)
+    stored = _to_memory(ctx, value, dtype)
+    if mask is None:
+        ctx.em.effect(f"store {stored.typed}, ptr {pointer.text}, align {align}")
+        return
+    symbol = f"llvm.masked.store.v{lanes}{_mangle(element)}.p0"
+    ctx.em.declare(symbol, "void", [type_, "ptr", mask.type])
+    ctx.em.effect(f"call void @{symbol}({stored.typed}, ptr align {align} {pointer.text}, {mask.typed})")
+
+
+def _masked_old(ctx: KernelContext, pointer: Ssa, type_: str, mask: Ssa | None, align: int) -> Ssa:
+    if mask is None:
+        return ctx.em.here(type_, f"load {type_}, ptr {pointer.text}, align {align}")
+    lanes, element = ctx.ops.lanes(mask), type_.strip("<>").split()[-1]
+    symbol = f"llvm.masked.load.v{lanes}{_mangle(element)}.p0"
+    ctx.em.declare(symbol, type_, ["ptr", mask.type, type_])
+    return ctx.em.here(
+        type_, f"call {type_} @{symbol}(ptr align {align} {pointer.text}, {mask.typed}, {type_} zeroinitializer)"
+    )

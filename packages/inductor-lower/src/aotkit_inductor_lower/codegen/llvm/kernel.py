@@ -1,0 +1,443 @@
+"""One loop nest to one LLVM function.
+
+Note [Shape of a kernel]
+    ``i32 kernel(ptr frame, ptr slots, i64 low, i64 high)`` computes the units ``[low, high)`` of its iteration
+    space and returns its error status. A unit is one iteration of the collapsed outer loops, except the vector
+    variable, which is cut into chunks. ``frame`` holds all pointers and sizes of a call, ``slots`` says which
+    entries are this kernel's, so equal kernels share one function.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+from ...ir import Buffer, DType, Origin, Range, Reduce, Stage, Store
+from ...ir.dtypes import dtype_from_torch_name
+from ...symbolic import Expr, Symbol, floordiv, to_expr
+from .body import emit_body
+from .context import KernelContext, Value, Vector
+from .emitter import Carried, Emitter, Ssa, imm
+from .nest import FlatNest, hint
+from .ops import Ops
+from .reductions import CHUNK, Accumulator, make_accumulator
+from .target import CpuTarget
+from .types import memory_type, width
+from .vectorize import VectorPlan, choose_vectors
+
+__all__ = ["KernelText", "emit_kernel"]
+
+STACK_ROW_BYTES = 1 << 18  # larger scratch rows come from malloc
+
+
+@dataclass(frozen=True, slots=True)
+class KernelText:
+    """A generated kernel. ``body`` is the function's text without its name, the identity of equal kernels.
+
+    ``memories`` and ``sizes``: what the slots refer to, in order. ``units``: size of the iteration space handed to
+    threads; ``work``: its total cost, in about one unit per scalar operation. ``parallel``: units may run at once.
+    """
+
+    body: str
+    memories: tuple[str, ...]
+    sizes: tuple[Symbol, ...]
+    units: Expr
+    work: Expr
+    parallel: bool
+
+
+def emit_kernel(nest: FlatNest, target: CpuTarget, declarations: dict[str, str], origin: Origin) -> KernelText:
+    """The kernel of a nest in normal form. External functions it calls are added to ``declarations``."""
+    plan = choose_vectors(nest, target)
+    return _KernelEmitter(nest, target, declarations, plan).emit(origin)
+
+
+class _KernelEmitter:
+    def __init__(
+        self,
+        nest: FlatNest,
+        target: CpuTarget,
+        declarations: dict[str, str],
+        plan: VectorPlan,
+    ) -> None:
+        self.nest, self.plan = nest, plan
+        self.em = Emitter(declarations)
+        self.ops = Ops(self.em, target)
+        self.ctx = KernelContext(
+            self.ops,
+            pointers={},
+            written=frozenset(i.buffer for s in nest.stages for i in s.body if isinstance(i, Store)),
+            rows={},
+        )
+
+    # -- frame of the function -----------------------------------------------------------------------------
+
+    def emit(self, origin: Origin) -> KernelText:
+        nest, em = self.nest, self.em
+        pointers = self._arguments()
+        self._scratch(pointers)
+        self.ctx.pointers = pointers
+        units, chunk = self._units()
+        em.loop(Ssa("%low", "i64"), Ssa("%high", "i64"), 1, [], lambda unit, _: self._unit(unit, chunk), "unit")
+        lines = [f"(ptr %frame, ptr %slots, i64 %low, i64 %high) {{{_comment(origin)}", "entry:"]
+        if self.ops.uses_status:
+            lines += ["  %status = alloca i32", "  store i32 0, ptr %status"]
+        body = em.lines()
+        if any("%discard" in line for line in body):
+            lines.append("  %discard = alloca i64")
+        lines += body
+        if self.ops.uses_status:
+            lines += ["  %result = load i32, ptr %status", *self._release(), "  ret i32 %result", "}"]
+        else:
+            lines += [*self._release(), "  ret i32 0", "}"]
+        work = to_expr(self.plan.work)
+        for loop in nest.outer:
+            work = work * loop.size
+        inner = max((_product(stage.ranges) for stage in nest.stages), key=hint, default=to_expr(1))
+        return KernelText("\n".join(lines), nest.memories, nest.sizes, units, work * inner, not nest.ordered)
+
+    def _arguments(self) -> dict[str, Ssa]:
+        em, pointers = self.em, {}
+        for position, name in enumerate((*self.nest.memories, *self.nest.sizes)):
+            slot = em.pure("ptr", f"getelementptr i32, ptr %slots, i64 {position}")
+            index = em.pure("i32", f"load i32, ptr {slot.text}", slot)
+            entry = em.pure("ptr", f"getelementptr i64, ptr %frame, i32 {index.text}", index)
+            kind = "ptr" if isinstance(name, str) else "i64"
+            value = em.pure(kind, f"load {kind}, ptr {entry.text}", entry)
+            em.comment(f"{value.text} is {name}")
+            if isinstance(name, str):
+                pointers[name] = value
+            else:
+                self.ctx.symbols[name] = value
+        return pointers
+
+    def _scratch(self, pointers: dict[str, Ssa]) -> None:
+        """Scratch rows: on the stack if small, one element per lane if the lanes are outer iterations."""
+        self._mallocs: list[Ssa] = []
+        spread = self.plan.lanes * self.plan.copies[0] if self.plan.outer is not None else 1
+        for row in self.nest.rows:
+            dtype = _dtype(row)
+            extent = to_expr(1)
+            for size, stride in zip(row.sizes, row.strides, strict=True):
+                extent = extent + (size - 1) * stride
+            count = self.em.mul(self.ctx.scalar(extent), imm(spread))
+            element = memory_type(dtype)
+            if count.constant is not None and count.constant * width(dtype) // 8 <= STACK_ROW_BYTES:
+                type_ = f"[{max(1, count.constant)} x {element}]"
+                pointers[row.name] = self.em.pure("ptr", f"alloca {type_}, align 64 ; {row.name}")
+                continue
+            self.em.declare("malloc", "ptr", ["i64"])
+            self.em.declare("free", "void", ["ptr"])
+            size = self.em.mul(count, imm(width(dtype) // 8))
+            pointer = self.em.here("ptr", f"call ptr @malloc(i64 {size.text})")
+            pointers[row.name] = pointer
+            self._mallocs.append(pointer)
+
+    def _release(self) -> list[str]:
+        return [f"  call void @free(ptr {pointer.text})" for pointer in self._mallocs]
+
+    # -- units ---------------------------------------------------------------------------------------------
+
+    def _units(self) -> tuple[Expr, int | None]:
+        """How many units there are, and the chunk the vector variable is cut into (``None``: not cut)."""
+        units = to_expr(1)
+        for loop in self.nest.outer:
+            if loop.symbol != self.plan.outer:
+                units = units * loop.size
+        if self.plan.outer is None:
+            return units, None
+        size = next(loop.size for loop in self.nest.outer if loop.symbol == self.plan.outer)
+        block = self.plan.lanes * self.plan.copies[0]
+        per_element = max(1, max((hint(_product(s.ranges)) for s in self.nest.stages), default=1))
+        chunk = max(block, 4096 // per_element // block * block)
+        if size.constant is not None and size.constant <= chunk:
+            return units, None
+        return units * floordiv(size + (chunk - 1), chunk), chunk
+
+    def _unit(self, unit: Ssa, chunk: int | None) -> list[Ssa]:
+        em, ctx = self.em, self.ctx
+        ctx.values.clear()
+        vector_loop = next((loop for loop in self.nest.outer if loop.symbol == self.plan.outer), None)
+        rest = unit
+        low, high = imm(0), ctx.scalar(vector_loop.size) if vector_loop is not None else imm(0)
+        if chunk is not None and vector_loop is not None:
+            chunks = ctx.scalar(floordiv(vector_loop.size + (chunk - 1), chunk))
+            others = [loop for loop in self.nest.outer if loop is not vector_loop]
+            part = em.unsigned("urem", rest, chunks) if others else rest
+            rest = em.unsigned("udiv", rest, chunks) if others else imm(0)
+            low = em.mul(part, imm(chunk))
+            high = em.minimum(em.add(low, imm(chunk)), high)
+        loops = [loop for loop in self.nest.outer if loop is not vector_loop]
+        for position, loop in enumerate(reversed(loops)):
+            size = ctx.scalar(loop.size)
+            last = position == len(loops) - 1
+            ctx.symbols[Symbol(loop.symbol)] = rest if last else em.unsigned("urem", rest, size)
+            rest = imm(0) if last else em.unsigned("udiv", rest, size)
+        if vector_loop is None:
+            self._stages()
+        else:
+            self._outer_blocks(vector_loop, low, high)
+        return []
+
+    def _outer_blocks(self, loop: Range, low: Ssa, high: Ssa) -> None:
+        """Blocks of all copies, then single vectors, then single elements, as far as the size needs them."""
+        lanes, copies = self.plan.lanes, self.plan.copies[0]
+        left = loop.size.constant
+        for step, vectors in dict.fromkeys(((lanes * copies, copies), (lanes, 1), (1, 0))):
+            if left is not None and left < step:
+                continue
+            exact = step == 1 or (left is not None and left % step == 0)
+            stop = high if exact else self.em.add(low, self.em.round_down(self.em.sub(high, low), step))
+            body = functools.partial(self._outer_block, Symbol(loop.symbol), vectors)
+            self.em.loop(low, stop, step, [], body, "i")
+            if exact:
+                return
+            low, left = stop, None if left is None else left % step
+
+    def _outer_block(self, symbol: Symbol, vectors: int, at: Ssa, carried: list[Ssa]) -> list[Ssa]:
+        ctx = self.ctx
+        ctx.values.clear()
+        ctx.symbols[symbol] = at
+        ctx.vector = Vector(symbol, at, self.plan.lanes, vectors) if vectors else None
+        spread = self.plan.lanes * self.plan.copies[0] if vectors else 1
+        ctx.rows = {row.name: spread for row in self.nest.rows}
+        self._stages()
+        ctx.vector = None
+        return []
+
+    # -- stages --------------------------------------------------------------------------------------------
+
+    def _stages(self) -> None:
+        for position, stage in enumerate(self.nest.stages):
+            if not stage.ranges:
+                emit_body(self.ctx, stage.body, _no_reduce)
+                continue
+            _StageEmitter(self, stage, position).emit()
+
+
+class _StageEmitter:
+    """The loops of one stage, with its accumulators."""
+
+    def __init__(self, kernel: _KernelEmitter, stage: Stage, position: int) -> None:
+        self.kernel, self.stage = kernel, stage
+        self.ctx, self.em, self.ops = kernel.ctx, kernel.em, kernel.ops
+        plan = kernel.plan
+        name = plan.inner[position] if self.ctx.vector is None else None
+        self.vector_loop = next((loop for loop in stage.ranges if loop.symbol == name), None)
+        self.loops = [loop for loop in stage.ranges if loop is not self.vector_loop]
+        self.lanes, self.copies = plan.lanes, plan.copies[position]
+        self.accumulators = self._accumulators()
+
+    def _accumulators(self) -> list[Accumulator]:
+        dtypes = {i.result: i.dtype for s in self.kernel.nest.stages for i in s.body if hasattr(i, "dtype")}
+        total = _product(self.stage.ranges).constant
+        return [
+            make_accumulator(i, dtypes.get(i.value, i.dtype), total) for i in self.stage.body if isinstance(i, Reduce)
+        ]
+
+    def emit(self) -> None:
+        """All loops of the stage; afterwards the reductions' results are in ``ctx.values``."""
+        floor = self.ctx.hoist_depth
+        blocks = self._blocks()
+        state = [c for block in blocks for acc in self.accumulators for c in block.start(acc)]
+        final = self._nest(list(self.loops), state, blocks)
+        self._finish(final, blocks)
+        self.ctx.hoist_depth = floor
+
+    def _blocks(self) -> list[_Block]:
+        """The step sizes the innermost loop is run with, widest first."""
+        if self.vector_loop is None:
+            vector = self.ctx.vector
+            return [_Block(1, vector.lanes, vector.copies) if vector is not None else _Block(1, 1, 1)]
+        size = self.vector_loop.size.constant
+        blocks = []
+        for copies in dict.fromkeys((self.copies, 1)):
+            step = self.lanes * copies
+            if size is None or size >= step:
+                blocks.append(_Block(step, self.lanes, copies))
+                size = None if size is None else size % step
+        if size is None or size:
+            blocks.append(_Block(1, 1, 1))
+        return blocks
+
+    def _nest(self, loops: list[Range], state: list[Carried], blocks: list[_Block]) -> list[Ssa]:
+        """Plain loops around the innermost one."""
+        innermost = self.vector_loop
+        if innermost is None and len(loops) == 1:
+            innermost, loops = loops[0], []
+        if not loops:
+            assert innermost is not None
+            return self._innermost(innermost, state, blocks)
+        loop, rest = loops[0], loops[1:]
+
+        def body(index: Ssa, phis: list[Ssa]) -> list[Ssa]:
+            self._enter(loop, index)
+            inner = [Carried(c.type, phi) for c, phi in zip(state, phis, strict=True)]
+            return self._nest(rest, inner, blocks)
+
+        return self.em.loop(imm(0), self.ctx.scalar(loop.size), 1, state, body, "r")
+
+    def _enter(self, loop: Range, index: Ssa) -> None:
+        self.ctx.symbols[Symbol(loop.symbol)] = index
+        if not (loop.size.constant or 0):  # may be empty: loads stay inside
+            self.ctx.hoist_depth = max(self.ctx.hoist_depth, self.em.depth)
+
+    def _innermost(self, loop: Range, state: list[Carried], blocks: list[_Block]) -> list[Ssa]:
+        """The block loops one after the other over ``[0, size)``."""
+        size, low = self.ctx.scalar(loop.size), imm(0)
+        results: list[Ssa] = []
+        at = 0
+        for block in blocks:
+            count = sum(block.width(acc) for acc in self.accumulators)
+            own = state[at : at + count]
+            stop = self.em.round_down(self.em.sub(size, low), block.step) if block.step > 1 else size
+            stop = self.em.add(low, stop) if block.step > 1 else stop
+            results += self._chunked(loop, low, stop, block, own)
+            low, at = stop, at + count
+        return results
+
+    def _chunked(self, loop: Range, low: Ssa, stop: Ssa, block: _Block, state: list[Carried]) -> list[Ssa]:
+        """One block loop; long float sums in two levels, see Note [Order of a reduction]."""
+        span = CHUNK * block.step
+        trips = (stop.constant - low.constant) // block.step if None not in (stop.constant, low.constant) else None  # type: ignore[operator]
+        chain = trips if trips is not None else None
+        long = chain is None or chain > 2 * CHUNK or (chain > 8 and bool(self.loops) and self._total(block) > 2 * CHUNK)
+        if block.step == 1 and self.vector_loop is not None:
+            long = False  # a tail
+        if not long or not any(acc.cascades for acc in self.accumulators):
+            return self._block_loop(loop, low, stop, block, state)
+
+        def chunk(first: Ssa, totals: list[Ssa]) -> list[Ssa]:
+            last = self.em.minimum(self.em.add(first, imm(span)), stop)
+            starts: list[Carried] = []
+            at = 0
+            for acc in self.accumulators:
+                fresh = block.start(acc)
+                if not acc.cascades:
+                    fresh = [Carried(c.type, totals[at + k]) for k, c in enumerate(fresh)]
+                starts += fresh
+                at += len(fresh)
+            partial = self._block_loop(loop, first, last, block, starts)
+            return self._second_level(block, totals, partial)
+
+        return self.em.loop(low, stop, span, state, chunk, "chunk")
+
+    def _total(self, block: _Block) -> int:
+        total = 1
+        for loop in self.stage.ranges:
+            total *= max(1, hint(loop.size))
+        return total // block.step
+
+    def _second_level(self, block: _Block, totals: list[Ssa], partial: list[Ssa]) -> list[Ssa]:
+        merged: list[Ssa] = []
+        at = 0
+        for acc in self.accumulators:
+            for _ in range(block.vectors):
+                now = partial[at : at + acc.width]
+                merged += acc.combine(self.ops, totals[at : at + acc.width], now) if acc.cascades else now
+                at += acc.width
+        return merged
+
+    def _block_loop(self, loop: Range, low: Ssa, stop: Ssa, block: _Block, state: list[Carried]) -> list[Ssa]:
+        ctx = self.ctx
+
+        def body(index: Ssa, phis: list[Ssa]) -> list[Ssa]:
+            self._enter(loop, index)
+            outer_vector = ctx.vector
+            if self.vector_loop is not None and block.step > 1:
+                ctx.vector = Vector(Symbol(loop.symbol), index, block.lanes, block.vectors)
+            following = list(phis)
+            emit_body(ctx, self.stage.body, lambda r, v: self._take(r, v, block, following))
+            ctx.vector = outer_vector
+            return following
+
+        return self.em.loop(low, stop, block.step, state, body, "r")
+
+    def _take(self, reduce: Reduce, value: Value, block: _Block, state: list[Ssa]) -> None:
+        """Update the accumulators of one reduction in ``state``."""
+        at = 0
+        for acc in self.accumulators:
+            if acc.reduce is reduce:
+                break
+            at += block.width(acc)
+        position = None
+        if acc.position is not None:
+            position = self.ctx.index_value(self.kernel.nest.positions[reduce.result], acc.position)
+        for copy in range(block.vectors):
+            part = value.parts[copy] if value.varying else self.em.splat(value.parts[0], block.lanes)
+            where = None
+            if position is not None:
+                where = position.parts[copy] if position.varying else self.em.splat(position.parts[0], block.lanes)
+            here = slice(at + copy * acc.width, at + (copy + 1) * acc.width)
+            state[here] = acc.step(self.ops, state[here], part, where)
+
+    def _finish(self, final: list[Ssa], blocks: list[_Block]) -> None:
+        """Combine copies, lanes and blocks into the results."""
+        for acc in self.accumulators:
+            partials: list[list[Ssa]] = []
+            at = 0
+            for block in blocks:
+                for other in self.accumulators:
+                    count = block.width(other)
+                    if other is acc:
+                        partials.append(final[at : at + count])
+                    at += count
+            self.ctx.values[acc.reduce.result] = self._join(acc, partials, blocks)
+
+    def _join(self, acc: Accumulator, partials: list[list[Ssa]], blocks: list[_Block]) -> Value:
+        if self.ctx.vector is not None:  # lanes are outer iterations: nothing to combine
+            states = [partials[0][k : k + acc.width] for k in range(0, len(partials[0]), acc.width)]
+            return Value(acc.reduce.dtype, tuple(acc.result(self.ops, s) for s in states), varying=True)
+        total: list[Ssa] | None = None
+        vectors: list[list[Ssa]] = []
+        scalars: list[list[Ssa]] = []
+        for block, own in zip(blocks, partials, strict=True):
+            states = [own[k : k + acc.width] for k in range(0, len(own), acc.width)]
+            (vectors if block.lanes > 1 else scalars).extend(states)
+        while len(vectors) > 1:
+            pairs = zip(vectors[::2], vectors[1::2], strict=False)
+            rest = vectors[-1:] if len(vectors) % 2 else []
+            vectors = [acc.combine(self.ops, a, b) for a, b in pairs] + rest
+        for state in [acc.across_lanes(self.ops, v) for v in vectors] + scalars:
+            total = state if total is None else acc.combine(self.ops, total, state)
+        assert total is not None
+        return Value(acc.reduce.dtype, (acc.result(self.ops, total),))
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """One way of stepping: ``vectors`` vectors of ``lanes`` elements."""
+
+    step: int
+    lanes: int
+    vectors: int
+
+    def start(self, acc: Accumulator) -> list[Carried]:
+        return acc.start(self.lanes) * self.vectors
+
+    def width(self, acc: Accumulator) -> int:
+        return acc.width * self.vectors
+
+
+def _no_reduce(reduce: Reduce, value: Value) -> None:
+    raise AssertionError(f"reduce {reduce.result} outside a loop")
+
+
+def _dtype(row: Buffer) -> DType:
+    dtype = dtype_from_torch_name(row.dtype)
+    assert dtype is not None, f"scratch row {row.name} has no generated type"
+    return dtype
+
+
+def _product(ranges: tuple[Range, ...]) -> Expr:
+    total = to_expr(1)
+    for loop in ranges:
+        total = total * loop.size
+    return total
+
+
+def _comment(origin: Origin) -> str:
+    ops = ", ".join(origin.ops[:8])
+    line = origin.line.strip().splitlines()[-1].strip() if origin.line.strip() else ""
+    text = " | ".join(part for part in (ops, line) if part)
+    return f" ; {text}" if text else ""

@@ -1,0 +1,204 @@
+"""The module of one graph: kernels, the code that splits them over threads, and segments."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ...symbolic import Call, Expr, Symbol
+from .emitter import Emitter, Ssa
+from .kernel import KernelText
+from .target import CpuTarget
+
+__all__ = ["Launch", "ModuleText"]
+
+GRAIN = 32768  # work below which another thread does not pay
+
+_RUN_UNITS = """
+; Runs units [0, %units) of a kernel on up to %threads threads of torch's OpenMP runtime, each a contiguous share.
+define internal i32 @run_units(ptr %kernel, ptr %frame, ptr %slots, i64 %units, i64 %work, i32 %threads) {
+entry:
+  %any = icmp sgt i64 %units, 0
+  br i1 %any, label %count, label %none
+none:
+  ret i32 0
+count:
+  %threads64 = sext i32 %threads to i64
+  %worth = udiv i64 %work, GRAIN
+  %limit = call i64 @llvm.umin.i64(i64 %worth, i64 %units)
+  %most = call i64 @llvm.umin.i64(i64 %limit, i64 %threads64)
+  %several = icmp ugt i64 %most, 1
+  br i1 %several, label %parallel, label %alone
+alone:
+  %status = call i32 %kernel(ptr %frame, ptr %slots, i64 0, i64 %units)
+  ret i32 %status
+parallel:
+PARALLEL
+}
+"""
+
+_PARALLEL = """  %job = alloca %job_type
+  store ptr %kernel, ptr %job
+  %job.frame = getelementptr %job_type, ptr %job, i32 0, i32 1
+  store ptr %frame, ptr %job.frame
+  %job.slots = getelementptr %job_type, ptr %job, i32 0, i32 2
+  store ptr %slots, ptr %job.slots
+  %job.units = getelementptr %job_type, ptr %job, i32 0, i32 3
+  store i64 %units, ptr %job.units
+  %job.status = getelementptr %job_type, ptr %job, i32 0, i32 4
+  store i32 0, ptr %job.status
+  %count32 = trunc i64 %most to i32
+  call void @GOMP_parallel(ptr @thread_body, ptr %job, i32 %count32, i32 0)
+  %joined = load i32, ptr %job.status
+  ret i32 %joined"""
+
+_THREAD_BODY = """
+%job_type = type { ptr, ptr, ptr, i64, i32 }
+declare void @GOMP_parallel(ptr, ptr, i32, i32)
+declare i32 @omp_get_thread_num()
+declare i32 @omp_get_num_threads()
+
+define internal void @thread_body(ptr %job) {
+  %kernel = load ptr, ptr %job
+  %job.frame = getelementptr %job_type, ptr %job, i32 0, i32 1
+  %frame = load ptr, ptr %job.frame
+  %job.slots = getelementptr %job_type, ptr %job, i32 0, i32 2
+  %slots = load ptr, ptr %job.slots
+  %job.units = getelementptr %job_type, ptr %job, i32 0, i32 3
+  %units = load i64, ptr %job.units
+  %id32 = call i32 @omp_get_thread_num()
+  %count32 = call i32 @omp_get_num_threads()
+  %id = sext i32 %id32 to i64
+  %count = sext i32 %count32 to i64
+  %scaled = mul i64 %units, %id
+  %low = udiv i64 %scaled, %count
+  %scaled.next = add i64 %scaled, %units
+  %high = udiv i64 %scaled.next, %count
+  %status = call i32 %kernel(ptr %frame, ptr %slots, i64 %low, i64 %high)
+  %job.status = getelementptr %job_type, ptr %job, i32 0, i32 4
+  %old = atomicrmw or ptr %job.status, i32 %status monotonic
+  ret void
+}
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One kernel call inside a segment: the function and the frame entries it uses."""
+
+    function: str
+    kernel: KernelText
+    slots: tuple[int, ...]
+
+
+class ModuleText:
+    """Collects functions and renders the module's LLVM text."""
+
+    def __init__(self, name: str, target: CpuTarget) -> None:
+        self.name, self.target = name, target
+        self.declarations: dict[str, str] = {}
+        self._functions: dict[str, str] = {}
+        self._names: set[str] = set()
+        self._segments: list[str] = []
+        self._tables: list[str] = []
+        self._launches = False
+
+    def add_kernel(self, wanted: str, kernel: KernelText) -> str:
+        """The function for ``kernel``; an equal one is shared. Gives its name."""
+        identity = "\n".join(line.split(" ; ")[0] for line in kernel.body.split("\n") if not line.startswith("  ;"))
+        known = self._functions.get(identity)
+        if known is not None:
+            return known.split("(", 1)[0].rsplit("@", 1)[1]
+        name = wanted
+        while name in self._names:
+            name += "_"
+        self._names.add(name)
+        self._functions[identity] = f"define internal i32 @{name}{kernel.body}"
+        return name
+
+    def add_segment(self, name: str, launches: Sequence[Launch], size_slots: dict[Symbol, int]) -> None:
+        """``i32 name(ptr frame, i32 threads)``: the launches in order; a failing one ends it.
+
+        The status is ``(position + 1) * 256 + error bits``.
+        """
+        lines = [f"define i32 @{name}(ptr %frame, i32 %threads) {{", "entry:"]
+        em = Emitter(self.declarations)
+        sizes = _Sizes(em, size_slots)
+        for position, launch in enumerate(launches):
+            table = f"@{name}.slots{position}"
+            entries = ", ".join(f"i32 {slot}" for slot in launch.slots)
+            self._tables.append(f"{table} = private constant [{len(launch.slots)} x i32] [{entries}]")
+            units, work = sizes.value(launch.kernel.units), sizes.value(launch.kernel.work)
+            if units.constant == 0:
+                continue
+            threaded = launch.kernel.parallel and self.target.threads
+            if (threaded and (work.constant or GRAIN * 2) >= GRAIN * 2) or units.constant is None:
+                self._launches = True
+                share = "%threads" if threaded else "1"
+                text = (
+                    f"call i32 @run_units(ptr @{launch.function}, ptr %frame, ptr {table}, "
+                    f"{units.typed}, {work.typed}, i32 {share})"
+                )
+            else:
+                text = f"call i32 @{launch.function}(ptr %frame, ptr {table}, i64 0, {units.typed})"
+            em.effect(f"%status{position} = {text}")
+            em.effect(f"%bad{position} = icmp ne i32 %status{position}, 0")
+            em.effect(f"br i1 %bad{position}, label %failed{position}, label %next{position}")
+            em.effect(f"\nfailed{position}:")
+            em.effect(f"%code{position} = or i32 %status{position}, {(position + 1) * 256}")
+            em.effect(f"ret i32 %code{position}")
+            em.effect(f"\nnext{position}:")
+        lines += em.lines()
+        lines += ["  ret i32 0", "}"]
+        self._segments.append("\n".join(lines))
+
+    def render(self) -> str:
+        """The whole module."""
+        runtime = ""
+        if self._launches:
+            self.declarations["llvm.umin.i64"] = "declare i64 @llvm.umin.i64(i64, i64)"
+            parallel = _PARALLEL if self.target.threads else "  ret i32 0"
+            runtime = _RUN_UNITS.replace("GRAIN", str(GRAIN)).replace("PARALLEL", parallel)
+            if self.target.threads:
+                runtime = _THREAD_BODY + runtime
+        parts = [
+            f"; {self.name}, for {self.target.cpu}, {self.target.vector_bits}-bit vectors",
+            f'target triple = "{self.target.triple}"',
+            "@zero_element = private constant [16 x i8] zeroinitializer, align 16",
+            *self._tables,
+            *sorted(self.declarations.values()),
+            *(f"\n{text}" for text in self._functions.values()),
+            runtime,
+            *(f"\n{text}" for text in self._segments),
+        ]
+        return "\n".join(parts) + "\n"
+
+
+class _Sizes:
+    """Size expressions evaluated from the frame, in a segment's entry."""
+
+    def __init__(self, em: Emitter, slots: dict[Symbol, int]) -> None:
+        self._em, self._slots = em, slots
+
+    def value(self, expr: Expr) -> Ssa:
+        em = self._em
+        total = Ssa("0", "i64")
+        for monomial, factor in expr.terms:
+            product = Ssa(str(factor), "i64")
+            for atom in monomial:
+                product = em.mul(product, self._atom(atom))
+            total = em.add(total, product)
+        return total
+
+    def _atom(self, atom: Symbol | Call) -> Ssa:
+        em = self._em
+        if isinstance(atom, Symbol):
+            entry = em.pure("ptr", f"getelementptr i64, ptr %frame, i64 {self._slots[atom]}")
+            return em.pure("i64", f"load i64, ptr {entry.text}", entry)
+        args = [self.value(arg) for arg in atom.args]
+        if atom.fn in ("floordiv", "mod"):  # sizes are not negative
+            return em.unsigned("udiv" if atom.fn == "floordiv" else "urem", args[0], args[1])
+        result = args[0]
+        for other in args[1:]:
+            result = em.minimum(result, other) if atom.fn == "min" else em.maximum(result, other)
+        return result

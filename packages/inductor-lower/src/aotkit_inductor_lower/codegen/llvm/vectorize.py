@@ -1,0 +1,173 @@
+"""Choosing the vector variable of a nest, and how many vectors are worked on at once.
+
+Every candidate is costed over the strides of all accesses: a unit stride moves whole vectors, stride 0 one
+scalar, anything else one scalar per lane. Inner candidates vectorise each stage over one of its own loops
+(row kernels); outer candidates put neighbouring outer iterations into the lanes (pointwise, column reductions).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ...ir import Compute, Load, Range, Reduce, Stage, Store
+from ...symbolic import Expr, Symbol, SymbolKind
+from .nest import FlatNest, element_bits, hint
+from .target import CpuTarget
+
+__all__ = ["VectorPlan", "choose_vectors"]
+
+_HEAVY = frozenset(
+    "exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh erf erfc sigmoid "
+    "pow atan2 hypot nextafter floordiv truncdiv mod fmod".split()
+)
+
+
+@dataclass(frozen=True, slots=True)
+class VectorPlan:
+    """``outer``: the outer loop in the lanes, or ``None`` for inner vectorisation with ``inner`` naming one loop per
+    stage (``None``: scalar). ``copies``: vectors per step, per stage for inner vectorisation."""
+
+    lanes: int
+    outer: str | None
+    inner: tuple[str | None, ...]
+    copies: tuple[int, ...]
+    work: int  # estimated nanosecond-like units of one element of the iteration space
+
+
+def choose_vectors(nest: FlatNest, target: CpuTarget) -> VectorPlan:
+    """The cheapest way to put the nest into vectors."""
+    lanes = target.lanes(element_bits(nest))
+    best: tuple[float, str | None, tuple[str | None, ...]] | None = None
+    inner, cost = _inner_choice(nest, lanes)
+    if any(inner):
+        best = (cost, None, inner)
+    for loop in nest.outer:
+        cost = _outer_cost(nest, loop, lanes)
+        if best is None or cost < best[0]:
+            best = (cost, loop.symbol, tuple(None for _ in nest.stages))
+    work = max(1, sum(_body_weight(stage) for stage in nest.stages))
+    if best is None:
+        return VectorPlan(lanes, None, tuple(None for _ in nest.stages), tuple(1 for _ in nest.stages), work)
+    _, outer, per_stage = best
+    if outer is not None:
+        size = next(loop.size for loop in nest.outer if loop.symbol == outer)
+        copies = _fit_copies(_outer_copies(nest), size, lanes)
+        return VectorPlan(lanes, outer, per_stage, (copies,) * len(nest.stages), work)
+    counts = tuple(_stage_copies(stage, name, lanes) for stage, name in zip(nest.stages, per_stage, strict=True))
+    return VectorPlan(lanes, None, per_stage, counts, work)
+
+
+# -- costs -----------------------------------------------------------------------------------------------
+
+
+def _inner_choice(nest: FlatNest, lanes: int) -> tuple[tuple[str | None, ...], float]:
+    trips = 1.0
+    for loop in nest.outer:
+        trips *= max(1, hint(loop.size))
+    names: list[str | None] = []
+    total = 0.0
+    for stage in nest.stages:
+        if not stage.ranges:
+            names.append(None)
+            total += trips * _stage_cost(stage, None, 1)
+            continue
+        choices = [(_stage_loop_cost(stage, loop, lanes), loop.symbol) for loop in stage.ranges]
+        cost, name = min(choices, key=lambda c: c[0])
+        names.append(name)
+        reduces = sum(isinstance(i, Reduce) for i in stage.body)
+        total += trips * (cost + 3.0 + 5.0 * reduces)
+    return tuple(names), total
+
+
+def _stage_loop_cost(stage: Stage, loop: Range, lanes: int) -> float:
+    others = 1.0
+    for other in stage.ranges:
+        if other.symbol != loop.symbol:
+            others *= max(1, hint(other.size))
+    vectors, tail = divmod(max(1, hint(loop.size)), lanes)
+    symbol = Symbol(loop.symbol)
+    return others * (vectors * _stage_cost(stage, symbol, lanes) + tail * _stage_cost(stage, None, 1) + 1.0)
+
+
+def _outer_cost(nest: FlatNest, loop: Range, lanes: int) -> float:
+    trips = 1.0
+    for other in nest.outer:
+        if other.symbol != loop.symbol:
+            trips *= max(1, hint(other.size))
+    vectors, tail = divmod(max(1, hint(loop.size)), lanes)
+    symbol = Symbol(loop.symbol)
+    total = 0.0
+    for stage in nest.stages:
+        inner = 1.0
+        for other in stage.ranges:
+            inner *= max(1, hint(other.size))
+        total += inner * (vectors * _stage_cost(stage, symbol, lanes) + tail * _stage_cost(stage, None, 1))
+    return trips * (total + 1.0)
+
+
+def _stage_cost(stage: Stage, vector: Symbol | None, lanes: int) -> float:
+    """Cost of one step of the body with ``vector`` in the lanes."""
+    total = 0.0
+    for instr in stage.body:
+        if isinstance(instr, Load | Store):
+            total += _access_cost(instr, vector, lanes)
+        elif isinstance(instr, Compute):
+            total += 10.0 if instr.op in _HEAVY else 0.7
+        elif isinstance(instr, Reduce):
+            total += 1.0
+    return total
+
+
+def _access_cost(instr: Load | Store, vector: Symbol | None, lanes: int) -> float:
+    if vector is None:
+        return 1.0
+    offset = instr.indices[0]
+    indirect = any(s.kind is SymbolKind.VALUE for s in offset.symbols)
+    slope = offset.coefficient(vector)
+    step = slope.constant if slope is not None else None
+    if step == 0:
+        return 1.0 * lanes if indirect or isinstance(instr, Store) else 0.3
+    if step in (1, -1) and not (isinstance(instr, Store) and instr.mode == "add" and indirect):
+        return 1.0
+    wide = 1.5 if step is None or abs(step) >= 16 else 1.0
+    return wide * (1.2 if isinstance(instr, Load) else 1.6) * lanes
+
+
+# -- vectors per step ------------------------------------------------------------------------------------
+
+
+def _body_weight(stage: Stage) -> int:
+    weight = 0
+    for instr in stage.body:
+        if isinstance(instr, Compute):
+            weight += 10 if instr.op in _HEAVY else 1
+        elif isinstance(instr, Load | Store | Reduce):
+            weight += 1
+    return weight
+
+
+def _outer_copies(nest: FlatNest) -> int:
+    weight = sum(_body_weight(stage) for stage in nest.stages)
+    if any(isinstance(i, Reduce) for s in nest.stages for i in s.body):
+        return 4 if weight <= 12 else 2 if weight <= 30 else 1
+    return 2 if weight <= 12 else 1
+
+
+def _stage_copies(stage: Stage, name: str | None, lanes: int) -> int:
+    if name is None:
+        return 1
+    size = next(loop.size for loop in stage.ranges if loop.symbol == name)
+    weight = _body_weight(stage)
+    reduces = sum(isinstance(i, Reduce) for i in stage.body)
+    wanted = (4 if weight <= 8 else 2) if reduces else (2 if weight <= 12 else 1)
+    return _fit_copies(wanted, size, lanes)
+
+
+def _fit_copies(wanted: int, size: Expr, lanes: int) -> int:
+    """Fewer vectors per step where the loop is short or would leave a remainder of whole vectors."""
+    n = size.constant
+    if n is None:
+        return min(wanted, 2)
+    while wanted > 1 and (n // lanes) % wanted:
+        wanted //= 2
+    return wanted

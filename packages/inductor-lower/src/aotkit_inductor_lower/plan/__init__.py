@@ -1,0 +1,41 @@
+"""What a compiled graph does when called, and how it is bound to a process."""
+
+from .bind import BoundProgram, bind
+from .errors import BindError
+from .launch_plan import (
+    Allocate,
+    ArenaBuffer,
+    CallExtern,
+    CallSegment,
+    CompiledProgram,
+    Free,
+    KernelRecord,
+    LaunchPlan,
+    PlannedBuffer,
+    PlanStep,
+    Return,
+    View,
+)
+from .serialize import compiled_from_json, compiled_to_json, plan_from_json, plan_to_json
+
+__all__ = [
+    "Allocate",
+    "ArenaBuffer",
+    "BindError",
+    "BoundProgram",
+    "CallExtern",
+    "CallSegment",
+    "CompiledProgram",
+    "Free",
+    "KernelRecord",
+    "LaunchPlan",
+    "PlanStep",
+    "PlannedBuffer",
+    "Return",
+    "View",
+    "bind",
+    "compiled_from_json",
+    "compiled_to_json",
+    "plan_from_json",
+    "plan_to_json",
+]

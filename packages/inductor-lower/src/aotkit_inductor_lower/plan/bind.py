@@ -1,0 +1,117 @@
+"""A compiled program to a callable: load the object code, resolve ATen ops, run the emitted Python source."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from .. import _torch_compat
+from ..codegen.llvm.object import LoadedObject, load_object
+from .emit_python import emit_source
+from .errors import BindError, raise_status
+from .externs import resolve_target
+from .frame import FramePool
+from .launch_plan import CallExtern, CallSegment, CompiledProgram
+
+__all__ = ["BoundProgram", "bind"]
+
+_SEGMENT = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_int32)
+
+
+class BoundProgram:
+    """A compiled graph in the boxed calling convention: takes one list, empties it, returns a list.
+
+    The caller guarantees that inputs have the types, sizes and strides compiled for (alignment does not
+    matter). ``source`` is the Python code that runs. Concurrent and re-entrant calls are fine.
+    """
+
+    _boxed_call = True
+
+    def __init__(self, call: Callable[[list[Any]], list[Any]], source: str, compiled: CompiledProgram) -> None:
+        self._call = call
+        self.source = source
+        self.compiled = compiled
+
+    def __call__(self, args: list[Any]) -> list[Any]:
+        return self._call(args)
+
+
+def bind(compiled: CompiledProgram, constants: Mapping[str, torch.Tensor] | None = None) -> BoundProgram:
+    """Make a compiled program callable. ``constants``: the tensors of its constant buffers by name.
+
+    Raises :class:`BindError` if a constant is missing, an ATen op does not exist in this torch, or the object
+    code does not load.
+    """
+    plan, constants = compiled.plan, dict(constants or {})
+    missing = [b.name for b in plan.buffers if b.home == "constant" and b.name not in constants]
+    if missing:
+        raise BindError(f"{plan.name} needs the constant tensors {', '.join(missing)}, which were not given")
+    source, wanted, tables = emit_source(plan)
+    namespace: dict[str, Any] = dict(tables)
+    namespace.update(_segments(compiled))
+    namespace.update(_externs(compiled))
+    namespace.update({f"constant_{_safe(name)}": tensor for name, tensor in constants.items()})
+    pool = FramePool(plan, constants, wanted)
+    namespace.update(
+        lease=pool.lease,
+        give_back=pool.give_back,
+        empty=_torch_compat.empty_strided_cpu,
+        empty_strided=torch.empty_strided,
+        threads=_thread_counter(),
+        fail=_failure(compiled),
+        torch=torch,
+    )
+    exec(compile(source, f"<aotkit plan {plan.name}>", "exec"), namespace)
+    return BoundProgram(namespace["call"], source, compiled)
+
+
+def _safe(name: str) -> str:
+    return "".join(c if c.isalnum() or c == "_" else "_" for c in name)
+
+
+def _segments(compiled: CompiledProgram) -> dict[str, Any]:
+    names = [step.function for step in compiled.plan.steps if isinstance(step, CallSegment)]
+    if not names:
+        return {}
+    try:
+        loaded: LoadedObject = load_object(compiled.code)
+        addresses = loaded.addresses(names)
+    except (RuntimeError, LookupError) as error:
+        raise BindError(f"the object code of {compiled.plan.name} does not load here: {error}; compile again") from error
+    functions: dict[str, Any] = {}
+    for name, address in zip(names, addresses, strict=True):
+        functions[name] = _SEGMENT(address)
+        functions[name].keep_alive = loaded
+    return functions
+
+
+def _externs(compiled: CompiledProgram) -> dict[str, Any]:
+    targets = {t for s in compiled.plan.steps if isinstance(s, CallExtern) for t in (s.target, s.out) if t}
+    try:
+        return {f"op_{_safe(target)}": resolve_target(target) for target in sorted(targets)}
+    except LookupError as error:
+        raise BindError(f"{compiled.plan.name} cannot be bound: {error}; compile again with this torch") from error
+
+
+def _thread_counter() -> Callable[[], int]:
+    """How many threads a segment may use: torch's current number, one in a forked child."""
+    owner, current, getpid = os.getpid(), torch.get_num_threads, os.getpid
+
+    def threads() -> int:
+        count = current()
+        return count if count == 1 or getpid() == owner else 1
+
+    return threads
+
+
+def _failure(compiled: CompiledProgram) -> Callable[[int, Sequence[str]], None]:
+    lines = {record.name: record.origin.line for record in compiled.kernels}
+
+    def fail(status: int, launches: Sequence[str]) -> None:
+        raise_status(status, tuple(launches), lines)
+
+    return fail

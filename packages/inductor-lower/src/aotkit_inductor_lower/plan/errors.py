@@ -1,0 +1,22 @@
+"""What generated code raises."""
+
+from __future__ import annotations
+
+__all__ = ["BindError", "raise_status"]
+
+INDEX_ERROR = 1
+ZERO_DIVISION = 2
+
+
+class BindError(RuntimeError):
+    """A compiled program cannot be bound in this process. The message says what does not fit."""
+
+
+def raise_status(status: int, launches: tuple[str, ...], lines: dict[str, str]) -> None:
+    """Raise what eager raises for the error a segment reported, naming the kernel and the user's line."""
+    name = launches[(status >> 8) - 1]
+    place = lines.get(name, "")
+    where = f"\n  kernel {name}" + (f", from:\n{place}" if place else "")
+    if status & INDEX_ERROR:
+        raise IndexError(f"an index is out of range for the dimension it selects from{where}")
+    raise RuntimeError(f"an integer was divided by zero (ZeroDivisionError){where}")

@@ -1,0 +1,149 @@
+"""What a compiled graph does when called, as data: allocate, call native segments, call ATen, view, free, return.
+
+Note [The frame]
+    All native code of a call reads one array of 64-bit entries, the frame: the address of every buffer that
+    kernels touch, then the values of the size symbols. A segment is one native function called with the frame's
+    address. An entry is written once per call (inputs, fresh results) or once per frame (arena, constants).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ..ir import Arg, BufferRef, Origin, SymInput
+from ..symbolic import Expr
+
+__all__ = [
+    "Allocate",
+    "ArenaBuffer",
+    "CallExtern",
+    "CallSegment",
+    "CompiledProgram",
+    "Free",
+    "KernelRecord",
+    "LaunchPlan",
+    "PlanStep",
+    "PlannedBuffer",
+    "Return",
+    "View",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedBuffer:
+    """A buffer as the plan sees it. ``dtype`` is torch's name. ``home``: ``input``, ``constant``, ``arena``, ``fresh``
+    (allocated by an Allocate step), ``extern`` (a result of an ATen call) or ``view`` (made by a View step)."""
+
+    name: str
+    dtype: str
+    sizes: tuple[Expr, ...]
+    strides: tuple[Expr, ...]
+    home: str
+    device: str = "cpu"
+
+
+@dataclass(frozen=True, slots=True)
+class ArenaBuffer:
+    """A temporary that lives in the arena from step ``first`` to step ``last`` (positions in ``LaunchPlan.steps``)."""
+
+    buffer: str
+    first: int
+    last: int
+
+
+@dataclass(frozen=True, slots=True)
+class Allocate:
+    """A new tensor for ``buffer`` with its declared sizes and strides."""
+
+    buffer: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallSegment:
+    """One native call: kernels in order. ``launches`` names their kernel records."""
+
+    function: str
+    launches: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CallExtern:
+    """``results = target(*args, **kwargs)`` through ATen. With ``out``, that overload writes into the (planned)
+    memory of the only result instead."""
+
+    target: str
+    args: tuple[Arg, ...]
+    kwargs: tuple[tuple[str, Arg], ...]
+    results: tuple[str | None, ...]
+    out: str | None = None
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """``result`` is a view of ``base``: its declared sizes and strides, ``offset`` elements (of its dtype) further."""
+
+    result: str
+    base: str
+    offset: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class Free:
+    """The tensors are not used any more."""
+
+    buffers: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Return:
+    """The graph's results, in order."""
+
+    outputs: tuple[BufferRef | SymInput | None, ...]
+
+
+PlanStep = Allocate | CallSegment | CallExtern | View | Free | Return
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchPlan:
+    """Everything a call does. ``slots``: frame entries in order, buffer names or ``$symbol``."""
+
+    name: str
+    inputs: tuple[str, ...]
+    buffers: tuple[PlannedBuffer, ...]
+    slots: tuple[str, ...]
+    arena: tuple[ArenaBuffer, ...]
+    steps: tuple[PlanStep, ...]
+    symbol_sources: tuple[tuple[str, int, str, int], ...] = ()
+
+    def buffer(self, name: str) -> PlannedBuffer:
+        """The declaration of a buffer. Raises ``KeyError`` if there is none."""
+        for planned in self.buffers:
+            if planned.name == name:
+                return planned
+        raise KeyError(f"plan {self.name} has no buffer named {name!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class KernelRecord:
+    """One generated kernel call: the nest's name, the function that computes it, where it came from."""
+
+    name: str
+    function: str
+    segment: str
+    origin: Origin = field(default=Origin())
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledProgram:
+    """A graph compiled for one target: plan, object code, and records of what the kernels are.
+
+    ``llvm_text`` is kept only on request. ``target`` is the triple, processor and vector width generated for.
+    """
+
+    plan: LaunchPlan
+    code: bytes
+    kernels: tuple[KernelRecord, ...]
+    target: tuple[str, str, int]
+    llvm_text: str = ""
