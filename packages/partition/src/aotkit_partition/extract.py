@@ -15,8 +15,8 @@ import sympy
 import torch
 import torch.fx
 
-from .errors import InfeasiblePartitionError
-from .joint import JointGraph
+from .errors import InfeasiblePartitionError, InvalidJointGraphError
+from .joint import JointGraph, written_arguments
 from .min_cut import is_free
 
 NO_VERSION_CHECK = "saved_tensor_with_no_vc_check"
@@ -138,7 +138,7 @@ def _forward_graph(joint: JointGraph, tensors: list[int], symints: list[int]) ->
     new: dict[torch.fx.Node, Any] = {}
     keep = _forward_closure(joint, [*tensors, *symints])
     copies: dict[int, torch.fx.Node] = {}
-    overwritten = {index for index in tensors if index in joint.mutated_inputs}
+    overwritten = {index for index in tensors if needs_copy(joint, index)}
     for index in joint.forward_inputs:
         new[joint.nodes[index]] = graph.node_copy(joint.nodes[index])
     for index in sorted(overwritten):
@@ -155,6 +155,31 @@ def _forward_graph(joint: JointGraph, tensors: list[int], symints: list[int]) ->
     output = graph.output(tuple(outputs))
     _copy_descriptions(joint, output, slice(0, joint.num_fwd_outputs), len(tensors) + len(symints))
     return torch.fx.GraphModule(joint.module, graph, class_name="Forward")
+
+
+def needs_copy(joint: JointGraph, index: int) -> bool:
+    """Whether a saved input must be saved as a copy, since its memory is overwritten before the backward reads it.
+
+    Raises:
+        InvalidJointGraphError: the backward also writes to that input, so it would need both the copy and the input.
+    """
+    if index not in joint.mutated_inputs:
+        return False
+    readers = [
+        user
+        for user in joint.users_of[index]
+        if not (joint.facts[user].is_mutating and joint.nodes[index] in written_arguments(joint.nodes[user]))
+        and not (joint.in_forward[user] and not joint.in_backward[user] and joint.nodes[user].op != "output")
+    ]
+    if index not in joint.written_in_backward:
+        return True
+    if readers:
+        raise InvalidJointGraphError(
+            f"the input '{joint.nodes[index].name}' is overwritten in the forward, and both read "
+            f"('{joint.nodes[readers[0]].name}') and written in the backward; the backward would need its old and its "
+            "new memory under one name. Clone the input before the forward reads it."
+        )
+    return False
 
 
 def _forward_closure(joint: JointGraph, saved: list[int]) -> list[int]:

@@ -41,6 +41,7 @@ class JointGraph:
     forward_inputs: list[int] = field(default_factory=list)
     backward_inputs: list[int] = field(default_factory=list)
     mutated_inputs: set[int] = field(default_factory=set)
+    written_in_backward: set[int] = field(default_factory=set)
     static_inputs: set[int] = field(default_factory=set)
 
     @property
@@ -150,9 +151,13 @@ def _find_sides(joint: JointGraph) -> None:
     for index, node in enumerate(joint.nodes):
         if node.op == "output":
             continue
+        facts = joint.facts[index]
+        unrepeatable = facts.is_random or facts.is_mutating or facts.has_side_effects
+        tag = node.meta.get("partitioner_tag")
         in_backward[index] = (
             index in backward_inputs
-            or node.meta.get("partitioner_tag") == "must_be_in_backward"
+            or tag == "must_be_in_backward"
+            or (tag == "is_backward" and unrepeatable)
             or any(in_backward[used] for used in joint.inputs_of[index])
         )
     in_forward = [False] * count
@@ -176,7 +181,37 @@ def _find_sides(joint: JointGraph) -> None:
         in_forward[index] = True
     joint.in_backward = in_backward
     joint.in_forward = in_forward
+    _find_mutated_inputs(joint)
+
+
+def _find_mutated_inputs(joint: JointGraph) -> None:
+    """Inputs that the graph itself writes to, on each side; refuses writes to anything else."""
     for index, facts in enumerate(joint.facts):
-        if facts.is_mutating and not in_backward[index]:
-            first = joint.inputs_of[index][:1]
-            joint.mutated_inputs.update(used for used in first if joint.nodes[used].op == "placeholder")
+        if not facts.is_mutating:
+            continue
+        for written in written_arguments(joint.nodes[index]):
+            target = joint.position[written]
+            while joint.facts[target].is_view:
+                target = joint.inputs_of[target][0]
+            if joint.nodes[target].op != "placeholder":
+                raise InvalidJointGraphError(
+                    f"the joint graph is not functional: '{joint.nodes[index].name}' ({facts.name}) writes to the "
+                    f"intermediate value '{joint.nodes[target].name}', so running it again would not give the same "
+                    "values. Functionalize the function before tracing it."
+                )
+            (joint.written_in_backward if joint.in_backward[index] else joint.mutated_inputs).add(target)
+
+
+def written_arguments(node: torch.fx.Node) -> list[torch.fx.Node]:
+    """The arguments that the node's operator declares to write."""
+    schema = getattr(node.target, "_schema", None)
+    if schema is None:
+        return []
+    written: list[torch.fx.Node] = []
+    for position, argument in enumerate(schema.arguments):
+        if argument.alias_info is None or not argument.alias_info.is_write:
+            continue
+        given = node.args[position] if position < len(node.args) else node.kwargs.get(argument.name)
+        items = given if isinstance(given, (list, tuple)) else [given]
+        written.extend(item for item in items if isinstance(item, torch.fx.Node))
+    return written
