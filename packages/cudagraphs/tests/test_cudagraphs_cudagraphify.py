@@ -435,3 +435,21 @@ def test_reasons_print_and_round_trip():
     reason = SkipReason(SkipKind.SPARSE, "input 0 has layout torch.sparse_coo", "model.py:3: return x")
     assert SkipReason.from_json(reason.to_json()) == reason
     assert str(reason) == "input 0 has layout torch.sparse_coo (model.py:3: return x); " + SkipKind.SPARSE.value
+
+
+def test_a_recording_is_not_used_where_gradients_are_needed_or_inputs_stop_being_recordable(driver):
+    fast = cudagraphify(lambda x, y: x * 2, [torch.ones(3), None], driver=driver)
+    assert (fast(torch.ones(3), None) == 2).all() and driver.replays == 1
+    with pytest.warns(CudagraphNotice, match="requires gradients"):
+        assert fast(torch.ones(3, requires_grad=True), None).requires_grad
+    with pytest.warns(CudagraphNotice, match="input 1 is a list"):
+        fast(torch.ones(3), [1])
+    with pytest.warns(CudagraphNotice, match="input 0 is on meta"):
+        assert fast(torch.ones(3, device="meta"), None).device.type == "meta"
+    assert driver.replays == 1
+
+
+def test_a_parameter_and_a_tensor_share_a_recording(driver):
+    weight = torch.nn.Parameter(torch.ones(3), requires_grad=False)
+    fast = cudagraphify(lambda w: w * 2, [weight], static_input_indices=[0], driver=driver)
+    assert torch.equal(fast(weight.detach()), fast(weight)) and driver.captures == 1

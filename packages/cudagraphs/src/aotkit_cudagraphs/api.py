@@ -178,17 +178,14 @@ class CudagraphedFunction:
 
     def _find(self, inputs: Sequence[object]) -> Recording | None:
         """The recording that fits these inputs, made now if need be; None, with notice, if there can't be one."""
-        reasons = check_inputs(inputs, self._driver.device)
+        key = _layout_key(inputs, self._options.alignment, self._static)
+        recording = self._recordings.get(key)
+        if recording is not None and self._is_in_place(recording, inputs):
+            return recording  # the key holds all that `check_inputs` looks at
+        reasons = check_inputs(inputs, self._driver.device) or self._unrecordable.get(key, ())
         if reasons:
             self._skip(reasons)
             return None
-        key = _layout_key(inputs, self._options.alignment, self._static)
-        if key in self._unrecordable:
-            self._skip(self._unrecordable[key])
-            return None
-        recording = self._recordings.get(key)
-        if recording is not None and self._is_in_place(recording, inputs):
-            return recording
         reason = self._limit_reason(moved=recording is not None)
         if reason is not None:
             self._skip((reason,))
@@ -288,17 +285,25 @@ def _report_skip(
 
 def _layout_key(inputs: Sequence[object], alignment: int, static: frozenset[int]) -> tuple[object, ...]:
     """What a recording depends on beside addresses: layouts of tensors, values of the rest."""
-    return tuple(
-        (value.dtype, tuple(value.shape), value.stride(), index in static and value.data_ptr() % alignment == 0)
-        if isinstance(value, torch.Tensor)
-        else (type(value), value)
-        for index, value in enumerate(inputs)
-    )
+    grad = torch.is_grad_enabled()
+    key: list[object] = []
+    for index, value in enumerate(inputs):
+        if not isinstance(value, torch.Tensor):
+            # Only integers tell recordings apart; whatever else can't be recorded need not be hashable.
+            key.append((type(value), value if type(value) in (int, bool) else None))
+        elif value.layout is not torch.strided:
+            key.append((type(value), value.layout))
+        else:
+            in_place = index in static and value.data_ptr() % alignment == 0
+            kind = torch.Tensor if type(value) is torch.nn.Parameter else type(value)
+            layout = value.dtype, value.shape, value.stride(), value.device, kind
+            key.append((*layout, in_place, grad and value.requires_grad))
+    return tuple(key)
 
 
 def _describe(key: tuple[object, ...]) -> str:
     parts = []
     for item in key:
         assert isinstance(item, tuple)
-        parts.append(f"{str(item[0]).removeprefix('torch.')}{list(item[1])}" if len(item) == 4 else str(item[1]))
+        parts.append(f"{str(item[0]).removeprefix('torch.')}{list(item[1])}" if len(item) > 2 else str(item[1]))
     return f"({', '.join(parts)})"
