@@ -61,7 +61,7 @@ def _adopt(path: Path) -> None:
     check_owner(status, path)
     if stat.S_IMODE(status.st_mode) & 0o077 == 0:
         return
-    # Tightening a directory that holds other things (a home directory, /tmp/work) would surprise its users.
+    # Tightening a directory that holds other things (a home directory, say) would surprise its users.
     if not (path / _TAG_NAME).exists() and any(path.iterdir()):
         raise CacheError(
             f"{path} holds files that are not aotkit's and is open to other users, so it can't be made a private "
