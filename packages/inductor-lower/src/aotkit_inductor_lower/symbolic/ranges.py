@@ -33,8 +33,8 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class Ranges:
-    """Assumptions: every INDEX symbol in ``sizes`` runs over ``[0, size)``, every SIZE symbol is at least
-    ``size_minimum`` (and within ``bounds``, where given, inclusive)."""
+    """Assumptions: every symbol in ``sizes`` (loop variables, checked indices) runs over ``[0, size)``, every SIZE
+    symbol is at least ``size_minimum`` (and within ``bounds``, where given, inclusive)."""
 
     sizes: Mapping[Symbol, Expr] = field(default_factory=lambda: MappingProxyType({}))
     size_minimum: int = 0
@@ -187,7 +187,7 @@ def _prove(expr: Expr, ranges: Ranges, depth: int) -> bool:
     if call is not None:
         return _prove_without_call(expr, call, ranges, depth)
     for symbol in sorted(expr.symbols):
-        if symbol in ranges.sizes and symbol.kind is SymbolKind.INDEX:
+        if symbol in ranges.sizes:
             replaced = _at_smallest(expr, symbol, ranges.sizes[symbol] - 1, ranges, depth)
             return replaced is not None and _prove(replaced, ranges, depth - 1)
     return _prove_sizes(expr, ranges)
@@ -257,7 +257,7 @@ def _upper_ends(call: Call, ranges: Ranges, depth: int) -> list[Expr]:
 def _highest(expr: Expr, ranges: Ranges, depth: int) -> Expr | None:
     """An upper bound of ``expr`` free of loop variables."""
     for symbol in sorted(expr.symbols):
-        if symbol in ranges.sizes and symbol.kind is SymbolKind.INDEX:
+        if symbol in ranges.sizes:
             smallest = _at_smallest(-expr, symbol, ranges.sizes[symbol] - 1, ranges, depth)
             if smallest is None:
                 return None
