@@ -94,6 +94,7 @@ class ViewSpec:
     ``as_strided(sizes, strides, base.storage_offset() + offset_delta)``, the delta counted in elements of
     the alias's dtype from the base's first element. Relative, because the frontend does not guard on the
     storage offset of inputs. Autograd metadata follows the record, not the replay: ``requires_grad``.
+    ``under_no_grad``: the view was taken while grad mode was off, so it has no history of its own.
     """
 
     dtype: str
@@ -101,6 +102,7 @@ class ViewSpec:
     strides: tuple[Dim, ...]
     offset_delta: Dim
     requires_grad: bool
+    under_no_grad: bool = False
 
 
 @dataclass(frozen=True, slots=True)

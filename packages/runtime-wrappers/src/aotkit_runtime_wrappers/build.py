@@ -144,7 +144,7 @@ def _call_spec(metadata: GraphMetadata, names: tuple[Value, ...], saved: tuple[i
         training=True,
         num_saved_tensors=saved[0],
         num_saved_symints=saved[1],
-        written_inputs=tuple(i.index for i in metadata.inputs if i.updated_output is not None),
+        written_inputs=tuple(i.index for i in metadata.inputs if i.mutation is not MutationKind.NONE),
         differentiable_inputs=tuple(sorted(metadata.differentiable_inputs)),
         differentiable_outputs=tuple(sorted({t.forward_output for t in metadata.tangents})),
         weak_inputs=tuple(i for i in sorted(metadata.differentiable_inputs) if not metadata.inputs[i].is_leaf),

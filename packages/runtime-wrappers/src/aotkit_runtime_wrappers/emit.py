@@ -185,9 +185,14 @@ def _emit_epilogue(operations: Sequence[Operation], out: Source) -> None:
 
 
 def _needs_no_grad(operation: Operation) -> bool:
-    return (isinstance(operation, CopyBack) and operation.mode == "no_grad") or (
-        isinstance(operation, Restride) and operation.no_grad
-    )
+    match operation:
+        case CopyBack(mode=mode):
+            return mode == "no_grad"
+        case Restride(no_grad=no_grad):
+            return no_grad
+        case Regenerate(view=view):
+            return view.under_no_grad
+    return False
 
 
 def _emit_operation(operation: Operation, out: Source, indent: int = 1) -> None:

@@ -186,8 +186,8 @@ def _regenerate(metadata: GraphMetadata, output: OutputInfo, names: Sequence[Val
         base_dtype=_base_dtype(metadata, output) or view.dtype,
         method=method,
         permutation=permutation,
-        detach=base_requires_grad and not view.requires_grad,
-        set_requires_grad=view.requires_grad and not base_requires_grad,
+        detach=base_requires_grad and not view.requires_grad and not view.under_no_grad,
+        set_requires_grad=view.requires_grad and not base_requires_grad and not view.under_no_grad,
     )
 
 

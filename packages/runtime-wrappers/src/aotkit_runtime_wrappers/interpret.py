@@ -219,6 +219,11 @@ def _write_back(operation: Restride | CopyBack | BumpVersion, values: dict[str, 
 
 
 def _regenerate(operation: Regenerate, values: dict[str, Any]) -> Tensor:
+    with torch.set_grad_enabled(torch.is_grad_enabled() and not operation.view.under_no_grad):
+        return _view(operation, values)
+
+
+def _view(operation: Regenerate, values: dict[str, Any]) -> Tensor:
     base, view = values[operation.base], operation.view
     if operation.detach:
         base = base.detach()

@@ -165,7 +165,7 @@ class Regenerate:
     """``result`` is a view of ``base`` as ``view`` says, made by ``method``.
 
     ``permutation`` belongs to ``permute``. ``detach``: the result takes no part in autograd though the base
-    does. ``set_requires_grad``: the other way round.
+    does. ``set_requires_grad``: the other way round. If ``view.under_no_grad``, it is taken with grad mode off.
     """
 
     result: Value
@@ -182,7 +182,7 @@ class Regenerate:
         if self.base_dtype != self.view.dtype:
             base += f" as {self.view.dtype}"
         shown = {"view": str(self.view.sizes), "permute": str(self.permutation)}.get(self.method, _geometry(self.view))
-        return f"{self.result} = {base}.{self.method}({shown})" + (", requires grad" if self.set_requires_grad else "")
+        return f"{self.result} = {base}.{self.method}({shown})" + _suffix(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,6 +222,11 @@ Operation = (
 )
 
 _OPERATIONS: tuple[type[Any], ...] = Operation.__args__
+
+
+def _suffix(operation: Regenerate) -> str:
+    grad = ", requires grad" if operation.set_requires_grad else ""
+    return grad + (" under no_grad" if operation.view.under_no_grad else "")
 
 
 def _geometry(view: ViewSpec) -> str:
