@@ -102,13 +102,13 @@ class _KernelEmitter:
             slot = em.pure("ptr", f"getelementptr i32, ptr %slots, i64 {position}")
             index = em.pure("i32", f"load i32, ptr {slot.text}", slot)
             entry = em.pure("ptr", f"getelementptr i64, ptr %frame, i32 {index.text}", index)
-            kind = "ptr" if isinstance(name, str) else "i64"
+            kind = "i64" if isinstance(name, Symbol) else "ptr"
             value = em.pure(kind, f"load {kind}, ptr {entry.text}", entry)
             em.comment(f"{value.text} is {name}")
-            if isinstance(name, str):
-                pointers[name] = value
-            else:
+            if isinstance(name, Symbol):
                 self.ctx.symbols[name] = value
+            else:
+                pointers[name] = value
         return pointers
 
     def _scratch(self, pointers: dict[str, Ssa]) -> None:
