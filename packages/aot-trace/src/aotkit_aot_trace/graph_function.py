@@ -97,6 +97,11 @@ class _Runner(torch.fx.Interpreter):
             raise refusal.at(n.meta.get("stack_trace")) from refusal.__cause__
         except compat.DATA_DEPENDENT_ERRORS as error:
             raise data_dependent(error, n.meta.get("stack_trace")) from error
+        except RuntimeError as error:
+            refusal = not_functional(error, n.meta.get("stack_trace"))
+            if refusal is None:
+                raise
+            raise refusal from error
 
     def get_attr(self, target: Any, args: Any, kwargs: Any) -> Any:
         value = super().get_attr(target, args, kwargs)
@@ -126,5 +131,18 @@ def data_dependent(error: Exception, stack_trace: str | None) -> Unsupported:
         "a size or a Python number depends on the elements of a tensor",
         f"its value is not known while the function is captured ({str(error).splitlines()[0] if str(error) else type(error).__name__})",
         "Compute it outside of the compiled region, or use an operation of fixed size such as torch.where",
+        stack_trace=stack_trace,
+    )
+
+
+def not_functional(error: RuntimeError, stack_trace: str | None) -> Unsupported | None:
+    """The refusal for what torch's functionalization gave up on, or ``None`` for any other error."""
+    text = str(error)
+    if isinstance(error, Unsupported) or "functionalization" not in text.lower():
+        return None
+    return Unsupported(
+        "an in-place operation cannot be replaced by a functional one",
+        text.splitlines()[0],
+        "Use the operation that returns a new tensor instead",
         stack_trace=stack_trace,
     )

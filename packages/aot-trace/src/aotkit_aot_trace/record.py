@@ -30,7 +30,7 @@ from aotkit_functionalize import (
 from torch._subclasses import FakeTensorMode
 
 from . import _torch_compat as compat
-from .graph_function import data_dependent
+from .graph_function import data_dependent, not_functional
 from .state import autocast_state
 
 __all__ = ["Recording", "Request", "record"]
@@ -86,6 +86,11 @@ def record(request: Request) -> Recording:
             result.graph = compat.run_make_fx(traced, list(request.plain), request.decompositions)
         except compat.DATA_DEPENDENT_ERRORS as error:
             raise data_dependent(error, None) from error
+        except RuntimeError as error:
+            refusal = not_functional(error, None)
+            if refusal is None:
+                raise
+            raise refusal from error
     return result
 
 
@@ -120,7 +125,7 @@ def _flat(outputs: Any) -> list[Any]:
     if isinstance(outputs, list | tuple):
         return list(outputs)
     raise Unsupported(
-        f"the function returns a {type(outputs).__name__}",
+        "the function returns a single tensor" if isinstance(outputs, torch.Tensor) else f"it returns a {type(outputs).__name__}",
         "a captured function returns a flat list or tuple",
         "Flatten the result with torch.utils._pytree.tree_flatten",
     )

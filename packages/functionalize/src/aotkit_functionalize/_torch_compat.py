@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import cast
 
 import torch
+from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing as untraced
 from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode, disable_functional_mode
 
 __all__ = [
@@ -16,13 +17,16 @@ __all__ = [
     "enter_dispatcher_functionalization",
     "has_data_mutation",
     "inner_wrapper",
+    "is_base",
     "is_dense",
     "is_inner_wrapper",
     "leave_dispatcher_functionalization",
+    "outer_storage_identity",
     "storage_identity",
     "storage_was_replaced",
     "storage_was_resized",
     "sync",
+    "untraced",
     "unwrap_inner",
     "wrap_inner",
 ]
@@ -79,6 +83,16 @@ def has_data_mutation(wrapper: torch.Tensor) -> bool:
 def storage_identity(value: torch.Tensor) -> int:
     """A number that functional tensors have in common exactly if they share a (functional) storage."""
     return int(inner_wrapper(value).untyped_storage()._cdata)
+
+
+def outer_storage_identity(value: torch.Tensor) -> int:
+    """The same for the tensor that the function sees, which ``x.data = y`` changes alone."""
+    return int(value.untyped_storage()._cdata)
+
+
+def is_base(wrapper: torch.Tensor) -> bool:
+    """Whether the wrapper was made by no view operation."""
+    return bool(torch._is_functional_tensor_base(wrapper))  # type: ignore[attr-defined]
 
 
 def storage_was_replaced(wrapper: torch.Tensor) -> bool:

@@ -16,7 +16,7 @@ from .metadata import Dim, OutputKind, ViewSpec
 from .symbols import dim, dims
 from .wrap import from_functional
 
-__all__ = ["OutputSource", "OutputSources", "output_sources", "shares_storage", "view_spec"]
+__all__ = ["OutputSource", "OutputSources", "carries_gradient", "output_sources", "shares_storage", "view_spec"]
 
 _CONSTANTS = (bool, int, float, str)
 
@@ -39,6 +39,14 @@ class OutputSources:
 
     sources: list[OutputSource] = field(default_factory=list)
     bases: list[torch.Tensor] = field(default_factory=list)
+
+
+def carries_gradient(value: torch.Tensor) -> bool:
+    """Whether a gradient given to ``value`` would flow anywhere.
+
+    A view taken under ``no_grad`` claims ``requires_grad`` if its base does, but has no gradient function.
+    """
+    return bool(value.requires_grad) and value.grad_fn is not None
 
 
 def shares_storage(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -97,7 +105,7 @@ def _share(members: list[int], outputs: Sequence[Any], result: OutputSources) ->
         autograd calls their base becomes an extra forward output; else any output that is large enough.
     """
     tensors = [outputs[i] for i in members]
-    owner = next((i for i in members if outputs[i]._base is None and _can_be_base(outputs[i], tensors)), None)
+    owner = next((i for i in members if _is_nobodys_view(outputs[i]) and _can_be_base(outputs[i], tensors)), None)
     if owner is None:
         base = next((t._base for t in tensors if t._base is not None and _can_be_base(t._base, tensors)), None)
         if base is not None:
@@ -119,8 +127,12 @@ def _share(members: list[int], outputs: Sequence[Any], result: OutputSources) ->
             result.sources[index] = OutputSource(OutputKind.ALIAS_OF_OUTPUT, owner)
 
 
+def _is_nobodys_view(output: torch.Tensor) -> bool:
+    return output._base is None and compat.is_base(compat.inner_wrapper(output))
+
+
 def _can_be_base(base: torch.Tensor, members: Sequence[torch.Tensor]) -> bool:
-    if any(m.requires_grad for m in members) and not base.requires_grad:
+    if any(carries_gradient(m) for m in members) and not carries_gradient(base):
         return False
     plain = from_functional(base)
     if not compat.is_dense(plain):

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from . import _torch_compat as compat
-from .aliases import OutputSource, OutputSources, output_sources, view_spec
+from .aliases import OutputSource, OutputSources, carries_gradient, output_sources, view_spec
 from .errors import OverlappingMutation, Unsupported
 from .inputs import FunctionInput
 from .metadata import (
@@ -26,7 +26,7 @@ from .metadata import (
 from .mutations import check_mutation, is_hidden_from_autograd, is_under_no_grad, mutation_kind
 from .overlap import overlapping_groups
 from .symbols import bind_symbols, dims, is_symbolic, tensor_meta
-from .wrap import from_functional
+from .wrap import from_functional, is_functional
 
 __all__ = ["ForwardRecord", "collect_metadata"]
 
@@ -66,6 +66,23 @@ def collect_metadata(
         Unsupported: the function does something that the records cannot express.
         OverlappingMutation: inputs that share memory are mutated.
     """
+    _apply_pending_writes([*(i.value for i in inputs), *outputs])
+    # Reading sizes below must not add nodes to a recording in progress.
+    with compat.untraced():
+        return _collect(inputs, outputs, grad_mode, training)
+
+
+def _apply_pending_writes(values: Sequence[Any]) -> None:
+    for value in values:
+        if is_functional(value):
+            from_functional(value)
+            if is_functional(value._base):
+                from_functional(value._base)
+
+
+def _collect(
+    inputs: Sequence[FunctionInput], outputs: Sequence[Any], grad_mode: tuple[bool, bool], training: bool | None
+) -> ForwardRecord:
     input_infos, updated = _input_infos(inputs)
     groups = overlapping_groups(inputs, [i.index for i in input_infos if i.mutation in _WRITES])
     if groups:
@@ -104,7 +121,7 @@ def collect_metadata(
 
 
 def _record(value: torch.Tensor) -> TensorMeta:
-    return tensor_meta(from_functional(value), requires_grad=value.requires_grad)
+    return tensor_meta(from_functional(value), requires_grad=carries_gradient(value))
 
 
 def _input_infos(inputs: Sequence[FunctionInput]) -> tuple[list[InputInfo], list[torch.Tensor]]:
@@ -124,7 +141,7 @@ def _input_infos(inputs: Sequence[FunctionInput]) -> tuple[list[InputInfo], list
         new_view = None
         if mutation in (MutationKind.METADATA, MutationKind.DATA_AND_METADATA):
             now = from_functional(entered.value)
-            new_view = view_spec(now, entered.original, requires_grad=entered.value.requires_grad)
+            new_view = view_spec(now, entered.original, requires_grad=carries_gradient(entered.value))
         hidden = writes and is_hidden_from_autograd(entered)
         infos.append(
             InputInfo(
@@ -185,7 +202,7 @@ def _aliasing_output(index: int, output: torch.Tensor, source: OutputSource, bas
     view = None
     if source.kind is not OutputKind.INPUT:
         _check_lazy_bits(index, output, base)
-        view = view_spec(from_functional(output), from_functional(base), requires_grad=output.requires_grad)
+        view = view_spec(from_functional(output), from_functional(base), requires_grad=carries_gradient(output))
     return OutputInfo(
         index, source.kind, meta=_record(output), base=source.base, view=view, dynamic_dims=_dynamic_dims(output)
     )
@@ -207,7 +224,7 @@ def _dynamic_dims(output: Any) -> tuple[int, ...]:
 
 
 def _is_differentiable(value: Any) -> bool:
-    if not isinstance(value, torch.Tensor) or not value.requires_grad:
+    if not isinstance(value, torch.Tensor) or not carries_gradient(value):
         return False
     return value.is_floating_point() or value.is_complex()
 

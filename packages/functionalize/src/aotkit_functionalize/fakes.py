@@ -49,7 +49,9 @@ def fake_arguments(
 def _fake(arg: Any, mode: FakeTensorMode, dynamic: bool) -> Any:
     if not isinstance(arg, torch.Tensor):
         return arg
-    fake = arg if isinstance(arg, FakeTensor) else mode.from_tensor(arg, static_shapes=not dynamic)
+    with torch.no_grad():
+        # Detached first: torch would look at the .grad of the tensor, and warn about that of a non-leaf.
+        fake = arg if isinstance(arg, FakeTensor) else mode.from_tensor(arg.detach(), static_shapes=not dynamic)
     with mode, torch.inference_mode(False), torch.no_grad():
         if not fake.is_inference():
             return fake.detach()

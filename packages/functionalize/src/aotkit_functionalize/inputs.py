@@ -35,7 +35,7 @@ class FunctionInput:
         leaf: the functional tensor that gradients are taken with respect to, if the input is differentiable.
         is_leaf: whether the caller's tensor is a leaf.
         requires_grad: whether the caller's tensor requires grad.
-        entry_grad_fn, entry_version, entry_storage: state of ``value`` before the function ran.
+        entry_grad_fn, entry_version, entry_storage, entry_outer_storage: state of ``value`` before the function ran.
     """
 
     index: int
@@ -47,6 +47,7 @@ class FunctionInput:
     entry_grad_fn: Any = field(default=None, repr=False)
     entry_version: int = 0
     entry_storage: int = 0
+    entry_outer_storage: int = 0
 
     @property
     def is_tensor(self) -> bool:
@@ -101,4 +102,5 @@ def _function_input(index: int, plain: Any, caller: Any) -> FunctionInput:
         entry_grad_fn=value.grad_fn,
         entry_version=value._version,
         entry_storage=compat.storage_identity(value),
+        entry_outer_storage=compat.outer_storage_identity(value),
     )

@@ -40,11 +40,9 @@ def is_under_no_grad(entered: FunctionInput) -> bool:
     """
     if compat.all_mutations_under_no_grad(compat.inner_wrapper(entered.value)):
         return True
-    return not is_hidden_from_autograd(entered) and entered.value.grad_fn is entered.entry_grad_fn and _tracks(entered)
-
-
-def _tracks(entered: FunctionInput) -> bool:
-    return bool(entered.value.requires_grad)
+    if is_hidden_from_autograd(entered) or not entered.value.requires_grad:
+        return False
+    return entered.value.grad_fn is entered.entry_grad_fn
 
 
 def is_hidden_from_autograd(entered: FunctionInput) -> bool:
@@ -65,15 +63,15 @@ def check_mutation(entered: FunctionInput) -> None:
     """Refuse what the records cannot express, and what eager refuses."""
     value, name = entered.value, f"input {entered.index}"
     wrapper = compat.inner_wrapper(value)
-    if compat.storage_was_replaced(wrapper) or compat.storage_identity(value) != entered.entry_storage:
+    if compat.storage_was_replaced(wrapper) or compat.storage_identity(value) != entered.entry_storage or (
+        compat.outer_storage_identity(value) != entered.entry_outer_storage
+    ):
         raise Unsupported(
             f"{name} is given another storage (set_, or assignment to .data)",
             "the caller's tensor would have to change its memory after the call",
             "Write into it with copy_ instead",
         )
-    now = from_functional(value)
-    resized = compat.storage_was_resized(wrapper) or dims([_nbytes(now)]) != dims([_nbytes(entered.original)])
-    if resized and has_metadata_mutation(value, entered.original):
+    if compat.storage_was_resized(wrapper) or not _fits(from_functional(value), entered.original):
         raise Unsupported(
             f"{name} is resized",
             "its storage would have to change size after the call",
@@ -87,5 +85,9 @@ def check_mutation(entered: FunctionInput) -> None:
         )
 
 
-def _nbytes(plain: torch.Tensor) -> int | torch.SymInt:
-    return plain.untyped_storage().nbytes()
+def _fits(now: torch.Tensor, original: torch.Tensor) -> bool:
+    """Whether the sizes and strides of ``now`` stay within the original's storage."""
+    if now.shape == original.shape and now.stride() == original.stride():
+        return True
+    last = now.storage_offset() + sum((n - 1) * s for n, s in zip(now.shape, now.stride(), strict=True))
+    return bool((last + 1) * now.element_size() <= original.untyped_storage().nbytes())
