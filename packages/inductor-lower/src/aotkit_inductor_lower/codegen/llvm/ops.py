@@ -88,7 +88,7 @@ class Ops:
         symbol = self.target.vector_function(name, "f32" if dtype is DType.F32 else "f64")
         scalar, lanes = register_type(dtype), self.lanes(args[0])
         if symbol is None:
-            return self._libm(name, args, dtype)
+            return self.libm(name, args, dtype)
         native = self.target.lanes(width(dtype))
         if lanes == native:
             return self._call(symbol, vector_type(scalar, native), args)
@@ -115,7 +115,8 @@ class Ops:
         type_ = vector_type(scalar, lanes)
         return self.em.pure(type_, f"insertelement {type_} zeroinitializer, {value.typed}, i64 0", value)
 
-    def _libm(self, name: str, args: Sequence[Ssa], dtype: DType) -> Ssa:
+    def libm(self, name: str, args: Sequence[Ssa], dtype: DType) -> Ssa:
+        """A libm function, lane by lane."""
         scalar, lanes = register_type(dtype), self.lanes(args[0])
         symbol = name + ("f" if dtype is DType.F32 else "")
         results = []
@@ -146,6 +147,11 @@ def _compare(float_op: str, signed: str, unsigned: str) -> Row:
 
 def _math(name: str) -> Row:
     return lambda ops, args, dtype: ops.math(name, args, dtype)
+
+
+def _exact(name: str) -> Row:
+    """libm's function where the vector library's overflows early."""
+    return lambda ops, args, dtype: ops.libm(name, args, dtype)
 
 
 def _intrinsic(name: str) -> Row:
@@ -256,7 +262,7 @@ def _int_remainder(ops: Ops, a: Ssa, b: Ssa, dtype: DType) -> Ssa:
 def _fmod(ops: Ops, args: Sequence[Ssa], dtype: DType) -> Ssa:
     if dtype in INT_TYPES:
         return _int_remainder(ops, args[0], args[1], dtype)
-    return ops.op("frem", args[0], args[1])
+    return ops.libm("fmod", args, dtype)  # LLVM's own frem gives nan for subnormal divisors
 
 
 def _mod(ops: Ops, args: Sequence[Ssa], dtype: DType) -> Ssa:
@@ -297,7 +303,7 @@ def _floordiv(ops: Ops, args: Sequence[Ssa], dtype: DType) -> Ssa:
 def _float_floordiv(ops: Ops, a: Ssa, b: Ssa, dtype: DType) -> Ssa:
     """``(a - a mod b) / b`` made whole: exact where ``floor(a/b)`` would round up."""
     zero, one = ops.const(0.0, dtype, a), ops.const(1.0, dtype, a)
-    rest = ops.op("frem", a, b)
+    rest = ops.libm("fmod", [a, b], dtype)
     quotient = ops.op("fdiv", ops.op("fsub", a, rest), b)
     signs = ops.op("xor", ops.compare("fcmp olt", b, zero), ops.compare("fcmp olt", rest, zero))
     wrong = ops.op("and", ops.compare("fcmp une", rest, zero), signs)
@@ -404,7 +410,9 @@ LLVM_OPS: Mapping[str, Row] = {
     "rsqrt": _rsqrt,
     "reciprocal": _reciprocal,
     **{name: _math(name) for name in ("sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh")},
-    **{name: _math(name) for name in ("tanh", "asinh", "acosh", "atanh", "erf", "erfc")},
+    **{name: _math(name) for name in ("tanh", "atanh", "erf", "erfc")},
+    "asinh": _exact("asinh"),
+    "acosh": _exact("acosh"),
     "sigmoid": _sigmoid,
     "bitwise_not": _not,
     "logical_not": _not,
