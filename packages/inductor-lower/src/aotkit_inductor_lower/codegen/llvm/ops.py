@@ -262,7 +262,7 @@ def _int_remainder(ops: Ops, a: Ssa, b: Ssa, dtype: DType) -> Ssa:
 def _fmod(ops: Ops, args: Sequence[Ssa], dtype: DType) -> Ssa:
     if dtype in INT_TYPES:
         return _int_remainder(ops, args[0], args[1], dtype)
-    return ops.libm("fmod", args, dtype)  # LLVM's own frem gives nan for subnormal divisors
+    return ops.libm("fmod", args, dtype)  # exact, also for subnormal divisors
 
 
 def _mod(ops: Ops, args: Sequence[Ssa], dtype: DType) -> Ssa:
