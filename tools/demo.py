@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -106,7 +107,8 @@ def compile_with_stage_times(model: nn.Module) -> tuple[Callable[..., object], C
     import aotkit
 
     recorder = aotkit.Recorder()
-    compiled = torch.compile(model, backend="aotkit", options={"observer": recorder})
+    options: dict[str, Any] = {"observer": recorder}
+    compiled = torch.compile(model, backend="aotkit", options=options)
     return compiled, recorder.stage_seconds
 
 

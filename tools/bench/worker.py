@@ -89,7 +89,8 @@ class Worker:
             restored = make_model(self.model_name).state_dict()
             self.model.load_state_dict(restored)  # running statistics moved during the timed steps
             values = self.run()
-        numpy.savez(path, **{name: value.numpy() for name, value in values.items()})
+        arrays: dict[str, Any] = {name: value.numpy() for name, value in values.items()}
+        numpy.savez(path, **arrays)
         return {"tensors": len(values)}
 
     def facts(self) -> dict[str, Any]:

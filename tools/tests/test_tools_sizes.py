@@ -37,6 +37,12 @@ def test_a_function_inside_a_branch_is_measured() -> None:
     assert Size("parameters", "x.py::f", 2) in set(measure("if True:\n    def f(a, b): ...\n", "x.py"))
 
 
+def test_a_lowering_rule_takes_what_its_operator_takes() -> None:
+    text = "@TABLE.lowers(aten.x.default)\ndef f(a, b): ...\n@other\ndef g(a): ...\n"
+    counted = [size.where for size in measure(text, "x.py") if size.kind == "parameters"]
+    assert counted == ["x.py::g"]
+
+
 def test_what_is_over_a_limit_is_reported() -> None:
     problems, _ = problems_of([Size("parameters", "x.py::f", 4)], LIMITS, {})
     assert problems == ["x.py::f: 4 parameters, allowed are 3"]

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from aotkit_cache import ArtifactCache, make_key
-from aotkit_cache.redis_store import RedisStore
+from aotkit_cache import ArtifactCache, RedisStore, make_key
 
 pytestmark = pytest.mark.system
 
