@@ -1,0 +1,118 @@
+"""Pass: what no one reads is not stored, scratch that lives for one row is kept to one row, dead code goes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from ..ir import Buffer, BufferKind, Instr, Load, LoopNest, Stage, Store
+from ..symbolic import Expr, Symbol, SymbolKind, product, sym, to_expr
+from .facts import flat_index, has_calls, iteration_count, ranges_of
+from .merge import operands
+
+__all__ = ["drop_dead_code", "localize_temporaries"]
+
+
+def localize_temporaries(
+    nest: LoopNest, private: Sequence[str], buffers: Mapping[str, Buffer]
+) -> tuple[LoopNest, list[Buffer]]:
+    """Temporaries that only this nest uses: unread ones are not stored, the others shrink to one row where their
+    positions allow. Returns the nest and the new declarations of shrunk buffers."""
+    loaded = {i.buffer for stage in nest.stages for i in stage.body if isinstance(i, Load)}
+    dead = {name for name in private if name not in loaded}
+    shrunk: dict[str, _Row] = {}
+    if iteration_count(nest.outer) > 1:
+        for name in private:
+            row = None if name in dead else _as_row(nest, name, buffers)
+            if row is not None:
+                shrunk[name] = row
+    if not dead and not shrunk:
+        return nest, []
+    stages = []
+    for stage in nest.stages:
+        body: list[Instr] = []
+        for instr in stage.body:
+            if isinstance(instr, Store) and instr.buffer in dead:
+                continue
+            if isinstance(instr, Load | Store) and instr.buffer in shrunk:
+                instr = replace(instr, indices=shrunk[instr.buffer].index(nest, instr, buffers))
+            body.append(instr)
+        stages.append(Stage(stage.ranges, tuple(body)))
+    return replace(nest, stages=tuple(stages)), [row.buffer for row in shrunk.values()]
+
+
+class _Row:
+    """A temporary as scratch of one outer iteration: one dimension per inner loop of its store."""
+
+    def __init__(self, buffer: Buffer, weights: Sequence[Expr]) -> None:
+        self.buffer = buffer
+        self.weights = tuple(weights)
+
+    def index(self, nest: LoopNest, instr: Load | Store, buffers: Mapping[str, Buffer]) -> tuple[Expr, ...]:
+        """Indices of an access: the loop of each of the store's weights, 0 where the access does not move."""
+        flat = flat_index(buffers[instr.buffer], instr.indices, ranges_of(nest))
+        inner = inner_loops(flat, nest)
+        assert inner is not None
+        return tuple(sym(inner[w]) if w in inner else to_expr(0) for w in self.weights)
+
+
+def _as_row(nest: LoopNest, name: str, buffers: Mapping[str, Buffer]) -> _Row | None:
+    limits = ranges_of(nest)
+    sizes = {s.name: size for s, size in limits.sizes.items()}
+    stores = [i for stage in nest.stages for i in stage.body if isinstance(i, Store) and i.buffer == name]
+    if len(stores) != 1 or stores[0].mode != "set" or stores[0].mask is not None:
+        return None
+    written = inner_loops(flat_index(buffers[name], stores[0].indices, limits), nest)
+    if not written:
+        return None
+    ordered = sorted(written.items(), key=lambda item: -_size_hint(item[0]))
+    weights = [weight for weight, _ in ordered]
+    extents = tuple(sizes[loop] for _, loop in ordered)
+    for stage in nest.stages:
+        for instr in stage.body:
+            if isinstance(instr, Load) and instr.buffer == name:
+                read = inner_loops(flat_index(buffers[name], instr.indices, limits), nest)
+                if read is None or any(w not in written or sizes[v] != sizes[written[w]] for w, v in read.items()):
+                    return None
+    strides = tuple(product(extents[k + 1 :]) for k in range(len(extents)))
+    return _Row(replace(buffers[name], sizes=extents, strides=strides, kind=BufferKind.ROW), weights)
+
+
+def _size_hint(weight: Expr) -> int:
+    return weight.constant if weight.constant is not None else weight.evaluate(dict.fromkeys(weight.symbols, 64))
+
+
+def inner_loops(flat: Expr, nest: LoopNest) -> dict[Expr, str] | None:
+    """The inner loops of a row-major position, by weight; ``None`` if it is not a plain sum."""
+    if has_calls(flat):
+        return None
+    outer = {r.symbol for r in nest.outer}
+    found: dict[Expr, str] = {}
+    for monomial, factor in flat.terms:
+        loops = [a for a in monomial if isinstance(a, Symbol) and a.kind is not SymbolKind.SIZE]
+        if any(a.kind is SymbolKind.VALUE for a in loops) or len(loops) > 1:
+            return None
+        if loops and loops[0].name not in outer:
+            weight = Expr(((tuple(a for a in monomial if a is not loops[0]), factor),), False)
+            if weight in found:
+                return None
+            found[weight] = loops[0].name
+    return found
+
+
+def drop_dead_code(nest: LoopNest) -> LoopNest | None:
+    """The nest without instructions that no store needs, or ``None`` if it stores nothing. An index check stays if its
+    value is used; eager reports errors of what it computes, and an unused result is not computed."""
+    live: set[str] = set()
+    stages: list[Stage] = []
+    for stage in reversed(nest.stages):
+        body: list[Instr] = []
+        for instr in reversed(stage.body):
+            if isinstance(instr, Store) or instr.result in live:
+                body.append(instr)
+                live.update(operands(instr))
+        if body:
+            stages.append(Stage(stage.ranges, tuple(reversed(body))))
+    return replace(nest, stages=tuple(reversed(stages))) if stages else None
+
+

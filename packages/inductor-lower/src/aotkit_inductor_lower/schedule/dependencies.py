@@ -1,0 +1,137 @@
+"""Who reads and writes which memory, and what must come before what.
+
+Aliases share memory: accesses are recorded per root, the buffer that owns it. Steps on roots that something
+overwrites keep their program order; everything else is ordered by data alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ..ir import Alias, Arg, BufferKind, BufferRef, ExternCall, LoopNest, Program, Step, Store
+from ..lowering.random import is_random
+
+__all__ = ["Dependencies", "buffer_args"]
+
+
+def buffer_args(args: Iterable[Arg]) -> Iterator[str]:
+    """Buffers named in the arguments of an extern call."""
+    for arg in args:
+        if isinstance(arg, BufferRef):
+            yield arg.name
+        elif isinstance(arg, tuple):
+            yield from buffer_args(arg)
+
+
+def step_reads(step: Step) -> tuple[str, ...]:
+    """Buffers a step reads."""
+    if isinstance(step, LoopNest):
+        added = [i.buffer for s in step.stages for i in s.body if isinstance(i, Store) and i.mode == "add"]
+        return tuple(dict.fromkeys((*step.reads, *added))) if added else step.reads
+    if isinstance(step, Alias):
+        return (step.base,)
+    return tuple(dict.fromkeys((*buffer_args(step.args), *buffer_args(value for _, value in step.kwargs))))
+
+
+def step_writes(step: Step) -> tuple[str, ...]:
+    """Buffers a step writes."""
+    if isinstance(step, LoopNest):
+        return step.writes
+    if isinstance(step, Alias):
+        return (step.result,)
+    return tuple(dict.fromkeys((*(r for r in step.results if r is not None), *step.mutates)))
+
+
+@dataclass(slots=True)
+class Dependencies:
+    """Facts about a program's steps, by position.
+
+    ``before[k]``: positions that must run before step k. ``readers`` and ``writers`` by buffer name.
+    ``escapes``: buffers that extern calls, aliases or the caller see, so they must exist in memory.
+    ``unstable``: roots that are overwritten while the program runs (mutated inputs).
+    """
+
+    root: dict[str, str]
+    before: list[set[int]]
+    readers: dict[str, list[int]]
+    writers: dict[str, list[int]]
+    escapes: set[str]
+    unstable: set[str] = field(default_factory=set)
+
+    @staticmethod
+    def of(program: Program) -> Dependencies:
+        """Analyze a program."""
+        root = _roots(program)
+        readers: dict[str, list[int]] = {}
+        writers: dict[str, list[int]] = {}
+        escapes = {out.name for out in program.outputs if isinstance(out, BufferRef)}
+        for position, step in enumerate(program.steps):
+            for name in step_reads(step):
+                readers.setdefault(name, []).append(position)
+                if not isinstance(step, LoopNest):
+                    escapes.add(name)
+            for name in step_writes(step):
+                writers.setdefault(name, []).append(position)
+                if isinstance(step, ExternCall) and name in step.mutates:
+                    escapes.add(name)
+        kinds = {b.name: b.kind for b in program.buffers}
+        unstable = _unstable(program.steps, root, kinds)
+        before = _order(program.steps, root, unstable)
+        return Dependencies(root, before, readers, writers, escapes, unstable)
+
+
+def _roots(program: Program) -> dict[str, str]:
+    root = {b.name: b.name for b in program.buffers}
+    for step in program.steps:
+        if isinstance(step, Alias):
+            root[step.result] = root[step.base]
+    return root
+
+
+def _unstable(steps: Sequence[Step], root: Mapping[str, str], kinds: Mapping[str, BufferKind]) -> set[str]:
+    found: set[str] = set()
+    for step in steps:
+        if isinstance(step, ExternCall):
+            found.update(root[name] for name in step.mutates)
+        elif isinstance(step, LoopNest):
+            found.update(
+                root[name]
+                for name in step.writes
+                if root[name] != name or kinds[name] in (BufferKind.INPUT, BufferKind.CONSTANT)
+            )
+    return found
+
+
+def _order(steps: Sequence[Step], root: Mapping[str, str], unstable: set[str]) -> list[set[int]]:
+    before: list[set[int]] = []
+    last_writers: dict[str, list[int]] = {}
+    readers_since: dict[str, list[int]] = {}
+    alias_steps: dict[str, int] = {}
+    last_random: int | None = None
+    for position, step in enumerate(steps):
+        needs = {alias_steps[name] for name in (*step_reads(step), *step_writes(step)) if name in alias_steps}
+        reads = {root[name] for name in step_reads(step)}
+        writes = {root[name] for name in step_writes(step)} if not isinstance(step, Alias) else set()
+        for name in reads | writes:
+            needs.update(last_writers.get(name, ()))
+        for name in writes & unstable:
+            needs.update(readers_since.get(name, ()))
+        if isinstance(step, ExternCall) and is_random(step.target):
+            if last_random is not None:
+                needs.add(last_random)
+            last_random = position
+        needs.discard(position)
+        before.append(needs)
+        if isinstance(step, Alias):
+            alias_steps[step.result] = position
+        for name in writes:
+            if name in unstable:
+                last_writers[name] = [position]
+                readers_since[name] = []
+            else:
+                last_writers.setdefault(name, []).append(position)
+        for name in reads & unstable:
+            readers_since.setdefault(name, []).append(position)
+    return before
+

@@ -1,0 +1,137 @@
+"""Small facts about nests that several passes ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+
+from ..ir import Buffer, CheckIndex, Compute, IndexValue, Load, LoopNest, Range, Reduce, Store
+from ..symbolic import Call, Expr, Ranges, Symbol, SymbolKind, contiguous_strides, product, simplify, to_expr
+
+__all__ = [
+    "HEAVY",
+    "body_size",
+    "flat_index",
+    "has_division",
+    "heavy_count",
+    "hint",
+    "identity_store",
+    "instructions",
+    "iteration_count",
+    "ranges_of",
+]
+
+SIZE_HINT = 64
+
+HEAVY = frozenset(
+    "exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh erf erfc sigmoid "
+    "pow atan2 hypot nextafter floordiv truncdiv mod fmod sqrt rsqrt".split()
+)
+_TRAPPING = frozenset(("floordiv", "truncdiv", "mod", "fmod"))
+
+
+def hint(size: Expr) -> int:
+    """A size as a number; unknown sizes count as 64."""
+    if size.constant is not None:
+        return size.constant
+    env = {symbol: SIZE_HINT for symbol in size.symbols if symbol.kind is SymbolKind.SIZE}
+    return max(int(size.evaluate(env)), 1)
+
+
+def iteration_count(ranges: Iterable[Range]) -> int:
+    """How many iterations loops make together."""
+    total = 1
+    for loop in ranges:
+        total *= hint(loop.size)
+    return total
+
+
+def instructions(nest: LoopNest) -> Iterable[object]:
+    """All instructions in order."""
+    for stage in nest.stages:
+        yield from stage.body
+
+
+def body_size(nest: LoopNest) -> int:
+    """The number of instructions."""
+    return sum(len(stage.body) for stage in nest.stages)
+
+
+def heavy_count(nest: LoopNest) -> int:
+    """How many instructions are dear (transcendental, roots, remainders)."""
+    return sum(isinstance(i, Compute) and i.op in HEAVY for i in instructions(nest))
+
+
+def has_division(nest: LoopNest) -> bool:
+    """Whether an instruction may report an error: integer division, a checked index."""
+    return any(
+        isinstance(i, CheckIndex) or (isinstance(i, Compute) and i.op in _TRAPPING) for i in instructions(nest)
+    )
+
+
+def ranges_of(nest: LoopNest) -> Ranges:
+    """The loops of a nest as assumptions for simplification."""
+    sizes = {Symbol(r.symbol): r.size for r in nest.outer}
+    for stage in nest.stages:
+        for r in stage.ranges:
+            sizes[Symbol(r.symbol)] = r.size
+    return Ranges(sizes)
+
+
+def flat_index(buffer: Buffer, indices: Sequence[Expr], ranges: Ranges | None = None) -> Expr:
+    """The row-major position of an element among the buffer's elements, whatever its strides are."""
+    if len(indices) == 1:
+        total = indices[0]
+    else:
+        total = to_expr(0)
+        for index, stride in zip(indices, _row_major(buffer.sizes), strict=True):
+            if index.terms:
+                total = total + (index if stride == 1 else index * stride)
+    return simplify(total, ranges) if ranges is not None and has_calls(total) else total
+
+
+def has_calls(expr: Expr) -> bool:
+    """Whether a division, remainder, minimum or maximum is in the expression."""
+    return any(isinstance(atom, Call) for monomial, _ in expr.terms for atom in monomial)
+
+
+@lru_cache(maxsize=4096)
+def _row_major(sizes: tuple[Expr, ...]) -> tuple[Expr, ...]:
+    return contiguous_strides(sizes)
+
+
+def identity_store(nest: LoopNest, buffers: Mapping[str, Buffer]) -> tuple[Symbol | None, ...] | None:
+    """For a nest of one stage without ranges and one plain store that covers its buffer: the loop symbol of each
+    dimension of the buffer (``None`` for dimensions of size 1). ``None`` for every other nest."""
+    if len(nest.stages) != 1 or nest.stages[0].ranges:
+        return None
+    stores = [i for i in nest.stages[0].body if isinstance(i, Store)]
+    if len(stores) != 1 or stores[0].mode != "set" or stores[0].mask is not None:
+        return None
+    if any(isinstance(i, Reduce) for i in nest.stages[0].body):
+        return None
+    sizes = {loop.symbol: loop.size for loop in nest.outer}
+    symbols: list[Symbol | None] = []
+    for index, size in zip(stores[0].indices, buffers[stores[0].buffer].sizes, strict=True):
+        symbol = index.symbol
+        if symbol is not None and symbol.kind is SymbolKind.INDEX and sizes.pop(symbol.name, None) == size:
+            symbols.append(symbol)
+        elif index.constant == 0 and size == 1:
+            symbols.append(None)
+        else:
+            return None
+    return None if sizes else tuple(symbols)
+
+
+def numel(buffer: Buffer) -> Expr:
+    """The number of elements of a buffer."""
+    return product(buffer.sizes)
+
+
+def index_exprs(nest: LoopNest) -> Iterable[Expr]:
+    """Every index expression of a nest."""
+    for instr in instructions(nest):
+        if isinstance(instr, Load | Store):
+            yield from instr.indices
+        elif isinstance(instr, IndexValue):
+            yield instr.expr

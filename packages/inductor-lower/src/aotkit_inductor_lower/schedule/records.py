@@ -1,0 +1,25 @@
+"""What scheduling decided, as data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+__all__ = ["FusionRecord"]
+
+
+@dataclass(frozen=True, slots=True)
+class FusionRecord:
+    """One decision. ``kind``: ``inline`` (a producer computed again where it is read), ``vertical`` (a producer and its
+    reader in one kernel) or ``horizontal`` (two kernels that read the same data). ``first`` and ``second`` are
+    nests' names. ``reason`` says why, in both cases."""
+
+    kind: Literal["inline", "vertical", "horizontal"]
+    first: str
+    second: str
+    fused: bool
+    reason: str
+
+    def __str__(self) -> str:
+        verb = "fused" if self.fused else "kept apart"
+        return f"{self.kind}: {self.first} and {self.second} {verb}: {self.reason}"
