@@ -21,6 +21,10 @@ def joint_of(fn, *inputs, tracing_mode="fake"):
 
     tangents = [torch.ones_like(output).detach() for output in flat]
     gm = make_fx(joint, tracing_mode=tracing_mode)(list(inputs), tangents)
+    if any(node.op == "call_function" and getattr(node.target, "_schema", None) and node.target._schema.is_mutable
+           for node in gm.graph.nodes):  # fmt: skip
+        with torch.no_grad():
+            gm = make_fx(torch.func.functionalize(gm), tracing_mode=tracing_mode)(list(inputs), tangents)
     names = [f"primals_{i + 1}" for i in range(len(inputs))] + [f"tangents_{i + 1}" for i in range(len(flat))]
     for node, name in zip(gm.graph.find_nodes(op="placeholder"), names, strict=True):
         node.target = name

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import torch.fx
 
+from ._torch_compat import lazy_graph_module
 from .op_facts import OpFacts, op_facts
 
 
@@ -48,7 +49,7 @@ def clean_joint(module: torch.fx.GraphModule, cse: bool = True) -> torch.fx.Grap
             first_with[key] = copied
         if node in escaping:
             kept_escaping.add(copied)
-    return torch.fx.GraphModule(module, graph, class_name=module._get_name())
+    return lazy_graph_module(module, graph, module._get_name())
 
 
 def _facts(known: dict[Any, OpFacts], node: torch.fx.Node) -> OpFacts | None:

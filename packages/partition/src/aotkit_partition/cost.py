@@ -13,6 +13,9 @@ from .options import PartitionOptions
 
 UNSAVEABLE = float("inf")
 MAX_BIASED_DISTANCE = 100
+# Free inputs cost a little all the same, so that a size alone is saved rather than the tensor it is the size of.
+FREE_INPUT_COST = 2.0
+SIZE_COST = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +77,10 @@ def _save_cost(
     value: Any = joint.value(index)
     node = joint.nodes[index]
     if recompute[index]:
-        return SaveCost(UNSAVEABLE, f"policy {node.meta['recompute'].name}")
+        policy = node.meta.get("recompute")
+        return SaveCost(UNSAVEABLE, f"policy {policy.name}" if policy is not None else "made of values to recompute")
     if isinstance(value, torch.SymInt):
-        return SaveCost(0.0 if node.op == "placeholder" else 1.0)
+        return SaveCost(SIZE_COST)
     if isinstance(value, (torch.SymFloat, torch.SymBool)):
         return SaveCost(UNSAVEABLE, "the backward takes no symbolic float or bool")
     if isinstance(value, (tuple, list)):
@@ -92,6 +96,8 @@ def _save_cost(
         if base is None or not recompute[base]:
             return SaveCost(UNSAVEABLE, "a view; saving its base costs the same memory")
     cost = max(float(joint.bytes_of[index]), 1.0) * options.distance_bias ** min(distance, MAX_BIASED_DISTANCE)
+    if not joint.in_forward[index]:
+        cost += 1.0  # at equal size rather save what the forward computes anyhow
     return SaveCost(cost if is_materialized(joint, index) else cost * options.unmaterialized_factor)
 
 
@@ -99,7 +105,7 @@ def _input_cost(joint: JointGraph, index: int, options: PartitionOptions) -> Sav
     if index in joint.mutated_inputs:
         return SaveCost(float(joint.bytes_of[index]) * options.unmaterialized_factor, "overwritten later: saved as a copy")
     if index in joint.static_inputs or options.inputs_are_free:
-        return SaveCost(0.0, "an input: alive anyhow")
+        return SaveCost(FREE_INPUT_COST, "an input: alive anyhow")
     return SaveCost(float(joint.bytes_of[index]))
 
 

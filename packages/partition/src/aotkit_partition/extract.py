@@ -15,6 +15,7 @@ import sympy
 import torch
 import torch.fx
 
+from ._torch_compat import lazy_graph_module
 from .errors import InfeasiblePartitionError, InvalidJointGraphError
 from .joint import JointGraph, written_arguments
 from .min_cut import is_free
@@ -154,7 +155,7 @@ def _forward_graph(joint: JointGraph, tensors: list[int], symints: list[int]) ->
     outputs += [copies.get(index, new[joint.nodes[index]]) for index in (*tensors, *symints)]
     output = graph.output(tuple(outputs))
     _copy_descriptions(joint, output, slice(0, joint.num_fwd_outputs), len(tensors) + len(symints))
-    return torch.fx.GraphModule(joint.module, graph, class_name="Forward")
+    return lazy_graph_module(joint.module, graph, "Forward")
 
 
 def needs_copy(joint: JointGraph, index: int) -> bool:
@@ -217,7 +218,7 @@ def _backward_graph(
     gradients = tuple(new[item] if isinstance(item, torch.fx.Node) else item for item in joint.gradients)
     output = graph.output(gradients)
     _copy_descriptions(joint, output, slice(joint.num_fwd_outputs, None), 0)
-    return torch.fx.GraphModule(joint.module, graph, class_name="Backward")
+    return lazy_graph_module(joint.module, graph, "Backward")
 
 
 def _copy_descriptions(joint: JointGraph, output: torch.fx.Node, which: slice, extra: int) -> None:

@@ -202,6 +202,20 @@ def _find_mutated_inputs(joint: JointGraph) -> None:
             (joint.written_in_backward if joint.in_backward[index] else joint.mutated_inputs).add(target)
 
 
+def described_mutations(joint: JointGraph) -> set[int]:
+    """Inputs that the caller overwrites with a forward output after the graph ran.
+
+    torch's joint graphs say so in the descriptions of their outputs (``meta["desc"]``): an output described with a
+    ``mutated_input`` becomes the new value of the input with that description.
+    """
+    described = joint.nodes[-1].meta.get("desc")
+    if not isinstance(described, (list, tuple)):
+        return set()
+    mutated = [getattr(item, "mutated_input", None) for item in described]
+    wanted = [item for item in mutated if item is not None]
+    return {index for index in joint.forward_inputs if wanted and joint.nodes[index].meta.get("desc") in wanted}
+
+
 def written_arguments(node: torch.fx.Node) -> list[torch.fx.Node]:
     """The arguments that the node's operator declares to write."""
     schema = getattr(node.target, "_schema", None)

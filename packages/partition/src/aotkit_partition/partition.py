@@ -17,7 +17,7 @@ from .default import default_saved_values
 from .errors import GraphFormatError, InvalidOptionError
 from .extract import Split, extract
 from .graph_text import dump_graph, load_graph
-from .joint import JointGraph, analyze_joint
+from .joint import JointGraph, analyze_joint, described_mutations
 from .min_cut import make_cut_problem, solve_min_cut
 from .options import PartitionOptions
 from .policies import has_policies
@@ -206,6 +206,7 @@ def _place_inputs(joint: JointGraph, options: PartitionOptions) -> None:
                     f"{name} names input {position}, but the joint graph has {len(joint.forward_inputs)} forward inputs."
                 )
             target.add(joint.forward_inputs[position])
+    joint.mutated_inputs |= described_mutations(joint)
 
 
 def _choose_saved(

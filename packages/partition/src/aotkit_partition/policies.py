@@ -28,10 +28,14 @@ def must_recompute(joint: JointGraph) -> list[bool]:
     """For each node whether its policy forbids saving it.
 
     Not so for what can't be computed twice anyhow (random draws, side effects, and the items of their results), and
-    for the results of a region that untagged forward ops use: eager checkpointing saves those too.
+    for the results of a region that untagged forward ops use: eager checkpointing saves those too. What only the backward
+    makes of such a value is not saved in its place either.
     """
     result = [False] * len(joint.nodes)
     for index, node in enumerate(joint.nodes):
+        if not joint.in_forward[index] and not joint.in_backward[index]:
+            result[index] = any(result[used] for used in joint.inputs_of[index]) and not _unrepeatable(joint, index)
+            continue
         if node.meta.get("recompute") not in RECOMPUTE_POLICIES or joint.in_backward[index]:
             continue
         result[index] = not (_unrepeatable(joint, index) or _crosses_regions(joint, index) or _leaves(joint, index))

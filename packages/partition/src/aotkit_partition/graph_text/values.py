@@ -47,10 +47,8 @@ class ValueWriter:
             return value if math.isfinite(value) else {"float": repr(value)}
         if isinstance(value, list):
             return [self.write(item) for item in value]
-        if kind is tuple:
+        if kind is tuple or kind is torch.Size:
             return {"tuple": [self.write(item) for item in value]}
-        if kind is torch.Size:
-            return {"size": [self.write(item) for item in value]}
         if isinstance(value, dict):
             return {"dict": [[self.write(key), self.write(item)] for key, item in value.items()]}
         return self._write_rare(value)
@@ -130,7 +128,6 @@ def _torch_constant(body: str, kind: type) -> Any:
 
 _READERS: Mapping[str, Callable[[ValueReader, Any], Any]] = {
     "tuple": lambda reader, body: tuple(map(reader.read, body)),
-    "size": lambda reader, body: torch.Size(map(reader.read, body)),
     "dict": lambda reader, body: {reader.read(key): reader.read(item) for key, item in body},
     "slice": lambda reader, body: slice(*map(reader.read, body)),
     "float": lambda reader, body: float(body),
