@@ -30,7 +30,7 @@ nox.options.error_on_missing_interpreters = False
 
 CONSTRAINTS = str(ROOT / "tools" / "constraints.txt")
 PYTEST = ("pytest", "hypothesis")
-TEST_TOOLS = (*PYTEST, "import-linter", "transformers", "matplotlib", "rich")
+TEST_TOOLS = (*PYTEST, "nox", "import-linter", "transformers", "matplotlib", "rich")
 BENCH_TOOLS = ("transformers", "matplotlib")
 DOCS_TOOLS = ("mkdocs", "mkdocs-material")
 

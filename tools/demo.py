@@ -189,7 +189,7 @@ def verdict(eager: Training, compiled: Training) -> str | None:
     """What is wrong with the run, or None: the losses must agree and fall."""
     for number, (one, other) in enumerate(zip(eager.losses, compiled.losses, strict=True), start=1):
         if not abs(one - other) <= 2e-2 * abs(one):  # rounding differences grow with every update; NaN is caught too
-            return f"in step {number} the compiled model's loss is {other}, eager's is {one}, which differs by more than 2 %"
+            return f"the loss differs from eager's by more than 2 % in step {number}: {other}, eager's is {one}"
     if not compiled.losses[-1] < compiled.losses[0]:
         return "the loss did not fall"
     return None

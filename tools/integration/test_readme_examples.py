@@ -18,7 +18,7 @@ def test_all_nine_readmes_are_found() -> None:
     assert len(READMES) == 9
 
 
-@pytest.mark.parametrize("readme", READMES, ids=[path.parent.name for path in READMES])
+@pytest.mark.parametrize("readme", READMES, ids=["root", *(path.parent.name for path in READMES[1:])])
 def test_the_examples_of_a_readme_run(readme: Path, tmp_path: Path) -> None:
     blocks = BLOCK.findall(readme.read_text(encoding="utf-8"))
     assert blocks, f"{readme.relative_to(ROOT)} has no Python example"
