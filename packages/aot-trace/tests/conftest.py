@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from aotkit_aot_trace import Capture, FunctionalLayer, TraceOptions, capture
 from aotkit_functionalize.metadata import GraphMetadata, MutationKind, OutputKind, ViewSpec
 
@@ -246,7 +247,9 @@ def _same(eager: Any, ours: Any, tolerance: float) -> None:
     assert identity == [[o is v for v in everything_] for o in outputs_], "identity of outputs"
     assert _sharing(everything) == _sharing(everything_), "which tensors share memory"
     for a, b in zip(_gradients(leaves, everything), _gradients(leaves_, everything_), strict=True):
-        assert (a is None) == (b is None) or not (a if b is None else b).any(), "an input has a gradient on one side only"
+        assert (a is None) == (b is None) or not (a if b is None else b).any(), (
+            "an input has a gradient on one side only"
+        )
         if a is not None and b is not None:
             torch.testing.assert_close(b, a, rtol=1e-4, atol=1e-5, msg=lambda m: f"gradient: {m}")
     _same_after_writes(everything, everything_, tolerance)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from aotkit_aot_trace import OverlappingMutation, Unsupported, capture
 from aotkit_functionalize.metadata import MutationKind
 

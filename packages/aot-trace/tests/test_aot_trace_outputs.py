@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from aotkit_aot_trace import TraceOptions, Unsupported, capture
 from aotkit_functionalize.metadata import OutputKind
 

@@ -48,9 +48,7 @@ def run_make_fx(
     fn: Callable[..., Any], args: list[Any], decompositions: Mapping[Any, Callable[..., Any]]
 ) -> torch.fx.GraphModule:
     """Record ``fn(*args)``; ``args`` are fake tensors of the active mode. Code of the module is made when needed."""
-    trace = make_fx(
-        fn, decomposition_table=decompositions, tracing_mode="real", _disable_torch_fn_metadata_mode=True
-    )
+    trace = make_fx(fn, decomposition_table=decompositions, tracing_mode="real", _disable_torch_fn_metadata_mode=True)
     with _use_lazy_graph_module(True):
         return trace(*args)
 
@@ -86,7 +84,7 @@ def lift_constant(value: torch.Tensor) -> torch.Tensor:
     with untraced():
         fake = value if isinstance(value, FakeTensor) else mode.from_tensor(value.detach(), static_shapes=True)
     if proxy_mode is not None:
-        node = proxy_mode.tracer.create_arg(value.detach())
+        node = cast(torch.fx.Node, proxy_mode.tracer.create_arg(value.detach()))
         track(fake, torch.fx.Proxy(node, proxy_mode.tracer), proxy_mode.tracer)
     return cast(torch.Tensor, fake)
 

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from aotkit_functionalize import FunctionalLayer, GraphMetadata, fake_arguments
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+from aotkit_functionalize import FunctionalLayer, GraphMetadata, fake_arguments
 
 from .finish import finish
 from .graph_function import GraphFunction

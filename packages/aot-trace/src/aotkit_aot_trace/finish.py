@@ -6,6 +6,7 @@ import bisect
 from typing import Any
 
 import torch
+
 from aotkit_functionalize import Unsupported
 
 from . import _torch_compat as compat
@@ -112,7 +113,7 @@ def check_sizes_known(graph: torch.fx.Graph) -> None:
     for node in graph.nodes:
         if node.op == "call_function" and _has_unbacked(node.meta.get("val")):
             raise Unsupported(
-                f"the result of {getattr(node.target, '__name__', node.target)} has a size or value that depends on data",
+                f"the result of {node.target} has a size or value that depends on data",
                 "the records of this release know sizes that follow from the inputs' sizes only",
                 "Compute it outside of the compiled region",
                 stack_trace=node.meta.get("stack_trace"),

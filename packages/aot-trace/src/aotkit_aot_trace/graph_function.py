@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
+
 from aotkit_functionalize import (
     FunctionalLayer,
     Unsupported,
@@ -50,7 +51,9 @@ class GraphFunction:
 
     def preferred_layer(self) -> FunctionalLayer:
         """The cheap layer unless a higher-order or a mutating custom operator occurs."""
-        return FunctionalLayer.MODE if any(_needs_mode(n) for n in _all_nodes(self.graph)) else FunctionalLayer.DISPATCHER
+        return (
+            FunctionalLayer.MODE if any(_needs_mode(n) for n in _all_nodes(self.graph)) else FunctionalLayer.DISPATCHER
+        )
 
 
 def _all_nodes(graph: torch.fx.GraphModule) -> Iterator[torch.fx.Node]:
@@ -98,10 +101,10 @@ class _Runner(torch.fx.Interpreter):
         except compat.DATA_DEPENDENT_ERRORS as error:
             raise data_dependent(error, n.meta.get("stack_trace")) from error
         except RuntimeError as error:
-            refusal = not_functional(error, n.meta.get("stack_trace"))
-            if refusal is None:
+            located = not_functional(error, n.meta.get("stack_trace"))
+            if located is None:
                 raise
-            raise refusal from error
+            raise located from error
 
     def get_attr(self, target: Any, args: Any, kwargs: Any) -> Any:
         value = super().get_attr(target, args, kwargs)
@@ -127,9 +130,10 @@ class _Runner(torch.fx.Interpreter):
 
 def data_dependent(error: Exception, stack_trace: str | None) -> Unsupported:
     """The refusal for an operation whose result depends on the elements of a tensor."""
+    reason = str(error).splitlines()[0] if str(error) else type(error).__name__
     return Unsupported(
         "a size or a Python number depends on the elements of a tensor",
-        f"its value is not known while the function is captured ({str(error).splitlines()[0] if str(error) else type(error).__name__})",
+        f"its value is not known while the function is captured ({reason})",
         "Compute it outside of the compiled region, or use an operation of fixed size such as torch.where",
         stack_trace=stack_trace,
     )

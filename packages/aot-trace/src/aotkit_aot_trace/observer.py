@@ -13,7 +13,7 @@ class Observer(Protocol):
     """What a capture tells about its work."""
 
     def stage(self, name: str, /) -> AbstractContextManager[Any]:
-        """Context manager around one named stage: ``trace`` (the run of the function) and ``finish`` (graph clean-up)."""
+        """Context manager around a named stage: ``trace`` (the run of the function) or ``finish`` (graph clean-up)."""
         ...
 
     def dump(self, name: str, kind: str, text: Callable[[], str], /) -> None:

@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch._subclasses import FakeTensorMode
+
 from aotkit_functionalize import (
     FunctionalLayer,
     GraphMetadata,
@@ -27,11 +29,10 @@ from aotkit_functionalize import (
     functional_layer,
     to_functional,
 )
-from torch._subclasses import FakeTensorMode
 
 from . import _torch_compat as compat
 from .graph_function import data_dependent, not_functional
-from .state import autocast_state
+from .state import AutocastState
 
 __all__ = ["Recording", "Request", "record"]
 
@@ -95,13 +96,13 @@ def record(request: Request) -> Recording:
 
 
 def _run(request: Request, placeholders: Sequence[Any], result: Recording) -> list[Any]:
-    before, autocast = torch.is_grad_enabled(), autocast_state()
+    before, autocast = torch.is_grad_enabled(), AutocastState.now()
     tracer = compat.current_tracer()
     with functional_layer(request.layer):
         inputs = function_inputs(placeholders, request.callers)
         outputs = _flat(request.fn(*(i.value for i in inputs)))
         after = torch.is_grad_enabled()
-        if autocast_state() != autocast:
+        if AutocastState.now() != autocast:
             raise Unsupported(
                 "the function leaves autocast in another state than it found it",
                 "the change would not be seen after a call of the captured graph",
@@ -125,7 +126,9 @@ def _flat(outputs: Any) -> list[Any]:
     if isinstance(outputs, list | tuple):
         return list(outputs)
     raise Unsupported(
-        "the function returns a single tensor" if isinstance(outputs, torch.Tensor) else f"it returns a {type(outputs).__name__}",
+        "the function returns a single tensor"
+        if isinstance(outputs, torch.Tensor)
+        else f"it returns a {type(outputs).__name__}",
         "a captured function returns a flat list or tuple",
         "Flatten the result with torch.utils._pytree.tree_flatten",
     )

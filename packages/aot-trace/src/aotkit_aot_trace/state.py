@@ -11,20 +11,47 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
 
-__all__ = ["TRACING_LOCK", "autocast_state", "preserved_state"]
+__all__ = ["TRACING_LOCK", "AutocastState", "preserved_state"]
 
 TRACING_LOCK = threading.RLock()
 
 
-def autocast_state() -> tuple[object, ...]:
-    """Autocast as it is now, for the devices that this process can use."""
-    devices = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
-    return tuple((d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in devices) + (
-        torch.is_autocast_cache_enabled(),
-    )
+@dataclass(frozen=True, slots=True)
+class AutocastState:
+    """Autocast as it is set: per device whether it is on and its dtype, whether it caches casts, and nesting."""
+
+    devices: tuple[tuple[str, bool, torch.dtype], ...]
+    cache_enabled: bool
+    nesting: int
+
+    @staticmethod
+    def now() -> AutocastState:
+        """The state of this thread, for the devices that this process can use."""
+        names = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
+        nesting = torch.autocast_increment_nesting() - 1
+        torch.autocast_decrement_nesting()
+        return AutocastState(
+            tuple((d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in names),
+            torch.is_autocast_cache_enabled(),
+            nesting,
+        )
+
+    def restore(self) -> None:
+        """Make it the state of this thread again."""
+        for device, enabled, dtype in self.devices:
+            torch.set_autocast_enabled(device, enabled)
+            torch.set_autocast_dtype(device, dtype)
+        torch.set_autocast_cache_enabled(self.cache_enabled)
+        extra = AutocastState.now().nesting - self.nesting
+        for _ in range(abs(extra)):
+            if extra > 0:
+                torch.autocast_decrement_nesting()
+            else:
+                torch.autocast_increment_nesting()
 
 
 @contextmanager
@@ -33,27 +60,12 @@ def preserved_state() -> Iterator[None]:
     cpu_rng = torch.get_rng_state()
     cuda_rng = torch.cuda.get_rng_state_all() if torch.cuda.is_available() and torch.cuda.is_initialized() else None
     grad_mode = torch.is_grad_enabled()
-    autocast = autocast_state()
-    nesting = torch.autocast_increment_nesting() - 1
-    torch.autocast_decrement_nesting()
+    autocast = AutocastState.now()
     try:
         yield
     finally:
         torch._C._set_grad_enabled(grad_mode)
-        _restore_autocast(autocast, nesting)
+        autocast.restore()
         torch.set_rng_state(cpu_rng)
         if cuda_rng is not None:
             torch.cuda.set_rng_state_all(cuda_rng)
-
-
-def _restore_autocast(state: tuple[object, ...], nesting: int) -> None:
-    for device, enabled, dtype in state[:-1]:  # type: ignore[misc]
-        torch.set_autocast_enabled(device, enabled)
-        torch.set_autocast_dtype(device, dtype)
-    torch.set_autocast_cache_enabled(state[-1])
-    now = torch.autocast_increment_nesting() - 1
-    torch.autocast_decrement_nesting()
-    for _ in range(now - nesting):
-        torch.autocast_decrement_nesting()
-    for _ in range(nesting - now):
-        torch.autocast_increment_nesting()

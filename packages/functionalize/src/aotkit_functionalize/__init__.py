@@ -12,7 +12,14 @@ from .fakes import fake_arguments
 from .inputs import function_inputs
 from .metadata import GraphMetadata
 from .mutations import has_data_mutation
-from .wrap import FunctionalLayer, below_functional_layer, from_functional, functional_layer, is_functional, to_functional
+from .wrap import (
+    FunctionalLayer,
+    below_functional_layer,
+    from_functional,
+    functional_layer,
+    is_functional,
+    to_functional,
+)
 
 __all__ = [
     "ForwardRecord",

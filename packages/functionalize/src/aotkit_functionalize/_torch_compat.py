@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import cast
-
 import torch
-from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing as untraced
 from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode, disable_functional_mode
+from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing as untraced
 
 __all__ = [
     "FunctionalTensor",
@@ -64,7 +62,7 @@ def is_inner_wrapper(value: torch.Tensor) -> bool:
 
 def unwrap_inner(wrapper: torch.Tensor) -> torch.Tensor:
     """What the dispatcher's wrapper holds now."""
-    return cast(torch.Tensor, torch._from_functional_tensor(wrapper))
+    return torch._from_functional_tensor(wrapper)
 
 
 def sync(value: torch.Tensor) -> None:

@@ -144,9 +144,9 @@ def _covers(base: torch.Tensor, member: torch.Tensor) -> bool:
     """Whether every element of ``member`` lies within the dense tensor ``base``. Symbolic sizes must prove it."""
     if member.numel() == 0:
         return True
-    if base.numel() == member.numel() and base.dtype == member.dtype:
-        if bool(base.storage_offset() == member.storage_offset()):
-            return bool(compat.is_dense(member)) or _last(member) < _end(base)
+    same_range = base.dtype == member.dtype and base.numel() == member.numel()
+    if same_range and base.storage_offset() == member.storage_offset() and compat.is_dense(member):
+        return True
     first, last = _byte(member, member.storage_offset()), _byte(member, _last(member) + 1)
     return bool(first >= _byte(base, base.storage_offset())) and bool(last <= _byte(base, _end(base)))
 

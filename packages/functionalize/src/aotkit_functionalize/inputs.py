@@ -59,11 +59,11 @@ class _Enter(torch.autograd.Function):
     """See Note [Inputs enter through an autograd identity]."""
 
     @staticmethod
-    def forward(ctx: Any, leaf: torch.Tensor, fresh: Callable[[], torch.Tensor]) -> torch.Tensor:  # noqa: ARG004
+    def forward(ctx: Any, leaf: torch.Tensor, fresh: Callable[[], torch.Tensor]) -> torch.Tensor:
         return fresh()
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:  # noqa: ARG004
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
         return grad, None
 
 

@@ -142,7 +142,7 @@ class OutputInfo:
     base: int | None = None
     view: ViewSpec | None = None
     graph_output: int | None = None
-    constant: None | bool | int | float | str = None
+    constant: bool | int | float | str | None = None
     dynamic_dims: tuple[int, ...] = ()
 
 

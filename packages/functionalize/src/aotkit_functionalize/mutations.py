@@ -1,4 +1,4 @@
-"""What the function did to one of its inputs. One question per function; each takes a functional tensor or its record."""
+"""What the function did to one of its inputs: one question per function."""
 
 from __future__ import annotations
 
@@ -63,8 +63,10 @@ def check_mutation(entered: FunctionInput) -> None:
     """Refuse what the records cannot express, and what eager refuses."""
     value, name = entered.value, f"input {entered.index}"
     wrapper = compat.inner_wrapper(value)
-    if compat.storage_was_replaced(wrapper) or compat.storage_identity(value) != entered.entry_storage or (
-        compat.outer_storage_identity(value) != entered.entry_outer_storage
+    if (
+        compat.storage_was_replaced(wrapper)
+        or compat.storage_identity(value) != entered.entry_storage
+        or (compat.outer_storage_identity(value) != entered.entry_outer_storage)
     ):
         raise Unsupported(
             f"{name} is given another storage (set_, or assignment to .data)",
