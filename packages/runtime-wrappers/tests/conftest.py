@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from aotkit_functionalize import GraphMetadata, analyze, metadata
 from aotkit_runtime_wrappers import (
     InputPlan,

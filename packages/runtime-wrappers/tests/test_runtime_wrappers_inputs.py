@@ -1,0 +1,178 @@
+"""Duplicate, overlapping and newly aliasing arguments."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from aotkit_runtime_wrappers import (
+    AliasingChangedError,
+    InputPlan,
+    PreparedFunction,
+    WrapperError,
+    WrapperOptions,
+    graph_inputs,
+    plan_synthetic_bases,
+    prepare_inputs,
+)
+
+
+@pytest.mark.covers("F4.17")
+def test_duplicates_are_found_by_identity_and_put_back():
+    a, b = torch.randn(2), torch.randn(2)
+    plan = prepare_inputs([a, 3, b, a, 3, a.view(2)])
+    assert plan.kept == (0, 1, 2, 4, 5)
+    assert plan.keep_mask == (True, True, True, False, True, True)
+    assert plan.duplicate_of == (None, None, None, 0, None, None)
+    assert plan.overlaps == ((0, 5),)
+    args = [a, 3, b, a, 3, a]
+    assert all(x is y for x, y in zip(plan.expand(plan.select(args)), args, strict=True))
+    assert InputPlan.from_json(plan.to_json()) == plan
+    assert "in3 is in0" in str(plan)
+
+
+@pytest.mark.covers("F4.17", "F4.20")
+def test_gradients_of_a_duplicate_are_counted_once_and_it_is_returned_itself(compile_eagerly, how):
+    x = torch.randn(3, requires_grad=True)
+    compiled = compile_eagerly(lambda a, b: (a * b, b), [x, x], how=how)
+    product, same = compiled.call([x, x])
+    assert same is x
+    torch.testing.assert_close(torch.autograd.grad(product.sum(), x)[0], 2 * x.detach())
+
+
+@pytest.mark.covers("F4.17")
+def test_a_mutated_duplicate_is_seen_through_both_names(compile_eagerly, how):
+    def function(a, b):
+        a.add_(1)
+        return (b * 2,)
+
+    x = torch.zeros(3)
+    compiled = compile_eagerly(function, [x, x], how=how)
+    (out,) = compiled.call([x, x])
+    assert out.tolist() == [2, 2, 2] and x.tolist() == [1, 1, 1]
+
+
+@pytest.mark.covers("F4.17", "F4.19")
+def test_distinct_tensors_where_duplicates_were_captured_are_refused(compile_eagerly, how):
+    x = torch.randn(3)
+    compiled = compile_eagerly(lambda a, b: (a * b,), [x, x], how=how)
+    args = [x, torch.randn(3)]
+    with pytest.raises(AliasingChangedError, match="in1 and in0 were the same tensor"):
+        compiled.call(args)
+    assert len(args) == 2, "the arguments must still be there for another capture"
+
+
+def _writes_first(a, b):
+    a.add_(1)
+    return (a * b,)
+
+
+@pytest.mark.covers("F4.42")
+@pytest.mark.parametrize("aliases", [lambda t: (t, t), lambda t: (t, t[:]), lambda t: (t[:3], t[1:4])])
+def test_an_alias_of_a_mutated_input_that_was_not_there_at_capture_is_refused(compile_eagerly, how, aliases):
+    compiled = compile_eagerly(_writes_first, [torch.ones(3), torch.ones(3)], how=how)
+    args = list(aliases(torch.ones(4)))
+    with pytest.raises(AliasingChangedError, match="mutated by this graph and now shares memory"):
+        compiled.call(args)
+    assert len(args) == 2
+
+
+@pytest.mark.covers("F4.42")
+@pytest.mark.parametrize(
+    "parts",
+    [lambda t: (t[:, 0], t[:, 1]), lambda t: (t.flatten()[:4], t.flatten()[4:]), lambda t: (t[0, :0], t[0, :0])],
+)
+def test_parts_of_one_storage_that_do_not_overlap_are_accepted(compile_eagerly, how, parts):
+    first, second = parts(torch.ones(4, 2))
+    copies = [torch.ones(first.shape), torch.ones(second.shape)]
+    compiled = compile_eagerly(_writes_first, copies, how=how)
+    (out,) = compiled.call([first, second])
+    assert out.tolist() == [2.0] * len(first)
+    assert second.tolist() == [1.0] * len(second)
+
+
+@pytest.mark.covers("F4.42")
+def test_the_alias_check_can_be_left_out_and_is_free_without_mutation(compile_eagerly):
+    options = WrapperOptions(check_aliasing=False)
+    compiled = compile_eagerly(_writes_first, [torch.ones(3), torch.ones(3)], options=options)
+    assert "_refuse_new_aliases" not in compiled.call.source
+    compiled = compile_eagerly(lambda a, b: (a * b,), [torch.ones(3), torch.ones(3)])
+    assert "_refuse_new_aliases" not in compiled.call.source
+
+
+@pytest.mark.covers("F4.21")
+def test_bases_come_first_among_the_graph_inputs():
+    a, c_base, b_base, d = torch.randn(4), torch.randn(2, 2), torch.randn(2, 2), torch.randn(4)
+    args = [a, c_base.view(-1), b_base.view(-1), b_base, c_base, d]
+    plan = prepare_inputs(args)
+    assert plan.overlaps == ((1, 4), (2, 3))
+    plan = plan_synthetic_bases(plan, args, [(1, 4), (2, 3)])
+    assert plan.graph_input_names() == ("base0", "base1", "in0", "in5")
+    found = graph_inputs(plan, args)
+    assert all(x is y for x, y in zip(found, [c_base, b_base, a, d], strict=True))
+    assert InputPlan.from_json(plan.to_json()) == plan
+
+
+def _writes_one_of_two_views(a, b, other):
+    a.mul_(2)
+    return b + other, b, b.sum()
+
+
+@pytest.mark.covers("F4.21")
+@pytest.mark.parametrize("kind", ["slices", "base and view", "other memory order", "no common base"])
+@pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
+def test_overlapping_arguments_one_of_them_mutated_behave_as_eager(compile_eagerly, how, kind, training):
+    def arguments():
+        leaf = torch.arange(12.0).requires_grad_(training)
+        whole = leaf * 1
+        if kind == "slices":
+            parts = whole[:8], whole[4:]
+        elif kind == "base and view":
+            parts = whole, whole[4:]
+        elif kind == "other memory order":
+            square = whole.view(3, 4)
+            parts = square.t(), square
+        else:
+            whole = whole.detach()
+            parts = whole.data[:8], whole.data[4:]
+        return leaf, whole, *parts, torch.ones(parts[1].shape, requires_grad=training)
+
+    def observe(call):
+        leaf, whole, a, b, other = arguments()
+        out, same, total = call(a, b, other)
+        grads = []
+        if training:
+            sources = [other] if kind == "no common base" else [leaf, other]
+            grads = torch.autograd.grad((out * 3).sum() + total * 5, sources, allow_unused=True)
+        return same is b, [t.detach() for t in (whole, a, b, out, total)], grads
+
+    compiled = compile_eagerly(_writes_one_of_two_views, list(arguments()[2:]), how=how)
+    assert compiled.plan.call.graph_inputs[0] == "base0"
+    expected, found = observe(_writes_one_of_two_views), observe(lambda *args: compiled.call(list(args)))
+    assert found[0] == expected[0]
+    torch.testing.assert_close(found[1:], expected[1:])
+
+
+@pytest.mark.covers("F4.21")
+def test_another_overlap_than_the_captured_one_is_refused(compile_eagerly, how):
+    whole = torch.arange(12.0)
+    compiled = compile_eagerly(_writes_one_of_two_views, [whole[:8], whole[4:], torch.ones(8)], how=how)
+    with pytest.raises(AliasingChangedError, match="another part of the memory"):
+        compiled.call([whole[1:9], whole[4:], torch.ones(8)])
+    with pytest.raises(AliasingChangedError, match="do not now"):
+        compiled.call([whole[:8], torch.ones(8), torch.ones(8)])
+
+
+@pytest.mark.covers("F4.22")
+def test_overlaps_that_no_base_can_stand_for_are_refused_with_the_reason():
+    whole = torch.arange(8.0)
+    other_dtype = [whole, whole.view(torch.int32)]
+    with pytest.raises(WrapperError, match="different dtypes"):
+        plan_synthetic_bases(prepare_inputs(other_dtype), other_dtype, [(0, 1)])
+    unrelated = [whole.data[:4].requires_grad_(), whole.data[2:]]
+    with pytest.raises(WrapperError, match="no views of one tensor"):
+        plan_synthetic_bases(prepare_inputs(unrelated), unrelated, [(0, 1)])
+    plan = plan_synthetic_bases(prepare_inputs([whole, whole[:4]]), [whole, whole[:4]], [(0, 1)])
+    changes_shape = PreparedFunction(lambda a, b: (b.unsqueeze_(0),), plan)
+    with pytest.raises(WrapperError, match="changed in place"):
+        changes_shape(whole)
