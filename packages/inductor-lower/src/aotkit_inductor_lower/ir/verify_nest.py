@@ -141,6 +141,9 @@ class _NestChecker:
         if masked or self.never_runs:
             return
         for dim, (index, size) in enumerate(zip(indices, buffer.sizes, strict=True)):
+            symbol = index.symbol
+            if symbol is not None and self.sizes.get(symbol) == size:
+                continue  # a loop variable over the whole dimension, by far the most frequent
             self.check_bounds(index.substitute(self.known), size, f"index {dim} of {buffer.name}")
 
     def check_symbols(self, expr: Expr) -> None:
