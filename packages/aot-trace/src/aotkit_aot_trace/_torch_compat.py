@@ -9,11 +9,11 @@ from typing import Any, cast
 import torch
 import torch.fx.traceback as fx_traceback
 from torch._dispatch.python import enable_python_dispatcher
-from torch._subclasses import FakeTensor
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
     UnsupportedOperatorException,
+    unset_fake_temporarily,
 )
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, get_proxy_mode, make_fx, track_tensor_tree
@@ -81,10 +81,12 @@ def lift_constant(value: torch.Tensor) -> torch.Tensor:
     mode = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
     assert mode is not None, "no fake mode is active"
     proxy_mode = get_proxy_mode()
+    with untraced(), unset_fake_temporarily():
+        real = value.detach()
     with untraced():
-        fake = value if isinstance(value, FakeTensor) else mode.from_tensor(value.detach(), static_shapes=True)
+        fake = mode.from_tensor(real, static_shapes=True)
     if proxy_mode is not None:
-        node = cast(torch.fx.Node, proxy_mode.tracer.create_arg(value.detach()))
+        node = cast(torch.fx.Node, proxy_mode.tracer.create_arg(real))
         track(fake, torch.fx.Proxy(node, proxy_mode.tracer), proxy_mode.tracer)
     return cast(torch.Tensor, fake)
 

@@ -139,14 +139,29 @@ def data_dependent(error: Exception, stack_trace: str | None) -> Unsupported:
     )
 
 
+_FUNCTIONALIZATION_WORDS = ("unctionalization", "unctionalizing", "internal overlap")
+
+
 def not_functional(error: RuntimeError, stack_trace: str | None) -> Unsupported | None:
     """The refusal for what torch's functionalization gave up on, or ``None`` for any other error."""
     text = str(error)
-    if isinstance(error, Unsupported) or "functionalization" not in text.lower():
+    if isinstance(error, Unsupported) or not any(word in text for word in _FUNCTIONALIZATION_WORDS):
         return None
     return Unsupported(
         "an in-place operation cannot be replaced by a functional one",
         text.splitlines()[0],
         "Use the operation that returns a new tensor instead",
+        stack_trace=stack_trace,
+    )
+
+
+def closed_over(error: AssertionError, stack_trace: str | None) -> Unsupported | None:
+    """The refusal for a real tensor that reached an operation without being an argument, or ``None``."""
+    if "convert all Tensors to FakeTensors" not in str(error):
+        return None
+    return Unsupported(
+        "the function uses a tensor that is not one of its arguments",
+        "it would be frozen into the graph as a constant, and its gradient lost",
+        "Pass it as an argument",
         stack_trace=stack_trace,
     )

@@ -31,7 +31,7 @@ from aotkit_functionalize import (
 )
 
 from . import _torch_compat as compat
-from .graph_function import data_dependent, not_functional
+from .graph_function import closed_over, data_dependent, not_functional
 from .state import AutocastState
 
 __all__ = ["Recording", "Request", "record"]
@@ -89,6 +89,11 @@ def record(request: Request) -> Recording:
             raise data_dependent(error, None) from error
         except RuntimeError as error:
             refusal = not_functional(error, None)
+            if refusal is None:
+                raise
+            raise refusal from error
+        except AssertionError as error:
+            refusal = closed_over(error, None)
             if refusal is None:
                 raise
             raise refusal from error
