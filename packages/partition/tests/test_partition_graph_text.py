@@ -189,7 +189,9 @@ def test_objects_without_text_are_refused():
         dump_graph(gm)
 
 
-@pytest.mark.parametrize("name", ["os.system", "builtins.eval", "aten.no_such_op.default", "higher_order.nothing", "aten.mm"])
+@pytest.mark.parametrize(
+    "name", ["os.system", "builtins.eval", "aten.no_such_op.default", "higher_order.nothing", "aten.mm"]
+)
 def test_a_target_outside_the_tables_is_refused_on_load(name):
     document = json.loads(dump_graph(traced(lambda x: x + 1, torch.randn(2))))
     document["graph"]["nodes"][1]["target"] = name

@@ -82,9 +82,18 @@ CASES = {
     "tied embedding": (Tied(), torch.randint(0, 50, (4, 5))),
     "gated": (Gated(), torch.randn(4, 16)),
     "group norm": (nn.Sequential(nn.Conv2d(4, 8, 3), nn.GroupNorm(2, 8), nn.SiLU()), torch.randn(2, 4, 8, 8)),
-    "pooling": (nn.Sequential(nn.Conv2d(4, 4, 3), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(36, 3)), torch.randn(2, 4, 8, 8)),
-    "activations": (nn.Sequential(nn.Linear(8, 8), nn.ELU(), nn.Hardswish(), nn.Softplus(), nn.PReLU()), torch.randn(3, 8)),
-    "recurrent": (nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.LayerNorm(8)), torch.randn(3, 8)),
+    "pooling": (
+        nn.Sequential(nn.Conv2d(4, 4, 3), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(36, 3)),
+        torch.randn(2, 4, 8, 8),
+    ),
+    "activations": (
+        nn.Sequential(nn.Linear(8, 8), nn.ELU(), nn.Hardswish(), nn.Softplus(), nn.PReLU()),
+        torch.randn(3, 8),
+    ),
+    "recurrent": (
+        nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.LayerNorm(8)),
+        torch.randn(3, 8),
+    ),
     "bilinear": (nn.Upsample(scale_factor=2, mode="bilinear"), torch.randn(2, 3, 4, 4)),
     "mean loss": (nn.Sequential(nn.Linear(8, 1), nn.Flatten(0)), torch.randn(6, 8)),
 }
@@ -152,7 +161,9 @@ def activation_bytes(forward, num_outputs):
 
 
 @pytest.mark.covers("F3.7")
-@pytest.mark.parametrize("name", ["mlp", "residual", "encoder", "encoder with dropout", "attention", "group norm", "gated"])
+@pytest.mark.parametrize(
+    "name", ["mlp", "residual", "encoder", "encoder with dropout", "attention", "group norm", "gated"]
+)
 def test_no_more_bytes_are_saved_than_by_the_incumbent(name, captured_by_torch):
     from functorch.compile import min_cut_rematerialization_partition as incumbent
 

@@ -169,7 +169,7 @@ def test_a_value_that_would_not_reach_memory_otherwise_costs_double(joint_of):
     from aotkit_partition.cost import save_costs
     from aotkit_partition.joint import analyze_joint
 
-    joint, count = joint_of(lambda x, w: (x.sin().cos() @ w), leaf(4, 4), leaf(4, 4))
+    joint, count = joint_of(lambda x, w: x.sin().cos() @ w, leaf(4, 4), leaf(4, 4))
     analysed = analyze_joint(joint, count)
     nothing = [None] * len(analysed.nodes)
     costs = save_costs(analysed, PartitionOptions(), [False] * len(nothing), nothing)
@@ -264,7 +264,8 @@ def test_a_long_chain_is_broken(joint_of):
     "view",
     [
         lambda x: x.view(2, 12), lambda x: x.permute(1, 0), lambda x: x.t(), lambda x: x[:], lambda x: x.unsqueeze(0),
-        lambda x: x.unsqueeze(0).squeeze(0), lambda x: x.unsqueeze(0).select(0, 0), lambda x: x.unsqueeze(0).expand(3, 4, 6),
+        lambda x: x.unsqueeze(0).squeeze(0), lambda x: x.unsqueeze(0).select(0, 0),
+        lambda x: x.unsqueeze(0).expand(3, 4, 6),
         lambda x: torch.cat(x.split(2)), lambda x: x.as_strided((4, 6), (6, 1)), lambda x: x.detach() * x,
         lambda x: torch.ops.aten.alias(x),
     ],
@@ -450,7 +451,7 @@ def test_a_write_to_an_intermediate_is_refused(joint_of):
 
 
 def test_a_wrong_number_of_outputs_is_refused(joint_of):
-    joint, count = joint_of(lambda x: torch.sin(x), leaf(4))
+    joint, _ = joint_of(lambda x: torch.sin(x), leaf(4))
     with pytest.raises(InvalidJointGraphError, match="num_fwd_outputs"):
         partition(joint, 7)
     with pytest.raises(InvalidJointGraphError, match="depends on a tangent"):

@@ -52,7 +52,7 @@ def declare_symbol(shape_env: ShapeEnv, symbol: Any, hint: int | float | None, v
     where = shape_env._get_sloc()
     shape_env.var_to_range_sloc[symbol] = ValueRangesSLoc(where, where)
     if hint is not None:
-        add = getattr(shape_env, "add_backed_var_to_val", None) or shape_env.add_var_to_val
+        add: Any = getattr(shape_env, "add_backed_var_to_val", None) or shape_env.add_var_to_val
         add(symbol, hint)
         return
     counter = getattr(shape_env, "unbacked_symint_counter", None)

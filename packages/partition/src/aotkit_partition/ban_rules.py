@@ -174,7 +174,9 @@ def _far_uses(joint: JointGraph, options: PartitionOptions) -> list[str | None]:
         fusion_ends[index] = min(ends, default=never)
         for user in fusible:
             if user > fusion_ends[index]:
-                reasons[user] = f"uses '{joint.nodes[index].name}' after '{joint.nodes[fusion_ends[index]].name}' ended its fusion"
+                reasons[user] = (
+                    f"uses '{joint.nodes[index].name}' after '{joint.nodes[fusion_ends[index]].name}' ended its fusion"
+                )
     return reasons
 
 

@@ -29,7 +29,7 @@ class SaveCost:
 def is_literal(joint: JointGraph, index: int) -> bool:
     """Whether tracing fixed the value to a plain number (or None): then it is written into the backward as is."""
     node = joint.nodes[index]
-    if node.op != "call_function" or not ("val" in node.meta):
+    if node.op != "call_function" or "val" not in node.meta:
         return False
     value = node.meta["val"]
     return value is None or isinstance(value, (bool, int, float, str))
@@ -72,7 +72,12 @@ def save_costs(
 
 
 def _save_cost(
-    joint: JointGraph, index: int, options: PartitionOptions, distance: int, recompute: list[bool], save: list[str | None]
+    joint: JointGraph,
+    index: int,
+    options: PartitionOptions,
+    distance: int,
+    recompute: list[bool],
+    save: list[str | None],
 ) -> SaveCost:
     value: Any = joint.value(index)
     node = joint.nodes[index]
@@ -103,12 +108,14 @@ def _save_cost(
 
 def _input_cost(joint: JointGraph, index: int, options: PartitionOptions) -> SaveCost:
     if index in joint.mutated_inputs:
-        return SaveCost(float(joint.bytes_of[index]) * options.unmaterialized_factor, "overwritten later: saved as a copy")
+        return SaveCost(
+            float(joint.bytes_of[index]) * options.unmaterialized_factor, "overwritten later: saved as a copy"
+        )
     if index in joint.static_inputs or options.inputs_are_free:
         return SaveCost(FREE_INPUT_COST, "an input: alive anyhow")
     return SaveCost(float(joint.bytes_of[index]))
 
 
 def is_materialized(joint: JointGraph, index: int) -> bool:
-    """Whether the value is written to memory even if it isn't saved: some use, or the output, can't fuse with it (F3.11)."""
+    """Whether the value reaches memory even if it isn't saved: some use, or the output, can't fuse with it (F3.11)."""
     return not all(is_fusible(joint, index, user) for user in joint.users_of[index])

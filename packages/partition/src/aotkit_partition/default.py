@@ -1,4 +1,4 @@
-"""The partition without rematerialization: the forward is what ran first, the backward gets what it uses (F3.1 - F3.4)."""
+"""The partition without rematerialization: the forward is what ran first, the backward gets what it uses."""
 
 from __future__ import annotations
 
@@ -46,14 +46,16 @@ def default_saved_values(joint: JointGraph) -> list[int]:
         if index in seen or joint.in_backward[index] or is_free(joint, index):
             continue
         seen.add(index)
-        if joint.nodes[index].op == "placeholder" or (_belongs_to_forward(joint, index, in_forward) and _crosses(joint, index)):
+        if joint.nodes[index].op == "placeholder" or (
+            _belongs_to_forward(joint, index, in_forward) and _crosses(joint, index)
+        ):
             saved.add(index)
             continue
         facts = joint.facts[index]
         if facts.is_random or facts.is_mutating or facts.has_side_effects:
             raise InfeasiblePartitionError(
-                f"the backward needs '{joint.nodes[index].name}' ({facts.name}), which can't run twice, and whose result "
-                f"is a {type(joint.value(index)).__name__} that can't be saved.",
+                f"the backward needs '{joint.nodes[index].name}' ({facts.name}), which can't run twice, and whose "
+                f"result is a {type(joint.value(index)).__name__} that can't be saved.",
                 (joint.nodes[index].name,),
             )
         pending.extend(joint.inputs_of[index])

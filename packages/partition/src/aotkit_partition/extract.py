@@ -46,9 +46,7 @@ def extract(joint: JointGraph, saved: Iterable[int]) -> Split:
     tensors, symints = _order_saved(joint, used)
     forward = _forward_graph(joint, tensors, symints)
     backward = _backward_graph(joint, tensors, symints, backward_nodes)
-    recomputed = [
-        index for index in backward_nodes if not joint.in_backward[index] and not is_free(joint, index)
-    ]
+    recomputed = [index for index in backward_nodes if not joint.in_backward[index] and not is_free(joint, index)]
     return Split(forward, backward, tuple(tensors), tuple(symints), tuple(recomputed))
 
 
@@ -77,7 +75,7 @@ def _backward_closure(joint: JointGraph, wanted: set[int]) -> tuple[set[int], li
             continue
         if joint.nodes[index].op == "placeholder":
             raise InfeasiblePartitionError(
-                f"the backward needs the forward input '{joint.nodes[index].name}', which the given choice does not save. "
+                f"the backward needs the forward input '{joint.nodes[index].name}', which is not to be saved. "
                 "Add it to the saved values.",
                 (joint.nodes[index].name,),
             )

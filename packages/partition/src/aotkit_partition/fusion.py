@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch._higher_order_ops.auto_functionalize import get_mutable_args
 
 from .joint import JointGraph
@@ -17,9 +19,11 @@ def is_fusible(joint: JointGraph, producer: int, consumer: int) -> bool:
     if to.name.startswith("higher_order.auto_functionalized"):
         return _is_mutated_argument(joint, producer, consumer)
     if to.name == "higher_order.triton_kernel_wrapper_functional":
-        cloned = joint.nodes[consumer].kwargs.get("tensors_to_clone", ())
-        kernel_args = joint.nodes[consumer].kwargs.get("kwargs", {})
-        return any(kernel_args.get(name) is joint.nodes[producer] for name in cloned)  # the copy fuses with the producer
+        given: dict[str, Any] = dict(joint.nodes[consumer].kwargs)
+        cloned, kernel_args = given.get("tensors_to_clone", ()), given.get("kwargs", {})
+        return any(
+            kernel_args.get(name) is joint.nodes[producer] for name in cloned
+        )  # the copy fuses with the producer
     return _in_fused_kernel(of) and _in_fused_kernel(to)
 
 
@@ -30,7 +34,9 @@ def _in_fused_kernel(facts: OpFacts) -> bool:
 def _is_mutated_argument(joint: JointGraph, producer: int, consumer: int) -> bool:
     """The functional form of a mutating custom op copies its mutated arguments; that copy fuses with the producer."""
     node = joint.nodes[consumer]
-    names, _types = get_mutable_args(node.args[0])
+    given: dict[str, Any] = dict(node.kwargs)
+    operator: Any = node.args[0]
+    names, _types = get_mutable_args(operator)
     value = joint.nodes[producer]
-    bases = node.kwargs.get("_all_bases", ())
-    return any(node.kwargs.get(name) is value for name in names) or any(base is value for base in bases)
+    bases = given.get("_all_bases", ())
+    return any(given.get(name) is value for name in names) or any(base is value for base in bases)

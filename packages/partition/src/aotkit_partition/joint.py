@@ -110,7 +110,7 @@ def _flat_outputs(nodes: list[torch.fx.Node], num_fwd_outputs: int) -> list[Any]
     flat = list(outputs) if isinstance(outputs, (tuple, list)) else [outputs]
     if any(isinstance(item, (tuple, list, dict)) for item in flat):
         raise InvalidJointGraphError(
-            "the joint graph returns nested outputs; a joint graph returns one flat list: forward outputs, then gradients."
+            "the joint graph returns nested outputs; expected one flat list: forward outputs, then gradients."
         )
     if not 0 <= num_fwd_outputs <= len(flat):
         raise InvalidJointGraphError(

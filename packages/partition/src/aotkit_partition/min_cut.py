@@ -156,7 +156,9 @@ def _infeasible(problem: CutProblem) -> InfeasiblePartitionError:
             if blocked and user not in came_from:
                 came_from[user] = index
                 pending.append(user)
-    return InfeasiblePartitionError("no set of saved values satisfies all constraints, though no single chain shows why.")
+    return InfeasiblePartitionError(
+        "no set of saved values satisfies all constraints, though no single chain shows why."
+    )
 
 
 def _path(came_from: dict[int, int], index: int) -> list[int]:
@@ -169,13 +171,16 @@ def _path(came_from: dict[int, int], index: int) -> list[int]:
 def _infeasible_error(problem: CutProblem, path: list[int]) -> InfeasiblePartitionError:
     joint = problem.joint
     names = [joint.nodes[index].name for index in path]
-    lines = [
-        f"can't split the joint graph: '{names[0]}' must not be recomputed ({problem.bans[path[0]]}), the backward needs "
-        f"'{names[-1]}', and nothing on the way may be saved:"
-    ]
+    headline = (
+        f"can't split the joint graph: '{names[0]}' must not be recomputed ({problem.bans[path[0]]}), the backward "
+        f"needs '{names[-1]}', and nothing on the way may be saved:"
+    )
+    lines = [headline]
     for index in path:
         user = next((joint.nodes[u].name for u in joint.users_of[index] if joint.in_backward[u]), None)
         tail = f"; used in the backward by '{user}'" if user and index == path[-1] else ""
-        lines.append(f"  {joint.nodes[index].format_node() or joint.nodes[index].name}  # {problem.costs[index].why}{tail}")
+        lines.append(
+            f"  {joint.nodes[index].format_node() or joint.nodes[index].name}  # {problem.costs[index].why}{tail}"
+        )
     lines.append("Allow saving one of these values (drop its recompute policy), or allow recomputing the first one.")
     return InfeasiblePartitionError("\n".join(lines), names)

@@ -16,59 +16,75 @@ from typing import Any
 import torch
 from torch._ops import HigherOrderOperator, OpOverload
 
+
+def _names(prefix: str, text: str) -> frozenset[str]:
+    return frozenset(f"{prefix}.{name}" for name in text.split())
+
+
 # Costly per output byte: recomputing one costs more time than saving its result costs memory.
-COMPUTE_INTENSIVE = frozenset(
-    f"aten.{name}"
-    for name in (
-        "mm bmm addmm baddbmm addbmm addmv mv dot linear _scaled_mm _grouped_mm _int_mm convolution "
-        "convolution_backward _convolution mkldnn_rnn_layer _thnn_fused_lstm_cell "
-        "_scaled_dot_product_flash_attention _scaled_dot_product_efficient_attention "
-        "_scaled_dot_product_cudnn_attention _scaled_dot_product_flash_attention_for_cpu "
-        "_scaled_dot_product_fused_attention_overrideable _flash_attention_forward _efficient_attention_forward "
-        "upsample_bilinear2d _cdist_forward fft_c2c fft_r2c fft_c2r _fft_c2c _fft_r2c _fft_c2r"
-    ).split()
+COMPUTE_INTENSIVE = _names(
+    "aten",
+    """
+    mm bmm addmm baddbmm addbmm addmv mv dot linear _scaled_mm _grouped_mm _int_mm convolution convolution_backward
+    _convolution mkldnn_rnn_layer _thnn_fused_lstm_cell _scaled_dot_product_flash_attention
+    _scaled_dot_product_efficient_attention _scaled_dot_product_cudnn_attention
+    _scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_fused_attention_overrideable
+    _flash_attention_forward _efficient_attention_forward upsample_bilinear2d _cdist_forward fft_c2c fft_r2c fft_c2r
+    _fft_c2c _fft_r2c _fft_c2r
+    """,
 ) | {"mkldnn._linear_pointwise", "mkldnn._convolution_pointwise"}
 
 # Views by behaviour that their schema doesn't declare.
-UNDECLARED_VIEWS = frozenset(
-    "aten._unsafe_view aten.lift_fresh prims.broadcast_in_dim prims.view_of prims.squeeze prims.transpose".split()
+UNDECLARED_VIEWS = _names("aten", "_unsafe_view lift_fresh") | _names(
+    "prims", "broadcast_in_dim view_of squeeze transpose"
 )
 
 # Cheap per byte, though not tagged pointwise: fills, casts, gathers, sums, norms' pieces, softmax, layout changes.
-RECOMPUTABLE = frozenset(
-    f"aten.{name}"
-    for name in (
-        "sum mean amax amin any all prod var var_mean std std_mean max min argmax argmin norm linalg_vector_norm "
-        "logsumexp cumsum cumprod "
-        "clone contiguous copy _to_copy to full full_like zeros zeros_like ones ones_like empty empty_like "
-        "empty_strided empty_permuted new_empty new_empty_strided new_full new_zeros new_ones scalar_tensor arange eye "
-        "linspace tril triu tril_indices triu_indices iota "
-        "cat stack repeat flip roll constant_pad_nd gather index index_select embedding take _unsafe_index "
-        "_unsafe_masked_index one_hot "
-        "_softmax _log_softmax _safe_softmax softmax log_softmax native_layer_norm native_group_norm "
-        "_fused_rms_norm rms_norm where masked_fill glu _low_memory_max_pool_with_offsets "
-        "select_scatter slice_scatter as_strided_scatter diagonal_scatter scatter index_put _unsafe_index_put "
-        "expand_copy view_copy sym_size sym_stride sym_numel sym_storage_offset bitwise_and bitwise_or bitwise_xor "
-        "lift_fresh_copy"
-    ).split()
+RECOMPUTABLE = _names(
+    "aten",
+    """
+    sum mean amax amin any all prod var var_mean std std_mean max min argmax argmin norm linalg_vector_norm logsumexp
+    cumsum cumprod clone contiguous copy _to_copy to full full_like zeros zeros_like ones ones_like empty empty_like
+    empty_strided empty_permuted new_empty new_empty_strided new_full new_zeros new_ones scalar_tensor arange eye
+    linspace tril triu tril_indices triu_indices iota cat stack repeat flip roll constant_pad_nd gather index
+    index_select embedding take _unsafe_index _unsafe_masked_index one_hot _softmax _log_softmax _safe_softmax softmax
+    log_softmax native_layer_norm native_group_norm _fused_rms_norm rms_norm where masked_fill glu
+    _low_memory_max_pool_with_offsets select_scatter slice_scatter as_strided_scatter diagonal_scatter scatter
+    index_put _unsafe_index_put expand_copy view_copy sym_size sym_stride sym_numel sym_storage_offset bitwise_and
+    bitwise_or bitwise_xor lift_fresh_copy
+    """,
 ) | {
-    "prims.convert_element_type", "prims.iota", "prims.sum", "prims.amax", "prims.amin", "prims.prod", "prims.var",
-    "prims.device_put", "prims.fma", "prims.clone", "prims._low_memory_max_pool_with_offsets",
+    "prims.convert_element_type",
+    "prims.iota",
+    "prims.sum",
+    "prims.amax",
+    "prims.amin",
+    "prims.prod",
+    "prims.var",
+    "prims.device_put",
+    "prims.fma",
+    "prims.clone",
+    "prims._low_memory_max_pool_with_offsets",
     "prims._low_memory_max_pool_offsets_to_indices",
 }
 
 # Draw random numbers without the tag.
-RANDOM = frozenset(
-    "aten.native_dropout aten.rand_like aten.randn_like aten.rand aten.randn aten.bernoulli aten.randint "
-    "aten.randperm aten.multinomial aten.normal aten.rrelu_with_noise_functional "
-    "higher_order.run_and_save_rng_state".split()
-)
+RANDOM = _names(
+    "aten",
+    """
+    native_dropout rand_like randn_like rand randn bernoulli randint randperm multinomial normal
+    rrelu_with_noise_functional
+    """,
+) | {"higher_order.run_and_save_rng_state"}
 
 _SYM_FUNCTIONS: frozenset[Any] = frozenset(
-    getattr(operator, name)
-    for name in (
-        "abs add and_ eq floordiv ge gt inv invert le lshift lt mod mul ne neg not_ or_ pos pow rshift sub truediv xor"
-    ).split()
+    getattr(operator, name.removeprefix("operator."))
+    for name in _names(
+        "operator",
+        """
+        abs add and_ eq floordiv ge gt inv invert le lshift lt mod mul ne neg not_ or_ pos pow rshift sub truediv xor
+        """,
+    )
 ) | {builtins.max, builtins.min, builtins.round, builtins.pow, math.ceil, math.floor, math.trunc, math.sqrt}
 
 _SIDE_EFFECT_NAMES = ("_assert", "record_function", "sym_constrain_range", "_sink_tokens", "with_effects", "print")
@@ -141,6 +157,4 @@ def _operator_facts(target: OpOverload) -> OpFacts:
 def _declares_view(target: OpOverload) -> bool:
     """Every result shares its storage with an argument, and none is written."""
     returns = target._schema.returns
-    return bool(returns) and all(
-        result.alias_info is not None and not result.alias_info.is_write for result in returns
-    )
+    return bool(returns) and all(result.alias_info is not None and not result.alias_info.is_write for result in returns)

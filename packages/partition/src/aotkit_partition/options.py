@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, fields
+from typing import Any
 
 from .errors import InvalidOptionError
 
@@ -68,7 +69,9 @@ class PartitionOptions:
         if not 1.0 <= self.distance_bias <= 1.2:
             raise InvalidOptionError(f"distance_bias is {self.distance_bias}; give a factor from 1.0 to 1.2.")
         if self.unmaterialized_factor < 1.0:
-            raise InvalidOptionError(f"unmaterialized_factor is {self.unmaterialized_factor}; give a factor of 1 or more.")
+            raise InvalidOptionError(
+                f"unmaterialized_factor is {self.unmaterialized_factor}; give a factor of 1 or more."
+            )
         for name in ("max_fusible_chain", "max_distance"):
             if getattr(self, name) < 0:
                 raise InvalidOptionError(f"{name} is {getattr(self, name)}; give a count of 0 or more.")
@@ -90,4 +93,7 @@ class PartitionOptions:
         unknown = sorted(set(data) - {field.name for field in fields(cls)})
         if unknown:
             raise InvalidOptionError(f"unknown partition options: {', '.join(unknown)}.")
-        return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in data.items()})
+        values: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in data.items()
+        }
+        return cls(**values)

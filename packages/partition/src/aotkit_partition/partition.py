@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -22,6 +22,8 @@ from .min_cut import make_cut_problem, solve_min_cut
 from .options import PartitionOptions
 from .policies import has_policies
 from .report import PartitionReport, make_report
+
+_DEFAULT_OPTIONS = PartitionOptions()
 
 
 class Observer(Protocol):
@@ -81,8 +83,13 @@ class Partition:
         )
 
     @classmethod
-    def from_json(cls, text: str, fake_mode: FakeTensorMode | None = None) -> Partition:
-        """The partition that :meth:`to_json` wrote; ``fake_mode`` as in :func:`load_graph`.
+    def from_json(
+        cls,
+        text: str,
+        fake_mode: FakeTensorMode | None = None,
+        constants: Mapping[str, torch.Tensor] | None = None,
+    ) -> Partition:
+        """The partition that :meth:`to_json` wrote; ``fake_mode`` and ``constants`` as in :func:`load_graph`.
 
         Raises:
             GraphFormatError: not such a text.
@@ -91,8 +98,8 @@ class Partition:
         if not isinstance(data, dict) or data.get("format") != "aotkit-partition" or data.get("version") != 1:
             raise GraphFormatError("the text is no partition in version 1 of the format.")
         return cls(
-            forward=load_graph(json.dumps(data["forward"]), fake_mode),
-            backward=load_graph(json.dumps(data["backward"]), fake_mode),
+            forward=load_graph(json.dumps(data["forward"]), fake_mode, constants=constants),
+            backward=load_graph(json.dumps(data["backward"]), fake_mode, constants=constants),
             num_fwd_outputs=data["num_fwd_outputs"],
             saved_names=tuple(data["saved_names"]),
             num_saved_symints=data["num_saved_symints"],
@@ -113,7 +120,7 @@ class Partition:
 def partition(
     joint: torch.fx.GraphModule,
     num_fwd_outputs: int,
-    options: PartitionOptions = PartitionOptions(),
+    options: PartitionOptions = _DEFAULT_OPTIONS,
     observer: Observer | None = None,
 ) -> Partition:
     """Split a joint forward-backward graph.
@@ -170,7 +177,7 @@ def min_cut_rematerialization_partition(
     *,
     num_fwd_outputs: int,
     static_lifetime_input_indices: Sequence[int] | None = None,
-    options: PartitionOptions = PartitionOptions(),
+    options: PartitionOptions = _DEFAULT_OPTIONS,
     **_unused: Any,
 ) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
     """Split by minimum cut; has the signature that ``aot_function(partition_fn=...)`` calls.
@@ -203,15 +210,13 @@ def _place_inputs(joint: JointGraph, options: PartitionOptions) -> None:
         for position in positions:
             if not 0 <= position < len(joint.forward_inputs):
                 raise InvalidOptionError(
-                    f"{name} names input {position}, but the joint graph has {len(joint.forward_inputs)} forward inputs."
+                    f"{name} names input {position}, but the graph has {len(joint.forward_inputs)} forward inputs."
                 )
             target.add(joint.forward_inputs[position])
     joint.mutated_inputs |= described_mutations(joint)
 
 
-def _choose_saved(
-    joint: JointGraph, options: PartitionOptions
-) -> tuple[Sequence[int], list[str | None], float, str]:
+def _choose_saved(joint: JointGraph, options: PartitionOptions) -> tuple[Sequence[int], list[str | None], float, str]:
     """Saved values, ban reasons, cost, and the strategy that was really used."""
     if options.strategy == "default" and not has_policies(joint):
         return default_saved_values(joint), [], 0.0, "default"
@@ -222,7 +227,9 @@ def _choose_saved(
 
 
 def _package(joint: JointGraph, split: Split, report: PartitionReport) -> Partition:
-    unchecked = sum(bool(joint.nodes[index].meta.get("saved_tensor_with_no_vc_check", False)) for index in split.tensors)
+    unchecked = sum(
+        bool(joint.nodes[index].meta.get("saved_tensor_with_no_vc_check", False)) for index in split.tensors
+    )
     return Partition(
         forward=split.forward,
         backward=split.backward,

@@ -28,8 +28,8 @@ def must_recompute(joint: JointGraph) -> list[bool]:
     """For each node whether its policy forbids saving it.
 
     Not so for what can't be computed twice anyhow (random draws, side effects, and the items of their results), and
-    for the results of a region that untagged forward ops use: eager checkpointing saves those too. What only the backward
-    makes of such a value is not saved in its place either.
+    for the results of a region that untagged forward ops use: eager checkpointing saves those too. What only the
+    backward makes of such a value is not saved in its place either.
     """
     result = [False] * len(joint.nodes)
     for index, node in enumerate(joint.nodes):

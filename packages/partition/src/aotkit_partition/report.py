@@ -83,12 +83,18 @@ class PartitionReport:
         tensors = [value for value in self.saved if value.kind != "symint" and not value.is_input]
         inputs = [value for value in self.saved if value.kind != "symint" and value.is_input]
         work = [op for op in self.recomputed if not op.is_view]
-        lines = [
+        headline = (
             f"partition by {self.strategy}: {len(tensors)} activations ({format_bytes(self.activation_bytes)}), "
             f"{len(inputs)} inputs and {sum(v.kind == 'symint' for v in self.saved)} sizes saved; "
-            f"{len(work)} ops recomputed; forward {self.num_forward_ops} ops, backward {self.num_backward_ops} ops",
+            f"{len(work)} ops recomputed; forward {self.num_forward_ops} ops, backward {self.num_backward_ops} ops"
+        )
+        lines = [
+            headline,
             "saved:",
-            *(f"  {value.name:<28} {format_bytes(value.bytes):>10}  {value.op:<28} {value.source}" for value in tensors),
+            *(
+                f"  {value.name:<28} {format_bytes(value.bytes):>10}  {value.op:<28} {value.source}"
+                for value in tensors
+            ),
             "recomputed:",
             *(f"  {op.name:<28} {format_bytes(op.bytes):>10}  {op.op:<28} {op.source}" for op in work),
             "not recomputed because:",
@@ -169,5 +175,7 @@ def _saved_values(joint: JointGraph, split: Split) -> tuple[SavedValue, ...]:
             counted = 0 if storage in storages and node.op != "placeholder" else counted
             storages.add(storage)
         kind = "tensor" if isinstance(value, torch.Tensor) else "symint" if isinstance(value, torch.SymInt) else "other"
-        rows.append(SavedValue(node.name, kind, counted, joint.facts[index].name or node.op, is_input, source_line(node)))
+        rows.append(
+            SavedValue(node.name, kind, counted, joint.facts[index].name or node.op, is_input, source_line(node))
+        )
     return tuple(rows)

@@ -95,7 +95,7 @@ class MetaWriter:
             keys = []
             for key in path:
                 kind = type(key).__name__
-                field = getattr(key, _KEY_FIELDS[kind]) if kind in _KEY_FIELDS else None
+                field: Any = getattr(key, _KEY_FIELDS[kind]) if kind in _KEY_FIELDS else None
                 keys.append([kind, field if _is_plain(field) else int(field)])
             rows.append([self._symbols.symbol_name(symbol, shape_env), keys])
         return rows

@@ -26,9 +26,9 @@ _SYMPY_HEADS = (
 )
 _TORCH_HEADS = (
     "FloorDiv ModularIndexing Where PythonMod Mod CleanDiv CeilToInt FloorToInt CeilDiv LShift RShift Min Max "
-    "PowByNatural FloatPow FloatTrueDiv IntTrueDiv IsNonOverlappingAndDenseIndicator TruncToFloat TruncToInt RoundToInt "
-    "RoundDecimal ToFloat Identity BitwiseFn_bitwise_and BitwiseFn_bitwise_or OpaqueUnaryFn_sqrt OpaqueUnaryFn_log2 "
-    "OpaqueUnaryFn_exp OpaqueUnaryFn_log"
+    "PowByNatural FloatPow FloatTrueDiv IntTrueDiv IsNonOverlappingAndDenseIndicator TruncToFloat TruncToInt "
+    "RoundToInt RoundDecimal ToFloat Identity BitwiseFn_bitwise_and BitwiseFn_bitwise_or "
+    "BitwiseFn_bitwise_xor OpaqueUnaryFn_sqrt OpaqueUnaryFn_log2 OpaqueUnaryFn_exp OpaqueUnaryFn_log"
 )
 _HEADS: dict[str, Any] = {}
 for _name in _SYMPY_HEADS.split():
@@ -40,7 +40,12 @@ for _name in _TORCH_HEADS.split():
         _HEADS[f"torch.{_name}"] = getattr(torch_functions, _name)
 _HEAD_NAMES: dict[Any, str] = {head: name for name, head in _HEADS.items()}
 _CONSTANTS: dict[str, Any] = {
-    "oo": sympy.oo, "-oo": -sympy.oo, "int_oo": int_oo, "-int_oo": -int_oo, "true": sympy.true, "false": sympy.false,
+    "oo": sympy.oo,
+    "-oo": -sympy.oo,
+    "int_oo": int_oo,
+    "-int_oo": -int_oo,
+    "true": sympy.true,
+    "false": sympy.false,
 }
 
 _KINDS: dict[type, str] = {torch.SymInt: "int", torch.SymFloat: "float", torch.SymBool: "bool"}
@@ -120,7 +125,9 @@ class SymbolReader:
         self._symbols: dict[str, Any] = {}
         self._built: dict[int, Any] = {}
         if (rows or symbols) and self._env is None:
-            raise GraphFormatError("the graph has symbolic sizes; pass a fake_mode that has a shape environment, or none.")
+            raise GraphFormatError(
+                "the graph has symbolic sizes; pass a fake_mode that has a shape environment, or none."
+            )
         known = known_symbols(self._env) if self._env is not None else {}
         for name in symbols:
             self._symbols[name] = known[name] if name in known else self._declare(name)

@@ -45,7 +45,7 @@ def _closed_table() -> dict[str, Callable[..., Any]]:
 
 _BY_NAME: Mapping[str, Callable[..., Any]] = _closed_table()
 # floordiv and others occur under two names; the first one written wins.
-_NAME_OF: Mapping[Callable[..., Any], str] = {fn: name for name, fn in reversed(_BY_NAME.items())}
+_NAME_OF: Mapping[Callable[..., Any], str] = {fn: name for name, fn in reversed(list(_BY_NAME.items()))}
 
 # These refer to a table that lives in this process only.
 PROCESS_LOCAL_TARGETS = frozenset(
@@ -94,8 +94,10 @@ def find_target(name: str, extra_targets: Mapping[str, Callable[..., Any]] | Non
         return known
     if name.startswith("extra:"):
         if extra_targets is None or name[6:] not in extra_targets:
-            raise GraphFormatError(f"the graph calls '{name[6:]}', given as an extra target when it was written; pass "
-                                   "the same function in extra_targets to load_graph.")
+            raise GraphFormatError(
+                f"the graph calls '{name[6:]}', given as an extra target when it was written; pass "
+                "the same function in extra_targets to load_graph."
+            )
         return extra_targets[name[6:]]
     if name.startswith("higher_order."):
         return _find_higher_order(name[13:])

@@ -29,7 +29,7 @@ class MetadataWriter:
         self._storages: dict[int, int] = {}
 
     def write(self, value: Any, node: str) -> Any:
-        """A tensor becomes ``{"t": [dtype, sizes, strides, offset, device, requires_grad, storage, storage bytes]}``."""
+        """A tensor becomes ``{"t": [dtype, sizes, strides, offset, device, requires_grad, storage, its bytes]}``."""
         if isinstance(value, torch.Tensor):
             return {"t": self._tensor(value, node)}
         if isinstance(value, _SYM_TYPES):
@@ -39,7 +39,9 @@ class MetadataWriter:
         if isinstance(value, float):
             return {"float": repr(value)}
         if isinstance(value, (tuple, list)):
-            return {type(value).__name__ if type(value) in (tuple, list) else "tuple": [self.write(v, node) for v in value]}
+            return {
+                type(value).__name__ if type(value) in (tuple, list) else "tuple": [self.write(v, node) for v in value]
+            }
         raise UnserializableGraphError(
             f"node '{node}' produces a {type(value).__module__}.{type(value).__qualname__}, which has no pickle-free "
             "description. Only graphs of tensors and numbers can be written as text.",

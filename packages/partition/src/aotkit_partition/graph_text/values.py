@@ -77,7 +77,7 @@ class ValueWriter:
             return {"node": value.name}
         raise UnserializableGraphError(
             f"can't write an argument of type {type(value).__module__}.{type(value).__qualname__} of node "
-            f"'{self.node}' as text. Turn it into a graph input or a registered attribute of the module before dumping.",
+            f"'{self.node}' as text. Turn it into a graph input or an attribute of the module before dumping.",
             self.node,
         )
 
