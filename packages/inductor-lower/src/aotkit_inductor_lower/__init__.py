@@ -1,0 +1,51 @@
+"""Compile functional ATen graphs into fused CPU kernels, with no C++ compiler.
+
+::
+
+    import torch
+    from torch.fx.experimental.proxy_tensor import make_fx
+    from aotkit_inductor_lower import compile_graph, decompositions
+
+    def f(x, b):
+        return torch.nn.functional.gelu(x + b)
+
+    x, b = torch.randn(64, 128), torch.randn(128)
+    graph = make_fx(f, decompositions(), tracing_mode="fake")(x, b)
+    compiled = compile_graph(graph)
+    (y,) = compiled([x, b])
+    print(compiled.report())
+
+The stages are usable one by one: :func:`lower_graph` gives the loop IR of a graph, :func:`schedule_program` fuses it,
+:func:`print_program`, :func:`parse_program`, :func:`verify_program` and :func:`interpret_program` are its tools.
+"""
+
+from .__about__ import __version__
+from .decompositions import decompositions
+from .errors import LoweringError, UnsupportedGraphError
+from .ir.interpret import interpret_program
+from .ir.parse import parse_program
+from .ir.print import print_program
+from .ir.verify import verify_program
+from .lowering import lower_graph
+from .options import LowerOptions
+from .pipeline import CompiledGraph, compile_graph
+from .report import LoweringReport
+from .schedule import FusionRecord, schedule_program
+
+__all__ = [
+    "CompiledGraph",
+    "FusionRecord",
+    "LowerOptions",
+    "LoweringError",
+    "LoweringReport",
+    "UnsupportedGraphError",
+    "__version__",
+    "compile_graph",
+    "decompositions",
+    "interpret_program",
+    "lower_graph",
+    "parse_program",
+    "print_program",
+    "schedule_program",
+    "verify_program",
+]

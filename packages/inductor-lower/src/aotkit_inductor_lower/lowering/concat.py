@@ -131,13 +131,7 @@ def slice_scatter(
 
     def compute(nest: NestBuilder, old: Value) -> Value:
         offset = nest.index[dim] - begin
-        at = nest.index_value(offset)
-        inside = nest.op("ge", at, nest.const(0, DType.I64))
-        length = source.sizes[dim] * step
-        inside = nest.op("logical_and", inside, nest.op("lt", at, nest.index_value(length)))
-        if step != 1:
-            on_step = nest.op("eq", nest.index_value(offset % step), nest.const(0, DType.I64))
-            inside = nest.op("logical_and", inside, on_step)
+        inside = _in_slice(nest, offset, source.sizes[dim], step)
         index = list(nest.index)
         index[dim] = offset // step
         return nest.where(inside, nest.cast(nest.load(source, index, mask=inside), old.dtype), old)
@@ -178,6 +172,57 @@ def select_scatter(ctx: LoweringContext, node: Node, x: View, source: View, dim:
         return nest.where(here, nest.cast(nest.load(source, index, mask=here), old.dtype), old)
 
     return ctx.pointwise(node, [x], compute, ir_dtype(x.dtype))
+
+
+@TABLE.lowers(aten.slice_backward.default)
+def slice_backward(
+    ctx: LoweringContext, node: Node, grad: View, sizes: object, dim: int, start: object, end: object, step: int
+) -> View:
+    """The gradient in the slice it came from, 0 elsewhere."""
+    dtype = ir_dtype(grad.dtype)
+    result_size = ctx.sizes.expr(node.meta["val"].shape[dim])
+    dim %= len(grad.sizes)
+    begin = _clamped(start, result_size, to_expr(0))
+
+    def compute(nest: NestBuilder) -> Value:
+        offset = nest.index[dim] - begin
+        inside = _in_slice(nest, offset, grad.sizes[dim], step)
+        index = list(nest.index)
+        index[dim] = offset // step
+        return nest.load(grad, index, mask=inside, other=0)
+
+    return ctx.pointwise(node, [], compute, dtype)
+
+
+def _in_slice(nest: NestBuilder, offset: Expr, count: Expr, step: int) -> Value:
+    """Whether a position, counted from the slice's start, is one of its ``count`` elements."""
+    at = nest.index_value(offset)
+    inside = nest.op("ge", at, nest.const(0, DType.I64))
+    inside = nest.op("logical_and", inside, nest.op("lt", at, nest.index_value(count * step)))
+    if step != 1:
+        on_step = nest.op("eq", nest.index_value(offset % step), nest.const(0, DType.I64))
+        inside = nest.op("logical_and", inside, on_step)
+    return inside
+
+
+@TABLE.lowers(aten.select_backward.default)
+def select_backward(
+    ctx: LoweringContext, node: Node, grad: View, sizes: object, dim: int, position: object
+) -> View:
+    """The gradient at the selected position, 0 elsewhere."""
+    rank = node.meta["val"].dim()
+    dim %= rank
+    if not isinstance(position, int | Expr):
+        raise Decline("the position must be an integer")
+    at = to_expr(position)
+    if at.constant is not None and at.constant < 0:
+        at = at + ctx.sizes.expr(node.meta["val"].shape[dim])
+
+    def compute(nest: NestBuilder) -> Value:
+        here = nest.op("eq", nest.index_value(nest.index[dim]), nest.index_value(at))
+        return nest.load(grad, [e for k, e in enumerate(nest.index) if k != dim], mask=here, other=0)
+
+    return ctx.pointwise(node, [], compute, ir_dtype(grad.dtype))
 
 
 @TABLE.lowers(aten.stack.default)

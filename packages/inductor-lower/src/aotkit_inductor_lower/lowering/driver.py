@@ -14,6 +14,7 @@ from ..symbolic import Expr, SymbolKind
 from . import casts, concat, constants, indexing, norms, pointwise, random, reductions, softmax, views
 from .context import LoweringContext, NodeValue
 from .extern import lower_extern
+from .library import library_reason
 from .registry import Decline, join_rules
 from .values import View
 
@@ -90,7 +91,7 @@ def lower_node(ctx: LoweringContext, node: Node) -> NodeValue:
         raise ctx.unsupported(node, "a float that depends on a dynamic size has no form in the loop IR yet")
     rule = RULES.get(target)
     if rule is None:
-        return lower_extern(ctx, node, "no lowering rule")
+        return lower_extern(ctx, node, library_reason(node) or "no lowering rule")
     reason = _not_generated(ctx, node)
     if reason is None:
         try:

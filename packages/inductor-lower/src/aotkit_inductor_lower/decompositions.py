@@ -1,0 +1,43 @@
+"""Which ops are decomposed while tracing, on top of torch's decompositions.
+
+Note [What is decomposed, and what is not]
+    An op with a lowering rule stays whole: activations, softmax, norms and their derivatives are one graph node and
+    one kernel each, which keeps tracing, partitioning and scheduling short and rounds where eager rounds. Matrix
+    products, convolutions, attention and pooling stay whole because ATen's kernels are better. Left are losses and
+    rarer functions, which torch's decompositions turn into ops that have rules. Random ops are never decomposed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._decomp import get_decompositions
+
+from .lowering import RULES
+
+__all__ = ["decompositions"]
+
+_NAMES = """
+addmv_ aminmax binary_cross_entropy binary_cross_entropy_backward binary_cross_entropy_with_logits celu
+channel_shuffle count_nonzero deg2rad diagonal_backward diag_embed dist elu_backward frac glu glu_backward hardshrink
+heaviside huber_loss huber_loss_backward l1_loss lerp linspace log_sigmoid_backward log_sigmoid_forward logit
+logit_backward masked_fill mish_backward mse_loss mse_loss_backward mvlgamma nan_to_num
+native_batch_norm native_dropout_backward native_group_norm_backward norm pixel_shuffle pixel_unshuffle
+rad2deg reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d replication_pad2d replication_pad3d
+rot90 selu sgn sinc smooth_l1_loss smooth_l1_loss_backward soft_margin_loss soft_margin_loss_backward softshrink
+softshrink_backward hardshrink_backward special_entr special_erfcx special_log_ndtr special_xlog1py threshold trace
+unfold_backward unsafe_chunk unsafe_split unsafe_split_with_sizes upsample_nearest1d upsample_nearest2d
+upsample_nearest3d xlogy _fused_rms_norm _fused_rms_norm_backward relu6 rrelu_with_noise hardswish_
+split_copy unbind_copy narrow_copy expand_copy permute_copy select_copy slice_copy squeeze_copy t_copy transpose_copy
+unsqueeze_copy view_copy alias_copy _reshape_copy detach_copy as_strided_copy
+""".split()
+
+
+def decompositions() -> dict[Any, Callable[..., Any]]:
+    """The table to trace with: ops to functions that compute them from ops with lowering rules. A new dict each time,
+    so that it may be changed."""
+    packets = [getattr(torch.ops.aten, name) for name in _NAMES if hasattr(torch.ops.aten, name)]
+    table = get_decompositions(packets)
+    return {op: function for op, function in table.items() if op not in RULES}

@@ -1,0 +1,62 @@
+"""Pass: ops that give back what they got.
+
+Before ``clone(x)``, ``_to_copy(x)``, ``view(x)`` ... with the result's dtype, device, sizes and strides those of ``x``.
+After ``x``. Requires that the result is not an output: the caller gets memory of its own from a clone.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.fx import Graph
+
+from .facts import escaping_nodes, same_tensor_type
+
+__all__ = ["remove_noops"]
+
+aten = torch.ops.aten
+
+_CANDIDATES = frozenset(
+    (
+        aten.clone.default,
+        aten._to_copy.default,
+        aten.contiguous.default,
+        aten.view.default,
+        aten._unsafe_view.default,
+        aten.reshape.default,
+        aten.expand.default,
+        aten.permute.default,
+        aten.slice.Tensor,
+        aten.detach.default,
+        aten.alias.default,
+        aten.lift_fresh_copy.default,
+        torch.ops.prims.convert_element_type.default,
+    )
+)
+_NO_PERMUTATION = frozenset((aten.permute.default,))
+
+
+def remove_noops(graph: Graph, fuel: int) -> int:
+    """Run the pass; the number of nodes removed."""
+    escaping = escaping_nodes(graph)
+    removed = 0
+    for node in list(graph.nodes):
+        if removed >= fuel:
+            break
+        if node.op != "call_function" or node.target not in _CANDIDATES or node in escaping:
+            continue
+        source = node.args[0]
+        if not isinstance(source, torch.fx.Node) or not same_tensor_type(node, source):
+            continue
+        if node.target in _NO_PERMUTATION and list(node.args[1]) != list(range(len(node.args[1]))):  # type: ignore[arg-type]
+            continue
+        if node.target is aten.slice.Tensor and not _whole(node, source):
+            continue
+        node.replace_all_uses_with(source)
+        graph.erase_node(node)
+        removed += 1
+    return removed
+
+
+def _whole(node: torch.fx.Node, source: torch.fx.Node) -> bool:
+    offset, base = node.meta["val"].storage_offset(), source.meta["val"].storage_offset()
+    return isinstance(offset, int) and isinstance(base, int) and offset == base

@@ -1,0 +1,70 @@
+"""The ordered list of graph passes, and how they are run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from torch.fx import Graph, GraphModule
+
+from ..options import LowerOptions
+from .common_subexpressions import merge_common_subexpressions
+from .fold_uniform import fold_uniform_values
+from .remove_noops import remove_noops
+
+__all__ = ["FX_PASSES", "FxPass", "run_fx_passes"]
+
+
+@dataclass(frozen=True, slots=True)
+class FxPass:
+    """A named pass. ``run`` changes a graph that the runner owns and returns how many rewrites it made; it stops at
+    ``fuel`` rewrites. ``after`` names passes that must come earlier in the list."""
+
+    name: str
+    run: Callable[[Graph, int], int]
+    after: tuple[str, ...] = ()
+
+
+FX_PASSES: tuple[FxPass, ...] = (
+    FxPass("remove-noops", remove_noops),
+    FxPass("fold-uniform", fold_uniform_values, after=("remove-noops",)),
+    FxPass("common-subexpressions", merge_common_subexpressions, after=("remove-noops", "fold-uniform")),
+)
+
+
+def check_order(passes: Sequence[FxPass]) -> None:
+    """Raises ``ValueError`` if a pass stands before one it must come after, or if a name is used twice."""
+    seen: set[str] = set()
+    for each in passes:
+        missing = [name for name in each.after if name not in seen]
+        if missing or each.name in seen:
+            raise ValueError(f"pass {each.name} must come after {', '.join(missing) or 'nothing of its own name'}")
+        seen.add(each.name)
+
+
+def run_fx_passes(gm: GraphModule, options: LowerOptions, passes: Sequence[FxPass] = FX_PASSES) -> GraphModule:
+    """The graph with all passes run that ``options`` does not disable. ``gm`` itself stays as it is."""
+    check_order(passes)
+    chosen = [each for each in passes if each.name not in options.disable]
+    if not chosen or has_inner_mutation(gm):
+        return gm
+    graph = Graph()
+    returned = graph.graph_copy(gm.graph, {})
+    source = next(node for node in gm.graph.nodes if node.op == "output")
+    graph.output(returned).meta.update(source.meta)
+    fuel = options.fuel if options.fuel is not None else 1 << 62
+    for each in chosen:
+        fuel -= each.run(graph, fuel)
+    graph.eliminate_dead_code()
+    return GraphModule(gm, graph)
+
+
+def has_inner_mutation(gm: GraphModule) -> bool:
+    """Whether something but copies into inputs writes memory. Such graphs are lowered as they are."""
+    for node in gm.graph.nodes:
+        schema = getattr(node.target, "_schema", None)
+        if schema is not None and schema.is_mutable:
+            target = node.args[0] if node.args else None
+            if schema.name != "aten::copy_" or getattr(target, "op", None) != "placeholder":
+                return True
+    return False

@@ -1,0 +1,178 @@
+"""The whole way from a graph to a callable, as one flat list of stages."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Protocol
+
+import torch
+from torch.fx import GraphModule
+from torch.fx.passes.fake_tensor_prop import FakeTensorProp
+
+from .codegen import host_target
+from .codegen.generate import generate
+from .fx_passes import run_fx_passes
+from .ir import Program
+from .ir.parse import parse_program
+from .ir.print import print_program
+from .ir.verify import verify_program
+from .lowering import lower_graph
+from .options import LowerOptions
+from .plan import BoundProgram, CompiledProgram, bind, compiled_from_json, compiled_to_json
+from .report import LoweringReport, make_report
+from .schedule import FusionRecord, schedule_program
+
+__all__ = ["CompiledGraph", "ObjectStore", "Observer", "compile_graph"]
+
+_FORMAT = "aotkit-inductor-lower 1"  # part of every object's digest; raise it when generated code changes meaning
+
+
+class Observer(Protocol):
+    """Told about stages and their products; what it does with them is its own business."""
+
+    def stage(self, name: str) -> AbstractContextManager[object]:
+        """Around one stage."""
+
+    def dump(self, name: str, kind: str, text: Callable[[], str]) -> None:
+        """A product (``kind`` graphs, ir or kernels); ``text`` makes its text if it is wanted."""
+
+
+class ObjectStore(Protocol):
+    """Keeps compiled programs by digest."""
+
+    def get(self, digest: str) -> bytes | None:
+        """What was put, or ``None``."""
+
+    def put(self, digest: str, data: bytes) -> None:
+        """Keep."""
+
+
+class CompiledGraph:
+    """A compiled graph in the boxed convention: takes one list, empties it, returns a list.
+
+    ``compiled`` is the whole result as data, ``program`` the scheduled loop IR, ``records`` every fusion decision.
+    """
+
+    _boxed_call = True
+
+    def __init__(
+        self, bound: BoundProgram, program: Program, records: Sequence[FusionRecord], report: LoweringReport
+    ) -> None:
+        self.compiled: CompiledProgram = bound.compiled
+        self.program = program
+        self.records = tuple(records)
+        self._bound = bound
+        self._report = report
+
+    def __call__(self, args: list[Any]) -> list[Any]:
+        return self._bound(args)
+
+    def report(self) -> LoweringReport:
+        """Kernels, fusion groups, ATen calls with reasons; ``str()`` of it is readable."""
+        return self._report
+
+
+def compile_graph(
+    gm: GraphModule,
+    example_inputs: Sequence[Any] | None = None,
+    *,
+    options: LowerOptions | None = None,
+    observer: Observer | None = None,
+    object_store: ObjectStore | None = None,
+) -> CompiledGraph:
+    """Compile a functional ATen graph for the CPU.
+
+    Nodes need fake values in ``meta["val"]``, as ``make_fx`` leaves them; where they lack, they are computed from
+    ``example_inputs``. Works as ``fw_compiler`` of torch's ``aot_function``. Raises
+    :class:`~.errors.UnsupportedGraphError` for what can be neither generated nor called.
+    """
+    options = options or LowerOptions()
+    with _stage(observer, "fx-passes"):
+        graph = run_fx_passes(with_fake_values(gm, example_inputs), options)
+    with _stage(observer, "lowering"):
+        lowered = _checked(lower_graph(graph, options), options)
+    _dump(observer, "lowered", "ir", lowered)
+    with _stage(observer, "schedule"):
+        scheduled, records = schedule_program(lowered, options)
+        scheduled = _checked(scheduled, options)
+    _dump(observer, "scheduled", "ir", scheduled)
+    with _stage(observer, "codegen"):
+        compiled = _generate(scheduled, options, observer, object_store)
+    with _stage(observer, "bind"):
+        bound = bind(compiled, graph_constants(graph))
+    return CompiledGraph(bound, scheduled, records, make_report(graph, lowered, scheduled, records))
+
+
+def with_fake_values(gm: GraphModule, example_inputs: Sequence[Any] | None) -> GraphModule:
+    """The graph with a fake value on every tensor node. Raises ``ValueError`` if there is nothing to compute it from."""
+    if all("val" in node.meta for node in gm.graph.nodes if node.op not in ("output", "get_attr")):
+        return gm
+    if example_inputs is None:
+        raise ValueError("the graph's nodes have no fake values; pass example_inputs, or trace it with make_fx")
+    inputs = [node.meta.get("val", value) for node, value in zip(_placeholders(gm), example_inputs, strict=True)]
+    FakeTensorProp(gm).propagate(*inputs)
+    return gm
+
+
+def _placeholders(gm: GraphModule) -> list[torch.fx.Node]:
+    return [node for node in gm.graph.nodes if node.op == "placeholder"]
+
+
+def graph_constants(gm: GraphModule) -> dict[str, torch.Tensor]:
+    """The tensors of the graph's attributes, by the names of their buffers."""
+    constants: dict[str, torch.Tensor] = {}
+    for node in gm.graph.nodes:
+        if node.op == "get_attr":
+            value: Any = gm
+            for part in str(node.target).split("."):
+                value = getattr(value, part)
+            constants[node.name] = value
+    return constants
+
+
+def _checked(program: Program, options: LowerOptions) -> Program:
+    """With ``verify``: checked, and read back from its own text."""
+    if not options.verify:
+        return program
+    verify_program(program)
+    reread = parse_program(print_program(program))
+    if reread != program:
+        raise AssertionError(f"program {program.name} changed when it was printed and read back")
+    return reread
+
+
+def _generate(
+    program: Program, options: LowerOptions, observer: Observer | None, store: ObjectStore | None
+) -> CompiledProgram:
+    target = host_target()
+    digest = ""
+    if store is not None:
+        text = f"{_FORMAT}\n{torch.__version__}\n{target}\n{print_program(program)}"
+        digest = hashlib.sha256(text.encode()).hexdigest()
+        found = store.get(digest)
+        if found is not None:
+            return compiled_from_json(found.decode())
+    compiled = generate(program, target, keep_text=observer is not None)
+    if observer is not None:
+        observer.dump(program.name, "kernels", lambda: compiled.llvm_text)
+    if options.verify:
+        compiled = compiled_from_json(compiled_to_json(compiled))
+    if store is not None:
+        store.put(digest, compiled_to_json(compiled).encode())
+    return compiled
+
+
+def _dump(observer: Observer | None, name: str, kind: str, program: Program) -> None:
+    if observer is not None:
+        observer.dump(name, kind, lambda: print_program(program))
+
+
+@contextmanager
+def _stage(observer: Observer | None, name: str) -> Iterator[None]:
+    if observer is None:
+        yield
+        return
+    with observer.stage(name):
+        yield

@@ -1,0 +1,98 @@
+"""What became of a graph: kernels, fusion groups, ATen calls and why, as data that prints."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+import torch
+from torch.fx import GraphModule, Node
+
+from .ir import ExternCall, LoopNest, Program
+from .lowering.library import is_creation, is_view, library_reason
+from .schedule import FusionRecord
+
+__all__ = ["ExternCount", "FusionGroup", "LoweringReport", "make_report"]
+
+
+@dataclass(frozen=True, slots=True)
+class FusionGroup:
+    """A generated kernel and the graph nodes it computes."""
+
+    kernel: str
+    nodes: tuple[str, ...]
+    line: str
+
+
+@dataclass(frozen=True, slots=True)
+class ExternCount:
+    """An ATen call, how often it is made, and why no kernel was generated."""
+
+    target: str
+    count: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class LoweringReport:
+    """What became of one graph.
+
+    ``generated_nodes`` of ``eligible_nodes`` run in kernels; eligible are the calls that are not views, creations,
+    matrix products, convolutions, attention or pooling. ``refused`` are fusions that were considered and not made.
+    """
+
+    kernel_count: int
+    groups: tuple[FusionGroup, ...]
+    externs: tuple[ExternCount, ...]
+    eligible_nodes: int
+    generated_nodes: int
+    refused: tuple[FusionRecord, ...]
+
+    @property
+    def generated_share(self) -> float:
+        """``generated_nodes / eligible_nodes``; 1 where there are none."""
+        return self.generated_nodes / self.eligible_nodes if self.eligible_nodes else 1.0
+
+    def to_json(self) -> dict[str, object]:
+        """Plain data for ``json.dumps``."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        lines = [
+            f"{self.kernel_count} kernels; {self.generated_nodes} of {self.eligible_nodes} eligible nodes generated"
+            f" ({100 * self.generated_share:.0f} %)"
+        ]
+        for group in self.groups:
+            where = f"  # {group.line}" if group.line else ""
+            lines.append(f"  kernel {group.kernel}: {' '.join(group.nodes)}{where}")
+        for extern in self.externs:
+            lines.append(f"  ATen {extern.count}x {extern.target}: {extern.reason}")
+        for record in self.refused:
+            lines.append(f"  not fused: {record.first} and {record.second}: {record.reason}")
+        return "\n".join(lines)
+
+
+def make_report(
+    gm: GraphModule, lowered: Program, scheduled: Program, records: Sequence[FusionRecord]
+) -> LoweringReport:
+    """The report on one graph."""
+    externs = {step.origin.nodes[0] for step in lowered.steps if isinstance(step, ExternCall) and step.origin.nodes}
+    eligible = [node for node in gm.graph.nodes if _is_eligible(node)]
+    counts = Counter((step.target, step.reason) for step in scheduled.steps if isinstance(step, ExternCall))
+    nests = [step for step in scheduled.steps if isinstance(step, LoopNest)]
+    return LoweringReport(
+        len(nests),
+        tuple(FusionGroup(nest.name, nest.origin.nodes, nest.origin.line) for nest in nests),
+        tuple(ExternCount(target, count, reason) for (target, reason), count in counts.most_common()),
+        len(eligible),
+        sum(node.name not in externs for node in eligible),
+        tuple(record for record in records if not record.fused and record.kind != "inline"),
+    )
+
+
+def _is_eligible(node: Node) -> bool:
+    if node.op != "call_function" or is_view(node) or is_creation(node) or library_reason(node):
+        return False
+    val = node.meta.get("val")
+    return isinstance(val, torch.Tensor | tuple | list)
