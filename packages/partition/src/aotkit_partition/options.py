@@ -60,6 +60,12 @@ class PartitionOptions:
     max_distance: int = 1000
     """Never recompute values further than this many forward steps away from the backward."""
 
+    memory_budget: float = 1.0
+    """Bytes to save, as a share of what the default cut saves: 1 is that cut, 0 recomputes all that can be."""
+
+    knapsack: str = "dp"
+    """How to choose what to keep within a budget: ``greedy``, ``dp`` (dynamic program) or ``milp`` (exact)."""
+
     symbol_fallback: int = 4096
     """Stands in for a size that has no example value."""
 
@@ -75,6 +81,10 @@ class PartitionOptions:
         for name in ("max_fusible_chain", "max_distance"):
             if getattr(self, name) < 0:
                 raise InvalidOptionError(f"{name} is {getattr(self, name)}; give a count of 0 or more.")
+        if not 0.0 <= self.memory_budget <= 1.0:
+            raise InvalidOptionError(f"memory_budget is {self.memory_budget}; give a share from 0 to 1.")
+        if self.knapsack not in ("greedy", "dp", "milp"):
+            raise InvalidOptionError(f"knapsack is {self.knapsack!r}; known solvers are greedy, dp and milp.")
         if self.symbol_fallback < 1:
             raise InvalidOptionError(f"symbol_fallback is {self.symbol_fallback}; give a size of 1 or more.")
 

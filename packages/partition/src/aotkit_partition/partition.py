@@ -12,13 +12,13 @@ import torch
 import torch.fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from .budget import solve_with_budget
 from .clean import clean_joint
 from .default import default_saved_values
 from .errors import GraphFormatError, InvalidOptionError
 from .extract import Split, extract
 from .graph_text import dump_graph, load_graph
 from .joint import JointGraph, analyze_joint, described_mutations
-from .min_cut import make_cut_problem, solve_min_cut
 from .options import PartitionOptions
 from .policies import has_policies
 from .report import PartitionReport, make_report
@@ -221,9 +221,9 @@ def _choose_saved(joint: JointGraph, options: PartitionOptions) -> tuple[Sequenc
     if options.strategy == "default" and not has_policies(joint):
         return default_saved_values(joint), [], 0.0, "default"
     # Recompute policies ask for a decision per value, which only the cut makes (F3.6).
-    problem = make_cut_problem(joint, options)
-    result = solve_min_cut(problem)
-    return result.saved, problem.bans, result.cost, "min-cut"
+    cut = solve_with_budget(joint, options)
+    name = "min-cut" if options.memory_budget == 1.0 else f"min-cut within budget {options.memory_budget}"
+    return cut.result.saved, cut.problem.bans, cut.result.cost, name
 
 
 def _package(joint: JointGraph, split: Split, report: PartitionReport) -> Partition:
