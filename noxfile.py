@@ -13,6 +13,8 @@ import shutil
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import nox
@@ -263,52 +265,41 @@ def build_site(session: nox.Session) -> None:
 
 @nox.session
 def wheels(session: nox.Session) -> None:
-    """Build all wheels, install them outside the checkout and use each once."""
+    """Build all wheels, install them outside the checkout and use each once; partition once more, by itself."""
     share_torch(session)
     built = build_wheels(session, PACKAGES)
-    python = outside_environment(session, built)
-    session.run(python, str(ROOT / "tools" / "smoke.py"), external=True)
-    with tempfile.TemporaryDirectory() as alone:
-        partition_alone(session, Path(alone), next(w for w in built if w.name.startswith("aotkit_partition")))
+    with outside_environment(session, built) as python:
+        session.run(python, str(ROOT / "tools" / "smoke.py"), external=True)
+    alone = [wheel for wheel in built if wheel.name.startswith("aotkit_partition-")]
+    with outside_environment(session, alone) as python:
+        listed = str(session.run(python, "-m", "pip", "list", "--local", external=True, silent=True))
+        siblings = [line for line in listed.splitlines() if line.startswith("aotkit") and "partition" not in line]
+        if siblings:
+            session.error(f"the partition wheel pulled {siblings}")
 
 
-def outside_environment(session: nox.Session, built: list[Path], *extra: str) -> str:
-    """A fresh environment outside the checkout with our wheels in it; returns its interpreter."""
-    home = Path(session.create_tmp()).resolve()
-    if ROOT in home.parents:
-        home = Path(tempfile.gettempdir()) / f"aotkit-outside-{session.name}-{os.getpid()}"
-    shutil.rmtree(home, ignore_errors=True)
-    session.run(sys.executable, "-m", "venv", str(home), external=True)
-    python = str(executables(home) / "python")
-    share_torch(session, python)
-    paths = [str(wheel) for wheel in built]
-    session.run(python, "-m", "pip", "install", "-q", "-c", CONSTRAINTS, *paths, *extra, external=True)
-    session.chdir(home)
-    return python
-
-
-def partition_alone(session: nox.Session, home: Path, wheel: Path) -> None:
-    """The partition wheel by itself pulls no sibling."""
-    session.run(sys.executable, "-m", "venv", str(home), external=True)
-    python = str(executables(home) / "python")
-    share_torch(session, python)
-    session.run(python, "-m", "pip", "install", "-q", "-c", CONSTRAINTS, str(wheel), external=True)
-    listed = str(session.run(python, "-m", "pip", "list", "--local", external=True, silent=True))
-    siblings = [line for line in listed.splitlines() if line.startswith("aotkit") and "partition" not in line]
-    if siblings:
-        session.error(f"the partition wheel pulled {siblings}")
+@contextmanager
+def outside_environment(session: nox.Session, built: list[Path], *extra: str) -> Iterator[str]:
+    """A fresh environment outside the checkout with these wheels, as working directory; yields its interpreter."""
+    with tempfile.TemporaryDirectory(prefix="aotkit-outside-") as folder:
+        session.run(sys.executable, "-m", "venv", folder, external=True)
+        python = str(executables(Path(folder)) / "python")
+        share_torch(session, python)
+        paths = [str(wheel) for wheel in built]
+        session.run(python, "-m", "pip", "install", "-q", "-c", CONSTRAINTS, *paths, *extra, external=True)
+        with session.chdir(folder):
+            yield python
 
 
 @nox.session
 def integration(session: nox.Session) -> None:
     """The eight wheels outside the checkout: five architectures, the interop matrix, every README example."""
     share_torch(session)
-    python = outside_environment(session, build_wheels(session, PACKAGES), *PYTEST, "transformers")
     started = time.monotonic()
-    config = str(ROOT / "pyproject.toml")
-    suite = str(ROOT / "tools" / "integration")
-    command = (python, "-m", "pytest", "-p", "no:cacheprovider", "-q", "-c", config, suite, *session.posargs)
-    session.run(*command, external=True, env={"OMP_NUM_THREADS": "1"})
+    config, suite = str(ROOT / "pyproject.toml"), str(ROOT / "tools" / "integration")
+    with outside_environment(session, build_wheels(session, PACKAGES), *PYTEST, "transformers") as python:
+        command = (python, "-m", "pytest", "-p", "no:cacheprovider", "-q", "-c", config, suite, *session.posargs)
+        session.run(*command, external=True, env={"OMP_NUM_THREADS": "1"})
     session.log(f"integration took {time.monotonic() - started:.0f} s")
 
 
