@@ -69,12 +69,26 @@ def truncdiv(a: Tensor, b: Tensor) -> Tensor:
 
 def mod(a: Tensor, b: Tensor) -> Tensor:
     """Remainder with the sign of the divisor."""
-    return torch.remainder(a, b if a.dtype.is_floating_point else _guard_integer_division(a, b))
+    if not a.dtype.is_floating_point:
+        return torch.remainder(a, _guard_integer_division(a, b))
+    rest = fmod(a, b)
+    return torch.where((rest != 0) & ((rest < 0) != (b < 0)), rest + b, rest)
 
 
 def fmod(a: Tensor, b: Tensor) -> Tensor:
-    """Remainder with the sign of the dividend."""
-    return torch.fmod(a, b if a.dtype.is_floating_point else _guard_integer_division(a, b))
+    """Remainder with the sign of the dividend. Exact, also where eager's vector loop gives nan: at huge quotients."""
+    if not a.dtype.is_floating_point:
+        return torch.fmod(a, _guard_integer_division(a, b))
+    x, y = torch.broadcast_tensors(a.double(), b.double())
+    rest = torch.fmod(x, y)
+    lost = rest.isnan() & x.isfinite() & ~y.isnan() & (y != 0)
+    if bool(lost.any()):
+        rest = rest.masked_scatter(lost, _fmod_one_by_one(x[lost], y[lost]))
+    return rest.to(a.dtype)
+
+
+def _fmod_one_by_one(x: Tensor, y: Tensor) -> Tensor:
+    return torch.tensor([math.fmod(p, q) for p, q in zip(x.tolist(), y.tolist(), strict=True)], dtype=torch.float64)
 
 
 def fma(a: Tensor, b: Tensor, c: Tensor) -> Tensor:

@@ -21,7 +21,20 @@ _MANTISSA = {DType.F64: 52, DType.F32: 23}
 _UNBOUNDED = 1000
 
 # Results that are the same in every correct execution, given exact arguments.
-_EXACT: tuple[str, ...] = ("neg", "abs", "floor", "ceil", "trunc", "round", "sign", "add", "sub", "mul", "minimum", "maximum")
+_EXACT: tuple[str, ...] = (
+    "neg",
+    "abs",
+    "floor",
+    "ceil",
+    "trunc",
+    "round",
+    "sign",
+    "add",
+    "sub",
+    "mul",
+    "minimum",
+    "maximum",
+)
 _EXACT += ("fmin", "fmax", "sqrt", "div", "fma", "isnan", "isinf", "eq", "ne", "lt", "le", "gt", "ge")
 # What may follow a value that is not: the relative error stays.
 _SMOOTH = ("neg", "abs", "minimum", "maximum", "mul")
