@@ -1,0 +1,129 @@
+"""Symbolic sizes: one capture serves many sizes."""
+
+from __future__ import annotations
+
+import operator
+import re
+
+import pytest
+import torch
+import torch.nn.functional as F
+from aotkit_aot_trace import TraceOptions, Unsupported, capture, trace_inference
+
+ARITHMETIC = re.compile(r"^[\w\s+\-*/%(),]+$")
+
+
+def sizes(*shape, grad=True):
+    return lambda: [torch.randn(*shape, requires_grad=grad), torch.randn(shape[-1], 5, requires_grad=grad)]
+
+
+PROGRAMS = {
+    "matmul": lambda x, w: [(x @ w).relu()],
+    "flattened": lambda x, w: [x.sin().reshape(-1), x.shape[0] * w],
+    "view of input": lambda x, w: [x.view(-1)[x.shape[1] :], x.t()],
+    "shared views": lambda x, w: (lambda y: [y[1:], y.view(-1), y.t()])(x.cos()),
+    "mutated": lambda x, w: [x.mul_(2), w.t_(), x[0].sum()],
+    "size returned": lambda x, w: [x.shape[0], x.shape[0] * x.shape[1] + 1, x * 2],
+    "halves": lambda x, w: [x.sin()[: x.shape[0] // 2], x.shape[0] // 2, max(x.shape[0], 3)],
+    "padded": lambda x, w: [F.pad(x, (1, 2)).cumsum(0)],
+    "concatenated": lambda x, w: [torch.cat([x @ w, x @ w], 0).softmax(-1)],
+    "made inside": lambda x, w: [torch.arange(x.shape[0]) + 1, torch.ones_like(x)],
+}
+
+
+@pytest.mark.covers("F1.40", "F2.6", "F2.7")
+@pytest.mark.parametrize("grad", [True, False], ids=["grad", "plain"])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_one_capture_serves_other_sizes(layer, compare, name, grad):
+    options = TraceOptions(layer=layer, dynamic=True)
+    captured = compare(PROGRAMS[name], sizes(6, 4, grad=grad), make_call=sizes(8, 3, grad=grad), options=options)
+    assert captured.shape_env is not None
+    texts = [d for i in captured.metadata.inputs if i.meta for d in i.meta.sizes if isinstance(d, str)]
+    texts += [d for o in captured.metadata.outputs if o.meta for d in o.meta.sizes if isinstance(d, str)]
+    assert texts and all(ARITHMETIC.match(t) for t in texts)
+
+
+@pytest.mark.covers("F2.6")
+def test_static_sizes_need_no_shape_env():
+    assert capture(lambda x: [x + 1], [torch.ones(3)]).shape_env is None
+
+
+def test_dimensions_that_vary_are_recorded():
+    captured = trace_inference(lambda x: [x + 1, x.sum(0), x.sum()], [torch.ones(6, 4)], dynamic=True)
+    assert [o.dynamic_dims for o in captured.metadata.outputs] == [(0, 1), (0,), ()]
+
+
+def test_the_frontends_symbols_are_bound_from_its_integer_inputs(run_graph):
+    found = []
+
+    def backend(graph, examples):
+        context = torch._guards.TracingContext.get()
+        mode, fakes = context.fake_mode, []
+        for value in examples:
+            if isinstance(value, torch.Tensor):
+                symbolic = context.tensor_to_context.get(value)
+                value = mode.from_tensor(value, symbolic_context=symbolic, source=symbolic.tensor_source)
+            fakes.append(value)
+        found.append((examples, fakes, capture(graph, fakes)))
+        return graph
+
+    def fn(x, w):
+        return (x @ w).sum(0) * x.shape[0], x.view(-1)
+
+    torch._dynamo.reset()
+    x, w = torch.randn(6, 4), torch.randn(4, 5, requires_grad=True)
+    torch.compile(fn, backend=backend, dynamic=True)(x, w)
+    ((examples, fakes, captured),) = found
+    assert captured.metadata.is_training and captured.shape_env is fakes[-1].fake_mode.shape_env
+    integers = [i for i, e in enumerate(examples) if isinstance(e, int | torch.SymInt)]
+    assert integers and {b.input_index for b in captured.metadata.symbols if b.source == "int"} == set(integers)
+    other = torch.randn(9, 7), torch.randn(7, 2, requires_grad=True)
+    values = {"x": other[0], "w": other[1]}
+    args = _arguments(captured, fakes, examples, values, x, w)
+    ours, flat = run_graph(captured, args)
+    expected = fn(*other)
+    torch.testing.assert_close(ours, expected[0])
+    assert flat.shape == (63,)
+    grads = torch.autograd.grad(ours.sum(), other[1]), torch.autograd.grad(expected[0].sum(), other[1])
+    torch.testing.assert_close(grads[0], grads[1])
+
+
+def _arguments(captured, fakes, examples, values, x, w):
+    """The same flat arguments for other tensors: integers are read off the tensors that carry their symbol."""
+    chosen = [values["x"] if e is x else values["w"] if e is w else None for e in examples]
+    for index, fake in enumerate(fakes):
+        if isinstance(fake, torch.SymInt):
+            for tensor, real in zip(fakes, chosen, strict=True):
+                if isinstance(tensor, torch.Tensor):
+                    chosen[index] = next(
+                        (real.shape[d] for d, s in enumerate(tensor.shape) if str(s) == str(fake)), chosen[index]
+                    )
+    return chosen
+
+
+def test_an_integer_argument_is_a_constant_or_a_symbol(run_graph):
+    captured = capture(lambda x, n: [x * n], [torch.ones(3), 4])
+    assert captured.metadata.inputs[1].kind.value == "other"
+    assert torch.equal(run_graph(captured, [torch.ones(3), 4])[0], torch.full((3,), 4.0))
+
+
+def test_size_expressions_in_the_graph_are_binary(run_graph):
+    def fn(x):
+        return [x.reshape(x.shape[0] * x.shape[1] * x.shape[2]).sin(), x.shape[0] + x.shape[1] + x.shape[2]]
+
+    captured = trace_inference(fn, [torch.ones(3, 4, 5)], dynamic=True)
+    for node in captured.graph.graph.nodes:
+        if node.target in (operator.mul, operator.add):
+            assert len(node.args) == 2
+    assert run_graph(captured, [torch.ones(2, 6, 7)])[1] == 15
+
+
+def test_specialising_a_size_is_seen_in_the_record():
+    captured = trace_inference(lambda x: [x + torch.ones(6, 1)], [torch.ones(6, 4)], dynamic=True)
+    assert captured.metadata.inputs[0].meta.sizes[0] == 6
+    assert isinstance(captured.metadata.inputs[0].meta.sizes[1], str)
+
+
+def test_a_size_that_depends_on_data_is_refused_with_dynamic_sizes():
+    with pytest.raises(Unsupported):
+        trace_inference(lambda x: [x.nonzero()], [torch.ones(4)], dynamic=True)
