@@ -237,12 +237,10 @@ class _StageEmitter:
 
     def emit(self) -> None:
         """All loops of the stage; afterwards the reductions' results are in ``ctx.values``."""
-        floor = self.ctx.hoist_depth
         blocks = self._blocks()
         state = [c for block in blocks for acc in self.accumulators for c in block.start(acc)]
         final = self._nest(list(self.loops), state, blocks)
         self._finish(final, blocks)
-        self.ctx.hoist_depth = floor
 
     def _blocks(self) -> list[_Block]:
         """The step sizes the innermost loop is run with, widest first."""
@@ -271,16 +269,21 @@ class _StageEmitter:
         loop, rest = loops[0], loops[1:]
 
         def body(index: Ssa, phis: list[Ssa]) -> list[Ssa]:
-            self._enter(loop, index)
+            floor = self._enter(loop, index)
             inner = [Carried(c.type, phi) for c, phi in zip(state, phis, strict=True)]
-            return self._nest(rest, inner, blocks)
+            following = self._nest(rest, inner, blocks)
+            self.ctx.hoist_depth = floor
+            return following
 
         return self.em.loop(imm(0), self.ctx.scalar(loop.size), 1, state, body, "r")
 
-    def _enter(self, loop: Range, index: Ssa) -> None:
+    def _enter(self, loop: Range, index: Ssa) -> int:
+        """Set the loop's variable. Gives the hoisting limit to restore afterwards."""
         self.ctx.symbols[Symbol(loop.symbol)] = index
+        floor = self.ctx.hoist_depth
         if not (loop.size.constant or 0):  # may be empty: loads stay inside
-            self.ctx.hoist_depth = max(self.ctx.hoist_depth, self.em.depth)
+            self.ctx.hoist_depth = max(floor, self.em.depth)
+        return floor
 
     def _innermost(self, loop: Range, state: list[Carried], blocks: list[_Block]) -> list[Ssa]:
         """The block loops one after the other over ``[0, size)``."""
@@ -342,13 +345,13 @@ class _StageEmitter:
         ctx = self.ctx
 
         def body(index: Ssa, phis: list[Ssa]) -> list[Ssa]:
-            self._enter(loop, index)
+            floor = self._enter(loop, index)
             outer_vector = ctx.vector
             if self.vector_loop is not None and block.step > 1:
                 ctx.vector = Vector(Symbol(loop.symbol), index, block.lanes, block.vectors)
             following = list(phis)
             emit_body(ctx, self.stage.body, lambda r, v: self._take(r, v, block, following))
-            ctx.vector = outer_vector
+            ctx.vector, ctx.hoist_depth = outer_vector, floor
             return following
 
         return self.em.loop(low, stop, block.step, state, body, "r")
