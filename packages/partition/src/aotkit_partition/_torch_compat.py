@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ import torch.fx
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.experimental.symbolic_shapes import ShapeEnv, ValueRangesSLoc
+from torch.utils._python_dispatch import _disable_current_modes
 
 __all__ = [
     "backed_hints",
@@ -19,6 +21,7 @@ __all__ = [
     "new_fake_mode",
     "region_memory_budget_supported",
     "symbolic_hint",
+    "without_modes",
 ]
 
 
@@ -73,6 +76,11 @@ def lazy_graph_module(root: torch.nn.Module, graph: torch.fx.Graph, name: str) -
 def make_fake_tensor(fake_mode: FakeTensorMode, meta_tensor: torch.Tensor, device: torch.device) -> FakeTensor:
     """Wrap a meta tensor; the direct constructor is four times quicker than a factory call under the mode."""
     return FakeTensor(fake_mode, meta_tensor, device)
+
+
+def without_modes() -> AbstractContextManager[Any]:
+    """Switch off whatever dispatch modes are active."""
+    return _disable_current_modes()
 
 
 def region_memory_budget_supported() -> bool:

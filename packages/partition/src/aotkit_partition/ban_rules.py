@@ -56,10 +56,11 @@ def ban_reason(ctx: BanContext, index: int) -> str | None:
 
 
 def _never_banned(ctx: BanContext, index: int) -> bool:
-    """Views, items of tuples and sizes cost nothing to make again."""
+    """Views, items of tuples and sizes cost nothing to make again; what only the backward needs is made once anyhow."""
     facts = ctx.joint.facts[index]
     return (
-        is_view_like(ctx.joint, index)
+        not ctx.joint.in_forward[index]
+        or is_view_like(ctx.joint, index)
         or facts.is_getitem
         or facts.is_symbolic
         or isinstance(ctx.joint.value(index), (torch.SymFloat, torch.SymBool))

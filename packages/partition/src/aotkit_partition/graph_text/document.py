@@ -24,7 +24,7 @@ import torch.fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.graph import _PyTreeCodeGen
 
-from .._torch_compat import lazy_graph_module, new_fake_mode
+from .._torch_compat import lazy_graph_module, new_fake_mode, without_modes
 from ..errors import GraphFormatError, UnserializableGraphError
 from .node_meta import MetaReader, MetaWriter
 from .symbols import SymbolReader, SymbolWriter
@@ -103,7 +103,9 @@ def load_graph(
             "wrote it. Trace it again in this process."
         )
     mode = fake_mode if fake_mode is not None else new_fake_mode()
-    return _GraphReader(document, mode, constants or {}, extra_targets).graph(document["graph"], "")
+    # In the middle of a compile fake and proxy modes are active; they would see (and slow down) every tensor made here.
+    with without_modes():
+        return _GraphReader(document, mode, constants or {}, extra_targets).graph(document["graph"], "")
 
 
 def graph_constants(gm: torch.fx.GraphModule) -> dict[str, torch.Tensor]:
