@@ -6,6 +6,7 @@ arena, see Note [What may live in the arena].
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -55,7 +56,8 @@ def generate(program: Program, target: CpuTarget | None = None, *, keep_text: bo
     text = build.module.render()
     code = compile_text(text, target) if build.records else b""
     machine = (target.triple, target.cpu, target.vector_bits)
-    return CompiledProgram(plan, code, tuple(build.records), machine, text if keep_text else "")
+    digest = hashlib.sha256(code).hexdigest()
+    return CompiledProgram(plan, code, tuple(build.records), machine, digest, text if keep_text else "")
 
 
 @dataclass(slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -50,10 +51,10 @@ def bind(compiled: CompiledProgram, constants: Mapping[str, torch.Tensor] | None
     missing = [b.name for b in plan.buffers if b.home == "constant" and b.name not in constants]
     if missing:
         raise BindError(f"{plan.name} needs the constant tensors {', '.join(missing)}, which were not given")
+    namespace: dict[str, Any] = _externs(compiled)
     source, wanted, tables = emit_source(plan)
-    namespace: dict[str, Any] = dict(tables)
+    namespace.update(tables)
     namespace.update(_segments(compiled))
-    namespace.update(_externs(compiled))
     namespace.update({f"constant_{_safe(name)}": tensor for name, tensor in constants.items()})
     pool = FramePool(plan, constants, wanted)
     namespace.update(
@@ -77,6 +78,8 @@ def _segments(compiled: CompiledProgram) -> dict[str, Any]:
     names = [step.function for step in compiled.plan.steps if isinstance(step, CallSegment)]
     if not names:
         return {}
+    if hashlib.sha256(compiled.code).hexdigest() != compiled.digest:
+        raise BindError(f"the object code of {compiled.plan.name} is damaged (its digest differs); compile again")
     try:
         loaded: LoadedObject = load_object(compiled.code)
         addresses = loaded.addresses(names)

@@ -140,10 +140,12 @@ class CompiledProgram:
     """A graph compiled for one target: plan, object code, and records of what the kernels are.
 
     ``llvm_text`` is kept only on request. ``target`` is the triple, processor and vector width generated for.
+    ``digest`` is the SHA-256 of ``code``, checked before the code is loaded.
     """
 
     plan: LaunchPlan
     code: bytes
     kernels: tuple[KernelRecord, ...]
     target: tuple[str, str, int]
+    digest: str
     llvm_text: str = ""

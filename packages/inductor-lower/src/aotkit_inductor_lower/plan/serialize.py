@@ -52,6 +52,7 @@ def compiled_to_json(compiled: CompiledProgram) -> str:
                 for k in compiled.kernels
             ],
             "target": list(compiled.target),
+            "digest": compiled.digest,
             "llvm": compiled.llvm_text,
         },
         separators=(",", ":"),
@@ -67,9 +68,8 @@ def compiled_from_json(text: str) -> CompiledProgram:
         for name, function, segment, nodes, ops, line in data["kernels"]
     )
     triple, cpu, bits = data["target"]
-    return CompiledProgram(
-        _plan_in(data["plan"]), base64.b64decode(data["code"]), kernels, (triple, cpu, bits), data["llvm"]
-    )
+    code = base64.b64decode(data["code"])
+    return CompiledProgram(_plan_in(data["plan"]), code, kernels, (triple, cpu, bits), data["digest"], data["llvm"])
 
 
 def _check(data: Json) -> None:

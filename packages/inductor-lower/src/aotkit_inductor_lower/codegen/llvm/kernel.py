@@ -232,7 +232,9 @@ class _StageEmitter:
         dtypes = {i.result: i.dtype for s in self.kernel.nest.stages for i in s.body if hasattr(i, "dtype")}
         total = _product(self.stage.ranges).constant
         return [
-            make_accumulator(i, dtypes.get(i.value, i.dtype), total) for i in self.stage.body if isinstance(i, Reduce)
+            make_accumulator(i, dtypes.get(i.value, i.dtype), total, len(self.stage.ranges) == 1)
+            for i in self.stage.body
+            if isinstance(i, Reduce)
         ]
 
     def emit(self) -> None:

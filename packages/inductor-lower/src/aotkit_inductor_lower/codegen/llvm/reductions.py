@@ -27,11 +27,12 @@ _OPS = {"sum": "add", "prod": "mul", "min": "minimum", "max": "maximum", "any": 
 @dataclass(frozen=True, slots=True)
 class Accumulator:
     """One reduction of a stage. ``value_dtype``: what is compared or added; ``position``: type of the running index
-    of argmin/argmax, else ``None``."""
+    of argmin/argmax, else ``None``. ``in_order``: positions only grow in the order values are taken in."""
 
     reduce: Reduce
     value_dtype: DType
     position: DType | None
+    in_order: bool = True
 
     @property
     def cascades(self) -> bool:
@@ -58,6 +59,8 @@ class Accumulator:
         if self.position is None:
             return [self._merge(ops, state[0], value)]
         assert position is not None
+        if not self.in_order:
+            return self.combine(ops, state, [value, position])
         better = self._better(ops, value, state[0])
         return [ops.select(better, value, state[0]), ops.select(better, position, state[1])]
 
@@ -122,12 +125,12 @@ class Accumulator:
         return -(1 << (bits - 1)) if low else (1 << (bits - 1)) - 1
 
 
-def make_accumulator(reduce: Reduce, value_dtype: DType, positions: int | None) -> Accumulator:
+def make_accumulator(reduce: Reduce, value_dtype: DType, positions: int | None, in_order: bool) -> Accumulator:
     """``positions``: how many there are if known, which decides the width of running indices."""
     if reduce.kind not in ("argmin", "argmax"):
         return Accumulator(reduce, value_dtype, None)
     narrow = positions is not None and positions < 2**31 and width(value_dtype) <= 32
-    return Accumulator(reduce, value_dtype, DType.I32 if narrow else DType.I64)
+    return Accumulator(reduce, value_dtype, DType.I32 if narrow else DType.I64, in_order)
 
 
 def _constant(text: str, scalar: str, lanes: int) -> Ssa:
