@@ -110,6 +110,9 @@ def run_captured(captured: Capture, args: Sequence[Any]) -> list[Any]:
         _write_back(info, args[info.index], forward, symbols)
     results: list[Any] = [None] * len(metadata.outputs)
     for output in sorted(metadata.outputs, key=lambda o: o.kind is OutputKind.ALIAS_OF_OUTPUT):
+        if output.same_as is not None and results[output.same_as] is not None:
+            results[output.index] = results[output.same_as]
+            continue
         results[output.index] = _result(output, metadata, args, forward, results, symbols)
     for effect in metadata.effects:
         assert effect.kind == "grad_mode"

@@ -25,7 +25,7 @@ _CONSTANTS = (bool, int, float, str)
 class OutputSource:
     """Where one output comes from: its kind, and the index of its base (see ``OutputInfo.base``).
 
-    ``same_as`` is the index of an earlier output that is the very same fresh tensor.
+    ``same_as`` is the index of an output that is the very same fresh tensor and comes from the graph.
     """
 
     kind: OutputKind
@@ -46,7 +46,15 @@ def carries_gradient(value: torch.Tensor) -> bool:
 
     A view taken under ``no_grad`` claims ``requires_grad`` if its base does, but has no gradient function.
     """
-    return bool(value.requires_grad) and value.grad_fn is not None
+    try:
+        return bool(value.requires_grad) and value.grad_fn is not None
+    except RuntimeError as error:
+        # Autograd rebuilds the gradient function of a view whose base was written to by taking the view again.
+        raise Unsupported(
+            "a view is used whose base was written to and changed its shape in place",
+            str(error).splitlines()[0],
+            "Change the shape with the operation that returns a new tensor",
+        ) from error
 
 
 def shares_storage(a: torch.Tensor, b: torch.Tensor) -> bool:

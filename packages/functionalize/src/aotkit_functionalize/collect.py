@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -184,6 +184,10 @@ def _output_infos(
             infos[index] = OutputInfo(
                 index, twin.kind, meta=twin.meta, graph_output=twin.graph_output, dynamic_dims=twin.dynamic_dims
             )
+    seen: dict[int, int] = {}
+    for index, output in enumerate(outputs):
+        if isinstance(output, torch.Tensor) and seen.setdefault(id(output), index) != index:
+            infos[index] = replace(infos[index], same_as=seen[id(output)])
     return infos, computed
 
 

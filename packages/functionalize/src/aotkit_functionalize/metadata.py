@@ -133,7 +133,8 @@ class OutputInfo:
 
     ``base`` is an input index (INPUT, ALIAS_OF_INPUT), a position in the list of intermediate bases
     (ALIAS_OF_INTERMEDIATE) or a user output index (ALIAS_OF_OUTPUT). ``graph_output`` is the forward-output
-    position of FRESH and SYMINT outputs, ``None`` for the others.
+    position of FRESH and SYMINT outputs, ``None`` for the others. ``same_as`` is the index of an earlier
+    output that is the very same object, if there is one; the record is complete without it.
     """
 
     index: int
@@ -144,6 +145,7 @@ class OutputInfo:
     graph_output: int | None = None
     constant: bool | int | float | str | None = None
     dynamic_dims: tuple[int, ...] = ()
+    same_as: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
