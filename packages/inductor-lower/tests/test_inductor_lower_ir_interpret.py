@@ -99,7 +99,8 @@ loop n(i0 < 3):
     )
     assert torch.equal(where, x.reshape(3, 20).argmax(-1))
     run(
-        "loop n():\n  stage(r0 < 3):\n    %x = load x[r0, 0, 0] : f32\n    %s = reduce sum %x : f32\n  stage():\n    store t[] = %s\n",
+        "loop n():\n stage(r0 < 3):\n %x = load x[r0, 0, 0] : f32\n %s = reduce sum %x : f32\n"
+        " stage():\n store t[] = %s\n",
         x=x,
         t=total,
     )
@@ -109,7 +110,8 @@ loop n(i0 < 3):
 def test_a_reduction_over_nothing_is_the_identity() -> None:
     x, y = torch.empty(3, 0), torch.empty(3)
     run(
-        "loop n(i0 < 3):\n stage(r0 < 0):\n %x = load x[i0, r0] : f32\n %s = reduce max %x : f32\n stage():\n store y[i0] = %s\n",
+        "loop n(i0 < 3):\n stage(r0 < 0):\n %x = load x[i0, r0] : f32\n %s = reduce max %x : f32\n"
+        " stage():\n store y[i0] = %s\n",
         x=x,
         y=y,
     )
@@ -205,7 +207,14 @@ loop n(i0 < 4):
 
 
 def test_division_by_zero_is_eagers_error() -> None:
-    text = "loop n(i0 < 2):\n stage():\n %a = load a[i0] : i64\n %b = load b[i0] : i64\n %c = floordiv %a, %b : i64\n store a[i0] = %c\n"
+    text = """
+loop n(i0 < 2):
+  stage():
+    %a = load a[i0] : i64
+    %b = load b[i0] : i64
+    %c = floordiv %a, %b : i64
+    store a[i0] = %c
+"""
     with pytest.raises(RuntimeError, match="division or modulo by zero"):
         run(text, a=torch.tensor([1, 2]), b=torch.tensor([1, 0]))
 
@@ -274,7 +283,7 @@ def test_inputs_that_do_not_fit_their_declaration_are_refused() -> None:
     w = torch.randn(4, 4)
     with pytest.raises(IRError, match="takes 2 inputs, not 1"):
         interpret_program(program, [3], {"w": w})
-    with pytest.raises(IRError, match="x is declared torch.float32"):
+    with pytest.raises(IRError, match="x is declared"):
         interpret_program(program, [3, torch.randn(6, 4).double()], {"w": w})
     with pytest.raises(IRError, match=r"with strides \[4, 1\]"):
         interpret_program(program, [3, torch.randn(4, 6).t()], {"w": w})
@@ -345,7 +354,13 @@ def test_a_mutating_extern_writes_its_argument() -> None:
 
 
 def test_memory_that_nothing_wrote_shows_up_as_nan() -> None:
-    text = "aotkit-ir 1\nprogram p\nbuffer y : float32[2] strides [1] output on cpu\nbuffer n : int8[2] strides [1] output on cpu\nreturn y, n\n"
+    text = """\
+aotkit-ir 1
+program p
+buffer y : float32[2] strides [1] output on cpu
+buffer n : int8[2] strides [1] output on cpu
+return y, n
+"""
     y, n = interpret_program(parse_program(text), [])
     assert isinstance(y, torch.Tensor) and isinstance(n, torch.Tensor)
     assert y.isnan().all()
