@@ -172,7 +172,7 @@ def test_a_value_that_would_not_reach_memory_otherwise_costs_double(joint_of):
     joint, count = joint_of(lambda x, w: x.sin().cos() @ w, leaf(4, 4), leaf(4, 4))
     analysed = analyze_joint(joint, count)
     nothing = [None] * len(analysed.nodes)
-    costs = save_costs(analysed, PartitionOptions(), [False] * len(nothing), nothing)
+    costs = save_costs(analysed, PartitionOptions(unmaterialized_factor=2.0), [False] * len(nothing), nothing)
     by_name = {node.name: cost.cost for node, cost in zip(analysed.nodes, costs, strict=True)}
     assert by_name["sin"] == 2 * 64 and by_name["cos"] == 64
 
