@@ -119,6 +119,31 @@ loop twice(i0 < 2, i1 < 3, i2 < 8, i3 < 8):
     assert_same(got, x + x)
 
 
+@pytest.mark.parametrize("size", [(64, 64), (33, 70), (8, 9), (100, 16), (17, 40)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.int8])
+@pytest.mark.covers("F5d.4")
+def test_a_transposed_read_beside_a_plain_one_goes_through_tiles(size: tuple[int, int], dtype: torch.dtype) -> None:
+    x, y = torch.randn(size).mul(9).to(dtype), torch.randn(size).t().mul(9).to(dtype)
+    loops = f"loop turn(i0 < {size[0]}, i1 < {size[1]}):"
+    nest = f"""
+{loops}
+  stage():
+    %a = load x[i0, i1] : {IR[dtype]}
+    %b = load y[i1, i0] : {IR[dtype]}
+    %d = load d[i0] : f32
+    %k = index 3*i0 + i1 : i64
+    store o[i0, i1] = %b
+    store p[i1, i0] = %a
+    store q[i0, i1] = %d
+    store r[i1, i0] = %k
+"""
+    y, d = y.contiguous(), torch.randn(size[0])
+    i, j = torch.meshgrid(torch.arange(size[0]), torch.arange(size[1]), indexing="ij")
+    outs = {"o": y.t().contiguous(), "p": x.t().contiguous(), "q": d[:, None].expand(size).contiguous(), "r": (3 * i + j).t().contiguous()}
+    for got, want in zip(run(program({"x": x, "y": y, "d": d}, outs, nest), x, y, d), outs.values(), strict=True):
+        assert torch.equal(got, want)
+
+
 REDUCE = {
     "sum": lambda x, d: x.sum(d),
     "prod": lambda x, d: x.prod(d),

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from ...ir import CheckIndex, Compute, Const, DType, IndexValue, Instr, Load, Reduce, Store
-from ...symbolic import Expr, to_expr
+from ...symbolic import Expr, Symbol, to_expr
 from .context import KernelContext, Value
 from .emitter import Ssa, imm, vector_type
 from .ops import INDEX_ERROR, emit_op
+from .transpose import transpose
 from .types import literal, memory_type, register_type, width
 
 __all__ = ["emit_body"]
@@ -73,6 +74,13 @@ def _row_lanes(ctx: KernelContext, buffer: str) -> bool:
     return ctx.rows.get(buffer, 1) != 1 and ctx.vector is not None
 
 
+def _address(ctx: KernelContext, buffer: str, element: str, offset: Expr, skip: Symbol | None = None) -> Ssa:
+    """The address of an offset without the terms in ``skip``. Constants come last, into the addressing mode."""
+    constant = next((factor for monomial, factor in offset.terms if not monomial), 0)
+    base = _gep(ctx, buffer, element, ctx.scalar(offset - constant, skip=skip))
+    return _advance(ctx, base, element, imm(constant))
+
+
 def _gep(ctx: KernelContext, buffer: str, element: str, offset: Ssa) -> Ssa:
     pointer = ctx.pointers[buffer]
     if offset.constant == 0:
@@ -110,14 +118,20 @@ def _load(ctx: KernelContext, instr: Load) -> Value:
     mask_varies = instr.mask is not None and ctx.values[instr.mask].varying
     row_lanes = _row_lanes(ctx, instr.buffer)
     if not (ctx.varies(offset) or mask_varies or row_lanes):
-        pointer = _gep(ctx, instr.buffer, element, ctx.scalar(offset))
+        pointer = _address(ctx, instr.buffer, element, offset)
         mask = ctx.values[instr.mask].parts[0] if instr.mask is not None else None
         return Value(dtype, (_scalar_load(ctx, instr, pointer, mask, dtype),))
     vector = ctx.vector
     assert vector is not None
     slope = to_expr(1) if row_lanes else ctx.slope(offset)
+    if _turned(ctx, instr, offset, slope):
+        return Value(dtype, tuple(_turned_load(ctx, instr, offset)), varying=True)
     parts = []
     for copy in range(vector.copies):
+        if slope == 0 and instr.mask is None:
+            pointer = _address(ctx, instr.buffer, element, vector.at(offset, copy))
+            parts.append(ctx.em.splat(_scalar_load(ctx, instr, pointer, None, dtype), vector.lanes))
+            continue
         if slope is not None and slope.constant in (1, -1) and _maskable(ctx, instr, dtype):
             raw = _unit_load(ctx, instr, offset, copy, int(slope.constant or 1))
             parts.append(_to_register(ctx, raw, dtype))
@@ -159,12 +173,14 @@ def _memory_literal(value: float | int | bool, dtype: DType) -> str:
 def _unit_pointer(ctx: KernelContext, buffer: str, element: str, offset: Expr, copy: int, step: int) -> Ssa:
     vector = ctx.vector
     assert vector is not None
-    base = _gep(ctx, buffer, element, ctx.scalar(offset, skip=vector.symbol))
+    offset = vector.at(offset, copy)
+    constant = next((factor for monomial, factor in offset.terms if not monomial), 0)
+    base = _gep(ctx, buffer, element, ctx.scalar(offset - constant, skip=vector.symbol))
     if ctx.rows.get(buffer, 1) != 1:
-        return _advance(ctx, base, element, imm(copy * vector.lanes))
+        return _advance(ctx, base, element, imm(constant + copy * vector.lanes))
     moved = _advance(ctx, base, element, ctx.em.mul(vector.base, imm(step)))
-    first = copy * vector.lanes * step - (vector.lanes - 1 if step < 0 else 0)
-    return _advance(ctx, moved, element, imm(first))
+    first = vector.first(copy) * step - (vector.lanes - 1 if step < 0 else 0)
+    return _advance(ctx, moved, element, imm(constant + first))
 
 
 def _unit_load(ctx: KernelContext, instr: Load, offset: Expr, copy: int, step: int) -> Ssa:
@@ -192,17 +208,48 @@ def _mangle(element: str) -> str:
     return {"float": "f32", "double": "f64"}.get(element, element)
 
 
+def _turned(ctx: KernelContext, instr: Load | Store, offset: Expr, slope: Expr | None) -> bool:
+    """Whether the access has unit stride along the tile variable only, see Note [Tiles]."""
+    vector = ctx.vector
+    if vector is None or vector.tile is None or slope is None or slope.constant in (0, 1, -1) or instr.mask is not None:
+        return False
+    along = offset.coefficient(vector.tile)
+    plain = not (isinstance(instr, Store) and instr.mode == "add")
+    return plain and along is not None and along.constant == 1 and vector.tile not in slope.symbols
+
+
+def _turned_load(ctx: KernelContext, instr: Load, offset: Expr) -> list[Ssa]:
+    element, align = memory_type(instr.dtype), width(instr.dtype) // 8
+    rows = []
+    for pointer in _lane_pointers(ctx, instr.buffer, element, offset, ctx.slope(offset), 0):
+        assert ctx.vector is not None
+        rows.append(_read(ctx, instr.buffer, vector_type(element, ctx.vector.lanes), pointer, align))
+    columns = transpose(ctx.em, rows, element, width(instr.dtype))
+    return [_to_register(ctx, column, instr.dtype) for column in columns]
+
+
+def _turned_store(ctx: KernelContext, instr: Store, offset: Expr) -> None:
+    vector, dtype = ctx.vector, ctx.values[instr.value].dtype
+    assert vector is not None
+    element, align = memory_type(dtype), width(dtype) // 8
+    columns = [_to_memory(ctx, ctx.part(instr.value, copy, vector.lanes), dtype) for copy in range(vector.copies)]
+    rows = transpose(ctx.em, columns, element, width(dtype))
+    pointers = _lane_pointers(ctx, instr.buffer, element, offset, ctx.slope(offset), 0)
+    for row, pointer in zip(rows, pointers, strict=True):
+        ctx.em.effect(f"store {row.typed}, ptr {pointer.text}, align {align}")
+
+
 def _lane_pointers(
     ctx: KernelContext, buffer: str, element: str, offset: Expr, slope: Expr | None, copy: int
 ) -> list[Ssa]:
     """The address of each lane. Evenly spaced lanes step from one base pointer."""
     vector = ctx.vector
     assert vector is not None
-    lanes = range(copy * vector.lanes, (copy + 1) * vector.lanes)
+    lanes = range(vector.first(copy), vector.first(copy) + vector.lanes)
     if slope is None:
         offsets = ctx.lanes_i64(offset, copy)
         return [_gep(ctx, buffer, element, ctx.em.lane(offsets, k, "i64")) for k in range(vector.lanes)]
-    base = _gep(ctx, buffer, element, ctx.scalar(offset, skip=vector.symbol))
+    base = _address(ctx, buffer, element, vector.at(offset, copy), skip=vector.symbol)
     stride = ctx.scalar(slope)
     first = _advance(ctx, base, element, ctx.em.mul(vector.base, stride))
     return [_advance(ctx, first, element, ctx.em.mul(stride, imm(lane))) for lane in lanes]
@@ -217,11 +264,14 @@ def _store(ctx: KernelContext, instr: Store) -> None:
     varies = ctx.varies(offset) or row_lanes
     names = [instr.value, *([instr.mask] if instr.mask is not None else [])]
     if vector is None or not (varies or any(ctx.values[n].varying for n in names)):
-        pointer = _gep(ctx, instr.buffer, element, ctx.scalar(offset))
+        pointer = _address(ctx, instr.buffer, element, offset)
         mask = ctx.values[instr.mask].parts[0] if instr.mask is not None else None
         _scalar_store(ctx, instr, pointer, ctx.values[instr.value].parts[0], mask, dtype)
         return
     slope = to_expr(1) if row_lanes else ctx.slope(offset)
+    if _turned(ctx, instr, offset, slope):
+        _turned_store(ctx, instr, offset)
+        return
     for copy in range(vector.copies):
         if slope is not None and slope.constant in (1, -1) and _maskable(ctx, instr, dtype):
             _unit_store(ctx, instr, offset, copy, int(slope.constant or 1))

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ...ir import DType
-from ...symbolic import Call, Expr, Symbol, SymbolKind
+from ...symbolic import Call, Expr, Symbol, SymbolKind, to_expr
 from .emitter import Emitter, Ssa, imm, vector_type
 from .nest import lower_bound
 from .ops import Ops
@@ -32,12 +32,27 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class Vector:
-    """The vector variable: lane ``l`` of copy ``k`` is at ``base + k*lanes + l``."""
+    """The vector variable: lane ``l`` of copy ``k`` is at ``base + k*lanes + l``.
+
+    With ``tile``, lane ``l`` of every copy is at ``base + l``, and copy ``k`` is ``k`` steps of the loop variable
+    ``tile`` further, see Note [Tiles].
+    """
 
     symbol: Symbol
     base: Ssa
     lanes: int
     copies: int
+    tile: Symbol | None = None
+
+    def first(self, copy: int) -> int:
+        """Where a copy's lane 0 is, from ``base``."""
+        return 0 if self.tile is not None else copy * self.lanes
+
+    def at(self, expr: Expr, copy: int) -> Expr:
+        """An index expression as copy ``copy`` sees it."""
+        if self.tile is None or self.tile not in expr.symbols:
+            return expr
+        return expr.substitute({self.tile: to_expr(self.tile) + copy})
 
 
 @dataclass(slots=True)
@@ -69,6 +84,14 @@ class KernelContext:
 
     def varies(self, expr: Expr) -> bool:
         """Whether the expression depends on the vector variable."""
+        if self.vector is None:
+            return False
+        if self.vector.symbol in expr.symbols or self.vector.tile in expr.symbols:
+            return True
+        return any(s.kind is SymbolKind.VALUE and self.values[s.name].varying for s in expr.symbols)
+
+    def across_lanes(self, expr: Expr) -> bool:
+        """Whether the lanes of one copy differ in the expression."""
         if self.vector is None:
             return False
         if self.vector.symbol in expr.symbols:
@@ -136,10 +159,11 @@ class KernelContext:
         """A varying expression as a vector of i64, for one copy."""
         assert self.vector is not None
         lanes = self.vector.lanes
-        uniform = Expr(tuple(t for t in expr.terms if not self.varies(Expr((t,)))))
+        expr = self.vector.at(expr, copy)
+        uniform = Expr(tuple(t for t in expr.terms if not self.across_lanes(Expr((t,)))))
         total: Ssa | None = None
         for term in expr.terms:
-            if not self.varies(Expr((term,))):
+            if not self.across_lanes(Expr((term,))):
                 continue
             monomial, factor = term
             product = self.em.splat(imm(factor), lanes) if factor != 1 else None
@@ -158,7 +182,7 @@ class KernelContext:
         assert vector is not None
         if atom == vector.symbol:
             return self.ramp(copy)
-        if not self.varies(Expr((((atom,), 1),))):
+        if not self.across_lanes(Expr((((atom,), 1),))):
             return self.em.splat(self._atom(atom), vector.lanes)
         if isinstance(atom, Symbol):
             return self.values[atom.name].parts[copy]
@@ -183,7 +207,7 @@ class KernelContext:
         base = vector.base
         if scalar != "i64":
             base = self.ops.convert("trunc", base, scalar)
-        start = copy * vector.lanes
+        start = vector.first(copy)
         steps = ramp_literal(range(start, start + vector.lanes), scalar)
         return self.ops.op("add", self.em.splat(base, vector.lanes), steps)
 
@@ -197,9 +221,10 @@ class KernelContext:
         parts = []
         for copy in range(vector.copies):
             if slope is not None and slope.constant is not None:
-                base = self.em.add(self.scalar(expr, skip=vector.symbol), self.em.mul(vector.base, imm(slope.constant)))
+                own = vector.at(expr, copy)
+                base = self.em.add(self.scalar(own, skip=vector.symbol), self.em.mul(vector.base, imm(slope.constant)))
                 base = self.ops.convert("trunc", base, scalar)
-                first = copy * vector.lanes
+                first = vector.first(copy)
                 steps = [slope.constant * lane for lane in range(first, first + vector.lanes)]
                 parts.append(self.ops.op("add", self.em.splat(base, vector.lanes), ramp_literal(steps, scalar)))
             else:

@@ -142,11 +142,14 @@ class _KernelEmitter:
         """How many units there are, and the chunk the vector variable is cut into (``None``: not cut)."""
         units = to_expr(1)
         for loop in self.nest.outer:
-            if loop.symbol != self.plan.outer:
+            if loop.symbol not in (self.plan.outer, self.plan.tile):
                 units = units * loop.size
         if self.plan.outer is None:
             return units, None
         size = next(loop.size for loop in self.nest.outer if loop.symbol == self.plan.outer)
+        if self.plan.tile is not None:
+            chunk = 2 * self.plan.lanes  # two tiles side by side fill cache lines of what is written
+            return units * floordiv(size + (chunk - 1), chunk), chunk
         block = self.plan.lanes * self.plan.copies[0]
         per_element = max(1, max((hint(_product(s.ranges)) for s in self.nest.stages), default=1))
         chunk = max(block, 4096 // per_element // block * block)
@@ -158,16 +161,17 @@ class _KernelEmitter:
         em, ctx = self.em, self.ctx
         ctx.values.clear()
         vector_loop = next((loop for loop in self.nest.outer if loop.symbol == self.plan.outer), None)
+        tile_loop = next((loop for loop in self.nest.outer if loop.symbol == self.plan.tile), None)
         rest = unit
         low, high = imm(0), ctx.scalar(vector_loop.size) if vector_loop is not None else imm(0)
         if chunk is not None and vector_loop is not None:
             chunks = ctx.scalar(floordiv(vector_loop.size + (chunk - 1), chunk))
-            others = [loop for loop in self.nest.outer if loop is not vector_loop]
+            others = [loop for loop in self.nest.outer if loop is not vector_loop and loop is not tile_loop]
             part = em.unsigned("urem", rest, chunks) if others else rest
             rest = em.unsigned("udiv", rest, chunks) if others else imm(0)
             low = em.mul(part, imm(chunk))
             high = em.minimum(em.add(low, imm(chunk)), high)
-        loops = [loop for loop in self.nest.outer if loop is not vector_loop]
+        loops = [loop for loop in self.nest.outer if loop is not vector_loop and loop is not tile_loop]
         for position, loop in enumerate(reversed(loops)):
             size = ctx.scalar(loop.size)
             last = position == len(loops) - 1
@@ -175,9 +179,38 @@ class _KernelEmitter:
             rest = imm(0) if last else em.unsigned("udiv", rest, size)
         if vector_loop is None:
             self._stages()
+        elif tile_loop is not None:
+            self._tiles(vector_loop, tile_loop, low, high)
         else:
             self._outer_blocks(vector_loop, low, high)
         return []
+
+    def _tiles(self, vector_loop: Range, tile_loop: Range, low: Ssa, high: Ssa) -> None:
+        """Squares of ``lanes`` by ``lanes``; what is left of the tile variable in vectors, of the other in scalars."""
+        em, lanes = self.em, self.plan.lanes
+        size = self.ctx.scalar(tile_loop.size)
+        whole = em.round_down(size, lanes)
+        symbol, tile = Symbol(vector_loop.symbol), Symbol(tile_loop.symbol)
+
+        def across(step: int, vectors: int, start: Ssa, stop: Ssa) -> None:
+            def at_tile(at: Ssa, _: list[Ssa]) -> list[Ssa]:
+                self.ctx.symbols[tile] = at
+                body = functools.partial(self._outer_block, symbol, vectors, tile=tile if step > 1 else None)
+                divisible = vector_loop.size.constant is not None and vector_loop.size.constant % lanes == 0
+                end = high if divisible else em.add(low, em.round_down(em.sub(high, low), lanes))
+                em.loop(low, end, lanes, [], body, "i")
+                if not divisible:
+                    em.loop(at, em.add(at, imm(step)), 1, [], functools.partial(rest, end), "i")
+                return []
+
+            def rest(end: Ssa, at: Ssa, _: list[Ssa]) -> list[Ssa]:
+                self.ctx.symbols[tile] = at
+                return em.loop(end, high, 1, [], functools.partial(self._outer_block, symbol, 0), "i")
+
+            em.loop(start, stop, step, [], at_tile, "i")
+
+        across(lanes, lanes, imm(0), whole)
+        across(1, 1, whole, size)
 
     def _outer_blocks(self, loop: Range, low: Ssa, high: Ssa) -> None:
         """Blocks of all copies, then single vectors, then single elements, as far as the size needs them."""
@@ -194,11 +227,13 @@ class _KernelEmitter:
                 return
             low, left = stop, None if left is None else left % step
 
-    def _outer_block(self, symbol: Symbol, vectors: int, at: Ssa, carried: list[Ssa]) -> list[Ssa]:
+    def _outer_block(
+        self, symbol: Symbol, vectors: int, at: Ssa, carried: list[Ssa], tile: Symbol | None = None
+    ) -> list[Ssa]:
         ctx = self.ctx
         ctx.values.clear()
         ctx.symbols[symbol] = at
-        ctx.vector = Vector(symbol, at, self.plan.lanes, vectors) if vectors else None
+        ctx.vector = Vector(symbol, at, self.plan.lanes, vectors, tile) if vectors else None
         spread = self.plan.lanes * self.plan.copies[0] if vectors else 1
         ctx.rows = {row.name: spread for row in self.nest.rows}
         self._stages()

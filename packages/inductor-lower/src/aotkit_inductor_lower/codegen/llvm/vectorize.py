@@ -25,13 +25,15 @@ _HEAVY = frozenset(
 @dataclass(frozen=True, slots=True)
 class VectorPlan:
     """``outer``: the outer loop in the lanes, or ``None`` for inner vectorisation with ``inner`` naming one loop per
-    stage (``None``: scalar). ``copies``: vectors per step, per stage for inner vectorisation."""
+    stage (``None``: scalar). ``copies``: vectors per step, per stage for inner vectorisation. ``tile``: the outer
+    loop whose steps are the copies, see Note [Tiles]. ``work``: estimated scalar operations of one element."""
 
     lanes: int
     outer: str | None
     inner: tuple[str | None, ...]
     copies: tuple[int, ...]
-    work: int  # estimated nanosecond-like units of one element of the iteration space
+    work: int
+    tile: str | None = None
 
 
 def choose_vectors(nest: FlatNest, target: CpuTarget) -> VectorPlan:
@@ -49,6 +51,10 @@ def choose_vectors(nest: FlatNest, target: CpuTarget) -> VectorPlan:
     if best is None:
         return VectorPlan(lanes, None, tuple(None for _ in nest.stages), tuple(1 for _ in nest.stages), work)
     _, outer, per_stage = best
+    tiled = _tile_choice(nest, lanes) if work <= 24 else None
+    if tiled is not None and tiled[0] < best[0]:
+        _, outer, tile = tiled
+        return VectorPlan(lanes, outer, tuple(None for _ in nest.stages), (lanes,) * len(nest.stages), work, tile)
     if outer is not None:
         size = next(loop.size for loop in nest.outer if loop.symbol == outer)
         copies = _fit_copies(_outer_copies(nest), size, lanes)
@@ -103,6 +109,42 @@ def _outer_cost(nest: FlatNest, loop: Range, lanes: int) -> float:
             inner *= max(1, hint(other.size))
         total += inner * (vectors * _stage_cost(stage, symbol, lanes) + tail * _stage_cost(stage, None, 1))
     return trips * (total + 1.0)
+
+
+def _tile_choice(nest: FlatNest, lanes: int) -> tuple[float, str, str] | None:
+    """The cheapest pair of vector and tile variable of a pointwise nest, with its cost."""
+    if nest.ordered or nest.rows or any(stage.ranges for stage in nest.stages) or lanes > 16:
+        return None
+    best: tuple[float, str, str] | None = None
+    for vector in nest.outer:
+        for tile in nest.outer:
+            if tile is vector or min(hint(tile.size), hint(vector.size)) < lanes:
+                continue
+            cost = _tile_cost(nest, Symbol(vector.symbol), Symbol(tile.symbol), lanes)
+            if cost is None:
+                continue
+            trips = 1.0
+            for loop in nest.outer:
+                trips *= max(1, hint(loop.size))
+            if best is None or cost * trips / lanes < best[0]:
+                best = (cost * trips / lanes, vector.symbol, tile.symbol)
+    return best
+
+
+def _tile_cost(nest: FlatNest, vector: Symbol, tile: Symbol, lanes: int) -> float | None:
+    """Cost of one vector with this pair, ``None`` if nothing is turned over."""
+    total, any_turned = 0.0, False
+    for stage in nest.stages:
+        for instr in stage.body:
+            if isinstance(instr, Load | Store):
+                plain = _access_cost(instr, vector, lanes)
+                along = instr.indices[0].coefficient(tile)
+                turned = along is not None and along.constant == 1 and instr.mask is None
+                any_turned = any_turned or (plain > 5.0 and turned)
+                total += 5.0 if plain > 5.0 and turned else plain
+            elif isinstance(instr, Compute):
+                total += 10.0 if instr.op in _HEAVY else 0.7
+    return total if any_turned else None
 
 
 def _stage_cost(stage: Stage, vector: Symbol | None, lanes: int) -> float:
