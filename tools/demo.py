@@ -168,7 +168,7 @@ def times_table(eager: Training, compiled: Training, first_call: float) -> Table
         table.add_column(heading, justify="left" if not heading else "right")
     one, other = (statistics.median(training.milliseconds[1:]) for training in (eager, compiled))
     table.add_row("ms per step (median)", f"{one:.2f}", f"{other:.2f}", f"{one / other:.2f}")
-    table.add_row("first call [s]", f"{eager.milliseconds[0] / 1e3:.2f}", f"{first_call:.2f}", "")
+    table.add_row("first call, seconds", f"{eager.milliseconds[0] / 1e3:.2f}", f"{first_call:.2f}", "")
     return table
 
 
