@@ -153,7 +153,7 @@ class BodyWriter:
         """One to three loads, and sometimes an index or a literal."""
         dtypes = self.memory.options.dtypes  # type: ignore[attr-defined]
         for _ in range(self.rng.randint(1, 3)):
-            self.pool.append(self.widened(self.load(self.rng.choice(dtypes))))
+            self.pool.append(self.earlier_result() or self.widened(self.load(self.rng.choice(dtypes))))
         if self.loops and self.rng.random() < 0.2:
             name = self.rng.choice(list(self.loops))
             self.pool.append(Known(self.builder.index(sym(name) * 3 + 1, self.rng.choice((DType.I64, DType.I32)))))
@@ -164,15 +164,17 @@ class BodyWriter:
         """Halves are computed with in f32."""
         return known.again(self.builder.cast(known.value, DType.F32)) if is_half(known.dtype) else known
 
-    def load(self, dtype: DType) -> Known:
-        """An element of a new input, or of what an earlier nest wrote."""
+    def earlier_result(self) -> Known | None:
+        """An element of what an earlier nest wrote, if there is something that fits."""
         earlier = [b for b in self.memory.buffers if b.name in self.memory.written]
-        if earlier and self.rng.random() < 0.4:
-            buffer = self.rng.choice(earlier)
-            indices = self.fitting_indices(buffer)
-            known = self.memory.written[buffer.name]
-            if indices is not None and known.dtype is dtype:
-                return known.again(self.builder.load(buffer, indices))
+        if not earlier or self.rng.random() < 0.4:
+            return None
+        buffer = self.rng.choice(earlier)
+        indices = self.fitting_indices(buffer)
+        return None if indices is None else self.memory.written[buffer.name].again(self.builder.load(buffer, indices))
+
+    def load(self, dtype: DType) -> Known:
+        """An element of a new input."""
         if self.rng.random() < 0.15:
             return self.masked_load(dtype)
         indices, sizes = self.access()

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -45,6 +45,7 @@ class RandomOptions:
     exact_only: bool = False
     dynamic: bool = True
     specials: bool = True
+    temporaries: bool = True
     dtypes: tuple[DType, ...] = tuple(DType)
 
 
@@ -133,6 +134,7 @@ class _Generator:
         self.buffers: list[Buffer] = []
         self.inputs: list[str] = []
         self.sources: list[tuple[str, int, str, int]] = []
+        self.used: list[Expr] = []
         self.written: dict[str, Known] = {}  # outputs of earlier nests that may be read, with what is known of them
 
     def program(self) -> Program:
@@ -140,8 +142,17 @@ class _Generator:
         for number in range(self.rng.randint(1, self.options.nests)):
             shape = self.rng.choice((self.pointwise, self.reduction, self.rows, self.normalize, self.scatter_add))
             nests.extend(shape(f"nest{number}"))
+        self.hide_some_outputs({name for nest in nests for name in nest.reads})
         outputs = tuple(BufferRef(b.name) for b in self.buffers if b.kind is BufferKind.OUTPUT)
         return Program(self.name, tuple(self.inputs), tuple(self.buffers), tuple(nests), outputs, tuple(self.sources))
+
+    def hide_some_outputs(self, read: set[str]) -> None:
+        """Make temporaries of half of the outputs that later nests read, so that there is something to fuse away."""
+        for position, buffer in enumerate(self.buffers):
+            outputs = [b for b in self.buffers if b.kind is BufferKind.OUTPUT]
+            hidden = buffer in outputs and buffer.name in read and len(outputs) > 1
+            if hidden and self.options.temporaries and self.rng.random() < 0.5:
+                self.buffers[position] = replace(buffer, kind=BufferKind.TEMPORARY)
 
     # -- nests -----------------------------------------------------------------------------------
 
@@ -241,6 +252,13 @@ class _Generator:
         return result
 
     def size(self) -> Expr:
+        """A size used before, so that nests fit each other, or a new one."""
+        if self.used and self.rng.random() < 0.5:
+            return self.rng.choice(self.used)
+        self.used.append(self.new_size())
+        return self.used[-1]
+
+    def new_size(self) -> Expr:
         """A static size or, now and then, a symbol (new, or one there already)."""
         if not self.options.dynamic or self.rng.random() < 0.8:
             return to_expr(self.rng.choice(_SIZES))
