@@ -62,7 +62,10 @@ def bind(compiled: CompiledProgram, constants: Mapping[str, torch.Tensor] | None
         give_back=pool.give_back,
         empty=_torch_compat.empty_strided_cpu,
         empty_strided=torch.empty_strided,
-        threads=_thread_counter(),
+        free=pool.free_list(),
+        threads=torch.get_num_threads,
+        getpid=os.getpid,
+        owner=os.getpid(),
         fail=_failure(compiled),
         torch=torch,
     )
@@ -98,17 +101,6 @@ def _externs(compiled: CompiledProgram) -> dict[str, Any]:
         return {f"op_{_safe(target)}": resolve_target(target) for target in sorted(targets)}
     except LookupError as error:
         raise BindError(f"{compiled.plan.name} cannot be bound: {error}; compile again with this torch") from error
-
-
-def _thread_counter() -> Callable[[], int]:
-    """How many threads a segment may use: torch's current number, one in a forked child."""
-    owner, current, getpid = os.getpid(), torch.get_num_threads, os.getpid
-
-    def threads() -> int:
-        count = current()
-        return count if count == 1 or getpid() == owner else 1
-
-    return threads
 
 
 def _failure(compiled: CompiledProgram) -> Callable[[int, Sequence[str]], None]:

@@ -29,6 +29,7 @@ class _Emitter:
         self.slot = {name: k for k, name in enumerate(plan.slots)}
         self.lines: list[str] = []
         self.tables: dict[str, Any] = {}
+        self.sizes = ""
         self.uses_frame = bool(plan.arena) or any(isinstance(s, CallSegment) for s in plan.steps)
         used = [name for step in plan.steps for name in _tensor_uses(step)]
         self.wanted = [a.buffer for a in plan.arena if a.buffer in set(used)]
@@ -60,13 +61,16 @@ class _Emitter:
         if not self.uses_frame:
             return
         self.sizes = ", ".join(f"s_{_safe(name)}" for name, *_ in self.plan.symbol_sources)
-        self.lines.append(f"frame = lease({self.sizes})")
+        if self.sizes:
+            self.lines.append(f"frame = lease({self.sizes})")
+        else:  # one size only: the free list is taken from directly
+            self.lines += ["try: frame = free.pop()", "except IndexError: frame = lease()"]
         if any(not s.startswith("$") and self.homes[s].home not in ("arena", "constant") for s in self.plan.slots):
             self.lines.append("slots = frame.slots")
         if self.wanted:
             self.lines.append("tensors = frame.tensors")
         self.lines.append("address = frame.address")
-        self.lines.append("n = threads()")
+        self.lines += ["n = threads()", "if n > 1 and getpid() != owner: n = 1  # a forked child has no thread pool"]
         self._write_inputs()
 
     def _write_inputs(self) -> None:
@@ -150,7 +154,7 @@ class _Emitter:
 
     def _return(self, step: Return) -> None:
         if self.uses_frame:
-            self.lines.append(f"give_back({', '.join(filter(None, ('frame', self.sizes)))})")
+            self.lines.append(f"give_back(frame, {self.sizes})" if self.sizes else "free.append(frame)")
         outputs = []
         for output in step.outputs:
             if output is None:

@@ -91,6 +91,10 @@ class FramePool:
                 pass
         return Frame(self._plan, self._constants, sizes, self._wanted)
 
+    def free_list(self) -> list[Frame]:
+        """The free frames of a plan without size symbols. ``pop`` and ``append`` on it are atomic."""
+        return self._free.setdefault((), [])
+
     def give_back(self, frame: Frame, *sizes: int) -> None:
         """Keep the frame for the next call with these sizes."""
         frames = self._free.get(sizes)
