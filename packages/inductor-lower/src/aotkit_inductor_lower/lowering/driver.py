@@ -144,11 +144,17 @@ def _placeholder(
             name = expr.symbol.name
             sources[name] = (name, position, "int", 0)  # an integer input is the cheapest source
             return f"${name}"
-        return f"${node.name}"
+        # A plain number, or a compound of symbols that other inputs give; it gets a name that nothing uses.
+        return _unused_integer(node, position, sources)
     if val is None and not node.users:
         ctx.values[node] = None
-        return f"${node.name}"
+        return _unused_integer(node, position, sources)
     raise ctx.unsupported(node, f"an input of type {type(val).__name__} is neither a tensor nor an integer")
+
+
+def _unused_integer(node: Node, position: int, sources: dict[str, tuple[str, int, str, int]]) -> str:
+    sources[node.name] = (node.name, position, "int", 0)
+    return f"${node.name}"
 
 
 def _bind(expr: Expr, sources: dict[str, tuple[str, int, str, int]], place: tuple[int, str, int]) -> None:
