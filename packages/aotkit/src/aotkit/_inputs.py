@@ -8,19 +8,37 @@ from typing import Any
 import torch
 from torch._guards import TracingContext, detect_fake_mode
 from torch._subclasses import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 __all__ = ["fake_inputs", "unsupported_device"]
 
 
-def fake_inputs(example_inputs: Sequence[Any]) -> tuple[FakeTensorMode, list[Any]]:
-    """Fakes of the frontend's example inputs, under its own fake mode when there is one.
+def fake_inputs(example_inputs: Sequence[Any], gm: torch.fx.GraphModule) -> tuple[FakeTensorMode, list[Any]]:
+    """Fakes of the frontend's example inputs of ``gm``, under its own fake mode when there is one.
 
     The frontend hands over real tensors. Converting each with the symbolic context that the frontend recorded for
     it gives the very symbols that its guards talk about; a tensor without one becomes static.
     """
     context = TracingContext.try_get()
     mode = (context.fake_mode if context is not None else None) or detect_fake_mode(example_inputs) or FakeTensorMode()
-    return mode, [_fake(value, mode, context) for value in example_inputs]
+    fakes = [_fake(value, mode, context) for value in example_inputs]
+    for fake, placeholder in zip(fakes, gm.graph.find_nodes(op="placeholder"), strict=True):
+        _specialize_float(fake, placeholder.meta.get("example_value"))
+    return mode, fakes
+
+
+def _specialize_float(fake: Any, seen: Any) -> None:
+    """Fix the value of an input that stands for a Python float, and have the frontend guard on it.
+
+    Note [Python floats under dynamic shapes]
+        With ``dynamic=True`` the frontend passes Python floats (the ``eps`` of a norm, say) as 0-d float64 tensors
+        and reads them with ``.item()``, as a symbol. Evaluating that symbol installs a guard ``float == value``;
+        the fake then carries the value, so the capture sees a plain number. A float that changes compiles again.
+    """
+    memo = getattr(seen, "item_memo", None) if isinstance(seen, FakeTensor) and seen.dim() == 0 else None
+    if isinstance(memo, torch.SymFloat) and isinstance(fake, FakeTensor):
+        with unset_fake_temporarily():
+            fake.constant = torch.tensor(float(memo), dtype=fake.dtype)
 
 
 def _fake(value: Any, mode: FakeTensorMode, context: TracingContext | None) -> Any:

@@ -74,7 +74,7 @@ def compile_graph_module(
         number = next(_numbers)
         ctx = CompileContext(options, recorder, f"graph{number}", object_store() if options.cache else None)
         try:
-            _, fakes = fake_inputs(example_inputs)
+            _, fakes = fake_inputs(example_inputs, gm)
             return compile_flat(gm, fakes, example_inputs, ctx, own_stages())
         except _REFUSALS as refusal:
             if options.fallback == "error":

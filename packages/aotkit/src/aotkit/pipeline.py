@@ -14,7 +14,7 @@ import torch
 from aotkit_aot_trace import Capture, GraphFunction, capture
 from aotkit_functionalize import GraphMetadata, OverlappingMutation
 from aotkit_inductor_lower import LowerOptions, compile_graph, decompositions
-from aotkit_partition import Partition, PartitionOptions, dump_graph, load_graph, partition
+from aotkit_partition import Partition, PartitionOptions, dump_graph, graph_constants, load_graph, partition
 from aotkit_runtime_wrappers import (
     InputPlan,
     PreparedFunction,
@@ -142,7 +142,7 @@ def _partition(joint: torch.fx.GraphModule, metadata: GraphMetadata, ctx: Compil
     parts = partition(joint, metadata.num_forward_outputs, options, observer=ctx.recorder)
     ctx.recorder.dump(f"{ctx.name}-partition", "graphs", lambda: str(parts.report))
     if ctx.options.verify:
-        parts = Partition.from_json(parts.to_json(), fake_mode=_fake_mode(parts.forward))
+        parts = Partition.from_json(parts.to_json(), fake_mode=_fake_mode(joint), constants=graph_constants(joint))
     tensors = len(parts.saved_names) - parts.num_saved_symints
     return Split(parts.forward, parts.backward, tensors, parts.num_saved_symints)
 
@@ -190,7 +190,7 @@ def _reload_plan(plan: WrapperPlan, ctx: CompileContext) -> WrapperPlan:
 def _reload_graph(graph: torch.fx.GraphModule, ctx: CompileContext) -> torch.fx.GraphModule:
     if not ctx.options.verify:
         return graph
-    return load_graph(dump_graph(graph), fake_mode=_fake_mode(graph))
+    return load_graph(dump_graph(graph), fake_mode=_fake_mode(graph), constants=graph_constants(graph))
 
 
 def _same(reloaded: Any, original: Any, what: str) -> Any:
