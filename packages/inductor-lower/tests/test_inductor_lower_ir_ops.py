@@ -169,6 +169,18 @@ def test_minimum_propagates_nan_and_fmin_does_not() -> None:
         assert OP_TABLE[op].reference(a, b).tolist() == [1.0, 1.0]
 
 
+def test_sqrt_is_correctly_rounded() -> None:
+    x = torch.arange(1, 1000, dtype=torch.float32)
+    found = OP_TABLE["sqrt"].reference(x)
+    for value, root in zip(x.tolist(), found, strict=True):
+        below, above = (torch.nextafter(root, torch.tensor(end)) for end in (0.0, math.inf))
+        # half way to the neighbours, squared: exact in f64
+        low, high = (root.double() + below.double()) / 2, (root.double() + above.double()) / 2
+        assert low * low <= value <= high * high
+    assert OP_TABLE["sqrt"].reference(torch.tensor([-0.0, INF, -1.0, NAN])).tolist()[:2] == [-0.0, INF]
+    assert OP_TABLE["sqrt"].reference(torch.tensor([-0.0]))[0].signbit()
+
+
 def test_fma_rounds_once() -> None:
     a = torch.tensor([1 + 2**-12, 1e30, INF, 0.1, -0.0, 2.0**-100], dtype=torch.float32)
     c = torch.tensor([-1.0, -1e38, -INF, 0.2, -0.0, 2.0**-149], dtype=torch.float32)

@@ -118,7 +118,7 @@ _ROWS = (
     _unary("log2", _F, ref.log2, "as log; exact at powers of two"),
     _unary("log10", _F, ref.log10, "as log"),
     _unary("log1p", _F, ref.log1p, "log1p(-1) is -inf, below nan; keeps -0.0"),
-    _unary("sqrt", _F, ref.sqrt, "correctly rounded; sqrt(-0.0) is -0.0, of a negative nan"),
+    _unary("sqrt", _F, ref.sqrt, "correctly rounded (eager: within 1 ulp); sqrt(-0.0) is -0.0, of a negative nan"),
     _unary("rsqrt", _F, ref.rsqrt, "1/sqrt(x) in two roundings; of +-0 +-inf, of inf 0, of a negative nan"),
     _unary("reciprocal", _F, ref.reciprocal, "1/x correctly rounded; of +-0 +-inf, of +-inf +-0"),
     _unary("sin", _F, ref.sin, "sin(+-inf) is nan; keeps -0.0"),
