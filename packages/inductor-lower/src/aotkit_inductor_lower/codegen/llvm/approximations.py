@@ -22,6 +22,7 @@ _LOG2_E = 1.4426950408889634
 _LN2_HIGH = 0.693359375  # exact in 10 bits, so that n * _LN2_HIGH is exact
 _LN2_LOW = -2.1219444005e-4
 _ROUND = 12582912.0  # 1.5 * 2^23: adding it rounds to an integer, left in the low mantissa bits
+_ROUND_BITS = 0x4B400000
 
 _ERF_SPLIT = 0.905
 _ERF_SMALL = (
@@ -76,7 +77,7 @@ def _exp_parts(ops: Ops, x: Ssa) -> tuple[Ssa, Ssa]:
     rest = _multiply_add(ops, n, ops.const(-_LN2_LOW, DType.F32, x), rest)
     series = ops.op("fmul", ops.op("fmul", rest, rest), _polynomial(ops, rest, _EXP))
     result = ops.op("fadd", ops.op("fadd", series, rest), ops.const(1.0, DType.F32, x))
-    whole = ops.op("sub", ops.convert("bitcast", shifted, "i32"), ops.convert("bitcast", magic, "i32"))
+    whole = ops.op("sub", ops.convert("bitcast", shifted, "i32"), ops.const(_ROUND_BITS, DType.I32, x))
     return result, whole
 
 

@@ -190,6 +190,8 @@ def _body_weight(stage: Stage) -> int:
 
 def _outer_copies(nest: FlatNest) -> int:
     weight = sum(_body_weight(stage) for stage in nest.stages)
+    if any(isinstance(i, Compute) and i.op in _HEAVY for s in nest.stages for i in s.body):
+        return 1
     if any(isinstance(i, Reduce) for s in nest.stages for i in s.body):
         return 4 if weight <= 12 else 2 if weight <= 30 else 1
     return 2 if weight <= 12 else 1
@@ -201,7 +203,10 @@ def _stage_copies(stage: Stage, name: str | None, lanes: int) -> int:
     size = next(loop.size for loop in stage.ranges if loop.symbol == name)
     weight = _body_weight(stage)
     reduces = sum(isinstance(i, Reduce) for i in stage.body)
-    wanted = (4 if weight <= 8 else 2) if reduces else (2 if weight <= 12 else 1)
+    short = size.constant is not None and size.constant < 32 * lanes
+    wanted = (4 if weight <= 8 and not short else 2) if reduces else (2 if weight <= 12 else 1)
+    if any(isinstance(i, Compute) and i.op in _HEAVY for i in stage.body):
+        wanted = 1  # long enough to keep the processor busy by itself
     return _fit_copies(wanted, size, lanes)
 
 
