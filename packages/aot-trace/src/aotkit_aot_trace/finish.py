@@ -99,13 +99,20 @@ def check_functional(graph: torch.fx.Graph) -> None:
     """Refuse a graph with an operation that writes to its arguments."""
     for node in graph.nodes:
         schema = getattr(node.target, "_schema", None)
-        if node.op == "call_function" and schema is not None and schema.is_mutable:
+        if node.op == "call_function" and schema is not None and (schema.is_mutable or writes_statistics(node)):
             raise Unsupported(
                 f"operation {node.target} writes to its arguments and could not be made functional",
                 "a captured graph holds functional operations only",
                 "Register a functional variant of the operation",
                 stack_trace=node.meta.get("stack_trace"),
             )
+
+
+def writes_statistics(node: torch.fx.Node) -> bool:
+    """Whether a batch norm updates running statistics in place, which its schema does not declare."""
+    if node.target not in (aten.native_batch_norm.default, aten.cudnn_batch_norm.default, aten.miopen_batch_norm.default):
+        return False
+    return node.args[3] is not None and bool(node.args[5])
 
 
 def check_sizes_known(graph: torch.fx.Graph) -> None:

@@ -20,6 +20,9 @@ from . import _torch_compat as compat
 
 __all__ = ["GraphFunction"]
 
+# They update running statistics though their schemas don't say so; the dispatcher's functionalization passes them
+# through as they are, the mode takes them apart into functional variants.
+_HIDDEN_WRITERS = frozenset({"batch_norm", "native_batch_norm", "instance_norm", "_batch_norm_impl_index"})
 _ORDINARY_NAMESPACES = ("aten", "prims", "prim", "prim_ops", "inductor")
 
 
@@ -64,6 +67,8 @@ def _all_nodes(graph: torch.fx.GraphModule) -> Iterator[torch.fx.Node]:
 
 def _needs_mode(node: torch.fx.Node) -> bool:
     target = node.target
+    if getattr(target, "__name__", "") in _HIDDEN_WRITERS:
+        return True
     if isinstance(target, torch._ops.HigherOrderOperator):
         return target.name() not in ("tag_activation_checkpoint",)
     overloads: list[Any] = []
