@@ -1,7 +1,8 @@
 """Peak memory of a step, in two ways.
 
-Tensor memory is exact: torch's CPU allocator tells the profiler of every allocation and release, so the running sum
-over one step has a true maximum, to the byte and without noise, also for compiled code (whose buffers are torch's).
+Tensor memory is exact: torch's CPU allocator tells the profiler of every allocation and release, so a running sum has
+a true maximum, to the byte and without noise, also for compiled code (whose buffers are torch's). The sum begins
+before the first call: what a backend keeps between calls (an arena, folded constants) counts in every step.
 Resident memory is what the operating system saw at most over the life of the process: compilation included, and
 whatever libraries allocate past torch.
 """
@@ -13,23 +14,35 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from torch.profiler import ProfilerActivity, profile
+from torch.profiler import ProfilerActivity, profile, record_function
 
 MEGABYTE = 2**20
+MARKER = "bench: the measured step"
 
 
-def peak_tensor_mb(step: Callable[[], object]) -> float:
-    """The most tensor memory in use at once during a step, above what was in use before it, in MiB."""
+def peak_tensor_mb(step: Callable[[], object], warmup: int = 2) -> float:
+    """The most tensor memory in use at once during a step, in MiB, what was there before the first call left out.
+
+    ``step`` must not have run yet: its first ``warmup`` runs compile and fill what is kept, the next one is measured.
+    """
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
-        step()
+        for _ in range(warmup):
+            step()
+        with record_function(MARKER):
+            step()
     results = recorded.profiler.kineto_results if recorded.profiler is not None else None
     if results is None:
         raise RuntimeError("the profiler returned no results")
+    begins = [event.start_ns() for event in results.events() if event.name() == MARKER]
+    if len(begins) != 1:
+        raise RuntimeError(f"the profiler saw the measured step {len(begins)} times")
     changes = sorted((e.start_ns(), e.nbytes()) for e in results.events() if e.name() == "[memory]")
-    current = peak = 0
-    for _, size in changes:
-        current += size
-        peak = max(peak, current)
+    current = sum(size for when, size in changes if when < begins[0])
+    peak = current
+    for when, size in changes:
+        if when >= begins[0]:
+            current += size
+            peak = max(peak, current)
     return peak / MEGABYTE
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -65,7 +66,9 @@ def draw(
     axis.set_xticks(
         [i + 0.4 - width / 2 for i in range(len(groups))], [f"{m}\n{mode}" for m, mode in groups], fontsize=8
     )
-    if logarithmic and any((figure_of(row) or 0.0) > 0.0 for row in rows):
+    positive = [figure for row in rows if (figure := figure_of(row)) is not None and figure > 0.0]
+    if logarithmic and positive:
         axis.set_yscale("log")
+        axis.set_ylim(bottom=10.0 ** math.floor(math.log10(min(positive)) - 0.3))
     axis.grid(axis="y", alpha=0.3)
     axis.set_axisbelow(True)

@@ -79,7 +79,7 @@ class WorkerProcess:
 
 @contextmanager
 def worker(model: str, mode: str, backend: str, settings: Settings, folder: Path) -> Iterator[WorkerProcess]:
-    """Start a worker with empty caches and its own log file; it ends with the block."""
+    """Start a worker; it ends with the block. A backend's first worker in a folder finds empty caches."""
     cache = folder / f"cache-{backend}"
     env = {
         **os.environ,
@@ -90,7 +90,7 @@ def worker(model: str, mode: str, backend: str, settings: Settings, folder: Path
         "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")])),
     }
     arguments = [model, mode, backend, str(settings.threads), str(int(settings.quick))]
-    with open(folder / f"{backend}.log", "w", encoding="utf-8") as log:
+    with open(folder / f"{backend}.log", "a", encoding="utf-8") as log:
         process = subprocess.Popen(
             [sys.executable, "-m", "tools.bench.worker", *arguments],
             stdin=subprocess.PIPE,
@@ -128,10 +128,15 @@ def measure(model: str, mode: str, settings: Settings, report: Any = print) -> l
         for backend in settings.backends:
             if results[backend].error is None:
                 with recorded(results[backend], folder):
-                    answer = workers[backend].ask("memory")
-                    results[backend].peak_tensor_mb = answer["peak_tensor_mb"]
-                    results[backend].peak_resident_mb = answer["peak_resident_mb"]
+                    results[backend].peak_resident_mb = workers[backend].ask("resident")["mb"]
         add_accuracy(workers, results, folder)
+        stack.close()
+        # Tensor memory is followed from before the first call, so it takes a second process, with warm caches.
+        for backend in settings.backends:
+            if results[backend].error is None:
+                with recorded(results[backend], folder), worker(model, mode, backend, settings, folder) as process:
+                    process.ask("prepare")
+                    results[backend].peak_tensor_mb = process.ask("tensors")["mb"]
     return list(results.values())
 
 

@@ -55,14 +55,18 @@ class Worker:
     def first(self) -> dict[str, Any]:
         """Seconds of the first step: importing the backend, tracing and compilation included."""
         begin = time.perf_counter()
+        self.connect()
+        self.run()
+        return {"seconds": time.perf_counter() - begin}
+
+    def connect(self) -> None:
+        """Put the backend behind the step; nothing is compiled before the step's first run."""
         call: Callable[..., Any] = self.model
         if self.backend != "eager":
             if self.backend.startswith("aotkit"):
                 import aotkit  # noqa: F401  (registers the backend where no entry point is installed)
             call = torch.compile(self.model, backend=self.backend)
         self.step = make_step(self.model, call, self.batch, self.mode)
-        self.run()
-        return {"seconds": time.perf_counter() - begin}
 
     def steady(self, seconds: float) -> dict[str, Any]:
         """Milliseconds of each step of one round that lasts about this long, at least three steps."""
@@ -74,9 +78,14 @@ class Worker:
             times.append((time.perf_counter() - begin) * 1e3)
         return {"ms": times}
 
-    def memory(self) -> dict[str, Any]:
-        """Peak of the tensors allocated within one step, and of the process's resident memory over its life."""
-        return {"peak_tensor_mb": peak_tensor_mb(self.run), "peak_resident_mb": peak_resident_mb()}
+    def resident(self) -> dict[str, Any]:
+        """Peak of the process's resident memory so far."""
+        return {"mb": peak_resident_mb()}
+
+    def tensors(self) -> dict[str, Any]:
+        """Peak of the tensor memory of a step, in a worker that has not run a step yet."""
+        self.connect()
+        return {"mb": peak_tensor_mb(self.run)}
 
     def values(self, path: str, double: bool) -> dict[str, Any]:
         """Write outputs and gradients of one step to an .npz file; `double` computes them in float64, uncompiled."""

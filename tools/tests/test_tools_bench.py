@@ -58,6 +58,17 @@ def test_peak_memory_counts_what_lives_at_the_same_time() -> None:
     assert peak_tensor_mb(step) == pytest.approx(4.0, abs=0.1)
 
 
+def test_peak_memory_counts_what_is_kept_between_steps() -> None:
+    kept: list[torch.Tensor] = []
+
+    def step() -> None:
+        if not kept:
+            kept.append(torch.empty(2**20))
+        torch.empty(2**19)
+
+    assert peak_tensor_mb(step) == pytest.approx(6.0, abs=0.1)
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_each_model_trains_and_is_equal_in_every_process(name: str) -> None:
     model, batch = make_model(name), make_batch(name, quick=True)
