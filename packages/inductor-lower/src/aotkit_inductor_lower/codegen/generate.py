@@ -22,6 +22,7 @@ from ..ir import (
     Step,
 )
 from ..ir.dtypes import bits, dtype_from_torch_name
+from ..plan.externs import may_alias_arguments, out_overload
 from ..plan.launch_plan import (
     Allocate,
     ArenaBuffer,
@@ -38,7 +39,6 @@ from ..plan.launch_plan import (
 )
 from ..symbolic import Symbol, floordiv, to_expr
 from .errors import CodegenError
-from ..plan.externs import may_alias_arguments, out_overload
 from .llvm import CpuTarget, Launch, Memory, ModuleText, compile_text, emit_kernel, flatten_nest, host_target
 
 __all__ = ["generate"]
@@ -57,7 +57,8 @@ def generate(program: Program, target: CpuTarget | None = None, *, keep_text: bo
     code = compile_text(text, target) if build.records else b""
     machine = (target.triple, target.cpu, target.vector_bits)
     digest = hashlib.sha256(code).hexdigest()
-    return CompiledProgram(plan, code, tuple(build.records), machine, digest, text if keep_text else "")
+    imports = build.module.imports()
+    return CompiledProgram(plan, code, tuple(build.records), machine, digest, imports, text if keep_text else "")
 
 
 @dataclass(slots=True)
@@ -149,7 +150,9 @@ class _Build:
             if buffer is None:
                 raise CodegenError(f"nest {nest.name} uses the undeclared buffer {name!r}")
             if not buffer.device.startswith("cpu"):
-                raise CodegenError(f"nest {nest.name} uses {name} on {buffer.device}; only CPU kernels are generated here")
+                raise CodegenError(
+                    f"nest {nest.name} uses {name} on {buffer.device}; only CPU kernels are generated here"
+                )
             if dtype_from_torch_name(buffer.dtype) is None:
                 raise CodegenError(f"nest {nest.name} uses {name} of type {buffer.dtype}, which has no generated code")
 
@@ -172,7 +175,8 @@ class _Build:
         """The plan, with lifetimes and frees filled in."""
         first, last = self._lifetimes()
         arena = tuple(
-            ArenaBuffer(name, first[name], last[name]) for name, home in self.homes.items()
+            ArenaBuffer(name, first[name], last[name])
+            for name, home in self.homes.items()
             if home == "arena" and name in first
         )
         planned = tuple(
@@ -334,5 +338,3 @@ def _item_bytes(buffer: Buffer) -> int:
 
 def _identifier(name: str) -> str:
     return "".join(c if c.isalnum() or c == "_" else "_" for c in name)
-
-

@@ -84,12 +84,13 @@ def _segments(compiled: CompiledProgram) -> dict[str, Any]:
     if hashlib.sha256(compiled.code).hexdigest() != compiled.digest:
         raise BindError(f"the object code of {compiled.plan.name} is damaged (its digest differs); compile again")
     try:
-        loaded: LoadedObject = load_object(compiled.code)
-        addresses = loaded.addresses(names)
+        loaded: LoadedObject = load_object(compiled.code, compiled.imports, names)
     except (RuntimeError, LookupError) as error:
-        raise BindError(f"the object code of {compiled.plan.name} does not load here: {error}; compile again") from error
+        raise BindError(
+            f"the object code of {compiled.plan.name} does not load here: {error}; compile again"
+        ) from error
     functions: dict[str, Any] = {}
-    for name, address in zip(names, addresses, strict=True):
+    for name, address in loaded.addresses().items():
         functions[name] = _SEGMENT(address)
         functions[name].keep_alive = loaded
     return functions

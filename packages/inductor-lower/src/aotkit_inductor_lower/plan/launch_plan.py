@@ -140,7 +140,7 @@ class CompiledProgram:
     """A graph compiled for one target: plan, object code, and records of what the kernels are.
 
     ``llvm_text`` is kept only on request. ``target`` is the triple, processor and vector width generated for.
-    ``digest`` is the SHA-256 of ``code``, checked before the code is loaded.
+    ``digest`` is the SHA-256 of ``code``, checked before the code is loaded; ``imports`` the functions it calls.
     """
 
     plan: LaunchPlan
@@ -148,4 +148,5 @@ class CompiledProgram:
     kernels: tuple[KernelRecord, ...]
     target: tuple[str, str, int]
     digest: str
+    imports: tuple[str, ...]
     llvm_text: str = ""

@@ -53,6 +53,7 @@ def compiled_to_json(compiled: CompiledProgram) -> str:
             ],
             "target": list(compiled.target),
             "digest": compiled.digest,
+            "imports": list(compiled.imports),
             "llvm": compiled.llvm_text,
         },
         separators=(",", ":"),
@@ -69,12 +70,17 @@ def compiled_from_json(text: str) -> CompiledProgram:
     )
     triple, cpu, bits = data["target"]
     code = base64.b64decode(data["code"])
-    return CompiledProgram(_plan_in(data["plan"]), code, kernels, (triple, cpu, bits), data["digest"], data["llvm"])
+    machine, imports = (triple, cpu, bits), tuple(data["imports"])
+    return CompiledProgram(
+        _plan_in(data["plan"]), code, kernels, machine, data["digest"], imports, data["llvm"]
+    )
 
 
 def _check(data: Json) -> None:
     if data.get("format") != FORMAT:
-        raise ValueError(f"this plan has format {data.get('format')}, this version reads format {FORMAT}; compile again")
+        raise ValueError(
+            f"this plan has format {data.get('format')}, this version reads format {FORMAT}; compile again"
+        )
 
 
 def _plan_out(plan: LaunchPlan) -> Json:

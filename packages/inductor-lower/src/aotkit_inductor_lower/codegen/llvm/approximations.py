@@ -61,7 +61,15 @@ def _multiply_add(ops: Ops, a: Ssa, b: Ssa, c: Ssa) -> Ssa:
 
 
 def _polynomial(ops: Ops, x: Ssa, coefficients: Sequence[float]) -> Ssa:
-    """``c0 + c1*x + c2*x^2 + ...`` by Horner's rule."""
+    """``c0 + c1*x + c2*x^2 + ...``: Horner's rule, for long ones on even and odd powers side by side."""
+    if len(coefficients) > 5:
+        square = ops.op("fmul", x, x)
+        even, odd = _polynomial_in(ops, square, coefficients[::2]), _polynomial_in(ops, square, coefficients[1::2])
+        return _multiply_add(ops, odd, x, even)
+    return _polynomial_in(ops, x, coefficients)
+
+
+def _polynomial_in(ops: Ops, x: Ssa, coefficients: Sequence[float]) -> Ssa:
     result = ops.const(coefficients[-1], DType.F32, x)
     for coefficient in reversed(coefficients[:-1]):
         result = _multiply_add(ops, result, x, ops.const(coefficient, DType.F32, x))

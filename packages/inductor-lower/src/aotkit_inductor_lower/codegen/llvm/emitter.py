@@ -248,7 +248,9 @@ class Emitter:
         following = body(index, phis)
         latch = self.label
         self._scopes.pop()
-        results = self._close_loop(name, before, latch, (low, high, step), (carried, phis, following), scope.lines, known)
+        results = self._close_loop(
+            name, before, latch, (low, high, step), (carried, phis, following), scope.lines, known
+        )
         self.label = f"{name}.done"
         return results
 

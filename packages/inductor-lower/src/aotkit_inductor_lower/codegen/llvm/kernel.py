@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
-from ...ir import Buffer, DType, Origin, Range, Reduce, Stage, Store
+from ...ir import Buffer, CheckIndex, DType, Origin, Range, Reduce, Stage, Store
 from ...ir.dtypes import dtype_from_torch_name
 from ...symbolic import Expr, Symbol, floordiv, to_expr
 from .body import emit_body
@@ -128,8 +128,8 @@ class _KernelEmitter:
                 continue
             self.em.declare("malloc", "ptr", ["i64"])
             self.em.declare("free", "void", ["ptr"])
-            size = self.em.mul(count, imm(width(dtype) // 8))
-            pointer = self.em.here("ptr", f"call ptr @malloc(i64 {size.text})")
+            needed = self.em.mul(count, imm(width(dtype) // 8))
+            pointer = self.em.here("ptr", f"call ptr @malloc(i64 {needed.text})")
             pointers[row.name] = pointer
             self._mallocs.append(pointer)
 
@@ -264,7 +264,9 @@ class _StageEmitter:
         self.accumulators = self._accumulators()
 
     def _accumulators(self) -> list[Accumulator]:
-        dtypes = {i.result: i.dtype for s in self.kernel.nest.stages for i in s.body if hasattr(i, "dtype")}
+        dtypes = {
+            i.result: i.dtype for s in self.kernel.nest.stages for i in s.body if not isinstance(i, CheckIndex | Store)
+        }
         total = _product(self.stage.ranges).constant
         return [
             make_accumulator(i, dtypes.get(i.value, i.dtype), total, len(self.stage.ranges) == 1)

@@ -152,6 +152,13 @@ class ModuleText:
         lines += ["  ret i32 0", "}"]
         self._segments.append("\n".join(lines))
 
+    def imports(self) -> tuple[str, ...]:
+        """Functions outside the module that it calls. Complete once :meth:`render` was called."""
+        names = {name for name in self.declarations if not name.startswith("llvm.")}
+        if self._launches and self.target.threads:
+            names |= {"GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads"}
+        return tuple(sorted(names))
+
     def render(self) -> str:
         """The whole module."""
         runtime = ""

@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from ...ir import Buffer, BufferKind, CheckIndex, DType, IndexValue, Load, LoopNest, Range, Reduce, Stage, Store
+from ...ir import Buffer, BufferKind, CheckIndex, DType, IndexValue, Instr, Load, LoopNest, Range, Reduce, Stage, Store
 from ...symbolic import Call, Expr, Symbol, SymbolKind, sym, to_expr
 from .types import width
 
@@ -74,7 +74,7 @@ def hint(expr: Expr) -> int:
     constant = expr.constant
     if constant is not None:
         return constant
-    return int(expr.evaluate({symbol: SIZE_HINT for symbol in expr.symbols}))
+    return int(expr.evaluate(dict.fromkeys(expr.symbols, SIZE_HINT)))
 
 
 def lower_bound(expr: Expr) -> float:
@@ -106,7 +106,7 @@ def _flat_offsets(nest: LoopNest, buffers: Mapping[str, Buffer], memory: Mapping
     stages = []
     ordered = False
     for stage in nest.stages:
-        body = []
+        body: list[Instr] = []
         for instr in stage.body:
             if isinstance(instr, Load | Store):
                 root, offset = flat(instr.buffer, instr.indices)
@@ -117,9 +117,7 @@ def _flat_offsets(nest: LoopNest, buffers: Mapping[str, Buffer], memory: Mapping
                 positions[instr.result] = _position(stage.ranges)
             body.append(instr)
         stages.append(Stage(stage.ranges, tuple(body)))
-    return FlatNest(
-        nest.name, nest.outer, tuple(stages), positions, tuple(memories), (), tuple(rows.values()), ordered
-    )
+    return FlatNest(nest.name, nest.outer, tuple(stages), positions, tuple(memories), (), tuple(rows.values()), ordered)
 
 
 def _position(ranges: tuple[Range, ...]) -> Expr:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import llvmlite.binding as llvm
 
-from .target import CpuTarget, ensure_llvm, host_target, target_machine
+from .target import CpuTarget, ensure_llvm, host_target, symbol_address, target_machine
 
 __all__ = ["LoadedObject", "compile_text", "load_object"]
 
@@ -25,25 +25,32 @@ def compile_text(text: str, target: CpuTarget) -> bytes:
 
 
 class LoadedObject:
-    """Object code in memory; alive as long as its functions may be called."""
+    """Object code in memory; alive as long as its functions may be called.
 
-    def __init__(self, code: bytes, target: CpuTarget | None = None) -> None:
+    ``imports``: the functions it calls, looked up here and now. Raises ``LookupError`` for one that this process does
+    not have, and ``RuntimeError`` if the code does not link.
+    """
+
+    def __init__(self, code: bytes, imports: Sequence[str], exports: Sequence[str]) -> None:
         ensure_llvm()
-        empty = llvm.parse_assembly("")
-        self._machine = target_machine(target or host_target())
-        self._engine = llvm.create_mcjit_compiler(empty, self._machine)
-        self._engine.add_object_file(llvm.ObjectFileRef.from_data(code))
-        self._engine.finalize_object()
+        builder = llvm.JITLibraryBuilder().add_object_img(code).add_current_process()
+        for name in imports:
+            address = symbol_address(name)
+            if not address:
+                raise LookupError(f"this process has no function {name}")
+            builder.import_symbol(name, address)
+        for name in exports:
+            builder.export_symbol(name)
+        # JITLink places all sections within reach of each other, as the near code model needs.
+        self._jit = llvm.create_lljit_compiler(target_machine(host_target()), use_jit_link=True)
+        self._library = builder.link(self._jit, "kernels")
+        self._exports = tuple(exports)
 
-    def addresses(self, names: Sequence[str]) -> list[int]:
-        """Where the functions are. Raises ``LookupError`` for a missing one."""
-        found = [int(self._engine.get_function_address(name)) for name in names]
-        missing = [name for name, address in zip(names, found, strict=True) if not address]
-        if missing:
-            raise LookupError(f"the object code defines no function {', '.join(missing)}")
-        return found
+    def addresses(self) -> dict[str, int]:
+        """Where the exported functions are."""
+        return {name: int(self._library[name]) for name in self._exports}
 
 
-def load_object(code: bytes, target: CpuTarget | None = None) -> LoadedObject:
+def load_object(code: bytes, imports: Sequence[str], exports: Sequence[str]) -> LoadedObject:
     """Load object code for calling in this process (about a millisecond)."""
-    return LoadedObject(code, target)
+    return LoadedObject(code, imports, exports)

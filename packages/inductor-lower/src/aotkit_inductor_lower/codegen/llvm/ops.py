@@ -15,7 +15,7 @@ from .emitter import Emitter, Ssa, vector_type
 from .target import CpuTarget
 from .types import FLOAT_TYPES, INT_TYPES, literal, register_type, width
 
-__all__ = ["LLVM_OPS", "Ops", "ZERO_DIVISION", "INDEX_ERROR", "emit_cast", "emit_op"]
+__all__ = ["INDEX_ERROR", "LLVM_OPS", "ZERO_DIVISION", "Ops", "emit_cast", "emit_op"]
 
 INDEX_ERROR = 1
 ZERO_DIVISION = 2
@@ -292,9 +292,7 @@ def _floordiv(ops: Ops, args: Sequence[Ssa], dtype: DType) -> Ssa:
         return _truncdiv(ops, args, dtype)
     safe, minus = _safe_divisor(ops, b, dtype)
     quotient, rest, zero = ops.op("sdiv", a, safe), ops.op("srem", a, safe), _zero_like(a)
-    wrong = ops.op(
-        "and", ops.compare("icmp ne", rest, zero), ops.compare("icmp slt", ops.op("xor", rest, safe), zero)
-    )
+    wrong = ops.op("and", ops.compare("icmp ne", rest, zero), ops.compare("icmp slt", ops.op("xor", rest, safe), zero))
     down = ops.select(wrong, ops.op("sub", quotient, ops.const(1, dtype, a)), quotient)
     assert minus is not None
     return ops.select(minus, _neg(ops, [a], dtype), down)

@@ -17,7 +17,7 @@ from .emitter import Carried, Ssa, vector_type
 from .ops import Ops, emit_op
 from .types import FLOAT_TYPES, INT_TYPES, literal, register_type, width
 
-__all__ = ["Accumulator", "CHUNK", "make_accumulator"]
+__all__ = ["CHUNK", "Accumulator", "make_accumulator"]
 
 CHUNK = 64  # steps after which a partial float sum moves to the second level
 

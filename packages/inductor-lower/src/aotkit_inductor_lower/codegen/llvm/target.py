@@ -12,7 +12,7 @@ from pathlib import Path
 import llvmlite.binding as llvm
 import torch
 
-__all__ = ["CpuTarget", "ensure_llvm", "generic_target", "host_target", "target_machine"]
+__all__ = ["CpuTarget", "ensure_llvm", "generic_target", "host_target", "symbol_address", "target_machine"]
 
 # Functions of the vector math library that torch's CPU library is built with: name -> (arguments, error suffix).
 VECTOR_MATH: dict[str, tuple[int, str]] = {
@@ -138,7 +138,7 @@ def with_symbols(target: CpuTarget) -> CpuTarget:
             symbol = _first_present(_vector_symbols(op, accuracy, element, target.vector_bits))
             if symbol:
                 found.append((op, element, symbol))
-    threads = all(_address(name) for name in _OPENMP)
+    threads = all(symbol_address(name) for name in _OPENMP)
     return replace(target, vector_math=tuple(found), threads=threads)
 
 
@@ -153,10 +153,11 @@ def _vector_symbols(op: str, accuracy: str, element: str, bits: int) -> Iterable
 
 
 def _first_present(symbols: Iterable[str]) -> str | None:
-    return next((symbol for symbol in symbols if _address(symbol)), None)
+    return next((symbol for symbol in symbols if symbol_address(symbol)), None)
 
 
-def _address(symbol: str) -> int:
+def symbol_address(symbol: str) -> int:
+    """Where a function of this process is, 0 if it has none of that name."""
     return llvm.address_of_symbol(symbol) or _process_address(symbol)
 
 
@@ -168,8 +169,12 @@ def _process_address(symbol: str) -> int:
 
 
 def target_machine(target: CpuTarget, opt_level: int = 2) -> llvm.TargetMachine:
-    """An LLVM target machine for ``target``. Not shared between threads: each user makes its own (1 ms)."""
+    """An LLVM target machine for ``target``. Not shared between threads: each user makes its own (1 ms).
+
+    Position independent with near addresses, so that constants are operands of instructions instead of being kept
+    in (and spilled from) registers. The loader keeps all sections within reach of each other.
+    """
     ensure_llvm()
     return llvm.Target.from_triple(target.triple).create_target_machine(
-        cpu=target.cpu, features=target.features, opt=opt_level, jit=True
+        cpu=target.cpu, features=target.features, opt=opt_level, reloc="pic", codemodel="small", jit=True
     )
