@@ -53,7 +53,8 @@ def test_dimensions_that_vary_are_recorded():
     assert [o.dynamic_dims for o in captured.metadata.outputs] == [(0, 1), (0,), ()]
 
 
-def test_the_frontends_symbols_are_bound_from_its_integer_inputs(run_graph):
+def frontend_capture(fn, *args):
+    """What the frontend gives a backend with dynamic sizes: examples, their fakes, and the capture."""
     found = []
 
     def backend(graph, examples):
@@ -62,18 +63,45 @@ def test_the_frontends_symbols_are_bound_from_its_integer_inputs(run_graph):
         for value in examples:
             if isinstance(value, torch.Tensor):
                 symbolic = context.tensor_to_context.get(value)
-                value = mode.from_tensor(value, symbolic_context=symbolic, source=symbolic.tensor_source)
+                source = getattr(symbolic, "tensor_source", None)
+                value = mode.from_tensor(value, symbolic_context=symbolic, source=source)
             fakes.append(value)
         found.append((examples, fakes, capture(graph, fakes)))
         return graph
 
+    torch._dynamo.reset()
+    torch.compile(fn, backend=backend, dynamic=True, fullgraph=True)(*args)
+    (result,) = found
+    return result
+
+
+@pytest.mark.covers("F2.47")
+def test_a_python_float_of_the_frontend_stays_variable(run_graph):
+    def fn(x, scale):
+        return (x * scale).sin()
+
+    x = torch.randn(4, requires_grad=True)
+    examples, fakes, captured = frontend_capture(fn, x, 2.5)
+    floats = [i for i, e in enumerate(examples) if isinstance(e, torch.Tensor) and e.dim() == 0]
+    assert floats, "the frontend passes the float as a tensor"
+    args = [_call_value(e, x, torch.tensor(0.5, dtype=torch.float64)) for e in examples]
+    ours = run_graph(captured, args)[-1]
+    torch.testing.assert_close(ours, fn(x, 0.5))
+    torch.testing.assert_close(torch.autograd.grad(ours.sum(), x)[0], (x * 0.5).cos() * 0.5)
+
+
+def _call_value(example, x, scale):
+    if isinstance(example, torch.Tensor):
+        return scale if example.dim() == 0 else x
+    return x.shape[0]
+
+
+def test_the_frontends_symbols_are_bound_from_its_integer_inputs(run_graph):
     def fn(x, w):
         return (x @ w).sum(0) * x.shape[0], x.view(-1)
 
-    torch._dynamo.reset()
     x, w = torch.randn(6, 4), torch.randn(4, 5, requires_grad=True)
-    torch.compile(fn, backend=backend, dynamic=True)(x, w)
-    ((examples, fakes, captured),) = found
+    examples, fakes, captured = frontend_capture(fn, x, w)
     assert captured.metadata.is_training and captured.shape_env is fakes[-1].fake_mode.shape_env
     integers = [i for i, e in enumerate(examples) if isinstance(e, int | torch.SymInt)]
     assert integers and {b.input_index for b in captured.metadata.symbols if b.source == "int"} == set(integers)

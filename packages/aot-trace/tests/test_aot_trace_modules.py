@@ -221,3 +221,17 @@ def test_no_operation_of_a_captured_graph_writes_to_its_arguments(layer):
     graph = capture(fn, [torch.ones(3, requires_grad=True) * 1, torch.ones(3)], options=TraceOptions(layer=layer)).graph
     schemas = [n.target._schema for n in graph.graph.nodes if hasattr(n.target, "_schema")]
     assert schemas and not any(s.is_mutable for s in schemas)
+
+
+@pytest.mark.covers("F1.61")
+def test_batch_norm_of_a_frontend_graph_returns_its_new_statistics(layer, run_graph):
+    graph = torch.fx.Graph()
+    x, mean, var = (graph.placeholder(n) for n in ("x", "mean", "var"))
+    graph.output([graph.call_function(F.batch_norm, (x, mean, var), {"training": True})])
+    args = [torch.randn(6, 3, requires_grad=True), torch.zeros(3), torch.ones(3)]
+    captured = capture(torch.fx.GraphModule({}, graph), args, options=TraceOptions(layer=layer))
+    assert captured.metadata.num_mutated == 2
+    expected = [torch.zeros(3), torch.ones(3)]
+    F.batch_norm(args[0], *expected, training=True)
+    run_graph(captured, args)
+    torch.testing.assert_close(args[1:], expected)

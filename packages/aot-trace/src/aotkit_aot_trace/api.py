@@ -101,7 +101,9 @@ def capture(
             decompositions=_usable(decompositions or {}),
             layer=layer,
             training=options.training,
-            symbolic=_has_symbols(plain),
+            # Symbolic sizes need it; of a Python function it is not known what it calls (see GraphFunction).
+            python_dispatcher=_has_symbols(plain)
+            or (layer is FunctionalLayer.DISPATCHER and not isinstance(traced, GraphFunction)),
         )
         with stage(observer, "trace"):
             recording = record(request)

@@ -20,8 +20,8 @@ from . import _torch_compat as compat
 
 __all__ = ["GraphFunction"]
 
-# They update running statistics though their schemas don't say so; the dispatcher's functionalization passes them
-# through as they are, the mode takes them apart into functional variants.
+# They update running statistics though their schemas don't say so, and the dispatcher's functionalization passes them
+# through as they are. Torch's Python dispatcher replaces them by variants that say so; it is too slow to be on always.
 _HIDDEN_WRITERS = frozenset({"batch_norm", "native_batch_norm", "instance_norm", "_batch_norm_impl_index"})
 _ORDINARY_NAMESPACES = ("aten", "prims", "prim", "prim_ops", "inductor")
 
@@ -67,8 +67,6 @@ def _all_nodes(graph: torch.fx.GraphModule) -> Iterator[torch.fx.Node]:
 
 def _needs_mode(node: torch.fx.Node) -> bool:
     target = node.target
-    if getattr(target, "__name__", "") in _HIDDEN_WRITERS:
-        return True
     if isinstance(target, torch._ops.HigherOrderOperator):
         return target.name() not in ("tag_activation_checkpoint",)
     overloads: list[Any] = []
@@ -100,6 +98,9 @@ class _Runner(torch.fx.Interpreter):
 
     def run_node(self, n: torch.fx.Node) -> Any:
         try:
+            if n.op == "call_module" or getattr(n.target, "__name__", "") in _HIDDEN_WRITERS:
+                with compat.enable_python_dispatcher():
+                    return super().run_node(n)
             return super().run_node(n)
         except Unsupported as refusal:
             raise refusal.at(n.meta.get("stack_trace")) from refusal.__cause__

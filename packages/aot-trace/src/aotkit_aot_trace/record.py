@@ -48,7 +48,7 @@ class Request:
     decompositions: Mapping[Any, Callable[..., Any]]
     layer: FunctionalLayer
     training: bool | None
-    symbolic: bool
+    python_dispatcher: bool
 
 
 @dataclass(slots=True)
@@ -81,7 +81,7 @@ def record(request: Request) -> Recording:
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.set_grad_enabled(grad_mode))
         stack.enter_context(request.fake_mode)
-        if request.symbolic:
+        if request.python_dispatcher:
             stack.enter_context(compat.enable_python_dispatcher())
         try:
             result.graph = compat.run_make_fx(traced, list(request.plain), request.decompositions)
