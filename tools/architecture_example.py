@@ -56,8 +56,11 @@ def stages() -> Iterator[tuple[str, str, str]]:
     yield "**Schedule.** Fused; the matrix product stays an ATen call:", "text", print_program(scheduled)
 
     forward, backward = compile_graph(parts.forward), compile_graph(parts.backward)
-    yield "**Generate and bind.** The kernels are LLVM text (`AOTKIT_LOG=kernels` shows it), compiled into one object " \
-        "file. What runs in Python is this:", "python", forward._bound.source
+    yield (
+        "**Generate and bind.** One object file from LLVM text; what runs in Python is this:",
+        "python",
+        source(forward),
+    )
     yield "**Report.** Of the forward:", "text", str(forward.report())
 
     saved = len(parts.saved_names) - parts.num_saved_symints
@@ -66,6 +69,11 @@ def stages() -> Iterator[tuple[str, str, str]]:
     call = bind(wrappers, forward, backward)
     yield "and the function that is generated from it:", "python", str(call.source)  # type: ignore[attr-defined]
     check(call, inputs)
+
+
+def source(compiled: object) -> str:
+    """The emitted Python of a compiled graph."""
+    return str(compiled._bound.source)  # type: ignore[attr-defined]
 
 
 def check(call: object, inputs: list[torch.Tensor]) -> None:

@@ -6,9 +6,10 @@ import copy
 import sys
 from pathlib import Path
 
-import aotkit
 import pytest
 import torch
+
+import aotkit
 
 sys.path.insert(0, str(Path(__file__).parent))
 from architectures import ARCHITECTURES, make_batch, make_model

@@ -6,17 +6,18 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
-import aotkit
 import pytest
 import torch
 import torch.nn.functional as F
-from aotkit_inductor_lower import compile_graph, decompositions
-from aotkit_partition import default_partition, min_cut_rematerialization_partition
 from functorch.compile import aot_function as torch_aot_function
 from functorch.compile import default_partition as torch_default_partition
 from functorch.compile import make_boxed_func
 from functorch.compile import min_cut_rematerialization_partition as torch_min_cut
 from torch import nn
+
+import aotkit
+from aotkit_inductor_lower import compile_graph, decompositions
+from aotkit_partition import default_partition, min_cut_rematerialization_partition
 
 
 class Block(nn.Module):

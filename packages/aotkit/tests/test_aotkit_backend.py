@@ -6,11 +6,12 @@ import copy
 import warnings
 from collections.abc import Callable
 
-import aotkit
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+
+import aotkit
 
 
 def compile_strict(fn: Callable[..., object], **kwargs: object) -> Callable[..., object]:
@@ -65,9 +66,7 @@ def test_training_gives_eager_gradients_and_buffers(make: Callable[[], nn.Module
 
 def test_dynamic_batch_is_served_by_one_compile() -> None:
     model, recorder = MLP(), aotkit.Recorder()
-    compiled = torch.compile(
-        model, backend="aotkit", dynamic=True, options={"observer": recorder, "fallback": "error"}
-    )
+    compiled = torch.compile(model, backend="aotkit", dynamic=True, options={"observer": recorder, "fallback": "error"})
     for batch in (3, 5, 17, 2):
         x = torch.randn(batch, 16, requires_grad=True)
         y = x.detach().clone().requires_grad_()
@@ -164,10 +163,10 @@ def test_data_dependent_op_runs_eagerly_with_one_notice() -> None:
         return x[x > 0] * 2
 
     x = torch.randn(10)
-    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            result = torch.compile(fn, backend="aotkit", fullgraph=True)(x)
+    whole_graph = torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True)
+    with whole_graph, warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        result = torch.compile(fn, backend="aotkit", fullgraph=True)(x)
     torch.testing.assert_close(result, fn(x))
     assert [w for w in caught if issubclass(w.category, aotkit.EagerFallback)]
 

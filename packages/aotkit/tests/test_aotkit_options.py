@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import aotkit
 import pytest
+
+import aotkit
 from aotkit._environment import read_environment
 
 
@@ -23,7 +24,13 @@ def test_wrong_value_is_refused_with_the_field_named(name: str, value: object) -
 
 def test_environment_is_parsed_in_one_place() -> None:
     env = read_environment(
-        {"AOTKIT_LOG": "timing, ir", "AOTKIT_DUMP": "d", "AOTKIT_VERIFY": "1", "AOTKIT_FUEL": "4", "AOTKIT_DISABLE": "a,b"}
+        {
+            "AOTKIT_LOG": "timing, ir",
+            "AOTKIT_DUMP": "d",
+            "AOTKIT_VERIFY": "1",
+            "AOTKIT_FUEL": "4",
+            "AOTKIT_DISABLE": "a,b",
+        }
     )
     assert env.log == {"timing", "ir"} and env.dump_dir == Path("d")
     assert env.verify and env.fuel == 4 and env.disable == {"a", "b"}

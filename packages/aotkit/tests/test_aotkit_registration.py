@@ -28,7 +28,9 @@ print("compiled")
 def run(code: str, *path: Path) -> str:
     search = [str(p) for p in path] + [p for p in sys.path if p]
     env = {**os.environ, "AOTKIT_CACHE_DIR": str(path[0] / "cache"), "PYTHONPATH": os.pathsep.join(search)}
-    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=300, check=False
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -1,11 +1,11 @@
 """An ahead-of-time compile stack for PyTorch, assembled from parts that each stand alone.
 
-    import torch, aotkit
+import torch, aotkit
 
-    compiled = torch.compile(model, backend="aotkit")
-    loss = compiled(batch).sum()
-    loss.backward()
-    print(aotkit.explain(model, batch))
+compiled = torch.compile(model, backend="aotkit")
+loss = compiled(batch).sum()
+loss.backward()
+print(aotkit.explain(model, batch))
 """
 
 from torch._dynamo import register_backend as _register_backend

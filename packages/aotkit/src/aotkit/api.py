@@ -8,10 +8,11 @@ from typing import Any
 
 import torch
 import torch.utils._pytree as pytree
-from aotkit_functionalize import GraphMetadata
-from aotkit_partition import default_partition
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+from aotkit_functionalize import GraphMetadata
+from aotkit_partition import default_partition
 
 from ._observe import Recorder
 from .errors import CompileError
@@ -51,7 +52,9 @@ def aot_function(
     """
     state: dict[str, Any] = {}
     lock = threading.Lock()
-    stages = _stages(fw_compiler, bw_compiler or fw_compiler, inference_compiler or fw_compiler, partition_fn, decompositions)
+    stages = _stages(
+        fw_compiler, bw_compiler or fw_compiler, inference_compiler or fw_compiler, partition_fn, decompositions
+    )
 
     def compiled(*args: Any, **kwargs: Any) -> Any:
         flat, spec = pytree.tree_flatten((args, kwargs))

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+
 from aotkit_aot_trace import Unsupported
 from aotkit_functionalize import OverlappingMutation
 from aotkit_inductor_lower import LoweringError

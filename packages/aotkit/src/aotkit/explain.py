@@ -49,7 +49,9 @@ def explain(fn: Callable[..., Any], *args: Any, options: Options | None = None, 
     """
     recorder = Recorder()
     compiled = torch.compile(fn, backend=make_backend(options or Options(cache=False), recorder))
-    outputs = [o for o in pytree.tree_leaves(compiled(*args, **kwargs)) if isinstance(o, torch.Tensor) and o.requires_grad]
+    outputs = [
+        o for o in pytree.tree_leaves(compiled(*args, **kwargs)) if isinstance(o, torch.Tensor) and o.requires_grad
+    ]
     if outputs:
         leaves = _leaves_of(outputs)
         torch.autograd.grad(outputs, leaves, [torch.ones_like(o) for o in outputs], allow_unused=True)

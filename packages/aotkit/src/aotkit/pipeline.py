@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+
 from aotkit_aot_trace import Capture, GraphFunction, capture
 from aotkit_functionalize import GraphMetadata, OverlappingMutation
 from aotkit_inductor_lower import LowerOptions, compile_graph, decompositions
@@ -154,7 +155,11 @@ def _compile_boxed(graph: torch.fx.GraphModule, name: str, ctx: CompileContext) 
         return _run_with_aten(graph)
     chosen = ctx.options
     options = LowerOptions(
-        numerics=chosen.numerics, rng=chosen.rng, verify=chosen.verify, fuel=chosen.fuel, disable=tuple(sorted(chosen.disable))
+        numerics=chosen.numerics,
+        rng=chosen.rng,
+        verify=chosen.verify,
+        fuel=chosen.fuel,
+        disable=tuple(sorted(chosen.disable)),
     )
     with ctx.recorder.stage("lower"):
         compiled = compile_graph(graph, options=options, observer=ctx.recorder, object_store=ctx.object_store)
