@@ -32,12 +32,12 @@ unfold_backward unsafe_chunk unsafe_split unsafe_split_with_sizes upsample_neare
 upsample_nearest3d xlogy _fused_rms_norm _fused_rms_norm_backward relu6 rrelu_with_noise hardswish_
 split_copy unbind_copy narrow_copy expand_copy permute_copy select_copy slice_copy squeeze_copy t_copy transpose_copy
 unsqueeze_copy view_copy alias_copy _reshape_copy detach_copy as_strided_copy
-""".split()
+"""
 
 
 def decompositions() -> dict[Any, Callable[..., Any]]:
     """The table to trace with: ops to functions that compute them from ops with lowering rules. A new dict each time,
     so that it may be changed."""
-    packets = [getattr(torch.ops.aten, name) for name in _NAMES if hasattr(torch.ops.aten, name)]
+    packets = [getattr(torch.ops.aten, name) for name in _NAMES.split() if hasattr(torch.ops.aten, name)]
     table = get_decompositions(packets)
     return {op: function for op, function in table.items() if op not in RULES}

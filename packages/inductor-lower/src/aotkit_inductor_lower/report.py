@@ -60,8 +60,10 @@ class LoweringReport:
 
     def __str__(self) -> str:
         lines = [
-            f"{self.kernel_count} kernels; {self.generated_nodes} of {self.eligible_nodes} eligible nodes generated"
-            f" ({100 * self.generated_share:.0f} %)"
+            (
+                f"{self.kernel_count} kernels; {self.generated_nodes} of {self.eligible_nodes} eligible nodes generated"
+                f" ({100 * self.generated_share:.0f} %)"
+            )
         ]
         for group in self.groups:
             where = f"  # {group.line}" if group.line else ""

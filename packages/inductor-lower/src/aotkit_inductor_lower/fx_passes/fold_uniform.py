@@ -6,6 +6,7 @@ types, rounding and nan are eager's. Requires elementwise ops without randomness
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ __all__ = ["fold_uniform_values"]
 
 aten = torch.ops.aten
 
-_FILLS = {
+_FILLS: dict[object, Callable[[Node], object]] = {
     aten.full.default: lambda node: node.args[1],
     aten.full_like.default: lambda node: node.args[1],
     aten.zeros.default: lambda node: 0,
@@ -26,7 +27,9 @@ _FILLS = {
     aten.ones_like.default: lambda node: 1,
     aten.scalar_tensor.default: lambda node: node.args[0],
 }
-_SPREADING = frozenset((aten.expand.default, aten.view.default, aten.clone.default, aten.permute.default, aten.unsqueeze.default))
+_SPREADING = frozenset(
+    (aten.expand.default, aten.view.default, aten.clone.default, aten.permute.default, aten.unsqueeze.default)
+)
 
 
 def fold_uniform_values(graph: Graph, fuel: int) -> int:
@@ -59,7 +62,13 @@ def fold_uniform_values(graph: Graph, fuel: int) -> int:
 
 def _plain(val: torch.Tensor) -> bool:
     sizes = all(isinstance(size, int) for size in (*val.shape, *val.stride()))
-    return sizes and val.layout is torch.strided and not val.is_complex() and val.device.type == "cpu" and val.is_contiguous()
+    return (
+        sizes
+        and val.layout is torch.strided
+        and not val.is_complex()
+        and val.device.type == "cpu"
+        and val.is_contiguous()
+    )
 
 
 def _uniform(node: Node, val: torch.Tensor, values: dict[Node, torch.Tensor]) -> torch.Tensor | None:

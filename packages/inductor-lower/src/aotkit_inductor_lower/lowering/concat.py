@@ -206,9 +206,7 @@ def _in_slice(nest: NestBuilder, offset: Expr, count: Expr, step: int) -> Value:
 
 
 @TABLE.lowers(aten.select_backward.default)
-def select_backward(
-    ctx: LoweringContext, node: Node, grad: View, sizes: object, dim: int, position: object
-) -> View:
+def select_backward(ctx: LoweringContext, node: Node, grad: View, sizes: object, dim: int, position: object) -> View:
     """The gradient at the selected position, 0 elsewhere."""
     rank = node.meta["val"].dim()
     dim %= rank

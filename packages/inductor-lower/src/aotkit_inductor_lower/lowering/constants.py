@@ -10,7 +10,7 @@ from ..symbolic import Expr, to_expr
 from .context import LoweringContext
 from .nest_builder import NestBuilder, Value
 from .promotion import compute_dtype, ir_dtype
-from .registry import Decline, RuleTable, aten, prims
+from .registry import Decline, Rule, RuleTable, aten, prims
 from .values import View
 
 __all__ = ["TABLE"]
@@ -106,7 +106,7 @@ def iota(ctx: LoweringContext, node: Node, length: object, *, start: object, ste
     return _position(ctx, node, start, step)
 
 
-def _triangle(keep_lower: bool) -> object:
+def _triangle(keep_lower: bool) -> Rule:
     def rule(ctx: LoweringContext, node: Node, x: View, diagonal: int = 0) -> View:
         dtype = ir_dtype(x.dtype)
 

@@ -67,9 +67,7 @@ def lower_graph(gm: GraphModule, options: LowerOptions | None = None, name: str 
         else:
             raise ctx.unsupported(node, f"graph nodes of kind {node.op} are not lowered; trace the graph with make_fx")
     _check_sources(ctx, sources)
-    return Program(
-        name, tuple(inputs), tuple(ctx.buffers.values()), tuple(ctx.steps), outputs, tuple(sources.values())
-    )
+    return Program(name, tuple(inputs), tuple(ctx.buffers.values()), tuple(ctx.steps), outputs, tuple(sources.values()))
 
 
 def lower_node(ctx: LoweringContext, node: Node) -> NodeValue:
@@ -95,7 +93,12 @@ def lower_node(ctx: LoweringContext, node: Node) -> NodeValue:
     reason = _not_generated(ctx, node)
     if reason is None:
         try:
-            return rule(ctx, node, *_value(ctx, list(node.args)), **_value(ctx, dict(node.kwargs)))
+            return rule(
+                ctx,
+                node,
+                *(_value(ctx, arg) for arg in node.args),
+                **{name: _value(ctx, arg) for name, arg in node.kwargs.items()},
+            )
         except Decline as declined:
             reason = str(declined)
     return lower_extern(ctx, node, reason)
@@ -125,9 +128,7 @@ def _value(ctx: LoweringContext, arg: object) -> object:
     return arg
 
 
-def _placeholder(
-    ctx: LoweringContext, node: Node, position: int, sources: dict[str, tuple[str, int, str, int]]
-) -> str:
+def _placeholder(ctx: LoweringContext, node: Node, position: int, sources: dict[str, tuple[str, int, str, int]]) -> str:
     val = node.meta.get("val")
     if isinstance(val, torch.Tensor):
         view = ctx.declare(node.name, val, BufferKind.INPUT)
@@ -145,9 +146,6 @@ def _placeholder(
             sources[name] = (name, position, "int", 0)  # an integer input is the cheapest source
             return f"${name}"
         # A plain number, or a compound of symbols that other inputs give; it gets a name that nothing uses.
-        return _unused_integer(node, position, sources)
-    if val is None and not node.users:
-        ctx.values[node] = None
         return _unused_integer(node, position, sources)
     raise ctx.unsupported(node, f"an input of type {type(val).__name__} is neither a tensor nor an integer")
 

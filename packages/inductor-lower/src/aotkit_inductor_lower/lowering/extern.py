@@ -18,15 +18,15 @@ def lower_extern(ctx: LoweringContext, node: Node, reason: str) -> NodeValue:
     :class:`UnsupportedGraphError` for results that depend on data and arguments that have no IR form."""
     target = node.target
     if not isinstance(target, torch._ops.OpOverload):
-        raise ctx.unsupported(node, "only ATen and custom ops can be called", "run this part outside the compiled region")
+        raise ctx.unsupported(
+            node, "only ATen and custom ops can be called", "run this part outside the compiled region"
+        )
     args = tuple(_argument(ctx, node, arg) for arg in node.args)
     kwargs = tuple((name, _argument(ctx, node, value)) for name, value in node.kwargs.items())
     mutated = _mutated(ctx, node, target, args, dict(kwargs))
     results, value = _results(ctx, node, target)
     mutates = tuple(dict.fromkeys(name for name, _ in mutated))
-    ctx.steps.append(
-        ExternCall(node.name, str(target), args, kwargs, results, mutates, reason, ctx.origin(node))
-    )
+    ctx.steps.append(ExternCall(node.name, str(target), args, kwargs, results, mutates, reason, ctx.origin(node)))
     return value
 
 
@@ -50,9 +50,8 @@ def _plain(ctx: LoweringContext, node: Node, value: object) -> Arg:
         return Literal("none", None)
     if isinstance(value, complex):
         return Literal("complex", str(value))
-    for kind, cls in _PLAIN:
-        if isinstance(value, cls):
-            return Literal(kind, value)  # type: ignore[arg-type]
+    if isinstance(value, bool | int | float | str):
+        return Literal(next(kind for kind, cls in _PLAIN if isinstance(value, cls)), value)
     for kind, cls in _NAMED:
         if isinstance(value, cls):
             return Literal(kind, str(value))
@@ -61,8 +60,8 @@ def _plain(ctx: LoweringContext, node: Node, value: object) -> Arg:
     raise ctx.unsupported(node, f"an argument of type {type(value).__name__} has no form in the loop IR")
 
 
-_PLAIN = (("bool", bool), ("int", int), ("float", float), ("str", str))
-_NAMED = (
+_PLAIN: tuple[tuple[str, type], ...] = (("bool", bool), ("int", int), ("float", float), ("str", str))
+_NAMED: tuple[tuple[str, type], ...] = (
     ("dtype", torch.dtype),
     ("device", torch.device),
     ("layout", torch.layout),

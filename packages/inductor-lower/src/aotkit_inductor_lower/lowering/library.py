@@ -1,4 +1,4 @@
-"""Ops whose ATen kernels (matrix products, convolutions, attention, pooling) are kept whole, and what counts as what."""
+"""Ops whose ATen kernels (matrix products, convolutions, attention, pooling) are kept whole; what counts as what."""
 
 from __future__ import annotations
 
@@ -7,24 +7,35 @@ from torch.fx import Node
 
 __all__ = ["is_creation", "is_view", "library_reason"]
 
-_FAMILIES = (
-    ("matrix products are left to ATen", "mm addmm bmm baddbmm addbmm mv addmv dot vdot addr linear matmul _int_mm _scaled_mm "
-     "_grouped_mm _addmm_activation linear_backward _scaled_grouped_mm"),
-    ("convolutions are left to ATen", "convolution convolution_backward _convolution convolution_overrideable conv1d conv2d "
-     "conv3d mkldnn_convolution _slow_conv2d_forward conv_transpose2d"),
-    ("attention is left to ATen", "_scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_attention_math "
-     "_scaled_dot_product_flash_attention_for_cpu_backward _scaled_dot_product_flash_attention "
-     "_scaled_dot_product_efficient_attention scaled_dot_product_attention _scaled_dot_product_fused_attention_overrideable"),
-    ("pooling is left to ATen", "max_pool2d_with_indices max_pool2d_with_indices_backward avg_pool2d avg_pool2d_backward "
-     "_adaptive_avg_pool2d _adaptive_avg_pool2d_backward adaptive_max_pool2d max_pool3d_with_indices avg_pool3d avg_pool1d "
-     "_adaptive_avg_pool3d adaptive_max_pool2d_backward max_pool3d_with_indices_backward avg_pool3d_backward "
-     "fractional_max_pool2d"),
-)  # fmt: skip
-_REASONS = {name: reason for reason, names in _FAMILIES for name in names.split()}
-_CREATION = frozenset(
-    "full full_like zeros zeros_like ones ones_like empty empty_like new_zeros new_ones new_full new_empty arange "
-    "scalar_tensor iota empty_strided new_empty_strided empty_permuted eye lift_fresh_copy".split()
-)
+# reason -> ATen names
+_FAMILIES = {
+    "matrix products are left to ATen": """
+        mm addmm bmm baddbmm addbmm mv addmv dot vdot addr linear matmul _int_mm _scaled_mm _grouped_mm
+        _addmm_activation linear_backward _scaled_grouped_mm
+    """,
+    "convolutions are left to ATen": """
+        convolution convolution_backward _convolution convolution_overrideable conv1d conv2d conv3d
+        mkldnn_convolution _slow_conv2d_forward conv_transpose2d
+    """,
+    "attention is left to ATen": """
+        _scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_attention_math
+        _scaled_dot_product_flash_attention_for_cpu_backward _scaled_dot_product_flash_attention
+        _scaled_dot_product_efficient_attention scaled_dot_product_attention
+        _scaled_dot_product_fused_attention_overrideable
+    """,
+    "pooling is left to ATen": """
+        max_pool2d_with_indices max_pool2d_with_indices_backward avg_pool2d avg_pool2d_backward
+        _adaptive_avg_pool2d _adaptive_avg_pool2d_backward adaptive_max_pool2d max_pool3d_with_indices
+        avg_pool3d avg_pool1d _adaptive_avg_pool3d adaptive_max_pool2d_backward
+        max_pool3d_with_indices_backward avg_pool3d_backward fractional_max_pool2d
+    """,
+}
+_REASONS = {name: reason for reason, names in _FAMILIES.items() for name in names.split()}
+_CREATED = """
+    full full_like zeros zeros_like ones ones_like empty empty_like new_zeros new_ones new_full new_empty arange
+    scalar_tensor iota empty_strided new_empty_strided empty_permuted eye lift_fresh_copy
+"""
+_CREATION = frozenset(_CREATED.split())
 
 
 def library_reason(node: Node) -> str | None:

@@ -188,7 +188,9 @@ class NestBuilder:
         self._row_seen[key] = result
         return result
 
-    def store(self, view: View, index: Sequence[Expr], value: Value, mode: str = "set", mask: Value | None = None) -> None:
+    def store(
+        self, view: View, index: Sequence[Expr], value: Value, mode: str = "set", mask: Value | None = None
+    ) -> None:
         """Write an element, converted to the tensor's type."""
         value = self.cast(value, ir_dtype(view.dtype))
         self._body.append(Store(view.buffer, view.at(index), value.name, mode, mask.name if mask else None))

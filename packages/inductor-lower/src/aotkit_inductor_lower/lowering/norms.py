@@ -169,7 +169,13 @@ def _channel_dims(x: View) -> list[int]:
 
 
 def _affine(
-    ctx: LoweringContext, node: Node, x: View, result: View, mean: View, scale: Callable[[NestBuilder, Expr], Value], bias: View | None
+    ctx: LoweringContext,
+    node: Node,
+    x: View,
+    result: View,
+    mean: View,
+    scale: Callable[[NestBuilder, Expr], Value],
+    bias: View | None,
 ) -> None:
     """``(x - mean) * scale + bias`` per channel."""
     dtype = compute_dtype(x.dtype)
@@ -339,7 +345,9 @@ def batch_norm_backward(
 Statistics = Callable[[NestBuilder, Expr], tuple[Value, Value]]
 
 
-def _batch_norm_sums(ctx: LoweringContext, node: Node, grad: View, x: View, statistics: Statistics) -> tuple[View, View]:
+def _batch_norm_sums(
+    ctx: LoweringContext, node: Node, grad: View, x: View, statistics: Statistics
+) -> tuple[View, View]:
     """Per channel: sum of grad, and sum of grad*(x - mean)."""
     dtype = compute_dtype(x.dtype)
     torch_dtype = torch.float64 if dtype is DType.F64 else torch.float32

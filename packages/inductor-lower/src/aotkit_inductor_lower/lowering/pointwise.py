@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch.fx import Node
@@ -23,15 +23,27 @@ TABLE = RuleTable("pointwise")
 activations.register(TABLE)
 
 # ATen name -> op of the table; integers are converted to the default float type first.
-_UNARY_FLOAT = (
-    "exp exp2 expm1 log log2 log10 log1p sqrt rsqrt reciprocal sin cos tan asin acos atan sinh cosh tanh asinh acosh "
-    "atanh erf erfc sigmoid"
-).split()
-_UNARY_SAME = "neg abs".split()
-_ROUNDING = "floor ceil trunc round".split()  # identities on integers
-_BINARY_SAME = "minimum maximum fmin fmax bitwise_and bitwise_or bitwise_xor".split()
-_BINARY_FLOAT = "atan2 hypot copysign nextafter".split()
-_COMPARE = "eq ne lt le gt ge".split()
+_UNARY_FLOAT: tuple[str, ...] = (
+    "exp",
+    "exp2",
+    "expm1",
+    "log",
+    "log2",
+    "log10",
+    "log1p",
+    "sqrt",
+    "rsqrt",
+    "reciprocal",
+    "sin",
+    "cos",
+)
+_UNARY_FLOAT += ("tan", "asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf", "erfc")
+_UNARY_FLOAT += ("sigmoid",)
+_UNARY_SAME = ("neg", "abs")
+_ROUNDING = ("floor", "ceil", "trunc", "round")  # identities on integers
+_BINARY_SAME = ("minimum", "maximum", "fmin", "fmax", "bitwise_and", "bitwise_or", "bitwise_xor")
+_BINARY_FLOAT = ("atan2", "hypot", "copysign", "nextafter")
+_COMPARE = ("eq", "ne", "lt", "le", "gt", "ge")
 _BOOL_FORM = {"add": "logical_or", "mul": "logical_and"}
 
 
@@ -49,7 +61,7 @@ def _overload(name: str, overload: str = "default") -> object | None:
     return getattr(packet, overload, None) if packet is not None else None
 
 
-def _add_all(names: list[str], overloads: tuple[str, ...], make: Callable[[str], Callable[..., View]]) -> None:
+def _add_all(names: Sequence[str], overloads: tuple[str, ...], make: Callable[[str], Callable[..., View]]) -> None:
     for name in names:
         for overload in overloads:
             found = _overload(name, overload)

@@ -278,7 +278,13 @@ def logsumexp(ctx: LoweringContext, node: Node, x: View, dims: object, keepdim: 
 
 @TABLE.lowers(aten.linalg_vector_norm.default)
 def vector_norm(
-    ctx: LoweringContext, node: Node, x: View, order: object = 2, dims: object = None, keepdim: bool = False, **_: object
+    ctx: LoweringContext,
+    node: Node,
+    x: View,
+    order: object = 2,
+    dims: object = None,
+    keepdim: bool = False,
+    **_: object,
 ) -> View:
     """Norms of order 2, 1 and infinity."""
     dtype = compute_dtype(node.meta["val"].dtype)

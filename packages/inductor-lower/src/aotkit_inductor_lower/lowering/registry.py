@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
 if TYPE_CHECKING:
-    from .context import LoweringContext, NodeValue
+    from .context import NodeValue
 
 __all__ = ["Decline", "Rule", "RuleTable", "aten", "join_rules", "prims"]
 
@@ -17,6 +17,7 @@ aten = torch.ops.aten
 prims = torch.ops.prims
 
 Rule = Callable[..., "NodeValue"]
+R = TypeVar("R", bound=Rule)
 
 
 class Decline(Exception):
@@ -35,11 +36,11 @@ class RuleTable:
         """The rules so far."""
         return MappingProxyType(self._rules)
 
-    def lowers(self, *overloads: Any) -> Callable[[Rule], Rule]:
+    def lowers(self, *overloads: Any) -> Callable[[R], R]:
         """Decorator: ``@table.lowers(aten.add.Tensor)``. The rule is called as ``rule(ctx, node, *args, **kwargs)``
         with tensors as :class:`~.values.View`, integer scalars of dynamic graphs as expressions, the rest as is."""
 
-        def register(rule: Rule) -> Rule:
+        def register(rule: R) -> R:
             for overload in overloads:
                 self.add(overload, rule)
             return rule

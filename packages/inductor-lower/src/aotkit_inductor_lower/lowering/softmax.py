@@ -118,7 +118,9 @@ def _backward(
 # -- negative log likelihood ----------------------------------------------------------------------------
 
 
-def _target_class(nest: NestBuilder, target: View, index: tuple[Expr, ...], classes: Expr, ignore: int) -> tuple[Value, Value, Expr]:
+def _target_class(
+    nest: NestBuilder, target: View, index: tuple[Expr, ...], classes: Expr, ignore: int
+) -> tuple[Value, Value, Expr]:
     """(target, whether it counts, index of its class). A negative target that is not ignored is out of range."""
     wanted = nest.cast(nest.load(target, index), DType.I64)
     counts = nest.op("ne", wanted, nest.const(ignore, DType.I64))

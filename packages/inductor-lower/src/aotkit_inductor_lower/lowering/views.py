@@ -19,7 +19,9 @@ TABLE = RuleTable("views")
 _ZERO = to_expr(0)
 
 
-def _result(ctx: LoweringContext, node: Node, base: View, index: Sequence[Expr], val: torch.Tensor | None = None) -> View:
+def _result(
+    ctx: LoweringContext, node: Node, base: View, index: Sequence[Expr], val: torch.Tensor | None = None
+) -> View:
     """The node's value: element ``[d0, d1, ..]`` is ``base[index]``."""
     val = node.meta["val"] if val is None else val
     return ctx.shared_view(base, val, base.at(index))
@@ -158,7 +160,9 @@ def unfold(ctx: LoweringContext, node: Node, x: View, dim: int, size: int, step:
     return _result(ctx, node, x, index)
 
 
-def _pieces(split: Callable[[LoweringContext, View, int, Sequence[torch.Tensor]], list[Expr]]) -> Callable[..., NodeValue]:
+def _pieces(
+    split: Callable[[LoweringContext, View, int, Sequence[torch.Tensor]], list[Expr]],
+) -> Callable[..., NodeValue]:
     def rule(ctx: LoweringContext, node: Node, x: View, _sizes: object, dim: int = 0) -> NodeValue:
         dim %= len(x.sizes)
         vals = node.meta["val"]
@@ -239,9 +243,7 @@ def repeat(ctx: LoweringContext, node: Node, x: View, repeats: Sequence[object])
     """``y[d] = x[d mod size]``."""
     index = dim_exprs(node.meta["val"].dim())
     skipped = len(index) - len(x.sizes)
-    return _computed(
-        ctx, node, x, [_ZERO if s == 1 else index[skipped + k] % s for k, s in enumerate(x.sizes)]
-    )
+    return _computed(ctx, node, x, [_ZERO if s == 1 else index[skipped + k] % s for k, s in enumerate(x.sizes)])
 
 
 @TABLE.lowers(aten.roll.default)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ..ir import LoopNest, Range, Stage
+from ..ir import LoopNest, Range
 from ..symbolic import Call, Expr, Symbol, SymbolKind, floordiv, mod, sym, to_expr
 from .facts import has_calls, index_exprs, ranges_of
 

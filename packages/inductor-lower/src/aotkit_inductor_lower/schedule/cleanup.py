@@ -114,5 +114,3 @@ def drop_dead_code(nest: LoopNest) -> LoopNest | None:
         if body:
             stages.append(Stage(stage.ranges, tuple(reversed(body))))
     return replace(nest, stages=tuple(reversed(stages))) if stages else None
-
-

@@ -134,4 +134,3 @@ def _order(steps: Sequence[Step], root: Mapping[str, str], unstable: set[str]) -
         for name in reads & unstable:
             readers_since.setdefault(name, []).append(position)
     return before
-

@@ -21,9 +21,7 @@ from .writer import NestWriter
 __all__ = ["schedule_program"]
 
 
-def schedule_program(
-    program: Program, options: LowerOptions | None = None
-) -> tuple[Program, tuple[FusionRecord, ...]]:
+def schedule_program(program: Program, options: LowerOptions | None = None) -> tuple[Program, tuple[FusionRecord, ...]]:
     """The program with as few kernels as its data allows, and a record of every decision."""
     options = options or LowerOptions()
     records: list[FusionRecord] = []
@@ -44,7 +42,11 @@ def drop_dead_steps(program: Program) -> Program:
     for step in reversed(program.steps):
         writes = step_writes(step)
         keeps = isinstance(step, ExternCall) and (step.mutates or not step.results or _has_effect(step))
-        if keeps or any(name in live or kinds[name] is BufferKind.INPUT for name in writes) or _writes_alias(step, program):
+        if (
+            keeps
+            or any(name in live or kinds[name] is BufferKind.INPUT for name in writes)
+            or _writes_alias(step, program)
+        ):
             kept.append(step)
             live.update(step_reads(step))
     used = live | {name for step in kept for name in step_writes(step)} | set(program.inputs)
@@ -170,5 +172,3 @@ def _renamed(letter: str, first: int, ranges: Sequence[Range], env: dict[Symbol,
     result = tuple(Range(f"{letter}{first + k}", loop.size) for k, loop in enumerate(ranges))
     env.update((Symbol(old.symbol), sym(new.symbol)) for old, new in zip(ranges, result, strict=True))
     return result
-
-

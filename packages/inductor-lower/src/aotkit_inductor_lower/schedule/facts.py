@@ -23,10 +23,11 @@ __all__ = [
 
 SIZE_HINT = 64
 
-HEAVY = frozenset(
-    "exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh erf erfc sigmoid "
-    "pow atan2 hypot nextafter floordiv truncdiv mod fmod sqrt rsqrt".split()
-)
+_HEAVY_NAMES = """
+    exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh erf erfc sigmoid
+    pow atan2 hypot nextafter floordiv truncdiv mod fmod sqrt rsqrt
+"""
+HEAVY = frozenset(_HEAVY_NAMES.split())
 _TRAPPING = frozenset(("floordiv", "truncdiv", "mod", "fmod"))
 
 
@@ -64,9 +65,7 @@ def heavy_count(nest: LoopNest) -> int:
 
 def has_division(nest: LoopNest) -> bool:
     """Whether an instruction may report an error: integer division, a checked index."""
-    return any(
-        isinstance(i, CheckIndex) or (isinstance(i, Compute) and i.op in _TRAPPING) for i in instructions(nest)
-    )
+    return any(isinstance(i, CheckIndex) or (isinstance(i, Compute) and i.op in _TRAPPING) for i in instructions(nest))
 
 
 def ranges_of(nest: LoopNest) -> Ranges:

@@ -14,7 +14,7 @@ from ..options import LowerOptions
 from .dependencies import Dependencies
 from .facts import hint, numel
 from .merge import Access, Kernel, merge_kernels
-from .records import FusionRecord
+from .records import FusionKind, FusionRecord
 
 __all__ = ["fuse_kernels"]
 
@@ -31,15 +31,14 @@ class _Groups:
         self.needs: dict[int, set[int]] = {}
         self.ancestors: dict[int, int] = {}
         self.position: dict[int, int] = {}
+        self.latest = -1
         self._parent: dict[int, int] = {}
         self._raw = [set(before) for before in dependencies.before]
-        for position, step in enumerate(steps):
-            if step is None:  # inlined: whoever needed it needs what it needed
-                continue
         self._gone = {position for position, step in enumerate(steps) if step is None}
 
     def add(self, position: int, step: Step) -> None:
         """A step as a group of its own."""
+        self.latest = position
         needs = {self.find(p) for p in self._raw[position]}
         self.steps[position] = step
         self.needs[position] = needs
@@ -93,7 +92,7 @@ class _Groups:
         for group, ancestors in self.ancestors.items():
             if ancestors & (bit | other):
                 self.ancestors[group] = (ancestors | new | bit) & ~other
-        for group, needs in self.needs.items():
+        for needs in self.needs.values():
             if second in needs:
                 needs.discard(second)
                 needs.add(first)
@@ -151,14 +150,19 @@ def _fuse_once(
             continue
         tried.add(other)
         partner = groups.kernels[other]
-        reason = _too_much(partner, kernel, options)
+        reason = _too_much(partner, kernel, options) or _overwrites(partner, kernel, dependencies)
         if reason is None and (groups.blocks(other, current) or groups.blocks(current, other)):
             reason = "another step must run between them"
         if reason is None:
+            later = bool(groups.ancestors[other] >> current & 1)  # the partner runs after what it is joined to
             for anchor in anchors:
-                merged = merge_kernels(partner, kernel, anchor, buffers)
+                if later:
+                    merged = merge_kernels(kernel, partner, (anchor[1], anchor[0]), buffers)
+                else:
+                    merged = merge_kernels(partner, kernel, anchor, buffers)
                 if isinstance(merged, LoopNest):
-                    records.append(FusionRecord(kind, partner.nest.name, kernel.nest.name, True, f"through {anchor[0].buffer}"))
+                    through = f"through {anchor[0].buffer}"
+                    records.append(FusionRecord(kind, partner.nest.name, kernel.nest.name, True, through))
                     joined = Kernel.of(merged, buffers, partner.members + kernel.members)
                     groups.join(other, current, joined)
                     return other
@@ -175,13 +179,25 @@ def _too_much(first: Kernel, second: Kernel, options: LowerOptions) -> str | Non
     return None
 
 
+def _overwrites(first: Kernel, second: Kernel, dependencies: Dependencies) -> str | None:
+    """Kernels that change memory which others see through any name keep their place in the program."""
+    root, unstable = dependencies.root, dependencies.unstable
+    if not unstable:
+        return None
+    for writer, other in ((first, second), (second, first)):
+        changed = {root[name] for name in writer.stores} & unstable
+        if changed and not changed.isdisjoint(root[n] for n in (*other.stores, *(a.buffer for a in other.loads))):
+            return "one of them overwrites memory that the other uses"
+    return None
+
+
 def _candidates(
     groups: _Groups,
     current: int,
     readers: Mapping[str, list[int]],
     buffers: Mapping[str, Buffer],
     dependencies: Dependencies,
-) -> Iterator[tuple[str, int, list[tuple[Access, Access]]]]:
+) -> Iterator[tuple[FusionKind, int, list[tuple[Access, Access]]]]:
     """(kind, group, accesses to align by) in the order to try."""
     kernel = groups.kernels[current]
     vertical: dict[int, list[tuple[Access, Access]]] = {}
@@ -190,6 +206,8 @@ def _candidates(
         if not access.plain:
             continue
         for writer in dependencies.writers.get(access.buffer, ()):
+            if writer > groups.latest:  # it overwrites later what is read here
+                continue
             group = groups.find(writer)
             partner = groups.kernels.get(group)
             if partner is None or group == current:
@@ -214,8 +232,6 @@ def _candidates(
         yield "horizontal", group, _largest_first(horizontal[group], buffers)
 
 
-def _largest_first(
-    anchors: list[tuple[Access, Access]], buffers: Mapping[str, Buffer]
-) -> list[tuple[Access, Access]]:
+def _largest_first(anchors: list[tuple[Access, Access]], buffers: Mapping[str, Buffer]) -> list[tuple[Access, Access]]:
     ordered = sorted(anchors, key=lambda pair: -hint(numel(buffers[pair[0].buffer])))
     return ordered[:3]

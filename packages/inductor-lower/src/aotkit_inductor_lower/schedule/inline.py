@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ..ir import Buffer, Compute, Load, LoopNest, Origin, Program, Step
+from ..ir import Buffer, BufferKind, Compute, Load, LoopNest, Origin, Program, Step
 from ..options import LowerOptions
 from ..symbolic import Expr, Symbol
 from .dependencies import Dependencies
@@ -39,7 +39,7 @@ def inline_producers(
             step = _expand(step, buffers, inlinable)
             steps[position] = step
         symbols = identity_store(step, buffers)
-        if symbols is None:
+        if symbols is None or buffers[step.writes[0]].kind is not BufferKind.TEMPORARY:
             continue
         buffer = step.writes[0]
         reason, verdict = _verdict(step, buffer, program.steps, dependencies, options)
@@ -143,5 +143,3 @@ def _wide_loads(nest: LoopNest, elements: int) -> int:
                 distinct *= sizes.get(name, 64)
             count += distinct * 4 > elements
     return count
-
-

@@ -126,9 +126,7 @@ def merge_kernels(
 # -- loops -----------------------------------------------------------------------------------------------
 
 
-def _plan(
-    first: Kernel, second: Kernel, anchor: tuple[Access, Access], buffers: Mapping[str, Buffer]
-) -> _Plan | str:
+def _plan(first: Kernel, second: Kernel, anchor: tuple[Access, Access], buffers: Mapping[str, Buffer]) -> _Plan | str:
     total = numel(buffers[anchor[0].buffer])
     a = digits_of(anchor[0].flat, first.sizes, total)
     b = digits_of(anchor[1].flat, second.sizes, total)

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["FusionRecord"]
+__all__ = ["FusionKind", "FusionRecord"]
+
+FusionKind = Literal["inline", "vertical", "horizontal"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,7 +16,7 @@ class FusionRecord:
     reader in one kernel) or ``horizontal`` (two kernels that read the same data). ``first`` and ``second`` are
     nests' names. ``reason`` says why, in both cases."""
 
-    kind: Literal["inline", "vertical", "horizontal"]
+    kind: FusionKind
     first: str
     second: str
     fused: bool

@@ -174,10 +174,12 @@ class NestWriter:
         if mask is not None:
             body = self._masked(body, names, mask)
         self.copy(body, env, names)
+        assert isinstance(store, Store)
         value = names[store.value]
         if mask is not None:
             other = self._other(load)
-            value = self._once(("where", (mask, value, other), load.dtype), Compute, "where", (mask, value, other), load.dtype)
+            args = (mask, value, other)
+            value = self._once(("where", args, load.dtype), Compute, "where", args, load.dtype)
         self._seen[key] = value
         return value
 

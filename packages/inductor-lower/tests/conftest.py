@@ -1,0 +1,88 @@
+"""What several of this package's tests share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from aotkit_inductor_lower import (
+    CompiledGraph,
+    LowerOptions,
+    compile_graph,
+    interpret_program,
+    lower_graph,
+    schedule_program,
+    verify_program,
+)
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A function that passed: its compiled graph."""
+
+    compiled: CompiledGraph
+
+    @property
+    def kernels(self) -> int:
+        """How many kernels were generated."""
+        return self.compiled.report().kernel_count
+
+    @property
+    def externs(self) -> list[str]:
+        """The ATen calls left."""
+        return [extern.target for extern in self.compiled.report().externs]
+
+
+def fresh(args: tuple[Any, ...]) -> list[Any]:
+    """The arguments, tensors copied with their strides."""
+    return [
+        torch.empty_strided(a.shape, a.stride(), dtype=a.dtype).copy_(a) if isinstance(a, torch.Tensor) else a
+        for a in args
+    ]
+
+
+def assert_same(got: list[Any], want: list[Any], stage: str, tolerance: float | None) -> None:
+    """Values within tolerance; dtypes, shapes and strides exactly."""
+    assert len(got) == len(want), stage
+    for g, w in zip(got, want, strict=True):
+        if not isinstance(w, torch.Tensor):
+            assert g == w, stage
+            continue
+        assert (g.dtype, g.shape, g.stride()) == (w.dtype, w.shape, w.stride()), stage
+        wide = w.dtype in (torch.float32, torch.float64)
+        bound = tolerance if wide else None
+        torch.testing.assert_close(
+            g, w, rtol=bound, atol=bound, equal_nan=True, msg=lambda text: f"after {stage}: {text}"
+        )
+
+
+@pytest.fixture
+def check() -> Callable[..., Checked]:
+    """Compare eager with the lowered program, the scheduled one (both interpreted), and the generated code."""
+
+    def run(
+        f: Callable[..., Any],
+        *args: Any,
+        table: dict[Any, Any] | None = None,
+        mode: str = "fake",
+        tolerance: float = 3e-6,
+    ) -> Checked:
+        graph = make_fx(lambda *given: f(*given), decomposition_table=table or {}, tracing_mode=mode)(*fresh(args))
+        result = f(*fresh(args))
+        want = list(result) if isinstance(result, tuple | list) else [result]
+        lowered = lower_graph(graph)
+        verify_program(lowered)
+        scheduled, _ = schedule_program(lowered)
+        verify_program(scheduled)
+        assert_same(interpret_program(lowered, fresh(args)), want, "lowering", tolerance)
+        assert_same(interpret_program(scheduled, fresh(args)), want, "scheduling", tolerance)
+        compiled = compile_graph(graph, options=LowerOptions(verify=True))
+        assert_same(compiled(fresh(args)), want, "code generation", tolerance)
+        return Checked(compiled)
+
+    return run

@@ -1,0 +1,148 @@
+"""ATen calls: exact strides of arguments, order of random ops, mutation, refusals with reasons."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from aotkit_inductor_lower import UnsupportedGraphError, compile_graph, lower_graph, schedule_program
+from aotkit_inductor_lower.ir import ExternCall
+
+aten = torch.ops.aten
+
+
+@pytest.mark.covers("F5c.2")
+def test_an_op_without_a_rule_becomes_an_aten_call_with_a_reason(check):
+    result = check(lambda x: torch.cumsum(x + 1, 0) * 2, torch.randn(4, 5))
+    (extern,) = result.compiled.report().externs
+    assert extern.target == "aten.cumsum.default" and extern.reason
+
+
+def test_library_ops_keep_their_reason(check):
+    result = check(lambda a, b: (a @ b).relu(), torch.randn(4, 5), torch.randn(5, 6), tolerance=1e-5)
+    assert "matrix products" in result.compiled.report().externs[0].reason
+
+
+def test_several_results_and_list_arguments_pass_through_calls(check):
+    x = torch.randn(4, 6)
+    check(lambda x: (*torch.sort(x * 2, 1), torch.topk(x, 2)[0] + 1, torch.einsum("ij,kj->ik", x, x)), x)
+
+
+def test_complex_and_other_types_are_left_to_aten(check):
+    result = check(lambda x: torch.view_as_real(torch.complex(x, x) * 2) + 1, torch.randn(5))
+    assert any("complex" in e.reason for e in result.compiled.report().externs)
+
+
+@pytest.mark.covers("F5c.11")
+def test_random_calls_keep_their_order_and_draw_eagers_numbers():
+    def f(x):
+        a = torch.rand_like(x)
+        b = torch.bernoulli(torch.full_like(x, 0.5))
+        return a * 2 + b, torch.randn_like(x).exp(), torch.rand_like(x) + a
+
+    x = torch.randn(50)
+    compiled = compile_graph(make_fx(f, tracing_mode="fake")(x))
+    torch.manual_seed(3)
+    want = f(x)
+    torch.manual_seed(3)
+    got = compiled([x])
+    for g, w in zip(got, want, strict=True):
+        torch.testing.assert_close(g, w)
+
+
+def test_dropout_is_a_random_call_and_the_rest_a_kernel():
+    def f(x):
+        return torch.nn.functional.dropout(x + 1, 0.3, training=True) * 2
+
+    x = torch.randn(64)
+    compiled = compile_graph(make_fx(f, tracing_mode="fake")(x))
+    torch.manual_seed(1)
+    want = f(x)
+    torch.manual_seed(1)
+    torch.testing.assert_close(compiled([x])[0], want)
+
+
+def test_equal_random_calls_are_not_merged():
+    compiled = compile_graph(
+        make_fx(lambda x: torch.rand_like(x) - torch.rand_like(x), tracing_mode="fake")(torch.ones(99))
+    )
+    assert compiled([torch.ones(99)])[0].abs().sum() > 0
+
+
+def test_a_copy_into_an_input_writes_it_after_all_reads():
+    def f(x, y):
+        old = x * 2
+        new = x + y
+        aten.copy_.default(x, new)
+        return old + 1, new.exp()
+
+    x, y = torch.randn(4, 5), torch.randn(4, 5)
+    want_x, compiled = x.clone(), compile_graph(make_fx(f, tracing_mode="fake")(x.clone(), y))
+    want = f(want_x, y)
+    got_x = x.clone()
+    got = compiled([got_x, y])
+    torch.testing.assert_close(got_x, want_x)
+    for g, w in zip(got, want, strict=True):
+        torch.testing.assert_close(g, w)
+
+
+def test_an_input_overwritten_by_its_own_reversal_is_read_first():
+    def f(x):
+        aten.copy_.default(x, x.flip(0))
+        return x + 0
+
+    x = torch.randn(4, 4)
+    want, compiled = x.clone(), compile_graph(make_fx(f, tracing_mode="fake")(x.clone()))
+    (wanted,) = (f(want),)
+    got = x.clone()
+    torch.testing.assert_close(compiled([got])[0], wanted)
+    torch.testing.assert_close(got, want)
+
+
+def test_a_mutating_op_of_a_temporary_is_called_in_order(check):
+    def f(x):
+        y = x * 2
+        before = y + 1
+        y.index_fill_(0, torch.tensor([1]), 5.0)
+        return before, y * 3
+
+    graph = torch.fx.Graph()
+    x = graph.placeholder("x")
+    y = graph.call_function(aten.mul.Tensor, (x, 2))
+    before = graph.call_function(aten.add.Tensor, (y, 1))
+    i = graph.call_function(aten.arange.default, (1,), {"device": torch.device("cpu"), "pin_memory": False})
+    written = graph.call_function(aten.index_fill_.int_Scalar, (y, 0, i, 5.0))
+    graph.output(
+        (before, graph.call_function(aten.mul.Tensor, (written, 3)), graph.call_function(aten.add.Tensor, (y, 0)))
+    )
+    module = torch.fx.GraphModule({}, graph)
+    value = torch.randn(3, 2)
+    compiled = compile_graph(module, [value])
+    got = compiled([value])
+    for g, w in zip(got, module(value), strict=True):
+        torch.testing.assert_close(g, w)
+
+
+def test_data_dependent_sizes_are_refused_with_a_reason():
+    graph = make_fx(lambda x: x[x > 0] * 2, tracing_mode="symbolic")(torch.randn(5))
+    with pytest.raises(UnsupportedGraphError, match="depends on data"):
+        lower_graph(graph)
+
+
+def test_dead_calls_are_dropped_and_random_ones_kept():
+    graph = make_fx(lambda x: (torch.cumsum(x, 0), torch.rand_like(x), x + 1)[2], tracing_mode="fake")(torch.ones(3))
+    program, _ = schedule_program(lower_graph(graph))
+    assert [s.target for s in program.steps if isinstance(s, ExternCall)] in ([], ["aten.rand_like.default"])
+
+
+def test_the_users_line_is_kept():
+    def f(x):
+        return torch.cumsum(x.exp(), 0)
+
+    graph = make_fx(f, tracing_mode="fake", record_stack_traces=True)(torch.ones(3))
+    for node in graph.graph.nodes:
+        if node.op == "call_function":
+            node.meta["stack_trace"] = '  File "model.py", line 12, in f\n    return torch.cumsum(x.exp(), 0)\n'
+    program = lower_graph(graph)
+    assert {step.origin.line for step in program.steps} == {"model.py:12: return torch.cumsum(x.exp(), 0)"}

@@ -1,0 +1,182 @@
+"""Elementwise ops: eager's values, promotion and rounding, through every stage."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from aotkit_inductor_lower import compile_graph
+
+aten = torch.ops.aten
+F = torch.nn.functional
+FLOATS = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
+INTS = [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8]
+
+
+def values(dtype, *shape):
+    torch.manual_seed(len(shape))
+    if dtype is torch.bool:
+        return torch.rand(shape) > 0.5
+    if dtype.is_floating_point:
+        return torch.randn(shape).to(dtype)
+    return torch.randint(0 if dtype is torch.uint8 else -9, 10, shape).to(dtype)
+
+
+def specials(dtype):
+    info = torch.finfo(dtype)
+    return torch.tensor(
+        [0.0, -0.0, 1.0, -1.0, 0.5, 2.5, -2.5, math.inf, -math.inf, math.nan, info.max, info.tiny], dtype=dtype
+    )
+
+
+@pytest.mark.covers("F5g.1")
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize(
+    "name",
+    ["exp", "expm1", "log1p", "sqrt", "rsqrt", "reciprocal", "sin", "cos", "tanh", "sigmoid", "erf", "neg", "abs", "sign", "floor", "ceil", "trunc", "round", "relu", "isnan", "isinf", "isfinite", "square", "atan", "asinh", "exp2"],
+)
+def test_unary_ops_equal_eager_on_ordinary_and_special_values(check, name, dtype):
+    op = getattr(torch, name)
+    x = torch.cat((values(dtype, 67), specials(dtype)))
+    result = check(op, x)
+    assert result.kernels == 1 and not result.externs
+
+
+@pytest.mark.covers("F5g.2")
+@pytest.mark.parametrize("dtype", INTS, ids=str)
+@pytest.mark.parametrize(
+    "name", ["add", "sub", "mul", "floor_divide", "remainder", "fmod", "bitwise_and", "bitwise_xor", "maximum", "eq", "lt"]
+)
+def test_integer_ops_wrap_and_round_as_eager(check, name, dtype):
+    a, b = values(dtype, 37), values(dtype, 37)
+    b = torch.where(b == 0, torch.ones_like(b), b)
+    check(getattr(torch, name), a, b)
+
+
+@pytest.mark.covers("F5g.1")
+@pytest.mark.parametrize("left", [torch.float32, torch.bfloat16, torch.int32, torch.uint8, torch.bool], ids=str)
+@pytest.mark.parametrize("right", [torch.float64, torch.float16, torch.int64, torch.int8, torch.bool], ids=str)
+def test_mixed_operands_promote_as_eager(check, left, right):
+    check(
+        lambda a, b: (a + b, a * b, a / b.double(), a == b, torch.where(b > 0, a, b)),
+        values(left, 3, 5),
+        values(right, 5),
+    )
+
+
+@pytest.mark.covers("F5g.1")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int32, torch.bool], ids=str)
+def test_python_numbers_and_zero_dimensional_tensors_do_not_widen(check, dtype):
+    scalar = torch.tensor(1.5, dtype=torch.float64)
+    check(lambda x, s: (x + 2, x * 0.1, 3 - x if x.dtype != torch.bool else x, x + s, x / 3), values(dtype, 9), scalar)
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize(
+    "f",
+    [
+        F.gelu,
+        lambda x: F.gelu(x, approximate="tanh"),
+        F.silu,
+        F.leaky_relu,
+        F.hardtanh,
+        F.hardsigmoid,
+        F.hardswish,
+        F.softplus,
+        F.elu,
+        F.mish,
+    ],
+)
+def test_activations_are_one_kernel(check, f, dtype):
+    result = check(f, torch.cat((values(dtype, 61), specials(dtype)[:9])))
+    assert result.kernels == 1 and not result.externs
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_derivatives_of_activations_equal_eager(check, dtype):
+    g, x = values(dtype, 41), values(dtype, 41).flip(0)
+    y = x.float().sigmoid().to(dtype)
+    result = check(
+        lambda g, x, y: (
+            aten.gelu_backward(g, x),
+            aten.gelu_backward(g, x, approximate="tanh"),
+            aten.silu_backward(g, x),
+            aten.sigmoid_backward(g, y),
+            aten.tanh_backward(g, y),
+            aten.threshold_backward(g, x, 0),
+            aten.hardtanh_backward(g, x, -1, 1),
+            aten.softplus_backward(g, x, 1, 20),
+        ),
+        g,
+        x,
+        y,
+    )
+    assert not result.externs
+
+
+def test_powers_clamps_and_blends_equal_eager(check):
+    x, y = values(torch.float32, 33), values(torch.float32, 33).abs()
+    check(
+        lambda x, y: (
+            x**2, x**3, y**0.5, y**-0.5, x**-1, x**-2, y**1.7, 2.0**x, y**x,
+            x.clamp(-0.5, 0.5), x.clamp(min=y), x.clamp_max(0.1), torch.lerp(x, y, 0.3), torch.lerp(x, y, y),
+            torch.addcmul(x, y, y, value=2), torch.addcdiv(x, y, y + 1), torch.add(x, y, alpha=3),
+            torch.sub(x, y, alpha=0.5), torch.logaddexp(x, y), torch.div(x, y + 1, rounding_mode="floor"),
+            torch.div(x, y + 1, rounding_mode="trunc"), torch.copysign(x, y), torch.atan2(x, y), torch.fmin(x, y),
+        ),
+        x,
+        y,
+    )  # fmt: skip
+
+
+@pytest.mark.covers("F5g.4")
+def test_masks_and_logic_equal_eager(check):
+    a, b = values(torch.bool, 21), values(torch.bool, 21).flip(0)
+    x = values(torch.float16, 21)
+    check(
+        lambda a, b, x: (
+            a & b, a | ~b, a ^ b, a.logical_not(), x.logical_and(a), a + b, a * b, x.masked_fill(a, -3.0),
+            torch.where(a, 1, x), torch.where(a, x, 2.5), a.to(torch.float16) * x,
+        ),
+        a,
+        b,
+        x,
+    )  # fmt: skip
+
+
+@pytest.mark.covers("F5g.5")
+@pytest.mark.parametrize("source", [*FLOATS, torch.int64, torch.int8, torch.uint8, torch.bool], ids=str)
+def test_casts_between_all_types_equal_eager(check, source):
+    x = values(source, 29)
+    targets = [*FLOATS, *INTS, torch.bool]
+    check(lambda x: tuple(x.to(t) for t in targets if t != source), x)
+
+
+@pytest.mark.covers("F5c.13")
+def test_half_results_are_rounded_after_every_op(check):
+    x, y = values(torch.bfloat16, 500), values(torch.bfloat16, 500).flip(0)
+
+    def chain(x, y):
+        return ((x * y + y).tanh() * 3 - x) / (y * y + 1)
+
+    result = check(chain, x, y)
+    assert result.kernels == 1
+    assert torch.equal(result.compiled([x, y])[0], chain(x, y))
+
+
+def test_shifts_at_and_over_the_width_equal_eager(check):
+    x = torch.tensor([1, -1, 5, 7, -8], dtype=torch.int32)
+    n = torch.tensor([0, 31, 32, 33, 2], dtype=torch.int32)
+    check(lambda x, n: (x << n, x >> n), x, n)
+
+
+def test_integer_division_by_zero_raises_as_eager(check):
+    a = torch.tensor([4, 2])
+    graph = make_fx(lambda a, b: torch.div(a, b, rounding_mode="floor"), tracing_mode="fake")(a, a.clone())
+    compiled = compile_graph(graph)
+    with pytest.raises((RuntimeError, ZeroDivisionError)):
+        compiled([a, torch.tensor([2, 0])])
+    assert compiled([a, torch.tensor([3, 1])])[0].tolist() == [1, 2]

@@ -1,0 +1,156 @@
+"""Reductions, softmax, losses and norms: eager's values, in the kernels that they should take."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from aotkit_inductor_lower import decompositions
+
+aten = torch.ops.aten
+F = torch.nn.functional
+
+
+@pytest.mark.covers("F5g.8", "F5g.9", "F5g.10")
+@pytest.mark.parametrize("dims", [(0,), (1,), (2,), (0, 2), (0, 1, 2)], ids=str)
+@pytest.mark.parametrize("keepdim", [False, True])
+def test_reductions_over_any_dimensions_are_one_kernel(check, dims, keepdim):
+    x = torch.randn(5, 7, 19)
+    for f in (
+        lambda x: x.sum(dims, keepdim),
+        lambda x: x.mean(dims, keepdim),
+        lambda x: x.amax(dims, keepdim),
+        lambda x: x.var(dims, keepdim=keepdim),
+        lambda x: torch.var_mean(x, dims, correction=0, keepdim=keepdim),
+        lambda x: x.logsumexp(dims, keepdim),
+        lambda x: torch.linalg.vector_norm(x, 2, dims, keepdim),
+        lambda x: (x > 2).any(dims, keepdim) if len(dims) == 1 else aten.any.dims(x > 2, list(dims), keepdim),
+    ):
+        result = check(f, x)
+        assert result.kernels == 1 and not result.externs
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.int32, torch.int64, torch.uint8, torch.bool, torch.bfloat16, torch.float16], ids=str
+)
+def test_reductions_accumulate_in_eagers_type(check, dtype):
+    x = torch.randint(0, 2 if dtype is torch.bool else 100, (3, 50)).to(dtype)
+    check(lambda x: (x.sum(), x.sum(1), x.amax(1), x.any(), x.all(1)), x)
+
+
+def test_extrema_give_the_first_of_equals_and_nan(check):
+    x = torch.tensor([[1.0, 3.0, 3.0], [float("nan"), 5.0, float("nan")], [-1.0, -1.0, -2.0]])
+    check(lambda x: (*x.max(1), *x.min(0), x.argmax(1), x.argmin(), x.argmax(0, keepdim=True), x.amax(1)), x)
+
+
+def test_products_and_counts(check):
+    x = torch.rand(4, 6) + 0.5
+    check(lambda x: (x.prod(), x.prod(1), (x > 1).sum(), x.sum(dtype=torch.float64)), x, tolerance=1e-5)
+
+
+@pytest.mark.covers("F5h.4")
+@pytest.mark.parametrize("dim", [-1, 0, 1])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_softmax_and_its_derivative_are_one_kernel_each(check, dim, dtype):
+    x = torch.randn(5, 6, 33).to(dtype)
+    for f in (lambda x: x.softmax(dim), lambda x: x.log_softmax(dim)):
+        result = check(f, x)
+        assert result.kernels == 1 and not result.externs
+    y = x.float().softmax(dim).to(dtype)
+    for f in (
+        lambda g, y: aten._softmax_backward_data(g, y, dim, y.dtype),
+        lambda g, y: aten._log_softmax_backward_data(g, y, dim, y.dtype),
+    ):
+        result = check(f, x, y)
+        assert result.kernels == 1 and not result.externs
+
+
+def test_a_row_of_minus_infinity_gives_what_eager_gives(check):
+    x = torch.tensor([[float("-inf")] * 3, [0.0, float("-inf"), 1.0], [float("inf"), 0.0, 1.0]])
+    check(lambda x: (x.softmax(1), x.log_softmax(1), x.logsumexp(1)), x)
+
+
+@pytest.mark.covers("F5g.18", "F5h.3")
+@pytest.mark.parametrize("affine", [True, False])
+def test_layer_norm_is_one_kernel_and_its_derivative_two(check, affine):
+    x = torch.randn(4, 6, 40)
+    w, b = (torch.randn(40), torch.randn(40)) if affine else (None, None)
+    parameters = (w, b) if affine else ()
+
+    def forward(x, *wb):
+        return aten.native_layer_norm(x, [40], *(wb or (None, None)), 1e-5)
+
+    result = check(forward, x, *parameters)
+    assert result.kernels == 1 and not result.externs
+    _, mean, rstd = forward(x, *parameters)
+
+    def backward(g, x, mean, rstd, *wb):
+        mask = [True, affine, affine]
+        results = aten.native_layer_norm_backward(g, x, [40], mean, rstd, *(wb or (None, None)), mask)
+        return tuple(t for t in results if t is not None)
+
+    result = check(backward, torch.randn_like(x), x, mean, rstd, *parameters, tolerance=2e-5)
+    assert result.kernels == (2 if affine else 1) and not result.externs
+
+
+@pytest.mark.covers("F5g.10")
+def test_statistics_far_from_zero_are_as_exact_as_eagers(check):
+    x = torch.randn(3, 4096) + 1e4
+    check(lambda x: torch.var_mean(x, 1), x, tolerance=2e-4)
+
+
+@pytest.mark.covers("F5g.18")
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)
+@pytest.mark.parametrize("train", [True, False])
+def test_batch_norm_and_its_derivative_equal_eager(check, layout, train):
+    x = torch.randn(3, 5, 6, 7).to(memory_format=layout)
+    w, b, mean, var = torch.randn(5), torch.randn(5), torch.randn(5), torch.rand(5) + 0.5
+
+    def forward(x, w, b, mean, var):
+        outputs = aten._native_batch_norm_legit_functional(x, w, b, mean, var, train, 0.1, 1e-5)
+        return outputs if train else outputs[0]
+
+    result = check(forward, x, w, b, mean, var, tolerance=1e-5)
+    assert not result.externs and result.kernels <= 2
+    saved = aten._native_batch_norm_legit_functional(x, w, b, mean, var, True, 0.1, 1e-5)[1:3]
+    grad = torch.randn_like(x)
+
+    def backward(g, x, w, mean, var, m, r):
+        return aten.native_batch_norm_backward(g, x, w, mean, var, m, r, train, 1e-5, [True, True, True])
+
+    result = check(backward, grad, x, w, mean, var, *saved, tolerance=2e-5)
+    assert not result.externs and result.kernels <= 3
+
+
+def test_group_norm_is_one_kernel(check):
+    x, w, b = torch.randn(3, 6, 4, 5), torch.randn(6), torch.randn(6)
+    result = check(lambda x, w, b: aten.native_group_norm(x, w, b, 3, 6, 20, 2, 1e-5), x, w, b, tolerance=1e-5)
+    assert result.kernels == 1 and not result.externs
+
+
+@pytest.mark.covers("F5g.20")
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+@pytest.mark.parametrize("weighted", [True, False])
+def test_cross_entropy_and_its_gradient_equal_eager(check, reduction, weighted):
+    x, weight = torch.randn(12, 7), torch.rand(7) if weighted else None
+    target = torch.randint(0, 7, (12,))
+    target[3] = -100
+
+    def loss_and_gradient(x, target):
+        x = x.detach().requires_grad_()
+        loss = F.cross_entropy(x, target, weight, reduction=reduction)
+        return loss.detach(), torch.autograd.grad(loss.sum(), x)[0]
+
+    if weighted:
+        kind = {"none": 0, "mean": 1, "sum": 2}[reduction]
+        log = x.log_softmax(1)
+        result = check(lambda x, t, w: aten.nll_loss_forward(x, t, w, kind, -100), log, target, weight)
+    else:
+        result = check(loss_and_gradient, x, target, table=decompositions())
+    assert not result.externs
+
+
+@pytest.mark.parametrize("loss", [F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss], ids=lambda f: f.__name__)
+def test_losses_are_one_kernel(check, loss):
+    result = check(loss, torch.randn(9, 5), torch.randn(9, 5), table=decompositions())
+    assert result.kernels == 1 and not result.externs

@@ -1,0 +1,76 @@
+"""Views are index maps: no kernel for the view itself, eager's values and strides."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+VIEWS = {
+    "view": lambda x: x.view(6, 20),
+    "split view": lambda x: x.view(2, 3, 4, 5, 1),
+    "reshape of a transpose": lambda x: x.transpose(0, 2).reshape(6, 20),
+    "permute": lambda x: x.permute(2, 0, 1),
+    "transpose": lambda x: x.transpose(0, 1),
+    "select": lambda x: x.select(1, -2),
+    "slice": lambda x: x[1:, ::2],
+    "negative slice": lambda x: x[:, -3:-1],
+    "unsqueeze": lambda x: x.unsqueeze(1).unsqueeze(-1),
+    "squeeze": lambda x: x.unsqueeze(0).squeeze(0),
+    "expand": lambda x: x[:, :1].expand(6, 4, 5),
+    "diagonal": lambda x: x[:4].diagonal(1, 0, 1),
+    "unfold": lambda x: x.unfold(2, 3, 1),
+    "flip": lambda x: x.flip(0, 2),
+    "roll": lambda x: x.roll((2, -1), (0, 2)),
+    "repeat": lambda x: x.repeat(2, 1, 3),
+    "as_strided": lambda x: x.as_strided((3, 4), (20, 2), 5),
+    "chunk": lambda x: x.chunk(4, 2)[1],
+    "split": lambda x: x.split([1, 4], 2)[1],
+    "unbind": lambda x: x.unbind(0)[3],
+    "detach": lambda x: x.detach(),
+}
+
+
+@pytest.mark.covers("F5g.6", "F5g.7")
+@pytest.mark.parametrize("name", VIEWS)
+def test_a_view_read_by_code_makes_no_kernel_of_its_own(check, name):
+    view = VIEWS[name]
+    x = torch.arange(120.0).reshape(6, 4, 5)
+    result = check(lambda x: view(x) * 2 + 1, x)
+    assert result.kernels == 1 and not result.externs
+
+
+@pytest.mark.covers("F5g.6")
+@pytest.mark.parametrize("name", [n for n in VIEWS if n not in ("flip", "roll", "repeat", "reshape of a transpose")])
+def test_a_view_that_is_returned_has_eagers_strides_and_memory(check, name):
+    view = VIEWS[name]
+    x = torch.arange(120.0).reshape(6, 4, 5)
+    result = check(lambda x: (view(x), view(x + 1)), x)
+    assert result.kernels == 1
+    (first, _) = result.compiled([x])
+    assert first.untyped_storage().data_ptr() == x.untyped_storage().data_ptr()
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_an_aten_call_sees_the_view_with_eagers_strides(check, name):
+    view = VIEWS[name]
+    result = check(lambda x: torch.cumsum(view(x + 1), 0), torch.arange(120.0).reshape(6, 4, 5))
+    assert result.externs == ["aten.cumsum.default"]
+
+
+def test_inputs_may_be_strided_and_offset(check):
+    base = torch.randn(7, 9, 11)
+    check(lambda x, y: (x.t() + 1, (y * 2).sum(0)), base[1:5, 2, ::3], base.transpose(0, 2)[3:, 1:])
+
+
+def test_sizes_of_zero_and_one_pass_through(check):
+    check(lambda x, y: (x + 1, x.sum(0), x.sum(1), y * 2, y.sum((0, 2))), torch.randn(0, 4), torch.randn(1, 5, 1))
+
+
+def test_views_of_views_compose(check):
+    x = torch.randn(2, 8, 12)
+    result = check(lambda x: x.view(2, 8, 3, 4).permute(0, 2, 1, 3).reshape(6, 8, 4).transpose(1, 2)[:, 1:3].sum(-1), x)
+    assert result.kernels == 1
+
+
+def test_bits_may_be_reinterpreted_at_the_same_width(check):
+    check(lambda x: x.view(torch.int32) + 0, torch.randn(9))
