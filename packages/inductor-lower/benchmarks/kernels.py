@@ -1,6 +1,6 @@
 """Generated kernels against eager: run time and compile time of typical fused groups.
 
-    python benchmarks/kernels.py [--threads N] [--only NAME] [--text NAME]
+    python benchmarks/kernels.py [--threads N] [--only NAME] [--text]
 
 Each case is measured interleaved with eager on the same inputs, results preallocated by neither side.
 """
@@ -292,9 +292,7 @@ loop channel_sums(i0 < 64):
     store q[i0] = %q
 """
     outputs = {"s": x.sum((0, 2, 3)), "q": (x * x).sum((0, 2, 3))}
-    return Case(
-        "batch_norm_channels", nests, {"x": x}, outputs, lambda x: (x.sum((0, 2, 3)), (x * x).sum((0, 2, 3)))
-    )
+    return Case("batch_norm_channels", nests, {"x": x}, outputs, lambda x: (x.sum((0, 2, 3)), (x * x).sum((0, 2, 3))))
 
 
 CASES = (
@@ -332,33 +330,37 @@ def interleaved(ours: Callable[[], object], eager: Callable[[], object], seconds
     return min(a), min(b)
 
 
+def measure(case: Case, seconds: float) -> tuple[float, float, float, str]:
+    """Seconds to compile, of our call and of eager's, and the LLVM text. Raises where the results differ."""
+    program = parse_program(case.text())
+    start = time.perf_counter()
+    compiled = generate(program, keep_text=True)
+    compiling = time.perf_counter() - start
+    bound, inputs = bind(compiled), list(case.inputs.values())
+    want = case.eager(*inputs)
+    for got, expected in zip(bound(list(inputs)), want if isinstance(want, tuple) else (want,), strict=True):
+        torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-3)
+    ours, eager = interleaved(lambda: bound(list(inputs)), lambda: case.eager(*inputs), seconds)
+    return compiling, ours, eager, compiled.llvm_text
+
+
 def main() -> None:
     """Print a table of all cases."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--seconds", type=float, default=0.5)
-    parser.add_argument("--only")
-    parser.add_argument("--text", help="print the LLVM text of this case")
+    parser.add_argument("--seconds", type=float, default=0.5, help="to measure each case for")
+    parser.add_argument("--only", default="", help="cases whose name holds this")
+    parser.add_argument("--text", action="store_true", help="print the LLVM text too")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     print(f"{'case':22} {'compile ms':>10} {'aotkit us':>10} {'eager us':>10} {'speedup':>8}")
     for make in CASES:
-        case = make()
-        if options.only and options.only not in case.name or options.text and options.text != case.name:
+        if options.only not in make.__name__:
             continue
-        program = parse_program(case.text())
-        start = time.perf_counter()
-        compiled = generate(program, keep_text=True)
-        seconds = time.perf_counter() - start
+        compiling, ours, eager, text = measure(make(), options.seconds)
+        print(f"{make.__name__:22} {compiling * 1e3:10.1f} {ours * 1e6:10.1f} {eager * 1e6:10.1f} {eager / ours:8.2f}")
         if options.text:
-            print(compiled.llvm_text)
-        bound = bind(compiled)
-        inputs = list(case.inputs.values())
-        want = case.eager(*inputs)
-        for got, expected in zip(bound(list(inputs)), want if isinstance(want, tuple) else (want,), strict=True):
-            torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-3)
-        ours, eager = interleaved(lambda: bound(list(inputs)), lambda: case.eager(*inputs), options.seconds)
-        print(f"{case.name:22} {seconds * 1e3:10.1f} {ours * 1e6:10.1f} {eager * 1e6:10.1f} {eager / ours:8.2f}")
+            print(text)
 
 
 if __name__ == "__main__":

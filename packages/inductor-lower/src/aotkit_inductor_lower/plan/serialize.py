@@ -71,9 +71,7 @@ def compiled_from_json(text: str) -> CompiledProgram:
     triple, cpu, bits = data["target"]
     code = base64.b64decode(data["code"])
     machine, imports = (triple, cpu, bits), tuple(data["imports"])
-    return CompiledProgram(
-        _plan_in(data["plan"]), code, kernels, machine, data["digest"], imports, data["llvm"]
-    )
+    return CompiledProgram(_plan_in(data["plan"]), code, kernels, machine, data["digest"], imports, data["llvm"])
 
 
 def _check(data: Json) -> None:

@@ -292,9 +292,7 @@ def _added(ctx: KernelContext, old: Ssa, value: Ssa, dtype: DType) -> Ssa:
     return emit_op(ctx.ops, "logical_or" if dtype is DType.BOOL else "add", [old, value], [dtype, dtype], dtype)
 
 
-def _scalar_store(
-    ctx: KernelContext, instr: Store, pointer: Ssa, value: Ssa, mask: Ssa | None, dtype: DType
-) -> None:
+def _scalar_store(ctx: KernelContext, instr: Store, pointer: Ssa, value: Ssa, mask: Ssa | None, dtype: DType) -> None:
     element, align = memory_type(dtype), width(dtype) // 8
     if mask is not None:
         dummy = Ssa("%discard", "ptr")
