@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -658,3 +659,13 @@ def test_results_do_not_depend_on_the_number_of_threads() -> None:
     finally:
         torch.set_num_threads(before)
     assert all(torch.equal(results[0], r) for r in results[1:])
+
+
+def test_without_a_thread_runtime_everything_still_runs() -> None:
+    target = replace(host_target(), threads=False)
+    x = torch.randn(2000, 300)
+    (got,) = run(program({"x": x}, {"y": x}, SOFTMAX.format(rows=2000, columns=300)), x, target=target)
+    torch.testing.assert_close(got, torch.softmax(x, 1), rtol=1e-6, atol=1e-8)
+    bound = bind(generate(parse_program(DYNAMIC), target))
+    y, c, _ = bound([x])
+    torch.testing.assert_close(c, y.sum(0), rtol=1e-4, atol=1e-2)

@@ -164,7 +164,7 @@ class ModuleText:
         runtime = ""
         if self._launches:
             self.declarations["llvm.umin.i64"] = "declare i64 @llvm.umin.i64(i64, i64)"
-            parallel = _PARALLEL if self.target.threads else "  ret i32 0"
+            parallel = _PARALLEL if self.target.threads else "  br label %alone"
             runtime = _RUN_UNITS.replace("GRAIN", str(GRAIN)).replace("PARALLEL", parallel)
             if self.target.threads:
                 runtime = _THREAD_BODY + runtime
