@@ -8,6 +8,7 @@ import re
 import pytest
 import torch
 import torch.nn.functional as F
+
 from aotkit_aot_trace import TraceOptions, Unsupported, capture, trace_inference
 
 ARITHMETIC = re.compile(r"^[\w\s+\-*/%(),]+$")
@@ -81,7 +82,7 @@ def test_a_python_float_of_the_frontend_stays_variable(run_graph):
         return (x * scale).sin()
 
     x = torch.randn(4, requires_grad=True)
-    examples, fakes, captured = frontend_capture(fn, x, 2.5)
+    examples, _, captured = frontend_capture(fn, x, 2.5)
     floats = [i for i, e in enumerate(examples) if isinstance(e, torch.Tensor) and e.dim() == 0]
     assert floats, "the frontend passes the float as a tensor"
     args = [_call_value(e, x, torch.tensor(0.5, dtype=torch.float64)) for e in examples]

@@ -8,10 +8,11 @@ import operator
 import pytest
 import torch
 import torch.nn.functional as F
-from aotkit_aot_trace import GraphFunction, TraceOptions, Unsupported, capture, trace_inference, trace_joint
 from torch import nn
 from torch._decomp import core_aten_decompositions
 from torch.func import functional_call
+
+from aotkit_aot_trace import GraphFunction, TraceOptions, Unsupported, capture, trace_inference, trace_joint
 
 
 class Block(nn.Module):
@@ -48,7 +49,9 @@ class Recurrent(nn.Module):
 MODULES = {
     "mlp": (lambda: nn.Sequential(nn.Linear(5, 7), nn.GELU(), nn.Linear(7, 3)), lambda: torch.randn(4, 5)),
     "convolution": (
-        lambda: nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()),
+        lambda: nn.Sequential(
+            nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()
+        ),
         lambda: torch.randn(2, 3, 8, 8),
     ),
     "attention": (Block, lambda: torch.randn(2, 6, 8)),

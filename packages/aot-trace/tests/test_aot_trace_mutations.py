@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from aotkit_aot_trace import OverlappingMutation, Unsupported, capture
+from aotkit_aot_trace import OverlappingMutation, TraceOptions, Unsupported, capture
 from aotkit_functionalize.metadata import MutationKind
 
 
@@ -196,8 +196,6 @@ def test_a_leaf_that_requires_grad_changed_in_place_is_refused_as_eager_refuses_
     ],
 )
 def test_changes_of_an_inputs_storage_are_refused(layer, fn, what):
-    from aotkit_aot_trace import TraceOptions
-
     with pytest.raises(Unsupported, match=what):
         capture(fn, [torch.ones(2, 3)], options=TraceOptions(layer=layer))
 
@@ -245,3 +243,21 @@ def test_a_change_of_grad_mode_is_recorded_and_does_not_leak(check):
     captured = check(fn, grad_and_plain)
     assert [(e.kind, e.value) for e in captured.metadata.effects] == [("grad_mode", False)]
     assert torch.is_grad_enabled()
+
+
+def test_a_write_through_a_view_older_than_a_change_of_shape_is_refused(layer, run_graph):
+    """Autograd under functionalization would take the view of the base as it is now: a wrong gradient."""
+
+    def fn(x, y):
+        v = x[:1]
+        x.unsqueeze_(0)
+        v.mul_(y[:1])
+        return [x.sin()]
+
+    x = torch.randn(2, 3, requires_grad=True) * 1
+    with pytest.raises(Unsupported, match="changes its shape in place"):
+        capture(fn, [x, torch.randn(2, 3)], options=TraceOptions(layer=layer))
+    plain = [torch.randn(2, 3), torch.randn(2, 3)]
+    captured = capture(fn, plain, options=TraceOptions(layer=layer))
+    expected = fn(plain[0].clone(), plain[1])
+    torch.testing.assert_close(run_graph(captured, plain), expected)

@@ -9,8 +9,9 @@ from typing import Any
 import hypothesis.strategies as st
 import pytest
 import torch
-from aotkit_aot_trace import FunctionalLayer, TraceOptions, Unsupported
 from hypothesis import HealthCheck, given, settings
+
+from aotkit_aot_trace import FunctionalLayer, TraceOptions, Unsupported
 
 VIEWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "t": lambda x: x.t() if x.dim() == 2 else x.unsqueeze(0),
@@ -110,23 +111,16 @@ def _eager_works(program: Program) -> bool:
     return True
 
 
-def _claims_a_gradient_it_has_not(program: Program) -> bool:
-    """A view taken under ``no_grad`` says ``requires_grad`` without having a gradient function; see F1.39."""
-    return any(s.no_grad and s.kind == "view" for s in program.steps)
-
-
 @pytest.mark.covers("F1.72")
 @pytest.mark.parametrize("layer", list(FunctionalLayer), ids=lambda layer: layer.value)
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 def test_random_programs_equal_eager_or_are_refused(compare, layer, dynamic):
     counts = {"equal": 0, "refused": 0}
 
-    @settings(
-        max_examples=60, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
-    )
+    @settings(max_examples=40, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
     @given(PROGRAMS)
     def run(program: Program) -> None:
-        if _claims_a_gradient_it_has_not(program) or not _eager_works(program):
+        if not _eager_works(program):
             return
         try:
             compare(program, program.make, options=TraceOptions(layer=layer, dynamic=dynamic), versions=False)
@@ -136,4 +130,4 @@ def test_random_programs_equal_eager_or_are_refused(compare, layer, dynamic):
             counts["equal"] += 1
 
     run()
-    assert counts["equal"] >= 20 and counts["refused"] <= counts["equal"] // 10, counts
+    assert counts["equal"] >= 15 and counts["refused"] <= counts["equal"] // 10, counts

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 
 import pytest
 import torch
 import torch.nn.functional as F
-from aotkit_aot_trace import TRACING_LOCK, FunctionalLayer, TraceOptions, Unsupported, capture
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from torch.utils.checkpoint import checkpoint
+
+from aotkit_aot_trace import TRACING_LOCK, FunctionalLayer, TraceOptions, Unsupported, capture
 
 
 def ambient():
@@ -70,10 +72,8 @@ def test_a_capture_that_fails_leaves_everything_as_it_was(layer, fn):
 @pytest.mark.parametrize("fn", [lambda x: [F.dropout(x) + torch.rand(3)], lambda x: [x.set_(x + 1)]])
 def test_a_capture_leaves_random_state_and_modes_alone(layer, fn):
     before = ambient()
-    try:
+    with contextlib.suppress(Unsupported):
         capture(fn, [torch.ones(3)], options=TraceOptions(layer=layer))
-    except Unsupported:
-        pass
     assert ambient() == before
 
 
@@ -238,12 +238,17 @@ def test_custom_operators_are_captured_pure_and_mutating(layer, library, run_gra
 
 @pytest.mark.parametrize(
     "fn",
-    [lambda x: [x * x.sum().item()], lambda x: [x.nonzero()], lambda x: [x[x > 0]], lambda x: [x if x.sum() > 0 else -x]],
+    [
+        lambda x: [x * x.sum().item()],
+        lambda x: [x.nonzero()],
+        lambda x: [x[x > 0]],
+        lambda x: [x if x.sum() > 0 else -x],
+    ],
     ids=["item", "nonzero", "mask", "branch"],
 )
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_results_that_depend_on_data_are_refused(layer, fn, dynamic):
-    with pytest.raises(Unsupported, match="depends on|data") as refusal:
+    with pytest.raises(Unsupported, match=r"depends? on") as refusal:
         capture(fn, [torch.ones(3)], options=TraceOptions(layer=layer, dynamic=dynamic))
     assert refusal.value.do
 

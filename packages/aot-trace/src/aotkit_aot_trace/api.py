@@ -153,7 +153,10 @@ def _usable(decompositions: Mapping[Any, Callable[..., Any]]) -> Mapping[Any, Ca
     """
     aten = torch.ops.aten
     forward = aten._scaled_dot_product_flash_attention_for_cpu.default
-    if forward not in decompositions or aten._scaled_dot_product_flash_attention_for_cpu_backward.default in decompositions:
+    if (
+        forward not in decompositions
+        or aten._scaled_dot_product_flash_attention_for_cpu_backward.default in decompositions
+    ):
         return decompositions
     return {op: function for op, function in decompositions.items() if op is not forward}
 

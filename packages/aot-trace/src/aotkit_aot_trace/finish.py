@@ -110,7 +110,11 @@ def check_functional(graph: torch.fx.Graph) -> None:
 
 def writes_statistics(node: torch.fx.Node) -> bool:
     """Whether a batch norm updates running statistics in place, which its schema does not declare."""
-    if node.target not in (aten.native_batch_norm.default, aten.cudnn_batch_norm.default, aten.miopen_batch_norm.default):
+    if node.target not in (
+        aten.native_batch_norm.default,
+        aten.cudnn_batch_norm.default,
+        aten.miopen_batch_norm.default,
+    ):
         return False
     return node.args[3] is not None and bool(node.args[5])
 

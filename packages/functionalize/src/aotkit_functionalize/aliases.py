@@ -48,7 +48,7 @@ def carries_gradient(value: torch.Tensor) -> bool:
     """
     try:
         return bool(value.requires_grad) and value.grad_fn is not None
-    except RuntimeError as error:
+    except (RuntimeError, ValueError) as error:
         # Autograd rebuilds the gradient function of a view whose base was written to by taking the view again.
         raise Unsupported(
             "a view is used whose base was written to and changed its shape in place",
@@ -174,14 +174,16 @@ def _byte(plain: torch.Tensor, element: Any) -> Any:
     return element * plain.element_size()
 
 
-def view_spec(view: torch.Tensor, base: torch.Tensor, *, requires_grad: bool) -> ViewSpec:
-    """How plain tensor ``view`` is made from plain tensor ``base`` of the same storage. Raises :class:`Unsupported`."""
+def view_spec(value: torch.Tensor, base: torch.Tensor) -> ViewSpec:
+    """How functional tensor ``value`` is made from the plain tensor ``base``. Raises :class:`Unsupported`."""
+    view = from_functional(value)
     return ViewSpec(
         dtype=str(view.dtype).removeprefix("torch."),
         sizes=dims(view.shape),
         strides=dims(view.stride()),
         offset_delta=_offset_delta(view, base),
-        requires_grad=requires_grad,
+        requires_grad=bool(value.requires_grad),
+        under_no_grad=bool(value.requires_grad) and not carries_gradient(value),
     )
 
 

@@ -140,8 +140,7 @@ def _input_infos(inputs: Sequence[FunctionInput]) -> tuple[list[InputInfo], list
             updated.append(entered.value)
         new_view = None
         if mutation in (MutationKind.METADATA, MutationKind.DATA_AND_METADATA):
-            now = from_functional(entered.value)
-            new_view = view_spec(now, entered.original, requires_grad=carries_gradient(entered.value))
+            new_view = view_spec(entered.value, entered.original)
         hidden = writes and is_hidden_from_autograd(entered)
         infos.append(
             InputInfo(
@@ -206,10 +205,9 @@ def _aliasing_output(index: int, output: torch.Tensor, source: OutputSource, bas
     view = None
     if source.kind is not OutputKind.INPUT:
         _check_lazy_bits(index, output, base)
-        view = view_spec(from_functional(output), from_functional(base), requires_grad=carries_gradient(output))
-    return OutputInfo(
-        index, source.kind, meta=_record(output), base=source.base, view=view, dynamic_dims=_dynamic_dims(output)
-    )
+        view = view_spec(output, from_functional(base))
+    meta = tensor_meta(from_functional(output), requires_grad=bool(output.requires_grad))
+    return OutputInfo(index, source.kind, meta=meta, base=source.base, view=view, dynamic_dims=_dynamic_dims(output))
 
 
 def _check_lazy_bits(index: int, output: torch.Tensor, base: torch.Tensor) -> None:
