@@ -79,14 +79,18 @@ def ranges_of(nest: LoopNest) -> Ranges:
 
 def flat_index(buffer: Buffer, indices: Sequence[Expr], ranges: Ranges | None = None) -> Expr:
     """The row-major position of an element among the buffer's elements, whatever its strides are."""
-    if len(indices) == 1:
-        total = indices[0]
-    else:
-        total = to_expr(0)
-        for index, stride in zip(indices, _row_major(buffer.sizes), strict=True):
-            if index.terms:
-                total = total + (index if stride == 1 else index * stride)
+    total = indices[0] if len(indices) == 1 else _joined(buffer.sizes, tuple(indices))
     return simplify(total, ranges) if ranges is not None and has_calls(total) else total
+
+
+@lru_cache(maxsize=1 << 14)
+def _joined(sizes: tuple[Expr, ...], indices: tuple[Expr, ...]) -> Expr:
+    """A pure function, kept because fusion asks for the same positions again and again."""
+    total = to_expr(0)
+    for index, stride in zip(indices, _row_major(sizes), strict=True):
+        if index.terms:
+            total = total + (index if stride == 1 else index * stride)
+    return total
 
 
 def has_calls(expr: Expr) -> bool:
