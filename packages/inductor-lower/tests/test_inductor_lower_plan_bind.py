@@ -189,7 +189,7 @@ loop gelu{k}(i{k}0 < 12, i{k}1 < 40):
         ]
     )
     compiled = generate(parse_program(text))
-    assert {k.function for k in compiled.kernels} == {"gelu0"} and len(compiled.kernels) == 5
+    assert {k.function for k in compiled.kernels} == {"kernel_gelu0"} and len(compiled.kernels) == 5
     x = torch.randn(12, 40)
     want = x
     for _ in range(5):

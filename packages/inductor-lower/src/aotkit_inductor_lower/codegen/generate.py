@@ -135,7 +135,7 @@ class _Build:
             self._check(nest)
             flat = flatten_nest(nest, self.buffers, self.memory)
             kernel = emit_kernel(flat, self.target, self.module.declarations, nest.origin)
-            name = self.module.add_kernel(_identifier(nest.name), kernel)
+            name = self.module.add_kernel(f"kernel_{_identifier(nest.name)}", kernel)  # apart from libm's names
             for symbol in {*kernel.sizes, *kernel.units.symbols, *kernel.work.symbols}:
                 sizes[symbol] = self._slot(f"${symbol.name}")
             slots = [self._slot(memory) for memory in kernel.memories] + [sizes[s] for s in kernel.sizes]
