@@ -81,10 +81,11 @@ def test_torchs_partitioner_with_our_lowering_inside_our_aot_function() -> None:
 
 def test_inductors_compiler_inside_our_aot_function_for_inference() -> None:
     from torch._inductor.compile_fx import compile_fx_inner
+    from torch._inductor.decomposition import select_decomp_table
 
     def fn(x: torch.Tensor) -> torch.Tensor:
         return F.gelu(x) * 2
 
-    compiled = aotkit.aot_function(fn, compile_fx_inner)
+    compiled = aotkit.aot_function(fn, compile_fx_inner, decompositions=select_decomp_table())
     x = torch.randn(9, 7)
     torch.testing.assert_close(compiled(x), fn(x))
