@@ -20,8 +20,8 @@ Note [Atoms are their text]
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from enum import Enum
-from math import gcd
+
+from .terms import Symbol, SymbolKind, common_factor, divide_monomial, sum_text
 
 __all__ = [
     "Atom",
@@ -37,34 +37,6 @@ __all__ = [
     "sym",
     "to_expr",
 ]
-
-
-class SymbolKind(Enum):
-    """What a symbol stands for. The value is the sigil it is printed with."""
-
-    INDEX = ""  # a loop variable, in [0, its range)
-    SIZE = "$"  # a dynamic size of the graph, an i64 kernel argument
-    VALUE = "%"  # a computed i64 value of the kernel body (indirect addressing)
-
-
-class Symbol(str):
-    """A named unknown. As a string it is the sigil of its kind followed by its name."""
-
-    __slots__ = ("kind", "name")
-    kind: SymbolKind
-    name: str
-
-    def __new__(cls, name: str, kind: SymbolKind = SymbolKind.INDEX) -> Symbol:
-        self = str.__new__(cls, kind.value + name)
-        self.name = name
-        self.kind = kind
-        return self
-
-    def __getnewargs__(self) -> tuple[str, SymbolKind]:  # type: ignore[override]
-        return self.name, self.kind
-
-    def __repr__(self) -> str:
-        return f"Symbol({self!s})"
 
 
 class Call(str):
@@ -276,7 +248,7 @@ class Expr:
         if self._text is None:
             atom = _single_atom(self)
             stripped = isinstance(atom, Call) and atom.fn in ("floordiv", "mod")
-            self._text = atom[1:-1] if atom is not None and stripped else _sum_text(self.terms)
+            self._text = atom[1:-1] if atom is not None and stripped else sum_text(self.terms)
         return self._text
 
     def __repr__(self) -> str:
@@ -317,7 +289,7 @@ def floordiv(x: Expr | int | Symbol, d: Expr | int | Symbol) -> Expr:
         return quotient
     if quotient.terms:
         return quotient + floordiv(rest, d)
-    common = _common_factor(x, d)
+    common = common_factor((*d.terms, *x.terms))
     if common is not None:
         return floordiv(_exact_quotient(x, common), _exact_quotient(d, common))
     inner = _single_atom(x)
@@ -339,7 +311,7 @@ def mod(x: Expr | int | Symbol, d: Expr | int | Symbol) -> Expr:
         return _ZERO
     if divisor is not None and rest.constant is not None:
         return to_expr(rest.constant % divisor)
-    common = _common_factor(rest, d)
+    common = common_factor((*d.terms, *rest.terms))
     if common is not None:  # (g*x) % (g*d)  ->  g * (x % d)
         return mod(_exact_quotient(rest, common), _exact_quotient(d, common)) * Expr((common,))
     inner = _single_atom(rest)
@@ -424,16 +396,6 @@ def _operand_text(x: Expr) -> str:
     return str(constant) if constant is not None and constant >= 0 else f"({x})"
 
 
-def _sum_text(terms: tuple[Term, ...]) -> str:
-    text = ""
-    for monomial, factor in terms:
-        body = "*".join(monomial)
-        sign, size = ("-", -factor) if factor < 0 else ("+", factor)
-        piece = body if body and size == 1 else f"{size}*{body}" if body else str(size)
-        text += f" {sign} {piece}" if text else (f"-{piece}" if sign == "-" else piece)
-    return text or "0"
-
-
 def _from_dict(total: dict[Monomial, int], calls: bool = True) -> Expr:
     """Drop zeros, rejoin quotient and remainder pairs, sort with the constant last."""
     if calls and len(total) > 1:
@@ -469,10 +431,8 @@ def _rejoin(terms: dict[Monomial, int]) -> dict[Monomial, int]:
 
 
 def _contains(terms: Mapping[Monomial, int], wanted: Expr) -> bool:
-    """Whether every term of ``wanted`` is there with just that factor."""
-    return (
-        bool(wanted.terms) and all(terms.get(m) == f for m, f in wanted.terms if m) and any(m for m, _ in wanted.terms)
-    )
+    """Whether every term of ``wanted`` but the constant is there with just that factor, and there is one."""
+    return any(m for m, _ in wanted.terms) and all(terms.get(m) == f for m, f in wanted.terms if m)
 
 
 def _partners(x: Expr, d: Expr, terms: Mapping[Monomial, int]) -> Iterable[tuple[Expr, Expr]]:
@@ -481,14 +441,9 @@ def _partners(x: Expr, d: Expr, terms: Mapping[Monomial, int]) -> Iterable[tuple
     for monomial in terms:
         for atom in monomial:
             if isinstance(atom, Call) and atom.fn == "mod" and atom.args[0] == quotient:
-                if _maybe_negative_constant(d) or _maybe_negative_constant(atom.args[1]):
+                if (d.constant or 0) < 0 or (atom.args[1].constant or 0) < 0:
                     continue
                 yield Expr((((atom,), 1),)), mod(x, atom.args[1] * d)
-
-
-def _maybe_negative_constant(x: Expr) -> bool:
-    constant = x.constant
-    return constant is not None and constant < 0
 
 
 def _split_multiples(x: Expr, d: Expr) -> tuple[Expr, Expr]:
@@ -499,7 +454,7 @@ def _split_multiples(x: Expr, d: Expr) -> tuple[Expr, Expr]:
     quotient: dict[Monomial, int] = {}
     rest: dict[Monomial, int] = {}
     for monomial, factor in x.terms:
-        reduced = _divide_monomial(monomial, divisor) if divisor else monomial
+        reduced = divide_monomial(monomial, divisor) if divisor else monomial
         whole, left = divmod(factor, unit)
         if reduced is not None and left == 0:
             quotient[reduced] = whole
@@ -513,43 +468,13 @@ def _split_multiples(x: Expr, d: Expr) -> tuple[Expr, Expr]:
     return _from_dict(quotient, x._calls), _from_dict(rest, x._calls)
 
 
-def _common_factor(x: Expr, d: Expr) -> Term | None:
-    """The largest (product, positive integer) that divides every term of ``x`` and of ``d``; ``None`` if trivial."""
-    number = 0
-    shared: list[Atom] | None = None
-    for monomial, factor in (*d.terms, *x.terms):
-        number = gcd(number, factor)
-        if shared is None:
-            shared = list(monomial)
-        elif shared:
-            left = list(monomial)
-            kept = []
-            for atom in shared:
-                if atom in left:
-                    left.remove(atom)
-                    kept.append(atom)
-            shared = kept
-        if number == 1 and not shared:
-            return None
-    return None if number <= 1 and not shared else (tuple(shared or ()), number)
-
-
 def _exact_quotient(x: Expr, common: Term) -> Expr:
     divided = {}
     for monomial, factor in x.terms:
-        reduced = _divide_monomial(monomial, common[0])
+        reduced = divide_monomial(monomial, common[0])
         assert reduced is not None
         divided[reduced] = factor // common[1]
     return _from_dict(divided, x._calls)
-
-
-def _divide_monomial(monomial: Monomial, divisor: Monomial) -> Monomial | None:
-    left = list(monomial)
-    for atom in divisor:
-        if atom not in left:
-            return None
-        left.remove(atom)
-    return tuple(left)
 
 
 def _substitute_atom(atom: Atom, env: Mapping[Symbol, Expr]) -> Expr:
