@@ -5,12 +5,16 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 from torch.fx import GraphModule
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
+from .__about__ import __version__
 from .codegen import host_target
 from .codegen.generate import generate
 from .fx_passes import run_fx_passes
@@ -25,8 +29,6 @@ from .report import LoweringReport, make_report
 from .schedule import FusionRecord, schedule_program
 
 __all__ = ["CompiledGraph", "ObjectStore", "Observer", "compile_graph"]
-
-_FORMAT = "aotkit-inductor-lower 1"  # part of every object's digest; raise it when generated code changes meaning
 
 
 class Observer(Protocol):
@@ -150,7 +152,7 @@ def _generate(
     target = host_target()
     digest = ""
     if store is not None:
-        text = f"{_FORMAT}\n{torch.__version__}\n{target}\n{print_program(program)}"
+        text = f"{generator_digest()}\n{torch.__version__}\n{target}\n{print_program(program)}"
         digest = hashlib.sha256(text.encode()).hexdigest()
         found = store.get(digest)
         if found is not None:
@@ -161,8 +163,20 @@ def _generate(
     if options.verify:
         compiled = compiled_from_json(compiled_to_json(compiled))
     if store is not None:
-        store.put(digest, compiled_to_json(compiled).encode())
+        store.put(digest, compiled_to_json(replace(compiled, llvm_text="")).encode())
     return compiled
+
+
+@cache
+def generator_digest() -> str:
+    """Digest of this package's own sources, so that no object outlives the code that generated it.
+
+    A version number would do for releases; in a checkout it would serve yesterday's bug today.
+    """
+    sources = hashlib.sha256(__version__.encode())
+    for path in sorted(Path(__file__).parent.rglob("*.py")):
+        sources.update(path.read_bytes())
+    return sources.hexdigest()
 
 
 def _dump(observer: Observer | None, name: str, kind: str, program: Program) -> None:
