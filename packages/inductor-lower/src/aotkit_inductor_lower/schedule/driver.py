@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from ..ir import Alias, Buffer, BufferKind, BufferRef, ExternCall, LoopNest, Program, Range, Step
+from ..lowering.random import is_random
 from ..options import LowerOptions
 from ..symbolic import Expr, Symbol, sym
 from .align import digit_env, expand_ranges, split_loops
@@ -38,33 +39,18 @@ def drop_dead_steps(program: Program) -> Program:
     """Without steps whose results no one uses. Steps that write memory of the caller, and random ones, stay."""
     kinds = {b.name: b.kind for b in program.buffers}
     live = {out.name for out in program.outputs if isinstance(out, BufferRef)}
+    aliases = {step.result for step in program.steps if isinstance(step, Alias)}
     kept: list[Step] = []
     for step in reversed(program.steps):
         writes = step_writes(step)
-        keeps = isinstance(step, ExternCall) and (step.mutates or not step.results or _has_effect(step))
-        if (
-            keeps
-            or any(name in live or kinds[name] is BufferKind.INPUT for name in writes)
-            or _writes_alias(step, program)
-        ):
+        keeps = isinstance(step, ExternCall) and (step.mutates or not step.results or is_random(step.target))
+        outside = isinstance(step, LoopNest) and not aliases.isdisjoint(writes)
+        if keeps or outside or any(name in live or kinds[name] is BufferKind.INPUT for name in writes):
             kept.append(step)
             live.update(step_reads(step))
     used = live | {name for step in kept for name in step_writes(step)} | set(program.inputs)
     buffers = tuple(b for b in program.buffers if b.name in used or b.kind is BufferKind.INPUT)
     return replace(program, steps=tuple(reversed(kept)), buffers=buffers)
-
-
-def _has_effect(step: ExternCall) -> bool:
-    from ..lowering.random import is_random
-
-    return is_random(step.target)
-
-
-def _writes_alias(step: Step, program: Program) -> bool:
-    if not isinstance(step, LoopNest):
-        return False
-    aliases = {s.result for s in program.steps if isinstance(s, Alias)}
-    return not aliases.isdisjoint(step.writes)
 
 
 def _inline(program: Program, options: LowerOptions, records: list[FusionRecord]) -> Program:
