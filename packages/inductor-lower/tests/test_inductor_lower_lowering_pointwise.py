@@ -13,6 +13,11 @@ from aotkit_inductor_lower import compile_graph
 aten = torch.ops.aten
 F = torch.nn.functional
 FLOATS = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
+_UNARY = """
+    exp expm1 log1p sqrt rsqrt reciprocal sin cos tanh sigmoid erf neg abs sign floor ceil trunc round relu isnan isinf
+    isfinite square atan asinh exp2
+"""
+_INTEGER = "add sub mul floor_divide remainder fmod bitwise_and bitwise_xor maximum eq lt"
 INTS = [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8]
 
 
@@ -36,7 +41,7 @@ def specials(dtype):
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize(
     "name",
-    ["exp", "expm1", "log1p", "sqrt", "rsqrt", "reciprocal", "sin", "cos", "tanh", "sigmoid", "erf", "neg", "abs", "sign", "floor", "ceil", "trunc", "round", "relu", "isnan", "isinf", "isfinite", "square", "atan", "asinh", "exp2"],
+    _UNARY.split(),
 )
 def test_unary_ops_equal_eager_on_ordinary_and_special_values(check, name, dtype):
     op = getattr(torch, name)
@@ -47,9 +52,7 @@ def test_unary_ops_equal_eager_on_ordinary_and_special_values(check, name, dtype
 
 @pytest.mark.covers("F5g.2")
 @pytest.mark.parametrize("dtype", INTS, ids=str)
-@pytest.mark.parametrize(
-    "name", ["add", "sub", "mul", "floor_divide", "remainder", "fmod", "bitwise_and", "bitwise_xor", "maximum", "eq", "lt"]
-)
+@pytest.mark.parametrize("name", _INTEGER.split())
 def test_integer_ops_wrap_and_round_as_eager(check, name, dtype):
     a, b = values(dtype, 37), values(dtype, 37)
     b = torch.where(b == 0, torch.ones_like(b), b)

@@ -45,5 +45,5 @@ def same_tensor_type(a: Node, b: Node) -> bool:
 
 def _equal(a: int | torch.SymInt, b: int | torch.SymInt) -> bool:
     if isinstance(a, torch.SymInt) and isinstance(b, torch.SymInt):
-        return a.node.expr == b.node.expr
+        return bool(a.node.expr == b.node.expr)
     return type(a) is type(b) and a == b

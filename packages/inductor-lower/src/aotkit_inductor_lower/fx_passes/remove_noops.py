@@ -47,7 +47,7 @@ def remove_noops(graph: Graph, fuel: int) -> int:
         source = node.args[0]
         if not isinstance(source, torch.fx.Node) or not same_tensor_type(node, source):
             continue
-        if node.target in _NO_PERMUTATION and list(node.args[1]) != list(range(len(node.args[1]))):  # type: ignore[arg-type]
+        if node.target in _NO_PERMUTATION and list(node.args[1]) != list(range(len(node.args[1]))):
             continue
         if node.target is aten.slice.Tensor and not _whole(node, source):
             continue

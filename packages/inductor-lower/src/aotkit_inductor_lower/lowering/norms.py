@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch.fx import Node
@@ -189,16 +190,23 @@ def _affine(
     ctx.add(nest)
 
 
+@dataclass(frozen=True, slots=True)
+class _Running:
+    """Running mean and variance before and after, and the weight of this batch's."""
+
+    old: tuple[View, View]
+    new: tuple[View, View]
+    momentum: float
+
+
 def _batch_norm_training(
     ctx: LoweringContext,
     node: Node,
     x: View,
     weight: View | None,
     bias: View | None,
-    running: tuple[View, View] | None,
-    momentum: float,
     eps: float,
-    updated: tuple[View, View] | None,
+    running: _Running | None = None,
 ) -> list[NodeValue]:
     """(normalized, saved mean, saved 1/std); writes the updated running statistics where asked."""
     result, mean_out, rstd_out = (_declare(ctx, node, k) for k in range(3))
@@ -209,10 +217,11 @@ def _batch_norm_training(
     row = rows.row(keepdim=False)
     nest.store(mean_out, row, mean)
     nest.store(rstd_out, row, rstd)
-    if running is not None and updated is not None:
+    if running is not None:
+        momentum = running.momentum
         free = nest.op("sub", rows.count_value(dtype), nest.const(1, dtype))
         unbiased = nest.op("div", squares, free)
-        for old, new, fresh in zip(running, updated, (mean, unbiased), strict=True):
+        for old, new, fresh in zip(running.old, running.new, (mean, unbiased), strict=True):
             kept = nest.op("mul", _load(nest, old, row, dtype), nest.const(1 - momentum, dtype))
             nest.store(new, row, nest.op("add", nest.op("mul", fresh, nest.const(momentum, dtype)), kept))
     ctx.add(nest)
@@ -272,8 +281,8 @@ def batch_norm_functional(
         result = _batch_norm_inference(ctx, node, x, weight, bias, running_mean, running_var, eps)
         return [result, *_empty_results(ctx, node, (1, 2)), running_mean, running_var]
     updated = (_declare(ctx, node, 3), _declare(ctx, node, 4))
-    running = (running_mean, running_var)
-    return [*_batch_norm_training(ctx, node, x, weight, bias, running, momentum, eps, updated), *updated]
+    running = _Running((running_mean, running_var), updated, momentum)
+    return [*_batch_norm_training(ctx, node, x, weight, bias, eps, running), *updated]
 
 
 @TABLE.lowers(aten._native_batch_norm_legit.no_stats)
@@ -288,7 +297,7 @@ def batch_norm_no_stats(
     eps: float,
 ) -> NodeValue:
     """Always by the batch's own statistics."""
-    return _batch_norm_training(ctx, node, x, weight, bias, None, momentum, eps, None)
+    return _batch_norm_training(ctx, node, x, weight, bias, eps)
 
 
 @TABLE.lowers(aten._native_batch_norm_legit_no_training.default)

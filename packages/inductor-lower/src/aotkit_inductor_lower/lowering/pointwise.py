@@ -351,7 +351,10 @@ def isfinite(ctx: LoweringContext, node: Node, x: View) -> View:
     return ctx.pointwise(node, [x], compute)
 
 
-@TABLE.lowers(prims.fma.default) if hasattr(prims, "fma") else (lambda rule: rule)
 def fma(ctx: LoweringContext, node: Node, a: View, b: View, c: View) -> View:
     """``a*b + c`` rounded once."""
     return ctx.pointwise(node, [a, b, c], lambda nest, x, y, z: apply(nest, "fma", x, y, z))
+
+
+if hasattr(prims, "fma"):
+    TABLE.add(prims.fma.default, fma)

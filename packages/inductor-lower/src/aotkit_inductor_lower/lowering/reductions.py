@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch.fx import Node
@@ -71,27 +72,27 @@ def all_dims(x: View, dims: object) -> list[int]:
     return [int(dim) for dim in dims]
 
 
-def _reduce(
-    ctx: LoweringContext,
-    node: Node,
-    x: View,
-    dims: Sequence[int],
-    keepdim: bool,
-    kind: str,
-    dtype: DType,
-    before: Callable[[NestBuilder, Value], Value] | None = None,
-    after: Callable[[RowNest, Value], Value] | None = None,
-) -> View:
+@dataclass(frozen=True, slots=True)
+class _Formula:
+    """One reduction: ``after(reduce kind of before(x))``, with ``x`` converted to ``dtype``."""
+
+    kind: str
+    dtype: DType
+    before: Callable[[NestBuilder, Value], Value] | None = None
+    after: Callable[[RowNest, Value], Value] | None = None
+
+
+def _reduce(ctx: LoweringContext, node: Node, x: View, dims: Sequence[int], keepdim: bool, formula: _Formula) -> View:
     result = ctx.declare(node.name, node.meta["val"])
     rows = RowNest(ctx, node, result.buffer, x.sizes, dims)
     index = rows.stage()
-    value = rows.nest.cast(rows.nest.load(x, index), dtype)
-    if before is not None:
-        value = before(rows.nest, value)
-    total = rows.nest.reduce(kind, value)
+    value = rows.nest.cast(rows.nest.load(x, index), formula.dtype)
+    if formula.before is not None:
+        value = formula.before(rows.nest, value)
+    total = rows.nest.reduce(formula.kind, value)
     rows.nest.stage()
-    if after is not None:
-        total = after(rows, total)
+    if formula.after is not None:
+        total = formula.after(rows, total)
     rows.nest.store(result, rows.row(keepdim), total)
     ctx.add(rows.nest)
     return result
@@ -100,7 +101,7 @@ def _reduce(
 @TABLE.lowers(aten.sum.dim_IntList)
 def sum_dims(ctx: LoweringContext, node: Node, x: View, dims: object, keepdim: bool = False, **_: object) -> View:
     """Sum; halves in f32, integers in the result's type (i64 unless asked)."""
-    return _reduce(ctx, node, x, all_dims(x, dims), keepdim, "sum", compute_dtype(node.meta["val"].dtype))
+    return _reduce(ctx, node, x, all_dims(x, dims), keepdim, _Formula("sum", compute_dtype(node.meta["val"].dtype)))
 
 
 @TABLE.lowers(aten.sum.default)
@@ -120,7 +121,7 @@ def mean_dims(ctx: LoweringContext, node: Node, x: View, dims: object, keepdim: 
             total = rows.nest.round_to(total, result_dtype)
         return rows.nest.op("div", total, rows.count_value(dtype))
 
-    return _reduce(ctx, node, x, all_dims(x, dims), keepdim, "sum", dtype, after=divide)
+    return _reduce(ctx, node, x, all_dims(x, dims), keepdim, _Formula("sum", dtype, after=divide))
 
 
 @TABLE.lowers(aten.mean.default)
@@ -132,18 +133,18 @@ def mean_all(ctx: LoweringContext, node: Node, x: View, **_: object) -> View:
 @TABLE.lowers(aten.prod.default)
 def prod_all(ctx: LoweringContext, node: Node, x: View, **_: object) -> View:
     """Product of everything."""
-    return _reduce(ctx, node, x, all_dims(x, None), False, "prod", compute_dtype(node.meta["val"].dtype))
+    return _reduce(ctx, node, x, all_dims(x, None), False, _Formula("prod", compute_dtype(node.meta["val"].dtype)))
 
 
 @TABLE.lowers(aten.prod.dim_int)
 def prod_dim(ctx: LoweringContext, node: Node, x: View, dim: int, keepdim: bool = False, **_: object) -> View:
     """Product over one dimension."""
-    return _reduce(ctx, node, x, [dim], keepdim, "prod", compute_dtype(node.meta["val"].dtype))
+    return _reduce(ctx, node, x, [dim], keepdim, _Formula("prod", compute_dtype(node.meta["val"].dtype)))
 
 
 def _extremum(kind: str) -> Callable[..., View]:
     def rule(ctx: LoweringContext, node: Node, x: View, dims: object = None, keepdim: bool = False) -> View:
-        return _reduce(ctx, node, x, all_dims(x, dims), keepdim, kind, compute_dtype(x.dtype))
+        return _reduce(ctx, node, x, all_dims(x, dims), keepdim, _Formula(kind, compute_dtype(x.dtype)))
 
     return rule
 
@@ -158,16 +159,8 @@ def _any_all(kind: str) -> Callable[..., View]:
     def rule(ctx: LoweringContext, node: Node, x: View, dims: object = None, keepdim: bool = False) -> View:
         dtype = compute_dtype(x.dtype)
         given = [dims] if isinstance(dims, int) else dims
-        return _reduce(
-            ctx,
-            node,
-            x,
-            all_dims(x, given),
-            keepdim,
-            kind,
-            dtype,
-            lambda nest, v: nest.cast(v, DType.BOOL),
-        )
+        formula = _Formula(kind, dtype, lambda nest, v: nest.cast(v, DType.BOOL))
+        return _reduce(ctx, node, x, all_dims(x, given), keepdim, formula)
 
     return rule
 
@@ -180,7 +173,7 @@ for _name in ("any", "all"):
 def _arg(kind: str) -> Callable[..., View]:
     def rule(ctx: LoweringContext, node: Node, x: View, dim: int | None = None, keepdim: bool = False) -> View:
         dims = list(range(len(x.sizes))) if dim is None else [dim]
-        return _reduce(ctx, node, x, dims, keepdim, kind, compute_dtype(x.dtype))
+        return _reduce(ctx, node, x, dims, keepdim, _Formula(kind, compute_dtype(x.dtype)))
 
     return rule
 
@@ -298,4 +291,4 @@ def vector_norm(
     def after(rows: RowNest, total: Value) -> Value:
         return rows.nest.op("sqrt", total) if order == 2 else total
 
-    return _reduce(ctx, node, x, all_dims(x, dims), keepdim, kind, dtype, before, after)
+    return _reduce(ctx, node, x, all_dims(x, dims), keepdim, _Formula(kind, dtype, before, after))

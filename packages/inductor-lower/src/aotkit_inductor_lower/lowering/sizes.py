@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import torch
-from torch.fx.experimental.symbolic_shapes import SymT, symbol_is_type
+from torch.utils._sympy.symbol import SymT, symbol_is_type
 
 from ..errors import UnsupportedGraphError
 from ..symbolic import Expr, UnsupportedExpression, from_symint, to_expr

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from ..ir import Alias, Buffer, BufferKind, BufferRef, ExternCall, LoopNest, Program, Range, Step
+from ..ir.verify import verify_program
 from ..lowering.random import is_random
 from ..options import LowerOptions
 from ..symbolic import Expr, Symbol, sym
@@ -26,12 +27,18 @@ def schedule_program(program: Program, options: LowerOptions | None = None) -> t
     """The program with as few kernels as its data allows, and a record of every decision."""
     options = options or LowerOptions()
     records: list[FusionRecord] = []
-    program = drop_dead_steps(program)
+    passes: list[Callable[[Program], Program]] = [drop_dead_steps]
     if options.fuse:
-        program = _inline(program, options, records)
-        program = _split(program)
-        program = _fuse(program, options, records)
-        program = _localize(program)
+        passes += [
+            lambda p: _inline(p, options, records),
+            _split,
+            lambda p: _fuse(p, options, records),
+            _localize,
+        ]
+    for run in passes:
+        program = run(program)
+        if options.verify:
+            verify_program(program)
     return program, tuple(records)
 
 
