@@ -12,8 +12,8 @@ __all__ = ["LowerOptions"]
 class LowerOptions:
     """How a graph is compiled. All fields change the output, so all of them belong in a cache key.
 
-    ``numerics``: ``"eager"`` rounds where eager rounds; ``"fast"`` keeps fp32 between the ops of a kernel.
-    ``rng``: ``"eager"`` leaves random ops ATen calls in program order; ``"fast"`` may generate them.
+    ``numerics``: ``"eager"`` rounds where eager rounds; ``"fast"`` permits fewer rounding points (none is dropped yet).
+    ``rng``: ``"eager"`` leaves random ops ATen calls in program order; ``"fast"`` permits generated ones (none is yet).
     ``verify``: check the IR after each stage. ``disable``: names of passes to leave out.
     ``fuel``: run only that many pass applications and fusions, then stop optimizing (for bisecting a wrong
     result); ``None`` is no limit. ``max_fusion_nodes`` and ``max_fusion_instructions`` bound one kernel.

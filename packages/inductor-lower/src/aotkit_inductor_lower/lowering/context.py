@@ -40,9 +40,8 @@ def source_line(node: Node) -> str:
 class LoweringContext:
     """Handed to every rule. Rules declare buffers, write nests and return values; they keep no state themselves."""
 
-    def __init__(self, keep_halves_exact: bool = True) -> None:
+    def __init__(self) -> None:
         self.sizes = SizeConverter()
-        self.keep_halves_exact = keep_halves_exact
         self.buffers: dict[str, Buffer] = {}
         self.steps: list[Step] = []
         self.values: dict[Node, NodeValue] = {}
