@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from aotkit_aot_trace import OverlappingMutation, TraceOptions, Unsupported, capture
+from aotkit_aot_trace import FunctionalLayer, OverlappingMutation, TraceOptions, Unsupported, capture
 from aotkit_functionalize.metadata import MutationKind
 
 
@@ -261,3 +261,32 @@ def test_a_write_through_a_view_older_than_a_change_of_shape_is_refused(layer, r
     captured = capture(fn, plain, options=TraceOptions(layer=layer))
     expected = fn(plain[0].clone(), plain[1])
     torch.testing.assert_close(run_graph(captured, plain), expected)
+
+
+@pytest.mark.covers("F1.67", "F1.71")
+def test_writes_that_functionalization_gets_wrong_are_refused(layer, check):
+    options = TraceOptions(layer=layer)
+    with pytest.raises(Unsupported, match="elements overlap"):
+        capture(lambda x: [x.as_strided((2, 2), (1, 1)).mul_(2)], [torch.ones(3, 3)], options=options)
+    with pytest.raises(Unsupported, match="leave gaps"):
+        capture(lambda x: [x.unfold(0, 1, 5).add_(1)], [torch.ones(12)], options=options)
+    check(lambda x: [x.unfold(0, 3, 3).add_(1), x.as_strided((2, 2), (4, 1)).mul_(2)], lambda: [torch.randn(12)])
+
+
+@pytest.mark.covers("F1.7", "F1.28")
+def test_a_write_to_a_transposed_input_keeps_its_strides(layer, check, compare):
+    def make():
+        return [torch.randn(6, 4).t(), torch.rand(4, 6) > 0.5]
+
+    captured = check(lambda x, m: [x.masked_fill_(m, 0.5), x[1:], x.t()], make)
+    assert captured.metadata.inputs[0].mutation is MutationKind.DATA
+    for fn in (
+        lambda x, m: [x.masked_fill_(m, 0.5).reshape(-1)],
+        lambda x, m: [x.masked_fill_(m, 0.5).reshape(-1).add_(1) * 2],
+    ):
+        # The mode knows eager's strides while it runs; the dispatcher does not, and says so.
+        if layer is FunctionalLayer.MODE:
+            compare(fn, make, options=TraceOptions(layer=layer))
+        else:
+            with pytest.raises(Unsupported, match="not contiguous"):
+                capture(fn, make(), options=TraceOptions(layer=layer))

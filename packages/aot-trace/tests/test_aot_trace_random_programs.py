@@ -106,7 +106,7 @@ def _eager_works(program: Program) -> bool:
         total = sum((o.sum() for o in [*args, *outputs] if o.requires_grad), torch.zeros(()))
         if total.requires_grad:
             torch.autograd.grad(total, [x for x in leaves if x.requires_grad and x.is_leaf], allow_unused=True)
-    except RuntimeError:
+    except (RuntimeError, IndexError):
         return False
     return True
 

@@ -98,7 +98,7 @@ def capture(
             callers=flat_args,
             plain=plain,
             fake_mode=mode,
-            decompositions=_usable(decompositions or {}),
+            decompositions=decompositions or {},
             layer=layer,
             training=options.training,
             # Symbolic sizes need it; of a Python function it is not known what it calls (see GraphFunction).
@@ -143,22 +143,6 @@ def trace_joint(
     return capture(
         fn, flat_args, decompositions=decompositions, fake_mode=fake_mode, options=options, observer=observer
     )
-
-
-def _usable(decompositions: Mapping[Any, Callable[..., Any]]) -> Mapping[Any, Callable[..., Any]]:
-    """The table without entries that break gradients.
-
-    torch's core decomposition of CPU flash attention returns the attention weights in the place of the
-    log-sum-exp, which the backward operator then takes for it: silently wrong gradients of all three inputs.
-    """
-    aten = torch.ops.aten
-    forward = aten._scaled_dot_product_flash_attention_for_cpu.default
-    if (
-        forward not in decompositions
-        or aten._scaled_dot_product_flash_attention_for_cpu_backward.default in decompositions
-    ):
-        return decompositions
-    return {op: function for op, function in decompositions.items() if op is not forward}
 
 
 def _has_symbols(plain: Sequence[Any]) -> bool:

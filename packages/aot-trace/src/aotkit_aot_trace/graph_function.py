@@ -145,7 +145,12 @@ def data_dependent(error: Exception, stack_trace: str | None) -> Unsupported:
     )
 
 
-_FUNCTIONALIZATION_WORDS = ("unctionalization", "unctionalizing", "internal overlap")
+_FUNCTIONALIZATION_WORDS = (
+    "unctionalization",
+    "unctionalizing",
+    "internal overlap",
+    "as_strided() is non-compositional",
+)
 
 
 def not_functional(error: RuntimeError, stack_trace: str | None) -> Unsupported | None:

@@ -32,6 +32,7 @@ from aotkit_functionalize import (
 )
 
 from . import _torch_compat as compat
+from .decompositions import guarded_table
 from .graph_function import closed_over, data_dependent, not_functional
 from .state import AutocastState
 
@@ -85,7 +86,8 @@ def record(request: Request) -> Recording:
         if request.python_dispatcher:
             stack.enter_context(compat.enable_python_dispatcher())
         try:
-            result.graph = compat.run_make_fx(traced, list(request.plain), request.decompositions)
+            table = guarded_table(request.decompositions, lambda: result.metadata is None)
+            result.graph = compat.run_make_fx(traced, list(request.plain), table)
         except compat.DATA_DEPENDENT_ERRORS as error:
             raise data_dependent(error, None) from error
         except RuntimeError as error:
@@ -194,7 +196,7 @@ def _check_views_keep_their_base(functions: Sequence[Any]) -> None:
     as it is now. If the base has changed its shape in between, that is another view: a wrong gradient.
     """
     names = [fn.name() for fn in functions]
-    if "CopySlices" in names and any(_IN_PLACE_VIEWS.fullmatch(name) for name in names):
+    if "torch::autograd::CopySlices" in names and any(_IN_PLACE_VIEWS.fullmatch(name) for name in names):
         raise Unsupported(
             "a tensor changes its shape in place, and a tensor is written to through a view",
             "the gradient of the write would be taken of the wrong elements if the view is older than the change",

@@ -19,7 +19,9 @@ __all__ = [
     "is_dense",
     "is_inner_wrapper",
     "leave_dispatcher_functionalization",
+    "number_of_writes",
     "outer_storage_identity",
+    "replay_views",
     "storage_identity",
     "storage_was_replaced",
     "storage_was_resized",
@@ -91,6 +93,17 @@ def outer_storage_identity(value: torch.Tensor) -> int:
 def is_base(wrapper: torch.Tensor) -> bool:
     """Whether the wrapper was made by no view operation."""
     return bool(torch._is_functional_tensor_base(wrapper))  # type: ignore[attr-defined]
+
+
+def replay_views(wrapper: torch.Tensor, base: torch.Tensor) -> torch.Tensor:
+    """Take of ``base`` the views by which ``wrapper`` was made of the tensor that its storage began with."""
+    sequence = torch._C._functionalization.get_view_meta_sequence(wrapper)
+    return torch._C._functionalization.apply_view_meta_sequence(base, sequence) if sequence else base
+
+
+def number_of_writes(wrapper: torch.Tensor) -> int:
+    """How many times the wrapper's storage was written to."""
+    return int(torch._functionalize_mutation_counter(wrapper))
 
 
 def storage_was_replaced(wrapper: torch.Tensor) -> bool:

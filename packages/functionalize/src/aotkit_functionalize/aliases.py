@@ -16,7 +16,15 @@ from .metadata import Dim, OutputKind, ViewSpec
 from .symbols import dim, dims
 from .wrap import from_functional
 
-__all__ = ["OutputSource", "OutputSources", "carries_gradient", "output_sources", "shares_storage", "view_spec"]
+__all__ = [
+    "OutputSource",
+    "OutputSources",
+    "carries_gradient",
+    "gradient_reaches",
+    "output_sources",
+    "shares_storage",
+    "view_spec",
+]
 
 _CONSTANTS = (bool, int, float, str)
 
@@ -174,16 +182,34 @@ def _byte(plain: torch.Tensor, element: Any) -> Any:
     return element * plain.element_size()
 
 
-def view_spec(value: torch.Tensor, base: torch.Tensor) -> ViewSpec:
-    """How functional tensor ``value`` is made from the plain tensor ``base``. Raises :class:`Unsupported`."""
-    view = from_functional(value)
+def gradient_reaches(value: torch.Tensor, base: torch.Tensor) -> bool:
+    """Whether a gradient given to ``value`` reaches ``base``, whose view it is.
+
+    It does not if a view in between was taken under ``no_grad``.
+    """
+    if not carries_gradient(value) or base.grad_fn is None:
+        return False
+    seen: set[Any] = set()
+    waiting = [value.grad_fn]
+    while waiting:
+        function = waiting.pop()
+        if function is base.grad_fn:
+            return True
+        if function is not None and function not in seen:
+            seen.add(function)
+            waiting.extend(parent for parent, _ in function.next_functions)
+    return False
+
+
+def view_spec(view: torch.Tensor, base: torch.Tensor, *, requires_grad: bool, under_no_grad: bool = False) -> ViewSpec:
+    """How plain tensor ``view`` is made of plain tensor ``base``; refuses what strides cannot tell."""
     return ViewSpec(
         dtype=str(view.dtype).removeprefix("torch."),
         sizes=dims(view.shape),
         strides=dims(view.stride()),
         offset_delta=_offset_delta(view, base),
-        requires_grad=bool(value.requires_grad),
-        under_no_grad=bool(value.requires_grad) and not carries_gradient(value),
+        requires_grad=requires_grad,
+        under_no_grad=under_no_grad,
     )
 
 

@@ -9,7 +9,14 @@ from typing import Any
 import torch
 
 from . import _torch_compat as compat
-from .aliases import OutputSource, OutputSources, carries_gradient, output_sources, view_spec
+from .aliases import (
+    OutputSource,
+    OutputSources,
+    carries_gradient,
+    gradient_reaches,
+    output_sources,
+    view_spec,
+)
 from .errors import OverlappingMutation, Unsupported
 from .inputs import FunctionInput
 from .metadata import (
@@ -26,7 +33,7 @@ from .metadata import (
 from .mutations import check_mutation, is_hidden_from_autograd, is_under_no_grad, mutation_kind
 from .overlap import overlapping_groups
 from .symbols import bind_symbols, dims, is_symbolic, tensor_meta
-from .wrap import from_functional, is_functional
+from .wrap import eager_geometry, from_functional, is_functional
 
 __all__ = ["ForwardRecord", "collect_metadata"]
 
@@ -140,7 +147,8 @@ def _input_infos(inputs: Sequence[FunctionInput]) -> tuple[list[InputInfo], list
             updated.append(entered.value)
         new_view = None
         if mutation in (MutationKind.METADATA, MutationKind.DATA_AND_METADATA):
-            new_view = view_spec(entered.value, entered.original)
+            geometry = eager_geometry(entered.value, entered.original)
+            new_view = view_spec(geometry, entered.original, requires_grad=bool(entered.value.requires_grad))
         hidden = writes and is_hidden_from_autograd(entered)
         infos.append(
             InputInfo(
@@ -176,7 +184,7 @@ def _output_infos(
                 OutputInfo(index, source.kind, meta=meta, graph_output=position, dynamic_dims=_dynamic_dims(output))
             )
         else:
-            infos.append(_aliasing_output(index, output, source, _base_of(source, inputs, outputs, sources)))
+            infos.append(_aliasing_output(index, source, inputs, outputs, sources.bases))
     for index, source in enumerate(sources.sources):
         if source.same_as is not None:
             twin = infos[source.same_as]
@@ -190,23 +198,30 @@ def _output_infos(
     return infos, computed
 
 
-def _base_of(
-    source: OutputSource, inputs: Sequence[FunctionInput], outputs: Sequence[Any], sources: OutputSources
-) -> torch.Tensor:
+def _aliasing_output(
+    index: int,
+    source: OutputSource,
+    inputs: Sequence[FunctionInput],
+    outputs: Sequence[Any],
+    bases: Sequence[torch.Tensor],
+) -> OutputInfo:
     assert source.base is not None
-    if source.kind is OutputKind.ALIAS_OF_INTERMEDIATE:
-        return sources.bases[source.base]
-    if source.kind is OutputKind.ALIAS_OF_OUTPUT:
-        return outputs[source.base]
-    return inputs[source.base].value
-
-
-def _aliasing_output(index: int, output: torch.Tensor, source: OutputSource, base: torch.Tensor) -> OutputInfo:
+    output: torch.Tensor = outputs[index]
+    if source.kind in (OutputKind.INPUT, OutputKind.ALIAS_OF_INPUT):
+        entered = inputs[source.base]
+        base, original = entered.value, entered.original
+        # See Note [Geometry of mutated tensors].
+        plain, plain_base = eager_geometry(output, original), eager_geometry(base, original)
+    else:
+        base = bases[source.base] if source.kind is OutputKind.ALIAS_OF_INTERMEDIATE else outputs[source.base]
+        plain, plain_base = from_functional(output), from_functional(base)
     view = None
+    claims = bool(output.requires_grad)
     if source.kind is not OutputKind.INPUT:
         _check_lazy_bits(index, output, base)
-        view = view_spec(output, from_functional(base))
-    meta = tensor_meta(from_functional(output), requires_grad=bool(output.requires_grad))
+        lost = claims and not gradient_reaches(output, base)
+        view = view_spec(plain, plain_base, requires_grad=claims, under_no_grad=lost)
+    meta = tensor_meta(plain, requires_grad=claims)
     return OutputInfo(index, source.kind, meta=meta, base=source.base, view=view, dynamic_dims=_dynamic_dims(output))
 
 

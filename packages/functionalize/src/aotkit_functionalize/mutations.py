@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from . import _torch_compat as compat
@@ -9,7 +11,7 @@ from .errors import Unsupported
 from .inputs import FunctionInput
 from .metadata import MutationKind
 from .symbols import dim, dims
-from .wrap import from_functional
+from .wrap import eager_geometry, from_functional
 
 __all__ = [
     "check_mutation",
@@ -28,9 +30,11 @@ def has_data_mutation(value: torch.Tensor) -> bool:
 
 def has_metadata_mutation(value: torch.Tensor, original: torch.Tensor) -> bool:
     """Whether sizes, strides or offset differ from the original's, so ``x.t_().t_()`` is none."""
-    now = from_functional(value)
-    before = (dims(original.shape), dims(original.stride()), dim(original.storage_offset()))
-    return before != (dims(now.shape), dims(now.stride()), dim(now.storage_offset()))
+    return _geometry(eager_geometry(value, original)) != _geometry(original)
+
+
+def _geometry(plain: torch.Tensor) -> tuple[Any, ...]:
+    return dims(plain.shape), dims(plain.stride()), dim(plain.storage_offset())
 
 
 def is_under_no_grad(entered: FunctionInput) -> bool:
@@ -73,11 +77,18 @@ def check_mutation(entered: FunctionInput) -> None:
             "the caller's tensor would have to change its memory after the call",
             "Write into it with copy_ instead",
         )
-    if compat.storage_was_resized(wrapper) or not _fits(from_functional(value), entered.original):
+    now, geometry = from_functional(value), eager_geometry(value, entered.original)
+    if compat.storage_was_resized(wrapper) or dims(now.shape) != dims(geometry.shape):
         raise Unsupported(
             f"{name} is resized",
             "its storage would have to change size after the call",
             "Return a new tensor of the wanted size instead",
+        )
+    if compat.number_of_writes(wrapper) > 1 and not _same_layout(now, geometry):
+        raise Unsupported(
+            f"{name}, which is not contiguous, is written to several times",
+            "its new values have other strides, so that a view between the writes may not be the one of eager mode",
+            "Make it contiguous first, or change a copy",
         )
     if entered.requires_grad and entered.is_leaf and value.grad_fn is not entered.entry_grad_fn:
         raise Unsupported(
@@ -87,9 +98,7 @@ def check_mutation(entered: FunctionInput) -> None:
         )
 
 
-def _fits(now: torch.Tensor, original: torch.Tensor) -> bool:
-    """Whether the sizes and strides of ``now`` stay within the original's storage."""
-    if now.shape == original.shape and now.stride() == original.stride():
-        return True
-    last = now.storage_offset() + sum((n - 1) * s for n, s in zip(now.shape, now.stride(), strict=True))
-    return bool((last + 1) * now.element_size() <= original.untyped_storage().nbytes())
+def _same_layout(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether strides agree where they matter."""
+    pairs = zip(a.shape, a.stride(), b.stride(), strict=True)
+    return all(dim(size) == 1 or dim(s) == dim(t) for size, s, t in pairs)

@@ -16,10 +16,12 @@ from contextlib import ExitStack, contextmanager
 import torch
 
 from . import _torch_compat as compat
+from .errors import Unsupported
 
 __all__ = [
     "FunctionalLayer",
     "below_functional_layer",
+    "eager_geometry",
     "from_functional",
     "functional_layer",
     "is_functional",
@@ -70,6 +72,28 @@ def from_functional(value: torch.Tensor) -> torch.Tensor:
     """The plain tensor that a functional tensor stands for now, pending writes applied."""
     compat.sync(value)
     return compat.unwrap_inner(compat.inner_wrapper(value))
+
+
+def eager_geometry(value: torch.Tensor, original: torch.Tensor) -> torch.Tensor:
+    """A plain tensor with the sizes, strides and offset that ``value``, made of input ``original``, has in eager.
+
+    Note [Geometry of mutated tensors]
+        Functionalization replaces a write by a new tensor, which need not have the strides of the old one
+        (``masked_fill`` of a transposed tensor is contiguous, ``masked_fill_`` stays transposed). What the caller
+        sees has the old strides. So views of an input are measured on the input as it came in.
+
+    Raises:
+        Unsupported: a view was taken of new memory which the old strides do not allow.
+    """
+    with compat.untraced(), below_functional_layer(), torch.no_grad():
+        try:
+            return compat.replay_views(compat.inner_wrapper(value), original)
+        except (RuntimeError, ValueError) as error:
+            raise Unsupported(
+                "a tensor that is not contiguous is written to in place and then viewed in another shape",
+                f"the view exists of the new values only ({str(error).splitlines()[0]})",
+                "Make the tensor contiguous first",
+            ) from error
 
 
 def is_functional(value: object) -> bool:

@@ -1,0 +1,74 @@
+"""The caller's decomposition table, without what breaks gradients and with what must not pass silently."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from aotkit_functionalize import Unsupported
+
+__all__ = ["guarded_table"]
+
+aten = torch.ops.aten
+Table = Mapping[Any, Callable[..., Any]]
+
+
+def guarded_table(table: Table, in_forward: Callable[[], bool]) -> Table:
+    """``table`` made safe; ``in_forward`` says whether the run has not begun its backward yet.
+
+    Note [Writes that functionalization gets wrong]
+        A write through a view becomes a scatter of the new values into the base. For a view whose elements
+        overlap the scatter has no right answer, and the scatter for ``unfold`` puts zeros between windows that
+        do not touch. Both would be recorded without a word, so the two operators are looked at first.
+
+        torch's core decomposition of CPU flash attention returns the attention weights in the place of the
+        log-sum-exp, which the backward operator then takes for it: wrong gradients of all three inputs.
+    """
+    guarded = dict(table)
+    attention = aten._scaled_dot_product_flash_attention_for_cpu
+    if aten._scaled_dot_product_flash_attention_for_cpu_backward.default not in table:
+        guarded.pop(attention.default, None)
+
+    def otherwise(op: Any, *args: Any, **kwargs: Any) -> Any:
+        return table[op](*args, **kwargs) if op in table else NotImplemented
+
+    def as_strided_scatter(base: Any, source: Any, size: Any, stride: Any, storage_offset: Any = None) -> Any:
+        if in_forward() and _overlaps(size, stride):
+            raise Unsupported(
+                f"a view of sizes {tuple(size)} and strides {tuple(stride)}, whose elements overlap, is written to",
+                "which of the values of one element remains is not defined",
+                "Write to a copy, or to a view without overlap",
+            )
+        return otherwise(aten.as_strided_scatter.default, base, source, size, stride, storage_offset)
+
+    def unfold_backward(grad: Any, input_sizes: Any, dim: int, size: int, step: int) -> Any:
+        if in_forward() and not _windows_cover(input_sizes, dim, size, step):
+            raise Unsupported(
+                f"the windows of unfold(dimension={dim}, size={size}, step={step}) are written to",
+                "they overlap or leave gaps, which functionalization does not restore",
+                "Write to slices instead",
+            )
+        return otherwise(aten.unfold_backward.default, grad, input_sizes, dim, size, step)
+
+    guarded[aten.as_strided_scatter.default] = as_strided_scatter
+    guarded[aten.unfold_backward.default] = unfold_backward
+    return guarded
+
+
+def _overlaps(sizes: Sequence[Any], strides: Sequence[Any]) -> bool:
+    """Whether two index tuples may lead to one element."""
+    if any(size == 0 for size in sizes):
+        return False
+    reach: Any = 0
+    for stride, size in sorted((t, s) for s, t in zip(sizes, strides, strict=True) if s != 1):
+        if stride <= reach:
+            return True
+        reach = reach + (size - 1) * stride
+    return False
+
+
+def _windows_cover(sizes: Sequence[Any], dim: int, size: int, step: int) -> bool:
+    """Whether the windows hold each element exactly once."""
+    return bool(size == step and sizes[dim] % size == 0)
