@@ -1,0 +1,147 @@
+"""Functional tensors, size texts and overlap: the single questions."""
+
+from __future__ import annotations
+
+import pytest
+import sympy
+import torch
+from torch.utils._sympy.functions import FloorDiv, Max, Min, Mod, ModularIndexing
+
+from aotkit_functionalize import (
+    FunctionalLayer,
+    Unsupported,
+    below_functional_layer,
+    fake_arguments,
+    from_functional,
+    function_inputs,
+    functional_layer,
+    has_data_mutation,
+    is_functional,
+    to_functional,
+)
+from aotkit_functionalize.metadata import (
+    GraphMetadata,
+    InputInfo,
+    InputKind,
+    MutationKind,
+    OutputInfo,
+    OutputKind,
+    TensorMeta,
+    ViewSpec,
+)
+from aotkit_functionalize.overlap import definitely_disjoint
+from aotkit_functionalize.symbols import _text
+
+
+@pytest.fixture(params=list(FunctionalLayer), ids=lambda layer: layer.value)
+def layer(request):
+    return request.param
+
+
+@pytest.mark.covers("F1.1", "F1.5")
+def test_a_functional_tensor_shows_writes_made_through_its_views(layer):
+    mode, (plain,) = fake_arguments([torch.ones(2, 3)])
+    with mode, functional_layer(layer):
+        x = to_functional(plain)
+        assert is_functional(x) and not is_functional(plain)
+        assert from_functional(x) is plain
+        view = x[0]
+        view.add_(1)
+        assert has_data_mutation(x) and from_functional(x) is not plain
+        assert is_functional(torch.ones(2))
+        with below_functional_layer():
+            assert not is_functional(torch.ones(2))
+    assert not is_functional(torch.ones(2))
+
+
+@pytest.mark.covers("F1.22")
+def test_a_differentiable_input_enters_as_a_non_leaf_over_the_same_tensor(layer):
+    caller = torch.ones(2, 3, requires_grad=True)
+    mode, plain = fake_arguments([caller])
+    with mode, functional_layer(layer):
+        (entered,) = function_inputs(plain, [caller])
+        assert entered.value.requires_grad and not entered.value.is_leaf and entered.leaf.is_leaf
+        assert from_functional(entered.value) is plain[0]
+        entered.value.mul_(2)
+        (gradient,) = torch.autograd.grad(entered.value.sin().sum(), [entered.leaf])
+        assert is_functional(gradient)
+
+
+def test_fake_arguments_keep_their_mode_and_their_sharing():
+    base = torch.ones(4)
+    mode, (a, b) = fake_arguments([base[:2], base[2:]])
+    assert a.untyped_storage()._cdata == b.untyped_storage()._cdata and a.fake_mode is mode
+    assert fake_arguments([a])[1][0] is a
+    other, (c,) = fake_arguments([torch.ones(2)])
+    assert other is not mode
+    with pytest.raises(Unsupported, match="another mode"):
+        fake_arguments([a, c])
+    with torch.inference_mode():
+        _, (inference,) = fake_arguments([torch.ones(2)])
+    assert not inference.is_inference()
+
+
+s0, s1 = sympy.symbols("s0 s1", positive=True, integer=True)
+
+
+@pytest.mark.parametrize(
+    "expr",
+    [
+        s0 * s1 + 1,
+        s0 - 3 * s1,
+        FloorDiv(s0 * s1 + 5, s1),
+        FloorDiv(FloorDiv(s0, 2), s1 + 1),
+        Mod(s0 + 7, 3),
+        ModularIndexing(s0 * 9, 2, 5),
+        Max(s0, s1 * 2 - 4),
+        Min(3, s0 + s1) * 2,
+        (s0 + s1) ** 2 * s1,
+        -s0 * (s1 - 8),
+        2 * FloorDiv(s0 + 1, 2) - Mod(s1, 2) * 3,
+    ],
+    ids=str,
+)
+def test_size_texts_are_python_with_the_value_of_the_expression(expr):
+    for a, b in [(6, 4), (1, 9), (12, 5)]:
+        ours = eval(_text(expr), {"__builtins__": {}, "min": min, "max": max}, {"s0": a, "s1": b})
+        assert ours == int(expr.subs({s0: a, s1: b})), _text(expr)
+
+
+def test_an_expression_without_such_a_text_is_refused():
+    with pytest.raises(Unsupported, match="has no form in the metadata"):
+        _text(sympy.sqrt(s0))
+
+
+@pytest.mark.covers("F1.47")
+@pytest.mark.parametrize(
+    ("first", "second", "disjoint"),
+    [
+        (lambda b: b[:2], lambda b: b[2:], True),
+        (lambda b: b[:3], lambda b: b[2:], False),
+        (lambda b: b[:, :3], lambda b: b[:, 3:], True),
+        (lambda b: b[:, :4], lambda b: b[:, 3:], False),
+        (lambda b: b[0], lambda b: b[1], True),
+        (lambda b: b[:0], lambda b: b, True),
+        (lambda b: b, lambda b: b.t(), False),
+        (lambda b: b.view(torch.int32)[:2], lambda b: b[2:], True),
+    ],
+)
+def test_disjoint_views_are_told_from_overlapping_ones(first, second, disjoint):
+    base = torch.ones(4, 6)
+    assert definitely_disjoint(first(base), second(base)) is disjoint
+    assert definitely_disjoint(second(base), first(base)) is disjoint
+
+
+def test_metadata_of_every_field_survives_json_and_another_version_is_refused():
+    meta = TensorMeta("float32", "cpu", ("s0", 3), (3, 1), "s0*2", True)
+    view = ViewSpec("int32", (2,), (1,), "s0 + 1", True, True)
+    metadata = GraphMetadata(
+        inputs=(InputInfo(0, InputKind.TENSOR, meta, False, MutationKind.DATA_AND_METADATA, new_view=view),),
+        outputs=(OutputInfo(0, OutputKind.ALIAS_OF_INPUT, meta, 0, view, dynamic_dims=(0,), same_as=None),),
+        intermediate_bases=(meta,),
+        forward_requires_grad=(True,),
+        is_training=True,
+    )
+    assert GraphMetadata.from_json(metadata.to_json()) == metadata
+    with pytest.raises(ValueError, match="version 9"):
+        GraphMetadata.from_json(metadata.to_json().replace('"version": 1', '"version": 9'))
