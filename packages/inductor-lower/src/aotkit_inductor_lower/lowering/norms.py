@@ -9,7 +9,7 @@ import torch
 from torch.fx import Node
 
 from ..ir import DType
-from ..symbolic import Expr, product
+from ..symbolic import Expr
 from .context import LoweringContext, NodeValue
 from .nest_builder import NestBuilder, Value
 from .promotion import compute_dtype
@@ -169,6 +169,18 @@ def _channel_dims(x: View) -> list[int]:
     return [dim for dim in range(len(x.sizes)) if dim != 1]
 
 
+def _statistics_dtype(x: View) -> DType:
+    """What batch norm's sums accumulate in, as eager's do on the CPU: double for float32, float32 for halves.
+
+    Note [Batch norm rounds as eager]
+        Behind a batch norm usually stands a relu, whose gradient jumps at 0. A normalized value that differs from
+        eager's in its last bit now and then lands on the other side, and one such element moves a convolution's
+        gradient by 1e-3. So sums are as wide as eager's, mean and variance are rounded before they are used, and the
+        result is ``fma(x, alpha, beta)`` with one alpha and beta per channel: the bits of eager's CPU kernel.
+    """
+    return DType.F64 if x.dtype is torch.float32 else compute_dtype(x.dtype)
+
+
 def _affine(
     ctx: LoweringContext,
     node: Node,
@@ -178,15 +190,14 @@ def _affine(
     scale: Callable[[NestBuilder, Expr], Value],
     bias: View | None,
 ) -> None:
-    """``(x - mean) * scale + bias`` per channel."""
+    """``x*scale + (bias - mean*scale)`` per channel; see Note [Batch norm rounds as eager]."""
     dtype = compute_dtype(x.dtype)
     nest = ctx.nest(result.buffer, node, x.sizes)
     channel = nest.index[1]
-    value = nest.op("sub", _load(nest, x, nest.index, dtype), _load(nest, mean, (channel,), dtype))
-    value = nest.op("mul", value, scale(nest, channel))
-    if bias is not None:
-        value = nest.op("add", value, _load(nest, bias, (channel,), dtype))
-    nest.store(result, nest.index, value)
+    alpha = scale(nest, channel)
+    shift = _load(nest, bias, (channel,), dtype) if bias is not None else nest.const(0, dtype)
+    beta = nest.op("fma", nest.op("neg", _load(nest, mean, (channel,), dtype)), alpha, shift)
+    nest.store(result, nest.index, nest.op("fma", _load(nest, x, nest.index, dtype), alpha, beta))
     ctx.add(nest)
 
 
@@ -211,19 +222,21 @@ def _batch_norm_training(
     """(normalized, saved mean, saved 1/std); writes the updated running statistics where asked."""
     result, mean_out, rstd_out = (_declare(ctx, node, k) for k in range(3))
     rows = RowNest(ctx, node, mean_out.buffer, x.sizes, _channel_dims(x))
-    nest, dtype = rows.nest, compute_dtype(x.dtype)
-    mean, squares = mean_and_squares(rows, lambda index: _load(nest, x, index, dtype))
-    rstd = _inverse_root(nest, squares, rows.count_value(dtype), eps)
+    nest, dtype, wide = rows.nest, compute_dtype(x.dtype), _statistics_dtype(x)
+    mean, squares = _batch_statistics(rows, x, wide)
+    variance = nest.cast(nest.op("div", squares, rows.count_value(dtype)), wide)
+    deviation = nest.op("sqrt", nest.op("add", variance, nest.const(eps, wide)))
+    rstd = nest.op("div", nest.const(1, wide), deviation)
     row = rows.row(keepdim=False)
     nest.store(mean_out, row, mean)
     nest.store(rstd_out, row, rstd)
     if running is not None:
         momentum = running.momentum
-        free = nest.op("sub", rows.count_value(dtype), nest.const(1, dtype))
-        unbiased = nest.op("div", squares, free)
+        unbiased = nest.op("div", squares, nest.op("sub", rows.count_value(dtype), nest.const(1, dtype)))
         for old, new, fresh in zip(running.old, running.new, (mean, unbiased), strict=True):
-            kept = nest.op("mul", _load(nest, old, row, dtype), nest.const(1 - momentum, dtype))
-            nest.store(new, row, nest.op("add", nest.op("mul", fresh, nest.const(momentum, dtype)), kept))
+            kept = nest.op("mul", _load(nest, old, row, wide), nest.const(1 - momentum, wide))
+            fresh = nest.op("mul", nest.cast(fresh, wide), nest.const(momentum, wide))
+            nest.store(new, row, nest.op("add", fresh, kept))
     ctx.add(nest)
 
     def scale(pointwise: NestBuilder, channel: Expr) -> Value:
@@ -234,6 +247,18 @@ def _batch_norm_training(
 
     _affine(ctx, node, x, result, mean_out, scale, bias)
     return [result, mean_out, rstd_out]
+
+
+def _batch_statistics(rows: RowNest, x: View, wide: DType) -> tuple[Value, Value]:
+    """Mean and sum of squared differences per channel, as the result's type: each is rounded before it is used."""
+    nest, dtype = rows.nest, compute_dtype(x.dtype)
+    total = nest.reduce("sum", _load(nest, x, rows.stage(), wide))
+    nest.stage()
+    mean = nest.cast(nest.op("div", total, rows.count_value(wide)), dtype)
+    center = nest.op("sub", _load(nest, x, rows.stage(), dtype), mean)
+    squares = nest.reduce("sum", nest.cast(nest.op("mul", center, center), wide))
+    nest.stage()
+    return mean, nest.cast(squares, dtype)
 
 
 def _batch_norm_inference(
@@ -343,11 +368,10 @@ def batch_norm_backward(
         variance = nest.op("add", _load(nest, running_var, (channel,), dtype), nest.const(eps, dtype))
         return _load(nest, running_mean, (channel,), dtype), nest.op("rsqrt", variance)
 
-    sums = _batch_norm_sums(ctx, node, grad, x, statistics)
     results: list[NodeValue] = [None, None, None]
-    results[1], results[2] = _batch_norm_parameter_grads(ctx, node, sums, statistics, mask, x)
+    results[1], results[2], means = _batch_norm_sums(ctx, node, grad, x, statistics, mask)
     if mask[0]:
-        results[0] = _batch_norm_input_grad(ctx, node, grad, x, weight, statistics, sums if train else None)
+        results[0] = _batch_norm_input_grad(ctx, node, grad, x, weight, statistics, means if train else None)
     return results
 
 
@@ -355,44 +379,30 @@ Statistics = Callable[[NestBuilder, Expr], tuple[Value, Value]]
 
 
 def _batch_norm_sums(
-    ctx: LoweringContext, node: Node, grad: View, x: View, statistics: Statistics
-) -> tuple[View, View]:
-    """Per channel: sum of grad, and sum of grad*(x - mean)."""
-    dtype = compute_dtype(x.dtype)
-    torch_dtype = torch.float64 if dtype is DType.F64 else torch.float32
-    channels = (x.sizes[1],)
-    plain = ctx.declare_dense(f"{node.name}_sum", channels, torch_dtype)
-    dot = ctx.declare_dense(f"{node.name}_dot", channels, torch_dtype)
-    rows = RowNest(ctx, node, plain.buffer, x.sizes, _channel_dims(x))
-    nest = rows.nest
-    mean, _ = statistics(nest, rows.row(keepdim=False)[0])
+    ctx: LoweringContext, node: Node, grad: View, x: View, statistics: Statistics, mask: Sequence[bool]
+) -> tuple[View | None, View | None, tuple[View, View]]:
+    """Gradients of weight and bias, and per channel (mean of grad, mean of grad*(x - mean), times 1/var)."""
+    wide = _statistics_dtype(x)
+    torch_dtype = torch.float64 if compute_dtype(x.dtype) is DType.F64 else torch.float32
+    means = tuple(ctx.declare_dense(f"{node.name}_{kind}", (x.sizes[1],), torch_dtype) for kind in ("mean", "slope"))
+    rows = RowNest(ctx, node, means[0].buffer, x.sizes, _channel_dims(x))
+    nest, row = rows.nest, rows.row(keepdim=False)
+    mean, rstd = (nest.cast(value, wide) for value in statistics(nest, row[0]))
     index = rows.stage()
-    g = _load(nest, grad, index, dtype)
-    center = nest.op("sub", _load(nest, x, index, dtype), mean)
+    g = _load(nest, grad, index, wide)
+    center = nest.op("sub", _load(nest, x, index, wide), mean)
     total, weighted = nest.reduce("sum", g), nest.reduce("sum", nest.op("mul", g, center))
     nest.stage()
-    nest.store(plain, rows.row(keepdim=False), total)
-    nest.store(dot, rows.row(keepdim=False), weighted)
+    count, by_weight = rows.count_value(wide), nest.op("mul", weighted, rstd)
+    nest.store(means[0], row, nest.op("div", total, count))
+    nest.store(means[1], row, nest.op("div", nest.op("mul", by_weight, rstd), count))
+    gradients: list[View | None] = [None, None]
+    for position, value in ((1, by_weight), (2, total)):
+        if mask[position]:
+            view = gradients[position - 1] = _declare(ctx, node, position)
+            nest.store(view, row, value)
     ctx.add(nest)
-    return plain, dot
-
-
-def _batch_norm_parameter_grads(
-    ctx: LoweringContext, node: Node, sums: tuple[View, View], statistics: Statistics, mask: Sequence[bool], x: View
-) -> tuple[View | None, View | None]:
-    dtype = compute_dtype(x.dtype)
-    outputs: list[View | None] = [None, None]
-    for position in (1, 2):
-        if not mask[position]:
-            continue
-        view = outputs[position - 1] = _declare(ctx, node, position)
-        nest = ctx.nest(view.buffer, node, view.sizes)
-        value = _load(nest, sums[1 if position == 1 else 0], nest.index, dtype)
-        if position == 1:
-            value = nest.op("mul", value, statistics(nest, nest.index[0])[1])
-        nest.store(view, nest.index, value)
-        ctx.add(nest)
-    return outputs[0], outputs[1]
+    return gradients[0], gradients[1], (means[0], means[1])
 
 
 def _batch_norm_input_grad(
@@ -402,24 +412,23 @@ def _batch_norm_input_grad(
     x: View,
     weight: View | None,
     statistics: Statistics,
-    sums: tuple[View, View] | None,
+    means: tuple[View, View] | None,
 ) -> View:
-    """Training: ``(g - sum/n - (x - mean)*rstd^2*dot/n) * rstd * weight``; else ``g * rstd * weight``."""
+    """Training: ``(g - mean(g) - (x - mean)*slope) * rstd * weight``; else ``g * rstd * weight``."""
     dtype = compute_dtype(x.dtype)
     result = _declare(ctx, node, 0)
     nest = ctx.nest(result.buffer, node, x.sizes)
     channel = nest.index[1]
     mean, rstd = statistics(nest, channel)
     value = _load(nest, grad, nest.index, dtype)
-    if sums is not None:
-        count = nest.scalar(product(x.sizes[dim] for dim in _channel_dims(x)), dtype)
-        plain = nest.op("div", _load(nest, sums[0], (channel,), dtype), count)
-        dot = nest.op("div", _load(nest, sums[1], (channel,), dtype), count)
+    if means is not None:
         center = nest.op("sub", _load(nest, x, nest.index, dtype), mean)
-        slope = nest.op("mul", dot, nest.op("mul", rstd, rstd))
-        value = nest.op("sub", nest.op("sub", value, plain), nest.op("mul", center, slope))
-    scale = rstd if weight is None else nest.op("mul", rstd, _load(nest, weight, (channel,), dtype))
-    nest.store(result, nest.index, nest.op("mul", value, scale))
+        slope = nest.op("mul", center, _load(nest, means[1], (channel,), dtype))
+        value = nest.op("sub", nest.op("sub", value, _load(nest, means[0], (channel,), dtype)), slope)
+    value = nest.op("mul", value, rstd)
+    if weight is not None:
+        value = nest.op("mul", value, _load(nest, weight, (channel,), dtype))
+    nest.store(result, nest.index, value)
     ctx.add(nest)
     return result
 
