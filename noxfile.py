@@ -33,6 +33,7 @@ nox.options.error_on_missing_interpreters = False
 CONSTRAINTS = str(ROOT / "tools" / "constraints.txt")
 PYTEST = ("pytest", "hypothesis")
 TEST_TOOLS = (*PYTEST, "nox", "import-linter", "transformers", "matplotlib", "rich")
+RUN_DEPENDENCIES = ("llvmlite", "scipy", "filelock")  # what our sources import beside torch
 BENCH_TOOLS = ("transformers", "matplotlib")
 DOCS_TOOLS = ("mkdocs", "mkdocs-material")
 
@@ -196,7 +197,7 @@ def test_package(session: nox.Session, package: str) -> None:
 def tools(session: nox.Session) -> None:
     """Tests of the repository's own tools."""
     share_torch(session)
-    install(session, *TEST_TOOLS)
+    install(session, *TEST_TOOLS, *RUN_DEPENDENCIES)
     pytest(session, "tools/tests", "-q", "--ignore", "tools/tests/system")
 
 
@@ -234,7 +235,7 @@ def run_ok(session: nox.Session, *command: str, env: dict[str, str]) -> bool:
 def types(session: nox.Session) -> None:
     """mypy over the sources of all packages and over the tools."""
     share_torch(session)
-    install(session, "mypy", "filelock")
+    install(session, "mypy", "filelock", "rich")
     for name in PACKAGES:
         if not load_package(name).source.is_dir():
             session.error(f"packages/{name} has no source folder")
