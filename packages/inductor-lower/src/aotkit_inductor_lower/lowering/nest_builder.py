@@ -64,9 +64,12 @@ class NestBuilder:
 
     def stage(self, sizes: Sequence[Expr] = ()) -> tuple[Expr, ...]:
         """Begin the next stage; returns its index expressions. Values of stages with ranges go out of scope, except
-        results of reductions."""
+        results of reductions. Stages without ranges that follow each other are one."""
+        index, ranges = _ranges("r", self._inner_count, sizes)
+        if not ranges and not self._ranges:
+            return index
         self._close()
-        index, self._ranges = _ranges("r", self._inner_count, sizes)
+        self._ranges = ranges
         self._inner_count += len(self._ranges)
         self._seen = dict(self._row_seen)
         return index

@@ -241,6 +241,8 @@ def _computed(ctx: LoweringContext, node: Node, x: View, index: Sequence[Expr]) 
 @TABLE.lowers(aten.repeat.default)
 def repeat(ctx: LoweringContext, node: Node, x: View, repeats: Sequence[object]) -> View:
     """``y[d] = x[d mod size]``."""
+    if any(size == 0 for size in x.sizes):
+        raise Decline("a repeat of nothing is left to ATen")
     index = dim_exprs(node.meta["val"].dim())
     skipped = len(index) - len(x.sizes)
     return _computed(ctx, node, x, [_ZERO if s == 1 else index[skipped + k] % s for k, s in enumerate(x.sizes)])

@@ -195,6 +195,8 @@ def _common_outer(
         return first_outer if first.rows or not second.rows else second_outer
     if not first.rows and not second.rows:
         return "one of them has more elements than the other"
+    if not (first.rows and second.rows) and len((second if first.rows else first).nest.stages) > 1:
+        return "values of one pass from stage to stage, so its loops cannot move into a stage"
     if first.rows and not second.rows and a < b:
         _lower(first_ranges, second_ranges, tuple(r for r in second_outer if r.symbol not in a))
         return first_outer
