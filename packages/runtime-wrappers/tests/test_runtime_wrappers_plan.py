@@ -348,3 +348,11 @@ def test_the_observer_gets_the_source():
     )
     assert events[0][0] == "wrappers.bind" and events[0][1]["source"] == call.source
     assert "for " not in call.source.replace("compiled for", "")
+
+
+def test_an_output_that_is_the_same_object_as_another_one_is_returned_as_that_object(how):
+    twice = [metadata.OutputInfo(i, KIND.ALIAS_OF_INPUT, base=0, view=view((12,), (1,))) for i in range(3)]
+    outputs = (twice[0], dataclasses.replace(twice[1], same_as=0), twice[2])
+    record = dataclasses.replace(one_input(twice[0]), outputs=outputs)
+    first, same, other = unboxed(how(build_plan(record), boxed(lambda x: [])))(torch.randn(3, 4))
+    assert first is same and other is not first

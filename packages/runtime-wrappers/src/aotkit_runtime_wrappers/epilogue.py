@@ -85,7 +85,7 @@ def output_operations(
     operations: list[Operation] = []
     checked: set[Value] = set()
     for output in _bases_before_views(metadata):
-        if output.index in skip:
+        if output.index in skip or output.same_as is not None:
             continue
         if output.kind in _ALIASES:
             regenerate = _regenerate(metadata, output, names)
@@ -109,6 +109,8 @@ def output_operations(
 
 def returned_value(metadata: GraphMetadata, output: OutputInfo, names: Sequence[Value]) -> Value | None:
     """Name of the value that the caller gets for ``output``; ``None`` for a constant."""
+    if output.same_as is not None:
+        return returned_value(metadata, metadata.outputs[output.same_as], names)
     match output.kind:
         case OutputKind.FRESH | OutputKind.SYMINT:
             if output.graph_output is None:
