@@ -130,6 +130,18 @@ def test_two_views_of_one_intermediate_share_memory() -> None:
     torch.testing.assert_close(first, x.exp()[0] + 1)
 
 
+def test_one_view_returned_twice_is_one_object() -> None:
+    def fn(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        z = x.exp()
+        view = z.view(-1)
+        return view, z, view
+
+    first, whole, second = compile_strict(fn)(torch.randn(2, 3))
+    assert first is second
+    whole.zero_()
+    assert not first.any()
+
+
 def test_dropout_with_eager_rng_equals_eager() -> None:
     model = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.1), nn.ReLU(), nn.Dropout(0.5))
     reference = copy.deepcopy(model)

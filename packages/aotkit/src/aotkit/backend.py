@@ -22,10 +22,10 @@ from .errors import CompileError, notify_eager
 from .options import Options, resolve
 from .pipeline import CompileContext, compile_flat, own_stages
 
-__all__ = ["aotkit", "make_backend"]
+__all__ = ["REFUSALS", "aotkit", "make_backend"]
 
 BackendFn = Callable[[torch.fx.GraphModule, Sequence[Any]], Callable[..., Any]]
-_REFUSALS = (Unsupported, OverlappingMutation, LoweringError, PartitionError, WrapperError)
+REFUSALS = (Unsupported, OverlappingMutation, LoweringError, PartitionError, WrapperError)
 
 
 def aotkit(
@@ -77,7 +77,7 @@ def compile_graph_module(
         try:
             _, fakes = fake_inputs(example_inputs, gm)
             return compile_flat(gm, fakes, example_inputs, ctx, own_stages())
-        except _REFUSALS as refusal:
+        except REFUSALS as refusal:
             if options.fallback == "error":
                 raise CompileError(f"graph {number} could not be compiled: {refusal}") from refusal
             reason = str(refusal)

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from aotkit_aot_trace import Capture, GraphFunction, capture
+from aotkit_aot_trace import Capture, GraphFunction, TraceOptions, capture
 from aotkit_functionalize import GraphMetadata, OverlappingMutation
 from aotkit_inductor_lower import LowerOptions, compile_graph, decompositions
 from aotkit_partition import Partition, PartitionOptions, dump_graph, graph_constants, load_graph, partition
@@ -124,13 +124,15 @@ def _capture(
         if not inputs.overlaps and len(inputs.kept) == len(fakes):
             return capture(fn, fakes, decompositions=table, observer=ctx.recorder), inputs
         run = GraphFunction(fn) if isinstance(fn, torch.fx.GraphModule) else fn
+        how = TraceOptions(layer=run.preferred_layer() if isinstance(run, GraphFunction) else None)
+        settings: dict[str, Any] = {"decompositions": table, "options": how, "observer": ctx.recorder}
         prepared = PreparedFunction(run, inputs)
         try:
-            captured = capture(prepared, graph_inputs(inputs, fakes), decompositions=table, observer=ctx.recorder)
+            captured = capture(prepared, graph_inputs(inputs, fakes), **settings)
         except OverlappingMutation as overlap:
             prepared = PreparedFunction(run, plan_synthetic_bases(inputs, fakes, overlap.groups))
             distinct = graph_inputs(prepared.input_plan, fakes)
-            captured = capture(prepared, distinct, decompositions=table, observer=ctx.recorder)
+            captured = capture(prepared, distinct, **settings)
         return captured, prepared.finish()
 
 

@@ -154,9 +154,11 @@ def _call_spec(metadata: GraphMetadata, names: tuple[Value, ...], saved: tuple[i
 
 
 def _returns(metadata: GraphMetadata, names: tuple[Value, ...], identities: dict[int, int]) -> tuple[Return, ...]:
-    values = []
+    values: list[Return] = []
     for output in metadata.outputs:
-        if output.index in identities:
+        if output.same_as is not None:
+            values.append(values[output.same_as])
+        elif output.index in identities:
             values.append(Return(value=f"in{identities[output.index]}"))
         else:
             value = returned_value(metadata, output, names)
