@@ -290,3 +290,47 @@ def test_a_write_to_a_transposed_input_keeps_its_strides(layer, check, compare):
         else:
             with pytest.raises(Unsupported, match="not contiguous"):
                 capture(fn, make(), options=TraceOptions(layer=layer))
+
+
+def test_a_change_of_shape_under_no_grad_is_told_from_one_that_autograd_sees(layer):
+    def fn(a, b):
+        with torch.no_grad():
+            a.unsqueeze_(0)
+        b.unsqueeze_(0)
+        return []
+
+    leaf, computed = torch.ones(2, 3, requires_grad=True), torch.ones(2, 3, requires_grad=True) * 1
+    records = capture(fn, [leaf, computed], options=TraceOptions(layer=layer)).metadata.inputs
+    assert [r.mutation for r in records] == [MutationKind.METADATA] * 2
+    assert [r.mutation_under_no_grad for r in records] == [True, False]
+
+
+def detached_then_written(x):
+    v = x.detach()
+    v.mul_(x)
+    return [v]
+
+
+def saved_then_written(x):
+    y = (x * 1).sin_()
+    return [y.mul_(y), y.add_(1)]
+
+
+def scattered(x):
+    x.as_strided((2, 2), (2, 1)).diagonal().zero_()
+    return []
+
+
+@pytest.mark.parametrize(
+    ("fn", "make", "what"),
+    [
+        (detached_then_written, lambda: torch.ones(2, 3, requires_grad=True), "but not its gradient"),
+        (saved_then_written, lambda: torch.ones(2, 3, requires_grad=True), "written to in place before the backward"),
+        (lambda x: [x.fill_(2)], lambda: torch.ones(1, 3).expand(2, 3), "are the same memory"),
+        (scattered, lambda: (torch.ones(4, 3, requires_grad=True) * 1)[::2], "cannot be replaced by a functional one"),
+    ],
+    ids=["detached", "saved", "expanded", "scattered"],
+)
+def test_writes_whose_result_or_gradient_cannot_be_told_are_refused(layer, fn, make, what):
+    with pytest.raises(Unsupported, match=what):
+        capture(fn, [make()], options=TraceOptions(layer=layer))

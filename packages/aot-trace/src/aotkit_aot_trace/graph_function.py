@@ -150,6 +150,7 @@ _FUNCTIONALIZATION_WORDS = (
     "unctionalizing",
     "internal overlap",
     "as_strided() is non-compositional",
+    "as_strided_scatter is currently only supported",
 )
 
 

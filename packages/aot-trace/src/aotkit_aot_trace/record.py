@@ -181,6 +181,14 @@ def _gradients(
         # Eager runs backward outside of the forward's autocast region and with grad mode off.
         with compat.without_autocast(), torch.no_grad():
             return torch.autograd.grad(outputs, leaves, tangents, allow_unused=True)
+    except RuntimeError as error:
+        if "modified by an inplace operation" not in str(error):
+            raise
+        raise Unsupported(
+            "a value that the gradient needs is written to in place before the backward",
+            "the backward fails in eager mode as well",
+            "Write to a copy of the value, or detach what needs no gradient",
+        ) from error
     finally:
         for hook in hooks:
             hook.remove()

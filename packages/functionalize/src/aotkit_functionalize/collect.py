@@ -30,7 +30,13 @@ from .metadata import (
     TangentInfo,
     TensorMeta,
 )
-from .mutations import check_mutation, is_hidden_from_autograd, is_under_no_grad, mutation_kind
+from .mutations import (
+    check_mutation,
+    is_hidden_from_autograd,
+    is_under_no_grad,
+    metadata_changed_under_no_grad,
+    mutation_kind,
+)
 from .overlap import overlapping_groups
 from .symbols import bind_symbols, dims, is_symbolic, tensor_meta
 from .wrap import eager_geometry, from_functional, is_functional
@@ -150,6 +156,9 @@ def _input_infos(inputs: Sequence[FunctionInput]) -> tuple[list[InputInfo], list
             geometry = eager_geometry(entered.value, entered.original)
             new_view = view_spec(geometry, entered.original, requires_grad=bool(entered.value.requires_grad))
         hidden = writes and is_hidden_from_autograd(entered)
+        without_grad = writes and not hidden and is_under_no_grad(entered)
+        if mutation is MutationKind.METADATA:
+            without_grad = metadata_changed_under_no_grad(entered)
         infos.append(
             InputInfo(
                 index=entered.index,
@@ -158,7 +167,7 @@ def _input_infos(inputs: Sequence[FunctionInput]) -> tuple[list[InputInfo], list
                 is_leaf=entered.is_leaf,
                 mutation=mutation,
                 mutation_hidden_from_autograd=hidden,
-                mutation_under_no_grad=writes and not hidden and is_under_no_grad(entered),
+                mutation_under_no_grad=without_grad,
                 updated_output=position,
                 new_view=new_view,
             )
@@ -219,6 +228,7 @@ def _aliasing_output(
     claims = bool(output.requires_grad)
     if source.kind is not OutputKind.INPUT:
         _check_lazy_bits(index, output, base)
+        _check_history(index, output, base)
         lost = claims and not gradient_reaches(output, base)
         view = view_spec(plain, plain_base, requires_grad=claims, under_no_grad=lost)
     meta = tensor_meta(plain, requires_grad=claims)
@@ -232,6 +242,20 @@ def _check_lazy_bits(index: int, output: torch.Tensor, base: torch.Tensor) -> No
             "the record of a view holds sizes and strides only",
             "Return .resolve_conj() or .resolve_neg() of it",
         )
+
+
+def _check_history(index: int, output: torch.Tensor, base: torch.Tensor) -> None:
+    """Refuse what was detached and then written to: it shares memory with its base, but has another gradient."""
+    if carries_gradient(output) and _root(output) is not _root(base):
+        raise Unsupported(
+            f"output {index} shares memory with another value but not its gradient: it was detached, then written to",
+            "the record of a view has no place for a history of its own",
+            "Detach a clone instead",
+        )
+
+
+def _root(value: torch.Tensor) -> torch.Tensor:
+    return value if value._base is None else value._base
 
 
 def _dynamic_dims(output: Any) -> tuple[int, ...]:

@@ -19,6 +19,7 @@ __all__ = [
     "has_metadata_mutation",
     "is_hidden_from_autograd",
     "is_under_no_grad",
+    "metadata_changed_under_no_grad",
     "mutation_kind",
 ]
 
@@ -47,6 +48,11 @@ def is_under_no_grad(entered: FunctionInput) -> bool:
     if is_hidden_from_autograd(entered) or not entered.value.requires_grad:
         return False
     return entered.value.grad_fn is entered.entry_grad_fn
+
+
+def metadata_changed_under_no_grad(entered: FunctionInput) -> bool:
+    """Whether autograd did not see a change of sizes or strides, without a write, of an input that requires grad."""
+    return entered.requires_grad and entered.value.grad_fn is entered.entry_grad_fn
 
 
 def is_hidden_from_autograd(entered: FunctionInput) -> bool:
@@ -83,6 +89,15 @@ def check_mutation(entered: FunctionInput) -> None:
             f"{name} is resized",
             "its storage would have to change size after the call",
             "Return a new tensor of the wanted size instead",
+        )
+    if has_data_mutation(value) and any(
+        dim(stride) == 0 and dim(size) != 1
+        for size, stride in zip(entered.original.shape, entered.original.stride(), strict=True)
+    ):
+        raise Unsupported(
+            f"{name} is written to, and several of its elements are the same memory (it is expanded)",
+            "a new value of each element cannot be written back",
+            "Write to a clone, or to the tensor before it is expanded",
         )
     if compat.number_of_writes(wrapper) > 1 and not _same_layout(now, geometry):
         raise Unsupported(
