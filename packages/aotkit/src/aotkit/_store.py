@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from aotkit_cache import ArtifactCache, CacheKey, environment_parts, make_key, open_cache
 
+from ._observe import Recorder
+
 __all__ = ["CachedObjects", "object_store"]
 
 
@@ -29,6 +31,6 @@ def _key(digest: str) -> CacheKey:
     return make_key(kernels=digest, **environment_parts())
 
 
-def object_store() -> CachedObjects:
-    """The store in the default cache directory."""
-    return CachedObjects(open_cache())
+def object_store(recorder: Recorder) -> CachedObjects:
+    """The store in the default cache directory; ``recorder`` is told about hits and misses."""
+    return CachedObjects(open_cache(observer=recorder))

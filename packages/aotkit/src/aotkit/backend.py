@@ -46,11 +46,9 @@ def aotkit(
     environment = read_environment()
     base = Options(verify=environment.verify, fuel=environment.fuel, disable=environment.disable)
     chosen = resolve(mode, given, base)
-    own = recorder is None
     recorder = recorder or Recorder(log=environment.log, dump_dir=environment.dump_dir)
     compiled = compile_graph_module(gm, example_inputs, chosen, recorder)
-    if own and "timing" in environment.log:
-        recorder.dump("stage seconds", "timing", recorder.table)
+    recorder.dump("seconds per stage", "timing", recorder.table)
     return compiled
 
 
@@ -73,7 +71,7 @@ def compile_graph_module(
     reason = unsupported_device(example_inputs)
     if reason is None:
         number = next(_numbers)
-        ctx = CompileContext(options, recorder, f"graph{number}", object_store() if options.cache else None)
+        ctx = CompileContext(options, recorder, f"graph{number}", object_store(recorder) if options.cache else None)
         try:
             _, fakes = fake_inputs(example_inputs, gm)
             return compile_flat(gm, fakes, example_inputs, ctx, own_stages())

@@ -104,7 +104,9 @@ def _compile_training(
     forward = stages.forward(parts.forward, f"{ctx.name}-forward", ctx)
 
     def compile_backward() -> Boxed:
-        return stages.backward(parts.backward, f"{ctx.name}-backward", ctx)
+        backward = stages.backward(parts.backward, f"{ctx.name}-backward", ctx)
+        ctx.recorder.dump(f"{ctx.name} seconds per stage, backward included", "timing", ctx.recorder.table)
+        return backward
 
     with ctx.recorder.stage("bind"):
         saved = (parts.num_saved_tensors, parts.num_saved_symints)

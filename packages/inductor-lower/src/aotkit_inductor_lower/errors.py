@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["LoweringError", "UnsupportedGraphError"]
+__all__ = ["LoweringError", "UnknownPassError", "UnsupportedGraphError"]
 
 
 class LoweringError(Exception):
@@ -26,3 +26,7 @@ class UnsupportedGraphError(LoweringError):
         self.why = why
         self.line = line
         self.todo = todo
+
+
+class UnknownPassError(ValueError):
+    """A pass was to be left out that does not exist."""

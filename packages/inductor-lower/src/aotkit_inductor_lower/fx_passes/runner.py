@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from torch.fx import Graph, GraphModule
 
+from ..errors import UnknownPassError
 from ..options import LowerOptions
 from .common_subexpressions import merge_common_subexpressions
 from .fold_uniform import fold_uniform_values
@@ -43,8 +44,15 @@ def check_order(passes: Sequence[FxPass]) -> None:
 
 
 def run_fx_passes(gm: GraphModule, options: LowerOptions, passes: Sequence[FxPass] = FX_PASSES) -> GraphModule:
-    """The graph with all passes run that ``options`` does not disable. ``gm`` itself stays as it is."""
+    """The graph with all passes run that ``options`` does not disable. ``gm`` itself stays as it is.
+
+    Raises :class:`UnknownPassError` for a disabled name that is no pass.
+    """
     check_order(passes)
+    unknown = sorted(set(options.disable) - {each.name for each in passes})
+    if unknown:
+        known = ", ".join(each.name for each in passes)
+        raise UnknownPassError(f"there is no pass named {', '.join(unknown)} to leave out; the passes are {known}")
     chosen = [each for each in passes if each.name not in options.disable]
     if not chosen or has_inner_mutation(gm):
         return gm
