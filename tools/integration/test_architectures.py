@@ -48,6 +48,9 @@ def test_training_equals_eager_for_every_batch_size(name: str, dynamic: bool) ->
             torch.testing.assert_close(got, want, rtol=2e-4, atol=2e-5)
     assert not recorder.fallbacks
     assert sum("forward" in graph.name for graph in recorder.graphs) == 1
+    eligible = sum(graph.report.eligible_nodes for graph in recorder.graphs)
+    generated = sum(graph.report.generated_nodes for graph in recorder.graphs)
+    assert generated >= 0.9 * eligible, "too many calls are left to ATen: " + "\n".join(map(str, recorder.graphs))
 
 
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])

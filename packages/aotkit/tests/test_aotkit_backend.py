@@ -48,6 +48,7 @@ def test_inference_of_an_mlp_equals_eager() -> None:
         torch.testing.assert_close(compile_strict(model)(x), model(x))
 
 
+@pytest.mark.covers("F2.13", "F8.6")
 @pytest.mark.parametrize("make, shape", [(MLP, (6, 16)), (ConvNet, (4, 3, 8, 8))])
 def test_training_gives_eager_gradients_and_buffers(make: Callable[[], nn.Module], shape: tuple[int, ...]) -> None:
     model = make()
@@ -95,6 +96,7 @@ def two_views(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return z[0], z.view(-1)
 
 
+@pytest.mark.covers("F1.18", "F1.28")
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # the frontend looks at it
 def test_mutated_input_is_updated_and_its_view_aliases_it() -> None:
     for grad in (False, True):
@@ -117,12 +119,14 @@ def test_mutated_input_is_updated_and_its_view_aliases_it() -> None:
                 assert ours == eager
 
 
+@pytest.mark.covers("F1.45", "F4.17")
 def test_duplicated_argument_gets_both_gradients() -> None:
     x = torch.randn(5, requires_grad=True)
     compile_strict(duplicate)(x, x).sum().backward()
     torch.testing.assert_close(x.grad, torch.full((5,), 3.0))
 
 
+@pytest.mark.covers("F1.30")
 def test_two_views_of_one_intermediate_share_memory() -> None:
     x = torch.randn(2, 3)
     first, flat = compile_strict(two_views)(x)
@@ -155,6 +159,7 @@ def test_dropout_with_eager_rng_equals_eager() -> None:
         torch.testing.assert_close(got.grad, want.grad)
 
 
+@pytest.mark.covers("F8.2")
 def test_unknown_option_is_named_with_the_closest_known_one() -> None:
     with pytest.raises(Exception, match="did you mean 'numerics'"):
         torch.compile(lambda x: x + 1, backend="aotkit", options={"numeric": "fast"})(torch.randn(2))
@@ -162,6 +167,7 @@ def test_unknown_option_is_named_with_the_closest_known_one() -> None:
         torch.compile(lambda x: x + 1, backend="aotkit", mode="fastest")(torch.randn(2))
 
 
+@pytest.mark.covers("F8.7")
 def test_unsupported_device_runs_eagerly_with_one_notice_or_raises() -> None:
     x = torch.empty(3, device="meta")
     with pytest.warns(aotkit.EagerFallback, match="device meta"):
@@ -189,6 +195,7 @@ def test_non_tensor_output_is_refused_by_aot_function() -> None:
         compiled(torch.randn(2))
 
 
+@pytest.mark.covers("F5h.1", "F5h.3", "F5h.4")
 @pytest.mark.parametrize(
     "fn, kernels",
     [

@@ -8,6 +8,8 @@ import sys
 import tomllib
 from pathlib import Path
 
+import pytest
+
 WITHOUT_ENTRY_POINTS = """
 import importlib.metadata
 found = importlib.metadata.entry_points
@@ -35,6 +37,7 @@ def run(code: str, *path: Path) -> str:
     return done.stdout
 
 
+@pytest.mark.covers("F8.1")
 def test_plain_import_registers_the_backend_where_no_entry_point_is_installed(tmp_path: Path) -> None:
     assert "compiled" in run(WITHOUT_ENTRY_POINTS + "import aotkit" + COMPILE, tmp_path)
 
@@ -43,6 +46,7 @@ def test_import_beside_the_entry_point_registers_nothing_twice(tmp_path: Path) -
     assert "compiled" in run("import aotkit, importlib; importlib.reload(aotkit)" + COMPILE, tmp_path)
 
 
+@pytest.mark.covers("F8.1")
 def test_without_an_import_the_entry_point_is_enough(tmp_path: Path) -> None:
     declared = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())
     target = declared["project"]["entry-points"]["torch_dynamo_backends"]["aotkit"]

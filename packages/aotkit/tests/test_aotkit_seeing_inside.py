@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import aotkit
 import pytest
 import torch
 import torch.nn.functional as F
+
+import aotkit
 
 
 def block(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
@@ -27,6 +28,7 @@ def train() -> tuple[torch.Tensor, torch.Tensor]:
     return result, w.grad
 
 
+@pytest.mark.covers("F8.12")
 def test_dump_writes_a_numbered_file_per_stage(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("AOTKIT_DUMP", str(tmp_path / "dump"))
     train()
@@ -85,6 +87,7 @@ def test_explain_accumulates_no_gradient() -> None:
     assert w.grad is None
 
 
+@pytest.mark.covers("F7.1")
 def test_a_second_compile_finds_its_kernels_in_the_cache() -> None:
     events = []
     for _ in range(2):
