@@ -16,8 +16,13 @@ from functorch.compile import min_cut_rematerialization_partition as torch_min_c
 from torch import nn
 
 import aotkit
-from aotkit_inductor_lower import compile_graph, decompositions
+from aotkit_inductor_lower import LowerOptions, compile_graph, decompositions
 from aotkit_partition import default_partition, min_cut_rematerialization_partition
+
+
+@pytest.fixture(autouse=True)
+def _test_mode(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AOTKIT_VERIFY", "1")
 
 
 class Block(nn.Module):
@@ -36,7 +41,7 @@ def run_with_aten(graph: torch.fx.GraphModule, _: Any) -> Callable[..., Any]:
 
 
 def lower(graph: torch.fx.GraphModule, inputs: Any) -> Callable[..., Any]:
-    return compile_graph(graph, inputs)
+    return compile_graph(graph, inputs, options=LowerOptions(verify=True))
 
 
 def check(make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:

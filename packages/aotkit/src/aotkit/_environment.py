@@ -17,6 +17,7 @@ from pathlib import Path
 
 from ._observe import LOG_KINDS
 from .errors import UnknownOption
+from .options import Options
 
 __all__ = ["Environment", "read_environment"]
 
@@ -30,6 +31,10 @@ class Environment:
     verify: bool = False
     fuel: int | None = None
     disable: frozenset[str] = frozenset()
+
+    def options(self) -> Options:
+        """The options of a compile that says nothing else."""
+        return Options(verify=self.verify, fuel=self.fuel, disable=self.disable)
 
 
 def read_environment(variables: Mapping[str, str] | None = None) -> Environment:

@@ -14,9 +14,9 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from aotkit_functionalize import GraphMetadata
 from aotkit_partition import default_partition
 
+from ._environment import read_environment
 from ._observe import Recorder
 from .errors import CompileError
-from .options import Options
 from .pipeline import Boxed, CompileContext, Split, Stages, compile_flat
 
 __all__ = ["aot_function"]
@@ -84,7 +84,9 @@ def _first_call(
 
     mode = FakeTensorMode(shape_env=ShapeEnv() if dynamic else None)
     fakes = [mode.from_tensor(v, static_shapes=not dynamic) if isinstance(v, torch.Tensor) else v for v in flat]
-    run = compile_flat(flat_fn, fakes, flat, CompileContext(Options(), Recorder(), "aot_function"), stages)
+    run = compile_flat(
+        flat_fn, fakes, flat, CompileContext(read_environment().options(), Recorder(), "aot_function"), stages
+    )
     return {"run": run, "in_spec": spec, "out_spec": out_spec, "signature": _signature(flat, dynamic)}
 
 

@@ -44,20 +44,20 @@ def aotkit(
     given = dict(options or {})
     recorder = given.pop("observer", None)
     environment = read_environment()
-    base = Options(verify=environment.verify, fuel=environment.fuel, disable=environment.disable)
-    chosen = resolve(mode, given, base)
+    chosen = resolve(mode, given, environment.options())
     recorder = recorder or Recorder(log=environment.log, dump_dir=environment.dump_dir)
     compiled = compile_graph_module(gm, example_inputs, chosen, recorder)
     recorder.dump("seconds per stage", "timing", recorder.table)
     return compiled
 
 
-def make_backend(options: Options = Options(), recorder: Recorder | None = None) -> BackendFn:  # noqa: B008
-    """A backend with fixed options, for ``torch.compile(model, backend=make_backend(...))``."""
+def make_backend(options: Options | None = None, recorder: Recorder | None = None) -> BackendFn:
+    """A backend with fixed options (default: the environment's), for ``torch.compile(model, backend=make_backend(...))``."""
     kept = recorder or Recorder()
+    chosen = options or read_environment().options()
 
     def backend(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        return compile_graph_module(gm, example_inputs, options, kept)
+        return compile_graph_module(gm, example_inputs, chosen, kept)
 
     return backend
 

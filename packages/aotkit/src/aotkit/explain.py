@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.utils._pytree as pytree
 
+from ._environment import read_environment
 from ._observe import GraphRecord, Recorder
 from .backend import make_backend
 from .options import Options
@@ -48,7 +49,9 @@ def explain(fn: Callable[..., Any], *args: Any, options: Options | None = None, 
     Gradients are computed but not accumulated into ``.grad``; anything else ``fn`` does to its arguments happens.
     """
     recorder = Recorder()
-    compiled = torch.compile(fn, backend=make_backend(options or Options(cache=False), recorder))
+    compiled = torch.compile(
+        fn, backend=make_backend(options or read_environment().options().patch(cache=False), recorder)
+    )
     outputs = [
         o for o in pytree.tree_leaves(compiled(*args, **kwargs)) if isinstance(o, torch.Tensor) and o.requires_grad
     ]
