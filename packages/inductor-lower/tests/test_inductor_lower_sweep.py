@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -32,3 +34,94 @@ def test_a_sum_over_a_dimension_of_size_1_fuses_with_the_sum_of_its_result():
 @pytest.mark.parametrize("repeats", [(0, 2), (1, 1), (3, 1)])
 def test_repeats_of_an_empty_tensor_are_empty(repeats):
     check(lambda x: x.repeat(*repeats), torch.randn(0))
+
+
+def test_reductions_over_a_known_empty_dimension_give_their_start_values():
+    def f(x):
+        return (
+            x.sum(0),
+            x.prod(0),
+            x.any(0),
+            x.mean(0),
+            *torch.var_mean(x, 0, correction=0),
+            torch.linalg.vector_norm(x, dim=0),
+        )
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the variance of nothing
+        check(f, torch.randn(0, 5))
+        check(f, torch.randn(0))
+    check(lambda x: (x.sum(0) + 1, x.sum(1)), torch.randn(0, 5))
+
+
+def test_a_gather_by_an_empty_index_of_another_rank_is_empty():
+    check(lambda x, i: x.gather(0, i), torch.randn(5), torch.empty(2, 0, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("mode", ["trunc", "floor"])
+def test_rounded_division_of_halves_has_eagers_bits(dtype, mode):
+    torch.manual_seed(0)
+    x, y = (torch.randn(2000) * 20).to(dtype), torch.randn(2000).to(dtype)
+    check(lambda x, y: torch.div(x, y, rounding_mode=mode), x, y)
+    check(lambda x, y: torch.div(x, y, rounding_mode=mode), x, y[0])
+    check(lambda x: torch.div(x, 0.3, rounding_mode=mode), x)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_numbers_beside_halves_are_rounded_where_eager_rounds_them(dtype):
+    torch.manual_seed(0)
+    x = torch.randn(2048) * 3
+    x[:4] = torch.tensor([0.1, -0.1, 1.0, 0.7])
+    x = x.to(dtype)
+    check(lambda x: (x == 0.1, x != 0.1, x <= 0.1, x >= 0.1, x < 0.1, x > 0.1), x)
+    check(lambda x: (x + 0.1, x - 0.1, 0.7 - x, x * 0.1, x / 0.1, 0.7 / x, torch.div(0.7, x)), x)
+    check(lambda x: (torch.fmod(x, 0.1), torch.remainder(x, 0.1), torch.remainder(0.7, x)), x)
+    check(lambda x: (torch.add(x, 0.7, alpha=3), torch.rsub(x, 0.7)), x)
+    check(lambda x, y: (torch.add(x, y, alpha=0.3), torch.sub(x, y, alpha=0.3)), x, x.flip(0))
+    check(lambda x, y: (x + y, x * y, x / y, x == y), x, torch.arange(2048) - 1000)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("exponent", [0, 0.5, 1, 2, 3, 4, -0.5, -1, -2, 1.7])
+def test_powers_of_halves_round_as_eager(dtype, exponent):
+    torch.manual_seed(0)
+    special = [0.0, -0.0, float("inf"), -float("inf"), float("nan"), 1.0, -1.0, 0.5, 2.5]
+    x = torch.cat([torch.tensor(special), torch.randn(2048) * 3])[:2048].to(dtype)
+    check(lambda x: (x**exponent, 0.7**x), x)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_nextafter_of_halves_is_the_neighbouring_half(dtype):
+    x = torch.tensor([0.0, 1.0, -2.5, float("inf")], dtype=dtype)
+    check(torch.nextafter, x, x.flip(0))
+
+
+def test_negative_zero_keeps_its_sign():
+    x = torch.tensor([-0.0, 0.0] * 20)
+
+    def f(x):
+        return 1 / torch.relu(x), 1 / torch.tanh(x), 1 / x.clamp(min=0.0), 1 / torch.nn.functional.relu6(x)
+
+    check(f, x)
+    check(f, x[:3])
+    check(f, x.bfloat16())
+
+
+def test_a_lerp_between_cancelling_ends_rounds_once():
+    torch.manual_seed(0)
+    x, y, w = torch.randn(3, 2048)
+    x[0], y[0], w[0] = 0.001, -1.0, 0.001
+    check(lambda x, y, w: (torch.lerp(x, y, w), torch.lerp(x, y, 0.3), torch.lerp(x, y, 0.7)), x, y, w)
+
+
+def test_results_of_aten_calls_that_differ_from_their_fake_values_are_conformed():
+    """torch's fake kernel of this op claims float32 statistics for bfloat16 ones."""
+    torch.manual_seed(0)
+    x, stats = torch.randn(3, 5, 2).bfloat16(), [torch.rand(5).bfloat16() for _ in range(4)]
+
+    def f(x, *stats):
+        results = aten._batch_norm_with_update_functional(x, *stats, 0.1, 1e-5)
+        return results[4].to(torch.bfloat16) + 1
+
+    check(f, x, *stats)

@@ -42,7 +42,7 @@ class _Math:
 
 
 def _relu(m: _Math, x: Value) -> Value:
-    return m("maximum", x, 0.0)
+    return m.where(m("lt", x, 0.0), 0.0, x)  # -0.0 and nan stay
 
 
 def _threshold_backward(m: _Math, grad: Value, x: Value, threshold: float) -> Value:
@@ -98,7 +98,8 @@ def _leaky_relu_backward(m: _Math, grad: Value, x: Value, slope: float, _is_resu
 
 
 def _hardtanh(m: _Math, x: Value, low: float = -1.0, high: float = 1.0) -> Value:
-    return m("minimum", m("maximum", x, low), high)
+    raised = m.where(m("lt", x, low), low, x)
+    return m.where(m("gt", raised, high), high, raised)  # comparisons let nan and -0.0 through
 
 
 def _hardtanh_backward(m: _Math, grad: Value, x: Value, low: float, high: float) -> Value:

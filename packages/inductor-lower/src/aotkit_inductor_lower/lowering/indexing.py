@@ -43,6 +43,8 @@ def _no_negative(nest: NestBuilder, value: Value, size: Expr) -> Value:
 @TABLE.lowers(aten.gather.default)
 def gather(ctx: LoweringContext, node: Node, x: View, dim: int, index: View, sparse_grad: bool = False) -> View:
     """``x`` with one coordinate replaced by ``index``. Eager refuses negative indices."""
+    if len(index.sizes) != len(x.sizes) and index.sizes and x.sizes:
+        raise Decline("a gather by an empty index of another rank is left to ATen")
 
     def compute(nest: NestBuilder) -> Value:
         if not x.sizes:

@@ -42,7 +42,7 @@ _UNARY_FLOAT += ("sigmoid",)
 _UNARY_SAME = ("neg", "abs")
 _ROUNDING = ("floor", "ceil", "trunc", "round")  # identities on integers
 _BINARY_SAME = ("minimum", "maximum", "fmin", "fmax", "bitwise_and", "bitwise_or", "bitwise_xor")
-_BINARY_FLOAT = ("atan2", "hypot", "copysign", "nextafter")
+_BINARY_FLOAT = ("atan2", "hypot", "copysign")
 _COMPARE = ("eq", "ne", "lt", "le", "gt", "ge")
 _BOOL_FORM = {"add": "logical_or", "mul": "logical_and"}
 
@@ -93,14 +93,45 @@ def _rounding(op: str) -> Callable[..., View]:
     return rule
 
 
-def _binary(op: str, to_float: bool = False) -> Callable[..., View]:
+def _binary(op: str, to_float: bool = False, exact: tuple[int, ...] = ()) -> Callable[..., View]:
+    """``exact``: the positions where eager takes a number as it is, see Note [Numbers beside halves]."""
+
     def rule(ctx: LoweringContext, node: Node, a: object, b: object) -> View:
         dtype = promote([a, b])
         if to_float:
             dtype = float_result(dtype)
-        return ctx.pointwise(node, [a, b], lambda nest, x, y: apply(nest, op, x, y), compute_dtype(dtype))
+
+        def compute(nest: NestBuilder, *values: Value) -> Value:
+            return apply(nest, op, *_rounded(nest, values, (a, b), dtype, exact))
+
+        return ctx.pointwise(node, [a, b], compute, compute_dtype(dtype))
 
     return rule
+
+
+def _rounded(
+    nest: NestBuilder,
+    values: Sequence[Value],
+    operands: Sequence[object],
+    dtype: torch.dtype,
+    exact: tuple[int, ...] = (),
+) -> list[Value]:
+    """The operands as eager reads them where the common type is a half.
+
+    Note [Numbers beside halves]
+        Eager converts every operand to the common type before it computes, so a number or an integer beside a half is
+        rounded to the half: ``x == 0.1`` is true for the half next to 0.1. Only products and divisors that are numbers
+        (or tensors without dimensions) are taken in float32.
+    """
+    if dtype not in (torch.float16, torch.bfloat16):
+        return list(values)
+    result = []
+    for position, (value, operand) in enumerate(zip(values, operands, strict=True)):
+        own = operand.dtype if isinstance(operand, View) else None
+        scalar = not isinstance(operand, View) or not operand.sizes
+        keep = own is dtype or (position in exact and scalar)
+        result.append(value if keep else nest.round_to(value, dtype))
+    return result
 
 
 def _reflected(op: str) -> Callable[..., View]:
@@ -144,8 +175,7 @@ for _name, _op in (("bitwise_left_shift", "shl"), ("bitwise_right_shift", "shr")
 for _kind in ("Tensor", "Scalar"):
     TABLE.add(_overload("remainder", _kind), _binary("mod"))
     TABLE.add(_overload("fmod", _kind), _binary("fmod"))
-    TABLE.add(_overload("mul", _kind), _binary("mul"))
-TABLE.add(aten.floor_divide.default, _binary("floordiv"))
+    TABLE.add(_overload("mul", _kind), _binary("mul", exact=(0, 1)))
 TABLE.add(aten.bitwise_not.default, _unary_same("bitwise_not"))
 TABLE.add(aten.remainder.Scalar_Tensor, _binary("mod"))
 
@@ -155,7 +185,7 @@ def add(ctx: LoweringContext, node: Node, a: object, b: object, alpha: object = 
     """``a + alpha*b``; eager rounds that once where ``alpha`` is not 1."""
     if alpha == 1:
         return _binary("add")(ctx, node, a, b)
-    return ctx.pointwise(node, [a, b], lambda nest, x, y: _scaled(nest, x, y, alpha, 1))
+    return _add_scaled(ctx, node, a, b, alpha, 1)
 
 
 @TABLE.lowers(aten.sub.Tensor, aten.sub.Scalar)
@@ -163,7 +193,7 @@ def sub(ctx: LoweringContext, node: Node, a: object, b: object, alpha: object = 
     """``a - alpha*b``."""
     if alpha == 1:
         return _binary("sub")(ctx, node, a, b)
-    return ctx.pointwise(node, [a, b], lambda nest, x, y: _scaled(nest, x, y, alpha, -1))
+    return _add_scaled(ctx, node, a, b, alpha, -1)
 
 
 @TABLE.lowers(aten.rsub.Tensor, aten.rsub.Scalar)
@@ -172,10 +202,21 @@ def rsub(ctx: LoweringContext, node: Node, a: object, b: object, alpha: object =
     return sub(ctx, node, b, a, alpha)
 
 
-def _scaled(nest: NestBuilder, x: Value, y: Value, alpha: object, sign: int) -> Value:
+def _add_scaled(ctx: LoweringContext, node: Node, a: object, b: object, alpha: object, sign: int) -> View:
+    dtype = promote([a, b])
+
+    def compute(nest: NestBuilder, *values: Value) -> Value:
+        x, y = _rounded(nest, values, (a, b), dtype)
+        return _scaled(nest, x, y, alpha, sign, dtype)
+
+    return ctx.pointwise(node, [a, b], compute, compute_dtype(dtype))
+
+
+def _scaled(nest: NestBuilder, x: Value, y: Value, alpha: object, sign: int, dtype: torch.dtype) -> Value:
     scale = nest.scalar(alpha, x.dtype)
     if sign < 0:
         scale = nest.const(-alpha, x.dtype) if isinstance(alpha, int | float) else apply(nest, "neg", scale)
+    (scale,) = _rounded(nest, [scale], [alpha], dtype)
     if x.dtype in (DType.F32, DType.F64):
         return nest.op("fma", y, scale, x)
     return apply(nest, "add", x, apply(nest, "mul", y, scale))
@@ -184,7 +225,7 @@ def _scaled(nest: NestBuilder, x: Value, y: Value, alpha: object, sign: int) -> 
 @TABLE.lowers(aten.div.Tensor, aten.div.Scalar, aten.true_divide.Tensor)
 def div(ctx: LoweringContext, node: Node, a: object, b: object) -> View:
     """True division: integers become floats."""
-    return _binary("div", to_float=True)(ctx, node, a, b)
+    return _binary("div", to_float=True, exact=(1,))(ctx, node, a, b)
 
 
 @TABLE.lowers(aten.div.Tensor_mode, aten.div.Scalar_mode)
@@ -192,7 +233,23 @@ def div_mode(ctx: LoweringContext, node: Node, a: object, b: object, rounding_mo
     """Division rounded towards zero or down."""
     if rounding_mode is None:
         return div(ctx, node, a, b)
-    return _binary("truncdiv" if rounding_mode == "trunc" else "floordiv")(ctx, node, a, b)
+    if isinstance(b, View) and promote([a, b]) in (torch.float16, torch.bfloat16):
+        raise Decline("eager rounds inside the rounded division of halves; it is left to ATen")
+    return _binary("truncdiv" if rounding_mode == "trunc" else "floordiv", exact=(1,))(ctx, node, a, b)
+
+
+@TABLE.lowers(aten.floor_divide.default)
+def floor_divide(ctx: LoweringContext, node: Node, a: object, b: object) -> View:
+    """Division rounded down."""
+    return div_mode(ctx, node, a, b, "floor")
+
+
+@TABLE.lowers(aten.nextafter.default)
+def nextafter(ctx: LoweringContext, node: Node, a: View, b: View) -> View:
+    """The neighbour of ``a`` towards ``b`` in their own type."""
+    if promote([a, b]) in (torch.float16, torch.bfloat16):
+        raise Decline("nextafter of halves is left to ATen")
+    return _binary("nextafter", to_float=True)(ctx, node, a, b)
 
 
 @TABLE.lowers(aten.sign.default)
@@ -211,30 +268,42 @@ def square(ctx: LoweringContext, node: Node, x: View) -> View:
 
 @TABLE.lowers(aten.pow.Tensor_Scalar)
 def pow_scalar(ctx: LoweringContext, node: Node, x: View, exponent: object) -> View:
-    """Powers; the exponents that eager computes by multiplication or roots likewise."""
-    dtype = compute_dtype(promote([x, exponent]))
+    """Powers; the exponents that eager computes by multiplication or roots likewise. Eager rounds between those
+    multiplications of bfloat16, and has them for float16 only where no rounding tells."""
+    common = promote([x, exponent])
+    dtype = compute_dtype(common)
 
     def compute(nest: NestBuilder, v: Value) -> Value:
+        (v,) = _rounded(nest, [v], [x], common)
         form = _SIMPLE_POWERS.get(exponent) if isinstance(exponent, int | float) else None
-        if form is not None and v.dtype in (DType.F32, DType.F64):
-            return form(nest, v)
+        if (
+            form is not None
+            and v.dtype in (DType.F32, DType.F64)
+            and (common is not torch.float16 or exponent in (1, 2))
+        ):
+            return form(nest, v, common)
         if exponent == 2:
             return apply(nest, "mul", v, v)
-        return apply(nest, "pow", v, nest.scalar(exponent, dtype))
+        return apply(nest, "pow", v, *_rounded(nest, [nest.scalar(exponent, dtype)], [exponent], common))
 
     if isinstance(exponent, int) and exponent < 0 and dtype not in (DType.F32, DType.F64):
         raise Decline("eager refuses negative integer powers of integers")
     return ctx.pointwise(node, [x], compute, dtype)
 
 
-_SIMPLE_POWERS: dict[object, Callable[[NestBuilder, Value], Value]] = {
-    0.5: lambda nest, v: nest.op("sqrt", v),
-    1: lambda nest, v: v,
-    2: lambda nest, v: nest.op("mul", v, v),
-    3: lambda nest, v: nest.op("mul", nest.op("mul", v, v), v),
-    -0.5: lambda nest, v: nest.op("rsqrt", v),
-    -1: lambda nest, v: nest.op("reciprocal", v),
-    -2: lambda nest, v: nest.op("reciprocal", nest.op("mul", v, v)),
+def _squared(nest: NestBuilder, v: Value, common: torch.dtype) -> Value:
+    (result,) = _rounded(nest, [nest.op("mul", v, v)], [None], common)
+    return result
+
+
+_SIMPLE_POWERS: dict[object, Callable[[NestBuilder, Value, torch.dtype], Value]] = {
+    0.5: lambda nest, v, _: nest.op("sqrt", v),
+    1: lambda nest, v, _: v,
+    2: lambda nest, v, _: nest.op("mul", v, v),
+    3: lambda nest, v, common: nest.op("mul", _squared(nest, v, common), v),
+    -0.5: lambda nest, v, _: nest.op("rsqrt", v),
+    -1: lambda nest, v, _: nest.op("reciprocal", v),
+    -2: lambda nest, v, common: nest.op("reciprocal", _squared(nest, v, common)),
 }
 
 TABLE.add(aten.pow.Tensor_Tensor, _binary("pow"))
@@ -270,17 +339,31 @@ def clamp(ctx: LoweringContext, node: Node, x: View, low: object = None, high: o
     def compute(nest: NestBuilder, v: Value, *bounds: Value) -> Value:
         rest = list(bounds)
         if low is not None:
-            v = apply(nest, "maximum", v, rest.pop(0))
+            v = _bounded(nest, "maximum", v, rest.pop(0), low)
         if high is not None:
-            v = apply(nest, "minimum", v, rest.pop(0))
+            v = _bounded(nest, "minimum", v, rest.pop(0), high)
         return v
 
     return ctx.pointwise(node, operands, compute)
 
 
+def _bounded(nest: NestBuilder, op: str, v: Value, bound: Value, given: object) -> Value:
+    """``maximum`` or ``minimum``; by comparison where the bound is a number, so that -0.0 is kept as by eager."""
+    if isinstance(given, View) or given != given or v.dtype not in (DType.F32, DType.F64):
+        return apply(nest, op, v, bound)
+    return nest.where(nest.op("lt" if op == "maximum" else "gt", v, bound), bound, v)
+
+
+def _one_bound(op: str) -> Callable[..., View]:
+    def rule(ctx: LoweringContext, node: Node, x: View, bound: object) -> View:
+        return ctx.pointwise(node, [x, bound], lambda nest, v, b: _bounded(nest, op, v, b, bound))
+
+    return rule
+
+
 for _name, _op in (("clamp_min", "maximum"), ("clamp_max", "minimum")):
     for _kind in ("default", "Tensor"):
-        TABLE.add(_overload(_name, _kind), _binary(_op))
+        TABLE.add(_overload(_name, _kind), _one_bound(_op))
 
 
 @TABLE.lowers(aten.addcmul.default)
@@ -309,13 +392,13 @@ def addcdiv(ctx: LoweringContext, node: Node, x: View, a: View, b: View, value: 
 
 @TABLE.lowers(aten.lerp.Scalar, aten.lerp.Tensor)
 def lerp(ctx: LoweringContext, node: Node, a: View, b: View, weight: object) -> View:
-    """``a + w*(b-a)``, from the nearer end: ``b - (b-a)*(1-w)`` where ``|w| >= 0.5``."""
+    """``a + w*(b-a)``, from the nearer end: ``b + (w-1)*(b-a)`` where ``|w| >= 0.5``; rounded once, as in eager."""
 
     def compute(nest: NestBuilder, x: Value, y: Value, w: Value) -> Value:
         delta = nest.op("sub", y, x)
         one, half = nest.const(1, w.dtype), nest.const(0.5, w.dtype)
-        far = nest.op("sub", y, nest.op("mul", delta, nest.op("sub", one, w)))
-        near = nest.op("add", x, nest.op("mul", w, delta))
+        far = nest.op("fma", nest.op("sub", w, one), delta, y)
+        near = nest.op("fma", w, delta, x)
         if isinstance(weight, int | float):
             return near if abs(weight) < 0.5 else far
         return nest.where(nest.op("lt", nest.op("abs", w), half), near, far)

@@ -14,7 +14,7 @@ from .. import _torch_compat
 from ..codegen.llvm.object import LoadedObject, load_object
 from .emit_python import emit_source
 from .errors import BindError, raise_status
-from .externs import resolve_target
+from .externs import conform, resolve_target
 from .frame import FramePool
 from .launch_plan import CallExtern, CallSegment, CompiledProgram
 
@@ -62,6 +62,7 @@ def bind(compiled: CompiledProgram, constants: Mapping[str, torch.Tensor] | None
         give_back=pool.give_back,
         empty=_torch_compat.empty_strided_cpu,
         empty_strided=torch.empty_strided,
+        conform=conform,
         free=pool.free_list(),
         threads=torch.get_num_threads,
         getpid=os.getpid,

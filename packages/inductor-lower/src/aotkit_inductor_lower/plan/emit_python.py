@@ -140,7 +140,15 @@ class _Emitter:
             self.lines.append(f"{names[0]} = {call}")
         for result in step.results:
             if result is not None:
+                self._conform(result)
                 self._write_slot(result)
+
+    def _conform(self, result: str) -> None:
+        """Generated code reads by the strides and type of the fake value, so the real one must have them."""
+        buffer, name = self.homes[result], self.tensor_names[result]
+        sizes, strides, dtype = _tuple(buffer.sizes), _tuple(buffer.strides), self._dtype(buffer.dtype)
+        differs = f"{name}.stride() != {strides} or {name}.dtype is not {dtype}"
+        self.lines.append(f"if {differs}: {name} = conform({name}, {sizes}, {strides}, {dtype})")
 
     def _view(self, step: View, base: str) -> None:
         buffer, name = self.homes[step.result], self.tensor_names[step.result]

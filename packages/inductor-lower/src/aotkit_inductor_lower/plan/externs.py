@@ -6,7 +6,7 @@ import functools
 
 import torch
 
-__all__ = ["may_alias_arguments", "out_overload", "resolve_target", "returns_several"]
+__all__ = ["conform", "may_alias_arguments", "out_overload", "resolve_target", "returns_several"]
 
 # Ops whose out= overload pays: their results are large and their Python cost is the same.
 _OUT = {
@@ -51,3 +51,16 @@ def returns_several(target: str) -> bool:
     """Whether the op's result is a tuple or list."""
     returns = resolve_target(target)._schema.returns
     return len(returns) != 1 or isinstance(returns[0].type, torch.ListType)
+
+
+def conform(value: torch.Tensor, sizes: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """A result that is not laid out or typed as its op's fake kernel said: copied into what was said, unless the
+    difference is in strides that no element sees. Raises ``RuntimeError`` for another shape."""
+    if value.layout is not torch.strided:
+        return value
+    if tuple(value.shape) != sizes:
+        raise RuntimeError(f"an ATen op gave a result of shape {tuple(value.shape)} where its fake kernel said {sizes}")
+    seen = (got == want for size, got, want in zip(sizes, value.stride(), strides, strict=True) if size > 1)
+    if value.dtype is dtype and (value.numel() == 0 or all(seen)):
+        return value
+    return torch.empty_strided(sizes, strides, dtype=dtype, device=value.device).copy_(value)

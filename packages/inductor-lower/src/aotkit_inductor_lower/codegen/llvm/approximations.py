@@ -136,8 +136,9 @@ def tanh_f32(ops: Ops, x: Ssa) -> Ssa:
     cubic = ops.op("fmul", ops.op("fmul", square, x), _polynomial(ops, square, _TANH_SMALL))
     near = ops.op("fadd", x, cubic)
     grown = ops.op("fadd", _exp_moderate(ops, ops.op("fadd", size, size)), one)
-    far = ops.intrinsic("copysign", ops.op("fsub", one, ops.op("fdiv", two, grown)), x)
-    return ops.select(ops.compare("fcmp ogt", size, ops.const(_TANH_SPLIT, DType.F32, x)), far, near)
+    far = ops.op("fsub", one, ops.op("fdiv", two, grown))
+    result = ops.select(ops.compare("fcmp ogt", size, ops.const(_TANH_SPLIT, DType.F32, x)), far, near)
+    return ops.intrinsic("copysign", result, x)  # near too: x + cubic makes 0 of -0
 
 
 def half_to_f32(ops: Ops, x: Ssa) -> Ssa:

@@ -293,7 +293,7 @@ class _StageEmitter:
             if size is None or size >= step:
                 blocks.append(_Block(step, self.lanes, copies))
                 size = None if size is None else size % step
-        if size is None or size:
+        if size is None or size or not blocks:  # also for no elements: reductions need their start values
             blocks.append(_Block(1, 1, 1))
         return blocks
 
