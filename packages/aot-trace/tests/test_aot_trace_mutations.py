@@ -299,10 +299,24 @@ def test_a_change_of_shape_under_no_grad_is_told_from_one_that_autograd_sees(lay
         b.unsqueeze_(0)
         return []
 
-    leaf, computed = torch.ones(2, 3, requires_grad=True), torch.ones(2, 3, requires_grad=True) * 1
-    records = capture(fn, [leaf, computed], options=TraceOptions(layer=layer)).metadata.inputs
+    leaf, plain = torch.ones(2, 3, requires_grad=True), torch.ones(2, 3)
+    records = capture(fn, [leaf, plain], options=TraceOptions(layer=layer)).metadata.inputs
     assert [r.mutation for r in records] == [MutationKind.METADATA] * 2
     assert [r.mutation_under_no_grad for r in records] == [True, False]
+    with pytest.raises(Unsupported, match="its gradient keeps the old ones"):
+        capture(lambda a, b: [*fn(a, b), a * b], [leaf, plain], options=TraceOptions(layer=layer))
+
+
+def test_errors_of_torch_while_recording_are_refusals(layer):
+    def fn(x):
+        v = x.clone().t()
+        with torch.no_grad():
+            v.t_()
+        return [v.transpose(0, 1)]
+
+    with pytest.raises(Unsupported, match="the gradient cannot be recorded: .*invalid gradient"):
+        capture(fn, [torch.ones(2, 3, requires_grad=True)], options=TraceOptions(layer=layer))
+
 
 
 def detached_then_written(x):
@@ -316,8 +330,13 @@ def saved_then_written(x):
     return [y.mul_(y), y.add_(1)]
 
 
-def scattered(x):
-    x.as_strided((2, 2), (2, 1)).diagonal().zero_()
+def repeated(x):
+    x[:, :1].expand(2, 3).zero_()
+    return []
+
+
+def outside(x):
+    x.as_strided((3,), (1,), 0).mul_(2)
     return []
 
 
@@ -327,9 +346,12 @@ def scattered(x):
         (detached_then_written, lambda: torch.ones(2, 3, requires_grad=True), "but not its gradient"),
         (saved_then_written, lambda: torch.ones(2, 3, requires_grad=True), "written to in place before the backward"),
         (lambda x: [x.fill_(2)], lambda: torch.ones(1, 3).expand(2, 3), "are the same memory"),
-        (scattered, lambda: (torch.ones(4, 3, requires_grad=True) * 1)[::2], "cannot be replaced by a functional one"),
+        (repeated, lambda: torch.ones(2, 3), "written to by zero_"),
+        (outside, lambda: torch.ones(3, 3)[1:], "reaches beyond"),
+        (lambda x: [x.detach_()], lambda: torch.ones(2, 3, requires_grad=True) * 1, "has requires_grad changed"),
+        (lambda x: [x.requires_grad_()], lambda: torch.ones(2, 3), "has requires_grad changed"),
     ],
-    ids=["detached", "saved", "expanded", "scattered"],
+    ids=["detached", "saved", "expanded", "repeated", "outside", "detach_", "requires_grad_"],
 )
 def test_writes_whose_result_or_gradient_cannot_be_told_are_refused(layer, fn, make, what):
     with pytest.raises(Unsupported, match=what):

@@ -6,10 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from aotkit_functionalize import Unsupported
 
-__all__ = ["guarded_table"]
+__all__ = ["RefuseOverlappingWrites", "guarded_table"]
 
 aten = torch.ops.aten
 Table = Mapping[Any, Callable[..., Any]]
@@ -41,6 +42,13 @@ def guarded_table(table: Table, in_forward: Callable[[], bool]) -> Table:
                 "which of the values of one element remains is not defined",
                 "Write to a copy, or to a view without overlap",
             )
+        if in_forward() and not _lies_within(base, size, stride, storage_offset):
+            raise Unsupported(
+                f"a view of sizes {tuple(size)}, strides {tuple(stride)} and offset {storage_offset} is written to, "
+                "which reaches beyond the tensor it is taken of",
+                "what lies there belongs to no argument",
+                "Pass the tensor that holds all of it",
+            )
         return otherwise(aten.as_strided_scatter.default, base, source, size, stride, storage_offset)
 
     def unfold_backward(grad: Any, input_sizes: Any, dim: int, size: int, step: int) -> Any:
@@ -57,6 +65,31 @@ def guarded_table(table: Table, in_forward: Callable[[], bool]) -> Table:
     return guarded
 
 
+class RefuseOverlappingWrites(TorchFunctionMode):
+    """Refuses in-place operations on expanded tensors while active; see Note [Writes that functionalization gets wrong]."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(func, "__name__", "")
+        writes = name == "__setitem__" or (name.endswith("_") and not name.endswith("__") and name not in _NO_WRITES)
+        target = args[0] if writes and args else (kwargs or {}).get("out")
+        if isinstance(target, torch.Tensor) and any(
+            not isinstance(stride, torch.SymInt) and stride == 0 and size != 1
+            for size, stride in zip(target.shape, target.stride(), strict=True)
+        ):
+            raise Unsupported(
+                f"an expanded tensor of sizes {tuple(target.shape)} is written to by {name or 'out='}",
+                "several of its elements are the same memory, and which of their new values remains is not defined",
+                "Write to the tensor before it is expanded, or to a clone",
+            )
+        return func(*args, **(kwargs or {}))
+
+
+# They end in an underscore and change no element.
+_NO_WRITES = frozenset(
+    ("t_", "transpose_", "swapaxes_", "swapdims_", "squeeze_", "unsqueeze_", "as_strided_", "detach_", "requires_grad_")
+)
+
+
 def _overlaps(sizes: Sequence[Any], strides: Sequence[Any]) -> bool:
     """Whether two index tuples may lead to one element."""
     if any(size == 0 for size in sizes):
@@ -67,6 +100,17 @@ def _overlaps(sizes: Sequence[Any], strides: Sequence[Any]) -> bool:
             return True
         reach = reach + (size - 1) * stride
     return False
+
+
+def _lies_within(base: Any, sizes: Sequence[Any], strides: Sequence[Any], offset: Any) -> bool:
+    """Whether the view touches no memory before the first or after the last element of ``base``."""
+    if any(size == 0 for size in sizes):
+        return True
+    first = base.storage_offset()
+    start = first if offset is None else offset
+    last = first + sum((n - 1) * t for n, t in zip(base.shape, base.stride(), strict=True))
+    reach = start + sum((n - 1) * t for n, t in zip(sizes, strides, strict=True))
+    return base.numel() != 0 and bool(start >= first) and bool(reach <= last)
 
 
 def _windows_cover(sizes: Sequence[Any], dim: int, size: int, step: int) -> bool:

@@ -108,9 +108,7 @@ class _Runner(torch.fx.Interpreter):
             raise data_dependent(error, n.meta.get("stack_trace")) from error
         except RuntimeError as error:
             located = not_functional(error, n.meta.get("stack_trace"))
-            if located is None:
-                raise
-            raise located from error
+            raise located or _not_recorded(n, error) from error
 
     def get_attr(self, target: Any, args: Any, kwargs: Any) -> Any:
         value = super().get_attr(target, args, kwargs)
@@ -150,7 +148,6 @@ _FUNCTIONALIZATION_WORDS = (
     "unctionalizing",
     "internal overlap",
     "as_strided() is non-compositional",
-    "as_strided_scatter is currently only supported",
 )
 
 
@@ -164,6 +161,16 @@ def not_functional(error: RuntimeError, stack_trace: str | None) -> Unsupported 
         text.splitlines()[0],
         "Use the operation that returns a new tensor instead",
         stack_trace=stack_trace,
+    )
+
+
+def _not_recorded(node: torch.fx.Node, error: RuntimeError) -> Unsupported:
+    """The refusal for an error of an operation that the frontend has run without one."""
+    return Unsupported(
+        f"{node.name} cannot be captured",
+        str(error).partition("\n")[0],
+        "Leave the operation out of the compiled region",
+        stack_trace=node.meta.get("stack_trace"),
     )
 
 

@@ -11,8 +11,8 @@ Note [One run of the user's function]
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,7 +32,7 @@ from aotkit_functionalize import (
 )
 
 from . import _torch_compat as compat
-from .decompositions import guarded_table
+from .decompositions import RefuseOverlappingWrites, guarded_table
 from .graph_function import closed_over, data_dependent, not_functional
 from .state import AutocastState
 
@@ -108,7 +108,8 @@ def _run(request: Request, placeholders: Sequence[Any], result: Recording) -> li
     tracer = compat.current_tracer()
     with functional_layer(request.layer):
         inputs = function_inputs(placeholders, request.callers)
-        outputs = _flat(request.fn(*(i.value for i in inputs)))
+        with RefuseOverlappingWrites():
+            outputs = _flat(request.fn(*(i.value for i in inputs)))
         after = torch.is_grad_enabled()
         if AutocastState.now() != autocast:
             raise Unsupported(
@@ -116,8 +117,9 @@ def _run(request: Request, placeholders: Sequence[Any], result: Recording) -> li
                 "the change would not be seen after a call of the captured graph",
                 "Use autocast as a context manager inside the function",
             )
-        forward = collect_metadata(inputs, outputs, grad_mode=(before, after), training=request.training)
-        values = [_unwrap(v) for v in forward.forward_values]
+        with _refused("what the function did cannot be told from its functional form"):
+            forward = collect_metadata(inputs, outputs, grad_mode=(before, after), training=request.training)
+            values = [_unwrap(v) for v in forward.forward_values]
         result.metadata = forward.metadata
         result.num_forward_nodes = len(tracer.graph.nodes)
         if not forward.metadata.is_training:
@@ -125,9 +127,22 @@ def _run(request: Request, placeholders: Sequence[Any], result: Recording) -> li
         differentiable = [forward.forward_values[t.forward_output] for t in forward.metadata.tangents]
         tangents = [_tangent(number, v, tracer) for number, v in enumerate(differentiable, start=1)]
         leaves = [i.leaf for i in inputs if i.leaf is not None]
-        gradients = _gradients(differentiable, leaves, tangents, tracer, result)
+        with _refused("the gradient cannot be recorded"):
+            gradients = _gradients(differentiable, leaves, tangents, tracer, result)
         by_leaf = iter([None if g is None else _unwrap(g) for g in gradients])
         return [*values, *(None if i.leaf is None else next(by_leaf) for i in inputs)]
+
+
+@contextmanager
+def _refused(what: str) -> Iterator[None]:
+    """An error of torch's in here, where no code of the user runs, is a refusal: eager mode may well succeed."""
+    try:
+        yield
+    except (Unsupported, *compat.DATA_DEPENDENT_ERRORS):
+        raise
+    except RuntimeError as error:
+        reason = str(error).partition("\n")[0]
+        raise Unsupported(what, reason, "Leave the operation out of the compiled region") from error
 
 
 def _flat(outputs: Any) -> list[Any]:

@@ -52,7 +52,7 @@ def aotkit(
 
 
 def make_backend(options: Options | None = None, recorder: Recorder | None = None) -> BackendFn:
-    """A backend with fixed options (default: the environment's), for ``torch.compile(model, backend=make_backend(...))``."""
+    """A backend with fixed options, for ``torch.compile(model, backend=make_backend(...))``; default: the environment's."""
     kept = recorder or Recorder()
     chosen = options or read_environment().options()
 

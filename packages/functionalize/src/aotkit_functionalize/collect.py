@@ -115,7 +115,9 @@ def _collect(
             "there is no gradient to trace" if grad_mode[0] else "grad mode is off",
             "Pass inputs that require grad, or capture an inference graph",
         )
-    if not is_training:
+    if is_training:
+        _check_shapes_that_autograd_knows(input_infos)
+    else:
         differentiable = [False] * len(values)
     metadata = GraphMetadata(
         inputs=tuple(input_infos),
@@ -131,6 +133,16 @@ def _collect(
         is_training=is_training,
     )
     return ForwardRecord(metadata, values)
+
+
+def _check_shapes_that_autograd_knows(inputs: Sequence[InputInfo]) -> None:
+    for info in inputs:
+        if info.new_view is not None and info.mutation_under_no_grad:
+            raise Unsupported(
+                f"input {info.index} requires grad and changes its sizes or strides in place where grad mode is off",
+                "its gradient keeps the old ones",
+                "Use the operation that returns a new tensor (t(), unsqueeze(), ..)",
+            )
 
 
 def _record(value: torch.Tensor) -> TensorMeta:

@@ -90,6 +90,14 @@ def check_mutation(entered: FunctionInput) -> None:
             "its storage would have to change size after the call",
             "Return a new tensor of the wanted size instead",
         )
+    if bool(value.requires_grad) < entered.requires_grad or (
+        bool(value.requires_grad) > entered.requires_grad and not has_data_mutation(value)
+    ):
+        raise Unsupported(
+            f"{name} has requires_grad changed (detach_, requires_grad_)",
+            "the caller's tensor would have to leave or enter autograd after the call",
+            "Do it outside of the compiled region, or use detach()",
+        )
     if has_data_mutation(value) and any(
         dim(stride) == 0 and dim(size) != 1
         for size, stride in zip(entered.original.shape, entered.original.stride(), strict=True)

@@ -13,9 +13,10 @@ from .options import PartitionOptions
 
 UNSAVEABLE = float("inf")
 MAX_BIASED_DISTANCE = 100
-# Free inputs cost a little all the same, so that a size alone is saved rather than the tensor it is the size of.
+# Free inputs cost a little all the same, so that sizes alone are saved rather than the tensor they are the sizes of:
+# as many of them as a tensor may have, sizes and strides.
 FREE_INPUT_COST = 2.0
-SIZE_COST = 1.0
+SIZE_COST = 2.0**-5
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,197 @@
+"""What a caller can see of one run of a program, as named facts, and how the facts of two runs differ.
+
+Facts: values, sizes, strides, dtype, `requires_grad`, `is_leaf` and identity of outputs; values, geometry and version
+counters of the inputs and of whatever they are views of; which of all these share memory; the effect of the program's
+own `afterwards` statement; gradients of all leaves; and what everything holds after each output was written to in
+place, one after another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from .program import Program
+
+__all__ = ["Run", "differences", "observe"]
+
+_RTOL = {torch.float32: 2e-5, torch.float64: 1e-10}
+
+
+@dataclass(slots=True)
+class Run:
+    """Facts of one run, in the order in which they were observed. ``error`` is what the call itself raised.
+
+    ``before`` holds the values of the inputs before the call, under the names of the facts.
+    """
+
+    facts: dict[str, Any] = field(default_factory=dict)
+    before: dict[str, torch.Tensor] = field(default_factory=dict)
+    error: BaseException | None = None
+
+
+def observe(program: Program, call: Callable[..., Any]) -> Run:
+    """Run ``call`` on fresh inputs of ``program`` in the present grad mode."""
+    run = Run()
+    with torch.enable_grad():
+        named = program.make()
+    inputs = [named[name] for name in program.inputs]
+    versions = [t._version for t in inputs]
+    run.before = {f"{name} value": named[name].detach().clone() for name in program.inputs}
+    grad_mode = torch.is_grad_enabled()
+    try:
+        outputs = list(call(*inputs))
+    except Exception as error:  # noqa: BLE001 - it is the finding
+        run.error = error
+        return run
+    run.facts["grad mode"] = torch.is_grad_enabled() == grad_mode
+    under_no_grad = any("no_grad" in statement for statement in program.body)
+    for index, output in enumerate(outputs):
+        _describe(run, f"output {index}", output, under_no_grad)
+    for name, tensor in named.items():
+        _describe(run, name, tensor, under_no_grad)
+    for name, tensor, version in zip(program.inputs, inputs, versions, strict=True):
+        run.facts[f"{name} version moved"] = tensor._version != version
+    _aliases(run, outputs, named)
+    _afterwards(run, program, inputs, outputs)
+    _gradients(run, program, inputs, outputs, named)
+    _writes(run, outputs, named)
+    return run
+
+
+def differences(eager: Run, other: Run) -> list[str]:
+    """Sentences about the facts in which ``other`` departs from ``eager``; none if all is well."""
+    found = []
+    for name, expected in eager.facts.items():
+        if isinstance(expected, Exception):
+            # A program that eager refuses has no defined result from here on, unless both refuse it.
+            if not isinstance(other.facts.get(name), Exception):
+                kind = name.partition(" ")[0]
+                return found if kind in ("gradients", "write") else [*found, f"{name}: only eager raises {expected!r}"]
+            return found
+        got = other.facts.get(name)
+        if name.endswith("is_leaf") and name not in other.facts:
+            continue
+        if name.endswith("version moved") and _harmless(name, eager):
+            continue
+        if isinstance(got, Exception):
+            return [*found, f"{name}: raises {type(got).__name__}: {str(got).splitlines()[0]}"]
+        if not _same(expected, got):
+            found.append(f"{name}: {_short(expected)} in eager, {_short(got)} compiled")
+    return found
+
+
+def _harmless(name: str, eager: Run) -> bool:
+    """Only a changed value has to be announced; not, for example, ``squeeze_()`` of a tensor without dimensions of 1."""
+    value = name.replace("version moved", "value")
+    return bool(eager.facts[name]) and _same(eager.facts[value], eager.before.get(value))
+
+
+def _describe(run: Run, name: str, value: Any, under_no_grad: bool) -> None:
+    if not isinstance(value, torch.Tensor):
+        run.facts[name] = (type(value).__name__, value)
+        return
+    kept = [0 if size == 1 else stride for size, stride in zip(value.shape, value.stride(), strict=True)]
+    run.facts[f"{name} dtype"] = value.dtype
+    run.facts[f"{name} shape"] = tuple(value.shape)
+    run.facts[f"{name} strides"] = tuple(kept) if value.numel() else None
+    run.facts[f"{name} requires_grad"] = value.requires_grad
+    # A view of a view that was taken under no_grad has a gradient function that leads nowhere.
+    if not (under_no_grad and value._is_view()):
+        run.facts[f"{name} is_leaf"] = _attempt(lambda: value.is_leaf)
+    run.facts[f"{name} value"] = value.detach().clone()
+
+
+def _attempt(question: Callable[[], Any]) -> Any:
+    try:
+        return question()
+    except RuntimeError:
+        return "raises"
+
+
+def _aliases(run: Run, outputs: Sequence[Any], named: dict[str, Any]) -> None:
+    """For each tensor, the first tensor that shares its storage, and where in that storage it begins."""
+    tensors = {**named, **{f"output {i}": o for i, o in enumerate(outputs)}}
+    first: dict[int, tuple[str, int]] = {}
+    objects: dict[int, str] = {}
+    for name, tensor in tensors.items():
+        if not isinstance(tensor, torch.Tensor):
+            continue
+        begin = tensor.storage_offset() * tensor.element_size()
+        owner, start = first.setdefault(tensor.untyped_storage()._cdata, (name, begin))
+        if tensor.numel():
+            run.facts[f"{name} memory"] = f"{begin - start} bytes into {owner}"
+        run.facts[f"{name} object"] = f"is {objects.setdefault(id(tensor), name)}"
+
+
+def _afterwards(run: Run, program: Program, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    if program.afterwards is None:
+        return
+    try:
+        exec(program.afterwards, {"inputs": inputs, "outputs": outputs, "torch": torch})
+        run.facts["afterwards"] = "ran"
+    except Exception as error:  # noqa: BLE001 - it is the fact
+        run.facts["afterwards"] = error
+        return
+    for group, tensors in (("input", inputs), ("output", outputs)):
+        for index, tensor in enumerate(tensors):
+            if isinstance(tensor, torch.Tensor):
+                run.facts[f"{group} {index} requires_grad afterwards"] = tensor.requires_grad
+                run.facts[f"{group} {index} value afterwards"] = tensor.detach().clone()
+
+
+def _gradients(
+    run: Run, program: Program, inputs: Sequence[Any], outputs: Sequence[Any], named: dict[str, Any]
+) -> None:
+    starts = [o for i, o in enumerate(outputs) if i not in program.ignored]
+    leaves = {n: t for n, t in named.items() if t.requires_grad and _attempt(lambda t=t: t.is_leaf) is True}
+    try:
+        with torch.enable_grad():
+            total = torch.zeros((), dtype=torch.float64)
+            for number, value in enumerate([*starts, *inputs]):
+                if isinstance(value, torch.Tensor) and value.requires_grad and value.is_floating_point():
+                    weights = torch.cos(torch.arange(value.numel()) * 0.9 + number).view(value.shape)
+                    total = total + (value * weights).sum()
+        if not leaves or not total.requires_grad:
+            return
+        grads = torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
+    except Exception as error:  # noqa: BLE001 - it is the fact
+        run.facts["gradients"] = error
+        return
+    run.facts["gradients"] = "ran"
+    for (name, leaf), grad in zip(leaves.items(), grads, strict=True):
+        # No gradient and a gradient of zeros mean the same to every optimizer step that follows.
+        run.facts[f"{name} gradient"] = torch.zeros_like(leaf).detach() if grad is None else grad.clone()
+
+
+def _writes(run: Run, outputs: Sequence[Any], named: dict[str, Any]) -> None:
+    for index, output in enumerate(outputs):
+        if not isinstance(output, torch.Tensor):
+            continue
+        try:
+            with torch.no_grad():
+                output.add_(index + 10)
+        except Exception as error:  # noqa: BLE001 - it is the fact
+            run.facts[f"write {index}"] = error
+            continue
+        for name, tensor in [*named.items(), *((f"output {i}", o) for i, o in enumerate(outputs))]:
+            if isinstance(tensor, torch.Tensor):
+                run.facts[f"{name} value, output {index} written"] = tensor.detach().clone()
+
+
+def _same(expected: Any, got: Any) -> bool:
+    if not isinstance(expected, torch.Tensor):
+        return bool(expected == got)
+    if not isinstance(got, torch.Tensor) or expected.shape != got.shape or expected.dtype != got.dtype:
+        return False
+    rtol = _RTOL.get(expected.dtype, 0.0)
+    return torch.allclose(expected, got, rtol=rtol, atol=rtol, equal_nan=True)
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"{value.flatten()[:8].tolist()}{'...' if value.numel() > 8 else ''}"
+    return repr(value)
