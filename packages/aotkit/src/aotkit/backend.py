@@ -52,7 +52,7 @@ def aotkit(
 
 
 def make_backend(options: Options | None = None, recorder: Recorder | None = None) -> BackendFn:
-    """A backend with fixed options, for ``torch.compile(model, backend=make_backend(...))``; default: the environment's."""
+    """A backend with fixed options for ``torch.compile(backend=...)``; without options, the environment decides."""
     kept = recorder or Recorder()
     chosen = options or read_environment().options()
 
