@@ -125,3 +125,9 @@ def test_results_of_aten_calls_that_differ_from_their_fake_values_are_conformed(
         return results[4].to(torch.bfloat16) + 1
 
     check(f, x, *stats)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int16, torch.int32])
+def test_numbers_out_of_an_integer_types_range_wrap(dtype):
+    x = torch.arange(-60, 60).to(dtype)
+    check(lambda x: (x + 300, x * 70000, x == 300, x < 300, x - 2**33, 300 - x, x + -300), x)

@@ -115,7 +115,7 @@ class NestBuilder:
         elif dtype is DType.BOOL:
             value = bool(value)
         else:
-            value = int(value)
+            value = _wrapped(int(value), dtype)
         key = ("const", repr(value), dtype)
         if key in self._seen:
             return self._seen[key]
@@ -205,6 +205,13 @@ class NestBuilder:
     def _remember(self, key: object, name: str, dtype: DType) -> Value:
         value = self._seen[key] = Value(name, dtype)
         return value
+
+
+def _wrapped(value: int, dtype: DType) -> int:
+    """An integer in an integer type's range, modulo its width: 300 beside int8 is 44, as in eager."""
+    bits = 8 if dtype is DType.U8 else int(dtype.value[1:])
+    value %= 1 << bits
+    return value - (1 << bits) if dtype is not DType.U8 and value >> (bits - 1) else value
 
 
 def broadcast_index(sizes: Sequence[Expr], index: Sequence[Expr]) -> tuple[Expr, ...]:
