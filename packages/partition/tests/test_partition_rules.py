@@ -507,3 +507,10 @@ def test_an_observer_hears_of_stages_and_graphs(joint_of):
     joint, count = joint_of(lambda x: torch.sin(x), leaf(4))
     partition(joint, count, observer=Listener())
     assert "partition.cut" in heard and ("forward", "graphs", True) in heard
+
+
+def test_several_sizes_of_an_input_are_saved_rather_than_the_input(joint_of):
+    """A saved input keeps its memory alive, and may not be changed before the backward."""
+    joint, count = joint_of(lambda x: x[1:].reshape(-1).unsqueeze(0), leaf(5, 4, 3), tracing_mode="symbolic")
+    result = partition(joint, count)
+    assert len(result.saved_names) == result.num_saved_symints >= 3

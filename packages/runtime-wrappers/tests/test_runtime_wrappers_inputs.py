@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch._subclasses import FakeTensor, FakeTensorMode
 
 from aotkit_runtime_wrappers import (
     AliasingChangedError,
@@ -176,3 +177,12 @@ def test_overlaps_that_no_base_can_stand_for_are_refused_with_the_reason():
     changes_shape = PreparedFunction(lambda a, b: (b.unsqueeze_(0),), plan)
     with pytest.raises(WrapperError, match="changed in place"):
         changes_shape(whole)
+
+
+def test_detached_fakes_of_one_storage_have_a_fake_base():
+    with FakeTensorMode() as mode:
+        whole = torch.empty(8)
+        args = [whole, whole.detach()]
+    plan = plan_synthetic_bases(prepare_inputs(args), args, [(0, 1)])
+    (base,) = graph_inputs(plan, args)
+    assert isinstance(base, FakeTensor) and base.fake_mode is mode and base.shape == (8,)

@@ -173,7 +173,8 @@ def _compile_boxed(graph: torch.fx.GraphModule, name: str, ctx: CompileContext) 
 
 def _run_with_aten(graph: torch.fx.GraphModule) -> Boxed:
     def run(args: list[Any]) -> Sequence[Any]:
-        values = list(args)
+        # Some operators ask their arguments whether they require grad, though autograd does not look here.
+        values = [v.detach() if isinstance(v, torch.Tensor) and v.requires_grad else v for v in args]
         args.clear()
         return graph(*values)
 

@@ -14,9 +14,9 @@ from .options import PartitionOptions
 UNSAVEABLE = float("inf")
 MAX_BIASED_DISTANCE = 100
 # Free inputs cost a little all the same, so that sizes alone are saved rather than the tensor they are the sizes of:
-# as many of them as a tensor may have, sizes and strides.
-FREE_INPUT_COST = 2.0
-SIZE_COST = 2.0**-5
+# as many as a tensor is likely to have. Whole numbers, because maximum flow takes no others.
+FREE_INPUT_COST = 8.0
+SIZE_COST = 1.0
 
 
 @dataclass(frozen=True, slots=True)

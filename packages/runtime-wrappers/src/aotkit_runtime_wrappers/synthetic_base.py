@@ -84,7 +84,8 @@ def _root(members: Sequence[Tensor], names: Sequence[str]) -> Tensor:
         )
     storage = members[0].untyped_storage()
     count = storage.nbytes() // members[0].element_size()
-    return torch.empty(0, dtype=members[0].dtype, device=members[0].device).set_(storage, 0, (count,), (1,))
+    # Of a fake tensor this is a fake one again.
+    return members[0].new_empty(0).set_(storage, 0, (count,), (1,))
 
 
 def base_of(members: Sequence[Tensor], views: Sequence[ViewSpec], names: str) -> Tensor:
