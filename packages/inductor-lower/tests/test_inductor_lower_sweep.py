@@ -131,3 +131,19 @@ def test_results_of_aten_calls_that_differ_from_their_fake_values_are_conformed(
 def test_numbers_out_of_an_integer_types_range_wrap(dtype):
     x = torch.arange(-60, 60).to(dtype)
     check(lambda x: (x + 300, x * 70000, x == 300, x < 300, x - 2**33, 300 - x, x + -300), x)
+
+
+def test_bounds_and_exponents_out_of_an_integer_types_range_are_refused_as_in_eager():
+    x = torch.arange(5, dtype=torch.int8)
+    for f in (
+        lambda x: x.clamp(-300, 300),
+        lambda x: x.clamp(min=-300),
+        lambda x: x**300,
+        lambda x: x.masked_fill(x > 1, 300),
+    ):
+        graph = make_fx(f, decompositions(), tracing_mode="fake")(x)
+        compiled = compile_graph(graph)
+        with pytest.raises(RuntimeError):
+            f(x)
+        with pytest.raises(RuntimeError, match="overflow"):
+            compiled([x])
