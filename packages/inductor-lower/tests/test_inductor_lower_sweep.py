@@ -147,3 +147,15 @@ def test_bounds_and_exponents_out_of_an_integer_types_range_are_refused_as_in_ea
             f(x)
         with pytest.raises(RuntimeError, match="overflow"):
             compiled([x])
+
+
+def test_running_statistics_of_inference_have_the_strides_of_their_fake_values():
+    """They are inputs of the backward graph, which is compiled for those strides."""
+    x, mean, var = torch.randn(3, 2, 4), torch.rand(4)[::2], torch.rand(4)[::2] + 0.5
+    graph = make_fx(
+        lambda x, m, v: aten._native_batch_norm_legit_functional(x, None, None, m, v, False, 0.1, 1e-5),
+        tracing_mode="fake",
+    )(x, mean, var)
+    result = compile_graph(graph)([x, mean, var])
+    assert result[3].stride() == result[4].stride() == (1,)
+    assert result[3].tolist() == mean.tolist() and result[4].tolist() == var.tolist()

@@ -288,6 +288,15 @@ def _empty_results(ctx: LoweringContext, node: Node, positions: Sequence[int]) -
     return values
 
 
+def _copy_result(ctx: LoweringContext, node: Node, position: int, source: View) -> View:
+    """A result equal to an input: new memory in the result's strides, which readers in other graphs count on."""
+    view = _declare(ctx, node, position)
+    nest = ctx.nest(view.buffer, node, view.sizes)
+    nest.store(view, nest.index, nest.load(source, nest.index))
+    ctx.add(nest)
+    return view
+
+
 @TABLE.lowers(aten._native_batch_norm_legit_functional.default)
 def batch_norm_functional(
     ctx: LoweringContext,
@@ -304,7 +313,8 @@ def batch_norm_functional(
     """(normalized, saved mean, saved 1/std, new running mean, new running variance)."""
     if not training:
         result = _batch_norm_inference(ctx, node, x, weight, bias, running_mean, running_var, eps)
-        return [result, *_empty_results(ctx, node, (1, 2)), running_mean, running_var]
+        kept = [_copy_result(ctx, node, k, source) for k, source in ((3, running_mean), (4, running_var))]
+        return [result, *_empty_results(ctx, node, (1, 2)), *kept]
     updated = (_declare(ctx, node, 3), _declare(ctx, node, 4))
     running = _Running((running_mean, running_var), updated, momentum)
     return [*_batch_norm_training(ctx, node, x, weight, bias, eps, running), *updated]
