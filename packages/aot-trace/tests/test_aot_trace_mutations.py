@@ -314,7 +314,7 @@ def test_errors_of_torch_while_recording_are_refusals(layer):
             v.t_()
         return [v.transpose(0, 1)]
 
-    with pytest.raises(Unsupported, match="the gradient cannot be recorded: .*invalid gradient"):
+    with pytest.raises(Unsupported, match=r"the gradient cannot be recorded: .*invalid gradient"):
         capture(fn, [torch.ones(2, 3, requires_grad=True)], options=TraceOptions(layer=layer))
 
 
@@ -335,6 +335,11 @@ def repeated(x):
     return []
 
 
+def resized(x):
+    torch.add(x, 1, out=x.t()[1:])
+    return []
+
+
 def outside(x):
     x.as_strided((3,), (1,), 0).mul_(2)
     return []
@@ -347,11 +352,14 @@ def outside(x):
         (saved_then_written, lambda: torch.ones(2, 3, requires_grad=True), "written to in place before the backward"),
         (lambda x: [x.fill_(2)], lambda: torch.ones(1, 3).expand(2, 3), "are the same memory"),
         (repeated, lambda: torch.ones(2, 3), "written to by zero_"),
+        (lambda x: [x.expand_as(x).fill_(0.5)], lambda: torch.ones(2, 3), "written to by fill_"),
+        (resized, lambda: torch.ones(4, 4), "the out argument of add is a view"),
+        (lambda x: [x[0]], lambda: torch.ones(1, 3).expand(2, 3).requires_grad_(), "shares it out"),
         (outside, lambda: torch.ones(3, 3)[1:], "reaches beyond"),
         (lambda x: [x.detach_()], lambda: torch.ones(2, 3, requires_grad=True) * 1, "has requires_grad changed"),
         (lambda x: [x.requires_grad_()], lambda: torch.ones(2, 3), "has requires_grad changed"),
     ],
-    ids=["detached", "saved", "expanded", "repeated", "outside", "detach_", "requires_grad_"],
+    ids="detached saved expanded repeated rounded resized view outside detach_ requires_grad_".split(),
 )
 def test_writes_whose_result_or_gradient_cannot_be_told_are_refused(layer, fn, make, what):
     with pytest.raises(Unsupported, match=what):

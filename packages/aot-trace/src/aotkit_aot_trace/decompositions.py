@@ -6,11 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode
 
 from aotkit_functionalize import Unsupported
 
-__all__ = ["RefuseOverlappingWrites", "guarded_table"]
+__all__ = ["guarded_table"]
 
 aten = torch.ops.aten
 Table = Mapping[Any, Callable[..., Any]]
@@ -63,31 +62,6 @@ def guarded_table(table: Table, in_forward: Callable[[], bool]) -> Table:
     guarded[aten.as_strided_scatter.default] = as_strided_scatter
     guarded[aten.unfold_backward.default] = unfold_backward
     return guarded
-
-
-class RefuseOverlappingWrites(TorchFunctionMode):
-    """Refuses in-place operations on expanded tensors while active; see Note [Writes that functionalization gets wrong]."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = getattr(func, "__name__", "")
-        writes = name == "__setitem__" or (name.endswith("_") and not name.endswith("__") and name not in _NO_WRITES)
-        target = args[0] if writes and args else (kwargs or {}).get("out")
-        if isinstance(target, torch.Tensor) and any(
-            not isinstance(stride, torch.SymInt) and stride == 0 and size != 1
-            for size, stride in zip(target.shape, target.stride(), strict=True)
-        ):
-            raise Unsupported(
-                f"an expanded tensor of sizes {tuple(target.shape)} is written to by {name or 'out='}",
-                "several of its elements are the same memory, and which of their new values remains is not defined",
-                "Write to the tensor before it is expanded, or to a clone",
-            )
-        return func(*args, **(kwargs or {}))
-
-
-# They end in an underscore and change no element.
-_NO_WRITES = frozenset(
-    ("t_", "transpose_", "swapaxes_", "swapdims_", "squeeze_", "unsqueeze_", "as_strided_", "detach_", "requires_grad_")
-)
 
 
 def _overlaps(sizes: Sequence[Any], strides: Sequence[Any]) -> bool:

@@ -32,7 +32,7 @@ from aotkit_functionalize import (
 )
 
 from . import _torch_compat as compat
-from .decompositions import RefuseOverlappingWrites, guarded_table
+from .decompositions import guarded_table
 from .graph_function import closed_over, data_dependent, not_functional
 from .state import AutocastState
 
@@ -108,8 +108,7 @@ def _run(request: Request, placeholders: Sequence[Any], result: Recording) -> li
     tracer = compat.current_tracer()
     with functional_layer(request.layer):
         inputs = function_inputs(placeholders, request.callers)
-        with RefuseOverlappingWrites():
-            outputs = _flat(request.fn(*(i.value for i in inputs)))
+        outputs = _flat(request.fn(*(i.value for i in inputs)))
         after = torch.is_grad_enabled()
         if AutocastState.now() != autocast:
             raise Unsupported(

@@ -18,9 +18,11 @@ __all__ = [
     "is_base",
     "is_dense",
     "is_inner_wrapper",
+    "is_view_through",
     "leave_dispatcher_functionalization",
     "number_of_writes",
     "outer_storage_identity",
+    "repeats_memory",
     "replay_views",
     "storage_identity",
     "storage_was_replaced",
@@ -101,6 +103,12 @@ def replay_views(wrapper: torch.Tensor, base: torch.Tensor) -> torch.Tensor:
     return torch._C._functionalization.apply_view_meta_sequence(base, sequence) if sequence else base
 
 
+def is_view_through(wrapper: torch.Tensor, operator: str) -> bool:
+    """Whether one of the view operations by which the wrapper was made is ``operator``."""
+    sequence = torch._C._functionalization.get_view_meta_sequence(wrapper)
+    return any(type(view).__name__ == f"{operator}_ViewMeta" for view in sequence)
+
+
 def number_of_writes(wrapper: torch.Tensor) -> int:
     """How many times the wrapper's storage was written to."""
     return int(torch._functionalize_mutation_counter(wrapper))
@@ -124,3 +132,9 @@ def all_mutations_under_no_grad(wrapper: torch.Tensor) -> bool:
 def is_dense(plain: torch.Tensor) -> bool:
     """Whether the elements of ``plain`` fill a range of its storage without gaps or overlap, in any order."""
     return bool(torch.ops.aten.is_non_overlapping_and_dense.default(plain))
+
+
+def repeats_memory(plain: torch.Tensor) -> bool:
+    """Whether ``plain`` is expanded: a stride of 0 where there is more than one element."""
+    pairs = zip(plain.shape, plain.stride(), strict=True)
+    return any(isinstance(stride, int) and stride == 0 and size != 1 for size, stride in pairs)

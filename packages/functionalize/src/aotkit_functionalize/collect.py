@@ -241,6 +241,12 @@ def _aliasing_output(
     if source.kind is not OutputKind.INPUT:
         _check_lazy_bits(index, output, base)
         _check_history(index, output, base)
+        if carries_gradient(output) and compat.repeats_memory(plain_base):
+            raise Unsupported(
+                f"output {index} is a view of a tensor of which several elements are the same memory (it is expanded)",
+                "the gradient of a view is that of as_strided, which shares it out among these elements",
+                "Return a clone of the view, or pass a tensor that is not expanded",
+            )
         lost = claims and not gradient_reaches(output, base)
         view = view_spec(plain, plain_base, requires_grad=claims, under_no_grad=lost)
     meta = tensor_meta(plain, requires_grad=claims)

@@ -98,10 +98,7 @@ def check_mutation(entered: FunctionInput) -> None:
             "the caller's tensor would have to leave or enter autograd after the call",
             "Do it outside of the compiled region, or use detach()",
         )
-    if has_data_mutation(value) and any(
-        dim(stride) == 0 and dim(size) != 1
-        for size, stride in zip(entered.original.shape, entered.original.stride(), strict=True)
-    ):
+    if has_data_mutation(value) and compat.repeats_memory(entered.original):
         raise Unsupported(
             f"{name} is written to, and several of its elements are the same memory (it is expanded)",
             "a new value of each element cannot be written back",

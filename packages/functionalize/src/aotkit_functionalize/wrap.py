@@ -17,6 +17,7 @@ import torch
 
 from . import _torch_compat as compat
 from .errors import Unsupported
+from .writes import RefuseWrongWrites
 
 __all__ = [
     "FunctionalLayer",
@@ -40,12 +41,13 @@ class FunctionalLayer(enum.Enum):
 def functional_layer(layer: FunctionalLayer) -> Iterator[None]:
     """Context in which operations on functional tensors are functionalized and factories give functional tensors."""
     if layer is FunctionalLayer.MODE:
-        with compat.below_functionalization(), compat.FunctionalTensorMode():
+        with compat.below_functionalization(), compat.FunctionalTensorMode(), RefuseWrongWrites():
             yield
         return
     compat.enter_dispatcher_functionalization()
     try:
-        yield
+        with RefuseWrongWrites():
+            yield
     finally:
         compat.leave_dispatcher_functionalization()
 
