@@ -186,3 +186,12 @@ def test_detached_fakes_of_one_storage_have_a_fake_base():
     plan = plan_synthetic_bases(prepare_inputs(args), args, [(0, 1)])
     (base,) = graph_inputs(plan, args)
     assert isinstance(base, FakeTensor) and base.fake_mode is mode and base.shape == (8,)
+
+
+def test_writing_to_a_flat_base_moves_the_versions_of_its_members(compile_eagerly, how):
+    whole = torch.ones(8)
+    args = [whole, whole.detach()[2:], torch.ones(6)]
+    compiled = compile_eagerly(_writes_one_of_two_views, args, how=how)
+    before = [a._version for a in args]
+    compiled.call(list(args))
+    assert [a._version > b for a, b in zip(args, before, strict=True)] == [True, True, False]

@@ -12,6 +12,7 @@ from .inputs import InputPlan
 from .operations import (
     BindSymbol,
     BuildBase,
+    BumpVersion,
     CheckAliases,
     CheckDuplicate,
     CheckValue,
@@ -50,6 +51,7 @@ def build_plan(
     _check_records(metadata, names)
     identities = dict(input_plan.returned_inputs)
     epilogue = mutation_operations(metadata, names)
+    epilogue += _announce_writes(metadata, input_plan)
     epilogue += output_operations(metadata, names, skip=identities, debug=options.debug)
     checks = _alias_checks(metadata, names) if options.check_aliasing else []
     if options.debug:
@@ -66,6 +68,16 @@ def build_plan(
         epilogue=tuple(epilogue),
         returns=_returns(metadata, names, identities),
     )
+
+
+def _announce_writes(metadata: GraphMetadata, input_plan: InputPlan) -> list[Operation]:
+    """Version counters of the arguments behind a written base that has another one."""
+    return [
+        BumpVersion(f"in{member}")
+        for base, info in zip(input_plan.bases, metadata.inputs, strict=False)
+        if base.flat and info.updated_output is not None and not info.mutation_hidden_from_autograd
+        for member in base.members
+    ]
 
 
 def _check_records(metadata: GraphMetadata, names: Sequence[Value]) -> None:

@@ -33,11 +33,16 @@ class MemberView:
 
 @dataclass(frozen=True, slots=True)
 class BaseSpec:
-    """A synthetic base: the arguments that it stands for, and its dtype and element count."""
+    """A synthetic base: the arguments that it stands for, and its dtype and element count.
+
+    ``flat``: it is a tensor over their storage, not the tensor that autograd knows as their base, and so it has a
+    version counter of its own.
+    """
 
     views: tuple[MemberView, ...]
     dtype: str
     numel: int
+    flat: bool = False
 
     @property
     def members(self) -> tuple[int, ...]:

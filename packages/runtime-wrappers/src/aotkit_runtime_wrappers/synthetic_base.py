@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from .contract import ViewSpec
@@ -63,7 +62,8 @@ def _base_spec(group: Sequence[int], flat_args: Sequence[Any]) -> BaseSpec:
             )
     base = _root(tensors, [f"argument {i}" for i in group])
     views = tuple(MemberView(i, _view_of(t, base)) for i, t in zip(group, tensors, strict=True))
-    return BaseSpec(views, dtypes.pop(), base.numel())
+    flat = all(base is not tensor and base is not tensor._base for tensor in tensors)
+    return BaseSpec(views, dtypes.pop(), base.numel(), flat)
 
 
 def _view_of(member: Tensor, base: Tensor) -> ViewSpec:
