@@ -47,7 +47,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--programs", type=int, default=500)
     parser.add_argument("--seed", type=int, default=0, help="number of the first program")
     parser.add_argument("--lowering", choices=("none", "kernels"), default="none")
-    parser.add_argument("--dynamo-every", type=int, default=20, help="every how many-th program the frontend sees; 0: none")
+    parser.add_argument(
+        "--dynamo-every", type=int, default=20, help="every how many-th program the frontend sees; 0: none"
+    )
     parser.add_argument("--seconds", type=float, default=0, help="stop after so long; 0: run all programs")
     parser.add_argument("--shown", type=int, default=1, help="failures printed of each kind")
     return parser.parse_args()
@@ -64,7 +66,9 @@ def _report(seed: int, program: Program, outcome: Outcome, training: bool, dynam
 
 
 def _table(counts: Counter[str], families: Counter[str], seconds: float) -> None:
-    print(f"{counts.pop('runs')} runs in {seconds:.0f} s: " + ", ".join(f"{n} {kind}" for kind, n in counts.most_common()))
+    print(
+        f"{counts.pop('runs')} runs in {seconds:.0f} s: " + ", ".join(f"{n} {kind}" for kind, n in counts.most_common())
+    )
     for family, number in families.most_common():
         print(f"{number:6d}  {family}")
 

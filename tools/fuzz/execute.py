@@ -107,7 +107,7 @@ def _keys(options: Options) -> dict[str, Any]:
 
 def _through_dynamo(program: Program, lowering: str) -> Callable[..., Any]:
     torch._dynamo.reset()
-    options = {"lowering": lowering, "fallback": "error", "cache": False, "verify": True}
+    options: Any = {"lowering": lowering, "fallback": "error", "cache": False, "verify": True}
     return torch.compile(program.function(), backend="aotkit", options=options, dynamic=program.dynamic)
 
 
@@ -168,8 +168,8 @@ def _smaller(program: Program) -> Iterator[Program]:
             inner = program.body[index].splitlines()[1:]
             plain = tuple(line.strip() for line in inner)
             yield replace(program, body=(*program.body[:index], *plain, *program.body[index + 1 :]))
-            for line in range(len(inner) if len(inner) > 1 else 0):
-                block = "\n".join(["with torch.no_grad():", *_without(tuple(inner), line)])
+            for number in range(len(inner) if len(inner) > 1 else 0):
+                block = "\n".join(["with torch.no_grad():", *_without(tuple(inner), number)])
                 yield replace(program, body=(*program.body[:index], block, *program.body[index + 1 :]))
     if program.dynamic:
         yield replace(program, dynamic=False)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 
@@ -214,7 +213,8 @@ _COMPUTE = (
 )  # fmt: skip
 _WRITES = (
     "X.add_(1)", "X.mul_(2)", "X.mul_(Y)", "X.add_(Y)", "X.copy_(Y)", "X.zero_()", "X.fill_(0.5)", "X.sin_()",
-    "X[1:] = Y", "X[0] = 1", "X[0] = Y", "X[..., ::2] = 0.25", "X[..., 0] = Y", "X[:] = Y", "X[:2].add_(Y)", "X[1:].mul_(2)",
+    "X[1:] = Y", "X[0] = 1", "X[0] = Y", "X[..., ::2] = 0.25", "X[..., 0] = Y", "X[:] = Y", "X[:2].add_(Y)",
+    "X[1:].mul_(2)",
     "X.index_put_((torch.arange(2),), Y)", "X.index_fill_(0, torch.arange(1), 0.5)", "X.masked_fill_(X > 0, 0.25)",
     "X.clamp_(min=0)", "X.neg_()", "X.detach().mul_(2)", "X.t().mul_(2)", "X.view(-1)[0] = 2", "X.diagonal().zero_()",
     "X.addcmul_(X, Y)", "X.copy_(X.flip(0))", "X.t().copy_(Y)", "X.unbind(0)[0].add_(Y)", "X.swapaxes(0, 1).sin_()",
@@ -224,7 +224,8 @@ _VIEWS = (
     "X.view(-1)", "X.reshape(-1)", "X.t()", "X.select(0, 1)", "X[1:]", "X[0]", "X[:, 1:]", "X[..., ::2]", "X[:2]",
     "X.permute(1, 0)", "X.transpose(0, 1)", "X.unsqueeze(0)", "X.squeeze()", "X.expand(2, 4)", "X.unbind(0)[0]",
     "X.unbind(0)[-1]", "X.diagonal()", "X.as_strided((2, 2), (2, 1))", "X.as_strided((3,), (1,), 1)", "X.detach()",
-    "X.view(2, -1)", "X.view_as(X)", "X.split(2)[0]", "X.chunk(2, -1)[-1]", "torch.view_as_real(torch.view_as_complex(X))",
+    "X.view(2, -1)", "X.view_as(X)", "X.split(2)[0]", "X.chunk(2, -1)[-1]",
+    "torch.view_as_real(torch.view_as_complex(X))",
     "X.view(torch.int32)", "X.unfold(0, 2, 1)", "X.flatten()", "X.narrow(0, 0, 2)", "X.permute(2, 0, 1)",
     "X.unsqueeze(-1).expand(3, 4, 2)", "X[None]", "X[:, None]", "X.reshape(2, -1)", "X.expand_as(Y)",
 )  # fmt: skip

@@ -54,7 +54,9 @@ class Program:
         """The function ``f`` as Python text."""
         lines = [line for statement in self.body for line in statement.splitlines()]
         returned = ", ".join(self.outputs)
-        return "\n".join([f"def f({', '.join(self.parameters())}):", *(f"    {x}" for x in lines), f"    return [{returned}]"])
+        return "\n".join(
+            [f"def f({', '.join(self.parameters())}):", *(f"    {x}" for x in lines), f"    return [{returned}]"]
+        )
 
     def script(self) -> str:
         """A script that stands alone: what a bug report holds."""
