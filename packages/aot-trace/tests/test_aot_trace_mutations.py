@@ -359,7 +359,18 @@ def outside(x):
         (lambda x: [x.detach_()], lambda: torch.ones(2, 3, requires_grad=True) * 1, "has requires_grad changed"),
         (lambda x: [x.requires_grad_()], lambda: torch.ones(2, 3), "has requires_grad changed"),
     ],
-    ids=["detached", "saved", "expanded", "repeated", "rounded", "resized", "view", "outside", "detach_", "requires_grad_"],
+    ids=[
+        "detached",
+        "saved",
+        "expanded",
+        "repeated",
+        "rounded",
+        "resized",
+        "view",
+        "outside",
+        "detach_",
+        "requires_grad_",
+    ],
 )
 def test_writes_whose_result_or_gradient_cannot_be_told_are_refused(layer, fn, make, what):
     with pytest.raises(Unsupported, match=what):
