@@ -211,3 +211,19 @@ def test_fused_functions_are_one_kernel(fn: Callable[..., torch.Tensor], kernels
     assert explanation.kernel_count == kernels
     assert not explanation.fallbacks
     torch.testing.assert_close(compile_strict(fn)(x, b), fn(x, b))
+
+
+@pytest.mark.parametrize("lowering", ["none", "kernels"])
+def test_an_operator_that_asks_for_requires_grad_gets_arguments_without(lowering: str) -> None:
+    """as_strided_scatter refuses a strided argument that requires grad."""
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        x.as_strided((2, 2), (2, 1)).diagonal().zero_()
+        return x * 2
+
+    def make() -> torch.Tensor:
+        return torch.arange(24.0).view(6, 4)[::2].requires_grad_()
+
+    compiled = torch.compile(fn, backend="aotkit", options={"fallback": "error", "lowering": lowering})
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(make()), fn(make()))

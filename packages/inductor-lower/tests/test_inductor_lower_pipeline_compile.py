@@ -236,3 +236,19 @@ def test_an_order_that_breaks_a_constraint_is_refused():
 def test_public_names_are_documented():
     for name in aotkit_inductor_lower.__all__:
         assert name.startswith("__") or getattr(aotkit_inductor_lower, name).__doc__
+
+
+def test_an_op_that_counts_from_the_start_of_the_storage_gets_a_storage_of_its_own():
+    def f(x):
+        doubled, zeros = x * 2, aten.new_zeros(x, [12])
+        scattered = aten.as_strided_scatter(zeros, (x * 3).t(), [2, 6], [1, 2], 0)
+        return aten.as_strided_scatter(doubled, doubled[:1] * 0, [1, 2], [2, 1], 4) + scattered.view(6, 2)
+
+    x = torch.randn(6, 2)
+    graph = trace(f, x)
+    torch.testing.assert_close(compile_graph(graph)([x])[0], graph(x))
+
+
+def test_a_flip_of_a_scalar_is_the_scalar():
+    graph = trace(lambda x: aten.flip(x, [0]) + 1, torch.tensor(2.0))
+    assert compile_graph(graph)([torch.tensor(2.0)])[0].item() == 3

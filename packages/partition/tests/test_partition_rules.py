@@ -514,3 +514,14 @@ def test_several_sizes_of_an_input_are_saved_rather_than_the_input(joint_of):
     joint, count = joint_of(lambda x: x[1:].reshape(-1).unsqueeze(0), leaf(5, 4, 3), tracing_mode="symbolic")
     result = partition(joint, count)
     assert len(result.saved_names) == result.num_saved_symints >= 3
+
+
+def test_a_size_of_two_tensors_is_saved_once(joint_of):
+    def fn(x):
+        y = x.sum(0)
+        return (y.unsqueeze(0) * 2 + x.flip(0)).reshape(-1)
+
+    joint, count = joint_of(fn, leaf(3, 5), tracing_mode="symbolic")
+    result = partition(joint, count)
+    sizes = [node.meta["val"].node.expr for node in result.forward.graph.find_nodes(op="output")[0].args[0][count:]]
+    assert result.num_saved_symints == len(sizes) == len(set(sizes)) >= 2

@@ -156,7 +156,7 @@ def _compile_boxed(graph: torch.fx.GraphModule, name: str, ctx: CompileContext) 
     """One functional graph to one boxed callable: generated kernels, or ATen as it stands."""
     ctx.recorder.dump(name, "graphs", lambda: _readable(graph))
     if ctx.options.lowering == "none":
-        return _run_with_aten(graph)
+        return _without_history(graph, _run_with_aten(graph))
     chosen = ctx.options
     options = LowerOptions(
         numerics=chosen.numerics,
@@ -168,13 +168,25 @@ def _compile_boxed(graph: torch.fx.GraphModule, name: str, ctx: CompileContext) 
     with ctx.recorder.stage("lower"):
         compiled = compile_graph(graph, options=options, observer=ctx.recorder, object_store=ctx.object_store)
     ctx.recorder.add_graph(GraphRecord(name, compiled.report()))
-    return compiled
+    return _without_history(graph, compiled)
+
+
+def _without_history(graph: torch.fx.GraphModule, call: Boxed) -> Boxed:
+    """``call`` on detached arguments where an operator asks whether they require grad, though autograd is off."""
+    if not graph.graph.find_nodes(op="call_function", target=torch.ops.aten.as_strided_scatter.default):
+        return call
+
+    def run(args: list[Any]) -> Sequence[Any]:
+        args[:] = [v.detach() if isinstance(v, torch.Tensor) and v.requires_grad else v for v in args]
+        return call(args)
+
+    run._boxed_call = True  # type: ignore[attr-defined]
+    return run
 
 
 def _run_with_aten(graph: torch.fx.GraphModule) -> Boxed:
     def run(args: list[Any]) -> Sequence[Any]:
-        # Some operators ask their arguments whether they require grad, though autograd does not look here.
-        values = [v.detach() if isinstance(v, torch.Tensor) and v.requires_grad else v for v in args]
+        values = list(args)
         args.clear()
         return graph(*values)
 

@@ -3,6 +3,7 @@
 Note [What CSE must not merge]
 - Random ops: two dropouts draw two masks. Ops with side effects or mutations, and anything with a mutation in
   between: equal text no longer means equal values.
+- Sizes are merged by what they are, not by how they are computed, so that none is saved twice.
 - Values that differ in ``requires_grad``, or in their recompute policy or checkpoint region: the tags decide later.
 - Two values that both end up in the memory of a graph output: the caller may write to one of them, and must not see
   the other change.
@@ -40,7 +41,7 @@ def clean_joint(module: torch.fx.GraphModule, cse: bool = True) -> torch.fx.Grap
         if known is not None and (known.is_mutating or known.has_side_effects):
             epoch += 1
         key = _key(node, known, new, epoch) if cse else None
-        twin = first_with.get(key) if key is not None else None
+        twin = first_with.get(key) if key is not None and node.op != "placeholder" else None
         if twin is not None and not (node in escaping and twin in kept_escaping):
             new[node] = twin
             continue
@@ -92,6 +93,9 @@ def _key(
     node: torch.fx.Node, known: OpFacts | None, new: dict[torch.fx.Node, torch.fx.Node], epoch: int
 ) -> Hashable | None:
     """Equal keys mean equal values; None where nothing may be merged."""
+    size = node.meta.get("val")
+    if isinstance(size, torch.SymInt) and (node.op == "placeholder" or (known is not None and known.is_symbolic)):
+        return ("size", size.node.expr)  # the same number, whatever tensor it is read from
     if known is None or known.is_random or known.is_mutating or known.has_side_effects or known.is_collective:
         return None
     if not (known.is_builtin or known.is_symbolic or known.is_getitem):

@@ -22,7 +22,7 @@ from ..ir import (
     Step,
 )
 from ..ir.dtypes import bits, dtype_from_torch_name
-from ..plan.externs import may_alias_arguments, out_overload
+from ..plan.externs import addresses_storage, may_alias_arguments, out_overload
 from ..plan.launch_plan import (
     Allocate,
     ArenaBuffer,
@@ -278,7 +278,8 @@ def _homes(program: Program, memory: Mapping[str, Memory]) -> dict[str, str]:
     Note [What may live in the arena]
         A temporary on the CPU, written by generated kernels or by an ATen op's ``out=`` overload, that is neither
         returned (nor any view of it), nor passed to an ATen op that may hand its argument back or keep it: one whose
-        schema says so, one made of other ops, or one outside aten.
+        schema says so, one made of other ops, or one outside aten. Nor to an op that counts elements from the start of
+        the storage, which in the arena is not the buffer's.
     """
     homes: dict[str, str] = {}
     results: dict[str, Step] = {}
@@ -317,7 +318,7 @@ def _barred_from_arena(program: Program, memory: Mapping[str, Memory]) -> set[st
 
     barred = {root(o.name) for o in program.outputs if isinstance(o, BufferRef)}
     for step in program.steps:
-        if isinstance(step, ExternCall) and may_alias_arguments(step.target):
+        if isinstance(step, ExternCall) and (may_alias_arguments(step.target) or addresses_storage(step.target)):
             barred.update(map(root, _names((*step.args, *(value for _, value in step.kwargs)))))
     return barred
 

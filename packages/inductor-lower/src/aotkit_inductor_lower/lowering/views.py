@@ -222,7 +222,7 @@ def flip(ctx: LoweringContext, node: Node, x: View, dims: Sequence[int]) -> View
     """Reversed dimensions. Eager copies; here it is a map, which a reader that needs the tensor copies."""
     rank = len(x.sizes)
     index = list(dim_exprs(rank))
-    for dim in dims:
+    for dim in dims if rank else ():
         index[dim % rank] = x.sizes[dim % rank] - 1 - index[dim % rank]
     return _computed(ctx, node, x, index)
 

@@ -6,7 +6,14 @@ import functools
 
 import torch
 
-__all__ = ["conform", "may_alias_arguments", "out_overload", "resolve_target", "returns_several"]
+__all__ = [
+    "addresses_storage",
+    "conform",
+    "may_alias_arguments",
+    "out_overload",
+    "resolve_target",
+    "returns_several",
+]
 
 # Ops whose out= overload pays: their results are large and their Python cost is the same.
 _OUT = {
@@ -45,6 +52,15 @@ def may_alias_arguments(target: str) -> bool:
     if any(result.alias_info is not None for result in op._schema.returns):
         return True
     return bool(torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd"))
+
+
+@functools.cache
+def addresses_storage(target: str) -> bool:
+    """Whether the op counts elements from the start of an argument's storage, as ``as_strided_scatter`` does."""
+    try:
+        return any(argument.name == "storage_offset" for argument in resolve_target(target)._schema.arguments)
+    except LookupError:
+        return False
 
 
 def returns_several(target: str) -> bool:
