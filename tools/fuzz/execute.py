@@ -16,10 +16,14 @@ from aotkit import CompileError, Options, Recorder
 from aotkit.backend import REFUSALS, aotkit
 from aotkit.pipeline import CompileContext, compile_flat, own_stages
 
-from .compare import Run, differences, observe
+from .compare import RECOMPUTED, Run, differences, observe
 from .program import Program
 
 __all__ = ["Outcome", "check", "shrink"]
+
+
+# In-place operations that change nothing (squeeze_() without a dimension of 1) leave no trace in a captured graph.
+_WITHOUT_EFFECT = "is being used in an in-place operation"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +73,13 @@ def _outcome(eager: Run, run: Run) -> Outcome:
         if refusal is not None:
             return Outcome("refused", refusal)
         return Outcome("crash", f"{type(run.error).__name__}: {(str(run.error).splitlines() or [''])[0]}")
+    if eager.error is not None and _WITHOUT_EFFECT in str(eager.error):
+        return Outcome("eager raises", "at an operation without effect")
     if eager.error is not None:
         return Outcome("mismatch", f"only eager raises {eager.error}")
     found = differences(eager, run)
+    if found == [RECOMPUTED]:
+        return Outcome("refused", RECOMPUTED)
     return Outcome("mismatch", "; ".join(found[:3])) if found else Outcome("equal")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
@@ -47,7 +48,7 @@ class _Generator:
     def program(self) -> Program:
         self._make_inputs()
         scope = {"torch": torch, **run_setup(self.setup)}
-        self.scope = {name: scope[name] for name in ("torch", *dict.fromkeys(self.inputs))}
+        self.scope: dict[str, Any] = {name: scope[name] for name in ("torch", *dict.fromkeys(self.inputs))}
         keep_invalid = self.rng.random() < INVALID_SHARE
         wanted = self.rng.randint(1, 7)
         for _ in range(4 * wanted):
@@ -137,7 +138,8 @@ class _Generator:
             case "compute":
                 return f"{self._new()} = {self._fill(_COMPUTE, x, y)}"
             case "write":
-                return self._fill(_WRITES, x, y)
+                # What a write reads from the memory it writes to, eager reads in an order of its own.
+                return self._fill(_WRITES, x, f"{y}.clone()" if self._share_memory(x, y) else y)
             case "view":
                 return f"{self._new()} = {self._fill(_VIEWS, x, y)}"
         return self._fill(_RESHAPES, x, y)
@@ -148,6 +150,10 @@ class _Generator:
     def _name(self) -> str:
         names = [n for n, v in self.scope.items() if isinstance(v, torch.Tensor)]
         return self.rng.choice([*names, *names[-3:]])
+
+    def _share_memory(self, x: str, y: str) -> bool:
+        first, second = self.scope[x], self.scope[y]
+        return x != y and first.untyped_storage()._cdata == second.untyped_storage()._cdata
 
     def _new(self) -> str:
         self.count += 1
