@@ -316,6 +316,13 @@ def system(session: nox.Session) -> None:
 
 
 @nox.session
+def fuzz(session: nox.Session) -> None:
+    """Random programs over aliasing, mutation and views; `-- --programs 5000 --lowering kernels` and so on."""
+    install_everything(session)
+    session.run("python", "-m", "tools.fuzz", *session.posargs, env={"OMP_NUM_THREADS": "1"})
+
+
+@nox.session
 def bench(session: nox.Session) -> None:
     """Measure eager, the incumbent and aotkit; `-- --quick` is the short form."""
     install_everything(session, *BENCH_TOOLS)

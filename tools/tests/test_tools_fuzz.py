@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -9,10 +10,18 @@ from typing import Any
 import pytest
 import torch
 
+from tools.workspace import PACKAGES, ROOT
+
+# The session for the tools has what the packages depend on, and the packages themselves only as sources.
+sys.path += [str(ROOT / "packages" / name / "src") for name in PACKAGES]
+
 from tools.fuzz.compare import differences, observe
 from tools.fuzz.execute import check, shrink
 from tools.fuzz.generate import generate
 from tools.fuzz.program import Program
+
+# Eager warns about some of what is tried.
+pytestmark = pytest.mark.filterwarnings("ignore")
 
 SETUP = ("m0 = values((4, 3), 0, torch.float32)", "a0 = m0.t()")
 

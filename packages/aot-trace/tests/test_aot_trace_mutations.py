@@ -340,6 +340,11 @@ def resized(x):
     return []
 
 
+def between(x):
+    x.as_strided((3,), (1,), 0).mul_(2)
+    return []
+
+
 def outside(x):
     x.as_strided((3,), (1,), 0).mul_(2)
     return []
@@ -355,6 +360,7 @@ def outside(x):
         (lambda x: [x.expand_as(x).fill_(0.5)], lambda: torch.ones(2, 3), "written to by fill_"),
         (resized, lambda: torch.ones(4, 4), "the out argument of add is a view"),
         (lambda x: [x[0]], lambda: torch.ones(1, 3).expand(2, 3).requires_grad_(), "shares it out"),
+        (between, lambda: torch.ones(3, 4)[:, ::2], "reaches beyond"),
         (outside, lambda: torch.ones(3, 3)[1:], "reaches beyond"),
         (lambda x: [x.detach_()], lambda: torch.ones(2, 3, requires_grad=True) * 1, "has requires_grad changed"),
         (lambda x: [x.requires_grad_()], lambda: torch.ones(2, 3), "has requires_grad changed"),
@@ -367,6 +373,7 @@ def outside(x):
         "rounded",
         "resized",
         "view",
+        "between",
         "outside",
         "detach_",
         "requires_grad_",

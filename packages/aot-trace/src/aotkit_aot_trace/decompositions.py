@@ -44,7 +44,7 @@ def guarded_table(table: Table, in_forward: Callable[[], bool]) -> Table:
         if in_forward() and not _lies_within(base, size, stride, storage_offset):
             raise Unsupported(
                 f"a view of sizes {tuple(size)}, strides {tuple(stride)} and offset {storage_offset} is written to, "
-                "which reaches beyond the tensor it is taken of",
+                "which reaches beyond the elements of the tensor it is taken of",
                 "what lies there belongs to no argument",
                 "Pass the tensor that holds all of it",
             )
@@ -76,15 +76,32 @@ def _overlaps(sizes: Sequence[Any], strides: Sequence[Any]) -> bool:
     return False
 
 
+_ENUMERATED = 1 << 14  # elements of a tensor with gaps that are looked at one by one
+
+
 def _lies_within(base: Any, sizes: Sequence[Any], strides: Sequence[Any], offset: Any) -> bool:
-    """Whether the view touches no memory before the first or after the last element of ``base``."""
+    """Whether the view touches no memory but that of elements of ``base``. ``False`` where that is not known."""
     if any(size == 0 for size in sizes):
         return True
     first = base.storage_offset()
     start = first if offset is None else offset
     last = first + sum((n - 1) * t for n, t in zip(base.shape, base.stride(), strict=True))
     reach = start + sum((n - 1) * t for n, t in zip(sizes, strides, strict=True))
-    return base.numel() != 0 and bool(start >= first) and bool(reach <= last)
+    if base.numel() == 0 or not (start >= first and reach <= last):
+        return False
+    if aten.is_non_overlapping_and_dense.default(base):
+        return True
+    numbers = (*base.shape, *base.stride(), first, *sizes, *strides, start)
+    if not all(isinstance(n, int) for n in numbers) or base.numel() > _ENUMERATED:
+        return False
+    return _offsets(sizes, strides, start) <= _offsets(base.shape, base.stride(), first)
+
+
+def _offsets(sizes: Sequence[int], strides: Sequence[int], start: int) -> set[int]:
+    found = {start}
+    for size, stride in zip(sizes, strides, strict=True):
+        found = {offset + i * stride for offset in found for i in range(size)}
+    return found
 
 
 def _windows_cover(sizes: Sequence[Any], dim: int, size: int, step: int) -> bool:
