@@ -318,7 +318,6 @@ def test_errors_of_torch_while_recording_are_refusals(layer):
         capture(fn, [torch.ones(2, 3, requires_grad=True)], options=TraceOptions(layer=layer))
 
 
-
 def detached_then_written(x):
     v = x.detach()
     v.mul_(x)
