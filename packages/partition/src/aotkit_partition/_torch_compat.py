@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.fx
@@ -13,6 +13,8 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv, ValueRangesSLoc
 from torch.utils._python_dispatch import _disable_current_modes
 
 __all__ = [
+    "AllocationEvent",
+    "allocation_events",
     "backed_hints",
     "declare_symbol",
     "known_symbols",
@@ -86,3 +88,32 @@ def without_modes() -> AbstractContextManager[Any]:
 def region_memory_budget_supported() -> bool:
     """Whether torch has ``torch.autograd.graph.region_activation_memory_budget`` (2.13 has, 2.11 has not)."""
     return hasattr(torch.autograd.graph, "region_activation_memory_budget")
+
+
+class AllocationEvent(NamedTuple):
+    """An allocation (bytes above 0) or release; ``step`` counts the marked spans, None outside of them."""
+
+    address: int
+    bytes: int
+    step: int | None
+
+
+def allocation_events(recorded: Any, marker: str) -> list[AllocationEvent]:
+    """The allocator's events of a finished ``torch.profiler.profile(profile_memory=True)``, in order of time.
+
+    Spans of the name ``marker`` (from ``record_function``) number the steps.
+    """
+    found: list[tuple[int, int, int, int | None]] = []
+    spans = 0
+    roots = recorded.profiler.kineto_results.experimental_event_tree()
+    pending: list[tuple[Any, int | None]] = [(event, None) for event in roots]
+    while pending:
+        event, step = pending.pop()
+        if event.name == marker:
+            step = spans
+            spans += 1
+        fields = event.extra_fields
+        if hasattr(fields, "alloc_size"):
+            found.append((event.start_time_ns, fields.ptr, fields.alloc_size, step))
+        pending.extend((child, step) for child in event.children)
+    return [AllocationEvent(address, size, step) for _, address, size, step in sorted(found, key=lambda row: row[0])]

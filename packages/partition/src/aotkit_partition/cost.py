@@ -36,6 +36,11 @@ def is_literal(joint: JointGraph, index: int) -> bool:
     return value is None or isinstance(value, (bool, int, float, str))
 
 
+def is_free(joint: JointGraph, index: int) -> bool:
+    """Values that both graphs just have: constants of the module and numbers fixed by tracing."""
+    return joint.nodes[index].op == "get_attr" or is_literal(joint, index)
+
+
 def is_view_like(joint: JointGraph, index: int) -> bool:
     """A view, or one item of an op that returns several views."""
     facts = joint.facts[index]

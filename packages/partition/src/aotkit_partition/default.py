@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from .cost import is_view_like
+from .cost import is_free, is_view_like
 from .errors import InfeasiblePartitionError
 from .joint import JointGraph
-from .min_cut import is_free, needed_by_backward
+from .min_cut import needed_by_backward
 
 
 def forward_part(joint: JointGraph) -> list[bool]:

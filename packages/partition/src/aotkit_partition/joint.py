@@ -43,6 +43,7 @@ class JointGraph:
     mutated_inputs: set[int] = field(default_factory=set)
     written_in_backward: set[int] = field(default_factory=set)
     static_inputs: set[int] = field(default_factory=set)
+    steps: list[Any] = field(default_factory=list)  # for the memory timeline, made on demand
 
     @property
     def forward_outputs(self) -> list[Any]:

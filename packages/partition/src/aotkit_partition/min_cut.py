@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch.fx
 
 from .ban_rules import ban_reasons
-from .cost import UNSAVEABLE, SaveCost, is_literal, save_costs
+from .cost import UNSAVEABLE, SaveCost, is_free, save_costs
 from .errors import InfeasiblePartitionError
 from .flow_network import Edge, min_cut
 from .joint import JointGraph
@@ -57,11 +57,6 @@ class CutResult:
 
     saved: tuple[int, ...]
     cost: float
-
-
-def is_free(joint: JointGraph, index: int) -> bool:
-    """Values that both graphs just have: constants of the module and numbers fixed by tracing."""
-    return joint.nodes[index].op == "get_attr" or is_literal(joint, index)
 
 
 def needed_by_backward(joint: JointGraph) -> list[bool]:

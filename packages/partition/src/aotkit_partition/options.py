@@ -62,6 +62,9 @@ class PartitionOptions:
     max_distance: int = 1000
     """Never recompute values further than this many forward steps away from the backward."""
 
+    recompute_late: bool = True
+    """In the backward, make recomputed values just before their first use; if False, all of them first."""
+
     memory_budget: float = 1.0
     """Bytes to save, as a share of what the default cut saves: 1 is that cut, 0 recomputes all that can be."""
 

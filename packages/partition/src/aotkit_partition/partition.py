@@ -16,10 +16,11 @@ from .budget import solve_with_budget
 from .clean import clean_joint
 from .default import default_saved_values
 from .errors import GraphFormatError, InvalidOptionError
-from .extract import Split, extract
+from .extract import extract
 from .graph_text import dump_graph, load_graph
 from .joint import JointGraph, analyze_joint, described_mutations
 from .options import PartitionOptions
+from .plan import Plan, make_plan
 from .policies import has_policies
 from .report import PartitionReport, make_report
 
@@ -144,8 +145,9 @@ def partition(
     with _stage(observer, "partition.cut"):
         saved, bans, cost, strategy = _choose_saved(analysed, options)
     with _stage(observer, "partition.extract"):
-        split = extract(analysed, saved)
-        result = _package(analysed, split, make_report(analysed, split, strategy, bans, cost))
+        plan = make_plan(analysed, saved, options.recompute_late)
+        forward, backward = extract(analysed, plan)
+        result = _package(analysed, plan, forward, backward, make_report(analysed, plan, strategy, bans, cost))
     if observer is not None:
         observer.dump("forward", "graphs", lambda: str(result.forward.graph))
         observer.dump("backward", "graphs", lambda: str(result.backward.graph))
@@ -226,16 +228,20 @@ def _choose_saved(joint: JointGraph, options: PartitionOptions) -> tuple[Sequenc
     return cut.result.saved, cut.problem.bans, cut.result.cost, name
 
 
-def _package(joint: JointGraph, split: Split, report: PartitionReport) -> Partition:
-    unchecked = sum(
-        bool(joint.nodes[index].meta.get("saved_tensor_with_no_vc_check", False)) for index in split.tensors
-    )
+def _package(
+    joint: JointGraph,
+    plan: Plan,
+    forward: torch.fx.GraphModule,
+    backward: torch.fx.GraphModule,
+    report: PartitionReport,
+) -> Partition:
+    unchecked = sum(bool(joint.nodes[index].meta.get("saved_tensor_with_no_vc_check", False)) for index in plan.tensors)
     return Partition(
-        forward=split.forward,
-        backward=split.backward,
+        forward=forward,
+        backward=backward,
         num_fwd_outputs=joint.num_fwd_outputs,
-        saved_names=tuple(joint.nodes[index].name for index in (*split.tensors, *split.symints)),
-        num_saved_symints=len(split.symints),
+        saved_names=tuple(joint.nodes[index].name for index in (*plan.tensors, *plan.symints)),
+        num_saved_symints=len(plan.symints),
         num_saved_without_version_check=unchecked,
         report=report,
     )

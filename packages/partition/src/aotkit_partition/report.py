@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 import torch.fx
 
 from .cost import is_view_like
-from .extract import Split
 from .joint import JointGraph
+from .plan import Plan
+from .timeline import storages_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,12 +130,12 @@ def source_line(node: torch.fx.Node) -> str:
 
 
 def make_report(
-    joint: JointGraph, split: Split, strategy: str, bans: list[str | None], cut_cost: float
+    joint: JointGraph, plan: Plan, strategy: str, bans: list[str | None], cut_cost: float
 ) -> PartitionReport:
-    """Describe a finished split. ``bans`` and ``cut_cost`` are empty and 0 for strategies that do not cut."""
+    """Describe a finished plan. ``bans`` and ``cut_cost`` are empty and 0 for strategies that do not cut."""
     return PartitionReport(
         strategy=strategy,
-        saved=_saved_values(joint, split),
+        saved=_saved_values(joint, plan),
         recomputed=tuple(
             RecomputedOp(
                 joint.nodes[index].name,
@@ -142,7 +144,7 @@ def make_report(
                 is_view_like(joint, index) or joint.facts[index].is_getitem or joint.facts[index].is_symbolic,
                 source_line(joint.nodes[index]),
             )
-            for index in split.recomputed
+            for index in plan.recomputed(joint)
         ),
         bans=tuple(
             Ban(joint.nodes[index].name, joint.facts[index].name, reason)
@@ -150,30 +152,26 @@ def make_report(
             if reason is not None and joint.nodes[index].op != "placeholder"
         ),
         cut_cost=cut_cost,
-        num_forward_ops=_num_ops(split.forward),
-        num_backward_ops=_num_ops(split.backward),
+        num_forward_ops=sum(joint.nodes[index].op not in ("placeholder", "get_attr") for index in plan.forward),
+        num_backward_ops=sum(joint.nodes[index].op != "get_attr" for index in plan.backward),
     )
 
 
-def _num_ops(module: torch.fx.GraphModule) -> int:
-    return sum(node.op not in ("placeholder", "output", "get_attr") for node in module.graph.nodes)
-
-
-def _saved_values(joint: JointGraph, split: Split) -> tuple[SavedValue, ...]:
-    storages: set[int] = set()
+def _saved_values(joint: JointGraph, plan: Plan) -> tuple[SavedValue, ...]:
+    storages: set[Any] = set()
     for index in joint.forward_inputs:
-        value = joint.value(index)
-        if isinstance(value, torch.Tensor) and index not in joint.mutated_inputs:
-            storages.add(value.untyped_storage()._cdata)
+        if index not in joint.mutated_inputs:
+            storages.update(storage for storage, _ in storages_of(joint.value(index)))
     rows = []
-    for index in (*split.tensors, *split.symints):
+    for index in (*plan.tensors, *plan.symints):
         node, value = joint.nodes[index], joint.value(index)
         is_input = node.op == "placeholder" and index not in joint.mutated_inputs
         counted = joint.bytes_of[index]
         if isinstance(value, torch.Tensor) and not is_input:
-            storage = value.untyped_storage()._cdata
-            counted = 0 if storage in storages and node.op != "placeholder" else counted
-            storages.add(storage)
+            # A view keeps all of its storage alive.
+            fresh = {storage: size for storage, size in storages_of(value) if storage not in storages}
+            counted = joint.bytes_of[index] if node.op == "placeholder" else sum(fresh.values())
+            storages.update(fresh)
         kind = "tensor" if isinstance(value, torch.Tensor) else "symint" if isinstance(value, torch.SymInt) else "other"
         rows.append(
             SavedValue(node.name, kind, counted, joint.facts[index].name or node.op, is_input, source_line(node))
