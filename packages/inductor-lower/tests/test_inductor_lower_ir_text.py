@@ -201,7 +201,7 @@ def test_a_broken_program_is_refused_with_what_was_expected(text: str, message: 
 
 def test_a_store_of_unknown_mode_cannot_be_printed() -> None:
     with pytest.raises(IRError, match="must be 'set' or 'add', not 'max'"):
-        print_instr(Store("y", (), "v", "max"))
+        print_instr(Store("y", (), "v", "xor"))
 
 
 @settings(max_examples=100, deadline=None)

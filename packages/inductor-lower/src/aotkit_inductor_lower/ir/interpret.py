@@ -201,8 +201,22 @@ class _NestRun:
         tensor, indices = self.index(i.buffer, i.indices, mask)
         value = self.values[i.value].expand(self.shape)
         chosen = torch.ones(self.shape, dtype=torch.bool) if mask is None else mask.expand(self.shape)
-        tensor.index_put_(tuple(index[chosen] for index in indices), value[chosen], accumulate=i.mode == "add")
+        places, values = tuple(index[chosen] for index in indices), value[chosen]
+        if i.mode in ("set", "add"):
+            tensor.index_put_(places, values, accumulate=i.accumulates)
+            return
+        if not tensor.dim():
+            places, tensor = (values.new_zeros(values.shape, dtype=torch.int64),), tensor.view(1)
+        for *place, element in zip(*places, values, strict=True):  # slow, and in order
+            at = tuple(int(p) for p in place)
+            tensor[at] = _COMBINE[i.mode](tensor[at], element)
 
+
+_COMBINE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "mul": torch.mul,
+    "min": torch.minimum,
+    "max": torch.maximum,
+}
 
 _RUN: dict[type, Callable[..., None]] = {
     Load: _NestRun.load,

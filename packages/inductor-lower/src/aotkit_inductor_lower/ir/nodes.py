@@ -28,7 +28,7 @@ Note [The loop IR in one page]
     * Iterations of ``outer`` are independent: a nest never reads an element that another outer iteration of
       the same nest writes. Within one outer iteration, stages run in order, and a later stage may load what an
       earlier stage of the same iteration stored. Inner iterations of one stage are independent too, except
-      through its ``reduce`` and ``store`` with ``mode="add"``.
+      through its ``reduce`` and stores that accumulate.
     * A stage may contain several reduces (sibling reductions) and stores.
     * Reductions without ranges do not exist; a reduce over an empty range gives the kind's identity.
     * Indirect addressing: an index expression may hold a VALUE symbol naming an i64 value of the body. Such a
@@ -49,6 +49,7 @@ from enum import Enum
 from ..symbolic import Expr
 
 __all__ = [
+    "STORE_MODES",
     "Alias",
     "Arg",
     "Buffer",
@@ -206,8 +207,9 @@ class Reduce:
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """``buffer[indices] = value``; ``mode="add"`` accumulates (indices may collide within the nest; a nest with
-    such a store runs its outer iterations in order). The value has the buffer's dtype."""
+    """``buffer[indices] = value``; the other modes (add, mul, min, max; NaN propagates) combine it with what is there.
+    Their indices may collide within the nest; a nest with such a store runs its outer iterations in order. The value
+    has the buffer's dtype, and so has each intermediate result."""
 
     buffer: str
     indices: tuple[Expr, ...]
@@ -215,6 +217,13 @@ class Store:
     mode: str = "set"
     mask: str | None = None
 
+    @property
+    def accumulates(self) -> bool:
+        """Whether the element's old value takes part."""
+        return self.mode != "set"
+
+
+STORE_MODES = {"set": "=", "add": "+=", "mul": "*=", "min": "min=", "max": "max="}  # and how they are written
 
 Instr = Load | Const | IndexValue | Compute | CheckIndex | Reduce | Store
 

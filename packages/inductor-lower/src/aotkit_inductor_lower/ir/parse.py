@@ -11,6 +11,7 @@ from ..symbolic import Expr
 from ..symbolic.text import ScanError, Scanner, scan_expr
 from .errors import IRSyntaxError
 from .nodes import (
+    STORE_MODES,
     Alias,
     Arg,
     Buffer,
@@ -404,7 +405,7 @@ class _Parser:
 
     def store(self) -> Store:
         buffer, indices = self.name(), self.exprs()
-        mode = "add" if self.scan.take("+=") else "set"
+        mode = next((mode for mode, sign in STORE_MODES.items() if mode != "set" and self.scan.take(sign)), "set")
         if mode == "set":
             self.scan.expect("=")
         value = self.value()

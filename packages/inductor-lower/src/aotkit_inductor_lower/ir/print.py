@@ -36,6 +36,7 @@ from collections.abc import Callable, Iterable
 from ..symbolic import Expr
 from .errors import IRError
 from .nodes import (
+    STORE_MODES,
     Alias,
     Arg,
     Buffer,
@@ -197,9 +198,9 @@ def _load(i: Load) -> str:
 
 def _store(i: Store) -> str:
     mask = "" if i.mask is None else f" mask {_value(i.mask)}"
-    sign = {"set": "=", "add": "+="}.get(i.mode)
+    sign = STORE_MODES.get(i.mode)
     if sign is None:
-        raise IRError(f"store to {i.buffer}: mode must be 'set' or 'add', not {i.mode!r}")
+        raise IRError(f"store to {i.buffer}: mode must be one of {', '.join(STORE_MODES)}, not {i.mode!r}")
     return f"store {name_text(i.buffer)}[{_exprs(i.indices)}] {sign} {_value(i.value)}{mask}"
 
 

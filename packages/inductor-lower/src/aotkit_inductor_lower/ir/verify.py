@@ -183,7 +183,7 @@ def _read_first(nest: LoopNest) -> list[str]:
             if isinstance(instr, Load):
                 first.setdefault(instr.buffer, True)
             elif isinstance(instr, Store):
-                first.setdefault(instr.buffer, instr.mode == "add")
+                first.setdefault(instr.buffer, instr.accumulates)
     return [name for name, needed in first.items() if needed]
 
 

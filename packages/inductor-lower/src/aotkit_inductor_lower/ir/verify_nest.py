@@ -10,6 +10,7 @@ from .dtypes import dtype_from_torch_name, int_bounds, is_float
 from .errors import IRError
 from .grid import evaluate_on_grid, index_grid
 from .nodes import (
+    STORE_MODES,
     Buffer,
     BufferKind,
     CheckIndex,
@@ -257,8 +258,8 @@ def _check_store(c: _NestChecker, i: Store, stage: Stage) -> None:
     c.use_mask(i.mask)
     if buffer.kind is BufferKind.CONSTANT:
         raise c.fail(f"{i.buffer} is a constant of the graph")
-    if i.mode not in ("set", "add"):
-        raise c.fail(f"the mode of a store is 'set' or 'add', not {i.mode!r}")
+    if i.mode not in STORE_MODES:
+        raise c.fail(f"the mode of a store is one of {', '.join(STORE_MODES)}, not {i.mode!r}")
     if c.use(i.value) is not dtype:
         raise c.fail(f"{i.buffer} holds {dtype.value}, %{i.value} is {c.use(i.value).value}")
     c.check_access(buffer, i.indices, i.mask is not None)

@@ -153,6 +153,11 @@ def _mse_loss_backward_terms(m: _Math, grad: Value, x: Value, y: Value) -> Value
     return m("mul", m("sub", x, y), grad)
 
 
+def _shrink_backward(m: _Math, grad: Value, x: Value, threshold: float) -> Value:
+    inside = m("logical_and", m("ge", x, -threshold), m("le", x, threshold))
+    return m.where(inside, 0.0, grad)
+
+
 # (ATen overload name, number of tensor operands, formula)
 _FORMULAS: tuple[tuple[str, int, Callable[..., Value]], ...] = (
     ("relu.default", 1, _relu),
@@ -175,6 +180,8 @@ _FORMULAS: tuple[tuple[str, int, Callable[..., Value]], ...] = (
     ("softplus_backward.default", 2, _softplus_backward),
     ("elu.default", 1, _elu),
     ("mish.default", 1, _mish),
+    ("softshrink_backward.default", 2, _shrink_backward),
+    ("hardshrink_backward.default", 2, _shrink_backward),
 )
 
 

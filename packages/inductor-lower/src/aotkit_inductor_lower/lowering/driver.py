@@ -11,7 +11,21 @@ from ..errors import UnsupportedGraphError
 from ..ir import BufferKind, BufferRef, Program, SymInput
 from ..options import LowerOptions
 from ..symbolic import Expr, SymbolKind
-from . import casts, concat, constants, indexing, norms, pointwise, random, reductions, softmax, views
+from . import (
+    casts,
+    concat,
+    constants,
+    indexing,
+    norms,
+    pointwise,
+    pooling,
+    random,
+    reductions,
+    resample,
+    scatter,
+    softmax,
+    views,
+)
 from .context import LoweringContext, NodeValue
 from .extern import lower_extern
 from .library import library_reason
@@ -29,6 +43,9 @@ RULES = join_rules(
     norms.TABLE,
     concat.TABLE,
     indexing.TABLE,
+    scatter.TABLE,
+    pooling.TABLE,
+    resample.TABLE,
     constants.TABLE,
     random.TABLE,
 )

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch.fx import Node
 
 from ..ir import DType
-from ..symbolic import Expr
+from ..symbolic import Expr, product, reshape_indices, to_expr
 from .context import LoweringContext
 from .nest_builder import NestBuilder, Value, broadcast_index
 from .promotion import ir_dtype
 from .registry import Decline, RuleTable, aten
 from .values import View
 
-__all__ = ["TABLE"]
+__all__ = ["TABLE", "IndexLayout", "index_layout", "no_negative"]
 
 TABLE = RuleTable("indexing")
 _INDEX_TYPES = (torch.int64, torch.int32, torch.int16, torch.int8)
@@ -28,13 +29,13 @@ def embedding(ctx: LoweringContext, node: Node, weight: View, indices: View, *_:
     def compute(nest: NestBuilder) -> Value:
         *place, column = nest.index
         wanted = nest.load(indices, place)
-        row = nest.check_index(_no_negative(nest, wanted, weight.sizes[0]), weight.sizes[0])
+        row = nest.check_index(no_negative(nest, wanted, weight.sizes[0]), weight.sizes[0])
         return nest.load(weight, (row, column))
 
     return ctx.pointwise(node, [], compute, ir_dtype(weight.dtype))
 
 
-def _no_negative(nest: NestBuilder, value: Value, size: Expr) -> Value:
+def no_negative(nest: NestBuilder, value: Value, size: Expr) -> Value:
     value = nest.cast(value, DType.I64)
     negative = nest.op("lt", value, nest.const(0, DType.I64))
     return nest.where(negative, nest.index_value(size), value)
@@ -50,7 +51,7 @@ def gather(ctx: LoweringContext, node: Node, x: View, dim: int, index: View, spa
         if not x.sizes:
             return nest.load(x, ())
         along = dim % len(x.sizes)
-        wanted = _no_negative(nest, nest.load(index, nest.index if index.sizes else ()), x.sizes[along])
+        wanted = no_negative(nest, nest.load(index, nest.index if index.sizes else ()), x.sizes[along])
         place = list(nest.index)
         place[along] = nest.check_index(wanted, x.sizes[along])
         return nest.load(x, place)
@@ -66,7 +67,7 @@ def index_select(ctx: LoweringContext, node: Node, x: View, dim: int, index: Vie
     dim %= len(x.sizes)
 
     def compute(nest: NestBuilder) -> Value:
-        wanted = _no_negative(nest, nest.load(index, (nest.index[dim],)), x.sizes[dim])
+        wanted = no_negative(nest, nest.load(index, (nest.index[dim],)), x.sizes[dim])
         place = list(nest.index)
         place[dim] = nest.check_index(wanted, x.sizes[dim])
         return nest.load(x, place)
@@ -74,26 +75,73 @@ def index_select(ctx: LoweringContext, node: Node, x: View, dim: int, index: Vie
     return ctx.pointwise(node, [], compute, ir_dtype(x.dtype))
 
 
-@TABLE.lowers(aten.index.Tensor, aten._unsafe_index.Tensor)
-def index_tensor(ctx: LoweringContext, node: Node, x: View, indices: Sequence[View | None]) -> View:
-    """``x[i, j, ...]`` with integer tensors, negatives from the end; their dimensions stand where the first of them
-    stood if they are neighbours, else first."""
-    given = [(dim, index) for dim, index in enumerate(indices) if index is not None]
+@dataclass(frozen=True, slots=True)
+class IndexLayout:
+    """What ``x[i, j, ...]`` with integer tensors looks like: ``sizes`` of the result, in which the ``chosen`` sizes of
+    the indices stand at ``first``."""
+
+    x: View
+    given: tuple[tuple[int, View], ...]
+    chosen: tuple[Expr, ...]
+    first: int
+    sizes: tuple[Expr, ...]
+
+    def place(self, nest: NestBuilder, index: Sequence[Expr], mask: Value | None = None) -> list[Expr]:
+        """The element of ``x`` for a place of the result. Negatives count from the end. Where ``mask`` is false the
+        index may be anything."""
+        end = self.first + len(self.chosen)
+        chosen = index[self.first : end]
+        rest = iter((*index[: self.first], *index[end:]))
+        dims = dict(self.given)
+        place = []
+        for dim, size in enumerate(self.x.sizes):
+            if dim not in dims:
+                place.append(next(rest))
+                continue
+            wanted = nest.load(dims[dim], broadcast_index(dims[dim].sizes, chosen))
+            if mask is not None:
+                wanted = nest.where(mask, nest.cast(wanted, DType.I64), nest.const(0, DType.I64))
+            place.append(nest.check_index(wanted, size))
+        return place
+
+
+def index_layout(x: View, indices: Sequence[View | None]) -> IndexLayout:
+    """The layout of an indexing by integer tensors: their dimensions stand where the first of them stood if they are
+    neighbours, else first. Raises :class:`Decline` for masks."""
+    given = tuple((dim, index) for dim, index in enumerate(indices) if index is not None)
     if any(index.dtype not in _INDEX_TYPES for _, index in given):
         raise Decline("indexing by masks makes sizes that depend on data")
     dims = [dim for dim, _ in given]
     adjacent = dims == list(range(dims[0], dims[0] + len(dims)))
-    shape = max((index.sizes for _, index in given), key=len)
+    rank = max(len(index.sizes) for _, index in given)
+    chosen = tuple(_broadcast_size([index for _, index in given], rank, k) for k in range(rank))
+    rest = [size for dim, size in enumerate(x.sizes) if dim not in dims]
     first = dims[0] if adjacent else 0
+    return IndexLayout(x, given, chosen, first, (*rest[:first], *chosen, *rest[first:]))
+
+
+def _broadcast_size(indices: Sequence[View], rank: int, position: int) -> Expr:
+    for index in indices:
+        at = position - (rank - len(index.sizes))
+        if at >= 0 and index.sizes[at] != 1:
+            return index.sizes[at]
+    return to_expr(1)
+
+
+@TABLE.lowers(aten.index.Tensor, aten._unsafe_index.Tensor)
+def index_tensor(ctx: LoweringContext, node: Node, x: View, indices: Sequence[View | None]) -> View:
+    """``x[i, j, ...]`` with integer tensors."""
+    layout = index_layout(x, indices)
+    return ctx.pointwise(node, [], lambda nest: nest.load(x, layout.place(nest, nest.index)), ir_dtype(x.dtype))
+
+
+@TABLE.lowers(aten.take.default)
+def take(ctx: LoweringContext, node: Node, x: View, index: View) -> View:
+    """Elements of the flattened tensor; negatives count from the end."""
+    total = product(x.sizes)
 
     def compute(nest: NestBuilder) -> Value:
-        chosen = nest.index[first : first + len(shape)]
-        rest = iter((*nest.index[:first], *nest.index[first + len(shape) :]))
-        place = [next(rest) if dim not in dims else None for dim in range(len(x.sizes))]
-        for dim, index in given:
-            at = index.sizes
-            wanted = nest.load(index, broadcast_index(at, chosen))
-            place[dim] = nest.check_index(wanted, x.sizes[dim])
-        return nest.load(x, [p for p in place if p is not None])
+        at = nest.check_index(nest.load(index, nest.index), total)
+        return nest.load(x, reshape_indices((at,), (total,), x.sizes))
 
     return ctx.pointwise(node, [], compute, ir_dtype(x.dtype))

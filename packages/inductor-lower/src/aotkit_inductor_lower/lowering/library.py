@@ -1,4 +1,4 @@
-"""Ops whose ATen kernels (matrix products, convolutions, attention, pooling) are kept whole; what counts as what."""
+"""Ops whose ATen kernels (matrix products, convolutions, attention) are kept whole; what counts as what."""
 
 from __future__ import annotations
 
@@ -23,11 +23,8 @@ _FAMILIES = {
         _scaled_dot_product_efficient_attention scaled_dot_product_attention
         _scaled_dot_product_fused_attention_overrideable
     """,
-    "pooling is left to ATen": """
-        max_pool2d_with_indices max_pool2d_with_indices_backward avg_pool2d avg_pool2d_backward
-        _adaptive_avg_pool2d _adaptive_avg_pool2d_backward adaptive_max_pool2d max_pool3d_with_indices
-        avg_pool3d avg_pool1d _adaptive_avg_pool3d adaptive_max_pool2d_backward
-        max_pool3d_with_indices_backward avg_pool3d_backward fractional_max_pool2d
+    "pooling by random windows is left to ATen": """
+        fractional_max_pool2d fractional_max_pool3d
     """,
 }
 _REASONS = {name: reason for reason, names in _FAMILIES.items() for name in names.split()}

@@ -454,3 +454,19 @@ def fma(ctx: LoweringContext, node: Node, a: View, b: View, c: View) -> View:
 
 if hasattr(prims, "fma"):
     TABLE.add(prims.fma.default, fma)
+
+
+@TABLE.lowers(aten.round.decimals)
+def round_decimals(ctx: LoweringContext, node: Node, x: View, *, decimals: int = 0) -> View:
+    """Rounded after scaling by a power of ten, in the type that eager computes in."""
+    if not x.dtype.is_floating_point:
+        raise Decline("rounding integers to decimals is left to ATen")
+
+    def compute(nest: NestBuilder, v: Value) -> Value:
+        if decimals == 0:
+            return apply(nest, "round", v)
+        scale, back = ("mul", "div") if decimals > 0 else ("div", "mul")
+        power = nest.const(10.0 ** abs(decimals), v.dtype)
+        return apply(nest, back, apply(nest, "round", apply(nest, scale, v, power)), power)
+
+    return ctx.pointwise(node, [x], compute)

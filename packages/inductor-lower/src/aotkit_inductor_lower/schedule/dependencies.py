@@ -27,7 +27,7 @@ def buffer_args(args: Iterable[Arg]) -> Iterator[str]:
 def step_reads(step: Step) -> tuple[str, ...]:
     """Buffers a step reads."""
     if isinstance(step, LoopNest):
-        added = [i.buffer for s in step.stages for i in s.body if isinstance(i, Store) and i.mode == "add"]
+        added = [i.buffer for s in step.stages for i in s.body if isinstance(i, Store) and i.accumulates]
         return tuple(dict.fromkeys((*step.reads, *added))) if added else step.reads
     if isinstance(step, Alias):
         return (step.base,)

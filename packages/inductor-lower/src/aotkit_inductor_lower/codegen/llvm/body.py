@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from ...ir import CheckIndex, Compute, Const, DType, IndexValue, Instr, Load, Reduce, Store
+from ...ir.dtypes import is_half
 from ...symbolic import Expr, Symbol, to_expr
 from .context import KernelContext, Value
 from .emitter import Ssa, imm, vector_type
@@ -214,7 +215,7 @@ def _turned(ctx: KernelContext, instr: Load | Store, offset: Expr, slope: Expr |
     if vector is None or vector.tile is None or slope is None or slope.constant in (0, 1, -1) or instr.mask is not None:
         return False
     along = offset.coefficient(vector.tile)
-    plain = not (isinstance(instr, Store) and instr.mode == "add")
+    plain = not (isinstance(instr, Store) and instr.accumulates)
     return plain and along is not None and along.constant == 1 and vector.tile not in slope.symbols
 
 
@@ -288,8 +289,18 @@ def _to_memory(ctx: KernelContext, value: Ssa, dtype: DType) -> Ssa:
     return ctx.ops.convert("zext", value, "i8") if dtype is DType.BOOL else value
 
 
-def _added(ctx: KernelContext, old: Ssa, value: Ssa, dtype: DType) -> Ssa:
-    return emit_op(ctx.ops, "logical_or" if dtype is DType.BOOL else "add", [old, value], [dtype, dtype], dtype)
+_COMBINE = {"add": "add", "mul": "mul", "min": "minimum", "max": "maximum"}
+_COMBINE_BOOL = {"add": "logical_or", "mul": "logical_and", "min": "logical_and", "max": "logical_or"}
+
+
+def _combined(ctx: KernelContext, mode: str, old: Ssa, value: Ssa, dtype: DType) -> Ssa:
+    if dtype is DType.BOOL:
+        return emit_op(ctx.ops, _COMBINE_BOOL[mode], [old, value], [dtype, dtype], dtype)
+    if not is_half(dtype):
+        return emit_op(ctx.ops, _COMBINE[mode], [old, value], [dtype, dtype], dtype)
+    wide = [emit_op(ctx.ops, "cast", [v], [dtype], DType.F32) for v in (old, value)]
+    result = emit_op(ctx.ops, _COMBINE[mode], wide, [DType.F32, DType.F32], DType.F32)
+    return emit_op(ctx.ops, "cast", [result], [DType.F32], dtype)
 
 
 def _scalar_store(ctx: KernelContext, instr: Store, pointer: Ssa, value: Ssa, mask: Ssa | None, dtype: DType) -> None:
@@ -297,9 +308,9 @@ def _scalar_store(ctx: KernelContext, instr: Store, pointer: Ssa, value: Ssa, ma
     if mask is not None:
         dummy = Ssa("%discard", "ptr")
         pointer = ctx.em.pure("ptr", f"select i1 {mask.text}, ptr {pointer.text}, ptr {dummy.text}", pointer, mask)
-    if instr.mode == "add":
+    if instr.accumulates:
         old = _to_register(ctx, ctx.em.here(element, f"load {element}, ptr {pointer.text}, align {align}"), dtype)
-        value = _added(ctx, old, value, dtype)
+        value = _combined(ctx, instr.mode, old, value, dtype)
     stored = _to_memory(ctx, value, dtype)
     ctx.em.effect(f"store {stored.typed}, ptr {pointer.text}, align {align}")
 
@@ -316,9 +327,9 @@ def _unit_store(ctx: KernelContext, instr: Store, offset: Expr, copy: int, step:
         backwards = range(lanes - 1, -1, -1)
         value = ctx.em.shuffle(value, value, register_type(dtype), backwards)
         mask = ctx.em.shuffle(mask, mask, "i1", backwards) if mask is not None else None
-    if instr.mode == "add":
+    if instr.accumulates:
         old = _masked_old(ctx, pointer, type_, mask, align)
-        value = _added(ctx, _to_register(ctx, old, dtype), value, dtype)
+        value = _combined(ctx, instr.mode, _to_register(ctx, old, dtype), value, dtype)
     stored = _to_memory(ctx, value, dtype)
     if mask is None:
         ctx.em.effect(f"store {stored.typed}, ptr {pointer.text}, align {align}")

@@ -110,7 +110,7 @@ def _flat_offsets(nest: LoopNest, buffers: Mapping[str, Buffer], memory: Mapping
         for instr in stage.body:
             if isinstance(instr, Load | Store):
                 root, offset = flat(instr.buffer, instr.indices)
-                ordered = ordered or (isinstance(instr, Store) and instr.mode == "add")
+                ordered = ordered or (isinstance(instr, Store) and instr.accumulates)
                 body.append(replace(instr, buffer=root, indices=(offset,)))
                 continue
             if isinstance(instr, Reduce) and instr.kind in ("argmin", "argmax"):
@@ -272,7 +272,7 @@ def _order_loops(nest: FlatNest) -> FlatNest:
     stages = []
     for stage in nest.stages:
         accesses = [i.indices[0] for i in stage.body if isinstance(i, Load | Store)]
-        ordered = any(isinstance(i, Store) and i.mode == "add" for i in stage.body)
+        ordered = any(isinstance(i, Store) and i.accumulates for i in stage.body)
         stages.append(stage if ordered else Stage(_by_stride(stage.ranges, accesses), stage.body))
     return replace(nest, outer=outer, stages=tuple(stages))
 

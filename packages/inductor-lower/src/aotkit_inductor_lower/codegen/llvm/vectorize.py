@@ -172,7 +172,7 @@ def _access_cost(instr: Load | Store, vector: Symbol | None, lanes: int) -> floa
     step = slope.constant if slope is not None else None
     if step == 0:
         return 1.0 * lanes if indirect or isinstance(instr, Store) else 0.3
-    if step in (1, -1) and not (isinstance(instr, Store) and instr.mode == "add" and indirect):
+    if step in (1, -1) and not (isinstance(instr, Store) and instr.accumulates and indirect):
         return 1.0
     wide = 1.5 if step is None or abs(step) >= 16 else 1.0
     return wide * (1.2 if isinstance(instr, Load) else 1.6) * lanes

@@ -1,0 +1,97 @@
+"""Pooling: windows with padding, dilation and ceil mode, ties, nan, gradients, both memory formats."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from aotkit_inductor_lower import decompositions
+
+aten = torch.ops.aten
+F = torch.nn.functional
+
+WINDOWS = [
+    {"kernel_size": 2},
+    {"kernel_size": 3, "stride": 2, "padding": 1},
+    {"kernel_size": (3, 2), "stride": (1, 2), "padding": (1, 0), "ceil_mode": True},
+    {"kernel_size": 3, "stride": 3, "ceil_mode": True},
+    {"kernel_size": 4, "stride": 1, "padding": 2},
+]
+
+
+def image(*shape, dtype=torch.float32, channels_last=False):
+    torch.manual_seed(0)
+    x = torch.randn(*shape).to(dtype)
+    return x.to(memory_format=torch.channels_last) if channels_last else x
+
+
+def with_gradient(pool):
+    def f(x, g):
+        x = x.detach().requires_grad_()
+        y = pool(x)
+        y = y[0] if isinstance(y, tuple) else y
+        return y, torch.autograd.grad(y, x, g[tuple(slice(0, n) for n in y.shape)])[0]
+
+    return f
+
+
+@pytest.mark.covers("F5g.15")
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("count_include_pad", [True, False])
+@pytest.mark.parametrize("window", WINDOWS, ids=str)
+def test_average_pooling_and_its_gradient_equal_eager(check, window, count_include_pad, channels_last):
+    x = image(2, 3, 7, 10, channels_last=channels_last)
+    pool = with_gradient(lambda x: F.avg_pool2d(x, **window, count_include_pad=count_include_pad))
+    assert not check(pool, x, image(2, 3, 12, 12), table=decompositions()).externs
+
+
+@pytest.mark.covers("F5g.15")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_average_pooling_in_other_ranks_and_types_equals_eager(check, dtype):
+    table = decompositions()
+    check(lambda x: F.avg_pool1d(x, 3, 2, 1), image(2, 3, 11, dtype=dtype), table=table)
+    if dtype is torch.bfloat16:
+        return
+    pool = with_gradient(lambda x: F.avg_pool3d(x, 2, 2, 1, divisor_override=5))
+    check(pool, image(2, 3, 5, 4, 6, dtype=dtype), image(2, 3, 6, 6, 6, dtype=dtype), table=table)
+
+
+@pytest.mark.covers("F5g.15")
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("window", [*WINDOWS, {"kernel_size": 3, "dilation": 2, "padding": 1}], ids=str)
+def test_max_pooling_its_indices_and_its_gradient_equal_eager(check, window, channels_last):
+    x = (image(2, 3, 7, 10, channels_last=channels_last) * 2).round()  # many ties
+    if window.get("padding", 0) in (1, 0, (1, 0)) or window["kernel_size"] == 4:
+        result = check(lambda x: F.max_pool2d(x, **window, return_indices=True), x)
+        assert not result.externs
+    pool = with_gradient(lambda x: F.max_pool2d(x, **window, return_indices=True))
+    assert not check(pool, x, image(2, 3, 12, 12)).externs
+
+
+def test_max_pooling_of_nan_and_of_nothing_but_minus_infinity_points_where_eager_points(check):
+    x = image(1, 2, 6, 6)
+    x[0, 0, 1, 1] = x[0, 0, 0, 1] = x[0, 1, 3, 3] = float("nan")
+    x[0, 1, :2, :2] = float("-inf")
+    check(lambda x: F.max_pool2d(x, 2, padding=1, return_indices=True), x)
+    check(lambda x: F.max_pool2d(x, 3, 2, padding=1, return_indices=True), x)
+
+
+@pytest.mark.covers("F5g.15")
+def test_three_dimensional_max_pooling_equals_eager(check):
+    x = image(2, 2, 5, 4, 6)
+    pool = with_gradient(lambda x: F.max_pool3d(x, 2, 2, 1, return_indices=True))
+    assert not check(pool, x, image(2, 2, 6, 6, 6)).externs
+
+
+@pytest.mark.covers("F5g.15")
+@pytest.mark.parametrize("size", [(1, 1), (2, 5), (7, 10), (3, 4), (9, 3)])
+def test_adaptive_pooling_and_its_gradient_equal_eager(check, size):
+    x, grad = image(2, 3, 7, 10), image(2, 3, 9, 10)
+    assert not check(with_gradient(lambda x: F.adaptive_avg_pool2d(x, size)), x, grad, table=decompositions()).externs
+    pool = with_gradient(lambda x: F.adaptive_max_pool2d(x, size, return_indices=True))
+    assert not check(pool, x, grad).externs
+
+
+def test_a_pool_takes_in_what_is_computed_before_it(check):
+    result = check(lambda x: F.avg_pool2d(x.relu(), 2) + 1, image(2, 3, 8, 8))
+    assert result.kernels <= 2 and not result.externs

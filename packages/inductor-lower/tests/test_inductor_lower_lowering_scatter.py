@@ -1,0 +1,232 @@
+"""Writing by computed indices: every mode, collisions, negatives, errors, and what is fused around it."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from aotkit_inductor_lower import compile_graph, decompositions, parse_program, print_program
+from aotkit_inductor_lower.lowering import lower_graph
+
+aten = torch.ops.aten
+HALVES = (torch.bfloat16, torch.float16)  # sums of these at computed places stay with ATen
+DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.int8]
+
+
+def numbers(*shape, dtype=torch.float32):
+    torch.manual_seed(0)
+    return (torch.randn(*shape) * 4).to(dtype)
+
+
+@pytest.mark.covers("F5g.13")
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.bool])
+def test_index_put_sets_and_adds_as_eager(check, dtype):
+    x, rows = numbers(5, 7, dtype=dtype), torch.tensor([3, -1, 0])
+    columns = torch.tensor([6, -7, 2])
+    result = check(
+        lambda x, r, c, v, w: (
+            aten.index_put(x, [r], v),
+            aten.index_put(x, [None, c], w),
+            aten.index_put(x, [r, c], v[:, 0]),
+            aten.index_put(x, [r[:, None], c], v[:, :3]),
+            aten.index_put(x, [r], v[0, 0]),
+        ),
+        *(x, rows, columns, numbers(3, 7, dtype=dtype), numbers(5, 3, dtype=dtype)),
+    )
+    assert not result.externs
+    if dtype is not torch.bool:
+        collide = torch.tensor([2, 2, 0, 2])
+        check(lambda x, i, v: aten.index_put(x, [i], v, True), x, collide, numbers(4, 7, dtype=dtype))
+
+
+def test_a_mask_with_one_value_is_a_selection(check):
+    x = numbers(5, 7)
+    result = check(lambda x, v: aten.index_put(x, [x > 0], v).exp(), x, torch.tensor(2.0))
+    assert result.kernels == 1
+    mask = torch.tensor([True, False, True, True, False])
+    check(lambda x, m, v: aten.index_put(x, [m], v), x, mask, torch.tensor([9.0]))
+
+
+@pytest.mark.covers("F5g.13")
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dim", [0, 1, -1])
+def test_scatters_of_every_kind_equal_eager(check, dtype, dim):
+    x, source = numbers(4, 6, dtype=dtype), numbers(3, 5, dtype=dtype)
+    torch.manual_seed(1)
+    index = torch.randint(0, 4, (3, 5))
+    unique = (
+        torch.stack([torch.randperm(4)[:3] for _ in range(5)], 1)
+        if dim == 0
+        else torch.stack([torch.randperm(6)[:5] for _ in range(3)])
+    )
+    result = check(
+        lambda x, i, u, s: (
+            aten.scatter.src(x, dim, u, s),
+            aten.scatter.value(x, dim, i, 3),
+            aten.scatter_add(x, dim, i, s),
+            aten.scatter.reduce(x, dim, i, s, reduce="multiply"),
+            aten.scatter.reduce(x, dim, i, s, reduce="add"),
+        ),
+        *(x, index, unique, source),
+    )
+    assert dtype in HALVES or not result.externs
+
+
+@pytest.mark.covers("F5g.13")
+@pytest.mark.parametrize("reduce", ["sum", "prod", "mean", "amax", "amin"])
+@pytest.mark.parametrize("include_self", [True, False])
+def test_scatter_reduce_and_index_reduce_equal_eager(check, reduce, include_self):
+    x, source, index = numbers(4, 6), numbers(3, 6), torch.tensor([[0, 1, 1, 3, 2, 0]] * 3)
+    source[0, 1] = float("nan")
+    x[3, 3] = float("nan")
+    result = check(
+        lambda x, i, s: aten.scatter_reduce.two(x, 0, i, s, reduce, include_self=include_self), x, index, source
+    )
+    assert not result.externs
+    check(
+        lambda x, i, s: aten.scatter_reduce.two(x, 0, i, s, reduce, include_self=include_self),
+        *(numbers(4, 6, dtype=torch.int64), index, numbers(3, 6, dtype=torch.int64)),
+    )
+    if reduce != "sum":
+        rows = torch.tensor([2, 0, 2])
+        check(
+            lambda x, i, s: aten.index_reduce(x, 0, i, s, reduce, include_self=include_self),
+            *(x, rows, source),
+        )
+
+
+@pytest.mark.covers("F5g.13")
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_slices_are_filled_copied_and_added_as_eager(check, dtype):
+    x, source = numbers(5, 7, dtype=dtype), numbers(5, 3, dtype=dtype)
+    index, unique = torch.tensor([6, 0, 6]), torch.tensor([6, 0, 3])
+    result = check(
+        lambda x, i, u, s: (
+            aten.index_fill.int_Scalar(x, 1, u - 7, 2),
+            aten.index_copy(x, -1, u, s),
+            aten.index_add(x, 1, i, s),
+            aten.index_add(x, 1, i, s, alpha=2),
+        ),
+        *(x, index, unique, source),
+        tolerance=3e-6,
+    )
+    assert dtype in HALVES or not result.externs
+
+
+@pytest.mark.covers("F5g.13")
+@pytest.mark.parametrize("padding", [-1, 2])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_an_embeddings_gradient_sums_equal_rows_and_leaves_the_padding_out(check, padding, dtype):
+    indices = torch.tensor([[2, 4, 4], [0, 2, 2]])
+    grad = numbers(2, 3, 9, dtype=dtype)
+    result = check(lambda g, i: aten.embedding_dense_backward(g, i, 6, padding, False), grad, indices)
+    assert not result.externs
+
+
+def test_take_and_put_use_the_flattened_tensor(check):
+    x, index = numbers(3, 4), torch.tensor([[0, -1], [5, 11]])
+    result = check(
+        lambda x, i, v: (
+            aten.take(x, i),
+            aten.put(x, i.clamp(min=0), v),
+            aten.put(x, i * 0, v, True),
+            aten.diagonal_scatter(x, v.view(-1)[:3], 1),
+            aten.diagonal_scatter(x, v.view(-1)[:2], -1),
+        ),
+        *(x, index, numbers(2, 2)),
+    )
+    assert not result.externs
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x, i: aten.index_put(x, [i], x[0]),
+        lambda x, i: aten.scatter.value(x, 0, i[:, None], 1.0),
+        lambda x, i: aten.scatter_add(x, 0, i[:, None], x),
+        lambda x, i: aten.index_add(x, 0, i, x[: len(i)]),
+        lambda x, i: aten.index_copy(x, 0, i, x[: len(i)]),
+        lambda x, i: aten.index_fill.int_Scalar(x, 0, i, 2.0),
+        lambda x, i: aten.take(x, i * 3),
+        lambda x, i: aten.embedding_dense_backward(x[: len(i)], i, 4, -1, False),
+    ],
+)
+def test_an_index_out_of_range_is_an_error_and_not_a_write(f):
+    x, good, bad = numbers(4, 3), torch.tensor([0, 1]), torch.tensor([0, 4])
+    compiled = compile_graph(make_fx(f, tracing_mode="fake")(x, good))
+    torch.testing.assert_close(compiled([x, good])[0], f(x, good))
+    with pytest.raises(IndexError):
+        compiled([x, bad])
+
+
+def test_updates_between_two_scatters_keep_their_order(check):
+    def f(x, i, v):
+        a = aten.index_put(x, [i], v)
+        b = aten.index_put(a * 2, [i], v, True)
+        return a, b, aten.scatter_add(b, 0, i[:, None].expand(3, 5), a[:3])
+
+    assert not check(f, numbers(6, 5), torch.tensor([1, 4, 1]), numbers(3, 5)).externs
+
+
+def _reduced(reduce, x, i):
+    return aten.scatter_reduce.two(x, 0, i, x[:3], reduce)
+
+
+def test_stores_of_every_mode_survive_printing_and_parsing():
+    x, i = numbers(4, 6), torch.zeros(3, 6, dtype=torch.int64)
+    for reduce, sign in (("sum", "+="), ("prod", "*="), ("amax", "max="), ("amin", "min=")):
+        graph = make_fx(functools.partial(_reduced, reduce), tracing_mode="fake")(x, i)
+        program = lower_graph(graph)
+        text = print_program(program)
+        assert f"] {sign} %" in text
+        assert parse_program(text) == program
+
+
+def test_gradients_of_reflected_and_repeated_borders_equal_eager(check):
+    for name, pads, shape in (
+        ("reflection_pad1d", [2, 3], (2, 5)),
+        ("reflection_pad2d", [2, 1, 0, 3], (2, 3, 5, 6)),
+        ("reflection_pad3d", [1, 1, 2, 0, 1, 2], (1, 2, 4, 3, 5)),
+        ("replication_pad1d", [3, 1], (2, 5)),
+        ("replication_pad2d", [4, 0, 1, 2], (2, 3, 5, 6)),
+        ("replication_pad2d", [-1, 2, 1, -2], (2, 3, 5, 6)),
+    ):
+        x = numbers(*shape)
+        grad = numbers(*getattr(aten, name)(x, pads).shape)
+        result = check(lambda g, x, n=name, p=pads: getattr(aten, f"{n}_backward")(g, x, p), grad, x)
+        assert not result.externs
+
+
+@pytest.mark.covers("F5g.14")
+@pytest.mark.parametrize("size", [(7, 9), (3, 2), (5, 6), (1, 1)])
+@pytest.mark.parametrize("corners", [False, True])
+@pytest.mark.parametrize("mode", ["nearest", "nearest-exact", "bilinear", "bicubic"])
+def test_upsampling_and_its_gradient_equal_eager(check, mode, corners, size):
+    if mode.startswith("nearest") and corners:
+        corners = None
+    x = numbers(2, 3, 5, 6)
+    keep = {} if mode.startswith("nearest") else {"align_corners": corners}
+
+    def f(x, g):
+        x = x.detach().requires_grad_()
+        y = torch.nn.functional.interpolate(x, size=size, mode=mode, **keep)
+        return y, torch.autograd.grad(y, x, g)[0]
+
+    result = check(f, x, numbers(2, 3, *size), table=decompositions(), tolerance=2e-5)
+    assert not result.externs
+
+
+@pytest.mark.covers("F5g.14")
+@pytest.mark.parametrize("mode", ["nearest", "linear", "trilinear"])
+def test_upsampling_by_a_factor_in_other_ranks_equals_eager(check, mode):
+    x = numbers(2, 3, 5) if mode == "linear" else numbers(1, 2, 3, 4, 2)
+
+    def f(x):
+        x = x.detach().requires_grad_()
+        y = torch.nn.functional.interpolate(x, scale_factor=1.7, mode=mode)
+        return y, torch.autograd.grad(y.square().sum(), x)[0]
+
+    assert not check(f, x, table=decompositions(), tolerance=1e-4).externs
