@@ -8,13 +8,16 @@ from aotkit_functionalize import FunctionalLayer, GraphMetadata, OverlappingMuta
 
 from .__about__ import __version__
 from .api import Capture, TraceOptions, capture, trace_inference, trace_joint
+from .functional_call import FunctionalCall, create_functional_call, named_tensors
 from .graph_function import GraphFunction
+from .mutations_in_graph import mutations_in_graph
 from .observer import Observer
 from .state import TRACING_LOCK
 
 __all__ = [
     "TRACING_LOCK",
     "Capture",
+    "FunctionalCall",
     "FunctionalLayer",
     "GraphFunction",
     "GraphMetadata",
@@ -24,6 +27,9 @@ __all__ = [
     "Unsupported",
     "__version__",
     "capture",
+    "create_functional_call",
+    "mutations_in_graph",
+    "named_tensors",
     "trace_inference",
     "trace_joint",
 ]

@@ -13,6 +13,7 @@ from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
     UnsupportedOperatorException,
+    is_fake,
     unset_fake_temporarily,
 )
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
@@ -24,9 +25,11 @@ from torch.nn.utils.stateless import _reparametrize_module as replaced_tensors
 __all__ = [
     "DATA_DEPENDENT_ERRORS",
     "current_tracer",
+    "current_tracer_or_none",
     "enable_python_dispatcher",
     "free_unbacked_symbols",
     "get_current_node_meta",
+    "is_fake",
     "lift_constant",
     "preserve_node_meta",
     "replaced_tensors",
@@ -58,6 +61,12 @@ def current_tracer() -> Any:
     mode = get_proxy_mode()
     assert mode is not None, "no recording is in progress"
     return mode.tracer
+
+
+def current_tracer_or_none() -> Any:
+    """The tracer of the recording in progress, or ``None``."""
+    mode = get_proxy_mode()
+    return None if mode is None else mode.tracer
 
 
 def untraced() -> AbstractContextManager[Any]:

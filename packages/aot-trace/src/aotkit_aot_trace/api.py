@@ -90,7 +90,7 @@ def capture(
     traced = GraphFunction(fn) if isinstance(fn, torch.fx.GraphModule) else fn
     layer = options.layer
     if layer is None:
-        layer = traced.preferred_layer() if isinstance(traced, GraphFunction) else FunctionalLayer.MODE
+        layer = traced.preferred_layer() if hasattr(traced, "preferred_layer") else FunctionalLayer.MODE
     with TRACING_LOCK, preserved_state():
         mode, plain = fake_arguments(flat_args, fake_mode=fake_mode, dynamic=options.dynamic)
         request = Request(
@@ -103,7 +103,7 @@ def capture(
             training=options.training,
             # Symbolic sizes need it; of a Python function it is not known what it calls (see GraphFunction).
             python_dispatcher=_has_symbols(plain)
-            or (layer is FunctionalLayer.DISPATCHER and not isinstance(traced, GraphFunction)),
+            or (layer is FunctionalLayer.DISPATCHER and not hasattr(traced, "preferred_layer")),
         )
         with stage(observer, "trace"):
             recording = record(request)

@@ -32,15 +32,20 @@ class GraphFunction:
     Args:
         graph: for example the graph module that ``torch.compile``'s frontend hands to a backend.
         arguments: makes the graph's arguments from the captured function's, for example to put duplicates back.
+        lifted: the graph's parameters are replaced by arguments of the captured function while it runs.
     """
 
     def __init__(
-        self, graph: torch.fx.GraphModule, arguments: Callable[[Sequence[Any]], Sequence[Any]] | None = None
+        self,
+        graph: torch.fx.GraphModule,
+        arguments: Callable[[Sequence[Any]], Sequence[Any]] | None = None,
+        *,
+        lifted: bool = False,
     ) -> None:
         self.graph = graph
         self.arguments = arguments
         for name, parameter in graph.named_parameters():
-            if parameter.requires_grad:
+            if parameter.requires_grad and not lifted:
                 raise Unsupported(
                     f"parameter {name} of the graph requires grad but is not one of its inputs",
                     "the gradient with respect to it would be lost",

@@ -13,9 +13,10 @@ from torch._dynamo.backends.registry import list_backends as _list_backends
 
 from .__about__ import __version__
 from ._observe import GraphRecord, Recorder, StageTiming
-from .api import aot_function
+from .api import aot_function, aot_module, aot_module_simplified
 from .backend import aotkit as _backend
 from .backend import make_backend
+from .boxed import get_aot_graph_name, get_graph_being_compiled, make_boxed_compiler, make_boxed_func, nop
 from .errors import CompileError, EagerFallback, UnknownOption
 from .explain import Explanation, explain
 from .options import MODES, Options
@@ -32,8 +33,15 @@ __all__ = [
     "UnknownOption",
     "__version__",
     "aot_function",
+    "aot_module",
+    "aot_module_simplified",
     "explain",
+    "get_aot_graph_name",
+    "get_graph_being_compiled",
     "make_backend",
+    "make_boxed_compiler",
+    "make_boxed_func",
+    "nop",
 ]
 
 # Where the package is installed, the entry point registers the name; with the sources on the path there is none.

@@ -1,142 +1,203 @@
-"""Compile a plain function with compilers and a partitioner of one's choice, without the Dynamo frontend."""
+"""Compile a function or a module with compilers and a partitioner of one's choice, without the Dynamo frontend."""
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
 from typing import Any
 
 import torch
 import torch.utils._pytree as pytree
-from torch._subclasses import FakeTensorMode
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch import nn
 
-from aotkit_functionalize import GraphMetadata
+from aotkit_aot_trace import FunctionalCall, named_tensors
 from aotkit_partition import default_partition
 
+from ._custom_stages import Compiler, Partitioner, custom_stages
 from ._environment import read_environment
 from ._observe import Recorder
-from .errors import CompileError
-from .pipeline import Boxed, CompileContext, Split, Stages, compile_flat
+from ._publish import publish_parameters
+from ._sources import check_sources
+from ._variants import Variants, compile_variable, next_name
+from .pipeline import CompileContext, Stages
 
-__all__ = ["aot_function"]
-
-Compiler = Callable[[torch.fx.GraphModule, Sequence[Any]], Callable[..., Any]]
+__all__ = ["aot_function", "aot_module", "aot_module_simplified"]
 
 
 def aot_function(
     fn: Callable[..., Any],
     fw_compiler: Compiler,
     bw_compiler: Compiler | None = None,
-    partition_fn: Callable[..., tuple[torch.fx.GraphModule, torch.fx.GraphModule]] = default_partition,
+    partition_fn: Partitioner = default_partition,
     decompositions: Mapping[Any, Callable[..., Any]] | None = None,
     num_params_buffers: int = 0,
     keep_inference_input_mutations: bool = False,
     inference_compiler: Compiler | None = None,
     *,
-    dynamic: bool | None = None,
+    dynamic: bool | None = False,
     enable_log: bool = True,
 ) -> Callable[..., Any]:
     """Compile ``fn`` (any pytree of tensors in and out) on its first call; torch's ``aot_function`` signature.
 
-    ``fw_compiler(graph, example_inputs)`` and ``bw_compiler`` get functional ATen graphs and return a callable,
-    boxed (``_boxed_call = True``: one list that it empties) or not. ``partition_fn(joint, joint_inputs,
+    ``fw_compiler(graph, example_inputs)`` and ``bw_compiler`` (default: the same) get functional ATen graphs and return
+    a callable, boxed (``_boxed_call = True``: one list that it empties) or not. ``partition_fn(joint, joint_inputs,
     num_fwd_outputs=n)`` is ours or torch's own. ``inference_compiler`` (default: ``fw_compiler``) gets graphs that
-    need no backward. ``decompositions`` are applied while tracing; none by default. ``dynamic=True`` makes sizes
-    symbolic. The compiled result is kept for later calls, which must have inputs of the same structure, dtypes
-    and (unless dynamic) sizes; others raise :class:`CompileError`. ``num_params_buffers`` (how many leading inputs
-    keep their addresses), ``keep_inference_input_mutations`` and ``enable_log`` are accepted for compatibility:
-    mutations are always applied by the epilogue.
+    need no backward. ``decompositions`` are applied while tracing; none by default. ``num_params_buffers``: so many
+    leading flat arguments are in the same memory, and of the same size, at every call.
+    ``keep_inference_input_mutations``: a graph without a backward writes to its inputs itself (``copy_`` at its end),
+    where autograd has no interest in them. ``dynamic=True`` makes sizes and integers symbolic. ``enable_log``:
+    graphs are logged and dumped as ``AOTKIT_LOG``, ``AOTKIT_DUMP`` and ``TORCH_LOGS`` say.
+
+    The compiled result is kept for later calls. Calls that it was not made for (another structure, dtype, size,
+    grad mode, autocast) compile a further one, where torch's function would go on with the first.
 
     Idea: AOTAutograd (the PyTorch 2 paper, ASPLOS 2024).
     """
-    state: dict[str, Any] = {}
-    lock = threading.Lock()
-    stages = _stages(
-        fw_compiler, bw_compiler or fw_compiler, inference_compiler or fw_compiler, partition_fn, decompositions
+
+    def flatten_for(spec: pytree.TreeSpec) -> tuple[Callable[..., Any], Callable[[], Any]]:
+        out_spec: list[pytree.TreeSpec] = []
+
+        def flat_fn(*values: Any) -> list[Any]:
+            args, kwargs = pytree.tree_unflatten(list(values), spec)
+            outputs, structure = pytree.tree_flatten(fn(*args, **kwargs))
+            out_spec[:] = [structure]
+            return outputs
+
+        return flat_fn, lambda: out_spec[0]
+
+    variants = Variants.of(
+        flatten_for,
+        lambda: _context(num_params_buffers, keep_inference_input_mutations, enable_log),
+        custom_stages(fw_compiler, bw_compiler, inference_compiler, partition_fn, decompositions),
+        dynamic=bool(dynamic),
+        num_static=num_params_buffers,
     )
 
+    @wraps(fn, updated=())
     def compiled(*args: Any, **kwargs: Any) -> Any:
-        flat, spec = pytree.tree_flatten((args, kwargs))
-        with lock:
-            if not state:
-                state.update(_first_call(fn, flat, spec, stages, bool(dynamic)))
-        if spec != state["in_spec"] or _signature(flat, bool(dynamic)) != state["signature"]:
-            raise CompileError(
-                "this function was compiled for inputs of another structure, dtype or size; "
-                "call aot_function again for these, or pass dynamic=True if only sizes differ"
-            )
-        return pytree.tree_unflatten(state["run"](*flat), state["out_spec"][0])
+        outputs, out_spec = variants.call(*pytree.tree_flatten((args, kwargs)))
+        return pytree.tree_unflatten(outputs, out_spec)
 
     return compiled
 
 
-def _first_call(
-    fn: Callable[..., Any], flat: list[Any], spec: pytree.TreeSpec, stages: Stages, dynamic: bool
-) -> dict[str, Any]:
-    out_spec: list[pytree.TreeSpec] = []
+def aot_module(
+    mod: nn.Module,
+    fw_compiler: Compiler,
+    bw_compiler: Compiler | None = None,
+    partition_fn: Partitioner = default_partition,
+    decompositions: Mapping[Any, Callable[..., Any]] | None = None,
+    keep_inference_input_mutations: bool = False,
+    inference_compiler: Compiler | None = None,
+    *,
+    dynamic: bool | None = False,
+    enable_log: bool = True,
+) -> nn.Module:
+    """A module that behaves as ``mod`` and runs compiled; arguments as of :func:`aot_function`.
 
-    def flat_fn(*values: Any) -> list[Any]:
-        args, kwargs = pytree.tree_unflatten(list(values), spec)
-        outputs, structure = pytree.tree_flatten(fn(*args, **kwargs))
-        out_spec[:] = [structure]
-        return outputs
+    Parameters and buffers are read from ``mod`` at every call, so replaced ones are seen, and so is ``train()`` or
+    ``eval()``: each compiles its own graphs once. ``orig_module`` of the result is ``mod``.
+    Raises ``AssertionError`` if a parameter or a buffer is a fake tensor.
+    """
+    named_tensors(mod)
+    stages = custom_stages(fw_compiler, bw_compiler, inference_compiler, partition_fn, decompositions)
+    return _AOTModule(mod, stages, keep_inference_input_mutations, bool(dynamic), enable_log)
 
-    mode = FakeTensorMode(shape_env=ShapeEnv() if dynamic else None)
-    fakes = [mode.from_tensor(v, static_shapes=not dynamic) if isinstance(v, torch.Tensor) else v for v in flat]
-    run = compile_flat(
-        flat_fn, fakes, flat, CompileContext(read_environment().options(), Recorder(), "aot_function"), stages
+
+class _AOTModule(nn.Module):
+    def __init__(self, mod: nn.Module, stages: Stages, keep_mutations: bool, dynamic: bool, log: bool) -> None:
+        super().__init__()
+        self.orig_module = mod
+        self._stages = stages
+        self._settings = (keep_mutations, dynamic, log)
+        self._variants: dict[int, Variants] = {}
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        named = named_tensors(self.orig_module)
+        flat, spec = pytree.tree_flatten((args, kwargs))
+        training = tuple(m.training for m in self.orig_module.modules())
+        variants = self._variants.get(len(named)) or self._variants.setdefault(len(named), self._new(len(named)))
+        outputs, out_spec = variants.call([*named.values(), *flat], (spec, tuple(named), training))
+        return pytree.tree_unflatten(outputs, out_spec)
+
+    def _new(self, num_static: int) -> Variants:
+        keep_mutations, dynamic, log = self._settings
+
+        def flatten_for(structure: Any) -> tuple[Callable[..., Any], Callable[[], Any]]:
+            spec, names, _ = structure
+
+            def unflatten(values: list[Any]) -> Any:
+                return pytree.tree_unflatten(values, spec)
+
+            call = FunctionalCall(self.orig_module, names, unflatten=unflatten, strict_out_tuple=False)
+            return call, lambda: call.out_spec
+
+        return Variants.of(
+            flatten_for,
+            lambda: _context(num_static, keep_mutations, log),
+            self._stages,
+            dynamic=dynamic,
+            num_static=num_static,
+        )
+
+
+def aot_module_simplified(
+    mod: nn.Module,
+    args: Sequence[Any],
+    fw_compiler: Compiler,
+    bw_compiler: Compiler | None = None,
+    partition_fn: Partitioner = default_partition,
+    decompositions: Mapping[Any, Callable[..., Any]] | None = None,
+    keep_inference_input_mutations: bool = False,
+    inference_compiler: Compiler | None = None,
+) -> Callable[..., Any]:
+    """Compile a module of flat arguments for ``args``, now; what a frontend wants that has its own guards.
+
+    No structures are looked for: ``args`` are flat, and ``mod`` returns a tuple or list. Parameters and buffers are
+    read once and put before the arguments of every call. Sizes are symbolic if the arguments are fake tensors of a
+    mode with symbols. Within a ``TracingContext`` what was found is published there. Other arguments as of
+    :func:`aot_function`.
+
+    Returns ``forward(*args)`` with ``zero_grad``, ``named_parameters`` and ``named_buffers`` of ``mod``; for the
+    frontend's wrapper of a graph with nested arguments ``forward(list)``, which empties the list.
+
+    Raises ``RuntimeError`` if the module returns something else, ``AssertionError`` if the frontend's sources of the
+    arguments do not match them.
+    """
+    named = named_tensors(mod)
+    params_flat = list(named.values())
+    full_args = [*params_flat, *args]
+    check_sources(mod, list(named), len(full_args))
+    publish_parameters(params_flat)
+    ctx = _context(len(params_flat), keep_inference_input_mutations, log=True)
+    stages = custom_stages(fw_compiler, bw_compiler, inference_compiler, partition_fn, decompositions)
+    call = FunctionalCall(mod, list(named))
+    boxed, _ = compile_variable(call, full_args, ctx, stages, dynamic=False, num_static=len(params_flat))
+
+    def forward(*runtime_args: Any) -> Any:
+        return boxed([*params_flat, *runtime_args])
+
+    def boxed_forward(runtime_args: list[Any]) -> Any:
+        flat = [*params_flat, *runtime_args]
+        runtime_args.clear()
+        return boxed(flat)
+
+    boxed_forward._boxed_call = True  # type: ignore[attr-defined]
+    chosen: Any = boxed_forward if isinstance(mod, torch._dynamo.utils.GmWrapper) else forward
+    chosen.zero_grad = mod.zero_grad
+    chosen.named_parameters = mod.named_parameters
+    chosen.named_buffers = mod.named_buffers
+    return chosen  # type: ignore[no-any-return]
+
+
+def _context(num_static: int, keep_mutations: bool, log: bool) -> CompileContext:
+    environment = read_environment()
+    recorder = Recorder(log=environment.log, dump_dir=environment.dump_dir) if log else Recorder()
+    return CompileContext(
+        environment.options(),
+        recorder,
+        next_name(),
+        num_static=num_static,
+        keep_input_mutations=keep_mutations,
+        publish=log,
     )
-    return {"run": run, "in_spec": spec, "out_spec": out_spec, "signature": _signature(flat, dynamic)}
-
-
-def _stages(
-    forward: Compiler, backward: Compiler, inference: Compiler, partition_fn: Callable[..., Any], table: Any
-) -> Stages:
-    def split(joint: torch.fx.GraphModule, metadata: GraphMetadata, ctx: CompileContext) -> Split:
-        inputs = [node.meta.get("val") for node in joint.graph.nodes if node.op == "placeholder"]
-        count = len(metadata.tangents)
-        primals, tangents = (inputs[:-count], inputs[-count:]) if count else (inputs, [])
-        parts = partition_fn(joint, (primals, tangents), num_fwd_outputs=metadata.num_forward_outputs)
-        saved = _outputs(parts[0])[metadata.num_forward_outputs :]
-        symints = sum(not isinstance(node.meta.get("val"), torch.Tensor) for node in saved)
-        return Split(parts[0], parts[1], len(saved) - symints, symints)
-
-    def adapt(compiler: Compiler) -> Callable[[torch.fx.GraphModule, str, CompileContext], Boxed]:
-        def compile_one(graph: torch.fx.GraphModule, name: str, ctx: CompileContext) -> Boxed:
-            inputs = [node.meta.get("val") for node in graph.graph.nodes if node.op == "placeholder"]
-            return _boxed(compiler(graph, inputs))
-
-        return compile_one
-
-    return Stages(dict(table or {}), split, adapt(inference), adapt(forward), adapt(backward))
-
-
-def _outputs(graph: torch.fx.GraphModule) -> list[torch.fx.Node]:
-    (output,) = graph.graph.find_nodes(op="output")
-    return list(output.args[0])
-
-
-def _boxed(compiled: Callable[..., Any]) -> Boxed:
-    if getattr(compiled, "_boxed_call", False):
-        return compiled
-
-    def run(args: list[Any]) -> Any:
-        values = list(args)
-        args.clear()
-        return compiled(*values)
-
-    run._boxed_call = True  # type: ignore[attr-defined]
-    return run
-
-
-def _signature(flat: Sequence[Any], dynamic: bool) -> tuple[Any, ...]:
-    """What a compiled function is specialised to, so that a call with other inputs cannot be silently wrong."""
-    parts: list[Any] = [torch.is_grad_enabled()]
-    for value in flat:
-        if isinstance(value, torch.Tensor):
-            layout = (value.dim(),) if dynamic else (tuple(value.shape), value.stride())
-            parts.append((value.dtype, value.device, value.requires_grad, *layout))
-        else:
-            parts.append(value)
-    return tuple(parts)

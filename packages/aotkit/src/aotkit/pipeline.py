@@ -7,12 +7,12 @@ data. With ``verify`` each product is serialized, reloaded and the reloaded one 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from aotkit_aot_trace import Capture, GraphFunction, TraceOptions, capture
+from aotkit_aot_trace import Capture, GraphFunction, TraceOptions, capture, mutations_in_graph
 from aotkit_functionalize import GraphMetadata, OverlappingMutation
 from aotkit_inductor_lower import LowerOptions, compile_graph, decompositions
 from aotkit_partition import Partition, PartitionOptions, dump_graph, graph_constants, load_graph, partition
@@ -29,21 +29,47 @@ from aotkit_runtime_wrappers import (
 )
 
 from ._observe import GraphRecord, Recorder
+from ._publish import publish_metadata
+from ._torch_logs import publish_graph
 from .options import Options
 
-__all__ = ["Boxed", "CompileContext", "Split", "Stages", "compile_flat", "own_stages"]
+__all__ = ["Boxed", "Captured", "CompileContext", "Split", "Stages", "capture_flat", "compile_captured", "compile_flat"]
+__all__ += ["own_stages"]
 
 Boxed = Callable[[list[Any]], Sequence[Any]]
 
 
 @dataclass(frozen=True, slots=True)
 class CompileContext:
-    """What every stage of one compile shares: options, the recorder, a name for dumps, where objects are kept."""
+    """What every stage of one compile shares: options, the recorder, a name for dumps, where objects are kept.
+
+    ``num_static``: so many leading arguments (parameters and buffers) are in the same memory at every call.
+    ``keep_input_mutations``: the graph of an inference writes to its inputs itself, where that can be.
+    ``publish``: graphs go to torch's own log artifacts (``TORCH_LOGS``, structured traces) too.
+    """
 
     options: Options
     recorder: Recorder
     name: str = "graph"
     object_store: Any = None
+    num_static: int = 0
+    keep_input_mutations: bool = False
+    publish: bool = True
+
+    def dump_graph(self, name: str, graph: torch.fx.GraphModule) -> None:
+        """Show ``graph`` to whoever watches."""
+        self.recorder.dump(name, "graphs", lambda: _readable(graph))
+        if self.publish:
+            publish_graph(name, graph)
+
+
+@dataclass(frozen=True, slots=True)
+class Captured:
+    """The product of the first half of a compile: a functional graph, its contract, how arguments become its inputs."""
+
+    graph: torch.fx.GraphModule
+    metadata: GraphMetadata
+    inputs: InputPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,22 +109,51 @@ def compile_flat(
     ``fakes`` are fake versions of ``examples``. Raises the packages' typed refusals; see ``backend`` for what
     becomes of them.
     """
+    return compile_captured(capture_flat(fn, fakes, examples, ctx, stages), ctx, stages)
+
+
+def capture_flat(
+    fn: Callable[..., Any], fakes: Sequence[Any], examples: Sequence[Any], ctx: CompileContext, stages: Stages
+) -> Captured:
+    """The first half of :func:`compile_flat`. The graph may be changed before :func:`compile_captured` gets it."""
     captured, inputs = _capture(fn, fakes, examples, ctx, stages)
-    ctx.recorder.dump(f"{ctx.name}-captured", "graphs", lambda: _readable(captured.graph))
-    ctx.recorder.dump(f"{ctx.name}-metadata", "graphs", lambda: str(captured.metadata))
+    metadata = _with_static_inputs(captured.metadata, inputs, ctx.num_static)
+    graph = captured.graph
+    if ctx.keep_input_mutations and not metadata.is_training:
+        graph, metadata = mutations_in_graph(graph, metadata)
+    ctx.recorder.dump(f"{ctx.name}-captured", "graphs", lambda: _readable(graph))
+    if ctx.publish and metadata.is_training:
+        publish_graph(f"{ctx.name}-joint", graph)
+    ctx.recorder.dump(f"{ctx.name}-metadata", "graphs", lambda: str(metadata))
+    publish_metadata(metadata)
+    return Captured(graph, metadata, inputs)
+
+
+def compile_captured(captured: Captured, ctx: CompileContext, stages: Stages) -> Callable[..., Any]:
+    """The second half of :func:`compile_flat`."""
     metadata = _reload_metadata(captured.metadata, ctx)
     if metadata.is_training:
-        return _compile_training(captured, metadata, inputs, ctx, stages)
+        return _compile_training(captured, metadata, ctx, stages)
     graph = _reload_graph(captured.graph, ctx)
     forward = stages.inference(graph, f"{ctx.name}-inference", ctx)
     with ctx.recorder.stage("bind"):
-        plan = _reload_plan(build_plan(metadata, input_plan=inputs), ctx)
+        plan = _reload_plan(build_plan(metadata, input_plan=captured.inputs), ctx)
         return unboxed(bind(plan, forward, observer=ctx.recorder))
 
 
+def _with_static_inputs(metadata: GraphMetadata, inputs: InputPlan, num_static: int) -> GraphMetadata:
+    if not num_static:
+        return metadata
+    first = len(inputs.bases)
+    static = {first + position for position, index in enumerate(inputs.others) if index < num_static}
+    infos = tuple(replace(i, is_static=True) if i.index in static else i for i in metadata.inputs)
+    return replace(metadata, inputs=infos)
+
+
 def _compile_training(
-    captured: Capture, metadata: GraphMetadata, inputs: InputPlan, ctx: CompileContext, stages: Stages
+    captured: Captured, metadata: GraphMetadata, ctx: CompileContext, stages: Stages
 ) -> Callable[..., Any]:
+    inputs = captured.inputs
     with ctx.recorder.stage("partition"):
         parts = stages.split(captured.graph, metadata, ctx)
     forward = stages.forward(parts.forward, f"{ctx.name}-forward", ctx)
@@ -126,7 +181,7 @@ def _capture(
         if not inputs.overlaps and len(inputs.kept) == len(fakes):
             return capture(fn, fakes, decompositions=table, observer=ctx.recorder), inputs
         run = GraphFunction(fn) if isinstance(fn, torch.fx.GraphModule) else fn
-        how = TraceOptions(layer=run.preferred_layer() if isinstance(run, GraphFunction) else None)
+        how = TraceOptions(layer=run.preferred_layer() if hasattr(run, "preferred_layer") else None)
         settings: dict[str, Any] = {"decompositions": table, "options": how, "observer": ctx.recorder}
         prepared = PreparedFunction(run, inputs)
         try:
@@ -154,7 +209,7 @@ def _partition(joint: torch.fx.GraphModule, metadata: GraphMetadata, ctx: Compil
 
 def _compile_boxed(graph: torch.fx.GraphModule, name: str, ctx: CompileContext) -> Boxed:
     """One functional graph to one boxed callable: generated kernels, or ATen as it stands."""
-    ctx.recorder.dump(name, "graphs", lambda: _readable(graph))
+    ctx.dump_graph(name, graph)
     if ctx.options.lowering == "none":
         return _without_history(graph, _run_with_aten(graph))
     chosen = ctx.options

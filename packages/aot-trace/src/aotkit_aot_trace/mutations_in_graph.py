@@ -1,0 +1,67 @@
+"""An inference graph that writes to its inputs itself, instead of returning their new values."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from aotkit_functionalize import GraphMetadata
+from aotkit_functionalize import metadata as records
+
+__all__ = ["mutations_in_graph"]
+
+
+def mutations_in_graph(
+    graph: torch.fx.GraphModule, metadata: GraphMetadata
+) -> tuple[torch.fx.GraphModule, GraphMetadata]:
+    """``copy_`` at the end of the graph for every input that autograd has no interest in; the records follow.
+
+    A compiler that sees the ``copy_`` can write to the input where the value is computed. Inputs that require grad,
+    change their sizes, or are written to behind autograd's back stay outputs, which the epilogue copies back.
+
+    Args:
+        graph: inference graph; it is changed in place.
+        metadata: its contract.
+
+    Returns:
+        The graph and the contract of the changed graph: ``updated_output`` is ``None`` for what it writes itself.
+    """
+    moved = {i.updated_output: i.index for i in metadata.inputs if i.updated_output is not None and _may_be_written(i)}
+    if not moved:
+        return graph, metadata
+    placeholders = graph.graph.find_nodes(op="placeholder")
+    (output,) = graph.graph.find_nodes(op="output")
+    values = list(output.args[0])
+    with graph.graph.inserting_before(output):
+        for position, index in moved.items():
+            written = graph.graph.call_function(torch.ops.aten.copy_.default, (placeholders[index], values[position]))
+            written.meta["val"] = placeholders[index].meta["val"]
+    kept = [p for p in range(len(values)) if p not in moved]
+    output.args = (type(output.args[0])(values[p] for p in kept),)
+    graph.recompile()
+    return graph, _renumbered(metadata, {old: new for new, old in enumerate(kept)}, frozenset(moved.values()))
+
+
+def _may_be_written(info: records.InputInfo) -> bool:
+    return (
+        info.mutation is records.MutationKind.DATA
+        and not info.mutation_hidden_from_autograd
+        and info.meta is not None
+        and not info.meta.requires_grad
+    )
+
+
+def _renumbered(metadata: GraphMetadata, position: dict[int, int], written: frozenset[int]) -> GraphMetadata:
+    def moved(old: int | None) -> int | None:
+        return None if old is None else position.get(old)
+
+    requires_grad = metadata.forward_requires_grad
+    return replace(
+        metadata,
+        inputs=tuple(replace(i, updated_output=moved(i.updated_output)) for i in metadata.inputs),
+        outputs=tuple(replace(o, graph_output=moved(o.graph_output)) for o in metadata.outputs),
+        num_forward_outputs=len(position),
+        num_mutated=metadata.num_mutated - len(written),
+        forward_requires_grad=tuple(requires_grad[old] for old in position) if requires_grad else (),
+    )

@@ -1,0 +1,69 @@
+"""Compilers and partitioners with torch's signatures as stages of the pipeline."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch._guards import TracingContext
+
+from aotkit_functionalize import GraphMetadata
+
+from .boxed import compiling_graph, make_boxed_func
+from .pipeline import Boxed, CompileContext, Split, Stages
+
+__all__ = ["Compiler", "Partitioner", "custom_stages"]
+
+Compiler = Callable[[torch.fx.GraphModule, Sequence[Any]], Callable[..., Any]]
+Partitioner = Callable[..., tuple[torch.fx.GraphModule, torch.fx.GraphModule]]
+
+
+def custom_stages(
+    forward: Compiler,
+    backward: Compiler | None,
+    inference: Compiler | None,
+    partition_fn: Partitioner,
+    table: Mapping[Any, Callable[..., Any]] | None,
+) -> Stages:
+    """Stages that call the given compilers and partitioner; a missing compiler is ``forward``."""
+
+    def split(joint: torch.fx.GraphModule, metadata: GraphMetadata, ctx: CompileContext) -> Split:
+        inputs = _example_inputs(joint)
+        count = len(metadata.tangents)
+        primals, tangents = (inputs[:-count], inputs[-count:]) if count else (inputs, [])
+        with compiling_graph(ctx.name, "joint", 0):
+            parts = partition_fn(joint, (primals, tangents), num_fwd_outputs=metadata.num_forward_outputs)
+        saved = _outputs(parts[0])[metadata.num_forward_outputs :]
+        symints = sum(not isinstance(node.meta.get("val"), torch.Tensor) for node in saved)
+        return Split(parts[0], parts[1], len(saved) - symints, symints)
+
+    return Stages(
+        dict(table or {}),
+        split,
+        _stage(inference or forward, "inference"),
+        _stage(forward, "forward"),
+        _stage(backward or forward, "backward"),
+    )
+
+
+def _stage(compiler: Compiler, kind: str) -> Callable[[torch.fx.GraphModule, str, CompileContext], Boxed]:
+    numbers = itertools.count()
+
+    def compile_one(graph: torch.fx.GraphModule, name: str, ctx: CompileContext) -> Boxed:
+        ctx.dump_graph(name, graph)
+        with compiling_graph(ctx.name, kind, next(numbers)), TracingContext.report_output_strides():
+            compiled = compiler(graph, _example_inputs(graph))
+        return compiled if getattr(compiled, "_boxed_call", False) else make_boxed_func(compiled)
+
+    return compile_one
+
+
+def _example_inputs(graph: torch.fx.GraphModule) -> list[Any]:
+    return [node.meta.get("val") for node in graph.graph.find_nodes(op="placeholder")]
+
+
+def _outputs(graph: torch.fx.GraphModule) -> list[torch.fx.Node]:
+    (output,) = graph.graph.find_nodes(op="output")
+    return list(output.args[0])

@@ -1,0 +1,52 @@
+"""What a compile leaves in torch's ``TracingContext`` for the compilers and frontends that look there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch._guards import TracingContext
+
+from aotkit_functionalize import GraphMetadata
+
+__all__ = ["PublishedMetadata", "publish_metadata", "publish_parameters"]
+
+
+@dataclass(slots=True)
+class PublishedMetadata:
+    """``TracingContext.fw_metadata``: the contract, and by torch's names what compilers read of it.
+
+    ``static_input_indices`` are graph inputs that stay in the same memory; ``num_mutated_inp_runtime_indices`` is how
+    many forward outputs are new values of inputs; ``bw_donated_idxs`` is empty, no buffer is donated.
+    """
+
+    contract: GraphMetadata
+    static_input_indices: list[int]
+    num_mutated_inp_runtime_indices: int
+    num_forward: int
+    num_outputs: int
+    bw_donated_idxs: list[int] = field(default_factory=list)
+
+
+def publish_parameters(params_flat: Sequence[torch.Tensor]) -> None:
+    """Leading arguments that are parameters and buffers, in order."""
+    context = TracingContext.try_get()
+    if context is not None:
+        context.params_flat = list(params_flat)
+
+
+def publish_metadata(metadata: GraphMetadata) -> None:
+    """The contract of the captured graph, before any compiler runs."""
+    context = TracingContext.try_get()
+    if context is None:
+        return
+    published: Any = PublishedMetadata(
+        metadata,
+        [i.index for i in metadata.inputs if i.is_static],
+        metadata.num_mutated,
+        metadata.num_forward_outputs,
+        len(metadata.outputs),
+    )
+    context.fw_metadata = published

@@ -1,0 +1,38 @@
+"""Where the frontend says that the arguments of a graph come from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import nn
+
+__all__ = ["check_sources"]
+
+
+def check_sources(mod: nn.Module, names: Sequence[str], num_args: int) -> list[Any] | None:
+    """One source per flat argument, or ``None`` if nobody has written any down.
+
+    Parameters have theirs in ``mod._param_name_to_source``, inputs on the graph's placeholders (``_dynamo_source``).
+
+    Raises ``AssertionError`` if a parameter has none, two arguments have the same, or there are too few or many: the
+    frontend's guards would then be about other values than those that the graph is called with.
+    """
+    by_name = getattr(mod, "_param_name_to_source", None)
+    graph = getattr(mod, "graph", None)
+    sources: list[Any] = []
+    if by_name is not None:
+        for name in names:
+            assert name in by_name, f"{name} not found."
+            sources.append(by_name[name])
+    placeholders = [] if graph is None else graph.find_nodes(op="placeholder")
+    marked = [node._dynamo_source for node in placeholders if hasattr(node, "_dynamo_source")]
+    if by_name is None and not marked:
+        return None
+    sources += marked
+    seen: set[Any] = set()
+    for source in sources:
+        assert source not in seen, f"two arguments come from {source}; the frontend should have passed one of them"
+        seen.add(source)
+    assert len(sources) == num_args, f"{len(sources)} sources are known for {num_args} arguments"
+    return sources

@@ -1,0 +1,222 @@
+"""A function that is compiled again for arguments that an earlier compile was not made for.
+
+Note [What a variant is specialised to]
+    A compiled graph has baked in the structure of the arguments, the dtypes, sizes and strides of tensors, the values
+    of everything else, and the state of autograd and autocast. Each is part of the key of its variant, so another
+    combination is compiled instead of being silently wrong. With symbolic sizes the key has no sizes; what the graph
+    assumes about them is an expression over the arguments, evaluated at each call.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._subclasses import FakeTensor, FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
+
+from .pipeline import CompileContext, Stages, compile_flat
+
+__all__ = ["Variants", "compile_variable", "next_name"]
+
+_numbers = itertools.count()  # names only; a counter cannot change what is compiled
+
+
+def next_name() -> str:
+    """A name for the graphs of one compile, unique in this process: ``model__3``."""
+    return f"model__{next(_numbers)}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Variant:
+    run: Callable[[list[Any]], Any]
+    result: Any
+    fits: Callable[[Sequence[Any]], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Variants:
+    """Compiled versions of one function; see Note [What a variant is specialised to]. Safe under threads.
+
+    ``flatten_for(key)`` makes, for a new variant, the flat function to capture and something that tells the structure
+    of its result. ``context()`` gives the settings of one compile.
+    """
+
+    flatten_for: Callable[[Any], tuple[Callable[..., Any], Callable[[], Any]]]
+    context: Callable[[], CompileContext]
+    stages: Stages
+    dynamic: bool
+    num_static: int
+    compiled: dict[Any, list[_Variant]]
+    lock: Any
+
+    @staticmethod
+    def of(
+        flatten_for: Callable[[Any], tuple[Callable[..., Any], Callable[[], Any]]],
+        context: Callable[[], CompileContext],
+        stages: Stages,
+        *,
+        dynamic: bool,
+        num_static: int,
+    ) -> Variants:
+        """No variant compiled yet."""
+        return Variants(flatten_for, context, stages, dynamic, num_static, {}, threading.RLock())
+
+    def call(self, flat: list[Any], structure: Any) -> tuple[Any, Any]:
+        """The flat results for flat arguments, and their structure; ``structure`` is that of the arguments."""
+        key = (structure, _specialisation(flat, self.dynamic, self.num_static))
+        variant = self._find(key, flat)
+        if variant is None:
+            with self.lock:
+                variant = self._find(key, flat) or self._compile(key, flat)
+        return variant.run(list(flat)), variant.result
+
+    def _find(self, key: Any, flat: list[Any]) -> _Variant | None:
+        for variant in self.compiled.get(key, ()):
+            if variant.fits(flat):
+                return variant
+        return None
+
+    def _compile(self, key: Any, flat: list[Any]) -> _Variant:
+        function, result = self.flatten_for(key[0])
+        run, fits = compile_variable(
+            function, flat, self.context(), self.stages, dynamic=self.dynamic, num_static=self.num_static
+        )
+        variant = _Variant(run, result(), fits)
+        self.compiled.setdefault(key, []).append(variant)
+        return variant
+
+
+def compile_variable(
+    function: Callable[..., Any],
+    flat: Sequence[Any],
+    ctx: CompileContext,
+    stages: Stages,
+    *,
+    dynamic: bool,
+    num_static: int,
+) -> tuple[Callable[[list[Any]], Any], Callable[[Sequence[Any]], bool]]:
+    """Compile ``function`` with everything but tensors and symbolic integers at the values of ``flat``.
+
+    Returns a boxed callable of all flat arguments, and whether it may be called with given ones, as far as their sizes
+    are concerned.
+    """
+    mode, fakes = example_fakes(flat, dynamic=dynamic, num_static=num_static)
+    variable = [i for i, v in enumerate(fakes) if isinstance(v, torch.Tensor | torch.SymInt)]
+    if len(variable) < len(flat):
+        function = _Partial(function, flat, variable)
+    run = compile_flat(function, [fakes[i] for i in variable], [flat[i] for i in variable], ctx, stages)
+    boxed: Callable[[list[Any]], Any] = run.boxed  # type: ignore[attr-defined]
+    fits = _size_check(mode.shape_env, [fakes[i] for i in variable], variable)
+    if len(variable) == len(flat):
+        return boxed, fits
+
+    def select(args: list[Any]) -> Any:
+        args[:] = [args[i] for i in variable]
+        return boxed(args)
+
+    return select, fits
+
+
+def _size_check(
+    shape_env: ShapeEnv | None, fakes: list[Any], variable: Sequence[int]
+) -> Callable[[Sequence[Any]], bool]:
+    guards = None if shape_env is None else shape_env.produce_guards_expression(fakes, ignore_static=False)
+    if not guards or shape_env is None:
+        return lambda flat: True
+
+    def fits(flat: Sequence[Any]) -> bool:
+        return bool(shape_env.evaluate_guards_expression(guards, [flat[i] for i in variable]))
+
+    return fits
+
+
+class _Partial:
+    """``function`` of the values at the positions ``variable``; the others are those of ``flat``."""
+
+    def __init__(self, function: Callable[..., Any], flat: Sequence[Any], variable: Sequence[int]) -> None:
+        fixed = [None if i in set(variable) else v for i, v in enumerate(flat)]
+        self._function, self._fixed, self._variable = function, fixed, variable
+        if hasattr(function, "preferred_layer"):
+            self.preferred_layer = function.preferred_layer
+
+    def __call__(self, *values: Any) -> Any:
+        full = list(self._fixed)
+        for position, value in zip(self._variable, values, strict=True):
+            full[position] = value
+        return self._function(*full)
+
+
+def example_fakes(flat: Sequence[Any], *, dynamic: bool, num_static: int = 0) -> tuple[FakeTensorMode, list[Any]]:
+    """Fake tensors for a compile, and their mode: that of fake arguments if there are some, else a new one.
+
+    With ``dynamic``, sizes of tensors and integers become symbols, but not those of the ``num_static`` first arguments.
+    """
+    given = next((v.fake_mode for v in flat if isinstance(v, FakeTensor)), None)
+    mode = given or FakeTensorMode(shape_env=ShapeEnv() if dynamic else None)
+    return mode, [_fake(v, mode, i, dynamic and i >= num_static) for i, v in enumerate(flat)]
+
+
+def _fake(value: Any, mode: FakeTensorMode, position: int, dynamic: bool) -> Any:
+    if isinstance(value, FakeTensor):
+        return value
+    if isinstance(value, torch.Tensor):
+        return mode.from_tensor(value, static_shapes=not dynamic)
+    if dynamic and type(value) is int and mode.shape_env is not None:
+        source = torch._dynamo.source.ConstantSource(f"integer_{position}")
+        symbol = mode.shape_env.create_unspecified_symbol(value, source, DimDynamic.DYNAMIC)
+        return mode.shape_env.create_symintnode(symbol, hint=value, source=source)
+    return value
+
+
+def _specialisation(flat: Sequence[Any], dynamic: bool, num_static: int) -> tuple[Any, ...]:
+    """See Note [What a variant is specialised to]."""
+    parts: list[Any] = [
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu"),
+        torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda"),
+        torch.get_default_dtype(),
+    ]
+    first: dict[int, int] = {}
+    for index, value in enumerate(flat):
+        if not isinstance(value, torch.Tensor):
+            parts.append(int if dynamic and type(value) is int else _constant(value))
+            continue
+        same = first.setdefault(id(value), index)
+        if same != index:
+            parts.append(same)
+        elif dynamic and index >= num_static:
+            parts.append((type(value), value.dtype, value.device, value.requires_grad, value.dim()))
+        else:
+            parts.append((type(value), value.dtype, value.device, value.requires_grad, value.shape, value.stride()))
+    return tuple(parts)
+
+
+def _constant(value: Any) -> Any:
+    if value is None or isinstance(value, bool | int | str):
+        return type(value), value
+    if isinstance(value, float | complex):
+        return type(value), repr(value)  # tells 0.0 from -0.0, and a NaN from nothing
+    try:
+        hash(value)
+    except TypeError:
+        return _Same(value)
+    return type(value), value
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Same:
+    """Equal for the very same object, which it keeps alive."""
+
+    value: Any
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and other.value is self.value
+
+    def __hash__(self) -> int:
+        return id(self.value)
