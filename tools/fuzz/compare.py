@@ -22,7 +22,7 @@ __all__ = ["RECOMPUTED", "Run", "differences", "observe"]
 #: Not a mismatch: `afterwards` wrote to a value that the compiled backward, unlike eager's, computes with again.
 RECOMPUTED = "the caller wrote to a value before the backward that only the compiled backward needs"
 _CLAIMED = "claimed only"
-_RTOL = {torch.float32: 2e-5, torch.float64: 1e-10}
+_RTOL = {torch.float32: 2e-5, torch.complex64: 2e-5, torch.float64: 1e-10, torch.bfloat16: 2e-2}
 
 
 @dataclass(slots=True)
@@ -36,12 +36,17 @@ class Run:
     before: dict[str, torch.Tensor] = field(default_factory=dict)
     error: BaseException | None = None
 
+    @property
+    def gradients_raise(self) -> bool:
+        """Whether the backward was refused."""
+        return isinstance(self.facts.get("gradients"), Exception)
 
-def observe(program: Program, call: Callable[..., Any]) -> Run:
-    """Run ``call`` on fresh inputs of ``program`` in the present grad mode."""
+
+def observe(program: Program, call: Callable[..., Any], shift: float = 0.0) -> Run:
+    """Run ``call`` on fresh inputs of ``program`` in the present grad mode; ``shift`` gives other values."""
     run = Run()
     with torch.enable_grad():
-        named = program.make()
+        named = program.make(shift)
     inputs = [named[name] for name in program.inputs]
     versions = [t._version for t in inputs]
     run.before = {f"{name} value": named[name].detach().clone() for name in program.inputs}
@@ -170,7 +175,8 @@ def _gradients(
         with torch.enable_grad():
             total = torch.zeros((), dtype=torch.float64)
             for number, value in enumerate([*starts, *inputs]):
-                if isinstance(value, torch.Tensor) and value.requires_grad and value.is_floating_point():
+                if isinstance(value, torch.Tensor) and value.requires_grad:
+                    value = torch.view_as_real(value.resolve_conj()) if value.is_complex() else value
                     weights = torch.cos(torch.arange(value.numel()) * 0.9 + number).view(value.shape)
                     total = total + (value * weights).sum()
         if not leaves or not total.requires_grad:

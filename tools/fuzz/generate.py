@@ -3,98 +3,154 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
+from .cells import CELLS, VIEWS, Cell, Event, cells_of
+from .compare import observe
 from .program import Program, run_setup
+from .statements import COMPUTE, DETACHED_WRITES, RARE_WRITES, RESHAPES, VIEW_WRITES, VIEWS_BY_KIND, WRITES
 
-__all__ = ["generate"]
+__all__ = ["Generated", "generate"]
 
 LARGEST = 96  # elements of a value; views that repeat elements must not make programs slow
-INVALID_SHARE = 0.02  # of programs keep a statement that eager refuses
+INVALID_SHARE = 0.01  # of programs keep a statement that eager refuses
+_EAGER_ERRORS = (RuntimeError, IndexError, TypeError, NotImplementedError, ValueError)
 
 
-def generate(seed: int) -> Program:
-    """The program number ``seed``; the same one for the same number."""
-    return _Generator(random.Random(seed)).program()
+@dataclass(frozen=True, slots=True)
+class Generated:
+    """A program and the cells that it covers."""
+
+    program: Program
+    cells: frozenset[Cell]
+
+
+def generate(seed: int, goals: Sequence[Cell] | None = None) -> Generated:
+    """The program number ``seed``, the same one for the same number and goals.
+
+    ``goals``: cells to try to cover, all of one grad mode as far as the caller's mode goes; default: two by number.
+    Most programs are such that eager runs them, and their backward, without an error.
+    """
+    if goals is None:
+        goals = (CELLS[seed * 7919 % len(CELLS)], CELLS[(seed * 104729 + 11) % len(CELLS)])
+    rng = random.Random(seed)
+    for _ in range(6):
+        made = _Generator(rng, goals).generated()
+        if rng.random() < INVALID_SHARE or _is_valid(made.program):
+            break
+    return made
+
+
+def _is_valid(program: Program) -> bool:
+    with torch.set_grad_enabled(program.training):
+        run = observe(program, program.function())
+    return run.error is None and not run.gradients_raise
 
 
 # --- inputs -----------------------------------------------------------------------------------------------------
 
 #: How an input lies in its memory: the shape of the memory for a wanted shape, and the view that is taken of it.
-_LAYOUTS: tuple[tuple[str, Callable[[tuple[int, ...]], tuple[tuple[int, ...], str] | None]], ...] = (
-    ("contiguous", lambda s: (s, "")),
-    ("transposed", lambda s: (s[::-1], ".t()") if len(s) == 2 else None),
-    ("gaps", lambda s: ((*s[:-1], 2 * s[-1]), "[..., ::2]") if s else None),
-    ("rows apart", lambda s: ((2 * s[0], *s[1:]), "[::2]") if len(s) > 1 else None),
-    ("offset", lambda s: ((s[0] + 1, *s[1:]), "[1:]") if s else None),
-    ("permuted", lambda s: ((s[1], s[2], s[0]), ".permute(2, 0, 1)") if len(s) == 3 else None),
-    ("expanded", lambda s: ((1, *s[1:]), f".expand{s}") if len(s) > 1 else None),
+_LAYOUTS: tuple[Callable[[tuple[int, ...]], tuple[tuple[int, ...], str] | None], ...] = (
+    lambda s: (s, ""),  # contiguous
+    lambda s: (s[::-1], ".t()") if len(s) == 2 else None,  # transposed
+    lambda s: ((*s[:-1], 2 * s[-1]), "[..., ::2]") if s else None,  # with gaps
+    lambda s: ((2 * s[0], *s[1:]), "[::2]") if len(s) > 1 else None,  # rows apart
+    lambda s: ((s[0] + 1, *s[1:]), "[1:]") if s else None,  # at an offset
+    lambda s: ((s[1], s[2], s[0]), ".permute(2, 0, 1)") if len(s) == 3 else None,
 )
+_EXPANDED_SHARE = 0.02
 _SHAPES = ((3, 4), (3, 4), (4, 4), (2, 6), (6,), (4,), (2, 3, 2), (1, 4), (), (4, 1), (3, 4), (4, 4), (0, 3))
+_GOAL_SHAPES = ((3, 4), (4, 4), (2, 6), (3, 4), (4, 2), (2, 3, 2), (6,), (4,))
 _SHARED_VIEWS = ("[1:]", "[:2]", ".t()", ".detach()", ".view(-1)", "[0]", "[::2]", "", ".unsqueeze(0)", "[..., 1:]")
+_DTYPES = ("float32",) * 10 + ("float64", "float64", "int64", "bfloat16", "complex64", "complex64")
 
 
+@dataclass
 class _Generator:
-    def __init__(self, rng: random.Random) -> None:
-        self.rng = rng
-        self.setup: list[str] = []
-        self.inputs: list[str] = []
-        self.body: list[str] = []
-        self.count = 0
+    rng: random.Random
+    goals: Sequence[Cell]
+    setup: list[str] = field(default_factory=list)
+    inputs: list[str] = field(default_factory=list)
+    body: list[str] = field(default_factory=list)
+    wanted_outputs: list[str] = field(default_factory=list)
+    views: list[Event] = field(default_factory=list)
+    writes: list[Event] = field(default_factory=list)
+    origin: dict[str, str] = field(default_factory=dict)  # of each name: own, view, detached
+    scope: dict[str, Any] = field(default_factory=dict)
+    count: int = 0
+    training: bool = True
 
-    def program(self) -> Program:
+    def generated(self) -> Generated:
+        rng = self.rng
+        self.training = self.goals[0].mode != "inference" if self.goals else rng.random() < 0.65
         self._make_inputs()
         scope = {"torch": torch, **run_setup(self.setup)}
-        self.scope: dict[str, Any] = {name: scope[name] for name in ("torch", *dict.fromkeys(self.inputs))}
-        keep_invalid = self.rng.random() < INVALID_SHARE
-        wanted = self.rng.randint(1, 7)
-        for _ in range(4 * wanted):
-            if len(self.body) >= wanted:
-                break
-            statement = self._statement()
-            if not self._works(statement) and not keep_invalid:
-                continue
-            self.body.append(statement)
-            if keep_invalid and not self._is_valid():
-                break
-        outputs = self._outputs()
-        ignored = tuple(i for i in range(len(outputs)) if self.rng.random() < 0.15)
-        return Program(
+        self.scope = {name: scope[name] for name in ("torch", *dict.fromkeys(self.inputs))}
+        self.origin = dict.fromkeys(self.inputs, "own")
+        owned = {self._storage(name) for name in self.inputs}
+        with torch.set_grad_enabled(self.training):
+            self._statements()
+            outputs = self._outputs()
+        ignored = tuple(i for i in range(len(outputs)) if rng.random() < 0.1)
+        program = Program(
             tuple(self.setup),
             tuple(self.inputs),
             tuple(self.body),
             tuple(outputs),
             self._afterwards(len(outputs)),
-            dynamic=self.rng.random() < 0.15,
+            dynamic=rng.random() < 0.2,
             ignored=ignored,
+            training=self.training,
+            entry=rng.choice(("graph", "function")),
         )
+        return Generated(program, cells_of(self.views, self.writes, self._aliases(outputs, owned), self.training))
+
+    def _statements(self) -> None:
+        keep_invalid = self.rng.random() < INVALID_SHARE
+        for goal in self.goals:
+            if (goal.mode != "inference") is self.training:
+                self._reach(goal)
+        wanted = len(self.body) + self.rng.randint(0 if self.goals else 1, 3)
+        for _ in range(3 * wanted):
+            if len(self.body) >= wanted:
+                break
+            statement = self._random_statement()
+            if self._try(statement):
+                continue
+            if keep_invalid:
+                self.body.append(statement.text)
+                break
 
     # --- inputs ---
 
     def _make_inputs(self) -> None:
         wanted = self.rng.choice((1, 1, 2, 2, 2, 3, 4))
-        shape = self.rng.choice(_SHAPES)
+        shape = self.rng.choice(_GOAL_SHAPES)
         while len(self.inputs) < wanted:
             if self.rng.random() < 0.4:
                 shape = self.rng.choice(_SHAPES)
             if self.inputs and self.rng.random() < 0.05:
                 self.inputs.append(self.rng.choice(self.inputs))
-            elif self.inputs and self.rng.random() < 0.25:
+            elif self.inputs and self.rng.random() < 0.2:
                 self._shared_input()
             else:
                 self._fresh_input(shape)
 
-    def _fresh_input(self, shape: tuple[int, ...]) -> None:
+    def _fresh_input(self, shape: tuple[int, ...], history: str | None = None) -> None:
         number = len(self.inputs)
-        layouts = [chosen for _, layout in _LAYOUTS if (chosen := layout(shape)) is not None]
-        memory, view = self.rng.choice([layouts[0], *layouts])
-        dtype = self.rng.choice(("float32",) * 6 + ("float64", "int64"))
+        layouts = [chosen for layout in _LAYOUTS if (chosen := layout(shape)) is not None]
+        memory, view = self.rng.choice([layouts[0], layouts[0], *layouts])
+        if len(shape) > 1 and self.rng.random() < _EXPANDED_SHARE:
+            memory, view = (1, *shape[1:]), f".expand{shape}"
+        dtype = self.rng.choice(_DTYPES)
         made = f"values({memory}, {number}, torch.{dtype})"
-        history = self.rng.choice(("none", "leaf", "computed", "view of leaf")) if dtype != "int64" else "none"
-        match history:
+        history = history or self.rng.choice(("none", "leaf", "computed", "view of leaf"))
+        match history if dtype != "int64" else "none":
             case "none":
                 self.setup += [f"m{number} = {made}", f"a{number} = m{number}{view}"]
             case "leaf":
@@ -117,76 +173,176 @@ class _Generator:
             line = f"a{number} = {base}{self.rng.choice(_SHARED_VIEWS)}"
             try:
                 run_setup([*self.setup, line])
-            except (RuntimeError, IndexError):
+            except _EAGER_ERRORS:
                 continue
             self.setup.append(line)
             self.inputs.append(f"a{number}")
             return
 
+    # --- a goal ---
+
+    def _reach(self, goal: Cell) -> None:
+        """Statements and outputs that cover ``goal``, if chance finds them."""
+        quiet = goal.mode == "no_grad inside"
+        for _ in range(8):
+            source = self._goal_source(goal)
+            view = _Statement(f"{self._new()} = {self._fill(VIEWS_BY_KIND[goal.view], source)}", "view", goal.view)
+            view_name = f"v{self.count}"
+            target = view_name if goal.mutation == "through view" else source
+            write = self._goal_write(goal.mutation, target)
+            view_quiet = quiet and (write is None or self.rng.random() < 0.5)
+            steps = [(view, view_quiet)]
+            if write is not None:
+                first = target == source and self.rng.random() < 0.3
+                steps.insert(0 if first else 1, (write, quiet and (not view_quiet or self.rng.random() < 0.3)))
+            saved = self._saved()
+            if all(self._try(statement.under_no_grad() if off else statement) for statement, off in steps):
+                self.wanted_outputs += self._goal_outputs(goal.alias, source, view_name)
+                return
+            self._restore(saved)
+
+    def _goal_source(self, goal: Cell) -> str:
+        names = [n for n in dict.fromkeys(self.inputs) if self.scope[n].dim()]
+        source = self.rng.choice(names) if names else self.inputs[0]
+        if goal.alias.endswith("intermediate"):
+            name = self._new()
+            made = self.rng.choice(("X * 2", "X + 1", "X.clone()", "X.sin()", "torch.ones(3, 4)", "X.clone().detach()"))
+            self._try(_Statement(f"{name} = {made.replace('X', source)}"))
+            return name if name in self.scope else source
+        return source
+
+    def _goal_write(self, mutation: str, target: str) -> _Statement | None:
+        other = self._name()
+        match mutation:
+            case "whole" | "through view":
+                return _Statement(self._fill(WRITES, target, other), "write", target=target)
+            case "detached":
+                return _Statement(self._fill(DETACHED_WRITES, target, other), "write", "detached", target)
+            case "shape":
+                return _Statement(self._fill(RESHAPES, target), "write", "shape", target)
+        return None
+
+    def _goal_outputs(self, alias: str, source: str, view: str) -> list[str]:
+        if alias.startswith("none"):
+            return []
+        if alias.startswith("several"):
+            return [view, self.rng.choice((source, source, f"{view}[:]", f"{source}.view_as({source})"))]
+        return [view if alias.startswith("view") else source]
+
+    def _saved(self) -> tuple[Any, ...]:
+        return len(self.body), dict(self.scope), dict(self.origin), len(self.views), len(self.writes)
+
+    def _restore(self, saved: tuple[Any, ...]) -> None:
+        """Forget statements. What they wrote stays written, which only makes values odd while generating."""
+        body, self.scope, self.origin, views, writes = saved
+        if any(event.kind == "shape" for event in self.writes[writes:]):
+            self._replay(self.body[:body])
+        del self.body[body:], self.views[views:], self.writes[writes:]
+
+    def _replay(self, body: Sequence[str]) -> None:
+        scope = {"torch": torch, **run_setup(self.setup)}
+        exec("\n".join(body), scope)
+        self.scope = {name: scope[name] for name in self.scope}
+
     # --- statements ---
 
-    def _statement(self) -> str:
-        if self.rng.random() < 0.12:
-            lines = [f"    {self._simple()}" for _ in range(self.rng.randint(1, 2))]
-            return "\n".join(["with torch.no_grad():", *lines])
-        return self._simple()
+    def _random_statement(self) -> _Statement:
+        statement = self._simple()
+        return statement.under_no_grad() if self.rng.random() < 0.1 else statement
 
-    def _simple(self) -> str:
-        kind = self.rng.choices(("compute", "write", "view", "reshape in place"), (3, 4, 4, 0.5))[0]
+    def _simple(self) -> _Statement:
+        kind = self.rng.choices(("compute", "write", "view write", "detached", "view", "shape"), (3, 2, 2, 1, 3, 0.4))[
+            0
+        ]
         x, y = self._name(), self._name()
         match kind:
             case "compute":
-                return f"{self._new()} = {self._fill(_COMPUTE, x, y)}"
+                return _Statement(f"{self._new()} = {self._fill(COMPUTE, x, y)}")
             case "write":
-                # What a write reads from the memory it writes to, eager reads in an order of its own.
-                return self._fill(_WRITES, x, f"{y}.clone()" if self._share_memory(x, y) else y)
+                rare = self.rng.random() < 0.005
+                return _Statement(self._fill(RARE_WRITES if rare else WRITES, x, y), "write", target=x)
+            case "view write":
+                return _Statement(self._fill(VIEW_WRITES, x, y), "write", "through view", x)
+            case "detached":
+                return _Statement(self._fill(DETACHED_WRITES, x, y), "write", "detached", x)
             case "view":
-                return f"{self._new()} = {self._fill(_VIEWS, x, y)}"
-        return self._fill(_RESHAPES, x, y)
+                view = self.rng.choice(VIEWS)
+                return _Statement(f"{self._new()} = {self._fill(VIEWS_BY_KIND[view], x, y)}", "view", view)
+        return _Statement(self._fill(RESHAPES, x, y), "write", "shape", x)
 
-    def _fill(self, templates: Sequence[str], x: str, y: str) -> str:
-        return self.rng.choice(templates).replace("X", x).replace("Y", y)
+    def _fill(self, templates: Sequence[str], x: str, y: str | None = None) -> str:
+        """What a write reads from the memory it writes to, eager reads in an order of its own: a copy is read."""
+        y = y or self._name()
+        template = self.rng.choice(templates)
+        shared = x not in self.scope or (x != y and self._storage(x) == self._storage(y))
+        shared = shared and "out=" not in template
+        return template.replace("X", x).replace("Y", f"{y}.clone()" if shared else y)
 
     def _name(self) -> str:
         names = [n for n, v in self.scope.items() if isinstance(v, torch.Tensor)]
         return self.rng.choice([*names, *names[-3:]])
 
-    def _share_memory(self, x: str, y: str) -> bool:
-        first, second = self.scope[x], self.scope[y]
-        return x != y and first.untyped_storage()._cdata == second.untyped_storage()._cdata
+    def _storage(self, name: str) -> int:
+        return int(self.scope[name].untyped_storage()._cdata)
 
     def _new(self) -> str:
         self.count += 1
         return f"v{self.count}"
 
-    def _works(self, statement: str) -> bool:
-        """Whether eager takes it (on a copy of the names; a statement that fails has not written anything)."""
+    def _try(self, statement: _Statement) -> bool:
+        """Add the statement if eager takes it (a statement that fails has not written anything)."""
         trial = dict(self.scope)
+        written = trial.get(statement.target)
+        storage = self._storage(statement.target) if written is not None else 0
         try:
-            exec(statement, trial)
-        except (RuntimeError, IndexError, TypeError, NotImplementedError):
+            exec(statement.text, trial)
+            self._note(statement, trial, storage)
+        except _EAGER_ERRORS:
             return False
         trial.pop("__builtins__", None)
+        if "as_strided(" in statement.text and not self._stays_inside(statement.text, trial):
+            return False
         if any(isinstance(v, torch.Tensor) and v.numel() > LARGEST for v in trial.values()):
             return False
         self.scope = trial
+        self.body.append(statement.text)
         return True
 
-    def _is_valid(self) -> bool:
-        scope = {"torch": torch, **run_setup(self.setup)}
-        try:
-            exec("\n".join(self.body), scope)
-        except (RuntimeError, IndexError, TypeError, NameError, NotImplementedError):
-            return False
-        return True
+    def _stays_inside(self, text: str, trial: dict[str, Any]) -> bool:
+        """Whether the view lies within the tensor it is taken of: eager loses the gradient of what does not."""
+        result, _, expression = _plain(text).partition(" = ")
+        view, source = trial[result], trial[expression.partition(".")[0]]
+        return view.storage_offset() >= source.storage_offset() and _end(view) <= _end(source)
+
+    def _note(self, statement: _Statement, trial: dict[str, Any], storage: int) -> None:
+        quiet = statement.text.startswith("with ")
+        result, assigned, expression = (
+            statement.text.strip().removeprefix("with torch.no_grad():\n    ").partition(" = ")
+        )
+        if statement.role == "view":
+            source = expression.removeprefix("torch.view_as_real(torch.view_as_complex(").removeprefix(
+                "torch.view_as_real("
+            )
+            name = source.partition(".")[0].partition("[")[0].rstrip(")")
+            memory = int(trial[result].untyped_storage()._cdata)
+            if memory == self._storage(name):  # reshape may copy
+                self.views.append(Event(memory, statement.kind, quiet))
+                detached = statement.kind == "detach" or self.origin[name] == "detached"
+                self.origin[result] = "detached" if detached else "view"
+            else:
+                self.origin[result] = "own"
+        elif statement.role == "write":
+            by_origin = {"own": "whole", "view": "through view", "detached": "detached"}
+            self.writes.append(Event(storage, statement.kind or by_origin[self.origin[statement.target]], quiet))
+        elif assigned and result in trial:
+            self.origin[result] = "own"
 
     # --- outputs ---
 
     def _outputs(self) -> list[str]:
-        assigned = set(self.scope) - {"torch"}
-        names = sorted(n for n in assigned if isinstance(self.scope[n], torch.Tensor))
-        outputs: list[str] = []
-        for _ in range(self.rng.choice((1, 1, 2, 2, 3, 4))):
+        names = sorted(n for n, v in self.scope.items() if isinstance(v, torch.Tensor))
+        outputs = list(self.wanted_outputs)
+        for _ in range(self.rng.choice((0, 0, 1, 2)) if outputs else self.rng.choice((1, 1, 2, 3))):
             pick = self.rng.random()
             x = self.rng.choice([*names, *names[-2:]])
             if pick < 0.05:
@@ -196,43 +352,72 @@ class _Generator:
             elif pick < 0.15 and self.scope[x].dim():
                 outputs.append(f"{x}.size(0)")
             elif pick < 0.35:
-                expression = self._fill(_VIEWS, x, x)
-                outputs.append(expression if self._works(f"_ = {expression}") else x)
+                expression = self._fill(VIEWS_BY_KIND[self.rng.choice(VIEWS)], x, x)
+                usable = "as_strided(" not in expression and self._evaluates(expression)
+                outputs.append(expression if usable else x)
             else:
                 outputs.append(x)
-        return outputs
+        kept = [o for o in outputs if self._evaluates(o)]
+        self.rng.shuffle(kept)
+        return kept
+
+    def _evaluates(self, expression: str) -> bool:
+        try:
+            eval(expression, dict(self.scope))
+        except _EAGER_ERRORS:
+            return False
+        return True
+
+    def _aliases(self, outputs: Sequence[str], owned: set[int]) -> dict[int, str]:
+        """Per storage, what of it is returned; see :data:`.cells.ALIASES`."""
+        returned: dict[int, list[str]] = {storage: [] for storage in owned}
+        with torch.set_grad_enabled(self.training):
+            for output in outputs:
+                value = eval(output, dict(self.scope))
+                if isinstance(value, torch.Tensor):
+                    returned.setdefault(int(value.untyped_storage()._cdata), []).append(output)
+        found: dict[int, str] = {}
+        for storage, names in returned.items():
+            owner = "input" if storage in owned else "intermediate"
+            if len(names) > 1:
+                found[storage] = f"several of {owner}"
+            elif names:
+                found[storage] = owner if self.origin.get(names[0]) == "own" else f"view of {owner}"
+            elif storage in owned:
+                found[storage] = "none of an input"
+        return found
 
     def _afterwards(self, outputs: int) -> str | None:
         if self.rng.random() < 0.5:
             return None
-        target = f"outputs[{self.rng.randrange(outputs)}]"
+        target = f"outputs[{self.rng.randrange(outputs)}]" if outputs else "inputs[0]"
         if self.rng.random() < 0.35:
             target = f"inputs[{self.rng.randrange(len(self.inputs))}]"
         return f"{target}.{self.rng.choice(('mul_(2)', 'add_(1)', 'zero_()', 'detach().mul_(2)'))}"
 
 
-_COMPUTE = (
-    "X * 2", "X + 1", "X + Y", "X * Y", "X - Y", "X.sin()", "X.tanh()", "X.sum()", "X.clone()", "X.contiguous()",
-    "torch.where(X > 0, X, Y)", "X.sum(0)", "X.to(torch.float64)", "X.to(torch.float32)", "torch.zeros(4)", "-X",
-    "X.neg()", "torch.cat([X, Y])", "torch.stack([X, Y])", "X.flip(0)", "torch.empty_like(X).copy_(Y)", "X.clone().t()",
-    "torch.ones(3, 4)", "X.matmul(Y)", "X.cumsum(0)", "X.clone().detach()", "X.abs()", "torch.zeros_like(X)",
-)  # fmt: skip
-_WRITES = (
-    "X.add_(1)", "X.mul_(2)", "X.mul_(Y)", "X.add_(Y)", "X.copy_(Y)", "X.zero_()", "X.fill_(0.5)", "X.sin_()",
-    "X[1:] = Y", "X[0] = 1", "X[0] = Y", "X[..., ::2] = 0.25", "X[..., 0] = Y", "X[:] = Y", "X[:2].add_(Y)",
-    "X[1:].mul_(2)",
-    "X.index_put_((torch.arange(2),), Y)", "X.index_fill_(0, torch.arange(1), 0.5)", "X.masked_fill_(X > 0, 0.25)",
-    "X.clamp_(min=0)", "X.neg_()", "X.detach().mul_(2)", "X.t().mul_(2)", "X.view(-1)[0] = 2", "X.diagonal().zero_()",
-    "X.addcmul_(X, Y)", "X.copy_(X.flip(0))", "X.t().copy_(Y)", "X.unbind(0)[0].add_(Y)", "X.swapaxes(0, 1).sin_()",
-    "torch.add(X, 1, out=Y)", "X.sub_(Y)", "X.detach().copy_(Y)", "X.lerp_(Y, 0.5)", "X.flatten().add_(1)",
-)  # fmt: skip
-_VIEWS = (
-    "X.view(-1)", "X.reshape(-1)", "X.t()", "X.select(0, 1)", "X[1:]", "X[0]", "X[:, 1:]", "X[..., ::2]", "X[:2]",
-    "X.permute(1, 0)", "X.transpose(0, 1)", "X.unsqueeze(0)", "X.squeeze()", "X.expand(2, 4)", "X.unbind(0)[0]",
-    "X.unbind(0)[-1]", "X.diagonal()", "X.as_strided((2, 2), (2, 1))", "X.as_strided((3,), (1,), 1)", "X.detach()",
-    "X.view(2, -1)", "X.view_as(X)", "X.split(2)[0]", "X.chunk(2, -1)[-1]",
-    "torch.view_as_real(torch.view_as_complex(X))",
-    "X.view(torch.int32)", "X.unfold(0, 2, 1)", "X.flatten()", "X.narrow(0, 0, 2)", "X.permute(2, 0, 1)",
-    "X.unsqueeze(-1).expand(3, 4, 2)", "X[None]", "X[:, None]", "X.reshape(2, -1)", "X.expand_as(Y)",
-)  # fmt: skip
-_RESHAPES = ("X.t_()", "X.unsqueeze_(0)", "X.squeeze_()", "X.transpose_(0, 1)", "X.unsqueeze_(-1)", "X.detach_()")
+_SOURCE = re.compile(r"\b[av]\d+\b")
+
+
+def _plain(text: str) -> str:
+    """A statement without the block around it."""
+    return text.strip().removeprefix("with torch.no_grad():\n    ")
+
+
+def _end(tensor: torch.Tensor) -> int:
+    """Offset of the last element."""
+    reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return int(tensor.storage_offset()) + reach
+
+
+@dataclass(frozen=True, slots=True)
+class _Statement:
+    """``role``: compute, view or write; ``kind`` of view or write, empty: decided by what ``target`` is."""
+
+    text: str
+    role: str = "compute"
+    kind: str = ""
+    target: str = ""
+
+    def under_no_grad(self) -> _Statement:
+        return _Statement(f"with torch.no_grad():\n    {self.text}", self.role, self.kind, self.target)

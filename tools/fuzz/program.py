@@ -17,6 +17,8 @@ def values(shape, k, dtype=torch.float32):
     """Distinct, harmless numbers; `k` tells tensors apart."""
     count = torch.Size(shape).numel()
     numbers = torch.sin(torch.arange(count, dtype=torch.float64) * 1.7 + k + 0.3)
+    if dtype.is_complex:
+        numbers = torch.complex(numbers, numbers.flip(0) - 0.5)
     return (numbers * 5 if dtype is torch.int64 else numbers).to(dtype).view(shape).clone()
 '''
 _scope: dict[str, Any] = {"torch": torch}
@@ -36,6 +38,9 @@ class Program:
         afterwards: a statement that the caller runs on `inputs` and `outputs` before the gradients are taken.
         dynamic: compile with symbolic sizes.
         ignored: outputs that the gradient does not start from.
+        training: the function is called with grad mode on.
+        entry: what compiles it: ``graph`` (a captured FX graph, as a frontend hands it over), ``function``
+            (the Python function itself), ``dynamo`` (``torch.compile``).
     """
 
     setup: tuple[str, ...]
@@ -45,6 +50,8 @@ class Program:
     afterwards: str | None = None
     dynamic: bool = False
     ignored: tuple[int, ...] = ()
+    training: bool = True
+    entry: str = "graph"
 
     def parameters(self) -> tuple[str, ...]:
         """Names of the function's parameters: those of the inputs, a repeated one with a number."""
@@ -60,13 +67,18 @@ class Program:
 
     def script(self) -> str:
         """A script that stands alone: what a bug report holds."""
-        calls = f"outputs = f({', '.join(self.inputs)})  # torch.compile(f, backend='aotkit', dynamic={self.dynamic})"
+        called = {"dynamo": f"torch.compile(f, backend='aotkit', dynamic={self.dynamic})"}.get(
+            self.entry, f"aotkit.aot_function(f, compiler, dynamic={self.dynamic}), its {self.entry}"
+        )
+        calls = [f"# f stands for {called}", f"outputs = f({', '.join(self.inputs)})"]
+        if not self.training:
+            calls = [calls[0], "with torch.no_grad():", f"    {calls[1]}"]
         after = [] if self.afterwards is None else [f"inputs = [{', '.join(self.inputs)}]", self.afterwards]
-        return "\n".join(["import torch", HELPER, *self.setup, self.source(), calls, *after])
+        return "\n".join(["import torch", HELPER, *self.setup, self.source(), *calls, *after])
 
-    def make(self) -> dict[str, Any]:
-        """Run the setup: every name it binds, in order."""
-        return run_setup(self.setup)
+    def make(self, shift: float = 0.0) -> dict[str, Any]:
+        """Run the setup: every name it binds, in order; ``shift`` gives other values."""
+        return run_setup(self.setup, shift)
 
     def function(self) -> Callable[..., list[Any]]:
         """The Python function ``f``."""
@@ -82,9 +94,13 @@ class Program:
         return _GraphMaker().run(self.source())
 
 
-def run_setup(setup: Sequence[str]) -> dict[str, Any]:
+def run_setup(setup: Sequence[str], shift: float = 0.0) -> dict[str, Any]:
     """Execute setup statements and return the names they bind."""
-    scope: dict[str, Any] = {"torch": torch, "values": values}
+
+    def shifted(shape: Any, k: float, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        return values(shape, k + shift, dtype)
+
+    scope: dict[str, Any] = {"torch": torch, "values": shifted}
     known = {*scope, "__builtins__"}
     exec("\n".join(setup), scope)
     return {name: value for name, value in scope.items() if name not in known}
@@ -95,6 +111,7 @@ _OPERATORS: dict[type, Any] = {
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
     ast.Gt: operator.gt,
+    ast.NotEq: operator.ne,
     ast.USub: operator.neg,
 }
 
@@ -149,7 +166,7 @@ class _GraphMaker:
             case ast.Slice():
                 return slice(*(None if p is None else self.value(p) for p in (node.lower, node.upper, node.step)))
             case ast.Attribute():
-                return getattr(self.value(node.value), node.attr)
+                return self.apply(getattr, self.value(node.value), node.attr)
             case ast.UnaryOp():
                 return self.apply(_OPERATORS[type(node.op)], self.value(node.operand))
             case ast.BinOp():

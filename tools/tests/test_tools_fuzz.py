@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,10 +16,14 @@ from tools.workspace import PACKAGES, ROOT
 # The session for the tools has what the packages depend on, and the packages themselves only as sources.
 sys.path += [str(ROOT / "packages" / name / "src") for name in PACKAGES]
 
+from tools.fuzz.campaign import Campaign, Settings
+from tools.fuzz.cells import CELLS, Cell, coverage_table, poorest
 from tools.fuzz.compare import differences, observe
-from tools.fuzz.execute import check, shrink
+from tools.fuzz.execute import check
 from tools.fuzz.generate import generate
+from tools.fuzz.planted import PLANTED, found_after
 from tools.fuzz.program import Program
+from tools.fuzz.shrink import shrink
 
 # Eager warns about some of what is tried.
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -32,15 +37,16 @@ def test_a_program_is_the_same_one_for_the_same_number() -> None:
 
 def test_a_script_of_a_program_runs_by_itself() -> None:
     scope: dict[str, object] = {}
-    exec(generate(8).script(), scope)
+    exec(generate(8).program.script(), scope)
     assert isinstance(scope["outputs"], list)
 
 
 @pytest.mark.parametrize("seed", range(12))
 def test_the_graph_of_a_program_does_what_its_text_does(seed: int) -> None:
-    program = generate(seed)
-    eager = observe(program, program.function())
-    if eager.error is None:
+    program = generate(seed).program
+    with torch.set_grad_enabled(program.training):
+        eager = observe(program, program.function())
+        assert eager.error is None
         assert differences(eager, observe(program, program.graph())) == []
 
 
@@ -82,12 +88,43 @@ def test_a_failing_program_is_made_smaller() -> None:
     assert smallest.body == ("a0.sin_()",) and smallest.outputs == () and smallest.afterwards is None
 
 
-@pytest.mark.parametrize("lowering", ["none", "kernels"])
-def test_random_programs_behave_as_in_eager_or_are_refused(lowering: str) -> None:
+@pytest.mark.parametrize(("lowering", "programs"), [("none", 250), ("kernels", 25)])
+def test_random_programs_behave_as_in_eager_or_are_refused(lowering: str, programs: int) -> None:
     kinds: Counter[str] = Counter()
-    for seed in range(30000, 30060):
-        training = seed % 3 != 0
-        outcome = check(generate(seed), lowering=lowering, training=training)
-        assert not outcome.failed, f"{outcome}\n{generate(seed).script()}"
+    for seed in range(30000, 30000 + programs):
+        program = generate(seed).program
+        outcome = check(program, lowering=lowering, verify=seed % 10 == 0)
+        assert not outcome.failed, f"{outcome}\n{program.script()}"
         kinds[outcome.kind] += 1
-    assert kinds["equal"] >= 40, kinds
+    assert kinds["equal"] >= 0.8 * programs, kinds
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_planted_bug_is_found(name: str) -> None:
+    number, detail = found_after(name, programs=400)
+    assert number is not None and detail
+
+
+def test_a_goal_is_reached_by_most_programs() -> None:
+    goals = [cell for cell in CELLS if cell.view == "slice" and cell.mode != "no_grad inside"]
+    reached = sum(goal in generate(seed, [goal]).cells for seed, goal in enumerate(goals))
+    assert reached >= 0.6 * len(goals)
+
+
+def test_the_poorest_cells_come_first() -> None:
+    counts = Counter(dict.fromkeys(CELLS, 5))
+    counts[CELLS[3]], counts[CELLS[9]] = 1, 0
+    assert poorest(counts, 2) == [CELLS[9], CELLS[3]]
+    assert coverage_table(counts).count("\n") == 1 + len({(c.view, c.mutation) for c in CELLS})
+
+
+def test_a_campaign_goes_on_where_it_was_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tools.fuzz.campaign.BATCH", 4)
+    state = tmp_path / "state.jsonl"
+    whole = Campaign(Settings(8)).run()
+    Campaign(Settings(4), state=state).run()
+    rest = Campaign(Settings(8), state=state).run()
+    assert rest.to_json() == whole.to_json() and sum(whole.kinds.values()) == 8
+    assert len(state.read_text().splitlines()) == 3 and all(isinstance(cell, Cell) for cell in rest.cells)
+    with pytest.raises(SystemExit, match="other settings"):
+        Campaign(Settings(8, first=1), state=state).run()

@@ -1,0 +1,201 @@
+"""Many programs: batches steered to what is least covered, over processes, kept in a state file to resume from."""
+
+from __future__ import annotations
+
+import json
+import logging
+import multiprocessing
+import time
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .cells import CELLS, Cell, poorest
+from .execute import check
+from .generate import generate
+from .program import Program
+from .shrink import shrink
+
+__all__ = ["Campaign", "Settings", "Tally", "quiet"]
+
+BATCH = 250
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What is run: programs ``first`` .. ``first + programs``; see the options of ``python -m tools.fuzz``."""
+
+    programs: int
+    first: int = 0
+    lowering: str = "none"
+    dynamo_every: int = 0
+    verify_every: int = 10
+    shown: int = 1
+
+
+@dataclass(slots=True)
+class Tally:
+    """Outcomes so far: how many of each kind, of each family, equal programs per cell, and shrunk failures."""
+
+    kinds: Counter[str] = field(default_factory=Counter)
+    families: Counter[str] = field(default_factory=Counter)
+    cells: Counter[Cell] = field(default_factory=Counter)
+    reports: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+
+    def add(self, other: Tally) -> None:
+        """Take another tally into this one."""
+        self.kinds += other.kinds
+        self.families += other.families
+        self.cells += other.cells
+        self.reports += other.reports
+
+    @property
+    def failed(self) -> int:
+        """How many programs mismatched or crashed."""
+        return self.kinds["mismatch"] + self.kinds["crash"]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data; cells by their number."""
+        numbers = {cell: number for number, cell in enumerate(CELLS)}
+        cells = {str(numbers[cell]): count for cell, count in self.cells.items()}
+        return {"kinds": self.kinds, "families": self.families, "cells": cells, "reports": self.reports}
+
+    @staticmethod
+    def from_json(raw: dict[str, Any]) -> Tally:
+        """The inverse of :meth:`to_json`."""
+        cells = Counter({CELLS[int(number)]: count for number, count in raw["cells"].items()})
+        return Tally(Counter(raw["kinds"]), Counter(raw["families"]), cells, list(raw["reports"]))
+
+
+@dataclass(slots=True)
+class Campaign:
+    """Runs the batches that the state file does not hold yet."""
+
+    settings: Settings
+    processes: int = 1
+    state: Path | None = None
+    seconds: float = 0.0
+
+    def run(self) -> Tally:
+        """Returns what all batches amount to, those of earlier runs included."""
+        total, done = self._earlier()
+        started = time.monotonic()
+        first, last = self.settings.first, self.settings.first + self.settings.programs
+        with _workers(self.processes) as pool:
+            for begin in range(first + done * BATCH, last, BATCH):
+                if self.seconds and time.monotonic() - started > self.seconds:
+                    break
+                batch = self._batch(pool, range(begin, min(begin + BATCH, last)), total)
+                total.add(batch)
+                self._keep(batch)
+        total.seconds = time.monotonic() - started
+        return total
+
+    def _batch(self, pool: Any, seeds: range, so_far: Tally) -> Tally:
+        """Each program has two of the poorest cells for goals, both of one kind of caller."""
+        wanted = poorest(so_far.cells, 2 * BATCH)
+        wanted.sort(key=lambda cell: cell.mode == "inference")
+        jobs = [(seed, wanted[2 * i : 2 * i + 2], self.settings) for i, seed in enumerate(seeds)]
+        size = -(-len(jobs) // (4 * self.processes))
+        parts = [jobs[i : i + size] for i in range(0, len(jobs), size)]
+        batch = Tally()
+        for tally in pool.map(_run_part, parts):
+            batch.add(tally)
+        known = Counter(so_far.families)
+        batch.reports = [text for text in batch.reports if _within(known, text.partition("\n")[0], self.settings.shown)]
+        for report in batch.reports:
+            print(report.partition("\n")[2], flush=True)
+        return batch
+
+    def _earlier(self) -> tuple[Tally, int]:
+        if self.state is None or not self.state.exists():
+            return Tally(), 0
+        header, *lines = self.state.read_text().splitlines()
+        expected = {**json.loads(header), "programs": self.settings.programs}
+        if expected != json.loads(json.dumps(_settings_json(self.settings))):
+            raise SystemExit(f"{self.state} belongs to a run with other settings: {header}")
+        total = Tally()
+        for line in lines:
+            total.add(Tally.from_json(json.loads(line)))
+        return total, len(lines)
+
+    def _keep(self, batch: Tally) -> None:
+        if self.state is None:
+            return
+        with self.state.open("a") as file:
+            if not file.tell():
+                file.write(json.dumps(_settings_json(self.settings)) + "\n")
+            file.write(json.dumps(batch.to_json()) + "\n")
+
+
+def _settings_json(settings: Settings) -> dict[str, Any]:
+    return {name: getattr(settings, name) for name in Settings.__slots__}
+
+
+def _within(known: Counter[str], family: str, limit: int) -> bool:
+    known[family] += 1
+    return known[family] <= limit
+
+
+class _Here:
+    """A pool of this very process."""
+
+    def __enter__(self) -> _Here:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def map(self, function: Any, parts: Sequence[Any]) -> Iterator[Any]:
+        return map(function, parts)
+
+
+def _workers(processes: int) -> Any:
+    if processes == 1:
+        quiet()
+        return _Here()
+    return ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), initializer=quiet)
+
+
+def quiet() -> None:
+    """One thread, no warnings of eager and no logs of refusals."""
+    torch.set_num_threads(1)
+    logging.getLogger("torch").setLevel(logging.CRITICAL)
+    warnings.simplefilter("ignore")
+
+
+def _run_part(jobs: Sequence[tuple[int, Sequence[Cell], Settings]]) -> Tally:
+    tally = Tally()
+    for seed, goals, settings in jobs:
+        made = generate(seed, goals)
+        program = made.program
+        if settings.dynamo_every and seed % settings.dynamo_every == 0:
+            program = replace(program, entry="dynamo")
+        verify = bool(settings.verify_every) and seed % settings.verify_every == 0
+        outcome = check(program, lowering=settings.lowering, verify=verify)
+        tally.kinds[outcome.kind] += 1
+        if outcome.kind == "equal":
+            tally.cells.update(made.cells)
+            continue
+        tally.families[outcome.family] += 1
+        if outcome.failed and tally.families[outcome.family] <= settings.shown:
+            tally.reports.append(f"{outcome.family}\n{_report(seed, program, settings, verify)}")
+    return tally
+
+
+def _report(seed: int, program: Program, settings: Settings, verify: bool) -> str:
+    family = check(program, lowering=settings.lowering, verify=verify).family
+
+    def same(smaller: Program) -> bool:
+        return check(smaller, lowering=settings.lowering, verify=verify).family == family
+
+    smallest = shrink(program, same, tries=40 if program.entry == "dynamo" else 150)
+    final = check(smallest, lowering=settings.lowering, verify=verify)
+    return f"--- program {seed}: {final.kind}: {final.detail}\n{smallest.script()}\n"
