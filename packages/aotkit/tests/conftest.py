@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+
+import aotkit
 
 
 @pytest.fixture(autouse=True)
@@ -17,3 +21,100 @@ def _pipeline_test_mode(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iter
     torch.manual_seed(0)
     yield
     torch._dynamo.reset()
+
+
+Make = Callable[[], Sequence[torch.Tensor]]
+
+
+@pytest.fixture(params=["aot_function", "torch.compile"])
+def same_as_eager(request: pytest.FixtureRequest) -> Callable[..., None]:
+    """``check(fn, make)``: compiled, ``fn`` does to ``make()`` what it does in eager mode, as far as a caller can see.
+
+    Values, geometry, storage sizes and version counters of inputs and outputs, who shares memory with whom, who is
+    whom, gradients of the leaves among ``make()`` and of what they were made from.
+    """
+    return partial(_check, request.param)
+
+
+@pytest.fixture
+def captured_same_as_eager() -> Callable[..., None]:
+    """The same for ``aot_function`` alone, where torch's frontend would run part of the function itself."""
+    return partial(_check, "aot_function")
+
+
+def _check(how: str, fn: Callable[..., Any], make: Make, *, calls: int = 1, lone_view: bool = False) -> None:
+    torch._dynamo.reset()
+    if how == "aot_function":
+        compiled = aotkit.aot_function(fn, lambda graph, inputs: graph)
+    else:
+        compiled = torch.compile(fn, backend="aotkit", options={"fallback": "error"})
+    for _ in range(calls):
+        _compare(_observe(fn, make), _observe(compiled, make), lone_view)
+
+
+def _observe(call: Callable[..., Any], make: Make) -> dict[str, Any]:
+    torch.manual_seed(0)
+    inputs = list(make())
+    leaves = [leaf for t in inputs for leaf in _leaves(t)]
+    versions = [_version(t) for t in inputs]
+    results = call(*inputs)
+    outputs = [o for o in (results if isinstance(results, list | tuple) else [results]) if isinstance(o, torch.Tensor)]
+    facts: dict[str, Any] = {}
+    for name, tensors in (("input", inputs), ("output", outputs)):
+        for index, t in enumerate(tensors):
+            storage = t.untyped_storage().nbytes()
+            facts[f"{name} {index} geometry"] = (t.shape, t.stride(), t.storage_offset(), t.dtype, t.requires_grad)
+            facts[f"{name} {index} storage"] = storage if name == "input" else None
+            facts[f"{name} {index} value"] = t.detach().clone() if storage or not t.numel() else None
+    facts["versions"] = [None if v is None else _version(t) - v for v, t in zip(versions, inputs, strict=True)]
+    everything = [*inputs, *outputs]
+    storages = [t.untyped_storage()._cdata for t in everything]
+    facts["shared memory"] = [storages.index(s) for s in storages]
+    facts["identity"] = [next(i for i, other in enumerate(everything) if other is t) for t in everything]
+    facts["views"] = [t._is_view() for t in outputs]
+    facts.update(_gradients(leaves, outputs))
+    return facts
+
+
+def _version(tensor: torch.Tensor) -> int | None:
+    return None if tensor.is_inference() else tensor._version
+
+
+def _leaves(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """The leaf itself, or what a view or product of one was made of."""
+    if tensor.is_leaf:
+        return [tensor] if tensor.requires_grad else []
+    found, waiting = [], [tensor.grad_fn]
+    while waiting:
+        function = waiting.pop()
+        if hasattr(function, "variable"):
+            found.append(function.variable)
+        waiting += [parent for parent, _ in getattr(function, "next_functions", ()) if parent is not None]
+    return found
+
+
+def _gradients(leaves: list[torch.Tensor], outputs: list[torch.Tensor]) -> dict[str, Any]:
+    leaves = list({id(leaf): leaf for leaf in leaves}.values())
+    terms = [torch.view_as_real(o) if o.is_complex() else o for o in outputs if o.requires_grad]
+    if not leaves or not terms:
+        return {}
+    weights = [torch.arange(1.0, t.numel() + 1).reshape(t.shape) for t in terms]
+    try:
+        loss = sum((t * w).sum() for t, w in zip(terms, weights, strict=True))
+        gradients = torch.autograd.grad(loss, leaves, allow_unused=True)
+    except RuntimeError as error:
+        return {"backward": "in-place" if "inplace operation" in str(error) else str(error)}
+    return {f"gradient {i}": g for i, g in enumerate(gradients)}
+
+
+def _compare(eager: dict[str, Any], ours: dict[str, Any], lone_view: bool) -> None:
+    for name, want in eager.items():
+        if name == "views" and lone_view:  # see docs/limits.md
+            continue
+        got = ours[name]
+        if isinstance(want, torch.Tensor):
+            assert isinstance(got, torch.Tensor), name
+            torch.testing.assert_close(got, want, equal_nan=True, msg=lambda m, n=name: f"{n}: {m}")
+        else:
+            assert got == want, f"{name}: {want} in eager mode, {got} compiled"
+    assert ours.keys() == eager.keys()

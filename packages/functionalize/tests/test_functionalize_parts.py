@@ -26,6 +26,7 @@ from aotkit_functionalize.metadata import (
     MutationKind,
     OutputInfo,
     OutputKind,
+    StorageChange,
     TensorMeta,
     ViewSpec,
 )
@@ -136,7 +137,16 @@ def test_metadata_of_every_field_survives_json_and_another_version_is_refused():
     meta = TensorMeta("float32", "cpu", ("s0", 3), (3, 1), "s0*2", True)
     view = ViewSpec("int32", (2,), (1,), "s0 + 1", True, True)
     metadata = GraphMetadata(
-        inputs=(InputInfo(0, InputKind.TENSOR, meta, False, MutationKind.DATA_AND_METADATA, new_view=view),),
+        inputs=(
+            InputInfo(0, InputKind.TENSOR, meta, False, MutationKind.DATA_AND_METADATA, new_view=view),
+            InputInfo(
+                1,
+                InputKind.TENSOR,
+                meta,
+                mutation=MutationKind.STORAGE,
+                storage=StorageChange(0, 1, True, view, "s0*4"),
+            ),
+        ),
         outputs=(OutputInfo(0, OutputKind.ALIAS_OF_INPUT, meta, 0, view, dynamic_dims=(0,), same_as=None),),
         intermediate_bases=(meta,),
         forward_requires_grad=(True,),
@@ -144,4 +154,4 @@ def test_metadata_of_every_field_survives_json_and_another_version_is_refused():
     )
     assert GraphMetadata.from_json(metadata.to_json()) == metadata
     with pytest.raises(ValueError, match="version 9"):
-        GraphMetadata.from_json(metadata.to_json().replace('"version": 1', '"version": 9'))
+        GraphMetadata.from_json(metadata.to_json().replace('"version": 2', '"version": 9'))

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from aotkit_functionalize import FunctionalLayer, GraphMetadata, fake_arguments
+from aotkit_functionalize import FunctionalLayer, GraphMetadata, NeedsDispatcherLayer, fake_arguments
 
 from .finish import finish
 from .graph_function import GraphFunction
@@ -106,7 +106,13 @@ def capture(
             or (layer is FunctionalLayer.DISPATCHER and not hasattr(traced, "preferred_layer")),
         )
         with stage(observer, "trace"):
-            recording = record(request)
+            try:
+                recording = record(request)
+            except NeedsDispatcherLayer:
+                if options.layer is not None or layer is FunctionalLayer.DISPATCHER:
+                    raise
+                again = replace(request, layer=FunctionalLayer.DISPATCHER, python_dispatcher=True)
+                recording = record(again)
         with stage(observer, "finish"):
             graph = finish(recording)
     assert recording.metadata is not None

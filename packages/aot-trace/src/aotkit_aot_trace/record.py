@@ -106,7 +106,7 @@ def record(request: Request) -> Recording:
 def _run(request: Request, placeholders: Sequence[Any], result: Recording) -> list[Any]:
     before, autocast = torch.is_grad_enabled(), AutocastState.now()
     tracer = compat.current_tracer()
-    with functional_layer(request.layer):
+    with functional_layer(request.layer) as storages:
         inputs = function_inputs(placeholders, request.callers)
         outputs = _flat(request.fn(*(i.value for i in inputs)))
         after = torch.is_grad_enabled()
@@ -117,7 +117,8 @@ def _run(request: Request, placeholders: Sequence[Any], result: Recording) -> li
                 "Use autocast as a context manager inside the function",
             )
         with _refused("what the function did cannot be told from its functional form"):
-            forward = collect_metadata(inputs, outputs, grad_mode=(before, after), training=request.training)
+            modes = (before, after)
+            forward = collect_metadata(inputs, outputs, grad_mode=modes, training=request.training, storages=storages)
             values = [_unwrap(v) for v in forward.forward_values]
         result.metadata = forward.metadata
         result.num_forward_nodes = len(tracer.graph.nodes)

@@ -7,7 +7,7 @@ itself makes :func:`function_inputs` inside :func:`functional_layer` and calls :
 from .__about__ import __version__
 from .analyze import analyze
 from .collect import ForwardRecord, collect_metadata
-from .errors import OverlappingMutation, Unsupported
+from .errors import NeedsDispatcherLayer, OverlappingMutation, Unsupported
 from .fakes import fake_arguments
 from .inputs import function_inputs
 from .metadata import GraphMetadata
@@ -25,6 +25,7 @@ __all__ = [
     "ForwardRecord",
     "FunctionalLayer",
     "GraphMetadata",
+    "NeedsDispatcherLayer",
     "OverlappingMutation",
     "Unsupported",
     "__version__",

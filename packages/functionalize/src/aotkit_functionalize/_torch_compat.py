@@ -13,6 +13,7 @@ __all__ = [
     "below_functionalization",
     "disable_functional_mode",
     "enter_dispatcher_functionalization",
+    "functional_views",
     "has_data_mutation",
     "inner_wrapper",
     "is_base",
@@ -25,8 +26,6 @@ __all__ = [
     "repeats_memory",
     "replay_views",
     "storage_identity",
-    "storage_was_replaced",
-    "storage_was_resized",
     "sync",
     "untraced",
     "unwrap_inner",
@@ -114,14 +113,11 @@ def number_of_writes(wrapper: torch.Tensor) -> int:
     return int(torch._functionalize_mutation_counter(wrapper))
 
 
-def storage_was_replaced(wrapper: torch.Tensor) -> bool:
-    """Whether ``set_`` gave the wrapper another storage."""
-    return bool(torch._functionalize_was_storage_changed(wrapper))
-
-
-def storage_was_resized(wrapper: torch.Tensor) -> bool:
-    """Whether ``untyped_storage().resize_`` was called."""
-    return bool(torch._functionalize_was_inductor_storage_resized(wrapper))
+def functional_views(wrapper: torch.Tensor) -> int:
+    """How many other functional tensors look at the wrapper's storage."""
+    storage = wrapper.untyped_storage()
+    # Beside the other tensors, this one and the Python object count.
+    return int(torch._C._storage_Use_Count(storage._cdata)) - 2
 
 
 def all_mutations_under_no_grad(wrapper: torch.Tensor) -> bool:

@@ -74,14 +74,21 @@ def output_sources(inputs: Sequence[FunctionInput], outputs: Sequence[Any]) -> O
     """Classify flat outputs (functional tensors, SymInts, constants)."""
     by_object = {id(i.value): i.index for i in inputs if i.is_tensor}
     by_storage: dict[int, int] = {}
-    for entered in inputs:
-        if entered.is_tensor:
-            by_storage.setdefault(compat.storage_identity(entered.value), entered.index)
+    tensors = [i for i in inputs if i.is_tensor]
+    for entered in sorted(tensors, key=lambda i: compat.storage_identity(i.value) != i.entry_storage):
+        by_storage.setdefault(compat.storage_identity(entered.value), entered.index)
+    left = {i.entry_storage for i in tensors} - by_storage.keys()
     result = OutputSources()
     groups: dict[int, list[int]] = {}
     for index, output in enumerate(outputs):
         result.sources.append(_first_source(index, output, by_object, by_storage))
         if result.sources[-1].kind is OutputKind.FRESH:
+            if left and compat.storage_identity(output) in left:
+                raise Unsupported(
+                    f"output {index} is a view of the storage that an input had before it was given another one",
+                    "no argument looks at that storage after the call",
+                    "Return a clone of the view",
+                )
             groups.setdefault(compat.storage_identity(output), []).append(index)
     for members in groups.values():
         if len(members) > 1:

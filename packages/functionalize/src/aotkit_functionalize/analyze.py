@@ -43,8 +43,9 @@ def analyze(
     mode, plain = fake_arguments(flat_args, fake_mode=fake_mode, dynamic=dynamic)
     before = torch.is_grad_enabled()
     # Not in inference mode: its tensors know no base, from which outputs that share memory are regenerated.
-    with torch.inference_mode(False), torch.set_grad_enabled(before), mode, functional_layer(layer):
+    with torch.inference_mode(False), torch.set_grad_enabled(before), mode, functional_layer(layer) as storages:
         inputs = function_inputs(plain, flat_args)
         outputs = fn(*(i.value for i in inputs))
         after = torch.is_grad_enabled()
-        return collect_metadata(inputs, list(outputs), grad_mode=(before, after), training=training).metadata
+        modes = (before, after)
+        return collect_metadata(inputs, list(outputs), grad_mode=modes, training=training, storages=storages).metadata

@@ -18,6 +18,7 @@ from .aliases import (
     view_spec,
 )
 from .errors import OverlappingMutation, Unsupported
+from .events import StorageEvents
 from .inputs import FunctionInput
 from .metadata import (
     EffectInfo,
@@ -27,17 +28,21 @@ from .metadata import (
     MutationKind,
     OutputInfo,
     OutputKind,
+    StorageChange,
     TangentInfo,
     TensorMeta,
 )
 from .mutations import (
     check_mutation,
+    has_data_mutation,
     is_hidden_from_autograd,
     is_under_no_grad,
     metadata_changed_under_no_grad,
     mutation_kind,
+    version_steps,
 )
 from .overlap import overlapping_groups
+from .storages import storage_change, was_replaced
 from .symbols import bind_symbols, dims, is_symbolic, tensor_meta
 from .wrap import eager_geometry, from_functional, is_functional
 
@@ -65,6 +70,7 @@ def collect_metadata(
     *,
     grad_mode: tuple[bool, bool],
     training: bool | None = None,
+    storages: StorageEvents | None = None,
 ) -> ForwardRecord:
     """Read the records off the functional tensors after the function ran.
 
@@ -74,6 +80,7 @@ def collect_metadata(
         grad_mode: whether grad mode was on before and after the call.
         training: ``False`` for an inference graph in any case; ``True`` to insist on a joint graph; by default a
             joint graph if grad mode was on and something that the graph computes needs a gradient.
+        storages: the changes of storage that :func:`functional_layer` saw.
 
     Raises:
         Unsupported: the function does something that the records cannot express.
@@ -82,7 +89,7 @@ def collect_metadata(
     _apply_pending_writes([*(i.value for i in inputs), *outputs])
     # Reading sizes below must not add nodes to a recording in progress.
     with compat.untraced():
-        return _collect(inputs, outputs, grad_mode, training)
+        return _collect(inputs, outputs, grad_mode, training, storages)
 
 
 def _apply_pending_writes(values: Sequence[Any]) -> None:
@@ -94,9 +101,13 @@ def _apply_pending_writes(values: Sequence[Any]) -> None:
 
 
 def _collect(
-    inputs: Sequence[FunctionInput], outputs: Sequence[Any], grad_mode: tuple[bool, bool], training: bool | None
+    inputs: Sequence[FunctionInput],
+    outputs: Sequence[Any],
+    grad_mode: tuple[bool, bool],
+    training: bool | None,
+    storages: StorageEvents | None,
 ) -> ForwardRecord:
-    input_infos, updated = _input_infos(inputs)
+    input_infos, updated = _input_infos(inputs, storages)
     groups = overlapping_groups(inputs, [i.index for i in input_infos if i.mutation in _WRITES])
     if groups:
         raise OverlappingMutation(groups, tuple(i.index for i in input_infos if i.mutation in _WRITES))
@@ -149,13 +160,19 @@ def _record(value: torch.Tensor) -> TensorMeta:
     return tensor_meta(from_functional(value), requires_grad=carries_gradient(value))
 
 
-def _input_infos(inputs: Sequence[FunctionInput]) -> tuple[list[InputInfo], list[torch.Tensor]]:
+def _input_infos(
+    inputs: Sequence[FunctionInput], storages: StorageEvents | None
+) -> tuple[list[InputInfo], list[torch.Tensor]]:
     infos: list[InputInfo] = []
     updated: list[torch.Tensor] = []
     for entered in inputs:
         if not entered.is_tensor:
             kind = InputKind.SYMINT if isinstance(entered.original, torch.SymInt) else InputKind.OTHER
             infos.append(InputInfo(entered.index, kind))
+            continue
+        change = storage_change(entered, inputs, storages)
+        if change is not None:
+            infos.append(_changed_storage(entered, change, updated))
             continue
         check_mutation(entered)
         mutation = mutation_kind(entered)
@@ -182,9 +199,34 @@ def _input_infos(inputs: Sequence[FunctionInput]) -> tuple[list[InputInfo], list
                 mutation_under_no_grad=without_grad,
                 updated_output=position,
                 new_view=new_view,
+                version_steps=version_steps(entered),
             )
         )
     return infos, updated
+
+
+def _changed_storage(entered: FunctionInput, change: StorageChange, updated: list[torch.Tensor]) -> InputInfo:
+    """The record of an input whose storage changes; see Note [Changes of storage]."""
+    replaced = was_replaced(entered)
+    fresh = replaced and change.input is None and not change.resized
+    written = has_data_mutation(entered.value) and change.input is None and change.num_bytes != 0
+    if not replaced:
+        check_mutation(entered)
+    position = len(updated) if fresh or written else None
+    if position is not None:
+        updated.append(entered.value)
+    return InputInfo(
+        index=entered.index,
+        kind=InputKind.TENSOR,
+        meta=tensor_meta(entered.original, requires_grad=entered.requires_grad),
+        is_leaf=entered.is_leaf,
+        mutation=MutationKind.STORAGE,
+        mutation_hidden_from_autograd=written and not replaced and is_hidden_from_autograd(entered),
+        mutation_under_no_grad=replaced or is_under_no_grad(entered),
+        updated_output=position,
+        storage=replace(change, output=position) if fresh else change,
+        version_steps=version_steps(entered),
+    )
 
 
 def _output_infos(
@@ -231,6 +273,8 @@ def _aliasing_output(
     if source.kind in (OutputKind.INPUT, OutputKind.ALIAS_OF_INPUT):
         entered = inputs[source.base]
         base, original = entered.value, entered.original
+        if was_replaced(entered):
+            original = from_functional(base)
         # See Note [Geometry of mutated tensors].
         plain, plain_base = eager_geometry(output, original), eager_geometry(base, original)
     else:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["OverlappingMutation", "Unsupported", "user_line"]
+__all__ = ["NeedsDispatcherLayer", "OverlappingMutation", "Unsupported", "user_line"]
 
 
 class Unsupported(RuntimeError):
@@ -32,6 +32,17 @@ class Unsupported(RuntimeError):
         located.__dict__.update(self.__dict__)
         Unsupported.__init__(located, self.what, self.why, self.do, stack_trace=stack_trace)
         return located
+
+
+class NeedsDispatcherLayer(Unsupported):
+    """``what`` is something that only :attr:`.FunctionalLayer.DISPATCHER` can follow; capture again in it."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(
+            what,
+            "a tensor subclass, which the functional mode uses, cannot change its storage",
+            "Capture with FunctionalLayer.DISPATCHER",
+        )
 
 
 class OverlappingMutation(Unsupported):

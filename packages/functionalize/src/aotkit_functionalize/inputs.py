@@ -36,6 +36,7 @@ class FunctionInput:
         is_leaf: whether the caller's tensor is a leaf.
         requires_grad: whether the caller's tensor requires grad.
         entry_grad_fn, entry_version, entry_storage, entry_outer_storage: state of ``value`` before the function ran.
+        storages: its storages then, kept alive so that no other one gets the same identity.
     """
 
     index: int
@@ -48,6 +49,7 @@ class FunctionInput:
     entry_version: int = 0
     entry_storage: int = 0
     entry_outer_storage: int = 0
+    storages: tuple[Any, ...] = field(default=(), repr=False)
 
     @property
     def is_tensor(self) -> bool:
@@ -103,4 +105,5 @@ def _function_input(index: int, plain: Any, caller: Any) -> FunctionInput:
         entry_version=value._version,
         entry_storage=compat.storage_identity(value),
         entry_outer_storage=compat.outer_storage_identity(value),
+        storages=(compat.inner_wrapper(value).untyped_storage(), value.untyped_storage()),
     )

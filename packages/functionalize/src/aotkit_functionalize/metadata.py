@@ -33,6 +33,7 @@ __all__ = [
     "MutationKind",
     "OutputInfo",
     "OutputKind",
+    "StorageChange",
     "SymbolBinding",
     "TangentInfo",
     "TensorMeta",
@@ -42,7 +43,7 @@ __all__ = [
 Dim = int | str
 """A size, stride or offset in elements: an int, or the text of an expression over the graph's symbols."""
 
-METADATA_VERSION = 1
+METADATA_VERSION = 2
 
 
 class InputKind(enum.Enum):
@@ -60,6 +61,7 @@ class MutationKind(enum.Enum):
     DATA = "data"
     METADATA = "metadata"  # sizes/strides/offset changed (``x.t_()``), same storage
     DATA_AND_METADATA = "data_and_metadata"
+    STORAGE = "storage"  # another storage, or another size of it; see StorageChange
 
 
 class OutputKind(enum.Enum):
@@ -106,6 +108,22 @@ class ViewSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class StorageChange:
+    """What became of the storage of an input, to be carried out on the caller's tensor.
+
+    At most one of: ``input``, the index of the input whose storage it looks at now, as ``view`` of that input says;
+    ``output``, the position of the forward output that it becomes; ``resized``: ``resize_`` to the sizes of ``view``.
+    ``num_bytes``: the size that its storage has in the end, if it was changed.
+    """
+
+    input: int | None = None
+    output: int | None = None
+    resized: bool = False
+    view: ViewSpec | None = None
+    num_bytes: Dim | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class InputInfo:
     """One flat input of the graph.
 
@@ -113,6 +131,7 @@ class InputInfo:
     ``mutation_under_no_grad``: only under ``no_grad``/``inference_mode``; the version counter moves.
     ``updated_output``: forward-output position of the new value when the caller must be given one (data
     mutation: copied back; metadata mutation: ``new_view`` says which strides the caller's tensor takes).
+    ``storage``: a change of its storage. ``version_steps``: by how much its version counter moves in eager mode.
     """
 
     index: int
@@ -125,6 +144,8 @@ class InputInfo:
     updated_output: int | None = None
     new_view: ViewSpec | None = None
     is_static: bool = False
+    storage: StorageChange | None = None
+    version_steps: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,7 +267,12 @@ def _view(raw: dict[str, Any] | None) -> ViewSpec | None:
 
 def _input(raw: dict[str, Any]) -> InputInfo:
     fixed = {"kind": InputKind(raw["kind"]), "mutation": MutationKind(raw["mutation"])}
-    return InputInfo(**{**raw, **fixed, "meta": _meta(raw["meta"]), "new_view": _view(raw["new_view"])})
+    known = {"meta": _meta(raw["meta"]), "new_view": _view(raw["new_view"]), "storage": _storage(raw["storage"])}
+    return InputInfo(**{**raw, **fixed, **known})
+
+
+def _storage(raw: dict[str, Any] | None) -> StorageChange | None:
+    return None if raw is None else StorageChange(**{**raw, "view": _view(raw["view"])})
 
 
 def _output(raw: dict[str, Any]) -> OutputInfo:

@@ -21,6 +21,7 @@ __all__ = [
     "is_under_no_grad",
     "metadata_changed_under_no_grad",
     "mutation_kind",
+    "version_steps",
 ]
 
 
@@ -60,6 +61,11 @@ def is_hidden_from_autograd(entered: FunctionInput) -> bool:
     return bool(entered.value._version == entered.entry_version)
 
 
+def version_steps(entered: FunctionInput) -> int:
+    """By how much the version counter moved."""
+    return int(entered.value._version - entered.entry_version)
+
+
 def mutation_kind(entered: FunctionInput) -> MutationKind:
     """What the caller will see of the mutation of a tensor input."""
     data = has_data_mutation(entered.value)
@@ -73,18 +79,8 @@ def check_mutation(entered: FunctionInput) -> None:
     """Refuse what the records cannot express, and what eager refuses."""
     value, name = entered.value, f"input {entered.index}"
     wrapper = compat.inner_wrapper(value)
-    if (
-        compat.storage_was_replaced(wrapper)
-        or compat.storage_identity(value) != entered.entry_storage
-        or (compat.outer_storage_identity(value) != entered.entry_outer_storage)
-    ):
-        raise Unsupported(
-            f"{name} is given another storage (set_, or assignment to .data)",
-            "the caller's tensor would have to change its memory after the call",
-            "Write into it with copy_ instead",
-        )
     now, geometry = from_functional(value), eager_geometry(value, entered.original)
-    if compat.storage_was_resized(wrapper) or dims(now.shape) != dims(geometry.shape):
+    if dims(now.shape) != dims(geometry.shape):
         raise Unsupported(
             f"{name} is resized",
             "its storage would have to change size after the call",

@@ -17,6 +17,7 @@ import torch
 
 from . import _torch_compat as compat
 from .errors import Unsupported
+from .events import StorageEvents
 from .writes import RefuseWrongWrites
 
 __all__ = [
@@ -38,16 +39,20 @@ class FunctionalLayer(enum.Enum):
 
 
 @contextmanager
-def functional_layer(layer: FunctionalLayer) -> Iterator[None]:
-    """Context in which operations on functional tensors are functionalized and factories give functional tensors."""
+def functional_layer(layer: FunctionalLayer) -> Iterator[StorageEvents]:
+    """Context in which operations on functional tensors are functionalized and factories give functional tensors.
+
+    What it gives is for :func:`.collect_metadata`: the changes of storage that it sees.
+    """
+    events = StorageEvents()
     if layer is FunctionalLayer.MODE:
-        with compat.below_functionalization(), compat.FunctionalTensorMode(), RefuseWrongWrites():
-            yield
+        with compat.below_functionalization(), compat.FunctionalTensorMode(), RefuseWrongWrites(events):
+            yield events
         return
     compat.enter_dispatcher_functionalization()
     try:
-        with RefuseWrongWrites():
-            yield
+        with RefuseWrongWrites(events):
+            yield events
     finally:
         compat.leave_dispatcher_functionalization()
 

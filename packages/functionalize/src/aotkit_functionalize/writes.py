@@ -9,6 +9,7 @@ from torch.overrides import TorchFunctionMode
 
 from . import _torch_compat as compat
 from .errors import Unsupported
+from .events import StorageEvents
 
 __all__ = ["RefuseWrongWrites"]
 
@@ -26,8 +27,16 @@ class RefuseWrongWrites(TorchFunctionMode):
         of the copies is written to, and even then only up to rounding: ``1e30 + (0.5 - 1e30)`` is 0.
     """
 
+    def __init__(self, storages: StorageEvents) -> None:
+        super().__init__()
+        self.storages = storages
+
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(func, "__name__", "")
+        if "set_" in name or "resize_" in name:
+            target = args[0] if args else None
+            if isinstance(target, torch.Tensor) and compat.is_inner_wrapper(compat.inner_wrapper(target)):
+                return self._change_of_storage(name, func, args, kwargs or {})
         out = (kwargs or {}).get("out")
         target = args[0] if args and _is_in_place(name) else out
         if not isinstance(target, torch.Tensor):
@@ -46,6 +55,19 @@ class RefuseWrongWrites(TorchFunctionMode):
                 "Use copy_ of the result into the view",
             )
         return func(*args, **(kwargs or {}))
+
+    def _change_of_storage(self, name: str, func: Any, args: Any, kwargs: Any) -> Any:
+        """See Note [Changes of storage]."""
+        target, name = args[0], name.partition(".")[0]
+        if name == "resize_storage_bytes_":
+            return self.storages.resize_storage(target, args[1])
+        if name == "set_" or (name == "__set__" and func.__self__ is torch.Tensor.data):
+            self.storages.replace(target)
+        if name in ("resize_", "resize_as_") and len(args) > 1 and not kwargs:
+            sizes = args[1:] if isinstance(args[1], int | torch.SymInt) else args[1]
+            if self.storages.resize(target, sizes.shape if isinstance(sizes, torch.Tensor) else sizes):
+                return target
+        return func(*args, **kwargs)
 
 
 def _is_in_place(name: str) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 __all__ = [
+    "advance_version",
     "autocast_enabled",
     "disable_autocast",
     "dtype_from_name",
     "fast_apply",
-    "increment_version",
     "set_grad_enabled",
     "transforms_active",
     "unsafe_view",
@@ -42,9 +42,10 @@ def unsafe_view(tensor: Tensor) -> Tensor:
     return result
 
 
-def increment_version(tensors: Sequence[Tensor]) -> None:
-    """Tell autograd that ``tensors`` were written to."""
-    torch.autograd.graph.increment_version(tuple(tensors))
+def advance_version(tensor: Tensor, times: int) -> None:
+    """Tell autograd that ``tensor`` was written to ``times`` times. Inference tensors have no version counter."""
+    if not tensor.is_inference():
+        torch._C._autograd._unsafe_set_version_counter((tensor,), (tensor._version + times,))
 
 
 def fast_apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:

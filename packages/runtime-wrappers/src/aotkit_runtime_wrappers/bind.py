@@ -11,9 +11,9 @@ from typing import Any
 import torch
 
 from ._torch_compat import (
+    advance_version,
     autocast_enabled,
     fast_apply,
-    increment_version,
     set_grad_enabled,
     transforms_active,
     unsafe_view,
@@ -53,7 +53,7 @@ _RUNTIME: dict[str, Any] = {
     "_check_strides": check_strides,
     "_check_value": check_value,
     "_coerce_tangent": coerce_tangent,
-    "_increment_version": increment_version,
+    "_advance_version": advance_version,
     "_is_grad_enabled": torch.is_grad_enabled,
     "_keep_values": keep_values,
     "_mark_dynamic": mark_dynamic,

@@ -11,6 +11,7 @@ InputKind = metadata.InputKind
 MutationKind = metadata.MutationKind
 OutputInfo = metadata.OutputInfo
 OutputKind = metadata.OutputKind
+StorageChange = metadata.StorageChange
 SymbolBinding = metadata.SymbolBinding
 TangentInfo = metadata.TangentInfo
 TensorMeta = metadata.TensorMeta
@@ -25,6 +26,7 @@ __all__ = [
     "MutationKind",
     "OutputInfo",
     "OutputKind",
+    "StorageChange",
     "SymbolBinding",
     "TangentInfo",
     "TensorMeta",

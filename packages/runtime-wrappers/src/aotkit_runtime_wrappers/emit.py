@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from .contract import ViewSpec
 from .dims import render, render_tuple
 from .operations import (
     BindSymbol,
@@ -28,8 +29,11 @@ from .operations import (
     MarkDynamic,
     Operation,
     Regenerate,
+    Resize,
+    ResizeStorage,
     Restride,
     SetGradMode,
+    SetStorage,
     Value,
 )
 from .plan import Return, WrapperPlan
@@ -100,7 +104,7 @@ def _values_of(operation: Operation) -> set[Value]:
             return {*mutated, *others}
         case BuildBase(members=members):
             return set(members)
-        case CopyBack(value=value, source=source):
+        case CopyBack(value=value, source=source) | SetStorage(value=value, source=source):
             return {value, source}
         case Regenerate(base=base):
             return {base}
@@ -217,8 +221,14 @@ def _emit_operation(operation: Operation, out: Source, indent: int = 1) -> None:
             out.add(f"{value}.as_strided_({render_tuple(view.sizes)}, {render_tuple(view.strides)}, {offset})", indent)
         case CopyBack(value=value, source=source, mode=mode):
             out.add(f"{value}{'.data' if mode == 'hidden' else ''}.copy_({source})", indent)
-        case BumpVersion(value=value):
-            out.add(f"_increment_version(({value},))", indent)
+        case SetStorage(value=value, source=source, view=view):
+            out.add(f"{value}.data = {_stored(source, view)}", indent)
+        case Resize(value=value, sizes=sizes):
+            out.add(f"{value}.resize_({render_tuple(sizes)})", indent)
+        case ResizeStorage(value=value, num_bytes=num_bytes):
+            out.add(f"{value}.untyped_storage().resize_({render(num_bytes)})", indent)
+        case BumpVersion(value=value, times=times):
+            out.add(f"_advance_version({value}, {times})", indent)
         case Regenerate():
             _emit_regenerate(operation, out, indent)
         case MarkDynamic(value=value, dims=dims):
@@ -257,6 +267,14 @@ def _emit_regenerate(operation: Regenerate, out: Source, indent: int) -> None:
     out.add(f"{operation.result} = {made}", indent)
     if operation.set_requires_grad:
         out.add(f"{operation.result}.requires_grad_(True)", indent)
+
+
+def _stored(source: Value, view: ViewSpec | None) -> str:
+    """Expression of the tensor whose memory another one takes over."""
+    if view is None:
+        return f"{source}.detach()"
+    offset = _offset(source, view.offset_delta)
+    return f"{source}.detach().as_strided({render_tuple(view.sizes)}, {render_tuple(view.strides)}, {offset})"
 
 
 def _offset(base: Value, delta: int | str) -> str:

@@ -17,6 +17,7 @@ from .contract import (
     MutationKind,
     OutputInfo,
     OutputKind,
+    StorageChange,
     TensorMeta,
     ViewSpec,
 )
@@ -30,8 +31,11 @@ from .operations import (
     MarkDynamic,
     Operation,
     Regenerate,
+    Resize,
+    ResizeStorage,
     Restride,
     SetGradMode,
+    SetStorage,
     Value,
     ViewMethod,
 )
@@ -47,26 +51,49 @@ def mutation_operations(metadata: GraphMetadata, names: Sequence[Value]) -> list
     """What the caller's tensors have to be given after the call."""
     operations: list[Operation] = []
     for info in metadata.inputs:
-        operations += _mutation(info, names[info.index])
+        if info.mutation is not MutationKind.NONE or info.version_steps:
+            operations += _mutation(info, names)
     return operations
 
 
-def _mutation(info: InputInfo, value: Value) -> list[Operation]:
+def _mutation(info: InputInfo, names: Sequence[Value]) -> list[Operation]:
+    value = names[info.index]
     operations: list[Operation] = []
-    if info.mutation is MutationKind.NONE:
-        return operations
-    if info.kind is not InputKind.TENSOR:
+    if info.kind is not InputKind.TENSOR and info.mutation is not MutationKind.NONE:
         raise PlanError(f"input {info.index} is a {info.kind.value} and cannot be mutated")
     if info.mutation in _CHANGES_METADATA:
         if info.new_view is None:
             raise PlanError(f"input {info.index} has a metadata mutation but no new_view to give the caller's tensor")
         operations.append(Restride(value, info.new_view, no_grad=info.mutation_under_no_grad))
-    if info.mutation in _CHANGES_DATA:
-        if info.updated_output is not None:
-            operations.append(CopyBack(value, f"fw{info.updated_output}", _copy_mode(info)))
-        elif not info.mutation_hidden_from_autograd:
-            operations.append(BumpVersion(value))
+    if info.storage is not None:
+        operations += _storage_operations(info.storage, value, names)
+    if info.updated_output is not None and (info.storage is None or info.storage.output is None):
+        operations.append(CopyBack(value, f"fw{info.updated_output}", _copy_mode(info)))
+    elif info.mutation in _CHANGES_DATA and not info.version_steps and not info.mutation_hidden_from_autograd:
+        operations.append(BumpVersion(value))
+    return operations + _missing_steps(info, value, operations)
+
+
+def _storage_operations(change: StorageChange, value: Value, names: Sequence[Value]) -> list[Operation]:
+    operations: list[Operation] = []
+    if change.resized:
+        if change.view is None:
+            raise PlanError(f"{value} is resized but its new sizes are not recorded")
+        operations.append(Resize(value, change.view.sizes))
+    elif change.input is not None:
+        operations.append(SetStorage(value, names[change.input], change.view))
+    elif change.output is not None:
+        operations.append(SetStorage(value, f"fw{change.output}"))
+    if change.num_bytes is not None:
+        operations.append(ResizeStorage(value, change.num_bytes))
     return operations
+
+
+def _missing_steps(info: InputInfo, value: Value, operations: Sequence[Operation]) -> list[Operation]:
+    """What the version counter moves in eager mode beyond what ``operations`` move it by."""
+    done = sum(isinstance(o, Restride | Resize) or (isinstance(o, CopyBack) and o.mode != "hidden") for o in operations)
+    missing = info.version_steps - done
+    return [BumpVersion(value, missing)] if missing > 0 else []
 
 
 def _copy_mode(info: InputInfo) -> CopyMode:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._torch_compat import autocast_enabled, dtype_from_name, increment_version, transforms_active, unsafe_view
+from ._torch_compat import advance_version, autocast_enabled, dtype_from_name, transforms_active, unsafe_view
 from .bind import backward_of
 from .boxed import BoxedCallable, ensure_boxed
 from .checks import check_value
@@ -32,8 +32,11 @@ from .operations import (
     MarkDynamic,
     Operation,
     Regenerate,
+    Resize,
+    ResizeStorage,
     Restride,
     SetGradMode,
+    SetStorage,
 )
 from .overlap import refuse_new_aliases
 from .plan import CallSpec, WrapperPlan
@@ -191,6 +194,8 @@ def _run(operation: Operation, values: dict[str, Any]) -> None:
             expected = evaluate_all(meta.strides, values) if operation.check_strides else None
             grad = meta.requires_grad if operation.check_requires_grad else None
             check_value(values[value], what, evaluate_all(meta.sizes, values), expected, meta.dtype, meta.device, grad)
+        case SetStorage() | Resize() | ResizeStorage():
+            _change_storage(operation, values)
         case Restride() | CopyBack() | BumpVersion():
             _write_back(operation, values)
         case Regenerate():
@@ -201,10 +206,24 @@ def _run(operation: Operation, values: dict[str, Any]) -> None:
             torch.set_grad_enabled(enabled)
 
 
+def _change_storage(operation: SetStorage | Resize | ResizeStorage, values: dict[str, Any]) -> None:
+    target = values[operation.value]
+    if isinstance(operation, Resize):
+        target.resize_(evaluate_all(operation.sizes, values))
+    elif isinstance(operation, ResizeStorage):
+        target.untyped_storage().resize_(evaluate(operation.num_bytes, values))
+    else:
+        source, view = values[operation.source].detach(), operation.view
+        if view is not None:
+            offset = source.storage_offset() + evaluate(view.offset_delta, values)
+            source = source.as_strided(evaluate_all(view.sizes, values), evaluate_all(view.strides, values), offset)
+        target.data = source
+
+
 def _write_back(operation: Restride | CopyBack | BumpVersion, values: dict[str, Any]) -> None:
     target = values[operation.value]
     if isinstance(operation, BumpVersion):
-        increment_version((target,))
+        advance_version(target, operation.times)
         return
     if isinstance(operation, Restride):
         view = operation.view

@@ -29,8 +29,11 @@ __all__ = [
     "MarkDynamic",
     "Operation",
     "Regenerate",
+    "Resize",
+    "ResizeStorage",
     "Restride",
     "SetGradMode",
+    "SetStorage",
     "decode",
     "encode",
 ]
@@ -134,6 +137,44 @@ class Restride:
 
 
 @dataclass(frozen=True, slots=True)
+class SetStorage:
+    """The caller's tensor looks at the storage of ``source`` from now on, as ``view`` of it says (default: all of it).
+
+    Its version counter stays.
+    """
+
+    value: Value
+    source: Value
+    view: ViewSpec | None = None
+
+    def __str__(self) -> str:
+        shown = "" if self.view is None else f".as_strided({_geometry(self.view)})"
+        return f"{self.value}.data = {self.source}{shown}"
+
+
+@dataclass(frozen=True, slots=True)
+class Resize:
+    """``resize_`` of the caller's tensor to ``sizes``."""
+
+    value: Value
+    sizes: tuple[Dim, ...]
+
+    def __str__(self) -> str:
+        return f"{self.value}.resize_({', '.join(map(str, self.sizes))})"
+
+
+@dataclass(frozen=True, slots=True)
+class ResizeStorage:
+    """The storage of the caller's tensor gets another size."""
+
+    value: Value
+    num_bytes: Dim
+
+    def __str__(self) -> str:
+        return f"{self.value}.untyped_storage().resize_({self.num_bytes})"
+
+
+@dataclass(frozen=True, slots=True)
 class CopyBack:
     """Data mutation: ``source`` is the new value of the caller's tensor ``value``.
 
@@ -152,12 +193,13 @@ class CopyBack:
 
 @dataclass(frozen=True, slots=True)
 class BumpVersion:
-    """The compiled graph itself wrote into ``value``; autograd has to know."""
+    """Autograd has to know of ``times`` writes to ``value`` beside those of the epilogue."""
 
     value: Value
+    times: int = 1
 
     def __str__(self) -> str:
-        return f"increment version of {self.value}"
+        return f"increment version of {self.value}" + (f" by {self.times}" if self.times > 1 else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +256,9 @@ Operation = (
     | BuildBase
     | CheckStrides
     | Restride
+    | SetStorage
+    | Resize
+    | ResizeStorage
     | CopyBack
     | BumpVersion
     | Regenerate
@@ -272,6 +317,12 @@ def dims_read(operation: Operation) -> tuple[Dim, ...]:
     match operation:
         case Restride(view=view) | Regenerate(view=view):
             return (*view.sizes, *view.strides, view.offset_delta)
+        case SetStorage(view=view):
+            return () if view is None else (*view.sizes, *view.strides, view.offset_delta)
+        case Resize(sizes=sizes):
+            return sizes
+        case ResizeStorage(num_bytes=num_bytes):
+            return (num_bytes,)
         case CheckStrides(strides=strides):
             return strides
         case CheckValue(meta=meta):
