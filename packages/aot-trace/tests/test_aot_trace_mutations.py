@@ -196,7 +196,7 @@ def test_a_leaf_that_requires_grad_changed_in_place_is_refused_as_eager_refuses_
 )
 def test_changes_of_an_inputs_storage_need_the_dispatchers_layer_which_records_them(layer, fn, storage):
     if layer is FunctionalLayer.MODE:
-        with pytest.raises(Unsupported, match="FunctionalLayer.DISPATCHER"):
+        with pytest.raises(Unsupported, match=r"FunctionalLayer\.DISPATCHER"):
             capture(fn, [torch.ones(2, 3)], options=TraceOptions(layer=layer))
     for options in (TraceOptions(layer=FunctionalLayer.DISPATCHER), None):
         change = capture(fn, [torch.ones(2, 3)], options=options).metadata.inputs[0].storage
