@@ -200,7 +200,7 @@ def test_a_broken_program_is_refused_with_what_was_expected(text: str, message: 
 
 
 def test_a_store_of_unknown_mode_cannot_be_printed() -> None:
-    with pytest.raises(IRError, match="must be 'set' or 'add', not 'max'"):
+    with pytest.raises(IRError, match="must be one of set, add, mul, min, max, not 'xor'"):
         print_instr(Store("y", (), "v", "xor"))
 
 
