@@ -194,6 +194,11 @@ class _NestRun:
     def reduce(self, i: Reduce) -> None:
         whole = self.values[i.value].expand(self.shape)
         flat = whole.reshape(*self.outer_sizes, -1) if whole.numel() else whole.new_empty((*self.outer_sizes, 0))
+        if i.running:
+            reference = REDUCE_TABLE[i.kind].reference
+            so_far = [reference(flat[..., : n + 1]) for n in range(flat.shape[-1])]
+            self.keep(i.result, torch.stack(so_far, -1).reshape(whole.shape) if so_far else whole)
+            return
         self.lasting[i.result] = REDUCE_TABLE[i.kind].reference(flat)
 
     def store(self, i: Store) -> None:

@@ -197,12 +197,16 @@ class CheckIndex:
 @dataclass(frozen=True, slots=True)
 class Reduce:
     """Reduce ``value`` over the stage's ranges. ``kind``: sum, prod, min, max (NaN propagates), any, all,
-    argmin, argmax (first index; result i64, over the flattened stage ranges in order)."""
+    argmin, argmax (first index; result i64, over the flattened stage ranges in order).
+
+    ``running`` makes it a scan: the result, visible in this stage only, is the reduction of all iterations up to and
+    including the present one, which then run in order. Not for argmin and argmax."""
 
     result: str
     kind: str
     value: str
     dtype: DType
+    running: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,6 +238,11 @@ class Stage:
 
     ranges: tuple[Range, ...]
     body: tuple[Instr, ...]
+
+    @property
+    def scans(self) -> bool:
+        """Whether its iterations run one after the other, in the order of its ranges."""
+        return any(isinstance(i, Reduce) and i.running for i in self.body)
 
 
 @dataclass(frozen=True, slots=True)

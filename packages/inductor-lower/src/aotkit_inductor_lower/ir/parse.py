@@ -390,8 +390,8 @@ class _Parser:
             value = self.value()
             self.scan.expect("<")
             return CheckIndex(result, value, scan_expr(self.scan))
-        if op == "reduce":
-            return Reduce(result, self.token(_WORD, "a reduction"), self.value(), self.dtype())
+        if op in ("reduce", "scan"):
+            return Reduce(result, self.token(_WORD, "a reduction"), self.value(), self.dtype(), op == "scan")
         args = [self.value()]
         while self.scan.take(","):
             args.append(self.value())

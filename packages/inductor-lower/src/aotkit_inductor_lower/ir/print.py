@@ -24,7 +24,8 @@ Note [IR text]
         return y, sym(2*$s0), none
 
     Instructions: ``load b[..] : t`` with ``mask %m other 0.0``; ``const 1.0 : t``; ``index expr : t``;
-    ``op %a, %b : t``; ``check %v < size``; ``reduce kind %v : t``; ``store b[..] = %v`` or ``+= %v``, with ``mask %m``.
+    ``op %a, %b : t``; ``check %v < size``; ``reduce kind %v : t``, ``scan kind %v : t``;
+    ``store b[..] = %v`` or ``+= %v``, with ``mask %m``.
 """
 
 from __future__ import annotations
@@ -214,7 +215,9 @@ _INSTR_TEXT: dict[type, Callable[..., str]] = {
     IndexValue: lambda i: f"{_value(i.result)} = index {i.expr} : {i.dtype.value}",
     Compute: _compute,
     CheckIndex: lambda i: f"{_value(i.result)} = check {_value(i.value)} < {i.size}",
-    Reduce: lambda i: f"{_value(i.result)} = reduce {i.kind} {_value(i.value)} : {i.dtype.value}",
+    Reduce: lambda i: (
+        f"{_value(i.result)} = {'scan' if i.running else 'reduce'} {i.kind} {_value(i.value)} : {i.dtype.value}"
+    ),
     Store: _store,
 }
 _STEP_LINES: dict[type[Step], Callable[..., list[str]]] = {

@@ -240,6 +240,11 @@ def _check_reduce(c: _NestChecker, i: Reduce, stage: Stage) -> None:
     expected = reduce_dtype_or_fail(c, i.kind, c.use(i.value))
     if i.dtype is not expected:
         raise c.fail(f"reduce {i.kind} of {c.use(i.value).value} gives {expected.value}, not {i.dtype.value}")
+    if i.running:
+        if i.kind.startswith("arg"):
+            raise c.fail(f"there is no running {i.kind}")
+        c.define(i.result, i.dtype, stage)
+        return
     if i.result in c.defined:
         raise c.fail(f"value %{i.result} is defined twice in this nest")
     c.defined.add(i.result)

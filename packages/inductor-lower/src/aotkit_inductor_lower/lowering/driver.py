@@ -22,6 +22,7 @@ from . import (
     random,
     reductions,
     resample,
+    scans,
     scatter,
     softmax,
     views,
@@ -46,6 +47,7 @@ RULES = join_rules(
     scatter.TABLE,
     pooling.TABLE,
     resample.TABLE,
+    scans.TABLE,
     constants.TABLE,
     random.TABLE,
 )

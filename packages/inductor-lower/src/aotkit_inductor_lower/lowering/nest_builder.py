@@ -191,6 +191,14 @@ class NestBuilder:
         self._row_seen[key] = result
         return result
 
+    def scan(self, kind: str, value: Value) -> Value:
+        """Reduce over the stage's iterations so far, this one included."""
+        if not self._ranges:
+            return value
+        name = self._name()
+        self._body.append(Reduce(name, kind, value.name, value.dtype, running=True))
+        return self._remember(("scan", kind, value.name), name, value.dtype)
+
     def store(
         self, view: View, index: Sequence[Expr], value: Value, mode: str = "set", mask: Value | None = None
     ) -> None:

@@ -82,6 +82,7 @@ class _Slot:
 
     ranges: tuple[Range, ...]
     pieces: list[tuple[int, int]]  # (source nest, stage)
+    scans: bool = False  # its iterations count, so their order is fixed
 
     @property
     def loops(self) -> frozenset[str]:
@@ -299,18 +300,22 @@ def _within(read: Mapping[Expr, str], written: Mapping[Expr, str], sizes: Mappin
 
 def _place(first: Kernel, second: Kernel, plan: _Plan) -> list[_Slot]:
     """The merged stages: the first nest's, each of the second's at the earliest equal stage that is late enough."""
-    slots = [_Slot(ranges, [(0, k)]) for k, ranges in enumerate(plan.ranges[0])]
+    slots = [_Slot(ranges, [(0, k)], first.nest.stages[k].scans) for k, ranges in enumerate(plan.ranges[0])]
     own = list(slots)
     placed: list[_Slot] = []
     defined: dict[str, tuple[int, bool]] = {}
     for number, (stage, ranges) in enumerate(zip(second.nest.stages, plan.ranges[1], strict=True)):
         loops = frozenset(r.symbol for r in ranges)
         earliest = _earliest(first, second, plan, number, slots, own, placed, defined)
-        slot = next((s for s in slots[earliest:] if s.loops == loops), None)
+        fits = (
+            s for s in slots[earliest:] if s.loops == loops and (s.ranges == ranges or not (s.scans or stage.scans))
+        )
+        slot = next(fits, None)
         if slot is not None:
             slot.pieces.append((1, number))
+            slot.scans = slot.scans or stage.scans
         else:
-            slot = _Slot(ranges, [(1, number)])
+            slot = _Slot(ranges, [(1, number)], stage.scans)
             slots.insert(earliest if not ranges else len(slots), slot)
         placed.append(slot)
         for instr in stage.body:

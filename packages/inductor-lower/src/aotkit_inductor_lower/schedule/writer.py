@@ -135,6 +135,10 @@ class NestWriter:
 
     def _reduce(self, instr: Reduce, names: MutableMapping[str, str]) -> None:
         value = names[instr.value]
+        if instr.running:
+            once = ("scan", instr.kind, value)
+            names[instr.result] = self._once(once, Reduce, instr.kind, value, instr.dtype, True)
+            return
         key = ("reduce", instr.kind, value, tuple(r.symbol for r in self._ranges))
         name = self._once(key, Reduce, instr.kind, value, instr.dtype)
         self._row_seen[key] = name

@@ -16,8 +16,9 @@ from .types import literal, memory_type, register_type, width
 __all__ = ["emit_body"]
 
 
-def emit_body(ctx: KernelContext, body: Sequence[Instr], reduce: Callable[[Reduce, Value], None]) -> None:
-    """Emit ``body`` in order; ``reduce`` receives each reduction with the value to take in."""
+def emit_body(ctx: KernelContext, body: Sequence[Instr], reduce: Callable[[Reduce, Value], Value | None]) -> None:
+    """Emit ``body`` in order; ``reduce`` receives each reduction with the value to take in and gives the result of a
+    running one."""
     for instr in body:
         if isinstance(instr, Load):
             ctx.values[instr.result] = _load(ctx, instr)
@@ -29,7 +30,9 @@ def emit_body(ctx: KernelContext, body: Sequence[Instr], reduce: Callable[[Reduc
         elif isinstance(instr, Store):
             _store(ctx, instr)
         elif isinstance(instr, Reduce):
-            reduce(instr, ctx.values[instr.value])
+            running = reduce(instr, ctx.values[instr.value])
+            if running is not None:
+                ctx.values[instr.result] = running
         elif isinstance(instr, IndexValue):
             ctx.values[instr.result] = ctx.index_value(instr.expr, instr.dtype)
         elif isinstance(instr, CheckIndex):

@@ -395,8 +395,8 @@ class _StageEmitter:
 
         return self.em.loop(low, stop, block.step, state, body, "r")
 
-    def _take(self, reduce: Reduce, value: Value, block: _Block, state: list[Ssa]) -> None:
-        """Update the accumulators of one reduction in ``state``."""
+    def _take(self, reduce: Reduce, value: Value, block: _Block, state: list[Ssa]) -> Value | None:
+        """Update the accumulators of one reduction in ``state``; the value so far of a running one."""
         at = 0
         for acc in self.accumulators:
             if acc.reduce is reduce:
@@ -412,10 +412,15 @@ class _StageEmitter:
                 where = position.parts[copy] if position.varying else self.em.splat(position.parts[0], block.lanes)
             here = slice(at + copy * acc.width, at + (copy + 1) * acc.width)
             state[here] = acc.step(self.ops, state[here], part, where)
+        if not reduce.running:
+            return None
+        return Value(reduce.dtype, tuple(state[at : at + block.vectors]), varying=self.ctx.vector is not None)
 
     def _finish(self, final: list[Ssa], blocks: list[_Block]) -> None:
         """Combine copies, lanes and blocks into the results."""
         for acc in self.accumulators:
+            if acc.reduce.running:
+                continue
             partials: list[list[Ssa]] = []
             at = 0
             for block in blocks:

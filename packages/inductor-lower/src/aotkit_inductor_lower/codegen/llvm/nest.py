@@ -272,7 +272,7 @@ def _order_loops(nest: FlatNest) -> FlatNest:
     stages = []
     for stage in nest.stages:
         accesses = [i.indices[0] for i in stage.body if isinstance(i, Load | Store)]
-        ordered = any(isinstance(i, Store) and i.accumulates for i in stage.body)
+        ordered = stage.scans or any(isinstance(i, Store) and i.accumulates for i in stage.body)
         stages.append(stage if ordered else Stage(_by_stride(stage.ranges, accesses), stage.body))
     return replace(nest, outer=outer, stages=tuple(stages))
 

@@ -37,7 +37,7 @@ class Accumulator:
     @property
     def cascades(self) -> bool:
         """Whether a second level keeps the rounding error down."""
-        return self.reduce.kind == "sum" and self.value_dtype in FLOAT_TYPES
+        return self.reduce.kind == "sum" and self.value_dtype in FLOAT_TYPES and not self.reduce.running
 
     @property
     def width(self) -> int:

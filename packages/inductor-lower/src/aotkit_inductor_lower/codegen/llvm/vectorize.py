@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ...ir import Compute, Load, Range, Reduce, Stage, Store
-from ...symbolic import Expr, Symbol, SymbolKind
+from ...symbolic import Expr, Symbol, SymbolKind, product
 from .nest import FlatNest, element_bits, hint
 from .target import CpuTarget
 
@@ -76,9 +76,9 @@ def _inner_choice(nest: FlatNest, lanes: int) -> tuple[tuple[str | None, ...], f
     names: list[str | None] = []
     total = 0.0
     for stage in nest.stages:
-        if not stage.ranges:
+        if not stage.ranges or stage.scans:
             names.append(None)
-            total += trips * _stage_cost(stage, None, 1)
+            total += trips * max(1, hint(_iterations(stage))) * _stage_cost(stage, None, 1)
             continue
         choices = [(_stage_loop_cost(stage, loop, lanes), loop.symbol) for loop in stage.ranges]
         cost, name = min(choices, key=lambda c: c[0])
@@ -86,6 +86,10 @@ def _inner_choice(nest: FlatNest, lanes: int) -> tuple[tuple[str | None, ...], f
         reduces = sum(isinstance(i, Reduce) for i in stage.body)
         total += trips * (cost + 3.0 + 5.0 * reduces)
     return tuple(names), total
+
+
+def _iterations(stage: Stage) -> Expr:
+    return product(loop.size for loop in stage.ranges)
 
 
 def _stage_loop_cost(stage: Stage, loop: Range, lanes: int) -> float:

@@ -1,0 +1,66 @@
+"""Cumulative sums, products and extrema: one pass per row, in the type that eager accumulates in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch.fx import Node
+
+from ..ir import DType
+from .context import LoweringContext, NodeValue
+from .promotion import compute_dtype
+from .reductions import RowNest
+from .registry import RuleTable, aten
+from .values import View
+
+__all__ = ["TABLE"]
+
+TABLE = RuleTable("scans")
+
+
+def _accumulated(kind: str) -> Callable[..., View]:
+    def rule(ctx: LoweringContext, node: Node, x: View, dim: int, *, dtype: object = None) -> View:
+        result = ctx.declare(node.name, node.meta["val"])
+        rows = RowNest(ctx, node, result.buffer, x.sizes, [dim])
+        nest = rows.nest
+        wide = compute_dtype(result.dtype)
+        if wide is DType.F32 and result.dtype.itemsize == 4:
+            wide = DType.F64  # eager accumulates floats in doubles, halves in floats
+        index = rows.stage()
+        element = nest.cast(nest.load(x, index), compute_dtype(result.dtype))
+        nest.store(result, index, nest.scan(kind, nest.cast(element, wide)))
+        ctx.add(nest)
+        return result
+
+    return rule
+
+
+TABLE.add(aten.cumsum.default, _accumulated("sum"))
+TABLE.add(aten.cumprod.default, _accumulated("prod"))
+
+
+def _extremum(kind: str) -> Callable[..., NodeValue]:
+    """The best so far and where it was: the last of equals, and from the first nan on the last nan."""
+
+    def rule(ctx: LoweringContext, node: Node, x: View, dim: int) -> NodeValue:
+        values, indices = (ctx.declare(f"{node.name}_{k}", val) for k, val in enumerate(node.meta["val"]))
+        rows = RowNest(ctx, node, values.buffer, x.sizes, [dim])
+        nest, dtype = rows.nest, compute_dtype(x.dtype)
+        index = rows.stage()
+        element = nest.cast(nest.load(x, index), dtype)
+        best = nest.scan(kind, element)
+        here = nest.op("eq", element, best)
+        if dtype in (DType.F32, DType.F64):
+            here = nest.op("logical_or", here, nest.op("isnan", element))
+        zero = nest.const(0, DType.I64)
+        place = nest.index_value(index[dim % len(x.sizes)]) if x.sizes else zero
+        nest.store(values, index, best)
+        nest.store(indices, index, nest.scan("max", nest.where(here, place, zero)))
+        ctx.add(nest)
+        return [values, indices]
+
+    return rule
+
+
+TABLE.add(aten.cummax.default, _extremum("max"))
+TABLE.add(aten.cummin.default, _extremum("min"))
