@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 
-from ..ir import Buffer, CheckIndex, Compute, IndexValue, Load, LoopNest, Range, Reduce, Store
+from ..ir import Buffer, CheckIndex, Compute, IndexValue, Load, LoopNest, Range, Reduce, Stage, Store
 from ..symbolic import Call, Expr, Ranges, Symbol, SymbolKind, contiguous_strides, product, simplify, to_expr
 
 __all__ = [
@@ -17,6 +17,7 @@ __all__ = [
     "hint",
     "identity_store",
     "instructions",
+    "is_heavy",
     "iteration_count",
     "ranges_of",
 ]
@@ -61,6 +62,11 @@ def body_size(nest: LoopNest) -> int:
 def heavy_count(nest: LoopNest) -> int:
     """How many instructions are dear (transcendental, roots, remainders)."""
     return sum(isinstance(i, Compute) and i.op in HEAVY for i in instructions(nest))
+
+
+def is_heavy(stage: Stage) -> bool:
+    """Whether a stage computes something dear."""
+    return any(isinstance(i, Compute) and i.op in HEAVY for i in stage.body)
 
 
 def has_division(nest: LoopNest) -> bool:

@@ -99,6 +99,8 @@ def _verdict(
     passes = sum(_passes(reader, buffer) for reader in nests)
     widest = max(_iterations(reader, buffer) for reader in nests)
     repeated = widest > 2 * elements
+    if heavy and any(_scans(reader, buffer) for reader in nests):
+        return "its reader takes one element at a time, and it is dear", False
     if passes == 1 and not repeated:
         if size + body_size(nests[0]) > options.max_fusion_instructions:
             return "the kernel would get too large", False
@@ -113,6 +115,12 @@ def _verdict(
 
 def _reads_masked(reader: LoopNest, buffer: str) -> bool:
     return any(isinstance(i, Load) and i.buffer == buffer and i.mask is not None for i in instructions(reader))
+
+
+def _scans(reader: LoopNest, buffer: str) -> bool:
+    return any(
+        stage.scans and any(isinstance(i, Load) and i.buffer == buffer for i in stage.body) for stage in reader.stages
+    )
 
 
 def _passes(reader: LoopNest, buffer: str) -> int:

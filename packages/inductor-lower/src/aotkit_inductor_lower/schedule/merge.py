@@ -27,7 +27,7 @@ from ..ir import (
 )
 from ..symbolic import Expr, Symbol, SymbolKind, to_expr
 from .align import align_digits, digit_env, digits_of, expand_ranges
-from .facts import body_size, flat_index, has_calls, iteration_count, numel, ranges_of
+from .facts import body_size, flat_index, has_calls, is_heavy, iteration_count, numel, ranges_of
 from .inline import join_origins
 from .writer import NestWriter
 
@@ -82,11 +82,24 @@ class _Slot:
 
     ranges: tuple[Range, ...]
     pieces: list[tuple[int, int]]  # (source nest, stage)
-    scans: bool = False  # its iterations count, so their order is fixed
+    scans: bool = False  # its iterations run one by one, in the order of its ranges
+    heavy: bool = False
+
+    @staticmethod
+    def of(source: int, number: int, stage: Stage, ranges: tuple[Range, ...]) -> _Slot:
+        """A slot with one piece."""
+        return _Slot(ranges, [(source, number)], stage.scans, is_heavy(stage))
 
     @property
     def loops(self) -> frozenset[str]:
         return frozenset(loop.symbol for loop in self.ranges)
+
+    def takes(self, stage: Stage, ranges: tuple[Range, ...]) -> bool:
+        """Whether a stage over the same loops may run in this one: a scan fixes their order, and what is dear is
+        better computed in vectors beside it."""
+        if self.scans or stage.scans:
+            return self.ranges == ranges and (self.scans == stage.scans or not (self.heavy or is_heavy(stage)))
+        return True
 
 
 @dataclass(slots=True)
@@ -300,22 +313,20 @@ def _within(read: Mapping[Expr, str], written: Mapping[Expr, str], sizes: Mappin
 
 def _place(first: Kernel, second: Kernel, plan: _Plan) -> list[_Slot]:
     """The merged stages: the first nest's, each of the second's at the earliest equal stage that is late enough."""
-    slots = [_Slot(ranges, [(0, k)], first.nest.stages[k].scans) for k, ranges in enumerate(plan.ranges[0])]
+    slots = [_Slot.of(0, k, first.nest.stages[k], ranges) for k, ranges in enumerate(plan.ranges[0])]
     own = list(slots)
     placed: list[_Slot] = []
     defined: dict[str, tuple[int, bool]] = {}
     for number, (stage, ranges) in enumerate(zip(second.nest.stages, plan.ranges[1], strict=True)):
         loops = frozenset(r.symbol for r in ranges)
         earliest = _earliest(first, second, plan, number, slots, own, placed, defined)
-        fits = (
-            s for s in slots[earliest:] if s.loops == loops and (s.ranges == ranges or not (s.scans or stage.scans))
-        )
+        fits = (s for s in slots[earliest:] if s.loops == loops and s.takes(stage, ranges))
         slot = next(fits, None)
         if slot is not None:
             slot.pieces.append((1, number))
-            slot.scans = slot.scans or stage.scans
+            slot.scans, slot.heavy = slot.scans or stage.scans, slot.heavy or is_heavy(stage)
         else:
-            slot = _Slot(ranges, [(1, number)], stage.scans)
+            slot = _Slot.of(1, number, stage, ranges)
             slots.insert(earliest if not ranges else len(slots), slot)
         placed.append(slot)
         for instr in stage.body:

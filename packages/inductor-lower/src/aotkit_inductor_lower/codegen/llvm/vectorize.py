@@ -44,7 +44,8 @@ def choose_vectors(nest: FlatNest, target: CpuTarget) -> VectorPlan:
     lanes = target.lanes(element_bits(nest))
     best: tuple[float, str | None, tuple[str | None, ...]] | None = None
     inner, cost = _inner_choice(nest, lanes)
-    if any(inner):
+    scans = any(stage.scans for stage in nest.stages)
+    if any(inner) or scans:
         best = (cost, None, inner)
     for loop in nest.outer:
         cost = _outer_cost(nest, loop, lanes)
@@ -114,7 +115,9 @@ def _outer_cost(nest: FlatNest, loop: Range, lanes: int) -> float:
         inner = 1.0
         for other in stage.ranges:
             inner *= max(1, hint(other.size))
-        total += inner * (vectors * _stage_cost(stage, symbol, lanes) + tail * _stage_cost(stage, None, 1))
+        # rows far apart, walked in step, fall out of the cache
+        far = 2.0 if stage.scans and _stage_cost(stage, symbol, lanes) > 2.0 * lanes else 1.0
+        total += far * inner * (vectors * _stage_cost(stage, symbol, lanes) + tail * _stage_cost(stage, None, 1))
     return trips * (total + 1.0)
 
 
