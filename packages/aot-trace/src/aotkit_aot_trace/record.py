@@ -10,7 +10,6 @@ Note [One run of the user's function]
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -190,7 +189,6 @@ def _gradients(
 ) -> Sequence[torch.Tensor | None]:
     """``torch.autograd.grad``, noting which backward function each recorded node comes from."""
     functions = _backward_functions(outputs)
-    _check_views_keep_their_base(functions)
     hooks = [_mark(fn, tracer.graph, result.backward_marks) for fn in functions]
     try:
         # Eager runs backward outside of the forward's autocast region and with grad mode off.
@@ -207,24 +205,6 @@ def _gradients(
     finally:
         for hook in hooks:
             hook.remove()
-
-
-_IN_PLACE_VIEWS = re.compile(r"(T|Transpose|Unsqueeze|AsStrided)Backward[1-9]|SqueezeBackward[3-9]")
-
-
-def _check_views_keep_their_base(functions: Sequence[Any]) -> None:
-    """Refuse writes through views of tensors that were transposed, squeezed .. in place.
-
-    Autograd differentiates a write through a view of a functional tensor by taking the view again, of the base
-    as it is now. If the base has changed its shape in between, that is another view: a wrong gradient.
-    """
-    names = [fn.name() for fn in functions]
-    if "torch::autograd::CopySlices" in names and any(_IN_PLACE_VIEWS.fullmatch(name) for name in names):
-        raise Unsupported(
-            "a tensor changes its shape in place, and a tensor is written to through a view",
-            "the gradient of the write would be taken of the wrong elements if the view is older than the change",
-            "Use the operation that returns a new tensor instead (t(), unsqueeze(), ..)",
-        )
 
 
 def _mark(fn: Any, graph: torch.fx.Graph, marks: list[tuple[int, int]]) -> Any:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
 import torch
 from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode, disable_functional_mode
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing as untraced
@@ -10,6 +13,7 @@ __all__ = [
     "FunctionalTensor",
     "FunctionalTensorMode",
     "all_mutations_under_no_grad",
+    "below_functional_modes",
     "below_functionalization",
     "disable_functional_mode",
     "enter_dispatcher_functionalization",
@@ -21,10 +25,11 @@ __all__ = [
     "is_inner_wrapper",
     "is_view_through",
     "leave_dispatcher_functionalization",
-    "number_of_writes",
     "outer_storage_identity",
     "repeats_memory",
+    "replace_value",
     "replay_views",
+    "share_version_counter",
     "storage_identity",
     "sync",
     "untraced",
@@ -108,16 +113,37 @@ def is_view_through(wrapper: torch.Tensor, operator: str) -> bool:
     return any(type(view).__name__ == f"{operator}_ViewMeta" for view in sequence)
 
 
-def number_of_writes(wrapper: torch.Tensor) -> int:
-    """How many times the wrapper's storage was written to."""
-    return int(torch._functionalize_mutation_counter(wrapper))
-
-
 def functional_views(wrapper: torch.Tensor) -> int:
     """How many other functional tensors look at the wrapper's storage."""
     storage = wrapper.untyped_storage()
     # Beside the other tensors, this one and the Python object count.
     return int(torch._C._storage_Use_Count(storage._cdata)) - 2
+
+
+def share_version_counter(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether a write to one of them moves the version counter of the other."""
+    versions = a._version, b._version
+    torch.autograd.graph.increment_version(a)
+    shared = a is b or b._version != versions[1]
+    torch._C._autograd._unsafe_set_version_counter((a,), (versions[0],))
+    return shared
+
+
+def replace_value(wrapper: torch.Tensor, value: torch.Tensor) -> None:
+    """Give the wrapper, and what it is a view of, the elements (and strides) of plain tensor ``value``."""
+    torch._functionalize_replace(wrapper, value)
+    torch._functionalize_commit_update(wrapper)  # type: ignore[attr-defined]
+    torch._functionalize_sync(wrapper)  # type: ignore[attr-defined]
+
+
+@contextmanager
+def below_functional_modes() -> Iterator[None]:
+    """Context in which plain tensors are computed with, and recorded if a recording is in progress."""
+    with ExitStack() as stack:
+        stack.enter_context(below_functionalization())
+        if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FUNCTIONAL) is not None:
+            stack.enter_context(disable_functional_mode())
+        yield
 
 
 def all_mutations_under_no_grad(wrapper: torch.Tensor) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -189,18 +190,27 @@ def _byte(plain: torch.Tensor, element: Any) -> Any:
     return element * plain.element_size()
 
 
+_IN_PLACE_RESHAPES = re.compile(r"(T|Transpose|Unsqueeze|AsStrided)Backward[1-9]|SqueezeBackward[3-9]")
+
+
 def gradient_reaches(value: torch.Tensor, base: torch.Tensor) -> bool:
     """Whether a gradient given to ``value`` reaches ``base``, whose view it is.
 
-    It does not if a view in between was taken under ``no_grad``.
+    It does not if a view in between was taken under ``no_grad``. A view may be older than a change of the base's shape
+    in place, which has a gradient function of its own.
     """
     if not carries_gradient(value) or base.grad_fn is None:
         return False
+    ends: set[Any] = set()
+    end: Any = base.grad_fn
+    while end is not None:
+        ends.add(end)
+        end = end.next_functions[0][0] if _IN_PLACE_RESHAPES.fullmatch(end.name()) else None
     seen: set[Any] = set()
     waiting = [value.grad_fn]
     while waiting:
         function = waiting.pop()
-        if function is base.grad_fn:
+        if function in ends:
             return True
         if function is not None and function not in seen:
             seen.add(function)

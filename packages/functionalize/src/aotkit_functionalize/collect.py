@@ -172,7 +172,7 @@ def _input_infos(
             continue
         change = storage_change(entered, inputs, storages)
         if change is not None:
-            infos.append(_changed_storage(entered, change, updated))
+            infos.append(_changed_storage(entered, change, updated, storages))
             continue
         check_mutation(entered)
         mutation = mutation_kind(entered)
@@ -199,13 +199,15 @@ def _input_infos(
                 mutation_under_no_grad=without_grad,
                 updated_output=position,
                 new_view=new_view,
-                version_steps=version_steps(entered),
+                version_steps=version_steps(entered, storages),
             )
         )
     return infos, updated
 
 
-def _changed_storage(entered: FunctionInput, change: StorageChange, updated: list[torch.Tensor]) -> InputInfo:
+def _changed_storage(
+    entered: FunctionInput, change: StorageChange, updated: list[torch.Tensor], storages: StorageEvents | None
+) -> InputInfo:
     """The record of an input whose storage changes; see Note [Changes of storage]."""
     replaced = was_replaced(entered)
     fresh = replaced and change.input is None and not change.resized
@@ -225,7 +227,7 @@ def _changed_storage(entered: FunctionInput, change: StorageChange, updated: lis
         mutation_under_no_grad=replaced or is_under_no_grad(entered),
         updated_output=position,
         storage=replace(change, output=position) if fresh else change,
-        version_steps=version_steps(entered),
+        version_steps=version_steps(entered, storages),
     )
 
 

@@ -24,16 +24,18 @@ import torch
 
 from . import _torch_compat as compat
 from .errors import NeedsDispatcherLayer, Unsupported
+from .layouts import Layouts
 
 __all__ = ["StorageEvents"]
 
 
 @dataclass(slots=True)
 class StorageEvents:
-    """What happened to storages of functional tensors in one run: new sizes in bytes, and tensors made larger."""
+    """What happened to storages of functional tensors in one run: new sizes in bytes, tensors made larger, layouts."""
 
     num_bytes: dict[int, Any] = field(default_factory=dict)
     enlarged: dict[int, torch.Tensor] = field(default_factory=dict)
+    layouts: Layouts = field(default_factory=Layouts)
 
     def resize_storage(self, target: torch.Tensor, num_bytes: Any) -> None:
         """``target.untyped_storage().resize_(num_bytes)``."""

@@ -8,6 +8,7 @@ import torch
 
 from . import _torch_compat as compat
 from .errors import Unsupported
+from .events import StorageEvents
 from .inputs import FunctionInput
 from .metadata import MutationKind
 from .symbols import dim, dims
@@ -61,9 +62,10 @@ def is_hidden_from_autograd(entered: FunctionInput) -> bool:
     return bool(entered.value._version == entered.entry_version)
 
 
-def version_steps(entered: FunctionInput) -> int:
-    """By how much the version counter moved."""
-    return int(entered.value._version - entered.entry_version)
+def version_steps(entered: FunctionInput, events: StorageEvents | None) -> int:
+    """By how much the version counter moves in eager mode."""
+    reshapes = 0 if events is None else events.layouts.count_reshapes(entered.value)
+    return int(entered.value._version - entered.entry_version) + reshapes
 
 
 def mutation_kind(entered: FunctionInput) -> MutationKind:
@@ -78,7 +80,6 @@ def mutation_kind(entered: FunctionInput) -> MutationKind:
 def check_mutation(entered: FunctionInput) -> None:
     """Refuse what the records cannot express, and what eager refuses."""
     value, name = entered.value, f"input {entered.index}"
-    wrapper = compat.inner_wrapper(value)
     now, geometry = from_functional(value), eager_geometry(value, entered.original)
     if dims(now.shape) != dims(geometry.shape):
         raise Unsupported(
@@ -100,21 +101,9 @@ def check_mutation(entered: FunctionInput) -> None:
             "a new value of each element cannot be written back",
             "Write to a clone, or to the tensor before it is expanded",
         )
-    if compat.number_of_writes(wrapper) > 1 and not _same_layout(now, geometry):
-        raise Unsupported(
-            f"{name}, which is not contiguous, is written to several times",
-            "its new values have other strides, so that a view between the writes may not be the one of eager mode",
-            "Make it contiguous first, or change a copy",
-        )
     if entered.requires_grad and entered.is_leaf and value.grad_fn is not entered.entry_grad_fn:
         raise Unsupported(
             f"{name} is a leaf that requires grad and is changed in place",
             "autograd refuses this in eager mode as well",
             "Change it under torch.no_grad(), or change a copy",
         )
-
-
-def _same_layout(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether strides agree where they matter."""
-    pairs = zip(a.shape, a.stride(), b.stride(), strict=True)
-    return all(dim(size) == 1 or dim(s) == dim(t) for size, s, t in pairs)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 
 import torch
 
@@ -57,14 +57,8 @@ def functional_layer(layer: FunctionalLayer) -> Iterator[StorageEvents]:
         compat.leave_dispatcher_functionalization()
 
 
-@contextmanager
-def below_functional_layer() -> Iterator[None]:
-    """Context in which plain (fake) tensors are made and computed with, whichever layer is active."""
-    with ExitStack() as stack:
-        stack.enter_context(compat.below_functionalization())
-        if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FUNCTIONAL) is not None:
-            stack.enter_context(compat.disable_functional_mode())
-        yield
+below_functional_layer = compat.below_functional_modes
+"""Context in which plain (fake) tensors are made and computed with, whichever layer is active."""
 
 
 def to_functional(value: torch.Tensor) -> torch.Tensor:

@@ -10,13 +10,12 @@ from torch.overrides import TorchFunctionMode
 from . import _torch_compat as compat
 from .errors import Unsupported
 from .events import StorageEvents
+from .layouts import EXPANSIONS, RESHAPES, STRIDE_DEPENDENT, without_expansion
 
 __all__ = ["RefuseWrongWrites"]
 
 # They end in an underscore and change no element.
-_NO_WRITES = frozenset(
-    ("t_", "transpose_", "swapaxes_", "swapdims_", "squeeze_", "unsqueeze_", "as_strided_", "detach_", "requires_grad_")
-)
+_NO_WRITES = RESHAPES | {"as_strided_", "detach_", "requires_grad_"}
 
 
 class RefuseWrongWrites(TorchFunctionMode):
@@ -40,21 +39,34 @@ class RefuseWrongWrites(TorchFunctionMode):
         out = (kwargs or {}).get("out")
         target = args[0] if args and _is_in_place(name) else out
         if not isinstance(target, torch.Tensor):
-            return func(*args, **(kwargs or {}))
+            return self._change_of_layout(name, func, args, kwargs or {})
         wrapper = compat.inner_wrapper(target)
-        if compat.is_inner_wrapper(wrapper) and compat.is_view_through(wrapper, "expand"):
+        if not compat.is_inner_wrapper(wrapper):
+            return func(*args, **(kwargs or {}))
+        if compat.is_view_through(wrapper, "expand"):
             raise Unsupported(
                 f"an expanded tensor of sizes {tuple(target.shape)} is written to by {name}",
                 "elements of it may be the same memory, and which of their new values remains is not defined",
                 "Write to the tensor before it is expanded, or to a clone",
             )
-        if target is out and compat.is_inner_wrapper(wrapper) and not compat.is_base(wrapper):
+        if target is out and not compat.is_base(wrapper):
             raise Unsupported(
                 f"the out argument of {name} is a view",
                 "it may have another size than the result, which nothing checks where sizes are only computed",
                 "Use copy_ of the result into the view",
             )
-        return func(*args, **(kwargs or {}))
+        return self.storages.layouts.write(target, func, args, kwargs or {})
+
+    def _change_of_layout(self, name: str, func: Any, args: Any, kwargs: Any) -> Any:
+        if args and (name in RESHAPES or name in STRIDE_DEPENDENT or name in EXPANSIONS):
+            target = args[0]
+            if isinstance(target, torch.Tensor) and compat.is_inner_wrapper(compat.inner_wrapper(target)):
+                if name in RESHAPES:
+                    return self.storages.layouts.reshape(func, args, kwargs)
+                if name in EXPANSIONS:
+                    return without_expansion(func, args, kwargs)
+                self.storages.layouts.note_view(target)
+        return func(*args, **kwargs)
 
     def _change_of_storage(self, name: str, func: Any, args: Any, kwargs: Any) -> Any:
         """See Note [Changes of storage]."""

@@ -1,0 +1,152 @@
+"""Strides that writes must not change, and shapes that are changed in place.
+
+Note [Writes keep strides]
+    Functionalization replaces a write by a new value, which need not have the strides of the old one: ``masked_fill``
+    of a transposed tensor is contiguous, and everything computed from a tensor with gaps is dense. In eager mode a
+    write changes no strides. So a value that was dense is laid out again as it was (a copy, where strides did change).
+    Of one with gaps it is remembered that it has others now: views that depend on strides (``reshape``) may be copies
+    in eager mode, or the other way round, and writing through such a one is refused.
+
+Note [Shapes changed in place]
+    When the version counter of a tensor has moved, autograd makes the gradient function of each of its views anew: in
+    eager mode by strides, for functional tensors by taking the view again, of the tensor as it is now. After ``t_()``
+    that is another view, and a wrong gradient. A change of shape writes nothing, so here it does not move the counter
+    (:attr:`Layouts.reshapes` notes it instead). A *write* after it does; with older views alive it is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from . import _torch_compat as compat
+from .errors import Unsupported
+
+__all__ = ["EXPANSIONS", "RESHAPES", "STRIDE_DEPENDENT", "Layouts", "without_expansion"]
+
+RESHAPES = frozenset(("t_", "transpose_", "swapaxes_", "swapdims_", "squeeze_", "unsqueeze_"))
+"""In-place operations that change sizes and strides and no element."""
+
+EXPANSIONS = frozenset(("expand", "expand_as", "broadcast_to"))
+"""Views that repeat elements, if they do anything."""
+
+STRIDE_DEPENDENT = frozenset(
+    ("view", "view_as", "reshape", "reshape_as", "flatten", "ravel", "unflatten", "contiguous", "as_strided")
+)
+"""Views whose existence, or elements, depend on the strides of what they are taken of."""
+
+
+@dataclass(slots=True)
+class Layouts:
+    """What is known of layouts in one run; keys are storage identities.
+
+    Attributes:
+        reshapes: tensors that changed their shape in place, as often as they did.
+        reshaped: tensors that changed their shape in place while views of them were alive.
+        relaid: storages with gaps that were written to, so that values have other strides than in eager mode.
+        doubtful: those of ``relaid`` of which a view that depends on strides was taken since.
+    """
+
+    reshapes: list[torch.Tensor] = field(default_factory=list)
+    reshaped: dict[int, torch.Tensor] = field(default_factory=dict)
+    relaid: set[int] = field(default_factory=set)
+    doubtful: set[int] = field(default_factory=set)
+
+    def reshape(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Run an operation of :data:`RESHAPES`; see Note [Shapes changed in place]."""
+        target = args[0]
+        if target.is_inference():
+            return func(*args, **kwargs)
+        if torch.is_grad_enabled() and target.requires_grad and target._is_view():
+            raise Unsupported(
+                f"a view of sizes {tuple(target.shape)} is changed in shape in place ({func.__name__})",
+                "autograd would take the gradient of it in the shape that it had before",
+                "Use the operation that returns a new tensor instead (t(), unsqueeze(), ..)",
+            )
+        with torch.autograd._unsafe_preserve_version_counter(target):
+            result = func(*args, **kwargs)
+        identity = compat.storage_identity(target)
+        self.reshapes.append(target)
+        if compat.functional_views(compat.inner_wrapper(target)) > 0:
+            self.reshaped[identity] = target
+        return result
+
+    def count_reshapes(self, value: torch.Tensor) -> int:
+        """By how much changes of shape would have moved the version counter of ``value``."""
+        return sum(compat.share_version_counter(value, reshaped) for reshaped in self.reshapes)
+
+    def note_view(self, target: torch.Tensor) -> None:
+        """A view that depends on strides is about to be taken of ``target``."""
+        if self.relaid and compat.storage_identity(target) in self.relaid:
+            self.doubtful.add(compat.storage_identity(target))
+
+    def write(self, target: torch.Tensor, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Run an operation that writes to ``target``; see Note [Writes keep strides]."""
+        identity = compat.storage_identity(target)
+        if identity in self.doubtful:
+            raise Unsupported(
+                "a tensor that is not contiguous is written to, viewed, and written to again",
+                "its new values have other strides, so that the view may be a copy in eager mode, or the other way",
+                "Make it contiguous first, or change a copy",
+            )
+        root = _root(target)
+        before = None if root is target and _plain(root).is_contiguous() else _layout(root)
+        result = func(*args, **kwargs)
+        if before is not None:
+            self._restore(root, before)
+        if identity in self.reshaped:
+            self._check_older_views(target, self.reshaped[identity])
+        return result
+
+    def _restore(self, root: torch.Tensor, before: tuple[tuple[Any, ...], bool]) -> None:
+        strides, dense = before
+        compat.sync(root)
+        wrapper = compat.inner_wrapper(root)
+        if len(strides) != root.dim() or compat.unwrap_inner(wrapper).stride() == strides:
+            return
+        if not dense:
+            self.relaid.add(compat.storage_identity(root))
+            return
+        order = sorted(range(root.dim()), key=lambda i: strides[i], reverse=True)
+        back = [order.index(i) for i in range(root.dim())]
+        with compat.below_functional_modes(), torch.no_grad():
+            plain = compat.unwrap_inner(wrapper)
+            value = plain.permute(order).contiguous().permute(back)
+        compat.replace_value(wrapper, value)
+        compat.sync(root)
+
+    def _check_older_views(self, target: torch.Tensor, reshaped: torch.Tensor) -> None:
+        if target.requires_grad or reshaped.requires_grad:
+            raise Unsupported(
+                "a tensor changes its shape in place while views of it exist, and is then written to",
+                "the gradient of the older views would be taken of the wrong elements",
+                "Use the operation that returns a new tensor instead (t(), unsqueeze(), ..)",
+            )
+
+
+def _root(target: torch.Tensor) -> torch.Tensor:
+    """The tensor whose view ``target`` is, as far as autograd knows; else ``target``."""
+    return target if target._base is None else target._base
+
+
+def _plain(value: torch.Tensor) -> torch.Tensor:
+    compat.sync(value)
+    return compat.unwrap_inner(compat.inner_wrapper(value))
+
+
+def _layout(root: torch.Tensor) -> tuple[tuple[Any, ...], bool]:
+    """Strides, and whether they are dense."""
+    plain = _plain(root)
+    return plain.stride(), compat.is_dense(plain)
+
+
+def without_expansion(func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """An operation of :data:`EXPANSIONS`; where it repeats no element, a view that may be written to exactly."""
+    result = func(*args, **kwargs)
+    source = args[0]
+    count, before = result.numel(), source.numel()
+    repeats = not (isinstance(count, int) and isinstance(before, int) and count == before)
+    return result if repeats else source.view(result.shape)
