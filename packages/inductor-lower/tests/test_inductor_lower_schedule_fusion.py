@@ -208,7 +208,7 @@ def test_fusion_can_be_turned_off(check):
 
 def test_dead_stores_and_dead_nodes_are_gone():
     program, _ = scheduled(
-        lambda x: (aten.native_layer_norm(x, [8], None, None, 1e-5)[0], x.cumsum(0))[0], torch.randn(9, 8)
+        lambda x: (aten.native_layer_norm(x, [8], None, None, 1e-5)[0], x.logcumsumexp(0))[0], torch.randn(9, 8)
     )
     assert not [s for s in program.steps if isinstance(s, ExternCall)]
     stored = {i.buffer for n in nests(program) for s in n.stages for i in s.body if isinstance(i, Store)}
