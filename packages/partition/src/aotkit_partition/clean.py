@@ -12,25 +12,29 @@ Note [What CSE must not merge]
 from __future__ import annotations
 
 from collections.abc import Hashable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.fx
 
-from ._torch_compat import lazy_graph_module
 from .op_facts import OpFacts, op_facts
 
 
-def clean_joint(module: torch.fx.GraphModule, cse: bool = True) -> torch.fx.GraphModule:
-    """A copy of ``module`` without dead code and, if ``cse``, without repeated computations.
+@dataclass(frozen=True, slots=True)
+class Cleaned:
+    """The nodes that stay, in order, and for every live node its position among them or that of its twin."""
 
-    Names, order and metadata of the surviving nodes stay. The module's attributes are shared, its graph is not.
-    """
+    nodes: list[torch.fx.Node]
+    position: dict[torch.fx.Node, int]
+
+
+def clean_joint(module: torch.fx.GraphModule, cse: bool = True) -> Cleaned:
+    """Leave out dead code and, if ``cse``, repeated computations. Nothing is copied, and the graph is not changed."""
     facts: dict[Any, OpFacts] = {}
     live = _live_nodes(module.graph, facts)
     escaping = _nodes_in_output_memory(module.graph, facts) if cse else set()
-    graph = torch.fx.Graph()
-    new: dict[torch.fx.Node, torch.fx.Node] = {}
+    cleaned = Cleaned([], {})
     first_with: dict[Hashable, torch.fx.Node] = {}
     kept_escaping: set[torch.fx.Node] = set()
     epoch = 0
@@ -40,17 +44,18 @@ def clean_joint(module: torch.fx.GraphModule, cse: bool = True) -> torch.fx.Grap
         known = _facts(facts, node)
         if known is not None and (known.is_mutating or known.has_side_effects):
             epoch += 1
-        key = _key(node, known, new, epoch) if cse else None
+        key = _key(node, known, cleaned.position, epoch) if cse else None
         twin = first_with.get(key) if key is not None and node.op != "placeholder" else None
         if twin is not None and not (node in escaping and twin in kept_escaping):
-            new[node] = twin
+            cleaned.position[node] = cleaned.position[twin]
             continue
-        copied = new[node] = graph.node_copy(node, lambda used: new[used])
+        cleaned.position[node] = len(cleaned.nodes)
+        cleaned.nodes.append(node)
         if key is not None and twin is None:
-            first_with[key] = copied
+            first_with[key] = node
         if node in escaping:
-            kept_escaping.add(copied)
-    return lazy_graph_module(module, graph, module._get_name())
+            kept_escaping.add(node)
+    return cleaned
 
 
 def _facts(known: dict[Any, OpFacts], node: torch.fx.Node) -> OpFacts | None:
@@ -89,9 +94,7 @@ def _nodes_in_output_memory(graph: torch.fx.Graph, facts: dict[Any, OpFacts]) ->
     return found
 
 
-def _key(
-    node: torch.fx.Node, known: OpFacts | None, new: dict[torch.fx.Node, torch.fx.Node], epoch: int
-) -> Hashable | None:
+def _key(node: torch.fx.Node, known: OpFacts | None, position: dict[torch.fx.Node, int], epoch: int) -> Hashable | None:
     """Equal keys mean equal values; None where nothing may be merged."""
     size = node.meta.get("val")
     if isinstance(size, torch.SymInt) and (node.op == "placeholder" or (known is not None and known.is_symbolic)):
@@ -101,7 +104,7 @@ def _key(
     if not (known.is_builtin or known.is_symbolic or known.is_getitem):
         return None
     try:
-        arguments = (_freeze(node.args, new), _freeze(node.kwargs, new))
+        arguments = (_freeze(node.args, position), _freeze(node.kwargs, position))
         hash(arguments)
     except TypeError:
         return None
@@ -110,16 +113,16 @@ def _key(
     return (node.target, arguments, _requires_grad(node.meta.get("val")), tags, side, epoch)
 
 
-def _freeze(value: Any, new: dict[torch.fx.Node, torch.fx.Node]) -> Hashable:
+def _freeze(value: Any, position: dict[torch.fx.Node, int]) -> Hashable:
     """A hashable stand-in that tells 1, 1.0 and True apart, and 0.0 from -0.0."""
     if isinstance(value, torch.fx.Node):
-        return new[value]
+        return ("node", position[value])
     if isinstance(value, (list, tuple)):
-        return (type(value).__name__, *(_freeze(item, new) for item in value))
+        return (type(value).__name__, *(_freeze(item, position) for item in value))
     if isinstance(value, dict):
-        return ("dict", *((key, _freeze(item, new)) for key, item in sorted(value.items())))
+        return ("dict", *((key, _freeze(item, position)) for key, item in sorted(value.items())))
     if isinstance(value, slice):
-        return ("slice", _freeze(value.start, new), _freeze(value.stop, new), _freeze(value.step, new))
+        return ("slice", _freeze(value.start, position), _freeze(value.stop, position), _freeze(value.step, position))
     if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
         return (type(value).__name__, value.node.expr)
     if isinstance(value, (float, complex)):

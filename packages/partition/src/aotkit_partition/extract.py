@@ -24,22 +24,26 @@ def extract(joint: JointGraph, plan: Plan) -> tuple[torch.fx.GraphModule, torch.
 
 def _forward_graph(joint: JointGraph, plan: Plan) -> torch.fx.GraphModule:
     graph = torch.fx.Graph()
-    new: dict[torch.fx.Node, Any] = {}
+    new: dict[int, Any] = {}
+    position = joint.position
+
+    def argument(used: torch.fx.Node) -> Any:
+        return new[position[used]]
+
     copies: dict[int, torch.fx.Node] = {}
     overwritten = {index for index in plan.tensors if needs_copy(joint, index)}
     for index in joint.forward_inputs:
-        new[joint.nodes[index]] = graph.node_copy(joint.nodes[index])
+        new[index] = graph.node_copy(joint.nodes[index])
     for index in sorted(overwritten):
         # Saved before any write: see F3.58 in the tests (the input is overwritten after its use).
-        source = new[joint.nodes[index]]
+        source = new[index]
         copies[index] = graph.call_function(torch.ops.aten.clone.default, (source,))
         copies[index].meta = {key: source.meta[key] for key in ("val", "stack_trace") if key in source.meta}
     for index in plan.forward:
-        node = joint.nodes[index]
-        if node.op != "placeholder":
-            new[node] = graph.node_copy(node, lambda used: new[used])
-    outputs = [new[item] if isinstance(item, torch.fx.Node) else item for item in joint.forward_outputs]
-    outputs += [copies.get(index, new[joint.nodes[index]]) for index in (*plan.tensors, *plan.symints)]
+        if joint.nodes[index].op != "placeholder":
+            new[index] = graph.node_copy(joint.nodes[index], argument)
+    outputs = [argument(item) if isinstance(item, torch.fx.Node) else item for item in joint.forward_outputs]
+    outputs += [copies.get(index, new[index]) for index in (*plan.tensors, *plan.symints)]
     output = graph.output(tuple(outputs))
     _copy_descriptions(joint, output, slice(0, joint.num_fwd_outputs), len(plan.tensors) + len(plan.symints))
     return lazy_graph_module(joint.module, graph, "Forward")
@@ -47,21 +51,22 @@ def _forward_graph(joint: JointGraph, plan: Plan) -> torch.fx.GraphModule:
 
 def _backward_graph(joint: JointGraph, plan: Plan) -> torch.fx.GraphModule:
     graph = torch.fx.Graph()
-    new: dict[torch.fx.Node, Any] = {}
+    new: dict[int, Any] = {}
+    position = joint.position
+
+    def argument(used: torch.fx.Node) -> Any:
+        return new[position[used]]
+
     for index in (*plan.symints, *plan.tensors):
         node = joint.nodes[index]
-        placeholder = graph.create_node("placeholder", node.name, name=node.name)
-        placeholder.meta = dict(node.meta)
-        new[node] = placeholder
+        new[index] = graph.create_node("placeholder", node.name, name=node.name)
+        new[index].meta = dict(node.meta)
     for index in joint.backward_inputs:
-        new[joint.nodes[index]] = graph.node_copy(joint.nodes[index])
+        new[index] = graph.node_copy(joint.nodes[index])
     for index in plan.backward:
         node = joint.nodes[index]
-        if stands_alone(joint, index):
-            new[node] = node.meta["val"]
-        else:
-            new[node] = graph.node_copy(node, lambda used: new[used])
-    gradients = tuple(new[item] if isinstance(item, torch.fx.Node) else item for item in joint.gradients)
+        new[index] = node.meta["val"] if stands_alone(joint, index) else graph.node_copy(node, argument)
+    gradients = tuple(argument(item) if isinstance(item, torch.fx.Node) else item for item in joint.gradients)
     output = graph.output(gradients)
     _copy_descriptions(joint, output, slice(joint.num_fwd_outputs, None), 0)
     return lazy_graph_module(joint.module, graph, "Backward")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch.fx
 from torch._higher_order_ops.auto_functionalize import get_mutable_args
 
 from .joint import JointGraph
@@ -21,9 +22,7 @@ def is_fusible(joint: JointGraph, producer: int, consumer: int) -> bool:
     if to.name == "higher_order.triton_kernel_wrapper_functional":
         given: dict[str, Any] = dict(joint.nodes[consumer].kwargs)
         cloned, kernel_args = given.get("tensors_to_clone", ()), given.get("kwargs", {})
-        return any(
-            kernel_args.get(name) is joint.nodes[producer] for name in cloned
-        )  # the copy fuses with the producer
+        return any(_is(joint, kernel_args.get(name), producer) for name in cloned)  # the copy fuses with the producer
     return _in_fused_kernel(of) and _in_fused_kernel(to)
 
 
@@ -37,6 +36,9 @@ def _is_mutated_argument(joint: JointGraph, producer: int, consumer: int) -> boo
     given: dict[str, Any] = dict(node.kwargs)
     operator: Any = node.args[0]
     names, _types = get_mutable_args(operator)
-    value = joint.nodes[producer]
-    bases = given.get("_all_bases", ())
-    return any(given.get(name) is value for name in names) or any(base is value for base in bases)
+    candidates = [*(given.get(name) for name in names), *given.get("_all_bases", ())]
+    return any(_is(joint, candidate, producer) for candidate in candidates)
+
+
+def _is(joint: JointGraph, argument: Any, producer: int) -> bool:
+    return isinstance(argument, torch.fx.Node) and joint.position.get(argument) == producer

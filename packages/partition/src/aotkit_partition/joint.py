@@ -15,6 +15,7 @@ import torch.fx
 from torch.utils.checkpoint import CheckpointPolicy
 
 from ._torch_compat import symbolic_hint
+from .clean import clean_joint
 from .errors import InvalidJointGraphError
 from .op_facts import OpFacts, op_facts
 
@@ -25,7 +26,7 @@ RECOMPUTE_POLICIES = (CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_R
 
 @dataclass(slots=True)
 class JointGraph:
-    """Analysed joint graph. Lists are indexed by a node's position."""
+    """Analysed joint graph. Lists are indexed by a node's position; ``position`` maps merged nodes to their twin's."""
 
     module: torch.fx.GraphModule
     num_fwd_outputs: int
@@ -44,6 +45,7 @@ class JointGraph:
     written_in_backward: set[int] = field(default_factory=set)
     static_inputs: set[int] = field(default_factory=set)
     steps: list[Any] = field(default_factory=list)  # for the memory timeline, made on demand
+    seconds: dict[int, float] = field(default_factory=dict)  # by the one estimator in use, made on demand
 
     @property
     def forward_outputs(self) -> list[Any]:
@@ -66,14 +68,16 @@ def is_backward_input(node: torch.fx.Node) -> bool:
     return node.op == "placeholder" and str(node.target).startswith(BACKWARD_INPUT_PREFIXES)
 
 
-def analyze_joint(module: torch.fx.GraphModule, num_fwd_outputs: int, symbol_fallback: int = 4096) -> JointGraph:
-    """Analyse a joint graph.
+def analyze_joint(
+    module: torch.fx.GraphModule, num_fwd_outputs: int, symbol_fallback: int = 4096, cse: bool = False
+) -> JointGraph:
+    """Analyse a joint graph, without its dead code and (if ``cse``) its repeated computations.
 
     Raises:
         InvalidJointGraphError: no output, or fewer outputs than ``num_fwd_outputs``.
     """
-    nodes = list(module.graph.nodes)
-    position = {node: index for index, node in enumerate(nodes)}
+    cleaned = clean_joint(module, cse)
+    nodes, position = cleaned.nodes, cleaned.position
     known: dict[Any, OpFacts] = {}
     nothing = OpFacts("")
     facts = []
@@ -91,11 +95,13 @@ def analyze_joint(module: torch.fx.GraphModule, num_fwd_outputs: int, symbol_fal
         nodes=nodes,
         position=position,
         facts=facts,
-        inputs_of=[[position[used] for used in node.all_input_nodes] for node in nodes],
-        users_of=[[position[user] for user in node.users] for node in nodes],
+        inputs_of=[list(dict.fromkeys(position[used] for used in node.all_input_nodes)) for node in nodes],
+        users_of=[[] for _ in nodes],
         outputs=_flat_outputs(nodes, num_fwd_outputs),
     )
     for index, node in enumerate(nodes):
+        for used in joint.inputs_of[index]:
+            joint.users_of[used].append(index)
         if node.op == "placeholder":
             (joint.backward_inputs if is_backward_input(node) else joint.forward_inputs).append(index)
     joint.bytes_of = [value_bytes(joint.value(index), symbol_fallback) for index in range(len(nodes))]
@@ -190,8 +196,7 @@ def _find_mutated_inputs(joint: JointGraph) -> None:
     for index, facts in enumerate(joint.facts):
         if not facts.is_mutating:
             continue
-        for written in written_arguments(joint.nodes[index]):
-            target = joint.position[written]
+        for target in written_arguments(joint, index):
             while joint.facts[target].is_view:
                 target = joint.inputs_of[target][0]
             if joint.nodes[target].op != "placeholder":
@@ -217,16 +222,17 @@ def described_mutations(joint: JointGraph) -> set[int]:
     return {index for index in joint.forward_inputs if wanted and joint.nodes[index].meta.get("desc") in wanted}
 
 
-def written_arguments(node: torch.fx.Node) -> list[torch.fx.Node]:
+def written_arguments(joint: JointGraph, index: int) -> list[int]:
     """The arguments that the node's operator declares to write."""
+    node = joint.nodes[index]
     schema = getattr(node.target, "_schema", None)
     if schema is None:
         return []
-    written: list[torch.fx.Node] = []
+    written: list[int] = []
     for position, argument in enumerate(schema.arguments):
         if argument.alias_info is None or not argument.alias_info.is_write:
             continue
         given = node.args[position] if position < len(node.args) else node.kwargs.get(argument.name)
         items = given if isinstance(given, (list, tuple)) else [given]
-        written.extend(item for item in items if isinstance(item, torch.fx.Node))
+        written.extend(joint.position[item] for item in items if isinstance(item, torch.fx.Node))
     return written

@@ -1,15 +1,18 @@
 """Which values to keep under a byte budget: 0/1 knapsack solvers with their stated bounds (F3.39).
 
 Each solver takes weights (bytes), gains (seconds of recomputation avoided) and a capacity, and returns the sorted
-positions to keep. Any callable of this form serves as a custom solver.
+positions to keep. Any callable of this form serves as a custom solver; what it returns is checked.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from scipy.optimize import LinearConstraint, milp
+
+from .errors import PartitionError
 
 KnapsackSolver = Callable[[Sequence[int], Sequence[float], int], "tuple[int, ...]"]
 
@@ -77,4 +80,62 @@ def exact(weights: Sequence[int], gains: Sequence[float], capacity: int) -> tupl
     return kept if sum(weights[item] for item in kept) <= capacity else greedy(weights, gains, capacity)
 
 
-SOLVERS: dict[str, KnapsackSolver] = {"greedy": greedy, "dp": dynamic_program, "milp": exact}
+def dynamic_program_low_memory(weights: Sequence[int], gains: Sequence[float], capacity: int) -> tuple[int, ...]:
+    """As :func:`dynamic_program`, with memory for two rows instead of one per item, at twice the time.
+
+    The best share of the capacity for the first half of the items is found from the last rows of both halves, then
+    each half is solved for its share (Hirschberg's divide and conquer, 1975).
+    """
+    if capacity < 0:
+        return ()
+    step = max(1, -(-capacity // DP_STEPS))
+    rounded = [-(-weight // step) for weight in weights]
+
+    def last_row(items: range, cells: int) -> Any:
+        best = np.zeros(cells + 1)
+        for item in items:
+            weight = rounded[item]
+            if weight <= cells:
+                best[weight:] = np.maximum(best[weight:], best[: cells + 1 - weight] + gains[item])
+        return best
+
+    kept: list[int] = []
+    pending = [(range(len(weights)), capacity // step)]
+    while pending:
+        items, cells = pending.pop()
+        if len(items) == 1:
+            if rounded[items[0]] <= cells and gains[items[0]] > 0:
+                kept.append(items[0])
+        elif len(items) > 1:
+            left, right = items[: len(items) // 2], items[len(items) // 2 :]
+            share = int(np.argmax(last_row(left, cells) + last_row(right, cells)[::-1]))
+            pending += [(left, share), (right, cells - share)]
+    return tuple(sorted(kept))
+
+
+def checked_solution(
+    solver: KnapsackSolver, weights: Sequence[int], gains: Sequence[float], capacity: int
+) -> tuple[int, ...]:
+    """What a solver says, refused if it names no items or exceeds the capacity.
+
+    Raises:
+        PartitionError: the solver's answer is none.
+    """
+    kept = tuple(solver(weights, gains, capacity))
+    name = getattr(solver, "__name__", type(solver).__name__)
+    if len(set(kept)) != len(kept) or not all(isinstance(i, int) and 0 <= i < len(weights) for i in kept):
+        raise PartitionError(
+            f"the knapsack solver {name} returned {kept!r}; expected distinct positions below {len(weights)}."
+        )
+    total = sum(weights[item] for item in kept)
+    if total > capacity:
+        raise PartitionError(f"the knapsack solver {name} keeps {total} bytes, but the capacity is {capacity}.")
+    return kept
+
+
+SOLVERS: Mapping[str, KnapsackSolver] = {
+    "greedy": greedy,
+    "dp": dynamic_program,
+    "dp-low-memory": dynamic_program_low_memory,
+    "milp": exact,
+}

@@ -30,6 +30,7 @@ class CutProblem:
     """One rematerialization problem: who may be recomputed, what saving costs, what the backward needs as is."""
 
     joint: JointGraph
+    options: PartitionOptions
     bans: list[str | None]
     costs: list[SaveCost]
     needed: list[bool]
@@ -80,6 +81,7 @@ def make_cut_problem(joint: JointGraph, options: PartitionOptions) -> CutProblem
     save, recompute = must_save(joint), must_recompute(joint)
     return CutProblem(
         joint=joint,
+        options=options,
         bans=ban_reasons(joint, options, save, recompute),
         costs=save_costs(joint, options, recompute, save),
         needed=needed_by_backward(joint),
@@ -103,7 +105,7 @@ def solve_min_cut(problem: CutProblem) -> CutResult:
         cost = problem.costs[index].cost
         if cost == UNSAVEABLE:
             if banned and needed:
-                raise _infeasible(problem)
+                raise infeasible(problem)
             vertex = _SOURCE if banned else _SINK if needed else count
             count += vertex == count
             enters[index] = leaves[index] = vertex
@@ -122,17 +124,17 @@ def solve_min_cut(problem: CutProblem) -> CutResult:
         for used in problem.joint.inputs_of[index]:
             if used in leaves and leaves[used] != _SINK and enters[index] != _SOURCE:
                 if leaves[used] == _SOURCE and enters[index] == _SINK:
-                    raise _infeasible(problem)
+                    raise infeasible(problem)
                 edges.append(Edge(leaves[used], enters[index], UNSAVEABLE))
     solution = min_cut(count, edges, _SOURCE, _SINK)
     if solution is None:
-        raise _infeasible(problem)
+        raise infeasible(problem)
     cost, tags = solution
     saved = sorted({*always_saved, *tags})
     return CutResult(tuple(saved), cost + sum(problem.costs[index].cost for index in always_saved))
 
 
-def _infeasible(problem: CutProblem) -> InfeasiblePartitionError:
+def infeasible(problem: CutProblem) -> InfeasiblePartitionError:
     """Find a chain of unsaveable values from a banned one to a needed one, and put it into words."""
     joint = problem.joint
     came_from: dict[int, int] = {}

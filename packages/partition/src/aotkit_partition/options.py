@@ -8,7 +8,9 @@ from typing import Any
 
 from .errors import InvalidOptionError
 
-STRATEGIES = ("min-cut", "default")
+STRATEGIES = ("min-cut", "default", "min-peak", "exact")
+KNAPSACKS = ("greedy", "dp", "dp-low-memory", "milp")
+RUNTIMES = ("roofline", "flops", "measured")
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +18,9 @@ class PartitionOptions:
     """How to split a joint graph. Every field changes the result, so all of them belong into a cache key."""
 
     strategy: str = "min-cut"
-    """``min-cut``: save the cheapest set of values, recompute the rest. ``default``: recompute nothing but views."""
+    """``min-cut``: save the cheapest set of values, recompute the rest. ``exact``: the same by integer programming, for
+    small graphs. ``min-peak``: lower the peak of memory over forward and backward, whatever is saved for it.
+    ``default``: recompute nothing but views."""
 
     cse: bool = True
     """Merge equal computations before cutting."""
@@ -35,8 +39,7 @@ class PartitionOptions:
 
     unmaterialized_factor: float = 1.001
     """Cost factor of a value that exists only because it is saved (all its forward uses fuse): one more write. The
-    default only breaks ties; 2 counts the write like a byte kept, which saved more bytes and recomputed more ops on
-    every model measured."""
+    default only breaks ties; 2 counts the write like a byte kept, which may keep more bytes than need be."""
 
     allowlist_only: bool = True
     """Recompute only operators known to be cheap; if False, everything but compute-intensive and random ones."""
@@ -65,11 +68,18 @@ class PartitionOptions:
     recompute_late: bool = True
     """In the backward, make recomputed values just before their first use; if False, all of them first."""
 
-    memory_budget: float = 1.0
-    """Bytes to save, as a share of what the default cut saves: 1 is that cut, 0 recomputes all that can be."""
+    memory_budget: float | None = None
+    """From 0 to 1. For ``min-cut`` the bytes to save, as a share of what the cut saves without a budget: 1 (which None
+    stands for) is that cut, 0 recomputes all that can be; the peak need not fall with it. For ``min-peak`` the peak to
+    stay within, as a share of the peak of that cut, by the least recomputation; 0 (None) is the lowest that is
+    found."""
 
     knapsack: str = "dp"
-    """How to choose what to keep within a budget: ``greedy``, ``dp`` (dynamic program) or ``milp`` (exact)."""
+    """How to choose what to keep within a budget of bytes: ``greedy``, ``dp`` (dynamic program), ``dp-low-memory`` or
+    ``milp`` (exact)."""
+
+    runtime: str = "roofline"
+    """How to estimate the time of an op: ``roofline`` (arithmetic and memory traffic), ``flops``, or ``measured``."""
 
     symbol_fallback: int = 4096
     """Stands in for a size that has no example value."""
@@ -86,12 +96,20 @@ class PartitionOptions:
         for name in ("max_fusible_chain", "max_distance"):
             if getattr(self, name) < 0:
                 raise InvalidOptionError(f"{name} is {getattr(self, name)}; give a count of 0 or more.")
-        if not 0.0 <= self.memory_budget <= 1.0:
+        if not 0.0 <= self.budget <= 1.0:
             raise InvalidOptionError(f"memory_budget is {self.memory_budget}; give a share from 0 to 1.")
-        if self.knapsack not in ("greedy", "dp", "milp"):
-            raise InvalidOptionError(f"knapsack is {self.knapsack!r}; known solvers are greedy, dp and milp.")
+        for name, known in (("knapsack", KNAPSACKS), ("runtime", RUNTIMES)):
+            if getattr(self, name) not in known:
+                raise InvalidOptionError(f"{name} is {getattr(self, name)!r}; known are {', '.join(known)}.")
         if self.symbol_fallback < 1:
             raise InvalidOptionError(f"symbol_fallback is {self.symbol_fallback}; give a size of 1 or more.")
+
+    @property
+    def budget(self) -> float:
+        """``memory_budget``, or what None stands for."""
+        if self.memory_budget is not None:
+            return self.memory_budget
+        return 0.0 if self.strategy == "min-peak" else 1.0
 
     def to_json(self) -> str:
         """All fields as JSON text."""

@@ -12,19 +12,18 @@ import torch
 import torch.fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from .budget import solve_with_budget
-from .clean import clean_joint
-from .default import default_saved_values
+from .decide import decide
 from .errors import GraphFormatError, InvalidOptionError
+from .extensions import Extensions
 from .extract import extract
 from .graph_text import dump_graph, load_graph
 from .joint import JointGraph, analyze_joint, described_mutations
 from .options import PartitionOptions
 from .plan import Plan, make_plan
-from .policies import has_policies
 from .report import PartitionReport, make_report
 
 _DEFAULT_OPTIONS = PartitionOptions()
+_NO_EXTENSIONS = Extensions()
 
 
 class Observer(Protocol):
@@ -123,6 +122,7 @@ def partition(
     num_fwd_outputs: int,
     options: PartitionOptions = _DEFAULT_OPTIONS,
     observer: Observer | None = None,
+    extensions: Extensions = _NO_EXTENSIONS,
 ) -> Partition:
     """Split a joint forward-backward graph.
 
@@ -132,22 +132,21 @@ def partition(
         num_fwd_outputs: how many of its outputs belong to the forward.
         options: how to split.
         observer: told about stages and graphs.
+        extensions: the caller's own solvers and estimators.
 
     Raises:
         InvalidJointGraphError: the graph is not of that form.
         InfeasiblePartitionError: the constraints contradict each other.
     """
-    with _stage(observer, "partition.clean"):
-        cleaned = clean_joint(joint, options.cse)
     with _stage(observer, "partition.analyze"):
-        analysed = analyze_joint(cleaned, num_fwd_outputs, options.symbol_fallback)
+        analysed = analyze_joint(joint, num_fwd_outputs, options.symbol_fallback, options.cse)
         _place_inputs(analysed, options)
     with _stage(observer, "partition.cut"):
-        saved, bans, cost, strategy = _choose_saved(analysed, options)
+        decision = decide(analysed, options, extensions)
     with _stage(observer, "partition.extract"):
-        plan = make_plan(analysed, saved, options.recompute_late)
+        plan = make_plan(analysed, decision.saved, options.recompute_late)
         forward, backward = extract(analysed, plan)
-        result = _package(analysed, plan, forward, backward, make_report(analysed, plan, strategy, bans, cost))
+        result = _package(analysed, plan, forward, backward, make_report(analysed, plan, decision))
     if observer is not None:
         observer.dump("forward", "graphs", lambda: str(result.forward.graph))
         observer.dump("backward", "graphs", lambda: str(result.backward.graph))
@@ -216,16 +215,6 @@ def _place_inputs(joint: JointGraph, options: PartitionOptions) -> None:
                 )
             target.add(joint.forward_inputs[position])
     joint.mutated_inputs |= described_mutations(joint)
-
-
-def _choose_saved(joint: JointGraph, options: PartitionOptions) -> tuple[Sequence[int], list[str | None], float, str]:
-    """Saved values, ban reasons, cost, and the strategy that was really used."""
-    if options.strategy == "default" and not has_policies(joint):
-        return default_saved_values(joint), [], 0.0, "default"
-    # Recompute policies ask for a decision per value, which only the cut makes (F3.6).
-    cut = solve_with_budget(joint, options)
-    name = "min-cut" if options.memory_budget == 1.0 else f"min-cut within budget {options.memory_budget}"
-    return cut.result.saved, cut.problem.bans, cut.result.cost, name
 
 
 def _package(

@@ -146,7 +146,7 @@ def needs_copy(joint: JointGraph, index: int) -> bool:
     readers = [
         user
         for user in joint.users_of[index]
-        if not (joint.facts[user].is_mutating and joint.nodes[index] in written_arguments(joint.nodes[user]))
+        if not (joint.facts[user].is_mutating and index in written_arguments(joint, user))
         and not (joint.in_forward[user] and not joint.in_backward[user] and joint.nodes[user].op != "output")
     ]
     if index not in joint.written_in_backward:

@@ -10,6 +10,7 @@ import torch
 import torch.fx
 
 from .cost import is_view_like
+from .decide import Decision
 from .joint import JointGraph
 from .plan import Plan
 from .timeline import storages_of
@@ -129,12 +130,10 @@ def source_line(node: torch.fx.Node) -> str:
     return ""
 
 
-def make_report(
-    joint: JointGraph, plan: Plan, strategy: str, bans: list[str | None], cut_cost: float
-) -> PartitionReport:
-    """Describe a finished plan. ``bans`` and ``cut_cost`` are empty and 0 for strategies that do not cut."""
+def make_report(joint: JointGraph, plan: Plan, decision: Decision) -> PartitionReport:
+    """Describe a finished plan."""
     return PartitionReport(
-        strategy=strategy,
+        strategy=decision.strategy,
         saved=_saved_values(joint, plan),
         recomputed=tuple(
             RecomputedOp(
@@ -148,10 +147,10 @@ def make_report(
         ),
         bans=tuple(
             Ban(joint.nodes[index].name, joint.facts[index].name, reason)
-            for index, reason in enumerate(bans)
+            for index, reason in enumerate(decision.bans)
             if reason is not None and joint.nodes[index].op != "placeholder"
         ),
-        cut_cost=cut_cost,
+        cut_cost=decision.cost,
         num_forward_ops=sum(joint.nodes[index].op not in ("placeholder", "get_attr") for index in plan.forward),
         num_backward_ops=sum(joint.nodes[index].op != "get_attr" for index in plan.backward),
     )
