@@ -8,9 +8,12 @@ import torch
 from torch import nn
 
 from aotkit_partition import InvalidOptionError, PartitionOptions, min_cut_rematerialization_partition, partition
+from aotkit_partition.budget import lenient
+from aotkit_partition.exact import solve_exactly
 from aotkit_partition.joint import analyze_joint
 from aotkit_partition.knapsack import SOLVERS
 from aotkit_partition.min_cut import make_cut_problem, solve_min_cut
+from aotkit_partition.plan import make_plan
 
 BUDGETS = [step / 10 for step in range(11)]
 
@@ -21,7 +24,7 @@ def model():
 
 
 @pytest.mark.covers("F3.38", "F3.39")
-@pytest.mark.parametrize("solver", ["greedy", "dp", "milp"])
+@pytest.mark.parametrize("solver", ["greedy", "dp", "dp-low-memory", "milp"])
 def test_bytes_stay_within_every_budget_and_zero_saves_only_what_cannot_be_repeated(solver, captured_by_torch):
     joint, kwargs = captured_by_torch(model(), torch.randn(8, 16))
     full = partition(joint, kwargs["num_fwd_outputs"]).report.activation_bytes
@@ -86,7 +89,7 @@ def test_knapsack_solvers_keep_their_stated_bounds():
             assert gain >= (optimum / 2 if name == "greedy" else optimum) - 1e-9
 
 
-def random_joint(seed):
+def random_joint(seed, size=None):
     """A random DAG of cheap and costly ops with differing sizes; the backward needs a few of the values."""
     rng = random.Random(seed)
     graph = torch.fx.Graph()
@@ -94,12 +97,12 @@ def random_joint(seed):
     tangent = graph.placeholder("tangents_1")
     values = list(inputs)
     ops = [torch.ops.aten.sin.default, torch.ops.aten.add.Tensor, torch.ops.aten.mm.default, torch.ops.aten.cat.default]
-    for _ in range(rng.randint(4, 9)):
+    for _ in range(size or rng.randint(4, 9)):
         op = rng.choice(ops)
         a, b = rng.choice(values[-4:]), rng.choice(values)
         args = (a,) if op is ops[0] else ([a, b],) if op is ops[3] else (a, b)
         values.append(graph.call_function(op, args))
-    used = rng.sample(values[2:], min(3, len(values) - 2))
+    used = rng.sample(values[2:], min(3 + (size or 0) // 5, len(values) - 2))
     grads = [graph.call_function(torch.ops.aten.mul.Tensor, (tangent, value)) for value in used]
     graph.output([values[-1], *grads])
     for node in graph.nodes:
@@ -137,3 +140,20 @@ def test_the_chosen_values_are_the_cheapest_of_all_possible_choices():
         for options in (strict, free):
             problem = make_cut_problem(joint, options)
             assert solve_min_cut(problem).cost == pytest.approx(cheapest_by_enumeration(problem))
+
+
+@pytest.mark.covers("F3.7", "F3.56")
+@pytest.mark.parametrize("seeds", [range(100), range(100, 200)])
+def test_the_cut_costs_as_much_as_the_exact_optimum(seeds):
+    """200 graphs of up to 60 values, under strict rules and under none."""
+    differing = 0
+    for seed in seeds:
+        joint = analyze_joint(random_joint(seed, size=random.Random(seed).randint(10, 60)), 1)
+        for options in (PartitionOptions(), lenient(PartitionOptions())):
+            problem = make_cut_problem(joint, options)
+            cut, exact = solve_min_cut(problem), solve_exactly(problem)
+            assert cut.cost == pytest.approx(exact.cost)
+            assert sum(problem.costs[index].cost for index in cut.saved) == pytest.approx(cut.cost)
+            differing += cut.saved != exact.saved
+            make_plan(joint, exact.saved)  # is a cut
+    assert differing < len(seeds), "ties aside the sets agree"

@@ -198,6 +198,7 @@ def _partition(joint: torch.fx.GraphModule, metadata: GraphMetadata, ctx: Compil
         strategy=ctx.options.partitioner.replace("_", "-"),
         static_inputs=tuple(i.index for i in metadata.inputs if i.is_static),
         mutated_inputs=tuple(i.index for i in metadata.inputs if i.mutation.value in _OVERWRITTEN),
+        details="decisions",
     )
     parts = partition(joint, metadata.num_forward_outputs, options, observer=ctx.recorder)
     ctx.recorder.dump(f"{ctx.name}-partition", "graphs", lambda: str(parts.report))

@@ -12,26 +12,47 @@ from .errors import (
     PartitionError,
     UnserializableGraphError,
 )
+from .extensions import Extensions
 from .graph_text import dump_graph, graph_constants, load_graph
+from .measure import MeasuredPeak, measure_peak
 from .options import PartitionOptions
 from .partition import Partition, default_partition, min_cut_rematerialization_partition, partition
 from .report import PartitionReport
+from .runtime_estimate import (
+    FlopsEstimator,
+    MeasuredEstimator,
+    RooflineEstimator,
+    RuntimeEstimator,
+    graph_flops,
+)
+from .timeline import Allocation, MemoryTimeline, simulate_modules
 
 __all__ = [
+    "Allocation",
+    "Extensions",
+    "FlopsEstimator",
     "GraphFormatError",
     "InfeasiblePartitionError",
     "InvalidJointGraphError",
     "InvalidOptionError",
+    "MeasuredEstimator",
+    "MeasuredPeak",
+    "MemoryTimeline",
     "Partition",
     "PartitionError",
     "PartitionOptions",
     "PartitionReport",
+    "RooflineEstimator",
+    "RuntimeEstimator",
     "UnserializableGraphError",
     "__version__",
     "default_partition",
     "dump_graph",
     "graph_constants",
+    "graph_flops",
     "load_graph",
+    "measure_peak",
     "min_cut_rematerialization_partition",
     "partition",
+    "simulate_modules",
 ]

@@ -10,6 +10,7 @@ from .errors import InvalidOptionError
 
 STRATEGIES = ("min-cut", "default", "min-peak", "exact")
 KNAPSACKS = ("greedy", "dp", "dp-low-memory", "milp")
+DETAILS = ("decisions", "memory", "front")
 RUNTIMES = ("roofline", "flops", "measured")
 
 
@@ -81,6 +82,10 @@ class PartitionOptions:
     runtime: str = "roofline"
     """How to estimate the time of an op: ``roofline`` (arithmetic and memory traffic), ``flops``, or ``measured``."""
 
+    details: str = "memory"
+    """What the report holds: ``decisions`` alone, ``memory`` over time too, or also the ``front`` of plans worth
+    choosing from. Does not change the graphs."""
+
     symbol_fallback: int = 4096
     """Stands in for a size that has no example value."""
 
@@ -98,7 +103,7 @@ class PartitionOptions:
                 raise InvalidOptionError(f"{name} is {getattr(self, name)}; give a count of 0 or more.")
         if not 0.0 <= self.budget <= 1.0:
             raise InvalidOptionError(f"memory_budget is {self.memory_budget}; give a share from 0 to 1.")
-        for name, known in (("knapsack", KNAPSACKS), ("runtime", RUNTIMES)):
+        for name, known in (("knapsack", KNAPSACKS), ("runtime", RUNTIMES), ("details", DETAILS)):
             if getattr(self, name) not in known:
                 raise InvalidOptionError(f"{name} is {getattr(self, name)!r}; known are {', '.join(known)}.")
         if self.symbol_fallback < 1:

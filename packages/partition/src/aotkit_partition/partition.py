@@ -12,7 +12,7 @@ import torch
 import torch.fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from .decide import decide
+from .decide import Decision, decide, peak_front
 from .errors import GraphFormatError, InvalidOptionError
 from .extensions import Extensions
 from .extract import extract
@@ -20,7 +20,7 @@ from .graph_text import dump_graph, load_graph
 from .joint import JointGraph, analyze_joint, described_mutations
 from .options import PartitionOptions
 from .plan import Plan, make_plan
-from .report import PartitionReport, make_report
+from .report import PartitionReport, add_front, add_memory, make_report
 
 _DEFAULT_OPTIONS = PartitionOptions()
 _NO_EXTENSIONS = Extensions()
@@ -146,7 +146,8 @@ def partition(
     with _stage(observer, "partition.extract"):
         plan = make_plan(analysed, decision.saved, options.recompute_late)
         forward, backward = extract(analysed, plan)
-        result = _package(analysed, plan, forward, backward, make_report(analysed, plan, decision))
+        report = _report(analysed, plan, decision, options, extensions)
+        result = _package(analysed, plan, forward, backward, report)
     if observer is not None:
         observer.dump("forward", "graphs", lambda: str(result.forward.graph))
         observer.dump("backward", "graphs", lambda: str(result.backward.graph))
@@ -166,7 +167,8 @@ def default_partition(
 
     Args: as for :func:`min_cut_rematerialization_partition`.
     """
-    options = PartitionOptions(strategy="default", static_inputs=tuple(static_lifetime_input_indices or ()))
+    static = tuple(static_lifetime_input_indices or ())
+    options = PartitionOptions(strategy="default", static_inputs=static, details="decisions")
     result = partition(joint_module, num_fwd_outputs, options)
     return result.forward, result.backward
 
@@ -195,7 +197,7 @@ def min_cut_rematerialization_partition(
         The forward and the backward module, in the calling convention of :class:`Partition`.
     """
     static = options.static_inputs + tuple(static_lifetime_input_indices or ())
-    result = partition(joint_module, num_fwd_outputs, replace(options, static_inputs=static))
+    result = partition(joint_module, num_fwd_outputs, replace(options, static_inputs=static, details="decisions"))
     return result.forward, result.backward
 
 
@@ -215,6 +217,20 @@ def _place_inputs(joint: JointGraph, options: PartitionOptions) -> None:
                 )
             target.add(joint.forward_inputs[position])
     joint.mutated_inputs |= described_mutations(joint)
+
+
+def _report(
+    joint: JointGraph, plan: Plan, decision: Decision, options: PartitionOptions, extensions: Extensions
+) -> PartitionReport:
+    estimator = extensions.estimator(options)
+    report = make_report(joint, plan, decision, estimator)
+    if options.details == "decisions":
+        return report
+    report = add_memory(report, joint, plan, options.recompute_late)
+    if options.details == "front" or decision.front:
+        choices = decision.front or peak_front(joint, options, extensions)[0]
+        report = add_front(report, joint, plan, choices, estimator)
+    return report
 
 
 def _package(

@@ -74,14 +74,11 @@ class PeakSearch:
         joint, kept = self._joint, tuple(sorted(saved))
         plan = make_plan(joint, kept)
         timeline = simulate_plan(joint, plan)
-        choice = Choice(label, kept, timeline.peak_bytes, plan_bytes(joint, plan), self._plan_seconds(plan))
+        choice = Choice(
+            label, kept, timeline.peak_bytes, plan_bytes(joint, plan), plan_seconds(joint, plan, self._estimator)
+        )
         self.choices.append(choice)
         return choice
-
-    def _plan_seconds(self, plan: Plan) -> float:
-        joint = self._joint
-        again = (index for index in plan.backward if not joint.in_backward[index] and joint.in_forward[index])
-        return sum(estimate_seconds(joint, index, self._estimator) for index in again)
 
     def _enrich(self, label: str, base: frozenset[int]) -> None:
         """Add the values that the default cut saves, those first that spare most seconds per byte."""
@@ -177,6 +174,12 @@ def _base(joint: JointGraph, index: int) -> int:
 def plan_bytes(joint: JointGraph, plan: Plan) -> int:
     """Bytes of the saved activations of a plan."""
     return sum(activation_bytes(joint, index) for index in plan.tensors)
+
+
+def plan_seconds(joint: JointGraph, plan: Plan, estimator: RuntimeEstimator) -> float:
+    """Estimated seconds of everything that the backward runs again."""
+    again = (index for index in plan.backward if not joint.in_backward[index] and joint.in_forward[index])
+    return sum(estimate_seconds(joint, index, estimator) for index in again)
 
 
 def front(choices: Iterable[Choice]) -> list[Choice]:

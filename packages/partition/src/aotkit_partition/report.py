@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -11,9 +13,13 @@ import torch.fx
 
 from .cost import is_view_like
 from .decide import Decision
+from .default import default_saved_values
+from .errors import InfeasiblePartitionError
 from .joint import JointGraph
-from .plan import Plan
-from .timeline import storages_of
+from .peak import Choice, plan_bytes, plan_seconds
+from .plan import Plan, make_plan, simulate_plan
+from .runtime_estimate import RuntimeEstimator, estimate_seconds
+from .timeline import MemoryTimeline, storages_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +36,15 @@ class SavedValue:
 
 @dataclass(frozen=True, slots=True)
 class RecomputedOp:
-    """One op that the backward runs again. ``bytes`` is the size of its result; views cost nothing."""
+    """One op that the backward runs again. ``bytes`` is the size of its result; views cost nothing.
+
+    ``seconds`` are those of the runtime estimator: to compare, not to believe.
+    """
 
     name: str
     op: str
     bytes: int
+    seconds: float
     is_view: bool
     source: str
 
@@ -49,8 +59,25 @@ class Ban:
 
 
 @dataclass(frozen=True, slots=True)
+class FrontPoint:
+    """One plan on the front between memory and recomputation; ``chosen`` marks the plan of the partition."""
+
+    label: str
+    peak_bytes: int
+    saved_bytes: int
+    seconds: float
+    chosen: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class PartitionReport:
-    """The decisions of one partition."""
+    """The decisions of one partition.
+
+    Attributes:
+        timeline: memory over forward, loss and backward (``details="memory"`` and above).
+        before: the same without recomputation: the default partition.
+        front: the plans worth choosing from, by rising peak (``details="front"``, or strategy ``min-peak``).
+    """
 
     strategy: str
     saved: tuple[SavedValue, ...]
@@ -59,6 +86,24 @@ class PartitionReport:
     cut_cost: float
     num_forward_ops: int
     num_backward_ops: int
+    timeline: MemoryTimeline | None = None
+    before: MemoryTimeline | None = None
+    front: tuple[FrontPoint, ...] = ()
+
+    @property
+    def peak_bytes(self) -> int | None:
+        """The most memory in use at once in forward, loss and backward, inputs left out; None if not simulated."""
+        return None if self.timeline is None else self.timeline.peak_bytes
+
+    @property
+    def peak_bytes_before(self) -> int | None:
+        """The same without recomputation."""
+        return None if self.before is None else self.before.peak_bytes
+
+    @property
+    def recompute_seconds(self) -> float:
+        """Estimated time of everything that the backward runs again."""
+        return sum(op.seconds for op in self.recomputed)
 
     @property
     def activation_bytes(self) -> int:
@@ -67,20 +112,22 @@ class PartitionReport:
 
     def to_json(self) -> str:
         """The report as JSON text."""
-        return json.dumps(asdict(self), separators=(",", ":"))
+        data = {field.name: getattr(self, field.name) for field in fields(self)}
+        for name in ("timeline", "before"):
+            data[name] = None if data[name] is None else asdict(data[name])
+        for name in _ROWS:
+            data[name] = [asdict(row) for row in data[name]]
+        return json.dumps(data, separators=(",", ":"))
 
     @classmethod
     def from_json(cls, text: str) -> PartitionReport:
         """The report that :meth:`to_json` wrote."""
         data = json.loads(text)
-        return cls(
-            **{
-                **data,
-                "saved": tuple(SavedValue(**row) for row in data["saved"]),
-                "recomputed": tuple(RecomputedOp(**row) for row in data["recomputed"]),
-                "bans": tuple(Ban(**row) for row in data["bans"]),
-            }
-        )
+        for name, row in _ROWS.items():
+            data[name] = tuple(row(**item) for item in data[name])
+        for name in ("timeline", "before"):
+            data[name] = None if data[name] is None else MemoryTimeline.from_json(json.dumps(data[name]))
+        return cls(**data)
 
     def __str__(self) -> str:
         tensors = [value for value in self.saved if value.kind != "symint" and not value.is_input]
@@ -93,17 +140,43 @@ class PartitionReport:
         )
         lines = [
             headline,
+            *_memory_lines(self),
             "saved:",
             *(
                 f"  {value.name:<28} {format_bytes(value.bytes):>10}  {value.op:<28} {value.source}"
                 for value in tensors
             ),
             "recomputed:",
-            *(f"  {op.name:<28} {format_bytes(op.bytes):>10}  {op.op:<28} {op.source}" for op in work),
+            *(
+                f"  {op.name:<28} {format_bytes(op.bytes):>10}  {op.op:<28} {op.seconds * 1e6:8.1f} us  {op.source}"
+                for op in work
+            ),
             "not recomputed because:",
             *(f"  {ban.name:<28} {ban.op:<28} {ban.reason}" for ban in self.bans),
         ]
         return "\n".join(lines)
+
+
+def _memory_lines(report: PartitionReport) -> list[str]:
+    if report.timeline is None:
+        return []
+    steps, peak = report.timeline.steps, report.timeline.peak_step
+    phase = "forward" if peak < report.timeline.loss else "backward" if peak > report.timeline.loss else "loss"
+    before = ""
+    if report.before is not None:
+        before = f"; without recomputation {format_bytes(report.before.peak_bytes)}"
+    lines = [
+        f"peak memory {format_bytes(report.timeline.peak_bytes)} at '{steps[peak]}' ({phase}), inputs left out{before}"
+    ]
+    if report.front:
+        lines.append("plans (peak, seconds of recomputation):")
+        for point in report.front:
+            mark = "*" if point.chosen else " "
+            lines.append(f" {mark}{format_bytes(point.peak_bytes):>10} {point.seconds * 1e6:10.1f} us  {point.label}")
+    return lines
+
+
+_ROWS: dict[str, Any] = {"saved": SavedValue, "recomputed": RecomputedOp, "bans": Ban, "front": FrontPoint}
 
 
 def format_bytes(count: float) -> str:
@@ -130,8 +203,8 @@ def source_line(node: torch.fx.Node) -> str:
     return ""
 
 
-def make_report(joint: JointGraph, plan: Plan, decision: Decision) -> PartitionReport:
-    """Describe a finished plan."""
+def make_report(joint: JointGraph, plan: Plan, decision: Decision, estimator: RuntimeEstimator) -> PartitionReport:
+    """Describe a finished plan: the decisions. See :func:`add_memory` and :func:`add_front` for the rest."""
     return PartitionReport(
         strategy=decision.strategy,
         saved=_saved_values(joint, plan),
@@ -140,6 +213,7 @@ def make_report(joint: JointGraph, plan: Plan, decision: Decision) -> PartitionR
                 joint.nodes[index].name,
                 joint.facts[index].name,
                 joint.bytes_of[index],
+                estimate_seconds(joint, index, estimator),
                 is_view_like(joint, index) or joint.facts[index].is_getitem or joint.facts[index].is_symbolic,
                 source_line(joint.nodes[index]),
             )
@@ -154,6 +228,28 @@ def make_report(joint: JointGraph, plan: Plan, decision: Decision) -> PartitionR
         num_forward_ops=sum(joint.nodes[index].op not in ("placeholder", "get_attr") for index in plan.forward),
         num_backward_ops=sum(joint.nodes[index].op != "get_attr" for index in plan.backward),
     )
+
+
+def add_memory(report: PartitionReport, joint: JointGraph, plan: Plan, recompute_late: bool) -> PartitionReport:
+    """The report with the plan's memory over time, and that of the partition without recomputation."""
+    before = None
+    with suppress(InfeasiblePartitionError):  # there may be no partition without recomputation to compare with
+        before = simulate_plan(joint, make_plan(joint, default_saved_values(joint), recompute_late))
+    return replace(report, timeline=simulate_plan(joint, plan), before=before)
+
+
+def add_front(
+    report: PartitionReport, joint: JointGraph, plan: Plan, choices: Sequence[Choice], estimator: RuntimeEstimator
+) -> PartitionReport:
+    """The report with the plans that were, or could have been, weighed; the plan in use is always among them."""
+    peak, seconds = simulate_plan(joint, plan).peak_bytes, plan_seconds(joint, plan, estimator)
+    mine = FrontPoint("this partition", peak, plan_bytes(joint, plan), seconds, True)
+    points = [
+        FrontPoint(choice.label, choice.peak_bytes, choice.saved_bytes, choice.seconds)
+        for choice in choices
+        if (choice.peak_bytes, choice.seconds) != (mine.peak_bytes, mine.seconds)
+    ]
+    return replace(report, front=tuple(sorted([*points, mine], key=lambda point: (point.peak_bytes, point.seconds))))
 
 
 def _saved_values(joint: JointGraph, plan: Plan) -> tuple[SavedValue, ...]:
