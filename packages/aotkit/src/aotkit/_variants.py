@@ -19,6 +19,9 @@ import torch
 from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 
+from aotkit_runtime_wrappers import AliasingChangedError
+
+from ._aliases import MOST_ALIAS_PATTERNS
 from .pipeline import CompileContext, Stages, compile_flat
 
 __all__ = ["Variants", "compile_variable", "next_name"]
@@ -31,7 +34,7 @@ def next_name() -> str:
     return f"model__{next(_numbers)}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Variant:
     run: Callable[[list[Any]], Any]
     result: Any
@@ -69,15 +72,23 @@ class Variants:
     def call(self, flat: list[Any], structure: Any) -> tuple[Any, Any]:
         """The flat results for flat arguments, and their structure; ``structure`` is that of the arguments."""
         key = (structure, _specialisation(flat, self.dynamic, self.num_static))
-        variant = self._find(key, flat)
-        if variant is None:
-            with self.lock:
-                variant = self._find(key, flat) or self._compile(key, flat)
-        return variant.run(list(flat)), variant.result
+        tried: list[_Variant] = []
+        while True:
+            variant = self._find(key, flat, tried)
+            if variant is None:
+                with self.lock:
+                    variant = self._find(key, flat, tried) or self._compile(key, flat)
+            try:
+                return variant.run(list(flat)), variant.result
+            except AliasingChangedError:
+                # Raised before anything ran; see Note [Other aliases at run time].
+                tried.append(variant)
+                if len(tried) > MOST_ALIAS_PATTERNS:
+                    raise
 
-    def _find(self, key: Any, flat: list[Any]) -> _Variant | None:
+    def _find(self, key: Any, flat: list[Any], tried: Sequence[_Variant] = ()) -> _Variant | None:
         for variant in self.compiled.get(key, ()):
-            if variant.fits(flat):
+            if variant not in tried and variant.fits(flat):
                 return variant
         return None
 
@@ -125,12 +136,18 @@ def compile_variable(
 def _size_check(
     shape_env: ShapeEnv | None, fakes: list[Any], variable: Sequence[int]
 ) -> Callable[[Sequence[Any]], bool]:
-    guards = None if shape_env is None else shape_env.produce_guards_expression(fakes, ignore_static=False)
+    # The graph may have been captured over the tensors that arguments are views of.
+    views = [i for i, f in zip(variable, fakes, strict=True) if isinstance(f, torch.Tensor) and f._base is not None]
+    bases: list[Any] = [f._base for f in fakes if isinstance(f, torch.Tensor) and f._base is not None]
+    guards = None if shape_env is None else shape_env.produce_guards_expression([*fakes, *bases], ignore_static=False)
     if not guards or shape_env is None:
         return lambda flat: True
 
     def fits(flat: Sequence[Any]) -> bool:
-        return bool(shape_env.evaluate_guards_expression(guards, [flat[i] for i in variable]))
+        found = [flat[i]._base for i in views]
+        if any(base is None or base.dim() != fake.dim() for base, fake in zip(found, bases, strict=True)):
+            return False
+        return bool(shape_env.evaluate_guards_expression(guards, [*(flat[i] for i in variable), *found]))
 
     return fits
 

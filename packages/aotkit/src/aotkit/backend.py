@@ -14,6 +14,7 @@ from aotkit_inductor_lower import LoweringError
 from aotkit_partition import PartitionError
 from aotkit_runtime_wrappers import WrapperError
 
+from ._aliases import with_alias_variants
 from ._environment import read_environment
 from ._inputs import fake_inputs, unsupported_device
 from ._observe import Recorder
@@ -72,15 +73,30 @@ def compile_graph_module(
     if reason is None:
         number = next(_numbers)
         ctx = CompileContext(options, recorder, f"graph{number}", object_store(recorder) if options.cache else None)
+
+        def compile_for(args: Sequence[Any]) -> Callable[..., Any]:
+            return compile_flat(gm, fake_inputs(args, gm)[1], args, ctx, own_stages())
+
+        def compile_again(args: Sequence[Any]) -> Callable[..., Any]:
+            try:
+                return compile_for(args)
+            except REFUSALS as refusal:
+                if options.fallback == "error":
+                    raise CompileError(f"graph {number} could not be compiled again: {refusal}") from refusal
+                return _eager(gm, str(refusal), recorder)
+
         try:
-            _, fakes = fake_inputs(example_inputs, gm)
-            return compile_flat(gm, fakes, example_inputs, ctx, own_stages())
+            return with_alias_variants(compile_for(example_inputs), compile_again)
         except REFUSALS as refusal:
             if options.fallback == "error":
                 raise CompileError(f"graph {number} could not be compiled: {refusal}") from refusal
             reason = str(refusal)
     elif options.fallback == "error":
         raise CompileError(f"the graph could not be compiled: {reason}")
+    return _eager(gm, reason, recorder)
+
+
+def _eager(gm: torch.fx.GraphModule, reason: str, recorder: Recorder) -> Callable[..., Any]:
     recorder.add_fallback(reason)
     notify_eager(reason)
     return gm

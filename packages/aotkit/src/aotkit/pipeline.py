@@ -93,7 +93,7 @@ class Stages:
     backward: Callable[[torch.fx.GraphModule, str, CompileContext], Boxed]
 
 
-_OVERWRITTEN = ("data", "data_and_metadata")
+_OVERWRITTEN = ("data", "data_and_metadata", "storage")
 
 
 def own_stages() -> Stages:

@@ -218,7 +218,14 @@ def gradient_reaches(value: torch.Tensor, base: torch.Tensor) -> bool:
     return False
 
 
-def view_spec(view: torch.Tensor, base: torch.Tensor, *, requires_grad: bool, under_no_grad: bool = False) -> ViewSpec:
+def view_spec(
+    view: torch.Tensor,
+    base: torch.Tensor,
+    *,
+    requires_grad: bool,
+    under_no_grad: bool = False,
+    detached: bool = False,
+) -> ViewSpec:
     """How plain tensor ``view`` is made of plain tensor ``base``; refuses what strides cannot tell."""
     return ViewSpec(
         dtype=str(view.dtype).removeprefix("torch."),
@@ -227,6 +234,7 @@ def view_spec(view: torch.Tensor, base: torch.Tensor, *, requires_grad: bool, un
         offset_delta=_offset_delta(view, base),
         requires_grad=requires_grad,
         under_no_grad=under_no_grad,
+        detached=detached,
     )
 
 

@@ -294,7 +294,8 @@ def _aliasing_output(
                 "Return a clone of the view, or pass a tensor that is not expanded",
             )
         lost = claims and not gradient_reaches(output, base)
-        view = view_spec(plain, plain_base, requires_grad=claims, under_no_grad=lost)
+        detached = not output._is_view() and not carries_gradient(output)
+        view = view_spec(plain, plain_base, requires_grad=claims, under_no_grad=lost, detached=detached)
     meta = tensor_meta(plain, requires_grad=claims)
     return OutputInfo(index, source.kind, meta=meta, base=source.base, view=view, dynamic_dims=_dynamic_dims(output))
 

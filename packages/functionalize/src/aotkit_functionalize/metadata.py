@@ -97,6 +97,7 @@ class ViewSpec:
     the alias's dtype from the base's first element. Relative, because the frontend does not guard on the
     storage offset of inputs. Autograd metadata follows the record, not the replay: ``requires_grad``.
     ``under_no_grad``: the view was taken while grad mode was off, so it has no history of its own.
+    ``detached``: autograd knows it as no view (``detach()`` was the last step).
     """
 
     dtype: str
@@ -105,6 +106,7 @@ class ViewSpec:
     offset_delta: Dim
     requires_grad: bool
     under_no_grad: bool = False
+    detached: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from .build import build_plan
 from .errors import AliasingChangedError, DoubleBackwardError, WrapperError
 from .inputs import InputPlan, prepare_inputs
 from .interpret import interpret
-from .plan import WrapperOptions, WrapperPlan
+from .plan import WrapperOptions, WrapperPlan, checks_aliases
 from .synthetic_base import PreparedFunction, graph_inputs, plan_synthetic_bases
 
 __all__ = [
@@ -29,6 +29,7 @@ __all__ = [
     "__version__",
     "bind",
     "build_plan",
+    "checks_aliases",
     "graph_inputs",
     "interpret",
     "make_boxed",

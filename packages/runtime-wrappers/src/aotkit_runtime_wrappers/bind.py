@@ -29,6 +29,7 @@ from .observer import Observer
 from .overlap import refuse_new_aliases
 from .plan import WrapperPlan
 from .runtime import (
+    announce_writes,
     check_strides,
     coerce_tangent,
     keep_values,
@@ -48,6 +49,7 @@ __all__ = ["backward_of", "bind"]
 # What emitted code may call beside the compiled graph; the keys are its global names.
 _RUNTIME: dict[str, Any] = {
     "_Tensor": torch.Tensor,
+    "_announce_writes": announce_writes,
     "_autocast_enabled": autocast_enabled,
     "_base_of": base_of,
     "_check_strides": check_strides,

@@ -10,13 +10,14 @@ from .epilogue import mutation_operations, output_operations, returned_value
 from .errors import PlanError
 from .inputs import InputPlan
 from .operations import (
+    AnnounceWrites,
     BindSymbol,
     BuildBase,
-    BumpVersion,
     CheckAliases,
     CheckDuplicate,
     CheckValue,
     Operation,
+    Restride,
     Value,
     dims_read,
 )
@@ -50,16 +51,21 @@ def build_plan(
     names = input_plan.graph_input_names()
     _check_records(metadata, names)
     identities = dict(input_plan.returned_inputs)
-    epilogue = mutation_operations(metadata, names)
-    epilogue += _announce_writes(metadata, input_plan)
+    restrided = _restrided_members(input_plan)
+    epilogue = mutation_operations(metadata, names, restrided)
+    epilogue += _announce_writes(metadata, input_plan, restrided)
+    epilogue += [Restride(f"in{m.index}", m.view, no_grad=True) for m in input_plan.restrided]
     epilogue += output_operations(metadata, names, skip=identities, debug=options.debug)
     checks = _alias_checks(metadata, names) if options.check_aliasing else []
     if options.debug:
         checks += _input_checks(metadata, names)
     prologue: list[Operation] = [CheckDuplicate(f"in{i}", f"in{first}") for i, first in input_plan.duplicates()]
+    prologue += input_plan.symbols
     for number, base in enumerate(input_plan.bases):
         members = tuple(f"in{member}" for member in base.members)
-        prologue.append(BuildBase(f"base{number}", members, tuple(v.view for v in base.views)))
+        views = tuple(v.view for v in base.views)
+        symbols = symbols_of(d for v in views for d in (*v.sizes, *v.strides, v.offset_delta))
+        prologue.append(BuildBase(f"base{number}", members, views, base.flat, tuple(sorted(symbols))))
     prologue += _bind_symbols(metadata, names, symbols_of(d for op in (*checks, *epilogue) for d in dims_read(op)))
     return WrapperPlan(
         num_inputs=input_plan.num_inputs,
@@ -70,13 +76,18 @@ def build_plan(
     )
 
 
-def _announce_writes(metadata: GraphMetadata, input_plan: InputPlan) -> list[Operation]:
+def _restrided_members(input_plan: InputPlan) -> list[int]:
+    """Per base, how many of its members have their sizes or strides changed, each of which moves the version."""
+    changed = {m.index for m in input_plan.restrided}
+    return [len(changed.intersection(base.members)) for base in input_plan.bases]
+
+
+def _announce_writes(metadata: GraphMetadata, input_plan: InputPlan, restrided: list[int]) -> list[Operation]:
     """Version counters of the arguments behind a written base that has another one."""
     return [
-        BumpVersion(f"in{member}")
-        for base, info in zip(input_plan.bases, metadata.inputs, strict=False)
+        AnnounceWrites(tuple(f"in{member}" for member in base.members), max(info.version_steps - changed, 1))
+        for base, info, changed in zip(input_plan.bases, metadata.inputs, restrided, strict=False)
         if base.flat and info.updated_output is not None and not info.mutation_hidden_from_autograd
-        for member in base.members
     ]
 
 

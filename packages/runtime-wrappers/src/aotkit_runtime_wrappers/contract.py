@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aotkit_functionalize import GraphMetadata, metadata
+from aotkit_functionalize import GraphMetadata, metadata, symbols
 
 Dim = metadata.Dim
 EffectInfo = metadata.EffectInfo
@@ -16,6 +16,8 @@ SymbolBinding = metadata.SymbolBinding
 TangentInfo = metadata.TangentInfo
 TensorMeta = metadata.TensorMeta
 ViewSpec = metadata.ViewSpec
+bind_symbols = symbols.bind_symbols
+dims = symbols.dims
 
 __all__ = [
     "Dim",
@@ -31,4 +33,6 @@ __all__ = [
     "TangentInfo",
     "TensorMeta",
     "ViewSpec",
+    "bind_symbols",
+    "dims",
 ]

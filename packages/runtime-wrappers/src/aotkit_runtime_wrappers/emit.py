@@ -18,6 +18,7 @@ from typing import Any
 from .contract import ViewSpec
 from .dims import render, render_tuple
 from .operations import (
+    AnnounceWrites,
     BindSymbol,
     BuildBase,
     BumpVersion,
@@ -102,7 +103,7 @@ def _values_of(operation: Operation) -> set[Value]:
             return {value, first}
         case CheckAliases(mutated=mutated, others=others):
             return {*mutated, *others}
-        case BuildBase(members=members):
+        case BuildBase(members=members) | AnnounceWrites(values=members):
             return set(members)
         case CopyBack(value=value, source=source) | SetStorage(value=value, source=source):
             return {value, source}
@@ -209,8 +210,10 @@ def _emit_operation(operation: Operation, out: Source, indent: int = 1) -> None:
             out.add(f"_refuse_new_aliases({_tuple(mutated)}, {_tuple(others)}, {names})", indent)
         case BindSymbol():
             out.add(f"{operation.symbol} = {read_symbol(operation, operation.value)}", indent)
-        case BuildBase(base=base, members=members, views=views):
-            out.add(f"{base} = _base_of({_tuple(members)}, {out.constant(views)}, {' '.join(members)!r})", indent)
+        case BuildBase(base=base, members=members, views=views, flat=flat, symbols=symbols):
+            values = ", ".join(f"{symbol!r}: {symbol}" for symbol in symbols)
+            what = f"{_tuple(members)}, {out.constant(views)}, {' '.join(members)!r}, {flat}, {{{values}}}"
+            out.add(f"{base} = _base_of({what})", indent)
         case CheckStrides(value=value, strides=strides):
             out.add(f"if {value}.stride() != {render_tuple(strides)}:", indent)
             out.add(f'_check_strides({value}, "{value}", {render_tuple(strides)})', indent + 1)
@@ -227,6 +230,8 @@ def _emit_operation(operation: Operation, out: Source, indent: int = 1) -> None:
             out.add(f"{value}.resize_({render_tuple(sizes)})", indent)
         case ResizeStorage(value=value, num_bytes=num_bytes):
             out.add(f"{value}.untyped_storage().resize_({render(num_bytes)})", indent)
+        case AnnounceWrites(values=values, times=times):
+            out.add(f"_announce_writes({_tuple(values)}, {times})", indent)
         case BumpVersion(value=value, times=times):
             out.add(f"_advance_version({value}, {times})", indent)
         case Regenerate():
@@ -254,7 +259,7 @@ def _emit_check_value(operation: CheckValue, out: Source, indent: int) -> None:
 
 def _emit_regenerate(operation: Regenerate, out: Source, indent: int) -> None:
     view = operation.view
-    base = f"{operation.base}.detach()" if operation.detach else operation.base
+    base = f"{operation.base}.detach()" if operation.detach and not view.detached else operation.base
     sizes, strides = render_tuple(view.sizes), render_tuple(view.strides)
     if operation.base_dtype != view.dtype:
         made = f"_regenerate({base}, {out.constant(view)}, {sizes}, {strides}, {render(view.offset_delta)})"
@@ -264,7 +269,7 @@ def _emit_regenerate(operation: Regenerate, out: Source, indent: int) -> None:
         made = f"{base}.permute({operation.permutation})"
     else:
         made = f"{base}.as_strided({sizes}, {strides}, {_offset(operation.base, view.offset_delta)})"
-    out.add(f"{operation.result} = {made}", indent)
+    out.add(f"{operation.result} = {made}{'.detach()' if view.detached else ''}", indent)
     if operation.set_requires_grad:
         out.add(f"{operation.result}.requires_grad_(True)", indent)
 

@@ -9,6 +9,7 @@ Note [Order of the epilogue]
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 from .contract import (
     GraphMetadata,
@@ -47,12 +48,18 @@ _CHANGES_DATA = (MutationKind.DATA, MutationKind.DATA_AND_METADATA)
 _CHANGES_METADATA = (MutationKind.METADATA, MutationKind.DATA_AND_METADATA)
 
 
-def mutation_operations(metadata: GraphMetadata, names: Sequence[Value]) -> list[Operation]:
-    """What the caller's tensors have to be given after the call."""
+def mutation_operations(
+    metadata: GraphMetadata, names: Sequence[Value], announced: Sequence[int] = ()
+) -> list[Operation]:
+    """What the caller's tensors have to be given after the call.
+
+    ``announced``: for the first inputs, by how much something else moves their version counters.
+    """
     operations: list[Operation] = []
     for info in metadata.inputs:
         if info.mutation is not MutationKind.NONE or info.version_steps:
-            operations += _mutation(info, names)
+            done = announced[info.index] if info.index < len(announced) else 0
+            operations += _mutation(replace(info, version_steps=max(info.version_steps - done, 0)), names)
     return operations
 
 

@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 
-from .contract import ViewSpec
+from .contract import Dim, ViewSpec
 from .errors import CallingConventionError, PlanError
-from .operations import Value, decode, encode
+from .operations import BindSymbol, Value, decode, encode
 from .overlap import storage_id
 
 __all__ = ["BaseSpec", "InputPlan", "MemberView", "prepare_inputs"]
@@ -41,7 +41,7 @@ class BaseSpec:
 
     views: tuple[MemberView, ...]
     dtype: str
-    numel: int
+    numel: Dim
     flat: bool = False
 
     @property
@@ -60,6 +60,10 @@ class InputPlan:
         overlaps: groups of (kept) arguments that share a storage.
         bases: synthetic bases; they come first among the graph inputs, in this order.
         returned_inputs: (output, argument) pairs where the function returns one of a base's members itself.
+        symbols: where sizes are read by which members are parts of their bases. Those that are not arguments themselves
+            are graph inputs after the bases.
+        restrided: members whose sizes or strides are changed in place, as they are after the call, counted from where
+            they began.
     """
 
     num_inputs: int
@@ -67,6 +71,8 @@ class InputPlan:
     overlaps: tuple[tuple[int, ...], ...] = ()
     bases: tuple[BaseSpec, ...] = ()
     returned_inputs: tuple[tuple[int, int], ...] = ()
+    symbols: tuple[BindSymbol, ...] = ()
+    restrided: tuple[MemberView, ...] = ()
 
     @staticmethod
     def one_to_one(num_inputs: int) -> InputPlan:
@@ -89,13 +95,19 @@ class InputPlan:
         covered = {member for base in self.bases for member in base.members}
         return tuple(i for i in self.kept if i not in covered)
 
+    @property
+    def extra_symbols(self) -> tuple[BindSymbol, ...]:
+        """Symbols that are graph inputs beside the arguments."""
+        return tuple(s for s in self.symbols if s.source != "int")
+
     def duplicates(self) -> tuple[tuple[int, int], ...]:
         """(argument, earlier argument) of every duplicate."""
         return tuple((i, first) for i, first in enumerate(self.duplicate_of) if first is not None)
 
     def graph_input_names(self) -> tuple[Value, ...]:
         """Names of the graph inputs in order; see Note [A plan is a small register program]."""
-        return (*(f"base{i}" for i in range(len(self.bases))), *(f"in{i}" for i in self.others))
+        bases = (f"base{i}" for i in range(len(self.bases)))
+        return (*bases, *(s.symbol for s in self.extra_symbols), *(f"in{i}" for i in self.others))
 
     def select(self, flat_args: Sequence[Any]) -> list[Any]:
         """The distinct arguments, not yet replaced by synthetic bases (:func:`.graph_inputs` does that too)."""

@@ -21,6 +21,7 @@ from .double_backward import second_derivative_of
 from .lazy_backward import LazyBackward
 from .observer import Observer
 from .operations import (
+    AnnounceWrites,
     BindSymbol,
     BuildBase,
     BumpVersion,
@@ -41,6 +42,7 @@ from .operations import (
 from .overlap import refuse_new_aliases
 from .plan import CallSpec, WrapperPlan
 from .runtime import (
+    announce_writes,
     check_strides,
     coerce_tangent,
     keep_values,
@@ -187,13 +189,18 @@ def _run(operation: Operation, values: dict[str, Any]) -> None:
         case BindSymbol(symbol=symbol, value=value):
             values[symbol] = _read(operation, values[value])
         case BuildBase(base=base, members=members, views=views):
-            values[base] = base_of([values[name] for name in members], views, " ".join(members))
+            symbols = {name: values[name] for name in operation.symbols}
+            values[base] = base_of(
+                [values[name] for name in members], views, " ".join(members), operation.flat, symbols
+            )
         case CheckStrides(value=value, strides=strides):
             check_strides(values[value], value, evaluate_all(strides, values))
         case CheckValue(value=value, what=what, meta=meta):
             expected = evaluate_all(meta.strides, values) if operation.check_strides else None
             grad = meta.requires_grad if operation.check_requires_grad else None
             check_value(values[value], what, evaluate_all(meta.sizes, values), expected, meta.dtype, meta.device, grad)
+        case AnnounceWrites(values=written, times=times):
+            announce_writes([values[name] for name in written], times)
         case SetStorage() | Resize() | ResizeStorage():
             _change_storage(operation, values)
         case Restride() | CopyBack() | BumpVersion():
@@ -244,7 +251,7 @@ def _regenerate(operation: Regenerate, values: dict[str, Any]) -> Tensor:
 
 def _view(operation: Regenerate, values: dict[str, Any]) -> Tensor:
     base, view = values[operation.base], operation.view
-    if operation.detach:
+    if operation.detach and not view.detached:
         base = base.detach()
     sizes, strides = evaluate_all(view.sizes, values), evaluate_all(view.strides, values)
     delta = evaluate(view.offset_delta, values)
@@ -257,4 +264,6 @@ def _view(operation: Regenerate, values: dict[str, Any]) -> Tensor:
         result = base.permute(operation.permutation)
     else:
         result = base.as_strided(sizes, strides, base.storage_offset() + delta)
+    if view.detached:
+        result = result.detach()
     return result.requires_grad_(True) if operation.set_requires_grad else result

@@ -18,6 +18,7 @@ from .contract import Dim, TensorMeta, ViewSpec
 from .errors import PlanError
 
 __all__ = [
+    "AnnounceWrites",
     "BindSymbol",
     "BuildBase",
     "BumpVersion",
@@ -99,14 +100,17 @@ class BindSymbol:
 
 @dataclass(frozen=True, slots=True)
 class BuildBase:
-    """``base`` covers the storage that ``members`` share: their common ``_base``, or a flat tensor over the storage.
+    """``base`` covers the storage that ``members`` share: their common ``_base``, or (``flat``) a tensor over it.
 
-    ``views`` say, per member, which part of the base it was when the graph was captured; checked at each call.
+    ``views`` say, per member, which part of the base it was when the graph was captured, over ``symbols``; checked at
+    each call.
     """
 
     base: Value
     members: tuple[Value, ...]
     views: tuple[ViewSpec, ...]
+    flat: bool = False
+    symbols: tuple[Value, ...] = ()
 
     def __str__(self) -> str:
         return f"{self.base} = base of {', '.join(self.members)}"
@@ -203,6 +207,17 @@ class BumpVersion:
 
 
 @dataclass(frozen=True, slots=True)
+class AnnounceWrites:
+    """Autograd has to know of ``times`` writes to the memory of ``values``, which may share version counters."""
+
+    values: tuple[Value, ...]
+    times: int
+
+    def __str__(self) -> str:
+        return f"increment versions of {', '.join(self.values)}" + (f" by {self.times}" if self.times > 1 else "")
+
+
+@dataclass(frozen=True, slots=True)
 class Regenerate:
     """``result`` is a view of ``base`` as ``view`` says, made by ``method``.
 
@@ -261,6 +276,7 @@ Operation = (
     | ResizeStorage
     | CopyBack
     | BumpVersion
+    | AnnounceWrites
     | Regenerate
     | MarkDynamic
     | SetGradMode
@@ -270,7 +286,8 @@ _OPERATIONS: tuple[type[Any], ...] = Operation.__args__
 
 
 def _suffix(operation: Regenerate) -> str:
-    grad = ", requires grad" if operation.set_requires_grad else ""
+    grad = ", detached" if operation.view.detached else ""
+    grad += ", requires grad" if operation.set_requires_grad else ""
     return grad + (" under no_grad" if operation.view.under_no_grad else "")
 
 

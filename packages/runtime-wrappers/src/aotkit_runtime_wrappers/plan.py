@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from .contract import TensorMeta
 from .errors import PlanError
-from .operations import BindSymbol, Operation, Value, decode, encode
+from .operations import BindSymbol, BuildBase, CheckAliases, CheckDuplicate, Operation, Value, decode, encode
 
-__all__ = ["CallSpec", "Return", "TangentSpec", "WrapperOptions", "WrapperPlan"]
+__all__ = ["CallSpec", "Return", "TangentSpec", "WrapperOptions", "WrapperPlan", "checks_aliases"]
 
 PLAN_VERSION = 1
 
@@ -69,6 +69,11 @@ class Return:
 
     def __str__(self) -> str:
         return self.value if self.value is not None else repr(self.constant)
+
+
+def checks_aliases(plan: WrapperPlan) -> bool:
+    """Whether a call may raise :class:`.AliasingChangedError`: the plan relies on who shares memory with whom."""
+    return any(isinstance(o, CheckAliases | CheckDuplicate | BuildBase) for o in plan.prologue)
 
 
 @dataclass(frozen=True, slots=True)

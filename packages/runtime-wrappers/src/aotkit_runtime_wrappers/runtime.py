@@ -8,13 +8,14 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from ._torch_compat import disable_autocast, dtype_from_name, unsafe_view
+from ._torch_compat import advance_version, disable_autocast, dtype_from_name, unsafe_view
 from .boxed import BoxedCallable
 from .contract import ViewSpec
 from .errors import AliasingChangedError, CallingConventionError, MetadataMismatchError, WrapperError
 from .overlap import byte_range
 
 __all__ = [
+    "announce_writes",
     "check_strides",
     "clone_exact",
     "coerce_tangent",
@@ -154,6 +155,14 @@ def zero_tangent(sizes: Sequence[int], strides: Sequence[int], dtype: torch.dtyp
     return torch.empty_strided(sizes, strides, dtype=dtype, device=device).zero_()
 
 
+def announce_writes(tensors: Sequence[Tensor], times: int) -> None:
+    """Advance each version counter behind ``tensors`` once by ``times``; views share the counter of their base."""
+    before = [None if t.is_inference() else t._version for t in tensors]
+    for tensor, version in zip(tensors, before, strict=True):
+        if version is not None and tensor._version == version:
+            advance_version(tensor, times)
+
+
 def check_strides(value: Tensor, name: str, strides: tuple[int, ...]) -> None:
     """Views are taken of ``value`` by strides, so wrong ones would give wrong elements."""
     if not _same_strides(value, strides):
@@ -167,7 +176,13 @@ def _reinterpret(base: Tensor, dtype: torch.dtype) -> Tensor:
     """``base`` in another dtype over the same memory."""
     if base.is_complex() and not dtype.is_complex and base.dtype.to_real() == dtype:
         return torch.view_as_real(base)
-    return base.view(dtype)
+    if base.element_size() == dtype.itemsize:
+        return base.view(dtype)
+    # Elements of another size are found along a dimension without gaps only; those that do not fill one are left out.
+    whole = (
+        base.numel() // max(dtype.itemsize // base.element_size(), 1) * max(dtype.itemsize // base.element_size(), 1)
+    )
+    return base.as_strided((whole,), (1,), base.storage_offset()).view(dtype)
 
 
 def regenerate(base: Tensor, view: ViewSpec, sizes: tuple[int, ...], strides: tuple[int, ...], delta: int) -> Tensor:

@@ -1,0 +1,81 @@
+"""One graph compiled for several patterns of memory that its arguments share.
+
+Note [Other aliases at run time]
+    A graph that writes to an argument is compiled for arguments that share memory in a certain way, and torch's
+    frontend does not guard on it. Its wrapper looks, before anything runs, whether they still do, and raises
+    ``AliasingChangedError`` if not. The graph is then compiled again for the arguments at hand, with constant sizes.
+    Which variant fits is found out by asking each: they all look. A call of the first one costs nothing more.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from aotkit_runtime_wrappers import AliasingChangedError, checks_aliases
+
+__all__ = ["MOST_ALIAS_PATTERNS", "with_alias_variants"]
+
+MOST_ALIAS_PATTERNS = 16
+"""So many patterns are compiled for arguments of the same sizes; then the error is the caller's."""
+
+
+def with_alias_variants(
+    first: Callable[..., Any], compile_for: Callable[[Sequence[Any]], Callable[..., Any]]
+) -> Callable[..., Any]:
+    """``first``, and for arguments that share memory in another way ``compile_for(arguments)``.
+
+    Args:
+        first: from :func:`.compile_flat`.
+        compile_for: the same for the real arguments of a later call.
+    """
+    boxed = getattr(first, "boxed", None)
+    if boxed is None or not checks_aliases(boxed.plan):
+        return first
+    others = _Others(compile_for)
+
+    def call(*args: Any) -> Any:
+        try:
+            return boxed(list(args))
+        except AliasingChangedError as changed:
+            return others.call(args, changed)
+
+    call.boxed = boxed  # type: ignore[attr-defined]
+    return call
+
+
+@dataclass(slots=True)
+class _Others:
+    """Variants by the geometry of the arguments that they were compiled for. Safe under threads."""
+
+    compile_for: Callable[[Sequence[Any]], Callable[..., Any]]
+    compiled: dict[Any, list[Callable[..., Any]]] = field(default_factory=dict)
+    lock: Any = field(default_factory=threading.RLock)
+
+    def call(self, args: Sequence[Any], changed: AliasingChangedError) -> Any:
+        key = tuple(_geometry(value) for value in args)
+        tried: list[Callable[..., Any]] = []
+        while len(tried) < MOST_ALIAS_PATTERNS:
+            variant = self._next(key, tried, args)
+            try:
+                return variant(*args)
+            except AliasingChangedError:
+                tried.append(variant)
+        raise changed
+
+    def _next(self, key: Any, tried: list[Callable[..., Any]], args: Sequence[Any]) -> Callable[..., Any]:
+        with self.lock:
+            known = self.compiled.setdefault(key, [])
+            if len(known) == len(tried):
+                known.append(self.compile_for(args))
+            return known[len(tried)]
+
+
+def _geometry(value: Any) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return value
+    return value.shape, value.stride(), value.dtype, value.device, value.requires_grad, torch.is_grad_enabled()
