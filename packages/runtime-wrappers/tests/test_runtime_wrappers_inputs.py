@@ -167,16 +167,18 @@ def test_another_overlap_than_the_captured_one_is_refused(compile_eagerly, how):
 @pytest.mark.covers("F4.22")
 def test_overlaps_that_no_base_can_stand_for_are_refused_with_the_reason():
     whole = torch.arange(8.0)
-    other_dtype = [whole, whole.view(torch.int32)]
-    with pytest.raises(WrapperError, match="different dtypes"):
-        plan_synthetic_bases(prepare_inputs(other_dtype), other_dtype, [(0, 1)])
+    shifted = torch.zeros(12, dtype=torch.uint8)[1:9]
+    odd = [shifted, torch.zeros(0).set_(shifted.untyped_storage(), 1, (1,), (1,)).requires_grad_()]
     unrelated = [whole.data[:4].requires_grad_(), whole.data[2:]]
-    with pytest.raises(WrapperError, match="no views of one tensor"):
-        plan_synthetic_bases(prepare_inputs(unrelated), unrelated, [(0, 1)])
-    plan = plan_synthetic_bases(prepare_inputs([whole, whole[:4]]), [whole, whole[:4]], [(0, 1)])
+    for args in (odd, unrelated):
+        with pytest.raises(WrapperError, match="no views of one tensor"):
+            plan_synthetic_bases(prepare_inputs(args), args, [(0, 1)])
+    differentiable = [(whole.clone().requires_grad_() * 1)]
+    differentiable.append(differentiable[0][:4])
+    plan = plan_synthetic_bases(prepare_inputs(differentiable), differentiable, [(0, 1)])
     changes_shape = PreparedFunction(lambda a, b: (b.unsqueeze_(0),), plan)
     with pytest.raises(WrapperError, match="changed in place"):
-        changes_shape(whole)
+        changes_shape(differentiable[0])
 
 
 def test_detached_fakes_of_one_storage_have_a_fake_base():
