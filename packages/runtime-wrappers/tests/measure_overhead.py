@@ -64,6 +64,8 @@ def capture(training: bool) -> dict[str, Callable[[], Any]]:
 
             run._boxed_call = True
             graphs[name], graphs[name + "_outputs"] = run, len(outputs)
+            inputs_of_graph = list(graph.graph.find_nodes(op="placeholder"))
+            graphs[name + "_saved"] = [inputs_of_graph.index(o) if o in inputs_of_graph else -1 for o in outputs[1:]]
             return run
 
         return compile_graph
@@ -79,7 +81,11 @@ def capture(training: bool) -> dict[str, Callable[[], Any]]:
     if training:
         first.sum().backward()
     saved = graphs["forward_outputs"] - 1
-    plan = build_plan(_metadata(x, w), num_saved_tensors=saved if training else 0)
+    plan = build_plan(
+        _metadata(x, w),
+        num_saved_tensors=saved if training else 0,
+        saved_inputs=graphs["forward_saved"] if training else None,
+    )
     ours = bind(plan, graphs["forward"], graphs.get("backward"))
     calls = {
         "bare": lambda: graphs["forward"]([x, w]),

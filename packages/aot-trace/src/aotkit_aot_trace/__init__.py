@@ -7,9 +7,11 @@
 from aotkit_functionalize import FunctionalLayer, GraphMetadata, OverlappingMutation, Unsupported
 
 from .__about__ import __version__
-from .api import Capture, TraceOptions, capture, trace_inference, trace_joint
+from .api import Capture, Origin, TraceOptions, capture, trace_inference, trace_joint
 from .functional_call import FunctionalCall, create_functional_call, named_tensors
+from .gradients import GradientInputs, capture_gradients
 from .graph_function import GraphFunction
+from .known_values import SavedValues, saved_values
 from .mutations_in_graph import mutations_in_graph
 from .observer import Observer
 from .state import TRACING_LOCK
@@ -19,17 +21,22 @@ __all__ = [
     "Capture",
     "FunctionalCall",
     "FunctionalLayer",
+    "GradientInputs",
     "GraphFunction",
     "GraphMetadata",
     "Observer",
+    "Origin",
     "OverlappingMutation",
+    "SavedValues",
     "TraceOptions",
     "Unsupported",
     "__version__",
     "capture",
+    "capture_gradients",
     "create_functional_call",
     "mutations_in_graph",
     "named_tensors",
+    "saved_values",
     "trace_inference",
     "trace_joint",
 ]

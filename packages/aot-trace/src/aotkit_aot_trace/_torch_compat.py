@@ -27,9 +27,11 @@ __all__ = [
     "current_tracer",
     "current_tracer_or_none",
     "enable_python_dispatcher",
+    "evaluate_symint",
     "free_unbacked_symbols",
     "get_current_node_meta",
     "is_fake",
+    "is_random",
     "lift_constant",
     "preserve_node_meta",
     "replaced_tensors",
@@ -103,3 +105,16 @@ def lift_constant(value: torch.Tensor) -> torch.Tensor:
 def get_current_node_meta() -> dict[str, Any]:
     """Meta of the user's node that is being run."""
     return fx_traceback.get_current_meta()
+
+
+def is_random(target: Any) -> bool:
+    """Whether an operator draws random numbers."""
+    return isinstance(target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in target.tags
+
+
+def evaluate_symint(value: Any, symbols: Mapping[str, int]) -> tuple[str, str] | None:
+    """A SymInt for given values of its symbols, in the form of a constant; ``None`` for anything else."""
+    if not isinstance(value, torch.SymInt):
+        return None
+    expression = value.node.expr.subs({s: symbols[str(s)] for s in value.node.expr.free_symbols if str(s) in symbols})
+    return ("int", str(expression))

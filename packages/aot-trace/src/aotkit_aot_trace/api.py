@@ -16,9 +16,9 @@ from .finish import finish
 from .graph_function import GraphFunction
 from .observer import Observer, stage
 from .record import Request, record
-from .state import TRACING_LOCK, preserved_state
+from .state import TRACING_LOCK, AutocastState, preserved_state
 
-__all__ = ["Capture", "TraceOptions", "capture", "trace_inference", "trace_joint"]
+__all__ = ["Capture", "Origin", "TraceOptions", "capture", "trace_inference", "trace_joint"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +38,20 @@ class TraceOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class Origin:
+    """What a capture recorded: the function, the functional layer it ran in, and autocast as it was."""
+
+    function: Callable[..., Any]
+    layer: FunctionalLayer
+    autocast: AutocastState
+
+    @property
+    def is_gradient(self) -> bool:
+        """Whether the function is the gradient of one that was captured before."""
+        return bool(getattr(self.function, "is_gradient", False))
+
+
+@dataclass(frozen=True, slots=True)
 class Capture:
     """A captured function.
 
@@ -47,11 +61,13 @@ class Capture:
             of a joint graph have ``meta["partitioner_tag"]``.
         metadata: the calling contract, which says what the forward outputs mean.
         fake_mode: mode of the fake tensors in the graph.
+        origin: what was recorded, to record its gradients later.
     """
 
     graph: torch.fx.GraphModule
     metadata: GraphMetadata
     fake_mode: FakeTensorMode
+    origin: Origin
 
     @property
     def shape_env(self) -> ShapeEnv | None:
@@ -91,6 +107,7 @@ def capture(
     layer = options.layer
     if layer is None:
         layer = traced.preferred_layer() if hasattr(traced, "preferred_layer") else FunctionalLayer.MODE
+    autocast = AutocastState.now()
     with TRACING_LOCK, preserved_state():
         mode, plain = fake_arguments(flat_args, fake_mode=fake_mode, dynamic=options.dynamic)
         request = Request(
@@ -112,11 +129,11 @@ def capture(
                 if options.layer is not None or layer is FunctionalLayer.DISPATCHER:
                     raise
                 again = replace(request, layer=FunctionalLayer.DISPATCHER, python_dispatcher=True)
-                recording = record(again)
+                layer, recording = again.layer, record(again)
         with stage(observer, "finish"):
             graph = finish(recording)
     assert recording.metadata is not None
-    return Capture(graph, recording.metadata, mode)
+    return Capture(graph, recording.metadata, mode, Origin(traced, layer, autocast))
 
 
 def trace_inference(

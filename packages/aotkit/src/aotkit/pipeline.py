@@ -12,13 +12,27 @@ from typing import Any
 
 import torch
 
-from aotkit_aot_trace import Capture, GraphFunction, TraceOptions, capture, mutations_in_graph
+from aotkit_aot_trace import (
+    Capture,
+    GradientInputs,
+    GraphFunction,
+    Origin,
+    SavedValues,
+    TraceOptions,
+    capture,
+    capture_gradients,
+    mutations_in_graph,
+    saved_values,
+)
 from aotkit_functionalize import GraphMetadata, OverlappingMutation
 from aotkit_inductor_lower import LowerOptions, compile_graph, decompositions
 from aotkit_partition import Partition, PartitionOptions, dump_graph, graph_constants, load_graph, partition
 from aotkit_runtime_wrappers import (
+    GradientRequest,
+    Gradients,
     InputPlan,
     PreparedFunction,
+    WrapperOptions,
     WrapperPlan,
     bind,
     build_plan,
@@ -70,6 +84,7 @@ class Captured:
     graph: torch.fx.GraphModule
     metadata: GraphMetadata
     inputs: InputPlan
+    origin: Origin | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +124,7 @@ def compile_flat(
     ``fakes`` are fake versions of ``examples``. Raises the packages' typed refusals; see ``backend`` for what
     becomes of them.
     """
-    return compile_captured(capture_flat(fn, fakes, examples, ctx, stages), ctx, stages)
+    return unboxed(_compile(capture_flat(fn, fakes, examples, ctx, stages), ctx, stages))
 
 
 def capture_flat(
@@ -121,16 +136,24 @@ def capture_flat(
     graph = captured.graph
     if ctx.keep_input_mutations and not metadata.is_training:
         graph, metadata = mutations_in_graph(graph, metadata)
-    ctx.recorder.dump(f"{ctx.name}-captured", "graphs", lambda: _readable(graph))
-    if ctx.publish and metadata.is_training:
-        publish_graph(f"{ctx.name}-joint", graph)
-    ctx.recorder.dump(f"{ctx.name}-metadata", "graphs", lambda: str(metadata))
-    publish_metadata(metadata)
-    return Captured(graph, metadata, inputs)
+    return _shown(Captured(graph, metadata, inputs, captured.origin), ctx)
+
+
+def _shown(captured: Captured, ctx: CompileContext) -> Captured:
+    ctx.recorder.dump(f"{ctx.name}-captured", "graphs", lambda: _readable(captured.graph))
+    if ctx.publish and captured.metadata.is_training:
+        publish_graph(f"{ctx.name}-joint", captured.graph)
+    ctx.recorder.dump(f"{ctx.name}-metadata", "graphs", lambda: str(captured.metadata))
+    publish_metadata(captured.metadata)
+    return captured
 
 
 def compile_captured(captured: Captured, ctx: CompileContext, stages: Stages) -> Callable[..., Any]:
-    """The second half of :func:`compile_flat`."""
+    """The second half of :func:`compile_flat`. Second derivatives are refused: the graph may have been changed."""
+    return unboxed(_compile(replace(captured, origin=None), ctx, stages))
+
+
+def _compile(captured: Captured, ctx: CompileContext, stages: Stages) -> Boxed:
     metadata = _reload_metadata(captured.metadata, ctx)
     if metadata.is_training:
         return _compile_training(captured, metadata, ctx, stages)
@@ -138,7 +161,7 @@ def compile_captured(captured: Captured, ctx: CompileContext, stages: Stages) ->
     forward = stages.inference(graph, f"{ctx.name}-inference", ctx)
     with ctx.recorder.stage("bind"):
         plan = _reload_plan(build_plan(metadata, input_plan=captured.inputs), ctx)
-        return unboxed(bind(plan, forward, observer=ctx.recorder))
+        return bind(plan, forward, observer=ctx.recorder)
 
 
 def _with_static_inputs(metadata: GraphMetadata, inputs: InputPlan, num_static: int) -> GraphMetadata:
@@ -150,10 +173,7 @@ def _with_static_inputs(metadata: GraphMetadata, inputs: InputPlan, num_static: 
     return replace(metadata, inputs=infos)
 
 
-def _compile_training(
-    captured: Captured, metadata: GraphMetadata, ctx: CompileContext, stages: Stages
-) -> Callable[..., Any]:
-    inputs = captured.inputs
+def _compile_training(captured: Captured, metadata: GraphMetadata, ctx: CompileContext, stages: Stages) -> Boxed:
     with ctx.recorder.stage("partition"):
         parts = stages.split(captured.graph, metadata, ctx)
     forward = stages.forward(parts.forward, f"{ctx.name}-forward", ctx)
@@ -164,10 +184,39 @@ def _compile_training(
         return backward
 
     with ctx.recorder.stage("bind"):
-        saved = (parts.num_saved_tensors, parts.num_saved_symints)
-        plan = build_plan(metadata, input_plan=inputs, num_saved_tensors=saved[0], num_saved_symints=saved[1])
+        origin = captured.origin
+        saved = saved_values(parts.forward, metadata.num_forward_outputs, parts.num_saved_tensors)
+        plan = build_plan(
+            metadata,
+            input_plan=captured.inputs,
+            num_saved_tensors=parts.num_saved_tensors,
+            num_saved_symints=parts.num_saved_symints,
+            saved_inputs=saved.inputs,
+            options=WrapperOptions(keep_inputs=origin is not None and origin.is_gradient),
+        )
         plan = _reload_plan(plan, ctx)
-        return unboxed(bind(plan, forward, compile_backward, observer=ctx.recorder))
+        gradients = None
+        if origin is not None:
+            gradients = Gradients(metadata, _gradient_compiler(origin, metadata, saved, ctx, stages))
+        return bind(plan, forward, compile_backward, observer=ctx.recorder, gradients=gradients)
+
+
+def _gradient_compiler(
+    origin: Origin, metadata: GraphMetadata, saved: SavedValues, ctx: CompileContext, stages: Stages
+) -> Callable[[GradientRequest], Boxed]:
+    """Compiles the gradients of a graph like any other graph, when somebody asks for a second derivative."""
+    ctx = replace(ctx, name=f"{ctx.name}-gradients")
+
+    def compile_gradients(request: GradientRequest) -> Boxed:
+        values = GradientInputs(request.inputs, request.saved, request.tangents, request.symbols, request.lost)
+        with ctx.recorder.stage("capture"):
+            found = capture_gradients(
+                origin, metadata, saved, values, decompositions=stages.decompositions, observer=ctx.recorder
+            )
+        inputs = InputPlan.one_to_one(len(found.metadata.inputs))
+        return _compile(_shown(Captured(found.graph, found.metadata, inputs, found.origin), ctx), ctx, stages)
+
+    return compile_gradients
 
 
 def _capture(

@@ -9,7 +9,7 @@ from .analyze import analyze
 from .collect import ForwardRecord, collect_metadata
 from .errors import NeedsDispatcherLayer, OverlappingMutation, Unsupported
 from .fakes import fake_arguments
-from .inputs import function_inputs
+from .inputs import function_inputs, reentered_inputs
 from .metadata import GraphMetadata
 from .mutations import has_data_mutation
 from .wrap import (
@@ -38,5 +38,6 @@ __all__ = [
     "functional_layer",
     "has_data_mutation",
     "is_functional",
+    "reentered_inputs",
     "to_functional",
 ]

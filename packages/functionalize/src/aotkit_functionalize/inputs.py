@@ -19,9 +19,10 @@ import torch
 
 from . import _torch_compat as compat
 from .errors import Unsupported
-from .wrap import to_functional
+from .metadata import InputInfo
+from .wrap import from_functional, to_functional
 
-__all__ = ["FunctionInput", "function_inputs"]
+__all__ = ["FunctionInput", "function_inputs", "reentered_inputs"]
 
 
 @dataclass(slots=True)
@@ -79,6 +80,29 @@ def function_inputs(plain: Sequence[Any], callers: Sequence[Any]) -> list[Functi
     return [_function_input(i, p, c) for i, (p, c) in enumerate(zip(plain, callers, strict=True))]
 
 
+def reentered_inputs(values: Sequence[Any], infos: Sequence[InputInfo]) -> list[FunctionInput]:
+    """Functional tensors of a run in progress as the inputs of a function that it calls.
+
+    What the inner function does to its inputs in place does not reach ``values``; gradients do.
+
+    Args:
+        values: functional tensors and other values, as an outer captured function got them.
+        infos: records of the inner function's inputs, for ``is_leaf``.
+    """
+    return [_reentered(info, value) for info, value in zip(infos, values, strict=True)]
+
+
+def _reentered(info: InputInfo, outer: Any) -> FunctionInput:
+    if not isinstance(outer, torch.Tensor):
+        return FunctionInput(info.index, outer, outer)
+    plain = from_functional(outer)
+    differentiable = bool(outer.requires_grad)
+    with torch.enable_grad():
+        value = _Enter.apply(outer, lambda: to_functional(plain)) if differentiable else to_functional(plain)
+    leaf = outer if differentiable else None
+    return _entered(FunctionInput(info.index, plain, value, leaf, info.is_leaf, differentiable))
+
+
 def _function_input(index: int, plain: Any, caller: Any) -> FunctionInput:
     if not isinstance(plain, torch.Tensor):
         return FunctionInput(index, plain, plain)
@@ -94,16 +118,14 @@ def _function_input(index: int, plain: Any, caller: Any) -> FunctionInput:
         leaf = value.requires_grad_(True)
         with torch.enable_grad():
             value = _Enter.apply(leaf, lambda: to_functional(plain))
-    return FunctionInput(
-        index,
-        plain,
-        value,
-        leaf,
-        is_leaf=bool(caller.is_leaf),
-        requires_grad=bool(caller.requires_grad),
-        entry_grad_fn=value.grad_fn,
-        entry_version=value._version,
-        entry_storage=compat.storage_identity(value),
-        entry_outer_storage=compat.outer_storage_identity(value),
-        storages=(compat.inner_wrapper(value).untyped_storage(), value.untyped_storage()),
-    )
+    return _entered(FunctionInput(index, plain, value, leaf, bool(caller.is_leaf), bool(caller.requires_grad)))
+
+
+def _entered(entered: FunctionInput) -> FunctionInput:
+    """``entered`` with the state of its value noted."""
+    value = entered.value
+    entered.entry_grad_fn, entered.entry_version = value.grad_fn, value._version
+    entered.entry_storage = compat.storage_identity(value)
+    entered.entry_outer_storage = compat.outer_storage_identity(value)
+    entered.storages = (compat.inner_wrapper(value).untyped_storage(), value.untyped_storage())
+    return entered

@@ -12,6 +12,7 @@ from .__about__ import __version__
 from .bind import bind
 from .boxed import make_boxed, unboxed
 from .build import build_plan
+from .double_backward import GradientRequest, Gradients
 from .errors import AliasingChangedError, DoubleBackwardError, WrapperError
 from .inputs import InputPlan, prepare_inputs
 from .interpret import interpret
@@ -21,6 +22,8 @@ from .synthetic_base import PreparedFunction, graph_inputs, plan_synthetic_bases
 __all__ = [
     "AliasingChangedError",
     "DoubleBackwardError",
+    "GradientRequest",
+    "Gradients",
     "InputPlan",
     "PreparedFunction",
     "WrapperError",

@@ -15,6 +15,7 @@ __all__ = [
     "disable_autocast",
     "dtype_from_name",
     "fast_apply",
+    "saving_hooks",
     "set_grad_enabled",
     "transforms_active",
     "unsafe_view",
@@ -22,6 +23,9 @@ __all__ = [
 
 autocast_enabled: Callable[[], bool] = torch._C._is_any_autocast_enabled
 """Whether autocast is on for any device type."""
+
+saving_hooks: Callable[[bool], Any] = torch._C._autograd._top_saved_tensors_default_hooks
+"""The user's saved-tensor hooks in effect, or ``None``; the argument asks for those that survive tracing only."""
 
 transforms_active: Callable[[], bool] = torch._C._are_functorch_transforms_active
 """Whether the caller runs under a ``torch.func`` transform such as ``vmap``."""

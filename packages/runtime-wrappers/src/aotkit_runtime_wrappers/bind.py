@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import time
-import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -20,7 +19,7 @@ from ._torch_compat import (
 )
 from .boxed import BoxedCallable, ensure_boxed, is_boxed
 from .checks import check_value
-from .double_backward import second_derivative_of
+from .double_backward import Gradients, drop_values, gradients_with_history, histories, remember
 from .emit import Source, emit_call
 from .emit_autograd import emit_autograd
 from .errors import PlanError
@@ -56,6 +55,8 @@ _RUNTIME: dict[str, Any] = {
     "_check_value": check_value,
     "_coerce_tangent": coerce_tangent,
     "_advance_version": advance_version,
+    "_drop_values": drop_values,
+    "_histories": histories,
     "_is_grad_enabled": torch.is_grad_enabled,
     "_keep_values": keep_values,
     "_mark_dynamic": mark_dynamic,
@@ -63,10 +64,10 @@ _RUNTIME: dict[str, Any] = {
     "_refuse_new_aliases": refuse_new_aliases,
     "_refuse_transform": refuse_transform,
     "_regenerate": regenerate,
+    "_remember": remember,
     "_set_grad_enabled": set_grad_enabled,
     "_transforms_active": transforms_active,
     "_unsafe_view": unsafe_view,
-    "_weakref": weakref.ref,
     "_without_autocast": without_autocast,
     "_wrong_count": wrong_count,
     "_wrong_duplicate": wrong_duplicate,
@@ -89,6 +90,7 @@ def bind(
     forward: Callable[..., Any],
     backward: Callable[..., Any] | None = None,
     observer: Observer | None = None,
+    gradients: Gradients | None = None,
 ) -> BoxedCallable:
     """Generate and return the function that the user's call ends up in.
 
@@ -100,6 +102,7 @@ def bind(
             graph input out. Or a function without any parameter that makes it: it is called at the first
             backward, once, see :class:`.LazyBackward`. A training plan needs one, an inference plan takes none.
         observer: is told about binding and about the lazy compile.
+        gradients: makes second derivatives; without it they are refused.
 
     Returns:
         A boxed callable: takes the list of the caller's flat arguments and empties it, returns the list of flat
@@ -110,7 +113,7 @@ def bind(
     namespace: dict[str, Any] = {**_RUNTIME, "_forward": ensure_boxed(forward)}
     if plan.call.training:
         namespace["_backward"] = backward_of(backward, observer)
-        namespace["_second_derivative"] = second_derivative_of(plan.call)
+        namespace["_gradients_with_history"] = gradients_with_history(plan.call, namespace["_backward"], gradients)
         emit_autograd(plan.call, out)
     emit_call(plan, out)
     namespace.update(out.constants)

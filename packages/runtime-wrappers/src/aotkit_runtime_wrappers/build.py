@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from .contract import GraphMetadata, InputKind, MutationKind, OutputKind
 from .dims import check_symbol_name, symbols_of
@@ -32,6 +33,7 @@ def build_plan(
     input_plan: InputPlan | None = None,
     num_saved_tensors: int = 0,
     num_saved_symints: int = 0,
+    saved_inputs: Sequence[int] | None = None,
     options: WrapperOptions | None = None,
 ) -> WrapperPlan:
     """Work out the operations around a captured graph.
@@ -41,6 +43,7 @@ def build_plan(
         input_plan: how the caller's flat arguments become graph inputs; default: one to one.
         num_saved_tensors: how many saved tensors follow the forward outputs of the compiled forward.
         num_saved_symints: how many saved SymInts follow those.
+        saved_inputs: per saved tensor the graph input that it is, or -1 (default: not known).
         options: what to generate.
 
     Raises:
@@ -70,7 +73,9 @@ def build_plan(
     return WrapperPlan(
         num_inputs=input_plan.num_inputs,
         prologue=(*prologue, *checks),
-        call=_call_spec(metadata, names, (num_saved_tensors, num_saved_symints)),
+        call=_with_history(
+            _call_spec(metadata, names, (num_saved_tensors, num_saved_symints)), metadata, saved_inputs, options
+        ),
         epilogue=tuple(epilogue),
         returns=_returns(metadata, names, identities),
     )
@@ -170,8 +175,39 @@ def _call_spec(metadata: GraphMetadata, names: tuple[Value, ...], saved: tuple[i
         written_inputs=tuple(i.index for i in metadata.inputs if i.mutation is not MutationKind.NONE),
         differentiable_inputs=tuple(sorted(metadata.differentiable_inputs)),
         differentiable_outputs=tuple(sorted({t.forward_output for t in metadata.tangents})),
-        weak_inputs=tuple(i for i in sorted(metadata.differentiable_inputs) if not metadata.inputs[i].is_leaf),
         tangents=tuple(TangentSpec(t.forward_output, t.meta) for t in metadata.tangents),
+        backward_symbols=tuple(_bind_symbols(metadata, names, symbols_of(dims))),
+    )
+
+
+def _with_history(
+    call: CallSpec, metadata: GraphMetadata, saved_inputs: Sequence[int] | None, options: WrapperOptions
+) -> CallSpec:
+    """What a training call has to remember for second derivatives; see Note [Second derivatives]."""
+    if not call.training:
+        return call
+    if saved_inputs is None:
+        saved_inputs = (-1,) * call.num_saved_tensors
+    if len(saved_inputs) != call.num_saved_tensors:
+        raise PlanError(f"{len(saved_inputs)} saved inputs are given for {call.num_saved_tensors} saved tensors")
+    tensors = [i for i in metadata.inputs if i.kind is InputKind.TENSOR]
+    if options.keep_inputs:
+        kept, unsaved = [i.index for i in tensors], []
+    else:
+        certain = () if call.written_inputs else saved_inputs
+        moving = [i for i in call.differentiable_inputs if not metadata.inputs[i].is_static]
+        kept = [i for i in moving if i not in certain]
+        unsaved = [i.index for i in tensors if i.index not in saved_inputs]
+    names = call.graph_inputs
+    dims = [d for i in tensors if i.meta is not None for d in (*i.meta.sizes, *i.meta.strides)]
+    dims += [d for t in metadata.tangents for d in (*t.meta.sizes, *t.meta.strides)]
+    return replace(
+        call,
+        saved_inputs=tuple(saved_inputs),
+        unsaved_inputs=tuple(unsaved),
+        kept_inputs=tuple(kept),
+        keeps_values=options.keep_inputs,
+        scalar_inputs=tuple(i.index for i in metadata.inputs if i.kind is not InputKind.TENSOR),
         backward_symbols=tuple(_bind_symbols(metadata, names, symbols_of(dims))),
     )
 

@@ -161,7 +161,13 @@ def _emit_training_call(plan: WrapperPlan, box: str, out: Source) -> None:
     call = plan.call
     inputs = ", ".join(f"{box}[{i}]" for i in call.differentiable_inputs)
     results = ", ".join(f"fw{i}" for i in call.differentiable_outputs)
+    drops = call.kept_inputs and not call.keeps_values
+    if drops:
+        out.add(f"leaves = {' and '.join(f'{box}[{i}].is_leaf' for i in call.kept_inputs)}")
     out.add(f"{results} = _apply({box}, {inputs})")
+    if drops:
+        out.add("if not leaves:")
+        out.add(f"_drop_values(fw{call.differentiable_outputs[0]}.grad_fn, {call.num_saved_tensors})", 2)
     plain = [f"fw{i}" for i in range(call.num_forward_outputs) if i not in call.differentiable_outputs]
     if plain:
         out.add(f"[{', '.join(plain)}] = {box}")

@@ -38,8 +38,15 @@ def _emit_forward(call: CallSpec, out: Source) -> None:
     for binding in call.backward_symbols:
         position = call.graph_inputs.index(binding.value)
         out.add(f"{binding.symbol} = {read_symbol(binding, f'box[{position}]')}")
-    if call.weak_inputs:
-        out.add(f"ctx.weak_inputs = [{', '.join(f'_weakref(g{i})' for i in call.weak_inputs)}]")
+    if call.unsaved_inputs:
+        out.add(f"ctx.unsaved = _remember(box, {call.unsaved_inputs})")
+    if call.scalar_inputs:
+        out.add(f"ctx.scalars = [{', '.join(f'box[{i}]' for i in call.scalar_inputs)}]")
+    if call.kept_inputs:
+        if call.keeps_values:
+            out.add(f"kept = [{', '.join(f'box[{i}]' for i in call.kept_inputs)}]")
+        else:
+            out.add(f"kept = _histories(box, {call.kept_inputs})")
     if call.written_inputs and num_tensors:
         out.add(f"written = [{', '.join(f'box[{i}]' for i in call.written_inputs)}]")
     out.add(f"result = {guarded_call('_forward', 'box')}")
@@ -48,7 +55,7 @@ def _emit_forward(call: CallSpec, out: Source) -> None:
         out.add(f"if {' or '.join(f'fw{i}._is_view()' for i in call.own_outputs)}:")
         out.add(f"result = _own_outputs(result, {call.own_outputs}, {num_forward}, {num_forward + num_tensors})", 2)
         out.add(f"[{', '.join(f'fw{i}' for i in range(num_forward))}] = result[:{num_forward}]", 2)
-    if num_tensors:
+    if num_tensors or call.kept_inputs:
         out.add(f"ctx.save_for_backward({_saved_tensors(call)})")
     if call.num_saved_symints:
         out.add(f"ctx.symints = result[{num_forward + num_tensors}:]")
@@ -63,7 +70,8 @@ def _emit_forward(call: CallSpec, out: Source) -> None:
 def _saved_tensors(call: CallSpec) -> str:
     first, end = call.num_forward_outputs, call.num_forward_outputs + call.num_saved_tensors
     everything = f"result[{first}:]" if not call.num_saved_symints else f"result[{first}:{end}]"
-    return f"*_keep_values({everything}, written)" if call.written_inputs else f"*{everything}"
+    saved = f"*_keep_values({everything}, written)" if call.written_inputs else f"*{everything}"
+    return ", ".join(([saved] if call.num_saved_tensors else []) + (["*kept"] if call.kept_inputs else []))
 
 
 def _emit_backward(call: CallSpec, out: Source) -> None:
@@ -72,18 +80,20 @@ def _emit_backward(call: CallSpec, out: Source) -> None:
     out.add(f"def backward(ctx, {', '.join(tangents)}):", 0)
     out.add(f"if {' and '.join(f'{t} is None' for t in tangents)}:")
     out.add(f"return {', '.join(['None'] * (count + 1))}", 2)
-    out.add("run = _backward.compiled or _backward.get()")
     if call.backward_symbols:
         out.add(f"[{', '.join(b.symbol for b in call.backward_symbols)}] = ctx.symbols")
     for tangent in call.tangents:
         _emit_tangent(tangent, len(call.tangents) > 1, out)
-    parts = ["*ctx.symints"] if call.num_saved_symints else []
-    parts += ["*ctx.saved_tensors"] if call.num_saved_tensors else []
-    out.add(f"box = [{', '.join(parts + [f'tg{t.forward_output}' for t in call.tangents])}]")
-    if call.num_saved_tensors:
-        out.add("ctx.maybe_clear_saved_tensors()")
+    in_order = [f"tg{t.forward_output}" for t in call.tangents]
     out.add("if _is_grad_enabled():")
-    out.add(f"return _second_derivative(ctx, run, box, [{', '.join(tangents)}])", 2)
+    out.add(f"return _gradients_with_history(ctx, [{', '.join(in_order)}])", 2)
+    out.add("run = _backward.compiled or _backward.get()")
+    parts = ["*ctx.symints"] if call.num_saved_symints else []
+    only = f"[:{call.num_saved_tensors}]" if call.kept_inputs else ""
+    parts += [f"*ctx.saved_tensors{only}"] if call.num_saved_tensors else []
+    out.add(f"box = [{', '.join(parts + in_order)}]")
+    if call.num_saved_tensors or call.kept_inputs:
+        out.add("ctx.maybe_clear_saved_tensors()")
     out.add(f"del {', '.join(tangents)}")
     out.add(f"grads = {guarded_call('run', 'box')}")
     out.add(f"if len(grads) != {len(call.graph_inputs)}:")

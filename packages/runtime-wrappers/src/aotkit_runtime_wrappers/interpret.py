@@ -5,7 +5,6 @@ Shares with :mod:`.emit` the plan and the small functions of :mod:`.runtime`, an
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +16,7 @@ from .bind import backward_of
 from .boxed import BoxedCallable, ensure_boxed
 from .checks import check_value
 from .dims import evaluate, evaluate_all
-from .double_backward import second_derivative_of
+from .double_backward import Gradients, drop_values, gradients_with_history, histories, remember
 from .lazy_backward import LazyBackward
 from .observer import Observer
 from .operations import (
@@ -65,6 +64,7 @@ def interpret(
     forward: Callable[..., Any],
     backward: Callable[..., Any] | None = None,
     observer: Observer | None = None,
+    gradients: Gradients | None = None,
 ) -> BoxedCallable:
     """What :func:`.bind` returns, without generated code. Same arguments, same results, same errors."""
     compiled = ensure_boxed(forward)
@@ -81,7 +81,7 @@ def interpret(
         box = [values[name] for name in plan.call.graph_inputs]
         args.clear()
         if lazy is not None:
-            outputs = _run_training(plan.call, compiled, lazy, box)
+            outputs = _run_training(plan.call, compiled, lazy, box, gradients)
         else:
             outputs = _run_inference(plan.call, compiled, box)
         values.update({f"fw{i}": value for i, value in enumerate(outputs)})
@@ -106,10 +106,15 @@ def _run_inference(call: CallSpec, compiled: BoxedCallable, box: list[Any]) -> l
         return [unsafe_view(o) if i in call.own_outputs and o._is_view() else o for i, o in enumerate(outputs)]
 
 
-def _run_training(call: CallSpec, compiled: BoxedCallable, lazy: LazyBackward, box: list[Any]) -> list[Any]:
+def _run_training(
+    call: CallSpec, compiled: BoxedCallable, lazy: LazyBackward, box: list[Any], gradients: Gradients | None
+) -> list[Any]:
     plain: dict[int, Any] = {}
     differentiable = [box[i] for i in call.differentiable_inputs]
-    results = _InterpretedGraph.apply(call, compiled, lazy, box, plain, *differentiable)
+    with_history = gradients_with_history(call, lazy, gradients)
+    results = _InterpretedGraph.apply(call, compiled, (lazy, with_history), box, plain, *differentiable)
+    if call.kept_inputs and not call.keeps_values:
+        drop_values(results[0].grad_fn, call.num_saved_tensors)
     outputs = dict(plain)
     outputs.update(zip(call.differentiable_outputs, results, strict=True))
     return [outputs[i] for i in range(call.num_forward_outputs)]
@@ -123,22 +128,24 @@ class _InterpretedGraph(torch.autograd.Function):
         ctx: Any,
         call: CallSpec,
         compiled: BoxedCallable,
-        lazy: LazyBackward,
+        backwards: tuple[LazyBackward, Callable[..., Any]],
         box: list[Any],
         plain: dict[int, Any],
         *inputs: Tensor,
     ) -> tuple[Tensor, ...]:
-        ctx.call, ctx.lazy = call, lazy
+        ctx.call, (ctx.lazy, ctx.with_history) = call, backwards
         named = dict(zip(call.graph_inputs, box, strict=True))
-        ctx.symbols = {b.symbol: _read(b, named[b.value]) for b in call.backward_symbols}
-        ctx.weak_inputs = [weakref.ref(box[i]) for i in call.weak_inputs]
+        ctx.symbols = [_read(b, named[b.value]) for b in call.backward_symbols]
+        ctx.unsaved = remember(box, call.unsaved_inputs)
+        ctx.scalars = [box[i] for i in call.scalar_inputs]
+        kept = [box[i] for i in call.kept_inputs] if call.keeps_values else histories(box, call.kept_inputs)
         written = [box[i] for i in call.written_inputs]
         results = list(_run_compiled(compiled, box))
         first, end = call.num_forward_outputs, call.num_forward_outputs + call.num_saved_tensors
         if len(results) != end + call.num_saved_symints:
             wrong_count("forward results", end + call.num_saved_symints, len(results))
         results = own_outputs(results, call.own_outputs, first, end)
-        ctx.save_for_backward(*keep_values(results[first:end], written))
+        ctx.save_for_backward(*keep_values(results[first:end], written), *kept)
         ctx.symints = results[end:]
         ctx.set_materialize_grads(False)
         plain.update({i: o for i, o in enumerate(results[:first]) if i not in call.differentiable_outputs})
@@ -150,21 +157,22 @@ class _InterpretedGraph(torch.autograd.Function):
         nothing = (None,) * 5
         if all(tangent is None for tangent in incoming):
             return (*nothing, *(None for _ in call.differentiable_inputs))
-        run = ctx.lazy.get()
+        symbols = dict(zip((b.symbol for b in call.backward_symbols), ctx.symbols, strict=True))
         by_output = dict(zip(call.differentiable_outputs, incoming, strict=True))
         tangents = []
         for spec in call.tangents:
-            sizes, strides = (evaluate_all(dims, ctx.symbols) for dims in (spec.meta.sizes, spec.meta.strides))
+            sizes, strides = (evaluate_all(dims, symbols) for dims in (spec.meta.sizes, spec.meta.strides))
             tangent = by_output[spec.forward_output]
             if tangent is None:
                 device = torch.device(spec.meta.device)
                 tangents.append(zero_tangent(sizes, strides, dtype_from_name(spec.meta.dtype), device))
             else:
                 tangents.append(coerce_tangent(tangent, spec.forward_output, sizes, strides))
-        box = [*ctx.symints, *ctx.saved_tensors, *tangents]
-        ctx.maybe_clear_saved_tensors()
         if torch.is_grad_enabled():
-            return (*nothing, *second_derivative_of(call)(ctx, run, box, tangents)[1:])
+            return (*nothing, *ctx.with_history(ctx, tangents)[1:])
+        run = ctx.lazy.get()
+        box = [*ctx.symints, *ctx.saved_tensors[: call.num_saved_tensors], *tangents]
+        ctx.maybe_clear_saved_tensors()
         grads = _run_compiled(run, box)
         if len(grads) != len(call.graph_inputs):
             wrong_count("gradients", len(call.graph_inputs), len(grads))

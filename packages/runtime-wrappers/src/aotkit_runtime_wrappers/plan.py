@@ -22,10 +22,12 @@ class WrapperOptions:
         check_aliasing: look, at each call, whether a mutated input shares memory with another input although
             it did not when the graph was captured. Costs nothing for graphs that mutate no input.
         debug: compare inputs, compiled outputs and results with the metadata at each call.
+        keep_inputs: training graphs hold on to all their inputs; for the graphs of second derivatives.
     """
 
     check_aliasing: bool = True
     debug: bool = False
+    keep_inputs: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +42,14 @@ class TangentSpec:
 class CallSpec:
     """The compiled graph itself.
 
-    Positions count graph inputs (``graph_inputs`` names them) and forward outputs. ``own_outputs`` are handed
-    to the caller as tensors, so they must not be views of a buffer of the backend. ``weak_inputs`` are
-    differentiable inputs that are no leaves. ``written_inputs`` are written back after the call: see
-    Note [Saved inputs that are written back]. ``backward_symbols`` are read in the forward for the backward.
+    Positions count graph inputs (``graph_inputs`` names them) and forward outputs. ``own_outputs`` are handed to the
+    caller as tensors, so they must not be views of a buffer of the backend. ``written_inputs`` are written back after
+    the call: see Note [Saved inputs that are written back]. ``backward_symbols`` are read in the forward for the
+    backward.
+
+    For second derivatives (see Note [Second derivatives]): ``saved_inputs`` says which input each saved tensor is, or
+    -1; ``unsaved_inputs`` are remembered weakly; ``kept_inputs`` are saved behind the saved tensors, for their history
+    or, if ``keeps_values``, with their values; ``scalar_inputs`` are no tensors.
     """
 
     graph_inputs: tuple[Value, ...]
@@ -55,9 +61,13 @@ class CallSpec:
     written_inputs: tuple[int, ...] = ()
     differentiable_inputs: tuple[int, ...] = ()
     differentiable_outputs: tuple[int, ...] = ()
-    weak_inputs: tuple[int, ...] = ()
     tangents: tuple[TangentSpec, ...] = ()
     backward_symbols: tuple[BindSymbol, ...] = ()
+    saved_inputs: tuple[int, ...] = ()
+    unsaved_inputs: tuple[int, ...] = ()
+    kept_inputs: tuple[int, ...] = ()
+    keeps_values: bool = False
+    scalar_inputs: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,143 @@
+"""The gradients of a captured function, as a function that can be captured in turn: second and higher derivatives.
+
+Note [Why the user's function is differentiated again]
+    A joint graph could be differentiated itself, but that would not be eager's second derivative: below autograd
+    nothing says any more what was detached, what ran without grad mode, or what belongs to a custom
+    ``autograd.Function`` with a gradient of its own. So the function runs once more, under autograd, and its
+    gradients are taken with ``create_graph``. That run costs no more than a first capture and happens when somebody
+    asks for a second derivative. Doing the same to the result gives the third, and so on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch._subclasses import FakeTensorMode
+
+from aotkit_functionalize import GraphMetadata, Unsupported, collect_metadata, reentered_inputs
+
+from . import _torch_compat as compat
+from .api import Capture, Origin, TraceOptions, capture
+from .known_values import Known, SavedValues, use_known_values
+from .observer import Observer
+from .state import AutocastState
+
+__all__ = ["GradientFunction", "GradientInputs", "capture_gradients"]
+
+
+class GradientFunction:
+    """``function``'s gradients as a function of its inputs, saved values and tangents, in this order.
+
+    Args:
+        origin: what was captured as a joint graph.
+        metadata: of that capture.
+        known: what its forward saved. These arguments are there only to be used in the place of nodes afterwards, see
+            :func:`.use_known_values`.
+
+    A call returns one gradient or ``None`` per differentiable input. Raises :class:`Unsupported` if the function does
+    not behave as it did when it was captured.
+    """
+
+    is_gradient = True
+
+    def __init__(self, origin: Origin, metadata: GraphMetadata, known: Known) -> None:
+        self.function, self.autocast, self.metadata = origin.function, origin.autocast, metadata
+        inner = origin.function
+        if hasattr(inner, "preferred_layer"):
+            self.preferred_layer = inner.preferred_layer
+        self.known: tuple[Known, ...]
+        self.known = (*inner.known, known) if isinstance(inner, GradientFunction) else (known,)
+
+    def __call__(self, *values: Any) -> list[Any]:
+        metadata = self.metadata
+        count = len(metadata.inputs)
+        outer, tangents = values[:count], values[count + len(self.known[-1].saved.nodes) :]
+        inputs = reentered_inputs(outer, metadata.inputs)
+        before = AutocastState.now()
+        try:
+            self.autocast.restore()
+            with torch.enable_grad():
+                outputs = list(self.function(*(i.value for i in inputs)))
+                forward = collect_metadata(inputs, outputs, grad_mode=(True, torch.is_grad_enabled()), training=True)
+        finally:
+            before.restore()
+        differentiable = [t.forward_output for t in metadata.tangents]
+        if [t.forward_output for t in forward.metadata.tangents] != differentiable:
+            raise Unsupported(
+                "the function computes other differentiable values than when it was captured first",
+                "its second derivative would not be that of what ran",
+                "Compile a function that does the same at each call",
+            )
+        wanted = [forward.forward_values[position] for position in differentiable]
+        leaves = [outer[index] for index in metadata.differentiable_inputs]
+        with compat.without_autocast(), torch.enable_grad():
+            found = torch.autograd.grad(wanted, leaves, tangents, create_graph=True, allow_unused=True)
+        return list(found)
+
+
+@dataclass(frozen=True, slots=True)
+class GradientInputs:
+    """What the gradients of one call are a function of.
+
+    Attributes:
+        inputs: of the graph, as the call had them; for a lost one a tensor on the meta device.
+        saved: tensors that the forward saved, in order.
+        tangents: one per tangent of the joint graph.
+        symbols: values of the graph's symbolic sizes.
+        lost: inputs whose values are gone, and why.
+    """
+
+    inputs: Sequence[Any]
+    saved: Sequence[torch.Tensor]
+    tangents: Sequence[torch.Tensor]
+    symbols: Mapping[str, int]
+    lost: Mapping[int, str]
+
+
+def capture_gradients(
+    origin: Origin,
+    metadata: GraphMetadata,
+    saved: SavedValues,
+    values: GradientInputs,
+    *,
+    decompositions: Mapping[Any, Callable[..., Any]] | None = None,
+    observer: Observer | None = None,
+) -> Capture:
+    """Capture the gradients of what ``origin`` is, over inputs, saved values and tangents, for the sizes they have.
+
+    ``metadata`` and ``saved`` are those of its joint graph. Values that the forward saved are used, not computed again.
+    Raises :class:`Unsupported` also if the value of a lost input, or another draw of random numbers, would be needed.
+    """
+    function = GradientFunction(origin, metadata, Known(saved, len(metadata.inputs), values.symbols))
+    mode = FakeTensorMode()
+    inputs = [_fake(value, mode) for value in values.inputs]
+    for index in values.lost:
+        described, record = values.inputs[index], metadata.inputs[index].meta
+        assert record is not None
+        with mode:
+            inputs[index] = torch.empty_strided(
+                described.size(), described.stride(), dtype=described.dtype, device=record.device
+            )
+    for index in metadata.differentiable_inputs:
+        inputs[index].requires_grad_(True)
+    tangents = [_fake(t, mode).requires_grad_(t.requires_grad) for t in values.tangents]
+    flat = [*inputs, *(_fake(s, mode) for s in values.saved), *tangents]
+    options = TraceOptions(layer=origin.layer)
+    with torch.enable_grad():
+        captured = capture(function, flat, decompositions=decompositions, options=options, observer=observer)
+    for node, value in zip(captured.graph.graph.find_nodes(op="placeholder"), flat, strict=False):
+        node.meta.setdefault("val", value)
+    use_known_values(captured, function.known, values.lost)
+    # What the function writes to are copies of the inputs, but their version counters are those of the inputs.
+    unchanged = tuple(replace(info, version_steps=0) for info in captured.metadata.inputs)
+    return replace(captured, metadata=replace(captured.metadata, inputs=unchanged))
+
+
+def _fake(value: Any, mode: FakeTensorMode) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return value
+    with torch.no_grad():
+        return mode.from_tensor(value.detach(), static_shapes=True)
