@@ -306,6 +306,54 @@ def test_views_older_than_a_change_of_shape_keep_their_gradient(check, fn):
     check(fn, lambda: [torch.randn(2, 3, requires_grad=True) * 1, torch.randn(2, 3)])
 
 
+def quiet_write(x):
+    with torch.no_grad():
+        x.fill_(0.5)
+    x.t_()
+    return [x * 1]
+
+
+def hidden_write(x):
+    x.detach().fill_(0.5)
+    x.t_()
+    return [x * 1]
+
+
+@pytest.mark.covers("F1.10", "F1.20")
+@pytest.mark.parametrize("fn", [quiet_write, hidden_write])
+def test_a_change_of_shape_is_seen_by_autograd_though_the_write_was_not(check, fn):
+    captured = check(fn, lambda: [torch.randn(2, 3, requires_grad=True) * 1])
+    (info,) = captured.metadata.inputs
+    assert info.mutation is MutationKind.DATA_AND_METADATA and info.mutation_under_no_grad
+    assert not info.new_view.under_no_grad
+
+
+def test_sizes_read_from_the_elements_of_a_tensor_are_refused_wherever_torch_reads_them(layer):
+    with pytest.raises(Unsupported, match="depends on the elements of a tensor"):
+        capture(
+            lambda x, at: [*torch.tensor_split(x, at)],
+            [torch.randn(4), torch.tensor([1, 2])],
+            options=TraceOptions(layer=layer),
+        )
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR")
+def test_a_sparse_input_is_refused(layer):
+    with pytest.raises(Unsupported, match=r"layout torch\.sparse_csr"):
+        capture(lambda x: [x * 2], [torch.eye(3).to_sparse_csr()], options=TraceOptions(layer=layer))
+
+
+def test_an_out_argument_with_views_is_not_resized(layer):
+    def fn(x):
+        kept = torch.ones(3, 4)
+        view = kept.diagonal()
+        torch.add(x, 1, out=kept)
+        return [view * 1]
+
+    with pytest.raises(Unsupported, match="has views"):
+        capture(fn, [torch.randn(2, 3)], options=TraceOptions(layer=layer))
+
+
 def test_a_view_that_changes_its_shape_in_place_is_refused_where_autograd_would_see_it(layer):
     with pytest.raises(Unsupported, match="is changed in shape in place"):
         capture(lambda x: [x[1:].t_() * 2], [torch.randn(3, 3, requires_grad=True)], options=TraceOptions(layer=layer))

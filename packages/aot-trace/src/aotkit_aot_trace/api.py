@@ -171,6 +171,10 @@ def trace_joint(
 def _has_symbols(plain: Sequence[Any]) -> bool:
     return any(
         isinstance(v, torch.SymInt)
-        or (isinstance(v, torch.Tensor) and any(isinstance(s, torch.SymInt) for s in (*v.shape, *v.stride())))
+        or (isinstance(v, torch.Tensor) and any(isinstance(s, torch.SymInt) for s in (*v.shape, *_strides(v))))
         for v in plain
     )
+
+
+def _strides(value: torch.Tensor) -> tuple[Any, ...]:
+    return value.stride() if value.layout is torch.strided else ()

@@ -148,10 +148,12 @@ def data_dependent(error: Exception, stack_trace: str | None) -> Unsupported:
     )
 
 
+_NO_ELEMENTS = "its data is not allocated yet"  # what C++ code says that reads elements of a functional tensor
 _FUNCTIONALIZATION_WORDS = (
     "unctionalization",
     "unctionalizing",
     "internal overlap",
+    "refers to a single memory location",
     "as_strided() is non-compositional",
 )
 
@@ -159,6 +161,8 @@ _FUNCTIONALIZATION_WORDS = (
 def not_functional(error: RuntimeError, stack_trace: str | None) -> Unsupported | None:
     """The refusal for what torch's functionalization gave up on, or ``None`` for any other error."""
     text = str(error)
+    if _NO_ELEMENTS in text:
+        return data_dependent(error, stack_trace)
     if isinstance(error, Unsupported) or not any(word in text for word in _FUNCTIONALIZATION_WORDS):
         return None
     return Unsupported(

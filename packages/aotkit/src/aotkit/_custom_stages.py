@@ -12,7 +12,7 @@ from torch._guards import TracingContext
 from aotkit_functionalize import GraphMetadata
 
 from .boxed import compiling_graph, make_boxed_func
-from .pipeline import Boxed, CompileContext, Split, Stages
+from .pipeline import Boxed, CompileContext, Split, Stages, without_history
 
 __all__ = ["Compiler", "Partitioner", "custom_stages"]
 
@@ -55,7 +55,8 @@ def _stage(compiler: Compiler, kind: str) -> Callable[[torch.fx.GraphModule, str
         ctx.dump_graph(name, graph)
         with compiling_graph(ctx.name, kind, next(numbers)), TracingContext.report_output_strides():
             compiled = compiler(graph, _example_inputs(graph))
-        return compiled if getattr(compiled, "_boxed_call", False) else make_boxed_func(compiled)
+        boxed = compiled if getattr(compiled, "_boxed_call", False) else make_boxed_func(compiled)
+        return without_history(graph, boxed)
 
     return compile_one
 

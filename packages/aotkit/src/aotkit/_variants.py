@@ -207,6 +207,8 @@ def _specialisation(flat: Sequence[Any], dynamic: bool, num_static: int) -> tupl
         same = first.setdefault(id(value), index)
         if same != index:
             parts.append(same)
+        elif value.layout is not torch.strided:
+            parts.append((type(value), value.dtype, value.layout))  # refused when it is captured
         elif dynamic and index >= num_static:
             parts.append((type(value), value.dtype, value.device, value.requires_grad, value.dim()))
         else:

@@ -48,7 +48,7 @@ from ._torch_logs import publish_graph
 from .options import Options
 
 __all__ = ["Boxed", "Captured", "CompileContext", "Split", "Stages", "capture_flat", "compile_captured", "compile_flat"]
-__all__ += ["own_stages"]
+__all__ += ["own_stages", "without_history"]
 
 Boxed = Callable[[list[Any]], Sequence[Any]]
 
@@ -261,7 +261,7 @@ def _compile_boxed(graph: torch.fx.GraphModule, name: str, ctx: CompileContext) 
     """One functional graph to one boxed callable: generated kernels, or ATen as it stands."""
     ctx.dump_graph(name, graph)
     if ctx.options.lowering == "none":
-        return _without_history(graph, _run_with_aten(graph))
+        return without_history(graph, _run_with_aten(graph))
     chosen = ctx.options
     options = LowerOptions(
         numerics=chosen.numerics,
@@ -273,10 +273,10 @@ def _compile_boxed(graph: torch.fx.GraphModule, name: str, ctx: CompileContext) 
     with ctx.recorder.stage("lower"):
         compiled = compile_graph(graph, options=options, observer=ctx.recorder, object_store=ctx.object_store)
     ctx.recorder.add_graph(GraphRecord(name, compiled.report()))
-    return _without_history(graph, compiled)
+    return without_history(graph, compiled)
 
 
-def _without_history(graph: torch.fx.GraphModule, call: Boxed) -> Boxed:
+def without_history(graph: torch.fx.GraphModule, call: Boxed) -> Boxed:
     """``call`` on detached arguments where an operator asks whether they require grad, though autograd is off."""
     if not graph.graph.find_nodes(op="call_function", target=torch.ops.aten.as_strided_scatter.default):
         return call

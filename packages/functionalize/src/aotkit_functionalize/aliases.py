@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -13,6 +12,7 @@ import torch
 from . import _torch_compat as compat
 from .errors import Unsupported
 from .inputs import FunctionInput
+from .layouts import before_reshapes
 from .metadata import Dim, OutputKind, ViewSpec
 from .symbols import dim, dims
 from .wrap import from_functional
@@ -190,9 +190,6 @@ def _byte(plain: torch.Tensor, element: Any) -> Any:
     return element * plain.element_size()
 
 
-_IN_PLACE_RESHAPES = re.compile(r"(T|Transpose|Unsqueeze|AsStrided)Backward[1-9]|SqueezeBackward[3-9]")
-
-
 def gradient_reaches(value: torch.Tensor, base: torch.Tensor) -> bool:
     """Whether a gradient given to ``value`` reaches ``base``, whose view it is.
 
@@ -201,11 +198,7 @@ def gradient_reaches(value: torch.Tensor, base: torch.Tensor) -> bool:
     """
     if not carries_gradient(value) or base.grad_fn is None:
         return False
-    ends: set[Any] = set()
-    end: Any = base.grad_fn
-    while end is not None:
-        ends.add(end)
-        end = end.next_functions[0][0] if _IN_PLACE_RESHAPES.fullmatch(end.name()) else None
+    ends = set(before_reshapes(base.grad_fn))
     seen: set[Any] = set()
     waiting = [value.grad_fn]
     while waiting:

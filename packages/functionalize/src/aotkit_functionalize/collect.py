@@ -148,7 +148,7 @@ def _collect(
 
 def _check_shapes_that_autograd_knows(inputs: Sequence[InputInfo]) -> None:
     for info in inputs:
-        if info.new_view is not None and info.mutation_under_no_grad:
+        if info.new_view is not None and info.new_view.under_no_grad:
             raise Unsupported(
                 f"input {info.index} requires grad and changes its sizes or strides in place where grad mode is off",
                 "its gradient keeps the old ones",
@@ -183,11 +183,11 @@ def _input_infos(
         new_view = None
         if mutation in (MutationKind.METADATA, MutationKind.DATA_AND_METADATA):
             geometry = eager_geometry(entered.value, entered.original)
-            new_view = view_spec(geometry, entered.original, requires_grad=bool(entered.value.requires_grad))
+            unseen = metadata_changed_under_no_grad(entered)
+            claims = bool(entered.value.requires_grad)
+            new_view = view_spec(geometry, entered.original, requires_grad=claims, under_no_grad=unseen)
         hidden = writes and is_hidden_from_autograd(entered)
         without_grad = writes and not hidden and is_under_no_grad(entered)
-        if mutation is MutationKind.METADATA:
-            without_grad = metadata_changed_under_no_grad(entered)
         infos.append(
             InputInfo(
                 index=entered.index,

@@ -16,7 +16,8 @@ Note [Shapes changed in place]
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,7 +26,7 @@ import torch
 from . import _torch_compat as compat
 from .errors import Unsupported
 
-__all__ = ["EXPANSIONS", "RESHAPES", "STRIDE_DEPENDENT", "Layouts", "without_expansion"]
+__all__ = ["EXPANSIONS", "RESHAPES", "STRIDE_DEPENDENT", "Layouts", "before_reshapes", "without_expansion"]
 
 RESHAPES = frozenset(("t_", "transpose_", "swapaxes_", "swapdims_", "squeeze_", "unsqueeze_"))
 """In-place operations that change sizes and strides and no element."""
@@ -125,6 +126,16 @@ class Layouts:
                 "the gradient of the older views would be taken of the wrong elements",
                 "Use the operation that returns a new tensor instead (t(), unsqueeze(), ..)",
             )
+
+
+_IN_PLACE = re.compile(r"(T|Transpose|Unsqueeze|AsStrided)Backward[1-9]|SqueezeBackward[3-9]")
+
+
+def before_reshapes(function: Any) -> Iterator[Any]:
+    """A gradient function, and those of the same tensor before each of its last changes of shape in place."""
+    while function is not None:
+        yield function
+        function = function.next_functions[0][0] if _IN_PLACE.fullmatch(function.name()) else None
 
 
 def _root(target: torch.Tensor) -> torch.Tensor:

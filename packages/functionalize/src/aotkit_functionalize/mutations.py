@@ -10,6 +10,7 @@ from . import _torch_compat as compat
 from .errors import Unsupported
 from .events import StorageEvents
 from .inputs import FunctionInput
+from .layouts import before_reshapes
 from .metadata import MutationKind
 from .symbols import dim, dims
 from .wrap import eager_geometry, from_functional
@@ -49,11 +50,11 @@ def is_under_no_grad(entered: FunctionInput) -> bool:
         return True
     if is_hidden_from_autograd(entered) or not entered.value.requires_grad:
         return False
-    return entered.value.grad_fn is entered.entry_grad_fn
+    return entered.entry_grad_fn in before_reshapes(entered.value.grad_fn)
 
 
 def metadata_changed_under_no_grad(entered: FunctionInput) -> bool:
-    """Whether autograd did not see a change of sizes or strides, without a write, of an input that requires grad."""
+    """Whether autograd did not see a change of sizes or strides of an input that requires grad."""
     return entered.requires_grad and entered.value.grad_fn is entered.entry_grad_fn
 
 

@@ -40,7 +40,7 @@ class RefuseWrongWrites(TorchFunctionMode):
         target = args[0] if args and _is_in_place(name) else out
         if not isinstance(target, torch.Tensor):
             return self._change_of_layout(name, func, args, kwargs or {})
-        wrapper = compat.inner_wrapper(target)
+        wrapper, is_out = compat.inner_wrapper(target), target is out
         if not compat.is_inner_wrapper(wrapper):
             return func(*args, **(kwargs or {}))
         if compat.is_view_through(wrapper, "expand"):
@@ -49,13 +49,21 @@ class RefuseWrongWrites(TorchFunctionMode):
                 "elements of it may be the same memory, and which of their new values remains is not defined",
                 "Write to the tensor before it is expanded, or to a clone",
             )
-        if target is out and not compat.is_base(wrapper):
+        if is_out and not compat.is_base(wrapper):
             raise Unsupported(
                 f"the out argument of {name} is a view",
                 "it may have another size than the result, which nothing checks where sizes are only computed",
                 "Use copy_ of the result into the view",
             )
-        return self.storages.layouts.write(target, func, args, kwargs or {})
+        sizes = wrapper.shape
+        result = self.storages.layouts.write(target, func, args, kwargs or {})
+        if is_out and wrapper.shape != sizes and compat.functional_views(wrapper) > 0:
+            raise Unsupported(
+                f"the out argument of {name} is resized from {tuple(sizes)} to {tuple(wrapper.shape)} and has views",
+                "they would have to look at the larger storage",
+                "Pass an out argument of the size of the result",
+            )
+        return result
 
     def _change_of_layout(self, name: str, func: Any, args: Any, kwargs: Any) -> Any:
         if args and (name in RESHAPES or name in STRIDE_DEPENDENT or name in EXPANSIONS):

@@ -71,7 +71,7 @@ def _mutation(info: InputInfo, names: Sequence[Value]) -> list[Operation]:
     if info.mutation in _CHANGES_METADATA:
         if info.new_view is None:
             raise PlanError(f"input {info.index} has a metadata mutation but no new_view to give the caller's tensor")
-        operations.append(Restride(value, info.new_view, no_grad=info.mutation_under_no_grad))
+        operations.append(Restride(value, info.new_view, no_grad=info.new_view.under_no_grad))
     if info.storage is not None:
         operations += _storage_operations(info.storage, value, names)
     if info.updated_output is not None and (info.storage is None or info.storage.output is None):
