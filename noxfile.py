@@ -306,10 +306,10 @@ def integration(session: nox.Session) -> None:
 
 @nox.session
 def system(session: nox.Session) -> None:
-    """What needs Debian packages: a real browser on the built site, a real Redis."""
+    """What needs Debian packages: a real browser on the built site and on a partition report, a real Redis."""
     install(session, *DOCS_TOOLS, *PYTEST, "redis")
     share_torch(session)
-    install_wheels(session, build_wheels(session, ("cache",)))
+    install_wheels(session, build_wheels(session, ("cache", "partition")))
     session.run("python", "-m", "tools.system_packages", external=True)
     build_site(session)
     pytest(session, "tools/tests/system", "-m", "system")

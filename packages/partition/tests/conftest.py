@@ -49,11 +49,11 @@ def captured_by_torch(module, *inputs, dynamic=False):
     return got[0]
 
 
-@pytest.fixture(name="joint_of")
+@pytest.fixture(name="joint_of", scope="session")
 def _joint_of():
     return joint_of
 
 
-@pytest.fixture(name="captured_by_torch")
+@pytest.fixture(name="captured_by_torch", scope="session")
 def _captured_by_torch():
     return captured_by_torch

@@ -17,6 +17,7 @@ from .graph_text import dump_graph, graph_constants, load_graph
 from .measure import MeasuredPeak, measure_peak
 from .options import PartitionOptions
 from .partition import Partition, default_partition, min_cut_rematerialization_partition, partition
+from .pictures import cut_svg, front_svg, html_report, memory_svg
 from .report import PartitionReport
 from .runtime_estimate import (
     FlopsEstimator,
@@ -46,12 +47,16 @@ __all__ = [
     "RuntimeEstimator",
     "UnserializableGraphError",
     "__version__",
+    "cut_svg",
     "default_partition",
     "dump_graph",
+    "front_svg",
     "graph_constants",
     "graph_flops",
+    "html_report",
     "load_graph",
     "measure_peak",
+    "memory_svg",
     "min_cut_rematerialization_partition",
     "partition",
     "simulate_modules",

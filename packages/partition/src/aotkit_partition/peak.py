@@ -11,7 +11,7 @@ takes at most some 100 simulations, fewer on large graphs.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 
 from .budget import activation_bytes, floor_problem, recompute_seconds
@@ -19,7 +19,7 @@ from .cost import is_free, is_view_like
 from .default import default_saved_values
 from .joint import JointGraph
 from .min_cut import CutProblem, CutResult, solve_min_cut
-from .plan import Plan, make_plan, simulate_plan
+from .plan import Plan, joint_steps, make_plan, simulate_plan
 from .policies import has_policies
 from .runtime_estimate import RuntimeEstimator, estimate_seconds
 
@@ -172,14 +172,21 @@ def _base(joint: JointGraph, index: int) -> int:
 
 
 def plan_bytes(joint: JointGraph, plan: Plan) -> int:
-    """Bytes of the saved activations of a plan."""
-    return sum(activation_bytes(joint, index) for index in plan.tensors)
+    """Bytes of the saved activations of a plan; what several share, or an input owns, counts once or not at all."""
+    steps = joint_steps(joint)
+    owned = {key for i in joint.forward_inputs if i not in joint.mutated_inputs for key, _ in steps[i].storages}
+    kept: dict[Hashable, int] = {}
+    for index in plan.tensors:
+        if joint.nodes[index].op == "placeholder":
+            kept[index] = activation_bytes(joint, index)
+        else:
+            kept.update((key, size) for key, size in steps[index].storages if key not in owned)
+    return sum(kept.values())
 
 
 def plan_seconds(joint: JointGraph, plan: Plan, estimator: RuntimeEstimator) -> float:
-    """Estimated seconds of everything that the backward runs again."""
-    again = (index for index in plan.backward if not joint.in_backward[index] and joint.in_forward[index])
-    return sum(estimate_seconds(joint, index, estimator) for index in again)
+    """Estimated seconds of what runs twice."""
+    return sum(estimate_seconds(joint, index, estimator) for index in plan.recomputed())
 
 
 def front(choices: Iterable[Choice]) -> list[Choice]:

@@ -28,9 +28,9 @@ class Plan:
     forward: tuple[int, ...]
     backward: tuple[int, ...]
 
-    def recomputed(self, joint: JointGraph) -> list[int]:
-        """What the backward runs though the forward side could have handed it over, in graph order."""
-        return [i for i in sorted(self.backward) if not joint.in_backward[i] and not is_free(joint, i)]
+    def recomputed(self) -> list[int]:
+        """What runs on both sides, in graph order."""
+        return sorted(set(self.forward) & set(self.backward))
 
 
 def make_plan(joint: JointGraph, saved: Iterable[int], reorder: bool = True) -> Plan:

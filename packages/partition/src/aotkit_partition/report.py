@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.fx
 
-from .cost import is_view_like
+from .cost import is_free, is_view_like
 from .decide import Decision
 from .default import default_saved_values
 from .errors import InfeasiblePartitionError
@@ -217,7 +217,8 @@ def make_report(joint: JointGraph, plan: Plan, decision: Decision, estimator: Ru
                 is_view_like(joint, index) or joint.facts[index].is_getitem or joint.facts[index].is_symbolic,
                 source_line(joint.nodes[index]),
             )
-            for index in plan.recomputed(joint)
+            for index in plan.recomputed()
+            if not is_free(joint, index)
         ),
         bans=tuple(
             Ban(joint.nodes[index].name, joint.facts[index].name, reason)

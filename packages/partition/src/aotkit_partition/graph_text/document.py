@@ -39,12 +39,15 @@ VERSION = 1
 _PROCESS = uuid.uuid4().hex
 
 
-def dump_graph(gm: torch.fx.GraphModule, *, extra_targets: Mapping[str, Callable[..., Any]] | None = None) -> str:
+def dump_graph(
+    gm: torch.fx.GraphModule, *, extra_targets: Mapping[str, Callable[..., Any]] | None = None, flat: bool = False
+) -> str:
     """Write ``gm`` as JSON text.
 
     Args:
         gm: what ``make_fx`` makes: ATen, prims, symbolic-size and higher-order ops, nested GraphModules, constants.
         extra_targets: further Python functions the graph may call, by the name to write.
+        flat: write a module that takes nested inputs all the same; read back, it takes and returns flat lists.
 
     Returns:
         The text. Real constants of more than 64 KiB are written without their data; see :func:`graph_constants`.
@@ -52,7 +55,7 @@ def dump_graph(gm: torch.fx.GraphModule, *, extra_targets: Mapping[str, Callable
     Raises:
         UnserializableGraphError: a target, argument, value or attribute that has no pickle-free text.
     """
-    writer = _GraphWriter(extra_targets)
+    writer = _GraphWriter(extra_targets, flat)
     graph = writer.graph(gm)
     document = {
         "format": FORMAT,
@@ -72,6 +75,7 @@ def load_graph(
     *,
     constants: Mapping[str, torch.Tensor] | None = None,
     extra_targets: Mapping[str, Callable[..., Any]] | None = None,
+    describe_missing: bool = False,
 ) -> torch.fx.GraphModule:
     """Rebuild the module that :func:`dump_graph` wrote, with fake tensors in ``node.meta['val']``.
 
@@ -82,6 +86,7 @@ def load_graph(
         constants: tensors for attributes by qualified name (see :func:`graph_constants`); they win over inline data,
             and are needed for constants of more than 64 KiB.
         extra_targets: the functions given to :func:`dump_graph`.
+        describe_missing: put fake tensors where constants did not travel; enough to analyse the graph, not to run it.
 
     Raises:
         GraphFormatError: not such a text, a newer version, an operator or constant this process lacks.
@@ -105,7 +110,8 @@ def load_graph(
     mode = fake_mode if fake_mode is not None else new_fake_mode()
     # In the middle of a compile fake and proxy modes are active; they would see (and slow down) every tensor made here.
     with without_modes():
-        return _GraphReader(document, mode, constants or {}, extra_targets).graph(document["graph"], "")
+        reader = _GraphReader(document, mode, constants or {}, extra_targets, describe_missing)
+        return reader.graph(document["graph"], "")
 
 
 def graph_constants(gm: torch.fx.GraphModule) -> dict[str, torch.Tensor]:
@@ -132,7 +138,8 @@ def _attribute(gm: torch.nn.Module, path: str) -> Any:
 
 
 class _GraphWriter:
-    def __init__(self, extra_targets: Mapping[str, Callable[..., Any]] | None) -> None:
+    def __init__(self, extra_targets: Mapping[str, Callable[..., Any]] | None, flat: bool) -> None:
+        self._flat = flat
         self.symbols = SymbolWriter()
         self.meta = MetaWriter(self.symbols)
         self.process_local = False
@@ -142,8 +149,11 @@ class _GraphWriter:
         self._targets: dict[Any, str] = {}
 
     def graph(self, gm: torch.fx.GraphModule) -> dict[str, Any]:
-        if isinstance(gm.graph._codegen, _PyTreeCodeGen):
-            raise UnserializableGraphError("the graph takes nested inputs; flatten them (tree_flatten) before dumping.")
+        if isinstance(gm.graph._codegen, _PyTreeCodeGen) and not self._flat:
+            raise UnserializableGraphError(
+                "the module takes nested inputs, which the text does not describe. Flatten them (tree_flatten) before "
+                "tracing, or dump with flat=True to get a module of flat inputs back."
+            )
         written: dict[str, Any] = {"name": gm._get_name(), "nodes": [], "constants": {}, "modules": {}}
         for node in gm.graph.nodes:
             written["nodes"].append(self._node(node))
@@ -200,7 +210,9 @@ class _GraphReader:
         fake_mode: FakeTensorMode,
         constants: Mapping[str, torch.Tensor],
         extra_targets: Mapping[str, Callable[..., Any]] | None,
+        describe_missing: bool,
     ) -> None:
+        self._describe_missing = describe_missing
         self._symbols = SymbolReader(document["symbols"], document["values"], fake_mode)
         self._tensors = MetadataReader(self._symbols, fake_mode)
         self._meta = MetaReader(document["strings"], self._symbols)
@@ -246,6 +258,8 @@ class _GraphReader:
         if given is not None:
             return given
         constant = read_constant(written, self._tensors)
+        if constant is None and self._describe_missing:
+            return self._tensors.read(written["meta"])  # type: ignore[no-any-return]
         if constant is None:
             raise GraphFormatError(
                 f"the constant '{path}' was too big to travel inside the text. Pass it in "

@@ -1,0 +1,110 @@
+"""The cut drawn on the graph: the forward runs down on the left, the backward up on the right, saved values cross.
+
+An op stands at the height of its place in its graph, so values saved early cross high and values saved late cross low.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import log2
+
+import torch.fx
+
+from ..partition import Partition
+from ..report import format_bytes
+from .svg import hinted, line, number, picture, text
+
+BOX = 250.0
+GAP = 260.0
+MARGIN, TOP = 16.0, 64.0
+NAMED_ROW, PLAIN_ROW = 20.0, 5.0
+MOST_NAMED = 400  # ops on a side up to which every op is named
+
+
+def cut_svg(result: Partition) -> str:
+    """Both graphs, the values that cross from one to the other, and what runs twice."""
+    forward = [node for node in result.forward.graph.nodes if node.op not in ("placeholder", "output")]
+    backward = [node for node in result.backward.graph.nodes if node.op not in ("placeholder", "output")]
+    longest = max(len(forward), len(backward), 1)
+    tall = (NAMED_ROW if longest <= MOST_NAMED else PLAIN_ROW) * longest
+    rows = tall / max(len(forward), 1), tall / max(len(backward), 1)
+    width, height, right = 2 * (BOX + MARGIN) + GAP, TOP + tall + MARGIN, MARGIN + BOX + GAP
+    left_of = {node.name: TOP + rows[0] * place for place, node in enumerate(forward)}
+    right_of = {node.name: TOP + rows[1] * (len(backward) - 1 - place) for place, node in enumerate(backward)}
+    again = {op.name for op in result.report.recomputed}
+    parts = [
+        *_headings(result, right),
+        line(width / 2, TOP - 10, width / 2, height - MARGIN, 'class="axis" stroke-dasharray="4 4"'),
+        *_crossings(result, left_of, right_of, rows),
+        *(_box(node, MARGIN, left_of[node.name], rows[0], "forward") for node in forward),
+        *(
+            _box(node, right, right_of[node.name], rows[1], "again" if node.name in again else "backward")
+            for node in backward
+        ),
+    ]
+    title = f"the cut: {len(result.saved_names)} values cross, {len(again)} ops run twice"
+    return picture(width, height, title, parts)
+
+
+def _headings(result: Partition, right: float) -> list[str]:
+    saved = format_bytes(result.report.activation_bytes)
+    return [
+        text(MARGIN, 22, "forward, downwards"),
+        text(right, 22, "backward, upwards"),
+        text(MARGIN + BOX + GAP / 2, 22, f"{saved} cross", "middle"),
+        f'<rect x="{number(right)}" y="34" width="12" height="12" rx="2" fill="var(--again)"/>',
+        text(right + 17, 44, "recomputed"),
+    ]
+
+
+def _box(node: torch.fx.Node, x: float, y: float, row: float, colour: str) -> str:
+    named = row >= NAMED_ROW
+    height = min(row, NAMED_ROW) - 4 if named else row * 0.8
+    place = f'x="{number(x)}" y="{number(y)}" width="{number(BOX)}" height="{number(height)}"'
+    shape = f'<rect {place} rx="3" fill="var(--{colour})"/>'
+    target = str(node.target)
+    if named:
+        shape += text(x + 8, y + 12, _shortened(node.name))
+    return hinted(shape, f"{node.name} = {target}{_described(node)}")
+
+
+def _shortened(name: str) -> str:
+    return name if len(name) <= 34 else f"{name[:31]}..."
+
+
+def _described(node: torch.fx.Node) -> str:
+    value = node.meta.get("val")
+    if not isinstance(value, torch.Tensor):
+        return ""
+    return f" {str(value.dtype).removeprefix('torch.')}[{', '.join(str(size) for size in value.shape)}]"
+
+
+def _crossings(
+    result: Partition, left_of: dict[str, float], right_of: dict[str, float], rows: tuple[float, float]
+) -> list[str]:
+    """One curve per saved value, from where it is made to where the backward first uses it."""
+    entering = result.backward.graph.find_nodes(op="placeholder")[: len(result.saved_names)]
+    first_use = {node.name: _first_use(node, right_of) for node in entering}
+    described = {value.name: value for value in result.report.saved}
+    parts = []
+    start, end = MARGIN + BOX, MARGIN + BOX + GAP
+    for name in result.saved_names:
+        value = described[name]
+        y1, y2 = left_of.get(name, TOP - 14) + min(rows[0], 16) / 2, first_use[name] + min(rows[1], 16) / 2
+        thickness = 1.0 if value.is_input or value.bytes == 0 else 1 + log2(1 + value.bytes / 1024) / 4
+        colour = "var(--faint)" if value.is_input else "var(--saved)"
+        dash = ' stroke-dasharray="3 3"' if value.is_input else ""
+        curve = (
+            f'<path d="M{number(start)} {number(y1)}C{number(start + GAP / 2)} {number(y1)} {number(end - GAP / 2)} '
+            f'{number(y2)} {number(end)} {number(y2)}" fill="none" stroke="{colour}" '
+            f'stroke-width="{number(thickness)}" opacity="0.75"{dash}/>'
+        )
+        what = "an input" if value.is_input else format_bytes(value.bytes)
+        parts.append(hinted(curve, f"{name}: {what}, {value.op} {value.source}"))
+    return parts
+
+
+def _first_use(node: torch.fx.Node, right_of: dict[str, float]) -> float:
+    """The lowest user; saved gradients, which nothing in the backward uses, leave at the top."""
+    heights: Sequence[float] = [right_of[user.name] for user in node.users if user.name in right_of]
+    return max(heights, default=TOP - 14)
