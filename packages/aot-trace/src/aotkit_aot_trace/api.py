@@ -10,13 +10,20 @@ import torch
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from aotkit_functionalize import FunctionalLayer, GraphMetadata, NeedsDispatcherLayer, fake_arguments
+from aotkit_functionalize import (
+    FunctionalLayer,
+    GraphMetadata,
+    NeedsDispatcherLayer,
+    fake_arguments,
+    subclass_arguments,
+)
 
 from .finish import finish
 from .graph_function import GraphFunction
 from .observer import Observer, stage
 from .record import Request, record
 from .state import TRACING_LOCK, AutocastState, preserved_state
+from .subclass_reach import with_reach
 
 __all__ = ["Capture", "Origin", "TraceOptions", "capture", "trace_inference", "trace_joint"]
 
@@ -110,6 +117,9 @@ def capture(
     autocast = AutocastState.now()
     with TRACING_LOCK, preserved_state():
         mode, plain = fake_arguments(flat_args, fake_mode=fake_mode, dynamic=options.dynamic)
+        subclasses = subclass_arguments(plain)
+        if subclasses is not None:
+            layer = FunctionalLayer.MODE  # the dispatcher does not functionalize inside of __torch_dispatch__
         request = Request(
             fn=traced,
             callers=flat_args,
@@ -121,6 +131,7 @@ def capture(
             # Symbolic sizes need it; of a Python function it is not known what it calls (see GraphFunction).
             python_dispatcher=_has_symbols(plain)
             or (layer is FunctionalLayer.DISPATCHER and not hasattr(traced, "preferred_layer")),
+            subclasses=subclasses,
         )
         with stage(observer, "trace"):
             try:
@@ -133,7 +144,10 @@ def capture(
         with stage(observer, "finish"):
             graph = finish(recording)
     assert recording.metadata is not None
-    return Capture(graph, recording.metadata, mode, Origin(traced, layer, autocast))
+    metadata = recording.metadata
+    if metadata.subclasses is not None and metadata.is_training:
+        metadata = with_reach(graph.graph, metadata)
+    return Capture(graph, metadata, mode, Origin(traced, layer, autocast))
 
 
 def trace_inference(

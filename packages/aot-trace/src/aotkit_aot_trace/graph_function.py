@@ -13,6 +13,7 @@ from aotkit_functionalize import (
     below_functional_layer,
     has_data_mutation,
     is_functional,
+    is_subclass,
     to_functional,
 )
 
@@ -72,6 +73,8 @@ def _all_nodes(graph: torch.fx.GraphModule) -> Iterator[torch.fx.Node]:
 
 def _needs_mode(node: torch.fx.Node) -> bool:
     target = node.target
+    if is_subclass(node.meta.get("example_value")):
+        return True  # the dispatcher does not functionalize inside of __torch_dispatch__
     if isinstance(target, torch._ops.HigherOrderOperator):
         return target.name() not in ("tag_activation_checkpoint",)
     overloads: list[Any] = []

@@ -19,14 +19,19 @@ import torch
 from torch._subclasses import FakeTensorMode
 
 from aotkit_functionalize import (
+    ForwardRecord,
     FunctionalLayer,
+    FunctionInput,
     GraphMetadata,
+    SubclassArguments,
     Unsupported,
     below_functional_layer,
     collect_metadata,
     from_functional,
     function_inputs,
     functional_layer,
+    rebuild,
+    tensors_inside,
     to_functional,
 )
 
@@ -50,6 +55,12 @@ class Request:
     layer: FunctionalLayer
     training: bool | None
     python_dispatcher: bool
+    subclasses: SubclassArguments | None = None
+
+    @property
+    def graph_inputs(self) -> list[Any]:
+        """What the graph takes: the arguments, or what is inside of them."""
+        return list(self.plain) if self.subclasses is None else self.subclasses.dense
 
 
 @dataclass(slots=True)
@@ -86,7 +97,7 @@ def record(request: Request) -> Recording:
             stack.enter_context(compat.enable_python_dispatcher())
         try:
             table = guarded_table(request.decompositions, lambda: result.metadata is None)
-            result.graph = compat.run_make_fx(traced, list(request.plain), table)
+            result.graph = compat.run_make_fx(traced, request.graph_inputs, table)
         except compat.DATA_DEPENDENT_ERRORS as error:
             raise data_dependent(error, None) from error
         except RuntimeError as error:
@@ -106,7 +117,8 @@ def _run(request: Request, placeholders: Sequence[Any], result: Recording) -> li
     before, autocast = torch.is_grad_enabled(), AutocastState.now()
     tracer = compat.current_tracer()
     with functional_layer(request.layer) as storages:
-        inputs = function_inputs(placeholders, request.callers)
+        apart = request.subclasses
+        inputs = (function_inputs if apart is None else apart.enter)(placeholders, request.callers)
         outputs = _flat(request.fn(*(i.value for i in inputs)))
         after = torch.is_grad_enabled()
         if AutocastState.now() != autocast:
@@ -116,16 +128,24 @@ def _run(request: Request, placeholders: Sequence[Any], result: Recording) -> li
                 "Use autocast as a context manager inside the function",
             )
         with _refused("what the function did cannot be told from its functional form"):
-            modes = (before, after)
-            forward = collect_metadata(inputs, outputs, grad_mode=modes, training=request.training, storages=storages)
+            forward = collect_metadata(
+                inputs,
+                outputs,
+                grad_mode=(before, after),
+                training=request.training,
+                storages=storages,
+                sizes=() if apart is None else apart.sizes,
+            )
             values = [_unwrap(v) for v in forward.forward_values]
         result.metadata = forward.metadata
         result.num_forward_nodes = len(tracer.graph.nodes)
         if not forward.metadata.is_training:
             return values
-        differentiable = [forward.forward_values[t.forward_output] for t in forward.metadata.tangents]
-        tangents = [_tangent(number, v, tracer) for number, v in enumerate(differentiable, start=1)]
+        if forward.subclasses is not None:
+            return [*values, *_subclass_gradients(forward, inputs, tracer, result)]
         leaves = [i.leaf for i in inputs if i.leaf is not None]
+        differentiable = [forward.forward_values[t.forward_output] for t in forward.metadata.tangents]
+        tangents = [_tangent(number, from_functional(v), tracer) for number, v in enumerate(differentiable, start=1)]
         with _refused("the gradient cannot be recorded"):
             gradients = _gradients(differentiable, leaves, tangents, tracer, result)
         by_leaf = iter([None if g is None else _unwrap(g) for g in gradients])
@@ -166,9 +186,30 @@ def _unwrap(value: Any) -> Any:
     return from_functional(value)
 
 
-def _tangent(number: int, output: torch.Tensor, tracer: Any) -> torch.Tensor:
-    """A functional tensor over a new placeholder, laid out like ``output`` if that is dense, else contiguous."""
-    plain = from_functional(output)
+def _subclass_gradients(
+    forward: ForwardRecord, inputs: Sequence[FunctionInput], tracer: Any, result: Recording
+) -> list[Any]:
+    """Dense gradients of a run with tensor subclasses; completes ``result.metadata`` by what they are parts of."""
+    run = forward.subclasses
+    assert run is not None and forward.metadata.subclasses is not None
+    tangents: list[torch.Tensor] = []
+    number = 0
+    for expected in run.tangents:
+        leaves = [_tangent(number + i, leaf, tracer) for i, leaf in enumerate(tensors_inside(expected), start=1)]
+        number += len(leaves)
+        tangents.append(rebuild(expected, iter(leaves)))
+    wanted = [i for i in inputs if i.leaf is not None]
+    differentiable = [run.outer_values[t.forward_output] for t in forward.metadata.subclasses.outer.tangents]
+    with _refused("the gradient cannot be recorded"):
+        found = _gradients(differentiable, [i.leaf for i in wanted if i.leaf is not None], tangents, tracer, result)
+    by_input = {i.index: gradient for i, gradient in zip(wanted, found, strict=True)}
+    with compat.untraced():
+        result.metadata, dense = run.with_gradients(forward.metadata, by_input)
+    return [_unwrap(gradient) for gradient in dense]
+
+
+def _tangent(number: int, plain: torch.Tensor, tracer: Any) -> torch.Tensor:
+    """A functional tensor over a new placeholder, laid out like ``plain`` if that is dense, else contiguous."""
     with compat.untraced(), below_functional_layer(), torch.no_grad():
         dense = torch.ops.aten.is_non_overlapping_and_dense.default(plain)
         if dense:

@@ -134,7 +134,7 @@ def capture_flat(
     captured, inputs = _capture(fn, fakes, examples, ctx, stages)
     metadata = _with_static_inputs(captured.metadata, inputs, ctx.num_static)
     graph = captured.graph
-    if ctx.keep_input_mutations and not metadata.is_training:
+    if ctx.keep_input_mutations and not metadata.is_training and metadata.subclasses is None:
         graph, metadata = mutations_in_graph(graph, metadata)
     return _shown(Captured(graph, metadata, inputs, captured.origin), ctx)
 
@@ -169,6 +169,8 @@ def _with_static_inputs(metadata: GraphMetadata, inputs: InputPlan, num_static: 
         return metadata
     first = len(inputs.bases)
     static = {first + position for position, index in enumerate(inputs.others) if index < num_static}
+    if metadata.subclasses is not None:  # each stands for the tensors inside of it
+        static = {dense for index in static for dense in metadata.subclasses.dense_positions(index)}
     infos = tuple(replace(i, is_static=True) if i.index in static else i for i in metadata.inputs)
     return replace(metadata, inputs=infos)
 
@@ -184,7 +186,8 @@ def _compile_training(captured: Captured, metadata: GraphMetadata, ctx: CompileC
         return backward
 
     with ctx.recorder.stage("bind"):
-        origin = captured.origin
+        # The gradients of subclasses would have to be captured as functions of subclasses.
+        origin = captured.origin if metadata.subclasses is None else None
         saved = saved_values(parts.forward, metadata.num_forward_outputs, parts.num_saved_tensors)
         plan = build_plan(
             metadata,

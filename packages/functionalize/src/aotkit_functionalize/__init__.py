@@ -9,9 +9,13 @@ from .analyze import analyze
 from .collect import ForwardRecord, collect_metadata
 from .errors import NeedsDispatcherLayer, OverlappingMutation, Unsupported
 from .fakes import fake_arguments
-from .inputs import function_inputs, reentered_inputs
+from .inputs import FunctionInput, function_inputs, reentered_inputs
 from .metadata import GraphMetadata
 from .mutations import has_data_mutation
+from .nest_context import SymbolicDim
+from .nests import SubclassBoundary, is_subclass, rebuild, tensors_inside
+from .subclass_inputs import SubclassArguments, subclass_arguments
+from .view_method import view_method
 from .wrap import (
     FunctionalLayer,
     below_functional_layer,
@@ -23,10 +27,14 @@ from .wrap import (
 
 __all__ = [
     "ForwardRecord",
+    "FunctionInput",
     "FunctionalLayer",
     "GraphMetadata",
     "NeedsDispatcherLayer",
     "OverlappingMutation",
+    "SubclassArguments",
+    "SubclassBoundary",
+    "SymbolicDim",
     "Unsupported",
     "__version__",
     "analyze",
@@ -38,6 +46,11 @@ __all__ = [
     "functional_layer",
     "has_data_mutation",
     "is_functional",
+    "is_subclass",
+    "rebuild",
     "reentered_inputs",
+    "subclass_arguments",
+    "tensors_inside",
     "to_functional",
+    "view_method",
 ]

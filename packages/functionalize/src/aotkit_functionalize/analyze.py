@@ -12,6 +12,7 @@ from .collect import collect_metadata
 from .fakes import fake_arguments
 from .inputs import function_inputs
 from .metadata import GraphMetadata
+from .subclass_inputs import subclass_arguments
 from .wrap import FunctionalLayer, functional_layer
 
 __all__ = ["analyze"]
@@ -44,8 +45,14 @@ def analyze(
     before = torch.is_grad_enabled()
     # Not in inference mode: its tensors know no base, from which outputs that share memory are regenerated.
     with torch.inference_mode(False), torch.set_grad_enabled(before), mode, functional_layer(layer) as storages:
-        inputs = function_inputs(plain, flat_args)
+        apart = subclass_arguments(plain)
+        inputs = function_inputs(plain, flat_args) if apart is None else apart.enter(apart.dense, flat_args)
         outputs = fn(*(i.value for i in inputs))
-        after = torch.is_grad_enabled()
-        modes = (before, after)
-        return collect_metadata(inputs, list(outputs), grad_mode=modes, training=training, storages=storages).metadata
+        return collect_metadata(
+            inputs,
+            list(outputs),
+            grad_mode=(before, torch.is_grad_enabled()),
+            training=training,
+            storages=storages,
+            sizes=() if apart is None else apart.sizes,
+        ).metadata

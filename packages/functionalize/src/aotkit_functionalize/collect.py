@@ -29,6 +29,7 @@ from .metadata import (
     OutputInfo,
     OutputKind,
     StorageChange,
+    SymbolBinding,
     TangentInfo,
     TensorMeta,
 )
@@ -43,7 +44,9 @@ from .mutations import (
 )
 from .overlap import overlapping_groups
 from .storages import storage_change, was_replaced
-from .symbols import bind_symbols, dims, is_symbolic, tensor_meta
+from .subclass_collect import SubclassRun, has_subclasses
+from .symbols import bind_symbols, is_symbolic, tensor_meta
+from .tangents import check_shapes_that_autograd_knows, is_differentiable, is_training_graph, tangent_meta
 from .wrap import eager_geometry, from_functional, is_functional
 
 __all__ = ["ForwardRecord", "collect_metadata"]
@@ -58,10 +61,12 @@ class ForwardRecord:
     Attributes:
         metadata: the complete calling contract, tangents included.
         forward_values: functional tensors and SymInts in the order of Note [Order of graph inputs and outputs].
+        subclasses: what else a run with tensor subclasses gives.
     """
 
     metadata: GraphMetadata
     forward_values: list[Any]
+    subclasses: SubclassRun | None = None
 
 
 def collect_metadata(
@@ -71,6 +76,7 @@ def collect_metadata(
     grad_mode: tuple[bool, bool],
     training: bool | None = None,
     storages: StorageEvents | None = None,
+    sizes: Sequence[SymbolBinding] = (),
 ) -> ForwardRecord:
     """Read the records off the functional tensors after the function ran.
 
@@ -81,6 +87,7 @@ def collect_metadata(
         training: ``False`` for an inference graph in any case; ``True`` to insist on a joint graph; by default a
             joint graph if grad mode was on and something that the graph computes needs a gradient.
         storages: the changes of storage that :func:`functional_layer` saw.
+        sizes: of :class:`.SubclassArguments`.
 
     Raises:
         Unsupported: the function does something that the records cannot express.
@@ -89,6 +96,14 @@ def collect_metadata(
     _apply_pending_writes([*(i.value for i in inputs), *outputs])
     # Reading sizes below must not add nodes to a recording in progress.
     with compat.untraced():
+        if has_subclasses(inputs, outputs):
+
+            def dense(parts: Sequence[FunctionInput], results: Sequence[Any]) -> tuple[GraphMetadata, list[Any]]:
+                found = _collect(parts, results, grad_mode, False, storages)
+                return found.metadata, found.forward_values
+
+            run = SubclassRun(inputs, outputs, sizes)
+            return ForwardRecord(*run.collect(dense, training, grad_mode[0]), run)
         return _collect(inputs, outputs, grad_mode, training, storages)
 
 
@@ -115,25 +130,21 @@ def _collect(
     output_infos, computed = _output_infos(inputs, outputs, sources, len(updated))
     values = [*updated, *computed, *sources.bases]
     wanted = grad_mode[0] and training is not False
-    differentiable = [wanted and _is_differentiable(v) for v in values]
+    differentiable = [wanted and is_differentiable(v) for v in values]
     for info in input_infos:
         if info.updated_output is not None and (info.mutation_under_no_grad or info.mutation_hidden_from_autograd):
             differentiable[info.updated_output] = False
-    is_training = any(differentiable) and any(i.leaf is not None for i in inputs)
-    if training and not is_training:
-        raise Unsupported(
-            "a joint graph was asked for, but nothing that the function computes requires grad",
-            "there is no gradient to trace" if grad_mode[0] else "grad mode is off",
-            "Pass inputs that require grad, or capture an inference graph",
-        )
+    is_training = is_training_graph(differentiable, inputs, training, grad_mode[0])
     if is_training:
-        _check_shapes_that_autograd_knows(input_infos)
+        check_shapes_that_autograd_knows(input_infos)
     else:
         differentiable = [False] * len(values)
     metadata = GraphMetadata(
         inputs=tuple(input_infos),
         outputs=tuple(output_infos),
-        tangents=tuple(TangentInfo(p, _tangent_meta(v)) for p, v in enumerate(values) if differentiable[p]),
+        tangents=tuple(
+            TangentInfo(p, tangent_meta(from_functional(v))) for p, v in enumerate(values) if differentiable[p]
+        ),
         symbols=bind_symbols([i.original for i in inputs]),
         effects=() if grad_mode[0] == grad_mode[1] else (EffectInfo("grad_mode", grad_mode[1]),),
         num_forward_outputs=len(values),
@@ -144,16 +155,6 @@ def _collect(
         is_training=is_training,
     )
     return ForwardRecord(metadata, values)
-
-
-def _check_shapes_that_autograd_knows(inputs: Sequence[InputInfo]) -> None:
-    for info in inputs:
-        if info.new_view is not None and info.new_view.under_no_grad:
-            raise Unsupported(
-                f"input {info.index} requires grad and changes its sizes or strides in place where grad mode is off",
-                "its gradient keeps the old ones",
-                "Use the operation that returns a new tensor (t(), unsqueeze(), ..)",
-            )
 
 
 def _record(value: torch.Tensor) -> TensorMeta:
@@ -327,18 +328,3 @@ def _dynamic_dims(output: Any) -> tuple[int, ...]:
     if not isinstance(output, torch.Tensor):
         return ()
     return tuple(i for i, size in enumerate(from_functional(output).shape) if is_symbolic(size))
-
-
-def _is_differentiable(value: Any) -> bool:
-    if not isinstance(value, torch.Tensor) or not carries_gradient(value):
-        return False
-    return value.is_floating_point() or value.is_complex()
-
-
-def _tangent_meta(value: torch.Tensor) -> TensorMeta:
-    """The layout a gradient is traced for: the output's own if it is dense, else contiguous."""
-    plain = from_functional(value)
-    meta = tensor_meta(plain, requires_grad=False)
-    dense = compat.is_dense(plain)
-    strides = meta.strides if dense else dims(torch._prims_common.make_contiguous_strides_for(plain.shape))
-    return TensorMeta(meta.dtype, meta.device, meta.sizes, strides, 0, False)

@@ -10,6 +10,7 @@ from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from .errors import Unsupported
+from .nests import is_subclass, rebuild, tensors_inside
 
 __all__ = ["fake_arguments"]
 
@@ -23,27 +24,45 @@ def fake_arguments(
     are symbols if ``dynamic``, else constants. Other values are passed through.
 
     Raises:
-        Unsupported: tensor subclasses, or fake tensors of several modes.
+        Unsupported: tensor subclasses that cannot be taken apart, or fake tensors of several modes.
     """
     mode = fake_mode
     for index, arg in enumerate(flat_args):
         if isinstance(arg, FakeTensor):
-            if mode is not None and arg.fake_mode is not mode:
-                raise Unsupported(
-                    f"input {index} is a fake tensor of another mode than the arguments before it",
-                    "sizes of two modes cannot be related",
-                    "Make all fake arguments under one FakeTensorMode",
-                )
-            mode = arg.fake_mode
+            mode = _one_mode(index, mode, arg)
         elif isinstance(arg, torch.Tensor) and type(arg) not in (torch.Tensor, torch.nn.Parameter):
-            raise Unsupported(
-                f"input {index} is a tensor subclass ({type(arg).__name__})",
-                "this release captures plain tensors only",
-                "Unwrap it before the captured function",
-            )
+            if not is_subclass(arg):
+                raise Unsupported(
+                    f"input {index} is a tensor subclass ({type(arg).__name__})",
+                    "only plain tensors and traceable wrapper subclasses can be captured",
+                    "Give the class __tensor_flatten__ and __tensor_unflatten__, or pass a plain tensor",
+                )
+            for inside in tensors_inside(arg):
+                mode = _one_mode(index, mode, inside) if isinstance(inside, FakeTensor) else mode
     if mode is None:
         mode = FakeTensorMode(shape_env=ShapeEnv() if dynamic else None)
-    return mode, [_fake(arg, mode, dynamic) for arg in flat_args]
+    return mode, [_fake_argument(arg, mode, dynamic) for arg in flat_args]
+
+
+def _one_mode(index: int, mode: FakeTensorMode | None, fake: FakeTensor) -> FakeTensorMode:
+    if mode is not None and fake.fake_mode is not mode:
+        raise Unsupported(
+            f"input {index} is a fake tensor of another mode than the arguments before it",
+            "sizes of two modes cannot be related",
+            "Make all fake arguments under one FakeTensorMode",
+        )
+    return fake.fake_mode
+
+
+def _fake_argument(arg: Any, mode: FakeTensorMode, dynamic: bool) -> Any:
+    if not is_subclass(arg):
+        return _fake(arg, mode, dynamic)
+    if not all(isinstance(inside, FakeTensor) for inside in tensors_inside(arg)):
+        with torch.no_grad():
+            arg = mode.from_tensor(arg.detach(), static_shapes=not dynamic)
+    leaves = [_fake(inside, mode, dynamic) for inside in tensors_inside(arg)]
+    with mode, torch.inference_mode(False), torch.no_grad():
+        return rebuild(arg, iter(leaves))
 
 
 def _fake(arg: Any, mode: FakeTensorMode, dynamic: bool) -> Any:

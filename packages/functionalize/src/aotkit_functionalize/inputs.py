@@ -22,7 +22,7 @@ from .errors import Unsupported
 from .metadata import InputInfo
 from .wrap import from_functional, to_functional
 
-__all__ = ["FunctionInput", "function_inputs", "reentered_inputs"]
+__all__ = ["FunctionInput", "autograd_identity", "function_input", "function_inputs", "note_entry", "reentered_inputs"]
 
 
 @dataclass(slots=True)
@@ -70,6 +70,12 @@ class _Enter(torch.autograd.Function):
         return grad, None
 
 
+def autograd_identity(leaf: torch.Tensor, fresh: Callable[[], torch.Tensor]) -> torch.Tensor:
+    """What ``fresh`` makes, with ``leaf`` as its history; see Note [Inputs enter through an autograd identity]."""
+    value: torch.Tensor = _Enter.apply(leaf, fresh)
+    return value
+
+
 def function_inputs(plain: Sequence[Any], callers: Sequence[Any]) -> list[FunctionInput]:
     """Wrap flat arguments for a run in the active functional layer.
 
@@ -77,7 +83,7 @@ def function_inputs(plain: Sequence[Any], callers: Sequence[Any]) -> list[Functi
         plain: the arguments as the graph takes them: fake tensors outside of autograd, SymInts, other values.
         callers: the arguments as the caller passed them, for ``requires_grad`` and ``is_leaf``.
     """
-    return [_function_input(i, p, c) for i, (p, c) in enumerate(zip(plain, callers, strict=True))]
+    return [function_input(i, p, c) for i, (p, c) in enumerate(zip(plain, callers, strict=True))]
 
 
 def reentered_inputs(values: Sequence[Any], infos: Sequence[InputInfo]) -> list[FunctionInput]:
@@ -98,12 +104,13 @@ def _reentered(info: InputInfo, outer: Any) -> FunctionInput:
     plain = from_functional(outer)
     differentiable = bool(outer.requires_grad)
     with torch.enable_grad():
-        value = _Enter.apply(outer, lambda: to_functional(plain)) if differentiable else to_functional(plain)
+        value = autograd_identity(outer, lambda: to_functional(plain)) if differentiable else to_functional(plain)
     leaf = outer if differentiable else None
-    return _entered(FunctionInput(info.index, plain, value, leaf, info.is_leaf, differentiable))
+    return note_entry(FunctionInput(info.index, plain, value, leaf, info.is_leaf, differentiable))
 
 
-def _function_input(index: int, plain: Any, caller: Any) -> FunctionInput:
+def function_input(index: int, plain: Any, caller: Any) -> FunctionInput:
+    """One of :func:`function_inputs`."""
     if not isinstance(plain, torch.Tensor):
         return FunctionInput(index, plain, plain)
     if plain.layout is not torch.strided:
@@ -117,11 +124,11 @@ def _function_input(index: int, plain: Any, caller: Any) -> FunctionInput:
     if caller.requires_grad:
         leaf = value.requires_grad_(True)
         with torch.enable_grad():
-            value = _Enter.apply(leaf, lambda: to_functional(plain))
-    return _entered(FunctionInput(index, plain, value, leaf, bool(caller.is_leaf), bool(caller.requires_grad)))
+            value = autograd_identity(leaf, lambda: to_functional(plain))
+    return note_entry(FunctionInput(index, plain, value, leaf, bool(caller.is_leaf), bool(caller.requires_grad)))
 
 
-def _entered(entered: FunctionInput) -> FunctionInput:
+def note_entry(entered: FunctionInput) -> FunctionInput:
     """``entered`` with the state of its value noted."""
     value = entered.value
     entered.entry_grad_fn, entered.entry_version = value.grad_fn, value._version

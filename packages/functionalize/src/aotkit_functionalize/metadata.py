@@ -21,8 +21,11 @@ from __future__ import annotations
 
 import enum
 import json
-from dataclasses import asdict, dataclass, fields
-from typing import Any
+from dataclasses import asdict, dataclass, fields, replace
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .nests import SubclassBoundary
 
 __all__ = [
     "Dim",
@@ -204,6 +207,9 @@ class GraphMetadata:
     ``num_forward_outputs`` counts mutated-input values, user outputs and bases together;
     ``num_mutated`` and ``num_intermediate_bases`` say how many come first and last.
     ``differentiable_inputs`` are the inputs that get a gradient in the joint graph.
+    ``subclasses``: the caller's side, where a tensor subclass goes in or comes out. All other records are then
+    those of the dense graph: its inputs are the tensors inside, its results after the forward outputs are those of
+    which ``subclasses.gradients`` are made, and a tangent's ``forward_output`` is -1 if it is a part of one.
     """
 
     inputs: tuple[InputInfo, ...]
@@ -217,11 +223,18 @@ class GraphMetadata:
     forward_requires_grad: tuple[bool, ...] = ()  # per forward output: is it differentiable
     differentiable_inputs: tuple[int, ...] = ()
     is_training: bool = False
+    subclasses: SubclassBoundary | None = None
     version: int = METADATA_VERSION
 
     def to_json(self) -> str:
-        """Canonical JSON text; ``GraphMetadata.from_json(m.to_json()) == m``."""
-        return json.dumps(asdict(self), default=_encode_enum, sort_keys=True)
+        """Canonical JSON text; ``GraphMetadata.from_json(m.to_json()) == m``.
+
+        Raises :class:`Unsupported` for a tensor subclass that has no JSON form.
+        """
+        raw = asdict(self if self.subclasses is None else replace(self, subclasses=None))
+        if self.subclasses is not None:
+            raw["subclasses"] = self.subclasses.to_raw()
+        return json.dumps(raw, default=_encode_enum, sort_keys=True)
 
     @staticmethod
     def from_json(text: str) -> GraphMetadata:
@@ -232,6 +245,10 @@ class GraphMetadata:
                 f"graph metadata of version {raw.get('version')!r} cannot be read by this release, "
                 f"which reads version {METADATA_VERSION}; write it again with this release"
             )
+        if raw["subclasses"] is not None:
+            from .nests import SubclassBoundary  # it holds a GraphMetadata itself
+
+            raw["subclasses"] = SubclassBoundary.from_raw(raw["subclasses"])
         raw["inputs"] = tuple(_input(r) for r in raw["inputs"])
         raw["outputs"] = tuple(_output(r) for r in raw["outputs"])
         raw["tangents"] = tuple(TangentInfo(r["forward_output"], _required_meta(r["meta"])) for r in raw["tangents"])
@@ -246,6 +263,9 @@ class GraphMetadata:
         lines = [f"GraphMetadata({'training' if self.is_training else 'inference'})"]
         for group in (self.inputs, self.outputs, self.tangents, self.symbols, self.effects):
             lines += [f"  {_brief(record)}" for record in group]
+        if self.subclasses is not None:
+            lines += [f"  argument {i} is {nest}" for i, nest in enumerate(self.subclasses.inputs) if nest is not None]
+            lines += ["  for the caller: " + str(self.subclasses.outer).replace("\n", "\n  ")]
         return "\n".join(lines)
 
 

@@ -41,6 +41,7 @@ from .runtime import (
     wrong_duplicate,
     zero_tangent,
 )
+from .subclass_bind import bind_subclasses
 from .synthetic_base import base_of
 
 __all__ = ["backward_of", "bind"]
@@ -113,6 +114,11 @@ def bind(
     namespace: dict[str, Any] = {**_RUNTIME, "_forward": ensure_boxed(forward)}
     if plan.call.training:
         namespace["_backward"] = backward_of(backward, observer)
+    adapters = ""
+    if plan.call.subclasses is not None:
+        adapters = bind_subclasses(plan.call.subclasses, namespace)
+        _execute(adapters, namespace)
+    if plan.call.training:
         namespace["_gradients_with_history"] = gradients_with_history(plan.call, namespace["_backward"], gradients)
         emit_autograd(plan.call, out)
     emit_call(plan, out)
@@ -123,10 +129,10 @@ def bind(
         namespace["_apply"] = fast_apply(type("CompiledGraph", (torch.autograd.Function,), methods))
     call: Any = namespace["call"]
     call._boxed_call = True
-    call.source = out.text
+    call.source = adapters + out.text
     call.plan = plan
     if observer is not None:
-        observer.event("wrappers.bind", {"seconds": time.perf_counter() - start, "source": out.text})
+        observer.event("wrappers.bind", {"seconds": time.perf_counter() - start, "source": call.source})
     bound: BoxedCallable = call
     return bound
 

@@ -23,6 +23,7 @@ from .operations import (
     dims_read,
 )
 from .plan import CallSpec, Return, TangentSpec, WrapperOptions, WrapperPlan
+from .subclass_build import build_subclass_plan
 
 __all__ = ["build_plan"]
 
@@ -50,6 +51,9 @@ def build_plan(
         PlanError: the records contradict each other.
     """
     options = options or WrapperOptions()
+    if metadata.subclasses is not None:
+        saved = (num_saved_tensors, num_saved_symints)
+        return build_subclass_plan(metadata, build_plan, input_plan, saved, options)
     input_plan = input_plan or InputPlan.one_to_one(len(metadata.inputs))
     names = input_plan.graph_input_names()
     _check_records(metadata, names)

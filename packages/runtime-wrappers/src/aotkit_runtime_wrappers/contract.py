@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from aotkit_functionalize import GraphMetadata, metadata, symbols
+from aotkit_functionalize import GraphMetadata, SubclassBoundary, SymbolicDim, metadata, nests, symbols
+
+Assembled = nests.Assembled
+Nest = nests.Nest
+Opaque = nests.Opaque
+Part = nests.Part
 
 Dim = metadata.Dim
 EffectInfo = metadata.EffectInfo
@@ -20,16 +25,22 @@ bind_symbols = symbols.bind_symbols
 dims = symbols.dims
 
 __all__ = [
+    "Assembled",
     "Dim",
     "EffectInfo",
     "GraphMetadata",
     "InputInfo",
     "InputKind",
     "MutationKind",
+    "Nest",
+    "Opaque",
     "OutputInfo",
     "OutputKind",
+    "Part",
     "StorageChange",
+    "SubclassBoundary",
     "SymbolBinding",
+    "SymbolicDim",
     "TangentInfo",
     "TensorMeta",
     "ViewSpec",

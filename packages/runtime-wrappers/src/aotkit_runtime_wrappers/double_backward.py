@@ -232,7 +232,7 @@ class _RefuseSecondDerivative(torch.autograd.Function):
 
 
 def _refusing(
-    call: CallSpec, backward: Any, box: list[Any], sources: Sequence[Tensor], reason: Any
+    call: CallSpec, backward: Any, box: list[Any], sources: Sequence[Tensor | None], reason: Any
 ) -> tuple[Tensor | None, ...]:
     run = backward.get()
     with torch.no_grad():
@@ -242,6 +242,6 @@ def _refusing(
             f"this graph was compiled for {len(call.graph_inputs)} gradients, but there are {len(grads)}"
         )
     wanted = [grads[i] for i in call.differentiable_inputs]
-    sources = [source for source in sources if source.requires_grad]
+    sources = [source for source in sources if source is not None and source.requires_grad]
     connected = iter(_RefuseSecondDerivative.apply(wanted, reason, *sources))
     return (None, *(None if grad is None else next(connected) for grad in wanted))

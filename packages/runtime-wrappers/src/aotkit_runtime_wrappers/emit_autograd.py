@@ -83,7 +83,8 @@ def _emit_backward(call: CallSpec, out: Source) -> None:
     if call.backward_symbols:
         out.add(f"[{', '.join(b.symbol for b in call.backward_symbols)}] = ctx.symbols")
     for tangent in call.tangents:
-        _emit_tangent(tangent, len(call.tangents) > 1, out)
+        if not tangent.nested:
+            _emit_tangent(tangent, len(call.tangents) > 1, out)
     in_order = [f"tg{t.forward_output}" for t in call.tangents]
     out.add("if _is_grad_enabled():")
     out.add(f"return _gradients_with_history(ctx, [{', '.join(in_order)}])", 2)

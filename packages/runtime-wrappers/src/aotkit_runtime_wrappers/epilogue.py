@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
+from aotkit_functionalize import view_method
+
 from .contract import (
     GraphMetadata,
     InputInfo,
@@ -20,7 +22,6 @@ from .contract import (
     OutputKind,
     StorageChange,
     TensorMeta,
-    ViewSpec,
 )
 from .errors import PlanError
 from .operations import (
@@ -38,7 +39,6 @@ from .operations import (
     SetGradMode,
     SetStorage,
     Value,
-    ViewMethod,
 )
 
 __all__ = ["mutation_operations", "output_operations", "returned_value"]
@@ -262,41 +262,3 @@ def _base_requires_grad(metadata: GraphMetadata, output: OutputInfo) -> bool:
 
 def _is_differentiable(metadata: GraphMetadata, position: int) -> bool:
     return any(t.forward_output == position for t in metadata.tangents)
-
-
-def view_method(base: TensorMeta, view: ViewSpec) -> tuple[ViewMethod, tuple[int, ...]]:
-    """The plainest way to take ``view`` of ``base``.
-
-    ``view`` and ``permute`` have a cheaper backward than ``as_strided``, which scatters. Everything with
-    symbols, another dtype, an offset or a gap stays with ``as_strided``.
-    """
-    dims = (*base.sizes, *base.strides, *view.sizes, *view.strides, view.offset_delta)
-    if base.dtype != view.dtype or view.offset_delta != 0 or not all(isinstance(d, int) for d in dims):
-        return "as_strided", ()
-    base_sizes, view_sizes = [int(s) for s in base.sizes], [int(s) for s in view.sizes]
-    if list(base.strides) == _contiguous(base_sizes) and list(view.strides) == _contiguous(view_sizes):
-        if _product(base_sizes) == _product(view_sizes) > 0:
-            return "view", ()
-        return "as_strided", ()
-    if len(base_sizes) != len(view_sizes) or len(set(base.strides)) != len(base_sizes):
-        return "as_strided", ()  # equal strides leave the order of dimensions open
-    position = {(s, t): i for i, (s, t) in enumerate(zip(base.sizes, base.strides, strict=True))}
-    order = [position.get(pair) for pair in zip(view.sizes, view.strides, strict=True)]
-    if all(p is not None for p in order) and len(set(order)) == len(order):
-        return "permute", tuple(p for p in order if p is not None)
-    return "as_strided", ()
-
-
-def _contiguous(sizes: list[int]) -> list[int]:
-    strides, step = [], 1
-    for size in reversed(sizes):
-        strides.append(step)
-        step *= max(size, 1)
-    return strides[::-1]
-
-
-def _product(sizes: list[int]) -> int:
-    product = 1
-    for size in sizes:
-        product *= size
-    return product

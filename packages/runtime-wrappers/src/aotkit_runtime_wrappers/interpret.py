@@ -54,6 +54,7 @@ from .runtime import (
     wrong_duplicate,
     zero_tangent,
 )
+from .subclass_interpret import interpret_subclasses
 from .synthetic_base import base_of
 
 __all__ = ["interpret"]
@@ -69,6 +70,8 @@ def interpret(
     """What :func:`.bind` returns, without generated code. Same arguments, same results, same errors."""
     compiled = ensure_boxed(forward)
     lazy = backward_of(backward, observer) if plan.call.training else None
+    if plan.call.subclasses is not None:
+        compiled, lazy = interpret_subclasses(plan.call.subclasses, compiled, lazy)
 
     def call(args: list[Any]) -> list[Any]:
         if len(args) != plan.num_inputs:
@@ -159,11 +162,13 @@ class _InterpretedGraph(torch.autograd.Function):
             return (*nothing, *(None for _ in call.differentiable_inputs))
         symbols = dict(zip((b.symbol for b in call.backward_symbols), ctx.symbols, strict=True))
         by_output = dict(zip(call.differentiable_outputs, incoming, strict=True))
-        tangents = []
+        tangents: list[Any] = []
         for spec in call.tangents:
             sizes, strides = (evaluate_all(dims, symbols) for dims in (spec.meta.sizes, spec.meta.strides))
             tangent = by_output[spec.forward_output]
-            if tangent is None:
+            if spec.nested:
+                tangents.append(tangent)
+            elif tangent is None:
                 device = torch.device(spec.meta.device)
                 tangents.append(zero_tangent(sizes, strides, dtype_from_name(spec.meta.dtype), device))
             else:

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, Literal
 
-from .contract import Dim, TensorMeta, ViewSpec
+from .contract import Dim, SubclassBoundary, TensorMeta, ViewSpec
 from .errors import PlanError
 
 __all__ = [
@@ -299,6 +299,8 @@ def _geometry(view: ViewSpec) -> str:
 
 def encode(record: Any) -> Any:
     """Plain JSON values of a record, a tuple of records, or a scalar."""
+    if isinstance(record, SubclassBoundary):
+        return {"record": "SubclassBoundary", "raw": record.to_raw()}
     if is_dataclass(record) and not isinstance(record, type):
         return {"record": type(record).__name__, **{f.name: encode(getattr(record, f.name)) for f in fields(record)}}
     if isinstance(record, tuple):
@@ -320,6 +322,8 @@ def _decode(raw: Any, known: Mapping[str, type[Any]]) -> Any:
     if not isinstance(raw, dict):
         return raw
     name = raw.get("record")
+    if name == "SubclassBoundary":
+        return SubclassBoundary.from_raw(raw["raw"])
     if not isinstance(name, str) or name not in known:
         raise PlanError(f"a stored wrapper plan names the record {name!r}, which this release does not know")
     values = {key: _decode(value, known) for key, value in raw.items() if key != "record"}

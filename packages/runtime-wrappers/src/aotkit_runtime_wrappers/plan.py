@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
-from .contract import TensorMeta
+from .contract import Opaque, TensorMeta
 from .errors import PlanError
 from .operations import BindSymbol, BuildBase, CheckAliases, CheckDuplicate, Operation, Value, decode, encode
+from .subclass_call import SubclassCall
 
 __all__ = ["CallSpec", "Return", "TangentSpec", "WrapperOptions", "WrapperPlan", "checks_aliases"]
 
@@ -32,10 +33,14 @@ class WrapperOptions:
 
 @dataclass(frozen=True, slots=True)
 class TangentSpec:
-    """One tangent of the compiled backward: its forward output, and the layout it was traced for."""
+    """One tangent of the compiled backward: its forward output, and the layout it was traced for.
+
+    A ``nested`` one is a tensor subclass and is brought into form where it is taken apart.
+    """
 
     forward_output: int
     meta: TensorMeta
+    nested: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +55,8 @@ class CallSpec:
     For second derivatives (see Note [Second derivatives]): ``saved_inputs`` says which input each saved tensor is, or
     -1; ``unsaved_inputs`` are remembered weakly; ``kept_inputs`` are saved behind the saved tensors, for their history
     or, if ``keeps_values``, with their values; ``scalar_inputs`` are no tensors.
+
+    ``subclasses``: the graph is dense and the values here are not; see Note [Where subclasses are taken apart].
     """
 
     graph_inputs: tuple[Value, ...]
@@ -68,6 +75,7 @@ class CallSpec:
     kept_inputs: tuple[int, ...] = ()
     keeps_values: bool = False
     scalar_inputs: tuple[int, ...] = ()
+    subclasses: SubclassCall | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +123,9 @@ class WrapperPlan:
                 f"a wrapper plan of version {found!r} cannot be read by this release, which reads version "
                 f"{PLAN_VERSION}; build it again from the graph metadata"
             )
-        plan = decode(raw, {cls.__name__: cls for cls in (WrapperPlan, CallSpec, TangentSpec, Return)})
+        plan = decode(
+            raw, {cls.__name__: cls for cls in (WrapperPlan, CallSpec, TangentSpec, Return, SubclassCall, Opaque)}
+        )
         assert isinstance(plan, WrapperPlan)
         return plan
 
@@ -130,6 +140,8 @@ class WrapperPlan:
             lines.append(f"    saves {call.num_saved_tensors} tensors, {call.num_saved_symints} symints")
             gradients = f"inputs {call.differentiable_inputs}, outputs {call.differentiable_outputs}"
             lines.append(f"    differentiable: {gradients}")
+        if call.subclasses is not None:
+            lines.append(f"    over {call.subclasses.num_dense_inputs} dense inputs, with subclasses")
         lines += [f"  {operation}" for operation in self.epilogue]
         lines.append(f"  return [{', '.join(map(str, self.returns))}]")
         return "\n".join(lines)

@@ -104,10 +104,7 @@ def coerce_tangent(tangent: Tensor, position: int, sizes: Sequence[int], strides
     differs in a dimension of more than one element.
     """
     if type(tangent) is not Tensor and hasattr(tangent, "__tensor_flatten__"):
-        raise MetadataMismatchError(
-            f"the gradient of forward output {position} is a {type(tangent).__name__} where the backward was compiled "
-            "for a plain tensor; convert the gradient to a plain tensor before it reaches the compiled graph"
-        )
+        tangent = _plain_tangent(tangent, position)
     if tuple(tangent.size()) != tuple(sizes):
         raise MetadataMismatchError(
             f"the gradient of forward output {position} has sizes {tuple(tangent.size())}, compiled for {tuple(sizes)}"
@@ -119,6 +116,18 @@ def coerce_tangent(tangent: Tensor, position: int, sizes: Sequence[int], strides
         return tangent if tangent.stride() == tuple(strides) else tangent.as_strided(sizes, strides)
     copy = torch.empty_strided(sizes, strides, dtype=tangent.dtype, device=tangent.device)
     return copy.copy_(tangent)
+
+
+def _plain_tangent(tangent: Tensor, position: int) -> Tensor:
+    """The plain tensor that a subclass makes of itself where one is expected."""
+    hook = getattr(tangent, "__coerce_same_metadata_as_tangent__", None)
+    plain = None if hook is None else hook(None, Tensor)
+    if type(plain) is not Tensor:
+        raise MetadataMismatchError(
+            f"the gradient of forward output {position} is a {type(tangent).__name__} where the backward was compiled "
+            "for a plain tensor; convert the gradient to a plain tensor before it reaches the compiled graph"
+        )
+    return plain
 
 
 def _same_strides(tensor: Tensor, strides: Sequence[int]) -> bool:

@@ -1,0 +1,255 @@
+"""How wrapper subclasses are made of dense tensors, as data.
+
+Note [Tensor subclasses at the boundary]
+    A traceable wrapper subclass says with ``__tensor_flatten__`` which tensors it holds, and with
+    ``__tensor_unflatten__`` how it is put together of them. A captured graph knows dense tensors only: its
+    inputs are the tensors inside of the caller's arguments, and what the caller gets is put together of its
+    outputs. So the graph's :class:`.GraphMetadata` describes the dense graph, as if the user had written that,
+    and its ``subclasses`` (a :class:`SubclassBoundary`) what the caller sees, and how one becomes the other.
+    Autograd works on the outside, on the wrappers; the wrappers' own ``__torch_dispatch__`` runs below it, at
+    capture, so that the functional tensors are the innermost ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from .errors import Unsupported
+from .metadata import GraphMetadata, SymbolBinding, TensorMeta, ViewSpec
+from .nest_context import SymbolicDim, contains_symbols
+from .nest_text import from_raw, to_raw
+from .symbols import dim, tensor_meta
+
+__all__ = [
+    "Assembled",
+    "Nest",
+    "Opaque",
+    "Part",
+    "SubclassBoundary",
+    "SubclassType",
+    "describe",
+    "is_subclass",
+    "rebuild",
+    "tensors_inside",
+]
+
+_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
+
+
+@dataclass(frozen=True, slots=True)
+class SubclassType:
+    """A wrapper class and the context that its ``__tensor_flatten__`` gave; SymInts in it are :class:`SymbolicDim`."""
+
+    cls: type[Any]
+    context: Any
+
+    def __str__(self) -> str:
+        return self.cls.__name__ if self.context is None else f"{self.cls.__name__}[{self.context!r}]"
+
+
+@dataclass(frozen=True, slots=True)
+class Opaque:
+    """An attribute that is no tensor and passes by the graph: that of argument ``input_index``, found by ``path``."""
+
+    input_index: int
+    path: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Nest:
+    """One wrapper: its class, what it holds, and its own sizes and strides as the caller sees them."""
+
+    type: SubclassType
+    attrs: tuple[tuple[str, Nest | TensorMeta | Opaque], ...]
+    meta: TensorMeta
+
+    @property
+    def leaves(self) -> tuple[TensorMeta, ...]:
+        """The dense tensors inside, in the order in which the graph takes or returns them."""
+        found: list[TensorMeta] = []
+        for _, child in self.attrs:
+            if isinstance(child, Nest):
+                found += child.leaves
+            elif isinstance(child, TensorMeta):
+                found.append(child)
+        return tuple(found)
+
+    def __str__(self) -> str:
+        inner = ", ".join(
+            f"{name}: {child if isinstance(child, Nest) else _brief(child)}" for name, child in self.attrs
+        )
+        return f"{self.type}({inner})"
+
+
+def _brief(child: TensorMeta | Opaque) -> str:
+    return f"{child.dtype}{list(child.sizes)}" if isinstance(child, TensorMeta) else "opaque"
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Where one dense tensor comes from: a dense forward output, gradient or input, or the ``view`` of one.
+
+    ``source`` is ``"forward"``, ``"gradient"`` or ``"input"``; ``base_dtype`` is the dtype that a view is taken of.
+    """
+
+    source: str
+    index: int
+    view: ViewSpec | None = None
+    base_dtype: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Assembled:
+    """A value that the caller's side sees: its parts, put together as ``nest`` says; a lone part without one."""
+
+    parts: tuple[Part, ...]
+    nest: Nest | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SubclassBoundary:
+    """The caller's side of a graph over dense tensors; see Note [Tensor subclasses at the boundary].
+
+    Attributes:
+        outer: the calling contract over the caller's values: one record per argument and per result, subclass or not.
+        inputs: per argument its nest, ``None`` for what is no subclass. The dense inputs are the leaves in order.
+        sizes: symbols that only sizes of a wrapper know; they are dense inputs after those.
+        forward: per forward output of ``outer``, what it is made of.
+        tangents: per tangent of ``outer``, the nest that the backward was traced for.
+        gradients: per argument, what its gradient is made of. Counts the dense graph's results after the forward's.
+        num_gradients: how many those are.
+        reached_by: per argument, the numbers of the tangents of subclasses that its gradient depends on; empty if there
+            is one tangent only.
+    """
+
+    outer: GraphMetadata
+    inputs: tuple[Nest | None, ...]
+    sizes: tuple[SymbolBinding, ...] = ()
+    forward: tuple[Assembled, ...] = ()
+    tangents: tuple[Nest | None, ...] = ()
+    gradients: tuple[Assembled | None, ...] = ()
+    num_gradients: int = 0
+    reached_by: tuple[tuple[int, ...], ...] = ()
+
+    def dense_positions(self, index: int) -> range:
+        """The dense inputs that argument ``index`` becomes."""
+        counts = [1 if nest is None else len(nest.leaves) for nest in self.inputs[: index + 1]]
+        return range(sum(counts) - counts[-1], sum(counts))
+
+    def to_raw(self) -> Any:
+        """JSON values; see Note [How a subclass is written down]."""
+        return to_raw(self)
+
+    @staticmethod
+    def from_raw(raw: Any) -> SubclassBoundary:
+        """Rebuild from :meth:`to_raw`. Raises ``ValueError`` for another record, :class:`Unsupported` for a class."""
+        own = (SubclassBoundary, Assembled, Part, Nest, Opaque, SubclassType)
+        boundary = from_raw(raw, {cls.__name__: cls for cls in own})
+        if not isinstance(boundary, SubclassBoundary):
+            raise ValueError("the stored record is no SubclassBoundary")
+        return boundary
+
+
+def is_subclass(value: object) -> bool:
+    """Whether ``value`` is a traceable wrapper subclass. (Functional and fake tensors are none.)"""
+    return isinstance(value, torch.Tensor) and type(value) not in _PLAIN and is_traceable_wrapper_subclass(value)
+
+
+def attributes(value: Any) -> tuple[list[tuple[str, Any]], Any]:
+    """What a wrapper holds, by name, and its context."""
+    names, context = value.__tensor_flatten__()
+    return [(name, getattr(value, name)) for name in names], context
+
+
+def tensors_inside(value: Any) -> Iterator[torch.Tensor]:
+    """The innermost tensors of ``value``, which may be a plain tensor, in order."""
+    if not is_subclass(value):
+        yield value
+        return
+    for _, inner in attributes(value)[0]:
+        if isinstance(inner, torch.Tensor):
+            yield from tensors_inside(inner)
+
+
+def rebuild(template: Any, leaves: Iterator[Any]) -> Any:
+    """A value made like ``template``, its innermost tensors replaced by the next ones of ``leaves``."""
+    if not is_subclass(template):
+        return next(leaves)
+    held, context = attributes(template)
+    inner = {name: rebuild(v, leaves) if isinstance(v, torch.Tensor) else v for name, v in held}
+    made = type(template).__tensor_unflatten__(inner, context, template.size(), template.stride())
+    if type(made) is not type(template) or made.size() != template.size() or made.stride() != template.stride():
+        raise Unsupported(
+            f"{type(template).__name__}.__tensor_unflatten__ returned a {type(made).__name__} of sizes "
+            f"{tuple(made.size())} and strides {made.stride()}",
+            f"it was given those of a {type(template).__name__} of sizes {tuple(template.size())} and strides "
+            f"{template.stride()}",
+            "Let it return what __tensor_flatten__ took apart",
+        )
+    return made
+
+
+def describe(
+    value: Any,
+    what: str,
+    *,
+    plain: Callable[[torch.Tensor], torch.Tensor] = lambda tensor: tensor,
+    opaque: Callable[[Any, tuple[str, ...]], Opaque],
+    path: tuple[str, ...] = (),
+) -> Nest:
+    """The nest of a wrapper.
+
+    Args:
+        value: the wrapper.
+        what: names it in refusals ("output 2").
+        plain: gives the plain tensor of one of the innermost tensors; raises what refuses it.
+        opaque: gives the record of an attribute that is no tensor, from the attribute and its path.
+        path: where in the value the caller knows the wrapper sits.
+    """
+    held, context = attributes(value)
+    children: list[tuple[str, Nest | TensorMeta | Opaque]] = []
+    for name, inner in held:
+        here = (*path, name)
+        if is_subclass(inner):
+            children.append((name, describe(inner, what, plain=plain, opaque=opaque, path=here)))
+        elif isinstance(inner, torch.Tensor):
+            children.append((name, _leaf_meta(plain(inner), f"{what}.{'.'.join(here)}")))
+        else:
+            children.append((name, opaque(inner, here)))
+    _check_sizes(value, what)
+    meta = tensor_meta(value, requires_grad=False)
+    return Nest(SubclassType(type(value), _context(context, what)), tuple(children), meta)
+
+
+def _leaf_meta(inner: torch.Tensor, what: str) -> TensorMeta:
+    if inner.layout is not torch.strided:
+        raise Unsupported(
+            f"{what} has layout {inner.layout}", "only strided tensors can be captured", "Hold it as a strided tensor"
+        )
+    return tensor_meta(inner, requires_grad=False)
+
+
+def _check_sizes(value: torch.Tensor, what: str) -> None:
+    if any(isinstance(s, torch.SymInt) and s.node.is_nested_int() for s in (*value.shape, *value.stride())):
+        raise Unsupported(
+            f"{what} is a {type(value).__name__} with a jagged dimension",
+            "its size stands for a tensor of offsets, which the records have no form for",
+            "Leave jagged tensors out of the compiled region",
+        )
+
+
+def _context(context: Any, what: str) -> Any:
+    converted = pytree.tree_map_only(torch.SymInt, lambda s: SymbolicDim(str(dim(s))), context)
+    if contains_symbols(converted):
+        raise Unsupported(
+            f"the context that __tensor_flatten__ of {what} gives holds a symbolic size inside an object",
+            "it would be fixed to the value it has now",
+            "Keep sizes in tuples, lists and dicts of the context, or compile with static shapes",
+        )
+    return converted

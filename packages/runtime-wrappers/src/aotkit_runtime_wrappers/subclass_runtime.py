@@ -1,0 +1,237 @@
+"""What the adapters around a dense graph call: checks, tangents in the traced form, witnesses."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from torch import Tensor
+
+from ._torch_compat import dtype_from_name
+from .contract import Nest, SymbolicDim, TensorMeta, ViewSpec
+from .dims import evaluate
+from .errors import CallingConventionError, MetadataMismatchError
+from .runtime import coerce_tangent, regenerate, zero_tangent
+
+__all__ = [
+    "ArgumentCheck",
+    "Layout",
+    "check_gradient_classes",
+    "put_together",
+    "symbolic_context",
+    "take_view",
+    "tangent_parts",
+    "witnesses",
+]
+
+Layout = tuple[tuple[int, ...], tuple[int, ...]]
+"""Sizes and strides."""
+
+
+class ArgumentCheck:
+    """Whether an argument is the subclass that a graph was captured for; an object is looked at once in a row.
+
+    ``last()`` is the argument that passed last: a parameter is checked at the first call only.
+    """
+
+    __slots__ = ("_index", "_nest", "last")
+
+    def __init__(self, nest: Nest, index: int) -> None:
+        self._nest, self._index = nest, index
+        self.last: Any = _nothing
+
+    def __call__(self, value: Any) -> None:
+        """Raises :class:`CallingConventionError` if it is another class, holds other things, or another context."""
+        difference = _difference(value, self._nest)
+        if difference is not None:
+            raise CallingConventionError(
+                f"argument {self._index} is not what this graph was compiled for: {difference}; compile the function "
+                "again for it"
+            )
+        self.last = weakref.ref(value)
+
+
+def _nothing() -> None:
+    return None
+
+
+def _difference(value: Any, nest: Nest) -> str | None:
+    cls = nest.type.cls
+    if type(value) is not cls:
+        return f"it is a {type(value).__name__}, not a {cls.__name__}"
+    names, context = value.__tensor_flatten__()
+    if list(names) != [name for name, _ in nest.attrs]:
+        return f"the {cls.__name__} holds {', '.join(names)}, not {', '.join(name for name, _ in nest.attrs)}"
+    if not same_context(nest.type.context, context):
+        return f"the {cls.__name__} has the context {context!r}, not {nest.type.context!r}"
+    for name, child in nest.attrs:
+        inner = getattr(value, name)
+        if isinstance(child, Nest):
+            difference = _difference(inner, child)
+        elif isinstance(child, TensorMeta):
+            difference = _leaf_difference(inner, child, name)
+        else:
+            continue
+        if difference is not None:
+            return difference
+    return None
+
+
+def _leaf_difference(inner: Any, meta: TensorMeta, name: str) -> str | None:
+    if not isinstance(inner, Tensor) or hasattr(inner, "__tensor_flatten__"):
+        return f"its attribute {name} is a {type(inner).__name__}, not a plain tensor"
+    if inner.dtype != dtype_from_name(meta.dtype) or inner.dim() != len(meta.sizes):
+        return f"its tensor {name} is {inner.dtype} of {inner.dim()} dimensions, not {meta.dtype} of {len(meta.sizes)}"
+    pairs = [*zip(inner.size(), meta.sizes, strict=True), *zip(inner.stride(), meta.strides, strict=True)]
+    if any(isinstance(want, int) and have != want for have, want in pairs) and inner.numel() > 0:
+        found = f"sizes {tuple(inner.size())} and strides {inner.stride()}"
+        return f"its tensor {name} has {found}, not {meta.sizes} and {meta.strides}"
+    return None
+
+
+def same_context(expected: Any, found: Any) -> bool:
+    """Whether two contexts are equal where ``expected`` holds no symbol."""
+    leaves, spec = pytree.tree_flatten(expected)
+    if not any(isinstance(leaf, SymbolicDim) for leaf in leaves):
+        return bool(expected == found)
+    others, other_spec = pytree.tree_flatten(found)
+    if spec != other_spec:
+        return False
+    return all(isinstance(a, SymbolicDim) or bool(a == b) for a, b in zip(leaves, others, strict=True))
+
+
+def symbolic_context(context: Any, symbols: Mapping[str, int]) -> Any:
+    """``context`` with the values of its symbols."""
+    return pytree.tree_map_only(SymbolicDim, lambda dim: evaluate(dim.text, symbols), context)
+
+
+def take_view(base: Tensor, view: ViewSpec, sizes: tuple[int, ...], strides: tuple[int, ...], delta: int) -> Tensor:
+    """A tensor inside of a result that is a view of another tensor; the wrapper alone takes part in autograd."""
+    base = base.detach()
+    if str(base.dtype).removeprefix("torch.") != view.dtype:
+        return regenerate(base, view, sizes, strides, delta)
+    return base.as_strided(sizes, strides, base.storage_offset() + delta)
+
+
+def put_together(nest: Nest, inner: Mapping[str, Any], context: Any, layout: Layout) -> Any:
+    """The wrapper of ``inner``; refuses what its class puts together differently than at capture."""
+    made: Any = nest.type.cls.__tensor_unflatten__(inner, context, *layout)
+    return made
+
+
+def tangent_parts(
+    tangent: Tensor | None, nest: Nest, position: int, layouts: Sequence[Layout], symbols: Mapping[str, int]
+) -> list[Tensor]:
+    """The tensors inside of the gradient of forward output ``position``, each in the layout it was traced for.
+
+    Args:
+        tangent: what autograd gives; ``None`` where the loss does not depend on the output.
+        nest: what the backward was traced for.
+        position: names the output in errors.
+        layouts: of the wrapper, then of everything in it, in order.
+        symbols: values for the context.
+
+    Raises:
+        MetadataMismatchError: another class or context, which its ``__coerce_same_metadata_as_tangent__`` does not turn
+            into the expected one.
+    """
+    if tangent is None:
+        tangent = _zero(nest, iter(layouts), symbols)
+    if not _fits(tangent, nest, symbols):
+        tangent = _coerce(tangent, nest, position, symbols)
+    parts: list[Tensor] = []
+    _collect(tangent, nest, position, iter(layouts), parts)
+    return parts
+
+
+def check_gradient_classes(conditions: Sequence[tuple[int, tuple[int, ...]]], tangents: Sequence[Any]) -> None:
+    """Refuse a backward in which a gradient would be a subclass although in eager it would be none."""
+    for argument, needed in conditions:
+        if all(tangents[number] is None for number in needed):
+            raise MetadataMismatchError(
+                f"the backward of this graph gives argument {argument} a gradient of a tensor subclass, which it gets "
+                "from outputs that are subclasses; the loss depends on none of these, so that in eager it would be of "
+                "another class. Let the loss depend on them, or do not compute them"
+            )
+
+
+def _fits(value: Any, nest: Nest, symbols: Mapping[str, int]) -> bool:
+    if type(value) is not nest.type.cls:
+        return False
+    names, context = value.__tensor_flatten__()
+    if list(names) != [name for name, _ in nest.attrs] or context != symbolic_context(nest.type.context, symbols):
+        return False
+    return all(_fits(getattr(value, name), child, symbols) for name, child in nest.attrs if isinstance(child, Nest))
+
+
+def _coerce(tangent: Any, nest: Nest, position: int, symbols: Mapping[str, int]) -> Any:
+    expected = symbolic_context(nest.type.context, symbols)
+    hook = getattr(tangent, "__coerce_same_metadata_as_tangent__", None)
+    result = None
+    if hook is not None:
+        same = type(tangent) is nest.type.cls
+        result = hook(expected) if same else hook(expected, nest.type.cls)
+    if result is None or not _fits(result, nest, symbols):
+        raise MetadataMismatchError(
+            f"the gradient of forward output {position} is a {_title(tangent)} where the backward was traced for a "
+            f"{nest.type.cls.__name__} with context {expected!r}; give {type(tangent).__name__} a method "
+            "__coerce_same_metadata_as_tangent__(context, cls=None) that converts it, or convert the gradient before "
+            "it reaches the compiled graph"
+        )
+    return result
+
+
+def _title(value: Any) -> str:
+    if not hasattr(value, "__tensor_flatten__"):
+        return f"plain {type(value).__name__}"
+    return f"{type(value).__name__} with context {value.__tensor_flatten__()[1]!r}"
+
+
+def _collect(value: Any, nest: Nest, position: int, layouts: Iterable[Layout], parts: list[Tensor]) -> None:
+    remaining = iter(layouts)
+    sizes, _ = next(remaining)
+    if tuple(value.size()) != sizes:
+        raise MetadataMismatchError(
+            f"the gradient of forward output {position} has sizes {tuple(value.size())}, compiled for {sizes}"
+        )
+    for name, child in nest.attrs:
+        inner = getattr(value, name)
+        if isinstance(child, Nest):
+            _collect(inner, child, position, remaining, parts)
+        elif isinstance(child, TensorMeta):
+            parts.append(coerce_tangent(inner, position, *next(remaining)))
+
+
+def _zero(nest: Nest, layouts: Iterable[Layout], symbols: Mapping[str, int]) -> Any:
+    """A wrapper of zeros, as the class understands it: all its tensors zero need not be one."""
+    with torch.no_grad():
+        return torch.zeros_like(_template(nest, iter(layouts), symbols))
+
+
+def _template(nest: Nest, layouts: Iterable[Layout], symbols: Mapping[str, int]) -> Any:
+    remaining = iter(layouts)
+    own = next(remaining)
+    inner: dict[str, Any] = {}
+    for name, child in nest.attrs:
+        if isinstance(child, Nest):
+            inner[name] = _template(child, remaining, symbols)
+        elif isinstance(child, TensorMeta):
+            inner[name] = zero_tangent(*next(remaining), dtype_from_name(child.dtype), torch.device(child.device))
+        else:
+            raise MetadataMismatchError(
+                f"a forward output without a gradient is a {nest.type.cls.__name__} with the attribute {name}, "
+                "which is no tensor, so that no zeros can be made in its place; let the loss depend on it"
+            )
+    return put_together(nest, inner, symbolic_context(nest.type.context, symbols), own)
+
+
+def witnesses(saved: Sequence[Tensor], wrappers: Sequence[tuple[Tensor, Sequence[Tensor]]]) -> list[Tensor | None]:
+    """Each wrapper if one of the tensors inside it shares memory with a saved tensor, else ``None``."""
+    storages = {tensor.untyped_storage()._cdata for tensor in saved}
+    return [
+        wrapper if any(tensor.untyped_storage()._cdata in storages for tensor in inside) else None
+        for wrapper, inside in wrappers
+    ]
