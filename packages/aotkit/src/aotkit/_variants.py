@@ -19,6 +19,7 @@ import torch
 from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 
+from aotkit_functionalize import is_subclass, sizes_and_tensors, subclass_key
 from aotkit_runtime_wrappers import AliasingChangedError
 
 from ._aliases import MOST_ALIAS_PATTERNS
@@ -139,7 +140,12 @@ def _size_check(
     # The graph may have been captured over the tensors that arguments are views of.
     views = [i for i, f in zip(variable, fakes, strict=True) if isinstance(f, torch.Tensor) and f._base is not None]
     bases: list[Any] = [f._base for f in fakes if isinstance(f, torch.Tensor) and f._base is not None]
-    guards = None if shape_env is None else shape_env.produce_guards_expression([*fakes, *bases], ignore_static=False)
+    likes = [*fakes, *bases]
+
+    def parts(values: Sequence[Any]) -> list[Any]:
+        return [part for value, like in zip(values, likes, strict=True) for part in sizes_and_tensors(value, like)]
+
+    guards = None if shape_env is None else shape_env.produce_guards_expression(parts(likes), ignore_static=False)
     if not guards or shape_env is None:
         return lambda flat: True
 
@@ -147,7 +153,7 @@ def _size_check(
         found = [flat[i]._base for i in views]
         if any(base is None or base.dim() != fake.dim() for base, fake in zip(found, bases, strict=True)):
             return False
-        return bool(shape_env.evaluate_guards_expression(guards, [*(flat[i] for i in variable), *found]))
+        return bool(shape_env.evaluate_guards_expression(guards, parts([*(flat[i] for i in variable), *found])))
 
     return fits
 
@@ -209,6 +215,8 @@ def _specialisation(flat: Sequence[Any], dynamic: bool, num_static: int) -> tupl
             parts.append(same)
         elif value.layout is not torch.strided:
             parts.append((type(value), value.dtype, value.layout))  # refused when it is captured
+        elif is_subclass(value):
+            parts.append(subclass_key(value, sizes=not dynamic or index < num_static))
         elif dynamic and index >= num_static:
             parts.append((type(value), value.dtype, value.device, value.requires_grad, value.dim()))
         else:

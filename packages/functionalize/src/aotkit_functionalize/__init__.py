@@ -15,6 +15,7 @@ from .mutations import has_data_mutation
 from .nest_context import SymbolicDim
 from .nests import SubclassBoundary, is_subclass, rebuild, tensors_inside
 from .subclass_inputs import SubclassArguments, subclass_arguments
+from .subclass_keys import sizes_and_tensors, subclass_key
 from .view_method import view_method
 from .wrap import (
     FunctionalLayer,
@@ -49,7 +50,9 @@ __all__ = [
     "is_subclass",
     "rebuild",
     "reentered_inputs",
+    "sizes_and_tensors",
     "subclass_arguments",
+    "subclass_key",
     "tensors_inside",
     "to_functional",
     "view_method",
