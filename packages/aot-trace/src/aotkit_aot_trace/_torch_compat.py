@@ -9,6 +9,7 @@ from typing import Any, cast
 import torch
 import torch.fx.traceback as fx_traceback
 from torch._dispatch.python import enable_python_dispatcher
+from torch._higher_order_ops.effects import has_effects
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -30,6 +31,7 @@ __all__ = [
     "evaluate_symint",
     "free_unbacked_symbols",
     "get_current_node_meta",
+    "has_effects",
     "is_fake",
     "is_random",
     "lift_constant",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import operator
 from typing import Any
 
 import torch
@@ -28,6 +29,7 @@ def finish(recording: Recording) -> torch.fx.GraphModule:
         move_placeholders_first(graph)
     remove_same_value_nodes(graph)
     graph.eliminate_dead_code()
+    complete_values(graph)
     name_placeholders(graph, joint=metadata.is_training)
     check_functional(graph)
     check_sizes_known(graph)
@@ -59,6 +61,20 @@ def tag_forward_and_backward(graph: torch.fx.Graph, recording: Recording) -> Non
             node.meta["stack_trace"] = source.meta["stack_trace"]
             if "nn_module_stack" in source.meta:
                 node.meta["fwd_nn_module_stack"] = source.meta["nn_module_stack"]
+
+
+def complete_values(graph: torch.fx.Graph) -> None:
+    """``meta["val"]`` of higher-order calls that were recorded without one, from the items taken of their results."""
+    for node in graph.nodes:
+        if (
+            node.op != "call_function"
+            or "val" in node.meta
+            or not isinstance(node.target, torch._ops.HigherOrderOperator)
+        ):
+            continue
+        items = {user.args[1]: user.meta.get("val") for user in node.users if user.target is operator.getitem}
+        if items and len(items) == len(node.users):
+            node.meta["val"] = tuple(items.get(position) for position in range(max(items) + 1))
 
 
 def move_placeholders_first(graph: torch.fx.Graph) -> None:

@@ -82,7 +82,8 @@ def _needs_mode(node: torch.fx.Node) -> bool:
         overloads = [target]
     elif isinstance(target, torch._ops.OpOverloadPacket):
         overloads = [getattr(target, name) for name in target.overloads()]
-    return any(o.namespace not in _ORDINARY_NAMESPACES and o._schema.is_mutable for o in overloads)
+    own = [o for o in overloads if o.namespace not in _ORDINARY_NAMESPACES]
+    return any(o._schema.is_mutable or compat.has_effects(o) for o in own)
 
 
 class _Runner(torch.fx.Interpreter):

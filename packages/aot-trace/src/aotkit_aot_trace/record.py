@@ -27,6 +27,7 @@ from aotkit_functionalize import (
     Unsupported,
     below_functional_layer,
     collect_metadata,
+    finish_tokens,
     from_functional,
     function_inputs,
     functional_layer,
@@ -138,6 +139,7 @@ def _run(request: Request, placeholders: Sequence[Any], result: Recording) -> li
             )
             values = [_unwrap(v) for v in forward.forward_values]
         result.metadata = forward.metadata
+        finish_tokens()
         result.num_forward_nodes = len(tracer.graph.nodes)
         if not forward.metadata.is_training:
             return values
@@ -148,6 +150,7 @@ def _run(request: Request, placeholders: Sequence[Any], result: Recording) -> li
         tangents = [_tangent(number, from_functional(v), tracer) for number, v in enumerate(differentiable, start=1)]
         with _refused("the gradient cannot be recorded"):
             gradients = _gradients(differentiable, leaves, tangents, tracer, result)
+        finish_tokens()
         by_leaf = iter([None if g is None else _unwrap(g) for g in gradients])
         return [*values, *(None if i.leaf is None else next(by_leaf) for i in inputs)]
 

@@ -7,6 +7,7 @@ itself makes :func:`function_inputs` inside :func:`functional_layer` and calls :
 from .__about__ import __version__
 from .analyze import analyze
 from .collect import ForwardRecord, collect_metadata
+from .effects import finish_tokens
 from .errors import NeedsDispatcherLayer, OverlappingMutation, Unsupported
 from .fakes import fake_arguments
 from .inputs import FunctionInput, function_inputs, reentered_inputs
@@ -42,6 +43,7 @@ __all__ = [
     "below_functional_layer",
     "collect_metadata",
     "fake_arguments",
+    "finish_tokens",
     "from_functional",
     "function_inputs",
     "functional_layer",

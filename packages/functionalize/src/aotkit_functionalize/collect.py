@@ -17,6 +17,7 @@ from .aliases import (
     output_sources,
     view_spec,
 )
+from .effects import ordered_effects
 from .errors import OverlappingMutation, Unsupported
 from .events import StorageEvents
 from .inputs import FunctionInput
@@ -146,7 +147,7 @@ def _collect(
             TangentInfo(p, tangent_meta(from_functional(v))) for p, v in enumerate(values) if differentiable[p]
         ),
         symbols=bind_symbols([i.original for i in inputs]),
-        effects=() if grad_mode[0] == grad_mode[1] else (EffectInfo("grad_mode", grad_mode[1]),),
+        effects=_effects(grad_mode),
         num_forward_outputs=len(values),
         num_mutated=len(updated),
         intermediate_bases=tuple(_record(base) for base in sources.bases),
@@ -155,6 +156,11 @@ def _collect(
         is_training=is_training,
     )
     return ForwardRecord(metadata, values)
+
+
+def _effects(grad_mode: tuple[bool, bool]) -> tuple[EffectInfo, ...]:
+    ordered = tuple(EffectInfo("token", kind) for kind in ordered_effects())
+    return ordered if grad_mode[0] == grad_mode[1] else (*ordered, EffectInfo("grad_mode", grad_mode[1]))
 
 
 def _record(value: torch.Tensor) -> TensorMeta:

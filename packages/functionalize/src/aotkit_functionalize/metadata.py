@@ -194,9 +194,13 @@ class SymbolBinding:
 
 @dataclass(frozen=True, slots=True)
 class EffectInfo:
-    """A change of global state that the caller must see after the call."""
+    """A change of global state that the caller must see after the call, or the presence of ordered operations.
 
-    kind: str  # "grad_mode"
+    ``grad_mode``: grad mode is left as ``value``. ``token``: operations with effects of the kind ``value`` occur; the
+    graph keeps their order itself (tokens never are inputs or outputs).
+    """
+
+    kind: str
     value: bool | int | float | str
 
 

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 import torch
 
 from . import _torch_compat as compat
+from .effects import TokenChain
 from .errors import Unsupported
 from .events import StorageEvents
 from .writes import RefuseWrongWrites
@@ -46,7 +47,9 @@ def functional_layer(layer: FunctionalLayer) -> Iterator[StorageEvents]:
     """
     events = StorageEvents()
     if layer is FunctionalLayer.MODE:
-        with compat.below_functionalization(), compat.FunctionalTensorMode(), RefuseWrongWrites(events):
+        mode = compat.FunctionalTensorMode()
+        mode._tokens = TokenChain()
+        with compat.below_functionalization(), mode, RefuseWrongWrites(events):
             yield events
         return
     compat.enter_dispatcher_functionalization()

@@ -28,6 +28,7 @@ from .ir.print import print_program
 from .ir.verify import verify_program
 from .lowering import lower_graph
 from .options import LowerOptions
+from .pieces import PiecewiseGraph
 from .pipeline import CompiledGraph, compile_graph
 from .report import LoweringReport
 from .schedule import FusionRecord, schedule_program
@@ -38,6 +39,7 @@ __all__ = [
     "LowerOptions",
     "LoweringError",
     "LoweringReport",
+    "PiecewiseGraph",
     "UnsupportedGraphError",
     "__version__",
     "compile_graph",

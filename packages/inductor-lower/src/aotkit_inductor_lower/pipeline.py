@@ -24,6 +24,7 @@ from .ir.print import print_program
 from .ir.verify import verify_program
 from .lowering import lower_graph
 from .options import LowerOptions
+from .pieces import PiecewiseGraph, compile_pieces, needs_pieces
 from .plan import BoundProgram, CompiledProgram, bind, compiled_from_json, compiled_to_json
 from .report import LoweringReport, make_report
 from .schedule import FusionRecord, schedule_program
@@ -83,16 +84,29 @@ def compile_graph(
     options: LowerOptions | None = None,
     observer: Observer | None = None,
     object_store: ObjectStore | None = None,
-) -> CompiledGraph:
-    """Compile a functional ATen graph for the CPU.
+) -> CompiledGraph | PiecewiseGraph:
+    """Compile a functional ATen graph for the CPU, in one piece if it can be (see :mod:`.pieces`).
 
     Nodes need fake values in ``meta["val"]``, as ``make_fx`` leaves them; where they lack, they are computed from
     ``example_inputs``. Works as ``fw_compiler`` of torch's ``aot_function``. Raises
     :class:`~.errors.UnsupportedGraphError` for what can be neither generated nor called.
     """
     options = options or LowerOptions()
+    graph = with_fake_values(gm, example_inputs)
+    if not needs_pieces(graph):
+        return _compile_whole(graph, options, observer, object_store)
+
+    def compile_one(piece: GraphModule) -> CompiledGraph | PiecewiseGraph:
+        return compile_graph(piece, options=options, observer=observer, object_store=object_store)
+
+    return compile_pieces(graph, compile_one)
+
+
+def _compile_whole(
+    gm: GraphModule, options: LowerOptions, observer: Observer | None, object_store: ObjectStore | None
+) -> CompiledGraph:
     with _stage(observer, "fx-passes"):
-        graph = run_fx_passes(with_fake_values(gm, example_inputs), options)
+        graph = run_fx_passes(gm, options)
     with _stage(observer, "lowering"):
         lowered = _checked(lower_graph(graph, options), options)
     _dump(observer, "lowered", "ir", lowered)
@@ -110,7 +124,7 @@ def compile_graph(
 def with_fake_values(gm: GraphModule, example_inputs: Sequence[Any] | None) -> GraphModule:
     """The graph with a fake value on every tensor node. Raises ``ValueError`` if nothing gives them."""
     missing = (node for node in gm.graph.nodes if "val" not in node.meta and node.op not in ("output", "get_attr"))
-    if not any(node.users for node in missing):
+    if not any(node.users and not isinstance(node.target, type) for node in missing):
         return gm
     if example_inputs is None:
         raise ValueError("the graph's nodes have no fake values; pass example_inputs, or trace it with make_fx")

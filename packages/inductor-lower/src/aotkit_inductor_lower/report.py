@@ -13,7 +13,7 @@ from .ir import ExternCall, LoopNest, Program
 from .lowering.library import is_creation, is_view, library_reason
 from .schedule import FusionRecord
 
-__all__ = ["ExternCount", "FusionGroup", "LoweringReport", "make_report"]
+__all__ = ["ExternCount", "FusionGroup", "LoweringReport", "make_report", "merge_reports"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +90,21 @@ def make_report(
         len(eligible),
         sum(node.name not in externs for node in eligible),
         tuple(record for record in records if not record.fused and record.kind != "inline"),
+    )
+
+
+def merge_reports(reports: Sequence[LoweringReport], calls: Sequence[ExternCount]) -> LoweringReport:
+    """The report on a graph compiled in pieces, with the ``calls`` that are in none of them."""
+    counts = Counter({(c.target, c.reason): c.count for c in calls})
+    for report in reports:
+        counts.update({(c.target, c.reason): c.count for c in report.externs})
+    return LoweringReport(
+        sum(r.kernel_count for r in reports),
+        tuple(group for r in reports for group in r.groups),
+        tuple(ExternCount(target, count, reason) for (target, reason), count in counts.most_common()),
+        sum(r.eligible_nodes for r in reports) + sum(c.count for c in calls),
+        sum(r.generated_nodes for r in reports),
+        tuple(record for r in reports for record in r.refused),
     )
 
 

@@ -135,6 +135,8 @@ def output_operations(
         if debug and value is not None and output.meta is not None:
             operations.append(_output_check(value, output, output.meta))
     for effect in metadata.effects:
+        if effect.kind == "token":
+            continue  # the graph orders such operations itself
         if effect.kind != "grad_mode":
             raise PlanError(f"effect {effect.kind!r} is not known to the run-time wrappers; only 'grad_mode' is")
         operations.append(SetGradMode(bool(effect.value)))

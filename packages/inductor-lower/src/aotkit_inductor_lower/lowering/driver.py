@@ -224,5 +224,7 @@ def _check_sources(ctx: LoweringContext, sources: dict[str, tuple[str, int, str,
             for symbol in expr.symbols:
                 if symbol.kind is SymbolKind.SIZE and symbol.name not in sources:
                     raise UnsupportedGraphError(
-                        f"the size {symbol.name}", "no input of the graph gives its value", todo="pass it as an input"
+                        f"the size {symbol.name}",
+                        "no input of the graph gives its value; maybe it depends on data",
+                        todo="pass it as an input, or use compile_graph, which cuts the graph where the size is made",
                     )

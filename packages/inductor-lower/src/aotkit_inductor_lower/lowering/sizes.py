@@ -25,7 +25,7 @@ class SizeConverter:
         self._ints: dict[int, Expr] = {}
 
     def expr(self, size: int | torch.SymInt) -> Expr:
-        """One size. Raises :class:`UnsupportedGraphError` for sizes that depend on data."""
+        """One size. Raises :class:`UnsupportedGraphError` for what integer expressions cannot hold."""
         if isinstance(size, torch.SymInt):
             expression = size.node.expr
             found = self._symbolic.get(expression)
@@ -44,12 +44,8 @@ class SizeConverter:
 
 def _convert(expression: sympy.Expr) -> Expr:
     for symbol in expression.free_symbols:
-        if symbol_is_type(symbol, (SymT.UNBACKED_INT, SymT.UNBACKED_FLOAT)):
-            raise UnsupportedGraphError(
-                f"a size that depends on data ({symbol})",
-                "kernels take only sizes that are known from the inputs",
-                todo="keep the op that produces it out of the compiled region",
-            )
+        if symbol_is_type(symbol, (SymT.FLOAT, SymT.UNBACKED_FLOAT)):
+            raise UnsupportedGraphError(f"a size that depends on a float ({symbol})", "sizes are integers")
     try:
         return from_symint(expression)
     except UnsupportedExpression as error:
