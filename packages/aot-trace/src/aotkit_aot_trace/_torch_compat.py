@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, get_proxy_mode, make_fx, track_tensor_tree
-from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, free_unbacked_symbols
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, rebind_unbacked
 from torch.fx.traceback import preserve_node_meta
 from torch.nn.utils.stateless import _reparametrize_module as replaced_tensors
 
@@ -29,13 +29,13 @@ __all__ = [
     "current_tracer_or_none",
     "enable_python_dispatcher",
     "evaluate_symint",
-    "free_unbacked_symbols",
     "get_current_node_meta",
     "has_effects",
     "is_fake",
     "is_random",
     "lift_constant",
     "preserve_node_meta",
+    "rebind_sizes",
     "replaced_tensors",
     "run_make_fx",
     "track",
@@ -71,6 +71,13 @@ def current_tracer_or_none() -> Any:
     """The tracer of the recording in progress, or ``None``."""
     mode = get_proxy_mode()
     return None if mode is None else mode.tracer
+
+
+def rebind_sizes(node: torch.fx.Node, result: Any) -> None:
+    """The sizes that depend on data, which ``node`` has made anew, are those the frontend has made for it before."""
+    mode = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
+    assert mode is not None, "no fake mode is active"
+    rebind_unbacked(mode.shape_env, node, result)
 
 
 def untraced() -> AbstractContextManager[Any]:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import bisect
 import operator
-from typing import Any
 
 import torch
 
 from aotkit_functionalize import Unsupported
 
-from . import _torch_compat as compat
 from .record import Recording
 
 __all__ = ["check_functional", "finish"]
@@ -32,7 +30,6 @@ def finish(recording: Recording) -> torch.fx.GraphModule:
     complete_values(graph)
     name_placeholders(graph, joint=metadata.is_training)
     check_functional(graph)
-    check_sizes_known(graph)
     module.recompile()
     return module
 
@@ -133,23 +130,3 @@ def writes_statistics(node: torch.fx.Node) -> bool:
     ):
         return False
     return node.args[3] is not None and bool(node.args[5])
-
-
-def check_sizes_known(graph: torch.fx.Graph) -> None:
-    """Refuse sizes that are known only once the graph runs."""
-    for node in graph.nodes:
-        if node.op == "call_function" and _has_unbacked(node.meta.get("val")):
-            raise Unsupported(
-                f"the result of {node.target} has a size or value that depends on data",
-                "the records of this release know sizes that follow from the inputs' sizes only",
-                "Compute it outside of the compiled region",
-                stack_trace=node.meta.get("stack_trace"),
-            )
-
-
-def _has_unbacked(value: Any) -> bool:
-    if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
-        return bool(compat.free_unbacked_symbols(value))
-    if isinstance(value, torch.Tensor):
-        return any(isinstance(s, torch.SymInt) and bool(compat.free_unbacked_symbols(s)) for s in value.shape)
-    return isinstance(value, list | tuple) and any(_has_unbacked(v) for v in value)

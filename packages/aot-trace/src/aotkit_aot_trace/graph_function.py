@@ -110,7 +110,10 @@ class _Runner(torch.fx.Interpreter):
             if n.op == "call_module" or getattr(n.target, "__name__", "") in _HIDDEN_WRITERS:
                 with compat.enable_python_dispatcher():
                     return super().run_node(n)
-            return super().run_node(n)
+            result = super().run_node(n)
+            if "unbacked_bindings" in n.meta:
+                compat.rebind_sizes(n, result)
+            return result
         except Unsupported as refusal:
             raise refusal.at(n.meta.get("stack_trace")) from refusal.__cause__
         except compat.DATA_DEPENDENT_ERRORS as error:

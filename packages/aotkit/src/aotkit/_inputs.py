@@ -36,7 +36,7 @@ def _specialize_float(fake: Any, seen: Any) -> None:
         the fake then carries the value, so the capture sees a plain number. A float that changes compiles again.
     """
     memo = getattr(seen, "item_memo", None) if isinstance(seen, FakeTensor) and seen.dim() == 0 else None
-    if isinstance(memo, torch.SymFloat) and isinstance(fake, FakeTensor):
+    if isinstance(memo, torch.SymFloat) and memo.node.has_hint() and isinstance(fake, FakeTensor):
         with unset_fake_temporarily():
             fake.constant = torch.tensor(float(memo), dtype=fake.dtype)
 

@@ -14,6 +14,7 @@ from .errors import Unsupported
 from .inputs import FunctionInput
 from .layouts import before_reshapes
 from .metadata import Dim, OutputKind, ViewSpec
+from .own_backward import has_own_backward
 from .symbols import dim, dims
 from .wrap import from_functional
 
@@ -82,7 +83,12 @@ def output_sources(inputs: Sequence[FunctionInput], outputs: Sequence[Any]) -> O
     result = OutputSources()
     groups: dict[int, list[int]] = {}
     for index, output in enumerate(outputs):
-        result.sources.append(_first_source(index, output, by_object, by_storage))
+        source = _first_source(index, output, by_object, by_storage)
+        if source.base is not None and has_own_backward(output, inputs[source.base].value):
+            _check_not_written(index, inputs[source.base])
+            result.sources.append(OutputSource(OutputKind.FRESH))
+            continue
+        result.sources.append(source)
         if result.sources[-1].kind is OutputKind.FRESH:
             if left and compat.storage_identity(output) in left:
                 raise Unsupported(
@@ -120,6 +126,16 @@ def _first_source(index: int, output: Any, by_object: dict[int, int], by_storage
     return OutputSource(OutputKind.FRESH)
 
 
+def _check_not_written(index: int, entered: FunctionInput) -> None:
+    if compat.has_data_mutation(compat.inner_wrapper(entered.value)):
+        raise Unsupported(
+            f"output {index} shares the memory of input {entered.index}, which is written to, and has a backward of its "
+            "own (a user's autograd function, or a hook)",
+            "the graph would have to return the caller's memory and write to it as well",
+            "Return a clone of it",
+        )
+
+
 def _share(members: list[int], outputs: Sequence[Any], result: OutputSources) -> None:
     """Give the outputs ``members``, which share a storage, one base.
 
@@ -134,7 +150,8 @@ def _share(members: list[int], outputs: Sequence[Any], result: OutputSources) ->
         base = next((t._base for t in tensors if t._base is not None and _can_be_base(t._base, tensors)), None)
         if base is not None:
             for index in members:
-                result.sources[index] = OutputSource(OutputKind.ALIAS_OF_INTERMEDIATE, len(result.bases))
+                if not has_own_backward(outputs[index], base):
+                    result.sources[index] = OutputSource(OutputKind.ALIAS_OF_INTERMEDIATE, len(result.bases))
             result.bases.append(base)
             return
         owner = next((i for i in members if _can_be_base(outputs[i], tensors)), None)
@@ -147,7 +164,7 @@ def _share(members: list[int], outputs: Sequence[Any], result: OutputSources) ->
     for index in members:
         if outputs[index] is outputs[owner] and index != owner:
             result.sources[index] = OutputSource(OutputKind.FRESH, same_as=owner)
-        elif index != owner:
+        elif index != owner and not has_own_backward(outputs[index], outputs[owner]):
             result.sources[index] = OutputSource(OutputKind.ALIAS_OF_OUTPUT, owner)
 
 

@@ -21,6 +21,7 @@ from .effects import ordered_effects
 from .errors import OverlappingMutation, Unsupported
 from .events import StorageEvents
 from .inputs import FunctionInput
+from .late_sizes import bind_late_symbols, late_symbols
 from .metadata import (
     EffectInfo,
     GraphMetadata,
@@ -129,7 +130,11 @@ def _collect(
         raise OverlappingMutation(groups, tuple(i.index for i in input_infos if i.mutation in _WRITES))
     sources = output_sources(inputs, outputs)
     output_infos, computed = _output_infos(inputs, outputs, sources, len(updated))
-    values = [*updated, *computed, *sources.bases]
+    bases = tuple(_record(base) for base in sources.bases)
+    told = bind_symbols([i.original for i in inputs])
+    names = late_symbols(told, output_infos, bases)
+    late, numbers = bind_late_symbols(names, [*updated, *computed], sources.bases, outputs)
+    values = [*updated, *computed, *numbers, *sources.bases]
     wanted = grad_mode[0] and training is not False
     differentiable = [wanted and is_differentiable(v) for v in values]
     for info in input_infos:
@@ -140,17 +145,16 @@ def _collect(
         check_shapes_that_autograd_knows(input_infos)
     else:
         differentiable = [False] * len(values)
+    tangents = tuple(TangentInfo(p, tangent_meta(from_functional(v))) for p, v in enumerate(values) if differentiable[p])
     metadata = GraphMetadata(
         inputs=tuple(input_infos),
         outputs=tuple(output_infos),
-        tangents=tuple(
-            TangentInfo(p, tangent_meta(from_functional(v))) for p, v in enumerate(values) if differentiable[p]
-        ),
-        symbols=bind_symbols([i.original for i in inputs]),
+        tangents=tangents,
+        symbols=(*told, *late),
         effects=_effects(grad_mode),
         num_forward_outputs=len(values),
         num_mutated=len(updated),
-        intermediate_bases=tuple(_record(base) for base in sources.bases),
+        intermediate_bases=bases,
         forward_requires_grad=tuple(differentiable),
         differentiable_inputs=tuple(i.index for i in inputs if i.leaf is not None) if is_training else (),
         is_training=is_training,

@@ -40,7 +40,7 @@ def fake_arguments(
             for inside in tensors_inside(arg):
                 mode = _one_mode(index, mode, inside) if isinstance(inside, FakeTensor) else mode
     if mode is None:
-        mode = FakeTensorMode(shape_env=ShapeEnv() if dynamic else None)
+        mode = FakeTensorMode(shape_env=ShapeEnv())  # static sizes need one as well: for sizes that depend on data
     return mode, [_fake_argument(arg, mode, dynamic) for arg in flat_args]
 
 

@@ -184,12 +184,17 @@ class TangentInfo:
 
 @dataclass(frozen=True, slots=True)
 class SymbolBinding:
-    """Where a symbol's value is read at run time: a SymInt input (``dim`` is None) or a size/stride of a tensor."""
+    """Where a symbol's value is read at run time: a SymInt (``dim`` is None) or a size/stride of a tensor.
+
+    ``input_index`` counts inputs, or forward outputs if ``of_output``: a size that depends on data is known only after
+    the graph has run.
+    """
 
     name: str
     input_index: int
     source: str  # "int" | "size" | "stride" | "storage_offset"
     dim: int | None = None
+    of_output: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,7 +73,9 @@ def build_plan(
         views = tuple(v.view for v in base.views)
         symbols = symbols_of(d for v in views for d in (*v.sizes, *v.strides, v.offset_delta))
         prologue.append(BuildBase(f"base{number}", members, views, base.flat, tuple(sorted(symbols))))
-    prologue += _bind_symbols(metadata, names, symbols_of(d for op in (*checks, *epilogue) for d in dims_read(op)))
+    early, late = _bind_symbols(metadata, names, symbols_of(d for op in (*checks, *epilogue) for d in dims_read(op)))
+    prologue += early
+    epilogue[:0] = late
     return WrapperPlan(
         num_inputs=input_plan.num_inputs,
         prologue=(*prologue, *checks),
@@ -146,17 +148,22 @@ def _input_checks(metadata: GraphMetadata, names: Sequence[Value]) -> list[Opera
     ]
 
 
-def _bind_symbols(metadata: GraphMetadata, names: Sequence[Value], wanted: set[str]) -> list[BindSymbol]:
+def _bind_symbols(
+    metadata: GraphMetadata, names: Sequence[Value], wanted: set[str]
+) -> tuple[list[BindSymbol], list[BindSymbol]]:
+    """Bindings to inputs and bindings to forward outputs, of which the latter can be read only after the call."""
     bound: dict[str, BindSymbol] = {}
     for symbol in metadata.symbols:
         check_symbol_name(symbol.name)
         if symbol.name in wanted and symbol.name not in bound:
             if symbol.source not in ("int", "size", "stride", "storage_offset"):
                 raise PlanError(f"symbol {symbol.name} is read from {symbol.source!r}, which is not a known source")
-            bound[symbol.name] = BindSymbol(symbol.name, names[symbol.input_index], symbol.source, symbol.dim)
+            value = f"fw{symbol.input_index}" if symbol.of_output else names[symbol.input_index]
+            bound[symbol.name] = BindSymbol(symbol.name, value, symbol.source, symbol.dim)
     if wanted - bound.keys():
         raise PlanError(f"symbols {sorted(wanted - bound.keys())} are used in the metadata but bound from no input")
-    return [bound[name] for name in sorted(bound)]
+    ordered = [bound[name] for name in sorted(bound)]
+    return [b for b in ordered if not b.of_output], [b for b in ordered if b.of_output]
 
 
 def _call_spec(metadata: GraphMetadata, names: tuple[Value, ...], saved: tuple[int, int]) -> CallSpec:
@@ -180,7 +187,7 @@ def _call_spec(metadata: GraphMetadata, names: tuple[Value, ...], saved: tuple[i
         differentiable_inputs=tuple(sorted(metadata.differentiable_inputs)),
         differentiable_outputs=tuple(sorted({t.forward_output for t in metadata.tangents})),
         tangents=tuple(TangentSpec(t.forward_output, t.meta) for t in metadata.tangents),
-        backward_symbols=tuple(_bind_symbols(metadata, names, symbols_of(dims))),
+        backward_symbols=tuple(b for some in _bind_symbols(metadata, names, symbols_of(dims)) for b in some),
     )
 
 

@@ -36,8 +36,9 @@ def _emit_forward(call: CallSpec, out: Source) -> None:
     inputs = ", ".join(f"g{i}" for i in call.differentiable_inputs)
     out.add(f"def forward(ctx, box, {inputs}):", 0)
     for binding in call.backward_symbols:
-        position = call.graph_inputs.index(binding.value)
-        out.add(f"{binding.symbol} = {read_symbol(binding, f'box[{position}]')}")
+        if not binding.of_output:
+            position = call.graph_inputs.index(binding.value)
+            out.add(f"{binding.symbol} = {read_symbol(binding, f'box[{position}]')}")
     if call.unsaved_inputs:
         out.add(f"ctx.unsaved = _remember(box, {call.unsaved_inputs})")
     if call.scalar_inputs:
@@ -59,6 +60,9 @@ def _emit_forward(call: CallSpec, out: Source) -> None:
         out.add(f"ctx.save_for_backward({_saved_tensors(call)})")
     if call.num_saved_symints:
         out.add(f"ctx.symints = result[{num_forward + num_tensors}:]")
+    for binding in call.backward_symbols:
+        if binding.of_output:
+            out.add(f"{binding.symbol} = {read_symbol(binding, binding.value)}")
     if call.backward_symbols:
         out.add(f"ctx.symbols = [{', '.join(b.symbol for b in call.backward_symbols)}]")
     out.add("ctx.set_materialize_grads(False)")

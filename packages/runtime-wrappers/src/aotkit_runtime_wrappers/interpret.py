@@ -138,7 +138,7 @@ class _InterpretedGraph(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         ctx.call, (ctx.lazy, ctx.with_history) = call, backwards
         named = dict(zip(call.graph_inputs, box, strict=True))
-        ctx.symbols = [_read(b, named[b.value]) for b in call.backward_symbols]
+        early = {b.symbol: _read(b, named[b.value]) for b in call.backward_symbols if not b.of_output}
         ctx.unsaved = remember(box, call.unsaved_inputs)
         ctx.scalars = [box[i] for i in call.scalar_inputs]
         kept = [box[i] for i in call.kept_inputs] if call.keeps_values else histories(box, call.kept_inputs)
@@ -148,6 +148,8 @@ class _InterpretedGraph(torch.autograd.Function):
         if len(results) != end + call.num_saved_symints:
             wrong_count("forward results", end + call.num_saved_symints, len(results))
         results = own_outputs(results, call.own_outputs, first, end)
+        early.update({b.symbol: _read(b, results[int(b.value[2:])]) for b in call.backward_symbols if b.of_output})
+        ctx.symbols = [early[b.symbol] for b in call.backward_symbols]
         ctx.save_for_backward(*keep_values(results[first:end], written), *kept)
         ctx.symints = results[end:]
         ctx.set_materialize_grads(False)

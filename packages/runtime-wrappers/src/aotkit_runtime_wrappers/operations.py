@@ -93,6 +93,11 @@ class BindSymbol:
     source: str
     dim: int | None = None
 
+    @property
+    def of_output(self) -> bool:
+        """Whether the value is a forward output, so that it can be read only after the call."""
+        return self.value.startswith("fw")
+
     def __str__(self) -> str:
         dim = "" if self.dim is None else self.dim
         return f"{self.symbol} = {self.value}" + ("" if self.source == "int" else f".{self.source}({dim})")

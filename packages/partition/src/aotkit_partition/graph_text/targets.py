@@ -47,6 +47,9 @@ _BY_NAME: Mapping[str, Callable[..., Any]] = _closed_table()
 # floordiv and others occur under two names; the first one written wins.
 _NAME_OF: Mapping[Callable[..., Any], str] = {fn: name for name, fn in reversed(list(_BY_NAME.items()))}
 
+# Plain records that the frontend builds inside a graph; imported when they occur.
+_CLASSES = frozenset({"torch._higher_order_ops._invoke_quant.InvokeQuant"})
+
 # These refer to a table that lives in this process only.
 PROCESS_LOCAL_TARGETS = frozenset(
     {"higher_order.triton_kernel_wrapper_functional", "higher_order.triton_kernel_wrapper_mutation"}
@@ -65,6 +68,8 @@ def target_name(target: object, extra_targets: Mapping[str, Callable[..., Any]] 
         return f"packet:{target._qualified_op_name.replace('::', '.')}"
     if isinstance(target, HigherOrderOperator):
         return f"higher_order.{target.name()}"
+    if isinstance(target, type) and f"{target.__module__}.{target.__qualname__}" in _CLASSES:
+        return f"{target.__module__}.{target.__qualname__}"
     try:
         known = _NAME_OF.get(target)  # type: ignore[call-overload]
     except TypeError:
@@ -101,6 +106,9 @@ def find_target(name: str, extra_targets: Mapping[str, Callable[..., Any]] | Non
         return extra_targets[name[6:]]
     if name.startswith("higher_order."):
         return _find_higher_order(name[13:])
+    if name in _CLASSES:
+        module, _, last = name.rpartition(".")
+        return getattr(importlib.import_module(module), last)  # type: ignore[no-any-return]
     is_packet = name.startswith("packet:")
     parts = name.removeprefix("packet:").split(".")
     if len(parts) < (2 if is_packet else 3):
