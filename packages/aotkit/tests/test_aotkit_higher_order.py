@@ -86,6 +86,8 @@ def assert_like_eager(fn: Callable[..., Any], wrap: Callable[..., Any], args: An
 # What the frontend has no variable for, or what works only on graphs that the frontend has made.
 NOT_BY_FRONTEND = {"local_map_hop", "register_hook"}
 NOT_BY_HAND = {"flex_attention", "flex_attention_backward"}
+# Their samples ask for a gradient, or carry what changes its type in the loop.
+FLOATING = {"register_hook", "while_loop", "while_loop_stack_output"}
 WAYS = {"by_hand": by_hand, "by_frontend": by_frontend}
 
 
@@ -93,8 +95,8 @@ def hop_cases() -> list[Any]:
     cases = []
     for info in hop_db:
         for dtype in sorted((info.supported_dtypes("cpu") & {torch.float32, torch.int64}) or {torch.float32}, key=str):
-            if info.name == "register_hook" and not dtype.is_floating_point:
-                continue  # its sample asks for a gradient
+            if not dtype.is_floating_point and info.name in FLOATING:
+                continue
             for requires_grad in (False, True) if dtype.is_floating_point and info.supports_autograd else (False,):
                 for way in WAYS:
                     if info.name not in (NOT_BY_FRONTEND if way == "by_frontend" else NOT_BY_HAND):

@@ -78,8 +78,9 @@ class Capture:
 
     @property
     def shape_env(self) -> ShapeEnv | None:
-        """Where the symbols of the sizes live; ``None`` if all sizes are constants."""
-        return self.fake_mode.shape_env
+        """Where the symbols of sizes live; ``None`` if all sizes are constants."""
+        env = self.fake_mode.shape_env
+        return env if env is not None and env.var_to_range else None
 
     def __str__(self) -> str:
         return f"{self.metadata}\n{self.graph.print_readable(print_output=False)}"

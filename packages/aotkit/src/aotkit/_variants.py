@@ -180,7 +180,7 @@ def example_fakes(flat: Sequence[Any], *, dynamic: bool, num_static: int = 0) ->
     With ``dynamic``, sizes of tensors and integers become symbols, but not those of the ``num_static`` first arguments.
     """
     given = next((v.fake_mode for v in flat if isinstance(v, FakeTensor)), None)
-    mode = given or FakeTensorMode(shape_env=ShapeEnv() if dynamic else None)
+    mode = given or FakeTensorMode(shape_env=ShapeEnv())
     return mode, [_fake(v, mode, i, dynamic and i >= num_static) for i, v in enumerate(flat)]
 
 

@@ -129,8 +129,8 @@ def _first_source(index: int, output: Any, by_object: dict[int, int], by_storage
 def _check_not_written(index: int, entered: FunctionInput) -> None:
     if compat.has_data_mutation(compat.inner_wrapper(entered.value)):
         raise Unsupported(
-            f"output {index} shares the memory of input {entered.index}, which is written to, and has a backward of its "
-            "own (a user's autograd function, or a hook)",
+            f"output {index} shares the memory of input {entered.index}, which is written to, and has a backward "
+            "of its own (a user's autograd function, or a hook)",
             "the graph would have to return the caller's memory and write to it as well",
             "Return a clone of it",
         )
