@@ -62,10 +62,12 @@ def _values(dims: Sequence[int | str], symbols: dict[str, int]) -> tuple[int, ..
     return tuple(_value(d, symbols) for d in dims)
 
 
-def bound_symbols(metadata: GraphMetadata, args: Sequence[Any]) -> dict[str, int]:
-    """Values of the symbols for these arguments."""
+def bound_symbols(metadata: GraphMetadata, args: Sequence[Any], *, of_output: bool = False) -> dict[str, int]:
+    """Values of the symbols for these arguments, or (those that depend on data) for these forward outputs."""
     found = {}
     for binding in metadata.symbols:
+        if binding.of_output is not of_output:
+            continue
         arg = args[binding.input_index]
         match binding.source:
             case "int":
@@ -107,6 +109,7 @@ def run_captured(captured: Capture, args: Sequence[Any]) -> list[Any]:
         with torch.no_grad():
             forward = list(captured.graph(*args))
     assert len(forward) == metadata.num_forward_outputs
+    symbols |= bound_symbols(metadata, forward, of_output=True)
     for info in metadata.inputs:
         _write_back(info, args[info.index], forward, symbols)
     results: list[Any] = [None] * len(metadata.outputs)
@@ -116,8 +119,9 @@ def run_captured(captured: Capture, args: Sequence[Any]) -> list[Any]:
             continue
         results[output.index] = _result(output, metadata, args, forward, results, symbols)
     for effect in metadata.effects:
-        assert effect.kind == "grad_mode"
-        torch._C._set_grad_enabled(bool(effect.value))
+        assert effect.kind in ("grad_mode", "token")
+        if effect.kind == "grad_mode":
+            torch._C._set_grad_enabled(bool(effect.value))
     return results
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from aotkit_aot_trace import TraceOptions, Unsupported, capture, trace_inference
+from aotkit_aot_trace import TraceOptions, capture, trace_inference
 
 ARITHMETIC = re.compile(r"^[\w\s+\-*/%(),]+$")
 
@@ -153,6 +153,25 @@ def test_specialising_a_size_is_seen_in_the_record():
     assert isinstance(captured.metadata.inputs[0].meta.sizes[1], str)
 
 
-def test_a_size_that_depends_on_data_is_refused_with_dynamic_sizes():
-    with pytest.raises(Unsupported):
-        trace_inference(lambda x: [x.nonzero()], [torch.ones(4)], dynamic=True)
+@pytest.mark.covers("F1.59")
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_size_that_depends_on_data_is_read_off_the_output_that_has_it(run_graph, dynamic):
+    captured = trace_inference(lambda x: [x.nonzero(), x + 1], [torch.ones(4)], dynamic=dynamic)
+    (binding,) = [b for b in captured.metadata.symbols if b.of_output]
+    assert captured.metadata.outputs[0].meta.sizes == (binding.name, 1)
+    assert (binding.input_index, binding.source, binding.dim) == (0, "size", 0)
+    assert [tuple(v.shape) for v in run_graph(captured, [torch.tensor([0.0, 2.0, 0.0, 3.0])])] == [(2, 1), (4,)]
+
+
+@pytest.mark.covers("F1.59")
+def test_a_number_that_no_output_has_as_its_size_becomes_an_output_of_the_graph(run_graph):
+    def fn(x, k):
+        size = k.item()
+        torch._check(size >= 0)
+        torch._check(size <= 5)
+        return [x[:size], x[size:]]
+
+    captured = trace_inference(fn, [torch.ones(5), torch.tensor(2)])
+    (binding,) = [b for b in captured.metadata.symbols if b.of_output]
+    assert binding.source == "int" and captured.metadata.num_forward_outputs == 1
+    assert [len(v) for v in run_graph(captured, [torch.ones(5), torch.tensor(3)])] == [3, 2]
