@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from .contract import GraphMetadata, InputKind, MutationKind, OutputKind
+from .contract import Dim, GraphMetadata, InputKind, MutationKind, OutputKind
 from .dims import check_symbol_name, symbols_of
 from .epilogue import mutation_operations, output_operations, returned_value
 from .errors import PlanError
@@ -187,8 +187,15 @@ def _call_spec(metadata: GraphMetadata, names: tuple[Value, ...], saved: tuple[i
         differentiable_inputs=tuple(sorted(metadata.differentiable_inputs)),
         differentiable_outputs=tuple(sorted({t.forward_output for t in metadata.tangents})),
         tangents=tuple(TangentSpec(t.forward_output, t.meta) for t in metadata.tangents),
-        backward_symbols=tuple(b for some in _bind_symbols(metadata, names, symbols_of(dims)) for b in some),
+        backward_symbols=_symbols_for_backward(metadata, names, dims),
     )
+
+
+def _symbols_for_backward(
+    metadata: GraphMetadata, names: Sequence[Value], dims: Sequence[Dim]
+) -> tuple[BindSymbol, ...]:
+    early, late = _bind_symbols(metadata, names, symbols_of(dims))
+    return (*early, *late)
 
 
 def _with_history(
@@ -219,7 +226,7 @@ def _with_history(
         kept_inputs=tuple(kept),
         keeps_values=options.keep_inputs,
         scalar_inputs=tuple(i.index for i in metadata.inputs if i.kind is not InputKind.TENSOR),
-        backward_symbols=tuple(_bind_symbols(metadata, names, symbols_of(dims))),
+        backward_symbols=_symbols_for_backward(metadata, names, dims),
     )
 
 
