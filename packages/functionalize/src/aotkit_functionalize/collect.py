@@ -145,7 +145,9 @@ def _collect(
         check_shapes_that_autograd_knows(input_infos)
     else:
         differentiable = [False] * len(values)
-    tangents = tuple(TangentInfo(p, tangent_meta(from_functional(v))) for p, v in enumerate(values) if differentiable[p])
+    tangents = tuple(
+        TangentInfo(p, tangent_meta(from_functional(v))) for p, v in enumerate(values) if differentiable[p]
+    )
     metadata = GraphMetadata(
         inputs=tuple(input_infos),
         outputs=tuple(output_infos),
