@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 
 from aotkit_functionalize import (
     FunctionalLayer,
+    OverlappingWrite,
     Unsupported,
     below_functional_layer,
     has_data_mutation,
@@ -172,6 +174,10 @@ def not_functional(error: RuntimeError, stack_trace: str | None) -> Unsupported 
         return data_dependent(error, stack_trace)
     if isinstance(error, Unsupported) or not any(word in text for word in _FUNCTIONALIZATION_WORDS):
         return None
+    overlap = re.match(r"While executing (\w+), .*internal overlap", text, re.DOTALL)
+    if overlap:
+        refusal = OverlappingWrite(f"a view made by {overlap[1]}()")
+        return refusal.at(stack_trace)
     return Unsupported(
         "an in-place operation cannot be replaced by a functional one",
         text.splitlines()[0],

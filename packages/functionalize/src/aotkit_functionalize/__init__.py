@@ -8,7 +8,7 @@ from .__about__ import __version__
 from .analyze import analyze
 from .collect import ForwardRecord, collect_metadata
 from .effects import finish_tokens
-from .errors import NeedsDispatcherLayer, OverlappingMutation, Unsupported
+from .errors import NeedsDispatcherLayer, OverlappingMutation, OverlappingWrite, Unsupported
 from .fakes import fake_arguments
 from .inputs import FunctionInput, function_inputs, reentered_inputs
 from .metadata import GraphMetadata
@@ -34,6 +34,7 @@ __all__ = [
     "GraphMetadata",
     "NeedsDispatcherLayer",
     "OverlappingMutation",
+    "OverlappingWrite",
     "SubclassArguments",
     "SubclassBoundary",
     "SymbolicDim",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["NeedsDispatcherLayer", "OverlappingMutation", "Unsupported", "user_line"]
+__all__ = ["NeedsDispatcherLayer", "OverlappingMutation", "OverlappingWrite", "Unsupported", "user_line"]
 
 
 class Unsupported(RuntimeError):
@@ -32,6 +32,17 @@ class Unsupported(RuntimeError):
         located.__dict__.update(self.__dict__)
         Unsupported.__init__(located, self.what, self.why, self.do, stack_trace=stack_trace)
         return located
+
+
+class OverlappingWrite(Unsupported):
+    """A write to a view of which several elements are the same memory. ``view`` names it as the function made it."""
+
+    def __init__(self, view: str) -> None:
+        super().__init__(
+            f"{view} is written to, and several of its elements are the same memory",
+            "which of their new values remains is not defined",
+            "Write to a clone of it, or to a view without overlap",
+        )
 
 
 class NeedsDispatcherLayer(Unsupported):

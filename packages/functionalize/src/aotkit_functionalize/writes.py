@@ -8,9 +8,10 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from . import _torch_compat as compat
-from .errors import Unsupported
+from .errors import OverlappingWrite, Unsupported
 from .events import StorageEvents
 from .layouts import EXPANSIONS, RESHAPES, STRIDE_DEPENDENT, without_expansion
+from .windows import without_gaps
 
 __all__ = ["RefuseWrongWrites"]
 
@@ -44,11 +45,7 @@ class RefuseWrongWrites(TorchFunctionMode):
         if not compat.is_inner_wrapper(wrapper):
             return func(*args, **(kwargs or {}))
         if compat.is_view_through(wrapper, "expand"):
-            raise Unsupported(
-                f"an expanded tensor of sizes {tuple(target.shape)} is written to by {name}",
-                "elements of it may be the same memory, and which of their new values remains is not defined",
-                "Write to the tensor before it is expanded, or to a clone",
-            )
+            raise OverlappingWrite(f"a view of sizes {tuple(target.shape)} made by expand()")
         if is_out and not compat.is_base(wrapper):
             raise Unsupported(
                 f"the out argument of {name} is a view",
@@ -66,9 +63,11 @@ class RefuseWrongWrites(TorchFunctionMode):
         return result
 
     def _change_of_layout(self, name: str, func: Any, args: Any, kwargs: Any) -> Any:
-        if args and (name in RESHAPES or name in STRIDE_DEPENDENT or name in EXPANSIONS):
+        if args and (name in RESHAPES or name in STRIDE_DEPENDENT or name in EXPANSIONS or name == "unfold"):
             target = args[0]
             if isinstance(target, torch.Tensor) and compat.is_inner_wrapper(compat.inner_wrapper(target)):
+                if name == "unfold":
+                    return without_gaps(func, args, kwargs)
                 if name in RESHAPES:
                     return self.storages.layouts.reshape(func, args, kwargs)
                 if name in EXPANSIONS:

@@ -24,6 +24,7 @@ __all__ = [
     "own_outputs",
     "refuse_transform",
     "regenerate",
+    "with_history",
     "without_autocast",
     "wrong_count",
     "wrong_duplicate",
@@ -203,6 +204,22 @@ def regenerate(base: Tensor, view: ViewSpec, sizes: tuple[int, ...], strides: tu
         return torch.view_as_complex(pairs)
     source = _reinterpret(base, dtype)
     return source.as_strided(sizes, strides, source.storage_offset() + delta)
+
+
+class _WithHistory(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, source: Tensor, memory: Tensor) -> Tensor:
+        return memory
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return grad, None
+
+
+def with_history(source: Tensor, memory: Tensor) -> Tensor:
+    """``memory``, a detached view, with the gradient of ``source``."""
+    result: Tensor = _WithHistory.apply(source, memory)
+    return result
 
 
 def mark_dynamic(value: Tensor, dims: Sequence[int]) -> None:
