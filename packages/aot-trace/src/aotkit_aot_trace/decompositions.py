@@ -9,6 +9,8 @@ import torch
 
 from aotkit_functionalize import OverlappingWrite, Unsupported
 
+from .known_shapes import recorded_with_known_shapes
+
 __all__ = ["guarded_table"]
 
 aten = torch.ops.aten
@@ -27,7 +29,7 @@ def guarded_table(table: Table, in_forward: Callable[[], bool]) -> Table:
         torch's core decomposition of CPU flash attention returns the attention weights in the place of the
         log-sum-exp, which the backward operator then takes for it: wrong gradients of all three inputs.
     """
-    guarded = dict(table)
+    guarded = {**recorded_with_known_shapes(), **table}
     attention = aten._scaled_dot_product_flash_attention_for_cpu
     if aten._scaled_dot_product_flash_attention_for_cpu_backward.default not in table:
         guarded.pop(attention.default, None)

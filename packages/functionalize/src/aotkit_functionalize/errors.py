@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-__all__ = ["NeedsDispatcherLayer", "OverlappingMutation", "OverlappingWrite", "Unsupported", "user_line"]
+__all__ = [
+    "DataDependent",
+    "NeedsDispatcherLayer",
+    "OverlappingMutation",
+    "OverlappingWrite",
+    "Unsupported",
+    "user_line",
+]
 
 
 class Unsupported(RuntimeError):
@@ -54,6 +61,10 @@ class NeedsDispatcherLayer(Unsupported):
             "a tensor subclass, which the functional mode uses, cannot change its storage",
             "Capture with FunctionalLayer.DISPATCHER",
         )
+
+
+class DataDependent(Unsupported):
+    """A size or a Python number depends on the elements of a tensor, and the capture was not to record such numbers."""
 
 
 class OverlappingMutation(Unsupported):

@@ -89,10 +89,10 @@ def own_outputs(out: Sequence[Any], positions: Sequence[int], first_saved: int, 
     return result
 
 
-def _shares(saved: Tensor, output: Tensor, buffer: Tensor | None) -> bool:
+def _shares(saved: Tensor | None, output: Tensor, buffer: Tensor | None) -> bool:
     if saved is output:
         return True
-    if saved is not buffer and saved._base is not buffer:
+    if saved is None or (saved is not buffer and saved._base is not buffer):
         return False
     (low, high), (start, end) = byte_range(saved), byte_range(output)
     return max(low, start) < min(high, end)
