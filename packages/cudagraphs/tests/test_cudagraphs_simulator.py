@@ -90,15 +90,39 @@ def test_checkpoint_and_restore_bring_back_the_allocation_state(driver):
     with driver.use_pool(pool):
         kept, dropped = torch.ones(10), torch.ones(10)
     state = driver.checkpoint(pool)
-    address = dropped.data_ptr()
+    addresses = kept.data_ptr(), dropped.data_ptr()
+    with pytest.raises(SimulatedMemoryError, match="while blocks are in use"):
+        driver.restore(pool, state, {})
+    del kept, dropped
+    spy = driver.storage_at(pool, addresses[0], 40)
+    assert driver.live_blocks(pool) == {}, "a storage on the memory is no use of it"
+    spy.fill_(7)
+    (owner,) = driver.restore(pool, state, {addresses[0]: 40})
+    assert driver.live_blocks(pool) == {addresses[0]: 40}
     with driver.use_pool(pool):
-        later = torch.ones(10)
-    driver.restore(pool, state, [kept.untyped_storage()])
-    assert driver.pool_bytes(pool) == 512, "only the live storage's block is in use"
-    with driver.use_pool(pool):
-        assert torch.zeros(10).data_ptr() == address
+        assert torch.zeros(10).data_ptr() == addresses[1]
+    del owner
+    assert driver.live_blocks(pool) == {} and spy[0] == 7, "what others may still read is not poisoned"
     with pytest.raises(SimulatedMemoryError, match="no block for live storages"):
-        driver.restore(pool, state, [later.untyped_storage()])
+        driver.restore(pool, state, {addresses[1] + 512: 40})
+    assert driver.reserved_bytes(pool) == 2048 - 1024
+
+
+def test_a_capture_leaves_memory_in_use_as_it_was_even_if_the_callable_frees_and_reuses_it(driver):
+    pool = driver.new_pool()
+    with driver.use_pool(pool):
+        inputs = [torch.full((4,), 2.0)]
+    address = inputs[0].data_ptr()
+    spy = torch.empty(0).set_(driver.storage_at(pool, address, 16), 0, (4,), (1,))
+
+    def fn():
+        doubled = inputs.pop() * 2
+        return doubled + 1
+
+    _, recording, result = capture(driver, fn, pool)
+    assert result.data_ptr() == address and (spy == 2).all()
+    driver.replay(recording)
+    assert (result == 5).all()
 
 
 def test_a_capture_executes_nothing_and_a_replay_does(driver):

@@ -12,9 +12,12 @@ from .api import CudagraphedFunction, CudagraphReport, cudagraphify
 from .cuda_driver import CudaDriver
 from .driver import DeviceDriver
 from .eligibility import check_graph
-from .options import CudagraphOptions
+from .options import CudagraphOptions, TreeOptions
+from .overwritten import OverwrittenError
 from .reasons import CaptureError, CudagraphNotice, CudagraphSkipped, SkipKind, SkipReason
 from .simulated_driver import SimulatedDriver
+from .tree_report import TreeReport
+from .trees import CudagraphTrees, TreeFunction, shared_trees
 
 __all__ = [
     "CaptureError",
@@ -23,11 +26,17 @@ __all__ = [
     "CudagraphOptions",
     "CudagraphReport",
     "CudagraphSkipped",
+    "CudagraphTrees",
     "CudagraphedFunction",
     "DeviceDriver",
+    "OverwrittenError",
     "SimulatedDriver",
     "SkipKind",
     "SkipReason",
+    "TreeFunction",
+    "TreeOptions",
+    "TreeReport",
     "check_graph",
     "cudagraphify",
+    "shared_trees",
 ]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+import os
+import warnings
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
@@ -14,6 +16,27 @@ from ._torch_compat import cuda_function
 from .reasons import CaptureError
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class CudaPool:
+    """A private pool of the caching allocator.
+
+    Attributes:
+        handle: its id.
+        keeper: an empty recording; as long as it exists, the allocator keeps the pool's segments.
+    """
+
+    handle: Any
+    keeper: torch.cuda.CUDAGraph
+
+
+@dataclass(frozen=True, slots=True)
+class CudaPoolState:
+    """An allocation state: the allocator's own record of it, and the addresses in use."""
+
+    opaque: Any
+    addresses: tuple[int, ...]
 
 
 class CudaDriver:
@@ -34,7 +57,6 @@ class CudaDriver:
         device = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
         index = torch.cuda.current_device() if device.index is None else device.index
         self._device = torch.device("cuda", index)
-        self._begun: Counter[tuple[int, int]] = Counter()
 
     @property
     def device(self) -> torch.device:
@@ -67,43 +89,92 @@ class CudaDriver:
         """Wait for the device."""
         torch.cuda.synchronize(self._device)
 
-    def new_pool(self) -> Any:
-        """A handle for a private pool; memory comes with the first recording."""
-        return torch.cuda.graph_pool_handle()
+    def new_pool(self) -> CudaPool:
+        """A private pool, kept by an empty recording until nothing refers to it."""
+        handle, graph = torch.cuda.graph_pool_handle(), torch.cuda.CUDAGraph()
+        stream = torch.cuda.Stream(self._device)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*graph is empty.*")
+            with torch.cuda.graph(graph, pool=handle, stream=stream, capture_error_mode="thread_local"):
+                pass
+        return CudaPool(handle, graph)
 
     @contextlib.contextmanager
-    def use_pool(self, pool: Any) -> Iterator[None]:
+    def use_pool(self, pool: CudaPool) -> Iterator[None]:
         """Send this thread's allocations to `pool`."""
         index = self._device.index
-        self._begun[tuple(pool)] += 1
-        cuda_function("_cuda_beginAllocateCurrentThreadToPool")(index, pool)
+        cuda_function("_cuda_beginAllocateCurrentThreadToPool")(index, pool.handle)
         try:
             yield
         finally:
-            cuda_function("_cuda_endAllocateToPool")(index, pool)
+            cuda_function("_cuda_endAllocateToPool")(index, pool.handle)
+            # The pool counts each begin as a user; its empty recording is the one that stays.
+            cuda_function("_cuda_releasePool")(index, pool.handle)
 
-    def release_pool(self, pool: Any) -> None:
-        """Drop the uses of the pool that `use_pool` took; recordings drop theirs when they die."""
-        for _ in range(self._begun.pop(tuple(pool), 0)):
-            cuda_function("_cuda_releasePool")(self._device.index, pool)
+    def release_pool(self, pool: CudaPool) -> None:
+        """Nothing: the allocator frees the pool's memory when its recordings and blocks are gone."""
+        del pool
 
-    def pool_bytes(self, pool: Any) -> int:
+    def pool_bytes(self, pool: CudaPool) -> int:
         """Bytes of the pool's segments that are allocated now."""
-        segments = torch.cuda.memory_snapshot()
-        return sum(
-            int(segment["allocated_size"]) for segment in segments if tuple(segment["segment_pool_id"]) == tuple(pool)
-        )
+        return sum(int(segment["allocated_size"]) for segment in self._segments(pool))
 
-    def checkpoint(self, pool: Any) -> Any:
+    def reserved_bytes(self, pool: CudaPool) -> int:
+        """Bytes of the pool's segments."""
+        return sum(int(segment["total_size"]) for segment in self._segments(pool))
+
+    def live_blocks(self, pool: CudaPool) -> dict[int, int]:
+        """Address and requested bytes of allocated blocks."""
+        found: dict[int, int] = {}
+        for segment in self._segments(pool):
+            address = int(segment["address"])
+            for block in segment["blocks"]:
+                if block["state"] == "active_allocated":
+                    found[address] = int(block.get("requested_size", block["size"]))
+                address += int(block["size"])
+        return found
+
+    def storage_at(self, pool: CudaPool, address: int, nbytes: int) -> torch.UntypedStorage:
+        """A storage without a deleter on the pool's memory."""
+        storage: Any = cuda_function("_construct_storage_from_data_pointer")(address, self._device, nbytes)
+        storage._pool = pool  # torch keeps a storage's Python object, and so its attributes, as long as the storage
+        return storage
+
+    def checkpoint(self, pool: CudaPool) -> CudaPoolState:
         """The caching allocator's state of the pool."""
-        return cuda_function("_cuda_getCheckpointState")(self._device.index, pool)
+        opaque = cuda_function("_cuda_getCheckpointState")(self._device.index, pool.handle)
+        return CudaPoolState(opaque, tuple(self.live_blocks(pool)))
 
-    def restore(self, pool: Any, state: Any, live: Sequence[torch.UntypedStorage]) -> None:
-        """Set the caching allocator's state of the pool; `live` storages get their deleters back."""
-        del pool  # the state knows its pool
+    def restore(self, pool: CudaPool, state: CudaPoolState, live: Mapping[int, int]) -> list[torch.UntypedStorage]:
+        """Set the caching allocator's state of the pool, then free what `live` does not name.
+
+        Note [Restoring an allocation state]
+        The allocator re-allocates every block of the state. Storages passed along get the deleters of their blocks, if
+        they have none yet: so new storages are made here, and those that the caller's results use stay without. The
+        allocator refuses to drop blocks that are in use now, hence the protocol's rule that there are none.
+        """
+        storages = [self.storage_at(pool, address, nbytes) for address, nbytes in live.items()]
         cuda_function("_cuda_setCheckpointPoolState")(
-            self._device.index, state, [], [storage._cdata for storage in live]
+            self._device.index, state.opaque, [], [storage._cdata for storage in storages]
         )
+        for address in state.addresses:
+            if address not in live:
+                cuda_function("_cuda_cudaCachingAllocator_raw_delete")(address)
+        return storages
+
+    def invalidate(self, storage: torch.UntypedStorage, message: str) -> None:
+        """Reads of the storage's data raise `message` from now on, through whatever view."""
+        cuda_function("_set_storage_data_ptr_access_error_msg")(storage._cdata, message)
+
+    def unusable_reason(self) -> str | None:
+        """Pools need the caching allocator."""
+        enabled = getattr(torch._C, "_cuda_cudaCachingAllocator_is_enabled", None)  # from torch 2.13 on
+        on = enabled() if enabled is not None else "PYTORCH_NO_CUDA_MEMORY_CACHING" not in os.environ
+        return None if on else "torch's caching allocator is off"
+
+    def _segments(self, pool: CudaPool) -> list[Any]:
+        segments = torch.cuda.memory_snapshot()
+        return [segment for segment in segments if tuple(segment["segment_pool_id"]) == tuple(pool.handle)]
 
     def allocate(self, nbytes: int) -> torch.Tensor:
         """From the caching allocator."""
@@ -113,14 +184,22 @@ class CudaDriver:
         """Shrink the storage to nothing."""
         tensor.untyped_storage().resize_(0)
 
-    def capture(self, fn: Callable[[], T], *, pool: Any, stream: Any) -> tuple[torch.cuda.CUDAGraph, T]:
-        """Capture under torch.cuda.graph; other threads may go on using the device."""
+    def capture(self, fn: Callable[[], T], *, pool: CudaPool, stream: Any) -> tuple[torch.cuda.CUDAGraph, T]:
+        """Capture under torch.cuda.graph; other threads may go on using the device.
+
+        Workspaces of cuBLAS are dropped before, so that recorded work never points to one that a later drop frees, and
+        after, so that they are not left in the pool: a replay uses the memory they had.
+        """
         graph = torch.cuda.CUDAGraph()
+        clear_workspaces = cuda_function("_cuda_clearCublasWorkspaces")
+        clear_workspaces()
         try:
-            with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+            with torch.cuda.graph(graph, pool=pool.handle, stream=stream, capture_error_mode="thread_local"):
                 result = fn()
         except RuntimeError as error:  # torch.AcceleratorError is one
             raise CaptureError(f"the CUDA stream capture failed: {error}") from error
+        finally:
+            clear_workspaces()
         return graph, result
 
     def replay(self, recording: Any) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeVar
 
@@ -64,12 +64,41 @@ class DeviceDriver(Protocol):
         """Bytes allocated in the pool now."""
         ...
 
+    def reserved_bytes(self, pool: Any) -> int:
+        """Bytes that the pool holds, in use or not: the most it ever needed."""
+        ...
+
+    def live_blocks(self, pool: Any) -> dict[int, int]:
+        """Address and bytes of each block in use."""
+        ...
+
+    def storage_at(self, pool: Any, address: int, nbytes: int) -> torch.UntypedStorage:
+        """A storage on memory of the pool that is not a use of it, but keeps the pool's memory from going away."""
+        ...
+
     def checkpoint(self, pool: Any) -> Any:
         """The pool's allocation state: which blocks are in use."""
         ...
 
-    def restore(self, pool: Any, state: Any, live: Sequence[torch.UntypedStorage]) -> None:
-        """Go back to a state. Blocks of `live` storages stay in use until those die; the others become free."""
+    def restore(self, pool: Any, state: Any, live: Mapping[int, int]) -> list[torch.UntypedStorage]:
+        """Go back to a state in which only some blocks are in use; contents stay. No block may be in use before.
+
+        Args:
+            pool: of the state.
+            state: from `checkpoint`.
+            live: address and bytes of the blocks to be in use; all are blocks of the state.
+
+        Returns:
+            For each of `live` a storage that owns its block: the block is free again when the storage dies.
+        """
+        ...
+
+    def invalidate(self, storage: torch.UntypedStorage, message: str) -> None:
+        """Make later accesses to the data of `storage` fail with `message`, where the device can do that."""
+        ...
+
+    def unusable_reason(self) -> str | None:
+        """Why nothing at all can be recorded on this device now; None if it can."""
         ...
 
     def allocate(self, nbytes: int) -> torch.Tensor:

@@ -27,6 +27,16 @@ class SkipKind(enum.Enum):
     CAPTURE_FAILED = "see the message; operations that wait for the device can't be recorded"
     RECORDING_LIMIT = "pad inputs to fewer sizes or raise max_recordings"
     RERECORD_LIMIT = "keep static inputs where they are, or don't declare them static"
+    DYNAMIC_SHAPES = "pad to fixed sizes, or record each size (skip_dynamic=False)"
+    SIZE_NOT_LISTED = "add the size to capture_sizes if it is a common one"
+    STORAGE_MUTATION = "keep the storage of inputs; write into them instead of swapping or resizing their memory"
+    COLLECTIVE = "split the graph around communication; its streams have not been tried in a capture"
+    SMALL_SEGMENT = "lower min_nodes if recording so few operators is worth a launch"
+    DISABLED = "the policy said no"
+    FORWARD_SKIPPED = "make the forward recordable, and its backward is recorded too"
+    LEAKED_MEMORY = "don't keep tensors that are made inside; create caches in the first call"
+    MEMORY_CAP = "raise max_pool_bytes, or record fewer or smaller callables"
+    NO_CACHING_ALLOCATOR = "turn torch's caching allocator on (PYTORCH_NO_CUDA_MEMORY_CACHING is set)"
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ notices a stale address.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -67,12 +67,14 @@ class SimulatedRecording:
         calls: in order.
         external: storages it uses and did not make, by address, held weakly.
         own: address and size of each block it allocated.
+        results: address and size of those of them that were still in use at its end, in order.
     """
 
     pool: SimulatedPool
     calls: list[RecordedCall] = field(default_factory=list)
     external: dict[int, StorageWeakRef] = field(default_factory=dict)
     own: dict[int, int] = field(default_factory=dict)
+    results: list[tuple[int, int]] = field(default_factory=list)
 
 
 class SimulatedDriver:
@@ -153,9 +155,29 @@ class SimulatedDriver:
         """The live blocks."""
         return pool.checkpoint()
 
-    def restore(self, pool: SimulatedPool, state: PoolState, live: Sequence[torch.UntypedStorage]) -> None:
-        """Only the blocks of `live` storages, which must be blocks of `state`, are in use afterwards."""
-        pool.restore(state, {storage.data_ptr(): storage for storage in live})
+    def restore(self, pool: SimulatedPool, state: PoolState, live: Mapping[int, int]) -> list[torch.UntypedStorage]:
+        """Only the blocks of `live`, which must be blocks of `state`, are in use afterwards."""
+        return pool.restore(state, live)
+
+    def reserved_bytes(self, pool: SimulatedPool) -> int:
+        """Bytes up to the highest address that was ever in use."""
+        return pool.extent
+
+    def live_blocks(self, pool: SimulatedPool) -> dict[int, int]:
+        """What is in use, after freeing what died."""
+        return {address: block.requested for address, block in pool.blocks()}
+
+    def storage_at(self, pool: SimulatedPool, address: int, nbytes: int) -> torch.UntypedStorage:
+        """A storage on the pool's bytes, which it keeps alive."""
+        return pool.storage_at(address, nbytes)
+
+    def invalidate(self, storage: torch.UntypedStorage, message: str) -> None:
+        """Nothing: host memory can't refuse to be read. Readers see what the next replay writes."""
+        del storage, message
+
+    def unusable_reason(self) -> str | None:
+        """None: there is always host memory."""
+        return None
 
     def allocate(self, nbytes: int) -> torch.Tensor:
         """Poisoned bytes of the pool in use, or plain memory outside any."""
@@ -183,17 +205,23 @@ class SimulatedDriver:
         self, fn: Callable[[], T], *, pool: SimulatedPool, stream: SimulatedStream
     ) -> tuple[SimulatedRecording, T]:
         """Record `fn`; see Note [Simulated capture]."""
-        pool.collect()
         recording = SimulatedRecording(pool)
         mode = _CaptureMode(self, pool, recording)
+        # What the callable frees, it may allocate anew and write; on a device, nothing is written during a capture.
+        before_capture = [(address, pool.read(address, block.size)) for address, block in pool.blocks()]
         before, self._clocks.current = self._clocks.current, stream
         self.synchronize()  # as torch.cuda.graph does
         try:
             with self.preserve_rng(), mode:
                 result = fn()
+            recording.results = [(address, block.size) for address, block in pool.blocks() if address in recording.own]
         finally:
             self._clocks.current = before
             mode.undo()
+            for address, contents in before_capture:
+                pool.write(address, contents)
+            for address, _ in recording.results:
+                pool.keep_quiet(address)
         return recording, result
 
     def replay(self, recording: SimulatedRecording) -> None:
@@ -211,7 +239,7 @@ class SimulatedDriver:
             for call in recording.calls:
                 self._replay_call(recording, call)
             for address, nbytes in recording.own.items():
-                pool.poison_unused(address, nbytes)
+                pool.poison_unused(address, nbytes, recording.results)
 
     def preserve_rng(self) -> AbstractContextManager[object]:
         """Save and restore the default CPU generator."""
@@ -306,7 +334,8 @@ class _CaptureMode(_DeviceMode):
             raise CaptureError(f"a {tensor.layout} tensor can't be used in a simulated capture")
         storage = tensor.untyped_storage()
         address = storage.data_ptr()
-        if storage.nbytes() and address not in self._recording.own and address not in self._recording.external:
+        known = address in self._recording.own or address in self._recording.external
+        if storage.nbytes() and not known and not self._recording.pool.owns(address):
             self._recording.external[address] = StorageWeakRef(storage)
 
 

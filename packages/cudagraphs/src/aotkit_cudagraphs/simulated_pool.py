@@ -10,7 +10,8 @@ address outlives its memory whatever the caller does.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -31,11 +32,14 @@ class Block:
         offset: from the start of the arena.
         size: as rounded up by the allocator.
         requested: as asked for.
+        quiet: is not poisoned when its owner dies, since others may read it then: it came back with
+            `SimulatedPool.restore`, or was allocated in a capture, where an input may have been before.
     """
 
     offset: int
     size: int
     requested: int
+    quiet: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +66,7 @@ class SimulatedPool:
         self._base = self._arena.data_ptr() + self._skip
         self._blocks: dict[int, tuple[Block, StorageWeakRef]] = {}
         self.peak_bytes = 0
+        self.extent = 0
 
     @property
     def live_bytes(self) -> int:
@@ -83,6 +88,7 @@ class SimulatedPool:
         storage = self.storage_at(self._base + offset, nbytes)
         self._blocks[offset] = (block, StorageWeakRef(storage))
         self.peak_bytes = max(self.peak_bytes, sum(used.size for used, _ in self._blocks.values()))
+        self.extent = max(self.extent, offset + size)
         return storage
 
     def storage_at(self, address: int, nbytes: int) -> torch.UntypedStorage:
@@ -114,17 +120,47 @@ class SimulatedPool:
     def collect(self) -> None:
         """Free the blocks whose storages have died."""
         for offset in [offset for offset, (_, weak) in self._blocks.items() if weak.expired()]:
-            self._poison(self._blocks.pop(offset)[0])
+            block, _ = self._blocks.pop(offset)
+            if not block.quiet:
+                self._poison(block)
 
-    def poison_unused(self, address: int, nbytes: int) -> None:
-        """Poison the part of these bytes that no block in use covers (after a replay wrote its temporaries)."""
+    def blocks(self) -> list[tuple[int, Block]]:
+        """Address and block of what is in use."""
+        self.collect()
+        return [(self._base + offset, block) for offset, (block, _) in sorted(self._blocks.items())]
+
+    def poison_unused(self, address: int, nbytes: int, spare: Sequence[tuple[int, int]] = ()) -> None:
+        """Poison the part of these bytes that no block in use covers (after a replay wrote its temporaries).
+
+        Args:
+            address: of the first byte.
+            nbytes: how many.
+            spare: further (address, bytes) to leave alone, in order of addresses.
+        """
         start, end = address - self._base, address - self._base + nbytes
-        for block, _ in sorted(self._blocks.values(), key=lambda item: item[0].offset):
-            if block.offset + block.size <= start or block.offset >= end:
+        used = [(block.offset, block.size) for block, _ in self._blocks.values()]
+        used += [(spared - self._base, size) for spared, size in spare]
+        for offset, size in sorted(used):
+            if offset + size <= start or offset >= end:
                 continue
-            self._fill(start, min(block.offset, end))
-            start = max(start, block.offset + block.size)
+            self._fill(start, min(offset, end))
+            start = max(start, offset + size)
         self._fill(start, end)
+
+    def keep_quiet(self, address: int) -> None:
+        """Don't poison this block when its owner dies."""
+        block, owner = self._blocks[address - self._base]
+        self._blocks[block.offset] = (replace(block, quiet=True), owner)
+
+    def read(self, address: int, nbytes: int) -> torch.Tensor:
+        """A copy of these bytes."""
+        start = self._skip + address - self._base
+        return self._arena[start : start + nbytes].clone()
+
+    def write(self, address: int, contents: torch.Tensor) -> None:
+        """Put bytes back that `read` returned."""
+        start = self._skip + address - self._base
+        self._arena[start : start + contents.numel()] = contents
 
     def poison_contents(self, address: int) -> None:
         """Poison a block in use (a capture leaves its memory undefined)."""
@@ -135,21 +171,27 @@ class SimulatedPool:
         self.collect()
         return PoolState(tuple(block for _, (block, _) in sorted(self._blocks.items())))
 
-    def restore(self, state: PoolState, live: dict[int, torch.UntypedStorage]) -> None:
-        """Make exactly the blocks of `state` whose storages (by address) are in `live` the ones in use.
+    def restore(self, state: PoolState, live: Mapping[int, int]) -> list[torch.UntypedStorage]:
+        """Make the blocks of `state` at the addresses of `live` the ones in use, each owned by a returned storage.
 
         Raises:
-            SimulatedMemoryError: a live storage is no block of the state: it would be used and free at once.
+            SimulatedMemoryError: a block is in use now, and would be used and free at once; or the state has no
+                block at an address.
         """
-        offsets = {block.offset for block in state.blocks}
-        strays = [address for address in live if address - self._base not in offsets]
+        self.collect()
+        if self._blocks:
+            used = ", ".join(hex(self._base + offset) for offset in self._blocks)
+            raise SimulatedMemoryError(f"the pool can't be restored while blocks are in use: {used}")
+        known = {self._base + block.offset: block for block in state.blocks}
+        strays = [address for address in live if address not in known]
         if strays:
             raise SimulatedMemoryError(f"the state has no block for live storages at {', '.join(map(hex, strays))}")
-        self._blocks = {
-            block.offset: (block, StorageWeakRef(live[self._base + block.offset]))
-            for block in state.blocks
-            if self._base + block.offset in live
-        }
+        storages = []
+        for address, nbytes in live.items():
+            storages.append(self.storage_at(address, nbytes))
+            block = replace(known[address], quiet=True)
+            self._blocks[block.offset] = (block, StorageWeakRef(storages[-1]))
+        return storages
 
     def _first_gap(self, size: int) -> int:
         offset = 0

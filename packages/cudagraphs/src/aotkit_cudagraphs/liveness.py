@@ -1,0 +1,111 @@
+"""Which results are still in use: asked of their storages, whoever holds those."""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """A tensor without its memory.
+
+    Attributes:
+        dtype, shape, stride: as of the tensor.
+        offset: elements from the start of the storage.
+    """
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+
+    @staticmethod
+    def of(tensor: torch.Tensor) -> Layout:
+        """The layout of `tensor`."""
+        return Layout(tensor.dtype, tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()))
+
+    def on(self, storage: torch.UntypedStorage, offset: int | None = None) -> torch.Tensor:
+        """A tensor of this layout on `storage`; never an inference tensor, since it may outlive the mode."""
+        start = self.offset if offset is None else offset
+        with torch.inference_mode(False):
+            return torch.empty(0, dtype=self.dtype, device=storage.device).set_(storage, start, self.shape, self.stride)
+
+
+@dataclass(slots=True, eq=False)
+class Slot:
+    """Memory of a pool in which one recording leaves one or more of its results.
+
+    Note [Liveness]
+    A slot keeps one storage on its memory and a tensor per result (`bases`), and hands out aliases of those. Whatever
+    can read the result later (the alias, a view of it, a tensor that autograd saved) holds a reference to the storage,
+    and someone who holds the storage itself holds its Python object. So the slot is in use as long as either count
+    is above what the slot's own references account for. Nothing needs to be told when a result dies.
+
+    Attributes:
+        owner: names the callable, for reports and errors.
+        address: of the first byte.
+        nbytes: as asked for.
+        leaves: which results of the recording live here.
+        copied: the results are handed out as copies, because earlier ones were kept.
+        blocked: how often it was in the way of a replay.
+        handed: zero-copy results of the last replay, held weakly.
+    """
+
+    owner: Any
+    address: int
+    nbytes: int
+    leaves: tuple[int, ...]
+    storage: torch.UntypedStorage
+    bases: dict[int, torch.Tensor]
+    copied: bool = False
+    blocked: int = 0
+    handed: list[weakref.ref[torch.Tensor]] = field(default_factory=list)
+    _uses: int = field(default=0, init=False)
+    _references: int = field(default=0, init=False)
+
+    def settle(self) -> None:
+        """Take the references of this moment as the slot's own; before, the slot counts as in use."""
+        self._uses, self._references = self._count()
+
+    def is_live(self) -> bool:
+        """Whether anyone but the slot can still read its memory."""
+        uses, references = self._count()
+        return uses > self._uses or references > self._references
+
+    def renew(self, storage: torch.UntypedStorage) -> torch.UntypedStorage:
+        """Go on with a new storage on the same memory; returns the old one. To be settled afterwards."""
+        old, self.storage = self.storage, storage
+        self.bases = {leaf: Layout.of(base).on(storage) for leaf, base in self.bases.items()}
+        return old
+
+    def _count(self) -> tuple[int, int]:
+        return torch._C._storage_Use_Count(self.storage._cdata), sys.getrefcount(self.storage)
+
+
+class LiveSlots:
+    """Slots that were handed out and may still be in use."""
+
+    def __init__(self) -> None:
+        self._handed: dict[Slot, None] = {}
+
+    def hand_out(self, slots: Iterable[Slot]) -> None:
+        """These slots' results go to the caller."""
+        self._handed.update(dict.fromkeys(slots))
+
+    def find(self) -> list[Slot]:
+        """Those still in use, oldest first."""
+        live = [slot for slot in self._handed if slot.is_live()]
+        if len(live) < len(self._handed):
+            self._handed = dict.fromkeys(live)
+        return live
+
+    def forget(self, slots: Iterable[Slot]) -> None:
+        """Stop looking at these."""
+        for slot in slots:
+            self._handed.pop(slot, None)

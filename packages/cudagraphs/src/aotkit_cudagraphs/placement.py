@@ -1,0 +1,122 @@
+"""Where a call's inputs are: used in place, in memory of the path, or to be copied into a buffer."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from .liveness import Layout, Slot
+
+
+@enum.unique
+class Place(enum.Enum):
+    """How a recording reads an input."""
+
+    VALUE = "not a tensor; part of the key"
+    STATIC = "at its own address, which must not change"
+    PATH = "where an earlier recording of the path left it"
+    COPIED = "from a buffer in the pool, into which it is copied first"
+
+
+@dataclass(frozen=True, slots=True)
+class PathTensor:
+    """A tensor on a slot, remembered without holding it.
+
+    Attributes:
+        slot: whose memory it is in.
+        layout: its layout there.
+    """
+
+    slot: Slot
+    layout: Layout
+
+    def tensor(self) -> torch.Tensor:
+        """The tensor."""
+        return self.layout.on(self.slot.storage)
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """What is known about the inputs of one call.
+
+    Attributes:
+        key: equal for calls that can share a recording, addresses of static inputs aside.
+        places: one per input.
+        path_inputs: those in memory of the path, by index.
+        sizes: the integers among the inputs.
+    """
+
+    key: tuple[object, ...]
+    places: tuple[Place, ...]
+    path_inputs: Mapping[int, PathTensor]
+    sizes: tuple[int, ...]
+
+    def layouts(self) -> tuple[object, ...]:
+        """The key without regard to which inputs are in memory of the path."""
+        parts = list(self.key)
+        for index, known in self.path_inputs.items():
+            part: Any = parts[index + 1]
+            parts[index + 1] = (known.layout.dtype, known.layout.shape, known.layout.stride, *part[1:])
+        return tuple(parts)
+
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
+def place_inputs(
+    inputs: Sequence[Any], static: AbstractSet[int], path_slots: Mapping[int, Slot], alignment: int, check_static: bool
+) -> Placement:
+    """Say for each input where it is.
+
+    Args:
+        inputs: of the call.
+        static: indices whose tensors are used in place if they are aligned.
+        path_slots: slots of the path's recordings by the identity (`_cdata`) of their storage.
+        alignment: bytes.
+        check_static: put layouts of static inputs into the key.
+    """
+    grad = torch.is_grad_enabled()
+    key: list[object] = [grad]
+    places: list[Place] = []
+    path_inputs: dict[int, PathTensor] = {}
+    for index, value in enumerate(inputs):
+        if not isinstance(value, torch.Tensor):
+            # Only integers tell recordings apart; whatever else can't be recorded need not be hashable.
+            key.append((type(value), value if type(value) in (int, bool) else None))
+            places.append(Place.VALUE)
+        elif value.layout is not torch.strided or type(value) not in _PLAIN:
+            key.append((type(value), value.layout))
+            places.append(Place.COPIED)
+        elif index in static and value.data_ptr() % alignment == 0:
+            key.append(_layout(value, grad) if check_static else None)
+            places.append(Place.STATIC)
+        elif (slot := path_slots.get(value.untyped_storage()._cdata)) is not None:
+            path_inputs[index] = PathTensor(slot, Layout.of(value))
+            key.append((path_inputs[index], value.device, grad and value.requires_grad))
+            places.append(Place.PATH)
+        else:
+            key.append(_layout(value, grad))
+            places.append(Place.COPIED)
+    sizes = tuple(value for value in inputs if type(value) is int)
+    return Placement(tuple(key), tuple(places), path_inputs, sizes)
+
+
+def _layout(value: torch.Tensor, grad: bool) -> tuple[object, ...]:
+    return value.dtype, value.shape, value.stride(), value.device, grad and value.requires_grad
+
+
+def describe(inputs: Sequence[Any], places: Sequence[Place]) -> str:
+    """Readable layouts, for reports."""
+    parts = []
+    for value, place in zip(inputs, places, strict=True):
+        if isinstance(value, torch.Tensor):
+            mark = {Place.STATIC: " static", Place.PATH: " in path"}.get(place, "")
+            parts.append(f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}{mark}")
+        else:
+            parts.append(str(value))
+    return f"({', '.join(parts)})"

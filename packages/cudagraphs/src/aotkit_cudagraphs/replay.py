@@ -1,0 +1,73 @@
+"""Run a recording and hand out its results."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from .driver import DeviceDriver
+from .liveness import Layout
+from .static_inputs import copy_into_buffer
+from .tree import Node, NodeOutput, Source
+
+
+def run_node(node: Node, inputs: Sequence[Any], driver: DeviceDriver, *, remember: bool = False) -> Any:
+    """Copy the inputs in, replay, return the results for these inputs; the pool learns what was handed out.
+
+    With `remember`, slots also remember the tensors that were handed out, without holding them.
+    """
+    with torch.no_grad():
+        for index, buffer, dims in node.copies:
+            copy_into_buffer(buffer, inputs[index], dims)
+        driver.replay(node.graph)
+        copies: dict[int, torch.UntypedStorage] = {}
+        leaves = [_result(output, leaf, inputs, copies) for leaf, output in enumerate(node.outputs)]
+    node.pool.live.hand_out(output.slot for output in node.outputs if output.slot is not None)
+    node.replays += 1
+    if remember:
+        _remember(node, leaves)
+    if node.structure is None:
+        return leaves
+    return pytree.tree_unflatten(leaves, node.structure)
+
+
+def _remember(node: Node, leaves: Sequence[Any]) -> None:
+    for slot in node.slots:
+        slot.handed = [weakref.ref(leaves[leaf]) for leaf in slot.leaves]
+
+
+def _result(output: NodeOutput, leaf: int, inputs: Sequence[Any], copies: dict[int, torch.UntypedStorage]) -> Any:
+    match output.source:
+        case Source.NEW:
+            slot = output.slot
+            assert slot is not None
+            if not slot.copied:
+                return slot.bases[leaf].detach()
+            if slot.address not in copies:  # results that share memory share the copy
+                copies[slot.address] = slot.storage.clone()
+            return output.value.on(copies[slot.address])
+        case Source.PATH:
+            return output.value.tensor()
+        case Source.INPUT:
+            return _view_of(inputs[output.index], output.value, output.distance)
+        case Source.OUTSIDE:
+            return output.value.detach()
+        case Source.EMPTY:
+            like = output.value
+            return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=like.device)
+        case Source.VALUE:
+            return output.value
+
+
+def _view_of(given: torch.Tensor, layout: Layout, distance: int) -> torch.Tensor:
+    """The view that starts `distance` bytes after the first element of `given`."""
+    start = int(given.storage_offset()) * given.element_size() + distance
+    if start % layout.dtype.itemsize:
+        # Another dtype at an odd address: no such view of the given tensor exists, so its bytes are copied.
+        everything = torch.empty(0, dtype=torch.uint8, device=given.device).set_(given.untyped_storage())
+        return layout.on(everything[start:].clone().untyped_storage(), 0)
+    return layout.on(given.untyped_storage(), start // layout.dtype.itemsize)

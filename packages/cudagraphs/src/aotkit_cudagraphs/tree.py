@@ -1,0 +1,121 @@
+"""The tree as data: recordings, what they read, what they leave, and how they follow each other."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from .liveness import Slot
+from .placement import Place
+from .pool import Pool
+
+
+@dataclass(frozen=True, slots=True)
+class NodeInput:
+    """One input of a recording.
+
+    Attributes:
+        place: see `Place`.
+        tensor: what the recorded work reads, where that is fixed: the buffer of a copied input; None otherwise.
+        dims: expanded dimensions of a copied input.
+        address: of a static input.
+    """
+
+    place: Place
+    tensor: torch.Tensor | None = None
+    dims: tuple[int, ...] = ()
+    address: int = 0
+
+
+@enum.unique
+class Source(enum.Enum):
+    """Where a result's memory comes from."""
+
+    VALUE = "not a tensor"
+    NEW = "made by this recording, in a slot of its own"
+    PATH = "memory of an earlier recording of the path"
+    INPUT = "memory of a static or copied input"
+    OUTSIDE = "memory that the callable holds"
+    EMPTY = "no memory at all"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeOutput:
+    """One result (a leaf of the returned structure).
+
+    Attributes:
+        source: see `Source`.
+        value: VALUE: itself. OUTSIDE, EMPTY: the tensor. PATH: a `PathTensor`. Others: the tensor's `Layout`.
+        slot: NEW and PATH: whose memory it is.
+        index: INPUT: which input it is a view of.
+        distance: INPUT: bytes from the input's first element to the result's.
+    """
+
+    source: Source
+    value: Any
+    slot: Slot | None = None
+    index: int = -1
+    distance: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Node:
+    """A recording in its place in the tree.
+
+    Attributes:
+        function: the recorded callable's record.
+        key: which inputs it is for (`Placement.key`).
+        parent: the recording that ran before it; None for the first of a step.
+        inputs, outputs, structure: how to call it and what to return.
+        slots: memory of its new results.
+        survivors: slots of the path that were in use, beside as its inputs, while it was recorded. It may only run
+            while no others are: it was free to use their memory.
+        state: the pool's allocation state at its end.
+        graph: the device's recording.
+        pool: its memory.
+        added_bytes: how much the pool grew for it.
+        label: readable inputs.
+    """
+
+    function: Any
+    key: tuple[object, ...]
+    parent: Node | None
+    inputs: tuple[NodeInput, ...]
+    outputs: tuple[NodeOutput, ...]
+    structure: Any
+    slots: tuple[Slot, ...]
+    survivors: frozenset[Slot]
+    state: Any
+    graph: Any
+    pool: Pool
+    added_bytes: int = 0
+    label: str = ""
+    replays: int = 0
+    last_use: int = 0
+    children: dict[tuple[object, ...], list[Node]] = field(default_factory=dict)
+    copies: tuple[tuple[int, torch.Tensor, tuple[int, ...]], ...] = ()
+    statics: tuple[tuple[int, int], ...] = ()
+
+    def __post_init__(self) -> None:
+        indexed = list(enumerate(self.inputs))
+        self.copies = tuple(
+            (i, x.tensor, x.dims) for i, x in indexed if x.place is Place.COPIED and x.tensor is not None
+        )
+        self.statics = tuple((i, x.address) for i, x in indexed if x.place is Place.STATIC)
+
+    def moved_inputs(self, inputs: Sequence[Any]) -> list[int]:
+        """Static inputs that are at another address than when it was recorded."""
+        return [index for index, address in self.statics if inputs[index].data_ptr() != address]
+
+    def path(self) -> list[Node]:
+        """The recordings from the first of the step to this one."""
+        before = self.parent.path() if self.parent is not None else []
+        return [*before, self]
+
+    def subtree(self) -> list[Node]:
+        """It and all that follow it."""
+        return [self, *(node for group in self.children.values() for child in group for node in child.subtree())]

@@ -1,0 +1,247 @@
+"""The public face of the tree: wrap callables, mark steps, read the report."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from .cuda_driver import CudaDriver
+from .driver import DeviceDriver
+from .functions import Function, Role
+from .manager import Plain, TreeManager
+from .observer import Observer
+from .options import TreeOptions
+from .reasons import CudagraphNotice, CudagraphSkipped, SkipKind, SkipReason
+from .tree_report import TreeReport, report_on
+
+_THREAD_KEY = "aotkit_cudagraphs.thread"
+
+
+class _Thread:
+    """Stands for a thread, and for the threads in which autograd works for it."""
+
+
+class CudagraphTrees:
+    """Recordings of many callables that share the memory of one device.
+
+    Note [Threads]
+    Each thread has recordings and pools of its own, so that no thread's replay touches memory of another's results. The
+    threads in which autograd runs a backward belong to the thread that called `backward()`: torch hands them its
+    thread-local objects, and one of those tells the threads apart here. What a thread recorded goes when it ends.
+
+    Args:
+        driver: the device; by default the current CUDA device. Where there is none, `wrap` returns callables as they
+            are.
+        options: see `TreeOptions`.
+        observer: told about recordings and skips.
+    """
+
+    def __init__(
+        self,
+        driver: DeviceDriver | None = None,
+        options: TreeOptions | None = None,
+        observer: Observer | None = None,
+    ) -> None:
+        self.driver = CudaDriver() if driver is None and torch.cuda.is_available() else driver
+        self.options = options or TreeOptions()
+        self._observer = observer
+        self._lock = threading.RLock()
+        self._managers: weakref.WeakKeyDictionary[_Thread, TreeManager] = weakref.WeakKeyDictionary()
+        self._noticed: set[object] = set()
+
+    def wrap(
+        self,
+        fn: Callable[..., Any],
+        *,
+        static_input_indices: Sequence[int] = (),
+        mutated_input_indices: Sequence[int] = (),
+        training: bool = False,
+        name: str | None = None,
+    ) -> Callable[..., Any]:
+        """A callable that gives what `fn` gives, from a recording where there can be one.
+
+        Its first call with inputs of some layout runs `fn` as it is, the second records, later ones replay.
+
+        Args:
+            fn: works on tensors of the device. Called as `fn(*inputs)`, or as `fn(list)` if it has a true `_boxed_call`
+                attribute; the wrapped callable is called likewise (and empties the list).
+            static_input_indices: inputs that stay at their address (parameters, buffers): used in place, not copied.
+            mutated_input_indices: inputs written by code that doesn't go through torch's dispatcher (own kernels).
+            training: `fn` is a forward whose backward is to come: see `TreeFunction.backward`.
+            name: for reports and messages; the callable's own by default.
+
+        Returns:
+            A `TreeFunction`; `fn` itself, with one `CudagraphNotice`, where there is no CUDA device.
+
+        Raises:
+            CudagraphSkipped: there is no device and `on_skip` is "raise".
+        """
+        if self.driver is None:
+            reason = SkipReason(SkipKind.CPU_DEVICE, "this machine has no CUDA device")
+            self.skipped((reason,), stacklevel=3)
+            return fn
+        role: Role = "forward" if training else "inference"
+        return TreeFunction(self, fn, static_input_indices, mutated_input_indices, role, name)
+
+    def mark_step(self) -> None:
+        """A step of the program begins with the next call (of this thread); results of earlier ones stay valid."""
+        with self._lock:
+            self.manager().mark_step()
+
+    def report(self) -> TreeReport:
+        """What is recorded, in which memory, how often it ran, and what was skipped why."""
+        with self._lock:
+            return report_on(list(self._managers.values()))
+
+    def reset(self) -> None:
+        """Drop all recordings of all threads; results stay valid, later calls record anew."""
+        with self._lock:
+            for manager in self._managers.values():
+                manager.reset()
+
+    def manager(self) -> TreeManager:
+        """The calling thread's manager."""
+        if not torch._C._is_key_in_tls(_THREAD_KEY):
+            torch._C._stash_obj_in_tls(_THREAD_KEY, _Thread())
+        thread = torch._C._get_obj_in_tls(_THREAD_KEY)
+        manager = self._managers.get(thread)
+        if manager is None:
+            assert self.driver is not None
+            manager = self._managers[thread] = TreeManager(self.driver, self.options, self._notify, self._observer)
+        return manager
+
+    def call(self, function: TreeFunction, given: list[Any]) -> Any:
+        """One call of a wrapped callable."""
+        with self._lock:
+            manager = self.manager()
+            record = function.record(manager)
+            outcome = manager.call(record, given)
+        if not isinstance(outcome, Plain):
+            return outcome
+        if outcome.reasons:
+            self.skipped(outcome.reasons, stacklevel=4)
+        result, written = manager.run_plain(record, outcome)
+        with self._lock:
+            manager.ran_plain(record, outcome, result, written)
+        return result
+
+    def skipped(self, reasons: tuple[SkipReason, ...], *, stacklevel: int) -> None:
+        """Tell the observer and the user, or raise, as the options say."""
+        fresh = [reason for reason in reasons if reason not in self._noticed]
+        if self._observer is not None:
+            for reason in fresh:
+                self._observer.event("cudagraphs.skip", {"kind": reason.kind.name, "reason": str(reason)})
+        if self.options.on_skip == "raise":
+            raise CudagraphSkipped(reasons)
+        new_kinds = [reason for reason in reasons if reason.kind not in self._noticed]
+        self._noticed.update(reasons)
+        self._noticed.update(reason.kind for reason in reasons)
+        if new_kinds:
+            text = "; ".join(map(str, new_kinds))
+            notice = f"runs without a CUDA graph: {text}. Said once per kind of reason."
+            warnings.warn(notice, CudagraphNotice, stacklevel + 1)
+
+    def _notify(self, text: str) -> None:
+        if text not in self._noticed:
+            self._noticed.add(text)
+            warnings.warn(text, CudagraphNotice, stacklevel=6)
+
+
+class TreeFunction:
+    """A callable that replays recordings of another; made by `CudagraphTrees.wrap`. May be called from many threads."""
+
+    def __init__(
+        self,
+        trees: CudagraphTrees,
+        fn: Callable[..., Any],
+        static: Sequence[int],
+        mutated: Sequence[int],
+        role: Role,
+        name: str | None = None,
+        forward: TreeFunction | None = None,
+    ) -> None:
+        self._trees = trees
+        self._boxed_call = bool(getattr(fn, "_boxed_call", False))
+        self._fn = fn
+        self._static = frozenset(static)
+        self._mutated = dict.fromkeys(mutated)
+        self._role = role
+        self._name = name or str(getattr(fn, "__name__", type(fn).__name__))
+        self._forward = forward
+        self._records: weakref.WeakKeyDictionary[TreeManager, Function] = weakref.WeakKeyDictionary()
+
+    def __call__(self, *args: Any) -> Any:
+        """Replay, recording first where that is needed; run the callable as it is where nothing can be recorded."""
+        if self._boxed_call:
+            given = list(args[0])
+            args[0].clear()
+        else:
+            given = list(args)
+        return self._trees.call(self, given)
+
+    def backward(
+        self,
+        fn: Callable[..., Any],
+        *,
+        static_input_indices: Sequence[int] = (),
+        mutated_input_indices: Sequence[int] = (),
+        name: str | None = None,
+    ) -> TreeFunction:
+        """Wrap the backward of this forward, with the arguments of `CudagraphTrees.wrap`.
+
+        It shares the forward's device and its fate: where the forward can't be recorded, neither is the backward.
+        """
+        return TreeFunction(
+            self._trees,
+            fn,
+            static_input_indices,
+            mutated_input_indices,
+            "backward",
+            name or f"{self._name} backward",
+            self,
+        )
+
+    def record(self, manager: TreeManager) -> Function:
+        """What a manager knows about this callable; it forgets it when this object dies."""
+        found = self._records.get(manager)
+        if found is None:
+            partner = None if self._forward is None else self._forward.record(manager)
+            fn, boxed = self._fn, self._boxed_call
+
+            def call(inputs: list[Any]) -> Any:
+                return fn(inputs) if boxed else fn(*inputs)
+
+            found = Function(self._name, call, self._static, dict(self._mutated), self._role, partner)
+            self._records[manager] = manager.add(found)
+            weakref.finalize(self, _forget, weakref.ref(manager), found)
+        return found
+
+
+def _forget(manager: weakref.ref[TreeManager], function: Function) -> None:
+    found = manager()
+    if found is not None:
+        found.forget(function)
+
+
+_shared: weakref.WeakValueDictionary[torch.device, CudagraphTrees] = weakref.WeakValueDictionary()
+_shared_lock = threading.Lock()
+
+
+def shared_trees(device: torch.device, options: TreeOptions | None = None) -> CudagraphTrees:
+    """The trees of a CUDA device that separately compiled callables share, so that they use one pool.
+
+    They exist as long as a callable wrapped by them does. `options` count where they are made by this call.
+
+    Raises:
+        RuntimeError: there is no CUDA device.
+    """
+    with _shared_lock:
+        found = _shared.get(device)
+        if found is None:
+            found = _shared[device] = CudagraphTrees(CudaDriver(device), options)
+        return found
