@@ -14,7 +14,7 @@ from .tree import Node
 Role = Literal["inference", "forward", "backward"]
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class Function:
     """One callable under one manager.
 
@@ -52,6 +52,9 @@ class Function:
     warm_ups: int = 0
     blocked: int = 0
     uncaptured: int = 0
+
+    def __repr__(self) -> str:
+        return f"Function({self.name})"
 
     def keep(self, leaves: tuple[int, ...]) -> None:
         """From now on hand these results out as copies."""

@@ -37,7 +37,7 @@ class Layout:
             return torch.empty(0, dtype=self.dtype, device=storage.device).set_(storage, start, self.shape, self.stride)
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class Slot:
     """Memory of a pool in which one recording leaves one or more of its results.
 
@@ -68,6 +68,9 @@ class Slot:
     handed: list[weakref.ref[torch.Tensor]] = field(default_factory=list)
     _uses: int = field(default=0, init=False)
     _references: int = field(default=0, init=False)
+
+    def __repr__(self) -> str:
+        return f"Slot({self.owner.name} results {list(self.leaves)}: {self.nbytes} bytes at {self.address:#x})"
 
     def settle(self) -> None:
         """Take the references of this moment as the slot's own; before, the slot counts as in use."""

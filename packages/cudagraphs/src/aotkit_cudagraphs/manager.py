@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -99,6 +98,7 @@ class TreeManager:
         self._begin_step_if_due(function)
         placement = self._place(function, given)
         reasons = self._check(function, given, placement)
+        last = self._path.last
         for index in placement.path_inputs:
             given[index] = None  # only the caller's references count from here on
         if not reasons:
@@ -108,6 +108,8 @@ class TreeManager:
             reasons = outcome
         for index, known in placement.path_inputs.items():
             given[index] = known.tensor()
+            assert last is not None
+            last.pool.live.hand_out((known.slot,))  # it may have counted as dead meanwhile
         if reasons:
             self._path.ran_once(function, bool)
             function.uncaptured += 1
@@ -183,6 +185,10 @@ class TreeManager:
 
     def _check(self, function: Function, given: Sequence[Any], placement: Placement) -> tuple[SkipReason, ...]:
         """Reasons that do not depend on what is in use now."""
+        forward = function.partner
+        if forward is not None and forward.unrecordable and not forward.nodes:
+            text = f"{forward.name}, the forward of {function.name}, is not recorded"
+            return (SkipReason(SkipKind.FORWARD_SKIPPED, text),)
         if placement.key in function.passed:
             return self._written_reasons(function, given, placement) if function.mutated else ()
         layouts = placement.layouts()
@@ -200,10 +206,6 @@ class TreeManager:
         unusable = self._driver.unusable_reason()
         if unusable is not None:
             return (SkipReason(SkipKind.NO_CACHING_ALLOCATOR, unusable),)
-        forward = function.partner
-        if forward is not None and forward.unrecordable and not forward.nodes:
-            text = f"{forward.name}, the forward of {function.name}, is not recorded"
-            return (SkipReason(SkipKind.FORWARD_SKIPPED, text),)
         if placement.sizes and options.skip_dynamic:
             text = f"{function.name} takes the integers {placement.sizes}"
             return (SkipReason(SkipKind.DYNAMIC_SHAPES, text),)
@@ -422,7 +424,6 @@ class TreeManager:
         for function in self.functions:
             function.passed.clear()  # keys hold slots
         pool.release()
-        gc.collect()
 
     def _leave_path(self) -> None:
         """Go on outside the tree until the next step."""

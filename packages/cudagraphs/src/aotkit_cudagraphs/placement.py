@@ -110,13 +110,19 @@ def _layout(value: torch.Tensor, grad: bool) -> tuple[object, ...]:
     return value.dtype, value.shape, value.stride(), value.device, grad and value.requires_grad
 
 
-def describe(inputs: Sequence[Any], places: Sequence[Place]) -> str:
+def describe(inputs: Sequence[Any], placement: Placement) -> str:
     """Readable layouts, for reports."""
     parts = []
-    for value, place in zip(inputs, places, strict=True):
-        if isinstance(value, torch.Tensor):
-            mark = {Place.STATIC: " static", Place.PATH: " in path"}.get(place, "")
-            parts.append(f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}{mark}")
+    for index, (value, place) in enumerate(zip(inputs, placement.places, strict=True)):
+        if place is Place.PATH:
+            layout = placement.path_inputs[index].layout
+            parts.append(f"{_name(layout.dtype)}{list(layout.shape)} in path")
+        elif isinstance(value, torch.Tensor):
+            parts.append(f"{_name(value.dtype)}{list(value.shape)}{' static' if place is Place.STATIC else ''}")
         else:
             parts.append(str(value))
     return f"({', '.join(parts)})"
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -116,7 +116,7 @@ def record_node(
         graph=graph,
         pool=pool,
         added_bytes=pool.attribute_growth(),
-        label=describe(given, placement.places),
+        label=describe(given, placement),
     )
 
 

@@ -62,7 +62,7 @@ class NodeOutput:
     distance: int = 0
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class Node:
     """A recording in its place in the tree.
 
@@ -106,6 +106,9 @@ class Node:
             (i, x.tensor, x.dims) for i, x in indexed if x.place is Place.COPIED and x.tensor is not None
         )
         self.statics = tuple((i, x.address) for i, x in indexed if x.place is Place.STATIC)
+
+    def __repr__(self) -> str:
+        return f"Node({' > '.join(node.function.name for node in self.path())} {self.label})"
 
     def moved_inputs(self, inputs: Sequence[Any]) -> list[int]:
         """Static inputs that are at another address than when it was recorded."""

@@ -83,7 +83,7 @@ class CudagraphTrees:
         """
         if self.driver is None:
             reason = SkipReason(SkipKind.CPU_DEVICE, "this machine has no CUDA device")
-            self.skipped((reason,), stacklevel=3)
+            self.skipped((reason,), stacklevel=2)
             return fn
         role: Role = "forward" if training else "inference"
         return TreeFunction(self, fn, static_input_indices, mutated_input_indices, role, name)
@@ -124,7 +124,7 @@ class CudagraphTrees:
         if not isinstance(outcome, Plain):
             return outcome
         if outcome.reasons:
-            self.skipped(outcome.reasons, stacklevel=4)
+            self.skipped(outcome.reasons, stacklevel=3)
         result, written = manager.run_plain(record, outcome)
         with self._lock:
             manager.ran_plain(record, outcome, result, written)
