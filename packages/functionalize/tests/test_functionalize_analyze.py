@@ -125,3 +125,16 @@ def test_a_refusal_names_the_users_line():
     assert refusal.at('  File "c.py", line 1, in h\n    z') is refusal
     overlap = OverlappingMutation(((0, 1),), (0,)).at(stack)
     assert isinstance(overlap, OverlappingMutation) and overlap.groups == ((0, 1),) and "b.py:7" in str(overlap)
+
+
+def test_writes_to_lists_of_tensors_move_their_version_counters():
+    def f(x, y):
+        torch._foreach_add_([x, y[0]], 1.0)
+        torch._foreach_mul_([x], 2.0)
+        return []
+
+    metadata = analyze(f, [torch.zeros(3), torch.zeros(2, 3)])
+    assert [info.version_steps for info in metadata.inputs] == [2, 1]
+    assert not any(info.mutation_hidden_from_autograd for info in metadata.inputs)
+    with pytest.raises(Unsupported, match="expanded"):
+        analyze(lambda x: [torch._foreach_add_([x.expand(2, 3)], 1.0)], [torch.zeros(3)])

@@ -17,6 +17,7 @@ from aotkit_runtime_wrappers import WrapperError
 from ._aliases import with_alias_variants
 from ._environment import read_environment
 from ._inputs import fake_inputs, unsupported_device
+from ._lift import lift_attributes
 from ._observe import Recorder
 from ._store import object_store
 from .errors import CompileError, notify_eager
@@ -69,13 +70,14 @@ def compile_graph_module(
     """Compile, or fall back to the frontend's graph with one notice, as ``options.fallback`` says."""
     if not options.capture:
         return gm
-    reason = unsupported_device(example_inputs)
+    graph, held = lift_attributes(gm)
+    reason = unsupported_device([*example_inputs, *held])
     if reason is None:
         number = next(_numbers)
         ctx = CompileContext(options, recorder, f"graph{number}", object_store(recorder) if options.cache else None)
 
         def compile_for(args: Sequence[Any]) -> Callable[..., Any]:
-            return compile_flat(gm, fake_inputs(args, gm)[1], args, ctx, own_stages())
+            return compile_flat(graph, fake_inputs(args, graph)[1], args, ctx, own_stages())
 
         def compile_again(args: Sequence[Any]) -> Callable[..., Any]:
             try:
@@ -83,10 +85,11 @@ def compile_graph_module(
             except REFUSALS as refusal:
                 if options.fallback == "error":
                     raise CompileError(f"graph {number} could not be compiled again: {refusal}") from refusal
-                return _eager(gm, str(refusal), recorder)
+                return _eager(graph, str(refusal), recorder)
 
         try:
-            return with_alias_variants(compile_for(example_inputs), compile_again)
+            compiled = with_alias_variants(compile_for([*example_inputs, *held]), compile_again)
+            return (lambda *args: compiled(*args, *held)) if held else compiled
         except REFUSALS as refusal:
             if options.fallback == "error":
                 raise CompileError(f"graph {number} could not be compiled: {refusal}") from refusal

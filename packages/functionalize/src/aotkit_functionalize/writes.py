@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
 
 from . import _torch_compat as compat
-from .errors import OverlappingWrite, Unsupported
+from .errors import Unsupported
 from .events import StorageEvents
 from .layouts import EXPANSIONS, RESHAPES, STRIDE_DEPENDENT, without_expansion
-from .windows import without_gaps
 
 __all__ = ["RefuseWrongWrites"]
 
@@ -40,12 +40,13 @@ class RefuseWrongWrites(TorchFunctionMode):
         out = (kwargs or {}).get("out")
         target = args[0] if args and _is_in_place(name) else out
         if not isinstance(target, torch.Tensor):
+            if isinstance(target, list | tuple):
+                return self._write_to_lists(name, func, args, kwargs or {})
             return self._change_of_layout(name, func, args, kwargs or {})
         wrapper, is_out = compat.inner_wrapper(target), target is out
         if not compat.is_inner_wrapper(wrapper):
             return func(*args, **(kwargs or {}))
-        if compat.is_view_through(wrapper, "expand"):
-            raise OverlappingWrite(f"a view of sizes {tuple(target.shape)} made by expand()")
+        _refuse_expanded(name, target)
         if is_out and not compat.is_base(wrapper):
             raise Unsupported(
                 f"the out argument of {name} is a view",
@@ -62,12 +63,24 @@ class RefuseWrongWrites(TorchFunctionMode):
             )
         return result
 
+    def _write_to_lists(self, name: str, func: Any, args: Any, kwargs: Any) -> Any:
+        """In-place operators on lists: functionalization leaves the version counters of the members where they are."""
+        before = {}
+        for position in _written_lists(name):
+            for target in args[position] if position < len(args) else ():
+                if not isinstance(target, torch.Tensor) or not compat.is_inner_wrapper(compat.inner_wrapper(target)):
+                    continue
+                _refuse_expanded(name, target)
+                before[id(target)] = (target, target._version)
+        result = func(*args, **kwargs)
+        still = [target for target, version in before.values() if target._version == version]
+        torch.autograd.graph.increment_version(still)
+        return result
+
     def _change_of_layout(self, name: str, func: Any, args: Any, kwargs: Any) -> Any:
-        if args and (name in RESHAPES or name in STRIDE_DEPENDENT or name in EXPANSIONS or name == "unfold"):
+        if args and (name in RESHAPES or name in STRIDE_DEPENDENT or name in EXPANSIONS):
             target = args[0]
             if isinstance(target, torch.Tensor) and compat.is_inner_wrapper(compat.inner_wrapper(target)):
-                if name == "unfold":
-                    return without_gaps(func, args, kwargs)
                 if name in RESHAPES:
                     return self.storages.layouts.reshape(func, args, kwargs)
                 if name in EXPANSIONS:
@@ -87,6 +100,26 @@ class RefuseWrongWrites(TorchFunctionMode):
             if self.storages.resize(target, sizes.shape if isinstance(sizes, torch.Tensor) else sizes):
                 return target
         return func(*args, **kwargs)
+
+
+def _refuse_expanded(name: str, target: torch.Tensor) -> None:
+    if compat.is_view_through(compat.inner_wrapper(target), "expand"):
+        raise Unsupported(
+            f"an expanded tensor of sizes {tuple(target.shape)} is written to by {name}",
+            "elements of it may be the same memory, and which of their new values remains is not defined",
+            "Write to the tensor before it is expanded, or to a clone",
+        )
+
+
+@lru_cache(maxsize=256)
+def _written_lists(name: str) -> tuple[int, ...]:
+    """Positions of the list arguments that an operator such as ``_foreach_add_`` or ``_fused_adam_`` writes to."""
+    packet = getattr(torch.ops.aten, name, None)
+    if packet is None:
+        return ()
+    schema = getattr(packet, packet.overloads()[0])._schema
+    aliases = [argument.alias_info for argument in schema.arguments]
+    return tuple(k for k, info in enumerate(aliases) if info is not None and info.is_write)
 
 
 def _is_in_place(name: str) -> bool:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch._decomp import get_decompositions
 
+from .foreach import foreach_decompositions
 from .lowering import RULES
 
 __all__ = ["decompositions"]
@@ -44,5 +45,5 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
     """The table to trace with: ops to functions that compute them from ops with lowering rules. A new dict each time,
     so that it may be changed."""
     packets = [getattr(torch.ops.aten, name) for name in _NAMES.split() if hasattr(torch.ops.aten, name)]
-    table = get_decompositions(packets)
+    table = {**get_decompositions(packets), **foreach_decompositions()}
     return {op: function for op, function in table.items() if op not in RULES}
