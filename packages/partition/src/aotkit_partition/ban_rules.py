@@ -9,7 +9,7 @@ import torch
 
 from .cost import distances_from_backward, is_literal, is_view_like
 from .fusion import is_fusible
-from .joint import JointGraph
+from .joint import JointGraph, can_replay
 from .options import PartitionOptions
 
 
@@ -78,7 +78,7 @@ def _ban_side_effects(ctx: BanContext, index: int) -> str | None:
 
 
 def _ban_random(ctx: BanContext, index: int) -> str | None:
-    return "draws random numbers" if ctx.joint.facts[index].is_random else None
+    return "draws random numbers" if ctx.joint.facts[index].is_random and not can_replay(ctx.joint, index) else None
 
 
 def _ban_collective(ctx: BanContext, index: int) -> str | None:
@@ -107,6 +107,12 @@ def _ban_expensive(ctx: BanContext, index: int) -> str | None:
         return "compute-intensive"
     if ctx.options.allowlist_only and not facts.is_recomputable and facts.is_builtin:
         return "not known to be cheap"
+    return None
+
+
+def _ban_inexact(ctx: BanContext, index: int) -> str | None:
+    if ctx.options.bit_identical and ctx.joint.in_forward[index] and not ctx.joint.facts[index].is_exact:
+        return "another fusion may give it other bits"
     return None
 
 
@@ -150,6 +156,7 @@ def _ban_far_use(ctx: BanContext, index: int) -> str | None:
 _Rule = Callable[[BanContext, int], "str | None"]
 _HARD_RULES: tuple[_Rule, ...] = (_ban_side_effects, _ban_random, _ban_collective, _ban_saved_by_policy)
 _COST_RULES: tuple[_Rule, ...] = (
+    _ban_inexact,
     _ban_custom_op,
     _ban_expensive,
     _ban_materialized_in_backward,

@@ -6,7 +6,7 @@ import torch
 
 from .cost import is_free, is_view_like
 from .errors import InfeasiblePartitionError
-from .joint import JointGraph
+from .joint import JointGraph, can_replay
 from .min_cut import needed_by_backward
 
 
@@ -52,7 +52,7 @@ def default_saved_values(joint: JointGraph) -> list[int]:
             saved.add(index)
             continue
         facts = joint.facts[index]
-        if facts.is_random or facts.is_mutating or facts.has_side_effects:
+        if (facts.is_random and not can_replay(joint, index)) or facts.is_mutating or facts.has_side_effects:
             raise InfeasiblePartitionError(
                 f"the backward needs '{joint.nodes[index].name}' ({facts.name}), which can't run twice, and whose "
                 f"result is a {type(joint.value(index)).__name__} that can't be saved.",

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
+
+import torch.fx
 
 from .knapsack import SOLVERS, KnapsackSolver
 from .options import PartitionOptions
@@ -17,11 +21,17 @@ class Extensions:
         name: identifies the set in cache keys; change it whenever a part's behaviour changes.
         knapsack: takes weights (bytes), gains (seconds) and a capacity, returns the positions to keep.
         runtime: gives the seconds that a node takes.
+        joint_pass: rewrites a copy of the joint graph before anything else; returns a new module, or None after having
+            changed its argument.
+        group: a ``torch.distributed`` process group whose ranks partition the same graph and must decide alike; see
+            :mod:`agreement`.
     """
 
     name: str = ""
     knapsack: KnapsackSolver | None = None
     runtime: RuntimeEstimator | None = None
+    joint_pass: Callable[[torch.fx.GraphModule], torch.fx.GraphModule | None] | None = None
+    group: Any = None
 
     def solver(self, options: PartitionOptions) -> KnapsackSolver:
         """The knapsack solver to use."""

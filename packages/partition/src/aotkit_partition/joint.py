@@ -44,6 +44,7 @@ class JointGraph:
     mutated_inputs: set[int] = field(default_factory=set)
     written_in_backward: set[int] = field(default_factory=set)
     static_inputs: set[int] = field(default_factory=set)
+    replay_random: bool = False  # random ops may run again from a saved generator state
     steps: list[Any] = field(default_factory=list)  # for the memory timeline, made on demand
     seconds: dict[int, float] = field(default_factory=dict)  # by the one estimator in use, made on demand
 
@@ -236,3 +237,17 @@ def written_arguments(joint: JointGraph, index: int) -> list[int]:
         items = given if isinstance(given, (list, tuple)) else [given]
         written.extend(joint.position[item] for item in items if isinstance(item, torch.fx.Node))
     return written
+
+
+def can_replay(joint: JointGraph, index: int) -> bool:
+    """Whether a random op may run again, on a generator state that the forward saves (CPU and CUDA)."""
+    if not (joint.replay_random and joint.facts[index].is_random):
+        return False
+    value = joint.value(index)
+    first = (
+        next((item for item in value if isinstance(item, torch.Tensor)), None) if isinstance(value, tuple) else value
+    )
+    plain = isinstance(joint.nodes[index].target, torch._ops.OpOverload)
+    facts = joint.facts[index]
+    known = isinstance(first, torch.Tensor) and first.device.type in ("cpu", "cuda")
+    return plain and known and not (facts.is_mutating or facts.has_side_effects)

@@ -77,6 +77,18 @@ RANDOM = _names(
     """,
 ) | {"higher_order.run_and_save_rng_state"}
 
+# Not elementwise, but each element of the result is one element of an argument, or a constant.
+MOVES = _names(
+    "aten",
+    """
+    clone copy contiguous _to_copy to full full_like zeros zeros_like ones ones_like empty empty_like empty_strided
+    empty_permuted new_empty new_empty_strided new_full new_zeros new_ones scalar_tensor arange eye tril triu
+    tril_indices triu_indices cat stack repeat flip roll constant_pad_nd gather index index_select embedding take
+    _unsafe_index one_hot where masked_fill select_scatter slice_scatter as_strided_scatter diagonal_scatter
+    expand_copy view_copy lift_fresh_copy
+    """,
+) | {"prims.convert_element_type", "prims.iota", "prims.device_put", "prims.clone"}
+
 _SYM_FUNCTIONS: frozenset[Any] = frozenset(
     getattr(operator, name.removeprefix("operator."))
     for name in _names(
@@ -105,6 +117,7 @@ class OpFacts:
     is_getitem: bool = False
     is_collective: bool = False
     is_builtin: bool = True
+    is_exact: bool = False  # the same bits, however its loops are tiled or fused
 
 
 def op_facts(target: Callable[..., Any] | str) -> OpFacts:
@@ -151,6 +164,7 @@ def _operator_facts(target: OpOverload) -> OpFacts:
         is_symbolic=short.startswith("sym_") and not effect,
         is_collective=namespace in ("_c10d_functional", "_c10d_functional_autograd", "c10d_functional"),
         is_builtin=namespace in ("aten", "prims", "prim"),
+        is_exact=(pointwise or is_view or name in MOVES) and not (is_random or mutating),
     )
 
 

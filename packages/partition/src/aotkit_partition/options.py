@@ -48,6 +48,14 @@ class PartitionOptions:
     recompute_custom_ops: bool = False
     """Operators from outside ATen may be recomputed."""
 
+    recompute_random: bool = False
+    """Random ops may be run again, from the generator state that the forward saves. Policies and budgets make use of
+    it; without either a random op's result is saved as before."""
+
+    bit_identical: bool = False
+    """Recompute only what gives the same bits however a compiler fuses and tiles it: elementwise ops, copies, gathers
+    and views. Sums, norms and products are saved; policies that ask for more are followed."""
+
     recompute_collectives: bool = False
     """Collective communication may be recomputed."""
 

@@ -12,6 +12,7 @@ import torch
 import torch.fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from .agreement import agree
 from .decide import Decision, decide, peak_front
 from .errors import GraphFormatError, InvalidOptionError
 from .extensions import Extensions
@@ -19,11 +20,14 @@ from .extract import extract
 from .graph_text import dump_graph, load_graph
 from .joint import JointGraph, analyze_joint, described_mutations
 from .options import PartitionOptions
-from .plan import Plan, make_plan
-from .report import PartitionReport, add_front, add_memory, make_report
+from .plan import NO_VERSION_CHECK, Plan, make_plan
+from .regions import with_region_budget
+from .replay import replay_random_ops
+from .report import PartitionReport, add_front, add_memory, add_states, make_report
 
 _DEFAULT_OPTIONS = PartitionOptions()
 _NO_EXTENSIONS = Extensions()
+_Graphs = tuple[torch.fx.GraphModule, torch.fx.GraphModule]
 
 
 class Observer(Protocol):
@@ -138,16 +142,22 @@ def partition(
         InvalidJointGraphError: the graph is not of that form.
         InfeasiblePartitionError: the constraints contradict each other.
     """
+    if extensions.joint_pass is not None:
+        with _stage(observer, "partition.joint_pass"):
+            joint = _run_joint_pass(joint, extensions.joint_pass)
     with _stage(observer, "partition.analyze"):
         analysed = analyze_joint(joint, num_fwd_outputs, options.symbol_fallback, options.cse)
+        analysed.replay_random = options.recompute_random
+        options = with_region_budget(analysed, options)
         _place_inputs(analysed, options)
     with _stage(observer, "partition.cut"):
         decision = decide(analysed, options, extensions)
+        if extensions.group is not None:
+            decision = agree(analysed, decision, extensions.group)
     with _stage(observer, "partition.extract"):
         plan = make_plan(analysed, decision.saved, options.recompute_late)
-        forward, backward = extract(analysed, plan)
         report = _report(analysed, plan, decision, options, extensions)
-        result = _package(analysed, plan, forward, backward, report)
+        result = _package(analysed, plan, extract(analysed, plan), report)
     if observer is not None:
         observer.dump("forward", "graphs", lambda: str(result.forward.graph))
         observer.dump("backward", "graphs", lambda: str(result.backward.graph))
@@ -201,6 +211,18 @@ def min_cut_rematerialization_partition(
     return result.forward, result.backward
 
 
+def _run_joint_pass(
+    joint: torch.fx.GraphModule, rewrite: Callable[[torch.fx.GraphModule], torch.fx.GraphModule | None]
+) -> torch.fx.GraphModule:
+    graph = torch.fx.Graph()
+    mapping: dict[torch.fx.Node, torch.fx.Node] = {}
+    graph.output(graph.graph_copy(joint.graph, mapping))
+    last = joint.graph.find_nodes(op="output")[0]
+    graph.find_nodes(op="output")[0].meta = dict(last.meta)
+    module = torch.fx.GraphModule(joint, graph)
+    return rewrite(module) or module
+
+
 def _stage(observer: Observer | None, name: str) -> Any:
     return nullcontext() if observer is None else observer.stage(name)
 
@@ -233,20 +255,33 @@ def _report(
     return report
 
 
-def _package(
-    joint: JointGraph,
-    plan: Plan,
-    forward: torch.fx.GraphModule,
-    backward: torch.fx.GraphModule,
-    report: PartitionReport,
-) -> Partition:
-    unchecked = sum(bool(joint.nodes[index].meta.get("saved_tensor_with_no_vc_check", False)) for index in plan.tensors)
+def _package(joint: JointGraph, plan: Plan, graphs: _Graphs, report: PartitionReport) -> Partition:
+    checked = _num_checked(joint, plan)
+    names = [joint.nodes[index].name for index in (*plan.tensors, *plan.symints)]
+    forward, backward = graphs
+    again = [joint.nodes[index].name for index in plan.recomputed() if joint.facts[index].is_random]
+    if again:
+        places = joint.num_fwd_outputs + checked, len(plan.symints) + checked
+        states = replay_random_ops(forward, backward, again, *places)
+        names[checked:checked] = states
+        report = add_states(report, forward, backward, joint.num_fwd_outputs, states)
     return Partition(
         forward=forward,
         backward=backward,
         num_fwd_outputs=joint.num_fwd_outputs,
-        saved_names=tuple(joint.nodes[index].name for index in (*plan.tensors, *plan.symints)),
+        saved_names=tuple(names),
         num_saved_symints=len(plan.symints),
-        num_saved_without_version_check=unchecked,
+        num_saved_without_version_check=sum(bool(_unchecked(joint, index)) for index in plan.tensors),
         report=report,
+    )
+
+
+def _unchecked(joint: JointGraph, index: int) -> bool:
+    return bool(joint.nodes[index].meta.get(NO_VERSION_CHECK, False))
+
+
+def _num_checked(joint: JointGraph, plan: Plan) -> int:
+    """Saved tensors before the first that is stashed without a version check, or is no tensor."""
+    return sum(
+        isinstance(joint.value(i), (torch.Tensor, type(None))) and not _unchecked(joint, i) for i in plan.tensors
     )

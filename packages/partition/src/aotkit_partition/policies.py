@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .joint import RECOMPUTE_POLICIES, SAVE_POLICIES, JointGraph
+from .joint import RECOMPUTE_POLICIES, SAVE_POLICIES, JointGraph, can_replay
 
 
 def has_policies(joint: JointGraph) -> bool:
@@ -46,7 +46,8 @@ def _unrepeatable(joint: JointGraph, index: int) -> bool:
     facts = joint.facts[index]
     if facts.is_getitem or facts.is_view:
         return any(_unrepeatable(joint, used) for used in joint.inputs_of[index][:1])
-    return facts.is_random or facts.is_mutating or facts.has_side_effects
+    random = facts.is_random and not can_replay(joint, index)
+    return random or facts.is_mutating or facts.has_side_effects
 
 
 def _crosses_regions(joint: JointGraph, index: int) -> bool:

@@ -15,11 +15,11 @@ from .cost import is_free, is_view_like
 from .decide import Decision
 from .default import default_saved_values
 from .errors import InfeasiblePartitionError
-from .joint import JointGraph
+from .joint import JointGraph, value_bytes
 from .peak import Choice, plan_bytes, plan_seconds
 from .plan import Plan, make_plan, simulate_plan
 from .runtime_estimate import RuntimeEstimator, estimate_seconds
-from .timeline import MemoryTimeline, storages_of
+from .timeline import MemoryTimeline, simulate_modules, storages_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,6 +251,22 @@ def add_front(
         if (choice.peak_bytes, choice.seconds) != (mine.peak_bytes, mine.seconds)
     ]
     return replace(report, front=tuple(sorted([*points, mine], key=lambda point: (point.peak_bytes, point.seconds))))
+
+
+def add_states(
+    report: PartitionReport,
+    forward: torch.fx.GraphModule,
+    backward: torch.fx.GraphModule,
+    num_fwd_outputs: int,
+    states: Sequence[str],
+) -> PartitionReport:
+    """The report with the saved generator states among the saved values, and its memory simulated again."""
+    sizes = {node.name: value_bytes(node.meta["val"]) for node in forward.graph.nodes if node.name in states}
+    rows = tuple(SavedValue(name, "tensor", sizes[name], "generator state", False, "") for name in states)
+    report = replace(report, saved=(*rows, *report.saved))
+    if report.timeline is None:
+        return report
+    return replace(report, timeline=simulate_modules(forward, backward, num_fwd_outputs))
 
 
 def _saved_values(joint: JointGraph, plan: Plan) -> tuple[SavedValue, ...]:

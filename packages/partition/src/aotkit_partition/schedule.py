@@ -63,4 +63,5 @@ def _append(joint: JointGraph, index: int, wanted: set[int], done: set[int], ord
 
 def _is_fence(joint: JointGraph, index: int) -> bool:
     facts = joint.facts[index]
-    return facts.is_mutating or facts.has_side_effects or facts.is_random
+    # A random op of the forward side runs here from a saved state, and draws nothing.
+    return facts.is_mutating or facts.has_side_effects or (facts.is_random and joint.in_backward[index])

@@ -1,0 +1,72 @@
+"""One decision for all ranks (F3.50): what differs between ranks is what they would choose, never the graph.
+
+Ranks may choose differently though their graphs are alike, because times were measured or a solver has more than one
+answer. If the graph holds collectives, running different ops on different ranks hangs or breaks them. So every rank
+says what it would save, and all take the choice of the least memory (the lowest rank among equals). Values are told by
+their position in the cleaned joint graph: names may differ between ranks.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.distributed
+
+from .decide import Decision
+from .errors import PartitionError
+from .joint import JointGraph
+from .peak import plan_bytes
+from .plan import make_plan
+
+
+def agree(joint: JointGraph, decision: Decision, group: Any) -> Decision:
+    """The decision of the rank whose plan saves the least.
+
+    Raises:
+        PartitionError: the ranks hold different graphs.
+    """
+    mine = {
+        "graph": fingerprint(joint),
+        "bytes": plan_bytes(joint, make_plan(joint, decision.saved)),
+        "saved": list(decision.saved),
+    }
+    answers = _gather(mine, group)
+    different = [rank for rank, answer in enumerate(answers) if answer["graph"] != mine["graph"]]
+    if different:
+        raise PartitionError(
+            f"the ranks {different} partition another joint graph than rank {torch.distributed.get_rank(group)}, so "
+            "there is no common decision. Trace the same function on all ranks, or partition without a group."
+        )
+    best = min(range(len(answers)), key=lambda rank: (answers[rank]["bytes"], rank))
+    if answers[best]["saved"] == mine["saved"]:
+        return decision
+    name = f"{decision.strategy}, as rank {best} decided"
+    return replace(decision, saved=tuple(answers[best]["saved"]), strategy=name)
+
+
+def fingerprint(joint: JointGraph) -> str:
+    """A hash of the graph that leaves names out: operators, edges, sizes, sides."""
+    digest = hashlib.sha256()
+    for index, node in enumerate(joint.nodes):
+        target = "" if node.op in ("placeholder", "output", "get_attr") else str(node.target)
+        row = (node.op, target, joint.inputs_of[index], joint.bytes_of[index], joint.in_backward[index])
+        digest.update(repr(row).encode())
+    return digest.hexdigest()
+
+
+def _gather(mine: dict[str, Any], group: Any) -> list[dict[str, Any]]:
+    """Every rank's record, by rank; as JSON in byte tensors, so that nothing is unpickled."""
+    text = json.dumps(mine).encode()
+    size = torch.distributed.get_world_size(group)
+    device = torch.device("cuda") if torch.distributed.get_backend(group) == "nccl" else torch.device("cpu")
+    lengths = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(size)]
+    torch.distributed.all_gather(lengths, torch.tensor([len(text)], device=device), group=group)
+    longest = max(int(length) for length in lengths)
+    padded = torch.tensor(list(text.ljust(longest)), dtype=torch.uint8, device=device)
+    texts = [torch.empty(longest, dtype=torch.uint8, device=device) for _ in range(size)]
+    torch.distributed.all_gather(texts, padded, group=group)
+    return [json.loads(bytes(text.tolist())) for text in texts]
