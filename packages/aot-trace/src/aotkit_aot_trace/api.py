@@ -131,6 +131,7 @@ def capture(
             training=options.training,
             # Symbolic sizes need it; of a Python function it is not known what it calls (see GraphFunction).
             python_dispatcher=_has_symbols(plain)
+            or (isinstance(traced, GraphFunction) and traced.needs_python_dispatcher())
             or (layer is FunctionalLayer.DISPATCHER and not hasattr(traced, "preferred_layer")),
             subclasses=subclasses,
         )

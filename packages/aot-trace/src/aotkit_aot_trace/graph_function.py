@@ -64,6 +64,12 @@ class GraphFunction:
             FunctionalLayer.MODE if any(_needs_mode(n) for n in _all_nodes(self.graph)) else FunctionalLayer.DISPATCHER
         )
 
+    def needs_python_dispatcher(self) -> bool:
+        """Whether a checkpointed region drops out: the Python dispatcher takes dropout apart without an in-place
+        operation, which selective checkpointing does not allow."""
+        names = [str(getattr(n.target, "__name__", n.target)) for n in _all_nodes(self.graph)]
+        return "tag_activation_checkpoint" in names and any("dropout" in name for name in names)
+
 
 def _all_nodes(graph: torch.fx.GraphModule) -> Iterator[torch.fx.Node]:
     for module in graph.modules():

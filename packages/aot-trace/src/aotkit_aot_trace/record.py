@@ -39,6 +39,7 @@ from aotkit_functionalize import (
 from . import _torch_compat as compat
 from .decompositions import guarded_table
 from .graph_function import closed_over, data_dependent, not_functional
+from .random_replay import with_replay
 from .state import AutocastState
 
 __all__ = ["Recording", "Request", "record"]
@@ -98,6 +99,7 @@ def record(request: Request) -> Recording:
             stack.enter_context(compat.enable_python_dispatcher())
         try:
             table = guarded_table(request.decompositions, lambda: result.metadata is None)
+            table = with_replay(table, lambda: result.metadata is None)
             result.graph = compat.run_make_fx(traced, request.graph_inputs, table)
         except compat.DATA_DEPENDENT_ERRORS as error:
             raise data_dependent(error, None) from error
