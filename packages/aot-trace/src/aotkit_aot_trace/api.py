@@ -144,7 +144,8 @@ def capture(
                 again = replace(request, layer=FunctionalLayer.DISPATCHER, python_dispatcher=True)
                 layer, recording = again.layer, record(again)
         with stage(observer, "finish"):
-            graph = finish(recording)
+            # The frontend's graphs hold these checks already.
+            graph = finish(recording, None if hasattr(traced, "preferred_layer") else mode.shape_env)
     assert recording.metadata is not None
     metadata = recording.metadata
     if metadata.subclasses is not None and metadata.is_training:

@@ -6,10 +6,12 @@ import bisect
 import operator
 
 import torch
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from aotkit_functionalize import Unsupported
 
 from .record import Recording
+from .runtime_checks import add_runtime_checks
 
 __all__ = ["check_functional", "finish"]
 
@@ -17,14 +19,18 @@ aten = torch.ops.aten
 _SAME_VALUE = frozenset({aten.detach.default, aten.alias.default, aten.lift.default, aten.lift_fresh.default})
 
 
-def finish(recording: Recording) -> torch.fx.GraphModule:
-    """Clean the recorded graph in place and return it."""
+def finish(recording: Recording, promises: ShapeEnv | None = None) -> torch.fx.GraphModule:
+    """Clean the recorded graph in place and return it.
+
+    ``promises``: knows what the function promised about sizes that depend on data, if the graph does not check it yet.
+    """
     module, metadata = recording.graph, recording.metadata
     assert module is not None and metadata is not None
     graph = module.graph
     if metadata.is_training:
         tag_forward_and_backward(graph, recording)
         move_placeholders_first(graph)
+    add_runtime_checks(graph, promises)
     remove_same_value_nodes(graph)
     graph.eliminate_dead_code()
     complete_values(graph)
