@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from aotkit_aot_trace import FunctionalLayer, OverlappingMutation, TraceOptions, Unsupported, capture
+from aotkit_functionalize import OverlappingWrite
 from aotkit_functionalize.metadata import MutationKind
 
 
@@ -413,10 +414,15 @@ def test_what_expand_leaves_as_it_is_may_be_written_to(check):
 @pytest.mark.covers("F1.67", "F1.71")
 def test_writes_that_functionalization_gets_wrong_are_refused(layer, check):
     options = TraceOptions(layer=layer)
-    with pytest.raises(Unsupported, match="elements overlap"):
-        capture(lambda x: [x.as_strided((2, 2), (1, 1)).mul_(2)], [torch.ones(3, 3)], options=options)
+    for view, overlapping in (
+        (r"as_strided\(\(2, 2\), \(1, 1\), None\)", lambda x: x.as_strided((2, 2), (1, 1))),
+        (r"unfold\(", lambda x: x.unfold(1, 2, 1)),
+        (r"expand\(\)", lambda x: x[:1].expand(3, 3)),
+    ):
+        with pytest.raises(OverlappingWrite, match=f"a view .*made by {view}.* several of its elements are the same"):
+            capture(lambda x, view=overlapping: [view(x).mul_(2)], [torch.ones(3, 3)], options=options)
     with pytest.raises(Unsupported, match="leave gaps"):
-        capture(lambda x: [x.unfold(0, 1, 5).add_(1)], [torch.ones(12)], options=options)
+        capture(lambda x: [x.detach().t().unfold(0, 2, 3).add_(1)], [torch.ones(12, 8)], options=options)
     check(lambda x: [x.unfold(0, 3, 3).add_(1), x.as_strided((2, 2), (4, 1)).mul_(2)], lambda: [torch.randn(12)])
 
 
@@ -497,7 +503,7 @@ def outside(x):
         (detached_then_written, lambda: torch.ones(2, 3, requires_grad=True), "but not its gradient"),
         (saved_then_written, lambda: torch.ones(2, 3, requires_grad=True), "written to in place before the backward"),
         (lambda x: [x.fill_(2)], lambda: torch.ones(1, 3).expand(2, 3), "are the same memory"),
-        (repeated, lambda: torch.ones(2, 3), "written to by zero_"),
+        (repeated, lambda: torch.ones(2, 3), "several of its elements are the same memory"),
         (resized, lambda: torch.ones(4, 4), "the out argument of add is a view"),
         (lambda x: [x[0]], lambda: torch.ones(1, 3).expand(2, 3).requires_grad_(), "shares it out"),
         (between, lambda: torch.ones(3, 4)[:, ::2], "reaches beyond"),

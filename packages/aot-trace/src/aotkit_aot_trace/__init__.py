@@ -4,26 +4,33 @@
 :func:`trace_inference` and :func:`trace_joint` insist.
 """
 
-from aotkit_functionalize import FunctionalLayer, GraphMetadata, OverlappingMutation, Unsupported
+from aotkit_functionalize import DataDependent, FunctionalLayer, GraphMetadata, OverlappingMutation, Unsupported
 
 from .__about__ import __version__
 from .api import Capture, Origin, TraceOptions, capture, trace_inference, trace_joint
+from .attributes import detect_attribute_assignment
+from .export import ExportError, aot_export_function, aot_export_joint_simple, aot_export_module
 from .functional_call import FunctionalCall, create_functional_call, named_tensors
 from .gradients import GradientInputs, capture_gradients
 from .graph_function import GraphFunction
 from .known_values import SavedValues, saved_values
 from .mutations_in_graph import mutations_in_graph
 from .observer import Observer
+from .signature import BackwardSignature, GraphSignature
 from .state import TRACING_LOCK
 
 __all__ = [
     "TRACING_LOCK",
+    "BackwardSignature",
     "Capture",
+    "DataDependent",
+    "ExportError",
     "FunctionalCall",
     "FunctionalLayer",
     "GradientInputs",
     "GraphFunction",
     "GraphMetadata",
+    "GraphSignature",
     "Observer",
     "Origin",
     "OverlappingMutation",
@@ -31,9 +38,13 @@ __all__ = [
     "TraceOptions",
     "Unsupported",
     "__version__",
+    "aot_export_function",
+    "aot_export_joint_simple",
+    "aot_export_module",
     "capture",
     "capture_gradients",
     "create_functional_call",
+    "detect_attribute_assignment",
     "mutations_in_graph",
     "named_tensors",
     "saved_values",

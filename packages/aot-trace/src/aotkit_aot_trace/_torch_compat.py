@@ -17,11 +17,13 @@ from torch._subclasses.fake_tensor import (
     is_fake,
     unset_fake_temporarily,
 )
+from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, get_proxy_mode, make_fx, track_tensor_tree
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, rebind_unbacked
 from torch.fx.traceback import preserve_node_meta
 from torch.nn.utils.stateless import _reparametrize_module as replaced_tensors
+from torch.utils._pytree import tree_map
 
 __all__ = [
     "DATA_DEPENDENT_ERRORS",
@@ -33,11 +35,15 @@ __all__ = [
     "has_effects",
     "is_fake",
     "is_random",
+    "is_recording",
     "lift_constant",
+    "pre_dispatch_functional_mode",
     "preserve_node_meta",
     "rebind_sizes",
+    "record_operator",
     "replaced_tensors",
     "run_make_fx",
+    "to_pre_dispatch_functional",
     "track",
     "untraced",
     "without_autocast",
@@ -52,12 +58,32 @@ DATA_DEPENDENT_ERRORS = (
 
 
 def run_make_fx(
-    fn: Callable[..., Any], args: list[Any], decompositions: Mapping[Any, Callable[..., Any]]
+    fn: Callable[..., Any],
+    args: list[Any],
+    decompositions: Mapping[Any, Callable[..., Any]],
+    *,
+    pre_dispatch: bool = False,
 ) -> torch.fx.GraphModule:
     """Record ``fn(*args)``; ``args`` are fake tensors of the active mode. Code of the module is made when needed."""
-    trace = make_fx(fn, decomposition_table=decompositions, tracing_mode="real", _disable_torch_fn_metadata_mode=True)
+    trace = make_fx(
+        fn,
+        decomposition_table=decompositions,
+        tracing_mode="real",
+        pre_dispatch=pre_dispatch,
+        _disable_torch_fn_metadata_mode=True,
+    )
     with _use_lazy_graph_module(True):
         return trace(*args)
+
+
+def pre_dispatch_functional_mode() -> AbstractContextManager[Any]:
+    """Context in which functional tensors are functionalized before autograd sees their operations."""
+    return FunctionalTensorMode(pre_dispatch=True, export=True)
+
+
+def to_pre_dispatch_functional(value: torch.Tensor) -> torch.Tensor:
+    """A functional tensor over ``value`` inside of :func:`pre_dispatch_functional_mode`."""
+    return FunctionalTensor.to_functional(value)
 
 
 def current_tracer() -> Any:
@@ -80,6 +106,11 @@ def rebind_sizes(node: torch.fx.Node, result: Any) -> None:
     rebind_unbacked(mode.shape_env, node, result)
 
 
+def is_recording() -> bool:
+    """Whether a recording is in progress."""
+    return get_proxy_mode() is not None
+
+
 def untraced() -> AbstractContextManager[Any]:
     """Context whose operations are not recorded."""
     return disable_proxy_modes_tracing()
@@ -94,6 +125,16 @@ def track(value: Any, proxy: torch.fx.Proxy, tracer: Any) -> None:
     """From now on ``value`` stands for ``proxy`` in the recording."""
     with untraced():
         track_tensor_tree(value, proxy, constant=None, tracer=tracer)
+
+
+def record_operator(op: Any, args: tuple[Any, ...], fake_result: Callable[[], Any]) -> Any:
+    """A node that calls ``op``, without running it: its value is what ``fake_result`` makes."""
+    tracer = current_tracer()
+    proxies = tree_map(tracer.unwrap_proxy, args)
+    with untraced():
+        result = fake_result()
+    track(result, tracer.create_proxy("call_function", op, proxies, {}), tracer)
+    return result
 
 
 def lift_constant(value: torch.Tensor) -> torch.Tensor:

@@ -18,6 +18,7 @@ from aotkit_functionalize import (
     subclass_arguments,
 )
 
+from .exported import ExportRequest
 from .finish import finish
 from .graph_function import GraphFunction
 from .observer import Observer, stage
@@ -37,11 +38,13 @@ class TraceOptions:
             gradient), ``None`` to decide from what the one run shows.
         dynamic: give real tensors symbolic sizes; fake tensors keep the sizes they have.
         layer: torch's functionalization to use; ``None`` chooses the cheapest that can do it.
+        export: the graph returns every output of the function, aliases and constants too, see ``exported``.
     """
 
     training: bool | None = None
     dynamic: bool = False
     layer: FunctionalLayer | None = None
+    export: ExportRequest | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +137,7 @@ def capture(
             or (isinstance(traced, GraphFunction) and traced.needs_python_dispatcher())
             or (layer is FunctionalLayer.DISPATCHER and not hasattr(traced, "preferred_layer")),
             subclasses=subclasses,
+            export=options.export,
         )
         with stage(observer, "trace"):
             try:

@@ -7,7 +7,9 @@ from typing import Any
 
 import torch
 
-from aotkit_functionalize import Unsupported
+from aotkit_functionalize import OverlappingWrite, Unsupported
+
+from .known_shapes import recorded_with_known_shapes
 
 __all__ = ["guarded_table"]
 
@@ -21,12 +23,13 @@ def guarded_table(table: Table, in_forward: Callable[[], bool]) -> Table:
     Note [Writes that functionalization gets wrong]
         A write through a view becomes a scatter of the new values into the base. For a view whose elements
         overlap the scatter has no right answer, and the scatter for ``unfold`` puts zeros between windows that
-        do not touch. Both would be recorded without a word, so the two operators are looked at first.
+        do not touch (most of these have been replaced by other views before). Both would be recorded without a word,
+        so the two operators are looked at first.
 
         torch's core decomposition of CPU flash attention returns the attention weights in the place of the
         log-sum-exp, which the backward operator then takes for it: wrong gradients of all three inputs.
     """
-    guarded = dict(table)
+    guarded = {**recorded_with_known_shapes(), **table}
     attention = aten._scaled_dot_product_flash_attention_for_cpu
     if aten._scaled_dot_product_flash_attention_for_cpu_backward.default not in table:
         guarded.pop(attention.default, None)
@@ -36,11 +39,7 @@ def guarded_table(table: Table, in_forward: Callable[[], bool]) -> Table:
 
     def as_strided_scatter(base: Any, source: Any, size: Any, stride: Any, storage_offset: Any = None) -> Any:
         if in_forward() and _overlaps(size, stride):
-            raise Unsupported(
-                f"a view of sizes {tuple(size)} and strides {tuple(stride)}, whose elements overlap, is written to",
-                "which of the values of one element remains is not defined",
-                "Write to a copy, or to a view without overlap",
-            )
+            raise OverlappingWrite(f"a view made by as_strided({tuple(size)}, {tuple(stride)}, {storage_offset})")
         if in_forward() and not _lies_within(base, size, stride, storage_offset):
             raise Unsupported(
                 f"a view of sizes {tuple(size)}, strides {tuple(stride)} and offset {storage_offset} is written to, "
@@ -51,10 +50,12 @@ def guarded_table(table: Table, in_forward: Callable[[], bool]) -> Table:
         return otherwise(aten.as_strided_scatter.default, base, source, size, stride, storage_offset)
 
     def unfold_backward(grad: Any, input_sizes: Any, dim: int, size: int, step: int) -> Any:
+        if in_forward() and size > step and input_sizes[dim] > size:
+            raise OverlappingWrite(f"a view made by unfold({dim}, {size}, {step})")
         if in_forward() and not _windows_cover(input_sizes, dim, size, step):
             raise Unsupported(
                 f"the windows of unfold(dimension={dim}, size={size}, step={step}) are written to",
-                "they overlap or leave gaps, which functionalization does not restore",
+                "they leave gaps, which functionalization does not restore",
                 "Write to slices instead",
             )
         return otherwise(aten.unfold_backward.default, grad, input_sizes, dim, size, step)

@@ -14,12 +14,12 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
-import torch.utils._pytree as pytree
 from torch import nn
 
-from aotkit_functionalize import FunctionalLayer
+from aotkit_functionalize import Unsupported
 
 from . import _torch_compat as compat
+from .batch_norm import averages_without_numbers
 from .graph_function import GraphFunction
 
 __all__ = ["FunctionalCall", "create_functional_call", "named_tensors"]
@@ -42,61 +42,66 @@ def named_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
 
 
 class FunctionalCall:
-    """``module`` called with the tensors ``names`` replaced by the leading flat arguments.
+    """``module`` called with the tensors ``names`` replaced by the leading arguments; the others are its own.
 
     Args:
         module: any module; of a graph module the nodes' stack traces and tags are carried over.
         names: full names of parameters and buffers; so many leading arguments stand for them.
-        unflatten: makes positional and keyword arguments of the other flat arguments; by default they are positional.
-        strict_out_tuple: refuse what is not a tuple or list. Else the result is flattened, see ``out_spec``.
+        strict_out_tuple: refuse a result that is not a tuple or list.
         record_stack: see Note [Module stacks without a proxy of the module].
-
-    Attributes:
-        out_spec: structure of the last result, if it was flattened.
     """
 
     def __init__(
-        self,
-        module: nn.Module,
-        names: Sequence[str],
-        *,
-        unflatten: Callable[[list[Any]], tuple[Sequence[Any], Mapping[str, Any]]] | None = None,
-        strict_out_tuple: bool = True,
-        record_stack: bool = False,
+        self, module: nn.Module, names: Sequence[str], *, strict_out_tuple: bool = True, record_stack: bool = False
     ) -> None:
         self.module = module
         self.names = tuple(names)
-        self.out_spec: pytree.TreeSpec | None = None
-        self._unflatten = unflatten
         self._strict = strict_out_tuple
         self._record_stack = record_stack
-        self._graph = GraphFunction(module, lifted=True) if isinstance(module, torch.fx.GraphModule) else None
+        self._graph: GraphFunction | None = None
+        if isinstance(module, torch.fx.GraphModule):
+            self._graph = GraphFunction(module, lifted=True)
+            self.preferred_layer = self._graph.preferred_layer  # as of any graph
 
-    def preferred_layer(self) -> FunctionalLayer:
-        """That of the graph; for any other module the layer that copes with everything."""
-        return FunctionalLayer.MODE if self._graph is None else self._graph.preferred_layer()
-
-    def __call__(self, *flat: Any) -> Any:
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
         count = len(self.names)
-        given = list(flat[count:])
-        args, kwargs = (given, {}) if self._unflatten is None else self._unflatten(given)
+        tensors, given = dict(zip(self.names, args[:count], strict=True)), args[count:]
         with ExitStack() as stack:
-            stack.enter_context(compat.replaced_tensors(self.module, dict(zip(self.names, flat[:count], strict=True))))
+            stack.enter_context(compat.replaced_tensors(self.module, tensors))
+            stack.enter_context(averages_without_numbers(self.module))
             if self._record_stack:
                 stack.enter_context(recorded_module_stack(self.module))
             if self._graph is not None:
-                result = self._graph(*_positional(self._graph.graph, args, kwargs))
+                result = self._graph(*_positional(self._graph.graph, given, kwargs))
             else:
-                result = self.module(*args, **kwargs)
-        if not self._strict:
-            leaves, self.out_spec = pytree.tree_flatten(result)
-            return leaves
-        if not isinstance(result, tuple | list):
+                result = self.module(*given, **kwargs)
+            _write_assigned_buffers(self.module, tensors)
+        if self._strict and not isinstance(result, tuple | list):
             raise RuntimeError(
                 f"Graph output must be a tuple(). This module returns a {type(result).__name__}, and its result is "
                 "handed on without looking for tensors inside. Return a tuple, or use aot_module, which flattens"
             )
         return result
+
+
+def _write_assigned_buffers(module: nn.Module, given: Mapping[str, torch.Tensor]) -> None:
+    """``self.buffer = new`` while the module ran: the new value is written to the old one, which the caller holds."""
+    for name, old in given.items():
+        path, _, attribute = name.rpartition(".")
+        new = getattr(module.get_submodule(path), attribute, None)
+        if new is old:
+            continue
+        if not isinstance(new, torch.Tensor) or isinstance(new, nn.Parameter) or _layout(new) != _layout(old):
+            raise Unsupported(
+                f"{name} of the module is assigned another kind of value while it runs",
+                "only a buffer can be given a new value, of the same sizes and dtype",
+                "Write to it in place, or return the value",
+            )
+        old.copy_(new)
+
+
+def _layout(value: torch.Tensor) -> tuple[Any, ...]:
+    return value.shape, value.dtype, value.device
 
 
 def create_functional_call(

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from aotkit_functionalize import (
+    DataDependent,
     FunctionalLayer,
+    OverlappingWrite,
     Unsupported,
     below_functional_layer,
     has_data_mutation,
@@ -23,8 +27,22 @@ __all__ = ["GraphFunction"]
 
 # They update running statistics though their schemas don't say so, and the dispatcher's functionalization passes them
 # through as they are. Torch's Python dispatcher replaces them by variants that say so; it is too slow to be on always.
-_HIDDEN_WRITERS = frozenset({"batch_norm", "native_batch_norm", "instance_norm", "_batch_norm_impl_index"})
+_HIDDEN_WRITERS = frozenset({"batch_norm", "native_batch_norm", "instance_norm", "_batch_norm_impl_index", "lstm"})
 _ORDINARY_NAMESPACES = ("aten", "prims", "prim", "prim_ops", "inductor")
+
+
+class PythonLstm(TorchFunctionMode):
+    """Context in which an LSTM is taken apart by torch's Python kernels.
+
+    The CPU's own kernel decides by grad mode whether it keeps what its backward needs, and compiled code runs with
+    grad mode off.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch._VF.lstm:
+            with compat.enable_python_dispatcher():
+                return func(*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
 
 
 class GraphFunction:
@@ -141,7 +159,7 @@ class _Runner(torch.fx.Interpreter):
 
     def _constant(self, name: str, value: torch.Tensor) -> torch.Tensor:
         """A tensor attribute as a functional tensor; the recording refers to the attribute itself."""
-        if is_functional(value):
+        if is_functional(value) or not compat.is_recording():
             return value
         if id(value) not in self.constants:
             with below_functional_layer():
@@ -150,10 +168,10 @@ class _Runner(torch.fx.Interpreter):
         return self.constants[id(value)][2]
 
 
-def data_dependent(error: Exception, stack_trace: str | None) -> Unsupported:
+def data_dependent(error: Exception, stack_trace: str | None) -> DataDependent:
     """The refusal for an operation whose result depends on the elements of a tensor."""
     reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-    return Unsupported(
+    return DataDependent(
         "a size or a Python number depends on the elements of a tensor",
         f"its value is not known while the function is captured ({reason})",
         "Compute it outside of the compiled region, or use an operation of fixed size such as torch.where",
@@ -161,7 +179,8 @@ def data_dependent(error: Exception, stack_trace: str | None) -> Unsupported:
     )
 
 
-_NO_ELEMENTS = "its data is not allocated yet"  # what C++ code says that reads elements of a functional tensor
+# What C++ code says that reads elements of a functional or a fake tensor.
+_NO_ELEMENTS = ("its data is not allocated yet", "Cannot access data pointer of Tensor")
 _FUNCTIONALIZATION_WORDS = (
     "unctionalization",
     "unctionalizing",
@@ -172,12 +191,16 @@ _FUNCTIONALIZATION_WORDS = (
 
 
 def not_functional(error: RuntimeError, stack_trace: str | None) -> Unsupported | None:
-    """The refusal for what torch's functionalization gave up on, or ``None`` for any other error."""
+    """The refusal for what torch's functionalization or its fake tensors gave up on, ``None`` for any other error."""
     text = str(error)
-    if _NO_ELEMENTS in text:
+    if any(words in text for words in _NO_ELEMENTS):
         return data_dependent(error, stack_trace)
     if isinstance(error, Unsupported) or not any(word in text for word in _FUNCTIONALIZATION_WORDS):
         return None
+    overlap = re.match(r"While executing (\w+), .*internal overlap", text, re.DOTALL)
+    if overlap:
+        refusal = OverlappingWrite(f"a view made by {overlap[1]}()")
+        return refusal.at(stack_trace)
     return Unsupported(
         "an in-place operation cannot be replaced by a functional one",
         text.splitlines()[0],

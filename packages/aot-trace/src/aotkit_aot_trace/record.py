@@ -38,7 +38,8 @@ from aotkit_functionalize import (
 
 from . import _torch_compat as compat
 from .decompositions import guarded_table
-from .graph_function import closed_over, data_dependent, not_functional
+from .exported import ExportRequest, every_output
+from .graph_function import GraphFunction, PythonLstm, closed_over, data_dependent, not_functional
 from .random_replay import with_replay
 from .state import AutocastState
 
@@ -58,6 +59,7 @@ class Request:
     training: bool | None
     python_dispatcher: bool
     subclasses: SubclassArguments | None = None
+    export: ExportRequest | None = None
 
     @property
     def graph_inputs(self) -> list[Any]:
@@ -97,6 +99,8 @@ def record(request: Request) -> Recording:
         stack.enter_context(request.fake_mode)
         if request.python_dispatcher:
             stack.enter_context(compat.enable_python_dispatcher())
+        elif not isinstance(request.fn, GraphFunction):
+            stack.enter_context(PythonLstm())
         try:
             table = guarded_table(request.decompositions, lambda: result.metadata is None)
             table = with_replay(table, lambda: result.metadata is None)
@@ -139,6 +143,8 @@ def _run(request: Request, placeholders: Sequence[Any], result: Recording) -> li
                 storages=storages,
                 sizes=() if apart is None else apart.sizes,
             )
+            if request.export is not None:
+                forward = every_output(forward, outputs, request.export)
             values = [_unwrap(v) for v in forward.forward_values]
         result.metadata = forward.metadata
         finish_tokens()
@@ -149,7 +155,10 @@ def _run(request: Request, placeholders: Sequence[Any], result: Recording) -> li
             return [*values, *_subclass_gradients(forward, inputs, tracer, result)]
         leaves = [i.leaf for i in inputs if i.leaf is not None]
         differentiable = [forward.forward_values[t.forward_output] for t in forward.metadata.tangents]
+        tangents: list[torch.Tensor] | None
         tangents = [_tangent(number, from_functional(v), tracer) for number, v in enumerate(differentiable, start=1)]
+        if request.export is not None and request.export.loss is not None:
+            differentiable, tangents = [outputs[request.export.loss]], None  # the gradient of a loss is one
         with _refused("the gradient cannot be recorded"):
             gradients = _gradients(differentiable, leaves, tangents, tracer, result)
         finish_tokens()
@@ -229,7 +238,7 @@ def _tangent(number: int, plain: torch.Tensor, tracer: Any) -> torch.Tensor:
 def _gradients(
     outputs: Sequence[torch.Tensor],
     leaves: Sequence[torch.Tensor],
-    tangents: Sequence[torch.Tensor],
+    tangents: Sequence[torch.Tensor] | None,
     tracer: Any,
     result: Recording,
 ) -> Sequence[torch.Tensor | None]:

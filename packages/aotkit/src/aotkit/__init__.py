@@ -11,6 +11,8 @@ print(aotkit.explain(model, batch))
 from torch._dynamo import register_backend as _register_backend
 from torch._dynamo.backends.registry import list_backends as _list_backends
 
+from aotkit_aot_trace import ExportError, GraphSignature, aot_export_joint_simple, aot_export_module
+
 from .__about__ import __version__
 from ._observe import GraphRecord, Recorder, StageTiming
 from .api import aot_function, aot_module, aot_module_simplified
@@ -26,12 +28,16 @@ __all__ = [
     "CompileError",
     "EagerFallback",
     "Explanation",
+    "ExportError",
     "GraphRecord",
+    "GraphSignature",
     "Options",
     "Recorder",
     "StageTiming",
     "UnknownOption",
     "__version__",
+    "aot_export_joint_simple",
+    "aot_export_module",
     "aot_function",
     "aot_module",
     "aot_module_simplified",

@@ -16,16 +16,18 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.utils._pytree as pytree
 from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 
-from aotkit_functionalize import is_subclass, sizes_and_tensors, subclass_key
+from aotkit_aot_trace import DataDependent
+from aotkit_functionalize import fake_twin, is_subclass, sizes_and_tensors, subclass_key
 from aotkit_runtime_wrappers import AliasingChangedError
 
 from ._aliases import MOST_ALIAS_PATTERNS
 from .pipeline import CompileContext, Stages, compile_flat
 
-__all__ = ["Variants", "compile_variable", "next_name"]
+__all__ = ["Variants", "compile_variable", "flattened", "next_name"]
 
 _numbers = itertools.count()  # names only; a counter cannot change what is compiled
 
@@ -121,9 +123,18 @@ def compile_variable(
     variable = [i for i, v in enumerate(fakes) if isinstance(v, torch.Tensor | torch.SymInt)]
     if len(variable) < len(flat):
         function = _Partial(function, flat, variable)
-    run = compile_flat(function, [fakes[i] for i in variable], [flat[i] for i in variable], ctx, stages)
+    examples = [flat[i] for i in variable]
+    try:
+        run = compile_flat(function, [fakes[i] for i in variable], examples, ctx, stages)
+    except DataDependent:
+        if mode.shape_env is not None:
+            raise
+        # Numbers read from tensors need symbols, which cost tracing time and so are not there from the start.
+        mode = FakeTensorMode(shape_env=ShapeEnv())
+        fakes = [_fake(v, mode, i, False) for i, v in enumerate(flat)]
+        run = compile_flat(function, [fakes[i] for i in variable], examples, ctx, stages)
     boxed: Callable[[list[Any]], Any] = run.boxed  # type: ignore[attr-defined]
-    fits = _size_check(mode.shape_env, [fakes[i] for i in variable], variable)
+    fits = _size_check(mode.shape_env if dynamic else None, [fakes[i] for i in variable], variable)
     if len(variable) == len(flat):
         return boxed, fits
 
@@ -174,6 +185,26 @@ class _Partial:
         return self._function(*full)
 
 
+def flattened(
+    fn: Callable[..., Any], spec: pytree.TreeSpec, leading: int = 0
+) -> tuple[Callable[..., list[Any]], Callable[[], pytree.TreeSpec]]:
+    """``fn`` of flat arguments, returning flat results, and what tells the structure of the last ones.
+
+    The first ``leading`` arguments are passed on as they are, the others by ``spec``, the structure of args and kwargs.
+    """
+    out_spec: list[pytree.TreeSpec] = []
+
+    def flat_fn(*values: Any) -> list[Any]:
+        args, kwargs = pytree.tree_unflatten(list(values[leading:]), spec)
+        outputs, structure = pytree.tree_flatten(fn(*values[:leading], *args, **kwargs))
+        out_spec[:] = [structure]
+        return outputs
+
+    if hasattr(fn, "preferred_layer"):
+        flat_fn.preferred_layer = fn.preferred_layer  # type: ignore[attr-defined]
+    return flat_fn, lambda: out_spec[0]
+
+
 def example_fakes(flat: Sequence[Any], *, dynamic: bool, num_static: int = 0) -> tuple[FakeTensorMode, list[Any]]:
     """Fake tensors for a compile, and their mode: that of fake arguments if there are some, else a new one.
 
@@ -188,7 +219,7 @@ def _fake(value: Any, mode: FakeTensorMode, position: int, dynamic: bool) -> Any
     if isinstance(value, FakeTensor):
         return value
     if isinstance(value, torch.Tensor):
-        return mode.from_tensor(value, static_shapes=not dynamic)
+        return fake_twin(value, mode, static=not dynamic)
     if dynamic and type(value) is int and mode.shape_env is not None:
         source = torch._dynamo.source.ConstantSource(f"integer_{position}")
         symbol = mode.shape_env.create_unspecified_symbol(value, source, DimDynamic.DYNAMIC)

@@ -18,7 +18,7 @@ from ._environment import read_environment
 from ._observe import Recorder
 from ._publish import publish_parameters
 from ._sources import check_sources
-from ._variants import Variants, compile_variable, next_name
+from ._variants import Variants, compile_variable, flattened, next_name
 from .pipeline import CompileContext, Stages
 
 __all__ = ["aot_function", "aot_module", "aot_module_simplified"]
@@ -54,19 +54,8 @@ def aot_function(
     Idea: AOTAutograd (the PyTorch 2 paper, ASPLOS 2024).
     """
 
-    def flatten_for(spec: pytree.TreeSpec) -> tuple[Callable[..., Any], Callable[[], Any]]:
-        out_spec: list[pytree.TreeSpec] = []
-
-        def flat_fn(*values: Any) -> list[Any]:
-            args, kwargs = pytree.tree_unflatten(list(values), spec)
-            outputs, structure = pytree.tree_flatten(fn(*args, **kwargs))
-            out_spec[:] = [structure]
-            return outputs
-
-        return flat_fn, lambda: out_spec[0]
-
     variants = Variants.of(
-        flatten_for,
+        lambda spec: flattened(fn, spec),
         lambda: _context(num_params_buffers, keep_inference_input_mutations, enable_log),
         custom_stages(fw_compiler, bw_compiler, inference_compiler, partition_fn, decompositions),
         dynamic=bool(dynamic),
@@ -125,12 +114,7 @@ class _AOTModule(nn.Module):
 
         def flatten_for(structure: Any) -> tuple[Callable[..., Any], Callable[[], Any]]:
             spec, names, _ = structure
-
-            def unflatten(values: list[Any]) -> Any:
-                return pytree.tree_unflatten(values, spec)
-
-            call = FunctionalCall(self.orig_module, names, unflatten=unflatten, strict_out_tuple=False)
-            return call, lambda: call.out_spec
+            return flattened(FunctionalCall(self.orig_module, names, strict_out_tuple=False), spec, len(names))
 
         return Variants.of(
             flatten_for,

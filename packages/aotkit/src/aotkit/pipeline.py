@@ -233,7 +233,8 @@ def _capture(
         if not inputs.overlaps and len(inputs.kept) == len(fakes):
             return capture(fn, fakes, decompositions=table, observer=ctx.recorder), inputs
         run = GraphFunction(fn) if isinstance(fn, torch.fx.GraphModule) else fn
-        how = TraceOptions(layer=run.preferred_layer() if hasattr(run, "preferred_layer") else None)
+        layer = run.preferred_layer() if hasattr(run, "preferred_layer") else None
+        how = TraceOptions(layer=layer)
         settings: dict[str, Any] = {"decompositions": table, "options": how, "observer": ctx.recorder}
         prepared = PreparedFunction(run, inputs)
         try:

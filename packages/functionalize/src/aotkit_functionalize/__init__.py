@@ -8,8 +8,8 @@ from .__about__ import __version__
 from .analyze import analyze
 from .collect import ForwardRecord, collect_metadata
 from .effects import finish_tokens
-from .errors import NeedsDispatcherLayer, OverlappingMutation, Unsupported
-from .fakes import fake_arguments
+from .errors import DataDependent, NeedsDispatcherLayer, OverlappingMutation, OverlappingWrite, Unsupported
+from .fakes import fake_arguments, fake_twin
 from .inputs import FunctionInput, function_inputs, reentered_inputs
 from .metadata import GraphMetadata
 from .mutations import has_data_mutation
@@ -28,12 +28,14 @@ from .wrap import (
 )
 
 __all__ = [
+    "DataDependent",
     "ForwardRecord",
     "FunctionInput",
     "FunctionalLayer",
     "GraphMetadata",
     "NeedsDispatcherLayer",
     "OverlappingMutation",
+    "OverlappingWrite",
     "SubclassArguments",
     "SubclassBoundary",
     "SymbolicDim",
@@ -43,6 +45,7 @@ __all__ = [
     "below_functional_layer",
     "collect_metadata",
     "fake_arguments",
+    "fake_twin",
     "finish_tokens",
     "from_functional",
     "function_inputs",

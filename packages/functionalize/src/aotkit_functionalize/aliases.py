@@ -8,6 +8,7 @@ from fractions import Fraction
 from typing import Any
 
 import torch
+from torch.autograd.function import BackwardCFunction
 
 from . import _torch_compat as compat
 from .errors import Unsupported
@@ -25,6 +26,7 @@ __all__ = [
     "gradient_reaches",
     "output_sources",
     "shares_storage",
+    "through_custom_function",
     "view_spec",
 ]
 
@@ -205,6 +207,24 @@ def _end(dense: torch.Tensor) -> Any:
 
 def _byte(plain: torch.Tensor, element: Any) -> Any:
     return element * plain.element_size()
+
+
+def through_custom_function(value: torch.Tensor, base: torch.Tensor) -> bool:
+    """Whether the gradient of ``value``, a view of ``base``, passes through a custom ``autograd.Function``.
+
+    Taking the view again would give it another gradient.
+    """
+    seen: set[Any] = {base.grad_fn}
+    waiting = [value.grad_fn]
+    while waiting:
+        function = waiting.pop()
+        if function is None or function in seen:
+            continue
+        if isinstance(function, BackwardCFunction) or type(function).__name__ == "CppFunction":
+            return function.name() != "_EnterBackward"
+        seen.add(function)
+        waiting.extend(parent for parent, _ in function.next_functions)
+    return False
 
 
 def gradient_reaches(value: torch.Tensor, base: torch.Tensor) -> bool:

@@ -15,6 +15,7 @@ from .aliases import (
     carries_gradient,
     gradient_reaches,
     output_sources,
+    through_custom_function,
     view_spec,
 )
 from .effects import ordered_effects
@@ -262,7 +263,11 @@ def _output_infos(
                 OutputInfo(index, source.kind, meta=meta, graph_output=position, dynamic_dims=_dynamic_dims(output))
             )
         else:
-            infos.append(_aliasing_output(index, source, inputs, outputs, sources.bases))
+            info = _aliasing_output(index, source, inputs, outputs, sources.bases)
+            if info.view is not None and _has_own_history(output, source, inputs, outputs, sources.bases):
+                info = replace(info, graph_output=first + len(computed))
+                computed.append(output)
+            infos.append(info)
     for index, source in enumerate(sources.sources):
         if source.same_as is not None:
             twin = infos[source.same_as]
@@ -311,6 +316,23 @@ def _aliasing_output(
         view = view_spec(plain, plain_base, requires_grad=claims, under_no_grad=lost, detached=detached)
     meta = tensor_meta(plain, requires_grad=claims)
     return OutputInfo(index, source.kind, meta=meta, base=source.base, view=view, dynamic_dims=_dynamic_dims(output))
+
+
+def _has_own_history(
+    output: torch.Tensor,
+    source: OutputSource,
+    inputs: Sequence[FunctionInput],
+    outputs: Sequence[Any],
+    bases: Sequence[torch.Tensor],
+) -> bool:
+    """Whether the view was made by a custom function, so that its gradient is not that of a view."""
+    assert source.base is not None
+    if not carries_gradient(output):
+        return False
+    if source.kind is OutputKind.ALIAS_OF_INPUT:
+        return through_custom_function(output, inputs[source.base].value)
+    base = bases[source.base] if source.kind is OutputKind.ALIAS_OF_INTERMEDIATE else outputs[source.base]
+    return through_custom_function(output, base)
 
 
 def _check_lazy_bits(index: int, output: torch.Tensor, base: torch.Tensor) -> None:

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-__all__ = ["NeedsDispatcherLayer", "OverlappingMutation", "Unsupported", "user_line"]
+__all__ = [
+    "DataDependent",
+    "NeedsDispatcherLayer",
+    "OverlappingMutation",
+    "OverlappingWrite",
+    "Unsupported",
+    "user_line",
+]
 
 
 class Unsupported(RuntimeError):
@@ -34,6 +41,17 @@ class Unsupported(RuntimeError):
         return located
 
 
+class OverlappingWrite(Unsupported):
+    """A write to a view of which several elements are the same memory. ``view`` names it as the function made it."""
+
+    def __init__(self, view: str) -> None:
+        super().__init__(
+            f"{view} is written to, and several of its elements are the same memory",
+            "which of their new values remains is not defined",
+            "Write to a clone of it, or to a view without overlap",
+        )
+
+
 class NeedsDispatcherLayer(Unsupported):
     """``what`` is something that only :attr:`.FunctionalLayer.DISPATCHER` can follow; capture again in it."""
 
@@ -43,6 +61,10 @@ class NeedsDispatcherLayer(Unsupported):
             "a tensor subclass, which the functional mode uses, cannot change its storage",
             "Capture with FunctionalLayer.DISPATCHER",
         )
+
+
+class DataDependent(Unsupported):
+    """A size or a Python number depends on the elements of a tensor, and the capture was not to record such numbers."""
 
 
 class OverlappingMutation(Unsupported):

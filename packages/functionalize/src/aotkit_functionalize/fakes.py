@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,7 +13,16 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from .errors import Unsupported
 from .nests import is_subclass, rebuild, tensors_inside
 
-__all__ = ["fake_arguments"]
+__all__ = ["fake_arguments", "fake_twin"]
+
+
+def fake_twin(value: torch.Tensor, mode: FakeTensorMode, *, static: bool) -> torch.Tensor:
+    """A fake tensor as autograd sees ``value``: it requires grad, and is a leaf, if ``value`` does and is."""
+    if value.is_leaf or not value.requires_grad:
+        return mode.from_tensor(value, static_shapes=static)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch looks at .grad, and warns about that of a tensor that is no leaf
+        return mode.from_tensor(value, static_shapes=static)
 
 
 def fake_arguments(

@@ -159,7 +159,8 @@ class OutputInfo:
 
     ``base`` is an input index (INPUT, ALIAS_OF_INPUT), a position in the list of intermediate bases
     (ALIAS_OF_INTERMEDIATE) or a user output index (ALIAS_OF_OUTPUT). ``graph_output`` is the forward-output
-    position of FRESH and SYMINT outputs, ``None`` for the others. ``same_as`` is the index of an earlier
+    position of FRESH and SYMINT outputs; of an alias, the forward output whose history it has where that is not the
+    history of a view (a custom autograd function made it); else ``None``. ``same_as`` is the index of an earlier
     output that is the very same object, if there is one; the record is complete without it.
     """
 

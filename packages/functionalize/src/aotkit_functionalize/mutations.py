@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from . import _torch_compat as compat
-from .errors import Unsupported
+from .errors import OverlappingWrite, Unsupported
 from .events import StorageEvents
 from .inputs import FunctionInput
 from .layouts import before_reshapes
@@ -97,11 +97,7 @@ def check_mutation(entered: FunctionInput) -> None:
             "Do it outside of the compiled region, or use detach()",
         )
     if has_data_mutation(value) and compat.repeats_memory(entered.original):
-        raise Unsupported(
-            f"{name} is written to, and several of its elements are the same memory (it is expanded)",
-            "a new value of each element cannot be written back",
-            "Write to a clone, or to the tensor before it is expanded",
-        )
+        raise OverlappingWrite(f"{name}, an expanded tensor,")
     if entered.requires_grad and entered.is_leaf and value.grad_fn is not entered.entry_grad_fn:
         raise Unsupported(
             f"{name} is a leaf that requires grad and is changed in place",

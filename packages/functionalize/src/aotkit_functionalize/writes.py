@@ -9,9 +9,10 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from . import _torch_compat as compat
-from .errors import Unsupported
+from .errors import OverlappingWrite, Unsupported
 from .events import StorageEvents
 from .layouts import EXPANSIONS, RESHAPES, STRIDE_DEPENDENT, without_expansion
+from .windows import without_gaps
 
 __all__ = ["RefuseWrongWrites"]
 
@@ -46,7 +47,7 @@ class RefuseWrongWrites(TorchFunctionMode):
         wrapper, is_out = compat.inner_wrapper(target), target is out
         if not compat.is_inner_wrapper(wrapper):
             return func(*args, **(kwargs or {}))
-        _refuse_expanded(name, target)
+        _refuse_expanded(target)
         if is_out and not compat.is_base(wrapper):
             raise Unsupported(
                 f"the out argument of {name} is a view",
@@ -70,7 +71,7 @@ class RefuseWrongWrites(TorchFunctionMode):
             for target in args[position] if position < len(args) else ():
                 if not isinstance(target, torch.Tensor) or not compat.is_inner_wrapper(compat.inner_wrapper(target)):
                     continue
-                _refuse_expanded(name, target)
+                _refuse_expanded(target)
                 before[id(target)] = (target, target._version)
         result = func(*args, **kwargs)
         still = [target for target, version in before.values() if target._version == version]
@@ -78,9 +79,11 @@ class RefuseWrongWrites(TorchFunctionMode):
         return result
 
     def _change_of_layout(self, name: str, func: Any, args: Any, kwargs: Any) -> Any:
-        if args and (name in RESHAPES or name in STRIDE_DEPENDENT or name in EXPANSIONS):
+        if args and (name in RESHAPES or name in STRIDE_DEPENDENT or name in EXPANSIONS or name == "unfold"):
             target = args[0]
             if isinstance(target, torch.Tensor) and compat.is_inner_wrapper(compat.inner_wrapper(target)):
+                if name == "unfold":
+                    return without_gaps(func, args, kwargs)
                 if name in RESHAPES:
                     return self.storages.layouts.reshape(func, args, kwargs)
                 if name in EXPANSIONS:
@@ -102,13 +105,9 @@ class RefuseWrongWrites(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def _refuse_expanded(name: str, target: torch.Tensor) -> None:
+def _refuse_expanded(target: torch.Tensor) -> None:
     if compat.is_view_through(compat.inner_wrapper(target), "expand"):
-        raise Unsupported(
-            f"an expanded tensor of sizes {tuple(target.shape)} is written to by {name}",
-            "elements of it may be the same memory, and which of their new values remains is not defined",
-            "Write to the tensor before it is expanded, or to a clone",
-        )
+        raise OverlappingWrite(f"a view of sizes {tuple(target.shape)} made by expand()")
 
 
 @lru_cache(maxsize=256)

@@ -167,7 +167,7 @@ def _bind_symbols(
 
 
 def _call_spec(metadata: GraphMetadata, names: tuple[Value, ...], saved: tuple[int, int]) -> CallSpec:
-    own = {o.graph_output for o in metadata.outputs if o.kind is OutputKind.FRESH and o.graph_output is not None}
+    own = {o.graph_output for o in metadata.outputs if o.kind is not OutputKind.SYMINT and o.graph_output is not None}
     first_base = metadata.num_forward_outputs - len(metadata.intermediate_bases)
     own |= set(range(first_base, metadata.num_forward_outputs))
     training = metadata.is_training and bool(metadata.tangents) and bool(metadata.differentiable_inputs)
@@ -187,6 +187,9 @@ def _call_spec(metadata: GraphMetadata, names: tuple[Value, ...], saved: tuple[i
         differentiable_inputs=tuple(sorted(metadata.differentiable_inputs)),
         differentiable_outputs=tuple(sorted({t.forward_output for t in metadata.tangents})),
         tangents=tuple(TangentSpec(t.forward_output, t.meta) for t in metadata.tangents),
+        history_outputs=tuple(
+            o.graph_output for o in metadata.outputs if o.view is not None and o.graph_output is not None
+        ),
         backward_symbols=_symbols_for_backward(metadata, names, dims),
     )
 

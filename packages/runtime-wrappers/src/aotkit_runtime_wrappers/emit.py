@@ -107,8 +107,8 @@ def _values_of(operation: Operation) -> set[Value]:
             return set(members)
         case CopyBack(value=value, source=source) | SetStorage(value=value, source=source):
             return {value, source}
-        case Regenerate(base=base):
-            return {base}
+        case Regenerate(base=base, history=history):
+            return {base} if history is None else {base, history}
         case SetGradMode():
             return set()
     return {operation.value}
@@ -276,6 +276,8 @@ def _emit_regenerate(operation: Regenerate, out: Source, indent: int) -> None:
     else:
         made = f"{base}.as_strided({sizes}, {strides}, {_offset(operation.base, view.offset_delta)})"
     out.add(f"{operation.result} = {made}{'.detach()' if view.detached else ''}", indent)
+    if operation.history is not None:
+        out.add(f"{operation.result} = _with_history({operation.history}, {operation.result})", indent)
     if operation.set_requires_grad:
         out.add(f"{operation.result}.requires_grad_(True)", indent)
 

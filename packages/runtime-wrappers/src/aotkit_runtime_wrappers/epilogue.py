@@ -217,6 +217,10 @@ def _regenerate(metadata: GraphMetadata, output: OutputInfo, names: Sequence[Val
     meta = _base_meta(metadata, output)
     base_requires_grad = _base_requires_grad(metadata, output)
     method, permutation = ("as_strided", ()) if meta is None else view_method(meta, view)
+    position = output.graph_output
+    history = position is not None and metadata.is_training and _is_differentiable(metadata, position)
+    if history:
+        view = replace(view, detached=True)
     return Regenerate(
         result=f"out{output.index}",
         base=base,
@@ -225,7 +229,8 @@ def _regenerate(metadata: GraphMetadata, output: OutputInfo, names: Sequence[Val
         method=method,
         permutation=permutation,
         detach=base_requires_grad and not view.requires_grad and not view.under_no_grad,
-        set_requires_grad=view.requires_grad and not base_requires_grad and not view.under_no_grad,
+        set_requires_grad=view.requires_grad and not base_requires_grad and not view.under_no_grad and not history,
+        history=f"fw{position}" if history else None,
     )
 
 

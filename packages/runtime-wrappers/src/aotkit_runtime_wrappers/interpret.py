@@ -49,6 +49,7 @@ from .runtime import (
     own_outputs,
     refuse_transform,
     regenerate,
+    with_history,
     without_autocast,
     wrong_count,
     wrong_duplicate,
@@ -150,6 +151,8 @@ class _InterpretedGraph(torch.autograd.Function):
         results = own_outputs(results, call.own_outputs, first, end)
         early.update({b.symbol: _read(b, results[int(b.value[2:])]) for b in call.backward_symbols if b.of_output})
         ctx.symbols = [early[b.symbol] for b in call.backward_symbols]
+        for position in call.history_outputs:
+            results[position] = unsafe_view(results[position])
         ctx.save_for_backward(*keep_values(results[first:end], written), *kept)
         ctx.symints = results[end:]
         ctx.set_materialize_grads(False)
@@ -281,4 +284,6 @@ def _view(operation: Regenerate, values: dict[str, Any]) -> Tensor:
         result = base.as_strided(sizes, strides, base.storage_offset() + delta)
     if view.detached:
         result = result.detach()
+    if operation.history is not None:
+        result = with_history(values[operation.history], result)
     return result.requires_grad_(True) if operation.set_requires_grad else result

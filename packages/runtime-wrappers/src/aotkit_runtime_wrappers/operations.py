@@ -228,6 +228,7 @@ class Regenerate:
 
     ``permutation`` belongs to ``permute``. ``detach``: the result takes no part in autograd though the base
     does. ``set_requires_grad``: the other way round. If ``view.under_no_grad``, it is taken with grad mode off.
+    ``history``: the memory is that of the view, the gradient that of this value.
     """
 
     result: Value
@@ -238,6 +239,7 @@ class Regenerate:
     permutation: tuple[int, ...] = ()
     detach: bool = False
     set_requires_grad: bool = False
+    history: Value | None = None
 
     def __str__(self) -> str:
         base = f"{self.base}.detach()" if self.detach else self.base
@@ -293,6 +295,7 @@ _OPERATIONS: tuple[type[Any], ...] = Operation.__args__
 def _suffix(operation: Regenerate) -> str:
     grad = ", detached" if operation.view.detached else ""
     grad += ", requires grad" if operation.set_requires_grad else ""
+    grad += f", history of {operation.history}" if operation.history else ""
     return grad + (" under no_grad" if operation.view.under_no_grad else "")
 
 

@@ -1,0 +1,38 @@
+"""Operators whose fake results torch does not know, though their sizes follow from their arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from . import _torch_compat as compat
+
+__all__ = ["recorded_with_known_shapes"]
+
+aten = torch.ops.aten
+
+
+def recorded_with_known_shapes() -> Mapping[Any, Callable[..., Any]]:
+    """A table for the recorder: each entry records its operator as it is and makes the fake results itself."""
+    return {aten._ctc_loss.default: _ctc_loss}
+
+
+def _ctc_loss(
+    log_probs: torch.Tensor,
+    targets: torch.Tensor,
+    input_lengths: Sequence[int],
+    target_lengths: Sequence[int],
+    blank: int = 0,
+    zero_infinity: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Loss per sequence ``[N]``, and ``[N, T, 2 * longest target + 1]`` for the backward."""
+    op = aten._ctc_loss.default
+    steps, batch = log_probs.shape[0], log_probs.shape[1]
+    longest = max(target_lengths, default=0)
+    args = (log_probs, targets, list(input_lengths), list(target_lengths), blank, zero_infinity)
+    loss, alpha = compat.record_operator(
+        op, args, lambda: (log_probs.new_empty(batch), log_probs.new_empty(batch, steps, 2 * longest + 1))
+    )
+    return loss, alpha
