@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import bisect
 import operator
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
@@ -32,12 +34,47 @@ def finish(recording: Recording, promises: ShapeEnv | None = None) -> torch.fx.G
         move_placeholders_first(graph)
     add_runtime_checks(graph, promises)
     remove_same_value_nodes(graph)
+    recording.metadata = replace(metadata, repeated_outputs=repeated_outputs(graph, metadata.num_forward_outputs))
     graph.eliminate_dead_code()
     complete_values(graph)
     name_placeholders(graph, joint=metadata.is_training)
     check_functional(graph)
     module.recompile()
     return module
+
+
+def repeated_outputs(graph: torch.fx.Graph, num_forward_outputs: int) -> tuple[int, ...]:
+    """Positions of forward outputs that are an earlier one as it is, though the function's are different tensors.
+
+    They need to be different tensors for autograd, which would else give each the gradients of both.
+    """
+    (output,) = graph.find_nodes(op="output")
+    nodes = [_viewed_as_it_is(node) for node in list(output.args[0])[:num_forward_outputs]]
+    return tuple(
+        i
+        for i, node in enumerate(nodes)
+        if node in nodes[:i] and isinstance(node, torch.fx.Node) and isinstance(node.meta.get("val"), torch.Tensor)
+    )
+
+
+def _viewed_as_it_is(node: Any) -> Any:
+    """The node that ``node`` is a view of, if by views that change nothing: a compiler may take both for one."""
+    while isinstance(node, torch.fx.Node) and isinstance(node.target, torch._ops.OpOverload):
+        first = next(iter(node.target._schema.arguments), None)
+        if first is None or first.alias_info is None or first.alias_info.is_write or not node.args:
+            break
+        source, value = node.args[0], node.meta.get("val")
+        before = source.meta.get("val") if isinstance(source, torch.fx.Node) else None
+        if not isinstance(value, torch.Tensor) or not isinstance(before, torch.Tensor):
+            break
+        if _layout(value) != _layout(before):
+            break
+        node = source
+    return node
+
+
+def _layout(value: torch.Tensor) -> tuple[Any, ...]:
+    return value.dtype, str(value.shape), str(value.stride())  # texts: comparing symbols would add guards
 
 
 def tag_forward_and_backward(graph: torch.fx.Graph, recording: Recording) -> None:

@@ -63,5 +63,6 @@ def _renumbered(metadata: GraphMetadata, position: dict[int, int], written: froz
         outputs=tuple(replace(o, graph_output=moved(o.graph_output)) for o in metadata.outputs),
         num_forward_outputs=len(position),
         num_mutated=metadata.num_mutated - len(written),
+        repeated_outputs=tuple(position[old] for old in metadata.repeated_outputs if old in position),
         forward_requires_grad=tuple(requires_grad[old] for old in position) if requires_grad else (),
     )

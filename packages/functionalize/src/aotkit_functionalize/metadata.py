@@ -234,6 +234,7 @@ class GraphMetadata:
     differentiable_inputs: tuple[int, ...] = ()
     is_training: bool = False
     subclasses: SubclassBoundary | None = None
+    repeated_outputs: tuple[int, ...] = ()  # forward outputs that are the same graph value as an earlier one
     version: int = METADATA_VERSION
 
     def to_json(self) -> str:
@@ -267,6 +268,7 @@ class GraphMetadata:
         raw["intermediate_bases"] = tuple(_required_meta(r) for r in raw["intermediate_bases"])
         raw["forward_requires_grad"] = tuple(raw["forward_requires_grad"])
         raw["differentiable_inputs"] = tuple(raw["differentiable_inputs"])
+        raw["repeated_outputs"] = tuple(raw["repeated_outputs"])
         return GraphMetadata(**raw)
 
     def __str__(self) -> str:

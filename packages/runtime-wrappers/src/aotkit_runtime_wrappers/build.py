@@ -174,7 +174,9 @@ def _call_spec(metadata: GraphMetadata, names: tuple[Value, ...], saved: tuple[i
     if not training:
         if any(saved):
             raise PlanError("an inference graph (or one with nothing to differentiate) saves nothing for a backward")
-        return CallSpec(names, metadata.num_forward_outputs, tuple(sorted(own)))
+        return CallSpec(
+            names, metadata.num_forward_outputs, tuple(sorted(own)), repeated_outputs=metadata.repeated_outputs
+        )
     dims = [d for t in metadata.tangents for d in (*t.meta.sizes, *t.meta.strides)]
     return CallSpec(
         graph_inputs=names,
@@ -187,9 +189,7 @@ def _call_spec(metadata: GraphMetadata, names: tuple[Value, ...], saved: tuple[i
         differentiable_inputs=tuple(sorted(metadata.differentiable_inputs)),
         differentiable_outputs=tuple(sorted({t.forward_output for t in metadata.tangents})),
         tangents=tuple(TangentSpec(t.forward_output, t.meta) for t in metadata.tangents),
-        history_outputs=tuple(
-            o.graph_output for o in metadata.outputs if o.view is not None and o.graph_output is not None
-        ),
+        repeated_outputs=metadata.repeated_outputs,
         backward_symbols=_symbols_for_backward(metadata, names, dims),
     )
 

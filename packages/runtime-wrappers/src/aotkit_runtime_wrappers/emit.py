@@ -140,6 +140,8 @@ def _emit_inference_call(plan: WrapperPlan, box: str, out: Source) -> None:
     out.add("try:")
     out.add(f"result = {guarded_call('_forward', box)}", 2)
     emit_unpack(call.num_forward_outputs, call.num_forward_outputs, out, 2)
+    for position in call.repeated_outputs:
+        out.add(f"fw{position} = _unsafe_view(fw{position})", 2)
     for position in call.own_outputs:
         out.add(f"if fw{position}._is_view():", 2)
         out.add(f"fw{position} = _unsafe_view(fw{position})", 3)

@@ -56,7 +56,7 @@ def _emit_forward(call: CallSpec, out: Source) -> None:
         out.add(f"if {' or '.join(f'fw{i}._is_view()' for i in call.own_outputs)}:")
         out.add(f"result = _own_outputs(result, {call.own_outputs}, {num_forward}, {num_forward + num_tensors})", 2)
         out.add(f"[{', '.join(f'fw{i}' for i in range(num_forward))}] = result[:{num_forward}]", 2)
-    for position in call.history_outputs:
+    for position in call.repeated_outputs:
         out.add(f"fw{position} = _unsafe_view(fw{position})")
     if num_tensors or call.kept_inputs:
         out.add(f"ctx.save_for_backward({_saved_tensors(call)})")

@@ -107,6 +107,7 @@ def _run_inference(call: CallSpec, compiled: BoxedCallable, box: list[Any]) -> l
         outputs = list(_run_compiled(compiled, box))
         if len(outputs) != call.num_forward_outputs:
             wrong_count("forward results", call.num_forward_outputs, len(outputs))
+        outputs = [unsafe_view(o) if i in call.repeated_outputs else o for i, o in enumerate(outputs)]
         return [unsafe_view(o) if i in call.own_outputs and o._is_view() else o for i, o in enumerate(outputs)]
 
 
@@ -151,7 +152,7 @@ class _InterpretedGraph(torch.autograd.Function):
         results = own_outputs(results, call.own_outputs, first, end)
         early.update({b.symbol: _read(b, results[int(b.value[2:])]) for b in call.backward_symbols if b.of_output})
         ctx.symbols = [early[b.symbol] for b in call.backward_symbols]
-        for position in call.history_outputs:
+        for position in call.repeated_outputs:
             results[position] = unsafe_view(results[position])
         ctx.save_for_backward(*keep_values(results[first:end], written), *kept)
         ctx.symints = results[end:]
