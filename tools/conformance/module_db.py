@@ -159,12 +159,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--how", action="append", choices=sorted(HOW), help="ways of compiling (default: nop, min_cut)")
     parser.add_argument("--only", action="append", default=[], help="names of modules, as nn.Linear")
     parser.add_argument("--samples", type=int, help="at most so many sample inputs per module")
+    parser.add_argument("--start", default="", help="begin with this module")
     parser.add_argument("--incumbent", action="store_true", help="run torch's own aot_module too")
     chosen = parser.parse_args(argv)
     ways = [*(chosen.how or ["nop", "min_cut"]), *(["incumbent"] if chosen.incumbent else [])]
     counts: Counter[tuple[str, str]] = Counter()
     failed: dict[str, set[str]] = {}
-    for name, info in entries().items():
+    names = list(entries())
+    for name in names[names.index(chosen.start) if chosen.start else 0 :]:
+        info = entries()[name]
         if chosen.only and name not in chosen.only:
             continue
         for how in ways:

@@ -6,9 +6,11 @@
 
 from aotkit_functionalize import DataDependent, FunctionalLayer, GraphMetadata, OverlappingMutation, Unsupported
 
+from . import descriptors, graph_queries
 from .__about__ import __version__
 from .api import Capture, Origin, TraceOptions, capture, trace_inference, trace_joint
 from .attributes import detect_attribute_assignment
+from .descriptors import describe_graph
 from .export import ExportError, aot_export_function, aot_export_joint_simple, aot_export_module
 from .functional_call import FunctionalCall, create_functional_call, named_tensors
 from .gradients import GradientInputs, capture_gradients
@@ -44,7 +46,10 @@ __all__ = [
     "capture",
     "capture_gradients",
     "create_functional_call",
+    "describe_graph",
+    "descriptors",
     "detect_attribute_assignment",
+    "graph_queries",
     "mutations_in_graph",
     "named_tensors",
     "saved_values",

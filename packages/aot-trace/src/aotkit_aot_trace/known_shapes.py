@@ -1,4 +1,4 @@
-"""Operators whose fake results torch does not know, though their sizes follow from their arguments."""
+"""Operators whose fake results torch does not know or gets wrong, though sizes follow from their arguments."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ aten = torch.ops.aten
 
 def recorded_with_known_shapes() -> Mapping[Any, Callable[..., Any]]:
     """A table for the recorder: each entry records its operator as it is and makes the fake results itself."""
-    return {aten._ctc_loss.default: _ctc_loss}
+    return {
+        aten._ctc_loss.default: _ctc_loss,
+        aten.multilabel_margin_loss_forward.default: _multilabel_margin_loss_forward,
+    }
 
 
 def _ctc_loss(
@@ -36,3 +39,16 @@ def _ctc_loss(
         op, args, lambda: (log_probs.new_empty(batch), log_probs.new_empty(batch, steps, 2 * longest + 1))
     )
     return loss, alpha
+
+
+def _multilabel_margin_loss_forward(
+    value: torch.Tensor, target: torch.Tensor, reduction: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Loss per row, a scalar if there are no rows (torch's decomposition makes one row of it) or it is reduced."""
+    sizes = value.shape[:-1] if reduction == 0 else ()
+    loss, is_target = compat.record_operator(
+        aten.multilabel_margin_loss_forward.default,
+        (value, target, reduction),
+        lambda: (value.new_empty(sizes), value.new_empty(target.shape)),
+    )
+    return loss, is_target

@@ -22,6 +22,11 @@ from .boxed import get_aot_graph_name, get_graph_being_compiled, make_boxed_comp
 from .errors import CompileError, EagerFallback, UnknownOption
 from .explain import Explanation, explain
 from .options import MODES, Options
+from .staged import (
+    JointWithDescriptors,
+    aot_compile_joint_with_descriptors,
+    aot_export_joint_with_descriptors,
+)
 
 __all__ = [
     "MODES",
@@ -31,12 +36,15 @@ __all__ = [
     "ExportError",
     "GraphRecord",
     "GraphSignature",
+    "JointWithDescriptors",
     "Options",
     "Recorder",
     "StageTiming",
     "UnknownOption",
     "__version__",
+    "aot_compile_joint_with_descriptors",
     "aot_export_joint_simple",
+    "aot_export_joint_with_descriptors",
     "aot_export_module",
     "aot_function",
     "aot_module",

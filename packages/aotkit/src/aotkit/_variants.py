@@ -27,7 +27,7 @@ from aotkit_runtime_wrappers import AliasingChangedError
 from ._aliases import MOST_ALIAS_PATTERNS
 from .pipeline import CompileContext, Stages, compile_flat
 
-__all__ = ["Variants", "compile_variable", "flattened", "next_name"]
+__all__ = ["Variants", "compile_variable", "example_fakes", "flattened", "next_name", "with_constants"]
 
 _numbers = itertools.count()  # names only; a counter cannot change what is compiled
 
@@ -120,9 +120,7 @@ def compile_variable(
     are concerned.
     """
     mode, fakes = example_fakes(flat, dynamic=dynamic, num_static=num_static)
-    variable = [i for i, v in enumerate(fakes) if isinstance(v, torch.Tensor | torch.SymInt)]
-    if len(variable) < len(flat):
-        function = _Partial(function, flat, variable)
+    function, variable = with_constants(function, flat, fakes)
     examples = [flat[i] for i in variable]
     try:
         run = compile_flat(function, [fakes[i] for i in variable], examples, ctx, stages)
@@ -167,6 +165,14 @@ def _size_check(
         return bool(shape_env.evaluate_guards_expression(guards, parts([*(flat[i] for i in variable), *found])))
 
     return fits
+
+
+def with_constants(
+    function: Callable[..., Any], flat: Sequence[Any], fakes: Sequence[Any]
+) -> tuple[Callable[..., Any], list[int]]:
+    """``function`` of tensors and symbolic integers alone, and the positions of those among the flat arguments."""
+    variable = [i for i, v in enumerate(fakes) if isinstance(v, torch.Tensor | torch.SymInt)]
+    return (_Partial(function, flat, variable) if len(variable) < len(flat) else function), variable
 
 
 class _Partial:

@@ -21,7 +21,7 @@ from ._sources import check_sources
 from ._variants import Variants, compile_variable, flattened, next_name
 from .pipeline import CompileContext, Stages
 
-__all__ = ["aot_function", "aot_module", "aot_module_simplified"]
+__all__ = ["aot_function", "aot_module", "aot_module_simplified", "settings_of_compile"]
 
 
 def aot_function(
@@ -56,7 +56,7 @@ def aot_function(
 
     variants = Variants.of(
         lambda spec: flattened(fn, spec),
-        lambda: _context(num_params_buffers, keep_inference_input_mutations, enable_log),
+        lambda: settings_of_compile(num_params_buffers, keep_inference_input_mutations, enable_log),
         custom_stages(fw_compiler, bw_compiler, inference_compiler, partition_fn, decompositions),
         dynamic=bool(dynamic),
         num_static=num_params_buffers,
@@ -118,7 +118,7 @@ class _AOTModule(nn.Module):
 
         return Variants.of(
             flatten_for,
-            lambda: _context(num_static, keep_mutations, log),
+            lambda: settings_of_compile(num_static, keep_mutations, log),
             self._stages,
             dynamic=dynamic,
             num_static=num_static,
@@ -153,7 +153,7 @@ def aot_module_simplified(
     full_args = [*params_flat, *args]
     check_sources(mod, list(named), len(full_args))
     publish_parameters(params_flat)
-    ctx = _context(len(params_flat), keep_inference_input_mutations, log=True)
+    ctx = settings_of_compile(len(params_flat), keep_inference_input_mutations, log=True)
     stages = custom_stages(fw_compiler, bw_compiler, inference_compiler, partition_fn, decompositions)
     call = FunctionalCall(mod, list(named))
     boxed, _ = compile_variable(call, full_args, ctx, stages, dynamic=False, num_static=len(params_flat))
@@ -174,7 +174,8 @@ def aot_module_simplified(
     return chosen  # type: ignore[no-any-return]
 
 
-def _context(num_static: int, keep_mutations: bool, log: bool) -> CompileContext:
+def settings_of_compile(num_static: int, keep_mutations: bool, log: bool = True) -> CompileContext:
+    """Options and log targets from the environment, a new name, and what the caller says about inputs."""
     environment = read_environment()
     recorder = Recorder(log=environment.log, dump_dir=environment.dump_dir) if log else Recorder()
     return CompileContext(
