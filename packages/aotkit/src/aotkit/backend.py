@@ -74,7 +74,8 @@ def compile_graph_module(
     reason = unsupported_device([*example_inputs, *held])
     if reason is None:
         number = next(_numbers)
-        ctx = CompileContext(options, recorder, f"graph{number}", object_store(recorder) if options.cache else None)
+        store = object_store(recorder) if options.cache else None
+        ctx = CompileContext(options, recorder, f"graph{number}", store, keep_input_mutations=True)
 
         def compile_for(args: Sequence[Any]) -> Callable[..., Any]:
             return compile_flat(graph, fake_inputs(args, graph)[1], args, ctx, own_stages())

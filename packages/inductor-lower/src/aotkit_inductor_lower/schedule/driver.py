@@ -18,6 +18,7 @@ from .facts import has_calls, index_exprs
 from .fuse import fuse_kernels
 from .inline import inline_producers
 from .records import FusionRecord
+from .write_through import write_through
 from .writer import NestWriter
 
 __all__ = ["schedule_program"]
@@ -33,6 +34,7 @@ def schedule_program(program: Program, options: LowerOptions | None = None) -> t
             lambda p: _inline(p, options, records),
             _split,
             lambda p: _fuse(p, options, records),
+            write_through,
             _localize,
         ]
     for run in passes:

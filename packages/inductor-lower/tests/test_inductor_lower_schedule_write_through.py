@@ -1,0 +1,77 @@
+"""Inputs that are written to are computed in place, unless their old value is still needed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from aotkit_inductor_lower import compile_graph, lower_graph, schedule_program
+from aotkit_inductor_lower.ir import BufferKind
+
+F = torch.nn.functional
+
+
+def check(f, *args):
+    """Results and inputs afterwards equal eager's; the number of kernels, and the temporaries left."""
+    graph = make_fx(f, tracing_mode="fake")(*[a.clone() for a in args])
+    mine, theirs = [a.clone() for a in args], [a.clone() for a in args]
+    compiled = compile_graph(graph)
+    got, want = compiled(list(mine)), f(*theirs)
+    for a, b in zip([*got, *mine], [*want, *theirs], strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+    program, _ = schedule_program(lower_graph(graph))
+    return compiled.report().kernel_count, {b.name for b in program.buffers if b.kind is BufferKind.TEMPORARY}
+
+
+def test_an_update_in_place_is_one_kernel_without_temporaries():
+    def adam(p, g, m, v):
+        new_m = torch.lerp(m, g, 0.1)
+        new_v = v * 0.999 + g * g * 0.001
+        p.copy_(p - 0.01 * new_m / (new_v.sqrt() + 1e-8))
+        m.copy_(new_m)
+        v.copy_(new_v)
+        return []
+
+    assert check(adam, *[torch.rand(5, 7) for _ in range(4)]) == (1, set())
+
+
+def test_rows_may_be_normalized_in_place():
+    def f(x, w):
+        x.copy_(F.softmax(x * w, -1))
+        return []
+
+    assert check(f, torch.rand(4, 9), torch.rand(9)) == (1, set())
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x, y: [x.copy_(y * 2 + x), (x + y).sum(0)][1:],
+        lambda x, y: [y @ x, x.copy_(x.exp())][:1],
+        lambda x, y: [x.copy_(x.t() + y), y + 1][1:],
+        lambda x, y: [x.copy_(x.flip(0)), y.copy_(y.roll(1, 0))][:0],
+        lambda x, y: [x.copy_(y + 1), y.copy_(y * 3)][:0],
+        lambda x, y: [x.copy_(y), y.copy_(y * 3)][:0],
+        lambda x, y: [x.copy_(x - x.sum(0))][:0],
+        lambda x, y: [x.copy_(x - x.sum(1, keepdim=True)), y.copy_(x + y)][:0],
+        lambda x, y: [x.copy_(x.cumsum(0)), y.copy_(y.cumsum(1))][:0],
+        lambda x, y: [torch.index_put(x, [torch.tensor([1, 0])], y[:2]), x.copy_(x * 2)][:1],
+    ],
+)
+def test_old_values_that_are_still_needed_are_read_before_they_are_overwritten(f):
+    check(f, torch.rand(5, 5), torch.rand(5, 5))
+
+
+def test_a_returned_value_keeps_memory_of_its_own():
+    def f(x, y):
+        new = x * 2 + y
+        x.copy_(new)
+        return [new, new + 1]
+
+    x, y = torch.rand(4, 3), torch.rand(4, 3)
+    compiled = compile_graph(make_fx(f, tracing_mode="fake")(x.clone(), y))
+    new, _ = compiled([x, y])
+    before = new.clone()
+    x.zero_()
+    assert torch.equal(new, before)
