@@ -18,7 +18,8 @@ def mutations_in_graph(
     """``copy_`` at the end of the graph for every input that autograd has no interest in; the records follow.
 
     A compiler that sees the ``copy_`` can write to the input where the value is computed. Inputs whose writes
-    autograd records, or that change their sizes, stay outputs, which the epilogue copies back.
+    autograd records, whose version counter must stay, or that change their sizes, stay outputs, which the epilogue
+    copies back.
 
     Args:
         graph: inference graph; it is changed in place.
@@ -46,8 +47,9 @@ def mutations_in_graph(
 def _may_be_written(info: records.InputInfo) -> bool:
     return (
         info.mutation is records.MutationKind.DATA
+        and not info.mutation_hidden_from_autograd
         and info.meta is not None
-        and (not info.meta.requires_grad or info.mutation_under_no_grad or info.mutation_hidden_from_autograd)
+        and (not info.meta.requires_grad or info.mutation_under_no_grad)
     )
 
 
