@@ -259,7 +259,7 @@ def test_a_write_through_a_view_older_than_a_change_of_shape_is_refused(layer, r
         return [x.sin()]
 
     x = torch.randn(2, 3, requires_grad=True) * 1
-    with pytest.raises(Unsupported, match="changes its shape in place"):
+    with pytest.raises(Unsupported, match="older than that is used"):
         capture(fn, [x, torch.randn(2, 3)], options=TraceOptions(layer=layer))
     plain = [torch.randn(2, 3), torch.randn(2, 3)]
     captured = capture(fn, plain, options=TraceOptions(layer=layer))
@@ -329,13 +329,54 @@ def test_a_change_of_shape_is_seen_by_autograd_though_the_write_was_not(check, f
     assert not info.new_view.under_no_grad
 
 
-def test_sizes_read_from_the_elements_of_a_tensor_are_refused_wherever_torch_reads_them(layer):
-    with pytest.raises(Unsupported, match="depends on the elements of a tensor"):
-        capture(
-            lambda x, at: [*torch.tensor_split(x, at)],
-            [torch.randn(4), torch.tensor([1, 2])],
-            options=TraceOptions(layer=layer),
-        )
+def test_an_older_view_is_not_used_after_a_write_that_follows_a_change_of_shape(layer, check):
+    def used(x):
+        v = x[:1]
+        x.t_()
+        x.mul_(2)
+        return [v.sin()]
+
+    def only_returned(x):
+        v = x[:1]
+        x.t_()
+        x.mul_(2)
+        return [v, x[:1].sin()]
+
+    def make():
+        return [torch.randn(3, 3, requires_grad=True) * 1]
+
+    with pytest.raises(Unsupported, match="older than that is used"):
+        capture(used, make(), options=TraceOptions(layer=layer))
+    check(only_returned, make)
+    check(used, lambda: [torch.randn(3, 3)])
+
+
+@pytest.mark.parametrize(
+    ("fn", "what"),
+    [
+        (lambda x: [x.as_strided((3,), (1,), 1).neg_()], "of other elements"),
+        (lambda x: [(x.as_strided((3,), (1,), 1), x.mul_(2))[0] * 1], "show other elements"),
+        (lambda x: [(x.mul_(2), x.as_strided((3,), (1,), 1))[1] * 1], "show other elements"),
+    ],
+    ids=["gradient", "before", "after"],
+)
+def test_views_by_strides_that_would_show_other_elements_are_refused(layer, fn, what):
+    base = torch.randn(5, 4, requires_grad=True).clone()
+    x = base[1:] if what == "of other elements" else base[:, ::2].detach()
+    with pytest.raises(Unsupported, match=what):
+        capture(fn, [x], options=TraceOptions(layer=layer))
+
+
+def test_a_view_that_eager_mode_forbids_to_differentiate_through_is_returned(layer):
+    def fn(x, y):
+        with torch.no_grad():
+            v = y[:2]
+        y.mul_(x.sum())
+        return [v, y.sin()]
+
+    inputs = [torch.randn(3, requires_grad=True), torch.randn(3)]
+    record = capture(fn, inputs, options=TraceOptions(layer=layer)).metadata.outputs[0]
+    assert record.view.under_no_grad and record.view.requires_grad
 
 
 @pytest.mark.filterwarnings("ignore:Sparse CSR")
@@ -450,7 +491,7 @@ def test_a_change_of_shape_under_no_grad_is_told_from_one_that_autograd_sees(lay
     leaf, plain = torch.ones(2, 3, requires_grad=True), torch.ones(2, 3)
     records = capture(fn, [leaf, plain], options=TraceOptions(layer=layer)).metadata.inputs
     assert [r.mutation for r in records] == [MutationKind.METADATA] * 2
-    assert [r.mutation_under_no_grad for r in records] == [True, False]
+    assert [r.new_view.under_no_grad for r in records] == [True, False]
     with pytest.raises(Unsupported, match="its gradient keeps the old ones"):
         capture(lambda a, b: [*fn(a, b), a * b], [leaf, plain], options=TraceOptions(layer=layer))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import torch
 from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode, disable_functional_mode
@@ -34,6 +35,7 @@ __all__ = [
     "sync",
     "untraced",
     "unwrap_inner",
+    "views_of_storage",
     "wrap_inner",
 ]
 
@@ -105,6 +107,12 @@ def replay_views(wrapper: torch.Tensor, base: torch.Tensor) -> torch.Tensor:
     """Take of ``base`` the views by which ``wrapper`` was made of the tensor that its storage began with."""
     sequence = torch._C._functionalization.get_view_meta_sequence(wrapper)
     return torch._C._functionalization.apply_view_meta_sequence(base, sequence) if sequence else base
+
+
+def views_of_storage(wrapper: torch.Tensor) -> tuple[Any, ...]:
+    """The view operations by which the wrapper was made of the tensor that its storage began with, to be compared."""
+    sequence = torch._C._functionalization.get_view_meta_sequence(wrapper)
+    return tuple((type(view).__name__, *map(str, view.as_tuple())) for view in sequence)  # type: ignore[attr-defined]
 
 
 def is_view_through(wrapper: torch.Tensor, operator: str) -> bool:

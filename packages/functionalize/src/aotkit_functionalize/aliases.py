@@ -15,7 +15,7 @@ from .errors import Unsupported
 from .inputs import FunctionInput
 from .layouts import before_reshapes
 from .metadata import Dim, OutputKind, ViewSpec
-from .own_backward import has_own_backward
+from .own_backward import carries_gradient, has_own_backward
 from .symbols import dim, dims
 from .wrap import from_functional
 
@@ -51,22 +51,6 @@ class OutputSources:
 
     sources: list[OutputSource] = field(default_factory=list)
     bases: list[torch.Tensor] = field(default_factory=list)
-
-
-def carries_gradient(value: torch.Tensor) -> bool:
-    """Whether a gradient given to ``value`` would flow anywhere.
-
-    A view taken under ``no_grad`` claims ``requires_grad`` if its base does, but has no gradient function.
-    """
-    try:
-        return bool(value.requires_grad) and value.grad_fn is not None
-    except (RuntimeError, ValueError) as error:
-        # Autograd rebuilds the gradient function of a view whose base was written to by taking the view again.
-        raise Unsupported(
-            "a view is used whose base was written to and changed its shape in place",
-            str(error).splitlines()[0],
-            "Change the shape with the operation that returns a new tensor",
-        ) from error
 
 
 def shares_storage(a: torch.Tensor, b: torch.Tensor) -> bool:

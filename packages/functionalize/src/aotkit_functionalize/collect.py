@@ -96,6 +96,8 @@ def collect_metadata(
         Unsupported: the function does something that the records cannot express.
         OverlappingMutation: inputs that share memory are mutated.
     """
+    if storages is not None:
+        storages.layouts.finished = True
     _apply_pending_writes([*(i.value for i in inputs), *outputs])
     # Reading sizes below must not add nodes to a recording in progress.
     with compat.untraced():

@@ -11,13 +11,14 @@ Note [Shapes changed in place]
     When the version counter of a tensor has moved, autograd makes the gradient function of each of its views anew: in
     eager mode by strides, for functional tensors by taking the view again, of the tensor as it is now. After ``t_()``
     that is another view, and a wrong gradient. A change of shape writes nothing, so here it does not move the counter
-    (:attr:`Layouts.reshapes` notes it instead). A *write* after it does; with older views alive it is refused.
+    (:attr:`Layouts.reshapes` notes it instead). A *write* after it does; older views that are used after that, where a
+    gradient is wanted, are refused. They are told from newer ones by the views that they were made by.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -47,14 +48,20 @@ class Layouts:
     Attributes:
         reshapes: tensors that changed their shape in place, as often as they did.
         reshaped: tensors that changed their shape in place while views of them were alive.
+        stale: those of ``reshaped`` that were written to since: the views by which they are made of their storage.
         relaid: storages with gaps that were written to, so that values have other strides than in eager mode.
         doubtful: those of ``relaid`` of which a view that depends on strides was taken since.
+        strided: storages with gaps of which an ``as_strided`` view was taken.
+        finished: the function has returned; what is done with its tensors now is no use of them.
     """
 
     reshapes: list[torch.Tensor] = field(default_factory=list)
     reshaped: dict[int, torch.Tensor] = field(default_factory=dict)
+    stale: dict[int, tuple[Any, ...]] = field(default_factory=dict)
     relaid: set[int] = field(default_factory=set)
     doubtful: set[int] = field(default_factory=set)
+    strided: set[int] = field(default_factory=set)
+    finished: bool = False
 
     def reshape(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Run an operation of :data:`RESHAPES`; see Note [Shapes changed in place]."""
@@ -79,10 +86,25 @@ class Layouts:
         """By how much changes of shape would have moved the version counter of ``value``."""
         return sum(compat.share_version_counter(value, reshaped) for reshaped in self.reshapes)
 
-    def note_view(self, target: torch.Tensor) -> None:
-        """A view that depends on strides is about to be taken of ``target``."""
-        if self.relaid and compat.storage_identity(target) in self.relaid:
-            self.doubtful.add(compat.storage_identity(target))
+    def note_view(self, target: torch.Tensor, name: str) -> None:
+        """A view that depends on strides is about to be taken of ``target``, by ``name``."""
+        identity = compat.storage_identity(target)
+        if identity in self.relaid:
+            if name == "as_strided":
+                raise _other_elements()
+            self.doubtful.add(identity)
+        elif name == "as_strided" and not _layout(_root(target))[1]:
+            self.strided.add(identity)
+
+    def check_uses(self, values: Iterable[Any]) -> None:
+        """Refuse values whose gradient functions autograd would make anew, wrongly."""
+        for value in values:
+            if isinstance(value, list | tuple):
+                self.check_uses(value)
+            elif isinstance(value, torch.Tensor) and compat.is_inner_wrapper(compat.inner_wrapper(value)):
+                made_by = self.stale.get(compat.storage_identity(value))
+                if made_by is not None and value.requires_grad and _is_older(value, made_by):
+                    raise _wrong_view()
 
     def write(self, target: torch.Tensor, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Run an operation that writes to ``target``; see Note [Writes keep strides]."""
@@ -93,13 +115,18 @@ class Layouts:
                 "its new values have other strides, so that the view may be a copy in eager mode, or the other way",
                 "Make it contiguous first, or change a copy",
             )
+        reshaped = self.reshaped.get(identity)
         root = _root(target)
+        if root.requires_grad:
+            _check_view_of_gradient(target, root)
         before = None if root is target and _plain(root).is_contiguous() else _layout(root)
         result = func(*args, **kwargs)
         if before is not None:
             self._restore(root, before)
-        if identity in self.reshaped:
-            self._check_older_views(target, self.reshaped[identity])
+        if reshaped is not None and (target.requires_grad or reshaped.requires_grad):
+            self.stale[identity] = compat.views_of_storage(compat.inner_wrapper(reshaped))
+            if _is_older(target, self.stale[identity]):
+                raise _wrong_view()
         return result
 
     def _restore(self, root: torch.Tensor, before: tuple[tuple[Any, ...], bool]) -> None:
@@ -109,7 +136,10 @@ class Layouts:
         if len(strides) != root.dim() or compat.unwrap_inner(wrapper).stride() == strides:
             return
         if not dense:
-            self.relaid.add(compat.storage_identity(root))
+            identity = compat.storage_identity(root)
+            if identity in self.strided:
+                raise _other_elements()
+            self.relaid.add(identity)
             return
         order = sorted(range(root.dim()), key=lambda i: strides[i], reverse=True)
         back = [order.index(i) for i in range(root.dim())]
@@ -119,13 +149,37 @@ class Layouts:
         compat.replace_value(wrapper, value)
         compat.sync(root)
 
-    def _check_older_views(self, target: torch.Tensor, reshaped: torch.Tensor) -> None:
-        if target.requires_grad or reshaped.requires_grad:
-            raise Unsupported(
-                "a tensor changes its shape in place while views of it exist, and is then written to",
-                "the gradient of the older views would be taken of the wrong elements",
-                "Use the operation that returns a new tensor instead (t(), unsqueeze(), ..)",
-            )
+
+def _wrong_view() -> Unsupported:
+    return Unsupported(
+        "a tensor changes its shape in place, is then written to, and a view that is older than that is used",
+        "its gradient would be taken of the wrong elements",
+        "Use the operation that returns a new tensor instead (t(), unsqueeze(), ..)",
+    )
+
+
+def _other_elements() -> Unsupported:
+    return Unsupported(
+        "a tensor with gaps between its elements is written to and viewed by as_strided()",
+        "the new values have other strides, so that the view would show other elements",
+        "Make it contiguous first, or use indexing",
+    )
+
+
+def _is_older(value: torch.Tensor, made_by: tuple[Any, ...]) -> bool:
+    """Whether ``value`` is not made by the views ``made_by`` and then perhaps others."""
+    return compat.views_of_storage(compat.inner_wrapper(value))[: len(made_by)] != made_by
+
+
+def _check_view_of_gradient(target: torch.Tensor, root: torch.Tensor) -> None:
+    """Refuse a write whose gradient autograd takes by ``as_strided`` of a gradient that begins elsewhere."""
+    begins_at_zero = isinstance(root.storage_offset(), int) and root.storage_offset() == 0
+    if not begins_at_zero and compat.is_view_through(compat.inner_wrapper(target), "as_strided"):
+        raise Unsupported(
+            "a view made by as_strided() of a tensor that does not begin where its storage does is written to",
+            "its gradient would be taken of other elements",
+            "Use indexing, or as_strided() of a clone",
+        )
 
 
 _IN_PLACE = re.compile(r"(T|Transpose|Unsqueeze|AsStrided)Backward[1-9]|SqueezeBackward[3-9]")

@@ -11,18 +11,39 @@ from __future__ import annotations
 
 import torch
 
-__all__ = ["has_own_backward"]
+from .errors import Unsupported
+from .layouts import before_reshapes
+
+__all__ = ["carries_gradient", "has_own_backward"]
+
+
+def carries_gradient(value: torch.Tensor) -> bool:
+    """Whether a gradient given to ``value`` would flow anywhere.
+
+    A view taken under ``no_grad`` claims ``requires_grad`` if its base does, but has no gradient function.
+    """
+    try:
+        return bool(value.requires_grad) and value.grad_fn is not None
+    except (RuntimeError, ValueError) as error:
+        if "created in no_grad mode" in str(error):  # eager mode refuses to differentiate through it as well
+            return False
+        # Autograd rebuilds the gradient function of a view whose base was written to by taking the view again.
+        raise Unsupported(
+            "a view is used whose base was written to and changed its shape in place",
+            str(error).splitlines()[0],
+            "Change the shape with the operation that returns a new tensor",
+        ) from error
 
 
 def has_own_backward(output: torch.Tensor, base: torch.Tensor) -> bool:
     """Whether a gradient of ``output`` would pass a hook or a user's function on its way to ``base``."""
-    if not output.requires_grad:
+    if not carries_gradient(output):
         return False
     if output._backward_hooks:
         return True
-    function = output.grad_fn
-    while function is not None and function is not base.grad_fn and len(function.next_functions) == 1:
+    function, ends = output.grad_fn, set(before_reshapes(base.grad_fn))
+    while function is not None and function not in ends and len(function.next_functions) == 1:
         if isinstance(function, torch.autograd.function.BackwardCFunction):
             return True
         function = function.next_functions[0][0]
-    return isinstance(function, torch.autograd.function.BackwardCFunction) and function is not base.grad_fn
+    return isinstance(function, torch.autograd.function.BackwardCFunction) and function not in ends

@@ -33,7 +33,9 @@ class RefuseWrongWrites(TorchFunctionMode):
         self.storages = storages
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = getattr(func, "__name__", "")
+        name = getattr(func, "__name__", "").partition(".")[0]  # of ``aten.add_.Tensor`` the first part
+        if self.storages.layouts.stale and not self.storages.layouts.finished:
+            self.storages.layouts.check_uses((args, *(kwargs or {}).values()))
         if "set_" in name or "resize_" in name:
             target = args[0] if args else None
             if isinstance(target, torch.Tensor) and compat.is_inner_wrapper(compat.inner_wrapper(target)):
@@ -88,12 +90,12 @@ class RefuseWrongWrites(TorchFunctionMode):
                     return self.storages.layouts.reshape(func, args, kwargs)
                 if name in EXPANSIONS:
                     return without_expansion(func, args, kwargs)
-                self.storages.layouts.note_view(target)
+                self.storages.layouts.note_view(target, name)
         return func(*args, **kwargs)
 
     def _change_of_storage(self, name: str, func: Any, args: Any, kwargs: Any) -> Any:
         """See Note [Changes of storage]."""
-        target, name = args[0], name.partition(".")[0]
+        target = args[0]
         if name == "resize_storage_bytes_":
             return self.storages.resize_storage(target, args[1])
         if name == "set_" or (name == "__set__" and func.__self__ is torch.Tensor.data):
