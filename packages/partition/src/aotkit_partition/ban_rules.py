@@ -77,6 +77,15 @@ def _ban_side_effects(ctx: BanContext, index: int) -> str | None:
     return "has a side effect" if facts.has_side_effects else None
 
 
+def _ban_overwritten(ctx: BanContext, index: int) -> str | None:
+    joint = ctx.joint
+    for used in joint.inputs_of[index]:
+        written = joint.first_write.get(used)
+        if written is not None and (used in joint.written_in_backward or written < index):
+            return f"reads '{joint.nodes[used].name}', which '{joint.nodes[written].name}' overwrites"
+    return None
+
+
 def _ban_random(ctx: BanContext, index: int) -> str | None:
     return "draws random numbers" if ctx.joint.facts[index].is_random and not can_replay(ctx.joint, index) else None
 
@@ -154,7 +163,13 @@ def _ban_far_use(ctx: BanContext, index: int) -> str | None:
 
 
 _Rule = Callable[[BanContext, int], "str | None"]
-_HARD_RULES: tuple[_Rule, ...] = (_ban_side_effects, _ban_random, _ban_collective, _ban_saved_by_policy)
+_HARD_RULES: tuple[_Rule, ...] = (
+    _ban_side_effects,
+    _ban_overwritten,
+    _ban_random,
+    _ban_collective,
+    _ban_saved_by_policy,
+)
 _COST_RULES: tuple[_Rule, ...] = (
     _ban_inexact,
     _ban_custom_op,

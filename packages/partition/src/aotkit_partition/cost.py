@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from ._torch_compat import is_script_object
 from .fusion import is_fusible
 from .joint import JointGraph
 from .options import PartitionOptions
@@ -99,6 +100,10 @@ def _save_cost(
     if not isinstance(value, torch.Tensor):
         if node.op == "placeholder":
             return SaveCost(0.0, "not a tensor: passed on")
+        if is_script_object(value):
+            if options.script_objects_are_free:
+                return SaveCost(SIZE_COST, "a script object, declared free")
+            return SaveCost(UNSAVEABLE, "a script object of unknown size; script_objects_are_free allows saving it")
         return SaveCost(UNSAVEABLE, f"its value is a {type(value).__name__}, not a tensor")
     if node.op == "placeholder":
         return _input_cost(joint, index, options)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 
 from .budget import solve_with_budget
@@ -12,7 +13,7 @@ from .joint import JointGraph
 from .min_cut import make_cut_problem, solve_min_cut
 from .options import PartitionOptions
 from .peak import Choice, PeakSearch, within
-from .policies import has_policies
+from .policies import check_regions, has_policies
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,10 @@ def decide(joint: JointGraph, options: PartitionOptions, extensions: Extensions)
     Raises:
         InfeasiblePartitionError: the constraints contradict each other.
     """
-    if options.strategy == "default" and not has_policies(joint):
+    checkpointed = has_policies(joint)
+    if checkpointed:
+        check_regions(joint)
+    if options.strategy == "default" and not checkpointed:
         return Decision(tuple(default_saved_values(joint)), "default", [])
     if options.strategy == "min-peak":
         return _decide_by_peak(joint, options, extensions)
@@ -48,6 +52,12 @@ def decide(joint: JointGraph, options: PartitionOptions, extensions: Extensions)
         problem = make_cut_problem(joint, options)
         solved = solve_exactly(problem)
         return Decision(solved.saved, "exact", problem.bans, solved.cost)
+    if options.strategy == "default" and joint.first_write:
+        warnings.warn(
+            "the joint graph has checkpoint policies and writes to its inputs, so the default strategy can't split it; "
+            "it is split by minimum cut.",
+            stacklevel=4,
+        )
     # Recompute policies ask for a decision per value, which only the cut makes (F3.6).
     cut = solve_with_budget(joint, options, extensions.solver(options), extensions.estimator(options))
     name = "min-cut" if options.budget == 1.0 else f"min-cut within budget {options.budget}"

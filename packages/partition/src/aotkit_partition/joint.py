@@ -43,6 +43,7 @@ class JointGraph:
     backward_inputs: list[int] = field(default_factory=list)
     mutated_inputs: set[int] = field(default_factory=set)
     written_in_backward: set[int] = field(default_factory=set)
+    first_write: dict[int, int] = field(default_factory=dict)  # input -> first forward node that writes to it
     static_inputs: set[int] = field(default_factory=set)
     replay_random: bool = False  # random ops may run again from a saved generator state
     steps: list[Any] = field(default_factory=list)  # for the memory timeline, made on demand
@@ -206,7 +207,11 @@ def _find_mutated_inputs(joint: JointGraph) -> None:
                     f"intermediate value '{joint.nodes[target].name}', so running it again would not give the same "
                     "values. Functionalize the function before tracing it."
                 )
-            (joint.written_in_backward if joint.in_backward[index] else joint.mutated_inputs).add(target)
+            if joint.in_backward[index]:
+                joint.written_in_backward.add(target)
+            else:
+                joint.mutated_inputs.add(target)
+                joint.first_write.setdefault(target, index)
 
 
 def described_mutations(joint: JointGraph) -> set[int]:

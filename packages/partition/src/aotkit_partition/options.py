@@ -45,6 +45,9 @@ class PartitionOptions:
     allowlist_only: bool = True
     """Recompute only operators known to be cheap; if False, everything but compute-intensive and random ones."""
 
+    script_objects_are_free: bool = False
+    """Saving a script object, whose size nobody knows, costs nothing. If False it is not saved."""
+
     recompute_custom_ops: bool = False
     """Operators from outside ATen may be recomputed."""
 

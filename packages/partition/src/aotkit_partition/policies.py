@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
+from .errors import InvalidJointGraphError
 from .joint import RECOMPUTE_POLICIES, SAVE_POLICIES, JointGraph, can_replay
 
 
 def has_policies(joint: JointGraph) -> bool:
     """Whether any node carries a recompute policy."""
     return any("recompute" in node.meta for node in joint.nodes)
+
+
+def check_regions(joint: JointGraph) -> None:
+    """Refuse a write inside a checkpoint region: eager would repeat it, and the backward here must not.
+
+    Raises:
+        InvalidJointGraphError: a node marked for recomputation writes to its argument.
+    """
+    for index, node in enumerate(joint.nodes):
+        if node.meta.get("recompute") in RECOMPUTE_POLICIES and joint.facts[index].is_mutating:
+            raise InvalidJointGraphError(
+                f"a checkpoint region holds '{node.name}' ({joint.facts[index].name}), which writes to its argument; "
+                "recomputing the region would write twice. Move the write out of the region, or functionalize it."
+            )
 
 
 def must_save(joint: JointGraph) -> list[str | None]:
