@@ -131,7 +131,8 @@ def move_placeholders_first(graph: torch.fx.Graph) -> None:
 def remove_same_value_nodes(graph: torch.fx.Graph) -> None:
     """Drop detach and alias nodes: below autograd, in a graph without mutation, they do nothing."""
     for node in list(graph.nodes):
-        if node.op == "call_function" and node.target in _SAME_VALUE:
+        itself = node.target is aten.copy.default and node.args[0] is node.args[1]
+        if node.op == "call_function" and (node.target in _SAME_VALUE or itself):
             node.replace_all_uses_with(node.args[0])
             graph.erase_node(node)
 

@@ -36,8 +36,12 @@ def mutations_in_graph(
     values = list(output.args[0])
     with graph.graph.inserting_before(output):
         for position, index in moved.items():
+            if values[position] is placeholders[index]:
+                continue  # what is copied is what is there
             written = graph.graph.call_function(torch.ops.aten.copy_.default, (placeholders[index], values[position]))
             written.meta["val"] = placeholders[index].meta["val"]
+            if "stack_trace" in values[position].meta:  # of the last write
+                written.meta["stack_trace"] = values[position].meta["stack_trace"]
     kept = [p for p in range(len(values)) if p not in moved]
     output.args = (type(output.args[0])(values[p] for p in kept),)
     graph.recompile()

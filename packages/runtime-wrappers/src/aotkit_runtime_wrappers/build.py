@@ -17,8 +17,10 @@ from .operations import (
     CheckAliases,
     CheckDuplicate,
     CheckValue,
+    NoteVersion,
     Operation,
     Restride,
+    SetVersion,
     Value,
     dims_read,
 )
@@ -78,7 +80,7 @@ def build_plan(
     epilogue[:0] = late
     return WrapperPlan(
         num_inputs=input_plan.num_inputs,
-        prologue=(*prologue, *checks),
+        prologue=(*prologue, *checks, *(NoteVersion(o.before, o.value) for o in epilogue if isinstance(o, SetVersion))),
         call=_with_history(
             _call_spec(metadata, names, (num_saved_tensors, num_saved_symints)), metadata, saved_inputs, options
         ),
@@ -98,7 +100,7 @@ def _announce_writes(metadata: GraphMetadata, input_plan: InputPlan, restrided: 
     return [
         AnnounceWrites(tuple(f"in{member}" for member in base.members), max(info.version_steps - changed, 1))
         for base, info, changed in zip(input_plan.bases, metadata.inputs, restrided, strict=False)
-        if base.flat and info.updated_output is not None and not info.mutation_hidden_from_autograd
+        if base.flat and info.mutation is not MutationKind.NONE and not info.mutation_hidden_from_autograd
     ]
 
 

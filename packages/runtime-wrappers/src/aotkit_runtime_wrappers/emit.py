@@ -28,6 +28,7 @@ from .operations import (
     CheckValue,
     CopyBack,
     MarkDynamic,
+    NoteVersion,
     Operation,
     Regenerate,
     Resize,
@@ -35,6 +36,7 @@ from .operations import (
     Restride,
     SetGradMode,
     SetStorage,
+    SetVersion,
     Value,
 )
 from .plan import Return, WrapperPlan
@@ -238,6 +240,10 @@ def _emit_operation(operation: Operation, out: Source, indent: int = 1) -> None:
             out.add(f"{value}.resize_({render_tuple(sizes)})", indent)
         case ResizeStorage(value=value, num_bytes=num_bytes):
             out.add(f"{value}.untyped_storage().resize_({render(num_bytes)})", indent)
+        case NoteVersion(result=result, value=value):
+            out.add(f"{result} = _version_of({value})", indent)
+        case SetVersion(value=value, before=before, steps=steps):
+            out.add(f"_set_version({value}, {before}, {steps})", indent)
         case AnnounceWrites(values=values, times=times):
             out.add(f"_announce_writes({_tuple(values)}, {times})", indent)
         case BumpVersion(value=value, times=times):

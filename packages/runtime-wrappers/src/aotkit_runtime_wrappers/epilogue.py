@@ -38,6 +38,7 @@ from .operations import (
     Restride,
     SetGradMode,
     SetStorage,
+    SetVersion,
     Value,
 )
 
@@ -76,8 +77,8 @@ def _mutation(info: InputInfo, names: Sequence[Value]) -> list[Operation]:
         operations += _storage_operations(info.storage, value, names)
     if info.updated_output is not None and (info.storage is None or info.storage.output is None):
         operations.append(CopyBack(value, f"fw{info.updated_output}", _copy_mode(info)))
-    elif info.mutation in _CHANGES_DATA and not info.version_steps and not info.mutation_hidden_from_autograd:
-        operations.append(BumpVersion(value))
+    elif info.mutation in _CHANGES_DATA and not info.mutation_hidden_from_autograd:
+        return [*operations, SetVersion(value, f"version_{value}", max(info.version_steps, 1))]
     return operations + _missing_steps(info, value, operations)
 
 

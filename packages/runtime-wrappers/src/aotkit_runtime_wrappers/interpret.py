@@ -30,6 +30,7 @@ from .operations import (
     CheckValue,
     CopyBack,
     MarkDynamic,
+    NoteVersion,
     Operation,
     Regenerate,
     Resize,
@@ -37,6 +38,7 @@ from .operations import (
     Restride,
     SetGradMode,
     SetStorage,
+    SetVersion,
 )
 from .overlap import refuse_new_aliases
 from .plan import CallSpec, WrapperPlan
@@ -49,6 +51,8 @@ from .runtime import (
     own_outputs,
     refuse_transform,
     regenerate,
+    set_version,
+    version_of,
     with_history,
     without_autocast,
     wrong_count,
@@ -218,6 +222,10 @@ def _run(operation: Operation, values: dict[str, Any]) -> None:
             expected = evaluate_all(meta.strides, values) if operation.check_strides else None
             grad = meta.requires_grad if operation.check_requires_grad else None
             check_value(values[value], what, evaluate_all(meta.sizes, values), expected, meta.dtype, meta.device, grad)
+        case NoteVersion(result=result, value=value):
+            values[result] = version_of(values[value])
+        case SetVersion(value=value, before=before, steps=steps):
+            set_version(values[value], values[before], steps)
         case AnnounceWrites(values=written, times=times):
             announce_writes([values[name] for name in written], times)
         case SetStorage() | Resize() | ResizeStorage():

@@ -28,6 +28,7 @@ __all__ = [
     "CheckValue",
     "CopyBack",
     "MarkDynamic",
+    "NoteVersion",
     "Operation",
     "Regenerate",
     "Resize",
@@ -35,6 +36,7 @@ __all__ = [
     "Restride",
     "SetGradMode",
     "SetStorage",
+    "SetVersion",
     "decode",
     "encode",
 ]
@@ -212,6 +214,29 @@ class BumpVersion:
 
 
 @dataclass(frozen=True, slots=True)
+class NoteVersion:
+    """``result`` is the version counter of ``value`` before the call; ``None`` for an inference tensor."""
+
+    result: Value
+    value: Value
+
+    def __str__(self) -> str:
+        return f"{self.result} = version of {self.value}"
+
+
+@dataclass(frozen=True, slots=True)
+class SetVersion:
+    """The graph itself wrote to ``value``, whose version counter is to be ``steps`` beyond ``before``."""
+
+    value: Value
+    before: Value
+    steps: int
+
+    def __str__(self) -> str:
+        return f"version of {self.value} = {self.before} + {self.steps}"
+
+
+@dataclass(frozen=True, slots=True)
 class AnnounceWrites:
     """Autograd has to know of ``times`` writes to the memory of ``values``, which may share version counters."""
 
@@ -283,6 +308,8 @@ Operation = (
     | ResizeStorage
     | CopyBack
     | BumpVersion
+    | NoteVersion
+    | SetVersion
     | AnnounceWrites
     | Regenerate
     | MarkDynamic

@@ -24,6 +24,8 @@ __all__ = [
     "own_outputs",
     "refuse_transform",
     "regenerate",
+    "set_version",
+    "version_of",
     "with_history",
     "without_autocast",
     "wrong_count",
@@ -171,6 +173,17 @@ def announce_writes(tensors: Sequence[Tensor], times: int) -> None:
     for tensor, version in zip(tensors, before, strict=True):
         if version is not None and tensor._version == version:
             advance_version(tensor, times)
+
+
+def version_of(tensor: Tensor) -> int | None:
+    """The version counter; inference tensors have none."""
+    return None if tensor.is_inference() else tensor._version
+
+
+def set_version(tensor: Tensor, before: int | None, steps: int) -> None:
+    """Make the version counter ``before + steps``."""
+    if before is not None:
+        advance_version(tensor, before + steps - tensor._version)
 
 
 def check_strides(value: Tensor, name: str, strides: tuple[int, ...]) -> None:
