@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,13 +13,26 @@ import torch.utils._pytree as pytree
 from torch import nn
 from torch._library.opaque_object import register_opaque_type
 from torch._opaque_base import OpaqueBase
+from torch._subclasses import FakeTensorMode
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils._python_dispatch import return_and_correct_aliasing
 
 import aotkit
-from aotkit_aot_trace import capture
-from aotkit_functionalize import Unsupported
-from aotkit_runtime_wrappers import AliasingChangedError, WrapperError, bind, build_plan
+from aotkit_aot_trace import TraceOptions, capture
+from aotkit_functionalize import GraphMetadata, SubclassBoundary, Unsupported
+from aotkit_partition import default_partition
+from aotkit_runtime_wrappers import (
+    AliasingChangedError,
+    DoubleBackwardError,
+    WrapperError,
+    WrapperPlan,
+    bind,
+    build_plan,
+    interpret,
+)
 
 aten = torch.ops.aten
 
@@ -682,3 +696,176 @@ def test_arguments_are_taken_apart_without_calling_flatten_again(monkeypatch: py
     assert not flattened
     call([x, two(4, 2)])
     assert len(flattened) == 1  # another object is looked at once
+
+
+@pytest.mark.covers("F2.34", "F1.57")
+def test_a_static_argument_that_is_a_subclass_stands_for_the_tensors_inside_it() -> None:
+    model = wrap_parameters(nn.Linear(4, 2).double(), nested_parameter)
+    names, parameters = zip(*model.named_parameters(), strict=True)
+
+    def fn(*args):
+        return [torch.func.functional_call(model, dict(zip(names, args[:2], strict=True)), args[2:])]
+
+    mode = FakeTensorMode()
+    with torch._guards.tracing(torch._guards.TracingContext(mode)) as context:
+        aotkit.aot_function(fn, nop, num_params_buffers=2)(*parameters, plain(3, 4))
+        assert context.fw_metadata.static_input_indices == list(range(8))
+        assert len(context.fw_metadata.contract.inputs) == 9
+
+
+@pytest.mark.covers("F4.15")
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("make", [lambda: two(3, 4), nested, lambda: Grouped(plain(3, 4), Group())])
+def test_emitted_adapters_do_what_the_interpreter_of_the_plan_does(make: Callable[[], Any], dynamic: bool) -> None:
+    def fn(x, y, b):
+        b.mul_(y)
+        z = (x * y).exp()
+        return [z, z.t(), x.t(), y.sin().detach(), b.t()]
+
+    x, y, b = leaf(make()), leaf(plain(3, 4)), plain(3, 4)
+    captured = capture(fn, [x, y, b], options=TraceOptions(dynamic=dynamic))
+    metadata = GraphMetadata.from_json(captured.metadata.to_json()) if type(x) is TwoTensor else captured.metadata
+    tangents = len(metadata.tangents)
+    placeholders = [n.meta["val"] for n in captured.graph.graph.find_nodes(op="placeholder")]
+    count = metadata.num_forward_outputs
+    forward, backward = default_partition(
+        captured.graph, (placeholders[:-tangents], placeholders[-tangents:]), num_fwd_outputs=count
+    )
+    (output,) = forward.graph.find_nodes(op="output")
+    saved = [isinstance(node.meta["val"], torch.Tensor) for node in output.args[0][count:]]
+    plan = build_plan(metadata, num_saved_tensors=sum(saved), num_saved_symints=len(saved) - sum(saved))
+    runs = []
+    for run in (bind, interpret):
+        call = run(plan, forward, backward)
+        own = [copy_of(v) for v in (x, y, b)]
+        outputs = call(list(own))
+        torch.autograd.backward([o.sum() for o in outputs[:2]])
+        runs.append([*outputs, own[0].grad, own[1].grad, own[2]])
+        with pytest.raises(WrapperError, match="is not what this graph was compiled for"):
+            call([Tagged(plain(3, 4), 5), *own[1:]])
+    same(*runs)
+
+
+@pytest.mark.covers("F4.39")
+def test_records_of_subclasses_hold_no_tensors_and_are_written_as_text() -> None:
+    context = (1, "a", torch.float32, torch.device("cpu"), {"k": [True, None]}, torch.Size([2]), torch.strided)
+    captured = capture(lambda x, y: [x * y, x.t()], [leaf(Tagged(plain(3, 4), context)), leaf(plain(3, 4))])
+    metadata = captured.metadata
+    assert GraphMetadata.from_json(metadata.to_json()) == metadata
+    plan = build_plan(metadata, num_saved_tensors=1)
+    assert WrapperPlan.from_json(plan.to_json()) == plan
+    holders = (metadata, plan)
+    seen: list[Any] = []
+
+    def look(value: Any) -> None:
+        assert not isinstance(value, torch.Tensor | torch.SymInt)
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            seen.append(value)
+            for field in dataclasses.fields(value):
+                look(getattr(value, field.name))
+        elif isinstance(value, tuple | list):
+            for item in value:
+                look(item)
+
+    look(holders)
+    assert any(isinstance(value, SubclassBoundary) for value in seen)
+
+
+class Marker:
+    """Has no JSON form."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Marker)
+
+    __hash__ = None
+
+
+class Marked(Tagged):
+    """Writes its context itself."""
+
+    @staticmethod
+    def __aotkit_encode_context__(context):
+        return "marker"
+
+    @staticmethod
+    def __aotkit_decode_context__(raw):
+        assert raw == "marker"
+        return Marker()
+
+
+def test_a_context_without_a_form_as_text_is_refused_when_it_is_written_unless_its_class_writes_it() -> None:
+    def metadata_of(value: torch.Tensor) -> GraphMetadata:
+        return capture(lambda x: [x * 2], [value]).metadata
+
+    with pytest.raises(Unsupported, match="the context of tensor subclass Tagged holds a Marker"):
+        metadata_of(Tagged(plain(3), Marker())).to_json()
+    marked = metadata_of(Marked(plain(3), Marker()))
+    assert GraphMetadata.from_json(marked.to_json()) == marked
+
+    class Local(Tagged):
+        pass
+
+    with pytest.raises(Unsupported, match="Local cannot be written down"):
+        metadata_of(Local(plain(3), 1)).to_json()
+    text = metadata_of(Tagged(plain(3), 1)).to_json()
+    with pytest.raises(Unsupported, match="no module that is loaded defines it"):
+        GraphMetadata.from_json(text.replace(":Tagged", ":Absent"))
+
+
+@pytest.mark.covers("F1.11")
+def test_a_storage_inside_of_a_subclass_is_not_resized() -> None:
+    def fn(x):
+        torch.ops.inductor.resize_storage_bytes_(x.a, 0)
+        return [x.b * 2]
+
+    with pytest.raises(Unsupported, match="TwoTensor, has the storage of a tensor that it holds replaced or resized"):
+        aotkit.aot_function(fn, nop)(two(3, 4))
+
+
+def test_second_derivatives_through_subclasses_are_refused() -> None:
+    x, y = leaf(two(3, 4)), leaf(plain(3, 4))
+    (out,) = aotkit.aot_function(lambda x, y: [x * y * y], nop)(x, y)
+    (gradient,) = torch.autograd.grad(out, x, two(3, 4), create_graph=True)
+    assert gradient.shape == x.shape
+    with pytest.raises(DoubleBackwardError, match="differentiated again"):
+        gradient.backward(two(3, 4))
+
+
+def test_what_is_refused_runs_eagerly_under_the_frontend() -> None:
+    def fn(x):
+        return x.mul_(2) + 1
+
+    memory, twin = CONSTANT.clone(), CONSTANT.clone()
+    compiled = torch.compile(fn, backend="aotkit")
+    with pytest.warns(aotkit.EagerFallback, match="tensors inside of input 0 share memory"):
+        found = compiled(TwoTensor(memory, memory))
+    same(found, fn(TwoTensor(twin, twin)))
+    same(memory, twin)
+
+
+@pytest.mark.covers("F2.33", "F1.53")
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_distributed_tensors_go_through_the_stack(dynamic: bool | None) -> None:
+    """Their mesh is opaque, their sizes are in their context, and gradients of partial sums arrive replicated."""
+    torch.distributed.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
+    try:
+        mesh = init_device_mesh("cpu", (2,))
+        w = distribute_tensor(torch.randn(4, 8), mesh, [Shard(1)])
+        options = {"fallback": "error", "verify": False}
+        compiled = torch.compile(distributed, backend="aotkit", fullgraph=True, dynamic=dynamic, options=options)
+        for rows in (2, 6) if dynamic else (2,):
+            x, runs = distribute_tensor(torch.randn(rows, 8), mesh, [Shard(1)]), []
+            for run in (compiled, distributed):
+                own = copy_of(w).requires_grad_()
+                out = run(x, own)
+                out.backward(distribute_tensor(torch.ones(rows, 4), mesh, [Replicate()]))
+                runs.append([out, own.grad])
+            for found, expected in zip(*runs, strict=True):
+                assert found.placements == expected.placements and found.shape == expected.shape
+                same(found.to_local(), expected.to_local())
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def distributed(x, w):
+    return x @ w.t()

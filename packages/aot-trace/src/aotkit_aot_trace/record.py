@@ -216,6 +216,9 @@ def _subclass_gradients(
     differentiable = [run.outer_values[t.forward_output] for t in forward.metadata.subclasses.outer.tangents]
     with _refused("the gradient cannot be recorded"):
         found = _gradients(differentiable, [i.leaf for i in wanted if i.leaf is not None], tangents, tracer, result)
+    for gradient in found:
+        for inside in () if gradient is None else tensors_inside(gradient):
+            from_functional(inside)  # applies pending writes while that is still recorded
     by_input = {i.index: gradient for i, gradient in zip(wanted, found, strict=True)}
     with compat.untraced():
         result.metadata, dense = run.with_gradients(forward.metadata, by_input)

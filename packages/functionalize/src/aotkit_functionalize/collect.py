@@ -48,6 +48,7 @@ from .mutations import (
 from .overlap import overlapping_groups
 from .storages import storage_change, was_replaced
 from .subclass_collect import SubclassRun, has_subclasses
+from .subclass_values import innermost
 from .symbols import bind_symbols, is_symbolic, tensor_meta
 from .tangents import check_shapes_that_autograd_knows, is_differentiable, is_training_graph, tangent_meta
 from .wrap import eager_geometry, from_functional, is_functional
@@ -98,10 +99,12 @@ def collect_metadata(
     """
     if storages is not None:
         storages.layouts.finished = True
-    _apply_pending_writes([*(i.value for i in inputs), *outputs])
+    values = [*(i.value for i in inputs), *outputs]
+    subclasses = has_subclasses(inputs, outputs)
+    _apply_pending_writes(innermost(values) if subclasses else values)
     # Reading sizes below must not add nodes to a recording in progress.
     with compat.untraced():
-        if has_subclasses(inputs, outputs):
+        if subclasses:
 
             def dense(parts: Sequence[FunctionInput], results: Sequence[Any]) -> tuple[GraphMetadata, list[Any]]:
                 found = _collect(parts, results, grad_mode, False, storages)

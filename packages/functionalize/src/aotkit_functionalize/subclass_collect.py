@@ -47,7 +47,7 @@ from .subclass_values import check_functional, common_bases, expected_tangent, p
 from .subclass_views import view_of_wrapper
 from .symbols import bind_symbols, is_symbolic, tensor_meta
 from .tangents import check_shapes_that_autograd_knows, is_differentiable, is_training_graph, tangent_meta
-from .wrap import from_functional, is_functional
+from .wrap import from_functional
 
 __all__ = ["SubclassRun", "has_subclasses"]
 
@@ -103,9 +103,6 @@ class SubclassRun:
                 check_functional(index, output, inside)
             self.output_owner += [(index, number) for number in range(len(inside))]
             dense += inside
-        for tensor in (*(i.value for i in self.dense_inputs), *dense):
-            if is_functional(tensor):
-                from_functional(tensor)  # applies writes that are still pending
         return dense
 
     def _opaque_attributes(self) -> dict[int, Opaque]:

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from .errors import Unsupported
 from .inputs import FunctionInput, autograd_identity, function_input, note_entry
 from .metadata import SymbolBinding
 from .nests import Nest, Opaque, describe, is_subclass, rebuild, tensors_inside
@@ -84,15 +83,10 @@ def read_size(value: torch.Tensor, binding: SymbolBinding) -> Any:
 def _subclass_input(index: int, plain: Any, leaves: Sequence[Any], caller: Any, nest: Nest) -> SubclassInput:
     def fresh() -> torch.Tensor:
         made: torch.Tensor = rebuild(plain, iter([to_functional(leaf) for leaf in leaves]))
-        return made
+        # A class may keep requires_grad in its context; what it puts together is a leaf then.
+        return made.requires_grad_(False) if made.requires_grad else made
 
     value, leaf = fresh(), None
-    if value.requires_grad:
-        raise Unsupported(
-            f"input {index} is a {type(plain).__name__} that requires grad as soon as it is put together",
-            "its __tensor_unflatten__ must leave autograd to its caller",
-            "Do not set requires_grad there",
-        )
     if caller.requires_grad:
         leaf = value.requires_grad_(True)
         with torch.enable_grad():

@@ -15,7 +15,20 @@ from .symbols import tensor_meta
 from .tangents import tangent_meta
 from .wrap import below_functional_layer, from_functional, is_functional
 
-__all__ = ["check_functional", "common_bases", "expected_tangent", "plain_value", "root", "traced_layout"]
+__all__ = ["check_functional", "common_bases", "expected_tangent", "innermost", "plain_value", "root", "traced_layout"]
+
+
+def innermost(values: Sequence[Any]) -> list[Any]:
+    """The tensors inside of ``values`` and of what these are views of, and the values that hold none."""
+    found: list[Any] = []
+    for value in values:
+        if not is_subclass(value):
+            found.append(value)
+            continue
+        found += tensors_inside(value)
+        if value._base is not None:
+            found += tensors_inside(value._base)
+    return found
 
 
 def common_bases(inputs: Sequence[FunctionInput], outputs: Sequence[Any]) -> list[torch.Tensor]:
@@ -59,6 +72,7 @@ def expected_tangent(value: Any) -> Any:
     with below_functional_layer(), torch.no_grad():
         hook = getattr(plain, "__coerce_tangent_metadata__", None)
         plain = plain if hook is None else hook()
+        plain = plain.requires_grad_(False) if plain.requires_grad else plain
         return plain if torch._prims_common.is_non_overlapping_and_dense_or_false(plain) else plain.contiguous()
 
 

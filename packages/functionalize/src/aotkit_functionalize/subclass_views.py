@@ -41,6 +41,7 @@ def view_of_wrapper(base: Any, view: Any, parts: Sequence[TensorMeta]) -> ViewSp
                 taken = base.permute(order)
             else:
                 taken = base.as_strided(view.shape, view.stride(), view.storage_offset())
+            taken = taken.requires_grad_(view.requires_grad)  # a class may keep it in its context
         except (RuntimeError, NotImplementedError, TypeError, ValueError, AssertionError, AttributeError, KeyError):
             return None  # the class does not know the operation; what it raises then is its own affair
     return spec if _same(taken, view) and _same_parts(taken, base, parts) else None

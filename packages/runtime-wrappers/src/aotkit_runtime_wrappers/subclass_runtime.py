@@ -94,13 +94,13 @@ def _leaf_difference(inner: Any, meta: TensorMeta, name: str) -> str | None:
 
 def same_context(expected: Any, found: Any) -> bool:
     """Whether two contexts are equal where ``expected`` holds no symbol."""
-    leaves, spec = pytree.tree_flatten(expected)
-    if not any(isinstance(leaf, SymbolicDim) for leaf in leaves):
-        return bool(expected == found)
-    others, other_spec = pytree.tree_flatten(found)
-    if spec != other_spec:
-        return False
-    return all(isinstance(a, SymbolicDim) or bool(a == b) for a, b in zip(leaves, others, strict=True))
+    if isinstance(expected, SymbolicDim):
+        return isinstance(found, int)
+    if isinstance(expected, tuple | list) and isinstance(found, tuple | list):
+        return len(expected) == len(found) and all(map(same_context, expected, found))
+    if isinstance(expected, dict) and isinstance(found, dict):
+        return expected.keys() == found.keys() and all(same_context(v, found[k]) for k, v in expected.items())
+    return bool(expected == found)
 
 
 def symbolic_context(context: Any, symbols: Mapping[str, int]) -> Any:
