@@ -145,7 +145,8 @@ def test_random_programs_over_subclasses_cannot_be_told_from_eager(first: int) -
         compared += 1
         assert found.keys() == expected.keys(), (seed, program)
         for what, value in expected.items():
-            torch.testing.assert_close(
-                found[what], value, msg=lambda m, w=what, s=seed, p=program: f"{w} of {s}: {p} {m}"
-            )
+            if what in ("values", "gradients", "after"):
+                torch.testing.assert_close(found[what], value, msg=lambda m, p=program: f"{m}\nin {p}")
+            else:
+                assert found[what] == value, (what, program)
     assert compared >= 10

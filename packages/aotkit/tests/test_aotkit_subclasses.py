@@ -536,6 +536,11 @@ def leafing(x):
     return [TwoTensor(x.detach() * 2, x.detach()).requires_grad_()]
 
 
+def test_a_size_that_depends_on_data_beside_a_subclass_is_refused() -> None:
+    with pytest.raises(Unsupported, match="and a tensor subclass goes in or comes out"):
+        aotkit.aot_function(lambda x, y: [x * 2, y[y > 0]], nop, dynamic=True)(two(3, 4), plain(3, 4))
+
+
 @pytest.mark.covers("F1.49")
 @pytest.mark.parametrize(
     "fn, args, text",

@@ -128,6 +128,12 @@ class SubclassRun:
             inner, values = dense(self.dense_inputs, self.dense_outputs)
         except OverlappingMutation as overlap:
             raise self._caller_overlap(overlap) from overlap
+        if any(binding.of_output for binding in inner.symbols):
+            raise Unsupported(
+                "a size depends on the elements of a tensor, and a tensor subclass goes in or comes out",
+                "what a subclass is put together of is worked out from the sizes of inputs",
+                "Compute it outside of the compiled region",
+            )
         inputs = self._input_infos(inner)
         num_mutated = len(self.forward)
         outputs = self._output_infos(inner)
