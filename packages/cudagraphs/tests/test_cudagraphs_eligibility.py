@@ -95,3 +95,51 @@ def test_two_devices_are_a_reason():
         value = torch.empty(4, device="cuda:1")
     reasons = check_graph(graph_with(aten.relu.default, val=value))
     assert [reason.kind for reason in reasons] == [SkipKind.MULTIPLE_DEVICES] and "cuda:1, meta" in reasons[0].detail
+
+
+@pytest.mark.covers("F6.24", "F6.18")
+def test_communication_is_a_reason():
+    with torch.library._scoped_library("_c10d_functional", "FRAGMENT") as library:
+        if not hasattr(torch.ops._c10d_functional, "wait_tensor"):
+            library.define("wait_tensor(Tensor x) -> Tensor")
+        target = torch.ops._c10d_functional.wait_tensor.default
+        assert kinds(graph_with(target)) == [SkipKind.COLLECTIVE]
+
+
+@pytest.mark.covers("F6.17", "F6.18")
+def test_swapping_or_resizing_the_memory_of_a_tensor_is_a_reason():
+    assert kinds(graph_with(aten.resize_.default, [2])) == [SkipKind.STORAGE_MUTATION]
+    graph = torch.fx.Graph()
+    x, y = graph.placeholder("x"), graph.placeholder("y")
+    x.meta["val"] = y.meta["val"] = torch.empty(4, device="meta")
+    graph.output(graph.call_function(aten.set_.source_Tensor, (x, y)))
+    (reason,) = check_graph(graph)
+    assert reason.kind is SkipKind.STORAGE_MUTATION and "aten.set_" in reason.detail
+
+
+@pytest.mark.covers("F6.18")
+@pytest.mark.parametrize(
+    "target",
+    [
+        aten._fused_moving_avg_obs_fq_helper_functional.default,
+        torch._prims.rng_prims.run_and_save_rng_state,
+        torch._prims.rng_prims.run_with_rng_state,
+    ],
+)
+def test_the_other_operators_with_host_state_are_named_too(target):
+    assert kinds(graph_with(target)) == [SkipKind.INCOMPATIBLE_OP]
+
+
+@pytest.mark.covers("F6.18")
+@pytest.mark.parametrize("name", ["dense_to_jagged", "jagged_to_padded_dense"])
+def test_operators_of_fbgemm_that_read_offsets_on_the_host_are_named_too(name):
+    with torch.library._scoped_library("fbgemm", "FRAGMENT") as library:
+        library.define(f"{name}(Tensor x) -> Tensor")
+        assert kinds(graph_with(getattr(torch.ops.fbgemm, name).default)) == [SkipKind.INCOMPATIBLE_OP]
+
+
+def test_with_a_device_given_tensors_elsewhere_are_the_reason():
+    graph = graph_with(aten.relu.default, device="meta")
+    assert check_graph(graph, torch.device("meta")) == ()
+    found = check_graph(graph, torch.device("cpu"))
+    assert [reason.kind for reason in found] == [SkipKind.MULTIPLE_DEVICES] * 2

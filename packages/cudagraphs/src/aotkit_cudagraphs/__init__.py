@@ -16,6 +16,7 @@ from .options import CudagraphOptions, TreeOptions
 from .overwritten import OverwrittenError
 from .reasons import CaptureError, CudagraphNotice, CudagraphSkipped, SkipKind, SkipReason
 from .simulated_driver import SimulatedDriver
+from .split import Segment, SplitOptions, split_graph, wrap_graph
 from .tree_report import TreeReport
 from .trees import CudagraphTrees, TreeFunction, shared_trees
 
@@ -30,13 +31,17 @@ __all__ = [
     "CudagraphedFunction",
     "DeviceDriver",
     "OverwrittenError",
+    "Segment",
     "SimulatedDriver",
     "SkipKind",
     "SkipReason",
+    "SplitOptions",
     "TreeFunction",
     "TreeOptions",
     "TreeReport",
     "check_graph",
     "cudagraphify",
     "shared_trees",
+    "split_graph",
+    "wrap_graph",
 ]

@@ -26,6 +26,8 @@ _INCOMPATIBLE_OPS = frozenset(
         "run_with_rng_state",
     }
 )
+_STORAGE_OPS = frozenset({"aten.set_", "aten.resize_", "aten.set", "aten.resize", "inductor.resize_storage_bytes_"})
+_COLLECTIVES = ("c10d.", "_c10d_functional.", "c10d_functional.")
 _CONTROL_FLOW_OPS = frozenset({"cond", "while_loop"})
 _INDEX_PUT_OPS = frozenset({"aten.index_put", "aten.index_put_", "aten._unsafe_index_put"})
 
@@ -89,22 +91,33 @@ def has_fake(inputs: Iterable[object]) -> bool:
     return any(isinstance(value, FakeTensor) for value in inputs)
 
 
-def check_graph(graph: torch.fx.GraphModule | torch.fx.Graph) -> tuple[SkipReason, ...]:
+def check_graph(
+    graph: torch.fx.GraphModule | torch.fx.Graph, device: torch.device | None = None
+) -> tuple[SkipReason, ...]:
     """Reasons why an FX graph of ATen calls can't be recorded, one per offending node, with the user's line.
 
     Nodes' example values are read from `node.meta["val"]`, user lines from `node.meta["stack_trace"]`; where these are
     missing, less is known and less is found (the capture itself still refuses what it can't record).
-    Subgraphs of control flow are not entered: the control flow itself is a reason.
+    Subgraphs of control flow are not entered: the control flow itself is a reason. With `device`, tensors elsewhere
+    are a reason; without, those on the CPU, and those on several devices.
     """
     nodes = (graph.graph if isinstance(graph, torch.fx.GraphModule) else graph).nodes
-    found = [reason for node in nodes if (reason := _check_node(node)) is not None]
+    found = list(check_nodes(graph, device).values())
     devices = sorted({str(value.device) for node in nodes for value in tensors_in(node.meta.get("val"))} - {"cpu"})
-    if len(devices) > 1:
+    if device is None and len(devices) > 1:
         found.append(SkipReason(SkipKind.MULTIPLE_DEVICES, f"the graph works on {', '.join(devices)}"))
     return tuple(found)
 
 
-def _check_node(node: torch.fx.Node) -> SkipReason | None:
+def check_nodes(
+    graph: torch.fx.GraphModule | torch.fx.Graph, device: torch.device | None = None
+) -> dict[str, SkipReason]:
+    """The reason of each node, by its name, that can't be part of a recording; see `check_graph`."""
+    nodes = (graph.graph if isinstance(graph, torch.fx.GraphModule) else graph).nodes
+    return {node.name: reason for node in nodes if (reason := _check_node(node, device)) is not None}
+
+
+def _check_node(node: torch.fx.Node, device: torch.device | None) -> SkipReason | None:
     line = _user_line(node)
     if node.op == "call_function":
         name = _op_name(node.target)
@@ -112,21 +125,27 @@ def _check_node(node: torch.fx.Node) -> SkipReason | None:
             return SkipReason(SkipKind.CONTROL_FLOW, f"{node.name} is torch.{name}", line)
         if name in _INCOMPATIBLE_OPS:
             return SkipReason(SkipKind.INCOMPATIBLE_OP, f"{node.name} calls {name}", line)
+        if name.startswith(_COLLECTIVES):
+            return SkipReason(SkipKind.COLLECTIVE, f"{node.name} calls {name}", line)
+        if name in _STORAGE_OPS:
+            return SkipReason(SkipKind.STORAGE_MUTATION, f"{node.name} calls {name}", line)
         if torch.Tag.cudagraph_unsafe in getattr(node.target, "tags", ()):
             return SkipReason(SkipKind.UNSAFE_TAG, f"{node.name} calls {name}, tagged cudagraph_unsafe", line)
         if name in _INDEX_PUT_OPS and _has_boolean_index(node):
             return SkipReason(SkipKind.BOOLEAN_INDEX, f"{node.name} writes through a boolean mask", line)
     if node.op in ("call_function", "placeholder", "get_attr"):
-        return _check_value(node, line)
+        return _check_value(node, line, device)
     return None
 
 
-def _check_value(node: torch.fx.Node, line: str | None) -> SkipReason | None:
+def _check_value(node: torch.fx.Node, line: str | None, device: torch.device | None) -> SkipReason | None:
     for value in tensors_in(node.meta.get("val")):
         if value.layout is not torch.strided:
             return SkipReason(SkipKind.SPARSE, f"{node.name} has layout {value.layout}", line)
-        if value.device.type == "cpu":
+        if value.device.type == "cpu" and (device is None or device.type != "cpu"):
             return SkipReason(SkipKind.CPU_DEVICE, f"{node.name} is on the CPU", line)
+        if device is not None and value.device != device:
+            return SkipReason(SkipKind.MULTIPLE_DEVICES, f"{node.name} is on {value.device}, not {device}", line)
         unbacked = [str(size) for size in value.shape if _is_unbacked(size)]
         if unbacked:
             return SkipReason(SkipKind.UNBACKED_SIZE, f"{node.name} has the data-dependent size {unbacked[0]}", line)
