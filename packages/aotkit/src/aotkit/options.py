@@ -22,7 +22,9 @@ class Options:
     ``fallback``: a graph that is not supported runs eagerly with one notice (``"eager"``) or raises (``"error"``).
     ``lowering``: ``"kernels"`` generates code; ``"none"`` runs the captured graphs with ATen (to bisect a bug).
     ``capture``: ``False`` returns the frontend's graph unchanged.
-    ``cudagraphs``: wrap eligible CUDA graphs in capture and replay.
+    ``cudagraphs``: record graphs on a CUDA device and replay them with one launch, around what can't be recorded.
+    ``cudagraph_outputs``: results of replays stay valid (``"survive"``: copied where they are kept; ``"copy"``: always
+    copied) or are taken back by the next step (``"overwrite"``: reading them then raises).
     ``cache``: keep kernel objects on disk between processes.
     ``verify``: check the IR between passes; serialize, reload and then use the product of every stage.
     ``fuel``: how many optional rewrites may run (``None``: all). ``disable``: names of passes to leave out.
@@ -35,6 +37,7 @@ class Options:
     lowering: Literal["kernels", "none"] = "kernels"
     capture: bool = True
     cudagraphs: bool = False
+    cudagraph_outputs: Literal["survive", "copy", "overwrite"] = "survive"
     cache: bool = True
     verify: bool = False
     fuel: int | None = None

@@ -24,6 +24,7 @@ from aotkit_aot_trace import (
     mutations_in_graph,
     saved_values,
 )
+from aotkit_cudagraphs import CudagraphTrees
 from aotkit_functionalize import GraphMetadata, OverlappingMutation
 from aotkit_inductor_lower import LowerOptions, compile_graph, decompositions
 from aotkit_partition import Partition, PartitionOptions, dump_graph, graph_constants, load_graph, partition
@@ -42,6 +43,7 @@ from aotkit_runtime_wrappers import (
     unboxed,
 )
 
+from ._cudagraphs import CudagraphStages
 from ._observe import GraphRecord, Recorder
 from ._publish import publish_metadata
 from ._torch_logs import publish_graph
@@ -59,6 +61,7 @@ class CompileContext:
 
     ``num_static``: so many leading arguments (parameters and buffers) are in the same memory at every call.
     ``keep_input_mutations``: the graph of an inference writes to its inputs itself, where that can be.
+    ``trees``: where recordings of CUDA graphs go, if not to those that all compiled graphs of a device share.
     ``publish``: graphs go to torch's own log artifacts (``TORCH_LOGS``, structured traces) too.
     """
 
@@ -69,6 +72,7 @@ class CompileContext:
     num_static: int = 0
     keep_input_mutations: bool = False
     publish: bool = True
+    trees: CudagraphTrees | None = None
 
     def dump_graph(self, name: str, graph: torch.fx.GraphModule) -> None:
         """Show ``graph`` to whoever watches."""
@@ -106,6 +110,18 @@ class Stages:
     inference: Callable[[torch.fx.GraphModule, str, CompileContext], Boxed]
     forward: Callable[[torch.fx.GraphModule, str, CompileContext], Boxed]
     backward: Callable[[torch.fx.GraphModule, str, CompileContext], Boxed]
+
+
+def with_cudagraphs(stages: Stages, metadata: GraphMetadata, ctx: CompileContext) -> Stages:
+    """These stages with their graphs put into a tree of recordings; see `CudagraphStages`."""
+    static = tuple(info.index for info in metadata.inputs if info.is_static)
+    added = CudagraphStages(static, ctx.options.cudagraph_outputs, ctx.trees)
+    return replace(
+        stages,
+        inference=added.inference(stages.inference),
+        forward=added.forward(stages.forward),
+        backward=added.backward(stages.backward),
+    )
 
 
 _OVERWRITTEN = ("data", "data_and_metadata", "storage")
@@ -155,6 +171,8 @@ def compile_captured(captured: Captured, ctx: CompileContext, stages: Stages) ->
 
 def _compile(captured: Captured, ctx: CompileContext, stages: Stages) -> Boxed:
     metadata = _reload_metadata(captured.metadata, ctx)
+    if ctx.options.cudagraphs:
+        stages = with_cudagraphs(stages, metadata, ctx)
     if metadata.is_training:
         return _compile_training(captured, metadata, ctx, stages)
     graph = _reload_graph(captured.graph, ctx)

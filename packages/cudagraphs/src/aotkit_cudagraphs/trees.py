@@ -138,11 +138,11 @@ class CudagraphTrees:
                 self._observer.event("cudagraphs.skip", {"kind": reason.kind.name, "reason": str(reason)})
         if self.options.on_skip == "raise":
             raise CudagraphSkipped(reasons)
-        new_kinds = [reason for reason in reasons if reason.kind not in self._noticed]
+        new_kinds = {reason.kind: reason for reason in reversed(reasons) if reason.kind not in self._noticed}
         self._noticed.update(reasons)
         self._noticed.update(reason.kind for reason in reasons)
         if new_kinds:
-            text = "; ".join(map(str, new_kinds))
+            text = "; ".join(map(str, reversed(new_kinds.values())))
             notice = f"runs without a CUDA graph: {text}. Said once per kind of reason."
             warnings.warn(notice, CudagraphNotice, stacklevel + 1)
 
@@ -228,20 +228,21 @@ def _forget(manager: weakref.ref[TreeManager], function: Function) -> None:
         found.forget(function)
 
 
-_shared: weakref.WeakValueDictionary[torch.device, CudagraphTrees] = weakref.WeakValueDictionary()
+_shared: weakref.WeakValueDictionary[tuple[torch.device, TreeOptions], CudagraphTrees] = weakref.WeakValueDictionary()
 _shared_lock = threading.Lock()
 
 
 def shared_trees(device: torch.device, options: TreeOptions | None = None) -> CudagraphTrees:
-    """The trees of a CUDA device that separately compiled callables share, so that they use one pool.
+    """The trees of a CUDA device (and options) that separately compiled callables share, so that they use one pool.
 
-    They exist as long as a callable wrapped by them does. `options` count where they are made by this call.
+    They exist as long as a callable wrapped by them does.
 
     Raises:
         RuntimeError: there is no CUDA device.
     """
+    options = options or TreeOptions()
     with _shared_lock:
-        found = _shared.get(device)
+        found = _shared.get((device, options))
         if found is None:
-            found = _shared[device] = CudagraphTrees(CudaDriver(device), options)
+            found = _shared[device, options] = CudagraphTrees(CudaDriver(device), options)
         return found
