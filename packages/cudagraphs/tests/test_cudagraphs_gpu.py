@@ -7,6 +7,9 @@ from aotkit_cudagraphs import CudaDriver, CudagraphNotice, CudagraphOptions, Ski
 
 pytestmark = pytest.mark.gpu
 
+if not torch.cuda.is_available():
+    pytest.skip("these tests need a CUDA device", allow_module_level=True)
+
 
 def test_replays_equal_the_callable():
     weight = torch.randn(64, 64, device="cuda")
@@ -61,14 +64,20 @@ def test_what_waits_for_the_device_runs_uncaptured():
 def test_pool_state_can_be_checkpointed_and_restored():
     driver = CudaDriver()
     pool, stream = driver.new_pool(), driver.new_stream()
+    empty = driver.checkpoint(pool)
     x = torch.ones(1000, device="cuda")
     first, kept = driver.capture(lambda: x + 1, pool=pool, stream=stream)
+    state, address = driver.checkpoint(pool), kept.data_ptr()
+    assert list(driver.live_blocks(pool)) == [address] and driver.pool_bytes(pool) >= 4000
+    del kept
+    assert driver.live_blocks(pool) == {}
+    spy = torch.empty(0, device="cuda").set_(driver.storage_at(pool, address, 4000), 0, (1000,), (1,))
     driver.replay(first)
-    state = driver.checkpoint(pool)
-    before = driver.pool_bytes(pool)
-    second, later = driver.capture(lambda: kept * 2, pool=pool, stream=stream)
+    (owner,) = driver.restore(pool, state, {address: 4000})
+    assert list(driver.live_blocks(pool)) == [address]
+    second, later = driver.capture(lambda: spy * 2, pool=pool, stream=stream)
     driver.replay(second)
-    assert (later == 4).all() and driver.pool_bytes(pool) > before
-    del later
-    driver.restore(pool, state, [kept.untyped_storage()])
-    assert driver.pool_bytes(pool) == before and (kept == 2).all()
+    assert later.data_ptr() != address and (later == 4).all() and (spy == 2).all()
+    del owner, later
+    assert driver.live_blocks(pool) == {}
+    assert driver.restore(pool, empty, {}) == [] and driver.reserved_bytes(pool) > 0

@@ -1,10 +1,11 @@
 """Random programs over trees of recordings, run twice: recorded on the simulated device, and plain.
 
-    python packages/cudagraphs/tests/tree_fuzz.py --programs 2000 [--seed 0]
+    python packages/cudagraphs/tests/tree_fuzz.py --programs 2000 [--seed 0] [--device cuda]
 
 After every action all results that the program holds must equal their plain twins. Each recording must be where a model
 written here puts it: the model knows which results the program holds and how an allocator works, and asks the
-package only which recording came after which. At the end nothing may be left in use.
+package only which recording came after which. At the end nothing may be left in use. With `--device cuda` the same
+programs run on a GPU, without the model.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from aotkit_cudagraphs import CudagraphNotice, CudagraphTrees, SimulatedDriver, TreeOptions
+from aotkit_cudagraphs import CudaDriver, CudagraphNotice, CudagraphTrees, SimulatedDriver, TreeOptions
 
 GRANULARITY = 512
 SIZES = (5, 100, 300, 1000)
@@ -89,7 +90,7 @@ def run_spec(spec: Spec, args: list) -> list:
             case "sum":
                 values.append(values[i][:100].sum(0, keepdim=True))
             case "noise":
-                values.append(torch.rand(values[i].numel()) + values[i])
+                values.append(torch.rand(values[i].numel(), device=values[i].device) + values[i])
             case "view":
                 values.append(values[i][values[i].numel() // 2 :])
             case "change":
@@ -234,12 +235,25 @@ class World:
     nodes: dict = field(default_factory=dict)
     call: tuple = ()
     recordings: int = 0
+    device: str = "cpu"
+
+    def seed(self, seed: int) -> None:
+        """Seed the generator that callables draw from."""
+        if self.device == "cpu":
+            torch.default_generator.manual_seed(seed)
+        else:
+            torch.cuda.manual_seed(seed)
+
+    def randn(self, count: int) -> torch.Tensor:
+        """Random elements on the device."""
+        return torch.randn(count, device=self.device)
 
     def event(self, name: str, fields: dict) -> None:
         """A recording was made: compare it with the model."""
         if name == "cudagraphs.node":
             self.recordings += 1
-            self.check_node(fields["node"])
+            if self.device == "cpu":
+                self.check_node(fields["node"])
 
     def check_node(self, node) -> None:
         """The recording is where the model puts it, and knows who holds what."""
@@ -270,10 +284,10 @@ class World:
             raise Wrong(f"the pool holds {node.pool.reserved_bytes} bytes, the model needs {pool.extent}")
 
 
-def random_world(seed: int) -> World:
+def random_world(seed: int, device: str) -> World:
     """A device with a few callables."""
     rng = random.Random(seed)
-    driver = SimulatedDriver(capacity=1 << 20, granularity=GRANULARITY)
+    driver = CudaDriver() if device == "cuda" else SimulatedDriver(capacity=1 << 20, granularity=GRANULARITY)
     options = TreeOptions(
         outputs=rng.choice(["survive", "survive", "survive", "copy"]),
         patience=rng.choice([0, 1, 2]),
@@ -285,9 +299,9 @@ def random_world(seed: int) -> World:
     trees = CudagraphTrees(driver, options)
     specs = [random_spec(rng) for _ in range(rng.randint(1, 3))]
     world = World(rng, driver, trees, specs, rng.choice([(100,), (300,), (5, 1000)]), [], [])
-    trees._observer = world
+    trees._observer, world.device = world, device
     for spec in specs:
-        weights = [torch.randn(rng.choice(SIZES) + 1)[rng.random() < 0.2 :] for _ in range(spec.weights)]
+        weights = [world.randn(rng.choice(SIZES) + 1)[rng.random() < 0.2 :] for _ in range(spec.weights)]
         world.weights.append([Held(weight, weight.clone()) for weight in weights])
 
         def fn(args: list, spec: Spec = spec) -> list:
@@ -309,7 +323,7 @@ def random_input(world: World, which: int, rng: random.Random) -> tuple[torch.Te
         if rng.random() < 0.6:
             world.held.remove(chosen)
         return chosen.real, chosen.plain
-    made = torch.randn(2 * rng.choice(world.sizes))
+    made = world.randn(2 * rng.choice(world.sizes))
     made = made[::2] if rng.random() < 0.2 else made[: made.numel() // 2]
     return made, made.clone() if made.is_contiguous() else made.repeat_interleave(2)[::2]
 
@@ -325,10 +339,10 @@ def do_call(world: World, rng: random.Random) -> None:
     spans = [(x.numel(), 1 + (x.numel() - 1) * x.stride(0), x.untyped_storage().data_ptr()) for x in real]
     world.call = (spec, spans)
     del pairs
-    torch.default_generator.manual_seed(seed)
+    world.seed(seed)
     real.append(scale)
     got = world.functions[which](real)
-    torch.default_generator.manual_seed(seed)
+    world.seed(seed)
     expected = run_spec(spec, [*plain, scale])
     check_aliasing(got, expected, plain)
     results = [Held(a, b) for a, b in zip(got, expected, strict=True) if a is not None]
@@ -420,12 +434,12 @@ def check_end(world: World) -> None:
         raise Wrong(f"the report's recordings add up to {added} bytes of {report.pool_bytes}")
 
 
-def run_program(seed: int, rounds: int = 10) -> World:
+def run_program(seed: int, rounds: int = 10, device: str = "cpu") -> World:
     """Run one random program: a few actions, again and again, with something else now and then.
 
     Raises `Wrong`, or an error of the simulated device.
     """
-    world = random_world(seed)
+    world = random_world(seed, device)
     rng = world.rng
     routine = [(rng.random() < 0.85, rng.getrandbits(30)) for _ in range(rng.randint(1, 6))]
     tidy = rng.choice([1, 1, 0.9, 0.5])  # how often it lets go of everything at the end of a round
@@ -472,11 +486,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--programs", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cpu: the simulated device")
     options = parser.parse_args()
     began, replays, recordings, calls = time.monotonic(), 0, 0, 0
     for seed in range(options.seed, options.seed + options.programs):
         try:
-            world = run_program(seed)
+            world = run_program(seed, device=options.device)
         except Exception as error:
             print(f"program {seed}: {type(error).__name__}: {error}")
             raise
