@@ -299,3 +299,32 @@ def test_concurrent_captures_give_the_same_graphs_as_sequential_ones():
 def test_the_lock_is_reentrant():
     with TRACING_LOCK:
         assert capture(lambda x: [x + 1], [torch.ones(2)]).metadata.num_forward_outputs == 1
+
+
+@pytest.mark.parametrize("exponent", [True, False])
+def test_a_power_of_truth_values_is_a_truth_value(layer, run_graph, exponent):
+    captured = capture(lambda x: [x**exponent], [torch.tensor([True, False])], options=TraceOptions(layer=layer))
+    assert captured.metadata.outputs[0].meta.dtype == "bool"
+    x = torch.tensor([False, True])
+    assert torch.equal(run_graph(captured, [x])[0], x**exponent)
+
+
+@pytest.mark.parametrize(
+    "fn, args, match",
+    [
+        (
+            lambda x, i: [p + 1 for p in x.tensor_split(i)],
+            (torch.ones(6), torch.tensor([2, 4])),
+            "elements of a tensor",
+        ),
+        (
+            lambda m, a, b: [m.clone().addbmm_(a, b)],
+            (torch.ones(3), torch.ones(4, 2, 5), torch.ones(4, 5, 3)),
+            "resizes",
+        ),
+    ],
+    ids=["tensor_split", "addbmm_"],
+)
+def test_what_reads_elements_or_resizes_while_it_computes_is_refused(layer, fn, args, match):
+    with pytest.raises(Unsupported, match=match):
+        capture(fn, args, options=TraceOptions(layer=layer))

@@ -12,6 +12,7 @@ from torch._library.effects import EffectType
 from torch.utils.checkpoint import checkpoint
 
 import aotkit
+from aotkit_aot_trace import Unsupported
 
 whole_graphs = torch._dynamo.config.patch(capture_scalar_outputs=True, capture_dynamic_output_shape_ops=True)
 
@@ -266,3 +267,36 @@ def test_random_numbers_are_eagers_forward_and_backward(name: str, wrap: Callabl
         run(x)
         states.append(torch.get_rng_state())
     assert torch.equal(*states)
+
+
+VIEWS = {
+    "whole": lambda t: t,
+    "rows": lambda t: t[1:],
+    "transposed": lambda t: t.t(),
+    "every second column": lambda t: t[:, ::2],
+    "transposed with gaps": lambda t: t.t()[:, ::2],
+    "one column": lambda t: t[:, 3],
+}
+DRAWS = {
+    "normal_": (),
+    "uniform_": (),
+    "bernoulli_": (0.3,),
+    "exponential_": (),
+    "geometric_": (0.3,),
+    "random_": (10,),
+}
+
+
+@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize("name", DRAWS)
+def test_in_place_random_operations_draw_eagers_numbers_into_any_view(name: str, view: str) -> None:
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        y = x.clone()
+        getattr(VIEWS[view](y), name)(*DRAWS[name])
+        return y
+
+    if name == "normal_" and view in ("every second column", "one column"):
+        with pytest.raises(Unsupported, match="gaps between its elements"):
+            by_hand(fn)(torch.zeros(20, 20))
+        return
+    assert_like_eager(fn, by_hand, (torch.zeros(20, 20),))

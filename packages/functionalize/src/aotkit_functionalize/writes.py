@@ -12,6 +12,7 @@ from . import _torch_compat as compat
 from .errors import OverlappingWrite, Unsupported
 from .events import StorageEvents
 from .layouts import EXPANSIONS, RESHAPES, STRIDE_DEPENDENT, without_expansion
+from .random_writes import DRAWN_BY_LAYOUT, as_eager_draws
 from .windows import without_gaps
 
 __all__ = ["RefuseWrongWrites"]
@@ -50,6 +51,9 @@ class RefuseWrongWrites(TorchFunctionMode):
         if not compat.is_inner_wrapper(wrapper):
             return func(*args, **(kwargs or {}))
         _refuse_expanded(target)
+        if name in DRAWN_BY_LAYOUT:
+            func(as_eager_draws(name, target), *args[1:], **(kwargs or {}))
+            return target
         if is_out and not compat.is_base(wrapper):
             raise Unsupported(
                 f"the out argument of {name} is a view",
