@@ -4,6 +4,7 @@
 """
 
 from .__about__ import __version__
+from .carriers import offload_activations, quantize_activations
 from .errors import (
     GraphFormatError,
     InfeasiblePartitionError,
@@ -15,6 +16,7 @@ from .errors import (
 from .extensions import Extensions
 from .graph_text import dump_graph, graph_constants, load_graph
 from .measure import MeasuredPeak, measure_peak
+from .one_graph import merge, recompute_by_tags, split_backward
 from .options import PartitionOptions
 from .partition import Partition, default_partition, min_cut_rematerialization_partition, partition
 from .pictures import cut_svg, front_svg, html_report, memory_svg
@@ -57,7 +59,12 @@ __all__ = [
     "load_graph",
     "measure_peak",
     "memory_svg",
+    "merge",
     "min_cut_rematerialization_partition",
+    "offload_activations",
     "partition",
+    "quantize_activations",
+    "recompute_by_tags",
     "simulate_modules",
+    "split_backward",
 ]

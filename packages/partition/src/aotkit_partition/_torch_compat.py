@@ -17,6 +17,7 @@ __all__ = [
     "AllocationEvent",
     "allocation_events",
     "backed_hints",
+    "copy_module",
     "declare_symbol",
     "is_script_object",
     "known_symbols",
@@ -75,6 +76,14 @@ def new_fake_mode() -> FakeTensorMode:
 def lazy_graph_module(root: torch.nn.Module, graph: torch.fx.Graph, name: str) -> torch.fx.GraphModule:
     """A GraphModule that writes its Python code when it is first called; compilers never call it."""
     return _LazyGraphModule(root, graph, class_name=name)
+
+
+def copy_module(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """A module with a copy of the graph; attributes are shared, so are the values in the nodes' metadata."""
+    graph = torch.fx.Graph()
+    graph.output(graph.graph_copy(module.graph, {}))
+    graph.find_nodes(op="output")[0].meta = dict(module.graph.find_nodes(op="output")[0].meta)
+    return _LazyGraphModule(module, graph, class_name=module._get_name())
 
 
 def make_fake_tensor(fake_mode: FakeTensorMode, meta_tensor: torch.Tensor, device: torch.device) -> FakeTensor:

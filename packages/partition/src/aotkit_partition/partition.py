@@ -12,6 +12,7 @@ import torch
 import torch.fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from ._torch_compat import copy_module
 from .agreement import agree
 from .decide import Decision, decide, peak_front
 from .errors import GraphFormatError, InvalidOptionError
@@ -214,12 +215,7 @@ def min_cut_rematerialization_partition(
 def _run_joint_pass(
     joint: torch.fx.GraphModule, rewrite: Callable[[torch.fx.GraphModule], torch.fx.GraphModule | None]
 ) -> torch.fx.GraphModule:
-    graph = torch.fx.Graph()
-    mapping: dict[torch.fx.Node, torch.fx.Node] = {}
-    graph.output(graph.graph_copy(joint.graph, mapping))
-    last = joint.graph.find_nodes(op="output")[0]
-    graph.find_nodes(op="output")[0].meta = dict(last.meta)
-    module = torch.fx.GraphModule(joint, graph)
+    module = copy_module(joint)
     return rewrite(module) or module
 
 

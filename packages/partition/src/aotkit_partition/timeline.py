@@ -205,7 +205,7 @@ def node_storages(node: torch.fx.Node, value: Any, symbol_fallback: int = 4096) 
 
 
 def simulate_modules(
-    forward: torch.fx.GraphModule, backward: torch.fx.GraphModule, num_fwd_outputs: int
+    forward: torch.fx.GraphModule, backward: torch.fx.GraphModule, num_fwd_outputs: int, device: str | None = None
 ) -> MemoryTimeline:
     """The timeline of any forward and backward graph in the calling convention of :class:`Partition`.
 
@@ -213,8 +213,9 @@ def simulate_modules(
         forward: returns the user's outputs, then saved tensors, then saved sizes; fake values in ``meta['val']``.
         backward: takes the saved sizes, the saved tensors, then the tangents.
         num_fwd_outputs: how many outputs are the user's.
+        device: count the memory of devices of this type only.
     """
-    first, second = _Graph(forward), _Graph(backward)
+    first, second = _Graph(forward, device), _Graph(backward, device)
     outputs, saved = first.returned[:num_fwd_outputs], first.returned[num_fwd_outputs:]
     sizes = [node for node in saved if isinstance(_value(node), torch.SymInt)]
     tensors = [node for node in saved if not isinstance(_value(node), torch.SymInt)]
@@ -236,14 +237,20 @@ def simulate_modules(
 class _Graph:
     """The parts of an FX graph that the simulation looks at."""
 
-    def __init__(self, module: torch.fx.GraphModule) -> None:
+    def __init__(self, module: torch.fx.GraphModule, device: str | None) -> None:
+        self.device = device
         nodes = list(module.graph.nodes)
         self.placeholders = [node for node in nodes if node.op == "placeholder"]
         self.body = [node for node in nodes if node.op not in ("placeholder", "output")]
         self.returned = list(nodes[-1].args[0])
 
     def steps(self, nodes: Iterable[torch.fx.Node]) -> list[Step]:
-        return [Step(node, node.name, node.all_input_nodes, node_storages(node, _value(node))) for node in nodes]
+        return [Step(node, node.name, node.all_input_nodes, self._storages(node)) for node in nodes]
+
+    def _storages(self, node: torch.fx.Node) -> list[tuple[Hashable, int]]:
+        value = _value(node)
+        elsewhere = self.device is not None and isinstance(value, torch.Tensor) and value.device.type != self.device
+        return [(key, 0 if elsewhere else size) for key, size in node_storages(node, value)]
 
 
 def _value(node: Any) -> Any:
