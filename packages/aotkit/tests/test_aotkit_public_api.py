@@ -375,3 +375,23 @@ def test_threads_that_call_first_at_once_get_the_same_results() -> None:
     for thread in threads:
         thread.join()
     assert not failures and len(compiler.graphs) == 1
+
+
+@pytest.mark.covers("F2.45")
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # the frontend looks at it
+@pytest.mark.parametrize("way", ["aot_function", "compile"])
+def test_the_history_of_an_input_that_is_detached_inside_stays_usable(way: str) -> None:
+    def fn(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return x * y.detach()
+
+    compiled = aotkit.aot_function(fn, torchs_nop)
+    if way == "compile":
+        compiled = torch.compile(fn, backend="aotkit", options={"fallback": "error"})
+    w, x = torch.randn(3, requires_grad=True), torch.randn(3, requires_grad=True)
+    y = w.exp() * w
+    for _ in range(2):
+        compiled(x, y).sum().backward()
+    torch.testing.assert_close(x.grad, 2 * y.detach())
+    assert w.grad is None
+    y.sum().backward()
+    torch.testing.assert_close(w.grad, (w.exp() * w + w.exp()).detach())

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -163,7 +163,20 @@ def _run(request: Request, placeholders: Sequence[Any], result: Recording) -> li
             gradients = _gradients(differentiable, leaves, tangents, tracer, result)
         finish_tokens()
         by_leaf = iter([None if g is None else _unwrap(g) for g in gradients])
-        return [*values, *(None if i.leaf is None else next(by_leaf) for i in inputs)]
+        by_input = [None if i.leaf is None else next(by_leaf) for i in inputs]
+        if request.export is None:
+            result.metadata = _without_influence_left_out(forward.metadata, by_input)
+        return [*values, *by_input]
+
+
+def _without_influence_left_out(metadata: GraphMetadata, gradients: Sequence[Any]) -> GraphMetadata:
+    """Only inputs with a gradient are differentiable ones.
+
+    Autograd would otherwise visit, and free, the history of an input that the function detaches, though eager mode
+    leaves it alone: a second backward through that history would fail.
+    """
+    reached = tuple(index for index in metadata.differentiable_inputs if gradients[index] is not None)
+    return replace(metadata, differentiable_inputs=reached or metadata.differentiable_inputs)
 
 
 @contextmanager
