@@ -173,7 +173,7 @@ def make_program(number: int) -> Callable[[torch.Tensor, torch.Tensor], torch.Te
     def fn(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         y = x @ w
         for step in range(number % 4 + 1):
-            y = F.gelu(y + number) if step % 2 else torch.tanh(y) * (step + 1)
+            y = F.gelu(y + number / 16) if step % 2 else torch.tanh(y) * (step + 1)
         if number % 3 == 0:
             y = F.layer_norm(y, (8,))
         return y.softmax(-1) if number % 2 else y.cumsum(0)

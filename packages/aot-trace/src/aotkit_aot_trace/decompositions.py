@@ -60,6 +60,12 @@ def guarded_table(table: Table, in_forward: Callable[[], bool]) -> Table:
             )
         return otherwise(aten.unfold_backward.default, grad, input_sizes, dim, size, step)
 
+    def power(base: Any, exponent: Any) -> Any:
+        if base.dtype is torch.bool and isinstance(exponent, bool):  # the fake kernel says int64
+            return base.clone() if exponent else torch.ones_like(base)
+        return otherwise(aten.pow.Tensor_Scalar, base, exponent)
+
+    guarded[aten.pow.Tensor_Scalar] = power
     guarded[aten.as_strided_scatter.default] = as_strided_scatter
     guarded[aten.unfold_backward.default] = unfold_backward
     return guarded

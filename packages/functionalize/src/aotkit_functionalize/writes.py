@@ -51,6 +51,12 @@ class RefuseWrongWrites(TorchFunctionMode):
         if not compat.is_inner_wrapper(wrapper):
             return func(*args, **(kwargs or {}))
         _refuse_expanded(target)
+        if name == "addbmm_" and tuple(target.shape) != (args[1].shape[1], args[2].shape[2]):
+            raise Unsupported(
+                f"addbmm_ adds to a tensor of sizes {tuple(target.shape)}, which is not the size of the result",
+                "eager mode resizes the tensor, which its functional form cannot",
+                "Use torch.addbmm, which returns a new tensor",
+            )
         if name in DRAWN_BY_LAYOUT:
             func(as_eager_draws(name, target), *args[1:], **(kwargs or {}))
             return target
