@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import return_and_correct_aliasing
 
 import aotkit
 from aotkit_aot_trace import TraceOptions, capture
-from aotkit_functionalize import GraphMetadata, SubclassBoundary, Unsupported
+from aotkit_functionalize import FunctionalLayer, GraphMetadata, SubclassBoundary, Unsupported
 from aotkit_partition import default_partition
 from aotkit_runtime_wrappers import (
     AliasingChangedError,
@@ -815,6 +815,21 @@ def test_a_context_without_a_form_as_text_is_refused_when_it_is_written_unless_i
     text = metadata_of(Tagged(plain(3), 1)).to_json()
     with pytest.raises(Unsupported, match="no module that is loaded defines it"):
         GraphMetadata.from_json(text.replace(":Tagged", ":Absent"))
+
+
+def test_subclasses_are_captured_by_the_mode_or_refused() -> None:
+    """The dispatcher functionalizes nothing inside of ``__torch_dispatch__``."""
+
+    def fn(x):
+        return [TwoTensor(x * 2, x + 1)]
+
+    for layer in FunctionalLayer:
+        options = TraceOptions(layer=layer)
+        same(capture(lambda x: [x * 2], [two(3)], options=options).metadata.num_forward_outputs, 2)
+    with pytest.raises(Unsupported, match="captured in the dispatcher's functional layer"):
+        capture(fn, [plain(3)], options=TraceOptions(layer=FunctionalLayer.DISPATCHER))
+    with pytest.raises(Unsupported, match="set_"):
+        aotkit.aot_function(lambda x, y: [x * 2, y.set_(y * 2)], nop)(two(3, 4), plain(3, 4))
 
 
 @pytest.mark.covers("F1.11")

@@ -123,7 +123,7 @@ def capture(
         mode, plain = fake_arguments(flat_args, fake_mode=fake_mode, dynamic=options.dynamic)
         subclasses = subclass_arguments(plain)
         if subclasses is not None:
-            layer = FunctionalLayer.MODE  # the dispatcher does not functionalize inside of __torch_dispatch__
+            layer = FunctionalLayer.MODE  # see Note [Subclasses need the mode]
         request = Request(
             fn=traced,
             callers=flat_args,
@@ -143,7 +143,7 @@ def capture(
             try:
                 recording = record(request)
             except NeedsDispatcherLayer:
-                if options.layer is not None or layer is FunctionalLayer.DISPATCHER:
+                if options.layer is not None or layer is FunctionalLayer.DISPATCHER or subclasses is not None:
                     raise
                 again = replace(request, layer=FunctionalLayer.DISPATCHER, python_dispatcher=True)
                 layer, recording = again.layer, record(again)

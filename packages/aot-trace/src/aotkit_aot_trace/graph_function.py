@@ -98,7 +98,7 @@ def _all_nodes(graph: torch.fx.GraphModule) -> Iterator[torch.fx.Node]:
 def _needs_mode(node: torch.fx.Node) -> bool:
     target = node.target
     if is_subclass(node.meta.get("example_value")):
-        return True  # the dispatcher does not functionalize inside of __torch_dispatch__
+        return True  # see Note [Subclasses need the mode]
     if isinstance(target, torch._ops.HigherOrderOperator):
         return target.name() not in ("tag_activation_checkpoint",)
     overloads: list[Any] = []

@@ -69,6 +69,7 @@ class SubclassRun:
     """
 
     def __init__(self, inputs: Sequence[FunctionInput], outputs: Sequence[Any], sizes: Sequence[SymbolBinding]) -> None:
+        _check_layer()
         self.inputs, self.outputs, self.sizes = inputs, outputs, sizes
         self.outer_values: list[Any] = []
         self.tangents: list[Any] = []
@@ -463,4 +464,13 @@ class SubclassRun:
             f"output {index}, a {type(output).__name__}, is a view of {base}",
             "no view operation of the class is known to give it of a tensor that the caller has",
             "Return a clone",
+        )
+
+
+def _check_layer() -> None:
+    if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FUNCTIONAL) is None:
+        raise Unsupported(
+            "a tensor subclass comes out of a function that is captured in the dispatcher's functional layer",
+            "what the subclass does to the tensors inside it is not made functional there",
+            "Capture with FunctionalLayer.MODE, and without set_ and resize_",
         )
