@@ -14,6 +14,7 @@ from torch import nn
 from torch._library.opaque_object import register_opaque_type
 from torch._opaque_base import OpaqueBase
 from torch._subclasses import FakeTensorMode
+from torch._subclasses.complex_tensor import ComplexTensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -316,6 +317,28 @@ def test_an_attribute_that_is_no_tensor_passes_by_the_graph() -> None:
     group = Group()
     compiled = against_eager(lambda x, y: [x * y, x.t()], leaf(Grouped(plain(3, 4), group)), plain(3, 4))
     assert compiled(leaf(Grouped(plain(3, 4), group)), plain(3, 4))[0].extra is group
+
+
+@pytest.mark.covers("F1.66")
+def test_a_complex_wrapper_is_captured_as_real_operations() -> None:
+    def fn(x, y):
+        return [x * y, x @ y.t(), x.exp() + y]
+
+    def as_complex(value: Any) -> Any:
+        value = value.detach()
+        return torch.complex(value.re, value.im) if isinstance(value, ComplexTensor) else value
+
+    graphs: list[torch.fx.GraphModule] = []
+    compiled = aotkit.aot_function(fn, lambda graph, inputs: graphs.append(graph) or graph)
+    x, y = leaf(ComplexTensor(plain(3, 4), plain(3, 4))), ComplexTensor(plain(3, 4), plain(3, 4))
+    z = leaf(as_complex(x))
+    found, expected = compiled(x, y), fn(z, as_complex(y))
+    torch.autograd.backward([o.abs().sum() for o in found])
+    torch.autograd.backward([o.abs().sum() for o in expected])
+    same([as_complex(o) for o in found], [o.detach() for o in expected])
+    same(as_complex(x.grad), z.grad)
+    values = [node.meta["val"] for graph in graphs for node in graph.graph.nodes if node.op != "output"]
+    assert len(graphs) == 2 and not any(value.is_complex() for value in values)
 
 
 @pytest.mark.covers("F2.33")
