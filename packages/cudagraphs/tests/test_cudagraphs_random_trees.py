@@ -52,14 +52,14 @@ def results_of_the_path_are_not_protected(patch):
 
 
 def the_child_of_another_state_is_replayed(patch):
-    def matching(self, siblings, given, live):
-        return next((node for node in siblings if not node.moved_inputs(given)), None)
+    def matching(self, siblings, addresses, live):
+        return next((node for node in siblings if node.is_in_place(addresses)), None)
 
     plant(patch, TreeManager, "_matching", lambda original: matching)
 
 
 def moved_static_inputs_are_not_noticed(patch):
-    plant(patch, Node, "moved_inputs", lambda original: lambda self, inputs: [])
+    plant(patch, Node, "is_in_place", lambda original: lambda self, addresses: True)
 
 
 def integers_are_not_part_of_the_key(patch):

@@ -264,6 +264,8 @@ class World:
         known = {}
         for before in path:
             for leaves, block in self.nodes[before].blocks.items():
+                # What is at an address now is what came there last: the others' memory was free to be taken.
+                known = {key: other for key, other in known.items() if not overlap(other, block)}
                 known[before, leaves] = block
         holding = {held.real.untyped_storage().data_ptr() for held in [*self.held, *self.grads]}
         in_use = {key: block for key, block in known.items() if base + block[0] in holding}
@@ -282,6 +284,11 @@ class World:
             raise Wrong(f"results are at {found}, the model puts them at {expected}")
         if node.pool.reserved_bytes != pool.extent:
             raise Wrong(f"the pool holds {node.pool.reserved_bytes} bytes, the model needs {pool.extent}")
+
+
+def overlap(a: tuple[int, int], b: tuple[int, int]) -> bool:
+    """Whether two (offset, size) share a byte."""
+    return a[0] < b[0] + b[1] and b[0] < a[0] + a[1]
 
 
 def random_world(seed: int, device: str) -> World:

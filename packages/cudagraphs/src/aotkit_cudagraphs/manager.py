@@ -240,13 +240,13 @@ class TreeManager:
         """The recording to replay now; otherwise reasons, none if the callable only runs as it is for now."""
         live = self._live_in_path()
         siblings = self._children().get((function, *placement.key), [])
-        node = self._matching(siblings, given, live)
+        node = self._matching(siblings, placement.addresses, live)
         if node is not None:
             return node if self._is_way_clear(node.pool, given) else ()
         layouts = placement.layouts()
         if layouts not in function.warm or self._path.settling:
             return ()
-        moved = bool(siblings) and all(sibling.moved_inputs(given) for sibling in siblings)
+        moved = bool(siblings) and not any(sibling.is_in_place(placement.addresses) for sibling in siblings)
         if not moved and function.recorded[layouts] > self._options.max_rerecords:
             text = f"{function.name} was recorded {function.recorded[layouts]} times for the same input layouts"
             return (SkipReason(SkipKind.RERECORD_LIMIT, text),)
@@ -261,9 +261,9 @@ class TreeManager:
         last = self._path.last
         return self._roots if last is None else last.children
 
-    def _matching(self, siblings: Sequence[Node], given: Sequence[Any], live: frozenset[Slot]) -> Node | None:
+    def _matching(self, siblings: Sequence[Node], addresses: tuple[int, ...], live: frozenset[Slot]) -> Node | None:
         for node in siblings:
-            if not node.moved_inputs(given) and live <= node.survivors:
+            if node.is_in_place(addresses) and live <= node.survivors:
                 return node
         return None
 
@@ -395,7 +395,11 @@ class TreeManager:
         function.wasted_variants += oldest.replays <= 1
         if function.wasted_variants > self._options.max_static_moves:
             latest = max(siblings, key=lambda node: node.last_use)
-            moving = {index for index, address in latest.statics if (index, address) not in oldest.statics}
+            moving = {
+                index
+                for index, (old, new) in enumerate(zip(oldest.inputs, latest.inputs, strict=True))
+                if old.place is Place.STATIC and old.address != new.address
+            }
             function.static -= moving - function.mutated.keys()
         self._drop(oldest)
 

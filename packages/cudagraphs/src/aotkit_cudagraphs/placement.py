@@ -47,12 +47,14 @@ class Placement:
     Attributes:
         key: equal for calls that can share a recording, addresses of static inputs aside.
         places: one per input.
+        addresses: of the static inputs, in order.
         path_inputs: those in memory of the path, by index.
         sizes: the integers among the inputs.
     """
 
     key: tuple[object, ...]
     places: tuple[Place, ...]
+    addresses: tuple[int, ...]
     path_inputs: Mapping[int, PathTensor]
     sizes: tuple[int, ...]
 
@@ -65,7 +67,7 @@ class Placement:
         return tuple(parts)
 
 
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
+_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 
 
 def place_inputs(
@@ -83,18 +85,21 @@ def place_inputs(
     grad = torch.is_grad_enabled()
     key: list[object] = [grad]
     places: list[Place] = []
+    addresses: list[int] = []
     path_inputs: dict[int, PathTensor] = {}
-    for index, value in enumerate(inputs):
-        if not isinstance(value, torch.Tensor):
+    for index, value in enumerate(inputs):  # a hot loop: once per input and call
+        kind = type(value)
+        if kind not in _PLAIN:
             # Only integers tell recordings apart; whatever else can't be recorded need not be hashable.
-            key.append((type(value), value if type(value) in (int, bool) else None))
-            places.append(Place.VALUE)
-        elif value.layout is not torch.strided or type(value) not in _PLAIN:
-            key.append((type(value), value.layout))
+            key.append((kind, value if kind is int or kind is bool else None))
+            places.append(Place.COPIED if isinstance(value, torch.Tensor) else Place.VALUE)
+        elif value.layout is not torch.strided:
+            key.append((kind, value.layout))
             places.append(Place.COPIED)
-        elif index in static and value.data_ptr() % alignment == 0:
-            key.append(_layout(value, grad) if check_static else None)
+        elif index in static and (address := value.data_ptr()) % alignment == 0:
+            key.append(("static", *_layout(value, grad)) if check_static else None)
             places.append(Place.STATIC)
+            addresses.append(address)
         elif (slot := path_slots.get(value.untyped_storage()._cdata)) is not None:
             path_inputs[index] = PathTensor(slot, Layout.of(value))
             key.append((path_inputs[index], value.device, grad and value.requires_grad))
@@ -103,7 +108,7 @@ def place_inputs(
             key.append(_layout(value, grad))
             places.append(Place.COPIED)
     sizes = tuple(value for value in inputs if type(value) is int)
-    return Placement(tuple(key), tuple(places), path_inputs, sizes)
+    return Placement(tuple(key), tuple(places), tuple(addresses), path_inputs, sizes)
 
 
 def _layout(value: torch.Tensor, grad: bool) -> tuple[object, ...]:

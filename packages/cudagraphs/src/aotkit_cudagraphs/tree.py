@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -98,21 +97,21 @@ class Node:
     last_use: int = 0
     children: dict[tuple[object, ...], list[Node]] = field(default_factory=dict)
     copies: tuple[tuple[int, torch.Tensor, tuple[int, ...]], ...] = ()
-    statics: tuple[tuple[int, int], ...] = ()
+    addresses: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         indexed = list(enumerate(self.inputs))
         self.copies = tuple(
             (i, x.tensor, x.dims) for i, x in indexed if x.place is Place.COPIED and x.tensor is not None
         )
-        self.statics = tuple((i, x.address) for i, x in indexed if x.place is Place.STATIC)
+        self.addresses = tuple(x.address for x in self.inputs if x.place is Place.STATIC)
 
     def __repr__(self) -> str:
         return f"Node({' > '.join(node.function.name for node in self.path())} {self.label})"
 
-    def moved_inputs(self, inputs: Sequence[Any]) -> list[int]:
-        """Static inputs that are at another address than when it was recorded."""
-        return [index for index, address in self.statics if inputs[index].data_ptr() != address]
+    def is_in_place(self, addresses: tuple[int, ...]) -> bool:
+        """Whether static inputs at these addresses are where they were when it was recorded."""
+        return addresses == self.addresses
 
     def path(self) -> list[Node]:
         """The recordings from the first of the step to this one."""
