@@ -13,4 +13,4 @@ def test_the_readme_example_runs(capsys, tmp_path):
         script = tmp_path / "example.py"
         script.write_text(example)
         runpy.run_path(str(script))
-    assert "2 recordings" in capsys.readouterr().out
+    assert "2 recordings in 1 pools" in capsys.readouterr().out
