@@ -331,11 +331,13 @@ def bench(session: nox.Session) -> None:
 
 @nox.session(venv_params=["--system-site-packages"])
 def gpu(session: nox.Session) -> None:
-    """Tests marked `gpu`, with the torch and triton that the machine has."""
+    """Tests marked `gpu` and figures of recorded graphs, with the torch and triton that the machine has."""
     installed = build_wheels(session, PACKAGES)
     session.install("-q", "--force-reinstall", "--no-deps", *(str(wheel) for wheel in installed))
     install(session, *PYTEST, "llvmlite", "scipy", "sympy", "filelock")
     pytest(session, "packages", "-m", "gpu")
+    if not session.posargs:
+        session.run("python", "-m", "tools.bench.cudagraphs")
 
 
 @nox.session

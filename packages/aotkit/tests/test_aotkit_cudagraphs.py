@@ -91,6 +91,29 @@ def test_a_graph_is_recorded_around_what_cant_be(trees):
     assert replays(trees) == {"model-inference-0": 3, "model-inference-2": 3}
 
 
+def test_parameters_and_buffers_of_a_compiled_module_are_used_in_place(trees, monkeypatch):
+    monkeypatch.setattr("aotkit._cudagraphs.CudagraphStages._trees_for", lambda self, graph, name: trees)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4), torch.nn.ReLU())
+    twin = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4), torch.nn.ReLU())
+    twin.load_state_dict(model.state_dict())
+    fast = torch.compile(model, backend="aotkit", options={"cudagraphs": True, "lowering": "none"})
+    optimizers = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (model, twin)]
+    for _ in range(5):
+        x = torch.randn(8, 4)
+        for optimizer, run in zip(optimizers, (fast, twin), strict=True):
+            optimizer.zero_grad()
+            run(x).square().sum().backward()
+            optimizer.step()
+        torch.testing.assert_close(model.state_dict(), twin.state_dict())
+    forward = next(r for r in trees.report().recordings if r.path[-1].endswith("forward"))
+    assert forward.inputs.count("static") >= 4 and forward.replays == 4
+    model.eval(), twin.eval()
+    with torch.no_grad():
+        for _ in range(4):
+            x = torch.randn(8, 4)
+            torch.testing.assert_close(fast(x), twin(x))
+
+
 @pytest.mark.covers("F6.18")
 def test_reduce_overhead_on_the_cpu_says_once_that_nothing_is_recorded():
     def fn(x):

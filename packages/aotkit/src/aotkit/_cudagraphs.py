@@ -19,7 +19,7 @@ from aotkit_cudagraphs import (
     wrap_graph,
 )
 
-__all__ = ["CudagraphStages"]
+__all__ = ["CudagraphStages", "fixed_arguments"]
 
 Boxed = Callable[[list[Any]], Sequence[Any]]
 CompileGraph = Callable[[torch.fx.GraphModule, str, Any], Boxed]
@@ -101,6 +101,19 @@ class CudagraphStages:
         reason = SkipReason(SkipKind.CPU_DEVICE, f"{name} runs on the CPU")
         warnings.warn(f"runs without a CUDA graph: {reason}", CudagraphNotice, stacklevel=4)
         return None
+
+
+def fixed_arguments(example_inputs: Sequence[Any], held: Sequence[Any]) -> frozenset[int]:
+    """Positions of parameters, buffers and other tensors that the frontend marked as staying at their address.
+
+    The marks are what the frontend expects, not what it guards: recordings check addresses at each call.
+    """
+    marked = (
+        index
+        for index, value in enumerate(example_inputs)
+        if isinstance(value, torch.nn.Parameter) or getattr(value, "_dynamo_static_input_type", None) is not None
+    )
+    return frozenset(marked) | frozenset(range(len(example_inputs), len(example_inputs) + len(held)))
 
 
 def _wrap(

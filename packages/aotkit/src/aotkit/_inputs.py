@@ -51,12 +51,12 @@ def _fake(value: Any, mode: FakeTensorMode, context: TracingContext | None) -> A
     return mode.from_tensor(value, static_shapes=True)
 
 
-def unsupported_device(example_inputs: Sequence[Any]) -> str | None:
+def unsupported_device(example_inputs: Sequence[Any], *, only_cpu: bool = True) -> str | None:
     """Why these inputs cannot be compiled, by device or layout, or ``None``."""
     for position, value in enumerate(example_inputs):
         if not isinstance(value, torch.Tensor):
             continue
-        if value.device.type != "cpu":
+        if only_cpu and value.device.type != "cpu":
             return f"input {position} is on device {value.device}, and this release generates code for the CPU only"
         if value.layout is not torch.strided:
             return f"input {position} has layout {value.layout}; only strided tensors are compiled"

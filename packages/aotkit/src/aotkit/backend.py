@@ -15,6 +15,7 @@ from aotkit_partition import PartitionError
 from aotkit_runtime_wrappers import WrapperError
 
 from ._aliases import with_alias_variants
+from ._cudagraphs import fixed_arguments
 from ._environment import read_environment
 from ._inputs import fake_inputs, unsupported_device
 from ._lift import lift_attributes
@@ -71,11 +72,13 @@ def compile_graph_module(
     if not options.capture:
         return gm
     graph, held = lift_attributes(gm)
-    reason = unsupported_device([*example_inputs, *held])
+    reason = unsupported_device([*example_inputs, *held], only_cpu=options.lowering == "kernels")
     if reason is None:
         number = next(_numbers)
         store = object_store(recorder) if options.cache else None
-        ctx = CompileContext(options, recorder, f"graph{number}", store, keep_input_mutations=True)
+        fixed = fixed_arguments(example_inputs, held) if options.cudagraphs else frozenset()
+        name = f"graph{number}"
+        ctx = CompileContext(options, recorder, name, store, keep_input_mutations=True, fixed_arguments=fixed)
 
         def compile_for(args: Sequence[Any]) -> Callable[..., Any]:
             return compile_flat(graph, fake_inputs(args, graph)[1], args, ctx, own_stages())

@@ -61,6 +61,7 @@ class CompileContext:
 
     ``num_static``: so many leading arguments (parameters and buffers) are in the same memory at every call.
     ``keep_input_mutations``: the graph of an inference writes to its inputs itself, where that can be.
+    ``fixed_arguments``: positions of arguments that the frontend knows to keep their address, mostly.
     ``trees``: where recordings of CUDA graphs go, if not to those that all compiled graphs of a device share.
     ``publish``: graphs go to torch's own log artifacts (``TORCH_LOGS``, structured traces) too.
     """
@@ -72,6 +73,7 @@ class CompileContext:
     num_static: int = 0
     keep_input_mutations: bool = False
     publish: bool = True
+    fixed_arguments: frozenset[int] = frozenset()
     trees: CudagraphTrees | None = None
 
     def dump_graph(self, name: str, graph: torch.fx.GraphModule) -> None:
@@ -112,10 +114,13 @@ class Stages:
     backward: Callable[[torch.fx.GraphModule, str, CompileContext], Boxed]
 
 
-def with_cudagraphs(stages: Stages, metadata: GraphMetadata, ctx: CompileContext) -> Stages:
+def with_cudagraphs(stages: Stages, metadata: GraphMetadata, inputs: InputPlan, ctx: CompileContext) -> Stages:
     """These stages with their graphs put into a tree of recordings; see `CudagraphStages`."""
-    static = tuple(info.index for info in metadata.inputs if info.is_static)
-    added = CudagraphStages(static, ctx.options.cudagraph_outputs, ctx.trees)
+    static = {info.index for info in metadata.inputs if info.is_static}
+    if metadata.subclasses is None and not inputs.symbols:
+        first = len(inputs.bases)
+        static |= {first + position for position, index in enumerate(inputs.others) if index in ctx.fixed_arguments}
+    added = CudagraphStages(sorted(static), ctx.options.cudagraph_outputs, ctx.trees)
     return replace(
         stages,
         inference=added.inference(stages.inference),
@@ -172,7 +177,7 @@ def compile_captured(captured: Captured, ctx: CompileContext, stages: Stages) ->
 def _compile(captured: Captured, ctx: CompileContext, stages: Stages) -> Boxed:
     metadata = _reload_metadata(captured.metadata, ctx)
     if ctx.options.cudagraphs:
-        stages = with_cudagraphs(stages, metadata, ctx)
+        stages = with_cudagraphs(stages, metadata, captured.inputs, ctx)
     if metadata.is_training:
         return _compile_training(captured, metadata, ctx, stages)
     graph = _reload_graph(captured.graph, ctx)
