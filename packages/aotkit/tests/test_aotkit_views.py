@@ -14,7 +14,10 @@ import torch
 from torch import Tensor
 
 import aotkit
+from aotkit_aot_trace import TraceOptions, capture
 from aotkit_functionalize import OverlappingWrite
+from aotkit_functionalize.metadata import OutputKind
+from aotkit_runtime_wrappers import WrapperPlan, build_plan
 
 Check = Callable[..., None]
 pytestmark = [
@@ -191,3 +194,97 @@ def test_a_value_may_change_after_a_copy_of_it_was_used(use: str) -> None:
             gradients = ("modified by an inplace operation" in str(error),)
         results.append((*outputs, *gradients))
     torch.testing.assert_close(results[1], results[0])
+
+
+@pytest.mark.covers("F1.33")
+@pytest.mark.parametrize("view", [lambda y: y.view(-1), lambda y: y[1:], lambda y: y.t(), lambda y: y.detach()])
+def test_a_lone_view_of_an_intermediate_needs_no_base(same_as_eager: Check, view: Callable[[Tensor], Tensor]) -> None:
+    captured = capture(lambda x: [view(x * 2)], [torch.randn(3, 4, requires_grad=True)])
+    (output,) = captured.metadata.outputs
+    assert output.kind is OutputKind.FRESH and captured.metadata.num_forward_outputs == 1
+    same_as_eager(lambda x: view(x * 2), lambda: [torch.randn(3, 4, requires_grad=True)], lone_view=True)
+
+
+PARTS: dict[str, Callable[[Tensor], tuple[Tensor, ...]]] = {
+    "unbind": lambda y: y.unbind(0),
+    "unbind, some": lambda y: y.unbind(1)[::2],
+    "split": lambda y: y.split(2, 1),
+    "split with sizes": lambda y: y.split([1, 3], 1),
+    "chunk": lambda y: y.chunk(2, 1),
+}
+
+
+@pytest.mark.covers("F1.34")
+@pytest.mark.parametrize("parts", PARTS)
+def test_parts_of_one_operation_need_no_base(same_as_eager: Check, parts: str) -> None:
+    def fn(x: Tensor) -> tuple[Tensor, ...]:
+        return PARTS[parts](x * 2)
+
+    captured = capture(lambda x: list(fn(x)), [torch.randn(3, 4, requires_grad=True)])
+    assert {o.kind for o in captured.metadata.outputs} == {OutputKind.FRESH}
+    assert not captured.metadata.intermediate_bases
+    assert "as_strided" not in captured.graph.code  # the backward puts the parts together
+    same_as_eager(fn, lambda: [torch.randn(3, 4, requires_grad=True)], lone_view=True)
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x: (lambda y: (*y.chunk(2, 1), y))(x * 2),
+        lambda x: (lambda y: (y.unbind(0)[0], y.unbind(0)[1]))(x * 2),
+        lambda x: (lambda y: (y.unbind(0)[0],) * 2)(x * 2),
+        lambda x: x.unbind(0),
+        lambda x: [p.t() for p in (x * 2).split(2, 1)],
+    ],
+)
+def test_parts_beside_other_views_share_memory_with_them(same_as_eager: Check, fn: Callable[..., Any]) -> None:
+    same_as_eager(fn, lambda: [torch.randn(3, 4, requires_grad=True)], lone_view=True)
+
+
+@pytest.mark.covers("F1.37")
+@pytest.mark.parametrize("view", [lambda x: x[:], lambda x: x.view_as(x), lambda x: x.view(4), lambda x: x.expand(4)])
+def test_a_view_that_changes_nothing_follows_its_base_through_a_resize_between_two_regions(
+    view: Callable[[Tensor], Tensor],
+) -> None:
+    with torch.no_grad():
+        first = torch.compile(lambda x: (view(x), x * 2), backend="aotkit", options={"fallback": "error"})
+        second = torch.compile(lambda v: v * 3, backend="aotkit", options={"fallback": "error"})
+        base = torch.arange(4.0)
+        seen, _ = first(base)
+        assert seen._base is base
+        base.untyped_storage().resize_(0)
+        base.untyped_storage().resize_(16)
+        base.copy_(torch.ones(4))
+        torch.testing.assert_close(second(seen), torch.full((4,), 3.0))
+
+
+REPLAYED: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
+    "view": (lambda x: x.view(2, 6), "view"),
+    "permute": (lambda x: x.t(), "permute"),
+    "slice": (lambda x: x[1:], "as_strided"),
+    "dtype": (lambda x: torch.view_as_complex(x.view(6, 2)), "as_strided"),
+}
+
+
+@pytest.mark.covers("F1.41", "F1.42")
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize(("view", "method"), REPLAYED.values(), ids=REPLAYED)
+def test_a_view_is_recorded_by_what_it_is_and_taken_by_the_plainest_operation(
+    view: Callable[[Tensor], Tensor], method: str, dynamic: bool
+) -> None:
+    x = torch.randn(3, 4, requires_grad=True)
+    captured = capture(lambda x: [view(x * 1), view(x)], [x], options=TraceOptions(dynamic=dynamic))
+    plan = build_plan(captured.metadata, num_saved_tensors=0)
+    assert WrapperPlan.from_json(plan.to_json()) == plan
+    (taken,) = (o for o in plan.epilogue if hasattr(o, "history"))
+    assert taken.method == ("as_strided" if dynamic else method)
+    chains = [lambda x: [view(x.view_as(x)[:])], lambda x: [view(x.t().t())]]
+    same = [capture(c, [x], options=TraceOptions(dynamic=dynamic)).metadata.outputs[0].view for c in chains]
+    assert same == [taken.view, taken.view]  # whatever chain of operations led to it
+    leaf = torch.randn(3, 4, requires_grad=True)
+    compiled = aotkit.aot_function(lambda x: [view(x) * 2, view(x)], lambda graph, inputs: graph, dynamic=dynamic)
+    got = compiled(leaf)
+    torch.testing.assert_close(got, [view(leaf) * 2, view(leaf)])
+    assert got[1]._base is leaf
+    (gradient,) = torch.autograd.grad(got[1].abs().sum(), leaf)
+    torch.testing.assert_close(gradient, torch.autograd.grad(view(leaf).abs().sum(), leaf)[0])

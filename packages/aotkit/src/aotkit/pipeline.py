@@ -44,6 +44,7 @@ from aotkit_runtime_wrappers import (
 )
 
 from ._cudagraphs import CudagraphStages
+from ._custom_ops import checked_at_first_call
 from ._observe import GraphRecord, Recorder
 from ._publish import publish_metadata
 from ._torch_logs import publish_graph
@@ -288,7 +289,7 @@ def _compile_boxed(graph: torch.fx.GraphModule, name: str, ctx: CompileContext) 
     """One functional graph to one boxed callable: generated kernels, or ATen as it stands."""
     ctx.dump_graph(name, graph)
     if ctx.options.lowering == "none":
-        return without_history(graph, _run_with_aten(graph))
+        return checked_at_first_call(graph, without_history(graph, _run_with_aten(graph)))
     chosen = ctx.options
     options = LowerOptions(
         numerics=chosen.numerics,
@@ -300,7 +301,7 @@ def _compile_boxed(graph: torch.fx.GraphModule, name: str, ctx: CompileContext) 
     with ctx.recorder.stage("lower"):
         compiled = compile_graph(graph, options=options, observer=ctx.recorder, object_store=ctx.object_store)
     ctx.recorder.add_graph(GraphRecord(name, compiled.report()))
-    return without_history(graph, compiled)
+    return checked_at_first_call(graph, without_history(graph, compiled))
 
 
 def without_history(graph: torch.fx.GraphModule, call: Boxed) -> Boxed:

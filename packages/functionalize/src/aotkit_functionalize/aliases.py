@@ -129,8 +129,13 @@ def _share(members: list[int], outputs: Sequence[Any], result: OutputSources) ->
         The base has to hold every element of the others, and to carry their gradient. An output that is
         nobody's view serves best, because then eager's own aliasing is reproduced; else the tensor that
         autograd calls their base becomes an extra forward output; else any output that is large enough.
+
+        The parts that one ``unbind``, ``split`` or ``chunk`` returns do not overlap, and autograd lets nobody write to
+        them in place. They need no base; with one, the gradient of each part would fill a tensor of the base's size.
     """
     tensors = [outputs[i] for i in members]
+    if _parts_of_one_operation(tensors):
+        return
     owner = next((i for i in members if _is_nobodys_view(outputs[i]) and _can_be_base(outputs[i], tensors)), None)
     if owner is None:
         base = next((t._base for t in tensors if t._base is not None and _can_be_base(t._base, tensors)), None)
@@ -152,6 +157,22 @@ def _share(members: list[int], outputs: Sequence[Any], result: OutputSources) ->
             result.sources[index] = OutputSource(OutputKind.FRESH, same_as=owner)
         elif index != owner and not has_own_backward(outputs[index], outputs[owner]):
             result.sources[index] = OutputSource(OutputKind.ALIAS_OF_OUTPUT, owner)
+
+
+_SEVERAL_VIEWS = ("UnbindBackward", "SplitBackward", "SplitWithSizesBackward")
+
+
+def _parts_of_one_operation(members: Sequence[torch.Tensor]) -> bool:
+    """Whether autograd knows ``members`` as different results of one operation that returns several views."""
+    if not all(carries_gradient(m) for m in members) or len({id(m) for m in members}) < len(members):
+        return False
+    function = members[0].grad_fn
+    return (
+        function is not None
+        and function.name().startswith(_SEVERAL_VIEWS)
+        and all(m.grad_fn is function for m in members)
+        and len({m.output_nr for m in members}) == len(members)
+    )
 
 
 def _is_nobodys_view(output: torch.Tensor) -> bool:

@@ -1,0 +1,86 @@
+"""Custom operators that return memory of their inputs though their schemas do not say so.
+
+Note [Looking at custom operators once]
+    A graph is compiled on the word of the schemas: what an operator returns is new memory unless an alias is declared.
+    An operator that breaks its word makes wrong results of memory that is used again. So the first call of a graph
+    runs under a dispatch mode that looks at the storages of what its custom operators are given and return. Later
+    calls do not look.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from .errors import CompileError
+
+__all__ = ["checked_at_first_call"]
+
+_TORCHS_OWN = frozenset({"aten", "prims", "prim", "prim_ops", "inductor", "rngprims", "quantized", "mkldnn"})
+
+
+def checked_at_first_call(
+    graph: torch.fx.GraphModule, call: Callable[[list[Any]], Sequence[Any]]
+) -> Callable[[list[Any]], Sequence[Any]]:
+    """``call``, compiled from ``graph``; its first run raises :class:`CompileError` if an operator breaks its word."""
+    operators = frozenset(
+        node.target for node in graph.graph.nodes if node.op == "call_function" and _promises_new_memory(node.target)
+    )
+    if not operators:
+        return call
+    run: list[Callable[[list[Any]], Sequence[Any]]] = []
+
+    def checked(args: list[Any]) -> Sequence[Any]:
+        with _LookAtStorages(operators):
+            results = call(args)
+        run[0] = call
+        return results
+
+    run.append(checked)
+
+    def first_checked(args: list[Any]) -> Sequence[Any]:
+        return run[0](args)
+
+    first_checked._boxed_call = True  # type: ignore[attr-defined]
+    return first_checked
+
+
+def _promises_new_memory(target: Any) -> bool:
+    return (
+        isinstance(target, torch._ops.OpOverload)
+        and target.namespace not in _TORCHS_OWN
+        and all(result.alias_info is None for result in target._schema.returns)
+    )
+
+
+class _LookAtStorages(TorchDispatchMode):
+    def __init__(self, operators: frozenset[Any]) -> None:
+        super().__init__()
+        self.operators = operators
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        results = func(*args, **(kwargs or {}))
+        if func in self.operators:
+            given = _storages((args, kwargs))
+            returned = _storages(results)
+            if not set(given).isdisjoint(returned):
+                raise CompileError(_message(func, "memory of one of its inputs"))
+            if len(set(returned)) < len(returned):
+                raise CompileError(_message(func, "the same memory twice"))
+        return results
+
+
+def _message(func: Any, what: str) -> str:
+    return (
+        f"the custom operator {func.name()} returns {what}, which its schema does not say; a compiled graph relies on "
+        "the schema and would give wrong results. Return a clone, or declare the alias or the mutation in the schema"
+    )
+
+
+def _storages(tree: Any) -> list[int]:
+    tensors = [t for t in pytree.tree_leaves(tree) if isinstance(t, torch.Tensor) and t.layout is torch.strided]
+    return [t.untyped_storage()._cdata for t in tensors if t.untyped_storage().nbytes()]
