@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, cast
 
 import torch
@@ -47,6 +48,7 @@ __all__ = [
     "track",
     "untraced",
     "without_autocast",
+    "without_compiled_autograd",
 ]
 
 DATA_DEPENDENT_ERRORS = (
@@ -119,6 +121,15 @@ def untraced() -> AbstractContextManager[Any]:
 def without_autocast() -> AbstractContextManager[Any]:
     """Context in which no device's autocast applies."""
     return torch._C._DisableAutocast()  # type: ignore[no-any-return]
+
+
+def without_compiled_autograd() -> AbstractContextManager[Any]:
+    """Context in which autograd runs its functions itself, whether or not compiled autograd is in use."""
+    module = sys.modules.get("torch._dynamo.compiled_autograd")
+    if module is None or not module.compiled_autograd_enabled:
+        return nullcontext()
+    context: AbstractContextManager[Any] = module._disable()
+    return context
 
 
 def track(value: Any, proxy: torch.fx.Proxy, tracer: Any) -> None:

@@ -73,7 +73,7 @@ class GradientFunction:
             )
         wanted = [forward.forward_values[position] for position in differentiable]
         leaves = [outer[index] for index in metadata.differentiable_inputs]
-        with compat.without_autocast(), torch.enable_grad():
+        with compat.without_autocast(), compat.without_compiled_autograd(), torch.enable_grad():
             found = torch.autograd.grad(wanted, leaves, tangents, create_graph=True, allow_unused=True)
         return list(found)
 

@@ -263,7 +263,7 @@ def _gradients(
     hooks = [_mark(fn, tracer.graph, result.backward_marks) for fn in functions]
     try:
         # Eager runs backward outside of the forward's autocast region and with grad mode off.
-        with compat.without_autocast(), torch.no_grad():
+        with compat.without_autocast(), compat.without_compiled_autograd(), torch.no_grad():
             return torch.autograd.grad(outputs, leaves, tangents, allow_unused=True)
     except RuntimeError as error:
         if "modified by an inplace operation" not in str(error):

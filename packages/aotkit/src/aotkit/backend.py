@@ -15,6 +15,7 @@ from aotkit_partition import PartitionError
 from aotkit_runtime_wrappers import WrapperError
 
 from ._aliases import with_alias_variants
+from ._compiled_autograd import defer_accumulations, has_lists, without_lists
 from ._cudagraphs import fixed_arguments
 from ._environment import read_environment
 from ._inputs import fake_inputs, unsupported_device
@@ -71,6 +72,8 @@ def compile_graph_module(
     """Compile, or fall back to the frontend's graph with one notice, as ``options.fallback`` says."""
     if not options.capture:
         return gm
+    if has_lists(example_inputs):
+        return _compile_with_lists(gm, example_inputs, options, recorder)
     graph, held = lift_attributes(gm)
     reason = unsupported_device([*example_inputs, *held], only_cpu=options.lowering == "kernels")
     if reason is None:
@@ -101,6 +104,20 @@ def compile_graph_module(
     elif options.fallback == "error":
         raise CompileError(f"the graph could not be compiled: {reason}")
     return _eager(gm, reason, recorder)
+
+
+def _compile_with_lists(
+    gm: torch.fx.GraphModule, example_inputs: Sequence[Any], options: Options, recorder: Recorder
+) -> Callable[..., Any]:
+    try:
+        plain, flat, flatten = without_lists(gm, example_inputs)
+    except CompileError as refusal:
+        if options.fallback == "error":
+            raise
+        return _eager(gm, str(refusal), recorder)
+    accumulations = defer_accumulations(plain)
+    run = compile_graph_module(plain, flat, options, recorder)
+    return lambda *args: accumulations.finish(run(*flatten(args)))
 
 
 def _eager(gm: torch.fx.GraphModule, reason: str, recorder: Recorder) -> Callable[..., Any]:

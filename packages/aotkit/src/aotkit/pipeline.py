@@ -225,7 +225,14 @@ def _compile_training(captured: Captured, metadata: GraphMetadata, ctx: CompileC
         gradients = None
         if origin is not None:
             gradients = Gradients(metadata, _gradient_compiler(origin, metadata, saved, ctx, stages))
-        return bind(plan, forward, compile_backward, observer=ctx.recorder, gradients=gradients)
+        return bind(
+            plan,
+            forward,
+            compile_backward,
+            observer=ctx.recorder,
+            gradients=gradients,
+            backward_graph=parts.backward,
+        )
 
 
 def _gradient_compiler(

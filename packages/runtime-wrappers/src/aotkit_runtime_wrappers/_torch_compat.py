@@ -15,6 +15,8 @@ __all__ = [
     "disable_autocast",
     "dtype_from_name",
     "fast_apply",
+    "hide_from_frontend",
+    "lazy_backward_info",
     "saving_hooks",
     "set_grad_enabled",
     "transforms_active",
@@ -67,3 +69,21 @@ def dtype_from_name(name: str) -> torch.dtype:
     if not isinstance(dtype, torch.dtype):
         raise ValueError(f"{name!r} is not the name of a torch dtype")
     return dtype
+
+
+def lazy_backward_info(graph: torch.fx.GraphModule) -> Any:
+    """The record in which compiled autograd looks for a backward graph."""
+    from torch._dynamo import compiled_autograd  # not before it is in use: it takes a second to import
+
+    return compiled_autograd.AutogradLazyBackwardCompileInfo(graph, [], None, None)  # type: ignore[attr-defined]
+
+
+def hide_from_frontend(function: Any) -> None:
+    """Have ``torch.compile``'s frontend run ``function``, and all that it calls, as it is.
+
+    A compiled function may call ``backward()``; then the frontend looks at every Python frame that autograd enters.
+    """
+    frames = torch._C._dynamo.eval_frame
+    skip = frames._FrameAction.SKIP
+    frames.set_code_exec_strategy(function.__code__, frames._FrameExecStrategy(skip, skip))
+    function._torchdynamo_disable = True

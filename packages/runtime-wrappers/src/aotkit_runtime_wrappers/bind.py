@@ -13,12 +13,14 @@ from ._torch_compat import (
     advance_version,
     autocast_enabled,
     fast_apply,
+    hide_from_frontend,
     set_grad_enabled,
     transforms_active,
     unsafe_view,
 )
 from .boxed import BoxedCallable, ensure_boxed, is_boxed
 from .checks import check_value
+from .compiled_autograd import cooperation
 from .double_backward import Gradients, drop_values, gradients_with_history, histories, remember
 from .emit import Source, emit_call
 from .emit_autograd import emit_autograd
@@ -98,6 +100,7 @@ def bind(
     backward: Callable[..., Any] | None = None,
     observer: Observer | None = None,
     gradients: Gradients | None = None,
+    backward_graph: torch.fx.GraphModule | None = None,
 ) -> BoxedCallable:
     """Generate and return the function that the user's call ends up in.
 
@@ -110,6 +113,7 @@ def bind(
             backward, once, see :class:`.LazyBackward`. A training plan needs one, an inference plan takes none.
         observer: is told about binding and about the lazy compile.
         gradients: makes second derivatives; without it they are refused.
+        backward_graph: the backward as FX, for compiled autograd; without it the frontend leaves the backward alone.
 
     Returns:
         A boxed callable: takes the list of the caller's flat arguments and empties it, returns the list of flat
@@ -131,7 +135,9 @@ def bind(
     namespace.update(out.constants)
     _execute(out.text, namespace)
     if plan.call.training:
-        methods = {name: staticmethod(namespace[name]) for name in ("forward", "backward")}
+        shared = cooperation(plan.call, backward_graph)
+        hide_from_frontend(namespace["backward"])
+        methods = {name: staticmethod(namespace[name]) for name in ("forward", "backward")} | shared
         namespace["_apply"] = fast_apply(type("CompiledGraph", (torch.autograd.Function,), methods))
     call: Any = namespace["call"]
     call._boxed_call = True

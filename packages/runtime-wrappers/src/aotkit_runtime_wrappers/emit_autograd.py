@@ -60,7 +60,9 @@ def _emit_forward(call: CallSpec, out: Source) -> None:
         out.add(f"fw{position} = _unsafe_view(fw{position})")
     if num_tensors or call.kept_inputs:
         out.add(f"ctx.save_for_backward({_saved_tensors(call)})")
-    if call.num_saved_symints:
+    if not call.num_saved_symints:
+        out.add("ctx.symints = ()")
+    else:
         out.add(f"ctx.symints = result[{num_forward + num_tensors}:]")
     for binding in call.backward_symbols:
         if binding.of_output:

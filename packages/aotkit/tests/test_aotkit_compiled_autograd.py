@@ -1,0 +1,169 @@
+"""Compiled autograd around graphs compiled by aotkit, with aotkit and others as compiler of the backward pass."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+
+import pytest
+import torch
+from torch import nn
+from torch._dynamo import compiled_autograd
+
+import aotkit
+
+counters = torch._dynamo.utils.counters
+
+
+@pytest.fixture(autouse=True)
+def fresh_counters():
+    counters.clear()
+    # The frontend's own event log notices that a graph is compiled while another is being recorded.
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*non-leaf Tensor.*|.*not a leaf Tensor.*")
+        yield
+    counters.clear()
+
+
+def model():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Dropout(0.2), nn.LayerNorm(8), nn.Linear(8, 2))
+
+
+def train(net, backward_pass, steps=4, keep_gradients=False):
+    """Losses and parameters; ``backward_pass(net, x)`` gives the loss after ``backward()``."""
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    losses = []
+    for step in range(steps):
+        torch.manual_seed(step)
+        x = torch.randn(3, 4)
+        if not keep_gradients:
+            optimizer.zero_grad()
+        losses.append(backward_pass(net, x).detach())
+        optimizer.step()
+    return [torch.stack(losses), *(p.detach() for p in net.parameters())]
+
+
+def plainly(net, x):
+    loss = net(x).pow(2).mean()
+    loss.backward()
+    return loss
+
+
+def under_compiled_autograd(run, compiler):
+    def backward_pass(net, x):
+        with compiled_autograd._enable(compiler):
+            loss = run(x).pow(2).mean()
+            loss.backward()
+        return loss
+
+    return backward_pass
+
+
+def assert_same(got, expected):
+    for a, b in zip(got, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+OPTIONS = {"fallback": "error"}
+
+
+@pytest.mark.covers("F2.48", "F4.26")
+@pytest.mark.parametrize(("backend", "keep_gradients"), [("eager", False), ("aotkit", True)])
+def test_a_compiled_backward_is_part_of_the_whole_backward_graph(backend, keep_gradients):
+    net = model()
+    expected = train(copy.deepcopy(net), plainly, keep_gradients=keep_gradients)
+    run = torch.compile(net, backend="aotkit", options=OPTIONS)
+    options = {"options": OPTIONS} if backend == "aotkit" else {}
+    compiler = torch.compile(backend=backend, fullgraph=True, **options)
+    got = train(net, under_compiled_autograd(run, compiler), keep_gradients=keep_gradients)
+    assert_same(got, expected)
+    assert counters["compiled_autograd"]["captures"] >= 1
+    assert not counters["graph_break"]
+
+
+@pytest.mark.covers("F2.48")
+def test_the_setting_of_the_frontend():
+    net = model()
+    expected = train(copy.deepcopy(net), plainly)
+
+    def step(net, x):
+        loss = net(x).pow(2).mean()
+        loss.backward()
+        return loss
+
+    with torch._dynamo.config.patch(compiled_autograd=True):
+        got = train(net, torch.compile(step, backend="aotkit", options=OPTIONS))
+    assert_same(got, expected)
+    assert counters["compiled_autograd"]["captures"] >= 1
+
+
+@pytest.mark.covers("F2.48")
+def test_symbolic_sizes_break_the_graph_of_the_backward_and_are_right():
+    def fn(x, w):
+        return torch.softmax(torch.tanh(x @ w), -1).view(-1) ** 2
+
+    run = torch.compile(fn, backend="aotkit", dynamic=True, options=OPTIONS)
+    for rows in (3, 5):
+        x, w = torch.randn(rows, 4, requires_grad=True), torch.randn(4, 5, requires_grad=True)
+        expected = torch.autograd.grad(fn(x, w).sum(), (x, w))
+        with compiled_autograd._enable(torch.compile(backend="eager")):
+            run(x, w).sum().backward()
+        assert_same((x.grad, w.grad), expected)
+
+
+@pytest.mark.covers("F2.48")
+def test_an_output_without_a_gradient():
+    def fn(x, w):
+        return x.sin() * w, w.exp()
+
+    run = torch.compile(fn, backend="aotkit", options=OPTIONS)
+    x, w = torch.randn(3, requires_grad=True), torch.randn(3, requires_grad=True)
+    expected = torch.autograd.grad(fn(x, w)[0].sum(), (x, w))
+    with compiled_autograd._enable(torch.compile(backend="eager", fullgraph=True)):
+        run(x, w)[0].sum().backward()
+    assert_same((x.grad, w.grad), expected)
+
+
+def test_a_hook_on_a_value_inside_runs():
+    def fn(x, w):
+        y = x * w
+        y.register_hook(lambda grad: grad * 2)
+        return y.sin()
+
+    x, w = torch.randn(3, requires_grad=True), torch.randn(3, requires_grad=True)
+    expected = torch.autograd.grad(fn(x, w).sum(), (x, w))
+    run = torch.compile(fn, backend="aotkit")
+    assert_same(torch.autograd.grad(run(x, w).sum(), (x, w)), expected)
+    torch._dynamo.reset()
+    with (
+        compiled_autograd._enable(torch.compile(backend="eager")),
+        pytest.warns(aotkit.EagerFallback, match="BackwardState"),
+    ):
+        run(x, w).sum().backward()
+    assert_same((x.grad, w.grad), expected)
+
+
+@pytest.mark.covers("F4.26")
+def test_the_frontend_does_not_look_into_a_backward_that_a_compiled_function_calls():
+    graphs = []
+
+    def backend(gm, inputs):
+        graphs.append(gm)
+        return aotkit.make_backend()(gm, inputs)
+
+    net = model().eval()
+
+    @torch.compile(backend=backend)
+    def step(x):
+        loss = net(x).pow(2).mean()
+        loss.backward()
+        return loss
+
+    x = torch.randn(3, 4)
+    step(x)
+    got = [p.grad.clone() for p in net.parameters()]
+    assert len(graphs) == 1
+    net.zero_grad()
+    net(x).pow(2).mean().backward()
+    assert_same(got, [p.grad for p in net.parameters()])

@@ -1,0 +1,90 @@
+"""Two processes on this machine: data-parallel and fully sharded models, compiled, train as they do in eager mode."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import nn
+
+pytestmark = pytest.mark.skipif(not dist.is_available(), reason="this torch is built without distributed")
+
+
+class Net(nn.Module):
+    """A class of its own: the frontend does not compile torch's containers as such."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.norm, self.last = (
+            *(nn.Linear(8, 32), nn.Linear(32, 32)),
+            *(nn.LayerNorm(32), nn.Linear(32, 8)),
+        )
+
+    def forward(self, x):
+        return self.last(self.norm(self.second(torch.nn.functional.gelu(self.first(x)))))
+
+
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    return Net()
+
+
+def data_parallel(net):
+    """Buckets so small that there are two, and the frontend cuts the graph where gradients are exchanged."""
+    dist._DEFAULT_FIRST_BUCKET_BYTES = 1 << 10
+    return nn.parallel.DistributedDataParallel(net, bucket_cap_mb=2**-8)
+
+
+def fully_sharded(net):
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh("cpu", (2,))
+    for layer in net.children():
+        if isinstance(layer, nn.Linear):
+            fully_shard(layer, mesh=mesh)
+    return fully_shard(net, mesh=mesh)
+
+
+def train(net, run, rank):
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    losses = []
+    for step in range(3):
+        torch.manual_seed(10 * step + rank)
+        loss = run(torch.randn(4, 8)).pow(2).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.detach())
+    whole = [p.full_tensor() if hasattr(p, "full_tensor") else p for p in net.parameters()]
+    return [torch.stack(losses), *(p.detach() for p in whole)]
+
+
+def worker(rank: int, folder: str, wrap: str) -> None:
+    import aotkit
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    try:
+        warnings.simplefilter("error", aotkit.EagerFallback)
+        recorder = aotkit.Recorder()
+        expected_net = globals()[wrap](model())
+        expected = train(expected_net, expected_net, rank)
+        net = globals()[wrap](model())
+        got = train(net, torch.compile(net, backend="aotkit", options={"observer": recorder}), rank)
+        for a, b in zip(got, expected, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+        forwards = [g.name for g in recorder.graphs if g.name.endswith("-forward")]
+        assert len(forwards) >= 2, forwards
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.covers("F4.33")
+@pytest.mark.parametrize("wrap", ["data_parallel", "fully_sharded"])
+def test_two_processes_train_as_in_eager(wrap: str, tmp_path: Path):
+    mp.spawn(worker, args=(str(tmp_path), wrap), nprocs=2)
