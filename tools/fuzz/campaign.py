@@ -25,6 +25,7 @@ from .shrink import shrink
 __all__ = ["Campaign", "Settings", "Tally", "quiet"]
 
 BATCH = 250
+GOALS = 4  # cells that each program tries to cover
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,7 @@ class Tally:
     kinds: Counter[str] = field(default_factory=Counter)
     families: Counter[str] = field(default_factory=Counter)
     cells: Counter[Cell] = field(default_factory=Counter)
+    tried: Counter[Cell] = field(default_factory=Counter)
     reports: list[str] = field(default_factory=list)
     seconds: float = 0.0
 
@@ -54,6 +56,7 @@ class Tally:
         self.kinds += other.kinds
         self.families += other.families
         self.cells += other.cells
+        self.tried += other.tried
         self.reports += other.reports
 
     @property
@@ -64,14 +67,15 @@ class Tally:
     def to_json(self) -> dict[str, Any]:
         """Plain data; cells by their number."""
         numbers = {cell: number for number, cell in enumerate(CELLS)}
-        cells = {str(numbers[cell]): count for cell, count in self.cells.items()}
-        return {"kinds": self.kinds, "families": self.families, "cells": cells, "reports": self.reports}
+        by_number = [{str(numbers[cell]): count for cell, count in c.items()} for c in (self.cells, self.tried)]
+        names = ("kinds", "families", "cells", "tried", "reports")
+        return dict(zip(names, (self.kinds, self.families, *by_number, self.reports), strict=True))
 
     @staticmethod
     def from_json(raw: dict[str, Any]) -> Tally:
         """The inverse of :meth:`to_json`."""
-        cells = Counter({CELLS[int(number)]: count for number, count in raw["cells"].items()})
-        return Tally(Counter(raw["kinds"]), Counter(raw["families"]), cells, list(raw["reports"]))
+        cells, tried = (Counter({CELLS[int(n)]: count for n, count in raw[c].items()}) for c in ("cells", "tried"))
+        return Tally(Counter(raw["kinds"]), Counter(raw["families"]), cells, tried, list(raw["reports"]))
 
 
 @dataclass(slots=True)
@@ -99,13 +103,13 @@ class Campaign:
         return total
 
     def _batch(self, pool: Any, seeds: range, so_far: Tally) -> Tally:
-        """Each program has two of the poorest cells for goals, both of one kind of caller."""
-        wanted = poorest(so_far.cells, 2 * BATCH)
+        """Each program has some of the poorest cells for goals, all of one kind of caller."""
+        wanted = poorest(so_far.cells, so_far.tried, GOALS * BATCH)
         wanted.sort(key=lambda cell: cell.mode == "inference")
-        jobs = [(seed, wanted[2 * i : 2 * i + 2], self.settings) for i, seed in enumerate(seeds)]
+        jobs = [(seed, wanted[GOALS * i : GOALS * (i + 1)], self.settings) for i, seed in enumerate(seeds)]
         size = -(-len(jobs) // (4 * self.processes))
         parts = [jobs[i : i + size] for i in range(0, len(jobs), size)]
-        batch = Tally()
+        batch = Tally(tried=Counter(goal for _, goals, _ in jobs for goal in goals))
         for tally in pool.map(_run_part, parts):
             batch.add(tally)
         known = Counter(so_far.families)

@@ -68,9 +68,16 @@ def cells_of(
     return frozenset(found)
 
 
-def poorest(counts: Mapping[Cell, int], number: int) -> list[Cell]:
-    """The ``number`` cells with the lowest counts, the poorest first, in an order that is always the same."""
-    return sorted(CELLS, key=lambda c: (counts.get(c, 0), CELLS.index(c) * 7919 % len(CELLS)))[:number]
+def poorest(counts: Mapping[Cell, int], tried: Mapping[Cell, int], number: int) -> list[Cell]:
+    """The ``number`` cells with the lowest counts, the poorest first, in an order that is always the same.
+
+    A cell that was ``tried`` in vain many times waits, so that one which cannot be reached does not use up all tries.
+    """
+
+    def rank(cell: Cell) -> tuple[float, int]:
+        return counts.get(cell, 0) + 0.25 * tried.get(cell, 0), CELLS.index(cell) * 7919 % len(CELLS)
+
+    return sorted(CELLS, key=rank)[:number]
 
 
 def coverage_table(counts: Counter[Cell]) -> str:

@@ -63,10 +63,13 @@ _LAYOUTS: tuple[Callable[[tuple[int, ...]], tuple[tuple[int, ...], str] | None],
     lambda s: ((s[0] + 1, *s[1:]), "[1:]") if s else None,  # at an offset
     lambda s: ((s[1], s[2], s[0]), ".permute(2, 0, 1)") if len(s) == 3 else None,
 )
-_EXPANDED_SHARE = 0.02
+_EXPANDED_SHARE = 0.005
+_UNDEFINED_SHARE = 0.03  # of writes to elements that share memory, which are refused by design, are kept
 _SHAPES = ((3, 4), (3, 4), (4, 4), (2, 6), (6,), (4,), (2, 3, 2), (1, 4), (), (4, 1), (3, 4), (4, 4), (0, 3))
 _GOAL_SHAPES = ((3, 4), (4, 4), (2, 6), (3, 4), (4, 2), (2, 3, 2), (6,), (4,))
-_SHARED_VIEWS = ("[1:]", "[:2]", ".t()", ".detach()", ".view(-1)", "[0]", "[::2]", "", ".unsqueeze(0)", "[..., 1:]")
+_SHARED_VIEWS = ("[1:]", "[:2]", ".t()", ".view(-1)", "[0]", "[::2]", "", ".unsqueeze(0)", "[..., 1:]") * 6 + (
+    ".detach()",
+)
 _DTYPES = ("float32",) * 10 + ("float64", "float64", "int64", "bfloat16", "complex64", "complex64")
 
 
@@ -115,7 +118,7 @@ class _Generator:
         for goal in self.goals:
             if (goal.mode != "inference") is self.training:
                 self._reach(goal)
-        wanted = len(self.body) + self.rng.randint(0 if self.goals else 1, 3)
+        wanted = len(self.body) + (self.rng.choice((0, 0, 0, 1, 1, 2)) if self.goals else self.rng.randint(1, 3))
         for _ in range(3 * wanted):
             if len(self.body) >= wanted:
                 break
@@ -129,14 +132,14 @@ class _Generator:
     # --- inputs ---
 
     def _make_inputs(self) -> None:
-        wanted = self.rng.choice((1, 1, 2, 2, 2, 3, 4))
+        wanted = self.rng.choice((2, 3, 3, 4, 4) if self.goals else (1, 1, 2, 2, 2, 3, 4))
         shape = self.rng.choice(_GOAL_SHAPES)
         while len(self.inputs) < wanted:
             if self.rng.random() < 0.4:
                 shape = self.rng.choice(_SHAPES)
             if self.inputs and self.rng.random() < 0.05:
                 self.inputs.append(self.rng.choice(self.inputs))
-            elif self.inputs and self.rng.random() < 0.2:
+            elif self.inputs and self.rng.random() < 0.15:
                 self._shared_input()
             else:
                 self._fresh_input(shape)
@@ -167,7 +170,9 @@ class _Generator:
         number = len(self.inputs)
         other = self.rng.choice(self.inputs)
         base = self.rng.choice((other, f"m{other.removeprefix('a')}"))
-        if base not in "\n".join(self.setup):
+        known = "\n".join(self.setup)
+        # What shares memory with a tensor that requires grad, and is no view of it, is refused by design.
+        if base not in known or (f"{other} = {base}" in known and ".detach()" in known):
             base = other
         for _ in range(5):
             line = f"a{number} = {base}{self.rng.choice(_SHARED_VIEWS)}"
@@ -188,8 +193,9 @@ class _Generator:
             source = self._goal_source(goal)
             view = _Statement(f"{self._new()} = {self._fill(VIEWS_BY_KIND[goal.view], source)}", "view", goal.view)
             view_name = f"v{self.count}"
-            target = view_name if goal.mutation == "through view" else source
-            write = self._goal_write(goal.mutation, target)
+            through = goal.mutation == "through view" and goal.view != "detach"  # that would be a detached write
+            target = view_name if through else source
+            write = self._goal_write(goal, target)
             view_quiet = quiet and (write is None or self.rng.random() < 0.5)
             steps = [(view, view_quiet)]
             if write is not None:
@@ -203,7 +209,9 @@ class _Generator:
 
     def _goal_source(self, goal: Cell) -> str:
         names = [n for n in dict.fromkeys(self.inputs) if self.scope[n].dim()]
-        source = self.rng.choice(names) if names else self.inputs[0]
+        touched = {event.storage for event in (*self.views, *self.writes)}
+        fresh = [n for n in names if self._storage(n) not in touched]  # or several goals become another one
+        source = self.rng.choice(fresh or names or self.inputs[:1])
         if goal.alias.endswith("intermediate"):
             name = self._new()
             made = self.rng.choice(("X * 2", "X + 1", "X.clone()", "X.sin()", "torch.ones(3, 4)", "X.clone().detach()"))
@@ -211,9 +219,11 @@ class _Generator:
             return name if name in self.scope else source
         return source
 
-    def _goal_write(self, mutation: str, target: str) -> _Statement | None:
+    def _goal_write(self, goal: Cell, target: str) -> _Statement | None:
         other = self._name()
-        match mutation:
+        if goal.mutation == "through view" and goal.view == "detach":
+            return _Statement(self._fill(VIEW_WRITES, target, other), "write", "through view", target)
+        match goal.mutation:
             case "whole" | "through view":
                 return _Statement(self._fill(WRITES, target, other), "write", target=target)
             case "detached":
@@ -293,6 +303,8 @@ class _Generator:
         """Add the statement if eager takes it (a statement that fails has not written anything)."""
         trial = dict(self.scope)
         written = trial.get(statement.target)
+        if written is not None and _overlaps(written) and self.rng.random() > _UNDEFINED_SHARE:
+            return False
         storage = self._storage(statement.target) if written is not None else 0
         try:
             exec(statement.text, trial)
@@ -309,10 +321,15 @@ class _Generator:
         return True
 
     def _stays_inside(self, text: str, trial: dict[str, Any]) -> bool:
-        """Whether the view lies within the tensor it is taken of: eager loses the gradient of what does not."""
+        """Whether the view lies within the tensor it is taken of: eager loses the gradient of what does not.
+
+        Mostly also whether that tensor fills its memory from the start; else much is refused by design.
+        """
         result, _, expression = _plain(text).partition(" = ")
         view, source = trial[result], trial[expression.partition(".")[0]]
-        return view.storage_offset() >= source.storage_offset() and _end(view) <= _end(source)
+        plain = source.storage_offset() == 0 and source.is_contiguous() and not _overlaps(view)
+        inside = view.storage_offset() >= source.storage_offset() and _end(view) <= _end(source)
+        return inside and (plain or self.rng.random() < _UNDEFINED_SHARE)
 
     def _note(self, statement: _Statement, trial: dict[str, Any], storage: int) -> None:
         quiet = statement.text.startswith("with ")
@@ -342,7 +359,7 @@ class _Generator:
     def _outputs(self) -> list[str]:
         names = sorted(n for n, v in self.scope.items() if isinstance(v, torch.Tensor))
         outputs = list(self.wanted_outputs)
-        for _ in range(self.rng.choice((0, 0, 1, 2)) if outputs else self.rng.choice((1, 1, 2, 3))):
+        for _ in range(self.rng.choice((0, 0, 0, 1)) if outputs else self.rng.choice((1, 1, 2, 3))):
             pick = self.rng.random()
             x = self.rng.choice([*names, *names[-2:]])
             if pick < 0.05:
@@ -402,6 +419,14 @@ _SOURCE = re.compile(r"\b[av]\d+\b")
 def _plain(text: str) -> str:
     """A statement without the block around it."""
     return text.strip().removeprefix("with torch.no_grad():\n    ")
+
+
+def _overlaps(tensor: torch.Tensor) -> bool:
+    """Whether several elements are the same memory."""
+    if tensor.numel() < 2:
+        return False
+    places = torch.arange(_end(tensor) + 1).as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+    return places.unique().numel() < tensor.numel()
 
 
 def _end(tensor: torch.Tensor) -> int:

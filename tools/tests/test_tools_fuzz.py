@@ -114,7 +114,8 @@ def test_a_goal_is_reached_by_most_programs() -> None:
 def test_the_poorest_cells_come_first() -> None:
     counts = Counter(dict.fromkeys(CELLS, 5))
     counts[CELLS[3]], counts[CELLS[9]] = 1, 0
-    assert poorest(counts, 2) == [CELLS[9], CELLS[3]]
+    assert poorest(counts, {}, 2) == [CELLS[9], CELLS[3]]
+    assert poorest(counts, {CELLS[9]: 100}, 1) == [CELLS[3]]
     assert coverage_table(counts).count("\n") == 1 + len({(c.view, c.mutation) for c in CELLS})
 
 
