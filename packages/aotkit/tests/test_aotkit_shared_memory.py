@@ -186,6 +186,16 @@ def test_sizes_of_arguments_that_share_memory_change_in_place(
     captured_same_as_eager(fn, make)
 
 
+def test_a_view_of_an_argument_that_changes_its_shape_and_shares_memory(captured_same_as_eager: Check) -> None:
+    def fn(a: Tensor, b: Tensor) -> Tensor:
+        view = a[:, None]
+        a.transpose_(0, 1)
+        a.square_()
+        return view
+
+    captured_same_as_eager(fn, lambda: (lambda x: [x, x[::2]])(torch.randn(2, 6)))
+
+
 SYMBOLIC: dict[str, Callable[[int], list[Tensor]]] = {
     "slice": lambda n: (lambda x: [x, x[1:]])(torch.randn(n)),
     "two slices": lambda n: (lambda x: [x[:-1], x[1:]])(torch.randn(n)),

@@ -19,6 +19,7 @@ from .operations import (
     CheckValue,
     NoteVersion,
     Operation,
+    Regenerate,
     Restride,
     SetVersion,
     Value,
@@ -64,7 +65,9 @@ def build_plan(
     epilogue = mutation_operations(metadata, names, restrided)
     epilogue += _announce_writes(metadata, input_plan, restrided)
     epilogue += [Restride(f"in{m.index}", m.view, no_grad=True) for m in input_plan.restrided]
-    epilogue += output_operations(metadata, names, skip=identities, debug=options.debug)
+    moved = {f"base{number}" for number, members in enumerate(restrided) if members}
+    outputs = output_operations(metadata, names, skip=identities, debug=options.debug)
+    epilogue += [_by_strides(o) if isinstance(o, Regenerate) and o.base in moved else o for o in outputs]
     checks = _alias_checks(metadata, names) if options.check_aliasing else []
     if options.debug:
         checks += _input_checks(metadata, names)
@@ -87,6 +90,11 @@ def build_plan(
         epilogue=tuple(epilogue),
         returns=_returns(metadata, names, identities),
     )
+
+
+def _by_strides(operation: Regenerate) -> Regenerate:
+    """The same view of a base that may be one of the arguments whose sizes or strides were changed before."""
+    return replace(operation, method="as_strided", permutation=())
 
 
 def _restrided_members(input_plan: InputPlan) -> list[int]:
