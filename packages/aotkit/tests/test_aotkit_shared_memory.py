@@ -196,6 +196,23 @@ def test_a_view_of_an_argument_that_changes_its_shape_and_shares_memory(captured
     captured_same_as_eager(fn, lambda: (lambda x: [x, x[::2]])(torch.randn(2, 6)))
 
 
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_change_of_shape_that_changes_nothing_leaves_what_the_backward_saved_valid(
+    captured_same_as_eager: Check, shared: bool
+) -> None:
+    def fn(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        a.squeeze_()
+        a.t_()
+        a.t_()
+        return a.sin(), b.cos()
+
+    def make() -> list[Tensor]:
+        x = torch.randn(4, 4, requires_grad=True).clone()
+        return [x, x[:2] if shared else torch.randn(2)]
+
+    captured_same_as_eager(fn, make)
+
+
 SYMBOLIC: dict[str, Callable[[int], list[Tensor]]] = {
     "slice": lambda n: (lambda x: [x, x[1:]])(torch.randn(n)),
     "two slices": lambda n: (lambda x: [x[:-1], x[1:]])(torch.randn(n)),

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from .contract import Dim, GraphMetadata, InputKind, MutationKind, OutputKind
 from .dims import check_symbol_name, symbols_of
-from .epilogue import mutation_operations, output_operations, returned_value
+from .epilogue import mutation_operations, output_operations, quiet_operations, returned_value
 from .errors import PlanError
 from .inputs import InputPlan
 from .operations import (
@@ -81,9 +81,10 @@ def build_plan(
     early, late = _bind_symbols(metadata, names, symbols_of(d for op in (*checks, *epilogue) for d in dims_read(op)))
     prologue += early
     epilogue[:0] = late
+    notes = [NoteVersion(o.before, o.value) for o in epilogue if isinstance(o, SetVersion)]
     return WrapperPlan(
         num_inputs=input_plan.num_inputs,
-        prologue=(*prologue, *checks, *(NoteVersion(o.before, o.value) for o in epilogue if isinstance(o, SetVersion))),
+        prologue=(*prologue, *checks, *quiet_operations(metadata, names), *notes),
         call=_with_history(
             _call_spec(metadata, names, (num_saved_tensors, num_saved_symints)), metadata, saved_inputs, options
         ),

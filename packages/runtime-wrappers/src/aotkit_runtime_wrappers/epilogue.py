@@ -42,7 +42,7 @@ from .operations import (
     Value,
 )
 
-__all__ = ["mutation_operations", "output_operations", "returned_value"]
+__all__ = ["mutation_operations", "output_operations", "quiet_operations", "returned_value"]
 
 _ALIASES = (OutputKind.ALIAS_OF_INPUT, OutputKind.ALIAS_OF_INTERMEDIATE, OutputKind.ALIAS_OF_OUTPUT)
 _CHANGES_DATA = (MutationKind.DATA, MutationKind.DATA_AND_METADATA)
@@ -54,14 +54,22 @@ def mutation_operations(
 ) -> list[Operation]:
     """What the caller's tensors have to be given after the call.
 
+    Version counters that move though nothing changes (``squeeze_()`` of nothing) are no part of it: they move before
+    the call, so that what the backward saves of these tensors stays valid; see :func:`quiet_operations`.
     ``announced``: for the first inputs, by how much something else moves their version counters.
     """
     operations: list[Operation] = []
     for info in metadata.inputs:
-        if info.mutation is not MutationKind.NONE or info.version_steps:
+        if info.mutation is not MutationKind.NONE:
             done = announced[info.index] if info.index < len(announced) else 0
             operations += _mutation(replace(info, version_steps=max(info.version_steps - done, 0)), names)
     return operations
+
+
+def quiet_operations(metadata: GraphMetadata, names: Sequence[Value]) -> list[Operation]:
+    """Version counters that move in eager mode without any change of the tensor."""
+    quiet = [i for i in metadata.inputs if i.version_steps and i.mutation is MutationKind.NONE]
+    return [BumpVersion(names[i.index], i.version_steps) for i in quiet]
 
 
 def _mutation(info: InputInfo, names: Sequence[Value]) -> list[Operation]:
