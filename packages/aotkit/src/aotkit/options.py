@@ -18,7 +18,9 @@ class Options:
 
     ``numerics``: ``"eager"`` keeps eager's rounding points; ``"fast"`` may relax them for half types.
     ``rng``: ``"eager"`` draws the same bits as eager; ``"fast"`` only promises reproducibility under a seed.
-    ``partitioner``: ``"min_cut"`` recomputes cheap values in the backward; ``"default"`` saves all of them.
+    ``partitioner``: ``"min_cut"`` recomputes cheap values in the backward; ``"default"`` saves all of them;
+    ``"min_peak"`` recomputes whatever lowers the peak of memory. ``memory_budget``: from 0.0 to 1.0, the bytes saved
+    (``"min_cut"``) or the peak (``"min_peak"``) as a share of what ``"min_cut"`` takes without a budget.
     ``fallback``: a graph that is not supported runs eagerly with one notice (``"eager"``) or raises (``"error"``).
     ``lowering``: ``"kernels"`` generates code; ``"none"`` runs the captured graphs with ATen (to bisect a bug).
     ``capture``: ``False`` returns the frontend's graph unchanged.
@@ -32,7 +34,8 @@ class Options:
 
     numerics: Literal["eager", "fast"] = "eager"
     rng: Literal["fast", "eager"] = "fast"
-    partitioner: Literal["min_cut", "default"] = "min_cut"
+    partitioner: Literal["min_cut", "default", "min_peak"] = "min_cut"
+    memory_budget: float | None = None
     fallback: Literal["eager", "error"] = "eager"
     lowering: Literal["kernels", "none"] = "kernels"
     capture: bool = True
@@ -49,6 +52,8 @@ class Options:
             value = getattr(self, spec.name)
             if not _fits(value, hints[spec.name]):
                 raise UnknownOption(f"option {spec.name!r} takes {_type_name(hints[spec.name])}, not {value!r}")
+        if self.memory_budget is not None and not 0.0 <= self.memory_budget <= 1.0:
+            raise UnknownOption(f"option 'memory_budget' takes a share from 0.0 to 1.0, not {self.memory_budget!r}")
 
     def patch(self, **changes: Any) -> Options:
         """A copy with some fields changed. Raises :class:`UnknownOption` on an unknown field or a wrong value."""

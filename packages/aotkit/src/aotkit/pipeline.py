@@ -280,6 +280,7 @@ def _capture(
 def _partition(joint: torch.fx.GraphModule, metadata: GraphMetadata, ctx: CompileContext) -> Split:
     options = PartitionOptions(
         strategy=ctx.options.partitioner.replace("_", "-"),
+        memory_budget=ctx.options.memory_budget,
         static_inputs=tuple(i.index for i in metadata.inputs if i.is_static),
         mutated_inputs=tuple(i.index for i in metadata.inputs if i.mutation.value in _OVERWRITTEN),
         details="decisions",
