@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -306,7 +307,7 @@ def test_a_context_of_constants_goes_in_and_comes_out() -> None:
     against_eager(lambda x, y: [x * y, x.sum()], leaf(x), leaf(plain(3, 4)))
 
 
-@pytest.mark.covers("F2.32")
+@pytest.mark.covers("F2.32", "F4.31")
 def test_the_gradient_of_a_subclass_may_be_a_plain_tensor() -> None:
     weight = Quantized(torch.randint(-9, 9, (5, 4), dtype=torch.int8), torch.tensor(0.1, dtype=torch.float64))
     against_eager(lambda q, x: [x @ q.t()], leaf(weight), leaf(plain(3, 4)))
@@ -377,7 +378,7 @@ def test_tangents_are_expected_and_brought_into_the_form_that_the_class_says() -
     same(y.grad, Pending(x.data_, "done"))
 
 
-@pytest.mark.covers("F1.53")
+@pytest.mark.covers("F1.53", "F4.30")
 def test_a_gradient_of_another_class_is_converted_by_its_class_or_refused() -> None:
     x, y = leaf(plain(3, 4)), leaf(plain(3, 4))
     (found,) = aotkit.aot_function(lambda x, y: [x * y], nop)(x, y)
@@ -772,6 +773,37 @@ def test_emitted_adapters_do_what_the_interpreter_of_the_plan_does(make: Callabl
         with pytest.raises(WrapperError, match="is not what this graph was compiled for"):
             call([Tagged(plain(3, 4), 5), *own[1:]])
     same(*runs)
+
+
+@pytest.mark.covers("F4.15")
+def test_tensors_inside_of_arguments_can_be_freed_while_the_graph_runs() -> None:
+    captured, freed = capture(lambda x, y: [x * y], [nested(), plain(3, 4)]), []
+
+    def run(args: list[Any]) -> Any:
+        references, values = [weakref.ref(arg) for arg in args], list(args)
+        args.clear()
+        results = captured.graph(*values)
+        del values
+        freed.append([reference() is None for reference in references])
+        return results
+
+    run._boxed_call = True
+    for make in (bind, interpret):
+        make(build_plan(captured.metadata), run)([nested(), plain(3, 4)])
+    assert freed[0] == [True] * 5
+
+
+@pytest.mark.covers("F4.31")
+@pytest.mark.parametrize("make", [bind, interpret])
+def test_wrong_numbers_of_dense_values_are_named(make: Callable[..., Any]) -> None:
+    metadata = capture(lambda x: [x * 2], [leaf(two(3, 4))]).metadata
+    call = make(build_plan(metadata), lambda a, b: [a], lambda *tangents: [])
+    with pytest.raises(WrapperError, match="2 forward results, but there are 1"):
+        call([leaf(two(3, 4))])
+    call = make(build_plan(metadata), lambda a, b: [a * 2, b * 2], lambda *tangents: tangents[:1])
+    (out,) = call([leaf(two(3, 4))])
+    with pytest.raises(WrapperError, match="2 dense gradients, but there are 1"):
+        out.backward(two(3, 4))
 
 
 @pytest.mark.covers("F4.39")

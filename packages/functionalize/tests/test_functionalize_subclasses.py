@@ -1,0 +1,101 @@
+"""Functions of wrapper subclasses: the contract of the dense graph, and that of the caller."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.testing._internal.two_tensor import TwoTensor
+
+from aotkit_functionalize import GraphMetadata, SubclassBoundary, Unsupported, analyze, subclass_key, tensors_inside
+from aotkit_functionalize.metadata import MutationKind, OutputKind
+
+
+def two(*sizes: int) -> TwoTensor:
+    return TwoTensor(torch.randn(*sizes), torch.randn(*sizes))
+
+
+def boundary_of(metadata: GraphMetadata) -> SubclassBoundary:
+    """The caller's side of ``metadata``, which can be written and read back."""
+    assert GraphMetadata.from_json(metadata.to_json()) == metadata
+    assert metadata.subclasses is not None
+    return metadata.subclasses
+
+
+@pytest.mark.covers("F1.2", "F2.31")
+@pytest.mark.parametrize("depth", [1, 2])
+def test_the_innermost_tensors_are_the_inputs_and_results_of_the_dense_graph(depth: int) -> None:
+    x = two(3, 4) if depth == 1 else TwoTensor(two(3, 4), two(3, 4))
+    y = torch.randn(3, 4, requires_grad=True)
+    metadata = analyze(lambda x, y: [x * y, y.sin()], [x, y])
+    boundary = boundary_of(metadata)
+    assert len(metadata.inputs) == 2**depth + 1 and metadata.num_forward_outputs == 2**depth + 1
+    assert len(boundary.outer.inputs) == 2 and boundary.outer.num_forward_outputs == 2
+    assert [len(made.parts) for made in boundary.forward] == [2**depth, 1]
+    assert list(boundary.dense_positions(1)) == [2**depth]
+    assert metadata.is_training and [t.forward_output for t in metadata.tangents] == [-1] * 2**depth + [2**depth]
+    assert [nest is not None for nest in boundary.tangents] == [True, False]
+    assert str(boundary.inputs[0]).startswith("TwoTensor(a: " + "TwoTensor(a: " * (depth - 1))
+
+
+def test_without_a_subclass_there_is_no_second_contract() -> None:
+    assert analyze(lambda y: [y.sin()], [torch.randn(3)]).subclasses is None
+
+
+@pytest.mark.covers("F2.34")
+def test_writes_and_views_are_told_of_the_wrapper_and_of_the_tensors_inside() -> None:
+    def fn(x, y):
+        x.a.add_(1)
+        return [y.t(), y.detach(), TwoTensor(y.a, y.b * 2), y]
+
+    metadata = analyze(fn, [two(3, 4), two(3, 4)])
+    boundary = boundary_of(metadata)
+    kinds = [info.mutation for info in metadata.inputs]
+    assert kinds == [MutationKind.DATA, *[MutationKind.NONE] * 3]
+    assert [info.mutation for info in boundary.outer.inputs] == [MutationKind.DATA, MutationKind.NONE]
+    assert [(o.kind, o.base) for o in boundary.outer.outputs] == [
+        (OutputKind.ALIAS_OF_INPUT, 1),
+        (OutputKind.ALIAS_OF_INPUT, 1),
+        (OutputKind.FRESH, None),
+        (OutputKind.INPUT, 1),
+    ]
+    updated, mixed = boundary.forward
+    assert [(p.source, p.index) for p in updated.parts] == [("forward", 0), ("input", 1)]
+    assert [(p.source, p.index) for p in mixed.parts] == [("input", 2), ("forward", 1)]
+
+
+@pytest.mark.covers("F2.33")
+def test_symbolic_sizes_are_those_of_the_tensors_inside() -> None:
+    metadata = analyze(lambda x: [x * 2], [two(3, 4)], dynamic=True)
+    boundary = boundary_of(metadata)
+    assert boundary.inputs[0] is not None and boundary.forward[0].nest is not None
+    assert boundary.inputs[0].leaves[0].sizes == boundary.forward[0].nest.meta.sizes == metadata.inputs[0].meta.sizes
+    assert all(isinstance(size, str) for size in metadata.inputs[0].meta.sizes) and not boundary.sizes
+
+
+def test_the_key_of_a_subclass_tells_what_a_graph_is_specialised_to() -> None:
+    x = two(3, 4)
+    key = subclass_key(x, sizes=True)
+    assert key == subclass_key(two(3, 4), sizes=True) and hash(key) == hash(subclass_key(two(3, 4), sizes=True))
+    others = [two(4, 3), TwoTensor(x, x), two(3, 4).requires_grad_(), TwoTensor(x.a.double(), x.b.double())]
+    assert all(subclass_key(other, sizes=True) != key for other in others)
+    assert subclass_key(two(4, 3), sizes=False) == subclass_key(x, sizes=False)
+    assert len(list(tensors_inside(TwoTensor(x, x)))) == 4
+
+
+def test_records_of_another_form_are_not_read() -> None:
+    raw = boundary_of(analyze(lambda x: [x * 2], [two(3)])).to_raw()
+    with pytest.raises(ValueError, match="no record of a tensor subclass"):
+        SubclassBoundary.from_raw({**raw, "record": "Other"})
+    absent = replace(boundary_of(analyze(lambda x: [x * 2], [two(3)])), inputs=()).to_raw()
+    assert SubclassBoundary.from_raw(absent).inputs == ()
+
+
+class NoProtocol(torch.Tensor):
+    """Cannot be taken apart."""
+
+
+def test_a_subclass_that_cannot_be_taken_apart_is_refused() -> None:
+    with pytest.raises(Unsupported, match=r"input 0 is a tensor subclass \(NoProtocol\)"):
+        analyze(lambda x: [x * 2], [torch.randn(3).as_subclass(NoProtocol)])
