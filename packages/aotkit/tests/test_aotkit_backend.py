@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -227,3 +228,55 @@ def test_an_operator_that_asks_for_requires_grad_gets_arguments_without(lowering
     compiled = torch.compile(fn, backend="aotkit", options={"fallback": "error", "lowering": lowering})
     with torch.no_grad():
         torch.testing.assert_close(compiled(make()), fn(make()))
+
+
+@pytest.mark.covers("F2.47")
+def test_a_python_float_that_changes_needs_no_other_compile_where_that_changes_no_bit() -> None:
+    compiles = []
+
+    def counting(gm: torch.fx.GraphModule, inputs: Any) -> Callable[..., Any]:
+        compiles.append(gm)
+        return aotkit.make_backend(aotkit.Options(fallback="error", verify=True))(gm, inputs)
+
+    def fn(x: torch.Tensor, a: float, b: float) -> torch.Tensor:
+        return (((x * a + b) / a - b) * x.sum(0)).sin() + (b - x) * 0.5
+
+    compiled = torch.compile(fn, backend=counting, dynamic=True)
+    for dtype in (torch.float32, torch.float64):
+        compiles.clear()
+        for a in (2.5, 0.1, -7.0, 1.5):
+            x = torch.randn(5, 3, dtype=dtype, requires_grad=True)
+            y = x.detach().clone().requires_grad_()
+            ours, theirs = compiled(x, a, 0.3), fn(y, a, 0.3)
+            torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6, equal_nan=True)
+        assert len(compiles) <= 2  # one for a number on the left of a difference, which is fixed
+    torch._dynamo.reset()
+    exact = torch.compile(lambda x, a: x * a + a, backend=counting, dynamic=True)
+    compiles.clear()
+    x = torch.randn(64, 7)
+    for a in (2.5, 0.1, 1e-40, 7.0):
+        assert torch.equal(exact(x, a), x * a + a)
+    assert len(compiles) == 1
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x, a: x.bfloat16() * a,
+        lambda x, a: x.int() * a,
+        lambda x, a: x.sum() * a,
+        lambda x, a: a - x,
+        lambda x, a: a / x,
+        lambda x, a: x * (a + 1),
+        lambda x, a: torch.add(x, a, alpha=2),
+        lambda x, a: F.layer_norm(x, (3,), eps=a),
+        lambda x, a: x**a,
+    ],
+)
+def test_a_python_float_with_another_use_is_eagers_too(fn: Callable[..., torch.Tensor]) -> None:
+    compiled = torch.compile(fn, backend="aotkit", dynamic=True, options={"fallback": "error"})
+    x = torch.rand(4, 3)
+    for a in (0.1, 2.0):
+        ours, theirs = compiled(x, a), fn(x, a)
+        assert ours.dtype is theirs.dtype
+        torch.testing.assert_close(ours, theirs)

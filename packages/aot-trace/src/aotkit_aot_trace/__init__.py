@@ -12,6 +12,7 @@ from .api import Capture, Origin, TraceOptions, capture, trace_inference, trace_
 from .attributes import detect_attribute_assignment
 from .descriptors import describe_graph
 from .export import ExportError, aot_export_function, aot_export_joint_simple, aot_export_module
+from .float_inputs import floats_as_tensors
 from .functional_call import FunctionalCall, create_functional_call, named_tensors
 from .gradients import GradientInputs, capture_gradients
 from .graph_function import GraphFunction
@@ -49,6 +50,7 @@ __all__ = [
     "describe_graph",
     "descriptors",
     "detect_attribute_assignment",
+    "floats_as_tensors",
     "graph_queries",
     "mutations_in_graph",
     "named_tensors",

@@ -23,7 +23,8 @@ def fake_inputs(example_inputs: Sequence[Any], gm: torch.fx.GraphModule) -> tupl
     mode = (context.fake_mode if context is not None else None) or detect_fake_mode(example_inputs) or FakeTensorMode()
     fakes = [_fake(value, mode, context) for value in example_inputs]
     for fake, placeholder in zip(fakes, gm.graph.find_nodes(op="placeholder"), strict=True):
-        _specialize_float(fake, placeholder.meta.get("example_value"))
+        if any(user.target == "item" for user in placeholder.users):
+            _specialize_float(fake, placeholder.meta.get("example_value"))
     return mode, fakes
 
 
@@ -33,7 +34,8 @@ def _specialize_float(fake: Any, seen: Any) -> None:
     Note [Python floats under dynamic shapes]
         With ``dynamic=True`` the frontend passes Python floats (the ``eps`` of a norm, say) as 0-d float64 tensors
         and reads them with ``.item()``, as a symbol. Evaluating that symbol installs a guard ``float == value``;
-        the fake then carries the value, so the capture sees a plain number. A float that changes compiles again.
+        the fake then carries the value, so the capture sees a plain number. A float that changes compiles again,
+        unless ``floats_as_tensors`` has made a tensor of it before.
     """
     memo = getattr(seen, "item_memo", None) if isinstance(seen, FakeTensor) and seen.dim() == 0 else None
     if isinstance(memo, torch.SymFloat) and memo.node.has_hint() and isinstance(fake, FakeTensor):

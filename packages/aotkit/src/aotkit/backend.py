@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from aotkit_aot_trace import Unsupported
+from aotkit_aot_trace import Unsupported, floats_as_tensors
 from aotkit_functionalize import OverlappingMutation
 from aotkit_inductor_lower import LoweringError
 from aotkit_partition import PartitionError
@@ -75,6 +75,7 @@ def compile_graph_module(
     if has_lists(example_inputs):
         return _compile_with_lists(gm, example_inputs, options, recorder)
     graph, held = lift_attributes(gm)
+    graph = floats_as_tensors(graph)
     reason = unsupported_device([*example_inputs, *held], only_cpu=options.lowering == "kernels")
     if reason is None:
         number = next(_numbers)
