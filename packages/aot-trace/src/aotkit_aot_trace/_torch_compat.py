@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, cast
 
 import torch
@@ -49,6 +49,7 @@ __all__ = [
     "untraced",
     "without_autocast",
     "without_compiled_autograd",
+    "without_saving_hooks",
 ]
 
 DATA_DEPENDENT_ERRORS = (
@@ -130,6 +131,16 @@ def without_compiled_autograd() -> AbstractContextManager[Any]:
         return nullcontext()
     context: AbstractContextManager[Any] = module._disable()
     return context
+
+
+@contextmanager
+def without_saving_hooks() -> Iterator[None]:
+    """Context in which the user's saved-tensor hooks do not apply: they are for what is saved when the graph runs."""
+    before = torch._C._autograd._saved_tensors_hooks_set_tracing(True)
+    try:
+        yield
+    finally:
+        torch._C._autograd._saved_tensors_hooks_set_tracing(before)
 
 
 def track(value: Any, proxy: torch.fx.Proxy, tracer: Any) -> None:
