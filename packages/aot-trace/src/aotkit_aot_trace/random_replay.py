@@ -16,6 +16,8 @@ from typing import Any
 
 import torch
 
+from aotkit_functionalize import Unsupported
+
 __all__ = ["with_replay"]
 
 _NAMES = """
@@ -50,13 +52,21 @@ class _Replay:
         self.in_forward = in_forward
         self.known: dict[Any, Any] = {}
         self.running = False
+        self.expected = torch.default_generator.initial_seed()
 
     def call(self, op: torch._ops.OpOverload, *args: Any, **kwargs: Any) -> Any:
         """In the backward the value of the run from the same state, else a new one. ``NotImplemented``: as usual."""
         if self.running or kwargs.get("generator") is not None:
             return NotImplemented
         seed = torch.default_generator.initial_seed()
-        torch.default_generator.manual_seed((seed * _FACTOR + _STEP) % (1 << 63))
+        if self.in_forward() and seed != self.expected:
+            raise Unsupported(
+                "the function sets the state of the random generator (torch.manual_seed, torch.set_rng_state)",
+                "that would happen once, while the function is captured, and not at each call",
+                "Set it outside of the compiled region, or pass a torch.Generator to the random operations",
+            )
+        self.expected = (seed * _FACTOR + _STEP) % (1 << 63)
+        torch.default_generator.manual_seed(self.expected)
         key = (seed, op, _description((args, tuple(sorted(kwargs.items())))))
         if self.in_forward() or key not in self.known:
             self.running = True
