@@ -7,7 +7,8 @@ import torch
 from torch._subclasses import FakeTensor
 from torch.testing._internal.two_tensor import TwoTensor
 
-from aotkit_aot_trace import capture
+from aotkit_aot_trace import TraceOptions, capture
+from aotkit_functionalize import FunctionalLayer, Unsupported, tensors_inside
 
 
 def two(*sizes: int) -> TwoTensor:
@@ -58,3 +59,20 @@ def test_a_graph_module_that_makes_a_subclass_is_captured() -> None:
     captured = capture(torch.fx.GraphModule(torch.nn.Module(), graph), [torch.randn(3)])
     value = torch.randn(3)
     torch.testing.assert_close(list(captured.graph(value)), [value.sin(), (value * 2).sin()])
+
+
+def test_an_attribute_that_is_a_subclass_is_taken_apart_too() -> None:
+    weight = two(3)
+    graph = torch.fx.Graph()
+    x = graph.placeholder("x")
+    graph.output([graph.call_function(torch.mul, (x, graph.get_attr("weight")))])
+    root = torch.nn.Module()
+    root.register_buffer("weight", weight)
+    module = torch.fx.GraphModule(root, graph)
+    for value in (torch.randn(3), two(3)):
+        captured = capture(module, [value])
+        expected = value * weight
+        found = captured.graph(*tensors_inside(value))
+        torch.testing.assert_close(list(found), [expected.a, expected.b])
+    with pytest.raises(Unsupported, match="tensor attribute weight of the graph is a TwoTensor"):
+        capture(module, [torch.randn(3)], options=TraceOptions(layer=FunctionalLayer.DISPATCHER))

@@ -18,6 +18,8 @@ from aotkit_functionalize import (
     has_data_mutation,
     is_functional,
     is_subclass,
+    rebuild,
+    tensors_inside,
     to_functional,
 )
 
@@ -95,9 +97,16 @@ def _all_nodes(graph: torch.fx.GraphModule) -> Iterator[torch.fx.Node]:
             yield from module.graph.nodes
 
 
+def _attribute(node: torch.fx.Node) -> Any:
+    value: Any = node.graph.owning_module
+    for name in str(node.target).split("."):
+        value = getattr(value, name, None)
+    return value
+
+
 def _needs_mode(node: torch.fx.Node) -> bool:
     target = node.target
-    if is_subclass(node.meta.get("example_value")):
+    if is_subclass(node.meta.get("example_value")) or (node.op == "get_attr" and is_subclass(_attribute(node))):
         return True  # see Note [Subclasses need the mode]
     if isinstance(target, torch._ops.HigherOrderOperator):
         return target.name() not in ("tag_activation_checkpoint",)
@@ -161,11 +170,26 @@ class _Runner(torch.fx.Interpreter):
         """A tensor attribute as a functional tensor; the recording refers to the attribute itself."""
         if is_functional(value) or not compat.is_recording():
             return value
+        if is_subclass(value):
+            return self._constant_subclass(name, value)
         if id(value) not in self.constants:
             with below_functional_layer():
                 plain = compat.lift_constant(value)
             self.constants[id(value)] = (name, value, to_functional(plain))
         return self.constants[id(value)][2]
+
+    def _constant_subclass(self, name: str, value: Any) -> Any:
+        """The same of a tensor subclass: a wrapper over the functional tensors of those inside it."""
+        inside = list(tensors_inside(value))
+        if all(is_functional(tensor) for tensor in inside):
+            return value
+        if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FUNCTIONAL) is None:
+            raise Unsupported(
+                f"tensor attribute {name} of the graph is a {type(value).__name__}",
+                "what a tensor subclass does is made functional by FunctionalLayer.MODE only",
+                "Lift it to an input of the graph",
+            )
+        return rebuild(value, iter([self._constant(name, tensor) for tensor in inside]))
 
 
 def data_dependent(error: Exception, stack_trace: str | None) -> DataDependent:
