@@ -16,6 +16,7 @@ from aotkit_cudagraphs import (
     SimulatedDriver,
     SkipKind,
     TreeOptions,
+    cudagraphify,
 )
 
 
@@ -578,6 +579,73 @@ def test_a_copied_view_of_a_written_static_input_is_refused(make):
     with pytest.warns(CudagraphNotice, match="input 0 of fn is written, or shares memory with one that is"):
         assert (fast(counter[:2], counter) == 4).all()
     assert info(trees, "fn").replays == 2
+
+
+@pytest.mark.covers("F6.18")
+@pytest.mark.parametrize(
+    "fn", [lambda x: (x * 2).conj(), lambda x: (x * 2).conj().imag, lambda x: x @ x.conj(), lambda x: x * 2]
+)
+@pytest.mark.parametrize("lazy", [False, True])
+def test_lazily_conjugated_and_negated_tensors_are_never_taken_for_their_memory(make, fn, lazy):
+    trees = make()
+    fast = trees.wrap(fn, name="fn")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", CudagraphNotice)
+        for n in range(8):
+            x = torch.randn(4, 4, dtype=torch.complex64)
+            x = x.conj() if lazy or n > 5 else x
+            assert torch.equal(fast(x), fn(x))
+        simple = cudagraphify(fn, [x], driver=SimulatedDriver(capacity=1 << 16))
+        assert torch.equal(simple(x), fn(x)) and torch.equal(simple(x.resolve_conj()), fn(x))
+    kinds = {reason.kind for reason in info(trees, "fn").skips}
+    assert kinds and kinds <= {SkipKind.LAZY_VIEW, SkipKind.CAPTURE_FAILED}
+
+
+def test_autograd_notices_that_a_replay_wrote_what_it_saved(make):
+    trees, counter, weight = make(), torch.ones(4), torch.ones(4, requires_grad=True)
+
+    def fn(counter):
+        counter.add_(1)
+        return counter * 2
+
+    fast = trees.wrap(fn, static_input_indices=[0])
+    fast(counter)
+    fast(counter)
+    loss = (weight * counter).sum()
+    fast(counter)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_autograd_notices_a_write_to_a_result_of_an_earlier_recording(make):
+    trees, weight = make(), torch.ones(4, requires_grad=True)
+
+    def change(x):
+        x.mul_(2)
+        return x + 1
+
+    first, second = trees.wrap(add_one), trees.wrap(change)
+    for _ in range(4):
+        trees.mark_step()
+        middle = first(torch.ones(4))
+        loss = (weight * middle).sum()
+        second(middle)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss.backward()
+        del middle, loss
+    assert info(trees, "change").replays == 3
+
+
+@pytest.mark.parametrize("check", [True, False])
+def test_static_inputs_may_be_missing_misaligned_or_no_tensors(make, check):
+    trees, memory = make(check_static_layouts=check), torch.arange(20.0)
+    fast = trees.wrap(lambda a, b, x: a + x if b is None else a + x * b, static_input_indices=[0, 1], name="fn")
+    for a in (memory[:8], memory[1:9], memory[4:12]):
+        for b in (None, 3, torch.full((8,), 2.0)):
+            for n in range(3):
+                x = torch.full((8,), float(n))
+                assert torch.equal(fast(a, b, x), a + x if b is None else a + x * b)
+    assert info(trees, "fn").replays >= 12
 
 
 @pytest.mark.covers("F6.19")

@@ -296,7 +296,8 @@ def _layout_key(inputs: Sequence[object], alignment: int, static: frozenset[int]
         else:
             in_place = index in static and value.data_ptr() % alignment == 0
             kind = torch.Tensor if type(value) is torch.nn.Parameter else type(value)
-            layout = value.dtype, value.shape, value.stride(), value.device, kind
+            lazy = value.is_neg() or value.is_conj()
+            layout = value.dtype, value.shape, value.stride(), value.device, kind, lazy
             key.append((*layout, in_place, grad and value.requires_grad))
     return tuple(key)
 

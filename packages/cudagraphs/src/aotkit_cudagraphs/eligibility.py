@@ -71,6 +71,9 @@ def _check_tensor(name: str, tensor: torch.Tensor, device: torch.device) -> Skip
         return SkipReason(SkipKind.SPARSE, f"{name} has layout {tensor.layout}")
     if is_traceable_wrapper_subclass(tensor):
         return SkipReason(SkipKind.TENSOR_SUBCLASS, f"{name} is a {type(tensor).__name__}")
+    if tensor.is_conj() or tensor.is_neg():
+        # A recording knows memory and layouts; a pending conjugation or negation is neither.
+        return SkipReason(SkipKind.LAZY_VIEW, f"{name} is lazily conjugated or negated")
     if tensor.device != device:
         if tensor.device.type == "cpu":
             return SkipReason(SkipKind.CPU_DEVICE, f"{name} is on the CPU")

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from .liveness import Slot
+from .placement import StaticInputs
 from .reasons import SkipReason
 from .tree import Node
 
@@ -21,7 +22,7 @@ class Function:
     Attributes:
         name: for reports and messages.
         call: runs the callable on a list of inputs, which it may empty.
-        static: indices of inputs that keep their address.
+        static: inputs that keep their address.
         mutated: indices of inputs known to be written; warm-up adds what it sees, with the user's line.
         role: "forward" if a backward is to follow.
         partner: of a backward, its forward.
@@ -36,7 +37,7 @@ class Function:
 
     name: str
     call: Callable[[list[Any]], Any]
-    static: frozenset[int]
+    static: StaticInputs
     mutated: dict[int, str | None]
     role: Role = "inference"
     partner: Function | None = None

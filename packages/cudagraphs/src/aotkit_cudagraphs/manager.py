@@ -17,7 +17,7 @@ from .liveness import Slot
 from .observer import Observer
 from .options import TreeOptions
 from .overwritten import overwrite, overwritten_message
-from .placement import Place, Placement, place_inputs
+from .placement import PathTensor, Place, Placement, place_inputs
 from .pool import Pool, PoolBusy
 from .reasons import CudagraphSkipped, SkipKind, SkipReason
 from .record import Site, record_node
@@ -104,7 +104,7 @@ class TreeManager:
         if not reasons:
             outcome = self._find_or_record(function, given, placement)
             if isinstance(outcome, Node):
-                return self._replay(outcome, given)
+                return self._replay(outcome, given, placement)
             reasons = outcome
         for index, known in placement.path_inputs.items():
             given[index] = known.tensor()
@@ -342,13 +342,15 @@ class TreeManager:
                 "time to make and memory. Pad to fewer sizes, list them in capture_sizes, or set skip_dynamic"
             )
 
-    def _replay(self, node: Node, given: list[Any]) -> Any:
+    def _replay(self, node: Node, given: list[Any], placement: Placement) -> Any:
         self._order_streams()
         node.last_use = node.pool.last_use = self._clock
         result = run_node(node, given, self._driver, remember=self._options.outputs == "overwrite")
         self._path.append(node)
         self._path.ran_once(node.function, any_slot_live(node))
         node.function.replays += 1
+        for index in node.function.mutated:
+            _announce_write(given[index], placement.path_inputs.get(index))
         given.clear()
         return result
 
@@ -400,7 +402,7 @@ class TreeManager:
                 for index, (old, new) in enumerate(zip(oldest.inputs, latest.inputs, strict=True))
                 if old.place is Place.STATIC and old.address != new.address
             }
-            function.static -= moving - function.mutated.keys()
+            function.static = function.static.without(moving - function.mutated.keys())
         self._drop(oldest)
 
     def _drop(self, top: Node) -> None:
@@ -433,3 +435,11 @@ class TreeManager:
         """Go on outside the tree until the next step."""
         left = self._path
         self._path = Path(ran=left.ran, forwards=left.forwards, settling=True)
+
+
+def _announce_write(value: Any, in_path: PathTensor | None) -> None:
+    """Let autograd notice that a tensor, which it may have saved, was written, though no operator ran."""
+    tensors = [value] if in_path is None else list(in_path.slot.bases.values())  # results share versions with these
+    for tensor in tensors:
+        if isinstance(tensor, torch.Tensor) and not tensor.is_inference():
+            torch.autograd.graph.increment_version(tensor)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping, Sequence
-from collections.abc import Set as AbstractSet
+import functools
+import operator
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,59 +61,98 @@ class Placement:
 
     def layouts(self) -> tuple[object, ...]:
         """The key without regard to which inputs are in memory of the path."""
-        parts = list(self.key)
-        for index, known in self.path_inputs.items():
-            part: Any = parts[index + 1]
-            parts[index + 1] = (known.layout.dtype, known.layout.shape, known.layout.stride, *part[1:])
-        return tuple(parts)
+        return tuple(_without_path(part) for part in self.key)
+
+
+def _without_path(part: Any) -> object:
+    if isinstance(part, tuple) and isinstance(part[0], PathTensor):
+        layout = part[0].layout
+        return (layout.dtype, layout.shape, layout.stride, *part[1:])
+    return part
+
+
+class StaticInputs:
+    """Which inputs are used in place, and quick answers about them."""
+
+    def __init__(self, indices: Iterable[int]) -> None:
+        self.indices = tuple(sorted(set(indices)))
+        self._members = frozenset(self.indices)
+        self._others: dict[int, tuple[int, ...]] = {}
+
+    def __contains__(self, index: int) -> bool:
+        return index in self._members
+
+    def without(self, indices: Iterable[int]) -> StaticInputs:
+        """These but some."""
+        return StaticInputs(self._members.difference(indices))
+
+    def others(self, count: int) -> tuple[int, ...]:
+        """The rest of `count` inputs."""
+        found = self._others.get(count)
+        if found is None:
+            found = self._others[count] = tuple(index for index in range(count) if index not in self._members)
+        return found
+
+    def aligned_addresses(self, inputs: Sequence[Any], alignment: int) -> tuple[int, ...] | None:
+        """All their addresses, if all are tensors whose addresses are multiples of `alignment`."""
+        try:
+            addresses = tuple([inputs[index].data_ptr() for index in self.indices])
+        except (AttributeError, RuntimeError):  # no tensor, or one without an address
+            return None
+        return addresses if functools.reduce(operator.or_, addresses, 0) % alignment == 0 else None
 
 
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 
 
 def place_inputs(
-    inputs: Sequence[Any], static: AbstractSet[int], path_slots: Mapping[int, Slot], alignment: int, check_static: bool
+    inputs: Sequence[Any], static: StaticInputs, path_slots: Mapping[int, Slot], alignment: int, check_static: bool
 ) -> Placement:
     """Say for each input where it is.
 
     Args:
         inputs: of the call.
-        static: indices whose tensors are used in place if they are aligned.
+        static: those whose tensors are used in place if they are aligned.
         path_slots: slots of the path's recordings by the identity (`_cdata`) of their storage.
-        alignment: bytes.
-        check_static: put layouts of static inputs into the key.
+        alignment: bytes, a power of two.
+        check_static: put layouts of static inputs into the key. Without, they cost little more than their addresses.
     """
     grad = torch.is_grad_enabled()
     key: list[object] = [grad]
-    places: list[Place] = []
-    addresses: list[int] = []
+    places = [Place.STATIC] * len(inputs)
     path_inputs: dict[int, PathTensor] = {}
-    for index, value in enumerate(inputs):  # a hot loop: once per input and call
+    trusted = None if check_static else static.aligned_addresses(inputs, alignment)
+    addresses = list(trusted or ())
+    for index in range(len(inputs)) if trusted is None else static.others(len(inputs)):
+        value = inputs[index]
         kind = type(value)
         if kind not in _PLAIN:
             # Only integers tell recordings apart; whatever else can't be recorded need not be hashable.
             key.append((kind, value if kind is int or kind is bool else None))
-            places.append(Place.COPIED if isinstance(value, torch.Tensor) else Place.VALUE)
+            places[index] = Place.COPIED if isinstance(value, torch.Tensor) else Place.VALUE
         elif value.layout is not torch.strided:
             key.append((kind, value.layout))
-            places.append(Place.COPIED)
+            places[index] = Place.COPIED
         elif index in static and (address := value.data_ptr()) % alignment == 0:
-            key.append(("static", *_layout(value, grad)) if check_static else None)
-            places.append(Place.STATIC)
+            key.append(("static", *_layout(value, grad)))
             addresses.append(address)
         elif (slot := path_slots.get(value.untyped_storage()._cdata)) is not None:
             path_inputs[index] = PathTensor(slot, Layout.of(value))
-            key.append((path_inputs[index], value.device, grad and value.requires_grad))
-            places.append(Place.PATH)
+            key.append((path_inputs[index], value.device, grad and value.requires_grad, _is_lazy(value)))
+            places[index] = Place.PATH
         else:
             key.append(_layout(value, grad))
-            places.append(Place.COPIED)
+            places[index] = Place.COPIED
     sizes = tuple(value for value in inputs if type(value) is int)
     return Placement(tuple(key), tuple(places), tuple(addresses), path_inputs, sizes)
 
 
 def _layout(value: torch.Tensor, grad: bool) -> tuple[object, ...]:
-    return value.dtype, value.shape, value.stride(), value.device, grad and value.requires_grad
+    return value.dtype, value.shape, value.stride(), value.device, grad and value.requires_grad, _is_lazy(value)
+
+
+def _is_lazy(value: torch.Tensor) -> bool:
+    return value.is_neg() or value.is_conj()
 
 
 def describe(inputs: Sequence[Any], placement: Placement) -> str:

@@ -16,6 +16,7 @@ class SkipKind(enum.Enum):
     NON_TENSOR_INPUT = "pass tensors and integers only; bind other values into the callable"
     NON_TENSOR_OUTPUT = "return tensors, integers or None only"
     SPARSE = "use dense tensors at the boundary of the callable"
+    LAZY_VIEW = "call resolve_conj() or resolve_neg() first"
     TENSOR_SUBCLASS = "unwrap tensor subclasses before the call"
     REQUIRES_GRAD = "call it without gradients, or record forward and backward separately"
     MUTATED_INPUT = "declare the input static, so that the recording works on the tensor itself"

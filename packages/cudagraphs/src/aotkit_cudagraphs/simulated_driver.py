@@ -332,6 +332,8 @@ class _CaptureMode(_DeviceMode):
     def _note_external(self, tensor: torch.Tensor) -> None:
         if not _is_plain(tensor):
             raise CaptureError(f"a {tensor.layout} tensor can't be used in a simulated capture")
+        if tensor.is_conj() or tensor.is_neg():
+            raise CaptureError("a lazily conjugated or negated tensor can't be used in a simulated capture")
         storage = tensor.untyped_storage()
         address = storage.data_ptr()
         known = address in self._recording.own or address in self._recording.external

@@ -16,6 +16,7 @@ from .functions import Function, Role
 from .manager import Plain, TreeManager
 from .observer import Observer
 from .options import TreeOptions
+from .placement import StaticInputs
 from .reasons import CudagraphNotice, CudagraphSkipped, SkipKind, SkipReason
 from .tree_report import TreeReport, report_on
 
@@ -168,7 +169,7 @@ class TreeFunction:
         self._trees = trees
         self._boxed_call = bool(getattr(fn, "_boxed_call", False))
         self._fn = fn
-        self._static = frozenset(static)
+        self._static = StaticInputs(static)
         self._mutated = dict.fromkeys(mutated)
         self._role = role
         self._name = name or str(getattr(fn, "__name__", type(fn).__name__))
