@@ -114,7 +114,7 @@ def _compare(sample: _Sample, compile_module: Compile) -> tuple[str, str]:
         return "different", f"outputs are {got['layout']}, eager's {wanted['layout']}"
     try:
         for what in ("outputs", "inputs", "gradients", "buffers"):
-            torch.testing.assert_close(got[what], wanted[what], equal_nan=True, msg=lambda m, w=what: f"{w}: {m}")
+            torch.testing.assert_close(got[what], wanted[what], equal_nan=True, msg=f"{what}: {{}}".format)
     except AssertionError as difference:
         return "different", str(difference)
     return "equal", ""
@@ -180,8 +180,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                         print(f"{outcome.kind}: {name} sample {outcome.sample} {mode} {how}\n{outcome.reason}\n")
     for (how, kind), count in sorted(counts.items()):
         print(f"{how:10} {kind:10} {count}")
-    for how, names in failed.items():
-        print(f"{how}: {len(names)} modules not equal: {', '.join(sorted(names))}")
+    for how, unequal in failed.items():
+        print(f"{how}: {len(unequal)} modules not equal: {', '.join(sorted(unequal))}")
     return int(any(kind != "equal" and how != "incumbent" for how, kind in counts))
 
 

@@ -133,7 +133,7 @@ class _Generator:
 
     def _make_inputs(self) -> None:
         wanted = self.rng.choice((2, 3, 3, 4, 4) if self.goals else (1, 1, 2, 2, 2, 3, 4))
-        shape = self.rng.choice(_GOAL_SHAPES)
+        shape: tuple[int, ...] = self.rng.choice(_GOAL_SHAPES)
         while len(self.inputs) < wanted:
             if self.rng.random() < 0.4:
                 shape = self.rng.choice(_SHAPES)

@@ -135,7 +135,7 @@ def _not_differentiable(plan: WrapperPlan) -> WrapperPlan:
 def _copied_aliases(true: Callable[..., Any], plan: WrapperPlan, *args: Any, **kwargs: Any) -> Any:
     """An alias is returned as a copy."""
     call = true(plan, *args, **kwargs)
-    made = {op.result for op in plan.epilogue if type(op).__name__ == "Regenerate"}
+    made = {getattr(op, "result", None) for op in plan.epilogue if type(op).__name__ == "Regenerate"}
 
     def run(box: list[Any]) -> list[Any]:
         outputs = list(call(box))
@@ -213,7 +213,8 @@ def _contiguous_outputs(true: Callable[..., Any], plan: WrapperPlan, forward: An
 
 def _is_view(node: torch.fx.Node) -> bool:
     """Whether a clone has other strides than its argument, or may have users that are views of it."""
-    same = node.meta["val"].stride() == node.args[0].meta["val"].stride()
+    (source, *_) = node.all_input_nodes
+    same = node.meta["val"].stride() == source.meta["val"].stride()
     return not same or any(getattr(user.target, "is_view", True) for user in node.users)
 
 
