@@ -10,6 +10,7 @@ Note [What a variant is specialised to]
 from __future__ import annotations
 
 import itertools
+import operator
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -27,8 +28,11 @@ from aotkit_runtime_wrappers import AliasingChangedError
 from ._aliases import MOST_ALIAS_PATTERNS
 from .pipeline import CompileContext, Stages, compile_flat
 
-__all__ = ["Variants", "compile_variable", "example_fakes", "flattened", "next_name", "with_constants"]
+__all__ = ["Variants", "compile_variable", "example_fakes", "flatten_call", "flattened", "next_name", "rebuilder"]
+__all__ += ["structure_of", "with_constants"]
 
+_PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
+_LEAVES = _PLAIN | {int, float, bool, str, type(None)}
 _numbers = itertools.count()  # names only; a counter cannot change what is compiled
 
 
@@ -41,7 +45,7 @@ def next_name() -> str:
 class _Variant:
     run: Callable[[list[Any]], Any]
     result: Any
-    fits: Callable[[Sequence[Any]], bool]
+    fits: Callable[[Sequence[Any]], bool] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +79,16 @@ class Variants:
     def call(self, flat: list[Any], structure: Any) -> tuple[Any, Any]:
         """The flat results for flat arguments, and their structure; ``structure`` is that of the arguments."""
         key = (structure, _specialisation(flat, self.dynamic, self.num_static))
-        tried: list[_Variant] = []
+        for variant in self.compiled.get(key, ()):
+            if variant.fits is None or variant.fits(flat):
+                try:
+                    return variant.run(list(flat)), variant.result
+                except AliasingChangedError:
+                    return self._call_another(key, flat, [variant])
+        return self._call_another(key, flat, [])
+
+    def _call_another(self, key: Any, flat: list[Any], tried: list[_Variant]) -> tuple[Any, Any]:
+        """With a variant that was not tried, compiled if need be. See Note [Other aliases at run time]."""
         while True:
             variant = self._find(key, flat, tried)
             if variant is None:
@@ -83,15 +96,14 @@ class Variants:
                     variant = self._find(key, flat, tried) or self._compile(key, flat)
             try:
                 return variant.run(list(flat)), variant.result
-            except AliasingChangedError:
-                # Raised before anything ran; see Note [Other aliases at run time].
+            except AliasingChangedError:  # raised before anything ran
                 tried.append(variant)
                 if len(tried) > MOST_ALIAS_PATTERNS:
                     raise
 
-    def _find(self, key: Any, flat: list[Any], tried: Sequence[_Variant] = ()) -> _Variant | None:
+    def _find(self, key: Any, flat: list[Any], tried: Sequence[_Variant]) -> _Variant | None:
         for variant in self.compiled.get(key, ()):
-            if variant not in tried and variant.fits(flat):
+            if variant not in tried and (variant.fits is None or variant.fits(flat)):
                 return variant
         return None
 
@@ -113,7 +125,7 @@ def compile_variable(
     *,
     dynamic: bool,
     num_static: int,
-) -> tuple[Callable[[list[Any]], Any], Callable[[Sequence[Any]], bool]]:
+) -> tuple[Callable[[list[Any]], Any], Callable[[Sequence[Any]], bool] | None]:
     """Compile ``function`` with everything but tensors and symbolic integers at the values of ``flat``.
 
     Returns a boxed callable of all flat arguments, and whether it may be called with given ones, as far as their sizes
@@ -156,7 +168,7 @@ def _size_check(
 
     guards = None if shape_env is None else shape_env.produce_guards_expression(parts(likes), ignore_static=False)
     if not guards or shape_env is None:
-        return lambda flat: True
+        return None
 
     def fits(flat: Sequence[Any]) -> bool:
         found = [flat[i]._base for i in views]
@@ -211,6 +223,32 @@ def flattened(
     return flat_fn, lambda: out_spec[0]
 
 
+def flatten_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], Any]:
+    """Flat arguments and the key of their structure: of plain positional arguments, which are common, their number."""
+    if not kwargs:
+        for value in args:
+            if type(value) not in _LEAVES:
+                break
+        else:
+            return list(args), len(args)
+    return pytree.tree_flatten((args, kwargs))
+
+
+def structure_of(key: Any) -> pytree.TreeSpec:
+    """The structure that :func:`flatten_call` gave ``key`` for."""
+    spec: pytree.TreeSpec = pytree.tree_structure(((None,) * key, {})) if isinstance(key, int) else key
+    return spec
+
+
+def rebuilder(spec: pytree.TreeSpec) -> Callable[[Sequence[Any]], Any]:
+    """What makes a result of structure ``spec`` of flat values."""
+    if spec.is_leaf():
+        return operator.itemgetter(0)
+    if spec.type in (tuple, list) and all(child.is_leaf() for child in spec.children()):
+        return spec.type
+    return lambda values: pytree.tree_unflatten(values, spec)
+
+
 def example_fakes(flat: Sequence[Any], *, dynamic: bool, num_static: int = 0) -> tuple[FakeTensorMode, list[Any]]:
     """Fake tensors for a compile, and their mode: that of fake arguments if there are some, else a new one.
 
@@ -235,29 +273,27 @@ def _fake(value: Any, mode: FakeTensorMode, position: int, dynamic: bool) -> Any
 
 def _specialisation(flat: Sequence[Any], dynamic: bool, num_static: int) -> tuple[Any, ...]:
     """See Note [What a variant is specialised to]."""
-    parts: list[Any] = [
-        torch.is_grad_enabled(),
-        torch.is_inference_mode_enabled(),
-        torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu"),
-        torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda"),
-        torch.get_default_dtype(),
-    ]
+    parts: list[Any] = [torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.get_default_dtype()]
+    if torch._C._is_any_autocast_enabled():
+        for device in ("cpu", "cuda"):
+            parts.append(torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device))
     first: dict[int, int] = {}
     for index, value in enumerate(flat):
-        if not isinstance(value, torch.Tensor):
-            parts.append(int if dynamic and type(value) is int else _constant(value))
+        kind = type(value)
+        if kind not in _PLAIN and not isinstance(value, torch.Tensor):
+            parts.append(int if dynamic and kind is int else _constant(value))
             continue
         same = first.setdefault(id(value), index)
         if same != index:
             parts.append(same)
         elif value.layout is not torch.strided:
-            parts.append((type(value), value.dtype, value.layout))  # refused when it is captured
-        elif is_subclass(value):
+            parts.append((kind, value.dtype, value.layout))  # refused when it is captured
+        elif kind not in _PLAIN and is_subclass(value):
             parts.append(subclass_key(value, sizes=not dynamic or index < num_static))
         elif dynamic and index >= num_static:
-            parts.append((type(value), value.dtype, value.device, value.requires_grad, value.dim()))
+            parts.append((kind, value.dtype, value.device, value.requires_grad, value.dim()))
         else:
-            parts.append((type(value), value.dtype, value.device, value.requires_grad, value.shape, value.stride()))
+            parts.append((kind, value.dtype, value.device, value.requires_grad, value.shape, value.stride()))
     return tuple(parts)
 
 

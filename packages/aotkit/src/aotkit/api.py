@@ -18,7 +18,7 @@ from ._environment import read_environment
 from ._observe import Recorder
 from ._publish import publish_parameters
 from ._sources import check_sources
-from ._variants import Variants, compile_variable, flattened, next_name
+from ._variants import Variants, compile_variable, flatten_call, flattened, next_name, rebuilder, structure_of
 from .pipeline import CompileContext, Stages
 
 __all__ = ["aot_function", "aot_module", "aot_module_simplified", "settings_of_compile"]
@@ -55,7 +55,7 @@ def aot_function(
     """
 
     variants = Variants.of(
-        lambda spec: flattened(fn, spec),
+        lambda key: rebuilt(*flattened(fn, structure_of(key))),
         lambda: settings_of_compile(num_params_buffers, keep_inference_input_mutations, enable_log),
         custom_stages(fw_compiler, bw_compiler, inference_compiler, partition_fn, decompositions),
         dynamic=bool(dynamic),
@@ -64,8 +64,8 @@ def aot_function(
 
     @wraps(fn, updated=())
     def compiled(*args: Any, **kwargs: Any) -> Any:
-        outputs, out_spec = variants.call(*pytree.tree_flatten((args, kwargs)))
-        return pytree.tree_unflatten(outputs, out_spec)
+        outputs, rebuild = variants.call(*flatten_call(args, kwargs))
+        return rebuild(outputs)
 
     return compiled
 
@@ -103,18 +103,19 @@ class _AOTModule(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         named = named_tensors(self.orig_module)
-        flat, spec = pytree.tree_flatten((args, kwargs))
+        flat, spec = flatten_call(args, kwargs)
         training = tuple(m.training for m in self.orig_module.modules())
         variants = self._variants.get(len(named)) or self._variants.setdefault(len(named), self._new(len(named)))
-        outputs, out_spec = variants.call([*named.values(), *flat], (spec, tuple(named), training))
-        return pytree.tree_unflatten(outputs, out_spec)
+        outputs, rebuild = variants.call([*named.values(), *flat], (spec, tuple(named), training))
+        return rebuild(outputs)
 
     def _new(self, num_static: int) -> Variants:
         keep_mutations, dynamic, log = self._settings
 
         def flatten_for(structure: Any) -> tuple[Callable[..., Any], Callable[[], Any]]:
             spec, names, _ = structure
-            return flattened(FunctionalCall(self.orig_module, names, strict_out_tuple=False), spec, len(names))
+            call = FunctionalCall(self.orig_module, names, strict_out_tuple=False)
+            return rebuilt(*flattened(call, structure_of(spec), len(names)))
 
         return Variants.of(
             flatten_for,
@@ -172,6 +173,13 @@ def aot_module_simplified(
     chosen.named_parameters = mod.named_parameters
     chosen.named_buffers = mod.named_buffers
     return chosen  # type: ignore[no-any-return]
+
+
+def rebuilt(
+    function: Callable[..., Any], out_spec: Callable[[], pytree.TreeSpec]
+) -> tuple[Callable[..., Any], Callable[[], Any]]:
+    """A flat function with what puts its results together, instead of their structure."""
+    return function, lambda: rebuilder(out_spec())
 
 
 def settings_of_compile(num_static: int, keep_mutations: bool, log: bool = True) -> CompileContext:
