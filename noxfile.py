@@ -31,7 +31,7 @@ nox.options.sessions = ["test"]
 nox.options.error_on_missing_interpreters = False
 
 CONSTRAINTS = str(ROOT / "tools" / "constraints.txt")
-PYTEST = ("pytest", "hypothesis")
+PYTEST = ("pytest", "hypothesis", "expecttest")  # the last for torch.testing._internal
 TEST_TOOLS = (*PYTEST, "nox", "import-linter", "transformers", "matplotlib", "rich")
 RUN_DEPENDENCIES = ("llvmlite", "scipy", "filelock")  # what our sources import beside torch
 BENCH_TOOLS = ("transformers", "matplotlib")

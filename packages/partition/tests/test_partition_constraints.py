@@ -15,6 +15,7 @@ from aotkit_partition import (
     InvalidOptionError,
     PartitionOptions,
     partition,
+    partition_key,
 )
 
 aten = torch.ops.aten
@@ -402,6 +403,19 @@ def test_the_input_of_a_checkpoint_region_is_saved(joint_of, strategy):
     assert "mm_1" not in result.saved_names and {"mm", "cos"} & set(result.saved_names)
 
 
+@pytest.mark.covers("F3.31")
+def test_a_value_whose_gradient_has_a_hook_is_saved_inside_a_region(joint_of):
+    joint, count = joint_of(lambda x, w: torch.sin(torch.cos(x @ w)), leaf(8, 8), leaf(8, 8))
+    for node in joint.graph.nodes:
+        if node.name in ("mm", "cos", "sin"):
+            node.meta.update(recompute=RECOMPUTE, ac_graph_id=1)
+    assert activations(partition(joint, count)) == []
+    next(node for node in joint.graph.nodes if node.name == "cos").meta["has_backward_hook"] = True
+    result = partition(joint, count)
+    assert activations(result) == ["aten.cos"]
+    assert "hook" in next(ban.reason for ban in result.report.bans if ban.name == "cos")
+
+
 TABLE = {
     "recomputed": """
         aten.sin aten.exp aten.relu aten.gelu aten.add aten.mul aten.where aten.clone aten.cat aten.index aten.gather
@@ -443,3 +457,25 @@ def test_the_table_of_operators_says_what_each_may_be():
     assert len(pointwise) > 150
     wrong = [str(op) for op in pointwise if not op_facts(op).is_recomputable and not op_facts(op).is_random]
     assert not wrong
+
+
+@pytest.mark.covers("F3.52")
+def test_the_key_of_a_partition_changes_with_all_that_changes_its_result(joint_of):
+    def solver(weights, gains, capacity):
+        return ()
+
+    joint, count = joint_of(lambda x, w: torch.sin(x @ w), leaf(4, 5), leaf(5, 6))
+    other, _ = joint_of(lambda x, w: torch.cos(x @ w), leaf(4, 5), leaf(5, 6))
+    calls = [
+        (joint, count),
+        (other, count),
+        (joint, count - 1),
+        (joint, count, PartitionOptions(strategy="min-peak")),
+        (joint, count, PartitionOptions(), Extensions("first", solver)),
+        (joint, count, PartitionOptions(), Extensions("second", solver)),
+    ]
+    keys = [partition_key(*call) for call in calls]
+    assert len(set(keys)) == len(keys)
+    assert keys == [partition_key(*call) for call in calls]
+    with pytest.raises(InvalidOptionError, match="no name"):
+        partition_key(joint, count, PartitionOptions(), Extensions(knapsack=solver))

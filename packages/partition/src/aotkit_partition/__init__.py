@@ -18,7 +18,7 @@ from .graph_text import dump_graph, graph_constants, load_graph
 from .measure import MeasuredPeak, measure_peak
 from .one_graph import merge, recompute_by_tags, split_backward
 from .options import PartitionOptions
-from .partition import Partition, default_partition, min_cut_rematerialization_partition, partition
+from .partition import Partition, default_partition, min_cut_rematerialization_partition, partition, partition_key
 from .pictures import cut_svg, front_svg, html_report, memory_svg
 from .report import PartitionReport
 from .runtime_estimate import (
@@ -63,6 +63,7 @@ __all__ = [
     "min_cut_rematerialization_partition",
     "offload_activations",
     "partition",
+    "partition_key",
     "quantize_activations",
     "recompute_by_tags",
     "simulate_modules",

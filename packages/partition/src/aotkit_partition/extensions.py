@@ -8,6 +8,7 @@ from typing import Any
 
 import torch.fx
 
+from .errors import InvalidOptionError
 from .knapsack import SOLVERS, KnapsackSolver
 from .options import PartitionOptions
 from .runtime_estimate import RuntimeEstimator, estimator_named
@@ -32,6 +33,21 @@ class Extensions:
     runtime: RuntimeEstimator | None = None
     joint_pass: Callable[[torch.fx.GraphModule], torch.fx.GraphModule | None] | None = None
     group: Any = None
+
+    def key(self) -> str:
+        """Text for cache keys.
+
+        Raises:
+            InvalidOptionError: there are parts, but no name to tell them apart by.
+        """
+        parts = [part for part in ("knapsack", "runtime", "joint_pass") if getattr(self, part) is not None]
+        if parts and not self.name:
+            raise InvalidOptionError(
+                f"the extensions bring their own {', '.join(parts)}, but have no name; a cache could not tell them "
+                "from others. Give Extensions(name=...) and change it with their behaviour."
+            )
+        runtime = "" if self.runtime is None else self.runtime.name
+        return f"{self.name}/{','.join(parts)}/{runtime}"
 
     def solver(self, options: PartitionOptions) -> KnapsackSolver:
         """The knapsack solver to use."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -12,6 +13,7 @@ import torch
 import torch.fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from .__about__ import __version__
 from ._torch_compat import copy_module
 from .agreement import agree
 from .decide import Decision, decide, peak_front
@@ -164,6 +166,25 @@ def partition(
         observer.dump("backward", "graphs", lambda: str(result.backward.graph))
         observer.dump("partition", "graphs", lambda: str(result.report))
     return result
+
+
+def partition_key(
+    joint: torch.fx.GraphModule,
+    num_fwd_outputs: int,
+    options: PartitionOptions = _DEFAULT_OPTIONS,
+    extensions: Extensions = _NO_EXTENSIONS,
+) -> str:
+    """A hash under which the result of :func:`partition` with these arguments may be kept; see :class:`Extensions`.
+
+    Raises:
+        InvalidOptionError: nameless extensions.
+        UnserializableGraphError: the graph has no text.
+    """
+    parts = (dump_graph(joint, flat=True), str(num_fwd_outputs), options.to_json(), extensions.key(), __version__)
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(hashlib.sha256(part.encode()).digest())
+    return digest.hexdigest()
 
 
 def default_partition(

@@ -34,6 +34,8 @@ def must_save(joint: JointGraph) -> list[str | None]:
             continue
         if policy in SAVE_POLICIES:
             reasons[index] = f"policy {policy.name}"
+        elif policy in RECOMPUTE_POLICIES and node.meta.get("has_backward_hook"):
+            reasons[index] = "its gradient has a hook, which waits for this very value"
         elif policy in RECOMPUTE_POLICIES and _crosses_regions(joint, index):
             reasons[index] = "boundary of two checkpoint regions"
     return reasons
@@ -48,6 +50,8 @@ def must_recompute(joint: JointGraph) -> list[bool]:
     """
     result = [False] * len(joint.nodes)
     for index, node in enumerate(joint.nodes):
+        if node.meta.get("has_backward_hook"):
+            continue
         if not joint.in_forward[index] and not joint.in_backward[index]:
             result[index] = any(result[used] for used in joint.inputs_of[index]) and not _unrepeatable(joint, index)
             continue
