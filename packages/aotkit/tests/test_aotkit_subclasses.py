@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import gc
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -639,6 +640,23 @@ def test_writing_to_a_wrapper_between_forward_and_backward_is_noticed_as_in_eage
                 (x if changed == "input" else out).mul_(2)
             with pytest.raises(RuntimeError, match="modified by an inplace operation"):
                 out.backward(two(3, 4))
+
+
+def test_results_and_arguments_are_freed_without_the_garbage_collector() -> None:
+    """What is saved of a wrapper for its version counter makes no cycle."""
+    compiled = aotkit.aot_function(lambda x, y: [(x * y).exp()], nop)
+    x, y = leaf(two(3, 4)), leaf(plain(3, 4))
+    for backward in (False, True):
+        (out,) = compiled(x, y)
+        seen = [weakref.ref(out), weakref.ref(out.a)]
+        if backward:
+            out.backward(two(3, 4))
+        gc.disable()
+        try:
+            del out
+            assert [reference() for reference in seen] == [None, None]
+        finally:
+            gc.enable()
 
 
 # -- the frontend ------------------------------------------------------------------------------------------
