@@ -172,6 +172,26 @@ def change_shape_of_both(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     return b * 2, b
 
 
+def reshape_the_base_and_return_views(a: Tensor, b: Tensor) -> tuple[Tensor, ...]:
+    a.unsqueeze_(-1)
+    view = b.t()
+    b.mul_(2)
+    return view, b.view(-1), a
+
+
+@pytest.mark.covers("F4.23")
+@pytest.mark.parametrize("own", [False, True])
+def test_views_of_a_base_that_changes_its_own_sizes_are_taken_of_what_it_was(
+    captured_same_as_eager: Check, own: bool
+) -> None:
+    def make() -> list[Tensor]:
+        x = torch.randn(2, 4)
+        x = x if own else x.view(2, 4)
+        return [x, x[:1]]
+
+    captured_same_as_eager(reshape_the_base_and_return_views, make)
+
+
 @pytest.mark.covers("F4.23")
 @pytest.mark.parametrize("fn", [scale_and_transpose, change_shape_of_both])
 @pytest.mark.parametrize("detached", [False, True])
@@ -304,3 +324,50 @@ def test_after_sixteen_patterns_of_shared_memory_the_error_is_the_callers() -> N
     with pytest.raises(AliasingChangedError, match="capture the function again"):
         for offset in range(20):
             compiled(memory[10 + offset : 34 + offset], memory[20:44])
+
+
+def square_the_other(a: Tensor, b: Tensor) -> Tensor:
+    a.mul_(2)
+    return b * b
+
+
+def write_what_has_a_gradient(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    b.mul_(2)
+    return a * a, b * 3
+
+
+def write_and_return_views(a: Tensor, b: Tensor) -> tuple[Tensor, ...]:
+    a.mul_(2)
+    return b.flatten(), a.flatten(), b * 2
+
+
+def write_between_uses(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    c = b * 1
+    a.add_(1)
+    return c * b, a * b.sum()
+
+
+def write_both(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    b.mul_(2)
+    a.add_(1)
+    return b[1:], a
+
+
+DETACHED: dict[str, Callable[[Tensor], list[Tensor]]] = {
+    "all of it": lambda m: [m.detach(), m],
+    "a part": lambda m: [m.detach()[1:], m[:2]],
+    "detached part": lambda m: [m[1:].detach(), m.view(4, 3)],
+    "another dtype": lambda m: [m.detach().view(torch.int32), m],
+    "whole and row": lambda m: [m.detach(), m[1]],
+}
+
+
+@pytest.mark.covers("F4.21")
+@pytest.mark.parametrize(
+    "fn", [square_the_other, write_what_has_a_gradient, write_and_return_views, write_between_uses, write_both]
+)
+@pytest.mark.parametrize("pair", DETACHED.values(), ids=DETACHED)
+def test_an_argument_and_a_detached_one_may_share_memory(
+    same_as_eager: Check, fn: Callable[..., object], pair: Callable[[Tensor], list[Tensor]]
+) -> None:
+    same_as_eager(fn, lambda: pair(torch.randn(3, 4, requires_grad=True) * 1))

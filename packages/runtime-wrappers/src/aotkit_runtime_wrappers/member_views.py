@@ -28,18 +28,21 @@ __all__ = ["take_member"]
 
 def take_member(base: Tensor, view: ViewSpec, symbols: Mapping[str, Any]) -> Tensor:
     """``view`` of ``base``, whose sizes are evaluated with ``symbols`` (integers or symbolic ones)."""
-    member = base if view.requires_grad or not base.requires_grad else base.detach()
     sizes, strides = evaluate_all(view.sizes, symbols), evaluate_all(view.strides, symbols)
-    delta = evaluate(view.offset_delta, symbols)
+    member = _take(base, view, sizes, strides, evaluate(view.offset_delta, symbols))
+    return member if view.requires_grad or not base.requires_grad else member.detach()
+
+
+def _take(base: Tensor, view: ViewSpec, sizes: Sequence[Any], strides: Sequence[Any], delta: Any) -> Tensor:
     dtype = dtype_from_name(view.dtype)
     begin = base.storage_offset()
     if dtype == base.dtype:
-        return member.as_strided(sizes, strides, begin + delta)
+        return base.as_strided(sizes, strides, begin + delta)
     if dtype.itemsize == base.element_size():
-        return member.as_strided(sizes, strides, begin + delta).view(dtype)
+        return base.as_strided(sizes, strides, begin + delta).view(dtype)
     if dtype.itemsize > base.element_size():
-        return _larger(member, dtype, sizes, strides, delta)
-    return _smaller(member, dtype, sizes, strides, delta)
+        return _larger(base, dtype, sizes, strides, delta)
+    return _smaller(base, dtype, sizes, strides, delta)
 
 
 def _larger(base: Tensor, dtype: torch.dtype, sizes: Sequence[Any], strides: Sequence[Any], delta: Any) -> Tensor:

@@ -9,10 +9,10 @@ Note [Synthetic bases]
     it is checked at each call. All arguments over one storage go into one base, also those that overlap no other:
     writing back the whole base would otherwise undo what is written to them.
 
-    The base is the tensor that autograd knows as the base of all of them, if there is one. Else it is a flat tensor
-    over the storage, which is right where none of them requires grad. Arguments may have another dtype than the base:
-    they are then views of it in their own dtype. Symbolic sizes of arguments that are no graph inputs any more are
-    passed to the graph as integers of their own.
+    The base is the tensor that autograd knows as the base of all of them, or of those that require grad if the others
+    lie within it (they were detached). Else it is a flat tensor over the storage, which is right where none of them
+    requires grad. Arguments may have another dtype than the base: they are then views of it in their own dtype.
+    Symbolic sizes of arguments that are no graph inputs any more are passed to the graph as integers of their own.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from .errors import AliasingChangedError, UnsupportedOverlapError
 from .inputs import BaseSpec, InputPlan, MemberView
 from .member_views import take_member
 from .operations import BindSymbol
+from .overlap import byte_range
 
 __all__ = ["PreparedFunction", "base_of", "graph_inputs", "plan_synthetic_bases"]
 
@@ -100,10 +101,26 @@ def _view_of(member: Tensor, base: Tensor, name: str) -> ViewSpec:
 
 
 def _common_base(members: Sequence[Tensor]) -> Tensor | None:
-    """The tensor that autograd knows as the base of all members."""
+    """The tensor that autograd knows as the base of all members, or of those that require grad if it covers all."""
     roots = [m if m._base is None else m._base for m in members]
-    same_dtype = all(m.dtype == roots[0].dtype for m in members)
-    return roots[0] if all(r is roots[0] for r in roots) and (same_dtype or _is_dense(roots[0])) else None
+    if all(r is roots[0] for r in roots):
+        same_dtype = all(m.dtype == roots[0].dtype for m in members)
+        return roots[0] if same_dtype or _is_dense(roots[0]) else None
+    with_grad = [r for r, m in zip(roots, members, strict=True) if m.requires_grad]
+    if not with_grad or any(r is not with_grad[0] for r in with_grad):
+        return None
+    # The others were detached from it: the same memory, and no history.
+    return with_grad[0] if _covers(with_grad[0], members) else None
+
+
+def _covers(base: Tensor, members: Sequence[Tensor]) -> bool:
+    """Whether the dense tensor ``base`` holds every element of ``members``; not where that depends on a symbol."""
+    numbers = [n for t in (base, *members) for n in (*t.size(), *t.stride(), t.storage_offset())]
+    if not all(isinstance(n, int) for n in numbers) or not _is_dense(base):
+        return False
+    low, high = byte_range(base)
+    ranges = [byte_range(m) for m in members if m.numel()]
+    return all(low <= first and end <= high for first, end in ranges)
 
 
 def _root(members: Sequence[Tensor], names: Sequence[str], flat: bool | None = None) -> Tensor:
