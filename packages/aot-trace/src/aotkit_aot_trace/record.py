@@ -27,10 +27,12 @@ from aotkit_functionalize import (
     Unsupported,
     below_functional_layer,
     collect_metadata,
+    count_data_mutations,
     finish_tokens,
     from_functional,
     function_inputs,
     functional_layer,
+    is_functional,
     rebuild,
     tensors_inside,
     to_functional,
@@ -160,7 +162,7 @@ def _run(request: Request, placeholders: Sequence[Any], result: Recording) -> li
         tangents = [_tangent(number, from_functional(v), tracer) for number, v in enumerate(differentiable, start=1)]
         if request.export is not None and request.export.loss is not None:
             differentiable, tangents = [outputs[request.export.loss]], None  # the gradient of a loss is one
-        with _refused("the gradient cannot be recorded"):
+        with _refused("the gradient cannot be recorded"), _writes_refused(inputs, tangents):
             gradients = _gradients(differentiable, leaves, tangents, tracer, result)
         finish_tokens()
         by_leaf = iter([None if g is None else _unwrap(g) for g in gradients])
@@ -190,6 +192,30 @@ def _refused(what: str) -> Iterator[None]:
     except RuntimeError as error:
         reason = str(error).partition("\n")[0]
         raise Unsupported(what, reason, "Leave the operation out of the compiled region") from error
+
+
+@contextmanager
+def _writes_refused(inputs: Sequence[FunctionInput], tangents: Sequence[torch.Tensor] | None) -> Iterator[None]:
+    """A backward that writes to what the caller holds is refused: the write would have no one to see it."""
+    watched = [(f"input {i.index}", i.value) for i in inputs if is_functional(i.value)]
+    watched += [(f"the gradient of differentiable output {n}", t) for n, t in enumerate(tangents or ())]
+    states = [_state(value) for _, value in watched]
+    yield
+    for (name, value), (writes, sizes, strides) in zip(watched, states, strict=True):
+        now = _state(value)
+        if now == (writes, sizes, strides):
+            continue
+        changes = "writes to" if now[0] != writes else "changes the sizes or strides of"
+        raise Unsupported(
+            f"the backward {changes} {name} in place",
+            "it acts on what the tensor holds when the backward runs, which the captured graph does not get",
+            "Write to a copy, or do it in a hook or after the backward",
+        )
+
+
+def _state(value: torch.Tensor) -> tuple[int, Any, Any]:
+    with compat.untraced():  # sizes that are symbols would become nodes
+        return count_data_mutations(value), value.shape, value.stride()
 
 
 def _flat(outputs: Any) -> list[Any]:
@@ -228,7 +254,7 @@ def _subclass_gradients(
         tangents.append(rebuild(expected, iter(leaves)))
     wanted = [i for i in inputs if i.leaf is not None]
     differentiable = [run.outer_values[t.forward_output] for t in forward.metadata.subclasses.outer.tangents]
-    with _refused("the gradient cannot be recorded"):
+    with _refused("the gradient cannot be recorded"), _writes_refused(inputs, ()):
         found = _gradients(differentiable, [i.leaf for i in wanted if i.leaf is not None], tangents, tracer, result)
     for gradient in found:
         for inside in () if gradient is None else tensors_inside(gradient):

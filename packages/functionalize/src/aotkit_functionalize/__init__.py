@@ -12,7 +12,7 @@ from .errors import DataDependent, NeedsDispatcherLayer, OverlappingMutation, Ov
 from .fakes import fake_arguments, fake_twin
 from .inputs import FunctionInput, function_inputs, reentered_inputs
 from .metadata import GraphMetadata
-from .mutations import has_data_mutation
+from .mutations import count_data_mutations, has_data_mutation
 from .nest_context import SymbolicDim
 from .nests import SubclassBoundary, is_subclass, rebuild, tensors_inside
 from .subclass_inputs import SubclassArguments, subclass_arguments
@@ -44,6 +44,7 @@ __all__ = [
     "analyze",
     "below_functional_layer",
     "collect_metadata",
+    "count_data_mutations",
     "fake_arguments",
     "fake_twin",
     "finish_tokens",

@@ -88,6 +88,11 @@ def has_data_mutation(wrapper: torch.Tensor) -> bool:
     return bool(torch._functionalize_has_data_mutation(wrapper))  # type: ignore[attr-defined]
 
 
+def count_data_mutations(wrapper: torch.Tensor) -> int:
+    """How often the elements of the wrapper's storage were written to so far."""
+    return int(torch._functionalize_mutation_counter(wrapper))  # type: ignore[attr-defined]
+
+
 def storage_identity(value: torch.Tensor) -> int:
     """A number that functional tensors have in common exactly if they share a (functional) storage."""
     return int(inner_wrapper(value).untyped_storage()._cdata)

@@ -32,6 +32,11 @@ def has_data_mutation(value: torch.Tensor) -> bool:
     return compat.has_data_mutation(compat.inner_wrapper(value))
 
 
+def count_data_mutations(value: torch.Tensor) -> int:
+    """How often elements of the functional tensor ``value`` were written to so far, through it or through a view."""
+    return compat.count_data_mutations(compat.inner_wrapper(value))
+
+
 def has_metadata_mutation(value: torch.Tensor, original: torch.Tensor) -> bool:
     """Whether sizes, strides or offset differ from the original's, so ``x.t_().t_()`` is none."""
     return _geometry(eager_geometry(value, original)) != _geometry(original)
