@@ -125,7 +125,7 @@ def _claim(value: torch.Tensor, program: Program) -> Any:
     """`requires_grad`; a view of an intermediate that was taken under no_grad claims it, but no gradient flows."""
     if not (value.requires_grad and _switches_grad_mode(program) and value._is_view()):
         return bool(value.requires_grad)
-    return _CLAIMED if _attempt(lambda: value.grad_fn) is None else True
+    return _CLAIMED if _attempt(lambda: value.grad_fn) in (None, "raises") else True
 
 
 def _attempt(question: Callable[[], Any]) -> Any:

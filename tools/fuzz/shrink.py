@@ -73,7 +73,7 @@ def _smaller(program: Program) -> Iterator[Program]:
         yield replace(program, inputs=_without(program.inputs, index))
     for index in range(len(program.setup)):
         yield replace(program, setup=_without(program.setup, index))
-        for dropped in (".requires_grad_()", ".detach()", ".clone()", "[..., ::2]", ".t()", "[1:]"):
+        for dropped in (".detach().requires_grad_()", ".requires_grad_()", ".clone()", "[..., ::2]", ".t()", "[1:]"):
             if dropped in program.setup[index]:
                 line = program.setup[index].replace(dropped, "")
                 yield replace(program, setup=(*program.setup[:index], line, *program.setup[index + 1 :]))

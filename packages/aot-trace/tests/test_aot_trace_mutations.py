@@ -367,6 +367,23 @@ def test_views_by_strides_that_would_show_other_elements_are_refused(layer, fn, 
         capture(fn, [x], options=TraceOptions(layer=layer))
 
 
+def test_a_value_with_a_history_that_changes_its_shape_under_no_grad_is_refused(layer):
+    def fn(x):
+        y = x * 2
+        with torch.no_grad():
+            y.t_()
+        return [y]
+
+    with pytest.raises(Unsupported, match="where grad mode is off"):
+        capture(fn, [torch.randn(3, 3, requires_grad=True)], options=TraceOptions(layer=layer))
+    with torch.no_grad():
+        assert not capture(fn, [torch.randn(3, 3, requires_grad=True)]).metadata.is_training
+
+
+def test_windows_of_a_scalar_are_written_to(check):
+    check(lambda x: [x.unfold(-1, 1, 1).sin_(), x * 2], lambda: [torch.randn(())])
+
+
 def test_a_view_that_eager_mode_forbids_to_differentiate_through_is_returned(layer):
     def fn(x, y):
         with torch.no_grad():
@@ -496,12 +513,19 @@ def test_a_change_of_shape_under_no_grad_is_told_from_one_that_autograd_sees(lay
         capture(lambda a, b: [*fn(a, b), a * b], [leaf, plain], options=TraceOptions(layer=layer))
 
 
+class _WrongGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad[:1]
+
+
 def test_errors_of_torch_while_recording_are_refusals(layer):
     def fn(x):
-        v = x.clone().t()
-        with torch.no_grad():
-            v.t_()
-        return [v.transpose(0, 1)]
+        return [_WrongGradient.apply(x * 2)]
 
     with pytest.raises(Unsupported, match=r"the gradient cannot be recorded: .*invalid gradient"):
         capture(fn, [torch.ones(2, 3, requires_grad=True)], options=TraceOptions(layer=layer))

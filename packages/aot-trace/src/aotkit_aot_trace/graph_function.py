@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode
 
 from aotkit_functionalize import (
     DataDependent,
@@ -31,20 +30,6 @@ __all__ = ["GraphFunction"]
 # through as they are. Torch's Python dispatcher replaces them by variants that say so; it is too slow to be on always.
 _HIDDEN_WRITERS = frozenset({"batch_norm", "native_batch_norm", "instance_norm", "_batch_norm_impl_index", "lstm"})
 _ORDINARY_NAMESPACES = ("aten", "prims", "prim", "prim_ops", "inductor")
-
-
-class PythonLstm(TorchFunctionMode):
-    """Context in which an LSTM is taken apart by torch's Python kernels.
-
-    The CPU's own kernel decides by grad mode whether it keeps what its backward needs, and compiled code runs with
-    grad mode off.
-    """
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch._VF.lstm:
-            with compat.enable_python_dispatcher():
-                return func(*args, **(kwargs or {}))
-        return func(*args, **(kwargs or {}))
 
 
 class GraphFunction:

@@ -41,7 +41,7 @@ from aotkit_functionalize import (
 from . import _torch_compat as compat
 from .decompositions import guarded_table
 from .exported import ExportRequest, every_output
-from .graph_function import GraphFunction, PythonLstm, closed_over, data_dependent, not_functional
+from .graph_function import closed_over, data_dependent, not_functional
 from .random_replay import with_replay
 from .state import AutocastState
 
@@ -102,8 +102,6 @@ def record(request: Request) -> Recording:
         stack.enter_context(compat.without_saving_hooks())
         if request.python_dispatcher:
             stack.enter_context(compat.enable_python_dispatcher())
-        elif not isinstance(request.fn, GraphFunction):
-            stack.enter_context(PythonLstm())
         try:
             table = guarded_table(request.decompositions, lambda: result.metadata is None)
             table = with_replay(table, lambda: result.metadata is None)

@@ -7,6 +7,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
+from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode, disable_functional_mode
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing as untraced
 
@@ -17,6 +18,7 @@ __all__ = [
     "below_functional_modes",
     "below_functionalization",
     "disable_functional_mode",
+    "enable_python_dispatcher",
     "enter_dispatcher_functionalization",
     "functional_views",
     "has_data_mutation",

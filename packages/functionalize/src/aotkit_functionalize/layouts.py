@@ -52,6 +52,7 @@ class Layouts:
         relaid: storages with gaps that were written to, so that values have other strides than in eager mode.
         doubtful: those of ``relaid`` of which a view that depends on strides was taken since.
         strided: storages with gaps of which an ``as_strided`` view was taken.
+        grad_mode: as it was when the function was called.
         finished: the function has returned; what is done with its tensors now is no use of them.
     """
 
@@ -61,6 +62,7 @@ class Layouts:
     relaid: set[int] = field(default_factory=set)
     doubtful: set[int] = field(default_factory=set)
     strided: set[int] = field(default_factory=set)
+    grad_mode: bool = field(default_factory=torch.is_grad_enabled)
     finished: bool = False
 
     def reshape(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -68,6 +70,13 @@ class Layouts:
         target = args[0]
         if target.is_inference():
             return func(*args, **kwargs)
+        if self.grad_mode and not torch.is_grad_enabled() and _has_history(target):
+            raise Unsupported(
+                f"a value of sizes {tuple(target.shape)} that requires grad is changed in shape in place "
+                f"({func.__name__}) where grad mode is off",
+                "its gradient keeps the old shape, and in eager mode reaches the wrong elements",
+                "Use the operation that returns a new tensor instead (t(), unsqueeze(), ..)",
+            )
         if torch.is_grad_enabled() and target.requires_grad and target._is_view():
             raise Unsupported(
                 f"a view of sizes {tuple(target.shape)} is changed in shape in place ({func.__name__})",
@@ -190,6 +199,12 @@ def before_reshapes(function: Any) -> Iterator[Any]:
     while function is not None:
         yield function
         function = function.next_functions[0][0] if _IN_PLACE.fullmatch(function.name()) else None
+
+
+def _has_history(target: torch.Tensor) -> bool:
+    """Whether autograd knows how ``target`` was computed; not of an input as it came in."""
+    own = target.grad_fn if target.requires_grad else None
+    return own is not None and not isinstance(own, torch.autograd.function.BackwardCFunction)
 
 
 def _root(target: torch.Tensor) -> torch.Tensor:

@@ -20,6 +20,11 @@ __all__ = ["RefuseWrongWrites"]
 # They end in an underscore and change no element.
 _NO_WRITES = RESHAPES | {"as_strided_", "detach_", "requires_grad_"}
 
+_LAYOUTS = RESHAPES | STRIDE_DEPENDENT | EXPANSIONS | {"unfold"}
+# The CPU's own LSTM decides by grad mode whether it keeps what its backward needs, and compiled code runs with grad
+# mode off; torch's Python kernels take it apart.
+_BY_PYTHON_KERNELS = frozenset(("lstm",))
+
 
 class RefuseWrongWrites(TorchFunctionMode):
     """While active, refuses in-place operations on expanded functional tensors, and views given as ``out=``.
@@ -91,7 +96,10 @@ class RefuseWrongWrites(TorchFunctionMode):
         return result
 
     def _change_of_layout(self, name: str, func: Any, args: Any, kwargs: Any) -> Any:
-        if args and (name in RESHAPES or name in STRIDE_DEPENDENT or name in EXPANSIONS or name == "unfold"):
+        if name in _BY_PYTHON_KERNELS:
+            with compat.enable_python_dispatcher():
+                return func(*args, **kwargs)
+        if args and name in _LAYOUTS:
             target = args[0]
             if isinstance(target, torch.Tensor) and compat.is_inner_wrapper(compat.inner_wrapper(target)):
                 if name == "unfold":
