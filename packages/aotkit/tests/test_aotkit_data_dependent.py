@@ -85,6 +85,15 @@ def softmax_of_positive(x: torch.Tensor) -> torch.Tensor:
     return F.softmax(F.gelu(x[x > 0]), dim=0)
 
 
+def views_of_the_positive(x: torch.Tensor) -> list[torch.Tensor]:
+    y = x[x > 0] * 2
+    return [y, y.view(-1, 1), y[1:]]
+
+
+def in_rows(x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    return x.view(rows.item(), -1)
+
+
 def vector(*values: float) -> torch.Tensor:
     return torch.tensor(values)
 
@@ -93,6 +102,11 @@ CASES: dict[str, tuple[Callable[..., Any], list[tuple[Any, ...]]]] = {
     "mask": (positive, [(vector(1, -2, 3),), (vector(-1, -2, -3),), (vector(-1, -2, 3),)]),
     "mask with gradient": (positive, [(grad(6),), (grad(6),)]),
     "fused behind a mask": (softmax_of_positive, [(grad(40),), (grad(40),)]),
+    "views": (
+        views_of_the_positive,
+        [(vector(1, -2, 3, 4).requires_grad_(),), (vector(1, 2, 3, -4).requires_grad_(),)],
+    ),
+    "a view of an input": (in_rows, [(grad(6), torch.tensor(2)), (grad(6), torch.tensor(3))]),
     "nonzero": (positions, [(torch.randn(4, 4),), (torch.ones(4, 4),), (-torch.ones(4, 4),)]),
     "item as size": (zeros_of_size, [(torch.tensor(3), torch.ones(2)), (torch.tensor(7), torch.ones(2))]),
     "item as factor": (scaled, [(grad(5), torch.tensor(3)), (grad(5), torch.tensor(-2))]),

@@ -10,6 +10,7 @@ import torch
 from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode, disable_functional_mode
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing as untraced
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols, guard_or_false
 
 __all__ = [
     "FunctionalTensor",
@@ -17,6 +18,7 @@ __all__ = [
     "all_mutations_under_no_grad",
     "below_functional_modes",
     "below_functionalization",
+    "depends_on_data",
     "disable_functional_mode",
     "enable_python_dispatcher",
     "enter_dispatcher_functionalization",
@@ -26,6 +28,7 @@ __all__ = [
     "is_base",
     "is_dense",
     "is_inner_wrapper",
+    "is_known",
     "is_view_through",
     "leave_dispatcher_functionalization",
     "outer_storage_identity",
@@ -164,6 +167,16 @@ def below_functional_modes() -> Iterator[None]:
 def all_mutations_under_no_grad(wrapper: torch.Tensor) -> bool:
     """Whether every write happened under ``no_grad`` or ``inference_mode``."""
     return bool(torch._functionalize_are_all_mutations_under_no_grad_or_inference_mode(wrapper))
+
+
+def is_known(condition: bool | torch.SymBool) -> bool:
+    """Whether a condition on sizes holds; ``False`` where that depends on data."""
+    return bool(guard_or_false(condition))
+
+
+def depends_on_data(plain: torch.Tensor) -> bool:
+    """Whether a size or stride depends on the elements of a tensor."""
+    return bool(free_unbacked_symbols(plain))
 
 
 def is_dense(plain: torch.Tensor) -> bool:

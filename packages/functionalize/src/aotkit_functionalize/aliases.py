@@ -185,18 +185,27 @@ def _can_be_base(base: torch.Tensor, members: Sequence[torch.Tensor]) -> bool:
     plain = from_functional(base)
     if not compat.is_dense(plain):
         return False
-    return all(m is base or _covers(plain, from_functional(m)) for m in members)
+    return all(m is base or _covers(plain, from_functional(m)) or _is_cut_of(base, m) for m in members)
+
+
+def _is_cut_of(base: torch.Tensor, member: torch.Tensor) -> bool:
+    """Whether ``member``, whose size depends on data so that nothing is proven of it, was made of the whole ``base`` by
+    view operations: none but ``as_strided`` leads beyond the elements of what it is taken of."""
+    if not compat.depends_on_data(from_functional(member)) or not _is_nobodys_view(base):
+        return False
+    return not compat.is_view_through(compat.inner_wrapper(member), "as_strided")
 
 
 def _covers(base: torch.Tensor, member: torch.Tensor) -> bool:
     """Whether every element of ``member`` lies within the dense tensor ``base``. Symbolic sizes must prove it."""
-    if member.numel() == 0:
+    known = compat.is_known
+    if known(member.numel() == 0):
         return True
-    same_range = base.dtype == member.dtype and base.numel() == member.numel()
+    same_range = base.dtype == member.dtype and known(base.numel() == member.numel())
     if same_range and base.storage_offset() == member.storage_offset() and compat.is_dense(member):
         return True
     first, last = _byte(member, member.storage_offset()), _byte(member, _last(member) + 1)
-    return bool(first >= _byte(base, base.storage_offset())) and bool(last <= _byte(base, _end(base)))
+    return known(first >= _byte(base, base.storage_offset())) and known(last <= _byte(base, _end(base)))
 
 
 def _last(plain: torch.Tensor) -> Any:

@@ -61,6 +61,7 @@ def _numbers(plain: Sequence[Any], names: set[str]) -> dict[str, torch.SymInt]:
     for size in (s for t in tensors for s in (*t.shape, *t.stride(), t.storage_offset())):
         if isinstance(size, torch.SymInt):
             for symbol in size.node.expr.free_symbols:
-                if str(symbol) in names:
-                    found[str(symbol)] = size.node.shape_env.create_symintnode(symbol, hint=None)
+                if str(symbol) in names and (size.node.expr is symbol or str(symbol) not in found):
+                    whole = size.node.expr is symbol
+                    found[str(symbol)] = size if whole else size.node.shape_env.create_symintnode(symbol, hint=None)
     return found
