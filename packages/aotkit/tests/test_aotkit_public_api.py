@@ -181,6 +181,14 @@ def test_a_replaced_parameter_and_a_tied_one_are_seen() -> None:
     model[0].weight.grad = None
     model(x).sum().backward()
     torch.testing.assert_close(ours, model[0].weight.grad)
+    model[1] = nn.Linear(3, 3)
+    torch.testing.assert_close(compiled(x), model(x))
+    model[1].bias = None
+    torch.testing.assert_close(compiled(x), model(x))
+    model[0].bias = nn.Parameter(torch.ones(3))
+    torch.testing.assert_close(compiled(x), model(x))
+    model.append(nn.Tanh())
+    torch.testing.assert_close(compiled(x), model(x))
 
 
 @pytest.mark.covers("F2.3")

@@ -157,7 +157,7 @@ def compile_variable(
 
 def _size_check(
     shape_env: ShapeEnv | None, fakes: list[Any], variable: Sequence[int]
-) -> Callable[[Sequence[Any]], bool]:
+) -> Callable[[Sequence[Any]], bool] | None:
     # The graph may have been captured over the tensors that arguments are views of.
     views = [i for i, f in zip(variable, fakes, strict=True) if isinstance(f, torch.Tensor) and f._base is not None]
     bases: list[Any] = [f._base for f in fakes if isinstance(f, torch.Tensor) and f._base is not None]

@@ -15,6 +15,7 @@ from aotkit_partition import default_partition
 
 from ._custom_stages import Compiler, Partitioner, custom_stages
 from ._environment import read_environment
+from ._live_module import LiveModule
 from ._observe import Recorder
 from ._publish import publish_parameters
 from ._sources import check_sources
@@ -88,7 +89,6 @@ def aot_module(
     ``eval()``: each compiles its own graphs once. ``orig_module`` of the result is ``mod``.
     Raises ``AssertionError`` if a parameter or a buffer is a fake tensor.
     """
-    named_tensors(mod)
     stages = custom_stages(fw_compiler, bw_compiler, inference_compiler, partition_fn, decompositions)
     return _AOTModule(mod, stages, keep_inference_input_mutations, bool(dynamic), enable_log)
 
@@ -99,14 +99,14 @@ class _AOTModule(nn.Module):
         self.orig_module = mod
         self._stages = stages
         self._settings = (keep_mutations, dynamic, log)
+        self._live = LiveModule(mod)
         self._variants: dict[int, Variants] = {}
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        named = named_tensors(self.orig_module)
+        names, values, training = self._live.read()
         flat, spec = flatten_call(args, kwargs)
-        training = tuple(m.training for m in self.orig_module.modules())
-        variants = self._variants.get(len(named)) or self._variants.setdefault(len(named), self._new(len(named)))
-        outputs, rebuild = variants.call([*named.values(), *flat], (spec, tuple(named), training))
+        variants = self._variants.get(len(names)) or self._variants.setdefault(len(names), self._new(len(names)))
+        outputs, rebuild = variants.call([*values, *flat], (spec, names, training))
         return rebuild(outputs)
 
     def _new(self, num_static: int) -> Variants:
