@@ -5,10 +5,10 @@ import torch
 
 from aotkit_cudagraphs import CudaDriver, CudagraphNotice, CudagraphOptions, SkipKind, cudagraphify
 
-pytestmark = pytest.mark.gpu
-
-if not torch.cuda.is_available():
-    pytest.skip("these tests need a CUDA device", allow_module_level=True)
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="these tests need a CUDA device, and torch sees none"),
+]
 
 
 def test_replays_equal_the_callable():

@@ -9,10 +9,10 @@ import torch
 
 from aotkit_cudagraphs import CudaDriver, CudagraphTrees, OverwrittenError, TreeOptions
 
-pytestmark = pytest.mark.gpu
-
-if not torch.cuda.is_available():
-    pytest.skip("these tests need a CUDA device", allow_module_level=True)
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="these tests need a CUDA device, and torch sees none"),
+]
 
 _spec = importlib.util.spec_from_file_location("tree_fuzz", Path(__file__).with_name("tree_fuzz.py"))
 tree_fuzz = importlib.util.module_from_spec(_spec)

@@ -75,7 +75,8 @@ class TreeManager:
         self._path = Path()
         self._watched: list[tuple[Function, int, StorageWeakRef]] = []
         self._marked = self._marks_are_used = False
-        self._capturing = False
+        self._capturing = self._busy = False
+        self.dead: list[Function] = []  # callables that nobody can call any more; may be appended to at any time
         self._clock = 0
         self._last_stream: Any = None
 
@@ -94,6 +95,14 @@ class TreeManager:
         """Replay, or return a `Plain` that says how to run it. Empties `given` of what it replaces."""
         if self._capturing:
             return Plain(given)
+        self.bury()
+        self._busy = True
+        try:
+            return self._call(function, given)
+        finally:
+            self._busy = False
+
+    def _call(self, function: Function, given: list[Any]) -> Any:
         self._clock += 1
         self._begin_step_if_due(function)
         placement = self._place(function, given)
@@ -139,13 +148,16 @@ class TreeManager:
         self._path.ran_once(function, any_live([reference for _, reference in storages]))
         self._path.settling = True
 
-    def forget(self, function: Function) -> None:
-        """Drop a callable with its recordings."""
-        for node in list(function.nodes):
-            self._drop(node)
-        self.functions = [known for known in self.functions if known is not function]
-        if not self.functions:
-            self.reset()
+    def bury(self) -> None:
+        """Drop the callables in `dead` with their recordings, unless a call is under way."""
+        while self.dead and not self._busy:
+            function = self.dead.pop()
+            for node in list(function.nodes):
+                if node in function.nodes:  # not dropped with one before it
+                    self._drop(node)
+            self.functions = [known for known in self.functions if known is not function]
+            if not self.functions:
+                self.reset()
 
     def reset(self) -> None:
         """Drop all recordings; results stay valid."""

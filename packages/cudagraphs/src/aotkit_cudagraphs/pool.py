@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import weakref
 from collections.abc import Iterable
 from typing import Any
 
@@ -34,6 +35,8 @@ class Pool:
         self._driver = driver
         self.number = number
         self.handle = driver.new_pool()
+        self._release = weakref.finalize(self, driver.release_pool, self.handle)
+        self._release.atexit = False
         self.empty_state = driver.checkpoint(self.handle)
         self.stream = driver.new_stream()
         self.live = LiveSlots()
@@ -85,5 +88,5 @@ class Pool:
         return grown
 
     def release(self) -> None:
-        """Give the memory back once no result in it is in use."""
-        self._driver.release_pool(self.handle)
+        """Give the memory back once no result in it is in use; happens by itself when the pool object dies."""
+        self._release()

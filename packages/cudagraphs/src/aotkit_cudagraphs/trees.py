@@ -40,6 +40,9 @@ class CudagraphTrees:
             are.
         options: see `TreeOptions`.
         observer: told about recordings and skips.
+
+    Attributes:
+        lock: held while anything about the device's recordings is decided or done.
     """
 
     def __init__(
@@ -51,7 +54,7 @@ class CudagraphTrees:
         self.driver = CudaDriver() if driver is None and torch.cuda.is_available() else driver
         self.options = options or TreeOptions()
         self._observer = observer
-        self._lock = threading.RLock()
+        self.lock = threading.RLock()
         self._managers: weakref.WeakKeyDictionary[_Thread, TreeManager] = weakref.WeakKeyDictionary()
         self._noticed: set[object] = set()
 
@@ -91,17 +94,20 @@ class CudagraphTrees:
 
     def mark_step(self) -> None:
         """A step of the program begins with the next call (of this thread); results of earlier ones stay valid."""
-        with self._lock:
+        with self.lock:
             self.manager().mark_step()
 
     def report(self) -> TreeReport:
         """What is recorded, in which memory, how often it ran, and what was skipped why."""
-        with self._lock:
-            return report_on(list(self._managers.values()))
+        with self.lock:
+            managers = list(self._managers.values())
+            for manager in managers:
+                manager.bury()
+            return report_on(managers)
 
     def reset(self) -> None:
         """Drop all recordings of all threads; results stay valid, later calls record anew."""
-        with self._lock:
+        with self.lock:
             for manager in self._managers.values():
                 manager.reset()
 
@@ -114,11 +120,12 @@ class CudagraphTrees:
         if manager is None:
             assert self.driver is not None
             manager = self._managers[thread] = TreeManager(self.driver, self.options, self._notify, self._observer)
+            weakref.finalize(thread, _end, weakref.ref(manager), self.lock).atexit = False
         return manager
 
     def call(self, function: TreeFunction, given: list[Any]) -> Any:
         """One call of a wrapped callable."""
-        with self._lock:
+        with self.lock:
             manager = self.manager()
             record = function.record(manager)
             outcome = manager.call(record, given)
@@ -127,7 +134,7 @@ class CudagraphTrees:
         if outcome.reasons:
             self.skipped(outcome.reasons, stacklevel=3)
         result, written = manager.run_plain(record, outcome)
-        with self._lock:
+        with self.lock:
             manager.ran_plain(record, outcome, result, written)
         return result
 
@@ -219,14 +226,28 @@ class TreeFunction:
 
             found = Function(self._name, call, self._static, dict(self._mutated), self._role, partner)
             self._records[manager] = manager.add(found)
-            weakref.finalize(self, _forget, weakref.ref(manager), found)
+            weakref.finalize(self, _forget, weakref.ref(manager), found, self._trees.lock).atexit = False
         return found
 
 
-def _forget(manager: weakref.ref[TreeManager], function: Function) -> None:
+def _end(manager: weakref.ref[TreeManager], lock: threading.RLock) -> None:
+    """A thread ended: free its memory now, not when the garbage collector comes by."""
     found = manager()
     if found is not None:
-        found.forget(function)
+        with lock:
+            found.reset()
+
+
+def _forget(manager: weakref.ref[TreeManager], function: Function, lock: threading.RLock) -> None:
+    """A wrapped callable died, at a moment that nobody chose: drop its recordings now, or before the next call."""
+    found = manager()
+    if found is not None:
+        found.dead.append(function)
+        if lock.acquire(blocking=False):
+            try:
+                found.bury()
+            finally:
+                lock.release()
 
 
 _shared: weakref.WeakValueDictionary[tuple[torch.device, TreeOptions], CudagraphTrees] = weakref.WeakValueDictionary()
