@@ -371,3 +371,10 @@ def test_an_argument_and_a_detached_one_may_share_memory(
     same_as_eager: Check, fn: Callable[..., object], pair: Callable[[Tensor], list[Tensor]]
 ) -> None:
     same_as_eager(fn, lambda: pair(torch.randn(3, 4, requires_grad=True) * 1))
+
+
+@pytest.mark.covers("F4.22")
+def test_a_leaf_over_a_part_of_what_needs_no_gradient_is_refused() -> None:
+    whole = torch.randn(8)
+    with pytest.raises(RuntimeError, match="no views of one tensor"):
+        aotkit.aot_function(square_the_other, lambda graph, inputs: graph)(whole, whole[2:].requires_grad_())

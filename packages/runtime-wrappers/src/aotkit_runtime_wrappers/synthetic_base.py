@@ -103,6 +103,8 @@ def _view_of(member: Tensor, base: Tensor, name: str) -> ViewSpec:
 def _common_base(members: Sequence[Tensor]) -> Tensor | None:
     """The tensor that autograd knows as the base of all members, or of those that require grad if it covers all."""
     roots = [m if m._base is None else m._base for m in members]
+    if any(m.requires_grad and not r.requires_grad for m, r in zip(members, roots, strict=True)):
+        return None  # a leaf over a part of the base: no gradient reaches it through the base
     if all(r is roots[0] for r in roots):
         same_dtype = all(m.dtype == roots[0].dtype for m in members)
         return roots[0] if same_dtype or _is_dense(roots[0]) else None
