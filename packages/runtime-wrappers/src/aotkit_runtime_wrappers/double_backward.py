@@ -96,7 +96,10 @@ class Gradients:
         try:
             return self.compile(request)
         except Exception as error:  # noqa: BLE001  # first derivatives are right; told to who asks for a second
-            return error
+            # Kept for later calls, so without its traceback, which holds on to the tensors of this one.
+            return DoubleBackwardError(
+                str(error) if isinstance(error, RuntimeError) else f"{type(error).__name__}: {error}"
+            )
 
 
 def remember(box: Sequence[Any], positions: Sequence[int]) -> list[tuple[Any, int]]:
