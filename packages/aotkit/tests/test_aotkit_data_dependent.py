@@ -95,7 +95,7 @@ def in_rows(x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
 
 
 def vector(*values: float) -> torch.Tensor:
-    return torch.tensor(values)
+    return torch.tensor(values, dtype=torch.float32)
 
 
 CASES: dict[str, tuple[Callable[..., Any], list[tuple[Any, ...]]]] = {
