@@ -288,3 +288,7 @@ def test_a_view_is_recorded_by_what_it_is_and_taken_by_the_plainest_operation(
     assert got[1]._base is leaf
     (gradient,) = torch.autograd.grad(got[1].abs().sum(), leaf)
     torch.testing.assert_close(gradient, torch.autograd.grad(view(leaf).abs().sum(), leaf)[0])
+
+
+def test_the_window_over_a_scalar_may_be_written_to(captured_same_as_eager: Check) -> None:
+    captured_same_as_eager(lambda x: (x.unfold(-1, 1, 1).sin_(), x * 2)[1], lambda: [torch.randn(())])

@@ -50,7 +50,7 @@ def guarded_table(table: Table, in_forward: Callable[[], bool]) -> Table:
         return otherwise(aten.as_strided_scatter.default, base, source, size, stride, storage_offset)
 
     def unfold_backward(grad: Any, input_sizes: Any, dim: int, size: int, step: int) -> Any:
-        if in_forward() and size > step and input_sizes[dim] > size:
+        if in_forward() and size > step and len(input_sizes) > 0 and input_sizes[dim] > size:
             raise OverlappingWrite(f"a view made by unfold({dim}, {size}, {step})")
         if in_forward() and not _windows_cover(input_sizes, dim, size, step):
             raise Unsupported(
@@ -113,4 +113,4 @@ def _offsets(sizes: Sequence[int], strides: Sequence[int], start: int) -> set[in
 
 def _windows_cover(sizes: Sequence[Any], dim: int, size: int, step: int) -> bool:
     """Whether the windows hold each element exactly once."""
-    return bool(size == step and sizes[dim] % size == 0)
+    return bool(len(sizes) == 0 or (size == step and sizes[dim] % size == 0))
