@@ -186,3 +186,39 @@ def test_the_default_partition_has_no_use_for_either(joint_of):
     joint, count = joint_of(lambda x, w: F.dropout(x @ w, 0.5).sin(), leaf(8, 8), leaf(8, 8))
     forward, backward = default_partition(joint, None, num_fwd_outputs=count)
     assert not any("rng_state" in op for op in targets(forward) + targets(backward))
+
+
+@pytest.mark.covers("F3.45")
+@pytest.mark.parametrize("replay", [False, True])
+def test_a_mask_drawn_inside_a_subgraph_is_the_same_in_the_backward(replay):
+    import operator
+
+    inner = torch.fx.Graph()
+    given = inner.placeholder("value")
+    inner.output((inner.call_function(torch.ops.aten.bernoulli.p, (given, 0.5)),))
+    root = nn.Module()
+    root.add_module("body", torch.fx.GraphModule(nn.Module(), inner))
+    root.add_module("other", torch.fx.GraphModule(nn.Module(), inner))
+    graph = torch.fx.Graph()
+    x, tangent = graph.placeholder("primals_1"), graph.placeholder("tangents_1")
+    true, other = graph.get_attr("body"), graph.get_attr("other")
+    yes = graph.call_function(torch.ops.aten.full.default, ([], True), {"dtype": torch.bool})
+    chosen = graph.call_function(torch.ops.higher_order.cond, (yes, true, other, (x,)))
+    mask = graph.call_function(operator.getitem, (chosen, 0))
+    out = graph.call_function(torch.ops.aten.mul.Tensor, (x, mask))
+    grad = graph.call_function(torch.ops.aten.mul.Tensor, (tangent, mask))
+    graph.output([out, grad])
+    for node in graph.nodes:
+        if node.op != "get_attr":
+            node.meta["val"] = torch.empty(64, device="meta")
+        if node.op == "call_function":
+            node.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
+    yes.meta["val"] = torch.empty((), dtype=torch.bool, device="meta")
+    chosen.meta["val"] = (mask.meta["val"],)
+    options = PartitionOptions(recompute_random=replay, memory_budget=0.0)
+    result = partition(torch.fx.GraphModule(root, graph), 1, options)
+    assert not any("cond" in op for op in targets(result.backward))
+    value = torch.rand(64) + 1
+    output, *saved = result.forward(value)
+    (gradient,) = result.backward(*saved, torch.ones(64))
+    assert torch.equal(output, value * gradient) and 0 < gradient.sum() < 64

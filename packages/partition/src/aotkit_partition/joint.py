@@ -12,12 +12,13 @@ from typing import Any
 
 import torch
 import torch.fx
+from torch._ops import HigherOrderOperator
 from torch.utils.checkpoint import CheckpointPolicy
 
 from ._torch_compat import symbolic_hint
 from .clean import clean_joint
 from .errors import InvalidJointGraphError
-from .op_facts import OpFacts, op_facts
+from .op_facts import OpFacts, op_facts, with_subgraphs
 
 BACKWARD_INPUT_PREFIXES = ("tangents", "bwd_seed", "bwd_base_offset", "bwd_rng")
 SAVE_POLICIES = (CheckpointPolicy.MUST_SAVE, CheckpointPolicy.PREFER_SAVE)
@@ -90,7 +91,7 @@ def analyze_joint(
         found = known.get(node.target)
         if found is None:
             found = known[node.target] = op_facts(node.target)
-        facts.append(found)
+        facts.append(with_subgraphs(found, node, module) if isinstance(node.target, HigherOrderOperator) else found)
     joint = JointGraph(
         module=module,
         num_fwd_outputs=num_fwd_outputs,

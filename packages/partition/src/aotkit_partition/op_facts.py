@@ -10,10 +10,11 @@ import builtins
 import math
 import operator
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+import torch.fx
 from torch._ops import HigherOrderOperator, OpOverload
 
 
@@ -138,6 +139,27 @@ def op_facts(target: Callable[..., Any] | str) -> OpFacts:
     if target in _SYM_FUNCTIONS or (getattr(torch, name, None) is target and name.startswith(("sym_", "_sym_"))):
         return OpFacts(name, is_recomputable=True, is_symbolic=True)
     return OpFacts(name, has_side_effects=_is_effectful_name(name) or target is torch._check, is_builtin=False)
+
+
+def with_subgraphs(facts: OpFacts, node: torch.fx.Node, module: torch.nn.Module) -> OpFacts:
+    """Facts of a higher-order op that runs graphs: it draws numbers, or has effects, if something inside does."""
+    for used in node.all_input_nodes:
+        inner = getattr(module, str(used.target), None) if used.op == "get_attr" else None
+        if not isinstance(inner, torch.fx.GraphModule):
+            continue
+        for step in inner.graph.nodes:
+            if step.op != "call_function":
+                continue
+            known = op_facts(step.target)
+            if isinstance(step.target, HigherOrderOperator):
+                known = with_subgraphs(known, step, inner)
+            effect = known.is_mutating or known.has_side_effects
+            facts = replace(
+                facts,
+                is_random=facts.is_random or known.is_random,
+                has_side_effects=facts.has_side_effects or effect,
+            )
+    return facts
 
 
 def _is_effectful_name(name: str) -> bool:
