@@ -180,6 +180,34 @@ def test_a_backward_graph_is_wrapped_with_its_forward():
     assert [r.path for r in trees.report().recordings] == [("forward",), ("forward", "backward")]
 
 
+@pytest.mark.covers("F6.17")
+def test_inputs_that_compiled_kernels_write_are_known_from_the_graph():
+    def fn(x, total):
+        total.view(2, 2)[0].add_(x.sum())
+        return [x + 1]
+
+    graph = trace(fn, torch.ones(4), torch.zeros(4))
+
+    def bypass(part, name):
+        def run(args):
+            x, total = args
+            args.clear()
+            total.numpy()[:2] += float(x.numpy().sum())  # stands for a kernel that the dispatcher never sees
+            return [x + 1]
+
+        run._boxed_call = True
+        return run
+
+    trees = CudagraphTrees(SimulatedDriver(capacity=1 << 16))
+    fast = wrap_graph(graph, bypass, trees)
+    total = torch.zeros(4)
+    with pytest.warns(CudagraphNotice, match="input 1 of graph is written"):
+        for n in range(1, 4):
+            fast([torch.ones(4), total])
+            assert total.tolist() == [4 * n, 4 * n, 0, 0]
+    assert trees.report().functions[0].replays == 0
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_without_a_device_a_graph_is_compiled_whole_with_one_notice():
     graph = trace(lambda x: [x + 1], torch.ones(4))

@@ -160,7 +160,9 @@ def wrap_graph(
         return compile_part(graph, name)
     wrap = wrap or trees.wrap
     if not refused:
-        return wrap(compile_part(graph, name), static_input_indices=static_input_indices, name=name)
+        written = written_placeholders(graph)
+        settings: dict[str, Any] = {"static_input_indices": static_input_indices, "mutated_input_indices": written}
+        return wrap(compile_part(graph, name), name=name, **settings)
     placeholders = [node.name for node in graph.graph.nodes if node.op == "placeholder"]
     static = {placeholders[index] for index in static_input_indices}
     steps = []
@@ -170,9 +172,37 @@ def wrap_graph(
         call = compile_part(part, f"{name}-{number}")
         if not segment.reasons:
             fixed = [index for index, value in enumerate(taken) if value in static]
-            call = wrap(call, static_input_indices=fixed, name=f"{name}-{number}")
+            settings = {"static_input_indices": fixed, "mutated_input_indices": written_placeholders(part)}
+            call = wrap(call, name=f"{name}-{number}", **settings)
         steps.append((call, taken, segment.outputs))
     return _runner(graph, placeholders, steps)
+
+
+def written_placeholders(graph: torch.fx.GraphModule) -> list[int]:
+    """Positions of placeholders that operators of the graph write, directly or through views.
+
+    Compiled kernels don't go through torch's dispatcher, so a run would not show it.
+    """
+    written: set[torch.fx.Node] = set()
+    for node in graph.graph.nodes:
+        if node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload):
+            for argument, value in zip(node.target._schema.arguments, node.args, strict=False):
+                if argument.alias_info is not None and argument.alias_info.is_write:
+                    written.update(value if isinstance(value, (list, tuple)) else [value])  # type: ignore[arg-type]
+    found = []
+    for index, placeholder in enumerate(graph.graph.find_nodes(op="placeholder")):
+        views, pending = {placeholder}, [placeholder]
+        while pending:
+            users = [user for user in pending.pop().users if user not in views and _is_view(user)]
+            views.update(users)
+            pending.extend(users)
+        if not views.isdisjoint(written):
+            found.append(index)
+    return found
+
+
+def _is_view(node: torch.fx.Node) -> bool:
+    return isinstance(node.target, torch._ops.OpOverload) and node.target.is_view
 
 
 def _runner(
