@@ -143,9 +143,9 @@ def _aliases(run: Run, outputs: Sequence[Any], named: dict[str, Any]) -> None:
     for name, tensor in tensors.items():
         if not isinstance(tensor, torch.Tensor):
             continue
-        begin = int(tensor.storage_offset()) * tensor.element_size()
-        owner, start = first.setdefault(tensor.untyped_storage()._cdata, (name, begin))
         if tensor.numel():
+            begin = int(tensor.storage_offset()) * tensor.element_size()
+            owner, start = first.setdefault(tensor.untyped_storage()._cdata, (name, begin))
             run.facts[f"{name} memory"] = f"{begin - start} bytes into {owner}"
         run.facts[f"{name} object"] = f"is {objects.setdefault(id(tensor), name)}"
 
