@@ -21,6 +21,16 @@ def _program(name, fn, *kinds):
     return pytest.param(fn, [OutputKind(k) for k in kinds], id=name)
 
 
+def chunks(x):
+    return list(x.sin().chunk(2))
+
+
+def unbound(x):
+    return list(x.sin().unbind(0))
+
+
+_PARTS = (chunks, unbound)
+
 PROGRAMS = [
     _program("fresh", lambda x: [x * 2], "fresh"),
     _program("input itself", lambda x: [x], "input"),
@@ -49,9 +59,9 @@ PROGRAMS = [
         lambda x: (lambda y, z: [y[0], z[1], z[0], y[1]])(x.sin(), x.cos()),
         *["alias_of_intermediate"] * 4,
     ),
-    _program("chunks", lambda x: list(x.sin().chunk(2)), *["alias_of_intermediate"] * 2),
+    _program("chunks", chunks, *["alias_of_intermediate"] * 2),
     _program("chunks of input", lambda x: list(x.chunk(2)), *["alias_of_input"] * 2),
-    _program("unbound", lambda x: list(x.sin().unbind(0)), *["alias_of_intermediate"] * 4),
+    _program("unbound", unbound, *["alias_of_intermediate"] * 4),
     _program("constants", lambda x: [None, 3, 2.5, "a", True, x + 1], *["constant"] * 5, "fresh"),
     _program("dtype view of input", lambda x: [x.detach().view(torch.int32)[1]], "alias_of_input"),
     _program("made inside", lambda x: [torch.ones(3), torch.arange(4)], "fresh", "fresh"),
@@ -63,7 +73,11 @@ PROGRAMS = [
 @pytest.mark.parametrize(("fn", "kinds"), PROGRAMS)
 def test_outputs_alias_what_they_alias_in_eager(check, fn, kinds, make):
     captured = check(fn, make)
-    assert [o.kind for o in captured.metadata.outputs] == kinds
+    found = [o.kind for o in captured.metadata.outputs]
+    if make is one_grad and fn in _PARTS:
+        assert set(found) == {OutputKind.FRESH}  # autograd forbids writing to one of several parts
+    else:
+        assert found == kinds
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
