@@ -305,6 +305,8 @@ class _Generator:
         written = trial.get(statement.target)
         if written is not None and _overlaps(written) and self.rng.random() > _UNDEFINED_SHARE:
             return False
+        if written is not None and self._is_refused_shape(statement, written):
+            return False
         storage = self._storage(statement.target) if written is not None else 0
         try:
             exec(statement.text, trial)
@@ -319,6 +321,14 @@ class _Generator:
         self.scope = trial
         self.body.append(statement.text)
         return True
+
+    def _is_refused_shape(self, statement: _Statement, target: torch.Tensor) -> bool:
+        """Whether autograd cannot follow a change of shape, so that it is refused by design; a few are kept."""
+        if statement.kind != "shape" or not (self.training and target.requires_grad):
+            return False
+        quiet = statement.text.startswith("with ")
+        followed = not quiet and (self.origin[statement.target] == "own" or not target._is_view())
+        return not followed and self.rng.random() > _UNDEFINED_SHARE
 
     def _stays_inside(self, text: str, trial: dict[str, Any]) -> bool:
         """Whether the view lies within the tensor it is taken of: eager loses the gradient of what does not.
