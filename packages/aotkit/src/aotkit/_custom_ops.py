@@ -16,22 +16,32 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from aotkit_runtime_wrappers import CompilerWrapper
+
 from .errors import CompileError
 
-__all__ = ["checked_at_first_call"]
+__all__ = ["CheckedAtFirstCall"]
 
 _TORCHS_OWN = frozenset({"aten", "prims", "prim", "prim_ops", "inductor", "rngprims", "quantized", "mkldnn"})
 
 
-def checked_at_first_call(
-    graph: torch.fx.GraphModule, call: Callable[[list[Any]], Sequence[Any]]
+class CheckedAtFirstCall(CompilerWrapper):
+    """The first run of a compiled graph raises :class:`CompileError` if one of its operators breaks its word."""
+
+    def pre_compile(self, fn: torch.fx.GraphModule, flat_args: list[Any], /) -> tuple[Any, list[Any], Any]:
+        """The graph as it is; its custom operators are the state."""
+        nodes = fn.graph.nodes
+        operators = (n.target for n in nodes if n.op == "call_function" and _promises_new_memory(n.target))
+        return fn, flat_args, frozenset(operators)
+
+    def post_compile(self, compiled: Callable[..., Any], state: frozenset[Any], /) -> Callable[..., Any]:
+        """``compiled`` itself if there are no custom operators."""
+        return _checked_at_first_call(compiled, state) if state else compiled
+
+
+def _checked_at_first_call(
+    call: Callable[[list[Any]], Sequence[Any]], operators: frozenset[Any]
 ) -> Callable[[list[Any]], Sequence[Any]]:
-    """``call``, compiled from ``graph``; its first run raises :class:`CompileError` if an operator breaks its word."""
-    operators = frozenset(
-        node.target for node in graph.graph.nodes if node.op == "call_function" and _promises_new_memory(node.target)
-    )
-    if not operators:
-        return call
     run: list[Callable[[list[Any]], Sequence[Any]]] = []
 
     def checked(args: list[Any]) -> Sequence[Any]:

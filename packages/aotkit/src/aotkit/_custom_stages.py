@@ -10,9 +10,10 @@ import torch
 from torch._guards import TracingContext
 
 from aotkit_functionalize import GraphMetadata
+from aotkit_runtime_wrappers import compile_wrapped
 
 from .boxed import compiling_graph, make_boxed_func
-from .pipeline import Boxed, CompileContext, Split, Stages, without_history
+from .pipeline import Boxed, CompileContext, Split, Stages, WithoutHistory
 
 __all__ = ["Compiler", "Partitioner", "custom_stages"]
 
@@ -53,10 +54,13 @@ def _stage(compiler: Compiler, kind: str) -> Callable[[torch.fx.GraphModule, str
 
     def compile_one(graph: torch.fx.GraphModule, name: str, ctx: CompileContext) -> Boxed:
         ctx.dump_graph(name, graph)
-        with compiling_graph(ctx.name, kind, next(numbers)), TracingContext.report_output_strides():
-            compiled = compiler(graph, _example_inputs(graph))
-        boxed = compiled if getattr(compiled, "_boxed_call", False) else make_boxed_func(compiled)
-        return without_history(graph, boxed)
+
+        def compile_boxed(graph: torch.fx.GraphModule, inputs: list[Any]) -> Boxed:
+            with compiling_graph(ctx.name, kind, next(numbers)), TracingContext.report_output_strides():
+                compiled = compiler(graph, inputs)
+            return compiled if getattr(compiled, "_boxed_call", False) else make_boxed_func(compiled)
+
+        return compile_wrapped(compile_boxed, graph, _example_inputs(graph), (WithoutHistory(),))
 
     return compile_one
 

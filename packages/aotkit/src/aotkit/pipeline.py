@@ -29,6 +29,7 @@ from aotkit_functionalize import GraphMetadata, OverlappingMutation
 from aotkit_inductor_lower import LowerOptions, compile_graph, decompositions
 from aotkit_partition import Partition, PartitionOptions, dump_graph, graph_constants, load_graph, partition
 from aotkit_runtime_wrappers import (
+    CompilerWrapper,
     GradientRequest,
     Gradients,
     InputPlan,
@@ -37,6 +38,7 @@ from aotkit_runtime_wrappers import (
     WrapperPlan,
     bind,
     build_plan,
+    compile_wrapped,
     graph_inputs,
     plan_synthetic_bases,
     prepare_inputs,
@@ -44,14 +46,14 @@ from aotkit_runtime_wrappers import (
 )
 
 from ._cudagraphs import CudagraphStages
-from ._custom_ops import checked_at_first_call
+from ._custom_ops import CheckedAtFirstCall
 from ._observe import GraphRecord, Recorder
 from ._publish import publish_metadata
 from ._torch_logs import publish_graph
 from .options import Options
 
-__all__ = ["Boxed", "Captured", "CompileContext", "Split", "Stages", "capture_flat", "compile_captured", "compile_flat"]
-__all__ += ["own_stages", "without_history"]
+__all__ = ["Boxed", "Captured", "CompileContext", "Split", "Stages", "WithoutHistory"]
+__all__ += ["capture_flat", "compile_captured", "compile_flat", "own_stages"]
 
 Boxed = Callable[[list[Any]], Sequence[Any]]
 
@@ -296,8 +298,14 @@ def _partition(joint: torch.fx.GraphModule, metadata: GraphMetadata, ctx: Compil
 def _compile_boxed(graph: torch.fx.GraphModule, name: str, ctx: CompileContext) -> Boxed:
     """One functional graph to one boxed callable: generated kernels, or ATen as it stands."""
     ctx.dump_graph(name, graph)
-    if ctx.options.lowering == "none":
-        return checked_at_first_call(graph, without_history(graph, _run_with_aten(graph)))
+
+    def compiler(graph: torch.fx.GraphModule, _: list[Any]) -> Boxed:
+        return _run_with_aten(graph) if ctx.options.lowering == "none" else _lowered(graph, name, ctx)
+
+    return compile_wrapped(compiler, graph, (), (CheckedAtFirstCall(), WithoutHistory()))
+
+
+def _lowered(graph: torch.fx.GraphModule, name: str, ctx: CompileContext) -> Boxed:
     chosen = ctx.options
     options = LowerOptions(
         numerics=chosen.numerics,
@@ -309,20 +317,27 @@ def _compile_boxed(graph: torch.fx.GraphModule, name: str, ctx: CompileContext) 
     with ctx.recorder.stage("lower"):
         compiled = compile_graph(graph, options=options, observer=ctx.recorder, object_store=ctx.object_store)
     ctx.recorder.add_graph(GraphRecord(name, compiled.report()))
-    return checked_at_first_call(graph, without_history(graph, compiled))
+    return compiled
 
 
-def without_history(graph: torch.fx.GraphModule, call: Boxed) -> Boxed:
-    """``call`` on detached arguments where an operator asks whether they require grad, though autograd is off."""
-    if not graph.graph.find_nodes(op="call_function", target=torch.ops.aten.as_strided_scatter.default):
-        return call
+class WithoutHistory(CompilerWrapper):
+    """Compiled code on detached arguments where an operator asks whether they require grad, though autograd is off."""
 
-    def run(args: list[Any]) -> Sequence[Any]:
-        args[:] = [v.detach() if isinstance(v, torch.Tensor) and v.requires_grad else v for v in args]
-        return call(args)
+    def pre_compile(self, fn: torch.fx.GraphModule, flat_args: list[Any], /) -> tuple[Any, list[Any], Any]:
+        """The graph as it is; it is the state, because what counts is what the compiler made of it."""
+        return fn, flat_args, fn
 
-    run._boxed_call = True  # type: ignore[attr-defined]
-    return run
+    def post_compile(self, compiled: Callable[..., Any], state: torch.fx.GraphModule, /) -> Callable[..., Any]:
+        """``compiled``, boxed, itself if there is no such operator."""
+        if not state.graph.find_nodes(op="call_function", target=torch.ops.aten.as_strided_scatter.default):
+            return compiled
+
+        def run(args: list[Any]) -> Any:
+            args[:] = [v.detach() if isinstance(v, torch.Tensor) and v.requires_grad else v for v in args]
+            return compiled(args)
+
+        run._boxed_call = True  # type: ignore[attr-defined]
+        return run
 
 
 def _run_with_aten(graph: torch.fx.GraphModule) -> Boxed:

@@ -12,6 +12,7 @@ from .__about__ import __version__
 from .bind import bind
 from .boxed import make_boxed, unboxed
 from .build import build_plan
+from .compiler_wrapper import CompilerWrapper, compile_wrapped
 from .double_backward import GradientRequest, Gradients
 from .errors import AliasingChangedError, DoubleBackwardError, WrapperError
 from .inputs import InputPlan, prepare_inputs
@@ -21,6 +22,7 @@ from .synthetic_base import PreparedFunction, graph_inputs, plan_synthetic_bases
 
 __all__ = [
     "AliasingChangedError",
+    "CompilerWrapper",
     "DoubleBackwardError",
     "GradientRequest",
     "Gradients",
@@ -33,6 +35,7 @@ __all__ = [
     "bind",
     "build_plan",
     "checks_aliases",
+    "compile_wrapped",
     "graph_inputs",
     "interpret",
     "make_boxed",

@@ -17,6 +17,8 @@ __all__ = [
     "fast_apply",
     "hide_from_frontend",
     "lazy_backward_info",
+    "profiler",
+    "record_range",
     "saving_hooks",
     "set_grad_enabled",
     "transforms_active",
@@ -31,6 +33,12 @@ saving_hooks: Callable[[bool], Any] = torch._C._autograd._top_saved_tensors_defa
 
 transforms_active: Callable[[], bool] = torch._C._are_functorch_transforms_active
 """Whether the caller runs under a ``torch.func`` transform such as ``vmap``."""
+
+profiler: Any = torch.autograd.profiler
+"""Its flag ``_is_profiler_enabled`` says whether a profiler records."""
+
+record_range: Callable[[str], AbstractContextManager[Any]] = torch._C._profiler._RecordFunctionFast
+"""A named range in what a profiler records."""
 
 set_grad_enabled: Callable[[bool], None] = torch._C._set_grad_enabled
 """Grad mode as a plain call, without the context manager object of ``torch.set_grad_enabled``."""

@@ -14,6 +14,8 @@ from ._torch_compat import (
     autocast_enabled,
     fast_apply,
     hide_from_frontend,
+    profiler,
+    record_range,
     set_grad_enabled,
     transforms_active,
     unsafe_view,
@@ -22,7 +24,7 @@ from .boxed import BoxedCallable, ensure_boxed, is_boxed
 from .checks import check_value
 from .compiled_autograd import cooperation
 from .double_backward import Gradients, drop_values, gradients_with_history, histories, remember
-from .emit import Source, emit_call
+from .emit import Source, emit_call, emit_profiled_call
 from .emit_autograd import emit_autograd
 from .errors import PlanError
 from .lazy_backward import LazyBackward
@@ -67,6 +69,8 @@ _RUNTIME: dict[str, Any] = {
     "_keep_values": keep_values,
     "_mark_dynamic": mark_dynamic,
     "_own_outputs": own_outputs,
+    "_profiler": profiler,
+    "_record_range": record_range,
     "_refuse_new_aliases": refuse_new_aliases,
     "_refuse_transform": refuse_transform,
     "_regenerate": regenerate,
@@ -132,6 +136,7 @@ def bind(
         namespace["_gradients_with_history"] = gradients_with_history(plan.call, namespace["_backward"], gradients)
         emit_autograd(plan.call, out)
     emit_call(plan, out)
+    namespace["_profiled"] = _profiled_call(plan, out.constants, namespace)
     namespace.update(out.constants)
     _execute(out.text, namespace)
     if plan.call.training:
@@ -147,6 +152,20 @@ def bind(
         observer.event("wrappers.bind", {"seconds": time.perf_counter() - start, "source": call.source})
     bound: BoxedCallable = call
     return bound
+
+
+def _profiled_call(plan: WrapperPlan, constants: dict[str, Any], namespace: dict[str, Any]) -> BoxedCallable:
+    """The call while a profiler records. It is generated when one does for the first time."""
+
+    def first_time(args: list[Any]) -> Any:
+        out = Source(constants=dict(constants))
+        emit_profiled_call(plan, out)
+        generated = {**namespace, **out.constants}
+        _execute(out.text, generated)
+        namespace["_profiled"] = generated["profiled_call"]
+        return generated["profiled_call"](args)
+
+    return first_time
 
 
 def backward_of(backward: Callable[..., Any] | None, observer: Observer | None) -> LazyBackward:

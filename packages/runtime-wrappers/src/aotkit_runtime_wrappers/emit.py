@@ -41,7 +41,7 @@ from .operations import (
 )
 from .plan import Return, WrapperPlan
 
-__all__ = ["Source", "emit_call", "guarded_call"]
+__all__ = ["PROLOGUE_RANGE", "Source", "emit_call", "emit_profiled_call", "guarded_call"]
 
 
 @dataclass
@@ -70,20 +70,44 @@ class Source:
         return "\n".join(self.lines) + "\n"
 
 
+PROLOGUE_RANGE = "aotkit: prologue"
+
+
 def emit_call(plan: WrapperPlan, out: Source) -> None:
     """Write ``def call(args)``: the whole call of an inference graph, or what surrounds ``_apply`` in training."""
-    call = plan.call
     out.add("def call(args):", 0)
-    out.add(f"if len(args) != {plan.num_inputs}:")
-    out.add(f'_wrong_count("arguments", {plan.num_inputs}, len(args))', 2)
-    out.add("if _transforms_active():")
-    out.add("_refuse_transform()", 2)
+    out.add("if _profiler._is_profiler_enabled:")
+    out.add("return _profiled(args)", 2)
+    box = _emit_prologue(plan, out, 1)
+    _emit_after_prologue(plan, box, out)
+
+
+def emit_profiled_call(plan: WrapperPlan, out: Source) -> None:
+    """Write ``def profiled_call(args)``: the same with the prologue as a range of the profiler.
+
+    What the prologue raises leaves the range as well.
+    """
+    out.add("def profiled_call(args):", 0)
+    out.add(f"with _record_range({PROLOGUE_RANGE!r}):")
+    box = _emit_prologue(plan, out, 2)
+    _emit_after_prologue(plan, box, out)
+
+
+def _emit_prologue(plan: WrapperPlan, out: Source, indent: int) -> str:
+    """Everything before the call of compiled code. Returns the name of the list that it gets."""
+    out.add(f"if len(args) != {plan.num_inputs}:", indent)
+    out.add(f'_wrong_count("arguments", {plan.num_inputs}, len(args))', indent + 1)
+    out.add("if _transforms_active():", indent)
+    out.add("_refuse_transform()", indent + 1)
     for name in _arguments_needed(plan):
-        out.add(f"{name} = args[{name[2:]}]")
+        out.add(f"{name} = args[{name[2:]}]", indent)
     for operation in plan.prologue:
-        _emit_operation(operation, out)
-    box = _emit_box(plan, out)
-    (_emit_training_call if call.training else _emit_inference_call)(plan, box, out)
+        _emit_operation(operation, out, indent)
+    return _emit_box(plan, out, indent)
+
+
+def _emit_after_prologue(plan: WrapperPlan, box: str, out: Source) -> None:
+    (_emit_training_call if plan.call.training else _emit_inference_call)(plan, box, out)
     _emit_epilogue(plan.epilogue, out)
     out.add(f"return [{', '.join(_returned(value, out) for value in plan.returns)}]")
 
@@ -120,12 +144,12 @@ def _is_one_to_one(plan: WrapperPlan) -> bool:
     return plan.call.graph_inputs == tuple(f"in{i}" for i in range(plan.num_inputs))
 
 
-def _emit_box(plan: WrapperPlan, out: Source) -> str:
+def _emit_box(plan: WrapperPlan, out: Source, indent: int) -> str:
     """The list for the compiled graph: the caller's own, where arguments are graph inputs one to one."""
     if _is_one_to_one(plan):
         return "args"
-    out.add(f"box = [{', '.join(plan.call.graph_inputs)}]")
-    out.add("args.clear()")
+    out.add(f"box = [{', '.join(plan.call.graph_inputs)}]", indent)
+    out.add("args.clear()", indent)
     return "box"
 
 
