@@ -163,7 +163,7 @@ def test_what_an_exported_graph_cannot_express_is_refused_in_the_documented_word
         joint(lambda self, x: (x.sum() * self.weight.sum(),), TwoTensor(torch.ones(2), torch.ones(2)))
 
 
-@pytest.mark.covers("F2.19", "F4.18")
+@pytest.mark.covers("F4.18")
 def test_overlapping_arguments_of_which_one_is_written_to_cannot_be_exported():
     x = torch.randn(4)
     with pytest.raises(ExportError, match="Encountered duplicated inputs that are mutated in the graph"):

@@ -18,6 +18,7 @@ from .errors import AliasingChangedError, DoubleBackwardError, WrapperError
 from .inputs import InputPlan, prepare_inputs
 from .interpret import interpret
 from .plan import WrapperOptions, WrapperPlan, checks_aliases
+from .serialized import SerializableFunction
 from .synthetic_base import PreparedFunction, graph_inputs, plan_synthetic_bases
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "Gradients",
     "InputPlan",
     "PreparedFunction",
+    "SerializableFunction",
     "WrapperError",
     "WrapperOptions",
     "WrapperPlan",
