@@ -9,6 +9,7 @@ around it, as data; :func:`bind` turns that and the compiled code into one gener
 from __future__ import annotations
 
 from .__about__ import __version__
+from .around_forward import RandomSource, plan_fake_results, plan_random_state
 from .bind import bind
 from .boxed import make_boxed, unboxed
 from .build import build_plan
@@ -17,7 +18,7 @@ from .double_backward import GradientRequest, Gradients
 from .errors import AliasingChangedError, DoubleBackwardError, WrapperError
 from .inputs import InputPlan, prepare_inputs
 from .interpret import interpret
-from .plan import WrapperOptions, WrapperPlan, checks_aliases
+from .plan import RandomState, WrapperOptions, WrapperPlan, checks_aliases
 from .serialized import SerializableFunction
 from .synthetic_base import PreparedFunction, graph_inputs, plan_synthetic_bases
 
@@ -29,6 +30,8 @@ __all__ = [
     "Gradients",
     "InputPlan",
     "PreparedFunction",
+    "RandomSource",
+    "RandomState",
     "SerializableFunction",
     "WrapperError",
     "WrapperOptions",
@@ -41,6 +44,8 @@ __all__ = [
     "graph_inputs",
     "interpret",
     "make_boxed",
+    "plan_fake_results",
+    "plan_random_state",
     "plan_synthetic_bases",
     "prepare_inputs",
     "unboxed",

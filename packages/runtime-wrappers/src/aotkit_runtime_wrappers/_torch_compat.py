@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses import FakeTensor
 
 __all__ = [
     "advance_version",
     "autocast_enabled",
     "disable_autocast",
     "dtype_from_name",
+    "fake_mode_of",
     "fast_apply",
     "hide_from_frontend",
     "lazy_backward_info",
@@ -77,6 +79,14 @@ def dtype_from_name(name: str) -> torch.dtype:
     if not isinstance(dtype, torch.dtype):
         raise ValueError(f"{name!r} is not the name of a torch dtype")
     return dtype
+
+
+def fake_mode_of(values: Iterable[Any]) -> Any:
+    """The fake mode that is active, or that of the first fake tensor among ``values``, or ``None``."""
+    active = torch._guards.active_fake_mode()
+    if active is not None:
+        return active
+    return next((v.fake_mode for v in values if isinstance(v, FakeTensor)), None)
 
 
 def lazy_backward_info(graph: torch.fx.GraphModule) -> Any:

@@ -20,6 +20,7 @@ from ._torch_compat import (
     transforms_active,
     unsafe_view,
 )
+from .around_forward import Around, RandomSource, bind_around
 from .boxed import BoxedCallable, ensure_boxed, is_boxed
 from .checks import check_value
 from .compiled_autograd import cooperation
@@ -105,6 +106,7 @@ def bind(
     observer: Observer | None = None,
     gradients: Gradients | None = None,
     backward_graph: torch.fx.GraphModule | None = None,
+    random: RandomSource | None = None,
 ) -> BoxedCallable:
     """Generate and return the function that the user's call ends up in.
 
@@ -118,6 +120,7 @@ def bind(
         observer: is told about binding and about the lazy compile.
         gradients: makes second derivatives; without it they are refused.
         backward_graph: the backward as FX, for compiled autograd; without it the frontend leaves the backward alone.
+        random: where seed and offset come from, for plans with a :class:`.RandomState`.
 
     Returns:
         A boxed callable: takes the list of the caller's flat arguments and empties it, returns the list of flat
@@ -125,9 +128,9 @@ def bind(
     """
     start = time.perf_counter()
     out = Source()
-    namespace: dict[str, Any] = {**_RUNTIME, "_forward": ensure_boxed(forward)}
-    if plan.call.training:
-        namespace["_backward"] = backward_of(backward, observer)
+    lazy = backward_of(backward, observer) if plan.call.training else None
+    code = bind_around(plan.call, Around(ensure_boxed(forward), lazy), random, _execute)
+    namespace: dict[str, Any] = {**_RUNTIME, "_forward": code.forward, "_backward": code.backward}
     adapters = ""
     if plan.call.subclasses is not None:
         adapters = bind_subclasses(plan.call.subclasses, namespace)
@@ -140,13 +143,14 @@ def bind(
     namespace.update(out.constants)
     _execute(out.text, namespace)
     if plan.call.training:
-        shared = cooperation(plan.call, backward_graph)
+        draws = plan.call.random is not None and plan.call.random.backward_offset is not None
+        shared = cooperation(plan.call, None if draws else backward_graph)
         hide_from_frontend(namespace["backward"])
         methods = {name: staticmethod(namespace[name]) for name in ("forward", "backward")} | shared
         namespace["_apply"] = fast_apply(type("CompiledGraph", (torch.autograd.Function,), methods))
     call: Any = namespace["call"]
     call._boxed_call = True
-    call.source = adapters + out.text
+    call.source = code.source + adapters + out.text
     call.plan = plan
     if observer is not None:
         observer.event("wrappers.bind", {"seconds": time.perf_counter() - start, "source": call.source})

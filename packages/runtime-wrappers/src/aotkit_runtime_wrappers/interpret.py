@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ._torch_compat import advance_version, autocast_enabled, dtype_from_name, transforms_active, unsafe_view
+from .around_forward import Around, RandomSource, interpret_around, read_value
 from .bind import backward_of
 from .boxed import BoxedCallable, ensure_boxed
 from .checks import check_value
@@ -71,10 +72,12 @@ def interpret(
     backward: Callable[..., Any] | None = None,
     observer: Observer | None = None,
     gradients: Gradients | None = None,
+    random: RandomSource | None = None,
 ) -> BoxedCallable:
     """What :func:`.bind` returns, without generated code. Same arguments, same results, same errors."""
-    compiled = ensure_boxed(forward)
     lazy = backward_of(backward, observer) if plan.call.training else None
+    code = interpret_around(plan.call, Around(ensure_boxed(forward), lazy), random)
+    compiled, lazy = code.forward, code.backward
     if plan.call.subclasses is not None:
         compiled, lazy = interpret_subclasses(plan.call.subclasses, compiled, lazy)
 
@@ -144,7 +147,7 @@ class _InterpretedGraph(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         ctx.call, (ctx.lazy, ctx.with_history) = call, backwards
         named = dict(zip(call.graph_inputs, box, strict=True))
-        early = {b.symbol: _read(b, named[b.value]) for b in call.backward_symbols if not b.of_output}
+        early = {b.symbol: read_value(b, named[b.value]) for b in call.backward_symbols if not b.of_output}
         ctx.unsaved = remember(box, call.unsaved_inputs)
         ctx.scalars = [box[i] for i in call.scalar_inputs]
         kept = [box[i] for i in call.kept_inputs] if call.keeps_values else histories(box, call.kept_inputs)
@@ -154,7 +157,7 @@ class _InterpretedGraph(torch.autograd.Function):
         if len(results) != end + call.num_saved_symints:
             wrong_count("forward results", end + call.num_saved_symints, len(results))
         results = own_outputs(results, call.own_outputs, first, end)
-        early.update({b.symbol: _read(b, results[int(b.value[2:])]) for b in call.backward_symbols if b.of_output})
+        early.update({b.symbol: read_value(b, results[int(b.value[2:])]) for b in call.backward_symbols if b.of_output})
         ctx.symbols = [early[b.symbol] for b in call.backward_symbols]
         for position in call.repeated_outputs:
             results[position] = unsafe_view(results[position])
@@ -194,13 +197,6 @@ class _InterpretedGraph(torch.autograd.Function):
         return (*nothing, *(grads[i] for i in call.differentiable_inputs))
 
 
-def _read(binding: BindSymbol, value: Any) -> int:
-    if binding.source == "int":
-        return int(value)
-    read = getattr(value, binding.source)
-    return int(read() if binding.dim is None else read(binding.dim))
-
-
 def _run(operation: Operation, values: dict[str, Any]) -> None:
     match operation:
         case CheckDuplicate(value=value, first=first):
@@ -210,7 +206,7 @@ def _run(operation: Operation, values: dict[str, Any]) -> None:
             tensors = [[values[name] for name in names] for names in (mutated, others)]
             refuse_new_aliases(tensors[0], tensors[1], among, " ".join(mutated), " ".join(others))
         case BindSymbol(symbol=symbol, value=value):
-            values[symbol] = _read(operation, values[value])
+            values[symbol] = read_value(operation, values[value])
         case BuildBase(base=base, members=members, views=views):
             symbols = {name: values[name] for name in operation.symbols}
             values[base] = base_of(

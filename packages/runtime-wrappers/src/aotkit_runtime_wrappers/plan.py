@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
-from .contract import Opaque, TensorMeta
+from .contract import Dim, Opaque, TensorMeta
 from .errors import PlanError
 from .operations import BindSymbol, BuildBase, CheckAliases, CheckDuplicate, Operation, Value, decode, encode
 from .subclass_call import SubclassCall
 
-__all__ = ["CallSpec", "Return", "TangentSpec", "WrapperOptions", "WrapperPlan", "checks_aliases"]
+__all__ = ["CallSpec", "FakeResults", "RandomState", "Return", "TangentSpec", "WrapperOptions", "WrapperPlan"]
+__all__ += ["checks_aliases"]
 
 PLAN_VERSION = 1
 
@@ -44,6 +45,34 @@ class TangentSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class RandomState:
+    """The compiled code takes a seed and an offset behind its other inputs and returns the next offset.
+
+    Attributes:
+        forward_offset: position of the new offset among all results of the compiled forward.
+        backward_offset: the same among the gradients; ``None``: the backward takes and returns nothing of it.
+        returns_offset: the forward's new offset stays among the results, as a forward output that the metadata counts;
+            else it is taken off, and nothing else of the plan knows of it.
+    """
+
+    forward_offset: int
+    backward_offset: int | None = None
+    returns_offset: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class FakeResults:
+    """What a call with fake tensors gets from the compiled forward: tensors, integers over ``symbols``, or ``None``.
+
+    Sizes and strides are those that the compiled code really produces. The symbols are read off graph inputs, which
+    are named ``d0``, ``d1``, .. (dense ones, where there are subclasses).
+    """
+
+    results: tuple[TensorMeta | Dim | None, ...]
+    symbols: tuple[BindSymbol, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class CallSpec:
     """The compiled graph itself.
 
@@ -57,6 +86,7 @@ class CallSpec:
     or, if ``keeps_values``, with their values; ``scalar_inputs`` are no tensors.
 
     ``subclasses``: the graph is dense and the values here are not; see Note [Where subclasses are taken apart].
+    ``random``, ``fakes``: what stands directly around the compiled code; see the notes of :mod:`.around_forward`.
     """
 
     graph_inputs: tuple[Value, ...]
@@ -77,6 +107,8 @@ class CallSpec:
     scalar_inputs: tuple[int, ...] = ()
     subclasses: SubclassCall | None = None
     repeated_outputs: tuple[int, ...] = ()
+    random: RandomState | None = None
+    fakes: FakeResults | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,9 +156,8 @@ class WrapperPlan:
                 f"a wrapper plan of version {found!r} cannot be read by this release, which reads version "
                 f"{PLAN_VERSION}; build it again from the graph metadata"
             )
-        plan = decode(
-            raw, {cls.__name__: cls for cls in (WrapperPlan, CallSpec, TangentSpec, Return, SubclassCall, Opaque)}
-        )
+        records = (WrapperPlan, CallSpec, TangentSpec, Return, SubclassCall, Opaque, RandomState, FakeResults)
+        plan = decode(raw, {cls.__name__: cls for cls in records})
         assert isinstance(plan, WrapperPlan)
         return plan
 
@@ -143,6 +174,12 @@ class WrapperPlan:
             lines.append(f"    differentiable: {gradients}")
         if call.subclasses is not None:
             lines.append(f"    over {call.subclasses.num_dense_inputs} dense inputs, with subclasses")
+        if call.random is not None:
+            lines.append(
+                f"    draws with a seed and an offset; the next offset is forward result {call.random.forward_offset}"
+            )
+        if call.fakes is not None:
+            lines.append("    fake calls get fake results")
         lines += [f"  {operation}" for operation in self.epilogue]
         lines.append(f"  return [{', '.join(map(str, self.returns))}]")
         return "\n".join(lines)
