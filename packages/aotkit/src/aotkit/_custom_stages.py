@@ -12,6 +12,7 @@ from torch._guards import TracingContext
 from aotkit_functionalize import GraphMetadata
 from aotkit_runtime_wrappers import compile_wrapped
 
+from ._fake_calls import keep_strides
 from .boxed import compiling_graph, make_boxed_func
 from .pipeline import Boxed, CompileContext, Split, Stages, WithoutHistory
 
@@ -54,13 +55,17 @@ def _stage(compiler: Compiler, kind: str) -> Callable[[torch.fx.GraphModule, str
 
     def compile_one(graph: torch.fx.GraphModule, name: str, ctx: CompileContext) -> Boxed:
         ctx.dump_graph(name, graph)
+        said: list[Any] = []
 
         def compile_boxed(graph: torch.fx.GraphModule, inputs: list[Any]) -> Boxed:
-            with compiling_graph(ctx.name, kind, next(numbers)), TracingContext.report_output_strides():
+            with compiling_graph(ctx.name, kind, next(numbers)), TracingContext.report_output_strides() as strides:
                 compiled = compiler(graph, inputs)
+            said.extend(strides or ())
             return compiled if getattr(compiled, "_boxed_call", False) else make_boxed_func(compiled)
 
-        return compile_wrapped(compile_boxed, graph, _example_inputs(graph), (WithoutHistory(),))
+        wrapped = compile_wrapped(compile_boxed, graph, _example_inputs(graph), (WithoutHistory(),))
+        keep_strides(wrapped, graph, said)
+        return wrapped
 
     return compile_one
 

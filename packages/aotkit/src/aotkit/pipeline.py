@@ -47,6 +47,7 @@ from aotkit_runtime_wrappers import (
 
 from ._cudagraphs import CudagraphStages
 from ._custom_ops import CheckedAtFirstCall
+from ._fake_calls import with_fake_results
 from ._observe import GraphRecord, Recorder
 from ._publish import publish_metadata
 from ._torch_logs import publish_graph
@@ -186,7 +187,8 @@ def _compile(captured: Captured, ctx: CompileContext, stages: Stages) -> Boxed:
     graph = _reload_graph(captured.graph, ctx)
     forward = stages.inference(graph, f"{ctx.name}-inference", ctx)
     with ctx.recorder.stage("bind"):
-        plan = _reload_plan(build_plan(metadata, input_plan=captured.inputs), ctx)
+        plan = with_fake_results(build_plan(metadata, input_plan=captured.inputs), metadata, graph, forward)
+        plan = _reload_plan(plan, ctx)
         return bind(plan, forward, observer=ctx.recorder)
 
 
@@ -223,7 +225,7 @@ def _compile_training(captured: Captured, metadata: GraphMetadata, ctx: CompileC
             saved_inputs=saved.inputs,
             options=WrapperOptions(keep_inputs=origin is not None and origin.is_gradient),
         )
-        plan = _reload_plan(plan, ctx)
+        plan = _reload_plan(with_fake_results(plan, metadata, parts.forward, forward), ctx)
         gradients = None
         if origin is not None:
             gradients = Gradients(metadata, _gradient_compiler(origin, metadata, saved, ctx, stages))

@@ -1,0 +1,62 @@
+"""Compiled pieces of a graph that a frontend cut: what they return when it runs them on fake tensors.
+
+The frontend's optimizer for data-parallel models compiles one piece after the other, and asks each, by a call with fake
+tensors, what the next one gets. It asks only what counts itself as a compile of torch's own ahead-of-time stack.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch._guards import TracingContext
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+
+from aotkit_functionalize import GraphMetadata, symbols
+from aotkit_runtime_wrappers import WrapperPlan, plan_fake_results
+
+__all__ = ["keep_strides", "with_fake_results"]
+
+
+def with_fake_results(
+    plan: WrapperPlan, metadata: GraphMetadata, graph: torch.fx.GraphModule, compiled: Callable[..., Any]
+) -> WrapperPlan:
+    """``plan``, which answers fake calls if the frontend is going to make one.
+
+    ``compiled`` is made from ``graph``, whose strides its results have, unless :func:`keep_strides` noted others.
+    """
+    if not _fake_call_follows():
+        return plan
+    values = _results(graph)
+    if any(free_unbacked_symbols(v) for v in values if isinstance(v, torch.Tensor | torch.SymInt)):
+        return plan  # sizes that only real data gives
+    strides = getattr(compiled, "result_strides", None) or [None] * len(values)
+    described = [_described(value, known) for value, known in zip(values, strides, strict=True)]
+    torch._dynamo.utils.counters["aot_autograd"]["total"] += 1
+    return plan_fake_results(plan, metadata, described)
+
+
+def keep_strides(compiled: Any, graph: torch.fx.GraphModule, strides: Sequence[Any] | None) -> None:
+    """Note on ``compiled`` the strides that its compiler said its results have, if it did and somebody will ask."""
+    if strides and _fake_call_follows() and len(strides) == len(_results(graph)):
+        compiled.result_strides = list(strides)
+
+
+def _fake_call_follows() -> bool:
+    context = TracingContext.try_get()
+    return context is not None and context.fakify_first_call
+
+
+def _results(graph: torch.fx.GraphModule) -> list[Any]:
+    (output,) = graph.graph.find_nodes(op="output")
+    return [r.meta.get("val") if isinstance(r, torch.fx.Node) else r for r in output.args[0]]
+
+
+def _described(value: Any, strides: Sequence[Any] | None) -> Any:
+    if isinstance(value, torch.Tensor):
+        with_strides = value if strides is None else value.as_strided(value.shape, tuple(strides))
+        return symbols.tensor_meta(with_strides, requires_grad=False)
+    if isinstance(value, int | torch.SymInt) and not isinstance(value, bool):
+        return symbols.dim(value)
+    return None
