@@ -47,6 +47,7 @@ def custom_stages(
         _stage(inference or forward, "inference"),
         _stage(forward, "forward"),
         _stage(backward or forward, "backward"),
+        reuses_donated=getattr(backward or forward, "reuses_donated", False),
     )
 
 

@@ -40,6 +40,7 @@ from aotkit_runtime_wrappers import (
     build_plan,
     compile_wrapped,
     graph_inputs,
+    plan_donated,
     plan_synthetic_bases,
     prepare_inputs,
     unboxed,
@@ -47,6 +48,7 @@ from aotkit_runtime_wrappers import (
 
 from ._cudagraphs import CudagraphStages
 from ._custom_ops import CheckedAtFirstCall
+from ._donated import donated_tensors, mark_donated
 from ._fake_calls import with_fake_results
 from ._observe import GraphRecord, Recorder
 from ._publish import publish_metadata
@@ -109,13 +111,17 @@ class Split:
 
 @dataclass(frozen=True, slots=True)
 class Stages:
-    """The exchangeable stages of a compile; :func:`own_stages` are ours."""
+    """The exchangeable stages of a compile; :func:`own_stages` are ours.
+
+    ``reuses_donated``: the compiled backward writes into saved tensors whose memory is marked to be its own.
+    """
 
     decompositions: Mapping[Any, Callable[..., Any]]
     split: Callable[[torch.fx.GraphModule, GraphMetadata, CompileContext], Split]
     inference: Callable[[torch.fx.GraphModule, str, CompileContext], Boxed]
     forward: Callable[[torch.fx.GraphModule, str, CompileContext], Boxed]
     backward: Callable[[torch.fx.GraphModule, str, CompileContext], Boxed]
+    reuses_donated: bool = False
 
 
 def with_cudagraphs(stages: Stages, metadata: GraphMetadata, inputs: InputPlan, ctx: CompileContext) -> Stages:
@@ -225,6 +231,8 @@ def _compile_training(captured: Captured, metadata: GraphMetadata, ctx: CompileC
             saved_inputs=saved.inputs,
             options=WrapperOptions(keep_inputs=origin is not None and origin.is_gradient),
         )
+        if stages.reuses_donated and metadata.subclasses is None and not ctx.options.cudagraphs:
+            plan = _with_donated(plan, parts, metadata)
         plan = _reload_plan(with_fake_results(plan, metadata, parts.forward, forward), ctx)
         gradients = None
         if origin is not None:
@@ -237,6 +245,12 @@ def _compile_training(captured: Captured, metadata: GraphMetadata, ctx: CompileC
             gradients=gradients,
             backward_graph=parts.backward,
         )
+
+
+def _with_donated(plan: WrapperPlan, parts: Split, metadata: GraphMetadata) -> WrapperPlan:
+    donated = donated_tensors(parts.forward, metadata.num_forward_outputs, parts.num_saved_tensors)
+    mark_donated(parts.backward, parts.num_saved_symints, donated)
+    return plan_donated(plan, donated)
 
 
 def _gradient_compiler(

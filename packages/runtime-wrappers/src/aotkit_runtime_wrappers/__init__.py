@@ -14,6 +14,7 @@ from .bind import bind
 from .boxed import make_boxed, unboxed
 from .build import build_plan
 from .compiler_wrapper import CompilerWrapper, compile_wrapped
+from .donated import plan_donated
 from .double_backward import GradientRequest, Gradients
 from .errors import AliasingChangedError, DoubleBackwardError, WrapperError
 from .inputs import InputPlan, prepare_inputs
@@ -44,6 +45,7 @@ __all__ = [
     "graph_inputs",
     "interpret",
     "make_boxed",
+    "plan_donated",
     "plan_fake_results",
     "plan_random_state",
     "plan_synthetic_bases",

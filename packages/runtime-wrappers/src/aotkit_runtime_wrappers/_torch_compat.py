@@ -17,6 +17,7 @@ __all__ = [
     "dtype_from_name",
     "fake_mode_of",
     "fast_apply",
+    "graph_is_kept",
     "hide_from_frontend",
     "lazy_backward_info",
     "profiler",
@@ -29,6 +30,9 @@ __all__ = [
 
 autocast_enabled: Callable[[], bool] = torch._C._is_any_autocast_enabled
 """Whether autocast is on for any device type."""
+
+graph_is_kept: Callable[[], bool] = torch._C._autograd._get_current_graph_task_keep_graph
+"""Whether the backward that runs was asked to retain the graph."""
 
 saving_hooks: Callable[[bool], Any] = torch._C._autograd._top_saved_tensors_default_hooks
 """The user's saved-tensor hooks in effect, or ``None``; the argument asks for those that survive tracing only."""

@@ -24,6 +24,7 @@ from .around_forward import Around, RandomSource, bind_around
 from .boxed import BoxedCallable, ensure_boxed, is_boxed
 from .checks import check_value
 from .compiled_autograd import cooperation
+from .donated import keep_donated, own_memory, storages
 from .double_backward import Gradients, drop_values, gradients_with_history, histories, remember
 from .emit import Source, emit_call, emit_profiled_call
 from .emit_autograd import emit_autograd
@@ -67,8 +68,10 @@ _RUNTIME: dict[str, Any] = {
     "_drop_values": drop_values,
     "_histories": histories,
     "_is_grad_enabled": torch.is_grad_enabled,
+    "_keep_donated": keep_donated,
     "_keep_values": keep_values,
     "_mark_dynamic": mark_dynamic,
+    "_own_memory": own_memory,
     "_own_outputs": own_outputs,
     "_profiler": profiler,
     "_record_range": record_range,
@@ -78,6 +81,7 @@ _RUNTIME: dict[str, Any] = {
     "_remember": remember,
     "_set_grad_enabled": set_grad_enabled,
     "_set_version": set_version,
+    "_storages": storages,
     "_transforms_active": transforms_active,
     "_unsafe_view": unsafe_view,
     "_version_of": version_of,
@@ -144,7 +148,7 @@ def bind(
     _execute(out.text, namespace)
     if plan.call.training:
         draws = plan.call.random is not None and plan.call.random.backward_offset is not None
-        shared = cooperation(plan.call, None if draws else backward_graph)
+        shared = cooperation(plan.call, None if draws or plan.call.donated else backward_graph)
         hide_from_frontend(namespace["backward"])
         methods = {name: staticmethod(namespace[name]) for name in ("forward", "backward")} | shared
         namespace["_apply"] = fast_apply(type("CompiledGraph", (torch.autograd.Function,), methods))

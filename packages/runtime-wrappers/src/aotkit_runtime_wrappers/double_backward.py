@@ -34,6 +34,7 @@ from ._torch_compat import autocast_enabled, saving_hooks
 from .boxed import BoxedCallable
 from .contract import GraphMetadata, InputKind
 from .dims import evaluate_all
+from .donated import keep_donated
 from .errors import CallingConventionError, DoubleBackwardError
 from .plan import CallSpec
 from .runtime import without_autocast
@@ -154,7 +155,9 @@ def gradients_with_history(
                 ctx.maybe_clear_saved_tensors()
                 return (None, *compiled([*stand_ins, *values, *tangents]))
             reason = compiled
-        box = [*getattr(ctx, "symints", ()), *values, *tangents]
+        symints = getattr(ctx, "symints", ())
+        box = [*symints, *values, *tangents]
+        keep_donated(box, len(symints), call.donated, ())
         ctx.maybe_clear_saved_tensors()
         return _refusing(call, backward, box, [*inputs.histories.values(), *tangents], reason)
 

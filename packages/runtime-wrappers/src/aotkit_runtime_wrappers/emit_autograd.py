@@ -50,6 +50,8 @@ def _emit_forward(call: CallSpec, out: Source) -> None:
             out.add(f"kept = _histories(box, {call.kept_inputs})")
     if call.written_inputs and num_tensors:
         out.add(f"written = [{', '.join(f'box[{i}]' for i in call.written_inputs)}]")
+    if call.donated:
+        out.add("given = _storages(box)")
     out.add(f"result = {guarded_call('_forward', 'box')}")
     emit_unpack(num_forward + num_tensors + call.num_saved_symints, num_forward, out, 1)
     if call.own_outputs:
@@ -58,6 +60,9 @@ def _emit_forward(call: CallSpec, out: Source) -> None:
         out.add(f"[{', '.join(f'fw{i}' for i in range(num_forward))}] = result[:{num_forward}]", 2)
     for position in call.repeated_outputs:
         out.add(f"fw{position} = _unsafe_view(fw{position})")
+    if call.donated:
+        saved = f"result[:{num_forward}], result[{num_forward}:{num_forward + num_tensors}]"
+        out.add(f"ctx.own = _own_memory(given, {saved}, {call.donated})")
     if num_tensors or call.kept_inputs:
         out.add(f"ctx.save_for_backward({_saved_tensors(call)})")
     if not call.num_saved_symints:
@@ -101,6 +106,8 @@ def _emit_backward(call: CallSpec, out: Source) -> None:
     only = f"[:{call.num_saved_tensors}]" if call.kept_inputs else ""
     parts += [f"*ctx.saved_tensors{only}"] if call.num_saved_tensors else []
     out.add(f"box = [{', '.join(parts + in_order)}]")
+    if call.donated:
+        out.add(f"_keep_donated(box, {call.num_saved_symints}, {call.donated}, ctx.own)")
     if call.num_saved_tensors or call.kept_inputs:
         out.add("ctx.maybe_clear_saved_tensors()")
     out.add(f"del {', '.join(tangents)}")

@@ -17,6 +17,7 @@ from .bind import backward_of
 from .boxed import BoxedCallable, ensure_boxed
 from .checks import check_value
 from .dims import evaluate, evaluate_all
+from .donated import keep_donated, own_memory, storages
 from .double_backward import Gradients, drop_values, gradients_with_history, histories, remember
 from .lazy_backward import LazyBackward
 from .observer import Observer
@@ -152,6 +153,7 @@ class _InterpretedGraph(torch.autograd.Function):
         ctx.scalars = [box[i] for i in call.scalar_inputs]
         kept = [box[i] for i in call.kept_inputs] if call.keeps_values else histories(box, call.kept_inputs)
         written = [box[i] for i in call.written_inputs]
+        given = storages(box) if call.donated else set()
         results = list(_run_compiled(compiled, box))
         first, end = call.num_forward_outputs, call.num_forward_outputs + call.num_saved_tensors
         if len(results) != end + call.num_saved_symints:
@@ -161,6 +163,8 @@ class _InterpretedGraph(torch.autograd.Function):
         ctx.symbols = [early[b.symbol] for b in call.backward_symbols]
         for position in call.repeated_outputs:
             results[position] = unsafe_view(results[position])
+        if call.donated:
+            ctx.own = own_memory(given, results[:first], results[first:end], call.donated)
         ctx.save_for_backward(*keep_values(results[first:end], written), *kept)
         ctx.symints = results[end:]
         ctx.set_materialize_grads(False)
@@ -190,6 +194,7 @@ class _InterpretedGraph(torch.autograd.Function):
             return (*nothing, *ctx.with_history(ctx, tangents)[1:])
         run = ctx.lazy.get()
         box = [*ctx.symints, *ctx.saved_tensors[: call.num_saved_tensors], *tangents]
+        keep_donated(box, len(ctx.symints), call.donated, getattr(ctx, "own", ()))
         ctx.maybe_clear_saved_tensors()
         grads = _run_compiled(run, box)
         if len(grads) != len(call.graph_inputs):

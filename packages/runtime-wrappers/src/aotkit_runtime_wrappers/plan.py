@@ -86,6 +86,7 @@ class CallSpec:
     or, if ``keeps_values``, with their values; ``scalar_inputs`` are no tensors.
 
     ``subclasses``: the graph is dense and the values here are not; see Note [Where subclasses are taken apart].
+    ``donated``: saved tensors that the backward may overwrite; see Note [Donated buffers].
     ``random``, ``fakes``: what stands directly around the compiled code; see the notes of :mod:`.around_forward`.
     """
 
@@ -107,6 +108,7 @@ class CallSpec:
     scalar_inputs: tuple[int, ...] = ()
     subclasses: SubclassCall | None = None
     repeated_outputs: tuple[int, ...] = ()
+    donated: tuple[int, ...] = ()
     random: RandomState | None = None
     fakes: FakeResults | None = None
 
@@ -170,6 +172,8 @@ class WrapperPlan:
         lines.append(f"  {', '.join(outputs) or '()'} = {kind} call({', '.join(call.graph_inputs)})")
         if call.training:
             lines.append(f"    saves {call.num_saved_tensors} tensors, {call.num_saved_symints} symints")
+            if call.donated:
+                lines.append(f"    the backward may overwrite saved tensors {call.donated}")
             gradients = f"inputs {call.differentiable_inputs}, outputs {call.differentiable_outputs}"
             lines.append(f"    differentiable: {gradients}")
         if call.subclasses is not None:
