@@ -64,7 +64,7 @@ _LAYOUTS: tuple[Callable[[tuple[int, ...]], tuple[tuple[int, ...], str] | None],
     lambda s: ((s[1], s[2], s[0]), ".permute(2, 0, 1)") if len(s) == 3 else None,
 )
 _EXPANDED_SHARE = 0.005
-_UNDEFINED_SHARE = 0.03  # of writes to elements that share memory, which are refused by design, are kept
+_UNDEFINED_SHARE = 0.006  # of the statements that are refused by design are kept; each goal tries several
 _SHAPES = ((3, 4), (3, 4), (4, 4), (2, 6), (6,), (4,), (2, 3, 2), (1, 4), (), (4, 1), (3, 4), (4, 4), (0, 3))
 _GOAL_SHAPES = ((3, 4), (4, 4), (2, 6), (3, 4), (4, 2), (2, 3, 2), (6,), (4,))
 _SHARED_VIEWS = ("[1:]", "[:2]", ".t()", ".view(-1)", "[0]", "[::2]", "", ".unsqueeze(0)", "[..., 1:]") * 6 + (
@@ -85,6 +85,7 @@ class _Generator:
     writes: list[Event] = field(default_factory=list)
     origin: dict[str, str] = field(default_factory=dict)  # of each name: own, view, detached
     scope: dict[str, Any] = field(default_factory=dict)
+    reshaped: dict[int, bool] = field(default_factory=dict)  # per memory: did its owner require grad then
     count: int = 0
     training: bool = True
 
@@ -240,11 +241,12 @@ class _Generator:
         return [view if alias.startswith("view") else source]
 
     def _saved(self) -> tuple[Any, ...]:
-        return len(self.body), dict(self.scope), dict(self.origin), len(self.views), len(self.writes)
+        kept = dict(self.scope), dict(self.origin), dict(self.reshaped)
+        return len(self.body), *kept, len(self.views), len(self.writes)
 
     def _restore(self, saved: tuple[Any, ...]) -> None:
         """Forget statements. What they wrote stays written, which only makes values odd while generating."""
-        body, self.scope, self.origin, views, writes = saved
+        body, self.scope, self.origin, self.reshaped, views, writes = saved
         if any(event.kind == "shape" for event in self.writes[writes:]):
             self._replay(self.body[:body])
         del self.body[body:], self.views[views:], self.writes[writes:]
@@ -305,7 +307,7 @@ class _Generator:
         written = trial.get(statement.target)
         if written is not None and _overlaps(written) and self.rng.random() > _UNDEFINED_SHARE:
             return False
-        if written is not None and self._is_refused_shape(statement, written):
+        if written is not None and (self._is_refused_shape(statement, written) or self._is_stale(statement, written)):
             return False
         storage = self._storage(statement.target) if written is not None else 0
         try:
@@ -316,6 +318,8 @@ class _Generator:
         trial.pop("__builtins__", None)
         if "as_strided(" in statement.text and not self._stays_inside(statement.text, trial):
             return False
+        if statement.kind == "shape" and any(self._storage(n) == storage for n in self._others(statement.target)):
+            self.reshaped[storage] = bool(written.requires_grad)
         if any(isinstance(v, torch.Tensor) and v.numel() > LARGEST for v in trial.values()):
             return False
         self.scope = trial
@@ -330,16 +334,40 @@ class _Generator:
         followed = not quiet and (self.origin[statement.target] == "own" or not target._is_view())
         return not followed and self.rng.random() > _UNDEFINED_SHARE
 
+    def _others(self, name: str) -> list[str]:
+        """The other tensors in scope."""
+        return [n for n, v in self.scope.items() if isinstance(v, torch.Tensor) and v is not self.scope[name]]
+
+    def _is_stale(self, statement: _Statement, target: torch.Tensor) -> bool:
+        """Whether memory is written to that changed its shape while there were views of it, and a gradient is wanted.
+
+        Views that are older than the change are then refused by design, wherever they are used; a few are kept.
+        """
+        storage = self._storage(statement.target)
+        if statement.kind == "shape" or storage not in self.reshaped:
+            return False
+        wanted = self.reshaped[storage] or target.requires_grad
+        return wanted and self.rng.random() > _UNDEFINED_SHARE
+
     def _stays_inside(self, text: str, trial: dict[str, Any]) -> bool:
         """Whether the view lies within the tensor it is taken of: eager loses the gradient of what does not.
 
-        Mostly also whether that tensor fills its memory from the start; else much is refused by design.
+        Mostly also whether that tensor fills its memory from the start, and is no view itself; else much is refused
+        by design.
         """
         result, _, expression = _plain(text).partition(" = ")
         view, source = trial[result], trial[expression.partition(".")[0]]
         plain = source.storage_offset() == 0 and source.is_contiguous() and not _overlaps(view)
+        plain = plain and not self._shares(expression.partition(".")[0])
         inside = view.storage_offset() >= source.storage_offset() and _end(view) <= _end(source)
         return inside and (plain or self.rng.random() < _UNDEFINED_SHARE)
+
+    def _shares(self, name: str) -> bool:
+        """Whether a tensor is a view of another one that the program knows, or was detached."""
+        made = next((text for text in self.body if _plain(text).startswith(f"{name} = ")), "")
+        if self.origin[name] != "own" or "detach()" in made:
+            return True
+        return name in self.inputs and sum(self._storage(n) == self._storage(name) for n in set(self.inputs)) > 1
 
     def _note(self, statement: _Statement, trial: dict[str, Any], storage: int) -> None:
         quiet = statement.text.startswith("with ")

@@ -8,6 +8,8 @@ import re
 import pytest
 import torch
 import torch.nn.functional as F
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from aotkit_aot_trace import TraceOptions, capture, trace_inference
 
@@ -175,3 +177,31 @@ def test_a_number_that_no_output_has_as_its_size_becomes_an_output_of_the_graph(
     (binding,) = [b for b in captured.metadata.symbols if b.of_output]
     assert binding.source == "int" and captured.metadata.num_forward_outputs == 1
     assert [len(v) for v in run_graph(captured, [torch.ones(5), torch.tensor(3)])] == [3, 2]
+
+
+def test_a_write_through_a_view_of_another_shape_is_no_change_of_size(layer, compare):
+    def fn(x, y):
+        x.reshape(2, -1).mul_(2)
+        y.view(2, -1).copy_(y.view(2, -1) + 1)
+        return [x * y]
+
+    def make(rows):
+        return lambda: [torch.randn(rows, 5), torch.randn(rows, 5)]
+
+    compare(fn, make(4), make_call=make(6), options=TraceOptions(layer=layer, dynamic=True))
+
+
+def test_a_symbol_that_turns_out_to_be_a_number_keeps_its_binding(layer):
+    def fn(x, y):
+        z = x.clone().detach()
+        windows = z.unfold(0, 2, 1)
+        z.add_(y)
+        return [windows, windows]
+
+    args = [torch.randn(1, 3, 2).expand(2, 3, 2), torch.randn(2, 3, 2, requires_grad=True)]
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    fakes = [mode.from_tensor(arg, static_shapes=False) for arg in args]
+    metadata = capture(fn, fakes, options=TraceOptions(layer=layer)).metadata
+    bound = {binding.name for binding in metadata.symbols}
+    used = {d for i in metadata.inputs if i.meta for d in i.meta.sizes if isinstance(d, str)}
+    assert used and used <= bound

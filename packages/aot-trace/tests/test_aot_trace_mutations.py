@@ -513,6 +513,38 @@ def test_a_change_of_shape_under_no_grad_is_told_from_one_that_autograd_sees(lay
         capture(lambda a, b: [*fn(a, b), a * b], [leaf, plain], options=TraceOptions(layer=layer))
 
 
+@pytest.mark.parametrize("older", [lambda x: x.unfold(0, 2, 1), lambda x: x[:2], lambda x: x * 2])
+@pytest.mark.parametrize("returned", [lambda x, v: x.diagonal(), lambda x, v: v])
+def test_views_of_a_leaf_that_changes_its_shape_under_no_grad_are_refused(layer, older, returned):
+    def fn(x):
+        v = older(x)
+        with torch.no_grad():
+            x.unsqueeze_(0)
+        return [returned(x, v)]
+
+    leaf = torch.randn(6, requires_grad=True)
+    with pytest.raises(Unsupported, match=r"input 0 requires grad and changes its sizes .*keeps the old ones"):
+        capture(fn, [leaf], options=TraceOptions(layer=layer))
+    if older(leaf)._is_view():
+        with torch.no_grad():
+            assert not capture(fn, [leaf], options=TraceOptions(layer=layer)).metadata.is_training
+        computed = (leaf * 2,)
+        assert not capture(fn, computed, options=TraceOptions(layer=layer)).metadata.is_training
+
+
+def test_a_change_of_shape_under_no_grad_is_remembered_after_a_write_that_autograd_sees(layer):
+    def fn(x):
+        w = x.diagonal()
+        with torch.no_grad():
+            x.t_()
+        x.mul_(2)
+        return [x, w]
+
+    with pytest.raises(Unsupported, match=r"input 0 requires grad and changes its sizes .*keeps the old ones"):
+        capture(fn, [(torch.randn(4, 3, requires_grad=True) * 2)[1:]], options=TraceOptions(layer=layer))
+    assert not capture(fn, [torch.randn(3, 3)], options=TraceOptions(layer=layer)).metadata.is_training
+
+
 class _WrongGradient(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch._subclasses import FakeTensor, FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from aotkit_runtime_wrappers import (
     AliasingChangedError,
@@ -197,3 +198,12 @@ def test_writing_to_a_flat_base_moves_the_versions_of_its_members(compile_eagerl
     before = [a._version for a in args]
     compiled.call(list(args))
     assert [a._version > b for a, b in zip(args, before, strict=True)] == [True, True, False]
+
+
+def test_a_storage_whose_size_no_argument_tells_is_refused():
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    whole = torch.randn(5, 3, 2)
+    first = whole[::2]
+    fakes = [mode.from_tensor(t, static_shapes=False) for t in (first, first.detach())]
+    with pytest.raises(WrapperError, match=r"the sizes \['s\d+'\] .* cannot be read from any argument"):
+        plan_synthetic_bases(prepare_inputs([first, first.detach()]), fakes, [(0, 1)])

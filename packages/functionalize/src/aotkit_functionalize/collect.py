@@ -141,15 +141,16 @@ def _collect(
     names = late_symbols(told, output_infos, bases)
     late, numbers = bind_late_symbols(names, [*updated, *computed], sources.bases, outputs)
     values = [*updated, *computed, *numbers, *sources.bases]
+    if storages is not None and storages.layouts.stale:
+        storages.layouts.check_uses(values)
     wanted = grad_mode[0] and training is not False
     differentiable = [wanted and is_differentiable(v) for v in values]
     for info in input_infos:
         if info.updated_output is not None and (info.mutation_under_no_grad or info.mutation_hidden_from_autograd):
             differentiable[info.updated_output] = False
     is_training = is_training_graph(differentiable, inputs, training, grad_mode[0])
-    if is_training:
-        check_shapes_that_autograd_knows(input_infos)
-    else:
+    check_shapes_that_autograd_knows(input_infos, output_infos, is_training)
+    if not is_training:
         differentiable = [False] * len(values)
     tangents = tuple(
         TangentInfo(p, tangent_meta(from_functional(v))) for p, v in enumerate(values) if differentiable[p]
@@ -202,7 +203,7 @@ def _input_infos(
         new_view = None
         if mutation in (MutationKind.METADATA, MutationKind.DATA_AND_METADATA):
             geometry = eager_geometry(entered.value, entered.original)
-            unseen = metadata_changed_under_no_grad(entered)
+            unseen = metadata_changed_under_no_grad(entered, storages)
             claims = bool(entered.value.requires_grad)
             new_view = view_spec(geometry, entered.original, requires_grad=claims, under_no_grad=unseen)
         hidden = writes and is_hidden_from_autograd(entered)

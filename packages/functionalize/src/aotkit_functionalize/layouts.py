@@ -47,6 +47,7 @@ class Layouts:
 
     Attributes:
         reshapes: tensors that changed their shape in place, as often as they did.
+        unseen: those of ``reshapes`` that require grad and changed where grad mode was off, unseen by autograd.
         reshaped: tensors that changed their shape in place while views of them were alive.
         stale: those of ``reshaped`` that were written to since: the views by which they are made of their storage.
         relaid: storages with gaps that were written to, so that values have other strides than in eager mode.
@@ -57,6 +58,7 @@ class Layouts:
     """
 
     reshapes: list[torch.Tensor] = field(default_factory=list)
+    unseen: list[torch.Tensor] = field(default_factory=list)
     reshaped: dict[int, torch.Tensor] = field(default_factory=dict)
     stale: dict[int, tuple[Any, ...]] = field(default_factory=dict)
     relaid: set[int] = field(default_factory=set)
@@ -87,6 +89,8 @@ class Layouts:
             result = func(*args, **kwargs)
         identity = compat.storage_identity(target)
         self.reshapes.append(target)
+        if target.requires_grad and not torch.is_grad_enabled():
+            self.unseen.append(target)
         if compat.functional_views(compat.inner_wrapper(target)) > 0:
             self.reshaped[identity] = target
         return result
@@ -125,6 +129,8 @@ class Layouts:
                 "Make it contiguous first, or change a copy",
             )
         reshaped = self.reshaped.get(identity)
+        if reshaped is not None:
+            self._check_age(target, reshaped)
         root = _root(target)
         if root.requires_grad:
             _check_view_of_gradient(target, root)
@@ -134,9 +140,14 @@ class Layouts:
             self._restore(root, before)
         if reshaped is not None and (target.requires_grad or reshaped.requires_grad):
             self.stale[identity] = compat.views_of_storage(compat.inner_wrapper(reshaped))
-            if _is_older(target, self.stale[identity]):
-                raise _wrong_view()
+            self._check_age(target, reshaped)
         return result
+
+    def _check_age(self, target: torch.Tensor, reshaped: torch.Tensor) -> None:
+        """Refuse a write to a view that is older than the change of shape, where a gradient is wanted."""
+        made_by = compat.views_of_storage(compat.inner_wrapper(reshaped))
+        if (target.requires_grad or reshaped.requires_grad) and _is_older(target, made_by):
+            raise _wrong_view()
 
     def _restore(self, root: torch.Tensor, before: tuple[tuple[Any, ...], bool]) -> None:
         strides, dense = before

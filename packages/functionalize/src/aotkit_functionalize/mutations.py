@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -58,9 +59,11 @@ def is_under_no_grad(entered: FunctionInput) -> bool:
     return entered.entry_grad_fn in before_reshapes(entered.value.grad_fn)
 
 
-def metadata_changed_under_no_grad(entered: FunctionInput) -> bool:
+def metadata_changed_under_no_grad(entered: FunctionInput, events: StorageEvents | None) -> bool:
     """Whether autograd did not see a change of sizes or strides of an input that requires grad."""
-    return entered.requires_grad and entered.value.grad_fn is entered.entry_grad_fn
+    if entered.requires_grad and entered.value.grad_fn is entered.entry_grad_fn:
+        return True
+    return events is not None and any(target is entered.value for target in events.layouts.unseen)
 
 
 def is_hidden_from_autograd(entered: FunctionInput) -> bool:
@@ -83,11 +86,21 @@ def mutation_kind(entered: FunctionInput) -> MutationKind:
     return MutationKind.METADATA if metadata else MutationKind.NONE
 
 
+def _same_sizes(one: Sequence[Any], other: Sequence[Any]) -> bool:
+    """Whether sizes are equal; where only their texts differ, the one of these examples is guarded on.
+
+    A write through ``view(2, -1)`` leaves ``2*(s//2)`` where there was ``s``.
+    """
+    if dims(one) == dims(other):
+        return True
+    return len(one) == len(other) and all(bool(a == b) for a, b in zip(one, other, strict=True))
+
+
 def check_mutation(entered: FunctionInput) -> None:
     """Refuse what the records cannot express, and what eager refuses."""
     value, name = entered.value, f"input {entered.index}"
     now, geometry = from_functional(value), eager_geometry(value, entered.original)
-    if dims(now.shape) != dims(geometry.shape):
+    if not _same_sizes(now.shape, geometry.shape):
         raise Unsupported(
             f"{name} is resized",
             "its storage would have to change size after the call",

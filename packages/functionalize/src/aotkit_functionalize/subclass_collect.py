@@ -146,9 +146,9 @@ class SubclassRun:
         for info in inputs:
             if info.updated_output is not None and (info.mutation_under_no_grad or info.mutation_hidden_from_autograd):
                 differentiable[info.updated_output] = False
-        if is_training_graph(differentiable, self.inputs, training, grad_mode):
-            check_shapes_that_autograd_knows(inputs)
-        else:
+        has_joint = is_training_graph(differentiable, self.inputs, training, grad_mode)
+        check_shapes_that_autograd_knows(inputs, outputs, has_joint)
+        if not has_joint:
             differentiable = [False] * len(self.outer_values)
         is_training = any(differentiable)
         nests = tuple(i.nest if isinstance(i, SubclassInput) else None for i in self.inputs)

@@ -48,9 +48,12 @@ def bind_symbols(flat_args: Sequence[Any]) -> tuple[SymbolBinding, ...]:
     found: dict[str, SymbolBinding] = {}
 
     def offer(value: Any, index: int, source: str, position: int | None = None) -> None:
-        if isinstance(value, torch.SymInt) and value.node.expr.is_symbol:
-            name = str(value.node.expr)
-            found.setdefault(name, SymbolBinding(name, index, source, position))
+        if not isinstance(value, torch.SymInt):
+            return
+        # A symbol may be found to equal another, or a number, between two records: each of its names is bound.
+        for expr in (value.node.expr, value.node._expr):
+            if expr.is_symbol:
+                found.setdefault(str(expr), SymbolBinding(str(expr), index, source, position))
 
     for index, value in enumerate(flat_args):
         offer(value, index, "int")

@@ -11,7 +11,7 @@ from . import _torch_compat as compat
 from .aliases import carries_gradient
 from .errors import Unsupported
 from .inputs import FunctionInput
-from .metadata import InputInfo, TensorMeta
+from .metadata import InputInfo, OutputInfo, OutputKind, TensorMeta
 from .symbols import dims, tensor_meta
 
 __all__ = ["check_shapes_that_autograd_knows", "is_differentiable", "is_training_graph", "tangent_meta"]
@@ -46,10 +46,26 @@ def tangent_meta(plain: torch.Tensor) -> TensorMeta:
     return TensorMeta(meta.dtype, meta.device, meta.sizes, strides, 0, False)
 
 
-def check_shapes_that_autograd_knows(inputs: Sequence[InputInfo]) -> None:
-    """Refuse a change of shape of which autograd learns nothing."""
+def check_shapes_that_autograd_knows(
+    inputs: Sequence[InputInfo], outputs: Sequence[OutputInfo], is_training: bool
+) -> None:
+    """Refuse a change of shape of which autograd learns nothing, where a gradient would have to know of it.
+
+    Without a joint graph those are the leaves of which views are returned: the gradient of a leaf has the shape that
+    the leaf had when it was first used, and which use was the first, the records do not tell.
+    """
+    viewed = {
+        output.base
+        for output in outputs
+        if output.kind is OutputKind.ALIAS_OF_INPUT
+        and output.view is not None
+        and output.view.requires_grad
+        and not output.view.under_no_grad
+    }
     for info in inputs:
-        if info.new_view is not None and info.new_view.under_no_grad:
+        if info.new_view is None or not info.new_view.under_no_grad:
+            continue
+        if is_training or (info.is_leaf and info.index in viewed):
             raise Unsupported(
                 f"input {info.index} requires grad and changes its sizes or strides in place where grad mode is off",
                 "its gradient keeps the old ones",

@@ -60,6 +60,7 @@ def _symbols(bases: Sequence[BaseSpec], flat_args: Sequence[Any]) -> tuple[BindS
     """Where the symbols are read by which the members are parts of their bases."""
     views = [member.view for base in bases for member in base.views]
     wanted = symbols_of(d for v in views for d in (*v.sizes, *v.strides, v.offset_delta))
+    wanted |= symbols_of(base.numel for base in bases if base.flat)  # the size of the storage, which no member may tell
     if not wanted:
         return ()
     bound = {b.name: b for b in bind_symbols(flat_args)}
