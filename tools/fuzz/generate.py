@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import random
-import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
 from .cells import CELLS, VIEWS, Cell, Event, cells_of
 from .compare import observe
+from .overlap import last_element, overlaps
 from .program import Program, run_setup
-from .statements import COMPUTE, DETACHED_WRITES, RARE_WRITES, RESHAPES, VIEW_WRITES, VIEWS_BY_KIND, WRITES
+from .statements import (
+    COMPUTE,
+    DETACHED_WRITES,
+    RARE_WRITES,
+    RESHAPES,
+    VIEW_WRITES,
+    VIEWS_BY_KIND,
+    WRITES,
+    Statement,
+)
 
 __all__ = ["Generated", "generate"]
 
@@ -67,7 +76,7 @@ _EXPANDED_SHARE = 0.005
 _UNDEFINED_SHARE = 0.006  # of the statements that are refused by design are kept; each goal tries several
 _SHAPES = ((3, 4), (3, 4), (4, 4), (2, 6), (6,), (4,), (2, 3, 2), (1, 4), (), (4, 1), (3, 4), (4, 4), (0, 3))
 _GOAL_SHAPES = ((3, 4), (4, 4), (2, 6), (3, 4), (4, 2), (2, 3, 2), (6,), (4,))
-_SHARED_VIEWS = ("[1:]", "[:2]", ".t()", ".view(-1)", "[0]", "[::2]", "", ".unsqueeze(0)", "[..., 1:]") * 6 + (
+_SHARED_VIEWS = ("[1:]", "[:2]", ".t()", ".view(-1)", "[0]", "[::2]", "", ".unsqueeze(0)", "[..., 1:]") * 12 + (
     ".detach()",
 )
 _DTYPES = ("float32",) * 10 + ("float64", "float64", "int64", "bfloat16", "complex64", "complex64")
@@ -192,7 +201,7 @@ class _Generator:
         quiet = goal.mode == "no_grad inside"
         for _ in range(8):
             source = self._goal_source(goal)
-            view = _Statement(f"{self._new()} = {self._fill(VIEWS_BY_KIND[goal.view], source)}", "view", goal.view)
+            view = Statement(f"{self._new()} = {self._fill(VIEWS_BY_KIND[goal.view], source)}", "view", goal.view)
             view_name = f"v{self.count}"
             through = goal.mutation == "through view" and goal.view != "detach"  # that would be a detached write
             target = view_name if through else source
@@ -216,21 +225,21 @@ class _Generator:
         if goal.alias.endswith("intermediate"):
             name = self._new()
             made = self.rng.choice(("X * 2", "X + 1", "X.clone()", "X.sin()", "torch.ones(3, 4)", "X.clone().detach()"))
-            self._try(_Statement(f"{name} = {made.replace('X', source)}"))
+            self._try(Statement(f"{name} = {made.replace('X', source)}"))
             return name if name in self.scope else source
         return source
 
-    def _goal_write(self, goal: Cell, target: str) -> _Statement | None:
+    def _goal_write(self, goal: Cell, target: str) -> Statement | None:
         other = self._name()
         if goal.mutation == "through view" and goal.view == "detach":
-            return _Statement(self._fill(VIEW_WRITES, target, other), "write", "through view", target)
+            return Statement(self._fill(VIEW_WRITES, target, other), "write", "through view", target)
         match goal.mutation:
             case "whole" | "through view":
-                return _Statement(self._fill(WRITES, target, other), "write", target=target)
+                return Statement(self._fill(WRITES, target, other), "write", target=target)
             case "detached":
-                return _Statement(self._fill(DETACHED_WRITES, target, other), "write", "detached", target)
+                return Statement(self._fill(DETACHED_WRITES, target, other), "write", "detached", target)
             case "shape":
-                return _Statement(self._fill(RESHAPES, target), "write", "shape", target)
+                return Statement(self._fill(RESHAPES, target), "write", "shape", target)
         return None
 
     def _goal_outputs(self, alias: str, source: str, view: str) -> list[str]:
@@ -247,40 +256,47 @@ class _Generator:
     def _restore(self, saved: tuple[Any, ...]) -> None:
         """Forget statements. What they wrote stays written, which only makes values odd while generating."""
         body, self.scope, self.origin, self.reshaped, views, writes = saved
-        if any(event.kind == "shape" for event in self.writes[writes:]):
-            self._replay(self.body[:body])
+        replayed = any(event.kind == "shape" for event in self.writes[writes:])
         del self.body[body:], self.views[views:], self.writes[writes:]
+        if replayed:
+            self._replay(self.body)
 
     def _replay(self, body: Sequence[str]) -> None:
         scope = {"torch": torch, **run_setup(self.setup)}
         exec("\n".join(body), scope)
+        tensors = [n for n, v in self.scope.items() if isinstance(v, torch.Tensor)]
+        before = {name: self._storage(name) for name in tensors}
         self.scope = {name: scope[name] for name in self.scope}
+        now = {before[name]: self._storage(name) for name in tensors}
+        self.reshaped = {now.get(storage, storage): wanted for storage, wanted in self.reshaped.items()}
+        for events in (self.views, self.writes):
+            events[:] = [replace(event, storage=now.get(event.storage, event.storage)) for event in events]
 
     # --- statements ---
 
-    def _random_statement(self) -> _Statement:
+    def _random_statement(self) -> Statement:
         statement = self._simple()
         return statement.under_no_grad() if self.rng.random() < 0.1 else statement
 
-    def _simple(self) -> _Statement:
+    def _simple(self) -> Statement:
         kind = self.rng.choices(("compute", "write", "view write", "detached", "view", "shape"), (3, 2, 2, 1, 3, 0.4))[
             0
         ]
         x, y = self._name(), self._name()
         match kind:
             case "compute":
-                return _Statement(f"{self._new()} = {self._fill(COMPUTE, x, y)}")
+                return Statement(f"{self._new()} = {self._fill(COMPUTE, x, y)}")
             case "write":
                 rare = self.rng.random() < 0.005
-                return _Statement(self._fill(RARE_WRITES if rare else WRITES, x, y), "write", target=x)
+                return Statement(self._fill(RARE_WRITES if rare else WRITES, x, y), "write", target=x)
             case "view write":
-                return _Statement(self._fill(VIEW_WRITES, x, y), "write", "through view", x)
+                return Statement(self._fill(VIEW_WRITES, x, y), "write", "through view", x)
             case "detached":
-                return _Statement(self._fill(DETACHED_WRITES, x, y), "write", "detached", x)
+                return Statement(self._fill(DETACHED_WRITES, x, y), "write", "detached", x)
             case "view":
                 view = self.rng.choice(VIEWS)
-                return _Statement(f"{self._new()} = {self._fill(VIEWS_BY_KIND[view], x, y)}", "view", view)
-        return _Statement(self._fill(RESHAPES, x, y), "write", "shape", x)
+                return Statement(f"{self._new()} = {self._fill(VIEWS_BY_KIND[view], x, y)}", "view", view)
+        return Statement(self._fill(RESHAPES, x, y), "write", "shape", x)
 
     def _fill(self, templates: Sequence[str], x: str, y: str | None = None) -> str:
         """What a write reads from the memory it writes to, eager reads in an order of its own: a copy is read."""
@@ -301,11 +317,11 @@ class _Generator:
         self.count += 1
         return f"v{self.count}"
 
-    def _try(self, statement: _Statement) -> bool:
+    def _try(self, statement: Statement) -> bool:
         """Add the statement if eager takes it (a statement that fails has not written anything)."""
         trial = dict(self.scope)
         written = trial.get(statement.target)
-        if written is not None and _overlaps(written) and self.rng.random() > _UNDEFINED_SHARE:
+        if written is not None and overlaps(written) and self.rng.random() > _UNDEFINED_SHARE:
             return False
         if written is not None and (self._is_refused_shape(statement, written) or self._is_stale(statement, written)):
             return False
@@ -318,7 +334,11 @@ class _Generator:
         trial.pop("__builtins__", None)
         if "as_strided(" in statement.text and not self._stays_inside(statement.text, trial):
             return False
-        if statement.kind == "shape" and any(self._storage(n) == storage for n in self._others(statement.target)):
+        if (
+            statement.kind == "shape"
+            and written is not None
+            and any(self._storage(n) == storage for n in self._others(statement.target))
+        ):
             self.reshaped[storage] = bool(written.requires_grad)
         if any(isinstance(v, torch.Tensor) and v.numel() > LARGEST for v in trial.values()):
             return False
@@ -326,28 +346,44 @@ class _Generator:
         self.body.append(statement.text)
         return True
 
-    def _is_refused_shape(self, statement: _Statement, target: torch.Tensor) -> bool:
+    def _is_refused_shape(self, statement: Statement, target: torch.Tensor) -> bool:
         """Whether autograd cannot follow a change of shape, so that it is refused by design; a few are kept."""
         if statement.kind != "shape" or not (self.training and target.requires_grad):
             return False
         quiet = statement.text.startswith("with ")
         followed = not quiet and (self.origin[statement.target] == "own" or not target._is_view())
+        storage = self._storage(statement.target)
+        written = any(event.storage == storage for event in self.writes)
+        parts = any(event.storage == storage and event.kind == "multi" for event in self.views)
+        shared = sum(self._storage(name) == storage for name in dict.fromkeys(self.inputs)) > 1
+        followed = followed and not (written and parts) and not shared
         return not followed and self.rng.random() > _UNDEFINED_SHARE
 
     def _others(self, name: str) -> list[str]:
         """The other tensors in scope."""
         return [n for n, v in self.scope.items() if isinstance(v, torch.Tensor) and v is not self.scope[name]]
 
-    def _is_stale(self, statement: _Statement, target: torch.Tensor) -> bool:
+    def _is_stale(self, statement: Statement, target: torch.Tensor) -> bool:
         """Whether memory is written to that changed its shape while there were views of it, and a gradient is wanted.
 
         Views that are older than the change are then refused by design, wherever they are used; a few are kept.
         """
         storage = self._storage(statement.target)
-        if statement.kind == "shape" or storage not in self.reshaped:
+        if statement.kind == "shape":
             return False
-        wanted = self.reshaped[storage] or target.requires_grad
+        if storage not in self.reshaped:
+            return self._has_doubtful_gaps(storage) and self.rng.random() > _UNDEFINED_SHARE
+        wanted = self.training and (self.reshaped[storage] or target.requires_grad)
         return wanted and self.rng.random() > _UNDEFINED_SHARE
+
+    def _has_doubtful_gaps(self, storage: int) -> bool:
+        """Whether memory with gaps was written to and viewed in another shape, which forbids a second write."""
+        dense = torch.ops.aten.is_non_overlapping_and_dense
+        return (
+            any(event.storage == storage for event in self.writes)
+            and any(event.storage == storage and event.kind in ("flatten", "as_strided") for event in self.views)
+            and not all(dense(self.scope[n]) for n in self.inputs if self._storage(n) == storage)
+        )
 
     def _stays_inside(self, text: str, trial: dict[str, Any]) -> bool:
         """Whether the view lies within the tensor it is taken of: eager loses the gradient of what does not.
@@ -357,9 +393,9 @@ class _Generator:
         """
         result, _, expression = _plain(text).partition(" = ")
         view, source = trial[result], trial[expression.partition(".")[0]]
-        plain = source.storage_offset() == 0 and source.is_contiguous() and not _overlaps(view)
+        plain = source.storage_offset() == 0 and source.is_contiguous() and not overlaps(view)
         plain = plain and not self._shares(expression.partition(".")[0])
-        inside = view.storage_offset() >= source.storage_offset() and _end(view) <= _end(source)
+        inside = view.storage_offset() >= source.storage_offset() and last_element(view) <= last_element(source)
         return inside and (plain or self.rng.random() < _UNDEFINED_SHARE)
 
     def _shares(self, name: str) -> bool:
@@ -369,7 +405,7 @@ class _Generator:
             return True
         return name in self.inputs and sum(self._storage(n) == self._storage(name) for n in set(self.inputs)) > 1
 
-    def _note(self, statement: _Statement, trial: dict[str, Any], storage: int) -> None:
+    def _note(self, statement: Statement, trial: dict[str, Any], storage: int) -> None:
         quiet = statement.text.startswith("with ")
         result, assigned, expression = (
             statement.text.strip().removeprefix("with torch.no_grad():\n    ").partition(" = ")
@@ -390,7 +426,11 @@ class _Generator:
             by_origin = {"own": "whole", "view": "through view", "detached": "detached"}
             self.writes.append(Event(storage, statement.kind or by_origin[self.origin[statement.target]], quiet))
         elif assigned and result in trial:
-            self.origin[result] = "own"
+            same = next(
+                (n for n in self.origin if self.scope.get(n) is trial[result]), None
+            )  # contiguous() of such a one
+            made = "view" if trial[result]._is_view() else "own"
+            self.origin[result] = made if same is None else self.origin[same]
 
     # --- outputs ---
 
@@ -451,36 +491,6 @@ class _Generator:
         return f"{target}.{self.rng.choice(('mul_(2)', 'add_(1)', 'zero_()', 'detach().mul_(2)'))}"
 
 
-_SOURCE = re.compile(r"\b[av]\d+\b")
-
-
 def _plain(text: str) -> str:
     """A statement without the block around it."""
     return text.strip().removeprefix("with torch.no_grad():\n    ")
-
-
-def _overlaps(tensor: torch.Tensor) -> bool:
-    """Whether several elements are the same memory."""
-    if tensor.numel() < 2:
-        return False
-    places = torch.arange(_end(tensor) + 1).as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
-    return places.unique().numel() < tensor.numel()
-
-
-def _end(tensor: torch.Tensor) -> int:
-    """Offset of the last element."""
-    reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return int(tensor.storage_offset()) + reach
-
-
-@dataclass(frozen=True, slots=True)
-class _Statement:
-    """``role``: compute, view or write; ``kind`` of view or write, empty: decided by what ``target`` is."""
-
-    text: str
-    role: str = "compute"
-    kind: str = ""
-    target: str = ""
-
-    def under_no_grad(self) -> _Statement:
-        return _Statement(f"with torch.no_grad():\n    {self.text}", self.role, self.kind, self.target)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-__all__ = ["COMPUTE", "DETACHED_WRITES", "RESHAPES", "VIEWS_BY_KIND", "VIEW_WRITES", "WRITES"]
+from dataclasses import dataclass
+
+__all__ = ["COMPUTE", "DETACHED_WRITES", "RESHAPES", "VIEWS_BY_KIND", "VIEW_WRITES", "WRITES", "Statement"]
 
 COMPUTE = (
     "X * 2", "X + 1", "X + Y", "X * Y", "X - Y", "X.sin()", "X.tanh()", "X.sum()", "X.clone()", "X.contiguous()",
@@ -58,3 +60,16 @@ VIEWS_BY_KIND: dict[str, tuple[str, ...]] = {
 RESHAPES = (
     "X.t_()", "X.unsqueeze_(0)", "X.squeeze_()", "X.transpose_(0, 1)", "X.unsqueeze_(-1)", "X.swapaxes_(0, -1)",
 )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """``role``: compute, view or write; ``kind`` of view or write, empty: decided by what ``target`` is."""
+
+    text: str
+    role: str = "compute"
+    kind: str = ""
+    target: str = ""
+
+    def under_no_grad(self) -> Statement:
+        return Statement(f"with torch.no_grad():\n    {self.text}", self.role, self.kind, self.target)

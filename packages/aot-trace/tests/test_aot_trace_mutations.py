@@ -545,6 +545,23 @@ def test_a_change_of_shape_under_no_grad_is_remembered_after_a_write_that_autogr
     assert not capture(fn, [torch.randn(3, 3)], options=TraceOptions(layer=layer)).metadata.is_training
 
 
+def test_views_older_than_a_change_of_shape_are_written_to_where_no_gradient_is_wanted(layer, compare):
+    def fn(x):
+        w = x[:2]
+        x.unsqueeze_(0)
+        w.mul_(2)
+        x.add_(1)
+        return [w, x[0]]
+
+    def make():
+        return [torch.randn(3, 3, requires_grad=True) * 2]
+
+    with torch.no_grad():
+        compare(fn, make, options=TraceOptions(layer=layer))
+    with pytest.raises(Unsupported, match="older than that is used"):
+        capture(fn, make(), options=TraceOptions(layer=layer))
+
+
 class _WrongGradient(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):

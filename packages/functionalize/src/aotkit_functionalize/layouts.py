@@ -138,7 +138,7 @@ class Layouts:
         result = func(*args, **kwargs)
         if before is not None:
             self._restore(root, before)
-        if reshaped is not None and (target.requires_grad or reshaped.requires_grad):
+        if reshaped is not None and self._wants_gradient(target, reshaped):
             self.stale[identity] = compat.views_of_storage(compat.inner_wrapper(reshaped))
             self._check_age(target, reshaped)
         return result
@@ -146,8 +146,11 @@ class Layouts:
     def _check_age(self, target: torch.Tensor, reshaped: torch.Tensor) -> None:
         """Refuse a write to a view that is older than the change of shape, where a gradient is wanted."""
         made_by = compat.views_of_storage(compat.inner_wrapper(reshaped))
-        if (target.requires_grad or reshaped.requires_grad) and _is_older(target, made_by):
+        if self._wants_gradient(target, reshaped) and _is_older(target, made_by):
             raise _wrong_view()
+
+    def _wants_gradient(self, *values: torch.Tensor) -> bool:
+        return (self.grad_mode or torch.is_grad_enabled()) and any(value.requires_grad for value in values)
 
     def _restore(self, root: torch.Tensor, before: tuple[tuple[Any, ...], bool]) -> None:
         strides, dense = before
