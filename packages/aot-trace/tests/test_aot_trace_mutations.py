@@ -562,6 +562,17 @@ def test_views_older_than_a_change_of_shape_are_written_to_where_no_gradient_is_
         capture(fn, make(), options=TraceOptions(layer=layer))
 
 
+def test_detached_windows_that_would_change_strides_are_refused(layer, compare):
+    def fn(x):
+        y = x.clone().detach()
+        y.unfold(-1, 1, 1).detach()[0] = 2
+        return [y]
+
+    compare(fn, lambda: [torch.randn(2, 3, 2)], options=TraceOptions(layer=layer))
+    with pytest.raises(Unsupported, match="windows made by unfold"):
+        capture(fn, [torch.randn(3, 2, 2).permute(2, 0, 1)], options=TraceOptions(layer=layer))
+
+
 class _WrongGradient(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):

@@ -158,6 +158,12 @@ class Layouts:
         wrapper = compat.inner_wrapper(root)
         if len(strides) != root.dim() or compat.unwrap_inner(wrapper).stride() == strides:
             return
+        if compat.is_view_through(wrapper, "unfold") and not compat.is_base(wrapper):
+            raise Unsupported(
+                "windows made by unfold() of a tensor that is not contiguous are detached and written to",
+                "the new values have other strides than the memory",
+                "Make the tensor contiguous first",
+            )
         if not dense:
             identity = compat.storage_identity(root)
             if identity in self.strided:
