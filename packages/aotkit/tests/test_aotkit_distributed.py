@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import warnings
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import nn
 
 pytestmark = pytest.mark.skipif(not dist.is_available(), reason="this torch is built without distributed")
@@ -87,4 +88,16 @@ def worker(rank: int, folder: str, wrap: str) -> None:
 @pytest.mark.covers("F4.33")
 @pytest.mark.parametrize("wrap", ["data_parallel", "fully_sharded"])
 def test_two_processes_train_as_in_eager(wrap: str, tmp_path: Path):
-    mp.spawn(worker, args=(str(tmp_path), wrap), nprocs=2)
+    command = [sys.executable, __file__, str(tmp_path), wrap]
+    workers = [subprocess.Popen([*command, str(rank)], stderr=subprocess.PIPE, text=True) for rank in range(2)]
+    try:
+        for process in workers:
+            _, errors = process.communicate(timeout=300)
+            assert process.returncode == 0, errors
+    finally:
+        for process in workers:
+            process.kill()
+
+
+if __name__ == "__main__":
+    worker(int(sys.argv[3]), sys.argv[1], sys.argv[2])

@@ -83,7 +83,7 @@ def silent(x: Tensor) -> Tensor:
         (add_and_return_view, False, 1, 0),
         (hidden, False, 0, 2),  # the version counter must not move
         (transposed, False, 0, 2),  # the sizes have to change first
-        (silent, True, 0, 2),  # autograd looks at the input
+        (silent, True, 1, 1),  # it requires grad, but was written to where grad mode is off
         (onto_itself, False, 0, 1),
     ],
 )

@@ -54,7 +54,11 @@ class GradientFunction:
     def __call__(self, *values: Any) -> list[Any]:
         metadata = self.metadata
         count = len(metadata.inputs)
-        outer, tangents = values[:count], values[count + len(self.known[-1].saved.nodes) :]
+        outer, tangents = list(values[:count]), values[count + len(self.known[-1].saved.nodes) :]
+        for index in metadata.differentiable_inputs:
+            # Where the gradients do not depend on an input, no derivative of them does: it arrives without one.
+            if not outer[index].requires_grad:
+                outer[index] = outer[index].detach().requires_grad_()
         inputs = reentered_inputs(outer, metadata.inputs)
         before = AutocastState.now()
         try:
