@@ -122,6 +122,15 @@ def test_equal_computations_are_merged_unless_random_or_both_returned(joint_of):
 
 
 @pytest.mark.covers("F3.8")
+def test_two_results_do_not_become_one_through_an_equal_value_that_is_no_result(joint_of):
+    joint, count = joint_of(lambda x: (x.sin().sum(), x.sin(), x.sin()), leaf(4))
+    result = partition(joint, count)
+    assert ops(result.forward).count("aten.sin.default") == 2
+    (output,) = result.forward.graph.find_nodes(op="output")
+    assert output.args[0][1] is not output.args[0][2]
+
+
+@pytest.mark.covers("F3.8")
 def test_merging_does_not_cross_a_mutation():
     graph = torch.fx.Graph()
     x, tangent = graph.placeholder("primals_1"), graph.placeholder("tangents_1")

@@ -48,6 +48,8 @@ def clean_joint(module: torch.fx.GraphModule, cse: bool = True) -> Cleaned:
         twin = first_with.get(key) if key is not None and node.op != "placeholder" else None
         if twin is not None and not (node in escaping and twin in kept_escaping):
             cleaned.position[node] = cleaned.position[twin]
+            if node in escaping:
+                kept_escaping.add(twin)
             continue
         cleaned.position[node] = len(cleaned.nodes)
         cleaned.nodes.append(node)
