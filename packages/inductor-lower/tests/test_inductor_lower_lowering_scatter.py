@@ -126,6 +126,27 @@ def test_an_embeddings_gradient_sums_equal_rows_and_leaves_the_padding_out(check
     assert not result.externs
 
 
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+def test_halves_that_are_added_in_place_have_eagers_bits(dtype):
+    grad, index = numbers(64, 16, dtype=dtype), torch.arange(64) % 5
+    pooled = numbers(2, 8, 9, 9, dtype=dtype)
+    largest, places = torch.nn.functional.max_pool2d(pooled, 5, 1, 2, return_indices=True)
+
+    def f(g, i, x, y, p):
+        return (
+            aten.embedding_dense_backward(g, i, 5, -1, False),
+            aten.index_put(g[:5], [i], g, True),
+            aten.index_reduce(g[:5], 0, i, g, "mean"),
+            aten.max_pool2d_with_indices_backward(y, x, [5, 5], [1, 1], [2, 2], [1, 1], False, p),
+        )
+
+    args = (grad, index, pooled, largest, places)
+    compiled = compile_graph(make_fx(f, tracing_mode="fake")(*args))
+    assert not compiled.report().externs
+    for got, want in zip(compiled(list(args)), f(*args), strict=True):
+        assert torch.equal(got, want)
+
+
 def test_take_and_put_use_the_flattened_tensor(check):
     x, index = numbers(3, 4), torch.tensor([[0, -1], [5, 11]])
     result = check(

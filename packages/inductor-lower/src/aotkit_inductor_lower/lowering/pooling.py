@@ -24,6 +24,7 @@ from .values import View
 __all__ = ["TABLE"]
 
 TABLE = RuleTable("pooling")
+_Reached = tuple[Expr, list[Value]]  # a place on the other side, and conditions under which it takes part
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,23 +160,22 @@ class _Pool:
 
     def window(self, nest: NestBuilder, out: Sequence[Expr]) -> tuple[list[Expr], Value | None]:
         """Begin a stage over a window; the input index in it, and where it is valid."""
-        steps = nest.stage([axis.longest for axis in self.axes])
-        conditions: list[Value] = []
-        index = list(out[: -len(self.axes)])
-        for axis, place, step in zip(self.axes, out[-len(self.axes) :], steps, strict=True):
-            at, more = axis.reads(nest, place, step)
-            index.append(at)
-            conditions += more
-        return index, _all(nest, conditions)
+        return self._other_side(nest, out, [axis.longest for axis in self.axes], _Axis.reads)
 
     def covering(self, nest: NestBuilder, at: Sequence[Expr]) -> tuple[list[Expr], Value | None]:
         """Begin a stage over the windows that an input is in; the output index in it, and where it is valid."""
-        steps = nest.stage([axis.most_windows for axis in self.axes])
+        return self._other_side(nest, at, [axis.most_windows for axis in self.axes], _Axis.windows)
+
+    def _other_side(
+        self, nest: NestBuilder, place: Sequence[Expr], counts: Sequence[Expr], across: Callable[..., _Reached]
+    ) -> tuple[list[Expr], Value | None]:
+        """A stage over what ``across`` reaches from ``place`` along each axis, see Note [Windows]."""
+        steps = nest.stage(counts)
         conditions: list[Value] = []
-        index = list(at[: -len(self.axes)])
-        for axis, place, step in zip(self.axes, at[-len(self.axes) :], steps, strict=True):
-            out, more = axis.windows(nest, place, step)
-            index.append(out)
+        index = list(place[: -len(self.axes)])
+        for axis, here, step in zip(self.axes, place[-len(self.axes) :], steps, strict=True):
+            there, more = across(axis, nest, here, step)
+            index.append(there)
             conditions += more
         return index, _all(nest, conditions)
 
