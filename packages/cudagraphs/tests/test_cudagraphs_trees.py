@@ -496,10 +496,9 @@ def test_thirty_two_threads_get_their_own_results(make):
     for thread in threads:
         thread.join()
     assert wrong == []
-    for _ in range(100):  # a thread's local objects go a moment after `join`
-        if not trees.report().recordings:
-            break
-        time.sleep(0.05)
+    deadline = time.monotonic() + 60  # a thread's local objects, and with them its pools, go a moment after `join`
+    while (trees.report().recordings or trees.driver._pools) and time.monotonic() < deadline:
+        time.sleep(0.02)
     assert trees.report().recordings == () and trees.driver._pools == [], "what a thread recorded ends with it"
 
 

@@ -179,7 +179,8 @@ loop reduce(i0 < {kept}):
     store o[i0] = %s
 """
     (got,) = run(program({"x": x}, {"o": want}, nest), x)
-    assert_same(got, want, ulps=64 if kind == "prod" else 16)
+    # a product of n factors is off by up to n ulps from another order of the same product
+    assert_same(got, want, ulps=max(64, reduced) if kind == "prod" else 16)
 
 
 @pytest.mark.parametrize("kind", ["max", "min", "argmax", "argmin"])

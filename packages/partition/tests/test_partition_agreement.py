@@ -9,7 +9,7 @@ import pytest
 
 WORKER = textwrap.dedent(
     """
-    import json, sys
+    import json, os, sys
     import torch
     import torch.distributed as dist
     from torch.fx.experimental.proxy_tensor import make_fx
@@ -48,7 +48,9 @@ WORKER = textwrap.dedent(
             "backward": [str(node.target) for node in together.backward.graph.nodes if node.op == "call_function"],
             "strategy": together.report.strategy,
         }))
-    dist.destroy_process_group()
+    sys.stdout.flush()
+    sys.stdin.readline()  # the other rank may still be talking to this one
+    os._exit(0)  # gloo's threads are not always joined when a process ends by itself: its failure would become ours
     """
 )
 
@@ -60,15 +62,17 @@ def on_two_ranks(folder, mode):
     workers = [
         subprocess.Popen(
             [*command, str(rank), str(folder / f"store-{mode}"), mode],
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
         )
         for rank in range(2)
     ]
-    answers = [worker.communicate(timeout=200) for worker in workers]
-    assert all(worker.returncode == 0 for worker in workers), answers
-    return [json.loads(out.strip().splitlines()[-1]) for out, _ in answers]
+    answers = [worker.stdout.readline() for worker in workers]
+    ends = [worker.communicate("both have answered\n", timeout=200) for worker in workers]
+    assert all(worker.returncode == 0 for worker in workers), ends
+    return [json.loads(answer) for answer in answers]
 
 
 @pytest.mark.covers("F3.50")
