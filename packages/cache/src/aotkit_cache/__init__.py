@@ -18,8 +18,10 @@ from .fsspec_store import FsspecStore
 from .key import CacheKey, make_key
 from .location import default_cache_dir, environment_parts, open_cache
 from .redis_store import RedisStore
-from .store import MemoryStore, Store
+from .signing import key_from_text
+from .store import EntryStat, MemoryStore, Store
 from .tiered import TieredStore
+from .transfer import Transfer
 
 __all__ = [
     "ArtifactCache",
@@ -29,15 +31,18 @@ __all__ = [
     "CacheWarning",
     "DiskStore",
     "Entry",
+    "EntryStat",
     "FsspecStore",
     "MemoryStore",
     "RedisStore",
     "Store",
     "TieredStore",
+    "Transfer",
     "Uncacheable",
     "default_cache_dir",
     "environment_parts",
     "explain",
+    "key_from_text",
     "make_key",
     "open_cache",
 ]

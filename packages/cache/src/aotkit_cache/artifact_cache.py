@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from .entry import Entry, JsonValue, MissReason, RejectedEntry, decode_entry, encode_entry
+from .entry import Entry, JsonValue, MissReason, RejectedEntry, decode_entry, encode_entry, stored_key_parts
 from .errors import CacheError, CacheWarning
 from .key import CacheKey
 from .observer import Observer
 from .signing import Signer
-from .store import LockingStore, Store
+from .store import EntryStat, LockingStore, Store
+from .transfer import Transfer, export_entries, import_entries
 
 Payload = tuple[Mapping[str, bytes], Mapping[str, JsonValue]]
 
@@ -155,6 +157,68 @@ class ArtifactCache:
                 bytes_read=counts["bytes_read"],
                 bytes_written=counts["bytes_written"],
             )
+
+    def entries(self) -> list[EntryStat]:
+        """What the store holds, most recently used first, other people's entries included. Raises `CacheError`."""
+        return sorted(self.store.entries(), key=lambda entry: -entry.last_used)
+
+    def describe(self, digest: str) -> tuple[Entry, dict[str, str]]:
+        """An entry of ours and the parts of its key, long ones abbreviated, without counting a lookup.
+
+        Raises:
+            CacheError: there is none, or it is not one that a lookup would give; the message says why.
+        """
+        data = self.store.get(digest)
+        if data is None:
+            raise CacheError(f"there is no entry {digest}")
+        return decode_entry(digest, data, self._signer), stored_key_parts(data, self._signer)
+
+    def prune(self, *, max_bytes: int = 0, unused_seconds: float | None = None) -> list[EntryStat]:
+        """Delete least recently used entries until `max_bytes` are left, or all not used for `unused_seconds`.
+
+        Returns what was deleted. Raises `CacheError` if the store fails.
+        """
+        left, gone = 0, []
+        for entry in self.entries():
+            old = unused_seconds is not None and time.time() - entry.last_used > unused_seconds
+            if old or (unused_seconds is None and left + entry.size > max_bytes):
+                if self.store.delete(entry.key):
+                    gone.append(entry)
+            else:
+                left += entry.size
+        return gone
+
+    def export_entries(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        keys: Iterable[str] | None = None,
+        signing_key: bytes | None = None,
+        progress: Callable[[int, int], None] = lambda done, total: None,
+    ) -> Transfer:
+        """Write entries (all, or those with the digests `keys`) to one file, signed with `signing_key`.
+
+        Without a key the cache's own is used, which another machine has only if it is a shared one.
+        `progress(done, total)` is called along the way. Raises `CacheError`. See Note [Export file].
+        """
+        found = [entry.key for entry in self.store.entries()] if keys is None else keys
+        return export_entries(self.store, self._signer, self._other(signing_key), path, found, progress)
+
+    def import_entries(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        signing_key: bytes | None = None,
+        progress: Callable[[int, int], None] = lambda done, total: None,
+    ) -> Transfer:
+        """Keep what `export_entries` wrote with the same `signing_key`; anything else in the file is left out.
+
+        Raises `CacheError` if it is no such file, or cut short.
+        """
+        return import_entries(self.store, self._signer, self._other(signing_key), path, progress)
+
+    def _other(self, signing_key: bytes | None) -> Signer:
+        return self._signer if signing_key is None else Signer(signing_key)
 
     @contextlib.contextmanager
     def _computing(self, key: CacheKey) -> Iterator[bool]:

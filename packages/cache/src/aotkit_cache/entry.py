@@ -126,6 +126,19 @@ def decode_entry(digest: str, data: bytes, signer: Signer) -> Entry:
     return Entry(digest, sections, manifest["meta"])
 
 
+def entry_digest(data: bytes, signer: Signer) -> str:
+    """The key digest that a whole entry signed with our key was stored for. Raises :class:`RejectedEntry`."""
+    digest: str = _open_envelope(data, signer)[0]["digest"]
+    return digest
+
+
+def resign(data: bytes, signer: Signer) -> bytes:
+    """A checked entry signed with another key; nothing else of it changes."""
+    magic, version, _, total, manifest_length = _HEADER.unpack_from(data)
+    body = _HEADER.pack(magic, version, signer.key_id, total, manifest_length) + data[_HEADER.size : -SIGNATURE_BYTES]
+    return body + signer.sign(body)
+
+
 def stored_key_parts(data: bytes, signer: Signer) -> dict[str, str]:
     """The key parts written in an entry, long texts abbreviated (to tell why a lookup missed it)."""
     parts: dict[str, str] = _open_envelope(data, signer)[0]["key"]
