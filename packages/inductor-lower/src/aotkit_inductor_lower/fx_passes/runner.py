@@ -9,6 +9,7 @@ from torch.fx import Graph, GraphModule
 
 from ..errors import UnknownPassError
 from ..options import LowerOptions
+from .channels_last import prefer_channels_last
 from .common_subexpressions import merge_common_subexpressions
 from .fold_uniform import fold_uniform_values
 from .remove_noops import remove_noops
@@ -30,6 +31,7 @@ FX_PASSES: tuple[FxPass, ...] = (
     FxPass("remove-noops", remove_noops),
     FxPass("fold-uniform", fold_uniform_values, after=("remove-noops",)),
     FxPass("common-subexpressions", merge_common_subexpressions, after=("remove-noops", "fold-uniform")),
+    FxPass("channels-last", prefer_channels_last, after=("common-subexpressions",)),
 )
 
 
