@@ -13,6 +13,7 @@ from aotkit_inductor_lower.codegen.generate import generate
 from aotkit_inductor_lower.ir.parse import parse_program
 from aotkit_inductor_lower.plan import (
     Allocate,
+    ArenaPool,
     BindError,
     CallExtern,
     CallSegment,
@@ -321,3 +322,68 @@ def test_dead_arena_memory_is_used_again_and_live_memory_never_overlaps() -> Non
                 a, b = offsets[one], offsets[two]
                 assert a + nbytes[one] <= b or b + nbytes[two] <= a
     assert all(offset % 64 == 0 for offset in offsets.values())
+
+
+def _blocked() -> tuple[CompiledProgram, dict[str, torch.Tensor]]:
+    """The two layers over widths whose temporaries are too large for a plan of its own to keep."""
+    generator = torch.Generator().manual_seed(0)
+    constants = {"w": torch.randn(16, 4096, generator=generator), "v": torch.randn(4096, 8, generator=generator)}
+    text = MLP.replace("$s0, 32", "$s0, 4096").replace("[32, ", "[4096, ").replace("16, 32", "16, 4096")
+    return generate(parse_program(text.replace("i1 < 32", "i1 < 4096"))), constants
+
+
+@pytest.mark.covers("F5h.16")
+def test_two_programs_take_turns_with_one_block_of_memory() -> None:
+    arenas = ArenaPool()
+    compiled, constants = _blocked()
+    first, second = bind(compiled, constants, arenas), bind(compiled, constants, arenas)
+    kept = []
+    for bound, rows in ((first, 3), (second, 20), (first, 3), (second, 7), (first, 20)):
+        x = torch.randn(rows, 16, generator=torch.Generator().manual_seed(rows))
+        torch.testing.assert_close(bound([x])[0], eager_mlp(x, constants), rtol=1e-3, atol=1e-3)
+        kept.append(arenas.kept_bytes)
+    # it grew once, for the larger call, and then served all of them: of h, r and q no more than two live at once
+    assert kept[0] < kept[1] == kept[2] == kept[3] == kept[4] <= 20 * (2 * 4096 + 8) * 4 + 3 * 64
+
+
+def test_an_arena_pool_keeps_no_more_than_its_limit() -> None:
+    arenas = ArenaPool(limit=1 << 20)
+    compiled, constants = _blocked()
+    bound = bind(compiled, constants, arenas)
+    for rows, kept in ((4, True), (200, False), (4, True)):
+        x = torch.randn(rows, 16, generator=torch.Generator().manual_seed(rows))
+        torch.testing.assert_close(bound([x])[0], eager_mlp(x, constants), rtol=1e-3, atol=1e-3)
+        assert (0 < arenas.kept_bytes <= 1 << 20) == kept
+
+
+def test_overlapping_calls_get_blocks_of_their_own_and_failed_calls_lose_theirs() -> None:
+    arenas = ArenaPool()
+    one, two = arenas.take(1000), arenas.take(500)
+    assert one.memory.data_ptr() != two.memory.data_ptr() and arenas.kept_bytes == 0
+    arenas.give_back(one)
+    del two
+    assert arenas.kept_bytes == 1000 and arenas.take(2000).nbytes == 2000 and arenas.kept_bytes == 0
+
+
+def test_a_buffer_that_dies_inside_a_segment_leaves_its_memory_to_the_next_kernel() -> None:
+    compiled, _ = mlp()
+    lives = {a.buffer: (a.first, a.last) for a in compiled.plan.arena}
+    assert lives["h"][1] == lives["r"][0] == lives["q"][0] - 1  # relu, then shift, in one segment
+    assert lives["r"][1] == lives["q"][0]
+    offsets, total = place_buffers([(n, *life) for n, life in lives.items()], {"h": 640, "r": 640, "q": 640, "m": 64})
+    assert offsets["h"] == offsets["q"] and total == 1280
+
+
+def test_views_of_temporaries_are_made_once_for_all_calls() -> None:
+    text = MLP.replace("extern mm1: m = aten.mm.default(q, v)", "extern mm1: m = aten.mm.default(qt, v)")
+    text = text.replace("extern mm1", "alias turned: qt = q + 0\nextern mm1")
+    text = text.replace("buffer m :", "buffer qt : float32[$s0, 32] strides [1, $s0] temporary on cpu\nbuffer m :")
+    torch.manual_seed(0)
+    compiled, constants = generate(parse_program(text)), {"w": torch.randn(16, 32), "v": torch.randn(32, 8)}
+    bound = bind(compiled, constants)
+    assert bound.source.count("as_strided") == 1  # the view that is returned
+    for rows in (5, 9, 5):
+        x = torch.randn(rows, 16)
+        q = (x @ constants["w"]).relu() + 1
+        expected = q.as_strided((rows, 32), (1, rows)) @ constants["v"] * 2
+        torch.testing.assert_close(bound([x])[0], expected, rtol=1e-4, atol=1e-4)

@@ -7,7 +7,7 @@ data. With ``verify`` each product is serialized, reloaded and the reloaded one 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -26,7 +26,7 @@ from aotkit_aot_trace import (
 )
 from aotkit_cudagraphs import CudagraphTrees
 from aotkit_functionalize import GraphMetadata, OverlappingMutation
-from aotkit_inductor_lower import LowerOptions, compile_graph, decompositions
+from aotkit_inductor_lower import ArenaPool, LowerOptions, compile_graph, decompositions
 from aotkit_partition import Partition, PartitionOptions, dump_graph, graph_constants, load_graph, partition
 from aotkit_runtime_wrappers import (
     CompilerWrapper,
@@ -69,6 +69,7 @@ class CompileContext:
     ``keep_input_mutations``: the graph of an inference writes to its inputs itself, where that can be.
     ``fixed_arguments``: positions of arguments that the frontend knows to keep their address, mostly.
     ``trees``: where recordings of CUDA graphs go, if not to those that all compiled graphs of a device share.
+    ``arenas``: where temporaries live, those of a forward and its backward in turn.
     ``publish``: graphs go to torch's own log artifacts (``TORCH_LOGS``, structured traces) too.
     """
 
@@ -81,6 +82,7 @@ class CompileContext:
     publish: bool = True
     fixed_arguments: frozenset[int] = frozenset()
     trees: CudagraphTrees | None = None
+    arenas: ArenaPool = field(default_factory=ArenaPool)
 
     def dump_graph(self, name: str, graph: torch.fx.GraphModule) -> None:
         """Show ``graph`` to whoever watches."""
@@ -331,7 +333,8 @@ def _lowered(graph: torch.fx.GraphModule, name: str, ctx: CompileContext) -> Box
         disable=tuple(sorted(chosen.disable)),
     )
     with ctx.recorder.stage("lower"):
-        compiled = compile_graph(graph, options=options, observer=ctx.recorder, object_store=ctx.object_store)
+        store, arenas = ctx.object_store, ctx.arenas
+        compiled = compile_graph(graph, options=options, observer=ctx.recorder, object_store=store, arenas=arenas)
     ctx.recorder.add_graph(GraphRecord(name, compiled.report()))
     return compiled
 

@@ -30,10 +30,12 @@ from .lowering import lower_graph
 from .options import LowerOptions
 from .pieces import PiecewiseGraph
 from .pipeline import CompiledGraph, compile_graph
+from .plan import ArenaPool
 from .report import LoweringReport
 from .schedule import FusionRecord, schedule_program
 
 __all__ = [
+    "ArenaPool",
     "CompiledGraph",
     "FusionRecord",
     "LowerOptions",

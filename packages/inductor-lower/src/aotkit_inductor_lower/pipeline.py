@@ -25,7 +25,7 @@ from .ir.verify import verify_program
 from .lowering import lower_graph
 from .options import LowerOptions
 from .pieces import PiecewiseGraph, compile_pieces, needs_pieces
-from .plan import BoundProgram, CompiledProgram, bind, compiled_from_json, compiled_to_json
+from .plan import ArenaPool, BoundProgram, CompiledProgram, bind, compiled_from_json, compiled_to_json
 from .report import LoweringReport, make_report
 from .schedule import FusionRecord, schedule_program
 
@@ -84,26 +84,32 @@ def compile_graph(
     options: LowerOptions | None = None,
     observer: Observer | None = None,
     object_store: ObjectStore | None = None,
+    arenas: ArenaPool | None = None,
 ) -> CompiledGraph | PiecewiseGraph:
     """Compile a functional ATen graph for the CPU, in one piece if it can be (see :mod:`.pieces`).
 
     Nodes need fake values in ``meta["val"]``, as ``make_fx`` leaves them; where they lack, they are computed from
-    ``example_inputs``. Works as ``fw_compiler`` of torch's ``aot_function``. Raises
+    ``example_inputs``. Graphs that never run at once may share the memory of their temporaries: ``arenas``. Works as
+    ``fw_compiler`` of torch's ``aot_function``. Raises
     :class:`~.errors.UnsupportedGraphError` for what can be neither generated nor called.
     """
-    options = options or LowerOptions()
+    options, arenas = options or LowerOptions(), arenas or ArenaPool()
     graph = with_fake_values(gm, example_inputs)
     if not needs_pieces(graph):
-        return _compile_whole(graph, options, observer, object_store)
+        return _compile_whole(graph, options, observer, object_store, arenas)
 
     def compile_one(piece: GraphModule) -> CompiledGraph | PiecewiseGraph:
-        return compile_graph(piece, options=options, observer=observer, object_store=object_store)
+        return compile_graph(piece, options=options, observer=observer, object_store=object_store, arenas=arenas)
 
     return compile_pieces(graph, compile_one)
 
 
 def _compile_whole(
-    gm: GraphModule, options: LowerOptions, observer: Observer | None, object_store: ObjectStore | None
+    gm: GraphModule,
+    options: LowerOptions,
+    observer: Observer | None,
+    object_store: ObjectStore | None,
+    arenas: ArenaPool,
 ) -> CompiledGraph:
     with _stage(observer, "fx-passes"):
         graph = run_fx_passes(gm, options)
@@ -117,7 +123,7 @@ def _compile_whole(
     with _stage(observer, "codegen"):
         compiled = _generate(scheduled, options, observer, object_store)
     with _stage(observer, "bind"):
-        bound = bind(compiled, graph_constants(graph))
+        bound = bind(compiled, graph_constants(graph), arenas)
     return CompiledGraph(bound, scheduled, records, make_report(graph, lowered, scheduled, records))
 
 

@@ -173,11 +173,13 @@ class _Build:
 
     def finish(self) -> LaunchPlan:
         """The plan, with lifetimes and frees filled in."""
-        first, last = self._lifetimes()
+        last: dict[str, int] = {}  # step
+        lives: dict[str, tuple[int, int]] = {}  # moments
+        for step, moment, name in self._uses():
+            last[name] = step
+            lives[name] = (lives[name][0] if name in lives else moment, moment)
         arena = tuple(
-            ArenaBuffer(name, first[name], last[name])
-            for name, home in self.homes.items()
-            if home == "arena" and name in first
+            ArenaBuffer(name, *lives[name]) for name, home in self.homes.items() if home == "arena" and name in lives
         )
         planned = tuple(
             PlannedBuffer(b.name, b.dtype, b.sizes, b.strides, self.homes[b.name], b.device)
@@ -185,7 +187,6 @@ class _Build:
             if b.kind is not BufferKind.ROW and b.name in self.homes
         )
         steps = tuple(self._with_frees(last))
-        arena = tuple(ArenaBuffer(a.buffer, a.first, a.last) for a in arena)
         return LaunchPlan(
             self.program.name,
             self.program.inputs,
@@ -196,17 +197,19 @@ class _Build:
             self.program.symbol_sources,
         )
 
-    def _lifetimes(self) -> tuple[dict[str, int], dict[str, int]]:
-        """First and last plan step using each buffer; using a view is using its memory."""
+    def _uses(self) -> Iterator[tuple[int, int, str]]:
+        """(step, moment, buffer) for every use, in order; using a view is using its memory."""
         nests = {step.name: step for step in self.program.steps if isinstance(step, LoopNest)}
-        first: dict[str, int] = {}
-        last: dict[str, int] = {}
+        moment = 0
         for position, step in enumerate(self.steps):
-            for name in _used(step, nests):
-                for touched in {name, self._root(name)}:
-                    first.setdefault(touched, position)
-                    last[touched] = position
-        return first, last
+            parts = step.launches if isinstance(step, CallSegment) else (None,)
+            for launch in parts:
+                nest = nests[launch] if launch is not None else None
+                for name in (*nest.reads, *nest.writes) if nest is not None else _used(step):
+                    yield position, moment, name
+                    if name in self.memory:
+                        yield position, moment, self._root(name)
+                moment += 1
 
     def _with_frees(self, last: Mapping[str, int]) -> Iterator[PlanStep]:
         """The steps with a Free after each last use of a tensor that Python holds."""
@@ -232,13 +235,10 @@ def _held(step: PlanStep) -> Iterator[str]:
         yield step.result
 
 
-def _used(step: PlanStep, nests: Mapping[str, LoopNest]) -> Iterator[str]:
+def _used(step: PlanStep) -> Iterator[str]:
+    """Buffers that a step uses by itself; a segment's kernels are asked instead."""
     if isinstance(step, Allocate):
         yield step.buffer
-    elif isinstance(step, CallSegment):
-        for name in step.launches:
-            yield from nests[name].reads
-            yield from nests[name].writes
     elif isinstance(step, CallExtern):
         yield from _names(step.args)
         for _, value in step.kwargs:

@@ -1,5 +1,6 @@
 """What a compiled graph does when called, and how it is bound to a process."""
 
+from .arena import ArenaPool
 from .bind import BoundProgram, bind
 from .errors import BindError
 from .launch_plan import (
@@ -21,6 +22,7 @@ from .serialize import compiled_from_json, compiled_to_json, plan_from_json, pla
 __all__ = [
     "Allocate",
     "ArenaBuffer",
+    "ArenaPool",
     "BindError",
     "BoundProgram",
     "CallExtern",

@@ -12,7 +12,8 @@ import torch
 
 from .. import _torch_compat
 from ..codegen.llvm.object import LoadedObject, load_object
-from .emit_python import emit_source
+from .arena import ArenaPool
+from .emit_python import emit_source, wanted_tensors
 from .errors import BindError, raise_status
 from .externs import conform, resolve_target
 from .frame import FramePool
@@ -41,8 +42,13 @@ class BoundProgram:
         return self._call(args)
 
 
-def bind(compiled: CompiledProgram, constants: Mapping[str, torch.Tensor] | None = None) -> BoundProgram:
-    """Make a compiled program callable. ``constants``: the tensors of its constant buffers by name.
+def bind(
+    compiled: CompiledProgram,
+    constants: Mapping[str, torch.Tensor] | None = None,
+    arenas: ArenaPool | None = None,
+) -> BoundProgram:
+    """Make a compiled program callable. ``constants``: the tensors of its constant buffers by name. ``arenas``: where
+    its temporaries live, shared with other programs; its own by default.
 
     Raises :class:`BindError` if a constant is missing, an ATen op does not exist in this torch, or the object
     code does not load.
@@ -52,14 +58,16 @@ def bind(compiled: CompiledProgram, constants: Mapping[str, torch.Tensor] | None
     if missing:
         raise BindError(f"{plan.name} needs the constant tensors {', '.join(missing)}, which were not given")
     namespace: dict[str, Any] = _externs(compiled)
-    source, wanted, tables = emit_source(plan)
+    pool = FramePool(plan, constants, wanted_tensors(plan), arenas or ArenaPool())
+    source, tables = emit_source(plan, pool.own)
     namespace.update(tables)
     namespace.update(_segments(compiled))
     namespace.update({f"constant_{_safe(name)}": tensor for name, tensor in constants.items()})
-    pool = FramePool(plan, constants, wanted)
     namespace.update(
         lease=pool.lease,
+        lease_block=pool.lease_block,
         give_back=pool.give_back,
+        give_back_block=pool.arenas.give_back,
         empty=_torch_compat.empty_strided_cpu,
         empty_strided=torch.empty_strided,
         conform=conform,

@@ -10,39 +10,47 @@ import torch
 from ..ir import Arg, BufferRef, Literal, SymInput
 from ..symbolic import Call, Expr, Symbol
 from .externs import returns_several
-from .frame import torch_dtype
+from .frame import arena_views, torch_dtype
 from .launch_plan import Allocate, CallExtern, CallSegment, Free, LaunchPlan, PlanStep, Return, View
 
-__all__ = ["emit_source"]
+__all__ = ["emit_source", "wanted_tensors"]
 
 
-def emit_source(plan: LaunchPlan) -> tuple[str, list[str], dict[str, Any]]:
-    """``(source, wanted, tables)``: the text defining ``call(args)``, the arena buffers it needs as tensors (in the
-    order of ``Frame.tensors``), and objects its text names."""
-    return _Emitter(plan).emit()
+def emit_source(plan: LaunchPlan, own_frames: bool = True) -> tuple[str, dict[str, Any]]:
+    """``(source, tables)``: the text defining ``call(args)`` and objects its text names. ``own_frames``: whether
+    frames come from the plan's own list or lie in blocks of memory shared with other plans (``FramePool.own``)."""
+    return _Emitter(plan, own_frames).emit()
+
+
+def wanted_tensors(plan: LaunchPlan) -> list[str]:
+    """Arena buffers and views of them that the plan needs as tensors, in the order of ``Frame.tensors``."""
+    framed = arena_views(plan)
+    steps = [s for s in plan.steps if not (isinstance(s, View) and s.result in framed)]
+    used = {name for step in steps for name in _tensor_uses(step)}
+    return [name for name in (*(a.buffer for a in plan.arena), *framed) if name in used]
 
 
 class _Emitter:
-    def __init__(self, plan: LaunchPlan) -> None:
-        self.plan = plan
+    def __init__(self, plan: LaunchPlan, own_frames: bool) -> None:
+        self.plan, self.own_frames = plan, own_frames
         self.homes = {b.name: b for b in plan.buffers}
         self.slot = {name: k for k, name in enumerate(plan.slots)}
         self.lines: list[str] = []
         self.tables: dict[str, Any] = {}
         self.sizes = ""
         self.uses_frame = bool(plan.arena) or any(isinstance(s, CallSegment) for s in plan.steps)
-        used = [name for step in plan.steps for name in _tensor_uses(step)]
-        self.wanted = [a.buffer for a in plan.arena if a.buffer in set(used)]
+        self.wanted = wanted_tensors(plan)
+        self.framed = arena_views(plan).keys()
         self.tensor_names = {b.name: f"b_{_safe(b.name)}" for b in plan.buffers}
         self.tensor_names.update({b.name: f"constant_{_safe(b.name)}" for b in plan.buffers if b.home == "constant"})
         self.tensor_names.update({name: f"tensors[{k}]" for k, name in enumerate(self.wanted)})
 
-    def emit(self) -> tuple[str, list[str], dict[str, Any]]:
+    def emit(self) -> tuple[str, dict[str, Any]]:
         self._prologue()
         for step in self.plan.steps:
             self._step(step)
         body = "\n".join(f"    {line}" for line in self.lines)
-        return f"def call(args):\n{body}\n", self.wanted, self.tables
+        return f"def call(args):\n{body}\n", self.tables
 
     # -- prologue ------------------------------------------------------------------------------------------
 
@@ -61,7 +69,9 @@ class _Emitter:
         if not self.uses_frame:
             return
         self.sizes = ", ".join(f"s_{_safe(name)}" for name, *_ in self.plan.symbol_sources)
-        if self.sizes:
+        if not self.own_frames:
+            self.lines.append(f"block, frame = lease_block({self.sizes})")
+        elif self.sizes:
             self.lines.append(f"frame = lease({self.sizes})")
         else:  # one size only: the free list is taken from directly
             self.lines += ["try: frame = free.pop()", "except IndexError: frame = lease()"]
@@ -97,10 +107,12 @@ class _Emitter:
         elif isinstance(step, CallExtern):
             self._extern(step)
         elif isinstance(step, View):
-            base = self.tensor_names[step.base]
-            self._view(step, base)
+            if step.result not in self.framed:
+                self._view(step, self.tensor_names[step.base])
         elif isinstance(step, Free):
-            self.lines.append(f"del {', '.join(self.tensor_names[name] for name in step.buffers)}")
+            held = [self.tensor_names[name] for name in step.buffers if name not in self.framed]
+            if held:
+                self.lines.append(f"del {', '.join(held)}")
         else:
             self._return(step)
 
@@ -161,7 +173,9 @@ class _Emitter:
         self.lines.append(f"{name} = torch.as_strided({base}, {sizes}, {strides}, {offset})")
 
     def _return(self, step: Return) -> None:
-        if self.uses_frame:
+        if self.uses_frame and not self.own_frames:
+            self.lines.append("give_back_block(block)")
+        elif self.uses_frame:
             self.lines.append(f"give_back(frame, {self.sizes})" if self.sizes else "free.append(frame)")
         outputs = []
         for output in step.outputs:
