@@ -46,6 +46,22 @@ def test_one_capture_serves_other_sizes(layer, compare, name, grad):
     assert texts and all(ARITHMETIC.match(t) for t in texts)
 
 
+@pytest.mark.covers("F1.40")
+def test_a_flattened_tensor_written_to_under_no_grad_has_its_gradient_for_other_sizes(layer, compare):
+    """Autograd takes the view again after the write; its sizes belong to the recorded backward."""
+
+    def fn(x):
+        flat = x.sin().reshape(-1)
+        with torch.no_grad():
+            flat.add_(1)
+        return [flat]
+
+    def gaps(rows, columns):
+        return lambda: [torch.randn(2 * rows, 2 * columns)[::2, ::2].requires_grad_()]
+
+    compare(fn, gaps(4, 4), make_call=gaps(5, 5), options=TraceOptions(layer=layer, dynamic=True))
+
+
 @pytest.mark.covers("F2.6")
 def test_static_sizes_need_no_shape_env():
     assert capture(lambda x: [x + 1], [torch.ones(3)]).shape_env is None

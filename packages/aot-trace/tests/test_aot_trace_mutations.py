@@ -351,6 +351,37 @@ def test_an_older_view_is_not_used_after_a_write_that_follows_a_change_of_shape(
     check(used, lambda: [torch.randn(3, 3)])
 
 
+@pytest.mark.parametrize("shape", [(3, 3), (2, 3)])
+def test_an_older_view_is_not_used_after_a_write_and_then_a_change_of_shape(layer, check, shape):
+    def write_of_all(x):
+        y = x.sin()
+        v = y.view_as(y)
+        y.mul_(2)
+        y.t_()
+        return [v * 1]
+
+    def detached_write(x):
+        y = x.sin()
+        v = y[0]
+        y.detach().mul_(2)
+        y.t_()
+        return [v[:]]
+
+    def only_newer_views(x):
+        y = x.sin()
+        y[0].mul_(2)
+        y.t_()
+        return [y[0] * 1]
+
+    def make():
+        return [torch.randn(shape, requires_grad=True) * 1]
+
+    for fn in (write_of_all, detached_write):
+        with pytest.raises(Unsupported, match="older than that is used"):
+            capture(fn, make(), options=TraceOptions(layer=layer))
+    check(only_newer_views, make)
+
+
 @pytest.mark.parametrize(
     ("fn", "what"),
     [

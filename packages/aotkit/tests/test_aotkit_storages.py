@@ -132,6 +132,21 @@ def test_a_view_of_data_that_was_put_back_is_no_view_of_the_input(same_as_eager:
     same_as_eager(view_of_the_storage_in_between, pair, lone_view=True)
 
 
+@pytest.mark.covers("F4.6")
+@pytest.mark.parametrize("change", [Tensor.t_, Tensor.squeeze_, lambda x: x.unsqueeze_(0)])
+def test_data_copied_to_a_tensor_of_a_history_that_then_changes_its_shape(
+    captured_same_as_eager: Check, change: Callable[[Tensor], Tensor]
+) -> None:
+    """The new value is a view of the old one, and cannot be used any more once autograd saw the change of shape."""
+
+    def fn(x: Tensor) -> None:
+        x.data.copy_(x)
+        change(x)
+
+    leaf = torch.randn(1, 4, requires_grad=True)
+    captured_same_as_eager(fn, lambda: [leaf.clone()])
+
+
 def gathered(size: int, grad: bool) -> Callable[[], list[Tensor]]:
     """A parameter whose storage holds ``size`` elements, and the value that it is given."""
 

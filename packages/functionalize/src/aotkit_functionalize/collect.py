@@ -121,6 +121,8 @@ def _apply_pending_writes(values: Sequence[Any]) -> None:
             from_functional(value)
             if is_functional(value._base):
                 from_functional(value._base)
+                # Autograd may have to take the view again, which is part of the backward: its sizes are recorded here.
+                carries_gradient(value)
 
 
 def _collect(

@@ -11,8 +11,9 @@ Note [Shapes changed in place]
     When the version counter of a tensor has moved, autograd makes the gradient function of each of its views anew: in
     eager mode by strides, for functional tensors by taking the view again, of the tensor as it is now. After ``t_()``
     that is another view, and a wrong gradient. A change of shape writes nothing, so here it does not move the counter
-    (:attr:`Layouts.reshapes` notes it instead). A *write* after it does; older views that are used after that, where a
-    gradient is wanted, are refused. They are told from newer ones by the views that they were made by.
+    (:attr:`Layouts.reshapes` notes it instead). A *write* does, after it or before: a view is taken again when it is
+    used for the first time after the write. Older views that are used after both, where a gradient is wanted, are
+    refused. They are told from newer ones by the views that they were made by.
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ class Layouts:
         reshapes: tensors that changed their shape in place, as often as they did.
         unseen: those of ``reshapes`` that require grad and changed where grad mode was off, unseen by autograd.
         reshaped: tensors that changed their shape in place while views of them were alive.
-        stale: those of ``reshaped`` that were written to since: the views by which they are made of their storage.
+        written: storages that were written to while there were views of them.
+        stale: those of ``reshaped`` whose older views are refused: the views by which they are made of their storage.
         relaid: storages with gaps that were written to, so that values have other strides than in eager mode.
         doubtful: those of ``relaid`` of which a view that depends on strides was taken since.
         strided: storages with gaps of which an ``as_strided`` view was taken.
@@ -60,6 +62,7 @@ class Layouts:
     reshapes: list[torch.Tensor] = field(default_factory=list)
     unseen: list[torch.Tensor] = field(default_factory=list)
     reshaped: dict[int, torch.Tensor] = field(default_factory=dict)
+    written: set[int] = field(default_factory=set)
     stale: dict[int, tuple[Any, ...]] = field(default_factory=dict)
     relaid: set[int] = field(default_factory=set)
     doubtful: set[int] = field(default_factory=set)
@@ -93,6 +96,8 @@ class Layouts:
             self.unseen.append(target)
         if compat.functional_views(compat.inner_wrapper(target)) > 0:
             self.reshaped[identity] = target
+            if identity in self.written and self._wants_gradient(target):
+                self.stale[identity] = compat.views_of_storage(compat.inner_wrapper(target))
         return result
 
     def count_reshapes(self, value: torch.Tensor) -> int:
@@ -134,6 +139,8 @@ class Layouts:
         root = _root(target)
         if root.requires_grad:
             _check_view_of_gradient(target, root)
+        if compat.functional_views(compat.inner_wrapper(root)) > 0:
+            self.written.add(identity)
         before = None if root is target and _plain(root).is_contiguous() else _layout(root)
         result = func(*args, **kwargs)
         if before is not None:
@@ -181,7 +188,7 @@ class Layouts:
 
 def _wrong_view() -> Unsupported:
     return Unsupported(
-        "a tensor changes its shape in place, is then written to, and a view that is older than that is used",
+        "a tensor is written to and changes its shape in place, and a view that is older than that is used",
         "its gradient would be taken of the wrong elements",
         "Use the operation that returns a new tensor instead (t(), unsqueeze(), ..)",
     )

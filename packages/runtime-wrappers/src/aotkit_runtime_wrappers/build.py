@@ -181,13 +181,12 @@ def _call_spec(metadata: GraphMetadata, names: tuple[Value, ...], saved: tuple[i
     own = {o.graph_output for o in metadata.outputs if o.kind is not OutputKind.SYMINT and o.graph_output is not None}
     first_base = metadata.num_forward_outputs - len(metadata.intermediate_bases)
     own |= set(range(first_base, metadata.num_forward_outputs))
+    repeated = tuple(sorted({*metadata.repeated_outputs, *_new_values_in_new_shapes(metadata)}))
     training = metadata.is_training and bool(metadata.tangents) and bool(metadata.differentiable_inputs)
     if not training:
         if any(saved):
             raise PlanError("an inference graph (or one with nothing to differentiate) saves nothing for a backward")
-        return CallSpec(
-            names, metadata.num_forward_outputs, tuple(sorted(own)), repeated_outputs=metadata.repeated_outputs
-        )
+        return CallSpec(names, metadata.num_forward_outputs, tuple(sorted(own)), repeated_outputs=repeated)
     dims = [d for t in metadata.tangents for d in (*t.meta.sizes, *t.meta.strides)]
     return CallSpec(
         graph_inputs=names,
@@ -200,9 +199,15 @@ def _call_spec(metadata: GraphMetadata, names: tuple[Value, ...], saved: tuple[i
         differentiable_inputs=tuple(sorted(metadata.differentiable_inputs)),
         differentiable_outputs=tuple(sorted({t.forward_output for t in metadata.tangents})),
         tangents=tuple(TangentSpec(t.forward_output, t.meta) for t in metadata.tangents),
-        repeated_outputs=metadata.repeated_outputs,
+        repeated_outputs=repeated,
         backward_symbols=_symbols_for_backward(metadata, names, dims),
     )
+
+
+def _new_values_in_new_shapes(metadata: GraphMetadata) -> list[int]:
+    """Values that are copied into inputs after a change of shape, when a view of the input could not be read."""
+    both = [i for i in metadata.inputs if i.mutation is MutationKind.DATA_AND_METADATA]
+    return [i.updated_output for i in both if i.updated_output is not None]
 
 
 def _symbols_for_backward(

@@ -79,7 +79,8 @@ class CallSpec:
     Positions count graph inputs (``graph_inputs`` names them) and forward outputs. ``own_outputs`` are handed to the
     caller as tensors, so they must not be views of a buffer of the backend. ``written_inputs`` are written back after
     the call: see Note [Saved inputs that are written back]. ``backward_symbols`` are read in the forward for the
-    backward. ``repeated_outputs`` come out of the graph as the tensor that an earlier output is.
+    backward. ``repeated_outputs`` come out of the graph as the tensor that an earlier output is, or as a view of an
+    input that changes its shape before they are read.
 
     For second derivatives (see Note [Second derivatives]): ``saved_inputs`` says which input each saved tensor is, or
     -1; ``unsaved_inputs`` are remembered weakly; ``kept_inputs`` are saved behind the saved tensors, for their history
