@@ -143,7 +143,12 @@ def adam_inputs(sizes: Sizes, generator: torch.Generator) -> Tensors:
     for position in range(count):
         length = elements if position % 2 == 0 else max(16, elements // 10)
         value, grad = normal(length, generator=generator), normal(length, generator=generator)
-        tensors += [value, grad, normal(length, generator=generator, scale=0.1), torch.rand(length, generator=generator)]
+        tensors += [
+            value,
+            grad,
+            normal(length, generator=generator, scale=0.1),
+            torch.rand(length, generator=generator),
+        ]
     return tensors
 
 

@@ -215,7 +215,17 @@ def keep_freed_memory() -> bool:
 
 # -- results ---------------------------------------------------------------------------------------------
 
-HEADER = ("chain", "size", "MB", *(f"{b} ms" for b in (*BACKENDS, "copy")), "x eager", "x inductor", "x copy", "err", "ok")
+HEADER = (
+    "chain",
+    "size",
+    "MB",
+    *(f"{b} ms" for b in (*BACKENDS, "copy")),
+    "x eager",
+    "x inductor",
+    "x copy",
+    "err",
+    "ok",
+)
 
 
 def cells(row: Row) -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -21,6 +21,7 @@ __all__ = [
     "hide_from_frontend",
     "lazy_backward_info",
     "profiler",
+    "put_versions",
     "record_range",
     "saving_hooks",
     "set_grad_enabled",
@@ -66,6 +67,11 @@ def advance_version(tensor: Tensor, times: int) -> None:
     """Tell autograd that ``tensor`` was written to ``times`` times. Inference tensors have no version counter."""
     if not tensor.is_inference():
         torch._C._autograd._unsafe_set_version_counter((tensor,), (tensor._version + times,))
+
+
+def put_versions(tensors: Sequence[Tensor], versions: Sequence[int]) -> None:
+    """Set version counters, one after the other."""
+    torch._C._autograd._unsafe_set_version_counter(tuple(tensors), tuple(versions))
 
 
 def fast_apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:

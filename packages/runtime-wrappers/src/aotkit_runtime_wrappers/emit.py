@@ -10,6 +10,7 @@ Note [What emitted code looks like]
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -101,8 +102,7 @@ def _emit_prologue(plan: WrapperPlan, out: Source, indent: int) -> str:
     out.add("_refuse_transform()", indent + 1)
     for name in _arguments_needed(plan):
         out.add(f"{name} = args[{name[2:]}]", indent)
-    for operation in plan.prologue:
-        _emit_operation(operation, out, indent)
+    _emit_operations(plan.prologue, out, indent)
     return _emit_box(plan, out, indent)
 
 
@@ -210,14 +210,15 @@ def _emit_epilogue(operations: Sequence[Operation], out: Source) -> None:
         while end < len(operations) and _needs_no_grad(operations[end]):
             end += 1
         if end == index:
-            _emit_operation(operations[index], out)
-            index += 1
+            while end < len(operations) and not _needs_no_grad(operations[end]):
+                end += 1
+            _emit_operations(operations[index:end], out)
+            index = end
             continue
         out.add("grad = _is_grad_enabled()")
         out.add("_set_grad_enabled(False)")
         out.add("try:")
-        for operation in operations[index:end]:
-            _emit_operation(operation, out, 2)
+        _emit_operations(operations[index:end], out, 2)
         out.add("finally:")
         out.add("_set_grad_enabled(grad)", 2)
         index = end
@@ -232,6 +233,23 @@ def _needs_no_grad(operation: Operation) -> bool:
         case Regenerate(view=view):
             return view.under_no_grad
     return False
+
+
+def _emit_operations(operations: Sequence[Operation], out: Source, indent: int = 1) -> None:
+    """In order; version counters that follow each other are read or set in one call (an optimizer has hundreds)."""
+    for kind, group in itertools.groupby(operations, type):
+        run = list(group)
+        if kind is NoteVersion:
+            notes = [operation for operation in run if isinstance(operation, NoteVersion)]
+            values, results = _tuple([n.value for n in notes]), ", ".join(n.result for n in notes)
+            out.add(f"[{results}] = _versions_of({values})", indent)
+        elif kind is SetVersion:
+            sets = [operation for operation in run if isinstance(operation, SetVersion)]
+            after = _tuple([s.value for s in sets]), _tuple([s.before for s in sets]), tuple(s.steps for s in sets)
+            out.add(f"_set_versions({after[0]}, {after[1]}, {after[2]})", indent)
+        else:
+            for operation in run:
+                _emit_operation(operation, out, indent)
 
 
 def _emit_operation(operation: Operation, out: Source, indent: int = 1) -> None:
@@ -264,10 +282,6 @@ def _emit_operation(operation: Operation, out: Source, indent: int = 1) -> None:
             out.add(f"{value}.resize_({render_tuple(sizes)})", indent)
         case ResizeStorage(value=value, num_bytes=num_bytes):
             out.add(f"{value}.untyped_storage().resize_({render(num_bytes)})", indent)
-        case NoteVersion(result=result, value=value):
-            out.add(f"{result} = _version_of({value})", indent)
-        case SetVersion(value=value, before=before, steps=steps):
-            out.add(f"_set_version({value}, {before}, {steps})", indent)
         case AnnounceWrites(values=values, times=times):
             out.add(f"_announce_writes({_tuple(values)}, {times})", indent)
         case BumpVersion(value=value, times=times):

@@ -53,8 +53,8 @@ from .runtime import (
     own_outputs,
     refuse_transform,
     regenerate,
-    set_version,
-    version_of,
+    set_versions,
+    versions_of,
     with_history,
     without_autocast,
     wrong_count,
@@ -224,9 +224,9 @@ def _run(operation: Operation, values: dict[str, Any]) -> None:
             grad = meta.requires_grad if operation.check_requires_grad else None
             check_value(values[value], what, evaluate_all(meta.sizes, values), expected, meta.dtype, meta.device, grad)
         case NoteVersion(result=result, value=value):
-            values[result] = version_of(values[value])
+            [values[result]] = versions_of([values[value]])
         case SetVersion(value=value, before=before, steps=steps):
-            set_version(values[value], values[before], steps)
+            set_versions([values[value]], [values[before]], [steps])
         case AnnounceWrites(values=written, times=times):
             announce_writes([values[name] for name in written], times)
         case SetStorage() | Resize() | ResizeStorage():

@@ -58,16 +58,13 @@ def refuse_new_aliases(
 ) -> None:
     """Raise :class:`AliasingChangedError` if a tensor of ``mutated`` overlaps one of ``others`` (or of its own).
 
-    The common case, no common storage at all, is one pass over storage numbers.
+    The common case, no common storage at all, is one pass over storages.
     """
     small, large = (mutated, others) if among or len(mutated) <= len(others) else (others, mutated)
-    storages = {t.untyped_storage()._cdata for t in small}
-    if not (among and len(storages) < len(mutated)):
-        for t in large:
-            if t.untyped_storage()._cdata in storages:
-                break
-        else:
-            return
+    # A storage is one Python object for as long as it lives, so sets of them compare storages.
+    storages = set(map(Tensor.untyped_storage, small))
+    if not (among and len(storages) < len(mutated)) and storages.isdisjoint(map(Tensor.untyped_storage, large)):
+        return
     _compare_in_detail(mutated, others, among, mutated_names.split(), other_names.split())
 
 

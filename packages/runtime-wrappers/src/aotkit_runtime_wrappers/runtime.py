@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
-from ._torch_compat import advance_version, disable_autocast, dtype_from_name, unsafe_view
+from ._torch_compat import advance_version, disable_autocast, dtype_from_name, put_versions, unsafe_view
 from .boxed import BoxedCallable
 from .contract import ViewSpec
 from .errors import AliasingChangedError, CallingConventionError, MetadataMismatchError, WrapperError
@@ -24,8 +25,8 @@ __all__ = [
     "own_outputs",
     "refuse_transform",
     "regenerate",
-    "set_version",
-    "version_of",
+    "set_versions",
+    "versions_of",
     "with_history",
     "without_autocast",
     "wrong_count",
@@ -175,15 +176,24 @@ def announce_writes(tensors: Sequence[Tensor], times: int) -> None:
             advance_version(tensor, times)
 
 
-def version_of(tensor: Tensor) -> int | None:
-    """The version counter; inference tensors have none."""
-    return None if tensor.is_inference() else tensor._version
+def versions_of(tensors: Sequence[Tensor]) -> list[int | None]:
+    """The version counters; inference tensors have none."""
+    try:
+        return [tensor._version for tensor in tensors]
+    except RuntimeError:  # the rare case: asking each first would cost every call of an optimizer
+        return [None if tensor.is_inference() else tensor._version for tensor in tensors]
 
 
-def set_version(tensor: Tensor, before: int | None, steps: int) -> None:
-    """Make the version counter ``before + steps``."""
-    if before is not None:
-        advance_version(tensor, before + steps - tensor._version)
+def set_versions(tensors: Sequence[Tensor], before: Sequence[int | None], steps: Sequence[int]) -> None:
+    """Make the version counters ``before + steps``."""
+    if None in before:
+        counted = [k for k, version in enumerate(before) if version is not None]
+        tensors, before, steps = (
+            [tensors[k] for k in counted],
+            [before[k] for k in counted],
+            [steps[k] for k in counted],
+        )
+    put_versions(tensors, list(map(operator.add, before, steps)))
 
 
 def check_strides(value: Tensor, name: str, strides: tuple[int, ...]) -> None:
