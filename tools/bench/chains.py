@@ -5,8 +5,8 @@ python -m tools.bench.chains --only softmax rope    some of them
 python -m tools.bench.chains --threads 2            wall time of two threads (else processor time of one)
 
 One turn of every backend and of a copy follow each other at once, many times; ratios are taken within such a round and
-their median is reported, so that what else the machine does hits all alike. Freed memory stays with the process: without
-that, the first touch of every large result costs more than computing it, on all sides alike.
+their median is reported, so that what else the machine does hits all alike. Freed memory stays with the process:
+without that, the first touch of every large result costs more than computing it, on all sides alike.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import aotkit  # noqa: F401  (registers the backend where no entry point is installed)
 import torch
 
+import aotkit  # noqa: F401  (registers the backend where no entry point is installed)
 from tools.bench.__main__ import machine
 from tools.bench.chain_cases import BACKWARD, CHAINS, FORWARD, STEP, UPDATE, Chain, Tensors
 from tools.bench.numerics import FACTOR, SLACK
