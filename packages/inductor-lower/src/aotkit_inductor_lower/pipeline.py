@@ -27,7 +27,7 @@ from .options import LowerOptions
 from .pieces import PiecewiseGraph, compile_pieces, needs_pieces
 from .plan import ArenaPool, BoundProgram, CompiledProgram, bind, compiled_from_json, compiled_to_json
 from .report import LoweringReport, make_report
-from .schedule import FusionRecord, schedule_program
+from .schedule import FusionRecord, choose_library_calls, schedule_program
 
 __all__ = ["CompiledGraph", "ObjectStore", "Observer", "compile_graph"]
 
@@ -118,7 +118,7 @@ def _compile_whole(
     _dump(observer, "lowered", "ir", lowered)
     with _stage(observer, "schedule"):
         scheduled, records = schedule_program(lowered, options)
-        scheduled = _checked(scheduled, options)
+        scheduled = _checked(choose_library_calls(scheduled, host_target().cpu), options)
     _dump(observer, "scheduled", "ir", scheduled)
     with _stage(observer, "codegen"):
         compiled = _generate(scheduled, options, observer, object_store)

@@ -1,6 +1,7 @@
 """From one nest per op to few kernels: inlining, fusion, local temporaries, order."""
 
 from .driver import schedule_program
+from .library_calls import choose_library_calls
 from .records import FusionRecord
 
-__all__ = ["FusionRecord", "schedule_program"]
+__all__ = ["FusionRecord", "choose_library_calls", "schedule_program"]
