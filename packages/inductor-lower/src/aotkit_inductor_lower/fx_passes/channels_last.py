@@ -21,7 +21,7 @@ from torch._subclasses import FakeTensor
 from torch.fx import Graph, Node, map_arg
 
 from ..lowering.library import is_view
-from .facts import escaping_nodes
+from .facts import before_writes, escaping_nodes
 
 __all__ = ["prefer_channels_last"]
 
@@ -46,6 +46,8 @@ def prefer_channels_last(graph: Graph, fuel: int) -> int:
     convolutions = [node for node in graph.nodes if node.target is _CONVOLUTION and _suits(node)]
     if fuel < 1 or not convolutions or not torch.backends.mkldnn.is_available():
         return 0
+    if not set(convolutions) <= set(before_writes(graph)):
+        return 0  # a copy must not be made of another value than was convolved
     plan = _Plan(graph, frozenset(convolutions))
     if not plan.make():
         return 0

@@ -7,7 +7,7 @@ from torch.fx import Graph, Node
 
 from ..lowering.library import is_view
 
-__all__ = ["escaping_nodes", "is_random", "same_tensor_type"]
+__all__ = ["before_writes", "escaping_nodes", "is_random", "reads_storage", "same_tensor_type"]
 
 
 def is_random(node: Node) -> bool:
@@ -34,13 +34,48 @@ def escaping_nodes(graph: Graph) -> set[Node]:
     return found
 
 
-def same_tensor_type(a: Node, b: Node) -> bool:
-    """Whether two nodes have the same dtype, device, sizes and strides for sure."""
+def before_writes(graph: Graph) -> list[Node]:
+    """The nodes before the first write to an input that nothing after it reads, not through a view either.
+
+    Only they may be replaced by values that are as they are now, but maybe not after that write; and only they may be
+    computed from such values later than they are. The write itself counts as before it.
+    """
+    nodes = list(graph.nodes)
+    first = next((k for k, node in enumerate(nodes) if _writes(node)), len(nodes))
+    read_late = set(nodes[first + 1 :])
+    if not read_late:
+        return nodes
+    kept: list[Node] = []
+    for node in reversed(nodes[:first]):
+        if read_late.isdisjoint(node.users):
+            kept.append(node)
+        elif node.op == "call_function" and is_view(node):
+            read_late.add(node)
+    return kept[::-1]
+
+
+def _writes(node: Node) -> bool:
+    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
+
+
+def reads_storage(graph: Graph) -> bool:
+    """Whether an op counts elements from the start of a storage, as ``as_strided`` does.
+
+    Then a tensor cannot be replaced by one of equal values.
+    """
+    targets = {node.target for node in graph.nodes if isinstance(node.target, torch._ops.OpOverload)}
+    return any(a.name == "storage_offset" for target in targets for a in target._schema.arguments)
+
+
+def same_tensor_type(a: Node, b: Node, *, strides: bool = True) -> bool:
+    """Whether two nodes have the same dtype, device, sizes and (unless left out) strides for sure."""
     x, y = a.meta.get("val"), b.meta.get("val")
     if not isinstance(x, torch.Tensor) or not isinstance(y, torch.Tensor):
         return False
     same = x.dtype == y.dtype and x.device == y.device and x.layout == y.layout and x.dim() == y.dim()
-    return same and all(_equal(p, q) for p, q in zip((*x.shape, *x.stride()), (*y.shape, *y.stride()), strict=True))
+    if not same or not all(_equal(p, q) for p, q in zip(x.shape, y.shape, strict=True)):
+        return False
+    return not strides or all(_equal(p, q) for p, q in zip(x.stride(), y.stride(), strict=True))
 
 
 def _equal(a: int | torch.SymInt, b: int | torch.SymInt) -> bool:

@@ -6,20 +6,28 @@ After ``x``. Requires that the result is not an output: the caller gets memory o
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch.fx import Graph
 
-from .facts import escaping_nodes, same_tensor_type
+from .facts import before_writes, escaping_nodes, reads_storage, same_tensor_type
 
 __all__ = ["remove_noops"]
 
 aten = torch.ops.aten
 
-_CANDIDATES = frozenset(
+_COPIES = frozenset(
     (
         aten.clone.default,
         aten._to_copy.default,
         aten.contiguous.default,
+        aten.lift_fresh_copy.default,
+        torch.ops.prims.convert_element_type.default,
+    )
+)
+_VIEWS = frozenset(
+    (
         aten.view.default,
         aten._unsafe_view.default,
         aten.reshape.default,
@@ -28,26 +36,24 @@ _CANDIDATES = frozenset(
         aten.slice.Tensor,
         aten.detach.default,
         aten.alias.default,
-        aten.lift_fresh_copy.default,
-        torch.ops.prims.convert_element_type.default,
     )
 )
-_NO_PERMUTATION = frozenset((aten.permute.default,))
 
 
 def remove_noops(graph: Graph, fuel: int) -> int:
     """Run the pass; the number of nodes removed."""
     escaping = escaping_nodes(graph)
+    candidates = _VIEWS if reads_storage(graph) else _VIEWS | _COPIES
     removed = 0
-    for node in list(graph.nodes):
+    for node in before_writes(graph):
         if removed >= fuel:
             break
-        if node.op != "call_function" or node.target not in _CANDIDATES or node in escaping:
+        if node.op != "call_function" or node.target not in candidates or node in escaping:
             continue
         source = node.args[0]
         if not isinstance(source, torch.fx.Node) or not same_tensor_type(node, source):
             continue
-        if node.target in _NO_PERMUTATION and list(node.args[1]) != list(range(len(node.args[1]))):
+        if node.target is aten.permute.default and not _is_identity(node.args[1]):
             continue
         if node.target is aten.slice.Tensor and not _whole(node, source):
             continue
@@ -55,6 +61,10 @@ def remove_noops(graph: Graph, fuel: int) -> int:
         graph.erase_node(node)
         removed += 1
     return removed
+
+
+def _is_identity(dims: Any) -> bool:
+    return list(dims) == list(range(len(dims)))
 
 
 def _whole(node: torch.fx.Node, source: torch.fx.Node) -> bool:

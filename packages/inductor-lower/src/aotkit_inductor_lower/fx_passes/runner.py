@@ -13,6 +13,9 @@ from .channels_last import prefer_channels_last
 from .common_subexpressions import merge_common_subexpressions
 from .fold_uniform import fold_uniform_values
 from .remove_noops import remove_noops
+from .reuse_reductions import reuse_reductions
+from .simplify import simplify
+from .splits_and_cats import join_splits_and_cats
 
 __all__ = ["FX_PASSES", "FxPass", "run_fx_passes"]
 
@@ -30,7 +33,10 @@ class FxPass:
 FX_PASSES: tuple[FxPass, ...] = (
     FxPass("remove-noops", remove_noops),
     FxPass("fold-uniform", fold_uniform_values, after=("remove-noops",)),
-    FxPass("common-subexpressions", merge_common_subexpressions, after=("remove-noops", "fold-uniform")),
+    FxPass("simplify", simplify, after=("remove-noops", "fold-uniform")),
+    FxPass("splits-and-cats", join_splits_and_cats, after=("simplify",)),
+    FxPass("reuse-reductions", reuse_reductions, after=("simplify",)),
+    FxPass("common-subexpressions", merge_common_subexpressions, after=("simplify", "splits-and-cats")),
     FxPass("channels-last", prefer_channels_last, after=("common-subexpressions",)),
 )
 
@@ -64,7 +70,10 @@ def run_fx_passes(gm: GraphModule, options: LowerOptions, passes: Sequence[FxPas
     graph.output(returned).meta.update(source.meta)
     fuel = options.fuel if options.fuel is not None else 1 << 62
     for each in chosen:
-        fuel -= each.run(graph, fuel)
+        made = each.run(graph, fuel)
+        fuel -= made
+        if made:
+            graph.eliminate_dead_code()
     graph.eliminate_dead_code()
     return GraphModule(gm, graph)
 
