@@ -41,6 +41,7 @@ DOCS_TOOLS = ("mkdocs", "mkdocs-material")
 TEST_EXTRAS = {
     "cache": ("redis", "fakeredis", "fsspec"),
     "aotkit": ("transformers",),
+    "inductor-lower": ("triton",),
 }
 
 #: Sessions that `nox -s test` queues, in this order: the quick ones first.

@@ -6,13 +6,14 @@ Nothing here imports Triton before a kernel is compiled or interpreted.
 from .errors import DeviceTooOld, TritonError, TritonMissing
 from .kernel import KernelArgument, KernelSource, emit_kernel
 from .load import interpret_kernel, jit_function, standalone_text
-from .tiles import Config, TilePlan, plan_tiles
+from .tiles import Config, TileLimits, TilePlan, plan_tiles
 
 __all__ = [
     "Config",
     "DeviceTooOld",
     "KernelArgument",
     "KernelSource",
+    "TileLimits",
     "TilePlan",
     "TritonError",
     "TritonMissing",

@@ -5,7 +5,7 @@ Functions of ``libm`` are CUDA's libdevice. On the interpreter ``libm`` and what
 """
 
 # mypy: ignore-errors
-# ruff: noqa: F821, ANN001, ANN201, D103
+# ruff: noqa: F821
 
 # -- floats ------------------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""Kernels on CPU tensors, in Triton's interpreter: what a device has and the interpreter lacks, in plain numpy and torch.
+"""Kernels on CPU tensors, in Triton's interpreter: what it lacks, in numpy and torch.
 
 CUDA's libdevice is missing there, halves are rounded by truncation, and reductions with a function of one's own
 go element by element. So those device functions are replaced here by the same functions on whole arrays.

@@ -16,20 +16,25 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ..codegen.llvm.nest import FlatNest
-from ..ir import Buffer, CheckIndex, Compute, Const, DType, IndexValue, Instr, Load, Origin, Reduce, Store
-from ..ir.dtypes import bits, dtype_from_torch_name, is_float
+from ..ir import Buffer, CheckIndex, Compute, Const, DType, IndexValue, Instr, Load, Origin, Store
+from ..ir.dtypes import dtype_from_torch_name, is_float
 from ..symbolic import Expr, Symbol, SymbolKind, sym, to_expr
 from .index_text import expr_text, identifier
 from .ops import TYPE_NAMES, constant_text, op_text
 from .prelude import prelude_for
 from .reduce import Reducer, accumulate_text
 from .scope import Scope, Value
-from .tiles import Config, TilePlan, plan_tiles, size_hint
+from .tiles import Config, TileLimits, TilePlan, plan_tiles, size_hint
 
 __all__ = ["KernelArgument", "KernelSource", "emit_kernel"]
 
 ATOMIC = frozenset({(d, "add") for d in (DType.F32, DType.F64, DType.I32, DType.I64)})
 ATOMIC_INTS = frozenset({(d, m) for d in (DType.I32, DType.I64) for m in ("min", "max")})
+
+
+_NOTHING = to_expr(0)
+_NO_ORIGIN = Origin()
+_LIMITS = TileLimits()
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +46,7 @@ class KernelArgument:
     name: str
     dtype: DType
     written: bool = False
-    extent: Expr = to_expr(0)
+    extent: Expr = _NOTHING
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +68,15 @@ class KernelSource:
 
 
 def emit_kernel(
-    name: str, nest: FlatNest, buffers: Mapping[str, Buffer], origin: Origin = Origin(), config: Config | None = None
+    name: str,
+    nest: FlatNest,
+    buffers: Mapping[str, Buffer],
+    origin: Origin = _NO_ORIGIN,
+    limits: TileLimits = _LIMITS,
 ) -> KernelSource:
-    """The kernel of a nest in normal form. ``config`` replaces the first choice of block sizes."""
-    plan = plan_tiles(nest, serial=nest.ordered and not _atomic(nest))
-    return _KernelEmitter(identifier(name), nest, buffers, plan, config or plan.config).emit(origin)
+    """The kernel of a nest in normal form; ``limits`` of its tile."""
+    plan = plan_tiles(nest, nest.ordered and not _atomic(nest), limits)
+    return _KernelEmitter(identifier(name), nest, buffers, plan, plan.config).emit(origin)
 
 
 def _atomic(nest: FlatNest) -> bool:
@@ -329,7 +338,7 @@ class _KernelEmitter:
         pointer, index = self._address(i.buffer, i.indices[0], dtype)
         dims = self.dims_of(index) | value.dims | (given.dims if given else frozenset())
         if i.accumulates:
-            dims |= frozenset(range(len(self.axes))) | ({self.row_axis} if self.scope.in_stage else set())  # type: ignore[operator]
+            dims |= frozenset(range(self.rank if self.scope.in_stage else len(self.axes)))
         mask = self.mask(dims, given.text if given else None)
         offset = self.index_value(index, dims)
         extra = f", mask={mask}" if mask else ""

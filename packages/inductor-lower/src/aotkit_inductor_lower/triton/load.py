@@ -77,7 +77,7 @@ def interpret_kernel(
     ``replace_functions`` off runs the device functions themselves in the interpreter where it can: slow.
     """
     run = _interpreted(source, replace_functions)
-    arguments = []
+    arguments: list[Any] = []
     for argument in source.arguments:
         if argument.kind == "size":
             arguments.append((sizes or {})[argument.name])
@@ -140,5 +140,3 @@ def _interpreted(source: KernelSource, replace_functions: bool) -> Any:
         replaced = {name: f for name, f in replaced.items() if name.startswith(("f32_to", "check"))}
     namespace.update({name: f for name, f in replaced.items() if name in namespace})
     return run
-
-

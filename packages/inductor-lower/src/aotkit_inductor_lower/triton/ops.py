@@ -87,7 +87,6 @@ def _first(args: Sequence[str], dtype: DType) -> str:
     return args[0]
 
 
-
 def _compare(operator: str) -> Row:
     """Ordered comparisons of bools go through integers: as one bit, true is negative."""
     wide: Row = lambda args, dtype: f"({args[0]}.to(tl.int32) {operator} {args[1]}.to(tl.int32))"  # noqa: E731
@@ -101,7 +100,6 @@ def _extreme(name: str, pick: str, logic: str) -> Row:
 
 def _with_width(name: str, reduce: int = 0) -> Row:
     return lambda args, dtype: f"{name}({args[0]}, {args[1]}, {bits(dtype) - reduce})"
-
 
 
 TRITON_OPS: Mapping[str, Row] = {

@@ -97,7 +97,9 @@ class Reducer:
             text = rest
             if not first:
                 text = self.scope.define(f"{self._name()}_{loop.symbol}", f"{rest} % {length}", axis, index=True).text
-                rest = self.scope.define(f"{self._name()}_above_{loop.symbol}", f"{rest} // {length}", axis, index=True).text
+                rest = self.scope.define(
+                    f"{self._name()}_above_{loop.symbol}", f"{rest} // {length}", axis, index=True
+                ).text
             kernel.symbols[Symbol(loop.symbol)] = Value(text, axis)
 
     def _name(self) -> str:
@@ -138,7 +140,7 @@ class Reducer:
         return self.kernel.value(i.value).dims - {self.axis}
 
     def _reduce_whole(self, i: Reduce) -> None:
-        text, dtype = self._masked(i)
+        text, _ = self._masked(i)
         if i.running:
             found = f"scan_{self._function(i)}({text}, {self.axis})"
             self.kernel.define(i.result, self._narrow(found, i), self._dims(i) | {self.axis})
@@ -205,7 +207,9 @@ class Reducer:
         if i.running:
             scope.line(f"{part} = {text}")
             scanned = accumulate_text(i.kind, name, f"scan_{self._function(i)}({part}, {self.axis})", dtype)
-            kernel.define(i.result, self._narrow(self._bits(i, scanned, name, part), i), frozenset(range(self.axis + 1)))
+            kernel.define(
+                i.result, self._narrow(self._bits(i, scanned, name, part), i), frozenset(range(self.axis + 1))
+            )
             total = f"reduce_{self._function(i)}({part}, {self.axis})"
             scope.line(f"{name} = {self._combine(i, name, total, dtype)}")
         elif i.kind in ("argmin", "argmax"):

@@ -74,9 +74,7 @@ class Scope:
         self.open(text)
         return saved
 
-    def leave_loop(
-        self, saved: tuple[dict[tuple[str, object], Value], dict[tuple[str, str, DType], Value]]
-    ) -> None:
+    def leave_loop(self, saved: tuple[dict[tuple[str, object], Value], dict[tuple[str, str, DType], Value]]) -> None:
         """Close the loop that :meth:`enter_loop` opened."""
         self.depth -= 1
         self._known, memory = saved

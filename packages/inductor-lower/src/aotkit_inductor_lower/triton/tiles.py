@@ -16,13 +16,19 @@ from ..codegen.llvm.nest import FlatNest
 from ..ir import IndexValue, Load, Range, Stage, Store
 from ..symbolic import Expr, Symbol, to_expr
 
-__all__ = ["Axis", "Config", "TilePlan", "next_power_of_two", "plan_tiles", "size_hint", "stage_size"]
+__all__ = ["Axis", "Config", "TileLimits", "TilePlan", "next_power_of_two", "plan_tiles", "size_hint", "stage_size"]
 
 SIZE_HINT = 4096  # what an unknown size counts as
-PERSISTENT_ELEMENTS = 8192  # the longest row that is held as a whole
-POINTWISE_TILE = 1024
-REDUCTION_TILE = 4096
 BLOCK_NAMES = ("XBLOCK", "YBLOCK", "ZBLOCK")
+
+
+@dataclass(frozen=True, slots=True)
+class TileLimits:
+    """``row``: the longest row that is held as a whole. ``pointwise``, ``reduction``: elements of a tile."""
+
+    row: int = 8192
+    pointwise: int = 1024
+    reduction: int = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,23 +87,22 @@ def stage_size(stage: Stage) -> Expr:
     return total
 
 
-def plan_tiles(nest: FlatNest, serial: bool = False) -> TilePlan:
+def plan_tiles(nest: FlatNest, serial: bool = False, limits: TileLimits = TileLimits()) -> TilePlan:
     """The tile of a nest. ``serial`` asks for one program instance, for stores that no atomic operation does."""
     sizes = [stage_size(stage) for stage in nest.stages if stage.ranges]
-    persistent = not serial and all(s.constant is not None and s.constant <= PERSISTENT_ELEMENTS for s in sizes)
+    persistent = not serial and all(s.constant is not None and s.constant <= limits.row for s in sizes)
     if serial:
         blocks = (("RBLOCK", 1),) if sizes else ()
         return TilePlan(tuple(Axis(loop, None) for loop in nest.outer), False, True, Config(blocks, num_warps=1))
-    longest = max((size_hint(s) for s in sizes), default=0)
-    chosen = _tile_loops(nest, 2 if sizes else 3)
-    names = {symbol: name for symbol, name in zip(reversed(chosen), BLOCK_NAMES, strict=False)}
+    chosen = _tile_loops(nest, 2 if sizes else 3, limits.pointwise)
+    names = dict(zip(reversed(chosen), BLOCK_NAMES, strict=False))
     axes = tuple(Axis(loop, names.get(loop.symbol)) for loop in nest.outer)
     if not sizes:
-        return TilePlan(axes, persistent, False, _pointwise_config(axes, _unit_strides(nest)))
-    return TilePlan(axes, persistent, False, _reduction_config(axes, nest, persistent, longest))
+        return TilePlan(axes, persistent, False, _pointwise_config(axes, _unit_strides(nest), limits))
+    return TilePlan(axes, persistent, False, _reduction_config(axes, nest, persistent, limits))
 
 
-def _tile_loops(nest: FlatNest, limit: int) -> list[str]:
+def _tile_loops(nest: FlatNest, limit: int, elements: int) -> list[str]:
     """Symbols of the loops that become axes, outermost first."""
     if not nest.outer:
         return []
@@ -107,7 +112,7 @@ def _tile_loops(nest: FlatNest, limit: int) -> list[str]:
     chosen = dict.fromkeys([innermost, *(s for s in reversed(loops) if s in unit)])
     picked = list(chosen)[:limit]
     for symbol in reversed(loops):
-        full = prod(size_hint(loops[s].size) for s in picked) >= POINTWISE_TILE // 2
+        full = prod(size_hint(loops[s].size) for s in picked) >= elements // 2
         if len(picked) < limit and symbol not in picked and not full:
             picked.append(symbol)
     return [symbol for symbol in loops if symbol in picked]
@@ -126,10 +131,10 @@ def _unit_strides(nest: FlatNest) -> set[str]:
     return found
 
 
-def _pointwise_config(axes: tuple[Axis, ...], unit: set[str]) -> Config:
+def _pointwise_config(axes: tuple[Axis, ...], unit: set[str], limits: TileLimits) -> Config:
     tile = [axis for axis in axes if axis.block is not None]
     blocks: dict[str, int] = {}
-    left = POINTWISE_TILE
+    left = limits.pointwise
     several = [axis for axis in tile if axis.loop.symbol in unit and size_hint(axis.loop.size) >= 16]
     for axis in reversed(tile):
         assert axis.block is not None
@@ -140,11 +145,12 @@ def _pointwise_config(axes: tuple[Axis, ...], unit: set[str]) -> Config:
     return Config(tuple(blocks.items()), num_warps=max(1, min(4, total // 128)))
 
 
-def _reduction_config(axes: tuple[Axis, ...], nest: FlatNest, persistent: bool, longest: int) -> Config:
+def _reduction_config(axes: tuple[Axis, ...], nest: FlatNest, persistent: bool, limits: TileLimits) -> Config:
     inner = _reads_along_rows(nest)
-    whole = next_power_of_two(longest)
-    rblock = whole if persistent else min(whole, 2048 if inner else 64)
-    left = max(1, REDUCTION_TILE // rblock)
+    longest = max(size_hint(stage_size(s)) for s in nest.stages if s.ranges)
+    fits = next_power_of_two(longest)
+    rblock = fits if persistent else min(fits, limits.reduction // 2 if inner else 64)
+    left = max(1, limits.reduction // rblock)
     if inner:
         left = min(left, 64 if longest <= 64 else 8 if longest <= 512 else 1)
     blocks: dict[str, int] = {}
