@@ -324,6 +324,17 @@ def fuzz(session: nox.Session) -> None:
 
 
 @nox.session
+def conformance(session: nox.Session) -> None:
+    """Torch's table of operators through generated kernels; a run that was cut off goes on where it was."""
+    install_everything(session, "expecttest")
+    journal = str(ROOT / "build" / "conformance" / "op_db.jsonl")
+    session.run(
+        "python", "-m", "tools.conformance", "kernels", "--journal", journal, *session.posargs,
+        env={"OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+
+
+@nox.session
 def bench(session: nox.Session) -> None:
     """Measure eager, the incumbent and aotkit; `-- --quick` is the short form."""
     install_everything(session, *BENCH_TOOLS)

@@ -1,4 +1,4 @@
-"""``python -m tools.conformance op_db|module_db ..``: one of torch's tables through the stack."""
+"""``python -m tools.conformance TABLE ..``: one of torch's tables through the stack, or a page about it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 
 __all__ = ["main"]
 
-TABLES = ("op_db", "module_db")
+TABLES = ("op_db", "module_db", "incumbent", "kernels", "coverage")
 
 
 def main() -> int:

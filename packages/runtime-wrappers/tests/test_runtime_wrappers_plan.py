@@ -266,7 +266,9 @@ def test_views_are_taken_by_the_plainest_operation():
     assert view_method(meta(), view((12,), (1,))) == ("view", ())
     assert view_method(meta(), view((4, 3), (1, 4))) == ("permute", (1, 0))
     assert view_method(meta((2, 3, 4), (12, 4, 1)), view((4, 2, 3), (1, 12, 4))) == ("permute", (2, 0, 1))
-    for other in (view((4,), (1,)), view((12,), (1,), 1), view((3, 4), (0, 1)), view(("s0",), (1,))):
+    assert view_method(meta((3, 1), (1, 1)), view((2, 3, 4), (0, 1, 0))) == ("expand", ())
+    others = [view((4,), (1,)), view((12,), (1,), 1), view((3, 4), (0, 1)), view(("s0",), (1,))]
+    for other in (*others, view((5, 3, 4), (0, 1, 4)), view((1, 3, 4), (0, 4, 1))):
         assert view_method(meta(), other)[0] == "as_strided"
 
 

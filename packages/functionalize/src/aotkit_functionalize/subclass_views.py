@@ -37,6 +37,8 @@ def view_of_wrapper(base: Any, view: Any, parts: Sequence[TensorMeta]) -> ViewSp
         try:
             if method == "view":
                 taken = base.view(view.shape)
+            elif method == "expand":
+                taken = base.expand(view.shape)
             elif method == "permute":
                 taken = base.permute(order)
             else:

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 from .metadata import TensorMeta, ViewSpec
 
 __all__ = ["ViewMethod", "view_method"]
 
-ViewMethod = Literal["as_strided", "view", "permute"]
+ViewMethod = Literal["as_strided", "view", "permute", "expand"]
 
 
 def view_method(base: TensorMeta, view: ViewSpec) -> tuple[ViewMethod, tuple[int, ...]]:
     """The plainest way to take ``view`` of ``base``.
 
-    ``view`` and ``permute`` have a cheaper backward than ``as_strided``, which scatters. Everything with
-    symbols, another dtype, an offset or a gap stays with ``as_strided``.
+    ``view``, ``permute`` and ``expand`` have a cheaper backward than ``as_strided``, which scatters, and that of
+    ``expand`` adds halves up in float32. Everything with symbols, another dtype, an offset or a gap stays with
+    ``as_strided``.
     """
     dims = (*base.sizes, *base.strides, *view.sizes, *view.strides, view.offset_delta)
     if base.dtype != view.dtype or view.offset_delta != 0 or not all(isinstance(d, int) for d in dims):
@@ -25,6 +27,8 @@ def view_method(base: TensorMeta, view: ViewSpec) -> tuple[ViewMethod, tuple[int
         if _product(base_sizes) == _product(view_sizes) > 0:
             return "view", ()
         return "as_strided", ()
+    if _is_expanded(base_sizes, base.strides, view_sizes, view.strides):
+        return "expand", ()
     if len(base_sizes) != len(view_sizes) or len(set(base.strides)) != len(base_sizes):
         return "as_strided", ()  # equal strides leave the order of dimensions open
     position = {(s, t): i for i, (s, t) in enumerate(zip(base.sizes, base.strides, strict=True))}
@@ -32,6 +36,20 @@ def view_method(base: TensorMeta, view: ViewSpec) -> tuple[ViewMethod, tuple[int
     if all(p is not None for p in order) and len(set(order)) == len(order):
         return "permute", tuple(p for p in order if p is not None)
     return "as_strided", ()
+
+
+def _is_expanded(
+    base_sizes: Sequence[int], base_strides: Sequence[object], sizes: Sequence[int], strides: Sequence[object]
+) -> bool:
+    """Whether the view repeats the base along new leading dimensions and ones of size 1, and is the base otherwise."""
+    added = len(sizes) - len(base_sizes)
+    if added < 0:
+        return False
+    whole = [*(1 for _ in range(added)), *base_sizes]
+    old_strides = [*(0 for _ in range(added)), *base_strides]
+    repeated = [old == 1 and size > 1 and stride == 0 for old, size, stride in zip(whole, sizes, strides, strict=True)]
+    kept = zip(whole, old_strides, sizes, strides, repeated, strict=True)
+    return any(repeated) and all(more or (old, step) == (size, stride) for old, step, size, stride, more in kept)
 
 
 def _contiguous(sizes: list[int]) -> list[int]:

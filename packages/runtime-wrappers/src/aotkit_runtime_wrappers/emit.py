@@ -315,8 +315,8 @@ def _emit_regenerate(operation: Regenerate, out: Source, indent: int) -> None:
     sizes, strides = render_tuple(view.sizes), render_tuple(view.strides)
     if operation.base_dtype != view.dtype:
         made = f"_regenerate({base}, {out.constant(view)}, {sizes}, {strides}, {render(view.offset_delta)})"
-    elif operation.method == "view":
-        made = f"{base}.view({sizes})"
+    elif operation.method in ("view", "expand"):
+        made = f"{base}.{operation.method}({sizes})"
     elif operation.method == "permute":
         made = f"{base}.permute({operation.permutation})"
     else:

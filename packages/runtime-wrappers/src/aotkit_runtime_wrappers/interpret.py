@@ -288,6 +288,8 @@ def _view(operation: Regenerate, values: dict[str, Any]) -> Tensor:
         result = regenerate(base, view, sizes, strides, delta)
     elif operation.method == "view":
         result = base.view(sizes)
+    elif operation.method == "expand":
+        result = base.expand(sizes)
     elif operation.method == "permute":
         result = base.permute(operation.permutation)
     else:

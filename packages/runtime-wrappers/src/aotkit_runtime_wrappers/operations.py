@@ -45,7 +45,7 @@ Value = str
 """Name of a value; see Note [A plan is a small register program]."""
 
 CopyMode = Literal["autograd", "no_grad", "hidden"]
-ViewMethod = Literal["as_strided", "view", "permute"]
+ViewMethod = Literal["as_strided", "view", "permute", "expand"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,7 +270,10 @@ class Regenerate:
         base = f"{self.base}.detach()" if self.detach else self.base
         if self.base_dtype != self.view.dtype:
             base += f" as {self.view.dtype}"
-        shown = {"view": str(self.view.sizes), "permute": str(self.permutation)}.get(self.method, _geometry(self.view))
+        sizes = str(self.view.sizes)
+        shown = {"view": sizes, "expand": sizes, "permute": str(self.permutation)}.get(
+            self.method, _geometry(self.view)
+        )
         return f"{self.result} = {base}.{self.method}({shown})" + _suffix(self)
 
 

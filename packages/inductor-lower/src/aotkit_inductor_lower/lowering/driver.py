@@ -25,6 +25,7 @@ from . import (
     scans,
     scatter,
     softmax,
+    special,
     views,
 )
 from .context import LoweringContext, NodeValue
@@ -50,6 +51,7 @@ RULES = join_rules(
     scans.TABLE,
     constants.TABLE,
     random.TABLE,
+    special.TABLE,
 )
 
 _NO_EFFECT = frozenset(
