@@ -4,28 +4,35 @@
 itself makes :func:`function_inputs` inside :func:`functional_layer` and calls :func:`collect_metadata`.
 """
 
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from .__about__ import __version__
-from .analyze import analyze
-from .collect import ForwardRecord, collect_metadata
-from .effects import finish_tokens
-from .errors import DataDependent, NeedsDispatcherLayer, OverlappingMutation, OverlappingWrite, Unsupported
-from .fakes import fake_arguments, fake_twin
-from .inputs import FunctionInput, function_inputs, reentered_inputs
-from .metadata import GraphMetadata
-from .mutations import count_data_mutations, has_data_mutation
-from .nest_context import SymbolicDim
-from .nests import SubclassBoundary, is_subclass, rebuild, tensors_inside
-from .subclass_inputs import SubclassArguments, subclass_arguments
-from .subclass_keys import sizes_and_tensors, subclass_key
-from .view_method import view_method
-from .wrap import (
-    FunctionalLayer,
-    below_functional_layer,
-    from_functional,
-    functional_layer,
-    is_functional,
-    to_functional,
-)
+
+if TYPE_CHECKING:
+    from .analysis import analyze
+    from .collect import ForwardRecord, collect_metadata
+    from .effects import finish_tokens
+    from .errors import DataDependent, NeedsDispatcherLayer, OverlappingMutation, OverlappingWrite, Unsupported
+    from .fakes import fake_arguments, fake_twin
+    from .inputs import FunctionInput, function_inputs, reentered_inputs
+    from .metadata import GraphMetadata
+    from .mutations import count_data_mutations, has_data_mutation
+    from .nest_context import SymbolicDim
+    from .nests import SubclassBoundary, is_subclass, rebuild, tensors_inside
+    from .subclass_inputs import SubclassArguments, subclass_arguments
+    from .subclass_keys import sizes_and_tensors, subclass_key
+    from .view_methods import view_method
+    from .wrap import (
+        FunctionalLayer,
+        below_functional_layer,
+        from_functional,
+        functional_layer,
+        is_functional,
+        to_functional,
+    )
 
 __all__ = [
     "DataDependent",
@@ -63,3 +70,75 @@ __all__ = [
     "to_functional",
     "view_method",
 ]
+
+# Where each name is defined. It is imported when it is asked for: a process that only loads what was compiled before
+# needs a small part of this package.
+_HOMES = {
+    name: home
+    for home, names in {
+        "analysis": ("analyze",),
+        "collect": (
+            "ForwardRecord",
+            "collect_metadata",
+        ),
+        "effects": ("finish_tokens",),
+        "errors": (
+            "DataDependent",
+            "NeedsDispatcherLayer",
+            "OverlappingMutation",
+            "OverlappingWrite",
+            "Unsupported",
+        ),
+        "fakes": (
+            "fake_arguments",
+            "fake_twin",
+        ),
+        "inputs": (
+            "FunctionInput",
+            "function_inputs",
+            "reentered_inputs",
+        ),
+        "metadata": ("GraphMetadata",),
+        "mutations": (
+            "count_data_mutations",
+            "has_data_mutation",
+        ),
+        "nest_context": ("SymbolicDim",),
+        "nests": (
+            "SubclassBoundary",
+            "is_subclass",
+            "rebuild",
+            "tensors_inside",
+        ),
+        "subclass_inputs": (
+            "SubclassArguments",
+            "subclass_arguments",
+        ),
+        "subclass_keys": (
+            "sizes_and_tensors",
+            "subclass_key",
+        ),
+        "view_methods": ("view_method",),
+        "wrap": (
+            "FunctionalLayer",
+            "below_functional_layer",
+            "from_functional",
+            "functional_layer",
+            "is_functional",
+            "to_functional",
+        ),
+    }.items()
+    for name in names
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f".{_HOMES[name]}", __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

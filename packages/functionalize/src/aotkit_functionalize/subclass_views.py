@@ -12,7 +12,7 @@ from .aliases import view_spec
 from .metadata import TensorMeta, ViewSpec
 from .nests import attributes, is_subclass, tensors_inside
 from .symbols import dims, tensor_meta
-from .view_method import view_method
+from .view_methods import view_method
 from .wrap import below_functional_layer
 
 __all__ = ["view_of_wrapper"]

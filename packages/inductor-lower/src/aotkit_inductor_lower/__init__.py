@@ -19,20 +19,27 @@ The stages are usable one by one: :func:`lower_graph` gives the loop IR of a gra
 :func:`print_program`, :func:`parse_program`, :func:`verify_program` and :func:`interpret_program` are its tools.
 """
 
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from .__about__ import __version__
-from .decompositions import decompositions
-from .errors import LoweringError, UnsupportedGraphError
-from .ir.interpret import interpret_program
-from .ir.parse import parse_program
-from .ir.print import print_program
-from .ir.verify import verify_program
-from .lowering import lower_graph
-from .options import LowerOptions
-from .pieces import PiecewiseGraph
-from .pipeline import CompiledGraph, compile_graph
-from .plan import ArenaPool
-from .report import LoweringReport
-from .schedule import FusionRecord, schedule_program
+
+if TYPE_CHECKING:
+    from .decomposition_table import decompositions
+    from .errors import LoweringError, UnsupportedGraphError
+    from .ir.interpret import interpret_program
+    from .ir.parse import parse_program
+    from .ir.print import print_program
+    from .ir.verify import verify_program
+    from .lowering import lower_graph
+    from .options import LowerOptions
+    from .pieces import PiecewiseGraph
+    from .pipeline import CompiledGraph, compile_graph
+    from .plan import ArenaPool
+    from .report import LoweringReport
+    from .schedule import FusionRecord, schedule_program
 
 __all__ = [
     "ArenaPool",
@@ -53,3 +60,46 @@ __all__ = [
     "schedule_program",
     "verify_program",
 ]
+
+# Where each name is defined. It is imported when it is asked for: a process that only loads what was compiled before
+# needs a small part of this package.
+_HOMES = {
+    name: home
+    for home, names in {
+        "decomposition_table": ("decompositions",),
+        "errors": (
+            "LoweringError",
+            "UnsupportedGraphError",
+        ),
+        "ir.interpret": ("interpret_program",),
+        "ir.parse": ("parse_program",),
+        "ir.print": ("print_program",),
+        "ir.verify": ("verify_program",),
+        "lowering": ("lower_graph",),
+        "options": ("LowerOptions",),
+        "pieces": ("PiecewiseGraph",),
+        "pipeline": (
+            "CompiledGraph",
+            "compile_graph",
+        ),
+        "plan": ("ArenaPool",),
+        "report": ("LoweringReport",),
+        "schedule": (
+            "FusionRecord",
+            "schedule_program",
+        ),
+    }.items()
+    for name in names
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f".{_HOMES[name]}", __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,10 +1,18 @@
-"""LLVM IR text for loop nests, and its way to object code."""
+"""LLVM IR text for loop nests, and its way to object code.
 
-from .kernel import KernelText, emit_kernel
-from .module import Launch, ModuleText
-from .nest import FlatNest, Memory, flatten_nest
-from .object import LoadedObject, compile_text, load_object
-from .target import CpuTarget, generic_target, host_target
+Names are imported when asked for: a process that only loads object code needs :mod:`.object` and :mod:`.target`, and
+none of the generator.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .kernel import KernelText, emit_kernel
+    from .module import Launch, ModuleText
+    from .nest import FlatNest, Memory, flatten_nest
+    from .object import LoadedObject, compile_text, load_object
+    from .target import CpuTarget, generic_target, host_target
 
 __all__ = [
     "CpuTarget",
@@ -21,3 +29,25 @@ __all__ = [
     "host_target",
     "load_object",
 ]
+
+_HOMES = {
+    "KernelText": "kernel",
+    "emit_kernel": "kernel",
+    "Launch": "module",
+    "ModuleText": "module",
+    "FlatNest": "nest",
+    "Memory": "nest",
+    "flatten_nest": "nest",
+    "LoadedObject": "object",
+    "compile_text": "object",
+    "load_object": "object",
+    "CpuTarget": "target",
+    "generic_target": "target",
+    "host_target": "target",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f".{_HOMES[name]}", __name__), name)
