@@ -14,7 +14,7 @@ from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from aotkit import CompileError, Options, Recorder, aot_function, pipeline
-from aotkit.backend import REFUSALS
+from aotkit._cold import REFUSALS
 
 from .compare import RECOMPUTED, Run, differences, observe
 from .program import Program

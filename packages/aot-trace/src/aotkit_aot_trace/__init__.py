@@ -20,10 +20,11 @@ from .known_values import SavedValues, saved_values
 from .mutations_in_graph import mutations_in_graph
 from .observer import Observer
 from .signature import BackwardSignature, GraphSignature
-from .state import TRACING_LOCK
+from .state import TRACING_LOCK, AutocastState
 
 __all__ = [
     "TRACING_LOCK",
+    "AutocastState",
     "BackwardSignature",
     "Capture",
     "DataDependent",

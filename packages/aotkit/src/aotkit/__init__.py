@@ -8,25 +8,25 @@ loss.backward()
 print(aotkit.explain(model, batch))
 """
 
-from torch._dynamo import register_backend as _register_backend
-from torch._dynamo.backends.registry import list_backends as _list_backends
+from __future__ import annotations
 
-from aotkit_aot_trace import ExportError, GraphSignature, aot_export_joint_simple, aot_export_module
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from .__about__ import __version__
-from ._observe import GraphRecord, Recorder, StageTiming
-from .api import aot_function, aot_module, aot_module_simplified
-from .backend import aotkit as _backend
-from .backend import make_backend
-from .boxed import get_aot_graph_name, get_graph_being_compiled, make_boxed_compiler, make_boxed_func, nop
-from .errors import CompileError, EagerFallback, UnknownOption
-from .explain import Explanation, explain
-from .options import MODES, Options
-from .staged import (
-    JointWithDescriptors,
-    aot_compile_joint_with_descriptors,
-    aot_export_joint_with_descriptors,
-)
+from ._registration import register_with_frontend
+
+if TYPE_CHECKING:
+    from aotkit_aot_trace import ExportError, GraphSignature, aot_export_joint_simple, aot_export_module
+
+    from ._explain import Explanation, explain
+    from ._observe import GraphRecord, Recorder, StageTiming
+    from .api import aot_function, aot_module, aot_module_simplified
+    from .backend import make_backend
+    from .boxed import get_aot_graph_name, get_graph_being_compiled, make_boxed_compiler, make_boxed_func, nop
+    from .errors import CompileError, EagerFallback, UnknownOption
+    from .options import MODES, Options
+    from .staged import JointWithDescriptors, aot_compile_joint_with_descriptors, aot_export_joint_with_descriptors
 
 __all__ = [
     "MODES",
@@ -58,6 +58,68 @@ __all__ = [
     "nop",
 ]
 
-# Where the package is installed, the entry point registers the name; with the sources on the path there is none.
-if "aotkit" not in _list_backends(exclude_tags=None):
-    _register_backend(_backend, name="aotkit")
+# Where each name is defined. It is imported when it is asked for: importing this package imports neither the frontend
+# nor the tracer, which a process that loads what was compiled before never needs.
+_HOMES = {
+    name: home
+    for home, names in {
+        "aotkit_aot_trace": (
+            "ExportError",
+            "GraphSignature",
+            "aot_export_joint_simple",
+            "aot_export_module",
+        ),
+        "._observe": (
+            "GraphRecord",
+            "Recorder",
+            "StageTiming",
+        ),
+        ".api": (
+            "aot_function",
+            "aot_module",
+            "aot_module_simplified",
+        ),
+        ".backend": ("make_backend",),
+        ".boxed": (
+            "get_aot_graph_name",
+            "get_graph_being_compiled",
+            "make_boxed_compiler",
+            "make_boxed_func",
+            "nop",
+        ),
+        ".errors": (
+            "CompileError",
+            "EagerFallback",
+            "UnknownOption",
+        ),
+        "._explain": (
+            "Explanation",
+            "explain",
+        ),
+        ".options": (
+            "MODES",
+            "Options",
+        ),
+        ".staged": (
+            "JointWithDescriptors",
+            "aot_compile_joint_with_descriptors",
+            "aot_export_joint_with_descriptors",
+        ),
+    }.items()
+    for name in names
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(_HOMES[name], __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+register_with_frontend()

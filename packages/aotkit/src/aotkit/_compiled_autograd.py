@@ -16,14 +16,9 @@ import torch.utils._pytree as pytree
 
 from .errors import CompileError
 
-__all__ = ["Accumulations", "defer_accumulations", "has_lists", "without_lists"]
+__all__ = ["Accumulations", "defer_accumulations", "without_lists"]
 
 Flatten = Callable[[Sequence[Any]], list[Any]]
-
-
-def has_lists(example_inputs: Sequence[Any]) -> bool:
-    """Whether an input is a list."""
-    return any(isinstance(value, list | tuple) for value in example_inputs)
 
 
 def without_lists(

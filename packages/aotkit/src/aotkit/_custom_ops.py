@@ -20,7 +20,7 @@ from aotkit_runtime_wrappers import CompilerWrapper
 
 from .errors import CompileError
 
-__all__ = ["CheckedAtFirstCall"]
+__all__ = ["CheckedAtFirstCall", "checked_at_first_call", "operators_to_check"]
 
 _TORCHS_OWN = frozenset({"aten", "prims", "prim", "prim_ops", "inductor", "rngprims", "quantized", "mkldnn"})
 
@@ -30,18 +30,23 @@ class CheckedAtFirstCall(CompilerWrapper):
 
     def pre_compile(self, fn: torch.fx.GraphModule, flat_args: list[Any], /) -> tuple[Any, list[Any], Any]:
         """The graph as it is; its custom operators are the state."""
-        nodes = fn.graph.nodes
-        operators = (n.target for n in nodes if n.op == "call_function" and _promises_new_memory(n.target))
-        return fn, flat_args, frozenset(operators)
+        return fn, flat_args, operators_to_check(fn)
 
     def post_compile(self, compiled: Callable[..., Any], state: frozenset[Any], /) -> Callable[..., Any]:
         """``compiled`` itself if there are no custom operators."""
-        return _checked_at_first_call(compiled, state) if state else compiled
+        return checked_at_first_call(compiled, state) if state else compiled
 
 
-def _checked_at_first_call(
+def operators_to_check(graph: torch.fx.GraphModule) -> frozenset[Any]:
+    """The custom operators of ``graph`` that say they return new memory."""
+    nodes = graph.graph.nodes
+    return frozenset(n.target for n in nodes if n.op == "call_function" and _promises_new_memory(n.target))
+
+
+def checked_at_first_call(
     call: Callable[[list[Any]], Sequence[Any]], operators: frozenset[Any]
 ) -> Callable[[list[Any]], Sequence[Any]]:
+    """``call``, watched while it runs for the first time."""
     run: list[Callable[[list[Any]], Sequence[Any]]] = []
 
     def checked(args: list[Any]) -> Sequence[Any]:

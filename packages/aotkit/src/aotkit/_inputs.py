@@ -10,7 +10,7 @@ from torch._guards import TracingContext, detect_fake_mode
 from torch._subclasses import FakeTensor, FakeTensorMode
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
-__all__ = ["fake_inputs", "unsupported_device"]
+__all__ = ["fake_inputs", "has_lists", "symbolic_twins", "unsupported_device"]
 
 
 def fake_inputs(example_inputs: Sequence[Any], gm: torch.fx.GraphModule) -> tuple[FakeTensorMode, list[Any]]:
@@ -26,6 +26,28 @@ def fake_inputs(example_inputs: Sequence[Any], gm: torch.fx.GraphModule) -> tupl
         if any(user.target == "item" for user in placeholder.users):
             _specialize_float(fake, placeholder.meta.get("example_value"))
     return mode, fakes
+
+
+def symbolic_twins(values: Sequence[Any], gm: torch.fx.GraphModule, context: TracingContext | None) -> list[Any]:
+    """Per input of ``gm`` (and tensor that it holds) a fake tensor with the frontend's symbols; ``None`` if static.
+
+    Nothing is specialised here: a number that the frontend passes as a tensor keeps its symbol, in ``item_memo``.
+    """
+    placeholders = gm.graph.find_nodes(op="placeholder")
+    seen = [node.meta.get("example_value") for node in placeholders]
+    mode = None if context is None else context.fake_mode
+    if mode is None or mode.shape_env is None or not mode.shape_env.var_to_range:
+        return [None] * len(values)
+    twins: list[Any] = []
+    for position, value in enumerate(values):
+        shown = seen[position] if position < len(seen) else None
+        if not isinstance(value, torch.Tensor) or context is None or context.tensor_to_context.get(value) is None:
+            twins.append(None)
+        elif isinstance(getattr(shown, "item_memo", None), torch.SymFloat):
+            twins.append(shown)
+        else:
+            twins.append(_fake(value, mode, context))
+    return twins
 
 
 def _specialize_float(fake: Any, seen: Any) -> None:
@@ -51,6 +73,11 @@ def _fake(value: Any, mode: FakeTensorMode, context: TracingContext | None) -> A
         if symbolic is not None:
             return mode.from_tensor(value, symbolic_context=symbolic, source=getattr(symbolic, "tensor_source", None))
     return mode.from_tensor(value, static_shapes=True)
+
+
+def has_lists(example_inputs: Sequence[Any]) -> bool:
+    """Whether an input is a list."""
+    return any(isinstance(value, list | tuple) for value in example_inputs)
 
 
 def unsupported_device(example_inputs: Sequence[Any], *, only_cpu: bool = True) -> str | None:

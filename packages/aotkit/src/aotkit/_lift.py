@@ -12,7 +12,13 @@ from collections.abc import Sequence
 
 import torch
 
-__all__ = ["lift_attributes"]
+__all__ = ["held_tensors", "lift_attributes"]
+
+
+def held_tensors(gm: torch.fx.GraphModule) -> list[torch.Tensor]:
+    """The tensors that :func:`lift_attributes` makes arguments, in their order."""
+    held = {str(node.target): _attribute(gm, node) for node in gm.graph.find_nodes(op="get_attr")}
+    return [value for value in held.values() if isinstance(value, torch.Tensor)]
 
 
 def lift_attributes(gm: torch.fx.GraphModule) -> tuple[torch.fx.GraphModule, Sequence[torch.Tensor]]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 
-from aotkit_cache import ArtifactCache, CacheKey, environment_parts, make_key, open_cache
+from aotkit_cache import ArtifactCache, CacheError, CacheKey, CacheWarning, environment_parts, make_key, open_cache
 
 from ._observe import Recorder
 
-__all__ = ["CachedObjects", "object_store"]
+__all__ = ["CachedObjects", "open_graph_cache"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,10 @@ def _key(digest: str) -> CacheKey:
     return make_key(kernels=digest, **environment_parts())
 
 
-def object_store(recorder: Recorder) -> CachedObjects:
-    """The store in the default cache directory; ``recorder`` is told about hits and misses."""
-    return CachedObjects(open_cache(observer=recorder))
+def open_graph_cache(recorder: Recorder) -> ArtifactCache | None:
+    """The cache in the default directory, told to ``recorder``; None, with a warning, if it can't be used."""
+    try:
+        return open_cache(observer=recorder)
+    except CacheError as error:
+        warnings.warn(f"nothing is kept between processes: {error}", CacheWarning, stacklevel=2)
+        return None

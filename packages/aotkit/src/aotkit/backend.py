@@ -1,35 +1,34 @@
-"""The ``torch.compile`` backend."""
+"""The ``torch.compile`` backend.
+
+What a compile needs and a hit in the cache does not is imported where a compile begins; see Note [What is loaded].
+"""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from aotkit_aot_trace import Unsupported, floats_as_tensors
-from aotkit_functionalize import OverlappingMutation
-from aotkit_inductor_lower import LoweringError
-from aotkit_partition import PartitionError
-from aotkit_runtime_wrappers import WrapperError
+from aotkit_cache import Uncacheable
 
 from ._aliases import with_alias_variants
-from ._compiled_autograd import defer_accumulations, has_lists, without_lists
-from ._cudagraphs import fixed_arguments
 from ._environment import read_environment
-from ._inputs import fake_inputs, unsupported_device
-from ._lift import lift_attributes
+from ._inputs import has_lists, unsupported_device
+from ._lift import held_tensors
 from ._observe import Recorder
-from ._store import object_store
+from ._store import CachedObjects, open_graph_cache
 from .errors import CompileError, notify_eager
 from .options import Options, resolve
-from .pipeline import CompileContext, compile_flat, own_stages
 
-__all__ = ["REFUSALS", "aotkit", "make_backend"]
+if TYPE_CHECKING:
+    from ._artifact import Artifact
+    from ._cold import ColdCompiler
+
+__all__ = ["GraphJob", "aotkit", "is_refusal", "make_backend"]
 
 BackendFn = Callable[[torch.fx.GraphModule, Sequence[Any]], Callable[..., Any]]
-REFUSALS = (Unsupported, OverlappingMutation, LoweringError, PartitionError, WrapperError)
 
 
 def aotkit(
@@ -69,47 +68,101 @@ def make_backend(options: Options | None = None, recorder: Recorder | None = Non
 def compile_graph_module(
     gm: torch.fx.GraphModule, example_inputs: Sequence[Any], options: Options, recorder: Recorder
 ) -> Callable[..., Any]:
-    """Compile, or fall back to the frontend's graph with one notice, as ``options.fallback`` says."""
+    """Load or compile, or fall back to the frontend's graph with one notice, as ``options.fallback`` says."""
     if not options.capture:
         return gm
     if has_lists(example_inputs):
         return _compile_with_lists(gm, example_inputs, options, recorder)
-    graph, held = lift_attributes(gm)
-    graph = floats_as_tensors(graph)
+    held = held_tensors(gm)
     reason = unsupported_device([*example_inputs, *held], only_cpu=options.lowering == "kernels")
-    if reason is None:
-        number = next(_numbers)
-        store = object_store(recorder) if options.cache else None
-        fixed = fixed_arguments(example_inputs, held) if options.cudagraphs else frozenset()
-        name = f"graph{number}"
-        ctx = CompileContext(options, recorder, name, store, keep_input_mutations=True, fixed_arguments=fixed)
+    if reason is not None:
+        if options.fallback == "error":
+            raise CompileError(f"the graph could not be compiled: {reason}")
+        return _eager(gm, reason, recorder)
+    job = GraphJob(gm, options, recorder, f"graph{next(_numbers)}")
+    job.note_fixed(example_inputs, held)
+    first = job.compile_or_fall_back([*example_inputs, *held], "could not be compiled")
+    compiled = with_alias_variants(first, lambda args: job.compile_or_fall_back(args, "could not be compiled again"))
+    return (lambda *args: compiled(*args, *held)) if held else compiled
 
-        def compile_for(args: Sequence[Any]) -> Callable[..., Any]:
-            return compile_flat(graph, fake_inputs(args, graph)[1], args, ctx, own_stages())
 
-        def compile_again(args: Sequence[Any]) -> Callable[..., Any]:
-            try:
-                return compile_for(args)
-            except REFUSALS as refusal:
-                if options.fallback == "error":
-                    raise CompileError(f"graph {number} could not be compiled again: {refusal}") from refusal
-                return _eager(graph, str(refusal), recorder)
+class GraphJob:
+    """One graph of the frontend, loaded or compiled for one kind of arguments after the other.
+
+    A call of the result takes the graph's inputs and then the tensors that it holds.
+    """
+
+    def __init__(self, gm: torch.fx.GraphModule, options: Options, recorder: Recorder, name: str) -> None:
+        self.gm, self.options, self.recorder, self.name = gm, options, recorder, name
+        self.cache = open_graph_cache(recorder) if options.cache else None
+        self._fixed: frozenset[int] = frozenset()
+        self._compiler: ColdCompiler | None = None
+
+    def note_fixed(self, example_inputs: Sequence[Any], held: Sequence[Any]) -> None:
+        """Look which arguments keep their address, where that matters."""
+        if self.options.cudagraphs:
+            from ._cudagraphs import fixed_arguments
+
+            self._fixed = fixed_arguments(example_inputs, held)
+
+    def compile_or_fall_back(self, args: Sequence[Any], failure: str) -> Callable[..., Any]:
+        """Load or compile for ``args``; a refusal raises :class:`CompileError`, or gives the graph itself."""
+        try:
+            return self.compile(args)
+        except Exception as refusal:
+            if not is_refusal(refusal):
+                raise
+            if self.options.fallback == "error":
+                raise CompileError(f"{self.name.replace('graph', 'graph ')} {failure}: {refusal}") from refusal
+            return _eager(self._cold().graph, str(refusal), self.recorder)
+
+    def compile(self, args: Sequence[Any]) -> Callable[..., Any]:
+        """Load or compile for ``args``. Raises the packages' typed refusals."""
+        if self.cache is None or self.options.verify or self.options.lowering == "none":
+            return self._cold().compile(args)
+        from ._collect import Collector
+        from ._warm import prepare_lookup
 
         try:
-            compiled = with_alias_variants(compile_for([*example_inputs, *held]), compile_again)
-            return (lambda *args: compiled(*args, *held)) if held else compiled
-        except REFUSALS as refusal:
-            if options.fallback == "error":
-                raise CompileError(f"graph {number} could not be compiled: {refusal}") from refusal
-            reason = str(refusal)
-    elif options.fallback == "error":
-        raise CompileError(f"the graph could not be compiled: {reason}")
-    return _eager(gm, reason, recorder)
+            with self.recorder.stage("cache-key"):
+                lookup = prepare_lookup(self.gm, args, self.options, self.cache, self.recorder, self.name)
+            found = lookup.find(self._gradients)
+        except Uncacheable as error:
+            self.recorder.event("cache.bypass", {"graph": self.name, "reason": error.reason})
+            return self._cold().compile(args)
+        if found is not None:
+            return found
+        collector = Collector(lookup.save, lookup.bypass)
+        compiled = self._cold().compile(args, collector)
+        collector.seal(lookup.guards)
+        return compiled
+
+    def _cold(self) -> ColdCompiler:
+        if self._compiler is None:
+            from ._cold import ColdCompiler
+
+            store = None if self.cache is None else CachedObjects(self.cache)
+            self._compiler = ColdCompiler(
+                self.gm, self.options, self.recorder, self.name, store=store, fixed=self._fixed
+            )
+        return self._compiler
+
+    def _gradients(self, artifact: Artifact) -> Callable[[Any], Any]:
+        return lambda request: self._cold().gradients(artifact, request)
+
+
+def is_refusal(error: Exception) -> bool:
+    """Whether a compile raised ``error`` on purpose."""
+    from ._cold import REFUSALS
+
+    return isinstance(error, REFUSALS)
 
 
 def _compile_with_lists(
     gm: torch.fx.GraphModule, example_inputs: Sequence[Any], options: Options, recorder: Recorder
 ) -> Callable[..., Any]:
+    from ._compiled_autograd import defer_accumulations, without_lists
+
     try:
         plain, flat, flatten = without_lists(gm, example_inputs)
     except CompileError as refusal:

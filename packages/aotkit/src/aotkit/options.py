@@ -27,7 +27,9 @@ class Options:
     ``cudagraphs``: record graphs on a CUDA device and replay them with one launch, around what can't be recorded.
     ``cudagraph_outputs``: results of replays stay valid (``"survive"``: copied where they are kept; ``"copy"``: always
     copied) or are taken back by the next step (``"overwrite"``: reading them then raises).
-    ``cache``: keep kernel objects on disk between processes.
+    ``cache``: keep compiled graphs on disk between processes. ``cacheable``: custom operators, and functions that the
+    frontend leaves in graphs, whose graphs may be kept, as ``"namespace.name@version"``: change the version when the
+    code changes.
     ``verify``: check the IR between passes; serialize, reload and then use the product of every stage.
     ``fuel``: how many optional rewrites may run (``None``: all). ``disable``: names of passes to leave out.
     """
@@ -45,6 +47,7 @@ class Options:
     verify: bool = False
     fuel: int | None = None
     disable: frozenset[str] = frozenset()
+    cacheable: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         hints = get_type_hints(type(self))
@@ -63,8 +66,9 @@ class Options:
                 close = difflib.get_close_matches(name, known, 2)
                 hint = f"; did you mean {' or '.join(map(repr, close))}?" if close else ""
                 raise UnknownOption(f"there is no option {name!r}{hint} Known options: {', '.join(known)}")
-        if isinstance(changes.get("disable"), (list, tuple, set)):
-            changes["disable"] = frozenset(changes["disable"])
+        for name in ("disable", "cacheable"):
+            if isinstance(changes.get(name), (list, tuple, set)):
+                changes[name] = frozenset(changes[name])
         return replace(self, **changes)
 
 

@@ -29,7 +29,6 @@ from aotkit_functionalize import GraphMetadata, OverlappingMutation
 from aotkit_inductor_lower import ArenaPool, LowerOptions, compile_graph, decompositions
 from aotkit_partition import Partition, PartitionOptions, dump_graph, graph_constants, load_graph, partition
 from aotkit_runtime_wrappers import (
-    CompilerWrapper,
     GradientRequest,
     Gradients,
     InputPlan,
@@ -46,6 +45,8 @@ from aotkit_runtime_wrappers import (
     unboxed,
 )
 
+from ._around import WithoutHistory
+from ._collect import Collector
 from ._cudagraphs import CudagraphStages
 from ._custom_ops import CheckedAtFirstCall
 from ._donated import donated_tensors, mark_donated
@@ -56,7 +57,7 @@ from ._torch_logs import publish_graph
 from .options import Options
 
 __all__ = ["Boxed", "Captured", "CompileContext", "Split", "Stages", "WithoutHistory"]
-__all__ += ["capture_flat", "compile_captured", "compile_flat", "own_stages"]
+__all__ += ["capture_flat", "compile_captured", "compile_flat", "gradient_compiler", "own_stages"]
 
 Boxed = Callable[[list[Any]], Sequence[Any]]
 
@@ -70,6 +71,7 @@ class CompileContext:
     ``fixed_arguments``: positions of arguments that the frontend knows to keep their address, mostly.
     ``trees``: where recordings of CUDA graphs go, if not to those that all compiled graphs of a device share.
     ``arenas``: where temporaries live, those of a forward and its backward in turn.
+    ``collector``: keeps the products, to be written to the cache.
     ``publish``: graphs go to torch's own log artifacts (``TORCH_LOGS``, structured traces) too.
     """
 
@@ -83,6 +85,7 @@ class CompileContext:
     fixed_arguments: frozenset[int] = frozenset()
     trees: CudagraphTrees | None = None
     arenas: ArenaPool = field(default_factory=ArenaPool)
+    collector: Collector | None = None
 
     def dump_graph(self, name: str, graph: torch.fx.GraphModule) -> None:
         """Show ``graph`` to whoever watches."""
@@ -197,6 +200,8 @@ def _compile(captured: Captured, ctx: CompileContext, stages: Stages) -> Boxed:
     with ctx.recorder.stage("bind"):
         plan = with_fake_results(build_plan(metadata, input_plan=captured.inputs), metadata, graph, forward)
         plan = _reload_plan(plan, ctx)
+        if ctx.collector is not None:
+            ctx.collector.add_inference(plan, metadata)
         return bind(plan, forward, observer=ctx.recorder)
 
 
@@ -218,6 +223,8 @@ def _compile_training(captured: Captured, metadata: GraphMetadata, ctx: CompileC
 
     def compile_backward() -> Boxed:
         backward = stages.backward(parts.backward, f"{ctx.name}-backward", ctx)
+        if ctx.collector is not None:
+            ctx.collector.add_training(plan, metadata, captured, parts)
         ctx.recorder.dump(f"{ctx.name} seconds per stage, backward included", "timing", ctx.recorder.table)
         return backward
 
@@ -238,7 +245,7 @@ def _compile_training(captured: Captured, metadata: GraphMetadata, ctx: CompileC
         plan = _reload_plan(with_fake_results(plan, metadata, parts.forward, forward), ctx)
         gradients = None
         if origin is not None:
-            gradients = Gradients(metadata, _gradient_compiler(origin, metadata, saved, ctx, stages))
+            gradients = Gradients(metadata, gradient_compiler(origin, metadata, saved, ctx, stages))
         return bind(
             plan,
             forward,
@@ -255,11 +262,11 @@ def _with_donated(plan: WrapperPlan, parts: Split, metadata: GraphMetadata) -> W
     return plan_donated(plan, donated)
 
 
-def _gradient_compiler(
+def gradient_compiler(
     origin: Origin, metadata: GraphMetadata, saved: SavedValues, ctx: CompileContext, stages: Stages
 ) -> Callable[[GradientRequest], Boxed]:
     """Compiles the gradients of a graph like any other graph, when somebody asks for a second derivative."""
-    ctx = replace(ctx, name=f"{ctx.name}-gradients")
+    ctx = replace(ctx, name=f"{ctx.name}-gradients", collector=None)
 
     def compile_gradients(request: GradientRequest) -> Boxed:
         values = GradientInputs(request.inputs, request.saved, request.tangents, request.symbols, request.lost)
@@ -335,28 +342,10 @@ def _lowered(graph: torch.fx.GraphModule, name: str, ctx: CompileContext) -> Box
     with ctx.recorder.stage("lower"):
         store, arenas = ctx.object_store, ctx.arenas
         compiled = compile_graph(graph, options=options, observer=ctx.recorder, object_store=store, arenas=arenas)
+    if ctx.collector is not None:
+        ctx.collector.add_graph(name, graph, compiled)
     ctx.recorder.add_graph(GraphRecord(name, compiled.report()))
     return compiled
-
-
-class WithoutHistory(CompilerWrapper):
-    """Compiled code on detached arguments where an operator asks whether they require grad, though autograd is off."""
-
-    def pre_compile(self, fn: torch.fx.GraphModule, flat_args: list[Any], /) -> tuple[Any, list[Any], Any]:
-        """The graph as it is; it is the state, because what counts is what the compiler made of it."""
-        return fn, flat_args, fn
-
-    def post_compile(self, compiled: Callable[..., Any], state: torch.fx.GraphModule, /) -> Callable[..., Any]:
-        """``compiled``, boxed, itself if there is no such operator."""
-        if not state.graph.find_nodes(op="call_function", target=torch.ops.aten.as_strided_scatter.default):
-            return compiled
-
-        def run(args: list[Any]) -> Any:
-            args[:] = [v.detach() if isinstance(v, torch.Tensor) and v.requires_grad else v for v in args]
-            return compiled(args)
-
-        run._boxed_call = True  # type: ignore[attr-defined]
-        return run
 
 
 def _run_with_aten(graph: torch.fx.GraphModule) -> Boxed:

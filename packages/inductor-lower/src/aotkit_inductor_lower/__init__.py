@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 from .__about__ import __version__
 
 if TYPE_CHECKING:
+    from .codegen import CpuTarget, host_target
     from .decomposition_table import decompositions
     from .errors import LoweringError, UnsupportedGraphError
     from .ir.interpret import interpret_program
@@ -37,13 +38,16 @@ if TYPE_CHECKING:
     from .options import LowerOptions
     from .pieces import PiecewiseGraph
     from .pipeline import CompiledGraph, compile_graph
-    from .plan import ArenaPool
+    from .plan import ArenaPool, BindError, CompiledProgram, bind_program, compiled_from_json, compiled_to_json
     from .report import LoweringReport
     from .schedule import FusionRecord, schedule_program
 
 __all__ = [
     "ArenaPool",
+    "BindError",
     "CompiledGraph",
+    "CompiledProgram",
+    "CpuTarget",
     "FusionRecord",
     "LowerOptions",
     "LoweringError",
@@ -51,8 +55,12 @@ __all__ = [
     "PiecewiseGraph",
     "UnsupportedGraphError",
     "__version__",
+    "bind_program",
     "compile_graph",
+    "compiled_from_json",
+    "compiled_to_json",
     "decompositions",
+    "host_target",
     "interpret_program",
     "lower_graph",
     "parse_program",
@@ -82,7 +90,8 @@ _HOMES = {
             "CompiledGraph",
             "compile_graph",
         ),
-        "plan": ("ArenaPool",),
+        "codegen": ("CpuTarget", "host_target"),
+        "plan": ("ArenaPool", "BindError", "CompiledProgram", "bind_program", "compiled_from_json", "compiled_to_json"),
         "report": ("LoweringReport",),
         "schedule": (
             "FusionRecord",

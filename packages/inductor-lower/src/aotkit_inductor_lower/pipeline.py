@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import cache
@@ -55,15 +55,22 @@ class ObjectStore(Protocol):
 class CompiledGraph:
     """A compiled graph in the boxed convention: takes one list, empties it, returns a list.
 
-    ``compiled`` is the whole result as data, ``program`` the scheduled loop IR, ``records`` every fusion decision.
+    ``compiled`` is the whole result as data, which with the tensors of ``constants`` can be bound again
+    (:func:`.bind_program`); ``program`` is the scheduled loop IR, ``records`` every fusion decision.
     """
 
     _boxed_call = True
 
     def __init__(
-        self, bound: BoundProgram, program: Program, records: Sequence[FusionRecord], report: LoweringReport
+        self,
+        bound: BoundProgram,
+        constants: Mapping[str, torch.Tensor],
+        program: Program,
+        records: Sequence[FusionRecord],
+        report: LoweringReport,
     ) -> None:
         self.compiled: CompiledProgram = bound.compiled
+        self.constants = constants
         self.program = program
         self.records = tuple(records)
         self._bound = bound
@@ -123,8 +130,9 @@ def _compile_whole(
     with _stage(observer, "codegen"):
         compiled = _generate(scheduled, options, observer, object_store)
     with _stage(observer, "bind"):
-        bound = bind(compiled, graph_constants(graph), arenas)
-    return CompiledGraph(bound, scheduled, records, make_report(graph, lowered, scheduled, records))
+        constants = graph_constants(graph)
+        bound = bind(compiled, constants, arenas)
+    return CompiledGraph(bound, constants, scheduled, records, make_report(graph, lowered, scheduled, records))
 
 
 def with_fake_values(gm: GraphModule, example_inputs: Sequence[Any] | None) -> GraphModule:

@@ -109,7 +109,7 @@ def bind(
     backward: Callable[..., Any] | None = None,
     observer: Observer | None = None,
     gradients: Gradients | None = None,
-    backward_graph: torch.fx.GraphModule | None = None,
+    backward_graph: torch.fx.GraphModule | Callable[[], torch.fx.GraphModule] | None = None,
     random: RandomSource | None = None,
 ) -> BoxedCallable:
     """Generate and return the function that the user's call ends up in.
@@ -123,7 +123,8 @@ def bind(
             backward, once, see :class:`.LazyBackward`. A training plan needs one, an inference plan takes none.
         observer: is told about binding and about the lazy compile.
         gradients: makes second derivatives; without it they are refused.
-        backward_graph: the backward as FX, for compiled autograd; without it the frontend leaves the backward alone.
+        backward_graph: the backward as FX, or a function that makes it when it is asked for, for compiled autograd;
+            without it the frontend leaves the backward alone.
         random: where seed and offset come from, for plans with a :class:`.RandomState`.
 
     Returns:

@@ -27,10 +27,13 @@ __all__ = ["cooperation"]
 _numbers = itertools.count()
 
 
-def cooperation(call: CallSpec, graph: torch.fx.GraphModule | None) -> dict[str, Any]:
+def cooperation(
+    call: CallSpec, graph: torch.fx.GraphModule | Callable[[], torch.fx.GraphModule] | None
+) -> dict[str, Any]:
     """Attributes of the autograd function of ``call`` by which compiled autograd takes it apart; see the note.
 
-    ``graph`` is the backward graph: saved integers, saved tensors and tangents in, one gradient per graph input out.
+    ``graph`` is the backward graph, or makes it: saved integers, saved tensors and tangents in, one gradient per graph
+    input out.
     """
     if graph is None or call.backward_symbols or call.num_saved_symints:
         return {}
@@ -53,10 +56,12 @@ def _key(ctx: Any) -> tuple[Any, ...]:
 class _Graph:
     """The backward graph, wrapped when compiled autograd looks at the class; it changes nodes, so it gets a copy."""
 
-    def __init__(self, graph: torch.fx.GraphModule) -> None:
+    def __init__(self, graph: torch.fx.GraphModule | Callable[[], torch.fx.GraphModule]) -> None:
         self._graph = graph
 
     def __get__(self, instance: Any, owner: Any) -> Any:
+        if not isinstance(self._graph, torch.fx.GraphModule):
+            self._graph = self._graph()
         copy = torch.fx.Graph()
         outputs = copy.graph_copy(self._graph.graph, {})
         copy.output(outputs)

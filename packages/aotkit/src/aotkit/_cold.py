@@ -1,0 +1,60 @@
+"""Compiling a graph of the frontend that no cache has: everything that a hit does not need is imported from here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from aotkit_aot_trace import Unsupported, floats_as_tensors
+from aotkit_functionalize import OverlappingMutation
+from aotkit_inductor_lower import LoweringError
+from aotkit_partition import PartitionError
+from aotkit_runtime_wrappers import GradientRequest, WrapperError
+
+from ._artifact import Artifact
+from ._collect import Collector
+from ._inputs import fake_inputs
+from ._lift import lift_attributes
+from ._observe import Recorder
+from .options import Options
+from .pipeline import CompileContext, compile_flat, own_stages
+
+__all__ = ["REFUSALS", "ColdCompiler"]
+
+REFUSALS = (Unsupported, OverlappingMutation, LoweringError, PartitionError, WrapperError)
+"""What a compile raises on purpose; anything else is a bug."""
+
+
+class ColdCompiler:
+    """Compiles one graph, for any arguments, and its second derivatives.
+
+    ``graph`` is the frontend's with its tensors as arguments. ``fixed``: positions of arguments that the frontend
+    knows to keep their address. ``store``: for object code.
+    """
+
+    def __init__(
+        self,
+        gm: torch.fx.GraphModule,
+        options: Options,
+        recorder: Recorder,
+        name: str,
+        *,
+        store: Any = None,
+        fixed: frozenset[int] = frozenset(),
+    ) -> None:
+        self.graph = floats_as_tensors(lift_attributes(gm)[0])
+        self._context = CompileContext(options, recorder, name, store, keep_input_mutations=True, fixed_arguments=fixed)
+
+    def compile(self, args: Sequence[Any], collector: Collector | None = None) -> Any:
+        """Compile for ``args``, the graph's inputs and then the tensors that it holds. Raises :data:`REFUSALS`."""
+        ctx = self._context if collector is None else replace(self._context, collector=collector)
+        return compile_flat(self.graph, fake_inputs(args, self.graph)[1], args, ctx, own_stages())
+
+    def gradients(self, artifact: Artifact, request: GradientRequest) -> Any:
+        """Compile the gradients of what ``artifact`` is."""
+        from ._second import stored_gradient_compiler
+
+        return stored_gradient_compiler(self.graph, artifact, self._context)(request)

@@ -1,0 +1,171 @@
+"""What a compiled graph assumes about symbolic sizes: written with an entry, checked and installed again on a hit.
+
+Note [Guards of an entry]
+    While a graph with symbolic sizes is traced, torch notes each fact that was relied on in the shape environment, and
+    the frontend turns these into guards. A hit traces nothing, so the facts travel with the entry, as expressions over
+    the inputs' symbols in a small JSON form (never as Python text). On a lookup they are evaluated first for the sizes
+    at hand: where one does not hold, the entry is for other sizes and the next one of the same key is looked at. Then
+    they are evaluated on the symbols themselves, which notes them in the environment as tracing would have done.
+"""
+
+from __future__ import annotations
+
+import json
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from aotkit_cache import Uncacheable
+
+__all__ = ["Names", "expression_json", "guards_hold", "guards_of", "install_guards", "ranges_of"]
+
+
+@dataclass(slots=True)
+class Names:
+    """Symbols of a shape environment, numbered in the order in which the inputs show them.
+
+    Attributes:
+        numbers: name of a symbol to its number, ``{"s77": "d0"}``.
+        values: number to the SymInt or SymFloat that is this symbol and nothing else, where an input shows one.
+    """
+
+    numbers: dict[str, str] = field(default_factory=dict)
+    values: dict[str, Any] = field(default_factory=dict)
+
+    def text(self, value: Any) -> str:
+        """A canonical text of a symbolic size; symbols that are new get the next number."""
+        expr = value.node.expr
+        for symbol in sorted(getattr(expr, "free_symbols", ()), key=str):
+            if not value.node.has_hint():
+                raise Uncacheable("a size of an input depends on the data of a tensor")
+            number = self.numbers.setdefault(str(symbol), f"d{len(self.numbers)}")
+            if symbol is expr:
+                self.values.setdefault(number, value)
+        return json.dumps(expression_json(expr, self.numbers), separators=(",", ":"))
+
+    def hints(self) -> dict[str, Any] | None:
+        """The plain numbers that the symbols stand for right now; ``None`` if a symbol occurs in expressions only."""
+        if len(self.values) < len(self.numbers):
+            return None
+        return {number: value.node.hint for number, value in self.values.items()}
+
+
+_NUMBERS = frozenset(("Integer", "Zero", "One", "NegativeOne", "Half", "Rational"))
+_PLAIN = {
+    "Add": "+", "Mul": "*", "FloorDiv": "//", "Mod": "%", "PythonMod": "%", "CleanDiv": "//",
+    "Max": "max", "Min": "min",
+    "Equality": "==", "Unequality": "!=", "StrictLessThan": "<", "LessThan": "<=", "StrictGreaterThan": ">",
+    "GreaterThan": ">=", "Not": "not", "And": "and", "Or": "or",
+}  # fmt: skip
+
+
+def expression_json(expr: Any, names: Mapping[str, str]) -> Any:
+    """A sympy expression over known symbols as JSON. Raises :class:`Uncacheable` for any other."""
+    kind = type(expr).__name__
+    if getattr(expr, "is_Symbol", False):
+        if expr.name not in names:
+            raise Uncacheable(f"a size depends on the symbol {expr.name}, which is none of the graph's inputs")
+        return names[expr.name]
+    if kind in ("BooleanTrue", "BooleanFalse"):
+        return bool(expr)
+    if kind in _NUMBERS and getattr(expr, "is_Integer", False):
+        return int(expr)
+    if getattr(expr, "is_Float", False):
+        return {"float": float(expr).hex()}
+    if kind == "Pow" and getattr(expr.args[1], "is_Integer", False) and int(expr.args[1]) > 0:
+        base = expression_json(expr.args[0], names)
+        return ["*", *[base] * int(expr.args[1])]
+    if kind not in _PLAIN:
+        raise Uncacheable(f"a size is the expression {expr}, in which {kind} has no stored form")
+    return [_PLAIN[kind], *(expression_json(arg, names) for arg in expr.args)]
+
+
+def guards_of(shape_env: Any, names: Names) -> list[Any]:
+    """Every fact noted about the symbols in ``names``. Raises :class:`Uncacheable` where one has no stored form."""
+    if shape_env is None or not names.numbers:
+        return []
+    found = []
+    for guard in shape_env.guards:
+        symbols = {str(symbol) for symbol in guard.expr.free_symbols}
+        if symbols & names.numbers.keys():
+            found.append(expression_json(guard.expr, names.numbers))
+    if getattr(shape_env, "deferred_runtime_asserts", None):
+        raise Uncacheable("sizes of the graph depend on the data of a tensor")
+    return [json.loads(text) for text in dict.fromkeys(json.dumps(guard) for guard in found)]
+
+
+def ranges_of(shape_env: Any, names: Names) -> dict[str, tuple[str, str]]:
+    """The ranges of the symbols in ``names`` as they are now, as text."""
+    if shape_env is None or not names.numbers:
+        return {}
+    by_name = {str(symbol): bounds for symbol, bounds in shape_env.var_to_range.items()}
+    return {
+        number: (str(by_name[name].lower), str(by_name[name].upper))
+        for name, number in names.numbers.items()
+        if name in by_name
+    }
+
+
+def guards_hold(guards: Sequence[Any], values: Mapping[str, Any]) -> bool:
+    """Whether the facts hold for these values of the symbols (plain numbers)."""
+    return all(_evaluate(guard, values) for guard in guards)
+
+
+def install_guards(guards: Sequence[Any], symbols: Mapping[str, Any]) -> None:
+    """Note the facts, which hold, about these symbols (SymInts) in their shape environment."""
+    for guard in guards:
+        bool(_evaluate(guard, symbols))
+
+
+def _product(*values: Any) -> Any:
+    result: Any = 1
+    for value in values:
+        result = result * value
+    return result
+
+
+def _largest(*values: Any) -> Any:
+    result = values[0]
+    for value in values[1:]:
+        result = torch.sym_max(result, value)
+    return result
+
+
+def _smallest(*values: Any) -> Any:
+    result = values[0]
+    for value in values[1:]:
+        result = torch.sym_min(result, value)
+    return result
+
+
+_OPERATIONS: dict[str, Callable[..., Any]] = {
+    "+": lambda *values: sum(values[1:], values[0]),
+    "*": _product,
+    "//": operator.floordiv,
+    "%": operator.mod,
+    "max": _largest,
+    "min": _smallest,
+    "==": operator.eq,
+    "!=": operator.ne,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+    "not": lambda value: not value,
+    "and": lambda *values: all(values),
+    "or": lambda *values: any(values),
+}
+
+
+def _evaluate(expression: Any, values: Mapping[str, Any]) -> Any:
+    if isinstance(expression, str):
+        return values[expression]
+    if isinstance(expression, dict):
+        return float.fromhex(expression["float"])
+    if not isinstance(expression, list):
+        return expression
+    operation, *operands = expression
+    return _OPERATIONS[operation](*(_evaluate(operand, values) for operand in operands))

@@ -1,0 +1,60 @@
+"""What of torch's global state a compile reads, as key parts; nothing here is written."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+from aotkit_cache import Uncacheable
+
+__all__ = ["autocast_state", "torch_state"]
+
+
+def autocast_state() -> tuple[tuple[tuple[str, bool, str], ...], bool, int]:
+    """Per device whether autocast is on and its dtype; whether it caches casts; how deep it is nested."""
+    names = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
+    nesting = torch.autocast_increment_nesting() - 1
+    torch.autocast_decrement_nesting()
+    devices = tuple((d, torch.is_autocast_enabled(d), str(torch.get_autocast_dtype(d))) for d in names)
+    return devices, torch.is_autocast_cache_enabled(), nesting
+
+
+def torch_state() -> dict[str, Any]:
+    """Everything that decides what the same graph and inputs become, by name.
+
+    Raises :class:`Uncacheable` where code of the user's sees or changes what is traced.
+    """
+    modes = [type(mode).__name__ for mode in _get_current_dispatch_mode_stack()]
+    if modes:
+        raise Uncacheable(f"the dispatch mode {modes[-1]} is active, which sees each operation that is traced")
+    if torch._C._autograd._top_saved_tensors_default_hooks(False) is not None:
+        raise Uncacheable("hooks on saved tensors are active, which are part of what is compiled")
+    matmul = torch.backends.cuda.matmul
+    return {
+        "grad_mode": torch.is_grad_enabled(),
+        "inference_mode": torch.is_inference_mode_enabled(),
+        "autocast": autocast_state(),
+        "anomaly_mode": torch.is_anomaly_enabled(),
+        "default_dtype": torch.get_default_dtype(),
+        "default_device": str(torch.get_default_device()),
+        "deterministic": (
+            torch.are_deterministic_algorithms_enabled(),
+            torch.is_deterministic_algorithms_warn_only_enabled(),
+            torch._C._get_deterministic_fill_uninitialized_memory(),
+        ),
+        "matmul_precision": torch.get_float32_matmul_precision(),
+        "matmul_reduced": (
+            matmul.allow_fp16_reduced_precision_reduction,
+            matmul.allow_bf16_reduced_precision_reduction,
+        ),
+        "attention": (
+            torch.backends.cuda.flash_sdp_enabled(),
+            torch.backends.cuda.mem_efficient_sdp_enabled(),
+            torch.backends.cuda.math_sdp_enabled(),
+        ),
+        "cudnn": (torch.backends.cudnn.enabled, torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark),
+        "mkldnn": torch.backends.mkldnn.enabled,
+        "threads": torch.get_num_threads(),
+    }
