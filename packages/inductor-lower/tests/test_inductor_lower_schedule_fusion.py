@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from aotkit_inductor_lower import LowerOptions, compile_graph, lower_graph, schedule_program
+from aotkit_inductor_lower import LowerOptions, compile_graph, decompositions, lower_graph, schedule_program
 from aotkit_inductor_lower.ir import BufferKind, ExternCall, Load, LoopNest, Store
 
 F = torch.nn.functional
@@ -230,3 +230,19 @@ def test_group_norm_statistics_read_by_channel_agree_with_their_groups(check):
         return ((g - mean) * rstd).view(2, 8, 15) * w[:, None]
 
     assert check(f, torch.randn(2, 8, 15), torch.randn(8)).kernels == 1
+
+
+@pytest.mark.covers("F5h.3")
+def test_a_loss_over_classes_reads_the_logits_without_a_copy_of_their_size():
+    logits, target = torch.randn(64, 100), torch.randint(100, (64,))
+    graph = make_fx(lambda x, t: F.cross_entropy(x, t), decompositions(), tracing_mode="fake")(logits, target)
+    program, _ = schedule_program(lower_graph(graph))
+    assert len(nests(program)) == 2
+    sizes = [b.sizes for b in program.buffers if b.kind is BufferKind.TEMPORARY]
+    assert sizes and all(len(s) == 2 and s[1] == 1 for s in sizes)  # one number per row
+    torch.testing.assert_close(compile_graph(graph)([logits, target])[0], F.cross_entropy(logits, target))
+
+
+def test_log_softmax_in_parts_is_one_kernel_again():
+    graph = make_fx(lambda x: F.log_softmax(x, -1), decompositions(), tracing_mode="fake")(torch.randn(64, 100))
+    assert len(nests(schedule_program(lower_graph(graph))[0])) == 1

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch._decomp import get_decompositions
+from torch.fx.experimental.symbolic_shapes import guard_or_false
 
 from .foreach import foreach_decompositions
 from .lowering import RULES
@@ -46,4 +47,19 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
     so that it may be changed."""
     packets = [getattr(torch.ops.aten, name) for name in _NAMES.split() if hasattr(torch.ops.aten, name)]
     table = {**get_decompositions(packets), **foreach_decompositions()}
-    return {op: function for op, function in table.items() if op not in RULES}
+    kept = {op: function for op, function in table.items() if op not in RULES}
+    return {**kept, torch.ops.aten._log_softmax.default: _log_softmax}
+
+
+def _log_softmax(x: torch.Tensor, dim: int, half_to_float: bool) -> torch.Tensor:
+    """``(x - max) - log(sum(exp(x - max)))``, in single precision for halves.
+
+    In parts, though there is a rule for the whole: a loss reads one element of each row, and its backward can compute
+    the others again from two numbers per row, so the result need not be in memory at all.
+    """
+    wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+    if x.dim() and guard_or_false(x.shape[dim] == 0):
+        return wide if half_to_float else wide.to(x.dtype)
+    shifted = wide - wide.amax(dim, keepdim=True)
+    result = shifted - shifted.exp().sum(dim, keepdim=True).log()
+    return result if half_to_float else result.to(x.dtype)

@@ -52,7 +52,8 @@ RECOMPUTABLE = _names(
     log_softmax native_layer_norm native_group_norm _fused_rms_norm rms_norm where masked_fill glu
     _low_memory_max_pool_with_offsets select_scatter slice_scatter as_strided_scatter diagonal_scatter scatter
     index_put _unsafe_index_put expand_copy view_copy sym_size sym_stride sym_numel sym_storage_offset bitwise_and
-    bitwise_or bitwise_xor lift_fresh_copy
+    bitwise_or bitwise_xor lift_fresh_copy nll_loss_forward nll_loss_backward nll_loss2d_forward nll_loss2d_backward
+    _log_softmax_backward_data
     """,
 ) | {
     "prims.convert_element_type",
