@@ -13,6 +13,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from aotkit_inductor_lower import (
     CompiledGraph,
     LowerOptions,
+    bind_program,
     compile_graph,
     interpret_program,
     lower_graph,
@@ -83,6 +84,9 @@ def check() -> Callable[..., Checked]:
         assert_same(interpret_program(scheduled, fresh(args)), want, "scheduling", tolerance)
         compiled = compile_graph(graph, options=LowerOptions(verify=True))
         assert_same(compiled(fresh(args)), want, "code generation", tolerance)
+        if isinstance(compiled, CompiledGraph):
+            watched = bind_program(compiled.compiled, compiled.constants, redzones=True)
+            assert_same(watched(fresh(args)), want, "code generation, between redzones", tolerance)
         return Checked(compiled)
 
     return run

@@ -278,13 +278,13 @@ loop softmax(i0 < {rows}):
 def test_softmax_is_one_kernel_and_equals_eager(size: tuple[int, int]) -> None:
     x = torch.randn(size) * 4
     (got,) = run(program({"x": x}, {"y": x}, SOFTMAX.format(rows=size[0], columns=size[1])), x)
-    torch.testing.assert_close(got, torch.softmax(x, 1), rtol=1e-6, atol=1e-8)
+    torch.testing.assert_close(got, torch.softmax(x, 1), rtol=2e-6, atol=1e-8)
 
 
 def test_softmax_along_the_rows_of_a_transposed_input_equals_eager() -> None:
     x = torch.randn(50, 70).t()
     (got,) = run(program({"x": x}, {"y": x}, SOFTMAX.format(rows=70, columns=50)), x)
-    torch.testing.assert_close(got, torch.softmax(x, 1), rtol=1e-6, atol=1e-8)
+    torch.testing.assert_close(got, torch.softmax(x, 1), rtol=2e-6, atol=1e-8)
 
 
 def test_scratch_rows_hold_a_row_between_stages() -> None:
@@ -632,7 +632,7 @@ def test_plain_and_avx2_processors_are_targets_of_their_own(bits: int) -> None:
     x = torch.randn(6, 50)
     target = generic_target(bits)
     (got,) = run(program({"x": x}, {"y": x}, SOFTMAX.format(rows=6, columns=50)), x, target=target)
-    torch.testing.assert_close(got, torch.softmax(x, 1), rtol=1e-6, atol=1e-8)
+    torch.testing.assert_close(got, torch.softmax(x, 1), rtol=2e-6, atol=1e-8)
     half = x.half()
     nest = """
 loop scale(i0 < 6, i1 < 50):
@@ -666,7 +666,7 @@ def test_without_a_thread_runtime_everything_still_runs() -> None:
     target = replace(host_target(), threads=False)
     x = torch.randn(2000, 300)
     (got,) = run(program({"x": x}, {"y": x}, SOFTMAX.format(rows=2000, columns=300)), x, target=target)
-    torch.testing.assert_close(got, torch.softmax(x, 1), rtol=1e-6, atol=1e-8)
+    torch.testing.assert_close(got, torch.softmax(x, 1), rtol=2e-6, atol=1e-8)
     bound = bind(generate(parse_program(DYNAMIC), target))
     y, c, _ = bound([x])
     torch.testing.assert_close(c, y.sum(0), rtol=1e-4, atol=1e-2)

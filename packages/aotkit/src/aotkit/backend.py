@@ -118,7 +118,7 @@ class GraphJob:
 
     def compile(self, args: Sequence[Any]) -> Callable[..., Any]:
         """Load or compile for ``args``. Raises the packages' typed refusals."""
-        if self.cache is None or self.options.verify or self.options.lowering == "none":
+        if self.cache is None or self.options.verify or self.options.redzones or self.options.lowering == "none":
             return self._cold().compile(args)
         from ._collect import Collector
         from ._warm import prepare_lookup

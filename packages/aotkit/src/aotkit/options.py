@@ -30,6 +30,8 @@ class Options:
     ``cache``: keep compiled graphs on disk between processes. ``cacheable``: custom operators, and functions that the
     frontend leaves in graphs, whose graphs may be kept, as ``"namespace.name@version"``: change the version when the
     code changes.
+    ``redzones``: watch the memory of every call of generated code (slow): a write beside a buffer raises
+    ``aotkit_inductor_lower.RedzoneError``, and what is read before it was written is NaN.
     ``verify``: check the IR between passes; serialize, reload and then use the product of every stage.
     ``fuel``: how many optional rewrites may run (``None``: all). ``disable``: names of passes to leave out.
     """
@@ -44,6 +46,7 @@ class Options:
     cudagraphs: bool = False
     cudagraph_outputs: Literal["survive", "copy", "overwrite"] = "survive"
     cache: bool = True
+    redzones: bool = False
     verify: bool = False
     fuel: int | None = None
     disable: frozenset[str] = frozenset()

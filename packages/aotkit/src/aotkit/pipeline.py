@@ -336,6 +336,7 @@ def _lowered(graph: torch.fx.GraphModule, name: str, ctx: CompileContext) -> Box
         numerics=chosen.numerics,
         rng=chosen.rng,
         verify=chosen.verify,
+        redzones=chosen.redzones,
         fuel=chosen.fuel,
         disable=tuple(sorted(chosen.disable)),
     )

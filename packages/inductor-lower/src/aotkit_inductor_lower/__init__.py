@@ -38,7 +38,15 @@ if TYPE_CHECKING:
     from .options import LowerOptions
     from .pieces import PiecewiseGraph
     from .pipeline import CompiledGraph, compile_graph
-    from .plan import ArenaPool, BindError, CompiledProgram, bind_program, compiled_from_json, compiled_to_json
+    from .plan import (
+        ArenaPool,
+        BindError,
+        CompiledProgram,
+        RedzoneError,
+        bind_program,
+        compiled_from_json,
+        compiled_to_json,
+    )
     from .report import LoweringReport
     from .schedule import FusionRecord, schedule_program
 
@@ -53,6 +61,7 @@ __all__ = [
     "LoweringError",
     "LoweringReport",
     "PiecewiseGraph",
+    "RedzoneError",
     "UnsupportedGraphError",
     "__version__",
     "bind_program",
@@ -91,7 +100,15 @@ _HOMES = {
             "compile_graph",
         ),
         "codegen": ("CpuTarget", "host_target"),
-        "plan": ("ArenaPool", "BindError", "CompiledProgram", "bind_program", "compiled_from_json", "compiled_to_json"),
+        "plan": (
+            "ArenaPool",
+            "BindError",
+            "CompiledProgram",
+            "RedzoneError",
+            "bind_program",
+            "compiled_from_json",
+            "compiled_to_json",
+        ),
         "report": ("LoweringReport",),
         "schedule": (
             "FusionRecord",

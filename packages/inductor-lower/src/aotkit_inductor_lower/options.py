@@ -14,7 +14,8 @@ class LowerOptions:
 
     ``numerics``: ``"eager"`` rounds where eager rounds; ``"fast"`` permits fewer rounding points (none is dropped yet).
     ``rng``: ``"eager"`` leaves random ops ATen calls in program order; ``"fast"`` permits generated ones (none is yet).
-    ``verify``: check the IR after each stage. ``disable``: names of passes to leave out.
+    ``redzones``: watch the memory of every call (slow): a write beside a buffer raises, and what is read before it was
+    written is NaN. ``verify``: check the IR after each stage. ``disable``: names of passes to leave out.
     ``fuel``: run only that many pass applications and fusions, then stop optimizing (for bisecting a wrong
     result); ``None`` is no limit. ``max_fusion_nodes`` and ``max_fusion_instructions`` bound one kernel.
     ``max_recompute`` bounds how many instructions a value may cost to be computed again in each of several readers.
@@ -23,6 +24,7 @@ class LowerOptions:
     numerics: Literal["eager", "fast"] = "eager"
     rng: Literal["fast", "eager"] = "fast"
     verify: bool = False
+    redzones: bool = False
     disable: tuple[str, ...] = ()
     fuel: int | None = None
     fuse: bool = True

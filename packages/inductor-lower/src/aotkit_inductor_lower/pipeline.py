@@ -131,7 +131,7 @@ def _compile_whole(
         compiled = _generate(scheduled, options, observer, object_store)
     with _stage(observer, "bind"):
         constants = graph_constants(graph)
-        bound = bind(compiled, constants, arenas)
+        bound = bind(compiled, constants, arenas, redzones=options.redzones)
     return CompiledGraph(bound, constants, scheduled, records, make_report(graph, lowered, scheduled, records))
 
 

@@ -2,7 +2,7 @@
 
 from .arena import ArenaPool
 from .bind import BoundProgram, bind
-from .errors import BindError
+from .errors import BindError, RedzoneError
 from .launch_plan import (
     Allocate,
     ArenaBuffer,
@@ -33,6 +33,7 @@ __all__ = [
     "LaunchPlan",
     "PlanStep",
     "PlannedBuffer",
+    "RedzoneError",
     "Return",
     "View",
     "bind",

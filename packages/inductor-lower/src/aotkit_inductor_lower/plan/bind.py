@@ -18,6 +18,7 @@ from .errors import BindError, raise_status
 from .externs import conform, resolve_target
 from .frame import FramePool
 from .launch_plan import CallExtern, CallSegment, CompiledProgram
+from .redzones import guarded_empty
 
 __all__ = ["BoundProgram", "bind"]
 
@@ -46,9 +47,12 @@ def bind(
     compiled: CompiledProgram,
     constants: Mapping[str, torch.Tensor] | None = None,
     arenas: ArenaPool | None = None,
+    *,
+    redzones: bool = False,
 ) -> BoundProgram:
     """Make a compiled program callable. ``constants``: the tensors of its constant buffers by name. ``arenas``: where
-    its temporaries live, shared with other programs; its own by default.
+    its temporaries live, shared with other programs; its own by default. ``redzones``: watch the memory of every call
+    (Note [Redzones]); slow, for tests and bug hunts.
 
     Raises :class:`BindError` if a constant is missing, an ATen op does not exist in this torch, or the object
     code does not load.
@@ -58,8 +62,8 @@ def bind(
     if missing:
         raise BindError(f"{plan.name} needs the constant tensors {', '.join(missing)}, which were not given")
     namespace: dict[str, Any] = _externs(compiled)
-    pool = FramePool(plan, constants, wanted_tensors(plan), arenas or ArenaPool())
-    source, tables = emit_source(plan, pool.own)
+    pool = FramePool(plan, constants, wanted_tensors(plan), arenas or ArenaPool(), redzones)
+    source, tables = emit_source(plan, pool.own, redzones)
     namespace.update(tables)
     namespace.update(_segments(compiled))
     namespace.update({f"constant_{_safe(name)}": tensor for name, tensor in constants.items()})
@@ -68,7 +72,7 @@ def bind(
         lease_block=pool.lease_block,
         give_back=pool.give_back,
         give_back_block=pool.arenas.give_back,
-        empty=_torch_compat.empty_strided_cpu,
+        empty=guarded_empty if redzones else _torch_compat.empty_strided_cpu,
         empty_strided=torch.empty_strided,
         conform=conform,
         free=pool.free_list(),

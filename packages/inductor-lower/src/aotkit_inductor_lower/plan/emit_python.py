@@ -16,10 +16,11 @@ from .launch_plan import Allocate, CallExtern, CallSegment, Free, LaunchPlan, Pl
 __all__ = ["emit_source", "wanted_tensors"]
 
 
-def emit_source(plan: LaunchPlan, own_frames: bool = True) -> tuple[str, dict[str, Any]]:
+def emit_source(plan: LaunchPlan, own_frames: bool = True, redzones: bool = False) -> tuple[str, dict[str, Any]]:
     """``(source, tables)``: the text defining ``call(args)`` and objects its text names. ``own_frames``: whether
-    frames come from the plan's own list or lie in blocks of memory shared with other plans (``FramePool.own``)."""
-    return _Emitter(plan, own_frames).emit()
+    frames come from the plan's own list or lie in blocks of memory shared with other plans (``FramePool.own``).
+    ``redzones``: the memory is looked at after every step."""
+    return _Emitter(plan, own_frames, redzones).emit()
 
 
 def wanted_tensors(plan: LaunchPlan) -> list[str]:
@@ -31,14 +32,14 @@ def wanted_tensors(plan: LaunchPlan) -> list[str]:
 
 
 class _Emitter:
-    def __init__(self, plan: LaunchPlan, own_frames: bool) -> None:
-        self.plan, self.own_frames = plan, own_frames
+    def __init__(self, plan: LaunchPlan, own_frames: bool, redzones: bool) -> None:
+        self.plan, self.own_frames, self.redzones = plan, own_frames, redzones
         self.homes = {b.name: b for b in plan.buffers}
         self.slot = {name: k for k, name in enumerate(plan.slots)}
         self.lines: list[str] = []
         self.tables: dict[str, Any] = {}
         self.sizes = ""
-        self.uses_frame = bool(plan.arena) or any(isinstance(s, CallSegment) for s in plan.steps)
+        self.uses_frame = redzones or bool(plan.arena) or any(isinstance(s, CallSegment) for s in plan.steps)
         self.wanted = wanted_tensors(plan)
         self.framed = arena_views(plan).keys()
         self.tensor_names = {b.name: f"b_{_safe(b.name)}" for b in plan.buffers}
@@ -47,8 +48,14 @@ class _Emitter:
 
     def emit(self) -> tuple[str, dict[str, Any]]:
         self._prologue()
-        for step in self.plan.steps:
-            self._step(step)
+        for position, step in enumerate(self.plan.steps):
+            if self.redzones and not isinstance(step, Return):
+                self.lines.append(f"frame.guard.before({position})")
+                self._step(step)
+                status = isinstance(step, CallSegment)  # its last line looks at the status and may raise
+                self.lines.insert(len(self.lines) - status, f"frame.guard.after({position})")
+            else:
+                self._step(step)
         body = "\n".join(f"    {line}" for line in self.lines)
         return f"def call(args):\n{body}\n", self.tables
 
@@ -80,6 +87,8 @@ class _Emitter:
         if self.wanted:
             self.lines.append("tensors = frame.tensors")
         self.lines.append("address = frame.address")
+        if self.redzones:
+            self.lines.append("frame.guard.begin()")
         self.lines += ["n = threads()", "if n > 1 and getpid() != owner: n = 1  # a forked child has no thread pool"]
         self._write_inputs()
 
@@ -120,6 +129,8 @@ class _Emitter:
         buffer, name = self.homes[step.buffer], self.tensor_names[step.buffer]
         sizes, strides = _tuple(buffer.sizes), _tuple(buffer.strides)
         self.lines.append(f"{name} = empty({sizes}, {strides}, {self._dtype(buffer.dtype)})")
+        if self.redzones:
+            self.lines.append(f"frame.guard.fresh({step.buffer!r}, {name})")
         self._write_slot(step.buffer)
 
     def _write_slot(self, name: str) -> None:
@@ -173,6 +184,8 @@ class _Emitter:
         self.lines.append(f"{name} = torch.as_strided({base}, {sizes}, {strides}, {offset})")
 
     def _return(self, step: Return) -> None:
+        if self.redzones:
+            self.lines.append("frame.guard.end()")
         if self.uses_frame and not self.own_frames:
             self.lines.append("give_back_block(block)")
         elif self.uses_frame:

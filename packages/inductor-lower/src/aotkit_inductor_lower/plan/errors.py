@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["BindError", "raise_status"]
+__all__ = ["BindError", "RedzoneError", "raise_status"]
 
 INDEX_ERROR = 1
 ZERO_DIVISION = 2
@@ -10,6 +10,10 @@ ZERO_DIVISION = 2
 
 class BindError(RuntimeError):
     """A compiled program cannot be bound in this process. The message says what does not fit."""
+
+
+class RedzoneError(RuntimeError):
+    """With redzones: a step wrote to memory beside its buffer. The message names the step and the buffer."""
 
 
 def raise_status(status: int, launches: tuple[str, ...], lines: dict[str, str]) -> None:

@@ -13,6 +13,7 @@ from ..symbolic import Symbol, SymbolKind
 from .arena import ArenaBlock, ArenaPool
 from .launch_plan import LaunchPlan, PlannedBuffer, View
 from .memory import ALIGNMENT, place_buffers
+from .redzones import ArenaGuard, place_with_redzones
 
 __all__ = ["Frame", "FramePool", "arena_views", "torch_dtype"]
 
@@ -28,9 +29,9 @@ class _Entries(Protocol):
 
 class Frame:
     """One invocation's frame, with the arena in ``memory`` from byte ``start`` on. ``tensors``: arena buffers and views
-    of them, where ATen ops need them."""
+    of them, where ATen ops need them. ``guard``: what watches the memory, with redzones."""
 
-    __slots__ = ("address", "memory", "slots", "tensors")
+    __slots__ = ("address", "guard", "memory", "slots", "tensors")
 
     def __init__(self, pool: FramePool, sizes: Sequence[int], memory: torch.Tensor, start: int) -> None:
         plan, homes, env = pool.plan, pool.homes, pool.env(sizes)
@@ -46,6 +47,10 @@ class Frame:
                 entries[position] = memory.data_ptr() + start + offsets[slot]
             elif homes[slot].home == "constant":
                 entries[position] = pool.constants[slot].data_ptr()
+        if pool.redzones:
+            origin = memory.data_ptr() + start
+            places = {a.buffer: (origin + offsets[a.buffer], _extent(homes[a.buffer], env)) for a in plan.arena}
+            self.guard = ArenaGuard(plan, places)
         self.tensors = tuple(_tensor(homes[name], memory, start + offsets[name], env) for name in pool.wanted)
 
 
@@ -89,8 +94,14 @@ class FramePool:
     """
 
     def __init__(
-        self, plan: LaunchPlan, constants: Mapping[str, torch.Tensor], wanted: Sequence[str], arenas: ArenaPool
+        self,
+        plan: LaunchPlan,
+        constants: Mapping[str, torch.Tensor],
+        wanted: Sequence[str],
+        arenas: ArenaPool,
+        redzones: bool = False,
     ) -> None:
+        self.redzones = redzones
         self.plan, self.constants, self.wanted = plan, constants, tuple(wanted)
         self.homes = {b.name: b for b in plan.buffers}
         self.arenas, self._key = arenas, object()
@@ -112,7 +123,10 @@ class FramePool:
             return found
         env = self.env(sizes)
         nbytes = {a.buffer: _extent(self.homes[a.buffer], env) for a in self.plan.arena}
-        offsets, total = place_buffers([(a.buffer, a.first, a.last) for a in self.plan.arena], nbytes)
+        if self.redzones:
+            offsets, total = place_with_redzones(self.plan, nbytes)
+        else:
+            offsets, total = place_buffers([(a.buffer, a.first, a.last) for a in self.plan.arena], nbytes)
         for view in arena_views(self.plan).values():
             width = torch_dtype(self.homes[view.result].dtype).itemsize
             offsets[view.result] = offsets[view.base] + int(view.offset.evaluate(env)) * width

@@ -44,8 +44,8 @@ class PlannedBuffer:
 
 @dataclass(frozen=True, slots=True)
 class ArenaBuffer:
-    """A temporary that lives in the arena from moment ``first`` to moment ``last``. Every step of the plan is one
-    moment, a segment as many as it has kernels: they run one after the other."""
+    """A temporary that lives in the arena from moment ``first`` to moment ``last``. Every step of the plan but
+    ``Free`` is one moment, a segment as many as it has kernels: they run one after the other."""
 
     buffer: str
     first: int
