@@ -8,6 +8,7 @@ place, one after another.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,18 +23,21 @@ __all__ = ["RECOMPUTED", "Run", "differences", "observe"]
 #: Not a mismatch: `afterwards` wrote to a value that the compiled backward, unlike eager's, computes with again.
 RECOMPUTED = "the caller wrote to a value before the backward that only the compiled backward needs"
 _CLAIMED = "claimed only"
-_RTOL = {torch.float32: 2e-5, torch.complex64: 2e-5, torch.float64: 1e-10, torch.bfloat16: 2e-2}
+_COARSE = {torch.bfloat16: 2e-2, torch.float16: 2e-3}
+_RTOL = {torch.float32: 2e-5, torch.complex64: 2e-5, torch.float64: 1e-10, **_COARSE}
 
 
 @dataclass(slots=True)
 class Run:
     """Facts of one run, in the order in which they were observed. ``error`` is what the call itself raised.
 
-    ``before`` holds the values of the inputs before the call, under the names of the facts.
+    ``before`` holds the values of the inputs before the call, under the names of the facts. ``coarse``: see
+    :func:`_coarse`.
     """
 
     facts: dict[str, Any] = field(default_factory=dict)
     before: dict[str, torch.Tensor] = field(default_factory=dict)
+    coarse: dict[str, float] = field(default_factory=dict)
     error: BaseException | None = None
 
     @property
@@ -50,6 +54,7 @@ def observe(program: Program, call: Callable[..., Any], shift: float = 0.0) -> R
     inputs = [named[name] for name in program.inputs]
     versions = [t._version for t in inputs]
     run.before = {f"{name} value": named[name].detach().clone() for name in program.inputs}
+    run.coarse = _coarse(program, named)
     grad_mode = torch.is_grad_enabled()
     try:
         outputs = list(call(*inputs))
@@ -93,7 +98,7 @@ def differences(eager: Run, other: Run) -> list[str]:
             if "modified by an inplace operation" in str(got) and eager.facts.get("afterwards") == "ran" and not found:
                 return [RECOMPUTED]
             return [*found, f"{name}: raises {type(got).__name__}: {str(got).splitlines()[0]}"]
-        if not _same(expected, got):
+        if not _same(expected, got, eager.coarse.get(_FACT.sub("", name), 0.0)):
             found.append(f"{name}: {_short(expected)} in eager, {_short(got)} compiled")
     return found
 
@@ -218,12 +223,35 @@ def _writes(run: Run, outputs: Sequence[Any], named: dict[str, Any]) -> None:
                 run.facts[f"{name} value, output {index} written"] = tensor.detach().clone()
 
 
-def _same(expected: Any, got: Any) -> bool:
+_NAME = re.compile(r"\b[alm]\d+\b|\bv\d+\b")
+_FACT = re.compile(r" (value|gradient|second gradient)\b.*")
+
+
+def _coarse(program: Program, named: dict[str, Any]) -> dict[str, float]:
+    """By tensor, the relative error that the shortest dtype among those it is connected with allows, if that is large.
+
+    Connected are names that occur in one statement, and so on: values flow one way and gradients the other.
+    """
+    groups: list[tuple[set[str], float]] = []
+    outputs = [f"{text} output {i}" for i, text in enumerate(program.outputs)]
+    for statement in (*program.setup, *program.body, *outputs):
+        names = {*_NAME.findall(statement), *re.findall(r"output \d+$", statement)}
+        error = max(
+            (_COARSE.get(t.dtype, 0.0) for n in names if isinstance(t := named.get(n), torch.Tensor)), default=0.0
+        )
+        joined = [group for group in groups if group[0] & names]
+        groups = [group for group in groups if not group[0] & names]
+        groups.append((names.union(*(g[0] for g in joined)), max([error, *(g[1] for g in joined)])))
+    found = {name: error for names, error in groups for name in names if error}
+    return found | {f"input {i}": found[name] for i, name in enumerate(program.inputs) if name in found}
+
+
+def _same(expected: Any, got: Any, coarse: float = 0.0) -> bool:
     if not isinstance(expected, torch.Tensor):
         return bool(expected == got)
     if not isinstance(got, torch.Tensor) or expected.shape != got.shape or expected.dtype != got.dtype:
         return False
-    rtol = _RTOL.get(expected.dtype, 0.0)
+    rtol = max(_RTOL[expected.dtype], coarse) if expected.dtype in _RTOL else 0.0
     return torch.allclose(expected, got, rtol=rtol, atol=rtol, equal_nan=True)
 
 

@@ -254,6 +254,4 @@ def without_expansion(func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     """An operation of :data:`EXPANSIONS`; where it repeats no element, a view that may be written to exactly."""
     result = func(*args, **kwargs)
     source = args[0]
-    count, before = result.numel(), source.numel()
-    repeats = not (isinstance(count, int) and isinstance(before, int) and count == before)
-    return result if repeats else source.view(result.shape)
+    return source.view(result.shape) if compat.is_known(result.numel() == source.numel()) else result
