@@ -351,6 +351,31 @@ def test_an_older_view_is_not_used_after_a_write_that_follows_a_change_of_shape(
     check(used, lambda: [torch.randn(3, 3)])
 
 
+@pytest.mark.parametrize("compute", [torch.sin, lambda x: x * x.cos(), lambda x: torch.where(x > 0, x, 0) @ x])
+def test_a_value_that_the_gradient_needs_does_not_change_its_shape(layer, check, compute):
+    """Nor in eager mode, where the version counter moves; here it does not, and the gradient would be transposed."""
+
+    def before(x):
+        y = compute(x)
+        x.t_()
+        return [y]
+
+    def after(x):
+        x.t_()
+        return [compute(x)]
+
+    def make():
+        return [torch.randn(3, 3, requires_grad=True) * 1]
+
+    (x,) = make()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        before(x)[0].sum().backward()
+    with pytest.raises(Unsupported, match="changed in shape in place before the backward"):
+        capture(before, make(), options=TraceOptions(layer=layer))
+    check(before, lambda: [torch.randn(3, 3)])
+    check(after, make)
+
+
 @pytest.mark.parametrize("shape", [(3, 3), (2, 3)])
 def test_an_older_view_is_not_used_after_a_write_and_then_a_change_of_shape(layer, check, shape):
     def write_of_all(x):

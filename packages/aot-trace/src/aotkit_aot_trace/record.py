@@ -152,6 +152,10 @@ def _run(request: Request, placeholders: Sequence[Any], result: Recording) -> li
         result.num_forward_nodes = len(tracer.graph.nodes)
         if not forward.metadata.is_training:
             return values
+        if storages.layouts.reshapes:
+            storages.layouts.check_saved(
+                _backward_functions([v for v in forward.forward_values if isinstance(v, torch.Tensor)])
+            )
         if forward.subclasses is not None:
             return [*values, *_subclass_gradients(forward, inputs, tracer, result)]
         leaves = [i.leaf for i in inputs if i.leaf is not None]

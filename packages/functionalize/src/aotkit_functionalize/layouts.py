@@ -47,7 +47,7 @@ class Layouts:
     """What is known of layouts in one run; keys are storage identities.
 
     Attributes:
-        reshapes: tensors that changed their shape in place, as often as they did.
+        reshapes: tensors that changed their shape in place, as often as they did, each with autograd's count by then.
         unseen: those of ``reshapes`` that require grad and changed where grad mode was off, unseen by autograd.
         reshaped: tensors that changed their shape in place while views of them were alive.
         written: storages that were written to while there were views of them.
@@ -59,7 +59,7 @@ class Layouts:
         finished: the function has returned; what is done with its tensors now is no use of them.
     """
 
-    reshapes: list[torch.Tensor] = field(default_factory=list)
+    reshapes: list[tuple[torch.Tensor, int]] = field(default_factory=list)
     unseen: list[torch.Tensor] = field(default_factory=list)
     reshaped: dict[int, torch.Tensor] = field(default_factory=dict)
     written: set[int] = field(default_factory=set)
@@ -91,7 +91,7 @@ class Layouts:
         with torch.autograd._unsafe_preserve_version_counter(target):
             result = func(*args, **kwargs)
         identity = compat.storage_identity(target)
-        self.reshapes.append(target)
+        self.reshapes.append((target, torch.autograd._get_sequence_nr()))
         if target.requires_grad and not torch.is_grad_enabled():
             self.unseen.append(target)
         if compat.functional_views(compat.inner_wrapper(target)) > 0:
@@ -102,7 +102,19 @@ class Layouts:
 
     def count_reshapes(self, value: torch.Tensor) -> int:
         """By how much changes of shape would have moved the version counter of ``value``."""
-        return sum(compat.share_version_counter(value, reshaped) for reshaped in self.reshapes)
+        return sum(compat.share_version_counter(value, reshaped) for reshaped, _ in self.reshapes)
+
+    def check_saved(self, functions: Iterable[Any]) -> None:
+        """Refuse backward functions that saved a tensor before it changed its shape: they would get the new shape."""
+        for function in functions if self.reshapes else ():
+            number = function._sequence_nr()
+            for saved in _saved_tensors(function):
+                if any(saved is target and number < moment for target, moment in self.reshapes):
+                    raise Unsupported(
+                        "a value that the gradient needs is changed in shape in place before the backward",
+                        "the backward fails in eager mode as well",
+                        "Use the operation that returns a new tensor instead (t(), unsqueeze(), ..)",
+                    )
 
     def note_view(self, target: torch.Tensor, name: str) -> None:
         """A view that depends on strides is about to be taken of ``target``, by ``name``."""
@@ -184,6 +196,17 @@ class Layouts:
             value = plain.permute(order).contiguous().permute(back)
         compat.replace_value(wrapper, value)
         compat.sync(root)
+
+
+def _saved_tensors(function: Any) -> Iterator[Any]:
+    """What a backward function saved, without what it refuses to give."""
+    names = [name for name in dir(function) if name == "saved_tensors" or name.startswith("_saved_")]
+    for name in names:
+        try:
+            saved = getattr(function, name)
+        except RuntimeError:  # written to since, or freed; the backward says so
+            continue
+        yield from saved if isinstance(saved, list | tuple) else (saved,)
 
 
 def _wrong_view() -> Unsupported:
