@@ -41,7 +41,7 @@ from ..symbolic import Symbol, floordiv, to_expr
 from .errors import CodegenError
 from .llvm import CpuTarget, Launch, Memory, ModuleText, compile_text, emit_kernel, flatten_nest, host_target
 
-__all__ = ["generate"]
+__all__ = ["PlanBuild", "generate"]
 
 
 def generate(program: Program, target: CpuTarget | None = None, *, keep_text: bool = False) -> CompiledProgram:
@@ -50,7 +50,7 @@ def generate(program: Program, target: CpuTarget | None = None, *, keep_text: bo
     Raises :class:`CodegenError` for a nest over buffers that are not on the CPU or have no generated type.
     """
     target = target or host_target()
-    build = _Build(program, target)
+    build = PlanBuild(program, target)
     build.plan_steps()
     plan = build.finish()
     text = build.module.render()
@@ -62,7 +62,7 @@ def generate(program: Program, target: CpuTarget | None = None, *, keep_text: bo
 
 
 @dataclass(slots=True)
-class _Build:
+class PlanBuild:
     """Work in progress of :func:`generate`."""
 
     program: Program

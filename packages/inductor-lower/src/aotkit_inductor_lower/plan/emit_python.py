@@ -13,14 +13,14 @@ from .externs import returns_several
 from .frame import arena_views, torch_dtype
 from .launch_plan import Allocate, CallExtern, CallSegment, Free, LaunchPlan, PlanStep, Return, View
 
-__all__ = ["emit_source", "wanted_tensors"]
+__all__ = ["PlanEmitter", "emit_source", "wanted_tensors"]
 
 
 def emit_source(plan: LaunchPlan, own_frames: bool = True, redzones: bool = False) -> tuple[str, dict[str, Any]]:
     """``(source, tables)``: the text defining ``call(args)`` and objects its text names. ``own_frames``: whether
     frames come from the plan's own list or lie in blocks of memory shared with other plans (``FramePool.own``).
     ``redzones``: the memory is looked at after every step."""
-    return _Emitter(plan, own_frames, redzones).emit()
+    return PlanEmitter(plan, own_frames, redzones).emit()
 
 
 def wanted_tensors(plan: LaunchPlan) -> list[str]:
@@ -31,8 +31,10 @@ def wanted_tensors(plan: LaunchPlan) -> list[str]:
     return [name for name in (*(a.buffer for a in plan.arena), *framed) if name in used]
 
 
-class _Emitter:
-    def __init__(self, plan: LaunchPlan, own_frames: bool, redzones: bool) -> None:
+class PlanEmitter:
+    """Writes the function, step by step."""
+
+    def __init__(self, plan: LaunchPlan, own_frames: bool, redzones: bool = False) -> None:
         self.plan, self.own_frames, self.redzones = plan, own_frames, redzones
         self.homes = {b.name: b for b in plan.buffers}
         self.slot = {name: k for k, name in enumerate(plan.slots)}
@@ -89,8 +91,14 @@ class _Emitter:
         self.lines.append("address = frame.address")
         if self.redzones:
             self.lines.append("frame.guard.begin()")
-        self.lines += ["n = threads()", "if n > 1 and getpid() != owner: n = 1  # a forked child has no thread pool"]
+        self.lines += self.context_lines
         self._write_inputs()
+
+    #: What a segment is told beside its frame, as ``n``.
+    context_lines: tuple[str, ...] = (
+        "n = threads()",
+        "if n > 1 and getpid() != owner: n = 1  # a forked child has no thread pool",
+    )
 
     def _write_inputs(self) -> None:
         """Addresses of inputs, neighbours in the frame in one assignment."""

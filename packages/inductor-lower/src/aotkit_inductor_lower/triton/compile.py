@@ -58,10 +58,8 @@ class KernelFacts:
     shared: int
 
 
-def compile_kernel(
-    source: KernelSource, arch: int, *, config: Config | None = None, aligned: bool = True, keep_ptx: bool = False
-) -> Cubin:
-    """Compile for ``sm_<arch>``. ``aligned``: pointers are multiples of 16 bytes.
+def compile_kernel(source: KernelSource, arch: int, *, config: Config | None = None, keep_ptx: bool = False) -> Cubin:
+    """Compile for ``sm_<arch>``.
 
     No option that changes results is left to Triton: nothing is contracted, subnormals stay. Raises
     :class:`~.errors.TritonMissing`, and :class:`~.errors.TritonError` where Triton refuses the kernel.
@@ -77,8 +75,8 @@ def compile_kernel(
     signature = {argument_name(a): _type(a) for a in source.arguments}
     blocks = {name: config.block(name) for name, _ in source.config.blocks}
     signature |= dict.fromkeys(blocks, "constexpr")
-    pointers = [k for k, a in enumerate(source.arguments) if a.kind != "size"]
-    attributes = {(k,): [["tt.divisibility", ALIGNED]] for k in pointers} if aligned else {}
+    pointers = [k for k, a in enumerate(source.arguments) if a.kind != "size" and a.aligned]
+    attributes = {(k,): [["tt.divisibility", ALIGNED]] for k in pointers}
     options = {
         "num_warps": config.num_warps,
         "num_stages": config.num_stages,

@@ -40,13 +40,15 @@ _LIMITS = TileLimits()
 @dataclass(frozen=True, slots=True)
 class KernelArgument:
     """A parameter: ``kind`` ``pointer`` (``name`` a buffer that owns memory), ``scratch`` (a row of each outer
-    iteration, of ``extent`` elements in total) or ``size`` (``name`` a symbol). ``dtype``: the element type."""
+    iteration, of ``extent`` elements in total) or ``size`` (``name`` a symbol). ``dtype``: the element type.
+    ``aligned``: the pointer is a multiple of 16 bytes."""
 
     kind: str
     name: str
     dtype: DType
     written: bool = False
     extent: Expr = _NOTHING
+    aligned: bool = True
 
 
 @dataclass(frozen=True, slots=True)

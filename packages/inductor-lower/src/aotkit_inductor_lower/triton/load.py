@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import linecache
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from .errors import TritonMissing
 from .interpreted import interpreter_functions, interpreter_libm
 from .kernel import KernelSource
 
-__all__ = ["interpret_kernel", "jit_function", "program_count", "standalone_text"]
+__all__ = ["interpret_kernel", "jit_function", "program_count", "run_interpreted", "standalone_text"]
 
 HEADER = """\
 import triton
@@ -70,13 +70,11 @@ def interpret_kernel(
     sizes: Mapping[str, int] | None = None,
     *,
     replace_functions: bool = True,
-    blocks: Mapping[str, int] | None = None,
 ) -> None:
     """Run a kernel on CPU tensors (by buffer name; each begins where its buffer's memory begins), which it writes.
 
     ``replace_functions`` off runs the device functions themselves in the interpreter where it can: slow.
     """
-    run = _interpreted(source, replace_functions)
     arguments: list[Any] = []
     for argument in source.arguments:
         if argument.kind == "size":
@@ -85,13 +83,18 @@ def interpret_kernel(
             extent = argument.extent.evaluate(_environment(sizes))
             arguments.append(torch.empty(extent, dtype=to_torch_dtype(argument.dtype)))
         else:
-            tensor = tensors[argument.name]
-            arguments.append(_flat(tensor, to_torch_dtype(argument.dtype)))
-    chosen = dict(source.config.blocks) | dict(blocks or {})
-    count = program_count(source, sizes, chosen)
+            arguments.append(_flat(tensors[argument.name], to_torch_dtype(argument.dtype)))
+    run_interpreted(source, arguments, program_count(source, sizes), replace_functions=replace_functions)
+
+
+def run_interpreted(
+    source: KernelSource, arguments: Sequence[Any], count: int, *, replace_functions: bool = True
+) -> None:
+    """Run ``count`` program instances on arguments in the kernel's order: CPU tensors and integers."""
+    run = _interpreted(source, replace_functions)
     with _INTERPRETER, np.errstate(all="ignore"):
         if count:
-            run[(count,)](*arguments, **chosen)
+            run[(count,)](*arguments, **dict(source.config.blocks))
 
 
 def _flat(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -106,14 +109,11 @@ def _environment(sizes: Mapping[str, int] | None) -> dict[Symbol, int]:
     return {Symbol(name, SymbolKind.SIZE): value for name, value in (sizes or {}).items()}
 
 
-def program_count(
-    source: KernelSource, sizes: Mapping[str, int] | None = None, blocks: Mapping[str, int] | None = None
-) -> int:
+def program_count(source: KernelSource, sizes: Mapping[str, int] | None = None) -> int:
     """How many program instances a launch has."""
-    env, chosen = _environment(sizes), dict(source.config.blocks) | dict(blocks or {})
-    count = 1
+    env, count = _environment(sizes), 1
     for size, block in source.grid:
-        count *= -(-size.evaluate(env) // (chosen[block] if block else 1))
+        count *= -(-size.evaluate(env) // (source.config.block(block) if block else 1))
     return count
 
 

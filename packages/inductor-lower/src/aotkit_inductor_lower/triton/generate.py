@@ -1,0 +1,208 @@
+"""A scheduled program to a device program: a Triton kernel per nest, equal ones once, and the launch plan."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+from ..codegen.generate import PlanBuild
+from ..codegen.llvm import flatten_nest, host_target
+from ..ir import Arg, Buffer, BufferKind, BufferRef, ExternCall, Literal, LoopNest, Program
+from ..ir.dtypes import dtype_from_torch_name, torch_name
+from ..plan import Allocate, CallSegment, KernelRecord
+from ..plan.externs import may_alias_arguments
+from ..symbolic import Expr, to_expr
+from .compile import compile_kernel
+from .errors import TritonError
+from .kernel import KernelArgument, KernelSource, argument_name, emit_kernel
+from .program import ZERO_SLOT, DeviceKernel, DeviceLaunch, DeviceProgram
+from .tiles import TileLimits
+
+__all__ = ["compile_program", "generate_device", "on_device"]
+
+_LIMITS = TileLimits()
+
+
+def on_device(program: Program, device: str) -> Program:
+    """The program with all its buffers, and the devices that its ATen calls name, on ``device``."""
+    buffers = tuple(replace(b, device=device) for b in program.buffers)
+    steps = tuple(_call_on(s, device) if isinstance(s, ExternCall) else s for s in program.steps)
+    return replace(program, buffers=buffers, steps=steps)
+
+
+def _call_on(call: ExternCall, device: str) -> ExternCall:
+    kwargs = tuple((name, _argument_on(value, device)) for name, value in call.kwargs)
+    return replace(call, args=tuple(_argument_on(a, device) for a in call.args), kwargs=kwargs)
+
+
+def _argument_on(arg: Arg, device: str) -> Arg:
+    if isinstance(arg, tuple):
+        return tuple(_argument_on(a, device) for a in arg)
+    return Literal("device", device) if isinstance(arg, Literal) and arg.kind == "device" else arg
+
+
+def generate_device(program: Program, limits: TileLimits = _LIMITS) -> DeviceProgram:
+    """Sources of all kernels and the plan that launches them; nothing is compiled yet.
+
+    Raises :class:`~.errors.TritonError` for a graph whose buffers are on several devices.
+    """
+    device = _single_device(program)
+    build = _DeviceBuild(program, host_target(), limits=limits, device=device)
+    build.plan_steps()
+    plan = build.finish()
+    inputs = {b.name for b in program.buffers if b.kind is BufferKind.INPUT}
+    pointers = {name for launch in build.launches() for name in launch.slots if name in inputs}
+    return DeviceProgram(
+        plan,
+        tuple(DeviceKernel(source) for source in build.sources),
+        tuple(build.segments.items()),
+        tuple(build.counts.items()),
+        tuple(name for name in program.inputs if name in pointers - build.unaligned),
+        tuple(name for name in program.inputs if name in build.written_inputs()),
+        device,
+    )
+
+
+def compile_program(program: DeviceProgram, arch: int) -> DeviceProgram:
+    """The program with a cubin of each kernel for ``sm_<arch>``."""
+    kernels = tuple(replace(k, cubin=k.cubin or compile_kernel(k.source, arch)) for k in program.kernels)
+    return replace(program, kernels=kernels)
+
+
+def _single_device(program: Program) -> str:
+    """The device of all buffers."""
+    devices: dict[str, str] = {}
+    for buffer in program.buffers:
+        devices.setdefault(buffer.device, buffer.name)
+    if len(devices) > 1:
+        places = ", ".join(f"{name} on {device}" for device, name in devices.items())
+        raise TritonError(
+            f"the graph {program.name} has tensors on several devices ({places}); one launch plan serves one device: "
+            "move the tensors before the compiled region, or compile one region per device"
+        )
+    return next(iter(devices), "cuda:0")
+
+
+@dataclass(slots=True)
+class _DeviceBuild(PlanBuild):
+    """:class:`PlanBuild` with Triton kernels. ``unaligned``: memory that may begin anywhere."""
+
+    limits: TileLimits = _LIMITS
+    device: str = "cuda:0"
+    sources: list[KernelSource] = field(default_factory=list)
+    segments: dict[str, tuple[DeviceLaunch, ...]] = field(default_factory=dict)
+    counts: dict[str, Expr] = field(default_factory=dict)
+    unaligned: set[str] = field(default_factory=set)
+    _known: dict[str, int] = field(default_factory=dict)
+    _scratch: dict[str, int] = field(default_factory=dict)
+
+    def launches(self) -> Iterator[DeviceLaunch]:
+        for found in self.segments.values():
+            yield from found
+
+    def plan_steps(self) -> None:
+        self.unaligned = self._unaligned()
+        PlanBuild.plan_steps(self)
+
+    def _unaligned(self) -> set[str]:
+        """Inputs that come back as outputs, which are not copied; and results that may be views."""
+        found = {self._root(o.name) for o in self.program.outputs if isinstance(o, BufferRef)}
+        for step in self.program.steps:
+            if isinstance(step, ExternCall) and may_alias_arguments(step.target):
+                found.update(r for r in step.results if r is not None)
+                found.update(self._root(a.name) for a in step.args if isinstance(a, BufferRef))
+        return {n for n in found if self.homes.get(n) not in ("fresh", "view")}
+
+    def written_inputs(self) -> set[str]:
+        """Inputs whose memory the graph writes."""
+        found: set[str] = set()
+        for step in self.program.steps:
+            names = step.writes if isinstance(step, LoopNest) else getattr(step, "mutates", ())
+            found.update(self._root(name) for name in names)
+        return {name for name in found if self.homes.get(name) == "input"}
+
+    # -- kernels -----------------------------------------------------------------------------------------
+
+    def _segment(self, nests: list[LoopNest]) -> CallSegment:
+        function = f"segment_{len(self.segments)}"
+        launches = []
+        for nest in nests:
+            self._check(nest)
+            flat = flatten_nest(nest, self.buffers, self.memory)
+            source = emit_kernel(nest.name, flat, self.buffers, nest.origin, self.limits)
+            launches.append(self._launch(nest, self._with_alignment(source)))
+            self.records.append(KernelRecord(nest.name, source.name, function, nest.origin))
+        self.segments[function] = tuple(launches)
+        return CallSegment(function, tuple(nest.name for nest in nests))
+
+    def _with_alignment(self, source: KernelSource) -> KernelSource:
+        arguments = tuple(replace(a, aligned=a.name not in self.unaligned) for a in source.arguments)
+        return replace(source, arguments=arguments)
+
+    def _launch(self, nest: LoopNest, source: KernelSource) -> DeviceLaunch:
+        slots = [self._argument_slot(nest, a) for a in source.arguments]
+        for slot in (*slots, ZERO_SLOT):
+            self._slot(slot)
+        count = program_count_expr(source)
+        grid = f"$#programs {count}"
+        self.counts[grid] = count
+        self._slot(grid)
+        key = _identity(source)
+        known = self._known.setdefault(key, len(self.sources))
+        if known == len(self.sources):
+            self.sources.append(source)
+        return DeviceLaunch(nest.name, known, grid, tuple(slots), nest.origin.line)
+
+    def _argument_slot(self, nest: LoopNest, argument: KernelArgument) -> str:
+        if argument.kind == "size":
+            return f"${argument.name}"
+        if argument.kind == "pointer":
+            return argument.name
+        name = f"{nest.name}_{argument.name}_scratch"
+        sizes, one = (argument.extent,), (to_expr(1),)
+        buffer = Buffer(name, torch_name(argument.dtype), sizes, one, BufferKind.TEMPORARY, self.device)
+        self.program = replace(self.program, buffers=(*self.program.buffers, buffer))
+        self.buffers[name] = buffer
+        self.homes[name] = "fresh"
+        self.steps.append(Allocate(name))
+        self._scratch[name] = len(self.steps)
+        return name
+
+    def _check(self, nest: LoopNest) -> None:
+        for name in (*nest.reads, *nest.writes):
+            buffer = self.buffers[name]
+            if dtype_from_torch_name(buffer.dtype) is None:
+                raise TritonError(f"nest {nest.name} uses {name} of type {buffer.dtype}, which has no generated code")
+
+    def _uses(self) -> Iterator[tuple[int, int, str]]:
+        """Scratch memory is used by the segment that follows its allocation."""
+        moment = 0
+        for step, moment, name in PlanBuild._uses(self):
+            yield step, moment, name
+        segments = [k for k, step in enumerate(self.steps) if isinstance(step, CallSegment)]
+        for name, at in self._scratch.items():
+            yield next(k for k in segments if k >= at), moment, name
+
+
+def program_count_expr(source: KernelSource) -> Expr:
+    """How many program instances a launch has."""
+    count = to_expr(1)
+    for size, block in source.grid:
+        width = source.config.block(block) if block else 1
+        count = count * ((size + (width - 1)) // width)
+    return count
+
+
+_NAME = re.compile(r"[A-Za-z_]\w*")
+
+
+def _identity(source: KernelSource) -> str:
+    """Equal for kernels that differ in names and comments only."""
+    names: Mapping[str, str] = {argument_name(a): f"argument{k}" for k, a in enumerate(source.arguments)} | {
+        source.name: "kernel"
+    }
+    lines = [line for line in source.text.splitlines() if not line.startswith("#")]
+    text = _NAME.sub(lambda m: names.get(m[0], m[0]), "\n".join(lines))
+    types = [(a.kind, a.dtype.value, a.aligned, str(a.extent)) for a in source.arguments]
+    return f"{text}\n{types}\n{source.config}\n{[str(size) for size, _ in source.grid]}"

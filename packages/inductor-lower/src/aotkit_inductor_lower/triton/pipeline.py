@@ -1,0 +1,88 @@
+"""The whole way from a graph to a program for a CUDA device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+
+from ..fx_passes import run_fx_passes
+from ..ir import Program
+from ..lowering import lower_graph
+from ..options import LowerOptions
+from ..pipeline import graph_constants, with_fake_values
+from ..schedule import FusionRecord, schedule_program
+from .bind import BoundDeviceProgram, bind_device
+from .drivers import CudaDriver, Driver
+from .errors import DeviceTooOld, TritonError
+from .generate import compile_program, generate_device, on_device
+from .program import DeviceProgram, device_from_json, device_to_json
+
+__all__ = ["LoweredForDevice", "check_device", "compile_graph_for_device", "lower_for_device"]
+
+OLDEST = (7, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class LoweredForDevice:
+    """A graph lowered for a device: scheduled loop IR, fusion decisions, the device program (sources or cubins) and the
+    tensors of the graph's attributes."""
+
+    scheduled: Program
+    records: tuple[FusionRecord, ...]
+    program: DeviceProgram
+    constants: dict[str, torch.Tensor]
+
+
+def lower_for_device(
+    gm: GraphModule, example_inputs: Any = None, *, options: LowerOptions | None = None, device: str | None = None
+) -> LoweredForDevice:
+    """Lower a functional ATen graph to Triton sources and a launch plan. No GPU and no Triton is needed.
+
+    ``device``: compile for that device although the graph was traced on another one. Raises
+    :class:`~.errors.TritonError` for tensors on several devices and
+    :class:`~..errors.UnsupportedGraphError` for what can be neither generated nor called.
+    """
+    options = options or LowerOptions()
+    graph = run_fx_passes(with_fake_values(gm, example_inputs), options)
+    lowered = lower_graph(graph, options)
+    if device is not None:
+        lowered = on_device(lowered, device)
+    scheduled, records = schedule_program(lowered, options)
+    program = generate_device(scheduled)
+    if options.verify and device_from_json(device_to_json(program)) != program:
+        raise AssertionError(f"the device program {program.plan.name} changed when it was written and read back")
+    return LoweredForDevice(scheduled, records, program, graph_constants(graph))
+
+
+def compile_graph_for_device(
+    gm: GraphModule,
+    example_inputs: Any = None,
+    *,
+    options: LowerOptions | None = None,
+    driver: Driver | None = None,
+) -> BoundDeviceProgram:
+    """Compile a graph of CUDA tensors and bind it to the device it was traced on.
+
+    With another ``driver``, such as :class:`~.drivers.InterpreterDriver`, the graph runs there and nothing is compiled.
+    """
+    lowered = lower_for_device(gm, example_inputs, options=options, device=None if driver is None else driver.device)
+    if driver is not None:
+        return bind_device(lowered.program, driver, lowered.constants)
+    arch = check_device(lowered.program.device)
+    return bind_device(compile_program(lowered.program, arch), CudaDriver(lowered.program.device), lowered.constants)
+
+
+def check_device(device: str) -> int:
+    """The architecture (90 for sm_90) of a CUDA device. Raises :class:`~.errors.TritonError` if it is none, and
+    :class:`~.errors.DeviceTooOld` for one that kernels are not generated for."""
+    if torch.device(device).type != "cuda":
+        raise TritonError(f"kernels are generated for CUDA devices, not for {device}")
+    if not torch.cuda.is_available():
+        raise TritonError(f"the graph is on {device}, and this process has no CUDA device; run it eagerly")
+    capability = torch.cuda.get_device_capability(device)
+    if capability < OLDEST:
+        raise DeviceTooOld(torch.cuda.get_device_name(device), capability)
+    return capability[0] * 10 + capability[1]

@@ -1,0 +1,251 @@
+"""Whole graphs for CUDA: the launch plan runs on CPU tensors in Triton's interpreter, against eager."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from aotkit_inductor_lower import LowerOptions, decompositions, parse_program
+from aotkit_inductor_lower.triton import (
+    InterpreterDriver,
+    LoweredForDevice,
+    TritonError,
+    bind_device,
+    compile_graph_for_device,
+    compile_program,
+    device_from_json,
+    device_to_json,
+    generate_device,
+    lower_for_device,
+    on_device,
+)
+from aotkit_inductor_lower.triton.launcher import LaunchRow, LaunchTable, segment_runner
+
+pytest.importorskip("triton", reason="Triton is the optional extra `cuda`")
+
+
+def lower(f: Callable[..., Any], *args: Any, mode: str = "fake") -> LoweredForDevice:
+    """``f`` traced on the CPU and lowered for a CUDA device."""
+    graph = make_fx(f, decompositions(), tracing_mode=mode)(*args)
+    return lower_for_device(graph, options=LowerOptions(verify=True), device="cuda:0")
+
+
+def assert_same(got: list[Any], want: tuple[Any, ...]) -> None:
+    """Values to rounding, everything else exactly."""
+    for ours, reference in zip(got, want, strict=True):
+        assert (ours.dtype, ours.shape, ours.stride()) == (reference.dtype, reference.shape, reference.stride())
+        torch.testing.assert_close(ours, reference)
+
+
+def train(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """A linear map, layer norm, softmax and gelu, with the gradient of the input."""
+    x = x.detach().requires_grad_()
+    y = F.gelu(F.layer_norm(x @ w, (64,)).softmax(-1) + b)
+    (g,) = torch.autograd.grad(y.sum(), x)
+    return y.detach(), g, (x.detach().t() + 1).contiguous(), x.detach().sum(0), x.detach().argmax(1)
+
+
+def arguments(rows: int = 24) -> list[torch.Tensor]:
+    """Inputs of :func:`train`."""
+    g = torch.Generator().manual_seed(0)
+    return [torch.randn(rows, 64, generator=g), torch.randn(64, 64, generator=g), torch.randn(64, generator=g)]
+
+
+@pytest.mark.covers("F5e.1")
+def test_a_training_graph_gives_what_eager_gives() -> None:
+    args = arguments()
+    lowered = lower(train, *args)
+    driver = InterpreterDriver()
+    bound = bind_device(lowered.program, driver, lowered.constants)
+    assert_same(bound(list(args)), train(*args))
+    assert driver.launched == [launch.name for launch in lowered.program.launches()]
+    assert len(driver.launched) <= 3  # norm, softmax and gelu, forward and backward, are one kernel
+
+
+def test_dynamic_sizes_are_served_by_one_program() -> None:
+    lowered = lower(lambda x: (F.softmax(x * 2, -1), x.sum(0), x.t().contiguous()), torch.randn(7, 5), mode="symbolic")
+    bound = bind_device(lowered.program, InterpreterDriver(), lowered.constants)
+    for shape in ((7, 5), (33, 70), (2, 3)):
+        x = torch.randn(shape, generator=torch.Generator().manual_seed(1))
+        assert_same(bound([x]) if len(lowered.program.plan.inputs) == 1 else bound([*shape, x]), (
+            F.softmax(x * 2, -1),
+            x.sum(0),
+            x.t().contiguous(),
+        ))  # fmt: skip
+
+
+def test_equal_kernels_are_compiled_once() -> None:
+    w = torch.randn(16, 16, generator=torch.Generator().manual_seed(0))
+
+    def layers(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        for _ in range(3):
+            x = F.gelu(x @ w)
+        return (x,)
+
+    x = torch.randn(8, 16, generator=torch.Generator().manual_seed(1))
+    lowered = lower(layers, x, w)
+    assert len(lowered.program.launches()) == 3
+    assert len(lowered.program.kernels) == 1
+    assert_same(bind_device(lowered.program, InterpreterDriver())([x, w]), layers(x, w))
+
+
+SCATTER = """\
+aotkit-ir 1
+program add_rows
+input index
+input x
+input y
+buffer index : int64[6] strides [1] input on cpu
+buffer x : float32[6, 4] strides [4, 1] input on cpu
+buffer y : float32[3, 4] strides [4, 1] input on cpu
+loop add_rows(i0 < 6, i1 < 4):
+  origin nodes ["index_add"] ops ["aten.index_add.default"] line "model.py:7: y.index_add_(0, index, x)"
+  stage():
+    %v0 = load index[i0] : i64
+    %v1 = check %v0 < 3
+    %v2 = load x[i0, i1] : f32
+    store y[%v1, i1] += %v2
+return none
+"""
+
+
+def test_inputs_that_are_not_aligned_are_copied_and_what_was_written_is_copied_back() -> None:
+    program = generate_device(on_device(parse_program(SCATTER.replace("return none", "return")), "cuda:0"))
+    assert program.aligned == ("index", "x", "y") and program.written == ("y",)
+    bound = bind_device(program, InterpreterDriver())
+    index = torch.tensor([0, 2, 2, 1, 0, 2])
+    x = torch.arange(24.0).reshape(6, 4)
+    want = torch.ones(3, 4).index_add_(0, index, x)
+    memory = torch.ones(13)
+    for y in (torch.ones(3, 4), memory[1:].view(3, 4)):
+        assert (y.data_ptr() % 16 == 0) == (y.storage_offset() == 0)
+        bound([index, x, y])
+        assert torch.equal(y, want)
+    assert memory[0] == 1
+
+
+def test_an_index_out_of_range_names_the_kernel_and_the_users_line() -> None:
+    program = generate_device(on_device(parse_program(SCATTER.replace("return none", "return")), "cuda:0"))
+    bound = bind_device(program, InterpreterDriver())
+    index = torch.tensor([0, 2, 3, 1, 0, 2])
+    with pytest.raises(IndexError, match=r"index 3 is out of bounds(.|\n)*kernel add_rows(.|\n)*model.py:7"):
+        bound([index, torch.zeros(6, 4), torch.zeros(3, 4)])
+
+
+def test_a_graph_over_two_devices_is_refused_with_their_names() -> None:
+    text = SCATTER.replace("return none", "return").replace("input on cpu", "input on cuda:0", 1)
+    with pytest.raises(TritonError, match=r"several devices \(index on cuda:0, x on cpu\)"):
+        generate_device(parse_program(text))
+
+
+# -- the artifact ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.covers("F5e.5")
+def test_a_warm_process_launches_from_cubins_without_triton(tmp_path: Path) -> None:
+    lowered = lower(lambda x: (F.softmax(x, -1),), torch.randn(6, 32))
+    program = compile_program(lowered.program, 90)
+    text = device_to_json(program)
+    again = device_from_json(text)
+    assert device_to_json(again) == text
+    assert [k.cubin.code for k in again.kernels if k.cubin] == [k.cubin.code for k in program.kernels if k.cubin]
+    (tmp_path / "program.json").write_text(text)
+    code = f"""
+import ctypes, sys
+from pathlib import Path
+sys.modules["triton"] = None
+import torch
+from aotkit_inductor_lower.triton import bind_device, device_from_json
+from aotkit_inductor_lower.triton.drivers import _LAUNCH
+
+class Recorder:
+    device = "cpu"
+    def __init__(self):
+        self.seen = []
+        self.callback = _LAUNCH(self.run)
+        self.launch = ctypes.cast(self.callback, ctypes.c_void_p).value
+    def load(self, kernel):
+        assert kernel.cubin.code[:4] == b"\\x7fELF"
+        return 77
+    def stream(self): return 5
+    def guard(self): return None
+    def failure(self, status): return RuntimeError(str(status))
+    def run(self, function, gx, gy, gz, bx, by, bz, shared, stream, params, extra):
+        self.seen.append((function, gx, gy, gz, bx, by, bz, stream, params[0][0]))
+        return 0
+
+program = device_from_json(Path({str(tmp_path / "program.json")!r}).read_text())
+driver = Recorder()
+x = torch.randn(6, 32)
+(y,) = bind_device(program, driver)([x])
+(seen,) = driver.seen
+assert seen[0] == 77 and seen[2:4] == (1, 1) and seen[4] % 32 == 0 and seen[5:8] == (1, 1, 5), seen
+assert seen[1] >= 1 and seen[8] in (x.data_ptr(), y.data_ptr())
+print("fine")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    assert done.stdout.strip() == "fine", done.stderr
+
+
+def test_a_damaged_cubin_is_noticed_before_it_is_loaded() -> None:
+    lowered = lower(lambda x: (x + 1,), torch.randn(64))
+    text = device_to_json(compile_program(lowered.program, 80))
+    with pytest.raises(ValueError, match="damaged"):
+        device_from_json(text.replace('"code":"f0VM', '"code":"f0VN'))
+
+
+def test_a_segment_is_one_native_call_that_stops_at_the_first_failure() -> None:
+    seen: list[tuple[int, int, list[int]]] = []
+    kind = ctypes.CFUNCTYPE(
+        ctypes.c_int,
+        ctypes.c_void_p,
+        *[ctypes.c_uint] * 7,
+        ctypes.c_void_p,
+        ctypes.POINTER(ctypes.POINTER(ctypes.c_int64)),
+        ctypes.c_void_p,
+    )
+
+    def launch(function: int, *rest: Any) -> int:
+        seen.append((function, rest[0], [rest[8][k][0] for k in range(2)]))
+        return 700 if function == 13 else 0
+
+    callback = kind(launch)
+    address = ctypes.cast(callback, ctypes.c_void_p).value
+    assert address is not None
+    frame = (ctypes.c_int64 * 6)(1000, 2000, 3000, 4, 0, 9)
+    rows = [
+        LaunchRow(11, 3, 128, 0, (0, 1)),
+        LaunchRow(12, 4, 128, 0, (0, 1)),  # no program instances: nothing to launch
+        LaunchRow(13, 5, 128, 0, (2, 0)),
+        LaunchRow(14, 3, 128, 0, (0, 1)),
+    ]
+    status = segment_runner(address, LaunchTable(rows))(ctypes.addressof(frame), 0)
+    assert seen == [(11, 4, [1000, 2000]), (13, 9, [3000, 1000])]
+    assert status == (3 << 32) | 700
+
+
+# -- on a device -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rows", [24, 1000])
+def test_on_a_device_the_training_graph_gives_what_eager_gives(rows: int) -> None:
+    args = [a.cuda() for a in arguments(rows)]
+    graph = make_fx(train, decompositions(), tracing_mode="fake")(*args)
+    bound = compile_graph_for_device(graph)
+    for got, want in zip(bound(list(args)), train(*args), strict=True):
+        torch.testing.assert_close(got, want, rtol=2e-5, atol=2e-5)
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        got = bound(list(args))
+    stream.synchronize()
+    torch.testing.assert_close(got[0], train(*args)[0], rtol=2e-5, atol=2e-5)
