@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 from torch._subclasses import FakeTensor
-from torch.fx import Graph, GraphModule, Node, Proxy, symbolic_trace
+from torch.fx import Graph, Node, Proxy
 from torch.fx.proxy import GraphAppendingTracer
 
 from .facts import before_writes, escaping_nodes, same_tensor_type
@@ -40,14 +40,14 @@ class Rewrite:
 
 
 @cache
-def _traced(pattern: Callable[..., Any]) -> GraphModule:
-    return symbolic_trace(pattern)
-
-
 def _root(pattern: Callable[..., Any]) -> Node:
-    root = next(iter(reversed(_traced(pattern).graph.nodes))).args[0]
-    assert isinstance(root, Node)
-    return root
+    """The pattern as a graph, by its last node."""
+    graph = Graph()
+    tracer = GraphAppendingTracer(graph)
+    root = pattern(*(Proxy(graph.placeholder(name), tracer) for name in inspect.signature(pattern).parameters))
+    assert isinstance(root, Proxy)
+    graph.output(root.node)  # the nodes live as long as the graph, and the graph as long as they
+    return root.node
 
 
 def find_match(pattern: Callable[..., Any], node: Node) -> dict[str, Any] | None:

@@ -1,0 +1,192 @@
+"""Passes over frozen graphs: what is done to the channels of a convolution becomes part of its weights.
+
+Before ``batch_norm(convolution(x, W, b))``, ``convolution(x, W, b) * c`` with constants. After ``convolution(x, W', b')``, with
+the weights computed in float64. A relu after a convolution, and a sum before it, become part of oneDNN's call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+from .patterns import fake_result
+
+__all__ = ["add_constant", "fold_norms", "fuse_activations", "value_of"]
+
+aten = torch.ops.aten
+_CONVOLUTION = aten.convolution.default
+_NORM = aten._native_batch_norm_legit_no_training.default
+_Folded = tuple[torch.Tensor, torch.Tensor]  # factor and offset per channel, float64
+
+
+def value_of(gm: GraphModule, node: object) -> torch.Tensor | None:
+    """The constant that a node stands for, or ``None``."""
+    return getattr(gm, str(node.target)) if isinstance(node, Node) and node.op == "get_attr" else None
+
+
+def add_constant(gm: GraphModule, before: Node, name: str, value: torch.Tensor) -> Node:
+    """A node for a new constant of the graph, with a fake value like those around."""
+    taken = name
+    while hasattr(gm, taken):
+        taken += "_"
+    gm.register_buffer(taken, value, persistent=False)
+    with gm.graph.inserting_before(before):
+        node = gm.graph.get_attr(taken)
+    mode = next(n.meta["val"].fake_mode for n in gm.graph.nodes if hasattr(n.meta.get("val"), "fake_mode"))
+    node.meta["val"] = mode.from_tensor(value, static_shapes=True)
+    return node
+
+
+def fold_norms(gm: GraphModule) -> int:
+    """Fold norms, products and sums with constants into the convolutions before them; how many."""
+    folded = 0
+    for node in list(gm.graph.nodes):
+        rule = _RULES.get(node.target) if node.op == "call_function" else None
+        convolution = node.args[0] if rule is not None else None
+        if rule is None or not isinstance(convolution, Node) or not _foldable(convolution, node):
+            continue
+        change = rule(gm, node, convolution.meta["val"].shape[1])
+        if change is not None and _fold(gm, convolution, change):
+            for reader in list(node.users) if node.target is _NORM else [node]:
+                reader.replace_all_uses_with(convolution)
+            folded += 1
+    gm.graph.eliminate_dead_code()
+    return folded
+
+
+def _foldable(convolution: Node, reader: Node) -> bool:
+    if convolution.target is not _CONVOLUTION or convolution.args[6] or list(convolution.users) != [reader]:
+        return False
+    results = [user.args[1] for user in reader.users] if reader.target is _NORM else [0]
+    same = reader.target is _NORM or reader.meta["val"].shape == convolution.meta["val"].shape
+    return same and results == [0]
+
+
+def _fold(gm: GraphModule, convolution: Node, change: _Folded) -> bool:
+    """Give the convolution new weights, unless one of them would be no finite number."""
+    weight, given = value_of(gm, convolution.args[1]), convolution.args[2]
+    bias = value_of(gm, given) if given is not None else None
+    if weight is None or (given is not None and bias is None):
+        return False
+    factor, offset = change
+    new_weight = (weight.double() * factor.view(-1, *[1] * (weight.dim() - 1))).to(weight.dtype)
+    new_bias = (offset if bias is None else bias.double() * factor + offset).to(weight.dtype)
+    if not (new_weight.isfinite().all() and new_bias.isfinite().all()):
+        return False
+    convolution.update_arg(1, add_constant(gm, convolution, f"{convolution.name}_weight", new_weight))
+    convolution.update_arg(2, add_constant(gm, convolution, f"{convolution.name}_bias", new_bias))
+    return True
+
+
+def _norm(gm: GraphModule, node: Node, channels: int) -> _Folded | None:
+    _, weight, bias, mean, variance, _, eps = node.args
+    known = [value_of(gm, arg) for arg in (weight, bias, mean, variance)]
+    if any(v is None and arg is not None for v, arg in zip(known, (weight, bias, mean, variance), strict=True)):
+        return None
+    if known[2] is None or known[3] is None or not isinstance(eps, float):
+        return None
+    factor = (known[3].double() + eps).rsqrt()
+    if known[0] is not None:
+        factor = factor * known[0].double()
+    return factor, (0 if known[1] is None else known[1].double()) - known[2].double() * factor
+
+
+def _per_channel(gm: GraphModule, node: Node, channels: int) -> torch.Tensor | None:
+    """The second operand as one number per channel."""
+    given = node.args[1]
+    if isinstance(given, int | float) and not isinstance(given, bool):
+        return torch.full((channels,), float(given), dtype=torch.float64)
+    value = value_of(gm, given)
+    if value is None or "alpha" in node.kwargs or value.dtype != node.meta["val"].dtype:
+        return None
+    shape = [1] * (4 - value.dim()) + list(value.shape)
+    if len(shape) != 4 or shape[0] != 1 or shape[2:] != [1, 1] or shape[1] not in (1, channels):
+        return None
+    return value.double().reshape(-1).expand(channels)
+
+
+def _with_constant(change: Callable[[torch.Tensor], _Folded]) -> Callable[[GraphModule, Node, int], _Folded | None]:
+    def rule(gm: GraphModule, node: Node, channels: int) -> _Folded | None:
+        constant = _per_channel(gm, node, channels) if node.meta["val"].dim() == 4 else None
+        return None if constant is None or node.kwargs else change(constant)
+
+    return rule
+
+
+def _ones(c: torch.Tensor) -> torch.Tensor:
+    return torch.ones_like(c)
+
+
+_RULES: dict[object, Callable[[GraphModule, Node, int], _Folded | None]] = {
+    _NORM: _norm,
+    aten.mul.Tensor: _with_constant(lambda c: (c, 0 * c)),
+    aten.div.Tensor: _with_constant(lambda c: (1 / c, 0 * c)),
+    aten.add.Tensor: _with_constant(lambda c: (_ones(c), c)),
+    aten.sub.Tensor: _with_constant(lambda c: (_ones(c), -c)),
+}
+
+
+def fuse_activations(gm: GraphModule) -> int:
+    """Put relus, and sums before them, into the calls of the convolutions whose image has its channels together."""
+    fused = 0
+    for node in list(gm.graph.nodes):
+        if node.target is _CONVOLUTION and _has_channels_together(node):
+            fused += _fuse(gm, node)
+    gm.graph.eliminate_dead_code()
+    return fused
+
+
+def _has_channels_together(node: Node) -> bool:
+    image = node.args[0].meta["val"]  # type: ignore[union-attr]
+    if image.dtype is not torch.float32 or image.dim() != 4 or node.args[6] or image.device.type != "cpu":
+        return False
+    return bool(image.is_contiguous(memory_format=torch.channels_last)) and value_of_weight(node)
+
+
+def value_of_weight(node: Node) -> bool:
+    """Whether the weight is a constant."""
+    weight = node.args[1]
+    return isinstance(weight, Node) and weight.op == "get_attr"
+
+
+def _fuse(gm: GraphModule, node: Node) -> int:
+    image, weight, bias, stride, padding, dilation, _, _, groups = node.args
+    how = (list(padding), list(stride), list(dilation), groups)  # type: ignore[arg-type]
+    relu = _only_reader(node, (aten.relu.default,))
+    if relu is not None:
+        target, args = torch.ops.mkldnn._convolution_pointwise.default, (image, weight, bias, *how, "relu", [], "")
+        return _replace(gm, relu, target, args)
+    total = _only_reader(node, (aten.add.Tensor,))
+    relu = _only_reader(total, (aten.relu.default,)) if total is not None and not total.kwargs else None
+    if total is None or relu is None:
+        return 0
+    other = total.args[1] if total.args[0] is node else total.args[0]
+    if not isinstance(other, Node) or other is node or not _alike(other, node):
+        return 0
+    target = torch.ops.mkldnn._convolution_pointwise.binary
+    return _replace(gm, relu, target, (image, other, weight, bias, *how, "add", 1.0, "relu", [], ""))
+
+
+def _only_reader(node: Node, targets: tuple[Any, ...]) -> Node | None:
+    readers = list(node.users)
+    return readers[0] if len(readers) == 1 and readers[0].target in targets else None
+
+
+def _alike(a: Node, b: Node) -> bool:
+    x, y = a.meta["val"], b.meta["val"]
+    return x.dtype == y.dtype and tuple(x.shape) == tuple(y.shape) and x.stride() == y.stride()
+
+
+def _replace(gm: GraphModule, old: Node, target: Any, args: tuple[Any, ...]) -> int:
+    with gm.graph.inserting_before(old):
+        new = gm.graph.call_function(target, args)
+    new.meta.update(old.meta)
+    new.meta["val"] = fake_result(new)
+    if new.meta["val"].stride() != old.meta["val"].stride():
+        gm.graph.erase_node(new)
+        return 0
+    old.replace_all_uses_with(new)
+    return 1
