@@ -20,11 +20,12 @@ if TYPE_CHECKING:
     from aotkit_aot_trace import ExportError, GraphSignature, aot_export_joint_simple, aot_export_module
 
     from ._explain import Explanation, explain
+    from ._freezing import discard_parameters
     from ._observe import GraphRecord, Recorder, StageTiming
     from .api import aot_function, aot_module, aot_module_simplified
     from .backend import make_backend
     from .boxed import get_aot_graph_name, get_graph_being_compiled, make_boxed_compiler, make_boxed_func, nop
-    from .errors import CompileError, EagerFallback, UnknownOption
+    from .errors import CompileError, EagerFallback, FrozenParameterError, UnknownOption
     from .options import MODES, Options
     from .staged import JointWithDescriptors, aot_compile_joint_with_descriptors, aot_export_joint_with_descriptors
 
@@ -34,6 +35,7 @@ __all__ = [
     "EagerFallback",
     "Explanation",
     "ExportError",
+    "FrozenParameterError",
     "GraphRecord",
     "GraphSignature",
     "JointWithDescriptors",
@@ -49,6 +51,7 @@ __all__ = [
     "aot_function",
     "aot_module",
     "aot_module_simplified",
+    "discard_parameters",
     "explain",
     "get_aot_graph_name",
     "get_graph_being_compiled",
@@ -69,6 +72,7 @@ _HOMES = {
             "aot_export_joint_simple",
             "aot_export_module",
         ),
+        "._freezing": ("discard_parameters",),
         "._observe": (
             "GraphRecord",
             "Recorder",
@@ -90,6 +94,7 @@ _HOMES = {
         ".errors": (
             "CompileError",
             "EagerFallback",
+            "FrozenParameterError",
             "UnknownOption",
         ),
         "._explain": (

@@ -16,6 +16,7 @@ from aotkit_runtime_wrappers import GradientRequest, WrapperError
 
 from ._artifact import Artifact
 from ._collect import Collector
+from ._freezing import FrozenArguments
 from ._inputs import fake_inputs
 from ._lift import lift_attributes
 from ._observe import Recorder
@@ -32,7 +33,7 @@ class ColdCompiler:
     """Compiles one graph, for any arguments, and its second derivatives.
 
     ``graph`` is the frontend's with its tensors as arguments. ``fixed``: positions of arguments that the frontend
-    knows to keep their address. ``store``: for object code.
+    knows to keep their address. ``frozen``: those that become constants. ``store``: for object code.
     """
 
     def __init__(
@@ -44,9 +45,12 @@ class ColdCompiler:
         *,
         store: Any = None,
         fixed: frozenset[int] = frozenset(),
+        frozen: FrozenArguments | None = None,
     ) -> None:
         self.graph = floats_as_tensors(lift_attributes(gm)[0])
-        self._context = CompileContext(options, recorder, name, store, keep_input_mutations=True, fixed_arguments=fixed)
+        self._context = CompileContext(
+            options, recorder, name, store, keep_input_mutations=True, fixed_arguments=fixed, frozen=frozen
+        )
 
     def compile(self, args: Sequence[Any], collector: Collector | None = None) -> Any:
         """Compile for ``args``, the graph's inputs and then the tensors that it holds. Raises :data:`REFUSALS`."""

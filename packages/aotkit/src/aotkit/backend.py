@@ -25,6 +25,7 @@ from .options import Options, resolve
 if TYPE_CHECKING:
     from ._artifact import Artifact
     from ._cold import ColdCompiler
+    from ._freezing import FrozenArguments
 
 __all__ = ["GraphJob", "aotkit", "is_refusal", "make_backend"]
 
@@ -83,6 +84,10 @@ def compile_graph_module(
     job.note_fixed(example_inputs, held)
     first = job.compile_or_fall_back([*example_inputs, *held], "could not be compiled")
     compiled = with_alias_variants(first, lambda args: job.compile_or_fall_back(args, "could not be compiled again"))
+    if job.frozen is not None and job.frozen.used:
+        from ._freezing import check_frozen
+
+        compiled = check_frozen(compiled, job.frozen, gm)
     return (lambda *args: compiled(*args, *held)) if held else compiled
 
 
@@ -95,15 +100,20 @@ class GraphJob:
     def __init__(self, gm: torch.fx.GraphModule, options: Options, recorder: Recorder, name: str) -> None:
         self.gm, self.options, self.recorder, self.name = gm, options, recorder, name
         self.cache = open_graph_cache(recorder) if options.cache else None
+        self.frozen: FrozenArguments | None = None
         self._fixed: frozenset[int] = frozenset()
         self._compiler: ColdCompiler | None = None
 
     def note_fixed(self, example_inputs: Sequence[Any], held: Sequence[Any]) -> None:
-        """Look which arguments keep their address, where that matters."""
+        """Look which arguments keep their address or their value, where that matters."""
         if self.options.cudagraphs:
             from ._cudagraphs import fixed_arguments
 
             self._fixed = fixed_arguments(example_inputs, held)
+        if self.options.freezing:
+            from ._freezing import frozen_arguments
+
+            self.frozen = frozen_arguments(example_inputs, held)
 
     def compile_or_fall_back(self, args: Sequence[Any], failure: str) -> Callable[..., Any]:
         """Load or compile for ``args``; a refusal raises :class:`CompileError`, or gives the graph itself."""
@@ -118,7 +128,9 @@ class GraphJob:
 
     def compile(self, args: Sequence[Any]) -> Callable[..., Any]:
         """Load or compile for ``args``. Raises the packages' typed refusals."""
-        if self.cache is None or self.options.verify or self.options.redzones or self.options.lowering == "none":
+        chosen = self.options
+        uncached = chosen.verify or chosen.redzones or chosen.lowering == "none" or self.frozen is not None
+        if self.cache is None or uncached:
             return self._cold().compile(args)
         from ._collect import Collector
         from ._warm import prepare_lookup
@@ -143,7 +155,7 @@ class GraphJob:
 
             store = None if self.cache is None else CachedObjects(self.cache)
             self._compiler = ColdCompiler(
-                self.gm, self.options, self.recorder, self.name, store=store, fixed=self._fixed
+                self.gm, self.options, self.recorder, self.name, store=store, fixed=self._fixed, frozen=self.frozen
             )
         return self._compiler
 

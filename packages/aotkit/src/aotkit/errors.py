@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import warnings
 
-__all__ = ["CompileError", "EagerFallback", "UnknownOption"]
+__all__ = ["CompileError", "EagerFallback", "FrozenParameterError", "UnknownOption"]
 
 
 class CompileError(RuntimeError):
     """A graph could not be compiled. Says in which stage, and what to do; the cause is chained."""
+
+
+class FrozenParameterError(RuntimeError):
+    """A parameter that is a constant of a frozen graph has changed, or was discarded and is needed."""
 
 
 class UnknownOption(ValueError):

@@ -27,6 +27,8 @@ class Options:
     ``cudagraphs``: record graphs on a CUDA device and replay them with one launch, around what can't be recorded.
     ``cudagraph_outputs``: results of replays stay valid (``"survive"``: copied where they are kept; ``"copy"``: always
     copied) or are taken back by the next step (``"overwrite"``: reading them then raises).
+    ``freezing``: where gradients are off, parameters and buffers become constants: norms and arithmetic go into the
+    weights of convolutions, weights are laid out for oneDNN. A parameter that changes afterwards is an error.
     ``cache``: keep compiled graphs on disk between processes. ``cacheable``: custom operators, and functions that the
     frontend leaves in graphs, whose graphs may be kept, as ``"namespace.name@version"``: change the version when the
     code changes.
@@ -45,6 +47,7 @@ class Options:
     capture: bool = True
     cudagraphs: bool = False
     cudagraph_outputs: Literal["survive", "copy", "overwrite"] = "survive"
+    freezing: bool = False
     cache: bool = True
     redzones: bool = False
     verify: bool = False

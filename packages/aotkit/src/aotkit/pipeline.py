@@ -51,6 +51,7 @@ from ._cudagraphs import CudagraphStages
 from ._custom_ops import CheckedAtFirstCall
 from ._donated import donated_tensors, mark_donated
 from ._fake_calls import with_fake_results
+from ._freezing import FrozenArguments
 from ._observe import GraphRecord, Recorder
 from ._publish import publish_metadata
 from ._torch_logs import publish_graph
@@ -69,6 +70,7 @@ class CompileContext:
     ``num_static``: so many leading arguments (parameters and buffers) are in the same memory at every call.
     ``keep_input_mutations``: the graph of an inference writes to its inputs itself, where that can be.
     ``fixed_arguments``: positions of arguments that the frontend knows to keep their address, mostly.
+    ``frozen``: arguments that become constants of an inference.
     ``trees``: where recordings of CUDA graphs go, if not to those that all compiled graphs of a device share.
     ``arenas``: where temporaries live, those of a forward and its backward in turn.
     ``collector``: keeps the products, to be written to the cache.
@@ -83,6 +85,7 @@ class CompileContext:
     keep_input_mutations: bool = False
     publish: bool = True
     fixed_arguments: frozenset[int] = frozenset()
+    frozen: FrozenArguments | None = None
     trees: CudagraphTrees | None = None
     arenas: ArenaPool = field(default_factory=ArenaPool)
     collector: Collector | None = None
@@ -196,6 +199,9 @@ def _compile(captured: Captured, ctx: CompileContext, stages: Stages) -> Boxed:
     if metadata.is_training:
         return _compile_training(captured, metadata, ctx, stages)
     graph = _reload_graph(captured.graph, ctx)
+    if ctx.frozen is not None:
+        with ctx.recorder.stage("freeze"):
+            graph = ctx.frozen.freeze(graph, metadata, captured.inputs)
     forward = stages.inference(graph, f"{ctx.name}-inference", ctx)
     with ctx.recorder.stage("bind"):
         plan = with_fake_results(build_plan(metadata, input_plan=captured.inputs), metadata, graph, forward)

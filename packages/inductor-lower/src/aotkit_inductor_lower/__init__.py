@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from .codegen import CpuTarget, host_target
     from .decomposition_table import decompositions
     from .errors import LoweringError, UnsupportedGraphError
+    from .freezing import freeze
     from .ir.interpret import interpret_program
     from .ir.parse import parse_program
     from .ir.print import print_program
@@ -69,6 +70,7 @@ __all__ = [
     "compiled_from_json",
     "compiled_to_json",
     "decompositions",
+    "freeze",
     "host_target",
     "interpret_program",
     "lower_graph",
@@ -88,6 +90,7 @@ _HOMES = {
             "LoweringError",
             "UnsupportedGraphError",
         ),
+        "freezing": ("freeze",),
         "ir.interpret": ("interpret_program",),
         "ir.parse": ("parse_program",),
         "ir.print": ("print_program",),

@@ -1,7 +1,7 @@
 """Frozen graphs: inputs whose values will not change become constants, and the graph is simplified with them.
 
 Note [What freezing does]
-    Norms and arithmetic after convolutions go into their weights, computed in float64. Whatever depends on constants alone
+    Norms and arithmetic after convolutions go into their weights, computed in float64. What depends on constants alone
     is computed once. Convolutional networks get the layout in which oneDNN is fast, their weights too, and relus and
     residual sums become part of oneDNN's calls. Results agree with eager's to rounding, not to the bit.
 """
@@ -17,7 +17,7 @@ from .fx_passes.channels_last import prefer_channels_last
 from .fx_passes.facts import escaping_nodes, is_random
 from .fx_passes.fold_into_convolutions import add_constant, fold_norms, fuse_activations, value_of
 from .fx_passes.remove_noops import remove_noops
-from .lowering.library import is_creation, is_view
+from .lowering.library import is_view
 
 __all__ = ["freeze"]
 
@@ -25,16 +25,17 @@ _MOST_GROWTH = 2  # a computed constant may be so many times as large as what it
 
 
 def freeze(gm: GraphModule, constants: Mapping[int, torch.Tensor]) -> GraphModule:
-    """A graph of the same inputs that uses ``constants`` instead of the inputs at these positions, and is faster by that.
+    """A graph of the same inputs that uses ``constants`` instead of the inputs at these positions, and is faster so.
 
-    The inputs remain, unread. The graph must not write to them; those that it writes to are left as they are. ``gm``
-    stays as it is. Every tensor node needs its fake value in ``meta["val"]``.
+    The inputs remain, unread. Inputs that the graph writes to or returns are left as they are, and so is ``gm``. Every
+    tensor node needs its fake value in ``meta["val"]``.
     """
     graph = Graph()
     returned = graph.graph_copy(gm.graph, {})
     old_output = next(node for node in gm.graph.nodes if node.op == "output")
     graph.output(returned).meta.update(old_output.meta)
     frozen = GraphModule(gm, graph)
+    graph.eliminate_dead_code()
     _insert(frozen, constants)
     remove_noops(graph, len(graph.nodes))
     fold_norms(frozen)
@@ -66,7 +67,7 @@ def fold_constants(gm: GraphModule) -> int:
     """Compute what depends on constants alone; how many nodes became constants.
 
     Left are what leaves the graph (it must be new memory at each call), what would take more memory than
-    ``_MOST_GROWTH`` times its ingredients, views, and creations.
+    ``_MOST_GROWTH`` times its ingredients, and views.
     """
     values: dict[Node, torch.Tensor] = {}
     origins: dict[Node, int] = {}
@@ -82,11 +83,14 @@ def fold_constants(gm: GraphModule) -> int:
                 values[node], origins[node] = result, sum(origins[n] for n in node.all_input_nodes)
     escaping = escaping_nodes(gm.graph)
     folded = 0
-    for node, value in values.items():
-        read = any(user not in values for user in node.users)
-        if node.op == "get_attr" or not read or node in escaping or is_view(node) or is_creation(node):
+    computed_again: set[Node] = set()
+    for node in reversed(values):
+        if node.op == "get_attr" or all(user in values and user not in computed_again for user in node.users):
             continue
-        if value.numel() * value.element_size() > _MOST_GROWTH * origins[node] or not _as_declared(node, value):
+        value, most = values[node], _MOST_GROWTH * origins[node]
+        kept = node in escaping or is_view(node) or value.numel() * value.element_size() > most
+        if kept or not _as_declared(node, value):
+            computed_again.add(node)
             continue
         node.replace_all_uses_with(add_constant(gm, node, f"folded_{node.name}", value))
         folded += 1

@@ -1,7 +1,7 @@
 """Passes over frozen graphs: what is done to the channels of a convolution becomes part of its weights.
 
-Before ``batch_norm(convolution(x, W, b))``, ``convolution(x, W, b) * c`` with constants. After ``convolution(x, W', b')``, with
-the weights computed in float64. A relu after a convolution, and a sum before it, become part of oneDNN's call.
+Before ``batch_norm(convolution(x, W, b))``, ``convolution(x, W, b) * c`` with constants. After ``convolution(x, V, d)``
+with weights computed in float64. A relu after a convolution, and a sum before it, become part of oneDNN's call.
 """
 
 from __future__ import annotations
@@ -12,19 +12,21 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from .patterns import fake_result
-
 __all__ = ["add_constant", "fold_norms", "fuse_activations", "value_of"]
 
 aten = torch.ops.aten
 _CONVOLUTION = aten.convolution.default
-_NORM = aten._native_batch_norm_legit_no_training.default
+_NORMS = (aten._native_batch_norm_legit_no_training.default, aten.native_batch_norm.default)
+_POINTWISE = torch.ops.mkldnn._convolution_pointwise
 _Folded = tuple[torch.Tensor, torch.Tensor]  # factor and offset per channel, float64
 
 
 def value_of(gm: GraphModule, node: object) -> torch.Tensor | None:
     """The constant that a node stands for, or ``None``."""
-    return getattr(gm, str(node.target)) if isinstance(node, Node) and node.op == "get_attr" else None
+    if not isinstance(node, Node) or node.op != "get_attr":
+        return None
+    value = getattr(gm, str(node.target), None)  # what is nested in other modules is no tensor of ours
+    return value if isinstance(value, torch.Tensor) else None
 
 
 def add_constant(gm: GraphModule, before: Node, name: str, value: torch.Tensor) -> Node:
@@ -50,19 +52,21 @@ def fold_norms(gm: GraphModule) -> int:
             continue
         change = rule(gm, node, convolution.meta["val"].shape[1])
         if change is not None and _fold(gm, convolution, change):
-            for reader in list(node.users) if node.target is _NORM else [node]:
+            for reader in list(node.users) if node.target in _NORMS else []:
                 reader.replace_all_uses_with(convolution)
+                gm.graph.erase_node(reader)
+            node.replace_all_uses_with(convolution)
+            gm.graph.erase_node(node)
             folded += 1
-    gm.graph.eliminate_dead_code()
     return folded
 
 
 def _foldable(convolution: Node, reader: Node) -> bool:
     if convolution.target is not _CONVOLUTION or convolution.args[6] or list(convolution.users) != [reader]:
         return False
-    results = [user.args[1] for user in reader.users] if reader.target is _NORM else [0]
-    same = reader.target is _NORM or reader.meta["val"].shape == convolution.meta["val"].shape
-    return same and results == [0]
+    if reader.target in _NORMS:  # of its results, only the first may be read
+        return [user.args[1] for user in reader.users] == [0]
+    return bool(reader.meta["val"].shape == convolution.meta["val"].shape)
 
 
 def _fold(gm: GraphModule, convolution: Node, change: _Folded) -> bool:
@@ -82,7 +86,9 @@ def _fold(gm: GraphModule, convolution: Node, change: _Folded) -> bool:
 
 
 def _norm(gm: GraphModule, node: Node, channels: int) -> _Folded | None:
-    _, weight, bias, mean, variance, _, eps = node.args
+    _, weight, bias, mean, variance, *training, _, eps = node.args
+    if any(training):
+        return None
     known = [value_of(gm, arg) for arg in (weight, bias, mean, variance)]
     if any(v is None and arg is not None for v, arg in zip(known, (weight, bias, mean, variance), strict=True)):
         return None
@@ -121,7 +127,7 @@ def _ones(c: torch.Tensor) -> torch.Tensor:
 
 
 _RULES: dict[object, Callable[[GraphModule, Node, int], _Folded | None]] = {
-    _NORM: _norm,
+    **dict.fromkeys(_NORMS, _norm),
     aten.mul.Tensor: _with_constant(lambda c: (c, 0 * c)),
     aten.div.Tensor: _with_constant(lambda c: (1 / c, 0 * c)),
     aten.add.Tensor: _with_constant(lambda c: (_ones(c), c)),
@@ -143,10 +149,10 @@ def _has_channels_together(node: Node) -> bool:
     image = node.args[0].meta["val"]  # type: ignore[union-attr]
     if image.dtype is not torch.float32 or image.dim() != 4 or node.args[6] or image.device.type != "cpu":
         return False
-    return bool(image.is_contiguous(memory_format=torch.channels_last)) and value_of_weight(node)
+    return bool(image.is_contiguous(memory_format=torch.channels_last)) and _constant_weight(node)
 
 
-def value_of_weight(node: Node) -> bool:
+def _constant_weight(node: Node) -> bool:
     """Whether the weight is a constant."""
     weight = node.args[1]
     return isinstance(weight, Node) and weight.op == "get_attr"
@@ -156,18 +162,16 @@ def _fuse(gm: GraphModule, node: Node) -> int:
     image, weight, bias, stride, padding, dilation, _, _, groups = node.args
     how = (list(padding), list(stride), list(dilation), groups)  # type: ignore[arg-type]
     relu = _only_reader(node, (aten.relu.default,))
-    if relu is not None:
-        target, args = torch.ops.mkldnn._convolution_pointwise.default, (image, weight, bias, *how, "relu", [], "")
-        return _replace(gm, relu, target, args)
+    if relu is not None and _alike(relu, node):
+        return _replace(gm, relu, _POINTWISE.default, (image, weight, bias, *how, "relu", [], ""))
     total = _only_reader(node, (aten.add.Tensor,))
     relu = _only_reader(total, (aten.relu.default,)) if total is not None and not total.kwargs else None
     if total is None or relu is None:
         return 0
     other = total.args[1] if total.args[0] is node else total.args[0]
-    if not isinstance(other, Node) or other is node or not _alike(other, node):
+    if not isinstance(other, Node) or other is node or not _alike(other, node) or not _alike(relu, node):
         return 0
-    target = torch.ops.mkldnn._convolution_pointwise.binary
-    return _replace(gm, relu, target, (image, other, weight, bias, *how, "add", 1.0, "relu", [], ""))
+    return _replace(gm, relu, _POINTWISE.binary, (image, other, weight, bias, *how, "add", 1.0, "relu", [], ""))
 
 
 def _only_reader(node: Node, targets: tuple[Any, ...]) -> Node | None:
@@ -184,9 +188,5 @@ def _replace(gm: GraphModule, old: Node, target: Any, args: tuple[Any, ...]) -> 
     with gm.graph.inserting_before(old):
         new = gm.graph.call_function(target, args)
     new.meta.update(old.meta)
-    new.meta["val"] = fake_result(new)
-    if new.meta["val"].stride() != old.meta["val"].stride():
-        gm.graph.erase_node(new)
-        return 0
     old.replace_all_uses_with(new)
     return 1

@@ -1,0 +1,111 @@
+"""The option "freezing": equal results, and a plain error where a frozen value is not what it was."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import aotkit
+
+OPTIONS = {"freezing": True, "fallback": "error"}
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.Flatten(), nn.Linear(128, 4)
+    )
+    model[1].running_mean.uniform_(-1, 1)
+    model[1].running_var.uniform_(0.5, 2)
+    return model.eval()
+
+
+def freeze(model: nn.Module, **settings: object):
+    torch._dynamo.reset()
+    return torch.compile(model, backend="aotkit", options={**OPTIONS, **settings})
+
+
+@pytest.mark.covers("F5a.23", "F5b.3")
+@pytest.mark.parametrize("verify", [False, True])
+def test_a_frozen_network_gives_eagers_results(verify: bool) -> None:
+    model, x = network(), torch.randn(2, 3, 8, 8)
+    recorder = aotkit.Recorder()
+    with torch.no_grad():
+        run = freeze(model, verify=verify, observer=recorder)
+        for _ in range(2):
+            torch.testing.assert_close(run(x), model(x), rtol=1e-5, atol=1e-5)
+    assert "freeze" in recorder.stage_seconds()
+    assert not any("batch_norm" in str(record.report) for record in recorder.graphs)
+
+
+def test_with_gradients_nothing_is_frozen() -> None:
+    model, x = network().train(), torch.randn(2, 3, 8, 8)
+    run = freeze(model)
+    run(x).sum().backward()
+    with torch.no_grad():
+        model[0].weight.add_(1)
+    torch.testing.assert_close(run(x), model(x))
+
+
+@pytest.mark.covers("F5a.23")
+def test_a_parameter_that_changed_is_an_error_and_compiles_anew_after_a_reset() -> None:
+    model, x = network(), torch.randn(2, 3, 8, 8)
+    with torch.no_grad():
+        run = freeze(model)
+        run(x)
+        model[0].weight.mul_(2)
+        with pytest.raises(aotkit.FrozenParameterError, match=r"shape \(8, 3, 3, 3\), has changed since"):
+            run(x)
+        torch.testing.assert_close(freeze(model)(x), model(x), rtol=1e-5, atol=1e-5)
+        model[3].weight = nn.Parameter(torch.ones_like(model[3].weight))
+        with pytest.raises(aotkit.FrozenParameterError):
+            freeze_again = run
+            freeze_again(x)
+
+
+@pytest.mark.covers("F5a.23")
+def test_discarded_parameters_are_an_error_to_whoever_uses_them_but_the_compiled_model() -> None:
+    model, x = network(), torch.randn(2, 3, 8, 8)
+    with torch.no_grad():
+        want = model(x)
+        run = freeze(model)
+        run(x)
+        names = aotkit.discard_parameters(model)
+        assert {"0.weight", "1.running_mean", "5.bias"} <= set(names)
+        torch.testing.assert_close(run(x), want, rtol=1e-5, atol=1e-5)
+        with pytest.raises(aotkit.FrozenParameterError, match=r"the parameter 0\.weight was discarded"):
+            model(x)
+        with pytest.raises(aotkit.FrozenParameterError, match=r"the buffer 1\.running_mean was discarded"):
+            model[1].running_mean + 1
+        assert "0.weight" in repr(model.state_dict(keep_vars=True)["0.weight"])
+        assert aotkit.discard_parameters(network()) == []
+
+
+def test_buffers_that_the_model_writes_to_are_not_frozen() -> None:
+    class Counter(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("seen", torch.zeros(()))
+            self.weight = nn.Parameter(torch.tensor([2.0, 3.0]))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.seen.add_(1)
+            return x * self.weight + self.seen
+
+    model, x = Counter().eval(), torch.ones(2)
+    with torch.no_grad():
+        run = freeze(model)
+        assert [run(x).tolist() for _ in range(3)] == [[3.0, 4.0], [4.0, 5.0], [5.0, 6.0]]
+        assert model.seen.item() == 3
+
+
+def test_one_parameter_under_two_names_and_dynamic_sizes() -> None:
+    model = network()
+    model[3].weight = model[3].weight
+    with torch.no_grad():
+        torch._dynamo.reset()
+        run = torch.compile(model, backend="aotkit", options=OPTIONS, dynamic=True)
+        for batch in (2, 3, 7):
+            x = torch.randn(batch, 3, 8, 8)
+            torch.testing.assert_close(run(x), model(x), rtol=1e-5, atol=1e-5)
