@@ -19,13 +19,15 @@ from ._registration import register_with_frontend
 if TYPE_CHECKING:
     from aotkit_aot_trace import ExportError, GraphSignature, aot_export_joint_simple, aot_export_module
 
+    from ._aot_compile import aot_compile
     from ._explain import Explanation, explain
     from ._freezing import discard_parameters
     from ._observe import GraphRecord, Recorder, StageTiming
+    from ._package import Package, load
     from .api import aot_function, aot_module, aot_module_simplified
     from .backend import make_backend
     from .boxed import get_aot_graph_name, get_graph_being_compiled, make_boxed_compiler, make_boxed_func, nop
-    from .errors import CompileError, EagerFallback, FrozenParameterError, UnknownOption
+    from .errors import CompileError, EagerFallback, FrozenParameterError, PackageError, UnknownOption
     from .options import MODES, Options
     from .staged import JointWithDescriptors, aot_compile_joint_with_descriptors, aot_export_joint_with_descriptors
 
@@ -40,10 +42,13 @@ __all__ = [
     "GraphSignature",
     "JointWithDescriptors",
     "Options",
+    "Package",
+    "PackageError",
     "Recorder",
     "StageTiming",
     "UnknownOption",
     "__version__",
+    "aot_compile",
     "aot_compile_joint_with_descriptors",
     "aot_export_joint_simple",
     "aot_export_joint_with_descriptors",
@@ -55,6 +60,7 @@ __all__ = [
     "explain",
     "get_aot_graph_name",
     "get_graph_being_compiled",
+    "load",
     "make_backend",
     "make_boxed_compiler",
     "make_boxed_func",
@@ -91,12 +97,9 @@ _HOMES = {
             "make_boxed_func",
             "nop",
         ),
-        ".errors": (
-            "CompileError",
-            "EagerFallback",
-            "FrozenParameterError",
-            "UnknownOption",
-        ),
+        "._aot_compile": ("aot_compile",),
+        "._package": ("Package", "load"),
+        ".errors": ("CompileError", "EagerFallback", "FrozenParameterError", "PackageError", "UnknownOption"),
         "._explain": (
             "Explanation",
             "explain",

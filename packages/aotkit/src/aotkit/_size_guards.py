@@ -20,7 +20,7 @@ import torch
 
 from aotkit_cache import Uncacheable
 
-__all__ = ["Names", "expression_json", "guards_hold", "guards_of", "install_guards", "ranges_of"]
+__all__ = ["Names", "evaluate", "expression_json", "guards_hold", "guards_of", "install_guards", "ranges_of"]
 
 
 @dataclass(slots=True)
@@ -45,6 +45,10 @@ class Names:
             if symbol is expr:
                 self.values.setdefault(number, value)
         return json.dumps(expression_json(expr, self.numbers), separators=(",", ":"))
+
+    def json(self, value: Any) -> Any:
+        """The JSON form of a size, symbolic or not, whose symbols are known."""
+        return expression_json(value.node.expr, self.numbers) if isinstance(value, torch.SymInt) else int(value)
 
     def hints(self) -> dict[str, Any] | None:
         """The plain numbers that the symbols stand for right now; ``None`` if a symbol occurs in expressions only."""
@@ -111,13 +115,13 @@ def ranges_of(shape_env: Any, names: Names) -> dict[str, tuple[str, str]]:
 
 def guards_hold(guards: Sequence[Any], values: Mapping[str, Any]) -> bool:
     """Whether the facts hold for these values of the symbols (plain numbers)."""
-    return all(_evaluate(guard, values) for guard in guards)
+    return all(evaluate(guard, values) for guard in guards)
 
 
 def install_guards(guards: Sequence[Any], symbols: Mapping[str, Any]) -> None:
     """Note the facts, which hold, about these symbols (SymInts) in their shape environment."""
     for guard in guards:
-        bool(_evaluate(guard, symbols))
+        bool(evaluate(guard, symbols))
 
 
 def _product(*values: Any) -> Any:
@@ -160,7 +164,8 @@ _OPERATIONS: dict[str, Callable[..., Any]] = {
 }
 
 
-def _evaluate(expression: Any, values: Mapping[str, Any]) -> Any:
+def evaluate(expression: Any, values: Mapping[str, Any]) -> Any:
+    """The value of an expression in its JSON form."""
     if isinstance(expression, str):
         return values[expression]
     if isinstance(expression, dict):
@@ -168,4 +173,4 @@ def _evaluate(expression: Any, values: Mapping[str, Any]) -> Any:
     if not isinstance(expression, list):
         return expression
     operation, *operands = expression
-    return _OPERATIONS[operation](*(_evaluate(operand, values) for operand in operands))
+    return _OPERATIONS[operation](*(evaluate(operand, values) for operand in operands))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 
-__all__ = ["CompileError", "EagerFallback", "FrozenParameterError", "UnknownOption"]
+__all__ = ["CompileError", "EagerFallback", "FrozenParameterError", "PackageError", "UnknownOption"]
 
 
 class CompileError(RuntimeError):
@@ -13,6 +13,10 @@ class CompileError(RuntimeError):
 
 class FrozenParameterError(RuntimeError):
     """A parameter that is a constant of a frozen graph has changed, or was discarded and is needed."""
+
+
+class PackageError(RuntimeError):
+    """A package can't be written or loaded. Says why, and what to do."""
 
 
 class UnknownOption(ValueError):

@@ -1,0 +1,195 @@
+"""Ahead-of-time packages: one file, run by a process that never traces or compiles."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.export import Dim, export
+
+import aotkit
+from aotkit import PackageError, _package
+
+
+class Model(nn.Module):
+    """Keywords, nested arguments and results, tied weights, a weight with other strides, a buffer that is written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.last = nn.Linear(3, 4), nn.Linear(3, 4, bias=False)
+        self.last.weight = self.first.weight
+        self.turned = nn.Parameter(torch.randn(4, 5).T.contiguous().T)
+        self.norm = nn.BatchNorm1d(4)
+        self.register_buffer("calls", torch.zeros(1))
+
+    def forward(self, x: torch.Tensor, *, scale: float = 2.0, more: dict[str, torch.Tensor]) -> dict[str, Any]:
+        self.calls.add_(1)
+        y = self.norm(self.first(x) + self.last(x)) * scale
+        return {"y": (y @ self.turned).relu() + more["shift"], "sizes": (x.shape[0], [self.calls.clone()])}
+
+
+def arguments(batch: int = 4) -> tuple[tuple[torch.Tensor], dict[str, Any]]:
+    generator = torch.Generator().manual_seed(batch)
+    x = torch.randn(batch, 3, generator=generator)
+    return (x,), {"scale": 3.0, "more": {"shift": torch.full((5,), 0.5)}}
+
+
+def package(path: Path, model: nn.Module | None = None, **settings: Any) -> str:
+    args, kwargs = arguments()
+    settings.setdefault("dynamic_shapes", {"x": {0: Dim("b", min=1, max=64)}, "scale": None, "more": {"shift": None}})
+    return aotkit.aot_compile(model or Model().eval(), args, path, kwargs=kwargs, **settings)
+
+
+def test_a_package_gives_what_the_model_gives_for_every_batch_and_keeps_its_state(tmp_path: Path) -> None:
+    model = Model().eval()
+    loaded = aotkit.load(package(tmp_path / "model.aotkit", model))
+    for batch in (4, 1, 2, 17, 64):
+        args, kwargs = arguments(batch)
+        with torch.no_grad():
+            want, got = model(*args, **kwargs), loaded(*args, **kwargs)
+        torch.testing.assert_close(got, want)
+        assert type(got["sizes"]) is tuple and got["sizes"][0] == batch
+    assert loaded.weights["calls"].item() == 5
+    assert loaded.weights["first.weight"] is loaded.weights["last.weight"]
+    assert loaded.weights["turned"].stride() == model.turned.stride()
+
+
+@pytest.mark.covers("F5a.20", "F7.33")
+def test_an_exported_program_with_a_dynamic_batch_runs_all_sizes_in_a_process_without_dynamo(
+    tmp_path: Path,
+) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.LayerNorm(16), nn.Linear(16, 4)).eval()
+    program = export(model, (torch.randn(4, 8),), dynamic_shapes=({0: Dim("b", min=1, max=64)},))
+    aotkit.aot_compile(program, None, tmp_path / "p.aotkit")
+    batches = [torch.randn(n, 8) for n in range(1, 65)]
+    with torch.no_grad():
+        torch.save([batches, [model(b) for b in batches]], tmp_path / "values")
+    script = """
+import sys, torch, aotkit
+model = aotkit.load("p.aotkit")
+batches, wanted = torch.load("values")
+for batch, want in zip(batches, wanted, strict=True):
+    assert torch.allclose(model(batch), want, atol=1e-6), batch.shape
+found = [n for n in sys.modules if n.split(".")[0] == "sympy" or n.startswith(("torch._dynamo.", "torch._inductor"))]
+print(found, [n for n in sys.modules if n in ("aotkit_aot_trace", "aotkit_partition")])
+"""
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert (done.returncode, done.stdout) == (0, "[] []\n"), done.stderr
+
+
+@pytest.mark.covers("F5a.20")
+def test_weights_can_be_replaced_and_are_private_to_the_process(tmp_path: Path) -> None:
+    model = nn.Linear(3, 2).eval()
+    path = aotkit.aot_compile(model, (torch.randn(4, 3),), tmp_path / "linear")
+    before = Path(path).read_bytes()
+    loaded, other = aotkit.load(path), aotkit.load(path)
+    x = torch.randn(4, 3)
+    loaded.load_weights({"weight": torch.ones(2, 3), "bias": torch.zeros(2)})
+    torch.testing.assert_close(loaded(x), x.sum(1, keepdim=True).expand(4, 2))
+    torch.testing.assert_close(other(x), model(x).detach())
+    assert Path(path).read_bytes() == before
+    with pytest.raises(KeyError, match=r"missing: \['bias'\]"):
+        loaded.load_weights({"weight": torch.ones(2, 3)})
+    with pytest.raises(KeyError, match=r"does not have: \['wait'\]"):
+        loaded.load_weights({"wait": torch.ones(2, 3)}, strict=False)
+    with pytest.raises(ValueError, match=r"has shape \(3, 2\)"):
+        loaded.load_weights({"weight": torch.ones(3, 2)}, strict=False)
+
+
+def test_the_weights_are_a_safetensors_file_and_lie_aligned(tmp_path: Path) -> None:
+    safetensors = pytest.importorskip("safetensors.torch")
+    model = Model().eval()
+    path = package(tmp_path / "model.aotkit", model)
+    with zipfile.ZipFile(path) as archive:
+        read = safetensors.load(archive.read("weights.safetensors"))
+        assert archive.testzip() is None
+    loaded = aotkit.load(path)
+    for name, value in model.state_dict().items():
+        if name != "last.weight":
+            assert torch.equal(read[name], value), name
+        assert torch.equal(loaded.weights[name], value), name
+        assert loaded.weights[name].data_ptr() % 64 == 0 or name == "turned"
+    size = sum(v.numel() * v.element_size() for v in model.state_dict().values())
+    assert Path(path).stat().st_size < size + 5_000_000
+
+
+def test_arguments_that_the_package_was_not_made_for_are_refused(tmp_path: Path) -> None:
+    loaded = aotkit.load(package(tmp_path / "model.aotkit"))
+    (x,), kwargs = arguments()
+    torch.testing.assert_close(loaded(x.T.contiguous().T, **kwargs)["y"], loaded(x, **kwargs)["y"])  # copied
+    shift = kwargs["more"]["shift"]
+    cases: list[tuple[type[Exception], str, Any, dict[str, Any]]] = [
+        (TypeError, "compiled for 3.0", x, {**kwargs, "scale": 2.0}),
+        (TypeError, "the package takes .*'more', 'scale'", x, {"scale": 3.0}),
+        (TypeError, r"more: the package takes \['shift'\]", x, {**kwargs, "more": {"shift": shift, "x": shift}}),
+        (TypeError, "compiled for a dense one of torch.float32", x.double(), kwargs),
+        (TypeError, "on device meta", x.to("meta"), kwargs),
+        (TypeError, "has to be a tensor, not a list", [[1.0]], kwargs),
+        (ValueError, "has 1 dimensions; the package was compiled for 2", x[0], kwargs),
+        (ValueError, "size 2 in dimension 1, where the package was compiled for 3", x[:, :2], kwargs),
+        (ValueError, "a size is 65; the package was compiled for sizes from 1 to 64", torch.randn(65, 3), kwargs),
+    ]
+    for kind, message, first, keywords in cases:
+        with pytest.raises(kind, match=message):
+            loaded(first, **keywords)
+    with pytest.raises(TypeError, match="takes 1 values here, not 2"):
+        loaded(x, x, **kwargs)
+
+
+@pytest.mark.covers("F5a.20", "F7.29")
+def test_files_that_do_not_fit_are_refused_with_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    key = b"sixteen secret bytes"
+    path = aotkit.aot_compile(nn.Linear(3, 2), (torch.randn(4, 3),), tmp_path / "linear", signing_key=key)
+    assert aotkit.load(path, signing_key=key)(torch.zeros(4, 3)).shape == (4, 2)
+    with pytest.raises(PackageError, match="was not signed with this key"):
+        aotkit.load(path, signing_key=b"another secret of 16")
+    data = bytearray(Path(path).read_bytes())
+    data[data.index(b"weights.safetensors") + 200] ^= 1
+    (tmp_path / "changed").write_bytes(data)
+    with pytest.raises(PackageError, match="is damaged: Bad CRC"):
+        aotkit.load(tmp_path / "changed", signing_key=key)
+    with zipfile.ZipFile(path) as archive, zipfile.ZipFile(tmp_path / "swapped", "w") as other:
+        for name in archive.namelist():
+            other.writestr(name, archive.read(name).replace(b'"device": "cpu"', b'"device": "CPU"'))
+    with pytest.raises(PackageError, match="not signed with this key, or was changed"):
+        aotkit.load(tmp_path / "swapped", signing_key=key)
+    for damaged in (b"", b"PK no", bytes(data[: len(data) // 2])):
+        (tmp_path / "bad").write_bytes(damaged)
+        with pytest.raises(PackageError, match="is no package of aotkit, or is damaged"):
+            aotkit.load(tmp_path / "bad")
+    with pytest.raises(PackageError, match="can't read the package"):
+        aotkit.load(tmp_path / "missing")
+    with zipfile.ZipFile(path) as archive:
+        made = json.loads(archive.read("manifest.json"))["environment"]
+    assert len(made["features"]) > 3 and made["device"] == "cpu"
+    real = _package.environment_of_package()
+    for change, message in (
+        ({"artifact": 0}, "which reads format"),
+        ({"torch": "9.1.0"}, "compiled with torch .*, and this is torch 9.1.0"),
+        ({"system": "Plan9 sparc"}, "this process has 'Plan9 sparc'"),
+        ({"device": "cuda"}, "this process has 'cuda'"),
+        ({"features": real["features"][1:]}, f"features that this one .* lacks: {real['features'][0]}"),
+    ):
+        monkeypatch.setattr(_package, "environment_of_package", lambda change=change: {**real, **change})
+        with pytest.raises(PackageError, match=message):
+            aotkit.load(path)
+
+
+def test_what_cannot_be_packed_is_refused_and_leaves_no_file(tmp_path: Path) -> None:
+    class Custom(nn.Module):
+        def forward(self, x: torch.Tensor) -> Any:
+            return {x.shape: x} if False else {("a", 1): x + 1}
+
+    with pytest.raises((PackageError, Exception)) as refused:
+        aotkit.aot_compile(Custom(), (torch.randn(2),), tmp_path / "custom")
+    assert "dict with the key ('a', 1)" in str(refused.value)
+    assert list(tmp_path.iterdir()) == []
