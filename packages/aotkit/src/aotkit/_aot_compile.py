@@ -61,7 +61,10 @@ def aot_compile(
             program = torch.export.export(
                 model, tuple(args or ()), dict(kwargs or {}), dynamic_shapes=dynamic_shapes, strict=False
             )
-    chosen = (options or read_environment().options()).patch(cudagraphs=False, fallback="error")
+    chosen = (options or read_environment().options()).patch(fallback="error")
+    for name in ("cudagraphs", "freezing"):
+        if getattr(chosen, name):
+            raise PackageError(f"the option {name!r} is for graphs of one process; leave it out for a package")
     inputs = _inputs(program)
     artifact = _compile(program, inputs, chosen, recorder or Recorder())
     sections, described = artifact.to_sections()
