@@ -38,7 +38,8 @@ block_diag split_with_sizes_copy zero im2col col2im multi_margin_loss multilabel
 upsample_linear1d upsample_bilinear2d upsample_trilinear3d upsample_bicubic2d _upsample_nearest_exact1d
 _upsample_nearest_exact2d _upsample_nearest_exact3d grid_sampler_2d max_unpool2d max_unpool3d renorm _chunk_cat
 _euclidean_dist affine_grid_generator
-unsqueeze_copy view_copy alias_copy _reshape_copy detach_copy as_strided_copy
+addr isin logspace bucketize _batch_norm_with_update_functional _batch_norm_with_update batch_norm_backward
+rrelu_with_noise_backward unsqueeze_copy view_copy alias_copy _reshape_copy detach_copy as_strided_copy
 """
 
 

@@ -13,7 +13,7 @@ from ..ir.op_table import OP_TABLE
 from . import activations
 from .context import LoweringContext
 from .nest_builder import NestBuilder, Value
-from .promotion import compute_dtype, float_result, promote
+from .promotion import compute_dtype, float_result, ir_dtype, promote
 from .registry import Decline, RuleTable, aten, prims
 from .values import View
 
@@ -233,9 +233,36 @@ def div_mode(ctx: LoweringContext, node: Node, a: object, b: object, rounding_mo
     """Division rounded towards zero or down."""
     if rounding_mode is None:
         return div(ctx, node, a, b)
-    if isinstance(b, View) and promote([a, b]) in (torch.float16, torch.bfloat16):
-        raise Decline("eager rounds inside the rounded division of halves; it is left to ATen")
+    if isinstance(b, View) and b.sizes and promote([a, b]) in (torch.float16, torch.bfloat16):
+        return _half_div_mode(ctx, node, a, b, rounding_mode)
     return _binary("truncdiv" if rounding_mode == "trunc" else "floordiv", exact=(1,))(ctx, node, a, b)
+
+
+def _half_div_mode(ctx: LoweringContext, node: Node, a: object, b: View, rounding_mode: str) -> View:
+    """Rounded division of halves, with a rounding to the half after each of eager's steps."""
+    dtype = promote([a, b])
+
+    def rounded(nest: NestBuilder, op: str, x: Value, y: Value) -> Value:
+        return nest.round_to(nest.op(op, x, y), dtype)
+
+    def compute(nest: NestBuilder, *values: Value) -> Value:
+        x, y = _rounded(nest, values, (a, b), dtype)
+        ratio = rounded(nest, "div", x, y)
+        if rounding_mode == "trunc":
+            return nest.op("trunc", ratio)
+        zero, one, half = (nest.const(number, x.dtype) for number in (0.0, 1.0, 0.5))
+        rest = nest.op("fmod", x, y)
+        whole = rounded(nest, "div", rounded(nest, "sub", x, rest), y)
+        apart = nest.op("ne", nest.op("lt", y, zero), nest.op("lt", rest, zero))
+        low = nest.op("logical_and", nest.op("ne", rest, zero), apart)
+        whole = nest.where(low, rounded(nest, "sub", whole, one), whole)
+        down = nest.op("floor", whole)
+        high = nest.op("gt", rounded(nest, "sub", whole, down), half)
+        down = nest.where(high, rounded(nest, "add", down, one), down)
+        result = nest.where(nest.op("eq", whole, zero), nest.op("copysign", zero, ratio), down)
+        return nest.where(nest.op("eq", y, zero), ratio, result)
+
+    return ctx.pointwise(node, [a, b], compute, compute_dtype(dtype))
 
 
 @TABLE.lowers(aten.floor_divide.default)
@@ -248,8 +275,30 @@ def floor_divide(ctx: LoweringContext, node: Node, a: object, b: object) -> View
 def nextafter(ctx: LoweringContext, node: Node, a: View, b: View) -> View:
     """The neighbour of ``a`` towards ``b`` in their own type."""
     if promote([a, b]) in (torch.float16, torch.bfloat16):
-        raise Decline("nextafter of halves is left to ATen")
+        return _half_nextafter(ctx, node, a, b)
     return _binary("nextafter", to_float=True)(ctx, node, a, b)
+
+
+def _half_nextafter(ctx: LoweringContext, node: Node, a: View, b: View) -> View:
+    """The neighbouring bit pattern."""
+    half = ir_dtype(promote([a, b]))
+
+    def compute(nest: NestBuilder, x: Value, y: Value) -> Value:
+        wide_x, wide_y = nest.cast(x, DType.F32), nest.cast(y, DType.F32)
+        zero, one = nest.const(0, DType.I16), nest.const(1, DType.I16)
+        bits = nest.op("bitcast", x, to=DType.I16)
+        # Patterns of positive numbers grow with them, of negative ones with their size.
+        up = nest.op("eq", nest.op("lt", wide_x, wide_y), nest.op("ge", bits, zero))
+        moved = nest.where(up, nest.op("add", bits, one), nest.op("sub", bits, one))
+        lowest = nest.const(-32768, DType.I16)
+        least = nest.where(nest.op("signbit", wide_y), nest.op("add", lowest, one), one)
+        moved = nest.where(nest.op("eq", wide_x, nest.const(0.0, DType.F32)), least, moved)
+        result = nest.op("bitcast", moved, to=half)
+        result = nest.where(nest.op("eq", wide_x, wide_y), y, result)
+        nan = nest.op("logical_or", nest.op("isnan", wide_x), nest.op("isnan", wide_y))
+        return nest.where(nan, nest.const(math.nan, half), result)
+
+    return ctx.pointwise(node, [a, b], compute, half)
 
 
 @TABLE.lowers(aten.sign.default)

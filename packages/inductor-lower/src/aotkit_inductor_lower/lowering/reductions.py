@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -279,16 +280,25 @@ def vector_norm(
     keepdim: bool = False,
     **_: object,
 ) -> View:
-    """Norms of order 2, 1 and infinity."""
+    """Norms of every order."""
     dtype = compute_dtype(node.meta["val"].dtype)
-    if not isinstance(order, int | float) or order not in (1, 2, float("inf")):
+    if not isinstance(order, int | float) or order != order:
         raise Decline(f"the norm of order {order} is left to ATen")
-    kind = "max" if order == float("inf") else "sum"
+    kind = "max" if order == math.inf else "min" if order == -math.inf else "sum"
 
     def before(nest: NestBuilder, v: Value) -> Value:
-        return nest.op("mul", v, v) if order == 2 else nest.op("abs", v)
+        if order == 2:
+            return nest.op("mul", v, v)
+        if order == 0:
+            return nest.cast(nest.op("ne", v, nest.const(0, v.dtype)), v.dtype)
+        size = nest.op("abs", v)
+        return size if order == 1 or kind != "sum" else nest.op("pow", size, nest.const(order, v.dtype))
 
     def after(rows: RowNest, total: Value) -> Value:
-        return rows.nest.op("sqrt", total) if order == 2 else total
+        nest = rows.nest
+        if order == 2:
+            return nest.op("sqrt", total)
+        plain = order in (0, 1) or kind != "sum"
+        return total if plain else nest.op("pow", total, nest.const(1.0 / order, total.dtype))
 
     return _reduce(ctx, node, x, all_dims(x, dims), keepdim, _Formula(kind, dtype, before, after))

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 
+import torch
 from torch.fx import Node
 
 from ..ir import DType
@@ -21,8 +22,11 @@ __all__ = ["TABLE"]
 TABLE = RuleTable("resample")
 
 
-def _zeros(ctx: LoweringContext, node: Node) -> View:
-    result = ctx.declare(node.name, node.meta["val"])
+def _zeros(ctx: LoweringContext, node: Node, dtype: torch.dtype | None = None) -> View:
+    """The result with zeros, or where ``dtype`` is another one than its own, a temporary of its sizes."""
+    val = node.meta["val"]
+    other = dtype is not None and dtype != val.dtype
+    result = ctx.declare(f"{node.name}_sum" if other else node.name, val, dtype=dtype)
     nest = ctx.nest(f"{result.buffer}_start", node, result.sizes)
     nest.store(result, nest.index, nest.const(0, ir_dtype(result.dtype)))
     ctx.add(nest)
@@ -156,26 +160,27 @@ def _cubic(line: _Line, align_corners: bool) -> list[_Tap]:
 def _upsample_backward(taps: Callable[[_Line, bool], list[_Tap]], corners: bool) -> Callable[..., View]:
     def rule(ctx: LoweringContext, node: Node, grad: View, out: Sequence[object], sizes: object, *rest: object) -> View:
         count = len(out)
-        if grad.dtype.itemsize < 4 or not grad.dtype.is_floating_point:
-            raise Decline("gradients of upsampled halves are left to ATen")
+        if not grad.dtype.is_floating_point:
+            raise Decline("gradients of upsampled integers are left to ATen")
         align, factors = (bool(rest[0]), rest[1:]) if corners else (False, rest)
         if len(factors) < count:
             factors = (*factors, *[None] * (count - len(factors)))
-        result = _zeros(ctx, node)
+        wide = torch.float32 if grad.dtype.itemsize < 4 else grad.dtype  # eager adds halves up in float32
+        result = _zeros(ctx, node, wide)
         dtype = compute_dtype(grad.dtype)
         nest = ctx.nest(result.buffer, node, grad.sizes)
         lines = [
             _Line(nest, nest.index[k - count], result.sizes[k - count], grad.sizes[k - count], factors[k], dtype)
             for k in range(count)
         ]
-        value = nest.load(grad, nest.index)
+        value = nest.cast(nest.load(grad, nest.index), dtype)
         for places, weights in _combined([taps(line, align) for line in lines]):
             share = value
             for weight in weights:
                 share = nest.op("mul", share, weight)
             nest.store(result, (*nest.index[:-count], *places), share, mode="add")
         ctx.add(nest)
-        return result
+        return result if wide is grad.dtype else ctx.pointwise(node, [result], lambda _, total: total)
 
     return rule
 

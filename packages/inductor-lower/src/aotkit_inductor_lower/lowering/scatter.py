@@ -2,7 +2,8 @@
 
 Note [Collisions]
     Stores that accumulate run in order on one thread, so equal indices add up in eager's order and no atomics are
-    needed. Of plain stores to one place any may win, as in eager.
+    needed. Of plain stores to one place any may win, as in eager. Where eager combines halves in float32 and rounds
+    once, a copy of the tensor in float32 is written to (:func:`_combined`).
 """
 
 from __future__ import annotations
@@ -36,6 +37,20 @@ def _filled(ctx: LoweringContext, node: Node, fill: Callable[[NestBuilder, Index
     nest.store(result, nest.index, fill(nest, nest.index))
     ctx.add(nest)
     return result
+
+
+def _combined(ctx: LoweringContext, node: Node, x: View, write: Callable[[View], None]) -> View:
+    """A copy of ``x`` that ``write`` combines elements into; of halves the copy is in float32, and rounded then."""
+    if x.dtype not in (torch.float16, torch.bfloat16):
+        result = _copied(ctx, node, x)
+        write(result)
+        return result
+    wide = ctx.declare(f"{node.name}_wide", node.meta["val"], dtype=torch.float32)
+    nest = ctx.nest(f"{wide.buffer}_start", node, wide.sizes)
+    nest.store(wide, nest.index, nest.load(x, nest.index))
+    ctx.add(nest)
+    write(wide)
+    return ctx.pointwise(node, [wide], lambda _, total: total)
 
 
 def _copied(ctx: LoweringContext, node: Node, x: View) -> View:
@@ -95,8 +110,8 @@ def _masked_put(ctx: LoweringContext, node: Node, x: View, mask: View, values: V
 def _scatter(
     ctx: LoweringContext, node: Node, x: View, dim: int, index: View, source: object, mode: str = "set"
 ) -> View:
-    if x.dtype.itemsize < 4 and x.dtype.is_floating_point and mode != "set":
-        raise Decline("sums of halves at computed places are left to ATen, which adds in its own precision")
+    if mode != "set":
+        return _combined(ctx, node, x, lambda into: _scatter_into(ctx, node, into, dim, index, source, mode))
     result = _copied(ctx, node, x)
     _scatter_into(ctx, node, result, dim, index, source, mode)
     return result
@@ -160,12 +175,13 @@ def scatter_reduce(
     from the identity."""
     if not x.dtype.is_floating_point and (reduce == "mean" or not include_self):
         raise Decline("means of integers, and their reductions without the tensor itself, are left to ATen")
-    if x.dtype.itemsize < 4 and x.dtype.is_floating_point:
-        raise Decline("sums of halves at computed places are left to ATen, which adds in its own precision")
-    result = _copied(ctx, node, x)
-    if not include_self:
-        _scatter_into(ctx, node, result, dim, index, _LOWEST.get(reduce, 0), "clear")
-    _scatter_into(ctx, node, result, dim, index, source, _MODES[reduce])
+
+    def write(into: View) -> None:
+        if not include_self:
+            _scatter_into(ctx, node, into, dim, index, _LOWEST.get(reduce, 0), "clear")
+        _scatter_into(ctx, node, into, dim, index, source, _MODES[reduce])
+
+    result = _combined(ctx, node, x, write)
     if reduce != "mean":
         return result
     return _divided_by_counts(
@@ -260,17 +276,26 @@ def index_add(
     """``x`` with slices of ``source`` added to some of its slices."""
     if len(source.sizes) != len(x.sizes):
         raise Decline("slices of a scalar are left to ATen")
-    if x.dtype.itemsize < 4 and x.dtype.is_floating_point:
-        raise Decline("sums of halves at computed places are left to ATen, which adds in its own precision")
+    half = x.dtype in (torch.float16, torch.bfloat16)
+    if half and alpha != 1:
+        raise Decline("scaled halves are added by ATen, which rounds each sum once")
+    if not half or len(x.sizes) == 1:  # of vectors eager rounds each sum
+        return _slices(ctx, node, x, dim, index, source=_scaled(ctx, node, source, alpha), mode="add")
+    if len(index.sizes) > 1:
+        raise Decline("slices of a scalar are left to ATen")
+    return _combined(ctx, node, x, lambda into: _slices_into(ctx, node, into, dim, index, source=source, mode="add"))
+
+
+def _scaled(ctx: LoweringContext, node: Node, source: View, alpha: object) -> View:
     if alpha == 1:
-        return _slices(ctx, node, x, dim, index, source=source, mode="add")
+        return source
     scaled = ctx.declare_dense(f"{node.name}_scaled", source.sizes, source.dtype)
     dtype = compute_dtype(source.dtype)
     nest = ctx.nest(scaled.buffer, node, scaled.sizes)
     factor = nest.scalar(_number(alpha), dtype)
     nest.store(scaled, nest.index, nest.op("mul", nest.cast(nest.load(source, nest.index), dtype), factor))
     ctx.add(nest)
-    return _slices(ctx, node, x, dim, index, source=scaled, mode="add")
+    return scaled
 
 
 @TABLE.lowers(aten.index_reduce.default)
