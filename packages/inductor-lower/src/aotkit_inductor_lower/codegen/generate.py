@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ..ir import (
     Alias,
@@ -17,6 +17,7 @@ from ..ir import (
     BufferKind,
     BufferRef,
     ExternCall,
+    Load,
     LoopNest,
     Program,
     Step,
@@ -37,11 +38,13 @@ from ..plan.launch_plan import (
     Return,
     View,
 )
-from ..symbolic import Symbol, floordiv, to_expr
+from ..symbolic import Symbol, floordiv, product, to_expr
 from .errors import CodegenError
-from .llvm import CpuTarget, Launch, Memory, ModuleText, compile_text, emit_kernel, flatten_nest, host_target
+from .llvm import CpuTarget, FlatNest, Launch, Memory, ModuleText, compile_text, emit_kernel, flatten_nest, host_target
 
 __all__ = ["PlanBuild", "generate"]
+
+STREAMED_BYTES = 24 << 20  # results of that size are written past the caches
 
 
 def generate(program: Program, target: CpuTarget | None = None, *, keep_text: bool = False) -> CompiledProgram:
@@ -134,6 +137,7 @@ class PlanBuild:
         for nest in nests:
             self._check(nest)
             flat = flatten_nest(nest, self.buffers, self.memory)
+            flat = replace(flat, streamed=self._streamed(flat))
             kernel = emit_kernel(flat, self.target, self.module.declarations, nest.origin)
             name = self.module.add_kernel(f"kernel_{_identifier(nest.name)}", kernel)  # apart from libm's names
             for symbol in {*kernel.sizes, *kernel.units.symbols, *kernel.work.symbols}:
@@ -143,6 +147,12 @@ class PlanBuild:
             self.records.append(KernelRecord(nest.name, name, function, nest.origin))
         self.module.add_segment(function, launches, sizes)
         return CallSegment(function, tuple(nest.name for nest in nests))
+
+    def _streamed(self, nest: FlatNest) -> frozenset[str]:
+        """New results too large to be still in a cache when they are read, which the nest itself does not read."""
+        loads = {instr.buffer for stage in nest.stages for instr in stage.body if isinstance(instr, Load)}
+        new = (self.buffers[m] for m in nest.memories if self.homes.get(m) == "fresh" and m not in loads)
+        return frozenset(b.name for b in new if (product(b.sizes).constant or 0) * _item_bytes(b) >= STREAMED_BYTES)
 
     def _check(self, nest: LoopNest) -> None:
         for name in (*nest.reads, *nest.writes):

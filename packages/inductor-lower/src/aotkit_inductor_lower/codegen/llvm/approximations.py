@@ -1,15 +1,17 @@
 """Vector arithmetic written out inline where a call costs more than the work: exp, erf, tanh, and halves without F16C.
 
 Every function takes any lane count and is exact to the bounds stated; the tests sweep them against float64.
+See Note [Where the approximations come from].
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ...ir import DType
 from .emitter import Ssa
+from .erf_table import erf_by_table, has_table
+from .polynomials import LN2_HIGH, LN2_LOW, ROUND, ROUND_BITS, multiply_add, polynomial, power_of_two
 
 if TYPE_CHECKING:
     from .ops import Ops
@@ -19,10 +21,6 @@ __all__ = ["erf_f32", "exp_f32", "f32_to_half", "half_to_f32", "tanh_f32"]
 # Coefficients are minimax fits (iteratively reweighted least squares in 40-digit arithmetic), rounded to f32.
 _EXP = (0.5, 0.166665181517601, 0.04166620597243309, 0.008368953131139278, 0.0013950602151453495)
 _LOG2_E = 1.4426950408889634
-_LN2_HIGH = 0.693359375  # exact in 10 bits, so that n * _LN2_HIGH is exact
-_LN2_LOW = -2.1219444005e-4
-_ROUND = 12582912.0  # 1.5 * 2^23: adding it rounds to an integer, left in the low mantissa bits
-_ROUND_BITS = 0x4B400000
 
 _ERF_SPLIT = 0.905
 _ERF_SMALL = (
@@ -53,46 +51,17 @@ _TANH_SMALL = (
 )
 
 
-def _multiply_add(ops: Ops, a: Ssa, b: Ssa, c: Ssa) -> Ssa:
-    """``a*b + c``, rounded once where the processor has it: these are our own algorithms, not eager's operations."""
-    if ops.target.has("fma"):
-        return ops.intrinsic("fma", a, b, c)
-    return ops.op("fadd", ops.op("fmul", a, b), c)
-
-
-def _polynomial(ops: Ops, x: Ssa, coefficients: Sequence[float]) -> Ssa:
-    """``c0 + c1*x + c2*x^2 + ...``: Horner's rule, for long ones on even and odd powers side by side."""
-    if len(coefficients) > 5:
-        square = ops.op("fmul", x, x)
-        even, odd = _polynomial_in(ops, square, coefficients[::2]), _polynomial_in(ops, square, coefficients[1::2])
-        return _multiply_add(ops, odd, x, even)
-    return _polynomial_in(ops, x, coefficients)
-
-
-def _polynomial_in(ops: Ops, x: Ssa, coefficients: Sequence[float]) -> Ssa:
-    result = ops.const(coefficients[-1], DType.F32, x)
-    for coefficient in reversed(coefficients[:-1]):
-        result = _multiply_add(ops, result, x, ops.const(coefficient, DType.F32, x))
-    return result
-
-
 def _exp_parts(ops: Ops, x: Ssa) -> tuple[Ssa, Ssa]:
     """``(p, n)`` with ``exp(x) = p * 2^n``: n the integer (as i32) nearest x/ln2, p in about [0.7, 1.42]."""
-    magic = ops.const(_ROUND, DType.F32, x)
-    shifted = _multiply_add(ops, x, ops.const(_LOG2_E, DType.F32, x), magic)
+    magic = ops.const(ROUND, DType.F32, x)
+    shifted = multiply_add(ops, x, ops.const(_LOG2_E, DType.F32, x), magic)
     n = ops.op("fsub", shifted, magic)
-    rest = _multiply_add(ops, n, ops.const(-_LN2_HIGH, DType.F32, x), x)
-    rest = _multiply_add(ops, n, ops.const(-_LN2_LOW, DType.F32, x), rest)
-    series = ops.op("fmul", ops.op("fmul", rest, rest), _polynomial(ops, rest, _EXP))
-    result = ops.op("fadd", ops.op("fadd", series, rest), ops.const(1.0, DType.F32, x))
-    whole = ops.op("sub", ops.convert("bitcast", shifted, "i32"), ops.const(_ROUND_BITS, DType.I32, x))
+    rest = multiply_add(ops, n, ops.const(-LN2_HIGH, DType.F32, x), x)
+    rest = multiply_add(ops, n, ops.const(-LN2_LOW, DType.F32, x), rest)
+    series = multiply_add(ops, ops.op("fmul", rest, rest), polynomial(ops, rest, _EXP), rest)
+    result = ops.op("fadd", series, ops.const(1.0, DType.F32, x))
+    whole = ops.op("sub", ops.convert("bitcast", shifted, "i32"), ops.const(ROUND_BITS, DType.I32, x))
     return result, whole
-
-
-def _power_of_two(ops: Ops, n: Ssa) -> Ssa:
-    """``2^n`` for n in [-126, 127]."""
-    biased = ops.op("add", n, ops.const(127, DType.I32, n))
-    return ops.convert("bitcast", ops.op("shl", biased, ops.const(23, DType.I32, n)), "float")
 
 
 def exp_f32(ops: Ops, x: Ssa) -> Ssa:
@@ -101,15 +70,26 @@ def exp_f32(ops: Ops, x: Ssa) -> Ssa:
     bounded = ops.select(ops.compare("fcmp ogt", x, high), high, x)  # comparisons let a nan through
     bounded = ops.select(ops.compare("fcmp olt", bounded, low), low, bounded)
     part, n = _exp_parts(ops, bounded)
+    if ops.target.vector_bits == 512 and ops.lanes(x) == 16:
+        return _scale(ops, part, n)
     half = ops.op("ashr", n, ops.const(1, DType.I32, x))
-    first = ops.op("fmul", part, _power_of_two(ops, half))
-    return ops.op("fmul", first, _power_of_two(ops, ops.op("sub", n, half)))
+    first = ops.op("fmul", part, power_of_two(ops, half))
+    return ops.op("fmul", first, power_of_two(ops, ops.op("sub", n, half)))
+
+
+def _scale(ops: Ops, x: Ssa, n: Ssa) -> Ssa:
+    """``x * 2^n`` rounded once, by AVX-512's instruction for it."""
+    symbol = "llvm.x86.avx512.mask.scalef.ps.512"
+    ops.em.declare(symbol, x.type, [x.type, x.type, x.type, "i16", "i32"])
+    power = ops.convert("sitofp", n, "float")
+    text = f"call {x.type} @{symbol}({x.typed}, {power.typed}, {x.type} zeroinitializer, i16 -1, i32 4)"
+    return ops.em.pure(x.type, text, x, power)
 
 
 def _exp_moderate(ops: Ops, x: Ssa) -> Ssa:
     """``exp`` for x in about [-80, 80]: one scaling step, no bounds."""
     part, n = _exp_parts(ops, x)
-    return ops.op("fmul", part, _power_of_two(ops, n))
+    return ops.op("fmul", part, power_of_two(ops, n))
 
 
 def _bounded_size(ops: Ops, x: Ssa, limit: float) -> Ssa:
@@ -120,9 +100,11 @@ def _bounded_size(ops: Ops, x: Ssa, limit: float) -> Ssa:
 
 def erf_f32(ops: Ops, x: Ssa) -> Ssa:
     """``erf`` in f32, below 2 ulp: x + x*P(x^2) near zero, else 1 - exp(-Q(|x|)) with Q = -log(erfc)."""
+    if has_table(ops, x):
+        return erf_by_table(ops, x)
     size = _bounded_size(ops, x, 4.0)  # erf(4) rounds to 1
-    near = _multiply_add(ops, x, _polynomial(ops, ops.op("fmul", x, x), _ERF_SMALL), x)
-    exponent = _polynomial(ops, size, [-c for c in _ERF_LARGE])
+    near = multiply_add(ops, x, polynomial(ops, ops.op("fmul", x, x), _ERF_SMALL), x)
+    exponent = polynomial(ops, size, [-c for c in _ERF_LARGE])
     far = ops.op("fsub", ops.const(1.0, DType.F32, x), _exp_moderate(ops, exponent))
     far = ops.intrinsic("copysign", far, x)
     return ops.select(ops.compare("fcmp ogt", size, ops.const(_ERF_SPLIT, DType.F32, x)), far, near)
@@ -133,7 +115,7 @@ def tanh_f32(ops: Ops, x: Ssa) -> Ssa:
     size = _bounded_size(ops, x, 10.0)  # tanh(10) rounds to 1
     one, two = ops.const(1.0, DType.F32, x), ops.const(2.0, DType.F32, x)
     square = ops.op("fmul", x, x)
-    cubic = ops.op("fmul", ops.op("fmul", square, x), _polynomial(ops, square, _TANH_SMALL))
+    cubic = ops.op("fmul", ops.op("fmul", square, x), polynomial(ops, square, _TANH_SMALL))
     near = ops.op("fadd", x, cubic)
     grown = ops.op("fadd", _exp_moderate(ops, ops.op("fadd", size, size)), one)
     far = ops.op("fsub", one, ops.op("fdiv", two, grown))

@@ -335,11 +335,47 @@ def _unit_store(ctx: KernelContext, instr: Store, offset: Expr, copy: int, step:
         value = _combined(ctx, instr.mode, _to_register(ctx, old, dtype), value, dtype)
     stored = _to_memory(ctx, value, dtype)
     if mask is None:
-        ctx.em.effect(f"store {stored.typed}, ptr {pointer.text}, align {align}")
+        plain = f"store {stored.typed}, ptr {pointer.text}, align {align}"
+        if step == 1 and _streams(ctx, instr, offset, lanes * width(dtype)):
+            _stream(ctx, instr.buffer, f"store {stored.typed}, ptr {pointer.text}", plain)
+        else:
+            ctx.em.effect(plain)
         return
     symbol = f"llvm.masked.store.v{lanes}{_mangle(element)}.p0"
     ctx.em.declare(symbol, "void", [type_, "ptr", mask.type])
     ctx.em.effect(f"call void @{symbol}({stored.typed}, ptr align {align} {pointer.text}, {mask.typed})")
+
+
+def _streams(ctx: KernelContext, instr: Store, offset: Expr, bits: int) -> bool:
+    """Whether a store of a whole vector may bypass the caches, see the note.
+
+    Note [Streaming stores]
+        A result larger than the last cache is gone from it before anyone reads it, and an ordinary store first reads
+        the line it is about to overwrite. Streaming stores write whole lines without reading them: a third less
+        traffic for a normalization. They need addresses aligned to the vector, else the processor traps: the offset
+        must be a multiple of the vector in every term (the vector variable always is), and the pointer is tested at
+        run time. A fence before the kernel returns makes them visible to other threads.
+    """
+    vector = ctx.vector
+    if instr.buffer not in ctx.streamed or instr.accumulates or vector is None or bits != ctx.ops.target.vector_bits:
+        return False
+    if offset.coefficient(vector.symbol) != 1:
+        return False
+    return all(factor % vector.lanes == 0 for monomial, factor in offset.terms if vector.symbol not in monomial)
+
+
+def _stream(ctx: KernelContext, buffer: str, store: str, plain: str) -> None:
+    em, pointer, size = ctx.em, ctx.pointers[buffer], ctx.ops.target.vector_bits // 8
+    ctx.streams = True
+    address = em.pure("i64", f"ptrtoint ptr {pointer.text} to i64", pointer)
+    off = em.pure("i64", f"and i64 {address.text}, {size - 1}", address)
+    aligned = em.pure("i1", f"icmp eq i64 {off.text}, 0", off)
+    em.choose(
+        aligned,
+        None,
+        lambda: em.effect(f"{store}, align {size}, !nontemporal !0"),
+        lambda: em.effect(plain),
+    )
 
 
 def _masked_old(ctx: KernelContext, pointer: Ssa, type_: str, mask: Ssa | None, align: int) -> Ssa:

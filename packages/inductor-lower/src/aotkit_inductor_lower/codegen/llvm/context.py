@@ -63,10 +63,12 @@ class KernelContext:
     pointers: Mapping[str, Ssa]
     written: frozenset[str]
     rows: Mapping[str, int]
+    streamed: frozenset[str] = frozenset()
     symbols: dict[Symbol, Ssa] = field(default_factory=dict)
     values: dict[str, Value] = field(default_factory=dict)
     vector: Vector | None = None
     hoist_depth: int = 0
+    streams: bool = False  # whether a streaming store was emitted
 
     @property
     def em(self) -> Emitter:

@@ -217,6 +217,35 @@ class Emitter:
         picks = ", ".join(f"i32 {m}" for m in mask)
         return self.pure(type_, f"shufflevector {a.typed}, {b.typed}, <{len(mask)} x i32> <{picks}>", a, b)
 
+    # -- branches ----------------------------------------------------------------------------------------
+
+    def choose(
+        self,
+        condition: Ssa,
+        type_: str | None,
+        then: Callable[[], Ssa | None],
+        otherwise: Callable[[], Ssa | None],
+    ) -> Ssa | None:
+        """``then()`` where the bit holds, else ``otherwise()``: only one of them runs. The value is of ``type_``; with
+        ``None`` they are for their effects. What one emits here is not reused outside of it."""
+        name, scope = self.fresh("if_"), self._scopes[-1]
+        known = dict(scope.cse)
+        scope.lines.append(f"  br i1 {condition.text}, label %{name}.then, label %{name}.else")
+        ends: list[tuple[Ssa | None, str]] = []
+        for side, make in (("then", then), ("else", otherwise)):
+            scope.lines.append(f"{name}.{side}:")
+            self.label = f"{name}.{side}"
+            value = make()
+            ends.append((value, self.label))
+            scope.lines.append(f"  br label %{name}.join")
+            scope.cse = dict(known)
+        scope.lines.append(f"{name}.join:")
+        self.label = f"{name}.join"
+        if type_ is None:
+            return None
+        incoming = ", ".join(f"[ {value.text}, %{label} ]" for value, label in ends if value is not None)
+        return self._value(type_, f"phi {type_} {incoming}", self.depth, reuse=False)
+
     # -- loops -------------------------------------------------------------------------------------------
 
     def loop(

@@ -68,6 +68,7 @@ class _KernelEmitter:
             pointers={},
             written=frozenset(i.buffer for s in nest.stages for i in s.body if isinstance(i, Store)),
             rows={},
+            streamed=nest.streamed if target.triple.startswith("x86_64") else frozenset(),
         )
 
     # -- frame of the function -----------------------------------------------------------------------------
@@ -86,6 +87,9 @@ class _KernelEmitter:
         if any("%discard" in line for line in body):
             lines.append("  %discard = alloca i64")
         lines += body
+        if self.ctx.streams:
+            self.em.declare("llvm.x86.sse.sfence", "void", [])
+            lines.append("  call void @llvm.x86.sse.sfence()")
         if self.ops.uses_status:
             lines += ["  %result = load i32, ptr %status", *self._release(), "  ret i32 %result", "}"]
         else:

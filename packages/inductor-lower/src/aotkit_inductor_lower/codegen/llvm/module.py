@@ -178,7 +178,8 @@ class ModuleText:
             runtime,
             *(f"\n{text}" for text in self._segments),
         ]
-        return "\n".join(parts) + "\n"
+        text = "\n".join(parts) + "\n"
+        return text + "!0 = !{i32 1}\n" if "!nontemporal" in text else text
 
 
 class _Sizes:

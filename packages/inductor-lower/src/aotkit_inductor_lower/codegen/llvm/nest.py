@@ -38,6 +38,7 @@ class FlatNest:
 
     ``positions``: for each argmin/argmax, the flattened position in the stage's original ranges.
     ``rows``: scratch buffers of one outer iteration. ``ordered``: outer iterations must run in order.
+    ``streamed``: memories whose stores go past the caches, see Note [Streaming stores].
     """
 
     name: str
@@ -48,6 +49,7 @@ class FlatNest:
     sizes: tuple[Symbol, ...]
     rows: tuple[Buffer, ...]
     ordered: bool
+    streamed: frozenset[str] = frozenset()
 
     def expressions(self) -> Iterator[Expr]:
         """Every index expression of the nest."""

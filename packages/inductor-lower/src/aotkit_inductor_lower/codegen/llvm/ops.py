@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from ...ir import DType
-from . import approximations
+from . import approximations, logarithms, trigonometry
 from .casts import emit_cast
 from .emitter import Emitter, Ssa, vector_type
 from .target import CpuTarget
@@ -72,15 +72,20 @@ class Ops:
     def flag(self, condition: Ssa, code: int) -> None:
         """Set error bit ``code`` in the kernel's status where any lane of ``condition`` is true."""
         self.uses_status = True
-        lanes = self.lanes(condition)
-        if lanes > 1:
-            symbol = f"llvm.vector.reduce.or.v{lanes}i1"
-            self.em.declare(symbol, "i1", [condition.type])
-            condition = self.em.here("i1", f"call i1 @{symbol}({condition.typed})")
+        condition = self.any(condition)
         bit = self.em.here("i32", f"select {condition.typed}, i32 {code}, i32 0")
         old = self.em.here("i32", "load i32, ptr %status")
         new = self.em.here("i32", f"or i32 {old.text}, {bit.text}")
         self.em.effect(f"store {new.typed}, ptr %status")
+
+    def any(self, condition: Ssa) -> Ssa:
+        """Whether a lane of ``condition`` is true."""
+        lanes = self.lanes(condition)
+        if lanes == 1:
+            return condition
+        symbol = f"llvm.vector.reduce.or.v{lanes}i1"
+        self.em.declare(symbol, "i1", [condition.type])
+        return self.em.pure("i1", f"call i1 @{symbol}({condition.typed})", condition)
 
     # -- math library ------------------------------------------------------------------------------------
 
@@ -322,7 +327,7 @@ def _pow(ops: Ops, args: Sequence[Ssa], dtype: DType) -> Ssa:
     for value, row in _POW_SPECIAL.items():
         if exponent.text == ops.const(value, dtype, base).text:
             return row(ops, base, dtype)
-    return ops.math("pow", args, dtype)
+    return logarithms.pow_f32(ops, base, exponent) if dtype is DType.F32 else ops.math("pow", args, dtype)
 
 
 _POW_SPECIAL: dict[float, Callable[[Ops, Ssa, DType], Ssa]] = {
@@ -399,17 +404,19 @@ LLVM_OPS: Mapping[str, Row] = {
     "trunc": _intrinsic("trunc"),
     "round": _intrinsic("roundeven"),
     "exp": _own("exp", approximations.exp_f32),
-    "exp2": _math("exp2"),
-    "expm1": _math("expm1"),
-    "log": _math("log"),
-    "log2": _math("log2"),
-    "log10": _math("log10"),
-    "log1p": _math("log1p"),
+    "exp2": _own("exp2", logarithms.exp2_f32),
+    "expm1": _own("expm1", logarithms.expm1_f32),
+    "log": _own("log", logarithms.log_f32),
+    "log2": _own("log2", logarithms.log2_f32),
+    "log10": _own("log10", logarithms.log10_f32),
+    "log1p": _own("log1p", logarithms.log1p_f32),
     "sqrt": _intrinsic("sqrt"),
     "rsqrt": _rsqrt,
     "reciprocal": _reciprocal,
-    **{name: _math(name) for name in ("sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh")},
+    **{name: _math(name) for name in ("tan", "asin", "acos", "atan", "sinh", "cosh")},
     **{name: _math(name) for name in ("atanh", "erfc")},
+    "sin": _own("sin", trigonometry.sin_f32),
+    "cos": _own("cos", trigonometry.cos_f32),
     "erf": _own("erf", approximations.erf_f32),
     "tanh": _own("tanh", approximations.tanh_f32),
     "asinh": _exact("asinh"),
