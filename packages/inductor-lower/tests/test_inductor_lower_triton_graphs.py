@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from aotkit_inductor_lower import LowerOptions, decompositions, parse_program
+from aotkit_inductor_lower import LowerOptions, decompositions, interpret_program, parse_program
 from aotkit_inductor_lower.triton import (
     InterpreterDriver,
     LoweredForDevice,
@@ -249,3 +249,39 @@ def test_on_a_device_the_training_graph_gives_what_eager_gives(rows: int) -> Non
         got = bound(list(args))
     stream.synchronize()
     torch.testing.assert_close(got[0], train(*args)[0], rtol=2e-5, atol=2e-5)
+
+
+# -- split reductions --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("length", [4096, 5003])
+@pytest.mark.covers("F5e.1")
+def test_long_reductions_of_few_results_are_two_kernels(length: int) -> None:
+    def f(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x.sum(), x.amax(0), (x * x).sum(0).sqrt() + 1, (x > 3).any(), x.prod()
+
+    g = torch.Generator().manual_seed(length)
+    x = torch.rand(length, 3, generator=g, dtype=torch.float64) * 0.001 + 1  # so that rounding does not matter
+    lowered = lower(f, x)
+    names = [launch.name for launch in lowered.program.launches()]
+    assert any(name.endswith("_partial") for name in names)
+    assert_same(bind_device(lowered.program, InterpreterDriver())([x]), f(x))
+    assert_same(interpret_program(lowered.scheduled, [x]), f(x))  # as loop IR too
+    x[length - 1, 1] = float("nan")
+    got, want = bind_device(lowered.program, InterpreterDriver())([x]), f(x)
+    torch.testing.assert_close(got[1], want[1], equal_nan=True)
+
+
+def test_the_gradient_of_a_norms_weight_is_split_over_rows() -> None:
+    def f(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        w, b = w.detach().requires_grad_(), b.detach().requires_grad_()
+        y = F.layer_norm(x, (32,), w, b)
+        return torch.autograd.grad((y * y).sum(), (w, b))
+
+    g = torch.Generator().manual_seed(0)
+    args = [torch.randn(2048, 32, generator=g), torch.randn(32, generator=g), torch.randn(32, generator=g)]
+    lowered = lower(f, *args)
+    assert sum(launch.name.endswith("_partial") for launch in lowered.program.launches()) >= 1
+    got, want = bind_device(lowered.program, InterpreterDriver())(list(args)), f(*args)
+    for ours, reference in zip(got, want, strict=True):
+        torch.testing.assert_close(ours, reference, rtol=1e-4, atol=1e-3)

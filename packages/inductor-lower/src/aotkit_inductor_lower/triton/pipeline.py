@@ -10,6 +10,7 @@ from torch.fx import GraphModule
 
 from ..fx_passes import run_fx_passes
 from ..ir import Program
+from ..ir.verify import verify_program
 from ..lowering import lower_graph
 from ..options import LowerOptions
 from ..pipeline import graph_constants, with_fake_values
@@ -19,6 +20,7 @@ from .drivers import CudaDriver, Driver
 from .errors import DeviceTooOld, TritonError
 from .generate import compile_program, generate_device, on_device
 from .program import DeviceProgram, device_from_json, device_to_json
+from .split import split_reductions
 
 __all__ = ["LoweredForDevice", "check_device", "compile_graph_for_device", "lower_for_device"]
 
@@ -51,6 +53,9 @@ def lower_for_device(
     if device is not None:
         lowered = on_device(lowered, device)
     scheduled, records = schedule_program(lowered, options)
+    scheduled = split_reductions(scheduled)
+    if options.verify:
+        verify_program(scheduled)
     program = generate_device(scheduled)
     if options.verify and device_from_json(device_to_json(program)) != program:
         raise AssertionError(f"the device program {program.plan.name} changed when it was written and read back")
