@@ -85,3 +85,39 @@ def test_norms_of_every_order_equal_eager(check, dtype, order):
     x = numbers(4, 9, dtype=dtype)
     generated(check, lambda x: torch.linalg.vector_norm(x, order, dim=1), x)
     generated(check, lambda x: torch.linalg.vector_norm(x, order, dim=(0, 1), keepdim=True), x.t())
+
+
+SPECIAL = {
+    "i0": torch.special.i0,
+    "i0e": torch.special.i0e,
+    "i1": torch.special.i1,
+    "i1e": torch.special.i1e,
+    "modified_i0": torch.special.modified_bessel_i0,
+    "modified_i1": torch.special.modified_bessel_i1,
+    "modified_k0": torch.special.modified_bessel_k0,
+    "modified_k1": torch.special.modified_bessel_k1,
+    "scaled_k0": torch.special.scaled_modified_bessel_k0,
+    "scaled_k1": torch.special.scaled_modified_bessel_k1,
+    "erfinv": torch.erfinv,
+    "erfcx": torch.special.erfcx,
+    "ndtri": torch.special.ndtri,
+    "digamma": torch.digamma,
+    "trigamma": lambda x: torch.polygamma(1, x),
+    "angle": torch.angle,
+}
+POLES = [0.0, -0.0, 1.0, 0.5, 2.0, 8.0, 1e-30, 1e30, 50.0, 800.0, float("inf"), float("-inf"), float("nan"), 1 - 1e-9]
+
+
+@pytest.mark.covers("F5g.1")
+@pytest.mark.parametrize("name", SPECIAL)
+def test_functions_without_a_library_form_equal_eager_in_double(check, name):
+    wide = numbers(300, dtype=torch.float64)
+    x = torch.cat([torch.tensor(POLES, dtype=torch.float64), wide, wide.sigmoid(), wide.exp(), wide * 8 + 0.01])
+    # Eager's series for the trigamma function ends early.
+    result = generated(check, SPECIAL[name], x, tolerance=5e-9 if name == "trigamma" else 1e-12)
+    assert result.kernels == 1
+    # Eager's own float32 loses some digits; its float64 of the same numbers does not.
+    single = x.float()
+    (found,) = check(SPECIAL[name], single, table=decompositions(), tolerance=1e-3).compiled([single.clone()])
+    torch.testing.assert_close(found, SPECIAL[name](single.double()).float(), rtol=3e-7, atol=0, equal_nan=True)
+    generated(check, SPECIAL[name], torch.arange(1, 9))

@@ -44,7 +44,7 @@ def full_like(ctx: LoweringContext, node: Node, *args: object, **_: object) -> V
 @TABLE.lowers(
     aten.zeros.default, aten.zeros_like.default, aten.new_zeros.default, aten.empty.memory_format,
     aten.empty_like.default, aten.new_empty.default, aten.empty_strided.default, aten.new_empty_strided.default,
-    aten.empty_permuted.default,
+    aten.empty_permuted.default, aten._efficientzerotensor.default,
 )  # fmt: skip
 def zeros(ctx: LoweringContext, node: Node, *_: object, **__: object) -> View:
     """Zeros. ``empty`` too: a functional graph overwrites it, and where it does not, zeros are as good as any."""
