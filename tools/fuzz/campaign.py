@@ -169,7 +169,8 @@ def _workers(processes: int) -> Any:
 
 
 def quiet() -> None:
-    """One thread, no warnings of eager and no logs of refusals."""
+    """One thread, no warnings of eager, no logs of refusals, no cache of fake operations, of which few recur."""
+    torch._dynamo.config.fake_tensor_cache_enabled = False
     torch.set_num_threads(1)
     logging.getLogger("torch").setLevel(logging.CRITICAL)
     warnings.simplefilter("ignore")

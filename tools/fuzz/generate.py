@@ -29,6 +29,7 @@ __all__ = ["Generated", "generate"]
 
 LARGEST = 96  # elements of a value; views that repeat elements must not make programs slow
 CANDIDATES = 12  # programs made for one number, of which the one that covers most is taken
+DYNAMIC_SHARE = 0.08  # of programs are compiled for any size, which takes five times as long
 INVALID_SHARE = 0.01  # of programs keep a statement that eager refuses
 _EAGER_ERRORS = (RuntimeError, IndexError, TypeError, NotImplementedError, ValueError)
 
@@ -130,7 +131,7 @@ class _Generator:
             tuple(self.body),
             tuple(outputs),
             self._afterwards(len(outputs)),
-            dynamic=rng.random() < 0.2,
+            dynamic=rng.random() < DYNAMIC_SHARE,
             ignored=ignored,
             training=self.training,
             entry=rng.choice(("graph", "function")),

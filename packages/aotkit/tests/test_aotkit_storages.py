@@ -147,6 +147,14 @@ def test_data_copied_to_a_tensor_of_a_history_that_then_changes_its_shape(
     captured_same_as_eager(fn, lambda: [leaf.clone()])
 
 
+@pytest.mark.covers("F4.6")
+def test_a_view_copied_to_itself_is_no_view_of_the_memory_it_is_copied_to(captured_same_as_eager: Check) -> None:
+    def fn(x: Tensor) -> None:
+        x.view(1, 4).data.copy_(x)
+
+    captured_same_as_eager(fn, lambda: [torch.randn(2, 4)[::2]])
+
+
 def gathered(size: int, grad: bool) -> Callable[[], list[Tensor]]:
     """A parameter whose storage holds ``size`` elements, and the value that it is given."""
 

@@ -129,9 +129,14 @@ def move_placeholders_first(graph: torch.fx.Graph) -> None:
 
 
 def remove_same_value_nodes(graph: torch.fx.Graph) -> None:
-    """Drop detach and alias nodes: below autograd, in a graph without mutation, they do nothing."""
+    """Drop detach and alias nodes: below autograd, in a graph without mutation, they do nothing.
+
+    Nor do copies of an input onto itself, if nothing but their result is asked for: a view of it, as the new value of
+    that input, would be copied onto the memory that it looks at.
+    """
     for node in list(graph.nodes):
         itself = node.target is aten.copy.default and node.args[0] is node.args[1]
+        itself = itself and node.args[0].op == "placeholder" and all(user.op == "output" for user in node.users)
         if node.op == "call_function" and (node.target in _SAME_VALUE or itself):
             node.replace_all_uses_with(node.args[0])
             graph.erase_node(node)

@@ -29,9 +29,13 @@ def without_gaps(func: Any, args: Any, kwargs: Any) -> Any:
     dim, size, step = numbers
     dim = dim % target.dim()
     length = target.shape[dim]
-    if not all(isinstance(n, int) for n in (length, size, step)) or not 0 < size <= min(step, length):
+    if not all(isinstance(n, int) for n in (length, size, step)) or not (0 < size <= length and step > 0):
         return func(*args, **kwargs)
     count = (length - size) // step + 1
+    if count == 1 and size > step:  # which overlaps nothing
+        return target.narrow(dim, 0, size).unsqueeze(dim).movedim(dim + 1, -1)
+    if size > step:
+        return func(*args, **kwargs)
     if length == count * step and size == step:
         return func(*args, **kwargs)
     if count * step <= length:
