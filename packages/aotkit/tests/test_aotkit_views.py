@@ -38,6 +38,8 @@ WINDOWS: dict[str, Callable[[Tensor], Tensor]] = {
     "last dimension": lambda x: x.unfold(-1, 3, 4),
     "a rest": lambda x: x.unfold(0, 2, 2),
     "exact": lambda x: x.unfold(0, 1, 1),
+    "a single one, wider than the step": lambda x: x.unfold(0, x.shape[0], 1),
+    "a single one and a rest": lambda x: x.unfold(-1, 7, 5),
     "one of them": lambda x: x.unfold(0, 2, 4)[0],
     "first of each": lambda x: x.unfold(0, 2, 4).select(-1, 0),
     "of a view": lambda x: x.unsqueeze(0).unfold(1, 2, 3),
