@@ -17,6 +17,7 @@ from .dependencies import Dependencies, step_reads, step_writes
 from .facts import has_calls, index_exprs
 from .fuse import fuse_kernels
 from .inline import inline_producers
+from .mix import mix_reductions
 from .records import FusionRecord
 from .write_through import write_through
 from .writer import NestWriter
@@ -34,6 +35,7 @@ def schedule_program(program: Program, options: LowerOptions | None = None) -> t
             lambda p: _inline(p, options, records),
             _split,
             lambda p: _fuse(p, options, records),
+            lambda p: mix_reductions(p, records, options.max_fusion_instructions),
             write_through,
             _localize,
         ]

@@ -18,7 +18,7 @@ from ...symbolic import Expr, Symbol, floordiv, to_expr
 from .body import emit_body
 from .context import KernelContext, Value, Vector
 from .emitter import Carried, Emitter, Ssa, imm
-from .nest import FlatNest, hint
+from .nest import FlatNest, hint, steps_grain
 from .ops import Ops
 from .reductions import CHUNK, Accumulator, make_accumulator
 from .target import CpuTarget
@@ -79,7 +79,15 @@ class _KernelEmitter:
         self._scratch(pointers)
         self.ctx.pointers = pointers
         units, chunk = self._units()
-        em.loop(Ssa("%low", "i64"), Ssa("%high", "i64"), 1, [], lambda unit, _: self._unit(unit, chunk), "unit")
+        low, high, grain = (
+            Ssa("%low", "i64"),
+            Ssa("%high", "i64"),
+            steps_grain(nest) if self.plan.outer is None else None,
+        )
+        if grain is not None:
+            units, steps = nest.outer[0].size, self.ctx.scalar(grain)
+            low, high = em.mul(low, steps), em.mul(high, steps)
+        em.loop(low, high, 1, [], lambda unit, _: self._unit(unit, chunk), "unit")
         lines = [f"(ptr %frame, ptr %slots, i64 %low, i64 %high) {{{_comment(origin)}", "entry:"]
         if self.ops.uses_status:
             lines += ["  %status = alloca i32", "  store i32 0, ptr %status"]
@@ -98,7 +106,8 @@ class _KernelEmitter:
         for loop in nest.outer:
             work = work * loop.size
         inner = max((_product(stage.ranges) for stage in nest.stages), key=hint, default=to_expr(1))
-        return KernelText("\n".join(lines), nest.memories, nest.sizes, units, work * inner, not nest.ordered)
+        parallel = not nest.ordered or grain is not None
+        return KernelText("\n".join(lines), nest.memories, nest.sizes, units, work * inner, parallel)
 
     def _arguments(self) -> dict[str, Ssa]:
         em, pointers = self.em, {}

@@ -16,10 +16,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from ...ir import Buffer, BufferKind, CheckIndex, DType, IndexValue, Instr, Load, LoopNest, Range, Reduce, Stage, Store
-from ...symbolic import Call, Expr, Symbol, SymbolKind, sym, to_expr
+from ...ir.verify_order import tells_apart
+from ...symbolic import Call, Expr, Symbol, SymbolKind, product, sym, to_expr
 from .types import width
 
-__all__ = ["FlatNest", "Memory", "flatten_nest", "hint", "lower_bound"]
+__all__ = ["FlatNest", "Memory", "flatten_nest", "hint", "lower_bound", "steps_grain"]
 
 SIZE_HINT = 64  # what an unknown size counts as in cost estimates
 
@@ -77,6 +78,21 @@ def hint(expr: Expr) -> int:
     if constant is not None:
         return constant
     return int(expr.evaluate(dict.fromkeys(expr.symbols, SIZE_HINT)))
+
+
+def steps_grain(nest: FlatNest) -> Expr | None:
+    """For iterations that must run in order, but whose first loop's steps accumulate in different places: how many
+    iterations one such step has; then steps may run at once. ``None`` for every other nest."""
+    if not nest.ordered or len(nest.outer) < 2:
+        return None
+    first, *others = nest.outer
+    apart = (
+        tells_apart(instr.indices, (first,), (*others, *stage.ranges))
+        for stage in nest.stages
+        for instr in stage.body
+        if isinstance(instr, Store) and instr.accumulates
+    )
+    return product(loop.size for loop in others) if all(apart) else None
 
 
 def lower_bound(expr: Expr) -> float:

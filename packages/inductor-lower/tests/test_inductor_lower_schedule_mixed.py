@@ -1,0 +1,123 @@
+"""Column sums in the kernel that walks over the same rows: what joins, what does not and why, on one thread and two."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from aotkit_inductor_lower import (
+    LowerOptions,
+    compile_graph,
+    decompositions,
+    interpret_program,
+    lower_graph,
+    schedule_program,
+)
+from aotkit_inductor_lower.ir import LoopNest, Store
+
+F = torch.nn.functional
+aten = torch.ops.aten
+
+
+def random(*sizes):
+    return torch.randn(*sizes, generator=torch.Generator().manual_seed(sum(sizes)))
+
+
+def layer_norm_backward(g, x, w, b):
+    mean, rstd = x.mean(-1, keepdim=True), (x.var(-1, keepdim=True) + 1e-5).rsqrt()
+    return aten.native_layer_norm_backward(g, x, [x.shape[-1]], mean, rstd, w, b, [True, True, True])
+
+
+def rms_norm_backward(g, x, w):
+    scale = (x * x).mean(-1, keepdim=True).add(1e-6).rsqrt()
+    normal = x * scale
+    return scale * (g * w - normal * (g * w * normal).mean(-1, keepdim=True)), (g * normal).sum((0, 1))
+
+
+def bias_gradient(g, x, w):
+    y = g * x
+    return y @ w, y.sum(0)
+
+
+def traced(f, args):
+    return make_fx(lambda *given: f(*given), decompositions(), tracing_mode="fake")(*args)
+
+
+def accumulating(program):
+    return [
+        step
+        for step in program.steps
+        if isinstance(step, LoopNest)
+        and any(isinstance(i, Store) and i.accumulates for stage in step.stages for i in stage.body)
+    ]
+
+
+CASES = {
+    "layer norm": (layer_norm_backward, (random(512, 264), random(512, 264), random(264), random(264)), 2),
+    "rms norm": (rms_norm_backward, (random(20, 30, 256), random(20, 30, 256), random(256)), 1),
+    "bias": (bias_gradient, (random(300, 500), random(300, 500), random(500, 4)), 1),
+    "prime rows": (rms_norm_backward, (random(1, 521, 256), random(1, 521, 256), random(256)), 1),
+}
+
+
+@pytest.mark.covers("F5h.5")
+@pytest.mark.parametrize("name", CASES)
+def test_column_sums_are_made_in_the_kernel_of_the_rows(name):
+    f, args, sums = CASES[name]
+    graph = traced(f, args)
+    program, records = schedule_program(lower_graph(graph), LowerOptions(verify=True))
+    (mixed,) = accumulating(program)
+    added = [i for stage in mixed.stages for i in stage.body if isinstance(i, Store) and i.accumulates]
+    assert len(added) == sums and len({i.buffer for i in added}) == sums
+    assert [r.kind for r in records if r.fused and r.kind == "mixed"] == ["mixed"]
+    expected = f(*(x.double() for x in args))
+    interpreted, threads = interpret_program(program, list(args)), torch.get_num_threads()
+    compiled, found = compile_graph(graph), []
+    try:
+        for count in (1, 2):
+            torch.set_num_threads(count)
+            found.append(compiled(list(args)))
+    finally:
+        torch.set_num_threads(threads)
+    for results in (interpreted, *found):
+        for got, want in zip(results, expected, strict=True):
+            torch.testing.assert_close(got.double(), want, rtol=1e-3, atol=2e-3)
+    for one, two in zip(*found, strict=True):
+        assert torch.equal(one, two)  # a chunk of rows belongs to one thread, whoever that is
+
+
+@pytest.mark.parametrize(
+    ("f", "args", "reason"),
+    [
+        (
+            lambda g, x: (lambda y: (y, y.sum(0)))(aten.gelu_backward(g, x)),
+            (random(512, 512), random(512, 512)),
+            "its arithmetic takes longer",
+        ),
+        (lambda x: (x.softmax(-1), x.t().softmax(-1), x.sum(1)), (random(512, 512),), None),
+        (lambda x: (x.softmax(-1), x.sum(0)), (random(64, 64),), None),  # little data
+        (lambda x: (x.softmax(-1), x.flip(0).cumsum(0), x.flip(1).sum(0)), (random(512, 512),), "regular way"),
+    ],
+)
+def test_what_gains_nothing_or_does_not_fit_stays_apart(f, args, reason):
+    graph = traced(f, args)
+    program, records = schedule_program(lower_graph(graph), LowerOptions(verify=True))
+    assert not accumulating(program)
+    refused = [r.reason for r in records if r.kind == "mixed" and not r.fused]
+    assert any(reason in text for text in refused) if reason else True
+    for got, want in zip(compile_graph(graph)(list(args)), f(*args), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+
+
+def test_sums_that_a_step_in_between_needs_are_not_moved():
+    def f(g, x, w):
+        total = (g * x).sum(0)
+        y = torch.mm(g, w * total)  # needs the sums
+        return y, (g * y).softmax(-1)  # reads what only then is there
+
+    args = (random(512, 512), random(512, 512), random(512, 512))
+    graph = traced(f, args)
+    results = compile_graph(graph)(list(args))
+    for got, want in zip(results, f(*(x.double() for x in args)), strict=True):
+        torch.testing.assert_close(got.double(), want, rtol=1e-3, atol=5e-2)
