@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from aotkit_aot_trace import ExportError, GraphSignature, aot_export_joint_simple, aot_export_module
 
     from ._aot_compile import aot_compile
+    from ._cache_tools import load_cache, save_cache
     from ._explain import Explanation, explain
     from ._freezing import discard_parameters
     from ._observe import GraphRecord, Recorder, StageTiming
@@ -61,10 +62,12 @@ __all__ = [
     "get_aot_graph_name",
     "get_graph_being_compiled",
     "load",
+    "load_cache",
     "make_backend",
     "make_boxed_compiler",
     "make_boxed_func",
     "nop",
+    "save_cache",
 ]
 
 # Where each name is defined. It is imported when it is asked for: importing this package imports neither the frontend
@@ -98,6 +101,7 @@ _HOMES = {
             "nop",
         ),
         "._aot_compile": ("aot_compile",),
+        "._cache_tools": ("load_cache", "save_cache"),
         "._package": ("Package", "load"),
         ".errors": ("CompileError", "EagerFallback", "FrozenParameterError", "PackageError", "UnknownOption"),
         "._explain": (
