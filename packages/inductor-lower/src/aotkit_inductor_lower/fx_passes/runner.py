@@ -9,6 +9,7 @@ from torch.fx import Graph, GraphModule
 
 from ..errors import UnknownPassError
 from ..options import LowerOptions
+from .attention import fuse_attention, fuse_masked_attention
 from .channels_last import prefer_channels_last
 from .common_subexpressions import merge_common_subexpressions
 from .fold_uniform import fold_uniform_values
@@ -23,16 +24,19 @@ __all__ = ["FX_PASSES", "FxPass", "run_fx_passes"]
 @dataclass(frozen=True, slots=True)
 class FxPass:
     """A named pass. ``run`` changes a graph that the runner owns and returns how many rewrites it made; it stops at
-    ``fuel`` rewrites. ``after`` names passes that must come earlier in the list."""
+    ``fuel`` rewrites. ``after`` names passes that must come earlier in the list. ``fast`` runs instead under
+    ``numerics="fast"``."""
 
     name: str
     run: Callable[[Graph, int], int]
     after: tuple[str, ...] = ()
+    fast: Callable[[Graph, int], int] | None = None
 
 
 FX_PASSES: tuple[FxPass, ...] = (
     FxPass("remove-noops", remove_noops),
     FxPass("fold-uniform", fold_uniform_values, after=("remove-noops",)),
+    FxPass("attention", fuse_attention, after=("remove-noops",), fast=fuse_masked_attention),
     FxPass("simplify", simplify, after=("remove-noops", "fold-uniform")),
     FxPass("splits-and-cats", join_splits_and_cats, after=("simplify",)),
     FxPass("reuse-reductions", reuse_reductions, after=("simplify",)),
@@ -70,7 +74,8 @@ def run_fx_passes(gm: GraphModule, options: LowerOptions, passes: Sequence[FxPas
     graph.output(returned).meta.update(source.meta)
     fuel = options.fuel if options.fuel is not None else 1 << 62
     for each in chosen:
-        made = each.run(graph, fuel)
+        run = each.fast if options.numerics == "fast" and each.fast is not None else each.run
+        made = run(graph, fuel)
         fuel -= made
         if made:
             graph.eliminate_dead_code()
