@@ -135,6 +135,7 @@ _ROWS = (
     _unary("atanh", _F, ref.atanh, "atanh(+-1) is +-inf, nan outside"),
     _unary("erf", _F, ref.erf, "erf(+-inf) is +-1"),
     _unary("erfc", _F, ref.erfc, "erfc(inf) is 0, erfc(-inf) is 2"),
+    _unary("lgamma", _F, ref.lgamma, "log of |gamma|: inf at 0, -1, -2 .. and at both infinities"),
     _unary("sigmoid", _F, ref.sigmoid, "1/(1+exp(-x)): 0 at -inf, 1 at inf, never overflows to nan"),
     # -- unary: bits and tests
     _unary("bitwise_not", _I | _B, ref.bitwise_not, "of bool: logical not"),

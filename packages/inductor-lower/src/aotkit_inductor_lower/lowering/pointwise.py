@@ -38,7 +38,7 @@ _UNARY_FLOAT: tuple[str, ...] = (
     "cos",
 )
 _UNARY_FLOAT += ("tan", "asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf", "erfc")
-_UNARY_FLOAT += ("sigmoid",)
+_UNARY_FLOAT += ("sigmoid", "lgamma")
 _UNARY_SAME = ("neg", "abs")
 _ROUNDING = ("floor", "ceil", "trunc", "round")  # identities on integers
 _BINARY_SAME = ("minimum", "maximum", "fmin", "fmax", "bitwise_and", "bitwise_or", "bitwise_xor")

@@ -26,7 +26,7 @@ SIZE_HINT = 64
 
 _HEAVY_NAMES = """
     exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh erf erfc sigmoid
-    pow atan2 hypot nextafter floordiv truncdiv mod fmod sqrt rsqrt
+    lgamma pow atan2 hypot nextafter floordiv truncdiv mod fmod sqrt rsqrt
 """
 HEAVY = frozenset(_HEAVY_NAMES.split())
 _TRAPPING = frozenset(("floordiv", "truncdiv", "mod", "fmod"))

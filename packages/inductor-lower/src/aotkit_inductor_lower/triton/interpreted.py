@@ -48,7 +48,7 @@ _NAMES = {
     **{name: getattr(torch, name) for name in ("exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "trunc")},
     **{name: getattr(torch, name) for name in ("sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh")},
     **{name: getattr(torch, name) for name in ("asinh", "acosh", "atanh", "erf", "erfc", "fmod", "atan2", "hypot")},
-    **{name: getattr(torch, name) for name in ("copysign", "nextafter")},
+    **{name: getattr(torch, name) for name in ("copysign", "lgamma", "nextafter")},
 }
 
 

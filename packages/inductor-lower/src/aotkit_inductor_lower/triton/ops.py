@@ -115,7 +115,7 @@ TRITON_OPS: Mapping[str, Row] = {
     "rsqrt": lambda a, d: f"reciprocal(square_root({a[0]}))",
     "reciprocal": _call("reciprocal"),
     **{name: _call(f"libm.{name}") for name in ("sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh")},
-    **{name: _call(f"libm.{name}") for name in ("asinh", "acosh", "atanh", "erf", "erfc")},
+    **{name: _call(f"libm.{name}") for name in ("asinh", "acosh", "atanh", "erf", "erfc", "lgamma")},
     "sigmoid": _call("sigmoid"),
     "bitwise_not": lambda a, d: f"({a[0]} == 0)" if d is DType.BOOL else f"({a[0]} ^ {255 if d is DType.U8 else -1})",
     "logical_not": lambda a, d: f"({a[0]} == 0)",

@@ -414,7 +414,7 @@ LLVM_OPS: Mapping[str, Row] = {
     "rsqrt": _rsqrt,
     "reciprocal": _reciprocal,
     **{name: _math(name) for name in ("tan", "asin", "acos", "atan", "sinh", "cosh")},
-    **{name: _math(name) for name in ("atanh", "erfc")},
+    **{name: _math(name) for name in ("atanh", "erfc", "lgamma")},
     "sin": _own("sin", trigonometry.sin_f32),
     "cos": _own("cos", trigonometry.cos_f32),
     "erf": _own("erf", approximations.erf_f32),

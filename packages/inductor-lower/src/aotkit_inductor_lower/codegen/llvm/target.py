@@ -37,6 +37,7 @@ VECTOR_MATH: dict[str, tuple[int, str]] = {
     "atanh": (1, "u10"),
     "erf": (1, "u10"),
     "erfc": (1, "u15"),
+    "lgamma": (1, "u10"),
     "pow": (2, "u10"),
     "atan2": (2, "u10"),
     "hypot": (2, "u05"),

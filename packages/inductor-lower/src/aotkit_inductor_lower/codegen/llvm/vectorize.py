@@ -20,7 +20,7 @@ _HEAVY = frozenset(
     (
         *("exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sin", "cos", "tan", "asin", "acos", "atan"),
         *("sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf", "erfc", "sigmoid", "pow", "atan2", "hypot"),
-        *("nextafter", "floordiv", "truncdiv", "mod", "fmod"),
+        *("lgamma", "nextafter", "floordiv", "truncdiv", "mod", "fmod"),
     )
 )
 
