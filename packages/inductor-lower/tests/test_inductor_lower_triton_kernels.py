@@ -503,3 +503,16 @@ print("fine")
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
     assert done.stdout.strip() == "fine", done.stderr
+
+
+def test_a_kernel_may_be_called_what_a_device_function_is() -> None:
+    for name in ("divide", "range", "while"):
+        program = copy_program("5", "1", "1")
+        nest = program.steps[0]
+        assert isinstance(nest, LoopNest)
+        buffers = {b.name: b for b in program.buffers}
+        source = emit_kernel(name, flatten_nest(nest, buffers, {}), buffers)
+        assert source.name == f"{name}_kernel"
+        x, y = torch.arange(5.0), torch.zeros(5)
+        interpret_kernel(source, {"x": x, "y": y})
+        assert torch.equal(x, y)

@@ -3,6 +3,7 @@
 Nothing here imports Triton before a kernel is compiled or interpreted.
 """
 
+from .autotune import Candidate, Choice, Timer, choose
 from .bind import BoundDeviceProgram, bind_device
 from .compile import Cubin, KernelFacts, compile_kernel, resource_facts, vector_bytes
 from .drivers import CudaDriver, Driver, InterpreterDriver
@@ -11,11 +12,14 @@ from .generate import compile_program, generate_device, on_device
 from .kernel import KernelArgument, KernelSource, emit_kernel
 from .load import interpret_kernel, jit_function, standalone_text
 from .pipeline import LoweredForDevice, compile_graph_for_device, lower_for_device
+from .products import DeviceTuning, Product, ProductChoice
 from .program import DeviceKernel, DeviceLaunch, DeviceProgram, device_from_json, device_to_json
 from .tiles import Config, TileLimits, TilePlan, plan_tiles
 
 __all__ = [
     "BoundDeviceProgram",
+    "Candidate",
+    "Choice",
     "Config",
     "Cubin",
     "CudaDriver",
@@ -23,17 +27,22 @@ __all__ = [
     "DeviceLaunch",
     "DeviceProgram",
     "DeviceTooOld",
+    "DeviceTuning",
     "Driver",
     "InterpreterDriver",
     "KernelArgument",
     "KernelFacts",
     "KernelSource",
     "LoweredForDevice",
+    "Product",
+    "ProductChoice",
     "TileLimits",
     "TilePlan",
+    "Timer",
     "TritonError",
     "TritonMissing",
     "bind_device",
+    "choose",
     "compile_graph_for_device",
     "compile_kernel",
     "compile_program",

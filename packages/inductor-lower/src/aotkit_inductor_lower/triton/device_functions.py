@@ -344,6 +344,24 @@ def scan_max(x, axis: tl.constexpr):
     return tl.associative_scan(x, axis, combine_max)
 
 
+# -- matrix products -----------------------------------------------------------------------------------------
+
+
+@jit
+def dot(a, b, acc):  # of halves, whose products are exact in acc's type
+    return tl.dot(a, b, acc)
+
+
+@jit
+def dot_ieee(a, b, acc):
+    return tl.dot(a, b, acc, input_precision="ieee")
+
+
+@jit
+def dot_tf32(a, b, acc):
+    return tl.dot(a, b, acc, input_precision="tf32")
+
+
 # -- memory --------------------------------------------------------------------------------------------------
 
 

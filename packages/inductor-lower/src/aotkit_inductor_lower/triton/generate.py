@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ..codegen.generate import PlanBuild
-from ..codegen.llvm import flatten_nest, host_target
+from ..codegen.llvm import FlatNest, flatten_nest, host_target
 from ..ir import Arg, Buffer, BufferKind, BufferRef, ExternCall, Literal, LoopNest, Program
 from ..ir.dtypes import dtype_from_torch_name, torch_name
 from ..plan import Allocate, CallSegment, KernelRecord
 from ..plan.externs import may_alias_arguments
 from ..symbolic import Expr, to_expr
+from .autotune import Timer, candidates, choose
 from .compile import compile_kernel
 from .errors import TritonError
 from .kernel import KernelArgument, KernelSource, argument_name, emit_kernel
+from .matmul import CONFIGS, emit_matmul, matmul_site
 from .program import ZERO_SLOT, DeviceKernel, DeviceLaunch, DeviceProgram
 from .tiles import TileLimits
 
@@ -42,20 +44,25 @@ def _argument_on(arg: Arg, device: str) -> Arg:
     return Literal("device", device) if isinstance(arg, Literal) and arg.kind == "device" else arg
 
 
-def generate_device(program: Program, limits: TileLimits = _LIMITS) -> DeviceProgram:
+def generate_device(
+    program: Program, limits: TileLimits = _LIMITS, *, tune: bool = False, tf32: bool = False
+) -> DeviceProgram:
     """Sources of all kernels and the plan that launches them; nothing is compiled yet.
+
+    ``tune`` adds alternatives to each kernel, for :func:`compile_program` to choose from. ``tf32`` lets products of
+    f32 matrices lose bits.
 
     Raises :class:`~.errors.TritonError` for a graph whose buffers are on several devices.
     """
     device = _single_device(program)
-    build = _DeviceBuild(program, host_target(), limits=limits, device=device)
+    build = _DeviceBuild(program, host_target(), limits=limits, device=device, tune=tune, tf32=tf32)
     build.plan_steps()
     plan = build.finish()
     inputs = {b.name for b in program.buffers if b.kind is BufferKind.INPUT}
     pointers = {name for launch in build.launches() for name in launch.slots if name in inputs}
     return DeviceProgram(
         plan,
-        tuple(DeviceKernel(source) for source in build.sources),
+        tuple(DeviceKernel(*pair) for pair in zip(build.sources, build.alternatives, strict=True)),
         tuple(build.segments.items()),
         tuple(build.counts.items()),
         tuple(name for name in program.inputs if name in pointers - build.unaligned),
@@ -64,10 +71,33 @@ def generate_device(program: Program, limits: TileLimits = _LIMITS) -> DevicePro
     )
 
 
-def compile_program(program: DeviceProgram, arch: int) -> DeviceProgram:
-    """The program with a cubin of each kernel for ``sm_<arch>``."""
-    kernels = tuple(replace(k, cubin=k.cubin or compile_kernel(k.source, arch)) for k in program.kernels)
-    return replace(program, kernels=kernels)
+def compile_program(program: DeviceProgram, arch: int, timer: Timer | None = None) -> DeviceProgram:
+    """The program with a cubin of each kernel for ``sm_<arch>``. With a ``timer`` the fastest of its alternatives is
+    taken, and :attr:`~.program.DeviceKernel.choice` says why; what was compiled before stays as it is."""
+    kernels = tuple(_compiled(kernel, arch, timer) for kernel in program.kernels)
+    counts, segments = dict(program.counts), []
+    for function, launches in program.segments:
+        recounted = []
+        for launch in launches:
+            source, before = kernels[launch.kernel].source, program.kernels[launch.kernel].source
+            if source.config.blocks != before.config.blocks:
+                count = program_count_expr(source)
+                launch = replace(launch, grid=f"$#programs {count}")
+                counts[launch.grid] = count
+            recounted.append(launch)
+        segments.append((function, tuple(recounted)))
+    slots = tuple(dict.fromkeys((*program.plan.slots, *counts)))
+    plan = replace(program.plan, slots=slots)
+    return replace(program, kernels=kernels, plan=plan, segments=tuple(segments), counts=tuple(counts.items()))
+
+
+def _compiled(kernel: DeviceKernel, arch: int, timer: Timer | None) -> DeviceKernel:
+    if kernel.cubin is not None:
+        return kernel
+    if timer is None:
+        return replace(kernel, cubin=compile_kernel(kernel.source, arch), alternatives=())
+    choice = choose((kernel.source, *kernel.alternatives), arch, timer)
+    return DeviceKernel(choice.source, (), choice.cubin, str(choice))
 
 
 def _single_device(program: Program) -> str:
@@ -90,6 +120,9 @@ class _DeviceBuild(PlanBuild):
 
     limits: TileLimits = _LIMITS
     device: str = "cuda:0"
+    tune: bool = False
+    tf32: bool = False
+    alternatives: list[tuple[KernelSource, ...]] = field(default_factory=list)
     sources: list[KernelSource] = field(default_factory=list)
     segments: dict[str, tuple[DeviceLaunch, ...]] = field(default_factory=dict)
     counts: dict[str, Expr] = field(default_factory=dict)
@@ -130,9 +163,9 @@ class _DeviceBuild(PlanBuild):
         for nest in nests:
             self._check(nest)
             flat = flatten_nest(nest, self.buffers, self.memory)
-            source = emit_kernel(nest.name, flat, self.buffers, nest.origin, self.limits)
-            launches.append(self._launch(nest, self._with_alignment(source)))
-            self.records.append(KernelRecord(nest.name, source.name, function, nest.origin))
+            first, *others = map(self._with_alignment, self._sources(nest, flat))
+            launches.append(self._launch(nest, first, others))
+            self.records.append(KernelRecord(nest.name, first.name, function, nest.origin))
         self.segments[function] = tuple(launches)
         return CallSegment(function, tuple(nest.name for nest in nests))
 
@@ -140,7 +173,19 @@ class _DeviceBuild(PlanBuild):
         arguments = tuple(replace(a, aligned=a.name not in self.unaligned) for a in source.arguments)
         return replace(source, arguments=arguments)
 
-    def _launch(self, nest: LoopNest, source: KernelSource) -> DeviceLaunch:
+    def _sources(self, nest: LoopNest, flat: FlatNest) -> tuple[KernelSource, ...]:
+        """The ways to compute a nest; one, unless they are to be compared."""
+        if matmul_site(flat) is not None:
+            configs = CONFIGS if self.tune else CONFIGS[:1]
+            made = (
+                emit_matmul(nest.name, flat, self.buffers, nest.origin, config, tf32=self.tf32) for config in configs
+            )
+            return tuple({(s.text, s.config): s for s in made}.values())
+        if self.tune:
+            return candidates(nest.name, flat, self.buffers, nest.origin)
+        return (emit_kernel(nest.name, flat, self.buffers, nest.origin, self.limits),)
+
+    def _launch(self, nest: LoopNest, source: KernelSource, others: Sequence[KernelSource]) -> DeviceLaunch:
         slots = [self._argument_slot(nest, a) for a in source.arguments]
         for slot in (*slots, ZERO_SLOT):
             self._slot(slot)
@@ -152,6 +197,7 @@ class _DeviceBuild(PlanBuild):
         known = self._known.setdefault(key, len(self.sources))
         if known == len(self.sources):
             self.sources.append(source)
+            self.alternatives.append(tuple(o for o in others if o.arguments == source.arguments))
         return DeviceLaunch(nest.name, known, grid, tuple(slots), nest.origin.line)
 
     def _argument_slot(self, nest: LoopNest, argument: KernelArgument) -> str:

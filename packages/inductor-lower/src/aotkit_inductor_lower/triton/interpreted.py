@@ -87,6 +87,18 @@ def _arg(lowest: bool) -> Callable[[Any, Any, Any], Any]:
     return reduce
 
 
+def _dot(a: Any, b: Any, acc: Any) -> Any:
+    """The interpreter's own takes the bits of a bfloat16 for an integer."""
+    left, right = _numbers(a), _numbers(b)
+    total = acc.handle.data + (left @ right).numpy()
+    return _tensor(total.astype(acc.handle.data.dtype), acc.dtype.scalar)
+
+
+def _numbers(x: Any) -> torch.Tensor:
+    data = torch.from_numpy(np.array(x.handle.data, order="C"))
+    return (data.view(torch.bfloat16) if x.dtype.scalar.name == "bf16" else data).float()
+
+
 def _f32_to_bf16(x: Any) -> Any:
     import triton.language as tl
 
@@ -142,6 +154,7 @@ def interpreter_functions() -> Mapping[str, Callable[..., Any]]:
     }
     found: dict[str, Callable[..., Any]] = {name: _reduction(run) for name, run in reductions.items()}
     found.update(reduce_argmin=_arg(True), reduce_argmax=_arg(False), check_index=_check_index)
+    found.update(dict.fromkeys(("dot", "dot_ieee", "dot_tf32"), _dot))
     found.update(f32_to_bf16=_f32_to_bf16, f32_to_f16=_f32_to_f16)
     found.update({name: _atomic(name) for name in ("atomic_add", "atomic_min", "atomic_max")})
     return found

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from keyword import iskeyword
 
 from ..codegen.llvm.nest import FlatNest
 from ..ir import Buffer, CheckIndex, Compute, Const, DType, IndexValue, Instr, Load, Origin, Store
@@ -21,12 +22,12 @@ from ..ir.dtypes import dtype_from_torch_name, is_float
 from ..symbolic import Expr, Symbol, SymbolKind, sym, to_expr
 from .index_text import expr_text, identifier
 from .ops import TYPE_NAMES, constant_text, op_text
-from .prelude import prelude_for
+from .prelude import device_function_names, prelude_for
 from .reduce import Reducer, accumulate_text
 from .scope import Scope, Value
 from .tiles import Config, TileLimits, TilePlan, plan_tiles, size_hint
 
-__all__ = ["KernelArgument", "KernelSource", "emit_kernel"]
+__all__ = ["KernelArgument", "KernelEmitter", "KernelSource", "emit_kernel"]
 
 ATOMIC = frozenset({(d, "add") for d in (DType.F32, DType.F64, DType.I32, DType.I64)})
 ATOMIC_INTS = frozenset({(d, m) for d in (DType.I32, DType.I64) for m in ("min", "max")})
@@ -78,7 +79,7 @@ def emit_kernel(
 ) -> KernelSource:
     """The kernel of a nest in normal form; ``limits`` of its tile."""
     plan = plan_tiles(nest, nest.ordered and not _atomic(nest), limits)
-    return _KernelEmitter(identifier(name), nest, buffers, plan, plan.config).emit(origin)
+    return KernelEmitter(name, nest, buffers, plan, plan.config).emit(origin)
 
 
 def _atomic(nest: FlatNest) -> bool:
@@ -94,11 +95,14 @@ def _atomic(nest: FlatNest) -> bool:
     return True
 
 
-class _KernelEmitter:
+class KernelEmitter:
+    """Writes one kernel. A subclass may write the stages in another way."""
+
     def __init__(
         self, name: str, nest: FlatNest, buffers: Mapping[str, Buffer], plan: TilePlan, config: Config
     ) -> None:
-        self.name, self.nest, self.buffers, self.plan, self.config = name, nest, buffers, plan, config
+        self.name, self.nest, self.buffers = function_name(name), nest, buffers
+        self.plan, self.config = plan, config
         tile = plan.tile
         self.axes = [a.block or "1" for a in tile] or ["1"]
         self.row_axis = len(self.axes) if any(s.ranges for s in nest.stages) else None
@@ -121,11 +125,7 @@ class _KernelEmitter:
 
     def emit(self, origin: Origin) -> KernelSource:
         self._grid()
-        for position, stage in enumerate(self.nest.stages):
-            if not stage.ranges:
-                self._body(stage.body)
-                continue
-            Reducer(self, stage, position).emit()
+        self.stages()
         lines = self.scope.finish(drop={f"row {r}" for r in self.rows if r not in self.rows_read})
         arguments = self._arguments(lines)
         parameters = [argument_name(a) for a in arguments] + [f"{n}: tl.constexpr" for n, _ in self.config.blocks]
@@ -135,6 +135,14 @@ class _KernelEmitter:
         grid = () if self.plan.serial else tuple((a.loop.size, a.block) for a in self.plan.axes)
         text = prelude_for(body) + body
         return KernelSource(self.name, text, arguments, grid, self.config, self.checks, self.plan.persistent)
+
+    def stages(self) -> None:
+        """The lines after the loop variables."""
+        for position, stage in enumerate(self.nest.stages):
+            if stage.ranges:
+                Reducer(self, stage, position).emit()
+            else:
+                self.body(stage.body)
 
     def _arguments(self, lines: Sequence[str]) -> tuple[KernelArgument, ...]:
         text = "\n".join(lines)
@@ -230,7 +238,8 @@ class _KernelEmitter:
 
     # -- instructions ------------------------------------------------------------------------------------
 
-    def _body(self, body: Sequence[Instr]) -> None:
+    def body(self, body: Sequence[Instr]) -> None:
+        """Instructions in order."""
         for instr in body:
             self.instruction(instr)
 
@@ -387,6 +396,15 @@ def other_text(other: float | int | bool, dtype: DType) -> str:
     if is_float(dtype):
         return repr(float(other)) if other == other and abs(other) != float("inf") else f'float("{float(other)}")'
     return str(int(other))
+
+
+_TAKEN = frozenset({"tl", "jit", "libm", "triton", "range", "float", *device_function_names()})
+
+
+def function_name(nest: str) -> str:
+    """The kernel's name in the source: the nest's, unless that means something else there."""
+    name = identifier(nest)
+    return f"{name}_kernel" if name in _TAKEN or iskeyword(name) else name
 
 
 def argument_name(argument: KernelArgument) -> str:

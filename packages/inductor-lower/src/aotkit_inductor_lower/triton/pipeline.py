@@ -19,6 +19,8 @@ from .bind import BoundDeviceProgram, bind_device
 from .drivers import CudaDriver, Driver
 from .errors import DeviceTooOld, TritonError
 from .generate import compile_program, generate_device, on_device
+from .matmul import with_nests
+from .products import DeviceTuning
 from .program import DeviceProgram, device_from_json, device_to_json
 from .split import split_reductions
 
@@ -29,21 +31,28 @@ OLDEST = (7, 0)
 
 @dataclass(frozen=True, slots=True)
 class LoweredForDevice:
-    """A graph lowered for a device: scheduled loop IR, fusion decisions, the device program (sources or cubins) and the
-    tensors of the graph's attributes."""
+    """A graph lowered for a device: scheduled loop IR, fusion decisions, the device program (sources or cubins), the
+    tensors of the graph's attributes, and per matrix product who computes it and why."""
 
     scheduled: Program
     records: tuple[FusionRecord, ...]
     program: DeviceProgram
     constants: dict[str, torch.Tensor]
+    choices: tuple[str, ...] = ()
 
 
 def lower_for_device(
-    gm: GraphModule, example_inputs: Any = None, *, options: LowerOptions | None = None, device: str | None = None
+    gm: GraphModule,
+    example_inputs: Any = None,
+    *,
+    options: LowerOptions | None = None,
+    device: str | None = None,
+    tune: DeviceTuning | None = None,
 ) -> LoweredForDevice:
     """Lower a functional ATen graph to Triton sources and a launch plan. No GPU and no Triton is needed.
 
-    ``device``: compile for that device although the graph was traced on another one. Raises
+    ``device``: compile for that device although the graph was traced on another one. ``tune``: what is compared, see
+    :class:`DeviceTuning`. Raises
     :class:`~.errors.TritonError` for tensors on several devices and
     :class:`~..errors.UnsupportedGraphError` for what can be neither generated nor called.
     """
@@ -52,14 +61,19 @@ def lower_for_device(
     lowered = lower_graph(graph, options)
     if device is not None:
         lowered = on_device(lowered, device)
+    tune = tune or DeviceTuning()
+    chosen = tuple(tune.choose_products(lowered))
+    lowered = with_nests(lowered, frozenset(name for name, choice in chosen if choice.template))
     scheduled, records = schedule_program(lowered, options)
     scheduled = split_reductions(scheduled)
     if options.verify:
         verify_program(scheduled)
-    program = generate_device(scheduled)
+    program = generate_device(scheduled, tune=tune.kernels, tf32=tune.tf32)
     if options.verify and device_from_json(device_to_json(program)) != program:
         raise AssertionError(f"the device program {program.plan.name} changed when it was written and read back")
-    return LoweredForDevice(scheduled, records, program, graph_constants(graph))
+    return LoweredForDevice(
+        scheduled, records, program, graph_constants(graph), tuple(choice.reason for _, choice in chosen)
+    )
 
 
 def compile_graph_for_device(

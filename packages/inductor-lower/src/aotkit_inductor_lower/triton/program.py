@@ -24,10 +24,14 @@ ZERO_SLOT = "$#zero"  # a frame entry that holds 0, for the null pointers that T
 
 @dataclass(frozen=True, slots=True)
 class DeviceKernel:
-    """A kernel: its source (kept, so that it can be read and interpreted) and, once compiled, its cubin."""
+    """A kernel: its source (kept, so that it can be read and interpreted) and, once compiled, its cubin.
+
+    ``alternatives``: other ways to compute the same, until one is chosen; ``choice`` says why it was."""
 
     source: KernelSource
+    alternatives: tuple[KernelSource, ...] = ()
     cubin: Cubin | None = None
+    choice: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,15 +114,10 @@ def _config_in(data: Any) -> Config:
 
 
 def _kernel_out(kernel: DeviceKernel) -> dict[str, Any]:
-    source, cubin = kernel.source, kernel.cubin
-    found: dict[str, Any] = {
-        "name": source.name,
-        "text": source.text,
-        "arguments": [[a.kind, a.name, a.dtype.value, a.written, a.aligned, str(a.extent)] for a in source.arguments],
-        "grid": [[str(size), block] for size, block in source.grid],
-        "config": _config_out(source.config),
-        "checks": source.checks,
-        "persistent": source.persistent,
+    cubin = kernel.cubin
+    found = _source_out(kernel.source) | {
+        "choice": kernel.choice,
+        "alternatives": [_source_out(source) for source in kernel.alternatives],
     }
     if cubin is not None:
         found["cubin"] = {
@@ -134,21 +133,37 @@ def _kernel_out(kernel: DeviceKernel) -> dict[str, Any]:
     return found
 
 
-def _kernel_in(data: dict[str, Any]) -> DeviceKernel:
+def _source_out(source: KernelSource) -> dict[str, Any]:
+    return {
+        "name": source.name,
+        "text": source.text,
+        "arguments": [[a.kind, a.name, a.dtype.value, a.written, a.aligned, str(a.extent)] for a in source.arguments],
+        "grid": [[str(size), block] for size, block in source.grid],
+        "config": _config_out(source.config),
+        "checks": source.checks,
+        "persistent": source.persistent,
+    }
+
+
+def _source_in(data: dict[str, Any]) -> KernelSource:
     arguments = tuple(
         KernelArgument(kind, name, DType(dtype), written, parse_expr(extent), aligned)
         for kind, name, dtype, written, aligned, extent in data["arguments"]
     )
     grid = tuple((parse_expr(size), block) for size, block in data["grid"])
     config = _config_in(data["config"])
-    source = KernelSource(data["name"], data["text"], arguments, grid, config, data["checks"], data["persistent"])
+    return KernelSource(data["name"], data["text"], arguments, grid, config, data["checks"], data["persistent"])
+
+
+def _kernel_in(data: dict[str, Any]) -> DeviceKernel:
+    source, others = _source_in(data), tuple(map(_source_in, data["alternatives"]))
     made = data.get("cubin")
     if made is None:
-        return DeviceKernel(source)
+        return DeviceKernel(source, others, None, data["choice"])
     code = base64.b64decode(made["code"])
     if hashlib.sha256(code).hexdigest() != made["digest"]:
         raise ValueError(f"the cubin of {source.name} is damaged (its digest differs); compile again")
     cubin = Cubin(
         made["name"], code, made["arch"], made["shared"], made["threads"], made["hidden"], _config_in(made["config"])
     )
-    return DeviceKernel(source, cubin)
+    return DeviceKernel(source, others, cubin, data["choice"])

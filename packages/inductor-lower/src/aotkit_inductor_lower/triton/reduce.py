@@ -12,7 +12,7 @@ from .scope import Value
 from .tiles import next_power_of_two, stage_size
 
 if TYPE_CHECKING:
-    from .kernel import _KernelEmitter
+    from .kernel import KernelEmitter
 
 __all__ = ["Reducer", "accumulate_text"]
 
@@ -48,7 +48,7 @@ def identity_text(kind: str, dtype: DType) -> str:
 class Reducer:
     """One stage with ranges."""
 
-    def __init__(self, kernel: _KernelEmitter, stage: Stage, position: int) -> None:
+    def __init__(self, kernel: KernelEmitter, stage: Stage, position: int) -> None:
         self.kernel, self.stage, self.position = kernel, stage, position
         self.scope = kernel.scope
         self.reduces = [i for i in stage.body if isinstance(i, Reduce)]

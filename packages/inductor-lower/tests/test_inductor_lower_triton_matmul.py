@@ -1,0 +1,159 @@
+"""Generated matrix products, and choices by measurement: block sizes, and ATen against generated."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from aotkit_inductor_lower import LowerOptions, decompositions
+from aotkit_inductor_lower.triton import (
+    Cubin,
+    DeviceTuning,
+    InterpreterDriver,
+    KernelFacts,
+    KernelSource,
+    LoweredForDevice,
+    TritonError,
+    bind_device,
+    choose,
+    compile_kernel,
+    compile_program,
+    device_from_json,
+    device_to_json,
+    lower_for_device,
+    resource_facts,
+)
+
+pytest.importorskip("triton", reason="Triton is the optional extra `cuda`")
+
+
+def lower(f: Callable[..., Any], args: list[torch.Tensor], tune: DeviceTuning) -> LoweredForDevice:
+    """``f`` lowered for a CUDA device."""
+    graph = make_fx(f, decompositions(), tracing_mode="fake")(*args)
+    return lower_for_device(graph, options=LowerOptions(verify=True), device="cuda:0", tune=tune)
+
+
+def products(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor, q: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """A linear map with something before and after it, and a batched product of a transposed view."""
+    return F.gelu(torch.addmm(b, torch.relu(x), w)), torch.bmm(q, q.transpose(1, 2)) * 2, x @ w
+
+
+def inputs(dtype: torch.dtype) -> list[torch.Tensor]:
+    """Odd sizes, so that every tile has a rest."""
+    g = torch.Generator().manual_seed(0)
+    shapes = ((50, 40), (40, 70), (70,), (3, 20, 33))
+    return [torch.randn(shape, generator=g).to(dtype) for shape in shapes]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.covers("F5g.16", "F5e.4")
+def test_generated_products_take_what_is_around_them_along(dtype: torch.dtype) -> None:
+    args = inputs(dtype)
+    lowered = lower(products, args, DeviceTuning(every_product=True))
+    assert len(lowered.program.launches()) == 3  # relu, bias and gelu are in the first, the factor in the second
+    assert all("tl.dot" in k.source.text for k in lowered.program.kernels)
+    got, want = bind_device(lowered.program, InterpreterDriver())(list(args)), products(*args)
+    tolerance = {torch.float32: 1e-5, torch.bfloat16: 1.6e-2, torch.float16: 2e-3}[dtype]
+    for ours, reference in zip(got, want, strict=True):
+        assert ours.stride() == reference.stride()
+        torch.testing.assert_close(ours, reference, rtol=tolerance, atol=tolerance)
+
+
+def test_products_compile_to_tensor_cores_and_f32_keeps_its_bits() -> None:
+    half = lower(
+        lambda x, w: (x @ w,), [torch.empty(512, 512, dtype=torch.bfloat16)] * 2, DeviceTuning(every_product=True)
+    )
+    cubin = compile_kernel(half.program.kernels[0].source, 90, keep_ptx=True)
+    assert "wgmma" in cubin.ptx and "cp.async" in cubin.ptx
+    assert resource_facts(cubin).spills == 0
+    assert "mma.sync" in compile_kernel(half.program.kernels[0].source, 80, keep_ptx=True).ptx
+    for tf32 in (False, True):
+        tuning = DeviceTuning(every_product=True, tf32=tf32)
+        single = lower(lambda x, w: (x @ w,), [torch.empty(64, 64)] * 2, tuning)
+        assert ("dot_tf32(" in single.program.kernels[0].source.text) == tf32
+        assert ("dot_ieee(" in single.program.kernels[0].source.text) == (not tf32)
+
+
+def test_a_product_is_generated_only_where_it_was_measured_to_be_faster() -> None:
+    seen = []
+
+    def timer(product: Any) -> tuple[float, float]:
+        seen.append(str(product))
+        return (20e-6, 10e-6) if product.target == "aten.bmm.default" else (10e-6, 9.9e-6)
+
+    args = inputs(torch.float32)
+    tuning = DeviceTuning(products=timer)
+    lowered = lower(products, args, tuning)
+    calls = [getattr(step, "target", "") for step in lowered.scheduled.steps]
+    assert "aten.mm.default" in calls and "aten.addmm.default" in calls and "aten.bmm.default" not in calls
+    assert len(seen) == 3
+    assert any("bmm" in reason and "generated, ATen 20.0 us, generated 10.0 us" in reason for reason in lowered.choices)
+    assert any("mm.default" in reason and ": ATen, ATen 10.0 us" in reason for reason in lowered.choices)
+    got, want = bind_device(lowered.program, InterpreterDriver())(list(args)), products(*args)
+    torch.testing.assert_close(got, list(want))
+
+
+# -- block sizes ---------------------------------------------------------------------------------------------------
+
+
+def fake_cubin(source: KernelSource, arch: int) -> Cubin:
+    """What the compiler would give."""
+    return Cubin(source.name, b"code", arch, 0, source.config.num_warps * 32, 2, source.config)
+
+
+@pytest.mark.covers("F5e.3")
+def test_the_fastest_candidate_wins_and_spilling_and_failing_ones_are_left_out() -> None:
+    lowered = lower(lambda x: (x * 2 + 1,), [torch.empty(64, 1024)], DeviceTuning(kernels=True))
+    (kernel,) = lowered.program.kernels
+    sources = (kernel.source, *kernel.alternatives)
+    assert len(sources) >= 4
+    assert len({s.config for s in sources}) == len(sources)
+    broken, spilling, best = sources[0], sources[1], sources[3]
+
+    def compiler(source: KernelSource, arch: int) -> Cubin:
+        if source is broken:
+            raise TritonError("too large")
+        return fake_cubin(source, arch)
+
+    def facts(cubin: Cubin) -> KernelFacts:
+        return KernelFacts(255, 64 if cubin.config == spilling.config else 0, 0, 0)
+
+    def timer(source: KernelSource, cubin: Cubin) -> float:
+        return 1e-6 if source is best else 2e-6
+
+    choice = choose(sources, 90, timer, compiler, facts)
+    assert choice.source is best
+    reasons = {c.config: c.reason for c in choice.tried}
+    assert reasons[broken.config] == "too large" and reasons[spilling.config] == "spills 64 bytes"
+    assert "1.0 us" in str(choice)
+    assert choose(sources, 90, None, compiler, facts).source is sources[2]  # the first that compiles and does not spill
+    with pytest.raises(TritonError, match="no candidate compiles: too large"):
+        choose((broken,), 90, timer, compiler, facts)
+
+
+@pytest.mark.covers("F5e.3")
+def test_the_winner_is_part_of_the_artifact_and_is_not_tuned_again() -> None:
+    x = torch.arange(64 * 1024.0).reshape(64, 1024)
+    lowered = lower(lambda x: (x * 2 + 1,), [x], DeviceTuning(kernels=True))
+    asked: list[Any] = []
+
+    def timer(source: KernelSource, cubin: Cubin) -> float:
+        asked.append(source.config)
+        return 1.0 / dict(source.config.blocks)["XBLOCK"]  # the largest block wins
+
+    tuned = compile_program(lowered.program, 90, timer)
+    (kernel,) = tuned.kernels
+    assert len(asked) >= 4 and dict(kernel.source.config.blocks)["XBLOCK"] == 4096 and not kernel.alternatives
+    again = device_from_json(device_to_json(tuned))
+    assert again.kernels[0].choice == kernel.choice and "4096" in kernel.choice
+    asked.clear()
+    assert compile_program(again, 90, timer) == again and not asked
+    (y,) = bind_device(again, InterpreterDriver())([x])
+    assert torch.equal(y, x * 2 + 1)  # also launched with the winner's number of program instances
+    assert dataclasses.replace(again, kernels=()) == dataclasses.replace(tuned, kernels=())
