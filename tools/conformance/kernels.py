@@ -25,7 +25,7 @@ from aotkit._cold import REFUSALS
 from .journal import Emit, read_journal, work_through
 from .pairs import DIRECTIONS, DTYPES, Absent, Pair, all_pairs, compare, make_program, run
 
-__all__ = ["KINDS", "PASSED", "check_pair", "check_pairs", "main"]
+__all__ = ["KINDS", "PASSED", "check_pair", "check_pairs", "main", "summary", "verdict"]
 
 #: equal and nearer: as compare() says; refused: a typed error; different, crash (an untyped error), died (the process):
 #: failures; eager: the frontend left everything to eager mode; absent: the table has no sample, or eager raises.
@@ -55,9 +55,9 @@ def check_pair(pair: Pair) -> dict[str, Any]:
     recorder = aotkit.Recorder()
     backend = aotkit.make_backend(aotkit.Options(fallback="error", cache=False), recorder)
     compiled = torch.compile(program.fn, backend=backend, dynamic=False)
-    kind, reason = _verdict(lambda: compare(program, expected, run(program, compiled)))
+    kind, reason = verdict(lambda: compare(program, expected, run(program, compiled)))
     if kind in PASSED:
-        again, reason = _verdict(lambda: compare(program, expected, run(program, compiled)))
+        again, reason = verdict(lambda: compare(program, expected, run(program, compiled)))
         kind, reason = (kind, reason) if again in PASSED else (again, f"second call: {reason}")
     reports: list[Any] = [record.report for record in recorder.graphs]
     if kind in PASSED and not reports:
@@ -69,14 +69,17 @@ def check_pair(pair: Pair) -> dict[str, Any]:
     return {**outcome, "externs": dict(externs), "seconds": round(time.perf_counter() - started, 3)}
 
 
-def _verdict(attempt: Callable[[], tuple[str, str]]) -> tuple[str, str]:
+def verdict(
+    attempt: Callable[[], tuple[str, str]], refusals: tuple[type[Exception], ...] = (*REFUSALS, aotkit.CompileError)
+) -> tuple[str, str]:
+    """The kind and reason that an attempt gives, or that its error stands for."""
     try:
         return attempt()
     except Absent as error:
         return "different", str(error)
     except Exception as error:  # noqa: BLE001  # whatever it is, it is what the report is about
         for cause in _causes(error):
-            if isinstance(cause, (*REFUSALS, aotkit.CompileError)):
+            if isinstance(cause, refusals):
                 return "refused", f"{type(cause).__name__}: {cause}"[:400]
         first = next((line for line in str(error).splitlines() if line.strip()), "")
         frames = "".join(traceback.format_tb(error.__traceback__)[-3:])
@@ -114,7 +117,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     known = work_through(pairs, chosen.journal, check_pairs, chunk=chosen.chunk)
     if chosen.json:
         write_json(chosen.json, every, known)
-    return _summary({p.key: known[p.key] for p in pairs})
+    return summary({p.key: known[p.key] for p in pairs})
 
 
 def write_json(path: Path, pairs: Sequence[Pair], known: Mapping[str, dict[str, Any]]) -> None:
@@ -133,7 +136,7 @@ def write_json(path: Path, pairs: Sequence[Pair], known: Mapping[str, dict[str, 
     path.write_text(f'{{"torch": {version},\n"outcomes": {{\n{rows}\n}},\n"reasons": {{\n{texts}\n}}}}\n')
 
 
-def _summary(known: Mapping[str, dict[str, Any]]) -> int:
+def summary(known: Mapping[str, dict[str, Any]]) -> int:
     counts: Counter[tuple[str, str]] = Counter()
     for key, entry in known.items():
         _, dtype, direction = key.rsplit(" ", 2)
