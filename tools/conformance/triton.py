@@ -1,8 +1,9 @@
 """Every pair of the table with Triton kernels, run on CPU tensors in Triton's interpreter, compared with eager.
 
 ``python -m tools.conformance triton --journal FILE`` prints what is not equal and a table of counts; a run that was
-cut off goes on with its journal. torch's own stack traces the graph on the CPU, it is lowered for a CUDA device, and its
-launch plan runs with the interpreter for a driver. ``--only``, ``--dtypes``, ``--directions`` and ``--limit`` choose.
+cut off goes on with its journal. torch's own stack traces the graph on the CPU, it is lowered for a CUDA device, and
+its launch plan runs with the interpreter for a driver. ``--only``, ``--dtypes``, ``--directions``, ``--every`` and
+``--limit`` choose.
 """
 
 from __future__ import annotations

@@ -285,3 +285,16 @@ def test_the_gradient_of_a_norms_weight_is_split_over_rows() -> None:
     got, want = bind_device(lowered.program, InterpreterDriver())(list(args)), f(*args)
     for ours, reference in zip(got, want, strict=True):
         torch.testing.assert_close(ours, reference, rtol=1e-4, atol=1e-3)
+
+
+def test_no_kernel_of_a_norms_backward_adds_up_in_memory() -> None:
+    """As on the CPU, where sums of rows and columns share a walk over the data."""
+
+    def f(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        x, w, b = (t.detach().requires_grad_() for t in (x, w, b))
+        y = F.layer_norm(x, (512,), w, b)
+        return torch.autograd.grad((y * y).sum(), (x, w, b))
+
+    lowered = lower(f, torch.empty(4096, 512), torch.empty(512), torch.empty(512))
+    assert all(kernel.source.grid for kernel in lowered.program.kernels)  # none runs in one program instance
+    assert not any("atomic" in kernel.source.text for kernel in lowered.program.kernels)

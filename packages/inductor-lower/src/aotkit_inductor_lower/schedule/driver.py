@@ -35,7 +35,7 @@ def schedule_program(program: Program, options: LowerOptions | None = None) -> t
             lambda p: _inline(p, options, records),
             _split,
             lambda p: _fuse(p, options, records),
-            lambda p: mix_reductions(p, records, options.max_fusion_instructions),
+            lambda p: _mix(p, options, records),
             write_through,
             _localize,
         ]
@@ -67,6 +67,13 @@ def drop_dead_steps(program: Program) -> Program:
 def _inline(program: Program, options: LowerOptions, records: list[FusionRecord]) -> Program:
     steps = inline_producers(program, Dependencies.of(program), options, records)
     return drop_dead_steps(replace(program, steps=tuple(s for s in steps if s is not None)))
+
+
+def _mix(program: Program, options: LowerOptions, records: list[FusionRecord]) -> Program:
+    """Not on a GPU: sums that are added up in memory, a row after the other, would leave nothing to do at once."""
+    if not all(b.device.startswith("cpu") for b in program.buffers):
+        return program
+    return mix_reductions(program, records, options.max_fusion_instructions)
 
 
 def _split(program: Program) -> Program:
