@@ -131,15 +131,20 @@ def move_placeholders_first(graph: torch.fx.Graph) -> None:
 def remove_same_value_nodes(graph: torch.fx.Graph) -> None:
     """Drop detach and alias nodes: below autograd, in a graph without mutation, they do nothing.
 
-    Nor do copies of an input onto itself, if nothing but their result is asked for: a view of it, as the new value of
-    that input, would be copied onto the memory that it looks at.
+    Nor do copies of an input onto itself, if there is no view of the result: that view, as the new value of the input,
+    would be copied onto the memory that it looks at.
     """
     for node in list(graph.nodes):
         itself = node.target is aten.copy.default and node.args[0] is node.args[1]
-        itself = itself and node.args[0].op == "placeholder" and all(user.op == "output" for user in node.users)
+        itself = itself and node.args[0].op == "placeholder" and not any(_is_view(user) for user in node.users)
         if node.op == "call_function" and (node.target in _SAME_VALUE or itself):
             node.replace_all_uses_with(node.args[0])
             graph.erase_node(node)
+
+
+def _is_view(node: torch.fx.Node) -> bool:
+    arguments = node.target._schema.arguments if isinstance(node.target, torch._ops.OpOverload) else ()
+    return bool(arguments) and arguments[0].alias_info is not None
 
 
 def name_placeholders(graph: torch.fx.Graph, *, joint: bool) -> None:
