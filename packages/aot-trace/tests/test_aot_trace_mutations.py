@@ -376,6 +376,20 @@ def test_a_value_that_the_gradient_needs_does_not_change_its_shape(layer, check,
     check(after, make)
 
 
+@pytest.mark.covers("F1.19")
+def test_a_value_without_gradient_may_be_returned_beside_one_that_changed_its_shape(layer):
+    def fn(x):
+        x.t_()
+        y = x * 2
+        with torch.no_grad():
+            quiet = y.squeeze()
+        y.detach()[0] = 2  # from now on, eager mode refuses to differentiate through ``quiet``
+        return [quiet, x * 2]
+
+    captured = capture(fn, [torch.randn(3, 4, requires_grad=True) * 1], options=TraceOptions(layer=layer))
+    assert captured.metadata.forward_requires_grad == (False, True)
+
+
 @pytest.mark.parametrize("shape", [(3, 3), (2, 3)])
 def test_an_older_view_is_not_used_after_a_write_and_then_a_change_of_shape(layer, check, shape):
     def write_of_all(x):

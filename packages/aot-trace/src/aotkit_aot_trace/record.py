@@ -78,11 +78,13 @@ class Recording:
         metadata: of the run.
         num_forward_nodes: how many nodes were recorded before the backward began.
         backward_marks: ``(number of nodes recorded, sequence number)`` at the start of each backward function.
+        check_saved: refuses backward functions that saved what changed its shape in place since.
     """
 
     metadata: GraphMetadata | None = None
     num_forward_nodes: int = 0
     backward_marks: list[tuple[int, int]] = field(default_factory=list)
+    check_saved: Callable[[Sequence[Any]], None] | None = None
     graph: torch.fx.GraphModule | None = None
 
 
@@ -147,15 +149,11 @@ def _run(request: Request, placeholders: Sequence[Any], result: Recording) -> li
             if request.export is not None:
                 forward = every_output(forward, outputs, request.export)
             values = [_unwrap(v) for v in forward.forward_values]
-        result.metadata = forward.metadata
+        result.metadata, result.check_saved = forward.metadata, storages.layouts.check_saved
         finish_tokens()
         result.num_forward_nodes = len(tracer.graph.nodes)
         if not forward.metadata.is_training:
             return values
-        if storages.layouts.reshapes:
-            storages.layouts.check_saved(
-                _backward_functions([v for v in forward.forward_values if isinstance(v, torch.Tensor)])
-            )
         if forward.subclasses is not None:
             return [*values, *_subclass_gradients(forward, inputs, tracer, result)]
         leaves = [i.leaf for i in inputs if i.leaf is not None]
@@ -289,6 +287,8 @@ def _gradients(
 ) -> Sequence[torch.Tensor | None]:
     """``torch.autograd.grad``, noting which backward function each recorded node comes from."""
     functions = _backward_functions(outputs)
+    if result.check_saved is not None:
+        result.check_saved(functions)
     hooks = [_mark(fn, tracer.graph, result.backward_marks) for fn in functions]
     try:
         # Eager runs backward outside of the forward's autocast region and with grad mode off.
