@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from ._aot_compile import aot_compile
     from ._cache_tools import load_cache, save_cache
+    from ._compile_fx import compile_fx, compile_fx_aot, compile_fx_inner, list_mode_options, list_options
     from ._explain import Explanation, explain
     from ._freezing import discard_parameters
     from ._observe import GraphRecord, Recorder, StageTiming
@@ -57,10 +58,15 @@ __all__ = [
     "aot_function",
     "aot_module",
     "aot_module_simplified",
+    "compile_fx",
+    "compile_fx_aot",
+    "compile_fx_inner",
     "discard_parameters",
     "explain",
     "get_aot_graph_name",
     "get_graph_being_compiled",
+    "list_mode_options",
+    "list_options",
     "load",
     "load_cache",
     "make_backend",
@@ -102,6 +108,7 @@ _HOMES = {
         ),
         "._aot_compile": ("aot_compile",),
         "._cache_tools": ("load_cache", "save_cache"),
+        "._compile_fx": ("compile_fx", "compile_fx_aot", "compile_fx_inner", "list_mode_options", "list_options"),
         "._package": ("Package", "load"),
         ".errors": ("CompileError", "EagerFallback", "FrozenParameterError", "PackageError", "UnknownOption"),
         "._explain": (

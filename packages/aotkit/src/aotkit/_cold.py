@@ -20,6 +20,7 @@ from ._freezing import FrozenArguments
 from ._inputs import fake_inputs
 from ._lift import lift_attributes
 from ._observe import Recorder
+from ._recursion import deep_recursion
 from .options import Options
 from .pipeline import CompileContext, compile_flat, own_stages
 
@@ -55,7 +56,8 @@ class ColdCompiler:
     def compile(self, args: Sequence[Any], collector: Collector | None = None) -> Any:
         """Compile for ``args``, the graph's inputs and then the tensors that it holds. Raises :data:`REFUSALS`."""
         ctx = self._context if collector is None else replace(self._context, collector=collector)
-        return compile_flat(self.graph, fake_inputs(args, self.graph)[1], args, ctx, own_stages())
+        with deep_recursion():
+            return compile_flat(self.graph, fake_inputs(args, self.graph)[1], args, ctx, own_stages())
 
     def gradients(self, artifact: Artifact, request: GradientRequest) -> Any:
         """Compile the gradients of what ``artifact`` is."""

@@ -79,6 +79,10 @@ class Recorder:
         begin = time.perf_counter()
         try:
             yield
+        except Exception as error:
+            if not getattr(error, "__notes__", None):  # the innermost stage
+                error.add_note(f"aotkit: raised in the stage {name!r} of a compile")
+            raise
         finally:
             total = time.perf_counter() - begin
             nested = stack.pop()

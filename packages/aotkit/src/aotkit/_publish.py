@@ -11,7 +11,7 @@ from torch._guards import TracingContext
 
 from aotkit_functionalize import GraphMetadata
 
-__all__ = ["PublishedMetadata", "publish_metadata", "publish_parameters"]
+__all__ = ["PublishedMetadata", "publish_metadata", "publish_parameters", "publish_strides"]
 
 
 @dataclass(slots=True)
@@ -50,3 +50,24 @@ def publish_metadata(metadata: GraphMetadata) -> None:
         len(metadata.outputs),
     )
     context.fw_metadata = published
+
+
+def publish_strides(graph: torch.fx.GraphModule) -> None:
+    """Strides of the compiled graph's results, where a frontend collects them: per result, ``None`` if no tensor."""
+    context = TracingContext.try_get()
+    if context is None or context.output_strides is None:
+        return
+    (output,) = graph.graph.find_nodes(op="output")
+    results: Any = output.args[0]
+    for result in results:
+        value = result.meta.get("val") if isinstance(result, torch.fx.Node) else None
+        if isinstance(value, torch.Tensor) and value.layout is torch.strided:
+            context.output_strides.append(tuple(map(_number, value.stride())))
+        else:
+            context.output_strides.append(None)
+
+
+def _number(stride: Any) -> int:
+    """A symbolic stride as the number that it is for the inputs at hand."""
+    hint = stride.node.hint if isinstance(stride, torch.SymInt) else stride
+    return int(hint)

@@ -143,8 +143,8 @@ def prepare_lookup(
     Raises :class:`Uncacheable` if there is none.
     """
     context = TracingContext.try_get()
-    if context is not None and context.fakify_first_call:
-        raise Uncacheable("the frontend asks the compiled graph for fake results")
+    if context is not None and (context.fakify_first_call or context.output_strides is not None):
+        raise Uncacheable("the frontend asks for fake results or strides of the compiled graph")
     if options.cudagraphs:
         raise Uncacheable("recordings of CUDA graphs belong to one process")
     names = Names()

@@ -89,10 +89,15 @@ MODES: Mapping[str, Mapping[str, Any]] = {
 
 
 def resolve(mode: str | None, options: Mapping[str, Any] | None, base: Options) -> Options:
-    """Options from ``torch.compile``'s ``mode`` and ``options`` on top of ``base``; options win over the mode."""
+    """Options from ``torch.compile``'s ``mode`` and ``options`` on top of ``base``; options win over the mode.
+
+    ``torch.compile`` takes one of the two, so a mode may also be among the options, under ``"mode"``.
+    """
+    chosen = dict(options or {})
+    mode = chosen.pop("mode", None) or mode
     if mode is not None and mode not in MODES:
         raise UnknownOption(f"there is no mode {mode!r}; known modes: {', '.join(MODES)}")
-    return base.patch(**MODES[mode or "default"]).patch(**(options or {}))
+    return base.patch(**MODES[mode or "default"]).patch(**chosen)
 
 
 def _fits(value: object, hint: Any) -> bool:

@@ -53,7 +53,7 @@ from ._donated import donated_tensors, mark_donated
 from ._fake_calls import with_fake_results
 from ._freezing import FrozenArguments
 from ._observe import GraphRecord, Recorder
-from ._publish import publish_metadata
+from ._publish import publish_metadata, publish_strides
 from ._torch_logs import publish_graph
 from .options import Options
 
@@ -349,6 +349,8 @@ def _lowered(graph: torch.fx.GraphModule, name: str, ctx: CompileContext) -> Box
     with ctx.recorder.stage("lower"):
         store, arenas = ctx.object_store, ctx.arenas
         compiled = compile_graph(graph, options=options, observer=ctx.recorder, object_store=store, arenas=arenas)
+    if not name.endswith("-backward"):
+        publish_strides(graph)
     if ctx.collector is not None:
         ctx.collector.add_graph(name, graph, compiled)
     ctx.recorder.add_graph(GraphRecord(name, compiled.report()))
