@@ -47,10 +47,11 @@ __all__ = ["PROLOGUE_RANGE", "Source", "emit_call", "emit_profiled_call", "guard
 
 @dataclass
 class Source:
-    """Lines of Python being written, and the constants they refer to."""
+    """Lines of Python being written, constants they refer to, and lists of version counters by the names in them."""
 
     lines: list[str] = field(default_factory=list)
     constants: dict[str, Any] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
 
     def add(self, text: str, indent: int = 1) -> None:
         """Append one line."""
@@ -241,12 +242,18 @@ def _emit_operations(operations: Sequence[Operation], out: Source, indent: int =
         run = list(group)
         if kind is NoteVersion:
             notes = [operation for operation in run if isinstance(operation, NoteVersion)]
-            values, results = _tuple([n.value for n in notes]), ", ".join(n.result for n in notes)
-            out.add(f"[{results}] = _versions_of({values})", indent)
+            values, results = _tuple([n.value for n in notes]), _tuple([n.result for n in notes])
+            out.versions[results] = f"versions{len(out.versions)}"  # one list, taken apart only where the sets differ
+            out.add(f"{out.versions[results]} = _versions_of({values})", indent)
         elif kind is SetVersion:
             sets = [operation for operation in run if isinstance(operation, SetVersion)]
-            after = _tuple([s.value for s in sets]), _tuple([s.before for s in sets]), tuple(s.steps for s in sets)
-            out.add(f"_set_versions({after[0]}, {after[1]}, {after[2]})", indent)
+            values, before = _tuple([s.value for s in sets]), _tuple([s.before for s in sets])
+            if before not in out.versions:
+                for results, name in out.versions.items():
+                    out.add(f"{results} = {name}", indent)
+            out.add(
+                f"_set_versions({values}, {out.versions.get(before, before)}, {tuple(s.steps for s in sets)})", indent
+            )
         else:
             for operation in run:
                 _emit_operation(operation, out, indent)

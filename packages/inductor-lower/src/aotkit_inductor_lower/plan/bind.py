@@ -75,6 +75,7 @@ def bind(
         empty=guarded_empty if redzones else _torch_compat.empty_strided_cpu,
         empty_strided=torch.empty_strided,
         conform=conform,
+        data_ptr=torch.Tensor.data_ptr,
         free=pool.free_list(),
         threads=torch.get_num_threads,
         getpid=os.getpid,

@@ -105,12 +105,15 @@ class PlanEmitter:
         run: list[tuple[int, str]] = []
         for position, slot in [*enumerate(self.plan.slots), (len(self.plan.slots), "$")]:
             if not slot.startswith("$") and self.homes[slot].home == "input":
-                run.append((position, f"{self.tensor_names[slot]}.data_ptr()"))
+                run.append((position, self.tensor_names[slot]))
                 continue
+            names = ", ".join(name for _, name in run)
             if len(run) == 1:
-                self.lines.append(f"slots[{run[0][0]}] = {run[0][1]}")
+                self.lines.append(f"slots[{run[0][0]}] = {names}.data_ptr()")
+            elif len(run) > 8:  # an optimizer's hundreds
+                self.lines.append(f"slots[{run[0][0]}:{run[-1][0] + 1}] = tuple(map(data_ptr, ({names})))")
             elif run:
-                values = ", ".join(text for _, text in run)
+                values = ", ".join(f"{name}.data_ptr()" for _, name in run)
                 self.lines.append(f"slots[{run[0][0]}:{run[-1][0] + 1}] = ({values})")
             run = []
 
