@@ -117,8 +117,10 @@ class Runner:
         return [result.detach(), *other.gradients(result)]
 
 
-def make_runners(chain: Chain, sizes: tuple[int, ...], clock: Callable[[], float]) -> dict[str, Runner]:
-    """The chain on equal inputs through every backend; compiled by a first call each."""
+def make_runners(
+    chain: Chain, sizes: tuple[int, ...], clock: Callable[[], float], backends: Sequence[str] = BACKENDS
+) -> dict[str, Runner]:
+    """The chain on equal inputs through every backend; each compiles at its first call."""
     generator = torch.Generator().manual_seed(0)
     inputs = chain.inputs(sizes, generator)
     trains = chain.timed in (BACKWARD, STEP)
@@ -130,7 +132,7 @@ def make_runners(chain: Chain, sizes: tuple[int, ...], clock: Callable[[], float
             result = chain.function(*inputs)
         assert isinstance(result, torch.Tensor)
         upstream = [torch.randn(result.shape, generator=generator)]
-    return {b: Runner(chain, compiled(chain.function, b), inputs, upstream, clock) for b in BACKENDS}
+    return {b: Runner(chain, compiled(chain.function, b), inputs, upstream, clock) for b in backends}
 
 
 def check(runners: dict[str, Runner], row: Row) -> None:
