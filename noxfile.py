@@ -214,6 +214,7 @@ def lint(session: nox.Session) -> None:
         ("python", "-m", "tools.check_forbidden_imports"),
         ("python", "-m", "tools.check_sizes"),
         ("python", "-m", "tools.features", "page", "--check"),
+        ("python", "-m", "tools.conformance", "coverage", "--check"),
     )
     failed = []
     for check in checks:

@@ -97,8 +97,8 @@ def load_rows(root: Path = ROOT) -> list[Row]:
     return rows
 
 
-def page(rows: Sequence[Row], classes: Sequence[OperatorClass], torch_version: str) -> str:
-    """The text of docs/coverage.md."""
+def page(rows: Sequence[Row], classes: Sequence[OperatorClass], torch_version: str, not_run: Mapping[str, int]) -> str:
+    """The text of docs/coverage.md. ``not_run``: pairs without an outcome, by dtype and direction."""
     heading = (
         "# Coverage of operators\n\n"
         "Every operator of torch's own table of operators (`op_db`), with one fixed sample per dtype, forward and "
@@ -111,7 +111,7 @@ def page(rows: Sequence[Row], classes: Sequence[OperatorClass], torch_version: s
     parts = [heading, _summary(rows)]
     for direction in ("forward", "gradient"):
         parts.append(_table(direction, [r for r in rows if r.direction == direction], classes))
-    parts += [_failures(rows), _calls(rows), _left_out(rows)]
+    parts += [_failures(rows), _calls(rows), _left_out(rows), _not_run(not_run)]
     return "\n".join(parts)
 
 
@@ -216,6 +216,13 @@ def _left_out(rows: Sequence[Row]) -> str:
     )
 
 
+def _not_run(counts: Mapping[str, int]) -> str:
+    if not counts:
+        return ""
+    listed = ", ".join(f"{count} {name}" for name, count in counts.items())
+    return f"Not run yet, {sum(counts.values())} pairs: {listed}.\n"
+
+
 def _count(rows: Sequence[Row], kind: str) -> int:
     return sum(r.kind == kind for r in rows)
 
@@ -225,8 +232,8 @@ def main(argv: Sequence[str] | None = None, root: Path = ROOT) -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.conformance coverage")
     parser.add_argument("--check", action="store_true")
     chosen = parser.parse_args(argv)
-    version: Mapping[str, Any] = json.loads((root / OWN).read_text())
-    text = page(load_rows(root), load_classes(root), version["torch"])
+    own: Mapping[str, Any] = json.loads((root / OWN).read_text())
+    text = page(load_rows(root), load_classes(root), own["torch"], own["not_run"])
     if not chosen.check:
         (root / PAGE).write_text(text, encoding="utf-8")
         return 0

@@ -210,20 +210,24 @@ def write_json(path: Path, pairs: Sequence[Pair], found: dict[str, dict[str, Any
     """Operator to dtype to direction to kind; reasons of what did not pass; pairs that were not recorded."""
     outcomes: dict[str, dict[str, str]] = {}
     reasons = {}
-    missing = []
+    missing: dict[str, list[str]] = {}
     for pair in pairs:
         entry = found.get(pair.key)
         if entry is None:
-            missing.append(pair.key)
+            missing.setdefault(f"{pair.dtype} {pair.direction}", []).append(pair.operator)
             continue
         outcomes.setdefault(pair.operator, {})[f"{pair.dtype} {pair.direction}"] = entry["kind"]
         if entry["kind"] not in ("equal", "nearer", "absent"):
             reasons[pair.key] = entry["reason"]
-    content = {
-        "torch": torch.__version__,
-        "compiler": 'torch.compile(backend="inductor", dynamic=False), fallback_random',
-        "outcomes": outcomes,
-        "reasons": reasons,
-        "not_recorded": missing,
-    }
-    path.write_text(json.dumps(content, indent=1) + "\n")
+    lines = (
+        f'"torch": {json.dumps(torch.__version__)}',
+        '"compiler": "torch.compile(backend=inductor, dynamic=False), fallback_random"',
+        f'"outcomes": {_by_line(outcomes)}',
+        f'"reasons": {_by_line(reasons)}',
+        f'"not_recorded": {_by_line(missing)}',
+    )
+    path.write_text("{" + ",\n".join(lines) + "}\n")
+
+
+def _by_line(entries: dict[str, Any]) -> str:
+    return "{\n" + ",\n".join(f"{json.dumps(key)}: {json.dumps(value)}" for key, value in entries.items()) + "\n}"

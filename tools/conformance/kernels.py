@@ -103,6 +103,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--chunk", type=int, default=200, help="pairs in one process")
     parser.add_argument("--limit", type=int, help="at most so many pairs that have no line yet")
     parser.add_argument("--json", type=Path, help="write the outcomes here")
+    parser.add_argument("--no-run", action="store_true", help="only write --json and print")
     chosen = parser.parse_args(argv)
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
@@ -110,21 +111,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     known = read_journal(chosen.journal)
     every = list(all_pairs(chosen.dtypes, chosen.directions))
     pairs = [p for p in every if not chosen.only or {p.operator, p.operator.partition("(")[0]} & set(chosen.only)]
-    if chosen.again:
+    if chosen.no_run:
+        pairs = [p for p in pairs if p.key in known]
+    elif chosen.again:
         repeated = [p for p in pairs if known.get(p.key, {}).get("kind") in chosen.again]
         work_through(repeated, chosen.journal, check_pairs, chunk=chosen.chunk, again=True)
     pairs = [p for p in pairs if p.key not in known][: chosen.limit] if chosen.limit else pairs
-    known = work_through(pairs, chosen.journal, check_pairs, chunk=chosen.chunk)
+    known = known if chosen.no_run else work_through(pairs, chosen.journal, check_pairs, chunk=chosen.chunk)
     if chosen.json:
         write_json(chosen.json, every, known)
     return summary({p.key: known[p.key] for p in pairs})
 
 
 def write_json(path: Path, pairs: Sequence[Pair], known: Mapping[str, dict[str, Any]]) -> None:
-    """Operator to dtype and direction to [kind, ATen calls]; the reasons of what did not pass."""
+    """Operator to dtype and direction to [kind, ATen calls]; the reasons of what did not pass; what was not run."""
     outcomes: dict[str, dict[str, list[Any]]] = {}
-    reasons = {}
+    reasons: dict[str, str] = {}
+    missing: Counter[str] = Counter()
     for pair in pairs:
+        if pair.key not in known:
+            missing[f"{pair.dtype} {pair.direction}"] += 1
+            continue
         entry = known[pair.key]
         externs = sorted(entry.get("externs", {}))
         outcomes.setdefault(pair.operator, {})[f"{pair.dtype} {pair.direction}"] = [entry["kind"], *externs]
@@ -132,8 +139,13 @@ def write_json(path: Path, pairs: Sequence[Pair], known: Mapping[str, dict[str, 
             reasons[pair.key] = entry["reason"].partition("\n")[0]
     rows = ",\n".join(f"{json.dumps(name)}: {json.dumps(row)}" for name, row in outcomes.items())
     texts = ",\n".join(f"{json.dumps(key)}: {json.dumps(reason)}" for key, reason in reasons.items())
-    version = json.dumps(torch.__version__)
-    path.write_text(f'{{"torch": {version},\n"outcomes": {{\n{rows}\n}},\n"reasons": {{\n{texts}\n}}}}\n')
+    parts = (
+        f'"torch": {json.dumps(torch.__version__)}',
+        f'"outcomes": {{\n{rows}\n}}',
+        f'"reasons": {{\n{texts}\n}}',
+        f'"not_run": {json.dumps(missing)}',
+    )
+    path.write_text("{" + ",\n".join(parts) + "}\n")
 
 
 def summary(known: Mapping[str, dict[str, Any]]) -> int:
