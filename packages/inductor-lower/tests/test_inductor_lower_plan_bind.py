@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from aotkit_inductor_lower import interpret_program
 from aotkit_inductor_lower.codegen import CodegenError
 from aotkit_inductor_lower.codegen.generate import generate
 from aotkit_inductor_lower.ir.parse import parse_program
@@ -155,7 +156,7 @@ def test_plans_and_compiled_programs_round_trip_as_json() -> None:
     assert plan_from_json(plan_to_json(compiled.plan)) == compiled.plan
     assert compiled_from_json(compiled_to_json(compiled)) == compiled
     with pytest.raises(ValueError, match="format"):
-        plan_from_json(plan_to_json(compiled.plan).replace('"format":1', '"format":99'))
+        plan_from_json(plan_to_json(compiled.plan).replace('"format":2', '"format":99'))
 
 
 def test_the_emitted_source_is_straight_line_python() -> None:
@@ -387,3 +388,55 @@ def test_views_of_temporaries_are_made_once_for_all_calls() -> None:
         q = (x @ constants["w"]).relu() + 1
         expected = q.as_strided((rows, 32), (1, rows)) @ constants["v"] * 2
         torch.testing.assert_close(bound([x])[0], expected, rtol=1e-4, atol=1e-4)
+
+
+IN_PLACE = """aotkit-ir 1
+program in_place
+input x
+input w
+buffer x : float32[64, 512] strides [512, 1] input on cpu
+buffer w : float32[512, 512] strides [512, 1] input on cpu
+buffer h : float32[64, 512] strides [512, 1] temporary on cpu
+buffer q : float32[64, 512] strides [512, 1] temporary on cpu
+buffer y : float32[64, 512] strides [512, 1] output on cpu
+extern mm0: h = aten.mm.default(x, w) reason "a matmul"
+loop middle(i0 < 64):
+  stage(r0 < 512):
+    %a = load h[i0, r0] : f32
+    %m = reduce max %a : f32
+  stage(r1 < 512):
+    %b = load h[i0, r1] : f32
+    %c = sub %b, %m : f32
+    store q[i0, r1] = %c
+extern mm1: y = aten.mm.default(q, w) reason "a matmul"
+return y
+"""
+
+
+@pytest.mark.covers("F5h.8")
+@pytest.mark.parametrize(
+    ("old", "new", "taken"),
+    [
+        ("", "", {"q": "h"}),
+        ("%b = load h[i0, r1]", "%b = load h[i0, 511 - r1]", {}),  # other elements of the row in the same stage
+        ("load h[i0, r0]", "load h[63 - i0, r0]", {}),  # another row, which may be overwritten by then
+        ("mm.default(q, w) reason", "addmm.default(h, q, w) reason", {}),  # it is needed later
+        ("q : float32[64, 512] strides [512, 1]", "q : float32[64, 512] strides [1, 64]", {}),
+    ],
+)
+def test_a_result_takes_the_memory_of_an_argument_that_is_read_before_it(old, new, taken) -> None:
+    program = parse_program(IN_PLACE.replace(old, new) if old else IN_PLACE)
+    compiled = generate(program)
+    assert {a.buffer: a.over for a in compiled.plan.arena if a.over} == taken
+    generator = torch.Generator().manual_seed(3)
+    x, w = torch.randn(64, 512, generator=generator), torch.randn(512, 512, generator=generator)
+    arenas = ArenaPool()
+    expected = interpret_program(program, [x, w])[0]
+    torch.testing.assert_close(bind(compiled, {}, arenas)([x, w])[0], expected, rtol=1e-3, atol=1e-2)
+    assert arenas.kept_bytes == (1 if taken else 2) * 64 * 512 * 4
+
+
+def test_a_chain_of_buffers_in_one_place_lives_as_long_as_all_of_them() -> None:
+    lives = [("a", 0, 1), ("b", 1, 2), ("c", 2, 3), ("d", 1, 3)]
+    offsets, total = place_buffers(lives, dict.fromkeys("abcd", 64), {"b": "a", "c": "b"})
+    assert offsets["a"] == offsets["b"] == offsets["c"] != offsets["d"] and total == 128

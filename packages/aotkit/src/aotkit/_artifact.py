@@ -24,7 +24,7 @@ from ._around import around_compiled
 
 __all__ = ["ARTIFACT_FORMAT", "Artifact", "StoredGraph", "StoredReport", "bind_artifact"]
 
-ARTIFACT_FORMAT = 1
+ARTIFACT_FORMAT = 2
 """Of all that an artifact holds. Whoever changes the meaning of a plan, of metadata or of object code adds one."""
 
 Boxed = Callable[[list[Any]], Sequence[Any]]

@@ -40,6 +40,7 @@ from ..plan.launch_plan import (
 )
 from ..symbolic import Symbol, floordiv, product, to_expr
 from .errors import CodegenError
+from .in_place import find_in_place
 from .llvm import CpuTarget, FlatNest, Launch, Memory, ModuleText, compile_text, emit_kernel, flatten_nest, host_target
 
 __all__ = ["PlanBuild", "generate"]
@@ -188,9 +189,9 @@ class PlanBuild:
         for step, moment, name in self._uses():
             last[name] = step
             lives[name] = (lives[name][0] if name in lives else moment, moment)
-        arena = tuple(
-            ArenaBuffer(name, *lives[name]) for name, home in self.homes.items() if home == "arena" and name in lives
-        )
+        lives = {name: life for name, life in lives.items() if self.homes[name] == "arena"}
+        over = find_in_place(self._moments(), lives, self.buffers, {n: m.root for n, m in self.memory.items()})
+        arena = tuple(ArenaBuffer(name, *lives[name], over.get(name, "")) for name in self.homes if name in lives)
         planned = tuple(
             PlannedBuffer(b.name, b.dtype, b.sizes, b.strides, self.homes[b.name], b.device)
             for b in self.program.buffers
@@ -206,6 +207,17 @@ class PlanBuild:
             steps,
             self.program.symbol_sources,
         )
+
+    def _moments(self) -> dict[int, LoopNest]:
+        """The nests by the moments at which they run."""
+        nests = {step.name: step for step in self.program.steps if isinstance(step, LoopNest)}
+        found: dict[int, LoopNest] = {}
+        moment = 0
+        for step in self.steps:
+            launches = step.launches if isinstance(step, CallSegment) else ()
+            found.update((moment + k, nests[name]) for k, name in enumerate(launches))
+            moment += max(1, len(launches))
+        return found
 
     def _uses(self) -> Iterator[tuple[int, int, str]]:
         """(step, moment, buffer) for every use, in order; using a view is using its memory."""

@@ -126,7 +126,8 @@ class FramePool:
         if self.redzones:
             offsets, total = place_with_redzones(self.plan, nbytes)
         else:
-            offsets, total = place_buffers([(a.buffer, a.first, a.last) for a in self.plan.arena], nbytes)
+            over = {a.buffer: a.over for a in self.plan.arena if a.over}
+            offsets, total = place_buffers([(a.buffer, a.first, a.last) for a in self.plan.arena], nbytes, over)
         for view in arena_views(self.plan).values():
             width = torch_dtype(self.homes[view.result].dtype).itemsize
             offsets[view.result] = offsets[view.base] + int(view.offset.evaluate(env)) * width

@@ -45,11 +45,13 @@ class PlannedBuffer:
 @dataclass(frozen=True, slots=True)
 class ArenaBuffer:
     """A temporary that lives in the arena from moment ``first`` to moment ``last``. Every step of the plan but
-    ``Free`` is one moment, a segment as many as it has kernels: they run one after the other."""
+    ``Free`` is one moment, a segment as many as it has kernels: they run one after the other. ``over``: the buffer
+    whose memory it takes over at moment ``first``, which is that one's last; both are of one size."""
 
     buffer: str
     first: int
     last: int
+    over: str = ""
 
 
 @dataclass(frozen=True, slots=True)

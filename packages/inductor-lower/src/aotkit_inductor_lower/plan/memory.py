@@ -9,15 +9,24 @@ __all__ = ["ALIGNMENT", "place_buffers"]
 ALIGNMENT = 64
 
 
-def place_buffers(lifetimes: Sequence[tuple[str, int, int]], nbytes: Mapping[str, int]) -> tuple[dict[str, int], int]:
+def place_buffers(
+    lifetimes: Sequence[tuple[str, int, int]], nbytes: Mapping[str, int], over: Mapping[str, str] | None = None
+) -> tuple[dict[str, int], int]:
     """Offsets in one arena for buffers alive during ``[first, last]`` steps, and the arena's size in bytes.
 
-    Large buffers are placed first, each at the lowest offset that is free throughout its life.
+    Large buffers are placed first, each at the lowest offset that is free throughout its life. ``over``: buffers that
+    take the place of another one, of the same size.
     """
     placed: list[tuple[int, int, int, int]] = []  # offset, end, first, last
     offsets: dict[str, int] = {}
     total = 0
-    for name, first, last in sorted(lifetimes, key=lambda entry: (-nbytes[entry[0]], entry[1])):
+    owner = _owners([name for name, *_ in lifetimes], over or {})
+    lives: dict[str, tuple[int, int]] = {}
+    for name, first, last in lifetimes:
+        known = lives.get(owner[name], (first, last))
+        lives[owner[name]] = (min(first, known[0]), max(last, known[1]))
+    merged = [(name, first, last) for name, (first, last) in lives.items()]
+    for name, first, last in sorted(merged, key=lambda entry: (-nbytes[entry[0]], entry[1])):
         size = -(-max(nbytes[name], 1) // ALIGNMENT) * ALIGNMENT
         offset = 0
         for start, end, born, dies in sorted(placed):
@@ -29,4 +38,15 @@ def place_buffers(lifetimes: Sequence[tuple[str, int, int]], nbytes: Mapping[str
         placed.append((offset, offset + size, first, last))
         offsets[name] = offset
         total = max(total, offset + size)
-    return offsets, total
+    return {name: offsets[owner[name]] for name in owner}, total
+
+
+def _owners(names: Sequence[str], over: Mapping[str, str]) -> dict[str, str]:
+    """The first buffer in each chain of buffers that take each other's place."""
+    owner: dict[str, str] = {}
+    for name in names:
+        first = name
+        while over.get(first):
+            first = over[first]
+        owner[name] = first
+    return owner

@@ -26,7 +26,7 @@ from .launch_plan import (
 
 __all__ = ["compiled_from_json", "compiled_to_json", "plan_from_json", "plan_to_json"]
 
-FORMAT = 1
+FORMAT = 2
 Json = Any  # what json.loads gives
 
 
@@ -90,7 +90,7 @@ def _plan_out(plan: LaunchPlan) -> Json:
             [b.name, b.dtype, _exprs_out(b.sizes), _exprs_out(b.strides), b.home, b.device] for b in plan.buffers
         ],
         "slots": list(plan.slots),
-        "arena": [[a.buffer, a.first, a.last] for a in plan.arena],
+        "arena": [[a.buffer, a.first, a.last, a.over] for a in plan.arena],
         "steps": [_step_out(step) for step in plan.steps],
         "symbols": [list(source) for source in plan.symbol_sources],
     }

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from ...ir import Buffer, CheckIndex, DType, Origin, Range, Reduce, Stage, Store
 from ...ir.dtypes import dtype_from_torch_name
-from ...symbolic import Expr, Symbol, floordiv, to_expr
+from ...symbolic import Expr, Symbol, floordiv, product, to_expr
 from .body import emit_body
 from .context import KernelContext, Value, Vector
 from .emitter import Carried, Emitter, Ssa, imm
@@ -490,10 +490,7 @@ def _dtype(row: Buffer) -> DType:
 
 
 def _product(ranges: tuple[Range, ...]) -> Expr:
-    total = to_expr(1)
-    for loop in ranges:
-        total = total * loop.size
-    return total
+    return product(loop.size for loop in ranges)
 
 
 def _comment(origin: Origin) -> str:
