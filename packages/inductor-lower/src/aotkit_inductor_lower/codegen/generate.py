@@ -189,7 +189,7 @@ class PlanBuild:
         for step, moment, name in self._uses():
             last[name] = step
             lives[name] = (lives[name][0] if name in lives else moment, moment)
-        lives = {name: life for name, life in lives.items() if self.homes[name] == "arena"}
+        lives = {name: life for name, life in lives.items() if self.homes.get(name) == "arena"}
         over = find_in_place(self._moments(), lives, self.buffers, {n: m.root for n, m in self.memory.items()})
         arena = tuple(ArenaBuffer(name, *lives[name], over.get(name, "")) for name in self.homes if name in lives)
         planned = tuple(
