@@ -32,7 +32,7 @@ nox.options.error_on_missing_interpreters = False
 
 CONSTRAINTS = str(ROOT / "tools" / "constraints.txt")
 PYTEST = ("pytest", "hypothesis", "expecttest")  # the last for torch.testing._internal
-TEST_TOOLS = (*PYTEST, "nox", "import-linter", "transformers", "matplotlib", "rich")
+TEST_TOOLS = (*PYTEST, "nox", "import-linter", "transformers", "matplotlib", "rich", "triton")
 RUN_DEPENDENCIES = ("llvmlite", "scipy", "filelock")  # what our sources import beside torch
 BENCH_TOOLS = ("transformers", "matplotlib")
 DOCS_TOOLS = ("mkdocs", "mkdocs-material")
@@ -344,12 +344,16 @@ def bench(session: nox.Session) -> None:
 
 @nox.session(venv_params=["--system-site-packages"])
 def gpu(session: nox.Session) -> None:
-    """Tests marked `gpu` and figures of recorded graphs, with the torch and triton that the machine has."""
+    """Tests marked `gpu`, figures of kernels and of recorded graphs, with the torch and triton that the machine has."""
+    probe = "import importlib.util as u; print(bool(u.find_spec('torch')) and __import__('torch').cuda.is_available())"
+    if str(session.run("python", "-c", probe, silent=True)).strip() != "True":
+        session.skip("no CUDA device on this machine: neither GPU tests nor GPU figures were run")
     installed = build_wheels(session, PACKAGES)
     session.install("-q", "--force-reinstall", "--no-deps", *(str(wheel) for wheel in installed))
     install(session, *PYTEST, "llvmlite", "scipy", "sympy", "filelock")
     pytest(session, "packages", "-m", "gpu")
     if not session.posargs:
+        session.run("python", "-m", "tools.bench.triton_kernels")
         session.run("python", "-m", "tools.bench.cudagraphs")
 
 

@@ -142,8 +142,7 @@ HEAD = """\
 
 What the training graphs of the five architectures become on a CUDA device: kernels launched per graph, different ones
 among them, ATen calls left, registers of a thread, kernels that spill to local memory, kernels whose loads move 16
-bytes per thread at once. Compiled for sm_90 by Triton {version}, without a GPU; the launch plans were executed on CPU
-tensors in Triton's interpreter and agree with eager. Written by `python -m tools.triton_table --run --write`.
+bytes per thread at once. Compiled for sm_90 by Triton {version}, without a GPU. Written by `{command}`.{executed}
 
 | graph | launches | kernels | ATen calls | registers (median) | registers (most) | spilling | 16-byte loads |
 |---|---:|---:|---:|---:|---:|---:|---:|
@@ -174,7 +173,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if chosen.write and not broken:
         import triton
 
-        PAGE.write_text(HEAD.format(version=triton.__version__) + "\n".join(lines) + "\n", encoding="utf-8")
+        flags = "".join(f" --{name}" for name in ("quick", "run") if getattr(chosen, name))
+        command = f"python -m tools.triton_table{flags} --write"
+        executed = (
+            "\nThe launch plans were executed in Triton's interpreter and agree with eager." if chosen.run else ""
+        )
+        head = HEAD.format(version=triton.__version__, command=command, executed=executed)
+        PAGE.write_text(head + "\n".join(lines) + "\n", encoding="utf-8")
     return 1 if broken else 0
 
 
