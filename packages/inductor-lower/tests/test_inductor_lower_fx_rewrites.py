@@ -207,3 +207,16 @@ def test_every_pass_alone_gives_the_bits_of_no_pass():
         others = tuple(other for other in names if other != name)
         passed = run_fx_passes(graph, LowerOptions(disable=others, verify=True))
         assert all(torch.equal(bits(a), bits(b)) for a, b in zip(passed(X), want, strict=True)), name
+
+
+def test_views_of_views_become_one_where_their_sizes_are_known_at_run_time_only():
+    def f(x):
+        return (x.view(x.shape[1], x.shape[0]).view(-1, 2) + 1,)
+
+    x = torch.randn(4, 6)
+    graph = make_fx(f, tracing_mode="symbolic")(x)
+    passed = run_fx_passes(graph, LowerOptions())
+    assert [node.target for node in passed.graph.nodes if "view" in str(node.target)] == [aten.view.default]
+    compiled = compile_graph(graph)
+    for given in (x, torch.randn(8, 3)):
+        assert torch.equal(compiled([given])[0], f(given)[0])

@@ -156,8 +156,12 @@ def emit(graph: Graph, function: Callable[..., Any], like: Node, **given: Any) -
     """
     tracer = GraphAppendingTracer(graph)
     last = like.prev
+
+    def traced(value: Any) -> Any:
+        return Proxy(value, tracer) if isinstance(value, Node) else value
+
     with graph.inserting_before(like):
-        result = function(**{name: Proxy(v, tracer) if isinstance(v, Node) else v for name, v in given.items()})
+        result = function(**torch.fx.node.map_aggregate(given, traced))  # a list of sizes may hold nodes
     new = last.next
     while new is not like:
         new.meta.update({key: value for key, value in like.meta.items() if key not in ("val", "tensor_meta")})

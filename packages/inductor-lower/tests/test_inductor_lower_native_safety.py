@@ -1,0 +1,160 @@
+"""What would kill a native program: eager's value or eager's error, also with every buffer between redzones."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from aotkit_inductor_lower import LowerOptions, compile_graph, decompositions
+
+INTEGERS = [torch.int8, torch.int16, torch.int32, torch.int64]
+Compile = Callable[..., Callable[..., list[Any]]]
+
+
+@pytest.fixture(params=[False, True], ids=["plain", "redzones"])
+def compiled(request: pytest.FixtureRequest) -> Compile:
+    """``compiled(f, *args)``: ``f`` traced with ``args``, as a function of tensors that returns a list."""
+
+    def compile_for(f: Callable[..., Any], *args: torch.Tensor, mode: str = "fake") -> Callable[..., list[Any]]:
+        graph = make_fx(lambda *given: f(*given), decompositions(), tracing_mode=mode)(*args)
+        run = compile_graph(graph, options=LowerOptions(verify=True, redzones=request.param))
+        return lambda *given: run(list(given))
+
+    return compile_for
+
+
+X = torch.arange(24.0).reshape(4, 6)
+WRONG = torch.tensor([0, 3, 1, 7])
+READS = {
+    "index": lambda x, i: x[i] + 1,
+    "index_select": lambda x, i: torch.index_select(x * 2, 0, i),
+    "embedding": lambda x, i: torch.nn.functional.embedding(i, x + 1),
+    "gather": lambda x, i: torch.gather(x.sin(), 0, i[:, None].expand(4, 6)),
+    "take": lambda x, i: torch.take(x, i * 7) + 1,
+    "second dimension": lambda x, i: x[:, i].cos(),
+}
+WRITES = {
+    "index_put": lambda x, i: torch.index_put(x + 1, (i,), x * 2),
+    "accumulate": lambda x, i: torch.index_put(x + 1, (i,), x * 2, accumulate=True),
+    "scatter": lambda x, i: torch.scatter(x + 1, 0, i[:, None].expand(4, 6), x),
+    "scatter_add": lambda x, i: torch.scatter_add(x + 1, 0, i[:, None].expand(4, 6), x),
+    "index_add": lambda x, i: torch.index_add(x + 1, 0, i, x * 2),
+}
+
+
+@pytest.mark.parametrize("name", [*READS, *WRITES])
+def test_an_index_out_of_range_raises_as_eager_does_and_the_next_call_is_right(name: str, compiled: Compile) -> None:
+    f = {**READS, **WRITES}[name]
+    right = torch.tensor([0, 3, 1, 1])
+    run, x = compiled(f, X, right), X.clone()
+    for wrong in (WRONG, torch.tensor([0, -100, 1, 2])):
+        with pytest.raises((IndexError, RuntimeError)):
+            f(x, wrong)
+        with pytest.raises((IndexError, RuntimeError), match=r"index|out of range|out of bounds"):
+            run(x, wrong)
+    assert torch.equal(x, X)
+    torch.testing.assert_close(run(x, right)[0], f(x, right))
+
+
+@pytest.mark.parametrize("dtype", [*INTEGERS, torch.uint8])
+def test_an_integer_division_by_zero_raises_as_eager_does(dtype: torch.dtype, compiled: Compile) -> None:
+    x, y = torch.arange(1, 38).to(dtype), torch.ones(37, dtype=dtype)
+    zero = y.clone()
+    zero[36] = 0  # the last one, in what is left over from whole vectors
+    for f in (torch.floor_divide, torch.remainder, torch.fmod, lambda x, y: torch.div(x, y, rounding_mode="trunc")):
+        run = compiled(f, x, y)
+        assert torch.equal(run(x, y)[0], f(x, y))
+        with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+            f(x, zero)
+        with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+            run(x, zero)
+
+
+@pytest.mark.parametrize("dtype", INTEGERS)
+def test_the_least_integer_divided_by_minus_one_wraps(dtype: torch.dtype, compiled: Compile) -> None:
+    """Eager mode dies here for the wide types, so the results are written out."""
+    low = torch.iinfo(dtype).min
+    x, y = torch.full((37,), low, dtype=dtype), torch.full((37,), -1, dtype=dtype)
+    for mode in ("trunc", "floor"):
+        (got,) = compiled(lambda x, y, m=mode: torch.div(x, y, rounding_mode=m), x, y)(x, y)
+        assert got.tolist() == [low] * 37
+    for f in (torch.remainder, torch.fmod):
+        assert compiled(f, x, y)(x, y)[0].tolist() == [0] * 37
+    negated, magnitude = compiled(lambda x: (-x, x.abs()), x)(x)
+    assert negated.tolist() == magnitude.tolist() == [low] * 37
+
+
+@pytest.mark.parametrize("dtype", INTEGERS)
+def test_shifts_by_the_width_and_over_give_eagers_values(dtype: torch.dtype, compiled: Compile) -> None:
+    width = torch.iinfo(dtype).bits
+    x = torch.tensor([1, -1, 5, -7, torch.iinfo(dtype).min]).to(dtype).repeat_interleave(4)
+    by = torch.tensor([0, width - 1, width, min(2 * width, 127)]).to(dtype).repeat(5)
+    for f in (torch.bitwise_left_shift, torch.bitwise_right_shift):
+        assert torch.equal(compiled(f, x, by)(x, by)[0], f(x, by))
+
+
+@pytest.mark.parametrize("source", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("target", [torch.int32, torch.int64])
+def test_nan_and_infinity_become_the_integers_that_eager_gives(
+    source: torch.dtype, target: torch.dtype, compiled: Compile
+) -> None:
+    x = torch.tensor([float("nan"), float("inf"), -float("inf"), 1.5, -2.5] * 8).to(source)
+    assert torch.equal(compiled(lambda x: x.to(target), x)(x)[0], x.to(target))
+
+
+@pytest.mark.parametrize("target", [torch.int8, torch.uint8, torch.int16, torch.bool])
+def test_what_no_narrow_integer_holds_is_converted_without_harm(target: torch.dtype, compiled: Compile) -> None:
+    """C++ leaves the value open, and eager's differs between its loops; what fits is exact."""
+    x = torch.tensor([float("nan"), float("inf"), 1e30, 100.0, 0.0, 7.9] * 7)
+    got = compiled(lambda x: x.to(target), x)(x)[0]
+    fits = torch.tensor([False, False, False, True, True, True] * 7)
+    assert torch.equal(got[fits], x[fits].to(target))
+
+
+EMPTY = {
+    "pointwise": lambda x: x.sin() + 1,
+    "rows": lambda x: (x.sum(1), x.mean(1), x.softmax(1), torch.nn.functional.layer_norm(x, (6,))),
+    "columns": lambda x: (x.sum(0), x.prod(0), x.any(0), x.cumsum(0)),
+    "all": lambda x: (x.sum(), x * x.sum()),
+    "joined": lambda x: (torch.cat([x, x + 1]), torch.stack([x, x]), x.repeat(2, 2)),
+    "moved": lambda x: (x.t().contiguous() * 2, x.flip(0), x.roll(1, 1), torch.nn.functional.pad(x, (1, 1)) + 1),
+    "product": lambda x: (x @ x.t() + 1, x.t() @ x),
+    "scattered": lambda x: torch.zeros(6, 6).index_add(0, torch.zeros(x.shape[0], dtype=torch.long), x.cos()),
+}
+
+
+@pytest.mark.parametrize("name", EMPTY)
+@pytest.mark.parametrize("mode", ["fake", "symbolic"])
+def test_tensors_without_elements_give_eagers_results(name: str, mode: str, compiled: Compile) -> None:
+    """Traced for no rows, and for four of them where the number of rows is a symbol."""
+    f, empty = EMPTY[name], torch.empty(0, 6)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the mean of nothing
+        got = compiled(f, empty if mode == "fake" else X, mode=mode)(empty)
+        want = f(empty)
+    for ours, theirs in zip(got, want if isinstance(want, tuple) else [want], strict=True):
+        assert (ours.shape, ours.dtype) == (theirs.shape, theirs.dtype)
+        torch.testing.assert_close(ours, theirs, equal_nan=True)
+
+
+def unaligned(values: torch.Tensor) -> torch.Tensor:
+    """The values at an address that no element of their type has otherwise."""
+    memory = bytearray(1) + bytearray(values.contiguous().view(torch.uint8).numpy().tobytes())
+    return torch.frombuffer(memory, dtype=values.dtype, offset=1).view(values.shape)
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int16]
+)
+def test_inputs_at_odd_addresses_are_read_as_they_are(dtype: torch.dtype, compiled: Compile) -> None:
+    x = torch.arange(-60, 60).reshape(4, 30).to(dtype)
+    run = compiled(lambda x: (x + x, x.t().contiguous() + 1, x.sum(1), x.amax(0), x[:, 3:17] * 2), x)
+    odd = unaligned(x)
+    assert odd.data_ptr() % 2 == 1
+    for got, want in zip(run(odd), run(x), strict=True):
+        assert torch.equal(got, want)
