@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import nn
@@ -114,18 +113,17 @@ def make_model(name: str) -> nn.Module:
     return ARCHITECTURES[name]()
 
 
-LENGTHS = {"resnet": (32, 48), "vit": (32, 40)}
-"""Two sizes of images (on a side) per model; of texts (in tokens) where a model is not named: 16 and 11."""
+LENGTHS = {"resnet": (32, 48), "vit": (32, 32)}
+"""Two sizes of images on a side (a ViT takes one), or of texts in tokens where a model is not named: 16 and 11."""
 
 
-def make_batch(name: str, batch: int, *, second_length: bool = False) -> dict[str, Any]:
+def make_batch(name: str, batch: int, *, second_length: bool = False) -> dict[str, torch.Tensor]:
     """Inputs with labels, so that the model returns a loss."""
     generator = torch.Generator().manual_seed(batch)
     length = LENGTHS.get(name, (16, 11))[second_length]
     if name in ("resnet", "vit"):
         labels = torch.randint(0, 3, (batch,), generator=generator)
-        images = {"pixel_values": torch.randn(batch, 3, length, length, generator=generator), "labels": labels}
-        return {**images, "interpolate_pos_encoding": True} if name == "vit" else images
+        return {"pixel_values": torch.randn(batch, 3, length, length, generator=generator), "labels": labels}
     ids = torch.randint(0, 99, (batch, length), generator=generator)
     labels = torch.randint(0, 3, (batch,), generator=generator) if name == "bert" else ids
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": labels}

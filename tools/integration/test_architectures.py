@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -39,7 +38,9 @@ def graphs(name: str, dynamic: bool) -> int:
     return 2 if name == "resnet" and dynamic else 1
 
 
-def loss_and_gradients(model: torch.nn.Module, batch: dict[str, Any]) -> tuple[torch.Tensor, list[torch.Tensor]]:
+def loss_and_gradients(
+    model: torch.nn.Module, batch: dict[str, torch.Tensor]
+) -> tuple[torch.Tensor, list[torch.Tensor]]:
     loss = model(**batch).loss
     parameters = [p for p in model.parameters() if p.requires_grad]
     gradients = torch.autograd.grad(loss, parameters, allow_unused=True)

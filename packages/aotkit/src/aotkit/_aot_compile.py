@@ -70,7 +70,7 @@ def aot_compile(
     sections, described = artifact.to_sections()
     weights, same = _distinct(inputs)
     manifest = {
-        "environment": environment_of_package(),
+        "environment": environment_of_package(chosen.processor),
         "artifact": described,
         "weights": [entry.weight for entry in inputs if entry.weight is not None],
         "same": same,

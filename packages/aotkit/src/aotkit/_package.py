@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from aotkit_inductor_lower import BindError, host_target
+from aotkit_inductor_lower import BindError, processor_target
 from aotkit_runtime_wrappers import WrapperError
 
 from .__about__ import __version__
@@ -25,9 +25,9 @@ from .errors import PackageError
 __all__ = ["Package", "environment_of_package", "load"]
 
 
-def environment_of_package() -> dict[str, Any]:
-    """What a package that is compiled here can be loaded with."""
-    target = host_target()
+def environment_of_package(processor: str = "host") -> dict[str, Any]:
+    """What a package that is compiled here, for this processor or a level of processors, can be loaded with."""
+    target = processor_target(processor)
     return {
         "aotkit": __version__,
         "artifact": ARTIFACT_FORMAT,

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 from .__about__ import __version__
 
 if TYPE_CHECKING:
-    from .codegen import CpuTarget, host_target
+    from .codegen import CpuTarget, host_target, processor_target
     from .decomposition_table import decompositions
     from .errors import LoweringError, UnsupportedGraphError
     from .freezing import freeze
@@ -76,6 +76,7 @@ __all__ = [
     "lower_graph",
     "parse_program",
     "print_program",
+    "processor_target",
     "schedule_program",
     "verify_program",
 ]
@@ -102,7 +103,7 @@ _HOMES = {
             "CompiledGraph",
             "compile_graph",
         ),
-        "codegen": ("CpuTarget", "host_target"),
+        "codegen": ("CpuTarget", "host_target", "processor_target"),
         "plan": (
             "ArenaPool",
             "BindError",

@@ -15,7 +15,7 @@ from torch.fx import GraphModule
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
 from .__about__ import __version__
-from .codegen import host_target
+from .codegen import host_target, processor_target
 from .codegen.generate import generate
 from .fx_passes import run_fx_passes
 from .ir import Program
@@ -177,7 +177,7 @@ def _checked(program: Program, options: LowerOptions) -> Program:
 def _generate(
     program: Program, options: LowerOptions, observer: Observer | None, store: ObjectStore | None
 ) -> CompiledProgram:
-    target = host_target()
+    target = processor_target(options.processor)
     digest = ""
     if store is not None:
         text = f"{generator_digest()}\n{torch.__version__}\n{target}\n{print_program(program)}"

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from .module import Launch, ModuleText
     from .nest import FlatNest, Memory, flatten_nest
     from .object import LoadedObject, compile_text, load_object
-    from .target import CpuTarget, generic_target, host_target
+    from .target import CpuTarget, arm_target, generic_target, host_target, processor_target
 
 __all__ = [
     "CpuTarget",
@@ -22,12 +22,14 @@ __all__ = [
     "LoadedObject",
     "Memory",
     "ModuleText",
+    "arm_target",
     "compile_text",
     "emit_kernel",
     "flatten_nest",
     "generic_target",
     "host_target",
     "load_object",
+    "processor_target",
 ]
 
 _HOMES = {
@@ -42,8 +44,10 @@ _HOMES = {
     "compile_text": "object",
     "load_object": "object",
     "CpuTarget": "target",
+    "arm_target": "target",
     "generic_target": "target",
     "host_target": "target",
+    "processor_target": "target",
 }
 
 

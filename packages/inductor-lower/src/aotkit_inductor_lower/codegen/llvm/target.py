@@ -12,7 +12,18 @@ from pathlib import Path
 import llvmlite.binding as llvm
 import torch
 
-__all__ = ["CpuTarget", "ensure_llvm", "generic_target", "host_target", "symbol_address", "target_machine"]
+from ..errors import CodegenError
+
+__all__ = [
+    "CpuTarget",
+    "arm_target",
+    "ensure_llvm",
+    "generic_target",
+    "host_target",
+    "processor_target",
+    "symbol_address",
+    "target_machine",
+]
 
 # Functions of the vector math library that torch's CPU library is built with: name -> (arguments, error suffix).
 VECTOR_MATH: dict[str, tuple[int, str]] = {
@@ -69,7 +80,9 @@ class CpuTarget:
         return self.vector_bits // element_bits
 
     def has(self, feature: str) -> bool:
-        """Whether the instruction set extension (LLVM's name, ``"f16c"``) is on."""
+        """Whether the instruction set extension (LLVM's name, ``"f16c"``) is on, or 64-bit ARM's own for it."""
+        if self.triple.startswith("aarch64"):
+            return feature in ("fma", "f16c")  # part of every such processor
         return f"+{feature}" in self.features.split(",")
 
     def vector_function(self, op: str, element: str) -> str | None:
@@ -85,9 +98,9 @@ _LOCK = threading.Lock()
 
 @functools.cache
 def _initialise() -> bool:
-    """Set LLVM up for this process's own machine and make torch's libraries visible to generated code."""
-    llvm.initialize_native_target()
-    llvm.initialize_native_asmprinter()
+    """Set LLVM up, for other machines too, and make torch's libraries visible to generated code."""
+    llvm.initialize_all_targets()
+    llvm.initialize_all_asmprinters()
     folder = Path(torch.__file__).parent / "lib"
     for pattern in ("libtorch_cpu.*", "libgomp*", "libomp*"):
         for library in sorted(folder.glob(pattern)):
@@ -129,6 +142,26 @@ def generic_target(vector_bits: int = 128) -> CpuTarget:
         512: "+avx512f,+avx512bw,+avx512vl,+avx512dq,+avx2,+fma,+f16c,+bmi2,-prefer-256-bit",
     }[vector_bits]
     return with_symbols(CpuTarget(llvm.get_process_triple(), cpu, features, vector_bits))
+
+
+def arm_target() -> CpuTarget:
+    """Any 64-bit ARM processor under Linux. Its code can be generated everywhere; the C library does its math."""
+    ensure_llvm()
+    return CpuTarget("aarch64-unknown-linux-gnu", "generic", "+neon", 128, threads=True)
+
+
+def processor_target(name: str) -> CpuTarget:
+    """``"host"``, or a level of x86-64 (``"x86-64"``, ``"x86-64-v3"``, ``"x86-64-v4"``) that this processor has.
+
+    Raises :class:`CodegenError` for a level that it lacks: what is compiled is also run.
+    """
+    host = host_target()
+    if name == "host":
+        return host
+    bits = {"x86-64": 128, "x86-64-v3": 256, "x86-64-v4": 512}[name]
+    if not host.triple.startswith(("x86_64", "i686")) or bits > host.vector_bits:
+        raise CodegenError(f"this processor ({host.cpu}) can't run code for {name}; compile with processor='host'")
+    return generic_target(bits)
 
 
 def with_symbols(target: CpuTarget) -> CpuTarget:
