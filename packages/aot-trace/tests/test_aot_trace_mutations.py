@@ -376,6 +376,43 @@ def test_a_value_that_the_gradient_needs_does_not_change_its_shape(layer, check,
     check(after, make)
 
 
+USES_OF_STRIDES = {
+    "flattened": lambda v: v.flatten().add_(1),
+    "reshaped": lambda v: v.reshape(-1).add_(1),
+    "contiguous": lambda v: v.contiguous().add_(1),
+}
+
+
+@pytest.mark.parametrize("use", USES_OF_STRIDES)
+@pytest.mark.parametrize("view", [torch.t, lambda x: x[:, ::2]], ids=["transposed", "with gaps"])
+def test_a_view_that_was_written_to_keeps_its_strides(check, view, use):
+    """The functional form of the write is contiguous; what is a copy of the view in eager mode is one here."""
+
+    def fn(x):
+        y = x * 1
+        v = view(y)
+        v.masked_fill_(v > 0, 0.25)
+        USES_OF_STRIDES[use](v)
+        return [y]
+
+    check(fn, lambda: [torch.randn(4, 6)])
+
+
+def test_a_view_of_a_tensor_with_gaps_that_is_transposed_and_written_to(compare, layer):
+    def fn(x):
+        v = x.reshape(-1)
+        x.transpose_(0, 1)
+        x.masked_fill_(x > 0, 0.25)
+        return [v, v * 2]
+
+    def through_view(x):
+        x.t().masked_fill_(x.t() > 0, 0.25)
+        return [x + 1]
+
+    compare(fn, lambda: [torch.randn(4, 8)[..., ::2]], options=TraceOptions(layer=layer))
+    compare(through_view, lambda: [torch.randn(6, 4)[::2]], options=TraceOptions(layer=layer))
+
+
 @pytest.mark.covers("F1.19")
 def test_a_value_without_gradient_may_be_returned_beside_one_that_changed_its_shape(layer):
     def fn(x):

@@ -196,6 +196,7 @@ _FUNCTIONALIZATION_WORDS = (
     "internal overlap",
     "refers to a single memory location",
     "as_strided() is non-compositional",
+    "as_strided_scatter: sizes",
 )
 
 

@@ -4,8 +4,9 @@ Note [Writes keep strides]
     Functionalization replaces a write by a new value, which need not have the strides of the old one: ``masked_fill``
     of a transposed tensor is contiguous, and everything computed from a tensor with gaps is dense. In eager mode a
     write changes no strides. So a value that was dense is laid out again as it was (a copy, where strides did change).
-    Of one with gaps it is remembered that it has others now: views that depend on strides (``reshape``) may be copies
-    in eager mode, or the other way round, and writing through such a one is refused.
+    One with gaps has none from then on, but its dimensions in the same order. That it has other strides is remembered:
+    views that depend on strides (``reshape``) may be copies in eager mode, or the other way round, and writing through
+    such a one is refused.
 
 Note [Shapes changed in place]
     When the version counter of a tensor has moved, autograd makes the gradient function of each of its views anew: in
@@ -154,9 +155,13 @@ class Layouts:
         if compat.functional_views(compat.inner_wrapper(root)) > 0:
             self.written.add(identity)
         before = None if root is target and _plain(root).is_contiguous() else _layout(root)
+        own = None if root is target else _plain(target).stride()
         result = func(*args, **kwargs)
         if before is not None:
             self._restore(root, before)
+            if own is not None and _plain(target).stride() != own and _plain(root).stride() == before[0]:
+                compat.replace_value(compat.inner_wrapper(root), _plain(root))  # so that the view is taken of it again
+                compat.sync(target)
         if reshaped is not None and self._wants_gradient(target, reshaped):
             self.stale[identity] = compat.views_of_storage(compat.inner_wrapper(reshaped))
             self._check_age(target, reshaped)
@@ -188,12 +193,13 @@ class Layouts:
             if identity in self.strided:
                 raise _other_elements()
             self.relaid.add(identity)
-            return
         order = sorted(range(root.dim()), key=lambda i: strides[i], reverse=True)
         back = [order.index(i) for i in range(root.dim())]
         with compat.below_functional_modes(), torch.no_grad():
-            plain = compat.unwrap_inner(wrapper)
-            value = plain.permute(order).contiguous().permute(back)
+            ordered = compat.unwrap_inner(wrapper).permute(order)
+            if ordered.is_contiguous():
+                return
+            value = ordered.contiguous().permute(back)
         compat.replace_value(wrapper, value)
         compat.sync(root)
 
