@@ -1,6 +1,7 @@
 """A differential fuzzer: random programs over aliasing, mutation, views and gradients, run by eager and by aotkit.
 
     python -m tools.fuzz --programs 10000 --state fuzz.jsonl --table   # graphs run as captured; resumable
+    python -m tools.fuzz --programs 10000 --state fuzz.jsonl --again   # those that failed, in the present code
     python -m tools.fuzz --programs 500 --lowering kernels             # through the full backend
     python -m tools.fuzz --planted --programs 400                      # is each planted bug found?
 

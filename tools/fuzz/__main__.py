@@ -21,7 +21,8 @@ def main() -> int:
     settings = Settings(
         chosen.programs, chosen.seed, chosen.lowering, chosen.dynamo_every, chosen.verify_every, chosen.shown
     )
-    tally = Campaign(settings, chosen.processes, chosen.state, chosen.seconds).run()
+    campaign = Campaign(settings, chosen.processes, chosen.state, chosen.seconds)
+    tally = campaign.again() if chosen.again else campaign.run()
     _print(tally, chosen.table)
     return 1 if tally.failed else 0
 
@@ -33,6 +34,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--lowering", choices=("none", "kernels"), default="none")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--state", type=Path, help="file that holds finished batches; a later run goes on from there")
+    parser.add_argument("--again", action="store_true", help="run the programs that failed, by the state, once more")
     parser.add_argument("--dynamo-every", type=int, default=0, help="every how many-th program the frontend sees")
     parser.add_argument("--verify-every", type=int, default=10, help="every how many-th program reloads its stages")
     parser.add_argument("--seconds", type=float, default=0, help="stop after so long; 0: run all programs")

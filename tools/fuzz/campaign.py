@@ -42,13 +42,14 @@ class Settings:
 
 @dataclass(slots=True)
 class Tally:
-    """Outcomes so far: how many of each kind, of each family, equal programs per cell, and shrunk failures."""
+    """Outcomes so far: how many of each kind, of each family, equal programs per cell, failures by number."""
 
     kinds: Counter[str] = field(default_factory=Counter)
     families: Counter[str] = field(default_factory=Counter)
     cells: Counter[Cell] = field(default_factory=Counter)
     tried: Counter[Cell] = field(default_factory=Counter)
     reports: list[str] = field(default_factory=list)
+    failures: list[int] = field(default_factory=list)
     seconds: float = 0.0
 
     def add(self, other: Tally) -> None:
@@ -58,6 +59,7 @@ class Tally:
         self.cells += other.cells
         self.tried += other.tried
         self.reports += other.reports
+        self.failures += other.failures
 
     @property
     def failed(self) -> int:
@@ -68,14 +70,15 @@ class Tally:
         """Plain data; cells by their number."""
         numbers = {cell: number for number, cell in enumerate(CELLS)}
         by_number = [{str(numbers[cell]): count for cell, count in c.items()} for c in (self.cells, self.tried)]
-        names = ("kinds", "families", "cells", "tried", "reports")
-        return dict(zip(names, (self.kinds, self.families, *by_number, self.reports), strict=True))
+        names = ("kinds", "families", "cells", "tried", "reports", "failures")
+        return dict(zip(names, (self.kinds, self.families, *by_number, self.reports, self.failures), strict=True))
 
     @staticmethod
     def from_json(raw: dict[str, Any]) -> Tally:
         """The inverse of :meth:`to_json`."""
         cells, tried = (Counter({CELLS[int(n)]: count for n, count in raw[c].items()}) for c in ("cells", "tried"))
-        return Tally(Counter(raw["kinds"]), Counter(raw["families"]), cells, tried, list(raw["reports"]))
+        failures = raw.get("failures", [])
+        return Tally(Counter(raw["kinds"]), Counter(raw["families"]), cells, tried, list(raw["reports"]), failures)
 
 
 @dataclass(slots=True)
@@ -102,11 +105,30 @@ class Campaign:
         total.seconds = time.monotonic() - started
         return total
 
-    def _batch(self, pool: Any, seeds: range, so_far: Tally) -> Tally:
+    def again(self) -> Tally:
+        """Runs the programs that failed in earlier runs once more, in the present code; the state stays as it is."""
+        quiet()
+        assert self.state is not None
+        so_far, result = Tally(), Tally()
+        for number, line in enumerate(self.state.read_text().splitlines()[1:]):
+            batch = Tally.from_json(json.loads(line))
+            first = self.settings.first + number * BATCH
+            seeds = range(first, min(first + BATCH, self.settings.first + self.settings.programs))
+            jobs = [job for job in self._jobs(seeds, so_far) if job[0] in batch.failures]
+            result.add(_run_part(jobs))
+            so_far.add(batch)
+        for report in result.reports:
+            print(report.partition("\n")[2], flush=True)
+        return result
+
+    def _jobs(self, seeds: range, so_far: Tally) -> list[tuple[int, Sequence[Cell], Settings]]:
         """Each program has some of the poorest cells for goals, all of one kind of caller."""
         wanted = poorest(so_far.cells, so_far.tried, GOALS * BATCH)
         wanted.sort(key=lambda cell: cell.mode == "inference")
-        jobs = [(seed, wanted[GOALS * i : GOALS * (i + 1)], self.settings) for i, seed in enumerate(seeds)]
+        return [(seed, wanted[GOALS * i : GOALS * (i + 1)], self.settings) for i, seed in enumerate(seeds)]
+
+    def _batch(self, pool: Any, seeds: range, so_far: Tally) -> Tally:
+        jobs = self._jobs(seeds, so_far)
         size = -(-len(jobs) // (4 * self.processes))
         parts = [jobs[i : i + size] for i in range(0, len(jobs), size)]
         batch = Tally(tried=Counter(goal for _, goals, _ in jobs for goal in goals))
@@ -190,6 +212,8 @@ def _run_part(jobs: Sequence[tuple[int, Sequence[Cell], Settings]]) -> Tally:
             tally.cells.update(made.cells)
             continue
         tally.families[outcome.family] += 1
+        if outcome.failed:
+            tally.failures.append(seed)
         if outcome.failed and tally.families[outcome.family] <= settings.shown:
             tally.reports.append(f"{outcome.family}\n{_report(seed, program, settings, verify)}")
     return tally
