@@ -13,6 +13,7 @@ from .attention import fuse_attention, fuse_masked_attention
 from .channels_last import prefer_channels_last
 from .common_subexpressions import merge_common_subexpressions
 from .fold_uniform import fold_uniform_values
+from .reinplace import write_in_place
 from .remove_noops import remove_noops
 from .reuse_reductions import reuse_reductions
 from .simplify import simplify
@@ -42,6 +43,7 @@ FX_PASSES: tuple[FxPass, ...] = (
     FxPass("reuse-reductions", reuse_reductions, after=("simplify",)),
     FxPass("common-subexpressions", merge_common_subexpressions, after=("simplify", "splits-and-cats")),
     FxPass("channels-last", prefer_channels_last, after=("common-subexpressions",)),
+    FxPass("write-in-place", write_in_place, after=("common-subexpressions", "channels-last")),
 )
 
 

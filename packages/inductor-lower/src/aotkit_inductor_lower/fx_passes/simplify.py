@@ -78,6 +78,11 @@ def _same_sizes(bound: Bound) -> bool:
     return isinstance(bound["new"], Node) and same_tensor_type(bound["new"], bound["root"])
 
 
+def _copies_as_it_is(bound: Bound) -> bool:
+    """Whether the copy changes nothing but strides, which the scatter does not look at."""
+    return isinstance(bound["new"], Node) and same_tensor_type(bound["x"], bound["new"], strides=False)
+
+
 def _multiples(x: Any, dim: int) -> Any:
     full = x.node
     val, shape, (_, value) = full.meta["val"], list(full.meta["val"].shape), full.args
@@ -128,6 +133,16 @@ SIMPLIFICATIONS: tuple[Rewrite, ...] = (
     ),
     Rewrite(lambda x, new, d, a, b: aten.slice_scatter.default(x, new, d, a, b), lambda new: new, _same_sizes),
     Rewrite(lambda x, new: aten.copy.default(x, new), lambda new: new),
+    Rewrite(
+        lambda k, x, new, d, a, b: aten.slice_scatter.default(k, aten.copy.default(x, new), d, a, b),
+        lambda k, new, d, a, b: aten.slice_scatter.default(k, new, d, a, b),
+        _copies_as_it_is,
+    ),
+    Rewrite(
+        lambda k, x, new, d, i: aten.select_scatter.default(k, aten.copy.default(x, new), d, i),
+        lambda k, new, d, i: aten.select_scatter.default(k, new, d, i),
+        _copies_as_it_is,
+    ),
     Rewrite(lambda x, dim: aten.cumsum.default(x, dim), _multiples, _whole_running_sum),
 )
 
