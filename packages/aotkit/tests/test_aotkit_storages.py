@@ -156,6 +156,23 @@ def test_a_view_copied_to_itself_is_no_view_of_the_memory_it_is_copied_to(captur
     captured_same_as_eager(fn, lambda: [torch.randn(2, 4)[::2]])
 
 
+@pytest.mark.covers("F1.9")
+@pytest.mark.parametrize("grad", [True, False])
+def test_a_write_to_returned_data_does_not_count_as_one_to_the_tensor(grad: bool) -> None:
+    def fn(x: Tensor) -> tuple[Tensor, ...]:
+        y = x * 2
+        return x.data, x.detach(), y, y.data, y.detach()
+
+    seen = []
+    for call in (fn, aotkit.aot_function(fn, lambda graph, inputs: graph)):
+        x = torch.ones(3, requires_grad=grad)
+        results = call(x)
+        for result in results:
+            result.detach().add_(1)
+            seen.append([tensor._version for tensor in (x, *results)])
+    assert seen[:5] == seen[5:]
+
+
 def gathered(size: int, grad: bool) -> Callable[[], list[Tensor]]:
     """A parameter whose storage holds ``size`` elements, and the value that it is given."""
 

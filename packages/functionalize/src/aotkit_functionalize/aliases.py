@@ -269,6 +269,7 @@ def view_spec(
     requires_grad: bool,
     under_no_grad: bool = False,
     detached: bool = False,
+    own_version: bool = False,
 ) -> ViewSpec:
     """How plain tensor ``view`` is made of plain tensor ``base``; refuses what strides cannot tell."""
     return ViewSpec(
@@ -279,6 +280,7 @@ def view_spec(
         requires_grad=requires_grad,
         under_no_grad=under_no_grad,
         detached=detached,
+        own_version=own_version,
     )
 
 

@@ -321,7 +321,10 @@ def _aliasing_output(
             )
         lost = claims and not gradient_reaches(output, base)
         detached = not output._is_view() and not carries_gradient(output)
-        view = view_spec(plain, plain_base, requires_grad=claims, under_no_grad=lost, detached=detached)
+        apart = detached and not compat.share_version_counter(output, base)
+        view = view_spec(
+            plain, plain_base, requires_grad=claims, under_no_grad=lost, detached=detached, own_version=apart
+        )
     meta = tensor_meta(plain, requires_grad=claims)
     return OutputInfo(index, source.kind, meta=meta, base=source.base, view=view, dynamic_dims=_dynamic_dims(output))
 

@@ -100,7 +100,8 @@ class ViewSpec:
     the alias's dtype from the base's first element. Relative, because the frontend does not guard on the
     storage offset of inputs. Autograd metadata follows the record, not the replay: ``requires_grad``.
     ``under_no_grad``: the view was taken while grad mode was off, so it has no history of its own.
-    ``detached``: autograd knows it as no view (``detach()`` was the last step).
+    ``detached``: autograd knows it as no view (``detach()`` was the last step). ``own_version``: neither does a write
+    to one of both count as one to the other (``.data``).
     """
 
     dtype: str
@@ -110,6 +111,7 @@ class ViewSpec:
     requires_grad: bool
     under_no_grad: bool = False
     detached: bool = False
+    own_version: bool = False
 
 
 @dataclass(frozen=True, slots=True)

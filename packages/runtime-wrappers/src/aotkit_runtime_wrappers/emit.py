@@ -328,7 +328,8 @@ def _emit_regenerate(operation: Regenerate, out: Source, indent: int) -> None:
         made = f"{base}.permute({operation.permutation})"
     else:
         made = f"{base}.as_strided({sizes}, {strides}, {_offset(operation.base, view.offset_delta)})"
-    out.add(f"{operation.result} = {made}{'.detach()' if view.detached else ''}", indent)
+    last = (".data" if view.own_version else ".detach()") if view.detached else ""
+    out.add(f"{operation.result} = {made}{last}", indent)
     if operation.history is not None:
         out.add(f"{operation.result} = _with_history({operation.history}, {operation.result})", indent)
     if operation.set_requires_grad:

@@ -295,7 +295,7 @@ def _view(operation: Regenerate, values: dict[str, Any]) -> Tensor:
     else:
         result = base.as_strided(sizes, strides, base.storage_offset() + delta)
     if view.detached:
-        result = result.detach()
+        result = result.data if view.own_version else result.detach()
     if operation.history is not None:
         result = with_history(values[operation.history], result)
     return result.requires_grad_(True) if operation.set_requires_grad else result
