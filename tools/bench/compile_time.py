@@ -100,7 +100,7 @@ def _prepared(backend: str) -> tuple[Callable[[Any], Callable[..., Any]], Callab
         import aotkit
 
         recorder = aotkit.Recorder()
-        options = {"observer": recorder, "fallback": "error"}
+        options: dict[str, Any] = {"observer": recorder, "fallback": "error"}
         return lambda fn: torch.compile(fn, backend="aotkit", options=options), recorder.stage_seconds
     importlib.import_module("torch._inductor.compile_fx")  # as aotkit, it is imported before the clock starts
     from torch._dynamo.utils import compilation_time_metrics

@@ -135,11 +135,17 @@ def remove_same_value_nodes(graph: torch.fx.Graph) -> None:
     would be copied onto the memory that it looks at.
     """
     for node in list(graph.nodes):
-        itself = node.target is aten.copy.default and node.args[0] is node.args[1]
-        itself = itself and node.args[0].op == "placeholder" and not any(_is_view(user) for user in node.users)
-        if node.op == "call_function" and (node.target in _SAME_VALUE or itself):
+        if node.op == "call_function" and (node.target in _SAME_VALUE or _copies_input_to_itself(node)):
             node.replace_all_uses_with(node.args[0])
             graph.erase_node(node)
+
+
+def _copies_input_to_itself(node: torch.fx.Node) -> bool:
+    if node.target is not aten.copy.default:
+        return False
+    target, source = node.args[:2]
+    from_outside = isinstance(target, torch.fx.Node) and target.op == "placeholder"
+    return target is source and from_outside and not any(map(_is_view, node.users))
 
 
 def _is_view(node: torch.fx.Node) -> bool:

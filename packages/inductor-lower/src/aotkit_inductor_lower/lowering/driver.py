@@ -26,6 +26,7 @@ from . import (
     scatter,
     softmax,
     special,
+    ternary,
     views,
 )
 from .context import LoweringContext, NodeValue
@@ -52,6 +53,7 @@ RULES = join_rules(
     constants.TABLE,
     random.TABLE,
     special.TABLE,
+    ternary.TABLE,
 )
 
 _NO_EFFECT = frozenset(

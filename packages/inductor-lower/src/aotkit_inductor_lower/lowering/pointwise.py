@@ -14,7 +14,7 @@ from . import activations
 from .context import LoweringContext
 from .nest_builder import NestBuilder, Value
 from .promotion import compute_dtype, float_result, ir_dtype, promote
-from .registry import Decline, RuleTable, aten, prims
+from .registry import Decline, RuleTable, aten
 from .values import View
 
 __all__ = ["TABLE"]
@@ -428,48 +428,6 @@ for _name, _op in (("clamp_min", "maximum"), ("clamp_max", "minimum")):
         TABLE.add(_overload(_name, _kind), _one_bound(_op))
 
 
-@TABLE.lowers(aten.addcmul.default)
-def addcmul(ctx: LoweringContext, node: Node, x: View, a: View, b: View, value: object = 1) -> View:
-    """``x + value*a*b``."""
-
-    def compute(nest: NestBuilder, v: Value, p: Value, q: Value) -> Value:
-        if value != 1:
-            p = apply(nest, "mul", nest.scalar(value, p.dtype), p)
-        return apply(nest, "add", v, apply(nest, "mul", p, q))
-
-    return ctx.pointwise(node, [x, a, b], compute)
-
-
-@TABLE.lowers(aten.addcdiv.default)
-def addcdiv(ctx: LoweringContext, node: Node, x: View, a: View, b: View, value: object = 1) -> View:
-    """``x + value*a/b``."""
-
-    def compute(nest: NestBuilder, v: Value, p: Value, q: Value) -> Value:
-        if value != 1:
-            p = apply(nest, "mul", nest.scalar(value, p.dtype), p)
-        return apply(nest, "add", v, apply(nest, "div", p, q))
-
-    return ctx.pointwise(node, [x, a, b], compute)
-
-
-@TABLE.lowers(aten.lerp.Scalar, aten.lerp.Tensor)
-def lerp(ctx: LoweringContext, node: Node, a: View, b: View, weight: object) -> View:
-    """``a + w*(b-a)``, from the nearer end: ``b + (w-1)*(b-a)`` where ``|w| >= 0.5``; rounded once, as in eager."""
-
-    def compute(nest: NestBuilder, x: Value, y: Value, w: Value) -> Value:
-        delta = nest.op("sub", y, x)
-        one, half = nest.const(1, w.dtype), nest.const(0.5, w.dtype)
-        far = nest.op("fma", nest.op("sub", w, one), delta, y)
-        near = nest.op("fma", w, delta, x)
-        if isinstance(weight, int | float):
-            return near if abs(weight) < 0.5 else far
-        return nest.where(nest.op("lt", nest.op("abs", w), half), near, far)
-
-    if not a.dtype.is_floating_point:
-        raise Decline("lerp of integers is left to ATen")
-    return ctx.pointwise(node, [a, b, weight], compute, compute_dtype(a.dtype))
-
-
 @TABLE.lowers(aten.logaddexp.default)
 def logaddexp(ctx: LoweringContext, node: Node, a: View, b: View) -> View:
     """``log(exp(a) + exp(b))`` from the larger one; equal infinities stay."""
@@ -494,15 +452,6 @@ def isfinite(ctx: LoweringContext, node: Node, x: View) -> View:
         return nest.op("lt", nest.op("abs", v), nest.const(math.inf, v.dtype))
 
     return ctx.pointwise(node, [x], compute)
-
-
-def fma(ctx: LoweringContext, node: Node, a: View, b: View, c: View) -> View:
-    """``a*b + c`` rounded once."""
-    return ctx.pointwise(node, [a, b, c], lambda nest, x, y, z: apply(nest, "fma", x, y, z))
-
-
-if hasattr(prims, "fma"):
-    TABLE.add(prims.fma.default, fma)
 
 
 @TABLE.lowers(aten.round.decimals)
