@@ -143,13 +143,13 @@ def remove_same_value_nodes(graph: torch.fx.Graph) -> None:
 def _copies_input_to_itself(node: torch.fx.Node) -> bool:
     if node.target is not aten.copy.default:
         return False
-    target, source = node.args[:2]
-    from_outside = isinstance(target, torch.fx.Node) and target.op == "placeholder"
-    return target is source and from_outside and not any(map(_is_view, node.users))
+    source = node.args[1]
+    from_outside = isinstance(source, torch.fx.Node) and source.op == "placeholder"
+    return source is node.args[0] and from_outside and not any(map(_is_view, node.users))
 
 
 def _is_view(node: torch.fx.Node) -> bool:
-    arguments = node.target._schema.arguments if isinstance(node.target, torch._ops.OpOverload) else ()
+    arguments: Any = node.target._schema.arguments if isinstance(node.target, torch._ops.OpOverload) else ()
     return bool(arguments) and arguments[0].alias_info is not None
 
 
