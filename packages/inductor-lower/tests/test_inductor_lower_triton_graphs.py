@@ -16,6 +16,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from aotkit_inductor_lower import LowerOptions, decompositions, interpret_program, parse_program
 from aotkit_inductor_lower.triton import (
+    DeviceTooOld,
     InterpreterDriver,
     LoweredForDevice,
     TritonError,
@@ -29,6 +30,7 @@ from aotkit_inductor_lower.triton import (
     on_device,
 )
 from aotkit_inductor_lower.triton.launcher import LaunchRow, LaunchTable, segment_runner
+from aotkit_inductor_lower.triton.pipeline import check_device, check_types
 
 pytest.importorskip("triton", reason="Triton is the optional extra `cuda`")
 
@@ -145,6 +147,16 @@ def test_a_graph_over_two_devices_is_refused_with_their_names() -> None:
     text = SCATTER.replace("return none", "return").replace("input on cpu", "input on cuda:0", 1)
     with pytest.raises(TritonError, match=r"several devices \(index on cuda:0, x on cpu\)"):
         generate_device(parse_program(text))
+
+
+def test_devices_and_types_that_no_kernel_is_made_for_are_refused() -> None:
+    half = lower(lambda x: (x + 1,), torch.empty(4, dtype=torch.bfloat16)).scheduled
+    check_types(half, 80)
+    with pytest.raises(TritonError, match="bfloat16, which sm_75 does not convert"):
+        check_types(half, 75)
+    with pytest.raises(TritonError, match="for CUDA devices, not for cpu"):
+        check_device("cpu")
+    assert "compute capability 6.1; kernels are generated for 7.0" in str(DeviceTooOld("GTX 1080", (6, 1)))
 
 
 # -- the artifact ------------------------------------------------------------------------------------------------

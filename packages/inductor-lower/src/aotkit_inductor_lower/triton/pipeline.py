@@ -24,9 +24,10 @@ from .products import DeviceTuning
 from .program import DeviceProgram, device_from_json, device_to_json
 from .split import split_reductions
 
-__all__ = ["LoweredForDevice", "check_device", "compile_graph_for_device", "lower_for_device"]
+__all__ = ["LoweredForDevice", "check_device", "check_types", "compile_graph_for_device", "lower_for_device"]
 
 OLDEST = (7, 0)
+FIRST_WITH_BFLOAT16 = 80
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +92,17 @@ def compile_graph_for_device(
     if driver is not None:
         return bind_device(lowered.program, driver, lowered.constants)
     arch = check_device(lowered.program.device)
+    check_types(lowered.scheduled, arch)
     return bind_device(compile_program(lowered.program, arch), CudaDriver(lowered.program.device), lowered.constants)
+
+
+def check_types(program: Program, arch: int) -> None:
+    """Raise :class:`~.errors.TritonError` for a type that ``sm_<arch>`` does not convert: bfloat16 before sm_80."""
+    found = next((b.name for b in program.buffers if b.dtype == "bfloat16"), None)
+    if arch < FIRST_WITH_BFLOAT16 and found is not None:
+        raise TritonError(
+            f"{found} is bfloat16, which sm_{arch} does not convert in hardware; use float16, or run the graph eagerly"
+        )
 
 
 def check_device(device: str) -> int:
