@@ -122,10 +122,17 @@ class Campaign:
         return result
 
     def _jobs(self, seeds: range, so_far: Tally) -> list[tuple[int, Sequence[Cell], Settings]]:
-        """Each program has some of the poorest cells for goals, all of one kind of caller."""
-        wanted = poorest(so_far.cells, so_far.tried, GOALS * BATCH)
-        wanted.sort(key=lambda cell: cell.mode == "inference")
-        return [(seed, wanted[GOALS * i : GOALS * (i + 1)], self.settings) for i, seed in enumerate(seeds)]
+        """Each program has some of the poorest cells for goals, all of one kind of caller.
+
+        The poorest of all, which are hard to reach and much alike, are goals of different programs.
+        """
+        wanted = poorest(so_far.cells, so_far.tried, GOALS * len(seeds))
+        goals: list[list[Cell]] = []
+        for off in (False, True):
+            alike = [cell for cell in wanted if (cell.mode == "inference") is off]
+            programs = -(-len(alike) // GOALS)
+            goals += [alike[first::programs] for first in range(programs)]
+        return [(seed, cells, self.settings) for seed, cells in zip(seeds, goals, strict=False)]
 
     def _batch(self, pool: Any, seeds: range, so_far: Tally) -> Tally:
         jobs = self._jobs(seeds, so_far)
