@@ -125,7 +125,8 @@ def test_an_output_without_a_gradient():
     assert_same((x.grad, w.grad), expected)
 
 
-def test_a_hook_on_a_value_inside_runs():
+@pytest.mark.parametrize("verify", [True, False])
+def test_a_hook_on_a_value_inside_runs(verify):
     def fn(x, w):
         y = x * w
         y.register_hook(lambda grad: grad * 2)
@@ -133,7 +134,7 @@ def test_a_hook_on_a_value_inside_runs():
 
     x, w = torch.randn(3, requires_grad=True), torch.randn(3, requires_grad=True)
     expected = torch.autograd.grad(fn(x, w).sum(), (x, w))
-    run = torch.compile(fn, backend="aotkit")
+    run = torch.compile(fn, backend="aotkit", options={"verify": verify})
     assert_same(torch.autograd.grad(run(x, w).sum(), (x, w)), expected)
     torch._dynamo.reset()
     with (

@@ -9,8 +9,9 @@ import torch
 from torch._guards import TracingContext, detect_fake_mode
 from torch._subclasses import FakeTensor, FakeTensorMode
 from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch.fx.experimental._backward_state import BackwardState
 
-__all__ = ["fake_inputs", "has_lists", "symbolic_twins", "unsupported_device"]
+__all__ = ["fake_inputs", "has_lists", "symbolic_twins", "unsupported_input"]
 
 
 def fake_inputs(example_inputs: Sequence[Any], gm: torch.fx.GraphModule) -> tuple[FakeTensorMode, list[Any]]:
@@ -80,9 +81,11 @@ def has_lists(example_inputs: Sequence[Any]) -> bool:
     return any(isinstance(value, list | tuple) for value in example_inputs)
 
 
-def unsupported_device(example_inputs: Sequence[Any], *, only_cpu: bool = True) -> str | None:
-    """Why these inputs cannot be compiled, by device or layout, or ``None``."""
+def unsupported_input(example_inputs: Sequence[Any], *, only_cpu: bool = True) -> str | None:
+    """Why these inputs cannot be compiled, by kind, device or layout, or ``None``."""
     for position, value in enumerate(example_inputs):
+        if isinstance(value, BackwardState):
+            return f"input {position} is a BackwardState: hooks on values inside do not run under compiled autograd"
         if not isinstance(value, torch.Tensor):
             continue
         if only_cpu and value.device.type != "cpu":

@@ -15,7 +15,7 @@ from aotkit_cache import Uncacheable
 
 from ._aliases import with_alias_variants
 from ._environment import read_environment
-from ._inputs import has_lists, unsupported_device
+from ._inputs import has_lists, unsupported_input
 from ._lift import held_tensors
 from ._observe import Recorder
 from ._store import CachedObjects, open_graph_cache
@@ -75,7 +75,7 @@ def compile_graph_module(
     if has_lists(example_inputs):
         return _compile_with_lists(gm, example_inputs, options, recorder)
     held = held_tensors(gm)
-    reason = unsupported_device([*example_inputs, *held], only_cpu=options.lowering == "kernels")
+    reason = unsupported_input([*example_inputs, *held], only_cpu=options.lowering == "kernels")
     if reason is not None:
         if options.fallback == "error":
             raise CompileError(f"the graph could not be compiled: {reason}")
