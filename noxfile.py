@@ -196,9 +196,10 @@ def test_package(session: nox.Session, package: str) -> None:
 
 @nox.session
 def tools(session: nox.Session) -> None:
-    """Tests of the repository's own tools."""
+    """Tests of the repository's own tools, which use the packages' sources as they lie here."""
     share_torch(session)
     install(session, *TEST_TOOLS, *RUN_DEPENDENCIES)
+    session.env["PYTHONPATH"] = os.pathsep.join(str(p.path / "src") for p in load_packages().values())
     pytest(session, "tools/tests", "-q", "--ignore", "tools/tests/system")
 
 

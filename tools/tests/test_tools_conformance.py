@@ -2,15 +2,8 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
 import torch
-
-from tools.workspace import PACKAGES, ROOT
-
-# The session for the tools has what the packages depend on, and the packages themselves only as sources.
-sys.path += [str(ROOT / "packages" / name / "src") for name in PACKAGES]
 
 from tools.conformance.op_db import VARIANTS, check_operator, entries, main
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -11,11 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-
-from tools.workspace import PACKAGES, ROOT
-
-# The session for the tools has what the packages depend on, and the packages themselves only as sources.
-sys.path += [str(ROOT / "packages" / name / "src") for name in PACKAGES]
 
 from tools.fuzz.campaign import Campaign, Settings
 from tools.fuzz.cells import CELLS, Cell, coverage_table, poorest

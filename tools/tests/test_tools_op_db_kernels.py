@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tools.workspace import PACKAGES, ROOT
-
-# The session for the tools has what the packages depend on, and the packages themselves only as sources.
-sys.path += [str(ROOT / "packages" / name / "src") for name in PACKAGES]
-
 from tools.conformance import coverage
 from tools.conformance.journal import read_journal, work_through
 from tools.conformance.kernels import PASSED, check_pair
 from tools.conformance.pairs import Pair, all_pairs, compare, entries, make_program, run
+from tools.workspace import ROOT
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

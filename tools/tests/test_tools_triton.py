@@ -2,16 +2,9 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
-
-from tools.workspace import PACKAGES, ROOT
-
-# The session for the tools has what the packages depend on, and the packages themselves only as sources.
-sys.path += [str(ROOT / "packages" / name / "src") for name in PACKAGES]
 
 pytest.importorskip("triton", reason="Triton is the optional extra `cuda`")
 
