@@ -183,5 +183,5 @@ def test_an_internal_error_names_its_stage_and_is_suppressed_when_asked(monkeypa
         torch.compile(lambda x: x.sin() + 1, backend="aotkit")(x)
     assert failed.value.inner_exception.__notes__ == ["aotkit: raised in the stage 'schedule' of a compile"]
     torch._dynamo.reset()
-    monkeypatch.setattr(torch._dynamo.config, "suppress_errors", True)
-    torch.testing.assert_close(torch.compile(lambda x: x.sin() + 1, backend="aotkit")(x), x.sin() + 1)
+    with torch._dynamo.config.patch(suppress_errors=True):
+        torch.testing.assert_close(torch.compile(lambda x: x.sin() + 1, backend="aotkit")(x), x.sin() + 1)
