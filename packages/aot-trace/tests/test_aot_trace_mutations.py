@@ -556,14 +556,45 @@ def test_an_input_with_gaps_is_written_to_several_times(check):
     check(fn, lambda: [torch.randn(3, 8)[:, ::2]])
 
 
-def test_a_doubtful_view_of_an_input_with_gaps_is_not_written_through(layer):
+STRIDE_DEPENDENT = {
+    "contiguous": lambda x: x.contiguous(),
+    "contiguous of a transposed view": lambda x: x.transpose(0, 1).contiguous(),
+    "contiguous of a row": lambda x: x[1].contiguous(),
+    "channels last": lambda x: x.unsqueeze(0).contiguous(memory_format=torch.channels_last),
+    "reshape, a copy": lambda x: x.reshape(-1),
+    "reshape, a view": lambda x: x.reshape(1, *x.shape),
+    "reshape of a slice": lambda x: x[:, :1].reshape(-1),
+    "flatten": lambda x: x.flatten(1),
+    "reshape_as": lambda x: x.reshape_as(torch.ones(x.shape[0], x.shape[1] * x.shape[2])),
+    "view": lambda x: x.view(x.shape[0], 1, *x.shape[1:]),
+}
+GAPPED = {
+    "every second column": lambda: torch.randn(3, 4, 8)[..., ::2],
+    "rows apart": lambda: torch.randn(3, 4, 8)[..., :4],
+    "matrices apart": lambda: torch.randn(3, 8, 4)[:, :4],
+    "transposed": lambda: torch.randn(4, 3, 8)[..., ::2].transpose(0, 1),
+}
+
+
+@pytest.mark.parametrize("gapped", GAPPED)
+@pytest.mark.parametrize("view", STRIDE_DEPENDENT)
+def test_a_view_that_depends_on_strides_of_an_input_with_gaps_that_was_written_to(check, view, gapped):
+    take = STRIDE_DEPENDENT[view]
+
     def fn(x):
         x.mul_(2)
-        x.reshape(-1).add_(1)  # a copy in eager mode, a view of the new values otherwise
-        return [x * 1]
+        return [take(x), take(x.detach()).add_(1), x * 1]
 
-    with pytest.raises(Unsupported, match="viewed, and written to again"):
-        capture(fn, [torch.randn(3, 8)[:, ::2]], options=TraceOptions(layer=layer))
+    check(fn, lambda: [GAPPED[gapped]()])
+
+
+def test_a_view_that_eager_mode_refuses_is_refused(layer):
+    def fn(x):
+        x.mul_(2)
+        return [x.view(-1)]
+
+    with pytest.raises(Unsupported, match=r"written to, and then view\(\) taken of it"):
+        capture(fn, [torch.randn(3, 8)[:, :4]], options=TraceOptions(layer=layer))
 
 
 def test_what_expand_leaves_as_it_is_may_be_written_to(check):

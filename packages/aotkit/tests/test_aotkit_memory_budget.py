@@ -41,9 +41,9 @@ def saved_bytes(model: nn.Module, x: torch.Tensor, options: dict[str, object]) -
     ids=["nothing saved", "half saved", "lowest peak"],
 )
 def test_gradients_within_a_budget_equal_eager_and_less_is_saved(options: dict[str, object]) -> None:
-    model = network()
+    model = network().double()  # sums of 64 rows: in float32 another order of additions is seen
     reference = copy.deepcopy(model)
-    x = torch.randn(64, 16)
+    x = torch.randn(64, 16, dtype=torch.float64)
     used = saved_bytes(model, x, options)
     reference(x).sin().sum().backward()
     for got, want in zip(model.parameters(), reference.parameters(), strict=True):

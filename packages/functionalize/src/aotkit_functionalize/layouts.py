@@ -4,9 +4,9 @@ Note [Writes keep strides]
     Functionalization replaces a write by a new value, which need not have the strides of the old one: ``masked_fill``
     of a transposed tensor is contiguous, and everything computed from a tensor with gaps is dense. In eager mode a
     write changes no strides. So a value that was dense is laid out again as it was (a copy, where strides did change).
-    One with gaps has none from then on, but its dimensions in the same order. That it has other strides is remembered:
-    views that depend on strides (``reshape``) may be copies in eager mode, or the other way round, and writing through
-    such a one is refused.
+    One with gaps has none from then on, but its dimensions in the same order. The strides that it has in eager mode are
+    remembered: what ``reshape`` and ``contiguous`` give there, a view or a copy, is asked of an empty tensor with those
+    strides, and what is a view only of the new values is copied.
 
 Note [Shapes changed in place]
     When the version counter of a tensor has moved, autograd makes the gradient function of each of its views anew: in
@@ -53,8 +53,8 @@ class Layouts:
         reshaped: tensors that changed their shape in place while views of them were alive.
         written: storages that were written to while there were views of them.
         stale: those of ``reshaped`` whose older views are refused: the views by which they are made of their storage.
-        relaid: storages with gaps that were written to, so that values have other strides than in eager mode.
-        doubtful: those of ``relaid`` of which a view that depends on strides was taken since.
+        relaid: storages with gaps that were written to, so that values have other strides than in eager mode, with
+            sizes and strides there; without them where views lead to the tensor that was written to.
         strided: storages with gaps of which an ``as_strided`` view was taken.
         grad_mode: as it was when the function was called.
         finished: the function has returned; what is done with its tensors now is no use of them.
@@ -65,8 +65,7 @@ class Layouts:
     reshaped: dict[int, torch.Tensor] = field(default_factory=dict)
     written: set[int] = field(default_factory=set)
     stale: dict[int, tuple[Any, ...]] = field(default_factory=dict)
-    relaid: set[int] = field(default_factory=set)
-    doubtful: set[int] = field(default_factory=set)
+    relaid: dict[int, tuple[Any, Any] | None] = field(default_factory=dict)
     strided: set[int] = field(default_factory=set)
     grad_mode: bool = field(default_factory=torch.is_grad_enabled)
     finished: bool = False
@@ -117,15 +116,24 @@ class Layouts:
                         "Use the operation that returns a new tensor instead (t(), unsqueeze(), ..)",
                     )
 
-    def note_view(self, target: torch.Tensor, name: str) -> None:
-        """A view that depends on strides is about to be taken of ``target``, by ``name``."""
+    def view(self, name: str, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Run ``name``, of :data:`STRIDE_DEPENDENT`; see Note [Writes keep strides]."""
+        target = args[0]
         identity = compat.storage_identity(target)
-        if identity in self.relaid:
-            if name == "as_strided":
-                raise _other_elements()
-            self.doubtful.add(identity)
-        elif name == "as_strided" and not _layout(_root(target))[1]:
-            self.strided.add(identity)
+        if identity not in self.relaid:
+            if name == "as_strided" and not _layout(_root(target))[1]:
+                self.strided.add(identity)
+            return func(*args, **kwargs)
+        if name == "as_strided":
+            raise _other_elements()
+        result = func(*args, **kwargs)
+        is_view = compat.storage_identity(result) == identity
+        if is_view == _is_view_of(self.relaid[identity], name, func, args, kwargs):
+            return result
+        if not is_view:
+            raise _not_told(name)
+        memory_format = kwargs.get("memory_format", args[1] if name == "contiguous" and len(args) > 1 else None)
+        return result.clone(memory_format=memory_format or torch.contiguous_format)
 
     def check_uses(self, values: Iterable[Any]) -> None:
         """Refuse values whose gradient functions autograd would make anew, wrongly."""
@@ -140,12 +148,6 @@ class Layouts:
     def write(self, target: torch.Tensor, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Run an operation that writes to ``target``; see Note [Writes keep strides]."""
         identity = compat.storage_identity(target)
-        if identity in self.doubtful:
-            raise Unsupported(
-                "a tensor that is not contiguous is written to, viewed, and written to again",
-                "its new values have other strides, so that the view may be a copy in eager mode, or the other way",
-                "Make it contiguous first, or change a copy",
-            )
         reshaped = self.reshaped.get(identity)
         if reshaped is not None:
             self._check_age(target, reshaped)
@@ -192,7 +194,7 @@ class Layouts:
             identity = compat.storage_identity(root)
             if identity in self.strided:
                 raise _other_elements()
-            self.relaid.add(identity)
+            self.relaid[identity] = (tuple(root.shape), strides) if compat.is_base(wrapper) else None
         order = sorted(range(root.dim()), key=lambda i: strides[i], reverse=True)
         back = [order.index(i) for i in range(root.dim())]
         with compat.below_functional_modes(), torch.no_grad():
@@ -229,6 +231,28 @@ def _other_elements() -> Unsupported:
         "the new values have other strides, so that the view would show other elements",
         "Make it contiguous first, or use indexing",
     )
+
+
+def _not_told(name: str) -> Unsupported:
+    return Unsupported(
+        f"a tensor with gaps between its elements is written to, and then {name}() taken of it",
+        "the new values have other strides, and whether that is a view or a copy in eager mode is not known",
+        "Make it contiguous first, or change a copy",
+    )
+
+
+def _is_view_of(layout: tuple[Any, Any] | None, name: str, func: Callable[..., Any], args: Any, kwargs: Any) -> bool:
+    """Whether ``func`` gives a view, where the tensor that its first argument is a view of has sizes and strides."""
+    if layout is None:
+        raise _not_told(name)
+    target, *others = (compat.inner_wrapper(a) if isinstance(a, torch.Tensor) else a for a in args)
+    with compat.below_functional_modes(), compat.untraced(), torch.no_grad():
+        others = [compat.unwrap_inner(a) if isinstance(a, torch.Tensor) else a for a in others]
+        source = compat.replay_views(target, compat.unwrap_inner(target).new_empty_strided(*layout))
+        try:
+            return bool(torch._C._is_alias_of(source, func(source, *others, **kwargs)))  # type: ignore[attr-defined]
+        except (RuntimeError, ValueError) as error:  # as in eager mode
+            raise _not_told(name) from error
 
 
 def _is_older(value: torch.Tensor, made_by: tuple[Any, ...]) -> bool:

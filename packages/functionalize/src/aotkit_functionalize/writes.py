@@ -108,7 +108,7 @@ class RefuseWrongWrites(TorchFunctionMode):
                     return self.storages.layouts.reshape(func, args, kwargs)
                 if name in EXPANSIONS:
                     return without_expansion(func, args, kwargs)
-                self.storages.layouts.note_view(target, name)
+                return self.storages.layouts.view(name, func, args, kwargs or {})
         return func(*args, **kwargs)
 
     def _change_of_storage(self, name: str, func: Any, args: Any, kwargs: Any) -> Any:
