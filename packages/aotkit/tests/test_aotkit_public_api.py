@@ -144,7 +144,7 @@ def test_a_graph_without_backward_writes_to_its_inputs_itself_if_asked() -> None
 @pytest.mark.parametrize("compiler", [torchs_nop, compile_graph], ids=["nop", "ours"])
 @pytest.mark.parametrize("partitioner", [min_cut_rematerialization_partition, torchs_min_cut], ids=["ours", "torchs"])
 def test_a_compiled_module_behaves_as_the_module_whatever_compiles_it(compiler: Any, partitioner: Any) -> None:
-    ours = Small()
+    ours = Small().double()  # batch norm of six rows magnifies another order of additions
     theirs = copy.deepcopy(ours)
     table = decompositions() if compiler is compile_graph else None
     compiled = aotkit.aot_module(ours, compiler, partition_fn=partitioner, decompositions=table)
@@ -152,7 +152,7 @@ def test_a_compiled_module_behaves_as_the_module_whatever_compiles_it(compiler: 
     for training in (True, True, False, True):
         compiled.train(training)
         theirs.train(training)
-        x = torch.randn(6, 4)
+        x = torch.randn(6, 4, dtype=torch.float64)
         results = []
         for module in (compiled, theirs):
             torch.manual_seed(3)
