@@ -29,6 +29,8 @@ __all__ = ["GraphFunction"]
 # They update running statistics though their schemas don't say so, and the dispatcher's functionalization passes them
 # through as they are. Torch's Python dispatcher replaces them by variants that say so; it is too slow to be on always.
 _HIDDEN_WRITERS = frozenset({"batch_norm", "native_batch_norm", "instance_norm", "_batch_norm_impl_index", "lstm"})
+# The derivatives of these write to a part of a gradient. The dispatcher's functionalization then takes its sizes wrong.
+_WRITERS_IN_THE_BACKWARD = frozenset({"fft_irfft", "fft_irfft2", "fft_irfftn", "fft_hfft", "fft_hfft2", "fft_hfftn"})
 _ORDINARY_NAMESPACES = ("aten", "prims", "prim", "prim_ops", "inductor")
 
 
@@ -64,7 +66,7 @@ class GraphFunction:
             return _Runner(self.graph).run(*args)
 
     def preferred_layer(self) -> FunctionalLayer:
-        """The cheap layer unless a higher-order or a mutating custom operator occurs."""
+        """The cheap layer unless a higher-order or a mutating custom operator occurs, or one that it gets wrong."""
         return (
             FunctionalLayer.MODE if any(_needs_mode(n) for n in _all_nodes(self.graph)) else FunctionalLayer.DISPATCHER
         )
@@ -95,6 +97,8 @@ def _needs_mode(node: torch.fx.Node) -> bool:
         return True  # see Note [Subclasses need the mode]
     if isinstance(target, torch._ops.HigherOrderOperator):
         return target.name() not in ("tag_activation_checkpoint",)
+    if getattr(target, "__name__", "") in _WRITERS_IN_THE_BACKWARD:
+        return True
     overloads: list[Any] = []
     if isinstance(target, torch._ops.OpOverload):
         overloads = [target]

@@ -22,7 +22,13 @@ from .errors import CompileError
 
 __all__ = ["CheckedAtFirstCall", "checked_at_first_call", "operators_to_check"]
 
-_TORCHS_OWN = frozenset({"aten", "prims", "prim", "prim_ops", "inductor", "rngprims", "quantized", "mkldnn"})
+_TORCHS_OWN = frozenset(
+    {
+        *("aten", "prims", "prim", "prim_ops", "inductor", "rngprims", "quantized", "mkldnn"),
+        # wait_tensor returns its argument; lowering assumes that any call outside of aten may
+        *("_c10d_functional", "_c10d_functional_autograd", "c10d_functional"),
+    }
+)
 
 
 class CheckedAtFirstCall(CompilerWrapper):
