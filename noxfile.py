@@ -40,7 +40,7 @@ DOCS_TOOLS = ("mkdocs", "mkdocs-material")
 #: What the tests of a package need beyond its declared dependencies: optional extras and their test doubles.
 TEST_EXTRAS = {
     "cache": ("redis", "fakeredis", "fsspec"),
-    "aotkit": ("transformers",),
+    "aotkit": ("transformers", "triton"),
     "inductor-lower": ("triton",),
 }
 

@@ -31,20 +31,21 @@ __all__ = ["KINDS", "PASSED", "check_pair", "check_pairs", "main", "summary", "v
 #: failures; eager: the frontend left everything to eager mode; absent: the table has no sample, or eager raises.
 KINDS = ("equal", "nearer", "refused", "different", "crash", "died", "eager", "absent")
 PASSED = ("equal", "nearer")
+OPTIONS = aotkit.Options(fallback="error", cache=False)
 
 
-def check_pairs(pairs: Sequence[Pair], emit: Emit) -> None:
+def check_pairs(pairs: Sequence[Pair], emit: Emit, options: aotkit.Options = OPTIONS) -> None:
     """The outcome of each pair to ``emit``; meant for a process of its own, whose settings it changes."""
     torch._dynamo.config.capture_scalar_outputs = True
     torch._dynamo.config.capture_dynamic_output_shape_ops = True
     for number, pair in enumerate(pairs, 1):
         emit(pair, {})
-        emit(pair, check_pair(pair))
+        emit(pair, check_pair(pair, options))
         if number % 50 == 0:
             torch._dynamo.reset()
 
 
-def check_pair(pair: Pair) -> dict[str, Any]:
+def check_pair(pair: Pair, options: aotkit.Options = OPTIONS) -> dict[str, Any]:
     """Two calls of the compiled pair: its kind, the reason of a failure, the kernels, the ATen calls by name."""
     started = time.perf_counter()
     try:
@@ -53,7 +54,7 @@ def check_pair(pair: Pair) -> dict[str, Any]:
     except Exception as error:  # noqa: BLE001  # there is nothing to compare with then
         return {"kind": "absent", "reason": f"{type(error).__name__}: {str(error)[:150]}"}
     recorder = aotkit.Recorder()
-    backend = aotkit.make_backend(aotkit.Options(fallback="error", cache=False), recorder)
+    backend = aotkit.make_backend(options, recorder)
     compiled = torch.compile(program.fn, backend=backend, dynamic=False)
     kind, reason = verdict(lambda: compare(program, expected, run(program, compiled)))
     if kind in PASSED:
@@ -94,9 +95,16 @@ def _causes(error: BaseException | None) -> Iterable[BaseException]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run, print what is not equal and a table of counts. Returns 1 if anything differs, crashes or dies."""
-    parser = argparse.ArgumentParser(prog="python -m tools.conformance kernels", description=__doc__.partition("\n")[0])
+    return run_table(argv, "kernels", __doc__ or "", DTYPES, OPTIONS)
+
+
+def run_table(
+    argv: Sequence[str] | None, table: str, about: str, dtypes: Sequence[str], options: aotkit.Options
+) -> int:
+    """:func:`main` of a table of pairs that are compiled with these options."""
+    parser = argparse.ArgumentParser(prog=f"python -m tools.conformance {table}", description=about.partition("\n")[0])
     parser.add_argument("--journal", type=Path, required=True, help="one line per pair; a second run goes on with it")
-    parser.add_argument("--dtypes", nargs="+", default=DTYPES)
+    parser.add_argument("--dtypes", nargs="+", default=dtypes)
     parser.add_argument("--directions", nargs="+", default=DIRECTIONS)
     parser.add_argument("--only", nargs="+", default=[], help="operators, as nn.functional.gelu")
     parser.add_argument("--again", nargs="*", default=[], choices=KINDS, help="repeat pairs with these outcomes")
@@ -107,6 +115,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     chosen = parser.parse_args(argv)
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
+
+    def check(pairs: Sequence[Pair], emit: Emit) -> None:
+        check_pairs(pairs, emit, options)
+
     chosen.journal.parent.mkdir(parents=True, exist_ok=True)
     known = read_journal(chosen.journal)
     every = list(all_pairs(chosen.dtypes, chosen.directions))
@@ -115,9 +127,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         pairs = [p for p in pairs if p.key in known]
     elif chosen.again:
         repeated = [p for p in pairs if known.get(p.key, {}).get("kind") in chosen.again]
-        work_through(repeated, chosen.journal, check_pairs, chunk=chosen.chunk, again=True)
+        work_through(repeated, chosen.journal, check, chunk=chosen.chunk, again=True)
     pairs = [p for p in pairs if p.key not in known][: chosen.limit] if chosen.limit else pairs
-    known = known if chosen.no_run else work_through(pairs, chosen.journal, check_pairs, chunk=chosen.chunk)
+    known = known if chosen.no_run else work_through(pairs, chosen.journal, check, chunk=chosen.chunk)
     if chosen.json:
         write_json(chosen.json, every, known)
     return summary({p.key: known[p.key] for p in pairs})

@@ -1,108 +1,86 @@
-"""Every pair of the table with Triton kernels, run on CPU tensors in Triton's interpreter, compared with eager.
+"""Every pair of the table with the kernels that a CUDA device would get, in Triton's interpreter, compared with eager.
 
-``python -m tools.conformance triton --journal FILE`` prints what is not equal and a table of counts; a run that was
-cut off goes on with its journal. torch's own stack traces the graph on the CPU, it is lowered for a CUDA device, and
-its launch plan runs with the interpreter for a driver. ``--only``, ``--dtypes``, ``--directions``, ``--every`` and
-``--limit`` choose.
+``python -m tools.conformance triton --journal FILE`` is ``kernels`` with ``processor="triton-interpreter"``, for three
+dtypes. With ``--page`` it runs nothing and writes ``docs/triton-coverage.md`` from the committed results
+(``tools/conformance/results/triton.json``, which ``--json`` writes), beside those of the CPU.
 """
 
 from __future__ import annotations
 
-import argparse
-import time
-import warnings
-from collections import Counter
-from collections.abc import Callable, Sequence
+import json
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
+import aotkit
 
-from aotkit_inductor_lower import LoweringError, decompositions
-from aotkit_inductor_lower.pieces import needs_pieces
-from aotkit_inductor_lower.triton import InterpreterDriver, TritonError, bind_device, lower_for_device
+from .kernels import OPTIONS, PASSED, run_table
+from .kernels import check_pair as check_any_pair
+from .pairs import Pair
 
-from .journal import Emit, read_journal, work_through
-from .kernels import PASSED, summary, verdict
-from .pairs import DIRECTIONS, Pair, all_pairs, compare, make_program, run
-
-__all__ = ["DTYPES", "check_pair", "check_pairs", "main"]
+__all__ = ["DTYPES", "check_pair", "main", "page"]
 
 DTYPES = ("float32", "bfloat16", "int64")
+INTERPRETED: aotkit.Options = OPTIONS.patch(processor="triton-interpreter")
+ROOT = Path(__file__).parents[2]
+RESULTS = Path(__file__).parent / "results"
 
+HEAD = """\
+# Operators as Triton kernels
 
-class NotWhole(LoweringError):
-    """The graph is not compiled in one piece, and pieces are not for this tool."""
+torch's own table of operators (`op_db`), one fixed sample per dtype and direction, through
+`torch.compile(backend="aotkit")` with the kernels that a CUDA device gets, run on CPU tensors in Triton's interpreter
+and compared with eager; beside it the same pairs with the CPU's kernels. torch {torch}. Run by
+`python -m tools.conformance triton --journal FILE --json tools/conformance/results/triton.json`, and written by
+`python -m tools.conformance triton --page`.
 
-
-def check_pairs(pairs: Sequence[Pair], emit: Emit) -> None:
-    """The outcome of each pair to ``emit``; meant for a process of its own, whose settings it changes."""
-    torch._dynamo.config.capture_scalar_outputs = True
-    torch._dynamo.config.capture_dynamic_output_shape_ops = True
-    for number, pair in enumerate(pairs, 1):
-        emit(pair, {})
-        emit(pair, check_pair(pair))
-        if number % 50 == 0:
-            torch._dynamo.reset()
+| pairs | compiled | right | right on the CPU | there and not here | generated kernels alone | on the CPU |
+|---|---:|---:|---:|---:|---:|---:|
+"""
 
 
 def check_pair(pair: Pair) -> dict[str, Any]:
-    """One call of the compiled pair: its kind, the reason of a failure, the kernels, the ATen calls by name."""
-    from torch._dynamo.backends.common import aot_autograd
+    """Two calls of the compiled pair in the interpreter; see :func:`.kernels.check_pair`."""
+    return check_any_pair(pair, INTERPRETED)
 
-    started = time.perf_counter()
-    try:
-        program = make_program(pair)
-        expected = run(program, program.fn)
-    except Exception as error:  # noqa: BLE001  # there is nothing to compare with then
-        return {"kind": "absent", "reason": f"{type(error).__name__}: {str(error)[:150]}"}
-    externs: Counter[str] = Counter()
-    launched: list[str] = []
-    graphs: list[str] = []
 
-    def compile_graph(graph: torch.fx.GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
-        if needs_pieces(graph):
-            raise NotWhole("the graph needs pieces: sizes that depend on data, effects or higher-order operators")
-        lowered = lower_for_device(graph, examples, device="cuda:0")
-        externs.update(step.target for step in lowered.scheduled.steps if hasattr(step, "target"))
-        launched.extend(launch.name for launch in lowered.program.launches())
-        graphs.append(lowered.program.plan.name)
-        bound = bind_device(lowered.program, InterpreterDriver(), lowered.constants)
+def page(ours: Mapping[str, Any], cpu: Mapping[str, Any]) -> str:
+    """The page of two files of results."""
+    lines, missing = [HEAD.format(torch=ours["torch"])], []
+    found = _by_kind(ours["outcomes"])
+    reference = _by_kind(cpu["outcomes"])
+    for kind, pairs in found.items():
+        compiled = {o: row for o, row in pairs.items() if row[0] not in ("absent", "eager")}
+        right = {o for o, row in compiled.items() if row[0] in PASSED}
+        there = {o for o in compiled if reference.get(kind, {}).get(o, ["absent"])[0] in PASSED}
+        lost = sorted(there - right)
+        missing += [f"{operator} {kind}" for operator in lost]
+        alone = sum(len(compiled[o]) == 1 for o in right)
+        alone_there = sum(len(reference[kind][o]) == 1 for o in there)
+        cells = (kind, len(compiled), len(right), len(there), len(lost), alone, alone_there)
+        lines.append("| " + " | ".join(map(str, cells)) + " |\n")
+    lines.append("\n## Right on the CPU and not here\n\n")
+    lines += [f"- `{key}`: {ours['reasons'].get(key, '')}\n" for key in missing] or ["None.\n"]
+    if ours["not_run"]:
+        counts = ", ".join(f"{count} of {kind}" for kind, count in ours["not_run"].items())
+        lines.append(f"\nNot run: {counts}.\n")
+    return "".join(lines)
 
-        def call(args: list[Any]) -> list[Any]:  # a function: torch wraps it and keeps the attributes of functions only
-            return bound(args)
 
-        call._boxed_call = True  # type: ignore[attr-defined]
-        return call
-
-    table = decompositions()
-    backend = aot_autograd(fw_compiler=compile_graph, bw_compiler=compile_graph, decompositions=table)
-    compiled = torch.compile(program.fn, backend=backend, dynamic=False)
-    kind, reason = verdict(lambda: compare(program, expected, run(program, compiled)), (LoweringError, TritonError))
-    if kind in PASSED and not graphs:
-        kind = "eager"
-    outcome = {"kind": kind, "reason": reason, "kernels": len(launched)}
-    return {**outcome, "externs": dict(externs), "seconds": round(time.perf_counter() - started, 3)}
+def _by_kind(outcomes: Mapping[str, Mapping[str, list[Any]]]) -> dict[str, dict[str, list[Any]]]:
+    found: dict[str, dict[str, list[Any]]] = {}
+    for operator, row in outcomes.items():
+        for kind, outcome in row.items():
+            found.setdefault(kind, {})[operator] = outcome
+    return dict(sorted(found.items()))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run, print what is not equal and a table of counts. Returns 1 if anything differs, crashes or dies."""
-    parser = argparse.ArgumentParser(prog="python -m tools.conformance triton", description=__doc__.partition("\n")[0])
-    parser.add_argument("--journal", type=Path, required=True, help="one line per pair; a second run goes on with it")
-    parser.add_argument("--dtypes", nargs="+", default=DTYPES)
-    parser.add_argument("--directions", nargs="+", default=DIRECTIONS)
-    parser.add_argument("--only", nargs="+", default=[], help="operators, as nn.functional.gelu")
-    parser.add_argument("--chunk", type=int, default=200, help="pairs in one process")
-    parser.add_argument("--every", type=int, default=1, help="take each so-and-so-many-th pair only")
-    parser.add_argument("--limit", type=int, help="at most so many pairs that have no line yet")
-    chosen = parser.parse_args(argv)
-    warnings.simplefilter("ignore")
-    torch.set_num_threads(1)
-    chosen.journal.parent.mkdir(parents=True, exist_ok=True)
-    known = read_journal(chosen.journal)
-    pairs = list(all_pairs(chosen.dtypes, chosen.directions))[:: chosen.every]
-    if chosen.only:
-        pairs = [p for p in pairs if {p.operator, p.operator.partition("(")[0]} & set(chosen.only)]
-    pairs = [p for p in pairs if p.key not in known][: chosen.limit] if chosen.limit else pairs
-    known = work_through(pairs, chosen.journal, check_pairs, chunk=chosen.chunk)
-    return summary({p.key: known[p.key] for p in pairs})
+    """Run, print what is not equal and a table of counts; or with ``--page`` write the page."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if arguments != ["--page"]:
+        return run_table(arguments, "triton", __doc__ or "", DTYPES, INTERPRETED)
+    read = [json.loads((RESULTS / name).read_text()) for name in ("triton.json", "op_db.json")]
+    (ROOT / "docs" / "triton-coverage.md").write_text(page(*read))
+    return 0

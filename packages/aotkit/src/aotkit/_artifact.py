@@ -24,7 +24,7 @@ from ._around import around_compiled
 
 __all__ = ["ARTIFACT_FORMAT", "Artifact", "StoredGraph", "StoredReport", "bind_artifact"]
 
-ARTIFACT_FORMAT = 2
+ARTIFACT_FORMAT = 3
 """Of all that an artifact holds. Whoever changes the meaning of a plan, of metadata or of object code adds one."""
 
 Boxed = Callable[[list[Any]], Sequence[Any]]
@@ -54,7 +54,7 @@ class StoredGraph:
     """One compiled graph.
 
     Attributes:
-        program: launch plan and object code, as JSON text.
+        program: launch plan and object code or cubins, as JSON text.
         constants: tensors that the graph holds, by name.
         detaches: see :class:`.WithoutHistory`.
         checked: names of custom operators that are looked at in the first call.
@@ -112,7 +112,9 @@ class Artifact:
             described = []
             for number, (constant, value) in enumerate(graph.constants.items()):
                 sections[f"{name}.constant{number}"] = _bytes_of(value)
-                described.append([constant, str(value.dtype), list(value.shape), list(value.stride())])
+                described.append(
+                    [constant, str(value.dtype), list(value.shape), list(value.stride()), str(value.device)]
+                )
             meta[name] = {
                 "constants": described,
                 "detaches": graph.detaches,
@@ -147,8 +149,8 @@ class Artifact:
 def _graph(sections: Mapping[str, bytes], meta: Mapping[str, Any], name: str) -> StoredGraph:
     described = meta[name]
     constants = {
-        constant: _tensor(sections[f"{name}.constant{number}"], dtype, shape, stride)
-        for number, (constant, dtype, shape, stride) in enumerate(described["constants"])
+        constant: _tensor(sections[f"{name}.constant{number}"], dtype, shape, stride, device)
+        for number, (constant, dtype, shape, stride, device) in enumerate(described["constants"])
     }
     checked = tuple(described["checked"])
     return StoredGraph(sections[name].decode(), constants, described["detaches"], checked, described["report"])
@@ -159,14 +161,17 @@ def _bytes_of(value: torch.Tensor) -> bytes:
     if value.numel() == 0:
         return b""
     last = sum((size - 1) * stride for size, stride in zip(value.shape, value.stride(), strict=True))
+    if value.device.type != "cpu":
+        value = value.as_strided((last + 1,), (1,)).cpu()
     return ctypes.string_at(value.data_ptr(), (last + 1) * value.element_size())
 
 
-def _tensor(data: bytes, dtype: str, shape: Sequence[int], stride: Sequence[int]) -> torch.Tensor:
+def _tensor(data: bytes, dtype: str, shape: Sequence[int], stride: Sequence[int], device: str) -> torch.Tensor:
     kind: torch.dtype = getattr(torch, dtype.removeprefix("torch."))
     if not data:
-        return torch.empty_strided(shape, stride, dtype=kind)
-    return torch.frombuffer(bytearray(data), dtype=torch.uint8).view(kind).as_strided(shape, stride)
+        return torch.empty_strided(shape, stride, dtype=kind, device=device)
+    flat = torch.frombuffer(bytearray(data), dtype=torch.uint8).view(kind)
+    return flat.to(device).as_strided(shape, stride)
 
 
 def bind_artifact(

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["Collector"]
 
 _MOST_CONSTANT_BYTES = 64 << 20
+_DEVICES = ("cpu", "cuda")
 
 
 @dataclass
@@ -45,8 +46,8 @@ class Collector:
             self.give_up("the graph is compiled in pieces, around calls that stay as they are")
             return
         size = sum(t.untyped_storage().nbytes() for t in compiled.constants.values())
-        if any(type(t) is not torch.Tensor or t.device.type != "cpu" for t in compiled.constants.values()):
-            self.give_up("the graph holds a constant that is no plain tensor on the CPU")
+        if any(type(t) is not torch.Tensor or t.device.type not in _DEVICES for t in compiled.constants.values()):
+            self.give_up("the graph holds a constant that is no plain tensor on the CPU or on CUDA")
         elif size > _MOST_CONSTANT_BYTES:
             self.give_up(f"the graph holds {size} bytes of constants")
         else:

@@ -81,15 +81,15 @@ def has_lists(example_inputs: Sequence[Any]) -> bool:
     return any(isinstance(value, list | tuple) for value in example_inputs)
 
 
-def unsupported_input(example_inputs: Sequence[Any], *, only_cpu: bool = True) -> str | None:
+def unsupported_input(example_inputs: Sequence[Any], *, kernels: bool = True) -> str | None:
     """Why these inputs cannot be compiled, by kind, device or layout, or ``None``."""
     for position, value in enumerate(example_inputs):
         if isinstance(value, BackwardState):
             return f"input {position} is a BackwardState: hooks on values inside do not run under compiled autograd"
         if not isinstance(value, torch.Tensor):
             continue
-        if only_cpu and value.device.type != "cpu":
-            return f"input {position} is on device {value.device}, and this release generates code for the CPU only"
+        if kernels and value.device.type not in ("cpu", "cuda"):
+            return f"input {position} is on device {value.device}; code is generated for the CPU and for CUDA only"
         if value.layout is not torch.strided:
             return f"input {position} has layout {value.layout}; only strided tensors are compiled"
     return None

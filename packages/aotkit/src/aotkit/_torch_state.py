@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from aotkit_cache import Uncacheable
 
-__all__ = ["autocast_state", "torch_state"]
+__all__ = ["autocast_state", "cuda_capabilities", "torch_state"]
 
 
 def autocast_state() -> tuple[tuple[tuple[str, bool, str], ...], bool, int]:
@@ -19,6 +19,13 @@ def autocast_state() -> tuple[tuple[tuple[str, bool, str], ...], bool, int]:
     torch.autocast_decrement_nesting()
     devices = tuple((d, torch.is_autocast_enabled(d), str(torch.get_autocast_dtype(d))) for d in names)
     return devices, torch.is_autocast_cache_enabled(), nesting
+
+
+def cuda_capabilities(named: bool) -> tuple[tuple[int, int], ...]:
+    """What the CUDA devices of this process can, if it uses one; ``named``: the graph will."""
+    if not (torch.cuda.is_initialized() or (named and torch.cuda.is_available())):
+        return ()
+    return tuple(torch.cuda.get_device_capability(index) for index in range(torch.cuda.device_count()))
 
 
 def torch_state() -> dict[str, Any]:

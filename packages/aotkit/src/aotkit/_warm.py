@@ -33,7 +33,7 @@ from ._inputs import symbolic_twins
 from ._observe import GraphRecord, Recorder
 from ._publish import publish_metadata
 from ._size_guards import Names, guards_hold, guards_of, install_guards, ranges_of
-from ._torch_state import torch_state
+from ._torch_state import cuda_capabilities, torch_state
 from .options import Options
 
 __all__ = ["Lookup", "graph_key", "prepare_lookup"]
@@ -163,13 +163,15 @@ def graph_key(
     """All parts of the key but the ranges of symbols. Raises :class:`Uncacheable`."""
     allowed = dict(entry.partition("@")[::2] for entry in options.cacheable)
     chosen = {f.name: getattr(options, f.name) for f in fields(options) if f.name not in _NOT_OUTPUT}
+    graph = "\n".join(graph_lines(gm, allowed))
     return {
         "inputs": describe_inputs(args, twins, names),
-        "graph": "\n".join(graph_lines(gm, allowed)),
+        "graph": graph,
         "options": chosen,
         **{f"state.{name}": value for name, value in torch_state().items()},
         **environment_parts(),
         "env.target": str(host_target()),
+        "env.cuda": cuda_capabilities("device cuda" in graph),
         "env.sources": sources_digest(),
         "format": ARTIFACT_FORMAT,
     }

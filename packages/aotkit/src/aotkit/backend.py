@@ -75,7 +75,7 @@ def compile_graph_module(
     if has_lists(example_inputs):
         return _compile_with_lists(gm, example_inputs, options, recorder)
     held = held_tensors(gm)
-    reason = unsupported_input([*example_inputs, *held], only_cpu=options.lowering == "kernels")
+    reason = unsupported_input([*example_inputs, *held], kernels=options.lowering == "kernels")
     if reason is not None:
         if options.fallback == "error":
             raise CompileError(f"the graph could not be compiled: {reason}")

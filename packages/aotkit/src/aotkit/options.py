@@ -32,7 +32,9 @@ class Options:
     ``cache``: keep compiled graphs on disk between processes. ``cacheable``: custom operators, and functions that the
     frontend leaves in graphs, whose graphs may be kept, as ``"namespace.name@version"``: change the version when the
     code changes.
-    ``processor``: generate code for this one, or for every one that has its level of x86-64 (``"x86-64-v3"`` is AVX2).
+    ``processor``: of graphs on the CPU: generate code for this one, or for every one that has its level of x86-64
+    (``"x86-64-v3"`` is AVX2); ``"triton-interpreter"`` runs the kernels that a CUDA device would get, in Triton's
+    interpreter (slow: to look for a fault without a device).
     ``redzones``: watch the memory of every call of generated code (slow): a write beside a buffer raises
     ``aotkit_inductor_lower.RedzoneError``, and what is read before it was written is NaN.
     ``verify``: check the IR between passes; serialize, reload and then use the product of every stage.
@@ -55,7 +57,7 @@ class Options:
     fuel: int | None = None
     disable: frozenset[str] = frozenset()
     cacheable: frozenset[str] = frozenset()
-    processor: Literal["host", "x86-64", "x86-64-v3", "x86-64-v4"] = "host"
+    processor: Literal["host", "x86-64", "x86-64-v3", "x86-64-v4", "triton-interpreter"] = "host"
 
     def __post_init__(self) -> None:
         hints = get_type_hints(type(self))

@@ -1,4 +1,4 @@
-"""Compile functional ATen graphs into fused CPU kernels, with no C++ compiler.
+"""Compile functional ATen graphs into fused kernels for the CPU, with no C++ compiler, and for CUDA, with Triton.
 
 ::
 
@@ -44,10 +44,8 @@ if TYPE_CHECKING:
         BindError,
         CompiledProgram,
         RedzoneError,
-        bind_program,
-        compiled_from_json,
-        compiled_to_json,
     )
+    from .programs import bind_program, compiled_from_json, compiled_to_json
     from .report import LoweringReport
     from .schedule import FusionRecord, schedule_program
 
@@ -109,10 +107,8 @@ _HOMES = {
             "BindError",
             "CompiledProgram",
             "RedzoneError",
-            "bind_program",
-            "compiled_from_json",
-            "compiled_to_json",
         ),
+        "programs": ("bind_program", "compiled_from_json", "compiled_to_json"),
         "report": ("LoweringReport",),
         "schedule": (
             "FusionRecord",

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch.fx import GraphModule
@@ -17,6 +17,7 @@ from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 from .__about__ import __version__
 from .codegen import host_target, processor_target
 from .codegen.generate import generate
+from .devices import kernel_device
 from .fx_passes import run_fx_passes
 from .ir import Program
 from .ir.parse import parse_program
@@ -28,6 +29,9 @@ from .pieces import PiecewiseGraph, compile_pieces, needs_pieces
 from .plan import ArenaPool, BoundProgram, CompiledProgram, bind, compiled_from_json, compiled_to_json
 from .report import LoweringReport, make_report
 from .schedule import FusionRecord, choose_library_calls, schedule_program
+
+if TYPE_CHECKING:
+    from .triton import DeviceGraph
 
 __all__ = ["CompiledGraph", "ObjectStore", "Observer", "compile_graph"]
 
@@ -92,8 +96,9 @@ def compile_graph(
     observer: Observer | None = None,
     object_store: ObjectStore | None = None,
     arenas: ArenaPool | None = None,
-) -> CompiledGraph | PiecewiseGraph:
-    """Compile a functional ATen graph for the CPU, in one piece if it can be (see :mod:`.pieces`).
+) -> CompiledGraph | DeviceGraph | PiecewiseGraph:
+    """Compile a functional ATen graph, in one piece if it can be (see :mod:`.pieces`): for the CPU, or with Triton for
+    the CUDA device that (most of) its tensors are on.
 
     Nodes need fake values in ``meta["val"]``, as ``make_fx`` leaves them; where they lack, they are computed from
     ``example_inputs``. Graphs that never run at once may share the memory of their temporaries: ``arenas``. Works as
@@ -103,9 +108,13 @@ def compile_graph(
     options, arenas = options or LowerOptions(), arenas or ArenaPool()
     graph = with_fake_values(gm, example_inputs)
     if not needs_pieces(graph):
+        if options.processor == "triton-interpreter" or kernel_device(graph).type == "cuda":
+            from .triton import compile_device_graph
+
+            return compile_device_graph(graph, options=options, observer=observer, object_store=object_store)
         return _compile_whole(graph, options, observer, object_store, arenas)
 
-    def compile_one(piece: GraphModule) -> CompiledGraph | PiecewiseGraph:
+    def compile_one(piece: GraphModule) -> CompiledGraph | DeviceGraph | PiecewiseGraph:
         return compile_graph(piece, options=options, observer=observer, object_store=object_store, arenas=arenas)
 
     return compile_pieces(graph, compile_one)
@@ -118,18 +127,18 @@ def _compile_whole(
     object_store: ObjectStore | None,
     arenas: ArenaPool,
 ) -> CompiledGraph:
-    with _stage(observer, "fx-passes"):
+    with stage(observer, "fx-passes"):
         graph = run_fx_passes(gm, options)
-    with _stage(observer, "lowering"):
+    with stage(observer, "lowering"):
         lowered = _checked(lower_graph(graph, options), options)
     _dump(observer, "lowered", "ir", lowered)
-    with _stage(observer, "schedule"):
+    with stage(observer, "schedule"):
         scheduled, records = schedule_program(lowered, options)
         scheduled = _checked(choose_library_calls(scheduled, host_target().cpu), options)
     _dump(observer, "scheduled", "ir", scheduled)
-    with _stage(observer, "codegen"):
+    with stage(observer, "codegen"):
         compiled = _generate(scheduled, options, observer, object_store)
-    with _stage(observer, "bind"):
+    with stage(observer, "bind"):
         constants = graph_constants(graph)
         bound = bind(compiled, constants, arenas, redzones=options.redzones)
     return CompiledGraph(bound, constants, scheduled, records, make_report(graph, lowered, scheduled, records))
@@ -177,6 +186,7 @@ def _checked(program: Program, options: LowerOptions) -> Program:
 def _generate(
     program: Program, options: LowerOptions, observer: Observer | None, store: ObjectStore | None
 ) -> CompiledProgram:
+    assert options.processor != "triton-interpreter"
     target = processor_target(options.processor)
     digest = ""
     if store is not None:
@@ -213,7 +223,8 @@ def _dump(observer: Observer | None, name: str, kind: str, program: Program) -> 
 
 
 @contextmanager
-def _stage(observer: Observer | None, name: str) -> Iterator[None]:
+def stage(observer: Observer | None, name: str) -> Iterator[None]:
+    """Tell the observer, if there is one, about a stage."""
     if observer is None:
         yield
         return

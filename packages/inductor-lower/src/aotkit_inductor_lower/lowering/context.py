@@ -38,9 +38,13 @@ def source_line(node: Node) -> str:
 
 
 class LoweringContext:
-    """Handed to every rule. Rules declare buffers, write nests and return values; they keep no state themselves."""
+    """Handed to every rule. Rules declare buffers, write nests and return values; they keep no state themselves.
 
-    def __init__(self) -> None:
+    ``device``: what kernels are generated for.
+    """
+
+    def __init__(self, device: torch.device | None = None) -> None:
+        self.device = device or torch.device("cpu")
         self.sizes = SizeConverter()
         self.buffers: dict[str, Buffer] = {}
         self.steps: list[Step] = []
@@ -62,17 +66,16 @@ class LoweringContext:
         self._storage_offsets[name] = self.sizes.expr(val.storage_offset())
         return View(name, dtype, sizes, dim_exprs(len(sizes)), strides, to_expr(0))
 
-    def declare_dense(self, name: str, sizes: Sequence[Expr], dtype: torch.dtype, device: str = "cpu") -> View:
-        """A new contiguous temporary."""
+    def declare_dense(self, name: str, sizes: Sequence[Expr], dtype: torch.dtype) -> View:
+        """A new contiguous temporary of the kernels' device."""
         name = self.unique(name)
         strides: list[Expr] = []
         step = to_expr(1)
         for size in reversed(sizes):
             strides.insert(0, step)
             step = step * size
-        self.buffers[name] = Buffer(
-            name, str(dtype).removeprefix("torch."), tuple(sizes), tuple(strides), BufferKind.TEMPORARY, device
-        )
+        kind, device = str(dtype).removeprefix("torch."), str(self.device)
+        self.buffers[name] = Buffer(name, kind, tuple(sizes), tuple(strides), BufferKind.TEMPORARY, device)
         self._storage_offsets[name] = to_expr(0)
         return View(name, dtype, tuple(sizes), dim_exprs(len(sizes)), tuple(strides), to_expr(0))
 

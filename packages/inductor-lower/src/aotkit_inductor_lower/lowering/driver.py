@@ -7,6 +7,7 @@ import operator
 import torch
 from torch.fx import GraphModule, Node
 
+from ..devices import kernel_device
 from ..errors import UnsupportedGraphError
 from ..ir import BufferKind, BufferRef, Program, SymInput
 from ..options import LowerOptions
@@ -74,7 +75,7 @@ def lower_graph(gm: GraphModule, options: LowerOptions | None = None, name: str 
     :class:`UnsupportedGraphError` for what can be neither generated nor called.
     """
     options = options or LowerOptions()
-    ctx = LoweringContext()
+    ctx = LoweringContext(kernel_device(gm))
     inputs: list[str] = []
     sources: dict[str, tuple[str, int, str, int]] = {}
     outputs: tuple[BufferRef | SymInput | None, ...] = ()
@@ -129,6 +130,7 @@ def lower_node(ctx: LoweringContext, node: Node) -> NodeValue:
 
 def _not_generated(ctx: LoweringContext, node: Node) -> str | None:
     """Why no kernel can hold the node's tensors, or None."""
+    on_cuda = ctx.device.type == "cuda"
     for owner in (node, *node.all_input_nodes):
         val = owner.meta.get("val")
         for tensor in val if isinstance(val, list | tuple) else (val,):
@@ -138,6 +140,8 @@ def _not_generated(ctx: LoweringContext, node: Node) -> str | None:
                 return f"generated code has no {tensor.dtype}"
             if tensor.layout is not torch.strided:
                 return f"generated code has no {tensor.layout} tensors"
+            if on_cuda and tensor.device != ctx.device:
+                return f"a tensor is on {tensor.device}, and this graph's kernels run on {ctx.device}"
     return None
 
 

@@ -37,12 +37,8 @@ __all__ = [
     "Return",
     "View",
     "bind",
-    "bind_program",
     "compiled_from_json",
     "compiled_to_json",
     "plan_from_json",
     "plan_to_json",
 ]
-
-bind_program = bind
-""":func:`bind` under the name that the root of the package gives it."""

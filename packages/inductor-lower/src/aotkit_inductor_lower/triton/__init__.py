@@ -1,20 +1,29 @@
 """Kernels for CUDA: Triton source from the loop IR, compiled to cubins, and the plan that launches them.
 
-Nothing here imports Triton before a kernel is compiled or interpreted.
+Nothing here imports Triton before a kernel is compiled or interpreted, and a process that only launches what was
+compiled before imports neither the code generator nor the lowering.
 """
 
-from .autotune import Candidate, Choice, Timer, choose
-from .bind import BoundDeviceProgram, bind_device
-from .compile import Cubin, KernelFacts, compile_kernel, resource_facts, vector_bytes
-from .drivers import CudaDriver, Driver, InterpreterDriver
-from .errors import DeviceTooOld, TritonError, TritonMissing
-from .generate import compile_program, generate_device, on_device
-from .kernel import KernelArgument, KernelSource, emit_kernel
-from .load import interpret_kernel, jit_function, standalone_text
-from .pipeline import LoweredForDevice, compile_graph_for_device, lower_for_device
-from .products import DeviceTuning, Product, ProductChoice
-from .program import DeviceKernel, DeviceLaunch, DeviceProgram, device_from_json, device_to_json
-from .tiles import Config, TileLimits, TilePlan, plan_tiles
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .autotune import Candidate, Choice, Timer, choose
+    from .bind import BoundDeviceProgram, bind_device
+    from .compile import KernelFacts, compile_kernel, resource_facts, vector_bytes
+    from .drivers import CudaDriver, Driver, InterpreterDriver
+    from .errors import DeviceTooOld, TritonError, TritonMissing
+    from .generate import compile_program, generate_device, on_device
+    from .graph import DeviceGraph, compile_device_graph
+    from .kernel import emit_kernel
+    from .load import interpret_kernel, jit_function, standalone_text
+    from .pipeline import LoweredForDevice, compile_graph_for_device, lower_for_device
+    from .products import DeviceTuning, Product, ProductChoice
+    from .program import DeviceKernel, DeviceLaunch, DeviceProgram, device_from_json, device_to_json
+    from .records import Config, Cubin, KernelArgument, KernelSource
+    from .tiles import TileLimits, TilePlan, plan_tiles
 
 __all__ = [
     "BoundDeviceProgram",
@@ -23,6 +32,7 @@ __all__ = [
     "Config",
     "Cubin",
     "CudaDriver",
+    "DeviceGraph",
     "DeviceKernel",
     "DeviceLaunch",
     "DeviceProgram",
@@ -43,6 +53,7 @@ __all__ = [
     "TritonMissing",
     "bind_device",
     "choose",
+    "compile_device_graph",
     "compile_graph_for_device",
     "compile_kernel",
     "compile_program",
@@ -59,3 +70,32 @@ __all__ = [
     "standalone_text",
     "vector_bytes",
 ]
+
+_HOMES = {
+    name: home
+    for home, names in {
+        "autotune": "Candidate Choice Timer choose",
+        "bind": "BoundDeviceProgram bind_device",
+        "compile": "KernelFacts compile_kernel resource_facts vector_bytes",
+        "drivers": "CudaDriver Driver InterpreterDriver",
+        "errors": "DeviceTooOld TritonError TritonMissing",
+        "generate": "compile_program generate_device on_device",
+        "graph": "DeviceGraph compile_device_graph",
+        "kernel": "emit_kernel",
+        "load": "interpret_kernel jit_function standalone_text",
+        "pipeline": "LoweredForDevice compile_graph_for_device lower_for_device",
+        "products": "DeviceTuning Product ProductChoice",
+        "program": "DeviceKernel DeviceLaunch DeviceProgram device_from_json device_to_json",
+        "records": "Config Cubin KernelArgument KernelSource",
+        "tiles": "TileLimits TilePlan plan_tiles",
+    }.items()
+    for name in names.split()
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f".{_HOMES[name]}", __name__), name)
+    globals()[name] = value
+    return value

@@ -12,10 +12,11 @@ from dataclasses import dataclass, replace
 
 from ..codegen.llvm.nest import FlatNest
 from ..ir import Buffer, Origin
-from .compile import Cubin, KernelFacts, compile_kernel, resource_facts
+from .compile import KernelFacts, compile_kernel, resource_facts
 from .errors import TritonError
-from .kernel import KernelSource, emit_kernel
-from .tiles import Config, TileLimits
+from .kernel import emit_kernel
+from .records import Config, Cubin, KernelSource
+from .tiles import TileLimits
 
 __all__ = ["Candidate", "Choice", "Timer", "candidates", "choose"]
 

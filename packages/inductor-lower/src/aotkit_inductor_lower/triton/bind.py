@@ -15,12 +15,12 @@ from ..plan import BindError, CallExtern, LaunchPlan
 from ..plan.emit_python import PlanEmitter
 from ..plan.externs import conform, resolve_target
 from ..symbolic import Symbol, SymbolKind
-from .drivers import Driver
+from .drivers import CudaDriver, Driver, InterpreterDriver
 from .errors import TritonError
 from .launcher import LaunchRow, LaunchTable, segment_runner
 from .program import ZERO_SLOT, DeviceLaunch, DeviceProgram
 
-__all__ = ["BoundDeviceProgram", "bind_device"]
+__all__ = ["BoundDeviceProgram", "bind_device", "bind_stored", "moved"]
 
 ALIGNMENT = 16
 KEPT_SIZES = 8
@@ -72,7 +72,7 @@ def bind_device(
     :class:`~.errors.TritonError` if a kernel does not load.
     """
     if driver.device != program.device:
-        program = replace(program, plan=_moved(program.plan, driver.device))
+        program = replace(program, plan=moved(program.plan, driver.device))
     plan, constants = program.plan, dict(constants or {})
     missing = [b.name for b in plan.buffers if b.home == "constant" and b.name not in constants]
     if missing:
@@ -101,6 +101,25 @@ def bind_device(
     return BoundDeviceProgram(call, source, driver)
 
 
+def bind_stored(program: DeviceProgram, constants: Mapping[str, torch.Tensor] | None = None) -> BoundDeviceProgram:
+    """Bind a program to its own device; one for the ``cpu`` runs in Triton's interpreter.
+
+    Raises :class:`~..plan.BindError` if the device is not there, or another one than its kernels are compiled for.
+    """
+    if torch.device(program.device).type == "cpu":
+        return bind_device(program, InterpreterDriver(), constants)
+    if not torch.cuda.is_available():
+        raise BindError(f"{program.plan.name} is compiled for {program.device}, and this process has no CUDA device")
+    driver = CudaDriver(program.device)
+    others = sorted({k.cubin.arch for k in program.kernels if k.cubin is not None} - {driver.arch})
+    if others:
+        raise BindError(
+            f"the kernels of {program.plan.name} are compiled for sm_{others[0]}, and {program.device} is "
+            f"sm_{driver.arch}; compile again"
+        )
+    return bind_device(program, driver, constants)
+
+
 def _safe(name: str) -> str:
     return "".join(c if c.isalnum() or c == "_" else "_" for c in name)
 
@@ -118,7 +137,7 @@ def _allocator(device: torch.device) -> Callable[..., torch.Tensor]:
     return empty
 
 
-def _moved(plan: LaunchPlan, device: str) -> LaunchPlan:
+def moved(plan: LaunchPlan, device: str) -> LaunchPlan:
     """The plan on another device: its ATen calls name it."""
 
     def move(arg: Arg) -> Arg:

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from ..ir import DType
-from .kernel import KernelArgument, KernelSource, argument_name
+from .kernel import argument_name
 from .load import jit_function
-from .tiles import Config
+from .records import Config, Cubin, KernelArgument, KernelSource
 
 __all__ = ["Cubin", "KernelFacts", "compile_kernel", "resource_facts", "vector_bytes"]
 
@@ -30,21 +30,6 @@ _TYPES: Mapping[DType, str] = {
     DType.BOOL: "i1",
 }
 ALIGNED = 16  # bytes that each pointer is a multiple of
-
-
-@dataclass(frozen=True, slots=True)
-class Cubin:
-    """A compiled kernel. ``arch``: 90 for sm_90. ``shared``: bytes of dynamic shared memory. ``threads`` of a program
-    instance. ``hidden``: null pointers that follow the arguments. ``ptx`` is kept on request."""
-
-    name: str
-    code: bytes
-    arch: int
-    shared: int
-    threads: int
-    hidden: int
-    config: Config
-    ptx: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,6 @@ import torch
 
 from ..ir.dtypes import to_torch_dtype
 from .errors import TritonError
-from .load import run_interpreted
 from .program import DeviceKernel
 
 __all__ = ["CudaDriver", "Driver", "InterpreterDriver"]
@@ -64,6 +63,9 @@ class InterpreterDriver:
         self.launch: int = address
 
     def load(self, kernel: DeviceKernel) -> int:
+        from .load import triton_module
+
+        triton_module()  # refuses now, not at the first call
         self._kernels.append(kernel)
         return len(self._kernels)
 
@@ -79,6 +81,8 @@ class InterpreterDriver:
 
     def _run(self, handle: int, *rest: Any) -> int:
         grid, params = rest[0], rest[8]
+        from .load import run_interpreted
+
         source = self._kernels[handle - 1].source
         self.launched.append(source.name)
         try:
@@ -108,7 +112,7 @@ def _at(address: int, dtype: torch.dtype) -> torch.Tensor:
 
 
 class CudaDriver:
-    """A CUDA device, through the driver's library. Streams are torch's."""
+    """A CUDA device, through the driver's library. Streams are torch's. ``arch``: 90 for sm_90."""
 
     def __init__(self, device: str = "cuda:0", library: Any = None) -> None:
         self.device = device
@@ -119,6 +123,8 @@ class CudaDriver:
         self.launch: int = address
         self._raw_stream: Callable[[int], int] = torch._C._cuda_getCurrentRawStream
         self._current: Callable[[], int] = torch._C._cuda_getDevice
+        major, minor = torch.cuda.get_device_capability(self._index)
+        self.arch = major * 10 + minor
         with torch.cuda.device(self._index):
             torch.cuda.current_stream()  # makes the device's context the present one
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from ..errors import LoweringError
+
 __all__ = ["DeviceTooOld", "TritonError", "TritonMissing"]
 
 
-class TritonError(RuntimeError):
+class TritonError(LoweringError, RuntimeError):
     """A graph cannot be compiled for, or run on, a CUDA device."""
 
 

@@ -16,9 +16,10 @@ from ..symbolic import Expr, to_expr
 from .autotune import Timer, candidates, choose
 from .compile import compile_kernel
 from .errors import TritonError
-from .kernel import KernelArgument, KernelSource, argument_name, emit_kernel
+from .kernel import argument_name, emit_kernel
 from .matmul import CONFIGS, emit_matmul, matmul_site
 from .program import ZERO_SLOT, DeviceKernel, DeviceLaunch, DeviceProgram
+from .records import KernelArgument, KernelSource
 from .tiles import TileLimits
 
 __all__ = ["compile_program", "generate_device", "on_device"]
@@ -52,7 +53,7 @@ def generate_device(
     ``tune`` adds alternatives to each kernel, for :func:`compile_program` to choose from. ``tf32`` lets products of
     f32 matrices lose bits.
 
-    Raises :class:`~.errors.TritonError` for a graph whose buffers are on several devices.
+    Raises :class:`~.errors.TritonError` for kernels over buffers on several devices.
     """
     device = _single_device(program)
     build = _DeviceBuild(program, host_target(), limits=limits, device=device, tune=tune, tf32=tf32)
@@ -101,17 +102,20 @@ def _compiled(kernel: DeviceKernel, arch: int, timer: Timer | None) -> DeviceKer
 
 
 def _single_device(program: Program) -> str:
-    """The device of all buffers."""
+    """The device of all that kernels touch; of anything on CUDA where there are no kernels."""
+    touched = {n for step in program.steps if isinstance(step, LoopNest) for n in (*step.reads, *step.writes)}
     devices: dict[str, str] = {}
     for buffer in program.buffers:
-        devices.setdefault(buffer.device, buffer.name)
+        if buffer.name in touched:
+            devices.setdefault(buffer.device, buffer.name)
     if len(devices) > 1:
         places = ", ".join(f"{name} on {device}" for device, name in devices.items())
         raise TritonError(
-            f"the graph {program.name} has tensors on several devices ({places}); one launch plan serves one device: "
-            "move the tensors before the compiled region, or compile one region per device"
+            f"the kernels of {program.name} would take tensors on several devices ({places}); lower_graph makes ATen "
+            "calls of such operators"
         )
-    return next(iter(devices), "cuda:0")
+    on_cuda = [b.device for b in program.buffers if b.device.startswith("cuda")]
+    return next(iter(devices), None) or next(iter(on_cuda), "cuda:0")
 
 
 @dataclass(slots=True)
@@ -135,6 +139,8 @@ class _DeviceBuild(PlanBuild):
             yield from found
 
     def plan_steps(self) -> None:
+        # The allocator is the arena on a device; what ATen computes on the CPU is its own there.
+        self.homes = {n: "extern" if home == "arena" else home for n, home in self.homes.items()}
         self.unaligned = self._unaligned()
         PlanBuild.plan_steps(self)
 

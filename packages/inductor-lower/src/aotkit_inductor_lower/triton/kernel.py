@@ -13,7 +13,6 @@ Note [What one program instance reads back]
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from keyword import iskeyword
 
 from ..codegen.llvm.nest import FlatNest
@@ -23,9 +22,10 @@ from ..symbolic import Expr, Symbol, SymbolKind, sym, to_expr
 from .index_text import expr_text, identifier
 from .ops import TYPE_NAMES, constant_text, op_text
 from .prelude import device_function_names, prelude_for
+from .records import Config, KernelArgument, KernelSource
 from .reduce import Reducer, accumulate_text
 from .scope import Scope, Value
-from .tiles import Config, TileLimits, TilePlan, plan_tiles, size_hint
+from .tiles import TileLimits, TilePlan, plan_tiles, size_hint
 
 __all__ = ["KernelArgument", "KernelEmitter", "KernelSource", "emit_kernel"]
 
@@ -33,41 +33,8 @@ ATOMIC = frozenset({(d, "add") for d in (DType.F32, DType.F64, DType.I32, DType.
 ATOMIC_INTS = frozenset({(d, m) for d in (DType.I32, DType.I64) for m in ("min", "max")})
 
 
-_NOTHING = to_expr(0)
 _NO_ORIGIN = Origin()
 _LIMITS = TileLimits()
-
-
-@dataclass(frozen=True, slots=True)
-class KernelArgument:
-    """A parameter: ``kind`` ``pointer`` (``name`` a buffer that owns memory), ``scratch`` (a row of each outer
-    iteration, of ``extent`` elements in total) or ``size`` (``name`` a symbol). ``dtype``: the element type.
-    ``aligned``: the pointer is a multiple of 16 bytes."""
-
-    kind: str
-    name: str
-    dtype: DType
-    written: bool = False
-    extent: Expr = _NOTHING
-    aligned: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class KernelSource:
-    """A kernel's text and how to launch it.
-
-    ``text`` is the function with the device functions it calls; it needs ``tl``, ``jit`` and ``libm`` in scope.
-    ``grid``: (size, block name or ``None``) per outer loop; the number of program instances is the product of the
-    sizes divided by their blocks, rounded up. ``checks``: it stops on an index out of range.
-    """
-
-    name: str
-    text: str
-    arguments: tuple[KernelArgument, ...]
-    grid: tuple[tuple[Expr, str | None], ...]
-    config: Config
-    checks: bool
-    persistent: bool
 
 
 def emit_kernel(

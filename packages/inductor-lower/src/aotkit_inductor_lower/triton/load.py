@@ -15,9 +15,9 @@ from ..ir.dtypes import to_torch_dtype
 from ..symbolic import Symbol, SymbolKind
 from .errors import TritonMissing
 from .interpreted import interpreter_functions, interpreter_libm
-from .kernel import KernelSource
+from .records import KernelSource
 
-__all__ = ["interpret_kernel", "jit_function", "program_count", "run_interpreted", "standalone_text"]
+__all__ = ["interpret_kernel", "jit_function", "program_count", "run_interpreted", "standalone_text", "triton_module"]
 
 HEADER = """\
 import triton
@@ -36,7 +36,8 @@ def standalone_text(source: KernelSource) -> str:
     return HEADER + source.text
 
 
-def _triton() -> Any:
+def triton_module() -> Any:
+    """Triton itself. Raises :class:`TritonMissing`."""
     try:
         import triton
     except ImportError as error:
@@ -56,7 +57,7 @@ def _define(source: KernelSource, namespace: dict[str, Any]) -> Any:
 
 def jit_function(source: KernelSource) -> Any:
     """The kernel as a Triton JIT function. Raises :class:`TritonMissing`."""
-    triton = _triton()
+    triton = triton_module()
     import triton.language as tl
     from triton.language.extra.cuda import libdevice
     from triton.runtime.jit import JITFunction
@@ -123,7 +124,7 @@ def _range(*bounds: Any) -> range:
 
 
 def _interpreted(source: KernelSource, replace_functions: bool) -> Any:
-    triton = _triton()
+    triton = triton_module()
     import triton.language as tl
     from triton.runtime.interpreter import InterpretedFunction
 

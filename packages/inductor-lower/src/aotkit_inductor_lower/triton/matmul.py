@@ -35,10 +35,11 @@ from ..ir import (
 from ..ir.build import NestBuilder
 from ..ir.dtypes import dtype_from_torch_name, is_half
 from ..symbolic import Symbol
-from .kernel import KernelEmitter, KernelSource
+from .kernel import KernelEmitter
 from .ops import TYPE_NAMES
+from .records import Config, KernelSource
 from .scope import Value
-from .tiles import Axis, Config, TilePlan, next_power_of_two, size_hint
+from .tiles import Axis, TilePlan, next_power_of_two, size_hint
 
 __all__ = ["MATMULS", "MatmulSite", "emit_matmul", "matmul_nest", "matmul_site", "with_nests"]
 

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.fx import GraphModule
 
+from ..devices import kernel_device, with_numbers_on_device
 from ..fx_passes import run_fx_passes
 from ..ir import Program
+from ..ir.print import print_program
 from ..ir.verify import verify_program
 from ..lowering import lower_graph
 from ..options import LowerOptions
-from ..pipeline import graph_constants, with_fake_values
+from ..pipeline import graph_constants, stage, with_fake_values
+from ..report import LoweringReport, make_report
 from ..schedule import FusionRecord, schedule_program
 from .bind import BoundDeviceProgram, bind_device
 from .drivers import CudaDriver, Driver
@@ -24,6 +27,9 @@ from .products import DeviceTuning
 from .program import DeviceProgram, device_from_json, device_to_json
 from .split import split_reductions
 
+if TYPE_CHECKING:
+    from ..pipeline import Observer
+
 __all__ = ["LoweredForDevice", "check_device", "check_types", "compile_graph_for_device", "lower_for_device"]
 
 OLDEST = (7, 0)
@@ -33,13 +39,14 @@ FIRST_WITH_BFLOAT16 = 80
 @dataclass(frozen=True, slots=True)
 class LoweredForDevice:
     """A graph lowered for a device: scheduled loop IR, fusion decisions, the device program (sources or cubins), the
-    tensors of the graph's attributes, and per matrix product who computes it and why."""
+    tensors of the graph's attributes, per matrix product who computes it and why, and the report."""
 
     scheduled: Program
     records: tuple[FusionRecord, ...]
     program: DeviceProgram
     constants: dict[str, torch.Tensor]
-    choices: tuple[str, ...] = ()
+    choices: tuple[str, ...]
+    report: LoweringReport
 
 
 def lower_for_device(
@@ -49,32 +56,42 @@ def lower_for_device(
     options: LowerOptions | None = None,
     device: str | None = None,
     tune: DeviceTuning | None = None,
+    observer: Observer | None = None,
 ) -> LoweredForDevice:
     """Lower a functional ATen graph to Triton sources and a launch plan. No GPU and no Triton is needed.
 
-    ``device``: compile for that device although the graph was traced on another one. ``tune``: what is compared, see
-    :class:`DeviceTuning`. Raises
-    :class:`~.errors.TritonError` for tensors on several devices and
-    :class:`~..errors.UnsupportedGraphError` for what can be neither generated nor called.
+    Kernels are for the CUDA device that most of the graph is on; what is elsewhere stays an ATen call. ``device``:
+    compile for that one although the graph was traced on another. ``tune``: what is compared, see
+    :class:`DeviceTuning`. Raises :class:`~..errors.UnsupportedGraphError` for what can be neither generated nor called.
     """
     options = options or LowerOptions()
-    graph = run_fx_passes(with_fake_values(gm, example_inputs), options)
-    lowered = lower_graph(graph, options)
-    if device is not None:
-        lowered = on_device(lowered, device)
-    tune = tune or DeviceTuning()
-    chosen = tuple(tune.choose_products(lowered))
-    lowered = with_nests(lowered, frozenset(name for name, choice in chosen if choice.template))
-    scheduled, records = schedule_program(lowered, options)
-    scheduled = split_reductions(scheduled)
-    if options.verify:
-        verify_program(scheduled)
-    program = generate_device(scheduled, tune=tune.kernels, tf32=tune.tf32)
+    gm = with_fake_values(gm, example_inputs)
+    own = kernel_device(gm)
+    with stage(observer, "fx-passes"):
+        graph = run_fx_passes(with_numbers_on_device(gm, own) if own.type == "cuda" else gm, options)
+    with stage(observer, "lowering"):
+        lowered = lower_graph(graph, options)
+        if device is not None:
+            lowered = on_device(lowered, device)
+        if options.verify:
+            verify_program(lowered)
+        tune = tune or DeviceTuning()
+        chosen = tuple(tune.choose_products(lowered))
+        lowered = with_nests(lowered, frozenset(name for name, choice in chosen if choice.template))
+    with stage(observer, "schedule"):
+        scheduled, records = schedule_program(lowered, options)
+        scheduled = split_reductions(scheduled)
+        if options.verify:
+            verify_program(scheduled)
+    if observer is not None:
+        observer.dump(lowered.name, "ir", lambda: print_program(scheduled))
+    with stage(observer, "codegen"):
+        program = generate_device(scheduled, tune=tune.kernels, tf32=tune.tf32)
     if options.verify and device_from_json(device_to_json(program)) != program:
         raise AssertionError(f"the device program {program.plan.name} changed when it was written and read back")
-    return LoweredForDevice(
-        scheduled, records, program, graph_constants(graph), tuple(choice.reason for _, choice in chosen)
-    )
+    reasons = tuple(choice.reason for _, choice in chosen)
+    report = make_report(graph, lowered, scheduled, records)
+    return LoweredForDevice(scheduled, tuple(records), program, graph_constants(graph), reasons, report)
 
 
 def compile_graph_for_device(

@@ -12,9 +12,7 @@ from ..ir import DType
 from ..plan import LaunchPlan, plan_from_json, plan_to_json
 from ..symbolic import Expr
 from ..symbolic.text import parse_expr
-from .compile import Cubin
-from .kernel import KernelArgument, KernelSource
-from .tiles import Config
+from .records import Config, Cubin, KernelArgument, KernelSource
 
 __all__ = ["ZERO_SLOT", "DeviceKernel", "DeviceLaunch", "DeviceProgram", "device_from_json", "device_to_json"]
 
@@ -69,6 +67,7 @@ def device_to_json(program: DeviceProgram) -> str:
     """The program as JSON text; cubins are base64. Nothing is pickled."""
     return json.dumps(
         {
+            "device": program.device,  # first: by this a reader tells it from a program for the CPU
             "format": FORMAT,
             "plan": plan_to_json(program.plan),
             "kernels": [_kernel_out(k) for k in program.kernels],
@@ -79,7 +78,6 @@ def device_to_json(program: DeviceProgram) -> str:
             "counts": [[slot, str(expr)] for slot, expr in program.counts],
             "aligned": list(program.aligned),
             "written": list(program.written),
-            "device": program.device,
         },
         separators=(",", ":"),
     )

@@ -15,6 +15,7 @@ from math import prod
 from ..codegen.llvm.nest import FlatNest
 from ..ir import IndexValue, Load, Range, Stage, Store
 from ..symbolic import Expr, Symbol, to_expr
+from .records import Config
 
 __all__ = ["Axis", "Config", "TileLimits", "TilePlan", "next_power_of_two", "plan_tiles", "size_hint", "stage_size"]
 
@@ -29,19 +30,6 @@ class TileLimits:
     row: int = 8192
     pointwise: int = 1024
     reduction: int = 4096
-
-
-@dataclass(frozen=True, slots=True)
-class Config:
-    """Block sizes by constexpr name, and what Triton is told: warps of a program instance, pipeline stages."""
-
-    blocks: tuple[tuple[str, int], ...]
-    num_warps: int = 4
-    num_stages: int = 2
-
-    def block(self, name: str) -> int:
-        """The size of a block. Raises ``KeyError`` for an unknown name."""
-        return dict(self.blocks)[name]
 
 
 @dataclass(frozen=True, slots=True)

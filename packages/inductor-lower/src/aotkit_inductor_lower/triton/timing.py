@@ -10,12 +10,11 @@ import torch
 
 from ..ir.dtypes import to_torch_dtype
 from ..symbolic import Expr, Symbol, SymbolKind
-from .compile import Cubin
 from .drivers import CudaDriver
 from .errors import TritonError
-from .kernel import KernelSource
 from .launcher import LaunchRow, LaunchTable, segment_runner
 from .program import DeviceKernel
+from .records import Cubin, KernelSource
 
 __all__ = ["device_timer"]
 

@@ -1,0 +1,171 @@
+"""``torch.compile(backend="aotkit")`` with Triton kernels: in Triton's interpreter, and on a device if there is one."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import aotkit
+from aotkit import _torch_state
+from aotkit._artifact import _bytes_of, _tensor
+from aotkit_inductor_lower import triton as kernels
+
+pytest.importorskip("triton", reason="Triton is the optional extra `cuda`")
+
+
+def compiled(fn: Callable[..., Any], **settings: Any) -> tuple[Callable[..., Any], aotkit.Recorder]:
+    """``fn`` with kernels in the interpreter, as a new process would have it."""
+    torch._dynamo.reset()
+    recorder = aotkit.Recorder()
+    options = aotkit.Options(fallback="error", processor="triton-interpreter").patch(**settings.pop("options", {}))
+    return torch.compile(fn, backend=aotkit.make_backend(options, recorder), **settings), recorder
+
+
+class Model(torch.nn.Module):
+    """A norm, a softmax, a product, a convolution, and a buffer that is written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = torch.nn.Conv1d(4, 6, 3)
+        self.batch = torch.nn.BatchNorm1d(6)
+        self.linear = torch.nn.Linear(8, 5)
+        self.norm = torch.nn.LayerNorm(5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The result has the batch in front."""
+        y = F.gelu(self.linear(self.batch(self.conv(x))))
+        return self.norm(y).softmax(-1) * x.mean()
+
+
+def model_and_input() -> tuple[Model, torch.Tensor]:
+    """In float64, so that sums in another order are equal."""
+    torch.manual_seed(0)
+    return Model().double(), torch.randn(3, 4, 10, dtype=torch.float64)
+
+
+def trained(model: Model, run: Callable[..., Any], x: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Result, gradients and buffers after one step."""
+    x = x.clone().requires_grad_()
+    y = run(x)
+    (y * torch.arange(5.0, device=x.device)).sum().backward()
+    grads = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    return {"y": y.detach(), "x": x.grad, **grads, **dict(model.named_buffers())}  # type: ignore[dict-item]
+
+
+def test_a_training_step_in_the_interpreter_is_eagers_and_is_loaded_the_second_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("AOTKIT_VERIFY", "0")
+    model, x = model_and_input()
+    expected = trained(model, model, x)
+    for attempt in range(2):
+        model, _ = model_and_input()
+        run, recorder = compiled(model)
+        got = trained(model, run, x)
+        assert got.keys() == expected.keys()
+        for name, value in expected.items():
+            torch.testing.assert_close(got[name], value, msg=lambda text, name=name: f"{name}: {text}")
+        assert sum(graph.report.kernel_count for graph in recorder.graphs) >= 4
+        if attempt == 0:  # from now on everything must come from the cache
+
+            def entered(*args: Any, **settings: Any) -> Any:
+                pytest.fail("a graph was lowered again")
+
+            monkeypatch.setattr(kernels.pipeline, "lower_for_device", entered)
+            monkeypatch.setattr(kernels.graph, "lower_for_device", entered)
+
+
+def test_dynamic_sizes_share_one_program_in_the_interpreter() -> None:
+    run, recorder = compiled(lambda x: (x.softmax(-1).sum(0), x.t().contiguous() + 1), dynamic=True)
+    for shape in ((7, 5), (33, 9), (4, 70)):
+        x = torch.randn(shape, dtype=torch.float64)
+        for got, want in zip(run(x), (x.softmax(-1).sum(0), x.t() + 1), strict=True):
+            torch.testing.assert_close(got, want)
+    assert len(recorder.graphs) == 1
+
+
+def test_without_triton_a_graph_runs_eagerly_with_one_notice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "triton", None)
+    run, recorder = compiled(lambda x: x.sin() + 1, options={"fallback": "eager"})
+    x = torch.randn(5)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert torch.equal(run(x), x.sin() + 1)
+    assert [str(w.message) for w in caught if "pip install aotkit-inductor-lower[cuda]" in str(w.message)]
+    assert len(recorder.fallbacks) == 1
+
+
+def test_a_device_that_no_code_is_generated_for_is_named() -> None:
+    run, _ = compiled(lambda x: x + 1)
+    with pytest.raises(Exception, match="input 0 is on device meta; code is generated for the CPU and for CUDA only"):
+        run(torch.empty(3, device="meta"))
+
+
+def test_what_the_devices_can_is_part_of_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert _torch_state.cuda_capabilities(False) == () or torch.cuda.is_initialized()
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (8 + index, 0))
+    assert _torch_state.cuda_capabilities(False) == ((8, 0), (9, 0))
+
+
+def test_a_stored_constant_comes_back_with_its_layout_and_device() -> None:
+    value = torch.arange(24.0).as_strided((2, 3), (12, 2))
+    again = _tensor(_bytes_of(value), "torch.float32", [2, 3], [12, 2], "cpu")
+    assert torch.equal(again, value) and again.stride() == value.stride()
+    moved = _tensor(_bytes_of(value), "torch.float32", [2, 3], [12, 2], "meta")
+    assert moved.device.type == "meta" and moved.stride() == (12, 2)
+
+
+# -- on a device -------------------------------------------------------------------------------------------------
+
+
+def on_cuda(fn: Callable[..., Any], **settings: Any) -> Callable[..., Any]:
+    """``fn`` compiled; a refusal is an error."""
+    torch._dynamo.reset()
+    return torch.compile(fn, backend=aotkit.make_backend(aotkit.Options(fallback="error")), **settings)
+
+
+@pytest.mark.gpu
+def test_on_a_device_a_training_step_is_eagers_cold_and_warm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AOTKIT_VERIFY", "0")
+    model, x = model_and_input()
+    expected = trained(model.cuda(), model, x.cuda())
+    for attempt in range(2):
+        model, _ = model_and_input()
+        got = trained(model.cuda(), on_cuda(model), x.cuda())
+        for name, value in expected.items():
+            torch.testing.assert_close(got[name], value)
+        if attempt == 0:
+            monkeypatch.setitem(sys.modules, "triton.compiler", None)
+
+
+@pytest.mark.gpu
+def test_on_a_device_streams_misaligned_inputs_and_numbers_on_the_cpu_are_as_in_eager() -> None:
+    def f(x: torch.Tensor, number: torch.Tensor) -> torch.Tensor:
+        x.mul_(2)
+        return x.softmax(-1) * number
+
+    run, memory = on_cuda(f), torch.randn(64 * 64 + 1, device="cuda")
+    for offset in (0, 1):
+        ours, theirs = memory.clone()[offset:][: 64 * 64].view(64, 64), memory.clone()[offset:][: 64 * 64].view(64, 64)
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            got = run(ours, torch.tensor(3.0))
+        stream.synchronize()
+        torch.testing.assert_close(got, f(theirs, torch.tensor(3.0)))
+        torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+def test_on_a_second_device_kernels_run_there() -> None:
+    x = torch.randn(33, 65, device="cuda:1")
+    torch.testing.assert_close(on_cuda(lambda x: x.softmax(-1) + 1)(x), x.softmax(-1) + 1)

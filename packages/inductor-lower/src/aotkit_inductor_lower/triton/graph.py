@@ -1,0 +1,113 @@
+"""A graph compiled for a CUDA device (or for the interpreter), as :func:`..compile_graph` hands it out.
+
+Note [Cubins are part of the program]
+    What is stored is the plan with the cubin of every kernel. A process that finds it stored, in a cache or a package,
+    binds it with the CUDA driver alone: it needs neither Triton nor the code generator. So the version of Triton is no
+    part of the digest under which a program is kept: torch's own version names it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.fx import GraphModule
+
+from ..errors import UnsupportedGraphError
+from ..ir import Program
+from ..ir.print import print_program
+from ..options import LowerOptions
+from ..pipeline import generator_digest, stage
+from ..report import LoweringReport
+from ..schedule import FusionRecord
+from .bind import bind_stored, moved
+from .generate import compile_program
+from .load import standalone_text
+from .pipeline import LoweredForDevice, check_device, check_types, lower_for_device
+from .program import DeviceProgram, device_from_json, device_to_json
+
+if TYPE_CHECKING:
+    from ..pipeline import ObjectStore, Observer
+
+__all__ = ["DeviceGraph", "compile_device_graph"]
+
+
+class DeviceGraph:
+    """A graph compiled for CUDA, in the boxed convention: takes one list, empties it, returns a list.
+
+    ``compiled`` is the whole result as data, which with the tensors of ``constants`` can be bound again; ``program``
+    is the scheduled loop IR, ``records`` every fusion decision.
+    """
+
+    _boxed_call = True
+
+    def __init__(self, compiled: DeviceProgram, lowered: LoweredForDevice) -> None:
+        self.compiled = compiled
+        self.constants: Mapping[str, torch.Tensor] = lowered.constants
+        self.program: Program = lowered.scheduled
+        self.records: tuple[FusionRecord, ...] = lowered.records
+        self._report = lowered.report
+        self._bound: Callable[[list[Any]], list[Any]] = bind_stored(compiled, lowered.constants)
+
+    def __call__(self, args: list[Any]) -> list[Any]:
+        return self._bound(args)
+
+    def report(self) -> LoweringReport:
+        """Kernels, fusion groups, ATen calls with reasons; ``str()`` of it is readable."""
+        return self._report
+
+
+def compile_device_graph(
+    gm: GraphModule,
+    example_inputs: Sequence[Any] | None = None,
+    *,
+    options: LowerOptions | None = None,
+    observer: Observer | None = None,
+    object_store: ObjectStore | None = None,
+) -> DeviceGraph:
+    """Compile a graph of CUDA tensors for the device that most of it is on; with
+    ``LowerOptions(processor="triton-interpreter")`` a graph on the CPU for Triton's interpreter.
+
+    Raises :class:`~..errors.UnsupportedGraphError` for what can be neither generated nor called and for redzones, which
+    watch the CPU's memory only, :class:`~.errors.TritonMissing` without Triton, and :class:`~.errors.TritonError` for a
+    device or a type that kernels are not made for.
+    """
+    options = options or LowerOptions()
+    if options.redzones:
+        raise UnsupportedGraphError(
+            "a graph for CUDA with redzones", "only memory of the CPU is watched", todo="leave the option redzones out"
+        )
+    interpreted = options.processor == "triton-interpreter"
+    device = "cuda:0" if interpreted else None
+    lowered = lower_for_device(gm, example_inputs, options=options, device=device, observer=observer)
+    if observer is not None:
+        observer.dump(lowered.scheduled.name, "kernels", lambda: _texts(lowered.program))
+    if interpreted:
+        compiled = replace(lowered.program, device="cpu", plan=moved(lowered.program.plan, "cpu"))
+    else:
+        with stage(observer, "compile-kernels"):
+            compiled = _compiled(lowered, object_store)
+    with stage(observer, "bind"):
+        return DeviceGraph(compiled, lowered)
+
+
+def _texts(program: DeviceProgram) -> str:
+    return "\n\n".join(standalone_text(kernel.source) for kernel in program.kernels)
+
+
+def _compiled(lowered: LoweredForDevice, store: ObjectStore | None) -> DeviceProgram:
+    arch = check_device(lowered.program.device)
+    check_types(lowered.scheduled, arch)
+    if store is None:
+        return compile_program(lowered.program, arch)
+    text = f"{generator_digest()}\n{torch.__version__}\nsm_{arch}\n{print_program(lowered.scheduled)}"
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    found = store.get(digest)
+    if found is not None:
+        return device_from_json(found.decode())
+    compiled = compile_program(lowered.program, arch)
+    store.put(digest, device_to_json(compiled).encode())
+    return compiled

@@ -1,0 +1,215 @@
+"""The device of a graph decides what it is compiled for, and what is elsewhere in it stays with ATen."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from aotkit_inductor_lower import (
+    BindError,
+    CompiledGraph,
+    LowerOptions,
+    UnsupportedGraphError,
+    bind_program,
+    compile_graph,
+    compiled_from_json,
+    compiled_to_json,
+    decompositions,
+)
+from aotkit_inductor_lower.devices import kernel_device
+from aotkit_inductor_lower.triton import (
+    DeviceGraph,
+    InterpreterDriver,
+    TritonError,
+    TritonMissing,
+    bind_device,
+    lower_for_device,
+)
+from aotkit_inductor_lower.triton import bind as bind_module
+
+pytest.importorskip("triton", reason="Triton is the optional extra `cuda`")
+
+
+def traced(f: Callable[..., Any], *devices: str, shape: tuple[int, ...] = (6, 8)) -> torch.fx.GraphModule:
+    """``f`` of fake tensors, one per device; a 0-d one for the CPU."""
+    with FakeTensorMode():
+        args = [torch.empty(() if device == "cpu" else shape, device=device) for device in devices]
+        return make_fx(f, decompositions(), tracing_mode="fake")(*args)
+
+
+def values(*shapes: tuple[int, ...]) -> list[torch.Tensor]:
+    """Random tensors."""
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(shape, generator=generator) for shape in shapes]
+
+
+class OnTheCpu(InterpreterDriver):
+    """Stands for a device of compute capability 9.0 whose memory is the CPU's."""
+
+    arch = 90
+
+    def __init__(self, device: str) -> None:
+        super().__init__()
+        self.asked_for = device
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A CUDA device, as far as this package asks: kernels are compiled for it and run in the interpreter."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
+    monkeypatch.setattr(bind_module, "CudaDriver", OnTheCpu)
+
+
+class Store(dict[str, bytes]):
+    """An object store in memory."""
+
+    def put(self, digest: str, data: bytes) -> None:
+        """Keep."""
+        self[digest] = data
+
+
+def softmax(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """One kernel."""
+    return (F.softmax(x * 2, -1),)
+
+
+@pytest.mark.usefixtures("device")
+def test_a_graph_on_cuda_becomes_cubins_and_a_stored_one_is_bound_without_triton(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    graph, store = traced(softmax, "cuda:0"), Store()
+    compiled = compile_graph(graph, object_store=store)
+    assert isinstance(compiled, DeviceGraph) and compiled.compiled.device == "cuda:0"
+    assert all(k.cubin is not None and k.cubin.arch == 90 for k in compiled.compiled.kernels)
+    assert compiled.report().kernel_count == 1 and len(store) == 1
+    (x,) = values((6, 8))
+    torch.testing.assert_close(compiled([x])[0], softmax(x)[0])
+    text = compiled_to_json(compiled.compiled)
+    assert compiled_to_json(compiled_from_json(text)) == text
+    torch.testing.assert_close(bind_program(compiled_from_json(text), compiled.constants)([x])[0], softmax(x)[0])
+    monkeypatch.setitem(sys.modules, "triton.compiler", None)  # whoever compiles now fails
+    monkeypatch.setitem(sys.modules, "triton.backends.compiler", None)
+    again = compile_graph(graph, object_store=store)
+    assert isinstance(again, DeviceGraph) and again.compiled == compiled.compiled
+    with pytest.raises(ImportError):
+        compile_graph(graph)
+
+
+@pytest.mark.usefixtures("device")
+def test_cubins_for_another_architecture_are_not_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = compile_graph(traced(softmax, "cuda:0")).compiled
+    monkeypatch.setattr(OnTheCpu, "arch", 80)
+    with pytest.raises(BindError, match=r"compiled for sm_90, and cuda:0 is sm_80; compile again"):
+        bind_program(compiled)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(BindError, match="this process has no CUDA device"):
+        bind_program(compiled)
+
+
+def test_without_a_device_or_without_triton_the_refusal_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = traced(softmax, "cuda:0")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(TritonError, match="the graph is on cuda:0, and this process has no CUDA device"):
+        compile_graph(graph)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
+    monkeypatch.setitem(sys.modules, "triton", None)
+    with pytest.raises(TritonMissing, match="pip install"):
+        compile_graph(graph)
+    with pytest.raises(UnsupportedGraphError, match="only memory of the CPU is watched"):
+        compile_graph(graph, options=LowerOptions(redzones=True))
+
+
+def test_a_graph_on_the_cpu_stays_there_unless_the_interpreter_is_asked_for() -> None:
+    (x,) = values((6, 8))
+    graph = make_fx(softmax, decompositions(), tracing_mode="fake")(x)
+    assert isinstance(compile_graph(graph), CompiledGraph)
+    compiled = compile_graph(graph, options=LowerOptions(processor="triton-interpreter", verify=True))
+    assert isinstance(compiled, DeviceGraph) and compiled.compiled.device == "cpu"
+    torch.testing.assert_close(compiled([x])[0], softmax(x)[0])
+    torch.testing.assert_close(
+        bind_program(compiled_from_json(compiled_to_json(compiled.compiled)))([x])[0], softmax(x)[0]
+    )
+
+
+def test_a_graph_with_a_part_that_depends_on_data_runs_its_pieces_as_kernels() -> None:
+    def f(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return ((x * 2 + 1).nonzero() * 3 + 1,)
+
+    x = torch.tensor([0.0, -0.5, 2.0, 3.0])
+    graph = make_fx(f, decompositions(), tracing_mode="symbolic")(x)
+    compiled = compile_graph(graph, options=LowerOptions(processor="triton-interpreter"))
+    assert torch.equal(compiled([x])[0], f(x)[0])
+    assert compiled.report().kernel_count == 1
+
+
+# -- several devices ---------------------------------------------------------------------------------------------
+
+
+def reasons(lowered: Any) -> dict[str, str]:
+    """Per ATen call of a program why it is one."""
+    return {step.target: step.reason for step in lowered.scheduled.steps if hasattr(step, "target")}
+
+
+def test_a_number_on_the_cpu_goes_to_the_device_once_and_into_the_kernel() -> None:
+    def f(x: torch.Tensor, number: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        scaled = number * 3  # on the CPU
+        return x * scaled + number, x.sin() / scaled
+
+    graph = traced(f, "cuda:0", "cpu")
+    lowered = lower_for_device(graph, options=LowerOptions(verify=True))
+    assert lowered.program.device == "cuda:0"
+    found = reasons(lowered)
+    assert found["aten.mul.Tensor"] == "a tensor is on cpu, and this graph's kernels run on cuda:0"
+    assert [s.target for s in lowered.scheduled.steps if hasattr(s, "target")].count("aten._to_copy.default") == 2
+    assert len(lowered.program.launches()) == 2  # each after the copy that it needs
+    x, number = values((6, 8), ())
+    got = bind_device(lowered.program, InterpreterDriver(), lowered.constants)([x, number])
+    for ours, reference in zip(got, f(x, number), strict=True):
+        torch.testing.assert_close(ours, reference)
+
+
+def test_what_is_on_a_second_device_stays_with_aten_with_the_reason() -> None:
+    def f(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        hidden = F.gelu(x + 1).exp()
+        there = (hidden.to("cuda:1") + w).relu()
+        return hidden, there, there.to("cuda:0") * 2
+
+    graph = traced(f, "cuda:0", "cuda:1")
+    assert kernel_device(graph) == torch.device("cuda:0")
+    lowered = lower_for_device(graph, options=LowerOptions(verify=True))
+    found = reasons(lowered)
+    assert found.keys() == {"aten._to_copy.default", "aten.add.Tensor", "aten.relu.default"}
+    assert found["aten.relu.default"] == "a tensor is on cuda:1, and this graph's kernels run on cuda:0"
+    assert {b.device for b in lowered.program.plan.buffers} == {"cuda:0", "cuda:1"}
+    x, w = values((6, 8), (6, 8))
+    bound = bind_device(lowered.program, InterpreterDriver(), lowered.constants)
+    hidden = F.gelu(x + 1).exp()
+    there = (hidden + w).relu()
+    for ours, reference in zip(bound([x, w]), (hidden, there, there * 2), strict=True):
+        torch.testing.assert_close(ours, reference)
+
+
+def test_temporaries_of_rules_are_on_the_graphs_device() -> None:
+    """Averages over a scatter keep counts in a buffer of their own."""
+
+    def f(x: torch.Tensor, index: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return (torch.zeros_like(x).scatter_reduce(0, index, x, "mean", include_self=False),)
+
+    with FakeTensorMode():
+        args = [torch.empty(6, 8, device="cuda:0"), torch.empty(6, 8, dtype=torch.int64, device="cuda:0")]
+        graph = make_fx(f, decompositions(), tracing_mode="fake")(*args)
+    lowered = lower_for_device(graph, options=LowerOptions(verify=True))
+    assert {b.device for b in lowered.scheduled.buffers} == {"cuda:0"}
+    (x,) = values((6, 8))
+    index = torch.randint(6, (6, 8), generator=torch.Generator().manual_seed(1))
+    got = bind_device(lowered.program, InterpreterDriver(), lowered.constants)([x, index])
+    torch.testing.assert_close(got[0], f(x, index)[0])
