@@ -286,6 +286,41 @@ def test_long_reductions_of_few_results_are_two_kernels(length: int) -> None:
     torch.testing.assert_close(got[1], want[1], equal_nan=True)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.int64])
+@pytest.mark.covers("F5e.1", "F5g.9")
+def test_a_long_argmax_is_two_kernels_and_takes_the_first_of_equals(dtype: torch.dtype) -> None:
+    def f(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x.argmax(), x.argmin(1), x.argmax(0), *x.max(1)
+
+    g = torch.Generator().manual_seed(0)
+    x = torch.randint(-500, 500, (3, 5003), generator=g).to(dtype)  # every value many times
+    lowered = lower(f, x)
+    assert any(launch.name.endswith("_partial") for launch in lowered.program.launches())
+    bound = bind_device(lowered.program, InterpreterDriver())
+    assert_same(bound([x]), f(x))
+    assert_same(interpret_program(lowered.scheduled, [x]), f(x))
+    if dtype.is_floating_point:
+        x[1, 4999], x[2, 17] = float("nan"), float("nan")
+        x[0] = float("-inf")
+        for got, want in zip(bound([x]), f(x), strict=True):
+            torch.testing.assert_close(got, want, equal_nan=True)
+
+
+@pytest.mark.covers("F5e.1")
+def test_reductions_of_sizes_known_at_run_time_are_split_too() -> None:
+    def f(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x.sum(), x.argmax()
+
+    lowered = lower(f, torch.randn(700, 3, dtype=torch.float64), mode="symbolic")
+    partial = [launch for launch in lowered.program.launches() if launch.name.endswith("_partial")]
+    assert partial and all(launch.grid != "$#programs 1" for launch in partial)
+    bound = bind_device(lowered.program, InterpreterDriver())
+    for rows in (700, 5):
+        x = torch.randn(rows, 3, generator=torch.Generator().manual_seed(rows), dtype=torch.float64)
+        args = [x] if len(lowered.program.plan.inputs) == 1 else [rows, x]
+        assert_same(bound(list(args)), f(x))
+
+
 def test_the_gradient_of_a_norms_weight_is_split_over_rows() -> None:
     def f(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
         w, b = w.detach().requires_grad_(), b.detach().requires_grad_()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +20,7 @@ from aotkit_inductor_lower.triton import (
     KernelFacts,
     KernelSource,
     LoweredForDevice,
+    Product,
     TritonError,
     bind_device,
     choose,
@@ -29,6 +31,7 @@ from aotkit_inductor_lower.triton import (
     lower_for_device,
     resource_facts,
 )
+from aotkit_inductor_lower.triton.tuning import Tuner, extents_of
 
 pytest.importorskip("triton", reason="Triton is the optional extra `cuda`")
 
@@ -157,3 +160,27 @@ def test_the_winner_is_part_of_the_artifact_and_is_not_tuned_again() -> None:
     (y,) = bind_device(again, InterpreterDriver())([x])
     assert torch.equal(y, x * 2 + 1)  # also launched with the winner's number of program instances
     assert dataclasses.replace(again, kernels=()) == dataclasses.replace(tuned, kernels=())
+
+
+@pytest.mark.covers("F5e.3", "F5e.4")
+def test_tuning_measures_each_product_once_with_its_own_layouts_and_keeps_the_reasons() -> None:
+    clock = iter([3e-6, 1e-6, 1e-6, 3e-6, 2e-6, 1e-6])
+    measured: list[Any] = []
+
+    def seconds(call: Any) -> float:
+        (result,) = call() if isinstance(found := call(), list) else (found,)
+        measured.append(result)
+        return next(clock)
+
+    tuner = Tuner(InterpreterDriver(), None, lambda extents, sizes: lambda source, cubin: 1.0, seconds)
+    args = inputs(torch.float32)
+    lowered = lower(products, args, tuner.tuning())
+    assert len(measured) == 6 and all(torch.isfinite(m).all() for m in measured)
+    for library, generated in zip(measured[::2], measured[1::2], strict=True):
+        torch.testing.assert_close(generated, library, rtol=1e-4, atol=1e-4)
+    assert sum(": generated, " in reason for reason in lowered.choices) == 2
+    torch.testing.assert_close(
+        bind_device(lowered.program, InterpreterDriver())(list(args)), list(products(*args)), rtol=1e-4, atol=1e-4
+    )
+    assert tuner.product(Product("aten.mm.default", "float32", ("[s0, 4]:[4, 1]", "[4, 4]:[4, 1]"))) == (0.0, math.inf)
+    assert str(extents_of(lowered.program)["x_1"]) == str(args[0].numel())

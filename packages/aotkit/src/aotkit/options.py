@@ -35,6 +35,7 @@ class Options:
     ``processor``: of graphs on the CPU: generate code for this one, or for every one that has its level of x86-64
     (``"x86-64-v3"`` is AVX2); ``"triton-interpreter"`` runs the kernels that a CUDA device would get, in Triton's
     interpreter (slow: to look for a fault without a device).
+    ``tune``: on a CUDA device, measure block sizes of kernels and which matrix products to generate, once.
     ``redzones``: watch the memory of every call of generated code (slow): a write beside a buffer raises
     ``aotkit_inductor_lower.RedzoneError``, and what is read before it was written is NaN.
     ``verify``: check the IR between passes; serialize, reload and then use the product of every stage.
@@ -52,6 +53,7 @@ class Options:
     cudagraph_outputs: Literal["survive", "copy", "overwrite"] = "survive"
     freezing: bool = False
     cache: bool = True
+    tune: bool = False
     redzones: bool = False
     verify: bool = False
     fuel: int | None = None
@@ -85,6 +87,8 @@ class Options:
 MODES: Mapping[str, Mapping[str, Any]] = {
     "default": {},
     "reduce-overhead": {"cudagraphs": True},
+    "max-autotune": {"tune": True, "cudagraphs": True},
+    "max-autotune-no-cudagraphs": {"tune": True},
     "aot-eager": {"lowering": "none"},
     "eager": {"capture": False},
     "verify": {"verify": True, "rng": "eager", "fallback": "error"},

@@ -343,6 +343,7 @@ def _lowered(graph: torch.fx.GraphModule, name: str, ctx: CompileContext) -> Box
         rng=chosen.rng,
         verify=chosen.verify,
         redzones=chosen.redzones,
+        tune=chosen.tune,
         processor=chosen.processor,
         fuel=chosen.fuel,
         disable=tuple(sorted(chosen.disable)),

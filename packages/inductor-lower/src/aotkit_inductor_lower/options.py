@@ -19,6 +19,8 @@ class LowerOptions:
     ``fuel``: run only that many pass applications and fusions, then stop optimizing (for bisecting a wrong
     result); ``None`` is no limit. ``max_fusion_nodes`` and ``max_fusion_instructions`` bound one kernel.
     ``max_recompute`` bounds how many instructions a value may cost to be computed again in each of several readers.
+    ``tune``: on a CUDA device, measure block sizes of kernels and which matrix products to generate; what was chosen is
+    kept with the compiled program.
     ``processor``: of graphs on the CPU: generate for this one, or for any that has its x86-64 level (``"x86-64-v3"`` is
     AVX2); ``"triton-interpreter"`` generates the kernels that a CUDA device would get and runs them on the CPU in
     Triton's interpreter (slow: to look at kernels without a device).
@@ -34,4 +36,5 @@ class LowerOptions:
     max_fusion_nodes: int = 64
     max_fusion_instructions: int = 600
     max_recompute: int = 6
+    tune: bool = False
     processor: Literal["host", "x86-64", "x86-64-v3", "x86-64-v4", "triton-interpreter"] = "host"

@@ -140,7 +140,9 @@ class _DeviceBuild(PlanBuild):
 
     def plan_steps(self) -> None:
         # The allocator is the arena on a device; what ATen computes on the CPU is its own there.
-        self.homes = {n: "extern" if home == "arena" else home for n, home in self.homes.items()}
+        called = {r for step in self.program.steps if isinstance(step, ExternCall) for r in step.results}
+        for name in [n for n, home in self.homes.items() if home == "arena"]:
+            self.homes[name] = "extern" if name in called else "fresh"
         self.unaligned = self._unaligned()
         PlanBuild.plan_steps(self)
 

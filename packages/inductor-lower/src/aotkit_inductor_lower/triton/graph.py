@@ -11,16 +11,18 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.fx import GraphModule
 
+from ..devices import kernel_device
 from ..errors import UnsupportedGraphError
 from ..ir import Program
 from ..ir.print import print_program
 from ..options import LowerOptions
-from ..pipeline import generator_digest, stage
+from ..pipeline import generator_digest, stage, with_fake_values
 from ..report import LoweringReport
 from ..schedule import FusionRecord
 from .bind import bind_stored, moved
@@ -28,6 +30,7 @@ from .generate import compile_program
 from .load import standalone_text
 from .pipeline import LoweredForDevice, check_device, check_types, lower_for_device
 from .program import DeviceProgram, device_from_json, device_to_json
+from .tuning import Tuner, device_tuner
 
 if TYPE_CHECKING:
     from ..pipeline import ObjectStore, Observer
@@ -39,7 +42,8 @@ class DeviceGraph:
     """A graph compiled for CUDA, in the boxed convention: takes one list, empties it, returns a list.
 
     ``compiled`` is the whole result as data, which with the tensors of ``constants`` can be bound again; ``program``
-    is the scheduled loop IR, ``records`` every fusion decision.
+    is the scheduled loop IR, ``records`` every fusion decision, ``choices`` who computes each matrix product and why
+    (with ``tune``).
     """
 
     _boxed_call = True
@@ -49,6 +53,7 @@ class DeviceGraph:
         self.constants: Mapping[str, torch.Tensor] = lowered.constants
         self.program: Program = lowered.scheduled
         self.records: tuple[FusionRecord, ...] = lowered.records
+        self.choices = lowered.choices
         self._report = lowered.report
         self._bound: Callable[[list[Any]], list[Any]] = bind_stored(compiled, lowered.constants)
 
@@ -82,14 +87,20 @@ def compile_device_graph(
         )
     interpreted = options.processor == "triton-interpreter"
     device = "cuda:0" if interpreted else None
-    lowered = lower_for_device(gm, example_inputs, options=options, device=device, observer=observer)
+    tuner = None
+    if options.tune and not interpreted:
+        own = str(kernel_device(with_fake_values(gm, example_inputs)))
+        check_device(own)
+        tuner = device_tuner(own)
+    tune = tuner.tuning() if tuner is not None else None
+    lowered = lower_for_device(gm, example_inputs, options=options, device=device, tune=tune, observer=observer)
     if observer is not None:
         observer.dump(lowered.scheduled.name, "kernels", lambda: _texts(lowered.program))
     if interpreted:
         compiled = replace(lowered.program, device="cpu", plan=moved(lowered.program.plan, "cpu"))
     else:
         with stage(observer, "compile-kernels"):
-            compiled = _compiled(lowered, object_store)
+            compiled = _compiled(lowered, object_store, tuner)
     with stage(observer, "bind"):
         return DeviceGraph(compiled, lowered)
 
@@ -98,16 +109,18 @@ def _texts(program: DeviceProgram) -> str:
     return "\n\n".join(standalone_text(kernel.source) for kernel in program.kernels)
 
 
-def _compiled(lowered: LoweredForDevice, store: ObjectStore | None) -> DeviceProgram:
+def _compiled(lowered: LoweredForDevice, store: ObjectStore | None, tuner: Tuner | None) -> DeviceProgram:
     arch = check_device(lowered.program.device)
     check_types(lowered.scheduled, arch)
+    compile_kernels = tuner.compiled if tuner is not None else partial(compile_program, arch=arch)
     if store is None:
-        return compile_program(lowered.program, arch)
-    text = f"{generator_digest()}\n{torch.__version__}\nsm_{arch}\n{print_program(lowered.scheduled)}"
+        return compile_kernels(lowered.program)
+    made = f"sm_{arch}" if tuner is None else f"tuned on {torch.cuda.get_device_name(lowered.program.device)}"
+    text = f"{generator_digest()}\n{torch.__version__}\n{made}\n{print_program(lowered.scheduled)}"
     digest = hashlib.sha256(text.encode()).hexdigest()
     found = store.get(digest)
     if found is not None:
         return device_from_json(found.decode())
-    compiled = compile_program(lowered.program, arch)
+    compiled = compile_kernels(lowered.program)
     store.put(digest, device_to_json(compiled).encode())
     return compiled
