@@ -106,7 +106,7 @@ INPUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 OPTIONS: dict[str, dict[str, Any]] = {
     "numerics": {"numerics": "fast"},
-    "rng": {"rng": "eager"},
+    "rng": {"rng": "fast"},
     "partitioner": {"partitioner": "default"},
     "memory_budget": {"memory_budget": 0.5},
     "lowering": {"lowering": "none"},

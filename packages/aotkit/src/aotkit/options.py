@@ -17,7 +17,8 @@ class Options:
     """What a user may choose; every field is a key of ``torch.compile(..., options={...})``.
 
     ``numerics``: ``"eager"`` keeps eager's rounding points; ``"fast"`` may relax them for half types.
-    ``rng``: ``"eager"`` draws the same bits as eager; ``"fast"`` only promises reproducibility under a seed.
+    ``rng``: ``"eager"`` draws the same bits as eager; ``"fast"`` only promises reproducibility under a seed: kernels
+    make the numbers of ``dropout``, ``rand``, ``randn``, ``bernoulli``, ``randint`` and the like themselves.
     ``partitioner``: ``"min_cut"`` recomputes cheap values in the backward; ``"default"`` saves all of them;
     ``"min_peak"`` recomputes whatever lowers the peak of memory. ``memory_budget``: from 0.0 to 1.0, the bytes saved
     (``"min_cut"``) or the peak (``"min_peak"``) as a share of what ``"min_cut"`` takes without a budget.
@@ -43,7 +44,7 @@ class Options:
     """
 
     numerics: Literal["eager", "fast"] = "eager"
-    rng: Literal["fast", "eager"] = "fast"
+    rng: Literal["fast", "eager"] = "eager"
     partitioner: Literal["min_cut", "default", "min_peak"] = "min_cut"
     memory_budget: float | None = None
     fallback: Literal["eager", "error"] = "eager"

@@ -13,7 +13,8 @@ class LowerOptions:
     """How a graph is compiled. All fields change the output, so all of them belong in a cache key.
 
     ``numerics``: ``"eager"`` rounds where eager rounds; ``"fast"`` permits fewer rounding points (none is dropped yet).
-    ``rng``: ``"eager"`` leaves random ops ATen calls in program order; ``"fast"`` permits generated ones (none is yet).
+    ``rng``: ``"eager"`` leaves random ops ATen calls in program order; with ``"fast"`` kernels make most random
+    numbers, from seeds that one call per graph draws.
     ``redzones``: watch the memory of every call (slow): a write beside a buffer raises, and what is read before it was
     written is NaN. ``verify``: check the IR after each stage. ``disable``: names of passes to leave out.
     ``fuel``: run only that many pass applications and fusions, then stop optimizing (for bisecting a wrong
@@ -27,7 +28,7 @@ class LowerOptions:
     """
 
     numerics: Literal["eager", "fast"] = "eager"
-    rng: Literal["fast", "eager"] = "fast"
+    rng: Literal["fast", "eager"] = "eager"
     verify: bool = False
     redzones: bool = False
     disable: tuple[str, ...] = ()

@@ -40,11 +40,14 @@ def source_line(node: Node) -> str:
 class LoweringContext:
     """Handed to every rule. Rules declare buffers, write nests and return values; they keep no state themselves.
 
-    ``device``: what kernels are generated for.
+    ``device``: what kernels are generated for; ``generates_random``: whether they may make random numbers.
     """
 
-    def __init__(self, device: torch.device | None = None) -> None:
+    def __init__(self, device: torch.device | None = None, *, generates_random: bool = False) -> None:
         self.device = device or torch.device("cpu")
+        self.generates_random = generates_random
+        self.random_seeds: View | None = None
+        self.random_nodes = 0  # that use these seeds
         self.sizes = SizeConverter()
         self.buffers: dict[str, Buffer] = {}
         self.steps: list[Step] = []

@@ -75,7 +75,7 @@ def lower_graph(gm: GraphModule, options: LowerOptions | None = None, name: str 
     :class:`UnsupportedGraphError` for what can be neither generated nor called.
     """
     options = options or LowerOptions()
-    ctx = LoweringContext(kernel_device(gm))
+    ctx = LoweringContext(kernel_device(gm), generates_random=options.rng == "fast")
     inputs: list[str] = []
     sources: dict[str, tuple[str, int, str, int]] = {}
     outputs: tuple[BufferRef | SymInput | None, ...] = ()

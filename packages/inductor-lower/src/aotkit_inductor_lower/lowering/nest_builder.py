@@ -51,6 +51,7 @@ class NestBuilder:
     def __init__(self, name: str, sizes: Sequence[Expr], origin: Origin) -> None:
         self.name = name
         self.origin = origin
+        self.sizes = tuple(sizes)
         self.index, self._outer = _ranges("i", 0, sizes)
         self._stages: list[Stage] = []
         self._ranges: tuple[Range, ...] = ()

@@ -173,6 +173,8 @@ for _name, _op in (("bitwise_left_shift", "shl"), ("bitwise_right_shift", "shr")
     for _kind in ("Tensor", "Tensor_Scalar"):
         TABLE.add(_overload(_name, _kind), _binary(_op))
 for _kind in ("Tensor", "Scalar"):
+    TABLE.add(_overload("__lshift__", _kind), _binary("shl"))
+    TABLE.add(_overload("__rshift__", _kind), _binary("shr"))
     TABLE.add(_overload("remainder", _kind), _binary("mod"))
     TABLE.add(_overload("fmod", _kind), _binary("fmod"))
     TABLE.add(_overload("mul", _kind), _binary("mul", exact=(0, 1)))
