@@ -4,8 +4,9 @@ python -m tools.bench.warm                         the five architectures, one t
 python -m tools.bench.warm --models bert --runs 1  a short look
 
 Each backend's first process fills its cache; further ones, in turn, are measured. `stages` is processor time spent in
-the backend, imports and the backward's share included; `step` that of the whole first training step, most of which is
-the frontend's in both. The ratio is of our stages to the incumbent's warm step. The least of the runs counts.
+the backend, its imports included; `backward` that of the first backward, in which aotkit binds it and both run it;
+`step` that of the whole first training step, the incumbent's warm start, most of which is the frontend's in both. The
+ratio is of our stages and our whole backward to the incumbent's warm start. The least of the runs counts.
 """
 
 from __future__ import annotations
@@ -92,16 +93,18 @@ def main() -> None:
     if given.worker:
         print(json.dumps(step(*given.worker)))
         return
-    print("model     aotkit stages  incumbent stages  ratio  aotkit step  incumbent step")
+    print(
+        "| model | aotkit: stages | backward | incumbent: stages | backward | ratio | aotkit step | incumbent step | |"
+    )
+    print("|---|---|---|---|---|---|---|---|---|---|")
     for name in given.models:
         row = measure(name, given.runs)
         ours, theirs = row["aotkit"], row["inductor"]
-        print(
-            f"{name:8} {ours['stages']:12.2f} s {theirs['stages']:15.2f} s {ours['stages'] / theirs['step']:6.2f} "
-            f"{ours['step']:10.2f} s {theirs['step']:13.2f} s  {ours['hits'].count('cache.loaded')} graphs loaded, "
-            f"{ours['hits'].count('cache.bypass')} not kept",
-            flush=True,
-        )
+        total = ours["stages"] + ours["backward"]
+        ratios = f"{total / theirs['step']:.2f} | {ours['step'] / theirs['step']:.2f}"
+        times = " | ".join(f"{side[what]:.2f} s" for side in (ours, theirs) for what in ("stages", "backward", "step"))
+        loaded, bypassed = (ours["hits"].count(f"cache.{what}") for what in ("loaded", "bypass"))
+        print(f"| {name} | {times} | {ratios} | {loaded} graphs loaded, {bypassed} not kept |", flush=True)
 
 
 if __name__ == "__main__":

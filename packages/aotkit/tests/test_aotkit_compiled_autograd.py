@@ -82,7 +82,7 @@ def test_a_compiled_backward_is_part_of_the_whole_backward_graph(backend, keep_g
     assert not counters["graph_break"]
 
 
-@pytest.mark.covers("F2.48")
+@pytest.mark.covers("F2.48", "F8.9")
 def test_the_setting_of_the_frontend():
     net = model()
     expected = train(copy.deepcopy(net), plainly)

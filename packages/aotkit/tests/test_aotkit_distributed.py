@@ -86,7 +86,7 @@ def worker(rank: int, folder: str, wrap: str) -> None:
     os._exit(0)  # gloo's threads are not always joined when a process ends by itself: its failure would become ours
 
 
-@pytest.mark.covers("F4.33")
+@pytest.mark.covers("F4.33", "F8.9")
 @pytest.mark.parametrize("wrap", ["data_parallel", "fully_sharded"])
 def test_two_processes_train_as_in_eager(wrap: str, tmp_path: Path):
     command = [sys.executable, __file__, str(tmp_path), wrap]

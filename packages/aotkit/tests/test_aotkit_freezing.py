@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import aotkit
+from aotkit_cache import open_cache
 
 OPTIONS = {"freezing": True, "fallback": "error"}
 
@@ -109,3 +110,56 @@ def test_one_parameter_under_two_names_and_dynamic_sizes() -> None:
         for batch in (2, 3, 7):
             x = torch.randn(batch, 3, 8, 8)
             torch.testing.assert_close(run(x), model(x), rtol=1e-5, atol=1e-5)
+
+
+def hits(recorder: aotkit.Recorder) -> int:
+    return sum(name == "cache.loaded" for name, _ in recorder.events)
+
+
+@pytest.mark.covers("F7.32")
+def test_a_frozen_model_is_loaded_by_the_values_of_its_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AOTKIT_VERIFY", "0")
+    x = torch.linspace(-1, 1, 384).view(2, 3, 8, 8)
+
+    def run(change: bool) -> int:
+        model = network()
+        recorder = aotkit.Recorder()
+        with torch.no_grad():
+            if change:
+                model[3].bias[0] += 1
+            call = freeze(model, observer=recorder)
+            torch.testing.assert_close(call(x), model(x), rtol=1e-5, atol=1e-5)
+            if hits(recorder):  # what was loaded watches its parameters too
+                assert "freeze" not in recorder.stage_seconds()
+                assert {"0.weight", "1.running_mean"} <= set(aotkit.discard_parameters(model))
+                call(x)
+            else:
+                model[0].weight.mul_(2)
+                with pytest.raises(aotkit.FrozenParameterError, match="has changed since"):
+                    call(x)
+        return hits(recorder)
+
+    assert [run(change=False), run(change=False), run(change=True), run(change=True), run(change=False)] == [
+        0,
+        1,
+        0,
+        1,
+        1,
+    ]
+
+
+@pytest.mark.covers("F7.32")
+def test_an_entry_of_a_frozen_model_does_not_hold_the_weights_that_are_used_as_they_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("AOTKIT_VERIFY", "0")
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(600, 600), nn.ReLU()), torch.randn(3, 600)
+    for loaded in (0, 1):
+        recorder = aotkit.Recorder()
+        with torch.no_grad():
+            torch.testing.assert_close(freeze(model, observer=recorder)(x), model(x))
+        assert hits(recorder) == loaded
+    cache = open_cache()
+    (size,) = [s.size for s in cache.entries() if cache.describe(s.key)[0].meta.get("kind") == "inference"]
+    assert size < 600 * 600 * 4 // 2

@@ -238,7 +238,7 @@ def test_higher_order_operators_beside_hop_db_equal_eager(name: str, way: str) -
     assert_like_eager(fn, WAYS[way], make())
 
 
-@pytest.mark.covers("F2.42")
+@pytest.mark.covers("F2.42", "F8.9")
 def test_identical_regions_are_compiled_once() -> None:
     recorder = aotkit.Recorder()
     options = {"fallback": "error", "observer": recorder}

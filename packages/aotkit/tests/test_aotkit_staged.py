@@ -112,7 +112,7 @@ def test_a_change_of_the_graph_between_the_halves_is_what_runs() -> None:
     torch.testing.assert_close(doubled_grad, module.linear.weight.grad * 2)
 
 
-@pytest.mark.covers("F2.24")
+@pytest.mark.covers("F2.24", "F8.9")
 def test_our_lowering_compiles_an_exported_graph() -> None:
     module, x = Net(), torch.randn(4, 3)
     with ExitStack() as stack:

@@ -21,6 +21,7 @@ from aotkit_cache import (
     MemoryStore,
     TieredStore,
     default_cache_dir,
+    fresh_cache,
     make_key,
     open_cache,
 )
@@ -355,3 +356,25 @@ def test_hits_raise_no_warning(cache):
         warnings.simplefilter("error")
         cache.put(KEY, SECTIONS)
         assert cache.get(KEY) is not None
+
+
+@pytest.mark.covers("F7.17")
+@pytest.mark.parametrize("delete", [True, False])
+def test_a_fresh_cache_is_empty_lies_in_the_usual_directory_and_leaves_it_alone(tmp_path, monkeypatch, delete):
+    monkeypatch.setenv("AOTKIT_CACHE_DIR", str(tmp_path / "usual"))
+    key = make_key(graph="x")
+    assert open_cache().put(key, {"object": b"old"})
+    with pytest.raises(KeyError, match="inside"), fresh_cache(delete=delete) as folder:
+        assert folder.parent == tmp_path / "usual" and folder.stat().st_mode & 0o077 == 0
+        cache = open_cache()
+        assert cache.get(key) is None and cache.put(key, {"object": b"new"})
+        command = "from aotkit_cache import default_cache_dir; print(default_cache_dir())"
+        done = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, timeout=60, check=True)
+        assert done.stdout.strip() == str(folder)
+        raise KeyError("inside")
+    assert open_cache().store.directory == tmp_path / "usual"
+    assert open_cache().get(key).sections["object"] == b"old"
+    assert [entry.key for entry in open_cache().entries()] == [key.digest]
+    assert folder.exists() is not delete
+    if not delete:
+        assert open_cache(folder, signing_key=None).get(key).sections["object"] == b"new"

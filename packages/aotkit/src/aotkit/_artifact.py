@@ -21,10 +21,11 @@ from aotkit_inductor_lower import ArenaPool, bind_program, compiled_from_json, c
 from aotkit_runtime_wrappers import Gradients, WrapperPlan, bind
 
 from ._around import around_compiled
+from ._collections import collections_put_off
 
 __all__ = ["ARTIFACT_FORMAT", "Artifact", "StoredGraph", "StoredReport", "bind_artifact"]
 
-ARTIFACT_FORMAT = 3
+ARTIFACT_FORMAT = 4
 """Of all that an artifact holds. Whoever changes the meaning of a plan, of metadata or of object code adds one."""
 
 Boxed = Callable[[list[Any]], Sequence[Any]]
@@ -56,6 +57,7 @@ class StoredGraph:
     Attributes:
         program: launch plan and object code or cubins, as JSON text.
         constants: tensors that the graph holds, by name.
+        borrowed: of the others, frozen as they are, the positions among the user's arguments.
         detaches: see :class:`.WithoutHistory`.
         checked: names of custom operators that are looked at in the first call.
         report: the lowering's report, with its ``text``.
@@ -66,17 +68,21 @@ class StoredGraph:
     detaches: bool = False
     checked: tuple[str, ...] = ()
     report: Mapping[str, Any] = field(default_factory=dict)
+    borrowed: Mapping[str, int] = field(default_factory=dict)
 
     @staticmethod
-    def of(compiled: Any, detaches: bool, checked: Sequence[str]) -> StoredGraph:
+    def of(compiled: Any, detaches: bool, checked: Sequence[str], borrowed: Mapping[str, int]) -> StoredGraph:
         """From a ``CompiledGraph`` of inductor-lower."""
         report = {**compiled.report().to_json(), "text": str(compiled.report())}
         program = compiled_to_json(compiled.compiled)
-        return StoredGraph(program, dict(compiled.constants), detaches, tuple(checked), report)
+        constants = {name: value for name, value in compiled.constants.items() if name not in borrowed}
+        return StoredGraph(program, constants, detaches, tuple(checked), report, dict(borrowed))
 
-    def bind(self, arenas: ArenaPool) -> Boxed:
+    def bind(self, arenas: ArenaPool, arguments: Mapping[int, torch.Tensor] | None = None) -> Boxed:
         """The callable, with what stands directly around it; its temporaries live in ``arenas``."""
-        bound: Boxed = bind_program(compiled_from_json(self.program), self.constants, arenas)
+        constants = dict(self.constants)
+        constants.update({name: (arguments or {})[index].detach() for name, index in self.borrowed.items()})
+        bound: Boxed = bind_program(compiled_from_json(self.program), constants, arenas)
         return around_compiled(bound, self.detaches, self.checked)
 
 
@@ -90,6 +96,7 @@ class Artifact:
         texts: packed graph texts of forward and backward, for training.
         origin: what second derivatives need beside the function: layer, autocast, input plan.
         guards: see Note [Guards of an entry].
+        frozen: positions of arguments whose values are constants of the graph.
     """
 
     plan: str
@@ -99,19 +106,21 @@ class Artifact:
     texts: Mapping[str, bytes] = field(default_factory=dict)
     origin: Mapping[str, Any] | None = None
     guards: Sequence[Any] = ()
+    frozen: Sequence[int] = ()
 
     def to_sections(self) -> tuple[dict[str, bytes], dict[str, Any]]:
         """Named bytes, and JSON metadata, for a cache entry."""
         sections = {"plan": self.plan.encode(), "metadata": self.metadata.encode()}
         sections.update({f"text.{name}": data for name, data in self.texts.items()})
         meta: dict[str, Any] = {"artifact": ARTIFACT_FORMAT, "origin": self.origin, "guards": list(self.guards)}
+        meta["frozen"] = list(self.frozen)
         for name, graph in (("forward", self.forward), ("backward", self.backward)):
             if graph is None:
                 continue
             sections[name] = graph.program.encode()
             described = []
             for number, (constant, value) in enumerate(graph.constants.items()):
-                sections[f"{name}.constant{number}"] = _bytes_of(value)
+                sections[f"{name}.constant{number}"] = bytes_of(value)
                 described.append(
                     [constant, str(value.dtype), list(value.shape), list(value.stride()), str(value.device)]
                 )
@@ -120,6 +129,7 @@ class Artifact:
                 "detaches": graph.detaches,
                 "checked": list(graph.checked),
                 "report": graph.report,
+                "borrowed": dict(graph.borrowed),
             }
         return sections, meta
 
@@ -139,6 +149,7 @@ class Artifact:
             {name[5:]: data for name, data in sections.items() if name.startswith("text.")},
             meta["origin"],
             meta["guards"],
+            meta["frozen"],
         )
 
     def text(self, name: str) -> str:
@@ -152,11 +163,11 @@ def _graph(sections: Mapping[str, bytes], meta: Mapping[str, Any], name: str) ->
         constant: _tensor(sections[f"{name}.constant{number}"], dtype, shape, stride, device)
         for number, (constant, dtype, shape, stride, device) in enumerate(described["constants"])
     }
-    checked = tuple(described["checked"])
-    return StoredGraph(sections[name].decode(), constants, described["detaches"], checked, described["report"])
+    program, checked = sections[name].decode(), tuple(described["checked"])
+    return StoredGraph(program, constants, described["detaches"], checked, described["report"], described["borrowed"])
 
 
-def _bytes_of(value: torch.Tensor) -> bytes:
+def bytes_of(value: torch.Tensor) -> bytes:
     """The elements in memory order, first to last, gaps between them included."""
     if value.numel() == 0:
         return b""
@@ -180,22 +191,24 @@ def bind_artifact(
     observer: Any = None,
     gradients: Callable[[Artifact], Callable[[Any], Boxed]] | None = None,
     on_backward: Callable[[], None] | None = None,
+    arguments: Mapping[int, torch.Tensor] | None = None,
 ) -> Any:
-    """The boxed callable of the user's flat arguments.
+    """The boxed callable of the user's flat arguments; ``arguments``: those that it was frozen with, by position.
 
     ``gradients(artifact)`` gives what compiles second derivatives; without it they are refused. ``on_backward`` is
     called when the backward is bound, at its first run.
     """
     arenas = ArenaPool()  # a forward and its backward take turns
     plan = WrapperPlan.from_json(artifact.plan)
-    forward = artifact.forward.bind(arenas)
+    forward = artifact.forward.bind(arenas, arguments)
     backward = artifact.backward
     if backward is None:
         return bind(plan, forward, observer=observer)
 
     def bind_backward() -> Boxed:
         assert backward is not None
-        bound = backward.bind(arenas)
+        with collections_put_off():
+            bound = backward.bind(arenas)
         if on_backward is not None:
             on_backward()
         return bound

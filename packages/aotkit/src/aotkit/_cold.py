@@ -49,8 +49,9 @@ class ColdCompiler:
         frozen: FrozenArguments | None = None,
     ) -> None:
         self.graph = floats_as_tensors(lift_attributes(gm)[0])
+        keeps = options.lowering == "kernels"  # graphs that ATen runs are for looking at: nothing in them writes
         self._context = CompileContext(
-            options, recorder, name, store, keep_input_mutations=True, fixed_arguments=fixed, frozen=frozen
+            options, recorder, name, store, keep_input_mutations=keeps, fixed_arguments=fixed, frozen=frozen
         )
 
     def compile(self, args: Sequence[Any], collector: Collector | None = None) -> Any:

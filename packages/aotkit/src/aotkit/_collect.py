@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from aotkit_functionalize import GraphMetadata
     from aotkit_runtime_wrappers import WrapperPlan
 
+    from ._freezing import FrozenArguments
+
 __all__ = ["Collector"]
 
 _MOST_CONSTANT_BYTES = 64 << 20
@@ -29,11 +31,13 @@ _DEVICES = ("cpu", "cuda")
 class Collector:
     """Gathers one artifact. An inference is complete when it is compiled, training when its backward is.
 
-    ``save(artifact)`` is called once, after :meth:`seal`; ``bypass(reason)`` if there will be no artifact.
+    ``save(artifact)`` is called once, after :meth:`seal`; ``bypass(reason)`` if there will be no artifact. Of
+    ``frozen`` arguments the key holds the values, so those that are constants as they are need not be kept.
     """
 
     save: Callable[[Artifact], None]
     bypass: Callable[[str], None]
+    frozen: FrozenArguments | None = None
     _graphs: dict[str, StoredGraph] = field(default_factory=dict)
     _ready: Artifact | None = None
     _guards: list[Any] | None = None
@@ -45,18 +49,21 @@ class Collector:
         if not hasattr(compiled, "compiled"):
             self.give_up("the graph is compiled in pieces, around calls that stay as they are")
             return
-        size = sum(t.untyped_storage().nbytes() for t in compiled.constants.values())
-        if any(type(t) is not torch.Tensor or t.device.type not in _DEVICES for t in compiled.constants.values()):
+        borrowed = {} if self.frozen is None else self.frozen.positions_of(compiled.constants)
+        kept = [value for name, value in compiled.constants.items() if name not in borrowed]
+        size = sum(t.untyped_storage().nbytes() for t in kept if t.layout is torch.strided)
+        if not all(type(t) is torch.Tensor and t.device.type in _DEVICES and t.layout is torch.strided for t in kept):
             self.give_up("the graph holds a constant that is no plain tensor on the CPU or on CUDA")
         elif size > _MOST_CONSTANT_BYTES:
             self.give_up(f"the graph holds {size} bytes of constants")
         else:
             checked = sorted(str(operator) for operator in operators_to_check(graph))
-            self._graphs[kind] = StoredGraph.of(compiled, asks_for_history(graph), checked)
+            self._graphs[kind] = StoredGraph.of(compiled, asks_for_history(graph), checked, borrowed)
 
     def add_inference(self, plan: WrapperPlan, metadata: GraphMetadata) -> None:
         """The graph of an inference is compiled."""
-        self._complete(lambda: Artifact(plan.to_json(), metadata.to_json(), self._graphs["inference"]))
+        frozen = () if self.frozen is None else sorted(self.frozen.used)
+        self._complete(lambda: Artifact(plan.to_json(), metadata.to_json(), self._graphs["inference"], frozen=frozen))
 
     def add_training(self, plan: WrapperPlan, metadata: GraphMetadata, captured: Any, parts: Any) -> None:
         """Forward and backward are compiled."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -10,10 +11,12 @@ import torch
 from torch._guards import TracingContext
 from torch.fx import GraphModule
 
+from aotkit_cache import Uncacheable
 from aotkit_functionalize import GraphMetadata
 from aotkit_inductor_lower import freeze
 from aotkit_runtime_wrappers import InputPlan
 
+from ._artifact import bytes_of
 from ._cudagraphs import fixed_arguments
 from .errors import FrozenParameterError
 
@@ -94,6 +97,27 @@ class FrozenArguments:
             index for position, index in wanted.items() if before[position].users and not after[position].users
         }
         return frozen
+
+    def positions_of(self, constants: Mapping[str, torch.Tensor]) -> dict[str, int]:
+        """Which of a graph's constants are arguments as they are: by name, the position."""
+        known = {_memory(tensor): index for index, tensor in self.tensors.items()}
+        return {name: known[_memory(value)] for name, value in constants.items() if _memory(value) in known}
+
+    def digests(self) -> dict[str, str]:
+        """For a key, a digest of the value of each argument. Raises :class:`Uncacheable` if one has none."""
+        return {str(index): _digest(index, tensor) for index, tensor in sorted(self.tensors.items())}
+
+
+def _memory(value: torch.Tensor) -> Any:
+    if value.layout is not torch.strided or value.numel() == 0:
+        return id(value)
+    return value.data_ptr(), value.dtype, tuple(value.shape), value.stride(), value.is_conj(), value.is_neg()
+
+
+def _digest(index: int, value: torch.Tensor) -> str:
+    if type(value) not in (torch.Tensor, torch.nn.Parameter) or value.layout is not torch.strided:
+        raise Uncacheable(f"the frozen argument {index} is no plain tensor")
+    return hashlib.sha256(bytes_of(value.detach())).hexdigest()  # sizes and strides are parts of the key
 
 
 def frozen_arguments(example_inputs: Sequence[Any], held: Sequence[Any]) -> FrozenArguments | None:

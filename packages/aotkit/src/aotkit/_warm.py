@@ -17,7 +17,7 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._guards import TracingContext
@@ -35,6 +35,9 @@ from ._publish import publish_metadata
 from ._size_guards import Names, guards_hold, guards_of, install_guards, ranges_of
 from ._torch_state import cuda_capabilities, torch_state
 from .options import Options
+
+if TYPE_CHECKING:
+    from ._freezing import FrozenArguments
 
 __all__ = ["Lookup", "graph_key", "prepare_lookup"]
 
@@ -62,6 +65,7 @@ class Lookup:
     cache: ArtifactCache
     recorder: Recorder
     name: str
+    frozen: FrozenArguments | None = None
     slot: int | None = None
 
     def find(self, gradients: Callable[[Artifact], Callable[[Any], Any]]) -> Callable[..., Any] | None:
@@ -100,8 +104,13 @@ class Lookup:
             assert artifact.backward is not None
             self.recorder.add_graph(GraphRecord(f"{self.name}-backward", StoredReport(artifact.backward.report)))
 
-        bound = bind_artifact(artifact, observer=self.recorder, gradients=gradients, on_backward=on_backward)
+        arguments = None if self.frozen is None else self.frozen.tensors
+        bound = bind_artifact(
+            artifact, observer=self.recorder, gradients=gradients, on_backward=on_backward, arguments=arguments
+        )
         install_guards(artifact.guards, self.names.values)
+        if self.frozen is not None:
+            self.frozen.used |= set(artifact.frozen)
         self.recorder.add_graph(GraphRecord(f"{self.name}-{kind}", StoredReport(artifact.forward.report)))
         if TracingContext.try_get() is not None:
             publish_metadata(GraphMetadata.from_json(artifact.metadata))
@@ -137,6 +146,7 @@ def prepare_lookup(
     cache: ArtifactCache,
     recorder: Recorder,
     name: str,
+    frozen: FrozenArguments | None = None,
 ) -> Lookup:
     """The key of ``gm`` for ``args``: the graph's inputs and then the tensors that it holds.
 
@@ -150,11 +160,13 @@ def prepare_lookup(
     names = Names()
     twins = symbolic_twins(args, gm, context)
     parts = graph_key(gm, args, twins, options, names)
+    if frozen is not None:
+        parts["frozen"] = frozen.digests()
     shape_env = None
     if names.numbers:
         shape_env = next(iter(names.values.values())).node.shape_env if names.values else None
         parts["ranges"] = ranges_of(shape_env, names)
-    return Lookup(parts, names, shape_env, cache, recorder, name)
+    return Lookup(parts, names, shape_env, cache, recorder, name, frozen)
 
 
 def graph_key(

@@ -10,10 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch._guards import CompileContext
 
 from aotkit_cache import Uncacheable
 
 from ._aliases import with_alias_variants
+from ._collections import collections_put_off
 from ._environment import read_environment
 from ._inputs import has_lists, unsupported_input
 from ._lift import held_tensors
@@ -51,7 +53,8 @@ def aotkit(
     chosen = resolve(mode, given, environment.options())
     recorder = recorder or Recorder(log=environment.log, dump_dir=environment.dump_dir)
     compiled = compile_graph_module(gm, example_inputs, chosen, recorder)
-    recorder.dump("seconds per stage", "timing", recorder.table)
+    number = CompileContext.current_compile_id()
+    recorder.dump("seconds per stage" + ("" if number is None else f" of {number}"), "timing", recorder.table)
     return compiled
 
 
@@ -81,6 +84,7 @@ def compile_graph_module(
             raise CompileError(f"the graph could not be compiled: {reason}")
         return _eager(gm, reason, recorder)
     job = GraphJob(gm, options, recorder, f"graph{next(_numbers)}")
+    recorder.event("compile.begin", {"graph": job.name, "compile_id": str(CompileContext.current_compile_id() or "")})
     job.note_fixed(example_inputs, held)
     first = job.compile_or_fall_back([*example_inputs, *held], "could not be compiled")
     compiled = with_alias_variants(first, lambda args: job.compile_or_fall_back(args, "could not be compiled again"))
@@ -129,22 +133,26 @@ class GraphJob:
     def compile(self, args: Sequence[Any]) -> Callable[..., Any]:
         """Load or compile for ``args``. Raises the packages' typed refusals."""
         chosen = self.options
-        uncached = chosen.verify or chosen.redzones or chosen.lowering == "none" or self.frozen is not None
+        uncached = chosen.verify or chosen.redzones or chosen.lowering == "none"
         if self.cache is None or uncached:
             return self._cold().compile(args)
-        from ._collect import Collector
-        from ._warm import prepare_lookup
-
         try:
-            with self.recorder.stage("cache-key"):
-                lookup = prepare_lookup(self.gm, args, self.options, self.cache, self.recorder, self.name)
-            found = lookup.find(self._gradients)
+            with collections_put_off():
+                from ._warm import prepare_lookup
+
+                with self.recorder.stage("cache-key"):
+                    lookup = prepare_lookup(
+                        self.gm, args, self.options, self.cache, self.recorder, self.name, self.frozen
+                    )
+                found = lookup.find(self._gradients)
         except Uncacheable as error:
             self.recorder.event("cache.bypass", {"graph": self.name, "reason": error.reason})
             return self._cold().compile(args)
         if found is not None:
             return found
-        collector = Collector(lookup.save, lookup.bypass)
+        from ._collect import Collector
+
+        collector = Collector(lookup.save, lookup.bypass, self.frozen)
         compiled = self._cold().compile(args, collector)
         collector.seal(lookup.guards)
         return compiled

@@ -16,7 +16,7 @@ from .errors import CacheError, CacheWarning, Uncacheable
 from .explain import explain
 from .fsspec_store import FsspecStore
 from .key import CacheKey, make_key
-from .location import default_cache_dir, environment_parts, open_cache
+from .location import default_cache_dir, environment_parts, fresh_cache, open_cache
 from .redis_store import RedisStore
 from .signing import key_from_text
 from .store import EntryStat, MemoryStore, Store
@@ -42,6 +42,7 @@ __all__ = [
     "default_cache_dir",
     "environment_parts",
     "explain",
+    "fresh_cache",
     "key_from_text",
     "make_key",
     "open_cache",

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
+import shutil
 import sys
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from .artifact_cache import ArtifactCache
 from .disk import DiskStore
 from .observer import Observer
+from .private_files import private_directory
 from .signing import key_from_text, user_key
 from .store import Store
 from .tiered import TieredStore
@@ -84,6 +88,31 @@ def open_cache(
     disk = DiskStore(directory or environment.directory, max_bytes=max_bytes)
     store: Store = disk if shared is None else TieredStore([disk, shared], background_writes=True)
     return ArtifactCache(store, signing_key or user_key(disk.directory), observer=observer)
+
+
+@contextlib.contextmanager
+def fresh_cache(*, delete: bool = True) -> Iterator[Path]:
+    """Context in which this process, and the processes it starts, use an empty cache of their own.
+
+    It is a folder inside the default directory, on the same disk and as private; gives its path. For measurements of
+    first compiles, and to look at what one program writes (`delete=False` leaves the folder there). It sets
+    AOTKIT_CACHE_DIR, so all threads are concerned.
+
+    Raises:
+        CacheError: the default directory can't be used.
+    """
+    before = os.environ.get("AOTKIT_CACHE_DIR")
+    folder = Path(tempfile.mkdtemp(prefix="fresh-", dir=private_directory(default_cache_dir())))
+    os.environ["AOTKIT_CACHE_DIR"] = str(folder)
+    try:
+        yield folder
+    finally:
+        if before is None:
+            del os.environ["AOTKIT_CACHE_DIR"]
+        else:
+            os.environ["AOTKIT_CACHE_DIR"] = before
+        if delete:
+            shutil.rmtree(folder, ignore_errors=True)  # another process may still write to it
 
 
 def environment_parts() -> dict[str, str]:

@@ -1,0 +1,82 @@
+"""What the frontend gives a backend and gets from it: compile ids, its context, graphs that write, resets."""
+
+from __future__ import annotations
+
+import gc
+import io
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch._guards import CompileContext, TracingContext
+
+import aotkit
+from aotkit._collections import collections_put_off
+
+
+def compiled(fn: Callable[..., Any], recorder: aotkit.Recorder, **options: Any) -> Callable[..., Any]:
+    torch._dynamo.reset()
+    return torch.compile(fn, backend="aotkit", options={"fallback": "error", "observer": recorder, **options})
+
+
+@pytest.mark.covers("F8.4")
+def test_logs_and_events_name_the_frontends_compile() -> None:
+    seen: list[tuple[str, bool]] = []
+
+    class Watching(aotkit.Recorder):
+        def event(self, name: str, fields: Any, /) -> None:
+            seen.append((str(CompileContext.current_compile_id()), TracingContext.try_get() is not None))
+            super().event(name, fields)
+
+    stream = io.StringIO()
+    recorder = Watching(log=frozenset({"timing"}), stream=stream)
+    call = compiled(lambda x: x.sin() + 1, recorder)
+    for size in (3, 4):  # the second compile of the same function
+        torch.testing.assert_close(call(torch.ones(size)), torch.ones(size).sin() + 1)
+    begun = [fields for name, fields in recorder.events if name == "compile.begin"]
+    ids = [fields["compile_id"] for fields in begun]
+    assert len(set(ids)) == 2 and all(identity in {i for i, _ in seen} for identity in ids)
+    assert all(context for _, context in seen)  # the frontend's tracing context is there throughout
+    text = stream.getvalue()
+    for identity in ids:
+        assert f"seconds per stage of {identity}" in text
+    assert str(ids[0]).endswith("/0") and str(ids[1]).endswith("/1")
+    without = aotkit.Recorder()
+    gm = torch.fx.symbolic_trace(lambda x: (x + 1,))
+    aotkit.make_backend(aotkit.Options(), without)(gm, [torch.ones(2)])
+    name, fields = without.events[0]
+    assert name == "compile.begin" and fields["compile_id"] == ""  # nobody's compile
+
+
+@pytest.mark.covers("F8.5")
+@pytest.mark.parametrize("mode, copies, results", [("default", 1, 1), ("aot-eager", 0, 2)])
+def test_an_inference_writes_to_its_inputs_in_generated_code_and_behind_the_graph_that_aten_runs(
+    mode: str, copies: int, results: int, tmp_path: Path
+) -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        x.mul_(2)
+        return x + 1
+
+    recorder = aotkit.Recorder(dump_dir=tmp_path)
+    x = torch.arange(4.0)
+    torch.testing.assert_close(compiled(f, recorder, mode=mode)(x), torch.arange(4.0) * 2 + 1)
+    torch.testing.assert_close(x, torch.arange(4.0) * 2)
+    (captured,) = [path.read_text() for path in tmp_path.iterdir() if "captured" in path.name]
+    assert captured.count("aten.copy_") == copies
+    (returned,) = [line for line in captured.splitlines() if line.strip().startswith("return ")]
+    assert len([part for part in returned.strip(" ()").removeprefix("return (").split(",") if part.strip()]) == results
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_a_load_puts_collections_off_and_leaves_the_collector_as_it_was(enabled: bool) -> None:
+    was = gc.isenabled()
+    try:
+        (gc.enable if enabled else gc.disable)()
+        with pytest.raises(ValueError, match="inside"), collections_put_off():
+            assert not gc.isenabled()
+            raise ValueError("inside")
+        assert gc.isenabled() is enabled
+    finally:
+        (gc.enable if was else gc.disable)()
