@@ -13,7 +13,7 @@ import torch.nn.functional as F
 
 import aotkit
 from aotkit import _torch_state
-from aotkit._artifact import _bytes_of, _tensor
+from aotkit._artifact import _tensor, bytes_of
 from aotkit_inductor_lower import triton as kernels
 
 pytest.importorskip("triton", reason="Triton is the optional extra `cuda`")
@@ -117,9 +117,9 @@ def test_what_the_devices_can_is_part_of_the_key(monkeypatch: pytest.MonkeyPatch
 
 def test_a_stored_constant_comes_back_with_its_layout_and_device() -> None:
     value = torch.arange(24.0).as_strided((2, 3), (12, 2))
-    again = _tensor(_bytes_of(value), "torch.float32", [2, 3], [12, 2], "cpu")
+    again = _tensor(bytes_of(value), "torch.float32", [2, 3], [12, 2], "cpu")
     assert torch.equal(again, value) and again.stride() == value.stride()
-    moved = _tensor(_bytes_of(value), "torch.float32", [2, 3], [12, 2], "meta")
+    moved = _tensor(bytes_of(value), "torch.float32", [2, 3], [12, 2], "meta")
     assert moved.device.type == "meta" and moved.stride() == (12, 2)
 
 
