@@ -21,7 +21,7 @@ EVERY = list(all_pairs())
 SLICE = [pair for pair in EVERY[7::149] if pair.operator.partition(".")[0] not in ("linalg", "fft", "sparse")]
 
 
-@pytest.mark.covers("F5g.1")
+@pytest.mark.covers("F5g.1", "F5c.1")
 def test_pairs_of_every_dtype_and_direction_equal_eager() -> None:
     assert {pair.dtype for pair in SLICE} == {"float32", "float64", "float16", "bfloat16", "int32", "int64", "bool"}
     outcomes = {pair.key: check_pair(pair) for pair in SLICE}
@@ -79,6 +79,7 @@ def test_the_page_is_what_the_committed_results_make_it() -> None:
     assert coverage.main(["--check"]) == 0
 
 
+@pytest.mark.covers("F5c.1")
 def test_the_committed_results_keep_what_was_promised() -> None:
     counted = [row for row in coverage.load_rows() if row.counted]
     fusable = [row for row in counted if row.cls.fusable]

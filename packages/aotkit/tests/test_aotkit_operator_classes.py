@@ -303,3 +303,56 @@ SETS = [
 def test_sets_whose_size_depends_on_data_are_part_of_the_graph(row: tuple[Function]) -> None:
     with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True, capture_scalar_outputs=True):
         check(row[0], values(40, dtype=torch.int64))
+
+
+# -- devices -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.covers("F5c.15")
+def test_inputs_on_a_device_without_code_generation_are_refused_or_run_eagerly_with_one_notice() -> None:
+    def fn(x: Tensor) -> Tensor:
+        return x.sin() + 1
+
+    given = torch.empty(4, 5, device="meta")
+    with pytest.raises(
+        RuntimeError, match="input 0 is on device meta; code is generated for the CPU and for CUDA only"
+    ):
+        torch.compile(fn, backend="aotkit", options={"fallback": "error"})(given)
+    torch._dynamo.reset()
+    with pytest.warns(aotkit.EagerFallback, match="on device meta"):
+        result = torch.compile(fn, backend="aotkit")(given)
+    assert result.device.type == "meta" and result.shape == (4, 5)
+
+
+@pytest.mark.covers("F5c.15")
+def test_what_a_graph_computes_on_another_device_is_left_to_aten() -> None:
+    def fn(x: Tensor) -> tuple[Tensor, Tensor]:
+        y = x.sin() * 2
+        return y + 1, (y.to("meta") * 2).t()
+
+    torch._dynamo.reset()
+    recorder = aotkit.Recorder()
+    options = {"fallback": "error", "cache": False, "observer": recorder}
+    here, there = torch.compile(fn, backend="aotkit", fullgraph=True, options=options)(values(3, 4).detach())
+    torch.testing.assert_close(here, fn(values(3, 4).detach())[0])
+    assert there.device.type == "meta" and (there.shape, there.stride()) == ((4, 3), (1, 4))
+    reasons = [call.reason for record in recorder.graphs for call in record.report.externs]
+    assert [record.report.kernel_count for record in recorder.graphs] == [1]
+    assert all("a tensor is on meta, and this graph's kernels run on cpu" in reason for reason in reasons) and reasons
+
+
+@pytest.mark.covers("F5c.15")
+@pytest.mark.parametrize("device", ["xpu", "mps", "mtia"])
+def test_a_graph_for_another_kind_of_device_is_calls_of_its_operators(device: str) -> None:
+    """Traced on fake tensors: no such device is here."""
+    from torch._subclasses import FakeTensorMode
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    from aotkit_inductor_lower import compile_graph
+
+    with FakeTensorMode():
+        graph = make_fx(lambda x: (x.sin() + 1,))(torch.empty(4, 5, device=device))
+    report = compile_graph(graph).report()
+    assert report.kernel_count == 0 and {call.reason.split(",")[0] for call in report.externs} == {
+        f"a tensor is on {device}:0"
+    }

@@ -130,7 +130,6 @@ def lower_node(ctx: LoweringContext, node: Node) -> NodeValue:
 
 def _not_generated(ctx: LoweringContext, node: Node) -> str | None:
     """Why no kernel can hold the node's tensors, or None."""
-    on_cuda = ctx.device.type == "cuda"
     for owner in (node, *node.all_input_nodes):
         val = owner.meta.get("val")
         for tensor in val if isinstance(val, list | tuple) else (val,):
@@ -140,7 +139,7 @@ def _not_generated(ctx: LoweringContext, node: Node) -> str | None:
                 return f"generated code has no {tensor.dtype}"
             if tensor.layout is not torch.strided:
                 return f"generated code has no {tensor.layout} tensors"
-            if on_cuda and tensor.device != ctx.device:
+            if tensor.device != ctx.device:
                 return f"a tensor is on {tensor.device}, and this graph's kernels run on {ctx.device}"
     return None
 
