@@ -22,7 +22,7 @@ from .pairs import Pair
 __all__ = ["DTYPES", "check_pair", "main", "page"]
 
 DTYPES = ("float32", "bfloat16", "int64")
-INTERPRETED: aotkit.Options = OPTIONS.patch(processor="triton-interpreter")
+INTERPRETED: aotkit.Options = OPTIONS.patch(processor="triton-interpreter", rng="eager")
 ROOT = Path(__file__).parents[2]
 RESULTS = Path(__file__).parent / "results"
 

@@ -81,6 +81,15 @@ def test_a_training_step_in_the_interpreter_is_eagers_and_is_loaded_the_second_t
             monkeypatch.setattr(kernels.graph, "lower_for_device", entered)
 
 
+def test_the_gradient_of_a_generated_dropout_has_the_mask_of_its_forward() -> None:
+    run, _ = compiled(lambda x: F.dropout(x.exp(), 0.5))
+    x = torch.randn(30, 20, dtype=torch.float64, requires_grad=True)
+    y = run(x)
+    y.sum().backward()
+    assert 0.3 < (y != 0).double().mean() < 0.7
+    torch.testing.assert_close(x.grad, y.detach())
+
+
 def test_dynamic_sizes_share_one_program_in_the_interpreter() -> None:
     run, recorder = compiled(lambda x: (x.softmax(-1).sum(0), x.t().contiguous() + 1), dynamic=True)
     for shape in ((7, 5), (33, 9), (4, 70)):

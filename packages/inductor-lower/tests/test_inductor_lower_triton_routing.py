@@ -30,7 +30,9 @@ from aotkit_inductor_lower.triton import (
     TritonError,
     TritonMissing,
     bind_device,
+    compile_kernel,
     lower_for_device,
+    resource_facts,
 )
 from aotkit_inductor_lower.triton import bind as bind_module
 
@@ -213,3 +215,31 @@ def test_temporaries_of_rules_are_on_the_graphs_device() -> None:
     index = torch.randint(6, (6, 8), generator=torch.Generator().manual_seed(1))
     got = bind_device(lowered.program, InterpreterDriver(), lowered.constants)([x, index])
     torch.testing.assert_close(got[0], f(x, index)[0])
+
+
+@pytest.mark.covers("F5f.21")
+def test_random_numbers_are_made_in_the_kernels_of_a_device_from_seeds_that_it_draws() -> None:
+    def f(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y, mask = torch.ops.aten.native_dropout(F.gelu(x) + 1, 0.4, True)
+        return y * 2, mask, torch.rand_like(x), torch.randn_like(x, dtype=torch.bfloat16)
+
+    with FakeTensorMode():
+        graph = make_fx(f, decompositions(), tracing_mode="fake")(torch.empty(40, 50, device="cuda:1"))
+    lowered = lower_for_device(graph, options=LowerOptions(verify=True, rng="fast"))
+    (call,) = [step for step in lowered.scheduled.steps if hasattr(step, "target")]
+    assert call.target == "aten.randint.low" and dict(call.kwargs)["device"].value == "cuda:1"
+    bound = bind_device(lowered.program, InterpreterDriver(), lowered.constants)
+    (x,) = values((40, 50))
+    torch.manual_seed(0)
+    y, mask, uniform, normal = first = bound([x])
+    torch.testing.assert_close(y, (F.gelu(x) + 1) * mask / 0.6 * 2)
+    assert abs(mask.float().mean() - 0.6) < 0.05
+    assert uniform.min() >= 0 and uniform.max() < 1 and abs(uniform.mean() - 0.5) < 0.03
+    assert normal.dtype is torch.bfloat16 and abs(normal.float().var() - 1) < 0.15
+    torch.manual_seed(0)
+    assert all(torch.equal(a, b) for a, b in zip(bound([x]), first, strict=True))
+    on_cpu = compile_graph(make_fx(f, decompositions(), tracing_mode="fake")(x), options=LowerOptions(rng="fast"))
+    torch.manual_seed(0)
+    assert torch.equal(on_cpu([x])[2], uniform)  # the same arithmetic everywhere
+    for kernel in lowered.program.kernels:
+        assert resource_facts(compile_kernel(kernel.source, 90)).spills == 0

@@ -4,7 +4,7 @@ Note [Generated random numbers]
     Number ``i`` of an op is ``mix(seed + i * golden)``: the generator SplitMix64 (Steele, Lea, Flood: Fast Splittable
     Pseudorandom Number Generators, 2014; the constants are Stafford's "mix 13"), entered anywhere. It needs no state,
     so a kernel makes each number where it is used, and neither threads nor layouts change it. The seeds of a graph come
-    from the process's generator in one call where the first of its random ops stands: ``manual_seed`` makes all of them
+    from the device's generator in one call where the first of its random ops stands: ``manual_seed`` makes all of them
     reproducible, and two calls differ. A float takes as many of the upper bits as its type has digits.
 """
 
@@ -117,7 +117,8 @@ def _seeds(ctx: LoweringContext, node: Node) -> tuple[View, int]:
         ctx.random_seeds = ctx.declare_dense("random_seeds", (to_expr(count),), torch.int64)
         low, high = (Literal("int", bound) for bound in (-(1 << 63), (1 << 63) - 1))
         args: tuple[Arg, ...] = (low, high, (Literal("int", count),))
-        name, kwargs = ctx.random_seeds.buffer, (("dtype", Literal("dtype", "torch.int64")),)
+        name = ctx.random_seeds.buffer
+        kwargs = (("dtype", Literal("dtype", "torch.int64")), ("device", Literal("device", str(ctx.device))))
         reason = "one draw of seeds from the process's generator per graph"
         ctx.steps.append(ExternCall(name, "aten.randint.low", args, kwargs, (name,), (), reason, ctx.origin(node)))
     ctx.random_nodes += 1
@@ -134,7 +135,7 @@ def _generates(*overloads: Any) -> Callable[[_Draw], _Draw]:
     def register(rule: _Draw) -> _Draw:
         def guarded(ctx: LoweringContext, node: Node, *args: object, **kwargs: object) -> NodeValue:
             val = _first_result(node)
-            if not ctx.generates_random or val.device.type != "cpu" or kwargs.get("generator") is not None:
+            if not ctx.generates_random or val.device != ctx.device or kwargs.get("generator") is not None:
                 raise Decline("random numbers are drawn by ATen, so that they are eager's")
             return rule(ctx, node, lambda: _Draws(ctx, node), *args)
 
