@@ -15,7 +15,7 @@ from torch import Tensor
 
 import aotkit
 from aotkit_aot_trace import TraceOptions, capture
-from aotkit_functionalize import OverlappingWrite
+from aotkit_functionalize import OverlappingWrite, Unsupported
 from aotkit_functionalize.metadata import OutputKind
 from aotkit_runtime_wrappers import WrapperPlan, build_plan
 
@@ -294,3 +294,17 @@ def test_a_view_is_recorded_by_what_it_is_and_taken_by_the_plainest_operation(
 
 def test_the_window_over_a_scalar_may_be_written_to(captured_same_as_eager: Check) -> None:
     captured_same_as_eager(lambda x: (x.unfold(-1, 1, 1).sin_(), x * 2)[1], lambda: [torch.randn(())])
+
+
+def test_a_flattened_window_of_a_transposed_input_that_is_written_to_is_refused() -> None:
+    with pytest.raises(Unsupported, match=r"a view of sizes .* of a tensor that is not contiguous is written to"):
+        aotkit.aot_function(lambda x: [x.unfold(0, 2, 2).flatten().add_(1)], aotkit.nop)(torch.ones(6, 2).t())
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64, torch.complex64])
+def test_an_expanded_input_seen_in_another_dtype(captured_same_as_eager: Check, dtype: torch.dtype) -> None:
+    def make() -> list[Tensor]:
+        return [torch.randn(1, 3, 2, dtype=torch.float64).expand(2, 3, 2)]
+
+    captured_same_as_eager(lambda x: [x.view(dtype), x[1:, 1:].view(dtype)], make)
+    captured_same_as_eager(lambda x: [x.view(torch.float64)], lambda: [torch.randn(1, 3, 2).expand(2, 3, 2)])

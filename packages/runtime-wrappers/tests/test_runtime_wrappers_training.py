@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 import torch
@@ -419,3 +420,21 @@ def test_a_transform_of_torch_func_is_refused(how):
     call = bind_sine(how, x)
     with pytest.raises(WrapperError, match=r"torch\.func transform"):
         torch.func.vmap(lambda v: call([v])[0])(torch.randn(2, 3))
+
+
+@pytest.mark.covers("F1.24")
+def test_what_the_backward_writes_to_is_handed_to_it_as_it_is_by_then_and_given_its_new_value(how):
+    x, scale = torch.randn(3, requires_grad=True), torch.ones(3)
+    sine = sine_metadata(x)
+    late = metadata.InputInfo(1, TENSOR, meta_of(scale, False))
+    writes = (metadata.BackwardWrite(1, version_steps=3),)
+    plan = build_plan(replace(sine, inputs=(*sine.inputs, late), backward_writes=writes), num_saved_tensors=1)
+    assert type(plan).from_json(plan.to_json()) == plan and "the backward writes to inputs (1,)" in str(plan)
+    backward = boxed(lambda cosine, tangent, now: [tangent * cosine * now, now + 1])
+    out = how(plan, boxed(lambda v, unread: [v.sin(), v.cos()]), backward)([x, scale])[0]
+    scale.mul_(5)
+    (grad,) = torch.autograd.grad(out, x, torch.ones(3), retain_graph=True)
+    torch.testing.assert_close(grad, 5 * x.detach().cos())
+    assert scale.tolist() == [6.0] * 3 and scale._version == 4
+    torch.autograd.grad(out, x, torch.ones(3))
+    assert scale.tolist() == [7.0] * 3 and scale._version == 7

@@ -23,6 +23,7 @@ from aotkit_functionalize import metadata as records
 __all__ = [
     "AOTInput",
     "AOTOutput",
+    "BackwardAOTInput",
     "BufferAOTInput",
     "GradAOTOutput",
     "InputMutationAOTOutput",
@@ -102,6 +103,13 @@ class TangentAOTInput(AOTInput):
 
 
 @dataclass(frozen=True, slots=True)
+class BackwardAOTInput(AOTInput):
+    """``written`` as it is when the backward runs, which writes to it."""
+
+    written: AOTInput
+
+
+@dataclass(frozen=True, slots=True)
 class SubclassGetAttrAOTInput(AOTInput):
     """The tensor that the subclass ``base`` holds as ``attr``."""
 
@@ -168,6 +176,7 @@ _FORMS = {
     "ViewBaseAOTInput": "{0}._base",
     "SyntheticBaseAOTInput": "__synthetic_base({0})",
     "TangentAOTInput": "__tangent({0})",
+    "BackwardAOTInput": "__in_backward({0})",
     "SubclassSizeAOTInput": "{0}.size({1})",
     "SubclassStrideAOTInput": "{0}.stride({1})",
     "SubclassGetAttrAOTInput": "{0}.{1}",
@@ -195,7 +204,10 @@ def describe_graph(graph: torch.fx.Graph, metadata: GraphMetadata, inputs: Seque
     forward = _forward_outputs(outer, inputs)
     tangents: list[AOTInput] = [TangentAOTInput(forward[t.forward_output]) for t in outer.tangents]
     gradients: list[AOTOutput] = [GradAOTOutput(i) for i in inputs] if metadata.is_training else []
-    placeholders: list[AOTInput] = [*inputs, *tangents]
+    late = [write.input for write in metadata.backward_writes]
+    for index in late:
+        gradients[index] = InputMutationAOTOutput(BackwardAOTInput(inputs[index]))
+    placeholders: list[AOTInput] = [*inputs, *tangents, *(BackwardAOTInput(inputs[index]) for index in late)]
     results: list[AOTOutput] = [*forward, *gradients]
     if boundary is not None:
         dense_inputs = [d for desc, nest in zip(inputs, boundary.inputs, strict=True) for d in _inside(desc, nest)]

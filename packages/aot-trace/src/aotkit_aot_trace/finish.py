@@ -31,6 +31,9 @@ def finish(recording: Recording, promises: ShapeEnv | None = None) -> torch.fx.G
     graph = module.graph
     if metadata.is_training:
         tag_forward_and_backward(graph, recording)
+        for placeholder, value in recording.needless:
+            placeholder.replace_all_uses_with(value)
+            graph.erase_node(placeholder)
         move_placeholders_first(graph)
     add_runtime_checks(graph, promises)
     remove_same_value_nodes(graph)

@@ -10,7 +10,7 @@ Note [One run of the user's function]
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -42,6 +42,7 @@ from . import _torch_compat as compat
 from .decompositions import guarded_table
 from .exported import ExportRequest, every_output
 from .graph_function import closed_over, data_dependent, not_functional
+from .late_inputs import late_inputs, settle
 from .random_replay import with_replay
 from .state import AutocastState
 
@@ -79,12 +80,14 @@ class Recording:
         num_forward_nodes: how many nodes were recorded before the backward began.
         backward_marks: ``(number of nodes recorded, sequence number)`` at the start of each backward function.
         check_saved: refuses backward functions that saved what changed its shape in place since.
+        needless: placeholders to be replaced by a node; see :mod:`.late_inputs`.
     """
 
     metadata: GraphMetadata | None = None
     num_forward_nodes: int = 0
     backward_marks: list[tuple[int, int]] = field(default_factory=list)
     check_saved: Callable[[Sequence[Any]], None] | None = None
+    needless: list[tuple[torch.fx.Node, torch.fx.Node]] = field(default_factory=list)
     graph: torch.fx.GraphModule | None = None
 
 
@@ -162,13 +165,23 @@ def _run(request: Request, placeholders: Sequence[Any], result: Recording) -> li
         tangents = [_tangent(number, from_functional(v), tracer) for number, v in enumerate(differentiable, start=1)]
         if request.export is not None and request.export.loss is not None:
             differentiable, tangents = [outputs[request.export.loss]], None  # the gradient of a loss is one
-        with _refused("the gradient cannot be recorded"), _writes_refused(inputs, tangents):
-            gradients = _gradients(differentiable, leaves, tangents, tracer, result)
+        functions = _backward_functions(differentiable)
+        late = []
+        if request.export is None:
+            late = late_inputs(inputs, forward.metadata, functions, tracer, lambda n, like: _input(n, like, tracer))
+        writable = {one.entered.index for one in late}
+        with _refused("the gradient cannot be recorded"), _writes_refused(inputs, tangents, writable):
+            gradients = _gradients(differentiable, leaves, tangents, functions, tracer, result)
         finish_tokens()
         by_leaf = iter([None if g is None else _unwrap(g) for g in gradients])
         by_input = [None if i.leaf is None else next(by_leaf) for i in inputs]
         if request.export is None:
             result.metadata = _without_influence_left_out(forward.metadata, by_input)
+        if late:
+            writes, result.needless = settle(late, inputs)
+            result.metadata = replace(result.metadata, backward_writes=writes)
+            for write in writes:
+                by_input[write.input] = _unwrap(inputs[write.input].value)
         return [*values, *by_input]
 
 
@@ -195,17 +208,19 @@ def _refused(what: str) -> Iterator[None]:
 
 
 @contextmanager
-def _writes_refused(inputs: Sequence[FunctionInput], tangents: Sequence[torch.Tensor] | None) -> Iterator[None]:
-    """A backward that writes to what the caller holds is refused: the write would have no one to see it."""
-    watched = [(f"input {i.index}", i.value) for i in inputs if is_functional(i.value)]
-    watched += [(f"the gradient of differentiable output {n}", t) for n, t in enumerate(tangents or ())]
-    states = [_state(value) for _, value in watched]
+def _writes_refused(
+    inputs: Sequence[FunctionInput], tangents: Sequence[torch.Tensor] | None, writable: Collection[int] = ()
+) -> Iterator[None]:
+    """A backward that writes to what the caller holds is refused, but for the elements of the ``writable`` inputs."""
+    watched = [(f"input {i.index}", i.value, i.index in writable) for i in inputs if is_functional(i.value)]
+    watched += [(f"the gradient of differentiable output {n}", t, False) for n, t in enumerate(tangents or ())]
+    states = [_state(value) for _, value, _ in watched]
     yield
-    for (name, value), (writes, sizes, strides) in zip(watched, states, strict=True):
+    for (name, value, may_be_written), (writes, sizes, strides) in zip(watched, states, strict=True):
         now = _state(value)
-        if now == (writes, sizes, strides):
+        if now[1:] == (sizes, strides) and (may_be_written or now[0] == writes):
             continue
-        changes = "writes to" if now[0] != writes else "changes the sizes or strides of"
+        changes = "changes the sizes or strides of" if now[1:] != (sizes, strides) else "writes to"
         raise Unsupported(
             f"the backward {changes} {name} in place",
             "it acts on what the tensor holds when the backward runs, which the captured graph does not get",
@@ -254,8 +269,9 @@ def _subclass_gradients(
         tangents.append(rebuild(expected, iter(leaves)))
     wanted = [i for i in inputs if i.leaf is not None]
     differentiable = [run.outer_values[t.forward_output] for t in forward.metadata.subclasses.outer.tangents]
+    leaves = [i.leaf for i in wanted if i.leaf is not None]
     with _refused("the gradient cannot be recorded"), _writes_refused(inputs, ()):
-        found = _gradients(differentiable, [i.leaf for i in wanted if i.leaf is not None], tangents, tracer, result)
+        found = _gradients(differentiable, leaves, tangents, _backward_functions(differentiable), tracer, result)
     for gradient in found:
         for inside in () if gradient is None else tensors_inside(gradient):
             from_functional(inside)  # applies pending writes while that is still recorded
@@ -273,20 +289,31 @@ def _tangent(number: int, plain: torch.Tensor, tracer: Any) -> torch.Tensor:
             fake = torch.empty_strided(plain.shape, plain.stride(), dtype=plain.dtype, device=plain.device)
         else:
             fake = torch.empty(plain.shape, dtype=plain.dtype, device=plain.device)
+    return to_functional(_placeholder(number, fake, tracer))
+
+
+def _input(number: int, plain: torch.Tensor, tracer: Any) -> torch.Tensor:
+    """A new placeholder, laid out like ``plain``, an input."""
+    with compat.untraced(), below_functional_layer(), torch.no_grad():
+        fake = torch.empty_strided(plain.shape, plain.stride(), dtype=plain.dtype, device=plain.device)
+    return _placeholder(number, fake, tracer)
+
+
+def _placeholder(number: int, fake: torch.Tensor, tracer: Any) -> torch.Tensor:
     proxy = tracer.create_proxy("placeholder", f"tangents_{number}", (), {}, name=f"tangents_{number}")
     compat.track(fake, proxy, tracer)
-    return to_functional(fake)
+    return fake
 
 
 def _gradients(
     outputs: Sequence[torch.Tensor],
     leaves: Sequence[torch.Tensor],
     tangents: Sequence[torch.Tensor] | None,
+    functions: Sequence[Any],
     tracer: Any,
     result: Recording,
 ) -> Sequence[torch.Tensor | None]:
-    """``torch.autograd.grad``, noting which backward function each recorded node comes from."""
-    functions = _backward_functions(outputs)
+    """``torch.autograd.grad``, noting which of the backward ``functions`` each recorded node comes from."""
     if result.check_saved is not None:
         result.check_saved(functions)
     hooks = [_mark(fn, tracer.graph, result.backward_marks) for fn in functions]

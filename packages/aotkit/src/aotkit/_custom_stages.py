@@ -33,7 +33,7 @@ def custom_stages(
 
     def split(joint: torch.fx.GraphModule, metadata: GraphMetadata, ctx: CompileContext) -> Split:
         inputs = _example_inputs(joint)
-        count = len(metadata.tangents)
+        count = len(metadata.tangents) + len(metadata.backward_writes)
         primals, tangents = (inputs[:-count], inputs[-count:]) if count else (inputs, [])
         with compiling_graph(ctx.name, "joint", 0):
             parts = partition_fn(joint, (primals, tangents), num_fwd_outputs=metadata.num_forward_outputs)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from .mutations import count_data_mutations, has_data_mutation
     from .nest_context import SymbolicDim
     from .nests import SubclassBoundary, is_subclass, rebuild, tensors_inside
+    from .overlap import overlapping_groups
     from .subclass_inputs import SubclassArguments, subclass_arguments
     from .subclass_keys import sizes_and_tensors, subclass_key
     from .view_methods import view_method
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
         from_functional,
         functional_layer,
         is_functional,
+        renew,
         to_functional,
     )
 
@@ -61,8 +63,10 @@ __all__ = [
     "has_data_mutation",
     "is_functional",
     "is_subclass",
+    "overlapping_groups",
     "rebuild",
     "reentered_inputs",
+    "renew",
     "sizes_and_tensors",
     "subclass_arguments",
     "subclass_key",
@@ -110,6 +114,7 @@ _HOMES = {
             "rebuild",
             "tensors_inside",
         ),
+        "overlap": ("overlapping_groups",),
         "subclass_inputs": (
             "SubclassArguments",
             "subclass_arguments",
@@ -125,6 +130,7 @@ _HOMES = {
             "from_functional",
             "functional_layer",
             "is_functional",
+            "renew",
             "to_functional",
         ),
     }.items()

@@ -158,7 +158,12 @@ class Layouts:
             self.written.add(identity)
         before = None if root is target and _plain(root).is_contiguous() else _layout(root)
         own = None if root is target else _plain(target).stride()
-        result = func(*args, **kwargs)
+        try:
+            result = func(*args, **kwargs)
+        except (RuntimeError, ValueError) as error:
+            if not any(words in str(error) for words in ("Cannot view a tensor", "view size is not compatible")):
+                raise
+            raise _no_such_view(target, error) from error
         if before is not None:
             self._restore(root, before)
             if own is not None and _plain(target).stride() != own and _plain(root).stride() == before[0]:
@@ -230,6 +235,14 @@ def _other_elements() -> Unsupported:
         "a tensor with gaps between its elements is written to and viewed by as_strided()",
         "the new values have other strides, so that the view would show other elements",
         "Make it contiguous first, or use indexing",
+    )
+
+
+def _no_such_view(target: torch.Tensor, error: Exception) -> Unsupported:
+    return Unsupported(
+        f"a view of sizes {tuple(target.shape)} of a tensor that is not contiguous is written to",
+        f"the new values have other strides, of which there is no such view ({str(error).splitlines()[0]})",
+        "Make the tensor contiguous first",
     )
 
 

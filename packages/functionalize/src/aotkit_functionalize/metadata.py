@@ -15,6 +15,11 @@ Note [Order of graph inputs and outputs]
 
     and a joint graph then returns one gradient (or ``None``) per input. ``InputInfo.updated_output``,
     ``OutputInfo.graph_output`` and ``TangentInfo.forward_output`` are positions in that list.
+
+Note [Inputs that the backward writes to]
+    A user's backward may write to an input that needs no gradient (a buffer of scales, a counter). What it reads there
+    is what the memory holds by then, not what the forward saw. So a joint graph takes such inputs once more, behind
+    the tangents, and returns the new value in the place of the input's gradient, which is free.
 """
 
 from __future__ import annotations
@@ -28,6 +33,7 @@ if TYPE_CHECKING:
     from .nests import SubclassBoundary
 
 __all__ = [
+    "BackwardWrite",
     "Dim",
     "EffectInfo",
     "GraphMetadata",
@@ -186,6 +192,17 @@ class TangentInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class BackwardWrite:
+    """The backward writes to ``input`` and moves its version counter by ``version_steps``.
+
+    See Note [Inputs that the backward writes to].
+    """
+
+    input: int
+    version_steps: int
+
+
+@dataclass(frozen=True, slots=True)
 class SymbolBinding:
     """Where a symbol's value is read at run time: a SymInt (``dim`` is None) or a size/stride of a tensor.
 
@@ -237,6 +254,7 @@ class GraphMetadata:
     is_training: bool = False
     subclasses: SubclassBoundary | None = None
     repeated_outputs: tuple[int, ...] = ()  # forward outputs that are the same graph value as an earlier one
+    backward_writes: tuple[BackwardWrite, ...] = ()
     version: int = METADATA_VERSION
 
     def to_json(self) -> str:
@@ -271,11 +289,12 @@ class GraphMetadata:
         raw["forward_requires_grad"] = tuple(raw["forward_requires_grad"])
         raw["differentiable_inputs"] = tuple(raw["differentiable_inputs"])
         raw["repeated_outputs"] = tuple(raw["repeated_outputs"])
+        raw["backward_writes"] = tuple(BackwardWrite(**r) for r in raw["backward_writes"])
         return GraphMetadata(**raw)
 
     def __str__(self) -> str:
         lines = [f"GraphMetadata({'training' if self.is_training else 'inference'})"]
-        for group in (self.inputs, self.outputs, self.tangents, self.symbols, self.effects):
+        for group in (self.inputs, self.outputs, self.tangents, self.backward_writes, self.symbols, self.effects):
             lines += [f"  {_brief(record)}" for record in group]
         if self.subclasses is not None:
             lines += [f"  argument {i} is {nest}" for i, nest in enumerate(self.subclasses.inputs) if nest is not None]

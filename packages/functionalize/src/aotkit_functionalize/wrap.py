@@ -28,6 +28,7 @@ __all__ = [
     "from_functional",
     "functional_layer",
     "is_functional",
+    "renew",
     "to_functional",
 ]
 
@@ -76,6 +77,15 @@ def from_functional(value: torch.Tensor) -> torch.Tensor:
     """The plain tensor that a functional tensor stands for now, pending writes applied."""
     compat.sync(value)
     return compat.unwrap_inner(compat.inner_wrapper(value))
+
+
+def renew(value: torch.Tensor, plain: torch.Tensor) -> None:
+    """From now on ``value``, a functional tensor, and its views stand for the elements of ``plain``; it is no write.
+
+    ``plain`` has the sizes of ``value``.
+    """
+    compat.replace_value(compat.inner_wrapper(value), plain)
+    compat.sync(value)
 
 
 def eager_geometry(value: torch.Tensor, original: torch.Tensor) -> torch.Tensor:

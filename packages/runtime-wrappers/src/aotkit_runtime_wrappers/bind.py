@@ -46,6 +46,7 @@ from .runtime import (
     versions_of,
     with_history,
     without_autocast,
+    write_late,
     wrong_count,
     wrong_duplicate,
     zero_tangent,
@@ -89,6 +90,7 @@ _RUNTIME: dict[str, Any] = {
     "_without_autocast": without_autocast,
     "_wrong_count": wrong_count,
     "_wrong_duplicate": wrong_duplicate,
+    "_write_late": write_late,
     "_zero_tangent": zero_tangent,
 }
 

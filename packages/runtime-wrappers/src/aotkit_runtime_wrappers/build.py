@@ -139,10 +139,12 @@ def _alias_checks(metadata: GraphMetadata, names: Sequence[Value]) -> list[Opera
     """Look for aliases that appear only at run time. Two static inputs (parameters, buffers) keep their memory."""
     changes = (MutationKind.DATA, MutationKind.DATA_AND_METADATA)
     tensors = [i for i in metadata.inputs if i.kind is InputKind.TENSOR]
-    moving = tuple(names[i.index] for i in tensors if i.mutation in changes and not i.is_static)
+    late = {write.input for write in metadata.backward_writes}
+    written = {i.index for i in tensors if i.mutation in changes or i.index in late}
+    moving = tuple(names[i.index] for i in tensors if i.index in written and not i.is_static)
     others = tuple(names[i.index] for i in tensors if names[i.index] not in moving)
-    static = tuple(names[i.index] for i in tensors if i.mutation in changes and i.is_static)
-    fresh = tuple(names[i.index] for i in tensors if i.mutation not in changes and not i.is_static)
+    static = tuple(names[i.index] for i in tensors if i.index in written and i.is_static)
+    fresh = tuple(names[i.index] for i in tensors if i.index not in written and not i.is_static)
     checks: list[Operation] = []
     if moving and (others or len(moving) > 1):
         checks.append(CheckAliases(moving, others, among=True))
@@ -200,6 +202,8 @@ def _call_spec(metadata: GraphMetadata, names: tuple[Value, ...], saved: tuple[i
         differentiable_outputs=tuple(sorted({t.forward_output for t in metadata.tangents})),
         tangents=tuple(TangentSpec(t.forward_output, t.meta) for t in metadata.tangents),
         repeated_outputs=repeated,
+        late_inputs=tuple(write.input for write in metadata.backward_writes),
+        late_steps=tuple(write.version_steps for write in metadata.backward_writes),
         backward_symbols=_symbols_for_backward(metadata, names, dims),
     )
 

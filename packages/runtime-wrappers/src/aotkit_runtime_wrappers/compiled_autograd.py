@@ -6,7 +6,8 @@ Note [Compiled autograd]
     which cannot follow generated kernels. A function that says that it is compiled (``_aot_id``) is taken apart
     instead: a prologue that makes the backward graph's arguments of saved tensors and tangents, the backward graph as
     FX, which is pasted, and an epilogue for its results. Graphs with symbolic sizes keep what the prologue needs in the
-    context, which it does not get; for those the frontend is told to leave our backward alone, and breaks its graph.
+    context, which it does not get, and so do those whose backward writes to inputs; for these the frontend is told to
+    leave our backward alone, and breaks its graph.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def cooperation(
     ``graph`` is the backward graph, or makes it: saved integers, saved tensors and tangents in, one gradient per graph
     input out.
     """
-    if graph is None or call.backward_symbols or call.num_saved_symints:
+    if graph is None or call.backward_symbols or call.num_saved_symints or call.late_inputs:
         return {}
     return {
         "_aot_id": f"aotkit{next(_numbers)}",

@@ -37,7 +37,7 @@ from .dims import evaluate_all
 from .donated import keep_donated
 from .errors import CallingConventionError, DoubleBackwardError
 from .plan import CallSpec
-from .runtime import without_autocast
+from .runtime import without_autocast, write_late
 
 __all__ = ["GradientRequest", "Gradients", "drop_values", "gradients_with_history", "histories", "remember"]
 
@@ -146,7 +146,9 @@ def gradients_with_history(
         inputs = _Inputs(call, gradients.metadata if gradients is not None else None, ctx)
         inputs.collect(values, kept)
         reason: Any = None
-        if gradients is not None:
+        if call.late_inputs:
+            reason = DoubleBackwardError("its backward writes to inputs")
+        elif gradients is not None:
             symbols = dict(zip((b.symbol for b in call.backward_symbols), getattr(ctx, "symbols", ()), strict=True))
             request = inputs.request(gradients.metadata, values, tangents, symbols)
             compiled = gradients.get(request)
@@ -156,10 +158,11 @@ def gradients_with_history(
                 return (None, *compiled([*stand_ins, *values, *tangents]))
             reason = compiled
         symints = getattr(ctx, "symints", ())
-        box = [*symints, *values, *tangents]
+        late = ctx.late if call.late_inputs else []
+        box = [*symints, *values, *tangents, *late]
         keep_donated(box, len(symints), call.donated, ())
         ctx.maybe_clear_saved_tensors()
-        return _refusing(call, backward, box, [*inputs.histories.values(), *tangents], reason)
+        return _refusing(call, backward, box, late, [*inputs.histories.values(), *tangents], reason)
 
     return run
 
@@ -238,7 +241,12 @@ class _RefuseSecondDerivative(torch.autograd.Function):
 
 
 def _refusing(
-    call: CallSpec, backward: Any, box: list[Any], sources: Sequence[Tensor | None], reason: Any
+    call: CallSpec,
+    backward: Any,
+    box: list[Any],
+    late: Sequence[Tensor],
+    sources: Sequence[Tensor | None],
+    reason: Any,
 ) -> tuple[Tensor | None, ...]:
     run = backward.get()
     with torch.no_grad():
@@ -247,6 +255,8 @@ def _refusing(
         raise CallingConventionError(
             f"this graph was compiled for {len(call.graph_inputs)} gradients, but there are {len(grads)}"
         )
+    if late:
+        write_late(late, [grads[i] for i in call.late_inputs], call.late_steps)
     wanted = [grads[i] for i in call.differentiable_inputs]
     sources = [source for source in sources if source is not None and source.requires_grad]
     connected = iter(_RefuseSecondDerivative.apply(wanted, reason, *sources))

@@ -43,6 +43,8 @@ def _emit_forward(call: CallSpec, out: Source) -> None:
         out.add(f"ctx.unsaved = _remember(box, {call.unsaved_inputs})")
     if call.scalar_inputs:
         out.add(f"ctx.scalars = [{', '.join(f'box[{i}]' for i in call.scalar_inputs)}]")
+    if call.late_inputs:
+        out.add(f"ctx.late = [{', '.join(f'box[{i}]' for i in call.late_inputs)}]")
     if call.kept_inputs:
         if call.keeps_values:
             out.add(f"kept = [{', '.join(f'box[{i}]' for i in call.kept_inputs)}]")
@@ -105,7 +107,8 @@ def _emit_backward(call: CallSpec, out: Source) -> None:
     parts = ["*ctx.symints"] if call.num_saved_symints else []
     only = f"[:{call.num_saved_tensors}]" if call.kept_inputs else ""
     parts += [f"*ctx.saved_tensors{only}"] if call.num_saved_tensors else []
-    out.add(f"box = [{', '.join(parts + in_order)}]")
+    late = ["*ctx.late"] if call.late_inputs else []
+    out.add(f"box = [{', '.join(parts + in_order + late)}]")
     if call.donated:
         out.add(f"_keep_donated(box, {call.num_saved_symints}, {call.donated}, ctx.own)")
     if call.num_saved_tensors or call.kept_inputs:
@@ -114,6 +117,9 @@ def _emit_backward(call: CallSpec, out: Source) -> None:
     out.add(f"grads = {guarded_call('run', 'box')}")
     out.add(f"if len(grads) != {len(call.graph_inputs)}:")
     out.add(f'_wrong_count("gradients", {len(call.graph_inputs)}, len(grads))', 2)
+    if call.late_inputs:
+        values = ", ".join(f"grads[{i}]" for i in call.late_inputs)
+        out.add(f"_write_late(ctx.late, [{values}], {call.late_steps})")
     out.add(f"return None, {', '.join(f'grads[{i}]' for i in call.differentiable_inputs)}")
 
 

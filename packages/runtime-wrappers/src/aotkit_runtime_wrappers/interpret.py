@@ -57,6 +57,7 @@ from .runtime import (
     versions_of,
     with_history,
     without_autocast,
+    write_late,
     wrong_count,
     wrong_duplicate,
     zero_tangent,
@@ -152,6 +153,7 @@ class _InterpretedGraph(torch.autograd.Function):
         ctx.unsaved = remember(box, call.unsaved_inputs)
         ctx.scalars = [box[i] for i in call.scalar_inputs]
         kept = [box[i] for i in call.kept_inputs] if call.keeps_values else histories(box, call.kept_inputs)
+        ctx.late = [box[i] for i in call.late_inputs]
         written = [box[i] for i in call.written_inputs]
         given = storages(box) if call.donated else set()
         results = list(_run_compiled(compiled, box))
@@ -193,12 +195,13 @@ class _InterpretedGraph(torch.autograd.Function):
         if torch.is_grad_enabled():
             return (*nothing, *ctx.with_history(ctx, tangents)[1:])
         run = ctx.lazy.get()
-        box = [*ctx.symints, *ctx.saved_tensors[: call.num_saved_tensors], *tangents]
+        box = [*ctx.symints, *ctx.saved_tensors[: call.num_saved_tensors], *tangents, *ctx.late]
         keep_donated(box, len(ctx.symints), call.donated, getattr(ctx, "own", ()))
         ctx.maybe_clear_saved_tensors()
         grads = _run_compiled(run, box)
         if len(grads) != len(call.graph_inputs):
             wrong_count("gradients", len(call.graph_inputs), len(grads))
+        write_late(ctx.late, [grads[i] for i in call.late_inputs], call.late_steps)
         return (*nothing, *(grads[i] for i in call.differentiable_inputs))
 
 

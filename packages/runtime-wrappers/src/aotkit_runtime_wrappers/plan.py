@@ -88,6 +88,8 @@ class CallSpec:
 
     ``subclasses``: the graph is dense and the values here are not; see Note [Where subclasses are taken apart].
     ``donated``: saved tensors that the backward may overwrite; see Note [Donated buffers].
+    ``late_inputs`` are given to the backward behind the tangents, as they are by then; it returns their new values in
+    the place of gradients, and their version counters move by ``late_steps``.
     ``random``, ``fakes``: what stands directly around the compiled code; see the notes of :mod:`.around_forward`.
     """
 
@@ -110,6 +112,8 @@ class CallSpec:
     subclasses: SubclassCall | None = None
     repeated_outputs: tuple[int, ...] = ()
     donated: tuple[int, ...] = ()
+    late_inputs: tuple[int, ...] = ()
+    late_steps: tuple[int, ...] = ()
     random: RandomState | None = None
     fakes: FakeResults | None = None
 
@@ -175,6 +179,8 @@ class WrapperPlan:
             lines.append(f"    saves {call.num_saved_tensors} tensors, {call.num_saved_symints} symints")
             if call.donated:
                 lines.append(f"    the backward may overwrite saved tensors {call.donated}")
+            if call.late_inputs:
+                lines.append(f"    the backward writes to inputs {call.late_inputs}")
             gradients = f"inputs {call.differentiable_inputs}, outputs {call.differentiable_outputs}"
             lines.append(f"    differentiable: {gradients}")
         if call.subclasses is not None:

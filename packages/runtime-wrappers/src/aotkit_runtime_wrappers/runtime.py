@@ -29,6 +29,7 @@ __all__ = [
     "versions_of",
     "with_history",
     "without_autocast",
+    "write_late",
     "wrong_count",
     "wrong_duplicate",
     "zero_tangent",
@@ -196,6 +197,15 @@ def set_versions(tensors: Sequence[Tensor], before: Sequence[int | None], steps:
     put_versions(tensors, list(map(operator.add, before, steps)))
 
 
+def write_late(targets: Sequence[Tensor], values: Sequence[Tensor], steps: Sequence[int]) -> None:
+    """Give inputs that the backward writes to their new values, and their version counters eager mode's."""
+    before = versions_of(targets)
+    with torch.no_grad():
+        for target, value in zip(targets, values, strict=True):
+            target.copy_(value)
+    set_versions(targets, before, steps)
+
+
 def check_strides(value: Tensor, name: str, strides: tuple[int, ...]) -> None:
     """Views are taken of ``value`` by strides, so wrong ones would give wrong elements."""
     if not _same_strides(value, strides):
@@ -212,9 +222,8 @@ def _reinterpret(base: Tensor, dtype: torch.dtype) -> Tensor:
     if base.element_size() == dtype.itemsize:
         return base.view(dtype)
     # Elements of another size are found along a dimension without gaps only; those that do not fill one are left out.
-    whole = (
-        base.numel() // max(dtype.itemsize // base.element_size(), 1) * max(dtype.itemsize // base.element_size(), 1)
-    )
+    low, high = byte_range(base)
+    whole = (high - low) // max(dtype.itemsize, base.element_size()) * max(dtype.itemsize // base.element_size(), 1)
     return base.as_strided((whole,), (1,), base.storage_offset()).view(dtype)
 
 

@@ -1,0 +1,92 @@
+"""Inputs that a user's backward may write to: as they are when the backward runs.
+
+Only the backward of a user's ``torch.autograd.Function`` can write in place. Where there is one, every input that needs
+no gradient stands, from the end of the forward on, for a placeholder of its own, so that the backward (and the views
+that it takes, or took in the forward) reads what the memory holds by then. Of inputs that it did not write to, the
+placeholder is replaced by the value that they had. See Note [Inputs that the backward writes to] of
+:mod:`aotkit_functionalize.metadata`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from aotkit_functionalize import (
+    FunctionInput,
+    GraphMetadata,
+    OverlappingMutation,
+    count_data_mutations,
+    from_functional,
+    is_functional,
+    overlapping_groups,
+    renew,
+)
+from aotkit_functionalize.metadata import BackwardWrite, MutationKind
+
+__all__ = ["LateInput", "late_inputs", "settle"]
+
+
+@dataclass(frozen=True, slots=True)
+class LateInput:
+    """An input behind the forward.
+
+    Attributes:
+        entered: the input.
+        placeholder: what it is in the backward.
+        value: what it was at the end of the forward.
+        writes, version: how often it was written to by then, and its version counter.
+    """
+
+    entered: FunctionInput
+    placeholder: torch.fx.Node
+    value: torch.fx.Node
+    writes: int
+    version: int
+
+
+def late_inputs(
+    inputs: Sequence[FunctionInput],
+    metadata: GraphMetadata,
+    functions: Iterable[Any],
+    tracer: Any,
+    placeholder: Callable[[int, torch.Tensor], torch.Tensor],
+) -> list[LateInput]:
+    """Give the inputs that the backward ``functions`` may write to placeholders, by ``placeholder(number, like)``."""
+    if not any(isinstance(f, torch.autograd.function.BackwardCFunction) for f in functions):
+        return []
+    found: list[LateInput] = []
+    for entered, info in zip(inputs, metadata.inputs, strict=True):
+        same_memory = info.mutation in (MutationKind.NONE, MutationKind.DATA)
+        if entered.requires_grad or not is_functional(entered.value) or not same_memory:
+            continue
+        before = tracer.unwrap_proxy(from_functional(entered.value)).node
+        plain = placeholder(len(metadata.tangents) + len(found) + 1, entered.original)
+        renew(entered.value, plain)
+        writes, version = count_data_mutations(entered.value), entered.value._version
+        found.append(LateInput(entered, tracer.unwrap_proxy(plain).node, before, writes, version))
+    return found
+
+
+def settle(
+    late: Sequence[LateInput], inputs: Sequence[FunctionInput]
+) -> tuple[tuple[BackwardWrite, ...], list[tuple[torch.fx.Node, torch.fx.Node]]]:
+    """After the backward: what it wrote to, and the placeholders that are not needed with what they stand for.
+
+    Raises :class:`OverlappingMutation` where it wrote to memory that another input shares.
+    """
+    written: list[BackwardWrite] = []
+    needless: list[tuple[torch.fx.Node, torch.fx.Node]] = []
+    for one in late:
+        if count_data_mutations(one.entered.value) == one.writes:
+            needless.append((one.placeholder, one.value))
+        else:
+            written.append(BackwardWrite(one.entered.index, one.entered.value._version - one.version))
+    indices = tuple(w.input for w in written)
+    groups = overlapping_groups(inputs, indices) if written else ()
+    if groups:
+        raise OverlappingMutation(groups, indices)
+    return tuple(written), needless
