@@ -179,7 +179,7 @@ def test_files_that_do_not_fit_are_refused_with_what_to_do(tmp_path: Path, monke
         ({"device": "cuda"}, "this process has 'cuda'"),
         ({"features": real["features"][1:]}, f"features that this one .* lacks: {real['features'][0]}"),
     ):
-        monkeypatch.setattr(_package, "environment_of_package", lambda change=change: {**real, **change})
+        monkeypatch.setattr(_package, "environment_of_package", lambda change=change, **_: {**real, **change})
         with pytest.raises(PackageError, match=message):
             aotkit.load(path)
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import warnings
+import zipfile
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +15,7 @@ import torch
 import torch.nn.functional as F
 
 import aotkit
-from aotkit import _torch_state
+from aotkit import _package, _torch_state
 from aotkit._artifact import _tensor, bytes_of
 from aotkit_inductor_lower import triton as kernels
 
@@ -132,6 +135,42 @@ def test_a_stored_constant_comes_back_with_its_layout_and_device() -> None:
     assert moved.device.type == "meta" and moved.stride() == (12, 2)
 
 
+# -- packages ----------------------------------------------------------------------------------------------------
+
+
+def packed(path: Path, device: str = "cpu", **options: Any) -> tuple[Model, torch.Tensor, str]:
+    """A package of the model."""
+    model, x = model_and_input()
+    model, x = model.to(device).eval(), x.to(device)
+    return model, x, aotkit.aot_compile(model, (x,), path, options=aotkit.Options(**options))
+
+
+def test_a_package_holds_the_kernels_of_a_device(tmp_path: Path) -> None:
+    model, x, path = packed(tmp_path / "model.aotkit", processor="triton-interpreter")
+    with torch.no_grad():
+        torch.testing.assert_close(aotkit.load(path)(x), model(x))
+    with zipfile.ZipFile(path) as archive:
+        assert any(b"tl.load" in archive.read(name) for name in archive.namelist())
+
+
+def test_a_package_for_a_device_that_is_not_there_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    made = _package.environment_of_package(device=torch.device("cuda:1"))
+    assert made["device"] == "cuda:1 of architecture sm_90"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(aotkit.PackageError, match=r"for cuda:1 of architecture sm_90, and this process has no"):
+        _package._check_environment(made)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    _package._check_environment(made)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    with pytest.raises(aotkit.PackageError, match=r"sm_90'; this process has 'cuda:1 of architecture sm_80'"):
+        _package._check_environment(made)
+    argument = _package._Argument("x", "torch.float32", [3], [1], "cuda:0", False, None)
+    with pytest.raises(TypeError, match=r"on device cpu; the package was compiled for a dense one .* on device cuda:0"):
+        argument.check(torch.empty(3), {})
+
+
 # -- on a device -------------------------------------------------------------------------------------------------
 
 
@@ -171,6 +210,21 @@ def test_on_a_device_streams_misaligned_inputs_and_numbers_on_the_cpu_are_as_in_
         stream.synchronize()
         torch.testing.assert_close(got, f(theirs, torch.tensor(3.0)))
         torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.gpu
+def test_on_a_device_a_package_runs_in_a_process_without_triton(tmp_path: Path) -> None:
+    model, x, path = packed(tmp_path / "model.aotkit", "cuda")
+    torch.save((x, model(x).detach()), tmp_path / "values.pt")
+    code = f"""
+import sys
+sys.modules["triton"] = None
+import aotkit, torch
+x, want = torch.load({str(tmp_path / "values.pt")!r})
+torch.testing.assert_close(aotkit.load({path!r})(x), want)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.gpu

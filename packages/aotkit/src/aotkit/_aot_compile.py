@@ -28,6 +28,7 @@ from .pipeline import CompileContext, compile_flat, own_stages
 
 __all__ = ["aot_compile"]
 
+_DEVICES = ("cpu", "cuda")
 _WEIGHTS = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
 
 
@@ -70,10 +71,11 @@ def aot_compile(
     sections, described = artifact.to_sections()
     weights, same = _distinct(inputs)
     manifest = {
-        "environment": environment_of_package(chosen.processor),
+        "environment": environment_of_package(chosen.processor, _device_of(inputs)),
         "artifact": described,
         "weights": [entry.weight for entry in inputs if entry.weight is not None],
         "same": same,
+        "devices": {name: str(w.device) for name, w in weights.items() if w.device.type != "cpu"},
         "strides": {name: list(w.stride()) for name, w in weights.items() if not w.is_contiguous()},
         **_interface(program, inputs, artifact),
     }
@@ -104,18 +106,31 @@ def _inputs(program: ExportedProgram) -> list[_Input]:
             assert spec.target is not None
             held = program.state_dict if spec.target in program.state_dict else program.constants
             example = held[spec.target]
-            if type(example) not in (torch.Tensor, torch.nn.Parameter) or example.device.type != "cpu":
-                raise PackageError(f"the weight {spec.target} is no plain tensor on the CPU, so it can't be packed")
+            if type(example) not in (torch.Tensor, torch.nn.Parameter) or example.device.type not in _DEVICES:
+                raise PackageError(
+                    f"the weight {spec.target} is no plain tensor on the CPU or on CUDA, so it can't be packed"
+                )
             found.append(_Input(node.name, fake, example.detach(), spec.target))
         elif spec.kind is InputKind.USER_INPUT:
             example = fake
             if isinstance(fake, torch.Tensor):
                 sizes = [_hint(n) for n in (*fake.shape, *fake.stride())]
-                example = torch.empty_strided(sizes[: fake.dim()], sizes[fake.dim() :], dtype=fake.dtype)
+                example = torch.empty_strided(
+                    sizes[: fake.dim()], sizes[fake.dim() :], dtype=fake.dtype, device=fake.device
+                )
             found.append(_Input(node.name, fake, example, None))
         else:
             raise PackageError(f"the program takes {spec.kind.name.lower()} {node.name}, which can't be packed")
     return _tied(found)
+
+
+def _device_of(inputs: Sequence[_Input]) -> torch.device:
+    """The device that a package is for: the only CUDA device of its inputs, or the CPU."""
+    devices = {entry.fake.device for entry in inputs if isinstance(entry.fake, torch.Tensor)} - {torch.device("cpu")}
+    if len(devices) > 1:
+        found = ", ".join(sorted(map(str, devices)))
+        raise PackageError(f"the program has inputs on several devices ({found}); a package is for one of them")
+    return next(iter(devices), torch.device("cpu"))
 
 
 def _tied(inputs: list[_Input]) -> list[_Input]:
@@ -244,13 +259,15 @@ def _argument(entry: _Input, names: Names, written: bool) -> dict[str, Any]:
     fake = entry.fake
     if isinstance(fake, torch.SymInt):
         return {
-            "name": entry.name, "dtype": "", "shape": [], "stride": [], "written": False, "symbol": names.json(fake)
+            "name": entry.name, "dtype": "", "shape": [], "stride": [], "device": "", "written": False,
+            "symbol": names.json(fake),
         }  # fmt: skip
     return {
         "name": entry.name,
         "dtype": str(fake.dtype),
         "shape": [names.json(size) for size in fake.shape],
         "stride": [names.json(size) for size in fake.stride()],
+        "device": str(fake.device),
         "written": written,
         "symbol": None,
     }

@@ -25,18 +25,27 @@ from .errors import PackageError
 __all__ = ["Package", "environment_of_package", "load"]
 
 
-def environment_of_package(processor: str = "host") -> dict[str, Any]:
-    """What a package that is compiled here, for this processor or a level of processors, can be loaded with."""
-    target = processor_target(processor)
+_CPU = torch.device("cpu")
+
+
+def environment_of_package(processor: str = "host", device: torch.device = _CPU) -> dict[str, Any]:
+    """What a package that is compiled here can be loaded with: for this processor or a level of processors, or with
+    kernels for what a CUDA ``device`` can."""
+    target = processor_target("host" if processor == "triton-interpreter" else processor)
     return {
         "aotkit": __version__,
         "artifact": ARTIFACT_FORMAT,
         "torch": torch.__version__,
         "system": f"{platform.system()} {platform.machine()}",
-        "device": "cpu",
+        "device": "cpu" if device.type == "cpu" else _architecture(device),
         "processor": target.cpu,
         "features": sorted(f[1:] for f in target.features.split(",") if f.startswith("+")),
     }
+
+
+def _architecture(device: torch.device) -> str:
+    major, minor = torch.cuda.get_device_capability(device)
+    return f"{device} of architecture sm_{major}{minor}"
 
 
 def load(path: str | os.PathLike[str], *, signing_key: bytes | None = None) -> Package:
@@ -58,6 +67,8 @@ def load(path: str | os.PathLike[str], *, signing_key: bytes | None = None) -> P
     for name, stride in manifest["strides"].items():  # the file holds the elements in the order of their indices
         kept = weights[name]
         weights[name] = torch.empty_strided(kept.shape, stride, dtype=kept.dtype).copy_(kept)
+    for name, device in manifest["devices"].items():
+        weights[name] = weights[name].to(device)
     for name, first in manifest["same"].items():
         weights[name] = weights[first]
     return Package(call, manifest, weights, artifact.guards)
@@ -131,9 +142,12 @@ class Package:
 class _Argument:
     """One tensor or integer argument as the package was compiled for it; sizes are expressions over symbols."""
 
-    __slots__ = ("dtype", "name", "shape", "stride", "symbol", "written")
+    __slots__ = ("device", "dtype", "name", "shape", "stride", "symbol", "written")
 
-    def __init__(self, name: str, dtype: str, shape: Any, stride: Any, written: bool, symbol: str | None) -> None:
+    def __init__(
+        self, name: str, dtype: str, shape: Any, stride: Any, device: str, written: bool, symbol: str | None
+    ) -> None:
+        self.device = torch.device(device or "cpu")
         self.name, self.shape, self.stride, self.written, self.symbol = name, shape, stride, written, symbol
         self.dtype = getattr(torch, dtype.removeprefix("torch.")) if dtype else None
 
@@ -146,10 +160,10 @@ class _Argument:
             return
         if not isinstance(value, torch.Tensor):
             raise TypeError(f"{self.name} has to be a tensor, not a {type(value).__name__}")
-        if value.dtype is not self.dtype or value.device.type != "cpu" or value.layout is not torch.strided:
+        if value.dtype is not self.dtype or value.device != self.device or value.layout is not torch.strided:
             raise TypeError(
                 f"{self.name} is a {value.layout} tensor of {value.dtype} on device {value.device}; the package was "
-                f"compiled for a dense one of {self.dtype} on device cpu"
+                f"compiled for a dense one of {self.dtype} on device {self.device}"
             )
         if value.dim() != len(self.shape):
             raise ValueError(
@@ -171,11 +185,11 @@ class _Argument:
             raise ValueError(
                 f"{self.name} is written to and has strides {value.stride()}; the package was compiled for {stride}"
             )
-        return torch.empty_strided(value.shape, stride, dtype=value.dtype).copy_(value)
+        return torch.empty_strided(value.shape, stride, dtype=value.dtype, device=value.device).copy_(value)
 
 
 def _check_environment(made: Mapping[str, Any]) -> None:
-    here = environment_of_package()
+    here = environment_of_package(device=_named_device(str(made.get("device"))))
     if made.get("artifact") != here["artifact"]:
         raise PackageError(
             f"the package has format {made.get('artifact')} (aotkit {made.get('aotkit')}); this is aotkit "
@@ -195,6 +209,17 @@ def _check_environment(made: Mapping[str, Any]) -> None:
             f"the package was compiled for a processor ({made['processor']}) with features that this one "
             f"({here['processor']}) lacks: {', '.join(missing)}. Compile it on such a processor"
         )
+
+
+def _named_device(made: str) -> torch.device:
+    """The device that a package was compiled for, if this process has it."""
+    name = made.partition(" ")[0]
+    if not name.startswith("cuda"):
+        return _CPU
+    device = torch.device(name)
+    if not torch.cuda.is_available() or (device.index or 0) >= torch.cuda.device_count():
+        raise PackageError(f"the package was compiled for {made}, and this process has no such device")
+    return device
 
 
 def _release(version: str) -> tuple[str, ...]:
