@@ -53,7 +53,7 @@ def test_numbers_repeat_under_a_seed_and_differ_from_call_to_call() -> None:
     assert not any(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
-@pytest.mark.covers("F5c.3", "F5c.11")
+@pytest.mark.covers("F5c.3", "F5c.11", "F5f.34")
 def test_eager_random_numbers_are_the_default() -> None:
     run, recorder = fast(many, rng="eager")
     torch.manual_seed(3)
