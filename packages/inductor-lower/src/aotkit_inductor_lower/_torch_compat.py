@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import torch
+from torch.fx import Graph, GraphModule
+from torch.fx._lazy_graph_module import _LazyGraphModule
 
-__all__ = ["empty_strided_cpu"]
+__all__ = ["empty_strided_cpu", "lazy_graph_module"]
 
 EmptyStrided = Callable[[Sequence[int], Sequence[int], torch.dtype], torch.Tensor]
 
@@ -20,6 +22,11 @@ def _find_empty_strided() -> EmptyStrided:
     guards = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
     found: EmptyStrided = getattr(guards, "_empty_strided_cpu", _empty_strided)
     return found
+
+
+def lazy_graph_module(root: torch.nn.Module, graph: Graph) -> GraphModule:
+    """A GraphModule that writes its Python code when it is first called; compilers never call it."""
+    return _LazyGraphModule(root, graph)
 
 
 empty_strided_cpu: EmptyStrided = _find_empty_strided()

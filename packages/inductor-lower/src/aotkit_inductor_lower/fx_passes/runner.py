@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from torch.fx import Graph, GraphModule
 
+from .._torch_compat import lazy_graph_module
 from ..errors import UnknownPassError
 from ..options import LowerOptions
 from .attention import fuse_attention, fuse_masked_attention
@@ -80,9 +81,15 @@ def run_fx_passes(gm: GraphModule, options: LowerOptions, passes: Sequence[FxPas
         made = run(graph, fuel)
         fuel -= made
         if made:
-            graph.eliminate_dead_code()
-    graph.eliminate_dead_code()
-    return GraphModule(gm, graph)
+            drop_dead_nodes(graph)
+    drop_dead_nodes(graph)
+    return lazy_graph_module(gm, graph)
+
+
+def drop_dead_nodes(graph: Graph) -> None:
+    """torch's elimination, which looks at the operator of every node, where there is something to eliminate."""
+    if any(not node.users and node.op not in ("placeholder", "output") for node in graph.nodes):
+        graph.eliminate_dead_code()
 
 
 def has_inner_mutation(gm: GraphModule) -> bool:

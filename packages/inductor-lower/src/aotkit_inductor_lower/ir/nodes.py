@@ -253,16 +253,27 @@ class LoopNest:
     outer: tuple[Range, ...]
     stages: tuple[Stage, ...]
     origin: Origin = field(default=Origin(), compare=False)
+    reads: tuple[str, ...] = field(init=False, compare=False, repr=False)
+    """Buffers loaded, first use first."""
+    writes: tuple[str, ...] = field(init=False, compare=False, repr=False)
+    """Buffers stored, first use first."""
+    combines: tuple[str, ...] = field(init=False, compare=False, repr=False)
+    """Buffers stored so that the old values take part."""
 
-    @property
-    def reads(self) -> tuple[str, ...]:
-        """Buffers loaded, first use first."""
-        return tuple(dict.fromkeys(i.buffer for s in self.stages for i in s.body if isinstance(i, Load)))
-
-    @property
-    def writes(self) -> tuple[str, ...]:
-        """Buffers stored, first use first."""
-        return tuple(dict.fromkeys(i.buffer for s in self.stages for i in s.body if isinstance(i, Store)))
+    def __post_init__(self) -> None:
+        loads: dict[str, None] = {}
+        stores: dict[str, None] = {}
+        combines: dict[str, None] = {}
+        for stage in self.stages:
+            for instr in stage.body:
+                if isinstance(instr, Load):
+                    loads[instr.buffer] = None
+                elif isinstance(instr, Store):
+                    stores[instr.buffer] = None
+                    if instr.accumulates:
+                        combines[instr.buffer] = None
+        for name, found in (("reads", loads), ("writes", stores), ("combines", combines)):
+            object.__setattr__(self, name, tuple(found))
 
 
 # -- the other steps ------------------------------------------------------------------------------------

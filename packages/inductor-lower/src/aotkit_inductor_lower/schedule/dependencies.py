@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ..ir import Alias, Arg, BufferKind, BufferRef, ExternCall, LoopNest, Program, Step, Store
+from ..ir import Alias, Arg, BufferKind, BufferRef, ExternCall, LoopNest, Program, Step
 from ..lowering.random import is_random
 
-__all__ = ["Dependencies", "buffer_args"]
+__all__ = ["Dependencies", "buffer_args", "memory_roots"]
 
 
 def buffer_args(args: Iterable[Arg]) -> Iterator[str]:
@@ -27,8 +27,7 @@ def buffer_args(args: Iterable[Arg]) -> Iterator[str]:
 def step_reads(step: Step) -> tuple[str, ...]:
     """Buffers a step reads."""
     if isinstance(step, LoopNest):
-        added = [i.buffer for s in step.stages for i in s.body if isinstance(i, Store) and i.accumulates]
-        return tuple(dict.fromkeys((*step.reads, *added))) if added else step.reads
+        return tuple(dict.fromkeys((*step.reads, *step.combines))) if step.combines else step.reads
     if isinstance(step, Alias):
         return (step.base,)
     return tuple(dict.fromkeys((*buffer_args(step.args), *buffer_args(value for _, value in step.kwargs))))
@@ -62,7 +61,7 @@ class Dependencies:
     @staticmethod
     def of(program: Program) -> Dependencies:
         """Analyze a program."""
-        root = _roots(program)
+        root = memory_roots(program)
         readers: dict[str, list[int]] = {}
         writers: dict[str, list[int]] = {}
         escapes = {out.name for out in program.outputs if isinstance(out, BufferRef)}
@@ -81,7 +80,8 @@ class Dependencies:
         return Dependencies(root, before, readers, writers, escapes, unstable)
 
 
-def _roots(program: Program) -> dict[str, str]:
+def memory_roots(program: Program) -> dict[str, str]:
+    """The buffer that owns the memory of each buffer."""
     root = {b.name: b.name for b in program.buffers}
     for step in program.steps:
         if isinstance(step, Alias):
@@ -110,9 +110,10 @@ def _order(steps: Sequence[Step], root: Mapping[str, str], unstable: set[str]) -
     alias_steps: dict[str, int] = {}
     last_random: int | None = None
     for position, step in enumerate(steps):
-        needs = {alias_steps[name] for name in (*step_reads(step), *step_writes(step)) if name in alias_steps}
-        reads = {root[name] for name in step_reads(step)}
-        writes = {root[name] for name in step_writes(step)} if not isinstance(step, Alias) else set()
+        read, written = step_reads(step), step_writes(step)
+        needs = {alias_steps[name] for name in (*read, *written) if name in alias_steps}
+        reads = {root[name] for name in read}
+        writes = {root[name] for name in written} if not isinstance(step, Alias) else set()
         for name in reads | writes:
             needs.update(last_writers.get(name, ()))
         for name in writes & unstable:

@@ -22,7 +22,7 @@ from ..ir import Buffer, BufferKind, Const, DType, Load, LoopNest, Program, Rang
 from ..ir.dtypes import bits, dtype_from_torch_name
 from ..symbolic import Expr, Symbol, contiguous_strides, sym, to_expr
 from .align import align_digits, digit_env, digits_of, expand_ranges
-from .dependencies import Dependencies, step_reads, step_writes
+from .dependencies import memory_roots, step_reads, step_writes
 from .facts import body_size, heavy_count, hint, numel
 from .inline import join_origins
 from .merge import Access, Kernel
@@ -75,7 +75,7 @@ def _mix_one(program: Program, records: list[FusionRecord], most_instructions: i
     ]
     if not candidates:
         return None
-    root = Dependencies.of(program).root
+    root = memory_roots(program)
     for position, columns in candidates:
         column_nest = program.steps[position]
         assert isinstance(column_nest, LoopNest)

@@ -143,12 +143,15 @@ class Expr:
         result: dict[Monomial, int] = {}
         calls = False
         for monomial, factor in self.terms:
-            product = to_expr(factor)
-            for atom in monomial:
+            if not monomial:
+                result[monomial] = result.get(monomial, 0) + factor
+                continue
+            product = _substitute_atom(monomial[0], env)
+            for atom in monomial[1:]:
                 product = product * _substitute_atom(atom, env)
             calls = calls or product._calls
             for other, coefficient in product.terms:
-                result[other] = result.get(other, 0) + coefficient
+                result[other] = result.get(other, 0) + coefficient * factor
         return _from_dict(result, calls)
 
     def evaluate(self, env: Mapping[Symbol, int]) -> int:
@@ -202,8 +205,11 @@ class Expr:
             if other == 1:
                 return self
             return Expr(tuple([(m, f * other) for m, f in self.terms]), self._calls) if other else _ZERO
+        terms = self.terms
+        if len(terms) == 1 and not terms[0][0]:
+            return other * terms[0][1]
         total: dict[Monomial, int] = {}
-        for left, f in self.terms:
+        for left, f in terms:
             for right, g in other.terms:
                 monomial = tuple(sorted(left + right)) if left and right else left or right
                 total[monomial] = total.get(monomial, 0) + f * g
