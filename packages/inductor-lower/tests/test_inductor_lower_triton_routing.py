@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -27,6 +28,7 @@ from aotkit_inductor_lower.devices import kernel_device
 from aotkit_inductor_lower.triton import (
     DeviceGraph,
     InterpreterDriver,
+    Tf32Advice,
     TritonError,
     TritonMissing,
     bind_device,
@@ -35,6 +37,7 @@ from aotkit_inductor_lower.triton import (
     resource_facts,
 )
 from aotkit_inductor_lower.triton import bind as bind_module
+from aotkit_inductor_lower.triton.pipeline import tell_tf32
 
 pytest.importorskip("triton", reason="Triton is the optional extra `cuda`")
 
@@ -243,3 +246,41 @@ def test_random_numbers_are_made_in_the_kernels_of_a_device_from_seeds_that_it_d
     assert torch.equal(on_cpu([x])[2], uniform)  # the same arithmetic everywhere
     for kernel in lowered.program.kernels:
         assert resource_facts(compile_kernel(kernel.source, 90)).spills == 0
+
+
+@pytest.mark.covers("F5a.12")
+@pytest.mark.usefixtures("device")
+def test_products_in_float32_on_tensor_cores_are_told_of_once_and_not_where_they_are_allowed() -> None:
+    def product(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return (x @ y.t() + 1,)
+
+    before = torch.get_float32_matmul_precision()
+    told = {}
+    try:
+        for name, precision, graph in (
+            ("highest", "highest", traced(product, "cuda:0", "cuda:0")),
+            ("high", "high", traced(product, "cuda:0", "cuda:0")),
+            ("no product", "highest", traced(softmax, "cuda:0")),
+        ):
+            torch.set_float32_matmul_precision(precision)
+            tell_tf32.cache_clear()
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                for _ in range(2):
+                    compile_graph(graph)
+            told[name] = [w.category for w in caught]
+    finally:
+        torch.set_float32_matmul_precision(before)
+    assert told == {"highest": [Tf32Advice], "high": [], "no product": []}
+
+
+@pytest.mark.covers("F5a.13")
+@pytest.mark.usefixtures("device")
+def test_bfloat16_on_a_device_without_it_is_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
+    def half(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return (x.bfloat16() + 1,)
+
+    graph = traced(half, "cuda:0")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (7, 5))
+    with pytest.raises(TritonError, match="bfloat16, which sm_75 does not convert in hardware; use float16, or run"):
+        compile_graph(graph)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from .bind import BoundDeviceProgram, bind_device
     from .compile import KernelFacts, compile_kernel, resource_facts, vector_bytes
     from .drivers import CudaDriver, Driver, InterpreterDriver
-    from .errors import DeviceTooOld, TritonError, TritonMissing
+    from .errors import DeviceTooOld, Tf32Advice, TritonError, TritonMissing
     from .generate import compile_program, generate_device, on_device
     from .graph import DeviceGraph, compile_device_graph
     from .kernel import emit_kernel
@@ -46,6 +46,7 @@ __all__ = [
     "LoweredForDevice",
     "Product",
     "ProductChoice",
+    "Tf32Advice",
     "TileLimits",
     "TilePlan",
     "Timer",
@@ -78,7 +79,7 @@ _HOMES = {
         "bind": "BoundDeviceProgram bind_device",
         "compile": "KernelFacts compile_kernel resource_facts vector_bytes",
         "drivers": "CudaDriver Driver InterpreterDriver",
-        "errors": "DeviceTooOld TritonError TritonMissing",
+        "errors": "DeviceTooOld Tf32Advice TritonError TritonMissing",
         "generate": "compile_program generate_device on_device",
         "graph": "DeviceGraph compile_device_graph",
         "kernel": "emit_kernel",

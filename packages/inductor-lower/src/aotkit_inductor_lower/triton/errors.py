@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from ..errors import LoweringError
 
-__all__ = ["DeviceTooOld", "TritonError", "TritonMissing"]
+__all__ = ["DeviceTooOld", "Tf32Advice", "TritonError", "TritonMissing"]
+
+
+class Tf32Advice(UserWarning):
+    """Float32 products would be faster, and less exact, with a setting of torch."""
 
 
 class TritonError(LoweringError, RuntimeError):

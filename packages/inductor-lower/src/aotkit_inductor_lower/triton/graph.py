@@ -28,7 +28,7 @@ from ..schedule import FusionRecord
 from .bind import bind_stored, moved
 from .generate import compile_program
 from .load import standalone_text
-from .pipeline import LoweredForDevice, check_device, check_types, lower_for_device
+from .pipeline import LoweredForDevice, advise_tf32, check_device, check_types, lower_for_device
 from .program import DeviceProgram, device_from_json, device_to_json
 from .tuning import Tuner, device_tuner
 
@@ -112,6 +112,7 @@ def _texts(program: DeviceProgram) -> str:
 def _compiled(lowered: LoweredForDevice, store: ObjectStore | None, tuner: Tuner | None) -> DeviceProgram:
     arch = check_device(lowered.program.device)
     check_types(lowered.scheduled, arch)
+    advise_tf32(lowered.scheduled, arch)
     compile_kernels = tuner.compiled if tuner is not None else partial(compile_program, arch=arch)
     if store is None:
         return compile_kernels(lowered.program)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,7 +22,7 @@ from ..report import LoweringReport, make_report
 from ..schedule import FusionRecord, schedule_program
 from .bind import BoundDeviceProgram, bind_device
 from .drivers import CudaDriver, Driver
-from .errors import DeviceTooOld, TritonError
+from .errors import DeviceTooOld, Tf32Advice, TritonError
 from .generate import compile_program, generate_device, on_device
 from .matmul import with_nests
 from .products import DeviceTuning
@@ -30,10 +32,13 @@ from .split import split_reductions
 if TYPE_CHECKING:
     from ..pipeline import Observer
 
-__all__ = ["LoweredForDevice", "check_device", "check_types", "compile_graph_for_device", "lower_for_device"]
+__all__ = ["LoweredForDevice", "compile_graph_for_device", "lower_for_device"]
+__all__ += ["advise_tf32", "check_device", "check_types"]
 
 OLDEST = (7, 0)
 FIRST_WITH_BFLOAT16 = 80
+FIRST_WITH_TF32 = 80
+_PRODUCTS = frozenset(f"aten.{name}.default" for name in ("mm", "addmm", "bmm", "baddbmm"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +115,7 @@ def compile_graph_for_device(
         return bind_device(lowered.program, driver, lowered.constants)
     arch = check_device(lowered.program.device)
     check_types(lowered.scheduled, arch)
+    advise_tf32(lowered.scheduled, arch)
     return bind_device(compile_program(lowered.program, arch), CudaDriver(lowered.program.device), lowered.constants)
 
 
@@ -120,6 +126,28 @@ def check_types(program: Program, arch: int) -> None:
         raise TritonError(
             f"{found} is bfloat16, which sm_{arch} does not convert in hardware; use float16, or run the graph eagerly"
         )
+
+
+def advise_tf32(program: Program, arch: int) -> None:
+    """Warn, once a process, that float32 products of ``program`` could run on tensor cores of ``sm_<arch>``."""
+    if arch < FIRST_WITH_TF32 or torch.get_float32_matmul_precision() != "highest":
+        return
+    for step in program.steps:
+        names = [result for result in getattr(step, "results", ()) if result is not None]
+        if getattr(step, "target", "") in _PRODUCTS and program.buffer(names[0]).dtype == "float32":
+            tell_tf32()
+            return
+
+
+@cache  # filters of warnings are reset by whoever catches some, so they do not keep to one
+def tell_tf32() -> None:
+    """Warn, the first time."""
+    warnings.warn(
+        "a compiled graph multiplies float32 matrices, and this device has tensor cores that do so faster with "
+        "10 bits of mantissa (TF32); torch.set_float32_matmul_precision('high') allows that",
+        Tf32Advice,
+        stacklevel=3,
+    )
 
 
 def check_device(device: str) -> int:
