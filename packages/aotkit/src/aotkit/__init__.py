@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from ._freezing import discard_parameters
     from ._observe import GraphRecord, Recorder, StageTiming
     from ._package import Package, load
+    from ._passes import GraphPasses
     from .api import aot_function, aot_module, aot_module_simplified
     from .backend import make_backend
     from .boxed import get_aot_graph_name, get_graph_being_compiled, make_boxed_compiler, make_boxed_func, nop
@@ -40,6 +41,7 @@ __all__ = [
     "Explanation",
     "ExportError",
     "FrozenParameterError",
+    "GraphPasses",
     "GraphRecord",
     "GraphSignature",
     "JointWithDescriptors",
@@ -110,6 +112,7 @@ _HOMES = {
         "._cache_tools": ("load_cache", "save_cache"),
         "._compile_fx": ("compile_fx", "compile_fx_aot", "compile_fx_inner", "list_mode_options", "list_options"),
         "._package": ("Package", "load"),
+        "._passes": ("GraphPasses",),
         ".errors": ("CompileError", "EagerFallback", "FrozenParameterError", "PackageError", "UnknownOption"),
         "._explain": (
             "Explanation",

@@ -20,9 +20,10 @@ from ._freezing import FrozenArguments
 from ._inputs import fake_inputs
 from ._lift import lift_attributes
 from ._observe import Recorder
+from ._passes import GraphPasses
 from ._recursion import deep_recursion
 from .options import Options
-from .pipeline import CompileContext, compile_flat, own_stages
+from .pipeline import CompileContext, capture_flat, compile_captured, compile_flat, own_stages
 
 __all__ = ["REFUSALS", "ColdCompiler"]
 
@@ -34,7 +35,8 @@ class ColdCompiler:
     """Compiles one graph, for any arguments, and its second derivatives.
 
     ``graph`` is the frontend's with its tensors as arguments. ``fixed``: positions of arguments that the frontend
-    knows to keep their address. ``frozen``: those that become constants. ``store``: for object code.
+    knows to keep their address. ``frozen``: those that become constants. ``store``: for object code. ``passes``:
+    of the user's.
     """
 
     def __init__(
@@ -47,8 +49,11 @@ class ColdCompiler:
         store: Any = None,
         fixed: frozenset[int] = frozenset(),
         frozen: FrozenArguments | None = None,
+        passes: GraphPasses | None = None,
     ) -> None:
-        self.graph = floats_as_tensors(lift_attributes(gm)[0])
+        lifted = lift_attributes(gm)[0]
+        self.graph = floats_as_tensors(lifted if passes is None else passes.prepare(lifted))
+        self._passes = passes
         keeps = options.lowering == "kernels"  # graphs that ATen runs are for looking at: nothing in them writes
         self._context = CompileContext(
             options, recorder, name, store, keep_input_mutations=keeps, fixed_arguments=fixed, frozen=frozen
@@ -58,7 +63,11 @@ class ColdCompiler:
         """Compile for ``args``, the graph's inputs and then the tensors that it holds. Raises :data:`REFUSALS`."""
         ctx = self._context if collector is None else replace(self._context, collector=collector)
         with deep_recursion():
-            return compile_flat(self.graph, fake_inputs(args, self.graph)[1], args, ctx, own_stages())
+            fakes, stages = fake_inputs(args, self.graph)[1], own_stages()
+            if self._passes is None:
+                return compile_flat(self.graph, fakes, args, ctx, stages)
+            stages = self._passes.stages(stages)
+            return compile_captured(capture_flat(self.graph, fakes, args, ctx, stages), ctx, stages)
 
     def gradients(self, artifact: Artifact, request: GradientRequest) -> Any:
         """Compile the gradients of what ``artifact`` is."""

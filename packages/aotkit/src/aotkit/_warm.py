@@ -38,6 +38,7 @@ from .options import Options
 
 if TYPE_CHECKING:
     from ._freezing import FrozenArguments
+    from ._passes import GraphPasses
 
 __all__ = ["Lookup", "graph_key", "prepare_lookup"]
 
@@ -147,6 +148,7 @@ def prepare_lookup(
     recorder: Recorder,
     name: str,
     frozen: FrozenArguments | None = None,
+    passes: GraphPasses | None = None,
 ) -> Lookup:
     """The key of ``gm`` for ``args``: the graph's inputs and then the tensors that it holds.
 
@@ -162,6 +164,8 @@ def prepare_lookup(
     parts = graph_key(gm, args, twins, options, names)
     if frozen is not None:
         parts["frozen"] = frozen.digests()
+    if passes is not None:
+        parts["passes"] = passes.key()
     shape_env = None
     if names.numbers:
         shape_env = next(iter(names.values.values())).node.shape_env if names.values else None

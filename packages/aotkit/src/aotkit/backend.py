@@ -6,7 +6,9 @@ What a compile needs and a hit in the cache does not is imported where a compile
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from ._artifact import Artifact
     from ._cold import ColdCompiler
     from ._freezing import FrozenArguments
+    from ._passes import GraphPasses
 
 __all__ = ["GraphJob", "aotkit", "is_refusal", "make_backend"]
 
@@ -58,32 +61,53 @@ def aotkit(
     return compiled
 
 
-def make_backend(options: Options | None = None, recorder: Recorder | None = None) -> BackendFn:
-    """A backend with fixed options for ``torch.compile(backend=...)``; without options, the environment decides."""
+def make_backend(
+    options: Options | None = None, recorder: Recorder | None = None, *, passes: GraphPasses | None = None
+) -> BackendFn:
+    """A backend with fixed options for ``torch.compile(backend=...)``; without options, the environment decides.
+
+    ``passes`` are run over the graphs of every compile. ``torch._dynamo.reset()`` drops recordings of CUDA graphs.
+    """
     kept = recorder or Recorder()
     chosen = options or read_environment().options()
 
     def backend(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        return compile_graph_module(gm, example_inputs, chosen, kept)
+        return compile_graph_module(gm, example_inputs, chosen, kept, passes)
 
+    backend.reset = reset_recordings  # type: ignore[attr-defined]
+    backend.get_compiler_config = lambda: asdict(chosen)  # type: ignore[attr-defined]
     return backend
 
 
+def reset_recordings() -> None:
+    """Drop the recordings of CUDA graphs that compiled graphs share; ``torch._dynamo.reset()`` calls this."""
+    cudagraphs = sys.modules.get("aotkit_cudagraphs")
+    if cudagraphs is not None:
+        cudagraphs.reset_shared_trees()
+
+
+aotkit.reset = reset_recordings  # type: ignore[attr-defined]
+
+
 def compile_graph_module(
-    gm: torch.fx.GraphModule, example_inputs: Sequence[Any], options: Options, recorder: Recorder
+    gm: torch.fx.GraphModule,
+    example_inputs: Sequence[Any],
+    options: Options,
+    recorder: Recorder,
+    passes: GraphPasses | None = None,
 ) -> Callable[..., Any]:
     """Load or compile, or fall back to the frontend's graph with one notice, as ``options.fallback`` says."""
     if not options.capture:
         return gm
     if has_lists(example_inputs):
-        return _compile_with_lists(gm, example_inputs, options, recorder)
+        return _compile_with_lists(gm, example_inputs, options, recorder, passes)
     held = held_tensors(gm)
     reason = unsupported_input([*example_inputs, *held], kernels=options.lowering == "kernels")
     if reason is not None:
         if options.fallback == "error":
             raise CompileError(f"the graph could not be compiled: {reason}")
         return _eager(gm, reason, recorder)
-    job = GraphJob(gm, options, recorder, f"graph{next(_numbers)}")
+    job = GraphJob(gm, options, recorder, f"graph{next(_numbers)}", passes)
     recorder.event("compile.begin", {"graph": job.name, "compile_id": str(CompileContext.current_compile_id() or "")})
     job.note_fixed(example_inputs, held)
     first = job.compile_or_fall_back([*example_inputs, *held], "could not be compiled")
@@ -101,8 +125,15 @@ class GraphJob:
     A call of the result takes the graph's inputs and then the tensors that it holds.
     """
 
-    def __init__(self, gm: torch.fx.GraphModule, options: Options, recorder: Recorder, name: str) -> None:
-        self.gm, self.options, self.recorder, self.name = gm, options, recorder, name
+    def __init__(
+        self,
+        gm: torch.fx.GraphModule,
+        options: Options,
+        recorder: Recorder,
+        name: str,
+        passes: GraphPasses | None = None,
+    ) -> None:
+        self.gm, self.options, self.recorder, self.name, self.passes = gm, options, recorder, name, passes
         self.cache = open_graph_cache(recorder) if options.cache else None
         self.frozen: FrozenArguments | None = None
         self._fixed: frozenset[int] = frozenset()
@@ -142,7 +173,7 @@ class GraphJob:
 
                 with self.recorder.stage("cache-key"):
                     lookup = prepare_lookup(
-                        self.gm, args, self.options, self.cache, self.recorder, self.name, self.frozen
+                        self.gm, args, self.options, self.cache, self.recorder, self.name, self.frozen, self.passes
                     )
                 found = lookup.find(self._gradients)
         except Uncacheable as error:
@@ -163,7 +194,14 @@ class GraphJob:
 
             store = None if self.cache is None else CachedObjects(self.cache)
             self._compiler = ColdCompiler(
-                self.gm, self.options, self.recorder, self.name, store=store, fixed=self._fixed, frozen=self.frozen
+                self.gm,
+                self.options,
+                self.recorder,
+                self.name,
+                store=store,
+                fixed=self._fixed,
+                frozen=self.frozen,
+                passes=self.passes,
             )
         return self._compiler
 
@@ -179,7 +217,11 @@ def is_refusal(error: Exception) -> bool:
 
 
 def _compile_with_lists(
-    gm: torch.fx.GraphModule, example_inputs: Sequence[Any], options: Options, recorder: Recorder
+    gm: torch.fx.GraphModule,
+    example_inputs: Sequence[Any],
+    options: Options,
+    recorder: Recorder,
+    passes: GraphPasses | None,
 ) -> Callable[..., Any]:
     from ._compiled_autograd import defer_accumulations, without_lists
 
@@ -190,7 +232,7 @@ def _compile_with_lists(
             raise
         return _eager(gm, str(refusal), recorder)
     accumulations = defer_accumulations(plain)
-    run = compile_graph_module(plain, flat, options, recorder)
+    run = compile_graph_module(plain, flat, options, recorder, passes)
     return lambda *args: accumulations.finish(run(*flatten(args)))
 
 

@@ -18,7 +18,7 @@ from .reasons import CaptureError, CudagraphNotice, CudagraphSkipped, SkipKind, 
 from .simulated_driver import SimulatedDriver
 from .split import Segment, SplitOptions, split_graph, wrap_graph
 from .tree_report import TreeReport
-from .trees import CudagraphTrees, TreeFunction, shared_trees
+from .trees import CudagraphTrees, TreeFunction, reset_shared_trees, shared_trees
 
 __all__ = [
     "CaptureError",
@@ -41,6 +41,7 @@ __all__ = [
     "TreeReport",
     "check_graph",
     "cudagraphify",
+    "reset_shared_trees",
     "shared_trees",
     "split_graph",
     "wrap_graph",

@@ -268,3 +268,11 @@ def shared_trees(device: torch.device, options: TreeOptions | None = None) -> Cu
         if found is None:
             found = _shared[device, options] = CudagraphTrees(CudaDriver(device), options)
         return found
+
+
+def reset_shared_trees() -> None:
+    """Drop all recordings of :func:`shared_trees`; what runs next is recorded anew."""
+    with _shared_lock:
+        found = list(_shared.values())
+    for trees in found:
+        trees.reset()
