@@ -19,6 +19,7 @@ from aotkit_inductor_lower.plan import (
     CallExtern,
     CallSegment,
     CompiledProgram,
+    Free,
     Return,
     View,
     bind,
@@ -128,6 +129,19 @@ def test_the_argument_list_is_emptied_and_inputs_may_die_early() -> None:
     args = [torch.randn(4, 16)]
     bind(compiled, constants)(args)
     assert args == []
+
+
+@pytest.mark.covers("F5c.8")
+def test_an_input_that_is_not_used_is_gone_before_anything_runs() -> None:
+    text = MLP.replace("input x\n", "input unused\ninput x\n", 1).replace("input 0 size 0", "input 1 size 0")
+    text = text.replace("buffer w :", "buffer unused : float32[4] strides [1] input on cpu\nbuffer w :")
+    compiled = generate(parse_program(text))
+    assert compiled.plan.steps[0] == Free(("unused",))
+    torch.manual_seed(0)
+    constants, x = {"w": torch.randn(16, 32), "v": torch.randn(32, 8)}, torch.randn(4, 16)
+    bound = bind(compiled, constants)
+    torch.testing.assert_close(bound([torch.ones(4), x])[0], eager_mlp(x, constants), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(bound([None, x])[0], eager_mlp(x, constants), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.covers("F5d.5")

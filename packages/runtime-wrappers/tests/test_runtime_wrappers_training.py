@@ -11,7 +11,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from aotkit_functionalize import GraphMetadata, metadata
-from aotkit_runtime_wrappers import DoubleBackwardError, WrapperError, build_plan
+from aotkit_runtime_wrappers import DoubleBackwardError, WrapperError, bind, build_plan
 from aotkit_runtime_wrappers.errors import (
     BackwardCompileError,
     CallingConventionError,
@@ -268,6 +268,61 @@ def test_an_unused_output_gets_a_zero_tangent_and_no_tangent_at_all_runs_nothing
     second.sum().backward()
     assert seen[0][0].stride() == (3, 1) and not seen[0][0].any()
     torch.testing.assert_close(x.grad, x.detach().exp())
+
+
+@pytest.mark.covers("F4.29", "F4.33")
+def test_a_backward_made_for_missing_tangents_gets_none_and_others_share_one_with_zeros():
+    x = torch.randn(2, 3, requires_grad=True)
+    made, seen = [], []
+
+    def specialize(missing):
+        made.append(missing)
+
+        def backward(v, s, t):
+            seen.append(("special", s is None, t is None))
+            return [s * v.cos()]
+
+        return boxed(backward)
+
+    def whole(v, s, t):
+        seen.append(("whole", bool(s.any()), bool(t.any())))
+        return [s * v.cos() + t * v.exp()]
+
+    plan = build_plan(sine_metadata(x, 2), num_saved_tensors=1)
+    forward = boxed(lambda v: [v.sin(), v.exp(), v.detach()])
+    call = bind(plan, forward, lambda: boxed(whole), specialize=specialize)
+    sine, cosine, exponential = x.detach().sin(), x.detach().cos(), x.detach().exp()
+    for chosen, expected in [
+        (lambda a, b: a, cosine),
+        (lambda a, b: a * 2, 2 * cosine),
+        (lambda a, b: a + b, cosine + exponential),
+        (lambda a, b: b, exponential),
+        (lambda a, b: a, cosine),
+    ]:
+        first, second = call([x])
+        torch.testing.assert_close(first.detach(), sine)
+        (grad,) = torch.autograd.grad(chosen(first, second).sum(), x)
+        torch.testing.assert_close(grad, expected)
+    assert made == [(False, True)]
+    special = ("special", False, True)
+    assert seen == [special, special, ("whole", True, True), ("whole", False, True), special]
+
+
+@pytest.mark.covers("F4.29")
+def test_where_there_is_no_backward_without_the_tangent_it_is_zeros():
+    x = torch.randn(2, 3, requires_grad=True)
+    seen = []
+
+    def whole(v, s, t):
+        seen.append(bool(t.any()))
+        return [s * v.cos() + t * v.exp()]
+
+    plan = build_plan(sine_metadata(x, 2), num_saved_tensors=1)
+    forward = boxed(lambda v: [v.sin(), v.exp(), v.detach()])
+    call = bind(plan, forward, lambda: boxed(whole), specialize=lambda missing: None)
+    call([x])[0].sum().backward()
+    torch.testing.assert_close(x.grad, x.detach().cos())
+    assert seen == [False]
 
 
 @pytest.mark.covers("F4.30")

@@ -25,7 +25,7 @@ from ._collections import collections_put_off
 
 __all__ = ["ARTIFACT_FORMAT", "Artifact", "StoredGraph", "StoredReport", "bind_artifact"]
 
-ARTIFACT_FORMAT = 4
+ARTIFACT_FORMAT = 5
 """Of all that an artifact holds. Whoever changes the meaning of a plan, of metadata or of object code adds one."""
 
 Boxed = Callable[[list[Any]], Sequence[Any]]
@@ -97,6 +97,7 @@ class Artifact:
         origin: what second derivatives need beside the function: layer, autocast, input plan.
         guards: see Note [Guards of an entry].
         frozen: positions of arguments whose values are constants of the graph.
+        missing: per tangent whether the backward does without it; empty if it takes all of them.
     """
 
     plan: str
@@ -107,6 +108,7 @@ class Artifact:
     origin: Mapping[str, Any] | None = None
     guards: Sequence[Any] = ()
     frozen: Sequence[int] = ()
+    missing: tuple[bool, ...] = ()
 
     def to_sections(self) -> tuple[dict[str, bytes], dict[str, Any]]:
         """Named bytes, and JSON metadata, for a cache entry."""
@@ -114,6 +116,7 @@ class Artifact:
         sections.update({f"text.{name}": data for name, data in self.texts.items()})
         meta: dict[str, Any] = {"artifact": ARTIFACT_FORMAT, "origin": self.origin, "guards": list(self.guards)}
         meta["frozen"] = list(self.frozen)
+        meta["missing"] = list(self.missing)
         for name, graph in (("forward", self.forward), ("backward", self.backward)):
             if graph is None:
                 continue
@@ -150,6 +153,7 @@ class Artifact:
             meta["origin"],
             meta["guards"],
             meta["frozen"],
+            tuple(meta["missing"]),
         )
 
     def text(self, name: str) -> str:
@@ -192,11 +196,13 @@ def bind_artifact(
     gradients: Callable[[Artifact], Callable[[Any], Boxed]] | None = None,
     on_backward: Callable[[], None] | None = None,
     arguments: Mapping[int, torch.Tensor] | None = None,
+    whole_backward: Callable[[torch.fx.GraphModule], Boxed] | None = None,
 ) -> Any:
     """The boxed callable of the user's flat arguments; ``arguments``: those that it was frozen with, by position.
 
     ``gradients(artifact)`` gives what compiles second derivatives; without it they are refused. ``on_backward`` is
-    called when the backward is bound, at its first run.
+    called when the backward is bound, at its first run. ``whole_backward`` compiles the backward graph, where what is
+    stored is for calls in which tangents are missing and one comes in which they are not.
     """
     arenas = ArenaPool()  # a forward and its backward take turns
     plan = WrapperPlan.from_json(artifact.plan)
@@ -205,7 +211,9 @@ def bind_artifact(
     if backward is None:
         return bind(plan, forward, observer=observer)
 
-    def bind_backward() -> Boxed:
+    def bind_backward(missing: tuple[bool, ...] = ()) -> Boxed | None:
+        if missing != artifact.missing:
+            return None if missing or whole_backward is None else whole_backward(backward_graph())
         assert backward is not None
         with collections_put_off():
             bound = backward.bind(arenas)
@@ -218,11 +226,19 @@ def bind_artifact(
         second = Gradients(GraphMetadata.from_json(artifact.metadata), gradients(artifact))
 
     def backward_graph() -> torch.fx.GraphModule:
-        from aotkit_partition import load_graph  # compiled autograd alone asks, and it has a tracer running anyway
+        from aotkit_partition import load_graph  # asked for rarely, by what imports a tracer anyway
 
         return load_graph(artifact.text("backward"))
 
-    return bind(plan, forward, bind_backward, observer=observer, gradients=second, backward_graph=backward_graph)
+    return bind(
+        plan,
+        forward,
+        lambda: bind_backward(),
+        observer=observer,
+        gradients=second,
+        backward_graph=backward_graph,
+        specialize=bind_backward,
+    )
 
 
 def packed(text: str) -> bytes:

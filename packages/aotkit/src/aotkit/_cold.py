@@ -69,6 +69,10 @@ class ColdCompiler:
             stages = self._passes.stages(stages)
             return compile_captured(capture_flat(self.graph, fakes, args, ctx, stages), ctx, stages)
 
+    def backward(self, graph: torch.fx.GraphModule) -> Any:
+        """Compile a backward graph that was partitioned before."""
+        return own_stages().backward(graph, f"{self._context.name}-backward", self._context)
+
     def gradients(self, artifact: Artifact, request: GradientRequest) -> Any:
         """Compile the gradients of what ``artifact`` is."""
         from ._second import stored_gradient_compiler

@@ -65,8 +65,10 @@ class Collector:
         frozen = () if self.frozen is None else sorted(self.frozen.used)
         self._complete(lambda: Artifact(plan.to_json(), metadata.to_json(), self._graphs["inference"], frozen=frozen))
 
-    def add_training(self, plan: WrapperPlan, metadata: GraphMetadata, captured: Any, parts: Any) -> None:
-        """Forward and backward are compiled."""
+    def add_training(
+        self, plan: WrapperPlan, metadata: GraphMetadata, captured: Any, parts: Any, missing: tuple[bool, ...] = ()
+    ) -> None:
+        """Forward and backward are compiled, the backward for calls in which these tangents are ``missing``."""
         from aotkit_partition import PartitionError, dump_graph
 
         def artifact() -> Artifact:
@@ -81,6 +83,7 @@ class Collector:
                 self._graphs["backward"],
                 texts,
                 _origin(captured, parts),
+                missing=missing,
             )
 
         self._complete(artifact)

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from ._freezing import FrozenArguments
     from ._passes import GraphPasses
 
-__all__ = ["Lookup", "graph_key", "prepare_lookup"]
+__all__ = ["Later", "Lookup", "graph_key", "prepare_lookup"]
 
 MOST_VARIANTS = 8
 """So many entries with other guards are kept under one key."""
@@ -56,6 +56,14 @@ _OUR_PACKAGES = [
 _NOT_OUTPUT = frozenset({"cache", "fallback", "verify"})  # options that change no product
 
 
+@dataclass(frozen=True, slots=True)
+class Later:
+    """Compiles what an artifact may lack when it is asked for: second derivatives of one, a backward graph."""
+
+    gradients: Callable[[Artifact], Callable[[Any], Any]]
+    backward: Callable[[torch.fx.GraphModule], Any]
+
+
 @dataclass
 class Lookup:
     """One graph with its inputs, as far as the cache is concerned."""
@@ -69,7 +77,7 @@ class Lookup:
     frozen: FrozenArguments | None = None
     slot: int | None = None
 
-    def find(self, gradients: Callable[[Artifact], Callable[[Any], Any]]) -> Callable[..., Any] | None:
+    def find(self, later: Later) -> Callable[..., Any] | None:
         """The compiled function, bound, if an entry fits; else None, and :meth:`save` knows where to write."""
         hints = self.names.hints()
         if hints is None:
@@ -85,7 +93,7 @@ class Lookup:
                     artifact = Artifact.from_sections(entry.sections, entry.meta)
                     if not guards_hold(artifact.guards, hints):
                         continue
-                    bound = self._bind(artifact, gradients)
+                    bound = self._bind(artifact, later)
             except Exception as error:  # noqa: BLE001  # whatever is wrong with it, the graph can be compiled
                 warnings.warn(
                     f"a cache entry can't be used ({type(error).__name__}: {error}); {self.name} is compiled again",
@@ -98,16 +106,20 @@ class Lookup:
             return bound
         return None
 
-    def _bind(self, artifact: Artifact, gradients: Callable[[Artifact], Callable[[Any], Any]]) -> Callable[..., Any]:
+    def _bind(self, artifact: Artifact, later: Later) -> Callable[..., Any]:
         kind = "inference" if artifact.backward is None else "forward"
 
         def on_backward() -> None:
             assert artifact.backward is not None
             self.recorder.add_graph(GraphRecord(f"{self.name}-backward", StoredReport(artifact.backward.report)))
 
-        arguments = None if self.frozen is None else self.frozen.tensors
         bound = bind_artifact(
-            artifact, observer=self.recorder, gradients=gradients, on_backward=on_backward, arguments=arguments
+            artifact,
+            observer=self.recorder,
+            gradients=later.gradients,
+            on_backward=on_backward,
+            arguments=None if self.frozen is None else self.frozen.tensors,
+            whole_backward=later.backward,
         )
         install_guards(artifact.guards, self.names.values)
         if self.frozen is not None:

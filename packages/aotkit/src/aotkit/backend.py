@@ -169,13 +169,13 @@ class GraphJob:
             return self._cold().compile(args)
         try:
             with collections_put_off():
-                from ._warm import prepare_lookup
+                from ._warm import Later, prepare_lookup
 
                 with self.recorder.stage("cache-key"):
                     lookup = prepare_lookup(
                         self.gm, args, self.options, self.cache, self.recorder, self.name, self.frozen, self.passes
                     )
-                found = lookup.find(self._gradients)
+                found = lookup.find(Later(self._gradients, lambda graph: self._cold().backward(graph)))
         except Uncacheable as error:
             self.recorder.event("cache.bypass", {"graph": self.name, "reason": error.reason})
             return self._cold().compile(args)

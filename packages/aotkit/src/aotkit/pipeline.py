@@ -27,7 +27,15 @@ from aotkit_aot_trace import (
 from aotkit_cudagraphs import CudagraphTrees
 from aotkit_functionalize import GraphMetadata, OverlappingMutation
 from aotkit_inductor_lower import ArenaPool, LowerOptions, compile_graph, decompositions
-from aotkit_partition import Partition, PartitionOptions, dump_graph, graph_constants, load_graph, partition
+from aotkit_partition import (
+    Partition,
+    PartitionOptions,
+    dump_graph,
+    graph_constants,
+    load_graph,
+    partition,
+    without_tangents,
+)
 from aotkit_runtime_wrappers import (
     GradientRequest,
     Gradients,
@@ -122,6 +130,7 @@ class Stages:
     """The exchangeable stages of a compile; :func:`own_stages` are ours.
 
     ``reuses_donated``: the compiled backward writes into saved tensors whose memory is marked to be its own.
+    ``specializes``: a backward may be compiled for calls in which tangents are missing.
     """
 
     decompositions: Mapping[Any, Callable[..., Any]]
@@ -130,6 +139,7 @@ class Stages:
     forward: Callable[[torch.fx.GraphModule, str, CompileContext], Boxed]
     backward: Callable[[torch.fx.GraphModule, str, CompileContext], Boxed]
     reuses_donated: bool = False
+    specializes: bool = False
 
 
 def with_cudagraphs(stages: Stages, metadata: GraphMetadata, inputs: InputPlan, ctx: CompileContext) -> Stages:
@@ -152,7 +162,7 @@ _OVERWRITTEN = ("data", "data_and_metadata", "storage")
 
 def own_stages() -> Stages:
     """Our decompositions, partitioner and code generation."""
-    return Stages(decompositions(), _partition, _compile_boxed, _compile_boxed, _compile_boxed)
+    return Stages(decompositions(), _partition, _compile_boxed, _compile_boxed, _compile_boxed, specializes=True)
 
 
 def compile_flat(
@@ -227,10 +237,16 @@ def _compile_training(captured: Captured, metadata: GraphMetadata, ctx: CompileC
         parts = stages.split(captured.graph, metadata, ctx)
     forward = stages.forward(parts.forward, f"{ctx.name}-forward", ctx)
 
-    def compile_backward() -> Boxed:
-        backward = stages.backward(parts.backward, f"{ctx.name}-backward", ctx)
+    def compile_backward(missing: tuple[bool, ...] = ()) -> Boxed | None:
+        graph: torch.fx.GraphModule | None = parts.backward
+        if any(missing):
+            first = parts.num_saved_symints + parts.num_saved_tensors
+            graph = without_tangents(parts.backward, [first + i for i, is_missing in enumerate(missing) if is_missing])
+        if graph is None:
+            return None
+        backward = stages.backward(graph, f"{ctx.name}-backward", ctx)
         if ctx.collector is not None:
-            ctx.collector.add_training(plan, metadata, captured, parts)
+            ctx.collector.add_training(plan, metadata, captured, parts, missing)
         ctx.recorder.dump(f"{ctx.name} seconds per stage, backward included", "timing", ctx.recorder.table)
         return backward
 
@@ -255,10 +271,11 @@ def _compile_training(captured: Captured, metadata: GraphMetadata, ctx: CompileC
         return bind(
             plan,
             forward,
-            compile_backward,
+            lambda: compile_backward(),
             observer=ctx.recorder,
             gradients=gradients,
             backward_graph=parts.backward,
+            specialize=compile_backward if stages.specializes and not ctx.options.cudagraphs else None,
         )
 
 

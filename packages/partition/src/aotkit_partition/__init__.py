@@ -16,6 +16,7 @@ from .errors import (
 from .extensions import Extensions
 from .graph_text import dump_graph, graph_constants, load_graph
 from .measure import MeasuredPeak, measure_peak
+from .missing_tangents import without_tangents
 from .one_graph import merge, recompute_by_tags, split_backward
 from .options import PartitionOptions
 from .partition import Partition, default_partition, min_cut_rematerialization_partition, partition, partition_key
@@ -68,4 +69,5 @@ __all__ = [
     "recompute_by_tags",
     "simulate_modules",
     "split_backward",
+    "without_tangents",
 ]

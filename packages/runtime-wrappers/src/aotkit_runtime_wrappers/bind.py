@@ -29,7 +29,7 @@ from .double_backward import Gradients, drop_values, gradients_with_history, his
 from .emit import Source, emit_call, emit_profiled_call
 from .emit_autograd import emit_autograd
 from .errors import PlanError
-from .lazy_backward import LazyBackward
+from .lazy_backward import LazyBackward, Missing
 from .observer import Observer
 from .overlap import refuse_new_aliases
 from .plan import WrapperPlan
@@ -113,6 +113,7 @@ def bind(
     gradients: Gradients | None = None,
     backward_graph: torch.fx.GraphModule | Callable[[], torch.fx.GraphModule] | None = None,
     random: RandomSource | None = None,
+    specialize: Callable[[Missing], Callable[..., Any] | None] | None = None,
 ) -> BoxedCallable:
     """Generate and return the function that the user's call ends up in.
 
@@ -128,6 +129,8 @@ def bind(
         backward_graph: the backward as FX, or a function that makes it when it is asked for, for compiled autograd;
             without it the frontend leaves the backward alone.
         random: where seed and offset come from, for plans with a :class:`.RandomState`.
+        specialize: given which tangents the first backward lacks, makes a backward that takes ``None`` in their place,
+            or gives ``None``: then ``backward`` runs, with zeros. Not asked for tangents that are tensor subclasses.
 
     Returns:
         A boxed callable: takes the list of the caller's flat arguments and empties it, returns the list of flat
@@ -135,7 +138,7 @@ def bind(
     """
     start = time.perf_counter()
     out = Source()
-    lazy = backward_of(backward, observer) if plan.call.training else None
+    lazy = backward_of(backward, observer, specialize) if plan.call.training else None
     code = bind_around(plan.call, Around(ensure_boxed(forward), lazy), random, _execute)
     namespace: dict[str, Any] = {**_RUNTIME, "_forward": code.forward, "_backward": code.backward}
     adapters = ""
@@ -179,7 +182,11 @@ def _profiled_call(plan: WrapperPlan, constants: dict[str, Any], namespace: dict
     return first_time
 
 
-def backward_of(backward: Callable[..., Any] | None, observer: Observer | None) -> LazyBackward:
+def backward_of(
+    backward: Callable[..., Any] | None,
+    observer: Observer | None,
+    specialize: Callable[[Missing], Callable[..., Any] | None] | None = None,
+) -> LazyBackward:
     """A compiled backward, or what makes one, in the form that both end in.
 
     A backward takes at least one tangent, so a function without parameters is one that makes it.
@@ -187,7 +194,7 @@ def backward_of(backward: Callable[..., Any] | None, observer: Observer | None) 
     if backward is None:
         raise PlanError("a training plan needs a backward: compiled, or a function without parameters that makes it")
     if not is_boxed(backward) and _has_no_parameters(backward):
-        return LazyBackward(backward, observer)
+        return LazyBackward(backward, observer, specialize)
     compiled = backward
     lazy = LazyBackward(lambda: compiled)
     lazy.get()

@@ -11,7 +11,11 @@ from .boxed import BoxedCallable, ensure_boxed
 from .errors import BackwardCompileError
 from .observer import Observer
 
-__all__ = ["LazyBackward"]
+__all__ = ["LazyBackward", "Missing"]
+
+
+Missing = tuple[bool, ...]
+"""Per tangent of a plan, whether autograd left it out in this call."""
 
 
 class LazyBackward:
@@ -19,15 +23,26 @@ class LazyBackward:
 
     ``compiled`` is ``None`` until then. A failure raises :class:`BackwardCompileError` from the cause and
     changes nothing, so the next backward tries again.
+
+    Where the first backward comes with tangents missing, ``specialize(missing)`` may give one that does without them;
+    it serves the calls in which the same ones are missing. ``None`` from it: there is none. Calls in which others are
+    missing share the backward of ``factory``, which gets zeros. ``runs``: what :meth:`choose` has found so far.
     """
 
-    __slots__ = ("_factory", "_lock", "_observer", "compiled")
+    __slots__ = ("_factory", "_lock", "_observer", "_specialize", "compiled", "runs")
 
-    def __init__(self, factory: Callable[[], Callable[..., Any]], observer: Observer | None = None) -> None:
+    def __init__(
+        self,
+        factory: Callable[[], Callable[..., Any]],
+        observer: Observer | None = None,
+        specialize: Callable[[Missing], Callable[..., Any] | None] | None = None,
+    ) -> None:
         self._factory: Callable[[], Callable[..., Any]] | None = factory
         self._lock = threading.RLock()
         self._observer = observer
+        self._specialize = specialize
         self.compiled: BoxedCallable | None = None
+        self.runs: dict[Missing, tuple[BoxedCallable, bool]] = {}
 
     def get(self) -> BoxedCallable:
         """The compiled backward, compiled now if need be."""
@@ -35,15 +50,29 @@ class LazyBackward:
             return self.compiled
         with self._lock:
             if self.compiled is None:
-                self.compiled = self._compile()
+                assert self._factory is not None
+                self.compiled = self._compile(self._factory)
+                assert self.compiled is not None
                 self._factory = None  # lets go of the graph and the example inputs
             return self.compiled
 
-    def _compile(self) -> BoxedCallable:
-        assert self._factory is not None
+    def choose(self, missing: Missing) -> tuple[BoxedCallable, bool]:
+        """The backward for a call in which these tangents are missing, and whether it wants zeros in their place."""
+        with self._lock:
+            found = self.runs.get(missing)
+            if found is None:
+                special = self._specialize if any(missing) and self.compiled is None and not self.runs else None
+                run = None if special is None else self._compile(lambda: special(missing))
+                found = self.runs[missing] = (self.get(), True) if run is None else (run, False)
+            return found
+
+    def _compile(self, factory: Callable[[], Callable[..., Any] | None]) -> BoxedCallable | None:
         start = time.perf_counter()
         try:
-            compiled = ensure_boxed(self._factory())
+            made = factory()
+            if made is None:
+                return None
+            compiled = ensure_boxed(made)
         except Exception as error:
             raise BackwardCompileError(
                 "the backward of this graph is compiled at its first use, and that failed: "

@@ -234,7 +234,10 @@ class PlanBuild:
                 moment += 1
 
     def _with_frees(self, last: Mapping[str, int]) -> Iterator[PlanStep]:
-        """The steps with a Free after each last use of a tensor that Python holds."""
+        """The steps with a Free after each last use of a tensor that Python holds, and first of inputs without any."""
+        unused = tuple(name for name in self.program.inputs if self.homes.get(name) == "input" and name not in last)
+        if unused:
+            yield Free(unused)
         dying: dict[int, list[str]] = {}
         for name, home in self.homes.items():
             if home in ("input", "fresh", "extern", "view") and name in last and last[name] < len(self.steps) - 1:
