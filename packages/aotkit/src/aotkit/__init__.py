@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from aotkit_aot_trace import ExportError, GraphSignature, aot_export_joint_simple, aot_export_module
 
     from ._aot_compile import aot_compile
+    from ._bisect import Culprit, find_culprit
     from ._cache_tools import load_cache, save_cache
     from ._compile_fx import compile_fx, compile_fx_aot, compile_fx_inner, list_mode_options, list_options
     from ._explain import Explanation, explain
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 __all__ = [
     "MODES",
     "CompileError",
+    "Culprit",
     "EagerFallback",
     "Explanation",
     "ExportError",
@@ -65,6 +67,7 @@ __all__ = [
     "compile_fx_inner",
     "discard_parameters",
     "explain",
+    "find_culprit",
     "get_aot_graph_name",
     "get_graph_being_compiled",
     "list_mode_options",
@@ -109,6 +112,7 @@ _HOMES = {
             "nop",
         ),
         "._aot_compile": ("aot_compile",),
+        "._bisect": ("Culprit", "find_culprit"),
         "._cache_tools": ("load_cache", "save_cache"),
         "._compile_fx": ("compile_fx", "compile_fx_aot", "compile_fx_inner", "list_mode_options", "list_options"),
         "._package": ("Package", "load"),

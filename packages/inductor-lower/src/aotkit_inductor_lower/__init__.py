@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from .decomposition_table import decompositions
     from .errors import LoweringError, UnsupportedGraphError
     from .freezing import freeze
+    from .fx_passes import pass_names
     from .ir.interpret import interpret_program
     from .ir.parse import parse_program
     from .ir.print import print_program
@@ -73,6 +74,7 @@ __all__ = [
     "interpret_program",
     "lower_graph",
     "parse_program",
+    "pass_names",
     "print_program",
     "processor_target",
     "schedule_program",
@@ -90,6 +92,7 @@ _HOMES = {
             "UnsupportedGraphError",
         ),
         "freezing": ("freeze",),
+        "fx_passes": ("pass_names",),
         "ir.interpret": ("interpret_program",),
         "ir.parse": ("parse_program",),
         "ir.print": ("print_program",),

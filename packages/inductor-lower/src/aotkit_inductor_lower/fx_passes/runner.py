@@ -20,7 +20,7 @@ from .reuse_reductions import reuse_reductions
 from .simplify import simplify
 from .splits_and_cats import join_splits_and_cats
 
-__all__ = ["FX_PASSES", "FxPass", "run_fx_passes"]
+__all__ = ["FX_PASSES", "FxPass", "pass_names", "run_fx_passes"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +46,11 @@ FX_PASSES: tuple[FxPass, ...] = (
     FxPass("channels-last", prefer_channels_last, after=("common-subexpressions",)),
     FxPass("write-in-place", write_in_place, after=("common-subexpressions", "channels-last")),
 )
+
+
+def pass_names() -> tuple[str, ...]:
+    """The names that ``LowerOptions.disable`` knows, in the order in which the passes run."""
+    return tuple(each.name for each in FX_PASSES)
 
 
 def check_order(passes: Sequence[FxPass]) -> None:
