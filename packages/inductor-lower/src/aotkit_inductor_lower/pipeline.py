@@ -19,6 +19,7 @@ from .codegen import host_target, processor_target
 from .codegen.generate import generate
 from .devices import kernel_device
 from .fx_passes import run_fx_passes
+from .fx_passes.custom_writes import call_custom_writers, has_custom_writers
 from .ir import Program
 from .ir.parse import parse_program
 from .ir.print import print_program
@@ -107,6 +108,8 @@ def compile_graph(
     """
     options, arenas = options or LowerOptions(), arenas or ArenaPool()
     graph = with_fake_values(gm, example_inputs)
+    if has_custom_writers(graph):
+        graph = call_custom_writers(run_fx_passes(graph, options))
     if not needs_pieces(graph):
         if options.processor == "triton-interpreter" or kernel_device(graph).type == "cuda":
             from .triton import compile_device_graph

@@ -1,0 +1,242 @@
+"""Custom operators that write to their arguments: called as they are, on copies only where the old value is wanted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import aotkit
+
+GIVEN = torch.randn(6, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+
+
+def increase(x: Tensor, y: Tensor) -> None:
+    x.add_(y)
+
+
+def increase_both(x: Tensor, z: Tensor | None, y: Tensor) -> Tensor:
+    x.add_(y)
+    if z is not None:
+        z.mul_(2)
+    return y * 2
+
+
+def increase_all(xs: list[Tensor], y: Tensor) -> None:
+    for x in xs:
+        x.add_(y)
+
+
+@pytest.fixture
+def ops() -> Iterator[Any]:
+    with torch.library._scoped_library("aotkit_test_writes", "FRAGMENT") as library:
+        for name, schema, run, fake in (
+            ("increase", "(Tensor(a!) x, Tensor y) -> ()", increase, lambda x, y: None),
+            (
+                "increase_both",
+                "(Tensor(a!) x, Tensor(b!)? z, Tensor y) -> Tensor",
+                increase_both,
+                lambda x, z, y: torch.empty_like(y),
+            ),
+            ("increase_all", "(Tensor(a!)[] xs, Tensor y) -> ()", increase_all, lambda xs, y: None),
+        ):
+            library.define(name + schema)
+            library.impl(name, run, "CPU")
+            library.impl(name, fake, "Meta")
+        yield torch.ops.aotkit_test_writes
+
+
+def fresh_value(ops: Any, x: Tensor) -> Any:
+    y = x * 2
+    ops.increase(y, x)
+    return y + 1
+
+
+def returned_value(ops: Any, x: Tensor) -> Any:
+    y = x * 2
+    ops.increase(y, x)
+    return y
+
+
+def twice(ops: Any, x: Tensor) -> Any:
+    y = x * 2
+    ops.increase(y, x)
+    z = y.sin()
+    ops.increase(y, z)
+    return y, z
+
+
+def parts(ops: Any, x: Tensor) -> Any:
+    y, z = x * 2, x.sin()
+    w = ops.increase_both(y[1:3], z[:, 1:].t(), x[1:3])
+    return y + 1, z, w
+
+
+def absent(ops: Any, x: Tensor) -> Any:
+    y = x * 2
+    return ops.increase_both(y.t(), None, x.t()), y
+
+
+def old_value(ops: Any, x: Tensor) -> Any:
+    y = x * 2
+    view = y[1:]
+    old = y.clone()
+    ops.increase(y, x)
+    return old.sum(0), y, view * 3
+
+
+def lists(ops: Any, x: Tensor) -> Any:
+    y, z = x * 2, x.cos()
+    ops.increase_all([y, z[2:4].view(4, 2)[:, :1]], x[0, 0])
+    return y, z * 2
+
+
+def argument(ops: Any, x: Tensor) -> Any:
+    ops.increase(x, x.sin())
+    return x * 2
+
+
+def argument_twice(ops: Any, x: Tensor) -> Any:
+    ops.increase(x[2:], x[2:] * 3)
+    ops.increase(x[:, 1], x[:, 0])
+    return x.sum()
+
+
+def argument_returned(ops: Any, x: Tensor) -> Any:
+    ops.increase(x, x.sin())
+    return x
+
+
+def argument_read_before(ops: Any, x: Tensor) -> Any:
+    before = x.cos()
+    old = x.clone()
+    ops.increase(x, before)
+    return old - x, before
+
+
+def view_of_argument(ops: Any, x: Tensor) -> Any:
+    part = x[1:4]
+    ops.increase(part, part * 1)
+    x.mul_(2)
+    return part + 1
+
+
+PROGRAMS: list[Callable[[Any, Tensor], Any]] = [
+    fresh_value,
+    returned_value,
+    twice,
+    parts,
+    absent,
+    old_value,
+    lists,
+    argument,
+    argument_twice,
+    argument_returned,
+    argument_read_before,
+    view_of_argument,
+]
+
+
+def compiled(fn: Callable[..., Any], dynamic: bool = False) -> tuple[Callable[..., Any], aotkit.Recorder]:
+    torch._dynamo.reset()
+    recorder = aotkit.Recorder()
+    options = {"fallback": "error", "cache": False, "observer": recorder, "redzones": True}
+    return torch.compile(fn, backend="aotkit", fullgraph=True, dynamic=dynamic, options=options), recorder
+
+
+def calls(recorder: aotkit.Recorder) -> list[str]:
+    return [call.target for record in recorder.graphs for call in record.report.externs]
+
+
+@pytest.mark.covers("F5f.36")
+@pytest.mark.parametrize(
+    "program, dynamic",
+    [*((program, False) for program in PROGRAMS), (parts, True), (argument, True)],
+    ids=lambda value: value.__name__ if callable(value) else ("dynamic" if value else "static"),
+)
+def test_a_custom_operator_that_writes_is_called_itself_and_writes_what_it_writes_in_eager_mode(
+    ops: Any, program: Callable[..., Any], dynamic: bool
+) -> None:
+    run, recorder = compiled(lambda x: program(ops, x), dynamic)
+    for _ in range(2):
+        want_x, got_x = GIVEN.clone(), GIVEN.clone()
+        want, got = program(ops, want_x), run(got_x)
+        torch.testing.assert_close(got, want, check_stride=True)
+        torch.testing.assert_close(got_x, want_x)
+        assert not isinstance(want, Tensor) or (got is got_x) == (want is want_x)
+    if not dynamic:  # sizes that are not known keep the call that copies
+        assert not [target for target in calls(recorder) if "auto_functionalized" in target]
+        assert any(target.startswith("aotkit_test_writes.increase") for target in calls(recorder))
+
+
+@pytest.mark.covers("F5f.36")
+def test_a_copy_is_made_only_where_the_old_value_is_wanted() -> None:
+    addresses: list[int] = []
+
+    @torch.library.custom_op("aotkit_test_writes::watched", mutates_args=("x",))
+    def watched(x: Tensor, y: Tensor) -> None:
+        addresses.append(x.data_ptr())
+        x.add_(y)
+
+    @watched.register_fake
+    def _(x: Tensor, y: Tensor) -> None:
+        return None
+
+    def cached(cache: Tensor, x: Tensor) -> Tensor:
+        watched(cache[2:4], x)
+        watched(cache[0], x[1])
+        return cache.sum(0)
+
+    def made(cache: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = cache * 2
+        old = y.sin()
+        watched(y[2:4], x)
+        return y, old
+
+    def wanted(cache: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        old = cache.clone()
+        watched(cache[2:4], x)
+        return old * 2, cache
+
+    ones = torch.ones(2, 4, dtype=torch.float64)
+    for fn in (cached, made, wanted):
+        run, recorder = compiled(fn)
+        want_cache, got_cache = GIVEN.clone(), GIVEN.clone()
+        want = fn(want_cache, ones)
+        addresses.clear()
+        got = run(got_cache, ones)
+        torch.testing.assert_close(got, want)
+        torch.testing.assert_close(got_cache, want_cache)
+        assert not [target for target in calls(recorder) if "auto_functionalized" in target]
+        if fn is cached:
+            assert addresses == [got_cache[2].data_ptr(), got_cache.data_ptr()]
+        if fn is made:
+            assert addresses == [got[0][2].data_ptr()]
+
+
+@pytest.mark.covers("F5f.36")
+def test_a_view_as_another_type_is_read_in_the_kernel(ops: Any) -> None:
+    def fn(x: Tensor) -> Tensor:
+        halved = ((x.float() * 2).view(torch.int32) - (1 << 23)).view(torch.float32)
+        return halved + 1
+
+    run, recorder = compiled(fn)
+    torch.testing.assert_close(run(GIVEN), fn(GIVEN))
+    assert [record.report.kernel_count for record in recorder.graphs] == [1] and not calls(recorder)
+
+
+@pytest.mark.covers("F5f.36")
+def test_writes_through_views_are_scatters_that_need_no_call(ops: Any) -> None:
+    def fn(x: Tensor) -> Tensor:
+        y = x.clone()
+        y[2:5].t()[1:3].mul_(2)
+        y.diagonal().fill_(0)
+        y[:, ::3].add_(1)
+        return y
+
+    run, recorder = compiled(fn)
+    torch.testing.assert_close(run(GIVEN), fn(GIVEN))
+    assert not calls(recorder)
