@@ -790,3 +790,17 @@ def outside(x):
 def test_writes_whose_result_or_gradient_cannot_be_told_are_refused(layer, fn, make, what):
     with pytest.raises(Unsupported, match=what):
         capture(fn, [make()], options=TraceOptions(layer=layer))
+
+
+@pytest.mark.parametrize("change", [lambda x: x.unsqueeze_(0), lambda x: x.t_()])
+def test_a_strided_view_into_gaps_before_a_change_of_shape_is_refused_where_a_gradient_is_wanted(layer, check, change):
+    def fn(x):
+        view = x.as_strided((2, 2), (2, 1))  # of its gradient, eager mode gives the gaps a part, which it else does not
+        change(x)
+        return [view]
+
+    with pytest.raises(
+        Unsupported, match=r"changed in shape in place .* after a view of it was taken by as_strided\(\)"
+    ):
+        capture(fn, [torch.ones(3, 8, requires_grad=True).clone()[:, ::2]], options=TraceOptions(layer=layer))
+    check(fn, lambda: [torch.randn(3, 8)[:, ::2]])

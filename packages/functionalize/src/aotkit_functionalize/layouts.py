@@ -88,9 +88,16 @@ class Layouts:
                 "autograd would take the gradient of it in the shape that it had before",
                 "Use the operation that returns a new tensor instead (t(), unsqueeze(), ..)",
             )
+        identity = compat.storage_identity(target)
+        if identity in self.strided and self._wants_gradient(target):
+            raise Unsupported(
+                f"a tensor with gaps between its elements is changed in shape in place ({func.__name__}) "
+                "after a view of it was taken by as_strided()",
+                "autograd would take the gradient of the view of the elements in the gaps too",
+                "Use the operation that returns a new tensor instead (t(), unsqueeze(), ..)",
+            )
         with torch.autograd._unsafe_preserve_version_counter(target):
             result = func(*args, **kwargs)
-        identity = compat.storage_identity(target)
         self.reshapes.append((target, torch.autograd._get_sequence_nr()))
         if target.requires_grad and not torch.is_grad_enabled():
             self.unseen.append(target)
