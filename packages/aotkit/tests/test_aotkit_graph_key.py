@@ -232,7 +232,7 @@ def test_what_no_key_can_name_is_refused_with_a_reason() -> None:
         ("no function of torch or Python", graph(mine), inputs()),
         ("no function of torch or Python", graph(_Callable()), inputs()),
         ("argument of type builtins.range", graph(kwargs={"steps": range(3)}), inputs()),
-        ("subclasses are not cached", graph(), inputs(second=torch.nn.Buffer(torch.zeros(2)).as_subclass(_Sub))),
+        ("does not tell what it is made of", graph(), inputs(second=torch.nn.Buffer(torch.zeros(2)).as_subclass(_Sub))),
         ("has no canonical text", graph(), inputs(second=object())),
         ("checkpoints with a policy", graph(body=_with_policy), inputs()),
     ]

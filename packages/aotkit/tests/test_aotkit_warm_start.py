@@ -220,6 +220,88 @@ def test_custom_operators_are_kept_only_under_a_version_of_the_users() -> None:
     assert seen == [0, 1, 0]
 
 
+class Scaled(torch.Tensor):
+    """A wrapper of a user's, with a number as its context."""
+
+    inner: torch.Tensor
+    scale: float
+
+    @staticmethod
+    def __new__(cls, inner: torch.Tensor, scale: float) -> Scaled:
+        """Looks like its inner tensor."""
+        make: Any = torch.Tensor._make_wrapper_subclass
+        self: Scaled = make(cls, inner.shape, dtype=inner.dtype, device=inner.device, requires_grad=inner.requires_grad)
+        self.inner, self.scale = inner, scale
+        return self
+
+    def __tensor_flatten__(self) -> tuple[list[str], float]:
+        """One tensor."""
+        return ["inner"], self.scale
+
+    @staticmethod
+    def __tensor_unflatten__(inner: dict[str, torch.Tensor], scale: float, size: Any, stride: Any) -> Scaled:
+        """The inverse."""
+        return Scaled(inner["inner"], scale)
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Results are those of the scaled values, scaled back."""
+        (scale,) = {a.scale for a in args if isinstance(a, Scaled)}
+        out = func(*(a.inner * scale if isinstance(a, Scaled) else a for a in args), **(kwargs or {}))
+        return Scaled(out / scale, scale)
+
+
+@pytest.mark.covers("F7.8")
+def test_graphs_of_tensor_subclasses_are_loaded_by_class_context_and_what_is_inside(
+    no_compile: Callable[[], None],
+) -> None:
+    from torch.testing._internal.two_tensor import TwoTensor
+
+    def f(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return (x @ w).sin()
+
+    def values(make: Callable[[torch.Tensor], torch.Tensor]) -> list[torch.Tensor]:
+        w = torch.linspace(-1, 1, 12, dtype=torch.float64).view(4, 3)
+        return [
+            make(torch.linspace(0, 1, 8, dtype=torch.float64).view(2, 4)).requires_grad_(),
+            make(w).requires_grad_(),
+        ]
+
+    def run(make: Callable[[torch.Tensor], torch.Tensor], allowed: str | None = None) -> list[object]:
+        call, recorder = compiled(f, options={"cacheable": {allowed} if allowed else set()})
+        got, want = values(make), values(make)
+        for fn, args in ((call, got), (f, want)):
+            fn(*args).sum().backward()
+        for a, b in zip([call(*got), *(t.grad for t in got)], [f(*want), *(t.grad for t in want)], strict=True):
+            assert type(a) is type(b)
+            for name in a.__tensor_flatten__()[0]:
+                torch.testing.assert_close(getattr(a, name), getattr(b, name))
+        reasons = [str(fields["reason"]) for name, fields in recorder.events if name == "cache.bypass"]
+        return loaded(recorder) or reasons
+
+    def two(t: torch.Tensor) -> torch.Tensor:
+        return TwoTensor(t, t * 2)
+
+    def nested(t: torch.Tensor) -> torch.Tensor:
+        return TwoTensor(TwoTensor(t, t + 1), TwoTensor(t * 2, t))
+
+    (reason,) = run(lambda t: Scaled(t, 2.0))
+    name = f"{Scaled.__module__}.Scaled"
+    assert f"a {name}, whose code no version of torch names" in str(reason)
+    ways = [
+        (two, None),
+        (nested, None),
+        (lambda t: Scaled(t, 2.0), f"{name}@1"),
+        (lambda t: Scaled(t, 3.0), f"{name}@1"),
+    ]
+    for way in ways:
+        assert run(*way) == []
+    assert run(lambda t: Scaled(t, 2.0), f"{name}@2") == []  # another version
+    no_compile()
+    for way in ways:
+        assert run(*way) == [0]
+
+
 def damaged(how: str) -> None:
     for path in (open_cache().store.directory / "entries").rglob("*"):
         if path.is_file():

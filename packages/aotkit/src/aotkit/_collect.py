@@ -10,6 +10,7 @@ import torch
 from torch._guards import TracingContext
 
 from aotkit_cache import Uncacheable
+from aotkit_functionalize import Unsupported
 
 from ._around import asks_for_history
 from ._artifact import Artifact, StoredGraph, packed
@@ -112,6 +113,8 @@ class Collector:
             self._ready = artifact()
         except Uncacheable as error:
             self.give_up(error.reason)
+        except Unsupported as error:  # a tensor subclass that can't be written down
+            self.give_up(str(error))
         self._write()
 
     def _write(self) -> None:

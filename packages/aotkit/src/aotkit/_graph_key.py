@@ -13,7 +13,7 @@ from __future__ import annotations
 import enum
 import sys
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
@@ -172,37 +172,72 @@ def _function_name(function: Any) -> str | None:
     return None
 
 
-def describe_inputs(values: Sequence[Any], fakes: Sequence[Any], names: Names) -> list[Any]:
+def describe_inputs(values: Sequence[Any], fakes: Sequence[Any], names: Names, allowed: Mapping[str, str]) -> list[Any]:
     """What a compile knows of the graph's inputs; symbols are numbered into ``names`` as they are met.
 
-    ``fakes``: per input its symbolic twin, or ``None`` for one that is compiled for the sizes that it has.
+    ``fakes``: per input its symbolic twin, or ``None`` for one that is compiled for the sizes that it has. ``allowed``:
+    see ``Options.cacheable``.
     Raises :class:`Uncacheable` for what has more to it than that.
     """
-    storages: dict[int, int] = {}
-    return [_describe(v, f, names, storages, i) for i, (v, f) in enumerate(zip(values, fakes, strict=True))]
+    describe = _Inputs(names, allowed).describe
+    return [describe(v, f, str(i)) for i, (v, f) in enumerate(zip(values, fakes, strict=True))]
 
 
-def _describe(value: Any, fake: Any, names: Names, storages: dict[int, int], position: int) -> Any:
-    if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
-        return {"symbol": names.text(value)}
-    if not isinstance(value, torch.Tensor):
-        return value  # plain data has a canonical text, anything else has none
-    kind = type(value)
-    if kind is not torch.Tensor and kind is not torch.nn.Parameter:
-        raise Uncacheable(f"input {position} is a {kind.__module__}.{kind.__qualname__}, and subclasses are not cached")
-    described = _tensor(value, fake, names)
-    number = getattr(fake, "item_memo", None)
-    if isinstance(number, torch.SymFloat):
-        described["number"] = names.text(number)
-    described["parameter"] = kind is torch.nn.Parameter
-    if value.layout is torch.strided:
-        storage = value.untyped_storage()
-        # Who shares memory with whom decides which inputs are one.
-        described["memory"] = storages.setdefault(storage._cdata, len(storages)) if storage.nbytes() else None
-    base = value._base
-    if base is not None:
-        described["base"] = _tensor(base, None if fake is None else fake._base, names)
-    return described
+@dataclass(slots=True)
+class _Inputs:
+    names: Names
+    allowed: Mapping[str, str]
+    storages: dict[int, int] = field(default_factory=dict)
+
+    def describe(self, value: Any, fake: Any, where: str) -> Any:
+        names, storages = self.names, self.storages
+        if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
+            return {"symbol": names.text(value)}
+        if not isinstance(value, torch.Tensor):
+            return value  # plain data has a canonical text, anything else has none
+        kind = type(value)
+        if kind is not torch.Tensor and kind is not torch.nn.Parameter:
+            return self._subclass(value, fake, where)
+        described = _tensor(value, fake, names)
+        number = getattr(fake, "item_memo", None)
+        if isinstance(number, torch.SymFloat):
+            described["number"] = names.text(number)
+        described["parameter"] = kind is torch.nn.Parameter
+        if value.layout is torch.strided:
+            storage = value.untyped_storage()
+            # Who shares memory with whom decides which inputs are one.
+            described["memory"] = storages.setdefault(storage._cdata, len(storages)) if storage.nbytes() else None
+        base = value._base
+        if base is not None:
+            described["base"] = _tensor(base, None if fake is None else fake._base, names)
+        return described
+
+    def _subclass(self, value: Any, fake: Any, where: str) -> Any:
+        """A wrapper: its class by name and version, its context, and what it holds."""
+        from aotkit_functionalize import Unsupported, encode_class, encode_context
+
+        kind = type(value)
+        name = f"{kind.__module__}.{kind.__qualname__}"
+        if not hasattr(kind, "__tensor_flatten__"):
+            raise Uncacheable(f"input {where} is a {name}, which does not tell what it is made of")
+        if name not in self.allowed and not name.startswith("torch."):
+            raise Uncacheable(
+                f"input {where} is a {name}, whose code no version of torch names; list it in the option 'cacheable' "
+                "with a version of your own"
+            )
+        if fake is not None and not all(isinstance(n, int) for n in (*fake.shape, *fake.stride())):
+            raise Uncacheable(f"input {where} is a {name} with sizes that are known at run time only")
+        if value._base is not None:
+            raise Uncacheable(f"input {where} is a {name} that is a view")
+        attributes, context = value.__tensor_flatten__()
+        try:
+            written = [encode_class(kind), self.allowed.get(name, ""), encode_context(kind, context)]
+        except Unsupported as error:
+            raise Uncacheable(f"input {where}: {error}") from error
+        inside = [[a, self.describe(getattr(value, a), None, f"{where}.{a}")] for a in attributes]
+        outside = _tensor(value, None, self.names)
+        outside["parameter"] = isinstance(value, torch.nn.Parameter)
+        return {"subclass": written, "inside": inside, "outside": outside}
 
 
 def _tensor(value: torch.Tensor, fake: Any, names: Names) -> dict[str, Any]:

@@ -193,7 +193,7 @@ def graph_key(
     chosen = {f.name: getattr(options, f.name) for f in fields(options) if f.name not in _NOT_OUTPUT}
     graph = "\n".join(graph_lines(gm, allowed))
     return {
-        "inputs": describe_inputs(args, twins, names),
+        "inputs": describe_inputs(args, twins, names, allowed),
         "graph": graph,
         "options": chosen,
         **{f"state.{name}": value for name, value in torch_state().items()},

@@ -30,9 +30,9 @@ class Options:
     copied) or are taken back by the next step (``"overwrite"``: reading them then raises).
     ``freezing``: where gradients are off, parameters and buffers become constants: norms and arithmetic go into the
     weights of convolutions, weights are laid out for oneDNN. A parameter that changes afterwards is an error.
-    ``cache``: keep compiled graphs on disk between processes. ``cacheable``: custom operators, and functions that the
-    frontend leaves in graphs, whose graphs may be kept, as ``"namespace.name@version"``: change the version when the
-    code changes.
+    ``cache``: keep compiled graphs on disk between processes. ``cacheable``: custom operators, functions that the
+    frontend leaves in graphs, and tensor subclasses, whose graphs may be kept, as ``"namespace.name@version"``: change
+    the version when the code changes.
     ``processor``: of graphs on the CPU: generate code for this one, or for every one that has its level of x86-64
     (``"x86-64-v3"`` is AVX2); ``"triton-interpreter"`` runs the kernels that a CUDA device would get, in Triton's
     interpreter (slow: to look for a fault without a device).

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from .inputs import FunctionInput, function_inputs, reentered_inputs
     from .metadata import GraphMetadata
     from .mutations import count_data_mutations, has_data_mutation
-    from .nest_context import SymbolicDim
+    from .nest_context import SymbolicDim, encode_class, encode_context
     from .nests import SubclassBoundary, is_subclass, rebuild, tensors_inside
     from .overlap import overlapping_groups
     from .subclass_inputs import SubclassArguments, subclass_arguments
@@ -54,6 +54,8 @@ __all__ = [
     "below_functional_layer",
     "collect_metadata",
     "count_data_mutations",
+    "encode_class",
+    "encode_context",
     "fake_arguments",
     "fake_twin",
     "finish_tokens",
@@ -107,7 +109,7 @@ _HOMES = {
             "count_data_mutations",
             "has_data_mutation",
         ),
-        "nest_context": ("SymbolicDim",),
+        "nest_context": ("SymbolicDim", "encode_class", "encode_context"),
         "nests": (
             "SubclassBoundary",
             "is_subclass",
