@@ -76,7 +76,10 @@ def _plain(name: str) -> tuple[Callable[[], Any], Callable[[], Any]]:
     model, batch = make_model(name), make_batch(name, quick=True)
     batch.pop("attention_mask", None)  # what the model does with one depends on its elements
     if "input_ids" in batch:  # so that positions are not looked at either
-        batch["position_ids"] = torch.arange(batch["input_ids"].shape[1]).unsqueeze(0)
+        length = batch["input_ids"].shape[1]
+        batch["position_ids"] = torch.arange(length).unsqueeze(0)
+        if name in ("gpt2", "llama"):  # of positions they ask whether they are those of several texts
+            batch["attention_mask"] = torch.ones(length, length, dtype=torch.bool).tril()[None, None]
     state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
 
     def fn(state: dict[str, torch.Tensor], batch: dict[str, torch.Tensor]) -> Any:

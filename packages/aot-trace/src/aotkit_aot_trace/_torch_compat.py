@@ -47,6 +47,7 @@ __all__ = [
     "to_pre_dispatch_functional",
     "track",
     "untraced",
+    "unwatched",
     "without_autocast",
     "without_compiled_autograd",
     "without_saving_hooks",
@@ -117,6 +118,11 @@ def is_recording() -> bool:
 def untraced() -> AbstractContextManager[Any]:
     """Context whose operations are not recorded."""
     return disable_proxy_modes_tracing()
+
+
+def unwatched() -> AbstractContextManager[Any]:
+    """Context for a look at tensors, which no torch-function mode is told of."""
+    return torch._C.DisableTorchFunction()  # type: ignore[no-any-return]
 
 
 def without_autocast() -> AbstractContextManager[Any]:

@@ -214,13 +214,13 @@ def _writes_refused(
     """A backward that writes to what the caller holds is refused, but for the elements of the ``writable`` inputs."""
     watched = [(f"input {i.index}", i.value, i.index in writable) for i in inputs if is_functional(i.value)]
     watched += [(f"the gradient of differentiable output {n}", t, False) for n, t in enumerate(tangents or ())]
-    states = [_state(value) for _, value, _ in watched]
+    values = [value for _, value, _ in watched]
+    states = _states(values)
     yield
-    for (name, value, may_be_written), (writes, sizes, strides) in zip(watched, states, strict=True):
-        now = _state(value)
-        if now[1:] == (sizes, strides) and (may_be_written or now[0] == writes):
+    for (name, _, may_be_written), before, now in zip(watched, states, _states(values), strict=True):
+        if now[1:] == before[1:] and (may_be_written or now[0] == before[0]):
             continue
-        changes = "changes the sizes or strides of" if now[1:] != (sizes, strides) else "writes to"
+        changes = "changes the sizes or strides of" if now[1:] != before[1:] else "writes to"
         raise Unsupported(
             f"the backward {changes} {name} in place",
             "it acts on what the tensor holds when the backward runs, which the captured graph does not get",
@@ -228,9 +228,9 @@ def _writes_refused(
         )
 
 
-def _state(value: torch.Tensor) -> tuple[int, Any, Any]:
-    with compat.untraced():  # sizes that are symbols would become nodes
-        return count_data_mutations(value), value.shape, value.stride()
+def _states(values: Sequence[torch.Tensor]) -> list[tuple[int, Any, Any]]:
+    with compat.untraced(), compat.unwatched():  # sizes that are symbols would become nodes
+        return [(count_data_mutations(value), value.shape, value.stride()) for value in values]
 
 
 def _flat(outputs: Any) -> list[Any]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch._dispatch.python import enable_python_dispatcher
+from torch._higher_order_ops.effects import has_effects
+from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode, disable_functional_mode
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing as untraced
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols, guard_or_false
@@ -18,27 +20,34 @@ __all__ = [
     "all_mutations_under_no_grad",
     "below_functional_modes",
     "below_functionalization",
+    "call_functionalized",
     "depends_on_data",
     "disable_functional_mode",
     "enable_python_dispatcher",
     "enter_dispatcher_functionalization",
     "functional_views",
     "has_data_mutation",
+    "has_effects",
     "inner_wrapper",
     "is_base",
     "is_dense",
+    "is_fake_tensor",
     "is_inner_wrapper",
     "is_known",
     "is_view_through",
+    "is_viewed",
     "leave_dispatcher_functionalization",
     "outer_storage_identity",
     "repeats_memory",
     "replace_value",
     "replay_views",
+    "share_storage",
     "share_version_counter",
     "storage_identity",
     "sync",
+    "unseen_by_the_frontend",
     "untraced",
+    "unwatched",
     "unwrap_inner",
     "views_of_storage",
     "wrap_inner",
@@ -55,9 +64,44 @@ def leave_dispatcher_functionalization() -> None:
     torch._disable_functionalization()  # type: ignore[attr-defined]
 
 
+def unwatched() -> AbstractContextManager[Any]:
+    """Context for a look at tensors, which no torch-function mode is told of."""
+    return torch._C.DisableTorchFunction()  # type: ignore[no-any-return]
+
+
 def below_functionalization() -> torch._C._ExcludeDispatchKeyGuard:
     """Context in which the dispatcher does not functionalize."""
     return torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C.DispatchKey.Functionalize))
+
+
+_FUNCTIONALIZE = torch._C.DispatchKeySet(torch._C.DispatchKey.Functionalize)
+
+
+def call_functionalized(func: torch._ops.OpOverload, args: Any, kwargs: Any) -> Any:
+    """What the dispatcher's functionalization makes of a call on its wrappers, inside of the mode."""
+    include = torch._C._dispatch_tls_local_include_set() | _FUNCTIONALIZE
+    exclude = torch._C._dispatch_tls_local_exclude_set() - _FUNCTIONALIZE - FunctionalTensor._extra_dispatch_keys
+    with torch._C._ForceDispatchKeyGuard(include, exclude):
+        reapply_views = torch._functionalize_enable_reapply_views(True)  # type: ignore[attr-defined]
+        try:
+            return func._op_dk(torch._C.DispatchKey.Functionalize, *args, **kwargs)
+        finally:
+            torch._functionalize_enable_reapply_views(reapply_views)  # type: ignore[attr-defined]
+
+
+def share_storage(view: torch.Tensor, source: torch.Tensor) -> None:
+    """Let ``view``, a functional tensor of the mode, have the storage of ``source``."""
+    torch._functionalize_unsafe_set(view, source)  # type: ignore[attr-defined]
+
+
+def is_fake_tensor(value: object) -> bool:
+    """Whether ``value`` is a fake tensor, and of no class of its own."""
+    return type(value) is FakeTensor
+
+
+def unseen_by_the_frontend(function: Callable[..., Any]) -> Callable[..., Any]:
+    """``function``, which torch's frontend does not look into."""
+    return torch._disable_dynamo(function)  # type: ignore[no-any-return, attr-defined]
 
 
 def wrap_inner(value: torch.Tensor) -> torch.Tensor:
@@ -111,6 +155,11 @@ def outer_storage_identity(value: torch.Tensor) -> int:
 def is_base(wrapper: torch.Tensor) -> bool:
     """Whether the wrapper was made by no view operation."""
     return bool(torch._is_functional_tensor_base(wrapper))  # type: ignore[attr-defined]
+
+
+def is_viewed(wrapper: torch.Tensor) -> bool:
+    """Whether the wrapper was made by view operations of the tensor that its storage began with."""
+    return bool(torch._C._functionalization.get_view_meta_sequence(wrapper))
 
 
 def replay_views(wrapper: torch.Tensor, base: torch.Tensor) -> torch.Tensor:

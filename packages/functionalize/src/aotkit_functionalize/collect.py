@@ -112,7 +112,8 @@ def collect_metadata(
 
             run = SubclassRun(inputs, outputs, sizes)
             return ForwardRecord(*run.collect(dense, training, grad_mode[0]), run)
-        return _collect(inputs, outputs, grad_mode, training, storages)
+        with compat.unwatched():
+            return _collect(inputs, outputs, grad_mode, training, storages)
 
 
 def _apply_pending_writes(values: Sequence[Any]) -> None:

@@ -83,7 +83,8 @@ def function_inputs(plain: Sequence[Any], callers: Sequence[Any]) -> list[Functi
         plain: the arguments as the graph takes them: fake tensors outside of autograd, SymInts, other values.
         callers: the arguments as the caller passed them, for ``requires_grad`` and ``is_leaf``.
     """
-    return [function_input(i, p, c) for i, (p, c) in enumerate(zip(plain, callers, strict=True))]
+    with compat.unwatched():
+        return [function_input(i, p, c) for i, (p, c) in enumerate(zip(plain, callers, strict=True))]
 
 
 def reentered_inputs(values: Sequence[Any], infos: Sequence[InputInfo]) -> list[FunctionInput]:

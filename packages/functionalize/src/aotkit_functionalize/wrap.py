@@ -19,6 +19,7 @@ from . import _torch_compat as compat
 from .effects import TokenChain
 from .errors import Unsupported
 from .events import StorageEvents
+from .quick_mode import quick_functional_mode
 from .writes import RefuseWrongWrites
 
 __all__ = [
@@ -48,7 +49,7 @@ def functional_layer(layer: FunctionalLayer) -> Iterator[StorageEvents]:
     """
     events = StorageEvents()
     if layer is FunctionalLayer.MODE:
-        mode = compat.FunctionalTensorMode()
+        mode = quick_functional_mode()
         mode._tokens = TokenChain()
         with compat.below_functionalization(), mode, RefuseWrongWrites(events):
             yield events
@@ -99,6 +100,8 @@ def eager_geometry(value: torch.Tensor, original: torch.Tensor) -> torch.Tensor:
     Raises:
         Unsupported: a view was taken of new memory which the old strides do not allow.
     """
+    if not compat.is_viewed(compat.inner_wrapper(value)):
+        return original
     with compat.untraced(), below_functional_layer(), torch.no_grad():
         try:
             return compat.replay_views(compat.inner_wrapper(value), original)

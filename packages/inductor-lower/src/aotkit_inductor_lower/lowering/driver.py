@@ -167,11 +167,12 @@ def _placeholder(ctx: LoweringContext, node: Node, position: int, sources: dict[
     if isinstance(val, torch.SymInt | int):
         expr = ctx.sizes.expr(val)
         ctx.values[node] = expr
-        if expr.symbol is not None:
-            name = expr.symbol.name
+        name = expr.symbol.name if expr.symbol is not None else ""
+        if name and sources.get(name, ("", 0, "", 0))[2] != "int":
             sources[name] = (name, position, "int", 0)  # an integer input is the cheapest source
             return f"${name}"
-        # A plain number, or a compound of symbols that other inputs give; it gets a name that nothing uses.
+        # A plain number, a symbol that a former integer input gave (two sizes that a guard made equal), or a compound
+        # of symbols that other inputs give; it gets a name that nothing uses.
         return _unused_integer(node, position, sources)
     raise ctx.unsupported(node, f"an input of type {type(val).__name__} is neither a tensor nor an integer")
 
