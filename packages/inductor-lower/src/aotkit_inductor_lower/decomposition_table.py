@@ -10,6 +10,7 @@ Note [What is decomposed, and what is not]
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -42,6 +43,11 @@ addr isin logspace bucketize _batch_norm_with_update_functional _batch_norm_with
 rrelu_with_noise_backward unsqueeze_copy view_copy alias_copy _reshape_copy detach_copy as_strided_copy
 """
 
+_QUANTIZATIONS = """
+quantize_per_tensor dequantize_per_tensor quantize_per_channel dequantize_per_channel quantize_per_token
+dequantize_per_token
+"""
+
 
 def decompositions() -> dict[Any, Callable[..., Any]]:
     """The table to trace with: ops to functions that compute them from ops with lowering rules. A new dict each time,
@@ -49,7 +55,14 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
     packets = [getattr(torch.ops.aten, name) for name in _NAMES.split() if hasattr(torch.ops.aten, name)]
     table = {**get_decompositions(packets), **foreach_decompositions()}
     kept = {op: function for op, function in table.items() if op not in RULES}
-    return {**kept, torch.ops.aten._log_softmax.default: _log_softmax}
+    return {**kept, **_quantizations(), torch.ops.aten._log_softmax.default: _log_softmax}
+
+
+def _quantizations() -> dict[Any, Callable[..., Any]]:
+    """The operators that exported quantized models hold, if they have been loaded, as what they themselves call."""
+    packets = [getattr(torch.ops.quantized_decomposed, name, None) for name in _QUANTIZATIONS.split()]
+    key = torch._C.DispatchKey.CompositeExplicitAutograd
+    return {packet.default: partial(packet.default._op_dk, key) for packet in packets if packet is not None}
 
 
 def _log_softmax(x: torch.Tensor, dim: int, half_to_float: bool) -> torch.Tensor:

@@ -13,6 +13,15 @@ from .values import View
 __all__ = ["lower_extern"]
 
 
+_QUANTIZING = frozenset(
+    f"aten::{name}"
+    for name in (
+        *("quantize_per_tensor", "quantize_per_tensor_dynamic", "quantize_per_channel"),
+        *("_make_per_tensor_quantized_tensor", "_make_per_channel_quantized_tensor"),
+    )
+)
+
+
 def lower_extern(ctx: LoweringContext, node: Node, reason: str) -> NodeValue:
     """Emit an ATen call for the node. Every tensor argument gets exactly the strides of its fake value. Raises
     :class:`UnsupportedGraphError` for results that depend on data and arguments that have no IR form."""
@@ -20,6 +29,12 @@ def lower_extern(ctx: LoweringContext, node: Node, reason: str) -> NodeValue:
     if not isinstance(target, torch._ops.OpOverload):
         raise ctx.unsupported(
             node, "only ATen and custom ops can be called", "run this part outside the compiled region"
+        )
+    if target._schema.name in _QUANTIZING:
+        raise ctx.unsupported(
+            node,
+            "it gives a quantized tensor, and its fake value is that of an ordinary one",
+            "use the operators of torch.ops.quantized_decomposed",
         )
     args = tuple(_argument(ctx, node, arg) for arg in node.args)
     kwargs = tuple((name, _argument(ctx, node, value)) for name, value in node.kwargs.items())
