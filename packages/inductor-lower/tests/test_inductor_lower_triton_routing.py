@@ -182,6 +182,18 @@ def test_a_number_on_the_cpu_goes_to_the_device_once_and_into_the_kernel() -> No
         torch.testing.assert_close(ours, reference)
 
 
+def test_a_constant_on_the_cpu_goes_to_the_device_too() -> None:
+    graph = traced(lambda x: (x * 2,), "cuda:0")
+    graph.register_buffer("three", torch.tensor(3.0))
+    (product,) = graph.graph.find_nodes(op="call_function", target=torch.ops.aten.mul.Tensor)
+    with graph.graph.inserting_before(product):
+        product.args = (product.args[0], graph.graph.get_attr("three"))
+    lowered = lower_for_device(graph, options=LowerOptions(verify=True))
+    assert reasons(lowered).keys() == {"aten._to_copy.default"}
+    (x,) = values((6, 8))
+    assert torch.equal(bind_device(lowered.program, InterpreterDriver(), lowered.constants)([x])[0], x * 3)
+
+
 def test_what_is_on_a_second_device_stays_with_aten_with_the_reason() -> None:
     def f(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
         hidden = F.gelu(x + 1).exp()

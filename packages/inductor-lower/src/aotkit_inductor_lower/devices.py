@@ -58,7 +58,10 @@ def with_numbers_on_device(gm: GraphModule, device: torch.device) -> GraphModule
     for node, used in uses:
         if used not in copies:
             with graph.inserting_before(new[node]):
-                copy = graph.call_function(torch.ops.aten._to_copy.default, (new[used],), {"device": device})
+                # Of pageable memory, so it is read before the call returns; but the stream is not waited for.
+                copy = graph.call_function(
+                    torch.ops.aten._to_copy.default, (new[used],), {"device": device, "non_blocking": True}
+                )
             val = used.meta["val"]
             copy.meta = {**used.meta, "val": val.new_empty((), device=device)}
             copies[used] = copy

@@ -8,6 +8,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch._guards import detect_fake_mode
 from torch.fx import GraphModule
 
 from ..devices import kernel_device, with_numbers_on_device
@@ -71,6 +72,7 @@ def lower_for_device(
     """
     options = options or LowerOptions()
     gm = with_fake_values(gm, example_inputs)
+    _describe_constants(gm)
     own = kernel_device(gm)
     with stage(observer, "fx-passes"):
         graph = run_fx_passes(with_numbers_on_device(gm, own) if own.type == "cuda" else gm, options)
@@ -97,6 +99,14 @@ def lower_for_device(
     reasons = tuple(choice.reason for _, choice in chosen)
     report = make_report(graph, lowered, scheduled, records)
     return LoweredForDevice(scheduled, tuple(records), program, graph_constants(graph), reasons, report)
+
+
+def _describe_constants(gm: GraphModule) -> None:
+    """Fake values of the graph's attributes, whose devices count."""
+    mode = detect_fake_mode([node.meta.get("val") for node in gm.graph.nodes])
+    for node, tensor in zip(gm.graph.find_nodes(op="get_attr"), graph_constants(gm).values(), strict=True):
+        if "val" not in node.meta:
+            node.meta["val"] = tensor if mode is None else mode.from_tensor(tensor, static_shapes=True)
 
 
 def compile_graph_for_device(
