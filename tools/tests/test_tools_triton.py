@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -32,6 +34,18 @@ def test_an_operator_of_the_table_is_as_in_eager(operator: str, dtype: str, dire
     outcome = conformance.check_pair(Pair(operator, dtype, direction))
     assert outcome["kind"] in ("equal", "nearer"), outcome["reason"]
     assert outcome["kernels"]
+
+
+def test_the_page_counts_the_committed_results_and_names_what_the_cpu_alone_gets_right() -> None:
+    ours = json.loads((conformance.RESULTS / "triton.json").read_text())
+    written = (conformance.ROOT / "docs" / "triton-coverage.md").read_text()
+    for line in conformance.page(ours, ours).splitlines():
+        if line.startswith(("| float32", "| bfloat16", "| int64")):
+            assert "|".join(line.split("|")[:4]) in written  # kind, compiled, right
+    cpu = {"outcomes": {"add": {"int64 forward": ["equal"]}, "sub": {"int64 forward": ["equal", "aten.sub"]}}}
+    here = {"outcomes": {"add": {"int64 forward": ["different"]}, "sub": {"int64 forward": ["nearer"]}}}
+    text = conformance.page({**here, "torch": "2", "reasons": {"add int64 forward": "by one"}, "not_run": {}}, cpu)
+    assert "| int64 forward | 2 | 1 | 2 | 1 | 1 | 1 |" in text and text.endswith("- `add int64 forward`: by one\n")
 
 
 def test_the_table_measures_kernels_and_notices_a_wrong_result() -> None:

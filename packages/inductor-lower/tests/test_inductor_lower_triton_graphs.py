@@ -22,12 +22,14 @@ from aotkit_inductor_lower.triton import (
     TritonError,
     bind_device,
     compile_graph_for_device,
+    compile_kernel,
     compile_program,
     device_from_json,
     device_to_json,
     generate_device,
     lower_for_device,
     on_device,
+    resource_facts,
 )
 from aotkit_inductor_lower.triton.launcher import LaunchRow, LaunchTable, segment_runner
 from aotkit_inductor_lower.triton.pipeline import check_device, check_types
@@ -263,6 +265,39 @@ def test_on_a_device_the_training_graph_gives_what_eager_gives(rows: int) -> Non
         got = bound(list(args))
     stream.synchronize()
     torch.testing.assert_close(got[0], train(*args)[0], rtol=2e-5, atol=2e-5)
+
+
+# -- long rows ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.covers("F5e.1", "F5g.10")
+def test_the_maximum_and_the_sum_of_a_long_softmax_are_one_pass_over_the_row() -> None:
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(9, 9001, generator=g, dtype=torch.float64) * 20
+    inf, nan = float("inf"), float("nan")
+    x[1], x[2], x[3, 17], x[4, 9000], x[5, :8999], x[6, 3] = -inf, inf, inf, nan, -inf, -inf
+    x[7] = torch.arange(9001)  # the maximum grows with every element
+    x[8] = x[7].flip(0)
+    target = torch.randint(0, 9001, (9,), generator=g)
+    cases: tuple[tuple[Callable[..., Any], int], ...] = (
+        (lambda x, _: (F.softmax(x * 2, -1),), 2),
+        (lambda x, _: (F.log_softmax(x, -1),), 2),
+        (lambda x, target: (F.cross_entropy(x, target),), 1),
+    )
+    for f, loops in cases:
+        lowered = lower(f, x, target)
+        bound = bind_device(lowered.program, InterpreterDriver(), lowered.constants)
+        for got, want in zip(bound([x, target]), f(x, target), strict=True):
+            torch.testing.assert_close(got, want, equal_nan=True)
+        texts = [kernel.source.text for kernel in lowered.program.kernels]
+        assert sum(text.count("in range(0, 9001, RBLOCK)") for text in texts) == loops
+        assert not any(argument.kind == "scratch" for k in lowered.program.kernels for argument in k.source.arguments)
+
+
+def test_a_long_softmax_compiles_without_spilling() -> None:
+    lowered = lower(lambda x: (F.softmax(x, -1),), torch.empty(64, 50257, dtype=torch.bfloat16))
+    (kernel,) = lowered.program.kernels
+    assert resource_facts(compile_kernel(kernel.source, 90)).spills == 0
 
 
 # -- split reductions --------------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from ..ir import Buffer, CheckIndex, Compute, Const, DType, IndexValue, Instr, L
 from ..ir.dtypes import dtype_from_torch_name, is_float
 from ..symbolic import Expr, Symbol, SymbolKind, sym, to_expr
 from .index_text import expr_text, identifier
+from .online import OnlineReducer, online_pair, without_rows
 from .ops import TYPE_NAMES, constant_text, op_text
 from .prelude import device_function_names, prelude_for
 from .records import Config, KernelArgument, KernelSource
@@ -46,6 +47,8 @@ def emit_kernel(
 ) -> KernelSource:
     """The kernel of a nest in normal form; ``limits`` of its tile."""
     plan = plan_tiles(nest, nest.ordered and not _atomic(nest), limits)
+    if not plan.persistent:
+        nest = without_rows(nest)
     return KernelEmitter(name, nest, buffers, plan, plan.config).emit(origin)
 
 
@@ -105,10 +108,15 @@ class KernelEmitter:
 
     def stages(self) -> None:
         """The lines after the loop variables."""
+        done = set()  # together with an earlier stage
         for position, stage in enumerate(self.nest.stages):
-            if stage.ranges:
+            pair = None if self.plan.persistent or not stage.ranges else online_pair(self.nest, position)
+            if pair is not None:
+                OnlineReducer(self, stage, position, pair).emit()
+                done.add(pair.position)
+            elif stage.ranges and position not in done:
                 Reducer(self, stage, position).emit()
-            else:
+            elif not stage.ranges:
                 self.body(stage.body)
 
     def _arguments(self, lines: Sequence[str]) -> tuple[KernelArgument, ...]:
