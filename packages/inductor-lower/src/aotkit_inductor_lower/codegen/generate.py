@@ -36,11 +36,12 @@ from ..plan.launch_plan import (
     PlannedBuffer,
     PlanStep,
     Return,
+    TakeOver,
     View,
 )
-from ..symbolic import Symbol, floordiv, product, to_expr
+from ..symbolic import Symbol, floordiv, product
 from .errors import CodegenError
-from .in_place import find_in_place
+from .in_place import find_in_place, row_major, take_over_results
 from .llvm import CpuTarget, FlatNest, Launch, Memory, ModuleText, compile_text, emit_kernel, flatten_nest, host_target
 
 __all__ = ["PlanBuild", "generate"]
@@ -54,7 +55,8 @@ def generate(program: Program, target: CpuTarget | None = None, *, keep_text: bo
     Raises :class:`CodegenError` for a nest over buffers that are not on the CPU or have no generated type.
     """
     target = target or host_target()
-    build = PlanBuild(program, target)
+    program, taken = take_over_results(program)
+    build = PlanBuild(program, target, taken)
     build.plan_steps()
     plan = build.finish()
     text = build.module.render()
@@ -67,10 +69,11 @@ def generate(program: Program, target: CpuTarget | None = None, *, keep_text: bo
 
 @dataclass(slots=True)
 class PlanBuild:
-    """Work in progress of :func:`generate`."""
+    """Work in progress of :func:`generate`. ``taken``: see :func:`.take_over_results`."""
 
     program: Program
     target: CpuTarget
+    taken: frozenset[str] = frozenset()
     module: ModuleText = field(init=False)
     buffers: dict[str, Buffer] = field(init=False)
     memory: dict[str, Memory] = field(default_factory=dict)
@@ -105,21 +108,23 @@ class PlanBuild:
         needed = _tensors_needed(self.program, self.memory)
         allocated: set[str] = set()
         nests: list[LoopNest] = []
-        views: list[View] = []
+        views: list[View | TakeOver] = []
         for step in self.program.steps:
             if isinstance(step, LoopNest):
                 nests.append(step)
                 continue
             if isinstance(step, Alias):
                 if step.result in needed:
-                    views.append(View(step.result, step.base, step.offset))
+                    taken = step.result in self.taken
+                    made = TakeOver(step.result, step.base) if taken else View(step.result, step.base, step.offset)
+                    views.append(made)
                 continue
             self._close_segment(nests, views, allocated)
             self._extern(step)
         self._close_segment(nests, views, allocated)
         self.steps.append(Return(self.program.outputs))
 
-    def _close_segment(self, nests: list[LoopNest], views: list[View], allocated: set[str]) -> None:
+    def _close_segment(self, nests: list[LoopNest], views: list[View | TakeOver], allocated: set[str]) -> None:
         if nests:
             roots = (self._root(name) for nest in nests for name in nest.writes)
             for root in dict.fromkeys(roots):
@@ -256,7 +261,7 @@ def _held(step: PlanStep) -> Iterator[str]:
         yield step.buffer
     elif isinstance(step, CallExtern) and step.out is None:
         yield from (r for r in step.results if r is not None)
-    elif isinstance(step, View):
+    elif isinstance(step, View | TakeOver):
         yield step.result
 
 
@@ -269,7 +274,7 @@ def _used(step: PlanStep) -> Iterator[str]:
         for _, value in step.kwargs:
             yield from _names((value,))
         yield from (r for r in step.results if r is not None)
-    elif isinstance(step, View):
+    elif isinstance(step, View | TakeOver):
         yield step.result
         yield step.base
     elif isinstance(step, Return):
@@ -329,7 +334,7 @@ def _homes(program: Program, memory: Mapping[str, Memory]) -> dict[str, str]:
             )
             call = results.get(name)
             if isinstance(call, ExternCall):
-                planned = fits and len(call.results) == 1 and not call.mutates and _row_major(buffer)
+                planned = fits and len(call.results) == 1 and not call.mutates and row_major(buffer)
                 homes[name] = "arena" if planned and out_overload(call.target) is not None else "extern"
             else:
                 homes[name] = "arena" if fits else "fresh"
@@ -346,15 +351,6 @@ def _barred_from_arena(program: Program, memory: Mapping[str, Memory]) -> set[st
         if isinstance(step, ExternCall) and (may_alias_arguments(step.target) or addresses_storage(step.target)):
             barred.update(map(root, _names((*step.args, *(value for _, value in step.kwargs)))))
     return barred
-
-
-def _row_major(buffer: Buffer) -> bool:
-    expected = to_expr(1)
-    for size, stride in zip(reversed(buffer.sizes), reversed(buffer.strides), strict=True):
-        if size != 1 and stride != expected:
-            return False
-        expected = expected * size
-    return True
 
 
 def _item_bytes(buffer: Buffer) -> int:

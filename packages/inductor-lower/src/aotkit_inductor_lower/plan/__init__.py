@@ -15,6 +15,7 @@ from .launch_plan import (
     PlannedBuffer,
     PlanStep,
     Return,
+    TakeOver,
     View,
 )
 from .serialize import compiled_from_json, compiled_to_json, plan_from_json, plan_to_json
@@ -35,6 +36,7 @@ __all__ = [
     "PlannedBuffer",
     "RedzoneError",
     "Return",
+    "TakeOver",
     "View",
     "bind",
     "compiled_from_json",

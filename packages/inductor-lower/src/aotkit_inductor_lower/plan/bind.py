@@ -82,6 +82,7 @@ def bind(
         owner=os.getpid(),
         fail=_failure(compiled),
         torch=torch,
+        unsafe_view=torch.ops.aten._unsafe_view.default,
     )
     exec(compile(source, f"<aotkit plan {plan.name}>", "exec"), namespace)
     return BoundProgram(namespace["call"], source, compiled)

@@ -11,7 +11,7 @@ from ..ir import Arg, BufferRef, Literal, SymInput
 from ..symbolic import Call, Expr, Symbol
 from .externs import returns_several
 from .frame import arena_views, torch_dtype
-from .launch_plan import Allocate, CallExtern, CallSegment, Free, LaunchPlan, PlanStep, Return, View
+from .launch_plan import Allocate, CallExtern, CallSegment, Free, LaunchPlan, PlanStep, Return, TakeOver, View
 
 __all__ = ["PlanEmitter", "emit_source", "wanted_tensors"]
 
@@ -129,6 +129,8 @@ class PlanEmitter:
         elif isinstance(step, View):
             if step.result not in self.framed:
                 self._view(step, self.tensor_names[step.base])
+        elif isinstance(step, TakeOver):
+            self._take_over(step)
         elif isinstance(step, Free):
             held = [self.tensor_names[name] for name in step.buffers if name not in self.framed]
             if held:
@@ -194,6 +196,12 @@ class PlanEmitter:
             offset = _text(step.offset)  # a fresh tensor starts its storage
         self.lines.append(f"{name} = torch.as_strided({base}, {sizes}, {strides}, {offset})")
 
+    def _take_over(self, step: TakeOver) -> None:
+        base, result = self.homes[step.base], self.homes[step.result]
+        names = self.tensor_names[step.result], self.tensor_names[step.base]
+        same = base.sizes == result.sizes
+        self.lines.append(f"{names[0]} = {names[1] if same else f'unsafe_view({names[1]}, {_tuple(result.sizes)})'}")
+
     def _return(self, step: Return) -> None:
         if self.redzones:
             self.lines.append("frame.guard.end()")
@@ -246,7 +254,7 @@ def _tensor_uses(step: PlanStep) -> Iterator[str]:
         yield from _refs(tuple(v for _, v in step.kwargs))
         if step.out is not None:
             yield from (r for r in step.results if r is not None)
-    elif isinstance(step, View):
+    elif isinstance(step, View | TakeOver):
         yield step.base
 
 

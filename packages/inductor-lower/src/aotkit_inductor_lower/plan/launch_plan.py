@@ -25,6 +25,7 @@ __all__ = [
     "PlanStep",
     "PlannedBuffer",
     "Return",
+    "TakeOver",
     "View",
 ]
 
@@ -92,6 +93,15 @@ class View:
 
 
 @dataclass(frozen=True, slots=True)
+class TakeOver:
+    """``result`` is the tensor ``base``, the result of an ATen call that a kernel has written over, with ``result``'s
+    sizes. Nothing uses what was in it any more."""
+
+    result: str
+    base: str
+
+
+@dataclass(frozen=True, slots=True)
 class Free:
     """The tensors are not used any more."""
 
@@ -105,7 +115,7 @@ class Return:
     outputs: tuple[BufferRef | SymInput | None, ...]
 
 
-PlanStep = Allocate | CallSegment | CallExtern | View | Free | Return
+PlanStep = Allocate | CallSegment | CallExtern | View | TakeOver | Free | Return
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from .launch_plan import (
     PlannedBuffer,
     PlanStep,
     Return,
+    TakeOver,
     View,
 )
 
@@ -126,6 +127,8 @@ def _step_out(step: PlanStep) -> Json:
         return ["extern", step.target, args, kwargs, list(step.results), step.out, step.reason]
     if isinstance(step, View):
         return ["view", step.result, step.base, _expr_out(step.offset)]
+    if isinstance(step, TakeOver):
+        return ["take_over", step.result, step.base]
     if isinstance(step, Free):
         return ["free", list(step.buffers)]
     return ["return", [None if o is None else _arg_out(o) for o in step.outputs]]
@@ -150,6 +153,7 @@ _STEPS_IN: dict[str, Callable[..., PlanStep]] = {
     "segment": lambda function, launches: CallSegment(function, tuple(launches)),
     "extern": _extern_in,
     "view": lambda result, base, offset: View(result, base, _expr_in(offset)),
+    "take_over": TakeOver,
     "free": lambda buffers: Free(tuple(buffers)),
     "return": _return_in,
 }
