@@ -64,6 +64,7 @@ def measure(what: str, backend: str, fresh: int = 5) -> dict[str, Any]:
         caches = ("AOTKIT_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
         env = {**os.environ, "OMP_NUM_THREADS": "1", **{name: str(Path(folder) / name.lower()) for name in caches}}
         env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), env.get("PYTHONPATH", "")]))
+        env.pop("PYTHONDONTWRITEBYTECODE", None)  # an installed package has byte code
         command = [sys.executable, "-m", "tools.bench.compile_time", "--worker", what, backend, "--fresh", str(fresh)]
         done = subprocess.run(command, env=env, stdout=subprocess.PIPE, text=True, check=True, cwd=ROOT)
     return dict(json.loads(done.stdout.splitlines()[-1]))

@@ -17,7 +17,6 @@ from aotkit_inductor_lower import freeze
 from aotkit_runtime_wrappers import InputPlan
 
 from ._artifact import bytes_of
-from ._cudagraphs import fixed_arguments
 from .errors import FrozenParameterError
 
 __all__ = ["DiscardedParameter", "FrozenArguments", "check_frozen", "discard_parameters", "frozen_arguments"]
@@ -122,6 +121,8 @@ def _digest(index: int, value: torch.Tensor) -> str:
 
 def frozen_arguments(example_inputs: Sequence[Any], held: Sequence[Any]) -> FrozenArguments | None:
     """The parameters and buffers among the arguments, if gradients are off."""
+    from ._cudagraphs import fixed_arguments
+
     if torch.is_grad_enabled():
         return None
     tensors = [*example_inputs, *held]

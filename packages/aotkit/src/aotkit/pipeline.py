@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -24,7 +24,6 @@ from aotkit_aot_trace import (
     mutations_in_graph,
     saved_values,
 )
-from aotkit_cudagraphs import CudagraphTrees
 from aotkit_functionalize import GraphMetadata, OverlappingMutation
 from aotkit_inductor_lower import ArenaPool, LowerOptions, compile_graph, decompositions
 from aotkit_partition import (
@@ -55,7 +54,6 @@ from aotkit_runtime_wrappers import (
 
 from ._around import WithoutHistory
 from ._collect import Collector
-from ._cudagraphs import CudagraphStages
 from ._custom_ops import CheckedAtFirstCall
 from ._donated import donated_tensors, mark_donated
 from ._fake_calls import with_fake_results
@@ -64,6 +62,9 @@ from ._observe import GraphRecord, Recorder
 from ._publish import publish_metadata, publish_strides
 from ._torch_logs import publish_graph
 from .options import Options
+
+if TYPE_CHECKING:
+    from aotkit_cudagraphs import CudagraphTrees
 
 __all__ = ["Boxed", "Captured", "CompileContext", "Split", "Stages", "WithoutHistory"]
 __all__ += ["capture_flat", "compile_captured", "compile_flat", "gradient_compiler", "own_stages"]
@@ -144,6 +145,8 @@ class Stages:
 
 def with_cudagraphs(stages: Stages, metadata: GraphMetadata, inputs: InputPlan, ctx: CompileContext) -> Stages:
     """These stages with their graphs put into a tree of recordings; see `CudagraphStages`."""
+    from ._cudagraphs import CudagraphStages
+
     static = {info.index for info in metadata.inputs if info.is_static}
     if metadata.subclasses is None and not inputs.symbols:
         first = len(inputs.bases)

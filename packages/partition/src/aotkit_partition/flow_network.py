@@ -13,8 +13,6 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.sparse import csr_matrix
-from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
 _LIMIT = 2**30
 _INFINITE = 2**30 + 2**29
@@ -58,6 +56,9 @@ def _cut_edges(edges: list[Edge], sink_side: np.ndarray) -> list[Edge]:
 
 def _sink_side(num_vertices: int, edges: list[Edge], source: int, sink: int, scale: float) -> np.ndarray | None:
     """For each vertex whether it can still reach the sink in the residual network."""
+    from scipy.sparse import csr_matrix  # 0.15 s, which an inference does not need
+    from scipy.sparse.csgraph import breadth_first_order, maximum_flow
+
     if not edges:
         alone = np.zeros(num_vertices, dtype=bool)
         alone[sink] = True
