@@ -10,6 +10,7 @@ import numpy
 import pytest
 import torch
 
+from tools.bench import compile_time
 from tools.bench.__main__ import main
 from tools.bench.memory import peak_tensor_mb
 from tools.bench.models import MODELS, make_batch, make_model
@@ -114,3 +115,10 @@ def test_a_quick_run_writes_results_and_plots(tmp_path: Path) -> None:
     assert compiled["first_call_s"] > 0 and compiled["steady_ms"] > 0 and compiled["peak_tensor_mb"] > 1
     assert (tmp_path / "results.png").stat().st_size > 10_000
     assert "<svg" in (tmp_path / "results.svg").read_text()
+
+
+def test_a_small_functions_first_call_is_taken_apart_into_stages_and_the_rest() -> None:
+    found = compile_time.measure("gelu_residual", "aotkit", fresh=1)
+    assert 0 < found["own"] < found["first"]
+    assert {"trace", "schedule", "codegen", "bind"} <= set(found["table"])
+    assert {"beyond", "beyond_cpu", "own_cpu", "first_cpu"} <= set(found)

@@ -1,0 +1,29 @@
+"""What a compile loads: only what it uses."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+SCRIPT = """
+import json, sys, torch
+import aotkit
+def compiled(x):
+    return torch.compile(lambda x: (x * 2).sin().sum(), backend="aotkit", options={"fallback": "error"})(x)
+def loaded():
+    return [name for name in ("scipy.sparse", "scipy.optimize", "aotkit_cudagraphs") if name in sys.modules]
+compiled(torch.ones(3))
+inference = loaded()
+torch._dynamo.reset()
+compiled(torch.ones(3, requires_grad=True)).backward()
+print(json.dumps([inference, loaded()]))
+"""
+
+
+def test_a_compile_loads_no_solver_and_no_recordings_that_it_does_not_use() -> None:
+    ran = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=300, check=False)
+    assert ran.returncode == 0, ran.stderr[-2000:]
+    inference, training = json.loads(ran.stdout.splitlines()[-1])
+    assert "scipy.sparse" not in inference
+    assert not {"scipy.optimize", "aotkit_cudagraphs"} & {*inference, *training}
