@@ -9,10 +9,12 @@ import sys
 SCRIPT = """
 import json, sys, torch
 import aotkit
+options = {"cache": False, "fallback": "error"}
 def compiled(x):
-    return torch.compile(lambda x: (x * 2).sin().sum(), backend="aotkit", options={"fallback": "error"})(x)
+    return torch.compile(lambda x: (x * 2).sin().sum(), backend="aotkit", options=options)(x)
 def loaded():
-    return [name for name in ("scipy.sparse", "scipy.optimize", "aotkit_cudagraphs") if name in sys.modules]
+    names = ("scipy.sparse", "scipy.optimize", "aotkit_cudagraphs", "aotkit_partition")
+    return [name for name in names if name in sys.modules]
 compiled(torch.ones(3))
 inference = loaded()
 torch._dynamo.reset()
@@ -25,5 +27,6 @@ def test_a_compile_loads_no_solver_and_no_recordings_that_it_does_not_use() -> N
     ran = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=300, check=False)
     assert ran.returncode == 0, ran.stderr[-2000:]
     inference, training = json.loads(ran.stdout.splitlines()[-1])
+    assert "aotkit_partition" in inference  # it was compiled
     assert "scipy.sparse" not in inference
     assert not {"scipy.optimize", "aotkit_cudagraphs"} & {*inference, *training}
