@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 import warnings
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -296,3 +300,26 @@ def test_bfloat16_on_a_device_without_it_is_a_refusal(monkeypatch: pytest.Monkey
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (7, 5))
     with pytest.raises(TritonError, match="bfloat16, which sm_75 does not convert in hardware; use float16, or run"):
         compile_graph(graph)
+
+
+@pytest.mark.covers("F5e.7")
+def test_a_dumped_kernel_is_a_script_that_makes_its_inputs_and_runs_by_itself(tmp_path: Path) -> None:
+    seen: dict[str, str] = {}
+
+    class Watcher:
+        def stage(self, name: str) -> AbstractContextManager[None]:
+            return nullcontext()
+
+        def dump(self, name: str, kind: str, text: Callable[[], str]) -> None:
+            seen[kind] = text()
+
+    (x,) = values((6, 8))
+    graph = make_fx(lambda x: ((x * 2 + 1).sum(1),), decompositions(), tracing_mode="fake")(x)
+    compile_graph(graph, options=LowerOptions(processor="triton-interpreter"), observer=Watcher())
+    assert "loop " in seen["ir"] and 'print(f"' in seen["kernels"]
+    (tmp_path / "kernel.py").write_text(seen["kernels"])
+    env = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    command = [sys.executable, str(tmp_path / "kernel.py")]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "sum_1: 216 bytes, in the interpreter\n"

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from .errors import DeviceTooOld, Tf32Advice, TritonError, TritonMissing
     from .generate import compile_program, generate_device, on_device
     from .graph import DeviceGraph, compile_device_graph
+    from .harness import harness_text
     from .kernel import emit_kernel
     from .load import interpret_kernel, jit_function, standalone_text
     from .pipeline import LoweredForDevice, compile_graph_for_device, lower_for_device
@@ -62,6 +63,7 @@ __all__ = [
     "device_to_json",
     "emit_kernel",
     "generate_device",
+    "harness_text",
     "interpret_kernel",
     "jit_function",
     "lower_for_device",
@@ -82,6 +84,7 @@ _HOMES = {
         "errors": "DeviceTooOld Tf32Advice TritonError TritonMissing",
         "generate": "compile_program generate_device on_device",
         "graph": "DeviceGraph compile_device_graph",
+        "harness": "harness_text",
         "kernel": "emit_kernel",
         "load": "interpret_kernel jit_function standalone_text",
         "pipeline": "LoweredForDevice compile_graph_for_device lower_for_device",

@@ -27,10 +27,11 @@ from ..report import LoweringReport
 from ..schedule import FusionRecord
 from .bind import bind_stored, moved
 from .generate import compile_program
-from .load import standalone_text
+from .harness import harness_text
 from .pipeline import LoweredForDevice, advise_tf32, check_device, check_types, lower_for_device
 from .program import DeviceProgram, device_from_json, device_to_json
-from .tuning import Tuner, device_tuner
+from .tiles import SIZE_HINT
+from .tuning import Tuner, device_tuner, extents_of
 
 if TYPE_CHECKING:
     from ..pipeline import ObjectStore, Observer
@@ -106,7 +107,10 @@ def compile_device_graph(
 
 
 def _texts(program: DeviceProgram) -> str:
-    return "\n\n".join(standalone_text(kernel.source) for kernel in program.kernels)
+    """Each kernel as a script that times it."""
+    extents = extents_of(program)
+    sizes = dict.fromkeys((name for name, *_ in program.plan.symbol_sources), SIZE_HINT)
+    return "\n\n".join(harness_text(kernel.source, extents, sizes) for kernel in program.kernels)
 
 
 def _compiled(lowered: LoweredForDevice, store: ObjectStore | None, tuner: Tuner | None) -> DeviceProgram:
