@@ -305,6 +305,49 @@ def test_sets_whose_size_depends_on_data_are_part_of_the_graph(row: tuple[Functi
         check(row[0], values(40, dtype=torch.int64))
 
 
+# -- one element per row -----------------------------------------------------------------------------------------------
+
+CLASSES = torch.randint(0, 5, (6, 9), generator=torch.Generator().manual_seed(2))
+ONE_PER_ROW = [
+    ("one_hot", lambda i, w: F.one_hot(i, 5), True),
+    ("smoothed", lambda i, w: (F.one_hot(i, num_classes=5).double() * 0.9 + 0.02) * w, True),
+    ("of a scalar", lambda i, w: F.one_hot(i[0, 0], 7), True),
+    ("of nothing", lambda i, w: F.one_hot(i[:0], 7), True),
+    ("a number", lambda i, w: torch.zeros_like(w).scatter_(2, i[..., None], 1.0) * w, True),
+    ("across", lambda i, w: torch.full_like(w, 2.0).scatter(1, i[:, None, :5], w[:, :1]), True),
+    ("nan", lambda i, w: torch.full_like(w, math.nan).scatter(-1, i[..., None], math.inf), True),
+    ("a loss", lambda i, w: F.cross_entropy(w.flatten(0, 1), F.one_hot(i.flatten(), 5).double()), False),
+    ("into a value", lambda i, w: (w * 2).scatter(2, i[..., None], 1.0), False),
+    ("two per row", lambda i, w: torch.zeros_like(w).scatter(2, i[..., None] % torch.tensor([5, 3]), 1.0), False),
+]
+
+
+@pytest.mark.covers("F5f.20")
+@pytest.mark.parametrize(**rows(ONE_PER_ROW))
+def test_a_scatter_into_a_constant_is_part_of_the_kernel_that_reads_it(row: tuple[Function, bool]) -> None:
+    fn, one_kernel = row
+    first, *_ = check(fn, CLASSES, values(6, 9, 5))
+    assert not first.externs and (first.kernel_count == 1 or not one_kernel)
+
+
+@pytest.mark.covers("F5f.20")
+@pytest.mark.parametrize("wrong", [-1, 5])
+@pytest.mark.parametrize("how", ["one_hot", "scatter", "reduced"])
+def test_a_class_out_of_range_is_refused_as_in_eager_mode(how: str, wrong: int) -> None:
+    functions: dict[str, Function] = {
+        "one_hot": lambda i: F.one_hot(i, 5),
+        "scatter": lambda i: torch.zeros(6, 9, 5).scatter(2, i[..., None], 1.0) * 2,
+        "reduced": lambda i: torch.zeros(6, 9, 5).scatter(2, i[..., None], 1.0).sum(1),
+    }
+    given = CLASSES.clone()
+    given[2, 3] = wrong
+    torch._dynamo.reset()
+    with pytest.raises(RuntimeError):
+        functions[how](given)
+    with pytest.raises(IndexError, match="out of range"):
+        torch.compile(functions[how], backend="aotkit", options={"fallback": "error"})(given)
+
+
 # -- devices -----------------------------------------------------------------------------------------------------------
 
 

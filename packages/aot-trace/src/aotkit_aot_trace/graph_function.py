@@ -108,6 +108,24 @@ def _needs_mode(node: torch.fx.Node) -> bool:
     return any(o._schema.is_mutable or compat.has_effects(o) for o in own)
 
 
+def _is_one_hot(node: torch.fx.Node) -> bool:
+    """Whether the node is ``one_hot`` of a known number of classes, which looks at the elements only to refuse them."""
+    classes = node.args[1] if len(node.args) > 1 else node.kwargs.get("num_classes", -1)
+    return getattr(node.target, "__name__", "") == "one_hot" and isinstance(classes, int) and classes > 0
+
+
+def _one_hot(args: Any, kwargs: Any) -> torch.Tensor:
+    """A scatter, which refuses classes out of range when the graph runs."""
+
+    def one_hot(tensor: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
+        if tensor.dtype is not torch.int64:
+            raise Unsupported(f"one_hot of a tensor of {tensor.dtype}", "it takes int64 indices", "Convert it")
+        empty = tensor.new_zeros((*tensor.shape, num_classes))
+        return empty.scatter(-1, tensor.unsqueeze(-1), 1)
+
+    return one_hot(*args, **kwargs)
+
+
 class _Runner(torch.fx.Interpreter):
     """An interpreter that names the user's line when a node cannot be captured, and lifts tensor attributes."""
 
@@ -132,7 +150,7 @@ class _Runner(torch.fx.Interpreter):
             if n.op == "call_module" or getattr(n.target, "__name__", "") in _HIDDEN_WRITERS:
                 with compat.enable_python_dispatcher():
                     return super().run_node(n)
-            result = super().run_node(n)
+            result = super().run_node(n) if not _is_one_hot(n) else _one_hot(*self.fetch_args_kwargs_from_env(n))
             if "unbacked_bindings" in n.meta:
                 compat.rebind_sizes(n, result)
             return result

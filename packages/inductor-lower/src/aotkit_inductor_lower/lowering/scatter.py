@@ -17,6 +17,7 @@ from ..ir import DType
 from ..symbolic import Expr, product, reshape_indices, to_expr
 from .context import LoweringContext
 from .indexing import index_layout, no_negative
+from .library import is_creation
 from .nest_builder import NestBuilder, Value, broadcast_index
 from .promotion import compute_dtype, ir_dtype
 from .registry import Decline, RuleTable, aten
@@ -117,6 +118,30 @@ def _scatter(
     return result
 
 
+def _one_place_each(x: View, dim: int, index: View) -> bool:
+    """Whether each row of ``x`` along ``dim`` gets one element, and has room for it."""
+    if not x.sizes or len(index.sizes) != len(x.sizes):
+        return False
+    along = dim % len(x.sizes)
+    room = x.sizes[along].constant
+    return room is not None and room > 0 and index.sizes == (*x.sizes[:along], to_expr(1), *x.sizes[along + 1 :])
+
+
+def _selected(ctx: LoweringContext, node: Node, x: View, along: int, index: View, source: object) -> View:
+    """A scatter of one element per row into a constant: each element asks whether it is the one."""
+    dtype = compute_dtype(x.dtype)
+
+    def compute(nest: NestBuilder) -> Value:
+        place = (*nest.index[:along], to_expr(0), *nest.index[along + 1 :])
+        wanted = nest.cast(nest.load(index, place), DType.I64)
+        chosen = nest.check_index(no_negative(nest, wanted, x.sizes[along]), x.sizes[along])
+        here = nest.op("eq", nest.index_value(nest.index[along]), nest.index_value(chosen))
+        new = nest.load(source, place) if isinstance(source, View) else nest.scalar(source, dtype)
+        return nest.where(here, nest.cast(new, dtype), nest.cast(nest.load(x, nest.index), dtype))
+
+    return ctx.pointwise(node, [], compute, dtype)
+
+
 def _scatter_into(
     ctx: LoweringContext,
     node: Node,
@@ -151,6 +176,9 @@ def scatter(
     ctx: LoweringContext, node: Node, x: View, dim: int, index: View, source: object, reduce: str | None = None
 ) -> View:
     """``x`` with the elements of ``source`` where ``index`` says."""
+    start = node.args[0]
+    if reduce is None and isinstance(start, Node) and is_creation(start) and _one_place_each(x, dim, index):
+        return _selected(ctx, node, x, dim % len(x.sizes), index, _number(source))
     return _scatter(ctx, node, x, dim, index, _number(source), _MODES[reduce] if reduce else "set")
 
 
