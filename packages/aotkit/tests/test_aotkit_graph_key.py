@@ -285,6 +285,7 @@ def result_of(gm: fx.GraphModule, args: list[torch.Tensor]) -> tuple[Any, ...]:
     return value.dtype, tuple(value.shape), value.stride(), value.contiguous().numpy().tobytes()
 
 
+@pytest.mark.covers("F7.4")
 def test_of_a_thousand_pairs_of_graphs_and_inputs_none_shares_a_key_with_another_result() -> None:
     chosen = random.Random(8)
     by_key: dict[str, tuple[Any, ...]] = {}

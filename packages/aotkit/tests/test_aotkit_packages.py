@@ -62,7 +62,7 @@ def test_a_package_gives_what_the_model_gives_for_every_batch_and_keeps_its_stat
     assert loaded.weights["turned"].stride() == model.turned.stride()
 
 
-@pytest.mark.covers("F5a.20", "F7.33")
+@pytest.mark.covers("F5a.20", "F5a.22", "F7.33")
 def test_an_exported_program_with_a_dynamic_batch_runs_all_sizes_in_a_process_without_dynamo(
     tmp_path: Path,
 ) -> None:

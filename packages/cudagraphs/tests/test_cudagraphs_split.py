@@ -50,7 +50,7 @@ def run_steps(fast, fn, *shapes, steps=4):
         del got
 
 
-@pytest.mark.covers("F6.20")
+@pytest.mark.covers("F6.20", "F5a.16")
 def test_a_graph_is_recorded_around_an_operator_that_cant_be():
     with torch.library._scoped_library("aotkit_cudagraphs_split", "FRAGMENT") as library:
         wait = unsafe(library)

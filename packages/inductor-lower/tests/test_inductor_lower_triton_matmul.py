@@ -140,7 +140,7 @@ def test_the_fastest_candidate_wins_and_spilling_and_failing_ones_are_left_out()
         choose((broken,), 90, timer, compiler, facts)
 
 
-@pytest.mark.covers("F5e.3")
+@pytest.mark.covers("F5e.3", "F7.20")
 def test_the_winner_is_part_of_the_artifact_and_is_not_tuned_again() -> None:
     x = torch.arange(64 * 1024.0).reshape(64, 1024)
     lowered = lower(lambda x: (x * 2 + 1,), [x], DeviceTuning(kernels=True))

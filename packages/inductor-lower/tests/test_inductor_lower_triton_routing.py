@@ -90,6 +90,7 @@ def softmax(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return (F.softmax(x * 2, -1),)
 
 
+@pytest.mark.covers("F7.19")
 @pytest.mark.usefixtures("device")
 def test_a_graph_on_cuda_becomes_cubins_and_a_stored_one_is_bound_without_triton(
     monkeypatch: pytest.MonkeyPatch,
