@@ -140,7 +140,7 @@ class Watcher:
 def test_an_observer_sees_every_stage_and_product():
     watcher = Watcher()
     compile_graph(trace(lambda x: x.exp() + 1, torch.ones(8)), observer=watcher)
-    assert watcher.stages == ["fx-passes", "lowering", "schedule", "codegen", "bind"]
+    assert watcher.stages == ["fx-passes", "lowering", "schedule", "codegen", "llvm", "bind"]
     kinds = {kind for _, kind in watcher.dumps}
     assert kinds == {"ir", "kernels"}
     assert any("define" in text for (_, kind), text in watcher.dumps.items() if kind == "kernels")

@@ -198,7 +198,8 @@ def _generate(
         found = store.get(digest)
         if found is not None:
             return compiled_from_json(found.decode())
-    compiled = generate(program, target, keep_text=observer is not None)
+    around_llvm = stage(observer, "llvm")
+    compiled = generate(program, target, keep_text=observer is not None, around_llvm=around_llvm)
     if observer is not None:
         observer.dump(program.name, "kernels", lambda: compiled.llvm_text)
     if options.verify:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 
 from ..ir import (
@@ -49,8 +50,15 @@ __all__ = ["PlanBuild", "generate"]
 STREAMED_BYTES = 24 << 20  # results of that size are written past the caches
 
 
-def generate(program: Program, target: CpuTarget | None = None, *, keep_text: bool = False) -> CompiledProgram:
-    """Compile ``program`` for ``target`` (the host). ``keep_text`` keeps the LLVM text in the result.
+def generate(
+    program: Program,
+    target: CpuTarget | None = None,
+    *,
+    keep_text: bool = False,
+    around_llvm: AbstractContextManager[object] | None = None,
+) -> CompiledProgram:
+    """Compile ``program`` for ``target`` (the host). ``keep_text`` keeps the LLVM text in the result; LLVM runs inside
+    of ``around_llvm``.
 
     Raises :class:`CodegenError` for a nest over buffers that are not on the CPU or have no generated type.
     """
@@ -60,7 +68,8 @@ def generate(program: Program, target: CpuTarget | None = None, *, keep_text: bo
     build.plan_steps()
     plan = build.finish()
     text = build.module.render()
-    code = compile_text(text, target) if build.records else b""
+    with around_llvm or nullcontext():
+        code = compile_text(text, target) if build.records else b""
     machine = (target.triple, target.cpu, target.vector_bits)
     digest = hashlib.sha256(code).hexdigest()
     imports = build.module.imports()

@@ -143,10 +143,7 @@ class Expr:
         result: dict[Monomial, int] = {}
         calls = False
         for monomial, factor in self.terms:
-            if not monomial:
-                result[monomial] = result.get(monomial, 0) + factor
-                continue
-            product = _substitute_atom(monomial[0], env)
+            product = _substitute_atom(monomial[0], env) if monomial else _ONE
             for atom in monomial[1:]:
                 product = product * _substitute_atom(atom, env)
             calls = calls or product._calls
@@ -205,11 +202,10 @@ class Expr:
             if other == 1:
                 return self
             return Expr(tuple([(m, f * other) for m, f in self.terms]), self._calls) if other else _ZERO
-        terms = self.terms
-        if len(terms) == 1 and not terms[0][0]:
-            return other * terms[0][1]
+        if len(self.terms) == 1 and not self.terms[0][0]:
+            return other * self.terms[0][1]
         total: dict[Monomial, int] = {}
-        for left, f in terms:
+        for left, f in self.terms:
             for right, g in other.terms:
                 monomial = tuple(sorted(left + right)) if left and right else left or right
                 total[monomial] = total.get(monomial, 0) + f * g
