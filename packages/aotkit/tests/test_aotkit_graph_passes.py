@@ -91,3 +91,34 @@ def test_checks_and_ranges_of_a_profiler_split_no_kernel() -> None:
     result, reports = compiled(f, x)
     torch.testing.assert_close(result, f(x))
     assert [report.kernel_count for report in reports] == [1]
+
+
+OUTER: list[tuple[str, Callable[..., Any], tuple[int, ...], tuple[int, ...]]] = [
+    ("batches", lambda a, b: torch.einsum("bni,bnj->bnij", a, b).sin(), (2, 3, 4), (2, 3, 5)),
+    ("vectors", lambda a, b: torch.einsum("i,j->ij", a, b) * 2, (4,), (5,)),
+    ("rows", lambda a, b: torch.einsum("bi,bj->bij", a, b).sin(), (2, 4), (2, 5)),
+    ("columns and rows", lambda a, b: (a[:, None] @ b[None]).exp(), (7,), (33,)),
+    ("angles", lambda f, p: (f[None, :, None].expand(2, -1, 1) @ p[:, None]).transpose(1, 2).cos(), (8,), (2, 10)),
+    ("nothing", lambda a, b: torch.einsum("bi,bj->bij", a, b).sin(), (0, 4), (0, 5)),
+]
+
+
+@pytest.mark.covers("F5f.6")
+@pytest.mark.parametrize("f, first, second", [row[1:] for row in OUTER], ids=[row[0] for row in OUTER])
+def test_a_matrix_product_of_one_term_is_part_of_a_kernel(
+    f: Callable[..., Any], first: tuple[int, ...], second: tuple[int, ...]
+) -> None:
+    g = torch.Generator().manual_seed(2)
+    a, b = (torch.randn(size, generator=g, dtype=torch.float64) for size in (first, second))
+    for x, y in ((a, b), (a.bfloat16(), b.bfloat16())):
+        result, (report,) = compiled(f, x, y)
+        torch.testing.assert_close(result, f(x, y), check_stride=True)
+        assert report.kernel_count == 1 and not report.externs
+
+
+@pytest.mark.covers("F5f.6")
+def test_a_matrix_product_of_one_term_passes_on_nan_and_infinity() -> None:
+    odd = torch.tensor([math.nan, math.inf, -math.inf, 0.0, -0.0, 1.0, -2.0], dtype=torch.float64)
+    result, (report,) = compiled(lambda a, b: (a[:, None] @ b[None]) + 1, odd, odd)
+    torch.testing.assert_close(result, odd[:, None] * odd + 1, equal_nan=True)
+    assert not report.externs

@@ -50,6 +50,17 @@ def _single_batch(bound: Bound) -> bool:
     return isinstance(value.shape[0], int) and value.shape[0] == 1
 
 
+def _one_term(bound: Bound) -> bool:
+    """Whether each element of a matrix product is one product, as in ``einsum("bi,bj->bij")``."""
+    size = bound["a"].meta["val"].shape[-1]
+    return isinstance(size, int) and size == 1
+
+
+def _products(a: Any, b: Any) -> Any:
+    """The sum of one term: it begins with zero, so no element is a negative zero."""
+    return aten.add.Tensor(aten.mul.Tensor(a, b), 0)
+
+
 def _whole_running_sum(bound: Bound) -> bool:
     """Whether one integer is added up, and each partial sum is exact: then a product gives the same bits."""
     x, root = bound["x"], bound["root"].meta["val"]
@@ -116,6 +127,8 @@ SIMPLIFICATIONS: tuple[Rewrite, ...] = (
         lambda x, dtype: x if x.node.meta["val"].dtype is dtype else aten._to_copy.default(x, dtype=dtype),
         _widens,
     ),
+    Rewrite(lambda a, b: aten.bmm.default(a, b), _products, _one_term),
+    Rewrite(lambda a, b: aten.mm.default(a, b), _products, _one_term),
     Rewrite(
         lambda a, b: aten.bmm.default(a, b),
         lambda a, b: aten.unsqueeze.default(aten.mm.default(aten.squeeze.dim(a, 0), aten.squeeze.dim(b, 0)), 0),
