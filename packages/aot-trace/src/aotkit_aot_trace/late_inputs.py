@@ -25,7 +25,7 @@ from aotkit_functionalize import (
     overlapping_groups,
     renew,
 )
-from aotkit_functionalize.metadata import BackwardWrite, MutationKind
+from aotkit_functionalize import metadata as records
 
 __all__ = ["LateInput", "late_inputs", "settle"]
 
@@ -60,7 +60,7 @@ def late_inputs(
         return []
     found: list[LateInput] = []
     for entered, info in zip(inputs, metadata.inputs, strict=True):
-        same_memory = info.mutation in (MutationKind.NONE, MutationKind.DATA)
+        same_memory = info.mutation in (records.MutationKind.NONE, records.MutationKind.DATA)
         if entered.requires_grad or not is_functional(entered.value) or not same_memory:
             continue
         before = tracer.unwrap_proxy(from_functional(entered.value)).node
@@ -73,18 +73,18 @@ def late_inputs(
 
 def settle(
     late: Sequence[LateInput], inputs: Sequence[FunctionInput]
-) -> tuple[tuple[BackwardWrite, ...], list[tuple[torch.fx.Node, torch.fx.Node]]]:
+) -> tuple[tuple[records.BackwardWrite, ...], list[tuple[torch.fx.Node, torch.fx.Node]]]:
     """After the backward: what it wrote to, and the placeholders that are not needed with what they stand for.
 
     Raises :class:`OverlappingMutation` where it wrote to memory that another input shares.
     """
-    written: list[BackwardWrite] = []
+    written: list[records.BackwardWrite] = []
     needless: list[tuple[torch.fx.Node, torch.fx.Node]] = []
     for one in late:
         if count_data_mutations(one.entered.value) == one.writes:
             needless.append((one.placeholder, one.value))
         else:
-            written.append(BackwardWrite(one.entered.index, one.entered.value._version - one.version))
+            written.append(records.BackwardWrite(one.entered.index, one.entered.value._version - one.version))
     indices = tuple(w.input for w in written)
     groups = overlapping_groups(inputs, indices) if written else ()
     if groups:
