@@ -196,7 +196,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--check", action="store_true")
     chosen = parser.parse_args(argv)
     if chosen.worker:
-        print(json.dumps(worker(*chosen.worker, chosen.fresh)))
+        what, backend = chosen.worker
+        print(json.dumps(worker(what, backend, chosen.fresh)))
         return 0
     models = [f"{name}/{mode}" for name in chosen.models for mode in chosen.modes]
     missed = _compare(chosen.functions, _FUNCTION_COLUMNS, chosen.rounds, chosen.fresh)
