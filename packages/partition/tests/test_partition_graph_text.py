@@ -122,6 +122,17 @@ def test_symbolic_sizes_come_back_by_name_in_the_original_shape_environment():
     assert len(mode.shape_env.guards) == guards
 
 
+def test_views_with_symbolic_sizes_are_read_back_without_new_conditions_on_them():
+    def fn(x, y):
+        return x[:, 1:] + 1, x[::2], y[:, :, ::2].transpose(0, 1), x.unsqueeze(1).expand(-1, 3, -1)
+
+    gm = traced(fn, torch.randn(5, 7), torch.randn(4, 5, 6), mode="symbolic")
+    mode = next(iter(gm.graph.nodes)).meta["val"].fake_mode
+    guards = len(mode.shape_env.guards)
+    assert_round_trip(gm, fake_mode=mode)
+    assert len(mode.shape_env.guards) == guards
+
+
 def test_symbolic_sizes_come_back_with_hints_and_ranges_in_a_fresh_environment():
     gm = symbolic()
     loaded = assert_round_trip(gm)

@@ -6,6 +6,7 @@ Values that share a storage are written with the same storage number, so that al
 from __future__ import annotations
 
 import base64
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -137,7 +138,11 @@ class MetadataReader:
         if twin is not None:
             meta = twin.detach()  # quick: symbolic sizes make every other way slow
         else:
-            meta = self._twins[key] = self._meta_tensor(dtype, shape, steps, self._number(offset), storage, nbytes)
+            # What holds of these sizes is in the environment already: to look at a tensor again is no new condition.
+            env = self._fake_mode.shape_env
+            with nullcontext() if env is None else env.suppress_guards():
+                meta = self._meta_tensor(dtype, shape, steps, self._number(offset), storage, nbytes)
+            self._twins[key] = meta
         fake = make_fake_tensor(self._fake_mode, meta, device)
         if requires_grad:
             fake.requires_grad_(True)
