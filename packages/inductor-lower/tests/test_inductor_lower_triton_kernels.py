@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import select
 import subprocess
 import sys
+import threading
 
 import pytest
 import torch
@@ -19,6 +22,7 @@ from aotkit_inductor_lower.symbolic import Symbol, SymbolKind, sym, to_expr
 from aotkit_inductor_lower.triton import (
     KernelSource,
     TileLimits,
+    TritonError,
     TritonMissing,
     emit_kernel,
     interpret_kernel,
@@ -515,3 +519,41 @@ def test_a_kernel_may_be_called_what_a_device_function_is() -> None:
         x, y = torch.arange(5.0), torch.zeros(5)
         interpret_kernel(source, {"x": x, "y": y})
         assert torch.equal(x, y)
+
+
+HANGING_ASSEMBLER = """#!/bin/sh
+case "$1" in --version) exec {real} --version;; esac
+echo $$ > {pid}
+exec sleep 600
+"""
+
+
+@pytest.mark.covers("F7.25")
+def test_an_assembler_killed_in_the_middle_of_a_compile_is_an_error_at_once(tmp_path, monkeypatch):
+    real = triton.knobs.nvidia.ptxas.path
+    pid = tmp_path / "pid"
+    os.mkfifo(pid)
+    assembler = tmp_path / "ptxas"
+    assembler.write_text(HANGING_ASSEMBLER.format(real=real, pid=pid))
+    assembler.chmod(0o755)
+    monkeypatch.setenv("TRITON_PTXAS_PATH", str(assembler))
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
+    source = sources(copy_program("64, 8", "8, 1", "8, 1"))[0]
+    failed = []
+
+    def compile_it():
+        try:
+            compile_kernel(source, 90)
+        except TritonError as error:
+            failed.append(str(error))
+
+    thread = threading.Thread(target=compile_it, daemon=True)
+    thread.start()
+    channel = os.open(pid, os.O_RDWR)
+    assert select.select([channel], [], [], 60)[0], "the assembler was not started"
+    os.kill(int(os.read(channel, 32)), 9)
+    os.close(channel)
+    thread.join(30)
+    assert failed and "Triton does not compile the kernel" in failed[0]
+    monkeypatch.delenv("TRITON_PTXAS_PATH")
+    assert compile_kernel(source, 90).name == source.name  # the next compile is none the worse for it
