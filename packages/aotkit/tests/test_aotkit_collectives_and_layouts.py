@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
 from torch import Tensor
 
 import aotkit
@@ -14,10 +16,6 @@ import aotkit
 # The names of some collectives change from one torch to the next; in eager mode the older one warns.
 pytestmark = pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning")
 
-distributed = torch.distributed.is_available()
-if distributed:
-    import torch.distributed as dist
-    import torch.distributed._functional_collectives as functional
 
 GIVEN = torch.randn(6, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 
@@ -72,7 +70,6 @@ COLLECTIVES: dict[str, Callable[[Tensor, Any], Any]] = {
 }
 
 
-@pytest.mark.skipif(not distributed, reason="a torch without distributed")
 @pytest.mark.covers("F5g.28")
 @pytest.mark.parametrize("name", COLLECTIVES)
 def test_a_collective_gives_what_it_gives_in_eager_mode(name: str, world: Any) -> None:
@@ -88,7 +85,6 @@ def test_a_collective_gives_what_it_gives_in_eager_mode(name: str, world: Any) -
         torch.testing.assert_close(torch.autograd.grad(got.sin().sum(), got_x)[0], want_grad)
 
 
-@pytest.mark.skipif(not distributed, reason="a torch without distributed")
 @pytest.mark.covers("F5g.28")
 def test_collectives_start_and_end_in_the_order_of_the_program(world: Any) -> None:
     """All processes must make the same calls in the same order. A wait belongs to its collective, and what a collective

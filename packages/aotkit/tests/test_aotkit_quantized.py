@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+import torch.ao.quantization.fx._decomposed  # registers the operators
 import torch.nn.functional as F
 from torch import Tensor
 
 import aotkit
 
-pytest.importorskip("torch.ao.quantization.fx._decomposed")
 decomposed = torch.ops.quantized_decomposed
 G = torch.Generator().manual_seed(0)
 X = torch.randn(6, 40, generator=G) * 5

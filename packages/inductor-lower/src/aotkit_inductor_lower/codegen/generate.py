@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 
 from ..ir import (
     Alias,
-    Arg,
     Buffer,
     BufferKind,
     BufferRef,
@@ -40,6 +39,7 @@ from ..plan.launch_plan import (
     TakeOver,
     View,
 )
+from ..schedule.dependencies import buffer_args
 from ..symbolic import Symbol, floordiv, product
 from .errors import CodegenError
 from .in_place import find_in_place, row_major, take_over_results
@@ -279,9 +279,9 @@ def _used(step: PlanStep) -> Iterator[str]:
     if isinstance(step, Allocate):
         yield step.buffer
     elif isinstance(step, CallExtern):
-        yield from _names(step.args)
+        yield from buffer_args(step.args)
         for _, value in step.kwargs:
-            yield from _names((value,))
+            yield from buffer_args((value,))
         yield from (r for r in step.results if r is not None)
     elif isinstance(step, View | TakeOver):
         yield step.result
@@ -290,21 +290,13 @@ def _used(step: PlanStep) -> Iterator[str]:
         yield from (o.name for o in step.outputs if isinstance(o, BufferRef))
 
 
-def _names(args: tuple[Arg, ...]) -> Iterator[str]:
-    for arg in args:
-        if isinstance(arg, BufferRef):
-            yield arg.name
-        elif isinstance(arg, tuple):
-            yield from _names(arg)
-
-
 def _tensors_needed(program: Program, memory: Mapping[str, Memory]) -> set[str]:
     """Aliases that must exist as tensors: used by an ATen call, returned, or the base of such a view."""
     needed = {o.name for o in program.outputs if isinstance(o, BufferRef)}
     for step in program.steps:
         if isinstance(step, ExternCall):
-            needed.update(_names(step.args))
-            needed.update(_names(tuple(value for _, value in step.kwargs)))
+            needed.update(buffer_args(step.args))
+            needed.update(buffer_args(tuple(value for _, value in step.kwargs)))
     for step in reversed(program.steps):
         if isinstance(step, Alias) and step.result in needed:
             needed.add(step.base)
@@ -358,7 +350,7 @@ def _barred_from_arena(program: Program, memory: Mapping[str, Memory]) -> set[st
     barred = {root(o.name) for o in program.outputs if isinstance(o, BufferRef)}
     for step in program.steps:
         if isinstance(step, ExternCall) and (may_alias_arguments(step.target) or addresses_storage(step.target)):
-            barred.update(map(root, _names((*step.args, *(value for _, value in step.kwargs)))))
+            barred.update(map(root, buffer_args((*step.args, *(value for _, value in step.kwargs)))))
     return barred
 
 

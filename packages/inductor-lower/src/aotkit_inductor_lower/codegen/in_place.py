@@ -15,9 +15,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from ..ir import Alias, Arg, Buffer, BufferKind, BufferRef, ExternCall, Load, LoopNest, Program, Step, Store
+from ..ir import Alias, Buffer, BufferKind, BufferRef, ExternCall, Load, LoopNest, Program, Step, Store
 from ..ir.verify_order import check_outer_independence
 from ..plan.externs import out_overload
+from ..schedule.dependencies import buffer_args
 from ..symbolic import Expr, Symbol, product, sym, to_expr
 
 __all__ = ["find_in_place", "take_over_results"]
@@ -191,13 +192,5 @@ def _uses(step: Step) -> Iterator[str]:
     elif isinstance(step, Alias):
         yield from (step.base, step.result)
     else:
-        yield from _names((*step.args, *(value for _, value in step.kwargs)))
+        yield from buffer_args((*step.args, *(value for _, value in step.kwargs)))
         yield from (name for name in (*step.results, *step.mutates) if name is not None)
-
-
-def _names(args: tuple[Arg, ...]) -> Iterator[str]:
-    for arg in args:
-        if isinstance(arg, BufferRef):
-            yield arg.name
-        elif isinstance(arg, tuple):
-            yield from _names(arg)
