@@ -23,7 +23,6 @@ __all__ = ["RECOMPUTED", "Run", "differences", "observe"]
 #: Not a mismatch: `afterwards` wrote to a value that the compiled backward, unlike eager's, computes with again.
 RECOMPUTED = "the caller wrote to a value before the backward that only the compiled backward needs"
 _CLAIMED = "claimed only"
-_BITS = 8  # by how much integers may differ that are the bits of computed numbers: units in their last place
 _RTOL = {
     torch.bfloat16: 2e-2, torch.float16: 2e-3, torch.float32: 2e-5, torch.complex64: 2e-5, torch.float64: 1e-10
 }  # fmt: skip
@@ -40,7 +39,6 @@ class Run:
     facts: dict[str, Any] = field(default_factory=dict)
     before: dict[str, torch.Tensor] = field(default_factory=dict)
     coarse: dict[str, float] = field(default_factory=dict)
-    shows_bits: bool = False  # a view shows floating-point numbers as integers
     error: BaseException | None = None
 
     @property
@@ -58,7 +56,6 @@ def observe(program: Program, call: Callable[..., Any], shift: float = 0.0) -> R
     versions = [t._version for t in inputs]
     run.before = {f"{name} value": named[name].detach().clone() for name in program.inputs}
     run.coarse = _coarse(program, named)
-    run.shows_bits = any(".view(torch.int" in statement for statement in program.body)
     grad_mode = torch.is_grad_enabled()
     try:
         outputs = list(call(*inputs))
@@ -102,7 +99,7 @@ def differences(eager: Run, other: Run) -> list[str]:
             if "modified by an inplace operation" in str(got) and eager.facts.get("afterwards") == "ran" and not found:
                 return [RECOMPUTED]
             return [*found, f"{name}: raises {type(got).__name__}: {str(got).splitlines()[0]}"]
-        if not _same(expected, got, eager.coarse.get(_FACT.sub("", name), 0.0), _BITS * eager.shows_bits):
+        if not _same(expected, got, eager.coarse.get(_FACT.sub("", name), 0.0)):
             found.append(f"{name}: {_short(expected)} in eager, {_short(got)} compiled")
     return found
 
@@ -250,13 +247,11 @@ def _coarse(program: Program, named: dict[str, Any]) -> dict[str, float]:
     return found | {f"input {i}": found[name] for i, name in enumerate(program.inputs) if name in found}
 
 
-def _same(expected: Any, got: Any, coarse: float = 0.0, bits: int = 0) -> bool:
+def _same(expected: Any, got: Any, coarse: float = 0.0) -> bool:
     if not isinstance(expected, torch.Tensor):
         return bool(expected == got)
     if not isinstance(got, torch.Tensor) or expected.shape != got.shape or expected.dtype != got.dtype:
         return False
-    if bits and expected.dtype not in _RTOL:
-        return bool(((expected.long() - got.long()).abs() <= bits).all())
     rtol = max(_RTOL[expected.dtype], coarse) if expected.dtype in _RTOL else 0.0
     return torch.allclose(expected, got, rtol=rtol, atol=rtol, equal_nan=True)
 

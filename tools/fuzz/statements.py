@@ -12,7 +12,7 @@ COMPUTE = (
     "X.neg()", "torch.cat([X, Y])", "torch.stack([X, Y])", "X.flip(0)", "torch.empty_like(X).copy_(Y)", "X.clone().t()",
     "torch.ones(3, 4)", "X.matmul(Y)", "X.cumsum(0)", "X.clone().detach()", "X.abs()", "torch.zeros_like(X)",
     "X.clone().square()", "X.clone().sin()", "X.mT.clone() * Y", "X.clone() * X.clone()", "X.clone().tanh()",
-    "X.mean(-1, keepdim=True)", "X.square()", "X.repeat(2, 1)", "X.new_ones(4)",
+    "X.mean(-1, keepdim=True)", "X.square()", "X.repeat(2, 1)", "X.new_ones(4)", "X.logcumsumexp(0)",
 )  # fmt: skip
 
 #: What eager does with X itself; whether X is a view decides what kind of write it is.

@@ -74,3 +74,13 @@ def test_views_of_views_compose(check):
 
 def test_bits_may_be_reinterpreted_at_the_same_width(check):
     check(lambda x: x.view(torch.int32) + 0, torch.randn(9))
+
+
+def test_a_size_that_its_symbols_allow_to_be_nothing_but_one_is_broadcast(check):
+    x, y = torch.randn(4, 2, dtype=torch.float64), torch.randn(4, 1, dtype=torch.float64)
+    check(lambda x, y: (x + y.diagonal(-1), x * y.t()[:, 1:3].sum()), x, y, mode="symbolic")
+
+
+def test_a_size_that_a_guard_made_one_is_broadcast(check):
+    x, y = torch.randn(6, 5, dtype=torch.float64), torch.randn(4, 5, dtype=torch.float64)
+    check(lambda x, y: (x + y[3:] * 2, x - y.view(-1)[19:]), x, y, mode="symbolic")

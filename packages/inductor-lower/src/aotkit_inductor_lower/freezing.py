@@ -17,6 +17,7 @@ from .fx_passes.channels_last import prefer_channels_last
 from .fx_passes.facts import escaping_nodes, is_random
 from .fx_passes.fold_into_convolutions import add_constant, fold_norms, fuse_activations, value_of
 from .fx_passes.remove_noops import remove_noops
+from .fx_passes.replace import replace_node
 from .lowering.library import is_view
 
 __all__ = ["freeze"]
@@ -92,8 +93,7 @@ def fold_constants(gm: GraphModule) -> int:
         if kept or not _as_declared(node, value):
             computed_again.add(node)
             continue
-        node.replace_all_uses_with(add_constant(gm, node, f"folded_{node.name}", value))
-        folded += 1
+        folded += replace_node(node, add_constant(gm, node, f"folded_{node.name}", value))
     gm.graph.eliminate_dead_code()
     return folded
 

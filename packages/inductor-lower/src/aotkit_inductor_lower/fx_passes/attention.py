@@ -27,6 +27,7 @@ from torch.fx import Graph, Node
 
 from .facts import before_writes
 from .patterns import emit
+from .replace import replace_node
 
 __all__ = ["fuse_attention", "fuse_masked_attention"]
 
@@ -97,8 +98,7 @@ def _rewrite(graph: Graph, node: Node, masked: bool) -> int:
     new = emit(graph, call, node, **given)
     if new is None:
         return 0
-    node.replace_all_uses_with(new)
-    return 1
+    return int(replace_node(node, new))
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ import torch
 from torch.fx import Graph, Node
 
 from .facts import escaping_nodes, is_random
+from .replace import replace_node
 
 __all__ = ["merge_common_subexpressions"]
 
@@ -31,7 +32,8 @@ def merge_common_subexpressions(graph: Graph, fuel: int) -> int:
         earlier = first.setdefault(key, node)
         if earlier is node or (node in escaping and earlier in escaping):
             continue
-        node.replace_all_uses_with(earlier)
+        if not replace_node(node, earlier):
+            continue
         graph.erase_node(node)
         if node in escaping:
             escaping.add(earlier)

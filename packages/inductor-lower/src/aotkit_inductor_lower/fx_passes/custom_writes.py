@@ -20,6 +20,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from ..lowering.library import is_view
 from .facts import escaping_nodes
+from .replace import replace_node
 
 __all__ = ["call_custom_writers", "has_custom_writers"]
 
@@ -77,7 +78,7 @@ def _replace(graph: Graph, node: Node) -> None:
     for user in list(node.users):
         value = results[user.args[1]]  # type: ignore[index]
         if value is not None:
-            user.replace_all_uses_with(value)
+            replace_node(user, value)
         graph.erase_node(user)
     graph.erase_node(node)
     for copy in graph.find_nodes(op="call_function", target=aten.copy_.default):

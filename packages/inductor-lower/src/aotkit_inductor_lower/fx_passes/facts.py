@@ -7,7 +7,15 @@ from torch.fx import Graph, Node
 
 from ..lowering.library import is_view
 
-__all__ = ["before_writes", "escaping_nodes", "is_random", "reads_storage", "same_tensor_type"]
+__all__ = [
+    "addresses_storage",
+    "before_writes",
+    "escaping_nodes",
+    "is_random",
+    "reads_storage",
+    "same_number",
+    "same_tensor_type",
+]
 
 
 def is_random(node: Node) -> bool:
@@ -63,8 +71,14 @@ def reads_storage(graph: Graph) -> bool:
 
     Then a tensor cannot be replaced by one of equal values.
     """
-    targets = {node.target for node in graph.nodes if isinstance(node.target, torch._ops.OpOverload)}
-    return any(a.name == "storage_offset" for target in targets for a in target._schema.arguments)
+    return any(addresses_storage(target) for target in {node.target for node in graph.nodes})
+
+
+def addresses_storage(target: object) -> bool:
+    """Whether the op counts elements from the start of its argument's storage."""
+    if not isinstance(target, torch._ops.OpOverload):
+        return False
+    return any(argument.name == "storage_offset" for argument in target._schema.arguments)
 
 
 def same_tensor_type(a: Node, b: Node, *, strides: bool = True) -> bool:
@@ -73,12 +87,13 @@ def same_tensor_type(a: Node, b: Node, *, strides: bool = True) -> bool:
     if not isinstance(x, torch.Tensor) or not isinstance(y, torch.Tensor):
         return False
     same = x.dtype == y.dtype and x.device == y.device and x.layout == y.layout and x.dim() == y.dim()
-    if not same or not all(_equal(p, q) for p, q in zip(x.shape, y.shape, strict=True)):
+    if not same or not all(same_number(p, q) for p, q in zip(x.shape, y.shape, strict=True)):
         return False
-    return not strides or all(_equal(p, q) for p, q in zip(x.stride(), y.stride(), strict=True))
+    return not strides or all(same_number(p, q) for p, q in zip(x.stride(), y.stride(), strict=True))
 
 
-def _equal(a: int | torch.SymInt, b: int | torch.SymInt) -> bool:
+def same_number(a: int | torch.SymInt, b: int | torch.SymInt) -> bool:
+    """Whether two sizes, strides or offsets are the same for sure."""
     if isinstance(a, torch.SymInt) and isinstance(b, torch.SymInt):
         return bool(a.node.expr == b.node.expr)
     return type(a) is type(b) and a == b

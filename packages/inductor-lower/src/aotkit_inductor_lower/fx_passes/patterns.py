@@ -10,17 +10,16 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import torch
-from torch._subclasses import FakeTensor
 from torch.fx import Graph, Node, Proxy
 from torch.fx.proxy import GraphAppendingTracer
 
 from .facts import before_writes, escaping_nodes, same_tensor_type
+from .replace import fake_result, replace_node
 
 __all__ = ["Bound", "Rewrite", "apply_rewrites", "emit", "find_match"]
 
@@ -139,12 +138,12 @@ def _replace(graph: Graph, rewrite: Rewrite, bound: dict[str, Any], node: Node, 
     names = inspect.signature(rewrite.replacement).parameters
     before = node.prev
     new = emit(graph, rewrite.replacement, node, **{name: bound[name] for name in names})
-    if new is None or not same_tensor_type(new, node) or (node in escaping and new in bound.values()):
+    fits = new is not None and same_tensor_type(new, node) and not (node in escaping and new in bound.values())
+    if new is None or not fits or not replace_node(node, new):
         _erase_between(graph, before, node)
         return False
     if node in escaping:
         escaping.add(new)
-    node.replace_all_uses_with(new)
     graph.erase_node(node)
     return True
 
@@ -171,17 +170,6 @@ def emit(graph: Graph, function: Callable[..., Any], like: Node, **given: Any) -
             return None
         new = new.next
     return result.node if isinstance(result, Proxy) else None
-
-
-def fake_result(node: Node) -> Any:
-    """The node's result on the fake values of its arguments."""
-    values = [n.meta["val"] for n in node.all_input_nodes]
-    mode = next((v.fake_mode for v in values if isinstance(v, FakeTensor)), None)
-    env = mode.shape_env if mode is not None else None
-    assert callable(node.target)
-    with mode or nullcontext(), nullcontext() if env is None else env.suppress_guards(), torch.no_grad():
-        args = torch.fx.map_arg(node.args, lambda n: n.meta["val"])
-        return node.target(*args, **torch.fx.map_arg(node.kwargs, lambda n: n.meta["val"]))
 
 
 def _erase_between(graph: Graph, before: Node, node: Node) -> None:

@@ -15,7 +15,7 @@ from torch.fx import Graph, Node
 
 from ..lowering.library import is_view
 from .facts import escaping_nodes, reads_storage
-from .patterns import fake_result
+from .replace import fake_result, replace_node
 
 __all__ = ["write_in_place"]
 
@@ -61,7 +61,7 @@ def _rewrite(graph: Graph, copy: Node) -> bool:
         return False
     for node in chain:
         _write(graph, node, target)
-    new.replace_all_uses_with(target)
+    replace_node(new, target)
     graph.erase_node(copy)
     for node in reversed(chain):
         graph.erase_node(node)

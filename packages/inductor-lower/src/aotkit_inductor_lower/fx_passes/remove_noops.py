@@ -12,6 +12,7 @@ import torch
 from torch.fx import Graph
 
 from .facts import before_writes, escaping_nodes, reads_storage, same_tensor_type
+from .replace import replace_node
 
 __all__ = ["remove_noops"]
 
@@ -57,7 +58,8 @@ def remove_noops(graph: Graph, fuel: int) -> int:
             continue
         if node.target is aten.slice.Tensor and not _whole(node, source):
             continue
-        node.replace_all_uses_with(source)
+        if not replace_node(node, source):
+            continue
         graph.erase_node(node)
         removed += 1
     return removed

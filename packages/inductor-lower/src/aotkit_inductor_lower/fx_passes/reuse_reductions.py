@@ -13,6 +13,7 @@ from torch.fx import Graph, Node
 
 from .facts import before_writes
 from .patterns import emit
+from .replace import replace_node
 
 __all__ = ["reuse_reductions"]
 
@@ -35,8 +36,7 @@ def reuse_reductions(graph: Graph, fuel: int) -> int:
         best = max(smaller, key=lambda entry: len(entry[1]))
         new = emit(graph, _again(node.target, best, dims, keep, source.meta["val"].dim()), node, small=best[0])
         if new is not None:
-            node.replace_all_uses_with(new)
-            done += 1
+            done += replace_node(node, new)
     return done
 
 

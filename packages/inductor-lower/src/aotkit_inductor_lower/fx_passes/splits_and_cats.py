@@ -15,6 +15,7 @@ import torch
 from torch.fx import Graph, Node
 
 from .facts import before_writes, escaping_nodes, reads_storage, same_tensor_type
+from .replace import replace_node
 
 __all__ = ["join_splits_and_cats"]
 
@@ -36,8 +37,7 @@ def join_splits_and_cats(graph: Graph, fuel: int) -> int:
             done += _flatten(node)
         new = rule(node)
         if new is not None and node not in escaping and _takes_the_place(new, node):
-            node.replace_all_uses_with(new)
-            done += 1
+            done += replace_node(node, new)
     return done
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import torch
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.utils._sympy.symbol import SymT, symbol_is_type
 
 from ..errors import UnsupportedGraphError
@@ -30,7 +31,7 @@ class SizeConverter:
             expression = size.node.expr
             found = self._symbolic.get(expression)
             if found is None:
-                found = self._symbolic[expression] = _convert(expression)
+                found = self._symbolic[expression] = to_expr(1) if _is_one(size) else _convert(expression)
             return found
         known = self._ints.get(size)
         if known is None:
@@ -40,6 +41,17 @@ class SizeConverter:
     def exprs(self, sizes: Iterable[int | torch.SymInt]) -> tuple[Expr, ...]:
         """Several sizes."""
         return tuple(self.expr(size) for size in sizes)
+
+
+def _is_one(size: torch.SymInt) -> bool:
+    """Whether a size can only be 1, by the guards and the ranges of its symbols: ``Min(1, s - 1)`` with ``s >= 2``.
+
+    The graph was then traced with it broadcast, which the lowering sees by the number alone.
+    """
+    node = size.node
+    if node.expr.is_symbol or not node.has_hint() or node.hint != 1:
+        return False
+    return statically_known_true(size == 1)
 
 
 def _convert(expression: sympy.Expr) -> Expr:
