@@ -29,7 +29,7 @@ from .options import LowerOptions
 from .pieces import PiecewiseGraph, compile_pieces, needs_pieces
 from .plan import ArenaPool, BoundProgram, CompiledProgram, bind, compiled_from_json, compiled_to_json
 from .report import LoweringReport, make_report
-from .schedule import FusionRecord, choose_library_calls, schedule_program
+from .schedule import FusionRecord, choose_library_calls, schedule_program, split_reductions
 
 if TYPE_CHECKING:
     from .triton import DeviceGraph
@@ -137,6 +137,7 @@ def _compile_whole(
     _dump(observer, "lowered", "ir", lowered)
     with stage(observer, "schedule"):
         scheduled, records = schedule_program(lowered, options)
+        scheduled, records = split_reductions(scheduled, records)
         scheduled = _checked(choose_library_calls(scheduled, host_target().cpu), options)
     _dump(observer, "scheduled", "ir", scheduled)
     with stage(observer, "codegen"):

@@ -34,15 +34,23 @@ from ..ir import (
     Step,
     Store,
 )
-from ..ir.dtypes import int_bounds, is_float, torch_name
+from ..ir.dtypes import int_bounds, is_float
+from ..schedule.partials import (
+    ARGS,
+    CHUNK,
+    KINDS,
+    Cut,
+    arg_reduces,
+    combine_partials,
+    extreme,
+    partial_buffers,
+    value_types,
+)
 from ..symbolic import Expr, Symbol, floordiv, sym, to_expr
 from .tiles import next_power_of_two, size_hint
 
 __all__ = ["SplitLimits", "split_reductions"]
 
-_CHUNK = "k_chunk"
-_KINDS = ("sum", "prod", "min", "max", "any", "all")
-_ARGS = ("argmin", "argmax")
 _UNKNOWN_LENGTH = 1 << 14  # what a length that is not known counts as
 
 
@@ -87,43 +95,11 @@ def _split(
     chunks = _chunks(nest, declared, position, loop, limits)
     if chunks is None:
         return None
-    cut = _Cut(loop, chunks, floordiv(loop.size + (chunks - 1), chunks))
-    types = _types(nest)
+    cut = Cut(loop, to_expr(chunks), floordiv(loop.size + (chunks - 1), chunks))
     device = next(declared[name].device for name in nest.reads)
-    partial: dict[str, Buffer] = {}
-    kept = [(i.result, i.dtype) for i in nest.stages[position].body if isinstance(i, Reduce)]
-    kept += [(_extreme(i), types[i.value]) for i in _arg_reduces(nest.stages[position])]
-    for number, (result, dtype) in enumerate(kept):
-        name = f"{nest.name}_partial{number}"
-        while name in names:
-            name += "_"
-        names.add(name)
-        sizes = (*(r.size for r in nest.outer), to_expr(chunks))
-        partial[result] = Buffer(name, torch_name(dtype), sizes, _dense(sizes), BufferKind.TEMPORARY, device)
-    steps: list[Step] = [_first(nest, position, cut, partial), _second(nest, position, cut, partial)]
+    partial = partial_buffers(nest, position, cut.chunks, names, device)
+    steps: list[Step] = [_first(nest, position, cut, partial), combine_partials(nest, position, cut, partial)]
     return steps, list(partial.values())
-
-
-@dataclass(frozen=True, slots=True)
-class _Cut:
-    """``loop`` becomes ``chunks`` pieces of ``length``."""
-
-    loop: Range
-    chunks: int
-    length: Expr
-
-
-def _types(nest: LoopNest) -> dict[str, DType]:
-    return {i.result: i.dtype for s in nest.stages for i in s.body if not isinstance(i, CheckIndex | Store)}
-
-
-def _arg_reduces(stage: Stage) -> list[Reduce]:
-    return [i for i in stage.body if isinstance(i, Reduce) and i.kind in _ARGS]
-
-
-def _extreme(reduce: Reduce) -> str:
-    """The value at the place that an argmin or argmax gives."""
-    return f"{reduce.result}_extreme"
 
 
 def _candidate(nest: LoopNest, declared: Mapping[str, Buffer]) -> tuple[int, Range] | None:
@@ -134,7 +110,7 @@ def _candidate(nest: LoopNest, declared: Mapping[str, Buffer]) -> tuple[int, Ran
         return None
     stage = nest.stages[ranged[0]]
     reduces = [i for i in stage.body if isinstance(i, Reduce)]
-    if not reduces or any(i.running or i.kind not in (*_KINDS, *_ARGS) for i in reduces):
+    if not reduces or any(i.running or i.kind not in (*KINDS, *ARGS) for i in reduces):
         return None
     before = [i for s in nest.stages[: ranged[0]] for i in s.body]
     stores = [i for s in nest.stages for i in s.body if isinstance(i, Store)]
@@ -146,7 +122,7 @@ def _candidate(nest: LoopNest, declared: Mapping[str, Buffer]) -> tuple[int, Ran
         return None
     if set(nest.reads) & set(nest.writes):
         return None
-    return ranged[0], stage.ranges[0] if _arg_reduces(stage) else max(stage.ranges, key=_length)
+    return ranged[0], stage.ranges[0] if arg_reduces(stage) else max(stage.ranges, key=_length)
 
 
 def _length(loop: Range) -> int:
@@ -180,24 +156,15 @@ def _moves_along(nest: LoopNest, declared: Mapping[str, Buffer], position: int) 
     return False
 
 
-def _dense(sizes: tuple[Expr, ...]) -> tuple[Expr, ...]:
-    strides: list[Expr] = []
-    step = to_expr(1)
-    for size in reversed(sizes):
-        strides.insert(0, step)
-        step = step * size
-    return tuple(strides)
-
-
 # -- the two nests ---------------------------------------------------------------------------------------------
 
 
-def _first(nest: LoopNest, position: int, cut: _Cut, partial: Mapping[str, Buffer]) -> LoopNest:
+def _first(nest: LoopNest, position: int, cut: Cut, partial: Mapping[str, Buffer]) -> LoopNest:
     """Partial results of each chunk."""
     loop, chunks, length = cut.loop, cut.chunks, cut.length
-    outer = (*nest.outer, Range(_CHUNK, to_expr(chunks)))
+    outer = (*nest.outer, Range(CHUNK, chunks))
     stage = nest.stages[position]
-    at = sym(_CHUNK) * length + sym(loop.symbol)
+    at = sym(CHUNK) * length + sym(loop.symbol)
     env = {Symbol(loop.symbol): at}
     body: list[Instr] = []
     mask = None
@@ -208,7 +175,7 @@ def _first(nest: LoopNest, position: int, cut: _Cut, partial: Mapping[str, Buffe
             IndexValue("chunk_end", loop.size, DType.I64),
             Compute(mask, "lt", ("chunk_at", "chunk_end"), DType.BOOL),
         ]
-    types = _types(nest)
+    types = value_types(nest)
     for instr in stage.body:
         body += _in_chunk(instr, env, mask, types)
     ranges = tuple(Range(r.symbol, length) if r is loop else r for r in stage.ranges)
@@ -238,8 +205,8 @@ def _in_chunk(
             chosen = f"{instr.result}_chosen"
             yield Compute(chosen, "where", (mask, instr.value, f"{instr.result}_nothing"), dtype)
         yield replace(instr, value=chosen)
-        if instr.kind in _ARGS:
-            yield Reduce(_extreme(instr), instr.kind.removeprefix("arg"), chosen, dtype)
+        if instr.kind in ARGS:
+            yield Reduce(extreme(instr), instr.kind.removeprefix("arg"), chosen, dtype)
     else:
         yield instr
 
@@ -254,49 +221,3 @@ def _identity(kind: str, dtype: DType) -> float | int | bool:
     low, high = int_bounds(dtype)
     found = high if kind.endswith("min") else low
     return bool(found) if dtype is DType.BOOL else found
-
-
-def _second(nest: LoopNest, position: int, cut: _Cut, partial: Mapping[str, Buffer]) -> LoopNest:
-    """The partial results reduced, and what comes after."""
-    types, old = _types(nest), nest.stages[position]
-    loops = (Range(_CHUNK, to_expr(cut.chunks)),)
-    index = (*(sym(r.symbol) for r in nest.outer), sym(_CHUNK))
-    body: list[Instr] = []
-    for reduce in old.body:
-        if not isinstance(reduce, Reduce):
-            continue
-        loaded = f"{reduce.result}_partial"
-        if reduce.kind in _ARGS:
-            kept = partial[_extreme(reduce)].name
-            chunk = replace(reduce, result=f"{reduce.result}_chunk", value=loaded)
-            body += [Load(loaded, kept, index, types[reduce.value]), chunk]
-        else:
-            body += [Load(loaded, partial[reduce.result].name, index, reduce.dtype), replace(reduce, value=loaded)]
-    stages = [Stage(loops, tuple(body))]
-    places = _arg_reduces(old)
-    if places:
-        inner = to_expr(1)
-        for r in old.ranges[1:]:
-            inner = inner * r.size
-        stages.append(Stage(loops, tuple(i for r in places for i in _place_in_chunk(r, partial, index))))
-        stages.append(Stage((), tuple(i for r in places for i in _place(r, cut.length * inner))))
-    return replace(nest, stages=(*nest.stages[:position], *stages, *nest.stages[position + 1 :]))
-
-
-def _place_in_chunk(reduce: Reduce, partial: Mapping[str, Buffer], index: tuple[Expr, ...]) -> Iterator[Instr]:
-    """The place that the chosen chunk holds: a sum in which all others are 0."""
-    name, kind = reduce.result, DType.I64
-    yield IndexValue(f"{name}_number", sym(_CHUNK), kind)
-    yield Load(f"{name}_held", partial[name].name, index, kind)
-    yield Compute(f"{name}_is_it", "eq", (f"{name}_number", f"{name}_chunk"), DType.BOOL)
-    yield Const(f"{name}_none", 0, kind)
-    yield Compute(f"{name}_picked", "where", (f"{name}_is_it", f"{name}_held", f"{name}_none"), kind)
-    yield Reduce(f"{name}_within", "sum", f"{name}_picked", kind)
-
-
-def _place(reduce: Reduce, length: Expr) -> Iterator[Instr]:
-    """The place in the whole: chunks before it, and the place in its own."""
-    name = reduce.result
-    yield IndexValue(f"{name}_length", length, DType.I64)
-    yield Compute(f"{name}_before", "mul", (f"{name}_chunk", f"{name}_length"), DType.I64)
-    yield Compute(name, "add", (f"{name}_before", f"{name}_within"), DType.I64)

@@ -1,0 +1,188 @@
+"""Pass, for the CPU: long reductions with few results are cut into chunks that threads can share.
+
+Note [Chunks of a reduction]
+    A sum over a whole tensor is one iteration of its nest, so one thread would do it. The reduced loop ``r < n``
+    becomes ``k * c + r``: a first kernel reduces the chunks ``k < n // c``, which are its units of work, a second the
+    rest that is shorter than ``c``, and a third combines their results in order:
+
+        part[k] = sum of x[k*c + r]  for r < c
+        part[n // c] = sum of x[n // c * c + r]  for r < n % c
+        out = sum of part
+
+    ``c`` depends on the nest alone: so results do not depend on the number of threads, and where ``n`` is known at run
+    time only, a short tensor costs two calls of kernels with nothing to do. An argmax keeps the extreme of each chunk
+    beside its place; the first chunk that holds the extreme has the place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from ..ir import Buffer, BufferKind, IndexValue, Instr, Load, LoopNest, Program, Range, Reduce, Stage, Step, Store
+from ..symbolic import Expr, Symbol, floordiv, product, smax, sym, to_expr
+from .facts import hint, iteration_count
+from .partials import (
+    ARGS,
+    CHUNK,
+    KINDS,
+    Cut,
+    arg_reduces,
+    combine_partials,
+    extreme,
+    partial_buffers,
+    value_types,
+)
+from .records import FusionRecord
+
+__all__ = ["split_reductions"]
+
+LENGTH = 1 << 14  # elements of a chunk
+LEAST_WORK = 1 << 16  # elements from which a second thread pays
+FEW_UNITS = 8  # a kernel with so many units keeps threads busy by itself
+COLUMNS = 64  # results that one unit computes where they lie side by side
+
+
+def split_reductions(
+    program: Program, records: tuple[FusionRecord, ...] = ()
+) -> tuple[Program, tuple[FusionRecord, ...]]:
+    """The program with long reductions of few results in chunks, and the records with one more for each of them."""
+    buffers = {b.name: b for b in program.buffers}
+    steps: list[Step] = []
+    for step in program.steps:
+        cut = _cut(step, buffers) if isinstance(step, LoopNest) else None
+        if cut is None:
+            steps.append(step)
+            continue
+        assert isinstance(step, LoopNest)
+        steps += _parts(step, cut, buffers)
+        reason = f"chunks of {cut.length} of {cut.loop.symbol} < {cut.loop.size} can run at once"
+        records = (*records, FusionRecord("split", f"{step.name}_partial", step.name, False, reason))
+    return replace(program, steps=tuple(steps), buffers=tuple(buffers.values())), records
+
+
+# -- what to cut -----------------------------------------------------------------------------------------------
+
+
+def _cut(nest: LoopNest, buffers: Mapping[str, Buffer]) -> Cut | None:
+    """How the only stage with loops is cut, if that is possible and pays."""
+    ranged = [stage for stage in nest.stages if stage.ranges]
+    if len(ranged) != 1 or not _legal(nest, buffers):
+        return None
+    stage = ranged[0]
+    results, units = _results(nest, stage, buffers)
+    known = all(r.size.constant is not None for r in stage.ranges)
+    elements = iteration_count(stage.ranges)
+    if units is None or units >= FEW_UNITS or (known and results * elements < LEAST_WORK):
+        return None
+    loop = _outermost(nest, stage, buffers)
+    others = product(r.size for r in stage.ranges if r is not loop) * max(1, min(results // units, COLUMNS))
+    length = _length(others)
+    if known and length.constant is not None and hint(loop.size) < 2 * length.constant:
+        return None
+    return Cut(loop, floordiv(loop.size, length), length)
+
+
+def _legal(nest: LoopNest, buffers: Mapping[str, Buffer]) -> bool:
+    """Whether chunks are independent of each other, and nothing is done twice that may be done once only."""
+    position = next(k for k, stage in enumerate(nest.stages) if stage.ranges)
+    reduces = [i for i in nest.stages[position].body if isinstance(i, Reduce)]
+    if not reduces or any(i.running or i.kind not in (*KINDS, *ARGS) for i in reduces):
+        return False
+    if any(isinstance(i, Store) for s in nest.stages[:position] for i in s.body):
+        return False
+    if nest.combines or set(nest.reads) & set(nest.writes):
+        return False
+    used = [buffers[name] for name in (*nest.reads, *nest.writes)]
+    return all(b.kind is not BufferKind.ROW and b.device.startswith("cpu") for b in used)
+
+
+def _results(nest: LoopNest, stage: Stage, buffers: Mapping[str, Buffer]) -> tuple[int, int | None]:
+    """How many results the nest has, and in how many units of work it computes them; ``None`` if that is not known."""
+    results = 1
+    for r in nest.outer:
+        if r.size.constant is None:
+            return 1, None
+        results *= r.size.constant
+    if not results:
+        return 0, None
+    inner = {Symbol(r.symbol) for r in stage.ranges}
+    for instr in stage.body:
+        if isinstance(instr, Load):
+            for index, stride in zip(instr.indices, buffers[instr.buffer].strides, strict=True):
+                if stride == 1 and not inner.isdisjoint(index.symbols):
+                    return results, results  # the reduced elements lie side by side
+    return results, -(-results // COLUMNS)
+
+
+def _outermost(nest: LoopNest, stage: Stage, buffers: Mapping[str, Buffer]) -> Range:
+    """The loop with the widest steps in memory that is long enough to be cut; for places in it the first, whose chunks
+    are in the order of places."""
+    if arg_reduces(stage):
+        return stage.ranges[0]
+    load = next((i for i in stage.body if isinstance(i, Load)), None)
+
+    def worth(loop: Range) -> tuple[bool, int, int]:
+        step = 0
+        if load is not None:
+            for index, stride in zip(load.indices, buffers[load.buffer].strides, strict=True):
+                factor = index.coefficient(Symbol(loop.symbol))
+                step += abs(hint(factor * stride)) if factor is not None else 1
+        return loop.size.constant is None or loop.size.constant >= 4 * FEW_UNITS, step, hint(loop.size)
+
+    return max(stage.ranges, key=worth)
+
+
+def _length(others: Expr) -> Expr:
+    """Iterations of the loop that is cut, of which each has ``others`` elements: whole vectors, if there are many."""
+    if others.constant is None:
+        return smax(1, floordiv(LENGTH, smax(1, others)))
+    length = max(1, LENGTH // max(1, others.constant))
+    return to_expr(length // 64 * 64 if length > 64 else length)
+
+
+# -- the nests -------------------------------------------------------------------------------------------------
+
+
+def _parts(nest: LoopNest, cut: Cut, buffers: dict[str, Buffer]) -> list[LoopNest]:
+    """The chunks, the rest, and what combines them. Their buffers are added to ``buffers``."""
+    position = next(k for k, stage in enumerate(nest.stages) if stage.ranges)
+    rest = cut.loop.size - cut.chunks * cut.length
+    every = replace(cut, chunks=cut.chunks + 1) if rest != 0 else cut
+    partial = partial_buffers(nest, position, every.chunks, set(buffers), "cpu")
+    buffers.update((b.name, b) for b in partial.values())
+    chunk = Range(CHUNK, cut.chunks)
+    parts = [_part(nest, position, cut, (*nest.outer, chunk), sym(CHUNK), cut.length, partial)]
+    if rest != 0:
+        last = _part(nest, position, cut, nest.outer, cut.chunks, rest, partial)
+        parts.append(replace(last, name=f"{nest.name}_rest"))
+    return [*parts, combine_partials(nest, position, every, partial)]
+
+
+def _part(
+    nest: LoopNest,
+    position: int,
+    cut: Cut,
+    outer: tuple[Range, ...],
+    chunk: Expr,
+    length: Expr,
+    partial: Mapping[str, Buffer],
+) -> LoopNest:
+    """Partial results of the iterations from ``chunk * cut.length`` on, ``length`` of them."""
+    stage, types, symbol = nest.stages[position], value_types(nest), Symbol(cut.loop.symbol)
+    env = {symbol: chunk * cut.length + sym(cut.loop.symbol)}
+    body: list[Instr] = []
+    for instr in stage.body:
+        if isinstance(instr, IndexValue):
+            body.append(replace(instr, expr=instr.expr.substitute(env)))
+        elif isinstance(instr, Load | Store):
+            body.append(replace(instr, indices=tuple(i.substitute(env) for i in instr.indices)))
+        else:
+            body.append(instr)
+        if isinstance(instr, Reduce) and instr.kind in ARGS:
+            body.append(Reduce(extreme(instr), instr.kind.removeprefix("arg"), instr.value, types[instr.value]))
+    ranges = tuple(Range(r.symbol, length) if r is cut.loop else r for r in stage.ranges)
+    place = (*(sym(r.symbol) for r in nest.outer), chunk)
+    stores: tuple[Instr, ...] = tuple(Store(buffer.name, place, result) for result, buffer in partial.items())
+    stages = (*nest.stages[:position], Stage(ranges, tuple(body)), Stage((), stores))
+    return LoopNest(f"{nest.name}_partial", outer, stages, nest.origin)

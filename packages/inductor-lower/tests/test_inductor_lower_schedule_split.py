@@ -1,0 +1,142 @@
+"""Long reductions in chunks: eager's values, the same bits on any number of threads; what stays whole."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from aotkit_inductor_lower import LowerOptions, compile_graph, decompositions, interpret_program
+
+N = 70_001  # a few chunks and a rest
+
+
+def random(*sizes, dtype=torch.float64):
+    return torch.randn(*sizes, generator=torch.Generator().manual_seed(sum(sizes))).to(dtype)
+
+
+def compiled(f, args, mode="fake", **options):
+    graph = make_fx(lambda *given: f(*given), decompositions(), tracing_mode=mode)(*args)
+    return compile_graph(graph, options=LowerOptions(verify=True, **options))
+
+
+def on_threads(graph, args, count):
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        return graph(list(args))
+    finally:
+        torch.set_num_threads(before)
+
+
+def parts(graph):
+    return [kernel.name for kernel in graph.compiled.kernels if kernel.name.endswith("_partial")]
+
+
+def everything(x):
+    return (
+        *(x.sum(), x.mean(), x.amax(), x.amin(), x.prod(), (x > 3).any(), (x < 9).all(), x.norm(), x.norm(1)),
+        *(x.argmax(), x.argmin(), ((x - 1) ** 2).mean(), (x.abs().sqrt() + 1).log().sum()),
+    )
+
+
+def relu_and_sum(x):
+    y = x.relu()
+    return y, y.sum(), y.max()
+
+
+def loss(x, target):
+    return torch.nn.functional.cross_entropy(x, target)
+
+
+CASES = {
+    "a vector": (everything, (random(N),)),
+    "a matrix": (everything, (random(301, 300),)),
+    "two long rows": (everything, (random(2, 50_000),)),
+    "a transposed matrix": (everything, (random(301, 300).t(),)),
+    "what is stored on the way": (relu_and_sum, (random(N),)),
+    "few columns": (lambda x: (x.sum(0), x.amax(0), x.argmax(0)), (random(N, 3),)),
+    "few rows": (lambda x: (x.sum(1), x.amin(1), x.argmin(1)), (random(3, N),)),
+    "integers": (lambda x: (x.sum(), x.amax(), x.prod(), x.argmax()), ((random(N) * 1e18).long(),)),
+    "halves": (lambda x: (x.amax(), x.argmax(), (x > 3).any()), (random(N).bfloat16(),)),
+    "bytes": (lambda x: (x.sum(), x.amax(), x.argmax()), ((random(N) * 9).to(torch.uint8),)),
+}
+
+
+@pytest.mark.covers("F5e.1")
+@pytest.mark.parametrize("name", CASES)
+def test_chunks_give_the_same_on_any_number_of_threads(name):
+    f, args = CASES[name]
+    graph = compiled(f, args, redzones=True)
+    assert parts(graph)
+    one = on_threads(graph, args, 1)
+    two = on_threads(graph, args, 2)
+    for a, b, reference, want in zip(one, two, interpret_program(graph.program, list(args)), f(*args), strict=True):
+        torch.testing.assert_close(a, want)
+        torch.testing.assert_close(reference, want)
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("place", [0, 16_383, 16_384, 69_000, 70_000])
+def test_nan_and_the_first_of_equals_are_found_in_every_chunk(place):
+    graph = compiled(lambda x: (x.argmax(), x.amax(), x.argmin(), x.sum()), (random(N),))
+    assert parts(graph)
+    level = torch.full((N,), 2.0, dtype=torch.float64)
+    level[place:] = 3.0  # the first of many equal ones
+    nans = random(N)
+    nans[place], nans[-1] = float("nan"), float("nan")
+    for x in (level, nans, torch.full((N,), float("-inf"), dtype=torch.float64)):
+        want = (x.argmax(), x.amax(), x.argmin(), x.sum())
+        for got, expected in zip(on_threads(graph, [x], 2), want, strict=True):
+            torch.testing.assert_close(got, expected, equal_nan=True)
+
+
+def test_lengths_known_at_run_time_only_are_cut_too():
+    def f(x, y):
+        return x.sum(), x.argmax(), (y * y).mean(), y.amax(), y.argmin()
+
+    graph = compiled(f, (random(N), random(70, 71)), mode="symbolic")
+    assert len(parts(graph)) >= 2
+    for n, rows, columns in ((N, 300, 301), (5, 2, 1), (16_384, 1, 70_000), (16_383, 70_000, 1), (32_769, 4096, 3)):
+        x, y = random(n), random(rows, columns)
+        given = {"x": x, "y": y, "n": n, "rows": rows, "columns": columns}
+        args = [given[k] for k in ("x", "y")] if len(graph.program.inputs) == 2 else [n, x, rows, columns, y]
+        for got, want in zip(on_threads(graph, args, 2), f(x, y), strict=True):
+            torch.testing.assert_close(got, want)
+
+
+def test_float32_sums_are_as_exact_as_eagers():
+    x = random(1_000_003, dtype=torch.float32) + 1
+    got = compiled(lambda x: (x.sum(), x.mean()), (x,))([x])
+    exact = x.double().sum()
+    bound = 1e-6 * x.double().abs().sum()  # some 16 roundings of relative size 6e-8 each
+    assert abs(got[0].double() - exact) < bound and abs(got[1].double() * x.numel() - exact) < 2 * bound
+
+
+def test_an_index_out_of_range_is_reported_from_a_chunk():
+    table, at = random(10), torch.zeros(N, dtype=torch.int64)
+    graph = compiled(lambda table, at: table[at].sum(), (table, at))
+    assert parts(graph)
+    at[:] = 3
+    torch.testing.assert_close(graph([table, at])[0], table[3] * N)
+    at[40_000] = 10
+    with pytest.raises(IndexError):
+        on_threads(graph, [table, at], 2)
+
+
+def test_short_reductions_and_those_of_many_rows_stay_whole():
+    for f, x in (
+        (lambda x: x.sum(), random(1000)),
+        (lambda x: x.sum(1), random(64, 5000)),
+        (lambda x: x.sum(0), random(300, 1024)),
+        (lambda x: x.cumsum(0), random(N)),
+        (lambda x: x.sum(), random(0, 5)),
+    ):
+        graph = compiled(f, (x,))
+        assert not parts(graph)
+        torch.testing.assert_close(graph([x])[0], f(x))
+
+
+def test_a_split_leaves_a_record():
+    graph = compiled(lambda x: x.sum(), (random(N),))
+    assert any(r.kind == "split" and "chunks of 16384" in r.reason for r in graph.records)
