@@ -315,6 +315,20 @@ def reduce_argmax(x, position, axis: tl.constexpr):
 
 
 @jit
+def combine_squares(mean, squares, n, other_mean, other_squares, m):  # of Chan, Golub and LeVeque; n or m may be 0
+    share = tl.where(m == 0.0, 0.0, m / tl.where(m == 0.0, 1.0, n + m))
+    distance = other_mean - mean
+    between = tl.where((n == 0.0) | (m == 0.0), 0.0, distance * distance * n * share)
+    return mean + distance * share, squares + other_squares + between, n + m
+
+
+@jit
+def reduce_squares(mean, squares, n, axis: tl.constexpr):  # squared distances from the common mean
+    _, found, _ = tl.reduce((mean, squares, n), axis, combine_squares, keep_dims=True)
+    return found
+
+
+@jit
 def scan_sum(x, axis: tl.constexpr):
     return tl.associative_scan(x, axis, combine_sum)
 

@@ -87,6 +87,14 @@ def _arg(lowest: bool) -> Callable[[Any, Any, Any], Any]:
     return reduce
 
 
+def _squares(mean: Any, squares: Any, count: Any, axis: Any) -> Any:
+    at = int(getattr(axis, "value", axis))
+    means, n = mean.handle.data, count.handle.data
+    common = (means * n).sum(axis=at, keepdims=True, dtype=np.float64) / n.sum(axis=at, keepdims=True)
+    found = squares.handle.data + n * (means - common) ** 2
+    return _tensor(found.sum(axis=at, keepdims=True).astype(means.dtype), mean.dtype.scalar)
+
+
 def _dot(a: Any, b: Any, acc: Any) -> Any:
     """The interpreter's own takes the bits of a bfloat16 for an integer."""
     left, right = _numbers(a), _numbers(b)
@@ -154,6 +162,7 @@ def interpreter_functions() -> Mapping[str, Callable[..., Any]]:
     }
     found: dict[str, Callable[..., Any]] = {name: _reduction(run) for name, run in reductions.items()}
     found.update(reduce_argmin=_arg(True), reduce_argmax=_arg(False), check_index=_check_index)
+    found.update(reduce_squares=_squares)
     found.update(dict.fromkeys(("dot", "dot_ieee", "dot_tf32"), _dot))
     found.update(f32_to_bf16=_f32_to_bf16, f32_to_f16=_f32_to_f16)
     found.update({name: _atomic(name) for name in ("atomic_add", "atomic_min", "atomic_max")})

@@ -27,6 +27,7 @@ from .records import Config, KernelArgument, KernelSource
 from .reduce import Reducer, accumulate_text
 from .scope import Scope, Value
 from .tiles import TileLimits, TilePlan, plan_tiles, size_hint
+from .welford import WelfordReducer, welford_pair
 
 __all__ = ["KernelArgument", "KernelEmitter", "KernelSource", "emit_kernel"]
 
@@ -110,10 +111,15 @@ class KernelEmitter:
         """The lines after the loop variables."""
         done = set()  # together with an earlier stage
         for position, stage in enumerate(self.nest.stages):
-            pair = None if self.plan.persistent or not stage.ranges else online_pair(self.nest, position)
-            if pair is not None:
-                OnlineReducer(self, stage, position, pair).emit()
-                done.add(pair.position)
+            looped = bool(stage.ranges) and not self.plan.persistent
+            below = online_pair(self.nest, position) if looped else None
+            around = welford_pair(self.nest.stages, position) if looped and position not in done else None
+            if below is not None:
+                OnlineReducer(self, stage, position, below).emit()
+                done.add(below.position)
+            elif around is not None:
+                WelfordReducer(self, stage, position, around).emit()
+                done.add(around.position)
             elif stage.ranges and position not in done:
                 Reducer(self, stage, position).emit()
             elif not stage.ranges:

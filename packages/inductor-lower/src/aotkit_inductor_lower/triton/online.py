@@ -74,12 +74,12 @@ def _sum_below(first: Stage, maximum: Reduce, later: Stage) -> Reduce | None:
         return None
     if any(isinstance(i, Reduce | Store | CheckIndex) for i in chain):
         return None
-    ours, theirs = _numbered(first), _numbered(later)
+    ours, theirs = numbered(first), numbered(later)
     same = theirs.get(difference.args[0]) == ours.get(maximum.value)
     return total if same and difference.args[0] in theirs else None
 
 
-def _numbered(stage: Stage) -> dict[str, object]:
+def numbered(stage: Stage) -> dict[str, object]:
     """What each value of a stage is, in terms of loads and of the place in the loops; names do not matter."""
     places: dict[Symbol, Expr] = {Symbol(r.symbol): sym(f"r#{k}") for k, r in enumerate(stage.ranges)}
     known: dict[str, object] = {}

@@ -9,6 +9,10 @@ Note [Split reductions]
     A length that is known at run time only is taken for a long one: its number of chunks is fixed, and ``c`` is that
     part of it, rounded up. An argmax keeps the extreme and its place in the chunk; the second kernel picks the first
     chunk that holds the extreme, and reads the place there.
+
+    Squared distances from a mean (see Note [Welford]) are taken in each chunk from the chunk's own mean. The second
+    kernel adds, per chunk, the squared distance of its mean from the common one times its length: one reading of
+    memory, and no large numbers subtracted.
 """
 
 from __future__ import annotations
@@ -47,7 +51,9 @@ from ..schedule.partials import (
     value_types,
 )
 from ..symbolic import Expr, Symbol, floordiv, sym, to_expr
+from .split_squares import means_of_chunk, stands_alone, uneven, with_common_squares
 from .tiles import next_power_of_two, size_hint
+from .welford import WelfordPair, welford_pair
 
 __all__ = ["SplitLimits", "split_reductions"]
 
@@ -91,22 +97,29 @@ def _split(
     found = _candidate(nest, declared)
     if found is None:
         return None
-    position, loop = found
+    position, loop, squares = found
     chunks = _chunks(nest, declared, position, loop, limits)
     if chunks is None:
         return None
     cut = Cut(loop, to_expr(chunks), floordiv(loop.size + (chunks - 1), chunks))
     device = next(declared[name].device for name in nest.reads)
     partial = partial_buffers(nest, position, cut.chunks, names, device)
-    steps: list[Step] = [_first(nest, position, cut, partial), combine_partials(nest, position, cut, partial)]
-    return steps, list(partial.values())
+    if squares is not None:
+        partial |= partial_buffers(nest, squares.position, cut.chunks, names, device)
+    second = combine_partials(nest, position, cut, partial)
+    if squares is not None:
+        second = with_common_squares(second, nest, position, cut, squares, partial)
+    return [_first(nest, position, cut, squares, partial), second], list(partial.values())
 
 
-def _candidate(nest: LoopNest, declared: Mapping[str, Buffer]) -> tuple[int, Range] | None:
-    """The only stage with loops, and the loop to cut: the longest; for places in it the outermost, whose chunks are in
-    the order of places."""
+def _candidate(nest: LoopNest, declared: Mapping[str, Buffer]) -> tuple[int, Range, WelfordPair | None] | None:
+    """The only stage with loops (with that of its squares), and the loop to cut: the longest; for places in it the
+    outermost, whose chunks are in the order of places."""
     ranged = [k for k, stage in enumerate(nest.stages) if stage.ranges]
-    if len(ranged) != 1 or not nest.reads:
+    squares = welford_pair(nest.stages, ranged[0]) if len(ranged) == 2 else None
+    if len(ranged) != (2 if squares else 1) or not nest.reads:
+        return None
+    if squares is not None and not stands_alone(nest, ranged[0], squares):
         return None
     stage = nest.stages[ranged[0]]
     reduces = [i for i in stage.body if isinstance(i, Reduce)]
@@ -122,7 +135,7 @@ def _candidate(nest: LoopNest, declared: Mapping[str, Buffer]) -> tuple[int, Ran
         return None
     if set(nest.reads) & set(nest.writes):
         return None
-    return ranged[0], stage.ranges[0] if arg_reduces(stage) else max(stage.ranges, key=_length)
+    return ranged[0], stage.ranges[0] if arg_reduces(stage) else max(stage.ranges, key=_length), squares
 
 
 def _length(loop: Range) -> int:
@@ -159,30 +172,39 @@ def _moves_along(nest: LoopNest, declared: Mapping[str, Buffer], position: int) 
 # -- the two nests ---------------------------------------------------------------------------------------------
 
 
-def _first(nest: LoopNest, position: int, cut: Cut, partial: Mapping[str, Buffer]) -> LoopNest:
+def _first(
+    nest: LoopNest, position: int, cut: Cut, squares: WelfordPair | None, partial: Mapping[str, Buffer]
+) -> LoopNest:
     """Partial results of each chunk."""
-    loop, chunks, length = cut.loop, cut.chunks, cut.length
-    outer = (*nest.outer, Range(CHUNK, chunks))
-    stage = nest.stages[position]
-    at = sym(CHUNK) * length + sym(loop.symbol)
-    env = {Symbol(loop.symbol): at}
+    outer, old = (*nest.outer, Range(CHUNK, cut.chunks)), nest.stages[position]
+    stages = [*nest.stages[:position], _piece(nest, old, cut.loop, cut, {})]
+    if squares is not None:
+        later = nest.stages[squares.position]
+        renamed, means = means_of_chunk(nest, position, cut, squares)
+        stages += [means, _piece(nest, later, later.ranges[old.ranges.index(cut.loop)], cut, renamed)]
+    index = tuple(sym(r.symbol) for r in outer)
+    stores: tuple[Instr, ...] = tuple(Store(buffer.name, index, result) for result, buffer in partial.items())
+    return LoopNest(f"{nest.name}_partial", outer, (*stages, Stage((), stores)), nest.origin)
+
+
+def _piece(nest: LoopNest, stage: Stage, loop: Range, cut: Cut, renamed: Mapping[str, str]) -> Stage:
+    """A stage with the chunk of ``loop`` instead of the whole, and some values called otherwise."""
+    at = sym(CHUNK) * cut.length + sym(loop.symbol)
     body: list[Instr] = []
     mask = None
-    if length * chunks != loop.size:
-        mask = "in_chunk"
+    if uneven(cut):
+        mask = f"in_chunk_{loop.symbol}"
         body += [
-            IndexValue("chunk_at", at, DType.I64),
-            IndexValue("chunk_end", loop.size, DType.I64),
-            Compute(mask, "lt", ("chunk_at", "chunk_end"), DType.BOOL),
+            IndexValue(f"{mask}_at", at, DType.I64),
+            IndexValue(f"{mask}_end", loop.size, DType.I64),
+            Compute(mask, "lt", (f"{mask}_at", f"{mask}_end"), DType.BOOL),
         ]
     types = value_types(nest)
     for instr in stage.body:
-        body += _in_chunk(instr, env, mask, types)
-    ranges = tuple(Range(r.symbol, length) if r is loop else r for r in stage.ranges)
-    index = tuple(sym(r.symbol) for r in outer)
-    stores: tuple[Instr, ...] = tuple(Store(buffer.name, index, result) for result, buffer in partial.items())
-    stages = (*nest.stages[:position], Stage(ranges, tuple(body)), Stage((), stores))
-    return LoopNest(f"{nest.name}_partial", outer, stages, nest.origin)
+        if isinstance(instr, Compute):
+            instr = replace(instr, args=tuple(renamed.get(a, a) for a in instr.args))
+        body += _in_chunk(instr, {Symbol(loop.symbol): at}, mask, types)
+    return Stage(tuple(Range(r.symbol, cut.length) if r is loop else r for r in stage.ranges), tuple(body))
 
 
 def _in_chunk(
