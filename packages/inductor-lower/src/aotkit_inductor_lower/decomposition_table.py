@@ -55,7 +55,20 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
     packets = [getattr(torch.ops.aten, name) for name in _NAMES.split() if hasattr(torch.ops.aten, name)]
     table = {**get_decompositions(packets), **foreach_decompositions()}
     kept = {op: function for op, function in table.items() if op not in RULES}
-    return {**kept, **_quantizations(), torch.ops.aten._log_softmax.default: _log_softmax}
+    means = {op: partial(_of_elements, kept[op]) for op in _DIVIDED_BY_THE_NUMBER_OF_ELEMENTS if op in kept}
+    return {**kept, **means, **_quantizations(), torch.ops.aten._log_softmax.default: _log_softmax}
+
+
+_DIVIDED_BY_THE_NUMBER_OF_ELEMENTS = (
+    torch.ops.aten.mse_loss_backward.default,
+    torch.ops.aten.smooth_l1_loss_backward.default,
+    torch.ops.aten.huber_loss_backward.default,
+)
+
+
+def _of_elements(decompose: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Where there are no elements Python refuses to divide by their number, and the operator itself gives none."""
+    return torch.zeros_like(args[1]) if guard_or_false(args[1].numel() == 0) else decompose(*args, **kwargs)
 
 
 def _quantizations() -> dict[Any, Callable[..., Any]]:

@@ -11,7 +11,7 @@ from .context import LoweringContext
 from .nest_builder import NestBuilder, Value
 from .promotion import compute_dtype, ir_dtype
 from .registry import Decline, Rule, RuleTable, aten, prims
-from .values import View
+from .values import FloatExpr, View
 
 __all__ = ["TABLE"]
 
@@ -21,9 +21,9 @@ TABLE = RuleTable("constants")
 def fill(ctx: LoweringContext, node: Node, value: object) -> View:
     """Every element the same number."""
     dtype = ir_dtype(node.meta["val"].dtype)
-    if not isinstance(value, bool | int | float | Expr):
+    if not isinstance(value, bool | int | float | Expr | FloatExpr):
         raise Decline("only plain numbers are filled in by generated code")
-    if dtype is DType.BOOL and isinstance(value, Expr):
+    if dtype is DType.BOOL and isinstance(value, Expr | FloatExpr):
         raise Decline("a bool from a dynamic size is left to ATen")
     working = compute_dtype(node.meta["val"].dtype)
     return ctx.pointwise(node, [], lambda nest: nest.scalar(value, working), working)

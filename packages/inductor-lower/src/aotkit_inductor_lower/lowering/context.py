@@ -16,11 +16,11 @@ from ..symbolic import Expr, to_expr
 from .nest_builder import NestBuilder, Value
 from .promotion import compute_dtype, promote
 from .sizes import SizeConverter
-from .values import View, dim_exprs
+from .values import FloatExpr, View, dim_exprs
 
 __all__ = ["LoweringContext", "NodeValue", "source_line"]
 
-NodeValue = View | Expr | float | bool | None | tuple["NodeValue", ...] | list["NodeValue"]
+NodeValue = View | Expr | FloatExpr | float | bool | None | tuple["NodeValue", ...] | list["NodeValue"]
 
 _FRAME = re.compile(r'File "([^"]*)", line (\d+)[^\n]*\n\s*([^\n]*)')
 

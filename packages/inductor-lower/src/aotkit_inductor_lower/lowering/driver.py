@@ -34,7 +34,7 @@ from .context import LoweringContext, NodeValue
 from .extern import lower_extern
 from .library import library_reason
 from .registry import Decline, join_rules
-from .values import View
+from .values import FloatExpr, View
 
 __all__ = ["RULES", "lower_graph"]
 
@@ -107,10 +107,7 @@ def lower_node(ctx: LoweringContext, node: Node) -> NodeValue:
     if target in _NO_EFFECT or isinstance(val, torch.SymBool | bool):
         return None
     if isinstance(val, torch.SymFloat):
-        constant = val.node.expr
-        if constant.is_number:
-            return float(constant)
-        raise ctx.unsupported(node, "a float that depends on a dynamic size has no form in the loop IR yet")
+        return _dynamic_float(ctx, node, val)
     rule = RULES.get(target)
     if rule is None:
         return lower_extern(ctx, node, library_reason(node) or "no lowering rule")
@@ -126,6 +123,38 @@ def lower_node(ctx: LoweringContext, node: Node) -> NodeValue:
         except Decline as declined:
             reason = str(declined)
     return lower_extern(ctx, node, reason)
+
+
+_FLOAT_OPS = {
+    operator.add: "add",
+    operator.sub: "sub",
+    operator.mul: "mul",
+    operator.truediv: "div",
+    operator.pow: "pow",
+    operator.neg: "neg",
+    torch.sym_max: "maximum",
+    torch.sym_min: "minimum",
+    torch.sym_sqrt: "sqrt",
+}
+
+
+def _dynamic_float(ctx: LoweringContext, node: Node, val: torch.SymFloat) -> NodeValue:
+    """A Python float of the traced function that depends on dynamic sizes."""
+    constant = val.node.expr
+    if constant.is_number:
+        return float(constant)
+    args = tuple(_value(ctx, arg) for arg in node.args)
+    if not all(isinstance(arg, FloatExpr | Expr | float | int) for arg in args):
+        raise ctx.unsupported(node, "a float that depends on the elements of a tensor has no form in the loop IR")
+    numbers = tuple(float(arg) if isinstance(arg, int) else arg for arg in args)
+    op = _FLOAT_OPS.get(node.target)  # type: ignore[arg-type]
+    if node.target is torch.sym_float:
+        return numbers[0] if isinstance(numbers[0], FloatExpr) else FloatExpr("add", (numbers[0], 0.0))  # type: ignore[arg-type]
+    if op is None:
+        raise ctx.unsupported(
+            node, "this function of a float that depends on a dynamic size has no form in the loop IR"
+        )
+    return FloatExpr(op, numbers)  # type: ignore[arg-type]
 
 
 def _not_generated(ctx: LoweringContext, node: Node) -> str | None:

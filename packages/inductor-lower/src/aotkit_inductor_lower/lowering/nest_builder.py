@@ -26,7 +26,7 @@ from ..ir.dtypes import is_float, is_half
 from ..ir.op_table import OP_TABLE, TypeRule
 from ..symbolic import Expr, SymbolKind, sym, to_expr
 from .promotion import ir_dtype
-from .values import View
+from .values import FloatExpr, View
 
 __all__ = ["NestBuilder", "Value", "broadcast_index"]
 
@@ -136,7 +136,9 @@ class NestBuilder:
         return self._remember(key, name, dtype)
 
     def scalar(self, value: object, dtype: DType) -> Value:
-        """A Python number or an integer expression in ``dtype``."""
+        """A Python number, or one that depends on sizes, in ``dtype``."""
+        if isinstance(value, FloatExpr):
+            return self.cast(self.op(value.op, *(self.scalar(arg, DType.F64) for arg in value.args)), dtype)
         if isinstance(value, Expr) and value.constant is not None:
             return self.const(value.constant, dtype)
         if isinstance(value, Expr):

@@ -9,7 +9,7 @@ import torch
 from ..ir import DType
 from ..ir.dtypes import from_torch_dtype
 from ..symbolic import Expr
-from .values import View
+from .values import FloatExpr, View
 
 __all__ = ["compute_dtype", "float_result", "ir_dtype", "promote"]
 
@@ -52,7 +52,7 @@ def _number_dtype(value: object) -> torch.dtype:
         return torch.bool
     if isinstance(value, int | Expr):
         return torch.int64
-    if isinstance(value, float):
+    if isinstance(value, float | FloatExpr):
         return torch.get_default_dtype()
     raise TypeError(f"not a number: {value!r}")
 

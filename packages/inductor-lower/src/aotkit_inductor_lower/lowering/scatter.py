@@ -21,7 +21,7 @@ from .library import is_creation
 from .nest_builder import NestBuilder, Value, broadcast_index
 from .promotion import compute_dtype, ir_dtype
 from .registry import Decline, RuleTable, aten
-from .values import View
+from .values import FloatExpr, View
 
 __all__ = ["TABLE"]
 
@@ -70,7 +70,7 @@ def _source(nest: NestBuilder, source: object, index: Index, dtype: torch.dtype)
 
 
 def _number(value: object) -> object:
-    if isinstance(value, View | bool | int | float | Expr):
+    if isinstance(value, View | bool | int | float | Expr | FloatExpr):
         return value
     raise Decline("a complex number is left to ATen")
 

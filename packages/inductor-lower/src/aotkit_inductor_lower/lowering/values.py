@@ -15,7 +15,7 @@ import torch
 
 from ..symbolic import Expr, Symbol, to_expr
 
-__all__ = ["DIMS", "View", "dim_exprs"]
+__all__ = ["DIMS", "FloatExpr", "View", "dim_exprs"]
 
 DIMS = tuple(Symbol(f"d{k}") for k in range(64))
 _DIM_EXPRS = tuple(to_expr(s) for s in DIMS)
@@ -24,6 +24,17 @@ _DIM_EXPRS = tuple(to_expr(s) for s in DIMS)
 def dim_exprs(count: int) -> tuple[Expr, ...]:
     """The canonical index variables ``d0 .. d(count-1)`` in which views are written."""
     return _DIM_EXPRS[:count]
+
+
+@dataclass(frozen=True, slots=True)
+class FloatExpr:
+    """A Python float that depends on dynamic sizes, such as ``2 / x.numel()``: an op of the loop IR and its operands.
+
+    A nest that reads it computes it in f64, as Python does, outside of its loops.
+    """
+
+    op: str
+    args: tuple[FloatExpr | Expr | float, ...]
 
 
 @dataclass(frozen=True, slots=True)
