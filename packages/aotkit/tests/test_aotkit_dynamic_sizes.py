@@ -48,7 +48,7 @@ KINDS: dict[str, tuple[Callable[..., torch.Tensor], Make]] = {
     "group norm": (lambda x, w, b: F.group_norm(x, 2, w, b), lambda n: (normal(n, 4, 3, 3), normal(4), normal(4))),
     "variance of rows": (lambda x: x.var(1), rows(6)),
     "variance of columns": (lambda x: x.var(0, correction=0), rows(6)),
-    "logsumexp": (lambda x: x.exp().sum(1).log(), rows(6)),
+    "sum between functions": (lambda x: x.exp().sum(1).log(), rows(6)),
     "scan": (lambda x: x.cumsum(0), rows(6)),
     "cat": (lambda x, y: torch.cat([x * 2, y + 1]), lambda n: (normal(n, 4), normal(3, 4))),
     "cat of columns": (lambda x, y: torch.cat([x * 2, y + 1], 1), lambda n: (normal(n, 4), normal(n, 3))),
