@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ARITHMETIC_INTS",
+    "FLOAT8_NAMES",
     "FLOATS",
     "HALVES",
     "accumulate_dtype",
@@ -46,7 +47,8 @@ _TORCH_NAMES = {
     DType.U8: "uint8",
     DType.BOOL: "bool",
 }
-_FROM_NAMES = {name: dtype for dtype, name in _TORCH_NAMES.items()}
+FLOAT8_NAMES = frozenset({"float8_e4m3fn", "float8_e5m2"})
+_FROM_NAMES = {name: dtype for dtype, name in _TORCH_NAMES.items()} | dict.fromkeys(FLOAT8_NAMES, DType.U8)
 _BITS = {
     DType.F64: 64,
     DType.F32: 32,
@@ -67,7 +69,8 @@ def torch_name(dtype: DType) -> str:
 
 
 def dtype_from_torch_name(name: str) -> DType | None:
-    """The loop IR's type for torch's dtype name, ``None`` if generated code cannot hold it (complex, float8 ...)."""
+    """The type in which the loop IR holds elements of torch's dtype, by its name: 8-bit floats as their bits;
+    ``None`` if generated code cannot hold them (complex ...)."""
     return _FROM_NAMES.get(name.removeprefix("torch."))
 
 
@@ -81,8 +84,9 @@ def to_torch_dtype(dtype: DType) -> torch.dtype:
 
 
 def from_torch_dtype(dtype: torch.dtype) -> DType | None:
-    """The loop IR's type, ``None`` if generated code cannot hold it."""
-    return dtype_from_torch_name(str(dtype))
+    """The loop IR's type of the same values, ``None`` if it has none."""
+    name = str(dtype).removeprefix("torch.")
+    return None if name in FLOAT8_NAMES else dtype_from_torch_name(name)
 
 
 def is_float(dtype: DType) -> bool:

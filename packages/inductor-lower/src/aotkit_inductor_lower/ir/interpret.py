@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..symbolic import Expr, Symbol, SymbolKind
-from .dtypes import dtype_from_torch_name, to_torch_dtype
+from .dtypes import FLOAT8_NAMES, dtype_from_torch_name, to_torch_dtype
 from .errors import IRError
 from .grid import evaluate_on_grid, index_grid
 from .nodes import (
@@ -85,7 +85,8 @@ class _NestRun:
         self.env = env
         self.outer_sizes = [_number(r.size, env) for r in nest.outer]
         self.rows = {name: self.allocate_row(rows[name]) for name in nest.writes if name in rows}
-        self.buffers = {**buffers, **self.rows}
+        bits = {name: b.view(torch.uint8) for name, b in buffers.items() if str(b.dtype)[6:] in FLOAT8_NAMES}
+        self.buffers = {**buffers, **bits, **self.rows}
         self.lasting: dict[str, Tensor] = {}
         self.values: dict[str, Tensor] = {}
         self.grid: dict[Symbol, Tensor | int] = {}

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch.fx import Node
 
-from ..ir import BufferKind
+from ..ir import BufferKind, DType
 from .context import LoweringContext
+from .float8 import FLOAT8, decode, encode
+from .nest_builder import NestBuilder, Value
 from .promotion import ir_dtype
 from .registry import Decline, RuleTable, aten, prims
 from .values import View
 
-__all__ = ["TABLE"]
+__all__ = ["FLOAT8_TARGETS", "TABLE"]
 
 TABLE = RuleTable("casts")
+FLOAT8_TARGETS = frozenset(  # what is generated for 8-bit floats
+    target.default for target in (aten._to_copy, aten.clone, aten.copy, prims.convert_element_type, prims.clone)
+)
 
 
 @TABLE.lowers(
@@ -28,7 +35,33 @@ def convert(ctx: LoweringContext, node: Node, x: View, *_: object, **__: object)
     """The value in the result's type and strides; the fake value knows both."""
     if str(node.meta["val"].device) != ctx.buffers[x.buffer].device:
         raise Decline("a copy between devices is left to ATen")
+    if x.dtype in FLOAT8 or node.meta["val"].dtype in FLOAT8:
+        return _convert_float8(ctx, node, x)
     return ctx.pointwise(node, [x], lambda nest, v: v, ir_dtype(x.dtype))
+
+
+def _convert_float8(ctx: LoweringContext, node: Node, x: View) -> View:
+    """Through float32, as in eager; see Note [8-bit floats]."""
+    to = node.meta["val"].dtype
+    result = ctx.declare(node.name, node.meta["val"])
+    nest = ctx.nest(result.buffer, node, result.sizes)
+    value = nest.load_broadcast(_as_bits(x), nest.index)
+    if x.dtype is not to:
+        value = _to_float8(nest, x, value, to)
+    nest.store(_as_bits(result), nest.index, value)
+    ctx.add(nest)
+    return result
+
+
+def _to_float8(nest: NestBuilder, x: View, value: Value, to: torch.dtype) -> Value:
+    if x.dtype in FLOAT8:
+        value = decode(nest, value, FLOAT8[x.dtype])
+    return encode(nest, nest.cast(value, DType.F32), FLOAT8[to]) if to in FLOAT8 else value
+
+
+def _as_bits(x: View) -> View:
+    """An 8-bit float as the u8 that it is in the loop IR."""
+    return replace(x, dtype=torch.uint8) if x.dtype in FLOAT8 else x
 
 
 @TABLE.lowers(aten.copy.default)

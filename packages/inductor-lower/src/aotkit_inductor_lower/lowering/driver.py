@@ -30,8 +30,10 @@ from . import (
     ternary,
     views,
 )
+from .casts import FLOAT8_TARGETS
 from .context import LoweringContext, NodeValue
 from .extern import lower_extern
+from .float8 import FLOAT8
 from .library import library_reason
 from .registry import Decline, join_rules
 from .values import FloatExpr, View
@@ -163,6 +165,8 @@ def _not_generated(ctx: LoweringContext, node: Node) -> str | None:
         val = owner.meta.get("val")
         for tensor in val if isinstance(val, list | tuple) else (val,):
             if not isinstance(tensor, torch.Tensor):
+                continue
+            if tensor.dtype in FLOAT8 and node.target in FLOAT8_TARGETS:
                 continue
             if not ctx.generated_dtype(tensor.dtype):
                 return f"generated code has no {tensor.dtype}"

@@ -1,0 +1,93 @@
+"""Conversions from and to the 8-bit floats, in integer arithmetic on their bits: the same on every target.
+
+Note [8-bit floats]
+    The loop IR holds an 8-bit float as its bits, a u8, and only conversions and copies are generated: eager computes
+    hardly anything else in these types, and devices before sm_89 do not convert them. A float32 becomes one by
+    dropping mantissa bits, rounded to nearest with ties to even: half of the dropped part, less one, plus the last
+    bit that stays, is added first. A result below the smallest normal one is rounded by adding a power of two whose
+    last mantissa bit is the smallest subnormal. ``float8_e4m3fn`` has no infinities: what is too large becomes the
+    largest value, as in eager; in ``float8_e5m2`` it becomes infinite.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from ..ir import DType
+from .nest_builder import NestBuilder, Value
+
+__all__ = ["FLOAT8", "Float8", "decode", "encode"]
+
+_BIAS, _MANTISSA = 127, 23  # of float32
+
+
+@dataclass(frozen=True, slots=True)
+class Float8:
+    """A format: bits of the mantissa, the exponent's bias, the code of what is too large, and the least float32 that
+    is (as bits)."""
+
+    mantissa: int
+    bias: int
+    overflow: int
+    limit: int
+
+    @property
+    def shift(self) -> int:
+        """Mantissa bits that a float32 has more."""
+        return _MANTISSA - self.mantissa
+
+
+FLOAT8: Mapping[torch.dtype, Float8] = {
+    torch.float8_e4m3fn: Float8(3, 7, 0x7E, 0x43E00000),  # 448
+    torch.float8_e5m2: Float8(2, 15, 0x7C, 0x47800000),  # 65536
+}
+_NAN = 0x7F
+_INFINITE = 0x7F800000
+
+
+def encode(nest: NestBuilder, value: Value, format_: Float8) -> Value:
+    """The u8 of an f32."""
+
+    def number(n: int) -> Value:
+        return nest.const(n, DType.I32)
+
+    bits = nest.op("bitcast", value, to=DType.I32)
+    size = nest.op("bitwise_and", bits, number(0x7FFFFFFF))
+    sign = nest.op("bitwise_and", nest.op("shr", bits, number(24)), number(0x80))
+    shift, rebias = format_.shift, (format_.bias - _BIAS) << _MANTISSA
+    last = nest.op("bitwise_and", nest.op("shr", size, number(shift)), number(1))
+    rounded = nest.op("add", nest.op("add", size, number(rebias + (1 << (shift - 1)) - 1)), last)
+    normal = nest.op("shr", rounded, number(shift))
+    step = (_BIAS + shift + 1 - format_.bias) << _MANTISSA  # a float whose last bit is the smallest subnormal
+    small = nest.op("add", nest.op("bitcast", size, to=DType.F32), nest.op("bitcast", number(step), to=DType.F32))
+    subnormal = nest.op("sub", nest.op("bitcast", small, to=DType.I32), number(step))
+    is_small = nest.op("lt", size, number((_BIAS + 1 - format_.bias) << _MANTISSA))
+    code = nest.where(is_small, subnormal, normal)
+    code = nest.where(nest.op("ge", size, number(format_.limit)), number(format_.overflow), code)
+    code = nest.where(nest.op("gt", size, number(_INFINITE)), number(_NAN), code)
+    return nest.cast(nest.op("bitwise_or", code, sign), DType.U8)
+
+
+def decode(nest: NestBuilder, code: Value, format_: Float8) -> Value:
+    """The f32 of a u8: exact."""
+
+    def number(n: int) -> Value:
+        return nest.const(n, DType.I32)
+
+    wide = nest.cast(code, DType.I32)
+    size = nest.op("bitwise_and", wide, number(0x7F))
+    sign = nest.op("shl", nest.op("bitwise_and", wide, number(0x80)), number(24))
+    moved = nest.op("shl", size, number(format_.shift))
+    normal = nest.op("add", moved, number((_BIAS - format_.bias) << _MANTISSA))
+    smallest = nest.const(2.0 ** (1 - format_.bias - format_.mantissa), DType.F32)
+    subnormal = nest.op("bitcast", nest.op("mul", nest.cast(size, DType.F32), smallest), to=DType.I32)
+    bits = nest.where(nest.op("lt", size, number(1 << format_.mantissa)), subnormal, normal)
+    special = number(0x7FC00000)
+    if format_.overflow == 0x7C:  # infinities, and above them nan
+        special = nest.where(nest.op("eq", size, number(format_.overflow)), number(_INFINITE), special)
+    first = format_.overflow if format_.overflow == 0x7C else _NAN
+    bits = nest.where(nest.op("ge", size, number(first)), special, bits)
+    return nest.op("bitcast", nest.op("bitwise_or", bits, sign), to=DType.F32)
