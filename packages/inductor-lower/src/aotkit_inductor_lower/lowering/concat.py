@@ -19,59 +19,28 @@ __all__ = ["TABLE"]
 
 TABLE = RuleTable("concat")
 
-_MOST_MASKED_PIECES = 4
-
 
 @TABLE.lowers(aten.cat.default)
 def cat(ctx: LoweringContext, node: Node, pieces: Sequence[View], dim: int = 0) -> View:
-    """Few pieces read by generated code: one nest of masked loads, which scheduling can inline. Else one nest per
-    piece that writes it into place, into which the piece's own producer can be fused."""
+    """One nest per piece that writes it into its place. Where kernels read them, scheduling has a say."""
     val = node.meta["val"]
-    pieces = [p for p in pieces if not (len(p.sizes) == 1 and p.sizes[0] == 0 and val.dim() != 1)]
     dim %= val.dim()
     result = ctx.declare(node.name, val)
-    if 1 < len(pieces) <= _MOST_MASKED_PIECES and _read_by_code(node):
-        _masked(ctx, node, result, pieces, dim)
-        return result
     start = to_expr(0)
-    for position, piece in enumerate(pieces):
+    for position, piece in enumerate(_joined(pieces, val.dim(), dim)):
         nest = ctx.nest(f"{result.buffer}_part{position}", node, piece.sizes)
         index = list(nest.index)
         index[dim] = index[dim] + start
-        nest.store(result, index, _converted(nest, nest.load(piece, nest.index), result))
+        nest.store(result, index, nest.cast(nest.load(piece, nest.index), ir_dtype(result.dtype)))
         ctx.add(nest)
         start = start + piece.sizes[dim]
     return result
 
 
-def _read_by_code(node: Node) -> bool:
-    return any(user.op == "call_function" and "view" not in str(user.target) for user in node.users)
-
-
-def _converted(nest: NestBuilder, value: Value, result: View) -> Value:
-    return nest.cast(value, ir_dtype(result.dtype))
-
-
-def _masked(ctx: LoweringContext, node: Node, result: View, pieces: Sequence[View], dim: int) -> None:
-    nest = ctx.nest(result.buffer, node, result.sizes)
-    place = nest.index_value(nest.index[dim])
-    start, value = to_expr(0), None
-    ends: list[tuple[Value, Value]] = []
-    for position, piece in enumerate(pieces):
-        end = start + piece.sizes[dim]
-        before_end = nest.op("lt", place, nest.index_value(end))
-        after_start = nest.op("ge", place, nest.index_value(start))
-        inside = before_end if position == 0 else nest.op("logical_and", after_start, before_end)
-        inside = after_start if position == len(pieces) - 1 else inside
-        index = list(nest.index)
-        index[dim] = index[dim] - start
-        ends.append((inside, _converted(nest, nest.load(piece, index, mask=inside), result)))
-        start = end
-    value = ends[-1][1]
-    for inside, piece_value in reversed(ends[:-1]):
-        value = nest.where(inside, piece_value, value)
-    nest.store(result, nest.index, value)
-    ctx.add(nest)
+def _joined(pieces: Sequence[View], rank: int, dim: int) -> list[View]:
+    """The pieces that have elements: eager lets empty vectors stand among tensors of any rank."""
+    whole = [p for p in pieces if len(p.sizes) == rank]
+    return [p for p in whole if p.sizes[dim] != 0] or whole[:1]
 
 
 @TABLE.lowers(aten.constant_pad_nd.default)

@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ..ir import Alias, Arg, BufferKind, BufferRef, ExternCall, LoopNest, Program, Step
+from ..ir import Alias, Arg, Buffer, BufferKind, BufferRef, ExternCall, LoopNest, Program, Step, Store
 from ..lowering.random import is_random
+from ..symbolic import Expr, SymbolKind, to_expr
+from .facts import has_calls, instructions, ranges_of
 
 __all__ = ["Dependencies", "buffer_args", "memory_roots"]
 
@@ -48,7 +50,8 @@ class Dependencies:
 
     ``before[k]``: positions that must run before step k. ``readers`` and ``writers`` by buffer name.
     ``escapes``: buffers that extern calls, aliases or the caller see, so they must exist in memory.
-    ``unstable``: roots that are overwritten while the program runs (mutated inputs).
+    ``unstable``: roots that are overwritten while the program runs (mutated inputs). ``parts``: buffers of which each
+    writer stores a part that lies beside the others', so their order does not matter.
     """
 
     root: dict[str, str]
@@ -57,6 +60,7 @@ class Dependencies:
     writers: dict[str, list[int]]
     escapes: set[str]
     unstable: set[str] = field(default_factory=set)
+    parts: frozenset[str] = frozenset()
 
     @staticmethod
     def of(program: Program) -> Dependencies:
@@ -76,8 +80,11 @@ class Dependencies:
                     escapes.add(name)
         kinds = {b.name: b.kind for b in program.buffers}
         unstable = _unstable(program.steps, root, kinds)
-        before = _order(program.steps, root, unstable)
-        return Dependencies(root, before, readers, writers, escapes, unstable)
+        joined = [b for b in program.buffers if len(writers.get(b.name, ())) > 1 and root[b.name] not in unstable]
+        steps = program.steps
+        parts = frozenset(b.name for b in joined if side_by_side([steps[w] for w in writers[b.name]], b))
+        before = _order(steps, root, unstable, parts)
+        return Dependencies(root, before, readers, writers, escapes, unstable, parts)
 
 
 def memory_roots(program: Program) -> dict[str, str]:
@@ -103,7 +110,40 @@ def _unstable(steps: Sequence[Step], root: Mapping[str, str], kinds: Mapping[str
     return found
 
 
-def _order(steps: Sequence[Step], root: Mapping[str, str], unstable: set[str]) -> list[set[int]]:
+def side_by_side(writers: Sequence[Step], buffer: Buffer) -> bool:
+    """Whether nests each store one range of a dimension of a buffer, where the one before ends the next one begins."""
+    candidates = set(range(len(buffer.sizes)))
+    ends: list[Expr] = []
+    for writer in writers:
+        if not isinstance(writer, LoopNest) or buffer.name in (*writer.reads, *writer.combines):
+            return False
+        stores = [i for i in instructions(writer) if isinstance(i, Store) and i.buffer == buffer.name]
+        extents = _extents(stores[0], writer) if len(stores) == 1 else None
+        if extents is None:
+            return False
+        if ends:
+            candidates = {dim for dim in candidates if extents[dim][0] == ends[dim]}
+        ends = [end for _, end in extents]
+    return bool(candidates)
+
+
+def _extents(store: Store, nest: LoopNest) -> list[tuple[Expr, Expr]] | None:
+    """For each dimension the first place stored and the one past the last, where the places are plain sums."""
+    sizes = ranges_of(nest).sizes
+    first = dict.fromkeys(sizes, to_expr(0))
+    last = {symbol: size - 1 for symbol, size in sizes.items()}
+    found = []
+    for index in store.indices:
+        loops = [s for s in index.symbols if s in sizes]
+        slopes = [index.coefficient(s) for s in loops]
+        plain = all(slope is not None and (slope.constant or 0) > 0 for slope in slopes)
+        if not plain or has_calls(index) or any(s.kind is SymbolKind.VALUE for s in index.symbols):
+            return None
+        found.append((index.substitute(first), index.substitute(last) + 1))
+    return found
+
+
+def _order(steps: Sequence[Step], root: Mapping[str, str], unstable: set[str], parts: frozenset[str]) -> list[set[int]]:
     before: list[set[int]] = []
     last_writers: dict[str, list[int]] = {}
     readers_since: dict[str, list[int]] = {}
@@ -114,7 +154,7 @@ def _order(steps: Sequence[Step], root: Mapping[str, str], unstable: set[str]) -
         needs = {alias_steps[name] for name in (*read, *written) if name in alias_steps}
         reads = {root[name] for name in read}
         writes = {root[name] for name in written} if not isinstance(step, Alias) else set()
-        for name in reads | writes:
+        for name in reads | (writes - parts):
             needs.update(last_writers.get(name, ()))
         for name in writes & unstable:
             needs.update(readers_since.get(name, ()))

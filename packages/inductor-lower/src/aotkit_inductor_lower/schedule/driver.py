@@ -17,6 +17,7 @@ from .dependencies import Dependencies, step_reads, step_writes
 from .facts import has_calls, index_exprs
 from .fuse import fuse_kernels
 from .inline import inline_producers
+from .joins import place_joins
 from .mix import mix_reductions
 from .records import FusionRecord
 from .write_through import write_through
@@ -33,6 +34,7 @@ def schedule_program(program: Program, options: LowerOptions | None = None) -> t
     if options.fuse:
         passes += [
             lambda p: _inline(p, options, records),
+            lambda p: drop_dead_steps(place_joins(p, options, records)),
             _split,
             lambda p: _fuse(p, options, records),
             lambda p: _mix(p, options, records),

@@ -117,7 +117,7 @@ def fuse_kernels(
         groups.add(position, step)
         if not isinstance(step, LoopNest):
             continue
-        groups.kernels[position] = Kernel.of(step, buffers)
+        groups.kernels[position] = Kernel.of(step, buffers, parts=dependencies.parts)
         current, tried = position, {position}
         while fuel > 0:
             found = _fuse_once(groups, current, tried, readers, buffers, dependencies, options, records)
@@ -163,7 +163,8 @@ def _fuse_once(
                 if isinstance(merged, LoopNest):
                     through = f"through {anchor[0].buffer}"
                     records.append(FusionRecord(kind, partner.nest.name, kernel.nest.name, True, through))
-                    joined = Kernel.of(merged, buffers, partner.members + kernel.members)
+                    members = partner.members + kernel.members
+                    joined = Kernel.of(merged, buffers, members, dependencies.parts)
                     groups.join(other, current, joined)
                     return other
                 reason = merged

@@ -20,9 +20,9 @@ from .facts import body_size, has_division, heavy_count, hint, identity_store, i
 from .records import FusionRecord
 from .writer import Inlinable, NestWriter
 
-__all__ = ["inline_producers"]
+__all__ = ["FREE", "expand", "inline_producers", "join_origins"]
 
-_FREE = frozenset(("cast", "where", "logical_and", "logical_or", "neg"))
+FREE = frozenset(("cast", "where", "logical_and", "logical_or", "neg"))  #: operations that count as no work
 
 
 def inline_producers(
@@ -36,7 +36,7 @@ def inline_producers(
         if not isinstance(step, LoopNest):
             continue
         if inlinable and not inlinable.keys().isdisjoint(step.reads):
-            step = _expand(step, buffers, inlinable)
+            step = expand(step, buffers, inlinable)
             steps[position] = step
         symbols = identity_store(step, buffers)
         if symbols is None or buffers[step.writes[0]].kind is not BufferKind.TEMPORARY:
@@ -53,7 +53,8 @@ def inline_producers(
     return steps
 
 
-def _expand(nest: LoopNest, buffers: Mapping[str, Buffer], inlinable: Mapping[str, Inlinable]) -> LoopNest:
+def expand(nest: LoopNest, buffers: Mapping[str, Buffer], inlinable: Mapping[str, Inlinable]) -> LoopNest:
+    """A nest with loads of ``inlinable`` buffers replaced by what computes them."""
     writer = NestWriter(nest.outer, buffers, inlinable)
     names: dict[str, str] = {}
     env: dict[Symbol, Expr] = {}
@@ -93,7 +94,7 @@ def _verdict(
     size = body_size(nest)
     elements = iteration_count(nest.outer)
     heavy = heavy_count(nest)
-    work = sum(isinstance(i, Compute) and i.op not in _FREE for i in instructions(nest))
+    work = sum(isinstance(i, Compute) and i.op not in FREE for i in instructions(nest))
     if loads == 0 and heavy == 0 and size <= 12:
         return "it is a constant or a position", True
     passes = sum(_passes(reader, buffer) for reader in nests)

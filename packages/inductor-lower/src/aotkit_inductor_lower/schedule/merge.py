@@ -55,11 +55,15 @@ class Kernel:
     sizes: dict[str, Expr] = field(default_factory=dict)
     size: int = 0
     rows: bool = False
+    parts: frozenset[str] = frozenset()
 
     @staticmethod
-    def of(nest: LoopNest, buffers: Mapping[str, Buffer], members: int = 1) -> Kernel:
-        """Work out a nest's accesses. A buffer stored in several places counts as stored in none plainly."""
-        kernel = Kernel(nest, members)
+    def of(
+        nest: LoopNest, buffers: Mapping[str, Buffer], members: int = 1, parts: frozenset[str] = frozenset()
+    ) -> Kernel:
+        """Work out a nest's accesses. A buffer stored in several places counts as stored in none plainly. ``parts``:
+        buffers of which no two kernels store the same element."""
+        kernel = Kernel(nest, members, parts=parts)
         limits = ranges_of(nest)
         kernel.sizes = {s.name: size for s, size in limits.sizes.items()}
         kernel.rows = any(stage.ranges for stage in nest.stages)
@@ -279,7 +283,7 @@ def _illegal(first: Kernel, second: Kernel, plan: _Plan) -> str | None:
             return f"it reads elements of {access.buffer} in another pattern than they are written"
     if any(access.buffer in second.stores for access in first.loads):
         return "the second overwrites what the first reads"
-    if not first.stores.keys().isdisjoint(second.stores):
+    if not first.parts >= first.stores.keys() & second.stores.keys():
         return "both write the same buffer"
     return None
 

@@ -29,7 +29,7 @@ from ..ir import (
 from ..symbolic import Expr, Ranges, Symbol, SymbolKind, simplify, sym
 from .facts import flat_index, has_calls
 
-__all__ = ["Inlinable", "NestWriter"]
+__all__ = ["Inlinable", "NestWriter", "under_mask"]
 
 Env = MutableMapping[Symbol, Expr]
 
@@ -176,7 +176,7 @@ class NestWriter:
         names: dict[str, str] = {}
         *body, store = _store_last(producer.nest.stages[0].body)
         if mask is not None:
-            body = self._masked(body, names, mask)
+            body = under_mask(body, names, mask)
         self.copy(body, env, names)
         assert isinstance(store, Store)
         value = names[store.value]
@@ -193,21 +193,21 @@ class NestWriter:
         wide = self._once(("const", repr(float(load.other)), DType.F32), Const, float(load.other), DType.F32)
         return self._once(("cast", (wide,), load.dtype), Compute, "cast", (wide,), load.dtype)
 
-    @staticmethod
-    def _masked(body: Sequence[Instr], names: MutableMapping[str, str], mask: str) -> list[Instr]:
-        """The body with every load under ``mask`` too; lanes outside read nothing."""
-        outside = "mask:outside"
-        names[outside] = mask
-        result: list[Instr] = []
-        for instr in body:
-            if isinstance(instr, Load) and instr.mask is None:
-                instr = Load(instr.result, instr.buffer, instr.indices, instr.dtype, outside, 0)
-            elif isinstance(instr, Load):
-                both = f"mask:{instr.result}"
-                result.append(Compute(both, "logical_and", (outside, instr.mask or outside), DType.BOOL))
-                instr = Load(instr.result, instr.buffer, instr.indices, instr.dtype, both, instr.other)
-            result.append(instr)
-        return result
+
+def under_mask(body: Sequence[Instr], names: MutableMapping[str, str], mask: str) -> list[Instr]:
+    """A producer's body with every load under ``mask`` too; lanes outside read nothing."""
+    outside = "mask:outside"
+    names[outside] = mask
+    result: list[Instr] = []
+    for instr in body:
+        if isinstance(instr, Load) and instr.mask is None:
+            instr = Load(instr.result, instr.buffer, instr.indices, instr.dtype, outside, 0)
+        elif isinstance(instr, Load):
+            both = f"mask:{instr.result}"
+            result.append(Compute(both, "logical_and", (outside, instr.mask or outside), DType.BOOL))
+            instr = Load(instr.result, instr.buffer, instr.indices, instr.dtype, both, instr.other)
+        result.append(instr)
+    return result
 
 
 def _store_last(body: Sequence[Instr]) -> tuple[Instr, ...]:
