@@ -15,7 +15,8 @@ class FusionRecord:
     """One decision. ``kind``: ``inline`` (a producer computed again where it is read), ``vertical`` (a producer and its
     reader in one kernel), ``horizontal`` (two kernels that read the same data), ``mixed`` (column sums in a kernel
     that walks over rows), ``split`` (a long reduction cut into chunks; not ``fused``) or ``join`` (a joined tensor
-    computed where it is read, not stored). ``first`` and ``second`` are nests' names. ``reason`` says why, in both cases."""
+    computed where it is read, not stored). ``first`` and ``second`` are nests' names. ``reason`` says why, in both
+    cases."""
 
     kind: FusionKind
     first: str
