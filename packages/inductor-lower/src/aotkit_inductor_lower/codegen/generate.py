@@ -40,10 +40,23 @@ from ..plan.launch_plan import (
     View,
 )
 from ..schedule.dependencies import buffer_args
-from ..symbolic import Symbol, floordiv, product
+from ..symbolic import Symbol, floordiv, product, to_expr
+from .alike import batches, shape_of, share_sizes
 from .errors import CodegenError
 from .in_place import find_in_place, row_major, take_over_results
-from .llvm import CpuTarget, FlatNest, Launch, Memory, ModuleText, compile_text, emit_kernel, flatten_nest, host_target
+from .llvm import (
+    CpuTarget,
+    FlatNest,
+    KernelText,
+    Launch,
+    Memory,
+    ModuleText,
+    compile_text,
+    emit_kernel,
+    flatten_nest,
+    host_target,
+)
+from .llvm.nest import COUNT
 
 __all__ = ["PlanBuild", "generate"]
 
@@ -90,6 +103,7 @@ class PlanBuild:
     steps: list[PlanStep] = field(default_factory=list)
     records: list[KernelRecord] = field(default_factory=list)
     slots: dict[str, int] = field(default_factory=dict)
+    kernels: dict[object, tuple[KernelText, str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.module = ModuleText(self.program.name, self.target)
@@ -149,19 +163,41 @@ class PlanBuild:
         function = f"segment_{sum(isinstance(s, CallSegment) for s in self.steps)}"
         launches = []
         sizes: dict[Symbol, int] = {}
-        for nest in nests:
-            self._check(nest)
-            flat = flatten_nest(nest, self.buffers, self.memory)
-            flat = replace(flat, streamed=self._streamed(flat))
-            kernel = emit_kernel(flat, self.target, self.module.declarations, nest.origin)
-            name = self.module.add_kernel(f"kernel_{_identifier(nest.name)}", kernel)  # apart from libm's names
+        for nest, flat in zip(nests, share_sizes([self._flat(nest) for nest in nests]), strict=True):
+            kernel, name = self._kernel(flat, nest)
             for symbol in {*kernel.sizes, *kernel.units.symbols, *kernel.work.symbols}:
                 sizes[symbol] = self._slot(f"${symbol.name}")
             slots = [self._slot(memory) for memory in kernel.memories] + [sizes[s] for s in kernel.sizes]
-            launches.append(Launch(name, kernel, tuple(slots)))
-            self.records.append(KernelRecord(nest.name, name, function, nest.origin))
-        self.module.add_segment(function, launches, sizes)
+            launches.append(Launch(name, kernel, (*slots, *([] if flat.count is None else [flat.count]))))
+        calls = batches(launches, nests, self._root, self.homes)
+        position = 0
+        for call in calls:
+            batch = nests[position].name if len(call.members) > 1 else ""
+            for nest, launch in zip(nests[position:], call.members, strict=False):
+                self.records.append(KernelRecord(nest.name, launch.function, function, nest.origin, batch))
+            position += len(call.members)
+        self.module.add_segment(function, calls, sizes)
         return CallSegment(function, tuple(nest.name for nest in nests))
+
+    def _flat(self, nest: LoopNest) -> FlatNest:
+        self._check(nest)
+        flat = flatten_nest(nest, self.buffers, self.memory)
+        return replace(flat, streamed=self._streamed(flat))
+
+    def _kernel(self, flat: FlatNest, nest: LoopNest) -> tuple[KernelText, str]:
+        """The kernel of a nest, and the name of its function. Nests of one shape have one."""
+        shape = shape_of(flat)
+        made = self.kernels.get(shape)
+        if made is None:
+            kernel = emit_kernel(flat, self.target, self.module.declarations, nest.origin)
+            name = self.module.add_kernel(f"kernel_{_identifier(nest.name)}", kernel)  # apart from libm's names
+            made = self.kernels[shape] = kernel, name
+        kernel, name = made
+        if flat.count is None:
+            return replace(kernel, memories=flat.memories), name
+        env = {COUNT: to_expr(flat.count)}
+        units, work = kernel.units.substitute(env), kernel.work.substitute(env)
+        return replace(kernel, memories=flat.memories, units=units, work=work), name
 
     def _streamed(self, nest: FlatNest) -> frozenset[str]:
         """New results too large to be still in a cache when they are read, which the nest itself does not read."""

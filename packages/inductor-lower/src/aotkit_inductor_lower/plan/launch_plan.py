@@ -140,12 +140,14 @@ class LaunchPlan:
 
 @dataclass(frozen=True, slots=True)
 class KernelRecord:
-    """One generated kernel call: the nest's name, the function that computes it, where it came from."""
+    """One generated kernel call: the nest's name, the function that computes it, where it came from. ``batch``: the
+    first of the kernels that one native call runs together, if there are several."""
 
     name: str
     function: str
     segment: str
     origin: Origin = field(default=Origin())
+    batch: str = ""
 
 
 @dataclass(frozen=True, slots=True)

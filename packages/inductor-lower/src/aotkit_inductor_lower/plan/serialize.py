@@ -27,7 +27,7 @@ from .launch_plan import (
 
 __all__ = ["compiled_from_json", "compiled_to_json", "plan_from_json", "plan_to_json"]
 
-FORMAT = 2
+FORMAT = 3
 Json = Any  # what json.loads gives
 
 
@@ -49,7 +49,7 @@ def compiled_to_json(compiled: CompiledProgram) -> str:
             "plan": _plan_out(compiled.plan),
             "code": base64.b64encode(compiled.code).decode("ascii"),
             "kernels": [
-                [k.name, k.function, k.segment, list(k.origin.nodes), list(k.origin.ops), k.origin.line]
+                [k.name, k.function, k.segment, list(k.origin.nodes), list(k.origin.ops), k.origin.line, k.batch]
                 for k in compiled.kernels
             ],
             "target": list(compiled.target),
@@ -66,8 +66,8 @@ def compiled_from_json(text: str) -> CompiledProgram:
     data = json.loads(text)
     _check(data)
     kernels = tuple(
-        KernelRecord(name, function, segment, Origin(tuple(nodes), tuple(ops), line))
-        for name, function, segment, nodes, ops, line in data["kernels"]
+        KernelRecord(name, function, segment, Origin(tuple(nodes), tuple(ops), line), batch)
+        for name, function, segment, nodes, ops, line, batch in data["kernels"]
     )
     triple, cpu, bits = data["target"]
     code = base64.b64decode(data["code"])

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from .target import CpuTarget, arm_target, generic_target, host_target, processor_target
 
 __all__ = [
+    "Batch",
     "CpuTarget",
     "FlatNest",
     "KernelText",
@@ -35,6 +36,7 @@ __all__ = [
 _HOMES = {
     "KernelText": "kernel",
     "emit_kernel": "kernel",
+    "Batch": "module",
     "Launch": "module",
     "ModuleText": "module",
     "FlatNest": "nest",

@@ -12,7 +12,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-__all__ = ["Emitter", "Ssa", "imm", "vector_type"]
+from ...ir import Origin
+
+__all__ = ["Carried", "Emitter", "Ssa", "imm", "origin_comment", "vector_type"]
 
 
 class Ssa(NamedTuple):
@@ -320,3 +322,11 @@ class Emitter:
             lines.append(f"  {name_out} = phi {c.type} [ {c.initial.text}, %{before} ], [ {after.text}, %{latch} ]")
             results.append(Ssa(name_out, c.type, depth))
         return results
+
+
+def origin_comment(origin: Origin) -> str:
+    """A comment at the end of a line: the ATen ops and the last of the user's lines."""
+    ops = ", ".join(origin.ops[:8])
+    line = origin.line.strip().splitlines()[-1].strip() if origin.line.strip() else ""
+    text = " | ".join(part for part in (ops, line) if part)
+    return f" ; {text}" if text else ""

@@ -17,8 +17,8 @@ from ...ir.dtypes import dtype_from_torch_name
 from ...symbolic import Expr, Symbol, floordiv, product, to_expr
 from .body import emit_body
 from .context import KernelContext, Value, Vector
-from .emitter import Carried, Emitter, Ssa, imm
-from .nest import FlatNest, hint, steps_grain
+from .emitter import Carried, Emitter, Ssa, imm, origin_comment
+from .nest import COUNT, FlatNest, hint, steps_grain
 from .ops import Ops
 from .reductions import CHUNK, Accumulator, make_accumulator
 from .target import CpuTarget
@@ -36,6 +36,7 @@ class KernelText:
 
     ``memories`` and ``sizes``: what the slots refer to, in order. ``units``: size of the iteration space handed to
     threads; ``work``: its total cost, in about one unit per scalar operation. ``parallel``: units may run at once.
+    ``reports``: its status may be an error.
     """
 
     body: str
@@ -44,6 +45,7 @@ class KernelText:
     units: Expr
     work: Expr
     parallel: bool
+    reports: bool = False
 
 
 def emit_kernel(nest: FlatNest, target: CpuTarget, declarations: dict[str, str], origin: Origin) -> KernelText:
@@ -53,13 +55,7 @@ def emit_kernel(nest: FlatNest, target: CpuTarget, declarations: dict[str, str],
 
 
 class _KernelEmitter:
-    def __init__(
-        self,
-        nest: FlatNest,
-        target: CpuTarget,
-        declarations: dict[str, str],
-        plan: VectorPlan,
-    ) -> None:
+    def __init__(self, nest: FlatNest, target: CpuTarget, declarations: dict[str, str], plan: VectorPlan) -> None:
         self.nest, self.plan = nest, plan
         self.em = Emitter(declarations)
         self.ops = Ops(self.em, target)
@@ -79,16 +75,13 @@ class _KernelEmitter:
         self._scratch(pointers)
         self.ctx.pointers = pointers
         units, chunk = self._units()
-        low, high, grain = (
-            Ssa("%low", "i64"),
-            Ssa("%high", "i64"),
-            steps_grain(nest) if self.plan.outer is None else None,
-        )
+        low, high = Ssa("%low", "i64"), Ssa("%high", "i64")
+        grain = steps_grain(nest) if self.plan.outer is None else None
         if grain is not None:
             units, steps = nest.outer[0].size, self.ctx.scalar(grain)
             low, high = em.mul(low, steps), em.mul(high, steps)
         em.loop(low, high, 1, [], lambda unit, _: self._unit(unit, chunk), "unit")
-        lines = [f"(ptr %frame, ptr %slots, i64 %low, i64 %high) {{{_comment(origin)}", "entry:"]
+        lines = [f"(ptr %frame, ptr %slots, i64 %low, i64 %high) {{{origin_comment(origin)}", "entry:"]
         if self.ops.uses_status:
             lines += ["  %status = alloca i32", "  store i32 0, ptr %status"]
         body = em.lines()
@@ -107,7 +100,9 @@ class _KernelEmitter:
             work = work * loop.size
         inner = max((_product(stage.ranges) for stage in nest.stages), key=hint, default=to_expr(1))
         parallel = not nest.ordered or grain is not None
-        return KernelText("\n".join(lines), nest.memories, nest.sizes, units, work * inner, parallel)
+        return KernelText(
+            "\n".join(lines), nest.memories, nest.sizes, units, work * inner, parallel, self.ops.uses_status
+        )
 
     def _arguments(self) -> dict[str, Ssa]:
         em, pointers = self.em, {}
@@ -122,6 +117,12 @@ class _KernelEmitter:
                 self.ctx.symbols[name] = value
             else:
                 pointers[name] = value
+        if self.nest.count is not None:
+            slot = em.pure(
+                "ptr", f"getelementptr i32, ptr %slots, i64 {len(self.nest.memories) + len(self.nest.sizes)}"
+            )
+            narrow = em.pure("i32", f"load i32, ptr {slot.text}", slot)
+            self.ctx.symbols[COUNT] = em.pure("i64", f"zext i32 {narrow.text} to i64", narrow)
         return pointers
 
     def _scratch(self, pointers: dict[str, Ssa]) -> None:
@@ -277,9 +278,8 @@ class _StageEmitter:
         self.accumulators = self._accumulators()
 
     def _accumulators(self) -> list[Accumulator]:
-        dtypes = {
-            i.result: i.dtype for s in self.kernel.nest.stages for i in s.body if not isinstance(i, CheckIndex | Store)
-        }
+        body = [i for s in self.kernel.nest.stages for i in s.body]
+        dtypes = {i.result: i.dtype for i in body if not isinstance(i, CheckIndex | Store)}
         total = _product(self.stage.ranges).constant
         return [
             make_accumulator(i, dtypes.get(i.value, i.dtype), total, len(self.stage.ranges) == 1)
@@ -491,10 +491,3 @@ def _dtype(row: Buffer) -> DType:
 
 def _product(ranges: tuple[Range, ...]) -> Expr:
     return product(loop.size for loop in ranges)
-
-
-def _comment(origin: Origin) -> str:
-    ops = ", ".join(origin.ops[:8])
-    line = origin.line.strip().splitlines()[-1].strip() if origin.line.strip() else ""
-    text = " | ".join(part for part in (ops, line) if part)
-    return f" ; {text}" if text else ""

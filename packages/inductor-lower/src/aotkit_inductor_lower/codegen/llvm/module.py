@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ...symbolic import Call, Expr, Symbol
-from .emitter import Emitter, Ssa
+from .emitter import Emitter, Ssa, imm
 from .kernel import KernelText
 from .target import CpuTarget
 
-__all__ = ["Launch", "ModuleText"]
+__all__ = ["Batch", "Launch", "ModuleText"]
 
 GRAIN = 32768  # work below which another thread does not pay
+BATCH = 1 << 20  # work from which threads share a batch: its members were small enough for one
 
 _RUN_UNITS = """
 ; Runs units [0, %units) of a kernel on up to %threads threads of torch's OpenMP runtime, each a contiguous share.
@@ -82,6 +83,40 @@ define internal void @thread_body(ptr %job) {
 """
 
 
+_RUN_BATCH = """
+; Runs units [%low, %high) of several launches of a kernel, counted through all of them: member m's are those from
+; %starts[m] to %starts[m + 1], its frame entries the m-th %width of %slots.
+define internal i32 @run_batch(ptr %kernel, ptr %frame, ptr %slots, i64 %width, ptr %starts, i64 %low, i64 %high) {
+entry:
+  %any = icmp slt i64 %low, %high
+  br i1 %any, label %member, label %done
+member:
+  %m = phi i64 [ 0, %entry ], [ %m.next, %next ]
+  %m.next = add i64 %m, 1
+  %first.at = getelementptr i64, ptr %starts, i64 %m
+  %first = load i64, ptr %first.at
+  %end.at = getelementptr i64, ptr %starts, i64 %m.next
+  %end = load i64, ptr %end.at
+  %from = call i64 @llvm.smax.i64(i64 %low, i64 %first)
+  %to = call i64 @llvm.smin.i64(i64 %high, i64 %end)
+  %has = icmp slt i64 %from, %to
+  br i1 %has, label %run, label %next
+run:
+  %offset = mul i64 %m, %width
+  %own = getelementptr i32, ptr %slots, i64 %offset
+  %own.low = sub i64 %from, %first
+  %own.high = sub i64 %to, %first
+  %status = call i32 %kernel(ptr %frame, ptr %own, i64 %own.low, i64 %own.high)
+  br label %next
+next:
+  %more = icmp slt i64 %end, %high
+  br i1 %more, label %member, label %done
+done:
+  ret i32 0
+}
+"""
+
+
 @dataclass(frozen=True, slots=True)
 class Launch:
     """One kernel call inside a segment: the function and the frame entries it uses."""
@@ -89,6 +124,14 @@ class Launch:
     function: str
     kernel: KernelText
     slots: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Launches of one function that one call runs, see Note [Batches]; mostly one. ``in_order``: why not at once."""
+
+    members: tuple[Launch, ...]
+    in_order: str = ""
 
 
 class ModuleText:
@@ -101,6 +144,7 @@ class ModuleText:
         self._names: set[str] = set()
         self._segments: list[str] = []
         self._tables: list[str] = []
+        self._batches: list[str] = []
         self._launches = False
 
     def add_kernel(self, wanted: str, kernel: KernelText) -> str:
@@ -116,7 +160,7 @@ class ModuleText:
         self._functions[identity] = f"define internal i32 @{name}{kernel.body}"
         return name
 
-    def add_segment(self, name: str, launches: Sequence[Launch], size_slots: dict[Symbol, int]) -> None:
+    def add_segment(self, name: str, batches: Sequence[Batch], size_slots: dict[Symbol, int]) -> None:
         """``i32 name(ptr frame, i32 threads)``: the launches in order; a failing one ends it.
 
         The status is ``(position + 1) * 256 + error bits``.
@@ -124,33 +168,63 @@ class ModuleText:
         lines = [f"define i32 @{name}(ptr %frame, i32 %threads) {{", "entry:"]
         em = Emitter(self.declarations)
         sizes = _Sizes(em, size_slots)
-        for position, launch in enumerate(launches):
-            table = f"@{name}.slots{position}"
-            entries = ", ".join(f"i32 {slot}" for slot in launch.slots)
-            self._tables.append(f"{table} = private constant [{len(launch.slots)} x i32] [{entries}]")
-            units, work = sizes.value(launch.kernel.units), sizes.value(launch.kernel.work)
-            if units.constant == 0:
-                continue
-            threaded = launch.kernel.parallel and self.target.threads
-            if (threaded and (work.constant or GRAIN * 2) >= GRAIN * 2) or units.constant is None:
-                self._launches = True
-                share = "%threads" if threaded else "1"
-                text = (
-                    f"call i32 @run_units(ptr @{launch.function}, ptr %frame, ptr {table}, "
-                    f"{units.typed}, {work.typed}, i32 {share})"
-                )
+        position = 0
+        for batch in batches:
+            if len(batch.members) > 1:
+                self._add_batch(em, name, position, batch)
             else:
-                text = f"call i32 @{launch.function}(ptr %frame, ptr {table}, i64 0, {units.typed})"
-            em.effect(f"%status{position} = {text}")
-            em.effect(f"%bad{position} = icmp ne i32 %status{position}, 0")
-            em.effect(f"br i1 %bad{position}, label %failed{position}, label %next{position}")
-            em.effect(f"\nfailed{position}:")
-            em.effect(f"%code{position} = or i32 %status{position}, {(position + 1) * 256}")
-            em.effect(f"ret i32 %code{position}")
-            em.effect(f"\nnext{position}:")
+                self._add_launch(em, name, position, batch.members[0], sizes)
+            position += len(batch.members)
         lines += em.lines()
         lines += ["  ret i32 0", "}"]
         self._segments.append("\n".join(lines))
+
+    def _add_launch(self, em: Emitter, name: str, position: int, launch: Launch, sizes: _Sizes) -> None:
+        table = self._table(f"{name}.slots{position}", "i32", launch.slots)
+        units, work = sizes.value(launch.kernel.units), sizes.value(launch.kernel.work)
+        if units.constant == 0:
+            return
+        em.effect(f"%status{position} = {self._call(launch.function, table, launch.kernel.parallel, units, work)}")
+        em.effect(f"%bad{position} = icmp ne i32 %status{position}, 0")
+        em.effect(f"br i1 %bad{position}, label %failed{position}, label %next{position}")
+        em.effect(f"\nfailed{position}:")
+        em.effect(f"%code{position} = or i32 %status{position}, {(position + 1) * 256}")
+        em.effect(f"ret i32 %code{position}")
+        em.effect(f"\nnext{position}:")
+
+    def _add_batch(self, em: Emitter, name: str, position: int, batch: Batch) -> None:
+        """A call of a function ``name.batch``, itself of a kernel's form, that runs all members. None of them fails."""
+        first, starts, work = batch.members[0], [0], 0
+        for member in batch.members:
+            starts.append(starts[-1] + (member.kernel.units.constant or 0))
+            work += member.kernel.work.constant or 0
+        slots = self._table(f"{name}.slots{position}", "i32", [s for m in batch.members for s in m.slots])
+        table = self._table(f"{name}.starts{position}", "i64", starts)
+        function = f"{name}.batch{position}"
+        self._batches.append(
+            f"define internal i32 @{function}(ptr %frame, ptr %slots, i64 %low, i64 %high) {{\n"
+            f"  %status = call i32 @run_batch(ptr @{first.function}, ptr %frame, ptr %slots, i64 {len(first.slots)}, "
+            f"ptr {table}, i64 %low, i64 %high)\n  ret i32 %status\n}}"
+        )
+        parallel = first.kernel.parallel and not batch.in_order and work >= BATCH
+        call = self._call(function, slots, parallel, imm(starts[-1]), imm(work))
+        how = "at once" if parallel else f"one after the other: {batch.in_order or 'they have little to do'}"
+        em.comment(f"{len(batch.members)} launches of {first.function}, {how}")
+        em.effect(f"%status{position} = {call}")
+
+    def _table(self, name: str, kind: str, entries: Sequence[int]) -> str:
+        inside = ", ".join(f"{kind} {entry}" for entry in entries)
+        self._tables.append(f"@{name} = private constant [{len(entries)} x {kind}] [{inside}]")
+        return f"@{name}"
+
+    def _call(self, function: str, table: str, parallel: bool, units: Ssa, work: Ssa) -> str:
+        """The call of a kernel's units, on several threads if that may pay."""
+        threaded = parallel and self.target.threads
+        if (threaded and (work.constant or GRAIN * 2) >= GRAIN * 2) or units.constant is None:
+            self._launches = True
+            how = f"{units.typed}, {work.typed}, i32 {'%threads' if threaded else '1'}"
+            return f"call i32 @run_units(ptr @{function}, ptr %frame, ptr {table}, {how})"
+        return f"call i32 @{function}(ptr %frame, ptr {table}, i64 0, {units.typed})"
 
     def imports(self) -> tuple[str, ...]:
         """Functions outside the module that it calls. Complete once :meth:`render` was called."""
@@ -168,6 +242,10 @@ class ModuleText:
             runtime = _RUN_UNITS.replace("GRAIN", str(GRAIN)).replace("PARALLEL", parallel)
             if self.target.threads:
                 runtime = _THREAD_BODY + runtime
+        if self._batches:
+            for name in ("llvm.smin.i64", "llvm.smax.i64"):
+                self.declarations[name] = f"declare i64 @{name}(i64, i64)"
+            runtime += _RUN_BATCH + "\n".join(self._batches)
         parts = [
             f"; {self.name}, for {self.target.cpu}, {self.target.vector_bits}-bit vectors",
             f'target triple = "{self.target.triple}"',

@@ -20,8 +20,9 @@ from ...ir.verify_order import tells_apart
 from ...symbolic import Call, Expr, Symbol, SymbolKind, product, sym, to_expr
 from .types import width
 
-__all__ = ["FlatNest", "Memory", "flatten_nest", "hint", "lower_bound", "steps_grain"]
+__all__ = ["COUNT", "FlatNest", "Memory", "flatten_nest", "hint", "lower_bound", "map_expressions", "steps_grain"]
 
+COUNT = Symbol("count", SymbolKind.SIZE)  # the length of a loop that each launch's table gives
 SIZE_HINT = 64  # what an unknown size counts as in cost estimates
 
 
@@ -39,7 +40,8 @@ class FlatNest:
 
     ``positions``: for each argmin/argmax, the flattened position in the stage's original ranges.
     ``rows``: scratch buffers of one outer iteration. ``ordered``: outer iterations must run in order.
-    ``streamed``: memories whose stores go past the caches, see Note [Streaming stores].
+    ``streamed``: memories whose stores go past the caches, see Note [Streaming stores]. ``count``: what the size
+    ``COUNT`` is in this launch, for a nest that has it, see Note [Batches].
     """
 
     name: str
@@ -51,6 +53,7 @@ class FlatNest:
     rows: tuple[Buffer, ...]
     ordered: bool
     streamed: frozenset[str] = frozenset()
+    count: int | None = None
 
     def expressions(self) -> Iterator[Expr]:
         """Every index expression of the nest."""
@@ -194,7 +197,7 @@ def _split(nest: FlatNest, symbol: Symbol, size: int, inner: int) -> FlatNest:
         outer=widen(nest.outer),
         stages=tuple(Stage(widen(stage.ranges), stage.body) for stage in nest.stages),
     )
-    return _map_expressions(nest, lambda e: e.substitute({symbol: sym(high) * inner + sym(symbol.name)}))
+    return map_expressions(nest, lambda e: e.substitute({symbol: sym(high) * inner + sym(symbol.name)}))
 
 
 def _calls(nest: FlatNest) -> list[Call]:
@@ -216,7 +219,7 @@ def _calls(nest: FlatNest) -> list[Call]:
 def _simplify(nest: FlatNest) -> FlatNest:
     upper = {Symbol(loop.symbol): loop.size.constant - 1 for loop in _all_ranges(nest) if loop.size.constant}
     zero = {Symbol(loop.symbol): to_expr(0) for loop in _all_ranges(nest) if loop.size.constant == 1}
-    return _map_expressions(nest, lambda e: _drop_divisions(e.substitute(zero), upper))
+    return map_expressions(nest, lambda e: _drop_divisions(e.substitute(zero), upper))
 
 
 def _drop_divisions(expr: Expr, upper: Mapping[Symbol, int]) -> Expr:
@@ -342,7 +345,7 @@ def _merge_in(
             merged = Range(b.symbol, a.size * b.size)
             loops = (*loops[:position], merged, *loops[position + 2 :])
             zero = {Symbol(a.symbol): to_expr(0)}
-            nest = put(_map_expressions(nest, lambda e, env=zero: e.substitute(env)), loops)  # type: ignore[misc]
+            nest = put(map_expressions(nest, lambda e, env=zero: e.substitute(env)), loops)  # type: ignore[misc]
         position -= 1
     return nest
 
@@ -368,7 +371,8 @@ def _all_ranges(nest: FlatNest) -> Iterable[Range]:
         yield from stage.ranges
 
 
-def _map_expressions(nest: FlatNest, change: Callable[[Expr], Expr]) -> FlatNest:
+def map_expressions(nest: FlatNest, change: Callable[[Expr], Expr]) -> FlatNest:
+    """The nest with every index expression changed."""
     stages = []
     for stage in nest.stages:
         body = []
