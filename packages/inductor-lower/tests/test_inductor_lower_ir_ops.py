@@ -341,7 +341,9 @@ def test_a_dtype_goes_to_torch_and_back(dtype: DType) -> None:
 
 def test_types_that_generated_code_cannot_hold_are_none() -> None:
     assert from_torch_dtype(torch.complex64) is None
-    assert dtype_from_torch_name("float8_e4m3fn") is None
+    assert from_torch_dtype(torch.float8_e4m3fn) is None  # no values to compute with: its bits are held
+    assert dtype_from_torch_name("float8_e4m3fn") is DType.U8
+    assert dtype_from_torch_name("float8_e5m2fnuz") is None
     assert accumulate_dtype(DType.BF16) is DType.F32
     with pytest.raises(IRError, match="f32 is not an integer type"):
         int_bounds(DType.F32)
