@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from aotkit_inductor_lower import LowerOptions, decompositions, interpret_program
+from aotkit_inductor_lower.ir.print import print_program
 from aotkit_inductor_lower.triton import (
     InterpreterDriver,
     LoweredForDevice,
@@ -151,3 +153,60 @@ def test_kernels_of_variances_compile_without_spilling(dtype: torch.dtype) -> No
     assert any("reduce_squares" in text for text in texts(lowered))
     for kernel in lowered.program.kernels:
         assert resource_facts(compile_kernel(kernel.source, 90)).spills == 0
+
+
+# -- few long rows -----------------------------------------------------------------------------------------------
+
+
+def batch_norm(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Forward with running statistics, and backward."""
+    aten = torch.ops.aten
+    running = torch.zeros_like(w), torch.ones_like(w)
+    y, mean, rstd, *new = aten._native_batch_norm_legit_functional(x, w, b, *running, True, 0.1, 1e-5)
+    gradients = aten.native_batch_norm_backward(y * y, x, w, None, None, mean, rstd, True, 1e-5, [True, True, True])
+    return y.relu(), mean, rstd, *new, *gradients
+
+
+def lower_batch_norm(dtype: torch.dtype) -> LoweredForDevice:
+    """Traced on a fake CUDA device: 3 channels of 20,000 elements."""
+    with FakeTensorMode():
+        args = [torch.empty(shape, dtype=dtype, device="cuda") for shape in ((5, 3, 50, 80), (3,), (3,))]
+        graph = make_fx(batch_norm, decompositions(), tracing_mode="fake")(*args)
+    return lower_for_device(graph, options=LowerOptions(verify=True))
+
+
+def batch_norm_inputs(dtype: torch.dtype) -> list[torch.Tensor]:
+    """Far from 0."""
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(5, 3, 50, 80, generator=g, dtype=torch.float64) + 100
+    w, b = torch.rand(3, generator=g, dtype=torch.float64) + 0.5, torch.randn(3, generator=g, dtype=torch.float64)
+    return [t.to(dtype) for t in (x, w, b)]
+
+
+@pytest.mark.covers("F5e.1", "F5g.18")
+def test_a_batch_norm_of_few_channels_is_a_kernel_per_pass_so_that_each_fills_a_device() -> None:
+    lowered = lower_batch_norm(torch.float64)
+    launches = [launch.name for launch in lowered.program.launches()]
+    assert len(launches) == 6  # statistics of both directions in two kernels each, and the elements of both
+    assert all(len(kernel.source.grid) > 1 for kernel in lowered.program.kernels[::2])
+    args = batch_norm_inputs(torch.float64)
+    for got in (run(lowered, *args), interpret_program(lowered.scheduled, args)):
+        for ours, want in zip(got, batch_norm(*args), strict=True):
+            torch.testing.assert_close(ours, want)
+
+
+@pytest.mark.covers("F5g.18")
+def test_statistics_of_float32_on_a_device_are_float32_and_as_exact() -> None:
+    lowered = lower_batch_norm(torch.float32)
+    assert " : f64" not in print_program(lowered.scheduled)
+    args = batch_norm_inputs(torch.float32)
+    assert_near(run(lowered, *args), batch_norm, *args, error=5e-4)
+
+
+def test_short_or_many_rows_and_passes_over_one_memory_stay_one_kernel() -> None:
+    def f(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return (F.layer_norm(x, x.shape[1:]),)
+
+    for shape, count in (((3, 1 << 14), 3), ((65, 1 << 14), 1), ((3, 1000), 1)):
+        assert len(lower(f, torch.empty(shape)).program.launches()) == count
+    assert len(lower(lambda x: (x.softmax(1),), torch.empty(3, 1 << 14)).program.launches()) == 1  # a maximum is sought

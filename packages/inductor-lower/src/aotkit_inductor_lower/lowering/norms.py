@@ -169,8 +169,8 @@ def _channel_dims(x: View) -> list[int]:
     return [dim for dim in range(len(x.sizes)) if dim != 1]
 
 
-def _statistics_dtype(x: View) -> DType:
-    """What batch norm's sums accumulate in, as eager's do on the CPU: double for float32, float32 for halves.
+def _statistics_dtype(ctx: LoweringContext, x: View) -> DType:
+    """What batch norm's sums accumulate in, as eager's do: on the CPU double for float32, else float32.
 
     Note [Batch norm rounds as eager]
         Behind a batch norm usually stands a relu, whose gradient jumps at 0. A normalized value that differs from
@@ -178,7 +178,8 @@ def _statistics_dtype(x: View) -> DType:
         gradient by 1e-3. So sums are as wide as eager's, mean and variance are rounded before they are used, and the
         result is ``fma(x, alpha, beta)`` with one alpha and beta per channel: the bits of eager's CPU kernel.
     """
-    return DType.F64 if x.dtype is torch.float32 else compute_dtype(x.dtype)
+    on_cpu = ctx.buffers[x.buffer].device.startswith("cpu")
+    return DType.F64 if x.dtype is torch.float32 and on_cpu else compute_dtype(x.dtype)
 
 
 def _affine(
@@ -222,7 +223,7 @@ def _batch_norm_training(
     """(normalized, saved mean, saved 1/std); writes the updated running statistics where asked."""
     result, mean_out, rstd_out = (_declare(ctx, node, k) for k in range(3))
     rows = RowNest(ctx, node, mean_out.buffer, x.sizes, _channel_dims(x))
-    nest, dtype, wide = rows.nest, compute_dtype(x.dtype), _statistics_dtype(x)
+    nest, dtype, wide = rows.nest, compute_dtype(x.dtype), _statistics_dtype(ctx, x)
     mean, squares = _batch_statistics(rows, x, wide)
     variance = nest.cast(nest.op("div", squares, rows.count_value(dtype)), wide)
     deviation = nest.op("sqrt", nest.op("add", variance, nest.const(eps, wide)))
@@ -392,7 +393,7 @@ def _batch_norm_sums(
     ctx: LoweringContext, node: Node, grad: View, x: View, statistics: Statistics, mask: Sequence[bool]
 ) -> tuple[View | None, View | None, tuple[View, View]]:
     """Gradients of weight and bias, and per channel (mean of grad, mean of grad*(x - mean), times 1/var)."""
-    wide = _statistics_dtype(x)
+    wide = _statistics_dtype(ctx, x)
     torch_dtype = torch.float64 if compute_dtype(x.dtype) is DType.F64 else torch.float32
     means = tuple(ctx.declare_dense(f"{node.name}_{kind}", (x.sizes[1],), torch_dtype) for kind in ("mean", "slope"))
     rows = RowNest(ctx, node, means[0].buffer, x.sizes, _channel_dims(x))

@@ -51,6 +51,7 @@ from ..schedule.partials import (
     value_types,
 )
 from ..symbolic import Expr, Symbol, floordiv, sym, to_expr
+from .cut import cut_nest
 from .split_squares import means_of_chunk, stands_alone, uneven, with_common_squares
 from .tiles import next_power_of_two, size_hint
 from .welford import WelfordPair, welford_pair
@@ -81,7 +82,13 @@ def split_reductions(program: Program, limits: SplitLimits = _LIMITS) -> Program
     names = {b.name for b in buffers}
     declared = {b.name: b for b in buffers}
     steps: list[Step] = []
+    whole: list[Step] = []
     for step in program.steps:
+        cut = cut_nest(step, declared, names, limits.programs // 4) if isinstance(step, LoopNest) else None
+        whole += cut[0] if cut is not None else [step]
+        buffers += cut[1] if cut is not None else []
+    declared |= {b.name: b for b in buffers}
+    for step in whole:
         parts = _split(step, declared, names, limits) if isinstance(step, LoopNest) else None
         if parts is None:
             steps.append(step)
