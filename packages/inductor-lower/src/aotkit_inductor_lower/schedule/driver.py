@@ -19,6 +19,7 @@ from .fuse import fuse_kernels
 from .inline import inline_producers
 from .joins import place_joins
 from .mix import mix_reductions
+from .order import order_by_memory
 from .records import FusionRecord
 from .write_through import write_through
 from .writer import NestWriter
@@ -41,6 +42,8 @@ def schedule_program(program: Program, options: LowerOptions | None = None) -> t
             write_through,
             _localize,
         ]
+        if options.fuel is None:
+            passes.append(order_by_memory)
     for run in passes:
         program = run(program)
         if options.verify:
