@@ -124,6 +124,34 @@ def test_a_copy_of_an_input_onto_itself_leaves_no_node(keep: bool) -> None:
     assert not any("copy" in target for target in targets)
 
 
+@pytest.mark.covers("F1.15")
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda t: t[::4],
+        lambda t: t[:, :1],
+        lambda t: t[1:2],
+        lambda t: t[:1, ::2],
+        lambda t: t.t()[:1],
+        lambda t: t[::2],
+    ],
+)
+def test_a_copy_onto_itself_of_a_part_of_a_tensor_changes_nothing(view: Callable[[Tensor], Tensor], grad: bool) -> None:
+    def fn(x: Tensor) -> list[Tensor]:
+        x.copy_(x)
+        return [x.sin()]
+
+    wholes = [torch.linspace(0, 3, 16, dtype=torch.float64).view(4, 4).requires_grad_(grad) for _ in range(2)]
+    parts = [view(whole.clone()) for whole in wholes]
+    got, want = aotkit.aot_function(fn, lambda graph, inputs: graph)(parts[0]), fn(parts[1])
+    torch.testing.assert_close([*got, parts[0]], [*want, parts[1]])
+    if grad:
+        for part in parts:
+            part.square().sum().backward()
+        torch.testing.assert_close(wholes[0].grad, wholes[1].grad)
+
+
 @pytest.mark.covers("F1.16")
 @pytest.mark.parametrize("fn", [add_twice, add_and_return, transposed])
 @pytest.mark.parametrize("keep", [True, False])

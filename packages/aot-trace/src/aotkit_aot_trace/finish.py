@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.fx.experimental.symbolic_shapes import ShapeEnv, statically_known_true
 
 from aotkit_functionalize import Unsupported
 
@@ -147,8 +147,22 @@ def _copies_input_to_itself(node: torch.fx.Node) -> bool:
     if node.target is not aten.copy.default:
         return False
     source = node.args[1]
-    from_outside = isinstance(source, torch.fx.Node) and source.op == "placeholder"
-    return source is node.args[0] and from_outside and not any(map(_is_view, node.users))
+    if not isinstance(source, torch.fx.Node) or source.op != "placeholder" or source is not node.args[0]:
+        return False
+    if any(map(_is_view, node.users)):
+        return False
+    return _returned_as_it_is(source.meta["val"])
+
+
+def _returned_as_it_is(value: torch.Tensor) -> bool:
+    """Whether autograd returns an input of a function with its strides: it gives dimensions of size 1 others, and
+    nothing is copied onto its own memory in another layout."""
+    step: int | torch.SymInt = 1
+    for size, stride in zip(reversed(value.shape), reversed(value.stride()), strict=True):
+        if statically_known_true(size == 1) and not statically_known_true(stride == step):
+            return False
+        step = step * size
+    return True
 
 
 def _is_view(node: torch.fx.Node) -> bool:
