@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import select
 import subprocess
@@ -389,6 +390,22 @@ def test_a_transpose_has_a_square_tile_and_a_copy_one_axis() -> None:
     assert "in_i1 = " not in plain.text  # 6144 is a multiple of the block
     x = torch.randn(96, 64, generator=torch.Generator().manual_seed(0)).t()
     check(copy_program("64, 96", "1, 64", "96, 1"), [x])
+
+
+@pytest.mark.parametrize(
+    ("sizes", "order", "axes"),
+    [("50, 6, 7", "1, 50, 300", 3), ("9, 33, 5", "165, 1, 33", 3), ("9, 33, 5", "0, 1, 0", 3)]
+    + [("70, 5, 300", "1, 70, 350", 2)],
+)
+@pytest.mark.covers("F5e.1")
+def test_tiles_have_up_to_three_axes_whatever_the_order_of_reading(sizes: str, order: str, axes: int) -> None:
+    shape, strides = ([int(n) for n in text.split(", ")] for text in (sizes, order))
+    program = copy_program(sizes, order, f"{shape[1] * shape[2]}, {shape[2]}, 1")
+    (source,) = sources(program)
+    assert len(source.config.blocks) == axes and all(block > 1 for _, block in source.config.blocks)
+    x = torch.randn(math.prod(shape), generator=torch.Generator().manual_seed(0)).as_strided(shape, strides)
+    (got,) = run(program, [x])
+    assert torch.equal(got, x)
 
 
 def test_large_buffers_are_indexed_with_64_bits() -> None:
