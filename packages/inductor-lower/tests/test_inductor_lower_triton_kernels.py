@@ -394,8 +394,12 @@ def test_a_transpose_has_a_square_tile_and_a_copy_one_axis() -> None:
 
 @pytest.mark.parametrize(
     ("sizes", "order", "axes"),
-    [("50, 6, 7", "1, 50, 300", 3), ("9, 33, 5", "165, 1, 33", 3), ("9, 33, 5", "0, 1, 0", 3)]
-    + [("70, 5, 300", "1, 70, 350", 2)],
+    [
+        ("50, 6, 7", "1, 50, 300", 3),
+        ("9, 33, 5", "165, 1, 33", 3),
+        ("9, 33, 5", "0, 1, 0", 3),
+        ("70, 5, 300", "1, 70, 350", 2),
+    ],
 )
 @pytest.mark.covers("F5e.1")
 def test_tiles_have_up_to_three_axes_whatever_the_order_of_reading(sizes: str, order: str, axes: int) -> None:
