@@ -193,10 +193,10 @@ def _unit_load(ctx: KernelContext, instr: Load, offset: Expr, copy: int, step: i
     element, lanes, align = memory_type(dtype), vector.lanes, width(dtype) // 8
     pointer = _unit_pointer(ctx, instr.buffer, element, offset, copy, step)
     type_ = vector_type(element, lanes)
-    if instr.mask is None:
+    if instr.mask is None and not vector.tail:
         value = _read(ctx, instr.buffer, type_, pointer, align)
     else:
-        mask = ctx.part(instr.mask, copy, lanes)
+        mask = ctx.part(instr.mask, copy, lanes) if instr.mask is not None else ctx.tail_mask()
         if step < 0:
             mask = ctx.em.shuffle(mask, mask, "i1", range(lanes - 1, -1, -1))
         other = ctx.em.splat(Ssa(_memory_literal(instr.other, dtype), element), lanes)
@@ -326,6 +326,7 @@ def _unit_store(ctx: KernelContext, instr: Store, offset: Expr, copy: int, step:
     type_ = vector_type(element, lanes)
     value = ctx.part(instr.value, copy, lanes)
     mask = ctx.part(instr.mask, copy, lanes) if instr.mask is not None else None
+    mask = ctx.tail_mask() if vector.tail else mask
     if step < 0:
         backwards = range(lanes - 1, -1, -1)
         value = ctx.em.shuffle(value, value, register_type(dtype), backwards)

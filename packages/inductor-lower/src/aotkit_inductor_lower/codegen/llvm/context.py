@@ -35,7 +35,7 @@ class Vector:
     """The vector variable: lane ``l`` of copy ``k`` is at ``base + k*lanes + l``.
 
     With ``tile``, lane ``l`` of every copy is at ``base + l``, and copy ``k`` is ``k`` steps of the loop variable
-    ``tile`` further, see Note [Tiles].
+    ``tile`` further, see Note [Tiles]. With ``tail``, only so many lanes exist, see Note [Masked tails].
     """
 
     symbol: Symbol
@@ -43,6 +43,7 @@ class Vector:
     lanes: int
     copies: int
     tile: Symbol | None = None
+    tail: int = 0
 
     def first(self, copy: int) -> int:
         """Where a copy's lane 0 is, from ``base``."""
@@ -74,6 +75,11 @@ class KernelContext:
     def em(self) -> Emitter:
         """The function being built."""
         return self.ops.em
+
+    def tail_mask(self) -> Ssa:
+        """The lanes of a masked tail that exist."""
+        assert self.vector is not None
+        return ramp_literal([int(lane < self.vector.tail) for lane in range(self.vector.lanes)], "i1")
 
     # -- values ------------------------------------------------------------------------------------------
 

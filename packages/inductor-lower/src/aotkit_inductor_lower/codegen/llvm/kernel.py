@@ -20,10 +20,10 @@ from .context import KernelContext, Value, Vector
 from .emitter import Carried, Emitter, Ssa, imm, origin_comment
 from .nest import COUNT, FlatNest, hint, steps_grain
 from .ops import Ops
-from .reductions import CHUNK, Accumulator, make_accumulator
+from .reductions import CHUNK, Accumulator, Block, make_accumulator
 from .target import CpuTarget
 from .types import memory_type, width
-from .vectorize import VectorPlan, choose_vectors
+from .vectorize import VectorPlan, choose_vectors, masked_tail
 
 __all__ = ["KernelText", "emit_kernel"]
 
@@ -294,23 +294,26 @@ class _StageEmitter:
         final = self._nest(list(self.loops), state, blocks)
         self._finish(final, blocks)
 
-    def _blocks(self) -> list[_Block]:
+    def _blocks(self) -> list[Block]:
         """The step sizes the innermost loop is run with, widest first."""
         if self.vector_loop is None:
             vector = self.ctx.vector
-            return [_Block(1, vector.lanes, vector.copies) if vector is not None else _Block(1, 1, 1)]
+            return [Block(1, vector.lanes, vector.copies) if vector is not None else Block(1, 1, 1)]
         size = self.vector_loop.size.constant
         blocks = []
         for copies in dict.fromkeys((self.copies, 1)):
             step = self.lanes * copies
             if size is None or size >= step:
-                blocks.append(_Block(step, self.lanes, copies))
+                blocks.append(Block(step, self.lanes, copies))
                 size = None if size is None else size % step
+        tail = masked_tail(self.stage, self.vector_loop, self.lanes, self.ops.target)
+        if tail:
+            return [*blocks, Block(self.lanes, self.lanes, 1, tail)]
         if size is None or size or not blocks:  # also for no elements: reductions need their start values
-            blocks.append(_Block(1, 1, 1))
+            blocks.append(Block(1, 1, 1))
         return blocks
 
-    def _nest(self, loops: list[Range], state: list[Carried], blocks: list[_Block]) -> list[Ssa]:
+    def _nest(self, loops: list[Range], state: list[Carried], blocks: list[Block]) -> list[Ssa]:
         """Plain loops around the innermost one."""
         innermost = self.vector_loop
         if innermost is None and len(loops) == 1:
@@ -337,7 +340,7 @@ class _StageEmitter:
             self.ctx.hoist_depth = max(floor, self.em.depth)
         return floor
 
-    def _innermost(self, loop: Range, state: list[Carried], blocks: list[_Block]) -> list[Ssa]:
+    def _innermost(self, loop: Range, state: list[Carried], blocks: list[Block]) -> list[Ssa]:
         """The block loops one after the other over ``[0, size)``."""
         size, low = self.ctx.scalar(loop.size), imm(0)
         results: list[Ssa] = []
@@ -345,13 +348,13 @@ class _StageEmitter:
         for block in blocks:
             count = sum(block.width(acc) for acc in self.accumulators)
             own = state[at : at + count]
-            stop = self.em.round_down(self.em.sub(size, low), block.step) if block.step > 1 else size
-            stop = self.em.add(low, stop) if block.step > 1 else stop
+            whole = block.step > 1 and not block.tail
+            stop = self.em.add(low, self.em.round_down(self.em.sub(size, low), block.step)) if whole else size
             results += self._chunked(loop, low, stop, block, own)
             low, at = stop, at + count
         return results
 
-    def _chunked(self, loop: Range, low: Ssa, stop: Ssa, block: _Block, state: list[Carried]) -> list[Ssa]:
+    def _chunked(self, loop: Range, low: Ssa, stop: Ssa, block: Block, state: list[Carried]) -> list[Ssa]:
         """One block loop; long float sums in two levels, see Note [Order of a reduction]."""
         span = CHUNK * block.step
         trips = (stop.constant - low.constant) // block.step if None not in (stop.constant, low.constant) else None  # type: ignore[operator]
@@ -377,13 +380,13 @@ class _StageEmitter:
 
         return self.em.loop(low, stop, span, state, chunk, "chunk")
 
-    def _total(self, block: _Block) -> int:
+    def _total(self, block: Block) -> int:
         total = 1
         for loop in self.stage.ranges:
             total *= max(1, hint(loop.size))
         return total // block.step
 
-    def _second_level(self, block: _Block, totals: list[Ssa], partial: list[Ssa]) -> list[Ssa]:
+    def _second_level(self, block: Block, totals: list[Ssa], partial: list[Ssa]) -> list[Ssa]:
         merged: list[Ssa] = []
         at = 0
         for acc in self.accumulators:
@@ -393,14 +396,14 @@ class _StageEmitter:
                 at += acc.width
         return merged
 
-    def _block_loop(self, loop: Range, low: Ssa, stop: Ssa, block: _Block, state: list[Carried]) -> list[Ssa]:
+    def _block_loop(self, loop: Range, low: Ssa, stop: Ssa, block: Block, state: list[Carried]) -> list[Ssa]:
         ctx = self.ctx
 
         def body(index: Ssa, phis: list[Ssa]) -> list[Ssa]:
             floor = self._enter(loop, index)
             outer_vector = ctx.vector
             if self.vector_loop is not None and block.step > 1:
-                ctx.vector = Vector(Symbol(loop.symbol), index, block.lanes, block.vectors)
+                ctx.vector = Vector(Symbol(loop.symbol), index, block.lanes, block.vectors, None, block.tail)
             following = list(phis)
             emit_body(ctx, self.stage.body, lambda r, v: self._take(r, v, block, following))
             ctx.vector, ctx.hoist_depth = outer_vector, floor
@@ -408,7 +411,7 @@ class _StageEmitter:
 
         return self.em.loop(low, stop, block.step, state, body, "r")
 
-    def _take(self, reduce: Reduce, value: Value, block: _Block, state: list[Ssa]) -> Value | None:
+    def _take(self, reduce: Reduce, value: Value, block: Block, state: list[Ssa]) -> Value | None:
         """Update the accumulators of one reduction in ``state``; the value so far of a running one."""
         at = 0
         for acc in self.accumulators:
@@ -423,13 +426,17 @@ class _StageEmitter:
             where = None
             if position is not None:
                 where = position.parts[copy] if position.varying else self.em.splat(position.parts[0], block.lanes)
+            if block.tail:
+                part = self.ops.select(
+                    self.ctx.tail_mask(), part, Ssa(acc.start(block.lanes)[0].initial.text, part.type)
+                )
             here = slice(at + copy * acc.width, at + (copy + 1) * acc.width)
             state[here] = acc.step(self.ops, state[here], part, where)
         if not reduce.running:
             return None
         return Value(reduce.dtype, tuple(state[at : at + block.vectors]), varying=self.ctx.vector is not None)
 
-    def _finish(self, final: list[Ssa], blocks: list[_Block]) -> None:
+    def _finish(self, final: list[Ssa], blocks: list[Block]) -> None:
         """Combine copies, lanes and blocks into the results."""
         for acc in self.accumulators:
             if acc.reduce.running:
@@ -444,7 +451,7 @@ class _StageEmitter:
                     at += count
             self.ctx.values[acc.reduce.result] = self._join(acc, partials, blocks)
 
-    def _join(self, acc: Accumulator, partials: list[list[Ssa]], blocks: list[_Block]) -> Value:
+    def _join(self, acc: Accumulator, partials: list[list[Ssa]], blocks: list[Block]) -> Value:
         if self.ctx.vector is not None:  # lanes are outer iterations: nothing to combine
             states = [partials[0][k : k + acc.width] for k in range(0, len(partials[0]), acc.width)]
             return Value(acc.reduce.dtype, tuple(acc.result(self.ops, s) for s in states), varying=True)
@@ -462,21 +469,6 @@ class _StageEmitter:
             total = state if total is None else acc.combine(self.ops, total, state)
         assert total is not None
         return Value(acc.reduce.dtype, (acc.result(self.ops, total),))
-
-
-@dataclass(frozen=True, slots=True)
-class _Block:
-    """One way of stepping: ``vectors`` vectors of ``lanes`` elements."""
-
-    step: int
-    lanes: int
-    vectors: int
-
-    def start(self, acc: Accumulator) -> list[Carried]:
-        return acc.start(self.lanes) * self.vectors
-
-    def width(self, acc: Accumulator) -> int:
-        return acc.width * self.vectors
 
 
 def _no_reduce(reduce: Reduce, value: Value) -> None:

@@ -17,7 +17,7 @@ from .emitter import Carried, Ssa, vector_type
 from .ops import Ops, emit_op
 from .types import FLOAT_TYPES, INT_TYPES, literal, register_type, width
 
-__all__ = ["CHUNK", "Accumulator", "make_accumulator"]
+__all__ = ["CHUNK", "Accumulator", "Block", "make_accumulator"]
 
 CHUNK = 64  # steps after which a partial float sum moves to the second level
 
@@ -123,6 +123,25 @@ class Accumulator:
             return 0 if low else 255
         assert dtype in INT_TYPES
         return -(1 << (bits - 1)) if low else (1 << (bits - 1)) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """One way of stepping through a loop: ``vectors`` vectors of ``lanes`` elements. With ``tail``: only so many lanes
+    exist, see Note [Masked tails]."""
+
+    step: int
+    lanes: int
+    vectors: int
+    tail: int = 0
+
+    def start(self, acc: Accumulator) -> list[Carried]:
+        """The accumulators of a reduction before the first step."""
+        return acc.start(self.lanes) * self.vectors
+
+    def width(self, acc: Accumulator) -> int:
+        """How many values the accumulators are."""
+        return acc.width * self.vectors
 
 
 def make_accumulator(reduce: Reduce, value_dtype: DType, positions: int | None, in_order: bool) -> Accumulator:

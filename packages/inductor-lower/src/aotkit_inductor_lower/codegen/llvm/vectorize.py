@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...ir import Compute, Load, Range, Reduce, Stage, Store
+from ...ir import CheckIndex, Compute, IndexValue, Load, Range, Reduce, Stage, Store
 from ...symbolic import Expr, Symbol, SymbolKind, product
 from .nest import FlatNest, element_bits, hint
 from .target import CpuTarget
 
-__all__ = ["VectorPlan", "choose_vectors"]
+__all__ = ["VectorPlan", "choose_vectors", "masked_tail"]
 
 _HEAVY = frozenset(
     (
@@ -23,6 +23,8 @@ _HEAVY = frozenset(
         *("lgamma", "nextafter", "floordiv", "truncdiv", "mod", "fmod"),
     )
 )
+_TRAPPING = frozenset(("floordiv", "truncdiv", "mod", "fmod"))
+LEAST_TAIL = 4  # elements for which a masked vector pays
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +45,7 @@ def choose_vectors(nest: FlatNest, target: CpuTarget) -> VectorPlan:
     """The cheapest way to put the nest into vectors."""
     lanes = target.lanes(element_bits(nest))
     best: tuple[float, str | None, tuple[str | None, ...]] | None = None
-    inner, cost = _inner_choice(nest, lanes)
+    inner, cost = _inner_choice(nest, lanes, target)
     scans = any(stage.scans for stage in nest.stages)
     if any(inner) or scans:
         best = (cost, None, inner)
@@ -70,7 +72,7 @@ def choose_vectors(nest: FlatNest, target: CpuTarget) -> VectorPlan:
 # -- costs -----------------------------------------------------------------------------------------------
 
 
-def _inner_choice(nest: FlatNest, lanes: int) -> tuple[tuple[str | None, ...], float]:
+def _inner_choice(nest: FlatNest, lanes: int, target: CpuTarget) -> tuple[tuple[str | None, ...], float]:
     trips = 1.0
     for loop in nest.outer:
         trips *= max(1, hint(loop.size))
@@ -81,7 +83,7 @@ def _inner_choice(nest: FlatNest, lanes: int) -> tuple[tuple[str | None, ...], f
             names.append(None)
             total += trips * max(1, hint(_iterations(stage))) * _stage_cost(stage, None, 1)
             continue
-        choices = [(_stage_loop_cost(stage, loop, lanes), loop.symbol) for loop in stage.ranges]
+        choices = [(_stage_loop_cost(stage, loop, lanes, target), loop.symbol) for loop in stage.ranges]
         cost, name = min(choices, key=lambda c: c[0])
         names.append(name)
         reduces = sum(isinstance(i, Reduce) for i in stage.body)
@@ -93,13 +95,15 @@ def _iterations(stage: Stage) -> Expr:
     return product(loop.size for loop in stage.ranges)
 
 
-def _stage_loop_cost(stage: Stage, loop: Range, lanes: int) -> float:
+def _stage_loop_cost(stage: Stage, loop: Range, lanes: int, target: CpuTarget) -> float:
     others = 1.0
     for other in stage.ranges:
         if other.symbol != loop.symbol:
             others *= max(1, hint(other.size))
     vectors, tail = divmod(max(1, hint(loop.size)), lanes)
     symbol = Symbol(loop.symbol)
+    if masked_tail(stage, loop, lanes, target):
+        return others * ((vectors + 1.5) * _stage_cost(stage, symbol, lanes) + 1.0)
     return others * (vectors * _stage_cost(stage, symbol, lanes) + tail * _stage_cost(stage, None, 1) + 1.0)
 
 
@@ -183,6 +187,33 @@ def _access_cost(instr: Load | Store, vector: Symbol | None, lanes: int) -> floa
         return 1.0
     wide = 1.5 if step is None or abs(step) >= 16 else 1.0
     return wide * (1.2 if isinstance(instr, Load) else 1.6) * lanes
+
+
+def masked_tail(stage: Stage, loop: Range, lanes: int, target: CpuTarget) -> int:
+    """How many elements of ``loop`` one masked vector takes at its end; 0 where they are taken one by one.
+
+    Note [Masked tails]
+        With AVX-512 the elements that fill no vector are loaded, stored and reduced under a mask: a layer norm over
+        rows of 31 floats takes about as long as one over 32. A lane that does not exist is not read, holds 0, and
+        counts as the identity in reductions. That needs accesses with step 1 or 0, no instruction that may report an
+        error, and more than a few elements. AVX2 lacks masks for narrow types; it keeps single elements, as plain
+        x86-64 does.
+    """
+    size = loop.size.constant
+    if target.vector_bits != 512 or size is None or size < lanes or size % lanes < LEAST_TAIL or stage.scans:
+        return 0
+    symbol = Symbol(loop.symbol)
+    for instr in stage.body:
+        if isinstance(instr, Load | Store):
+            slope = instr.indices[0].coefficient(symbol)
+            own = instr.mask is not None or any(s.kind is SymbolKind.VALUE for s in instr.indices[0].symbols)
+            if own or slope is None or not (slope == 1 or (slope == 0 and isinstance(instr, Load))):
+                return 0
+        if isinstance(instr, CheckIndex | IndexValue) or (isinstance(instr, Store) and instr.accumulates):
+            return 0
+        if isinstance(instr, Compute) and instr.op in _TRAPPING:
+            return 0
+    return size % lanes
 
 
 # -- vectors per step ------------------------------------------------------------------------------------

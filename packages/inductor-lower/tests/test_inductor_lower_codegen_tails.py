@@ -1,0 +1,89 @@
+"""What is left of a row after the last whole vector: eager's values on every target."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from aotkit_inductor_lower import LowerOptions, compile_graph, decompositions
+from aotkit_inductor_lower.codegen.llvm import host_target
+
+F = torch.nn.functional
+BITS = {"x86-64": 128, "x86-64-v3": 256, "x86-64-v4": 512}
+PROCESSORS = ["host", *(name for name, bits in BITS.items() if bits <= host_target().vector_bits)]
+
+
+def rows(x):
+    scaled = x * torch.rsqrt((x * x).mean(-1, keepdim=True) + 1)
+    return scaled, torch.softmax(x, -1), x.amax(-1), x.argmin(-1), x.prod(-1), (x > 1).any(-1), (x < 3).all(-1)
+
+
+def whole(x):
+    return x.sum(-1), x.amax(-1), x.argmax(-1), (x > 3).any(-1), (x == x[:, :1]).all(-1), x.amin(-1)
+
+
+def compiled(f, args, processor="host"):
+    graph = make_fx(lambda *given: f(*given), decompositions(), tracing_mode="fake")(*args)
+    return compile_graph(graph, options=LowerOptions(verify=True, redzones=True, processor=processor))
+
+
+@pytest.mark.parametrize("processor", PROCESSORS)
+@pytest.mark.parametrize("n", [19, 31, 77])
+def test_rows_that_are_no_whole_vectors_equal_eager(n, processor):
+    wide = torch.full((40, n + 5), float("nan"), dtype=torch.float64)  # whatever is read beside a row shows
+    x = wide[:, 2 : n + 2]
+    x.copy_(torch.randn(40, n, generator=torch.Generator().manual_seed(n)))
+    for got, want in zip(compiled(rows, [x], processor)([x]), rows(x), strict=True):
+        torch.testing.assert_close(got, want)
+    x[3, n - 1], x[4, 0] = float("nan"), float("-inf")
+    x[5] = float("inf")
+    f = whole
+    for got, want in zip(compiled(f, [x], processor)([x]), f(x), strict=True):
+        torch.testing.assert_close(got, want, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int16, torch.uint8, torch.bfloat16, torch.float32])
+def test_tails_of_every_width_equal_eager(dtype):
+    x = torch.randint(-4, 5, (50, 75), generator=torch.Generator().manual_seed(1)).abs().to(dtype)
+    for got, want in zip(compiled(whole, [x])([x]), whole(x), strict=True):
+        torch.testing.assert_close(got, want)  # small integers: sums are exact
+
+
+def test_what_is_written_in_place_keeps_its_neighbours():
+    base = torch.randn(30, 40, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    want = base.clone()
+
+    def f(x):
+        view = x[:, 3:34]
+        return x.slice_scatter(view - view.mean(-1, keepdim=True), 1, 3, 34)
+
+    torch.testing.assert_close(compiled(f, [base])([base])[0], f(want))
+    assert torch.equal(base, want)
+
+
+def test_lanes_that_do_not_exist_divide_nothing():
+    x = torch.full((20, 27), 7, dtype=torch.int64)
+    d = torch.arange(1, 28, dtype=torch.int64).expand(20, 27).contiguous()
+    f = lambda x, d: ((x // d).sum(-1), (x % d).amax(-1))
+    for got, want in zip(compiled(f, [x, d])([x, d]), f(x, d), strict=True):
+        assert torch.equal(got, want)
+
+
+@pytest.mark.skipif(host_target().vector_bits < 512, reason="masked tails are for AVX-512")
+def test_tails_are_masked_where_the_processor_can():
+    class Dumps:
+        text = ""
+
+        def stage(self, name):
+            from contextlib import nullcontext
+
+            return nullcontext()
+
+        def dump(self, name, kind, text):
+            self.text = text() if kind == "kernels" else self.text
+
+    dumps = Dumps()
+    x = torch.randn(64, 31)
+    compile_graph(make_fx(lambda x: torch.softmax(x, -1), decompositions(), tracing_mode="fake")(x), observer=dumps)
+    assert "llvm.masked.load.v16f32" in dumps.text and "llvm.masked.store.v16f32" in dumps.text
