@@ -39,6 +39,7 @@ class Run:
     facts: dict[str, Any] = field(default_factory=dict)
     before: dict[str, torch.Tensor] = field(default_factory=dict)
     coarse: dict[str, float] = field(default_factory=dict)
+    unseen: bool = False  # `afterwards` wrote to memory of tensors that do not count that write (`.data` was taken)
     error: BaseException | None = None
 
     @property
@@ -171,14 +172,20 @@ def _aliases(run: Run, outputs: Sequence[Any], named: dict[str, Any]) -> None:
 def _afterwards(run: Run, program: Program, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
     if program.afterwards is None:
         return
+    tensors = [value for value in (*inputs, *outputs) if isinstance(value, torch.Tensor)]
+    versions = [tensor._version for tensor in tensors]
     try:
         exec(program.afterwards, {"inputs": inputs, "outputs": outputs, "torch": torch})
         run.facts["afterwards"] = "ran"
     except Exception as error:  # noqa: BLE001 - it is the fact
         run.facts["afterwards"] = error
         return
-    for group, tensors in (("input", inputs), ("output", outputs)):
-        for index, tensor in enumerate(tensors):
+    counted = {t.untyped_storage()._cdata for t, v in zip(tensors, versions, strict=True) if t._version != v}
+    run.unseen = any(
+        t._version == v and t.untyped_storage()._cdata in counted for t, v in zip(tensors, versions, strict=True)
+    )
+    for group, members in (("input", inputs), ("output", outputs)):
+        for index, tensor in enumerate(members):
             if isinstance(tensor, torch.Tensor):
                 run.facts[f"{group} {index} requires_grad afterwards"] = _claim(tensor, program)
                 run.facts[f"{group} {index} value afterwards"] = tensor.detach().clone()

@@ -32,7 +32,8 @@ class Outcome:
     """What became of one program.
 
     ``kind``: equal, refused (typed, with its reason), mismatch, crash (an error that is no refusal), eager raises (and
-    so does the compiled program), unstable (eager's own results move as far with its rounding; generated code only).
+    so does the compiled program), unstable (eager's own results move as far with its rounding; generated code only),
+    unseen write (the caller wrote behind autograd's back, and eager's gradient is of what it wrote).
     """
 
     kind: str
@@ -89,6 +90,8 @@ def _outcome(eager: Run, run: Run) -> Outcome:
     found = differences(eager, run)
     if found == [RECOMPUTED]:
         return Outcome("refused", RECOMPUTED)
+    if found and eager.unseen and all(sentence.partition(": ")[0].endswith(" gradient") for sentence in found):
+        return Outcome("unseen write")
     return Outcome("mismatch", "; ".join(found[:3])) if found else Outcome("equal")
 
 
