@@ -100,11 +100,19 @@ def _stage_loop_cost(stage: Stage, loop: Range, lanes: int, target: CpuTarget) -
     for other in stage.ranges:
         if other.symbol != loop.symbol:
             others *= max(1, hint(other.size))
-    vectors, tail = divmod(max(1, hint(loop.size)), lanes)
+    vectors, tail = _steps(loop.size, lanes)
     symbol = Symbol(loop.symbol)
     if masked_tail(stage, loop, lanes, target):
         return others * ((vectors + 1.5) * _stage_cost(stage, symbol, lanes) + 1.0)
     return others * (vectors * _stage_cost(stage, symbol, lanes) + tail * _stage_cost(stage, None, 1) + 1.0)
+
+
+def _steps(size: Expr, lanes: int) -> tuple[float, float]:
+    """Whole vectors and elements after them. Of a size that is not known half a vector's elements are left on average,
+    so that of two loops that vectorise alike the longer one is taken."""
+    count = max(1, hint(size))
+    tail = count % lanes if size.constant is not None else min(count, lanes / 2)
+    return (count - tail) / lanes, tail
 
 
 def _outer_cost(nest: FlatNest, loop: Range, lanes: int) -> float:
@@ -112,7 +120,7 @@ def _outer_cost(nest: FlatNest, loop: Range, lanes: int) -> float:
     for other in nest.outer:
         if other.symbol != loop.symbol:
             trips *= max(1, hint(other.size))
-    vectors, tail = divmod(max(1, hint(loop.size)), lanes)
+    vectors, tail = _steps(loop.size, lanes)
     symbol = Symbol(loop.symbol)
     total = 0.0
     for stage in nest.stages:
