@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +16,7 @@ import torch.nn.functional as F
 from torch._dynamo.decorators import mark_unbacked
 from torch._dynamo.utils import counters
 
-import aotkit  # noqa: F401 - registers the backend
+import aotkit
 
 Make = Callable[[int], tuple[torch.Tensor, ...]]
 SIZES = (23, 2, 17, 1, 0)
@@ -83,6 +84,10 @@ KINDS: dict[str, tuple[Callable[..., torch.Tensor], Make]] = {
         lambda n: (normal(2, n, 8), normal(2, n, 8) + 1),
     ),
     "size as a number": (lambda x: x * x.shape[0] / x.numel() ** 0.5 + 2.0 / (x.shape[0] + 1), rows(3)),
+    "function of a size": (lambda x: x * torch.sym_sqrt(x.shape[0]) * math.log2(x.shape[0] + 1), rows(3)),
+    "half a size": (lambda x: x[: int(x.shape[0] * 0.5)] * 2 + abs(x.shape[0] - 9), rows(3)),
+    "part of a size": (lambda x: x.new_ones(math.ceil(x.shape[0] / 3)).sum() * x, rows(3)),
+    "shrunk": (lambda x: F.interpolate(x, scale_factor=0.5, mode="bilinear"), lambda n: (normal(2, 2, n + 2, 8),)),
     "diagonal": (lambda x: x.diagonal() * 2, lambda n: (normal(n, n),)),
     "triangle": (lambda x: x.triu(1), rows(4)),
     "parts": (lambda x: x[:, 1:3] * x[:, -1:], rows(4)),
@@ -145,3 +150,11 @@ def test_one_graph_serves_sizes_of_which_nothing_is_known(name):
             check(name, unbacked=True)
     else:
         assert check(name, unbacked=True) in (1, 2)  # a transposed one of size 1 or 0 is contiguous, others are not
+
+
+@pytest.mark.covers("F5c.9")
+def test_a_condition_on_sizes_as_a_number_is_refused_by_name():
+    compiled = torch.compile(lambda x: x * (x.shape[0] > 4), backend="aotkit", dynamic=True)
+    with pytest.warns(aotkit.EagerFallback, match="a condition on dynamic sizes is used as a number"):
+        assert torch.equal(compiled(normal(5, 2)), normal(5, 2))
+    assert torch.equal(compiled(normal(4, 2)), 0 * normal(4, 2))

@@ -5,7 +5,19 @@ from __future__ import annotations
 import pytest
 import sympy
 import torch
-from torch.utils._sympy.functions import FloorDiv, Max, Min, Mod, ModularIndexing
+from torch.utils._sympy.functions import (
+    CeilToInt,
+    FloatTrueDiv,
+    FloorDiv,
+    FloorToInt,
+    IntTrueDiv,
+    Max,
+    Min,
+    Mod,
+    ModularIndexing,
+    ToFloat,
+    TruncToInt,
+)
 
 from aotkit_functionalize import (
     FunctionalLayer,
@@ -99,6 +111,13 @@ s0, s1 = sympy.symbols("s0 s1", positive=True, integer=True)
         (s0 + s1) ** 2 * s1,
         -s0 * (s1 - 8),
         2 * FloorDiv(s0 + 1, 2) - Mod(s1, 2) * 3,
+        sympy.Abs(s0 - s1) * 2,
+        TruncToInt(0.5 * ToFloat(s0)) + 1,
+        TruncToInt(ToFloat(s0) * 0.75 + 2.5),
+        FloorToInt(IntTrueDiv(s0 - s1, 3)) * s1,
+        CeilToInt(FloatTrueDiv(ToFloat(s0), sympy.Float(2.5))),
+        CeilToInt(IntTrueDiv(s0, s1)),
+        TruncToInt(0.5 * ToFloat(s0 - s1)),
     ],
     ids=str,
 )
@@ -108,9 +127,17 @@ def test_size_texts_are_python_with_the_value_of_the_expression(expr):
         assert ours == int(expr.subs({s0: a, s1: b})), _text(expr)
 
 
-def test_an_expression_without_such_a_text_is_refused():
+ROUNDED = [
+    TruncToInt(0.7 * ToFloat(s0)),  # 0.7 * 10 is 7.0 in floats, and less than 7 in truth
+    TruncToInt(0.5 * ToFloat(s0) * ToFloat(s1)),  # the product of two sizes may need more bits than a float has
+    FloorToInt(0.5 * IntTrueDiv(s0, 3)),  # rounded before
+]
+
+
+@pytest.mark.parametrize("expr", [sympy.sqrt(s0), *ROUNDED], ids=str)
+def test_an_expression_without_such_a_text_is_refused(expr):
     with pytest.raises(Unsupported, match="has no form in the metadata"):
-        _text(sympy.sqrt(s0))
+        _text(expr)
 
 
 @pytest.mark.covers("F1.47")

@@ -269,6 +269,29 @@ def test_sympy_expressions_of_a_shape_environment_convert() -> None:
         from_symint(1 / a, names)
 
 
+def test_floats_between_sizes_convert_where_they_are_exact() -> None:
+    import sympy
+    from torch.utils._sympy.functions import CeilToInt, FloatTrueDiv, FloorToInt, IntTrueDiv, ToFloat, TruncToInt
+
+    a, b = sympy.Symbol("s0", integer=True, positive=True), sympy.Symbol("s1", integer=True, positive=True)
+    assert from_symint(TruncToInt(0.75 * ToFloat(a))) == (S0 * 3) // 4
+    assert from_symint(TruncToInt(0.5 * ToFloat(a) + 1.5)) == (S0 + 3) // 2
+    assert from_symint(FloorToInt(IntTrueDiv(a - b, 3))) == (S0 - S1) // 3
+    assert from_symint(CeilToInt(IntTrueDiv(a, b))) == -((-S0) // S1)
+    assert from_symint(CeilToInt(FloatTrueDiv(ToFloat(a), sympy.Float(2.5)))) == -((S0 * -2) // 5)
+    towards_zero = smax(S0 - S1, to_expr(0)) // 2 - smax(S1 - S0, to_expr(0)) // 2
+    assert from_symint(TruncToInt(0.5 * ToFloat(a - b))) == towards_zero
+    assert from_symint(sympy.Abs(a - b)) == smax(S0 - S1, S1 - S0)
+    rounded = (
+        TruncToInt(0.7 * ToFloat(a)),  # 0.7 * 10 is 7.0 in floats, and less than 7 in truth
+        TruncToInt(0.5 * ToFloat(a) * ToFloat(b)),  # the product of two sizes may need more bits than a float has
+        FloorToInt(0.5 * IntTrueDiv(a, 3)),  # rounded before
+    )
+    for expression in rounded:
+        with pytest.raises(UnsupportedExpression, match="may be rounded before"):
+            from_symint(expression)
+
+
 def test_a_symint_of_a_traced_graph_converts() -> None:
     import torch
     from torch._dynamo.source import ConstantSource

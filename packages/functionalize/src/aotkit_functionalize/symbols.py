@@ -101,11 +101,64 @@ def _render(expr: Any) -> tuple[str, int]:
         return f"({base}//{divisor}) % {modulus}", _SUM
     if name in ("Max", "Min"):
         return f"{name.lower()}({', '.join(_text(a) for a in expr.args)})", _ATOM
+    if name == "Abs":
+        return f"max({_text(expr.args[0])}, {_text(-expr.args[0])})", _ATOM
+    whole = _rounded_quotient(expr)
+    if whole is not None:
+        return _render(whole)
     raise Unsupported(
         f"a size is {expr}",
         f"{name} has no form in the metadata, which knows + - * // % min and max over integers",
         "Compute the size with these, or compile with static shapes",
     )
+
+
+def _rounded_quotient(expr: Any) -> Any:
+    """``TruncToInt(0.5*ToFloat(s))`` and its kind as a sympy expression over integers; ``None`` where floats round.
+
+    Note [Floats between sizes]
+        ``int(n * 0.75)`` (a scale factor of an interpolation) is written with floats in the shape environment. It is
+        ``n * 3 // 4`` exactly as long as Python's floats are exact: sums and products of sizes and numbers with few
+        bits are; and one division of integers below 2**52, which rounds, never rounds up to a whole number. With any
+        other factor (0.7 times 10 is 7.0 in floats and less than 7 in truth) there is no such expression.
+    """
+    name = type(expr).__name__
+    value = _quotient(expr.args[0]) if name in ("TruncToInt", "FloorToInt", "CeilToInt") else None
+    if value is None or not value.as_numer_denom()[1].is_positive:
+        return None
+    from torch.utils._sympy.functions import FloorDiv, Max
+
+    numerator, denominator = value.as_numer_denom()
+    if name == "CeilToInt":
+        return -FloorDiv(-numerator, denominator)
+    if name == "FloorToInt" or numerator.is_nonnegative:
+        return FloorDiv(numerator, denominator)
+    return FloorDiv(Max(numerator, 0), denominator) - FloorDiv(Max(-numerator, 0), denominator)
+
+
+def _quotient(expr: Any) -> Any:
+    """The rational number that a float rounds once at most; ``None`` if it may be rounded before."""
+    if type(expr).__name__ == "IntTrueDiv":
+        return expr.args[0] / expr.args[1]
+    if type(expr).__name__ != "FloatTrueDiv":
+        return _exact(expr)
+    above, below = map(_exact, expr.args)
+    return None if above is None or below is None else above / below
+
+
+def _exact(expr: Any) -> Any:
+    """The rational number that a float is, computed from one size and numbers of few bits; else ``None``."""
+    if type(expr).__name__ == "ToFloat":
+        return expr.args[0]
+    if expr.is_Float:
+        from sympy import Rational
+
+        p, q = float(expr).as_integer_ratio()
+        return Rational(p, q) if max(abs(p), q) <= 1 << 10 else None
+    if len(expr.args) != 2 or not (expr.is_Add or (expr.is_Mul and expr.args[0].is_number)):
+        return None
+    parts = [_exact(arg) for arg in expr.args]
+    return None if None in parts else expr.func(*parts)
 
 
 def _wrap(expr: Any, at_least: int) -> str:

@@ -137,6 +137,7 @@ _FLOAT_OPS = {
     torch.sym_max: "maximum",
     torch.sym_min: "minimum",
     torch.sym_sqrt: "sqrt",
+    getattr(torch, "_sym_log2", None): "log2",
 }
 
 
@@ -179,6 +180,10 @@ def _not_generated(ctx: LoweringContext, node: Node) -> str | None:
 
 def _value(ctx: LoweringContext, arg: object) -> object:
     if isinstance(arg, Node):
+        if isinstance(arg.meta.get("val"), torch.SymBool):
+            raise ctx.unsupported(
+                arg, "a condition on dynamic sizes is used as a number, which has no form in the loop IR"
+            )
         return ctx.values[arg]
     if isinstance(arg, list | tuple):
         return [_value(ctx, item) for item in arg]

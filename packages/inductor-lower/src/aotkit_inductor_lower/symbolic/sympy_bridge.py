@@ -79,13 +79,60 @@ def _floor_division(e: sympy.Expr, name_of: NameOf) -> Expr:
 
 def _floor(e: sympy.Expr, name_of: NameOf) -> Expr:
     """``floor(3*s0/2)``: a rational factor, whose denominator becomes the divisor."""
-    numerator, denominator = e.args[0].as_numer_denom()
-    return floordiv(_convert(numerator, name_of), _convert(denominator, name_of))
+    numerator, denominator = (_convert(part, name_of) for part in _rational(e).as_numer_denom())
+    return floordiv(numerator, denominator)
+
+
+def _trunc(e: sympy.Expr, name_of: NameOf) -> Expr:
+    """Towards zero: ``int(...)`` of Python."""
+    value = _rational(e)
+    if value.is_nonnegative:
+        return _floor(e, name_of)
+    numerator, denominator = (_convert(part, name_of) for part in value.as_numer_denom())
+    return floordiv(smax(numerator, to_expr(0)), denominator) - floordiv(smax(-numerator, to_expr(0)), denominator)
 
 
 def _ceiling(e: sympy.Expr, name_of: NameOf) -> Expr:
-    numerator, denominator = e.args[0].as_numer_denom()
+    numerator, denominator = _rational(e).as_numer_denom()
     return -floordiv(-_convert(numerator, name_of), _convert(denominator, name_of))
+
+
+def _rational(rounded: sympy.Expr) -> sympy.Expr:
+    """What ``rounded`` rounds to an integer, without floats. ``int(n * 0.75)`` is ``n * 3 // 4`` exactly, since the
+    product of a size and a number of few bits is no rounded float, and no division is rounded up to a whole number."""
+    e, name = rounded.args[0], type(rounded).__name__
+    if name in ("floor", "ceiling"):
+        return e
+    if type(e).__name__ == "IntTrueDiv":
+        value = e.args[0] / e.args[1]
+    elif type(e).__name__ == "FloatTrueDiv":
+        above, below = map(_without_floats, e.args)
+        value = None if above is None or below is None else above / below
+    else:
+        value = _without_floats(e)
+    if value is None or not value.as_numer_denom()[1].is_positive:
+        raise UnsupportedExpression(f"the size expression {rounded} holds {name} of a float that may be rounded before")
+    return value
+
+
+def _without_floats(e: sympy.Expr) -> sympy.Expr | None:
+    """The rational number that a float, computed without rounding from one size, is."""
+    if type(e).__name__ == "ToFloat":
+        return e.args[0]
+    if e.is_Float:
+        from sympy import Rational
+
+        p, q = float(e).as_integer_ratio()
+        return Rational(p, q) if max(abs(p), q) <= 1 << 10 else None
+    if e.is_Add or (e.is_Mul and e.args[0].is_number):
+        parts = [_without_floats(arg) for arg in e.args]
+        return None if None in parts or len(parts) > 2 else e.func(*parts)
+    return e if e.is_integer else None
+
+
+def _absolute(e: sympy.Expr, name_of: NameOf) -> Expr:
+    converted = _convert(e.args[0], name_of)
+    return smax(converted, -converted)
 
 
 def _remainder(e: sympy.Expr, name_of: NameOf) -> Expr:
@@ -115,6 +162,10 @@ _RULES: dict[str, Callable[[sympy.Expr, NameOf], Expr]] = {
     "CleanDiv": _floor_division,
     "floor": _floor,
     "ceiling": _ceiling,
+    "FloorToInt": _floor,
+    "TruncToInt": _trunc,
+    "CeilToInt": _ceiling,
+    "Abs": _absolute,
     "Mod": _remainder,
     "PythonMod": _remainder,
     "ModularIndexing": _modular_indexing,
