@@ -102,6 +102,16 @@ def test_dynamic_sizes_share_one_program_in_the_interpreter() -> None:
     assert len(recorder.graphs) == 1
 
 
+def test_an_index_out_of_range_stops_a_kernel_or_reads_0_as_the_option_says() -> None:
+    x, index = torch.arange(1.0, 6.0), torch.tensor([0, 5, -1])
+    pick = lambda x, index: x[index] * 2
+    unchecked, _ = compiled(pick, options={"index_asserts": False})
+    assert torch.equal(unchecked(x, index), torch.tensor([2.0, 0.0, 10.0]))
+    checked, _ = compiled(pick)  # another entry of the cache
+    with pytest.raises(IndexError, match="index 5 is out of bounds for dimension with size 5"):
+        checked(x, index)
+
+
 def test_without_triton_a_graph_runs_eagerly_with_one_notice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "triton", None)
     run, recorder = compiled(lambda x: x.sin() + 1, options={"fallback": "eager"})

@@ -37,6 +37,8 @@ class Options:
     (``"x86-64-v3"`` is AVX2); ``"triton-interpreter"`` runs the kernels that a CUDA device would get, in Triton's
     interpreter (slow: to look for a fault without a device).
     ``tune``: on a CUDA device, measure block sizes of kernels and which matrix products to generate, once.
+    ``index_asserts``: a generated kernel on a CUDA device stops at an index that is out of range, as eager's do. Off,
+    such an index reads 0 and writes nothing, and the kernel is smaller. On the CPU it is always an ``IndexError``.
     ``redzones``: watch the memory of every call of generated code (slow): a write beside a buffer raises
     ``aotkit_inductor_lower.RedzoneError``, and what is read before it was written is NaN.
     ``verify``: check the IR between passes; serialize, reload and then use the product of every stage.
@@ -55,6 +57,7 @@ class Options:
     freezing: bool = False
     cache: bool = True
     tune: bool = False
+    index_asserts: bool = True
     redzones: bool = False
     verify: bool = False
     fuel: int | None = None

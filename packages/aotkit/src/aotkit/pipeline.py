@@ -364,6 +364,7 @@ def _lowered(graph: torch.fx.GraphModule, name: str, ctx: CompileContext) -> Box
         verify=chosen.verify,
         redzones=chosen.redzones,
         tune=chosen.tune,
+        index_asserts=chosen.index_asserts,
         processor=chosen.processor,
         fuel=chosen.fuel,
         disable=tuple(sorted(chosen.disable)),

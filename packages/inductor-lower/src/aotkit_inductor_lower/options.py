@@ -22,6 +22,9 @@ class LowerOptions:
     ``max_recompute`` bounds how many instructions a value may cost to be computed again in each of several readers.
     ``tune``: on a CUDA device, measure block sizes of kernels and which matrix products to generate; what was chosen is
     kept with the compiled program.
+    ``index_asserts``: a generated kernel on a CUDA device stops at an index that is out of range, as eager's do; the
+    device can't be used afterwards. Off, such an index reads 0 and writes nothing, and the kernel is smaller; nothing
+    outside of a tensor is touched either way. On the CPU such an index is always an ``IndexError``.
     ``processor``: of graphs on the CPU: generate for this one, or for any that has its x86-64 level (``"x86-64-v3"`` is
     AVX2); ``"triton-interpreter"`` generates the kernels that a CUDA device would get and runs them on the CPU in
     Triton's interpreter (slow: to look at kernels without a device).
@@ -38,4 +41,5 @@ class LowerOptions:
     max_fusion_instructions: int = 600
     max_recompute: int = 6
     tune: bool = False
+    index_asserts: bool = True
     processor: Literal["host", "x86-64", "x86-64-v3", "x86-64-v4", "triton-interpreter"] = "host"

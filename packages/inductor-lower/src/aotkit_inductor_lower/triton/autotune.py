@@ -57,12 +57,17 @@ class Choice:
 
 
 def candidates(
-    name: str, nest: FlatNest, buffers: Mapping[str, Buffer], origin: Origin, limits: Sequence[TileLimits] = _LIMITS
+    name: str,
+    nest: FlatNest,
+    buffers: Mapping[str, Buffer],
+    origin: Origin,
+    limits: Sequence[TileLimits] = _LIMITS,
+    asserts: bool = True,
 ) -> tuple[KernelSource, ...]:
-    """Different kernels for one nest, the heuristic's first."""
+    """Different kernels for one nest, the heuristic's first; ``asserts`` as in :func:`~.kernel.emit_kernel`."""
     found: dict[tuple[str, Config], KernelSource] = {}
     for limit in limits:
-        source = emit_kernel(name, nest, buffers, origin, limit)
+        source = emit_kernel(name, nest, buffers, origin, limit, asserts)
         for factor in _WARPS if source.grid else (1,):
             config = replace(source.config, num_warps=min(16, source.config.num_warps * factor))
             found.setdefault((source.text, config), replace(source, config=config))

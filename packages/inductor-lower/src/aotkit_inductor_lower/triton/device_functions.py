@@ -395,6 +395,11 @@ def atomic_max(pointer, value, mask):
 
 
 @jit
+def wrap_index(value, size):
+    return tl.where(value < 0, value + size, value)
+
+
+@jit
 def check_index(value, size, mask):  # wraps negatives; what is out of range stops the kernel, as in eager
     wrapped = tl.where(value < 0, value + size, value)
     good = (wrapped >= 0) & (wrapped < size)

@@ -46,17 +46,17 @@ def _argument_on(arg: Arg, device: str) -> Arg:
 
 
 def generate_device(
-    program: Program, limits: TileLimits = _LIMITS, *, tune: bool = False, tf32: bool = False
+    program: Program, limits: TileLimits = _LIMITS, *, tune: bool = False, tf32: bool = False, asserts: bool = True
 ) -> DeviceProgram:
     """Sources of all kernels and the plan that launches them; nothing is compiled yet.
 
     ``tune`` adds alternatives to each kernel, for :func:`compile_program` to choose from. ``tf32`` lets products of
-    f32 matrices lose bits.
+    f32 matrices lose bits. ``asserts``: an index out of range stops the kernel, see :class:`~..options.LowerOptions`.
 
     Raises :class:`~.errors.TritonError` for kernels over buffers on several devices.
     """
     device = _single_device(program)
-    build = _DeviceBuild(program, host_target(), limits=limits, device=device, tune=tune, tf32=tf32)
+    build = _DeviceBuild(program, host_target(), limits=limits, device=device, tune=tune, tf32=tf32, asserts=asserts)
     build.plan_steps()
     plan = build.finish()
     inputs = {b.name for b in program.buffers if b.kind is BufferKind.INPUT}
@@ -126,6 +126,7 @@ class _DeviceBuild(PlanBuild):
     device: str = "cuda:0"
     tune: bool = False
     tf32: bool = False
+    asserts: bool = True
     alternatives: list[tuple[KernelSource, ...]] = field(default_factory=list)
     sources: list[KernelSource] = field(default_factory=list)
     segments: dict[str, tuple[DeviceLaunch, ...]] = field(default_factory=dict)
@@ -186,12 +187,13 @@ class _DeviceBuild(PlanBuild):
         if matmul_site(flat) is not None:
             configs = CONFIGS if self.tune else CONFIGS[:1]
             made = (
-                emit_matmul(nest.name, flat, self.buffers, nest.origin, config, tf32=self.tf32) for config in configs
+                emit_matmul(nest.name, flat, self.buffers, nest.origin, c, tf32=self.tf32, asserts=self.asserts)
+                for c in configs
             )
             return tuple({(s.text, s.config): s for s in made}.values())
         if self.tune:
-            return candidates(nest.name, flat, self.buffers, nest.origin)
-        return (emit_kernel(nest.name, flat, self.buffers, nest.origin, self.limits),)
+            return candidates(nest.name, flat, self.buffers, nest.origin, asserts=self.asserts)
+        return (emit_kernel(nest.name, flat, self.buffers, nest.origin, self.limits, self.asserts),)
 
     def _launch(self, nest: LoopNest, source: KernelSource, others: Sequence[KernelSource]) -> DeviceLaunch:
         slots = [self._argument_slot(nest, a) for a in source.arguments]

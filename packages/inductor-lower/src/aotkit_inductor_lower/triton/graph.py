@@ -20,7 +20,6 @@ from torch.fx import GraphModule
 from ..devices import kernel_device
 from ..errors import UnsupportedGraphError
 from ..ir import Program
-from ..ir.print import print_program
 from ..options import LowerOptions
 from ..pipeline import generator_digest, stage, with_fake_values
 from ..report import LoweringReport
@@ -121,7 +120,8 @@ def _compiled(lowered: LoweredForDevice, store: ObjectStore | None, tuner: Tuner
     if store is None:
         return compile_kernels(lowered.program)
     made = f"sm_{arch}" if tuner is None else f"tuned on {torch.cuda.get_device_name(lowered.program.device)}"
-    text = f"{generator_digest()}\n{torch.__version__}\n{made}\n{print_program(lowered.scheduled)}"
+    # The sources, not the IR that they are made from: they differ by options too (TF32, asserts).
+    text = f"{generator_digest()}\n{torch.__version__}\n{made}\n{device_to_json(lowered.program)}"
     digest = hashlib.sha256(text.encode()).hexdigest()
     found = store.get(digest)
     if found is not None:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-__all__ = ["interpreter_functions", "interpreter_libm"]
+__all__ = ["interpreter_functions", "interpreter_libm", "whole_number"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -24,6 +24,13 @@ def _tensor(data: Array, dtype: Any) -> Any:
 
     type_ = tl.block_type(dtype, list(data.shape)) if data.shape else dtype
     return tl.core.tensor(TensorHandle(data if data.shape else data.reshape(1), dtype), type_)
+
+
+def whole_number(value: int) -> Any:
+    """A size as the kernel on a device gets it: an i64, where the interpreter would take the type that fits."""
+    import triton.language as tl
+
+    return _tensor(np.asarray(value, dtype=np.int64), tl.int64)
 
 
 def _lift(function: Callable[..., torch.Tensor]) -> Callable[..., Any]:

@@ -5,6 +5,11 @@ Note [Shape of a kernel]
     value does not vary along has size one. ``dims`` says along which it varies. A mask is made per axis and only if
     the axis' size is no multiple of its block; a load is masked along the axes its address varies along.
 
+Note [Computed indices]
+    An index that is out of range stops the kernel, as eager's do; the device cannot be used afterwards. Without that
+    (``asserts`` off) what such an index reads is 0 and what it writes is dropped: nothing outside of a tensor is
+    touched, and the kernel needs neither the call that stops it nor the registers and the stack for that.
+
 Note [What one program instance reads back]
     A load of what was stored at the same place becomes the stored value. Any other load of memory that this instance
     wrote in an earlier stage comes after a barrier, and so does a store to memory that was read.
@@ -45,12 +50,13 @@ def emit_kernel(
     buffers: Mapping[str, Buffer],
     origin: Origin = _NO_ORIGIN,
     limits: TileLimits = _LIMITS,
+    asserts: bool = True,
 ) -> KernelSource:
-    """The kernel of a nest in normal form; ``limits`` of its tile."""
+    """The kernel of a nest in normal form; ``limits`` of its tile; ``asserts``: see Note [Computed indices]."""
     plan = plan_tiles(nest, nest.ordered and not _atomic(nest), limits)
     if not plan.persistent:
         nest = without_rows(nest)
-    return KernelEmitter(name, nest, buffers, plan, plan.config).emit(origin)
+    return KernelEmitter(name, nest, buffers, plan, plan.config, asserts).emit(origin)
 
 
 def _atomic(nest: FlatNest) -> bool:
@@ -70,10 +76,16 @@ class KernelEmitter:
     """Writes one kernel. A subclass may write the stages in another way."""
 
     def __init__(
-        self, name: str, nest: FlatNest, buffers: Mapping[str, Buffer], plan: TilePlan, config: Config
+        self,
+        name: str,
+        nest: FlatNest,
+        buffers: Mapping[str, Buffer],
+        plan: TilePlan,
+        config: Config,
+        asserts: bool = True,
     ) -> None:
         self.name, self.nest, self.buffers = function_name(name), nest, buffers
-        self.plan, self.config = plan, config
+        self.plan, self.config, self.asserts = plan, config, asserts
         tile = plan.tile
         self.axes = [a.block or "1" for a in tile] or ["1"]
         self.row_axis = len(self.axes) if any(s.ranges for s in nest.stages) else None
@@ -90,6 +102,7 @@ class KernelEmitter:
         self.rows = {row.name: row for row in nest.rows}
         self.rows_read: set[str] = set()
         self.checks = False
+        self.in_range: dict[Symbol, str] = {}  # of computed indices that nothing is asserted of
         self.outer_index: list[tuple[str, Expr]] = []
 
     # -- frame -------------------------------------------------------------------------------------------
@@ -143,10 +156,12 @@ class KernelEmitter:
 
     def _grid(self) -> None:
         """The value of each outer loop in this program instance."""
+        if self.wide and not self.plan.persistent:
+            self.scope.line("zero = tl.full([], 0, tl.int64)")
         if self.plan.serial:
             for axis in self.plan.axes:
                 name = identifier(axis.loop.symbol)
-                self.scope.open(f"for {name} in range(0, {self.expr(axis.loop.size)}):")
+                self.scope.open(f"for {name} in {self.range_of(self.expr(axis.loop.size))}:")
                 self.symbols[Symbol(axis.loop.symbol)] = Value(name, frozenset())
             return
         axes, rest = list(self.plan.axes), "program"
@@ -175,6 +190,10 @@ class KernelEmitter:
             if constant is None or constant % self.config.block(axis.block):
                 self.masks[position] = f"in_{name}"
                 self.scope.line(f"in_{name} = {name} < {size}")
+
+    def range_of(self, size: str, step: str = "1") -> str:
+        """What a loop goes through. Triton gives 3000000000 32 bits without a sign, and extends that with one."""
+        return f"range(zero, zero + {size}, {step})" if self.wide else f"range(0, {size}, {step})"
 
     def along(self, position: int) -> str:
         """The index that makes a vector vary along one axis."""
@@ -258,17 +277,27 @@ class KernelEmitter:
         self.define(instr.result, text, dims)
 
     def _check_index(self, instr: CheckIndex) -> None:
-        self.checks = True
         value = self.value(instr.value)
         self.types[instr.result] = DType.I64
-        mask = self.mask(value.dims) or f"tl.full({self.shape(frozenset())}, 1, tl.int1)"
         size = self.expr(instr.size)
+        if not self.asserts:
+            wrapped = self.scope.define(instr.result, f"wrap_index({value.text}, {size})", value.dims).text
+            good = f"({wrapped} >= 0) & ({wrapped} < {size})"
+            symbol = Symbol(instr.result, SymbolKind.VALUE)
+            self.in_range[symbol] = self.scope.define(f"in_{wrapped}", good, value.dims, index=True).text
+            return
+        self.checks = True
+        mask = self.mask(value.dims) or f"tl.full({self.shape(frozenset())}, 1, tl.int1)"
         self.define(instr.result, f"check_index({value.text}, {size}, {mask})", value.dims)
 
-    def mask(self, dims: frozenset[int], extra: str | None = None) -> str:
-        """The conjunction of the axes' masks, and one more."""
-        parts = [self.masks[d] for d in sorted(dims) if d in self.masks] + ([extra] if extra else [])
-        return " & ".join(parts)
+    def mask(self, dims: frozenset[int], *extra: str) -> str:
+        """The conjunction of the axes' masks, and further ones."""
+        return " & ".join(dict.fromkeys([*(self.masks[d] for d in sorted(dims) if d in self.masks), *extra]))
+
+    def access_masks(self, index: Expr, given: Value | None) -> list[str]:
+        """What an access is masked with besides the axes: the one it was given, and that its indices are in range."""
+        parts = [given.text] if given else []
+        return parts + [self.in_range[s] for s in sorted(index.symbols, key=str) if s in self.in_range]
 
     # -- memory ------------------------------------------------------------------------------------------
 
@@ -315,11 +344,12 @@ class KernelEmitter:
             self.rows_read.add(i.buffer)
         pointer, index = self._address(i.buffer, index, i.dtype)
         dims = self.dims_of(index) | (given.dims if given else frozenset())
-        mask = self.mask(dims, given.text if given else None)
+        masks = self.access_masks(index, given)
+        mask = self.mask(dims, *masks)
         offset = self.index_value(index, dims)
         extra = f", mask={mask}" if mask else ""
-        if given:
-            extra += f", other={other_text(i.other, i.dtype)}"
+        if masks:
+            extra += f", other={other_text(i.other if given else 0, i.dtype)}"
         version = self.scope.version(i.buffer)
         self.scope.define(i.result, f"tl.load({pointer} + {offset}{extra})", dims, key=version)
 
@@ -331,7 +361,8 @@ class KernelEmitter:
         dims = self.dims_of(index) | value.dims | (given.dims if given else frozenset())
         if i.accumulates:
             dims |= frozenset(range(self.rank if self.scope.in_stage else len(self.axes)))
-        mask = self.mask(dims, given.text if given else None)
+        masks = self.access_masks(index, given)
+        mask = self.mask(dims, *masks)
         offset = self.index_value(index, dims)
         extra = f", mask={mask}" if mask else ""
         text = value.text
@@ -341,7 +372,7 @@ class KernelEmitter:
         if not i.accumulates:
             tag = f"row {i.buffer}" if i.buffer in self.rows else ""
             self.scope.line(f"tl.store({pointer} + {offset}, {text}{extra})", tag)
-            self.scope.remember(i.buffer, self.expr(i.indices[0]), value, dtype, given is None)
+            self.scope.remember(i.buffer, self.expr(i.indices[0]), value, dtype, not masks)
         elif self.plan.serial:
             self._combine(i, f"{pointer} + {offset}", text, extra, dtype)
         else:
@@ -415,11 +446,9 @@ def needs_64_bit(nest: FlatNest, buffers: Mapping[str, Buffer]) -> bool:
             return True
     if total.constant * inner >= limit:  # type: ignore[operator]
         return True
-    for expr in nest.expressions():
-        if any(s.kind is SymbolKind.SIZE for s in expr.symbols):
-            return True
-        if abs(expr.evaluate({s: _largest(s, nest) for s in expr.symbols})) >= limit:
-            return True
+    largest = {Symbol(loop.symbol): loop.size for loop in (*nest.outer, *(r for s in nest.stages for r in s.ranges))}
+    if any(_magnitude(expr, largest) >= limit for expr in nest.expressions()):
+        return True
     return any(_extent(buffers[name]) >= limit for name in nest.memories)
 
 
@@ -430,11 +459,21 @@ def _inner_size(ranges: Sequence[object]) -> Expr:
     return total
 
 
-def _largest(symbol: Symbol, nest: FlatNest) -> int:
-    for loop in (*nest.outer, *(loop for s in nest.stages for loop in s.ranges)):
-        if loop.symbol == symbol.name and symbol.kind is SymbolKind.INDEX:
-            return max(0, size_hint(loop.size) - 1)
-    return 0  # a computed index lies in a buffer, whose extent is looked at
+def _magnitude(expr: Expr, sizes: Mapping[Symbol, Expr]) -> float:
+    """A bound of what computing ``expr`` goes through, its parts included; infinite if a size is not known. Values of
+    the kernel are 64 bits wide, and so is what they are part of: they count as 1."""
+    total = 0.0
+    for monomial, factor in expr.terms:
+        product = inner = float(abs(factor))
+        for atom in monomial:
+            if isinstance(atom, Symbol):
+                size = to_expr(1) if atom.kind is SymbolKind.VALUE else sizes.get(atom)
+                part = float("inf") if size is None or size.constant is None else float(max(1, size.constant))
+            else:
+                part = max(1.0, *(_magnitude(arg, sizes) for arg in atom.args))
+            product, inner = product * part, max(inner, part)
+        total += max(product, inner)
+    return total
 
 
 def _extent(buffer: Buffer) -> int:

@@ -14,7 +14,7 @@ import torch
 from ..ir.dtypes import to_torch_dtype
 from ..symbolic import Symbol, SymbolKind
 from .errors import TritonMissing
-from .interpreted import interpreter_functions, interpreter_libm
+from .interpreted import interpreter_functions, interpreter_libm, whole_number
 from .records import KernelSource
 
 __all__ = ["interpret_kernel", "jit_function", "program_count", "run_interpreted", "standalone_text", "triton_module"]
@@ -93,9 +93,10 @@ def run_interpreted(
 ) -> None:
     """Run ``count`` program instances on arguments in the kernel's order: CPU tensors and integers."""
     run = _interpreted(source, replace_functions)
+    given = [whole_number(a) if isinstance(a, int) else a for a in arguments]  # as wide as on a device
     with _INTERPRETER, np.errstate(all="ignore"):
         if count:
-            run[(count,)](*arguments, **dict(source.config.blocks))
+            run[(count,)](*given, **dict(source.config.blocks))
 
 
 def _flat(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -176,6 +176,7 @@ def emit_matmul(
     config: Config | None = None,
     *,
     tf32: bool = False,
+    asserts: bool = True,
 ) -> KernelSource:
     """The kernel of a nest that :func:`matmul_site` recognises. ``tf32`` lets f32 factors lose bits, as
     ``torch.backends.cuda.matmul.allow_tf32`` does."""
@@ -185,7 +186,7 @@ def emit_matmul(
     config = _fitting(config or CONFIGS[0], site)
     names = {site.columns.symbol: "XBLOCK", site.rows.symbol: "YBLOCK"}
     plan = TilePlan(tuple(Axis(loop, names.get(loop.symbol)) for loop in nest.outer), False, False, config)
-    return _MatmulEmitter(name, nest, buffers, plan, config, site, tf32).emit(origin)
+    return _MatmulEmitter(name, nest, buffers, plan, config, site, tf32, asserts).emit(origin)
 
 
 def _fitting(config: Config, site: MatmulSite) -> Config:
@@ -205,8 +206,9 @@ class _MatmulEmitter(KernelEmitter):
         config: Config,
         site: MatmulSite,
         tf32: bool,
+        asserts: bool,
     ) -> None:
-        super().__init__(name, nest, buffers, plan, config)
+        super().__init__(name, nest, buffers, plan, config, asserts)
         self.site, self.tf32 = site, tf32
         self.row_axis, self.rank = None, 2  # the summed loop is an axis of the factors only
 
@@ -214,7 +216,7 @@ class _MatmulEmitter(KernelEmitter):
         scope, site = self.scope, self.site
         scope.line("acc = tl.full([YBLOCK, XBLOCK], 0.0, tl.float32)")
         wide = ".to(tl.int64)" if self.wide else ""
-        saved = scope.enter_loop(f"for start in range(0, {self.expr(site.inner.size)}, RBLOCK):")
+        saved = scope.enter_loop(f"for start in {self.range_of(self.expr(site.inner.size), 'RBLOCK')}:")
         scope.line(f"k = start + tl.arange(0, RBLOCK){wide}")
         left = self._factor(site.left, 1, ["YBLOCK", "RBLOCK"], site.rows)
         right = self._factor(site.right, 0, ["RBLOCK", "XBLOCK"], site.columns)

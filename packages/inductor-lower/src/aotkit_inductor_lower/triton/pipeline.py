@@ -93,7 +93,7 @@ def lower_for_device(
     if observer is not None:
         observer.dump(lowered.name, "ir", lambda: print_program(scheduled))
     with stage(observer, "codegen"):
-        program = generate_device(scheduled, tune=tune.kernels, tf32=tune.tf32)
+        program = generate_device(scheduled, tune=tune.kernels, tf32=tune.tf32, asserts=options.index_asserts)
     if options.verify and device_from_json(device_to_json(program)) != program:
         raise AssertionError(f"the device program {program.plan.name} changed when it was written and read back")
     reasons = tuple(choice.reason for _, choice in chosen)

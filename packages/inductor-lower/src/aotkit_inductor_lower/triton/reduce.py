@@ -69,7 +69,8 @@ class Reducer:
         if self.persistent:
             assert total.constant is not None
             scope.row_block = str(next_power_of_two(total.constant))
-            self._row_index(f"tl.arange(0, {scope.row_block})", size, total.constant)
+            wide = ".to(tl.int64)" if kernel.wide else ""
+            self._row_index(f"tl.arange(0, {scope.row_block}){wide}", size, total.constant)
             for instr in self.stage.body:
                 if isinstance(instr, Reduce):
                     self._reduce_whole(instr)
@@ -167,7 +168,7 @@ class Reducer:
         for number, i in enumerate(self.reduces):
             self._start(i, number)
         wide = "tl.arange(0, RBLOCK).to(tl.int64)" if kernel.wide else "tl.arange(0, RBLOCK)"
-        saved = scope.enter_loop(f"for start{self.position} in range(0, {size}, RBLOCK):")
+        saved = scope.enter_loop(f"for start{self.position} in {kernel.range_of(size, 'RBLOCK')}:")
         self._row_index(f"start{self.position} + {wide}", size, constant)
         names = {i.result: n for n, i in enumerate(self.reduces)}
         for instr in self.stage.body:

@@ -1,0 +1,206 @@
+"""Offsets beyond 2**31: kernels run in Triton's interpreter on tensors of which few elements are touched.
+
+The memory is never written as a whole, so it costs nothing. Tensors begin in its middle: an offset that has lost its
+upper bits lies in it too, and gives a wrong number instead of a crash.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from aotkit_inductor_lower import CompiledGraph, LowerOptions, compile_graph, decompositions, parse_program
+from aotkit_inductor_lower.triton import (
+    DeviceGraph,
+    InterpreterDriver,
+    TritonError,
+    bind_device,
+    compile_kernel,
+    generate_device,
+    on_device,
+)
+
+pytest.importorskip("triton", reason="Triton is the optional extra `cuda`")
+
+ROW = 1_100_000_000  # the third row of this length begins beyond 2**31
+REACH = 2 * ROW + 64
+
+
+@pytest.fixture(scope="module")
+def memory() -> torch.Tensor:
+    """4.4 GB of addresses."""
+    return torch.empty(2 * REACH, dtype=torch.int8)
+
+
+def rows(memory: torch.Tensor) -> torch.Tensor:
+    """Three rows of five elements, far apart."""
+    x = memory.as_strided((3, 5), (ROW, 1), REACH)
+    return x.copy_(torch.arange(15).view(3, 5) * 7 % 11)
+
+
+def columns(memory: torch.Tensor) -> torch.Tensor:
+    """Five rows of three elements that are far apart."""
+    x = memory.as_strided((5, 3), (1, ROW), REACH)
+    return x.copy_(torch.arange(15).view(5, 3) * 7 % 11)
+
+
+def interpreted(f: Callable[..., Any], *args: Any, mode: str = "fake") -> DeviceGraph:
+    """``f`` with the kernels of a device, in the interpreter."""
+    graph = make_fx(torch.func.functionalize(f), decompositions(), tracing_mode=mode)(*args)
+    compiled = compile_graph(graph, options=LowerOptions(processor="triton-interpreter", verify=True))
+    assert isinstance(compiled, DeviceGraph)
+    return compiled
+
+
+def assert_same(got: list[Any], want: tuple[torch.Tensor, ...]) -> None:
+    """Everything is an integer: equal."""
+    for ours, reference in zip(got, want, strict=True):
+        assert ours.dtype == reference.dtype and torch.equal(ours, reference)
+
+
+READERS: dict[str, Callable[..., Any]] = {
+    "pointwise": lambda x: (x * 2 + 1, x.t() - 1),
+    "reversed": lambda x: (x.flip(0) + 1, x.flip(1) + 1),
+    "reductions": lambda x: (x.sum(0), x.sum(1), x.amax(0), x.any(1)),
+    "places": lambda x: (x.argmax(0), x.argmin(1)),
+    "scans": lambda x: (x.cumsum(0), x.cumsum(1)),
+    "gathered": lambda x: (x[torch.tensor([2, -1, 0])], x.index_select(1, torch.tensor([2, 0], dtype=torch.int32))),
+    "joined": lambda x: (torch.cat([x, x + 1]), torch.stack([x, x], 1).sum(1)),
+}
+
+
+@pytest.mark.parametrize("layout", [rows, columns])
+@pytest.mark.parametrize("name", READERS)
+@pytest.mark.covers("F5e.1")
+def test_what_lies_beyond_two_to_the_31_is_read(
+    name: str, layout: Callable[..., torch.Tensor], memory: torch.Tensor
+) -> None:
+    x = layout(memory)
+    assert_same(interpreted(READERS[name], x)([x]), READERS[name](x))
+
+
+WRITERS: dict[str, Callable[..., Any]] = {
+    "pointwise": lambda x: x.mul_(3).add_(1),
+    "rows": lambda x: x[1:].copy_(x[:-1] + 1),
+    "scattered": lambda x: x.index_put_((torch.tensor([2, 0]),), x[:2] * 2),
+    "accumulated": lambda x: x.index_put_((torch.tensor([2, 2, 1]),), x[torch.tensor([0, 2, 1])], accumulate=True),
+}
+
+
+@pytest.mark.parametrize("layout", [rows, columns])
+@pytest.mark.parametrize("name", WRITERS)
+def test_what_lies_beyond_two_to_the_31_is_written(
+    name: str, layout: Callable[..., torch.Tensor], memory: torch.Tensor
+) -> None:
+    write = WRITERS[name]
+
+    def f(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        write(x)
+        return (x.sum(0, dtype=torch.int64),)
+
+    x = layout(memory)
+    near = x.clone(memory_format=torch.contiguous_format)
+    assert_same(interpreted(f, x)([x]), f(near))
+    assert torch.equal(x, near)
+
+
+def test_results_reach_beyond_two_to_the_31() -> None:
+    def f(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return (torch.empty_strided((3, 5), (ROW, 1), dtype=torch.int8).copy_(x * 2),)
+
+    x = torch.arange(15, dtype=torch.int8).view(3, 5)
+    compiled = interpreted(f, x)
+    (result,) = compiled([x])
+    assert result.stride() == (ROW, 1) and torch.equal(result, x * 2)
+    assert compiled.report().kernel_count == 1 and not compiled.report().externs
+
+
+def test_one_program_serves_strides_on_both_sides_of_two_to_the_31(memory: torch.Tensor) -> None:
+    def f(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x * 2 + y, x.sum(0), x.sum(1), x.argmax(0), x.flip(0) + 1, x[torch.tensor([1, -1])]
+
+    near = torch.empty(64, dtype=torch.int8).as_strided((3, 5), (16, 1)).copy_(torch.arange(15).view(3, 5))
+    y = torch.ones(3, 5, dtype=torch.int8)
+    compiled = interpreted(f, near, y, mode="symbolic")
+    assert any(kind == "stride" for _, _, kind, _ in compiled.compiled.plan.symbol_sources)
+    for x in (near, rows(memory)):
+        assert_same(compiled([x, y]), f(x, y))
+
+
+def test_numbers_that_are_made_of_indices_are_whole_where_their_parts_are_large() -> None:
+    def f(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        down = torch.arange(-3_000_000_000, 0, 3_000_001)
+        return x + down, x + torch.arange(0, 3_000_000_000, 3_000_001), x + down % 1000
+
+    x = torch.zeros(1000, dtype=torch.int64)
+    compiled = interpreted(f, x)
+    assert_same(compiled([x]), f(x))
+
+
+SERIAL = f"""\
+aotkit-ir 1
+program put
+input u
+input index
+input y
+buffer u : int8[3, 5] strides [{ROW}, 1] input on cpu
+buffer index : int64[3] strides [1] input on cpu
+buffer y : int8[4, 5] strides [5, 1] input on cpu
+loop put(i0 < 3, i1 < 5):
+  stage():
+    %v0 = load u[i0, i1] : i8
+    %v1 = load index[i0] : i64
+    %v2 = check %v1 < 4
+    store y[%v2, i1] += %v0
+return
+"""
+
+
+def test_loops_of_the_only_program_instance_reach_beyond_two_to_the_31(memory: torch.Tensor) -> None:
+    program = generate_device(on_device(parse_program(SERIAL), "cuda:0"))
+    (kernel,) = program.kernels
+    assert kernel.source.grid == () and compile_kernel(kernel.source, 90).code
+    u, y = rows(memory), torch.ones(4, 5, dtype=torch.int8)
+    index = torch.tensor([3, -1, 0])
+    want = y.clone().index_put_((index,), u, accumulate=True)
+    bind_device(program, InterpreterDriver())([u, index, y])
+    assert torch.equal(y, want)
+
+
+@pytest.mark.parametrize(("rows_", "columns_"), [(3_000_000_000, 4), (2**31 - 1, 20000)])
+def test_long_loops_compile_with_64_bits(rows_: int, columns_: int) -> None:
+    program = parse_program(f"""\
+aotkit-ir 1
+program total
+input x
+buffer x : int8[{rows_}, {columns_}] strides [{columns_}, 1] input on cpu
+buffer y : int8[{columns_}] strides [1] output on cpu
+loop total(i0 < {columns_}):
+  stage(r0 < {rows_}):
+    %v0 = load x[r0, i0] : i8
+    %v1 = reduce max %v0 : i8
+  stage():
+    store y[i0] = %v1
+return y
+""")
+    (kernel,) = generate_device(on_device(program, "cuda:0")).kernels
+    assert ".to(tl.int64)" in kernel.source.text
+    ptx = compile_kernel(kernel.source, 90, keep_ptx=True).ptx
+    ends = [int(n) for n in re.findall(r"setp\.l[te]\.[su]64\s+%p\d+, %rd\d+, (\d+);", ptx)]
+    assert "ld.global" in ptx and any(rows_ - 4096 <= end <= rows_ for end in ends), ends
+
+
+def test_more_program_instances_than_a_launch_has_are_refused() -> None:
+    f = lambda x: (x.sum(1),)
+    graph = make_fx(f, decompositions(), tracing_mode="symbolic")(torch.ones(4, 4))
+    options = LowerOptions(processor="triton-interpreter")
+    compiled = compile_graph(graph, options=options)
+    assert not isinstance(compiled, CompiledGraph)
+    many = torch.empty(1, dtype=torch.float32).expand(2**33, 20000)
+    with pytest.raises(TritonError, match="program instances, more than 2\\^31"):
+        compiled([many])
