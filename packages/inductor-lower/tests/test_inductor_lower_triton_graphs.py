@@ -102,6 +102,20 @@ def test_equal_kernels_are_compiled_once() -> None:
     assert_same(bind_device(lowered.program, InterpreterDriver())([x, w]), layers(x, w))
 
 
+def test_kernels_that_are_called_what_they_compute_are_not_taken_for_equal() -> None:
+    functions = ("sin", "cos", "exp", "tanh", "erf", "trunc")
+
+    def f(*args: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple(getattr(torch, name)(x) for name, x in zip(functions, args, strict=True))
+
+    args = [torch.full((5, 7), k / 4, dtype=torch.float64) for k in range(len(functions))]
+    graph = make_fx(f, decompositions(), tracing_mode="fake")(*args)
+    program = lower_for_device(graph, options=LowerOptions(fuse=False), device="cuda:0").program
+    assert len(program.launches()) == len(program.kernels) == len(functions)
+    assert {k.source.name for k in program.kernels} == set(functions)
+    assert_same(bind_device(program, InterpreterDriver())(list(args)), f(*args))
+
+
 SCATTER = """\
 aotkit-ir 1
 program add_rows
