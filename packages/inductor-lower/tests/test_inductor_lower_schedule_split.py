@@ -33,6 +33,10 @@ def parts(graph):
     return [kernel.name for kernel in graph.compiled.kernels if kernel.name.endswith("_partial")]
 
 
+def splits(graph):
+    return " ".join(r.reason for r in graph.records if r.kind == "split")
+
+
 def everything(x):
     return (
         *(x.sum(), x.mean(), x.amax(), x.amin(), x.prod(), (x > 3).any(), (x < 9).all(), x.norm(), x.norm(1)),
@@ -49,6 +53,23 @@ def loss(x, target):
     return torch.nn.functional.cross_entropy(x, target)
 
 
+def bias_gradient(x, grad):
+    kept = torch.where(x > 0, grad, 0.0)
+    return kept.sum(0), (kept * x).sum(0)
+
+
+def long_row(x):
+    n = x.shape[-1:]
+    return (
+        *(x.softmax(-1), x.log_softmax(-1), x.logsumexp(-1), *torch.var_mean(x), x.std(-1, correction=0)),
+        *(torch.nn.functional.layer_norm(x, n), (x - x.mean()) / (x.amax() - x.amin())),
+    )
+
+
+def column_statistics(x):
+    return x.var(0), (x - x.mean(0)) * x.std(0), x.softmax(0), x.logsumexp(0)
+
+
 CASES = {
     "a vector": (everything, (random(N),)),
     "a matrix": (everything, (random(301, 300),)),
@@ -56,8 +77,21 @@ CASES = {
     "a transposed matrix": (everything, (random(301, 300).t(),)),
     "what is stored on the way": (relu_and_sum, (random(N),)),
     "few columns": (lambda x: (x.sum(0), x.amax(0), x.argmax(0)), (random(N, 3),)),
+    "eight columns": (lambda x: (x.sum(0), x.amin(0), x.norm(dim=0), (x > 3).any(0)), (random(N, 8),)),
+    "a column of ones": (lambda x: (x.sum(0), x.sum(0, keepdim=True)), (random(20_001, 1, 5, 1),)),
+    "columns of two dimensions": (lambda x: (x.sum(0), x.sum((0, 2))), (random(9000, 3, 2),)),
+    "rows of two dimensions": (lambda x: (x.sum((0, 1)), x.amax((0, 1))), (random(311, 64, 7),)),
+    "several matrices of few columns": (lambda x: (x.sum(1), x.prod(1)), (random(11, 1000, 6) / 9 + 1,)),
+    "weighted columns": (lambda x, w: ((x * w).sum(0), (x - w).abs().amax(0)), (random(N, 5), random(5))),
+    "gradients of a bias": (bias_gradient, (random(N, 12), random(N, 12, dtype=torch.float64) - 1)),
+    "long rows in passes": (long_row, (random(1, N),)),
+    "long columns in passes": (column_statistics, (random(N, 8),)),
+    "wide columns in passes": (column_statistics, (random(9001, 40),)),
     "few rows": (lambda x: (x.sum(1), x.amin(1), x.argmin(1)), (random(3, N),)),
     "integers": (lambda x: (x.sum(), x.amax(), x.prod(), x.argmax()), ((random(N) * 1e18).long(),)),
+    "columns of integers": (lambda x: (x.sum(0), x.amax(0)), ((random(N, 6) * 1e18).long(),)),
+    "columns of bytes": (lambda x: (x.sum(0), x.amin(0), x.any(0)), ((random(N, 6).abs() * 9).to(torch.uint8),)),
+    "columns of halves": (lambda x: (x.amax(0), x.amin(0)), (random(N, 3).bfloat16(),)),
     "halves": (lambda x: (x.amax(), x.argmax(), (x > 3).any()), (random(N).bfloat16(),)),
     "bytes": (lambda x: (x.sum(), x.amax(), x.argmax()), ((random(N) * 9).to(torch.uint8),)),
 }
@@ -135,6 +169,38 @@ def test_short_reductions_and_those_of_many_rows_stay_whole():
         graph = compiled(f, (x,))
         assert not parts(graph)
         torch.testing.assert_close(graph([x])[0], f(x))
+
+
+def test_columns_of_unknown_length_are_folded_too():
+    def f(x):
+        y = x.view(-1, 6)
+        return y.sum(0), y.amax(0), y.var(0)
+
+    graph = compiled(f, (random(6 * N),), mode="symbolic")
+    assert "fill vectors" in splits(graph)
+    for n in (N, 1000, 64, 31, 5, 2):
+        x = random(6 * n)
+        for got, want in zip(on_threads(graph, [x], 2), f(x), strict=True):
+            torch.testing.assert_close(got, want)
+
+
+@pytest.mark.parametrize("columns", [1, 2, 3, 5, 8, 12, 31])
+def test_float32_sums_of_columns_are_as_exact_as_eagers(columns):
+    x = random(200_003, columns, dtype=torch.float32) + 1
+    graph = compiled(lambda x: (x.sum(0), x.bfloat16().sum(0, dtype=torch.float32)), (x,))
+    assert ("fill vectors" in splits(graph)) == (columns > 1)
+    for got, given in zip(graph([x]), (x, x.bfloat16()), strict=True):
+        exact = given.double().sum(0)
+        bound = 1e-6 * given.double().abs().sum(0)  # some 16 roundings of relative size 6e-8 each
+        assert ((got.double() - exact).abs() < bound).all()
+
+
+def test_a_row_stays_one_kernel_where_others_keep_threads_busy():
+    for x in (random(64, 5000), random(1, 500)):
+        graph = compiled(lambda x: (x.softmax(-1), x.var(-1)), (x,))
+        assert not splits(graph)
+        for got, want in zip(graph([x]), (x.softmax(-1), x.var(-1)), strict=True):
+            torch.testing.assert_close(got, want)
 
 
 def test_a_split_leaves_a_record():

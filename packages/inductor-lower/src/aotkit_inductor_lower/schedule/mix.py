@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 
 from ..ir import Buffer, BufferKind, Const, DType, Load, LoopNest, Program, Range, Reduce, Stage, Step, Store
 from ..ir.dtypes import bits, dtype_from_torch_name
-from ..symbolic import Expr, Symbol, contiguous_strides, sym, to_expr
+from ..symbolic import Expr, Symbol, contiguous_strides, product, sym, to_expr
 from .align import align_digits, digit_env, digits_of, expand_ranges
 from .dependencies import memory_roots, step_reads, step_writes
 from .facts import body_size, heavy_count, hint, numel
@@ -32,7 +32,9 @@ from .writer import NestWriter
 __all__ = ["mix_reductions"]
 
 LEAST_SHARED = 1 << 19  # bytes of data that need not be read again
-MOST_CHUNKS = 16
+MOST_CHUNKS = 16  # of many columns
+MOST_PARTS = 1 << 14  # partial sums of few columns, in chunks of at least LEAST_CHUNK rows
+LEAST_CHUNK, LONGEST_CHUNK = 64, 1 << 13  # rows; what is added up one by one loses digits
 _WIDE = {DType.F32: "float32", DType.F64: "float64"}
 
 
@@ -182,7 +184,12 @@ def _mixed(
     first, *others = match.outer
     size = first.size.constant
     assert size is not None
-    count = max(c for c in range(1, MOST_CHUNKS + 1) if size % c == 0)
+    most = max(
+        MOST_CHUNKS, min(MOST_PARTS // max(1, hint(product(r.size for r in columns.outer))), size // LEAST_CHUNK)
+    )
+    count = max(c for c in range(1, most + 1) if size % c == 0)
+    if size // count > LONGEST_CHUNK:
+        return "the rows cannot be cut into chunks that are short enough"
     chunk, inside = Range(f"{first.symbol}c", to_expr(count)), Range(first.symbol, to_expr(size // count))
     shift = {Symbol(first.symbol): sym(chunk.symbol) * inside.size + sym(first.symbol)}
     row_env = _composed(digit_env(match.rows), rows, shift)

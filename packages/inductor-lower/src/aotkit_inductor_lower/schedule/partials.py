@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from ..ir import (
     Buffer,
@@ -36,6 +37,7 @@ __all__ = [
     "value_types",
 ]
 
+_T = TypeVar("_T")
 CHUNK = "k_chunk"
 KINDS = ("sum", "prod", "min", "max", "any", "all")
 ARGS = ("argmin", "argmax")
@@ -43,11 +45,30 @@ ARGS = ("argmin", "argmax")
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """``loop`` becomes ``chunks`` pieces of ``length``; the last may be shorter."""
+    """``loop`` becomes ``chunks`` pieces of ``length``; the last may be shorter. ``interleaved``: piece ``k`` has every
+    ``chunks``-th element from ``k`` on. ``place``: the dimension of partial results that counts the pieces, by default
+    the last."""
 
     loop: Range
     chunks: Expr
     length: Expr
+    interleaved: bool = False
+    place: int | None = None
+
+    @property
+    def symbol(self) -> str:
+        """The loop over the pieces. An interleaved piece may be cut once more."""
+        return "k_row" if self.interleaved else CHUNK
+
+    def at(self, piece: Expr) -> Expr:
+        """Where in ``loop`` the loop of a piece is."""
+        inside = sym(self.loop.symbol)
+        return inside * self.chunks + piece if self.interleaved else piece * self.length + inside
+
+    def among(self, others: Sequence[_T], own: _T) -> tuple[_T, ...]:
+        """What belongs to the pieces, in its place among what belongs to the other dimensions of partial results."""
+        place = len(others) if self.place is None else self.place
+        return (*others[:place], own, *others[place:])
 
 
 def value_types(nest: LoopNest) -> dict[str, DType]:
@@ -65,7 +86,7 @@ def extreme(reduce: Reduce) -> str:
     return f"{reduce.result}_extreme"
 
 
-def partial_buffers(nest: LoopNest, position: int, chunks: Expr, names: set[str], device: str) -> dict[str, Buffer]:
+def partial_buffers(nest: LoopNest, position: int, cut: Cut, names: set[str], device: str) -> dict[str, Buffer]:
     """A temporary ``[.., chunks]`` for each reduction of a stage, and for the extreme beside each place. ``names``:
     those taken; it grows."""
     types, stage = value_types(nest), nest.stages[position]
@@ -77,7 +98,7 @@ def partial_buffers(nest: LoopNest, position: int, chunks: Expr, names: set[str]
         while name in names:
             name += "_"
         names.add(name)
-        sizes = (*(r.size for r in nest.outer), chunks)
+        sizes = cut.among([r.size for r in nest.outer], cut.chunks)
         partial[result] = Buffer(
             name, torch_name(dtype), sizes, contiguous_strides(sizes), BufferKind.TEMPORARY, device
         )
@@ -87,8 +108,8 @@ def partial_buffers(nest: LoopNest, position: int, chunks: Expr, names: set[str]
 def combine_partials(nest: LoopNest, position: int, cut: Cut, partial: Mapping[str, Buffer]) -> LoopNest:
     """The nest with the stage at ``position`` reducing partial results, and what comes after."""
     types, old = value_types(nest), nest.stages[position]
-    loops = (Range(CHUNK, cut.chunks),)
-    index = (*(sym(r.symbol) for r in nest.outer), sym(CHUNK))
+    loops = (Range(cut.symbol, cut.chunks),)
+    index = cut.among([sym(r.symbol) for r in nest.outer], sym(cut.symbol))
     body: list[Instr] = []
     for reduce in old.body:
         if not isinstance(reduce, Reduce):

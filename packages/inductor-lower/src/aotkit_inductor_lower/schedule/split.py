@@ -16,15 +16,29 @@ Note [Chunks of a reduction]
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from ..ir import Buffer, BufferKind, IndexValue, Instr, Load, LoopNest, Program, Range, Reduce, Stage, Step, Store
+from ..ir import (
+    Buffer,
+    BufferKind,
+    CheckIndex,
+    IndexValue,
+    Instr,
+    Load,
+    LoopNest,
+    Program,
+    Range,
+    Reduce,
+    Stage,
+    Step,
+    Store,
+)
 from ..symbolic import Expr, Symbol, floordiv, product, smax, sym, to_expr
+from .columns import fold_columns
 from .facts import hint, iteration_count
 from .partials import (
     ARGS,
-    CHUNK,
     KINDS,
     Cut,
     arg_reduces,
@@ -33,6 +47,7 @@ from .partials import (
     partial_buffers,
     value_types,
 )
+from .passes import keep_rows, nest_per_pass
 from .records import FusionRecord
 
 __all__ = ["split_reductions"]
@@ -49,27 +64,59 @@ def split_reductions(
     """The program with long reductions of few results in chunks, and the records with one more for each of them."""
     buffers = {b.name: b for b in program.buffers}
     steps: list[Step] = []
+    made: list[FusionRecord] = []
     for step in program.steps:
-        cut = _cut(step, buffers) if isinstance(step, LoopNest) else None
-        if cut is None:
-            steps.append(step)
-            continue
-        assert isinstance(step, LoopNest)
-        steps += _parts(step, cut, buffers)
+        steps += _split(step, buffers, made) if isinstance(step, LoopNest) else [step]
+    return replace(program, steps=tuple(steps), buffers=tuple(buffers.values())), (*records, *made)
+
+
+def _split(nest: LoopNest, buffers: dict[str, Buffer], records: list[FusionRecord]) -> Iterator[LoopNest]:
+    """The nests that do the work of one. Their buffers are added to ``buffers``, the reasons to ``records``."""
+    starts = _passes(nest, buffers)
+    if len(starts) > 1:
+        nests, added = nest_per_pass(keep_rows(nest, buffers), starts, buffers, set(buffers))
+        buffers.update((b.name, b) for b in added)
+        reason = "each pass over a long row can use several threads"
+        records.append(FusionRecord("split", nests[0].name, nest.name, False, reason))
+        for part in nests:
+            yield from _split(part, buffers, records)
+        return
+    cut = (fold_columns(nest, buffers) or _cut(nest, buffers)) if _legal(nest, buffers) else None
+    if cut is None:
+        yield nest
+        return
+    first, *others = _parts(nest, cut, buffers)
+    if cut.interleaved:
+        reason = f"rows of {cut.chunks} at once fill vectors"
+    else:
         reason = f"chunks of {cut.length} of {cut.loop.symbol} < {cut.loop.size} can run at once"
-        records = (*records, FusionRecord("split", f"{step.name}_partial", step.name, False, reason))
-    return replace(program, steps=tuple(steps), buffers=tuple(buffers.values())), records
+    records.append(FusionRecord("split", first.name, nest.name, False, reason))
+    yield from _split(first, buffers, records) if cut.interleaved else [first]
+    yield from others
 
 
 # -- what to cut -----------------------------------------------------------------------------------------------
 
 
+def _passes(nest: LoopNest, buffers: Mapping[str, Buffer]) -> list[int]:
+    """The stages before which a nest is cut into passes, see Note [Cut nests]; fewer than two for none."""
+    starts = [k for k, stage in enumerate(nest.stages) if stage.ranges]
+    body = [i for stage in nest.stages for i in stage.body]
+    both = [name for name in nest.reads if name in nest.writes and buffers[name].kind is not BufferKind.ROW]
+    plain = all(buffers[name].device.startswith("cpu") for name in (*nest.reads, *nest.writes))
+    if len(starts) < 2 or nest.combines or both or not nest.reads or not plain:
+        return []
+    if any(isinstance(i, CheckIndex) or (isinstance(i, Reduce) and i.running) for i in body):
+        return []
+    results, units = _results(nest, nest.stages[starts[0]], buffers)
+    loops = nest.stages[starts[0]].ranges
+    known = all(r.size.constant is not None for r in loops)
+    return starts if units == 1 and not (known and results * iteration_count(loops) < LEAST_WORK) else []
+
+
 def _cut(nest: LoopNest, buffers: Mapping[str, Buffer]) -> Cut | None:
     """How the only stage with loops is cut, if that is possible and pays."""
-    ranged = [stage for stage in nest.stages if stage.ranges]
-    if len(ranged) != 1 or not _legal(nest, buffers):
-        return None
-    stage = ranged[0]
+    stage = next(stage for stage in nest.stages if stage.ranges)
     results, units = _results(nest, stage, buffers)
     known = all(r.size.constant is not None for r in stage.ranges)
     elements = iteration_count(stage.ranges)
@@ -80,11 +127,14 @@ def _cut(nest: LoopNest, buffers: Mapping[str, Buffer]) -> Cut | None:
     length = _length(others)
     if known and length.constant is not None and hint(loop.size) < 2 * length.constant:
         return None
-    return Cut(loop, floordiv(loop.size, length), length)
+    return Cut(loop, floordiv(loop.size, length), length, place=0)
 
 
 def _legal(nest: LoopNest, buffers: Mapping[str, Buffer]) -> bool:
-    """Whether chunks are independent of each other, and nothing is done twice that may be done once only."""
+    """Whether chunks of the only stage with loops are independent of each other, and nothing is done twice that may be
+    done once only."""
+    if sum(bool(stage.ranges) for stage in nest.stages) != 1:
+        return False
     position = next(k for k, stage in enumerate(nest.stages) if stage.ranges)
     reduces = [i for i in nest.stages[position].body if isinstance(i, Reduce)]
     if not reduces or any(i.running or i.kind not in (*KINDS, *ARGS) for i in reduces):
@@ -149,28 +199,21 @@ def _parts(nest: LoopNest, cut: Cut, buffers: dict[str, Buffer]) -> list[LoopNes
     position = next(k for k, stage in enumerate(nest.stages) if stage.ranges)
     rest = cut.loop.size - cut.chunks * cut.length
     every = replace(cut, chunks=cut.chunks + 1) if rest != 0 else cut
-    partial = partial_buffers(nest, position, every.chunks, set(buffers), "cpu")
+    partial = partial_buffers(nest, position, every, set(buffers), "cpu")
     buffers.update((b.name, b) for b in partial.values())
-    chunk = Range(CHUNK, cut.chunks)
-    parts = [_part(nest, position, cut, (*nest.outer, chunk), sym(CHUNK), cut.length, partial)]
+    parts = [_part(nest, position, cut, partial)]
     if rest != 0:
-        last = _part(nest, position, cut, nest.outer, cut.chunks, rest, partial)
-        parts.append(replace(last, name=f"{nest.name}_rest"))
+        parts.append(_part(nest, position, cut, partial, rest))
     return [*parts, combine_partials(nest, position, every, partial)]
 
 
-def _part(
-    nest: LoopNest,
-    position: int,
-    cut: Cut,
-    outer: tuple[Range, ...],
-    chunk: Expr,
-    length: Expr,
-    partial: Mapping[str, Buffer],
-) -> LoopNest:
-    """Partial results of the iterations from ``chunk * cut.length`` on, ``length`` of them."""
-    stage, types, symbol = nest.stages[position], value_types(nest), Symbol(cut.loop.symbol)
-    env = {symbol: chunk * cut.length + sym(cut.loop.symbol)}
+def _part(nest: LoopNest, position: int, cut: Cut, partial: Mapping[str, Buffer], rest: Expr | None = None) -> LoopNest:
+    """Partial results of each piece, or of the last ``rest`` iterations."""
+    stage, types, own = nest.stages[position], value_types(nest), sym(cut.symbol)
+    if rest is None:
+        env, outer = {Symbol(cut.loop.symbol): cut.at(own)}, cut.among(nest.outer, Range(cut.symbol, cut.chunks))
+    else:
+        env, outer, own = {Symbol(cut.loop.symbol): cut.loop.size - rest + sym(cut.loop.symbol)}, nest.outer, cut.chunks
     body: list[Instr] = []
     for instr in stage.body:
         if isinstance(instr, IndexValue):
@@ -181,8 +224,8 @@ def _part(
             body.append(instr)
         if isinstance(instr, Reduce) and instr.kind in ARGS:
             body.append(Reduce(extreme(instr), instr.kind.removeprefix("arg"), instr.value, types[instr.value]))
-    ranges = tuple(Range(r.symbol, length) if r is cut.loop else r for r in stage.ranges)
-    place = (*(sym(r.symbol) for r in nest.outer), chunk)
+    ranges = tuple(Range(r.symbol, cut.length if rest is None else rest) if r is cut.loop else r for r in stage.ranges)
+    place = cut.among([sym(r.symbol) for r in nest.outer], own)
     stores: tuple[Instr, ...] = tuple(Store(buffer.name, place, result) for result, buffer in partial.items())
     stages = (*nest.stages[:position], Stage(ranges, tuple(body)), Stage((), stores))
-    return LoopNest(f"{nest.name}_partial", outer, stages, nest.origin)
+    return LoopNest(f"{nest.name}_{'partial' if rest is None else 'rest'}", outer, stages, nest.origin)

@@ -110,9 +110,9 @@ def _split(
         return None
     cut = Cut(loop, to_expr(chunks), floordiv(loop.size + (chunks - 1), chunks))
     device = next(declared[name].device for name in nest.reads)
-    partial = partial_buffers(nest, position, cut.chunks, names, device)
+    partial = partial_buffers(nest, position, cut, names, device)
     if squares is not None:
-        partial |= partial_buffers(nest, squares.position, cut.chunks, names, device)
+        partial |= partial_buffers(nest, squares.position, cut, names, device)
     second = combine_partials(nest, position, cut, partial)
     if squares is not None:
         second = with_common_squares(second, nest, position, cut, squares, partial)

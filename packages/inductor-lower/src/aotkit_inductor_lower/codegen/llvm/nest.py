@@ -24,6 +24,7 @@ __all__ = ["COUNT", "FlatNest", "Memory", "flatten_nest", "hint", "lower_bound",
 
 COUNT = Symbol("count", SymbolKind.SIZE)  # the length of a loop that each launch's table gives
 SIZE_HINT = 64  # what an unknown size counts as in cost estimates
+FEW = 64  # loops shorter than this may be repeated to fill vectors
 
 
 @dataclass(frozen=True, slots=True)
@@ -341,19 +342,36 @@ def _merge_in(
     position = len(loops) - 2
     while position >= 0:
         a, b = loops[position], loops[position + 1]
-        if _jointly_contiguous(nest, a, b):
+        turned = _turned(nest, a, b)
+        if _jointly_contiguous(nest, a, b, turned):
             merged = Range(b.symbol, a.size * b.size)
             loops = (*loops[:position], merged, *loops[position + 2 :])
-            zero = {Symbol(a.symbol): to_expr(0)}
-            nest = put(map_expressions(nest, lambda e, env=zero: e.substitute(env)), loops)  # type: ignore[misc]
+            zero, again = {Symbol(a.symbol): to_expr(0)}, {Symbol(b.symbol): sym(b.symbol) % b.size}
+            envs = dict.fromkeys(turned, again)
+            nest = put(map_expressions(nest, lambda e, z=zero, t=envs: e.substitute(t.get(e, z))), loops)  # type: ignore[misc]
         position -= 1
     return nest
 
 
-def _jointly_contiguous(nest: FlatNest, a: Range, b: Range) -> bool:
-    """Whether stepping ``a`` once is stepping ``b`` through its whole range, in every expression."""
+def _turned(nest: FlatNest, a: Range, b: Range) -> frozenset[Expr]:
+    """What the outer loops ``a`` and ``b`` read for each ``a`` alike, before a long inner loop: it may be loaded from
+    ``b % size``, where ``b`` alone is too short for vectors."""
+    if a not in nest.outer or nest.ordered or (b.size.constant or FEW) >= FEW:
+        return frozenset()
+    ranges = [r for stage in nest.stages for r in stage.ranges]
+    if hint(product(r.size for r in ranges)) < FEW:
+        return frozenset()
+    still = {Symbol(r.symbol) for r in (a, *ranges)}
+    loads = [i.indices[0] for stage in nest.stages for i in stage.body if isinstance(i, Load)]
+    return frozenset(e for e in loads if Symbol(b.symbol) in e.symbols and still.isdisjoint(e.symbols))
+
+
+def _jointly_contiguous(nest: FlatNest, a: Range, b: Range, turned: frozenset[Expr]) -> bool:
+    """Whether stepping ``a`` once is stepping ``b`` through its whole range, in every expression but ``turned``."""
     outer, inner = Symbol(a.symbol), Symbol(b.symbol)
     for expr in nest.expressions():
+        if expr in turned:
+            continue
         if outer not in expr.symbols and inner not in expr.symbols:
             continue
         x, y = expr.coefficient(outer), expr.coefficient(inner)
