@@ -100,6 +100,30 @@ def test_how_many_are_asked_for_may_depend_on_a_size() -> None:
     check(lambda x: torch.topk(x * 2, x.shape[0] // 2, 1), values(6, 9), dynamic=True)
 
 
+def gate(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    """How a mixture of experts picks two of eight for each token, and weighs them."""
+    best, experts = torch.softmax(x @ w, -1).topk(2)
+    return best / best.sum(-1, keepdim=True), experts
+
+
+@pytest.mark.covers("F5g.12")
+def test_short_rows_of_any_number_are_sorted_in_kernels_and_their_gradients_are_eagers() -> None:
+    torch._dynamo.reset()
+    recorder = aotkit.Recorder()
+    options = {"fallback": "error", "cache": False, "observer": recorder}
+    compiled = torch.compile(gate, backend="aotkit", fullgraph=True, options=options)
+    for tokens in (7, 40, 33):
+        args = (values(tokens, 5, seed=tokens), values(5, 8))
+        want, want_gradients, _ = observe(gate, args)
+        got, gradients, _ = observe(compiled, args)
+        torch.testing.assert_close(got, want, check_stride=True)
+        torch.testing.assert_close(gradients, want_gradients)
+    called = [extern.target for record in recorder.graphs for extern in record.report.externs]
+    assert len(recorder.graphs) == 4  # of seven tokens, and of any number
+    assert not any("topk" in target for target in called), called
+    check(lambda x: x.sin().sort(0)[0] * 2 + x.sort(dim=1, descending=True, stable=True)[0], values(9, 12))
+
+
 # -- convolutions ------------------------------------------------------------------------------------------------------
 
 PLANES = [

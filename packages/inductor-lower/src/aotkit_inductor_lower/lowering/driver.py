@@ -26,6 +26,7 @@ from . import (
     scans,
     scatter,
     softmax,
+    sorting,
     special,
     ternary,
     views,
@@ -53,6 +54,7 @@ RULES = join_rules(
     pooling.TABLE,
     resample.TABLE,
     scans.TABLE,
+    sorting.TABLE,
     constants.TABLE,
     random.TABLE,
     special.TABLE,
@@ -77,7 +79,9 @@ def lower_graph(gm: GraphModule, options: LowerOptions | None = None, name: str 
     :class:`UnsupportedGraphError` for what can be neither generated nor called.
     """
     options = options or LowerOptions()
-    ctx = LoweringContext(kernel_device(gm), generates_random=options.rng == "fast")
+    device = kernel_device(gm)
+    sorts = device.type == "cpu" and options.processor != "triton-interpreter"
+    ctx = LoweringContext(device, generates_random=options.rng == "fast", sorts=sorts)
     inputs: list[str] = []
     sources: dict[str, tuple[str, int, str, int]] = {}
     outputs: tuple[BufferRef | SymInput | None, ...] = ()

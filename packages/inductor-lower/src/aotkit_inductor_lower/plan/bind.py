@@ -15,7 +15,7 @@ from ..codegen.llvm.object import LoadedObject, load_object
 from .arena import ArenaPool
 from .emit_python import emit_source, wanted_tensors
 from .errors import BindError, raise_status
-from .externs import conform, resolve_target
+from .externs import GUARDED, conform, resolve_target
 from .frame import FramePool
 from .launch_plan import CallExtern, CallSegment, CompiledProgram
 from .redzones import guarded_empty
@@ -114,7 +114,7 @@ def _segments(compiled: CompiledProgram) -> dict[str, Any]:
 def _externs(compiled: CompiledProgram) -> dict[str, Any]:
     targets = {t for s in compiled.plan.steps if isinstance(s, CallExtern) for t in (s.target, s.out) if t}
     try:
-        return {f"op_{_safe(target)}": resolve_target(target) for target in sorted(targets)}
+        return {f"op_{_safe(target)}": GUARDED.get(target) or resolve_target(target) for target in sorted(targets)}
     except LookupError as error:
         raise BindError(f"{compiled.plan.name} cannot be bound: {error}; compile again with this torch") from error
 

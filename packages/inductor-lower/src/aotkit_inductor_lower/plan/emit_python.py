@@ -9,7 +9,7 @@ import torch
 
 from ..ir import Arg, BufferRef, Literal, SymInput
 from ..symbolic import Call, Expr, Symbol
-from .externs import returns_several
+from .externs import GUARDED, returns_several
 from .frame import arena_views, torch_dtype
 from .launch_plan import Allocate, CallExtern, CallSegment, Free, LaunchPlan, PlanStep, Return, TakeOver, View
 
@@ -169,7 +169,8 @@ class PlanEmitter:
         call = f"op_{_safe(step.target)}({', '.join(args)})"
         names = ["_" if r is None else self.tensor_names[r] for r in step.results]
         if not any(r is not None for r in step.results):
-            self.lines.append(call)
+            guard = next(_refs(step.args)) if step.target in GUARDED else None
+            self.lines.append(f"if {self.tensor_names[guard]}.item(): {call}" if guard is not None else call)
         elif returns_several(step.target):
             self.lines.append(f"{', '.join(names)}{',' if len(names) == 1 else ''} = {call}")
         else:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
 __all__ = [
+    "GUARDED",
     "addresses_storage",
     "conform",
     "may_alias_arguments",
@@ -40,7 +43,8 @@ def out_overload(target: str) -> str | None:
     return _OUT.get(target)
 
 
-_FRESH = frozenset(("mkldnn._linear_pointwise.default",))  # outside aten, and known to give new memory
+# outside aten, and known to give new memory or none
+_FRESH = frozenset(("mkldnn._linear_pointwise.default", "aotkit_inductor_lower.redo_rows.default"))
 
 
 @functools.cache
@@ -85,3 +89,31 @@ def conform(value: torch.Tensor, sizes: tuple[int, ...], strides: tuple[int, ...
     if value.dtype is dtype and (value.numel() == 0 or all(seen)):
         return value
     return torch.empty_strided(sizes, strides, dtype=dtype, device=value.device).copy_(value)
+
+
+@torch.no_grad()
+def redo_rows(tensors: list[torch.Tensor], op: str, dim: int, number: int, flag: bool) -> None:
+    """Overwrite the marked rows of the results of ``op`` along ``dim`` with ATen's. The tensors: whether any row is
+    marked, which rows are, the argument, and the two results."""
+    any_marked, marked, x, *results = tensors
+    if not any_marked.item():
+        return
+    function = _BY_ROWS[op]
+    if x.numel() <= 4096 or 4 * int(marked.count_nonzero()) > marked.numel():  # all of them are done sooner
+        function(x, dim, number, flag, tuple(results))
+        return
+    found = function(x.movedim(dim, -1)[marked], -1, number, flag, None)
+    for result, right in zip(results, found, strict=True):
+        (result.movedim(dim, -1) if result.dim() == x.dim() else result)[marked] = right
+
+
+_BY_ROWS: dict[str, Callable[..., Any]] = {
+    "sort": lambda x, dim, _, flag, out: torch.sort(x, dim=dim, descending=flag, out=out),
+    "topk": lambda x, dim, number, flag, out: torch.topk(x, number, dim, largest=flag, out=out),
+    "kthvalue": lambda x, dim, number, flag, out: torch.kthvalue(x, number, dim, flag, out=out),
+    "median": lambda x, dim, _, flag, out: torch.median(x, dim, flag, out=out),
+}
+GUARDED = {"aotkit_inductor_lower.redo_rows.default": redo_rows}  # nothing to do if their first tensor is false
+_OPS = torch.library.Library("aotkit_inductor_lower", "FRAGMENT")
+_OPS.define("redo_rows(Tensor(a!)[] tensors, str op, int dim, int number, bool flag) -> ()")
+_OPS.impl("redo_rows", redo_rows, "CompositeExplicitAutograd")

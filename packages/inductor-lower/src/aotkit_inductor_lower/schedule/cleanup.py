@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from ..ir import Buffer, BufferKind, Instr, Load, LoopNest, Stage, Store
-from ..symbolic import Expr, Symbol, SymbolKind, product, sym, to_expr
+from ..symbolic import Expr, Symbol, SymbolKind, contiguous_strides, product, sym, to_expr
 from .facts import flat_index, has_calls, iteration_count, ranges_of
 from .merge import operands
 
@@ -20,10 +20,10 @@ def localize_temporaries(
     positions allow. Returns the nest and the new declarations of shrunk buffers."""
     loaded = {i.buffer for stage in nest.stages for i in stage.body if isinstance(i, Load)}
     dead = {name for name in private if name not in loaded}
-    shrunk: dict[str, _Row] = {}
+    shrunk: dict[str, _Row | _Part] = {}
     if iteration_count(nest.outer) > 1:
         for name in private:
-            row = None if name in dead else _as_row(nest, name, buffers)
+            row = None if name in dead else _as_row(nest, name, buffers) or _as_part(nest, buffers[name])
             if row is not None:
                 shrunk[name] = row
     if not dead and not shrunk:
@@ -39,6 +39,18 @@ def localize_temporaries(
             body.append(instr)
         stages.append(Stage(stage.ranges, tuple(body)))
     return replace(nest, stages=tuple(stages)), [row.buffer for row in shrunk.values()]
+
+
+class _Part:
+    """A temporary as scratch of one outer iteration: without the dimensions that say which iteration it is."""
+
+    def __init__(self, buffer: Buffer, dims: Sequence[int]) -> None:
+        self.buffer = buffer
+        self.dims = tuple(dims)
+
+    def index(self, nest: LoopNest, instr: Load | Store, buffers: Mapping[str, Buffer]) -> tuple[Expr, ...]:
+        """Indices of an access: those of the dimensions that are left."""
+        return tuple(instr.indices[dim] for dim in self.dims)
 
 
 class _Row:
@@ -62,7 +74,8 @@ def _as_row(nest: LoopNest, name: str, buffers: Mapping[str, Buffer]) -> _Row | 
     stores = [i for stage in nest.stages for i in stage.body if isinstance(i, Store) and i.buffer == name]
     if len(stores) != 1 or stores[0].mode != "set" or stores[0].mask is not None:
         return None
-    written = inner_loops(flat_index(buffers[name], stores[0].indices, limits), nest)
+    stored = flat_index(buffers[name], stores[0].indices, limits)
+    written = inner_loops(stored, nest)
     if not written:
         return None
     ordered = sorted(written.items(), key=lambda item: -_size_hint(item[0]))
@@ -71,11 +84,38 @@ def _as_row(nest: LoopNest, name: str, buffers: Mapping[str, Buffer]) -> _Row | 
     for stage in nest.stages:
         for instr in stage.body:
             if isinstance(instr, Load) and instr.buffer == name:
-                read = inner_loops(flat_index(buffers[name], instr.indices, limits), nest)
-                if read is None or any(w not in written or sizes[v] != sizes[written[w]] for w, v in read.items()):
+                loaded = flat_index(buffers[name], instr.indices, limits)
+                read = inner_loops(loaded, nest)
+                if read is None or _unmoved(loaded, read) != _unmoved(stored, written):
+                    return None
+                if any(w not in written or sizes[v] != sizes[written[w]] for w, v in read.items()):
                     return None
     strides = tuple(product(extents[k + 1 :]) for k in range(len(extents)))
     return _Row(replace(buffers[name], sizes=extents, strides=strides, kind=BufferKind.ROW), weights)
+
+
+def _unmoved(flat: Expr, inner: Mapping[Expr, str]) -> Expr:
+    """A position without what inner loops add."""
+    for weight, loop in inner.items():
+        flat = flat - weight * sym(loop)
+    return flat
+
+
+def _as_part(nest: LoopNest, buffer: Buffer) -> _Part | None:
+    """Where places of a row are stored one by one, or read at computed places: the row has the dimensions that no outer
+    loop moves in. An iteration reads only what it stored itself, as no nest reads what another iteration stores."""
+    outer = {Symbol(r.symbol) for r in nest.outer}
+    accesses = [i for s in nest.stages for i in s.body if isinstance(i, Load | Store) and i.buffer == buffer.name]
+    if any(i.mask is not None or (isinstance(i, Store) and i.accumulates) for i in accesses):
+        return None
+    moved = [dim for dim, index in enumerate(accesses[0].indices) if not outer.isdisjoint(index.symbols)]
+    for dim in range(len(buffer.sizes)):
+        indices = {i.indices[dim] for i in accesses}
+        if len(indices) > 1 if dim in moved else any(not outer.isdisjoint(index.symbols) for index in indices):
+            return None
+    dims = [dim for dim in range(len(buffer.sizes)) if dim not in moved]
+    sizes = tuple(buffer.sizes[dim] for dim in dims)
+    return _Part(replace(buffer, sizes=sizes, strides=contiguous_strides(sizes), kind=BufferKind.ROW), dims)
 
 
 def _size_hint(weight: Expr) -> int:

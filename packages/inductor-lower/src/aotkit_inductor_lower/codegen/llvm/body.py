@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from ...ir import CheckIndex, Compute, Const, DType, IndexValue, Instr, Load, Reduce, Store
 from ...ir.dtypes import is_half
 from ...symbolic import Expr, Symbol, to_expr
-from .context import KernelContext, Value
+from .context import KernelContext, Value, ramp_literal
 from .emitter import Ssa, imm, vector_type
 from .ops import INDEX_ERROR, emit_op
 from .transpose import transpose
@@ -127,7 +127,7 @@ def _load(ctx: KernelContext, instr: Load) -> Value:
         return Value(dtype, (_scalar_load(ctx, instr, pointer, mask, dtype),))
     vector = ctx.vector
     assert vector is not None
-    slope = to_expr(1) if row_lanes else ctx.slope(offset)
+    slope = to_expr(1) if row_lanes and not ctx.varies(offset) else ctx.slope(offset)
     if _turned(ctx, instr, offset, slope):
         return Value(dtype, tuple(_turned_load(ctx, instr, offset)), varying=True)
     parts = []
@@ -252,6 +252,8 @@ def _lane_pointers(
     lanes = range(vector.first(copy), vector.first(copy) + vector.lanes)
     if slope is None:
         offsets = ctx.lanes_i64(offset, copy)
+        if ctx.rows.get(buffer, 1) != 1:  # each lane has its own element of a scratch row's place
+            offsets = ctx.ops.op("add", offsets, ramp_literal(lanes, "i64"))
         return [_gep(ctx, buffer, element, ctx.em.lane(offsets, k, "i64")) for k in range(vector.lanes)]
     base = _address(ctx, buffer, element, vector.at(offset, copy), skip=vector.symbol)
     stride = ctx.scalar(slope)
@@ -272,7 +274,7 @@ def _store(ctx: KernelContext, instr: Store) -> None:
         mask = ctx.values[instr.mask].parts[0] if instr.mask is not None else None
         _scalar_store(ctx, instr, pointer, ctx.values[instr.value].parts[0], mask, dtype)
         return
-    slope = to_expr(1) if row_lanes else ctx.slope(offset)
+    slope = to_expr(1) if row_lanes and not ctx.varies(offset) else ctx.slope(offset)
     if _turned(ctx, instr, offset, slope):
         _turned_store(ctx, instr, offset)
         return

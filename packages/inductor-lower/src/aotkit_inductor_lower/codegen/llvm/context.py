@@ -18,7 +18,7 @@ from .nest import lower_bound
 from .ops import Ops
 from .types import register_type
 
-__all__ = ["KernelContext", "Value", "Vector"]
+__all__ = ["KernelContext", "Value", "Vector", "ramp_literal"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -437,6 +437,6 @@ def element_bits(nest: FlatNest) -> int:
                 counts[width(dtype)] = counts.get(width(dtype), 0) + 1
     if not counts:
         return 8
-    if 32 in counts:
+    if 8 * counts.get(32, 0) > counts.get(64, 0):
         return 32
     return 64 if 64 in counts else min(counts)

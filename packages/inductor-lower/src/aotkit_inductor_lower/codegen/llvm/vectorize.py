@@ -122,6 +122,7 @@ def _outer_cost(nest: FlatNest, loop: Range, lanes: int) -> float:
             trips *= max(1, hint(other.size))
     vectors, tail = _steps(loop.size, lanes)
     symbol = Symbol(loop.symbol)
+    rows = frozenset(row.name for row in nest.rows)
     total = 0.0
     for stage in nest.stages:
         inner = 1.0
@@ -129,7 +130,7 @@ def _outer_cost(nest: FlatNest, loop: Range, lanes: int) -> float:
             inner *= max(1, hint(other.size))
         # rows far apart, walked in step, fall out of the cache
         far = 2.0 if stage.scans and _stage_cost(stage, symbol, lanes) > 2.0 * lanes else 1.0
-        total += far * inner * (vectors * _stage_cost(stage, symbol, lanes) + tail * _stage_cost(stage, None, 1))
+        total += far * inner * (vectors * _stage_cost(stage, symbol, lanes, rows) + tail * _stage_cost(stage, None, 1))
     return trips * (total + 1.0)
 
 
@@ -169,11 +170,14 @@ def _tile_cost(nest: FlatNest, vector: Symbol, tile: Symbol, lanes: int) -> floa
     return total if any_turned else None
 
 
-def _stage_cost(stage: Stage, vector: Symbol | None, lanes: int) -> float:
-    """Cost of one step of the body with ``vector`` in the lanes."""
+def _stage_cost(stage: Stage, vector: Symbol | None, lanes: int, rows: frozenset[str] = frozenset()) -> float:
+    """Cost of one step of the body with ``vector`` in the lanes; ``rows`` are scratch with an element per lane."""
     total = 0.0
     for instr in stage.body:
-        if isinstance(instr, Load | Store):
+        if isinstance(instr, Load | Store) and instr.buffer in rows:
+            indirect = any(s.kind is SymbolKind.VALUE for s in instr.indices[0].symbols)
+            total += 1.2 * lanes if indirect else 1.0
+        elif isinstance(instr, Load | Store):
             total += _access_cost(instr, vector, lanes)
         elif isinstance(instr, Compute):
             total += 10.0 if instr.op in _HEAVY else 0.7

@@ -1,0 +1,308 @@
+"""Sorting, the best few and medians of short rows: generated where a row's length is known, with eager's bits.
+
+Note [Sorting short rows]
+    An element becomes a key, an integer in eager's order (nan is the largest, zeros of both signs are equal), with its
+    place in the row in the low bits: no two are equal, and equal elements keep their order. One stage makes a row's
+    keys. Then a sorting network orders them, rows in the lanes, or one pass over the row per result finds the next key.
+    A last stage fetches the elements by their places, so their bits survive. Keys of 64 bits leave no room for the
+    place, which goes through the network beside them.
+
+Note [Equal elements]
+    Which of several equal elements eager's ``topk``, ``kthvalue``, ``median`` and (of more than 16) unstable ``sort``
+    take depends on the algorithm of a C++ library. Rows where it matters are found while their keys are at hand, and
+    marked; ``redo_rows`` has ATen do those. The others have one right result. Where equal elements are the rule
+    (numbers of a byte) the whole is left to ATen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial, reduce
+from itertools import pairwise
+
+import torch
+from torch.fx import Node
+
+from ..ir import BufferRef, DType, ExternCall, Literal
+from ..ir.dtypes import is_float
+from ..symbolic import Expr, to_expr
+from .context import LoweringContext, NodeValue
+from .nest_builder import NestBuilder, Value
+from .promotion import compute_dtype
+from .reductions import RowNest
+from .registry import Decline, RuleTable, aten
+from .values import View
+
+__all__ = ["TABLE"]
+
+TABLE = RuleTable("sorting")
+
+INSERTED = 16  # the longest rows that eager sorts by insertion, so that equal elements keep their order
+LONGEST_NETWORK, LONGEST_WIDE, LONGEST_ROW = 32, 16, 128  # elements; wide: keys of 64 bits; row: in passes
+MOST_PASSES = 8
+_PLACE_BITS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class _Key:
+    """What is compared: ``first``, which holds the place too, or has ``place`` beside it where there is no room."""
+
+    first: Value
+    place: Value | None = None
+
+
+class _Sorter:
+    """The nest of one operator on the rows of ``x`` along ``dim``, and what ``redo_rows`` is told of it."""
+
+    def __init__(
+        self, ctx: LoweringContext, node: Node, x: View, dim: int, op: str, number: object = 1, keepdim: bool = True
+    ) -> None:
+        if not ctx.sorts:
+            raise Decline("sorting is generated for the CPU only")
+        count = x.sizes[dim].constant if x.sizes else None
+        number = number.constant if isinstance(number, Expr) else number
+        if not count or not isinstance(number, int) or not 0 < number <= count:
+            raise Decline("sorting is generated for rows of known length")
+        if op != "sort" and x.dtype.itemsize == 1:
+            raise Decline("equal elements, which are the rule among numbers of a byte, are ordered by ATen")
+        self.ctx, self.node, self.x, self.dim = ctx, node, x, dim % len(x.sizes)
+        self.op, self.count, self.number, self.keepdim = op, count, number, keepdim
+        self.wide = compute_dtype(x.dtype) in (DType.F64, DType.I64)
+        self.has_network = count <= (LONGEST_WIDE if self.wide else LONGEST_NETWORK)
+        self.descending = False
+        self.marks: list[Value] = []
+
+    def _temporary(self, name: str, dtype: torch.dtype, *sizes: int) -> View:
+        kept = [self.rows.sizes[dim] for dim in self.rows.kept]
+        return self.ctx.declare_dense(f"{self.node.name}_{name}", [*kept, *map(to_expr, sizes)], dtype)
+
+    # -- keys ----------------------------------------------------------------------------------------------
+
+    def make_keys(self) -> Value:
+        """Declare the results, and begin the stage that stores each element and its key; the key."""
+        results = enumerate(self.node.meta["val"])
+        self.values, self.indices = (self.ctx.declare(f"{self.node.name}_{k}", val) for k, val in results)
+        self.rows = RowNest(self.ctx, self.node, self.values.buffer, self.x.sizes, [self.dim])
+        self.keys = self._temporary("keys", torch.int64, self.count)
+        self.kept = self._temporary("kept", self.x.dtype, self.count)
+        self.nest, index = self.rows.nest, self.rows.stage()
+        nest, place = self.nest, index[self.dim]
+        element = nest.load(self.x, index)
+        nest.store(self.kept, (*nest.index, place), element)
+        if self.op == "median" and is_float(element.dtype):
+            self.marks.append(nest.reduce("any", nest.op("isnan", nest.cast(element, compute_dtype(self.x.dtype)))))
+        key = _ordered(nest, element)
+        if self.descending:
+            key = nest.op("bitwise_not", key)
+        if not self.wide:
+            shift = nest.const(_PLACE_BITS, DType.I64)
+            key = nest.op("bitwise_or", nest.op("shl", key, shift), nest.index_value(place))
+        nest.store(self.keys, (*nest.index, place), key)
+        return key
+
+    def place(self, key: _Key) -> Value:
+        """The place in the row of a key's element."""
+        low = self.nest.const((1 << _PLACE_BITS) - 1, DType.I64)
+        return key.place if key.place is not None else self.nest.op("bitwise_and", key.first, low)
+
+    def equal(self, a: _Key, b: _Key) -> Value:
+        """Whether the elements of two keys are equal."""
+        if a.place is not None:
+            return self.nest.op("eq", a.first, b.first)
+        shift = self.nest.const(_PLACE_BITS, DType.I64)
+        return self.nest.op("eq", *(self.nest.op("shr", key.first, shift) for key in (a, b)))
+
+    # -- orders --------------------------------------------------------------------------------------------
+
+    def by_network(self, wanted: Sequence[int]) -> list[_Key]:
+        """The keys at the ``wanted`` positions of the sorted row, in a stage without loops."""
+        self.make_keys()
+        nest = self.nest
+        nest.stage()
+        lines = []
+        for at in range(self.count):
+            key = nest.load(self.keys, (*nest.index, to_expr(at)))
+            lines.append(_Key(key, nest.const(at, DType.I64) if self.wide else None))
+        for low, high, both in _needed(self.count, set(wanted)):
+            a, b = lines[low], lines[high]
+            lines[low] = self._first(a, b)
+            if both:
+                lines[high] = self._first(a, b, last=True)
+        return [lines[at] for at in wanted]
+
+    def _first(self, a: _Key, b: _Key, *, last: bool = False) -> _Key:
+        """The smaller of two keys, or the larger."""
+        nest = self.nest
+        first = nest.op("maximum" if last else "minimum", a.first, b.first)
+        if a.place is None or b.place is None:
+            return _Key(first)
+        same = nest.op("logical_and", nest.op("eq", a.first, b.first), nest.op("lt", b.place, a.place))
+        swap = nest.op("logical_or", nest.op("lt", b.first, a.first), same)
+        return _Key(first, nest.where(swap, *((a.place, b.place) if last else (b.place, a.place))))
+
+    def by_passes(self, count: int) -> list[_Key]:
+        """The first ``count`` keys of the sorted row, each from a pass over the row."""
+        first = self.make_keys()
+        nest = self.nest
+        found = [_Key(nest.reduce("min", first))]
+        while len(found) < count:
+            key = nest.load(self.keys, (*nest.index, self.rows.stage()[self.dim]))
+            later = nest.op("gt", key, found[-1].first)
+            largest = nest.const((1 << 63) - 1, DType.I64)
+            found.append(_Key(nest.reduce("min", nest.where(later, key, largest))))
+        nest.stage()
+        return found
+
+    # -- results -------------------------------------------------------------------------------------------
+
+    def finish(self, keys: Sequence[_Key], compared: Sequence[_Key] = ()) -> NodeValue:
+        """Store the elements of ``keys``. ``compared``: neighbours of which no two may be equal, else ATen decides."""
+        nest, marks = self.nest, [*self.marks, *(self.equal(a, b) for a, b in pairwise(compared))]
+        order = self._temporary("order", torch.int64, len(keys))
+        for at, key in enumerate(keys):
+            nest.store(order, (*nest.index, to_expr(at)), self.place(key))
+        marked = self._temporary("marked", torch.bool) if marks else None
+        if marked is not None:
+            nest.store(marked, nest.index, reduce(partial(nest.op, "logical_or"), marks))
+        inner = nest.stage([to_expr(len(keys))])[0]
+        place = nest.load(order, (*nest.index, inner))
+        index = list(nest.index)
+        if self.keepdim:
+            index.insert(self.dim, inner)
+        nest.store(self.indices, index, place)
+        source = nest.check_index(place, to_expr(self.count)) if self.count > 1 else to_expr(0)
+        nest.store(self.values, index, nest.load(self.kept, (*nest.index, source)))
+        self.ctx.add(nest)
+        if marked is not None:
+            self._redo(marked)
+        return [self.values, self.indices]
+
+    def _redo(self, marked: View) -> None:
+        """Let ATen do the rows that were marked, if there are any."""
+        ctx, node = self.ctx, self.node
+        found = ctx.declare_dense(f"{node.name}_any_marked", (), torch.bool)
+        rows = RowNest(ctx, node, found.buffer, marked.sizes, range(len(marked.sizes)))
+        total = rows.nest.reduce("any", rows.nest.load(marked, rows.stage()))
+        rows.nest.stage()
+        rows.nest.store(found, (), total)
+        ctx.add(rows.nest)
+        written = (self.values.buffer, self.indices.buffer)
+        tensors = (found.buffer, marked.buffer, ctx.as_buffer(self.x, node), *written)
+        flag = self.descending if self.op in ("sort", "topk") else self.keepdim
+        numbers = (Literal("int", self.dim), Literal("int", self.number), Literal("bool", flag))
+        args = (tuple(BufferRef(name) for name in tensors), Literal("str", self.op), *numbers)
+        name, target = f"{node.name}_redo", "aotkit_inductor_lower.redo_rows.default"
+        reason = "rows in which equal elements compete are left to ATen"
+        ctx.steps.append(ExternCall(name, target, args, (), (), written, reason, ctx.origin(node)))
+
+
+def _ordered(nest: NestBuilder, element: Value) -> Value:
+    """An element as an i64 in eager's order; of 32 bits where the element has no more."""
+    dtype = DType.F32 if element.dtype in (DType.F16, DType.BF16) else element.dtype
+    value = nest.cast(element, dtype)
+    if not is_float(dtype):
+        return nest.cast(value, DType.I64)
+    value = nest.op("add", value, nest.const(0.0, dtype))  # -0.0 becomes 0.0
+    value = nest.where(nest.op("isnan", value), nest.const(float("nan"), dtype), value)
+    integer, width = (DType.I32, 32) if dtype is DType.F32 else (DType.I64, 64)
+    bits = nest.op("bitcast", value, to=integer)
+    sign = nest.op("shr", bits, nest.const(width - 1, integer))
+    flipped = nest.op("bitwise_and", sign, nest.const((1 << (width - 1)) - 1, integer))
+    return nest.cast(nest.op("bitwise_xor", bits, flipped), DType.I64)
+
+
+def _comparators(count: int) -> Iterator[tuple[int, int]]:
+    """Batcher's merge exchange for any number of lines (Knuth, The Art of Computer Programming 3, 5.2.2 M)."""
+    top = 1 << max(0, (count - 1).bit_length() - 1)
+    part = top if count > 1 else 0
+    while part:
+        step, rest, distance = top, 0, part
+        while True:
+            yield from ((at, at + distance) for at in range(count - distance) if at & part == rest)
+            if step == part:
+                break
+            distance, step, rest = step - part, step // 2, part
+        part //= 2
+
+
+def _needed(count: int, wanted: set[int]) -> list[tuple[int, int, bool]]:
+    """The comparators that the ``wanted`` lines of the result depend on, and whether their second results are used."""
+    live, kept = set(wanted), []
+    for low, high in reversed(list(_comparators(count))):
+        if low in live or high in live:
+            kept.append((low, high, high in live))
+            live |= {low, high}
+    return kept[::-1]
+
+
+# -- rules -----------------------------------------------------------------------------------------------
+
+
+_TOO_LONG = "rows of that length are sorted by ATen"
+
+
+def _sort(ctx: LoweringContext, node: Node, x: View, dim: int, descending: bool, stable: bool) -> NodeValue:
+    sorter = _Sorter(ctx, node, x, dim, "sort")
+    sorter.descending = descending
+    certain = stable or sorter.count <= INSERTED
+    if not sorter.has_network:
+        raise Decline(_TOO_LONG)
+    if not certain and x.dtype.itemsize < 4:
+        raise Decline("equal elements, which are the rule among numbers of a byte or two, are ordered by ATen")
+    keys = sorter.by_network(range(sorter.count))
+    return sorter.finish(keys, () if certain else keys)
+
+
+@TABLE.lowers(aten.sort.default)
+def sort(ctx: LoweringContext, node: Node, x: View, dim: int = -1, descending: bool = False) -> NodeValue:
+    """Sorted elements and their places; equal elements as eager has them."""
+    return _sort(ctx, node, x, dim, descending, False)
+
+
+@TABLE.lowers(aten.sort.stable)
+def sort_stable(
+    ctx: LoweringContext, node: Node, x: View, *, stable: bool | None, dim: int = -1, descending: bool = False
+) -> NodeValue:
+    """Sorted elements and their places; equal elements in their order if ``stable``."""
+    return _sort(ctx, node, x, dim, descending, bool(stable))
+
+
+@TABLE.lowers(aten.topk.default)
+def topk(
+    ctx: LoweringContext, node: Node, x: View, k: object, dim: int = -1, largest: bool = True, sorted: bool = True
+) -> NodeValue:
+    """The ``k`` largest or smallest elements, sorted."""
+    sorter = _Sorter(ctx, node, x, dim, "topk", k)
+    sorter.descending = largest
+    if not sorted and sorter.number > 1:
+        raise Decline("the order of an unsorted topk is ATen's")
+    seen = min(sorter.number + 1, sorter.count)
+    passes = not sorter.wide and INSERTED < sorter.count <= LONGEST_ROW and seen <= MOST_PASSES
+    if not passes and not sorter.has_network:
+        raise Decline(_TOO_LONG)
+    keys = sorter.by_passes(seen) if passes else sorter.by_network(range(seen))
+    return sorter.finish(keys[: sorter.number], keys)
+
+
+def _at(sorter: _Sorter, place: int) -> NodeValue:
+    """The element at one place of the sorted row."""
+    if not sorter.has_network:
+        raise Decline(_TOO_LONG)
+    first = max(0, place - 1)
+    keys = sorter.by_network(range(first, min(sorter.count, place + 2)))
+    return sorter.finish([keys[place - first]], keys)
+
+
+@TABLE.lowers(aten.kthvalue.default)
+def kthvalue(ctx: LoweringContext, node: Node, x: View, k: object, dim: int = -1, keepdim: bool = False) -> NodeValue:
+    """The ``k``-th smallest element."""
+    sorter = _Sorter(ctx, node, x, dim, "kthvalue", k, keepdim)
+    return _at(sorter, sorter.number - 1)
+
+
+@TABLE.lowers(aten.median.dim)
+def median(ctx: LoweringContext, node: Node, x: View, dim: int, keepdim: bool = False) -> NodeValue:
+    """The median, of two in the middle the lower; nan if there is one."""
+    sorter = _Sorter(ctx, node, x, dim, "median", 1, keepdim)
+    return _at(sorter, (sorter.count - 1) // 2)
