@@ -1,0 +1,280 @@
+"""Triton kernels of the user's own in compiled graphs: captured by the frontend as for a CUDA device, with Triton's own
+analysis of what they write; where a device would be launched, Triton's interpreter runs the kernel on the CPU."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.utils._triton
+
+import aotkit
+
+triton = pytest.importorskip("triton", reason="Triton is the optional extra `cuda`")
+import triton.language as tl  # noqa: E402
+from triton.backends.compiler import GPUTarget  # noqa: E402
+from triton.runtime.interpreter import InterpretedFunction  # noqa: E402
+from triton.runtime.jit import JITFunction  # noqa: E402
+
+Tensor = torch.Tensor
+
+
+class NoDevice:
+    """Stands for the driver of a device, as far as compiling for it asks."""
+
+    def get_current_target(self) -> Any:
+        """A Hopper device."""
+        return GPUTarget("cuda", 90, 32)
+
+    def get_active_torch_device(self) -> torch.device:
+        """Where tensors are."""
+        return torch.device("cpu")
+
+    def get_benchmarker(self) -> Callable[..., Any]:
+        """Runs a candidate once; the last one wins."""
+        seconds = itertools.count(1e6, -1)
+
+        def measure(call: Callable[[], None], quantiles: Any = None) -> list[float]:
+            call()
+            return [next(seconds)] * 3
+
+        return measure
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[str, tuple[int, ...], dict[str, Any]]]]:
+    """What was launched: kernel, grid, and settings given by name."""
+    found: list[tuple[str, tuple[int, ...], dict[str, Any]]] = []
+
+    def run(self: Any, *args: Any, grid: Any, warmup: bool = False, **settings: Any) -> None:
+        named = {**dict(zip(self.arg_names, args, strict=False)), **settings}
+        count = grid(named) if callable(grid) else grid
+        found.append((self.__name__, tuple(int(n) for n in count), settings))
+        own = {name: value for name, value in settings.items() if name in self.arg_names}
+        InterpretedFunction(self.fn)[count](*args, **own)
+
+    def call(self: Any, *args: Any, **named: Any) -> Any:
+        return InterpretedFunction(self.fn)(*args, **named)
+
+    monkeypatch.delenv("AOTKIT_VERIFY", raising=False)  # kernels live in this process only
+    monkeypatch.setattr(JITFunction, "run", run)
+    monkeypatch.setattr(JITFunction, "__call__", call)
+    monkeypatch.setattr(torch.utils._triton, "has_triton", lambda: True)
+    monkeypatch.setattr(triton.runtime.driver, "_active", NoDevice())
+    torch._dynamo.reset()
+    yield found
+    torch._dynamo.reset()
+
+
+# -- kernels -----------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def twice(x):  # type: ignore[no-untyped-def]
+    return x * 2
+
+
+def five_times(x):  # type: ignore[no-untyped-def]
+    return x * 5
+
+
+@triton.jit
+def add_kernel(x_ptr, y_ptr, out_ptr, n, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    x, y = tl.load(x_ptr + at, mask=at < n), tl.load(y_ptr + at, mask=at < n)
+    tl.store(out_ptr + at, twice(x) + y, mask=at < n)
+
+
+@triton.jit
+def scale_kernel(x_ptr, rows, columns, stride, factor, NEGATE: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    row, column = tl.program_id(0), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + row * stride + column, mask=column < columns)
+    if NEGATE:
+        x = 0 - x
+    tl.store(x_ptr + row * stride + column, x * factor, mask=column < columns)
+
+
+CONFIGS = [triton.Config({"BLOCK": 16}), triton.Config({"BLOCK": 64}, num_warps=2)]
+
+
+@triton.autotune(CONFIGS, key=["n"], restore_value=["x_ptr"])
+@triton.jit
+def increase_kernel(x_ptr, n, by, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(x_ptr + at, tl.load(x_ptr + at, mask=at < n) + by, mask=at < n)
+
+
+def add(x: Tensor, y: Tensor) -> Tensor:
+    """``2 * x + y`` in new memory."""
+    out = torch.empty_like(x)
+    add_kernel[(triton.cdiv(x.numel(), 32),)](x, y, out, x.numel(), BLOCK=32)
+    return out
+
+
+def scale(x: Tensor, factor: float, negate: bool) -> None:
+    """In place, over a grid of two axes."""
+    rows, columns = x.shape
+    scale_kernel[(rows, triton.cdiv(columns, 8))](x, rows, columns, x.stride(0), factor, NEGATE=negate, BLOCK=8)
+
+
+def increase(x: Tensor, by: float) -> None:
+    """In place, with a grid that depends on the configuration."""
+    increase_kernel[lambda meta: (triton.cdiv(x.numel(), meta["BLOCK"]),)](x, x.numel(), by)
+
+
+# -- programs ----------------------------------------------------------------------------------------------------
+
+
+def between(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    """A kernel between generated ones."""
+    return (add(x.sin(), y.cos()).relu() + 1,)
+
+
+def in_place(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    """An input and a temporary are written, twice and with other constants."""
+    z = y * 3
+    scale(x, 0.5, False)
+    scale(z, 2.0, True)
+    scale(x, 3.0, True)
+    return x + z, z.sum(1)
+
+
+def of_a_view(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    """What is written is a part of something."""
+    z = x.clone()
+    scale(z[:, 1:4], 10.0, False)
+    scale(y[1:], 2.0, False)
+    return z, y * 2
+
+
+def tuned(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    """The configuration is chosen where the kernel runs."""
+    z = x * 2
+    increase(z, 3.0)
+    increase(y, 1.0)
+    return z.exp(), z + y
+
+
+PROGRAMS = [between, in_place, of_a_view, tuned]
+
+
+def arguments(rows: int = 6) -> list[Tensor]:
+    """In float64."""
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(rows, 11, generator=generator, dtype=torch.float64) for _ in range(2)]
+
+
+def compiled(fn: Callable[..., Any], processor: str, **settings: Any) -> tuple[Callable[..., Any], aotkit.Recorder]:
+    """``fn`` in one graph."""
+    recorder = aotkit.Recorder()
+    options = aotkit.Options(fallback="error", processor=processor)  # type: ignore[arg-type]
+    backend = aotkit.make_backend(options, recorder)
+    return torch.compile(fn, backend=backend, fullgraph=True, **settings), recorder
+
+
+def assert_same(got: Any, want: Any) -> None:
+    """Values to rounding, and layouts."""
+    for ours, reference in zip(got, want, strict=True):
+        assert ours.stride() == reference.stride()
+        torch.testing.assert_close(ours, reference)
+
+
+@pytest.mark.parametrize("processor", ["host", "triton-interpreter"])
+@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.covers("F1.64", "F5e.1")
+def test_kernels_of_the_user_give_what_they_give_when_they_are_launched_by_hand(
+    program: Callable[..., Any], processor: str, launched: list[Any]
+) -> None:
+    run, recorder = compiled(program, processor)
+    theirs = arguments()
+    want = program(*theirs)
+    by_hand = {(name, settings.get("BLOCK")) for name, _, settings in launched}
+    for _ in range(2):
+        launched.clear()
+        ours = arguments()
+        assert_same(run(*ours), want)
+        assert_same(ours, theirs)  # what was written
+    assert {name for name, *_ in launched} == {name for name, _ in by_hand}
+    targets = [call.target for graph in recorder.graphs for call in graph.report.externs]
+    assert targets and all("triton_kernel_wrapper" in target for target in targets)
+
+
+def test_only_what_a_kernel_writes_is_copied(launched: list[Any]) -> None:
+    graphs: list[torch.fx.GraphModule] = []
+
+    def keep(graph: torch.fx.GraphModule, _: Any) -> torch.fx.GraphModule:
+        graphs.append(graph)
+        return graph
+
+    x, y = arguments()
+    assert_same(aotkit.aot_function(lambda x, y: [*between_with_wrapper(x, y)], keep)(x, y), between(x, y))
+    (call,) = (n for n in graphs[0].graph.nodes if "triton_kernel_wrapper_functional" in str(n.target))
+    assert call.kwargs["tensors_to_clone"] == ["out_ptr"]
+
+
+def between_with_wrapper(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    """:func:`between` for a trace without the frontend."""
+    x, y = x.sin(), y.cos()
+    out = torch.empty_like(x)
+    torch.library.wrap_triton(add_kernel)[(triton.cdiv(x.numel(), 32),)](x, y, out, x.numel(), BLOCK=32)
+    return (out.relu() + 1,)
+
+
+@pytest.mark.parametrize("processor", ["host", "triton-interpreter"])
+def test_grids_and_sizes_are_those_of_each_call(processor: str, launched: list[Any]) -> None:
+    run, recorder = compiled(lambda x, y: (*between(x, y), *tuned(x, y)), processor, dynamic=True)
+    for rows in (6, 3, 20):
+        theirs, ours = arguments(rows), arguments(rows)
+        launched.clear()
+        want = (*between(*theirs), *tuned(*theirs))
+        launched.clear()
+        assert_same(run(*ours), want)
+        assert_same(ours, theirs)
+        assert [grid[0] for name, grid, _ in launched if name == "add_kernel"] == [-(-rows * 11 // 32)]
+    assert len(recorder.graphs) == 1
+
+
+class Twice(torch.autograd.Function):
+    """``2 * x + y`` whose gradient is a kernel too."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, y: Tensor) -> Tensor:
+        """The kernel."""
+        return add(x, y)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor]:
+        """``2 * g`` and ``g``."""
+        return add(g, torch.zeros_like(g)), g
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+@pytest.mark.parametrize("processor", ["host", "triton-interpreter"])
+def test_a_gradient_may_be_a_kernel_of_the_users(processor: str, launched: list[Any]) -> None:
+    def f(x: Tensor, y: Tensor) -> Tensor:
+        return Twice.apply(x.sin(), y).exp()
+
+    run, recorder = compiled(f, processor)
+    theirs, ours = ([a.requires_grad_() for a in arguments()] for _ in range(2))
+    want, got = f(*theirs), run(*ours)
+    torch.testing.assert_close(got, want)
+    want.sum().backward()
+    launched.clear()
+    got.sum().backward()
+    assert [name for name, *_ in launched] == ["add_kernel"]
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a.grad, b.grad)
+    assert not recorder.fallbacks
+
+
+def test_an_edited_helper_of_a_kernel_is_what_runs(launched: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y = arguments()
+    run, _ = compiled(between, "host")
+    assert_same(run(x, y), between(x, y))
+    torch._dynamo.reset()
+    monkeypatch.setattr(twice, "fn", five_times)
+    again, _ = compiled(between, "host")
+    assert_same(again(x, y), [(x.sin() * 5 + y.cos()).relu() + 1])
