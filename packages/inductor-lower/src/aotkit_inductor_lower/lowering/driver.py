@@ -35,7 +35,7 @@ from .casts import FLOAT8_TARGETS
 from .context import LoweringContext, NodeValue
 from .extern import lower_extern
 from .float8 import FLOAT8
-from .library import library_reason
+from .library import library_reason, unordered_reason
 from .registry import Decline, join_rules
 from .values import FloatExpr, View
 
@@ -117,7 +117,7 @@ def lower_node(ctx: LoweringContext, node: Node) -> NodeValue:
     rule = RULES.get(target)
     if rule is None:
         return lower_extern(ctx, node, library_reason(node) or "no lowering rule")
-    reason = _not_generated(ctx, node)
+    reason = _not_generated(ctx, node) or unordered_reason(node, ctx.device)
     if reason is None:
         try:
             return rule(

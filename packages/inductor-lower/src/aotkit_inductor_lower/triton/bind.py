@@ -47,9 +47,12 @@ class _DeviceEmitter(PlanEmitter):
 
     context_lines: tuple[str, ...] = ("n = stream()",)
 
-    def __init__(self, program: DeviceProgram) -> None:
+    def __init__(self, program: DeviceProgram, constants: Mapping[str, torch.Tensor]) -> None:
         super().__init__(program.plan, True)
         self.aligned = program.aligned
+        wanted = _aligned_slots(program)
+        self.results = {name for name in wanted if self.homes[name].home == "extern"}
+        self.constants = [name for name in constants if name in wanted and constants[name].data_ptr() % ALIGNMENT]
         self.names = [
             f"s_{_safe(name[1:])}" if name.startswith("$") else self.tensor_names[name] for name in self.plan.inputs
         ]
@@ -61,6 +64,35 @@ class _DeviceEmitter(PlanEmitter):
         if self.aligned:
             every = " | ".join(f"a_{_safe(name)}" for name in self.aligned)
             self.lines.append(f"if ({every}) & {ALIGNMENT - 1}: return realigned([{', '.join(self.names)}])")
+        for name in self.constants:
+            self.lines.append(f"aligned_{_safe(name)} = aligned_copy({self.tensor_names[name]})")
+            self.lines.append(f"slots[{self.slot[name]}] = aligned_{_safe(name)}.data_ptr()")
+
+    def _write_slot(self, name: str) -> None:
+        if name not in self.results:
+            super()._write_slot(name)
+            return
+        slot, tensor = f"slots[{self.slot[name]}]", self.tensor_names[name]
+        self.lines.append(f"at = {slot} = {tensor}.data_ptr()")
+        self.lines.append(f"if at & {ALIGNMENT - 1}: {tensor} = aligned_copy({tensor}); {slot} = {tensor}.data_ptr()")
+
+
+def _aligned_slots(program: DeviceProgram) -> set[str]:
+    """Buffers of which some kernel takes it that they begin at a multiple of 16 bytes."""
+    found: set[str] = set()
+    for launch in program.launches():
+        arguments = program.kernels[launch.kernel].source.arguments
+        found.update(s for s, a in zip(launch.slots, arguments, strict=True) if a.kind == "pointer" and a.aligned)
+    return found
+
+
+def _aligned_copy(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor in new memory, with its strides. Elements that share memory do so there too."""
+    if torch._debug_has_internal_overlap(tensor) != 1:
+        copy = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+        return copy.copy_(tensor)
+    extent = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.as_strided((extent,), (1,)).clone().as_strided(tensor.shape, tensor.stride(), 0)
 
 
 def bind_device(
@@ -77,7 +109,7 @@ def bind_device(
     missing = [b.name for b in plan.buffers if b.home == "constant" and b.name not in constants]
     if missing:
         raise BindError(f"{plan.name} needs the constant tensors {', '.join(missing)}, which were not given")
-    emitter = _DeviceEmitter(program)
+    emitter = _DeviceEmitter(program, constants)
     source, tables = emitter.emit()
     frames = _Frames(program, constants)
     device = torch.device(driver.device)
@@ -91,6 +123,7 @@ def bind_device(
         free=frames.free_list(),
         empty=_allocator(device),
         conform=conform,
+        aligned_copy=_aligned_copy,
         stream=driver.stream,
         fail=_failure(program, driver),
         torch=torch,
@@ -174,7 +207,7 @@ def _segments(program: DeviceProgram, driver: Driver) -> dict[str, Any]:
             arguments = [position[s] for s in launch.slots] + [position[ZERO_SLOT]] * hidden
             threads, shared = (cubin.threads, cubin.shared) if cubin is not None else (32, 0)
             rows.append(LaunchRow(handles[launch.kernel], position[launch.grid], threads, shared, tuple(arguments)))
-        found[function] = segment_runner(driver.launch, LaunchTable(rows))
+        found[function] = segment_runner(driver.launch, LaunchTable(rows), driver.mend)
     return found
 
 
@@ -201,8 +234,7 @@ def _realigner(program: DeviceProgram, call: Callable[[list[Any]], list[Any]]) -
         for name in program.aligned:
             given = args[position[name]]
             if given.data_ptr() % ALIGNMENT:
-                copy = torch.empty_strided(given.shape, given.stride(), dtype=given.dtype, device=given.device)
-                args[position[name]] = copy.copy_(given)
+                args[position[name]] = copy = _aligned_copy(given)
                 if name in program.written:
                     back.append((given, copy))
         results = call(args)

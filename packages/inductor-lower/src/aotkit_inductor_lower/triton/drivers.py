@@ -16,6 +16,7 @@ from .program import DeviceKernel
 __all__ = ["CudaDriver", "Driver", "InterpreterDriver"]
 
 LARGE_SHARED = 48 * 1024  # more shared memory than this a kernel must ask for
+_INVALID_CONTEXT = 201  # CUDA_ERROR_INVALID_CONTEXT
 _MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 
 
@@ -33,6 +34,9 @@ class Driver(Protocol):
 
     def guard(self) -> AbstractContextManager[object] | None:
         """What to enter around a call, if the process's present device is another one."""
+
+    def mend(self, status: int) -> bool:
+        """Whether what made the first launch fail with ``status`` is mended."""
 
     def failure(self, status: int) -> Exception:
         """The error that a status of ``launch`` stands for."""
@@ -75,6 +79,9 @@ class InterpreterDriver:
     def guard(self) -> AbstractContextManager[object] | None:
         return None
 
+    def mend(self, status: int) -> bool:
+        return False
+
     def failure(self, status: int) -> Exception:
         error, self._error = self._error, None
         return error or TritonError(f"the interpreter failed with status {status}")
@@ -112,7 +119,12 @@ def _at(address: int, dtype: torch.dtype) -> torch.Tensor:
 
 
 class CudaDriver:
-    """A CUDA device, through the driver's library. Streams are torch's. ``arch``: 90 for sm_90."""
+    """A CUDA device, through the driver's library. Streams are torch's. ``arch``: 90 for sm_90.
+
+    The driver launches in the context that is current in the calling thread. torch makes the device's own one current
+    where it calls the device, which a thread that got all its memory from torch's cache has not done yet: such a launch
+    fails before anything ran, :meth:`mend` makes the context current, and the thread's next calls do without.
+    """
 
     def __init__(self, device: str = "cuda:0", library: Any = None) -> None:
         self.device = device
@@ -125,14 +137,17 @@ class CudaDriver:
         self._current: Callable[[], int] = torch._C._cuda_getDevice
         major, minor = torch.cuda.get_device_capability(self._index)
         self.arch = major * 10 + minor
-        with torch.cuda.device(self._index):
-            torch.cuda.current_stream()  # makes the device's context the present one
+        ordinal, self._context = ctypes.c_int(), ctypes.c_void_p()
+        self._check(self._library.cuInit(0))
+        self._check(self._library.cuDeviceGet(ctypes.byref(ordinal), self._index))
+        self._check(self._library.cuDevicePrimaryCtxRetain(ctypes.byref(self._context), ordinal))
 
     def load(self, kernel: DeviceKernel) -> int:
         if kernel.cubin is None:
             raise TritonError(f"the kernel {kernel.source.name} is not compiled")
         module, function = ctypes.c_void_p(), ctypes.c_void_p()
         with torch.cuda.device(self._index):
+            self._check(self._library.cuCtxSetCurrent(self._context))
             self._check(self._library.cuModuleLoadData(ctypes.byref(module), kernel.cubin.code))
             name = kernel.cubin.name.encode()
             self._check(self._library.cuModuleGetFunction(ctypes.byref(function), module, name))
@@ -146,6 +161,9 @@ class CudaDriver:
 
     def guard(self) -> AbstractContextManager[object] | None:
         return torch.cuda.device(self._index) if self._current() != self._index else None
+
+    def mend(self, status: int) -> bool:
+        return status == _INVALID_CONTEXT and not self._library.cuCtxSetCurrent(self._context)
 
     def failure(self, status: int) -> Exception:
         name = ctypes.c_char_p()

@@ -16,10 +16,11 @@ from functools import cache
 from typing import Any
 
 from ..codegen.llvm import LoadedObject, compile_text, host_target, load_object
+from .errors import TritonError
 
 __all__ = ["MOST_ARGUMENTS", "LaunchRow", "LaunchTable", "segment_runner"]
 
-MOST_ARGUMENTS = 512
+MOST_ARGUMENTS = 512  # 4 KiB of parameters
 _HEADER = 5  # entries of a row before its argument slots
 
 _TEXT = """\
@@ -111,6 +112,11 @@ class LaunchTable:
     def __init__(self, rows: Sequence[LaunchRow]) -> None:
         entries: list[int] = []
         for row in rows:
+            if len(row.arguments) > MOST_ARGUMENTS:
+                raise TritonError(
+                    f"a kernel takes {len(row.arguments)} arguments, and a launch passes {MOST_ARGUMENTS} at most; "
+                    "lower the option max_fusion_instructions"
+                )
             entries += [row.function, row.grid, row.threads, row.shared, len(row.arguments), *row.arguments]
         self._memory = (ctypes.c_int64 * max(1, len(entries)))(*entries)
         self.count = len(rows)
@@ -126,14 +132,19 @@ def _launch_function() -> tuple[Any, LoadedObject]:
     return kind(loaded.addresses()["launch_kernels"]), loaded
 
 
-def segment_runner(launch: int, table: LaunchTable) -> Callable[[int, int], int]:
+def segment_runner(
+    launch: int, table: LaunchTable, mend: Callable[[int], bool] = lambda status: False
+) -> Callable[[int, int], int]:
     """A function of (frame address, stream) that launches the table through ``launch``, the address of a function with
-    the signature of ``cuLaunchKernel``. It gives 0, or ``(position + 1) << 32 | status`` of the first that failed."""
+    the signature of ``cuLaunchKernel``. It gives 0, or ``(position + 1) << 32 | status`` of the first that failed.
+    ``mend(status)``: whether nothing was launched and it may be tried again."""
     run, _ = _launch_function()
     address, count = table.address, table.count
 
     def segment(frame: int, stream: int) -> int:
         status: int = run(launch, address, count, frame, stream)
+        if status and mend(status & 0xFFFFFFFF):
+            status = run(launch, address, count, frame, stream)
         return status
 
     segment.keep_alive = table  # type: ignore[attr-defined]

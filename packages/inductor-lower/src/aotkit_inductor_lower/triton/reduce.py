@@ -89,7 +89,7 @@ class Reducer:
         at = kernel.along(self.axis)
         flat = self.scope.define(self._name(), f"({start}){at}" if at else start, axis, index=True)
         block = int(self.scope.row_block) if self.persistent else kernel.config.block("RBLOCK")
-        if constant is None or constant % block:
+        if not constant or constant % block:
             mask = self.scope.define(f"in_{self._name()}", f"{flat.text} < {size}", axis, index=True)
             kernel.masks[self.axis] = mask.text
         rest = flat.text

@@ -1,0 +1,401 @@
+"""What matters on a real device and no interpreter shows: contexts of threads, devices and streams, memory that begins
+anywhere, parameters, the order of additions, and what ptxas makes of a kernel."""
+
+from __future__ import annotations
+
+import subprocess
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from aotkit_inductor_lower import LowerOptions, decompositions
+from aotkit_inductor_lower.triton import (
+    BoundDeviceProgram,
+    CudaDriver,
+    InterpreterDriver,
+    LoweredForDevice,
+    TritonError,
+    bind_device,
+    compile_kernel,
+    compile_program,
+    lower_for_device,
+    resource_facts,
+)
+from aotkit_inductor_lower.triton import drivers as drivers_module
+from aotkit_inductor_lower.triton.launcher import MOST_ARGUMENTS, LaunchRow, LaunchTable
+
+triton = pytest.importorskip("triton", reason="Triton is the optional extra `cuda`")
+
+Tensor = torch.Tensor
+
+
+def lower(f: Callable[..., Any], *args: Any, **settings: Any) -> LoweredForDevice:
+    """``f`` traced on the CPU and lowered for a CUDA device."""
+    graph = make_fx(f, decompositions(), tracing_mode="fake")(*args)
+    return lower_for_device(graph, options=LowerOptions(verify=True, **settings), device="cuda:0")
+
+
+def interpreted(lowered: LoweredForDevice) -> BoundDeviceProgram:
+    """In Triton's interpreter."""
+    return bind_device(lowered.program, InterpreterDriver(), lowered.constants)
+
+
+# -- threads, devices, streams -----------------------------------------------------------------------------------
+
+
+class Machine(threading.local):
+    """CUDA as one thread sees it: a current device, streams per device, and a context or none."""
+
+    def __init__(self) -> None:
+        self.device = 0
+        self.context: int | None = None
+        self.streams = {0: 0, 1: 0}
+
+
+class Library:
+    """The driver's library. Contexts are called 100 + device; kernels of a module belong to the context that was
+    current when it was loaded, and run in no other."""
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine, self.launches, self.failed = machine, list[tuple[int, int, int]](), list[int]()
+        self.functions: dict[int, int] = {}
+        self.cuLaunchKernel = drivers_module._LAUNCH(self._launch)
+
+    def _launch(self, function: int, *rest: Any) -> int:
+        if self.machine.context != self.functions[function]:
+            self.failed.append(threading.get_ident())
+            return 201 if self.machine.context is None else 400
+        self.launches.append((threading.get_ident(), self.machine.device, rest[7] or 0))
+        return 0
+
+    def cuInit(self, flags: int) -> int:
+        return 0
+
+    def cuDeviceGet(self, to: Any, index: int) -> int:
+        to._obj.value = index
+        return 0
+
+    def cuDevicePrimaryCtxRetain(self, to: Any, ordinal: Any) -> int:
+        to._obj.value = 100 + ordinal.value
+        return 0
+
+    def cuCtxSetCurrent(self, context: Any) -> int:
+        self.machine.context = context.value
+        self.machine.device = context.value - 100
+        return 0
+
+    def cuModuleLoadData(self, to: Any, code: bytes) -> int:
+        assert code[:4] == b"\x7fELF"
+        to._obj.value = self.machine.context
+        return 0 if self.machine.context is not None else 201
+
+    def cuModuleGetFunction(self, to: Any, module: Any, name: bytes) -> int:
+        to._obj.value = 1000 + len(self.functions)
+        self.functions[to._obj.value] = module.value
+        return 0
+
+    def cuFuncSetAttribute(self, function: Any, attribute: int, value: Any) -> int:
+        return 0
+
+    def cuGetErrorString(self, status: int, to: Any) -> int:
+        to._obj.value = f"error {status}".encode()
+        return 0
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    """Two devices of which device 0 is current, as torch and the driver's library show them."""
+    made = Machine()
+
+    class Guard:
+        def __init__(self, index: Any) -> None:
+            self.index = torch.device("cuda", index).index if isinstance(index, int) else torch.device(index).index
+
+        def __enter__(self) -> None:
+            self.before = made.device
+            if self.index != made.device:  # torch calls the device only then
+                made.device, made.context = self.index, 100 + self.index
+
+        def __exit__(self, *_: object) -> None:
+            if self.before != made.device:
+                made.device, made.context = self.before, 100 + self.before
+
+    monkeypatch.setattr(torch.cuda, "device", Guard)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: made.streams[index], raising=False)
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: made.device, raising=False)
+    return made
+
+
+def on_machine(machine: Machine, device: str, f: Callable[..., Any], *args: Any) -> tuple[BoundDeviceProgram, Library]:
+    """``f`` compiled and bound for a device, whose memory is the CPU's."""
+    lowered, library = lower(f, *args), Library(machine)
+    driver = CudaDriver(device, library)
+    driver.device = "cpu"
+    program = compile_program(replace(lowered.program, device="cpu"), 90)
+    return bind_device(program, driver, lowered.constants), library
+
+
+def in_thread(call: Callable[[], None]) -> int:
+    """Run in a new thread, whose number is given."""
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            call()
+        except BaseException as error:  # noqa: BLE001  # raised below
+            errors.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    if errors:
+        raise errors[0]
+    assert thread.ident is not None
+    return thread.ident
+
+
+def two_segments(x: Tensor) -> tuple[Tensor, ...]:
+    """A kernel, a product, a kernel."""
+    return (((x * 2) @ x).softmax(-1),)
+
+
+@pytest.mark.parametrize("device", ["cuda:0", "cuda:1"])
+def test_kernels_run_on_their_device_and_its_present_stream(device: str, machine: Machine) -> None:
+    x = torch.randn(8, 8, generator=torch.Generator().manual_seed(0))
+    bound, library = on_machine(machine, device, two_segments, x)
+    own, me = int(device[-1]), threading.get_ident()
+    assert machine.device == 0
+    for stream in (0, 77):
+        machine.streams = {own: stream, 1 - own: 5}
+        bound([x])
+    assert library.launches == [(me, own, 0)] * 2 + [(me, own, 77)] * 2
+    assert machine.device == 0  # as before
+    machine.device, machine.context = 1, 101
+    bound([x])
+    assert library.launches[-1] == (me, own, 77) and machine.device == 1
+    assert not library.failed
+
+
+@pytest.mark.parametrize("device", ["cuda:0", "cuda:1"])
+def test_a_thread_that_has_no_context_yet_gets_it_at_its_first_launch(device: str, machine: Machine) -> None:
+    x = torch.randn(8, 8, generator=torch.Generator().manual_seed(0))
+    bound, library = on_machine(machine, device, two_segments, x)
+
+    def work() -> None:
+        assert machine.context is None
+        bound([x])
+        bound([x])
+
+    ident = in_thread(work)
+    assert [launch[:2] for launch in library.launches] == [(ident, int(device[-1]))] * 4
+    assert library.failed == ([ident] if device == "cuda:0" else [])  # a guard makes the other device's current
+    compiled_there: list[tuple[BoundDeviceProgram, Library]] = []
+    in_thread(lambda: compiled_there.append(on_machine(machine, device, two_segments, x)))
+    again, library = compiled_there[0]
+    again([x])
+    assert len(library.launches) == 2
+
+
+def test_another_failure_of_a_launch_is_not_tried_again(machine: Machine) -> None:
+    x = torch.randn(8, 8, generator=torch.Generator().manual_seed(0))
+    bound, library = on_machine(machine, "cuda:0", two_segments, x)
+    machine.context = 999
+    with pytest.raises(TritonError, match=r"the CUDA driver says: error 400 \(400\)(.|\n)*kernel mul"):
+        bound([x])
+    assert len(library.failed) == 1 and not library.launches
+
+
+def test_threads_share_a_program_each_with_addresses_of_its_own(machine: Machine) -> None:
+    x = torch.randn(8, 8, generator=torch.Generator().manual_seed(0))
+    bound, library = on_machine(machine, "cuda:0", two_segments, x)
+    bound([x])
+    idents = {in_thread(lambda: [bound([x]) for _ in range(5)] and None) for _ in range(2)}
+    assert len(library.launches) == 2 + 2 * 5 * 2 and {launch[0] for launch in library.launches} >= idents
+
+
+# -- memory that begins anywhere ---------------------------------------------------------------------------------
+
+
+class Watching(InterpreterDriver):
+    """The interpreter, which looks at the addresses that kernels get."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.unaligned: list[str] = []
+
+    def _run(self, handle: int, *rest: Any) -> int:
+        source, params = self._kernels[handle - 1].source, rest[8]
+        for argument, param in zip(source.arguments, params, strict=False):
+            if argument.kind != "size" and argument.aligned and param[0] % 16:
+                self.unaligned.append(f"{source.name}: {argument.name}")
+        return super()._run(handle, *rest)
+
+
+def watched(lowered: LoweredForDevice) -> tuple[BoundDeviceProgram, Watching]:
+    """Bound to a driver that watches alignment."""
+    driver = Watching()
+    return bind_device(lowered.program, driver, lowered.constants), driver
+
+
+def anywhere(tensor: Tensor, by: int = 1) -> Tensor:
+    """A copy that begins ``by`` elements into memory."""
+    memory = torch.empty(tensor.numel() + by, dtype=tensor.dtype)
+    copy = memory[by:].view(tensor.shape)
+    assert copy.data_ptr() % 16
+    return copy.copy_(tensor)
+
+
+def test_constants_that_begin_anywhere_are_copied_in_each_call() -> None:
+    w, x = anywhere(torch.arange(12.0).view(3, 4)), torch.ones(3, 4)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        graph = make_fx(lambda x: (x * w + 1,), tracing_mode="fake")(torch.empty(3, 4))
+    lowered = lower_for_device(graph, device="cuda:0")
+    assert [c.data_ptr() % 16 != 0 for c in lowered.constants.values()] == [True]
+    bound, driver = watched(lowered)
+    assert torch.equal(bound([x])[0], x * w + 1)
+    w.mul_(2)  # the graph reads the tensor, not what it was
+    assert torch.equal(bound([x])[0], x * w + 1)
+    assert not driver.unaligned
+
+
+def test_results_of_aten_that_begin_anywhere_are_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    from aotkit_inductor_lower.triton import bind as bind_module
+
+    product = torch.ops.aten.mm.default
+    monkeypatch.setattr(bind_module, "resolve_target", lambda target: lambda *args: anywhere(product(*args)))
+    x = torch.randn(8, 8, generator=torch.Generator().manual_seed(0))
+    bound, driver = watched(lower(two_segments, x))
+    torch.testing.assert_close(bound([x])[0], two_segments(x)[0])
+    assert not driver.unaligned and "aligned_copy" in bound.source
+
+
+@pytest.mark.parametrize("by", [1, 3])
+def test_inputs_whose_elements_share_memory_may_begin_anywhere(by: int) -> None:
+    f = lambda x, y: (x * 2 + y, x.sum(0))
+    row = anywhere(torch.arange(5.0), by)
+    for x in (row.expand(3, 5), row.as_strided((3, 3), (1, 1), row.storage_offset())):
+        y = torch.ones(x.shape)
+        bound, driver = watched(lower(f, x, y))
+        for ours, want in zip(bound([x, y]), f(x, y), strict=True):
+            assert torch.equal(ours, want)
+        assert not driver.unaligned
+
+
+# -- launches ----------------------------------------------------------------------------------------------------
+
+
+def test_a_kernel_with_more_parameters_than_a_launch_passes_is_refused() -> None:
+    LaunchTable([LaunchRow(1, 0, 32, 0, (0,) * MOST_ARGUMENTS)])
+    with pytest.raises(TritonError, match="takes 513 arguments, and a launch passes 512 at most"):
+        LaunchTable([LaunchRow(1, 0, 32, 0, (0,) * (MOST_ARGUMENTS + 1))])
+    lowered = lower(lambda *xs: (sum(xs),), *(torch.ones(4) for _ in range(320)))
+    assert 200 < max(len(kernel.source.arguments) for kernel in lowered.program.kernels) <= MOST_ARGUMENTS - 2
+
+
+def test_grids_have_one_axis_so_that_none_ends_at_65535() -> None:
+    f = lambda x: (x.amax(1), x.t().clone(memory_format=torch.contiguous_format))
+    with FakeTensorMode():
+        lowered = lower(f, torch.empty(200_000, 70_000, dtype=torch.int8, device="cuda:0"))
+    assert len(lowered.program.launches()) >= 2
+    for _, count in lowered.program.counts:
+        assert count.constant is not None and 65_535 < count.constant < 2**31
+
+
+@pytest.mark.parametrize("shape", [(0, 5), (5, 0), (0, 0)])
+def test_nothing_is_launched_for_tensors_without_elements(shape: tuple[int, int]) -> None:
+    f = lambda x: (x * 2, x.sum(1), x.sum(0), x.t().contiguous(), torch.cat([x, x]))
+    x = torch.empty(shape)
+    graph = make_fx(f, decompositions(), tracing_mode="fake")(x)
+    dynamic = make_fx(f, decompositions(), tracing_mode="symbolic")(torch.ones(3, 4))
+    for traced in (graph, dynamic):
+        lowered = lower_for_device(traced, device="cuda:0")
+        for ours, want in zip(interpreted(lowered)([x]), f(x), strict=True):
+            assert ours.shape == want.shape and torch.equal(ours, want)
+        for kernel in lowered.program.kernels if traced is graph else ():
+            assert compile_kernel(kernel.source, 80).code
+
+
+# -- arithmetic --------------------------------------------------------------------------------------------------
+
+
+def instructions(lowered: LoweredForDevice, arch: int) -> set[str]:
+    """Names of the machine instructions of all kernels, as the bundled disassembler prints them."""
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    found: set[str] = set()
+    for kernel in lowered.program.kernels:
+        with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+            file.write(compile_kernel(kernel.source, arch).code)
+            file.flush()
+            command = [str(tool), "--dump-sass", file.name]
+            text = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+        lines = (line.split("*/", 1)[1].split() for line in text.splitlines() if line.strip().startswith("/*0"))
+        found.update(word for words in lines for word in words[:2] if word[0].isalpha())
+    return found
+
+
+@pytest.mark.parametrize("arch", [80, 90])
+def test_the_assembler_contracts_nothing_either(arch: int) -> None:
+    x = torch.randn(4096)
+    made = instructions(lower(lambda x, y: (x * y + x, x * y - y), x, x), arch)
+    assert any(name.startswith("FMUL") for name in made) and any(name.startswith("FADD") for name in made), made
+    assert not any(name.startswith(("FFMA", "DFMA")) for name in made)
+    wide = instructions(lower(lambda x, y: (x * y + x,), x.double(), x.double()), arch)
+    assert any(name.startswith("DMUL") for name in wide) and not any(name.startswith("DFMA") for name in wide)
+
+
+@pytest.fixture
+def deterministic() -> Iterator[None]:
+    """As the user asks for."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def scattered(x: Tensor, index: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    """Elements that meet."""
+    return x.index_add(0, index, y), x.index_put((index,), y, accumulate=True), F.embedding(index, x) * 2
+
+
+@pytest.mark.parametrize("place", ["cuda:0", "cpu"])
+def test_deterministic_algorithms_leave_elements_that_meet_to_aten(place: str, deterministic: None) -> None:
+    with FakeTensorMode():
+        args = [torch.empty(5, 3), torch.empty(7, dtype=torch.int64), torch.empty(7, 3)]
+        graph = make_fx(scattered, decompositions(), tracing_mode="fake")(*(a.to(place) for a in args))
+    called = [extern.target for extern in lower_for_device(graph, device="cuda:0").report.externs]
+    assert called == (["aten.index_add.default", "aten.index_put.default"] if place == "cuda:0" else [])
+
+
+def test_without_that_elements_meet_in_atomic_additions() -> None:
+    with FakeTensorMode():
+        args = [torch.empty(5, 3), torch.empty(7, dtype=torch.int64), torch.empty(7, 3)]
+        graph = make_fx(scattered, decompositions(), tracing_mode="fake")(*(a.to("cuda:0") for a in args))
+    lowered = lower_for_device(graph, device="cuda:0")
+    assert not lowered.report.externs
+    assert any("atomic_add" in kernel.source.text for kernel in lowered.program.kernels)
+
+
+def test_integers_divide_by_constants_without_a_call_and_keep_signs_in_indices() -> None:
+    f = lambda x: (x.roll(-3, 0), x.view(-1).roll(5), x // 7)
+    x = torch.arange(-12, 12).view(6, 4)
+    lowered = lower(f, x)
+    for ours, want in zip(interpreted(lowered)([x]), f(x), strict=True):
+        assert torch.equal(ours, want)
+    for kernel in lowered.program.kernels:
+        facts = resource_facts(compile_kernel(kernel.source, 90))
+        assert (facts.spills, facts.stack) == (0, 0)
+
+
+def test_shared_memory_of_default_kernels_fits_every_device() -> None:
+    f = lambda x: (x.softmax(-1), x.cumsum(1), x.var(0), x.argmax(1))
+    for kernel in lower(f, torch.empty((64, 8192), dtype=torch.float64)).program.kernels:
+        assert compile_kernel(kernel.source, 80).shared <= 48 * 1024, kernel.source.name
