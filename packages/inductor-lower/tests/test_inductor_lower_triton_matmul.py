@@ -68,6 +68,43 @@ def test_generated_products_take_what_is_around_them_along(dtype: torch.dtype) -
         torch.testing.assert_close(ours, reference, rtol=tolerance, atol=tolerance)
 
 
+def followed(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor, r: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """A linear map, gelu and a residual; what is between them is a result too, and so is a mask."""
+    y = F.linear(x, w, b)
+    return F.gelu(y) + r, y, y > 0
+
+
+def with_relu(x: torch.Tensor, *rest: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """And with something before it."""
+    return followed(torch.relu(x) * 2, *rest)
+
+
+@pytest.mark.parametrize(("program", "rows"), [(with_relu, (50,)), (followed, (5, 10))])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.covers("F5h.9")
+def test_a_linear_map_with_gelu_and_residual_is_one_kernel_of_several_results(
+    dtype: torch.dtype, program: Callable[..., Any], rows: tuple[int, ...]
+) -> None:
+    g = torch.Generator().manual_seed(0)
+    args = [torch.randn(shape, generator=g).to(dtype) for shape in ((*rows, 40), (70, 40), (70,), (*rows, 70))]
+    lowered = lower(program, args, DeviceTuning(every_product=True))
+    (kernel,) = lowered.program.kernels
+    assert "tl.dot" in kernel.source.text and len(lowered.program.launches()) == 1 and not lowered.report.externs
+    assert sum(argument.written for argument in kernel.source.arguments) == 3
+    got, want = bind_device(lowered.program, InterpreterDriver())(list(args)), program(*args)
+    exact = [a.double() for a in args]
+    out, y, _ = program(*exact)
+    terms = F.linear(exact[0].abs() * 2, exact[1].abs(), exact[2].abs())
+    unit = torch.finfo(dtype).eps
+    bound = terms * 48 * torch.finfo(torch.float32).eps + y.abs() * unit  # of a sum of 41 terms, and of its rounding
+    assert [(a.dtype, a.shape, a.stride()) for a in got] == [(a.dtype, a.shape, a.stride()) for a in want]
+    assert ((got[1].double() - y).abs() <= bound).all()
+    assert ((got[0].double() - out).abs() <= 1.13 * bound + (out.abs() + exact[3].abs() + y.abs()) * 2 * unit).all()
+    assert torch.equal(got[2], got[1] > 0)
+    cubin = compile_kernel(kernel.source, 90, keep_ptx=True)
+    assert resource_facts(cubin).spills == 0 and ("mma" in cubin.ptx) == (dtype is torch.bfloat16)
+
+
 def test_products_compile_to_tensor_cores_and_f32_keeps_its_bits() -> None:
     half = lower(
         lambda x, w: (x @ w,), [torch.empty(512, 512, dtype=torch.bfloat16)] * 2, DeviceTuning(every_product=True)
