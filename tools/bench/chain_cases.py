@@ -166,6 +166,17 @@ def adam(*tensors: torch.Tensor) -> Sequence[torch.Tensor]:
     return ()
 
 
+def gate(x: torch.Tensor) -> torch.Tensor:
+    """The weights of the two experts of a token, of as many as a row has."""
+    best = functional.softmax(x, -1).topk(2).values
+    return best / best.sum(-1, keepdim=True)
+
+
+def sorted_rows(x: torch.Tensor) -> Sequence[torch.Tensor]:
+    """Short rows, doubled."""
+    return [(x * 2).sort(-1).values]
+
+
 CHAINS: dict[str, Chain] = {
     "bias+gelu+residual": Chain(bias_gelu_residual, bias_gelu_inputs, (96, 768), (8192, 1024), 3),
     "layer norm": Chain(layer_norm, one_and_columns(2), (128, 768), (16384, 768), 2),
@@ -180,5 +191,8 @@ CHAINS: dict[str, Chain] = {
     "swiglu": Chain(swiglu, matrices(2), (96, 768), (8192, 1024), 3),
     "mish": Chain(mish, matrices(1), (128, 768), (8192, 1024), 2, bound="math"),
     "log, log1p, expm1, pow": Chain(logs_and_powers, matrices(1), (128, 768), (8192, 1024), 2, bound="math"),
+    "best two of 8 experts": Chain(gate, matrices(1), (512, 8), (131072, 8), 1.25, bound="math"),
+    "best two of 64 experts": Chain(gate, matrices(1), (512, 64), (32768, 64), 1.03, bound="math"),
+    "rows of 16 sorted": Chain(sorted_rows, matrices(1), (512, 16), (131072, 16), 2, bound="math"),
     "sin, cos, tanh": Chain(waves, matrices(1), (128, 768), (8192, 1024), 2, bound="math"),
 }

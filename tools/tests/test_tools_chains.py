@@ -10,7 +10,7 @@ import torch
 from tools.bench.chain_cases import CHAINS
 from tools.bench.chains import Row, check, make_runners, missed, table
 
-TINY = {"rope": (1, 2, 8, 16), "adam": (4, 40), "cross-entropy": (6, 33)}
+TINY = {"rope": (1, 2, 8, 16), "rows of 16 sorted": (5, 16), "adam": (4, 40), "cross-entropy": (6, 33)}
 
 
 @pytest.mark.parametrize("name", CHAINS)

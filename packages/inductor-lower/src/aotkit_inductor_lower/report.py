@@ -11,6 +11,7 @@ from torch.fx import GraphModule, Node
 
 from .ir import ExternCall, LoopNest, Program
 from .lowering.library import is_creation, is_view, library_reason
+from .plan.externs import GUARDED
 from .schedule import FusionRecord
 
 __all__ = ["ExternCount", "FusionGroup", "LoweringReport", "make_report", "merge_reports"]
@@ -79,7 +80,8 @@ def make_report(
     gm: GraphModule, lowered: Program, scheduled: Program, records: Sequence[FusionRecord]
 ) -> LoweringReport:
     """The report on one graph."""
-    externs = {step.origin.nodes[0] for step in lowered.steps if isinstance(step, ExternCall) and step.origin.nodes}
+    calls = (step for step in lowered.steps if isinstance(step, ExternCall) and step.target not in GUARDED)
+    externs = {step.origin.nodes[0] for step in calls if step.origin.nodes}
     eligible = [node for node in gm.graph.nodes if _is_eligible(node)]
     counts = Counter((step.target, step.reason) for step in scheduled.steps if isinstance(step, ExternCall))
     nests = [step for step in scheduled.steps if isinstance(step, LoopNest)]

@@ -99,12 +99,13 @@ def redo_rows(tensors: list[torch.Tensor], op: str, dim: int, number: int, flag:
     if not any_marked.item():
         return
     function = _BY_ROWS[op]
-    if x.numel() <= 4096 or 4 * int(marked.count_nonzero()) > marked.numel():  # all of them are done sooner
+    places = marked.nonzero(as_tuple=True) if x.numel() > 4096 else ()
+    if not places or 4 * len(places[0]) > marked.numel():  # all of them are done sooner
         function(x, dim, number, flag, tuple(results))
         return
-    found = function(x.movedim(dim, -1)[marked], -1, number, flag, None)
+    found = function(x.movedim(dim, -1)[places], -1, number, flag, None)
     for result, right in zip(results, found, strict=True):
-        (result.movedim(dim, -1) if result.dim() == x.dim() else result)[marked] = right
+        (result.movedim(dim, -1) if result.dim() == x.dim() else result)[places] = right
 
 
 _BY_ROWS: dict[str, Callable[..., Any]] = {
