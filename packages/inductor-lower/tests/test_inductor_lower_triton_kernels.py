@@ -175,6 +175,13 @@ def test_every_op_gives_what_its_row_says_on_edge_values(dtype: DType) -> None:
         )
 
 
+@pytest.mark.parametrize("dtype", [DType.F32, DType.BF16, DType.I64, DType.U8, DType.BOOL])
+def test_every_op_compiles_without_a_gpu(dtype: DType) -> None:
+    (source,) = sources(op_program(dtype)[0])
+    facts = resource_facts(compile_kernel(source, 90))
+    assert facts.spills == 0
+
+
 @pytest.mark.parametrize("dtype", [DType.I8, DType.U8, DType.I32, DType.I64])
 @pytest.mark.covers("F5g.2")
 def test_integer_division_has_eagers_signs_and_does_not_trap(dtype: DType) -> None:

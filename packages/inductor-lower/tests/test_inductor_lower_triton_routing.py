@@ -114,6 +114,17 @@ def test_a_graph_on_cuda_becomes_cubins_and_a_stored_one_is_bound_without_triton
 
 
 @pytest.mark.usefixtures("device")
+def test_a_stored_program_serves_only_the_options_that_it_was_compiled_with() -> None:
+    graph, store = traced(lambda x: (x.index_select(0, (x[:, 0] > 0).long()) * 2,), "cuda:0"), Store()
+    for count in (2, 2):
+        for asserts in (True, False):
+            compiled = compile_graph(graph, options=LowerOptions(index_asserts=asserts), object_store=store)
+            assert isinstance(compiled, DeviceGraph)
+            assert any(k.source.checks for k in compiled.compiled.kernels) == asserts
+        assert len(store) == count
+
+
+@pytest.mark.usefixtures("device")
 def test_cubins_for_another_architecture_are_not_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     compiled = compile_graph(traced(softmax, "cuda:0")).compiled
     monkeypatch.setattr(OnTheCpu, "arch", 80)
