@@ -11,7 +11,7 @@ from torch.fx import GraphModule, Node
 
 from .ir import ExternCall, LoopNest, Program
 from .lowering.library import is_creation, is_view, library_reason
-from .plan.externs import GUARDED
+from .redo import GUARDED
 from .schedule import FusionRecord
 
 __all__ = ["ExternCount", "FusionGroup", "LoweringReport", "make_report", "merge_reports"]

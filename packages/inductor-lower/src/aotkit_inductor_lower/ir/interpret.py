@@ -8,10 +8,12 @@ reductions, and values of stages without ranges, have the outer axes only.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..redo import GUARDED
 from ..symbolic import Expr, Symbol, SymbolKind
 from .dtypes import FLOAT8_NAMES, dtype_from_torch_name, to_torch_dtype
 from .errors import IRError
@@ -307,11 +309,12 @@ class _ProgramRun:
         _NestRun(nest, {n: self.tensor(n) for n in names if n not in rows}, self.env, rows).run()
 
     def run_extern(self, call: ExternCall) -> None:
-        target: object = torch.ops
-        for part in call.target.split("."):
+        target: Any = torch.ops
+        for part in call.target.split(".") if call.target not in GUARDED else ():
             target = getattr(target, part)
-        assert isinstance(target, torch._ops.OpOverload)
-        found = target(*(self.arg(a) for a in call.args), **{k: self.arg(a) for k, a in call.kwargs})
+        found = GUARDED.get(call.target, target)(
+            *(self.arg(a) for a in call.args), **{k: self.arg(a) for k, a in call.kwargs}
+        )
         results = list(found) if isinstance(found, tuple | list) else [found]
         if len(call.results) > len(results):
             raise IRError(f"extern {call.name}: {call.target} gave {len(results)} results, not {len(call.results)}")

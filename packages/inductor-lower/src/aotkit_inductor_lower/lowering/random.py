@@ -18,6 +18,7 @@ import torch
 from torch.fx import Node
 
 from ..ir import Arg, DType, ExternCall, Literal
+from ..redo import GUARDED
 from ..symbolic import to_expr
 from .context import LoweringContext, NodeValue
 from .nest_builder import NestBuilder, Value
@@ -286,6 +287,8 @@ for _name in ("rand", "randn", "rand_like", "randn_like", "bernoulli", "native_d
 
 def is_random(target: str) -> bool:
     """Whether an ATen call (``"aten.bernoulli.p"``) draws random numbers, so that its order must be kept."""
+    if target in GUARDED:
+        return False
     namespace, name, overload = target.split(".")
     packet = getattr(getattr(torch.ops, namespace), name)
     return torch.Tag.nondeterministic_seeded in getattr(packet, overload).tags

@@ -26,6 +26,7 @@ from torch.fx import Node
 
 from ..ir import BufferRef, DType, ExternCall, Literal
 from ..ir.dtypes import is_float
+from ..redo import REDO_ROWS
 from ..symbolic import Expr, to_expr
 from .context import LoweringContext, NodeValue
 from .nest_builder import NestBuilder, Value
@@ -192,9 +193,8 @@ class _Sorter:
         flag = self.descending if self.op in ("sort", "topk") else self.keepdim
         numbers = (Literal("int", self.dim), Literal("int", self.number), Literal("bool", flag))
         args = (tuple(BufferRef(name) for name in tensors), Literal("str", self.op), *numbers)
-        name, target = f"{node.name}_redo", "aotkit_inductor_lower.redo_rows.default"
         reason = "rows in which equal elements compete are left to ATen"
-        ctx.steps.append(ExternCall(name, target, args, (), (), written, reason, ctx.origin(node)))
+        ctx.steps.append(ExternCall(f"{node.name}_redo", REDO_ROWS, args, (), (), written, reason, ctx.origin(node)))
 
 
 def _ordered(nest: NestBuilder, element: Value) -> Value:

@@ -12,10 +12,11 @@ import torch
 
 from .. import _torch_compat
 from ..codegen.llvm.object import LoadedObject, load_object
+from ..redo import GUARDED
 from .arena import ArenaPool
 from .emit_python import emit_source, wanted_tensors
 from .errors import BindError, raise_status
-from .externs import GUARDED, conform, resolve_target
+from .externs import conform, resolve_target
 from .frame import FramePool
 from .launch_plan import CallExtern, CallSegment, CompiledProgram
 from .redzones import guarded_empty

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 
 from ..ir import Arg, BufferRef, Literal, SymInput
+from ..redo import GUARDED
 from ..symbolic import Call, Expr, Symbol
-from .externs import GUARDED, returns_several
+from .externs import returns_several
 from .frame import arena_views, torch_dtype
 from .launch_plan import Allocate, CallExtern, CallSegment, Free, LaunchPlan, PlanStep, Return, TakeOver, View
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from typing import Any
 
 import torch
 
+from ..redo import GUARDED
+
 __all__ = [
-    "GUARDED",
     "addresses_storage",
     "conform",
     "may_alias_arguments",
@@ -43,8 +42,7 @@ def out_overload(target: str) -> str | None:
     return _OUT.get(target)
 
 
-# outside aten, and known to give new memory or none
-_FRESH = frozenset(("mkldnn._linear_pointwise.default", "aotkit_inductor_lower.redo_rows.default"))
+_FRESH = {"mkldnn._linear_pointwise.default", *GUARDED}  # outside aten, and known to give new memory or none
 
 
 @functools.cache
@@ -89,32 +87,3 @@ def conform(value: torch.Tensor, sizes: tuple[int, ...], strides: tuple[int, ...
     if value.dtype is dtype and (value.numel() == 0 or all(seen)):
         return value
     return torch.empty_strided(sizes, strides, dtype=dtype, device=value.device).copy_(value)
-
-
-@torch.no_grad()
-def redo_rows(tensors: list[torch.Tensor], op: str, dim: int, number: int, flag: bool) -> None:
-    """Overwrite the marked rows of the results of ``op`` along ``dim`` with ATen's. The tensors: whether any row is
-    marked, which rows are, the argument, and the two results."""
-    any_marked, marked, x, *results = tensors
-    if not any_marked.item():
-        return
-    function = _BY_ROWS[op]
-    places = marked.nonzero(as_tuple=True) if x.numel() > 4096 else ()
-    if not places or 4 * len(places[0]) > marked.numel():  # all of them are done sooner
-        function(x, dim, number, flag, tuple(results))
-        return
-    found = function(x.movedim(dim, -1)[places], -1, number, flag, None)
-    for result, right in zip(results, found, strict=True):
-        (result.movedim(dim, -1) if result.dim() == x.dim() else result)[places] = right
-
-
-_BY_ROWS: dict[str, Callable[..., Any]] = {
-    "sort": lambda x, dim, _, flag, out: torch.sort(x, dim=dim, descending=flag, out=out),
-    "topk": lambda x, dim, number, flag, out: torch.topk(x, number, dim, largest=flag, out=out),
-    "kthvalue": lambda x, dim, number, flag, out: torch.kthvalue(x, number, dim, flag, out=out),
-    "median": lambda x, dim, _, flag, out: torch.median(x, dim, flag, out=out),
-}
-GUARDED = {"aotkit_inductor_lower.redo_rows.default": redo_rows}  # nothing to do if their first tensor is false
-_OPS = torch.library.Library("aotkit_inductor_lower", "FRAGMENT")
-_OPS.define("redo_rows(Tensor(a!)[] tensors, str op, int dim, int number, bool flag) -> ()")
-_OPS.impl("redo_rows", redo_rows, "CompositeExplicitAutograd")
