@@ -21,8 +21,11 @@ from aotkit_inductor_lower import (
     lower_graph,
     parse_program,
     print_program,
+    processor_target,
     schedule_program,
+    verify_program,
 )
+from aotkit_inductor_lower.codegen.generate import generate
 
 FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 INTS = [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool]
@@ -223,3 +226,40 @@ def test_what_is_not_generated_is_an_aten_call_that_says_why() -> None:
     graph = make_fx(lambda x: list(x.sort(-1)), tracing_mode="fake")(plain(4, 8))
     program = lower_graph(graph, LowerOptions(processor="triton-interpreter"))
     assert [step.name for step in program.steps] == ["sort"]
+
+
+SCATTERED = """aotkit-ir 1
+program scattered
+input x
+input places
+buffer x : float32[37, 5] strides [5, 1] input on cpu
+buffer places : int64[37, 5] strides [5, 1] input on cpu
+buffer y : float32[37, 5] strides [5, 1] output on cpu
+buffer z : float32[37, 5] strides [5, 1] output on cpu
+buffer row : float32[5] strides [1] row on cpu
+loop scattered(i0 < 37):
+  stage(r0 < 5):
+    %v0 = load x[i0, r0] : f32
+    %v1 = load places[i0, r0] : i64
+    %v2 = check %v1 < 5
+    store row[%v2] = %v0
+  stage(r1 < 5):
+    %v3 = load row[r1] : f32
+    store y[i0, r1] = %v3
+    %v4 = load places[i0, r1] : i64
+    %v5 = check %v4 < 5
+    %v6 = load row[%v5] : f32
+    store z[i0, r1] = %v6
+return y, z
+"""
+
+
+@pytest.mark.parametrize("processor", ["host", "x86-64"])
+def test_a_scratch_row_is_stored_and_read_at_computed_places_in_every_lane(processor: str) -> None:
+    program = parse_program(SCATTERED)
+    verify_program(program)
+    x, places = plain(37, 5), plain(37, 5).argsort(1)
+    want = [torch.zeros(37, 5).scatter(1, places, x), x]
+    run = bind_program(generate(program, processor_target(processor)), {})
+    for got in (interpret_program(program, [x, places]), run([x, places])):
+        assert_equal(got, want)

@@ -57,7 +57,7 @@ class _Sorter:
     """The nest of one operator on the rows of ``x`` along ``dim``, and what ``redo_rows`` is told of it."""
 
     def __init__(
-        self, ctx: LoweringContext, node: Node, x: View, dim: int, op: str, number: object = 1, keepdim: bool = True
+        self, ctx: LoweringContext, node: Node, x: View, dim: int, op: str, flag: bool, number: object = 1
     ) -> None:
         if not ctx.sorts:
             raise Decline("sorting is generated for the CPU only")
@@ -68,10 +68,9 @@ class _Sorter:
         if op != "sort" and x.dtype.itemsize == 1:
             raise Decline("equal elements, which are the rule among numbers of a byte, are ordered by ATen")
         self.ctx, self.node, self.x, self.dim = ctx, node, x, dim % len(x.sizes)
-        self.op, self.count, self.number, self.keepdim = op, count, number, keepdim
+        self.op, self.count, self.number, self.flag = op, count, number, flag
+        self.ranks = op in ("sort", "topk")  # the flag says in which direction; else whether the dimension is kept
         self.wide = compute_dtype(x.dtype) in (DType.F64, DType.I64)
-        self.has_network = count <= (LONGEST_WIDE if self.wide else LONGEST_NETWORK)
-        self.descending = False
         self.marks: list[Value] = []
 
     def _temporary(self, name: str, dtype: torch.dtype, *sizes: int) -> View:
@@ -94,7 +93,7 @@ class _Sorter:
         if self.op == "median" and is_float(element.dtype):
             self.marks.append(nest.reduce("any", nest.op("isnan", nest.cast(element, compute_dtype(self.x.dtype)))))
         key = _ordered(nest, element)
-        if self.descending:
+        if self.ranks and self.flag:
             key = nest.op("bitwise_not", key)
         if not self.wide:
             shift = nest.const(_PLACE_BITS, DType.I64)
@@ -118,6 +117,8 @@ class _Sorter:
 
     def by_network(self, wanted: Sequence[int]) -> list[_Key]:
         """The keys at the ``wanted`` positions of the sorted row, in a stage without loops."""
+        if self.count > (LONGEST_WIDE if self.wide else LONGEST_NETWORK):
+            raise Decline("rows of that length are sorted by ATen")
         self.make_keys()
         nest = self.nest
         nest.stage()
@@ -169,7 +170,7 @@ class _Sorter:
         inner = nest.stage([to_expr(len(keys))])[0]
         place = nest.load(order, (*nest.index, inner))
         index = list(nest.index)
-        if self.keepdim:
+        if self.ranks or self.flag:
             index.insert(self.dim, inner)
         nest.store(self.indices, index, place)
         source = nest.check_index(place, to_expr(self.count)) if self.count > 1 else to_expr(0)
@@ -190,8 +191,7 @@ class _Sorter:
         ctx.add(rows.nest)
         written = (self.values.buffer, self.indices.buffer)
         tensors = (found.buffer, marked.buffer, ctx.as_buffer(self.x, node), *written)
-        flag = self.descending if self.op in ("sort", "topk") else self.keepdim
-        numbers = (Literal("int", self.dim), Literal("int", self.number), Literal("bool", flag))
+        numbers = (Literal("int", self.dim), Literal("int", self.number), Literal("bool", self.flag))
         args = (tuple(BufferRef(name) for name in tensors), Literal("str", self.op), *numbers)
         reason = "rows in which equal elements compete are left to ATen"
         ctx.steps.append(ExternCall(f"{node.name}_redo", REDO_ROWS, args, (), (), written, reason, ctx.origin(node)))
@@ -239,33 +239,17 @@ def _needed(count: int, wanted: set[int]) -> list[tuple[int, int, bool]]:
 # -- rules -----------------------------------------------------------------------------------------------
 
 
-_TOO_LONG = "rows of that length are sorted by ATen"
-
-
-def _sort(ctx: LoweringContext, node: Node, x: View, dim: int, descending: bool, stable: bool) -> NodeValue:
-    sorter = _Sorter(ctx, node, x, dim, "sort")
-    sorter.descending = descending
+@TABLE.lowers(aten.sort.default, aten.sort.stable)
+def sort(
+    ctx: LoweringContext, node: Node, x: View, dim: int = -1, descending: bool = False, *, stable: bool | None = None
+) -> NodeValue:
+    """Sorted elements and their places; equal elements as eager has them."""
+    sorter = _Sorter(ctx, node, x, dim, "sort", descending)
     certain = stable or sorter.count <= INSERTED
-    if not sorter.has_network:
-        raise Decline(_TOO_LONG)
     if not certain and x.dtype.itemsize < 4:
         raise Decline("equal elements, which are the rule among numbers of a byte or two, are ordered by ATen")
     keys = sorter.by_network(range(sorter.count))
     return sorter.finish(keys, () if certain else keys)
-
-
-@TABLE.lowers(aten.sort.default)
-def sort(ctx: LoweringContext, node: Node, x: View, dim: int = -1, descending: bool = False) -> NodeValue:
-    """Sorted elements and their places; equal elements as eager has them."""
-    return _sort(ctx, node, x, dim, descending, False)
-
-
-@TABLE.lowers(aten.sort.stable)
-def sort_stable(
-    ctx: LoweringContext, node: Node, x: View, *, stable: bool | None, dim: int = -1, descending: bool = False
-) -> NodeValue:
-    """Sorted elements and their places; equal elements in their order if ``stable``."""
-    return _sort(ctx, node, x, dim, descending, bool(stable))
 
 
 @TABLE.lowers(aten.topk.default)
@@ -273,22 +257,17 @@ def topk(
     ctx: LoweringContext, node: Node, x: View, k: object, dim: int = -1, largest: bool = True, sorted: bool = True
 ) -> NodeValue:
     """The ``k`` largest or smallest elements, sorted."""
-    sorter = _Sorter(ctx, node, x, dim, "topk", k)
-    sorter.descending = largest
+    sorter = _Sorter(ctx, node, x, dim, "topk", largest, k)
     if not sorted and sorter.number > 1:
         raise Decline("the order of an unsorted topk is ATen's")
     seen = min(sorter.number + 1, sorter.count)
     passes = not sorter.wide and INSERTED < sorter.count <= LONGEST_ROW and seen <= MOST_PASSES
-    if not passes and not sorter.has_network:
-        raise Decline(_TOO_LONG)
     keys = sorter.by_passes(seen) if passes else sorter.by_network(range(seen))
     return sorter.finish(keys[: sorter.number], keys)
 
 
 def _at(sorter: _Sorter, place: int) -> NodeValue:
     """The element at one place of the sorted row."""
-    if not sorter.has_network:
-        raise Decline(_TOO_LONG)
     first = max(0, place - 1)
     keys = sorter.by_network(range(first, min(sorter.count, place + 2)))
     return sorter.finish([keys[place - first]], keys)
@@ -297,12 +276,12 @@ def _at(sorter: _Sorter, place: int) -> NodeValue:
 @TABLE.lowers(aten.kthvalue.default)
 def kthvalue(ctx: LoweringContext, node: Node, x: View, k: object, dim: int = -1, keepdim: bool = False) -> NodeValue:
     """The ``k``-th smallest element."""
-    sorter = _Sorter(ctx, node, x, dim, "kthvalue", k, keepdim)
+    sorter = _Sorter(ctx, node, x, dim, "kthvalue", keepdim, k)
     return _at(sorter, sorter.number - 1)
 
 
 @TABLE.lowers(aten.median.dim)
 def median(ctx: LoweringContext, node: Node, x: View, dim: int, keepdim: bool = False) -> NodeValue:
     """The median, of two in the middle the lower; nan if there is one."""
-    sorter = _Sorter(ctx, node, x, dim, "median", 1, keepdim)
+    sorter = _Sorter(ctx, node, x, dim, "median", keepdim)
     return _at(sorter, (sorter.count - 1) // 2)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from ..ir import Buffer, BufferKind, Instr, Load, LoopNest, Stage, Store
-from ..symbolic import Expr, Symbol, SymbolKind, contiguous_strides, product, sym, to_expr
+from ..symbolic import Expr, Symbol, SymbolKind, contiguous_strides, sym, to_expr
 from .facts import flat_index, has_calls, iteration_count, ranges_of
 from .merge import operands
 
@@ -20,7 +20,7 @@ def localize_temporaries(
     positions allow. Returns the nest and the new declarations of shrunk buffers."""
     loaded = {i.buffer for stage in nest.stages for i in stage.body if isinstance(i, Load)}
     dead = {name for name in private if name not in loaded}
-    shrunk: dict[str, _Row | _Part] = {}
+    shrunk: dict[str, _Row] = {}
     if iteration_count(nest.outer) > 1:
         for name in private:
             row = None if name in dead else _as_row(nest, name, buffers) or _as_part(nest, buffers[name])
@@ -35,37 +35,18 @@ def localize_temporaries(
             if isinstance(instr, Store) and instr.buffer in dead:
                 continue
             if isinstance(instr, Load | Store) and instr.buffer in shrunk:
-                instr = replace(instr, indices=shrunk[instr.buffer].index(nest, instr, buffers))
+                instr = replace(instr, indices=shrunk[instr.buffer].index(instr))
             body.append(instr)
         stages.append(Stage(stage.ranges, tuple(body)))
     return replace(nest, stages=tuple(stages)), [row.buffer for row in shrunk.values()]
 
 
-class _Part:
-    """A temporary as scratch of one outer iteration: without the dimensions that say which iteration it is."""
-
-    def __init__(self, buffer: Buffer, dims: Sequence[int]) -> None:
-        self.buffer = buffer
-        self.dims = tuple(dims)
-
-    def index(self, nest: LoopNest, instr: Load | Store, buffers: Mapping[str, Buffer]) -> tuple[Expr, ...]:
-        """Indices of an access: those of the dimensions that are left."""
-        return tuple(instr.indices[dim] for dim in self.dims)
-
-
+@dataclass(frozen=True, slots=True)
 class _Row:
-    """A temporary as scratch of one outer iteration: one dimension per inner loop of its store."""
+    """A temporary as scratch of one outer iteration, and the indices of an access to it."""
 
-    def __init__(self, buffer: Buffer, weights: Sequence[Expr]) -> None:
-        self.buffer = buffer
-        self.weights = tuple(weights)
-
-    def index(self, nest: LoopNest, instr: Load | Store, buffers: Mapping[str, Buffer]) -> tuple[Expr, ...]:
-        """Indices of an access: the loop of each of the store's weights, 0 where the access does not move."""
-        flat = flat_index(buffers[instr.buffer], instr.indices, ranges_of(nest))
-        inner = inner_loops(flat, nest)
-        assert inner is not None
-        return tuple(sym(inner[w]) if w in inner else to_expr(0) for w in self.weights)
+    buffer: Buffer
+    index: Callable[[Load | Store], tuple[Expr, ...]]
 
 
 def _as_row(nest: LoopNest, name: str, buffers: Mapping[str, Buffer]) -> _Row | None:
@@ -90,8 +71,13 @@ def _as_row(nest: LoopNest, name: str, buffers: Mapping[str, Buffer]) -> _Row | 
                     return None
                 if any(w not in written or sizes[v] != sizes[written[w]] for w, v in read.items()):
                     return None
-    strides = tuple(product(extents[k + 1 :]) for k in range(len(extents)))
-    return _Row(replace(buffers[name], sizes=extents, strides=strides, kind=BufferKind.ROW), weights)
+
+    def index(access: Load | Store) -> tuple[Expr, ...]:
+        """The loop of each of the store's weights, 0 where the access does not move."""
+        inner = inner_loops(flat_index(buffers[name], access.indices, limits), nest) or {}
+        return tuple(sym(inner[w]) if w in inner else to_expr(0) for w in weights)
+
+    return _Row(_scratch(buffers[name], extents), index)
 
 
 def _unmoved(flat: Expr, inner: Mapping[Expr, str]) -> Expr:
@@ -101,7 +87,7 @@ def _unmoved(flat: Expr, inner: Mapping[Expr, str]) -> Expr:
     return flat
 
 
-def _as_part(nest: LoopNest, buffer: Buffer) -> _Part | None:
+def _as_part(nest: LoopNest, buffer: Buffer) -> _Row | None:
     """Where places of a row are stored one by one, or read at computed places: the row has the dimensions that no outer
     loop moves in. An iteration reads only what it stored itself, as no nest reads what another iteration stores."""
     outer = {Symbol(r.symbol) for r in nest.outer}
@@ -114,8 +100,12 @@ def _as_part(nest: LoopNest, buffer: Buffer) -> _Part | None:
         if len(indices) > 1 if dim in moved else any(not outer.isdisjoint(index.symbols) for index in indices):
             return None
     dims = [dim for dim in range(len(buffer.sizes)) if dim not in moved]
-    sizes = tuple(buffer.sizes[dim] for dim in dims)
-    return _Part(replace(buffer, sizes=sizes, strides=contiguous_strides(sizes), kind=BufferKind.ROW), dims)
+    row = _scratch(buffer, tuple(buffer.sizes[dim] for dim in dims))
+    return _Row(row, lambda access: tuple(access.indices[dim] for dim in dims))
+
+
+def _scratch(buffer: Buffer, sizes: tuple[Expr, ...]) -> Buffer:
+    return replace(buffer, sizes=sizes, strides=contiguous_strides(sizes), kind=BufferKind.ROW)
 
 
 def _size_hint(weight: Expr) -> int:
