@@ -10,8 +10,11 @@ from typing import Any
 import pytest
 import torch
 import torch.utils._triton
+from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table, triton_kernel_wrapper_functional
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import aotkit
+from aotkit_inductor_lower import compile_graph
 
 triton = pytest.importorskip("triton", reason="Triton is the optional extra `cuda`")
 import triton.language as tl  # noqa: E402
@@ -158,7 +161,7 @@ def tuned(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
     return z.exp(), z + y
 
 
-PROGRAMS = [between, in_place, of_a_view, tuned]
+COPIES = {between: 0, in_place: 1, of_a_view: 2, tuned: 1}  # of inputs, before the first write, and of what has parts
 
 
 def arguments(rows: int = 6) -> list[Tensor]:
@@ -183,8 +186,8 @@ def assert_same(got: Any, want: Any) -> None:
 
 
 @pytest.mark.parametrize("processor", ["host", "triton-interpreter"])
-@pytest.mark.parametrize("program", PROGRAMS)
-@pytest.mark.covers("F1.64", "F5e.1")
+@pytest.mark.parametrize("program", COPIES)
+@pytest.mark.covers("F1.64", "F5e.1", "F5g.27", "F5b.9", "F5f.35")
 def test_kernels_of_the_user_give_what_they_give_when_they_are_launched_by_hand(
     program: Callable[..., Any], processor: str, launched: list[Any]
 ) -> None:
@@ -199,7 +202,9 @@ def test_kernels_of_the_user_give_what_they_give_when_they_are_launched_by_hand(
         assert_same(ours, theirs)  # what was written
     assert {name for name, *_ in launched} == {name for name, _ in by_hand}
     targets = [call.target for graph in recorder.graphs for call in graph.report.externs]
-    assert targets and all("triton_kernel_wrapper" in target for target in targets)
+    assert all("triton_kernel_wrapper" in target for target in targets)
+    copied = sum(c.count for g in recorder.graphs for c in g.report.externs if "functional" in c.target)
+    assert copied == COPIES[program]
 
 
 def test_only_what_a_kernel_writes_is_copied(launched: list[Any]) -> None:
@@ -213,6 +218,62 @@ def test_only_what_a_kernel_writes_is_copied(launched: list[Any]) -> None:
     assert_same(aotkit.aot_function(lambda x, y: [*between_with_wrapper(x, y)], keep)(x, y), between(x, y))
     (call,) = (n for n in graphs[0].graph.nodes if "triton_kernel_wrapper_functional" in str(n.target))
     assert call.kwargs["tensors_to_clone"] == ["out_ptr"]
+
+
+@pytest.mark.parametrize("wanted", ["the old value", "a view of it", "nothing", "the input", "the input and a result"])
+@pytest.mark.covers("F5f.35")
+def test_a_kernel_writes_to_a_copy_where_the_old_value_is_wanted(wanted: str, launched: list[Any]) -> None:
+    kernel, none = kernel_side_table.add_kernel(scale_kernel), kernel_side_table.add_constant_args({})
+
+    def f(x: Tensor) -> list[Tensor]:
+        y = x if "input" in wanted else x * 2
+        view = y[1:]
+        given = {"x_ptr": y, "rows": 6, "columns": 11, "stride": 11, "factor": 3.0, "NEGATE": False, "BLOCK": 16}
+        settings = {"kernel_idx": kernel, "constant_args_idx": none, "grid": [(6, 1, 1)], "tma_descriptor_metadata": {}}
+        z = triton_kernel_wrapper_functional(**settings, kwargs=given, tensors_to_clone=["x_ptr"])["x_ptr"]
+        if "input" in wanted:
+            x.copy_(z)
+        old = y if wanted == "the old value" else view.sum() if wanted == "a view of it" else torch.ones(1)
+        return [z if wanted == "the input and a result" else z + old]
+
+    (x, _), (ours, _) = arguments(), arguments()
+    compiled_graph = compile_graph(make_fx(f, tracing_mode="fake")(x))
+    want = f(x)
+    assert_same(compiled_graph([ours]), want)
+    assert_same([ours], [x])
+    in_place = wanted in ("nothing", "the input")
+    assert {call.target for call in compiled_graph.report().externs if "triton" in call.target} == {
+        f"triton_kernel_wrapper_{'mutation' if in_place else 'functional'}"
+    }
+
+
+def copies_of_inputs(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    """Values that equal an input or each other, and have memory of their own."""
+    same = [
+        x * 1,
+        x + 0,
+        x.clone(),
+        x.to(torch.float64, copy=True),
+        torch.zeros(6, 11),
+        torch.zeros(6, 11),
+        y.exp(),
+        y.exp(),
+    ]
+    for k, value in enumerate(same[:5]):
+        scale(value, float(k + 2), False)
+    increase(same[4], 1.0)
+    scale(same[6], 2.0, False)
+    return (*same, x - 1, y * 2)
+
+
+@pytest.mark.parametrize("processor", ["host", "triton-interpreter"])
+def test_what_equals_an_input_is_not_the_input_to_a_kernel_that_writes(processor: str, launched: list[Any]) -> None:
+    run, _ = compiled(copies_of_inputs, processor)
+    theirs, ours = arguments(), arguments()
+    want = copies_of_inputs(*theirs)
+    for _ in range(2):
+        assert_same(run(*ours), want)
+        assert_same(ours, theirs)
 
 
 def between_with_wrapper(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:

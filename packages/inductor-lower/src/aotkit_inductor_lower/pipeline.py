@@ -19,7 +19,7 @@ from .codegen import host_target, processor_target
 from .codegen.generate import generate
 from .devices import kernel_device
 from .fx_passes import run_fx_passes
-from .fx_passes.custom_writes import call_custom_writers, has_custom_writers
+from .fx_passes.custom_writes import call_custom_writers, has_custom_writers, has_user_kernels, launch_in_place
 from .ir import Program
 from .ir.parse import parse_program
 from .ir.print import print_program
@@ -110,6 +110,8 @@ def compile_graph(
     graph = with_fake_values(gm, example_inputs)
     if has_custom_writers(graph):
         graph = call_custom_writers(run_fx_passes(graph, options))
+    if has_user_kernels(graph):
+        graph = launch_in_place(graph)
     if not needs_pieces(graph):
         if options.processor == "triton-interpreter" or kernel_device(graph).type == "cuda":
             from .triton import compile_device_graph

@@ -1,14 +1,16 @@
-"""Pass: custom operators that write to their arguments are called as they are.
+"""Pass: custom operators that write to their arguments, and Triton kernels of the user's, are called as they are.
 
 Capture makes ``op(x)``, which writes to ``x``, a higher-order call that is given ``x`` and returns its new value; what
 runs it copies ``x`` first. Before that call. After the operator itself, on a copy of ``x`` where the old value is still
 wanted, else on ``x``. An input is written to where nothing but the copy back into it comes after that.
 
-Calls with sizes that are not known stay, and so do values with gaps, of which no copy has the layout.
+Calls of operators with sizes that are not known stay, and so do values with gaps, of which no copy has the layout. A
+call of a kernel is replaced if no old value of what it writes to is wanted.
 """
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -19,10 +21,10 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from ..lowering.library import is_view
-from .facts import escaping_nodes
+from .facts import escaping_nodes, same_number, same_tensor_type
 from .replace import replace_node
 
-__all__ = ["call_custom_writers", "has_custom_writers"]
+__all__ = ["call_custom_writers", "has_custom_writers", "has_user_kernels", "launch_in_place"]
 
 aten = torch.ops.aten
 _WRAPPERS = (auto_functionalized, auto_functionalized_v2)
@@ -35,15 +37,74 @@ def has_custom_writers(gm: GraphModule) -> bool:
 
 def call_custom_writers(gm: GraphModule) -> GraphModule:
     """A new graph with as many of the calls as can be replaced by the operators themselves."""
-    graph = Graph()
-    returned = graph.graph_copy(gm.graph, {})
-    source = next(iter(gm.graph.find_nodes(op="output")))
-    graph.output(returned).meta.update(source.meta)
+    graph = _copy(gm)
     for node in list(graph.nodes):
         if node.target in _WRAPPERS and _is_known(node):
             _replace(graph, node)
     graph.lint()
     return GraphModule(gm, graph)
+
+
+def has_user_kernels(gm: GraphModule) -> bool:
+    """Whether the graph holds calls of Triton kernels that copy what the kernels write to."""
+    return any(_is_kernel(node) for node in gm.graph.nodes)
+
+
+def launch_in_place(gm: GraphModule) -> GraphModule:
+    """A new graph in which kernels write to what they are given, where nobody wants its old values."""
+    graph = _copy(gm)
+    for node in list(graph.nodes):
+        if _is_kernel(node):
+            _launch(graph, node)
+    _erase_copies_to_itself(graph)
+    graph.lint()
+    return GraphModule(gm, graph)
+
+
+def _copy(gm: GraphModule) -> Graph:
+    graph = Graph()
+    returned = graph.graph_copy(gm.graph, {})
+    source = next(iter(gm.graph.find_nodes(op="output")))
+    graph.output(returned).meta.update(source.meta)
+    return graph
+
+
+def _is_kernel(node: Node) -> bool:
+    target = node.target
+    return isinstance(target, torch._ops.HigherOrderOperator) and target.name() == "triton_kernel_wrapper_functional"
+
+
+def _launch(graph: Graph, node: Node) -> None:
+    settings = dict(node.kwargs)
+    names: Any = settings.pop("tensors_to_clone")
+    given: Any = settings["kwargs"]
+    written = [given[name] for name in names]
+    place = {other: number for number, other in enumerate(graph.nodes)}
+    escaping = escaping_nodes(graph)
+    results = {user: given[user.args[1]] for user in node.users}
+    if not all(_dies(base, node, place, escaping, written) for base in written):
+        return
+    if not all(_lies_alike(user, base) for user, base in results.items()):
+        return
+    with graph.inserting_before(node):
+        launch = graph.call_function(torch.ops.higher_order.triton_kernel_wrapper_mutation, (), settings)
+    launch.meta = {key: value for key, value in node.meta.items() if key != "val"}
+    for user, base in results.items():
+        user.replace_all_uses_with(base)
+        graph.erase_node(user)
+    graph.erase_node(node)
+
+
+def _lies_alike(a: Node, b: Node) -> bool:
+    x, y = a.meta["val"], b.meta["val"]
+    return same_tensor_type(a, b) and same_number(x.storage_offset(), y.storage_offset())
+
+
+def _erase_copies_to_itself(graph: Graph) -> None:
+    for copy in graph.find_nodes(op="call_function", target=aten.copy_.default):
+        if copy.args[0] is copy.args[1]:
+            copy.replace_all_uses_with(copy.args[0])
+            graph.erase_node(copy)
 
 
 def _is_known(node: Node) -> bool:
@@ -81,10 +142,7 @@ def _replace(graph: Graph, node: Node) -> None:
             replace_node(user, value)
         graph.erase_node(user)
     graph.erase_node(node)
-    for copy in graph.find_nodes(op="call_function", target=aten.copy_.default):
-        if copy.args[0] is copy.args[1]:
-            copy.replace_all_uses_with(copy.args[0])
-            graph.erase_node(copy)
+    _erase_copies_to_itself(graph)
 
 
 def _written(node: Node) -> tuple[list[Node | None], str]:
@@ -114,6 +172,7 @@ def _dies(base: Node, call: Node, place: dict[Node, int], escaping: set[Node], w
         return bool(back) and later == back and escaping.isdisjoint(results)
     target = base.target
     fresh = isinstance(target, torch._ops.OpOverload) and target.namespace == "aten" and not is_view(base)
+    fresh = fresh or (target is operator.getitem and isinstance(base.args[0], Node) and _is_kernel(base.args[0]))
     return fresh and not later
 
 
