@@ -33,8 +33,9 @@ class Outcome:
     """What became of one program.
 
     ``kind``: equal, refused (typed, with its reason), mismatch, crash (an error that is no refusal), eager raises (and
-    so does the compiled program), unstable (eager's own results move as far with its rounding; generated code only),
-    unseen write (the caller wrote behind autograd's back, and eager's gradient is of what it wrote).
+    so does the compiled program), frontend (torch's frontend departs from eager in the same way without aotkit),
+    unstable (eager's own results move as far with its rounding; generated code only), unseen write (the caller wrote
+    behind autograd's back, and eager's gradient is of what it wrote).
     """
 
     kind: str
@@ -73,9 +74,26 @@ def check(program: Program, *, lowering: str = "none", verify: bool = False) -> 
             outcome = _outcome(eager, run)
             if outcome.kind == "mismatch" and lowering == "kernels" and is_unstable(program, eager, run, shift):
                 return Outcome("unstable")
+            if (
+                outcome.failed
+                and program.entry == "dynamo"
+                and _frontend_alone(program, eager, shift) == outcome.family
+            ):
+                return Outcome("frontend", outcome.detail)
             if outcome.kind != "equal":
                 return outcome
     return Outcome("equal")
+
+
+def _frontend_alone(program: Program, eager: Run, shift: float) -> str:
+    """The family of the outcome with a backend that runs the frontend's graphs as they are."""
+    torch._dynamo.reset()
+    call = torch.compile(program.function(), backend="eager", dynamic=program.dynamic)
+    try:
+        run = observe(program, call, shift)
+    except Exception as error:  # noqa: BLE001 - sorted by what it is
+        run = Run(error=error)
+    return _outcome(eager, run).family
 
 
 def _outcome(eager: Run, run: Run) -> Outcome:
