@@ -35,6 +35,7 @@ from aotkit_inductor_lower.symbolic import (
     sym,
     to_expr,
 )
+from aotkit_inductor_lower.symbolic import ranges as _ranges
 
 I0, I1, I2 = sym("i0"), sym("i1"), sym("i2")
 S0, S1 = sym("s0", SymbolKind.SIZE), sym("s1", SymbolKind.SIZE)
@@ -305,3 +306,17 @@ def test_a_symint_of_a_traced_graph_converts() -> None:
     name = str(fake.shape[0])
     assert from_symint(size, {name: "s0"}) == 4 * S0
     assert from_symint(fake.shape[1]) == 4
+
+
+def test_the_prover_gives_up_soon_on_quotients_of_quotients(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Windows of a padded image of unknown size, and windows of these: each quotient branches, and they nest."""
+    asked: list[Expr] = []
+    prove = _ranges._prove
+    monkeypatch.setattr(_ranges, "_prove", lambda expr, *rest: asked.append(expr) or prove(expr, *rest))
+    height, width = S0 // 4, S1 // 4
+    for _ in range(2):
+        height, width = height + (-height % 4), width + (-width % 4)
+        parts = (height // 4) * (width // 4)
+        height, width = S0 * parts // (S0 * (parts // (height // 4) // (width // 4))), parts // (height // 4) * 4
+    assert not prove_lt(I1 // (height // 4), width - 3 + I0 // width, Ranges.of({"i0": height * S0, "i1": width}))
+    assert 100 < len(asked) < 2000

@@ -21,6 +21,7 @@ from .expr import Atom, Call, Expr, Symbol, SymbolKind, floordiv, to_expr
 __all__ = ["Bounds", "Ranges", "bounds", "prove_le", "prove_lt", "prove_nonnegative"]
 
 _DEPTH = 12  # nested calls and variables followed before the prover gives up
+_STEPS = 256  # and expressions looked at: sizes made of quotients of quotients branch at each of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,93 +173,102 @@ def prove_nonnegative(expr: Expr | int | Symbol, ranges: Ranges) -> bool:
     known = ranges._proven.get(expr)
     if known is None:
         low = bounds(expr, ranges).low
-        known = _nonnegative(low) or (expr.constant is None and _prove(expr, ranges, _DEPTH))
+        known = _nonnegative(low) or (expr.constant is None and _prove(expr, _Search(ranges), _DEPTH))
         ranges._proven[expr] = known
     return known
 
 
-def _prove(expr: Expr, ranges: Ranges, depth: int) -> bool:
+@dataclass(slots=True)
+class _Search:
+    """One question to the prover, and how many steps it may still take."""
+
+    ranges: Ranges
+    steps: int = _STEPS
+
+
+def _prove(expr: Expr, search: _Search, depth: int) -> bool:
     constant = expr.constant
     if constant is not None:
         return constant >= 0
-    if depth == 0:
+    search.steps -= 1
+    if depth == 0 or search.steps < 0:
         return False
     call = next((a for m, _ in expr.terms for a in m if isinstance(a, Call)), None)
     if call is not None:
-        return _prove_without_call(expr, call, ranges, depth)
+        return _prove_without_call(expr, call, search, depth)
     for symbol in sorted(expr.symbols):
-        if symbol in ranges.sizes:
-            replaced = _at_smallest(expr, symbol, ranges.sizes[symbol] - 1, ranges, depth)
-            return replaced is not None and _prove(replaced, ranges, depth - 1)
-    return _prove_sizes(expr, ranges)
+        if symbol in search.ranges.sizes:
+            replaced = _at_smallest(expr, symbol, search.ranges.sizes[symbol] - 1, search, depth)
+            return replaced is not None and _prove(replaced, search, depth - 1)
+    return _prove_sizes(expr, search.ranges)
 
 
-def _at_smallest(expr: Expr, symbol: Symbol, highest: Expr, ranges: Ranges, depth: int) -> Expr | None:
+def _at_smallest(expr: Expr, symbol: Symbol, highest: Expr, search: _Search, depth: int) -> Expr | None:
     """``expr`` with ``symbol``, in ``[0, highest]``, at the end where it is smallest."""
     coefficient = expr.coefficient(symbol)
     if coefficient is None:
         return None
-    if _prove(coefficient, ranges, depth - 1):
+    if _prove(coefficient, search, depth - 1):
         return expr.substitute({symbol: to_expr(0)})
-    if _prove(-coefficient, ranges, depth - 1):
+    if _prove(-coefficient, search, depth - 1):
         return expr.substitute({symbol: highest})
     return None
 
 
-def _prove_without_call(expr: Expr, call: Call, ranges: Ranges, depth: int) -> bool:
+def _prove_without_call(expr: Expr, call: Call, search: _Search, depth: int) -> bool:
     """Replace ``call`` by a fresh symbol at the end of its range that makes ``expr`` smallest."""
     fresh = Symbol(f".{call}", SymbolKind.INDEX)
     opened = _replace_atom(expr, call, to_expr(fresh))
     coefficient = opened.coefficient(fresh)
     if coefficient is None:
         return False
-    if _prove(coefficient, ranges, depth - 1):
-        candidates = _lower_ends(call, ranges, depth - 1)
+    if _prove(coefficient, search, depth - 1):
+        candidates = _lower_ends(call, search, depth - 1)
         every = call.fn == "min"
-    elif _prove(-coefficient, ranges, depth - 1):
-        candidates = _upper_ends(call, ranges, depth - 1)
+    elif _prove(-coefficient, search, depth - 1):
+        candidates = _upper_ends(call, search, depth - 1)
         every = call.fn == "max"
     else:
         return False
-    proofs = (_prove(opened.substitute({fresh: end}), ranges, depth - 1) for end in candidates)
+    proofs = (_prove(opened.substitute({fresh: end}), search, depth - 1) for end in candidates)
     return bool(candidates) and (all(proofs) if every else any(proofs))
 
 
-def _lower_ends(call: Call, ranges: Ranges, depth: int) -> list[Expr]:
+def _lower_ends(call: Call, search: _Search, depth: int) -> list[Expr]:
     """Lower bounds of a call; of ``min`` its arguments (each must then do)."""
     if call.fn in ("min", "max"):
         return list(call.args)
     x, d = call.args
-    if not _prove(d, ranges, depth):
+    if not _prove(d, search, depth):
         return []
-    if call.fn == "mod" or _prove(x, ranges, depth):
+    if call.fn == "mod" or _prove(x, search, depth):
         return [to_expr(0)]
     return []
 
 
-def _upper_ends(call: Call, ranges: Ranges, depth: int) -> list[Expr]:
+def _upper_ends(call: Call, search: _Search, depth: int) -> list[Expr]:
     """Upper bounds of a call; of ``max`` its arguments (each must then do)."""
     if call.fn in ("min", "max"):
         return list(call.args)
     x, d = call.args
-    if not _prove(d, ranges, depth):
+    if not _prove(d, search, depth):
         return []
     if call.fn == "mod":
-        return [d - 1, x] if _prove(x, ranges, depth) else [d - 1]
-    if _prove(d - 1 - x, ranges, depth):
+        return [d - 1, x] if _prove(x, search, depth) else [d - 1]
+    if _prove(d - 1 - x, search, depth):
         return [to_expr(0)]
-    highest = _highest(x, ranges, depth)
+    highest = _highest(x, search, depth)
     ends = [floordiv(highest, d)] if highest is not None else []
-    if _prove(x, ranges, depth):
+    if _prove(x, search, depth):
         ends.append(x)
     return ends
 
 
-def _highest(expr: Expr, ranges: Ranges, depth: int) -> Expr | None:
+def _highest(expr: Expr, search: _Search, depth: int) -> Expr | None:
     """An upper bound of ``expr`` free of loop variables."""
     for symbol in sorted(expr.symbols):
-        if symbol in ranges.sizes:
-            smallest = _at_smallest(-expr, symbol, ranges.sizes[symbol] - 1, ranges, depth)
+        if symbol in search.ranges.sizes:
+            smallest = _at_smallest(-expr, symbol, search.ranges.sizes[symbol] - 1, search, depth)
             if smallest is None:
                 return None
             expr = -smallest
