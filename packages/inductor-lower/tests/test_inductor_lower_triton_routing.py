@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table, triton_kernel_wrapper_functional
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -170,6 +171,45 @@ def test_a_graph_with_a_part_that_depends_on_data_runs_its_pieces_as_kernels() -
     compiled = compile_graph(graph, options=LowerOptions(processor="triton-interpreter"))
     assert torch.equal(compiled([x])[0], f(x)[0])
     assert compiled.report().kernel_count == 1
+
+
+class Kernel:
+    """Stands for a kernel of the user's own, launched on the present device."""
+
+    arg_names = ("x",)
+    current, launched = 0, list[int]()
+
+    def __getitem__(self, grid: Any) -> Callable[..., None]:
+        def launch(x: torch.Tensor) -> None:
+            Kernel.launched.append(Kernel.current)
+            x.add_(1)
+
+        return launch
+
+
+@pytest.mark.usefixtures("device")
+def test_kernels_of_the_users_own_are_launched_on_the_graphs_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Guard:
+        def __init__(self, device: torch.device) -> None:
+            self.device = device
+
+        def __enter__(self) -> None:
+            Kernel.current = self.device.index
+
+        def __exit__(self, *_: object) -> None:
+            Kernel.current = 0
+
+    monkeypatch.setattr(torch.cuda, "device", Guard)
+    kernel, none = kernel_side_table.add_kernel(Kernel()), kernel_side_table.add_constant_args({})
+    settings = {"kernel_idx": kernel, "constant_args_idx": none, "grid": [(1, 1, 1)], "tma_descriptor_metadata": {}}
+
+    def f(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = triton_kernel_wrapper_functional(**settings, kwargs={"x": x * 2}, tensors_to_clone=["x"])["x"]
+        return (y.sin(),)
+
+    compiled, (x,) = compile_graph(traced(f, "cuda:1")), values((6, 8))
+    torch.testing.assert_close(compiled([x])[0], (x * 2 + 1).sin())
+    assert Kernel.launched == [1] and Kernel.current == 0
 
 
 # -- several devices ---------------------------------------------------------------------------------------------

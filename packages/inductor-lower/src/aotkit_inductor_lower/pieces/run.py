@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from typing import Any, Protocol
 
 import torch
 from torch.fx import Graph, GraphModule, Node
 
+from ..devices import kernel_device
 from ..errors import LoweringError
 from ..report import ExternCount, LoweringReport, merge_reports
 from .cut import Piece, cut
@@ -33,18 +35,20 @@ _CALLERS = frozenset(("cond", "while_loop", "while_loop_stack_output", "invoke_s
 
 
 class PiecewiseGraph:
-    """A graph compiled in pieces, in the boxed convention. ``outer`` is the FX graph that calls the pieces."""
+    """A graph compiled in pieces, in the boxed convention. ``outer`` is the FX graph that calls the pieces; a CUDA
+    ``device`` is the present one meanwhile, as kernels of the user's own are launched there."""
 
     _boxed_call = True
 
-    def __init__(self, outer: GraphModule, report: LoweringReport) -> None:
-        self.outer = outer
+    def __init__(self, outer: GraphModule, report: LoweringReport, device: torch.device) -> None:
+        self.outer, self.device = outer, device
         self._report = report
 
     def __call__(self, args: list[Any]) -> list[Any]:
         values = list(args)
         args.clear()
-        return list(self.outer(*values))
+        with torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext():
+            return list(self.outer(*values))
 
     def report(self) -> LoweringReport:
         """The reports of all pieces together; calls that stayed count as ATen calls, with their reasons."""
@@ -111,7 +115,7 @@ class _Pieces:
         root.update(self._compiled_bodies(outer.graph, root))
         module = GraphModule(_holder(root), outer.graph)
         calls = tuple(ExternCount(target, count, reason) for (target, reason), count in self.counts.items())
-        return PiecewiseGraph(module, merge_reports(self.reports, calls))
+        return PiecewiseGraph(module, merge_reports(self.reports, calls), kernel_device(gm))
 
     def _piece(self, piece: Piece) -> torch.nn.Module | None:
         placeholders = [n for n in piece.graph.graph.nodes if n.op == "placeholder"]
