@@ -30,7 +30,7 @@ _Reached = tuple[Expr, list[Value]]  # a place on the other side, and conditions
 @dataclass(frozen=True, slots=True)
 class _Axis:
     """One pooled dimension: ``size`` inputs, ``count`` outputs, windows of ``kernel`` every ``stride`` from ``-pad``;
-    adaptive if ``kernel`` is 0."""
+    adaptive if ``kernel`` is 0. ``whole``: the op counts whole windows only."""
 
     size: Expr
     count: Expr
@@ -38,12 +38,13 @@ class _Axis:
     stride: int = 1
     pad: int = 0
     dilation: int = 1
+    whole: bool = False
 
     @property
     def exact(self) -> bool:
         """Whether every window is whole."""
-        if self.pad or self.size.constant is None or self.count.constant is None:
-            return False
+        if self.pad or self.whole or self.size.constant is None or self.count.constant is None:
+            return self.whole and not self.pad
         if not self.kernel:
             return self.size.constant % self.count.constant == 0
         return (self.count.constant - 1) * self.stride + (self.kernel - 1) * self.dilation < self.size.constant
@@ -141,15 +142,22 @@ class _Pool:
 
     @staticmethod
     def plain(
-        x: Sequence[Expr], out: Sequence[Expr], kernel: object, stride: object, pad: object, dilation: object = 1
+        x: Sequence[Expr],
+        out: Sequence[Expr],
+        kernel: object,
+        stride: object,
+        pad: object,
+        dilation: object = 1,
+        ceil: bool = False,
     ) -> _Pool:
-        """Windows of fixed size over the last dimensions, as many as the name of the op says."""
+        """Windows of fixed size over the last dimensions, as many as the name of the op says. ``ceil``: the last ones
+        may reach beyond the input."""
         count = len(kernel) if isinstance(kernel, list | tuple) and len(kernel) > 1 else len(x) - 2
         kernels = _numbers(kernel, count, 1)
         strides = _numbers(stride, count, 1) if stride else kernels
         parts = zip(x[-count:], out[-count:], kernels, strides, _numbers(pad, count, 0), strict=True)
         dilations = _numbers(dilation, count, 1)
-        return _Pool(tuple(_Axis(*part, step) for part, step in zip(parts, dilations, strict=True)))
+        return _Pool(tuple(_Axis(*part, step, not ceil) for part, step in zip(parts, dilations, strict=True)))
 
     @staticmethod
     def adaptive(x: Sequence[Expr], out: Sequence[Expr], count: int) -> _Pool:
@@ -251,7 +259,7 @@ def avg_pool(
     """Means over windows."""
 
     def make(out: View) -> _Pool:
-        return _Pool.plain(x.sizes, out.sizes, _spatial(node, kernel), stride, padding)
+        return _Pool.plain(x.sizes, out.sizes, _spatial(node, kernel), stride, padding, 1, ceil_mode)
 
     return _average(ctx, node, x, make, divisor_override, count_include_pad)
 
@@ -276,7 +284,7 @@ def avg_pool_backward(
     divisor_override: object,
 ) -> View:
     """Each input's share of the windows it is in."""
-    pool = _Pool.plain(x.sizes, grad.sizes, _spatial(node, kernel), stride, padding)
+    pool = _Pool.plain(x.sizes, grad.sizes, _spatial(node, kernel), stride, padding, 1, ceil_mode)
     return _average_backward(ctx, node, grad, pool, divisor_override, count_include_pad)
 
 
@@ -312,7 +320,7 @@ def max_pool(
     dimensions taken together."""
     _require_float(x)
     values, indices = (ctx.declare(f"{node.name}_{k}", val) for k, val in enumerate(node.meta["val"]))
-    pool = _Pool.plain(x.sizes, values.sizes, _spatial(node, kernel), stride, padding, dilation)
+    pool = _Pool.plain(x.sizes, values.sizes, _spatial(node, kernel), stride, padding, dilation, ceil_mode)
     return _maxima(ctx, node, x, pool, values, indices)
 
 
