@@ -9,6 +9,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from aotkit_inductor_lower import LowerOptions, compile_graph, decompositions, lower_graph, schedule_program
 from aotkit_inductor_lower.codegen.generate import generate
 from aotkit_inductor_lower.codegen.llvm import generic_target, host_target
+from aotkit_inductor_lower.ir import Load
 
 F = torch.nn.functional
 BITS = {"x86-64": 128, "x86-64-v3": 256, "x86-64-v4": 512}
@@ -78,3 +79,88 @@ def test_tails_are_masked_for_processors_that_can():
     texts = {bits: generate(program, generic_target(bits), keep_text=True).llvm_text for bits in BITS.values()}
     masked = {bits: "llvm.masked.load.v16f32" in text and "llvm.masked.store" in text for bits, text in texts.items()}
     assert masked == {128: False, 256: False, 512: True}
+
+
+def narrow(x, bias):
+    moved = x * bias - x.flip(1)
+    return (
+        *(moved, moved.t().contiguous() + 1, F.pad(x, (2, 1)) * 2, x[:, 1:] - x[:, :-1], x.relu().cumsum(0)),
+        *(x.sum(0), x.amax(0), x.argmin(0), torch.where(x > 0, x, bias), torch.softmax(x, 0)),
+    )
+
+
+@pytest.mark.parametrize("processor", PROCESSORS)
+@pytest.mark.parametrize("n", [5, 8, 13, 29])
+def test_loops_that_are_no_whole_vectors_equal_eager(n, processor):
+    wide = torch.full((41, n + 5), float("nan"), dtype=torch.float64)  # whatever is read beside a row shows
+    x, bias = wide[:, 2 : n + 2], torch.linspace(-1, 1, n, dtype=torch.float64)
+    x.copy_(torch.randn(41, n, generator=torch.Generator().manual_seed(n), dtype=torch.float64))
+    for got, want in zip(compiled(narrow, [x, bias], processor)([x, bias]), narrow(x, bias), strict=True):
+        torch.testing.assert_close(got, want)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int16, torch.uint8, torch.bool, torch.bfloat16, torch.float32])
+def test_outer_tails_of_every_width_equal_eager(dtype):
+    x = torch.randint(-4, 5, (33, 7), generator=torch.Generator().manual_seed(3)).abs().to(dtype)
+    f = lambda x, y: (
+        x | y if dtype is torch.bool else x * y,
+        x.flip(0, 1).clone(),
+        x.t().contiguous(),
+        x.sum(0),
+        x.amax(0),
+    )
+    y = x[:1].clone()
+    for got, want in zip(compiled(f, [x, y])([x, y]), f(x, y), strict=True):
+        torch.testing.assert_close(got, want)
+
+
+def test_lanes_beyond_a_loop_report_nothing():
+    x, d = torch.arange(1, 71).view(10, 7), torch.arange(1, 8)
+    table, at = torch.arange(7.0), torch.arange(70).view(10, 7) % 7
+    f = lambda x, d, table, at: (x // d, x % d, table[at] + 1)
+    for got, want in zip(compiled(f, [x, d, table, at])([x, d, table, at]), f(x, d, table, at), strict=True):
+        assert torch.equal(got, want)
+
+
+def windows(x):
+    y = F.gelu(x + 1)
+    return F.avg_pool2d(y, 2), F.max_pool2d(x, 3, 2, 1), F.avg_pool2d(x, 3, 2, ceil_mode=True, padding=1), y.mean(1)
+
+
+@pytest.mark.parametrize("processor", PROCESSORS)
+def test_windows_over_images_of_any_size_equal_eager(processor):
+    def image(*sizes):
+        return torch.randn(*sizes, generator=torch.Generator().manual_seed(sum(sizes)), dtype=torch.float64)
+
+    graph = make_fx(windows, decompositions(), tracing_mode="symbolic")(image(6, 32, 20, 22))
+    compiled = compile_graph(graph, options=LowerOptions(verify=True, redzones=True, processor=processor))
+    for sizes in ((6, 32, 20, 22), (2, 3, 4, 4), (1, 32, 2, 35), (3, 17, 9, 3), (2, 64, 33, 17)):
+        x = image(*sizes)
+        for got, want in zip(compiled([x]), windows(x), strict=True):
+            torch.testing.assert_close(got, want)
+
+
+def test_windows_of_unknown_sizes_are_whole_and_have_a_kernel_for_small_images():
+    def f(x):
+        return F.avg_pool2d(F.gelu(x.view(-1, 64, *x.shape[1:])), 2)
+
+    x = torch.randn(192, 20, 22, generator=torch.Generator().manual_seed(0))
+    graph = make_fx(f, decompositions(), tracing_mode="symbolic")(x)
+    program, _ = schedule_program(lower_graph(graph))
+    loads = [i for nest in program.steps for stage in nest.stages for i in stage.body if isinstance(i, Load)]
+    assert loads and all(load.mask is None for load in loads)
+    text = generate(program, generic_target(512), keep_text=True).llvm_text
+    assert "_few(" in text and "llvm.masked.store" in text
+
+
+@pytest.mark.parametrize("channels", [64, 128, 256])
+def test_sizes_that_estimates_take_for_zero_are_no_error(channels):
+    def f(x):
+        y = x.view(-1, channels, *x.shape[1:])
+        return F.avg_pool2d(F.gelu(y), 2), torch.softmax(y, 1)
+
+    x = torch.randn(3 * channels, 6, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    graph = compile_graph(make_fx(f, decompositions(), tracing_mode="symbolic")(x))
+    for given in (x, torch.cat([x, x])):
+        for got, want in zip(graph([given]), f(given), strict=True):
+            torch.testing.assert_close(got, want)

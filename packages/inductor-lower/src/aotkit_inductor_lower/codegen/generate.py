@@ -103,7 +103,7 @@ class PlanBuild:
     steps: list[PlanStep] = field(default_factory=list)
     records: list[KernelRecord] = field(default_factory=list)
     slots: dict[str, int] = field(default_factory=dict)
-    kernels: dict[object, tuple[KernelText, str]] = field(default_factory=dict)
+    kernels: dict[object, tuple[KernelText, str, str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.module = ModuleText(self.program.name, self.target)
@@ -164,11 +164,11 @@ class PlanBuild:
         launches = []
         sizes: dict[Symbol, int] = {}
         for nest, flat in zip(nests, share_sizes([self._flat(nest) for nest in nests]), strict=True):
-            kernel, name = self._kernel(flat, nest)
+            kernel, name, few = self._kernel(flat, nest)
             for symbol in {*kernel.sizes, *kernel.units.symbols, *kernel.work.symbols}:
                 sizes[symbol] = self._slot(f"${symbol.name}")
             slots = [self._slot(memory) for memory in kernel.memories] + [sizes[s] for s in kernel.sizes]
-            launches.append(Launch(name, kernel, (*slots, *([] if flat.count is None else [flat.count]))))
+            launches.append(Launch(name, kernel, (*slots, *([] if flat.count is None else [flat.count])), few))
         calls = batches(launches, nests, self._root, self.homes)
         position = 0
         for call in calls:
@@ -184,20 +184,21 @@ class PlanBuild:
         flat = flatten_nest(nest, self.buffers, self.memory)
         return replace(flat, streamed=self._streamed(flat))
 
-    def _kernel(self, flat: FlatNest, nest: LoopNest) -> tuple[KernelText, str]:
-        """The kernel of a nest, and the name of its function. Nests of one shape have one."""
+    def _kernel(self, flat: FlatNest, nest: LoopNest) -> tuple[KernelText, str, str]:
+        """The kernel of a nest, and the names of its functions. Nests of one shape have one."""
         shape = shape_of(flat)
         made = self.kernels.get(shape)
         if made is None:
             kernel = emit_kernel(flat, self.target, self.module.declarations, nest.origin)
             name = self.module.add_kernel(f"kernel_{_identifier(nest.name)}", kernel)  # apart from libm's names
-            made = self.kernels[shape] = kernel, name
-        kernel, name = made
+            few = self.module.add_kernel(f"{name}_few", kernel.few[0]) if kernel.few is not None else ""
+            made = self.kernels[shape] = kernel, name, few
+        kernel, name, few = made
         if flat.count is None:
-            return replace(kernel, memories=flat.memories), name
+            return replace(kernel, memories=flat.memories), name, few
         env = {COUNT: to_expr(flat.count)}
         units, work = kernel.units.substitute(env), kernel.work.substitute(env)
-        return replace(kernel, memories=flat.memories, units=units, work=work), name
+        return replace(kernel, memories=flat.memories, units=units, work=work), name, few
 
     def _streamed(self, nest: FlatNest) -> frozenset[str]:
         """New results too large to be still in a cache when they are read, which the nest itself does not read."""

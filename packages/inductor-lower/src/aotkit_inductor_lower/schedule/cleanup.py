@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ..ir import Buffer, BufferKind, Instr, Load, LoopNest, Stage, Store
-from ..symbolic import Expr, Symbol, SymbolKind, contiguous_strides, sym, to_expr
+from ..symbolic import Expr, Symbol, SymbolKind, contiguous_strides, estimate, sym, to_expr
 from .facts import flat_index, has_calls, iteration_count, ranges_of
 from .merge import operands
 
@@ -109,7 +109,7 @@ def _scratch(buffer: Buffer, sizes: tuple[Expr, ...]) -> Buffer:
 
 
 def _size_hint(weight: Expr) -> int:
-    return weight.constant if weight.constant is not None else weight.evaluate(dict.fromkeys(weight.symbols, 64))
+    return weight.constant if weight.constant is not None else estimate(weight, 64)
 
 
 def inner_loops(flat: Expr, nest: LoopNest) -> dict[Expr, str] | None:

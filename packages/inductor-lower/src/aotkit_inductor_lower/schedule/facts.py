@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 
 from ..ir import Buffer, CheckIndex, Compute, IndexValue, Load, LoopNest, Range, Reduce, Stage, Store
-from ..symbolic import Call, Expr, Ranges, Symbol, SymbolKind, contiguous_strides, product, simplify, to_expr
+from ..symbolic import Call, Expr, Ranges, Symbol, SymbolKind, contiguous_strides, estimate, product, simplify, to_expr
 
 __all__ = [
     "HEAVY",
@@ -36,8 +36,7 @@ def hint(size: Expr) -> int:
     """A size as a number; unknown sizes count as 64."""
     if size.constant is not None:
         return size.constant
-    env = {symbol: SIZE_HINT for symbol in size.symbols if symbol.kind is SymbolKind.SIZE}
-    return max(int(size.evaluate(env)), 1)
+    return max(estimate(size, SIZE_HINT), 1)
 
 
 def iteration_count(ranges: Iterable[Range]) -> int:

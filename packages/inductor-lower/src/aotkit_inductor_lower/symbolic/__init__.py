@@ -1,7 +1,7 @@
 """Integer index expressions and what can be proven about them."""
 
 from .expr import Call, Expr, Symbol, SymbolKind, floordiv, mod, smax, smin, sym, to_expr
-from .ranges import Bounds, Ranges, bounds, prove_le, prove_lt, prove_nonnegative
+from .ranges import Bounds, Ranges, bounds, estimate, prove_le, prove_lt, prove_nonnegative
 from .simplify import contiguous_strides, product, reshape_indices, simplify, strides_of
 from .sympy_bridge import UnsupportedExpression, from_symint
 
@@ -15,6 +15,7 @@ __all__ = [
     "UnsupportedExpression",
     "bounds",
     "contiguous_strides",
+    "estimate",
     "floordiv",
     "from_symint",
     "mod",

@@ -18,7 +18,7 @@ from types import MappingProxyType
 
 from .expr import Atom, Call, Expr, Symbol, SymbolKind, floordiv, to_expr
 
-__all__ = ["Bounds", "Ranges", "bounds", "prove_le", "prove_lt", "prove_nonnegative"]
+__all__ = ["Bounds", "Ranges", "bounds", "estimate", "prove_le", "prove_lt", "prove_nonnegative"]
 
 _DEPTH = 12  # nested calls and variables followed before the prover gives up
 _STEPS = 256  # and expressions looked at: sizes made of quotients of quotients branch at each of them
@@ -155,6 +155,14 @@ def _multiply(a: int | None, b: int | None, c: int | None, d: int | None) -> tup
 
 
 # -- polynomials -------------------------------------------------------------------------------------
+
+
+def estimate(expr: Expr, size: int) -> int:
+    """The value where every symbol is ``size``; ``size`` itself where that divides by 0 (``s // (t // 128)``)."""
+    try:
+        return int(expr.evaluate(dict.fromkeys(expr.symbols, size)))
+    except ZeroDivisionError:
+        return size
 
 
 def prove_le(a: Expr | int | Symbol, b: Expr | int | Symbol, ranges: Ranges) -> bool:

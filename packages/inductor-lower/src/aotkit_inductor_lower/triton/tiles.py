@@ -14,7 +14,7 @@ from math import prod
 
 from ..codegen.llvm.nest import FlatNest
 from ..ir import IndexValue, Load, Range, Stage, Store
-from ..symbolic import Expr, Symbol, to_expr
+from ..symbolic import Expr, Symbol, estimate, to_expr
 from .records import Config
 
 __all__ = ["Axis", "Config", "TileLimits", "TilePlan", "next_power_of_two", "plan_tiles", "size_hint", "stage_size"]
@@ -64,7 +64,7 @@ def next_power_of_two(n: int) -> int:
 def size_hint(expr: Expr) -> int:
     """A plausible value for choosing block sizes."""
     constant = expr.constant
-    return constant if constant is not None else int(expr.evaluate(dict.fromkeys(expr.symbols, SIZE_HINT)))
+    return constant if constant is not None else estimate(expr, SIZE_HINT)
 
 
 def stage_size(stage: Stage) -> Expr:

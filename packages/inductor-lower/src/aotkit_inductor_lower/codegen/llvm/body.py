@@ -141,10 +141,9 @@ def _load(ctx: KernelContext, instr: Load) -> Value:
             parts.append(_to_register(ctx, raw, dtype))
             continue
         scalars = []
+        lanes = ctx.mask(instr.mask, copy)
         for lane, pointer in enumerate(_lane_pointers(ctx, instr.buffer, element, offset, slope, copy)):
-            mask = None
-            if instr.mask is not None:
-                mask = ctx.em.lane(ctx.part(instr.mask, copy, vector.lanes), lane, "i1")
+            mask = ctx.em.lane(lanes, lane, "i1") if lanes is not None else None
             scalars.append(_scalar_load(ctx, instr, pointer, mask, dtype, keep_byte=True))
         packed = ctx.em.pack(scalars)
         parts.append(_to_register(ctx, packed, dtype))
@@ -153,7 +152,8 @@ def _load(ctx: KernelContext, instr: Load) -> Value:
 
 def _maskable(ctx: KernelContext, instr: Load | Store, dtype: DType) -> bool:
     """Whether a whole-vector access can carry the mask: narrow elements need AVX-512."""
-    return instr.mask is None or width(dtype) >= 32 or ctx.ops.target.vector_bits == 512
+    masked = instr.mask is not None or (ctx.vector is not None and ctx.vector.tail is not None)
+    return not masked or width(dtype) >= 32 or ctx.ops.target.vector_bits == 512
 
 
 def _scalar_load(
@@ -193,10 +193,10 @@ def _unit_load(ctx: KernelContext, instr: Load, offset: Expr, copy: int, step: i
     element, lanes, align = memory_type(dtype), vector.lanes, width(dtype) // 8
     pointer = _unit_pointer(ctx, instr.buffer, element, offset, copy, step)
     type_ = vector_type(element, lanes)
-    if instr.mask is None and not vector.tail:
+    mask = ctx.mask(instr.mask, copy)
+    if mask is None:
         value = _read(ctx, instr.buffer, type_, pointer, align)
     else:
-        mask = ctx.part(instr.mask, copy, lanes) if instr.mask is not None else ctx.tail_mask()
         if step < 0:
             mask = ctx.em.shuffle(mask, mask, "i1", range(lanes - 1, -1, -1))
         other = ctx.em.splat(Ssa(_memory_literal(instr.other, dtype), element), lanes)
@@ -282,11 +282,9 @@ def _store(ctx: KernelContext, instr: Store) -> None:
         if slope is not None and slope.constant in (1, -1) and _maskable(ctx, instr, dtype):
             _unit_store(ctx, instr, offset, copy, int(slope.constant or 1))
             continue
-        value = ctx.part(instr.value, copy, vector.lanes)
+        value, lanes = ctx.part(instr.value, copy, vector.lanes), ctx.mask(instr.mask, copy)
         for lane, pointer in enumerate(_lane_pointers(ctx, instr.buffer, element, offset, slope, copy)):
-            mask = None
-            if instr.mask is not None:
-                mask = ctx.em.lane(ctx.part(instr.mask, copy, vector.lanes), lane, "i1")
+            mask = ctx.em.lane(lanes, lane, "i1") if lanes is not None else None
             _scalar_store(ctx, instr, pointer, ctx.em.lane(value, lane, register_type(dtype)), mask, dtype)
 
 
@@ -327,8 +325,7 @@ def _unit_store(ctx: KernelContext, instr: Store, offset: Expr, copy: int, step:
     pointer = _unit_pointer(ctx, instr.buffer, element, offset, copy, step)
     type_ = vector_type(element, lanes)
     value = ctx.part(instr.value, copy, lanes)
-    mask = ctx.part(instr.mask, copy, lanes) if instr.mask is not None else None
-    mask = ctx.tail_mask() if vector.tail else mask
+    mask = ctx.mask(instr.mask, copy)
     if step < 0:
         backwards = range(lanes - 1, -1, -1)
         value = ctx.em.shuffle(value, value, register_type(dtype), backwards)

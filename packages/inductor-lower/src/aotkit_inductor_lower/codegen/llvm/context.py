@@ -35,7 +35,7 @@ class Vector:
     """The vector variable: lane ``l`` of copy ``k`` is at ``base + k*lanes + l``.
 
     With ``tile``, lane ``l`` of every copy is at ``base + l``, and copy ``k`` is ``k`` steps of the loop variable
-    ``tile`` further, see Note [Tiles]. With ``tail``, only so many lanes exist, see Note [Masked tails].
+    ``tile`` further, see Note [Tiles]. ``tail``: the lanes that exist, if not all, see Note [Masked tails].
     """
 
     symbol: Symbol
@@ -43,7 +43,7 @@ class Vector:
     lanes: int
     copies: int
     tile: Symbol | None = None
-    tail: int = 0
+    tail: Ssa | None = None
 
     def first(self, copy: int) -> int:
         """Where a copy's lane 0 is, from ``base``."""
@@ -76,10 +76,14 @@ class KernelContext:
         """The function being built."""
         return self.ops.em
 
-    def tail_mask(self) -> Ssa:
-        """The lanes of a masked tail that exist."""
+    def mask(self, name: str | None, copy: int) -> Ssa | None:
+        """The lanes for which an access with the mask ``name`` is made; ``None`` for all."""
         assert self.vector is not None
-        return ramp_literal([int(lane < self.vector.tail) for lane in range(self.vector.lanes)], "i1")
+        tail = self.vector.tail
+        if name is None:
+            return tail
+        own = self.part(name, copy, self.vector.lanes)
+        return own if tail is None else self.ops.op("and", own, tail)
 
     # -- values ------------------------------------------------------------------------------------------
 

@@ -119,11 +119,13 @@ done:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """One kernel call inside a segment: the function and the frame entries it uses."""
+    """One kernel call inside a segment: the function and the frame entries it uses. ``few``: the function of
+    ``kernel.few``."""
 
     function: str
     kernel: KernelText
     slots: tuple[int, ...]
+    few: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +186,17 @@ class ModuleText:
         units, work = sizes.value(launch.kernel.units), sizes.value(launch.kernel.work)
         if units.constant == 0:
             return
-        em.effect(f"%status{position} = {self._call(launch.function, table, launch.kernel.parallel, units, work)}")
+        function = f"@{launch.function}"
+        if launch.kernel.few is not None:
+            kernel, size, limit = launch.kernel.few
+            few = em.pure("i1", f"icmp sle i64 {sizes.value(size).text}, {limit}")
+            own = sizes.value(kernel.units), sizes.value(kernel.work)
+            function = em.pure("ptr", f"select i1 {few.text}, ptr @{launch.few}, ptr {function}").text
+            units, work = (
+                em.pure("i64", f"select i1 {few.text}, {a.typed}, {b.typed}")
+                for a, b in zip(own, (units, work), strict=True)
+            )
+        em.effect(f"%status{position} = {self._call(function, table, launch.kernel.parallel, units, work)}")
         em.effect(f"%bad{position} = icmp ne i32 %status{position}, 0")
         em.effect(f"br i1 %bad{position}, label %failed{position}, label %next{position}")
         em.effect(f"\nfailed{position}:")
@@ -207,7 +219,7 @@ class ModuleText:
             f"ptr {table}, i64 %low, i64 %high)\n  ret i32 %status\n}}"
         )
         parallel = first.kernel.parallel and not batch.in_order and work >= BATCH
-        call = self._call(function, slots, parallel, imm(starts[-1]), imm(work))
+        call = self._call(f"@{function}", slots, parallel, imm(starts[-1]), imm(work))
         how = "at once" if parallel else f"one after the other: {batch.in_order or 'they have little to do'}"
         em.comment(f"{len(batch.members)} launches of {first.function}, {how}")
         em.effect(f"%status{position} = {call}")
@@ -223,8 +235,8 @@ class ModuleText:
         if (threaded and (work.constant or GRAIN * 2) >= GRAIN * 2) or units.constant is None:
             self._launches = True
             how = f"{units.typed}, {work.typed}, i32 {'%threads' if threaded else '1'}"
-            return f"call i32 @run_units(ptr @{function}, ptr %frame, ptr {table}, {how})"
-        return f"call i32 @{function}(ptr %frame, ptr {table}, i64 0, {units.typed})"
+            return f"call i32 @run_units(ptr {function}, ptr %frame, ptr {table}, {how})"
+        return f"call i32 {function}(ptr %frame, ptr {table}, i64 0, {units.typed})"
 
     def imports(self) -> tuple[str, ...]:
         """Functions outside the module that it calls. Complete once :meth:`render` was called."""

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 from ...ir import Buffer, BufferKind, CheckIndex, DType, IndexValue, Instr, Load, LoopNest, Range, Reduce, Stage, Store
 from ...ir.verify_order import tells_apart
-from ...symbolic import Call, Expr, Symbol, SymbolKind, product, sym, to_expr
+from ...symbolic import Call, Expr, Symbol, SymbolKind, estimate, product, sym, to_expr
 from .types import width
 
 __all__ = ["COUNT", "FlatNest", "Memory", "flatten_nest", "hint", "lower_bound", "map_expressions", "steps_grain"]
@@ -81,7 +81,7 @@ def hint(expr: Expr) -> int:
     constant = expr.constant
     if constant is not None:
         return constant
-    return int(expr.evaluate(dict.fromkeys(expr.symbols, SIZE_HINT)))
+    return estimate(expr, SIZE_HINT)
 
 
 def steps_grain(nest: FlatNest) -> Expr | None:

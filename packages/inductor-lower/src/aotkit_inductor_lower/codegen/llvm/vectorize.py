@@ -7,14 +7,14 @@ scalar, anything else one scalar per lane. Inner candidates vectorise each stage
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from ...ir import CheckIndex, Compute, IndexValue, Load, Range, Reduce, Stage, Store
-from ...symbolic import Expr, Symbol, SymbolKind, product
-from .nest import FlatNest, element_bits, hint
+from ...ir import CheckIndex, Compute, IndexValue, Instr, Load, Range, Reduce, Stage, Store
+from ...symbolic import Expr, Symbol, SymbolKind, estimate, product, to_expr
+from .nest import FlatNest, element_bits, hint, map_expressions
 from .target import CpuTarget
 
-__all__ = ["VectorPlan", "choose_vectors", "masked_tail"]
+__all__ = ["VectorPlan", "choose_vectors", "masked_tail", "outer_tail", "plan_for_few"]
 
 _HEAVY = frozenset(
     (
@@ -25,6 +25,7 @@ _HEAVY = frozenset(
 )
 _TRAPPING = frozenset(("floordiv", "truncdiv", "mod", "fmod"))
 LEAST_TAIL = 4  # elements for which a masked vector pays
+FEW = 8  # what a size is that turns out to be small
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,7 @@ def choose_vectors(nest: FlatNest, target: CpuTarget) -> VectorPlan:
     if any(inner) or scans:
         best = (cost, None, inner)
     for loop in nest.outer:
-        cost = _outer_cost(nest, loop, lanes)
+        cost = _outer_cost(nest, loop, lanes, target)
         if best is None or cost < best[0]:
             best = (cost, loop.symbol, tuple(None for _ in nest.stages))
     work = max(1, sum(_body_weight(stage) for stage in nest.stages))
@@ -67,6 +68,28 @@ def choose_vectors(nest: FlatNest, target: CpuTarget) -> VectorPlan:
         return VectorPlan(lanes, outer, per_stage, (copies,) * len(nest.stages), work)
     counts = tuple(_stage_copies(stage, name, lanes) for stage, name in zip(nest.stages, per_stage, strict=True))
     return VectorPlan(lanes, None, per_stage, counts, work)
+
+
+def plan_for_few(nest: FlatNest, plan: VectorPlan, target: CpuTarget) -> VectorPlan | None:
+    """Another loop in the lanes for when the one of ``plan`` turns out to be short, if that would cost less than half.
+
+    A window over images of unknown sizes runs along them, with all lanes busy; over images of 4 by 4, across channels.
+    """
+    chosen = next((loop for loop in nest.outer if loop.symbol == plan.outer), None)
+    if chosen is None or chosen.size.constant is not None or plan.tile is not None or nest.ordered:
+        return None
+    env = {s: to_expr(FEW) for s in chosen.size.symbols}
+    try:
+        outer = tuple(Range(loop.symbol, loop.size.substitute(env)) for loop in nest.outer)
+        small = replace(map_expressions(nest, lambda e: e.substitute(env)), outer=outer)
+    except ZeroDivisionError:  # s // (t // 16), which are never so small
+        return None
+    costs = {loop.symbol: _outer_cost(small, loop, plan.lanes, target) for loop in outer}
+    best = min(nest.outer, key=lambda loop: costs[loop.symbol])
+    if estimate(best.size, 1) < plan.lanes or 2 * costs[best.symbol] > costs[chosen.symbol]:
+        return None
+    copies = _fit_copies(_outer_copies(nest), best.size, plan.lanes)
+    return replace(plan, outer=best.symbol, copies=(copies,) * len(nest.stages))
 
 
 # -- costs -----------------------------------------------------------------------------------------------
@@ -115,12 +138,14 @@ def _steps(size: Expr, lanes: int) -> tuple[float, float]:
     return (count - tail) / lanes, tail
 
 
-def _outer_cost(nest: FlatNest, loop: Range, lanes: int) -> float:
+def _outer_cost(nest: FlatNest, loop: Range, lanes: int, target: CpuTarget) -> float:
     trips = 1.0
     for other in nest.outer:
         if other.symbol != loop.symbol:
             trips *= max(1, hint(other.size))
     vectors, tail = _steps(loop.size, lanes)
+    if tail and outer_tail(nest, loop, lanes, target):
+        vectors, tail = vectors + 1.5, 0
     symbol = Symbol(loop.symbol)
     rows = frozenset(row.name for row in nest.rows)
     total = 0.0
@@ -208,8 +233,9 @@ def masked_tail(stage: Stage, loop: Range, lanes: int, target: CpuTarget) -> int
         With AVX-512 the elements that fill no vector are loaded, stored and reduced under a mask: a layer norm over
         rows of 31 floats takes about as long as one over 32. A lane that does not exist is not read, holds 0, and
         counts as the identity in reductions. That needs accesses with step 1 or 0, no instruction that may report an
-        error, and more than a few elements. AVX2 lacks masks for narrow types; it keeps single elements, as plain
-        x86-64 does.
+        error, and more than a few elements. Of outer iterations a mask also takes those that are not known to fill a
+        vector, with accesses of any step: rather one slow vector than up to fifteen slow elements. AVX2 lacks masks
+        for narrow types; it keeps single elements, as plain x86-64 does.
     """
     size = loop.size.constant
     if target.vector_bits != 512 or size is None or size < lanes or size % lanes < LEAST_TAIL or stage.scans:
@@ -218,14 +244,27 @@ def masked_tail(stage: Stage, loop: Range, lanes: int, target: CpuTarget) -> int
     for instr in stage.body:
         if isinstance(instr, Load | Store):
             slope = instr.indices[0].coefficient(symbol)
-            own = instr.mask is not None or any(s.kind is SymbolKind.VALUE for s in instr.indices[0].symbols)
-            if own or slope is None or not (slope == 1 or (slope == 0 and isinstance(instr, Load))):
+            if slope is None or not (slope == 1 or (slope == 0 and isinstance(instr, Load))):
                 return 0
-        if isinstance(instr, CheckIndex | IndexValue) or (isinstance(instr, Store) and instr.accumulates):
-            return 0
-        if isinstance(instr, Compute) and instr.op in _TRAPPING:
+        if not _bears_mask(instr) or isinstance(instr, IndexValue):
             return 0
     return size % lanes
+
+
+def outer_tail(nest: FlatNest, loop: Range, lanes: int, target: CpuTarget) -> bool:
+    """Whether one masked vector takes what is left of an outer loop."""
+    size = loop.size.constant
+    if target.vector_bits != 512 or nest.ordered or (size is not None and size % lanes < LEAST_TAIL):
+        return False
+    return all(_bears_mask(instr) for stage in nest.stages for instr in stage.body)
+
+
+def _bears_mask(instr: Instr) -> bool:
+    """Whether an instruction may be computed for lanes that do not exist."""
+    if isinstance(instr, Load | Store):
+        indirect = any(s.kind is SymbolKind.VALUE for s in instr.indices[0].symbols)
+        return not indirect and not (isinstance(instr, Store) and instr.accumulates)
+    return not (isinstance(instr, CheckIndex) or (isinstance(instr, Compute) and instr.op in _TRAPPING))
 
 
 # -- vectors per step ------------------------------------------------------------------------------------
