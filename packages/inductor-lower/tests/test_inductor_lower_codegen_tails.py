@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 from aotkit_inductor_lower import LowerOptions, compile_graph, decompositions, lower_graph, schedule_program
 from aotkit_inductor_lower.codegen.generate import generate
@@ -142,15 +144,24 @@ def test_windows_over_images_of_any_size_equal_eager(processor):
 
 def test_windows_of_unknown_sizes_are_whole_and_have_a_kernel_for_small_images():
     def f(x):
-        return F.avg_pool2d(F.gelu(x.view(-1, 64, *x.shape[1:])), 2)
+        return F.avg_pool2d(F.gelu(x), 2)
 
-    x = torch.randn(192, 20, 22, generator=torch.Generator().manual_seed(0))
-    graph = make_fx(f, decompositions(), tracing_mode="symbolic")(x)
+    def image(*sizes):
+        return torch.randn(*sizes, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+    dims = [DimDynamic.DYNAMIC, DimDynamic.STATIC, DimDynamic.DYNAMIC, DimDynamic.DYNAMIC]
+    fake = FakeTensorMode(shape_env=ShapeEnv()).from_tensor(
+        image(3, 64, 20, 22), symbolic_context=StatelessSymbolicContext(dynamic_sizes=dims)
+    )
+    graph = make_fx(f, decompositions())(fake)
     program, _ = schedule_program(lower_graph(graph))
     loads = [i for nest in program.steps for stage in nest.stages for i in stage.body if isinstance(i, Load)]
     assert loads and all(load.mask is None for load in loads)
     text = generate(program, generic_target(512), keep_text=True).llvm_text
     assert "_few(" in text and "llvm.masked.store" in text
+    compiled = compile_graph(graph, options=LowerOptions(verify=True, redzones=True))
+    for sizes in ((3, 64, 20, 22), (1, 64, 4, 4), (2, 64, 17, 9), (2, 64, 9, 35)):
+        torch.testing.assert_close(compiled([image(*sizes)])[0], f(image(*sizes)))
 
 
 @pytest.mark.parametrize("channels", [64, 128, 256])
