@@ -375,13 +375,39 @@ def test_deterministic_algorithms_leave_elements_that_meet_to_aten(place: str, d
     assert called == (["aten.index_add.default", "aten.index_put.default"] if place == "cuda:0" else [])
 
 
-def test_without_that_elements_meet_in_atomic_additions() -> None:
+def combined(x: Tensor, index: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    """Elements that meet, in several ways; and some that are only put in their place."""
+    aten = torch.ops.aten
+    rows = aten.expand(aten.unsqueeze(index, 1), y.shape)
+    return (
+        x.index_add(0, index, y),
+        x.index_put((index,), y, accumulate=True),
+        aten.embedding_dense_backward(y, index, 5, -1, False),
+        aten.scatter_reduce.two(x, 0, rows, y, "amax"),
+        x.index_put((index,), y),
+    )
+
+
+@pytest.mark.parametrize(
+    ("dtype", "left"),
+    [
+        (torch.float32, ["scatter_reduce.two"]),
+        (torch.bfloat16, ["index_put.default", "embedding_dense_backward.default", "scatter_reduce.two"]),
+        (torch.int64, []),
+    ],
+)
+@pytest.mark.covers("F5g.13")
+def test_elements_meet_in_atomic_operations_or_in_aten_never_in_one_thread(dtype: torch.dtype, left: list[str]) -> None:
     with FakeTensorMode():
-        args = [torch.empty(5, 3), torch.empty(7, dtype=torch.int64), torch.empty(7, 3)]
-        graph = make_fx(scattered, decompositions(), tracing_mode="fake")(*(a.to("cuda:0") for a in args))
-    lowered = lower_for_device(graph, device="cuda:0")
-    assert not lowered.report.externs
+        sizes = ((5, 3), dtype), ((7,), torch.int64), ((7, 3), dtype)
+        args = [torch.empty(shape, dtype=kind, device="cuda:0") for shape, kind in sizes]
+        graph = make_fx(combined, decompositions(), tracing_mode="fake")(*args)
+    lowered = lower_for_device(graph, options=LowerOptions(verify=True))
+    assert {extern.target: extern.reason for extern in lowered.report.externs} == {
+        f"aten.{name}": "elements meet in one place, and devices have no atomic operation for them" for name in left
+    }
     assert any("atomic_add" in kernel.source.text for kernel in lowered.program.kernels)
+    assert all(kernel.source.grid for kernel in lowered.program.kernels)
 
 
 def test_integers_divide_by_constants_without_a_call_and_keep_signs_in_indices() -> None:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ARITHMETIC_INTS",
+    "ATOMIC",
     "FLOAT8_NAMES",
     "FLOATS",
     "HALVES",
@@ -97,6 +98,12 @@ def is_float(dtype: DType) -> bool:
 def is_half(dtype: DType) -> bool:
     """f16 or bf16: loaded, stored, cast, selected and bitcast only, never computed with."""
     return dtype in HALVES
+
+
+# What threads of a device may combine with memory in any order: (type, mode of the store).
+ATOMIC = frozenset({(d, "add") for d in (DType.F32, DType.F64, DType.I32, DType.I64)}) | frozenset(
+    (d, mode) for d in (DType.I32, DType.I64) for mode in ("min", "max")
+)
 
 
 def is_int(dtype: DType) -> bool:

@@ -10,11 +10,12 @@ import torch
 from torch.fx import Node
 
 from ..errors import UnsupportedGraphError
-from ..ir import Alias, Buffer, BufferKind, DType, Origin, Step
-from ..ir.dtypes import from_torch_dtype
-from ..symbolic import Expr, to_expr
+from ..ir import Alias, Buffer, BufferKind, DType, LoopNest, Origin, Step, Store
+from ..ir.dtypes import ATOMIC, dtype_from_torch_name, from_torch_dtype
+from ..symbolic import Expr, SymbolKind, to_expr
 from .nest_builder import NestBuilder, Value
 from .promotion import compute_dtype, promote
+from .registry import Decline
 from .sizes import SizeConverter
 from .values import FloatExpr, View, dim_exprs
 
@@ -163,8 +164,30 @@ class LoweringContext:
         return NestBuilder(name, sizes, self.origin(node))
 
     def add(self, nest: NestBuilder) -> None:
-        """Append a finished nest to the program."""
-        self.steps.append(nest.finish())
+        """Append a finished nest to the program. Raises :class:`~.registry.Decline` for one whose elements meet in
+        memory, where the device's threads cannot write them in any order."""
+        finished = nest.finish()
+        if self.device.type != "cpu":
+            self._check_order(finished)
+        self.steps.append(finished)
+
+    def _check_order(self, nest: LoopNest) -> None:
+        ordered = torch.are_deterministic_algorithms_enabled()
+        for store in (i for stage in nest.stages for i in stage.body if isinstance(i, Store)):
+            dtype = dtype_from_torch_name(self.buffers[store.buffer].dtype)
+            if store.accumulates and (dtype, store.mode) not in ATOMIC:
+                raise Decline("elements meet in one place, and devices have no atomic operation for them")
+            computed = any(s.kind is SymbolKind.VALUE for index in store.indices for s in index.symbols)
+            if ordered and (store.accumulates or computed):
+                raise Decline("threads of a device meet in no order, and deterministic algorithms are asked for")
+
+    def take_back(self, steps: int, buffers: int) -> None:
+        """Forget all but the first so many steps and buffers."""
+        del self.steps[steps:]
+        for name in list(self.buffers)[buffers:]:
+            del self.buffers[name]
+        self._aliases = {key: name for key, name in self._aliases.items() if name in self.buffers}
+        self._copies = {key: name for key, name in self._copies.items() if name in self.buffers}
 
     def pointwise(
         self,

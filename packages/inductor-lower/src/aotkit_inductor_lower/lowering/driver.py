@@ -35,7 +35,7 @@ from .casts import FLOAT8_TARGETS
 from .context import LoweringContext, NodeValue
 from .extern import lower_extern
 from .float8 import FLOAT8
-from .library import library_reason, unordered_reason
+from .library import library_reason
 from .registry import Decline, join_rules
 from .values import FloatExpr, View
 
@@ -117,8 +117,9 @@ def lower_node(ctx: LoweringContext, node: Node) -> NodeValue:
     rule = RULES.get(target)
     if rule is None:
         return lower_extern(ctx, node, library_reason(node) or "no lowering rule")
-    reason = _not_generated(ctx, node) or unordered_reason(node, ctx.device)
+    reason = _not_generated(ctx, node)
     if reason is None:
+        before = len(ctx.steps), len(ctx.buffers)
         try:
             return rule(
                 ctx,
@@ -128,6 +129,7 @@ def lower_node(ctx: LoweringContext, node: Node) -> NodeValue:
             )
         except Decline as declined:
             reason = str(declined)
+            ctx.take_back(*before)
     return lower_extern(ctx, node, reason)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch.fx import Node
 
-__all__ = ["is_creation", "is_view", "library_reason", "unordered_reason"]
+__all__ = ["is_creation", "is_view", "library_reason"]
 
 # reason -> ATen names
 _FAMILIES = {
@@ -28,13 +28,6 @@ _FAMILIES = {
     """,
 }
 _REASONS = {name: reason for reason, names in _FAMILIES.items() for name in names.split()}
-_MEETING = """
-    index_put _unsafe_index_put scatter scatter_add scatter_reduce index_add index_copy index_reduce put
-    embedding_dense_backward _unsafe_masked_index_put_accumulate max_pool2d_with_indices_backward
-    max_pool3d_with_indices_backward adaptive_max_pool2d_backward adaptive_max_pool3d_backward
-"""
-_COLLIDING = frozenset(_MEETING.split())
-_SPREADING = ("upsample_", "reflection_pad", "replication_pad")  # whose gradients meet
 _CREATED = """
     full full_like zeros zeros_like ones ones_like empty empty_like new_zeros new_ones new_full new_empty arange
     scalar_tensor iota empty_strided new_empty_strided empty_permuted eye lift_fresh_copy
@@ -46,15 +39,6 @@ def library_reason(node: Node) -> str | None:
     """Why this op is better in ATen's library kernels, or ``None``."""
     name = _name(node)
     return _REASONS.get(name) if name is not None else None
-
-
-def unordered_reason(node: Node, device: torch.device) -> str | None:
-    """Why ATen must decide in which order elements that meet in one place are written, or ``None``."""
-    if device.type == "cpu" or not torch.are_deterministic_algorithms_enabled():
-        return None
-    name = _name(node) or ""
-    meet = name in _COLLIDING or (name.startswith(_SPREADING) and name.endswith("_backward"))
-    return "threads of a device meet in no order, and deterministic algorithms are asked for" if meet else None
 
 
 def is_view(node: Node) -> bool:

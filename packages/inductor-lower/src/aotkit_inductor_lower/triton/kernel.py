@@ -22,7 +22,7 @@ from keyword import iskeyword
 
 from ..codegen.llvm.nest import FlatNest
 from ..ir import Buffer, CheckIndex, Compute, Const, DType, IndexValue, Instr, Load, Origin, Store
-from ..ir.dtypes import dtype_from_torch_name, is_float
+from ..ir.dtypes import ATOMIC, dtype_from_torch_name, is_float
 from ..symbolic import Expr, Symbol, SymbolKind, sym, to_expr
 from .index_text import expr_text, identifier
 from .online import OnlineReducer, online_pair, without_rows
@@ -35,9 +35,6 @@ from .tiles import TileLimits, TilePlan, plan_tiles, size_hint
 from .welford import WelfordReducer, welford_pair
 
 __all__ = ["KernelArgument", "KernelEmitter", "KernelSource", "emit_kernel"]
-
-ATOMIC = frozenset({(d, "add") for d in (DType.F32, DType.F64, DType.I32, DType.I64)})
-ATOMIC_INTS = frozenset({(d, m) for d in (DType.I32, DType.I64) for m in ("min", "max")})
 
 
 _NO_ORIGIN = Origin()
@@ -67,7 +64,7 @@ def _atomic(nest: FlatNest) -> bool:
         for instr in stage.body:
             if isinstance(instr, Store) and instr.accumulates:
                 kind = (types.get(instr.value, DType.I64), instr.mode)
-                if instr.buffer in loaded or (kind not in ATOMIC and kind not in ATOMIC_INTS):
+                if instr.buffer in loaded or kind not in ATOMIC:
                     return False
     return True
 
