@@ -17,10 +17,9 @@ REDO_ROWS = "aotkit_inductor_lower.redo_rows.default"
 def redo_rows(tensors: list[torch.Tensor], op: str, dim: int, number: int, flag: bool) -> None:
     """Overwrite the marked rows of the results of ``op`` along ``dim`` with ATen's. The tensors: whether any row is
     marked, which rows are, the argument, and the two results."""
-    any_marked, marked, x, *results = tensors
+    (any_marked, marked, x, *results), function = tensors, _BY_ROWS[op]
     if not any_marked.item():
         return
-    function = _BY_ROWS[op]
     places = marked.nonzero(as_tuple=True) if x.numel() > 4096 else ()
     if not places or 4 * len(places[0]) > marked.numel():  # all of them are done sooner
         function(x, dim, number, flag, tuple(results))
@@ -36,5 +35,5 @@ _BY_ROWS: dict[str, Callable[..., Any]] = {
     "kthvalue": lambda x, dim, number, flag, out: torch.kthvalue(x, number, dim, flag, out=out),
     "median": lambda x, dim, _, flag, out: torch.median(x, dim, flag, out=out),
 }
-#: Calls that are no operators of torch. There is nothing to do if their first tensor is false.
+#: Calls that are no operators of torch, with nothing to do if their first tensor is false.
 GUARDED: Mapping[str, Callable[..., None]] = MappingProxyType({REDO_ROWS: redo_rows})

@@ -8,6 +8,7 @@ reductions, and values of stages without ranges, have the outer axes only.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
 from typing import Any
 
 import torch
@@ -309,12 +310,8 @@ class _ProgramRun:
         _NestRun(nest, {n: self.tensor(n) for n in names if n not in rows}, self.env, rows).run()
 
     def run_extern(self, call: ExternCall) -> None:
-        target: Any = torch.ops
-        for part in call.target.split(".") if call.target not in GUARDED else ():
-            target = getattr(target, part)
-        found = GUARDED.get(call.target, target)(
-            *(self.arg(a) for a in call.args), **{k: self.arg(a) for k, a in call.kwargs}
-        )
+        target: Any = GUARDED.get(call.target) or reduce(getattr, call.target.split("."), torch.ops)
+        found = target(*(self.arg(a) for a in call.args), **{k: self.arg(a) for k, a in call.kwargs})
         results = list(found) if isinstance(found, tuple | list) else [found]
         if len(call.results) > len(results):
             raise IRError(f"extern {call.name}: {call.target} gave {len(results)} results, not {len(call.results)}")

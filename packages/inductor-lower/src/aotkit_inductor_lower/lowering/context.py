@@ -41,16 +41,14 @@ def source_line(node: Node) -> str:
 class LoweringContext:
     """Handed to every rule. Rules declare buffers, write nests and return values; they keep no state themselves.
 
-    ``device``: what kernels are generated for; ``generates_random``: whether they may make random numbers;
-    ``sorts``: whether they may sort.
+    ``device``: what kernels are generated for; ``generates_random``: whether they may make random numbers; ``sorts``:
+    whether they may sort.
     """
 
-    def __init__(
-        self, device: torch.device | None = None, *, generates_random: bool = False, sorts: bool = False
-    ) -> None:
+    def __init__(self, device: torch.device | None = None, *, generates_random: bool = False) -> None:
         self.device = device or torch.device("cpu")
         self.generates_random = generates_random
-        self.sorts = sorts
+        self.sorts = False
         self.random_seeds: View | None = None
         self.random_nodes = 0  # that use these seeds
         self.sizes = SizeConverter()

@@ -79,9 +79,8 @@ def lower_graph(gm: GraphModule, options: LowerOptions | None = None, name: str 
     :class:`UnsupportedGraphError` for what can be neither generated nor called.
     """
     options = options or LowerOptions()
-    device = kernel_device(gm)
-    sorts = device.type == "cpu" and options.processor != "triton-interpreter"
-    ctx = LoweringContext(device, generates_random=options.rng == "fast", sorts=sorts)
+    ctx = LoweringContext(kernel_device(gm), generates_random=options.rng == "fast")
+    ctx.sorts = ctx.device.type == "cpu" and options.processor != "triton-interpreter"
     inputs: list[str] = []
     sources: dict[str, tuple[str, int, str, int]] = {}
     outputs: tuple[BufferRef | SymInput | None, ...] = ()

@@ -1,25 +1,22 @@
 """Sorting, the best few and medians of short rows: generated where a row's length is known, with eager's bits.
 
 Note [Sorting short rows]
-    An element becomes a key, an integer in eager's order (nan is the largest, zeros of both signs are equal), with its
-    place in the row in the low bits: no two are equal, and equal elements keep their order. One stage makes a row's
-    keys. Then a sorting network orders them, rows in the lanes, or one pass over the row per result finds the next key.
-    A last stage fetches the elements by their places, so their bits survive. Keys of 64 bits leave no room for the
-    place, which goes through the network beside them.
+    An element becomes a key, an integer in eager's order (nan is the largest, zeros are equal), with its place in the
+    row in the low bits: no two are equal, and equal elements keep their order. One stage makes a row's keys; a sorting
+    network orders them, rows in the lanes, or one pass over the row per result finds the next. The last stage fetches
+    the elements by place, so their bits survive. Keys of 64 bits have their place beside them.
 
 Note [Equal elements]
-    Which of several equal elements eager's ``topk``, ``kthvalue``, ``median`` and (of more than 16) unstable ``sort``
-    take depends on the algorithm of a C++ library. Rows where it matters are found while their keys are at hand, and
-    marked; ``redo_rows`` has ATen do those. The others have one right result. Where equal elements are the rule
-    (numbers of a byte) the whole is left to ATen.
+    Which of several equal elements eager's ``topk``, ``kthvalue``, ``median`` and (of over 16) unstable ``sort`` take
+    is up to a C++ library. Rows where it matters are marked, and ``redo_rows`` has ATen do those.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial, reduce
 from itertools import pairwise
+from typing import NamedTuple
 
 import torch
 from torch.fx import Node
@@ -43,10 +40,10 @@ INSERTED = 16  # the longest rows that eager sorts by insertion, so that equal e
 LONGEST_NETWORK, LONGEST_WIDE, LONGEST_ROW = 32, 16, 128  # elements; wide: keys of 64 bits; row: in passes
 MOST_PASSES = 8
 _PLACE_BITS = 32
+_TIED = "equal elements, which are the rule among numbers of a byte or two, are ordered by ATen"
 
 
-@dataclass(frozen=True, slots=True)
-class _Key:
+class _Key(NamedTuple):
     """What is compared: ``first``, which holds the place too, or has ``place`` beside it where there is no room."""
 
     first: Value
@@ -66,7 +63,7 @@ class _Sorter:
         if not count or not isinstance(number, int) or not 0 < number <= count:
             raise Decline("sorting is generated for rows of known length")
         if op != "sort" and x.dtype.itemsize == 1:
-            raise Decline("equal elements, which are the rule among numbers of a byte, are ordered by ATen")
+            raise Decline(_TIED)
         self.ctx, self.node, self.x, self.dim = ctx, node, x, dim % len(x.sizes)
         self.op, self.count, self.number, self.flag = op, count, number, flag
         self.ranks = op in ("sort", "topk")  # the flag says in which direction; else whether the dimension is kept
@@ -76,8 +73,6 @@ class _Sorter:
     def _temporary(self, name: str, dtype: torch.dtype, *sizes: int) -> View:
         kept = [self.rows.sizes[dim] for dim in self.rows.kept]
         return self.ctx.declare_dense(f"{self.node.name}_{name}", [*kept, *map(to_expr, sizes)], dtype)
-
-    # -- keys ----------------------------------------------------------------------------------------------
 
     def make_keys(self) -> Value:
         """Declare the results, and begin the stage that stores each element and its key; the key."""
@@ -101,19 +96,12 @@ class _Sorter:
         nest.store(self.keys, (*nest.index, place), key)
         return key
 
-    def place(self, key: _Key) -> Value:
-        """The place in the row of a key's element."""
-        low = self.nest.const((1 << _PLACE_BITS) - 1, DType.I64)
-        return key.place if key.place is not None else self.nest.op("bitwise_and", key.first, low)
-
     def equal(self, a: _Key, b: _Key) -> Value:
         """Whether the elements of two keys are equal."""
         if a.place is not None:
             return self.nest.op("eq", a.first, b.first)
         shift = self.nest.const(_PLACE_BITS, DType.I64)
         return self.nest.op("eq", *(self.nest.op("shr", key.first, shift) for key in (a, b)))
-
-    # -- orders --------------------------------------------------------------------------------------------
 
     def by_network(self, wanted: Sequence[int]) -> list[_Key]:
         """The keys at the ``wanted`` positions of the sorted row, in a stage without loops."""
@@ -128,9 +116,7 @@ class _Sorter:
             lines.append(_Key(key, nest.const(at, DType.I64) if self.wide else None))
         for low, high, both in _needed(self.count, set(wanted)):
             a, b = lines[low], lines[high]
-            lines[low] = self._first(a, b)
-            if both:
-                lines[high] = self._first(a, b, last=True)
+            lines[low], lines[high] = self._first(a, b), self._first(a, b, last=True) if both else b
         return [lines[at] for at in wanted]
 
     def _first(self, a: _Key, b: _Key, *, last: bool = False) -> _Key:
@@ -146,24 +132,21 @@ class _Sorter:
     def by_passes(self, count: int) -> list[_Key]:
         """The first ``count`` keys of the sorted row, each from a pass over the row."""
         first = self.make_keys()
-        nest = self.nest
-        found = [_Key(nest.reduce("min", first))]
+        nest, found = self.nest, [_Key(self.nest.reduce("min", first))]
         while len(found) < count:
             key = nest.load(self.keys, (*nest.index, self.rows.stage()[self.dim]))
-            later = nest.op("gt", key, found[-1].first)
-            largest = nest.const((1 << 63) - 1, DType.I64)
-            found.append(_Key(nest.reduce("min", nest.where(later, key, largest))))
+            later = nest.where(nest.op("gt", key, found[-1].first), key, nest.const((1 << 63) - 1, DType.I64))
+            found.append(_Key(nest.reduce("min", later)))
         nest.stage()
         return found
-
-    # -- results -------------------------------------------------------------------------------------------
 
     def finish(self, keys: Sequence[_Key], compared: Sequence[_Key] = ()) -> NodeValue:
         """Store the elements of ``keys``. ``compared``: neighbours of which no two may be equal, else ATen decides."""
         nest, marks = self.nest, [*self.marks, *(self.equal(a, b) for a, b in pairwise(compared))]
         order = self._temporary("order", torch.int64, len(keys))
+        low = nest.const((1 << _PLACE_BITS) - 1, DType.I64)
         for at, key in enumerate(keys):
-            nest.store(order, (*nest.index, to_expr(at)), self.place(key))
+            nest.store(order, (*nest.index, to_expr(at)), key.place or nest.op("bitwise_and", key.first, low))
         marked = self._temporary("marked", torch.bool) if marks else None
         if marked is not None:
             nest.store(marked, nest.index, reduce(partial(nest.op, "logical_or"), marks))
@@ -190,9 +173,9 @@ class _Sorter:
         rows.nest.store(found, (), total)
         ctx.add(rows.nest)
         written = (self.values.buffer, self.indices.buffer)
-        tensors = (found.buffer, marked.buffer, ctx.as_buffer(self.x, node), *written)
+        tensors = tuple(map(BufferRef, (found.buffer, marked.buffer, ctx.as_buffer(self.x, node), *written)))
         numbers = (Literal("int", self.dim), Literal("int", self.number), Literal("bool", self.flag))
-        args = (tuple(BufferRef(name) for name in tensors), Literal("str", self.op), *numbers)
+        args = (tensors, Literal("str", self.op), *numbers)
         reason = "rows in which equal elements compete are left to ATen"
         ctx.steps.append(ExternCall(f"{node.name}_redo", REDO_ROWS, args, (), (), written, reason, ctx.origin(node)))
 
@@ -236,9 +219,6 @@ def _needed(count: int, wanted: set[int]) -> list[tuple[int, int, bool]]:
     return kept[::-1]
 
 
-# -- rules -----------------------------------------------------------------------------------------------
-
-
 @TABLE.lowers(aten.sort.default, aten.sort.stable)
 def sort(
     ctx: LoweringContext, node: Node, x: View, dim: int = -1, descending: bool = False, *, stable: bool | None = None
@@ -247,7 +227,7 @@ def sort(
     sorter = _Sorter(ctx, node, x, dim, "sort", descending)
     certain = stable or sorter.count <= INSERTED
     if not certain and x.dtype.itemsize < 4:
-        raise Decline("equal elements, which are the rule among numbers of a byte or two, are ordered by ATen")
+        raise Decline(_TIED)
     keys = sorter.by_network(range(sorter.count))
     return sorter.finish(keys, () if certain else keys)
 
@@ -268,9 +248,8 @@ def topk(
 
 def _at(sorter: _Sorter, place: int) -> NodeValue:
     """The element at one place of the sorted row."""
-    first = max(0, place - 1)
-    keys = sorter.by_network(range(first, min(sorter.count, place + 2)))
-    return sorter.finish([keys[place - first]], keys)
+    keys = sorter.by_network(range(max(0, place - 1), min(sorter.count, place + 2)))
+    return sorter.finish([keys[min(1, place)]], keys)
 
 
 @TABLE.lowers(aten.kthvalue.default)

@@ -57,6 +57,7 @@ def _as_row(nest: LoopNest, name: str, buffers: Mapping[str, Buffer]) -> _Row | 
         return None
     stored = flat_index(buffers[name], stores[0].indices, limits)
     written = inner_loops(stored, nest)
+    first = {Symbol(r.symbol): to_expr(0) for s in nest.stages for r in s.ranges}
     if not written:
         return None
     ordered = sorted(written.items(), key=lambda item: -_size_hint(item[0]))
@@ -67,7 +68,7 @@ def _as_row(nest: LoopNest, name: str, buffers: Mapping[str, Buffer]) -> _Row | 
             if isinstance(instr, Load) and instr.buffer == name:
                 loaded = flat_index(buffers[name], instr.indices, limits)
                 read = inner_loops(loaded, nest)
-                if read is None or _unmoved(loaded, read) != _unmoved(stored, written):
+                if read is None or loaded.substitute(first) != stored.substitute(first):
                     return None
                 if any(w not in written or sizes[v] != sizes[written[w]] for w, v in read.items()):
                     return None
@@ -78,13 +79,6 @@ def _as_row(nest: LoopNest, name: str, buffers: Mapping[str, Buffer]) -> _Row | 
         return tuple(sym(inner[w]) if w in inner else to_expr(0) for w in weights)
 
     return _Row(_scratch(buffers[name], extents), index)
-
-
-def _unmoved(flat: Expr, inner: Mapping[Expr, str]) -> Expr:
-    """A position without what inner loops add."""
-    for weight, loop in inner.items():
-        flat = flat - weight * sym(loop)
-    return flat
 
 
 def _as_part(nest: LoopNest, buffer: Buffer) -> _Row | None:
