@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 import warnings
 import zipfile
 from collections.abc import Callable
@@ -242,3 +243,27 @@ torch.testing.assert_close(aotkit.load({path!r})(x), want)
 def test_on_a_second_device_kernels_run_there() -> None:
     x = torch.randn(33, 65, device="cuda:1")
     torch.testing.assert_close(on_cuda(lambda x: x.softmax(-1) + 1)(x), x.softmax(-1) + 1)
+
+
+@pytest.mark.gpu
+def test_on_a_device_the_first_call_of_a_thread_may_be_a_kernel() -> None:
+    x = torch.randn(64, 64, device="cuda")
+    run, found = on_cuda(lambda x: x.softmax(-1) + 1), list[torch.Tensor]()
+    run(x)
+    thread = threading.Thread(target=lambda: found.append(run(x)))
+    thread.start()
+    thread.join()
+    torch.testing.assert_close(found[0], x.softmax(-1) + 1)
+
+
+@pytest.mark.gpu
+def test_on_a_device_offsets_pass_two_to_the_31_and_indices_out_of_range_read_0() -> None:
+    x = torch.empty(2_200_000_064, dtype=torch.int8, device="cuda").as_strided((3, 5), (1_100_000_000, 1))
+    x.copy_(torch.arange(15).view(3, 5))
+    torch.testing.assert_close(on_cuda(lambda x: (x * 2, x.sum(0), x.flip(0)))(x), (x * 2, x.sum(0), x.flip(0)))
+    pick = lambda x, index: x[index] * 2
+    torch._dynamo.reset()
+    options = aotkit.Options(fallback="error", index_asserts=False)
+    rows = torch.arange(1.0, 6.0, device="cuda")
+    got = torch.compile(pick, backend=aotkit.make_backend(options))(rows, torch.tensor([0, 5, -1], device="cuda"))
+    assert got.tolist() == [2.0, 0.0, 10.0]

@@ -339,3 +339,13 @@ def test_an_edited_helper_of_a_kernel_is_what_runs(launched: list[Any], monkeypa
     monkeypatch.setattr(twice, "fn", five_times)
     again, _ = compiled(between, "host")
     assert_same(again(x, y), [(x.sin() * 5 + y.cos()).relu() + 1])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("program", COPIES)
+def test_on_a_device_kernels_of_the_user_give_what_they_give_by_hand(program: Callable[..., Any]) -> None:
+    torch._dynamo.reset()
+    run, _ = compiled(program, "host")
+    theirs, ours = ([a.cuda() for a in arguments()] for _ in range(2))
+    assert_same(run(*ours), program(*theirs))
+    assert_same(ours, theirs)
