@@ -54,6 +54,7 @@ __all__ = ["split_reductions"]
 
 LENGTH = 1 << 14  # elements of a chunk
 LEAST_WORK = 1 << 16  # elements from which a second thread pays
+LEAST_ROW = 1 << 18  # elements of a row from which its passes pay as kernels: threads wait for each other after each
 FEW_UNITS = 8  # a kernel with so many units keeps threads busy by itself
 COLUMNS = 64  # results that one unit computes where they lie side by side
 
@@ -111,7 +112,8 @@ def _passes(nest: LoopNest, buffers: Mapping[str, Buffer]) -> list[int]:
     results, units = _results(nest, nest.stages[starts[0]], buffers)
     loops = nest.stages[starts[0]].ranges
     known = all(r.size.constant is not None for r in loops)
-    return starts if units == 1 and not (known and results * iteration_count(loops) < LEAST_WORK) else []
+    least = LEAST_ROW if results == 1 else LEAST_WORK
+    return starts if units == 1 and not (known and results * iteration_count(loops) < least) else []
 
 
 def _cut(nest: LoopNest, buffers: Mapping[str, Buffer]) -> Cut | None:
