@@ -177,6 +177,21 @@ def sorted_rows(x: torch.Tensor) -> Sequence[torch.Tensor]:
     return [(x * 2).sort(-1).values]
 
 
+def column_sum(x: torch.Tensor) -> torch.Tensor:
+    """One sum for each column."""
+    return x.sum(0)
+
+
+def column_variance(x: torch.Tensor) -> torch.Tensor:
+    """One variance for each column."""
+    return x.var(0)
+
+
+def moved_and_scaled(x: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
+    """An affine map with a scale and a shift for each column."""
+    return x * scale + shift
+
+
 CHAINS: dict[str, Chain] = {
     "bias+gelu+residual": Chain(bias_gelu_residual, bias_gelu_inputs, (96, 768), (8192, 1024), 3),
     "layer norm": Chain(layer_norm, one_and_columns(2), (128, 768), (16384, 768), 2),
@@ -194,5 +209,11 @@ CHAINS: dict[str, Chain] = {
     "best two of 8 experts": Chain(gate, matrices(1), (512, 8), (131072, 8), 1.25, bound="math"),
     "best two of 64 experts": Chain(gate, matrices(1), (512, 64), (32768, 64), 1.03, bound="math"),
     "rows of 16 sorted": Chain(sorted_rows, matrices(1), (512, 16), (131072, 16), 2, bound="math"),
+    "sum of 3 columns": Chain(column_sum, matrices(1), (8192, 3), (1 << 20, 3), 1),
+    "sum of 8 columns": Chain(column_sum, matrices(1), (8192, 8), (1 << 20, 8), 1),
+    "variance of 8 columns": Chain(column_variance, matrices(1), (8192, 8), (1 << 20, 8), 1),
+    "8 columns scaled": Chain(moved_and_scaled, one_and_columns(2), (8192, 8), (1 << 20, 8), 2),
+    "13 columns scaled": Chain(moved_and_scaled, one_and_columns(2), (8192, 13), (1 << 20, 13), 2),
+    "softmax of one row": Chain(softmax, one_and_columns(0), (1, 65536), (1, 1 << 23), 2),
     "sin, cos, tanh": Chain(waves, matrices(1), (128, 768), (8192, 1024), 2, bound="math"),
 }

@@ -8,7 +8,7 @@ Note [Folded columns]
         part[m, i] = sum over the rows that are left
         out[i] = sum of part[s, i] over s
 
-    ``m`` makes that row a multiple of 256 bytes: four vectors of AVX-512, whose sums do not wait for each other.
+    ``m`` makes that row four to sixteen whole vectors of AVX-512, whose sums do not wait for each other.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from .partials import ARGS, Cut
 __all__ = ["fold_columns"]
 
 WIDTH = 64  # columns that are summed well, half as many of 64-bit types: four vectors of the widest kind
+MOST_VECTORS = 16  # sums that fit into registers at once; where it takes more, the last vector of each row is masked
 LEAST_ROWS = 4  # folded rows
 LEAST_WORK = 1 << 11  # elements below which a second kernel costs more than it saves
 
@@ -70,7 +71,13 @@ def _step(offsets: list[Expr], loop: Range, step: int) -> bool:
 
 def _rows(loop: Range, width: int, full: int, others: Expr) -> int:
     """How many rows make one; 0 if there are too few."""
-    rows, size = full // math.gcd(width, full), loop.size.constant
+    size, vector = loop.size.constant, full // 4
+    rows = vector // math.gcd(width, vector)
+    vectors = rows * width // vector
+    if vectors <= 3:
+        rows *= 4 // vectors if vectors < 3 else 2
+    elif vectors > MOST_VECTORS:
+        return 0
     if size is None:
         return rows if others.constant == 1 else 0
     if size * width * (others.constant or 1) < LEAST_WORK:

@@ -64,7 +64,10 @@ def choose_vectors(nest: FlatNest, target: CpuTarget) -> VectorPlan:
         return VectorPlan(lanes, outer, tuple(None for _ in nest.stages), (lanes,) * len(nest.stages), work, tile)
     if outer is not None:
         size = next(loop.size for loop in nest.outer if loop.symbol == outer)
-        copies = _fit_copies(_outer_copies(nest), size, lanes)
+        wanted = _outer_copies(nest)
+        whole, rest = divmod(size.constant or 0, lanes)
+        joint = wanted == 4 and not rest and 4 < whole <= (16 if target.vector_bits == 512 else 8)  # one walk over rows
+        copies = whole if joint else _fit_copies(wanted, size, lanes)
         return VectorPlan(lanes, outer, per_stage, (copies,) * len(nest.stages), work)
     counts = tuple(_stage_copies(stage, name, lanes) for stage, name in zip(nest.stages, per_stage, strict=True))
     return VectorPlan(lanes, None, per_stage, counts, work)
