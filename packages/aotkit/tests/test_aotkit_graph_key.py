@@ -7,13 +7,14 @@ import random
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 from torch import fx
 
 from aotkit import _torch_state, _warm
-from aotkit._size_guards import Names, guards_hold, guards_of, install_guards
+from aotkit._size_guards import Names, evaluate, guards_hold, guards_of, install_guards
 from aotkit._warm import graph_key
 from aotkit.options import Options
 from aotkit_cache import Uncacheable, explain, make_key
@@ -331,3 +332,7 @@ def test_guards_survive_json_and_are_installed_on_other_symbols() -> None:
     install_guards(guards, renamed.values)
     assert len(other.guards) - before >= 4
     assert guards_of(other, renamed) == guards
+    asked = mock.Mock(side_effect=evaluate)
+    with mock.patch("aotkit._size_guards.evaluate", asked):
+        install_guards(guards, renamed.values)
+    assert not asked.called  # what the environment knows is not asked again

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -44,7 +44,7 @@ class Names:
             number = self.numbers.setdefault(str(symbol), f"d{len(self.numbers)}")
             if symbol is expr:
                 self.values.setdefault(number, value)
-        return json.dumps(expression_json(expr, self.numbers), separators=(",", ":"))
+        return _text(expression_json(expr, self.numbers))
 
     def json(self, value: Any) -> Any:
         """The JSON form of a size, symbolic or not, whose symbols are known."""
@@ -98,7 +98,11 @@ def guards_of(shape_env: Any, names: Names) -> list[Any]:
             found.append(expression_json(guard.expr, names.numbers))
     if getattr(shape_env, "deferred_runtime_asserts", None):
         raise Uncacheable("sizes of the graph depend on the data of a tensor")
-    return [json.loads(text) for text in dict.fromkeys(json.dumps(guard) for guard in found)]
+    return [json.loads(text) for text in dict.fromkeys(map(_text, found))]
+
+
+def _text(expression: Any) -> str:
+    return json.dumps(expression, separators=(",", ":"))
 
 
 def ranges_of(shape_env: Any, names: Names) -> dict[str, tuple[str, str]]:
@@ -119,9 +123,25 @@ def guards_hold(guards: Sequence[Any], values: Mapping[str, Any]) -> bool:
 
 
 def install_guards(guards: Sequence[Any], symbols: Mapping[str, Any]) -> None:
-    """Note the facts, which hold, about these symbols (SymInts) in their shape environment."""
+    """Note the facts, which hold, about these symbols (SymInts) in their shape environment.
+
+    Most of them the frontend has noted already; to ask again would cost seconds where sizes are long expressions.
+    """
+    environment = next((value.node.shape_env for value in symbols.values()), None)
+    names = {str(value.node.expr): number for number, value in symbols.items()}
+    noted = {_text(known) for known in _noted(environment, names)}
     for guard in guards:
-        bool(evaluate(guard, symbols))
+        if _text(guard) not in noted:
+            bool(evaluate(guard, symbols))
+
+
+def _noted(environment: Any, names: Mapping[str, str]) -> Iterator[Any]:
+    """The facts in a shape environment that have a stored form."""
+    for guard in environment.guards if environment is not None else ():
+        try:
+            yield expression_json(guard.expr, names)
+        except Uncacheable:  # about symbols that the graph does not know
+            continue
 
 
 def _product(*values: Any) -> Any:
