@@ -158,3 +158,29 @@ def test_a_condition_on_sizes_as_a_number_is_refused_by_name():
     with pytest.warns(aotkit.EagerFallback, match="a condition on dynamic sizes is used as a number"):
         assert torch.equal(compiled(normal(5, 2)), normal(5, 2))
     assert torch.equal(compiled(normal(4, 2)), 0 * normal(4, 2))
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_tensors_computed_from_numbers_alone_are_returned(dynamic):
+    def function(x):
+        half = torch.div(x.shape[0], 2, rounding_mode="trunc")
+        return half, x * half, torch.add(3, x.shape[1]), half
+
+    compiled = torch.compile(function, backend="aotkit", dynamic=dynamic, options={"fallback": "error"})
+    for size in (5, 8):
+        inputs = normal(size, 3).requires_grad_(), normal(size, 3).requires_grad_()
+        got, want = compiled(inputs[0]), function(inputs[1])
+        torch.testing.assert_close(got, want)
+        assert got[3] is got[0]
+        got[1].sum().backward(), want[1].sum().backward()
+        assert torch.equal(inputs[0].grad, inputs[1].grad)
+
+
+def test_two_tensors_computed_from_numbers_alone_that_share_memory_are_refused_by_name():
+    def function(x):
+        half = torch.div(x.shape[0], 2)
+        return half, half.view(1), x + 1
+
+    with pytest.warns(aotkit.EagerFallback, match="both were computed from numbers alone"):
+        half, viewed, _ = torch.compile(function, backend="aotkit")(normal(5, 3))
+    assert viewed._base is half

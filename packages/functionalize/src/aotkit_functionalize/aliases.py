@@ -94,6 +94,12 @@ def _first_source(index: int, output: Any, by_object: dict[int, int], by_storage
         return OutputSource(OutputKind.CONSTANT)
     if isinstance(output, torch.SymInt):
         return OutputSource(OutputKind.SYMINT)
+    if compat.is_fake_tensor(output):
+        raise Unsupported(
+            f"output {index} shares the memory of another output, and both were computed from numbers alone",
+            "the functional layer sees a tensor that no tensor went into when it is returned, not before",
+            "Return a clone of one of them",
+        )
     if not isinstance(output, torch.Tensor) or not compat.is_inner_wrapper(compat.inner_wrapper(output)):
         raise Unsupported(
             f"output {index} is a {type(output).__name__}",

@@ -51,7 +51,7 @@ from .subclass_collect import SubclassRun, has_subclasses
 from .subclass_values import innermost
 from .symbols import bind_symbols, is_symbolic, tensor_meta
 from .tangents import check_shapes_that_autograd_knows, is_differentiable, is_training_graph, tangent_meta
-from .wrap import eager_geometry, from_functional, is_functional
+from .wrap import eager_geometry, from_functional, is_functional, to_functional
 
 __all__ = ["ForwardRecord", "collect_metadata"]
 
@@ -99,6 +99,7 @@ def collect_metadata(
     """
     if storages is not None:
         storages.layouts.finished = True
+    outputs = _with_those_of_numbers(outputs)
     values = [*(i.value for i in inputs), *outputs]
     subclasses = has_subclasses(inputs, outputs)
     _apply_pending_writes(innermost(values) if subclasses else values)
@@ -114,6 +115,23 @@ def collect_metadata(
             return ForwardRecord(*run.collect(dense, training, grad_mode[0]), run)
         with compat.unwatched():
             return _collect(inputs, outputs, grad_mode, training, storages)
+
+
+def _with_those_of_numbers(outputs: Sequence[Any]) -> list[Any]:
+    """``torch.div(x.shape[0], 2)`` is a tensor that no tensor went into: the functional layer has not seen it yet.
+
+    Two of them that share memory stay as they are, and are refused.
+    """
+    made: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+    found = list(outputs)
+    for index, output in enumerate(outputs):
+        if compat.is_fake_tensor(output) and not is_functional(output) and output.layout is torch.strided:
+            storage = output.untyped_storage()._cdata
+            if storage not in made:
+                made[storage] = (output, to_functional(output))
+            if made[storage][0] is output:
+                found[index] = made[storage][1]
+    return found
 
 
 def _apply_pending_writes(values: Sequence[Any]) -> None:
