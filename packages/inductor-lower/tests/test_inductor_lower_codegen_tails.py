@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch._subclasses import FakeTensorMode
@@ -175,3 +177,21 @@ def test_sizes_that_estimates_take_for_zero_are_no_error(channels):
     for given in (x, torch.cat([x, x])):
         for got, want in zip(graph([given]), f(given), strict=True):
             torch.testing.assert_close(got, want)
+
+
+QUOTIENTS = {
+    "rounded up": lambda x: (x.new_ones(math.ceil(x.shape[0] / 3)).sum() * x,),
+    "rounded up, twice": lambda x: (x.new_ones(-(-x.shape[0] // 3), 4).cumsum(0),),
+    "rest to sevens": lambda x: (F.pad(x, (0, 0, 0, -x.shape[0] % 7)).view(-1, 7, x.shape[1]).sum(1),),
+    "below zero": lambda x: (x.new_ones((x.shape[0] - 30) // 4 + 12).sum() * x,),
+}
+
+
+@pytest.mark.parametrize("name", QUOTIENTS)
+def test_sizes_from_quotients_of_negative_numbers_are_rounded_down(name):
+    f = QUOTIENTS[name]
+    x = torch.linspace(-1, 1, 69, dtype=torch.float64).view(23, 3)
+    graph = make_fx(f, decompositions(), tracing_mode="symbolic")(x)
+    compiled = compile_graph(graph, options=LowerOptions(verify=True, redzones=True))
+    for rows in (23, 21, 16, 7, 8, 2):
+        torch.testing.assert_close(compiled([x[:rows].clone()])[0], f(x[:rows])[0])

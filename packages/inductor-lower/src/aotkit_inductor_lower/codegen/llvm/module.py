@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from ...symbolic import Call, Expr, Symbol
 from .emitter import Emitter, Ssa, imm
 from .kernel import KernelText
+from .nest import lower_bound
 from .target import CpuTarget
 
 __all__ = ["Batch", "Launch", "ModuleText"]
@@ -294,9 +295,21 @@ class _Sizes:
             entry = em.pure("ptr", f"getelementptr i64, ptr %frame, i64 {self._slots[atom]}")
             return em.pure("i64", f"load i64, ptr {entry.text}", entry)
         args = [self.value(arg) for arg in atom.args]
-        if atom.fn in ("floordiv", "mod"):  # sizes are not negative
+        if atom.fn in ("floordiv", "mod"):
+            if lower_bound(atom.args[0]) < 0:  # a size is not negative, but -(-n // 3) is one
+                return self._floor(atom.fn, *args)
             return em.unsigned("udiv" if atom.fn == "floordiv" else "urem", args[0], args[1])
         result = args[0]
         for other in args[1:]:
             result = em.minimum(result, other) if atom.fn == "min" else em.maximum(result, other)
         return result
+
+    def _floor(self, fn: str, a: Ssa, b: Ssa) -> Ssa:
+        """Division rounding down; a divisor of zero (an empty range) counts as one."""
+        em = self._em
+        b = em.maximum(b, imm(1))
+        rest = em.pure("i64", f"srem i64 {a.text}, {b.text}", a, b)
+        below = em.pure("i64", f"ashr i64 {rest.text}, 63", rest)  # -1 where the rest is negative, else 0
+        if fn == "mod":
+            return em.add(rest, em.pure("i64", f"and i64 {below.text}, {b.text}", below, b))
+        return em.add(em.pure("i64", f"sdiv i64 {a.text}, {b.text}", a, b), below)
