@@ -1,6 +1,8 @@
 """Pass: local rewrites that hold for every value, NaN, infinities and signed zeros included.
 
-One row each: chains of views and of conversions, batches of one, running sums of a repeated integer.
+One row each: chains of views and of conversions, batches of one, running sums of a repeated integer. They change no
+bit of a result, but for batches of one: there a library is called for `mm` in place of `bmm`, and may add the same
+terms in another order.
 """
 
 from __future__ import annotations
