@@ -88,7 +88,9 @@ def test_results_have_the_strides_that_they_had():
     assert all(image_layouts(passed)[1:])
     got = compile_graph(graph, options=LowerOptions(verify=True))([*state, x])[0]
     assert got.is_contiguous()
-    torch.testing.assert_close(got, model(x), rtol=1e-5, atol=1e-5)
+    # Another layout is another routine of the library: six of them in a row are as far from float64 as eager's are.
+    eager, wide = model(x), model.double()(x.double())
+    assert (got - wide).abs().max() <= 3 * (eager - wide).abs().max() + 1e-6 * wide.abs().max()
 
 
 def test_one_convolution_between_contiguous_tensors_keeps_its_layout():

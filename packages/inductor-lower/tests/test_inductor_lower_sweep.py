@@ -13,10 +13,16 @@ from aotkit_inductor_lower import LowerOptions, compile_graph, decompositions
 aten = torch.ops.aten
 
 
+def compiled(f, *args):
+    """What a compiled function returns, always as a list."""
+    graph = make_fx(lambda *given: f(*given), decompositions(), tracing_mode="fake")(*args)
+    copies = [torch.empty_strided(a.shape, a.stride(), dtype=a.dtype).copy_(a) for a in args]
+    return compile_graph(graph, options=LowerOptions(verify=True))(copies)
+
+
 def check(f, *args, rtol=0.0, atol=0.0):
     """Compiled and eager agree in values (exactly unless told), types, sizes and strides."""
-    graph = make_fx(lambda *given: f(*given), decompositions(), tracing_mode="fake")(*args)
-    got = compile_graph(graph, options=LowerOptions(verify=True))([a.clone() for a in args])
+    got = compiled(f, *args)
     want = f(*args)
     for result, expected in zip(got, want if isinstance(want, tuple | list) else [want], strict=True):
         assert result.dtype == expected.dtype and result.shape == expected.shape
@@ -77,18 +83,58 @@ def test_numbers_beside_halves_are_rounded_where_eager_rounds_them(dtype):
     check(lambda x: (x == 0.1, x != 0.1, x <= 0.1, x >= 0.1, x < 0.1, x > 0.1), x)
     check(lambda x: (x + 0.1, x - 0.1, 0.7 - x, x * 0.1, x / 0.1, 0.7 / x, torch.div(0.7, x)), x)
     check(lambda x: (torch.fmod(x, 0.1), torch.remainder(x, 0.1), torch.remainder(0.7, x)), x)
-    check(lambda x: (torch.add(x, 0.7, alpha=3), torch.rsub(x, 0.7)), x)
-    check(lambda x, y: (torch.add(x, y, alpha=0.3), torch.sub(x, y, alpha=0.3)), x, x.flip(0))
+    check(lambda x: torch.rsub(x, 0.7), x)
     check(lambda x, y: (x + y, x * y, x / y, x == y), x, torch.arange(2048) - 1000)
 
 
+# Note [What eager rounds twice]
+# Some of eager's operators have a loop over vectors and one over single elements that round at other places. The
+# second is taken where the elements do not lie side by side, and always under ATEN_CPU_CAPABILITY=default. Kernels
+# round as the loop over vectors does, once at the end, wherever the elements lie; so they are compared with float64,
+# not with whichever loop eager takes here.
+
+
+def rounded_once(got: torch.Tensor, exact: torch.Tensor, size: torch.Tensor) -> None:
+    """The nearest half, or one of two that are about as near; `size` is that of the float32 numbers on the way."""
+    nearest = exact.to(got.dtype).double()
+    off, wanted = (got.double() - exact).abs(), (nearest - exact).abs()
+    alike = (got.double() == nearest) | (got.isnan() & exact.isnan())
+    assert (alike | (off <= wanted + 4 * torch.finfo(torch.float32).eps * size)).all()
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("exponent", [0, 0.5, 1, 2, 3, 4, -0.5, -1, -2, 1.7])
-def test_powers_of_halves_round_as_eager(dtype, exponent):
-    torch.manual_seed(0)
+@pytest.mark.parametrize("step", [1, 2])
+def test_sums_of_multiples_of_halves_are_rounded_once(dtype, step):
+    """See Note [What eager rounds twice]."""
+    x = (torch.randn(2048) * 3).to(dtype)[::step]
+    y = x.flip(0)
+    got = compiled(
+        lambda x, y: (torch.add(x, 0.7, alpha=3), torch.add(x, y, alpha=0.3), torch.sub(x, y, alpha=0.3)), x, y
+    )
+    for result, other, factor in zip(got, (torch.tensor(0.7), y, y), (3, 0.3, -0.3), strict=True):
+        assert result.dtype is dtype and result.shape == x.shape
+        term = other.to(dtype).double() * torch.tensor(factor, dtype=dtype).double()  # numbers become halves first
+        rounded_once(result, x.double() + term, x.double().abs() + term.abs())
+
+
+def halves(dtype: torch.dtype) -> torch.Tensor:
     special = [0.0, -0.0, float("inf"), -float("inf"), float("nan"), 1.0, -1.0, 0.5, 2.5]
-    x = torch.cat([torch.tensor(special), torch.randn(2048) * 3])[:2048].to(dtype)
-    check(lambda x: (x**exponent, 0.7**x), x)
+    return torch.cat([torch.tensor(special), torch.randn(2048) * 3])[:2048].to(dtype)
+
+
+EXPONENTS = [0, 0.5, 1, 2, 3, 4, -0.5, -1, -2, 1.7]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("exponent", EXPONENTS)
+def test_powers_of_halves_round_as_eager(dtype, exponent):
+    if (dtype, exponent) == (torch.bfloat16, -0.5):  # see Note [What eager rounds twice]
+        for x in (halves(dtype), halves(dtype)[::2]):
+            check(lambda x: (x**exponent, 0.7**x), x[:5])
+            (got,) = compiled(lambda x: x**exponent, x)
+            rounded_once(got, x.double() ** exponent, x.double() ** exponent)
+    else:
+        check(lambda x: (x**exponent, 0.7**x), halves(dtype))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -109,10 +155,16 @@ def test_negative_zero_keeps_its_sign():
 
 
 def test_a_lerp_between_cancelling_ends_rounds_once():
-    torch.manual_seed(0)
+    """See Note [What eager rounds twice]."""
     x, y, w = torch.randn(3, 2048)
     x[0], y[0], w[0] = 0.001, -1.0, 0.001
-    check(lambda x, y, w: (torch.lerp(x, y, w), torch.lerp(x, y, 0.3), torch.lerp(x, y, 0.7)), x, y, w)
+    weights = (w, torch.tensor(0.3), torch.tensor(0.7))
+    got = compiled(lambda x, y, w: (torch.lerp(x, y, w), torch.lerp(x, y, 0.3), torch.lerp(x, y, 0.7)), x, y, w)
+    for result, weight in zip(got, weights, strict=True):
+        near = weight.abs() < 0.5
+        end, factor = torch.where(near, x, y), torch.where(near, weight, weight - 1)
+        # The difference and the factor are float32 numbers, whose product and sum with an end are exact in float64.
+        assert torch.equal(result, (end.double() + factor.double() * (y - x).double()).float())
 
 
 def test_results_of_aten_calls_that_differ_from_their_fake_values_are_conformed():
