@@ -326,6 +326,13 @@ def fuzz(session: nox.Session) -> None:
 
 
 @nox.session
+def fuzz_ops(session: nox.Session) -> None:
+    """Operators with arguments drawn from their schemas; `-- --samples 100000 --journal FILE` goes on where it was."""
+    install_everything(session, "triton")
+    session.run("python", "-m", "tools.fuzz_ops", *session.posargs, env={"OMP_NUM_THREADS": "1"})
+
+
+@nox.session
 def conformance(session: nox.Session) -> None:
     """Torch's table of operators through generated kernels; a run that was cut off goes on where it was."""
     install_everything(session, "expecttest")

@@ -1,0 +1,285 @@
+"""Many samples: goals steered to what is covered least, in child processes that may die, kept in a journal."""
+
+from __future__ import annotations
+
+import json
+import logging
+import multiprocessing
+import os
+import signal
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .cells import Tally, cells_of, next_goals
+from .generate import Goal, Impossible, generate
+from .program import Sample
+from .shrink import shrink
+from .verdict import Outcome, check, check_many
+
+__all__ = ["Campaign", "Settings", "quiet"]
+
+CHUNK = 240
+STUCK = 240.0  # seconds without a word from a child
+SHRUNK = 6  # failures of one chunk that are made smaller; the others are counted
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What is run: samples ``first`` .. ``first + samples`` of one plan. ``together``: so many in one program."""
+
+    samples: int
+    first: int = 0
+    plan: str = "mixed"
+    only: str = ""
+    together: int = 12
+
+
+@dataclass(slots=True)
+class Campaign:
+    """Runs the chunks that the journal does not hold yet."""
+
+    settings: Settings
+    processes: int = 2
+    journal: Path | None = None
+    seconds: float = 0.0
+    total: Tally = field(default_factory=Tally)
+
+    def run(self) -> Tally:
+        """What all chunks amount to, those of earlier runs included."""
+        done = self._earlier()
+        started = time.monotonic()
+        first, last = self.settings.first, self.settings.first + self.settings.samples
+        waiting = [b for b in range(first, last, CHUNK) if b not in done]
+        running: dict[Connection, _Child] = {}
+        while waiting or running:
+            late = self.seconds and time.monotonic() - started > self.seconds
+            while waiting and len(running) < self.processes and not late:
+                begin = waiting.pop(0)
+                jobs = self._jobs(begin, min(begin + CHUNK, last))
+                child = _Child(begin, jobs, self.settings, set(self.total.families))
+                running[child.receiver] = child
+            if not running:
+                break
+            for receiver in wait(list(running), timeout=1.0):
+                running[receiver].listen()  # type: ignore[index]
+            for receiver, child in list(running.items()):
+                if child.finished():
+                    del running[receiver]
+                    self._keep(child.begin, child.tally)
+        self.total.seconds += time.monotonic() - started
+        return self.total
+
+    def _jobs(self, begin: int, end: int) -> list[tuple[int, Goal]]:
+        goals = next_goals(self.total, end - begin, self.settings.only, begin)
+        return list(zip(range(begin, end), goals, strict=True))
+
+    def _earlier(self) -> set[int]:
+        if self.journal is None or not self.journal.exists():
+            return set()
+        header, *lines = self.journal.read_text().splitlines()
+        wanted = {**json.loads(header), "samples": self.settings.samples}
+        if wanted != _header(self.settings):
+            raise SystemExit(f"{self.journal} belongs to a run with other settings: {header}")
+        done = set()
+        for line in lines:
+            entry = json.loads(line)
+            done.add(entry["begin"])
+            self.total.add(Tally.from_json(entry))
+        return done
+
+    def _keep(self, begin: int, tally: Tally) -> None:
+        self.total.add(tally)
+        for report in tally.reports:
+            print(report, flush=True)
+        if self.journal is not None:
+            self.journal.parent.mkdir(parents=True, exist_ok=True)
+            with self.journal.open("a") as file:
+                if not file.tell():
+                    file.write(json.dumps(_header(self.settings)) + "\n")
+                file.write(json.dumps({"begin": begin, **tally.to_json()}) + "\n")
+
+
+def _header(settings: Settings) -> dict[str, Any]:
+    return {name: getattr(settings, name) for name in Settings.__slots__}
+
+
+class _Child:
+    """A chunk in a process of its own, and again from behind the sample at which that one died."""
+
+    def __init__(self, begin: int, jobs: list[tuple[int, Goal]], settings: Settings, known: set[str]) -> None:
+        self.begin, self.settings, self.known = begin, settings, known
+        self.tally = Tally()
+        self.left = jobs
+        self.started: list[int] = []
+        self.spoken = time.monotonic()
+        self.together = settings.together
+        self._start()
+
+    def _start(self) -> None:
+        context = multiprocessing.get_context("fork")
+        self.receiver, sender = context.Pipe(duplex=False)
+        arguments = (self.left, self.settings, self.known, sender, self.together)
+        self.process = context.Process(target=_work, args=arguments, daemon=True)
+        self.process.start()
+        sender.close()
+
+    def listen(self) -> None:
+        """Take what the child says: the seeds it begins with, or what became of these."""
+        try:
+            message = self.receiver.recv()
+        except (EOFError, OSError):
+            return
+        self.spoken = time.monotonic()
+        if isinstance(message, list):
+            self.started = message
+        else:
+            self.tally.add(Tally.from_json(message))
+            self.left = [job for job in self.left if job[0] not in self.started]
+            self.started = []
+
+    def finished(self) -> bool:
+        """Whether all is done; a child that died is replaced by one that goes on."""
+        stuck = time.monotonic() - self.spoken > STUCK
+        if self.process.is_alive() and not stuck:
+            return False
+        while self.receiver.poll():
+            before = self.spoken
+            self.listen()
+            if self.spoken == before:
+                break
+        if stuck:
+            self.process.kill()
+        self.process.join()
+        if not self.left:
+            return True
+        self._bury(stuck)
+        return not self.left
+
+    def _bury(self, stuck: bool) -> None:
+        code = self.process.exitcode or 0
+        how = f"no answer in {STUCK:.0f} s" if stuck else signal.Signals(-code).name if code < 0 else f"status {code}"
+        lost = [job for job in self.left if job[0] in self.started]
+        if len(lost) == 1 or not lost:  # the one that does it
+            for seed, goal in lost or self.left[:1]:
+                self.tally.kinds["died"] += 1
+                self.tally.families[f"died: {goal[0]}"] += 1
+                self.tally.reports.append(f"--- sample {seed} {goal}: died: {how}\n{_text(seed, goal, self.settings)}")
+            gone = {seed for seed, _ in lost or self.left[:1]}
+            self.left = [job for job in self.left if job[0] not in gone]
+            self.together = self.settings.together
+        else:  # find it one by one
+            self.left = lost + [job for job in self.left if job[0] not in self.started]
+            self.together = 1
+        self.started, self.spoken = [], time.monotonic()
+        if self.left:
+            receiver = self.receiver
+            self._start()
+            self.receiver = _moved(receiver, self.receiver)
+
+
+def _moved(old: Connection, new: Connection) -> Connection:
+    """The new pipe under the number of the old one, under which it is waited for."""
+    os.dup2(new.fileno(), old.fileno())
+    new.close()
+    return old
+
+
+def _text(seed: int, goal: Goal, settings: Settings) -> str:
+    try:
+        return _made(seed, goal, settings).script()
+    except Exception as error:  # noqa: BLE001 - the sample that kills may do so when it is drawn
+        return f"{type(error).__name__}: {error}"
+
+
+def quiet() -> None:
+    """One thread, no warnings of eager, no logs of refusals, no cache of fake operations, of which few recur."""
+    torch._dynamo.config.fake_tensor_cache_enabled = False
+    torch.set_num_threads(1)
+    torch.set_warn_always(False)
+    logging.getLogger("torch").setLevel(logging.CRITICAL)
+    warnings.simplefilter("ignore")
+
+
+def _work(
+    jobs: Sequence[tuple[int, Goal]], settings: Settings, known: set[str], sender: Connection, together: int
+) -> None:
+    quiet()
+    shrunk = 0
+    for part in _parts(jobs, together):
+        sender.send([seed for seed, _ in part])
+        tally = Tally()
+        by_entry: dict[str, list[Sample]] = {}
+        for seed, goal in part:
+            try:
+                sample = _made(seed, goal, settings)
+            except Impossible:
+                tally.kinds["impossible"] += 1
+                tally.tried[goal] += 1
+                continue
+            by_entry.setdefault(sample.entry, []).append(sample)
+        for group in by_entry.values():
+            for sample, outcome in check_many(group):
+                _count(tally, sample, outcome)
+                family = f"{outcome.family} [{sample.entry} {sample.goal[0]}]"
+                if outcome.failed and family not in known and shrunk < SHRUNK:
+                    known.add(family)
+                    shrunk += 1
+                    tally.reports.append(_report(sample, outcome))
+        sender.send(tally.to_json())
+    sender.close()
+
+
+def _parts(jobs: Sequence[tuple[int, Goal]], size: int) -> Iterator[Sequence[tuple[int, Goal]]]:
+    return (jobs[i : i + size] for i in range(0, len(jobs), size))
+
+
+def _count(tally: Tally, sample: Sample, outcome: Outcome) -> None:
+    tally.kinds[outcome.kind] += 1
+    tally.entries[f"{sample.entry} {outcome.kind}"] += 1
+    tally.tried[sample.goal] += 1
+    if outcome.kind in ("equal", "known", "raises"):
+        if outcome.kind != "raises":
+            tally.rules.update({call.op for call in sample.calls})
+            tally.cells.update(cells_of(sample))
+        else:
+            tally.raising[sample.goal[0]] += 1
+        return
+    tally.families[f"{outcome.family} [{sample.entry} {sample.goal[0]}]"] += 1
+
+
+def _made(seed: int, goal: Goal, settings: Settings) -> Sample:
+    return generate(seed, goal, _entry(seed, settings.plan))
+
+
+#: Shares of the ways to compile.
+_PLANS = {
+    "mixed": (("direct", 55), ("function", 18), ("training", 18), ("dynamic", 8), ("dynamo", 1)),
+    **{name: ((name, 1),) for name in ("direct", "function", "training", "dynamic", "dynamo", "triton")},
+}
+
+
+def _entry(seed: int, plan: str) -> str:
+    shares = _PLANS[plan]
+    place = seed * 7919 % sum(share for _, share in shares)
+    for name, share in shares:
+        if place < share:
+            return name
+        place -= share
+    raise AssertionError(plan)
+
+
+def _report(sample: Sample, outcome: Outcome) -> str:
+    smallest = shrink(sample, lambda smaller: _alike(check(smaller), outcome))
+    final = check(smallest)
+    return f"--- sample {sample.seed} {sample.goal}: {final.kind}: {final.detail}\n{smallest.script()}\n"
+
+
+def _alike(one: Outcome, other: Outcome) -> bool:
+    return one.kind == other.kind and one.family[:40] == other.family[:40]

@@ -1,0 +1,157 @@
+"""Whether a compiled run is right: equal to eager's, or no farther from what float64 gives."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from .execute import Run, observe
+from .program import Sample
+
+__all__ = ["Difference", "differences"]
+
+# Note [What is right]
+#     A result is right if it is eager's to within a few units in the last place. Otherwise both are compared with the
+#     same calls of the same numbers in float64: right is what is at most three times as far from that as eager is, or
+#     as far as the result moves when the arguments do so by a few units in their last place (nobody can ask for more
+#     accuracy than the arguments have; sums of opposite terms show it). Where a result is not finite, eager's is the
+#     one that counts, unless the compiled one is as near to float64's as any finite result must be.
+
+_UNITS = 4
+_EPS = {torch.float32: 2.0**-23, torch.float64: 2.0**-52, torch.bfloat16: 2.0**-7, torch.float16: 2.0**-10}
+_EPS |= {torch.complex64: 2.0**-23, torch.complex128: 2.0**-52}
+_TINY = {torch.float32: 1.5e-45, torch.float64: 5e-324, torch.bfloat16: 1e-40, torch.float16: 6e-8}
+_TINY |= {torch.complex64: 1.5e-45, torch.complex128: 5e-324}
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """``where`` is the name of a result or argument, ``kind`` one of type, shape, strides, alias, values, ..."""
+
+    where: str
+    kind: str
+    detail: str
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.kind}: {self.detail}"
+
+
+def differences(sample: Sample, eager: Run, other: Run, again: bool = False) -> list[Difference]:
+    """All in which ``other`` departs from ``eager``; see Note [What is right]."""
+    found: list[Difference] = []
+    doubtful: list[str] = []
+    undefined = {call.result for call in sample.calls if "empty" in call.op}
+    for name, want in eager.results.items():
+        got = other.results.get(name)
+        if not isinstance(want, torch.Tensor) or not isinstance(got, torch.Tensor):
+            if type(want) is not type(got) or str(want) != str(got):
+                found.append(Difference(name, "value", f"{want!r} in eager, {got!r} compiled"))
+            continue
+        layout = _layout(name, want, got)
+        if layout is not None:
+            found.append(layout)
+        elif name not in undefined and not _near(want, got):
+            doubtful.append(name)
+        if eager.aliases.get(name) != other.aliases.get(name):
+            found.append(Difference(name, "alias", f"{eager.aliases.get(name)} in eager, {other.aliases.get(name)}"))
+    return found + _settled(sample, eager, other, doubtful, again)
+
+
+def _layout(name: str, want: torch.Tensor, got: torch.Tensor) -> Difference | None:
+    if want.dtype != got.dtype:
+        return Difference(name, "dtype", f"{want.dtype} in eager, {got.dtype} compiled")
+    if want.shape != got.shape:
+        return Difference(name, "shape", f"{tuple(want.shape)} in eager, {tuple(got.shape)} compiled")
+    if want.numel() and want.stride() != got.stride() and not name.startswith("gradient"):
+        kept = [[s for s, n in zip(t.stride(), t.shape, strict=True) if n != 1] for t in (want, got)]
+        kind = "strides" if kept[0] != kept[1] else "strides of ones"
+        return Difference(name, kind, f"{want.stride()} in eager, {got.stride()} compiled for {tuple(want.shape)}")
+    for bit in ("is_neg", "is_conj"):
+        if getattr(want, bit)() != getattr(got, bit)():
+            return Difference(name, bit, f"{getattr(want, bit)()} in eager")
+    return None
+
+
+def _near(want: torch.Tensor, got: torch.Tensor) -> bool:
+    eps = _EPS.get(want.dtype)
+    if eps is None or not want.numel():
+        return bool(torch.equal(want, got))
+    tiny = _TINY.get(want.dtype, 0.0)
+    return bool(torch.allclose(got, want, rtol=_UNITS * eps, atol=_UNITS * tiny, equal_nan=True))
+
+
+def _settled(sample: Sample, eager: Run, other: Run, names: Sequence[str], again: bool) -> list[Difference]:
+    """Those results, of ``names``, that float64 does not show to be right."""
+    if not names:
+        return []
+    exact = _in_double(sample, again)
+    moved = [_in_double(sample, again, seed) for seed in (1, 2, 3)] if exact.error is None else []
+    found = []
+    for name in names:
+        want, got, true = eager.results[name], other.results[name], exact.results.get(name)
+        right = _same(want, got)
+        if isinstance(true, torch.Tensor) and true.shape == want.shape and want.dtype in _EPS:
+            right |= _accurate(want, got, true, [run.results.get(name) for run in moved])
+        if not bool(right.all()):
+            found.append(Difference(name, "values", _first(right, want, got, true)))
+    return found
+
+
+def _same(want: torch.Tensor, got: torch.Tensor) -> torch.Tensor:
+    if want.dtype not in _EPS:
+        return want == got
+    return torch.isclose(got, want, rtol=_UNITS * _EPS[want.dtype], atol=_UNITS * _TINY[want.dtype], equal_nan=True)
+
+
+def _accurate(want: torch.Tensor, got: torch.Tensor, true: torch.Tensor, moved: Sequence[Any]) -> torch.Tensor:
+    """Which elements are as good as eager's, measured with ``true``."""
+    eps = _EPS[want.dtype]
+    wide = torch.complex128 if want.is_complex() else torch.float64
+    w, g, t = want.to(wide), got.to(wide), true.to(wide)
+    spread = torch.zeros(t.shape, dtype=torch.float64)
+    for there in moved:
+        if isinstance(there, torch.Tensor) and there.shape == t.shape:
+            spread = torch.maximum(spread, (there.to(wide) - t).abs().nan_to_num(nan=0.0, posinf=0.0))
+    floor = _UNITS * (eps * t.abs() + _TINY[want.dtype]) + 2 * spread
+    ours, eagers = (g - t).abs(), (w - t).abs().nan_to_num(nan=0.0, posinf=0.0)
+    overflown = (t.abs() >= torch.finfo(want.dtype).max * (1 - _UNITS * eps)) & (g.abs() == float("inf"))
+    return (ours <= 3 * eagers + floor) | overflown
+
+
+def _in_double(sample: Sample, again: bool, moved: int = 0) -> Run:
+    """The same calls of the same numbers in float64; ``moved``: with arguments some units in the last place off."""
+    generator = torch.Generator().manual_seed(moved)
+
+    def wider(value: torch.Tensor, grad: bool) -> torch.Tensor:
+        eps = _EPS.get(value.dtype)
+        if eps is None:
+            return value
+        made = value.detach().to(torch.complex128 if value.is_complex() else torch.float64)
+        if moved:
+            made = made * (1 + (torch.rand(made.shape, generator=generator, dtype=torch.float64) - 0.5) * _UNITS * eps)
+        return made.requires_grad_(grad)
+
+    calls = tuple(replace(c, args=_doubled(c.args), kwargs=_doubled(c.kwargs)) for c in sample.calls)
+    wide = replace(sample, calls=calls)
+    given = sample.arguments(again)
+    given = [wider(v, v.requires_grad) if isinstance(v, torch.Tensor) else v for v in given]
+    return observe(wide, wide.function(), again, given)
+
+
+def _doubled(arg: Any) -> Any:
+    if isinstance(arg, tuple | list):
+        return type(arg)(_doubled(item) for item in arg)
+    return torch.float64 if isinstance(arg, torch.dtype) and arg.is_floating_point else arg
+
+
+def _first(right: torch.Tensor, want: torch.Tensor, got: torch.Tensor, true: Any) -> str:
+    """The first wrong element, and how many there are."""
+    place = tuple((~right).nonzero()[0].tolist())
+    third = (
+        f", {true[place].item()!r} in float64" if isinstance(true, torch.Tensor) and true.shape == want.shape else ""
+    )
+    count = f"{int((~right).sum())} of {right.numel()}"
+    return f"{want[place].item()!r} in eager, {got[place].item()!r} compiled{third} at {place}; {count} of {want.dtype}"

@@ -1,0 +1,55 @@
+"""A sample for a seed and a goal: the operator, the type and the layout that it is to cover."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import torch
+
+from .draw import Draw
+from .program import Ref, Sample, value_of
+from .recipes import recipe_of
+from .tensors import LAYOUTS, Tensor
+
+__all__ = ["Goal", "Impossible", "generate"]
+
+Goal = tuple[str, str, str]
+
+
+class Impossible(Exception):
+    """No sample could be made for a seed and a goal."""
+
+
+def generate(seed: int, goal: Goal, entry: str = "direct", calls: int = 1) -> Sample:
+    """The sample of a seed: always the same for the same arguments. Raises :class:`Impossible`."""
+    op, dtype, layout = goal
+    rng = random.Random(f"{seed} {op} {dtype} {layout} {entry} {calls}")
+    if entry in ("direct", "triton") and LAYOUTS[layout] == "lazy":
+        layout = "offset"  # the wrappers settle lazy bits before kernels see a tensor
+    d = Draw(rng, dtype, layout, grad=entry == "training", dynamic=entry == "dynamic")
+    d.lazy = entry not in ("direct", "triton")
+    if entry == "triton":
+        d.most = 300
+    torch.manual_seed(seed)
+    try:
+        recipe_of(op)(d, op)
+    except Exception as error:
+        if not d.calls:
+            raise Impossible(f"{op}: {type(error).__name__}: {error}") from error
+    outputs = tuple(ref for call in d.calls for ref in call.outputs if _is_tensor(d, ref))
+    if entry == "training":
+        outputs = outputs[-4:]
+    tensors = tuple(_second_sizes(d)) if entry == "dynamic" else tuple(d.tensors)
+    return Sample(seed, tensors, tuple(d.calls), outputs, tuple(d.numbers), entry, goal)
+
+
+def _is_tensor(d: Draw, ref: Ref) -> bool:
+    return ref.name not in d.values or isinstance(value_of(d.values, ref), torch.Tensor)
+
+
+def _second_sizes(d: Draw) -> list[Tensor]:
+    """One or two sizes are others in the second call, wherever they occur."""
+    sizes = sorted({n for t in d.tensors for n in t.size if n > 1})
+    changed = {n: d.pick(n + 1, n + 3, 2 * n, max(n - 1, 2), 0, 1) for n in d.rng.sample(sizes, min(len(sizes), 2))}
+    return [replace(t, second=tuple(changed.get(n, n) for n in t.size)) for t in d.tensors]

@@ -1,0 +1,36 @@
+"""Departures from eager that are meant: each with its reason, which docs/limits.md gives users too."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from .program import Sample
+
+__all__ = ["KNOWN", "Departure", "excused"]
+
+
+@dataclass(frozen=True, slots=True)
+class Departure:
+    """``ops`` and ``what`` are patterns: of an operator that the sample must call, and of the difference."""
+
+    ops: str
+    what: str
+    reason: str
+
+
+KNOWN = (
+    Departure(
+        ".*",
+        "only eager raises: .*not (implemented|supported|currently supported|yet supported)",
+        "eager lacks a kernel for the type",
+    ),
+)
+
+
+def excused(sample: Sample, difference: str) -> str | None:
+    """The reason why a difference is no failure, or ``None``."""
+    for departure in KNOWN:
+        if re.match(departure.what, difference) and any(re.match(departure.ops, c.op) for c in sample.calls):
+            return departure.reason
+    return None

@@ -1,0 +1,142 @@
+"""What became of a sample, or of many that are compiled as one program."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from .compare import differences
+from .execute import Run, compiled, fakes_agree, merged, observe, refusal
+from .known import excused
+from .program import Sample
+
+__all__ = ["FAILURES", "Outcome", "check", "check_many"]
+
+FAILURES = ("different", "crash", "silent", "died")
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """``kind``: equal, refused (a typed error), raises (as eager does), fake (torch's own fake kernel raises what eager
+    does not, or says another type, size or stride), known (:mod:`.known` has the reason); or a failure: different,
+    crash (an untyped error), silent (only eager raises), died (the process did)."""
+
+    kind: str
+    detail: str = ""
+
+    @property
+    def failed(self) -> bool:
+        """Whether this has to be looked at."""
+        return self.kind in FAILURES
+
+    @property
+    def family(self) -> str:
+        """The outcome without numbers and names."""
+        text = self.detail.partition(" in eager")[0]
+        text = re.sub(r"\b(s\d+_)?[xvn]\d+(\[\d+\])?", "#", text)
+        return f"{self.kind}: {re.sub(r'-?[0-9][0-9.e+-]*|inf|nan|True|False', '#', text)[:100]}"
+
+
+def check(sample: Sample) -> Outcome:
+    """Compile and compare; a dynamic sample is called twice."""
+    call = _Lazy(sample)
+    outcome = Outcome("equal")
+    for again in (False, True) if sample.entry == "dynamic" else (False,):
+        outcome = _judged(sample, observe(sample, sample.function(), again), call, again)
+        if outcome.kind != "equal":
+            return outcome
+    return outcome
+
+
+def check_many(samples: Sequence[Sample]) -> list[tuple[Sample, Outcome]]:
+    """The outcome of each; those that eager runs are one program, unless something is wrong with it.
+
+    A failure that only the common program shows is the outcome of that, which takes the place of its first sample.
+    """
+    settled = {}
+    ready = []
+    for sample in samples:
+        eager = observe(sample, sample.function())
+        if eager.error is None and sample.entry not in ("dynamic", "dynamo"):
+            ready.append(sample)
+        else:
+            settled[sample.seed] = (sample, check(sample))
+    if len(ready) > 1:
+        _check_together(ready, settled)
+    for sample in ready:
+        if sample.seed not in settled:
+            settled[sample.seed] = (sample, check(sample))
+    return [settled[sample.seed] for sample in samples]
+
+
+def _check_together(ready: Sequence[Sample], settled: dict[int, tuple[Sample, Outcome]]) -> None:
+    together = merged(ready)
+    common = check(together)
+    if common.kind == "equal":
+        settled.update({sample.seed: (sample, common) for sample in ready})
+        return
+    for sample in ready:
+        settled[sample.seed] = (sample, check(sample))
+    if common.failed and not any(settled[s.seed][1].kind not in ("equal", "raises") for s in ready):
+        settled[ready[0].seed] = (together, common)
+
+
+class _Lazy:
+    """Compiles in the first call, so that what compiling raises is seen like what running raises."""
+
+    def __init__(self, sample: Sample) -> None:
+        self.sample = sample
+        self.call: Callable[..., Any] | None = None
+
+    def __call__(self, *args: Any) -> Any:
+        if self.call is None:
+            self.call = compiled(self.sample)
+        return self.call(*args)
+
+
+def _judged(sample: Sample, eager: Run, call: _Lazy, again: bool) -> Outcome:
+    run = observe(sample, call, again)
+    if eager.error is not None:
+        if run.error is not None:
+            return Outcome("raises", f"{type(eager.error).__name__}: {_line(eager.error)}")
+        reason = excused(sample, f"only eager raises: {eager.error}")
+        return Outcome("known", reason) if reason else Outcome("silent", _line(eager.error))
+    if run.error is not None:
+        refused = refusal(run.error)
+        if refused is not None:
+            return Outcome("refused", refused)
+        detail = f"{type(run.error).__name__}: {_line(run.error)}"
+        return Outcome("fake" if isinstance(fakes_agree(sample, again), Exception) else "crash", detail)
+    found = differences(sample, eager, run, again)
+    if not found:
+        return Outcome("equal")
+    reasons = [excused(sample, str(difference)) for difference in found]
+    left = [difference for difference, reason in zip(found, reasons, strict=True) if reason is None]
+    if not left:
+        return Outcome("known", str(reasons[0]))
+    claimed = _claimed(sample, again) if any(d.kind in LAYOUT for d in left) else {}
+    wrong = [d for d in left if d.kind not in LAYOUT or claimed.get(d.where) != _layout(run.results[d.where])]
+    return Outcome("different" if wrong else "fake", "; ".join(map(str, (wrong or left)[:3])))
+
+
+LAYOUT = ("dtype", "shape", "strides", "strides of ones")
+
+
+def _claimed(sample: Sample, again: bool) -> dict[str, Any]:
+    """Types, sizes and strides that torch's fake kernels say the results have."""
+    fakes = fakes_agree(sample, again)
+    if isinstance(fakes, Exception):
+        return {}
+    return {repr(ref): _layout(fake) for ref, fake in zip(sample.outputs, fakes, strict=True)}
+
+
+def _layout(value: Any) -> Any:
+    return (value.dtype, value.shape, value.stride()) if isinstance(value, torch.Tensor) else None
+
+
+def _line(error: BaseException) -> str:
+    return next((line for line in str(error).splitlines() if line.strip()), "")[:300]

@@ -1,0 +1,95 @@
+"""The fuzzer over operator arguments: it finds what is planted, survives what dies, goes on where it was."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+from dataclasses import replace
+
+import pytest
+import torch
+
+from aotkit_inductor_lower.lowering import driver
+from tools.fuzz_ops.campaign import Campaign, Settings
+from tools.fuzz_ops.generate import generate
+from tools.fuzz_ops.recipes import targets
+from tools.fuzz_ops.shrink import shrink
+from tools.fuzz_ops.tensors import LAYOUTS, Tensor, fill
+from tools.fuzz_ops.verdict import check, check_many
+
+GOAL = ("aten.neg.default", "float32", "permuted")
+
+
+@pytest.fixture
+def negative_is_absolute(monkeypatch):
+    """A wrong rule in the place of a right one."""
+    rules = {**driver.RULES, torch.ops.aten.neg.default: driver.RULES[torch.ops.aten.abs.default]}
+    monkeypatch.setattr(driver, "RULES", rules)
+
+
+def test_a_sample_is_the_same_for_the_same_seed_and_goal():
+    for op in targets():
+        assert generate(3, (op, "float32", "gaps")) == generate(3, (op, "float32", "gaps"))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_tensor_of_each_layout_is_printed_as_what_it_is(layout):
+    for size in ((2, 3, 4, 1), (5,), (), (0, 3)):
+        tensor = Tensor("x", "complex64", size, layout, ("special",), seed=5)
+        made, read = (
+            tensor.make(),
+            eval(tensor.text(), {"torch": torch, "inf": math.inf, "nan": math.nan, "fill": fill}),
+        )
+        assert (read.size(), read.stride(), read.storage_offset()) == (
+            made.size(),
+            made.stride(),
+            made.storage_offset(),
+        )
+        assert torch.equal(
+            torch.view_as_real(read.resolve_conj()).nan_to_num(), torch.view_as_real(made.resolve_conj()).nan_to_num()
+        )
+
+
+@pytest.mark.parametrize("entry", ["direct", "function", "training", "dynamic"])
+def test_a_planted_fault_is_found_and_made_small(negative_is_absolute, entry):
+    samples = [generate(seed, GOAL, entry) for seed in range(8)]
+    outcomes = check_many(samples)
+    wrong = [sample for sample, outcome in outcomes if outcome.kind == "different"]
+    assert wrong
+    smallest = shrink(wrong[0], lambda smaller: check(smaller).kind == "different")
+    assert len(smallest.calls) == 1 and smallest.entry == "direct"
+    assert max(smallest.tensors[0].size, default=1) <= 3
+    assert "aten.neg.default" in smallest.script()
+
+
+def test_results_no_farther_from_float64_than_eagers_are_right():
+    sample = replace(generate(0, ("aten.sum.default", "float16", "contiguous")), entry="function")
+    assert check(sample).kind == "equal"
+
+
+def test_a_campaign_goes_on_where_it_was_cut_off(tmp_path):
+    settings = Settings(480, only="aten.neg", plan="direct")
+    half = Campaign(replace(settings, samples=240), 1, tmp_path / "journal")
+    assert half.run().kinds.total() == 240
+    whole = Campaign(settings, 1, tmp_path / "journal")
+    assert whole.run().kinds.total() == 480
+    assert Campaign(settings, 1, tmp_path / "journal").run().cells == whole.total.cells
+    with pytest.raises(SystemExit, match="other settings"):
+        Campaign(replace(settings, only="aten.abs"), 1, tmp_path / "journal").run()
+
+
+def test_a_sample_that_kills_its_process_is_found_and_the_others_are_run(monkeypatch):
+    rule = driver.RULES[torch.ops.aten.neg.default]
+
+    def deadly(ctx, node, *args):
+        if node.meta["val"].dtype is torch.int16:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return rule(ctx, node, *args)
+
+    monkeypatch.setattr(driver, "RULES", {**driver.RULES, torch.ops.aten.neg.default: deadly})
+    tally = Campaign(Settings(60, only="aten.neg", plan="direct"), 1).run()
+    assert tally.kinds["died"] >= 1 and tally.kinds.total() == 60
+    assert tally.cells["aten.neg.default", "int16", "dense"] == 0
+    assert tally.cells["aten.neg.default", "float32", "dense"] > 0
+    assert "int16" in tally.reports[0]
