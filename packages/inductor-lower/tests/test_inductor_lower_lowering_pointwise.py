@@ -192,3 +192,16 @@ def test_integer_division_by_zero_raises_as_eager(check):
     with pytest.raises((RuntimeError, ZeroDivisionError)):
         compiled([a, torch.tensor([2, 0])])
     assert compiled([a, torch.tensor([3, 1])])[0].tolist() == [1, 2]
+
+
+def test_kernels_and_values_that_differ_in_the_sign_of_a_zero_are_two(check):
+    x = torch.tensor([1.0, -2.0, 0.0, -0.0, float("inf")])
+    check(lambda x: (x * 0.0, x * -0.0, x / 0.0, x / -0.0), x)
+    check(lambda x: (x * 0.0 + 1 / (x * -0.0), torch.where(x > 0, x, -0.0), torch.where(x > 0, x, 0.0)), x)
+    got = compile_graph(make_fx(lambda x: (x * 0.0, x * -0.0))(x))([x])
+    assert not torch.equal(got[0].signbit(), got[1].signbit())
+
+
+def test_a_sum_of_one_element_is_never_negative_zero(check):
+    x = torch.full((3, 1), -0.0)
+    check(lambda x: [1 / v for v in (x.sum(1), x.mean(1), x.cumsum(1), x[:1].sum())], x)

@@ -16,6 +16,7 @@ WINDOWS = [
     {"kernel_size": (3, 2), "stride": (1, 2), "padding": (1, 0), "ceil_mode": True},
     {"kernel_size": 3, "stride": 3, "ceil_mode": True},
     {"kernel_size": 4, "stride": 1, "padding": 2},
+    {"kernel_size": (6, 7), "stride": 1},  # an element is in more windows than there are
 ]
 
 

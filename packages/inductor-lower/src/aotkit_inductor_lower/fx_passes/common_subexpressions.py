@@ -60,7 +60,7 @@ def _after_write(node: Node) -> bool:
 
 
 def _key(value: object) -> object | None:
-    """A hashable key in which 1, 1.0 and True differ, and nan equals itself; ``None`` if there is none."""
+    """A hashable key in which 1, 1.0 and True differ, 0.0 and -0.0 too, and nan equals itself; ``None`` if there is none."""
     if isinstance(value, Node):
         return value
     if isinstance(value, tuple | list):
@@ -74,4 +74,4 @@ def _key(value: object) -> object | None:
         hash(value)
     except TypeError:
         return None
-    return (type(value).__name__, repr(value) if isinstance(value, float) else value)
+    return (type(value).__name__, repr(value) if isinstance(value, float | complex) else value)

@@ -108,7 +108,7 @@ def _match_all(
 def _same(want: object, got: object) -> bool:
     if isinstance(want, Node) or isinstance(got, Node):
         return want is got
-    return type(want) is type(got) and want == got
+    return type(want) is type(got) and (repr(want) == repr(got) if isinstance(want, float | complex) else want == got)
 
 
 def apply_rewrites(graph: Graph, rewrites: Sequence[Rewrite], fuel: int) -> int:

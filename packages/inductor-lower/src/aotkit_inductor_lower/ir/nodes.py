@@ -131,6 +131,11 @@ class Range:
     size: Expr
 
 
+def _is_negative_zero(value: object) -> bool:
+    """Python takes -0.0 and 0.0 for equal; nodes that hold them are not."""
+    return isinstance(value, float) and value == 0 and math.copysign(1, value) < 0
+
+
 # -- instructions of a stage body -----------------------------------------------------------------------
 
 
@@ -145,10 +150,12 @@ class Load:
     dtype: DType
     mask: str | None = None
     other: int | float | bool = 0
+    negative_zero: bool = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.other != self.other:
             object.__setattr__(self, "other", math.nan)
+        object.__setattr__(self, "negative_zero", _is_negative_zero(self.other))
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,10 +165,12 @@ class Const:
     result: str
     value: int | float | bool
     dtype: DType
+    negative_zero: bool = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.value != self.value:
             object.__setattr__(self, "value", math.nan)
+        object.__setattr__(self, "negative_zero", _is_negative_zero(self.value))
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,10 +309,12 @@ class Literal:
 
     kind: str
     value: bool | int | float | str | None
+    negative_zero: bool = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.value != self.value:
             object.__setattr__(self, "value", math.nan)
+        object.__setattr__(self, "negative_zero", _is_negative_zero(self.value))
 
 
 Arg = BufferRef | SymInput | Literal | tuple["Arg", ...]

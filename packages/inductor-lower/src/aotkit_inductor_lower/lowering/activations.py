@@ -21,6 +21,7 @@ _SQRT1_2 = math.sqrt(0.5)
 _2_SQRTPI = 2 / math.sqrt(math.pi)
 _TANH_BETA = math.sqrt(2.0) * _2_SQRTPI * 0.5
 _TANH_KAPPA = 0.044715
+_SIXTH = 0.1666666716337204  # to single precision, for doubles too
 
 
 class _Math:
@@ -103,8 +104,8 @@ def _hardtanh(m: _Math, x: Value, low: float = -1.0, high: float = 1.0) -> Value
 
 
 def _hardtanh_backward(m: _Math, grad: Value, x: Value, low: float, high: float) -> Value:
-    outside = m("logical_or", m("le", x, low), m("ge", x, high))
-    return m.where(outside, 0.0, grad)
+    inside = m("logical_and", m("gt", x, low), m("lt", x, high))
+    return m.where(inside, grad, 0.0)  # none at nan, as in eager's vectors
 
 
 def _hardsigmoid(m: _Math, x: Value) -> Value:
@@ -113,7 +114,7 @@ def _hardsigmoid(m: _Math, x: Value) -> Value:
 
 def _hardsigmoid_backward(m: _Math, grad: Value, x: Value) -> Value:
     inside = m("logical_and", m("gt", x, -3.0), m("lt", x, 3.0))
-    return m.where(inside, m("mul", grad, 1.0 / 6.0), 0.0)
+    return m.where(inside, m("mul", grad, _SIXTH), 0.0)
 
 
 def _hardswish(m: _Math, x: Value) -> Value:
@@ -122,7 +123,7 @@ def _hardswish(m: _Math, x: Value) -> Value:
 
 def _hardswish_backward(m: _Math, grad: Value, x: Value) -> Value:
     middle = m("mul", grad, m("add", m("div", x, 3.0), 0.5))
-    return m.where(m("lt", x, -3.0), 0.0, m.where(m("le", x, 3.0), middle, grad))
+    return m.where(m("le", x, -3.0), 0.0, m.where(m("ge", x, 3.0), grad, middle))
 
 
 def _softplus(m: _Math, x: Value, beta: float = 1.0, threshold: float = 20.0) -> Value:
@@ -141,6 +142,15 @@ def _elu(m: _Math, x: Value, alpha: float = 1.0, scale: float = 1.0, input_scale
     return m.where(m("lt", x, 0.0), negative, m("mul", x, scale))
 
 
+def _elu_backward(
+    m: _Math, grad: Value, x: Value, alpha: float, scale: float, input_scale: float, of_result: bool
+) -> Value:
+    scaled = m("mul", x, input_scale)
+    grown = m("add", x, alpha * scale) if of_result else m("mul", m("exp", scaled), alpha * scale)
+    negative = m("mul", m("mul", grad, input_scale), grown)
+    return m.where(m("gt", x, 0.0), m("mul", grad, scale), negative)
+
+
 def _mish(m: _Math, x: Value) -> Value:
     return m("mul", x, m("tanh", m("log1p", m("exp", x))))
 
@@ -154,8 +164,14 @@ def _mse_loss_backward_terms(m: _Math, grad: Value, x: Value, y: Value) -> Value
 
 
 def _shrink_backward(m: _Math, grad: Value, x: Value, threshold: float) -> Value:
-    inside = m("logical_and", m("ge", x, -threshold), m("le", x, threshold))
-    return m.where(inside, 0.0, grad)
+    outside = m("logical_or", m("lt", x, -threshold), m("gt", x, threshold))
+    return m.where(outside, grad, 0.0)
+
+
+def _softshrink(m: _Math, x: Value, threshold: float = 0.5) -> Value:
+    inside = m.where(m("isnan", x), x, 0.0)
+    below = m.where(m("lt", x, -threshold), m("add", x, threshold), inside)
+    return m.where(m("gt", x, threshold), m("sub", x, threshold), below)
 
 
 # (ATen overload name, number of tensor operands, formula)
@@ -179,7 +195,9 @@ _FORMULAS: tuple[tuple[str, int, Callable[..., Value]], ...] = (
     ("softplus.default", 1, _softplus),
     ("softplus_backward.default", 2, _softplus_backward),
     ("elu.default", 1, _elu),
+    ("elu_backward.default", 2, _elu_backward),
     ("mish.default", 1, _mish),
+    ("softshrink.default", 1, _softshrink),
     ("softshrink_backward.default", 2, _shrink_backward),
     ("hardshrink_backward.default", 2, _shrink_backward),
 )
@@ -188,6 +206,8 @@ _FORMULAS: tuple[tuple[str, int, Callable[..., Value]], ...] = (
 def _rule(count: int, formula: Callable[..., Value]) -> Callable[..., View]:
     def rule(ctx: LoweringContext, node: Node, *args: object, **kwargs: object) -> View:
         tensors, numbers = args[:count], args[count:]
+        if formula is _elu_backward:  # its second tensor is the last argument
+            tensors, numbers = (args[0], args[-1]), args[1:-1]
         if not all(isinstance(t, View) and t.dtype.is_floating_point for t in tensors):
             if formula is _relu and isinstance(args[0], View):
                 return ctx.pointwise(node, [args[0], 0], lambda nest, v, zero: nest.op("maximum", v, zero))

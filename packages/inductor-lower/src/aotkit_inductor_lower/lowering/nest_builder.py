@@ -184,7 +184,7 @@ class NestBuilder:
         """Reduce over the stage's ranges; without ranges there is one element, which is the result."""
         dtype = DType.I64 if kind.startswith("arg") else value.dtype
         if not self._ranges:
-            return self.const(0, dtype) if kind.startswith("arg") else value
+            return self.const(0, dtype) if kind.startswith("arg") else self._alone(kind, value)
         key = ("reduce", kind, value.name)
         if key in self._row_seen:
             return self._row_seen[key]
@@ -194,10 +194,15 @@ class NestBuilder:
         self._row_seen[key] = result
         return result
 
+    def _alone(self, kind: str, value: Value) -> Value:
+        """The reduction of one element: a sum begins with zero, so it is never -0.0."""
+        starts = kind == "sum" and is_float(value.dtype)
+        return self.op("add", self.const(0, value.dtype), value) if starts else value
+
     def scan(self, kind: str, value: Value) -> Value:
         """Reduce over the stage's iterations so far, this one included."""
         if not self._ranges:
-            return value
+            return self._alone(kind, value)
         name = self._name()
         self._body.append(Reduce(name, kind, value.name, value.dtype, running=True))
         return self._remember(("scan", kind, value.name), name, value.dtype)

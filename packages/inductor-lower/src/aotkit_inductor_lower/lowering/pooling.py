@@ -81,17 +81,30 @@ class _Axis:
         return at, conditions
 
     @property
+    def _overlap(self) -> int:
+        """How many windows begin in the length of one."""
+        return (self.kernel - 1) // self.stride + 1
+
+    @property
+    def few(self) -> int | None:
+        """The number of windows, if it is known and there are not more than may overlap: each may cover an input."""
+        count = self.count.constant
+        return count if count is not None and count <= self._overlap else None
+
+    @property
     def most_windows(self) -> Expr:
         """In how many windows an input is at most."""
         if self.kernel:
-            return smin(to_expr((self.kernel - 1) // self.stride + 1), self.count)
+            return to_expr(self._overlap if self.few is None else self.few)
         if self.exact:
             return to_expr(1)
         return smin(floordiv(self.count + (self.size - 1), self.size) + 1, self.count)
 
     def windows(self, nest: NestBuilder, at: Expr, step: Expr) -> tuple[Expr, list[Value]]:
         """Window number ``step`` that an input may be in, and conditions under which it is."""
-        if self.kernel:
+        if self.kernel and self.few is not None:
+            out = step  # the last window that begins before an input may be far beyond the last there is
+        elif self.kernel:
             out = floordiv(at + self.pad, self.stride) - step
         elif self.exact:
             return floordiv(at * self.count, self.size), []

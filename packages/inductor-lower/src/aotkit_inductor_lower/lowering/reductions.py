@@ -21,7 +21,6 @@ __all__ = ["TABLE", "RowNest"]
 
 TABLE = RuleTable("reductions")
 _ZERO = to_expr(0)
-_HALVES = (torch.float16, torch.bfloat16)
 
 
 class RowNest:
@@ -113,13 +112,10 @@ def sum_all(ctx: LoweringContext, node: Node, x: View, **_: object) -> View:
 
 @TABLE.lowers(aten.mean.dim)
 def mean_dims(ctx: LoweringContext, node: Node, x: View, dims: object, keepdim: bool = False, **_: object) -> View:
-    """Sum, rounded to the result's type as eager does, over count."""
-    result_dtype = node.meta["val"].dtype
-    dtype = compute_dtype(result_dtype)
+    """Sum over count; of halves both in f32, rounded once."""
+    dtype = compute_dtype(node.meta["val"].dtype)
 
     def divide(rows: RowNest, total: Value) -> Value:
-        if result_dtype in _HALVES:
-            total = rows.nest.round_to(total, result_dtype)
         return rows.nest.op("div", total, rows.count_value(dtype))
 
     return _reduce(ctx, node, x, all_dims(x, dims), keepdim, _Formula("sum", dtype, after=divide))

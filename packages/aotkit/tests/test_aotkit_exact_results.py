@@ -1,0 +1,179 @@
+"""Arguments beside those of torch's own table of operators: signed zeros, windows that overlap far, halves that overflow
+on the way, what is not a number. Results, gradients, dtypes and strides are eager's, compared with float64 where eager
+itself rounds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+import aotkit  # noqa: F401  registers the backend
+
+Function = Callable[..., Any]
+HALVES = (torch.float16, torch.bfloat16)
+NAN, INF = math.nan, math.inf
+
+
+def draw(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
+    """Seeded normal numbers that want a gradient."""
+    g = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=g, dtype=torch.float64).to(dtype).requires_grad_()
+
+
+def constant(value: float, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.full(shape, value, dtype=dtype).requires_grad_()
+
+
+def observe(fn: Function, args: tuple[Any, ...], wide: bool = False) -> list[Tensor]:
+    """Results and gradients; ``wide``: of the arguments in float64."""
+
+    def given(a: Any) -> Any:
+        if not isinstance(a, Tensor) or not a.dtype.is_floating_point:
+            return a
+        a = a.detach().to(torch.float64 if wide else a.dtype).as_strided(a.shape, a.stride()) if wide else a.detach()
+        return a.requires_grad_() if a.dtype.is_floating_point else a
+
+    inputs = [given(a.clone(memory_format=torch.preserve_format) if isinstance(a, Tensor) else a) for a in args]
+    results = tree_leaves(fn(*inputs))
+    leaves = [a for a in inputs if isinstance(a, Tensor) and a.requires_grad]
+    roots = [r for r in results if isinstance(r, Tensor) and r.requires_grad]
+    g = torch.Generator().manual_seed(3)
+    weights = [(torch.rand(r.shape, generator=g, dtype=torch.float64) + 0.5).to(r.dtype) for r in roots]
+    gradients = torch.autograd.grad(roots, leaves, weights, allow_unused=True) if roots and leaves else ()
+    return [*results, *gradients]
+
+
+def bits(x: Tensor) -> tuple[Tensor, Tensor]:
+    """In which signed zeros differ and nan equals itself."""
+    x = torch.view_as_real(x.resolve_conj()) if x.is_complex() else x
+    x = x.detach().double()
+    return torch.where(x.isnan(), NAN, x), torch.where(x.isnan(), False, x.signbit())
+
+
+def check(fn: Function, *args: Any, exact: bool = False, dynamic: bool = False) -> None:
+    """Compiled, ``fn`` is eager's or, unless ``exact``, as near to float64 as eager's to a unit in the last place."""
+    torch._dynamo.reset()
+    want = observe(fn, args)
+    options = {"fallback": "error", "cache": False}
+    got = observe(torch.compile(fn, backend="aotkit", fullgraph=True, dynamic=dynamic, options=options), args)
+    truth = None
+    for place, (g, w) in enumerate(zip(got, want, strict=True)):
+        if w is None or g is None:
+            assert g is w
+            continue
+        assert (g.dtype, g.shape, g.stride()) == (w.dtype, w.shape, w.stride()), place
+        if exact or not w.dtype.is_floating_point:
+            torch.testing.assert_close(bits(g), bits(w), rtol=0, atol=0, equal_nan=True)
+            continue
+        truth = truth or observe(fn, args, wide=True)
+        true = truth[place].detach()
+        unit = torch.finfo(w.dtype).eps * true.abs() + torch.finfo(w.dtype).tiny
+        off, eager_off = (g.detach().double() - true).abs(), (w.detach().double() - true).abs()
+        worst = eager_off[eager_off.isfinite()].max() if eager_off.isfinite().any() else 0.0
+        fine = (off <= 2 * worst + 2 * unit) | (g == w) | (g.isnan() & w.isnan())
+        assert bool(fine.all()), (place, g[~fine][:5], w[~fine][:5], true[~fine][:5])
+
+
+def rows(*table: tuple[Any, ...]) -> dict[str, Any]:
+    """Arguments of ``parametrize`` for rows of (name, function, arguments...)."""
+    return {"argnames": "row", "argvalues": [row[1:] for row in table], "ids": [row[0] for row in table]}
+
+
+# -- windows -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    **rows(
+        ("2d, 12 windows of 13", lambda x: F.avg_pool2d(x, 13, 1), draw(1, 2, 24, 24)),
+        ("2d, 9 windows of 16", lambda x: F.avg_pool2d(x, 16, 1), draw(1, 2, 24, 20)),
+        ("2d, padded, by 2", lambda x: F.avg_pool2d(x, (9, 3), (2, 1), (4, 1), ceil_mode=True), draw(1, 2, 10, 9)),
+        ("1d", lambda x: F.avg_pool1d(x, 8, 1, 1), draw(1, 2, 9)),
+        ("3d", lambda x: F.avg_pool3d(x, (3, 2, 7), 1), draw(1, 2, 4, 3, 8)),
+        ("powers 1d", lambda x: F.lp_pool1d(x, 2, 8, 1), draw(1, 2, 9)),
+        ("powers 2d", lambda x: F.lp_pool2d(x, 2, 7, 1), draw(1, 2, 9, 9)),
+        ("powers 3d", lambda x: F.lp_pool3d(x, 2, 3, 1), draw(1, 2, 4, 4, 4)),
+        ("maxima", lambda x: F.max_pool2d(x, 13, 1), draw(1, 2, 16, 16)),
+        ("one window", lambda x: F.avg_pool2d(x, 5, 1), draw(1, 2, 5, 5)),
+        ("folded", lambda x: F.fold(x, (6, 6), 5), draw(1, 50, 4)),
+    )
+)
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_an_element_in_more_windows_than_there_are_gets_its_whole_gradient(row, dynamic):
+    check(*row, dynamic=dynamic)
+
+
+# -- constants that compare equal --------------------------------------------------------------------------------------
+
+ODD = torch.tensor([1.0, -2.0, 0.0, -0.0, INF, NAN, 3e38])
+
+
+@pytest.mark.parametrize(
+    **rows(
+        ("product", lambda x: (x * 0.0, x * -0.0), ODD),
+        ("quotient", lambda x: (x / 0.0, x / -0.0, x + 0.0, x + -0.0), ODD),
+        ("choice", lambda x: (torch.where(x > 0, x, 0.0), torch.where(x > 0, x, -0.0)), ODD),
+        ("filled", lambda x: (torch.full_like(x, 0.0), torch.full_like(x, -0.0), x.clamp(0.0), x.clamp(-0.0)), ODD),
+        ("padded", lambda x: (F.pad(x, (1, 1), value=0.0), F.pad(x, (1, 1), value=-0.0)), ODD),
+        ("of lengths", lambda x: [t * s for t in x.split([1, 2, 4]) for s in (0.0, -0.0)], ODD),
+        ("numbers", lambda x: (x * True, x * 1, x * 1.0, x + True, x + 1, x + 1.0), torch.arange(4)),
+        ("complex", lambda x: (x * complex(0.0, -0.0), x * complex(0.0, 0.0)), ODD.detach()),
+        ("fills", lambda x: (torch.full((2,), True), torch.full((2,), 1), torch.full((2,), 1.0), x + 1), ODD),
+    )
+)
+def test_constants_that_compare_equal_are_not_taken_for_one(row):
+    check(*row, exact=True)
+
+
+def test_a_sum_of_one_negative_zero_is_zero():
+    x = torch.full((3, 1), -0.0)
+    check(lambda x: (x.sum(1), x[:1].sum(), x.mean(1), x.nansum(1), x.cumsum(1), x.prod(1)), x, exact=True)
+
+
+# -- means of halves ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize(
+    "mean",
+    [
+        lambda x: x.mean((2, 3)),
+        lambda x: x.mean(),
+        lambda x: F.adaptive_avg_pool2d(x, 1),
+        lambda x: F.l1_loss(x, torch.zeros_like(x)),
+        lambda x: F.mse_loss(x / 10, torch.zeros_like(x)),
+        lambda x: F.smooth_l1_loss(x, torch.zeros_like(x)),
+    ],
+    ids=["dims", "all", "pool", "l1", "mse", "smooth_l1"],
+)
+def test_a_mean_of_halves_is_summed_and_divided_in_single_precision(mean, dtype):
+    check(mean, constant(100.0, 1, 2, 70, 70, dtype=dtype))
+    check(mean, draw(3, 5, 11, 13, dtype=dtype))
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_a_mean_of_halves_is_rounded_once(dtype):
+    x = draw(30, 40, dtype=dtype).detach()
+    check(lambda x: (x.mean(1), x.mean(0, keepdim=True), x.mean(), F.adaptive_avg_pool1d(x, 1)), x, exact=True)
+
+
+# -- activations -------------------------------------------------------------------------------------------------------
+
+STEEP = torch.tensor([INF, -INF, NAN, 0.0, -0.0, 6.0, 3.0, -3.0, 1.0, -1.0, 0.5, -0.5, 1e38, -1e38, 100.0, -100.0])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize(
+    "f",
+    [F.relu6, F.hardtanh, F.hardswish, F.hardsigmoid, F.hardshrink, F.softshrink, F.elu, F.selu, F.celu, F.relu],
+    ids=lambda f: f.__name__,
+)
+def test_gradients_at_the_corners_of_activations_and_at_nan_are_those_of_eagers_vectors(f, dtype):
+    check(f, STEEP.repeat(8).to(dtype).requires_grad_(), exact=f not in (F.elu, F.selu, F.celu))
+    check(f, draw(64, dtype=dtype))
