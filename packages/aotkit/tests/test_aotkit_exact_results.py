@@ -1,6 +1,6 @@
-"""Arguments beside those of torch's own table of operators: signed zeros, windows that overlap far, halves that overflow
-on the way, what is not a number. Results, gradients, dtypes and strides are eager's, compared with float64 where eager
-itself rounds."""
+"""Arguments beside those of torch's own table of operators: signed zeros, windows that overlap far, halves that
+overflow on the way, what is not a number. Results, gradients, dtypes and strides are eager's, compared with float64
+where eager itself rounds."""
 
 from __future__ import annotations
 

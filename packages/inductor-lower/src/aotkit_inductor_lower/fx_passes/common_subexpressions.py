@@ -60,7 +60,7 @@ def _after_write(node: Node) -> bool:
 
 
 def _key(value: object) -> object | None:
-    """A hashable key in which 1, 1.0 and True differ, 0.0 and -0.0 too, and nan equals itself; ``None`` if there is none."""
+    """A hashable key in which 1, 1.0 and True differ, so do zeros by sign, and nan equals itself; or ``None``."""
     if isinstance(value, Node):
         return value
     if isinstance(value, tuple | list):
