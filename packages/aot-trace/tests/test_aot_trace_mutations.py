@@ -804,3 +804,34 @@ def test_a_strided_view_into_gaps_before_a_change_of_shape_is_refused_where_a_gr
     ):
         capture(fn, [torch.ones(3, 8, requires_grad=True).clone()[:, ::2]], options=TraceOptions(layer=layer))
     check(fn, lambda: [torch.randn(3, 8)[:, ::2]])
+
+
+class Sine(torch.autograd.Function):
+    """A user's backward: with one in the graph, inputs may be written to behind the forward."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x.sin()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * ctx.saved_tensors[0].cos()
+
+
+@pytest.mark.parametrize("before", [lambda b: b, lambda b: b.mul_(2)], ids=["as it came", "changed before"])
+@pytest.mark.parametrize("own", [lambda x: x, Sine.apply], ids=["torch's backward", "user's backward"])
+@pytest.mark.parametrize("gaps", [False, True])
+def test_views_in_the_backward_lie_where_the_value_that_they_look_at_does(before, own, gaps):
+    def fn(a, b):
+        return [own(a) @ before(b)]
+
+    wide = torch.arange(1.0, 20.0)[3:13].view(2, 5)
+    b = wide[:, :2] if gaps else wide[0, :4].view(2, 2)
+    graph = capture(fn, [torch.ones(2, 2, requires_grad=True), b]).graph
+    views = [n for n in graph.graph.nodes if n.op == "call_function" and n.target is torch.ops.aten.t.default]
+    assert views
+    for node in views:
+        found, seen = node.meta["val"], node.args[0].meta["val"]
+        assert found.untyped_storage()._cdata == seen.untyped_storage()._cdata
+        assert (found.stride(), found.storage_offset()) == (seen.t().stride(), seen.storage_offset())

@@ -21,6 +21,7 @@ from aotkit_functionalize import (
     OverlappingMutation,
     count_data_mutations,
     from_functional,
+    is_autograd_identity,
     is_functional,
     overlapping_groups,
     renew,
@@ -56,19 +57,28 @@ def late_inputs(
     placeholder: Callable[[int, torch.Tensor], torch.Tensor],
 ) -> list[LateInput]:
     """Give the inputs that the backward ``functions`` may write to placeholders, by ``placeholder(number, like)``."""
-    if not any(isinstance(f, torch.autograd.function.BackwardCFunction) for f in functions):
+    if not any(_is_users(f) for f in functions):
         return []
     found: list[LateInput] = []
     for entered, info in zip(inputs, metadata.inputs, strict=True):
         same_memory = info.mutation in (records.MutationKind.NONE, records.MutationKind.DATA)
         if entered.requires_grad or not is_functional(entered.value) or not same_memory:
             continue
-        before = tracer.unwrap_proxy(from_functional(entered.value)).node
-        plain = placeholder(len(metadata.tangents) + len(found) + 1, entered.original)
+        now = from_functional(entered.value)
+        if now.stride() != entered.original.stride():
+            continue  # views of it could not stand for views of the memory; a backward that writes to it is refused
+        before = tracer.unwrap_proxy(now).node
+        # Laid out like the value, storage and offset too: where that takes its place, views of it stay as they are.
+        plain = placeholder(len(metadata.tangents) + len(found) + 1, now)
         renew(entered.value, plain)
         writes, version = count_data_mutations(entered.value), entered.value._version
         found.append(LateInput(entered, tracer.unwrap_proxy(plain).node, before, writes, version))
     return found
+
+
+def _is_users(function: Any) -> bool:
+    """Whether it is the backward of an ``autograd.Function``, other than those through which inputs enter."""
+    return isinstance(function, torch.autograd.function.BackwardCFunction) and not is_autograd_identity(function)
 
 
 def settle(

@@ -293,9 +293,9 @@ def _tangent(number: int, plain: torch.Tensor, tracer: Any) -> torch.Tensor:
 
 
 def _input(number: int, plain: torch.Tensor, tracer: Any) -> torch.Tensor:
-    """A new placeholder, laid out like ``plain``, an input."""
+    """A new placeholder for ``plain``, an input, in the same memory."""
     with compat.untraced(), below_functional_layer(), torch.no_grad():
-        fake = torch.empty_strided(plain.shape, plain.stride(), dtype=plain.dtype, device=plain.device)
+        fake = plain.detach()
     return _placeholder(number, fake, tracer)
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from .effects import finish_tokens
     from .errors import DataDependent, NeedsDispatcherLayer, OverlappingMutation, OverlappingWrite, Unsupported
     from .fakes import fake_arguments, fake_twin
-    from .inputs import FunctionInput, function_inputs, reentered_inputs
+    from .inputs import FunctionInput, function_inputs, is_autograd_identity, reentered_inputs
     from .metadata import GraphMetadata
     from .mutations import count_data_mutations, has_data_mutation
     from .nest_context import SymbolicDim, encode_class, encode_context
@@ -63,6 +63,7 @@ __all__ = [
     "function_inputs",
     "functional_layer",
     "has_data_mutation",
+    "is_autograd_identity",
     "is_functional",
     "is_subclass",
     "overlapping_groups",
@@ -102,6 +103,7 @@ _HOMES = {
         "inputs": (
             "FunctionInput",
             "function_inputs",
+            "is_autograd_identity",
             "reentered_inputs",
         ),
         "metadata": ("GraphMetadata",),

@@ -22,7 +22,8 @@ from .errors import Unsupported
 from .metadata import InputInfo
 from .wrap import from_functional, to_functional
 
-__all__ = ["FunctionInput", "autograd_identity", "function_input", "function_inputs", "note_entry", "reentered_inputs"]
+__all__ = ["FunctionInput", "autograd_identity", "function_input", "function_inputs", "is_autograd_identity"]
+__all__ += ["note_entry", "reentered_inputs"]
 
 
 @dataclass(slots=True)
@@ -74,6 +75,11 @@ def autograd_identity(leaf: torch.Tensor, fresh: Callable[[], torch.Tensor]) -> 
     """What ``fresh`` makes, with ``leaf`` as its history; see Note [Inputs enter through an autograd identity]."""
     value: torch.Tensor = _Enter.apply(leaf, fresh)
     return value
+
+
+def is_autograd_identity(function: Any) -> bool:
+    """Whether a node of autograd's graph is one through which an input enters the function."""
+    return getattr(function, "_forward_cls", None) is _Enter
 
 
 def function_inputs(plain: Sequence[Any], callers: Sequence[Any]) -> list[FunctionInput]:
