@@ -151,3 +151,36 @@ def test_tangents_are_laid_out_as_dense_outputs_are_and_contiguous_otherwise():
     captured = capture(fn, [x.to(memory_format=torch.channels_last)])
     tangents = [t.meta.strides for t in captured.metadata.tangents]
     assert tangents == [(60, 1, 15, 3), (), (36, 12, 3, 1)]
+
+
+class OnlyTheFirst(torch.autograd.Function):
+    """Its backward gives the second argument nothing."""
+
+    @staticmethod
+    def forward(ctx, a, b):
+        return a * b
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * 3, None
+
+
+@pytest.mark.covers("F4.29")
+@pytest.mark.parametrize(
+    ("fn", "expected"),
+    [
+        (lambda x, y: [x.sin(), y.cos()], ((0,), (1,))),
+        (lambda x, y: [x * y, y.cos(), x.detach() + y], ((0,), (0, 1, 2))),
+        (lambda x, y: [x.floor(), y * 2], ((0,), (1,))),  # though the gradient of x is zeros, which come from nothing
+        (lambda x, y: [OnlyTheFirst.apply(x, y), y * 2], ((0,), (1,))),
+        (lambda x, y: [x.sin(), x.cos()], ((0, 1), ())),
+        (lambda x, y: list((x * y).sin().unbind(0)), ((0, 1), (0, 1))),
+        (lambda x, y: [x.view(-1), x * y, y.sin()], ((0,), (0, 1))),  # the view is taken of the caller's tensor
+        (lambda x, y: [x * y], ()),  # of one tangent nothing has to be told
+    ],
+)
+def test_the_record_says_which_tangents_each_gradient_comes_from(fn, expected):
+    x, y = torch.randn(2, 6, requires_grad=True), torch.randn(2, 6, requires_grad=True)
+    metadata = capture(fn, [x, y]).metadata
+    assert metadata.reached_by == expected
+    assert type(metadata).from_json(metadata.to_json()) == metadata

@@ -181,4 +181,4 @@ def test_metadata_of_every_field_survives_json_and_another_version_is_refused():
     )
     assert GraphMetadata.from_json(metadata.to_json()) == metadata
     with pytest.raises(ValueError, match="version 9"):
-        GraphMetadata.from_json(metadata.to_json().replace('"version": 2', '"version": 9'))
+        GraphMetadata.from_json(metadata.to_json().replace('"version": 3', '"version": 9'))

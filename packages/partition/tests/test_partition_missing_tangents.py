@@ -104,3 +104,17 @@ def test_tangents_of_sizes_that_are_not_known_stay(joint_of):
     tangents = [place for place, node in enumerate(inputs) if "tangents" in node.name]
     assert any(type(size) is not int for size in inputs[tangents[1]].meta["val"].shape)
     assert without_tangents(result.backward, [tangents[1]]) is None
+
+
+@pytest.mark.covers("F4.29")
+def test_unwanted_results_are_none_and_not_computed(joint_of):
+    result, saved, tangents = backward_of(joint_of, two_heads)
+    expected = result.backward(*saved, *tangents)
+    without = without_tangents(result.backward, [len(saved) + 1], [1])
+    only = without_tangents(result.backward, [], [1])
+    for graph, given in ((without, [tangents[0], None]), (only, tangents)):
+        got = graph(*saved, *given)
+        assert len(got) == len(expected) and got[1] is None and got[0] is not None
+        assert len(graph.graph.nodes) < len(result.backward.graph.nodes)
+    torch.testing.assert_close(only(*saved, *tangents)[0], expected[0])
+    assert all(node is not None for node in result.backward.graph.output_node().args[0])  # the original stays

@@ -10,7 +10,7 @@ Note [Why the user's function is differentiated again]
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -36,6 +36,7 @@ class GradientFunction:
         metadata: of that capture.
         known: what its forward saved. These arguments are there only to be used in the place of nodes afterwards, see
             :func:`.use_known_values`.
+        missing: numbers of the tangents that are not among the arguments: the loss does not depend on their outputs.
 
     A call returns one gradient or ``None`` per differentiable input. Raises :class:`Unsupported` if the function does
     not behave as it did when it was captured.
@@ -43,8 +44,11 @@ class GradientFunction:
 
     is_gradient = True
 
-    def __init__(self, origin: Origin, metadata: GraphMetadata, known: Known) -> None:
+    def __init__(
+        self, origin: Origin, metadata: GraphMetadata, known: Known, missing: Collection[int] = ()
+    ) -> None:
         self.function, self.autocast, self.metadata = origin.function, origin.autocast, metadata
+        self.missing = frozenset(missing)
         inner = origin.function
         if hasattr(inner, "preferred_layer"):
             self.preferred_layer = inner.preferred_layer
@@ -75,7 +79,8 @@ class GradientFunction:
                 "its second derivative would not be that of what ran",
                 "Compile a function that does the same at each call",
             )
-        wanted = [forward.forward_values[position] for position in differentiable]
+        given = [position for number, position in enumerate(differentiable) if number not in self.missing]
+        wanted = [forward.forward_values[position] for position in given]
         leaves = [outer[index] for index in metadata.differentiable_inputs]
         with compat.without_autocast(), compat.without_compiled_autograd(), torch.enable_grad():
             found = torch.autograd.grad(wanted, leaves, tangents, create_graph=True, allow_unused=True)
@@ -89,9 +94,10 @@ class GradientInputs:
     Attributes:
         inputs: of the graph, as the call had them; for a lost one a tensor on the meta device.
         saved: tensors that the forward saved, in order.
-        tangents: one per tangent of the joint graph.
+        tangents: one per tangent of the joint graph that is not ``missing``.
         symbols: values of the graph's symbolic sizes.
         lost: inputs whose values are gone, and why.
+        missing: numbers of tangents.
     """
 
     inputs: Sequence[Any]
@@ -99,6 +105,7 @@ class GradientInputs:
     tangents: Sequence[torch.Tensor]
     symbols: Mapping[str, int]
     lost: Mapping[int, str]
+    missing: tuple[int, ...] = ()
 
 
 def capture_gradients(
@@ -115,7 +122,8 @@ def capture_gradients(
     ``metadata`` and ``saved`` are those of its joint graph. Values that the forward saved are used, not computed again.
     Raises :class:`Unsupported` also if the value of a lost input, or another draw of random numbers, would be needed.
     """
-    function = GradientFunction(origin, metadata, Known(saved, len(metadata.inputs), values.symbols))
+    known = Known(saved, len(metadata.inputs), values.symbols)
+    function = GradientFunction(origin, metadata, known, values.missing)
     mode = FakeTensorMode()
     inputs = [_fake(value, mode) for value in values.inputs]
     for index in values.lost:

@@ -44,6 +44,7 @@ from .exported import ExportRequest, every_output
 from .graph_function import closed_over, data_dependent, not_functional
 from .late_inputs import late_inputs, settle
 from .random_replay import with_replay
+from .reach import reached_by, silent_edges
 from .state import AutocastState
 
 __all__ = ["Recording", "Request", "record"]
@@ -171,12 +172,13 @@ def _run(request: Request, placeholders: Sequence[Any], result: Recording) -> li
             late = late_inputs(inputs, forward.metadata, functions, tracer, lambda n, like: _input(n, like, tracer))
         writable = {one.entered.index for one in late}
         with _refused("the gradient cannot be recorded"), _writes_refused(inputs, tangents, writable):
-            gradients = _gradients(differentiable, leaves, tangents, functions, tracer, result)
+            gradients, reached = _gradients(differentiable, leaves, tangents, functions, tracer, result)
         finish_tokens()
         by_leaf = iter([None if g is None else _unwrap(g) for g in gradients])
         by_input = [None if i.leaf is None else next(by_leaf) for i in inputs]
         if request.export is None:
-            result.metadata = _without_influence_left_out(forward.metadata, by_input)
+            metadata = _without_influence_left_out(forward.metadata, by_input)
+            result.metadata = replace(metadata, reached_by=_by_input(reached, inputs))
         if late:
             writes, result.needless = settle(late, inputs)
             result.metadata = replace(result.metadata, backward_writes=writes)
@@ -193,6 +195,11 @@ def _without_influence_left_out(metadata: GraphMetadata, gradients: Sequence[Any
     """
     reached = tuple(index for index in metadata.differentiable_inputs if gradients[index] is not None)
     return replace(metadata, differentiable_inputs=reached or metadata.differentiable_inputs)
+
+
+def _by_input(reached: Sequence[tuple[int, ...]], inputs: Sequence[FunctionInput]) -> tuple[tuple[int, ...], ...]:
+    numbers = iter(reached)
+    return tuple(() if i.leaf is None else next(numbers) for i in inputs) if reached else ()
 
 
 @contextmanager
@@ -271,13 +278,14 @@ def _subclass_gradients(
     differentiable = [run.outer_values[t.forward_output] for t in forward.metadata.subclasses.outer.tangents]
     leaves = [i.leaf for i in wanted if i.leaf is not None]
     with _refused("the gradient cannot be recorded"), _writes_refused(inputs, ()):
-        found = _gradients(differentiable, leaves, tangents, _backward_functions(differentiable), tracer, result)
+        functions = _backward_functions(differentiable)
+        found, reached = _gradients(differentiable, leaves, tangents, functions, tracer, result)
     for gradient in found:
         for inside in () if gradient is None else tensors_inside(gradient):
             from_functional(inside)  # applies pending writes while that is still recorded
     by_input = {i.index: gradient for i, gradient in zip(wanted, found, strict=True)}
     with compat.untraced():
-        result.metadata, dense = run.with_gradients(forward.metadata, by_input)
+        result.metadata, dense = run.with_gradients(forward.metadata, by_input, _by_input(reached, inputs))
     return [_unwrap(gradient) for gradient in dense]
 
 
@@ -312,15 +320,22 @@ def _gradients(
     functions: Sequence[Any],
     tracer: Any,
     result: Recording,
-) -> Sequence[torch.Tensor | None]:
-    """``torch.autograd.grad``, noting which of the backward ``functions`` each recorded node comes from."""
+) -> tuple[Sequence[torch.Tensor | None], Sequence[tuple[int, ...]]]:
+    """``torch.autograd.grad``, noting which of the backward ``functions`` each recorded node comes from.
+
+    Also the numbers of the outputs that each gradient comes from, if there are several outputs.
+    """
     if result.check_saved is not None:
         result.check_saved(functions)
     hooks = [_mark(fn, tracer.graph, result.backward_marks) for fn in functions]
     try:
         # Eager runs backward outside of the forward's autocast region and with grad mode off.
         with compat.without_autocast(), compat.without_compiled_autograd(), torch.no_grad():
-            return torch.autograd.grad(outputs, leaves, tangents, allow_unused=True)
+            if len(outputs) < 2:
+                return torch.autograd.grad(outputs, leaves, tangents, allow_unused=True), ()
+            with silent_edges(functions) as silent:
+                found = torch.autograd.grad(outputs, leaves, tangents, allow_unused=True)
+            return found, reached_by(outputs, leaves, functions, silent)
     except RuntimeError as error:
         if "modified by an inplace operation" not in str(error):
             raise

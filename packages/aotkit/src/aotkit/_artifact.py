@@ -25,7 +25,7 @@ from ._collections import collections_put_off
 
 __all__ = ["ARTIFACT_FORMAT", "Artifact", "StoredGraph", "StoredReport", "bind_artifact"]
 
-ARTIFACT_FORMAT = 5
+ARTIFACT_FORMAT = 6
 """Of all that an artifact holds. Whoever changes the meaning of a plan, of metadata or of object code adds one."""
 
 Boxed = Callable[[list[Any]], Sequence[Any]]

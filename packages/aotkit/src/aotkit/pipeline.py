@@ -7,7 +7,7 @@ data. With ``verify`` each product is serialized, reloaded and the reloaded one 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -244,7 +244,8 @@ def _compile_training(captured: Captured, metadata: GraphMetadata, ctx: CompileC
         graph: torch.fx.GraphModule | None = parts.backward
         if any(missing):
             first = parts.num_saved_symints + parts.num_saved_tensors
-            graph = without_tangents(parts.backward, [first + i for i, is_missing in enumerate(missing) if is_missing])
+            positions = [first + i for i, is_missing in enumerate(missing) if is_missing]
+            graph = without_tangents(parts.backward, positions, plan.call.unreached(missing))
         if graph is None:
             return None
         backward = stages.backward(graph, f"{ctx.name}-backward", ctx)
@@ -295,7 +296,7 @@ def gradient_compiler(
     ctx = replace(ctx, name=f"{ctx.name}-gradients", collector=None)
 
     def compile_gradients(request: GradientRequest) -> Boxed:
-        values = GradientInputs(request.inputs, request.saved, request.tangents, request.symbols, request.lost)
+        values = GradientInputs(**{f.name: getattr(request, f.name) for f in fields(request)})
         with ctx.recorder.stage("capture"):
             found = capture_gradients(
                 origin, metadata, saved, values, decompositions=stages.decompositions, observer=ctx.recorder

@@ -52,7 +52,7 @@ __all__ = [
 Dim = int | str
 """A size, stride or offset in elements: an int, or the text of an expression over the graph's symbols."""
 
-METADATA_VERSION = 2
+METADATA_VERSION = 3
 
 
 class InputKind(enum.Enum):
@@ -235,7 +235,8 @@ class GraphMetadata:
 
     ``num_forward_outputs`` counts mutated-input values, user outputs and bases together;
     ``num_mutated`` and ``num_intermediate_bases`` say how many come first and last.
-    ``differentiable_inputs`` are the inputs that get a gradient in the joint graph.
+    ``differentiable_inputs`` are the inputs that get a gradient in the joint graph. ``reached_by``: per input, the
+    numbers of the tangents that its gradient comes from; without one of them it gets none, not zeros. Empty: of all.
     ``subclasses``: the caller's side, where a tensor subclass goes in or comes out. All other records are then
     those of the dense graph: its inputs are the tensors inside, its results after the forward outputs are those of
     which ``subclasses.gradients`` are made, and a tangent's ``forward_output`` is -1 if it is a part of one.
@@ -255,6 +256,7 @@ class GraphMetadata:
     subclasses: SubclassBoundary | None = None
     repeated_outputs: tuple[int, ...] = ()  # forward outputs that are the same graph value as an earlier one
     backward_writes: tuple[BackwardWrite, ...] = ()
+    reached_by: tuple[tuple[int, ...], ...] = ()
     version: int = METADATA_VERSION
 
     def to_json(self) -> str:
@@ -289,6 +291,7 @@ class GraphMetadata:
         raw["forward_requires_grad"] = tuple(raw["forward_requires_grad"])
         raw["differentiable_inputs"] = tuple(raw["differentiable_inputs"])
         raw["repeated_outputs"] = tuple(raw["repeated_outputs"])
+        raw["reached_by"] = tuple(map(tuple, raw["reached_by"]))
         raw["backward_writes"] = tuple(BackwardWrite(**r) for r in raw["backward_writes"])
         return GraphMetadata(**raw)
 

@@ -231,9 +231,15 @@ class SubclassRun:
         return describe(value, what, plain=plain, opaque=opaque)
 
     def with_gradients(
-        self, metadata: GraphMetadata, gradients: Mapping[int, torch.Tensor | None]
+        self,
+        metadata: GraphMetadata,
+        gradients: Mapping[int, torch.Tensor | None],
+        reached_by: tuple[tuple[int, ...], ...] = (),
     ) -> tuple[GraphMetadata, list[torch.Tensor]]:
-        """``metadata`` completed by what the gradients of arguments are made of, and the tensors inside of these."""
+        """``metadata`` completed by what the gradients of arguments are made of, and the tensors inside of these.
+
+        ``reached_by``: see :class:`GraphMetadata`, of the caller's side.
+        """
         assert metadata.subclasses is not None
         dense: list[torch.Tensor] = []
         records: list[Assembled | None] = []
@@ -250,7 +256,8 @@ class SubclassRun:
             positions = range(len(dense), len(dense) + len(inside))
             records.append(Assembled(tuple(Part("gradient", p) for p in positions), nest))
             dense += inside
-        boundary = replace(metadata.subclasses, gradients=tuple(records), num_gradients=len(dense))
+        outer = replace(metadata.subclasses.outer, reached_by=reached_by)
+        boundary = replace(metadata.subclasses, outer=outer, gradients=tuple(records), num_gradients=len(dense))
         return replace(metadata, subclasses=boundary), dense
 
     def _forward_value(self, value: Any, assembled: Assembled) -> int:

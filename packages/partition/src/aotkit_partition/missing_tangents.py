@@ -41,9 +41,12 @@ _LINEAR_IN_FIRST, _LINEAR_IN_ANY = _overloads(_ONE_ARGUMENT), _overloads(_ANY_AR
 _VIEWS = _overloads("_unsafe_view reshape contiguous")
 
 
-def without_tangents(backward: torch.fx.GraphModule, positions: Collection[int]) -> torch.fx.GraphModule | None:
+def without_tangents(
+    backward: torch.fx.GraphModule, positions: Collection[int], unwanted: Collection[int] = ()
+) -> torch.fx.GraphModule | None:
     """A copy of ``backward`` that does not read its inputs at these positions: the tangents there are zero.
 
+    ``unwanted`` results are ``None``: gradients that come from these tangents only, which eager mode does not give.
     It has the same inputs and outputs; ``None`` may be given for the unread ones. Returns ``None`` where a tensor of
     zeros would be needed whose size is not known, and where a size might be read from the missing tangents.
     """
@@ -52,6 +55,7 @@ def without_tangents(backward: torch.fx.GraphModule, positions: Collection[int])
     missing = [inputs[position] for position in positions]
     if not all(_is_static(node) for node in missing):
         return None
+    _return_none(copy.graph, unwanted)
     zeros = set(missing)
     for node in list(copy.graph.nodes):
         given = [arg for arg in node.all_input_nodes if arg in zeros]
@@ -72,6 +76,14 @@ def without_tangents(backward: torch.fx.GraphModule, positions: Collection[int])
     copy.graph.eliminate_dead_code()
     copy.recompile()
     return copy
+
+
+def _return_none(graph: torch.fx.Graph, unwanted: Collection[int]) -> None:
+    """Do not compute these results."""
+    output = graph.output_node()
+    results = [None if number in unwanted else result for number, result in enumerate(output.args[0])]
+    output.args = (results,)
+    graph.eliminate_dead_code()
 
 
 def _is_zero(node: torch.fx.Node, zeros: set[torch.fx.Node]) -> bool:

@@ -23,6 +23,7 @@ __all__ = [
     "profiler",
     "put_versions",
     "record_range",
+    "recorded_tangents",
     "saving_hooks",
     "set_grad_enabled",
     "transforms_active",
@@ -104,6 +105,18 @@ def lazy_backward_info(graph: torch.fx.GraphModule) -> Any:
     from torch._dynamo import compiled_autograd  # not before it is in use: it takes a second to import
 
     return compiled_autograd.AutogradLazyBackwardCompileInfo(graph, [], None, None)  # type: ignore[attr-defined]
+
+
+def recorded_tangents() -> Sequence[Any] | None:
+    """The tangents of the compiled backward that compiled autograd takes apart right now, ``None`` for missing ones."""
+    from torch.fx.experimental.proxy_tensor import get_proxy_mode
+
+    mode = get_proxy_mode()
+    for node in () if mode is None else reversed(mode.tracer.graph.nodes):  # its prologue is the last that was recorded
+        if node.op == "call_function" and getattr(node.target, "__name__", "") == "call_aot_bwd_prologue":
+            tangents: Sequence[Any] = node.args[-1]
+            return tangents
+    return None
 
 
 def hide_from_frontend(function: Any) -> None:

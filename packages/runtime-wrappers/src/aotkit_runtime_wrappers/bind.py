@@ -32,7 +32,7 @@ from .errors import PlanError
 from .lazy_backward import LazyBackward, Missing
 from .observer import Observer
 from .overlap import refuse_new_aliases
-from .plan import WrapperPlan
+from .plan import CallSpec, WrapperPlan
 from .runtime import (
     announce_writes,
     check_strides,
@@ -138,7 +138,7 @@ def bind(
     """
     start = time.perf_counter()
     out = Source()
-    lazy = backward_of(backward, observer, specialize) if plan.call.training else None
+    lazy = backward_of(backward, plan.call, observer, specialize) if plan.call.training else None
     code = bind_around(plan.call, Around(ensure_boxed(forward), lazy), random, _execute)
     namespace: dict[str, Any] = {**_RUNTIME, "_forward": code.forward, "_backward": code.backward}
     adapters = ""
@@ -184,7 +184,8 @@ def _profiled_call(plan: WrapperPlan, constants: dict[str, Any], namespace: dict
 
 def backward_of(
     backward: Callable[..., Any] | None,
-    observer: Observer | None,
+    call: CallSpec,
+    observer: Observer | None = None,
     specialize: Callable[[Missing], Callable[..., Any] | None] | None = None,
 ) -> LazyBackward:
     """A compiled backward, or what makes one, in the form that both end in.
@@ -194,9 +195,9 @@ def backward_of(
     if backward is None:
         raise PlanError("a training plan needs a backward: compiled, or a function without parameters that makes it")
     if not is_boxed(backward) and _has_no_parameters(backward):
-        return LazyBackward(backward, observer, specialize)
+        return LazyBackward(backward, observer, specialize, call.unreached)
     compiled = backward
-    lazy = LazyBackward(lambda: compiled)
+    lazy = LazyBackward(lambda: compiled, unreached=call.unreached)
     lazy.get()
     return lazy
 

@@ -130,6 +130,8 @@ def _check_records(metadata: GraphMetadata, names: Sequence[Value]) -> None:
     for position in positions:
         if position is not None and not 0 <= position < metadata.num_forward_outputs:
             raise PlanError(f"forward output {position} is named but the graph has {metadata.num_forward_outputs}")
+    if metadata.reached_by and len(metadata.reached_by) != len(metadata.inputs):
+        raise PlanError(f"{len(metadata.reached_by)} of {len(metadata.inputs)} inputs say which tangents reach them")
     for position, requires_grad in enumerate(metadata.forward_requires_grad):
         if metadata.is_training and requires_grad and all(t.forward_output != position for t in metadata.tangents):
             raise PlanError(f"forward output {position} requires grad but the joint graph has no tangent for it")
@@ -205,7 +207,13 @@ def _call_spec(metadata: GraphMetadata, names: tuple[Value, ...], saved: tuple[i
         late_inputs=tuple(write.input for write in metadata.backward_writes),
         late_steps=tuple(write.version_steps for write in metadata.backward_writes),
         backward_symbols=_symbols_for_backward(metadata, names, dims),
+        reached_by=_reached_by(metadata),
     )
+
+
+def _reached_by(metadata: GraphMetadata) -> tuple[tuple[int, ...], ...]:
+    rows = tuple(metadata.reached_by[i] for i in sorted(metadata.differentiable_inputs)) if metadata.reached_by else ()
+    return rows if any(len(row) < len(metadata.tangents) for row in rows) else ()
 
 
 def _new_values_in_new_shapes(metadata: GraphMetadata) -> list[int]:

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from ._torch_compat import dtype_from_name, hide_from_frontend, lazy_backward_info
+from ._torch_compat import dtype_from_name, hide_from_frontend, lazy_backward_info, recorded_tangents
 from .plan import CallSpec, TangentSpec
 from .runtime import coerce_tangent, zero_tangent
 
@@ -91,6 +91,11 @@ def _tangent(value: Any, spec: TangentSpec) -> Any:
 
 def _epilogue(call: CallSpec) -> Callable[..., tuple[Any, ...]]:
     def results(grads: Sequence[Any], **_: Any) -> tuple[Any, ...]:
-        return (None, *(grads[i] for i in call.differentiable_inputs))
+        incoming = recorded_tangents() if call.reached_by else None
+        without: tuple[int, ...] = ()
+        if incoming is not None:
+            by_output = dict(zip(call.differentiable_outputs, incoming, strict=True))
+            without = call.unreached([by_output[spec.forward_output] is None for spec in call.tangents])
+        return (None, *(None if i in without else grads[i] for i in call.differentiable_inputs))
 
     return results

@@ -30,14 +30,14 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from ._torch_compat import autocast_enabled, saving_hooks
+from ._torch_compat import autocast_enabled, dtype_from_name, saving_hooks
 from .boxed import BoxedCallable
 from .contract import GraphMetadata, InputKind
 from .dims import evaluate_all
 from .donated import keep_donated
 from .errors import CallingConventionError, DoubleBackwardError
 from .plan import CallSpec
-from .runtime import without_autocast, write_late
+from .runtime import without_autocast, write_late, zero_tangent
 
 __all__ = ["GradientRequest", "Gradients", "drop_values", "gradients_with_history", "histories", "remember"]
 
@@ -54,9 +54,10 @@ class GradientRequest:
     Attributes:
         inputs: of the graph; one whose value is gone is a tensor on the meta device.
         saved: tensors that the forward saved.
-        tangents: one per tangent of the compiled backward.
+        tangents: those of the compiled backward that have come.
         symbols: values of the symbolic sizes.
         lost: inputs whose values are gone, and why.
+        missing: numbers of the tangents that have not come, because the loss does not depend on their outputs.
     """
 
     inputs: tuple[Any, ...]
@@ -64,6 +65,7 @@ class GradientRequest:
     tangents: tuple[Tensor, ...]
     symbols: Mapping[str, int]
     lost: Mapping[int, str]
+    missing: tuple[int, ...] = ()
 
 
 @dataclass
@@ -84,7 +86,7 @@ class Gradients:
     def get(self, request: GradientRequest) -> BoxedCallable | Exception:
         """The callable for ``request``, or why there is none."""
         sizes = tuple(sorted(request.symbols.items()))
-        key = (sizes, tuple(t.requires_grad for t in request.tangents), frozenset(request.lost))
+        key = (sizes, tuple(t.requires_grad for t in request.tangents), frozenset(request.lost), request.missing)
         found = self._compiled.get(key)
         if found is None:
             with self._lock:
@@ -137,32 +139,33 @@ def _stand_in(description: tuple[torch.Size, torch.dtype, torch.device]) -> Tens
 
 def gradients_with_history(
     call: CallSpec, backward: Any, gradients: Gradients | None
-) -> Callable[[Any, list[Tensor]], tuple[Tensor | None, ...]]:
+) -> Callable[[Any, list[Tensor | None]], tuple[Tensor | None, ...]]:
     """The function that emitted backwards call when grad mode is on; see the notes above."""
 
-    def run(ctx: Any, tangents: list[Tensor]) -> tuple[Tensor | None, ...]:
+    def run(ctx: Any, tangents: list[Tensor | None]) -> tuple[Tensor | None, ...]:
         saved = ctx.saved_tensors
         values, kept = saved[: call.num_saved_tensors], saved[call.num_saved_tensors :]
         inputs = _Inputs(call, gradients.metadata if gradients is not None else None, ctx)
         inputs.collect(values, kept)
         reason: Any = None
+        symbols = dict(zip((b.symbol for b in call.backward_symbols), getattr(ctx, "symbols", ()), strict=True))
         if call.late_inputs:
             reason = DoubleBackwardError("its backward writes to inputs")
         elif gradients is not None:
-            symbols = dict(zip((b.symbol for b in call.backward_symbols), getattr(ctx, "symbols", ()), strict=True))
             request = inputs.request(gradients.metadata, values, tangents, symbols)
             compiled = gradients.get(request)
             if not isinstance(compiled, Exception):
                 stand_ins = [inputs.histories.get(i, v) for i, v in enumerate(request.inputs)]
                 ctx.maybe_clear_saved_tensors()
-                return (None, *compiled([*stand_ins, *values, *tangents]))
+                return (None, *compiled([*stand_ins, *values, *request.tangents]))
             reason = compiled
         symints = getattr(ctx, "symints", ())
         late = ctx.late if call.late_inputs else []
-        box = [*symints, *values, *tangents, *late]
+        box = [*symints, *values, *_filled(call, tangents, symbols), *late]
         keep_donated(box, len(symints), call.donated, ())
         ctx.maybe_clear_saved_tensors()
-        return _refusing(call, backward, box, late, [*inputs.histories.values(), *tangents], reason)
+        without = call.unreached([tangent is None for tangent in tangents])
+        return _refusing(call, backward, box, late, ([*inputs.histories.values(), *tangents], without, reason))
 
     return run
 
@@ -198,7 +201,11 @@ class _Inputs:
                 self.histories[position] = history
 
     def request(
-        self, metadata: GraphMetadata, saved: Sequence[Tensor], tangents: Sequence[Tensor], symbols: Mapping[str, int]
+        self,
+        metadata: GraphMetadata,
+        saved: Sequence[Tensor],
+        tangents: Sequence[Tensor | None],
+        symbols: Mapping[str, int],
     ) -> GradientRequest:
         """What :meth:`collect` found, with stand-ins for what is gone."""
         inputs: list[Any] = []
@@ -219,7 +226,9 @@ class _Inputs:
                     f"differentiable input {index} of a compiled graph was freed, or is no leaf as it was when the "
                     f"graph was captured, so gradients cannot be connected to it. {_ADVICE}"
                 )
-        return GradientRequest(tuple(inputs), tuple(saved), tuple(tangents), symbols, lost)
+        given = tuple(tangent for tangent in tangents if tangent is not None)
+        missing = tuple(number for number, tangent in enumerate(tangents) if tangent is None)
+        return GradientRequest(tuple(inputs), tuple(saved), given, symbols, lost, missing)
 
 
 class _RefuseSecondDerivative(torch.autograd.Function):
@@ -240,14 +249,26 @@ class _RefuseSecondDerivative(torch.autograd.Function):
         ) from ctx.reason
 
 
+def _filled(call: CallSpec, tangents: Sequence[Tensor | None], symbols: Mapping[str, int]) -> list[Tensor | None]:
+    """Zeros for missing tangents; those that are subclasses are made where they are taken apart."""
+    filled = list(tangents)
+    for number, spec in enumerate(call.tangents):
+        if filled[number] is None and not spec.nested:
+            sizes, strides = (evaluate_all(dims, symbols) for dims in (spec.meta.sizes, spec.meta.strides))
+            dtype, device = dtype_from_name(spec.meta.dtype), torch.device(spec.meta.device)
+            filled[number] = zero_tangent(sizes, strides, dtype, device)
+    return filled
+
+
 def _refusing(
     call: CallSpec,
     backward: Any,
     box: list[Any],
     late: Sequence[Tensor],
-    sources: Sequence[Tensor | None],
-    reason: Any,
+    refusal: tuple[Sequence[Tensor | None], Sequence[int], Any],
 ) -> tuple[Tensor | None, ...]:
+    """``refusal``: what the gradients depend on, the inputs that get none, and why there is no second derivative."""
+    sources, without, reason = refusal
     run = backward.get()
     with torch.no_grad():
         grads = run(box) if not autocast_enabled() else without_autocast(run, box)
@@ -257,7 +278,7 @@ def _refusing(
         )
     if late:
         write_late(late, [grads[i] for i in call.late_inputs], call.late_steps)
-    wanted = [grads[i] for i in call.differentiable_inputs]
+    wanted = [None if i in without else grads[i] for i in call.differentiable_inputs]
     sources = [source for source in sources if source is not None and source.requires_grad]
     connected = iter(_RefuseSecondDerivative.apply(wanted, reason, *sources))
     return (None, *(None if grad is None else next(connected) for grad in wanted))

@@ -9,7 +9,8 @@ Note [What goes through autograd]
 Note [Tangents]
     ``set_materialize_grads(False)``: an output that the loss does not depend on arrives as ``None``. It
     becomes zeros only where the compiled backward is run, and not at all if every tangent is ``None``, nor
-    where there is a backward that does without it (:class:`.LazyBackward`). A tangent is used as it comes if
+    where there is a backward that does without it (:class:`.LazyBackward`). Inputs whose gradients come from
+    such outputs only get ``None``, as in eager mode: an optimizer leaves them alone. A tangent is used as it comes if
     it has the strides that the backward was compiled for and is a plain tensor; else
     :func:`.runtime.coerce_tangent` takes care of it.
 """
@@ -100,17 +101,16 @@ def _emit_backward(call: CallSpec, out: Source) -> None:
         out.add(f"[{', '.join(b.symbol for b in call.backward_symbols)}] = ctx.symbols")
     in_order = [f"tg{t.forward_output}" for t in call.tangents]
     several = len(in_order) > 1
-    chooses = several and not any(tangent.nested for tangent in call.tangents)
-    if chooses:
+    if several:
         out.add(f"missing = ({', '.join(f'{t} is None' for t in in_order)})")
         out.add("grad = _is_grad_enabled()")
-        out.add("run, fills = (None, True) if grad else _backward.runs.get(missing) or _backward.choose(missing)")
+        out.add("run, fills = (None, False) if grad else _backward.runs.get(missing) or _backward.choose(missing)")
     for tangent in call.tangents:
         if not tangent.nested:
-            _emit_tangent(tangent, several, chooses, out)
-    out.add("if grad:" if chooses else "if _is_grad_enabled():")
+            _emit_tangent(tangent, several, out)
+    out.add("if grad:" if several else "if _is_grad_enabled():")
     out.add(f"return _gradients_with_history(ctx, [{', '.join(in_order)}])", 2)
-    if not chooses:
+    if not several:
         out.add("run = _backward.compiled or _backward.get()")
     parts = ["*ctx.symints"] if call.num_saved_symints else []
     only = f"[:{call.num_saved_tensors}]" if call.kept_inputs else ""
@@ -131,7 +131,7 @@ def _emit_backward(call: CallSpec, out: Source) -> None:
     out.add(f"return None, {', '.join(f'grads[{i}]' for i in call.differentiable_inputs)}")
 
 
-def _emit_tangent(tangent: TangentSpec, may_be_none: bool, chooses: bool, out: Source) -> None:
+def _emit_tangent(tangent: TangentSpec, may_be_none: bool, out: Source) -> None:
     position, meta = tangent.forward_output, tangent.meta
     name, sizes, strides = f"tg{position}", render_tuple(meta.sizes), render_tuple(meta.strides)
     traced = dtype_from_name(meta.dtype)
@@ -140,7 +140,6 @@ def _emit_tangent(tangent: TangentSpec, may_be_none: bool, chooses: bool, out: S
     unusual += f" or {name}._is_zerotensor()" + (f" or {name}.is_conj()" if traced.is_complex else "")
     if may_be_none:
         out.add(f"if {name} is None:")
-        zeros = f"_zero_tangent({sizes}, {strides}, {dtype}, {meta.device!r})"
-        out.add(f"{name} = {zeros} if fills else None" if chooses else f"{name} = {zeros}", 2)
+        out.add(f"{name} = _zero_tangent({sizes}, {strides}, {dtype}, {meta.device!r}) if fills else None", 2)
     out.add(f"{'elif' if may_be_none else 'if'} {unusual}:")
     out.add(f"{name} = _coerce_tangent({name}, {position}, {sizes}, {strides})", 2)

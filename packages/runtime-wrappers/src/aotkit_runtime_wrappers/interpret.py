@@ -77,7 +77,7 @@ def interpret(
     random: RandomSource | None = None,
 ) -> BoxedCallable:
     """What :func:`.bind` returns, without generated code. Same arguments, same results, same errors."""
-    lazy = backward_of(backward, observer) if plan.call.training else None
+    lazy = backward_of(backward, plan.call, observer) if plan.call.training else None
     code = interpret_around(plan.call, Around(ensure_boxed(forward), lazy), random)
     compiled, lazy = code.forward, code.backward
     if plan.call.subclasses is not None:
@@ -185,7 +185,7 @@ class _InterpretedGraph(torch.autograd.Function):
         for spec in call.tangents:
             sizes, strides = (evaluate_all(dims, symbols) for dims in (spec.meta.sizes, spec.meta.strides))
             tangent = by_output[spec.forward_output]
-            if spec.nested:
+            if spec.nested or (tangent is None and torch.is_grad_enabled()):
                 tangents.append(tangent)
             elif tangent is None:
                 device = torch.device(spec.meta.device)
@@ -202,7 +202,8 @@ class _InterpretedGraph(torch.autograd.Function):
         if len(grads) != len(call.graph_inputs):
             wrong_count("gradients", len(call.graph_inputs), len(grads))
         write_late(ctx.late, [grads[i] for i in call.late_inputs], call.late_steps)
-        return (*nothing, *(grads[i] for i in call.differentiable_inputs))
+        without = call.unreached([by_output[spec.forward_output] is None for spec in call.tangents])
+        return (*nothing, *(None if i in without else grads[i] for i in call.differentiable_inputs))
 
 
 def _run(operation: Operation, values: dict[str, Any]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from .boxed import BoxedCallable, ensure_boxed
@@ -27,20 +27,23 @@ class LazyBackward:
     Where the first backward comes with tangents missing, ``specialize(missing)`` may give one that does without them;
     it serves the calls in which the same ones are missing. ``None`` from it: there is none. Calls in which others are
     missing share the backward of ``factory``, which gets zeros. ``runs``: what :meth:`choose` has found so far.
+    ``unreached(missing)`` tells which results such a call must not have: it gives ``None`` there, as eager mode does.
     """
 
-    __slots__ = ("_factory", "_lock", "_observer", "_specialize", "compiled", "runs")
+    __slots__ = ("_factory", "_lock", "_observer", "_specialize", "compiled", "runs", "unreached")
 
     def __init__(
         self,
         factory: Callable[[], Callable[..., Any]],
         observer: Observer | None = None,
         specialize: Callable[[Missing], Callable[..., Any] | None] | None = None,
+        unreached: Callable[[Missing], Sequence[int]] | None = None,
     ) -> None:
         self._factory: Callable[[], Callable[..., Any]] | None = factory
         self._lock = threading.RLock()
         self._observer = observer
         self._specialize = specialize
+        self.unreached = unreached
         self.compiled: BoxedCallable | None = None
         self.runs: dict[Missing, tuple[BoxedCallable, bool]] = {}
 
@@ -63,7 +66,9 @@ class LazyBackward:
             if found is None:
                 special = self._specialize if any(missing) and self.compiled is None and not self.runs else None
                 run = None if special is None else self._compile(lambda: special(missing))
-                found = self.runs[missing] = (self.get(), True) if run is None else (run, False)
+                unreached = () if self.unreached is None else self.unreached(missing)
+                found = (self.get(), True) if run is None else (run, False)
+                found = self.runs[missing] = (_leaving_out(found[0], frozenset(unreached)), found[1])
             return found
 
     def _compile(self, factory: Callable[[], Callable[..., Any] | None]) -> BoxedCallable | None:
@@ -82,3 +87,15 @@ class LazyBackward:
         if self._observer is not None:
             self._observer.event("wrappers.lazy_backward", {"seconds": time.perf_counter() - start})
         return compiled
+
+
+def _leaving_out(run: BoxedCallable, unreached: frozenset[int]) -> BoxedCallable:
+    """``run`` with ``None`` in the place of these results."""
+    if not unreached:
+        return run
+
+    def only_reached(box: list[Any]) -> list[Any]:
+        return [None if number in unreached else grad for number, grad in enumerate(run(box))]
+
+    only_reached._boxed_call = True  # type: ignore[attr-defined]
+    return only_reached

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .contract import Dim, Opaque, TensorMeta
@@ -13,7 +14,7 @@ from .subclass_call import SubclassCall
 __all__ = ["CallSpec", "FakeResults", "RandomState", "Return", "TangentSpec", "WrapperOptions", "WrapperPlan"]
 __all__ += ["checks_aliases"]
 
-PLAN_VERSION = 1
+PLAN_VERSION = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +92,8 @@ class CallSpec:
     ``late_inputs`` are given to the backward behind the tangents, as they are by then; it returns their new values in
     the place of gradients, and their version counters move by ``late_steps``.
     ``random``, ``fakes``: what stands directly around the compiled code; see the notes of :mod:`.around_forward`.
+    ``reached_by``: per differentiable input, the numbers of the tangents that its gradient comes from; empty: all
+    inputs get theirs from every tangent.
     """
 
     graph_inputs: tuple[Value, ...]
@@ -116,6 +119,14 @@ class CallSpec:
     late_steps: tuple[int, ...] = ()
     random: RandomState | None = None
     fakes: FakeResults | None = None
+    reached_by: tuple[tuple[int, ...], ...] = ()
+
+    def unreached(self, missing: Sequence[bool]) -> tuple[int, ...]:
+        """The graph inputs that have no gradient in a call in which these tangents are ``missing``."""
+        if not self.reached_by or not any(missing):
+            return ()
+        rows = zip(self.differentiable_inputs, self.reached_by, strict=True)
+        return tuple(index for index, numbers in rows if all(missing[number] for number in numbers))
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ class AdaptedBackward(LazyBackward):
     __slots__ = ("_adapter", "_lazy")
 
     def __init__(self, lazy: LazyBackward, adapter: Callable[[BoxedCallable, list[Any]], Any]) -> None:
-        super().__init__(lazy.get)
+        super().__init__(lazy.get, unreached=lazy.unreached)
         self._lazy, self._adapter = lazy, adapter
 
     def get(self) -> BoxedCallable:
