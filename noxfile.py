@@ -333,6 +333,14 @@ def fuzz_ops(session: nox.Session) -> None:
 
 
 @nox.session
+def mutants(session: nox.Session) -> None:
+    """Small faults in the sources, which the tests must notice; `-- run --group schedule --sample 60 --diffs`."""
+    share_torch(session)
+    install(session, *TEST_TOOLS, *RUN_DEPENDENCIES)
+    session.run("python", "-m", "tools.mutants", *(session.posargs or ["run"]), env={"OMP_NUM_THREADS": "1"})
+
+
+@nox.session
 def conformance(session: nox.Session) -> None:
     """Torch's table of operators through generated kernels; a run that was cut off goes on where it was."""
     install_everything(session, "expecttest")

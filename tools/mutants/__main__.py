@@ -1,0 +1,50 @@
+"""`python -m tools.mutants`: draw mutants of a group, test them, print what lived."""
+
+from __future__ import annotations
+
+import argparse
+
+from .campaign import journal_of, run
+from .groups import GROUPS
+from .journal import equivalents, report, share_killed
+from .sample import draw
+
+__all__ = ["main"]
+
+
+def main() -> int:
+    """Returns 1 if a group's share of killed mutants is below ``--at-least``."""
+    chosen = _arguments()
+    reasons = equivalents()
+    failed = False
+    for name in chosen.group or list(GROUPS):
+        group = GROUPS[name]
+        mutants = draw(group, chosen.sample, chosen.seed)
+        if chosen.only:
+            mutants = [m for m in mutants if m.key.startswith(tuple(chosen.only))]
+        if chosen.what == "run":
+            run(group, mutants, chosen.jobs, chosen.budget, chosen.again)
+        journal = journal_of(group)
+        print(report(name, mutants, journal, reasons, chosen.diffs), flush=True)
+        killed, relevant = share_killed(mutants, journal, reasons)
+        failed |= 100 * killed < chosen.at_least * relevant
+    return int(failed)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tools.mutants", description=__doc__)
+    parser.add_argument("what", choices=("run", "report"))
+    parser.add_argument("--group", action="append", choices=tuple(GROUPS), help="may be given again; default: all")
+    parser.add_argument("--sample", type=int, default=300, help="mutants of each group")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--jobs", type=int, default=1, help="mutants tested at once")
+    parser.add_argument("--budget", type=float, default=60, help="seconds of tests that a mutant may live through")
+    parser.add_argument("--again", action="store_true", help="test those that lived once more")
+    parser.add_argument("--only", action="append", help="beginning of a mutant's key, to test it alone")
+    parser.add_argument("--diffs", action="store_true", help="print the mutants that lived")
+    parser.add_argument("--at-least", type=float, default=0, help="percentage that must be killed")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

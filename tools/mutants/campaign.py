@@ -1,0 +1,169 @@
+"""A run over mutants: those in functions in forks of one session, the rest each in a session of its own."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from tools.workspace import ROOT
+
+from .groups import Group, package_files
+from .journal import Journal, Verdict
+from .measure import BUILD, coverage_of
+from .patch import CannotPatch, import_instead, live_functions, patch_live
+from .sample import Mutant
+from .select_tests import Selector
+from .session import Items, collected, limit_of, run_in_order
+from .supervise import Send, supervise
+
+__all__ = ["journal_of", "run"]
+
+
+def journal_of(group: Group) -> Journal:
+    """The journal that runs of a group share."""
+    return Journal(BUILD / f"{group.name}.jsonl")
+
+
+def run(group: Group, mutants: list[Mutant], jobs: int, budget: float, again: bool = False) -> None:
+    """Give each mutant a verdict that has none. With ``again`` also those that lived."""
+    journal = journal_of(group)
+    old = journal.verdicts
+    todo = [m for m in mutants if m.key not in old or (again and not old[m.key].is_killed)]
+    if not todo:
+        return
+    import torch  # noqa: F401  # once, for all forks
+
+    coverage = coverage_of(group.package, jobs)
+    selector = Selector(group.package, coverage, budget)
+    chosen = {m.key: selector.tests(m) for m in todo}
+    for mutant in todo:
+        if not chosen[mutant.key]:
+            journal.add(Verdict(mutant.key, "not covered"))
+    todo = [m for m in todo if chosen[m.key]]
+    live = [m for m in todo if selector.is_live(m)]
+    campaign = _Campaign(group, journal, selector, jobs)
+    print(f"{group.name}: {len(live)} mutants in functions, {len(todo) - len(live)} in what is imported", flush=True)
+    if live:
+        campaign.run_live(live)
+    journal = campaign.journal = journal_of(group)  # the other process wrote to it
+    rest = [m for m in todo if m.key not in journal.verdicts or (m not in live and m in todo)]
+    campaign.run_imported(rest)
+
+
+class _Campaign:
+    def __init__(self, group: Group, journal: Journal, selector: Selector, jobs: int) -> None:
+        self.group, self.journal, self.selector, self.jobs = group, journal, selector, jobs
+        self.began: dict[str, float] = {}
+        self.sound: dict[str, bool] = {}  # test -> whether it passes without a fault
+
+    def run_live(self, mutants: list[Mutant]) -> None:
+        """In a process of its own that has collected all tests."""
+        pid = os.fork()
+        if pid:
+            _, status = os.waitpid(pid, 0)
+            if status:
+                raise SystemExit(f"{self.group.name}: the session failed, see {self._log()}")
+            return
+        status = 1
+        try:
+            coverage = self.selector.coverage
+
+            def loop(items: Items) -> None:
+                nonlocal status
+                functions = live_functions(package_files(self.group.package))
+
+                def work(mutant: Mutant, send: Send) -> None:
+                    path = ROOT / mutant.file
+                    original = compile(path.read_text(), str(path), "exec", dont_inherit=True)
+                    try:
+                        patch_live(functions[str(path)], original, _code(mutant))
+                    except CannotPatch as reason:
+                        send(result="not live", why=str(reason))
+                        return
+                    tests = [t for t in self.selector.tests(mutant) if t in items]
+                    run_in_order([items[t] for t in tests], send, [limit_of(coverage.seconds[t]) for t in tests])
+
+                def unharmed(test: str, send: Send) -> None:
+                    run_in_order([items[test]], send, [limit_of(coverage.seconds[test])])
+
+                def done(mutant: Mutant, message: dict[str, Any]) -> None:
+                    if message["result"] == "not live":
+                        return
+                    test = message["test"]
+                    if message["result"] != "survived" and test not in self.sound:
+                        supervise([test], unharmed, lambda t, m: self.sound.update({t: m["result"] == "survived"}))
+                        if not self.sound[test]:
+                            print(f"{test} fails without a fault: left out", message, flush=True)
+                            coverage.seconds.pop(test)
+                            supervise([mutant], work, done)
+                            return
+                    self._enter(mutant, message)
+
+                supervise(self._timed(mutants), work, done, self.jobs)
+                status = 0
+
+            everything = [f"packages/{self.group.package}/tests"]
+            collected(everything, self._log(), loop)
+        finally:
+            os._exit(status)
+
+    def run_imported(self, mutants: list[Mutant]) -> None:
+        """Each in a fork of this process, which has imported third parties only."""
+        for name in self.selector.coverage.modules:
+            _import_if_possible(name)
+
+        def work(mutant: Mutant, send: Send) -> None:
+            import_instead(ROOT / mutant.file, _code(mutant))
+            tests = self.selector.tests(mutant)
+            seconds = self.selector.coverage.seconds
+            send(test="import", limit=60.0)
+            verdicts = []
+
+            def recorded(**message: Any) -> None:
+                verdicts.append(message)
+                send(**message)
+
+            def loop(items: Items) -> None:
+                known = [t for t in tests if t in items]
+                run_in_order([items[t] for t in known], recorded, [limit_of(seconds[t]) for t in known])
+
+            files = sorted({test.partition("::")[0] for test in tests})
+            collected(files, BUILD / "import.log", loop)
+            if not any("result" in message for message in verdicts):
+                send(result="killed", why="the tests cannot be collected")
+
+        supervise(self._timed(mutants), work, self._enter, self.jobs)
+
+    def _timed(self, mutants: Iterable[Mutant]) -> Iterable[Mutant]:
+        for mutant in mutants:
+            self.began[mutant.key] = time.monotonic()
+            yield mutant
+
+    def _enter(self, mutant: Mutant, message: dict[str, Any]) -> None:
+        if message["result"] != "survived":
+            self.selector.killed(mutant, message["test"])
+        seconds = round(time.monotonic() - self.began[mutant.key], 2)
+        self.journal.add(
+            Verdict(
+                mutant.key, message["result"], message["test"] if message["result"] != "survived" else "",
+                message.get("why", ""), len(self.selector.tests(mutant)), seconds,
+            )
+        )  # fmt: skip
+
+    def _log(self) -> Path:
+        return BUILD / f"{self.group.name}.log"
+
+
+def _code(mutant: Mutant) -> Any:
+    return compile(mutant.tree(), str(ROOT / mutant.file), "exec", dont_inherit=True)
+
+
+def _import_if_possible(name: str) -> None:
+    try:
+        importlib.import_module(name)
+    except (ImportError, AttributeError, RuntimeError):
+        return  # a module that only its package can import; it is imported where it is needed

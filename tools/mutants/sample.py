@@ -1,0 +1,58 @@
+"""Draws mutants: a sample that stays what it is when code around it changes."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+from tools.workspace import ROOT
+
+from .groups import Group
+from .operators import Site, mutate, sites
+
+__all__ = ["Mutant", "draw"]
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """One fault in one file. ``key`` depends on the text of function and statement, not on line numbers."""
+
+    key: str
+    file: str
+    site: Site
+
+    def tree(self) -> ast.Module:
+        """The file's syntax tree with the fault."""
+        return mutate(ast.parse((ROOT / self.file).read_text()), self.site)
+
+    def diff(self) -> str:
+        """What changes, for people."""
+        head = f"{self.file}:{self.site.line} {self.site.function or 'module'} ({self.site.operator})"
+        removed = "\n".join(f"- {line}" for line in self.site.before.splitlines())
+        added = "\n".join(f"+ {line}" for line in self.site.after.splitlines())
+        return f"{head}\n{removed}\n{added}"
+
+
+def draw(group: Group, number: int, seed: int = 0) -> list[Mutant]:
+    """``number`` mutants of a group, or all it has."""
+    found = [mutant for file in group.files() for mutant in mutants_of(file)]
+    return sorted(found, key=lambda mutant: _hash(f"{seed} {mutant.key}"))[:number]
+
+
+def mutants_of(file: Path) -> list[Mutant]:
+    """Every mutant of a file."""
+    name = file.relative_to(ROOT).as_posix()
+    times: Counter[str] = Counter()
+    found = []
+    for site in sites(ast.parse(file.read_text())):
+        text = "\n".join((name, site.function, site.operator, site.before, site.after))
+        times[text] += 1
+        found.append(Mutant(_hash(f"{text}\n{times[text]}")[:12], name, site))
+    return found
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,98 @@
+"""Which tests could notice a mutant."""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from tools.workspace import ROOT
+
+from .coverage import Coverage
+from .groups import package_files
+from .sample import Mutant
+
+__all__ = ["Selector"]
+
+
+@dataclass
+class Selector:
+    """Tests by mutant, the most promising first, as many as fit into ``budget`` seconds of their usual time."""
+
+    package: str
+    coverage: Coverage
+    budget: float
+    killers: Counter[tuple[str, str]] = field(default_factory=Counter)  # (file and function, test)
+    trees: dict[str, ast.Module] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for file in package_files(self.package):
+            self.trees[file.relative_to(ROOT).as_posix()] = ast.parse(file.read_text())
+
+    def is_live(self, mutant: Mutant) -> bool:
+        """Whether the mutated code runs in tests only, and not when it is imported."""
+        site = mutant.site
+        runs = self.coverage.runs_at_import(mutant.file, site.first_line, site.last_line)
+        return site.in_function and not runs
+
+    def tests(self, mutant: Mutant) -> list[str]:
+        """The tests to run, in order. Tests that killed a neighbour come first, then the fastest."""
+        site = mutant.site
+        if self.is_live(mutant):
+            found = self.coverage.tests(mutant.file, site.first_line, site.last_line)
+        else:
+            found = self._users(mutant)
+        place = f"{mutant.file} {site.function}"
+        found = sorted(found, key=lambda t: (-self.killers[place, t], self.coverage.seconds[t]))
+        chosen: list[str] = []
+        total = 0.0
+        for test in found:
+            total += self.coverage.seconds[test]
+            if chosen and total > self.budget:
+                break
+            chosen.append(test)
+        return chosen
+
+    def killed(self, mutant: Mutant, test: str) -> None:
+        """Remember what killed a mutant."""
+        self.killers[f"{mutant.file} {mutant.site.function}", test] += 1
+
+    def _users(self, mutant: Mutant) -> list[str]:
+        """Tests that run a function which uses what a statement at module level defines; all of the module's else."""
+        tree = self.trees[mutant.file]
+        line = mutant.site.line
+        top = next(node for node in tree.body if node.lineno <= line <= (node.end_lineno or line))
+        names = set(_defined(top))
+        names |= {name for node in tree.body if names & _used(node) for name in _defined(node)}
+        found: set[str] = set()
+        for file, other in self.trees.items():
+            if file != mutant.file and not names & _imported(other):
+                continue
+            for function in _functions(other):
+                if names & (_used(function) | {function.name}):
+                    found |= set(self.coverage.tests(file, function.body[0].lineno, function.end_lineno or line))
+        if not found:
+            found = set(self.coverage.tests(mutant.file, 1, len((ROOT / mutant.file).read_text().splitlines())))
+        return list(found)
+
+
+def _defined(node: ast.stmt) -> Iterator[str]:
+    if isinstance(node, ast.FunctionDef | ast.ClassDef):
+        yield node.name
+    targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+    for target in targets:
+        if isinstance(target, ast.AST):
+            yield from (name.id for name in ast.walk(target) if isinstance(name, ast.Name))
+
+
+def _used(node: ast.AST) -> set[str]:
+    return {name.id for name in ast.walk(node) if isinstance(name, ast.Name)}
+
+
+def _imported(tree: ast.Module) -> set[str]:
+    return {a.name for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for a in node.names}
+
+
+def _functions(tree: ast.Module) -> Iterator[ast.FunctionDef]:
+    yield from (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))
