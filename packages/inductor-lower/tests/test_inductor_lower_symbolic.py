@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from aotkit_inductor_lower.symbolic import (
     Bounds,
+    Call,
     Expr,
     Ranges,
     Symbol,
@@ -291,6 +292,30 @@ def test_floats_between_sizes_convert_where_they_are_exact() -> None:
     for expression in rounded:
         with pytest.raises(UnsupportedExpression, match="may be rounded before"):
             from_symint(expression)
+
+
+def test_divisions_by_numbers_of_either_sign_round_down_as_in_python() -> None:
+    import sympy
+    from torch.utils._sympy.functions import CeilToInt, FloorDiv, IntTrueDiv, PythonMod, TruncToInt
+
+    a, n = sympy.Symbol("s0", integer=True, positive=True), sympy.Symbol("n", integer=True)
+    above, below = sym("n.above", SymbolKind.SIZE), sym("n.below", SymbolKind.SIZE)
+    names = {"s0": "s0", "n": above - below}
+    expressions: list[tuple[sympy.Expr, Callable[[int, int], int]]] = [
+        (FloorDiv(a - 9, n), lambda s, d: (s - 9) // d),
+        (FloorDiv(FloorDiv(a, n), 3), lambda s, d: s // d // 3),
+        (FloorDiv(a, -3), lambda s, d: s // -3),
+        (PythonMod(a - 9, n), lambda s, d: (s - 9) % d),
+        (CeilToInt(IntTrueDiv(a, n)), lambda s, d: -(-s // d)),
+        (TruncToInt(IntTrueDiv(a, n)), lambda s, d: int(s / d)),
+    ]
+    for expression, want in expressions:
+        converted = from_symint(expression, lambda name: names[name])
+        divisors = [a.args[1] for m, _ in converted.terms for a in m if isinstance(a, Call) and a.fn == "floordiv"]
+        assert divisors and all((bounds(d, Ranges()).low or 0) >= 0 for d in divisors)
+        for s, d in itertools.product(range(20), (-7, -3, -2, -1, 1, 2, 5)):
+            env = {S0.symbol: s, above.symbol: max(d, 0), below.symbol: max(-d, 0)}
+            assert converted.evaluate(env) == want(s, d), (expression, s, d)
 
 
 def test_a_symint_of_a_traced_graph_converts() -> None:

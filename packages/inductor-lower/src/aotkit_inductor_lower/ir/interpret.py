@@ -348,7 +348,7 @@ def _bind_sizes(program: Program, inputs: Sequence[Input]) -> dict[Symbol, int]:
         if isinstance(given, Tensor):
             value = given.shape[dim] if kind == "size" else given.stride(dim)
         else:
-            value = given
+            value = given if kind == "int" else max(given if kind == "above" else -given, 0)
         env[Symbol(name, SymbolKind.SIZE)] = int(value)
     return env
 

@@ -356,7 +356,8 @@ class Program:
 
     ``inputs``: one entry per graph placeholder, a buffer name, or the SIZE symbol's name of an integer input
     (prefixed with ``$``). ``outputs``: per graph output a buffer, an integer expression, or ``None``.
-    ``symbol_sources``: for each SIZE symbol (input position, ``"int"`` or ``"size"`` or ``"stride"``, dimension).
+    ``symbol_sources``: for each SIZE symbol (input position, ``"int"`` or ``"size"`` or ``"stride"``, dimension), and
+        ``"above"`` and ``"below"``: by how much an integer is above and below 0.
     """
 
     name: str

@@ -24,7 +24,8 @@ from .verify_nest import verify_nest_against
 
 __all__ = ["verify_nest", "verify_program"]
 
-_SOURCE_KINDS = ("int", "size", "stride")
+_INTEGERS = ("int", "above", "below")
+_SOURCE_KINDS = (*_INTEGERS, "size", "stride")
 _ALWAYS_DEFINED = (BufferKind.INPUT, BufferKind.CONSTANT)
 
 
@@ -100,9 +101,9 @@ class _ProgramChecker:
             if not 0 <= position < len(inputs):
                 raise self.fail(f"${name} comes from input {position}, but there are {len(inputs)}")
             source = inputs[position]
-            if source.startswith("$") != (kind == "int"):
+            if source.startswith("$") != (kind in _INTEGERS):
                 raise self.fail(f"${name} comes from the {kind} of input {position}, which is {source}")
-            if kind != "int" and not 0 <= dim < len(self.buffers[source].sizes):
+            if kind not in _INTEGERS and not 0 <= dim < len(self.buffers[source].sizes):
                 raise self.fail(f"${name} comes from {kind} {dim} of {source}, which has fewer dimensions")
 
     def check_declaration(self, buffer: Buffer) -> None:

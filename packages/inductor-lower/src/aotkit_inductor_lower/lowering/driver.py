@@ -37,6 +37,7 @@ from .extern import lower_extern
 from .float8 import FLOAT8
 from .library import library_reason
 from .registry import Decline, join_rules
+from .sizes import halves
 from .values import FloatExpr, View
 
 __all__ = ["RULES", "lower_graph"]
@@ -80,6 +81,7 @@ def lower_graph(gm: GraphModule, options: LowerOptions | None = None, name: str 
     """
     options = options or LowerOptions()
     ctx = LoweringContext(kernel_device(gm), generates_random=options.rng == "fast")
+    ctx.sizes.note_sizes(node.meta.get("val") for node in gm.graph.nodes)
     ctx.sorts = ctx.device.type == "cpu" and options.processor != "triton-interpreter"
     inputs: list[str] = []
     sources: dict[str, tuple[str, int, str, int]] = {}
@@ -210,6 +212,9 @@ def _placeholder(ctx: LoweringContext, node: Node, position: int, sources: dict[
     if isinstance(val, torch.SymInt | int):
         expr = ctx.sizes.expr(val)
         ctx.values[node] = expr
+        if isinstance(val, torch.SymInt) and val.node.expr.is_symbol and expr.symbol is None:
+            for half, kind in zip(halves(val.node.expr.name), ("above", "below"), strict=True):
+                sources.setdefault(half, (half, position, kind, 0))
         name = expr.symbol.name if expr.symbol is not None else ""
         if name and sources.get(name, ("", 0, "", 0))[2] != "int":
             sources[name] = (name, position, "int", 0)  # an integer input is the cheapest source

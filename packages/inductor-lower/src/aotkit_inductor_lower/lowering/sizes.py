@@ -10,12 +10,13 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.utils._sympy.symbol import SymT, symbol_is_type
 
 from ..errors import UnsupportedGraphError
-from ..symbolic import Expr, UnsupportedExpression, from_symint, to_expr
+from ..symbolic import Expr, SymbolKind, UnsupportedExpression, from_symint, sym, to_expr
 
 if TYPE_CHECKING:
     import sympy
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-__all__ = ["SizeConverter"]
+__all__ = ["SizeConverter", "halves"]
 
 
 class SizeConverter:
@@ -24,6 +25,15 @@ class SizeConverter:
     def __init__(self) -> None:
         self._symbolic: dict[sympy.Expr, Expr] = {}
         self._ints: dict[int, Expr] = {}
+        self._sizes: set[sympy.Symbol] = set()
+
+    def note_sizes(self, values: Iterable[object]) -> None:
+        """Integers that are the size of a tensor among ``values`` are not negative, whatever else is known of them."""
+        for value in values:
+            if isinstance(value, torch.Tensor) and value.layout is torch.strided:
+                for size in (*value.shape, *value.stride()):
+                    if isinstance(size, torch.SymInt) and size.node.expr.is_symbol:
+                        self._sizes.add(size.node.expr)
 
     def expr(self, size: int | torch.SymInt) -> Expr:
         """One size. Raises :class:`UnsupportedGraphError` for what integer expressions cannot hold."""
@@ -31,7 +41,7 @@ class SizeConverter:
             expression = size.node.expr
             found = self._symbolic.get(expression)
             if found is None:
-                found = self._symbolic[expression] = to_expr(1) if _is_one(size) else _convert(expression)
+                found = self._symbolic[expression] = to_expr(1) if _is_one(size) else self._convert(size)
             return found
         known = self._ints.get(size)
         if known is None:
@@ -41,6 +51,27 @@ class SizeConverter:
     def exprs(self, sizes: Iterable[int | torch.SymInt]) -> tuple[Expr, ...]:
         """Several sizes."""
         return tuple(self.expr(size) for size in sizes)
+
+
+    def _convert(self, size: torch.SymInt) -> Expr:
+        expression = size.node.expr
+        for symbol in expression.free_symbols:
+            if symbol_is_type(symbol, (SymT.FLOAT, SymT.UNBACKED_FLOAT)):
+                raise UnsupportedGraphError(f"a size that depends on a float ({symbol})", "sizes are integers")
+        others = expression.free_symbols - self._sizes
+        signs = {symbol.name: _signs(symbol, size.node.shape_env) for symbol in others}
+
+        def name_of(name: str) -> str | Expr:
+            may_be_above, may_be_below = signs.get(name, (True, False))
+            if not may_be_below:
+                return name
+            above, below = (sym(half, SymbolKind.SIZE) for half in halves(name))
+            return above - below if may_be_above else -below
+
+        try:
+            return from_symint(expression, name_of)
+        except UnsupportedExpression as error:
+            raise UnsupportedGraphError(f"the size {expression}", str(error)) from error
 
 
 def _is_one(size: torch.SymInt) -> bool:
@@ -54,11 +85,14 @@ def _is_one(size: torch.SymInt) -> bool:
     return statically_known_true(size == 1)
 
 
-def _convert(expression: sympy.Expr) -> Expr:
-    for symbol in expression.free_symbols:
-        if symbol_is_type(symbol, (SymT.FLOAT, SymT.UNBACKED_FLOAT)):
-            raise UnsupportedGraphError(f"a size that depends on a float ({symbol})", "sizes are integers")
-    try:
-        return from_symint(expression)
-    except UnsupportedExpression as error:
-        raise UnsupportedGraphError(f"the size {expression}", str(error)) from error
+def halves(name: str) -> tuple[str, str]:
+    """The names of ``max(n, 0)`` and ``max(-n, 0)`` of an integer that may be negative."""
+    return f"{name}.above", f"{name}.below"
+
+
+def _signs(symbol: sympy.Symbol, env: ShapeEnv) -> tuple[bool, bool]:
+    """Whether it may be above 0, and below."""
+    known = env.var_to_range.get(symbol)
+    return known is None or bool(known.upper > 0), known is None or bool(known.lower < 0)
+
+

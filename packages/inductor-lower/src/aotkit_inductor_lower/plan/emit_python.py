@@ -72,7 +72,10 @@ class PlanEmitter:
             self.lines.append(f"{', '.join(names)}{',' if len(names) == 1 else ''} = args")
         self.lines.append("args.clear()")
         for symbol, position, kind, dim in self.plan.symbol_sources:
-            if kind != "int":
+            if kind in ("above", "below"):
+                sign = "" if kind == "above" else "-"
+                self.lines.append(f"s_{_safe(symbol)} = max({sign}{names[position]}, 0)")
+            elif kind != "int":
                 self.lines.append(f"s_{_safe(symbol)} = {names[position]}.{kind}({dim})")
             elif names[position] != f"s_{_safe(symbol)}":
                 self.lines.append(f"s_{_safe(symbol)} = {names[position]}")

@@ -1,4 +1,10 @@
-"""The one place where sympy enters: SymInts of a traced graph become index expressions."""
+"""The one place where sympy enters: SymInts of a traced graph become index expressions.
+
+Note [Integers that may be negative]
+    A SIZE symbol is at least 0, on which every prover relies. An integer argument (a step, an offset) need not be: it
+    becomes ``$n.above - $n.below``, two symbols of which one is 0. A division by such a number divides by its
+    magnitude: ``x // d`` is ``(x * sign) // max(abs(d), 1)``.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["UnsupportedExpression", "from_symint"]
 
-NameOf = Mapping[str, str] | Callable[[str], str]
+NameOf = Mapping[str, str] | Callable[[str], str | Expr]
 
 
 class UnsupportedExpression(ValueError):
@@ -23,7 +29,7 @@ class UnsupportedExpression(ValueError):
 def from_symint(value: int | torch.SymInt | sympy.Expr, name_of: NameOf = str) -> Expr:
     """An expression over SIZE symbols from an int, a SymInt or a sympy expression of a ``ShapeEnv``.
 
-    ``name_of`` maps the shape environment's symbol names (``"s77"``) to ours. Raises
+    ``name_of`` maps the shape environment's symbol names (``"s77"``) to ours, or to expressions. Raises
     :class:`UnsupportedExpression` naming the part that cannot be held.
     """
     if isinstance(value, int):
@@ -40,7 +46,7 @@ def _convert(e: sympy.Expr, name_of: NameOf) -> Expr:
         return to_expr(int(e))
     if e.is_Symbol:
         name = name_of[e.name] if isinstance(name_of, Mapping) else name_of(e.name)
-        return sym(name, SymbolKind.SIZE)
+        return sym(name, SymbolKind.SIZE) if isinstance(name, str) else name
     rule = _RULES.get(type(e).__name__)
     if rule is None:
         raise UnsupportedExpression(
@@ -74,13 +80,24 @@ def _pow(e: sympy.Expr, name_of: NameOf) -> Expr:
 
 
 def _floor_division(e: sympy.Expr, name_of: NameOf) -> Expr:
-    return floordiv(*(_convert(arg, name_of) for arg in e.args))
+    return floordiv(*_quotient(e.args[0], e.args[1], name_of))
+
+
+def _quotient(x: sympy.Expr, d: sympy.Expr, name_of: NameOf) -> tuple[Expr, Expr]:
+    """``x`` and ``d``, both times the sign of ``d`` if that may be negative."""
+    above, below = _convert(x, name_of), _convert(d, name_of)
+    signs = {factor > 0 for monomial, factor in below.terms if monomial} or {(below.constant or 0) >= 0}
+    if signs == {True}:
+        return above, below
+    if signs == {False}:
+        return -above, -below
+    return above * smin(smax(below, -1), 1), smax(below, -below, 1)
 
 
 def _floor(e: sympy.Expr, name_of: NameOf) -> Expr:
     """``floor(3*s0/2)``: a rational factor, whose denominator becomes the divisor."""
-    numerator, denominator = (_convert(part, name_of) for part in _rational(e).as_numer_denom())
-    return floordiv(numerator, denominator)
+    numerator, denominator = _rational(e).as_numer_denom()
+    return floordiv(*_quotient(numerator, denominator, name_of))
 
 
 def _trunc(e: sympy.Expr, name_of: NameOf) -> Expr:
@@ -88,13 +105,13 @@ def _trunc(e: sympy.Expr, name_of: NameOf) -> Expr:
     value = _rational(e)
     if value.is_nonnegative:
         return _floor(e, name_of)
-    numerator, denominator = (_convert(part, name_of) for part in value.as_numer_denom())
+    numerator, denominator = _quotient(*value.as_numer_denom(), name_of)
     return floordiv(smax(numerator, to_expr(0)), denominator) - floordiv(smax(-numerator, to_expr(0)), denominator)
 
 
 def _ceiling(e: sympy.Expr, name_of: NameOf) -> Expr:
-    numerator, denominator = _rational(e).as_numer_denom()
-    return -floordiv(-_convert(numerator, name_of), _convert(denominator, name_of))
+    numerator, denominator = _quotient(*_rational(e).as_numer_denom(), name_of)
+    return -floordiv(-numerator, denominator)
 
 
 def _rational(rounded: sympy.Expr) -> sympy.Expr:
@@ -110,13 +127,15 @@ def _rational(rounded: sympy.Expr) -> sympy.Expr:
         value = None if above is None or below is None else above / below
     else:
         value = _without_floats(e)
-    if value is None or not value.as_numer_denom()[1].is_positive:
+    if value is None:
         raise UnsupportedExpression(f"the size expression {rounded} holds {name} of a float that may be rounded before")
     return value
 
 
 def _without_floats(e: sympy.Expr) -> sympy.Expr | None:
     """The rational number that a float, computed without rounding from one size, is."""
+    if e.is_integer:
+        return e
     if type(e).__name__ == "ToFloat":
         return e.args[0]
     if e.is_Float:
@@ -127,7 +146,7 @@ def _without_floats(e: sympy.Expr) -> sympy.Expr | None:
     if e.is_Add or (e.is_Mul and e.args[0].is_number):
         parts = [_without_floats(arg) for arg in e.args]
         return None if None in parts or len(parts) > 2 else e.func(*parts)
-    return e if e.is_integer else None
+    return None
 
 
 def _absolute(e: sympy.Expr, name_of: NameOf) -> Expr:
@@ -136,7 +155,9 @@ def _absolute(e: sympy.Expr, name_of: NameOf) -> Expr:
 
 
 def _remainder(e: sympy.Expr, name_of: NameOf) -> Expr:
-    return mod(*(_convert(arg, name_of) for arg in e.args))
+    x, d = (_convert(arg, name_of) for arg in e.args)
+    above, below = _quotient(*e.args, name_of)
+    return mod(x, d) if below == d else x - d * floordiv(above, below)
 
 
 def _modular_indexing(e: sympy.Expr, name_of: NameOf) -> Expr:
