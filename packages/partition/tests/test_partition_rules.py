@@ -104,6 +104,22 @@ def test_a_symbol_that_occurs_in_saved_shapes_is_handed_over(joint_of):
 
 
 @pytest.mark.covers("F3.8")
+def test_symbols_that_no_input_of_the_backward_tells_are_handed_over(joint_of):
+    def grown(x, w):
+        return w.expand(2 * x.shape[0] + 1) * 1
+
+    module, num_fwd_outputs = joint_of(grown, torch.randn(4), leaf(1), tracing_mode="symbolic")
+    symbol = next(n for n in module.graph.nodes if n.name == "primals_1").meta["val"].shape[0].node.expr
+    result = partition(module, num_fwd_outputs)
+    told = {
+        size.node.expr
+        for node in result.backward.graph.find_nodes(op="placeholder")
+        for size in (node.meta["val"].shape if isinstance(node.meta["val"], torch.Tensor) else [node.meta["val"]])
+        if isinstance(size, torch.SymInt)
+    }
+    assert symbol in told
+
+
 def test_equal_computations_are_merged_unless_random_or_both_returned(joint_of):
     def fn(x):
         return torch.exp(x) * torch.exp(x), x + 1, x + 1

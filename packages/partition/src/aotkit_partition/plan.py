@@ -44,6 +44,7 @@ def make_plan(joint: JointGraph, saved: Iterable[int], reorder: bool = True) -> 
     """
     used, computed = _backward_closure(joint, set(saved))
     used |= _symbol_bindings(joint, used)
+    used |= _symbols_that_nothing_tells(joint, used, computed)
     tensors, symints = _order_saved(joint, used)
     if reorder:
         alone = {index for index in computed if stands_alone(joint, index)}
@@ -108,6 +109,33 @@ def _symbol_bindings(joint: JointGraph, used: set[int]) -> set[int]:
             if symbol in binds and symbol not in bound:
                 found.add(binds[symbol])
     return found
+
+
+def _symbols_that_nothing_tells(joint: JointGraph, used: set[int], computed: list[int]) -> set[int]:
+    """Values of the forward that are, or have as a size, the symbols that the backward's own inputs do not tell.
+
+    A size that depends on data may occur in a compound one alone: a tangent of ``u0 + u1`` elements tells neither.
+    """
+    given = [*used, *joint.backward_inputs]
+    told = {symbol for index in given for symbol in _bare_symbols(joint.value(index))}
+    missing = {s for index in (*given, *computed) for s in _free_symbols(joint.value(index))} - told
+    found: set[int] = set()
+    if not missing:
+        return found
+    forward = [index for index in range(len(joint.nodes)) if joint.in_forward[index] and not joint.in_backward[index]]
+    integers = [index for index in forward if isinstance(joint.value(index), torch.SymInt)]
+    for index in (*integers, *forward):  # an integer is cheaper to keep than a tensor of that size
+        tells = missing & _bare_symbols(joint.value(index))
+        if tells:
+            found.add(index)
+            missing -= tells
+    return found
+
+
+def _bare_symbols(value: Any) -> set[Any]:
+    """The symbols that ``value``, or one of its sizes, is."""
+    sizes = value.size() if isinstance(value, torch.Tensor) else [value]
+    return {s.node.expr for s in sizes if isinstance(s, torch.SymInt) and isinstance(s.node.expr, sympy.Symbol)}
 
 
 def _free_symbols(value: Any) -> set[Any]:
