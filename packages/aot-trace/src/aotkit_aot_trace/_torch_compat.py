@@ -11,6 +11,7 @@ import torch
 import torch.fx.traceback as fx_traceback
 from torch._dispatch.python import enable_python_dispatcher
 from torch._higher_order_ops.effects import has_effects
+from torch._prims_common import is_non_overlapping_and_dense_or_false
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -20,8 +21,14 @@ from torch._subclasses.fake_tensor import (
 )
 from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
-from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, get_proxy_mode, make_fx, track_tensor_tree
-from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, rebind_unbacked
+from torch.fx.experimental.proxy_tensor import (
+    disable_proxy_modes_tracing,
+    get_proxy_mode,
+    get_proxy_slot,
+    make_fx,
+    track_tensor_tree,
+)
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, free_unbacked_symbols, rebind_unbacked
 from torch.fx.traceback import preserve_node_meta
 from torch.nn.utils.stateless import _reparametrize_module as replaced_tensors
 from torch.utils._pytree import tree_map
@@ -34,6 +41,7 @@ __all__ = [
     "evaluate_symint",
     "get_current_node_meta",
     "has_effects",
+    "is_dense",
     "is_fake",
     "is_random",
     "is_recording",
@@ -41,6 +49,7 @@ __all__ = [
     "pre_dispatch_functional_mode",
     "preserve_node_meta",
     "rebind_sizes",
+    "record_now",
     "record_operator",
     "replaced_tensors",
     "run_make_fx",
@@ -108,6 +117,30 @@ def rebind_sizes(node: torch.fx.Node, result: Any) -> None:
     mode = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
     assert mode is not None, "no fake mode is active"
     rebind_unbacked(mode.shape_env, node, result)
+    tracer = current_tracer_or_none()
+    if tracer is None:
+        return
+    # The tracer knows each by the name that it was made under, and is asked for it by the other.
+    known = tracer.sympy_expr_tracker
+    for symbol in list(known):
+        renamed = mode.shape_env.replace(symbol)
+        if renamed.is_symbol:
+            known.setdefault(renamed, known[symbol])
+
+
+def record_now(value: torch.SymInt) -> None:
+    """Settle which node gives ``value``: a later one, of the backward say, may have a size of the same symbol."""
+    tracer = current_tracer()
+    proxy = get_proxy_slot(value, tracer)
+    proxy.force()
+    tracer.symnode_tracker[value] = proxy
+
+
+def is_dense(plain: torch.Tensor) -> bool:
+    """Whether the elements fill a range of the storage; ``False`` where that depends on the elements of a tensor."""
+    if free_unbacked_symbols(plain):
+        return is_non_overlapping_and_dense_or_false(plain)
+    return bool(torch.ops.aten.is_non_overlapping_and_dense.default(plain))
 
 
 def is_recording() -> bool:

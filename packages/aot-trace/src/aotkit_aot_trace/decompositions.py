@@ -9,6 +9,7 @@ import torch
 
 from aotkit_functionalize import OverlappingWrite, Unsupported
 
+from . import _torch_compat as compat
 from .known_shapes import recorded_with_known_shapes
 
 __all__ = ["guarded_table"]
@@ -96,7 +97,7 @@ def _lies_within(base: Any, sizes: Sequence[Any], strides: Sequence[Any], offset
     reach = start + sum((n - 1) * t for n, t in zip(sizes, strides, strict=True))
     if base.numel() == 0 or not (start >= first and reach <= last):
         return False
-    if aten.is_non_overlapping_and_dense.default(base):
+    if compat.is_dense(base):
         return True
     numbers = (*base.shape, *base.stride(), first, *sizes, *strides, start)
     if not all(isinstance(n, int) for n in numbers) or base.numel() > _ENUMERATED:

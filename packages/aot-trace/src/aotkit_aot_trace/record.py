@@ -154,6 +154,9 @@ def _run(request: Request, placeholders: Sequence[Any], result: Recording) -> li
                 forward = every_output(forward, outputs, request.export)
             values = [_unwrap(v) for v in forward.forward_values]
         result.metadata, result.check_saved = forward.metadata, storages.layouts.check_saved
+        for value in values:
+            if isinstance(value, torch.SymInt):
+                compat.record_now(value)
         finish_tokens()
         result.num_forward_nodes = len(tracer.graph.nodes)
         if not forward.metadata.is_training:
@@ -292,8 +295,7 @@ def _subclass_gradients(
 def _tangent(number: int, plain: torch.Tensor, tracer: Any) -> torch.Tensor:
     """A functional tensor over a new placeholder, laid out like ``plain`` if that is dense, else contiguous."""
     with compat.untraced(), below_functional_layer(), torch.no_grad():
-        dense = torch.ops.aten.is_non_overlapping_and_dense.default(plain)
-        if dense:
+        if compat.is_dense(plain):
             fake = torch.empty_strided(plain.shape, plain.stride(), dtype=plain.dtype, device=plain.device)
         else:
             fake = torch.empty(plain.shape, dtype=plain.dtype, device=plain.device)

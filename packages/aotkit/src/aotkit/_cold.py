@@ -63,7 +63,8 @@ class ColdCompiler:
         """Compile for ``args``, the graph's inputs and then the tensors that it holds. Raises :data:`REFUSALS`."""
         ctx = self._context if collector is None else replace(self._context, collector=collector)
         with deep_recursion():
-            fakes, stages = fake_inputs(args, self.graph)[1], own_stages()
+            mode, fakes = fake_inputs(args, self.graph)
+            ctx, stages = replace(ctx, fake_mode=mode), own_stages()
             if self._passes is None:
                 return compile_flat(self.graph, fakes, args, ctx, stages)
             stages = self._passes.stages(stages)

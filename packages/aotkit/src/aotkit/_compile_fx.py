@@ -168,7 +168,8 @@ def _compile_plain(
     model: torch.fx.GraphModule, example_inputs: Sequence[Any], ctx: CompileContext, stages: Stages
 ) -> Callable[..., Any]:
     if TracingContext.try_get() is not None:
-        return compile_flat(model, fake_inputs(example_inputs, model)[1], example_inputs, ctx, stages)
+        mode, fakes = fake_inputs(example_inputs, model)
+        return compile_flat(model, fakes, example_inputs, replace(ctx, fake_mode=mode), stages)
     run, _ = compile_variable(model, list(example_inputs), ctx, stages, dynamic=False, num_static=0)
     return lambda *args: run(list(args))
 

@@ -10,6 +10,7 @@ from torch._guards import TracingContext, detect_fake_mode
 from torch._subclasses import FakeTensor, FakeTensorMode
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.fx.experimental._backward_state import BackwardState
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 __all__ = ["fake_inputs", "has_lists", "symbolic_twins", "unsupported_input"]
 
@@ -21,7 +22,8 @@ def fake_inputs(example_inputs: Sequence[Any], gm: torch.fx.GraphModule) -> tupl
     it gives the very symbols that its guards talk about; a tensor without one becomes static.
     """
     context = TracingContext.try_get()
-    mode = (context.fake_mode if context is not None else None) or detect_fake_mode(example_inputs) or FakeTensorMode()
+    mode = (context.fake_mode if context is not None else None) or detect_fake_mode(example_inputs)
+    mode = mode or FakeTensorMode(shape_env=ShapeEnv())
     fakes = [_fake(value, mode, context) for value in example_inputs]
     for fake, placeholder in zip(fakes, gm.graph.find_nodes(op="placeholder"), strict=True):
         if any(user.target == "item" for user in placeholder.users):

@@ -13,7 +13,7 @@ import itertools
 import operator
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -133,6 +133,7 @@ def compile_variable(
     """
     mode, fakes = example_fakes(flat, dynamic=dynamic, num_static=num_static)
     function, variable = with_constants(function, flat, fakes)
+    ctx = replace(ctx, fake_mode=mode)
     examples = [flat[i] for i in variable]
     try:
         run = compile_flat(function, [fakes[i] for i in variable], examples, ctx, stages)
@@ -142,6 +143,7 @@ def compile_variable(
         # Numbers read from tensors need symbols, which cost tracing time and so are not there from the start.
         mode = FakeTensorMode(shape_env=ShapeEnv())
         fakes = [_fake(v, mode, i, False) for i, v in enumerate(flat)]
+        ctx = replace(ctx, fake_mode=mode)
         run = compile_flat(function, [fakes[i] for i in variable], examples, ctx, stages)
     boxed: Callable[[list[Any]], Any] = run.boxed  # type: ignore[attr-defined]
     fits = _size_check(mode.shape_env if dynamic else None, [fakes[i] for i in variable], variable)

@@ -64,6 +64,8 @@ from ._torch_logs import publish_graph
 from .options import Options
 
 if TYPE_CHECKING:
+    from torch._subclasses import FakeTensorMode
+
     from aotkit_cudagraphs import CudagraphTrees
 
 __all__ = ["Boxed", "Captured", "CompileContext", "Split", "Stages", "WithoutHistory"]
@@ -84,6 +86,7 @@ class CompileContext:
     ``arenas``: where temporaries live, those of a forward and its backward in turn.
     ``collector``: keeps the products, to be written to the cache.
     ``publish``: graphs go to torch's own log artifacts (``TORCH_LOGS``, structured traces) too.
+    ``fake_mode``: the mode of the fake arguments, which tells where symbols live if no argument is a tensor.
     """
 
     options: Options
@@ -98,6 +101,7 @@ class CompileContext:
     trees: CudagraphTrees | None = None
     arenas: ArenaPool = field(default_factory=ArenaPool)
     collector: Collector | None = None
+    fake_mode: FakeTensorMode | None = None
 
     def dump_graph(self, name: str, graph: torch.fx.GraphModule) -> None:
         """Show ``graph`` to whoever watches."""
@@ -316,7 +320,8 @@ def _capture(
     table = stages.decompositions
     with ctx.recorder.stage("capture"):
         if not inputs.overlaps and len(inputs.kept) == len(fakes):
-            return capture(fn, fakes, decompositions=table, observer=ctx.recorder), inputs
+            mode = None if any(isinstance(fake, torch.Tensor) for fake in fakes) else ctx.fake_mode
+            return capture(fn, fakes, decompositions=table, fake_mode=mode, observer=ctx.recorder), inputs
         run = GraphFunction(fn) if isinstance(fn, torch.fx.GraphModule) else fn
         layer = run.preferred_layer() if hasattr(run, "preferred_layer") else None
         how = TraceOptions(layer=layer)

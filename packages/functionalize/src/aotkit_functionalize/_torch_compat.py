@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch._dispatch.python import enable_python_dispatcher
 from torch._higher_order_ops.effects import has_effects
+from torch._prims_common import is_non_overlapping_and_dense_or_false
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode, disable_functional_mode
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing as untraced
@@ -229,7 +230,12 @@ def depends_on_data(plain: torch.Tensor) -> bool:
 
 
 def is_dense(plain: torch.Tensor) -> bool:
-    """Whether the elements of ``plain`` fill a range of its storage without gaps or overlap, in any order."""
+    """Whether the elements of ``plain`` fill a range of its storage without gaps or overlap, in any order.
+
+    ``False`` where that depends on the elements of a tensor.
+    """
+    if depends_on_data(plain):
+        return is_non_overlapping_and_dense_or_false(plain)
     return bool(torch.ops.aten.is_non_overlapping_and_dense.default(plain))
 
 

@@ -124,11 +124,15 @@ def _rounded_quotient(expr: Any) -> Any:
     """
     name = type(expr).__name__
     value = _quotient(expr.args[0]) if name in ("TruncToInt", "FloorToInt", "CeilToInt") else None
-    if value is None or not value.as_numer_denom()[1].is_positive:
+    if value is None:
         return None
     from torch.utils._sympy.functions import FloorDiv, Max
 
     numerator, denominator = value.as_numer_denom()
+    if not denominator.is_positive:  # of either sign, as an integer argument may be
+        if name == "TruncToInt":
+            return None
+        return FloorDiv(numerator, denominator) if name == "FloorToInt" else -FloorDiv(-numerator, denominator)
     if name == "CeilToInt":
         return -FloorDiv(-numerator, denominator)
     if name == "FloorToInt" or numerator.is_nonnegative:
@@ -148,6 +152,8 @@ def _quotient(expr: Any) -> Any:
 
 def _exact(expr: Any) -> Any:
     """The rational number that a float is, computed from one size and numbers of few bits; else ``None``."""
+    if expr.is_integer:
+        return expr
     if type(expr).__name__ == "ToFloat":
         return expr.args[0]
     if expr.is_Float:
