@@ -6,9 +6,11 @@ import math
 
 import pytest
 import torch
+from torch._dynamo.source import ConstantSource
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+from torch.utils._sympy.value_ranges import ValueRanges
 
 from aotkit_inductor_lower import LowerOptions, compile_graph, decompositions, lower_graph, schedule_program
 from aotkit_inductor_lower.codegen.generate import generate
@@ -195,3 +197,25 @@ def test_sizes_from_quotients_of_negative_numbers_are_rounded_down(name):
     compiled = compile_graph(graph, options=LowerOptions(verify=True, redzones=True))
     for rows in (23, 21, 16, 7, 8, 2):
         torch.testing.assert_close(compiled([x[:rows].clone()])[0], f(x[:rows])[0])
+
+
+SIGNED = {
+    "start and step": lambda n, x: (torch.arange(5) * n + x.shape[0] // n,),
+    "remainder": lambda n, x: (x * (17 % n) + x.shape[0] % n,),
+    "size": lambda n, x: (x.new_ones((40 - n) // 3).cumsum(0) + n,),
+    "extremes": lambda n, x: (x + torch.sym_max(n, 2) - torch.sym_min(n, -2),),
+}
+
+
+@pytest.mark.parametrize("name", SIGNED)
+def test_an_integer_input_may_be_of_either_sign(name):
+    f = SIGNED[name]
+    x = torch.linspace(-1, 1, 23, dtype=torch.float64)
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    symbol = mode.shape_env.create_symbol(5, ConstantSource("n"), DimDynamic.DYNAMIC, positive=None)
+    n = mode.shape_env.create_symintnode(symbol, hint=5, source=ConstantSource("n"))
+    mode.shape_env.var_to_range[symbol] = ValueRanges(-100, 100)
+    graph = make_fx(f, decompositions())(n, mode.from_tensor(x))
+    compiled = compile_graph(graph, options=LowerOptions(verify=True, redzones=True))
+    for number in (5, -5, 1, -1, 3, -17):
+        torch.testing.assert_close(compiled([number, x])[0], f(number, x)[0])

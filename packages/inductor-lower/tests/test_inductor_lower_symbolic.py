@@ -299,7 +299,7 @@ def test_divisions_by_numbers_of_either_sign_round_down_as_in_python() -> None:
     from torch.utils._sympy.functions import CeilToInt, FloorDiv, IntTrueDiv, PythonMod, TruncToInt
 
     a, n = sympy.Symbol("s0", integer=True, positive=True), sympy.Symbol("n", integer=True)
-    above, below = sym("n.above", SymbolKind.SIZE), sym("n.below", SymbolKind.SIZE)
+    above, below = sym("n_above", SymbolKind.SIZE), sym("n_below", SymbolKind.SIZE)
     names = {"s0": "s0", "n": above - below}
     expressions: list[tuple[sympy.Expr, Callable[[int, int], int]]] = [
         (FloorDiv(a - 9, n), lambda s, d: (s - 9) // d),

@@ -87,7 +87,7 @@ def _is_one(size: torch.SymInt) -> bool:
 
 def halves(name: str) -> tuple[str, str]:
     """The names of ``max(n, 0)`` and ``max(-n, 0)`` of an integer that may be negative."""
-    return f"{name}.above", f"{name}.below"
+    return f"{name}_above", f"{name}_below"
 
 
 def _signs(symbol: sympy.Symbol, env: ShapeEnv) -> tuple[bool, bool]:

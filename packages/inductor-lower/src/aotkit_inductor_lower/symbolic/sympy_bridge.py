@@ -2,7 +2,7 @@
 
 Note [Integers that may be negative]
     A SIZE symbol is at least 0, on which every prover relies. An integer argument (a step, an offset) need not be: it
-    becomes ``$n.above - $n.below``, two symbols of which one is 0. A division by such a number divides by its
+    becomes ``$n_above - $n_below``, two symbols of which one is 0. A division by such a number divides by its
     magnitude: ``x // d`` is ``(x * sign) // max(abs(d), 1)``.
 """
 
