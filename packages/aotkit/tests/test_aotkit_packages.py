@@ -136,7 +136,7 @@ def test_arguments_that_the_package_was_not_made_for_are_refused(tmp_path: Path)
         (TypeError, "has to be a tensor, not a list", [[1.0]], kwargs),
         (ValueError, "has 1 dimensions; the package was compiled for 2", x[0], kwargs),
         (ValueError, "size 2 in dimension 1, where the package was compiled for 3", x[:, :2], kwargs),
-        (ValueError, "a size is 65; the package was compiled for sizes from 1 to 64", torch.randn(65, 3), kwargs),
+        (ValueError, "dimension 0 of x is 65; the package was compiled for 1 to 64", torch.randn(65, 3), kwargs),
     ]
     for kind, message, first, keywords in cases:
         with pytest.raises(kind, match=message):
@@ -193,3 +193,70 @@ def test_what_cannot_be_packed_is_refused_and_leaves_no_file(tmp_path: Path) -> 
         aotkit.aot_compile(Custom(), (torch.randn(2),), tmp_path / "custom")
     assert "dict with the key ('a', 1)" in str(refused.value)
     assert list(tmp_path.iterdir()) == []
+
+
+# -- which sizes a package takes -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("declared", ["bounded", "dynamic", "auto"])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_a_package_with_convolutions_takes_every_declared_number_of_images(
+    declared: str, layout: torch.memory_format, tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.ConvTranspose2d(4, 2, 3)).eval()
+    size = {"bounded": Dim("b", min=1, max=64), "dynamic": Dim.DYNAMIC, "auto": Dim.AUTO}[declared]
+    example = torch.randn(2, 3, 8, 8).to(memory_format=layout)
+    program = export(model, (example,), dynamic_shapes=({0: size},))
+    loaded = aotkit.load(aotkit.aot_compile(program, None, tmp_path / "p.aotkit"))
+    for images in (1, 2, 15, 16, 17, 64):
+        x = torch.randn(images, 3, 8, 8).to(memory_format=layout)
+        torch.testing.assert_close(loaded(x), model(x).detach())
+    with pytest.raises(ValueError, match=r"dimension 0 of input is 0; the package was compiled for 1 "):
+        loaded(torch.empty(0, 3, 8, 8))
+
+
+class Joined(nn.Module):
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.cat([x, y]).softmax(0) * x.shape[0] + y.sum() / y.shape[0]
+
+
+def test_sizes_without_declared_bounds_may_be_one(tmp_path: Path) -> None:
+    shapes = ({0: Dim.DYNAMIC}, {0: Dim.DYNAMIC, 1: Dim.DYNAMIC})
+    program = export(Joined(), (torch.randn(3, 4), torch.randn(2, 4)), dynamic_shapes=({0: Dim.DYNAMIC}, shapes[0]))
+    loaded = aotkit.load(aotkit.aot_compile(program, None, tmp_path / "p.aotkit"))
+    for rows, more in ((3, 2), (1, 2), (3, 1), (1, 1), (200, 7)):
+        x, y = torch.randn(rows, 4), torch.randn(more, 4)
+        torch.testing.assert_close(loaded(x, y), Joined()(x, y))
+
+
+class Doubled(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+
+def test_sizes_that_the_code_is_not_right_for_are_named_at_compile_time_and_in_calls(tmp_path: Path) -> None:
+    program = export(Doubled(), (torch.randn(4, 3),), dynamic_shapes=({0: Dim("b", min=1, max=64)},))
+    from aotkit._package_sizes import narrowed, relation_text
+
+    arguments = [{"name": "x", "symbol": None, "shape": ["d0", 3]}, {"name": "y", "symbol": None, "shape": ["d1", "d0"]}]
+    with pytest.warns(UserWarning, match=r"sizes of 1 to 15 in dimension 0 of x, and the program declares 1 to 64"):
+        assert narrowed({"d0": (1, 64)}, [["<", "d0", 16]], arguments) == {"d0": (1, 15)}
+    with pytest.warns(UserWarning, match=r"sizes of 16 or more in dimension 0 of y"):
+        assert narrowed({"d1": (1, None)}, [[">=", "d1", 16]], arguments) == {"d1": (16, None)}
+    with pytest.warns(UserWarning, match="sizes of 2 to 8 without 3, 5, 7 in dimension 0 of x"):
+        assert narrowed({"d0": (1, 9)}, [["==", ["%", "d0", 2], 0]], arguments) == {"d0": (2, 8)}
+    assert narrowed({"d0": (1, None)}, [["!=", "d0", 1]], arguments) == {"d0": (2, None)}
+    assert relation_text(["==", ["%", "d0", 2], ["max", "d1", 0]], arguments) == (
+        "((dimension 0 of x % 2) == max(dimension 0 of y, 0))"
+    )
+    loaded = aotkit.load(aotkit.aot_compile(program, None, tmp_path / "p.aotkit"))
+    loaded._guards = [["==", ["%", "d0", 2], 0]]
+    with pytest.raises(ValueError, match=r"sizes with \(\(dimension 0 of x % 2\) == 0\), which does not hold for"):
+        loaded(torch.randn(3, 3))
+
+
+def test_a_size_that_no_call_tells_is_refused_by_name(tmp_path: Path) -> None:
+    program = export(nn.Linear(4, 3), (torch.randn(6, 4),), dynamic_shapes=({0: 2 * Dim("half", min=1, max=64)},))
+    with pytest.raises(PackageError, match=r"dimension 0 of input has the size 2\*s\d+, and s\d+ is the size of no"):
+        aotkit.aot_compile(program, None, tmp_path / "p.aotkit")

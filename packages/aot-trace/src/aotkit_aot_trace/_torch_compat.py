@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, cast
 
@@ -53,6 +53,7 @@ __all__ = [
     "record_operator",
     "replaced_tensors",
     "run_make_fx",
+    "symbols_of",
     "to_pre_dispatch_functional",
     "track",
     "untraced",
@@ -126,6 +127,11 @@ def rebind_sizes(node: torch.fx.Node, result: Any) -> None:
         renamed = mode.shape_env.replace(symbol)
         if renamed.is_symbol:
             known.setdefault(renamed, known[symbol])
+
+
+def symbols_of(sizes: Iterable[Any]) -> set[Any]:
+    """The symbols that occur in ``sizes``."""
+    return {symbol for size in sizes if isinstance(size, torch.SymInt) for symbol in size.node.expr.free_symbols}
 
 
 def record_now(value: torch.SymInt) -> None:

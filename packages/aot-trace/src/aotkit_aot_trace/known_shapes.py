@@ -18,8 +18,27 @@ def recorded_with_known_shapes() -> Mapping[Any, Callable[..., Any]]:
     """A table for the recorder: each entry records its operator as it is and makes the fake results itself."""
     return {
         aten._ctc_loss.default: _ctc_loss,
+        aten.convolution.default: _convolution,
         aten.multilabel_margin_loss_forward.default: _multilabel_margin_loss_forward,
     }
+
+
+def _convolution(image: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *how: Any) -> Any:
+    """Of a number of images that is a symbol: a condition on it (16 or more) would be relied on though it decides
+    nothing but which of ATen's kernels runs. So the strides are those for the example's number."""
+    op = aten.convolution.default
+    images = image.shape[0]
+    if not isinstance(images, torch.SymInt) or not images.node.has_hint() or image.dim() <= 3:
+        return NotImplemented
+    if not images.node.expr.is_symbol or images.node.expr in compat.symbols_of((*image.shape[1:], *image.stride())):
+        return NotImplemented
+
+    def fake_result() -> torch.Tensor:
+        example = image.new_empty_strided((images.node.hint, *image.shape[1:]), image.stride())
+        like = op(example, weight, bias, *how)
+        return like.new_empty_strided((images, *like.shape[1:]), like.stride())
+
+    return compat.record_operator(op, (image, weight, bias, *how), fake_result)
 
 
 def _ctc_loss(

@@ -20,6 +20,7 @@ from ._environment import read_environment
 from ._observe import Recorder
 from ._package import environment_of_package
 from ._package_file import write_package
+from ._package_sizes import declared_ranges, narrowed, opened
 from ._size_guards import Names, guards_of
 from ._structure import describe_structure
 from .errors import PackageError
@@ -67,6 +68,7 @@ def aot_compile(
         if getattr(chosen, name):
             raise PackageError(f"the option {name!r} is for graphs of one process; leave it out for a package")
     inputs = _inputs(program)
+    _check_symbols(inputs)
     artifact = _compile(program, inputs, chosen, recorder or Recorder())
     sections, described = artifact.to_sections()
     weights, same = _distinct(inputs)
@@ -169,7 +171,7 @@ def _compile(program: ExportedProgram, inputs: list[_Input], options: Options, r
     fakes = [inputs[i].fake for i in variable]
     names, shape_env = _names(fakes)
     try:
-        with torch.no_grad():
+        with torch.no_grad(), opened(shape_env):
             compile_flat(function, fakes, [inputs[i].example for i in variable], ctx, own_stages())
         collector.seal(lambda: guards_of(shape_env, names))
     except REFUSALS as refusal:
@@ -177,6 +179,20 @@ def _compile(program: ExportedProgram, inputs: list[_Input], options: Options, r
     if not made:
         raise PackageError(f"the compiled program can't be packed: {'; '.join(refused)}")
     return made[0]
+
+
+def _check_symbols(inputs: Sequence[_Input]) -> None:
+    """Raise :class:`PackageError` for sizes of which no call tells the symbols: ``2 * b`` alone."""
+    names, _ = _names([entry.fake for entry in inputs if not entry.is_constant])
+    for entry in inputs:
+        for dim, size in enumerate(entry.fake.shape) if isinstance(entry.fake, torch.Tensor) else ():
+            if isinstance(size, torch.SymInt):
+                unknown = sorted(str(s) for s in size.node.expr.free_symbols if names.numbers[str(s)] not in names.values)
+                if unknown:
+                    raise PackageError(
+                        f"dimension {dim} of {entry.name} has the size {size}, and {', '.join(unknown)} is the size of "
+                        "no input by itself, so no call could tell it. Declare the dimension without the derived size"
+                    )
 
 
 def _names(fakes: Sequence[Any]) -> tuple[Names, Any]:
@@ -224,13 +240,13 @@ def _interface(program: ExportedProgram, inputs: list[_Input], artifact: Artifac
         info.index for info in GraphMetadata.from_json(artifact.metadata).inputs if info.mutation.value != "none"
     }
     variable = [i for i, entry in enumerate(inputs) if not entry.is_constant]
+    arguments = [_argument(inputs[i], names, k in written) for k, i in enumerate(variable) if inputs[i].weight is None]
+    declared = declared_ranges(program.range_constraints, names.numbers)
     return {
         "inputs": structure,
         "outputs": _numbered(describe_structure(result, lambda v: isinstance(v, _Leaf), leaves := []), leaves),
-        "arguments": [
-            _argument(inputs[i], names, k in written) for k, i in enumerate(variable) if inputs[i].weight is None
-        ],
-        "ranges": _ranges(program, names),
+        "arguments": arguments,
+        "ranges": narrowed(declared, artifact.guards, arguments),
     }
 
 
@@ -271,12 +287,3 @@ def _argument(entry: _Input, names: Names, written: bool) -> dict[str, Any]:
         "written": written,
         "symbol": None,
     }
-
-
-def _ranges(program: ExportedProgram, names: Names) -> dict[str, list[int | None]]:
-    found: dict[str, list[int | None]] = {}
-    for symbol, bounds in program.range_constraints.items():
-        if str(symbol) in names.numbers:
-            high = int(bounds.upper) if getattr(bounds.upper, "is_Integer", False) else None
-            found[names.numbers[str(symbol)]] = [int(bounds.lower), high]
-    return found

@@ -18,7 +18,8 @@ from aotkit_runtime_wrappers import WrapperError
 from .__about__ import __version__
 from ._artifact import ARTIFACT_FORMAT, Artifact, bind_artifact
 from ._package_file import read_package
-from ._size_guards import evaluate, guards_hold
+from ._package_sizes import relation_text, size_error
+from ._size_guards import evaluate
 from ._structure import flatten_like, rebuild_structure
 from .errors import PackageError
 
@@ -125,8 +126,7 @@ class Package:
     def _check_sizes(self, flat: list[Any], symbols: dict[str, int]) -> None:
         for name, (low, high) in self.manifest["ranges"].items():
             if name in symbols and not (low <= symbols[name] and (high is None or symbols[name] <= high)):
-                end = "" if high is None else f" to {high}"
-                raise ValueError(f"a size is {symbols[name]}; the package was compiled for sizes from {low}{end}")
+                raise ValueError(size_error(name, symbols[name], (low, high), self.manifest["arguments"]))
         for argument, value in zip(self._arguments, flat, strict=True):
             if isinstance(value, torch.Tensor):
                 for dim, (size, wanted) in enumerate(zip(value.shape, argument.shape, strict=True)):
@@ -135,8 +135,12 @@ class Package:
                             f"{argument.name} has size {size} in dimension {dim}, where the package was compiled for "
                             f"{evaluate(wanted, symbols)}"
                         )
-        if not guards_hold(self._guards, symbols):
-            raise ValueError(f"the package was not compiled for these sizes: {[tuple(v.shape) for v in flat]}")
+        for guard in self._guards:
+            if not evaluate(guard, symbols):
+                raise ValueError(
+                    f"the package was compiled for sizes with {relation_text(guard, self.manifest['arguments'])}, "
+                    f"which does not hold for {[tuple(v.shape) for v in flat if isinstance(v, torch.Tensor)]}"
+                )
 
 
 class _Argument:

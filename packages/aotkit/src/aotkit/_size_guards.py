@@ -21,6 +21,7 @@ import torch
 from aotkit_cache import Uncacheable
 
 __all__ = ["Names", "evaluate", "expression_json", "guards_hold", "guards_of", "install_guards", "ranges_of"]
+__all__ += ["symbols_in"]
 
 
 @dataclass(slots=True)
@@ -120,6 +121,13 @@ def ranges_of(shape_env: Any, names: Names) -> dict[str, tuple[str, str]]:
 def guards_hold(guards: Sequence[Any], values: Mapping[str, Any]) -> bool:
     """Whether the facts hold for these values of the symbols (plain numbers)."""
     return all(evaluate(guard, values) for guard in guards)
+
+
+def symbols_in(expression: Any) -> set[str]:
+    """The symbols of an expression in its JSON form."""
+    if isinstance(expression, str):
+        return {expression}
+    return set().union(*map(symbols_in, expression[1:])) if isinstance(expression, list) else set()
 
 
 def install_guards(guards: Sequence[Any], symbols: Mapping[str, Any]) -> None:
