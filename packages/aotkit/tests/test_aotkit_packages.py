@@ -239,7 +239,8 @@ def test_sizes_that_the_code_is_not_right_for_are_named_at_compile_time_and_in_c
     program = export(Doubled(), (torch.randn(4, 3),), dynamic_shapes=({0: Dim("b", min=1, max=64)},))
     from aotkit._package_sizes import narrowed, relation_text
 
-    arguments = [{"name": "x", "symbol": None, "shape": ["d0", 3]}, {"name": "y", "symbol": None, "shape": ["d1", "d0"]}]
+    shapes = {"x": ["d0", 3], "y": ["d1", "d0"]}
+    arguments = [{"name": name, "symbol": None, "shape": shape} for name, shape in shapes.items()]
     with pytest.warns(UserWarning, match=r"sizes of 1 to 15 in dimension 0 of x, and the program declares 1 to 64"):
         assert narrowed({"d0": (1, 64)}, [["<", "d0", 16]], arguments) == {"d0": (1, 15)}
     with pytest.warns(UserWarning, match=r"sizes of 16 or more in dimension 0 of y"):

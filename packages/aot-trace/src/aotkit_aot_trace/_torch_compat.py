@@ -134,12 +134,14 @@ def symbols_of(sizes: Iterable[Any]) -> set[Any]:
     return {symbol for size in sizes if isinstance(size, torch.SymInt) for symbol in size.node.expr.free_symbols}
 
 
-def record_now(value: torch.SymInt) -> None:
-    """Settle which node gives ``value``: a later one, of the backward say, may have a size of the same symbol."""
+def record_now(values: Iterable[Any]) -> None:
+    """Settle which nodes give the SymInts: a later one, of the backward say, may have a size of the same symbol."""
     tracer = current_tracer()
-    proxy = get_proxy_slot(value, tracer)
-    proxy.force()
-    tracer.symnode_tracker[value] = proxy
+    for value in values:
+        if isinstance(value, torch.SymInt):
+            proxy = get_proxy_slot(value, tracer)
+            proxy.force()
+            tracer.symnode_tracker[value] = proxy
 
 
 def is_dense(plain: torch.Tensor) -> bool:

@@ -154,9 +154,7 @@ def _run(request: Request, placeholders: Sequence[Any], result: Recording) -> li
                 forward = every_output(forward, outputs, request.export)
             values = [_unwrap(v) for v in forward.forward_values]
         result.metadata, result.check_saved = forward.metadata, storages.layouts.check_saved
-        for value in values:
-            if isinstance(value, torch.SymInt):
-                compat.record_now(value)
+        compat.record_now(values)
         finish_tokens()
         result.num_forward_nodes = len(tracer.graph.nodes)
         if not forward.metadata.is_training:

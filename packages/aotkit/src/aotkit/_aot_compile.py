@@ -187,7 +187,8 @@ def _check_symbols(inputs: Sequence[_Input]) -> None:
     for entry in inputs:
         for dim, size in enumerate(entry.fake.shape) if isinstance(entry.fake, torch.Tensor) else ():
             if isinstance(size, torch.SymInt):
-                unknown = sorted(str(s) for s in size.node.expr.free_symbols if names.numbers[str(s)] not in names.values)
+                symbols = sorted(map(str, size.node.expr.free_symbols))
+                unknown = [symbol for symbol in symbols if names.numbers[symbol] not in names.values]
                 if unknown:
                     raise PackageError(
                         f"dimension {dim} of {entry.name} has the size {size}, and {', '.join(unknown)} is the size of "

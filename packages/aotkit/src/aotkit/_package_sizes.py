@@ -1,10 +1,10 @@
 """Which sizes a package takes: what the program declares, narrowed to what the compiled code is right for.
 
 Note [Sizes of a package]
-    A program declares a range for each symbol. What the compile relied on beyond that (a guard) holds for the sizes of the
-    example; where it does not hold in all of the range, the compile says so in a warning, and a call with another size
-    names the input, the dimension and what is allowed. torch.export begins the range of a size that was declared without
-    one at 2, to leave a size of 1 open; a package begins it at 1, and at 2 only where the code relies on that.
+    A program declares a range for each symbol. What the compile relied on beyond that (a guard) holds for the sizes of
+    the example; where it does not hold in all of the range, the compile says so in a warning, and a call with another
+    size names the input, the dimension and what is allowed. torch.export begins the range of a size that was declared
+    without one at 2, to leave a size of 1 open; a package begins it at 1, and at 2 only where the code relies on that.
 """
 
 from __future__ import annotations
@@ -83,8 +83,8 @@ def _warning(where: str, declared: Range, taken: Range, missing: Sequence[int]) 
     some = f" without {', '.join(map(str, inside[:5]))}{', ..' if len(inside) > 5 else ''}" if inside else ""
     return (
         f"the package takes sizes of {_range_text(taken)}{some} in {where}, and the program declares "
-        f"{_range_text(declared)}: the compiled code is right for those only. Export with an example of another size for "
-        "the others, or declare the range that is needed"
+        f"{_range_text(declared)}: the compiled code is right for those only. Export with an example of another size "
+        "for the others, or declare the range that is needed"
     )
 
 
