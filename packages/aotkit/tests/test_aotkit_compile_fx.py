@@ -179,9 +179,17 @@ def test_an_internal_error_names_its_stage_and_is_suppressed_when_asked(monkeypa
 
     monkeypatch.setattr(lower, "schedule_program", broken)
     x = torch.randn(3)
-    with pytest.raises(BackendCompilerFailed, match="a bug") as failed:
-        torch.compile(lambda x: x.sin() + 1, backend="aotkit")(x)
-    assert failed.value.inner_exception.__notes__ == ["aotkit: raised in the stage 'schedule' of a compile"]
+    options = {"fallback": "error"}
+    with pytest.raises(BackendCompilerFailed, match=r"in the stage 'schedule'.*a bug") as failed:
+        torch.compile(lambda x: x.sin() + 1, backend="aotkit", options=options)(x)
+    assert isinstance(failed.value.inner_exception, aotkit.InternalError)
+    cause = failed.value.inner_exception.__cause__
+    assert cause is not None and cause.__notes__ == ["aotkit: raised in the stage 'schedule' of a compile"]
     torch._dynamo.reset()
     with torch._dynamo.config.patch(suppress_errors=True):
-        torch.testing.assert_close(torch.compile(lambda x: x.sin() + 1, backend="aotkit")(x), x.sin() + 1)
+        torch.testing.assert_close(
+            torch.compile(lambda x: x.sin() + 1, backend="aotkit", options=options)(x), x.sin() + 1
+        )
+    torch._dynamo.reset()
+    with pytest.warns(aotkit.EagerFallback, match="a bug in aotkit"):
+        torch.testing.assert_close(torch.compile(lambda x: x.sin() + 1, backend=aotkit.compile_fx)(x), x.sin() + 1)

@@ -46,6 +46,7 @@ __all__ = [
     "GraphPasses",
     "GraphRecord",
     "GraphSignature",
+    "InternalError",
     "JointWithDescriptors",
     "Options",
     "Package",
@@ -117,7 +118,14 @@ _HOMES = {
         "._compile_fx": ("compile_fx", "compile_fx_aot", "compile_fx_inner", "list_mode_options", "list_options"),
         "._package": ("Package", "load"),
         "._passes": ("GraphPasses",),
-        ".errors": ("CompileError", "EagerFallback", "FrozenParameterError", "PackageError", "UnknownOption"),
+        ".errors": (
+            "CompileError",
+            "EagerFallback",
+            "FrozenParameterError",
+            "InternalError",
+            "PackageError",
+            "UnknownOption",
+        ),
         "._explain": (
             "Explanation",
             "explain",

@@ -14,6 +14,7 @@ from torch.export.graph_signature import InputKind, TensorArgument
 from aotkit_aot_trace import GraphFunction
 
 from ._artifact import Artifact
+from ._bugs import first_line, is_bug, raise_bug
 from ._cold import REFUSALS
 from ._collect import Collector
 from ._environment import read_environment
@@ -176,6 +177,10 @@ def _compile(program: ExportedProgram, inputs: list[_Input], options: Options, r
         collector.seal(lambda: guards_of(shape_env, names))
     except REFUSALS as refusal:
         raise PackageError(f"the program could not be compiled: {refusal}") from refusal
+    except Exception as error:
+        if is_bug(error):
+            raise_bug(error, first_line(program.graph_module))
+        raise
     if not made:
         raise PackageError(f"the compiled program can't be packed: {'; '.join(refused)}")
     return made[0]

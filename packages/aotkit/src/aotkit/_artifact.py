@@ -9,6 +9,7 @@ Note [What is loaded]
 from __future__ import annotations
 
 import ctypes
+import warnings
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from typing import Any
 
 import torch
 
+from aotkit_cache import CacheWarning
 from aotkit_functionalize import GraphMetadata
 from aotkit_inductor_lower import ArenaPool, bind_program, compiled_from_json, compiled_to_json
 from aotkit_runtime_wrappers import Gradients, WrapperPlan, bind
@@ -215,8 +217,15 @@ def bind_artifact(
         if missing != artifact.missing:
             return None if missing or whole_backward is None else whole_backward(backward_graph())
         assert backward is not None
-        with collections_put_off():
-            bound = backward.bind(arenas)
+        try:
+            with collections_put_off():
+                bound = backward.bind(arenas)
+        except Exception as error:
+            if whole_backward is None:
+                raise
+            what = "a stored backward can't be used"  # whatever is wrong with it, the graph can be compiled
+            warnings.warn(f"{what} ({type(error).__name__}: {error}); it is compiled again", CacheWarning, stacklevel=2)
+            return None if any(missing) else whole_backward(backward_graph())
         if on_backward is not None:
             on_backward()
         return bound

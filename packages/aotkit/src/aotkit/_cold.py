@@ -11,6 +11,7 @@ import torch
 from aotkit_aot_trace import Unsupported, floats_as_tensors
 from aotkit_functionalize import OverlappingMutation
 from aotkit_inductor_lower import LoweringError
+from aotkit_inductor_lower import errors as lowering_errors
 from aotkit_partition import PartitionError
 from aotkit_runtime_wrappers import GradientRequest, WrapperError
 
@@ -25,10 +26,13 @@ from ._recursion import deep_recursion
 from .options import Options
 from .pipeline import CompileContext, capture_flat, compile_captured, compile_flat, own_stages
 
-__all__ = ["REFUSALS", "ColdCompiler"]
+__all__ = ["REFUSALS", "ColdCompiler", "OptionErrors"]
 
 REFUSALS = (Unsupported, OverlappingMutation, LoweringError, PartitionError, WrapperError)
 """What a compile raises on purpose; anything else is a bug."""
+
+OptionErrors = lowering_errors.UnknownPassError
+"""What it raises where an option means nothing."""
 
 
 class ColdCompiler:

@@ -22,6 +22,7 @@ from torch.fx.graph import _PyTreeCodeGen
 from aotkit_functionalize import GraphMetadata
 from aotkit_inductor_lower import compile_graph
 
+from ._bugs import first_line, is_bug, note_bug, of_the_user, raise_bug
 from ._environment import read_environment
 from ._inputs import fake_inputs
 from ._observe import Recorder
@@ -56,7 +57,8 @@ def compile_fx(
         config_patches: fields of :class:`Options` by name, for this compile.
         decompositions: operators to replace while tracing, instead of our own table.
 
-    Raises what a compile raises: the packages' refusals are not caught here.
+    Raises what a compile raises: the packages' refusals are not caught here. After a bug of ours the graph itself is
+    what is returned, see Note [Internal errors].
     """
     chosen = (options or read_environment().options()).patch(**dict(config_patches or {}))
     stages = own_stages()
@@ -67,10 +69,18 @@ def compile_fx(
     fixed = frozenset(i for i, value in enumerate(example_inputs) if isinstance(value, torch.nn.Parameter))
     kept = recorder or Recorder()
     ctx = CompileContext(chosen, kept, "fx", keep_input_mutations=True, fixed_arguments=fixed)
-    with deep_recursion():
-        if _is_plain(model, example_inputs):
-            return _compile_plain(model, example_inputs, ctx, stages)
-        return _compile_nested(model, example_inputs, ctx, stages)
+    try:
+        with deep_recursion():
+            if _is_plain(model, example_inputs):
+                return _compile_plain(model, example_inputs, ctx, stages)
+            return _compile_nested(model, example_inputs, ctx, stages)
+    except Exception as error:
+        if not is_bug(error):
+            raise
+        if chosen.fallback == "error":
+            raise_bug(error, first_line(model))
+        note_bug(error, first_line(model), kept)
+        return model
 
 
 def compile_fx_inner(graph: torch.fx.GraphModule, example_inputs: Sequence[Any], **facts: Any) -> Boxed:
@@ -142,7 +152,8 @@ def _with_inner(stages: Stages, inner: InnerCompile) -> Stages:
             examples = [node.meta.get("val") for node in graph.graph.find_nodes(op="placeholder")]
             # What the forward saved stays where it is until the backward; tangents are any tensors.
             static = range(saved[0]) if facts["is_backward"] else sorted(ctx.fixed_arguments)
-            compiled = inner(graph, examples, static_input_idxs=list(static), graph_id=next(numbers), **facts)
+            with of_the_user():
+                compiled = inner(graph, examples, static_input_idxs=list(static), graph_id=next(numbers), **facts)
             return compiled if getattr(compiled, "_boxed_call", False) else make_boxed_func(compiled)
 
         return compile_one

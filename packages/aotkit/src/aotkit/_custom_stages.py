@@ -12,6 +12,7 @@ from torch._guards import TracingContext
 from aotkit_functionalize import GraphMetadata
 from aotkit_runtime_wrappers import compile_wrapped
 
+from ._bugs import of_the_user
 from ._fake_calls import keep_strides
 from .boxed import compiling_graph, make_boxed_func
 from .pipeline import Boxed, CompileContext, Split, Stages, WithoutHistory
@@ -35,7 +36,7 @@ def custom_stages(
         inputs = _example_inputs(joint)
         count = len(metadata.tangents) + len(metadata.backward_writes)
         primals, tangents = (inputs[:-count], inputs[-count:]) if count else (inputs, [])
-        with compiling_graph(ctx.name, "joint", 0):
+        with compiling_graph(ctx.name, "joint", 0), of_the_user():
             parts = partition_fn(joint, (primals, tangents), num_fwd_outputs=metadata.num_forward_outputs)
         saved = _outputs(parts[0])[metadata.num_forward_outputs :]
         symints = sum(not isinstance(node.meta.get("val"), torch.Tensor) for node in saved)
@@ -59,7 +60,8 @@ def _stage(compiler: Compiler, kind: str) -> Callable[[torch.fx.GraphModule, str
         said: list[Any] = []
 
         def compile_boxed(graph: torch.fx.GraphModule, inputs: list[Any]) -> Boxed:
-            with compiling_graph(ctx.name, kind, next(numbers)), TracingContext.report_output_strides() as strides:
+            named = compiling_graph(ctx.name, kind, next(numbers))
+            with named, TracingContext.report_output_strides() as strides, of_the_user():
                 compiled = compiler(graph, inputs)
             said.extend(strides or ())
             return compiled if getattr(compiled, "_boxed_call", False) else make_boxed_func(compiled)

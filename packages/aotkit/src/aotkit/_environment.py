@@ -31,10 +31,11 @@ class Environment:
     verify: bool = False
     fuel: int | None = None
     disable: frozenset[str] = frozenset()
+    fallback: str = "eager"
 
     def options(self) -> Options:
         """The options of a compile that says nothing else."""
-        return Options(verify=self.verify, fuel=self.fuel, disable=self.disable)
+        return Options(verify=self.verify, fuel=self.fuel, disable=self.disable, fallback=self.fallback)
 
 
 def read_environment(variables: Mapping[str, str] | None = None) -> Environment:
@@ -50,6 +51,9 @@ def read_environment(variables: Mapping[str, str] | None = None) -> Environment:
     verify = env.get("AOTKIT_VERIFY", "0") or "0"
     if verify not in ("0", "1"):
         raise UnknownOption(f"AOTKIT_VERIFY takes 0 or 1, not {verify!r}")
+    fallback = env.get("AOTKIT_FALLBACK", "eager") or "eager"
+    if fallback not in ("eager", "error"):
+        raise UnknownOption(f"AOTKIT_FALLBACK takes eager or error, not {fallback!r}")
     dump = env.get("AOTKIT_DUMP", "")
     return Environment(
         log=log,
@@ -57,6 +61,7 @@ def read_environment(variables: Mapping[str, str] | None = None) -> Environment:
         verify=verify == "1",
         fuel=int(fuel) if fuel else None,
         disable=_names(env.get("AOTKIT_DISABLE", "")),
+        fallback=fallback,
     )
 
 

@@ -13,6 +13,7 @@ from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
 from aotkit_cache import Uncacheable
 
+from ._bugs import of_the_user
 from .errors import CompileError
 
 if TYPE_CHECKING:
@@ -101,8 +102,9 @@ class GraphPasses:
 
 def _run(given: Pass, what: str, graph: GraphModule) -> GraphModule:
     before = _interface(graph)
-    found = given(graph) or graph
-    found.graph.lint()
+    with of_the_user():
+        found = given(graph) or graph
+        found.graph.lint()
     after = _interface(found)
     if before != after:
         raise CompileError(

@@ -26,6 +26,7 @@ from aotkit_functionalize import fake_twin, is_subclass, sizes_and_tensors, subc
 from aotkit_runtime_wrappers import AliasingChangedError
 
 from ._aliases import MOST_ALIAS_PATTERNS
+from ._bugs import describe_bug, is_bug, raise_bug, tell
 from .pipeline import CompileContext, Stages, compile_flat
 
 __all__ = ["Variants", "compile_variable", "example_fakes", "flatten_call", "flattened", "next_name", "rebuilder"]
@@ -48,6 +49,20 @@ class _Variant:
     fits: Callable[[Sequence[Any]], bool] | None
 
 
+class _EagerVariant:
+    """The function itself, where the compile failed by a bug of ours; its ``result`` is known after a call."""
+
+    fits = None
+
+    def __init__(self, function: Callable[..., Any], result: Callable[[], Any]) -> None:
+        self.run: Callable[[list[Any]], Any] = lambda args: function(*args)
+        self._result = result
+
+    @property
+    def result(self) -> Any:
+        return self._result()
+
+
 @dataclass(frozen=True, slots=True)
 class Variants:
     """Compiled versions of one function; see Note [What a variant is specialised to]. Safe under threads.
@@ -61,8 +76,9 @@ class Variants:
     stages: Stages
     dynamic: bool
     num_static: int
-    compiled: dict[Any, list[_Variant]]
+    compiled: dict[Any, list[Any]]
     lock: Any
+    line: str = ""
 
     @staticmethod
     def of(
@@ -72,9 +88,10 @@ class Variants:
         *,
         dynamic: bool,
         num_static: int,
+        line: str = "",
     ) -> Variants:
-        """No variant compiled yet."""
-        return Variants(flatten_for, context, stages, dynamic, num_static, {}, threading.RLock())
+        """No variant compiled yet. ``line``: where the function is written."""
+        return Variants(flatten_for, context, stages, dynamic, num_static, {}, threading.RLock(), line)
 
     def call(self, flat: list[Any], structure: Any) -> tuple[Any, Any]:
         """The flat results for flat arguments, and their structure; ``structure`` is that of the arguments."""
@@ -109,11 +126,36 @@ class Variants:
 
     def _compile(self, key: Any, flat: list[Any]) -> _Variant:
         function, result = self.flatten_for(key[0])
-        run, fits = compile_variable(
-            function, flat, self.context(), self.stages, dynamic=self.dynamic, num_static=self.num_static
-        )
+        ctx = self.context()
+        try:
+            run, fits = compile_variable(
+                function, flat, ctx, self.stages, dynamic=self.dynamic, num_static=self.num_static
+            )
+        except Exception as error:
+            if not is_bug(error):
+                raise
+            if ctx.options.fallback == "error":
+                raise_bug(error, self.line)
+            reason = describe_bug(error, self.line)
+            return self._eager(key, function, result, lambda: tell(reason, ctx.recorder))
         variant = _Variant(run, result(), fits)
         self.compiled.setdefault(key, []).append(variant)
+        return variant
+
+    def _eager(
+        self, key: Any, function: Callable[..., Any], result: Callable[[], Any], notify: Callable[[], None]
+    ) -> Any:
+        """See Note [Internal errors]. What the function raises by itself is no such error, and it is compiled again."""
+        variant = _EagerVariant(function, result)
+
+        def first(args: list[Any]) -> Any:
+            outputs = function(*args)
+            notify()
+            variant.run = lambda args: function(*args)
+            self.compiled.setdefault(key, []).append(variant)
+            return outputs
+
+        variant.run = first
         return variant
 
 

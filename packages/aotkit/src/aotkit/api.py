@@ -13,13 +13,23 @@ from torch import nn
 from aotkit_aot_trace import FunctionalCall, named_tensors
 from aotkit_partition import default_partition
 
+from ._bugs import is_bug, line_of_function, note_bug, raise_bug
 from ._custom_stages import Compiler, Partitioner, custom_stages
 from ._environment import read_environment
 from ._live_module import LiveModule
 from ._observe import Recorder
 from ._publish import publish_parameters
 from ._sources import check_sources
-from ._variants import Variants, compile_variable, flatten_call, flattened, next_name, rebuilder, structure_of
+from ._variants import (
+    Variants,
+    compile_variable,
+    example_fakes,
+    flatten_call,
+    flattened,
+    next_name,
+    rebuilder,
+    structure_of,
+)
 from .pipeline import CompileContext, Stages
 
 __all__ = ["aot_function", "aot_module", "aot_module_simplified", "settings_of_compile"]
@@ -61,6 +71,7 @@ def aot_function(
         custom_stages(fw_compiler, bw_compiler, inference_compiler, partition_fn, decompositions),
         dynamic=bool(dynamic),
         num_static=num_params_buffers,
+        line=line_of_function(fn),
     )
 
     @wraps(fn, updated=())
@@ -123,6 +134,7 @@ class _AOTModule(nn.Module):
             self._stages,
             dynamic=dynamic,
             num_static=num_static,
+            line=line_of_function(self.orig_module),
         )
 
 
@@ -157,7 +169,15 @@ def aot_module_simplified(
     ctx = settings_of_compile(len(params_flat), keep_inference_input_mutations, log=True)
     stages = custom_stages(fw_compiler, bw_compiler, inference_compiler, partition_fn, decompositions)
     call = FunctionalCall(mod, list(named))
-    boxed, _ = compile_variable(call, full_args, ctx, stages, dynamic=False, num_static=len(params_flat))
+    try:
+        boxed, _ = compile_variable(call, full_args, ctx, stages, dynamic=False, num_static=len(params_flat))
+    except Exception as error:
+        if not is_bug(error):
+            raise
+        if ctx.options.fallback == "error":
+            raise_bug(error, line_of_function(mod))
+        boxed = _checked_eagerly(call, full_args, error)
+        note_bug(error, line_of_function(mod), ctx.recorder)
 
     def forward(*runtime_args: Any) -> Any:
         return boxed([*params_flat, *runtime_args])
@@ -173,6 +193,17 @@ def aot_module_simplified(
     chosen.named_parameters = mod.named_parameters
     chosen.named_buffers = mod.named_buffers
     return chosen  # type: ignore[no-any-return]
+
+
+def _checked_eagerly(call: FunctionalCall, args: Sequence[Any], error: Exception) -> Callable[[list[Any]], Any]:
+    """The module itself, if it can be called with such arguments: otherwise the error is its own, and is raised."""
+    mode, fakes = example_fakes(args, dynamic=False)
+    try:
+        with mode, torch.no_grad():
+            call(*fakes)
+    except Exception:  # noqa: BLE001  # whatever the module raises
+        raise error from None
+    return lambda values: call(*values)
 
 
 def rebuilt(

@@ -17,6 +17,7 @@ from torch._guards import CompileContext
 from aotkit_cache import Uncacheable
 
 from ._aliases import with_alias_variants
+from ._bugs import first_line, is_bug, is_refusal, note_bug, raise_bug
 from ._collections import collections_put_off
 from ._environment import read_environment
 from ._inputs import has_lists, unsupported_input
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from ._freezing import FrozenArguments
     from ._passes import GraphPasses
 
-__all__ = ["GraphJob", "aotkit", "is_refusal", "make_backend"]
+__all__ = ["GraphJob", "aotkit", "make_backend"]
 
 BackendFn = Callable[[torch.fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 
@@ -99,8 +100,23 @@ def compile_graph_module(
     """Load or compile, or fall back to the frontend's graph with one notice, as ``options.fallback`` says."""
     if not options.capture:
         return gm
-    if has_lists(example_inputs):
-        return _compile_with_lists(gm, example_inputs, options, recorder, passes)
+    try:
+        if has_lists(example_inputs):
+            return _compile_with_lists(gm, example_inputs, options, recorder, passes)
+        return _compile_plain(gm, example_inputs, options, recorder, passes)
+    except Exception as error:
+        if not is_bug(error):
+            raise
+        return _run_in_spite_of(error, gm, options, recorder)
+
+
+def _compile_plain(
+    gm: torch.fx.GraphModule,
+    example_inputs: Sequence[Any],
+    options: Options,
+    recorder: Recorder,
+    passes: GraphPasses | None,
+) -> Callable[..., Any]:
     held = held_tensors(gm)
     reason = unsupported_input([*example_inputs, *held], kernels=options.lowering == "kernels")
     if reason is not None:
@@ -151,10 +167,18 @@ class GraphJob:
             self.frozen = frozen_arguments(example_inputs, held)
 
     def compile_or_fall_back(self, args: Sequence[Any], failure: str) -> Callable[..., Any]:
-        """Load or compile for ``args``; a refusal raises :class:`CompileError`, or gives the graph itself."""
+        """Load or compile for ``args``; a refusal raises :class:`CompileError`, or gives the graph itself.
+
+        So does a bug of ours, see Note [Internal errors], which raises :class:`InternalError`.
+        """
         try:
             return self.compile(args)
         except Exception as refusal:
+            if is_bug(refusal):
+                if self._compiler is not None:
+                    return _run_in_spite_of(refusal, self._compiler.graph, self.options, self.recorder)
+                run, count = _run_in_spite_of(refusal, self.gm, self.options, self.recorder), _count_inputs(self.gm)
+                return lambda *values: run(*values[:count])
             if not is_refusal(refusal):
                 raise
             if self.options.fallback == "error":
@@ -175,7 +199,7 @@ class GraphJob:
                     lookup = prepare_lookup(
                         self.gm, args, self.options, self.cache, self.recorder, self.name, self.frozen, self.passes
                     )
-                found = lookup.find(Later(self._gradients, lambda graph: self._cold().backward(graph)))
+                found = lookup.find(Later(self._gradients, self._backward))
         except Uncacheable as error:
             self.recorder.event("cache.bypass", {"graph": self.name, "reason": error.reason})
             return self._cold().compile(args)
@@ -205,15 +229,13 @@ class GraphJob:
             )
         return self._compiler
 
+    def _backward(self, graph: torch.fx.GraphModule) -> Callable[..., Any]:
+        from .pipeline import backward_in_spite_of
+
+        return backward_in_spite_of(lambda: self._cold().backward(graph), graph, self.options, self.recorder)
+
     def _gradients(self, artifact: Artifact) -> Callable[[Any], Any]:
         return lambda request: self._cold().gradients(artifact, request)
-
-
-def is_refusal(error: Exception) -> bool:
-    """Whether a compile raised ``error`` on purpose."""
-    from ._cold import REFUSALS
-
-    return isinstance(error, REFUSALS)
 
 
 def _compile_with_lists(
@@ -234,6 +256,19 @@ def _compile_with_lists(
     accumulations = defer_accumulations(plain)
     run = compile_graph_module(plain, flat, options, recorder, passes)
     return lambda *args: accumulations.finish(run(*flatten(args)))
+
+
+def _run_in_spite_of(
+    error: Exception, gm: torch.fx.GraphModule, options: Options, recorder: Recorder
+) -> Callable[..., Any]:
+    if options.fallback == "error":
+        raise_bug(error, first_line(gm))
+    note_bug(error, first_line(gm), recorder)
+    return gm
+
+
+def _count_inputs(gm: torch.fx.GraphModule) -> int:
+    return len(gm.graph.find_nodes(op="placeholder"))
 
 
 def _eager(gm: torch.fx.GraphModule, reason: str, recorder: Recorder) -> Callable[..., Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 
-__all__ = ["CompileError", "EagerFallback", "FrozenParameterError", "PackageError", "UnknownOption"]
+__all__ = ["CompileError", "EagerFallback", "FrozenParameterError", "InternalError", "PackageError", "UnknownOption"]
 
 
 class CompileError(RuntimeError):
@@ -13,6 +13,10 @@ class CompileError(RuntimeError):
 
 class FrozenParameterError(RuntimeError):
     """A parameter that is a constant of a frozen graph has changed, or was discarded and is needed."""
+
+
+class InternalError(RuntimeError):
+    """A bug in aotkit: a compile raised what it did not mean to raise, which is the cause. Says how to report it."""
 
 
 class PackageError(RuntimeError):

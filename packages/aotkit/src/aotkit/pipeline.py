@@ -53,6 +53,7 @@ from aotkit_runtime_wrappers import (
 )
 
 from ._around import WithoutHistory
+from ._bugs import first_line, is_bug, is_refusal, note_bug
 from ._collect import Collector
 from ._custom_ops import CheckedAtFirstCall
 from ._donated import donated_tensors, mark_donated
@@ -61,6 +62,7 @@ from ._freezing import FrozenArguments
 from ._observe import GraphRecord, Recorder
 from ._publish import publish_metadata, publish_strides
 from ._torch_logs import publish_graph
+from .errors import notify_eager
 from .options import Options
 
 if TYPE_CHECKING:
@@ -69,7 +71,8 @@ if TYPE_CHECKING:
     from aotkit_cudagraphs import CudagraphTrees
 
 __all__ = ["Boxed", "Captured", "CompileContext", "Split", "Stages", "WithoutHistory"]
-__all__ += ["capture_flat", "compile_captured", "compile_flat", "gradient_compiler", "own_stages"]
+__all__ += ["backward_in_spite_of", "capture_flat", "compile_captured", "compile_flat", "gradient_compiler"]
+__all__ += ["own_stages"]
 
 Boxed = Callable[[list[Any]], Sequence[Any]]
 
@@ -258,6 +261,17 @@ def _compile_training(captured: Captured, metadata: GraphMetadata, ctx: CompileC
         ctx.recorder.dump(f"{ctx.name} seconds per stage, backward included", "timing", ctx.recorder.table)
         return backward
 
+    def whole_backward() -> Boxed | None:
+        return backward_in_spite_of(compile_backward, parts.backward, ctx.options, ctx.recorder)
+
+    def special_backward(missing: tuple[bool, ...]) -> Boxed | None:
+        try:
+            return compile_backward(missing)
+        except Exception as error:
+            if not (is_bug(error) or is_refusal(error)) or ctx.options.fallback == "error":
+                raise
+            return None  # the whole one is tried, which tells what is wrong
+
     with ctx.recorder.stage("bind"):
         # The gradients of subclasses would have to be captured as functions of subclasses.
         origin = captured.origin if metadata.subclasses is None else None
@@ -279,12 +293,29 @@ def _compile_training(captured: Captured, metadata: GraphMetadata, ctx: CompileC
         return bind(
             plan,
             forward,
-            lambda: compile_backward(),
+            lambda: whole_backward(),
             observer=ctx.recorder,
             gradients=gradients,
             backward_graph=parts.backward,
-            specialize=compile_backward if stages.specializes and not ctx.options.cudagraphs else None,
+            specialize=special_backward if stages.specializes and not ctx.options.cudagraphs else None,
         )
+
+
+def backward_in_spite_of(
+    compile_backward: Callable[[], Boxed | None], graph: torch.fx.GraphModule, options: Options, recorder: Recorder
+) -> Boxed | None:
+    """What ``compile_backward`` makes of ``graph``; if it fails, the graph run with ATen, after one notice."""
+    try:
+        return compile_backward()
+    except Exception as error:
+        if options.fallback == "error" or not (is_bug(error) or is_refusal(error)):
+            raise
+        if is_refusal(error):
+            recorder.add_fallback(str(error))
+            notify_eager(f"(its backward) {error}")
+        else:
+            note_bug(error, first_line(graph), recorder)
+        return _run_with_aten(graph)
 
 
 def _with_donated(plan: WrapperPlan, parts: Split, metadata: GraphMetadata) -> WrapperPlan:
