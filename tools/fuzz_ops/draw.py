@@ -169,6 +169,10 @@ class Draw:
             return self.layout
         return self.any_layout()
 
+    def integer_or_none(self, value: int | None) -> Any:
+        """:meth:`integer`, unless there is none."""
+        return None if value is None else self.integer(value)
+
     def any_layout(self) -> str:
         """Often the goal's, often plain."""
         kind = self.rng.random()
