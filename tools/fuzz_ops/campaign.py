@@ -19,7 +19,9 @@ import torch
 
 from .cells import Tally, cells_of, next_goals
 from .generate import Goal, Impossible, generate
-from .program import Sample
+from .program import DIRECT, Sample
+from .public import public
+from .recipes import targets
 from .shrink import shrink
 from .verdict import Outcome, check, check_many
 
@@ -77,8 +79,17 @@ class Campaign:
         return self.total
 
     def _jobs(self, begin: int, end: int) -> list[tuple[int, Goal]]:
-        goals = next_goals(self.total, end - begin, self.settings.only, begin)
-        return list(zip(range(begin, end), goals, strict=True))
+        """Rules are reached by every way to compile; other operators only by those that capture a function."""
+        seeds = range(begin, end)
+        wide = [seed for seed in seeds if _entry(seed, self.settings.plan) not in DIRECT and seed % 2]
+        found: dict[int, Goal] = {}
+        for chosen, ops in ((wide, public()), ([seed for seed in seeds if seed not in wide], targets())):
+            named = [op for op in ops if self.settings.only in op] or [
+                op for op in targets() if self.settings.only in op
+            ]
+            goals = next_goals(self.total, len(chosen), named, begin)
+            found.update(zip(chosen, goals, strict=True))
+        return [(seed, found[seed]) for seed in seeds]
 
     def _earlier(self) -> set[int]:
         if self.journal is None or not self.journal.exists():

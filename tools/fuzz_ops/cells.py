@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -86,9 +86,8 @@ def _classes() -> dict[str, tuple[str, ...]]:
     return {kind: tuple(n for n, c in LAYOUTS.items() if c == kind) for kind in dict.fromkeys(LAYOUTS.values())}
 
 
-def next_goals(total: Tally, number: int, only: str, begin: int) -> list[Goal]:
-    """The cells covered least, those tried in vain last, operators in turn; a goal names one layout of the class."""
-    ops = [op for op in targets() if only in op]
+def next_goals(total: Tally, number: int, ops: Sequence[str], begin: int) -> list[Goal]:
+    """The cells of these operators covered least, those tried in vain last; a goal names one layout of the class."""
     tries: Counter[Cell] = Counter()
     for (op, dtype, layout), n in total.tried.items():
         tries[op, dtype, layout_class(layout)] += n

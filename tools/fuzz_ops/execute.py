@@ -18,7 +18,7 @@ from aotkit.api import rebuilt
 from aotkit.pipeline import CompileContext, own_stages
 from aotkit_inductor_lower import LoweringError, LowerOptions, compile_graph
 
-from .program import Sample, invoke, values_of
+from .program import DIRECT, Sample, invoke, values_of
 
 __all__ = ["Run", "compiled", "fakes_agree", "merged", "observe", "refusal"]
 
@@ -50,7 +50,7 @@ def observe(sample: Sample, call: Callable[..., Any], again: bool = False, given
         return run
     named = {t.name: value for t, value in zip(sample.tensors, tensors, strict=True)}
     named |= {repr(ref): value for ref, value in zip(sample.outputs, outputs, strict=True)}
-    if sample.entry not in ("direct", "triton"):
+    if sample.entry not in DIRECT:
         _aliases(run, named)
     for name, value in named.items():
         run.results[name] = value.detach() if isinstance(value, torch.Tensor) else value

@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 
 from .draw import Draw
-from .program import Ref, Sample, value_of
+from .program import DIRECT, Ref, Sample, value_of
 from .recipes import recipe_of
 from .tensors import LAYOUTS, Tensor
 
@@ -24,11 +24,13 @@ class Impossible(Exception):
 def generate(seed: int, goal: Goal, entry: str = "direct", calls: int = 1) -> Sample:
     """The sample of a seed: always the same for the same arguments. Raises :class:`Impossible`."""
     op, dtype, layout = goal
+    if entry == "training" and "backward" in op:
+        entry = "function"  # most have no derivative of their own
     rng = random.Random(f"{seed} {op} {dtype} {layout} {entry} {calls}")
-    if entry in ("direct", "triton") and LAYOUTS[layout] == "lazy":
+    if entry in DIRECT and LAYOUTS[layout] == "lazy":
         layout = "offset"  # the wrappers settle lazy bits before kernels see a tensor
     d = Draw(rng, dtype, layout, grad=entry == "training", dynamic=entry == "dynamic")
-    d.lazy = entry not in ("direct", "triton")
+    d.lazy = entry not in DIRECT
     if entry == "triton":
         d.most = 300
     torch.manual_seed(seed)

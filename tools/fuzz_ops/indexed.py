@@ -80,7 +80,8 @@ def _index_along(d: Draw, op: str) -> None:
 
 def _indices(d: Draw, x: Ref, masks: bool = True, distinct: bool = False) -> list[Any]:
     """Indices of some dimensions that broadcast with each other; a mask stands for as many as it has."""
-    shape, found = d.shape(x), []
+    shape = d.shape(x)
+    found: list[Ref | None] = []
     common = d.size(0, 2)
     common = [min(n, 7) for n in common]
     if distinct:
@@ -173,5 +174,3 @@ def _topk(d: Draw, op: str) -> None:
     n = d.value(x).size(dim) if d.dim(x) else 1
     k = d.rng.randint(1 if "kth" in op else 0, n) if n else 0
     d.call(op, [x, k, dim, d.flag(), *([d.flag()] if "topk" in op else [])])
-
-

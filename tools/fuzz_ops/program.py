@@ -10,12 +10,14 @@ import torch
 
 from .tensors import Tensor
 
-__all__ = ["ENTRIES", "Call", "Number", "Ref", "Sample", "overload", "values_of"]
+__all__ = ["DIRECT", "ENTRIES", "Call", "Number", "Ref", "Sample", "overload", "values_of"]
 
 #: direct: the calls are the graph that is lowered; function: captured without, training: with gradients; dynamic:
 #: captured with symbols for sizes and integers, called a second time; dynamo: through torch.compile; triton: direct,
 #: in Triton's interpreter.
 ENTRIES = ("direct", "function", "training", "dynamic", "dynamo", "triton")
+
+DIRECT = ("direct", "triton")
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,6 @@ from .program import Ref
 from .recipes import recipe
 from .tensors import FLOATS, INTEGERS
 
-
 # --- views --------------------------------------------------------------------------------------------------------
 
 
@@ -181,7 +180,8 @@ def _split(d: Draw, op: str) -> None:
 def _split_with_sizes(d: Draw, op: str) -> None:
     x = d.primary(1)
     dim = d.a_dim(x)
-    left, sizes = d.value(x).size(dim), []
+    left = d.value(x).size(dim)
+    sizes: list[int] = []
     while left and len(sizes) < 4:
         sizes.append(d.rng.randint(0, left))
         left -= sizes[-1]

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from .program import Ref, Sample, refs_in
+from .tensors import layout_class
 
 __all__ = ["shrink"]
 
@@ -74,7 +75,8 @@ def _smaller(sample: Sample) -> Iterator[Sample]:
         for number in range(len(call.kwargs)):
             fewer = replace(call, kwargs=call.kwargs[:number] + call.kwargs[number + 1 :])
             yield replace(sample, calls=(*sample.calls[:index], fewer, *sample.calls[index + 1 :]))
-    if sample.entry in ("function", "training", "dynamic"):
+    lazy = any(layout_class(t.layout) == "lazy" for t in sample.tensors)
+    if sample.entry in ("function", "training", "dynamic") and not lazy:
         without_grad = tuple(replace(t, grad=False) for t in sample.tensors)
         yield replace(sample, entry="direct", tensors=without_grad)
 

@@ -109,5 +109,3 @@ def _upsample(d: Draw, op: str) -> None:
     made = d.call(forward, [x, size, *corners, *scales])
     if "backward" in op:
         d.call(op, [d.like(made.outputs[0]), size, d.shape(x), *corners, *scales])
-
-
