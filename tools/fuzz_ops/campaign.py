@@ -266,12 +266,13 @@ def _count(tally: Tally, sample: Sample, outcome: Outcome) -> None:
 
 
 def _made(seed: int, goal: Goal, settings: Settings) -> Sample:
-    return generate(seed, goal, _entry(seed, settings.plan))
+    return generate(seed, goal, _entry(seed, settings.plan), 2 + seed % 5 if settings.plan == "chains" else 1)
 
 
 #: Shares of the ways to compile.
 _PLANS = {
     "mixed": (("direct", 55), ("function", 18), ("training", 18), ("dynamic", 8), ("dynamo", 1)),
+    "chains": (("direct", 30), ("function", 30), ("training", 30), ("dynamic", 10)),
     **{name: ((name, 1),) for name in ("direct", "function", "training", "dynamic", "dynamo", "triton")},
 }
 

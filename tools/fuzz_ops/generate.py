@@ -7,8 +7,9 @@ from dataclasses import replace
 
 import torch
 
+from .chains import add_calls, add_twin, tensor_results
 from .draw import Draw
-from .program import DIRECT, Ref, Sample, value_of
+from .program import DIRECT, Sample
 from .recipes import recipe_of
 from .tensors import LAYOUTS, Tensor
 
@@ -34,20 +35,21 @@ def generate(seed: int, goal: Goal, entry: str = "direct", calls: int = 1) -> Sa
     if entry == "triton":
         d.most = 300
     torch.manual_seed(seed)
+    failed = False
     try:
         recipe_of(op)(d, op)
     except Exception as error:
         if not d.calls:
             raise Impossible(f"{op}: {type(error).__name__}: {error}") from error
-    outputs = tuple(ref for call in d.calls for ref in call.outputs if _is_tensor(d, ref))
-    if entry == "training":
-        outputs = outputs[-4:]
+        failed = True
+    if not failed and calls > 1:
+        add_calls(d, calls - 1, functional=entry in DIRECT)
+    elif not failed and rng.random() < 0.3:
+        add_twin(d)
+    outputs = tuple(ref for call in d.calls for ref in tensor_results(d, call))
+    outputs = outputs[-4:] if entry == "training" else outputs[-8:]
     tensors = tuple(_second_sizes(d)) if entry == "dynamic" else tuple(d.tensors)
     return Sample(seed, tensors, tuple(d.calls), outputs, tuple(d.numbers), entry, goal)
-
-
-def _is_tensor(d: Draw, ref: Ref) -> bool:
-    return ref.name not in d.values or isinstance(value_of(d.values, ref), torch.Tensor)
 
 
 def _second_sizes(d: Draw) -> list[Tensor]:

@@ -25,9 +25,7 @@ KNOWN = (
         "only eager raises: .*not (implemented|supported|currently supported|yet supported)",
         "eager lacks a kernel for the type",
     ),
-    Departure(
-        ".*", r"\S+: strides of ones: ", "no element is addressed with the stride of a dimension of size one"
-    ),
+    Departure(".*", r"\S+: strides of ones: ", "no element is addressed with the stride of a dimension of size one"),
 )
 
 

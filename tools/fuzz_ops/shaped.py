@@ -53,7 +53,14 @@ def _view(d: Draw, op: str) -> None:
     d.call(op, [x, size])
 
 
-@recipe("_reshape_alias", "as_strided", "new_empty_strided", "empty_strided")
+@recipe("_reshape_alias")
+def _reshape_alias(d: Draw, op: str) -> None:
+    x = d.primary()
+    viewed = d.value(x).reshape(factors(d, math.prod(d.shape(x))))
+    d.call(op, [x, list(viewed.shape), list(viewed.stride())])
+
+
+@recipe("as_strided", "new_empty_strided", "empty_strided")
 def _as_strided(d: Draw, op: str) -> None:
     made = "empty" in op
     x = None if op.endswith("empty_strided.default") and "new" not in op else d.primary()
