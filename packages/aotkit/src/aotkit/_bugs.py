@@ -92,8 +92,8 @@ def describe_bug(error: Exception, line: str) -> str:
     return (
         f"an internal error{f' in the stage {stage!r}' if stage else ''}{f' at {at}' if at else ''}: "
         f"{type(error).__name__}{f': {text}' if text else ''}.\nThis is a bug in aotkit and not in your program. "
-        "Please report it with this message, what `python -m aotkit doctor` prints, and the traceback (AOTKIT_FALLBACK=error "
-        "raises the error)."
+        "Please report it with this message, what `python -m aotkit doctor` prints, and the traceback "
+        "(AOTKIT_FALLBACK=error raises the error)."
     )
 
 

@@ -14,6 +14,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from ._observe import LOG_KINDS
 from .errors import UnknownOption
@@ -31,7 +32,7 @@ class Environment:
     verify: bool = False
     fuel: int | None = None
     disable: frozenset[str] = frozenset()
-    fallback: str = "eager"
+    fallback: Literal["eager", "error"] = "eager"
 
     def options(self) -> Options:
         """The options of a compile that says nothing else."""
@@ -61,7 +62,7 @@ def read_environment(variables: Mapping[str, str] | None = None) -> Environment:
         verify=verify == "1",
         fuel=int(fuel) if fuel else None,
         disable=_names(env.get("AOTKIT_DISABLE", "")),
-        fallback=fallback,
+        fallback="error" if fallback == "error" else "eager",
     )
 
 

@@ -247,26 +247,22 @@ def _compile_training(captured: Captured, metadata: GraphMetadata, ctx: CompileC
         parts = stages.split(captured.graph, metadata, ctx)
     forward = stages.forward(parts.forward, f"{ctx.name}-forward", ctx)
 
-    def compile_backward(missing: tuple[bool, ...] = ()) -> Boxed | None:
-        graph: torch.fx.GraphModule | None = parts.backward
-        if any(missing):
-            first = parts.num_saved_symints + parts.num_saved_tensors
-            positions = [first + i for i, is_missing in enumerate(missing) if is_missing]
-            graph = without_tangents(parts.backward, positions, plan.call.unreached(missing))
-        if graph is None:
-            return None
+    def finished(graph: torch.fx.GraphModule, missing: tuple[bool, ...]) -> Boxed:
         backward = stages.backward(graph, f"{ctx.name}-backward", ctx)
         if ctx.collector is not None:
             ctx.collector.add_training(plan, metadata, captured, parts, missing)
         ctx.recorder.dump(f"{ctx.name} seconds per stage, backward included", "timing", ctx.recorder.table)
         return backward
 
-    def whole_backward() -> Boxed | None:
-        return backward_in_spite_of(compile_backward, parts.backward, ctx.options, ctx.recorder)
+    def whole_backward() -> Boxed:
+        return backward_in_spite_of(lambda: finished(parts.backward, ()), parts.backward, ctx.options, ctx.recorder)
 
     def special_backward(missing: tuple[bool, ...]) -> Boxed | None:
+        first = parts.num_saved_symints + parts.num_saved_tensors
+        positions = [first + i for i, is_missing in enumerate(missing) if is_missing]
         try:
-            return compile_backward(missing)
+            graph = without_tangents(parts.backward, positions, plan.call.unreached(missing))
+            return None if graph is None else finished(graph, missing)
         except Exception as error:
             if not (is_bug(error) or is_refusal(error)) or ctx.options.fallback == "error":
                 raise
@@ -302,8 +298,8 @@ def _compile_training(captured: Captured, metadata: GraphMetadata, ctx: CompileC
 
 
 def backward_in_spite_of(
-    compile_backward: Callable[[], Boxed | None], graph: torch.fx.GraphModule, options: Options, recorder: Recorder
-) -> Boxed | None:
+    compile_backward: Callable[[], Boxed], graph: torch.fx.GraphModule, options: Options, recorder: Recorder
+) -> Boxed:
     """What ``compile_backward`` makes of ``graph``; if it fails, the graph run with ATen, after one notice."""
     try:
         return compile_backward()

@@ -81,7 +81,8 @@ def without_tangents(
 def _return_none(graph: torch.fx.Graph, unwanted: Collection[int]) -> None:
     """Do not compute these results."""
     output = graph.output_node()
-    results = [None if number in unwanted else result for number, result in enumerate(output.args[0])]
+    returned: Any = output.args[0]
+    results = [None if number in unwanted else result for number, result in enumerate(returned)]
     output.args = (results,)
     graph.eliminate_dead_code()
 
