@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from aotkit_aot_trace import Capture, FunctionalLayer, TraceOptions, capture
+from aotkit_functionalize.lazy_bits import with_lazy_bits, without_lazy_bits
 from aotkit_functionalize.metadata import GraphMetadata, MutationKind, OutputKind, ViewSpec
 
 
@@ -19,7 +20,7 @@ class _Joint(torch.autograd.Function):
     def forward(ctx: Any, captured: Capture, symbols: dict[str, int], *args: Any) -> tuple[Any, ...]:
         metadata = captured.metadata
         ctx.captured, ctx.symbols = captured, symbols
-        ctx.args = [a.detach().clone(memory_format=torch.preserve_format) if _is_tensor(a) else a for a in args]
+        ctx.args = [without_lazy_bits(a.detach()).clone() if _is_tensor(a) else a for a in args]
         ctx.set_materialize_grads(True)
         zeros = [_tangent(t.meta, symbols) for t in metadata.tangents]
         outputs = captured.graph(*[_restored(a, b) for a, b in zip(ctx.args, args, strict=True)], *zeros)
@@ -42,7 +43,7 @@ class _Joint(torch.autograd.Function):
 
 def _restored(copy: Any, original: Any) -> Any:
     """The copy with the original's strides, so that the graph sees the layout it was captured for."""
-    return original.detach() if _is_tensor(original) else original
+    return without_lazy_bits(original.detach()) if _is_tensor(original) else original
 
 
 def _is_tensor(value: Any) -> bool:
@@ -87,6 +88,7 @@ def regenerate(base: torch.Tensor, view: ViewSpec, symbols: dict[str, int]) -> t
         base = base.detach()
     dtype = getattr(torch, view.dtype)
     sizes, strides = _values(view.sizes, symbols), _values(view.strides, symbols)
+    base = without_lazy_bits(base)
     first = base.storage_offset() * base.element_size() // dtype.itemsize + _value(view.offset_delta, symbols)
     if base.dtype.is_complex and not dtype.is_complex:
         base = torch.view_as_real(base)
@@ -95,7 +97,7 @@ def regenerate(base: torch.Tensor, view: ViewSpec, symbols: dict[str, int]) -> t
     elif base.dtype != dtype:
         base = base.view(dtype)
     with torch.set_grad_enabled(torch.is_grad_enabled() and not view.under_no_grad):
-        result = base.as_strided(sizes, strides, first)
+        result = with_lazy_bits(base.as_strided(sizes, strides, first), view.conj, view.neg)
     return result.requires_grad_(True) if view.requires_grad and not result.requires_grad else result
 
 
@@ -107,7 +109,7 @@ def run_captured(captured: Capture, args: Sequence[Any]) -> list[Any]:
         forward = list(_Joint.apply(captured, symbols, *args))
     else:
         with torch.no_grad():
-            forward = list(captured.graph(*args))
+            forward = list(captured.graph(*[without_lazy_bits(a) if _is_tensor(a) else a for a in args]))
     assert len(forward) == metadata.num_forward_outputs
     symbols |= bound_symbols(metadata, forward, of_output=True)
     for info in metadata.inputs:
@@ -151,8 +153,10 @@ def _result(
     match output.kind:
         case OutputKind.CONSTANT:
             return output.constant
-        case OutputKind.FRESH | OutputKind.SYMINT:
+        case OutputKind.SYMINT:
             return forward[output.graph_output]
+        case OutputKind.FRESH:
+            return with_lazy_bits(forward[output.graph_output], output.meta.conj, output.meta.neg)
         case OutputKind.INPUT:
             return args[output.base]
         case OutputKind.ALIAS_OF_INPUT:
@@ -196,7 +200,7 @@ def _gradients(leaves: list[Any], values: Sequence[Any]) -> list[Any]:
         if _is_tensor(value) and value.requires_grad:
             generator = torch.Generator().manual_seed(7)
             weight = torch.randn(value.shape, generator=generator, dtype=torch.float64)
-            value = torch.view_as_real(value).sum(-1) if value.is_complex() else value
+            value = torch.view_as_real(value.resolve_conj()).sum(-1) if value.is_complex() else value
             terms.append((value.double() * weight).sum())
     wanted = [x for x in leaves if _is_tensor(x) and x.requires_grad and x.is_leaf]
     if not terms or not wanted:

@@ -119,13 +119,28 @@ def test_views_between_real_and_complex_are_regenerated(check):
     check(lambda x, z: [torch.view_as_complex(x), torch.view_as_real(z)[1:], z * 2], make)
 
 
-def test_a_lazily_conjugated_alias_is_refused():
-    with pytest.raises(Unsupported, match="conjugated"):
-        capture(lambda z: [z.conj()], [torch.ones(3, dtype=torch.complex64)])
+BITS = {
+    "alias": lambda z: [z.conj(), z.conj().imag],
+    "intermediate": lambda z: [(z * 2).conj()],
+    "two of an intermediate": lambda z: [(lambda y: [y.conj(), y.imag, y])(z * 2)[i] for i in range(3)][:1],
+    "read": lambda z: [z.conj() * 2, z.conj().imag + 1],
+    "split": lambda z: [part + 1 for part in z.conj().split(2)],
+    "in another type": lambda z: [z.conj().resolve_conj().view(torch.float32) * 2],
+}
 
 
-def test_a_lazily_conjugated_intermediate_has_the_right_values(check):
-    check(lambda z: [(z * 2).conj()], lambda: [torch.randn(3, dtype=torch.complex64)])
+@pytest.mark.parametrize("name", BITS)
+@pytest.mark.parametrize("grad", [False, True])
+def test_a_graph_has_no_lazy_bits_and_the_records_have(check, name, grad):
+    def make():
+        return [torch.randn(3, dtype=torch.complex64).conj().requires_grad_(grad)]
+
+    captured = check(BITS[name], make)
+    targets = {node.target for node in captured.graph.graph.nodes}
+    assert not targets & {torch.ops.aten._conj.default, torch.ops.aten._neg_view.default}
+    for node in captured.graph.graph.nodes:
+        value = node.meta.get("val")
+        assert not isinstance(value, torch.Tensor) or not (value.is_conj() or value.is_neg()), node
 
 
 @pytest.mark.covers("F1.60")

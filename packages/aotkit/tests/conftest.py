@@ -31,7 +31,8 @@ def same_as_eager(request: pytest.FixtureRequest) -> Callable[..., None]:
     """``check(fn, make)``: compiled, ``fn`` does to ``make()`` what it does in eager mode, as far as a caller can see.
 
     Values, geometry, storage sizes and version counters of inputs and outputs, who shares memory with whom, who is
-    whom, gradients of the leaves among ``make()`` and of what they were made from.
+    whom, gradients of the leaves among ``make()`` and of what they were made from; ``with_inputs``: also as they flow
+    through the inputs after the call.
     """
     return partial(_check, request.param)
 
@@ -42,17 +43,25 @@ def captured_same_as_eager() -> Callable[..., None]:
     return partial(_check, "aot_function")
 
 
-def _check(how: str, fn: Callable[..., Any], make: Make, *, calls: int = 1, lone_view: bool = False) -> None:
+def _check(
+    how: str,
+    fn: Callable[..., Any],
+    make: Make,
+    *,
+    calls: int = 1,
+    lone_view: bool = False,
+    with_inputs: bool = False,
+) -> None:
     torch._dynamo.reset()
     if how == "aot_function":
         compiled = aotkit.aot_function(fn, lambda graph, inputs: graph)
     else:
         compiled = torch.compile(fn, backend="aotkit", options={"fallback": "error"})
     for _ in range(calls):
-        _compare(_observe(fn, make), _observe(compiled, make), lone_view)
+        _compare(_observe(fn, make, with_inputs), _observe(compiled, make, with_inputs), lone_view)
 
 
-def _observe(call: Callable[..., Any], make: Make) -> dict[str, Any]:
+def _observe(call: Callable[..., Any], make: Make, with_inputs: bool = False) -> dict[str, Any]:
     torch.manual_seed(0)
     inputs = list(make())
     leaves = [leaf for t in inputs for leaf in _leaves(t)]
@@ -65,6 +74,7 @@ def _observe(call: Callable[..., Any], make: Make) -> dict[str, Any]:
             storage = t.untyped_storage().nbytes()
             facts[f"{name} {index} geometry"] = (t.shape, t.stride(), t.storage_offset(), t.dtype, t.requires_grad)
             facts[f"{name} {index} storage"] = storage if name == "input" else None
+            facts[f"{name} {index} bits"] = (t.is_conj(), t.is_neg())
             facts[f"{name} {index} value"] = t.detach().clone() if storage or not t.numel() else None
     facts["versions"] = [None if v is None else _version(t) - v for v, t in zip(versions, inputs, strict=True)]
     everything = [*inputs, *outputs]
@@ -72,7 +82,7 @@ def _observe(call: Callable[..., Any], make: Make) -> dict[str, Any]:
     facts["shared memory"] = [storages.index(s) for s in storages]
     facts["identity"] = [next(i for i, other in enumerate(everything) if other is t) for t in everything]
     facts["views"] = [t._is_view() for t in outputs]
-    facts.update(_gradients(leaves, outputs))
+    facts.update(_gradients(leaves, [*outputs, *inputs] if with_inputs else outputs))
     return facts
 
 
@@ -95,7 +105,7 @@ def _leaves(tensor: torch.Tensor) -> list[torch.Tensor]:
 
 def _gradients(leaves: list[torch.Tensor], outputs: list[torch.Tensor]) -> dict[str, Any]:
     leaves = list({id(leaf): leaf for leaf in leaves}.values())
-    terms = [torch.view_as_real(o) if o.is_complex() else o for o in outputs if o.requires_grad]
+    terms = [torch.view_as_real(o.resolve_conj()) if o.is_complex() else o for o in outputs if o.requires_grad]
     if not leaves or not terms:
         return {}
     weights = [torch.arange(1.0, t.numel() + 1).reshape(t.shape) for t in terms]

@@ -33,6 +33,8 @@ from torch.fx.traceback import preserve_node_meta
 from torch.nn.utils.stateless import _reparametrize_module as replaced_tensors
 from torch.utils._pytree import tree_map
 
+from aotkit_functionalize import lazy_bits
+
 __all__ = [
     "DATA_DEPENDENT_ERRORS",
     "current_tracer",
@@ -212,13 +214,13 @@ def lift_constant(value: torch.Tensor) -> torch.Tensor:
     assert mode is not None, "no fake mode is active"
     proxy_mode = get_proxy_mode()
     with untraced(), unset_fake_temporarily():
-        real = value.detach()
+        real = lazy_bits.without_lazy_bits(value.detach())
     with untraced():
         fake = mode.from_tensor(real, static_shapes=True)
     if proxy_mode is not None:
         node = cast(torch.fx.Node, proxy_mode.tracer.create_arg(real))
         track(fake, torch.fx.Proxy(node, proxy_mode.tracer), proxy_mode.tracer)
-    return cast(torch.Tensor, fake)
+    return lazy_bits.with_lazy_bits(cast(torch.Tensor, fake), value.is_conj(), value.is_neg())
 
 
 def get_current_node_meta() -> dict[str, Any]:

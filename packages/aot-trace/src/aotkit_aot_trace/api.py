@@ -120,7 +120,8 @@ def capture(
         layer = traced.preferred_layer() if hasattr(traced, "preferred_layer") else FunctionalLayer.MODE
     autocast = AutocastState.now()
     with TRACING_LOCK, preserved_state():
-        mode, plain = fake_arguments(flat_args, fake_mode=fake_mode, dynamic=options.dynamic)
+        exports = options.export is not None
+        mode, plain = fake_arguments(flat_args, fake_mode=fake_mode, dynamic=options.dynamic, keep_bits=exports)
         subclasses = subclass_arguments(plain)
         if subclasses is not None:
             layer = FunctionalLayer.MODE  # see Note [Subclasses need the mode]
@@ -149,7 +150,8 @@ def capture(
                 layer, recording = again.layer, record(again)
         with stage(observer, "finish"):
             # The frontend's graphs hold these checks already.
-            graph = finish(recording, None if hasattr(traced, "preferred_layer") else mode.shape_env)
+            promises = None if hasattr(traced, "preferred_layer") else mode.shape_env
+            graph = finish(recording, promises, keep_bits=exports)
     assert recording.metadata is not None
     metadata = recording.metadata
     if metadata.subclasses is not None and metadata.is_training:

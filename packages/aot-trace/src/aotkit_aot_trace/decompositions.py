@@ -11,6 +11,7 @@ from aotkit_functionalize import OverlappingWrite, Unsupported
 
 from . import _torch_compat as compat
 from .known_shapes import recorded_with_known_shapes
+from .lazy_bits import without_bits_first
 
 __all__ = ["guarded_table"]
 
@@ -30,7 +31,7 @@ def guarded_table(table: Table, in_forward: Callable[[], bool]) -> Table:
         torch's core decomposition of CPU flash attention returns the attention weights in the place of the
         log-sum-exp, which the backward operator then takes for it: wrong gradients of all three inputs.
     """
-    guarded = {**recorded_with_known_shapes(), **table}
+    guarded = {**recorded_with_known_shapes(), **without_bits_first(), **table}
     attention = aten._scaled_dot_product_flash_attention_for_cpu
     if aten._scaled_dot_product_flash_attention_for_cpu_backward.default not in table:
         guarded.pop(attention.default, None)

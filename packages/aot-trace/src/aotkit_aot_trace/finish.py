@@ -12,6 +12,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv, statically_known_tru
 
 from aotkit_functionalize import Unsupported
 
+from .lazy_bits import bits_to_operators
 from .record import Recording
 from .runtime_checks import add_runtime_checks
 
@@ -21,10 +22,13 @@ aten = torch.ops.aten
 _SAME_VALUE = frozenset({aten.detach.default, aten.alias.default, aten.lift.default, aten.lift_fresh.default})
 
 
-def finish(recording: Recording, promises: ShapeEnv | None = None) -> torch.fx.GraphModule:
+def finish(
+    recording: Recording, promises: ShapeEnv | None = None, *, keep_bits: bool = False
+) -> torch.fx.GraphModule:
     """Clean the recorded graph in place and return it.
 
     ``promises``: knows what the function promised about sizes that depend on data, if the graph does not check it yet.
+    ``keep_bits``: the graph is going to be run by operators that mind lazy bits.
     """
     module, metadata = recording.graph, recording.metadata
     assert module is not None and metadata is not None
@@ -37,6 +41,8 @@ def finish(recording: Recording, promises: ShapeEnv | None = None) -> torch.fx.G
         move_placeholders_first(graph)
     add_runtime_checks(graph, promises)
     remove_same_value_nodes(graph)
+    if not keep_bits:
+        bits_to_operators(module)
     recording.metadata = replace(metadata, repeated_outputs=repeated_outputs(graph, metadata.num_forward_outputs))
     graph.eliminate_dead_code()
     complete_values(graph)

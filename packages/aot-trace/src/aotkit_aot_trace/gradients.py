@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch._subclasses import FakeTensorMode
 
-from aotkit_functionalize import GraphMetadata, Unsupported, collect_metadata, reentered_inputs
+from aotkit_functionalize import GraphMetadata, Unsupported, collect_metadata, lazy_bits, reentered_inputs
 
 from . import _torch_compat as compat
 from .api import Capture, Origin, TraceOptions, capture
@@ -130,9 +130,9 @@ def capture_gradients(
         described, record = values.inputs[index], metadata.inputs[index].meta
         assert record is not None
         with mode:
-            inputs[index] = torch.empty_strided(
-                described.size(), described.stride(), dtype=described.dtype, device=record.device
-            )
+            sizes, strides = described.size(), described.stride()
+            empty = torch.empty_strided(sizes, strides, dtype=described.dtype, device=record.device)
+            inputs[index] = lazy_bits.with_lazy_bits(empty, record.conj, record.neg)
     for index in metadata.differentiable_inputs:
         inputs[index].requires_grad_(True)
     tangents = [_fake(t, mode).requires_grad_(t.requires_grad) for t in values.tangents]

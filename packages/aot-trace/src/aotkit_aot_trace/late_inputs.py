@@ -64,6 +64,8 @@ def late_inputs(
         same_memory = info.mutation in (records.MutationKind.NONE, records.MutationKind.DATA)
         if entered.requires_grad or not is_functional(entered.value) or not same_memory:
             continue
+        if info.meta is None or info.meta.conj or info.meta.neg:
+            continue  # refused if it is written to
         now = from_functional(entered.value)
         if now.stride() != entered.original.stride():
             continue  # views of it could not stand for views of the memory; a backward that writes to it is refused

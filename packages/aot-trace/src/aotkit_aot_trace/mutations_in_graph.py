@@ -53,6 +53,7 @@ def _may_be_written(info: records.InputInfo) -> bool:
         info.mutation is records.MutationKind.DATA
         and not info.mutation_hidden_from_autograd
         and info.meta is not None
+        and not (info.meta.conj or info.meta.neg)
         and (not info.meta.requires_grad or info.mutation_under_no_grad)
     )
 

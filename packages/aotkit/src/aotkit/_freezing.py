@@ -13,6 +13,7 @@ from torch.fx import GraphModule
 
 from aotkit_cache import Uncacheable
 from aotkit_functionalize import GraphMetadata
+from aotkit_functionalize import metadata as records
 from aotkit_inductor_lower import freeze
 from aotkit_runtime_wrappers import InputPlan
 
@@ -88,7 +89,7 @@ class FrozenArguments:
         wanted = {
             first + place: index
             for place, index in enumerate(inputs.others)
-            if index in self.tensors and metadata.inputs[first + place].mutation.value == "none"
+            if index in self.tensors and _is_only_read(metadata.inputs[first + place])
         }
         frozen = freeze(graph, {position: self.tensors[index] for position, index in wanted.items()})
         after = frozen.graph.find_nodes(op="placeholder")
@@ -105,6 +106,11 @@ class FrozenArguments:
     def digests(self) -> dict[str, str]:
         """For a key, a digest of the value of each argument. Raises :class:`Uncacheable` if one has none."""
         return {str(index): _digest(index, tensor) for index, tensor in sorted(self.tensors.items())}
+
+
+def _is_only_read(info: records.InputInfo) -> bool:
+    lazy = info.meta is not None and (info.meta.conj or info.meta.neg)  # the graph would take their memory
+    return info.mutation.value == "none" and not lazy
 
 
 def _memory(value: torch.Tensor) -> Any:

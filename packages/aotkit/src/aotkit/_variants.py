@@ -338,6 +338,8 @@ def _specialisation(flat: Sequence[Any], dynamic: bool, num_static: int) -> tupl
             parts.append((kind, value.dtype, value.device, value.requires_grad, value.dim()))
         else:
             parts.append((kind, value.dtype, value.device, value.requires_grad, value.shape, value.stride()))
+        if value.is_neg() or value.is_conj():
+            parts.append(("lazy", value.is_neg(), value.is_conj()))
     return tuple(parts)
 
 

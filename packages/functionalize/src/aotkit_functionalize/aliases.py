@@ -276,8 +276,13 @@ def view_spec(
     under_no_grad: bool = False,
     detached: bool = False,
     own_version: bool = False,
+    bits: tuple[bool, bool] | None = None,
 ) -> ViewSpec:
-    """How plain tensor ``view`` is made of plain tensor ``base``; refuses what strides cannot tell."""
+    """How plain tensor ``view`` is made of plain tensor ``base``; refuses what strides cannot tell.
+
+    ``bits``: see Note [Lazy bits]; by default those of ``view``.
+    """
+    conj, neg = bits or (view.is_conj(), view.is_neg())
     return ViewSpec(
         dtype=str(view.dtype).removeprefix("torch."),
         sizes=dims(view.shape),
@@ -287,6 +292,8 @@ def view_spec(
         under_no_grad=under_no_grad,
         detached=detached,
         own_version=own_version,
+        conj=conj,
+        neg=neg,
     )
 
 

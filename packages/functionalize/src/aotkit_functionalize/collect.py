@@ -23,6 +23,7 @@ from .errors import OverlappingMutation, Unsupported
 from .events import StorageEvents
 from .inputs import FunctionInput
 from .late_sizes import bind_late_symbols, late_symbols
+from .lazy_bits import has_lazy_bits, lazy_bits, without_lazy_bits
 from .metadata import (
     EffectInfo,
     GraphMetadata,
@@ -114,7 +115,21 @@ def collect_metadata(
             run = SubclassRun(inputs, outputs, sizes)
             return ForwardRecord(*run.collect(dense, training, grad_mode[0]), run)
         with compat.unwatched():
-            return _collect(inputs, outputs, grad_mode, training, storages)
+            record = _collect(inputs, outputs, grad_mode, training, storages)
+    _take_bits_off(record)
+    return record
+
+
+def _take_bits_off(record: ForwardRecord) -> None:
+    """See Note [Lazy bits]. New values of inputs and what only lends its history to a view stay what they mean."""
+    metadata, values = record.metadata, record.forward_values
+    positions = {o.graph_output for o in metadata.outputs if o.kind is OutputKind.FRESH}
+    positions |= set(range(len(values) - len(metadata.intermediate_bases), len(values)))
+    for position in positions:
+        value = values[position] if position is not None else None
+        if isinstance(value, torch.Tensor) and has_lazy_bits(value):
+            with torch.set_grad_enabled(carries_gradient(value)):
+                values[position] = without_lazy_bits(value)
 
 
 def _with_those_of_numbers(outputs: Sequence[Any]) -> list[Any]:
@@ -157,7 +172,7 @@ def _collect(
         raise OverlappingMutation(groups, tuple(i.index for i in input_infos if i.mutation in _WRITES))
     sources = output_sources(inputs, outputs)
     output_infos, computed = _output_infos(inputs, outputs, sources, len(updated))
-    bases = tuple(_record(base) for base in sources.bases)
+    bases = tuple(replace(_record(base), conj=False, neg=False) for base in sources.bases)
     told = bind_symbols([i.original for i in inputs])
     names = late_symbols(told, output_infos, bases)
     late, numbers = bind_late_symbols(names, [*updated, *computed], sources.bases, outputs)
@@ -198,7 +213,7 @@ def _effects(grad_mode: tuple[bool, bool]) -> tuple[EffectInfo, ...]:
 
 
 def _record(value: torch.Tensor) -> TensorMeta:
-    return tensor_meta(from_functional(value), requires_grad=carries_gradient(value))
+    return tensor_meta(from_functional(value), requires_grad=carries_gradient(value), bits=lazy_bits(value))
 
 
 def _input_infos(
@@ -226,7 +241,8 @@ def _input_infos(
             geometry = eager_geometry(entered.value, entered.original)
             unseen = metadata_changed_under_no_grad(entered, storages)
             claims = bool(entered.value.requires_grad)
-            new_view = view_spec(geometry, entered.original, requires_grad=claims, under_no_grad=unseen)
+            bits = lazy_bits(entered.original)
+            new_view = view_spec(geometry, entered.original, requires_grad=claims, under_no_grad=unseen, bits=bits)
         hidden = writes and is_hidden_from_autograd(entered)
         without_grad = writes and not hidden and is_under_no_grad(entered)
         infos.append(
@@ -330,7 +346,6 @@ def _aliasing_output(
     view = None
     claims = bool(output.requires_grad)
     if source.kind is not OutputKind.INPUT:
-        _check_lazy_bits(index, output, base)
         _check_history(index, output, base)
         if carries_gradient(output) and compat.repeats_memory(plain_base):
             raise Unsupported(
@@ -342,9 +357,15 @@ def _aliasing_output(
         detached = not output._is_view() and not carries_gradient(output)
         apart = detached and not compat.share_version_counter(output, base)
         view = view_spec(
-            plain, plain_base, requires_grad=claims, under_no_grad=lost, detached=detached, own_version=apart
+            plain,
+            plain_base,
+            requires_grad=claims,
+            under_no_grad=lost,
+            detached=detached,
+            own_version=apart,
+            bits=lazy_bits(output),
         )
-    meta = tensor_meta(plain, requires_grad=claims)
+    meta = tensor_meta(plain, requires_grad=claims, bits=lazy_bits(output))
     return OutputInfo(index, source.kind, meta=meta, base=source.base, view=view, dynamic_dims=_dynamic_dims(output))
 
 
@@ -363,15 +384,6 @@ def _has_own_history(
         return through_custom_function(output, inputs[source.base].value)
     base = bases[source.base] if source.kind is OutputKind.ALIAS_OF_INTERMEDIATE else outputs[source.base]
     return through_custom_function(output, base)
-
-
-def _check_lazy_bits(index: int, output: torch.Tensor, base: torch.Tensor) -> None:
-    if output.is_conj() != base.is_conj() or output.is_neg() != base.is_neg():
-        raise Unsupported(
-            f"output {index} is a lazily conjugated or negated view",
-            "the record of a view holds sizes and strides only",
-            "Return .resolve_conj() or .resolve_neg() of it",
-        )
 
 
 def _check_history(index: int, output: torch.Tensor, base: torch.Tensor) -> None:

@@ -11,6 +11,7 @@ from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from .errors import Unsupported
+from .lazy_bits import has_lazy_bits, lazy_bits, with_lazy_bits, without_lazy_bits
 from .nests import is_subclass, rebuild, tensors_inside
 
 __all__ = ["fake_arguments", "fake_twin"]
@@ -26,12 +27,17 @@ def fake_twin(value: torch.Tensor, mode: FakeTensorMode, *, static: bool) -> tor
 
 
 def fake_arguments(
-    flat_args: Sequence[Any], *, fake_mode: FakeTensorMode | None = None, dynamic: bool = False
+    flat_args: Sequence[Any],
+    *,
+    fake_mode: FakeTensorMode | None = None,
+    dynamic: bool = False,
+    keep_bits: bool = False,
 ) -> tuple[FakeTensorMode, list[Any]]:
     """Fake, detached versions of flat arguments and the mode they belong to.
 
     Fake arguments keep their mode. Real tensors are converted under ``fake_mode`` or a new mode; their sizes
-    are symbols if ``dynamic``, else constants. Other values are passed through.
+    are symbols if ``dynamic``, else constants. Other values are passed through. Lazy bits are taken off, see Note
+    [Lazy bits], unless ``keep_bits``: for a graph that is going to be called with tensors that have them.
 
     Raises:
         Unsupported: tensor subclasses that cannot be taken apart, or fake tensors of several modes.
@@ -51,7 +57,15 @@ def fake_arguments(
                 mode = _one_mode(index, mode, inside) if isinstance(inside, FakeTensor) else mode
     if mode is None:
         mode = FakeTensorMode(shape_env=ShapeEnv())  # static sizes need one as well: for sizes that depend on data
-    return mode, [_fake_argument(arg, mode, dynamic) for arg in flat_args]
+    plain = [_fake_argument(arg, mode, dynamic) for arg in flat_args]
+    return mode, plain if keep_bits else [_without_bits(value, mode) for value in plain]
+
+
+def _without_bits(value: Any, mode: FakeTensorMode) -> Any:
+    if type(value) is not FakeTensor or not has_lazy_bits(value):
+        return value
+    with mode, torch.inference_mode(False), torch.no_grad():
+        return without_lazy_bits(value)
 
 
 def _one_mode(index: int, mode: FakeTensorMode | None, fake: FakeTensor) -> FakeTensorMode:
@@ -70,7 +84,7 @@ def _fake_argument(arg: Any, mode: FakeTensorMode, dynamic: bool) -> Any:
     if not all(isinstance(inside, FakeTensor) for inside in tensors_inside(arg)):
         with torch.no_grad():
             arg = mode.from_tensor(arg.detach(), static_shapes=not dynamic)
-    leaves = [_fake(inside, mode, dynamic) for inside in tensors_inside(arg)]
+    leaves = [_without_bits(_fake(inside, mode, dynamic), mode) for inside in tensors_inside(arg)]
     with mode, torch.inference_mode(False), torch.no_grad():
         return rebuild(arg, iter(leaves))
 
@@ -88,4 +102,5 @@ def _fake(arg: Any, mode: FakeTensorMode, dynamic: bool) -> Any:
             return fake.detach()
         # An inference tensor has neither a version counter nor views with a base; its twin over the same storage does.
         twin = torch.empty(0, dtype=fake.dtype, device=fake.device)
-        return twin.set_(fake.untyped_storage(), fake.storage_offset(), fake.shape, fake.stride())
+        twin.set_(fake.untyped_storage(), fake.storage_offset(), fake.shape, fake.stride())
+        return with_lazy_bits(twin, *lazy_bits(fake))

@@ -19,11 +19,12 @@ import torch
 
 from . import _torch_compat as compat
 from .errors import Unsupported
+from .lazy_bits import lazy_bits, with_lazy_bits
 from .metadata import InputInfo
-from .wrap import from_functional, to_functional
+from .wrap import below_functional_layer, from_functional, to_functional
 
 __all__ = ["FunctionInput", "autograd_identity", "function_input", "function_inputs", "is_autograd_identity"]
-__all__ += ["note_entry", "reentered_inputs"]
+__all__ += ["note_entry", "reentered_inputs", "with_bits_of"]
 
 
 @dataclass(slots=True)
@@ -32,7 +33,7 @@ class FunctionInput:
 
     Attributes:
         index: position among the flat arguments.
-        original: the plain (fake) tensor or other value that the graph takes.
+        original: the plain (fake) tensor or other value that the graph takes, with the bits of the caller's tensor.
         value: what the function is given: a functional tensor for a tensor, else ``original``.
         leaf: the functional tensor that gradients are taken with respect to, if the input is differentiable.
         is_leaf: whether the caller's tensor is a leaf.
@@ -126,6 +127,7 @@ def function_input(index: int, plain: Any, caller: Any) -> FunctionInput:
             "only strided tensors can be captured",
             "Convert it with .to_dense() before the compiled region",
         )
+    plain = with_bits_of(caller, plain)
     value = to_functional(plain)
     leaf = None
     if caller.requires_grad:
@@ -133,6 +135,14 @@ def function_input(index: int, plain: Any, caller: Any) -> FunctionInput:
         with torch.enable_grad():
             value = autograd_identity(leaf, lambda: to_functional(plain))
     return note_entry(FunctionInput(index, plain, value, leaf, bool(caller.is_leaf), bool(caller.requires_grad)))
+
+
+def with_bits_of(caller: torch.Tensor, plain: torch.Tensor) -> torch.Tensor:
+    """``plain``, an argument as the graph takes it, with the bits of the caller's tensor; see Note [Lazy bits]."""
+    if lazy_bits(caller) == lazy_bits(plain):
+        return plain
+    with below_functional_layer(), torch.no_grad():
+        return with_lazy_bits(plain, *lazy_bits(caller))
 
 
 def note_entry(entered: FunctionInput) -> FunctionInput:

@@ -28,6 +28,7 @@ import torch
 
 from . import _torch_compat as compat
 from .errors import Unsupported
+from .lazy_bits import lazy_bits, same_with_bits
 
 __all__ = ["EXPANSIONS", "RESHAPES", "STRIDE_DEPENDENT", "Layouts", "before_reshapes", "without_expansion"]
 
@@ -171,6 +172,7 @@ class Layouts:
             if not any(words in str(error) for words in ("Cannot view a tensor", "view size is not compatible")):
                 raise
             raise _no_such_view(target, error) from error
+        _restore_bits(root)
         if before is not None:
             self._restore(root, before)
             if own is not None and _plain(target).stride() != own and _plain(root).stride() == before[0]:
@@ -216,6 +218,17 @@ class Layouts:
             value = ordered.contiguous().permute(back)
         compat.replace_value(wrapper, value)
         compat.sync(root)
+
+
+def _restore_bits(root: torch.Tensor) -> None:
+    """See Note [Lazy bits]."""
+    wanted, plain = lazy_bits(root), _plain(root)
+    if lazy_bits(plain) == wanted:
+        return
+    with compat.below_functional_modes(), torch.no_grad():
+        value = same_with_bits(plain, *wanted)
+    compat.replace_value(compat.inner_wrapper(root), value)
+    compat.sync(root)
 
 
 def _saved_tensors(function: Any) -> Iterator[Any]:

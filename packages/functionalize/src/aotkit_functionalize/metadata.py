@@ -87,7 +87,7 @@ class OutputKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class TensorMeta:
-    """Metadata of one dense tensor. Strides and offset are in elements."""
+    """Metadata of one dense tensor. Strides and offset are in elements; ``conj``, ``neg``: see Note [Lazy bits]."""
 
     dtype: str
     device: str
@@ -95,6 +95,11 @@ class TensorMeta:
     strides: tuple[Dim, ...]
     storage_offset: Dim
     requires_grad: bool
+    conj: bool = False
+    neg: bool = False
+
+    def __repr__(self) -> str:
+        return _brief(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +112,8 @@ class ViewSpec:
     storage offset of inputs. Autograd metadata follows the record, not the replay: ``requires_grad``.
     ``under_no_grad``: the view was taken while grad mode was off, so it has no history of its own.
     ``detached``: autograd knows it as no view (``detach()`` was the last step). ``own_version``: neither does a write
-    to one of both count as one to the other (``.data``).
+    to one of both count as one to the other (``.data``). ``conj``, ``neg``: the bits of the view, whatever those of
+    the base are; see Note [Lazy bits].
     """
 
     dtype: str
@@ -118,6 +124,8 @@ class ViewSpec:
     under_no_grad: bool = False
     detached: bool = False
     own_version: bool = False
+    conj: bool = False
+    neg: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,12 +50,11 @@ def _geometry(plain: torch.Tensor) -> tuple[Any, ...]:
 def is_under_no_grad(entered: FunctionInput) -> bool:
     """Whether autograd did not see the writes but the version counter did.
 
-    True under ``no_grad``, and for writes through ``detach()``, which shares the version counter.
+    True under ``no_grad``, and for writes through ``detach()``, which shares the version counter. A custom autograd
+    function writes with grad mode off too, and gives the tensor that it marks as dirty its own backward.
     """
-    if compat.all_mutations_under_no_grad(compat.inner_wrapper(entered.value)):
-        return True
-    if is_hidden_from_autograd(entered) or not entered.value.requires_grad:
-        return False
+    if not entered.value.requires_grad or is_hidden_from_autograd(entered):
+        return compat.all_mutations_under_no_grad(compat.inner_wrapper(entered.value))
     return entered.entry_grad_fn in before_reshapes(entered.value.grad_fn)
 
 

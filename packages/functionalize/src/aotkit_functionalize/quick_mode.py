@@ -50,7 +50,8 @@ def _dispatch(mode: compat.FunctionalTensorMode, func: Any, types: Any, args: An
             if not _any_written([*args, *kwargs.values()] if kwargs else args):
                 result = compat.call_functionalized(func, _inside(args), _inside(kwargs) if kwargs else {})
                 result = _outside(result, mode)
-                if way is _Way.VIEWS:
+                # Autograd takes the conjugate of a Python number, which has no memory.
+                if way is _Way.VIEWS and isinstance(args[0], torch.Tensor):
                     compat.share_storage(result, args[0])
                 return result
     elif func is torch.ops.prim.device.default and not kwargs and compat.is_fake_tensor(args[0]):

@@ -10,6 +10,7 @@ from .aliases import view_spec
 from .errors import NeedsDispatcherLayer, Unsupported
 from .events import StorageEvents
 from .inputs import FunctionInput
+from .lazy_bits import lazy_bits
 from .metadata import StorageChange
 from .symbols import dim, dims
 from .wrap import eager_geometry, from_functional
@@ -63,6 +64,12 @@ def storage_change(
             f"inputs {entered.index} and {source.index} are both given other storages, one of them that of the other",
             "after the call, each would have to be changed before the other",
             "Do this outside of the compiled region",
+        )
+    if lazy_bits(entered.value) != lazy_bits(source.original):
+        raise Unsupported(
+            f"input {entered.index} is given the storage of input {source.index}, lazily conjugated or negated",
+            "a storage has no such bits",
+            "Call resolve_conj() or resolve_neg() first",
         )
     geometry = eager_geometry(entered.value, source.original)
     view = view_spec(geometry, source.original, requires_grad=entered.requires_grad)

@@ -129,6 +129,7 @@ class SubclassRun:
             inner, values = dense(self.dense_inputs, self.dense_outputs)
         except OverlappingMutation as overlap:
             raise self._caller_overlap(overlap) from overlap
+        _check_lazy_bits(inner)
         if any(binding.of_output for binding in inner.symbols):
             raise Unsupported(
                 "a size depends on the elements of a tensor, and a tensor subclass goes in or comes out",
@@ -472,6 +473,17 @@ class SubclassRun:
             "no view operation of the class is known to give it of a tensor that the caller has",
             "Return a clone",
         )
+
+
+def _check_lazy_bits(inner: GraphMetadata) -> None:
+    for output in inner.outputs:
+        lazy = output.meta is not None and (output.meta.conj or output.meta.neg)
+        if lazy and output.kind is not OutputKind.INPUT:
+            raise Unsupported(
+                "a result is lazily conjugated or negated, and a tensor subclass goes in or comes out",
+                "how a subclass is put together is known for ordinary tensors",
+                "Return .resolve_conj() or .resolve_neg() of it",
+            )
 
 
 def _check_layer() -> None:

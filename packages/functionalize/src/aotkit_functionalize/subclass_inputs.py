@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from .inputs import FunctionInput, autograd_identity, function_input, note_entry
+from .inputs import FunctionInput, autograd_identity, function_input, note_entry, with_bits_of
 from .metadata import SymbolBinding
 from .nests import Nest, Opaque, describe, is_subclass, rebuild, tensors_inside
 from .symbols import bind_symbols
@@ -81,6 +81,8 @@ def read_size(value: torch.Tensor, binding: SymbolBinding) -> Any:
 
 
 def _subclass_input(index: int, plain: Any, leaves: Sequence[Any], caller: Any, nest: Nest) -> SubclassInput:
+    leaves = [with_bits_of(theirs, leaf) for theirs, leaf in zip(tensors_inside(caller), leaves, strict=True)]
+
     def fresh() -> torch.Tensor:
         made: torch.Tensor = rebuild(plain, iter([to_functional(leaf) for leaf in leaves]))
         # A class may keep requires_grad in its context; what it puts together is a leaf then.

@@ -31,8 +31,11 @@ def is_symbolic(size: int | torch.SymInt) -> bool:
     return isinstance(dim(size), str)
 
 
-def tensor_meta(value: torch.Tensor, *, requires_grad: bool | None = None) -> TensorMeta:
-    """The record of one strided tensor; ``requires_grad`` replaces the tensor's own."""
+def tensor_meta(
+    value: torch.Tensor, *, requires_grad: bool | None = None, bits: tuple[bool, bool] | None = None
+) -> TensorMeta:
+    """The record of one strided tensor; ``requires_grad`` and ``bits`` (conj, neg) replace the tensor's own."""
+    conj, neg = bits or (value.is_conj(), value.is_neg())
     return TensorMeta(
         dtype=str(value.dtype).removeprefix("torch."),
         device=str(value.device),
@@ -40,6 +43,8 @@ def tensor_meta(value: torch.Tensor, *, requires_grad: bool | None = None) -> Te
         strides=dims(value.stride()),
         storage_offset=dim(value.storage_offset()),
         requires_grad=value.requires_grad if requires_grad is None else requires_grad,
+        conj=conj,
+        neg=neg,
     )
 
 

@@ -10,6 +10,12 @@ Note [Fake calls]
     is given. Kernels cannot run on them; and what the traced graph says about layouts need not be what the compiled
     code returns. So the plan has a description of every result, and a call that is fake gets fakes made after it, on
     which the rest of the wrapper (views, mutations, autograd) runs as ever. Only plans that ask for this look.
+
+Note [Lazy inputs]
+    Compiled code reads memory as it is, so a graph takes the memory of tensors that are conjugated or negated lazily,
+    and minds the bits that they had at capture itself (Note [Lazy bits] of :mod:`aotkit_functionalize.lazy_bits`). The
+    views without bits that it is called with copy nothing and share version counters with the arguments. A tensor that
+    comes with other bits is copied, so that it is right all the same.
 """
 
 from __future__ import annotations
@@ -23,12 +29,12 @@ from torch import Tensor
 
 from ._torch_compat import dtype_from_name, fake_mode_of
 from .boxed import BoxedCallable
-from .contract import Dim, GraphMetadata, TensorMeta
+from .contract import Dim, GraphMetadata, TensorMeta, without_lazy_bits
 from .dims import evaluate, evaluate_all, render, render_tuple, symbols_of
 from .emit import Source, read_symbol
 from .errors import PlanError
 from .operations import BindSymbol
-from .plan import CallSpec, FakeResults, RandomState, WrapperPlan
+from .plan import CallSpec, FakeResults, LazyInput, RandomState, WrapperPlan
 from .runtime import wrong_count
 from .subclass_bind import AdaptedBackward
 
@@ -142,6 +148,8 @@ def bind_around(
     execute: Callable[[str, dict[str, Any]], None],
 ) -> Around:
     """``code`` inside of generated functions; ``code`` itself if the plan asks for nothing."""
+    if call.lazy_inputs:
+        code = replace(code, forward=_boxed(_reading_memory(call.lazy_inputs, code.forward)))
     if call.random is None and call.fakes is None:
         return code
     out = Source()
@@ -214,12 +222,35 @@ def _required(source: RandomSource | None) -> RandomSource:
     return source
 
 
+def _reading_memory(lazy: Sequence[LazyInput], forward: BoxedCallable) -> BoxedCallable:
+    """``forward``, given the memory of its ``lazy`` inputs; see Note [Lazy inputs]."""
+
+    def run(box: list[Any]) -> Any:
+        for one in lazy:
+            box[one.position] = memory_of(box[one.position], one.conj, one.neg)
+        return forward(box)
+
+    return run
+
+
+def memory_of(value: Tensor, conj: bool, neg: bool) -> Tensor:
+    """A tensor without bits that means ``value`` when it is given these; see Note [Lazy inputs]."""
+    with torch.no_grad():
+        if (value.is_conj(), value.is_neg()) != (conj, neg):
+            value = value.resolve_conj().resolve_neg()
+            value = value.conj_physical() if conj else value
+            return value.neg() if neg else value
+        return without_lazy_bits(value)
+
+
 # -- the same, slowly ----------------------------------------------------------------------------------
 
 
 def interpret_around(call: CallSpec, code: Around, source: RandomSource | None) -> Around:
     """What :func:`bind_around` gives, without generated code."""
     forward, backward = code.forward, code.backward
+    if call.lazy_inputs:
+        forward = _boxed(_reading_memory(call.lazy_inputs, forward))
     random = call.random
     if random is not None:
         state, dense = _required(source), forward

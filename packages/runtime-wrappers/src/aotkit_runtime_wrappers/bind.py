@@ -24,6 +24,7 @@ from .around_forward import Around, RandomSource, bind_around
 from .boxed import BoxedCallable, ensure_boxed, is_boxed
 from .checks import check_value
 from .compiled_autograd import cooperation
+from .contract import with_lazy_bits
 from .donated import keep_donated, own_memory, storages
 from .double_backward import Gradients, drop_values, gradients_with_history, histories, remember
 from .emit import Source, emit_call, emit_profiled_call
@@ -87,6 +88,7 @@ _RUNTIME: dict[str, Any] = {
     "_unsafe_view": unsafe_view,
     "_versions_of": versions_of,
     "_with_history": with_history,
+    "_with_lazy_bits": with_lazy_bits,
     "_without_autocast": without_autocast,
     "_wrong_count": wrong_count,
     "_wrong_duplicate": wrong_duplicate,

@@ -25,7 +25,7 @@ from .operations import (
     Value,
     dims_read,
 )
-from .plan import CallSpec, Return, TangentSpec, WrapperOptions, WrapperPlan
+from .plan import CallSpec, LazyInput, Return, TangentSpec, WrapperOptions, WrapperPlan
 from .subclass_build import build_subclass_plan
 
 __all__ = ["build_plan"]
@@ -56,7 +56,8 @@ def build_plan(
     options = options or WrapperOptions()
     if metadata.subclasses is not None:
         saved = (num_saved_tensors, num_saved_symints)
-        return build_subclass_plan(metadata, build_plan, input_plan, saved, options)
+        plan = build_subclass_plan(metadata, build_plan, input_plan, saved, options)
+        return replace(plan, call=replace(plan.call, lazy_inputs=_lazy_inputs(metadata)))
     input_plan = input_plan or InputPlan.one_to_one(len(metadata.inputs))
     names = input_plan.graph_input_names()
     _check_records(metadata, names)
@@ -82,12 +83,13 @@ def build_plan(
     prologue += early
     epilogue[:0] = late
     notes = [NoteVersion(o.before, o.value) for o in epilogue if isinstance(o, SetVersion)]
+    call = _with_history(
+        _call_spec(metadata, names, (num_saved_tensors, num_saved_symints)), metadata, saved_inputs, options
+    )
     return WrapperPlan(
         num_inputs=input_plan.num_inputs,
         prologue=(*prologue, *checks, *quiet_operations(metadata, names), *notes),
-        call=_with_history(
-            _call_spec(metadata, names, (num_saved_tensors, num_saved_symints)), metadata, saved_inputs, options
-        ),
+        call=replace(call, lazy_inputs=_lazy_inputs(metadata)),
         epilogue=tuple(epilogue),
         returns=_returns(metadata, names, identities),
     )
@@ -216,6 +218,11 @@ def _reached_by(metadata: GraphMetadata) -> tuple[tuple[int, ...], ...]:
     return rows if any(len(row) < len(metadata.tangents) for row in rows) else ()
 
 
+def _lazy_inputs(metadata: GraphMetadata) -> tuple[LazyInput, ...]:
+    metas = [(i.index, i.meta) for i in metadata.inputs if i.meta is not None]
+    return tuple(LazyInput(index, m.conj, m.neg) for index, m in metas if m.conj or m.neg)
+
+
 def _new_values_in_new_shapes(metadata: GraphMetadata) -> list[int]:
     """Values that are copied into inputs after a change of shape, when a view of the input could not be read."""
     both = [i for i in metadata.inputs if i.mutation is MutationKind.DATA_AND_METADATA]
@@ -237,6 +244,8 @@ def _with_history(
         return call
     if saved_inputs is None:
         saved_inputs = (-1,) * call.num_saved_tensors
+    lazy = {one.position for one in _lazy_inputs(metadata)}
+    saved_inputs = [-1 if i in lazy else i for i in saved_inputs]  # what is saved is their memory
     if len(saved_inputs) != call.num_saved_tensors:
         raise PlanError(f"{len(saved_inputs)} saved inputs are given for {call.num_saved_tensors} saved tensors")
     tensors = [i for i in metadata.inputs if i.kind is InputKind.TENSOR]

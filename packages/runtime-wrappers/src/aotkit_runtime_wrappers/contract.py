@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aotkit_functionalize import GraphMetadata, SubclassBoundary, SymbolicDim, metadata, nests, symbols
+from aotkit_functionalize import GraphMetadata, SubclassBoundary, SymbolicDim, lazy_bits, metadata, nests, symbols
 
 Assembled = nests.Assembled
 Nest = nests.Nest
@@ -23,6 +23,8 @@ TensorMeta = metadata.TensorMeta
 ViewSpec = metadata.ViewSpec
 bind_symbols = symbols.bind_symbols
 dims = symbols.dims
+with_lazy_bits = lazy_bits.with_lazy_bits
+without_lazy_bits = lazy_bits.without_lazy_bits
 
 __all__ = [
     "Assembled",
@@ -46,4 +48,6 @@ __all__ = [
     "ViewSpec",
     "bind_symbols",
     "dims",
+    "with_lazy_bits",
+    "without_lazy_bits",
 ]

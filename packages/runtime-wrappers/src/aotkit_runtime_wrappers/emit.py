@@ -36,6 +36,7 @@ from .operations import (
     ResizeStorage,
     Restride,
     SetGradMode,
+    SetLazyBits,
     SetStorage,
     SetVersion,
     Value,
@@ -295,6 +296,8 @@ def _emit_operation(operation: Operation, out: Source, indent: int = 1) -> None:
             out.add(f"_advance_version({value}, {times})", indent)
         case Regenerate():
             _emit_regenerate(operation, out, indent)
+        case SetLazyBits(value=value, conj=conj, neg=neg):
+            out.add(f"{value} = _with_lazy_bits({value}, {conj}, {neg})", indent)
         case MarkDynamic(value=value, dims=dims):
             out.add(f"_mark_dynamic({value}, {dims})", indent)
         case SetGradMode(enabled=enabled):
@@ -328,6 +331,8 @@ def _emit_regenerate(operation: Regenerate, out: Source, indent: int) -> None:
         made = f"{base}.permute({operation.permutation})"
     else:
         made = f"{base}.as_strided({sizes}, {strides}, {_offset(operation.base, view.offset_delta)})"
+    if operation.lazy and operation.base_dtype == view.dtype:
+        made = f"_with_lazy_bits({made}, {view.conj}, {view.neg})"
     last = (".data" if view.own_version else ".detach()") if view.detached else ""
     out.add(f"{operation.result} = {made}{last}", indent)
     if operation.history is not None:

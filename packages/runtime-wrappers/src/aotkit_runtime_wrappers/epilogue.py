@@ -22,6 +22,7 @@ from .contract import (
     OutputKind,
     StorageChange,
     TensorMeta,
+    ViewSpec,
 )
 from .errors import PlanError
 from .operations import (
@@ -37,6 +38,7 @@ from .operations import (
     ResizeStorage,
     Restride,
     SetGradMode,
+    SetLazyBits,
     SetStorage,
     SetVersion,
     Value,
@@ -138,6 +140,8 @@ def output_operations(
                     operations.append(CheckStrides(regenerate.base, strides.strides))
                     checked.add(regenerate.base)
             operations.append(regenerate)
+        elif output.kind is OutputKind.FRESH and output.meta is not None and (output.meta.conj or output.meta.neg):
+            operations.append(SetLazyBits(f"fw{output.graph_output}", output.meta.conj, output.meta.neg))
         value = returned_value(metadata, output, names)
         if output.dynamic_dims and value is not None:
             operations.append(MarkDynamic(value, output.dynamic_dims))
@@ -240,15 +244,24 @@ def _regenerate(metadata: GraphMetadata, output: OutputInfo, names: Sequence[Val
         detach=base_requires_grad and not view.requires_grad and not view.under_no_grad,
         set_requires_grad=view.requires_grad and not base_requires_grad and not view.under_no_grad and not history,
         history=f"fw{position}" if history else None,
+        lazy=_has_bits(view) or _has_bits(_any_base_meta(metadata, output)),
     )
 
 
+def _has_bits(record: ViewSpec | TensorMeta | None) -> bool:
+    return record is not None and (record.conj or record.neg)
+
+
 def _base_dtype(metadata: GraphMetadata, output: OutputInfo) -> str | None:
-    if output.kind is OutputKind.ALIAS_OF_INPUT:
-        meta = metadata.inputs[_base_index(output, len(metadata.inputs))].meta
-    else:
-        meta = _base_meta(metadata, output)
+    meta = _any_base_meta(metadata, output)
     return None if meta is None else meta.dtype
+
+
+def _any_base_meta(metadata: GraphMetadata, output: OutputInfo) -> TensorMeta | None:
+    """Metadata of the tensor that ``output`` is a view of, of an input as it came in."""
+    if output.kind is OutputKind.ALIAS_OF_INPUT:
+        return metadata.inputs[_base_index(output, len(metadata.inputs))].meta
+    return _base_meta(metadata, output)
 
 
 def _base_requires_grad(metadata: GraphMetadata, output: OutputInfo) -> bool:

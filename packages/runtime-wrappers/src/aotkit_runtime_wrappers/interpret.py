@@ -16,6 +16,7 @@ from .around_forward import Around, RandomSource, interpret_around, read_value
 from .bind import backward_of
 from .boxed import BoxedCallable, ensure_boxed
 from .checks import check_value
+from .contract import with_lazy_bits
 from .dims import evaluate, evaluate_all
 from .donated import keep_donated, own_memory, storages
 from .double_backward import Gradients, drop_values, gradients_with_history, histories, remember
@@ -39,6 +40,7 @@ from .operations import (
     ResizeStorage,
     Restride,
     SetGradMode,
+    SetLazyBits,
     SetStorage,
     SetVersion,
 )
@@ -239,6 +241,8 @@ def _run(operation: Operation, values: dict[str, Any]) -> None:
             _write_back(operation, values)
         case Regenerate():
             values[operation.result] = _regenerate(operation, values)
+        case SetLazyBits(value=value, conj=conj, neg=neg):
+            values[value] = with_lazy_bits(values[value], conj, neg)
         case MarkDynamic(value=value, dims=dims):
             mark_dynamic(values[value], dims)
         case SetGradMode(enabled=enabled):
@@ -298,6 +302,7 @@ def _view(operation: Regenerate, values: dict[str, Any]) -> Tensor:
         result = base.permute(operation.permutation)
     else:
         result = base.as_strided(sizes, strides, base.storage_offset() + delta)
+    result = with_lazy_bits(result, view.conj, view.neg)
     if view.detached:
         result = result.data if view.own_version else result.detach()
     if operation.history is not None:

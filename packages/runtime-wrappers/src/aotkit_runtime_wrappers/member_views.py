@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from ._torch_compat import dtype_from_name
-from .contract import ViewSpec
+from .contract import ViewSpec, with_lazy_bits, without_lazy_bits
 from .dims import evaluate, evaluate_all
 from .errors import UnsupportedOverlapError
 
@@ -29,7 +29,9 @@ __all__ = ["take_member"]
 def take_member(base: Tensor, view: ViewSpec, symbols: Mapping[str, Any]) -> Tensor:
     """``view`` of ``base``, whose sizes are evaluated with ``symbols`` (integers or symbolic ones)."""
     sizes, strides = evaluate_all(view.sizes, symbols), evaluate_all(view.strides, symbols)
-    member = _take(base, view, sizes, strides, evaluate(view.offset_delta, symbols))
+    memory = without_lazy_bits(base)
+    member = _take(memory, view, sizes, strides, evaluate(view.offset_delta, symbols))
+    member = with_lazy_bits(member, view.conj, view.neg)
     return member if view.requires_grad or not base.requires_grad else member.detach()
 
 

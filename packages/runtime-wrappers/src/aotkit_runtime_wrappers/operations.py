@@ -35,6 +35,7 @@ __all__ = [
     "ResizeStorage",
     "Restride",
     "SetGradMode",
+    "SetLazyBits",
     "SetStorage",
     "SetVersion",
     "decode",
@@ -253,7 +254,8 @@ class Regenerate:
 
     ``permutation`` belongs to ``permute``. ``detach``: the result takes no part in autograd though the base
     does. ``set_requires_grad``: the other way round. If ``view.under_no_grad``, it is taken with grad mode off.
-    ``history``: the memory is that of the view, the gradient that of this value.
+    ``history``: the memory is that of the view, the gradient that of this value. ``lazy``: the view or its base is
+    lazily conjugated or negated.
     """
 
     result: Value
@@ -265,6 +267,7 @@ class Regenerate:
     detach: bool = False
     set_requires_grad: bool = False
     history: Value | None = None
+    lazy: bool = False
 
     def __str__(self) -> str:
         base = f"{self.base}.detach()" if self.detach else self.base
@@ -275,6 +278,18 @@ class Regenerate:
             self.method, _geometry(self.view)
         )
         return f"{self.result} = {base}.{self.method}({shown})" + _suffix(self)
+
+
+@dataclass(frozen=True, slots=True)
+class SetLazyBits:
+    """``value``, a result of the compiled graph, becomes the view of itself that has these bits."""
+
+    value: Value
+    conj: bool
+    neg: bool
+
+    def __str__(self) -> str:
+        return f"{self.value} = {self.value}{_bits(self)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,6 +330,7 @@ Operation = (
     | SetVersion
     | AnnounceWrites
     | Regenerate
+    | SetLazyBits
     | MarkDynamic
     | SetGradMode
 )
@@ -322,8 +338,12 @@ Operation = (
 _OPERATIONS: tuple[type[Any], ...] = Operation.__args__
 
 
+def _bits(record: SetLazyBits | ViewSpec) -> str:
+    return (", conjugated" if record.conj else "") + (", negated" if record.neg else "")
+
+
 def _suffix(operation: Regenerate) -> str:
-    grad = ", detached" if operation.view.detached else ""
+    grad = _bits(operation.view) + (", detached" if operation.view.detached else "")
     grad += ", requires grad" if operation.set_requires_grad else ""
     grad += f", history of {operation.history}" if operation.history else ""
     return grad + (" under no_grad" if operation.view.under_no_grad else "")

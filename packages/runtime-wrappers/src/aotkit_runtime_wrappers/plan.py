@@ -11,8 +11,8 @@ from .errors import PlanError
 from .operations import BindSymbol, BuildBase, CheckAliases, CheckDuplicate, Operation, Value, decode, encode
 from .subclass_call import SubclassCall
 
-__all__ = ["CallSpec", "FakeResults", "RandomState", "Return", "TangentSpec", "WrapperOptions", "WrapperPlan"]
-__all__ += ["checks_aliases"]
+__all__ = ["CallSpec", "FakeResults", "LazyInput", "RandomState", "Return", "TangentSpec", "WrapperOptions"]
+__all__ += ["WrapperPlan", "checks_aliases"]
 
 PLAN_VERSION = 2
 
@@ -74,6 +74,18 @@ class FakeResults:
 
 
 @dataclass(frozen=True, slots=True)
+class LazyInput:
+    """Tensor number ``position`` of the compiled graph is lazily conjugated or negated; see Note [Lazy inputs]."""
+
+    position: int
+    conj: bool
+    neg: bool
+
+    def __str__(self) -> str:
+        return f"{self.position} ({' and '.join(['conjugated'] * self.conj + ['negated'] * self.neg)})"
+
+
+@dataclass(frozen=True, slots=True)
 class CallSpec:
     """The compiled graph itself.
 
@@ -91,6 +103,7 @@ class CallSpec:
     ``donated``: saved tensors that the backward may overwrite; see Note [Donated buffers].
     ``late_inputs`` are given to the backward behind the tangents, as they are by then; it returns their new values in
     the place of gradients, and their version counters move by ``late_steps``.
+    ``lazy_inputs``: which tensors that the graph takes (dense ones) are conjugated or negated; see Note [Lazy inputs].
     ``random``, ``fakes``: what stands directly around the compiled code; see the notes of :mod:`.around_forward`.
     ``reached_by``: per differentiable input, the numbers of the tangents that its gradient comes from; empty: all
     inputs get theirs from every tangent.
@@ -119,6 +132,7 @@ class CallSpec:
     late_steps: tuple[int, ...] = ()
     random: RandomState | None = None
     fakes: FakeResults | None = None
+    lazy_inputs: tuple[LazyInput, ...] = ()
     reached_by: tuple[tuple[int, ...], ...] = ()
 
     def unreached(self, missing: Sequence[bool]) -> tuple[int, ...]:
@@ -175,7 +189,7 @@ class WrapperPlan:
                 f"{PLAN_VERSION}; build it again from the graph metadata"
             )
         records = (WrapperPlan, CallSpec, TangentSpec, Return, SubclassCall, Opaque, RandomState, FakeResults)
-        plan = decode(raw, {cls.__name__: cls for cls in records})
+        plan = decode(raw, {cls.__name__: cls for cls in (*records, LazyInput)})
         assert isinstance(plan, WrapperPlan)
         return plan
 
@@ -200,6 +214,8 @@ class WrapperPlan:
             lines.append(
                 f"    draws with a seed and an offset; the next offset is forward result {call.random.forward_offset}"
             )
+        if call.lazy_inputs:
+            lines.append(f"    lazily: inputs {', '.join(map(str, call.lazy_inputs))}")
         if call.fakes is not None:
             lines.append("    fake calls get fake results")
         lines += [f"  {operation}" for operation in self.epilogue]

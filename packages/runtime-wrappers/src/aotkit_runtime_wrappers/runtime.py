@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ._torch_compat import advance_version, disable_autocast, dtype_from_name, put_versions, unsafe_view
 from .boxed import BoxedCallable
-from .contract import ViewSpec
+from .contract import ViewSpec, with_lazy_bits, without_lazy_bits
 from .errors import AliasingChangedError, CallingConventionError, MetadataMismatchError, WrapperError
 from .overlap import byte_range
 
@@ -229,7 +229,13 @@ def _reinterpret(base: Tensor, dtype: torch.dtype) -> Tensor:
 
 def regenerate(base: Tensor, view: ViewSpec, sizes: tuple[int, ...], strides: tuple[int, ...], delta: int) -> Tensor:
     """``view`` of ``base`` in another dtype; sizes, strides and offset evaluated, in elements of the view's dtype."""
-    dtype = dtype_from_name(view.dtype)
+    taken = _in_dtype(without_lazy_bits(base), dtype_from_name(view.dtype), sizes, strides, delta)
+    return with_lazy_bits(taken, view.conj, view.neg)
+
+
+def _in_dtype(
+    base: Tensor, dtype: torch.dtype, sizes: tuple[int, ...], strides: tuple[int, ...], delta: int
+) -> Tensor:
     if dtype.is_complex and not base.is_complex() and dtype.to_real() == base.dtype:
         doubled = tuple(2 * stride for stride in strides)
         pairs = base.as_strided((*sizes, 2), (*doubled, 1), base.storage_offset() + 2 * delta)

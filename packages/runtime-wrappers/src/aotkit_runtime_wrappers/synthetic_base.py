@@ -98,7 +98,8 @@ def _view_of(member: Tensor, base: Tensor, name: str) -> ViewSpec:
         offset = offset // member.element_size()
     (delta,) = dims([member.storage_offset() - offset])
     sizes, strides = dims(member.size()), dims(member.stride())
-    return ViewSpec(_dtype_name(member), sizes, strides, delta, member.requires_grad)
+    bits = {"conj": member.is_conj(), "neg": member.is_neg()}
+    return ViewSpec(_dtype_name(member), sizes, strides, delta, member.requires_grad, **bits)
 
 
 def _common_base(members: Sequence[Tensor]) -> Tensor | None:

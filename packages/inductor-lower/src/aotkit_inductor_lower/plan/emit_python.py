@@ -181,14 +181,17 @@ class PlanEmitter:
             self.lines.append(f"{names[0]} = {call}")
         for result in step.results:
             if result is not None:
-                self._conform(result)
+                self._conform(result, step.target)
                 self._write_slot(result)
 
-    def _conform(self, result: str) -> None:
-        """Generated code reads by the strides and type of the fake value, so the real one must have them."""
+    def _conform(self, result: str, target: str) -> None:
+        """Generated code reads memory by the strides and type of the fake value, so the real one must have them, and
+        no lazy bits (which ``linalg_lu_solve`` and custom operators may return)."""
         buffer, name = self.homes[result], self.tensor_names[result]
         sizes, strides, dtype = _tuple(buffer.sizes), _tuple(buffer.strides), self._dtype(buffer.dtype)
         differs = f"{name}.stride() != {strides} or {name}.dtype is not {dtype}"
+        differs += f" or {name}.is_conj()" if buffer.dtype.startswith("complex") else ""
+        differs += "" if target.startswith("aten.") else f" or {name}.is_neg()"
         self.lines.append(f"if {differs}: {name} = conform({name}, {sizes}, {strides}, {dtype})")
 
     def _view(self, step: View, base: str) -> None:
