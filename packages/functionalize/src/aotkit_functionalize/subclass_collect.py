@@ -405,15 +405,15 @@ class SubclassRun:
         for entered in self.inputs:
             if entered.value is output:
                 return OutputInfo(index, OutputKind.INPUT, meta, base=entered.index, dynamic_dims=dynamic)
+        alias = self._alias(index, output, parts, inner, infos)
+        if alias is not None:
+            return replace(alias, meta=meta, dynamic_dims=dynamic)
         if output.requires_grad and not carries_gradient(output):
             raise Unsupported(
                 f"output {index} is a {type(output).__name__} that requires grad and has no history",
                 "a result of a compiled graph is no leaf of autograd",
                 "Call requires_grad_() on it outside of the compiled region",
             )
-        alias = self._alias(index, output, parts, inner, infos)
-        if alias is not None:
-            return replace(alias, meta=meta, dynamic_dims=dynamic)
         made = Assembled(tuple(self._part(part, inner) for part in parts), self._nest(output, f"output {index}"))
         position = self._forward_value(output, made)
         meta = replace(meta, requires_grad=carries_gradient(output))

@@ -30,6 +30,7 @@ from .double_backward import Gradients, drop_values, gradients_with_history, his
 from .emit import Source, emit_call, emit_profiled_call
 from .emit_autograd import emit_autograd
 from .errors import PlanError
+from .foreign_tangents import is_foreign, take_tangent, with_foreign_tangents
 from .lazy_backward import LazyBackward, Missing
 from .observer import Observer
 from .overlap import refuse_new_aliases
@@ -37,7 +38,6 @@ from .plan import CallSpec, WrapperPlan
 from .runtime import (
     announce_writes,
     check_strides,
-    coerce_tangent,
     keep_values,
     mark_dynamic,
     own_outputs,
@@ -65,10 +65,11 @@ _RUNTIME: dict[str, Any] = {
     "_base_of": base_of,
     "_check_strides": check_strides,
     "_check_value": check_value,
-    "_coerce_tangent": coerce_tangent,
+    "_coerce_tangent": take_tangent,
     "_advance_version": advance_version,
     "_drop_values": drop_values,
     "_histories": histories,
+    "_is_foreign": is_foreign,
     "_is_grad_enabled": torch.is_grad_enabled,
     "_keep_donated": keep_donated,
     "_keep_values": keep_values,
@@ -149,14 +150,16 @@ def bind(
         _execute(adapters, namespace)
     if plan.call.training:
         namespace["_gradients_with_history"] = gradients_with_history(plan.call, namespace["_backward"], gradients)
+        draws = plan.call.random is not None and plan.call.random.backward_offset is not None
+        at_hand = None if draws or plan.call.donated else backward_graph
+        namespace["_with_foreign_tangents"] = with_foreign_tangents(plan.call, namespace["_backward"], at_hand)
         emit_autograd(plan.call, out)
     emit_call(plan, out)
     namespace["_profiled"] = _profiled_call(plan, out.constants, namespace)
     namespace.update(out.constants)
     _execute(out.text, namespace)
     if plan.call.training:
-        draws = plan.call.random is not None and plan.call.random.backward_offset is not None
-        shared = cooperation(plan.call, None if draws or plan.call.donated else backward_graph)
+        shared = cooperation(plan.call, at_hand)
         hide_from_frontend(namespace["backward"])
         methods = {name: staticmethod(namespace[name]) for name in ("forward", "backward")} | shared
         namespace["_apply"] = fast_apply(type("CompiledGraph", (torch.autograd.Function,), methods))

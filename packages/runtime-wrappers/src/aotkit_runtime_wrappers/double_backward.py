@@ -30,14 +30,15 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from ._torch_compat import autocast_enabled, dtype_from_name, saving_hooks
+from ._torch_compat import autocast_enabled, saving_hooks
 from .boxed import BoxedCallable
 from .contract import GraphMetadata, InputKind
 from .dims import evaluate_all
 from .donated import keep_donated
 from .errors import CallingConventionError, DoubleBackwardError
 from .plan import CallSpec
-from .runtime import without_autocast, write_late, zero_tangent
+from .runtime import without_autocast, write_late
+from .tangents import filled
 
 __all__ = ["GradientRequest", "Gradients", "drop_values", "gradients_with_history", "histories", "remember"]
 
@@ -161,7 +162,7 @@ def gradients_with_history(
             reason = compiled
         symints = getattr(ctx, "symints", ())
         late = ctx.late if call.late_inputs else []
-        box = [*symints, *values, *_filled(call, tangents, symbols), *late]
+        box = [*symints, *values, *filled(call, tangents, symbols), *late]
         keep_donated(box, len(symints), call.donated, ())
         ctx.maybe_clear_saved_tensors()
         without = call.unreached([tangent is None for tangent in tangents])
@@ -247,17 +248,6 @@ class _RefuseSecondDerivative(torch.autograd.Function):
             "a gradient that a compiled graph computed was differentiated again, and this graph has first derivatives "
             f"only: {why}. {_ADVICE}"
         ) from ctx.reason
-
-
-def _filled(call: CallSpec, tangents: Sequence[Tensor | None], symbols: Mapping[str, int]) -> list[Tensor | None]:
-    """Zeros for missing tangents; those that are subclasses are made where they are taken apart."""
-    filled = list(tangents)
-    for number, spec in enumerate(call.tangents):
-        if filled[number] is None and not spec.nested:
-            sizes, strides = (evaluate_all(dims, symbols) for dims in (spec.meta.sizes, spec.meta.strides))
-            dtype, device = dtype_from_name(spec.meta.dtype), torch.device(spec.meta.device)
-            filled[number] = zero_tangent(sizes, strides, dtype, device)
-    return filled
 
 
 def _refusing(

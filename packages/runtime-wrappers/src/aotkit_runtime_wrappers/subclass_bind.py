@@ -36,14 +36,18 @@ class AdaptedBackward(LazyBackward):
     def get(self) -> BoxedCallable:
         """The backward, compiled now if need be."""
         if self.compiled is None:
-            run, adapter = self._lazy.get(), self._adapter
-
-            def adapted(box: list[Any]) -> Any:
-                return adapter(run, box)
-
-            adapted._boxed_call = True  # type: ignore[attr-defined]
-            self.compiled = adapted
+            self.compiled = self.around(self._lazy.get())
         return self.compiled
+
+    def around(self, run: BoxedCallable) -> BoxedCallable:
+        """``run``, a backward over dense tensors, inside of the adapter."""
+        adapter = self._adapter
+
+        def adapted(box: list[Any]) -> Any:
+            return adapter(run, box)
+
+        adapted._boxed_call = True  # type: ignore[attr-defined]
+        return adapted
 
 
 _RUNTIME: dict[str, Any] = {
