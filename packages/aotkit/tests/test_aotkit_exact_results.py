@@ -177,3 +177,22 @@ STEEP = torch.tensor([INF, -INF, NAN, 0.0, -0.0, 6.0, 3.0, -3.0, 1.0, -1.0, 0.5,
 def test_gradients_at_the_corners_of_activations_and_at_nan_are_those_of_eagers_vectors(f, dtype):
     check(f, STEEP.repeat(8).to(dtype).requires_grad_(), exact=f not in (F.elu, F.selu, F.celu))
     check(f, draw(64, dtype=dtype))
+
+
+# -- strides -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("strides", [(3, 1, 77, 1), (1, 6, 5, 2), (6, 2, 0, 2), (3, 3, 3, 1)], ids=str)
+def test_results_have_eagers_strides_where_dimensions_of_size_one_have_their_own(strides):
+    x = torch.arange(60.0).as_strided((2, 1, 1, 3), strides)
+    target = torch.zeros(2, 1, 3, dtype=torch.int64).transpose(1, 2).contiguous().transpose(1, 2)
+
+    def f(x: Tensor, target: Tensor) -> list[Tensor]:
+        y = [torch.logical_or(x > 0, x), x.angle(), F.logsigmoid(x), x.relu(), torch.xlogy(x, x[:, :1]), x * 2 + 1]
+        losses = [F.nll_loss(x, target, reduction="none"), F.mse_loss(x, x + 1, reduction="none")]
+        return [*y, *losses]
+
+    torch._dynamo.reset()
+    options = {"fallback": "error", "cache": False}
+    got = torch.compile(f, backend="aotkit", fullgraph=True, options=options)(x, target)
+    assert [g.stride() for g in got] == [w.stride() for w in f(x, target)]

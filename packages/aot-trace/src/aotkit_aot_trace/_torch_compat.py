@@ -198,13 +198,15 @@ def track(value: Any, proxy: torch.fx.Proxy, tracer: Any) -> None:
         track_tensor_tree(value, proxy, constant=None, tracer=tracer)
 
 
-def record_operator(op: Any, args: tuple[Any, ...], fake_result: Callable[[], Any]) -> Any:
+def record_operator(
+    op: Any, args: tuple[Any, ...], fake_result: Callable[[], Any], kwargs: Mapping[str, Any] | None = None
+) -> Any:
     """A node that calls ``op``, without running it: its value is what ``fake_result`` makes."""
     tracer = current_tracer()
-    proxies = tree_map(tracer.unwrap_proxy, args)
+    proxies, named = tree_map(tracer.unwrap_proxy, (args, dict(kwargs or {})))
     with untraced():
         result = fake_result()
-    track(result, tracer.create_proxy("call_function", op, proxies, {}), tracer)
+    track(result, tracer.create_proxy("call_function", op, proxies, named), tracer)
     return result
 
 

@@ -1,0 +1,104 @@
+"""Results of elementwise operators are laid out as in eager mode, whatever the strides of the operands are."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from aotkit_aot_trace import capture
+from aotkit_aot_trace.eager_strides import elementwise_operators
+
+SHAPES = [(1, 4, 1, 3), (2, 1, 3), (3, 2), (1, 1), (4, 1), (1, 5), (2, 3, 4), (1, 3, 1, 1), (0, 3), (2, 0, 1), ()]
+INTEGERS = ("bitwise", "shift", "gcd", "lcm", "__xor__")
+
+
+def laid_out(rng: random.Random, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Permuted, with any strides where the size is one, maybe with gaps or repeated."""
+    strides, step = [0] * len(shape), 1
+    for dim in rng.sample(range(len(shape)), len(shape)):
+        strides[dim] = step if shape[dim] != 1 or rng.random() < 0.5 else rng.choice([0, 1, 5, 77])
+        step *= max(shape[dim], 1)
+    if rng.random() < 0.2:
+        strides = [2 * stride for stride in strides]
+    if shape and rng.random() < 0.15:
+        strides[rng.randrange(len(shape))] = 0
+    return (torch.rand(500) / 2 + 0.3).ceil().to(dtype).as_strided(shape, strides)
+
+
+def draw(rng: random.Random, op: Any) -> list[Any] | None:
+    """Arguments for the operator, or ``None`` where its schema asks for others than tensors and numbers."""
+    shape, args = rng.choice(SHAPES), []
+    dtype = torch.int32 if any(part in str(op) for part in INTEGERS) else torch.float32
+    for place, argument in enumerate(op._schema.arguments):
+        kind = str(argument.type)
+        if argument.kwarg_only or (argument.has_default_value() and kind != "Tensor"):
+            break
+        if kind == "Tensor":
+            other = tuple(1 if rng.random() < 0.4 else size for size in shape)[rng.choice([0, 0, 1]) :]
+            given = shape if not args or rng.random() < 0.6 else other
+            args.append(laid_out(rng, given, torch.bool if place == 0 and "where" in str(op) else dtype))
+        elif kind in ("number", "int", "float"):
+            args.append(2)
+        else:
+            return None
+    return args
+
+
+def test_the_rule_gives_the_strides_of_every_elementwise_operator():
+    rng = random.Random(0)
+    looked_at = set()
+    for each in elementwise_operators():
+        if each.name.endswith("loss"):
+            continue
+        for _ in range(12):
+            args = draw(rng, each.op)
+            if args is None:
+                break
+            try:
+                want = each.op(*args)
+            except (RuntimeError, TypeError):
+                continue  # the operator refuses these
+            layouts = [
+                (tuple(a.shape), a.stride()) if isinstance(a, torch.Tensor) else ((), ())
+                for place, a in enumerate(args)
+                if isinstance(a, torch.Tensor) or place in each.numbers
+            ]
+            assert each.strides(layouts) == want.stride(), (each.op, layouts)
+            looked_at.add(each.op)
+    assert len(looked_at) > 180
+
+
+X = torch.randn(60)
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x: torch.logical_or(x > 0, x),
+        lambda x: x.angle(),
+        lambda x: F.hardtanh(x * 2),
+        lambda x: torch.xlogy(x, x[:, :1]),
+        lambda x: x.diagonal() + 1,
+        lambda x: x.relu(),
+    ],
+    ids=["logical_or", "angle", "hardtanh", "xlogy", "diagonal", "relu"],
+)
+@pytest.mark.parametrize("strides", [(3, 1, 77, 1), (1, 6, 5, 2), (6, 2, 0, 2), (3, 3, 3, 1)], ids=str)
+def test_captured_results_have_eagers_strides(fn: Callable[..., Any], strides: tuple[int, ...]):
+    x = X.as_strided((2, 1, 1, 3), strides)
+    graph = capture(lambda x: [fn(x)], [x]).graph
+    (value,) = (node.args[0][0].meta["val"] for node in graph.graph.nodes if node.op == "output")
+    assert value.stride() == fn(x).stride()
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_batch_norms_give_a_memory_format_whatever_their_input_has(training):
+    x, mean, var = torch.randn(4, 3, 2).permute(2, 1, 0), torch.zeros(3), torch.ones(3)
+    graph = capture(lambda x, m, v: [F.batch_norm(x, m, v, training=training)], [x, mean, var]).graph
+    output = next(node for node in graph.graph.nodes if node.op == "output")
+    assert output.args[0][-1].meta["val"].stride() == (12, 4, 1)
