@@ -1,5 +1,6 @@
 """Memory over time: simulated against measured, and the strategies that lower it."""
 
+import functools
 import itertools
 
 import pytest
@@ -81,13 +82,20 @@ OPTIONS = {
 }
 
 
-def captured(name, captured_by_torch):
-    make, inputs = CASES[name]
-    torch.manual_seed(0)
-    module, x = make(), inputs()
-    joint, kwargs = captured_by_torch(module, x)
-    state = [*dict(module.named_parameters()).values(), *dict(module.named_buffers()).values()]
-    return joint, kwargs["num_fwd_outputs"], [value.detach().clone() for value in state] + [x]
+@pytest.fixture(scope="module")
+def captured(captured_by_torch):
+    """The joint graph of a case, its count of forward outputs, inputs; captured once, for no test changes them."""
+
+    @functools.cache
+    def capture(name):
+        make, inputs = CASES[name]
+        torch.manual_seed(0)
+        module, x = make(), inputs()
+        joint, kwargs = captured_by_torch(module, x)
+        state = [*dict(module.named_parameters()).values(), *dict(module.named_buffers()).values()]
+        return joint, kwargs["num_fwd_outputs"], [value.detach().clone() for value in state] + [x]
+
+    return capture
 
 
 def measured(result, inputs):
@@ -98,8 +106,8 @@ def measured(result, inputs):
 @pytest.mark.covers("F3.55")
 @pytest.mark.parametrize("how", OPTIONS)
 @pytest.mark.parametrize("name", CASES)
-def test_the_simulated_peak_is_the_measured_one(name, how, captured_by_torch):
-    joint, count, inputs = captured(name, captured_by_torch)
+def test_the_simulated_peak_is_the_measured_one(name, how, captured):
+    joint, count, inputs = captured(name)
     result = partition(joint, count, OPTIONS[how])
     found = measured(result, inputs)
     assert result.report.peak_bytes == pytest.approx(found.bytes, rel=0.05)
@@ -109,8 +117,8 @@ def test_the_simulated_peak_is_the_measured_one(name, how, captured_by_torch):
 
 @pytest.mark.covers("F3.38", "F3.55")
 @pytest.mark.parametrize("name", ["language", "convolutions", "dropout"])
-def test_the_measured_peak_rises_with_the_peak_budget(name, captured_by_torch):
-    joint, count, inputs = captured(name, captured_by_torch)
+def test_the_measured_peak_rises_with_the_peak_budget(name, captured):
+    joint, count, inputs = captured(name)
     results = [partition(joint, count, PartitionOptions(strategy="min-peak", memory_budget=b)) for b in STEPS]
     peaks = [measured(result, inputs).bytes for result in results]
     assert peaks == sorted(peaks) and peaks[3] < 0.8 * peaks[10]
@@ -125,7 +133,6 @@ def test_the_measured_peak_rises_with_the_peak_budget(name, captured_by_torch):
 @pytest.mark.covers("F3.55")
 def test_gradients_equal_eager_at_the_lowest_peak():
     import copy
-    import functools
 
     from functorch.compile import aot_module, nop
 
@@ -143,8 +150,8 @@ def test_gradients_equal_eager_at_the_lowest_peak():
 
 @pytest.mark.covers("F3.46", "F3.55")
 @pytest.mark.parametrize("name", ["language", "convolutions"])
-def test_recomputing_late_lowers_the_peak(name, captured_by_torch):
-    joint, count, inputs = captured(name, captured_by_torch)
+def test_recomputing_late_lowers_the_peak(name, captured):
+    joint, count, inputs = captured(name)
     budget = {"memory_budget": 0.4}
     late = partition(joint, count, PartitionOptions(**budget))
     first = partition(joint, count, PartitionOptions(**budget, recompute_late=False))
@@ -154,8 +161,8 @@ def test_recomputing_late_lowers_the_peak(name, captured_by_torch):
 
 
 @pytest.mark.covers("F3.46")
-def test_what_a_tangent_reaches_keeps_its_order_and_tuples_are_unpacked_at_once(captured_by_torch):
-    joint, count, _ = captured("language", captured_by_torch)
+def test_what_a_tangent_reaches_keeps_its_order_and_tuples_are_unpacked_at_once(captured):
+    joint, count, _ = captured("language")
     result = partition(joint, count, PartitionOptions(memory_budget=0.3))
     backward = [node for node in result.backward.graph.nodes if node.op == "call_function"]
     again = {op.name for op in result.report.recomputed}
@@ -221,8 +228,8 @@ def test_the_timeline_tells_when_what_is_alive(joint_of):
 
 
 @pytest.mark.covers("F3.42")
-def test_the_front_offers_less_recomputation_for_more_memory(captured_by_torch):
-    joint, count, _ = captured("language", captured_by_torch)
+def test_the_front_offers_less_recomputation_for_more_memory(captured):
+    joint, count, _ = captured("language")
     report = partition(joint, count, PartitionOptions(details="front")).report
     others = [point for point in report.front if not point.chosen]
     assert len(others) >= 4
@@ -280,8 +287,8 @@ class EverySecond:
 
 
 @pytest.mark.covers("F3.39", "F3.40")
-def test_a_solver_and_an_estimator_of_the_callers_own_are_used(captured_by_torch):
-    joint, count, _ = captured("language", captured_by_torch)
+def test_a_solver_and_an_estimator_of_the_callers_own_are_used(captured):
+    joint, count, _ = captured("language")
     asked = []
 
     def largest_first(weights, gains, capacity):
