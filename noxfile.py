@@ -1,8 +1,9 @@
 """Every job of the repository as a nox session; `nox -l` lists them.
 
-torch is installed once, into `.nox/_torch`, together with its own dependencies and nothing else. A session sees it
-through a `.pth` file in its environment. Isolation does not suffer: no package of ours is in that folder, and the
-`test_package` sessions check that undeclared siblings and libraries cannot be imported.
+torch is installed once, into `.nox/_torch-*`, together with its own dependencies and nothing else; so are pytest,
+transformers and triton, each into an environment of its own. A session sees those that it asks for, through `.pth`
+files in its environment. Isolation does not suffer: no package of ours is in these folders, and the `test_package`
+sessions check that undeclared siblings and libraries cannot be imported.
 """
 
 from __future__ import annotations
@@ -12,16 +13,21 @@ import os
 import shutil
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import nox
 
+try:
+    import fcntl
+except ImportError:  # on Windows: run one session at a time
+    fcntl = None  # type: ignore[assignment]
+
 ROOT = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT))
 
+from tools.side_by_side import processors  # noqa: E402
 from tools.workspace import PACKAGES, Package, load_package, load_packages, lowest_allowed, with_siblings  # noqa: E402
 
 nox.needs_version = ">=2024.4.15"
@@ -31,30 +37,70 @@ nox.options.sessions = ["test"]
 nox.options.error_on_missing_interpreters = False
 
 CONSTRAINTS = str(ROOT / "tools" / "constraints.txt")
-PYTEST = ("pytest", "hypothesis", "expecttest")  # the last for torch.testing._internal
-TEST_TOOLS = (*PYTEST, "nox", "import-linter", "transformers", "matplotlib", "rich", "triton")
+TEST_TOOLS = ("nox", "import-linter", "matplotlib", "rich")
 RUN_DEPENDENCIES = ("llvmlite", "scipy", "filelock")  # what our sources import beside torch
 BENCH_TOOLS = ("transformers", "matplotlib")
 DOCS_TOOLS = ("mkdocs", "mkdocs-material")
 
-#: What the tests of a package need beyond its declared dependencies: optional extras and their test doubles.
-TEST_EXTRAS = {
-    "cache": ("redis", "fakeredis", "fsspec"),
-    "aotkit": ("transformers", "triton"),
-    "inductor-lower": ("triton",),
+#: What is installed once and seen by the sessions that ask for it; expecttest is for torch.testing._internal.
+SHARED = {
+    "torch": ("torch", "numpy"),
+    "pytest": ("pytest", "pytest-xdist", "hypothesis", "expecttest"),
+    "transformers": ("transformers",),
+    "triton": ("triton",),
 }
 
-#: Sessions that `nox -s test` queues, in this order: the quick ones first.
+#: What the tests of a package need beyond its declared dependencies: optional extras and their test doubles.
+TEST_EXTRAS = {"cache": ("redis", "fakeredis", "fsspec")}
+SHARED_TEST_EXTRAS = {"aotkit": ("transformers", "triton"), "inductor-lower": ("triton",)}
+
+#: Packages whose tests take minutes: several processes share them.
+LONG = ("aotkit", "inductor-lower", "partition")
+
+#: Sessions that `nox -s test` runs side by side. The longest come first, so that no processor is idle at the end; the
+#: two that need no torch come while it is installed.
 TEST_SESSIONS = (
+    "test_package(aotkit)",
     "lint",
-    "types",
-    "tools",
-    *(f"test_package({name})" for name in PACKAGES),
-    "api",
     "docs",
-    "wheels",
+    "test_package(inductor-lower)",
     "integration",
+    "library_paths",
+    "tools",
+    "types",
+    *(f"test_package({name})" for name in PACKAGES if name not in ("aotkit", "inductor-lower")),
+    "wheels",
+    "api",
 )
+
+#: Settings under which torch and its libraries compute by other code, as on other processors: the numeric tests must
+#: pass under each of them.
+LIBRARY_PATHS = (
+    {"ATEN_CPU_CAPABILITY": "avx2"},
+    {"ATEN_CPU_CAPABILITY": "default"},
+    {"MKL_CBWR": "COMPATIBLE"},
+    {"ONEDNN_MAX_CPU_ISA": "AVX2"},
+)
+
+#: The files of tests that compare results of library calls, or of eager's own loops, with those of kernels.
+NUMERIC_TESTS = {
+    "inductor-lower": (
+        "codegen_math",
+        "codegen_ops",
+        "freezing",
+        "fx_attention",
+        "fx_layouts",
+        "fx_rewrites",
+        "lowering_extern",
+        "lowering_reductions",
+        "lowering_scatter",
+        "lowering_special",
+        "schedule_library_calls",
+        "sweep",
+    ),
+    "partition": ("random",),
+    "aotkit": ("cross_entropy", "expanded_views", "freezing", "operator_classes", "saved_tensors"),
+}
 
 
 # --- environments -----------------------------------------------------------------------------------------------
@@ -66,13 +112,26 @@ def base_environment(session: nox.Session, name: str, requirements: tuple[str, .
     home = ROOT / ".nox" / f"_{name}-{tag}"
     wanted = hashlib.sha256("\n".join([*requirements, Path(CONSTRAINTS).read_text()]).encode()).hexdigest()
     stamp = home / "requirements.sha256"
-    if not stamp.exists() or stamp.read_text() != wanted:
-        shutil.rmtree(home, ignore_errors=True)
-        session.run(sys.executable, "-m", "venv", str(home), external=True)
-        python = str(executables(home) / "python")
-        session.run(python, "-m", "pip", "install", "-q", "-c", CONSTRAINTS, *requirements, external=True)
-        stamp.write_text(wanted)
+    with one_at_a_time(home.with_suffix(".lock")):
+        if not stamp.exists() or stamp.read_text() != wanted:
+            shutil.rmtree(home, ignore_errors=True)
+            session.run(sys.executable, "-m", "venv", str(home), external=True)
+            python = str(executables(home) / "python")
+            session.run(python, "-m", "pip", "install", "-q", "-c", CONSTRAINTS, *requirements, external=True)
+            stamp.write_text(wanted)
     return home
+
+
+@contextmanager
+def one_at_a_time(lock: Path) -> Iterator[None]:
+    """Wait until no other session is in a block with this lock."""
+    if fcntl is None:
+        yield
+        return
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    with lock.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def executables(home: Path) -> Path:
@@ -86,11 +145,13 @@ def site_packages(python: str, session: nox.Session) -> Path:
     return Path(str(session.run(python, "-c", query, silent=True, external=True)).strip())
 
 
-def share_torch(session: nox.Session, python: str = "python") -> None:
-    """Make torch and its own dependencies importable in the session's environment without installing them again."""
-    home = base_environment(session, "torch", ("torch", "numpy"))
-    shared = site_packages(str(executables(home) / "python"), session)
-    (site_packages(python, session) / "_shared_torch.pth").write_text(f"{shared}\n")
+def share(session: nox.Session, *names: str, python: str = "python") -> None:
+    """Make the shared libraries of these names importable in an environment without installing them again."""
+    destination = site_packages(python, session)
+    for name in names:
+        home = base_environment(session, name, SHARED[name])
+        shared = site_packages(str(executables(home) / "python"), session)
+        (destination / f"_shared_{name}.pth").write_text(f"{shared}\n")
 
 
 def install(session: nox.Session, *requirements: str) -> None:
@@ -98,10 +159,19 @@ def install(session: nox.Session, *requirements: str) -> None:
     session.install("-q", "-c", CONSTRAINTS, *requirements)
 
 
-def pytest(session: nox.Session, *arguments: str) -> None:
-    """Run pytest from the repository root; the session's positional arguments come last."""
-    env = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"), "PYTHONDONTWRITEBYTECODE": "1"}
-    session.run("pytest", "-p", "no:cacheprovider", *arguments, *session.posargs, env=env)
+def pytest(session: nox.Session, *arguments: str, workers: int = 0, **env: str) -> None:
+    """Run pytest from the repository root; the session's positional arguments come last.
+
+    ``workers`` processes share the tests, unless there are positional arguments, which are for one who looks closely.
+    """
+    env = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"), "PYTHONDONTWRITEBYTECODE": "1", **env}
+    parallel = ("-n", str(workers), "--dist", "worksteal") if workers > 1 and not session.posargs else ()
+    session.run("python", "-m", "pytest", "-p", "no:cacheprovider", *arguments, *parallel, *session.posargs, env=env)
+
+
+def test_workers() -> int:
+    """How many processes share the tests of one session."""
+    return min(processors(), 4)
 
 
 # --- wheels -----------------------------------------------------------------------------------------------------
@@ -121,10 +191,26 @@ def build_wheel(session: nox.Session, package: Package, source: Path, destinatio
 
 
 def build_wheels(session: nox.Session, names: tuple[str, ...]) -> list[Path]:
-    """Build the wheels of these packages from the checkout."""
+    """The wheels of these packages of the checkout."""
     packages = load_packages()
-    target = ROOT / "build" / "wheels"
-    return [build_wheel(session, packages[name], packages[name].path, target / name) for name in names]
+    return [kept_wheel(session, packages[name]) for name in names]
+
+
+def kept_wheel(session: nox.Session, package: Package) -> Path:
+    """The wheel of the checkout, built again only when a file of the package has changed."""
+    digest = hashlib.sha256()
+    for path in sorted(path for path in package.path.rglob("*") if path.is_file() and "__pycache__" not in path.parts):
+        digest.update(f"{path.relative_to(package.path)} {path.stat().st_size}\n".encode() + path.read_bytes())
+    target = ROOT / "build" / "wheels" / f"{package.name}-{digest.hexdigest()[:16]}"
+    with one_at_a_time(target.parent / f"{package.name}.lock"):
+        if not target.is_dir():
+            for old in target.parent.glob(f"{package.name}-{'[0-9a-f]' * 16}"):
+                shutil.rmtree(old)
+            making = target.parent / f"{package.name}.making"
+            build_wheel(session, package, package.path, making)
+            making.rename(target)
+    (wheel,) = target.glob("*.whl")
+    return wheel
 
 
 def lowest_sibling(session: nox.Session, package: Package, specifier: str) -> Path:
@@ -155,7 +241,7 @@ def install_wheels(session: nox.Session, wheels: list[Path], *extra: str) -> Non
 
 def install_everything(session: nox.Session, *extra: str) -> None:
     """The shared torch, the eight wheels and further requirements."""
-    share_torch(session)
+    share(session, "torch")
     install_wheels(session, build_wheels(session, PACKAGES), *extra)
 
 
@@ -171,9 +257,8 @@ def demo(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def test(session: nox.Session) -> None:
-    """Everything that runs without Debian packages and without a GPU."""
-    for name in TEST_SESSIONS:
-        session.notify(name)
+    """Everything that runs without Debian packages and without a GPU, side by side; `-- --jobs 1` for one by one."""
+    session.run(sys.executable, "-m", "tools.side_by_side", *session.posargs, *TEST_SESSIONS, external=True)
 
 
 @nox.session
@@ -186,21 +271,47 @@ def test_package(session: nox.Session, package: str) -> None:
     for name in with_siblings(package, packages):
         if name != package:
             wheels.append(lowest_sibling(session, packages[name], declared.get(name, "")))
-    share_torch(session)
-    install_wheels(session, wheels, *PYTEST, *TEST_EXTRAS.get(package, ()))
+    share(session, "torch", "pytest", *SHARED_TEST_EXTRAS.get(package, ()))
+    install_wheels(session, wheels, *TEST_EXTRAS.get(package, ()))
     session.run("python", "-m", "pip", "check")
     if not session.posargs:
         pytest(session, "tools/isolation", "-q", "--package", package)
-    pytest(session, f"packages/{package}/tests", "-q")
+    pytest(session, f"packages/{package}/tests", "-q", workers=test_workers() if package in LONG else 0)
+
+
+@nox.session
+def library_paths(session: nox.Session) -> None:
+    """The numeric tests once more for each way in which torch and its libraries compute on other processors."""
+    install_everything(session)
+    share(session, "pytest", "transformers", "triton")
+    files = [
+        f"packages/{package}/tests/test_{load_package(package).import_name.removeprefix('aotkit_')}_{name}.py"
+        for package, names in NUMERIC_TESTS.items()
+        for name in names
+    ]
+    probe = "import torch; print(torch.backends.cpu.get_cpu_capability())"
+    simple = str(session.run("python", "-c", probe, silent=True)).strip() == "DEFAULT"
+    failed = []
+    for setting in LIBRARY_PATHS:
+        words = " ".join(f"{name}={value}" for name, value in setting.items())
+        if simple and words == "ATEN_CPU_CAPABILITY=avx2":
+            continue  # torch would take the word for it and run into instructions that the processor does not have
+        session.log(words)
+        try:
+            pytest(session, *files, "-q", workers=test_workers(), **setting)
+        except nox.command.CommandFailed:
+            failed.append(words)
+    if failed:
+        session.error("failed under " + ", ".join(failed))
 
 
 @nox.session
 def tools(session: nox.Session) -> None:
     """Tests of the repository's own tools, which use the packages' sources as they lie here."""
-    share_torch(session)
+    share(session, *SHARED)
     install(session, *TEST_TOOLS, *RUN_DEPENDENCIES)
     session.env["PYTHONPATH"] = os.pathsep.join(str(p.path / "src") for p in load_packages().values())
-    pytest(session, "tools/tests", "-q", "--ignore", "tools/tests/system")
+    pytest(session, "tools/tests", "-q", "--ignore", "tools/tests/system", workers=test_workers())
 
 
 @nox.session
@@ -237,7 +348,7 @@ def run_ok(session: nox.Session, *command: str, env: dict[str, str]) -> bool:
 @nox.session
 def types(session: nox.Session) -> None:
     """mypy over the sources of all packages and over the tools."""
-    share_torch(session)
+    share(session, "torch")
     install(session, "mypy", "filelock", "rich")
     for name in PACKAGES:
         if not load_package(name).source.is_dir():
@@ -270,7 +381,6 @@ def build_site(session: nox.Session) -> None:
 @nox.session
 def wheels(session: nox.Session) -> None:
     """Build all wheels, install them outside the checkout and use each once; partition once more, by itself."""
-    share_torch(session)
     built = build_wheels(session, PACKAGES)
     with outside_environment(session, built) as python:
         session.run(python, str(ROOT / "tools" / "smoke.py"), external=True)
@@ -283,14 +393,14 @@ def wheels(session: nox.Session) -> None:
 
 
 @contextmanager
-def outside_environment(session: nox.Session, built: list[Path], *extra: str) -> Iterator[str]:
+def outside_environment(session: nox.Session, built: list[Path], shared: tuple[str, ...] = ("torch",)) -> Iterator[str]:
     """A fresh environment outside the checkout with these wheels, as working directory; yields its interpreter."""
     with tempfile.TemporaryDirectory(prefix="aotkit-outside-") as folder:
         session.run(sys.executable, "-m", "venv", folder, external=True)
         python = str(executables(Path(folder)) / "python")
-        share_torch(session, python)
+        share(session, *shared, python=python)
         paths = [str(wheel) for wheel in built]
-        session.run(python, "-m", "pip", "install", "-q", "-c", CONSTRAINTS, *paths, *extra, external=True)
+        session.run(python, "-m", "pip", "install", "-q", "-c", CONSTRAINTS, *paths, external=True)
         with session.chdir(folder):
             yield python
 
@@ -298,20 +408,17 @@ def outside_environment(session: nox.Session, built: list[Path], *extra: str) ->
 @nox.session
 def integration(session: nox.Session) -> None:
     """The eight wheels outside the checkout: five architectures, the interop matrix, every README example."""
-    share_torch(session)
-    started = time.monotonic()
     config, suite = str(ROOT / "pyproject.toml"), str(ROOT / "tools" / "integration")
-    with outside_environment(session, build_wheels(session, PACKAGES), *PYTEST, "transformers") as python:
+    with outside_environment(session, build_wheels(session, PACKAGES), ("torch", "pytest", "transformers")) as python:
         command = (python, "-m", "pytest", "-p", "no:cacheprovider", "-q", "-c", config, suite, *session.posargs)
         session.run(*command, external=True, env={"OMP_NUM_THREADS": "1"})
-    session.log(f"integration took {time.monotonic() - started:.0f} s")
 
 
 @nox.session
 def system(session: nox.Session) -> None:
     """What needs Debian packages: a real browser on the built site and on a partition report, a real Redis."""
-    install(session, *DOCS_TOOLS, *PYTEST, "redis")
-    share_torch(session)
+    share(session, "torch", "pytest")
+    install(session, *DOCS_TOOLS, "redis")
     install_wheels(session, build_wheels(session, ("cache", "partition")))
     session.run("python", "-m", "tools.system_packages", external=True)
     build_site(session)
@@ -335,7 +442,7 @@ def fuzz_ops(session: nox.Session) -> None:
 @nox.session
 def mutants(session: nox.Session) -> None:
     """Small faults in the sources, which the tests must notice; `-- run --group schedule --sample 60 --diffs`."""
-    share_torch(session)
+    share(session, *SHARED)
     install(session, *TEST_TOOLS, *RUN_DEPENDENCIES)
     session.run("python", "-m", "tools.mutants", *(session.posargs or ["run"]), env={"OMP_NUM_THREADS": "1"})
 
@@ -366,7 +473,7 @@ def gpu(session: nox.Session) -> None:
         session.skip("no CUDA device on this machine: neither GPU tests nor GPU figures were run")
     installed = build_wheels(session, PACKAGES)
     session.install("-q", "--force-reinstall", "--no-deps", *(str(wheel) for wheel in installed))
-    install(session, *PYTEST, "llvmlite", "scipy", "sympy", "filelock")
+    install(session, *SHARED["pytest"], "llvmlite", "scipy", "sympy", "filelock")
     pytest(session, "packages", "-m", "gpu")
     if not session.posargs:
         session.run("python", "-m", "tools.bench.triton_kernels")
@@ -377,6 +484,6 @@ def gpu(session: nox.Session) -> None:
 def compat(session: nox.Session) -> None:
     """All package tests on the newest torch that the packages allow (its wheel may bring gigabytes)."""
     paths = [str(wheel) for wheel in build_wheels(session, PACKAGES)]
-    session.install("-q", "--upgrade", "torch>=2.11,<2.16", "numpy", *paths, *PYTEST, "transformers")
+    session.install("-q", "--upgrade", "torch>=2.11,<2.16", "numpy", *paths, *SHARED["pytest"], "transformers")
     session.run("python", "-c", "import torch; print('torch', torch.__version__)")
     pytest(session, "packages", "-q")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import subprocess
@@ -26,13 +27,24 @@ def test_every_package_has_its_isolated_session(sessions: set[str]) -> None:
     assert {f"test_package({name})" for name in PACKAGES} <= sessions
 
 
-def test_the_test_session_queues_only_sessions_that_exist(sessions: set[str]) -> None:
+def test_the_test_session_runs_every_session_that_needs_no_preparation(sessions: set[str]) -> None:
     text = (ROOT / "noxfile.py").read_text()
     (block,) = re.findall(r"^TEST_SESSIONS = \((.*?)^\)", text, re.MULTILINE | re.DOTALL)
+    alone = set(re.findall(r'^\s+"(test_package\(.*?\))",', block, re.MULTILINE))
     names = set(re.findall(r'^\s+"(\w+)",', block, re.MULTILINE))
-    assert {"lint", "types", "tools", "api", "docs", "wheels", "integration"} == names
-    assert names <= sessions
-    assert 'f"test_package({name})" for name in PACKAGES' in block
+    assert {"lint", "types", "tools", "api", "docs", "wheels", "integration", "library_paths"} == names
+    assert names | alone <= sessions
+    (others,) = re.findall(r'f"test_package\(\{name\}\)" for name in PACKAGES if name not in \((.*?)\)', block)
+    assert {f"test_package({name})" for name in re.findall(r'"(.*?)"', others)} == alone
+
+
+def test_the_numeric_tests_are_files_that_exist() -> None:
+    text = (ROOT / "noxfile.py").read_text()
+    (block,) = re.findall(r"^NUMERIC_TESTS = (\{.*?^\})", text, re.MULTILINE | re.DOTALL)
+    for package, names in ast.literal_eval(block).items():
+        for name in names:
+            path = ROOT / "packages" / package / "tests" / f"test_{package.replace('-', '_')}_{name}.py"
+            assert path.is_file(), path
 
 
 def test_documented_and_used_sessions_exist(sessions: set[str]) -> None:

@@ -1,0 +1,120 @@
+"""Run nox sessions side by side: `python -m tools.side_by_side --jobs 2 lint types "test_package(cache)"`.
+
+A session writes to a file of its own under `build/sessions/`, which is printed in one piece when the session ends.
+After the last one comes a table with the result and the wall time of each. A failed session does not stop the others.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tools.workspace import ROOT
+
+LOGS = ROOT / "build" / "sessions"
+
+#: More sessions at once than this need more memory than a small machine has.
+MOST_JOBS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A session that has ended."""
+
+    name: str
+    code: int
+    seconds: float
+    log: Path
+
+
+@dataclass(frozen=True, slots=True)
+class _Running:
+    name: str
+    process: subprocess.Popen[bytes]
+    begun: float
+    log: Path
+
+
+def processors() -> int:
+    """How many processors this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def nox_command(name: str) -> list[str]:
+    """The command that runs one session."""
+    return [sys.executable, "-m", "nox", "-s", name]
+
+
+def run_sessions(
+    names: Sequence[str], jobs: int, logs: Path = LOGS, command: Callable[[str], list[str]] = nox_command
+) -> Iterator[Outcome]:
+    """Run the sessions in this order, `jobs` of them at a time; yields each as it ends."""
+    logs.mkdir(parents=True, exist_ok=True)
+    waiting, running = list(names), list[_Running]()
+    try:
+        while waiting or running:
+            while waiting and len(running) < jobs:
+                running.append(_start(waiting.pop(0), logs, command))
+            ended = [each for each in running if each.process.poll() is not None]
+            for each in ended:
+                running.remove(each)
+                yield Outcome(each.name, each.process.returncode, time.monotonic() - each.begun, each.log)
+            if not ended:
+                time.sleep(0.1)
+    finally:
+        for each in running:
+            each.process.terminate()
+            each.process.wait()
+
+
+def _start(name: str, logs: Path, command: Callable[[str], list[str]]) -> _Running:
+    log = logs / (re.sub(r"\W+", "-", name).strip("-") + ".log")
+    with log.open("wb") as file:
+        process = subprocess.Popen(
+            command(name), stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, cwd=ROOT
+        )
+    return _Running(name, process, time.monotonic(), log)
+
+
+def table(outcomes: Sequence[Outcome], seconds: float) -> str:
+    """Result and wall time of each session, the longest first, and of all."""
+    width = max(len(outcome.name) for outcome in outcomes)
+    lines = [
+        f"session {each.name:<{width}} {'passed' if each.code == 0 else 'FAILED'} in {clock(each.seconds)}"
+        for each in sorted(outcomes, key=lambda each: -each.seconds)
+    ]
+    failed = sum(each.code != 0 for each in outcomes)
+    lines.append(f"{len(outcomes)} sessions, {failed} failed, in {clock(seconds)}")
+    return "\n".join(lines)
+
+
+def clock(seconds: float) -> str:
+    """`12 min 03 s`."""
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes:2d} min {rest:02d} s"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the sessions that the command line names; 1 if one failed."""
+    parser = argparse.ArgumentParser(prog="python -m tools.side_by_side", description=__doc__)
+    parser.add_argument("names", nargs="+", metavar="NAME", help="a nox session")
+    parser.add_argument("--jobs", type=int, default=min(processors(), MOST_JOBS), help="sessions at a time")
+    options = parser.parse_args(arguments)
+    begun, outcomes = time.monotonic(), list[Outcome]()
+    for outcome in run_sessions(options.names, max(1, options.jobs)):
+        outcomes.append(outcome)
+        print(f"\n=== {outcome.name}: {clock(outcome.seconds).strip()}", flush=True)
+        print(outcome.log.read_text(encoding="utf-8", errors="replace"), end="", flush=True)
+    print(f"\n{table(outcomes, time.monotonic() - begun)}", flush=True)
+    return int(any(outcome.code for outcome in outcomes))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
