@@ -14,6 +14,7 @@ import torch
 from torch.fx import Graph, Node
 
 from ..lowering.library import is_view
+from ..lowering.positions import begin_of, select_position
 from .facts import escaping_nodes, reads_storage
 from .replace import fake_result, replace_node
 
@@ -47,6 +48,8 @@ def _rewrite(graph: Graph, copy: Node) -> bool:
     if not isinstance(target, Node) or target.op != "placeholder" or copy.users or not isinstance(new, Node):
         return False
     chain = _chain(new, target)
+    if not all(map(_known_part, chain)):
+        return False
     if not chain or _written_twice(target):
         return False
     place = {node: number for number, node in enumerate(graph.nodes)}
@@ -80,6 +83,18 @@ def _chain(new: Node, target: Node) -> list[Node]:
         chain.append(node)
         node = node.args[0]
     return chain[::-1]
+
+
+def _known_part(node: Node) -> bool:
+    """Whether the part that is written to is a view that needs no ATen call, which would hide what memory it is."""
+    if node.target not in _PARTS:
+        return True
+    dim, place, *_ = (*node.args[2:], *node.kwargs.values(), None)
+    if not isinstance(dim, int) or len(node.args) + len(node.kwargs) < 4:
+        return False
+    size = node.meta["val"].shape[dim]
+    known = begin_of if node.target is aten.slice_scatter.default else select_position
+    return known(place, size) is not None
 
 
 def _only_scattered_into(node: Node, family: list[Node]) -> bool:

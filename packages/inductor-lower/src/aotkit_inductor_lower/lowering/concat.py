@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch.fx import Node
@@ -11,6 +12,7 @@ from ..ir import DType
 from ..symbolic import Expr, to_expr
 from .context import LoweringContext
 from .nest_builder import NestBuilder, Value
+from .positions import Number, begin_of, length_of, same_number, select_position
 from .promotion import compute_dtype, ir_dtype
 from .registry import Decline, RuleTable, aten
 from .values import View
@@ -94,9 +96,10 @@ def slice_scatter(
     step: int = 1,
 ) -> View:
     """``source`` in the slice, ``x`` elsewhere."""
+    if not _has_the_slices_size(node):
+        raise Decline("whether this has the size of the slice that it goes to only a call tells")
+    begin = _begin(ctx, node, 2)
     dim %= len(x.sizes)
-    size = x.sizes[dim]
-    begin = _clamped(start, size, to_expr(0))
 
     def compute(nest: NestBuilder, old: Value) -> Value:
         offset = nest.index[dim] - begin
@@ -108,21 +111,25 @@ def slice_scatter(
     return ctx.pointwise(node, [x], compute, ir_dtype(x.dtype))
 
 
-def _clamped(given: object, size: Expr, default: Expr) -> Expr:
-    if given is None:
-        return default
-    if not isinstance(given, int | Expr):
-        raise Decline("slice bounds must be integers")
-    expr = to_expr(given)
-    if expr.constant is not None and expr.constant < 0:
-        expr = expr + size
-    if expr.constant is None and expr != 0:
-        if size.constant is None and expr != size:
-            raise Decline("the start of this slice may or may not be clamped")
-        return expr
-    if size.constant is not None and expr.constant is not None:
-        return to_expr(min(max(expr.constant, 0), size.constant))
-    return expr
+def _begin(ctx: LoweringContext, node: Node, place: int) -> Expr:
+    """Where the slice begins that argument ``place`` and its neighbours (dim, start, end) of a call describe."""
+    begin = begin_of(_given(node, place + 1, "start"), node.meta["val"].shape[_given(node, place, "dim", 0)])
+    if begin is None:
+        raise Decline("whether the start of this slice counts from the end only a call tells")
+    return ctx.sizes.expr(begin)
+
+
+def _given(node: Node, place: int, name: str, default: Any = None) -> Any:
+    return node.args[place] if len(node.args) > place else node.kwargs.get(name, default)
+
+
+def _has_the_slices_size(node: Node) -> bool:
+    """Whether what a ``slice_scatter`` writes has the size of the slice. Eager looks at it, fake kernels do not."""
+    dim, source = _given(node, 2, "dim", 0), node.args[1]
+    assert isinstance(source, Node)
+    start, end, step = _given(node, 3, "start"), _given(node, 4, "end"), _given(node, 5, "step", 1)
+    wanted = length_of(start, end, step, node.meta["val"].shape[dim])
+    return wanted is not None and same_number(wanted, source.meta["val"].shape[dim])
 
 
 @TABLE.lowers(aten.select_scatter.default)
@@ -131,11 +138,10 @@ def select_scatter(ctx: LoweringContext, node: Node, x: View, source: View, dim:
     dim %= len(x.sizes)
     if not isinstance(position, int | Expr):
         raise Decline("the position must be an integer")
-    at = to_expr(position)
-    if at.constant is not None and at.constant < 0:
-        at = at + x.sizes[dim]
+    known = select_position(node.args[3], node.meta["val"].shape[dim])
 
     def compute(nest: NestBuilder, old: Value) -> Value:
+        at = _position(ctx, nest, known, to_expr(position), x.sizes[dim])
         here = nest.op("eq", nest.index_value(nest.index[dim]), nest.index_value(at))
         index = [e for k, e in enumerate(nest.index) if k != dim]
         return nest.where(here, nest.cast(nest.load(source, index, mask=here), old.dtype), old)
@@ -149,9 +155,8 @@ def slice_backward(
 ) -> View:
     """The gradient in the slice it came from, 0 elsewhere."""
     dtype = ir_dtype(grad.dtype)
-    result_size = ctx.sizes.expr(node.meta["val"].shape[dim])
+    begin = _begin(ctx, node, 2)
     dim %= len(grad.sizes)
-    begin = _clamped(start, result_size, to_expr(0))
 
     def compute(nest: NestBuilder) -> Value:
         offset = nest.index[dim] - begin
@@ -181,15 +186,20 @@ def select_backward(ctx: LoweringContext, node: Node, grad: View, sizes: object,
     dim %= rank
     if not isinstance(position, int | Expr):
         raise Decline("the position must be an integer")
-    at = to_expr(position)
-    if at.constant is not None and at.constant < 0:
-        at = at + ctx.sizes.expr(node.meta["val"].shape[dim])
+    size = node.meta["val"].shape[dim]
+    known = select_position(node.args[3], size)
 
     def compute(nest: NestBuilder) -> Value:
+        at = _position(ctx, nest, known, to_expr(position), ctx.sizes.expr(size))
         here = nest.op("eq", nest.index_value(nest.index[dim]), nest.index_value(at))
         return nest.load(grad, [e for k, e in enumerate(nest.index) if k != dim], mask=here, other=0)
 
     return ctx.pointwise(node, [], compute, ir_dtype(grad.dtype))
+
+
+def _position(ctx: LoweringContext, nest: NestBuilder, known: Number | None, given: Expr, size: Expr) -> Expr:
+    """A position counted from the start; in the kernel, where it is checked, if it is not known before."""
+    return nest.check_index(nest.index_value(given), size) if known is None else ctx.sizes.expr(known)
 
 
 @TABLE.lowers(aten.stack.default)

@@ -107,13 +107,13 @@ def iota(ctx: LoweringContext, node: Node, length: object, *, start: object, ste
 
 
 def _triangle(keep_lower: bool) -> Rule:
-    def rule(ctx: LoweringContext, node: Node, x: View, diagonal: int = 0) -> View:
+    def rule(ctx: LoweringContext, node: Node, x: View, diagonal: object = 0) -> View:
         dtype = ir_dtype(x.dtype)
 
         def compute(nest: NestBuilder, v: Value) -> Value:
             row, column = nest.index_value(nest.index[-2]), nest.index_value(nest.index[-1])
             edge = nest.op("sub", column, row)
-            keep = nest.op("le" if keep_lower else "ge", edge, nest.const(diagonal, DType.I64))
+            keep = nest.op("le" if keep_lower else "ge", edge, nest.scalar(diagonal, DType.I64))
             return nest.where(keep, v, nest.const(0, dtype))
 
         return ctx.pointwise(node, [x], compute, dtype)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch.fx import Node
 
 from ..symbolic import Expr, reshape_indices, to_expr
 from .context import LoweringContext, NodeValue
+from .positions import select_position
 from .registry import Decline, RuleTable, aten
 from .values import View, dim_exprs
 
@@ -129,9 +130,12 @@ def _expr(value: object) -> Expr:
 def select(ctx: LoweringContext, node: Node, x: View, dim: int, position: object) -> View:
     """One position of a dimension, which goes."""
     dim %= len(x.sizes)
-    at = _expr(position)
-    if at.constant is not None and at.constant < 0:
-        at = at + x.sizes[dim]
+    source = node.args[0]
+    assert isinstance(source, Node)
+    place = select_position(node.args[2] if len(node.args) > 2 else position, source.meta["val"].shape[dim])
+    if place is None:
+        raise Decline("whether this position counts from the end, and is there, only a call tells")
+    at = ctx.sizes.expr(place)
     index = list(dim_exprs(len(x.sizes) - 1))
     index.insert(dim, at)
     return _result(ctx, node, x, index)
@@ -201,6 +205,15 @@ def unbind(ctx: LoweringContext, node: Node, x: View, dim: int = 0) -> NodeValue
     return pieces
 
 
+def _numbers(node: Node) -> Iterator[object]:
+    """The integers among a call's arguments, symbolic or not."""
+    found: list[object] = []
+    for given in (*node.args[1:], *node.kwargs.values()):
+        for item in given if isinstance(given, list | tuple) else (given,):
+            found.append(item.meta.get("val") if isinstance(item, Node) else item)
+    return iter(found)
+
+
 @TABLE.lowers(aten.as_strided.default)
 def as_strided(ctx: LoweringContext, node: Node, x: View, *_: object) -> View:
     """Any strides over the same memory: an alias that readers then index plainly."""
@@ -209,6 +222,8 @@ def as_strided(ctx: LoweringContext, node: Node, x: View, *_: object) -> View:
     source = node.args[0]
     assert isinstance(source, Node)
     val = node.meta["val"]
+    if any(isinstance(number, torch.SymInt) for number in _numbers(node)):
+        raise Decline("whether this view lies inside of its storage only a call tells")
     same = val.shape == source.meta["val"].shape and val.stride() == source.meta["val"].stride()
     if same and val.storage_offset() == source.meta["val"].storage_offset():
         return x
