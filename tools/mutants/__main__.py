@@ -23,7 +23,7 @@ def main() -> int:
         if chosen.only:
             mutants = [m for m in mutants if m.key.startswith(tuple(chosen.only))]
         if chosen.what == "run":
-            run(group, mutants, chosen.jobs, chosen.budget, chosen.again)
+            run(group, mutants, chosen.jobs, chosen.budget, chosen.again, chosen.measured)
         journal = journal_of(group)
         print(report(name, mutants, journal, reasons, chosen.diffs), flush=True)
         killed, relevant = share_killed(mutants, journal, reasons)
@@ -40,6 +40,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=1, help="mutants tested at once")
     parser.add_argument("--budget", type=float, default=60, help="seconds of tests that a mutant may live through")
     parser.add_argument("--again", action="store_true", help="test those that lived once more")
+    parser.add_argument("--measured", action="store_true", help="by the coverage that is known; measure nothing")
     parser.add_argument("--only", action="append", help="beginning of a mutant's key, to test it alone")
     parser.add_argument("--diffs", action="store_true", help="print the mutants that lived")
     parser.add_argument("--at-least", type=float, default=0, help="percentage that must be killed")

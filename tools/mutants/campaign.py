@@ -28,8 +28,11 @@ def journal_of(group: Group) -> Journal:
     return Journal(BUILD / f"{group.name}.jsonl")
 
 
-def run(group: Group, mutants: list[Mutant], jobs: int, budget: float, again: bool = False) -> None:
-    """Give each mutant a verdict that has none. With ``again`` also those that lived."""
+def run(
+    group: Group, mutants: list[Mutant], jobs: int, budget: float, again: bool = False, measured: bool = False
+) -> None:
+    """Give each mutant a verdict that has none. With ``again`` also those that lived. ``measured``: by the coverage
+    that is known, also where it is out of date."""
     journal = journal_of(group)
     old = journal.verdicts
     todo = [m for m in mutants if m.key not in old or (again and not old[m.key].is_killed)]
@@ -37,11 +40,11 @@ def run(group: Group, mutants: list[Mutant], jobs: int, budget: float, again: bo
         return
     import torch  # noqa: F401  # once, for all forks
 
-    coverage = coverage_of(group.package, jobs)
+    coverage = coverage_of(group.package, 0 if measured else jobs)
     selector = Selector(group.package, coverage, budget)
     chosen = {m.key: selector.tests(m) for m in todo}
     for mutant in todo:
-        if not chosen[mutant.key]:
+        if not chosen[mutant.key] and not measured:  # else it may be a test that was not measured
             journal.add(Verdict(mutant.key, "not covered"))
     todo = [m for m in todo if chosen[m.key]]
     live = [m for m in todo if selector.is_live(m)]
@@ -106,8 +109,8 @@ class _Campaign:
                 supervise(self._timed(mutants), work, done, self.jobs)
                 status = 0
 
-            everything = [f"packages/{self.group.package}/tests"]
-            collected(everything, self._log(), loop)
+            files = {test.partition("::")[0] for mutant in mutants for test in self.selector.tests(mutant)}
+            collected(sorted(files), self._log(), loop)
         finally:
             os._exit(status)
 

@@ -23,7 +23,8 @@ BUILD = ROOT / "build" / "mutants"
 
 
 def coverage_of(package: str, jobs: int = 1, only: str = "") -> Coverage:
-    """The coverage of a package, measured where it is not known yet; only of test files with ``only`` in their name."""
+    """The coverage of a package, measured where it is not known yet (without ``jobs``: as it is known); only of test
+    files with ``only`` in their name."""
     path = BUILD / f"{package}.json"
     coverage = Coverage.read(path)
     coverage.follow({_relative(file): file.read_text() for file in package_files(package)})
@@ -34,7 +35,7 @@ def coverage_of(package: str, jobs: int = 1, only: str = "") -> Coverage:
         coverage.forget(file)
         del coverage.digests[file]
     stale = [file for file, wanted in digests.items() if only in file and coverage.digests.get(file) != wanted]
-    if stale:
+    if stale and jobs:
         print(f"{package}: measuring what {len(stale)} test files run", flush=True)
         _measure(package, stale, path, coverage, digests, jobs)
     coverage.write(path)

@@ -73,6 +73,7 @@ _CALLS = {
 }
 _SYMMETRIC = {"min", "max", "gcd", "isinstance", "issubclass", "hasattr", "zip"}
 _SILENT_FUNCTIONS = {"__repr__", "__str__"}
+_TABLE = 8  # numbers that make a table
 _STATEMENT_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
@@ -122,7 +123,7 @@ def _walk(parent: ast.AST, above: _Place) -> Iterator[_Place]:
             continue
         children = list(enumerate(value)) if isinstance(value, list) else [(None, value)]
         for position, node in children:
-            if not isinstance(node, ast.AST) or _is_silent(node):
+            if not isinstance(node, ast.AST) or _is_silent(node) or _is_one_of_many(parent, position):
                 continue
             function, inside, returns = above.function, above.in_function, above.returns_value
             if isinstance(parent, (*_STATEMENT_FUNCTIONS, ast.ClassDef)) and field == "body":
@@ -165,6 +166,13 @@ def _is_silent(node: ast.AST) -> bool:
         case ast.keyword(arg="strict"):
             return True
     return False
+
+
+def _is_one_of_many(parent: ast.AST, position: int | None) -> bool:
+    """A number in a long table, if it is not the first: one mutant tells whether anybody looks at the table."""
+    if not isinstance(parent, ast.Tuple | ast.List) or len(parent.elts) <= _TABLE or not position:
+        return False
+    return all(isinstance(item, ast.Constant | ast.UnaryOp) for item in parent.elts)
 
 
 def _returns_value(function: ast.AST) -> bool:

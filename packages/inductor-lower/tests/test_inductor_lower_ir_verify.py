@@ -206,6 +206,8 @@ def test_loops_that_never_run_are_not_checked_for_bounds() -> None:
         ("t[7 - i0, r1]", "t[7 - i0, r0]", True),
         ("f[64*i0 + r1]", "f[64*i0 + r0]", True),
         ("f[32*i0 + r1]", "f[32*i0 + r0]", False),
+        ("f[i0 + 8*r1]", "f[i0 + 8*r0]", True),
+        ("f[i0 + 7*r1]", "f[i0 + 7*r0]", False),
     ],
 )
 def test_iterations_may_not_read_what_others_store(load: str, store: str, independent: bool) -> None:

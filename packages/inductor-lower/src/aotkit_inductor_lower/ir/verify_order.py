@@ -46,12 +46,13 @@ def tells_apart(
             coefficient = index.coefficient(symbol)
             if coefficient is not None and coefficient.symbols.isdisjoint(bounds.sizes):
                 index = index - coefficient * to_expr(symbol)
-        known |= _told_apart_by(index, wanted - known, bounds)
+        known |= _told_apart_by(index, set(bounds.sizes) - known, bounds)
     return known >= wanted
 
 
 def _told_apart_by(index: Expr, wanted: set[Symbol], bounds: Ranges) -> set[Symbol]:
-    """Symbols that one index determines, from the largest stride down."""
+    """Symbols that one index determines, from the largest stride down: inner loops too, for ``i + 4*r`` gives ``i``
+    only after ``r``."""
     found: set[Symbol] = set()
     progress = True
     while progress:
