@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
 
 from .execute import Run, observe
 from .program import Sample
@@ -16,9 +19,10 @@ __all__ = ["Difference", "differences"]
 # Note [What is right]
 #     A result is right if it is eager's to within a few units in the last place. Otherwise both are compared with the
 #     same calls of the same numbers in float64: right is what is at most three times as far from that as eager is, or
-#     as far as the result moves when the arguments do so by a few units in their last place (nobody can ask for more
-#     accuracy than the arguments have; sums of opposite terms show it). Where a result is not finite, eager's is the
-#     one that counts, unless the compiled one is as near to float64's as any finite result must be.
+#     as far as the result moves when the arguments, and what is computed between them and it, do so by a few units in
+#     the last place (nobody can ask for more accuracy than that; sums of opposite terms show it). Where a result is not
+#     finite, eager's is the one that counts, unless the compiled one is as near to float64's as any finite result must
+#     be.
 
 _UNITS = 4
 _EPS = {torch.float32: 2.0**-23, torch.float64: 2.0**-52, torch.bfloat16: 2.0**-7, torch.float16: 2.0**-10}
@@ -144,8 +148,30 @@ def _in_double(sample: Sample, again: bool, moved: int = 0) -> Run:
     calls = tuple(replace(c, args=_doubled(c.args), kwargs=_doubled(c.kwargs)) for c in sample.calls)
     wide = replace(sample, calls=calls)
     given = sample.arguments(again)
+    eps = max((_EPS[v.dtype] for v in given if isinstance(v, torch.Tensor) and v.dtype in _EPS), default=2.0**-23)
     given = [wider(v, v.requires_grad) if isinstance(v, torch.Tensor) else v for v in given]
-    return observe(wide, wide.function(), again, given)
+    inner = moved and (len(sample.calls) > 1 or sample.entry == "training")
+    with _Moved(_UNITS * eps, generator) if inner else nullcontext():
+        return observe(wide, wide.function(), again, given)
+
+
+class _Moved(TorchDispatchMode):
+    """What operators compute is a little larger or smaller."""
+
+    def __init__(self, share: float, generator: torch.Generator) -> None:
+        super().__init__()
+        self.share, self.generator = share, generator
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        fresh = all(returned.alias_info is None for returned in func._schema.returns)
+        return tree_map_only(torch.Tensor, self._move, result) if fresh else result
+
+    def _move(self, value: torch.Tensor) -> torch.Tensor:
+        if not (value.is_floating_point() or value.is_complex()):
+            return value
+        noise = torch.rand(value.shape, generator=self.generator, dtype=torch.float64) - 0.5
+        return value.mul_(1 + noise.to(value.dtype) * self.share)
 
 
 def _doubled(arg: Any) -> Any:
