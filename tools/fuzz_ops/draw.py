@@ -271,7 +271,8 @@ class Draw:
             return None
         if base == "Tensor":
             return self.primary() if first is None else self.partner(first)
-        chooser = KINDS.get(argument.name) or _BY_TYPE.get(base)
+        several = base.startswith("List[int]") and argument.name in ("dim", "dims")
+        chooser = _BY_TYPE[base] if several else KINDS.get(argument.name) or _BY_TYPE.get(base)
         if chooser is None:
             raise NotImplementedError(f"no kind of argument for {argument.name}: {kind}")
         return chooser(self, first)

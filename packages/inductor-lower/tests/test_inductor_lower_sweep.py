@@ -213,3 +213,42 @@ def test_running_statistics_of_inference_have_the_strides_of_their_fake_values()
     result = compile_graph(graph)([x, mean, var])
     assert result[3].stride() == result[4].stride() == (1,)
     assert result[3].tolist() == mean.tolist() and result[4].tolist() == var.tolist()
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int64])
+def test_integers_in_rules_for_floats_raise_eagers_error_and_kill_nothing(dtype):
+    """The division of a mean by no weights was a trap of the processor, the root of an integer one of LLVM."""
+    x, target, stats = torch.ones(3, 4).to(dtype), torch.full((3,), -100), torch.ones(4).to(dtype)
+
+    def loss(x):
+        return aten.nll_loss_forward(x, target, None, 1, -100)[0]
+
+    def norm(x):
+        return aten._native_batch_norm_legit_no_training(x, None, None, stats, stats, 0.1, 1e-5)[0]
+
+    for f in (loss, norm):
+        compiled = compile_graph(make_fx(f, tracing_mode="fake", _allow_non_fake_inputs=True)(x))
+        with pytest.raises(NotImplementedError, match="not implemented for"):
+            f(x)
+        with pytest.raises(NotImplementedError, match="not implemented for"):
+            compiled([x])
+
+
+def test_loops_over_nothing_are_not_joined():
+    check(
+        lambda x, i, y: aten.index_reduce(x, 2, i, y, "mean"),
+        *(torch.zeros(1, 0, 0), torch.zeros(0, dtype=torch.int64), torch.zeros(1, 0, 0)),
+    )
+
+
+def test_a_reshape_that_is_no_view_is_a_tensor_of_its_own():
+    x = torch.arange(6.0)[:, None, None].expand(6, 4, 3)
+    graph = torch.fx.Graph()
+    node = graph.placeholder("x")
+    out = [graph.call_function(aten.reshape.default, (node, [size])) for size in (72,)]
+    out.append(graph.call_function(aten.flatten.using_ints, (node,)))
+    graph.output(tuple(out))
+    module = torch.fx.GraphModule(torch.nn.Module(), graph)
+    for result in compile_graph(module, [x])([x]):
+        assert torch.equal(result, x.flatten())
+        assert result.is_contiguous() and result.untyped_storage()._cdata != x.untyped_storage()._cdata

@@ -23,9 +23,11 @@ from ..ir import (
     Store,
 )
 from ..ir.dtypes import is_float, is_half
-from ..ir.op_table import OP_TABLE, TypeRule
+from ..ir.errors import IRError
+from ..ir.op_table import result_dtype
 from ..symbolic import Expr, SymbolKind, sym, to_expr
 from .promotion import ir_dtype
+from .registry import Decline
 from .values import FloatExpr, View
 
 __all__ = ["NestBuilder", "Value", "broadcast_index"]
@@ -148,9 +150,12 @@ class NestBuilder:
         raise TypeError(f"not a real number: {value!r}")
 
     def op(self, op: str, *args: Value, to: DType | None = None) -> Value:
-        """A row of the op table; ``to`` is the target of casts."""
-        rule = OP_TABLE[op].rule
-        dtype = to if to is not None else DType.BOOL if rule is TypeRule.PREDICATE else args[-1].dtype
+        """A row of the op table; ``to`` is the target of casts. Raises :class:`Decline` for types that it has no values
+        of: a root of integers is what only a kernel of eager's may know about."""
+        try:
+            dtype = result_dtype(op, [a.dtype for a in args], to)
+        except IRError as error:
+            raise Decline(str(error)) from error
         key = (op, tuple(a.name for a in args), dtype)
         if key in self._seen:
             return self._seen[key]

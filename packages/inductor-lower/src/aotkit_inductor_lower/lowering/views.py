@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 import torch
 from torch.fx import Node
@@ -31,17 +32,23 @@ def _result(
 @TABLE.lowers(
     aten.view.default,
     aten._unsafe_view.default,
-    aten.reshape.default,
     aten.expand_as.default,
     aten.view_as.default,
     aten._reshape_alias.default,
-    aten.flatten.using_ints,
     aten.unflatten.int,
 )
 def reshape(ctx: LoweringContext, node: Node, x: View, *_: object) -> View:
     """Row-major reshape."""
     sizes = ctx.sizes.exprs(node.meta["val"].shape)
     return _result(ctx, node, x, reshape_indices(dim_exprs(len(sizes)), sizes, x.sizes))
+
+
+@TABLE.lowers(aten.reshape.default, aten.flatten.using_ints)
+def reshape_or_copy(ctx: LoweringContext, node: Node, x: View, *_: object) -> View:
+    """Row-major reshape; a tensor of its own where the strides of ``x`` allow no view."""
+    result = reshape(ctx, node, x)
+    storages = [owner.meta["val"].untyped_storage()._cdata for owner in (node, *node.all_input_nodes[:1])]
+    return result if len(set(storages)) == 1 else replace(result, shares=False)
 
 
 @TABLE.lowers(aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims, aten.unsqueeze.default)

@@ -343,7 +343,7 @@ def _merge_in(
     while position >= 0:
         a, b = loops[position], loops[position + 1]
         turned = _turned(nest, a, b)
-        if _jointly_contiguous(nest, a, b, turned):
+        if b.size.constant != 0 and _jointly_contiguous(nest, a, b, turned):
             merged = Range(b.symbol, a.size * b.size)
             loops = (*loops[:position], merged, *loops[position + 2 :])
             zero, again = {Symbol(a.symbol): to_expr(0)}, {Symbol(b.symbol): sym(b.symbol) % b.size}
