@@ -1,4 +1,4 @@
-"""What the scheduler decides about small functions: kernels, scratch rows and temporaries left, and the reason given."""
+"""What the scheduler decides about small functions: kernels, scratch rows and temporaries left, and the reason."""
 
 from __future__ import annotations
 
