@@ -12,9 +12,10 @@ __all__ = ["ALIASES", "CELLS", "MODES", "MUTATIONS", "VIEWS", "Cell", "Event", "
 
 VIEWS = (
     "flatten", "slice", "step", "select", "transpose", "size one", "expand", "diagonal", "as_strided", "multi",
-    "detach", "dtype", "unfold",
+    "detach", "dtype", "unfold", "lazy", "position",
 )  # fmt: skip
-"""Kinds of views that a program takes of a memory."""
+"""Kinds of views that a program takes of a memory. ``lazy``: negated or conjugated when it is read; ``position``: where
+it begins is computed from sizes, below zero mostly, and so a symbol in programs for any size."""
 
 MUTATIONS = ("none", "whole", "through view", "detached", "shape")
 """How that memory is written to; ``shape`` changes sizes or strides in place."""

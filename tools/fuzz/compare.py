@@ -58,6 +58,7 @@ def observe(program: Program, call: Callable[..., Any], shift: float = 0.0) -> R
     run.before = {f"{name} value": named[name].detach().clone() for name in program.inputs}
     run.coarse = _coarse(program, named)
     grad_mode = torch.is_grad_enabled()
+    torch.manual_seed(0)
     try:
         outputs = list(call(*inputs))
     except Exception as error:  # noqa: BLE001 - it is the finding

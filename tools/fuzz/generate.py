@@ -17,6 +17,8 @@ from .program import Program, run_setup
 from .statements import (
     COMPUTE,
     DETACHED_WRITES,
+    RANDOM,
+    RANDOM_WRITES,
     RARE_WRITES,
     RESHAPES,
     VIEW_WRITES,
@@ -84,7 +86,10 @@ _LAYOUTS: tuple[Callable[[tuple[int, ...]], tuple[tuple[int, ...], str] | None],
     lambda s: ((2 * s[0], *s[1:]), "[::2]") if len(s) > 1 else None,  # rows apart
     lambda s: ((s[0] + 1, *s[1:]), "[1:]") if s else None,  # at an offset
     lambda s: ((s[1], s[2], s[0]), ".permute(2, 0, 1)") if len(s) == 3 else None,
+    lambda s: ((s[0] + 4, *s[1:]), f"[2:{s[0] + 2}]") if s else None,  # with neighbours that nobody may touch
+    lambda s: ((*s[:-1], s[-1] + 5), f"[..., 3:{s[-1] + 3}]") if s else None,
 )
+_LAZY_SHARE = 0.04  # of inputs are negated or conjugated when they are read
 _EXPANDED_SHARE = 0.005
 _READS_WHAT_IT_WRITES = re.compile(r"X(\.detach\(\)|\.data)?\.\w+_\(Y")  # element by element, if X is Y
 _UNDEFINED_SHARE = 0.003  # of the statements that are refused by design are kept; each goal tries several
@@ -176,18 +181,21 @@ class _Generator:
         if len(shape) > 1 and self.rng.random() < _EXPANDED_SHARE:
             memory, view = (1, *shape[1:]), f".expand{shape}"
         dtype = self.rng.choice(_DTYPES)
+        seen = f"m{number}{view}"
+        if self.rng.random() < _LAZY_SHARE:
+            seen = f"{seen}.conj()" if dtype.startswith("complex") else f"torch._neg_view({seen})"
         made = f"values({memory}, {number}, torch.{dtype})"
         history = history or self.rng.choice(("none", "leaf", "computed", "view of leaf"))
         match history if dtype != "int64" else "none":
             case "none":
-                self.setup += [f"m{number} = {made}", f"a{number} = m{number}{view}"]
+                self.setup += [f"m{number} = {made}", f"a{number} = {seen}"]
             case "leaf":
-                self.setup += [f"m{number} = {made}", f"a{number} = m{number}{view}.detach().requires_grad_()"]
+                self.setup += [f"m{number} = {made}", f"a{number} = {seen}.detach().requires_grad_()"]
             case "computed":
                 self.setup += [f"l{number} = {made}.requires_grad_()", f"m{number} = l{number}.clone()"]
-                self.setup += [f"a{number} = m{number}{view}"]
+                self.setup += [f"a{number} = {seen}"]
             case _:
-                self.setup += [f"m{number} = {made}.requires_grad_()", f"a{number} = m{number}{view}"]
+                self.setup += [f"m{number} = {made}.requires_grad_()", f"a{number} = {seen}"]
         self.inputs.append(f"a{number}")
 
     def _shared_input(self) -> None:
@@ -295,13 +303,16 @@ class _Generator:
         return statement.under_no_grad() if self.rng.random() < 0.1 else statement
 
     def _simple(self) -> Statement:
-        kind = self.rng.choices(("compute", "write", "view write", "detached", "view", "shape"), (3, 2, 2, 1, 3, 0.4))[
-            0
-        ]
+        kinds = ("compute", "write", "view write", "detached", "view", "shape", "random", "random write")
+        (kind,) = self.rng.choices(kinds, (3, 2, 2, 1, 3, 0.4, 0.5, 0.5))
         x, y = self._name(), self._name()
         match kind:
             case "compute":
                 return Statement(f"{self._new()} = {self._fill(COMPUTE, x, y)}")
+            case "random":
+                return Statement(f"{self._new()} = {self._fill(RANDOM, x, y)}")
+            case "random write":
+                return Statement(self._fill(RANDOM_WRITES, x, y), "write", target=x)
             case "write":
                 rare = self.rng.random() < 0.005
                 return Statement(self._fill(RARE_WRITES if rare else WRITES, x, y), "write", target=x)
@@ -427,10 +438,7 @@ class _Generator:
             statement.text.strip().removeprefix("with torch.no_grad():\n    ").partition(" = ")
         )
         if statement.role == "view":
-            source = expression.removeprefix("torch.view_as_real(torch.view_as_complex(").removeprefix(
-                "torch.view_as_real("
-            )
-            name = source.partition(".")[0].partition("[")[0].rstrip(")")
+            (name,) = re.findall(r"\b[av]\d+\b", expression)[:1]
             memory = int(trial[result].untyped_storage()._cdata)
             if memory == self._storage(name):  # reshape may copy
                 self.views.append(Event(memory, statement.kind, quiet))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["COMPUTE", "DETACHED_WRITES", "RESHAPES", "VIEWS_BY_KIND", "VIEW_WRITES", "WRITES", "Statement"]
+__all__ = ["COMPUTE", "DETACHED_WRITES", "RANDOM", "RANDOM_WRITES", "RARE_WRITES", "RESHAPES", "VIEWS_BY_KIND"]
+__all__ += ["VIEW_WRITES", "WRITES", "Statement"]
 
 COMPUTE = (
     "X * 2", "X + 1", "X + Y", "X * Y", "X - Y", "X.sin()", "X.tanh()", "X.sum()", "X.clone()", "X.contiguous()",
@@ -13,6 +14,20 @@ COMPUTE = (
     "torch.ones(3, 4)", "X.matmul(Y)", "X.cumsum(0)", "X.clone().detach()", "X.abs()", "torch.zeros_like(X)",
     "X.clone().square()", "X.clone().sin()", "X.mT.clone() * Y", "X.clone() * X.clone()", "X.clone().tanh()",
     "X.mean(-1, keepdim=True)", "X.square()", "X.repeat(2, 1)", "X.new_ones(4)", "X.logcumsumexp(0)",
+    "X.conj() * Y", "torch._neg_view(X) + Y", "X.conj().imag + 1", "X.resolve_conj()", "X.conj().matmul(Y)",
+)  # fmt: skip
+
+#: Draws of random numbers; most are made in the order in which the elements lie in memory.
+RANDOM = (
+    "torch.nn.functional.dropout(X, 0.5)", "torch.rand_like(X)", "torch.randn_like(X)",
+    "torch.bernoulli(X.sin().abs())",
+    "torch.poisson(X.abs())", "torch.nn.functional.dropout(X.mT, 0.25)", "torch.rand_like(X.mT)", "X.clone().normal_()",
+    "torch.randint_like(X, 9)", "torch.nn.functional.alpha_dropout(X, 0.5)", "torch.empty_like(X).uniform_()",
+    "torch.nn.functional.dropout1d(X, 0.5)", "torch.rand_like(X[..., ::2])",
+)  # fmt: skip
+RANDOM_WRITES = (
+    "X.bernoulli_(0.5)", "X.bernoulli_(Y.sin().abs())", "X.normal_()", "X.uniform_(1, 2)", "X.exponential_()",
+    "X.random_(0, 9)", "X.copy_(torch.rand_like(X))", "X.geometric_(0.5)", "X.log_normal_()", "X.cauchy_()",
 )  # fmt: skip
 
 #: What eager does with X itself; whether X is a view decides what kind of write it is.
@@ -27,6 +42,9 @@ VIEW_WRITES = (
     "X.t().mul_(2)", "X.view(-1)[0] = 2", "X.diagonal().zero_()", "X.t().copy_(Y)", "X.unbind(0)[0].add_(Y)",
     "X.swapaxes(0, 1).sin_()", "X.flatten().add_(1)", "X.unsqueeze(0).mul_(2)", "X[..., 1:].t().add_(1)",
     "X.select(-1, 0).copy_(Y)", "X.narrow(0, 0, 2).mul_(Y)", "X.split(2)[0].add_(1)",
+    "torch._neg_view(X).mul_(2)", "torch._neg_view(X)[0] = Y", "X.conj().mul_(2)", "X.conj()[..., 0] = Y",
+    "X.conj().imag.add_(1)", "X[1 - X.size(0)] = Y", "X[X.size(0) - 5] = 1", "X[1 - X.size(0):].add_(1)",
+    "X.narrow(0, 1 - X.size(0), 1).mul_(2)",
 )  # fmt: skip
 DETACHED_WRITES = (
     "X.detach().mul_(2)", "X.detach().copy_(Y)", "X.data.add_(1)", "X.detach()[0] = 2", "X.detach().add_(Y)",
@@ -53,6 +71,12 @@ VIEWS_BY_KIND: dict[str, tuple[str, ...]] = {
     "dtype": (
         "torch.view_as_real(torch.view_as_complex(X))", "X.view(torch.int32)", "torch.view_as_real(X)", "X.real",
         "X.imag", "X.view(torch.float32)",
+    ),
+    "lazy": ("torch._neg_view(X)", "X.conj()", "X.conj().imag", "X.mH", "torch._neg_view(X)[1:]", "X.conj().real"),
+    "position": (
+        "X[1 - X.size(0)]", "X[X.size(0) - 5]", "X[1 - X.size(0):]", "X[:1 - X.size(0)]", "X[..., -X.size(-1)]",
+        "X.narrow(0, 1 - X.size(0), 1)", "X.select(0, -X.size(0))", "X[X.size(0) - 6:X.size(0) - 1]",
+        "X.diagonal(1 - X.size(0))",
     ),
     "unfold": ("X.unfold(0, 2, 2)", "X.unfold(-1, 2, 2)", "X.unfold(0, 2, 1)", "X.unfold(-1, 1, 1)"),
 }  # fmt: skip
