@@ -53,11 +53,18 @@ def nox_command(name: str) -> list[str]:
 
 
 def run_sessions(
-    names: Sequence[str], jobs: int, logs: Path = LOGS, command: Callable[[str], list[str]] = nox_command
+    names: Sequence[str],
+    jobs: int,
+    logs: Path = LOGS,
+    command: Callable[[str], list[str]] = nox_command,
+    pause: float = 60,
 ) -> Iterator[Outcome]:
-    """Run the sessions in this order, `jobs` of them at a time; yields each as it ends."""
+    """Run the sessions in this order, `jobs` of them at a time; yields each as it ends.
+
+    What runs is said every `pause` seconds, so that nobody takes a long session for one that hangs.
+    """
     logs.mkdir(parents=True, exist_ok=True)
-    waiting, running = list(names), list[_Running]()
+    waiting, running, said = list(names), list[_Running](), time.monotonic()
     try:
         while waiting or running:
             while waiting and len(running) < jobs:
@@ -68,6 +75,9 @@ def run_sessions(
                 yield Outcome(each.name, each.process.returncode, time.monotonic() - each.begun, each.log)
             if not ended:
                 time.sleep(0.1)
+            if running and time.monotonic() - said >= pause:
+                said = time.monotonic()
+                print("running:", ", ".join(each.name for each in running), flush=True)
     finally:
         for each in running:
             each.process.terminate()

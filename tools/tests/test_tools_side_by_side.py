@@ -43,6 +43,11 @@ def test_a_failure_is_kept_and_stops_no_other(tmp_path: Path, command) -> None:
     assert bad.log.name == "bad-one.log" and "this went wrong" in bad.log.read_text()
 
 
+def test_what_runs_is_said_now_and_then(tmp_path: Path, command, capsys: pytest.CaptureFixture[str]) -> None:
+    assert len(list(run_sessions(["first", "second"], 2, tmp_path, command, pause=0))) == 2
+    assert "running: first, second\n" in capsys.readouterr().out
+
+
 def test_what_still_runs_is_stopped_with_its_caller(tmp_path: Path, command) -> None:
     sessions = run_sessions(["good", "first"], 2, tmp_path, command)
     next(sessions)
