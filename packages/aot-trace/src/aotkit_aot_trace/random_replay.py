@@ -18,6 +18,8 @@ import torch
 
 from aotkit_functionalize import Unsupported
 
+from .random_layouts import drawn_as_in_eager
+
 __all__ = ["with_replay"]
 
 _NAMES = """
@@ -56,8 +58,14 @@ class _Replay:
 
     def call(self, op: torch._ops.OpOverload, *args: Any, **kwargs: Any) -> Any:
         """In the backward the value of the run from the same state, else a new one. ``NotImplemented``: as usual."""
-        if self.running or kwargs.get("generator") is not None:
+        if self.running:
             return NotImplemented
+        if kwargs.get("generator") is not None:
+            self.running = True
+            try:
+                return drawn_as_in_eager(op, args, kwargs)
+            finally:
+                self.running = False
         seed = torch.default_generator.initial_seed()
         if self.in_forward() and seed != self.expected:
             raise Unsupported(
@@ -71,7 +79,7 @@ class _Replay:
         if self.in_forward() or key not in self.known:
             self.running = True
             try:
-                self.known[key] = op(*args, **kwargs)
+                self.known[key] = drawn_as_in_eager(op, args, kwargs)
             finally:
                 self.running = False
         return self.known[key]

@@ -153,8 +153,13 @@ class Layouts:
                 if made_by is not None and value.requires_grad and _is_older(value, made_by):
                     raise _wrong_view()
 
-    def write(self, target: torch.Tensor, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Run an operation that writes to ``target``; see Note [Writes keep strides]."""
+    def write(
+        self, target: torch.Tensor, func: Callable[..., Any], args: Any, kwargs: Any, *, other_layout: bool = False
+    ) -> Any:
+        """Run an operation that writes to ``target``; see Note [Writes keep strides].
+
+        ``other_layout``: also the new value of a contiguous tensor may lie otherwise (it is an ``out`` argument).
+        """
         identity = compat.storage_identity(target)
         reshaped = self.reshaped.get(identity)
         if reshaped is not None:
@@ -164,7 +169,8 @@ class Layouts:
             _check_view_of_gradient(target, root)
         if compat.functional_views(compat.inner_wrapper(root)) > 0:
             self.written.add(identity)
-        before = None if root is target and _plain(root).is_contiguous() else _layout(root)
+        keeps = root is target and not other_layout and _plain(root).is_contiguous()
+        before = None if keeps else _layout(root)
         own = None if root is target else _plain(target).stride()
         try:
             result = func(*args, **kwargs)

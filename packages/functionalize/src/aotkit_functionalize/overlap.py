@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 
-from .inputs import FunctionInput
+if TYPE_CHECKING:
+    from .inputs import FunctionInput
 
 __all__ = ["definitely_disjoint", "overlapping_groups"]
 

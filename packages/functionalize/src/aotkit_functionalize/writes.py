@@ -12,7 +12,8 @@ from . import _torch_compat as compat
 from .errors import OverlappingWrite, Unsupported
 from .events import StorageEvents
 from .layouts import EXPANSIONS, RESHAPES, STRIDE_DEPENDENT, without_expansion
-from .random_writes import DRAWN_BY_LAYOUT, as_eager_draws
+from .overlap import definitely_disjoint
+from .random_writes import as_eager_draws, check_normal
 from .windows import without_gaps
 
 __all__ = ["RefuseWrongWrites"]
@@ -47,7 +48,9 @@ class RefuseWrongWrites(TorchFunctionMode):
             if isinstance(target, torch.Tensor) and compat.is_inner_wrapper(compat.inner_wrapper(target)):
                 return self._change_of_storage(name, func, args, kwargs or {})
         out = (kwargs or {}).get("out")
-        target = args[0] if args and _is_in_place(name) else out
+        # Functions of torch.nn.functional come here themselves; what they call does not.
+        in_place = _is_in_place(name) or (kwargs or {}).get("inplace") is True
+        target = args[0] if args and in_place else out
         if not isinstance(target, torch.Tensor):
             if isinstance(target, list | tuple):
                 return self._write_to_lists(name, func, args, kwargs or {})
@@ -62,9 +65,8 @@ class RefuseWrongWrites(TorchFunctionMode):
                 "eager mode resizes the tensor, which its functional form cannot",
                 "Use torch.addbmm, which returns a new tensor",
             )
-        if name in DRAWN_BY_LAYOUT:
-            func(as_eager_draws(name, target), *args[1:], **(kwargs or {}))
-            return target
+        if name == "normal_":
+            check_normal(target)
         if is_out and not compat.is_base(wrapper):
             raise Unsupported(
                 f"the out argument of {name} is a view",
@@ -72,7 +74,7 @@ class RefuseWrongWrites(TorchFunctionMode):
                 "Use copy_ of the result into the view",
             )
         sizes = wrapper.shape
-        result = self.storages.layouts.write(target, func, args, kwargs or {})
+        result = self.storages.layouts.write(target, func, args, kwargs or {}, other_layout=is_out)
         if is_out and wrapper.shape != sizes and compat.functional_views(wrapper) > 0:
             raise Unsupported(
                 f"the out argument of {name} is resized from {tuple(sizes)} to {tuple(wrapper.shape)} and has views",
@@ -90,6 +92,7 @@ class RefuseWrongWrites(TorchFunctionMode):
                     continue
                 _refuse_expanded(target)
                 before[id(target)] = (target, target._version)
+        _refuse_overlap([target for target, _ in before.values()], name)
         result = func(*args, **kwargs)
         still = [target for target, version in before.values() if target._version == version]
         torch.autograd.graph.increment_version(still)
@@ -99,6 +102,8 @@ class RefuseWrongWrites(TorchFunctionMode):
         if name in _BY_PYTHON_KERNELS:
             with compat.enable_python_dispatcher():
                 return func(*args, **kwargs)
+        if name == "bernoulli" and args and isinstance(args[0], torch.Tensor):
+            return func(*as_eager_draws(args, kwargs), **kwargs)
         if args and name in _LAYOUTS:
             target = args[0]
             if isinstance(target, torch.Tensor) and compat.is_inner_wrapper(compat.inner_wrapper(target)):
@@ -128,6 +133,24 @@ class RefuseWrongWrites(TorchFunctionMode):
 def _refuse_expanded(target: torch.Tensor) -> None:
     if compat.is_view_through(compat.inner_wrapper(target), "expand"):
         raise OverlappingWrite(f"a view of sizes {tuple(target.shape)} made by expand()")
+
+
+def _refuse_overlap(targets: list[torch.Tensor], name: str) -> None:
+    """Eager mode writes to one after the other; the functional form computes all of them from the old values."""
+    by_storage: dict[int, list[torch.Tensor]] = {}
+    for target in targets:
+        by_storage.setdefault(compat.storage_identity(target), []).append(target)
+    for members in by_storage.values():
+        plain = []
+        for member in members if len(members) > 1 else ():
+            compat.sync(member)
+            plain.append(compat.unwrap_inner(compat.inner_wrapper(member)))
+        if not all(definitely_disjoint(a, b) for k, a in enumerate(plain) for b in plain[:k]):
+            raise Unsupported(
+                f"{name} writes to tensors that share memory",
+                "its functional form computes each from the old values",
+                "Write to them one after the other",
+            )
 
 
 @lru_cache(maxsize=256)
