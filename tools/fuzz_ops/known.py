@@ -22,7 +22,7 @@ class Departure:
 KNOWN = (
     Departure(
         ".*",
-        "only eager raises: .*not (implemented|supported|currently supported|yet supported)",
+        "only eager raises: .*(not (yet )?(implemented|supported|currently supported)|Unsupported input type)",
         "eager lacks a kernel for the type",
     ),
     Departure(".*", r"\S+: strides of ones: ", "no element is addressed with the stride of a dimension of size one"),

@@ -252,3 +252,43 @@ def test_a_reshape_that_is_no_view_is_a_tensor_of_its_own():
     for result in compile_graph(module, [x])([x]):
         assert torch.equal(result, x.flatten())
         assert result.is_contiguous() and result.untyped_storage()._cdata != x.untyped_storage()._cdata
+
+
+_INDEX = torch.zeros(1, dtype=torch.int64)
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x, n: aten.full([2], n, dtype=x.dtype),
+        lambda x, n: aten.full_like(x, n),
+        lambda x, n: aten.new_full(x, [3], n, dtype=x.dtype),
+        lambda x, n: aten.fill.Scalar(x, n),
+        lambda x, n: aten.index_fill.int_Scalar(x, 0, _INDEX, n),
+        lambda x, n: aten.scatter.value(x, 0, _INDEX, n),
+        lambda x, n: aten.constant_pad_nd(x, [1, 1], n),
+        lambda x, n: aten.where.ScalarOther(x > 0, x, n),
+        lambda x, n: aten.clamp_max(x, n),
+        lambda x, n: aten.clamp(x, n),
+        lambda x, n: aten.elu(x, n),
+        lambda x, n: aten.leaky_relu(x, n),
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.int8, torch.uint8, torch.int64])
+def test_numbers_are_refused_where_eager_refuses_them(f, dtype):
+    x = torch.ones(2, dtype=dtype)
+    for number in (1e300, 3e38, float("inf"), float("nan"), 2**40, 300, -1, 70000.0):
+        try:
+            want = f(x, number)
+        except RuntimeError as error:
+            if "overflow" not in str(error):
+                return  # the operator has no kernel for the type
+            with pytest.raises(RuntimeError, match="overflow"):
+                _run_with(f, x, number)
+        else:
+            torch.testing.assert_close(_run_with(f, x, number), want, rtol=1e-6, atol=0, equal_nan=True)
+
+
+def _run_with(f, x, number):
+    graph = make_fx(lambda x: f(x, number), tracing_mode="fake", _allow_non_fake_inputs=True)(x)
+    return compile_graph(graph)([x])[0]

@@ -8,10 +8,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+import torch
 from torch.fx import Node
 
 from .context import LoweringContext
 from .nest_builder import NestBuilder, Value
+from .promotion import promote, refuse_overflow
 from .registry import Decline, RuleTable, aten
 from .values import View
 
@@ -214,6 +216,8 @@ def _rule(count: int, formula: Callable[..., Value]) -> Callable[..., View]:
             raise Decline("activations of integers are left to ATen")
         if not all(isinstance(n, int | float) for n in numbers):
             raise Decline("activation parameters that are not plain numbers are left to ATen")
+        dtype = promote(tensors)
+        refuse_overflow(dtype if formula is _hardtanh or dtype is torch.float64 else torch.float32, *numbers)
         return ctx.pointwise(node, tensors, lambda nest, *vs: formula(_Math(nest), *vs, *numbers, **kwargs))
 
     return rule

@@ -13,7 +13,7 @@ from ..ir.op_table import OP_TABLE
 from . import activations
 from .context import LoweringContext
 from .nest_builder import NestBuilder, Value
-from .promotion import compute_dtype, float_result, ir_dtype, promote
+from .promotion import compute_dtype, float_result, ir_dtype, promote, refuse_overflow
 from .registry import Decline, RuleTable, aten
 from .values import View
 
@@ -323,7 +323,7 @@ def pow_scalar(ctx: LoweringContext, node: Node, x: View, exponent: object) -> V
     multiplications of bfloat16, and has them for float16 only where no rounding tells."""
     common = promote([x, exponent])
     dtype = compute_dtype(common)
-    _refuse_overflow(common, exponent)
+    refuse_overflow(common, exponent)
 
     def compute(nest: NestBuilder, v: Value) -> Value:
         (v,) = _rounded(nest, [v], [x], common)
@@ -365,6 +365,7 @@ TABLE.add(aten.pow.Scalar, _binary("pow"))
 @TABLE.lowers(aten.where.self, aten.where.ScalarOther, aten.where.ScalarSelf, aten.where.Scalar)
 def where(ctx: LoweringContext, node: Node, condition: View, a: object, b: object) -> View:
     """Select; halves are selected as they are, without a conversion."""
+    refuse_overflow(node.meta["val"].dtype, a, b)
     dtype = compute_dtype(node.meta["val"].dtype)
 
     def compute(nest: NestBuilder, c: Value) -> Value:
@@ -380,7 +381,7 @@ def _as(ctx: LoweringContext, nest: NestBuilder, operand: object, dtype: DType) 
 @TABLE.lowers(aten.masked_fill.Scalar, aten.masked_fill.Tensor)
 def masked_fill(ctx: LoweringContext, node: Node, x: View, mask: View, value: object) -> View:
     """``value`` where the mask is true."""
-    _refuse_overflow(x.dtype, value)
+    refuse_overflow(x.dtype, value)
     return where(ctx, node, mask, value, x)
 
 
@@ -388,7 +389,7 @@ def masked_fill(ctx: LoweringContext, node: Node, x: View, mask: View, value: ob
 def clamp(ctx: LoweringContext, node: Node, x: View, low: object = None, high: object = None) -> View:
     """``min(max(x, low), high)``; nan of any operand comes through."""
     operands = [x, *(bound for bound in (low, high) if bound is not None)]
-    _refuse_overflow(promote(operands), low, high)
+    refuse_overflow(promote(operands), low, high)
 
     def compute(nest: NestBuilder, v: Value, *bounds: Value) -> Value:
         rest = list(bounds)
@@ -401,15 +402,6 @@ def clamp(ctx: LoweringContext, node: Node, x: View, low: object = None, high: o
     return ctx.pointwise(node, operands, compute)
 
 
-def _refuse_overflow(dtype: torch.dtype, *numbers: object) -> None:
-    """Eager raises where these do not fit an integer type; the ATen call does so."""
-    if dtype.is_floating_point or dtype is torch.bool:
-        return
-    limits = torch.iinfo(dtype)
-    if any(isinstance(number, int) and not limits.min <= number <= limits.max for number in numbers):
-        raise Decline(f"a number that does not fit {dtype} is left to ATen, which refuses it")
-
-
 def _bounded(nest: NestBuilder, op: str, v: Value, bound: Value, given: object) -> Value:
     """``maximum`` or ``minimum``; by comparison where the bound is a number, so that -0.0 is kept as by eager."""
     if isinstance(given, View) or given != given or v.dtype not in (DType.F32, DType.F64):
@@ -419,7 +411,7 @@ def _bounded(nest: NestBuilder, op: str, v: Value, bound: Value, given: object) 
 
 def _one_bound(op: str) -> Callable[..., View]:
     def rule(ctx: LoweringContext, node: Node, x: View, bound: object) -> View:
-        _refuse_overflow(promote([x, bound]), bound)
+        refuse_overflow(promote([x, bound]), bound)
         return ctx.pointwise(node, [x, bound], lambda nest, v, b: _bounded(nest, op, v, b, bound))
 
     return rule

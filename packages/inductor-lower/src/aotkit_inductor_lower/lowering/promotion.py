@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 import torch
@@ -9,9 +10,10 @@ import torch
 from ..ir import DType
 from ..ir.dtypes import from_torch_dtype
 from ..symbolic import Expr
+from .registry import Decline
 from .values import FloatExpr, View
 
-__all__ = ["compute_dtype", "float_result", "ir_dtype", "promote"]
+__all__ = ["compute_dtype", "float_result", "ir_dtype", "promote", "refuse_overflow"]
 
 _RANK = {torch.bool: 0}
 
@@ -74,3 +76,16 @@ def compute_dtype(dtype: torch.dtype) -> DType:
     """The type arithmetic on ``dtype`` is done in: f32 for halves, else the type itself."""
     found = ir_dtype(dtype)
     return DType.F32 if found in (DType.F16, DType.BF16) else found
+
+
+def refuse_overflow(dtype: torch.dtype, *numbers: object) -> None:
+    """Raises :class:`Decline` for Python numbers that do not fit ``dtype``: ATen refuses them."""
+    if dtype is torch.bool:
+        return
+    limits = torch.finfo(dtype) if dtype.is_floating_point else torch.iinfo(dtype)
+    low = -limits.max if dtype is torch.uint8 else limits.min
+    for number in numbers:
+        if not isinstance(number, int | float) or low <= number <= limits.max:
+            continue
+        if math.isfinite(number) or not dtype.is_floating_point:
+            raise Decline(f"a number that does not fit {dtype} is left to ATen, which refuses it")

@@ -19,7 +19,7 @@ from .context import LoweringContext
 from .indexing import index_layout, no_negative
 from .library import is_creation
 from .nest_builder import NestBuilder, Value, broadcast_index
-from .promotion import compute_dtype, ir_dtype
+from .promotion import compute_dtype, ir_dtype, refuse_overflow
 from .registry import Decline, RuleTable, aten
 from .values import FloatExpr, View
 
@@ -69,7 +69,8 @@ def _source(nest: NestBuilder, source: object, index: Index, dtype: torch.dtype)
     return nest.scalar(source, ir_dtype(dtype))
 
 
-def _number(value: object) -> object:
+def _number(value: object, dtype: torch.dtype) -> object:
+    refuse_overflow(dtype, value)
     if isinstance(value, View | bool | int | float | Expr | FloatExpr):
         return value
     raise Decline("a complex number is left to ATen")
@@ -178,8 +179,8 @@ def scatter(
     """``x`` with the elements of ``source`` where ``index`` says."""
     start = node.args[0]
     if reduce is None and isinstance(start, Node) and is_creation(start) and _one_place_each(x, dim, index):
-        return _selected(ctx, node, x, dim % len(x.sizes), index, _number(source))
-    return _scatter(ctx, node, x, dim, index, _number(source), _MODES[reduce] if reduce else "set")
+        return _selected(ctx, node, x, dim % len(x.sizes), index, _number(source, x.dtype))
+    return _scatter(ctx, node, x, dim, index, _number(source, x.dtype), _MODES[reduce] if reduce else "set")
 
 
 @TABLE.lowers(aten.scatter_add.default)
@@ -286,7 +287,9 @@ def _slices_into(
 @TABLE.lowers(aten.index_fill.int_Scalar, aten.index_fill.int_Tensor)
 def index_fill(ctx: LoweringContext, node: Node, x: View, dim: int, index: View, value: object) -> View:
     """``x`` with some slices set to a number; negative indices count from the end."""
-    return _slices(ctx, node, x, dim, index, source=_number(value), mode="set", negative=True)
+    if index.dtype is not torch.int64:
+        raise Decline("indices of another type than int64 are left to ATen, which refuses them")
+    return _slices(ctx, node, x, dim, index, source=_number(value, x.dtype), mode="set", negative=True)
 
 
 @TABLE.lowers(aten.index_copy.default)
@@ -320,7 +323,7 @@ def _scaled(ctx: LoweringContext, node: Node, source: View, alpha: object) -> Vi
     scaled = ctx.declare_dense(f"{node.name}_scaled", source.sizes, source.dtype)
     dtype = compute_dtype(source.dtype)
     nest = ctx.nest(scaled.buffer, node, scaled.sizes)
-    factor = nest.scalar(_number(alpha), dtype)
+    factor = nest.scalar(_number(alpha, source.dtype), dtype)
     nest.store(scaled, nest.index, nest.op("mul", nest.cast(nest.load(source, nest.index), dtype), factor))
     ctx.add(nest)
     return scaled
@@ -387,7 +390,7 @@ def masked_index(
 ) -> View:
     """``x[i, j, ...]`` where the mask is true, ``fill`` elsewhere; indices there may be anything."""
     layout = index_layout(x, indices)
-    number = _number(fill)
+    number = _number(fill, x.dtype)
 
     def compute(nest: NestBuilder) -> Value:
         inside = nest.load_broadcast(mask, nest.index)
