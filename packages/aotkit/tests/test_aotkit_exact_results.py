@@ -196,3 +196,117 @@ def test_results_have_eagers_strides_where_dimensions_of_size_one_have_their_own
     options = {"fallback": "error", "cache": False}
     got = torch.compile(f, backend="aotkit", fullgraph=True, options=options)(x, target)
     assert [g.stride() for g in got] == [w.stride() for w in f(x, target)]
+
+
+# -- ranges, empty dimensions, logarithms, scatters --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int16])
+@pytest.mark.parametrize("ends", [(-1.5, 7, 5), (0.5, 10, 4), (-3, -9.7, 7), (2, 2, 3), (7, -1.5, 6)], ids=str)
+def test_linspace_of_integers_lies_between_the_whole_parts_of_the_ends(ends, dtype):
+    check(lambda x: torch.linspace(*ends, dtype=dtype) + x, torch.zeros(1, dtype=dtype))
+
+
+def test_linspace_of_large_integers_is_exact():
+    check(lambda x: torch.linspace(0, 2**40, 7, dtype=torch.int64) + x, torch.zeros(1, dtype=torch.int64))
+
+
+def test_buckets_without_boundaries_have_the_type_of_buckets():
+    x = draw(3).detach()
+    check(lambda x: [torch.bucketize(x, torch.empty(0)), torch.bucketize(x, torch.empty(0), out_int32=True)], x)
+
+
+def test_a_channel_shuffle_that_moves_nothing_has_memory_of_its_own():
+    x = torch.randn(1, 1, 1, 1)
+    check(lambda x: F.channel_shuffle(x, 1), x)
+    got = torch.compile(lambda x: F.channel_shuffle(x, 1), backend="aotkit")(x)
+    assert got.data_ptr() != x.data_ptr()
+
+
+@pytest.mark.parametrize(
+    **rows(
+        ("index_select", lambda x: x.index_select(0, torch.empty(0, dtype=torch.int64)), draw(3, 4)),
+        (
+            "index_reduce",
+            lambda x: x.detach().index_reduce(0, torch.empty(0, dtype=torch.int64), x.detach()[:0], "mean"),
+            draw(3, 4),
+        ),
+        ("nothing to reduce", lambda x: x[:0].index_add(1, torch.arange(0), x[:0, :0]), draw(1, 2)),
+        ("expanded", lambda x: x.expand(2, 0, 1).abs().mean(), draw(2, 1, 1)),
+        ("copied", lambda x: torch.zeros(1).expand(2, 0, 1).clone().copy_(x.detach()), draw(2, 0, 1)),
+        ("norm", lambda x: F.layer_norm(x, (0,)), draw(3, 0)),
+        ("views", lambda x: (x.reshape(0, 4) * 2, x.t().reshape(-1) + 1, x.flatten().cumsum(0)), draw(0, 4)),
+    )
+)
+@pytest.mark.filterwarnings("ignore:index_reduce")
+@pytest.mark.parametrize("dtype", [torch.float32, *HALVES])
+def test_no_size_is_divided_by_at_compile_time(row, dtype):
+    fn, x = row
+    check(fn, x.detach().to(dtype).requires_grad_())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, *HALVES])
+def test_logit_and_xlogy_round_where_eager_rounds(dtype):
+    x, y = torch.rand(400).to(dtype), draw(400, dtype=dtype).detach()
+
+    def f(x: Tensor, y: Tensor) -> list[Tensor]:
+        x, y = x.detach(), y.detach()
+        return [torch.logit(x), torch.logit(x, 1e-3), torch.logit(x, 0.3), torch.xlogy(y, x), torch.xlogy(2.3, x)]
+
+    check(f, x, y, exact=dtype in HALVES)
+    odd = torch.tensor([0.0, -0.0, 1.0, INF, -INF, NAN, 2.0, -1.0], dtype=dtype)
+    check(lambda x: (torch.xlogy(x[:, None], x), torch.logit(x), torch.logit(x, 1e-3)), odd)
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_the_gradient_of_a_variance_of_large_halves_is_finite(dtype):
+    check(lambda x: x.var(), constant(6e4, 8, dtype=dtype))
+    check(lambda x: x.var(), (draw(40, dtype=dtype) * 2e4).detach().requires_grad_())
+
+
+@pytest.mark.parametrize("strides", [(1, 2), (1, 1), (0, 1), (2, 0)], ids=str)
+@pytest.mark.parametrize(
+    "scatter",
+    [
+        lambda x, s: torch.diagonal_scatter(x, s[0]),
+        lambda x, s: torch.slice_scatter(x, s[:2], 0, 1, 3),
+        lambda x, s: torch.select_scatter(x, s[0], 0, 1),
+    ],
+    ids=["diagonal", "slice", "select"],
+)
+def test_a_scatter_into_a_tensor_that_overlaps_itself_is_eagers(scatter, strides):
+    x, source = torch.arange(20.0).as_strided((4, 4), strides), torch.rand(4, 4) + 50
+    want = scatter(x, source)
+    got = torch.compile(scatter, backend="aotkit", options={"fallback": "error", "cache": False})(x, source)
+    torch.testing.assert_close(got, want, rtol=0, atol=0)
+
+
+# -- what eager refuses ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    **rows(
+        ("target of one class", lambda x, t: F.cross_entropy(x, t), torch.ones(1, 1, 1), torch.tensor([[37]])),
+        ("gather", lambda x, t: x.gather(1, t), torch.ones(3, 1), torch.tensor([[0], [1], [0]])),
+        ("index", lambda x, t: x[:, t], torch.ones(3, 1), torch.tensor([5])),
+        ("embedding", lambda x, t: F.embedding(t, x), torch.ones(1, 4), torch.tensor([5])),
+        ("scatter", lambda x, t: x.scatter(1, t, 2.0), torch.ones(3, 1), torch.tensor([[0], [1], [0]])),
+        ("minus a bool", lambda x: x - True, torch.ones(3)),
+        ("bool minus", torch.rsub, torch.arange(3), torch.ones(3, dtype=torch.bool)),
+        ("factor of integers", lambda x: torch.add(x, x, alpha=0.5), torch.arange(3)),
+        ("bool factor", lambda x: torch.sub(x, x, alpha=True), torch.arange(3)),
+        ("maximum of nothing", lambda x: x.max(), torch.ones(0)),
+        ("place among bools", lambda x: x.argmax(), torch.ones(3, dtype=torch.bool)),
+        ("integers divided", lambda x: torch.addcdiv(x, x, x), torch.arange(1, 4)),
+        ("too large a number", lambda x: torch.full((2,), 2**40, dtype=torch.int32) + x, torch.arange(2)),
+        ("not a number of halves", lambda x: x.masked_fill(x > 0, 1e300), torch.ones(2, dtype=torch.float16)),
+        ("infinity as an integer", lambda x: x.scatter(0, torch.tensor([0]), INF), torch.arange(3)),
+    )
+)
+def test_what_eager_refuses_is_refused(row):
+    fn, *args = row
+    torch._dynamo.reset()
+    with pytest.raises((RuntimeError, IndexError)):
+        fn(*args)
+    with pytest.raises((RuntimeError, IndexError)):
+        torch.compile(fn, backend="aotkit", options={"cache": False})(*args)

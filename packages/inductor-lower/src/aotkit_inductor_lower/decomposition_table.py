@@ -56,7 +56,8 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
     table = {**get_decompositions(packets), **foreach_decompositions()}
     kept = {op: function for op, function in table.items() if op not in RULES}
     means = {op: partial(_of_elements, kept[op]) for op in _DIVIDED_BY_THE_NUMBER_OF_ELEMENTS if op in kept}
-    return {**kept, **means, **_quantizations(), torch.ops.aten._log_softmax.default: _log_softmax}
+    ours = {op: partial(function, kept[op]) for op, function in _BEFORE_TORCHS.items() if op in kept}
+    return {**kept, **means, **ours, **_quantizations(), torch.ops.aten._log_softmax.default: _log_softmax}
 
 
 _DIVIDED_BY_THE_NUMBER_OF_ELEMENTS = (
@@ -90,3 +91,41 @@ def _log_softmax(x: torch.Tensor, dim: int, half_to_float: bool) -> torch.Tensor
     shifted = wide - wide.amax(dim, keepdim=True)
     result = shifted - shifted.exp().sum(dim, keepdim=True).log()
     return result if half_to_float else result.to(x.dtype)
+
+
+def _linspace(decompose: Callable[..., Any], start: Any, end: Any, steps: Any, **kwargs: Any) -> Any:
+    """Integers: between the whole parts of the ends, in double precision and from the nearer end, as in eager mode."""
+    dtype = kwargs.get("dtype") or torch.get_default_dtype()
+    plain = isinstance(start, int | float) and isinstance(end, int | float) and guard_or_false(steps > 1)
+    if dtype.is_floating_point or dtype.is_complex or not plain:
+        return decompose(start, end, steps, **kwargs)
+    limits = torch.iinfo(dtype)
+    if not all(limits.min <= int(number) <= limits.max for number in (start, end)):
+        return NotImplemented  # eager refuses these
+    first, last = float(int(start)), float(int(end))
+    place = torch.arange(steps, dtype=torch.float64, device=kwargs.get("device"))
+    step = (last - first) / (steps - 1)
+    back = last - step * ((steps - 1) - place)
+    return torch.where(place < steps // 2, first + step * place, back).to(dtype)
+
+
+def _bucketize(decompose: Callable[..., Any], x: Any, boundaries: torch.Tensor, **kwargs: Any) -> Any:
+    """Without boundaries there is one bucket."""
+    if isinstance(x, torch.Tensor) and guard_or_false(boundaries.numel() == 0):
+        return torch.zeros_like(x, dtype=torch.int32 if kwargs.get("out_int32") else torch.int64)
+    return decompose(x, boundaries, **kwargs)
+
+
+def _channel_shuffle(_: Callable[..., Any], x: torch.Tensor, groups: int) -> torch.Tensor:
+    """Always memory of its own, also where nothing moves."""
+    batch, channels, *rest = x.shape
+    apart = x.reshape(batch, groups, channels // groups, *rest).transpose(1, 2)
+    moved = apart.clone(memory_format=torch.contiguous_format).view(x.shape)
+    return moved.contiguous(memory_format=torch._prims_common.suggest_memory_format(x))
+
+
+_BEFORE_TORCHS: dict[Any, Callable[..., Any]] = {
+    torch.ops.aten.linspace.default: _linspace,
+    torch.ops.aten.bucketize.Tensor: _bucketize,
+    torch.ops.aten.channel_shuffle.default: _channel_shuffle,
+}

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
+from ..lowering.refusals import fits
 from .facts import is_random
 
 __all__ = ["fold_uniform_values"]
@@ -76,7 +77,7 @@ def _uniform(node: Node, val: torch.Tensor, values: dict[Node, torch.Tensor]) ->
     fill = _FILLS.get(node.target)
     if fill is not None:
         number = fill(node)
-        if not isinstance(number, bool | int | float):
+        if not isinstance(number, bool | int | float) or not fits(number, val.dtype):
             return None
         return torch.full([1] * val.dim(), number, dtype=val.dtype)
     if node.target in _SPREADING:

@@ -77,8 +77,7 @@ def _position(ctx: LoweringContext, node: Node, start: object, step: object) -> 
         if isinstance(start, int | Expr) and isinstance(step, int | Expr):
             return nest.cast(nest.index_value(index * step + start), working)
         i = nest.cast(nest.index_value(index), working)
-        scaled = nest.op("mul", nest.scalar(step, working), i)
-        return nest.op("add", nest.scalar(start, working), scaled)
+        return nest.op("fma", nest.scalar(step, working), i, nest.scalar(start, working))
 
     return ctx.pointwise(node, [], compute, working)
 

@@ -36,6 +36,7 @@ from .context import LoweringContext, NodeValue
 from .extern import lower_extern
 from .float8 import FLOAT8
 from .library import library_reason
+from .refusals import refusal
 from .registry import Decline, join_rules
 from .sizes import halves
 from .values import FloatExpr, View
@@ -118,7 +119,7 @@ def lower_node(ctx: LoweringContext, node: Node) -> NodeValue:
     rule = RULES.get(target)
     if rule is None:
         return lower_extern(ctx, node, library_reason(node) or "no lowering rule")
-    reason = _not_generated(ctx, node)
+    reason = _not_generated(ctx, node) or refusal(node)
     if reason is None:
         before = len(ctx.steps), len(ctx.buffers)
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+import torch
 from torch.fx import Node
 
 from ..ir import DType
@@ -12,7 +13,7 @@ from . import chebyshev as c
 from .context import LoweringContext
 from .nest_builder import NestBuilder, Value, broadcast_index
 from .pointwise import apply
-from .promotion import compute_dtype, float_result
+from .promotion import compute_dtype, float_result, promote
 from .registry import Decline, RuleTable, aten, prims
 from .values import View
 
@@ -52,6 +53,49 @@ def angle(ctx: LoweringContext, node: Node, x: View) -> View:
         return nest.where(nest.op("isnan", v), v, turned)
 
     return ctx.pointwise(node, [x], compute, compute_dtype(float_result(x.dtype)))
+
+
+# -- logarithms of which eager rounds each step in halves ------------------------------------------------
+
+
+def _stepwise(nest: NestBuilder, dtype: torch.dtype) -> Callable[..., Value]:
+    """An op whose result is rounded where ``dtype`` is a half."""
+
+    def op(name: str, *args: Value) -> Value:
+        result = nest.op(name, *args)
+        return nest.round_to(result, dtype) if dtype in (torch.float16, torch.bfloat16) else result
+
+    return op
+
+
+@TABLE.lowers(aten.xlogy.Tensor, aten.xlogy.Scalar_Self, aten.xlogy.Scalar_Other)
+def xlogy(ctx: LoweringContext, node: Node, a: object, b: object) -> View:
+    """``a * log(b)``: nan where ``b`` is, else 0 where ``a`` is 0."""
+    dtype = float_result(promote([a, b]))
+
+    def compute(nest: NestBuilder, x: Value, y: Value) -> Value:
+        op, zero = _stepwise(nest, dtype), nest.const(0.0, x.dtype)
+        x, y = (nest.round_to(v, dtype) if not isinstance(of, View) else v for v, of in ((x, a), (y, b)))
+        result = nest.where(nest.op("eq", x, zero), zero, op("mul", x, op("log", y)))
+        return nest.where(nest.op("isnan", y), y, result)
+
+    return ctx.pointwise(node, [a, b], compute, compute_dtype(dtype))
+
+
+@TABLE.lowers(aten.logit.default)
+def logit(ctx: LoweringContext, node: Node, x: View, eps: float | None = None) -> View:
+    """``log(x / (1 - x))``, of ``x`` kept at a distance from 0 and 1 where asked."""
+    dtype = float_result(x.dtype)
+
+    def compute(nest: NestBuilder, v: Value) -> Value:
+        op, one = _stepwise(nest, dtype), nest.const(1.0, v.dtype)
+        if eps is not None:
+            low = nest.round_to(nest.const(eps, v.dtype), dtype)
+            high = op("sub", one, low)
+            v = nest.where(nest.op("lt", v, low), low, nest.where(nest.op("gt", v, high), high, v))
+        return nest.op("log", op("div", v, op("sub", one, v)))
+
+    return ctx.pointwise(node, [x], compute, compute_dtype(dtype))
 
 
 # -- in float64 ------------------------------------------------------------------------------------------

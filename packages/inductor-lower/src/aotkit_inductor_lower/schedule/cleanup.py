@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ..ir import Buffer, BufferKind, Instr, Load, LoopNest, Stage, Store
+from ..ir import Buffer, BufferKind, CheckIndex, Instr, Load, LoopNest, Stage, Store
 from ..symbolic import Expr, Symbol, SymbolKind, contiguous_strides, estimate, sym, to_expr
 from .facts import flat_index, has_calls, iteration_count, ranges_of
 from .merge import operands
@@ -125,16 +125,17 @@ def inner_loops(flat: Expr, nest: LoopNest) -> dict[Expr, str] | None:
 
 
 def drop_dead_code(nest: LoopNest) -> LoopNest | None:
-    """The nest without instructions that no store needs, or ``None`` if it stores nothing. An index check stays if its
-    value is used; eager reports errors of what it computes, and an unused result is not computed."""
+    """The nest without instructions that no store needs, or ``None`` if it stores nothing. Index checks stay: the
+    elements they lead to may be known without the index, where there is one only, and eager reports errors anyway."""
     live: set[str] = set()
     stages: list[Stage] = []
     for stage in reversed(nest.stages):
         body: list[Instr] = []
         for instr in reversed(stage.body):
-            if isinstance(instr, Store) or instr.result in live:
+            if isinstance(instr, Store | CheckIndex) or instr.result in live:
                 body.append(instr)
                 live.update(operands(instr))
         if body:
             stages.append(Stage(stage.ranges, tuple(reversed(body))))
-    return replace(nest, stages=tuple(reversed(stages))) if stages else None
+    stores = any(isinstance(i, Store) for stage in stages for i in stage.body)
+    return replace(nest, stages=tuple(reversed(stages))) if stores else None

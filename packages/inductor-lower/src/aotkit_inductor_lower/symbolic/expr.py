@@ -277,11 +277,12 @@ def sym(name: str, kind: SymbolKind = SymbolKind.INDEX) -> Expr:
 
 
 def floordiv(x: Expr | int | Symbol, d: Expr | int | Symbol) -> Expr:
-    """``x // d`` rounded down. Splits off multiples of ``d``, cancels common factors and merges nested divisions."""
+    """``x // d`` rounded down, 0 if ``d`` is 0. Splits off multiples of ``d``, cancels common factors and merges
+    nested divisions."""
     x, d = to_expr(x), to_expr(d)
     divisor = d.constant
     if divisor == 0:
-        raise ZeroDivisionError(f"index expression {x} divided by zero")
+        return _ZERO  # the size of a loop that never runs
     if divisor == 1 or not x.terms:
         return x
     if divisor is not None and x.constant is not None:
@@ -305,7 +306,7 @@ def mod(x: Expr | int | Symbol, d: Expr | int | Symbol) -> Expr:
     x, d = to_expr(x), to_expr(d)
     divisor = d.constant
     if divisor == 0:
-        raise ZeroDivisionError(f"index expression {x} modulo zero")
+        return _ZERO  # as in a quotient
     if divisor == 1:
         return _ZERO
     _, rest = _split_multiples(x, d)

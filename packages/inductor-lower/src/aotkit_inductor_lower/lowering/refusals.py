@@ -1,0 +1,117 @@
+"""Arguments that eager refuses, or gives a meaning of its own: their calls are left to ATen, whose errors are eager's.
+
+A rule computes something for any arguments of types it knows. Whether eager takes them at all is asked here, of the
+node, before its rule; to ask in vain costs an ATen call and no more.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+
+import torch
+from torch.fx import Node
+
+__all__ = ["fits", "refusal"]
+
+_FILLS = (
+    *("full", "full_like", "new_full", "fill", "scalar_tensor", "masked_fill", "scatter", "scatter_reduce"),
+    *("index_fill", "constant_pad_nd", "clamp", "clamp_min", "clamp_max", "hardtanh", "elu", "threshold"),
+)
+_SUMS = ("add", "sub", "rsub")
+_OVERLAPPING = ("slice_scatter", "select_scatter", "diagonal_scatter")
+
+
+def refusal(node: Node) -> str | None:
+    """Why this call is ATen's, or ``None``."""
+    target = node.target
+    if not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten":
+        return None
+    check = _CHECKS.get(target._schema.name.split("::")[1])
+    return None if check is None else check(node)
+
+
+def _tensors(node: Node) -> list[torch.Tensor]:
+    values = [argument.meta.get("val") for argument in node.all_input_nodes]
+    return [value for value in values if isinstance(value, torch.Tensor)]
+
+
+def _numbers(node: Node) -> Iterator[bool | int | float]:
+    for argument in (*node.args, *node.kwargs.values()):
+        if isinstance(argument, bool | int | float):
+            yield argument
+
+
+def _whole(value: object) -> bool:
+    """Whether a result is of integers or bools."""
+    return isinstance(value, torch.Tensor) and not value.dtype.is_floating_point and not value.dtype.is_complex
+
+
+def _sum(node: Node) -> str | None:
+    name, result = str(node.target).split(".")[1], node.meta["val"]
+    alpha = node.kwargs.get("alpha", node.args[2] if len(node.args) > 2 else 1)
+    if name != "add" and (
+        any(t.dtype is torch.bool for t in _tensors(node)) or any(isinstance(a, bool) for a in node.args[:2])
+    ):
+        return "eager subtracts no bools"
+    if isinstance(alpha, bool) and result.dtype is not torch.bool:
+        return "eager takes factors that are bools for bools only"
+    return "eager takes no such factor of integers" if isinstance(alpha, float) and _whole(result) else None
+
+
+def _filled(node: Node) -> str | None:
+    result = node.meta["val"]
+    if isinstance(result, torch.Tensor) and not all(fits(number, result.dtype) for number in _numbers(node)):
+        return f"a number that does not fit {result.dtype} is left to ATen, which refuses it"
+    return None
+
+
+def fits(number: bool | int | float, dtype: torch.dtype) -> bool:
+    """Whether eager takes the number as an element of this type."""
+    if dtype is torch.bool or dtype.is_complex:
+        return True
+    if dtype.is_floating_point:
+        return not math.isfinite(number) or abs(number) <= torch.finfo(dtype).max
+    return math.isfinite(number) and torch.iinfo(dtype).min <= number <= torch.iinfo(dtype).max
+
+
+def _quotient(node: Node) -> str | None:
+    return "eager divides no integers here" if all(map(_whole, _tensors(node))) else None
+
+
+def _place(node: Node) -> str | None:
+    x = _tensors(node)[0]
+    if x.dtype is torch.bool:
+        return "eager looks for no extreme among bools"
+    return _extreme(node)
+
+
+def _extreme(node: Node) -> str | None:
+    empty = any(type(size) is int and size == 0 for size in _tensors(node)[0].shape)
+    return "nothing has no extreme, which ATen says" if empty else None
+
+
+def _overlapping(node: Node) -> str | None:
+    x = node.meta["val"] if not _tensors(node) else _tensors(node)[0]
+    reach = 0
+    for stride, size in sorted((t, s) for s, t in zip(x.shape, x.stride(), strict=True) if type(s) is int and s > 1):
+        if type(stride) is not int or stride == 0:
+            return None  # unknown, or copied before it is written to
+        if stride <= reach:
+            return "elements of a tensor that overlaps itself are written to in ATen's order"
+        reach += (size - 1) * stride
+    return None
+
+
+_CHECKS: dict[str, Callable[[Node], str | None]] = {
+    **dict.fromkeys(_SUMS, _sum),
+    **dict.fromkeys(_FILLS, _filled),
+    **dict.fromkeys(_OVERLAPPING, _overlapping),
+    "addcdiv": _quotient,
+    "argmax": _place,
+    "argmin": _place,
+    "amax": _extreme,
+    "amin": _extreme,
+    "max": _extreme,
+    "min": _extreme,
+}
