@@ -1,0 +1,150 @@
+"""Refusals say what, why, where and what to do; each refusal of a run has a program that meets it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from aotkit_functionalize import (
+    DataDependent,
+    FunctionalLayer,
+    NeedsDispatcherLayer,
+    OverlappingMutation,
+    OverlappingWrite,
+    Unsupported,
+    analyze,
+)
+from aotkit_functionalize.errors import user_line
+
+STACK = '  File "a.py", line 3, in f\n    g(x)\n  File "b.py", line 7, in g\n    h(y)\n'
+
+
+def test_a_message_has_all_parts() -> None:
+    error = Unsupported("it is so", "it cannot be", "Do that")
+    assert str(error) == "it is so: it cannot be. Do that" and error.stack_trace is None
+    assert (error.what, error.why, error.do) == ("it is so", "it cannot be", "Do that")
+    located = error.at(STACK)
+    assert str(located) == "it is so (at b.py:7: h(y)): it cannot be. Do that" and type(located) is Unsupported
+    assert located.stack_trace == STACK and located.at("x") is located and error.at(None) is error
+    assert isinstance(DataDependent("a", "b", "c").at(STACK), DataDependent)
+
+
+@pytest.mark.parametrize(
+    ("trace", "line"),
+    [
+        (None, None),
+        ("", None),
+        (STACK, "b.py:7: h(y)"),
+        ('File "a.py", line 3, in f', "a.py:3: "),
+        ("no frames\n here ", "here"),
+    ],
+)
+def test_the_innermost_line_is_named(trace: str | None, line: str | None) -> None:
+    assert user_line(trace) == line
+
+
+def test_refusals_keep_what_they_know() -> None:
+    overlap = OverlappingMutation(((0, 1), (2, 4)), (1, 4))
+    assert overlap.groups == ((0, 1), (2, 4)) and overlap.mutated == (1, 4)
+    assert "input 0, input 1; input 2, input 4; written to: 1, 4" in str(overlap)
+    assert overlap.at(STACK).groups == overlap.groups  # type: ignore[attr-defined]
+    assert "a view of x is written to" in str(OverlappingWrite("a view of x"))
+    assert str(NeedsDispatcherLayer("it is set")).startswith("it is set: a tensor subclass")
+
+
+def _no_grad(fn: Callable[..., Any]) -> Any:
+    with torch.no_grad():
+        return fn()
+
+
+def _gaps() -> Tensor:
+    return torch.rand(4, 8)[:, ::2]
+
+
+def _grad() -> Tensor:
+    return torch.rand(4, 6).requires_grad_() * 1
+
+
+def _leaf() -> Tensor:
+    return torch.rand(4, 6).requires_grad_()
+
+
+def _steps(*steps: Any) -> list[Any]:
+    return [steps[-1]]
+
+
+BOTH: dict[str, tuple[Callable[..., Any], Callable[[], Any], str]] = {
+    "expanded": (lambda x: [x.expand(2, 4, 6).add_(1)], lambda: torch.rand(4, 6), "made by expand"),
+    "expanded input": (lambda x: _steps(x.add_(1), x), lambda: torch.rand(4, 1).expand(4, 6), "an expanded tensor"),
+    "leaf": (lambda x: _steps(x.add_(1), 0), _leaf, "is a leaf that requires grad"),
+    "requires_grad_": (lambda x: _steps(x.requires_grad_(), 0), lambda: torch.rand(3), "has requires_grad changed"),
+    "detach_": (lambda x: _steps(x.detach_(), 0), _grad, "has requires_grad changed"),
+    "out is a view": (
+        lambda x: _steps(torch.add(x[0], 1, out=x[1]), 0),
+        lambda: torch.rand(4, 6),
+        "out argument of add is a view",
+    ),
+    "addbmm_": (
+        lambda x: [torch.zeros(1, 1).addbmm_(x[None], x.t()[None])],
+        lambda: torch.rand(4, 6),
+        "addbmm_ adds to a tensor of sizes",
+    ),
+    "normal_ with gaps": (lambda x: [(x * 1)[:, ::2].normal_()], lambda: torch.rand(8, 8), "normal_ draws into a view"),
+    "dict": (lambda x: [{"a": x}], lambda: torch.rand(3), "output 0 is a dict"),
+    "sparse output": (lambda x: [x.to_sparse()], lambda: torch.eye(3), "output 0 "),
+    "sparse input": (lambda x: [x], lambda: torch.eye(3).to_sparse(), "input 0 has layout torch.sparse_coo"),
+    "shape of a value under no_grad": (
+        lambda x: (lambda y: _steps(_no_grad(lambda: y.t_()), y))(x * 2),
+        _grad,
+        "requires grad is changed in shape in place",
+    ),
+    "shape of a view": (lambda x: [(x * 2)[1:].t_()], _grad, "a view of sizes (3, 6) is changed in shape in place"),
+    "as_strided of written gaps": (
+        lambda x: _steps(x.masked_fill_(x > 0.5, 0), x.as_strided((2,), (1,))),
+        _gaps,
+        "viewed by as_strided",
+    ),
+    "written after as_strided of gaps": (
+        lambda x: (lambda v: _steps(x.masked_fill_(x > 0.5, 0), v))(x.as_strided((2,), (1,))),
+        _gaps,
+        "viewed by as_strided",
+    ),
+    "detached and written": (
+        lambda x: (lambda d: _steps(d.add_(x), d))(x.detach()),
+        _grad,
+        "its gradient",
+    ),
+    "view of an expanded one": (lambda x: [x[1:]], lambda: _expanded_grad(), "several elements are the same memory"),
+}
+
+
+def _expanded_grad() -> Tensor:
+    return (torch.rand(4, 1).requires_grad_() * 1).expand(4, 6)
+
+
+@pytest.mark.parametrize("name", BOTH)
+def test_what_cannot_be_captured_is_refused_in_words(layer: FunctionalLayer, name: str) -> None:
+    fn, make, text = BOTH[name]
+    with pytest.raises(Unsupported) as refusal:
+        analyze(fn, [make()], layer=layer)
+    assert text in str(refusal.value), str(refusal.value)
+    assert refusal.value.what and refusal.value.why and refusal.value.do
+
+
+STORAGE: dict[str, tuple[Callable[..., Any], str]] = {
+    "set_": (lambda x: _steps(x.set_(torch.ones(9)), 0), "another storage"),
+    "data": (lambda x: _steps(setattr(x, "data", torch.ones(9)), 0), "another storage"),
+    "resize_": (lambda x: _steps(x.resize_(40), 0), "made larger in place"),
+}
+
+
+@pytest.mark.parametrize("name", STORAGE)
+def test_changes_of_storage_need_the_dispatchers_layer(name: str) -> None:
+    fn, text = STORAGE[name]
+    with pytest.raises(NeedsDispatcherLayer, match=text):
+        analyze(fn, [torch.rand(4, 6)])
+    assert analyze(fn, [torch.rand(4, 6)], layer=FunctionalLayer.DISPATCHER).inputs[0].storage is not None
