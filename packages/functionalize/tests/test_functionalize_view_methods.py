@@ -89,7 +89,7 @@ def test_a_view_of_other_elements_is_measured_in_its_own() -> None:
     assert view_spec(base.view(torch.float64)[1:], base, requires_grad=False).offset_delta == 1
     assert view_spec(base.view(torch.int16)[3:], base, requires_grad=False).offset_delta == 3
     odd = torch.rand(12)[1:]
-    with pytest.raises(Unsupported, match="viewed as torch.float64"):
+    with pytest.raises(Unsupported, match=r"viewed as torch\.float64"):
         view_spec(torch.rand(6, dtype=torch.float64), odd, requires_grad=False)
 
 
