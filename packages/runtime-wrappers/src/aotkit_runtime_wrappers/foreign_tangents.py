@@ -94,8 +94,8 @@ def _interpreted(graph: BackwardGraph, boundary: SubclassBoundary | None) -> Box
             if is_foreign(grads[number]):
                 raise MetadataMismatchError(
                     f"a {type(grads[number]).__name__} is the gradient of a plain output where the backward was "
-                    "compiled for a plain tensor, and would become part of the gradient of a tensor subclass; convert it "
-                    "to a plain tensor before it reaches the compiled graph"
+                    "compiled for a plain tensor, and would become part of the gradient of a tensor subclass; convert "
+                    "it to a plain tensor before it reaches the compiled graph"
                 )
         return grads
 
