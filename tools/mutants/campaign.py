@@ -81,7 +81,7 @@ class _Campaign:
 
                 def work(mutant: Mutant, send: Send) -> None:
                     path = ROOT / mutant.file
-                    original = compile(path.read_text(), str(path), "exec", dont_inherit=True)
+                    original = compile(mutant.text, str(path), "exec", dont_inherit=True)
                     try:
                         patch_live(functions[str(path)], original, _code(mutant))
                     except CannotPatch as reason:

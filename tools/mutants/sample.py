@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import hashlib
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from tools.workspace import ROOT
@@ -23,10 +23,11 @@ class Mutant:
     key: str
     file: str
     site: Site
+    text: str = field(repr=False)  # of the file when the mutant was drawn: sources may change during a run
 
     def tree(self) -> ast.Module:
         """The file's syntax tree with the fault."""
-        return mutate(ast.parse((ROOT / self.file).read_text()), self.site)
+        return mutate(ast.parse(self.text), self.site)
 
     def diff(self) -> str:
         """What changes, for people."""
@@ -47,10 +48,11 @@ def mutants_of(file: Path) -> list[Mutant]:
     name = file.relative_to(ROOT).as_posix()
     times: Counter[str] = Counter()
     found = []
-    for site in sites(ast.parse(file.read_text())):
+    source = file.read_text()
+    for site in sites(ast.parse(source)):
         text = "\n".join((name, site.function, site.operator, site.before, site.after))
         times[text] += 1
-        found.append(Mutant(_hash(f"{text}\n{times[text]}")[:12], name, site))
+        found.append(Mutant(_hash(f"{text}\n{times[text]}")[:12], name, site, source))
     return found
 
 

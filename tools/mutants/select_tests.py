@@ -37,14 +37,15 @@ class Selector:
         return site.in_function and not runs
 
     def tests(self, mutant: Mutant) -> list[str]:
-        """The tests to run, in order. Tests that killed a neighbour come first, then the fastest."""
+        """The tests to run, in order: those that killed a neighbour, those named after the file, the fastest."""
         site = mutant.site
         if self.is_live(mutant):
             found = self.coverage.tests(mutant.file, site.first_line, site.last_line)
         else:
             found = self._users(mutant)
         place = f"{mutant.file} {site.function}"
-        found = sorted(found, key=lambda t: (-self.killers[place, t], self.coverage.seconds[t]))
+        words = set(mutant.file.removesuffix(".py").replace("_", "/").split("/")[-3:])
+        found = sorted(found, key=lambda t: (-self.killers[place, t], -_named(t, words), self.coverage.seconds[t]))
         chosen: list[str] = []
         total = 0.0
         for test in found:
@@ -75,6 +76,11 @@ class Selector:
         if not found:
             found = set(self.coverage.tests(mutant.file, 1, len((ROOT / mutant.file).read_text().splitlines())))
         return list(found)
+
+
+def _named(test: str, words: set[str]) -> int:
+    """How many of the words are in the name of the test's file."""
+    return len(words.intersection(test.partition(".py")[0].rpartition("/")[2].split("_")))
 
 
 def _defined(node: ast.stmt) -> Iterator[str]:

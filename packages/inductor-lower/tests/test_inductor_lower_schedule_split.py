@@ -206,3 +206,25 @@ def test_a_row_stays_one_kernel_where_others_keep_threads_busy():
 def test_a_split_leaves_a_record():
     graph = compiled(lambda x: x.sum(), (random(N),))
     assert any(r.kind == "split" and "chunks of 16384" in r.reason for r in graph.records)
+
+
+@pytest.mark.parametrize(
+    ("groups", "rows", "columns", "folded"),
+    [
+        (1, 701, 3, 32),  # 96 columns fill six vectors
+        (5, 704, 3, 32),
+        (5, 702, 3, 0),  # 32, 16 and 8 rows leave a rest in each group, 4 fill no vector
+        (1, 2000, 1, 0),  # a plain long row
+        (1, 400, 16, 0),  # a whole vector already
+        (1, 600, 17, 0),  # no number of rows below seventeen vectors
+        (1, 100, 3, 0),  # too little
+        (3, 256, 8, 8),
+    ],
+)
+def test_few_columns_are_folded_where_whole_vectors_come_of_it(groups, rows, columns, folded):
+    x = random(groups, rows + 1, columns, dtype=torch.float32)
+    f = lambda x: x[:, :-1].sum((0, 1))
+    graph = compiled(f, (x,))
+    (got,) = graph([x])
+    torch.testing.assert_close(got.double(), f(x.double()), rtol=1e-4, atol=1e-4)
+    assert splits(graph) == (f"rows of {folded} at once fill vectors" if folded else "")
