@@ -73,11 +73,10 @@ def step(call: Callable[..., Any], which: Sequence[int] = (0, 1), between: Calla
 
 
 def broken(target: str, patch: pytest.MonkeyPatch, kind: type[Exception]) -> None:
-    def raising(*args: Any, **kwargs: Any) -> Any:
-        raise kind("injected")
-
     module, _, name = target.rpartition(".")
-    patch.setattr(importlib.import_module(module), name, raising)
+    space: dict[str, Any] = {"kind": kind, "__name__": module}  # as if it stood there
+    exec("def raising(*args, **kwargs):\n    raise kind('injected')", space)
+    patch.setattr(importlib.import_module(module), name, space["raising"])
 
 
 @contextmanager

@@ -22,7 +22,7 @@ import torch
 from .errors import CompileError, FrozenParameterError, InternalError, PackageError, UnknownOption, notify_eager
 
 __all__ = ["describe_bug", "first_line", "is_bug", "is_refusal", "line_of_function", "note_bug"]
-__all__ += ["of_the_user", "raise_bug", "tell"]
+__all__ += ["of_the_user", "raise_bug", "raised_by_user", "tell"]
 
 _OWN = (CompileError, FrozenParameterError, InternalError, PackageError, UnknownOption)
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)[^\n]*(?:\n\s*([^\n]*))?')
@@ -54,6 +54,19 @@ def is_bug(error: Exception) -> bool:
         return False
     frontend = sys.modules.get("torch._dynamo.exc")
     return frontend is None or not isinstance(error, (frontend.TorchDynamoException, torch.OutOfMemoryError))
+
+
+def raised_by_user(error: Exception) -> bool:
+    """Whether a captured function's own code raised ``error``: neither we, nor torch, nor another library."""
+    traceback = error.__traceback__
+    while traceback is not None and traceback.tb_next is not None:
+        traceback = traceback.tb_next
+    if traceback is None:
+        return False
+    frame = traceback.tb_frame
+    module = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+    ours = module in ("torch", "aotkit") or module.startswith("aotkit_")
+    return not ours and "-packages" not in frame.f_code.co_filename
 
 
 def note_bug(error: Exception, line: str, recorder: Any) -> None:

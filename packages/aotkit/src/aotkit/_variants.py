@@ -26,7 +26,7 @@ from aotkit_functionalize import fake_twin, is_subclass, sizes_and_tensors, subc
 from aotkit_runtime_wrappers import AliasingChangedError
 
 from ._aliases import MOST_ALIAS_PATTERNS
-from ._bugs import describe_bug, is_bug, raise_bug, tell
+from ._bugs import describe_bug, is_bug, raise_bug, raised_by_user, tell
 from .pipeline import CompileContext, Stages, compile_flat
 
 __all__ = ["Variants", "compile_variable", "example_fakes", "flatten_call", "flattened", "next_name", "rebuilder"]
@@ -132,7 +132,7 @@ class Variants:
                 function, flat, ctx, self.stages, dynamic=self.dynamic, num_static=self.num_static
             )
         except Exception as error:
-            if not is_bug(error):
+            if not is_bug(error) or raised_by_user(error):
                 raise
             if ctx.options.fallback == "error":
                 raise_bug(error, self.line)

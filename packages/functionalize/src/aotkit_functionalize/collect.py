@@ -46,6 +46,7 @@ from .mutations import (
     mutation_kind,
     version_steps,
 )
+from .new_leaves import check_new_leaves, is_new_leaf, sets_requires_grad
 from .overlap import overlapping_groups
 from .storages import storage_change, was_replaced
 from .subclass_collect import SubclassRun, has_subclasses
@@ -179,7 +180,9 @@ def _collect(
     values = [*updated, *computed, *numbers, *sources.bases]
     if storages is not None and storages.layouts.stale:
         storages.layouts.check_uses(values)
-    wanted = grad_mode[0] and training is not False
+    changed = [i for i, info in zip(inputs, input_infos, strict=True) if info.sets_requires_grad is not None]
+    check_new_leaves(changed, outputs, values)
+    wanted = training is not False
     differentiable = [wanted and is_differentiable(v) for v in values]
     for info in input_infos:
         if info.updated_output is not None and (info.mutation_under_no_grad or info.mutation_hidden_from_autograd):
@@ -196,7 +199,7 @@ def _collect(
         outputs=tuple(output_infos),
         tangents=tangents,
         symbols=(*told, *late),
-        effects=_effects(grad_mode),
+        effects=_effects(grad_mode, is_training or any(map(_has_history_of_view, output_infos))),
         num_forward_outputs=len(values),
         num_mutated=len(updated),
         intermediate_bases=bases,
@@ -207,9 +210,15 @@ def _collect(
     return ForwardRecord(metadata, values)
 
 
-def _effects(grad_mode: tuple[bool, bool]) -> tuple[EffectInfo, ...]:
-    ordered = tuple(EffectInfo("token", kind) for kind in ordered_effects())
-    return ordered if grad_mode[0] == grad_mode[1] else (*ordered, EffectInfo("grad_mode", grad_mode[1]))
+def _effects(grad_mode: tuple[bool, bool], has_history: bool) -> tuple[EffectInfo, ...]:
+    found = [EffectInfo("token", kind) for kind in ordered_effects()]
+    if has_history and not grad_mode[0]:
+        found.append(EffectInfo("enables_grad", True))
+    return tuple(found if grad_mode[0] == grad_mode[1] else [*found, EffectInfo("grad_mode", grad_mode[1])])
+
+
+def _has_history_of_view(info: OutputInfo) -> bool:
+    return info.view is not None and info.view.requires_grad and not info.view.under_no_grad
 
 
 def _record(value: torch.Tensor) -> TensorMeta:
@@ -230,7 +239,8 @@ def _input_infos(
         if change is not None:
             infos.append(_changed_storage(entered, change, updated, storages))
             continue
-        check_mutation(entered)
+        becomes = sets_requires_grad(entered)
+        check_mutation(entered, becomes)
         mutation = mutation_kind(entered)
         writes = mutation in _WRITES
         position = len(updated) if writes else None
@@ -257,6 +267,7 @@ def _input_infos(
                 updated_output=position,
                 new_view=new_view,
                 version_steps=version_steps(entered, storages),
+                sets_requires_grad=becomes,
             )
         )
     return infos, updated
@@ -302,9 +313,8 @@ def _output_infos(
             meta = _record(output) if source.kind is OutputKind.FRESH else None
             position = first + len(computed)
             computed.append(output)
-            infos.append(
-                OutputInfo(index, source.kind, meta=meta, graph_output=position, dynamic_dims=_dynamic_dims(output))
-            )
+            made = OutputInfo(index, source.kind, meta=meta, graph_output=position, dynamic_dims=_dynamic_dims(output))
+            infos.append(replace(made, is_new_leaf=source.kind is OutputKind.FRESH and is_new_leaf(output)))
         else:
             info = _aliasing_output(index, source, inputs, outputs, sources.bases)
             if info.view is not None and _has_own_history(output, source, inputs, outputs, sources.bases):

@@ -153,6 +153,7 @@ class InputInfo:
     ``updated_output``: forward-output position of the new value when the caller must be given one (data
     mutation: copied back; metadata mutation: ``new_view`` says which strides the caller's tensor takes).
     ``storage``: a change of its storage. ``version_steps``: by how much its version counter moves in eager mode.
+    ``sets_requires_grad``: the function calls ``requires_grad_()`` (true) or ``detach_()`` (false) of it.
     """
 
     index: int
@@ -167,6 +168,7 @@ class InputInfo:
     is_static: bool = False
     storage: StorageChange | None = None
     version_steps: int = 0
+    sets_requires_grad: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +179,8 @@ class OutputInfo:
     (ALIAS_OF_INTERMEDIATE) or a user output index (ALIAS_OF_OUTPUT). ``graph_output`` is the forward-output
     position of FRESH and SYMINT outputs; of an alias, the forward output whose history it has where that is not the
     history of a view (a custom autograd function made it); else ``None``. ``same_as`` is the index of an earlier
-    output that is the very same object, if there is one; the record is complete without it.
+    output that is the very same object, if there is one; the record is complete without it. ``is_new_leaf``: the
+    function made a leaf of autograd of it (``requires_grad_()``).
     """
 
     index: int
@@ -189,6 +192,7 @@ class OutputInfo:
     constant: bool | int | float | str | None = None
     dynamic_dims: tuple[int, ...] = ()
     same_as: int | None = None
+    is_new_leaf: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +233,8 @@ class SymbolBinding:
 class EffectInfo:
     """A change of global state that the caller must see after the call, or the presence of ordered operations.
 
-    ``grad_mode``: grad mode is left as ``value``. ``token``: operations with effects of the kind ``value`` occur; the
+    ``grad_mode``: grad mode is left as ``value``. ``enables_grad``: it is off before the call, and the function turns
+    it on for some of what it does. ``token``: operations with effects of the kind ``value`` occur; the
     graph keeps their order itself (tokens never are inputs or outputs).
     """
 

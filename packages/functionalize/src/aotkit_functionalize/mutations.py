@@ -95,8 +95,8 @@ def _same_sizes(one: Sequence[Any], other: Sequence[Any]) -> bool:
     return len(one) == len(other) and all(bool(a == b) for a, b in zip(one, other, strict=True))
 
 
-def check_mutation(entered: FunctionInput) -> None:
-    """Refuse what the records cannot express, and what eager refuses."""
+def check_mutation(entered: FunctionInput, sets_requires_grad: bool | None = None) -> None:
+    """Refuse what the records cannot express, and what eager refuses. ``sets_requires_grad``: see the records."""
     value, name = entered.value, f"input {entered.index}"
     now, geometry = from_functional(value), eager_geometry(value, entered.original)
     if not _same_sizes(now.shape, geometry.shape):
@@ -105,11 +105,13 @@ def check_mutation(entered: FunctionInput) -> None:
             "its storage would have to change size after the call",
             "Return a new tensor of the wanted size instead",
         )
+    if sets_requires_grad is not None:
+        return
     if bool(value.requires_grad) < entered.requires_grad or (
         bool(value.requires_grad) > entered.requires_grad and not has_data_mutation(value)
-    ):
+    ) or (entered.requires_grad and value.is_leaf):
         raise Unsupported(
-            f"{name} has requires_grad changed (detach_, requires_grad_)",
+            f"{name} has requires_grad changed (detach_, requires_grad_), and is changed otherwise",
             "the caller's tensor would have to leave or enter autograd after the call",
             "Do it outside of the compiled region, or use detach()",
         )

@@ -162,7 +162,8 @@ def bind(
         shared = cooperation(plan.call, at_hand)
         hide_from_frontend(namespace["backward"])
         methods = {name: staticmethod(namespace[name]) for name in ("forward", "backward")} | shared
-        namespace["_apply"] = fast_apply(type("CompiledGraph", (torch.autograd.Function,), methods))
+        apply = fast_apply(type("CompiledGraph", (torch.autograd.Function,), methods))
+        namespace["_apply"] = torch.enable_grad()(apply) if plan.call.enables_grad else apply
     call: Any = namespace["call"]
     call._boxed_call = True
     call.source = code.source + adapters + out.text

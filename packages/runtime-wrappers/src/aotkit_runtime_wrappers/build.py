@@ -21,6 +21,7 @@ from .operations import (
     Operation,
     Regenerate,
     Restride,
+    SetGradMode,
     SetVersion,
     Value,
     dims_read,
@@ -83,6 +84,9 @@ def build_plan(
     prologue += early
     epilogue[:0] = late
     notes = [NoteVersion(o.before, o.value) for o in epilogue if isinstance(o, SetVersion)]
+    kinds = {effect.kind for effect in metadata.effects}
+    if "enables_grad" in kinds:  # operations without history say so themselves
+        epilogue = [SetGradMode(True), *epilogue, *([] if "grad_mode" in kinds else [SetGradMode(False)])]
     call = _with_history(
         _call_spec(metadata, names, (num_saved_tensors, num_saved_symints)), metadata, saved_inputs, options
     )
@@ -210,6 +214,7 @@ def _call_spec(metadata: GraphMetadata, names: tuple[Value, ...], saved: tuple[i
         late_steps=tuple(write.version_steps for write in metadata.backward_writes),
         backward_symbols=_symbols_for_backward(metadata, names, dims),
         reached_by=_reached_by(metadata),
+        enables_grad=any(effect.kind == "enables_grad" for effect in metadata.effects),
     )
 
 

@@ -37,6 +37,7 @@ from .operations import (
     Restride,
     SetGradMode,
     SetLazyBits,
+    SetRequiresGrad,
     SetStorage,
     SetVersion,
     Value,
@@ -298,6 +299,8 @@ def _emit_operation(operation: Operation, out: Source, indent: int = 1) -> None:
             _emit_regenerate(operation, out, indent)
         case SetLazyBits(value=value, conj=conj, neg=neg):
             out.add(f"{value} = _with_lazy_bits({value}, {conj}, {neg})", indent)
+        case SetRequiresGrad():
+            out.add(str(operation), indent)
         case MarkDynamic(value=value, dims=dims):
             out.add(f"_mark_dynamic({value}, {dims})", indent)
         case SetGradMode(enabled=enabled):

@@ -39,6 +39,7 @@ from .operations import (
     Restride,
     SetGradMode,
     SetLazyBits,
+    SetRequiresGrad,
     SetStorage,
     SetVersion,
     Value,
@@ -143,13 +144,18 @@ def output_operations(
         elif output.kind is OutputKind.FRESH and output.meta is not None and (output.meta.conj or output.meta.neg):
             operations.append(SetLazyBits(f"fw{output.graph_output}", output.meta.conj, output.meta.neg))
         value = returned_value(metadata, output, names)
+        if output.is_new_leaf and value is not None:
+            operations.append(SetRequiresGrad(value, True))
         if output.dynamic_dims and value is not None:
             operations.append(MarkDynamic(value, output.dynamic_dims))
         if debug and value is not None and output.meta is not None:
             operations.append(_output_check(value, output, output.meta))
+    for info in metadata.inputs:
+        if info.sets_requires_grad is not None:
+            operations.append(SetRequiresGrad(names[info.index], info.sets_requires_grad))
     for effect in metadata.effects:
-        if effect.kind == "token":
-            continue  # the graph orders such operations itself
+        if effect.kind in ("token", "enables_grad"):
+            continue  # the graph orders such operations itself; the plan turns grad mode on
         if effect.kind != "grad_mode":
             raise PlanError(f"effect {effect.kind!r} is not known to the run-time wrappers; only 'grad_mode' is")
         operations.append(SetGradMode(bool(effect.value)))
@@ -242,7 +248,7 @@ def _regenerate(metadata: GraphMetadata, output: OutputInfo, names: Sequence[Val
         method=method,
         permutation=permutation,
         detach=base_requires_grad and not view.requires_grad and not view.under_no_grad,
-        set_requires_grad=view.requires_grad and not base_requires_grad and not view.under_no_grad and not history,
+        set_requires_grad=view.requires_grad and (view.detached or not base_requires_grad) and not history,
         history=f"fw{position}" if history else None,
         lazy=_has_bits(view) or _has_bits(_any_base_meta(metadata, output)),
     )

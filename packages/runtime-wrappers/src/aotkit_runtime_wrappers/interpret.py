@@ -41,6 +41,7 @@ from .operations import (
     Restride,
     SetGradMode,
     SetLazyBits,
+    SetRequiresGrad,
     SetStorage,
     SetVersion,
 )
@@ -128,7 +129,8 @@ def _run_training(
     plain: dict[int, Any] = {}
     differentiable = [box[i] for i in call.differentiable_inputs]
     with_history = gradients_with_history(call, lazy, gradients)
-    results = _InterpretedGraph.apply(call, compiled, (lazy, with_history), box, plain, *differentiable)
+    with torch.set_grad_enabled(torch.is_grad_enabled() or call.enables_grad):
+        results = _InterpretedGraph.apply(call, compiled, (lazy, with_history), box, plain, *differentiable)
     if call.kept_inputs and not call.keeps_values:
         drop_values(results[0].grad_fn, call.num_saved_tensors)
     outputs = dict(plain)
@@ -243,6 +245,8 @@ def _run(operation: Operation, values: dict[str, Any]) -> None:
             values[operation.result] = _regenerate(operation, values)
         case SetLazyBits(value=value, conj=conj, neg=neg):
             values[value] = with_lazy_bits(values[value], conj, neg)
+        case SetRequiresGrad(value=value, required=required):
+            values[value].requires_grad_() if required else values[value].detach_()
         case MarkDynamic(value=value, dims=dims):
             mark_dynamic(values[value], dims)
         case SetGradMode(enabled=enabled):

@@ -36,6 +36,7 @@ __all__ = [
     "Restride",
     "SetGradMode",
     "SetLazyBits",
+    "SetRequiresGrad",
     "SetStorage",
     "SetVersion",
     "decode",
@@ -293,6 +294,17 @@ class SetLazyBits:
 
 
 @dataclass(frozen=True, slots=True)
+class SetRequiresGrad:
+    """``value`` becomes a leaf of autograd that requires grad, or leaves autograd's graph (``detach_``)."""
+
+    value: Value
+    required: bool
+
+    def __str__(self) -> str:
+        return f"{self.value}.{'requires_grad_' if self.required else 'detach_'}()"
+
+
+@dataclass(frozen=True, slots=True)
 class MarkDynamic:
     """Tell the frontend which dimensions of an output vary, as it was told about the inputs."""
 
@@ -332,6 +344,7 @@ Operation = (
     | Regenerate
     | SetLazyBits
     | MarkDynamic
+    | SetRequiresGrad
     | SetGradMode
 )
 

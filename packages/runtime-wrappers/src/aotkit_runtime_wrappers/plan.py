@@ -106,7 +106,7 @@ class CallSpec:
     ``lazy_inputs``: which tensors that the graph takes (dense ones) are conjugated or negated; see Note [Lazy inputs].
     ``random``, ``fakes``: what stands directly around the compiled code; see the notes of :mod:`.around_forward`.
     ``reached_by``: per differentiable input, the numbers of the tangents that its gradient comes from; empty: all
-    inputs get theirs from every tangent.
+    inputs get theirs from every tangent. ``enables_grad``: the call is part of autograd's graph in spite of grad mode.
     """
 
     graph_inputs: tuple[Value, ...]
@@ -134,6 +134,7 @@ class CallSpec:
     fakes: FakeResults | None = None
     lazy_inputs: tuple[LazyInput, ...] = ()
     reached_by: tuple[tuple[int, ...], ...] = ()
+    enables_grad: bool = False
 
     def unreached(self, missing: Sequence[bool]) -> tuple[int, ...]:
         """The graph inputs that have no gradient in a call in which these tangents are ``missing``."""
