@@ -1,0 +1,195 @@
+"""Writes through views, shapes changed in place, windows and storages: what is recorded, and what the values are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from aotkit_functionalize import FunctionalLayer, GraphMetadata, Unsupported, analyze, functional_layer, to_functional
+from aotkit_functionalize.metadata import MutationKind
+from aotkit_functionalize.windows import without_gaps
+from aotkit_functionalize.wrap import from_functional
+
+Check = Callable[..., GraphMetadata]
+resize_storage = torch.ops.inductor.resize_storage_bytes_
+
+
+@pytest.mark.parametrize("length", [7, 8, 9, 12])
+@pytest.mark.parametrize(("size", "step"), [(1, 1), (2, 2), (2, 3), (1, 4), (3, 5), (4, 4), (6, 3)])
+@pytest.mark.parametrize("dim", [0, 1, -1])
+def test_windows_are_those_of_unfold(length: int, size: int, step: int, dim: int) -> None:
+    x = torch.arange(float(length * length)).view(length, length)
+    with functional_layer(FunctionalLayer.DISPATCHER):
+        windows = from_functional(without_gaps(Tensor.unfold, (to_functional(x), dim, size, step), {}))
+    expected = x.unfold(dim, size, step)
+    assert windows.shape == expected.shape and torch.equal(windows, expected)
+    assert windows.data_ptr() == expected.data_ptr()
+
+
+WINDOWS: dict[str, Callable[[Tensor], Tensor]] = {
+    "gaps": lambda x: x.unfold(0, 2, 4),
+    "last block cut off": lambda x: x.unfold(0, 2, 3),
+    "one, wider than the step": lambda x: x.unfold(0, x.shape[0], 1),
+    "one and a rest": lambda x: x.unfold(0, 10, 5),
+    "exact": lambda x: x.unfold(0, 1, 1),
+    "of a view": lambda x: x.unsqueeze(0).unfold(1, 2, 3),
+}
+
+
+@pytest.mark.parametrize("name", WINDOWS)
+def test_elements_between_windows_keep_their_values(same_as_eager: Check, name: str) -> None:
+    def fn(x: Tensor) -> list[Tensor]:
+        WINDOWS[name](x).mul_(2)
+        return [x * 1]
+
+    same_as_eager(fn, lambda: [torch.randn(11)])
+
+
+def test_overlapping_windows_are_refused_in_a_write_by_whoever_records_it() -> None:
+    assert analyze(lambda x: [x.unfold(0, 3, 1) * 2], [torch.randn(6)]).num_mutated == 0
+
+
+STEPS: dict[str, tuple[Callable[[Tensor], Any], int]] = {
+    "one write": (lambda x: x.add_(1), 1),
+    "two writes": (lambda x: x.add_(1).mul_(2), 2),
+    "a view's": (lambda x: x[1].add_(1), 1),
+    "data": (lambda x: x.data.add_(1), 0),
+    "shape and back": (lambda x: x.t_().t_(), 2),
+    "shape and a write": (lambda x: x.t_().add_(1), 2),
+    "list": (lambda x: torch._foreach_add_([x], 1.0), 1),
+    "nothing": (lambda x: x + 1, 0),
+}
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_version_counters_move_as_in_eager_mode(layer: FunctionalLayer, name: str) -> None:
+    fn, steps = STEPS[name]
+    x = torch.randn(3, 3)
+    fn(x)
+    assert x._version == steps
+    info = analyze(lambda x: [fn(x)][:0], [torch.randn(3, 3)], layer=layer).inputs[0]
+    assert info.version_steps == steps
+    assert info.mutation_hidden_from_autograd is (name == "data")
+    wanted = MutationKind.NONE if name in ("nothing", "shape and back") else MutationKind.DATA
+    assert info.mutation is (MutationKind.DATA_AND_METADATA if name == "shape and a write" else wanted)
+
+
+GRAD: dict[str, tuple[Callable[[Tensor], Any], bool, bool]] = {
+    "autograd": (lambda x: x.mul_(2), False, False),
+    "no_grad": (lambda x: _no_grad(lambda: x.mul_(2)), True, False),
+    "detached": (lambda x: x.detach().mul_(2), True, False),
+    "data": (lambda x: x.data.mul_(2), False, True),
+    "no_grad, then autograd": (lambda x: (_no_grad(lambda: x.mul_(2)), x.mul_(2)), False, False),
+    "no_grad data": (lambda x: _no_grad(lambda: x.data.mul_(2)), False, True),
+}
+
+
+def _no_grad(fn: Callable[[], Any]) -> Any:
+    with torch.no_grad():
+        return fn()
+
+
+@pytest.mark.parametrize("name", GRAD)
+def test_it_is_told_who_saw_a_write(layer: FunctionalLayer, name: str) -> None:
+    fn, under_no_grad, hidden = GRAD[name]
+    info = analyze(lambda x: [*[fn(x)][:0], x * 1], [torch.randn(3).requires_grad_() * 1], layer=layer).inputs[0]
+    assert (info.mutation_under_no_grad, info.mutation_hidden_from_autograd) == (under_no_grad, hidden)
+    assert info.meta is not None and info.meta.requires_grad and not info.is_leaf
+
+
+class _Dirty(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.mark_dirty(x)
+        return x.mul_(2)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad * 7
+
+
+def test_a_dirty_input_is_seen_by_autograd(layer: FunctionalLayer) -> None:
+    metadata = analyze(lambda x: [_Dirty.apply(x) + 1], [torch.randn(3).requires_grad_() * 1], layer=layer)
+    assert not metadata.inputs[0].mutation_under_no_grad
+    assert [t.forward_output for t in metadata.tangents] == [0, 1]
+
+
+ENLARGED: dict[str, Callable[[Tensor, Tensor], Any]] = {
+    "set_ another's": lambda x, y: x.set_(y),
+    "set_ a part": lambda x, y: x.set_(y[1:]),
+    "set_ and back": lambda x, y: (lambda z: (x.set_(y), x.set_(z)))(x.detach()),
+    "set_ a computed one": lambda x, y: x.set_(y * 2),
+    "resize_": lambda x, y: x.resize_(5, 6),
+    "resize_ to less": lambda x, y: x.resize_(2, 2),
+    "storage": lambda x, y: resize_storage(x, 0),
+}
+
+
+@pytest.mark.parametrize("name", ENLARGED)
+def test_storages_that_change_are_recorded(name: str) -> None:
+    def fn(x: Tensor, y: Tensor) -> list[Any]:
+        ENLARGED[name](x, y)
+        return []
+
+    metadata = analyze(fn, [torch.randn(3, 4), torch.randn(3, 4)], layer=FunctionalLayer.DISPATCHER)
+    info = metadata.inputs[0]
+    change = info.storage
+    if name in ("set_ and back", "resize_ to less"):
+        assert change is None
+        return
+    assert change is not None and info.mutation is MutationKind.STORAGE
+    assert change.input == (1 if name in ("set_ another's", "set_ a part") else None)
+    assert change.output == (0 if name == "set_ a computed one" else None)
+    assert change.resized is (name == "resize_") and change.num_bytes == (0 if name == "storage" else None)
+    if name == "set_ a part":
+        assert change.view is not None and (change.view.sizes, change.view.offset_delta) == ((2, 4), 4)
+    if name == "resize_":
+        assert change.view is not None and change.view.sizes == (5, 6)
+
+
+@pytest.mark.parametrize(
+    ("fn", "text"),
+    [
+        (lambda x, y: (x.set_(y), y.set_(x * 1)), "both given other storages"),
+        (lambda x, y: (resize_storage(x, 0), x.set_(y)), "then the input is given another"),
+        (lambda x, y: x.set_((y * 2)[1:]), "is given a part of the storage of a value"),
+        (lambda x, y: (x[1], x.resize_(9, 9))[0], "has views"),
+        (lambda x, y: (x.t_(), resize_storage(x, 0)), "sizes or strides are changed in place"),
+    ],
+)
+def test_changes_of_storage_that_nobody_could_carry_out_are_refused(fn: Callable[..., Any], text: str) -> None:
+    kept: list[Any] = []
+
+    def call(x: Tensor, y: Tensor) -> list[Any]:
+        kept.append(x[1])
+        fn(x, y)
+        return []
+
+    needs_view = text == "has views"
+    with pytest.raises(Unsupported, match=text):
+        analyze(
+            call if needs_view else lambda x, y: [fn(x, y)][:0],
+            [torch.randn(3, 4), torch.randn(3, 4)],
+            layer=FunctionalLayer.DISPATCHER,
+        )
+
+
+LAID_OUT: dict[str, Callable[[Tensor], list[Tensor]]] = {
+    "reshape of gaps": lambda x: [x.mul_(2).reshape(-1)],
+    "contiguous of gaps": lambda x: [x.mul_(2).contiguous()],
+    "flatten of gaps": lambda x: [x.mul_(2).flatten()],
+    "view of gaps": lambda x: [x.masked_fill_(x > 0, 0.0).view(2, 2, -1)],
+    "ravel": lambda x: [x.masked_fill_(x > 0, 0.0).ravel()],
+    "unflatten": lambda x: [x.masked_fill_(x > 0, 0.0).unflatten(0, (2, 2))],
+}
+
+
+@pytest.mark.parametrize("name", LAID_OUT)
+def test_what_becomes_a_copy_in_eager_mode_becomes_one(same_as_eager: Check, name: str) -> None:
+    same_as_eager(LAID_OUT[name], lambda: [torch.randn(4, 12)[:, ::2]])
+    same_as_eager(LAID_OUT[name], lambda: [torch.randn(4, 12)[:, 2:6]])
+    same_as_eager(LAID_OUT[name], lambda: [torch.randn(4, 6)])
