@@ -107,3 +107,29 @@ def test_a_function_compiled_by_hand_reads_a_saved_operand_where_it_begins(dynam
     fn = PRODUCTS["bmm"]
     compiled = aotkit.aot_function(fn, lower, decompositions=decompositions(), dynamic=dynamic)
     agree(fn, compiled, torch.float32, (4, 0, 9), "columns of wider rows", "offset")
+
+
+STRIDED = {
+    "read": lambda x: x.as_strided((2,), (1,), 6) * 1,
+    "of a part": lambda x: x[2:].as_strided((2, 2), (1, 3), 4) + 1,
+    "written": lambda x: x.clone().as_strided((2,), (1,), 3) + x.as_strided((2,), (3,), 1),
+}
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("name", STRIDED)
+def test_as_strided_counts_from_the_start_of_the_storage_that_this_call_brings(name, dynamic):
+    fn, big = STRIDED[name], torch.arange(100.0)
+    compiled = torch.compile(fn, backend="aotkit", dynamic=dynamic, options={"fallback": "error", "cache": False})
+    for at in (3, 0, 10, 3, 0):
+        assert torch.equal(compiled(big[at : at + 8]), fn(big[at : at + 8])), at
+
+
+def test_as_strided_is_refused_where_the_storage_of_this_call_ends_before():
+    def fn(x):
+        return x.as_strided((2,), (1,), 30) * 1
+
+    compiled = torch.compile(fn, backend="aotkit", options={"fallback": "error", "cache": False})
+    assert torch.equal(compiled(torch.arange(100.0)[:8]), torch.tensor([30.0, 31.0]))
+    with pytest.raises(RuntimeError, match="out of bounds"):
+        compiled(torch.arange(8.0))

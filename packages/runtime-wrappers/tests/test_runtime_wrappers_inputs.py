@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch._subclasses import FakeTensor, FakeTensorMode
@@ -13,10 +15,14 @@ from aotkit_runtime_wrappers import (
     PreparedFunction,
     WrapperError,
     WrapperOptions,
+    WrapperPlan,
+    checks_aliases,
     graph_inputs,
+    make_boxed,
     plan_synthetic_bases,
     prepare_inputs,
 )
+from aotkit_runtime_wrappers.operations import CheckPlace
 
 
 @pytest.mark.covers("F4.17")
@@ -100,6 +106,22 @@ def test_the_alias_check_can_be_left_out_and_is_free_without_mutation(compile_ea
     assert "_refuse_new_aliases" not in compiled.call.source
     compiled = compile_eagerly(lambda a, b: (a * b,), [torch.ones(3), torch.ones(3)])
     assert "_refuse_new_aliases" not in compiled.call.source
+
+
+def test_a_graph_that_counts_from_the_start_of_a_storage_is_called_where_the_input_begins_as_at_capture(
+    compile_eagerly, how
+):
+    memory = torch.arange(10.0)
+    plan = compile_eagerly(lambda a: (a.as_strided((2,), (1,), 6) * 1,), [memory[3:7]]).plan
+    check = CheckPlace("in0", 3, 32)
+    plan = replace(plan, prologue=(*plan.prologue, check))
+    assert WrapperPlan.from_json(plan.to_json()) == plan and checks_aliases(plan)
+    call = how(plan, make_boxed(lambda a: [a.as_strided((2,), (1,), 6) * 1]), None)
+    assert call([memory[3:7]])[0].tolist() == [6.0, 7.0]
+    with pytest.raises(AliasingChangedError, match="begins at element 2 of it and began at 3"):
+        call([memory[2:6]])
+    with pytest.raises(RuntimeError, match="ends at byte 32 of a storage of 28"):
+        call([torch.arange(7.0)[3:7]])
 
 
 @pytest.mark.covers("F4.21")

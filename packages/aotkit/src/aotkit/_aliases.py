@@ -18,7 +18,7 @@ import torch
 
 from aotkit_runtime_wrappers import AliasingChangedError, checks_aliases
 
-__all__ = ["MOST_ALIAS_PATTERNS", "with_alias_variants"]
+__all__ = ["MOST_ALIAS_PATTERNS", "addressed_inputs", "with_alias_variants"]
 
 MOST_ALIAS_PATTERNS = 16
 """So many patterns are compiled for arguments of the same sizes; then the error is the caller's."""
@@ -46,6 +46,29 @@ def with_alias_variants(
 
     call.boxed = boxed  # type: ignore[attr-defined]
     return call
+
+
+def addressed_inputs(graph: torch.fx.GraphModule, count: int) -> dict[int, int]:
+    """Those of the first ``count`` inputs from the start of whose storage a captured graph counts elements, as
+    ``as_strided`` does if it is given an offset, and up to which byte. Of known numbers: others only a call tells."""
+    inputs = {node: i for i, node in enumerate(graph.graph.find_nodes(op="placeholder")) if i < count}
+    found: dict[int, int] = {}
+    for node in graph.graph.find_nodes(op="call_function", target=torch.ops.aten.as_strided.default):
+        sizes, strides, offset = (*node.args[1:], None)[:3]
+        numbers = (*sizes, *strides, offset)
+        source = node.args[0]
+        while source not in inputs and source.args and _is_view(source):
+            source = source.args[0]
+        if source in inputs and all(type(number) is int for number in numbers):
+            reach = offset + 1 + sum((n - 1) * step for n, step in zip(sizes, strides, strict=True))
+            nbytes = reach * node.meta["val"].element_size() if 0 not in sizes else 0
+            found[inputs[source]] = max(found.get(inputs[source], 0), nbytes)
+    return found
+
+
+def _is_view(node: torch.fx.Node) -> bool:
+    schema = getattr(node.target, "_schema", None)
+    return schema is not None and bool(schema.arguments) and schema.arguments[0].alias_info is not None
 
 
 @dataclass(slots=True)

@@ -52,6 +52,7 @@ from aotkit_runtime_wrappers import (
     unboxed,
 )
 
+from ._aliases import addressed_inputs
 from ._around import WithoutHistory
 from ._bugs import first_line, is_bug, is_refusal, note_bug
 from ._collect import Collector
@@ -224,7 +225,9 @@ def _compile(captured: Captured, ctx: CompileContext, stages: Stages) -> Boxed:
             graph = ctx.frozen.freeze(graph, metadata, captured.inputs)
     forward = stages.inference(graph, f"{ctx.name}-inference", ctx)
     with ctx.recorder.stage("bind"):
-        plan = with_fake_results(build_plan(metadata, input_plan=captured.inputs), metadata, graph, forward)
+        addressed = addressed_inputs(captured.graph, len(metadata.inputs))
+        plan = build_plan(metadata, input_plan=captured.inputs, addressed=addressed)
+        plan = with_fake_results(plan, metadata, graph, forward)
         plan = _reload_plan(plan, ctx)
         if ctx.collector is not None:
             ctx.collector.add_inference(plan, metadata)
@@ -279,6 +282,7 @@ def _compile_training(captured: Captured, metadata: GraphMetadata, ctx: CompileC
             num_saved_symints=parts.num_saved_symints,
             saved_inputs=saved.inputs,
             options=WrapperOptions(keep_inputs=origin is not None and origin.is_gradient),
+            addressed=addressed_inputs(captured.graph, len(metadata.inputs)),
         )
         if stages.reuses_donated and metadata.subclasses is None and not ctx.options.cudagraphs:
             plan = _with_donated(plan, parts, metadata)

@@ -33,7 +33,7 @@ from .errors import PlanError
 from .foreign_tangents import is_foreign, take_tangent, with_foreign_tangents
 from .lazy_backward import LazyBackward, Missing
 from .observer import Observer
-from .overlap import refuse_new_aliases
+from .overlap import refuse_new_aliases, refuse_place
 from .plan import CallSpec, WrapperPlan
 from .runtime import (
     announce_writes,
@@ -79,6 +79,7 @@ _RUNTIME: dict[str, Any] = {
     "_profiler": profiler,
     "_record_range": record_range,
     "_refuse_new_aliases": refuse_new_aliases,
+    "_refuse_place": refuse_place,
     "_refuse_transform": refuse_transform,
     "_regenerate": regenerate,
     "_remember": remember,

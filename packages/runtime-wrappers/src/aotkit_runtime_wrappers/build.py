@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from .contract import Dim, GraphMetadata, InputKind, MutationKind, OutputKind
@@ -16,6 +16,7 @@ from .operations import (
     BuildBase,
     CheckAliases,
     CheckDuplicate,
+    CheckPlace,
     CheckValue,
     NoteVersion,
     Operation,
@@ -40,6 +41,7 @@ def build_plan(
     num_saved_symints: int = 0,
     saved_inputs: Sequence[int] | None = None,
     options: WrapperOptions | None = None,
+    addressed: Mapping[int, int] | None = None,
 ) -> WrapperPlan:
     """Work out the operations around a captured graph.
 
@@ -50,6 +52,7 @@ def build_plan(
         num_saved_symints: how many saved SymInts follow those.
         saved_inputs: per saved tensor the graph input that it is, or -1 (default: not known).
         options: what to generate.
+        addressed: graph inputs whose storage the graph counts elements from the start of, and the byte it reads to.
 
     Raises:
         PlanError: the records contradict each other.
@@ -71,6 +74,7 @@ def build_plan(
     outputs = output_operations(metadata, names, skip=identities, debug=options.debug)
     epilogue += [_by_strides(o) if isinstance(o, Regenerate) and o.base in moved else o for o in outputs]
     checks = _alias_checks(metadata, names) if options.check_aliasing else []
+    checks += _place_checks(metadata, names, addressed or {})
     if options.debug:
         checks += _input_checks(metadata, names)
     prologue: list[Operation] = [CheckDuplicate(f"in{i}", f"in{first}") for i, first in input_plan.duplicates()]
@@ -159,6 +163,17 @@ def _alias_checks(metadata: GraphMetadata, names: Sequence[Value]) -> list[Opera
     if static and fresh:
         checks.append(CheckAliases(static, fresh, among=False))
     return checks
+
+
+def _place_checks(
+    metadata: GraphMetadata, names: Sequence[Value], addressed: Mapping[int, int]
+) -> list[Operation]:
+    metas = [(names[i], metadata.inputs[i].meta, nbytes) for i, nbytes in sorted(addressed.items())]
+    return [
+        CheckPlace(name, meta.storage_offset, nbytes)
+        for name, meta, nbytes in metas
+        if meta is not None and isinstance(meta.storage_offset, int)
+    ]
 
 
 def _input_checks(metadata: GraphMetadata, names: Sequence[Value]) -> list[Operation]:

@@ -29,6 +29,7 @@ from .operations import (
     BumpVersion,
     CheckAliases,
     CheckDuplicate,
+    CheckPlace,
     CheckStrides,
     CheckValue,
     CopyBack,
@@ -45,7 +46,7 @@ from .operations import (
     SetStorage,
     SetVersion,
 )
-from .overlap import refuse_new_aliases
+from .overlap import refuse_new_aliases, refuse_place
 from .plan import CallSpec, WrapperPlan
 from .runtime import (
     announce_writes,
@@ -215,6 +216,8 @@ def _run(operation: Operation, values: dict[str, Any]) -> None:
         case CheckDuplicate(value=value, first=first):
             if values[value] is not values[first]:
                 wrong_duplicate(value, first)
+        case CheckPlace(value=value, offset=offset, nbytes=nbytes):
+            refuse_place(values[value], value, offset, nbytes)
         case CheckAliases(mutated=mutated, others=others, among=among):
             tensors = [[values[name] for name in names] for names in (mutated, others)]
             refuse_new_aliases(tensors[0], tensors[1], among, " ".join(mutated), " ".join(others))

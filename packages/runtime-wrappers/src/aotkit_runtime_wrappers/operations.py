@@ -24,6 +24,7 @@ __all__ = [
     "BumpVersion",
     "CheckAliases",
     "CheckDuplicate",
+    "CheckPlace",
     "CheckStrides",
     "CheckValue",
     "CopyBack",
@@ -59,6 +60,18 @@ class CheckDuplicate:
 
     def __str__(self) -> str:
         return f"check {self.value} is {self.first}"
+
+
+@dataclass(frozen=True, slots=True)
+class CheckPlace:
+    """``value`` begins at ``offset`` of a storage of ``nbytes`` or more: the graph counts from the storage's start."""
+
+    value: Value
+    offset: int
+    nbytes: int
+
+    def __str__(self) -> str:
+        return f"check {self.value} begins at {self.offset} of {self.nbytes} bytes"
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,6 +340,7 @@ class SetGradMode:
 
 Operation = (
     CheckDuplicate
+    | CheckPlace
     | CheckAliases
     | CheckValue
     | BindSymbol

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .errors import AliasingChangedError
 
-__all__ = ["byte_range", "refuse_new_aliases", "storage_id", "tensors_overlap"]
+__all__ = ["byte_range", "refuse_new_aliases", "refuse_place", "storage_id", "tensors_overlap"]
 
 _EXACT_LIMIT = 1 << 22  # elements that the exact comparison of interleaved tensors may enumerate
 
@@ -51,6 +51,22 @@ def _element_offsets(tensor: Tensor) -> Tensor:
     for size, stride in zip(tensor.size(), tensor.stride(), strict=True):
         offsets = (offsets[:, None] + torch.arange(size) * stride).flatten()
     return offsets
+
+
+def refuse_place(tensor: Tensor, name: str, offset: int, nbytes: int) -> None:
+    """Raise :class:`AliasingChangedError` if a graph that counts elements from the start of the tensor's storage was
+    captured for a tensor that begins elsewhere in it, and ``RuntimeError``, as in eager, if the storage is too short."""
+    held = tensor.untyped_storage().nbytes()
+    if held < nbytes:
+        raise RuntimeError(
+            f"as_strided() of input {name} is out of bounds: the view ends at byte {nbytes} of a storage of {held}"
+        )
+    if tensor.storage_offset() != offset:
+        raise AliasingChangedError(
+            f"as_strided() counts from the start of the storage of input {name}, which begins at element "
+            f"{tensor.storage_offset()} of it and began at {offset} when the graph was captured. Capture the function "
+            "again with these inputs"
+        )
 
 
 def refuse_new_aliases(

@@ -8,7 +8,17 @@ from dataclasses import dataclass
 
 from .contract import Dim, Opaque, TensorMeta
 from .errors import PlanError
-from .operations import BindSymbol, BuildBase, CheckAliases, CheckDuplicate, Operation, Value, decode, encode
+from .operations import (
+    BindSymbol,
+    BuildBase,
+    CheckAliases,
+    CheckDuplicate,
+    CheckPlace,
+    Operation,
+    Value,
+    decode,
+    encode,
+)
 from .subclass_call import SubclassCall
 
 __all__ = ["CallSpec", "FakeResults", "LazyInput", "RandomState", "Return", "TangentSpec", "WrapperOptions"]
@@ -157,7 +167,7 @@ class Return:
 
 def checks_aliases(plan: WrapperPlan) -> bool:
     """Whether a call may raise :class:`.AliasingChangedError`: the plan relies on who shares memory with whom."""
-    return any(isinstance(o, CheckAliases | CheckDuplicate | BuildBase) for o in plan.prologue)
+    return any(isinstance(o, CheckAliases | CheckDuplicate | CheckPlace | BuildBase) for o in plan.prologue)
 
 
 @dataclass(frozen=True, slots=True)

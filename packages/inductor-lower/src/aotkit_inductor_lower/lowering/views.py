@@ -235,6 +235,8 @@ def as_strided(ctx: LoweringContext, node: Node, x: View, *_: object) -> View:
     if same and val.storage_offset() == source.meta["val"].storage_offset():
         return x
     whole = ctx.shared_view(x, val, dim_exprs(val.dim()))
+    if whole.offset.symbols:
+        raise Decline("where in its storage this tensor begins only a call tells")
     name = ctx.as_buffer(whole, node)
     return ctx.buffer_view(name, val)
 
