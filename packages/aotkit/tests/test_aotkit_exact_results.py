@@ -310,3 +310,15 @@ def test_what_eager_refuses_is_refused(row):
         fn(*args)
     with pytest.raises((RuntimeError, IndexError)):
         torch.compile(fn, backend="aotkit", options={"cache": False})(*args)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_large_numbers_overflow_only_where_the_result_does(dtype):
+    x = torch.tensor([89.0, -89.0, 89.3, 88.0, 100.0], dtype=dtype)
+    check(lambda x: (x.sinh(), x.cosh()), x.detach())
+    check(lambda x: (x.std(0).detach(), torch.std_mean(x, 1)[0].detach()), draw(6, 7, dtype=dtype).detach() * 1e38)
+
+
+def test_sums_as_bools_and_bounds_that_are_nan_are_eagers():
+    check(lambda x: [x.sum(dtype=torch.bool), x.sum(0, dtype=torch.bool)], torch.tensor([1, 2, 0], dtype=torch.int16))
+    check(lambda x: F.hardtanh(x.detach(), -1, NAN), draw(8), exact=True)

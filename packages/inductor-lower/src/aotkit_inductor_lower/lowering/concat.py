@@ -11,7 +11,7 @@ from torch.fx import Node
 from ..ir import DType
 from ..symbolic import Expr, to_expr
 from .context import LoweringContext
-from .nest_builder import NestBuilder, Value
+from .nest_builder import NestBuilder, Value, broadcast_index
 from .positions import Number, begin_of, length_of, same_number, select_position
 from .promotion import compute_dtype, ir_dtype, refuse_overflow
 from .registry import Decline, RuleTable, aten
@@ -193,7 +193,8 @@ def select_backward(ctx: LoweringContext, node: Node, grad: View, sizes: object,
     def compute(nest: NestBuilder) -> Value:
         at = _position(ctx, nest, known, to_expr(position), ctx.sizes.expr(size))
         here = nest.op("eq", nest.index_value(nest.index[dim]), nest.index_value(at))
-        return nest.load(grad, [e for k, e in enumerate(nest.index) if k != dim], mask=here, other=0)
+        index = broadcast_index(grad.sizes, [e for k, e in enumerate(nest.index) if k != dim])
+        return nest.load(grad, index, mask=here, other=0)
 
     return ctx.pointwise(node, [], compute, ir_dtype(grad.dtype))
 

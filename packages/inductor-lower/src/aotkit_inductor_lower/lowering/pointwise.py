@@ -37,7 +37,7 @@ _UNARY_FLOAT: tuple[str, ...] = (
     "sin",
     "cos",
 )
-_UNARY_FLOAT += ("tan", "asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf", "erfc")
+_UNARY_FLOAT += ("tan", "asin", "acos", "atan", "tanh", "asinh", "acosh", "atanh", "erf", "erfc")
 _UNARY_FLOAT += ("sigmoid", "lgamma")
 _UNARY_SAME = ("neg", "abs")
 _ROUNDING = ("floor", "ceil", "trunc", "round")  # identities on integers
@@ -73,6 +73,15 @@ def _unary_float(op: str) -> Callable[..., View]:
     def rule(ctx: LoweringContext, node: Node, x: View) -> View:
         dtype = compute_dtype(float_result(x.dtype))
         return ctx.pointwise(node, [x], lambda nest, v: apply(nest, op, v), dtype)
+
+    return rule
+
+
+def _unary_wide(op: str) -> Callable[..., View]:
+    """In double precision: those of single precision overflow before their results do."""
+
+    def rule(ctx: LoweringContext, node: Node, x: View) -> View:
+        return ctx.pointwise(node, [x], lambda nest, v: apply(nest, op, v), DType.F64)
 
     return rule
 
@@ -162,6 +171,7 @@ def _test(op: str) -> Callable[..., View]:
 
 _BOTH = ("Tensor", "Scalar")
 _add_all(_UNARY_FLOAT, ("default",), _unary_float)
+_add_all(("sinh", "cosh"), ("default",), _unary_wide)
 _add_all(_UNARY_SAME, ("default",), _unary_same)
 _add_all(_ROUNDING, ("default",), _rounding)
 _add_all(_BINARY_SAME, ("default", "Tensor", "Scalar"), _binary)

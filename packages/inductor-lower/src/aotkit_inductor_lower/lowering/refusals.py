@@ -66,6 +66,15 @@ def _filled(node: Node) -> str | None:
     return None
 
 
+def _bounded(node: Node) -> str | None:
+    """A bound that is no number lets nothing through."""
+    return "a bound is nan" if any(number != number for number in _numbers(node)) else _filled(node)
+
+
+def _total(node: Node) -> str | None:
+    return "sums as bools are left to ATen" if node.meta["val"].dtype is torch.bool else None
+
+
 def fits(number: bool | int | float, dtype: torch.dtype) -> bool:
     """Whether eager takes the number as an element of this type."""
     if dtype is torch.bool or dtype.is_complex:
@@ -107,6 +116,8 @@ _CHECKS: dict[str, Callable[[Node], str | None]] = {
     **dict.fromkeys(_SUMS, _sum),
     **dict.fromkeys(_FILLS, _filled),
     **dict.fromkeys(_OVERLAPPING, _overlapping),
+    "hardtanh": _bounded,
+    "sum": _total,
     "addcdiv": _quotient,
     "argmax": _place,
     "argmin": _place,
