@@ -109,7 +109,8 @@ def _emit_backward(call: CallSpec, out: Source) -> None:
         if not tangent.nested:
             _emit_tangent(tangent, several, out)
             out.add(f"if _is_foreign(tg{tangent.forward_output}):", 2)
-            out.add(f"return _with_foreign_tangents(ctx, [{', '.join(in_order)}])", 3)
+            missing = "missing" if several else "()"
+            out.add(f"return _with_foreign_tangents(ctx, [{', '.join(in_order)}], {missing})", 3)
     out.add("if grad:" if several else "if _is_grad_enabled():")
     out.add(f"return _gradients_with_history(ctx, [{', '.join(in_order)}])", 2)
     if not several:

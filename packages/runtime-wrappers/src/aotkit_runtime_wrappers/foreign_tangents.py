@@ -49,15 +49,14 @@ def take_tangent(tangent: Tensor, position: int, sizes: Sequence[int], strides: 
 
 def with_foreign_tangents(
     call: CallSpec, backward: LazyBackward, graph: BackwardGraph | None
-) -> Callable[[Any, list[Tensor | None]], tuple[Tensor | None, ...]]:
+) -> Callable[[Any, list[Tensor | None], Sequence[bool]], tuple[Tensor | None, ...]]:
     """The function that emitted backwards call when a tangent is foreign; see Note [Foreign gradients].
 
     ``graph`` is the backward graph, or makes it; ``backward`` what is compiled.
     """
 
-    def run(ctx: Any, tangents: list[Tensor | None]) -> tuple[Tensor | None, ...]:
+    def run(ctx: Any, tangents: list[Tensor | None], missing: Sequence[bool]) -> tuple[Tensor | None, ...]:
         symbols = dict(zip((b.symbol for b in call.backward_symbols), getattr(ctx, "symbols", ()), strict=True))
-        missing = [tangent is None for tangent in tangents]
         given = filled(call, tangents, symbols)
         refuses = graph is None or call.late_inputs or torch.is_grad_enabled()
         for number, spec in enumerate(call.tangents):
