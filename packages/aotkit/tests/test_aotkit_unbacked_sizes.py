@@ -195,6 +195,9 @@ def test_a_scale_factor_after_sizes_that_were_rounded_up() -> None:
 ROOTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "factor": lambda x: x * math.sqrt(x.shape[0]) / x.shape[1] ** 0.5,
     "power": lambda x: x * x.shape[0] ** -0.5 + x.shape[1] ** 2,
+    "argument": lambda x: F.softplus(x, beta=math.sqrt(x.shape[0])) + F.leaky_relu(x, 1 / x.shape[1]),
+    "product": lambda x: torch.addmm(x[:, :1], x, x.t(), beta=1 / x.shape[0], alpha=math.sqrt(x.shape[1])),
+    "sine": lambda x: x * math.sin(x.shape[0]),
     "fill": lambda x: x + x.new_full((2, 1, 1), math.sqrt(x.shape[0])),
 }
 

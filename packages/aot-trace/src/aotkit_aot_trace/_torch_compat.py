@@ -32,6 +32,7 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, f
 from torch.fx.traceback import preserve_node_meta
 from torch.nn.utils.stateless import _reparametrize_module as replaced_tensors
 from torch.utils._pytree import tree_map
+from torch.utils._sympy.symbol import SymT, symbol_is_type
 
 from aotkit_functionalize import lazy_bits
 
@@ -47,6 +48,7 @@ __all__ = [
     "is_fake",
     "is_random",
     "is_recording",
+    "known",
     "lift_constant",
     "pre_dispatch_functional_mode",
     "preserve_node_meta",
@@ -60,6 +62,7 @@ __all__ = [
     "track",
     "untraced",
     "unwatched",
+    "with_known_float",
     "without_autocast",
     "without_compiled_autograd",
     "without_saving_hooks",
@@ -134,6 +137,22 @@ def rebind_sizes(node: torch.fx.Node, result: Any) -> None:
 def symbols_of(sizes: Iterable[Any]) -> set[Any]:
     """The symbols that occur in ``sizes``."""
     return {symbol for size in sizes if isinstance(size, torch.SymInt) for symbol in size.node.expr.free_symbols}
+
+
+def known(value: Any) -> Any:
+    """The number that a symbolic one stands for, under a guard of the frontend."""
+    if not isinstance(value, torch.SymFloat | torch.SymInt) or not value.node.has_hint():
+        return value
+    return float(value) if isinstance(value, torch.SymFloat) else int(value)
+
+
+def with_known_float(value: Any) -> Any:
+    """An integer or a condition that depends on a symbolic float as a plain one, under a guard of the frontend."""
+    if not isinstance(value, torch.SymInt | torch.SymBool) or not value.node.has_hint():
+        return value
+    if not any(symbol_is_type(symbol, SymT.FLOAT) for symbol in value.node.expr.free_symbols):
+        return value
+    return int(value) if isinstance(value, torch.SymInt) else bool(value)
 
 
 def record_now(values: Iterable[Any]) -> None:

@@ -31,6 +31,7 @@ __all__ = ["GraphFunction"]
 _HIDDEN_WRITERS = frozenset({"batch_norm", "native_batch_norm", "instance_norm", "_batch_norm_impl_index", "lstm"})
 # The derivatives of these write to a part of a gradient. The dispatcher's functionalization then takes its sizes wrong.
 _WRITERS_IN_THE_BACKWARD = frozenset({"fft_irfft", "fft_irfft2", "fft_irfftn", "fft_hfft", "fft_hfft2", "fft_hfftn"})
+_POWERS = frozenset({"pow", "pow_", "float_power"})
 _ORDINARY_NAMESPACES = ("aten", "prims", "prim", "prim_ops", "inductor")
 
 
@@ -127,7 +128,12 @@ def _one_hot(args: Any, kwargs: Any) -> torch.Tensor:
 
 
 class _Runner(torch.fx.Interpreter):
-    """An interpreter that names the user's line when a node cannot be captured, and lifts tensor attributes."""
+    """An interpreter that names the user's line when a node cannot be captured, and lifts tensor attributes.
+
+    Note [Floats that have to be known]
+        A float of the frontend stays a symbol where it is an argument of an operator. One that a size or a condition
+        depends on, or that an operator's C++ code wants to look at, is known from there on: the frontend gets a guard.
+    """
 
     def __init__(self, graph: torch.fx.GraphModule) -> None:
         super().__init__(graph)
@@ -150,7 +156,7 @@ class _Runner(torch.fx.Interpreter):
             if n.op == "call_module" or getattr(n.target, "__name__", "") in _HIDDEN_WRITERS:
                 with compat.enable_python_dispatcher():
                     return super().run_node(n)
-            result = super().run_node(n) if not _is_one_hot(n) else _one_hot(*self.fetch_args_kwargs_from_env(n))
+            result = self._run_known(n) if not _is_one_hot(n) else _one_hot(*self.fetch_args_kwargs_from_env(n))
             if "unbacked_bindings" in n.meta:
                 compat.rebind_sizes(n, result)
             return result
@@ -161,6 +167,20 @@ class _Runner(torch.fx.Interpreter):
         except RuntimeError as error:
             located = not_functional(error, n.meta.get("stack_trace"))
             raise located or _not_recorded(n, error) from error
+
+    def _run_known(self, n: torch.fx.Node) -> Any:
+        """Run the node; see Note [Floats that have to be known]."""
+        numbers = [used for used in n.all_input_nodes if isinstance(self.env[used], torch.SymFloat | torch.SymInt)]
+        if numbers and getattr(n.target, "__name__", n.target) in _POWERS:
+            # The derivative compares the exponent with 0, in C++.
+            self.env.update({used: compat.known(self.env[used]) for used in numbers if used is not n.args[0]})
+        if not any(isinstance(self.env[used], torch.SymFloat) for used in numbers):
+            return compat.with_known_float(super().run_node(n))
+        try:
+            return compat.with_known_float(super().run_node(n))
+        except (RuntimeError, TypeError):
+            self.env.update({used: compat.known(self.env[used]) for used in numbers})
+            return super().run_node(n)
 
     def get_attr(self, target: Any, args: Any, kwargs: Any) -> Any:
         value = super().get_attr(target, args, kwargs)

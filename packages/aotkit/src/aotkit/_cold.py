@@ -18,7 +18,7 @@ from aotkit_runtime_wrappers import GradientRequest, WrapperError
 from ._artifact import Artifact
 from ._collect import Collector
 from ._freezing import FrozenArguments
-from ._inputs import fake_inputs
+from ._inputs import fake_inputs, has_float_symbols
 from ._lift import lift_attributes
 from ._observe import Recorder
 from ._passes import GraphPasses
@@ -67,12 +67,20 @@ class ColdCompiler:
         """Compile for ``args``, the graph's inputs and then the tensors that it holds. Raises :data:`REFUSALS`."""
         ctx = self._context if collector is None else replace(self._context, collector=collector)
         with deep_recursion():
-            mode, fakes = fake_inputs(args, self.graph)
-            ctx, stages = replace(ctx, fake_mode=mode), own_stages()
-            if self._passes is None:
-                return compile_flat(self.graph, fakes, args, ctx, stages)
-            stages = self._passes.stages(stages)
-            return compile_captured(capture_flat(self.graph, fakes, args, ctx, stages), ctx, stages)
+            try:
+                return self._compile(args, ctx, fixed_floats=False)
+            except REFUSALS:
+                if not has_float_symbols(self.graph):
+                    raise
+            return self._compile(args, ctx, fixed_floats=True)
+
+    def _compile(self, args: Sequence[Any], ctx: CompileContext, fixed_floats: bool) -> Any:
+        mode, fakes = fake_inputs(args, self.graph, fixed_floats=fixed_floats)
+        ctx, stages = replace(ctx, fake_mode=mode), own_stages()
+        if self._passes is None:
+            return compile_flat(self.graph, fakes, args, ctx, stages)
+        stages = self._passes.stages(stages)
+        return compile_captured(capture_flat(self.graph, fakes, args, ctx, stages), ctx, stages)
 
     def backward(self, graph: torch.fx.GraphModule) -> Any:
         """Compile a backward graph that was partitioned before."""

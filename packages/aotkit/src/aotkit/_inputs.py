@@ -12,22 +12,27 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.fx.experimental._backward_state import BackwardState
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-__all__ = ["fake_inputs", "has_lists", "symbolic_twins", "unsupported_input"]
+__all__ = ["fake_inputs", "has_float_symbols", "has_lists", "symbolic_twins", "unsupported_input"]
 
 
-def fake_inputs(example_inputs: Sequence[Any], gm: torch.fx.GraphModule) -> tuple[FakeTensorMode, list[Any]]:
+def fake_inputs(
+    example_inputs: Sequence[Any], gm: torch.fx.GraphModule, *, fixed_floats: bool = False
+) -> tuple[FakeTensorMode, list[Any]]:
     """Fakes of the frontend's example inputs of ``gm``, under its own fake mode when there is one.
 
     The frontend hands over real tensors. Converting each with the symbolic context that the frontend recorded for
     it gives the very symbols that its guards talk about; a tensor without one becomes static.
+    ``fixed_floats``: see Note [Python floats under dynamic shapes].
     """
     context = TracingContext.try_get()
     mode = (context.fake_mode if context is not None else None) or detect_fake_mode(example_inputs)
     mode = mode or FakeTensorMode(shape_env=ShapeEnv())
     fakes = [_fake(value, mode, context) for value in example_inputs]
-    for fake, placeholder in zip(fakes, gm.graph.find_nodes(op="placeholder"), strict=True):
-        if any(user.target == "item" for user in placeholder.users):
-            _specialize_float(fake, placeholder.meta.get("example_value"))
+    on_device = any(isinstance(value, torch.Tensor) and value.device.type != "cpu" for value in example_inputs)
+    for position, placeholder in enumerate(gm.graph.find_nodes(op="placeholder")):
+        seen = placeholder.meta.get("example_value")
+        if _stands_for_float(seen) and isinstance(fakes[position], FakeTensor):
+            _note_float(fakes[position], seen.item_memo, fixed_floats or on_device)
     return mode, fakes
 
 
@@ -53,19 +58,31 @@ def symbolic_twins(values: Sequence[Any], gm: torch.fx.GraphModule, context: Tra
     return twins
 
 
-def _specialize_float(fake: Any, seen: Any) -> None:
-    """Fix the value of an input that stands for a Python float, and have the frontend guard on it.
+def has_float_symbols(gm: torch.fx.GraphModule) -> bool:
+    """Whether an input of the frontend's graph stands for a Python float that may change."""
+    return any(_stands_for_float(node.meta.get("example_value")) for node in gm.graph.find_nodes(op="placeholder"))
+
+
+def _stands_for_float(seen: Any) -> bool:
+    return isinstance(seen, FakeTensor) and seen.dim() == 0 and isinstance(seen.item_memo, torch.SymFloat)
+
+
+def _note_float(fake: FakeTensor, symbol: torch.SymFloat, fixed: bool) -> None:
+    """Let an input that stands for a Python float give the frontend's symbol, or its value, which is guarded on.
 
     Note [Python floats under dynamic shapes]
-        With ``dynamic=True`` the frontend passes Python floats (the ``eps`` of a norm, say) as 0-d float64 tensors
-        and reads them with ``.item()``, as a symbol. Evaluating that symbol installs a guard ``float == value``;
-        the fake then carries the value, so the capture sees a plain number. A float that changes compiles again,
-        unless ``floats_as_tensors`` has made a tensor of it before.
+        With ``dynamic=True`` the frontend passes Python floats as 0-d float64 tensors and reads them with ``.item()``,
+        as a symbol. What is captured then takes any value of it. Where that is refused (a derivative has to compare
+        it, say) it is captured once more with the number itself: evaluating the symbol installs a guard
+        ``float == value``, and a float that changes compiles again. On a device, kernels would have to read the
+        memory of the CPU, so there the number is fixed from the start.
     """
-    memo = getattr(seen, "item_memo", None) if isinstance(seen, FakeTensor) and seen.dim() == 0 else None
-    if isinstance(memo, torch.SymFloat) and memo.node.has_hint() and isinstance(fake, FakeTensor):
+    if not fixed:
+        fake.item_memo = symbol
+    elif symbol.node.has_hint():
+        fake.item_memo = None
         with unset_fake_temporarily():
-            fake.constant = torch.tensor(float(memo), dtype=fake.dtype)
+            fake.constant = torch.tensor(float(symbol), dtype=fake.dtype)
 
 
 def _fake(value: Any, mode: FakeTensorMode, context: TracingContext | None) -> Any:

@@ -321,7 +321,7 @@ class _ProgramRun:
 
     def arg(self, arg: Arg) -> object:
         if isinstance(arg, BufferRef):
-            return self.tensor(arg.name)
+            return self.tensor(arg.name).item() if arg.number else self.tensor(arg.name)
         if isinstance(arg, SymInput):
             return _number(arg.expr, self.env)
         if isinstance(arg, tuple):

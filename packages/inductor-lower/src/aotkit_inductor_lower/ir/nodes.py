@@ -290,9 +290,10 @@ class LoopNest:
 
 @dataclass(frozen=True, slots=True)
 class BufferRef:
-    """A tensor argument of an extern call."""
+    """A tensor argument of an extern call; with ``number`` the Python float that a tensor of one element holds."""
 
     name: str
+    number: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -323,6 +323,8 @@ class _Parser:
         if found is not None and self.scan.take("("):
             if found[0] == "sym":
                 result: Arg = SymInput(scan_expr(self.scan))
+            elif found[0] == "item":
+                result = BufferRef(self.name(), number=True)
             else:
                 result = Literal(_unquote(found[0]), self.scalar())
             self.scan.expect(")")

@@ -168,7 +168,7 @@ def _alias_lines(step: Alias, origins: bool) -> list[str]:
 def arg_text(arg: Arg) -> str:
     """An argument of an extern call."""
     if isinstance(arg, BufferRef):
-        return name_text(arg.name)
+        return f"item({name_text(arg.name)})" if arg.number else name_text(arg.name)
     if isinstance(arg, SymInput):
         return f"sym({arg.expr})"
     if isinstance(arg, tuple):

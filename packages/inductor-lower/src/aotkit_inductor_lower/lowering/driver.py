@@ -35,6 +35,7 @@ from .casts import FLOAT8_TARGETS
 from .context import LoweringContext, NodeValue
 from .extern import lower_extern
 from .float8 import FLOAT8
+from .float_items import FLOAT_OPS, is_float_item
 from .library import library_reason
 from .refusals import refusal
 from .registry import Decline, join_rules
@@ -132,21 +133,12 @@ def lower_node(ctx: LoweringContext, node: Node) -> NodeValue:
         except Decline as declined:
             reason = str(declined)
             ctx.take_back(*before)
+        except TypeError as error:  # a rule computes in Python with a number that is known when the graph runs only
+            if not _takes_float(ctx, node):
+                raise
+            reason = f"the rule needs to know a float ({error})"
+            ctx.take_back(*before)
     return lower_extern(ctx, node, reason)
-
-
-_FLOAT_OPS = {
-    operator.add: "add",
-    operator.sub: "sub",
-    operator.mul: "mul",
-    operator.truediv: "div",
-    operator.pow: "pow",
-    operator.neg: "neg",
-    torch.sym_max: "maximum",
-    torch.sym_min: "minimum",
-    torch.sym_sqrt: "sqrt",
-    getattr(torch, "_sym_log2", None): "log2",
-}
 
 
 def _dynamic_float(ctx: LoweringContext, node: Node, val: torch.SymFloat) -> NodeValue:
@@ -155,10 +147,12 @@ def _dynamic_float(ctx: LoweringContext, node: Node, val: torch.SymFloat) -> Nod
     if constant.is_number:
         return float(constant)
     args = tuple(_value(ctx, arg) for arg in node.args)
+    if is_float_item(node) and isinstance(args[0], View):
+        return FloatExpr("item", (args[0],))
     if not all(isinstance(arg, FloatExpr | Expr | float | int) for arg in args):
         raise ctx.unsupported(node, "a float that depends on the elements of a tensor has no form in the loop IR")
     numbers = tuple(float(arg) if isinstance(arg, int) else arg for arg in args)
-    op = _FLOAT_OPS.get(node.target)  # type: ignore[arg-type]
+    op = FLOAT_OPS.get(node.target)  # type: ignore[arg-type]
     if node.target is torch.sym_float:
         return numbers[0] if isinstance(numbers[0], FloatExpr) else FloatExpr("add", (numbers[0], 0.0))  # type: ignore[arg-type]
     if op is None:
@@ -166,6 +160,10 @@ def _dynamic_float(ctx: LoweringContext, node: Node, val: torch.SymFloat) -> Nod
             node, "this function of a float that depends on a dynamic size has no form in the loop IR"
         )
     return FloatExpr(op, numbers)  # type: ignore[arg-type]
+
+
+def _takes_float(ctx: LoweringContext, node: Node) -> bool:
+    return any(isinstance(ctx.values.get(used), FloatExpr) for used in node.all_input_nodes)
 
 
 def _not_generated(ctx: LoweringContext, node: Node) -> str | None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch.fx import Node
 
-from ..ir import Arg, BufferKind, BufferRef, ExternCall, Literal, SymInput
+from ..ir import Arg, BufferKind, BufferRef, DType, ExternCall, Literal, SymInput
 from ..symbolic import Expr
 from .context import LoweringContext, NodeValue
-from .values import View
+from .values import FloatExpr, View
 
 __all__ = ["lower_extern"]
 
@@ -57,6 +57,8 @@ def _argument(ctx: LoweringContext, node: Node, arg: object) -> Arg:
 
 
 def _plain(ctx: LoweringContext, node: Node, value: object) -> Arg:
+    if isinstance(value, FloatExpr):
+        return BufferRef(_float_buffer(ctx, node, value), number=True)
     if isinstance(value, Expr):
         return SymInput(value)
     if isinstance(value, torch.SymInt):
@@ -73,6 +75,19 @@ def _plain(ctx: LoweringContext, node: Node, value: object) -> Arg:
     if isinstance(value, list | tuple):
         return tuple(_plain(ctx, node, item) for item in value)
     raise ctx.unsupported(node, f"an argument of type {type(value).__name__} has no form in the loop IR")
+
+
+def _float_buffer(ctx: LoweringContext, node: Node, value: FloatExpr) -> str:
+    """A tensor of one element that holds ``value``: the argument it was read from, or the result of a nest."""
+    if value.op == "item" and isinstance(value.args[0], View):
+        return ctx.as_buffer(value.args[0], node)
+    if ctx.device.type != "cpu":
+        raise ctx.unsupported(node, "a float computed on a device is an argument of an ATen call")
+    view = ctx.declare_dense(f"{node.name}_number", (), torch.float64)
+    nest = ctx.nest(view.buffer, node, ())
+    nest.store(view, (), nest.scalar(value, DType.F64))
+    ctx.add(nest)
+    return view.buffer
 
 
 _PLAIN: tuple[tuple[str, type], ...] = (("bool", bool), ("int", int), ("float", float), ("str", str))

@@ -140,7 +140,8 @@ class NestBuilder:
     def scalar(self, value: object, dtype: DType) -> Value:
         """A Python number, or one that depends on sizes, in ``dtype``."""
         if isinstance(value, FloatExpr):
-            return self.cast(self.op(value.op, *(self.scalar(arg, DType.F64) for arg in value.args)), dtype)
+            number = self._float(value)
+            return self.cast(self.cast(number, DType.F32) if is_half(dtype) else number, dtype)
         if isinstance(value, Expr) and value.constant is not None:
             return self.const(value.constant, dtype)
         if isinstance(value, Expr):
@@ -148,6 +149,13 @@ class NestBuilder:
         if isinstance(value, bool | int | float):
             return self.const(value, dtype)
         raise TypeError(f"not a real number: {value!r}")
+
+    def _float(self, value: FloatExpr) -> Value:
+        if value.op == "item":
+            (tensor,) = value.args
+            assert isinstance(tensor, View)
+            return self.cast(self.load(tensor, ()), DType.F64)
+        return self.op(value.op, *(self.scalar(arg, DType.F64) for arg in value.args))
 
     def op(self, op: str, *args: Value, to: DType | None = None) -> Value:
         """A row of the op table; ``to`` is the target of casts. Raises :class:`Decline` for types that it has no values

@@ -28,13 +28,14 @@ def dim_exprs(count: int) -> tuple[Expr, ...]:
 
 @dataclass(frozen=True, slots=True)
 class FloatExpr:
-    """A Python float that depends on dynamic sizes, such as ``2 / x.numel()``: an op of the loop IR and its operands.
+    """A Python float known when the graph runs: it depends on dynamic sizes, such as ``2 / x.numel()``, or on a float
+    argument, which comes as a tensor of one element. An op of the loop IR and its operands, or ``item`` of that tensor.
 
     A nest that reads it computes it in f64, as Python does, outside of its loops.
     """
 
     op: str
-    args: tuple[FloatExpr | Expr | float, ...]
+    args: tuple[FloatExpr | Expr | float | View, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
+from ..lowering.float_items import floats_in_kernels, is_foreign_float
+
 __all__ = ["known_symbols", "needs_pieces", "reasons_to_stay", "symbols_in"]
 
 _TOKENS = frozenset((torch.ops.prims._make_token.default, torch.ops.prims._sink_tokens.default))
@@ -36,7 +38,7 @@ def needs_pieces(gm: GraphModule) -> bool:
         if node.op == "call_function":
             if _is_special(node) or not all(map(_is_plain, node.args)) or not all(map(_is_plain, node.kwargs.values())):
                 return True
-            depends = depends or _may_depend_on_data(node)
+            depends = depends or _may_depend_on_data(node) or is_foreign_float(node)
         elif node.op == "get_attr":
             if not isinstance(_attribute(gm, node), torch.Tensor):
                 return True
@@ -47,7 +49,14 @@ def needs_pieces(gm: GraphModule) -> bool:
 
 def reasons_to_stay(gm: GraphModule) -> dict[Node, str]:
     """The nodes that stay, in order, each with its reason."""
-    symbols = _Symbols(known_symbols(gm))
+    floats = floats_in_kernels(gm)
+    staying = _staying(gm, floats)
+    # Pieces hand each other tensors and integers: a float stays outside of kernels if anything does.
+    return _staying(gm, set()) if staying and floats else staying
+
+
+def _staying(gm: GraphModule, floats: set[Node]) -> dict[Node, str]:
+    symbols = _Symbols(known_symbols(gm), floats)
     staying: dict[Node, str] = {}
     for node in gm.graph.nodes:
         reason = _reason(gm, node, symbols, staying)
@@ -58,10 +67,12 @@ def reasons_to_stay(gm: GraphModule) -> dict[Node, str]:
 
 
 class _Symbols:
-    """``given`` by the graph's inputs; ``known`` are those and what has been computed so far."""
+    """``given`` by the graph's inputs; ``known`` are those and what has been computed so far. ``floats``: nodes that
+    give floats which kernels can take."""
 
-    def __init__(self, given: set[Any]) -> None:
+    def __init__(self, given: set[Any], floats: set[Node]) -> None:
         self.given = given
+        self.floats = floats
         self.known = set(given)
 
 
@@ -78,10 +89,12 @@ def _reason(gm: GraphModule, node: Node, symbols: _Symbols, staying: dict[Node, 
         return "orders effects"
     if node.target is operator.getitem and node.args[0] in staying:
         return "belongs to a call outside of kernels"
+    if node in symbols.floats:
+        return None
     val = node.meta.get("val")
     if not _has_form(val, symbols):
         return "gives a number that depends on data"
-    if not all(_has_form(used.meta.get("val"), symbols) for used in _values_used(node)):
+    if not all(used in symbols.floats or _has_form(used.meta.get("val"), symbols) for used in _values_used(node)):
         return "takes a number that depends on data"
     if not all(_is_plain(arg) for arg in (*node.args, *node.kwargs.values())):
         return "takes an object"

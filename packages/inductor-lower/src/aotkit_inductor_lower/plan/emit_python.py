@@ -231,7 +231,7 @@ class PlanEmitter:
 
     def _arg(self, arg: Arg) -> str:
         if isinstance(arg, BufferRef):
-            return self.tensor_names[arg.name]
+            return f"{self.tensor_names[arg.name]}.item()" if arg.number else self.tensor_names[arg.name]
         if isinstance(arg, SymInput):
             return _text(arg.expr)
         if isinstance(arg, tuple):

@@ -161,7 +161,7 @@ _STEPS_IN: dict[str, Callable[..., PlanStep]] = {
 
 def _arg_out(arg: Arg) -> Json:
     if isinstance(arg, BufferRef):
-        return {"buffer": arg.name}
+        return {"number": arg.name} if arg.number else {"buffer": arg.name}
     if isinstance(arg, SymInput):
         return {"size": _expr_out(arg.expr)}
     if isinstance(arg, tuple):
@@ -177,6 +177,8 @@ def _arg_in(data: Json) -> Arg:
         return tuple(_arg_in(a) for a in data)
     if "buffer" in data:
         return BufferRef(data["buffer"])
+    if "number" in data:
+        return BufferRef(data["number"], number=True)
     if "size" in data:
         return SymInput(_expr_in(data["size"]))
     if "float" in data:
