@@ -73,8 +73,10 @@ class GraphFunction:
         )
 
     def needs_python_dispatcher(self) -> bool:
-        """Whether a checkpointed region drops out: the Python dispatcher takes dropout apart without an in-place
-        operation, which selective checkpointing does not allow."""
+        """Whether sizes depend on data, at which C++ code would look, or a checkpointed region drops out: the Python
+        dispatcher takes dropout apart without an in-place operation, which selective checkpointing does not allow."""
+        if any("unbacked_bindings" in n.meta for n in _all_nodes(self.graph)):
+            return True
         names = [str(getattr(n.target, "__name__", n.target)) for n in _all_nodes(self.graph)]
         return "tag_activation_checkpoint" in names and any("dropout" in name for name in names)
 
