@@ -90,3 +90,9 @@ def test_an_output_argument_given_by_name_is_written_to() -> None:
 )
 def test_norms_of_every_order_are_generated(check, f) -> None:
     check(f, X.double())
+
+
+def test_ranges_that_begin_or_step_between_integers_are_generated(check) -> None:
+    check(lambda x: x[0] * torch.arange(0.5, 6.5, 1), X)
+    check(lambda x: x[0] * torch.arange(0, 3, 0.5), X)
+    check(lambda x: x[0] * torch.arange(7, 1, -1), X)

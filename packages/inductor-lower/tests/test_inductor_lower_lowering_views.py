@@ -19,6 +19,7 @@ VIEWS = {
     "expand": lambda x: x[:, :1].expand(6, 4, 5),
     "diagonal": lambda x: x[:4].diagonal(1, 0, 1),
     "unfold": lambda x: x.unfold(2, 3, 1),
+    "unfold in steps": lambda x: x.unfold(0, 3, 2),
     "flip": lambda x: x.flip(0, 2),
     "roll": lambda x: x.roll((2, -1), (0, 2)),
     "repeat": lambda x: x.repeat(2, 1, 3),

@@ -190,6 +190,7 @@ def test_small_functions_become_the_kernels_that_their_reasons_explain(case: Cas
         lambda x: x.view(4, 60).t().reshape(60, 2, 2).sum(1),
         lambda x: x.view(2, 3, 4, 10).permute(1, 3, 0, 2).reshape(30, 8).softmax(-1),
         lambda x: x.view(24, 10).t().reshape(2, 120).amax(0),
+        lambda x: x[:4].view(1, 4, 1).expand(6, 4, 10).reshape(240) + x,
     ],
 )
 def test_what_is_read_through_reshapes_is_looped_over_without_divisions(f) -> None:
