@@ -277,8 +277,7 @@ def sym(name: str, kind: SymbolKind = SymbolKind.INDEX) -> Expr:
 
 
 def floordiv(x: Expr | int | Symbol, d: Expr | int | Symbol) -> Expr:
-    """``x // d`` rounded down, 0 if ``d`` is 0. Splits off multiples of ``d``, cancels common factors and merges
-    nested divisions."""
+    """``x // d`` rounded down (0 if ``d`` is). Splits off multiples of ``d``, cancels factors and merges divisions."""
     x, d = to_expr(x), to_expr(d)
     divisor = d.constant
     if divisor == 0:
