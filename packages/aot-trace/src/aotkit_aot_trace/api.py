@@ -38,6 +38,7 @@ class TraceOptions:
             gradient), ``None`` to decide from what the one run shows.
         dynamic: give real tensors symbolic sizes; fake tensors keep the sizes they have.
         layer: torch's functionalization to use; ``None`` chooses the cheapest that can do it.
+        random_by_memory: random operators are recorded so that ATen draws eager mode's numbers into any layout.
         export: the graph returns every output of the function, aliases and constants too, see ``exported``.
     """
 
@@ -45,6 +46,7 @@ class TraceOptions:
     dynamic: bool = False
     layer: FunctionalLayer | None = None
     export: ExportRequest | None = None
+    random_by_memory: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +141,7 @@ def capture(
             or (layer is FunctionalLayer.DISPATCHER and not hasattr(traced, "preferred_layer")),
             subclasses=subclasses,
             export=options.export,
+            random_by_memory=options.random_by_memory,
         )
         with stage(observer, "trace"):
             try:

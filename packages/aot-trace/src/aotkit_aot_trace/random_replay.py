@@ -41,20 +41,23 @@ def _random_operators() -> tuple[torch._ops.OpOverload, ...]:
 
 
 def with_replay(
-    table: Mapping[Any, Callable[..., Any]], in_forward: Callable[[], bool]
+    table: Mapping[Any, Callable[..., Any]], in_forward: Callable[[], bool], *, by_memory: bool = True
 ) -> dict[Any, Callable[..., Any]]:
     """``table`` for one trace, with the random operators that it leaves as they are."""
-    replay = _Replay(in_forward)
+    replay = _Replay(in_forward, by_memory)
     random: dict[Any, Callable[..., Any]] = {op: functools.partial(replay.call, op) for op in _random_operators()}
     return random | dict(table)
 
 
 class _Replay:
-    def __init__(self, in_forward: Callable[[], bool]) -> None:
-        self.in_forward = in_forward
+    def __init__(self, in_forward: Callable[[], bool], by_memory: bool) -> None:
+        self.in_forward, self.by_memory = in_forward, by_memory
         self.known: dict[Any, Any] = {}
         self.running = False
         self.expected = torch.default_generator.initial_seed()
+
+    def _draw(self, op: torch._ops.OpOverload, args: Any, kwargs: Any) -> Any:
+        return drawn_as_in_eager(op, args, kwargs) if self.by_memory else op(*args, **kwargs)
 
     def call(self, op: torch._ops.OpOverload, *args: Any, **kwargs: Any) -> Any:
         """In the backward the value of the run from the same state, else a new one. ``NotImplemented``: as usual."""
@@ -63,7 +66,7 @@ class _Replay:
         if kwargs.get("generator") is not None:
             self.running = True
             try:
-                return drawn_as_in_eager(op, args, kwargs)
+                return self._draw(op, args, kwargs)
             finally:
                 self.running = False
         seed = torch.default_generator.initial_seed()
@@ -79,7 +82,7 @@ class _Replay:
         if self.in_forward() or key not in self.known:
             self.running = True
             try:
-                self.known[key] = drawn_as_in_eager(op, args, kwargs)
+                self.known[key] = self._draw(op, args, kwargs)
             finally:
                 self.running = False
         return self.known[key]

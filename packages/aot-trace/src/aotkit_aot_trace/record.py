@@ -64,6 +64,7 @@ class Request:
     python_dispatcher: bool
     subclasses: SubclassArguments | None = None
     export: ExportRequest | None = None
+    random_by_memory: bool = True
 
     @property
     def graph_inputs(self) -> list[Any]:
@@ -110,7 +111,7 @@ def record(request: Request) -> Recording:
             stack.enter_context(compat.enable_python_dispatcher())
         try:
             table = guarded_table(request.decompositions, lambda: result.metadata is None)
-            table = with_replay(table, lambda: result.metadata is None)
+            table = with_replay(table, lambda: result.metadata is None, by_memory=request.random_by_memory)
             result.graph = compat.run_make_fx(traced, request.graph_inputs, table)
         except compat.DATA_DEPENDENT_ERRORS as error:
             raise data_dependent(error, None) from error

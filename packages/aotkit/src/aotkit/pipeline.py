@@ -352,10 +352,12 @@ def _capture(
     with ctx.recorder.stage("capture"):
         if not inputs.overlaps and len(inputs.kept) == len(fakes):
             mode = None if any(isinstance(fake, torch.Tensor) for fake in fakes) else ctx.fake_mode
-            return capture(fn, fakes, decompositions=table, fake_mode=mode, observer=ctx.recorder), inputs
+            how = TraceOptions(random_by_memory=ctx.options.rng == "eager")
+            taken = capture(fn, fakes, decompositions=table, fake_mode=mode, options=how, observer=ctx.recorder)
+            return taken, inputs
         run = GraphFunction(fn) if isinstance(fn, torch.fx.GraphModule) else fn
         layer = run.preferred_layer() if hasattr(run, "preferred_layer") else None
-        how = TraceOptions(layer=layer)
+        how = TraceOptions(random_by_memory=ctx.options.rng == "eager", layer=layer)
         settings: dict[str, Any] = {"decompositions": table, "options": how, "observer": ctx.recorder}
         prepared = PreparedFunction(run, inputs)
         try:
