@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
+import random
 import signal
+import zlib
 from dataclasses import replace
 
 import pytest
 import torch
 
 from aotkit_inductor_lower.lowering import driver
-from tools.fuzz_ops.campaign import Campaign, Settings
-from tools.fuzz_ops.generate import generate
+from tools.fuzz_ops.campaign import Campaign, Settings, quiet
+from tools.fuzz_ops.generate import Impossible, generate
+from tools.fuzz_ops.program import DIRECT
+from tools.fuzz_ops.public import public
 from tools.fuzz_ops.recipes import targets
 from tools.fuzz_ops.shrink import shrink
-from tools.fuzz_ops.tensors import LAYOUTS, Tensor, fill
+from tools.fuzz_ops.tensors import FLOATS, LAYOUTS, Tensor, fill
 from tools.fuzz_ops.verdict import check, check_many
 
 GOAL = ("aten.neg.default", "float32", "permuted")
@@ -69,11 +74,11 @@ def test_results_no_farther_from_float64_than_eagers_are_right():
 
 
 def test_a_campaign_goes_on_where_it_was_cut_off(tmp_path):
-    settings = Settings(480, only="aten.neg", plan="direct")
+    settings = Settings(300, only="aten.neg", plan="direct", together=30)
     half = Campaign(replace(settings, samples=240), 1, tmp_path / "journal")
     assert half.run().kinds.total() == 240
     whole = Campaign(settings, 1, tmp_path / "journal")
-    assert whole.run().kinds.total() == 480
+    assert whole.run().kinds.total() == 300
     assert Campaign(settings, 1, tmp_path / "journal").run().cells == whole.total.cells
     with pytest.raises(SystemExit, match="other settings"):
         Campaign(replace(settings, only="aten.abs"), 1, tmp_path / "journal").run()
@@ -93,3 +98,30 @@ def test_a_sample_that_kills_its_process_is_found_and_the_others_are_run(monkeyp
     assert tally.cells["aten.neg.default", "int16", "dense"] == 0
     assert tally.cells["aten.neg.default", "float32", "dense"] > 0
     assert "int16" in tally.reports[0]
+
+
+def _one_of_each(ops, entry, seed):
+    """A sample of every operator, the same ones whatever operators there are beside it."""
+    samples = []
+    for op in ops:
+        rng = random.Random(f"{op} {seed}")
+        goal = (op, rng.choice((*FLOATS, "int64", "int32")), rng.choice([n for n, c in LAYOUTS.items() if c != "lazy"]))
+        with contextlib.suppress(Impossible):
+            samples.append(generate(zlib.crc32(op.encode()), goal, entry))
+    return samples
+
+
+@pytest.mark.parametrize(
+    ("entry", "first", "every"),
+    [("direct", 1, 2), ("function", 0, 8), ("training", 0, 8), ("dynamic", 0, 32), ("triton", 0, 16)],
+)
+def test_operators_with_drawn_arguments_are_as_eager(entry, first, every):
+    quiet()
+    ops = targets() if entry in DIRECT else (*targets(), *public())
+    samples = _one_of_each(ops[first::every], entry, 1)
+    wrong = []
+    for begin in range(0, len(samples), 12):
+        for sample, outcome in check_many(samples[begin : begin + 12]):
+            if outcome.failed:
+                wrong.append(f"{outcome.kind}: {outcome.detail}\n{sample.script()}")
+    assert not wrong, "\n".join(wrong)
