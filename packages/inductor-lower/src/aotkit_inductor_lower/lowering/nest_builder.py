@@ -158,8 +158,7 @@ class NestBuilder:
         return self.op(value.op, *(self.scalar(arg, DType.F64) for arg in value.args))
 
     def op(self, op: str, *args: Value, to: DType | None = None) -> Value:
-        """A row of the op table; ``to`` is the target of casts. Raises :class:`Decline` for types that it has no values
-        of: a root of integers is what only a kernel of eager's may know about."""
+        """A row of the op table; ``to`` is the target of casts. Raises :class:`Decline` for types it does not take."""
         try:
             dtype = result_dtype(op, [a.dtype for a in args], to)
         except IRError as error:

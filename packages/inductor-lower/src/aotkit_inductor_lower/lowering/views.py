@@ -46,9 +46,8 @@ def reshape(ctx: LoweringContext, node: Node, x: View, *_: object) -> View:
 @TABLE.lowers(aten.reshape.default, aten.flatten.using_ints)
 def reshape_or_copy(ctx: LoweringContext, node: Node, x: View, *_: object) -> View:
     """Row-major reshape; a tensor of its own where the strides of ``x`` allow no view."""
-    result = reshape(ctx, node, x)
     storages = [owner.meta["val"].untyped_storage()._cdata for owner in (node, *node.all_input_nodes[:1])]
-    return result if len(set(storages)) == 1 else replace(result, shares=False)
+    return replace(reshape(ctx, node, x), shares=x.shares and len(set(storages)) == 1)
 
 
 @TABLE.lowers(aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims, aten.unsqueeze.default)
