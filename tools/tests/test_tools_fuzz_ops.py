@@ -112,13 +112,12 @@ def _one_of_each(ops, entry, seed):
 
 
 @pytest.mark.parametrize(
-    ("entry", "first", "every"),
-    [("direct", 1, 2), ("function", 0, 8), ("training", 0, 8), ("dynamic", 0, 32), ("triton", 0, 16)],
+    ("entry", "every"), [("direct", 3), ("function", 10), ("training", 10), ("dynamic", 40), ("triton", 16)]
 )
-def test_operators_with_drawn_arguments_are_as_eager(entry, first, every):
+def test_operators_with_drawn_arguments_are_as_eager(entry, every):
     quiet()
     ops = targets() if entry in DIRECT else (*targets(), *public())
-    samples = _one_of_each(ops[first::every], entry, 1)
+    samples = _one_of_each([op for op in ops if zlib.crc32(op.encode()) % every == 0], entry, 1)
     wrong = []
     for begin in range(0, len(samples), 12):
         for sample, outcome in check_many(samples[begin : begin + 12]):
