@@ -55,7 +55,7 @@ def _element_offsets(tensor: Tensor) -> Tensor:
 
 def refuse_place(tensor: Tensor, name: str, offset: int, nbytes: int) -> None:
     """Raise :class:`AliasingChangedError` if a graph that counts elements from the start of the tensor's storage was
-    captured for a tensor that begins elsewhere in it, and ``RuntimeError``, as in eager, if the storage is too short."""
+    captured for a tensor that begins elsewhere in it; ``RuntimeError``, as in eager, if the storage is too short."""
     held = tensor.untyped_storage().nbytes()
     if held < nbytes:
         raise RuntimeError(

@@ -97,7 +97,8 @@ def _quotient(x: sympy.Expr, d: sympy.Expr, name_of: NameOf) -> tuple[Expr, Expr
 def _floor(e: sympy.Expr, name_of: NameOf) -> Expr:
     """``floor(3*s0/2)``: a rational factor, whose denominator becomes the divisor."""
     numerator, denominator = _rational(e).as_numer_denom()
-    return floordiv(*_quotient(numerator, denominator, name_of))
+    above, below = _quotient(numerator, denominator, name_of)
+    return floordiv(above, below)
 
 
 def _trunc(e: sympy.Expr, name_of: NameOf) -> Expr:
