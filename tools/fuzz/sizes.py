@@ -191,8 +191,10 @@ _STEPS = (
     _joined,
     _cut,
     _scaled_image,
+    _element_by_element,
+    _element_by_element,
+    _element_by_element,
 )
-_STEPS += (_element_by_element, _element_by_element, _element_by_element)
 
 
 def make_program(number: int) -> Program:
@@ -219,7 +221,7 @@ def arguments(draw: random.Random, grad: bool) -> list[tuple[Any, ...]]:
 def _observed(run: Callable[..., Any], args: tuple[Any, ...]) -> Any:
     results = [torch.as_tensor(value) for value in run(*args)]
     losses = [(r * torch.arange(1, r.numel() + 1).view(r.shape)).sum() for r in results if r.requires_grad]
-    gradient = torch.autograd.grad(sum(losses), args[0])[0] if losses else None
+    gradient = torch.autograd.grad(torch.stack(losses).sum(), args[0])[0] if losses else None
     return [r.detach() for r in results], gradient, [_strides(r) for r in results]
 
 

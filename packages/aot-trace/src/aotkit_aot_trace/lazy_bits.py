@@ -24,7 +24,7 @@ from aotkit_functionalize import lazy_bits as bits
 __all__ = ["bits_to_operators", "without_bits_first"]
 
 aten = torch.ops.aten
-_UNDOES = {aten._conj.default: aten.conj_physical.default, aten._neg_view.default: aten.neg.default}
+_UNDOES: dict[Any, Any] = {aten._conj.default: aten.conj_physical.default, aten._neg_view.default: aten.neg.default}
 _FLIPS = frozenset(_UNDOES)
 _OTHER_ELEMENTS = aten.view.dtype
 _NAMES = ("partitioner_tag", "stack_trace", "nn_module_stack", "fwd_nn_module_stack", "seq_nr", "autograd_backward")
@@ -99,7 +99,8 @@ class _Rewriter:
 
     def _become_number(self, node: Node) -> None:
         """Autograd takes the conjugate of a Python number; what it gives is a tensor."""
-        number, like = node.args[0], node.meta["val"]
+        number: Any = node.args[0]
+        like = node.meta["val"]
         value = -number if node.target is aten._neg_view.default else complex(number).conjugate()
         node.target, node.args = aten.scalar_tensor.default, (value,)
         node.kwargs = {"dtype": like.dtype, "device": like.device}
@@ -107,14 +108,16 @@ class _Rewriter:
     def _flipped(self, node: Node, memory: _Memory) -> _Memory:
         flips_conj = node.target is aten._conj.default
         written, before = memory.node, _UNDOES[node.target]
-        if memory.is_plain and written.target is before and _same_layout(written, written.args[0]):
-            return self.known.get(written.args[0], _Memory(written.args[0]))  # of a value that got its bit back
+        source: Any = written.args[0] if written.args else None
+        if memory.is_plain and written.target is before and _same_layout(written, source):
+            return self.known.get(source, _Memory(source))  # of a value that got its bit back
         return replace(memory, conj=memory.conj ^ flips_conj, neg=memory.neg ^ (not flips_conj))
 
     def _viewed(self, view: Node, memory: Node) -> Node:
         """The same view of ``memory``."""
+        target: Any = view.target
         with self.graph.inserting_before(view):
-            made = self.graph.call_function(view.target, (memory, *view.args[1:]), dict(view.kwargs))
+            made = self.graph.call_function(target, (memory, *view.args[1:]), dict(view.kwargs))
         made.meta = dict(view.meta)
         made.meta["val"] = tree_map(_without_bits, view.meta["val"])
         return made

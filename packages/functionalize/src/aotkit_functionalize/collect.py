@@ -124,10 +124,11 @@ def collect_metadata(
 def _take_bits_off(record: ForwardRecord) -> None:
     """See Note [Lazy bits]. New values of inputs and what only lends its history to a view stay what they mean."""
     metadata, values = record.metadata, record.forward_values
-    positions = {o.graph_output for o in metadata.outputs if o.kind is OutputKind.FRESH}
+    fresh = (o.graph_output for o in metadata.outputs if o.kind is OutputKind.FRESH)
+    positions = {position for position in fresh if position is not None}
     positions |= set(range(len(values) - len(metadata.intermediate_bases), len(values)))
     for position in positions:
-        value = values[position] if position is not None else None
+        value = values[position]
         if isinstance(value, torch.Tensor) and has_lazy_bits(value):
             with torch.set_grad_enabled(carries_gradient(value)):
                 values[position] = without_lazy_bits(value)

@@ -267,8 +267,8 @@ def _emit_operation(operation: Operation, out: Source, indent: int = 1) -> None:
         case CheckDuplicate(value=value, first=first):
             out.add(f"if {value} is not {first}:", indent)
             out.add(f'_wrong_duplicate("{value}", "{first}")', indent + 1)
-        case CheckPlace(value=value, offset=offset, nbytes=nbytes):
-            out.add(f'_refuse_place({value}, "{value}", {offset}, {nbytes})', indent)
+        case CheckPlace(value=value, offset=start, nbytes=nbytes):
+            out.add(f'_refuse_place({value}, "{value}", {start}, {nbytes})', indent)
         case CheckAliases(mutated=mutated, others=others, among=among):
             names = f'{among}, "{" ".join(mutated)}", "{" ".join(others)}"'
             out.add(f"_refuse_new_aliases({_tuple(mutated)}, {_tuple(others)}, {names})", indent)

@@ -106,12 +106,14 @@ def _trunc(e: sympy.Expr, name_of: NameOf) -> Expr:
     value = _rational(e)
     if value.is_nonnegative:
         return _floor(e, name_of)
-    numerator, denominator = _quotient(*value.as_numer_denom(), name_of)
+    above, below = value.as_numer_denom()
+    numerator, denominator = _quotient(above, below, name_of)
     return floordiv(smax(numerator, to_expr(0)), denominator) - floordiv(smax(-numerator, to_expr(0)), denominator)
 
 
 def _ceiling(e: sympy.Expr, name_of: NameOf) -> Expr:
-    numerator, denominator = _quotient(*_rational(e).as_numer_denom(), name_of)
+    above, below = _rational(e).as_numer_denom()
+    numerator, denominator = _quotient(above, below, name_of)
     return -floordiv(-numerator, denominator)
 
 
@@ -157,7 +159,7 @@ def _absolute(e: sympy.Expr, name_of: NameOf) -> Expr:
 
 def _remainder(e: sympy.Expr, name_of: NameOf) -> Expr:
     x, d = (_convert(arg, name_of) for arg in e.args)
-    above, below = _quotient(*e.args, name_of)
+    above, below = _quotient(e.args[0], e.args[1], name_of)
     return mod(x, d) if below == d else x - d * floordiv(above, below)
 
 
