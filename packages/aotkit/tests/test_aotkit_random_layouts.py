@@ -59,6 +59,7 @@ DRAWS: dict[str, Callable[[Tensor], Tensor]] = {
     "log_normal_": lambda x: (x * 1).log_normal_(),
     "geometric_": lambda x: (x * 1).geometric_(0.3),
     "random_": lambda x: (x * 1).random_(10),
+    "random_(from)": lambda x: (x * 1).random_(3, 10),
     "gumbel_softmax": lambda x: F.gumbel_softmax(x),
     "gamma": lambda x: torch._standard_gamma(x + 1),
     "attention": lambda x: F.scaled_dot_product_attention(x[None], x[None], x[None], dropout_p=0.3),
@@ -69,6 +70,7 @@ INTO_INPUTS: dict[str, Callable[[Tensor], Tensor]] = {
     "bernoulli_(tensor)": lambda x: x.bernoulli_(torch.arange(1.0, x.numel() + 1).view(x.shape) / x.numel()),
     "exponential_": lambda x: x.exponential_(),
     "random_": lambda x: x.random_(7),
+    "random_(from)": lambda x: x.random_(-2, 7),
     "dropout": lambda x: F.dropout(x, 0.4, inplace=True),
     "part": lambda x: x[..., 1:].uniform_(),
 }

@@ -14,10 +14,13 @@ from typing import Any
 
 import torch
 
+from aotkit_functionalize import Unsupported
+
 __all__ = ["drawn_as_in_eager"]
 
 aten = torch.ops.aten
 _IN_ORDER_OF_MEMORY = (aten.bernoulli.p, aten.bernoulli.Tensor)
+_FROM = getattr(aten.random, "from")  # Python keeps the name to itself, and so does the code that FX writes
 _INTO_CONTIGUOUS_MEMORY = frozenset(
     (
         aten.poisson.default,
@@ -32,6 +35,12 @@ _INTO_CONTIGUOUS_MEMORY = frozenset(
 
 def drawn_as_in_eager(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """``op`` of these arguments; see Note [Random numbers follow memory]."""
+    if op is _FROM:
+        if args[2] is None:
+            raise Unsupported(
+                "random_(start, None)", "FX writes no call of it", "Give the end, or call random_() of nothing"
+            )
+        return aten.randint_like.low_dtype(*args, **{key: value for key, value in kwargs.items() if value is not None})
     if op in _INTO_CONTIGUOUS_MEMORY:
         args = tuple(a.contiguous() if isinstance(a, torch.Tensor) else a for a in args)
     target = args[0] if args else None
