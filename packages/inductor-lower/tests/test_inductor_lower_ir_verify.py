@@ -293,7 +293,7 @@ def test_a_broken_program_is_refused_with_the_rule(steps: str, result: str, prob
         ("input flag\n", "input flag\ninput $s9\n", "integer input $s9 has no symbol source"),
         ("size 0", "size 2", "$s0 comes from size 2 of x, which has fewer dimensions"),
         ("input 0 size", "input 7 size", "$s0 comes from input 7, but there are 3"),
-        ("size 0", "colour 0", "$s0 comes from 'colour'; sources are int, size, stride"),
+        ("size 0", "colour 0", "$s0 comes from 'colour'; sources are int, above, below, size, stride"),
         ("size 0", "int 0", "$s0 comes from the int of input 0, which is x"),
         ("buffer h : float16[8]", "buffer h : float16[8, 8]", "buffer h has 2 sizes and 1 strides"),
         ("buffer h : float16[8]", "buffer h : float16[i0]", "the shape of h may hold size symbols only, not i0"),
