@@ -81,8 +81,6 @@ BOTH: dict[str, tuple[Callable[..., Any], Callable[[], Any], str]] = {
     "expanded": (lambda x: [x.expand(2, 4, 6).add_(1)], lambda: torch.rand(4, 6), "made by expand"),
     "expanded input": (lambda x: _steps(x.add_(1), x), lambda: torch.rand(4, 1).expand(4, 6), "an expanded tensor"),
     "leaf": (lambda x: _steps(x.add_(1), 0), _leaf, "is a leaf that requires grad"),
-    "requires_grad_": (lambda x: _steps(x.requires_grad_(), 0), lambda: torch.rand(3), "has requires_grad changed"),
-    "detach_": (lambda x: _steps(x.detach_(), 0), _grad, "has requires_grad changed"),
     "out is a view": (
         lambda x: _steps(torch.add(x[0], 1, out=x[1]), 0),
         lambda: torch.rand(4, 6),
