@@ -63,14 +63,15 @@ ARITHMETIC: dict[str, Callable[..., torch.Tensor]] = {
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.uint8, torch.bool]
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("name", ARITHMETIC)
+@pytest.mark.parametrize(
+    ("name", "dtype"),  # there is no difference of bools
+    [(n, d) for n in ARITHMETIC for d in DTYPES if not (d is torch.bool and n.startswith("subtract"))],
+    ids=str,
+)
 def test_arithmetic_with_a_float_has_eagers_bits_for_every_value_after_one_compile(
     name: str, dtype: torch.dtype
 ) -> None:
     fn = ARITHMETIC[name]
-    if dtype is torch.bool and name.startswith("subtract"):
-        pytest.skip("torch has no difference of bools")  # nor has eager mode
     x = torch.tensor([1.0, 2.0, 3.0, 0.0, 1.5, 77.0, 1000.0, 0.125]).to(dtype)
     compiled = Compiled(fn)
     for value in VALUES[:2] if name == "scaled sum" else VALUES[:-1]:  # eager refuses scales beyond the type's range
