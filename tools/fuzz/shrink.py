@@ -3,29 +3,38 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from .compare import observe
 from .program import Program
 
-__all__ = ["shrink"]
+__all__ = ["shrink", "smallest"]
+
+Found = TypeVar("Found")
 
 
 def shrink(program: Program, failing: Callable[[Program], bool], tries: int = 150) -> Program:
     """A smaller program for which ``failing`` still holds, by leaving out one thing after another."""
+    return smallest(program, _smaller, lambda smaller: _runs(smaller) and failing(smaller), tries)
+
+
+def smallest(
+    found: Found, smaller: Callable[[Found], Iterable[Found]], holds: Callable[[Found], bool], tries: int
+) -> Found:
+    """``found``, replaced by the first ``smaller`` one that ``holds`` until none does or ``tries`` are used up."""
     progress = True
     while progress and tries > 0:
         progress = False
-        for smaller in _smaller(program):
+        for candidate in smaller(found):
             tries -= 1
             if tries <= 0:
                 break
-            if _runs(smaller) and failing(smaller):
-                program, progress = smaller, True
+            if holds(candidate):
+                found, progress = candidate, True
                 break
-    return program
+    return found
 
 
 def _runs(program: Program) -> bool:

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
+from tools.fuzz.shrink import smallest
+
 from .program import Ref, Sample, refs_in
 from .tensors import layout_class
 
@@ -14,17 +16,7 @@ __all__ = ["shrink"]
 
 def shrink(sample: Sample, failing: Callable[[Sample], bool], tries: int = 120) -> Sample:
     """A smaller sample for which ``failing`` still holds, by leaving out or simplifying one thing after another."""
-    progress = True
-    while progress and tries > 0:
-        progress = False
-        for smaller in _smaller(sample):
-            tries -= 1
-            if tries <= 0:
-                break
-            if _holds(smaller, failing):
-                sample, progress = _tidy(smaller), True
-                break
-    return sample
+    return _tidy(smallest(sample, lambda found: _smaller(_tidy(found)), lambda s: _holds(s, failing), tries))
 
 
 def _holds(sample: Sample, failing: Callable[[Sample], bool]) -> bool:

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from ._torch_compat import dtype_from_name, fake_mode_of
 from .boxed import BoxedCallable
-from .contract import Dim, GraphMetadata, TensorMeta, without_lazy_bits
+from .contract import Dim, GraphMetadata, TensorMeta, bits_of, same_with_bits, without_lazy_bits
 from .dims import evaluate, evaluate_all, render, render_tuple, symbols_of
 from .emit import Source, read_symbol
 from .errors import PlanError
@@ -236,11 +236,7 @@ def _reading_memory(lazy: Sequence[LazyInput], forward: BoxedCallable) -> BoxedC
 def memory_of(value: Tensor, conj: bool, neg: bool) -> Tensor:
     """A tensor without bits that means ``value`` when it is given these; see Note [Lazy inputs]."""
     with torch.no_grad():
-        if (value.is_conj(), value.is_neg()) != (conj, neg):
-            value = value.resolve_conj().resolve_neg()
-            value = value.conj_physical() if conj else value
-            return value.neg() if neg else value
-        return without_lazy_bits(value)
+        return without_lazy_bits(value if bits_of(value) == (conj, neg) else same_with_bits(value, conj, neg))
 
 
 # -- the same, slowly ----------------------------------------------------------------------------------

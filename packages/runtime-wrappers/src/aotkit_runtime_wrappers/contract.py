@@ -23,6 +23,8 @@ TensorMeta = metadata.TensorMeta
 ViewSpec = metadata.ViewSpec
 bind_symbols = symbols.bind_symbols
 dims = symbols.dims
+bits_of = lazy_bits.lazy_bits
+same_with_bits = lazy_bits.same_with_bits
 with_lazy_bits = lazy_bits.with_lazy_bits
 without_lazy_bits = lazy_bits.without_lazy_bits
 
@@ -47,7 +49,9 @@ __all__ = [
     "TensorMeta",
     "ViewSpec",
     "bind_symbols",
+    "bits_of",
     "dims",
+    "same_with_bits",
     "with_lazy_bits",
     "without_lazy_bits",
 ]
