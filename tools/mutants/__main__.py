@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 
 from .campaign import journal_of, run
 from .groups import GROUPS
@@ -23,7 +24,7 @@ def main() -> int:
         if chosen.only:
             mutants = [m for m in mutants if m.key.startswith(tuple(chosen.only))]
         if chosen.what == "run":
-            run(group, mutants, chosen.jobs, chosen.budget, chosen.again, chosen.measured)
+            run(group, mutants, chosen.jobs, chosen.budget, chosen.again, chosen.measured, chosen.seconds)
         journal = journal_of(group)
         print(report(name, mutants, journal, reasons, chosen.diffs), flush=True)
         killed, relevant = share_killed(mutants, journal, reasons)
@@ -39,6 +40,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=1, help="mutants tested at once")
     parser.add_argument("--budget", type=float, default=60, help="seconds of tests that a mutant may live through")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="begin no mutant of a group later than that")
     parser.add_argument("--again", action="store_true", help="test those that lived once more")
     parser.add_argument("--measured", action="store_true", help="by the coverage that is known; measure nothing")
     parser.add_argument("--only", action="append", help="beginning of a mutant's key, to test it alone")

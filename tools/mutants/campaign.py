@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 import os
 import time
 from collections.abc import Iterable
@@ -15,7 +16,7 @@ from .groups import Group, package_files
 from .journal import Journal, Verdict
 from .measure import BUILD, coverage_of
 from .patch import CannotPatch, import_instead, live_functions, patch_live
-from .sample import Mutant
+from .sample import Mutant, draw
 from .select_tests import Selector
 from .session import Items, collected, limit_of, run_in_order
 from .supervise import Send, supervise
@@ -29,10 +30,17 @@ def journal_of(group: Group) -> Journal:
 
 
 def run(
-    group: Group, mutants: list[Mutant], jobs: int, budget: float, again: bool = False, measured: bool = False
+    group: Group,
+    mutants: list[Mutant],
+    jobs: int,
+    budget: float,
+    again: bool = False,
+    measured: bool = False,
+    seconds: float = math.inf,
 ) -> None:
     """Give each mutant a verdict that has none. With ``again`` also those that lived. ``measured``: by the coverage
-    that is known, also where it is out of date."""
+    that is known, also where it is out of date. No mutant is begun when ``seconds`` are over."""
+    end = time.monotonic() + seconds
     journal = journal_of(group)
     old = journal.verdicts
     todo = [m for m in mutants if m.key not in old or (again and not old[m.key].is_killed)]
@@ -48,7 +56,8 @@ def run(
             journal.add(Verdict(mutant.key, "not covered"))
     todo = [m for m in todo if chosen[m.key]]
     live = [m for m in todo if selector.is_live(m)]
-    campaign = _Campaign(group, journal, selector, jobs)
+    _remember(group, journal, selector)
+    campaign = _Campaign(group, journal, selector, jobs, end)
     print(f"{group.name}: {len(live)} mutants in functions, {len(todo) - len(live)} in what is imported", flush=True)
     if live:
         campaign.run_live(live)
@@ -58,9 +67,9 @@ def run(
 
 
 class _Campaign:
-    def __init__(self, group: Group, journal: Journal, selector: Selector, jobs: int) -> None:
-        self.group, self.journal, self.selector, self.jobs = group, journal, selector, jobs
-        self.began: dict[str, float] = {}
+    def __init__(self, group: Group, journal: Journal, selector: Selector, jobs: int, end: float) -> None:
+        self.group, self.journal, self.selector, self.jobs, self.end = group, journal, selector, jobs, end
+        self.chosen: dict[str, list[str]] = {}  # mutant -> its tests
         self.sound: dict[str, bool] = {}  # test -> whether it passes without a fault
 
     def run_live(self, mutants: list[Mutant]) -> None:
@@ -87,7 +96,7 @@ class _Campaign:
                     except CannotPatch as reason:
                         send(result="not live", why=str(reason))
                         return
-                    tests = [t for t in self.selector.tests(mutant) if t in items]
+                    tests = [t for t in self.chosen[mutant.key] if t in items]
                     run_in_order([items[t] for t in tests], send, [limit_of(coverage.seconds[t]) for t in tests])
 
                 def unharmed(test: str, send: Send) -> None:
@@ -102,11 +111,11 @@ class _Campaign:
                         if not self.sound[test]:
                             print(f"{test} fails without a fault: left out", message, flush=True)
                             coverage.seconds.pop(test)
-                            supervise([mutant], work, done)
+                            supervise(self._chosen([mutant]), work, done)
                             return
                     self._enter(mutant, message)
 
-                supervise(self._timed(mutants), work, done, self.jobs)
+                supervise(self._chosen(mutants), work, done, self.jobs)
                 status = 0
 
             files = {test.partition("::")[0] for mutant in mutants for test in self.selector.tests(mutant)}
@@ -121,7 +130,7 @@ class _Campaign:
 
         def work(mutant: Mutant, send: Send) -> None:
             import_instead(ROOT / mutant.file, _code(mutant))
-            tests = self.selector.tests(mutant)
+            tests = self.chosen[mutant.key]
             seconds = self.selector.coverage.seconds
             send(test="import", limit=60.0)
             verdicts = []
@@ -139,26 +148,36 @@ class _Campaign:
             if not any("result" in message for message in verdicts):
                 send(result="killed", why="the tests cannot be collected")
 
-        supervise(self._timed(mutants), work, self._enter, self.jobs)
+        supervise(self._chosen(mutants), work, self._enter, self.jobs)
 
-    def _timed(self, mutants: Iterable[Mutant]) -> Iterable[Mutant]:
+    def _chosen(self, mutants: Iterable[Mutant]) -> Iterable[Mutant]:
+        """Just before its turn: what has killed others by then comes first."""
         for mutant in mutants:
-            self.began[mutant.key] = time.monotonic()
+            if time.monotonic() > self.end:
+                return
+            self.chosen[mutant.key] = self.selector.tests(mutant)
             yield mutant
 
     def _enter(self, mutant: Mutant, message: dict[str, Any]) -> None:
         if message["result"] != "survived":
             self.selector.killed(mutant, message["test"])
-        seconds = round(time.monotonic() - self.began[mutant.key], 2)
         self.journal.add(
             Verdict(
                 mutant.key, message["result"], message["test"] if message["result"] != "survived" else "",
-                message.get("why", ""), len(self.selector.tests(mutant)), seconds,
+                message.get("why", ""), len(self.chosen[mutant.key]), message["seconds"],
             )
         )  # fmt: skip
 
     def _log(self) -> Path:
         return BUILD / f"{self.group.name}.log"
+
+
+def _remember(group: Group, journal: Journal, selector: Selector) -> None:
+    """What killed mutants in earlier runs."""
+    for mutant in draw(group):
+        verdict = journal.verdicts.get(mutant.key)
+        if verdict is not None and verdict.is_killed and verdict.test:
+            selector.killed(mutant, verdict.test)
 
 
 def _code(mutant: Mutant) -> Any:

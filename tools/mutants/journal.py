@@ -25,7 +25,7 @@ class Verdict:
     test: str = ""
     why: str = ""
     tests: int = 0  # selected
-    seconds: float = 0.0
+    seconds: float = 0.0  # processor time
 
     @property
     def is_killed(self) -> bool:

@@ -37,7 +37,7 @@ class Mutant:
         return f"{head}\n{removed}\n{added}"
 
 
-def draw(group: Group, number: int, seed: int = 0) -> list[Mutant]:
+def draw(group: Group, number: int | None = None, seed: int = 0) -> list[Mutant]:
     """``number`` mutants of a group, or all it has."""
     found = [mutant for file in group.files() for mutant in mutants_of(file)]
     return sorted(found, key=lambda mutant: _hash(f"{seed} {mutant.key}"))[:number]

@@ -23,7 +23,7 @@ class Selector:
     package: str
     coverage: Coverage
     budget: float
-    killers: Counter[tuple[str, str]] = field(default_factory=Counter)  # (file and function, test)
+    killers: Counter[tuple[str, str]] = field(default_factory=Counter)  # (file and function, test), also (file, test)
     trees: dict[str, ast.Module] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -37,7 +37,9 @@ class Selector:
         return site.in_function and not runs
 
     def tests(self, mutant: Mutant) -> list[str]:
-        """The tests to run, in order: those that killed a neighbour, those named after the file, the fastest."""
+        """The tests to run, in order: those that killed another mutant of the function, then the first of each test
+        function, those that killed in the same file, are named after it, or are fastest before others, then the second
+        of each: the parameters of one function ask for much the same."""
         site = mutant.site
         if self.is_live(mutant):
             found = self.coverage.tests(mutant.file, site.first_line, site.last_line)
@@ -45,7 +47,15 @@ class Selector:
             found = self._users(mutant)
         place = f"{mutant.file} {site.function}"
         words = set(mutant.file.removesuffix(".py").replace("_", "/").split("/")[-3:])
-        found = sorted(found, key=lambda t: (-self.killers[place, t], -_named(t, words), self.coverage.seconds[t]))
+        file = mutant.file
+        found = sorted(found, key=lambda t: (-self.killers[file, t], -_named(t, words), self.coverage.seconds[t], t))
+        turns: Counter[str] = Counter()
+        turn: dict[str, int] = {}
+        for test in found:
+            function = test.partition("[")[0]
+            turn[test] = turns[function]
+            turns[function] += 1
+        found.sort(key=lambda t: (-self.killers[place, t], turn[t]))
         chosen: list[str] = []
         total = 0.0
         for test in found:
@@ -58,6 +68,7 @@ class Selector:
     def killed(self, mutant: Mutant, test: str) -> None:
         """Remember what killed a mutant."""
         self.killers[f"{mutant.file} {mutant.site.function}", test] += 1
+        self.killers[mutant.file, test] += 1
 
     def _users(self, mutant: Mutant) -> list[str]:
         """Tests that run a function which uses what a statement at module level defines; all of the module's else."""

@@ -49,6 +49,7 @@ def supervise(
 
     ``send(test=name, limit=seconds)`` says that a test begins, and the processor time it may take; ``send(result=...)``
     ends the task. A fork that dies before sends ``result="crash"``, one that exceeds its limit ``result="timeout"``.
+    The message that ``done`` gets says also how much processor time the fork took: ``seconds``.
     """
     waiting = iter(tasks)
     running: list[_Fork[T]] = []
@@ -64,8 +65,8 @@ def supervise(
             message = _read(fork) if fork.pipe in ready else _overdue(fork)
             if message is not None:
                 running.remove(fork)
-                _end(fork)
-                done(fork.task, {"test": fork.test, **message})
+                seconds = _end(fork)
+                done(fork.task, {"test": fork.test, **message, "seconds": seconds})
 
 
 def _fork(task: T, work: Callable[[T, Send], None]) -> _Fork[T]:
@@ -123,11 +124,12 @@ def _overdue(fork: _Fork[T]) -> dict[str, Any] | None:
     return None
 
 
-def _end(fork: _Fork[T]) -> None:
+def _end(fork: _Fork[T]) -> float:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(fork.pid, signal.SIGKILL)
     os.close(fork.pipe)
-    os.waitpid(fork.pid, 0)
+    _, _, used = os.wait4(fork.pid, 0)
+    return round(used.ru_utime + used.ru_stime, 2)
 
 
 def _processor_time(pid: int) -> float:

@@ -16,6 +16,7 @@ from tools.mutants.coverage import Coverage, LineTracer, bits, lines_of
 from tools.mutants.groups import GROUPS
 from tools.mutants.journal import EQUIVALENT, Journal, Verdict, equivalents, report, share_killed
 from tools.mutants.operators import mutate, sites
+from tools.mutants.select_tests import Selector
 from tools.mutants.supervise import supervise
 
 SOURCE = '''"""Docstring 1."""
@@ -135,6 +136,19 @@ def test_a_live_function_gets_the_fault_whoever_holds_it(tmp_path: Path) -> None
         patch.patch_live([], original, original)
 
 
+def test_tests_that_ask_for_different_things_come_first() -> None:
+    mutant = next(m for m in sample.draw(GROUPS["schedule"]) if m.file.endswith("/split.py") and m.site.in_function)
+    seconds = {"a::f[1]": 0.1, "a::f[2]": 0.2, "b::g": 0.3, "test_split.py::h[1]": 0.4, "test_split.py::h[2]": 0.5}
+    lines = {mutant.file: bits([mutant.site.first_line])}
+    coverage = Coverage(seconds={**seconds, "far": 0.1}, lines=dict.fromkeys(seconds, lines))
+    selector = Selector("inductor-lower", coverage, budget=60)
+    assert selector.tests(mutant) == ["test_split.py::h[1]", "a::f[1]", "b::g", "test_split.py::h[2]", "a::f[2]"]
+    selector.killed(mutant, "a::f[2]")
+    assert selector.tests(mutant)[:3] == ["a::f[2]", "test_split.py::h[1]", "b::g"]
+    selector.budget = 0.5
+    assert selector.tests(mutant) == ["a::f[2]"]
+
+
 def test_outcomes_of_forks_are_told_apart() -> None:
     def work(task: str, send: Any) -> None:
         send(test=task, limit=0.2)
@@ -147,10 +161,15 @@ def test_outcomes_of_forks_are_told_apart() -> None:
             raise LookupError("in the driver")
         send(result="survived")
 
-    results = {}
+    results, seconds = {}, {}
     began = time.monotonic()
-    supervise(["live", "hang", "die", "raise"], work, lambda t, m: results.update({t: m["result"]}), jobs=4)
+
+    def done(task: str, message: dict[str, Any]) -> None:
+        results[task], seconds[task] = message["result"], message["seconds"]
+
+    supervise(["live", "hang", "die", "raise"], work, done, jobs=4)
     assert results == {"live": "survived", "hang": "timeout", "die": "crash", "raise": "crash"}
+    assert 0.2 <= seconds["hang"] < 5 and seconds["live"] < 0.2
     assert time.monotonic() - began < 60
 
 

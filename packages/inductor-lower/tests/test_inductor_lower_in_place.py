@@ -113,6 +113,15 @@ def test_a_kernel_writes_over_the_result_of_a_product_that_it_is_the_last_to_rea
     torch.testing.assert_close(args, before)
 
 
+@pytest.mark.parametrize("f", [lambda x: x.t(), lambda x: x.flip(0), lambda x: x.t().flip(0) + x[:1]])
+def test_an_input_is_overwritten_by_another_arrangement_of_its_own_elements(f) -> None:
+    graph = make_fx(lambda x: [x.copy_(f(x))][:0], tracing_mode="fake")(torch.empty(70, 70))
+    x = torch.randn(70, 70)
+    want = f(x).clone()
+    compile_graph(graph)([x])
+    assert torch.equal(x, want)
+
+
 @pytest.mark.covers("F5h.8", "F5c.8")
 def test_a_network_of_convolutions_writes_its_activations_over_their_results() -> None:
     def network(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
 import torch
+from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND, elementwise_dtypes
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from aotkit_inductor_lower import compile_graph
+from aotkit_inductor_lower.lowering.promotion import promote
+from aotkit_inductor_lower.lowering.values import FloatExpr, View
+from aotkit_inductor_lower.symbolic import Symbol, SymbolKind, to_expr
 
 aten = torch.ops.aten
 F = torch.nn.functional
@@ -35,6 +40,20 @@ def specials(dtype):
     return torch.tensor(
         [0.0, -0.0, 1.0, -1.0, 0.5, 2.5, -2.5, math.inf, -math.inf, math.nan, info.max, info.tiny], dtype=dtype
     )
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_operands_promote_as_torch_promotes_them(count):
+    tensors = [torch.empty(size, dtype=d) for d in (*FLOATS, *INTS, torch.bool) for size in ((), (3,))]
+    operands: dict[object, object] = {
+        View("b", x.dtype, tuple(map(to_expr, x.shape)), (), (), to_expr(0)): x for x in tensors
+    }
+    operands |= {"yes": True, 7: 7, 2.5: 2.5, to_expr(Symbol("s0", SymbolKind.SIZE)): 5, FloatExpr("sqrt", (2.0,)): 2.5}
+    for chosen in itertools.product(operands, repeat=count):
+        mine = [True if operand == "yes" else operand for operand in chosen]
+        theirs = [operands[operand] for operand in chosen]
+        _, want = elementwise_dtypes(*theirs, type_promotion_kind=ELEMENTWISE_TYPE_PROMOTION_KIND.DEFAULT)
+        assert promote(mine) == want, chosen
 
 
 @pytest.mark.covers("F5g.1")

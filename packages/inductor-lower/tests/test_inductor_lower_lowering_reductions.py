@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 
-from aotkit_inductor_lower import decompositions
+from aotkit_inductor_lower import decompositions, lower_graph
+from aotkit_inductor_lower.ir import DType, LoopNest, Reduce
 
 aten = torch.ops.aten
 F = torch.nn.functional
@@ -36,6 +39,13 @@ def test_reductions_over_any_dimensions_are_one_kernel(check, dims, keepdim):
 def test_reductions_accumulate_in_eagers_type(check, dtype):
     x = torch.randint(0, 2 if dtype is torch.bool else 100, (3, 50)).to(dtype)
     check(lambda x: (x.sum(), x.sum(1), x.amax(1), x.any(), x.all(1)), x)
+
+
+@pytest.mark.filterwarnings("ignore:.*degrees of freedom")
+@pytest.mark.parametrize("correction", [0, 0.5, 2, 3, 4, 7.5])
+def test_variances_of_too_few_values_divide_by_zero_as_eager(check, correction):
+    x = torch.tensor([[1.0, 2.0, 4.0], [5.0, 5.0, 5.0]])
+    check(lambda x: (x.var(1, correction=correction), *torch.std_mean(x, 0, correction=correction)), x)
 
 
 def test_extrema_give_the_first_of_equals_and_nan(check):
@@ -120,6 +130,24 @@ def test_batch_norm_and_its_derivative_equal_eager(check, layout, train):
 
     result = check(backward, grad, x, w, mean, var, *saved, tolerance=2e-5)
     assert not result.externs and result.kernels <= 3
+
+
+@pytest.mark.parametrize(
+    ("dtype", "device", "wide"),
+    [
+        *((torch.float32, "cpu", DType.F64), (torch.bfloat16, "cpu", DType.F32), (torch.float64, "cpu", DType.F64)),
+        *((torch.float32, "cuda", DType.F32), (torch.float16, "cuda", DType.F32)),  # double is slow there
+    ],
+)
+def test_statistics_of_a_batch_are_summed_in_eagers_type(dtype, device, wide):
+    with FakeTensorMode():
+        x, channel = torch.empty(3, 5, 6, 7, dtype=dtype, device=device), torch.empty(5, device=device)
+        graph = make_fx(
+            lambda x, c: aten._native_batch_norm_legit_functional(x, c, c, c, c, True, 0.1, 1e-5), tracing_mode="fake"
+        )(x, channel)
+    nests = [step for step in lower_graph(graph).steps if isinstance(step, LoopNest)]
+    sums = [i for nest in nests for stage in nest.stages for i in stage.body if isinstance(i, Reduce)]
+    assert {i.dtype for i in sums} == {wide}
 
 
 def test_group_norm_is_one_kernel(check):

@@ -114,6 +114,11 @@ FUSED = [
         "an ATen call between", lambda x: torch.logcumsumexp(x + 1, 0) + (x + 1).sum(), (A,), 2, 3,
         ("vertical", False, "another step must run between them"),
     ),
+    Case(
+        "an ATen call that waits for both",
+        lambda x, y: both(x.exp(), lambda p: both(p @ y.sin(), lambda g: (y.cos(), g + p))),
+        (S, S + 1), 3, 3, ("vertical", False, "another step must run between them"),
+    ),
     Case("little is shared", lambda x: (x.exp(), x.flip(0).sin()), (m(10, 10),), 2, 0),
     Case("much is shared", lambda x: (x.exp(), x.sin()), (S,), 1, 0, ("horizontal", True, "through x")),
     Case(

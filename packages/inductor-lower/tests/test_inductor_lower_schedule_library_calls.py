@@ -67,8 +67,7 @@ def test_products_that_gain_nothing_or_mean_something_else_stay(f, args):
     assert choose_library_calls(program, "znver4") == program
 
 
-def test_a_dynamic_number_of_rows_may_be_anything():
-    text = """aotkit-ir 1
+DYNAMIC = """aotkit-ir 1
 program dynamic
 symbol $s0 = input 0 size 0
 input x
@@ -79,7 +78,15 @@ buffer y : float32[$s0, 512] strides [512, 1] output on cpu
 extern mm: y = aten.mm.default(x, w) reason "a product"
 return y
 """
-    chosen = choose_library_calls(parse_program(text), "znver4")
+
+
+def test_other_calls_of_two_matrices_stay():
+    program = parse_program(DYNAMIC.replace("aten.mm.default", "aten._euclidean_dist.default"))
+    assert choose_library_calls(program, "znver4") == program
+
+
+def test_a_dynamic_number_of_rows_may_be_anything():
+    chosen = choose_library_calls(parse_program(DYNAMIC), "znver4")
     verify_program(chosen)
     assert targets(chosen) == [LINEAR]
     bound, w = bind(generate(chosen)), random(512, 512)

@@ -171,6 +171,24 @@ def test_short_reductions_and_those_of_many_rows_stay_whole():
         torch.testing.assert_close(graph([x])[0], f(x))
 
 
+@pytest.mark.parametrize(
+    ("f", "sizes", "cut"),
+    [
+        (lambda x: x.sum(), (65_535,), False),  # a second thread would not pay
+        (lambda x: x.sum(), (65_536,), True),
+        (lambda x: x.sum(0), (600, 448), True),  # seven units of 64 columns
+        (lambda x: x.sum(0), (600, 449), False),  # eight keep threads busy by themselves
+        (lambda x: x.sum(1), (7, 40_000), True),  # a row is a unit where its elements lie side by side
+        (lambda x: x.sum(1), (8, 40_000), False),
+        (lambda x: x.var(), ((1 << 18) - 1,), False),
+        (lambda x: x.var(), (1 << 18,), True),
+    ],
+)
+def test_a_reduction_is_cut_from_the_size_on_from_which_threads_pay(f, sizes, cut):
+    graph = compiled(f, (torch.ones(sizes),))
+    assert bool(splits(graph)) == cut
+
+
 def test_columns_of_unknown_length_are_folded_too():
     def f(x):
         y = x.view(-1, 6)
