@@ -1,5 +1,9 @@
 """What every test of the repository starts from: the same random numbers, whatever ran before it."""
 
+import gc
+import logging
+from collections.abc import Iterator
+
 import pytest
 import torch
 
@@ -18,18 +22,36 @@ def _seeded() -> None:
     torch.manual_seed(0)
 
 
+@pytest.fixture(scope="session")
+def guards_are_not_timed() -> Iterator[None]:
+    """The frontend empties the processor's caches after each compile, to measure how long the guards take."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("torch._dynamo.guards.profile_guard_manager", lambda *_: 0.0)
+        yield
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Hypothesis draws the same examples in every run: what is found by chance belongs to `nox -s fuzz`."""
     shift = config.getoption("--seed-shift", default=0)
     if shift:
         _shift_seeds(shift)
     torch.manual_seed(0)  # for the tensors that test files make while they are imported
+    # pytest listens to every logger that does not propagate. Torch formats each graph and the stack of each message for
+    # this one as soon as it has a listener, which would be a twentieth of all tests' time.
+    logging.getLogger("torch.__trace").propagate = True
     try:
         from hypothesis import settings
     except ImportError:
         return  # some packages' tests do without it
     settings.register_profile("same-examples", derandomize=True, deadline=None)
     settings.load_profile("same-examples")
+
+
+def pytest_collection_finish() -> None:
+    """What is imported now stays: the collector need not look through a million objects again and again."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 20)
 
 
 def _shift_seeds(shift: int) -> None:

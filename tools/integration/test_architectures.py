@@ -17,7 +17,7 @@ from architectures import ARCHITECTURES, make_batch, make_model
 
 
 @pytest.fixture(autouse=True)
-def _test_mode(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def _test_mode(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, guards_are_not_timed: None) -> None:
     monkeypatch.setenv("AOTKIT_VERIFY", "1")
     monkeypatch.setenv("AOTKIT_CACHE_DIR", str(tmp_path))
     torch._dynamo.reset()
