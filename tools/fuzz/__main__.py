@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from .campaign import Campaign, Settings, Tally
+from .campaign import Campaign, Settings
 from .cells import CELLS, coverage_table
+from .tally import Tally
 
 __all__ = ["main"]
 

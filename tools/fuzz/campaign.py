@@ -10,19 +10,20 @@ import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from .cells import CELLS, Cell, poorest
+from .cells import Cell, poorest
 from .execute import check
 from .generate import generate
 from .program import Program
 from .shrink import shrink
+from .tally import Tally
 
-__all__ = ["Campaign", "Settings", "Tally", "quiet"]
+__all__ = ["Campaign", "Settings", "quiet"]
 
 BATCH = 250
 GOALS = 4  # cells that each program tries to cover
@@ -38,47 +39,6 @@ class Settings:
     dynamo_every: int = 0
     verify_every: int = 10
     shown: int = 1
-
-
-@dataclass(slots=True)
-class Tally:
-    """Outcomes so far: how many of each kind, of each family, equal programs per cell, failures by number."""
-
-    kinds: Counter[str] = field(default_factory=Counter)
-    families: Counter[str] = field(default_factory=Counter)
-    cells: Counter[Cell] = field(default_factory=Counter)
-    tried: Counter[Cell] = field(default_factory=Counter)
-    reports: list[str] = field(default_factory=list)
-    failures: list[int] = field(default_factory=list)
-    seconds: float = 0.0
-
-    def add(self, other: Tally) -> None:
-        """Take another tally into this one."""
-        self.kinds += other.kinds
-        self.families += other.families
-        self.cells += other.cells
-        self.tried += other.tried
-        self.reports += other.reports
-        self.failures += other.failures
-
-    @property
-    def failed(self) -> int:
-        """How many programs mismatched or crashed."""
-        return self.kinds["mismatch"] + self.kinds["crash"]
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain data; cells by their number."""
-        numbers = {cell: number for number, cell in enumerate(CELLS)}
-        by_number = [{str(numbers[cell]): count for cell, count in c.items()} for c in (self.cells, self.tried)]
-        names = ("kinds", "families", "cells", "tried", "reports", "failures")
-        return dict(zip(names, (self.kinds, self.families, *by_number, self.reports, self.failures), strict=True))
-
-    @staticmethod
-    def from_json(raw: dict[str, Any]) -> Tally:
-        """The inverse of :meth:`to_json`."""
-        cells, tried = (Counter({CELLS[int(n)]: count for n, count in raw[c].items()}) for c in ("cells", "tried"))
-        failures = raw.get("failures", [])
-        return Tally(Counter(raw["kinds"]), Counter(raw["families"]), cells, tried, list(raw["reports"]), failures)
 
 
 @dataclass(slots=True)

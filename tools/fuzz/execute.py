@@ -14,12 +14,13 @@ from torch._dynamo.utils import counters
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from aotkit import CompileError, Options, Recorder, aot_function, pipeline
-from aotkit._cold import REFUSALS
+from aotkit import Options, Recorder, aot_function, pipeline
 
 from .compare import RECOMPUTED, Run, differences, observe
 from .program import Program
+from .refusals import refusal
 from .stability import is_unstable
+from .tally import FAILURES
 
 __all__ = ["Outcome", "check"]
 
@@ -44,7 +45,7 @@ class Outcome:
     @property
     def failed(self) -> bool:
         """Whether this has to be looked at."""
-        return self.kind in ("mismatch", "crash")
+        return self.kind in FAILURES
 
     @property
     def family(self) -> str:
@@ -98,13 +99,13 @@ def _frontend_alone(program: Program, eager: Run, shift: float) -> str:
 
 def _outcome(eager: Run, run: Run) -> Outcome:
     if run.error is not None:
-        refusal = _refusal(run.error)
+        refused = refusal(run.error)
         if eager.error is not None:
             return Outcome("eager raises", f"{type(eager.error).__name__}: {eager.error}")
-        if refusal is not None and eager.gradients_raise:
+        if refused is not None and eager.gradients_raise:
             return Outcome("eager raises", "in the backward")
-        if refusal is not None:
-            return Outcome("refused", refusal)
+        if refused is not None:
+            return Outcome("refused", refused)
         return Outcome("crash", f"{type(run.error).__name__}: {(str(run.error).splitlines() or [''])[0]}")
     if eager.error is not None and _WITHOUT_EFFECT in str(eager.error):
         return Outcome("eager raises", "at an operation without effect")
@@ -116,16 +117,6 @@ def _outcome(eager: Run, run: Run) -> Outcome:
     if found and eager.unseen and all(sentence.partition(": ")[0].endswith(" gradient") for sentence in found):
         return Outcome("unseen write")
     return Outcome("mismatch", "; ".join(found[:3])) if found else Outcome("equal")
-
-
-def _refusal(error: BaseException) -> str | None:
-    """Class and sentence of a typed refusal, wherever the frontend wrapped it."""
-    seen: BaseException | None = error
-    while seen is not None:
-        if isinstance(seen, REFUSALS):
-            return f"{type(seen).__name__}: {seen}"
-        seen = seen.__cause__ or getattr(seen, "inner_exception", None)
-    return f"CompileError: {error}" if isinstance(error, CompileError) else None
 
 
 # --- what compiles a program ------------------------------------------------------------------------------------

@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from tools.fuzz.tally import Tally
+
 from .campaign import _PLANS, Campaign, Settings, quiet
-from .cells import Tally, coverage_table
+from .cells import coverage_table
 
 __all__ = ["main"]
 

@@ -17,7 +17,9 @@ from typing import Any
 
 import torch
 
-from .cells import Tally, cells_of, next_goals
+from tools.fuzz.tally import Tally
+
+from .cells import cells_of, next_goals
 from .generate import Goal, Impossible, generate
 from .program import DIRECT, Sample
 from .public import public

@@ -4,68 +4,21 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
+
+from tools.fuzz.tally import Tally
 
 from .generate import Goal
 from .program import Sample, refs_in
 from .recipes import targets
 from .tensors import DTYPES, LAYOUTS, layout_class
 
-__all__ = ["Cell", "Tally", "cells_of", "coverage_table", "next_goals"]
+__all__ = ["Cell", "cells_of", "coverage_table", "next_goals"]
 
 Cell = tuple[str, str, str]
 WANTED = 20  # samples of each cell
 WANTED_OF_RULE = 50
 _IN_VAIN = 8  # tries without a sample that eager accepts, after which a cell counts as out of reach
-
-
-@dataclass(slots=True)
-class Tally:
-    """Outcomes so far: of each kind, entry, family; equal samples per cell and operator; tries per goal."""
-
-    kinds: Counter[str] = field(default_factory=Counter)
-    entries: Counter[str] = field(default_factory=Counter)
-    families: Counter[str] = field(default_factory=Counter)
-    rules: Counter[str] = field(default_factory=Counter)
-    raising: Counter[str] = field(default_factory=Counter)
-    cells: Counter[Cell] = field(default_factory=Counter)
-    tried: Counter[Cell] = field(default_factory=Counter)
-    reports: list[str] = field(default_factory=list)
-    seconds: float = 0.0
-
-    def add(self, other: Tally) -> None:
-        """Take another tally into this one."""
-        for name in ("kinds", "entries", "families", "rules", "raising", "cells", "tried"):
-            getattr(self, name).update(getattr(other, name))
-        self.reports += other.reports
-
-    @property
-    def failed(self) -> int:
-        """How many samples have to be looked at."""
-        return sum(self.kinds[kind] for kind in ("different", "crash", "silent", "died"))
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain data."""
-        plain = {name: dict(getattr(self, name)) for name in ("kinds", "entries", "families", "rules", "raising")}
-        cells = {name: {"|".join(cell): n for cell, n in getattr(self, name).items()} for name in ("cells", "tried")}
-        return {**plain, **cells, "reports": self.reports}
-
-    @staticmethod
-    def from_json(raw: dict[str, Any]) -> Tally:
-        """The inverse of :meth:`to_json`."""
-        tally = Tally(reports=list(raw["reports"]))
-        for name in ("kinds", "entries", "families", "rules", "raising"):
-            getattr(tally, name).update(raw[name])
-        for name in ("cells", "tried"):
-            getattr(tally, name).update({_cell(key): n for key, n in raw[name].items()})
-        return tally
-
-
-def _cell(key: str) -> Cell:
-    op, dtype, layout = key.split("|")
-    return op, dtype, layout
 
 
 def cells_of(sample: Sample) -> Iterable[Cell]:

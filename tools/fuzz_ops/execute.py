@@ -11,16 +11,15 @@ from typing import Any
 import torch
 from torch._subclasses import FakeTensorMode
 
-from aotkit import CompileError, Options, Recorder
-from aotkit._cold import REFUSALS
+from aotkit import Options, Recorder
 from aotkit._variants import Variants, flatten_call, flattened, structure_of
 from aotkit.api import rebuilt
 from aotkit.pipeline import CompileContext, own_stages
-from aotkit_inductor_lower import LoweringError, LowerOptions, compile_graph
+from aotkit_inductor_lower import LowerOptions, compile_graph
 
 from .program import DIRECT, Sample, invoke, values_of
 
-__all__ = ["Run", "compiled", "fakes_agree", "merged", "observe", "refusal"]
+__all__ = ["Run", "compiled", "fakes_agree", "merged", "observe"]
 
 RNG_SEED = 11
 TRITON = LowerOptions(processor="triton-interpreter")
@@ -64,13 +63,13 @@ def _gradients(run: Run, sample: Sample, tensors: Sequence[Any], outputs: Sequen
         return
     weights = [_weights(o, number) for number, o in enumerate(starts)]
     found = torch.autograd.grad(starts, [value for _, value in leaves], weights, allow_unused=True)
-    for (name, value), gradient in zip(leaves, found, strict=True):
-        # No gradient and one of zeros mean the same here.
-        run.results[f"gradient of {name}"] = torch.zeros_like(value).detach() if gradient is None else gradient
+    for (name, _), gradient in zip(leaves, found, strict=True):
+        run.results[f"gradient of {name}"] = gradient
 
 
 def _weights(output: torch.Tensor, number: int) -> torch.Tensor:
-    return torch.cos(torch.arange(output.numel()) * 0.9 + number).to(output.dtype).view(output.shape)
+    made = torch.cos(torch.arange(output.numel()) * 0.9 + number).to(output.dtype).view(output.shape)
+    return torch.empty_like(output).copy_(made)  # laid out like the output, as a backward is compiled for
 
 
 def _aliases(run: Run, named: dict[str, Any]) -> None:
@@ -161,15 +160,6 @@ _ENTRIES: dict[str, Callable[[Sample], Callable[..., Any]]] = {
     "dynamo": _dynamo,
     "triton": lambda sample: _direct(sample, TRITON),
 }
-
-
-def refusal(error: BaseException | None) -> str | None:
-    """Class and sentence of a typed refusal, wherever it was wrapped."""
-    while error is not None:
-        if isinstance(error, (*REFUSALS, LoweringError, CompileError)):
-            return f"{type(error).__name__}: {error}"
-        error = getattr(error, "inner_exception", None) or error.__cause__
-    return None
 
 
 def fakes_agree(sample: Sample, again: bool = False) -> list[torch.Tensor] | Exception:

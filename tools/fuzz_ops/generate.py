@@ -42,7 +42,9 @@ def generate(seed: int, goal: Goal, entry: str = "direct", calls: int = 1) -> Sa
         if not d.calls:
             raise Impossible(f"{op}: {type(error).__name__}: {error}") from error
         failed = True
-    if not failed and calls > 1:
+    if "empty" in op:
+        pass  # what it holds is nobody's: nothing is computed with it
+    elif not failed and calls > 1:
         add_calls(d, calls - 1, functional=entry in DIRECT)
     elif not failed and rng.random() < 0.3:
         add_twin(d)

@@ -1,9 +1,11 @@
-"""Outputs that repeat an input: taken by ``expand``, so that their gradient is eager's."""
+"""Outputs that repeat an input, and views of inputs that repeat memory: their gradients are eager's."""
 
 from __future__ import annotations
 
 import pytest
 import torch
+
+import aotkit
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
@@ -18,3 +20,88 @@ def test_the_gradient_of_an_expanded_output_has_eagers_bits(dtype, sizes):
     (found,) = torch.autograd.grad(out, x, given)
     (wanted,) = torch.autograd.grad(eager, x, given)
     assert torch.equal(found, wanted)
+
+
+OVERLAPPING = {
+    "expanded": lambda: torch.arange(4.0).expand(2, 3, 4),
+    "expanded within": lambda: torch.arange(8.0).view(2, 1, 4).expand(2, 3, 4),
+    "windows": lambda: torch.arange(40.0).as_strided((2, 3, 4), (9, 2, 1), 3),
+    "planes that share a row": lambda: torch.arange(40.0).as_strided((2, 3, 4), (8, 4, 1)),
+}
+VIEWS = {
+    "select": lambda x: x.select(1, 1),
+    "slice": lambda x: x[:, 1:],
+    "permute": lambda x: x.permute(2, 0, 1),
+    "unsqueeze": lambda x: x.unsqueeze(1),
+    "two views and a value": lambda x: (x[0], x[:, 2], x * 2),
+    "split": lambda x: x.split(2, 1),
+    "expand": lambda x: x.unsqueeze(0).expand(2, -1, -1, -1),
+    "as_strided": lambda x: x.as_strided((2, 2), (2, 1), x.storage_offset()),
+    "itself": lambda x: x.view_as(x),
+}
+
+
+@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize("layout", OVERLAPPING)
+def test_a_gradient_reaches_those_elements_of_an_overlapping_input_that_a_view_leads_to(layout, view):
+    def gradient(function):
+        x = OVERLAPPING[layout]().detach().requires_grad_()
+        results = function(x)
+        results = [results] if isinstance(results, torch.Tensor) else list(results)
+        assert all(y.untyped_storage()._cdata == x.untyped_storage()._cdata for y in results[:2])
+        weights = [torch.arange(1.0, y.numel() + 1).view(y.shape) for y in results]
+        return torch.autograd.grad(results, x, weights)[0]
+
+    compiled = torch.compile(VIEWS[view], backend="aotkit", options={"fallback": "error"})
+    assert torch.equal(gradient(compiled), gradient(VIEWS[view]))
+
+
+BEYOND = {
+    "row": lambda x: x[1].as_strided((3, 2), (4, 1), 0),
+    "columns with gaps": lambda x: x[:, ::2].as_strided((3, 2), (4, 1), 0),
+    "empty": lambda x: x[1:1].as_strided((3, 2), (4, 1), 0),
+    "a view of it": lambda x: x[2].as_strided((3, 2), (4, 1), 0)[:, 1],
+    "of a value": lambda x: (lambda y: (y, y[1].as_strided((3, 2), (4, 1), 0)))(x * 2),
+    "of a written value": lambda x: (lambda y: (y, y[1].as_strided((3, 2), (4, 1), 0)))((x * 2).mul_(3)),
+    "within": lambda x: x[1:].as_strided((2, 2), (4, 1), 4),
+    "transposed": lambda x: x.t().as_strided((3, 2), (4, 1), 0),
+}
+
+
+@pytest.mark.parametrize("view", BEYOND)
+def test_elements_beyond_the_view_that_as_strided_is_taken_of_get_no_gradient(view):
+    def gradient(function):
+        x = torch.arange(16.0).view(4, 4).requires_grad_()
+        results = function(x)
+        results = [results] if isinstance(results, torch.Tensor) else list(results)
+        weights = [torch.arange(1.0, y.numel() + 1).view(y.shape) for y in results]
+        return torch.autograd.grad(results, x, weights)[0]
+
+    compiled = torch.compile(BEYOND[view], backend="aotkit", options={"fallback": "error"})
+    assert torch.equal(gradient(compiled), gradient(BEYOND[view]))
+
+
+def test_such_a_view_of_a_value_that_is_written_to_afterwards_is_refused():
+    def program(x):
+        y = x * 2
+        z = y[1].as_strided((3, 2), (4, 1), 0)
+        y.mul_(3)
+        return z
+
+    x = torch.arange(16.0).view(4, 4).requires_grad_()
+    with pytest.warns(aotkit.EagerFallback, match="a view beyond the elements of another view"):
+        found = torch.compile(program, backend="aotkit")(x)
+    assert torch.equal(torch.autograd.grad(found.sum(), x)[0], torch.autograd.grad(program(x).sum(), x)[0])
+
+
+def test_a_write_to_a_part_of_an_input_that_overlaps_itself_is_refused():
+    def program(x):
+        x[0].mul_(2)
+        return x.sum()
+
+    def make():
+        return torch.arange(10.0).as_strided((2, 3), (2, 1), 3)
+
+    with pytest.warns(aotkit.EagerFallback, match="input 0, a tensor that overlaps itself, is written to"):
+        found = torch.compile(program, backend="aotkit")(make())
+    assert torch.equal(found, program(make()))

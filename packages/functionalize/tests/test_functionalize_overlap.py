@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
 from torch import Tensor
 
-from aotkit_functionalize import fake_arguments, function_inputs, functional_layer, overlapping_groups
-from aotkit_functionalize.overlap import definitely_disjoint
+from aotkit_functionalize import (
+    collect_metadata,
+    fake_arguments,
+    function_inputs,
+    functional_layer,
+    overlapping_groups,
+)
+from aotkit_functionalize.overlap import definitely_disjoint, repeats_memory
 from aotkit_functionalize.wrap import FunctionalLayer
 
 M = 6  # the matrix is M by M
@@ -62,3 +69,49 @@ def test_groups_hold_who_may_overlap_a_written_input() -> None:
     assert overlapping_groups(inputs, [1]) == ((1, 2),)
     assert overlapping_groups(inputs, [2]) == ((0, 1, 2),)
     assert overlapping_groups(inputs, [2, 3]) == ((0, 1, 2), (3, 4))
+
+
+LAYOUTS = {
+    "row-major": ((2, 3, 4), (12, 4, 1)),
+    "transposed": ((4, 3, 2), (1, 4, 12)),
+    "with gaps": ((2, 3), (9, 2)),
+    "expanded": ((2, 3), (0, 1)),
+    "expanded once": ((1, 3), (0, 1)),
+    "expanded, empty": ((2, 0), (0, 1)),
+    "windows": ((4, 3), (1, 1)),
+    "rows that touch": ((2, 3), (3, 1)),
+    "planes that overlap": ((2, 3, 4), (9, 4, 1)),
+    "one element": ((), ()),
+}
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["known sizes", "symbols"])
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_a_tensor_repeats_memory_if_two_places_lead_to_one_element(name: str, dynamic: bool) -> None:
+    sizes, strides = LAYOUTS[name]
+    places = [_place(index, strides) for index in itertools.product(*map(range, sizes))]
+    tensor = torch.zeros(40).as_strided(sizes, strides, 1)
+    mode, (fake,) = fake_arguments([tensor], dynamic=dynamic)
+    with mode:
+        assert repeats_memory(fake) is (len(set(places)) < len(places))
+
+
+def _place(index: Sequence[int], strides: Sequence[int]) -> int:
+    return sum(i * s for i, s in zip(index, strides, strict=True))
+
+
+def test_a_view_of_what_repeats_memory_has_the_gradient_of_the_graph(layer: FunctionalLayer) -> None:
+    for base, own in ((torch.rand(4, 1).expand(4, 6), True), (torch.rand(4, 6), False)):
+        args = [base.detach().requires_grad_()]
+        mode, plain = fake_arguments(args)
+        with mode, functional_layer(layer):
+            inputs = function_inputs(plain, args)
+            (info,) = collect_metadata(inputs, [inputs[0].value[1:]], grad_mode=(True, True)).metadata.outputs
+        assert (info.graph_output is not None) is own and info.view is not None
+
+
+def test_that_a_dense_tensor_repeats_no_memory_is_asked_of_no_size() -> None:
+    mode, fakes = fake_arguments([torch.zeros(3, 4, 5), torch.zeros(6, 7, 8).permute(2, 0, 1)], dynamic=True)
+    with mode:
+        assert not any(map(repeats_memory, fakes))
+    assert mode.shape_env is not None and not mode.shape_env.guards

@@ -39,11 +39,12 @@ __all__ = [
     "is_viewed",
     "leave_dispatcher_functionalization",
     "outer_storage_identity",
-    "repeats_memory",
     "replace_value",
     "replay_views",
     "share_storage",
     "share_version_counter",
+    "size_at_capture",
+    "sources_of_views",
     "storage_identity",
     "sync",
     "unseen_by_the_frontend",
@@ -181,6 +182,14 @@ def is_view_through(wrapper: torch.Tensor, operator: str) -> bool:
     return any(type(view).__name__ == f"{operator}_ViewMeta" for view in sequence)
 
 
+def sources_of_views(wrapper: torch.Tensor, operator: str, base: torch.Tensor) -> Iterator[torch.Tensor]:
+    """What of ``base`` the views by ``operator`` were taken of by which ``wrapper`` was made; not the first view."""
+    sequence = torch._C._functionalization.get_view_meta_sequence(wrapper)
+    for place, view in enumerate(sequence):
+        if place and type(view).__name__ == f"{operator}_ViewMeta":
+            yield torch._C._functionalization.apply_view_meta_sequence(base, sequence[:place])
+
+
 def functional_views(wrapper: torch.Tensor) -> int:
     """How many other functional tensors look at the wrapper's storage."""
     storage = wrapper.untyped_storage()
@@ -229,6 +238,11 @@ def depends_on_data(plain: torch.Tensor) -> bool:
     return bool(free_unbacked_symbols(plain))
 
 
+def size_at_capture(size: int | torch.SymInt) -> int:
+    """The number that a size is at capture; nothing is made to depend on it."""
+    return size if isinstance(size, int) else int(size.node.hint)
+
+
 def is_dense(plain: torch.Tensor) -> bool:
     """Whether the elements of ``plain`` fill a range of its storage without gaps or overlap, in any order.
 
@@ -237,9 +251,3 @@ def is_dense(plain: torch.Tensor) -> bool:
     if depends_on_data(plain):
         return is_non_overlapping_and_dense_or_false(plain)
     return bool(torch.ops.aten.is_non_overlapping_and_dense.default(plain))
-
-
-def repeats_memory(plain: torch.Tensor) -> bool:
-    """Whether ``plain`` is expanded: a stride of 0 where there is more than one element."""
-    pairs = zip(plain.shape, plain.stride(), strict=True)
-    return any(isinstance(stride, int) and stride == 0 and size != 1 for size, stride in pairs)

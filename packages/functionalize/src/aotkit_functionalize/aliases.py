@@ -15,15 +15,17 @@ from .errors import Unsupported
 from .inputs import FunctionInput
 from .layouts import before_reshapes
 from .metadata import Dim, OutputKind, ViewSpec
+from .overlap import covers
 from .own_backward import carries_gradient, has_own_backward
 from .symbols import dim, dims
-from .wrap import from_functional
+from .wrap import below_functional_layer, from_functional
 
 __all__ = [
     "OutputSource",
     "OutputSources",
     "carries_gradient",
     "gradient_reaches",
+    "leads_beyond",
     "output_sources",
     "shares_storage",
     "through_custom_function",
@@ -191,7 +193,7 @@ def _can_be_base(base: torch.Tensor, members: Sequence[torch.Tensor]) -> bool:
     plain = from_functional(base)
     if not compat.is_dense(plain):
         return False
-    return all(m is base or _covers(plain, from_functional(m)) or _is_cut_of(base, m) for m in members)
+    return all(m is base or covers(plain, from_functional(m)) or _is_cut_of(base, m) for m in members)
 
 
 def _is_cut_of(base: torch.Tensor, member: torch.Tensor) -> bool:
@@ -200,33 +202,6 @@ def _is_cut_of(base: torch.Tensor, member: torch.Tensor) -> bool:
     if not compat.depends_on_data(from_functional(member)) or not _is_nobodys_view(base):
         return False
     return not compat.is_view_through(compat.inner_wrapper(member), "as_strided")
-
-
-def _covers(base: torch.Tensor, member: torch.Tensor) -> bool:
-    """Whether every element of ``member`` lies within the dense tensor ``base``. Symbolic sizes must prove it."""
-    known = compat.is_known
-    if known(member.numel() == 0):
-        return True
-    same_range = base.dtype == member.dtype and known(base.numel() == member.numel())
-    if same_range and base.storage_offset() == member.storage_offset() and compat.is_dense(member):
-        return True
-    first, last = _byte(member, member.storage_offset()), _byte(member, _last(member) + 1)
-    return known(first >= _byte(base, base.storage_offset())) and known(last <= _byte(base, _end(base)))
-
-
-def _last(plain: torch.Tensor) -> Any:
-    reach: Any = plain.storage_offset()
-    for size, stride in zip(plain.shape, plain.stride(), strict=True):
-        reach = reach + (size - 1) * stride
-    return reach
-
-
-def _end(dense: torch.Tensor) -> Any:
-    return dense.storage_offset() + dense.numel()
-
-
-def _byte(plain: torch.Tensor, element: Any) -> Any:
-    return element * plain.element_size()
 
 
 def through_custom_function(value: torch.Tensor, base: torch.Tensor) -> bool:
@@ -245,6 +220,20 @@ def through_custom_function(value: torch.Tensor, base: torch.Tensor) -> bool:
         seen.add(function)
         waiting.extend(parent for parent, _ in function.next_functions)
     return False
+
+
+def leads_beyond(value: torch.Tensor, base: torch.Tensor) -> bool:
+    """Whether ``value`` was made of ``base`` by views of which one, by ``as_strided``, leads to elements that the view
+    does not have which it is taken of."""
+    wrapper = compat.inner_wrapper(value)
+    if not compat.is_view_through(wrapper, "as_strided"):
+        return False
+    if not compat.is_base(compat.inner_wrapper(base)):
+        return True  # the views begin elsewhere
+    plain, start = from_functional(value), from_functional(base)
+    with compat.untraced(), below_functional_layer(), torch.no_grad():
+        sources = list(compat.sources_of_views(wrapper, "as_strided", start))
+        return any(not (compat.is_dense(source) and covers(source, plain)) for source in sources)
 
 
 def gradient_reaches(value: torch.Tensor, base: torch.Tensor) -> bool:

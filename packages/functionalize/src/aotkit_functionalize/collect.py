@@ -14,6 +14,7 @@ from .aliases import (
     OutputSources,
     carries_gradient,
     gradient_reaches,
+    leads_beyond,
     output_sources,
     through_custom_function,
     view_spec,
@@ -47,7 +48,7 @@ from .mutations import (
     version_steps,
 )
 from .new_leaves import check_new_leaves, is_new_leaf, sets_requires_grad
-from .overlap import overlapping_groups
+from .overlap import overlapping_groups, repeats_memory
 from .storages import storage_change, was_replaced
 from .subclass_collect import SubclassRun, has_subclasses
 from .subclass_values import innermost
@@ -358,12 +359,6 @@ def _aliasing_output(
     claims = bool(output.requires_grad)
     if source.kind is not OutputKind.INPUT:
         _check_history(index, output, base)
-        if carries_gradient(output) and compat.repeats_memory(plain_base):
-            raise Unsupported(
-                f"output {index} is a view of a tensor of which several elements are the same memory (it is expanded)",
-                "the gradient of a view is that of as_strided, which shares it out among these elements",
-                "Return a clone of the view, or pass a tensor that is not expanded",
-            )
         lost = claims and not gradient_reaches(output, base)
         detached = not output._is_view() and not carries_gradient(output)
         apart = detached and not compat.share_version_counter(output, base)
@@ -387,14 +382,21 @@ def _has_own_history(
     outputs: Sequence[Any],
     bases: Sequence[torch.Tensor],
 ) -> bool:
-    """Whether the view was made by a custom function, so that its gradient is not that of a view."""
+    """Whether the gradient of a view is not that of ``as_strided``, and so taken from the graph.
+
+    A custom function may have made the view. Where several elements of the base are the same memory, ``as_strided``
+    shares a gradient out among these, but every other view operation leaves it with those that it leads to. And what
+    ``as_strided`` shows beyond the view that it is taken of has no gradient.
+    """
     assert source.base is not None
     if not carries_gradient(output):
         return False
     if source.kind is OutputKind.ALIAS_OF_INPUT:
-        return through_custom_function(output, inputs[source.base].value)
-    base = bases[source.base] if source.kind is OutputKind.ALIAS_OF_INTERMEDIATE else outputs[source.base]
-    return through_custom_function(output, base)
+        base = inputs[source.base].value
+    else:
+        base = bases[source.base] if source.kind is OutputKind.ALIAS_OF_INTERMEDIATE else outputs[source.base]
+    own = through_custom_function(output, base) or leads_beyond(output, base)
+    return own or repeats_memory(from_functional(base))
 
 
 def _check_history(index: int, output: torch.Tensor, base: torch.Tensor) -> None:

@@ -29,6 +29,7 @@ import torch
 from . import _torch_compat as compat
 from .errors import Unsupported
 from .lazy_bits import lazy_bits, same_with_bits
+from .overlap import covers
 
 __all__ = ["EXPANSIONS", "RESHAPES", "STRIDE_DEPENDENT", "Layouts", "before_reshapes", "without_expansion"]
 
@@ -57,6 +58,7 @@ class Layouts:
         relaid: storages with gaps that were written to, so that values have other strides than in eager mode, with
             sizes and strides there; without them where views lead to the tensor that was written to.
         strided: storages with gaps of which an ``as_strided`` view was taken.
+        beyond: storages of which ``as_strided`` took a view that leads beyond the elements of another view.
         grad_mode: as it was when the function was called.
         finished: the function has returned; what is done with its tensors now is no use of them.
     """
@@ -68,6 +70,7 @@ class Layouts:
     stale: dict[int, tuple[Any, ...]] = field(default_factory=dict)
     relaid: dict[int, tuple[Any, Any] | None] = field(default_factory=dict)
     strided: set[int] = field(default_factory=set)
+    beyond: set[int] = field(default_factory=set)
     grad_mode: bool = field(default_factory=torch.is_grad_enabled)
     finished: bool = False
 
@@ -129,9 +132,13 @@ class Layouts:
         target = args[0]
         identity = compat.storage_identity(target)
         if identity not in self.relaid:
-            if name == "as_strided" and not _layout(_root(target))[1]:
-                self.strided.add(identity)
-            return func(*args, **kwargs)
+            result = func(*args, **kwargs)
+            if name == "as_strided":
+                if not _layout(_root(target))[1]:
+                    self.strided.add(identity)
+                if target._is_view() and not (_layout(target)[1] and covers(_plain(target), _plain(result))):
+                    self.beyond.add(identity)
+            return result
         if name == "as_strided":
             raise _other_elements()
         result = func(*args, **kwargs)
@@ -167,6 +174,8 @@ class Layouts:
         root = _root(target)
         if root.requires_grad:
             _check_view_of_gradient(target, root)
+        if identity in self.beyond and self._wants_gradient(root, target):
+            raise _of_the_whole()
         if compat.functional_views(compat.inner_wrapper(root)) > 0:
             self.written.add(identity)
         keeps = root is target and not other_layout and _plain(root).is_contiguous()
@@ -261,6 +270,14 @@ def _other_elements() -> Unsupported:
         "a tensor with gaps between its elements is written to and viewed by as_strided()",
         "the new values have other strides, so that the view would show other elements",
         "Make it contiguous first, or use indexing",
+    )
+
+
+def _of_the_whole() -> Unsupported:
+    return Unsupported(
+        "a tensor is written to of which as_strided() took a view beyond the elements of another view",
+        "from then on autograd takes it of the whole tensor in eager mode",
+        "Use indexing, or as_strided() of the whole tensor",
     )
 
 

@@ -13,6 +13,7 @@ from .events import StorageEvents
 from .inputs import FunctionInput
 from .layouts import before_reshapes
 from .metadata import MutationKind
+from .overlap import repeats_memory
 from .symbols import dim, dims
 from .wrap import eager_geometry, from_functional
 
@@ -115,8 +116,9 @@ def check_mutation(entered: FunctionInput, sets_requires_grad: bool | None = Non
             "the caller's tensor would have to leave or enter autograd after the call",
             "Do it outside of the compiled region, or use detach()",
         )
-    if has_data_mutation(value) and compat.repeats_memory(entered.original):
-        raise OverlappingWrite(f"{name}, an expanded tensor,")
+    if has_data_mutation(value) and repeats_memory(entered.original):
+        how = "an expanded tensor" if 0 in entered.original.stride() else "a tensor that overlaps itself"
+        raise OverlappingWrite(f"{name}, {how},")
     if entered.requires_grad and entered.is_leaf and value.grad_fn is not entered.entry_grad_fn:
         raise Unsupported(
             f"{name} is a leaf that requires grad and is changed in place",

@@ -1,16 +1,18 @@
-"""Inputs that share memory."""
+"""Inputs that share memory, with others or within themselves."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
+
+from . import _torch_compat as compat
 
 if TYPE_CHECKING:
     from .inputs import FunctionInput
 
-__all__ = ["definitely_disjoint", "overlapping_groups"]
+__all__ = ["covers", "definitely_disjoint", "overlapping_groups", "repeats_memory"]
 
 
 def overlapping_groups(inputs: Sequence[FunctionInput], mutated: Sequence[int]) -> tuple[tuple[int, ...], ...]:
@@ -64,3 +66,53 @@ def _disjoint_columns(a: torch.Tensor, b: torch.Tensor) -> bool:
     start_a, start_b = int(a.storage_offset()) % row, int(b.storage_offset()) % row
     end_a, end_b = start_a + int(a.shape[1]), start_b + int(b.shape[1])
     return end_a <= row and end_b <= row and (end_a <= start_b or end_b <= start_a)
+
+
+def repeats_memory(plain: torch.Tensor) -> bool:
+    """Whether several elements may be the same memory, as those of an expanded tensor are.
+
+    A dimension whose stride is no larger than all that the dimensions of smaller strides reach over may come back to
+    an element of theirs. Where sizes depend on data only a stride of zero tells.
+    """
+    pairs = [(stride, n) for stride, n in zip(plain.stride(), plain.shape, strict=True) if not _is_number(n, 1)]
+    if compat.depends_on_data(plain):
+        return any(_is_number(stride, 0) for stride, _ in pairs)
+    if any(_is_number(size, 0) for _, size in pairs):
+        return False
+    reach: int | torch.SymInt = 0
+    for stride, size in sorted(pairs, key=lambda pair: compat.size_at_capture(pair[0])):
+        if stride <= reach:
+            return True
+        reach = reach + stride * (size - 1)
+    return False
+
+
+def _is_number(size: int | torch.SymInt, number: int) -> bool:
+    return isinstance(size, int) and size == number
+
+
+def covers(base: torch.Tensor, member: torch.Tensor) -> bool:
+    """Whether every element of ``member`` lies within the dense tensor ``base``. Symbolic sizes must prove it."""
+    known = compat.is_known
+    if known(member.numel() == 0):
+        return True
+    same_range = base.dtype == member.dtype and known(base.numel() == member.numel())
+    if same_range and base.storage_offset() == member.storage_offset() and compat.is_dense(member):
+        return True
+    first, last = _byte(member, member.storage_offset()), _byte(member, _last(member) + 1)
+    return known(first >= _byte(base, base.storage_offset())) and known(last <= _byte(base, _end(base)))
+
+
+def _last(plain: torch.Tensor) -> Any:
+    reach: Any = plain.storage_offset()
+    for size, stride in zip(plain.shape, plain.stride(), strict=True):
+        reach = reach + (size - 1) * stride
+    return reach
+
+
+def _end(dense: torch.Tensor) -> Any:
+    return dense.storage_offset() + dense.numel()
+
+
+def _byte(plain: torch.Tensor, element: Any) -> Any:
+    return element * plain.element_size()
