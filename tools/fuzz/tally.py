@@ -20,7 +20,7 @@ Cell = tuple[str, ...]
 @dataclass(slots=True)
 class Tally:
     """Outcomes so far: of each kind, entry, family; equal programs per cell and operator; tries per goal; failures by
-    number. ``raising``: how often eager raises, by operator."""
+    what makes them again. ``raising``: how often eager raises, by operator."""
 
     kinds: Counter[str] = field(default_factory=Counter)
     entries: Counter[str] = field(default_factory=Counter)
@@ -30,7 +30,7 @@ class Tally:
     cells: Counter[Cell] = field(default_factory=Counter)
     tried: Counter[Cell] = field(default_factory=Counter)
     reports: list[str] = field(default_factory=list)
-    failures: list[int] = field(default_factory=list)
+    failures: list[Any] = field(default_factory=list)
     seconds: float = 0.0
 
     def add(self, other: Tally) -> None:

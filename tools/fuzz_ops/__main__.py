@@ -18,7 +18,8 @@ def main() -> int:
     chosen = _arguments()
     quiet()
     settings = Settings(chosen.samples, chosen.seed, chosen.plan, chosen.only, chosen.together)
-    tally = Campaign(settings, chosen.processes, chosen.journal, chosen.seconds).run()
+    campaign = Campaign(settings, chosen.processes, chosen.journal, chosen.seconds)
+    tally = campaign.again() if chosen.again else campaign.run()
     _print(tally, chosen.table, chosen.families)
     return 1 if tally.failed else 0
 
@@ -32,6 +33,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--together", type=int, default=12, help="samples that are compiled as one program")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--journal", type=Path, help="file that holds finished chunks; a later run goes on from there")
+    parser.add_argument("--again", action="store_true", help="run the samples that failed, by the journal, once more")
     parser.add_argument("--seconds", type=float, default=0, help="begin no chunk after so long; 0: run all samples")
     parser.add_argument("--table", action="store_true", help="print how often each operator was covered")
     parser.add_argument("--families", type=int, default=40, help="families of outcomes printed")

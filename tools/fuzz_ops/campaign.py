@@ -80,6 +80,18 @@ class Campaign:
         self.total.seconds += time.monotonic() - started
         return self.total
 
+    def again(self) -> Tally:
+        """Run the samples that failed in earlier runs once more, in the present code; the journal stays as it is."""
+        self._earlier()
+        jobs = [(seed, tuple(goal)) for seed, *goal in self.total.failures]
+        child = _Child(0, jobs, self.settings, set())
+        while not child.finished():
+            if wait([child.receiver], timeout=1.0):
+                child.listen()
+        for report in child.tally.reports:
+            print(report, flush=True)
+        return child.tally
+
     def _jobs(self, begin: int, end: int) -> list[tuple[int, Goal]]:
         """Rules are reached by every way to compile; other operators only by those that capture a function."""
         seeds = range(begin, end)
@@ -265,6 +277,8 @@ def _count(tally: Tally, sample: Sample, outcome: Outcome) -> None:
             tally.raising[sample.goal[0]] += 1
         return
     tally.families[f"{outcome.family} [{sample.entry} {sample.goal[0]}]"] += 1
+    if outcome.failed:
+        tally.failures.append([sample.seed, *sample.goal])
 
 
 def _made(seed: int, goal: Goal, settings: Settings) -> Sample:

@@ -84,6 +84,13 @@ def test_a_campaign_goes_on_where_it_was_cut_off(tmp_path):
         Campaign(replace(settings, only="aten.abs"), 1, tmp_path / "journal").run()
 
 
+def test_what_failed_is_run_again_by_what_the_journal_says(tmp_path, negative_is_absolute):
+    settings = Settings(24, only="aten.neg.default", plan="direct", together=1)
+    first = Campaign(settings, 1, tmp_path / "journal").run()
+    again = Campaign(settings, 1, tmp_path / "journal").again()
+    assert first.failed and again.failed == len(first.failures) == again.kinds.total()
+
+
 def test_a_sample_that_kills_its_process_is_found_and_the_others_are_run(monkeypatch):
     rule = driver.RULES[torch.ops.aten.neg.default]
 
