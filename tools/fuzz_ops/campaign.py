@@ -83,6 +83,7 @@ class Campaign:
     def again(self) -> Tally:
         """Run the samples that failed in earlier runs once more, in the present code; the journal stays as it is."""
         self._earlier()
+        public(), targets()  # they register how arguments are drawn
         jobs = [(seed, tuple(goal)) for seed, *goal in self.total.failures]
         child = _Child(0, jobs, self.settings, set())
         while not child.finished():

@@ -102,3 +102,28 @@ def test_gradients_reach_a_dynamic_negative_position():
         fn(a, n).backward()
         compiled(b, n).backward()
         assert torch.equal(a.grad, b.grad), n
+
+
+INTO_EMPTY = {
+    "gather": lambda x, i: torch.gather(x, 1, i),
+    "index": lambda x, i: x[:, i[0]],
+    "index_select": lambda x, i: x.index_select(1, i[0]),
+    "scatter": lambda x, i: x.scatter(1, i, 3.0),
+    "scatter_add": lambda x, i: x.scatter_add(1, i, torch.ones(i.shape)),
+    "index_add": lambda x, i: x.index_add(1, i[0], torch.ones(x.shape[0], i.shape[1])),
+    "index_put": lambda x, i: x.index_put((i[0], i[1]), x.new_ones(())),
+    "embedding": lambda x, i: torch.nn.functional.embedding(i[0], x.t()),
+}
+
+
+@pytest.mark.parametrize("name", INTO_EMPTY)
+def test_an_index_into_a_dimension_that_became_empty_raises_and_reads_nothing(name):
+    compiled = torch.compile(INTO_EMPTY[name], backend="aotkit", dynamic=True)
+    index = torch.tensor([[0, 1, 2], [3, 0, 1], [1, 1, 1], [2, 0, 3]])
+    x = torch.rand(4, 5)
+    assert torch.equal(compiled(x, index), INTO_EMPTY[name](x, index))
+    for rows in (4, 100_000):
+        index = torch.zeros(rows, 3, dtype=torch.int64)
+        with pytest.raises((IndexError, RuntimeError), match=r"out of (range|bounds)"):
+            compiled(torch.rand(rows, 0), index)
+    assert torch.equal(compiled(torch.rand(4, 0), index[:4, :0]), INTO_EMPTY[name](torch.rand(4, 0), index[:4, :0]))

@@ -12,14 +12,14 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass, replace
 
-from ...ir import Buffer, DType, Origin, Range, Reduce, Store
+from ...ir import Buffer, CheckIndex, DType, Origin, Range, Reduce, Store
 from ...ir.dtypes import dtype_from_torch_name
 from ...symbolic import Expr, Symbol, floordiv, to_expr
 from .body import emit_body
 from .context import KernelContext, Value, Vector
 from .emitter import Emitter, Ssa, imm, origin_comment
 from .nest import COUNT, FlatNest, hint, steps_grain
-from .ops import Ops
+from .ops import INDEX_ERROR, Ops
 from .stage import StageEmitter, iterations
 from .target import CpuTarget
 from .types import memory_type, width
@@ -88,6 +88,7 @@ class _KernelEmitter:
         if grain is not None:
             units, steps = nest.outer[0].size, self.ctx.scalar(grain)
             low, high = em.mul(low, steps), em.mul(high, steps)
+        low = self._none_of_empty(low, high)
         em.loop(low, high, 1, [], lambda unit, _: self._unit(unit, chunk), "unit")
         lines = [f"(ptr %frame, ptr %slots, i64 %low, i64 %high) {{{origin_comment(origin)}", "entry:"]
         if self.ops.uses_status:
@@ -157,6 +158,20 @@ class _KernelEmitter:
 
     def _release(self) -> list[str]:
         return [f"  call void @free(ptr {pointer.text})" for pointer in self._mallocs]
+
+    def _none_of_empty(self, low: Ssa, high: Ssa) -> Ssa:
+        """The first unit: none is run where an index leads into a dimension without elements, which has no element 0
+        that could be read in the place of one out of range."""
+        ops, zero = self.ops, imm(0)
+        for stage in self.nest.stages:
+            sizes = dict.fromkeys(i.size for i in stage.body if isinstance(i, CheckIndex))
+            for size in (size for size in sizes if size.constant is None or size.constant < 1):
+                empty = ops.compare("icmp sle", self.ctx.scalar(size), zero)
+                used = ops.compare("icmp sgt", self.ctx.scalar(iterations((*self.nest.outer, *stage.ranges))), zero)
+                bad = ops.op("and", ops.op("and", empty, used), ops.compare("icmp slt", low, high))
+                ops.flag(bad, INDEX_ERROR)
+                low = ops.select(bad, high, low)
+        return low
 
     # -- units ---------------------------------------------------------------------------------------------
 
