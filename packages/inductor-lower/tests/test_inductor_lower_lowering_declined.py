@@ -23,6 +23,7 @@ LEFT = {
     "pooled integers": (
         lambda x: aten.max_pool2d_with_indices(x, [2, 2])[0], (IMAGE,), "max_pool2d_with_indices", "of integers",
     ),
+    "averaged integers": (lambda x: aten.avg_pool2d(x, [2, 2]), (IMAGE,), "avg_pool2d", "of integers"),
     "bits of another width": (lambda x: x.view(torch.int16) + 1, (X,), "view", "another width"),
     "bits as bools": (lambda x: x.view(torch.bool) ^ True, ((N > 0).to(torch.uint8),), "view", "bools"),
     "index_select of a scalar": (

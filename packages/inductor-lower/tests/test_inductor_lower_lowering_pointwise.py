@@ -10,7 +10,7 @@ import torch
 from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND, elementwise_dtypes
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from aotkit_inductor_lower import compile_graph
+from aotkit_inductor_lower import compile_graph, decompositions
 from aotkit_inductor_lower.lowering.promotion import promote
 from aotkit_inductor_lower.lowering.values import FloatExpr, View
 from aotkit_inductor_lower.symbolic import Symbol, SymbolKind, to_expr
@@ -76,6 +76,16 @@ def test_integer_ops_wrap_and_round_as_eager(check, name, dtype):
     a, b = values(dtype, 37), values(dtype, 37)
     b = torch.where(b == 0, torch.ones_like(b), b)
     check(getattr(torch, name), a, b)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.bool], ids=str)
+def test_unary_ops_of_integers_equal_eager(check, dtype):
+    def f(x):
+        tests = (x.isnan(), x.isinf(), x.isfinite(), x.signbit(), x.isposinf(), x.isneginf(), x.logical_not())
+        floats = (x.exp(), x.sqrt(), x.sigmoid(), x.reciprocal(), x.log1p(), x.tanh(), x.erf())
+        return (*tests, *floats, *(() if dtype is torch.bool else (x.abs(), x.sign(), x.square(), x.floor(), x.relu())))
+
+    check(f, values(dtype, 29), table=decompositions())
 
 
 @pytest.mark.covers("F5g.1")

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.fx.experimental.proxy_tensor import make_fx
 
-from aotkit_inductor_lower import decompositions
+from aotkit_inductor_lower import decompositions, lower_graph
+from aotkit_inductor_lower.ir import Load, LoopNest
 
 aten = torch.ops.aten
 F = torch.nn.functional
@@ -91,6 +93,36 @@ def test_adaptive_pooling_and_its_gradient_equal_eager(check, size):
     assert not check(with_gradient(lambda x: F.adaptive_avg_pool2d(x, size)), x, grad, table=decompositions()).externs
     pool = with_gradient(lambda x: F.adaptive_max_pool2d(x, size, return_indices=True))
     assert not check(pool, x, grad).externs
+
+
+@pytest.mark.parametrize("window", WINDOWS[:3], ids=str)
+def test_an_image_without_a_batch_is_pooled_too(check, window):
+    check(with_gradient(lambda x: F.avg_pool2d(x, **window)), image(3, 7, 10), image(3, 12, 12), table=decompositions())
+    check(with_gradient(lambda x: F.max_pool2d(x, **window, return_indices=True)), image(3, 7, 10), image(3, 12, 12))
+
+
+@pytest.mark.parametrize(
+    ("pool", "masked"),
+    [
+        (lambda x: aten._adaptive_avg_pool2d(x, [2, 5]), False),
+        (lambda x: aten._adaptive_avg_pool2d(x, [3, 5]), True),
+        (lambda x: aten._adaptive_avg_pool2d(x, [2, 3]), True),
+        (lambda x: aten.avg_pool2d(x, 2), False),
+        (lambda x: aten.avg_pool2d(x, 3), False),  # what no window reaches is left out
+        (lambda x: aten.avg_pool2d(x, 3, [], 1), True),
+        (lambda x: aten.avg_pool2d(x, 2, [], 0, True), False),
+        (lambda x: aten.avg_pool2d(x, 3, [], 0, True), True),
+        (lambda x: aten.max_pool2d_with_indices(x, 3, 1)[0], False),
+        (lambda x: aten.max_pool2d_with_indices(x, 3, 1, 1)[0], True),
+        (lambda x: aten.max_pool2d_with_indices(x, 2, 1, 0, 3)[0], False),
+    ],
+)
+def test_only_windows_that_reach_beyond_the_input_are_masked(check, pool, masked):
+    x = image(2, 3, 8, 10)
+    check(pool, x)
+    nests = [s for s in lower_graph(make_fx(pool, tracing_mode="fake")(x)).steps if isinstance(s, LoopNest)]
+    loads = [i for nest in nests for stage in nest.stages for i in stage.body if isinstance(i, Load)]
+    assert any(load.mask is not None for load in loads) == masked
 
 
 def test_a_pool_takes_in_what_is_computed_before_it(check):

@@ -155,6 +155,8 @@ def test_take_and_put_use_the_flattened_tensor(check):
             aten.take(x, i),
             aten.put(x, i.clamp(min=0), v),
             aten.put(x, i * 0, v, True),
+            aten.put(x.t(), i.clamp(min=0), v.view(4)),
+            aten.put(x, i.view(4).clamp(min=0), v.t()),
             aten.diagonal_scatter(x, v.view(-1)[:3], 1),
             aten.diagonal_scatter(x, v.view(-1)[:2], -1),
         ),

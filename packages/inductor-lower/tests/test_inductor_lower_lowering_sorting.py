@@ -136,6 +136,12 @@ def test_the_best_of_rows_of_every_length_are_eagers(count: int, k: int) -> None
         check(lambda x: x.topk(k, sorted=False), *(make(19, count) for make in (plain, tied, odd)))
 
 
+def test_the_worst_of_rows_of_large_values_are_found_in_passes() -> None:
+    x = (plain(19, 40).abs() + 2).exp()
+    x[:, 5:] = math.inf
+    check(lambda x: [*x.topk(7, largest=False), *x.neg().topk(7)], x, odd(19, 40), tied(19, 40))
+
+
 @pytest.mark.covers("F5g.12")
 def test_rows_lie_anywhere_in_memory() -> None:
     def f(dim: int) -> Function:

@@ -108,6 +108,11 @@ SPECIAL = {
 POLES = [0.0, -0.0, 1.0, 0.5, 2.0, 8.0, 1e-30, 1e30, 50.0, 800.0, float("inf"), float("-inf"), float("nan"), 1 - 1e-9]
 
 
+def test_every_term_of_the_series_of_digamma_counts(check):
+    x = torch.tensor([0.1, 0.25, 0.5, 1.0, 2.0, 3.0, 5.5, 20.0], dtype=torch.float64)
+    generated(check, torch.digamma, torch.cat([x, 1.5 - x]), tolerance=2e-14)
+
+
 @pytest.mark.covers("F5g.1")
 @pytest.mark.parametrize("name", SPECIAL)
 def test_functions_without_a_library_form_equal_eager_in_double(check, name):

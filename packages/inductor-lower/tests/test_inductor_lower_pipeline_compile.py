@@ -233,6 +233,16 @@ def test_an_order_that_breaks_a_constraint_is_refused():
         check_order((*FX_PASSES, FxPass("remove-noops", lambda graph, fuel: 0)))
 
 
+def test_a_float_of_sizes_that_kernels_cannot_compute_is_computed_outside_of_them():
+    def f(x):
+        length = torch.sym_float(x.shape[0])
+        return [x * torch._sym_sin(length) + length / 7]
+
+    compiled = compile_graph(make_fx(f, tracing_mode="symbolic")(torch.ones(5)))
+    for n in (5, 9):
+        torch.testing.assert_close(list(compiled([torch.ones(n)])), f(torch.ones(n)))
+
+
 def test_public_names_are_documented():
     for name in aotkit_inductor_lower.__all__:
         assert name.startswith("__") or getattr(aotkit_inductor_lower, name).__doc__

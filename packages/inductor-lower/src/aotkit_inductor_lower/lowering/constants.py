@@ -9,7 +9,7 @@ from ..ir import DType
 from ..symbolic import Expr, to_expr
 from .context import LoweringContext
 from .nest_builder import NestBuilder, Value
-from .promotion import compute_dtype, ir_dtype, refuse_overflow
+from .promotion import compute_dtype, ir_dtype
 from .registry import Decline, Rule, RuleTable, aten, prims
 from .values import FloatExpr, View
 
@@ -23,7 +23,6 @@ def fill(ctx: LoweringContext, node: Node, value: object) -> View:
     dtype = ir_dtype(node.meta["val"].dtype)
     if not isinstance(value, bool | int | float | Expr | FloatExpr):
         raise Decline("only plain numbers are filled in by generated code")
-    refuse_overflow(node.meta["val"].dtype, value)
     if dtype is DType.BOOL and isinstance(value, Expr | FloatExpr):
         raise Decline("a bool from a dynamic size is left to ATen")
     working = compute_dtype(node.meta["val"].dtype)

@@ -162,9 +162,11 @@ def _logical(op: str) -> Callable[..., View]:
 
 def _test(op: str) -> Callable[..., View]:
     def rule(ctx: LoweringContext, node: Node, x: View) -> View:
-        if not x.dtype.is_floating_point and op != "signbit":
-            return ctx.pointwise(node, [x], lambda nest, v: nest.const(False, DType.BOOL))
-        return ctx.pointwise(node, [x], lambda nest, v: apply(nest, op, v))
+        if x.dtype.is_floating_point:
+            return ctx.pointwise(node, [x], lambda nest, v: apply(nest, op, v))
+        if op == "signbit" and x.dtype.is_signed:
+            return ctx.pointwise(node, [x], lambda nest, v: nest.op("lt", v, nest.const(0, v.dtype)))
+        return ctx.pointwise(node, [x], lambda nest, v: nest.const(False, DType.BOOL))
 
     return rule
 
@@ -391,7 +393,6 @@ def _as(ctx: LoweringContext, nest: NestBuilder, operand: object, dtype: DType) 
 @TABLE.lowers(aten.masked_fill.Scalar, aten.masked_fill.Tensor)
 def masked_fill(ctx: LoweringContext, node: Node, x: View, mask: View, value: object) -> View:
     """``value`` where the mask is true."""
-    refuse_overflow(x.dtype, value)
     return where(ctx, node, mask, value, x)
 
 
@@ -399,7 +400,6 @@ def masked_fill(ctx: LoweringContext, node: Node, x: View, mask: View, value: ob
 def clamp(ctx: LoweringContext, node: Node, x: View, low: object = None, high: object = None) -> View:
     """``min(max(x, low), high)``; nan of any operand comes through."""
     operands = [x, *(bound for bound in (low, high) if bound is not None)]
-    refuse_overflow(promote(operands), low, high)
 
     def compute(nest: NestBuilder, v: Value, *bounds: Value) -> Value:
         rest = list(bounds)
@@ -421,7 +421,6 @@ def _bounded(nest: NestBuilder, op: str, v: Value, bound: Value, given: object) 
 
 def _one_bound(op: str) -> Callable[..., View]:
     def rule(ctx: LoweringContext, node: Node, x: View, bound: object) -> View:
-        refuse_overflow(promote([x, bound]), bound)
         return ctx.pointwise(node, [x, bound], lambda nest, v, b: _bounded(nest, op, v, b, bound))
 
     return rule

@@ -138,9 +138,9 @@ def _all(nest: NestBuilder, conditions: Sequence[Value]) -> Value | None:
     return mask
 
 
-def _numbers(given: object, count: int, default: int) -> list[int]:
+def _numbers(given: object, count: int) -> list[int]:
     values = list(given) if isinstance(given, list | tuple) else [given]
-    values = values * count if len(values) == 1 else values or [default] * count
+    values = values * count if len(values) == 1 else values
     numbers = [value for value in values if isinstance(value, int)]
     if len(numbers) != count:
         raise Decline("pooling with sizes that are not plain numbers is left to ATen")
@@ -166,10 +166,10 @@ class _Pool:
         """Windows of fixed size over the last dimensions, as many as the name of the op says. ``ceil``: the last ones
         may reach beyond the input."""
         count = len(kernel) if isinstance(kernel, list | tuple) and len(kernel) > 1 else len(x) - 2
-        kernels = _numbers(kernel, count, 1)
-        strides = _numbers(stride, count, 1) if stride else kernels
-        parts = zip(x[-count:], out[-count:], kernels, strides, _numbers(pad, count, 0), strict=True)
-        dilations = _numbers(dilation, count, 1)
+        kernels = _numbers(kernel, count)
+        strides = _numbers(stride, count) if stride else kernels
+        parts = zip(x[-count:], out[-count:], kernels, strides, _numbers(pad, count), strict=True)
+        dilations = _numbers(dilation, count)
         return _Pool(tuple(_Axis(*part, step, not ceil) for part, step in zip(parts, dilations, strict=True)))
 
     @staticmethod
@@ -280,7 +280,7 @@ def avg_pool(
 def _spatial(node: Node, kernel: object) -> object:
     """The kernel with one number per pooled dimension, which the op's name tells."""
     name = str(node.target)
-    return _numbers(kernel, 3 if "3d" in name else 2, 1)
+    return _numbers(kernel, 3 if "3d" in name else 2)
 
 
 @TABLE.lowers(aten.avg_pool2d_backward.default, aten.avg_pool3d_backward.default)

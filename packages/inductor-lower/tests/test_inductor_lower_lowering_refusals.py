@@ -1,0 +1,98 @@
+"""Arguments that eager refuses, or gives a meaning of its own: ATen's call, and so ATen's error or result."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import torch
+
+from aotkit_inductor_lower import compile_graph
+
+aten = torch.ops.aten
+
+X = torch.arange(6.0).reshape(2, 3)
+N, U, B = X.long(), X.to(torch.uint8), X > 2
+INF, NAN = float("inf"), float("nan")
+LAPPING = torch.arange(9.0).as_strided((3, 3), (1, 1))
+SPREAD = torch.arange(9.0).as_strided((3, 1), (1, 2))  # its dimension of one element has an odd stride
+
+
+def compiled(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, list[torch.Tensor]]:
+    """A graph of one call, and its inputs."""
+    graph, inputs = torch.fx.Graph(), [a for a in args if isinstance(a, torch.Tensor)]
+    names = iter([graph.placeholder(f"x{k}") for k in range(len(inputs))])
+    given = tuple(next(names) if isinstance(a, torch.Tensor) else a for a in args)
+    graph.output((graph.call_function(op, given, kwargs),))
+    return compile_graph(torch.fx.GraphModule({}, graph), inputs), inputs
+
+
+REFUSED: list[tuple[Any, tuple[Any, ...], dict[str, Any], str]] = [
+    *((op, args, {}, "eager subtracts no bools") for op, args in [
+        (aten.sub.Tensor, (X, True)), (aten.sub.Scalar, (X, True)), (aten.sub.Tensor, (N, B)),
+        (aten.rsub.Scalar, (N, True)), (aten.rsub.Tensor, (B, N)), (aten.rsub.Scalar, (B, 2)),
+    ]),
+    (aten.add.Tensor, (N, N), {"alpha": True}, "bools for bools only"),
+    (aten.add.Tensor, (X, X), {"alpha": True}, "bools for bools only"),
+    (aten.add.Scalar, (N, 2, True), {}, "bools for bools only"),
+    (aten.add.Scalar, (N, 2, 1.5), {}, "no such factor of integers"),
+    *((op, args, {}, "a number that does not fit torch.") for op, args in [
+        (aten.full_like.default, (U, 256)), (aten.fill.Scalar, (U, 300)), (aten.full_like.default, (N, INF)),
+        (aten.full_like.default, (X.half(), 1e5)), (aten.masked_fill.Scalar, (U, B, 300)),
+        (aten.hardtanh.default, (U, 0, 300)),
+    ]),
+    (aten.argmax.default, (B,), {}, "no extreme among bools"),
+    (aten.argmin.default, (B, 1), {}, "no extreme among bools"),
+    (aten.max.default, (X[:0],), {}, "nothing has no extreme"),
+]  # fmt: skip
+ALIKE: list[tuple[Any, tuple[Any, ...], dict[str, Any], str]] = [
+    (aten.add.Tensor, (B, B), {"alpha": True}, ""),
+    (aten.add.Scalar, (N, 2.5, 1.5), {}, ""),
+    (aten.add.Tensor, (N, True), {}, ""),
+    (aten.sub.Tensor, (N, 1), {}, ""),
+    (aten.full_like.default, (U, 255), {}, ""),
+    (aten.full_like.default, (X.half(), INF), {}, ""),
+    (aten.full_like.default, (X.half(), 65504.0), {}, ""),
+    (aten.full_like.default, (B, 7), {}, ""),
+    (aten.full_like.default, (U, -1), {}, "does not fit"),  # eager wraps it around
+    (aten.hardtanh.default, (X, NAN, 1.0), {}, "a bound is nan"),
+    (aten.hardtanh.default, (X, -1.0, INF), {}, ""),
+    (aten.sum.dim_IntList, (X, [1]), {"dtype": torch.bool}, "sums as bools"),
+    (aten.sum.dim_IntList, (B, [1]), {}, ""),
+    (aten.amax.default, (X[:0], [1]), {}, "nothing has no extreme"),
+    (aten.amax.default, (B, [1]), {}, ""),
+    (aten.argmax.default, (N,), {}, ""),
+    (aten.slice_scatter.default, (LAPPING, X[:1, :] + 9, 0, 1, 2), {}, "overlaps itself"),
+    (aten.select_scatter.default, (LAPPING, X[0] + 9, 0, 1), {}, "overlaps itself"),
+    (aten.diagonal_scatter.default, (LAPPING, X[0] + 9), {}, "overlaps itself"),
+    (aten.select_scatter.default, (X.t(), X[:, 0] + 9, 0, 1), {}, ""),
+    (aten.select_scatter.default, (SPREAD, X[0] + 9, 1, 0), {}, ""),
+    (aten.select_scatter.default, (X[:, :1].expand(2, 3), X[0] + 9, 0, 1), {}, ""),
+]  # fmt: skip
+
+
+CASE = ("op", "args", "kwargs", "reason")
+
+
+@pytest.mark.parametrize(CASE, REFUSED, ids=[str(c[0]) for c in REFUSED])
+def test_what_eager_refuses_is_refused_in_its_words(op: Any, args: Any, kwargs: Any, reason: str) -> None:
+    with pytest.raises(Exception) as refusal:  # of whatever type it is
+        op(*args, **kwargs)
+    graph, inputs = compiled(op, args, kwargs)
+    assert [call.target for call in graph.report().externs] == [str(op)]
+    assert reason in graph.report().externs[0].reason
+    with pytest.raises(refusal.type, match=re.escape(str(refusal.value)[:40])):
+        graph(inputs)
+
+
+@pytest.mark.parametrize(CASE, ALIKE, ids=[str(c[0]) for c in ALIKE])
+def test_what_eager_takes_gives_its_result_and_is_left_to_aten_for_a_reason_only(
+    op: Any, args: Any, kwargs: Any, reason: str
+) -> None:
+    graph, inputs = compiled(op, args, kwargs)
+    assert len(graph.report().externs) == bool(reason)
+    assert all(reason in call.reason for call in graph.report().externs)
+    (got,), want = graph(inputs), op(*args, **kwargs)
+    assert (got.dtype, got.shape) == (want.dtype, want.shape)
+    torch.testing.assert_close(got, want, equal_nan=True)
