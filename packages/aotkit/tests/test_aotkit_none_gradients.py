@@ -35,6 +35,10 @@ def zero_derivative(x: Tensor, y: Tensor, z: Tensor) -> tuple[Tensor, ...]:
     return x.floor() + 0 * y, torch.zeros_like(y) * z, x.sign() * x.detach()
 
 
+def no_derivative(x: Tensor, y: Tensor, z: Tensor) -> tuple[Tensor, ...]:
+    return torch.linalg.vector_norm(x * 2, 0) + y.sum(), torch.norm(z, 0)
+
+
 def views_of_one(x: Tensor, y: Tensor, z: Tensor) -> tuple[Tensor, ...]:
     base = x * y
     return base[:1], base[1:].t(), (z * 2).view(-1)
@@ -113,6 +117,7 @@ PROGRAMS: list[Program] = [
     apart,
     shared,
     zero_derivative,
+    no_derivative,
     views_of_one,
     written_views,
     overwritten,

@@ -65,10 +65,11 @@ class _Enter(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, leaf: torch.Tensor, fresh: Callable[[], torch.Tensor]) -> torch.Tensor:
+        ctx.set_materialize_grads(False)  # where autograd has no gradient there is none, and not zeros
         return fresh()
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+    def backward(ctx: Any, grad: torch.Tensor | None) -> tuple[torch.Tensor | None, None]:
         return grad, None
 
 
