@@ -108,9 +108,9 @@ def check_mutation(entered: FunctionInput, sets_requires_grad: bool | None = Non
         )
     if sets_requires_grad is not None:
         return
-    if bool(value.requires_grad) < entered.requires_grad or (
-        bool(value.requires_grad) > entered.requires_grad and not has_data_mutation(value)
-    ) or (entered.requires_grad and value.is_leaf):
+    # A write may give the input a history; a leaf that requires grad is the function's own.
+    entered_autograd = bool(value.requires_grad) and (value.is_leaf or not has_data_mutation(value))
+    if value.is_leaf if entered.requires_grad else entered_autograd:
         raise Unsupported(
             f"{name} has requires_grad changed (detach_, requires_grad_), and is changed otherwise",
             "the caller's tensor would have to leave or enter autograd after the call",

@@ -14,7 +14,15 @@ import torch
 from .errors import Unsupported
 from .layouts import before_reshapes
 
-__all__ = ["carries_gradient", "has_own_backward"]
+__all__ = ["carries_gradient", "has_own_backward", "note_hook"]
+
+_HOOKED = "aotkit: has a hook"
+
+
+def note_hook(value: torch.Tensor) -> None:
+    """Remember that a hook is put on ``value``: autograd does not tell afterwards."""
+    if carries_gradient(value):
+        value.grad_fn.metadata[_HOOKED] = True
 
 
 def carries_gradient(value: torch.Tensor) -> bool:
@@ -39,11 +47,9 @@ def has_own_backward(output: torch.Tensor, base: torch.Tensor) -> bool:
     """Whether a gradient of ``output`` would pass a hook or a user's function on its way to ``base``."""
     if not carries_gradient(output):
         return False
-    if output._backward_hooks:
-        return True
     function, ends = output.grad_fn, set(before_reshapes(base.grad_fn))
     while function is not None and function not in ends and len(function.next_functions) == 1:
-        if isinstance(function, torch.autograd.function.BackwardCFunction):
+        if isinstance(function, torch.autograd.function.BackwardCFunction) or _HOOKED in function.metadata:
             return True
         function = function.next_functions[0][0]
     return isinstance(function, torch.autograd.function.BackwardCFunction) and function not in ends

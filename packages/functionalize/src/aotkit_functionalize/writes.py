@@ -13,6 +13,7 @@ from .errors import OverlappingWrite, Unsupported
 from .events import StorageEvents
 from .layouts import EXPANSIONS, RESHAPES, STRIDE_DEPENDENT, without_expansion
 from .overlap import definitely_disjoint
+from .own_backward import note_hook
 from .random_writes import as_eager_draws, check_normal
 from .windows import without_gaps
 
@@ -43,6 +44,8 @@ class RefuseWrongWrites(TorchFunctionMode):
         name = getattr(func, "__name__", "").partition(".")[0]  # of ``aten.add_.Tensor`` the first part
         if self.storages.layouts.stale and not self.storages.layouts.finished:
             self.storages.layouts.check_uses((args, *(kwargs or {}).values()))
+        if name == "register_hook":
+            note_hook(args[0])
         if "set_" in name or "resize_" in name:
             target = args[0] if args else None
             if isinstance(target, torch.Tensor) and compat.is_inner_wrapper(compat.inner_wrapper(target)):
