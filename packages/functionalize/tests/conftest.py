@@ -7,6 +7,7 @@ what differs from eager mode is the fault of the records, or of the functional l
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -227,6 +228,18 @@ class _Graph(torch.autograd.Function):
         return None, *ctx.run.gradients(tangents)
 
 
+class _Lent(torch.autograd.Function):
+    """Memory with the history of another tensor."""
+
+    @staticmethod
+    def forward(ctx: Any, history: Tensor, memory: Tensor) -> Tensor:
+        return memory.view_as(memory)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return grad, None
+
+
 def _applied(run: _Run, args: Sequence[Any]) -> list[Any]:
     metadata = run.record.metadata
     if metadata.is_training:
@@ -292,7 +305,10 @@ def _result(
         case OutputKind.ALIAS_OF_INTERMEDIATE:
             base = forward[position + (output.base or 0)]
     assert output.view is not None
-    return _regenerated(base, output.view)
+    if output.graph_output is None:
+        return _regenerated(base, output.view)
+    memory = _regenerated(base.detach(), replace(output.view, requires_grad=False, under_no_grad=False))
+    return _Lent.apply(forward[output.graph_output], memory)
 
 
 def _regenerated(base: Tensor, view: ViewSpec) -> Tensor:

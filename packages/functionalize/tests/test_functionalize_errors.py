@@ -111,6 +111,31 @@ BOTH: dict[str, tuple[Callable[..., Any], Callable[[], Any], str]] = {
         _gaps,
         "viewed by as_strided",
     ),
+    "as_strided into gaps is written to": (
+        lambda x: _steps(x.as_strided((2,), (1,)).zero_(), 0),
+        _gaps,
+        "none of the tensor's own elements",
+    ),
+    "as_strided before the beginning is written to": (
+        lambda x: _steps(x.as_strided((2,), (1,), 0).zero_(), 0),
+        lambda: torch.rand(40)[7:31].view(4, 6),
+        "none of the tensor's own elements",
+    ),
+    "written to, then requires_grad_": (
+        lambda x: _steps(x.mul_(2), x.requires_grad_(), 0),
+        lambda: torch.rand(4, 6),
+        "input 0 has requires_grad changed",
+    ),
+    "detached, then requires_grad_": (
+        lambda x: _steps(x.detach_(), x.requires_grad_(), 0),
+        _grad,
+        "input 0 has requires_grad changed",
+    ),
+    "written to, then detach_": (
+        lambda x: _steps(x.mul_(2), x.detach_(), 0),
+        _grad,
+        "input 0 has requires_grad changed",
+    ),
     "detached and written": (
         lambda x: (lambda d: _steps(d.add_(x), d))(x.detach()),
         _grad,

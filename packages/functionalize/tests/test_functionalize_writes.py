@@ -193,3 +193,39 @@ def test_what_becomes_a_copy_in_eager_mode_becomes_one(same_as_eager: Check, nam
     same_as_eager(LAID_OUT[name], lambda: [torch.randn(4, 12)[:, ::2]])
     same_as_eager(LAID_OUT[name], lambda: [torch.randn(4, 12)[:, 2:6]])
     same_as_eager(LAID_OUT[name], lambda: [torch.randn(4, 6)])
+
+
+@pytest.mark.parametrize("view", [((2, 2), (24, 4)), ((3,), (2,)), ((0,), (1,)), ((4,), (12,))])
+def test_as_strided_of_a_tensor_with_gaps_may_be_written_to_where_its_elements_are(
+    same_as_eager: Check, view: Any
+) -> None:
+    def fn(x: Tensor) -> list[Tensor]:
+        part = x.as_strided(*view)
+        part.mul_(3)
+        return [part, x * 1]
+
+    same_as_eager(fn, lambda: [torch.randn(4, 12)[:, ::2]])
+
+
+def _hooked(x: Tensor) -> Tensor:
+    x.register_hook(lambda grad: grad * 5)
+    return x
+
+
+HOOKED: dict[str, Callable[[Tensor], list[Tensor]]] = {
+    "the view": lambda x: [_hooked(x.view_as(x)), x],
+    "a view on the way": lambda x: [_hooked(x.view(-1))[1:], x],
+    "of a computed one": lambda x: (lambda y: [y, _hooked(y.t())[:1]])(x * 2),
+    "base written later": lambda x: (lambda y, v: (y.mul_(3), [v, y])[1])(*(lambda y: (y, _hooked(y[1:])))(x * 2)),
+    "nothing": lambda x: [x.view(-1), x.t()[1:]],
+}
+
+
+# Autograd makes the function of a view anew once its base was written to, without the hook.
+VIEWS_OF_BASES = {"base written later": 1, "nothing": 2}
+
+
+@pytest.mark.parametrize("name", HOOKED)
+def test_a_view_behind_a_hook_has_the_gradient_of_the_hook(same_as_eager: Check, name: str) -> None:
+    metadata = same_as_eager(HOOKED[name], lambda: [torch.randn(4, 6).requires_grad_() * 1], memory=name == "nothing")
+    assert len([o for o in metadata.outputs if o.view is not None]) == VIEWS_OF_BASES.get(name, 0)

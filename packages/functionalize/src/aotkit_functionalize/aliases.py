@@ -12,7 +12,6 @@ from torch.autograd.function import BackwardCFunction
 
 from . import _torch_compat as compat
 from .errors import Unsupported
-from .extents import covers
 from .inputs import FunctionInput
 from .layouts import before_reshapes
 from .metadata import Dim, OutputKind, ViewSpec

@@ -28,9 +28,8 @@ import torch
 
 from . import _torch_compat as compat
 from .errors import Unsupported
-from .extents import looks_beyond
 from .lazy_bits import lazy_bits, same_with_bits
-from .overlap import covers
+from .overlap import covers, looks_beyond
 
 __all__ = ["EXPANSIONS", "RESHAPES", "STRIDE_DEPENDENT", "Layouts", "before_reshapes", "without_expansion"]
 
@@ -173,9 +172,9 @@ class Layouts:
         if reshaped is not None:
             self._check_age(target, reshaped)
         root = _root(target)
-        _check_elements(target, root)
         if root.requires_grad:
             _check_view_of_gradient(target, root)
+        _check_elements(target, root)
         if identity in self.beyond and self._wants_gradient(root, target):
             raise _of_the_whole()
         if compat.functional_views(compat.inner_wrapper(root)) > 0:

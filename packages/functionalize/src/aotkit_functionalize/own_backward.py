@@ -9,6 +9,8 @@ Note [Views with a backward of their own]
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from .errors import Unsupported
@@ -21,8 +23,9 @@ _HOOKED = "aotkit: has a hook"
 
 def note_hook(value: torch.Tensor) -> None:
     """Remember that a hook is put on ``value``: autograd does not tell afterwards."""
-    if carries_gradient(value):
-        value.grad_fn.metadata[_HOOKED] = True
+    function: Any = value.grad_fn if carries_gradient(value) else None
+    if function is not None:
+        function.metadata[_HOOKED] = True
 
 
 def carries_gradient(value: torch.Tensor) -> bool:
@@ -47,7 +50,8 @@ def has_own_backward(output: torch.Tensor, base: torch.Tensor) -> bool:
     """Whether a gradient of ``output`` would pass a hook or a user's function on its way to ``base``."""
     if not carries_gradient(output):
         return False
-    function, ends = output.grad_fn, set(before_reshapes(base.grad_fn))
+    function: Any = output.grad_fn
+    ends = set(before_reshapes(base.grad_fn))
     while function is not None and function not in ends and len(function.next_functions) == 1:
         if isinstance(function, torch.autograd.function.BackwardCFunction) or _HOOKED in function.metadata:
             return True
