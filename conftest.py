@@ -2,6 +2,7 @@
 
 import gc
 import logging
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -48,7 +49,14 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """What is imported now stays: the collector need not look through a million objects again and again."""
+    """What is imported now stays: the collector need not look through a million objects again and again.
+
+    And torch's tables of operators look for the test that asks for samples, in each frame of the stack and with its
+    source: of unittest's tests only, and slower than most of ours.
+    """
+    for name in ("torch.testing._internal.common_utils", "torch.testing._internal.opinfo.core"):
+        if name in sys.modules:
+            sys.modules[name].extract_test_fn = lambda: None
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)

@@ -10,14 +10,14 @@ from torch import nn
 __all__ = ["ARCHITECTURES", "LENGTHS", "make_batch", "make_model"]
 
 
-def _bert() -> nn.Module:
+def _bert(layers: int) -> nn.Module:
     from transformers import BertConfig, BertForSequenceClassification
 
     return BertForSequenceClassification(
         BertConfig(
             vocab_size=99,
             hidden_size=32,
-            num_hidden_layers=2,
+            num_hidden_layers=layers,
             num_attention_heads=4,
             intermediate_size=64,
             hidden_dropout_prob=0.0,
@@ -28,14 +28,14 @@ def _bert() -> nn.Module:
     )
 
 
-def _gpt2() -> nn.Module:
+def _gpt2(layers: int) -> nn.Module:
     from transformers import GPT2Config, GPT2LMHeadModel
 
     config = GPT2Config(
         vocab_size=99,
         n_positions=64,
         n_embd=32,
-        n_layer=2,
+        n_layer=layers,
         n_head=4,
         resid_pdrop=0.0,
         embd_pdrop=0.0,
@@ -48,7 +48,7 @@ def _gpt2() -> nn.Module:
     return model
 
 
-def _llama() -> nn.Module:
+def _llama(layers: int) -> nn.Module:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     return LlamaForCausalLM(
@@ -56,7 +56,7 @@ def _llama() -> nn.Module:
             vocab_size=99,
             hidden_size=32,
             intermediate_size=64,
-            num_hidden_layers=2,
+            num_hidden_layers=layers,
             num_attention_heads=4,
             num_key_value_heads=2,
             max_position_embeddings=64,
@@ -64,13 +64,13 @@ def _llama() -> nn.Module:
     )
 
 
-def _vit() -> nn.Module:
+def _vit(layers: int) -> nn.Module:
     from transformers import ViTConfig, ViTForImageClassification
 
     return ViTForImageClassification(
         ViTConfig(
             hidden_size=32,
-            num_hidden_layers=2,
+            num_hidden_layers=layers,
             num_attention_heads=4,
             intermediate_size=64,
             image_size=32,
@@ -83,14 +83,14 @@ def _vit() -> nn.Module:
     )
 
 
-def _resnet() -> nn.Module:
+def _resnet(layers: int) -> nn.Module:
     from transformers import ResNetConfig, ResNetForImageClassification
 
     return ResNetForImageClassification(
         ResNetConfig(
             embedding_size=8,
             hidden_sizes=[8, 16],
-            depths=[2, 2],
+            depths=[layers, layers],
             layer_type="basic",
             num_labels=3,
             problem_type="single_label_classification",
@@ -98,7 +98,7 @@ def _resnet() -> nn.Module:
     )
 
 
-ARCHITECTURES: dict[str, Callable[[], nn.Module]] = {
+ARCHITECTURES: dict[str, Callable[[int], nn.Module]] = {
     "bert": _bert,
     "gpt2": _gpt2,
     "llama": _llama,
@@ -107,10 +107,10 @@ ARCHITECTURES: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-def make_model(name: str) -> nn.Module:
-    """The model with weights from a fixed seed."""
+def make_model(name: str, layers: int = 2) -> nn.Module:
+    """The model with weights from a fixed seed; of a ResNet, ``layers`` is how many there are in each of two stages."""
     torch.manual_seed(0)
-    return ARCHITECTURES[name]()
+    return ARCHITECTURES[name](layers)
 
 
 LENGTHS = {"resnet": (32, 48), "vit": (32, 32)}
