@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 import aotkit
 from aotkit_aot_trace import TraceOptions, capture
@@ -308,3 +309,39 @@ def test_an_expanded_input_seen_in_another_dtype(captured_same_as_eager: Check, 
 
     captured_same_as_eager(lambda x: [x.view(dtype), x[1:, 1:].view(dtype)], make)
     captured_same_as_eager(lambda x: [x.view(torch.float64)], lambda: [torch.randn(1, 3, 2).expand(2, 3, 2)])
+
+
+SAME = {
+    "dropout in evaluation": lambda x: F.dropout(x, 0.5, training=False),
+    "dropout of none": lambda x: F.dropout(x, 0.0),
+    "torch.dropout": lambda x: torch.dropout(x, p=0.3, train=False),
+    "dropout module": lambda x: torch.nn.Dropout(0.5).eval()(x),
+    "alpha_dropout": lambda x: F.alpha_dropout(x, 0.5, training=False),
+    "feature_dropout": lambda x: torch.feature_dropout(x, 0.0, True),
+    "contiguous": lambda x: x.contiguous(),
+    "to": lambda x: x.to(torch.float32),
+    "type_as": lambda x: x.type_as(x),
+    "expand": lambda x: x.expand(x.shape),
+    "resolve_conj": lambda x: x.resolve_conj().resolve_neg(),
+    "atleast_2d": lambda x: torch.atleast_2d(x),
+    "real": lambda x: torch.real(x),
+    "flatten": lambda x: torch.flatten(x, 1),
+    "reshape": lambda x: x.reshape(-1, x.shape[1]),
+    "broadcast_to": lambda x: torch.broadcast_to(x, x.shape),
+    "squeeze": lambda x: x.squeeze(),
+    "chunk": lambda x: x.chunk(1)[0],
+    "positive": lambda x: +x,
+}
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("name", SAME)
+def test_a_write_to_what_an_operation_gave_back_is_a_write_to_its_argument(name, dynamic):
+    def program(x):
+        SAME[name](x).add_(1)
+        return x * 2
+
+    compiled = torch.compile(program, backend="aotkit", dynamic=dynamic, options={"fallback": "error"})
+    x = torch.rand(3, 4)
+    y = x.clone()
+    assert torch.equal(compiled(x), program(y)) and torch.equal(x, y)

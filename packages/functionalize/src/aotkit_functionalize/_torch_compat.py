@@ -24,6 +24,7 @@ __all__ = [
     "call_functionalized",
     "depends_on_data",
     "disable_functional_mode",
+    "disable_python_dispatcher",
     "enable_python_dispatcher",
     "enter_dispatcher_functionalization",
     "functional_views",
@@ -77,6 +78,11 @@ def below_functionalization() -> torch._C._ExcludeDispatchKeyGuard:
 
 
 _FUNCTIONALIZE = torch._C.DispatchKeySet(torch._C.DispatchKey.Functionalize)
+
+
+def disable_python_dispatcher() -> AbstractContextManager[Any]:
+    """Context in which operators are run by torch's C++ kernels, not by those in Python for symbolic sizes."""
+    return torch._C._DisablePythonDispatcher()
 
 
 def call_functionalized(func: torch._ops.OpOverload, args: Any, kwargs: Any) -> Any:

@@ -105,6 +105,9 @@ class RefuseWrongWrites(TorchFunctionMode):
         if name in _BY_PYTHON_KERNELS:
             with compat.enable_python_dispatcher():
                 return func(*args, **kwargs)
+        if name == "dropout" and not _drops(*args, **kwargs):
+            with compat.disable_python_dispatcher():  # torch's Python kernel returns a copy
+                return func(*args, **kwargs)
         if name == "bernoulli" and args and isinstance(args[0], torch.Tensor):
             return func(*as_eager_draws(args, kwargs), **kwargs)
         if args and name in _LAYOUTS:
@@ -131,6 +134,11 @@ class RefuseWrongWrites(TorchFunctionMode):
             if self.storages.resize(target, sizes.shape if isinstance(sizes, torch.Tensor) else sizes):
                 return target
         return func(*args, **kwargs)
+
+
+def _drops(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False, *, train: bool = True) -> bool:
+    """Whether a dropout drops anything; it returns its very argument if not."""
+    return training and train and p != 0
 
 
 def _refuse_expanded(target: torch.Tensor) -> None:
