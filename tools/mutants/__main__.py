@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 
-from .campaign import journal_of, run
+from .campaign import Measured, journal_of, run
 from .groups import GROUPS
 from .journal import equivalents, report, share_killed
 from .sample import draw
@@ -24,7 +24,7 @@ def main() -> int:
         if chosen.only:
             mutants = [m for m in mutants if m.key.startswith(tuple(chosen.only))]
         if chosen.what == "run":
-            run(group, mutants, chosen.jobs, chosen.budget, chosen.again, chosen.measured, chosen.seconds)
+            run(group, mutants, chosen.jobs, chosen.budget, chosen.again, Measured(chosen.measure), chosen.seconds)
         journal = journal_of(group)
         print(report(name, mutants, journal, reasons, chosen.diffs), flush=True)
         killed, relevant = share_killed(mutants, journal, reasons)
@@ -42,7 +42,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--budget", type=float, default=60, help="seconds of tests that a mutant may live through")
     parser.add_argument("--seconds", type=float, default=math.inf, help="begin no mutant of a group later than that")
     parser.add_argument("--again", action="store_true", help="test those that lived once more")
-    parser.add_argument("--measured", action="store_true", help="by the coverage that is known; measure nothing")
+    parser.add_argument(
+        "--measure", choices=[how.value for how in Measured], default="changed", help="whose coverage to measure first"
+    )
     parser.add_argument("--only", action="append", help="beginning of a mutant's key, to test it alone")
     parser.add_argument("--diffs", action="store_true", help="print the mutants that lived")
     parser.add_argument("--at-least", type=float, default=0, help="percentage that must be killed")

@@ -7,6 +7,7 @@ import math
 import os
 import time
 from collections.abc import Iterable
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,16 @@ from .select_tests import Selector
 from .session import Items, collected, limit_of, run_in_order
 from .supervise import Send, supervise
 
-__all__ = ["journal_of", "run"]
+__all__ = ["Measured", "journal_of", "run"]
+
+
+class Measured(Enum):
+    """The tests whose coverage is measured before a run: those of files that changed, of them only those that were not
+    there before, or none."""
+
+    CHANGED = "changed"
+    NEW = "new"
+    NONE = "none"
 
 
 def journal_of(group: Group) -> Journal:
@@ -35,11 +45,11 @@ def run(
     jobs: int,
     budget: float,
     again: bool = False,
-    measured: bool = False,
+    measured: Measured = Measured.CHANGED,
     seconds: float = math.inf,
 ) -> None:
-    """Give each mutant a verdict that has none. With ``again`` also those that lived. ``measured``: by the coverage
-    that is known, also where it is out of date. No mutant is begun when ``seconds`` are over."""
+    """Give each mutant a verdict that has none, with ``again`` also those that lived. None begins when ``seconds`` are
+    over."""
     end = time.monotonic() + seconds
     journal = journal_of(group)
     old = journal.verdicts
@@ -48,11 +58,11 @@ def run(
         return
     import torch  # noqa: F401  # once, for all forks
 
-    coverage = coverage_of(group.package, 0 if measured else jobs)
+    coverage = coverage_of(group.package, 0 if measured is Measured.NONE else jobs, measured is Measured.NEW)
     selector = Selector(group.package, coverage, budget)
     chosen = {m.key: selector.tests(m) for m in todo}
     for mutant in todo:
-        if not chosen[mutant.key] and not measured:  # else it may be a test that was not measured
+        if not chosen[mutant.key] and measured is Measured.CHANGED:  # else it may be a test that was not measured
             journal.add(Verdict(mutant.key, "not covered"))
     todo = [m for m in todo if chosen[m.key]]
     live = [m for m in todo if selector.is_live(m)]

@@ -18,7 +18,7 @@ EQUIVALENT = Path(__file__).with_name("equivalent.toml")
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What came of a mutant. ``result`` is killed, crash, timeout, survived, or not covered."""
+    """What came of a mutant. ``result`` is killed, crash, timeout, survived, not covered, or error, of the driver."""
 
     key: str
     result: str

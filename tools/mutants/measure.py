@@ -22,9 +22,9 @@ __all__ = ["BUILD", "coverage_of"]
 BUILD = ROOT / "build" / "mutants"
 
 
-def coverage_of(package: str, jobs: int = 1, only: str = "") -> Coverage:
-    """The coverage of a package, measured where it is not known yet (without ``jobs``: as it is known); only of test
-    files with ``only`` in their name."""
+def coverage_of(package: str, jobs: int = 1, new_only: bool = False) -> Coverage:
+    """The coverage of a package, measured where it is not known yet (without ``jobs``: as it is known). ``new_only``:
+    of test files that changed only the tests that they had not."""
     path = BUILD / f"{package}.json"
     coverage = Coverage.read(path)
     coverage.follow({_relative(file): file.read_text() for file in package_files(package)})
@@ -34,10 +34,10 @@ def coverage_of(package: str, jobs: int = 1, only: str = "") -> Coverage:
     for file in set(coverage.digests) - set(digests):
         coverage.forget(file)
         del coverage.digests[file]
-    stale = [file for file, wanted in digests.items() if only in file and coverage.digests.get(file) != wanted]
+    stale = [file for file, wanted in digests.items() if coverage.digests.get(file) != wanted]
     if stale and jobs:
         print(f"{package}: measuring what {len(stale)} test files run", flush=True)
-        _measure(package, stale, path, coverage, digests, jobs)
+        _measure(package, stale, path, coverage, digests if not new_only else {}, jobs)
     coverage.write(path)
     return coverage
 
@@ -86,7 +86,8 @@ def _by_file(
 ) -> None:
     files: dict[str, list[Any]] = defaultdict(list)
     for nodeid, item in items.items():
-        files[nodeid.partition("::")[0]].append(item)
+        if digests or nodeid not in coverage.lines:
+            files[nodeid.partition("::")[0]].append(item)
 
     with tempfile.TemporaryDirectory() as folder:
 
@@ -96,14 +97,16 @@ def _by_file(
             send(result="measured")
 
         def done(file: str, message: dict[str, Any]) -> None:
-            coverage.forget(file)
+            if digests:
+                coverage.forget(file)
             if message["result"] != "measured":
                 print(f"{file}: {message['result']} in {message['test']}", flush=True)
                 return
             for row in json.loads(Path(folder, Path(file).name).read_text()):
                 coverage.seconds[row["test"]] = round(row["seconds"], 4)
                 coverage.lines[row["test"]] = {_relative(Path(f)): bits(lines) for f, lines in row["lines"].items()}
-            coverage.digests[file] = digests[file]
+            if digests:
+                coverage.digests[file] = digests[file]
             coverage.write(path)
 
         supervise([file for file in stale if file in files], work, done, jobs)
@@ -112,7 +115,8 @@ def _by_file(
 def _third_party(names: set[str]) -> list[str]:
     """Modules that can be imported ahead of everything of ours."""
     ours = ("aotkit", "tools", "test_", "conftest", "packages")
-    plugins = ("_pytest", "pytest", "_hypothesis", "hypothesis", "xdist", "anyio")  # pytest has to import them itself
+    # pytest has to import them itself, and what imports them
+    plugins = ("_pytest", "pytest", "_hypothesis", "hypothesis", "xdist", "anyio", "torch.testing._internal")
     return sorted(
         name for name in names
         if not name.startswith((*ours, *plugins)) and getattr(sys.modules.get(name), "__spec__", None)

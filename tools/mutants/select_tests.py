@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -37,9 +37,9 @@ class Selector:
         return site.in_function and not runs
 
     def tests(self, mutant: Mutant) -> list[str]:
-        """The tests to run, in order: those that killed another mutant of the function, then the first of each test
-        function, those that killed in the same file, are named after it, or are fastest before others, then the second
-        of each: the parameters of one function ask for much the same."""
+        """The tests to run, in order: those that killed another mutant of the function, then in turn from all test
+        functions, as the parameters of one ask for much the same. Each is given as much time as the others, and those
+        named after the file more; those that killed in the file come first in their function, and then the fastest."""
         site = mutant.site
         if self.is_live(mutant):
             found = self.coverage.tests(mutant.file, site.first_line, site.last_line)
@@ -48,13 +48,13 @@ class Selector:
         place = f"{mutant.file} {site.function}"
         words = set(mutant.file.removesuffix(".py").replace("_", "/").split("/")[-3:])
         file = mutant.file
-        found = sorted(found, key=lambda t: (-self.killers[file, t], -_named(t, words), self.coverage.seconds[t], t))
-        turns: Counter[str] = Counter()
-        turn: dict[str, int] = {}
+        found = sorted(found, key=lambda t: (-self.killers[file, t], self.coverage.seconds[t], t))
+        spent: dict[str, float] = defaultdict(float)  # by test function
+        turn: dict[str, float] = {}
         for test in found:
             function = test.partition("[")[0]
-            turn[test] = turns[function]
-            turns[function] += 1
+            spent[function] += self.coverage.seconds[test]
+            turn[test] = spent[function] / (1 + 2 * _named(test, words))
         found.sort(key=lambda t: (-self.killers[place, t], turn[t]))
         chosen: list[str] = []
         total = 0.0

@@ -48,8 +48,9 @@ def supervise(
     """Call ``work(task, send)`` in a fork for each task, and ``done(task, message)`` here with its last message.
 
     ``send(test=name, limit=seconds)`` says that a test begins, and the processor time it may take; ``send(result=...)``
-    ends the task. A fork that dies before sends ``result="crash"``, one that exceeds its limit ``result="timeout"``.
-    The message that ``done`` gets says also how much processor time the fork took: ``seconds``.
+    ends the task. A fork that dies before sends ``result="crash"``, one that exceeds its limit ``result="timeout"``,
+    and one whose ``work`` raises ``result="error"``. The message for ``done`` says also how much processor time
+    the fork took: ``seconds``.
     """
     waiting = iter(tasks)
     running: list[_Fork[T]] = []
@@ -90,7 +91,7 @@ def _fork(task: T, work: Callable[[T, Send], None]) -> _Fork[T]:
         try:
             work(task, send)
         except Exception as error:  # noqa: BLE001  # the parent is told; nobody else sees it
-            send(result="crash", why=repr(error))
+            send(result="error", why=repr(error))
         status = 0
     finally:
         os._exit(status)

@@ -23,7 +23,8 @@ OVERWRITES = "one of them overwrites memory that the other uses"
 
 @dataclass(frozen=True)
 class Case:
-    """A function of ``tensors``, and what becomes of it. ``record``: (kind, whether fused, part of the reason)."""
+    """A function of ``tensors``, and what becomes of it. ``record``: (kind, whether fused, part of the reason).
+    ``passes``: stages with loops of their own, of all kernels."""
 
     name: str
     function: Callable[..., Any]
@@ -32,6 +33,7 @@ class Case:
     temporaries: int
     record: tuple[str, bool, str] | None = None
     rows: tuple[int, ...] = ()
+    passes: int | None = None
 
 
 def m(*sizes: int) -> Tensor:
@@ -49,6 +51,12 @@ WHICH = torch.arange(120).view(40, 3) * 7 % 40
 
 INLINED = [
     Case("one reader", lambda x: (x + 1).t() * 2, (A,), 1, 0, ("inline", True, "it has one reader")),
+    Case("one column", lambda x: (x + 1).t() * 2, (m(40, 1),), 1, 0, ("inline", True, "it has one reader")),
+    Case(
+        "dear and summed up repeatedly", lambda x, y: (x.exp()[:, None, :] * y).sum(2), (m(20, 30), m(50, 30)), 2, 1,
+        ("inline", False, "its reader would compute each element many times"),
+    ),
+    Case("sorted", lambda x: x.sort(1)[0] * 2, (m(40, 8),), 1, 0, rows=(8, 8, 8)),
     Case("unused", lambda x: (x + 1, (x * 2).sum(1))[0], (A,), 1, 0),
     Case(
         "positions", lambda x: both(torch.arange(30.0) + 1, lambda c: (x * c, x + c.flip(0))), (A,), 1, 0,
@@ -129,6 +137,15 @@ FUSED = [
         "rows and columns", lambda x, y: (x.sum(1), (x * y).sum(1), x.sum(0)), (S, S + 1), 2, 0,
         ("horizontal", False, "the rows of one are not the rows of the other"),
     ),
+    Case("a softmax", lambda x: x.softmax(1), (S,), 1, 0, rows=(40,), passes=3),
+    Case(
+        "sums of a softmax", lambda x: both(x.softmax(1), lambda y: (y.sum(1), (y * x).sum(1))), (S,), 1, 0,
+        rows=(40,), passes=3,
+    ),
+    Case("sums of rows", lambda x, y: (x.sum(1), (x * y).sum(1), x.amax(1)), (S, S + 1), 1, 0, passes=1),
+    Case("a scan and its double", lambda x: both(x.cumsum(1), lambda y: (y, y * 2, x + 1)), (S,), 1, 0, passes=1),
+    Case("a scan and what is dear", lambda x: both(x.cumsum(1), lambda y: (y, y.exp())), (S,), 1, 0, passes=2),
+    Case("a scan and a sum", lambda x: (x.cumsum(1), x.sum(1)), (S,), 1, 0, passes=1),
     Case("one row", lambda x: (x.sum(), x.amax(), x.exp().sum()), (S,), 1, 0, ("horizontal", True, "through x")),
     Case(
         "one row and then all", lambda x: x / (x.sum() + 1000), (S,), 2, 1,
@@ -181,10 +198,30 @@ def test_small_functions_become_the_kernels_that_their_reasons_explain(case: Cas
     rows = [b.sizes for b in program.buffers if b.kind is BufferKind.ROW]
     assert tuple(size.constant for (size,) in rows) == case.rows
     assert len(nests(program)) == case.kernels
+    if case.passes is not None:
+        assert sum(bool(stage.ranges) for nest in nests(program) for stage in nest.stages) == case.passes
     assert sum(b.kind is BufferKind.TEMPORARY for b in program.buffers) == case.temporaries
     if case.record is not None:
         kind, fused, reason = case.record
         assert any(r.kind == kind and r.fused == fused and reason in r.reason for r in records), records
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x: (x.view(0, 2, 3) + 1).view(0, 6) * 2,
+        lambda x: (x.exp().view(0, 3, 2).sum(2), x.exp().view(0, 6).sum(1)),
+        lambda x: (x + 1).t().reshape(2, 3, 0).sum((0, 1)),
+        lambda x: torch.cat([x, x * 2], 1).view(0, 3, 4).amax(2),
+    ],
+)
+def test_empty_tensors_are_scheduled_too(f) -> None:
+    x = m(0, 6)
+    program, _ = schedule_program(lower_graph(make_fx(f, tracing_mode="fake")(x)))
+    verify_program(program)
+    want = f(x)
+    for got, expected in zip(interpret_program(program, [x]), want if isinstance(want, tuple) else [want], strict=True):
+        torch.testing.assert_close(got, expected)
 
 
 @pytest.mark.parametrize(

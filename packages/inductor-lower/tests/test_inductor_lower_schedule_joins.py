@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from aotkit_inductor_lower import LowerOptions, compile_graph
+from aotkit_inductor_lower import LowerOptions, compile_graph, lower_graph, schedule_program
 from aotkit_inductor_lower.ir import BufferKind
 
 F = torch.nn.functional
@@ -90,6 +90,12 @@ def test_parts_are_picked_by_their_reader_where_that_is_cheap(check, f, reason, 
     assert all(reason in why for _, why in decisions(result)), decisions(result)
     assert decisions(result)
     assert result.kernels == kernels
+
+
+def test_parts_that_their_reader_cannot_take_in_are_stored():
+    graph = make_fx(lambda a, b: torch.cat([a, b * 2], 1).exp() + 1, tracing_mode="fake")(numbers(9, 9), numbers(9, 9))
+    _, records = schedule_program(lower_graph(graph), LowerOptions(max_fusion_instructions=12))
+    assert [r.reason for r in records if r.kind == "join"] == ["its reader cannot take the parts in"]
 
 
 @pytest.mark.covers("F5h.7")

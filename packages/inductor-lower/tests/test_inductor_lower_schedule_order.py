@@ -56,6 +56,13 @@ def test_the_compiled_graph_runs_in_that_order():
     torch.testing.assert_close(compiled(list(xs)), many_products_then_their_sums(*xs))
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.int16, torch.uint8, torch.bool])
+def test_what_is_held_is_counted_in_bytes(dtype):
+    x = torch.ones(30, 40, dtype=dtype)
+    program = lower_graph(traced(lambda x: (x.logical_not().to(dtype), x.t().contiguous()), x))
+    assert simulated_peak(program) == 1200 * 2 * dtype.itemsize
+
+
 def random_graph(seed):
     def f(*xs):
         rng = random.Random(seed)
@@ -96,6 +103,19 @@ def test_no_order_holds_more_than_the_graphs_own_and_results_are_eagers(seed):
     mine, theirs = [x.clone() for x in xs], [x.clone() for x in xs]
     for got, want in zip([*interpret_program(ordered, mine), *mine], [*f(*theirs), *theirs], strict=True):
         torch.testing.assert_close(got, want)
+
+
+def test_random_numbers_that_nothing_reads_are_drawn_all_the_same():
+    graph = torch.fx.Graph()
+    x = graph.placeholder("x")
+    graph.call_function(torch.ops.aten.rand_like.default, (x,))
+    graph.output((graph.call_function(torch.ops.aten.rand_like.default, (x,)),))
+    compiled = compile_graph(torch.fx.GraphModule({}, graph), [numbers(9)])
+    torch.manual_seed(3)
+    (got,) = compiled([numbers(9)])
+    torch.manual_seed(3)
+    torch.rand_like(numbers(9))
+    assert torch.equal(got, torch.rand_like(numbers(9)))
 
 
 def test_random_numbers_and_custom_calls_keep_their_order():

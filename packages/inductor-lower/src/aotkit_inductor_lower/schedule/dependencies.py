@@ -76,8 +76,6 @@ class Dependencies:
                     escapes.add(name)
             for name in step_writes(step):
                 writers.setdefault(name, []).append(position)
-                if isinstance(step, ExternCall) and name in step.mutates:
-                    escapes.add(name)
         kinds = {b.name: b.kind for b in program.buffers}
         unstable = _unstable(program.steps, root, kinds)
         joined = [b for b in program.buffers if len(writers.get(b.name, ())) > 1 and root[b.name] not in unstable]

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from ..ir import Buffer, BufferKind, Const, IndexValue, Instr, Load, LoopNest, Range, Reduce, Stage, Store
+from ..ir import Buffer, BufferKind, Const, IndexValue, Instr, Load, LoopNest, Range, Stage, Store
 from ..ir.dtypes import torch_name
 from ..symbolic import contiguous_strides, sym
 from .merge import operands
@@ -91,7 +91,7 @@ def _again(nest: LoopNest, piece: tuple[Stage, ...], own: set[str]) -> tuple[Ins
 def _flat(nest: LoopNest) -> LoopNest:
     """A pass that reduces nothing has a loop per element."""
     ranged = [s for s in nest.stages if s.ranges]
-    if len(ranged) != 1 or nest.stages[-1] is not ranged[0] or any(isinstance(i, Reduce) for i in ranged[0].body):
+    if len(ranged) != 1 or nest.stages[-1] is not ranged[0]:  # what it reduces would be read, or stored, after it
         return nest
     outer: tuple[Range, ...] = (*nest.outer, *ranged[0].ranges)
     body = tuple(i for s in nest.stages for i in s.body)
