@@ -158,3 +158,14 @@ def test_inputs_at_odd_addresses_are_read_as_they_are(dtype: torch.dtype, compil
     assert odd.data_ptr() % 2 == 1
     for got, want in zip(run(odd), run(x), strict=True):
         assert torch.equal(got, want)
+
+
+@pytest.mark.parametrize("others", [0, 2])
+def test_as_strided_of_an_empty_input_reads_the_elements_of_its_storage(compiled, others):
+    def program(x, *more):
+        return [x.as_strided((2, 3), (3, 1), 1) + 1, *(y.sin() for y in more)]
+
+    storage = torch.arange(8.0)
+    args = [storage[2:2], *(torch.rand(0) for _ in range(others))]
+    found = compiled(program, *args)(*args)
+    assert torch.equal(found[0], storage[1:7].view(2, 3) + 1)

@@ -77,6 +77,7 @@ def bind(
         empty_strided=torch.empty_strided,
         conform=conform,
         data_ptr=torch.Tensor.data_ptr,
+        place=_place,
         free=pool.free_list(),
         threads=torch.get_num_threads,
         getpid=os.getpid,
@@ -87,6 +88,11 @@ def bind(
     )
     exec(compile(source, f"<aotkit plan {plan.name}>", "exec"), namespace)
     return BoundProgram(namespace["call"], source, compiled)
+
+
+def _place(empty: torch.Tensor) -> int:
+    """Where a tensor without elements lies, which has no address: ``as_strided`` may lead to elements of its storage."""
+    return empty.untyped_storage().data_ptr() + empty.storage_offset() * empty.element_size()
 
 
 def _safe(name: str) -> str:

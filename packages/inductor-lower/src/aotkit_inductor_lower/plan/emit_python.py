@@ -9,7 +9,7 @@ import torch
 
 from ..ir import Arg, BufferRef, Literal, SymInput
 from ..redo import GUARDED
-from ..symbolic import Call, Expr, Symbol
+from ..symbolic import Call, Expr, Symbol, to_expr
 from .externs import returns_several
 from .frame import arena_views, torch_dtype
 from .launch_plan import Allocate, CallExtern, CallSegment, Free, LaunchPlan, PlanStep, Return, TakeOver, View
@@ -112,14 +112,21 @@ class PlanEmitter:
                 run.append((position, self.tensor_names[slot]))
                 continue
             names = ", ".join(name for _, name in run)
-            if len(run) == 1:
+            filled = not any(self._may_be_empty(self.plan.slots[place]) for place, _ in run)
+            if len(run) == 1 and filled:
                 self.lines.append(f"slots[{run[0][0]}] = {names}.data_ptr()")
-            elif len(run) > 8:  # an optimizer's hundreds
+            elif len(run) > 8 and filled:  # an optimizer's hundreds
                 self.lines.append(f"slots[{run[0][0]}:{run[-1][0] + 1}] = tuple(map(data_ptr, ({names})))")
             elif run:
-                values = ", ".join(f"{name}.data_ptr()" for _, name in run)
+                values = ", ".join(
+                    f"{name}.data_ptr()" + f" or place({name})" * self._may_be_empty(self.plan.slots[place])
+                    for place, name in run
+                ) + "," * (len(run) == 1)
                 self.lines.append(f"slots[{run[0][0]}:{run[-1][0] + 1}] = ({values})")
             run = []
+
+    def _may_be_empty(self, slot: str) -> bool:
+        return any(to_expr(size).constant in (None, 0) for size in self.homes[slot].sizes)
 
     # -- steps ---------------------------------------------------------------------------------------------
 
