@@ -102,3 +102,20 @@ def test_batch_norms_give_a_memory_format_whatever_their_input_has(training):
     graph = capture(lambda x, m, v: [F.batch_norm(x, m, v, training=training)], [x, mean, var]).graph
     output = next(node for node in graph.graph.nodes if node.op == "output")
     assert output.args[0][-1].meta["val"].stride() == (12, 4, 1)
+
+
+@pytest.mark.parametrize("half", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("wide", ["none", "weight", "statistics"])
+def test_batch_norms_of_halves_save_statistics_of_eagers_type(half, wide):
+    x, dtypes = torch.randn(4, 3, 5).to(half), {wide: torch.float32}
+    mean, var = (make(3, dtype=dtypes.get("statistics", half)) for make in (torch.zeros, torch.ones))
+    weight = torch.ones(3, dtype=torch.float32 if wide != "none" else half)
+    mean, var = (mean.float(), var.float()) if wide != "none" else (mean, var)
+
+    def fn(x, weight, mean, var):
+        return list(torch.native_batch_norm(x, weight, weight, mean, var, True, 0.1, 1e-5))
+
+    graph = capture(fn, [x, weight, mean, var]).graph
+    output = next(node for node in graph.graph.nodes if node.op == "output")
+    found = [value.meta["val"].dtype for value in output.args[0][-3:]]
+    assert found == [value.dtype for value in fn(x, weight, mean.clone(), var.clone())]

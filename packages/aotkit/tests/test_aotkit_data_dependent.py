@@ -98,6 +98,16 @@ def vector(*values: float) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.float32)
 
 
+def split(x: torch.Tensor, at: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return torch.tensor_split(x, at)
+
+
+def split_and_written(x: torch.Tensor, at: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    x = x * 2
+    x.mul_(3)
+    return torch.tensor_split(x, at)
+
+
 CASES: dict[str, tuple[Callable[..., Any], list[tuple[Any, ...]]]] = {
     "mask": (positive, [(vector(1, -2, 3),), (vector(-1, -2, -3),), (vector(-1, -2, 3),)]),
     "mask with gradient": (positive, [(grad(6),), (grad(6),)]),
@@ -123,6 +133,39 @@ CASES: dict[str, tuple[Callable[..., Any], list[tuple[Any, ...]]]] = {
 def test_sizes_and_numbers_that_depend_on_data_equal_eager(name: str, wrap: Callable[..., Any]) -> None:
     fn, calls = CASES[name]
     assert_like_eager(fn, wrap, *calls)
+
+
+@pytest.mark.parametrize("fn", [split, split_and_written])
+def test_views_at_places_that_depend_on_data(fn: Callable[..., Any]) -> None:
+    places = ([2, 5], [3, 3], [0, 9], [7, 8])
+    assert_like_eager(fn, by_frontend, *((grad(9, 2), torch.tensor(at)) for at in places))
+    assert_like_eager(fn, by_frontend, *((torch.randn(9), torch.tensor(at)) for at in places))
+
+
+@pytest.mark.parametrize("value", [True, False, 3, -0.5], ids=str)
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int64, torch.float32, torch.float16], ids=str)
+def test_an_element_is_returned_as_a_number(value: float, dtype: torch.dtype) -> None:
+    x = torch.tensor(value).to(dtype)
+    with whole_graphs:
+        number, more = by_frontend(lambda x: (x.item(), x + 1))(x)
+    assert type(number) is type(x.item()) and number == x.item()
+    torch.testing.assert_close(more, x + 1)
+
+
+def test_a_view_of_a_written_input_is_placed_in_it() -> None:
+    def fn(x: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+        x.mul_(3)
+        return x[at.item() :]
+
+    with whole_graphs:
+        compiled, memory = by_frontend(fn), torch.arange(12.0)
+        for place in (2, 5):
+            x, twin = memory.clone(), memory.clone()
+            got, expected = compiled(x, torch.tensor(place)), fn(twin, torch.tensor(place))
+            torch.testing.assert_close(got, expected)
+            got.zero_()
+            expected.zero_()
+            torch.testing.assert_close(x, twin)
 
 
 @WAYS

@@ -322,3 +322,18 @@ def test_large_numbers_overflow_only_where_the_result_does(dtype):
 def test_sums_as_bools_and_bounds_that_are_nan_are_eagers():
     check(lambda x: [x.sum(dtype=torch.bool), x.sum(0, dtype=torch.bool)], torch.tensor([1, 2, 0], dtype=torch.int16))
     check(lambda x: F.hardtanh(x.detach(), -1, NAN), draw(8), exact=True)
+
+
+# -- statistics --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("half", HALVES, ids=str)
+@pytest.mark.parametrize("start", [0.0, 100.0])
+@pytest.mark.parametrize("running", [True, False])
+def test_batch_norms_of_halves_have_statistics_of_their_parameters_type(half, start, running):
+    def fn(x, weight, bias, mean, var):
+        result = F.batch_norm(x, mean.detach().clone(), var.detach().clone(), weight, bias, True)
+        return result + F.batch_norm(x, None, None, weight, bias, True) if running else result
+
+    x = (draw(4, 3, 5, 2) + start).to(half).detach().requires_grad_()
+    check(fn, x, constant(2.0, 3), constant(-1.0, 3), torch.zeros(3), torch.ones(3))

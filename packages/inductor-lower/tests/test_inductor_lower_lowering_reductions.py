@@ -142,6 +142,18 @@ def test_statistics_of_a_batch_are_summed_in_eagers_type(dtype, device, wide):
     assert {i.dtype for i in sums} == {wide}
 
 
+@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)
+def test_batch_norm_of_halves_rounds_its_statistics_as_eager(check, half, layout):
+    x = (torch.randn(4, 256, 5, 3) * 5).to(half).to(memory_format=layout)
+
+    def fn(x):
+        return aten._native_batch_norm_legit.no_stats(x, None, None, True, 0.1, 0.5)[1:]
+
+    got, want = check(fn, x).compiled([x]), fn(x)
+    assert [torch.equal(g, w) for g, w in zip(got, want, strict=True)] == [True, True]
+
+
 def test_group_norm_is_one_kernel(check):
     x, w, b = torch.randn(3, 6, 4, 5), torch.randn(6), torch.randn(6)
     result = check(lambda x, w, b: aten.native_group_norm(x, w, b, 3, 6, 20, 2, 1e-5), x, w, b, tolerance=1e-5)

@@ -94,29 +94,8 @@ def elementwise_operators() -> tuple[_Elementwise, ...]:
 def with_eager_strides(table: Mapping[Any, Callable[..., Any]]) -> dict[Any, Callable[..., Any]]:
     """``table`` with all elementwise operators, whose results get eager's strides."""
     mine = {each.op: functools.partial(_run, each, table.get(each.op)) for each in elementwise_operators()}
-    norms = {op: functools.partial(_norm, op, place) for op, place in _NORMS.items() if op not in table}
     log_sigmoid = functools.partial(_log_sigmoid, table.get(aten.log_sigmoid_forward.default))
-    return {**table, **mine, **norms, aten.log_sigmoid_forward.default: log_sigmoid}
-
-
-_NORMS = {  # and which argument is the input
-    aten._native_batch_norm_legit_functional.default: 0,
-    aten._native_batch_norm_legit.no_stats: 0,
-    aten._native_batch_norm_legit_no_training.default: 0,
-    aten.native_batch_norm_backward.default: 1,
-}
-
-
-def _norm(op: Any, place: int, *args: Any) -> Any:
-    """Eager's batch norms lay out results in a memory format, whatever the strides of the input are."""
-    x = args[place]
-    layout = _layout(x)
-    if layout is None:
-        return NotImplemented
-    order = torch._prims_common.suggest_memory_format(x)
-    if x.is_contiguous(memory_format=order):
-        return NotImplemented
-    return op(*args[:place], x.contiguous(memory_format=order), *args[place + 1 :])
+    return {**table, **mine, aten.log_sigmoid_forward.default: log_sigmoid}
 
 
 def _run(which: _Elementwise, decompose: Callable[..., Any] | None, *args: Any, **kwargs: Any) -> Any:

@@ -45,7 +45,8 @@ def floats_as_tensors(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:
 def _is_float(node: Node) -> bool:
     seen = node.meta.get("example_value")
     memo = getattr(seen, "item_memo", None) if isinstance(seen, torch.Tensor) and seen.dim() == 0 else None
-    return isinstance(memo, torch.SymFloat)
+    # Without a value it is the memo of ``.item()`` on a tensor of the user's.
+    return isinstance(memo, torch.SymFloat) and memo.node.has_hint()
 
 
 def _may_stay(node: Node) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -32,6 +32,8 @@ _HIDDEN_WRITERS = frozenset({"batch_norm", "native_batch_norm", "instance_norm",
 # The derivatives of these write to a part of a gradient. The dispatcher's functionalization then takes its sizes wrong.
 _WRITERS_IN_THE_BACKWARD = frozenset({"fft_irfft", "fft_irfft2", "fft_irfftn", "fft_hfft", "fft_hfft2", "fft_hfftn"})
 _POWERS = frozenset({"pow", "pow_", "float_power"})
+# The derivative is the difference of nearly equal numbers: of float16 and bfloat16 it is rounded once, at its end.
+_CANCELLING = frozenset({"special_i0e"})
 _ORDINARY_NAMESPACES = ("aten", "prims", "prim", "prim_ops", "inductor")
 
 
@@ -129,6 +131,14 @@ def _one_hot(args: Any, kwargs: Any) -> torch.Tensor:
     return one_hot(*args, **kwargs)
 
 
+def _in_float32(target: Any, args: Any, kwargs: Any) -> torch.Tensor:
+    """Of a float16 or bfloat16, computed and differentiated in float32; of other types as it is."""
+    x: Any = args[0] if args else None
+    if len(args) != 1 or kwargs or x.dtype not in (torch.float16, torch.bfloat16):
+        return cast(torch.Tensor, target(*args, **kwargs))
+    return cast(torch.Tensor, target(x.float()).to(x.dtype))
+
+
 class _Runner(torch.fx.Interpreter):
     """An interpreter that names the user's line when a node cannot be captured, and lifts tensor attributes.
 
@@ -158,7 +168,12 @@ class _Runner(torch.fx.Interpreter):
             if n.op == "call_module" or getattr(n.target, "__name__", "") in _HIDDEN_WRITERS:
                 with compat.enable_python_dispatcher():
                     return super().run_node(n)
-            result = self._run_known(n) if not _is_one_hot(n) else _one_hot(*self.fetch_args_kwargs_from_env(n))
+            if _is_one_hot(n):
+                result = _one_hot(*self.fetch_args_kwargs_from_env(n))
+            elif getattr(n.target, "__name__", "") in _CANCELLING:
+                result = _in_float32(n.target, *self.fetch_args_kwargs_from_env(n))
+            else:
+                result = self._run_known(n)
             if "unbacked_bindings" in n.meta:
                 compat.rebind_sizes(n, result)
             return result

@@ -28,7 +28,9 @@ def mutations_in_graph(
     Returns:
         The graph and the contract of the changed graph: ``updated_output`` is ``None`` for what it writes itself.
     """
-    moved = {i.updated_output: i.index for i in metadata.inputs if i.updated_output is not None and _may_be_written(i)}
+    asked = {symbol.input_index for symbol in metadata.symbols if symbol.of_output}
+    outputs = ((i.updated_output, i) for i in metadata.inputs if i.updated_output is not None)
+    moved = {position: i.index for position, i in outputs if position not in asked and _may_be_written(i)}
     if not moved:
         return graph, metadata
     placeholders = graph.graph.find_nodes(op="placeholder")
@@ -67,6 +69,9 @@ def _renumbered(metadata: GraphMetadata, position: dict[int, int], written: froz
         metadata,
         inputs=tuple(replace(i, updated_output=moved(i.updated_output)) for i in metadata.inputs),
         outputs=tuple(replace(o, graph_output=moved(o.graph_output)) for o in metadata.outputs),
+        symbols=tuple(
+            replace(s, input_index=position[s.input_index]) if s.of_output else s for s in metadata.symbols
+        ),
         num_forward_outputs=len(position),
         num_mutated=metadata.num_mutated - len(written),
         repeated_outputs=tuple(position[old] for old in metadata.repeated_outputs if old in position),

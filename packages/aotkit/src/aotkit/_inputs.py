@@ -51,7 +51,7 @@ def symbolic_twins(values: Sequence[Any], gm: torch.fx.GraphModule, context: Tra
         shown = seen[position] if position < len(seen) else None
         if not isinstance(value, torch.Tensor) or context is None or context.tensor_to_context.get(value) is None:
             twins.append(None)
-        elif isinstance(getattr(shown, "item_memo", None), torch.SymFloat):
+        elif _stands_for_float(shown):
             twins.append(shown)
         else:
             twins.append(_fake(value, mode, context))
@@ -64,7 +64,9 @@ def has_float_symbols(gm: torch.fx.GraphModule) -> bool:
 
 
 def _stands_for_float(seen: Any) -> bool:
-    return isinstance(seen, FakeTensor) and seen.dim() == 0 and isinstance(seen.item_memo, torch.SymFloat)
+    """A memo without a value is of ``.item()`` on a tensor of the user's, not of a number that is passed."""
+    number = seen.item_memo if isinstance(seen, FakeTensor) and seen.dim() == 0 else None
+    return isinstance(number, torch.SymFloat) and number.node.has_hint()
 
 
 def _note_float(fake: FakeTensor, symbol: torch.SymFloat, fixed: bool) -> None:

@@ -94,7 +94,7 @@ def output_sources(inputs: Sequence[FunctionInput], outputs: Sequence[Any]) -> O
 def _first_source(index: int, output: Any, by_object: dict[int, int], by_storage: dict[int, int]) -> OutputSource:
     if output is None or isinstance(output, _CONSTANTS):
         return OutputSource(OutputKind.CONSTANT)
-    if isinstance(output, torch.SymInt):
+    if isinstance(output, torch.SymInt | torch.SymBool):
         return OutputSource(OutputKind.SYMINT)
     if compat.is_fake_tensor(output):
         raise Unsupported(

@@ -59,9 +59,10 @@ def _numbers(plain: Sequence[Any], names: set[str]) -> dict[str, torch.SymInt]:
     found: dict[str, torch.SymInt] = {}
     tensors = [v for v in plain if isinstance(v, torch.Tensor)]
     for size in (s for t in tensors for s in (*t.shape, *t.stride(), t.storage_offset())):
-        if isinstance(size, torch.SymInt):
-            for symbol in size.node.expr.free_symbols:
-                if str(symbol) in names and (size.node.expr is symbol or str(symbol) not in found):
-                    whole = size.node.expr is symbol
+        # A symbol may get another name between two records, as `bind_symbols` says.
+        for expr in (size.node.expr, size.node._expr) if isinstance(size, torch.SymInt) else ():
+            for symbol in expr.free_symbols:
+                if str(symbol) in names and (expr is symbol or str(symbol) not in found):
+                    whole = expr is symbol
                     found[str(symbol)] = size if whole else size.node.shape_env.create_symintnode(symbol, hint=None)
     return found

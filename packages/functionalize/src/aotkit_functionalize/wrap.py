@@ -20,6 +20,7 @@ from .effects import TokenChain
 from .errors import Unsupported
 from .events import StorageEvents
 from .quick_mode import quick_functional_mode
+from .symbols import dims, used_symbols
 from .writes import RefuseWrongWrites
 
 __all__ = [
@@ -104,13 +105,38 @@ def eager_geometry(value: torch.Tensor, original: torch.Tensor) -> torch.Tensor:
         return original
     with compat.untraced(), below_functional_layer(), torch.no_grad():
         try:
-            return compat.replay_views(compat.inner_wrapper(value), original)
+            replayed = compat.replay_views(compat.inner_wrapper(value), original)
         except (RuntimeError, ValueError) as error:
             raise Unsupported(
                 "a tensor that is not contiguous is written to in place and then viewed in another shape",
                 f"the view exists of the new values only ({str(error).splitlines()[0]})",
                 "Make the tensor contiguous first",
             ) from error
+    return _with_known_sizes(replayed, value, original)
+
+
+def _with_known_sizes(replayed: torch.Tensor, value: torch.Tensor, original: torch.Tensor) -> torch.Tensor:
+    """``replayed``, or ``value`` itself where taking the views once more gave sizes that depend on data new names.
+
+    A slice from ``n`` on, where ``n`` is read of a tensor, has a size and an offset that torch gives a name each
+    time: the names that the graph knows are those of ``value``.
+    """
+    needed = used_symbols(_geometry(replayed)) - used_symbols(_geometry(original))
+    plain = from_functional(value) if needed else replayed
+    if needed <= used_symbols(_geometry(plain)):
+        return replayed
+    moved = compat.has_data_mutation(compat.inner_wrapper(value)) and dims([original.storage_offset()]) != (0,)
+    if moved or dims(plain.stride()) != dims(replayed.stride()):
+        raise Unsupported(
+            "a view whose size depends on data is returned of a tensor that is written to",
+            "its place in the caller's memory is known of the new values only",
+            "Return a clone of the view",
+        )
+    return plain
+
+
+def _geometry(value: torch.Tensor) -> tuple[int | torch.SymInt, ...]:
+    return (*value.shape, *value.stride(), value.storage_offset())
 
 
 def is_functional(value: object) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
+from torch._prims_common import is_channels_last_contiguous_or_false, is_contiguous_or_false
 from torch.fx import Node
 
 from ..ir import DType
@@ -177,6 +178,8 @@ def _statistics_dtype(ctx: LoweringContext, x: View) -> DType:
         eager's in its last bit now and then lands on the other side, and one such element moves a convolution's
         gradient by 1e-3. So sums are as wide as eager's, mean and variance are rounded before they are used, and the
         result is ``fma(x, alpha, beta)`` with one alpha and beta per channel: the bits of eager's CPU kernel.
+        For dense bfloat16 whose statistics are bfloat16, too, that kernel also rounds the sum of squared differences
+        and the variance; it does not for float16, or for another layout.
     """
     on_cpu = ctx.buffers[x.buffer].device.startswith("cpu")
     return DType.F64 if x.dtype is torch.float32 and on_cpu else compute_dtype(x.dtype)
@@ -225,7 +228,10 @@ def _batch_norm_training(
     rows = RowNest(ctx, node, mean_out.buffer, x.sizes, _channel_dims(x))
     nest, dtype, wide = rows.nest, compute_dtype(x.dtype), _statistics_dtype(ctx, x)
     mean, squares = _batch_statistics(rows, x, wide)
-    variance = nest.cast(nest.op("div", squares, rows.count_value(dtype)), wide)
+    keeps_halves = _keeps_halves(node, mean_out)
+    squares = nest.round_to(squares, torch.bfloat16) if keeps_halves else squares
+    variance = nest.op("div", squares, rows.count_value(dtype))
+    variance = nest.cast(nest.round_to(variance, torch.bfloat16) if keeps_halves else variance, wide)
     deviation = nest.op("sqrt", nest.op("add", variance, nest.const(eps, wide)))
     rstd = nest.op("div", nest.const(1, wide), deviation)
     row = rows.row(keepdim=False)
@@ -248,6 +254,13 @@ def _batch_norm_training(
 
     _affine(ctx, node, x, result, mean_out, scale, bias)
     return [result, mean_out, rstd_out]
+
+
+def _keeps_halves(node: Node, mean: View) -> bool:
+    """Whether eager's kernel keeps sums in bfloat16; see Note [Batch norm rounds as eager]."""
+    x = node.args[0].meta["val"]  # type: ignore[union-attr]
+    dense = is_contiguous_or_false(x) or is_channels_last_contiguous_or_false(x)
+    return mean.dtype is torch.bfloat16 and x.device.type == "cpu" and dense
 
 
 def _batch_statistics(rows: RowNest, x: View, wide: DType) -> tuple[Value, Value]:

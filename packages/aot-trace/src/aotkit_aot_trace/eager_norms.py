@@ -1,0 +1,59 @@
+"""Batch norms whose results have the strides and types of eager's, where torch's fake kernels say otherwise."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from . import _torch_compat as compat
+
+__all__ = ["with_eager_norms"]
+
+aten = torch.ops.aten
+
+_FORWARD = (
+    aten._native_batch_norm_legit_functional.default,
+    aten._native_batch_norm_legit.no_stats,
+    aten._native_batch_norm_legit_no_training.default,
+)
+
+
+def with_eager_norms(table: Mapping[Any, Callable[..., Any]]) -> dict[Any, Callable[..., Any]]:
+    """``table`` with the batch norms that are not in it."""
+    forward = {op: functools.partial(_forward, op) for op in _FORWARD if op not in table}
+    backward = aten.native_batch_norm_backward.default
+    return {backward: functools.partial(_in_memory_format, backward, 1), **forward, **table}
+
+
+def _forward(op: Any, *args: Any) -> Any:
+    """Statistics of a half, saved for the backward, are float32 if a parameter or a running statistic is.
+
+    Torch's fake kernel says they are halves. Rounded so, the mean of an input far from 0 moves the whole result.
+    """
+    result = _in_memory_format(op, 0, *args)
+    x, others = args[0], [a for a in args[1:5] if isinstance(a, torch.Tensor)]
+    wide = next((a.dtype for a in others if a.dtype is torch.float32), x.dtype)
+    if result is not NotImplemented or wide is x.dtype or x.dtype not in (torch.float16, torch.bfloat16):
+        return result
+
+    def fake() -> Any:
+        values = op(*args)
+        return (values[0], *(v.to(wide) for v in values[1:3]), *values[3:])
+
+    return compat.record_operator(op, args, fake)
+
+
+def _in_memory_format(op: Any, place: int, *args: Any) -> Any:
+    """Of an input, the argument at ``place``, in a memory format, in which eager lays out the result."""
+    x = args[place]
+    if not isinstance(x, torch.Tensor) or x.layout is not torch.strided:
+        return NotImplemented
+    if x.is_neg() or any(isinstance(number, torch.SymInt) for number in (*x.shape, *x.stride())):
+        return NotImplemented
+    order = torch._prims_common.suggest_memory_format(x)
+    if x.is_contiguous(memory_format=order):
+        return NotImplemented
+    return op(*args[:place], x.contiguous(memory_format=order), *args[place + 1 :])
