@@ -35,6 +35,11 @@ KNOWN = (
         "only eager raises: .*(not (yet )?(implemented|supported|currently supported)|Unsupported input type)",
         "eager lacks a kernel for the type",
     ),
+    Departure(
+        r"aten\.",
+        r"only eager raises: (grad_input must be contiguous|tensor does not have a device|Found dtype \w+ but expected)",
+        "eager's own derivative fails for the layout, without a weight or for a mixture of types",
+    ),
     Departure(".*", r"\S+: strides of ones: ", "no element is addressed with the stride of a dimension of size one"),
 )
 

@@ -91,7 +91,7 @@ def bind(
 
 
 def _place(empty: torch.Tensor) -> int:
-    """Where a tensor without elements lies, which has no address: ``as_strided`` may lead to elements of its storage."""
+    """Where an empty tensor, which has no address, begins: ``as_strided`` may lead to elements of its storage."""
     return empty.untyped_storage().data_ptr() + empty.storage_offset() * empty.element_size()
 
 
