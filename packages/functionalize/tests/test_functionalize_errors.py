@@ -111,16 +111,6 @@ BOTH: dict[str, tuple[Callable[..., Any], Callable[[], Any], str]] = {
         _gaps,
         "viewed by as_strided",
     ),
-    "as_strided into gaps is written to": (
-        lambda x: _steps(x.as_strided((2,), (1,)).zero_(), 0),
-        _gaps,
-        "none of the tensor's own elements",
-    ),
-    "as_strided before the beginning is written to": (
-        lambda x: _steps(x.as_strided((2,), (1,), 0).zero_(), 0),
-        lambda: torch.rand(40)[7:31].view(4, 6),
-        "none of the tensor's own elements",
-    ),
     "written to, then requires_grad_": (
         lambda x: _steps(x.mul_(2), x.requires_grad_(), 0),
         lambda: torch.rand(4, 6),

@@ -29,7 +29,7 @@ import torch
 from . import _torch_compat as compat
 from .errors import Unsupported
 from .lazy_bits import lazy_bits, same_with_bits
-from .overlap import covers, looks_beyond
+from .overlap import covers
 
 __all__ = ["EXPANSIONS", "RESHAPES", "STRIDE_DEPENDENT", "Layouts", "before_reshapes", "without_expansion"]
 
@@ -174,7 +174,6 @@ class Layouts:
         root = _root(target)
         if root.requires_grad:
             _check_view_of_gradient(target, root)
-        _check_elements(target, root)
         if identity in self.beyond and self._wants_gradient(root, target):
             raise _of_the_whole()
         if compat.functional_views(compat.inner_wrapper(root)) > 0:
@@ -315,20 +314,6 @@ def _is_view_of(layout: tuple[Any, Any] | None, name: str, func: Callable[..., A
 def _is_older(value: torch.Tensor, made_by: tuple[Any, ...]) -> bool:
     """Whether ``value`` is not made by the views ``made_by`` and then perhaps others."""
     return compat.views_of_storage(compat.inner_wrapper(value))[: len(made_by)] != made_by
-
-
-def _check_elements(target: torch.Tensor, root: torch.Tensor) -> None:
-    """Refuse a write to elements that are none of the tensor whose new value the graph computes."""
-    if not compat.is_view_through(compat.inner_wrapper(target), "as_strided"):
-        return
-    with compat.untraced():
-        beyond = looks_beyond(_plain(target), _plain(root))
-    if beyond:
-        raise Unsupported(
-            "a view made by as_strided() is written to, and shows memory that is none of the tensor's own elements",
-            "the new value of the tensor has no place for them",
-            "Write to a tensor that holds all of these elements",
-        )
 
 
 def _check_view_of_gradient(target: torch.Tensor, root: torch.Tensor) -> None:

@@ -12,9 +12,7 @@ from . import _torch_compat as compat
 if TYPE_CHECKING:
     from .inputs import FunctionInput
 
-__all__ = ["covers", "definitely_disjoint", "looks_beyond", "overlapping_groups", "repeats_memory"]
-
-_COUNTED = 1 << 16  # elements up to which addresses are compared one by one
+__all__ = ["covers", "definitely_disjoint", "overlapping_groups", "repeats_memory"]
 
 
 def overlapping_groups(inputs: Sequence[FunctionInput], mutated: Sequence[int]) -> tuple[tuple[int, ...], ...]:
@@ -103,23 +101,6 @@ def covers(base: torch.Tensor, member: torch.Tensor) -> bool:
         return True
     first, last = _byte(member, member.storage_offset()), _byte(member, _last(member) + 1)
     return known(first >= _byte(base, base.storage_offset())) and known(last <= _byte(base, _end(base)))
-
-
-def looks_beyond(view: torch.Tensor, base: torch.Tensor) -> bool:
-    """Whether ``view`` may have elements that are none of ``base``: in its gaps, or before or behind it."""
-    if compat.is_dense(base):
-        return not covers(base, view)
-    numbers = (*base.shape, *base.stride(), base.storage_offset(), *view.shape, *view.stride(), view.storage_offset())
-    if view.dtype != base.dtype or not all(isinstance(number, int) for number in numbers):
-        return True
-    return max(view.numel(), base.numel()) > _COUNTED or not _addresses(view) <= _addresses(base)
-
-
-def _addresses(plain: torch.Tensor) -> set[int]:
-    found = {int(plain.storage_offset())} if plain.numel() else set()
-    for size, stride in zip(plain.shape, plain.stride(), strict=True):
-        found = {address + step * int(stride) for address in found for step in range(int(size))}
-    return found
 
 
 def _last(plain: torch.Tensor) -> Any:
