@@ -831,3 +831,16 @@ def test_views_in_the_backward_lie_where_the_value_that_they_look_at_does(before
         found, seen = node.meta["val"], node.args[0].meta["val"]
         assert found.untyped_storage()._cdata == seen.untyped_storage()._cdata
         assert (found.stride(), found.storage_offset()) == (seen.t().stride(), seen.storage_offset())
+
+
+@pytest.mark.parametrize("view", [lambda x: x.as_strided((2, 2), (2, 1)), lambda x: x.narrow(0, 0, 2).unsqueeze(0)])
+def test_a_write_through_a_view_with_another_write_pending_is_recorded(check, view):
+    def program(x, y):
+        taken = view(x)
+        x.neg_()
+        taken.mul_(3)
+        x.detach().add_(y)
+        view(x).add_(1)
+        return [x * 2]
+
+    check(program, plain)
