@@ -40,7 +40,6 @@ CONSTRAINTS = str(ROOT / "tools" / "constraints.txt")
 TEST_TOOLS = ("nox", "import-linter", "matplotlib", "rich")
 RUN_DEPENDENCIES = ("llvmlite", "scipy", "filelock")  # what our sources import beside torch
 BENCH_TOOLS = ("transformers", "matplotlib")
-DOCS_TOOLS = ("mkdocs", "mkdocs-material")
 
 #: What is installed once and seen by the sessions that ask for it; expecttest is for torch.testing._internal.
 SHARED = {
@@ -50,6 +49,7 @@ SHARED = {
     "triton": ("triton",),
     "scipy": ("scipy",),
     "llvmlite": ("llvmlite",),
+    "docs": ("mkdocs", "mkdocs-material"),
 }
 
 #: The shared environment that has a pip: to install pip anew into each environment takes longer than all the rest.
@@ -385,14 +385,15 @@ def api(session: nox.Session) -> None:
 @session_without_pip
 def docs(session: nox.Session) -> None:
     """Build the documentation site, strictly, into build/site."""
-    install(session, *DOCS_TOOLS)
+    share(session, "docs")
     build_site(session)
 
 
 def build_site(session: nox.Session) -> None:
     """Stage the pages and let mkdocs make the site of them."""
     session.run("python", "-m", "tools.build_docs")
-    session.run("mkdocs", "build", "--strict", "-q", "-f", "build/docs/mkdocs.yml", env={"NO_MKDOCS_2_WARNING": "1"})
+    command = ("python", "-m", "mkdocs", "build", "--strict", "-q", "-f", "build/docs/mkdocs.yml")
+    session.run(*command, env={"NO_MKDOCS_2_WARNING": "1"})
     session.log("the site is in build/site")
 
 
@@ -437,9 +438,8 @@ def integration(session: nox.Session) -> None:
 @session_without_pip
 def system(session: nox.Session) -> None:
     """What needs Debian packages: a real browser on the built site and on a partition report, a real Redis."""
-    share(session, "torch", "pytest")
-    install(session, *DOCS_TOOLS, "redis")
-    install_wheels(session, build_wheels(session, ("cache", "partition")))
+    share(session, "torch", "pytest", "scipy", "docs")
+    install_wheels(session, build_wheels(session, ("cache", "partition")), "redis")
     session.run("python", "-m", "tools.system_packages", external=True)
     build_site(session)
     pytest(session, "tools/tests/system", "-m", "system")
