@@ -35,6 +35,10 @@ LEFT = {
     "windows of a scalar": (lambda x: x.unfold(0, 1, 1) + 1, (ONE,), "unfold", "of a scalar"),
     "roll of all": (lambda x: x.roll(5), (X,), "roll", "flattened"),
     "a single sample's loss": (lambda x, t: F.nll_loss(x, t), (LOG, AT[0]), "nll_loss_forward", "single sample"),
+    "a single sample's gradient": (
+        lambda g, x, t: aten.nll_loss_backward(g, x, t, None, 1, -100, g), (ONE, LOG, AT[0]), "nll_loss_backward",
+        "single sample",
+    ),
     "scatter into a scalar": (lambda x, i, s: aten.scatter(x, 0, i, s), (ONE, AT[:1] * 0, V[1:2]), "scatter", "scalar"),
     "a scalar's slices": (lambda x, i: aten.index_fill(x, 0, i, 3.0), (ONE, AT[:1] * 0), "index_fill", "of a scalar"),
     "copies of a scalar": (lambda x, i, s: aten.index_copy(x, 0, i, s), (V, AT[:1], ONE), "index_copy", "of a scalar"),

@@ -73,6 +73,30 @@ def test_stack_and_scatter_of_slices_equal_eager(check):
     assert not result.externs
 
 
+def test_positions_that_follow_from_sizes_are_generated(check):
+    def f(x, y):
+        n = x.shape[0]
+        slices = (torch.slice_scatter(x, y[:2], 0, n - 2, n), torch.slice_scatter(x, y[:2], 0, -2))
+        rows = (torch.select_scatter(x, y[0], 0, n - 1), torch.select_scatter(x, y[0], 0, -n), x.select(0, n - 1) + 1)
+        return (*slices, *rows, torch.slice_scatter(x, y[:0], 0, n, n), torch.slice_scatter(x, y, 0, 0, n))
+
+    x, y = torch.randn(5, 6), torch.randn(5, 6)
+    compiled = check(f, x, y, mode="symbolic").compiled
+    x, y = torch.randn(9, 3), torch.randn(9, 3)
+    for got, want in zip(compiled([x, y]), f(x, y), strict=True):
+        assert torch.equal(got, want)
+
+
+def test_elements_at_masked_places_are_fetched_and_added(check):
+    x, at = torch.randn(7, 3), torch.tensor([2, 99, 0, -50])
+    mask = (at >= 0) & (at < 7)
+    check(lambda x, i, m: aten._unsafe_masked_index(x, m[:, None].expand(4, 3), [i, None], 2.5), x, at, mask)
+    check(
+        lambda x, i, m, v: aten._unsafe_masked_index_put_accumulate(x, m[:, None].expand(4, 3), [i, None], v),
+        *(x, at, mask, torch.randn(4, 3)),
+    )
+
+
 @pytest.mark.covers("F5g.13")
 def test_gathers_equal_eager(check):
     table = torch.randn(10, 6)

@@ -148,6 +148,25 @@ def test_halves_that_are_added_in_place_have_eagers_bits(dtype):
         assert torch.equal(got, want)
 
 
+@pytest.mark.parametrize("columns", [1, 6])
+@pytest.mark.parametrize("dim", [1, -1])
+def test_one_element_of_each_row_of_a_constant_is_chosen_in_one_kernel(check, columns, dim):
+    index, source = torch.tensor([[0], [columns - 1], [0], [columns // 2]]), numbers(4, 1)
+    for f in (
+        lambda i, s: torch.zeros(4, columns).scatter(dim, i, 2.5),
+        lambda i, s: torch.full((4, columns), 7.0, dtype=s.dtype).scatter(dim, i, s),
+        lambda i, s: torch.full((4, columns), 3, dtype=torch.int32).scatter(dim, i, 9),
+        lambda i, s: torch.ones(columns, 4).scatter(dim - 1, i.t(), -1.0),
+    ):
+        assert check(f, index, source).kernels == 1
+    wide = torch.cat([index, index], 1)
+    assert check(lambda i: torch.zeros(4, columns).scatter(dim, i, 2.5), wide).kernels == 2
+    assert check(lambda i: torch.zeros(6, columns).scatter(dim, i, 2.5), index).kernels == 2
+    outside = compile_graph(make_fx(lambda i: torch.zeros(4, columns).scatter(dim, i, 2.5), tracing_mode="fake")(index))
+    with pytest.raises((IndexError, RuntimeError)):
+        outside([index + columns])
+
+
 def test_take_and_put_use_the_flattened_tensor(check):
     x, index = numbers(3, 4), torch.tensor([[0, -1], [5, 11]])
     result = check(

@@ -41,6 +41,13 @@ def test_rounded_division_of_halves_rounds_where_eager_does(check, dtype, mode):
     generated(check, lambda a, b: torch.div(a, b, rounding_mode=mode), a, b)
 
 
+@pytest.mark.parametrize("dtype", [*FLOATS, torch.int64], ids=str)
+def test_products_with_a_logarithm_equal_eager(check, dtype):
+    edges = torch.tensor([0.0, 1.0, 2.0, -1.0, 3.0] + [float("nan"), float("inf"), 0.3] * dtype.is_floating_point)
+    a, b = torch.cartesian_prod(edges, edges).to(dtype).unbind(1)
+    check(lambda a, b: (torch.xlogy(a, b), torch.xlogy(2.1, b), torch.xlogy(a, 0.3)), a, b)
+
+
 @pytest.mark.covers("F5g.3")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_the_neighbour_of_a_half_is_eagers(check, dtype):

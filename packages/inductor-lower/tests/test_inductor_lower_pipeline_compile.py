@@ -243,6 +243,18 @@ def test_a_float_of_sizes_that_kernels_cannot_compute_is_computed_outside_of_the
         torch.testing.assert_close(list(compiled([torch.ones(n)])), f(torch.ones(n)))
 
 
+def test_a_float_that_a_tensor_holds_is_read_by_the_kernel():
+    def f(x, s):
+        scale = s.item()
+        return x * scale + scale / 2
+
+    s = torch.tensor(3.0, dtype=torch.float64)
+    compiled = compile_graph(make_fx(f, tracing_mode="symbolic")(torch.ones(5), s))
+    assert not compiled.report().externs
+    for value in (3.0, -0.25):
+        torch.testing.assert_close(compiled([torch.ones(5), s * 0 + value])[0], f(torch.ones(5), s * 0 + value))
+
+
 def test_public_names_are_documented():
     for name in aotkit_inductor_lower.__all__:
         assert name.startswith("__") or getattr(aotkit_inductor_lower, name).__doc__
