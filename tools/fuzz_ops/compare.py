@@ -152,11 +152,22 @@ def _in_double(sample: Sample, again: bool, moved: int = 0) -> Run:
     calls = tuple(replace(c, args=_doubled(c.args), kwargs=_doubled(c.kwargs)) for c in sample.calls)
     wide = replace(sample, calls=calls)
     given = sample.arguments(again)
-    eps = max((_EPS[v.dtype] for v in given if isinstance(v, torch.Tensor) and v.dtype in _EPS), default=2.0**-23)
+    eps = _roughness(sample, again) if moved else 0.0
     given = [wider(v, v.requires_grad) if isinstance(v, torch.Tensor) else v for v in given]
     inner = moved and (len(sample.calls) > 1 or sample.entry == "training")
     with _Moved(_UNITS * eps, generator) if inner else nullcontext():
         return observe(wide, wide.function(), again, given)
+
+
+def _roughness(sample: Sample, again: bool) -> float:
+    """The coarsest unit among the types of arguments and of what is computed between them and the results.
+
+    In a program of several samples the finest: where that is too little each is looked at by itself.
+    """
+    every = replace(sample, outputs=tuple(ref for call in sample.calls for ref in call.outputs), entry="function")
+    values = observe(every, every.function(), again).results.values()
+    found = {_EPS[v.dtype] for v in values if isinstance(v, torch.Tensor) and v.dtype in _EPS}
+    return (min if sample.merged else max)(found, default=2.0**-23)
 
 
 class _Moved(TorchDispatchMode):

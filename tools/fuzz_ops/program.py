@@ -97,6 +97,11 @@ class Sample:
         """Whether anything requires grad."""
         return any(t.grad for t in self.tensors)
 
+    @property
+    def merged(self) -> bool:
+        """Whether this is several samples in one."""
+        return any(call.result.startswith("s1_") for call in self.calls)
+
     def script(self) -> str:
         """A program that shows eager's results and the compiled ones."""
         lines = [

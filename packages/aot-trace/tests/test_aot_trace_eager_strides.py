@@ -119,3 +119,7 @@ def test_batch_norms_of_halves_save_statistics_of_eagers_type(half, wide):
     output = next(node for node in graph.graph.nodes if node.op == "output")
     found = [value.meta["val"].dtype for value in output.args[0][-3:]]
     assert found == [value.dtype for value in fn(x, weight, mean.clone(), var.clone())]
+
+
+def test_a_fresh_copy_is_contiguous(check):
+    check(lambda x: [torch.ops.aten.lift_fresh_copy(x)], lambda: [torch.rand(2, 3, 4).permute(2, 0, 1)])

@@ -108,6 +108,8 @@ class RefuseWrongWrites(TorchFunctionMode):
         if name == "dropout" and not _drops(*args, **kwargs):
             with compat.disable_python_dispatcher():  # torch's Python kernel returns a copy
                 return func(*args, **kwargs)
+        if name == "lift_fresh_copy":
+            return args[0].clone(memory_format=torch.contiguous_format)  # functionalized, it keeps strides
         if name == "bernoulli" and args and isinstance(args[0], torch.Tensor):
             return func(*as_eager_draws(args, kwargs), **kwargs)
         if args and name in _LAYOUTS:
