@@ -24,35 +24,66 @@ import torch
 compiled = torch.compile(lambda x: torch.relu(x) + 1, backend="aotkit", options={"fallback": "error"})
 x = torch.randn(5)
 torch.testing.assert_close(compiled(x), torch.relu(x) + 1)
-print("compiled")
 """
 
 
-def run(code: str, *path: Path) -> str:
-    search = [str(p) for p in path] + [p for p in sys.path if p]
-    env = {**os.environ, "AOTKIT_CACHE_DIR": str(path[0] / "cache"), "PYTHONPATH": os.pathsep.join(search)}
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=300, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+# Each program in a process of its own, of one that has imported torch's frontend and nothing of ours.
+EACH_BY_ITSELF = """
+import importlib, os, sys, traceback
+import torch, torch._dynamo
+
+for folder in sys.argv[1:]:
+    process = os.fork()
+    if process == 0:
+        os.environ["AOTKIT_CACHE_DIR"] = f"{folder}/cache"
+        sys.path.insert(0, folder)
+        importlib.invalidate_caches()
+        try:
+            exec(open(f"{folder}/program").read(), {"__name__": "__main__"})
+        except BaseException:
+            traceback.print_exc(file=open(f"{folder}/failure", "w"))
+        sys.stdout.flush()
+        os._exit(0)
+    os.waitpid(process, 0)
+"""
+
+PROGRAMS = {
+    "no entry point": WITHOUT_ENTRY_POINTS + "import aotkit" + COMPILE,
+    "both": "import aotkit, importlib; importlib.reload(aotkit)" + COMPILE,
+    "no import": COMPILE,
+}
 
 
-@pytest.mark.covers("F8.1")
-def test_plain_import_registers_the_backend_where_no_entry_point_is_installed(tmp_path: Path) -> None:
-    assert "compiled" in run(WITHOUT_ENTRY_POINTS + "import aotkit" + COMPILE, tmp_path)
-
-
-def test_import_beside_the_entry_point_registers_nothing_twice(tmp_path: Path) -> None:
-    assert "compiled" in run("import aotkit, importlib; importlib.reload(aotkit)" + COMPILE, tmp_path)
-
-
-@pytest.mark.covers("F8.1")
-def test_without_an_import_the_entry_point_is_enough(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """What each program did: "compiled", or how it failed."""
+    folders = {}
+    for name, program in PROGRAMS.items():
+        folders[name] = tmp_path_factory.mktemp("program")
+        (folders[name] / "program").write_text(program + f'open("{folders[name]}/done", "w").write("compiled")')
     declared = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())
     target = declared["project"]["entry-points"]["torch_dynamo_backends"]["aotkit"]
-    installed = tmp_path / "aotkit_as_installed-0.dist-info"
+    installed = folders["no import"] / "aotkit_as_installed-0.dist-info"
     installed.mkdir()
     (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: aotkit-as-installed\nVersion: 0\n")
     (installed / "entry_points.txt").write_text(f"[torch_dynamo_backends]\naotkit = {target}\n")
-    assert "compiled" in run(COMPILE, tmp_path)
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    command = [sys.executable, "-c", EACH_BY_ITSELF, *map(str, folders.values())]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    results = {name: [folder / "failure", folder / "done"] for name, folder in folders.items()}
+    return {name: "".join(f.read_text() for f in files if f.exists()) for name, files in results.items()}
+
+
+@pytest.mark.covers("F8.1")
+def test_plain_import_registers_the_backend_where_no_entry_point_is_installed(outcomes: dict[str, str]) -> None:
+    assert outcomes["no entry point"] == "compiled"
+
+
+def test_import_beside_the_entry_point_registers_nothing_twice(outcomes: dict[str, str]) -> None:
+    assert outcomes["both"] == "compiled"
+
+
+@pytest.mark.covers("F8.1")
+def test_without_an_import_the_entry_point_is_enough(outcomes: dict[str, str]) -> None:
+    assert outcomes["no import"] == "compiled"
