@@ -72,6 +72,7 @@ _CALLS = {
     "abs": "",  # dropped
 }
 _SYMMETRIC = {"min", "max", "gcd", "isinstance", "issubclass", "hasattr", "zip"}
+_COMMUTATIVE = {"add", "mul", "fadd", "fmul", "eq", "ne", "and", "or", "xor", "bitwise_and", "bitwise_or", "logical_or"}
 _SILENT_FUNCTIONS = {"__repr__", "__str__"}
 _TABLE = 8  # numbers that make a table
 _STATEMENT_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -245,8 +246,10 @@ def _call_choices(node: ast.Call) -> Iterator[Choice]:
             yield "other function", lambda: [_renamed(node, instead)]
     if name in _SYMMETRIC or any(isinstance(arg, ast.Starred) for arg in node.args):
         return
+    first = node.args[0] if node.args else None  # op("add", a, b) is a way to write an operator, too
+    commutes = isinstance(first, ast.Constant) and first.value in _COMMUTATIVE
     for at in range(len(node.args) - 1):
-        if _are_alike(node.args[at], node.args[at + 1]):
+        if _are_alike(node.args[at], node.args[at + 1]) and not (commutes and at == 1):
             yield "swap arguments", partial(_swapped, node, at)
 
 

@@ -90,6 +90,11 @@ def test_texts_that_no_test_should_look_at_are_left_alone() -> None:
     }  # fmt: skip
 
 
+def test_operands_of_which_the_order_means_nothing_are_not_exchanged() -> None:
+    swapped = mutants("def f(op, a, b):\n    return op('add', a, b) + op('sub', a, b)\n")["swap arguments"]
+    assert swapped == {"return op('add', a, b) + op('sub', a, b) -> return op('add', a, b) + op('sub', b, a)"}
+
+
 def test_every_mutant_compiles_and_differs_from_the_source() -> None:
     tree = ast.parse(SOURCE)
     found = list(sites(tree))

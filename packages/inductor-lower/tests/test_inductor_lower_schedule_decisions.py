@@ -137,6 +137,16 @@ FUSED = [
         "rows and columns", lambda x, y: (x.sum(1), (x * y).sum(1), x.sum(0)), (S, S + 1), 2, 0,
         ("horizontal", False, "the rows of one are not the rows of the other"),
     ),
+    Case(
+        "a product of what is overwritten later",
+        lambda x, y: both(x @ y.cos(), lambda p: (y.sin(), x.copy_(y * 2), p)[::2]), (S, S + 1), 2, 1,
+        ("horizontal", True, "through y"),
+    ),
+    Case("dear, kept and summed up", lambda x: both(x.exp(), lambda e: (e, e.sum(1))), (A,), 1, 0, passes=1),
+    Case(
+        "dear and summed up twice", lambda x: both(x.exp(), lambda e: (e, (e.sum(1, keepdim=True) * e).sum(1))), (A,),
+        1, 0, passes=2,
+    ),
     Case("a softmax", lambda x: x.softmax(1), (S,), 1, 0, rows=(40,), passes=3),
     Case(
         "sums of a softmax", lambda x: both(x.softmax(1), lambda y: (y.sum(1), (y * x).sum(1))), (S,), 1, 0,

@@ -52,7 +52,6 @@ class NestWriter:
         inlinable: Mapping[str, Inlinable] | None = None,
     ) -> None:
         self.outer = tuple(outer)
-        self.inlined: dict[str, None] = {}
         self._buffers = buffers
         self._inlinable = inlinable or {}
         self._stages: list[Stage] = []
@@ -171,7 +170,6 @@ class NestWriter:
         found = self._seen.get(key)
         if found is not None:
             return found
-        self.inlined[producer.nest.name] = None
         env = {s: index for s, index in zip(producer.symbols, indices, strict=True) if s is not None}
         names: dict[str, str] = {}
         *body, store = _store_last(producer.nest.stages[0].body)
