@@ -59,6 +59,27 @@ SIZES = {
 }
 
 
+@pytest.mark.parametrize(
+    ("sizes", "made", "called"),
+    [
+        ([(37,)] * 3, 1, 3),  # calls are shorter than a table
+        ([(37,)] * 4, 1, 1),
+        ([(30,), (40,)], 2, 2),
+        ([(30,), (40,), (50,)], 1, 3),  # one function for all lengths
+        ([(30,), (40,), (50,), (60,)], 1, 1),
+        ([(30,), (40,)] * 4, 2, 8),  # two lengths are two functions, by turns
+        ([(30,)] * 4 + [(40,)] * 4, 2, 2),
+        ([(1,)] * 4, 1, 1),
+        ([(1,), (2,), (3,), (4,)], 2, 4),  # a loop of one iteration is none
+    ],
+)
+def test_functions_are_shared_and_tables_made_from_a_few_on(sizes, made, called):
+    args = tensors(sizes) + tensors(sizes, 1)
+    graph, _ = compiled(sums, args)
+    assert (functions(graph), calls(graph)) == (made, called)
+    assert all(torch.equal(a, b) for a, b in zip(graph(list(args)), sums(*args), strict=True))
+
+
 @pytest.mark.covers("F5h.10")
 @pytest.mark.parametrize("name", SIZES)
 def test_a_hundred_small_additions_are_one_call_of_one_function(name):

@@ -122,6 +122,43 @@ def test_a_level_that_this_processor_lacks_is_refused(monkeypatch: pytest.Monkey
         processor_target("x86-64")
 
 
+AVX512 = ("avx512f", "avx512bw", "avx512vl", "avx2", "fma")
+
+
+@pytest.mark.parametrize(
+    ("features", "bits"),
+    [
+        (AVX512, 512),
+        *((tuple(f for f in AVX512 if f != lacking), 256) for lacking in AVX512[:3]),
+        *(((), 128), (("avx2",), 128), (("fma",), 128), (("avx2", "fma"), 256)),
+    ],
+)
+def test_vectors_are_as_wide_as_all_that_they_need_is_there(
+    features: tuple[str, ...], bits: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Features(dict[str, bool]):
+        def flatten(self) -> str:
+            return ",".join(f"+{name}" for name in self)
+
+    monkeypatch.setattr(llvm, "get_host_cpu_features", lambda: Features.fromkeys(features, True))
+    target = host_target.__wrapped__()
+    assert target.vector_bits == bits and (target.lanes(32), target.lanes(64)) == (bits // 32, bits // 64)
+    assert ("-prefer-256-bit" in target.features) == (bits == 512)
+    assert all(target.has(name) for name in features) and not target.has("avx512fp16")
+
+
+def test_vector_functions_are_taken_from_torchs_library_by_width() -> None:
+    wide, narrow, plain = generic_target(512), generic_target(256), generic_target(128)
+    assert wide.vector_function("exp", "f32") == "Sleef_expf16_u10avx512f"
+    assert wide.vector_function("pow", "f64") == "Sleef_powd8_u10avx512f"
+    assert narrow.vector_function("exp", "f32") == "Sleef_expf8_u10avx2"
+    assert narrow.vector_function("erfc", "f64") == "Sleef_erfcd4_u15avx2"
+    assert narrow.vector_function("hypot", "f32") == "Sleef_hypotf8_u05avx2"
+    assert narrow.vector_function("fmod", "f32") == "Sleef_fmodf8_avx2"
+    assert not plain.vector_math and narrow.vector_function("sqrt", "f32") is None
+    assert symbol_address("no such function") == 0
+
+
 def undefined_symbols(code: bytes) -> Iterator[str]:
     """Names that a 64-bit little-endian ELF object leaves to the linker."""
     (table,) = struct.unpack_from("<Q", code, 40)

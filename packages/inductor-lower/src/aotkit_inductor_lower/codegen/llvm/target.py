@@ -25,35 +25,35 @@ __all__ = [
     "target_machine",
 ]
 
-# Functions of the vector math library that torch's CPU library is built with: name -> (arguments, error suffix).
-VECTOR_MATH: dict[str, tuple[int, str]] = {
-    "exp": (1, "u10"),
-    "exp2": (1, "u10"),
-    "expm1": (1, "u10"),
-    "log": (1, "u10"),
-    "log2": (1, "u10"),
-    "log10": (1, "u10"),
-    "log1p": (1, "u10"),
-    "sin": (1, "u10"),
-    "cos": (1, "u10"),
-    "tan": (1, "u10"),
-    "asin": (1, "u10"),
-    "acos": (1, "u10"),
-    "atan": (1, "u10"),
-    "sinh": (1, "u10"),
-    "cosh": (1, "u10"),
-    "tanh": (1, "u10"),
-    "asinh": (1, "u10"),
-    "acosh": (1, "u10"),
-    "atanh": (1, "u10"),
-    "erf": (1, "u10"),
-    "erfc": (1, "u15"),
-    "lgamma": (1, "u10"),
-    "pow": (2, "u10"),
-    "atan2": (2, "u10"),
-    "hypot": (2, "u05"),
-    "fmod": (2, ""),
-    "nextafter": (2, ""),
+# Functions of the vector math library that torch's CPU library is built with: name -> suffix that tells the error.
+VECTOR_MATH: dict[str, str] = {
+    "exp": "u10",
+    "exp2": "u10",
+    "expm1": "u10",
+    "log": "u10",
+    "log2": "u10",
+    "log10": "u10",
+    "log1p": "u10",
+    "sin": "u10",
+    "cos": "u10",
+    "tan": "u10",
+    "asin": "u10",
+    "acos": "u10",
+    "atan": "u10",
+    "sinh": "u10",
+    "cosh": "u10",
+    "tanh": "u10",
+    "asinh": "u10",
+    "acosh": "u10",
+    "atanh": "u10",
+    "erf": "u10",
+    "erfc": "u15",
+    "lgamma": "u10",
+    "pow": "u10",
+    "atan2": "u10",
+    "hypot": "u05",
+    "fmod": "",
+    "nextafter": "",
 }
 
 _OPENMP = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
@@ -167,7 +167,7 @@ def processor_target(name: str) -> CpuTarget:
 def with_symbols(target: CpuTarget) -> CpuTarget:
     """The target with what this process's libraries offer looked up."""
     found = []
-    for op, (_, accuracy) in VECTOR_MATH.items():
+    for op, accuracy in VECTOR_MATH.items():
         for element in ("f32", "f64"):
             symbol = _first_present(_vector_symbols(op, accuracy, element, target.vector_bits))
             if symbol:
