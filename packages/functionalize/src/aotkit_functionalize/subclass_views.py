@@ -65,10 +65,6 @@ def _same(taken: Any, view: Any) -> bool:
     return all(_same(a, b) for a, b in nested)
 
 
-def _geometry(value: Any) -> tuple[Any, ...]:
-    return dims(value.shape), dims(value.stride())
-
-
 def _same_parts(taken: Any, base: Any, parts: Sequence[TensorMeta]) -> bool:
     inside, sources = list(tensors_inside(taken)), list(tensors_inside(base))
     if len(inside) != len(parts) or len(sources) != len(parts):
