@@ -92,7 +92,7 @@ def bind(
 
 def _place(empty: torch.Tensor) -> int:
     """Where an empty tensor, which has no address, begins: ``as_strided`` may lead to elements of its storage."""
-    return empty.untyped_storage().data_ptr() + empty.storage_offset() * empty.element_size()
+    return empty.untyped_storage().data_ptr() + int(empty.storage_offset()) * empty.element_size()
 
 
 def _safe(name: str) -> str:
