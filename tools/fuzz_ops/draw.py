@@ -226,7 +226,7 @@ class Draw:
         if not self.dynamic or self.flag(0.5):
             return value
         second = self.pick(value, value + 1, -value, value - 1, -1, 0, value + 3)
-        made = Number(f"n{len(self.numbers)}", value, second)
+        made = Number(f"n{len(self.numbers)}", value, min(second, 2**63 - 1))
         self.numbers.append(made)
         return made
 
