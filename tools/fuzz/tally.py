@@ -14,7 +14,8 @@ FAILURES = ("mismatch", "different", "crash", "silent", "died")
 _COUNTS = ("kinds", "entries", "families", "rules", "raising")
 _OF_CELLS = ("cells", "tried")
 
-Cell = tuple[str, ...]
+#: Each fuzzer's own tuple of strings.
+Cell = Any
 
 
 @dataclass(slots=True)
