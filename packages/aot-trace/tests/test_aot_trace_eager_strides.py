@@ -104,21 +104,22 @@ def test_batch_norms_give_a_memory_format_whatever_their_input_has(training):
     assert output.args[0][-1].meta["val"].stride() == (12, 4, 1)
 
 
+NORMS = {
+    "batch": lambda x, w: torch.native_batch_norm(x, w, w, None, None, True, 0.1, 1e-5),
+    "batch, running": lambda x, w: torch.native_batch_norm(x, None, None, w.clone(), w.clone(), True, 0.1, 1e-5),
+    "layer": lambda x, w: torch.native_layer_norm(x, [3], w, w, 1e-5),
+    "group": lambda x, w: torch.native_group_norm(x, w, w, 4, 3, 3, 3, 1e-5),
+}
+
+
 @pytest.mark.parametrize("half", [torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("wide", ["none", "weight", "statistics"])
-def test_batch_norms_of_halves_save_statistics_of_eagers_type(half, wide):
-    x, dtypes = torch.randn(4, 3, 5).to(half), {wide: torch.float32}
-    mean, var = (make(3, dtype=dtypes.get("statistics", half)) for make in (torch.zeros, torch.ones))
-    weight = torch.ones(3, dtype=torch.float32 if wide != "none" else half)
-    mean, var = (mean.float(), var.float()) if wide != "none" else (mean, var)
-
-    def fn(x, weight, mean, var):
-        return list(torch.native_batch_norm(x, weight, weight, mean, var, True, 0.1, 1e-5))
-
-    graph = capture(fn, [x, weight, mean, var]).graph
+@pytest.mark.parametrize("parameters", ["half", "float32"])
+@pytest.mark.parametrize("norm", NORMS)
+def test_norms_of_halves_save_statistics_of_eagers_type(half, parameters, norm):
+    x, w = torch.randn(4, 3, 3).to(half), torch.ones(3, dtype=half if parameters == "half" else torch.float32)
+    graph = capture(lambda x, w: list(NORMS[norm](x, w)), [x, w]).graph
     output = next(node for node in graph.graph.nodes if node.op == "output")
-    found = [value.meta["val"].dtype for value in output.args[0][-3:]]
-    assert found == [value.dtype for value in fn(x, weight, mean.clone(), var.clone())]
+    assert [value.meta["val"].dtype for value in output.args[0]] == [value.dtype for value in NORMS[norm](x, w)]
 
 
 def test_a_fresh_copy_is_contiguous(check):

@@ -327,13 +327,26 @@ def test_sums_as_bools_and_bounds_that_are_nan_are_eagers():
 # -- statistics --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("half", HALVES, ids=str)
-@pytest.mark.parametrize("start", [0.0, 100.0])
-@pytest.mark.parametrize("running", [True, False])
-def test_batch_norms_of_halves_have_statistics_of_their_parameters_type(half, start, running):
-    def fn(x, weight, bias, mean, var):
-        result = F.batch_norm(x, mean.detach().clone(), var.detach().clone(), weight, bias, True)
-        return result + F.batch_norm(x, None, None, weight, bias, True) if running else result
+def batch_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return F.batch_norm(x, None, None, weight, bias, True)
 
-    x = (draw(4, 3, 5, 2) + start).to(half).detach().requires_grad_()
-    check(fn, x, constant(2.0, 3), constant(-1.0, 3), torch.zeros(3), torch.ones(3))
+
+def running_batch_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    mean, var = torch.zeros(4, dtype=weight.dtype), torch.ones(4, dtype=weight.dtype)
+    return F.batch_norm(x, mean, var, weight, bias, True)
+
+
+NORMS = {
+    "batch": batch_norm,
+    "batch, running": running_batch_norm,
+    "instance": lambda x, w, b: F.instance_norm(x, None, None, w, b),
+    "group": lambda x, w, b: F.group_norm(x, 2, w, b),
+    "layer": lambda x, w, b: F.layer_norm(x, (4,), w, b),
+}
+
+
+@pytest.mark.parametrize("half", HALVES, ids=str)
+@pytest.mark.parametrize("name", NORMS)
+def test_norms_of_halves_far_from_zero_with_parameters_in_float32(half, name):
+    x = (draw(5, 4, 3, 4) + 50).to(half).detach().requires_grad_()
+    check(NORMS[name], x, draw(4, seed=1), draw(4, seed=2))

@@ -1,4 +1,4 @@
-"""Batch norms whose results have the strides and types of eager's, where torch's fake kernels say otherwise."""
+"""Norms whose results have the strides and types of eager's, where torch's fake kernels say otherwise."""
 
 from __future__ import annotations
 
@@ -14,29 +14,31 @@ __all__ = ["with_eager_norms"]
 
 aten = torch.ops.aten
 
-_FORWARD = (
+_BATCH_NORMS = (
     aten._native_batch_norm_legit_functional.default,
     aten._native_batch_norm_legit.no_stats,
     aten._native_batch_norm_legit_no_training.default,
 )
+_OTHERS = (aten.native_layer_norm.default, aten.native_group_norm.default)
 
 
 def with_eager_norms(table: Mapping[Any, Callable[..., Any]]) -> dict[Any, Callable[..., Any]]:
-    """``table`` with the batch norms that are not in it."""
-    forward = {op: functools.partial(_forward, op) for op in _FORWARD if op not in table}
+    """``table`` with the norms that are not in it."""
+    norms = {op: functools.partial(_forward, op) for op in (*_BATCH_NORMS, *_OTHERS)}
     backward = aten.native_batch_norm_backward.default
-    return {backward: functools.partial(_in_memory_format, backward, 1), **forward, **table}
+    return {backward: functools.partial(_in_memory_format, backward, 1), **norms, **table}
 
 
 def _forward(op: Any, *args: Any) -> Any:
     """Statistics of a half, saved for the backward, are float32 if a parameter or a running statistic is.
 
-    Torch's fake kernel says they are halves. Rounded so, the mean of an input far from 0 moves the whole result.
+    Torch's fake kernels say they are halves. Rounded so, the mean of an input far from 0 moves all that is computed
+    with it.
     """
-    result = _in_memory_format(op, 0, *args)
-    x, others = args[0], [a for a in args[1:5] if isinstance(a, torch.Tensor)]
-    wide = next((a.dtype for a in others if a.dtype is torch.float32), x.dtype)
-    if result is not NotImplemented or wide is x.dtype or x.dtype not in (torch.float16, torch.bfloat16):
+    result = _in_memory_format(op, 0, *args) if op in _BATCH_NORMS else NotImplemented
+    x, wide = args[0], torch.float32
+    mixed = any(isinstance(a, torch.Tensor) and a.dtype is wide for a in args[1:])
+    if result is not NotImplemented or not mixed or x.dtype not in (torch.float16, torch.bfloat16):
         return result
 
     def fake() -> Any:
