@@ -120,6 +120,29 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...], str, str]] = {
         "16: 40 32*2; 16: 40 48*1",
         "8: 40 32*2; 8: 40 48*2",
     ),
+    "bools": (lambda x: x.logical_not(), (t(300, dtype=torch.bool),), "64: 300*2", "32: 300*1"),
+    "bools and floats": (lambda x: x.isnan(), (t(300),), "16: 300*2", "8: 300*1"),
+    "bytes and doubles": (
+        lambda x, y: x * y, (t(300, dtype=torch.uint8), t(300, dtype=torch.float64),),
+        "8: 300*1",
+        "4: 300*1",
+    ),
+    "a constant": (lambda x: torch.full((300,), 2.0), (t(3),), "16: 300*2", "8: 300*1"),
+    "positions": (lambda x: torch.arange(300) * 2, (t(3),), "8: 300*1", "4: 300*1"),
+    "masked borders": (lambda x: F.pad(x, (3, 5)), (t(40, 96),), "16: 40 104*2", "8: 40 104*1"),
+    "repeated rows": (lambda x: x.repeat_interleave(4, 0) + 1, (t(40, 96),), "16: 40 4 96*2", "8: 40 4 96*2"),
+    "places by remainders": (
+        lambda x: x.view(8, 12, 10).permute(2, 0, 1).reshape(40, 24) + 1, (t(960),),
+        "16: 10 96*2",
+        "8: 10*8 96~",
+    ),
+    "one row": (lambda x: x + 1, (t(1, 96),), "16: 96*2", "8: 96*2"),
+    "one column": (lambda x: x.t() + 1, (t(96, 1),), "16: 96*2", "8: 96*2"),
+    "copied into a slice": (
+        lambda x, y: y.slice_scatter(x, 0, 3, 13), (t(10, 96), t(40, 96),),
+        "16: 40 96*2",
+        "8: 40 96*2",
+    ),
     "turned pairs": (lambda x: x.view(40, 48, 2).flip(2).view(40, 96) * 2, (t(40, 96),), "16: 1920*2 2", "8: 1920*2 2"),
 }  # fmt: skip
 

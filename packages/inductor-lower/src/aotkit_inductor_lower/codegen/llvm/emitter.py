@@ -32,7 +32,7 @@ class Ssa(NamedTuple):
     @property
     def constant(self) -> int | None:
         """The value of an integer literal."""
-        return None if self.text[0] == "%" or not self.text.lstrip("-").isdigit() else int(self.text)
+        return int(self.text) if self.text.lstrip("-").isdigit() else None
 
 
 class Carried(NamedTuple):
