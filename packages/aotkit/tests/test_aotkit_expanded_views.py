@@ -81,6 +81,17 @@ def test_elements_beyond_the_view_that_as_strided_is_taken_of_get_no_gradient(vi
     assert torch.equal(gradient(compiled), gradient(BEYOND[view]))
 
 
+def test_a_view_of_an_input_that_changed_its_shape_is_a_view_of_that_input():
+    def program(x):
+        x.squeeze_()
+        return x.as_strided((2, 2), (2, 1))
+
+    base = torch.rand(3, 3, 2).requires_grad_().clone()
+    view = aotkit.aot_function(program, aotkit.nop)(base[:2])
+    view.add_(1)
+    assert view._base is base
+
+
 def test_such_a_view_of_a_value_that_is_written_to_afterwards_is_refused():
     def program(x):
         y = x * 2

@@ -41,6 +41,14 @@ def test_reductions_accumulate_in_eagers_type(check, dtype):
     check(lambda x: (x.sum(), x.sum(1), x.amax(1), x.any(), x.all(1)), x)
 
 
+@pytest.mark.parametrize("op", [aten.any.dims, aten.all.dims], ids=str)
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int16, torch.float32], ids=str)
+def test_whether_any_or_all_are_true_over_no_dimension_is_asked_of_each(check, op, dtype):
+    x = torch.tensor([[0, 2, 3], [1, 0, 0]]).to(dtype)
+    for dims in ([], None, [0], [0, 1]):
+        check(lambda x, dims=dims: (op(x, dims), op(x * 2, dims, True)) if dtype.is_floating_point else op(x, dims), x)
+
+
 def test_extrema_give_the_first_of_equals_and_nan(check):
     x = torch.tensor([[1.0, 3.0, 3.0], [float("nan"), 5.0, float("nan")], [-1.0, -1.0, -2.0]])
     check(lambda x: (*x.max(1), *x.min(0), x.argmax(1), x.argmin(), x.argmax(0, keepdim=True), x.amax(1)), x)

@@ -155,6 +155,8 @@ def _any_all(kind: str) -> Callable[..., View]:
     def rule(ctx: LoweringContext, node: Node, x: View, dims: object = None, keepdim: bool = False) -> View:
         dtype = compute_dtype(x.dtype)
         given = [dims] if isinstance(dims, int) else dims
+        if isinstance(given, list | tuple) and not given:  # no dimension, where ``None`` is all of them
+            return ctx.pointwise(node, [x], lambda nest, v: nest.cast(v, DType.BOOL), dtype)
         formula = _Formula(kind, dtype, lambda nest, v: nest.cast(v, DType.BOOL))
         return _reduce(ctx, node, x, all_dims(x, given), keepdim, formula)
 
