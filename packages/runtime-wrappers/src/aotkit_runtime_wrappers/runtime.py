@@ -151,8 +151,8 @@ def clone_exact(saved: Tensor) -> Tensor:
     return torch.empty_strided(saved.size(), saved.stride(), dtype=saved.dtype, device=saved.device).copy_(saved)
 
 
-def keep_values(saved: Sequence[Tensor], written: Sequence[Tensor]) -> list[Tensor]:
-    """Saved tensors that the epilogue cannot change; see the note.
+def keep_values(saved: Sequence[Any], written: Sequence[Tensor]) -> list[Any]:
+    """Saved tensors that the epilogue cannot change; see the note. (``None``: see Note [Witnesses].)
 
     Note [Saved inputs that are written back]
         The compiled backward was worked out for the values that inputs had in the forward. A saved tensor may be
@@ -161,7 +161,7 @@ def keep_values(saved: Sequence[Tensor], written: Sequence[Tensor]) -> list[Tens
         written input is copied. Only graphs that write back pay for the look.
     """
     storages = {tensor.untyped_storage()._cdata for tensor in written}
-    return [clone_exact(t) if t.untyped_storage()._cdata in storages else t for t in saved]
+    return [clone_exact(t) if t is not None and t.untyped_storage()._cdata in storages else t for t in saved]
 
 
 def zero_tangent(sizes: Sequence[int], strides: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
