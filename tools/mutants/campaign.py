@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import gc
 import importlib
 import math
 import os
@@ -96,6 +98,7 @@ class _Campaign:
 
             def loop(items: Items) -> None:
                 nonlocal status
+                _warm_up(items, coverage.seconds)
                 functions = live_functions(package_files(self.group.package))
 
                 def work(mutant: Mutant, send: Send) -> None:
@@ -180,6 +183,22 @@ class _Campaign:
 
     def _log(self) -> Path:
         return BUILD / f"{self.group.name}.log"
+
+
+def _warm_up(items: Items, seconds: dict[str, float]) -> None:
+    """Import what tests import while they run, once for all forks: the fastest test of each file is run. What functions
+    keep of former calls is dropped, for it may hide a fault."""
+    fastest: dict[str, str] = {}
+    for test in sorted(items.keys() & seconds.keys(), key=lambda test: (seconds[test], test)):
+        fastest.setdefault(test.partition("::")[0], test)
+    for test in fastest.values():
+        run_in_order([items[test]], lambda **message: None, [math.inf])
+    ours = str(ROOT / "packages")
+    for thing in gc.get_objects():
+        if isinstance(thing, functools._lru_cache_wrapper):
+            code = getattr(thing.__wrapped__, "__code__", None)
+            if code is not None and code.co_filename.startswith(ours):
+                thing.cache_clear()
 
 
 def _remember(group: Group, journal: Journal, selector: Selector) -> None:

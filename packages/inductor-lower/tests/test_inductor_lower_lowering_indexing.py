@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from aotkit_inductor_lower import compile_graph
+from aotkit_inductor_lower import compile_graph, decompositions
 
 aten = torch.ops.aten
 F = torch.nn.functional
@@ -71,6 +71,24 @@ def test_stack_and_scatter_of_slices_equal_eager(check):
         y,
     )
     assert not result.externs
+
+
+def test_arguments_that_are_left_out_are_eagers(check):
+    x, y = torch.randn(4, 4), torch.randn(4, 4).abs() + 1
+    result = check(
+        lambda x, y: (
+            *(aten.diagonal_scatter(x, y[0]), aten.diagonal(x) + 1, aten.stack([x, y]), aten.slice_scatter(x, y)),
+            *(aten.slice(x) + 1, aten.unbind(x)[1] + 1, aten.split(x, 2)[1] + 1, aten.addcdiv(x, y, y)),
+            *(aten.addcmul(x, y, y), aten.elu(x), aten.leaky_relu(x), aten.hardtanh(x), aten.softplus(x)),
+            *(aten.add(x, y), aten.rsub(x, y), aten.kthvalue(x, 2)[0], *aten.sort(x), aten.topk(x, 2)[0]),
+            *(aten.argmax(x), aten.any(x > 1), aten.tril(x), aten.triu(x), aten.logit(x.sigmoid()), aten.arange(5)),
+            *(aten.constant_pad_nd(x, [1, 2]), aten.nan_to_num(x / 0), aten.glu(x), aten.hardshrink(x)),
+        ),
+        x,
+        y,
+        table=decompositions(),
+    )
+    assert result.kernels
 
 
 def test_positions_that_follow_from_sizes_are_generated(check):

@@ -131,8 +131,21 @@ def test_each_op_has_seeds_of_its_own_and_layouts_change_nothing() -> None:
     one, _, two, _, three, _ = seeds(3)
     got = draw(lambda x: (torch.rand_like(x), torch.rand(()), torch.rand_like(x).double()), x)
     assert got[0].stride() == (1, 4)
+    state = torch.get_rng_state()
+    seeds(3)
+    assert torch.equal(torch.get_rng_state(), state)  # no more seeds are drawn than are used
     for result, seed in zip(got, (one, two, three), strict=True):
         assert torch.equal(result.double(), shares(seed, result.numel(), 24).view(result.shape))
+
+
+def test_integers_of_a_range_that_sizes_tell_are_drawn_by_aten() -> None:
+    for f in (lambda x: torch.randint(x.shape[0], 100, (9,)), lambda x: torch.randint(0, x.shape[0], (9,))):
+        graph = make_fx(f, tracing_mode="symbolic")(torch.empty(30))
+        made = compile_graph(graph, options=LowerOptions(rng="fast"))
+        torch.manual_seed(7)
+        (got,) = made([torch.empty(20)])
+        torch.manual_seed(7)
+        assert torch.equal(got, f(torch.empty(20)))
 
 
 @pytest.mark.parametrize(
