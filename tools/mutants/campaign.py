@@ -194,6 +194,7 @@ def _warm_up(items: Items, seconds: dict[str, float]) -> None:
     for test in fastest.values():
         run_in_order([items[test]], lambda **message: None, [math.inf])
     ours = str(ROOT / "packages")
+    gc.unfreeze()  # what was set aside is not among the objects
     for thing in gc.get_objects():
         if isinstance(thing, functools._lru_cache_wrapper):
             code = getattr(thing.__wrapped__, "__code__", None)

@@ -24,6 +24,7 @@ def live_functions(files: Iterable[Path]) -> Mapping[str, list[FunctionType]]:
     """The functions of the process that were made in these files."""
     wanted = {str(file) for file in files}
     found: dict[str, list[FunctionType]] = defaultdict(list)
+    gc.unfreeze()  # what was set aside is not among the objects
     for thing in gc.get_objects():
         if type(thing) is FunctionType and thing.__code__.co_filename in wanted:
             found[thing.__code__.co_filename].append(thing)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import gc
 import os
 import signal
 import time
@@ -131,6 +132,7 @@ def test_a_live_function_gets_the_fault_whoever_holds_it(tmp_path: Path) -> None
     original = compile(text, str(file), "exec", dont_inherit=True)
     exec(original, namespace)
     made = namespace["make"](10)
+    gc.freeze()
     for site in sites(ast.parse(text)):
         if site.operator == "arithmetic":
             code = compile(mutate(ast.parse(text), site), str(file), "exec", dont_inherit=True)
