@@ -73,6 +73,10 @@ def _leaf() -> Tensor:
     return torch.rand(4, 6).requires_grad_()
 
 
+def _with_view(x: Tensor) -> tuple[Tensor, Tensor]:
+    return x, x[:]
+
+
 def _steps(*steps: Any) -> list[Any]:
     return [steps[-1]]
 
@@ -126,6 +130,28 @@ BOTH: dict[str, tuple[Callable[..., Any], Callable[[], Any], str]] = {
         _grad,
         "input 0 has requires_grad changed",
     ),
+    "parts without their whole": (
+        lambda x: (lambda y: [y[1:].data, y[:2].data])(x * 2),
+        lambda: torch.rand(4, 6),
+        "outputs 0, 1 are views of one tensor that is not returned itself",
+    ),
+    "strided view before a change of shape": (
+        lambda x: (lambda view: _steps(x.t_(), view))(x.as_strided((2,), (1,))),
+        lambda: (torch.rand(4, 8).requires_grad_() * 1)[:, ::2],
+        "after a view of it was taken by as_strided()",
+    ),
+    "out with views grows": (
+        lambda x: (lambda out, view: _steps(torch.add(x, 1, out=out), view))(*_with_view(torch.empty(0, 6))),
+        lambda: torch.rand(4, 6),
+        "is resized from (0, 6) to (4, 6) and has views",
+    ),
+    "a view of a new leaf": (lambda x: _steps(x.requires_grad_(), x[1:]), lambda: torch.rand(4, 6), "and a view is"),
+    "a use of a new leaf": (lambda x: _steps(x.requires_grad_(), x * 2), lambda: torch.rand(4, 6), "function itself"),
+    "a use of a result made a leaf": (
+        lambda x: (lambda y: [y.requires_grad_(), y * 2])(x * 2),
+        lambda: torch.rand(4, 6),
+        "function itself",
+    ),
     "detached and written": (
         lambda x: (lambda d: _steps(d.add_(x), d))(x.detach()),
         _grad,
@@ -146,6 +172,48 @@ def test_what_cannot_be_captured_is_refused_in_words(layer: FunctionalLayer, nam
         analyze(fn, [make()], layer=layer)
     assert text in str(refusal.value), str(refusal.value)
     assert refusal.value.what and refusal.value.why and refusal.value.do
+
+
+def test_what_is_computed_from_numbers_alone_may_be_returned_but_not_share_memory(layer: FunctionalLayer) -> None:
+    def half(x: Tensor) -> Tensor:
+        return torch.div(x.shape[0], 2)
+
+    found = analyze(lambda x: [half(x), half(x)], [torch.rand(4, 6)], layer=layer, dynamic=True)
+    assert [o.graph_output for o in found.outputs] == [0, 1]
+    with pytest.raises(Unsupported, match="computed from numbers alone"):
+        analyze(lambda x: (lambda y: [y, y.view(1)])(half(x)), [torch.rand(4, 6)], layer=layer, dynamic=True)
+
+
+def test_grad_mode_that_a_function_turns_on_is_told_where_a_view_needs_it(layer: FunctionalLayer) -> None:
+    def fn(x: Tensor) -> list[Tensor]:
+        with torch.enable_grad():
+            return [x[1:]]
+
+    x = torch.rand(4, 6).requires_grad_() * 1
+    assert analyze(fn, [x], layer=layer).effects == ()
+    with torch.no_grad():
+        assert [(e.kind, e.value) for e in analyze(fn, [x], layer=layer).effects] == [("enables_grad", True)]
+
+
+DISPATCHER: dict[str, tuple[Callable[..., Any], Callable[[], Any], str]] = {
+    "view of what the input was": (
+        lambda x, y: (lambda view: _steps(x.set_(y), view))(x[1:]),
+        lambda: torch.rand(4, 6),
+        "the storage that an input had before it was given another one",
+    ),
+    "written to under autograd": (
+        lambda x, y: _steps(x.set_(y * 2), x.mul_(y), 0),
+        _grad,
+        "and then written to under autograd",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DISPATCHER)
+def test_what_cannot_be_said_of_other_storages_is_refused(name: str) -> None:
+    fn, make, text = DISPATCHER[name]
+    with pytest.raises(Unsupported, match=text):
+        analyze(fn, [torch.rand(4, 6), make()], layer=FunctionalLayer.DISPATCHER)
 
 
 STORAGE: dict[str, tuple[Callable[..., Any], str]] = {

@@ -23,12 +23,17 @@ from aotkit_functionalize import (
     FunctionalLayer,
     Unsupported,
     below_functional_layer,
+    count_data_mutations,
     fake_arguments,
+    fake_twin,
     from_functional,
     function_inputs,
     functional_layer,
     has_data_mutation,
+    is_autograd_identity,
     is_functional,
+    reentered_inputs,
+    renew,
     to_functional,
 )
 from aotkit_functionalize.metadata import (
@@ -182,3 +187,40 @@ def test_metadata_of_every_field_survives_json_and_another_version_is_refused():
     assert GraphMetadata.from_json(metadata.to_json()) == metadata
     with pytest.raises(ValueError, match="version 9"):
         GraphMetadata.from_json(metadata.to_json().replace('"version": 3', '"version": 9'))
+
+
+def test_a_function_may_be_entered_from_within_a_run(layer):
+    """Gradients reach the outer values; what the inner function writes does not."""
+    caller = torch.ones(2, 3, requires_grad=True)
+    mode, plain = fake_arguments([caller, 3])
+    infos = [InputInfo(0, InputKind.TENSOR, is_leaf=False), InputInfo(1, InputKind.OTHER)]
+    with mode, functional_layer(layer):
+        outer, number = function_inputs(plain, [caller, 3])
+        inner, passed = reentered_inputs([outer.value, number.value], infos)
+        assert inner.leaf is outer.value and inner.requires_grad and not inner.is_leaf and passed.value == 3
+        assert is_autograd_identity(inner.value.grad_fn) and not is_autograd_identity((outer.value * 2).grad_fn)
+        inner.value.mul_(passed.value)
+        assert has_data_mutation(inner.value) and not has_data_mutation(outer.value)
+        assert torch.autograd.grad(inner.value.sum(), [outer.leaf])[0].shape == (2, 3)
+        (constant,) = reentered_inputs([outer.value.detach()], infos[:1])
+        assert constant.leaf is None and not constant.value.requires_grad
+
+
+def test_a_renewed_tensor_and_its_views_stand_for_other_elements(layer):
+    plain, other = torch.ones(2, 3), torch.full((2, 3), 5.0)
+    with functional_layer(layer):
+        x = to_functional(plain)
+        view = x[1]
+        renew(x, other)
+        writes = count_data_mutations(x)
+        assert from_functional(view * 1).tolist() == [5, 5, 5] and from_functional(x).tolist() == other.tolist()
+        view.add_(1)
+        assert from_functional(x).tolist() == [[5, 5, 5], [6, 6, 6]] and count_data_mutations(x) == writes + 1
+
+
+def test_a_fake_twin_is_what_autograd_sees():
+    mode, _ = fake_arguments([torch.ones(2)])
+    leaf = torch.ones(2, 3, requires_grad=True)
+    for value in (leaf, leaf * 2, leaf.detach()):
+        twin = fake_twin(value, mode, static=True)
+        assert (twin.requires_grad, twin.is_leaf) == (value.requires_grad, value.is_leaf) and twin.shape == (2, 3)

@@ -8,7 +8,16 @@ import pytest
 import torch
 from torch.testing._internal.two_tensor import TwoTensor
 
-from aotkit_functionalize import GraphMetadata, SubclassBoundary, Unsupported, analyze, subclass_key, tensors_inside
+from aotkit_functionalize import (
+    FunctionalLayer,
+    GraphMetadata,
+    OverlappingMutation,
+    SubclassBoundary,
+    Unsupported,
+    analyze,
+    subclass_key,
+    tensors_inside,
+)
 from aotkit_functionalize.metadata import MutationKind, OutputKind
 
 
@@ -99,3 +108,67 @@ class NoProtocol(torch.Tensor):
 def test_a_subclass_that_cannot_be_taken_apart_is_refused() -> None:
     with pytest.raises(Unsupported, match=r"input 0 is a tensor subclass \(NoProtocol\)"):
         analyze(lambda x: [x * 2], [torch.randn(3).as_subclass(NoProtocol)])
+
+
+def _each(*steps):
+    return [steps[-1]]
+
+
+def _grad() -> TwoTensor:
+    return two(4, 6).requires_grad_() * 1
+
+
+resize_storage = torch.ops.inductor.resize_storage_bytes_
+REFUSED = {
+    "storage": (lambda x, y: _each(resize_storage(x.a, 0), 0), two(4, 6), "replaced or resized"),
+    "leaf": (lambda x, y: _each(x.mul_(2), 0), two(4, 6).requires_grad_(), "is a leaf that requires grad"),
+    "enters": (lambda x, y: _each(x.requires_grad_(), 0), two(4, 6), r"requires_grad changed \(requires_grad_\)"),
+    "leaves": (lambda x, y: _each(x.detach_(), 0), _grad(), r"requires_grad changed \(detach_"),
+    "shape": (lambda x, y: _each(x.t_(), 0), two(4, 6), "has its sizes or strides changed in place"),
+    "data": (lambda x, y: [x * 2, y.nonzero()], two(4, 6), "a size depends on the elements of a tensor"),
+    "leaf result": (lambda x, y: [(x * 2).requires_grad_()], two(4, 6), "requires grad and has no history"),
+    "other tensors": (lambda x, y: _each(setattr(x, "a", y * 2), 0), two(4, 6), "is given other tensors to hold"),
+    "bits": (lambda x, y: [torch._neg_view(y * 2), x * 1], two(4, 6), "lazily conjugated or negated"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_no_record_says_is_refused(name: str) -> None:
+    fn, x, text = REFUSED[name]
+    with pytest.raises(Unsupported, match=text):
+        analyze(fn, [x, torch.randn(4, 6)])
+
+
+@pytest.mark.parametrize("fn", [lambda x, y: [x * 2], lambda x, y: [TwoTensor(y * 2, y + 1)]])
+def test_subclasses_need_the_functional_mode(fn) -> None:
+    """What they do to the tensors inside was computed with the functional tensors themselves: the process died."""
+    for x in (two(4, 6), torch.randn(4, 6)):
+        if fn(x, x)[0].__class__ is TwoTensor:
+            with pytest.raises(Unsupported, match="the dispatcher's functional layer"):
+                analyze(fn, [x, torch.randn(4, 6)], layer=FunctionalLayer.DISPATCHER)
+
+
+def test_plain_results_beside_wrappers_keep_their_records() -> None:
+    def fn(x, y):
+        z = y * 2
+        return [x * 2, z[1:], z.t(), 3, None, y, y[1:], x.shape[0]]
+
+    metadata = analyze(fn, [two(4, 6), torch.randn(4, 6)], dynamic=True)
+    outer = boundary_of(metadata).outer
+    assert [o.kind for o in outer.outputs] == [
+        OutputKind.FRESH,
+        *[OutputKind.ALIAS_OF_INTERMEDIATE] * 2,
+        *[OutputKind.CONSTANT] * 2,
+        OutputKind.INPUT,
+        OutputKind.ALIAS_OF_INPUT,
+        OutputKind.SYMINT,
+    ]
+    assert [o.base for o in outer.outputs[1:3]] == [0, 0] and [o.base for o in outer.outputs[5:7]] == [1, 1]
+    assert [o.constant for o in outer.outputs[3:5]] == [3, None] and len(outer.intermediate_bases) == 1
+
+
+def test_plain_arguments_that_share_memory_are_named_by_the_callers_numbers() -> None:
+    base = torch.rand(9)
+    with pytest.raises(OverlappingMutation) as refusal:
+        analyze(lambda x, y, z: [y.mul_(2), x * 1], [two(4, 6), base[:5], base[4:]])
+    assert refusal.value.groups == ((1, 2),) and refusal.value.mutated == (1,)

@@ -41,7 +41,7 @@ from .nests import (
     is_subclass,
     tensors_inside,
 )
-from .subclass_inputs import SubclassInput, read_size
+from .subclass_inputs import SubclassInput, check_layer, read_size
 from .subclass_mutations import subclass_input_info
 from .subclass_values import check_functional, common_bases, expected_tangent, plain_value, root, traced_layout
 from .subclass_views import view_of_wrapper
@@ -69,7 +69,7 @@ class SubclassRun:
     """
 
     def __init__(self, inputs: Sequence[FunctionInput], outputs: Sequence[Any], sizes: Sequence[SymbolBinding]) -> None:
-        _check_layer()
+        check_layer()
         self.inputs, self.outputs, self.sizes = inputs, outputs, sizes
         self.outer_values: list[Any] = []
         self.tangents: list[Any] = []
@@ -484,12 +484,3 @@ def _check_lazy_bits(inner: GraphMetadata) -> None:
                 "how a subclass is put together is known for ordinary tensors",
                 "Return .resolve_conj() or .resolve_neg() of it",
             )
-
-
-def _check_layer() -> None:
-    if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FUNCTIONAL) is None:
-        raise Unsupported(
-            "a tensor subclass comes out of a function that is captured in the dispatcher's functional layer",
-            "what the subclass does to the tensors inside it is not made functional there",
-            "Capture with FunctionalLayer.MODE, and without set_ and resize_",
-        )

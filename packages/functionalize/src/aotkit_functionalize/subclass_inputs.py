@@ -8,13 +8,14 @@ from typing import Any
 
 import torch
 
+from .errors import Unsupported
 from .inputs import FunctionInput, autograd_identity, function_input, note_entry, with_bits_of
 from .metadata import SymbolBinding
 from .nests import Nest, Opaque, describe, is_subclass, rebuild, tensors_inside
 from .symbols import bind_symbols
 from .wrap import to_functional
 
-__all__ = ["SubclassArguments", "SubclassInput", "read_size", "subclass_arguments"]
+__all__ = ["SubclassArguments", "SubclassInput", "check_layer", "read_size", "subclass_arguments"]
 
 
 @dataclass(slots=True)
@@ -43,6 +44,7 @@ class SubclassArguments:
 
     def enter(self, placeholders: Sequence[Any], callers: Sequence[Any]) -> list[FunctionInput]:
         """Like :func:`.function_inputs`, over placeholders of ``dense``."""
+        check_layer()
         position, inputs = 0, []
         for index, (plain, caller, nest) in enumerate(zip(self.plain, callers, self.nests, strict=True)):
             count = 1 if nest is None else len(nest.leaves)
@@ -53,6 +55,16 @@ class SubclassArguments:
                 inputs.append(_subclass_input(index, plain, here, caller, nest))
             position += count
         return inputs
+
+
+def check_layer() -> None:
+    """Refuse subclasses where the dispatcher's layer is active."""
+    if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FUNCTIONAL) is None:
+        raise Unsupported(
+            "a tensor subclass goes in or comes out, and the function is captured in the dispatcher's functional layer",
+            "what the subclass does to the tensors inside it is not made functional there",
+            "Capture with FunctionalLayer.MODE, and without set_ and resize_",
+        )
 
 
 def subclass_arguments(plain: Sequence[Any]) -> SubclassArguments | None:
