@@ -344,3 +344,16 @@ def test_python_numbers_beside_complex_and_real_arguments(captured_same_as_eager
     )
     x, z = _real(3), _complex(3)
     torch.testing.assert_close(aotkit.aot_function(fn, lambda graph, _: graph)(x, z, number), fn(x, z, number))
+
+
+@pytest.mark.parametrize("bit", [torch._neg_view, torch.conj, lambda x: torch._neg_view(x.conj())])
+@pytest.mark.parametrize("view", [lambda x: x[1:], lambda x: x[:, ::2].t(), lambda x: x.split(2)[1]])
+def test_a_part_of_a_value_that_was_written_to_under_a_bit_keeps_its_strides(bit, view):
+    def program(x):
+        taken = view(bit(x + 1))
+        taken.copy_(taken * 2)
+        return [taken]
+
+    x = torch.randn(4, 5, dtype=torch.complex64).t()
+    (wanted,), (found,) = program(x), aotkit.aot_function(program, aotkit.nop)(x)
+    assert found.stride() == wanted.stride() and torch.equal(found, wanted)

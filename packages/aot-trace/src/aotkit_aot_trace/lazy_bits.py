@@ -125,10 +125,29 @@ class _Rewriter:
     def _use_values(self, node: Node) -> None:
         def value(used: Node) -> Node:
             memory = self.known.get(used)
-            return used if memory is None else self._value(memory, node)
+            if memory is None:
+                return used
+            return (self._viewed_again(used, memory) if node.op == "output" else None) or self._value(memory, node)
 
         node.args = torch.fx.node.map_arg(node.args, value)
         node.kwargs = torch.fx.node.map_arg(node.kwargs, value)
+
+    def _viewed_again(self, result: Node, memory: _Memory) -> Node | None:
+        """For a result with gaps, which no operator gives, but that was taken of a value: the same views of that."""
+        if memory.is_plain:
+            return None
+        views, found, conj, neg = [], result, False, False
+        while found in self.known:
+            conj ^= found.target is aten._conj.default
+            neg ^= found.target is aten._neg_view.default
+            views += [found] if found.target not in _FLIPS else []
+            found = found.args[0]  # type: ignore[assignment]
+        laid_out = _strides(_computed(self._operators(memory)[-1], memory.node.meta["val"]))
+        if conj or neg or laid_out == _strides(result.meta["val"]):
+            return None
+        for view in reversed(views):
+            found = self._viewed(view, found)
+        return found
 
     def _value(self, memory: _Memory, user: Node) -> Node:
         """A node for what ``memory`` means, for the first time before ``user``."""
