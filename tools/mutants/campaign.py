@@ -196,7 +196,7 @@ def _warm_up(items: Items, seconds: dict[str, float]) -> None:
     ours = str(ROOT / "packages")
     gc.unfreeze()  # what was set aside is not among the objects
     for thing in gc.get_objects():
-        if isinstance(thing, functools._lru_cache_wrapper):
+        if type(thing) is functools._lru_cache_wrapper:  # isinstance asks the object, and some answer with a warning
             code = getattr(thing.__wrapped__, "__code__", None)
             if code is not None and code.co_filename.startswith(ours):
                 thing.cache_clear()
