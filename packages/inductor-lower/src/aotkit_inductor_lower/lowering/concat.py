@@ -156,7 +156,6 @@ def slice_backward(
     """The gradient in the slice it came from, 0 elsewhere."""
     dtype = ir_dtype(grad.dtype)
     begin = _begin(ctx, node, 2)
-    dim %= len(grad.sizes)
 
     def compute(nest: NestBuilder) -> Value:
         offset = nest.index[dim] - begin
