@@ -41,6 +41,15 @@ def test_reductions_accumulate_in_eagers_type(check, dtype):
     check(lambda x: (x.sum(), x.sum(1), x.amax(1), x.any(), x.all(1)), x)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("op", [torch.log_softmax, torch.softmax], ids=lambda op: op.__name__)
+def test_a_softmax_of_a_transposed_tensor_has_eagers_strides(check, op, dtype):
+    x = torch.randn(2, 4, 4, 3).to(dtype)
+    for laid_out in (x.permute(0, 3, 1, 2), x.transpose(0, 1), x[:, ::2]):
+        for dim in (1, -1):
+            check(lambda x, dim=dim: op(x, dim), laid_out)
+
+
 @pytest.mark.parametrize("op", [aten.any.dims, aten.all.dims], ids=str)
 @pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int16, torch.float32], ids=str)
 def test_whether_any_or_all_are_true_over_no_dimension_is_asked_of_each(check, op, dtype):

@@ -90,7 +90,8 @@ def _log_softmax(x: torch.Tensor, dim: int, half_to_float: bool) -> torch.Tensor
         return wide if half_to_float else wide.to(x.dtype)
     shifted = wide - wide.amax(dim, keepdim=True)
     result = shifted - shifted.exp().sum(dim, keepdim=True).log()
-    return result if half_to_float else result.to(x.dtype)
+    result = result if half_to_float else result.to(x.dtype)
+    return result.contiguous()  # as eager lays it out, whatever ``x`` is like
 
 
 def _linspace(decompose: Callable[..., Any], start: Any, end: Any, steps: Any, **kwargs: Any) -> Any:
