@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 
-from aotkit_functionalize import FunctionalLayer, GraphMetadata, OverlappingMutation, Unsupported, analyze
+from aotkit_functionalize import (
+    FunctionalLayer,
+    GraphMetadata,
+    OverlappingMutation,
+    Unsupported,
+    analyze,
+    functional_layer,
+    to_functional,
+)
 from aotkit_functionalize.metadata import InputKind, MutationKind, OutputKind
 
 
@@ -138,3 +148,27 @@ def test_writes_to_lists_of_tensors_move_their_version_counters():
     assert not any(info.mutation_hidden_from_autograd for info in metadata.inputs)
     with pytest.raises(Unsupported, match="made by expand"):
         analyze(lambda x: [torch._foreach_add_([x.expand(2, 3)], 1.0)], [torch.zeros(3)])
+
+
+def test_tangents_begin_at_their_storage_and_the_text_of_records_is_canonical(layer):
+    metadata = analyze(lambda x: [(x * 2)[1:], x.t() * 1], [torch.ones(4, 6, requires_grad=True)], layer=layer)
+    assert [t.meta.storage_offset for t in metadata.tangents] == [0, 0]
+    assert not any(t.meta.requires_grad for t in metadata.tangents)
+    text = metadata.to_json()
+    assert text == json.dumps(json.loads(text), sort_keys=True)
+
+
+def test_a_view_may_change_its_shape_in_place_where_no_gradient_is_wanted(layer):
+    x = torch.ones(4, 6, requires_grad=True)
+    with torch.no_grad():
+        metadata = analyze(lambda x: [(x * 2)[1:].t_(), x.view_as(x)], [x], layer=layer)
+    assert metadata.outputs[0].meta.sizes == (6, 3)
+
+
+def test_views_in_the_functional_mode_have_the_storage_of_what_they_are_taken_of():
+    plain = torch.ones(4, 6)
+    with functional_layer(FunctionalLayer.MODE):
+        x = to_functional(plain)
+        views = [x[1], x.t(), x.view(-1), x.expand(2, 4, 6), x.unbind()[1]]
+        assert {v.untyped_storage()._cdata for v in views} == {x.untyped_storage()._cdata}
+        assert (x * 2).untyped_storage()._cdata != x.untyped_storage()._cdata

@@ -130,6 +130,11 @@ BOTH: dict[str, tuple[Callable[..., Any], Callable[[], Any], str]] = {
         _grad,
         "input 0 has requires_grad changed",
     ),
+    "shape of an input under no_grad": (
+        lambda x: _steps(_no_grad(lambda: x.t_()), x * 2),
+        _leaf,
+        "changes its sizes or strides in place where grad mode is off",
+    ),
     "parts without their whole": (
         lambda x: (lambda y: [y[1:].data, y[:2].data])(x * 2),
         lambda: torch.rand(4, 6),

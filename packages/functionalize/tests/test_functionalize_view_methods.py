@@ -104,3 +104,10 @@ def test_bits_of_a_view_are_its_own_or_those_given() -> None:
     meta = tensor_meta(z.conj())
     assert meta.conj and not meta.neg and "conj=True" in repr(meta) and "neg" not in repr(meta)
     assert tensor_meta(z, bits=(False, True)).neg and tensor_meta(z, requires_grad=True).requires_grad
+
+
+def test_a_view_whose_dimension_of_one_has_another_stride_is_not_expanded() -> None:
+    base = torch.zeros(1, 3)
+    view = base.as_strided((1, 3), (0, 1))
+    found = view_method(tensor_meta(base), view_spec(view, base, requires_grad=False))
+    assert found == ("as_strided", ())

@@ -24,7 +24,7 @@ def without_gaps(func: Any, args: Any, kwargs: Any) -> Any:
     target, numbers = args[0], args[1:]
     if target.dim() == 0 and (*numbers, *kwargs.values())[1] == 1:
         return target.view(1)  # the inverse that functionalization has for unfold knows no scalars
-    if kwargs or len(numbers) != 3 or target.dim() == 0:
+    if len(numbers) != 3 or target.dim() == 0:
         return func(*args, **kwargs)
     dim, size, step = numbers
     dim = dim % target.dim()
