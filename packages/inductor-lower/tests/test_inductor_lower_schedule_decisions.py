@@ -53,7 +53,7 @@ INLINED = [
     Case("one reader", lambda x: (x + 1).t() * 2, (A,), 1, 0, ("inline", True, "it has one reader")),
     Case("one column", lambda x: (x + 1).t() * 2, (m(40, 1),), 1, 0, ("inline", True, "it has one reader")),
     Case(
-        "dear and summed up repeatedly", lambda x, y: (x.exp()[:, None, :] * y).sum(2), (m(20, 30), m(50, 30)), 2, 1,
+        "dear and summed up repeatedly", lambda x: x.exp()[:, None].expand(20, 50, 30).sum(2), (m(20, 30),), 2, 1,
         ("inline", False, "its reader would compute each element many times"),
     ),
     Case("sorted", lambda x: x.sort(1)[0] * 2, (m(40, 8),), 1, 0, rows=(8, 8, 8)),
