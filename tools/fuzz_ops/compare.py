@@ -188,7 +188,7 @@ class _Moved(TorchDispatchMode):
         return tree_map_only(torch.Tensor, self._move, result) if fresh else result
 
     def _move(self, value: torch.Tensor) -> torch.Tensor:
-        if not (value.is_floating_point() or value.is_complex()):
+        if not (value.is_floating_point() or value.is_complex()) or value._is_zerotensor():  # has no memory
             return value
         noise = torch.rand(value.shape, generator=self.generator, dtype=torch.float64) - 0.5
         return value.mul_(1 + noise.to(value.dtype) * self.share)

@@ -91,6 +91,15 @@ def test_a_view_of_an_input_that_changed_its_shape_is_a_view_of_that_input():
     view.add_(1)
     assert view._base is base
 
+    def of_a_value(x):
+        y = x.sin()
+        y.squeeze_()
+        return y, y.as_strided((2, 2), (2, 1))
+
+    value, view = aotkit.aot_function(of_a_value, aotkit.nop)(base[:2])
+    view.add_(1)
+    assert view._base is value._base and torch.equal(value.view(-1)[:4], view.view(-1))
+
 
 def test_such_a_view_of_a_value_that_is_written_to_afterwards_is_refused():
     def program(x):

@@ -188,9 +188,12 @@ def is_view_through(wrapper: torch.Tensor, operator: str) -> bool:
     return any(type(view).__name__ == f"{operator}_ViewMeta" for view in sequence)
 
 
-def sources_of_views(wrapper: torch.Tensor, operator: str, base: torch.Tensor) -> Iterator[torch.Tensor]:
-    """What of ``base`` the views by ``operator`` were taken of by which ``wrapper`` was made; not the first view."""
-    sequence = torch._C._functionalization.get_view_meta_sequence(wrapper)
+def sources_of_views(wrapper: torch.Tensor, operator: str, base: torch.Tensor, skip: int) -> Iterator[torch.Tensor]:
+    """What the views by ``operator`` were taken of by which ``wrapper`` was made of ``base``, but for ``base`` itself.
+
+    ``skip``: so many views were taken before, and led to ``base``.
+    """
+    sequence = torch._C._functionalization.get_view_meta_sequence(wrapper)[skip:]
     for place, view in enumerate(sequence):
         if place and type(view).__name__ == f"{operator}_ViewMeta":
             yield torch._C._functionalization.apply_view_meta_sequence(base, sequence[:place])

@@ -222,17 +222,18 @@ def through_custom_function(value: torch.Tensor, base: torch.Tensor) -> bool:
     return False
 
 
-def leads_beyond(value: torch.Tensor, start: torch.Tensor | None) -> bool:
-    """Whether ``value`` was made by views of which one, by ``as_strided``, leads to elements that the view does not
-    have which it is taken of. ``start``: what all these views begin with, as a plain tensor, if known."""
+def leads_beyond(value: torch.Tensor, base: torch.Tensor) -> bool:
+    """Whether ``value`` was made of ``base`` by views of which one, by ``as_strided``, leads to elements that the view
+    does not have which it is taken of."""
     wrapper = compat.inner_wrapper(value)
     if not compat.is_view_through(wrapper, "as_strided"):
         return False
-    if start is None:
+    before = compat.views_of_storage(compat.inner_wrapper(base))
+    if compat.views_of_storage(wrapper)[: len(before)] != before:
         return True
-    plain = from_functional(value)
+    plain, start = from_functional(value), from_functional(base)
     with compat.untraced(), below_functional_layer(), torch.no_grad():
-        sources = list(compat.sources_of_views(wrapper, "as_strided", start))
+        sources = list(compat.sources_of_views(wrapper, "as_strided", start, len(before)))
         return any(not (compat.is_dense(source) and covers(source, plain)) for source in sources)
 
 

@@ -393,12 +393,10 @@ def _has_own_history(
         return False
     if source.kind is OutputKind.ALIAS_OF_INPUT:
         base = inputs[source.base].value
-        start: torch.Tensor | None = inputs[source.base].original
     else:
         base = bases[source.base] if source.kind is OutputKind.ALIAS_OF_INTERMEDIATE else outputs[source.base]
-        start = from_functional(base) if compat.is_base(compat.inner_wrapper(base)) else None
-    own = through_custom_function(output, base) or repeats_memory(from_functional(base))
-    return own or leads_beyond(output, start)
+    own = through_custom_function(output, base) or leads_beyond(output, base)
+    return own or repeats_memory(from_functional(base))
 
 
 def _check_history(index: int, output: torch.Tensor, base: torch.Tensor) -> None:
