@@ -162,6 +162,11 @@ BOTH: dict[str, tuple[Callable[..., Any], Callable[[], Any], str]] = {
         _grad,
         "its gradient",
     ),
+    "shape of a lazy input": (
+        lambda x: _steps(x.sin_(), x.unsqueeze_(-1)),
+        lambda: torch._neg_view(torch.rand(4, 6).requires_grad_() * 1),
+        "lazily conjugated or negated, is written to and changes its shape",
+    ),
     "input that overlaps itself": (lambda x: _steps(x[0].add_(1), x), lambda: _windows(), "that overlaps itself"),
 }
 

@@ -254,6 +254,12 @@ def _input_infos(
             unseen = metadata_changed_under_no_grad(entered, storages)
             claims = bool(entered.value.requires_grad)
             bits = lazy_bits(entered.original)
+            if writes and claims and any(bits):
+                raise Unsupported(
+                    f"input {entered.index}, lazily conjugated or negated, is written to and changes its shape",
+                    "autograd would get the gradient of the new values in the old shape",
+                    "Resolve it first (resolve_conj(), resolve_neg()), or use the operation that returns a new tensor",
+                )
             new_view = view_spec(geometry, entered.original, requires_grad=claims, under_no_grad=unseen, bits=bits)
         hidden = writes and is_hidden_from_autograd(entered)
         without_grad = writes and not hidden and is_under_no_grad(entered)
