@@ -100,7 +100,7 @@ class Campaign:
         found: dict[int, Goal] = {}
         for chosen, ops in ((wide, public()), ([seed for seed in seeds if seed not in wide], targets())):
             named = [op for op in ops if self.settings.only in op] or [
-                op for op in targets() if self.settings.only in op
+                op for op in (*targets(), *public()) if self.settings.only in op
             ]
             goals = next_goals(self.total, len(chosen), named, begin)
             found.update(zip(chosen, goals, strict=True))
@@ -194,9 +194,13 @@ class _Child:
         lost = [job for job in self.left if job[0] in self.started]
         if len(lost) == 1 or not lost:  # the one that does it
             for seed, goal in lost or self.left[:1]:
-                self.tally.kinds["died"] += 1
-                self.tally.families[f"died: {goal[0]}"] += 1
-                self.tally.reports.append(f"--- sample {seed} {goal}: died: {how}\n{_text(seed, goal, self.settings)}")
+                text = _text(seed, goal, self.settings)
+                kind = "impossible" if text is None else "died"
+                self.tally.kinds[kind] += 1
+                self.tally.tried[goal] += 1
+                if text is not None:
+                    self.tally.families[f"died: {goal[0]}"] += 1
+                    self.tally.reports.append(f"--- sample {seed} {goal}: died: {how}\n{text}")
             gone = {seed for seed, _ in lost or self.left[:1]}
             self.left = [job for job in self.left if job[0] not in gone]
             self.together = self.settings.together
@@ -217,11 +221,27 @@ def _moved(old: Connection, new: Connection) -> Connection:
     return old
 
 
-def _text(seed: int, goal: Goal, settings: Settings) -> str:
+def _text(seed: int, goal: Goal, settings: Settings) -> str | None:
+    """The sample as a program; ``None`` if eager mode itself ends the process, which does not survive the drawing."""
+    context = multiprocessing.get_context("fork")
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_write, args=(seed, goal, settings, sender), daemon=True)
+    process.start()
+    sender.close()
     try:
-        return _made(seed, goal, settings).script()
-    except Exception as error:  # noqa: BLE001 - the sample that kills may do so when it is drawn
-        return f"{type(error).__name__}: {error}"
+        return str(receiver.recv()) if receiver.poll(STUCK) else None
+    except EOFError:
+        return None
+    finally:
+        process.kill()
+        process.join()
+
+
+def _write(seed: int, goal: Goal, settings: Settings, sender: Connection) -> None:
+    try:
+        sender.send(_made(seed, goal, settings).script())
+    except Exception as error:  # noqa: BLE001 - the sample that kills may not come to be here
+        sender.send(f"{type(error).__name__}: {error}")
 
 
 def quiet() -> None:

@@ -25,6 +25,7 @@ __all__ = ["Difference", "differences"]
 #     be.
 
 _UNITS = 4
+_MOVED = 8  # runs that show how far results move
 _EPS = {torch.float32: 2.0**-23, torch.float64: 2.0**-52, torch.bfloat16: 2.0**-7, torch.float16: 2.0**-10}
 _EPS |= {torch.complex64: 2.0**-23, torch.complex128: 2.0**-52}
 _TINY = {torch.float32: 1.5e-45, torch.float64: 5e-324, torch.bfloat16: 1e-40, torch.float16: 6e-8}
@@ -99,7 +100,7 @@ def _settled(sample: Sample, eager: Run, other: Run, names: Sequence[str], again
     if not names:
         return []
     exact = _in_double(sample, again)
-    moved = [_in_double(sample, again, seed) for seed in (1, 2, 3)] if exact.error is None else []
+    moved = [_in_double(sample, again, seed) for seed in range(1, _MOVED + 1)] if exact.error is None else []
     found = []
     for name in names:
         want, got, true = eager.results[name], other.results[name], exact.results.get(name)
@@ -160,8 +161,13 @@ def _in_double(sample: Sample, again: bool, moved: int = 0) -> Run:
     eps = _roughness(sample, again) if moved else 0.0
     given = [wider(v, v.requires_grad) if isinstance(v, torch.Tensor) else v for v in given]
     inner = moved and (len(sample.calls) > 1 or sample.entry == "training")
-    with _Moved(_UNITS * eps, generator) if inner else nullcontext():
-        return observe(wide, wide.function(), again, given)
+    usual = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)  # integers become doubles, too
+    try:
+        with _Moved(_UNITS * eps, generator) if inner else nullcontext():
+            return observe(wide, wide.function(), again, given)
+    finally:
+        torch.set_default_dtype(usual)
 
 
 def _roughness(sample: Sample, again: bool) -> float:

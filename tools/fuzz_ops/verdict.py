@@ -15,7 +15,7 @@ from tools.fuzz.tally import FAILURES
 from .compare import Difference, differences
 from .execute import Run, compiled, fakes_agree, merged, observe
 from .known import excused
-from .program import Sample
+from .program import DIRECT, Sample
 
 __all__ = ["Outcome", "check", "check_many"]
 
@@ -111,7 +111,9 @@ def _judged(sample: Sample, eager: Run, call: _Lazy, again: bool) -> Outcome:
         if refused is not None:
             return Outcome("refused", refused)
         detail = f"{type(run.error).__name__}: {_line(run.error)}"
-        return Outcome("fake" if isinstance(fakes_agree(sample, again), Exception) else "crash", detail)
+        fakes = fakes_agree(sample, again)
+        misled = isinstance(fakes, Exception) or (sample.entry in DIRECT and any(map(_overlapping, fakes)))
+        return Outcome("fake" if misled else "crash", detail)
     found = differences(sample, eager, run, again)
     if not found:
         return Outcome("equal")
@@ -135,6 +137,13 @@ def _is_free(difference: Difference) -> bool:
     """Whether nobody is promised what differs: a ``.grad`` has the layout of its leaf, or is contiguous; only
     ``torch.autograd.grad`` shows how the last operation of the backward left it."""
     return difference.where.startswith("gradient of ") and difference.kind in ("strides", "strides of ones", "is_conj")
+
+
+def _overlapping(fake: Any) -> bool:
+    """Whether a fake kernel says that a result has several elements in one place: it took the argument for it."""
+    return isinstance(fake, torch.Tensor) and any(
+        step == 0 and size > 1 for size, step in zip(fake.shape, fake.stride(), strict=True)
+    )
 
 
 def _claimed(sample: Sample, again: bool) -> dict[str, Any]:

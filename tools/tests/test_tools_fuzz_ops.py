@@ -14,7 +14,9 @@ import pytest
 import torch
 
 from aotkit_inductor_lower.lowering import driver
+from tools.fuzz_ops import recipes
 from tools.fuzz_ops.campaign import Campaign, Settings, quiet
+from tools.fuzz_ops.compare import _in_double
 from tools.fuzz_ops.generate import Impossible, generate
 from tools.fuzz_ops.program import DIRECT
 from tools.fuzz_ops.public import public
@@ -105,6 +107,24 @@ def test_a_sample_that_kills_its_process_is_found_and_the_others_are_run(monkeyp
     assert tally.cells["aten.neg.default", "int16", "dense"] == 0
     assert tally.cells["aten.neg.default", "float32", "dense"] > 0
     assert "int16" in tally.reports[0]
+
+
+def test_a_sample_that_kills_eager_mode_is_no_failure(monkeypatch):
+    def deadly(d, op):
+        if d.dtype == "int16":
+            os.kill(os.getpid(), signal.SIGKILL)
+        recipes.by_schema(d, op)
+
+    targets()
+    monkeypatch.setitem(recipes.RECIPES, "aten.neg.default", deadly)
+    tally = Campaign(Settings(60, only="aten.neg", plan="direct"), 1).run()
+    assert tally.kinds["impossible"] >= 1 and tally.kinds.total() == 60 and not tally.failed
+
+
+def test_results_of_integers_are_compared_with_float64_too():
+    sample = generate(3, ("aten.special_i1.default", "int16", "contiguous"))
+    exact = _in_double(sample, False).results[repr(sample.outputs[0])]
+    assert exact.dtype is torch.float64 and torch.get_default_dtype() is torch.float32
 
 
 def _one_of_each(ops, entry, seed):

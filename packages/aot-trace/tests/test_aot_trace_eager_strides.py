@@ -53,8 +53,8 @@ def test_the_rule_gives_the_strides_of_every_elementwise_operator():
     rng = random.Random(0)
     looked_at = set()
     for each in elementwise_operators():
-        if each.name.endswith("loss"):
-            continue
+        if each.name.endswith(("loss", "cross_entropy")):
+            continue  # below
         for _ in range(12):
             args = draw(rng, each.op)
             if args is None:
@@ -71,6 +71,17 @@ def test_the_rule_gives_the_strides_of_every_elementwise_operator():
             assert each.strides(layouts) == want.stride(), (each.op, layouts)
             looked_at.add(each.op)
     assert len(looked_at) > 180
+
+
+@pytest.mark.parametrize("f", [F.mse_loss, F.smooth_l1_loss, F.huber_loss, F.binary_cross_entropy])
+def test_losses_that_are_not_reduced_have_eagers_strides(f):
+    rng = random.Random(1)
+    for _ in range(8):
+        shape = rng.choice(SHAPES)
+        x, y = laid_out(rng, shape, torch.float32), laid_out(rng, shape, torch.float32)
+        graph = capture(lambda x, y: [f(x, y, reduction="none")], [x, y]).graph
+        (result,) = next(node for node in graph.graph.nodes if node.op == "output").args[0]
+        assert result.meta["val"].stride() == f(x, y, reduction="none").stride(), (x.stride(), y.stride())
 
 
 X = torch.randn(60)

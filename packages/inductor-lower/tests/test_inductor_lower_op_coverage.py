@@ -36,7 +36,8 @@ GENERATED = {
     "norms and softmax": """native_layer_norm native_layer_norm_backward _native_batch_norm_legit native_group_norm
         _softmax _log_softmax _softmax_backward_data _log_softmax_backward_data _fused_rms_norm""",
     "orders": "sort topk kthvalue median",
-    "losses": "nll_loss_forward nll_loss_backward mse_loss huber_loss binary_cross_entropy soft_margin_loss",
+    "losses": """nll_loss_forward nll_loss_backward mse_loss huber_loss soft_margin_loss
+        binary_cross_entropy_with_logits""",
     "constants": "full full_like zeros ones arange eye scalar_tensor empty linspace",
     "lists": "_foreach_add _foreach_mul _foreach_addcdiv _foreach_lerp _foreach_sqrt",
 }
@@ -44,7 +45,8 @@ LIBRARY = """mm addmm bmm baddbmm addmv dot convolution convolution_backward _in
     _scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_flash_attention_for_cpu_backward"""
 OTHERS = """mode multinomial randperm poisson unique_dim _unique2 nonzero bincount histc
     _fft_c2c _fft_r2c _fft_c2r linalg_inv_ex linalg_eigh linalg_qr _linalg_svd linalg_lu_solve logcumsumexp
-    fractional_max_pool2d _embedding_bag _ctc_loss masked_scatter searchsorted as_strided_scatter"""
+    fractional_max_pool2d _embedding_bag _ctc_loss masked_scatter searchsorted as_strided_scatter
+    binary_cross_entropy"""
 
 
 def overloads(name: str) -> list[torch._ops.OpOverload]:

@@ -42,9 +42,15 @@ special_ndtri special_scaled_modified_bessel_k0 special_scaled_modified_bessel_k
 special_xlog1py special_zeta sqrt square sub tan tanh tanh_backward threshold threshold_backward true_divide trunc
 where xlogy
 """
-_LOSSES = frozenset(("mse_loss", "smooth_l1_loss"))  # elementwise unless they are reduced
+_LOSSES = {  # elementwise unless they are reduced, and which argument says so
+    "mse_loss": 2,
+    "smooth_l1_loss": 2,
+    "huber_loss": 2,
+    "binary_cross_entropy": 3,
+}
 _UNTAGGED = ("hardswish", "polar", "complex", *_LOSSES)
-_LIKE_INPUT = frozenset(("deg2rad", "rad2deg", "nan_to_num", "hardtanh", "relu6"))  # dense strides stay as they are
+# The input's dense strides stay as they are.
+_LIKE_INPUT = frozenset(("deg2rad", "rad2deg", "nan_to_num", "hardtanh", "relu6", "binary_cross_entropy", "huber_loss"))
 _REVERSED = frozenset(("threshold_backward",))  # whose operands eager takes in the other order
 
 
@@ -129,7 +135,8 @@ def _has_layout(value: Any) -> bool:
 
 def _wanted(which: _Elementwise, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Strides | None:
     """The result's strides; ``None`` where fake kernels are right, or sizes are symbols."""
-    if which.name in _LOSSES and (len(args) < 3 or args[2] != 0):
+    reduced = _LOSSES.get(which.name)
+    if reduced is not None and (args[reduced] if len(args) > reduced else kwargs.get("reduction")) != 0:
         return None
     layouts: list[Layout] = []
     plain = True

@@ -404,6 +404,7 @@ def _lowered(graph: torch.fx.GraphModule, name: str, ctx: CompileContext) -> Box
         redzones=chosen.redzones,
         tune=chosen.tune,
         index_asserts=chosen.index_asserts,
+        check_inputs=False,  # the frontend's guards do
         processor=chosen.processor,
         fuel=chosen.fuel,
         disable=tuple(sorted(chosen.disable)),

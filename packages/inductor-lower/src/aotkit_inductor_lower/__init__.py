@@ -29,7 +29,7 @@ from .__about__ import __version__
 if TYPE_CHECKING:
     from .codegen import CpuTarget, host_target, processor_target
     from .decomposition_table import decompositions
-    from .errors import LoweringError, UnsupportedGraphError
+    from .errors import InputMismatchError, LoweringError, UnsupportedGraphError
     from .freezing import freeze
     from .fx_passes import pass_names
     from .ir.interpret import interpret_program
@@ -57,6 +57,7 @@ __all__ = [
     "CompiledProgram",
     "CpuTarget",
     "FusionRecord",
+    "InputMismatchError",
     "LowerOptions",
     "LoweringError",
     "LoweringReport",
@@ -88,6 +89,7 @@ _HOMES = {
     for home, names in {
         "decomposition_table": ("decompositions",),
         "errors": (
+            "InputMismatchError",
             "LoweringError",
             "UnsupportedGraphError",
         ),

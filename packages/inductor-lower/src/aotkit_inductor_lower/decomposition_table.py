@@ -19,11 +19,12 @@ from torch.fx.experimental.symbolic_shapes import guard_or_false
 
 from .foreach import foreach_decompositions
 from .lowering import RULES
+from .lowering.refusals import misfit
 
 __all__ = ["decompositions"]
 
 _NAMES = """
-addmv_ aminmax binary_cross_entropy binary_cross_entropy_backward binary_cross_entropy_with_logits celu
+addmv_ aminmax binary_cross_entropy_backward binary_cross_entropy_with_logits celu
 channel_shuffle count_nonzero deg2rad diagonal_backward diag_embed dist elu_backward frac glu glu_backward hardshrink
 heaviside huber_loss huber_loss_backward l1_loss lerp linspace log_sigmoid_backward log_sigmoid_forward logit
 logit_backward masked_fill mish_backward mse_loss mse_loss_backward mvlgamma nan_to_num
@@ -57,7 +58,24 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
     kept = {op: function for op, function in table.items() if op not in RULES}
     means = {op: partial(_of_elements, kept[op]) for op in _DIVIDED_BY_THE_NUMBER_OF_ELEMENTS if op in kept}
     ours = {op: partial(function, kept[op]) for op, function in _BEFORE_TORCHS.items() if op in kept}
-    return {**kept, **means, **ours, **_quantizations(), torch.ops.aten._log_softmax.default: _log_softmax}
+    mine: dict[Any, Callable[..., Any]] = {**kept, **means, **ours}
+    table = {op: partial(_where_eager_computes, op, function) for op, function in mine.items()}
+    aten = torch.ops.aten
+    whole = {aten._log_softmax.default: _log_softmax, aten.native_dropout.default: _native_dropout}
+    return {**table, **_quantizations(), **whole}
+
+
+def _where_eager_computes(op: Any, decompose: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Arguments that eager refuses stay the operator's own, which says so when it runs: numbers that do not fit the
+    type, losses of integers. So do complex numbers, which no kernel holds."""
+    tensors = [a for a in (*args, *kwargs.values()) if isinstance(a, torch.Tensor)]
+    dtype = kwargs.get("dtype") or (tensors[0].dtype if tensors else torch.get_default_dtype())
+    refused = (
+        any(t.is_complex() for t in tensors)
+        or misfit(op._schema, args, kwargs, dtype)
+        or (any(word in op._schema.name for word in ("loss", "cross_entropy")) and not tensors[0].is_floating_point())
+    )
+    return NotImplemented if refused else decompose(*args, **kwargs)
 
 
 _DIVIDED_BY_THE_NUMBER_OF_ELEMENTS = (
@@ -94,6 +112,11 @@ def _log_softmax(x: torch.Tensor, dim: int, half_to_float: bool) -> torch.Tensor
     return result.contiguous()  # as eager lays it out, whatever ``x`` is like
 
 
+def _native_dropout(x: torch.Tensor, p: float, train: bool | None) -> Any:
+    """Outside of training a copy, which torch's fake kernel takes for the argument itself."""
+    return (x.clone(), torch.ones_like(x, dtype=torch.bool)) if train is not None and not train else NotImplemented
+
+
 def _linspace(decompose: Callable[..., Any], start: Any, end: Any, steps: Any, **kwargs: Any) -> Any:
     """Integers: between the whole parts of the ends, in double precision and from the nearer end, as in eager mode."""
     dtype = kwargs.get("dtype") or torch.get_default_dtype()
@@ -113,8 +136,27 @@ def _linspace(decompose: Callable[..., Any], start: Any, end: Any, steps: Any, *
 def _bucketize(decompose: Callable[..., Any], x: Any, boundaries: torch.Tensor, **kwargs: Any) -> Any:
     """Without boundaries there is one bucket."""
     if isinstance(x, torch.Tensor) and guard_or_false(boundaries.numel() == 0):
-        return torch.zeros_like(x, dtype=torch.int32 if kwargs.get("out_int32") else torch.int64)
+        return x.new_zeros(x.shape, dtype=torch.int32 if kwargs.get("out_int32") else torch.int64)
     return decompose(x, boundaries, **kwargs)
+
+
+def _logspace(decompose: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Integers and halves are rounded at places of eager's own."""
+    wide = (kwargs.get("dtype") or torch.get_default_dtype()) in (torch.float32, torch.float64)
+    return decompose(*args, **kwargs) if wide else NotImplemented
+
+
+def _isin(decompose: Callable[..., Any], x: Any, tests: Any, **kwargs: Any) -> Any:
+    """Nothing is in an empty set."""
+    if guard_or_false(x.numel() == 0) or guard_or_false(tests.numel() == 0):
+        return torch.full_like(x, bool(kwargs.get("invert")), dtype=torch.bool)
+    return decompose(x, tests, **kwargs)
+
+
+def _cross_entropy(decompose: Callable[..., Any], x: torch.Tensor, target: torch.Tensor, *rest: Any, **how: Any) -> Any:
+    """Of one size; eager writes the loss to memory of the target's size, and refuses what does not fit there."""
+    same = x.dim() == target.dim() and all(guard_or_false(a == b) for a, b in zip(x.shape, target.shape, strict=True))
+    return decompose(x, target, *rest, **how) if same else NotImplemented
 
 
 def _channel_shuffle(_: Callable[..., Any], x: torch.Tensor, groups: int) -> torch.Tensor:
@@ -129,4 +171,7 @@ _BEFORE_TORCHS: dict[Any, Callable[..., Any]] = {
     torch.ops.aten.linspace.default: _linspace,
     torch.ops.aten.bucketize.Tensor: _bucketize,
     torch.ops.aten.channel_shuffle.default: _channel_shuffle,
+    torch.ops.aten.logspace.default: _logspace,
+    torch.ops.aten.isin.Tensor_Tensor: _isin,
+    torch.ops.aten.binary_cross_entropy_with_logits.default: _cross_entropy,
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["LoweringError", "UnknownPassError", "UnsupportedGraphError"]
+__all__ = ["InputMismatchError", "LoweringError", "UnknownPassError", "UnsupportedGraphError"]
 
 
 class LoweringError(Exception):
@@ -26,6 +26,10 @@ class UnsupportedGraphError(LoweringError):
         self.why = why
         self.line = line
         self.todo = todo
+
+
+class InputMismatchError(LoweringError):
+    """A compiled graph was called with a tensor of another type, size or stride than it was compiled for."""
 
 
 class UnknownPassError(ValueError):

@@ -10,7 +10,8 @@ __all__ = ["LowerOptions"]
 
 @dataclass(frozen=True, slots=True)
 class LowerOptions:
-    """How a graph is compiled. All fields change the output, so all of them belong in a cache key.
+    """How a graph is compiled. All fields change the output, so all of them belong in a cache key; but for
+    ``check_inputs``: a call looks at types, sizes and strides of its arguments. Off, the caller vouches for them.
 
     ``numerics``: ``"eager"`` rounds where eager rounds; ``"fast"`` permits fewer rounding points (none is dropped yet).
     ``rng``: ``"eager"`` leaves random ops ATen calls in program order; with ``"fast"`` kernels make most random
@@ -42,4 +43,5 @@ class LowerOptions:
     max_recompute: int = 6
     tune: bool = False
     index_asserts: bool = True
+    check_inputs: bool = True
     processor: Literal["host", "x86-64", "x86-64-v3", "x86-64-v4", "triton-interpreter"] = "host"

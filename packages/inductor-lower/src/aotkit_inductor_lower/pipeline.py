@@ -20,6 +20,7 @@ from .codegen.generate import generate
 from .devices import kernel_device
 from .fx_passes import run_fx_passes
 from .fx_passes.custom_writes import call_custom_writers, has_custom_writers, has_user_kernels, launch_in_place
+from .input_checks import input_check
 from .ir import Program
 from .ir.parse import parse_program
 from .ir.print import print_program
@@ -60,6 +61,8 @@ class ObjectStore(Protocol):
 class CompiledGraph:
     """A compiled graph in the boxed convention: takes one list, empties it, returns a list.
 
+    ``checked``: a call raises :class:`~.errors.InputMismatchError` for tensors that it was not compiled for.
+
     ``compiled`` is the whole result as data, which with the tensors of ``constants`` can be bound again
     (:func:`.bind_program`); ``program`` is the scheduled loop IR, ``records`` every fusion decision.
     """
@@ -73,15 +76,19 @@ class CompiledGraph:
         program: Program,
         records: Sequence[FusionRecord],
         report: LoweringReport,
+        checked: bool = False,
     ) -> None:
         self.compiled: CompiledProgram = bound.compiled
         self.constants = constants
         self.program = program
         self.records = tuple(records)
         self._bound = bound
+        self._check = input_check(bound.compiled) if checked else None
         self._report = report
 
     def __call__(self, args: list[Any]) -> list[Any]:
+        if self._check is not None:
+            self._check(args)
         return self._bound(args)
 
     def report(self) -> LoweringReport:
@@ -147,7 +154,8 @@ def _compile_whole(
     with stage(observer, "bind"):
         constants = graph_constants(graph)
         bound = bind(compiled, constants, arenas, redzones=options.redzones)
-    return CompiledGraph(bound, constants, scheduled, records, make_report(graph, lowered, scheduled, records))
+    report = make_report(graph, lowered, scheduled, records)
+    return CompiledGraph(bound, constants, scheduled, records, report, options.check_inputs)
 
 
 def with_fake_values(gm: GraphModule, example_inputs: Sequence[Any] | None) -> GraphModule:

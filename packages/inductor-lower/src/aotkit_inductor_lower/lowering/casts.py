@@ -76,6 +76,8 @@ def copy_(ctx: LoweringContext, node: Node, destination: View, source: View, non
     buffer = ctx.buffers[destination.buffer]
     if buffer.kind is not BufferKind.INPUT or not destination.shares:
         raise Decline("only writes to graph inputs are generated")
+    if any(step == 0 and size != 1 for size, step in zip(destination.sizes, destination.strides, strict=True)):
+        raise Decline("ATen refuses to write several elements to one place")
     if source.buffer == destination.buffer:  # another arrangement of the same memory: read all of it first
         source = ctx.copied(source, node)
     nest = ctx.nest(ctx.unique(node.name), node, destination.sizes)

@@ -11,7 +11,7 @@ from torch.fx import Node
 from ..ir import DType
 from ..symbolic import Expr, to_expr
 from .context import LoweringContext
-from .nest_builder import NestBuilder, Value, broadcast_index
+from .nest_builder import NestBuilder, Value
 from .positions import Number, begin_of, length_of, same_number, select_position
 from .promotion import compute_dtype, ir_dtype
 from .registry import Decline, RuleTable, aten
@@ -119,6 +119,16 @@ def _begin(ctx: LoweringContext, node: Node, place: int) -> Expr:
     return ctx.sizes.expr(begin)
 
 
+def _expect_sizes(node: Node, wanted: Sequence[Number | None]) -> None:
+    """Eager looks at the sizes of a gradient, or repeats it; fake kernels do not."""
+    sizes = node.args[0].meta["val"].shape  # type: ignore[union-attr]
+    known = len(sizes) == len(wanted) and all(
+        b is not None and same_number(a, b) for a, b in zip(sizes, wanted, strict=True)
+    )
+    if not known:
+        raise Decline("a gradient of other sizes than what it is put into is left to ATen")
+
+
 def _given(node: Node, place: int, name: str, default: Any = None) -> Any:
     return node.args[place] if len(node.args) > place else node.kwargs.get(name, default)
 
@@ -156,6 +166,9 @@ def slice_backward(
     """The gradient in the slice it came from, 0 elsewhere."""
     dtype = ir_dtype(grad.dtype)
     begin = _begin(ctx, node, 2)
+    wanted: list[Number | None] = list(node.meta["val"].shape)
+    wanted[dim] = length_of(node.args[3], node.args[4], node.args[5], node.meta["val"].shape[dim])
+    _expect_sizes(node, wanted)
 
     def compute(nest: NestBuilder) -> Value:
         offset = nest.index[dim] - begin
@@ -187,12 +200,12 @@ def select_backward(ctx: LoweringContext, node: Node, grad: View, sizes: object,
         raise Decline("the position must be an integer")
     size = node.meta["val"].shape[dim]
     known = select_position(node.args[3], size)
+    _expect_sizes(node, [n for k, n in enumerate(node.meta["val"].shape) if k != dim])
 
     def compute(nest: NestBuilder) -> Value:
         at = _position(ctx, nest, known, to_expr(position), ctx.sizes.expr(size))
         here = nest.op("eq", nest.index_value(nest.index[dim]), nest.index_value(at))
-        index = broadcast_index(grad.sizes, [e for k, e in enumerate(nest.index) if k != dim])
-        return nest.load(grad, index, mask=here, other=0)
+        return nest.load(grad, [e for k, e in enumerate(nest.index) if k != dim], mask=here, other=0)
 
     return ctx.pointwise(node, [], compute, ir_dtype(grad.dtype))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -48,10 +48,14 @@ class NestBuilder:
 
     ``index`` holds one expression per entry of ``sizes``; dimensions of size 1 get no loop and index 0. Code
     is written into the current stage; :meth:`stage` starts the next one. A nest begins in a stage without ranges.
+    ``positive`` tells of a size whether it is certainly not 0.
     """
 
-    def __init__(self, name: str, sizes: Sequence[Expr], origin: Origin) -> None:
+    def __init__(
+        self, name: str, sizes: Sequence[Expr], origin: Origin, positive: Callable[[Expr], bool] = lambda _: False
+    ) -> None:
         self.name = name
+        self._positive = positive
         self.origin = origin
         self.sizes = tuple(sizes)
         self.index, self._outer = _ranges("i", 0, sizes)
@@ -106,7 +110,15 @@ class NestBuilder:
         return self._remember(key, name, dtype)
 
     def load_broadcast(self, view: View, index: Sequence[Expr]) -> Value:
-        """The element at ``index`` of the broadcast shape: leading dimensions dropped, size-1 dimensions at 0."""
+        """The element at ``index`` of the broadcast shape: leading dimensions dropped, size-1 dimensions at 0.
+
+        Raises :class:`~.registry.Decline` for a tensor that does not broadcast with the nest's sizes: fake kernels do
+        not look at all sizes, and what is read then lies outside of the tensor.
+        """
+        if index is self.index:
+            sizes = self.sizes[len(self.sizes) - len(view.sizes) :]
+            if any(mine != size and mine != 1 for mine, size in zip(view.sizes, sizes, strict=False)):
+                raise Decline("sizes that are not known to agree are left to ATen")
         return self.load(view, broadcast_index(view.sizes, index))
 
     def const(self, value: int | float | bool, dtype: DType) -> Value:
@@ -183,7 +195,14 @@ class NestBuilder:
         return self.op("where", condition, a, b)
 
     def check_index(self, value: Value, size: Expr) -> Expr:
-        """An i64 value as an index of a dimension of ``size``: negatives wrap, out of range is eager's error."""
+        """An i64 value as an index of a dimension of ``size``: negatives wrap, out of range is eager's error.
+
+        The kernel takes element 0 then and reports the error at its end. Raises :class:`~.registry.Decline` where
+        there may be no such element.
+        """
+        certain = (size.constant or 0) > 0 or _ZERO in self.sizes or self._positive(size)
+        if not certain:
+            raise Decline("what is indexed may be empty, which ATen refuses")
         value = self.cast(value, DType.I64)
         key = ("check", value.name, size)
         if key not in self._seen:

@@ -201,9 +201,16 @@ TABLE.add(aten.max.dim, _with_index("max"))
 TABLE.add(aten.min.dim, _with_index("min"))
 
 
-def mean_and_squares(rows: RowNest, load: Callable[[tuple[Expr, ...]], Value]) -> tuple[Value, Value]:
-    """A row's mean and its sum of squared distances from it, in two passes: as exact as eager's Welford."""
+def mean_and_squares(
+    rows: RowNest, load: Callable[[tuple[Expr, ...]], Value], careful: bool = False
+) -> tuple[Value, Value]:
+    """A row's mean and its sum of squared distances from it, in two passes: as exact as eager's Welford.
+
+    ``careful``: see Note [Means of long rows].
+    """
     nest = rows.nest
+    if careful and (rows.count.constant or 0) > 1:
+        return _careful_mean_and_squares(rows, load)
     total = nest.reduce("sum", load(rows.stage()))
     nest.stage()
     mean = nest.op("div", total, rows.count_value(total.dtype))
@@ -212,6 +219,35 @@ def mean_and_squares(rows: RowNest, load: Callable[[tuple[Expr, ...]], Value]) -
     squares = nest.reduce("sum", nest.op("mul", distance, distance))
     nest.stage()
     return mean, squares
+
+
+def _careful_mean_and_squares(rows: RowNest, load: Callable[[tuple[Expr, ...]], Value]) -> tuple[Value, Value]:
+    """Note [Means of long rows]
+
+    Eager updates a mean with every element, so the mean of equal elements is that element, and no sum overflows. A sum
+    of thousands is some units in the last place off, which a norm multiplies by 1/std. The second pass adds up the
+    distances from the mean of the first, and their mean is what it is off. All sums are of elements made smaller by a
+    power of two, which changes no digit.
+    """
+    nest, count = rows.nest, rows.count.constant or 1
+    power = 0.5 ** math.ceil(math.log2(count))
+
+    def mean_of(total: Value) -> Value:
+        return nest.op("div", total, nest.const(count * power, total.dtype))
+
+    def shrunk(value: Value) -> Value:
+        return nest.op("mul", value, nest.const(power, value.dtype))
+
+    total = nest.reduce("sum", shrunk(load(rows.stage())))
+    nest.stage()
+    mean = mean_of(total)
+    distance = nest.op("sub", load(rows.stage()), mean)
+    squares = nest.reduce("sum", nest.op("mul", distance, distance))
+    off = nest.reduce("sum", shrunk(distance))
+    nest.stage()
+    off = mean_of(off)
+    finite = nest.op("lt", nest.op("abs", off), nest.const(math.inf, off.dtype))
+    return nest.where(finite, nest.op("add", mean, off), mean), squares
 
 
 def _variance(root: bool, with_mean: bool) -> Callable[..., NodeValue]:

@@ -7,17 +7,18 @@ node, before its rule; to ask in vain costs an ATen call and no more.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 from torch.fx import Node
 
-__all__ = ["fits", "refusal"]
+__all__ = ["fits", "misfit", "refusal"]
 
 _FILLS = (
     *("full", "full_like", "new_full", "fill", "scalar_tensor", "masked_fill", "scatter", "scatter_reduce"),
     *("index_fill", "constant_pad_nd", "clamp", "clamp_min", "clamp_max", "hardtanh", "elu", "threshold"),
 )
+_OPERANDS = ("self", "other", "exponent")
 _SUMS = ("add", "sub", "rsub")
 _OVERLAPPING = ("slice_scatter", "select_scatter", "diagonal_scatter")
 
@@ -28,7 +29,7 @@ def refusal(node: Node) -> str | None:
     if not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten":
         return None
     check = _CHECKS.get(target._schema.name.split("::")[1])
-    return None if check is None else check(node)
+    return (check(node) if check else None) or _misfit(node, target._schema)
 
 
 def _tensors(node: Node) -> list[torch.Tensor]:
@@ -66,6 +67,27 @@ def _filled(node: Node) -> str | None:
     return None
 
 
+def _misfit(node: Node, schema: torch.FunctionSchema) -> str | None:
+    result = node.meta.get("val")
+    if isinstance(result, torch.Tensor) and misfit(schema, node.args, node.kwargs, result.dtype):
+        return f"a number that does not fit {result.dtype} is left to ATen, which refuses it"
+    return None
+
+
+def misfit(
+    schema: torch.FunctionSchema, args: Sequence[object], kwargs: Mapping[str, object], dtype: torch.dtype
+) -> bool:
+    """Whether a number among the arguments does not fit the type.
+
+    Eager's kernels take factors, bounds and the like in the type of the result; operands become tensors first.
+    """
+    given = {**dict(zip((a.name for a in schema.arguments), args, strict=False)), **kwargs}
+    numbers = (a.name for a in schema.arguments if "number" in str(a.type) and a.name not in _OPERANDS)
+    return any(
+        isinstance(number, bool | int | float) and not fits(number, dtype) for number in map(given.get, numbers)
+    )
+
+
 def _bounded(node: Node) -> str | None:
     """A bound that is no number lets nothing through."""
     return "a bound is nan" if any(number != number for number in _numbers(node)) else _filled(node)
@@ -100,6 +122,19 @@ def _extreme(node: Node) -> str | None:
     return "nothing has no extreme, which ATen says" if empty else None
 
 
+def _empty_rows(node: Node) -> str | None:
+    shape = node.args[1] if isinstance(node.args[1], list | tuple) else ()
+    return "statistics of nothing are ATen's" if 0 in shape else None
+
+
+def _groups(node: Node) -> str | None:
+    x = _tensors(node)[0]
+    if not all(type(number) is int for number in (*x.shape, *x.stride())):
+        return None
+    order = torch._prims_common.suggest_memory_format(x)
+    return None if x.is_contiguous(memory_format=order) else "eager normalizes groups of contiguous tensors only"
+
+
 def _overlapping(node: Node) -> str | None:
     x = node.meta["val"] if not _tensors(node) else _tensors(node)[0]
     reach = 0
@@ -117,6 +152,8 @@ _CHECKS: dict[str, Callable[[Node], str | None]] = {
     **dict.fromkeys(_FILLS, _filled),
     **dict.fromkeys(_OVERLAPPING, _overlapping),
     "hardtanh": _bounded,
+    "native_layer_norm": _empty_rows,
+    "native_group_norm": _groups,
     "sum": _total,
     "addcdiv": _quotient,
     "argmax": _place,

@@ -1,0 +1,219 @@
+"""Arguments that eager refuses or that a rule was not written for: eager's error, or eager's result, never a guess."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from aotkit_inductor_lower import InputMismatchError, LowerOptions, compile_graph, decompositions
+
+aten = torch.ops.aten
+X = torch.linspace(-2, 2, 12).view(3, 4)
+
+
+def one_call(op: Any, *args: Any, **kwargs: Any) -> Any:
+    """The graph of one call, compiled; tensors are its inputs."""
+    graph, mode = torch.fx.Graph(), FakeTensorMode()
+    tensors: list[torch.Tensor] = []
+
+    def given(arg: Any) -> Any:
+        if isinstance(arg, list):
+            return [given(a) for a in arg]
+        if not isinstance(arg, torch.Tensor):
+            return arg
+        node = graph.placeholder(f"x{len(tensors)}")
+        node.meta["val"] = mode.from_tensor(arg)
+        tensors.append(arg)
+        return node
+
+    nodes = tuple(given(arg) for arg in args)
+    node = graph.call_function(op, nodes, kwargs)
+    with mode:
+        node.meta["val"] = op(*torch.fx.map_arg(nodes, lambda n: n.meta["val"]), **kwargs)
+    graph.output((node,))
+    return compile_graph(torch.fx.GraphModule({}, graph))(tensors)[0]
+
+
+def outcome(call: Any) -> Any:
+    """What a call gives, or the beginning of what it raises."""
+    try:
+        return call()
+    except RuntimeError as error:
+        return str(error)[:40]
+
+
+_TOO_LARGE = {
+    torch.float32: 1e300, torch.float64: 2**1100, torch.float16: 1e5, torch.bfloat16: 1e39,
+    torch.int8: 300, torch.uint8: 300, torch.int32: 2**40, torch.int16: -(2**20),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [t for t in _TOO_LARGE if t is not torch.float64], ids=str)
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x, n: (aten.add.Tensor, (x, x), {"alpha": n}),
+        lambda x, n: (aten.sub.Tensor, (x, x), {"alpha": n}),
+        lambda x, n: (aten.add.Scalar, (x, 2, n), {}),
+        lambda x, n: (aten.sub.Scalar, (x, 2, n), {}),
+        lambda x, n: (aten.rsub.Scalar, (x, 2, n), {}),
+        lambda x, n: (aten.addcmul.default, (x, x, x), {"value": n}),
+        lambda x, n: (aten.index_add.default, (x, 0, torch.tensor([1]), x[:1]), {"alpha": n}),
+        lambda x, n: (aten.mul.Scalar, (x, n), {}),  # an operand: it wraps around
+        lambda x, n: (aten.gt.Scalar, (x, n), {}),
+    ],
+)
+def test_a_factor_that_does_not_fit_the_type_is_eagers_to_judge(f, dtype) -> None:
+    op, args, kwargs = f(torch.arange(1, 7).view(3, 2).to(dtype), _TOO_LARGE[dtype])
+    want, got = outcome(lambda: op(*args, **kwargs)), outcome(lambda: one_call(op, *args, **kwargs))
+    assert type(want) is type(got)
+    assert torch.equal(want, got) if isinstance(want, torch.Tensor) else want == got
+
+
+def captured(f: Any, *args: Any) -> Any:
+    """Through the decompositions."""
+    graph = make_fx(f, decompositions(), tracing_mode="fake")(*args)
+    return compile_graph(graph)(list(args))
+
+
+@pytest.mark.parametrize(
+    ("f", "args"),
+    {
+        "a number for bytes": (lambda: aten.logspace.default(-1.5, 0.25, 2, dtype=torch.uint8), ()),
+        "a complex sum": (lambda x: aten.nansum.default(x), (X.to(torch.complex64),)),
+        "complex infinities": (lambda x: aten.nan_to_num.default(x), (X.to(torch.complex64),)),
+        "integer losses": (lambda x: aten.soft_margin_loss.default(x, x), (torch.arange(5),)),
+        "integer distances": (lambda x: aten.huber_loss.default(x, x + 2), (torch.arange(5),)),
+        "no probabilities": (lambda x: aten.binary_cross_entropy.default(x, x), (X,)),
+        "a larger target": (
+            lambda x, y: aten.binary_cross_entropy_with_logits.default(x, y, reduction=1), (X, X[0]),
+        ),
+        "a smaller target": (
+            lambda x, y: aten.binary_cross_entropy_with_logits.default(y, x, reduction=1), (X, X[0]),
+        ),
+        "nothing in nothing": (lambda x: aten.isin.Tensor_Tensor(x, x, assume_unique=True), (X[:0],)),
+        "all but nothing": (lambda x, y: aten.isin.Tensor_Tensor(x, y, invert=True), (X, X[:0])),
+        "no boundaries": (lambda x, y: aten.bucketize.Tensor(x, y), (X.t(), X[0, :0])),
+        "halves of a logarithmic scale": (lambda: aten.logspace.default(-3, 2, 50, dtype=torch.float16), ()),
+        "groups of a transposed image": (
+            lambda x: aten.native_group_norm.default(x, None, None, 1, 2, 3, 1, 1e-5)[0], (X.view(2, 3, 2).mT[:1],),
+        ),
+        "rows of nothing": (lambda x: list(aten.native_layer_norm.default(x, [0, 4], None, None, 1e-3)), (X[:0],)),
+    }.values(),
+)  # fmt: skip
+def test_what_a_decomposition_was_not_written_for_is_left_to_the_operator(f, args) -> None:
+    want, got = outcome(lambda: f(*args)), outcome(lambda: captured(f, *args))
+    if isinstance(want, str):
+        assert want == got
+        return
+    wanted = want if isinstance(want, list) else [want]
+    for one, other in zip(wanted, got if isinstance(got, list) else [got], strict=True):
+        assert one.dtype == other.dtype and one.stride() == other.stride()
+        torch.testing.assert_close(other, one, equal_nan=True)
+
+
+def test_dropout_outside_of_training_is_a_copy() -> None:
+    x = X.t()
+    first, mask, second = captured(
+        lambda x: [*aten.native_dropout.default(x, 0.5, False), aten.native_dropout.default(x, 0.5, False)[0]], x
+    )
+    assert torch.equal(first, x) and torch.equal(second, x) and bool(mask.all())
+    assert len({t.untyped_storage()._cdata for t in (x, first, second)}) == 3
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_the_gradient_of_elu_of_halves_at_nan_is_that_of_the_right_side(check, dtype) -> None:
+    x = torch.tensor([math.nan, 1.0, -1.0, 0.0, math.inf] * 9, dtype=dtype)
+    for result in (True, False):
+        check(lambda g, x, r=result: aten.elu_backward(g, 1.5, 1.25, 1.0, r, x), torch.ones_like(x) * 2, x)
+
+
+# -- sizes that fake kernels do not look at ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x, i: (aten.index_select.default, (x, 0, i)),
+        lambda x, i: (aten.index.Tensor, (x, [i])),
+        lambda x, i: (aten.embedding.default, (x, i)),
+        lambda x, i: (aten.gather.default, (x, 0, i[:, None].expand(7, 3))),
+        lambda x, i: (aten.index_fill.int_Scalar, (x, 0, i, 1.0)),
+        lambda x, i: (aten.scatter.value, (x, 0, i[:, None].expand(7, 3), 1.0)),
+        lambda x, i: (aten.put.default, (x, i, x.new_ones(7))),
+    ],
+)
+def test_an_index_into_nothing_is_refused_before_anything_is_read(f) -> None:
+    op, args = f(torch.empty(0, 3), torch.tensor([4, 2, 0, 3, 3, 2, 3]))
+    with pytest.raises((RuntimeError, IndexError)):
+        op(*args)
+    with pytest.raises((RuntimeError, IndexError)):
+        one_call(op, *args)
+
+
+def test_a_gradient_of_other_sizes_than_the_slice_is_not_read_beyond_its_end() -> None:
+    for op, args in (
+        (aten.select_backward.default, (torch.ones(8, 8), [9, 8, 11], 2, -2)),
+        (aten.select_backward.default, (torch.ones(1), [3, 7], 0, -3)),
+        (aten.slice_backward.default, (torch.ones(4, 2), [5, 6], 1, 0, 2, 1)),
+        (aten.slice_backward.default, (torch.ones(5, 2), [5, 6], 1, 0, 4, 1)),
+        (aten.slice_backward.default, (torch.ones(5, 1), [5, 6], 1, 0, 4, 2)),
+    ):
+        want, got = outcome(lambda o=op, a=args: o(*a)), outcome(lambda o=op, a=args: one_call(o, *a))
+        assert torch.equal(want, got) if isinstance(want, torch.Tensor) else want == got
+
+
+def test_a_write_of_several_elements_to_one_place_is_refused() -> None:
+    with pytest.raises(RuntimeError, match="single memory location"):
+        one_call(aten.copy_.default, torch.zeros(3, 1).expand(3, 4), torch.ones(3, 4))
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (X.t().contiguous().t(), "strides"),
+        (X[:2], "sizes"),
+        (X.double(), "float64"),
+        (X.flatten(), "sizes"),
+    ],
+)
+def test_a_caller_who_passes_another_tensor_than_was_compiled_for_is_told(given, says) -> None:
+    graph = make_fx(lambda x: (x * 2).sin(), tracing_mode="fake")(X)
+    with pytest.raises(InputMismatchError, match=f"the argument x_1 .*{says}"):
+        compile_graph(graph)([given])
+    with pytest.raises(InputMismatchError, match="takes 1 arguments, not 2"):
+        compile_graph(graph)([X, X])
+    assert compile_graph(graph, options=LowerOptions(check_inputs=False))._check is None
+
+
+def test_a_stride_of_a_dimension_of_one_element_may_be_any_and_a_symbolic_size_too() -> None:
+    one = torch.ones(1, 4)
+    graph = make_fx(lambda x: x * 2, tracing_mode="fake")(one)
+    (result,) = compile_graph(graph)([one.as_strided((1, 4), (99, 1))])
+    assert torch.equal(result, one * 2)
+    dynamic = compile_graph(make_fx(lambda x: x * 2, tracing_mode="symbolic")(X))
+    wide = torch.ones(5, 6)
+    (result,) = dynamic([wide])
+    assert torch.equal(result, wide * 2)
+
+
+# -- means of long rows ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_the_norm_of_equal_elements_is_zero(dtype) -> None:
+    x = torch.full((3, 4099), 2.3, dtype=dtype)
+    result, mean, _ = captured(lambda x: list(aten.native_layer_norm.default(x, [4099], None, None, 1e-5)), x)
+    want = aten.native_layer_norm.default(x, [4099], None, None, 1e-5)
+    assert torch.equal(mean, want[1]) and torch.equal(result, want[0])
+
+
+def test_the_mean_of_large_numbers_is_finite() -> None:
+    x = torch.tensor([[3e38, 2e38, 1e38, 3.1e38, -1e38]])
+    _, mean, _ = captured(lambda x: list(aten.native_layer_norm.default(x, [5], None, None, 1e-5)), x)
+    torch.testing.assert_close(mean, aten.native_layer_norm.default(x, [5], None, None, 1e-5)[1])
