@@ -168,6 +168,13 @@ def test_a_gradient_of_other_sizes_than_the_slice_is_not_read_beyond_its_end() -
         assert torch.equal(want, got) if isinstance(want, torch.Tensor) else want == got
 
 
+def test_gradients_of_rows_that_an_embedding_does_not_have_are_dropped() -> None:
+    for padding in (-1, 0, 2):
+        args = (torch.ones(5, 2), torch.tensor([0, 3, -1, 2, 99]), 3, padding, False)
+        want = aten.embedding_dense_backward.default(*args)
+        assert torch.equal(one_call(aten.embedding_dense_backward.default, *args), want)
+
+
 def test_a_write_of_several_elements_to_one_place_is_refused() -> None:
     with pytest.raises(RuntimeError, match="single memory location"):
         one_call(aten.copy_.default, torch.zeros(3, 1).expand(3, 4), torch.ones(3, 4))

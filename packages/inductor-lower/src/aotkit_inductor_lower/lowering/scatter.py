@@ -367,15 +367,20 @@ def index_reduce(
 def embedding_backward(
     ctx: LoweringContext, node: Node, grad: View, indices: View, rows: object, padding: int, by_frequency: bool
 ) -> View:
-    """Gradients summed per row of the table, in the order of the indices; none for the padding row."""
+    """Gradients summed per row of the table, in the order of the indices; none for the padding row, and, as in eager
+    mode, none for rows that there are not."""
     if by_frequency:
         raise Decline("gradients scaled by frequency are left to ATen")
     result = _zeros(ctx, node, grad.dtype)
     nest = ctx.nest(result.buffer, node, grad.sizes)
     *place, column = nest.index
     wanted = nest.cast(nest.load(indices, place), DType.I64)
-    mask = nest.op("ne", wanted, nest.const(padding, DType.I64)) if padding >= 0 else None
-    row = nest.check_index(no_negative(nest, wanted, result.sizes[0]), result.sizes[0])
+    zero = nest.const(0, DType.I64)
+    mask = nest.op("lt", wanted, nest.index_value(result.sizes[0]))
+    mask = nest.op("logical_and", mask, nest.op("ge", wanted, zero))
+    if padding >= 0:
+        mask = nest.op("logical_and", mask, nest.op("ne", wanted, nest.const(padding, DType.I64)))
+    row = nest.check_index(nest.where(mask, wanted, zero), result.sizes[0])
     nest.store(result, (row, column), nest.load(grad, nest.index), mode="add", mask=mask)
     ctx.add(nest)
     return result
