@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import pytest
@@ -124,13 +123,6 @@ def test_dropout_outside_of_training_is_a_copy() -> None:
     )
     assert torch.equal(first, x) and torch.equal(second, x) and bool(mask.all())
     assert len({t.untyped_storage()._cdata for t in (x, first, second)}) == 3
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-def test_the_gradient_of_elu_of_halves_at_nan_is_that_of_the_right_side(check, dtype) -> None:
-    x = torch.tensor([math.nan, 1.0, -1.0, 0.0, math.inf] * 9, dtype=dtype)
-    for result in (True, False):
-        check(lambda g, x, r=result: aten.elu_backward(g, 1.5, 1.25, 1.0, r, x), torch.ones_like(x) * 2, x)
 
 
 # -- sizes that fake kernels do not look at ----------------------------------------------------------------

@@ -145,15 +145,12 @@ def _elu(m: _Math, x: Value, alpha: float = 1.0, scale: float = 1.0, input_scale
 
 
 def _elu_backward(
-    m: _Math, grad: Value, x: Value, alpha: float, scale: float, input_scale: float, of_result: bool, half: bool = False
+    m: _Math, grad: Value, x: Value, alpha: float, scale: float, input_scale: float, of_result: bool
 ) -> Value:
     scaled = m("mul", x, input_scale)
     grown = m("add", x, alpha * scale) if of_result else m("mul", m("exp", scaled), alpha * scale)
     negative = m("mul", m("mul", grad, input_scale), grown)
-    positive = m("mul", grad, scale)
-    if half:  # at nan eager takes halves for positive
-        return m.where(m("le", x, 0.0), negative, positive)
-    return m.where(m("gt", x, 0.0), positive, negative)
+    return m.where(m("gt", x, 0.0), m("mul", grad, scale), negative)
 
 
 def _mish(m: _Math, x: Value) -> Value:
@@ -220,8 +217,6 @@ def _rule(count: int, formula: Callable[..., Value]) -> Callable[..., View]:
         if not all(isinstance(n, int | float) for n in numbers):
             raise Decline("activation parameters that are not plain numbers are left to ATen")
         dtype = promote(tensors)
-        if formula is _elu_backward:
-            kwargs = {**kwargs, "half": dtype in (torch.float16, torch.bfloat16)}
         refuse_overflow(dtype if formula is _hardtanh or dtype is torch.float64 else torch.float32, *numbers)
         return ctx.pointwise(node, tensors, lambda nest, *vs: formula(_Math(nest), *vs, *numbers, **kwargs))
 
