@@ -185,3 +185,17 @@ def test_two_tensors_computed_from_numbers_alone_that_share_memory_are_refused_b
     with pytest.warns(aotkit.EagerFallback, match="both were computed from numbers alone"):
         half, viewed, _ = torch.compile(function, backend="aotkit")(normal(5, 3))
     assert viewed._base is half
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize(("p", "training"), [(0.5, False), (0.0, True), (1.0, True)])
+def test_a_dropout_that_keeps_everything_is_its_argument(p, training, dynamic):
+    def f(x):
+        y = torch.nn.functional.dropout(x, p, training)
+        y.add_(1)
+        return y * 2
+
+    compiled = torch.compile(f, backend="aotkit", dynamic=dynamic, options={"fallback": "error"})
+    for size in (3, 5):
+        mine, eagers = torch.arange(size), torch.arange(size)
+        assert torch.equal(compiled(mine), f(eagers)) and torch.equal(mine, eagers)
