@@ -96,8 +96,9 @@ X = torch.randn(60)
         lambda x: torch.xlogy(x, x[:, :1]),
         lambda x: x.diagonal() + 1,
         lambda x: x.relu(),
+        lambda x: torch.ops.aten.lift_fresh_copy.default(x),
     ],
-    ids=["logical_or", "angle", "hardtanh", "xlogy", "diagonal", "relu"],
+    ids=["logical_or", "angle", "hardtanh", "xlogy", "diagonal", "relu", "lift_fresh_copy"],
 )
 @pytest.mark.parametrize("strides", [(3, 1, 77, 1), (1, 6, 5, 2), (6, 2, 0, 2), (3, 3, 3, 1)], ids=str)
 def test_captured_results_have_eagers_strides(fn: Callable[..., Any], strides: tuple[int, ...]):

@@ -37,6 +37,8 @@ DRAWS: dict[str, Callable[[Tensor], Tensor]] = {
     "feature_alpha_dropout": lambda x: F.feature_alpha_dropout(x, 0.4, training=True),
     "rrelu": lambda x: F.rrelu(x - 0.5, training=True),
     "rrelu_": lambda x: F.rrelu((x - 0.5) * 1, training=True, inplace=True),
+    "uniform": lambda x: torch.ops.aten.uniform.default(x, 0.0, 1.0),
+    "bernoulli of probabilities": lambda x: torch.ops.aten.bernoulli.Tensor(x, x.contiguous()),
     "rand_like": lambda x: x * torch.rand_like(x),
     "randn_like": lambda x: x + torch.randn_like(x),
     "randint_like": lambda x: x + torch.randint_like(x, 10),

@@ -194,7 +194,6 @@ def test_take_and_put_use_the_flattened_tensor(check):
         lambda x, i: aten.index_copy(x, 0, i, x[: len(i)]),
         lambda x, i: aten.index_fill.int_Scalar(x, 0, i, 2.0),
         lambda x, i: aten.take(x, i * 3),
-        lambda x, i: aten.embedding_dense_backward(x[: len(i)], i, 4, -1, False),
     ],
 )
 def test_an_index_out_of_range_is_an_error_and_not_a_write(f):

@@ -148,6 +148,80 @@ def test_an_index_into_nothing_is_refused_before_anything_is_read(f) -> None:
         one_call(op, *args)
 
 
+@pytest.mark.parametrize("op", [aten.index_select.default, aten.embedding.default, aten.index_reduce.default])
+def test_indices_of_slices_without_elements_are_looked_at(op) -> None:
+    x, index = torch.empty(3, 0), torch.tensor([1, 7])
+    args = (x, index) if op is aten.embedding.default else (x, 0, index)
+    if op is aten.index_reduce.default:
+        args = (*args, torch.empty(2, 0), "amax")
+    for call in (op, lambda *given: one_call(op, *given)):
+        with pytest.raises((RuntimeError, IndexError), match=r"out of (DATA bounds|range)"):
+            call(*args)
+
+
+def test_gradients_of_pools_of_other_sizes_than_their_indices_are_refused() -> None:
+    x, grad = torch.randn(2, 1, 4, 6), torch.randn(2, 1, 2, 2)
+    _, indices = aten.adaptive_max_pool2d.default(x, [2, 3])
+    for op, args in (
+        (aten.adaptive_max_pool2d_backward.default, (grad, x, indices)),
+        (aten.max_pool2d_with_indices_backward.default, (grad, x, [2, 2], [2, 2], [0, 0], [1, 1], False, indices)),
+    ):
+        for call in (op, lambda *given, o=op: one_call(o, *given)):
+            with pytest.raises(RuntimeError):
+                call(*args)
+
+
+def test_a_masked_index_out_of_range_becomes_the_nearest_that_is_not() -> None:
+    x, values = torch.arange(1.0, 7).view(6, 1), torch.ones(4)
+    at, zero = torch.tensor([0, 357, -1, -99]), torch.zeros(4, dtype=torch.int64)
+    for mask in (torch.tensor([True, False, True, False]), torch.ones(4, dtype=torch.bool)):
+        for op, rest in (
+            (aten._unsafe_masked_index.default, 0.5),
+            (aten._unsafe_masked_index_put_accumulate.default, values),
+        ):
+            args = (x, mask, [at, zero], rest)
+            assert torch.equal(one_call(op, *args), op(*args))
+
+
+def test_what_only_some_sizes_can_be_cut_into_is_refused_for_others() -> None:
+    for call in (
+        lambda x: aten.pixel_unshuffle.default(x, 3),
+        lambda x: aten.pixel_shuffle.default(x, 2),
+        lambda x: aten.channel_shuffle.default(x, 2),
+        lambda x: aten.diagonal_scatter.default(x, x[0, 0, :1, :1], 7, 2, 3),
+    ):
+        for run in (call, lambda x, c=call: captured(c, x)):
+            with pytest.raises(RuntimeError):
+                run(torch.ones(1, 3, 4, 4))
+
+
+def test_an_operand_of_a_decomposition_that_does_not_fit_is_eagers_infinity() -> None:
+    x = torch.tensor([1.0, 0.5, -0.5], dtype=torch.bfloat16)
+    (result,) = captured(lambda x: (aten.special_xlog1py.self_scalar(1e300, x),), x)
+    torch.testing.assert_close(result, aten.special_xlog1py.self_scalar(1e300, x), rtol=0, atol=0, equal_nan=True)
+
+
+def test_a_copy_into_a_tensor_that_overlaps_itself_writes_in_eagers_order() -> None:
+    x, y = torch.ones(8).as_strided((2, 1, 2), (1, 3, 1)), torch.arange(4.0).view(2, 1, 2)
+    z = torch.ones(8).as_strided((2, 1, 2), (1, 3, 1))
+    assert torch.equal(one_call(aten.copy_.default, x, y), aten.copy_.default(z, y))
+
+
+def test_all_over_no_dimensions_is_each_element() -> None:
+    x = torch.tensor([[0, 1], [2, 0]])
+    for op in (aten.all.dims, aten.any.dims):
+        for keep in (True, False):
+            assert torch.equal(one_call(op, x, [], keep), op(x, [], keep))
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+def test_the_logarithm_of_a_softmax_is_contiguous(dim) -> None:
+    x = torch.randn(3, 4).t()
+    (result,) = captured(lambda x: (aten._log_softmax.default(x, dim, False),), x)
+    assert result.stride() == aten._log_softmax.default(x, dim, False).stride()
+    torch.testing.assert_close(result, x.log_softmax(dim))
+
+
 def test_a_gradient_of_other_sizes_than_the_slice_is_not_read_beyond_its_end() -> None:
     for op, args in (
         (aten.select_backward.default, (torch.ones(8, 8), [9, 8, 11], 2, -2)),

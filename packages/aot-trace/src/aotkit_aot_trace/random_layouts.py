@@ -44,6 +44,9 @@ def drawn_as_in_eager(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     if op in _INTO_CONTIGUOUS_MEMORY:
         args = tuple(a.contiguous() if isinstance(a, torch.Tensor) else a for a in args)
     target = args[0] if args else None
+    if isinstance(target, torch.Tensor) and _repeats(target) and "Tensor self" in str(op._schema):
+        target = target.contiguous()  # fake kernels say that the result repeats its elements as well
+        args = (target, *args[1:])
     if op not in _IN_ORDER_OF_MEMORY or not isinstance(target, torch.Tensor) or target.device.type != "cpu":
         return op(*args, **kwargs)
     order = _order_of_memory(target)
@@ -51,6 +54,11 @@ def drawn_as_in_eager(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
         return op(*args, **kwargs)
     views = [a.expand(target.shape).permute(order) if isinstance(a, torch.Tensor) else a for a in args]
     return op(*views, **kwargs).permute([order.index(dim) for dim in range(len(order))])
+
+
+def _repeats(target: torch.Tensor) -> bool:
+    places = zip(target.shape, target.stride(), strict=True)
+    return any(type(step) is int and step == 0 and size != 1 for size, step in places)
 
 
 def _order_of_memory(target: torch.Tensor) -> list[int]:

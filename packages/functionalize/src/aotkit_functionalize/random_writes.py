@@ -23,7 +23,8 @@ _FILLED_AT_ONCE = 16  # elements from which normal_ fills memory without gaps at
 
 def as_eager_draws(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
     """Arguments of ``bernoulli``, which returns a new tensor, that lie as what eager mode fills."""
-    if len(args) + ("p" in kwargs) < 2 or args[0].device.type != "cpu":
+    p = kwargs.get("p", args[1] if len(args) > 1 else None)
+    if p is None or isinstance(p, torch.Tensor) or args[0].device.type != "cpu":
         return args
     return (args[0].contiguous(), *args[1:])
 

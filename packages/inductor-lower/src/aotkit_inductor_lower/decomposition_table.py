@@ -72,7 +72,7 @@ def _where_eager_computes(op: Any, decompose: Callable[..., Any], *args: Any, **
     dtype = kwargs.get("dtype") or (tensors[0].dtype if tensors else torch.get_default_dtype())
     refused = (
         any(t.is_complex() for t in tensors)
-        or misfit(op._schema, args, kwargs, dtype)
+        or misfit(op._schema, args, kwargs, dtype, operands=True)
         or (any(word in op._schema.name for word in ("loss", "cross_entropy")) and not tensors[0].is_floating_point())
     )
     return NotImplemented if refused else decompose(*args, **kwargs)
@@ -159,9 +159,22 @@ def _cross_entropy(decompose: Callable[..., Any], x: torch.Tensor, target: torch
     return decompose(x, target, *rest, **how) if same else NotImplemented
 
 
-def _channel_shuffle(_: Callable[..., Any], x: torch.Tensor, groups: int) -> torch.Tensor:
+def _pixel_shuffle(decompose: Callable[..., Any], x: torch.Tensor, factor: int) -> Any:
+    """Of whole squares of channels, which has to hold at each call."""
+    return decompose(x, factor) if x.dim() > 2 and x.shape[-3] % (factor * factor) == 0 else NotImplemented
+
+
+def _pixel_unshuffle(decompose: Callable[..., Any], x: torch.Tensor, factor: int) -> Any:
+    """Of whole squares of pixels."""
+    whole = x.dim() > 2 and x.shape[-1] % factor == 0 and x.shape[-2] % factor == 0
+    return decompose(x, factor) if whole else NotImplemented
+
+
+def _channel_shuffle(_: Callable[..., Any], x: torch.Tensor, groups: int) -> Any:
     """Always memory of its own, also where nothing moves."""
     batch, channels, *rest = x.shape
+    if channels % groups != 0:
+        return NotImplemented
     apart = x.reshape(batch, groups, channels // groups, *rest).transpose(1, 2)
     moved = apart.clone(memory_format=torch.contiguous_format).view(x.shape)
     return moved.contiguous(memory_format=torch._prims_common.suggest_memory_format(x))
@@ -171,6 +184,8 @@ _BEFORE_TORCHS: dict[Any, Callable[..., Any]] = {
     torch.ops.aten.linspace.default: _linspace,
     torch.ops.aten.bucketize.Tensor: _bucketize,
     torch.ops.aten.channel_shuffle.default: _channel_shuffle,
+    torch.ops.aten.pixel_shuffle.default: _pixel_shuffle,
+    torch.ops.aten.pixel_unshuffle.default: _pixel_unshuffle,
     torch.ops.aten.logspace.default: _logspace,
     torch.ops.aten.isin.Tensor_Tensor: _isin,
     torch.ops.aten.binary_cross_entropy_with_logits.default: _cross_entropy,

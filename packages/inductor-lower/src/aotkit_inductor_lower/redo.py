@@ -30,10 +30,10 @@ def redo_rows(tensors: list[torch.Tensor], op: str, dim: int, number: int, flag:
 
 
 _BY_ROWS: dict[str, Callable[..., Any]] = {
-    "sort": lambda x, dim, _, flag, out: torch.sort(x, dim=dim, descending=flag, out=out),
-    "topk": lambda x, dim, number, flag, out: torch.topk(x, number, dim, largest=flag, out=out),
-    "kthvalue": lambda x, dim, number, flag, out: torch.kthvalue(x, number, dim, flag, out=out),
-    "median": lambda x, dim, _, flag, out: torch.median(x, dim, flag, out=out),
+    "sort": lambda x, dim, _, flag, out: torch.sort(x, dim=dim, descending=bool(flag), out=out),
+    "topk": lambda x, dim, number, flag, out: torch.topk(x, number, dim, largest=bool(flag), out=out),
+    "kthvalue": lambda x, dim, number, flag, out: torch.kthvalue(x, number, dim, bool(flag), out=out),
+    "median": lambda x, dim, _, flag, out: torch.median(x, dim, bool(flag), out=out),
 }
 #: Calls that are no operators of torch, with nothing to do if their first tensor is false.
 GUARDED: Mapping[str, Callable[..., None]] = MappingProxyType({REDO_ROWS: redo_rows})

@@ -87,8 +87,8 @@ class IndexLayout:
     sizes: tuple[Expr, ...]
 
     def place(self, nest: NestBuilder, index: Sequence[Expr], mask: Value | None = None) -> list[Expr]:
-        """The element of ``x`` for a place of the result. Negatives count from the end. Where ``mask`` is false the
-        index may be anything."""
+        """The element of ``x`` for a place of the result. Negatives count from the end. Under a ``mask`` an index may
+        be anything; what is out of range becomes the nearest that is not, as in eager mode."""
         end = self.first + len(self.chosen)
         chosen = index[self.first : end]
         rest = iter((*index[: self.first], *index[end:]))
@@ -100,7 +100,9 @@ class IndexLayout:
                 continue
             wanted = nest.load(dims[dim], broadcast_index(dims[dim].sizes, chosen))
             if mask is not None:
-                wanted = nest.where(mask, nest.cast(wanted, DType.I64), nest.const(0, DType.I64))
+                wanted, end_value = nest.cast(wanted, DType.I64), nest.index_value(size)
+                last = nest.op("sub", end_value, nest.const(1, DType.I64))
+                wanted = nest.op("minimum", nest.op("maximum", wanted, nest.op("neg", end_value)), last)
             place.append(nest.check_index(wanted, size))
         return place
 

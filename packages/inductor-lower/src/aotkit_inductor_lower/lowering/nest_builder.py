@@ -66,6 +66,8 @@ class NestBuilder:
         self._row_seen: dict[object, Value] = {}
         self._counter = 0
         self._inner_count = 0
+        self._spans: dict[tuple[Expr, ...], tuple[Expr, ...]] = {}
+        self.span(self.index, self.sizes)
 
     # -- structure ---------------------------------------------------------------------------------
 
@@ -80,6 +82,11 @@ class NestBuilder:
         self._inner_count += len(self._ranges)
         self._seen = dict(self._row_seen)
         return index
+
+    def span(self, index: tuple[Expr, ...], sizes: Sequence[Expr]) -> None:
+        """Tensors that are read at ``index`` have to have these sizes: fake kernels do not look at all sizes, and what
+        is read of a smaller tensor lies outside of it."""
+        self._spans[index] = tuple(sizes)
 
     def finish(self) -> LoopNest:
         """The nest."""
@@ -98,7 +105,11 @@ class NestBuilder:
     def load(
         self, view: View, index: Sequence[Expr], *, mask: Value | None = None, other: int | float | bool = 0
     ) -> Value:
-        """The element of a tensor at ``index`` (one expression per dimension of the view, not broadcast)."""
+        """The element of a tensor at ``index`` (one expression per dimension of the view, not broadcast). Raises
+        :class:`~.registry.Decline` if the tensor may be smaller than what the index spans."""
+        span = self._spans.get(tuple(index)) if mask is None else None
+        if span is not None and not all(map(_covers, view.sizes, span)):
+            raise Decline("sizes that are not known to agree are left to ATen")
         dtype = ir_dtype(view.dtype)
         indices = view.at(index)
         mask_name = mask.name if mask else None
@@ -112,8 +123,7 @@ class NestBuilder:
     def load_broadcast(self, view: View, index: Sequence[Expr]) -> Value:
         """The element at ``index`` of the broadcast shape: leading dimensions dropped, size-1 dimensions at 0.
 
-        Raises :class:`~.registry.Decline` for a tensor that does not broadcast with the nest's sizes: fake kernels do
-        not look at all sizes, and what is read then lies outside of the tensor.
+        Raises :class:`~.registry.Decline` for a tensor that does not broadcast with the nest's sizes.
         """
         if index is self.index:
             sizes = self.sizes[len(self.sizes) - len(view.sizes) :]
@@ -252,6 +262,14 @@ class NestBuilder:
     def _remember(self, key: object, name: str, dtype: DType) -> Value:
         value = self._seen[key] = Value(name, dtype)
         return value
+
+
+def _covers(size: Expr, wanted: Expr) -> bool:
+    """Whether a dimension has as many elements as are wanted."""
+    if size == wanted or wanted == 1:
+        return True
+    have, want = size.constant, wanted.constant
+    return have is not None and want is not None and have >= want
 
 
 def _wrapped(value: int, dtype: DType) -> int:

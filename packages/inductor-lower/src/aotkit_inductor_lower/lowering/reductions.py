@@ -45,6 +45,7 @@ class RowNest:
             index[dim] = expr
         for dim, expr in zip(self.dims, inner, strict=True):
             index[dim] = expr
+        self.nest.span(tuple(index), self.sizes)
         return tuple(index)
 
     def row(self, keepdim: bool) -> tuple[Expr, ...]:

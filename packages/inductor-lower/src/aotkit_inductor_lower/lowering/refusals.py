@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import torch
 from torch.fx import Node
 
+from .positions import same_number
+
 __all__ = ["fits", "misfit", "refusal"]
 
 _FILLS = (
@@ -20,7 +22,11 @@ _FILLS = (
 )
 _OPERANDS = ("self", "other", "exponent")
 _SUMS = ("add", "sub", "rsub")
-_OVERLAPPING = ("slice_scatter", "select_scatter", "diagonal_scatter")
+_POOLS = (
+    *("max_pool2d_with_indices_backward", "max_pool3d_with_indices_backward"),
+    *("adaptive_max_pool2d_backward", "adaptive_max_pool3d_backward"),
+)
+_OVERLAPPING = ("copy_", "slice_scatter", "select_scatter", "diagonal_scatter")
 
 
 def refusal(node: Node) -> str | None:
@@ -75,14 +81,19 @@ def _misfit(node: Node, schema: torch.FunctionSchema) -> str | None:
 
 
 def misfit(
-    schema: torch.FunctionSchema, args: Sequence[object], kwargs: Mapping[str, object], dtype: torch.dtype
+    schema: torch.FunctionSchema,
+    args: Sequence[object],
+    kwargs: Mapping[str, object],
+    dtype: torch.dtype,
+    operands: bool = False,
 ) -> bool:
     """Whether a number among the arguments does not fit the type.
 
-    Eager's kernels take factors, bounds and the like in the type of the result; operands become tensors first.
+    Eager's kernels take factors, bounds and the like in the type of the result; ``operands``, which become tensors
+    first, are looked at only if told.
     """
     given = {**dict(zip((a.name for a in schema.arguments), args, strict=False)), **kwargs}
-    numbers = (a.name for a in schema.arguments if "number" in str(a.type) and a.name not in _OPERANDS)
+    numbers = (a.name for a in schema.arguments if "number" in str(a.type) and (operands or a.name not in _OPERANDS))
     return any(
         isinstance(number, bool | int | float) and not fits(number, dtype) for number in map(given.get, numbers)
     )
@@ -118,8 +129,11 @@ def _place(node: Node) -> str | None:
 
 
 def _extreme(node: Node) -> str | None:
-    empty = any(type(size) is int and size == 0 for size in _tensors(node)[0].shape)
-    return "nothing has no extreme, which ATen says" if empty else None
+    return "nothing has no extreme, which ATen says" if _empty(_tensors(node)[0]) else None
+
+
+def _empty(x: torch.Tensor) -> bool:
+    return any(type(size) is int and size == 0 for size in x.shape)
 
 
 def _empty_rows(node: Node) -> str | None:
@@ -133,6 +147,24 @@ def _groups(node: Node) -> str | None:
         return None
     order = torch._prims_common.suggest_memory_format(x)
     return None if x.is_contiguous(memory_format=order) else "eager normalizes groups of contiguous tensors only"
+
+
+def _by_planes(node: Node) -> str | None:
+    x = _tensors(node)[1]
+    return None if torch._prims_common.is_contiguous_or_false(x) else "eager refuses inputs that are not contiguous"
+
+
+def _as_indices(node: Node) -> str | None:
+    """Fake kernels of pools do not compare the gradient with the indices."""
+    grad, indices = _tensors(node)[0], _tensors(node)[-1]
+    same = grad.dim() == indices.dim() and all(map(same_number, grad.shape, indices.shape))
+    return None if same else "a gradient of other sizes than the result is refused by ATen"
+
+
+def _slices(node: Node) -> str | None:
+    """Eager looks at indices of slices that have no elements, too; a kernel has no iteration in which it would."""
+    x, index = _tensors(node)[:2]
+    return "indices of empty slices are looked at by ATen" if _empty(x) and not _empty(index) else None
 
 
 def _overlapping(node: Node) -> str | None:
@@ -152,6 +184,9 @@ _CHECKS: dict[str, Callable[[Node], str | None]] = {
     **dict.fromkeys(_FILLS, _filled),
     **dict.fromkeys(_OVERLAPPING, _overlapping),
     "hardtanh": _bounded,
+    **dict.fromkeys(_POOLS, _as_indices),
+    "nll_loss2d_backward": _by_planes,
+    **dict.fromkeys(("index_select", "embedding", "index_reduce"), _slices),
     "native_layer_norm": _empty_rows,
     "native_group_norm": _groups,
     "sum": _total,

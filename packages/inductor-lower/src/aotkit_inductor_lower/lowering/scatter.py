@@ -371,6 +371,8 @@ def embedding_backward(
     mode, none for rows that there are not."""
     if by_frequency:
         raise Decline("gradients scaled by frequency are left to ATen")
+    if grad.sizes[:-1] != indices.sizes:
+        raise Decline("a gradient of another size than its indices is left to ATen")
     result = _zeros(ctx, node, grad.dtype)
     nest = ctx.nest(result.buffer, node, grad.sizes)
     *place, column = nest.index
@@ -444,6 +446,9 @@ def diagonal_scatter(
     first, second = dim1 % rank, dim2 % rank
     rest = [dim for dim in range(rank) if dim not in (first, second)]
     below = max(-offset, 0)
+    wanted = node.meta["val"].diagonal(offset, dim1, dim2).shape
+    if source.sizes != ctx.sizes.exprs(wanted):
+        raise Decline("values of another size than the diagonal are left to ATen, which refuses them")
 
     def compute(nest: NestBuilder, old: Value) -> Value:
         row, column = nest.index[first], nest.index[second]
