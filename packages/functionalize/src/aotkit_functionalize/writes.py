@@ -139,8 +139,8 @@ class RefuseWrongWrites(TorchFunctionMode):
 
 
 def _drops(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False, *, train: bool = True) -> bool:
-    """Whether a dropout drops anything; it returns its very argument if not."""
-    return training and train and p != 0
+    """Whether a dropout draws numbers: it returns its very argument if it drops nothing, a product with 0 if all."""
+    return training and train and p != 0 and p != 1
 
 
 def _refuse_expanded(target: torch.Tensor) -> None:

@@ -159,7 +159,7 @@ class LoweringContext:
 
     def nest(self, name: str, node: Node, sizes: Sequence[Expr]) -> NestBuilder:
         """Begin a nest with one outer loop per size."""
-        return NestBuilder(name, sizes, self.origin(node), self.sizes.positive)
+        return NestBuilder(name, sizes, self.origin(node))
 
     def add(self, nest: NestBuilder) -> None:
         """Append a finished nest to the program. Raises :class:`~.registry.Decline` for one whose elements meet in

@@ -99,6 +99,8 @@ class IndexLayout:
                 place.append(next(rest))
                 continue
             wanted = nest.load(dims[dim], broadcast_index(dims[dim].sizes, chosen))
+            if mask is not None and size == 0:
+                raise Decline("there is nothing near an index into nothing")
             if mask is not None:
                 wanted, end_value = nest.cast(wanted, DType.I64), nest.index_value(size)
                 last = nest.op("sub", end_value, nest.const(1, DType.I64))

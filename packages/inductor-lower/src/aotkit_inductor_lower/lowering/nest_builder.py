@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -48,14 +48,10 @@ class NestBuilder:
 
     ``index`` holds one expression per entry of ``sizes``; dimensions of size 1 get no loop and index 0. Code
     is written into the current stage; :meth:`stage` starts the next one. A nest begins in a stage without ranges.
-    ``positive`` tells of a size whether it is certainly not 0.
     """
 
-    def __init__(
-        self, name: str, sizes: Sequence[Expr], origin: Origin, positive: Callable[[Expr], bool] = lambda _: False
-    ) -> None:
+    def __init__(self, name: str, sizes: Sequence[Expr], origin: Origin) -> None:
         self.name = name
-        self._positive = positive
         self.origin = origin
         self.sizes = tuple(sizes)
         self.index, self._outer = _ranges("i", 0, sizes)
@@ -205,14 +201,7 @@ class NestBuilder:
         return self.op("where", condition, a, b)
 
     def check_index(self, value: Value, size: Expr) -> Expr:
-        """An i64 value as an index of a dimension of ``size``: negatives wrap, out of range is eager's error.
-
-        The kernel takes element 0 then and reports the error at its end. Raises :class:`~.registry.Decline` where
-        there may be no such element.
-        """
-        certain = (size.constant or 0) > 0 or _ZERO in self.sizes or self._positive(size)
-        if not certain:
-            raise Decline("what is indexed may be empty, which ATen refuses")
+        """An i64 value as an index of a dimension of ``size``: negatives wrap, out of range is eager's error."""
         value = self.cast(value, DType.I64)
         key = ("check", value.name, size)
         if key not in self._seen:

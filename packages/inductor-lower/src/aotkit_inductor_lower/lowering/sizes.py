@@ -26,7 +26,6 @@ class SizeConverter:
         self._symbolic: dict[sympy.Expr, Expr] = {}
         self._ints: dict[int, Expr] = {}
         self._sizes: set[sympy.Symbol] = set()
-        self._positive: set[Expr] = set()
 
     def note_sizes(self, values: Iterable[object]) -> None:
         """Integers that are the size of a tensor among ``values`` are not negative, whatever else is known of them."""
@@ -43,8 +42,6 @@ class SizeConverter:
             found = self._symbolic.get(expression)
             if found is None:
                 found = self._symbolic[expression] = to_expr(1) if _is_one(size) else self._convert(size)
-                if statically_known_true(size > 0):
-                    self._positive.add(found)
             return found
         known = self._ints.get(size)
         if known is None:
@@ -54,13 +51,6 @@ class SizeConverter:
     def exprs(self, sizes: Iterable[int | torch.SymInt]) -> tuple[Expr, ...]:
         """Several sizes."""
         return tuple(self.expr(size) for size in sizes)
-
-    def positive(self, size: Expr) -> bool:
-        """Whether a size, or a product or sum of sizes, is certainly not 0 or less."""
-        if size in self._positive:
-            return True
-        certain = {known.symbol for known in self._positive}
-        return bool(size.terms) and all(n > 0 and all(a in certain for a in atoms) for atoms, n in size.terms)
 
     def _convert(self, size: torch.SymInt) -> Expr:
         expression = size.node.expr
