@@ -121,6 +121,7 @@ NORMS = {
     "batch, running": lambda x, w: torch.native_batch_norm(x, None, None, w.clone(), w.clone(), True, 0.1, 1e-5),
     "layer": lambda x, w: torch.native_layer_norm(x, [3], w, w, 1e-5),
     "group": lambda x, w: torch.native_group_norm(x, w, w, 4, 3, 3, 3, 1e-5),
+    "weight": lambda x, w: torch._weight_norm_interface(x, x[:, :1, :1].clone(), 0),
 }
 
 

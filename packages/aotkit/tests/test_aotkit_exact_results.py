@@ -342,6 +342,7 @@ NORMS = {
     "instance": lambda x, w, b: F.instance_norm(x, None, None, w, b),
     "group": lambda x, w, b: F.group_norm(x, 2, w, b),
     "layer": lambda x, w, b: F.layer_norm(x, (4,), w, b),
+    "weight": lambda x, w, b: torch._weight_norm(x, x[:, :1, :1, :1].detach(), 0) + w + b,
 }
 
 

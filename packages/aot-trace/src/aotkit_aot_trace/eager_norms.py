@@ -24,9 +24,26 @@ _OTHERS = (aten.native_layer_norm.default, aten.native_group_norm.default)
 
 def with_eager_norms(table: Mapping[Any, Callable[..., Any]]) -> dict[Any, Callable[..., Any]]:
     """``table`` with the norms that are not in it."""
-    norms = {op: functools.partial(_forward, op) for op in (*_BATCH_NORMS, *_OTHERS)}
+    norms: dict[Any, Callable[..., Any]] = {
+        op: functools.partial(_forward, op) for op in (*_BATCH_NORMS, *_OTHERS)
+    }
     backward = aten.native_batch_norm_backward.default
-    return {backward: functools.partial(_in_memory_format, backward, 1), **norms, **table}
+    norms[backward] = functools.partial(_in_memory_format, backward, 1)
+    norms[aten._weight_norm_interface.default] = _weight_norm
+    return {**norms, **table}
+
+
+def _weight_norm(v: Any, g: Any, dim: int = 0) -> Any:
+    """The norms of a half are float32. Torch's fake kernel says so of bfloat16 only."""
+    op = aten._weight_norm_interface.default
+    if v.dtype is not torch.float16 or v.device.type != "cpu":
+        return NotImplemented
+
+    def fake() -> Any:
+        result, norms = op(v, g, dim)
+        return result, norms.float()
+
+    return compat.record_operator(op, (v, g, dim), fake)
 
 
 def _forward(op: Any, *args: Any) -> Any:
