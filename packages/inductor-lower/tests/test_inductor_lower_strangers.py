@@ -207,6 +207,11 @@ def test_a_copy_into_a_tensor_that_overlaps_itself_writes_in_eagers_order() -> N
     assert torch.equal(one_call(aten.copy_.default, x, y), aten.copy_.default(z, y))
 
 
+def test_a_bool_in_the_place_of_a_dimension_is_a_number() -> None:
+    args = (torch.ones(3, 4), torch.zeros(3), True, False, True)
+    assert torch.equal(one_call(aten.diagonal_scatter.default, *args), aten.diagonal_scatter.default(*args))
+
+
 def test_all_over_no_dimensions_is_each_element() -> None:
     x = torch.tensor([[0, 1], [2, 0]])
     for op in (aten.all.dims, aten.any.dims):

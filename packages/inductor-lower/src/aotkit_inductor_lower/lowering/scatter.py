@@ -446,7 +446,7 @@ def diagonal_scatter(
     first, second = dim1 % rank, dim2 % rank
     rest = [dim for dim in range(rank) if dim not in (first, second)]
     below = max(-offset, 0)
-    wanted = node.meta["val"].diagonal(offset, dim1, dim2).shape
+    wanted = node.meta["val"].diagonal(int(offset), int(dim1), int(dim2)).shape
     if source.sizes != ctx.sizes.exprs(wanted):
         raise Decline("values of another size than the diagonal are left to ATen, which refuses them")
 
