@@ -93,8 +93,8 @@ def _each_right(ready: Sequence[Sample], together: Sample) -> bool:
     eager, run = observe(together, together.function()), observe(together, _Lazy(together))
     if eager.error is not None or run.error is not None:
         return False
-    pairs = ((sample, *(_part(of, f"s{i}_") for of in (eager, run))) for i, sample in enumerate(ready))
-    return not any(differences(sample, one, other) for sample, one, other in pairs)
+    parts = [(_part(eager, f"s{i}_"), _part(run, f"s{i}_")) for i in range(len(ready))]
+    return not any(differences(sample, *part) for sample, part in zip(ready, parts, strict=True))
 
 
 def _part(run: Run, prefix: str) -> Run:
