@@ -36,9 +36,12 @@ class Measured(Enum):
     NONE = "none"
 
 
+RESULTS = Path(__file__).with_name("results")
+
+
 def journal_of(group: Group) -> Journal:
-    """The journal that runs of a group share."""
-    return Journal(BUILD / f"{group.name}.jsonl")
+    """The journal that runs of a group share; it is committed, for a campaign takes hours."""
+    return Journal(RESULTS / f"{group.name}.jsonl")
 
 
 def run(

@@ -50,6 +50,8 @@ def has_own_backward(output: torch.Tensor, base: torch.Tensor) -> bool:
     """Whether a gradient of ``output`` would pass a hook or a user's function on its way to ``base``."""
     if not carries_gradient(output):
         return False
+    if output._backward_hooks:  # also one that a higher-order operator has put on it, which nobody saw
+        return True
     function: Any = output.grad_fn
     ends = set(before_reshapes(base.grad_fn))
     while function is not None and function not in ends and len(function.next_functions) == 1:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -77,7 +77,8 @@ def lower_for_device(
     with stage(observer, "fx-passes"):
         graph = run_fx_passes(with_numbers_on_device(gm, own) if own.type == "cuda" else gm, options)
     with stage(observer, "lowering"):
-        lowered = lower_graph(graph, options)
+        # By the rules for a device, also if the graph was traced on the CPU.
+        lowered = lower_graph(graph, replace(options, processor="triton-interpreter"))
         if device is not None:
             lowered = on_device(lowered, device)
         if options.verify:
