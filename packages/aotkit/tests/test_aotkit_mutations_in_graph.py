@@ -213,3 +213,16 @@ def test_the_records_say_which_inputs_the_graph_writes_to() -> None:
     assert first.mutation is second.mutation is records.MutationKind.DATA
     assert first.updated_output is None and second.updated_output == 0 and metadata.num_mutated == 1
     assert records.GraphMetadata.from_json(metadata.to_json()) == metadata
+
+
+def test_one_value_is_copied_into_two_inputs() -> None:
+    def f(x: Tensor, y: Tensor) -> Tensor:
+        new = torch.softmax(x + y, -1)
+        x.copy_(new)
+        y.copy_(new)
+        return x.sum()
+
+    mine = [torch.rand(5, 5, dtype=torch.float64) for _ in range(2)]
+    theirs = [x.clone() for x in mine]
+    got = torch.compile(f, backend="aotkit", options={"fallback": "error"})(*mine)
+    torch.testing.assert_close([got, *mine], [f(*theirs), *theirs])

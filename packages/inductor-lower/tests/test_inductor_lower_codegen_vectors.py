@@ -1,7 +1,8 @@
 """How the loops of a kernel are put in order, merged and split, and which of them goes into vectors.
 
 A nest is written as its loops: those outside, then in brackets those of each stage. ``96*2`` is the loop in the lanes,
-two vectors per step; ``64~`` the other loop of a tile, see Note [Tiles]. In front stand the lanes of a vector.
+two vectors per step, ``31*1^`` one whose rest is under a mask, see Note [Masked tails]; ``64~`` the other loop of a
+tile, see Note [Tiles]. In front stand the lanes of a vector.
 """
 
 from __future__ import annotations
@@ -15,8 +16,14 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from aotkit_inductor_lower import decompositions, lower_graph, schedule_program
-from aotkit_inductor_lower.codegen.llvm import FlatNest, flatten_nest, generic_target
-from aotkit_inductor_lower.codegen.llvm.vectorize import VectorPlan, choose_vectors, plan_for_few
+from aotkit_inductor_lower.codegen.llvm import CpuTarget, FlatNest, flatten_nest, generic_target
+from aotkit_inductor_lower.codegen.llvm.vectorize import (
+    VectorPlan,
+    choose_vectors,
+    masked_tail,
+    outer_tail,
+    plan_for_few,
+)
 from aotkit_inductor_lower.ir import LoopNest
 
 F = torch.nn.functional
@@ -32,18 +39,18 @@ COLORS = t(2, 16, 8, 8).to(memory_format=torch.channels_last)
 
 # name -> (function, its tensors, nests with vectors of 512 bits, and of 256 bits)
 CASES: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...], str, str]] = {
-    "elementwise": (lambda x: x * 2 + 1, (t(30, 50),), "16: 1500*1", "8: 1500*1"),
+    "elementwise": (lambda x: x * 2 + 1, (t(30, 50),), "16: 1500*1^", "8: 1500*1"),
     "elementwise, tiny": (lambda x: x * 2 + 1, (t(3),), "16: 3*2", "8: 3*2"),
     "elementwise, whole vectors": (lambda x: x * 2 + 1, (t(48),), "16: 48*1", "8: 48*2"),
     "elementwise, much": (
         lambda x: ((x * 2 + 1) * x - 3) * x * x + x.abs() * 5 - x / 7 + x.sqrt() + x.floor(), (t(30, 50),),
-        "16: 1500*1",
+        "16: 1500*1^",
         "8: 1500*1",
     ),
     "dear": (lambda x: x.exp(), (t(64, 64),), "16: 4096*1", "8: 4096*1"),
     "a bias of rows": (lambda x, b: x + b, (t(40, 96), t(96),), "16: 40 96*2", "8: 40 96*2"),
     "a bias of columns": (lambda x, b: x + b, (t(40, 96), t(40, 1),), "16: 40 96*2", "8: 40 96*2"),
-    "a short bias": (lambda x, b: x + b, (t(96, 5), t(5),), "16: 96 5*2", "8: 96*2 5"),
+    "a short bias": (lambda x, b: x + b, (t(96, 5), t(5),), "16: 96 5*2^", "8: 96*2 5"),
     "a bias of groups": (lambda x, b: x + b, (t(8, 6, 80), t(6, 1),), "16: 8 6 80*1", "8: 8 6 80*2"),
     "transposed": (lambda x: x.t().contiguous(), (t(64, 48),), "16: 48*16 64~", "8: 48*8 64~"),
     "transposed, three": (lambda x: x.t().contiguous(), (t(64, 3),), "16: 3 64*2", "8: 3 64*2"),
@@ -51,7 +58,7 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...], str, str]] = {
     "transposed, sixteen": (lambda x: x.t().contiguous(), (t(16, 16),), "16: 16*16 16~", "8: 16*8 16~"),
     "transposed and dear": (lambda x: x.t().exp().contiguous().tanh().sin(), (t(64, 48),), "16: 48 64*1", "8: 48 64*1"),
     "transposed and added": (lambda x, y: x.t() + y, (t(64, 48), t(48, 64),), "16: 64~ 48*16", "8: 64~ 48*8"),
-    "transposed bytes": (lambda x: x.t().contiguous(), (t(80, 80, dtype=torch.uint8),), "64: 80 80*1", "32: 80 80*2"),
+    "transposed bytes": (lambda x: x.t().contiguous(), (t(80, 80, dtype=torch.uint8),), "64: 80 80*1^", "32: 80 80*2"),
     "transposed in a batch": (
         lambda x: x.transpose(1, 2).contiguous(), (t(5, 32, 40),),
         "16: 5 40*16 32~",
@@ -64,14 +71,14 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...], str, str]] = {
     "sums of rows": (lambda x: x.sum(1), (t(40, 96),), "16: 40 [96*2]", "8: 40 [96*2]"),
     "sums of long rows": (lambda x: x.sum(1), (t(9, 4096),), "16: 9 [4096*4]", "8: 9 [4096*4]"),
     "sums of rows of three": (lambda x: x.sum(1), (t(400, 3),), "16: 400*1 [3]", "8: 400*2 [3]"),
-    "sums of rows of twenty": (lambda x: x.sum(1), (t(400, 20),), "16: 400 [20*1]", "8: 400 [20*2]"),
+    "sums of rows of twenty": (lambda x: x.sum(1), (t(400, 20),), "16: 400 [20*1^]", "8: 400 [20*2]"),
     "sums of rows of nineteen": (lambda x: x.sum(1), (t(400, 19),), "16: 400 [19*1]", "8: 400 [19*2]"),
     "sums of columns": (lambda x: x.sum(0), (t(40, 96),), "16: 96*6 [40]", "8: 96*4 [40]"),
-    "sums of few columns": (lambda x: x.sum(0), (t(40, 6),), "16: 6*4 [40]", "8: 6 [40*1]"),
+    "sums of few columns": (lambda x: x.sum(0), (t(40, 6),), "16: 6*4^ [40]", "8: 6 [40*1]"),
     "sums of columns and a rest": (lambda x: x.sum(0), (t(40, 33),), "16: 33*2 [40]", "8: 33*4 [40]"),
     "two sums of columns": (lambda x: (x.sum(0), (x * x).sum(0)), (t(40, 64),), "16: 64*4 [40]", "8: 64*8 [40]"),
-    "sums of the middle": (lambda x: x.sum(1), (t(6, 40, 7),), "16: 6 7*4 [40]", "8: 6 7 [40*1]"),
-    "sums of the ends": (lambda x: x.sum((0, 2)), (t(6, 40, 7),), "16: 40*2 [6 7]", "8: 40*5 [6 7]"),
+    "sums of the middle": (lambda x: x.sum(1), (t(6, 40, 7),), "16: 6 7*4^ [40]", "8: 6 7 [40*1]"),
+    "sums of the ends": (lambda x: x.sum((0, 2)), (t(6, 40, 7),), "16: 40*2^ [6 7]", "8: 40*5 [6 7]"),
     "sums of what is dear": (lambda x: x.exp().sum(0), (t(40, 96),), "16: 96*1 [40]", "8: 96*1 [40]"),
     "long sums of much": (
         lambda x, y: (x * y + x.abs() * y - x.floor() * (y + 3) + y.sqrt()).sum(1), (t(9, 4096), t(9, 4096),),
@@ -81,7 +88,7 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...], str, str]] = {
     "softmax": (lambda x: x.softmax(1), (t(40, 96),), "16: 40 [96*2] [96*1] [96*2]", "8: 40 [96*2] [96*1] [96*2]"),
     "softmax of thirty-one": (
         lambda x: x.softmax(1), (t(40, 31),),
-        "16: 40 [31*1] [31*1] [31*1]",
+        "16: 40 [31*1^] [31*1^] [31*1^]",
         "8: 40 [31*1] [31*1] [31*1]",
     ),
     "softmax of five": (lambda x: x.softmax(1), (t(400, 5),), "16: 400*1 [5] [5] [5]", "8: 400*1 [5] [5] [5]"),
@@ -103,9 +110,9 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...], str, str]] = {
         "8: 3840*2; 8: 17 96*2",
     ),
     "whole division": (lambda x, y: x // y, (t(100, dtype=LONG), t(100, dtype=LONG),), "8: 100*1", "4: 100*1"),
-    "halves": (lambda x: x * 2, (t(100, dtype=torch.bfloat16),), "16: 100*2", "8: 100*2"),
-    "doubles": (lambda x: x * 2, (t(100, dtype=torch.float64),), "8: 100*2", "4: 100*1"),
-    "bytes": (lambda x: x + 1, (t(300, dtype=torch.uint8),), "64: 300*2", "32: 300*1"),
+    "halves": (lambda x: x * 2, (t(100, dtype=torch.bfloat16),), "16: 100*2^", "8: 100*2"),
+    "doubles": (lambda x: x * 2, (t(100, dtype=torch.float64),), "8: 100*2^", "4: 100*1"),
+    "bytes": (lambda x: x + 1, (t(300, dtype=torch.uint8),), "64: 300*2^", "32: 300*1"),
     "windows": (lambda x: F.avg_pool2d(x, 2), (t(2, 3, 8, 32),), "16: 24 16*1 [2 2]", "8: 24 16*2 [2 2]"),
     "windows over colors": (lambda x: F.max_pool2d(x, 2), (COLORS,), "16: 8 4 16*1 [2 2]", "8: 8 4 16*2 [2 2]"),
     "exchanged rows": (
@@ -120,16 +127,16 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...], str, str]] = {
         "16: 40 32*2; 16: 40 48*1",
         "8: 40 32*2; 8: 40 48*2",
     ),
-    "bools": (lambda x: x.logical_not(), (t(300, dtype=torch.bool),), "64: 300*2", "32: 300*1"),
-    "bools and floats": (lambda x: x.isnan(), (t(300),), "16: 300*2", "8: 300*1"),
+    "bools": (lambda x: x.logical_not(), (t(300, dtype=torch.bool),), "64: 300*2^", "32: 300*1"),
+    "bools and floats": (lambda x: x.isnan(), (t(300),), "16: 300*2^", "8: 300*1"),
     "bytes and doubles": (
         lambda x, y: x * y, (t(300, dtype=torch.uint8), t(300, dtype=torch.float64),),
-        "8: 300*1",
+        "8: 300*1^",
         "4: 300*1",
     ),
-    "a constant": (lambda x: torch.full((300,), 2.0), (t(3),), "16: 300*2", "8: 300*1"),
-    "positions": (lambda x: torch.arange(300) * 2, (t(3),), "8: 300*1", "4: 300*1"),
-    "masked borders": (lambda x: F.pad(x, (3, 5)), (t(40, 96),), "16: 40 104*2", "8: 40 104*1"),
+    "a constant": (lambda x: torch.full((300,), 2.0), (t(3),), "16: 300*2^", "8: 300*1"),
+    "positions": (lambda x: torch.arange(300) * 2, (t(3),), "8: 300*1^", "4: 300*1"),
+    "masked borders": (lambda x: F.pad(x, (3, 5)), (t(40, 96),), "16: 40 104*2^", "8: 40 104*1"),
     "repeated rows": (lambda x: x.repeat_interleave(4, 0) + 1, (t(40, 96),), "16: 40 4 96*2", "8: 40 4 96*2"),
     "places by remainders": (
         lambda x: x.view(8, 12, 10).permute(2, 0, 1).reshape(40, 24) + 1, (t(960),),
@@ -148,20 +155,20 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...], str, str]] = {
 
 # With sizes that are known at run time only, here a, b, ...; behind "few" the plan for when the loop is short.
 DYNAMIC: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...], str, str]] = {
-    "elementwise": (lambda x: x * 2, (t(30, 50),), "16: a*b*2", "8: a*b*2"),
-    "a bias of rows": (lambda x, b: x + b, (t(30, 50), t(50),), "16: a b*2", "8: a b*2"),
+    "elementwise": (lambda x: x * 2, (t(30, 50),), "16: a*b*2^", "8: a*b*2"),
+    "a bias of rows": (lambda x, b: x + b, (t(30, 50), t(50),), "16: a b*2^", "8: a b*2"),
     "sums of rows": (lambda x: x.sum(1), (t(30, 50),), "16: a [b*2]", "8: a [b*2]"),
-    "sums of columns": (lambda x: x.sum(0), (t(30, 50),), "16: b*2 [a]", "8: b*2 [a]"),
+    "sums of columns": (lambda x: x.sum(0), (t(30, 50),), "16: b*2^ [a]", "8: b*2 [a]"),
     "sums of the ends": (lambda x: x.sum((0, 2)), (t(6, 40, 7),), "16: b [a c*2]", "8: b [a c*2]"),
     "transposed": (lambda x: x.t().contiguous(), (t(30, 50),), "16: b*16 a~", "8: b*8 a~"),
     "windows": (
         lambda x: F.avg_pool2d(x, 2), (t(2, 16, 8, 9),),
-        "16: a*b c // 2 d // 2*2 [2 2]",
+        "16: a*b c // 2 d // 2*2^ [2 2]",
         "8: a*b c // 2 d // 2*2 [2 2]",
     ),
     "windows of ones": (
         lambda x: F.avg_pool2d(x, 3, 1, 1), (t(2, 16, 8, 9),),
-        "16: a*b c d*2 [3 3]",
+        "16: a*b c d*2^ [3 3]",
         "8: a*b c d*2 [3 3]",
     ),
     "softmax": (lambda x: x.softmax(1), (t(30, 50),), "16: a [b*2] [b*1] [b*2]", "8: a [b*2] [b*1] [b*2]"),
@@ -169,16 +176,25 @@ DYNAMIC: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...], str, str]] = {
 }  # fmt: skip
 
 
-def shown(nest: FlatNest, plan: VectorPlan) -> str:
+def shown(nest: FlatNest, plan: VectorPlan, target: CpuTarget) -> str:
     """The loops of a nest with the vectors that the plan puts them into."""
 
-    def loops(ranges: Any, vector: str | None, copies: int) -> str:
-        marks = {vector: f"*{copies}", plan.tile: "~"}
-        return " ".join(f"{r.size}{marks.get(r.symbol, '')}" for r in ranges)
+    def loops(ranges: Any, vector: str | None, copies: int, tail: Callable[[Any], Any]) -> str:
+        def mark(loop: Any) -> str:
+            if loop.symbol == vector:
+                return f"*{copies}^" if tail(loop) else f"*{copies}"
+            return "~" if loop.symbol == plan.tile else ""
+
+        return " ".join(f"{loop.size}{mark(loop)}" for loop in ranges)
+
+    def under_mask(stage: Any) -> Callable[[Any], Any]:
+        return lambda loop: masked_tail(stage, loop, plan.lanes, target)
 
     stages = zip(nest.stages, plan.inner, plan.copies, strict=True)
-    inner = [f"[{loops(stage.ranges, name, copies)}]" for stage, name, copies in stages]
-    return f"{plan.lanes}: " + " ".join([loops(nest.outer, plan.outer, plan.copies[0]), *inner]).removesuffix(" []")
+    inner = [f"[{loops(stage.ranges, name, copies, under_mask(stage))}]" for stage, name, copies in stages]
+    rest = lambda loop: plan.tile is None and outer_tail(nest, loop, plan.lanes, target)
+    outer = loops(nest.outer, plan.outer, plan.copies[0], rest)
+    return f"{plan.lanes}: " + " ".join([outer, *inner]).removesuffix(" []")
 
 
 def plans(f: Callable[..., Any], tensors: tuple[Tensor, ...], bits: int, mode: str = "fake") -> str:
@@ -190,7 +206,7 @@ def plans(f: Callable[..., Any], tensors: tuple[Tensor, ...], bits: int, mode: s
             nest = flatten_nest(step, buffers, {})
             plan = choose_vectors(nest, target)
             few = plan_for_few(nest, plan, target)
-            found.append(shown(nest, plan) + (f", few {shown(nest, few)}" if few is not None else ""))
+            found.append(shown(nest, plan, target) + (f", few {shown(nest, few, target)}" if few is not None else ""))
     text = "; ".join(found)
     for symbol, name in zip(dict.fromkeys(source[0] for source in program.symbol_sources), "abcd", strict=False):
         text = text.replace(f"${symbol}", name)

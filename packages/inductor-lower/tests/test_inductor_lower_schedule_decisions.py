@@ -79,6 +79,18 @@ INLINED = [
         (A, m(30)), 2, 0, ("inline", True, "costs no more than loading it"),
     ),
     Case(
+        "one wide load, one that four rows share", lambda x, y: both(x * y, lambda e: (e.flip(0) * 2, e.roll(1, 0))),
+        (m(4, 30), m(30)), 2, 0, ("inline", True, "costs no more than loading it"),
+    ),
+    Case(
+        "one wide load, one that three rows share", lambda x, y: both(x * y, lambda e: (e.flip(0) * 2, e.roll(1, 0))),
+        (m(3, 30), m(30)), 3, 1, ("inline", False, DEAR),
+    ),
+    Case(
+        "a division read once", lambda x, y: (x // y).flip(0) + 1, (WHOLE, WHOLE.flip(0)), 1, 0,
+        ("inline", True, "it has one reader"),
+    ),
+    Case(
         "dear and repeated", lambda x: x.exp()[:, None, :] + x[:, None, :1].expand(20, 50, 1), (m(20, 30),), 2, 1,
         ("inline", False, "its reader would compute each element many times"),
     ),
@@ -177,6 +189,11 @@ FUSED = [
         (m(60),), 2, 1, ("vertical", False, IRREGULAR),
     ),
     Case(
+        "rows within rows", lambda x: both(x.softmax(2), lambda y: (y, y.sum((1, 2)))), (m(4, 6, 32),), 2, 0,
+        ("vertical", False, "the rows of one are not the rows of the other"), rows=(32,),
+    ),
+    Case("two parts of what is read once", lambda x: torch.cat([x.exp(), x.sin()], 1), (S,), 1, 0),
+    Case(
         "joined and summed", lambda x, y: torch.cat([x.exp(), y], 1).sum(1), (S, S + 1), 3, 1,
         ("join", False, "a part is dear to compute for each element"),
     ),
@@ -222,6 +239,7 @@ def test_small_functions_become_the_kernels_that_their_reasons_explain(case: Cas
         lambda x: (x.view(0, 2, 3) + 1).view(0, 6) * 2,
         lambda x: (x.exp().view(0, 3, 2).sum(2), x.exp().view(0, 6).sum(1)),
         lambda x: (x + 1).t().reshape(2, 3, 0).sum((0, 1)),
+        lambda x: both(x.exp(), lambda e: (e, e.view(6, 0).sin(), e.view(6, 0).sum(1))),
         lambda x: torch.cat([x, x * 2], 1).view(0, 3, 4).amax(2),
     ],
 )

@@ -222,6 +222,12 @@ def test_loads_inlined_under_a_mask_read_nothing_outside(check):
     assert loads and all(i.mask for i in loads)
 
 
+def test_masks_within_masks_hold_both_borders(check):
+    f = lambda x: F.pad(F.pad(x, (1, 2), value=2.0) * 3, (2, 1), value=5.0)
+    assert check(f, torch.randn(4, 5)).kernels == 1
+    assert check(f, torch.randn(4, 5).bfloat16()).kernels == 1
+
+
 def test_group_norm_statistics_read_by_channel_agree_with_their_groups(check):
     def f(x, w):
         g = x.view(2, 4, 30)

@@ -83,6 +83,12 @@ def test_a_pointwise_reader_is_cut_at_the_borders(check, dim, pieces):
         (lambda a, b: torch.cat([a, b]) * torch.cat([b, a]), "its reader", 2),
         (lambda a, b: F.layer_norm(torch.cat([a.sin(), b.exp()], 1), (96,)), "a part is dear", 3),
         (lambda a, b: F.layer_norm(torch.cat([a] * 9, 1), (432,)), "it has more than 8", 2),
+        (
+            lambda a, b: F.layer_norm(torch.cat([a.softmax(1), b.softmax(1)], 1), (96,)),
+            "a part can be stored by the kernel that makes it",
+            3,
+        ),
+        (lambda a, b: (lambda s: (s, F.layer_norm(torch.cat([s, b], 1), (96,))))(a.softmax(1)), "one kernel picks", 2),
     ],
 )
 def test_parts_are_picked_by_their_reader_where_that_is_cheap(check, f, reason, kernels):
@@ -93,9 +99,16 @@ def test_parts_are_picked_by_their_reader_where_that_is_cheap(check, f, reason, 
 
 
 def test_parts_that_their_reader_cannot_take_in_are_stored():
-    graph = make_fx(lambda a, b: torch.cat([a, b * 2], 1).exp() + 1, tracing_mode="fake")(numbers(9, 9), numbers(9, 9))
-    _, records = schedule_program(lower_graph(graph), LowerOptions(max_fusion_instructions=12))
-    assert [r.reason for r in records if r.kind == "join"] == ["its reader cannot take the parts in"]
+    for columns in (9, 300):
+        x = numbers(9, columns)
+        graph = make_fx(lambda a, b: torch.cat([a, b * 2], 1).exp() + 1, tracing_mode="fake")(x, x)
+        program, records = schedule_program(lower_graph(graph), LowerOptions(max_fusion_instructions=12))
+        (join,) = [r for r in records if r.kind == "join"]
+        assert join.reason == "its reader cannot take the parts in"
+        assert (join.first, join.second) == ("cat", program.steps[-1].name)
+    graph = make_fx(lambda a, b: torch.cat([a, b * 2]), tracing_mode="fake")(x, x)
+    _, records = schedule_program(lower_graph(graph))
+    assert [(r.first, r.second) for r in records if r.kind == "join"] == [("cat", "the caller")]
 
 
 @pytest.mark.covers("F5h.7")

@@ -121,3 +121,99 @@ def test_sums_that_a_step_in_between_needs_are_not_moved():
     results = compile_graph(graph)(list(args))
     for got, want in zip(results, f(*(x.double() for x in args)), strict=True):
         torch.testing.assert_close(got.double(), want, rtol=1e-3, atol=5e-2)
+
+
+def rows_and_columns(g, x):
+    return (g * x).softmax(-1), (g * x).sum(0)
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "chunks"),
+    [
+        (512, 512, 16),  # many columns: a line of sums for each of 16 threads
+        (300, 500, 15),  # chunks are of one length
+        (521, 256, 1),
+        (4096, 32, 64),  # no shorter than 64 rows
+        (70000, 4, 1000),
+        (2 * 8191, 16, 2),  # no longer than 8192 rows
+        (9001, 16, None),
+    ],
+)
+def test_rows_are_cut_into_chunks_that_are_neither_short_nor_long(rows, columns, chunks):
+    args = random(rows, columns), random(rows, columns)
+    program, records = schedule_program(lower_graph(traced(rows_and_columns, args)), LowerOptions(verify=True))
+    partial = [[size.constant for size in b.sizes] for b in program.buffers if "_part" in b.name]
+    assert partial == ([[chunks, columns]] if chunks else [])
+    if chunks is None:
+        (refused,) = [r for r in records if r.kind == "mixed"]
+        assert "short enough" in refused.reason
+    for got, want in zip(interpret_program(program, list(args)), rows_and_columns(*args), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-3)
+
+
+def kept_and_summed(y):
+    return y, y.sum(0)
+
+
+
+
+def pair(*sizes, dtype=torch.float32):
+    return random(*sizes).to(dtype), random(*sizes).to(dtype)
+
+
+SQUARE = pair(512, 512)
+DECISIONS = {
+    "halves, summed in float32": (rows_and_columns, pair(1024, 512, dtype=torch.half), True, ""),
+    "doubles": (rows_and_columns, pair(300, 300, dtype=torch.float64), True, ""),
+    "as many doubles as matter": (rows_and_columns, pair(256, 256, dtype=torch.float64), True, ""),
+    "one row fewer": (rows_and_columns, pair(255, 256, dtype=torch.float64), False, None),
+    "integers": (lambda g, x: ((g * x).sum(-1), (g * x).sum(0)), [torch.ones(512, 512).long()] * 2, False, None),
+    "maxima": (lambda g, x: ((g * x).softmax(-1), (g * x).amax(0)), SQUARE, False, None),
+    "running sums": (lambda g, x: ((g * x).softmax(-1), (g * x).cumsum(0)), SQUARE, False, None),
+    "two sums of columns": (
+        lambda g, x: ((g * x).softmax(-1), (g * x).sum(0), (g + x.roll(1, 0)).sum(0)), SQUARE, True, "through arg0_1",
+    ),
+    "what follows for each column": (lambda g, x: ((g * x).softmax(-1), (g * x).mean(0).exp()), SQUARE, True, ""),
+    "of what is just written": (lambda g, x: kept_and_summed(g * x), SQUARE, True, "through mul"),
+    "one dear operation": (lambda g, x: kept_and_summed((g * x).sin()), SQUARE, True, "through sin"),
+    "two dear operations": (lambda g, x: kept_and_summed((g.cos() * x).sin()), SQUARE, False, "its arithmetic takes"),
+    "dear, but row by row": (lambda g, x: ((g.cos() * x).sin().softmax(-1), (g * x).sum(0)), SQUARE, True, ""),
+    "of both outer dimensions": (
+        lambda g, x: ((g * x).softmax(-1), (g * x).sum((0, 1))), pair(16, 64, 512), True, "",
+    ),
+    "of the dimension in the middle": (
+        lambda g, x: ((g * x).softmax(-1), (g * x).sum(1)), pair(16, 64, 512), False,
+        "the rows of the one are not what the other sums over",
+    ),
+    "of half of the rows": (
+        lambda g, x: ((g * x)[:256].exp(), (g * x).sum(0)), SQUARE, False, "does not pass through all",
+    ),
+    "of other rows of what is just written": (
+        lambda g, x: (lambda y: (y, (y * y.flip(0)).sum(0)))(g * x), SQUARE, False, "reads other elements of mul",
+    ),
+    "rows of both kinds": (lambda g, x: (F.layer_norm(g, (512,)), g.softmax(0)), SQUARE, False, None),
+    "under a mask": (
+        lambda g, x: (F.pad(g, (0, 0, 1, 1)).sum(0), (g * x).softmax(-1)), SQUARE, False, "is read under a mask",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DECISIONS)
+def test_which_sums_of_columns_join_the_kernel_of_the_rows(name):
+    f, args, joined, reason = DECISIONS[name]
+    program, records = schedule_program(lower_graph(traced(f, args)), LowerOptions(verify=True))
+    assert len(accumulating(program)) == joined
+    tried = [(r.fused, r.reason) for r in records if r.kind == "mixed"]
+    assert not tried if reason is None else any(fused == joined and reason in why for fused, why in tried), tried
+    half = args[0].dtype is torch.half
+    for got, want in zip(interpret_program(program, list(args)), f(*args), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-2 if half else 1e-3, atol=1e-2 if half else 2e-3)
+
+
+def test_a_kernel_that_gets_too_large_is_left_alone():
+    lowered = lower_graph(traced(rows_and_columns, SQUARE))
+    apart, records = schedule_program(lowered, LowerOptions(max_fusion_instructions=14))
+    assert not accumulating(apart)
+    assert "the kernel would get too large" in [r.reason for r in records if r.kind == "mixed"]
+    together, _ = schedule_program(lowered, LowerOptions(max_fusion_instructions=40))
+    assert accumulating(together)

@@ -17,6 +17,7 @@ from aotkit_inductor_lower import (
     verify_program,
 )
 from aotkit_inductor_lower.ir import Alias, ExternCall, LoopNest
+from aotkit_inductor_lower.ir.parse import parse_program
 from aotkit_inductor_lower.schedule.dependencies import Dependencies
 from aotkit_inductor_lower.schedule.order import order_by_memory, simulated_peak
 
@@ -127,3 +128,111 @@ def test_random_numbers_and_custom_calls_keep_their_order():
     calls = [s.name for s in program.steps if isinstance(s, ExternCall) and "rand" in s.target]
     assert calls == sorted(calls, key=lambda name: int(name.rpartition("_")[2] or 0) if name[-1].isdigit() else 0)
     assert len(calls) == 4
+
+
+def calls(rows, results):
+    """A program of ATen calls: (result, size, arguments)."""
+    text = ["aotkit-ir 1", "program calls", "input x", "buffer x : float64[1] strides [1] input on cpu"]
+    for name, size, _ in rows:
+        kind = "output" if name in results else "temporary"
+        text.append(f"buffer {name} : float64[{size}] strides [1] {kind} on cpu")
+    for name, _, args in rows:
+        text.append(f'extern call_{name}: {name} = aten.cat.default({", ".join(("x", *args))}) reason "none"')
+    return parse_program("\n".join([*text, f"return {', '.join(results)}"]) + "\n")
+
+
+def tree(seed):
+    """Five large values that two each become a small one, in an order that holds all five."""
+    rng = random.Random(seed)
+    rows = [(f"b{k}", rng.choice((2, 3, 5, 8)), []) for k in range(5)]
+    free = [name for name, _, _ in rows]
+    while len(free) > 1:
+        args = rng.sample(free, 2)
+        free = [name for name in free if name not in args] + [f"b{len(rows)}"]
+        rows.append((free[-1], rng.choice((1, 2)), args))
+    return calls(rows, free)
+
+
+def several_readers(seed):
+    """Values with any number of readers; those without any are results."""
+    rng = random.Random(seed)
+    rows = []
+    for k in range(9):
+        args = rng.sample([name for name, _, _ in rows], min(len(rows), rng.randrange(3)))
+        rows.append((f"b{k}", rng.choice((1, 2, 4, 8)), args))
+    read = {arg for _, _, args in rows for arg in args}
+    return calls(rows, [name for name, _, _ in rows if name not in read])
+
+
+def least_peak(program):
+    """Of all orders, by trying what can have run before each step."""
+    before = Dependencies.of(program).before
+    uses = [
+        {s.results[0], *(a.name for a in s.args if a.name != "x")} for s in program.steps if isinstance(s, ExternCall)
+    ]
+    nbytes = {b.name: 8 * b.sizes[0].constant for b in program.buffers}
+    results = {out.name for out in program.outputs}
+
+    def held(done, now):
+        return sum(
+            nbytes[name]
+            for name in set().union(*uses)
+            if name in uses[now]
+            or (any(name in uses[p] for p in done) and (name in results or any(name in uses[p] for p in rest(done))))
+        )
+
+    def rest(done):
+        return set(range(len(uses))) - done
+
+    peaks = {frozenset(): 0}
+    for _ in uses:
+        following = {}
+        for done, peak in peaks.items():
+            for now in rest(done):
+                if before[now] <= done:
+                    after = done | {now}
+                    following[after] = min(following.get(after, 1 << 60), max(peak, held(done, now)))
+        peaks = following
+    return peaks[frozenset(range(len(uses)))]
+
+
+@pytest.mark.parametrize("make", [tree, several_readers])
+def test_orders_come_near_the_best_there_is(make):
+    programs = [make(seed) for seed in range(40)]
+    ordered = [order_by_memory(program, 0) for program in programs]
+    for program, found in zip(programs, ordered, strict=True):
+        verify_program(found)
+        assert simulated_peak(found) <= simulated_peak(program)
+    given, found, best = (
+        sum(map(f, which))
+        for f, which in ((simulated_peak, programs), (simulated_peak, ordered), (least_peak, programs))
+    )
+    assert best <= found <= 1.13 * best
+    assert given > 1.2 * best
+
+
+def test_a_program_that_needs_little_or_gains_little_is_left_as_it_is():
+    program = tree(0)
+    peak = simulated_peak(program)
+    assert order_by_memory(program, peak + 1) is program
+    assert order_by_memory(program, peak) is not program
+    little = calls([("a", 99, []), ("b", 2, []), ("c", 1, ["b"]), ("d", 1, ["a"]), ("e", 1, ["c", "d"])], ["e"])
+    assert simulated_peak(little) == 8 * 102
+    assert order_by_memory(little, 0) is little  # one part in a hundred could be saved
+    three = calls([("a", 9, []), ("b", 9, []), ("c", 1, ["a"])], ["b", "c"])
+    assert simulated_peak(order_by_memory(three, 0)) == 8 * 10
+    more = calls([("a", 9, []), ("b", 2, []), ("c", 1, ["b"]), ("d", 1, ["a"]), ("e", 1, ["c", "d"])], ["e"])
+    assert simulated_peak(order_by_memory(more, 0)) == 8 * 10
+
+
+def test_sizes_that_are_unknown_count_as_some_and_empty_ones_as_nothing():
+    x = numbers(5, 7)
+    symbolic = make_fx(lambda x: (x + 1, x.t().contiguous()), tracing_mode="symbolic")(x)
+    assert simulated_peak(lower_graph(symbolic)) == 2 * 64 * 64 * 8
+    empty = lower_graph(traced(lambda x: (x[:, :0] + 1, x[:0].t().contiguous(), x + 1), x))
+    assert simulated_peak(empty) == 35 * 8
+
+
+def test_results_stay_and_inputs_count_for_nothing():
+    program = lower_graph(traced(lambda x, y: (x + 1, y.add_(x), (y * 2).sum()), numbers(8, 8), numbers(8, 8)))
+    assert simulated_peak(program) == 2 * 64 * 8 + 8  # x + 1 and y * 2, and at the end the sum

@@ -237,6 +237,9 @@ def test_a_split_leaves_a_record():
         (1, 600, 17, 0),  # no number of rows below seventeen vectors
         (1, 100, 3, 0),  # too little
         (3, 256, 8, 8),
+        (20, 32, 8, 8),  # four of eight rows
+        (20, 31, 8, 2),
+        (1, 140, 15, 16),  # 240 columns fill fifteen vectors
     ],
 )
 def test_few_columns_are_folded_where_whole_vectors_come_of_it(groups, rows, columns, folded):
@@ -246,3 +249,34 @@ def test_few_columns_are_folded_where_whole_vectors_come_of_it(groups, rows, col
     (got,) = graph([x])
     torch.testing.assert_close(got.double(), f(x.double()), rtol=1e-4, atol=1e-4)
     assert splits(graph) == (f"rows of {folded} at once fill vectors" if folded else "")
+
+
+@pytest.mark.parametrize(
+    ("f", "sizes", "folded"),
+    [
+        (lambda x: x.sum(0), (20_001, 1, 5, 1), True),
+        (lambda x: x.sum(0), (20_001, 3, 2), True),
+        (lambda x: x.transpose(1, 2).sum(0), (20_001, 3, 2), False),  # another order of columns
+        (lambda x: x[:, ::2].sum(0), (20_001, 12), False),  # columns apart
+        (lambda x: x[:, :6].sum(0), (20_001, 7), False),  # rows apart
+        (lambda x: x.argmax(0), (20_001, 6), False),  # places would be out of order
+    ],
+)
+def test_columns_are_folded_where_rows_follow_each_other(f, sizes, folded):
+    x = random(*sizes)
+    graph = compiled(f, (x,))
+    torch.testing.assert_close(graph([x])[0], f(x))
+    assert ("fill vectors" in splits(graph)) == folded
+
+
+def test_what_a_kernel_overwrites_is_summed_up_whole():
+    def f(x):
+        y = x * 2 + 1
+        x.copy_(y)
+        return [y.sum()]
+
+    x = random(N)
+    graph = compile_graph(make_fx(f, tracing_mode="fake")(x.clone()))
+    mine, theirs = x.clone(), x.clone()
+    torch.testing.assert_close(graph([mine]), f(theirs))
+    assert torch.equal(mine, theirs)

@@ -24,8 +24,8 @@ def write_through(program: Program) -> Program:
     buffers = {b.name: b for b in program.buffers}
     steps: list[Step | None] = list(program.steps)
     users = _users(program)
-    for position, step in enumerate(program.steps):
-        copied = _copied(step)
+    for position in range(len(steps)):
+        copied = _copied(steps[position])  # its source may have become an input by now
         if copied is None:
             continue
         source, target = copied
@@ -54,7 +54,7 @@ def _users(program: Program) -> dict[str, set[int]]:
     return users
 
 
-def _copied(step: Step) -> tuple[str, str] | None:
+def _copied(step: Step | None) -> tuple[str, str] | None:
     """(source, target) of a nest that does nothing but copy one buffer to another, element by element."""
     if not isinstance(step, LoopNest) or len(step.stages) != 1 or len(step.stages[0].body) != 2:
         return None
