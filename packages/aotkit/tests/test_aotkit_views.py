@@ -345,3 +345,25 @@ def test_a_write_to_what_an_operation_gave_back_is_a_write_to_its_argument(name,
     x = torch.rand(3, 4)
     y = x.clone()
     assert torch.equal(compiled(x), program(y)) and torch.equal(x, y)
+
+
+@pytest.mark.parametrize("reshape", [Tensor.squeeze_, Tensor.t_, lambda x: x.unsqueeze_(1)])
+def test_a_view_by_strides_that_is_older_than_a_change_of_shape_in_place_may_be_written_to(
+    reshape: Callable[[Tensor], Tensor],
+) -> None:
+    def fn(x: Tensor) -> list[Tensor]:
+        value = x.clone()
+        corner = value.as_strided((2, 2), (2, 1))
+        reshape(value)
+        return [corner, value.view_as(value)]
+
+    def gradient(call: Callable[..., Any]) -> Tensor:
+        x = torch.arange(24.0).view(3, 8).requires_grad_()
+        corner, value = call(x)
+        corner.mul_(3)
+        (value * torch.arange(24.0).view(value.shape)).sum().backward()
+        assert x.grad is not None
+        return x.grad
+
+    compiled = aotkit.aot_function(fn, lambda module, _: module, dynamic=False)
+    torch.testing.assert_close(gradient(compiled), gradient(fn), rtol=0, atol=0)

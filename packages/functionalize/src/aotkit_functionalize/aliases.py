@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
+from itertools import takewhile
 from typing import Any
 
 import torch
@@ -222,15 +224,23 @@ def through_custom_function(value: torch.Tensor, base: torch.Tensor) -> bool:
     return False
 
 
+_RESHAPED_IN_PLACE = re.compile("(t|transpose|squeeze|unsqueeze)__")
+
+
 def leads_beyond(value: torch.Tensor, base: torch.Tensor) -> bool:
     """Whether ``value`` was made of ``base`` by views of which one, by ``as_strided``, leads to elements that the view
     does not have which it is taken of."""
     wrapper = compat.inner_wrapper(value)
     if not compat.is_view_through(wrapper, "as_strided"):
         return False
-    before = compat.views_of_storage(compat.inner_wrapper(base))
-    if compat.views_of_storage(wrapper)[: len(before)] != before:
-        return True
+    before, after = (compat.views_of_storage(compat.inner_wrapper(each)) for each in (base, value))
+    shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(before, after, strict=False)))
+    strided = [place for place, (name, *_) in enumerate(after) if name == "as_strided_ViewMeta"]
+    if shared < len(before):
+        # Shapes changed in place after the view was taken leave the base's memory as it was; what came between the base
+        # and a later as_strided would have to be taken of the shape before.
+        reshaped = all(_RESHAPED_IN_PLACE.match(name) for name, *_ in before[shared:])
+        return not (reshaped and compat.is_dense(from_functional(base)) and strided == [shared])
     plain, start = from_functional(value), from_functional(base)
     with compat.untraced(), below_functional_layer(), torch.no_grad():
         sources = list(compat.sources_of_views(wrapper, "as_strided", start, len(before)))
