@@ -468,6 +468,13 @@ def mutants(session: nox.Session) -> None:
 
 
 @session_without_pip
+def replay(session: nox.Session) -> None:
+    """What is generated for the models and torch's table of operators, against a commit; `-- against COMMIT`."""
+    install_everything(session, *BENCH_TOOLS, "triton", "expecttest")
+    session.run("python", "-m", "tools.replay", *(session.posargs or ["against", "HEAD"]), env={"OMP_NUM_THREADS": "1"})
+
+
+@session_without_pip
 def conformance(session: nox.Session) -> None:
     """Torch's table of operators through generated kernels; a run that was cut off goes on where it was."""
     install_everything(session, "expecttest")
