@@ -1,0 +1,304 @@
+"""Shapes changed in place, writes to what has gaps, views by strides: as in eager mode, or refused."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from aotkit_functionalize import (
+    FunctionalLayer,
+    GraphMetadata,
+    Unsupported,
+    analyze,
+    fake_arguments,
+    function_inputs,
+    functional_layer,
+)
+from aotkit_functionalize.layouts import Layouts
+from aotkit_functionalize.metadata import OutputKind
+from aotkit_functionalize.nest_context import contains_symbols
+from aotkit_functionalize.overlap import covers, repeats_memory
+from aotkit_functionalize.windows import without_gaps
+
+Check = Callable[..., GraphMetadata]
+
+
+def _computed() -> Tensor:
+    torch.manual_seed(3)
+    return torch.rand(4, 6).requires_grad_() * 1
+
+
+def _gaps() -> Tensor:
+    return torch.rand(4, 12)[:, ::2]
+
+
+def _steps(*steps: Any) -> list[Any]:
+    return [steps[-1]]
+
+
+def _reshaped(*steps: Callable[[Tensor, Tensor], Any]) -> Callable[[Tensor], list[Tensor]]:
+    """What the last step gives of a computed tensor and a view of it."""
+
+    def fn(x: Tensor) -> list[Tensor]:
+        y = x * 2
+        view = y[1:]
+        found = [step(y, view) for step in steps]
+        return [found[-1], y]
+
+    return fn
+
+
+OLDER: dict[str, Callable[[Tensor], list[Tensor]]] = {
+    "shape, write, use": _reshaped(lambda y, v: y.t_(), lambda y, v: y.mul_(3), lambda y, v: v * 2),
+    "write, shape, use": _reshaped(lambda y, v: y.mul_(3), lambda y, v: y.t_(), lambda y, v: v * 2),
+    "write, shape, use in a list": _reshaped(
+        lambda y, v: y.mul_(3), lambda y, v: y.t_(), lambda y, v: torch.cat([torch.ones(1, 6), v])
+    ),
+    "shape, write to the view": _reshaped(lambda y, v: y.t_(), lambda y, v: v.mul_(3), lambda y, v: y * 1),
+    "write to the view, shape, use": _reshaped(lambda y, v: v.mul_(3), lambda y, v: y.t_(), lambda y, v: v * 2),
+}
+
+
+@pytest.mark.parametrize("name", OLDER)
+def test_a_view_that_is_older_than_a_change_of_shape_and_a_write_is_refused(layer: FunctionalLayer, name: str) -> None:
+    with pytest.raises(Unsupported, match="a view that is older than that is used"):
+        analyze(OLDER[name], [_computed()], layer=layer)
+
+
+NEWER: dict[str, Callable[[Tensor], list[Tensor]]] = {
+    "shape, write, view": _reshaped(lambda y, v: y.t_(), lambda y, v: y.mul_(3), lambda y, v: y[1:].sin()),
+    "write, shape, view": _reshaped(lambda y, v: y.mul_(3), lambda y, v: y.t_(), lambda y, v: y[:, 1:].sin()),
+    "shape, write to a newer view": _reshaped(
+        lambda y, v: y.t_(), lambda y, v: y[2].mul_(3), lambda y, v: y.sin() * y[0]
+    ),
+    "shape and use of the older": _reshaped(lambda y, v: y.unsqueeze_(0), lambda y, v: v.sin()),
+    "shape twice": _reshaped(lambda y, v: y.t_(), lambda y, v: y.t_(), lambda y, v: (y * v[0][:, None][:4, :]).sum()),
+    "uses of what has no gradient": lambda x: (lambda d: [d.t_().mul_(2), d[1:] * x[0, 0]])(x.detach() * 1),
+    "older, without gradient": lambda x: (
+        lambda d: (lambda v: [d.t_().mul_(2), v * 1, x * 2])(d[1:])
+    )(x.detach() * 1),
+    "newer, written before": lambda x: (lambda y: [y.mul_(3), y.t_(), y[1:] * 1][1:])(x * 2),
+}
+
+
+@pytest.mark.parametrize("name", NEWER)
+def test_what_is_newer_or_has_no_gradient_is_what_eager_mode_gives(same_as_eager: Check, name: str) -> None:
+    with contextlib.suppress(RuntimeError):  # eager mode refuses some
+        NEWER[name](_computed())
+        same_as_eager(NEWER[name], lambda: [_computed()])
+
+
+def test_what_the_gradient_needs_keeps_its_shape(layer: FunctionalLayer, same_as_eager: Check) -> None:
+    def before(x: Tensor) -> list[Tensor]:
+        y = x * 2
+        z = y.sin()
+        y.t_()
+        return [z]
+
+    def after(x: Tensor) -> list[Tensor]:
+        y = x * 2
+        y.t_()
+        return [y.sin()]
+
+    _, plain = fake_arguments([torch.rand(4, 6)])
+    for fn in (before, after):
+        with plain[0].fake_mode, functional_layer(layer) as events:
+            (entered,) = function_inputs(plain, [_computed()])
+            (found,) = fn(entered.value)
+            context = pytest.raises(Unsupported, match="a value that the gradient needs is changed in shape")
+            with context if fn is before else contextlib.nullcontext():
+                events.layouts.check_saved([found.grad_fn])
+    same_as_eager(after, lambda: [_computed()])
+
+
+def test_shapes_change_in_inference_mode_and_where_grad_mode_was_off_before(layer: FunctionalLayer) -> None:
+    def fn(x: Tensor) -> list[Tensor]:
+        with torch.inference_mode():
+            y = x * 2
+            y.t_()
+            return [y * 1]
+
+    assert analyze(fn, [torch.rand(4, 6)], layer=layer).outputs[0].meta.sizes == (6, 4)  # type: ignore[union-attr]
+
+    def off(x: Tensor) -> list[Tensor]:
+        with torch.enable_grad():
+            y = x * 2
+        return [y.t_() * 1]
+
+    with torch.no_grad():
+        assert analyze(off, [_computed()], layer=layer).outputs[0].meta.sizes == (6, 4)  # type: ignore[union-attr]
+    with pytest.raises(Unsupported, match="requires grad is changed in shape in place"):
+        analyze(lambda x: [torch.no_grad()(lambda y: y.t_())(x * 2)], [_computed()], layer=layer)
+
+
+REFUSED: dict[str, tuple[Callable[..., Any], Callable[[], Any], str]] = {
+    "beyond a view": (
+        lambda x: (lambda y: (lambda v: _steps(v.as_strided((2,), (1,), 0), y.mul_(2)))(y[1:]))(x * 2),
+        _computed,
+        "took a view beyond the elements of another view",
+    ),
+    "offset": (
+        lambda x: _steps(x.as_strided((2,), (1,), 9).mul_(2), x * 1),
+        lambda: (torch.rand(40).requires_grad_() * 1)[7:31].view(4, 6),
+        "a tensor that does not begin where its storage does is written to",
+    ),
+    "view of gaps that eager mode refuses": (
+        lambda x: _steps(x.masked_fill_(x > 0.5, 0), x.view(-1)),
+        lambda: torch.rand(4, 12)[:, 2:8],
+        "and then view() taken of it",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_strides_that_new_values_do_not_have_are_refused(layer: FunctionalLayer, name: str) -> None:
+    fn, make, text = REFUSED[name]
+    with pytest.raises((Unsupported, RuntimeError)) as refusal:
+        analyze(fn, [make()], layer=layer)
+    assert text in str(refusal.value) or (name.endswith("refuses") and "view" in str(refusal.value))
+
+
+STRIDED: dict[str, Callable[[Tensor], list[Tensor]]] = {
+    "within": lambda x: (lambda y: [y[1:].as_strided((2, 3), (6, 1), 6), y])(x * 2),
+    "beyond": lambda x: (lambda y: [y[1:].as_strided((2, 3), (6, 1), 0), y])(x * 2),
+    "beyond, of a view": lambda x: (lambda y: [y[1:], y[1:].as_strided((2, 3), (6, 1), 0)])(x * 2),
+    "beyond, then a view": lambda x: (lambda y: [y[2:].as_strided((4, 3), (6, 1), 0)[1:], y])(x * 2),
+    "of the whole": lambda x: (lambda y: [y.as_strided((2, 3), (6, 1), 3), y.view(-1)])(x * 2),
+    "twice": lambda x: (lambda y: [y.as_strided((4, 6), (6, 1)).as_strided((3,), (2,), 1), y])(x * 2),
+    "of gaps": lambda x: (lambda y: [y[:, ::2].as_strided((2, 3), (6, 1), 1), y])(x * 2),
+    "of the input": lambda x: [x.as_strided((2, 3), (6, 1), 3), x[1:].as_strided((3,), (1,), 0), x[1:]],
+    "written": lambda x: (lambda y: [y.as_strided((2, 3), (6, 1), 3).mul_(3), y.sin()])(x * 2),
+}
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("name", STRIDED)
+def test_views_by_strides_are_what_eager_mode_gives(same_as_eager: Check, name: str, grad: bool) -> None:
+    same_as_eager(STRIDED[name], lambda: [_computed() if grad else _computed().detach()], memory=not grad)
+
+
+OTHERS: dict[str, tuple[Callable[..., list[Tensor]], Callable[[], list[Tensor]]]] = {
+    "keywords": (lambda x: [x.sum(0, dtype=torch.float64), torch.add(x, x, alpha=3), x.std(0, correction=0)],
+                 lambda: [torch.rand(4, 6)]),
+    "addbmm_": (lambda x, a, b: [x.addbmm_(a, b)],
+                lambda: [torch.rand(4, 6), torch.rand(2, 4, 3), torch.rand(2, 3, 6)]),
+    "addbmm_ with keywords": (lambda x, a, b: [x.addbmm_(a, b, beta=0.5, alpha=2.0)],
+                              lambda: [torch.rand(3, 5), torch.rand(2, 3, 4), torch.rand(2, 4, 5)]),
+    "bernoulli_ of gaps": (lambda x: [x.bernoulli_(p=0.25)], lambda: [_gaps()]),
+    "bernoulli": (lambda x: [torch.bernoulli(x), torch.bernoulli(x, 0.5)], lambda: [torch.rand(6, 4).t()]),
+    "views of a negated value": (lambda x: (lambda y: [y[1:], y[:2]])(torch._neg_view(x * 2)),
+                                 lambda: [torch.rand(4, 6)]),
+    "views of a conjugated value": (lambda x: (lambda y: [y[1:], y[:2], y])(torch.complex(x, x * 2).conj()),
+                                    lambda: [torch.rand(4, 6)]),
+    "view of a value written to": (lambda x: (lambda y: (lambda v: [y.mul_(2), v][1:])(y[1:]))(x * 2),
+                                   lambda: [_computed()]),
+    "written list": (lambda x: (lambda y: (torch._foreach_add_([y, x], 1), [torch.cat([y, x]), x])[1])(x * 2),
+                     lambda: [torch.rand(4, 6)]),
+    "list of what was written": (lambda x: (lambda v: [x.mul_(3), torch.cat([v, v]), torch.stack([x, x])])(x[1:]),
+                                 lambda: [torch.rand(4, 6)]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_programs_are_what_eager_mode_gives(same_as_eager: Check, name: str) -> None:
+    fn, make = OTHERS[name]
+    same_as_eager(fn, make)
+
+
+def test_a_view_of_what_is_not_returned_is_returned_alone(layer: FunctionalLayer) -> None:
+    """Its base would keep all its memory alive."""
+    for grad in (False, True):
+        found = analyze(lambda x: [(x * 2)[0], (x * 3).t()], [_computed() if grad else torch.rand(4, 6)], layer=layer)
+        assert [o.kind for o in found.outputs] == [OutputKind.FRESH] * 2 and not found.intermediate_bases
+
+
+WINDOWS: list[tuple[tuple[int, ...], tuple[int, int, int]]] = [
+    ((4, 6), (0, 2, 3)), ((4, 6), (1, 2, 3)), ((4, 6), (1, 3, 2)), ((4, 6), (1, 2, 4)), ((4, 6), (1, 6, 6)),
+    ((4, 6), (1, 4, 3)), ((4, 6), (1, 5, 4)), ((4, 6), (-1, 2, 2)), ((7,), (0, 2, 3)), ((4, 6), (1, 1, 5)),
+    ((4, 6), (0, 4, 1)), ((4, 6), (0, 3, 3)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("sizes", "numbers"), WINDOWS, ids=str)
+@pytest.mark.parametrize("transposed", [False, True])
+def test_windows_may_be_written_to(same_as_eager: Check, sizes: Any, numbers: Any, transposed: bool) -> None:
+    """Where they do not overlap."""
+    dim, size, step = numbers
+
+    def fn(x: Tensor) -> list[Tensor]:
+        y = x.t() if transposed else x
+        windows = y.unfold(dim, size, step)
+        if size <= step or y.shape[dim] - size < step:
+            windows.mul_(3)
+        one = y.shape[dim] - size < step < size  # the stride of its dimension is that of no element
+        return [windows.reshape(-1) if one else windows, x * 1]
+
+    if transposed and y_too_small(sizes, dim, size):
+        return
+    same_as_eager(fn, lambda: [torch.rand(sizes)])
+
+
+def y_too_small(sizes: tuple[int, ...], dim: int, size: int) -> bool:
+    return tuple(reversed(sizes))[dim] < size
+
+
+def test_windows_of_a_number_and_by_keywords(same_as_eager: Check) -> None:
+    same_as_eager(lambda x: [x.unfold(0, 1, 1), x * 1], lambda: [torch.tensor(3.0)])
+    same_as_eager(lambda x: [x.unfold(dimension=0, size=2, step=3), x * 1], lambda: [torch.rand(8)])
+    plain = torch.rand(6)
+    assert without_gaps(torch.Tensor.unfold, (plain, 0, 0, 2), {}).shape == (4, 0)
+    with pytest.raises(RuntimeError, match="step is 0"):
+        without_gaps(torch.Tensor.unfold, (plain, 0, 2, 0), {})
+
+
+def test_what_lies_within_a_dense_tensor_is_covered() -> None:
+    base = torch.rand(4, 6)
+    part = base[1:3]
+    assert covers(base, part) and covers(part, part) and not covers(part, base)
+    for inside in (base[1, :1], base[2, 5:], part[:, 2:4], part.t(), base[1:1]):
+        assert covers(part, inside)
+    for outside in (base[0, 5:], base[3, :1], base[0, :1], base[3, 5:], base[0:2], base[2:]):
+        assert not covers(part, outside)
+    assert covers(base, base.view(torch.int16)[:, 2:]) and not covers(part, base.view(torch.int16)[3, :1])
+    assert covers(base[0, 0], base[:0]) and covers(base[:0], base[:0]) and not covers(base[:0], base[0, :1])
+
+
+@pytest.mark.parametrize(
+    ("sizes", "strides", "repeats"),
+    [((4, 6), (6, 1), False), ((4, 6), (5, 1), True), ((4, 1), (0, 1), True), ((1, 6), (0, 1), False),
+     ((0, 6), (0, 0), False), ((2, 3), (3, 1), False), ((2, 3), (2, 1), True), ((3, 2), (1, 3), False),
+     ((3, 2), (1, 2), True), ((), (), False), ((5,), (2,), False), ((2, 2, 2), (1, 2, 4), False),
+     ((2, 2, 2), (1, 2, 3), True)],
+)  # fmt: skip
+def test_repeated_memory_is_told_by_sizes_and_strides(sizes: Any, strides: Any, repeats: bool) -> None:
+    assert repeats_memory(torch.rand(64).as_strided(sizes, strides)) is repeats
+
+
+def test_fake_arguments_are_outside_of_autograd_and_of_inference_mode() -> None:
+    mode, (lazy, plain) = fake_arguments([torch._neg_view(torch.rand(3)), torch.rand(3)])
+    assert not lazy.is_neg() and not lazy.is_inference() and not plain.is_inference()
+    with mode:
+        given = torch.rand(3).requires_grad_()
+    _, (again,) = fake_arguments([given])
+    assert again is not given and not again.requires_grad and given.requires_grad
+    with torch.inference_mode():
+        _, (lazy,) = fake_arguments([torch._neg_view(torch.rand(3))])
+    assert not lazy.is_inference()
+
+
+def test_contexts_that_hold_themselves_are_looked_at_to_some_depth() -> None:
+    endless: list[Any] = []
+    endless.append(endless)
+    assert not contains_symbols(endless)
+    assert not contains_symbols({"a": [{"b": (1, "x")}]})
+
+
+def test_a_run_begins_with_nothing_known_of_layouts() -> None:
+    with torch.no_grad():
+        assert not Layouts().grad_mode
+    assert Layouts().grad_mode and not Layouts().finished
