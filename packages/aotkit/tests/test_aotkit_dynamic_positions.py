@@ -127,3 +127,18 @@ def test_an_index_into_a_dimension_that_became_empty_raises_and_reads_nothing(na
         with pytest.raises((IndexError, RuntimeError), match=r"out of (range|bounds)|should be positive"):
             compiled(torch.rand(rows, 0), index)
     assert torch.equal(compiled(torch.rand(4, 0), index[:4, :0]), INTO_EMPTY[name](torch.rand(4, 0), index[:4, :0]))
+
+
+@pytest.mark.parametrize("size", [(0,), (0, 3), (3, 0)], ids=str)
+def test_a_position_is_looked_at_where_nothing_is_written(size):
+    def fn(a, n):
+        return a.select_scatter(a.new_ones(a.shape[1:]), 0, n)
+
+    compiled = torch.compile(fn, backend="aotkit", dynamic=True)
+    full = torch.rand(9, *size[1:])
+    for n in (8, 7, -2):
+        assert torch.equal(compiled(full, n), fn(full, n)), n
+    with pytest.raises(IndexError, match="out of range"):
+        fn(torch.rand(size), 9)
+    with pytest.raises((IndexError, RuntimeError), match="out of range"):
+        compiled(torch.rand(size), 9)

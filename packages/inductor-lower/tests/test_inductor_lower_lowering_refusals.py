@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import re
 from typing import Any
 
@@ -16,6 +17,7 @@ X = torch.arange(6.0).reshape(2, 3)
 N, U, B = X.long(), X.to(torch.uint8), X > 2
 INF, NAN = float("inf"), float("nan")
 LAPPING = torch.arange(9.0).as_strided((3, 3), (1, 1))
+APART = torch.arange(600.0).as_strided((16, 1, 11), (36, 1, 1))
 SPREAD = torch.arange(9.0).as_strided((3, 1), (1, 2))  # its dimension of one element has an odd stride
 
 
@@ -24,7 +26,8 @@ def compiled(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[An
     graph, inputs = torch.fx.Graph(), [a for a in args if isinstance(a, torch.Tensor)]
     names = iter([graph.placeholder(f"x{k}") for k in range(len(inputs))])
     given = tuple(next(names) if isinstance(a, torch.Tensor) else a for a in args)
-    graph.output((graph.call_function(op, given, kwargs),))
+    result = graph.call_function(op, given, kwargs)
+    graph.output((graph.call_function(operator.getitem, (result, 0)) if len(op._schema.returns) > 1 else result,))
     return compile_graph(torch.fx.GraphModule({}, graph), inputs), inputs
 
 
@@ -45,6 +48,26 @@ REFUSED: list[tuple[Any, tuple[Any, ...], dict[str, Any], str]] = [
     (aten.argmax.default, (B,), {}, "no extreme among bools"),
     (aten.argmin.default, (B, 1), {}, "no extreme among bools"),
     (aten.max.default, (X[:0],), {}, "nothing has no extreme"),
+    *((op, args, {}, "a dimension that is not there") for op, args in [
+        (aten._softmax.default, (X, 2, False)), (aten._softmax.default, (X, -3, False)),
+        (aten.sort.default, (X, 5)), (aten.cummax.default, (X[0, 0], 1)),
+        (aten.select_backward.default, (X, [2, 3, 4], 3, 0)),
+        (aten.select_scatter.default, (X, X[0], -3, 0)), (aten.slice_backward.default, (X, [2, 3], 2, 0, 2, 1)),
+        (aten.index_reduce.default, (X, 2, N[0], X, "prod")), (aten.diagonal_scatter.default, (X, X[0, :2], 0, 0, 2)),
+    ]),
+    (aten._unsafe_view.default, (APART, [11, 16]), {}, "a view of elements"),
+    (aten.view.default, (APART, [11, 16]), {}, "a view of elements"),
+    (aten.native_group_norm.default, (X, X[0, :1], None, 2, 3, 1, 1, 1e-5), {}, "weights of another size"),
+    (aten.native_group_norm.default, (X[:0], None, X[0, :1], 0, 3, 1, 1, 1e-5), {}, "weights of another size"),
+    *((op, args, {}, "statistics of nothing") for op, args in [
+        (aten._native_batch_norm_legit_functional.default, (X[:0], None, None, X[0], X[0], True, 0.1, 1e-5)),
+        (aten._native_batch_norm_legit.no_stats, (X[:0], None, None, True, 0.1, 1e-5)),
+    ]),
+    (aten.select_scatter.default, (X, X[0, :1], 0, 1), {}, "of other sizes than"),
+    (aten.select_scatter.default, (X, X[0, 0], -1, 1), {}, "of other sizes than"),
+    (aten.slice_scatter.default, (X, X[:1], -1, 1), {}, "of other sizes than"),
+    (aten.slice_scatter.default, (X, X[:, :1], 0, 1), {}, "of other sizes than"),
+    (aten.slice_scatter.default, (X, X[0], 0, 0, 1), {}, "of other sizes than"),
 ]  # fmt: skip
 ALIKE: list[tuple[Any, tuple[Any, ...], dict[str, Any], str]] = [
     (aten.add.Tensor, (B, B), {"alpha": True}, ""),
@@ -66,7 +89,14 @@ ALIKE: list[tuple[Any, tuple[Any, ...], dict[str, Any], str]] = [
     (aten.slice_scatter.default, (LAPPING, X[:1, :] + 9, 0, 1, 2), {}, "overlaps itself"),
     (aten.select_scatter.default, (LAPPING, X[0] + 9, 0, 1), {}, "overlaps itself"),
     (aten.diagonal_scatter.default, (LAPPING, X[0] + 9), {}, "overlaps itself"),
+    (aten.copy.default, (LAPPING, LAPPING.flip(0)), {}, "overlaps itself"),
+    (aten.copy.default, (X.t(), X.t() + 9), {}, ""),
     (aten.select_scatter.default, (X.t(), X[:, 0] + 9, 0, 1), {}, ""),
+    (aten._unsafe_view.default, (X.t(), [3, 1, 2]), {}, ""),
+    (aten.unsqueeze.default, (X, 2), {}, ""),
+    (aten.unsqueeze.default, (X, -3), {}, ""),
+    (aten._softmax.default, (X[0, 0], 0, False), {}, ""),
+    (aten.index_add.default, (X[:0], 0, N[0], X[[0, 0, 0]]), {}, "nothing is added to"),
     (aten.select_scatter.default, (SPREAD, X[0] + 9, 1, 0), {}, ""),
     (aten.select_scatter.default, (X[:, :1].expand(2, 3), X[0] + 9, 0, 1), {}, ""),
 ]  # fmt: skip

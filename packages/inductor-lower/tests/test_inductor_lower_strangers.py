@@ -102,6 +102,11 @@ def captured(f: Any, *args: Any) -> Any:
         "groups of a transposed image": (
             lambda x: aten.native_group_norm.default(x, None, None, 1, 2, 3, 1, 1e-5)[0], (X.view(2, 3, 2).mT[:1],),
         ),
+        "a factor of zero": (lambda x: aten.celu.default(x, 0), (X,)),
+        "pixels of nothing": (lambda x: aten.pixel_unshuffle.default(x, 2), (torch.ones(2, 0, 4, 4),)),
+        "complex pixels of nothing": (
+            lambda x: aten.pixel_unshuffle.default(x, 2), (torch.ones(2, 0, 4, 4, dtype=torch.complex64),),
+        ),
         "rows of nothing": (lambda x: list(aten.native_layer_norm.default(x, [0, 4], None, None, 1e-3)), (X[:0],)),
     }.values(),
 )  # fmt: skip
@@ -181,6 +186,31 @@ def test_a_masked_index_out_of_range_becomes_the_nearest_that_is_not() -> None:
         ):
             args = (x, mask, [at, zero], rest)
             assert torch.equal(one_call(op, *args), op(*args))
+
+
+@pytest.mark.parametrize(
+    ("x", "kept"),
+    [
+        (torch.rand(2, 12, 4).mT.contiguous().mT, True),
+        (torch.rand(2, 12, 4, 4), False),
+        (torch.rand(2, 12, 4, 4).to(memory_format=torch.channels_last), False),
+        (torch.rand(2, 12, 4, 4).mT, True),
+    ],
+)
+def test_groups_of_unknown_sizes_are_generated_where_eager_takes_the_layout(x, kept) -> None:
+    count = x[0, 0].numel()
+    graph = make_fx(
+        lambda x: aten.native_group_norm.default(x, None, None, x.shape[0], 12, count, 2, 1e-5)[0],
+        tracing_mode="symbolic",
+    )(x)
+    compiled = compile_graph(graph)
+    assert len(compiled.report().externs) == kept
+    for call in (lambda: compiled([x])[0], lambda: graph(x)):
+        if kept:
+            with pytest.raises(RuntimeError, match="to be true, but got false"):
+                call()
+        else:
+            torch.testing.assert_close(call(), torch.nn.functional.group_norm(x, 2))
 
 
 def test_what_only_some_sizes_can_be_cut_into_is_refused_for_others() -> None:

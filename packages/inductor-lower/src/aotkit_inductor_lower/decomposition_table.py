@@ -61,7 +61,11 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
     mine: dict[Any, Callable[..., Any]] = {**kept, **means, **ours}
     table = {op: partial(_where_eager_computes, op, function) for op, function in mine.items()}
     aten = torch.ops.aten
-    whole = {aten._log_softmax.default: _log_softmax, aten.native_dropout.default: _native_dropout}
+    whole: dict[Any, Callable[..., Any]] = {
+        aten._log_softmax.default: _log_softmax,
+        aten.native_dropout.default: _native_dropout,
+        aten.pixel_unshuffle.default: partial(_pixel_unshuffle, table[aten.pixel_unshuffle.default]),
+    }
     return {**table, **_quantizations(), **whole}
 
 
@@ -165,9 +169,14 @@ def _pixel_shuffle(decompose: Callable[..., Any], x: torch.Tensor, factor: int) 
 
 
 def _pixel_unshuffle(decompose: Callable[..., Any], x: torch.Tensor, factor: int) -> Any:
-    """Of whole squares of pixels."""
-    whole = x.dim() > 2 and x.shape[-1] % factor == 0 and x.shape[-2] % factor == 0
-    return decompose(x, factor) if whole else NotImplemented
+    """Of whole squares of pixels. Eager leaves nothing as it is; torch's fake kernel says that its sizes change."""
+    if x.dim() < 3 or x.shape[-1] % factor != 0 or x.shape[-2] % factor != 0:
+        return NotImplemented
+    return x.clone() if guard_or_false(x.numel() == 0) else decompose(x, factor)
+
+
+def _celu(decompose: Callable[..., Any], x: torch.Tensor, alpha: float = 1.0) -> Any:
+    return NotImplemented if alpha == 0 else decompose(x, alpha)  # eager refuses to divide by it
 
 
 def _channel_shuffle(_: Callable[..., Any], x: torch.Tensor, groups: int) -> Any:
@@ -185,7 +194,7 @@ _BEFORE_TORCHS: dict[Any, Callable[..., Any]] = {
     torch.ops.aten.bucketize.Tensor: _bucketize,
     torch.ops.aten.channel_shuffle.default: _channel_shuffle,
     torch.ops.aten.pixel_shuffle.default: _pixel_shuffle,
-    torch.ops.aten.pixel_unshuffle.default: _pixel_unshuffle,
+    torch.ops.aten.celu.default: _celu,
     torch.ops.aten.logspace.default: _logspace,
     torch.ops.aten.isin.Tensor_Tensor: _isin,
     torch.ops.aten.binary_cross_entropy_with_logits.default: _cross_entropy,

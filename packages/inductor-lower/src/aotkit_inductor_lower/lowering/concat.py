@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch.fx import Node
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from ..ir import DType
 from ..symbolic import Expr, to_expr
@@ -96,8 +97,7 @@ def slice_scatter(
     step: int = 1,
 ) -> View:
     """``source`` in the slice, ``x`` elsewhere."""
-    if not _has_the_slices_size(node):
-        raise Decline("whether this has the size of the slice that it goes to only a call tells")
+    _expect_slices_sizes(node)
     begin = _begin(ctx, node, 2)
     dim %= len(x.sizes)
 
@@ -119,27 +119,24 @@ def _begin(ctx: LoweringContext, node: Node, place: int) -> Expr:
     return ctx.sizes.expr(begin)
 
 
-def _expect_sizes(node: Node, wanted: Sequence[Number | None]) -> None:
-    """Eager looks at the sizes of a gradient, or repeats it; fake kernels do not."""
-    sizes = node.args[0].meta["val"].shape  # type: ignore[union-attr]
+def _expect_sizes(node: Node, wanted: Sequence[Number | None], place: int = 0) -> None:
+    """Eager looks at the sizes of what is put somewhere, or repeats it; fake kernels do not."""
+    sizes = node.args[place].meta["val"].shape  # type: ignore[union-attr]
     known = len(sizes) == len(wanted) and all(
         b is not None and same_number(a, b) for a, b in zip(sizes, wanted, strict=True)
     )
     if not known:
-        raise Decline("a gradient of other sizes than what it is put into is left to ATen")
+        raise Decline("a tensor of other sizes than what it is put into is left to ATen")
 
 
 def _given(node: Node, place: int, name: str, default: Any = None) -> Any:
     return node.args[place] if len(node.args) > place else node.kwargs.get(name, default)
 
 
-def _has_the_slices_size(node: Node) -> bool:
-    """Whether what a ``slice_scatter`` writes has the size of the slice. Eager looks at it, fake kernels do not."""
-    dim, source = _given(node, 2, "dim", 0), node.args[1]
-    assert isinstance(source, Node)
+def _expect_slices_sizes(node: Node) -> None:
+    dim, shape = _given(node, 2, "dim", 0), list(node.meta["val"].shape)
     start, end, step = _given(node, 3, "start"), _given(node, 4, "end"), _given(node, 5, "step", 1)
-    wanted = length_of(start, end, step, node.meta["val"].shape[dim])
-    return wanted is not None and same_number(wanted, source.meta["val"].shape[dim])
+    _expect_sizes(node, [*shape[:dim], length_of(start, end, step, shape[dim]), *shape[dim:][1:]], 1)
 
 
 @TABLE.lowers(aten.select_scatter.default)
@@ -148,7 +145,8 @@ def select_scatter(ctx: LoweringContext, node: Node, x: View, source: View, dim:
     dim %= len(x.sizes)
     if not isinstance(position, int | Expr):
         raise Decline("the position must be an integer")
-    known = select_position(node.args[3], node.meta["val"].shape[dim])
+    known = _known_position(node, dim)
+    _expect_sizes(node, [n for k, n in enumerate(node.meta["val"].shape) if k != dim], 1)
 
     def compute(nest: NestBuilder, old: Value) -> Value:
         at = _position(ctx, nest, known, to_expr(position), x.sizes[dim])
@@ -199,7 +197,7 @@ def select_backward(ctx: LoweringContext, node: Node, grad: View, sizes: object,
     if not isinstance(position, int | Expr):
         raise Decline("the position must be an integer")
     size = node.meta["val"].shape[dim]
-    known = select_position(node.args[3], size)
+    known = _known_position(node, dim)
     _expect_sizes(node, [n for k, n in enumerate(node.meta["val"].shape) if k != dim])
 
     def compute(nest: NestBuilder) -> Value:
@@ -208,6 +206,15 @@ def select_backward(ctx: LoweringContext, node: Node, grad: View, sizes: object,
         return nest.load(grad, [e for k, e in enumerate(nest.index) if k != dim], mask=here, other=0)
 
     return ctx.pointwise(node, [], compute, ir_dtype(grad.dtype))
+
+
+def _known_position(node: Node, dim: int) -> Number | None:
+    """The position that argument 3 gives, ``None`` where only the kernel can tell it."""
+    shape = node.meta["val"].shape
+    known = select_position(node.args[3], shape[dim])
+    if known is None and not all(statically_known_true(size > 0) for size in shape):
+        raise Decline("a kernel looks at a position in each element only, and there may be none")
+    return known
 
 
 def _position(ctx: LoweringContext, nest: NestBuilder, known: Number | None, given: Expr, size: Expr) -> Expr:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch.fx import Node
@@ -26,7 +27,11 @@ _POOLS = (
     *("max_pool2d_with_indices_backward", "max_pool3d_with_indices_backward"),
     *("adaptive_max_pool2d_backward", "adaptive_max_pool3d_backward"),
 )
-_OVERLAPPING = ("copy_", "slice_scatter", "select_scatter", "diagonal_scatter")
+_BATCHES = (
+    *("native_batch_norm", "native_batch_norm_backward", "_native_batch_norm_legit"),
+    *("_native_batch_norm_legit_functional", "_native_batch_norm_legit_no_training"),
+)
+_OVERLAPPING = ("copy", "copy_", "slice_scatter", "select_scatter", "diagonal_scatter")
 
 
 def refusal(node: Node) -> str | None:
@@ -35,12 +40,16 @@ def refusal(node: Node) -> str | None:
     if not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten":
         return None
     check = _CHECKS.get(target._schema.name.split("::")[1])
-    return (check(node) if check else None) or _misfit(node, target._schema)
+    return (check(node) if check else None) or _misfit(node, target._schema) or _no_dim(node, target._schema)
 
 
 def _tensors(node: Node) -> list[torch.Tensor]:
     values = [argument.meta.get("val") for argument in node.all_input_nodes]
     return [value for value in values if isinstance(value, torch.Tensor)]
+
+
+def _value(argument: object) -> Any:
+    return argument.meta["val"] if isinstance(argument, Node) else argument
 
 
 def _numbers(node: Node) -> Iterator[bool | int | float]:
@@ -78,6 +87,16 @@ def _misfit(node: Node, schema: torch.FunctionSchema) -> str | None:
     if isinstance(result, torch.Tensor) and misfit(schema, node.args, node.kwargs, result.dtype):
         return f"a number that does not fit {result.dtype} is left to ATen, which refuses it"
     return None
+
+
+def _no_dim(node: Node, schema: torch.FunctionSchema) -> str | None:
+    """Not every fake kernel looks whether there is the dimension that an argument names."""
+    ranks = [value.dim() for value in (*_tensors(node), node.meta.get("val")) if isinstance(value, torch.Tensor)]
+    most = max(ranks, default=0) or 1
+    given = {**dict(zip((a.name for a in schema.arguments), node.args, strict=False)), **node.kwargs}
+    dims = (given.get(a.name) for a in schema.arguments if a.name.startswith("dim"))
+    missing = any(type(dim) is int and not -most <= dim < most for dim in dims)
+    return "a dimension that is not there is refused by ATen" if missing else None
 
 
 def misfit(
@@ -141,12 +160,33 @@ def _empty_rows(node: Node) -> str | None:
     return "statistics of nothing are ATen's" if 0 in shape else None
 
 
+def _batch(node: Node) -> str | None:
+    return "statistics of nothing are ATen's" if _empty(_tensors(node)[0]) else None
+
+
 def _groups(node: Node) -> str | None:
-    x = _tensors(node)[0]
-    if not all(type(number) is int for number in (*x.shape, *x.stride())):
-        return None
-    order = torch._prims_common.suggest_memory_format(x)
-    return None if x.is_contiguous(memory_format=order) else "eager normalizes groups of contiguous tensors only"
+    x, channels = _tensors(node)[0], node.args[4]
+    parts = [part.meta["val"] for part in node.args[1:3] if isinstance(part, Node)]
+    if _empty(x) or not all(part.dim() == 1 and same_number(part.shape[0], _value(channels)) for part in parts):
+        return "weights of another size than the channels, and groups of nothing, are ATen's"
+    return None if _is_dense(x) else "eager normalizes groups of contiguous tensors only"
+
+
+def _is_dense(x: torch.Tensor) -> bool:
+    """Whether a tensor is certainly contiguous in the order of its dimensions, or in the one of its strides."""
+    if all(type(number) is int for number in (*x.shape, *x.stride())):
+        return x.is_contiguous(memory_format=torch._prims_common.suggest_memory_format(x))
+    images = [[0, *range(2, x.dim()), 1]] if x.dim() in (4, 5) else []
+    return any(_lies_in_order(x, order) for order in ([*range(x.dim())], *images))
+
+
+def _lies_in_order(x: torch.Tensor, dims: Sequence[int]) -> bool:
+    step: int | torch.SymInt = 1
+    for dim in reversed(dims):
+        if not same_number(x.shape[dim], 1) and not same_number(x.stride(dim), step):
+            return False
+        step = step * x.shape[dim]
+    return True
 
 
 def _by_planes(node: Node) -> str | None:
@@ -165,6 +205,22 @@ def _slices(node: Node) -> str | None:
     """Eager looks at indices of slices that have no elements, too; a kernel has no iteration in which it would."""
     x, index = _tensors(node)[:2]
     return "indices of empty slices are looked at by ATen" if _empty(x) and not _empty(index) else None
+
+
+def _added_slices(node: Node) -> str | None:
+    """Eager looks at no index where nothing is added to."""
+    return "nothing is added to" if _empty(_tensors(node)[0]) else None
+
+
+def _viewed(node: Node) -> str | None:
+    x, sizes = _tensors(node)[0], node.meta["val"].shape
+    if isinstance(node.args[1], torch.dtype) or not all(type(n) is int for n in (*x.shape, *x.stride(), *sizes)):
+        return None
+    try:
+        torch.empty_strided(x.shape, x.stride(), device="meta").view(sizes)
+    except RuntimeError:
+        return "ATen refuses a view of elements that do not lie as it needs them"
+    return None
 
 
 def _overlapping(node: Node) -> str | None:
@@ -187,6 +243,9 @@ _CHECKS: dict[str, Callable[[Node], str | None]] = {
     **dict.fromkeys(_POOLS, _as_indices),
     "nll_loss2d_backward": _by_planes,
     **dict.fromkeys(("index_select", "embedding", "index_reduce"), _slices),
+    **dict.fromkeys(_BATCHES, _batch),
+    **dict.fromkeys(("view", "_unsafe_view"), _viewed),
+    "index_add": _added_slices,
     "native_layer_norm": _empty_rows,
     "native_group_norm": _groups,
     "sum": _total,

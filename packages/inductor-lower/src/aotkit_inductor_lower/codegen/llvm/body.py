@@ -52,6 +52,9 @@ def _compute(ctx: KernelContext, instr: Compute) -> Value:
     return Value(instr.dtype, tuple(parts), varying=True)
 
 
+_UNIT_DEPTH = 1  # of the loop over units of work, the outermost one
+
+
 def _check_index(ctx: KernelContext, instr: CheckIndex) -> Value:
     value, ops, size = ctx.values[instr.value], ctx.ops, ctx.scalar(instr.size)
     parts = []
@@ -62,6 +65,8 @@ def _check_index(ctx: KernelContext, instr: CheckIndex) -> Value:
         bad = ops.compare("icmp uge", wrapped, limit)
         ops.flag(bad, INDEX_ERROR)
         parts.append(ops.select(bad, zero, wrapped))
+    if (instr.size.constant or 0) < 1:  # no element 0 may be read before the loop, which an empty dimension skips
+        parts = [part._replace(depth=max(part.depth, _UNIT_DEPTH)) for part in parts]
     return Value(DType.I64, tuple(parts), value.varying)
 
 
