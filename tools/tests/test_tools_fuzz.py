@@ -17,7 +17,7 @@ from aotkit_runtime_wrappers.errors import BackwardCompileError
 from tools.fuzz.campaign import Campaign, Settings
 from tools.fuzz.cells import CELLS, coverage_table, poorest
 from tools.fuzz.compare import differences, observe
-from tools.fuzz.execute import check
+from tools.fuzz.execute import check, shows_a_later_write
 from tools.fuzz.generate import generate
 from tools.fuzz.planted import PLANTED, found_after
 from tools.fuzz.program import Program
@@ -175,3 +175,18 @@ def test_a_tally_comes_back_from_the_file_it_was_written_to() -> None:
     tally.cells[CELLS[5]] += 4
     back = Tally.from_json(json.loads(json.dumps(tally.to_json())))
     assert back == tally and back.failed == 2 and back.cells[CELLS[5]] == 4
+
+
+def test_a_later_write_that_autograd_does_not_see_is_no_mismatch_and_hides_none() -> None:
+    setup = ("a0 = values((3,), 0).requires_grad_()", "a1 = values((3,), 1)")
+    body = ("v0 = a1.data", "a1.square_()", "v1 = a0 + 1", "v1.mul_(v0)")
+    program = Program(setup, ("a0", "a1"), body, ("v1", "a1"), entry="function", afterwards="outputs[1].mul_(2)")
+    assert check(program).kind == "unseen write"
+
+    def with_a_wrong_gradient(a0: torch.Tensor, a1: torch.Tensor) -> list[torch.Tensor]:
+        kept = a1.data.square()
+        a1.square_()
+        return [(a0 + 1) * kept + (a0 - a0.detach()), a1]
+
+    eager, wrong = observe(program, program.function()), observe(program, with_a_wrong_gradient)
+    assert differences(eager, wrong) and not shows_a_later_write(program, eager, wrong, 0.0)
