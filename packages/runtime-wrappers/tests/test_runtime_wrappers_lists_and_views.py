@@ -1,0 +1,212 @@
+"""The list that a call empties, who may share memory with whom, what is bound, parts of a base in every dtype."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.testing._internal.two_tensor import TwoTensor
+
+from aotkit_functionalize import GraphMetadata, analyze, metadata
+from aotkit_runtime_wrappers import WrapperOptions, build_plan
+from aotkit_runtime_wrappers.errors import AliasingChangedError, MetadataMismatchError, UnsupportedOverlapError
+from aotkit_runtime_wrappers.member_views import take_member
+from aotkit_runtime_wrappers.operations import BindSymbol
+
+TENSOR, KIND, DATA = metadata.InputKind.TENSOR, metadata.OutputKind, metadata.MutationKind.DATA
+
+
+def meta(sizes: Any = (3,), strides: Any = (1,), grad: bool = False, dtype: str = "float32") -> Any:
+    return metadata.TensorMeta(dtype, "cpu", sizes, strides, 0, grad)
+
+
+def boxed(function: Any) -> Any:
+    def run(args: list[Any]) -> Any:
+        values = list(args)
+        args.clear()
+        return function(*values)
+
+    run._boxed_call = True
+    return run
+
+
+def training(like: Any, plain: int = 0) -> GraphMetadata:
+    """One differentiable result, and ``plain`` others."""
+    others = tuple(metadata.OutputInfo(1 + i, KIND.FRESH, meta(), graph_output=1 + i) for i in range(plain))
+    return GraphMetadata(
+        inputs=(metadata.InputInfo(0, TENSOR, like),),
+        outputs=(metadata.OutputInfo(0, KIND.FRESH, like, graph_output=0), *others),
+        tangents=(metadata.TangentInfo(0, like),),
+        num_forward_outputs=1 + plain,
+        forward_requires_grad=(True, *(False,) * plain),
+        differentiable_inputs=(0,),
+        is_training=True,
+    )
+
+
+@pytest.mark.parametrize("plain", [0, 1, 2])
+def test_the_list_of_arguments_is_empty_after_a_call(how: Any, plain: int) -> None:
+    call = how(build_plan(training(meta(grad=True), plain), num_saved_tensors=1),
+               boxed(lambda x: [x * 2, *[x * 3] * plain, x]), boxed(lambda x, t: [t * 2]))  # fmt: skip
+    args = [torch.ones(3, requires_grad=True)]
+    found = call(args)
+    assert args == [] and [o.tolist() for o in found] == [[2] * 3, *[[3] * 3] * plain]
+    assert [o.requires_grad for o in found] == [True, *[False] * plain]
+
+
+def test_a_write_under_no_grad_after_one_with_history_has_none(same_as_eager: Any) -> None:
+    def fn(x: Tensor, y: Tensor, z: Tensor) -> list[Tensor]:
+        x.mul_(z)
+        with torch.no_grad():
+            y.mul_(3)
+        return [x * 2, y.sin(), y.view(-1), z]
+
+    def make() -> list[Tensor]:
+        torch.manual_seed(0)
+        return [torch.rand(4).requires_grad_() * 1 for _ in range(3)]
+
+    assert same_as_eager(fn, make) == 2
+
+
+def test_arguments_that_nobody_writes_to_may_share_memory(how: Any) -> None:
+    infos = (metadata.InputInfo(0, TENSOR, meta(), mutation=DATA, updated_output=0),
+             *(metadata.InputInfo(i, TENSOR, meta()) for i in (1, 2)))  # fmt: skip
+    plan = build_plan(GraphMetadata(infos, (), num_forward_outputs=1, num_mutated=1))
+    call = how(plan, boxed(lambda a, b, c: [a + b]))
+    memory = torch.arange(8.0)
+    call([memory[5:], memory[:3], memory[1:4]])
+    assert memory.tolist() == [0, 1, 2, 3, 4, 5, 7, 9]
+    with pytest.raises(AliasingChangedError, match=r"input in0 is mutated .* shares memory with input in2,"):
+        call([memory[5:], memory[:3], memory[3:6]])
+
+
+@pytest.mark.parametrize("checks", [True, False])
+def test_parts_of_wrappers_are_compared_where_it_is_asked_for(how: Any, checks: bool) -> None:
+    def write(x: Any, y: Any) -> list[Any]:
+        x.mul_(y)
+        return []
+
+    y = torch.tensor([3.0, 4.0])
+    meta = analyze(write, [TwoTensor(torch.ones(2), torch.ones(2)), y])
+    call = how(build_plan(meta, options=WrapperOptions(check_aliasing=checks)), lambda a, b, y: [a * y, b * y])
+    call([TwoTensor(torch.ones(2), torch.ones(2)), y])
+    if checks:
+        with pytest.raises(AliasingChangedError):
+            call([TwoTensor(y, torch.ones(2)), y])
+    else:
+        call([TwoTensor(y, torch.ones(2)), y])
+        assert y.tolist() == [9, 16]
+
+
+def test_tensors_inside_of_results_are_tensors_of_their_own(how: Any) -> None:
+    x = TwoTensor(torch.ones(2), torch.ones(2))
+
+    def forward(a: Tensor, b: Tensor) -> list[Tensor]:
+        return [torch.cat([a * 2, a])[:2], torch.cat([b * 3, b])[:2]]
+
+    (made,) = how(build_plan(analyze(lambda x: [x * 2], [x])), forward)([x])
+    assert not made.a._is_view() and not made.b._is_view() and made.b.tolist() == [3, 3]
+
+
+def test_only_what_is_used_is_read() -> None:
+    symbols = tuple(metadata.SymbolBinding(f"s{i}", 0, "size", i) for i in range(2))
+    view = metadata.ViewSpec("float32", ("s1",), (1,), 0, False)
+    outputs = (metadata.OutputInfo(0, KIND.ALIAS_OF_INPUT, base=0, view=view),)
+    record = GraphMetadata((metadata.InputInfo(0, TENSOR, meta(("s0", "s1"), ("s1", 1))),), (), symbols=symbols)
+    assert build_plan(record).prologue == ()
+    used = build_plan(GraphMetadata(record.inputs, outputs, symbols=symbols))
+    assert used.prologue == (BindSymbol("s1", "in0", "size", 1),)
+
+
+def test_a_graph_without_tangents_or_without_inputs_to_differentiate_has_no_backward() -> None:
+    like = metadata.InputInfo(0, TENSOR, meta(grad=True))
+    for changes in ({"is_training": True}, {"differentiable_inputs": (0,)}, {"is_training": True,
+                    "differentiable_inputs": (0,)}, {"tangents": (metadata.TangentInfo(0, meta()),)}):  # fmt: skip
+        outputs = (metadata.OutputInfo(0, KIND.FRESH, meta(), graph_output=0),)
+        assert not build_plan(GraphMetadata((like,), outputs, num_forward_outputs=1, **changes)).call.training
+
+
+@pytest.mark.parametrize("bits", ["conjugated", "negated", "both", "none"])
+def test_a_complex_tangent_is_what_it_means(how: Any, bits: str) -> None:
+    like = meta((2,), (1,), True, "complex64")
+    seen = []
+
+    def backward(x: Tensor, tangent: Tensor) -> list[Tensor]:
+        seen.append((tangent.is_conj(), tangent.is_neg()))
+        return [tangent * 2]
+
+    call = how(build_plan(training(like), num_saved_tensors=1), boxed(lambda x: [x * 2, x]), boxed(backward))
+    x = torch.tensor([1 + 2j, 3 - 1j], requires_grad=True)
+    given = torch.tensor([1 + 1j, 2 - 3j])
+    given = torch._neg_view(given) if bits in ("negated", "both") else given
+    given = given.conj() if bits in ("conjugated", "both") else given
+    (grad,) = torch.autograd.grad(call([x])[0], x, given)
+    torch.testing.assert_close(grad, given.resolve_conj().resolve_neg() * 2)
+    assert seen == [(False, False)]
+
+
+def test_a_graph_that_is_not_kept_is_released_by_a_backward_for_second_derivatives_too(how: Any) -> None:
+    call = how(build_plan(training(meta(grad=True)), num_saved_tensors=1), boxed(lambda x: [x.sin(), x.cos()]),
+               boxed(lambda c, t: [t * c]))  # fmt: skip
+    x = torch.ones(3, requires_grad=True)
+    (out,) = call([x])
+    torch.autograd.grad(out.sum(), x, create_graph=True, retain_graph=False)
+    with pytest.raises(RuntimeError, match="a second time"):
+        torch.autograd.grad(out.sum(), x)
+    (out,) = call([x])
+    torch.autograd.grad(out.sum(), x, create_graph=True, retain_graph=True)
+    torch.autograd.grad(out.sum(), x)
+
+
+def test_a_plain_result_before_a_wrapper_that_the_loss_ignores(wrapped: Any) -> None:
+    def fn(x: Any, y: Any) -> list[Any]:
+        return [y * 2, y * 3, x * y]
+
+    def make() -> list[Any]:
+        return [TwoTensor(torch.ones(2), torch.full((2,), 2.0)), torch.tensor([1.0, 5.0]).requires_grad_()]
+
+    call, (x, y) = wrapped(fn, make()), make()
+    first, second, product = call([x, y])
+    for plain in ([first], [second], [first, second]):
+        with pytest.raises(MetadataMismatchError, match="gives argument 1 a gradient of a tensor subclass"):
+            torch.autograd.grad([p.sum() for p in plain], y, retain_graph=True)
+    (grad,) = torch.autograd.grad([second, product], y, [torch.ones(2), TwoTensor(torch.ones(2), torch.ones(2))])
+    assert grad.a.tolist() == [4, 4] and grad.b.tolist() == [5, 5]
+
+
+DTYPES = ["float32", "float64", "int16", "int8", "complex64", "complex128", "float16", "int64"]
+
+
+@pytest.mark.parametrize("base_dtype", DTYPES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_part_of_a_base_is_seen_in_any_dtype(base_dtype: str, dtype: str) -> None:
+    """Compared with a tensor over the same storage; where strides are no whole numbers of elements it is refused."""
+    rng = random.Random(f"{base_dtype} {dtype}")
+    kind, whole = getattr(torch, dtype), torch.arange(96, dtype=torch.uint8).view(getattr(torch, base_dtype))
+    taken = refused = 0
+    for _ in range(40):
+        sizes = tuple(rng.randint(1, 3) for _ in range(rng.randint(0, 3)))
+        strides = tuple(rng.randint(1, 6) for _ in sizes)
+        reach = 1 + sum((n - 1) * s for n, s in zip(sizes, strides, strict=True))
+        room = whole.nbytes // kind.itemsize - reach
+        if room < 0:
+            continue
+        delta = rng.randint(0, room)
+        expected = torch.empty(0, dtype=kind).set_(whole.untyped_storage(), delta, sizes, strides)
+        try:
+            found = take_member(whole, metadata.ViewSpec(dtype, sizes, strides, delta, False), {})
+        except UnsupportedOverlapError as error:
+            assert "are no views" not in str(error) and kind.itemsize < whole.element_size()
+            ratio = whole.element_size() // kind.itemsize
+            assert any(s % ratio and n != 1 for n, s in zip(sizes[:-1], strides[:-1], strict=True))
+            assert f"one of dtype torch.{dtype} has strides {strides}" in str(error)
+            refused += 1
+            continue
+        assert found.dtype == kind and found.shape == sizes and found.data_ptr() == expected.data_ptr()
+        real = [i for i, n in enumerate(sizes) if n > 1]
+        assert [found.stride(i) for i in real] == [strides[i] for i in real]
+        taken += 1
+    assert taken > 5 and (refused == 0 or kind.itemsize < whole.element_size())
