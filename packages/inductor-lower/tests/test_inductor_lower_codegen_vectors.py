@@ -33,6 +33,12 @@ def t(*sizes: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.ones(*sizes, dtype=dtype)
 
 
+def chain(x: Tensor, count: int) -> Tensor:
+    for k in range(count):
+        x = x * 1.5 if k % 2 else x + 0.5
+    return x
+
+
 LONG = torch.int64
 AT = torch.zeros(17, dtype=LONG)
 COLORS = t(2, 16, 8, 8).to(memory_format=torch.channels_last)
@@ -149,6 +155,91 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...], str, str]] = {
         lambda x, y: y.slice_scatter(x, 0, 3, 13), (t(10, 96), t(40, 96),),
         "16: 40 96*2",
         "8: 40 96*2",
+    ),
+    "ten operations": (lambda x: chain(x, 10), (t(64, 64),), "16: 4096*2", "8: 4096*2"),
+    "eleven operations": (lambda x: chain(x, 11), (t(64, 64),), "16: 4096*1", "8: 4096*1"),
+    "sums of rows of six operations": (lambda x: chain(x, 6).sum(1), (t(9, 4096),), "16: 9 [4096*4]", "8: 9 [4096*4]"),
+    "sums of rows of seven operations": (
+        lambda x: chain(x, 7).sum(1), (t(9, 4096),),
+        "16: 9 [4096*2]",
+        "8: 9 [4096*2]",
+    ),
+    "sums of columns of nine operations": (lambda x: chain(x, 9).sum(0), (t(40, 96),), "16: 96*6 [40]", "8: 96*4 [40]"),
+    "sums of columns of ten operations": (lambda x: chain(x, 10).sum(0), (t(40, 96),), "16: 96*2 [40]", "8: 96*2 [40]"),
+    "sums of columns of twenty-seven operations": (
+        lambda x: chain(x, 27).sum(0), (t(40, 96),),
+        "16: 96*2 [40]",
+        "8: 96*2 [40]",
+    ),
+    "sums of columns of twenty-eight operations": (
+        lambda x: chain(x, 28).sum(0), (t(40, 96),),
+        "16: 96*1 [40]",
+        "8: 96*1 [40]",
+    ),
+    "sums of rows of 512": (lambda x: x.sum(1), (t(9, 512),), "16: 9 [512*4]", "8: 9 [512*4]"),
+    "sums of rows of 448": (lambda x: x.sum(1), (t(9, 448),), "16: 9 [448*2]", "8: 9 [448*4]"),
+    "sums of rows of 192": (lambda x: x.sum(1), (t(9, 192),), "16: 9 [192*2]", "8: 9 [192*2]"),
+    "transposed doubles": (
+        lambda x: x.t().contiguous(), (t(40, 36, dtype=torch.float64),),
+        "8: 36*8 40~",
+        "4: 36*4 40~",
+    ),
+    "transposed doubles, narrow": (
+        lambda x: x.t().contiguous(), (t(40, 12, dtype=torch.float64),),
+        "8: 12*8 40~",
+        "4: 12 40*2",
+    ),
+    "transposed after fourteen operations": (
+        lambda x: chain(x.t(), 14).contiguous(), (t(64, 48),),
+        "16: 48~ 64*16",
+        "8: 48~ 64*8",
+    ),
+    "transposed after twenty-two operations": (
+        lambda x: chain(x.t(), 22).contiguous(), (t(64, 48),),
+        "16: 48~ 64*16",
+        "8: 48~ 64*8",
+    ),
+    "transposed after twenty-three operations": (
+        lambda x: chain(x.t(), 23).contiguous(), (t(64, 48),),
+        "16: 48 64*1",
+        "8: 48 64*1",
+    ),
+    "a weight of sixty-three groups": (
+        lambda x, w: x.softmax(2) * w, (t(30, 63, 80), t(63, 1)),
+        "16: 1890 [80*1] [80*1] [80*1]",
+        "8: 1890 [80*2] [80*1] [80*2]",
+    ),
+    "a weight of sixty-four groups": (
+        lambda x, w: x.softmax(2) * w, (t(30, 64, 80), t(64, 1)),
+        "16: 30 64 [80*1] [80*1] [80*1]",
+        "8: 30 64 [80*2] [80*1] [80*2]",
+    ),
+    "a weight of groups of sixty-three": (
+        lambda x, w: x.softmax(2) * w, (t(30, 20, 63), t(20, 1)),
+        "16: 600 [63*1^] [63*1^] [63*1^]",
+        "8: 600 [63*1] [63*1] [63*1]",
+    ),
+    "a weight of groups of sixty-four": (
+        lambda x, w: x.softmax(2) * w, (t(30, 20, 64), t(20, 1)),
+        "16: 600 [64*2] [64*1] [64*2]",
+        "8: 600 [64*2] [64*1] [64*2]",
+    ),
+    "sorted rows": (lambda x: x.sort(1)[0], (t(40, 8),), "16: 40*1 [8] [] [8]", "8: 40*1 [8] [] [8]"),
+    "gathered in rows": (
+        lambda x, i: x.exp().gather(1, i), (t(40, 24), torch.zeros(40, 24, dtype=LONG)),
+        "16: 40*16 24~",
+        "8: 40 24*1",
+    ),
+    "gathered columns of twenty-four": (
+        lambda x, i: x[:, i], (t(40, 96), torch.zeros(24, dtype=LONG)),
+        "16: 40 24*1",
+        "8: 40 24*1",
+    ),
+    "running sums and their double": (lambda x: (x.cumsum(1), x + 1), (t(40, 96),), "16: 40 [96]", "8: 40 [96]"),
+    "a row and its places": (
+        lambda x: (x - x.amax(1, keepdim=True), x.argmin(1)), (t(40, 96),),
+        "16: 40 [96*2] [] [96*2]",
+        "8: 40 [96*2] [] [96*2]",
     ),
     "turned pairs": (lambda x: x.view(40, 48, 2).flip(2).view(40, 96) * 2, (t(40, 96),), "16: 1920*2 2", "8: 1920*2 2"),
 }  # fmt: skip

@@ -62,6 +62,22 @@ CASES = {
         SHAPED.replace(BODY, rows("i0 < 3, i1 < 4", "4*i0 - i1 + 3", "i0, i1")),
         None,
     ),
+    "a row and its first": (
+        OVER.replace(
+            BODY,
+            "loop shift(i0 < 12):\n  stage():\n    %f = load h[i0, 0] : f64"
+            + rows("", "i0", "i0").partition(":")[2].replace("sub %b, %m", "sub %b, %f"),
+        ),
+        ("y", "h"),
+    ),
+    "with another operand": (OVER.replace("%one = const 1.0", "%one = load x[i0, 3]"), ("y", "h")),
+    "only a part of it": (
+        OVER.replace("y : float64[12, 20] strides [20, 1]", "y : float64[10] strides [1]")
+        .replace("i0 < 12, i1 < 20", "i0 < 10")
+        .replace("load h[i0, i1]", "load h[0, i0]")
+        .replace("store y[i0, i1]", "store y[i0]"),
+        None,
+    ),
     "used later": (
         OVER.replace("return y", BODY.replace("shift", "again").replace("store y", "store z") + "return y, z"),
         ("z", "h"),
