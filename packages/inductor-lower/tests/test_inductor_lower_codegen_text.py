@@ -168,6 +168,14 @@ def test_a_square_is_turned_over_in_registers_on_its_way_out_and_in() -> None:
         text = program({"x": x}, {"o": torch.empty(64, 48)}, nest)
         assert "extractelement" not in llvm(text, 256) and "shufflevector" in llvm(text, 256)
         check(text, x)
+    x = numbers(2, 3, 33, 48)
+    nest = """
+loop turned(i0 < 2, i1 < 3, i2 < 48, i3 < 33):
+  stage():
+    %a = load x[i0, i1, i3, i2] : f32
+    store o[i0, i1, i2, i3] = %a
+"""
+    check(program({"x": x}, {"o": torch.empty(2, 3, 48, 33)}, nest), x)
 
 
 @pytest.mark.parametrize(("dtype", "width"), [(torch.float32, "i32"), (torch.float64, "i64"), (torch.int8, "i32")])
@@ -213,6 +221,34 @@ return o
     assert re.findall(r"%r_\d+\.next = add i64 %r_\d+, (\d+)", llvm(text, 256)) == ["16", "8", "1"]
     for columns in (1, 7, 8, 23, 24, 16, 40):
         check(text, numbers(30, columns))
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 64, 65])
+def test_a_rest_of_one_element_is_computed_by_itself(size: int) -> None:
+    """Two doubles are a vector of the oldest processors."""
+    x = numbers(size, dtype=torch.float64)
+    body = "  stage():\n    %a = load x[i0] : f64\n    %b = mul %a, %a : f64\n    store o[i0] = %b"
+    check(program({"x": x}, {"o": x}, f"loop square(i0 < {size}):\n{body}"), x)
+    known = program({"x": x}, {"o": x}, f"loop square(i0 < $s0):\n{body}")
+    unknown = known.replace("input x\n", "symbol $s0 = input 0 size 0\ninput x\n").replace(f"[{size}]", "[$s0]")
+    bound = bind(generate(parse_program(unknown), generic_target(128)), redzones=True)
+    assert torch.equal(bound([x])[0], x * x)
+
+
+@pytest.mark.parametrize("size", [1, 40, 64])
+def test_all_elements_may_be_added_to_one(size: int) -> None:
+    x = numbers(size, dtype=torch.float64)
+    nest = f"""
+loop zero(i0 < 9):
+  stage():
+    %z = const 0.0 : f64
+    store o[i0] = %z
+loop total(i0 < {size}):
+  stage():
+    %a = load x[i0] : f64
+    store o[3] += %a
+"""
+    check(program({"x": x}, {"o": torch.empty(9, dtype=torch.float64)}, nest), x)
 
 
 # -- loops -----------------------------------------------------------------------------------------------

@@ -241,6 +241,11 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...], str, str]] = {
         "16: 40 [96*2] [] [96*2]",
         "8: 40 [96*2] [] [96*2]",
     ),
+    "sums of gathered rows": (
+        lambda x, i: x[i].sum(1), (t(40, 96), torch.zeros(400, dtype=LONG)),
+        "16: 400 [96*2]",
+        "8: 400 [96*2]",
+    ),
     "turned pairs": (lambda x: x.view(40, 48, 2).flip(2).view(40, 96) * 2, (t(40, 96),), "16: 1920*2 2", "8: 1920*2 2"),
 }  # fmt: skip
 
