@@ -13,16 +13,19 @@ from torch import Tensor
 from aotkit_functionalize import (
     FunctionalLayer,
     GraphMetadata,
+    OverlappingMutation,
     Unsupported,
     analyze,
     fake_arguments,
     function_inputs,
     functional_layer,
 )
+from aotkit_functionalize.aliases import shares_storage
 from aotkit_functionalize.layouts import Layouts
-from aotkit_functionalize.metadata import OutputKind
+from aotkit_functionalize.metadata import InputInfo, InputKind, MutationKind, OutputInfo, OutputKind, ViewSpec
 from aotkit_functionalize.nest_context import contains_symbols
 from aotkit_functionalize.overlap import covers, repeats_memory
+from aotkit_functionalize.random_writes import as_eager_draws, check_normal
 from aotkit_functionalize.windows import without_gaps
 
 Check = Callable[..., GraphMetadata]
@@ -199,6 +202,9 @@ OTHERS: dict[str, tuple[Callable[..., list[Tensor]], Callable[[], list[Tensor]]]
                                    lambda: [_computed()]),
     "written list": (lambda x: (lambda y: (torch._foreach_add_([y, x], 1), [torch.cat([y, x]), x])[1])(x * 2),
                      lambda: [torch.rand(4, 6)]),
+    "several results": (lambda x: [*torch.var_mean(x, 0), *x.topk(2), *torch.sort(x)], lambda: [torch.rand(4, 6)]),
+    "several results of what was written": (lambda x: [x.mul_(2), *torch.var_mean(x[1:], 0), *torch.unbind(x * 1)][1:],
+                                            lambda: [torch.rand(4, 6)]),
     "list of what was written": (lambda x: (lambda v: [x.mul_(3), torch.cat([v, v]), torch.stack([x, x])])(x[1:]),
                                  lambda: [torch.rand(4, 6)]),
 }  # fmt: skip
@@ -250,6 +256,8 @@ def y_too_small(sizes: tuple[int, ...], dim: int, size: int) -> bool:
 def test_windows_of_a_number_and_by_keywords(same_as_eager: Check) -> None:
     same_as_eager(lambda x: [x.unfold(0, 1, 1), x * 1], lambda: [torch.tensor(3.0)])
     same_as_eager(lambda x: [x.unfold(dimension=0, size=2, step=3), x * 1], lambda: [torch.rand(8)])
+    number = torch.tensor(3.0)
+    assert without_gaps(torch.Tensor.unfold, (number, 0, 0, 1), {}).shape == number.unfold(0, 0, 1).shape
     plain = torch.rand(6)
     assert without_gaps(torch.Tensor.unfold, (plain, 0, 0, 2), {}).shape == (4, 0)
     with pytest.raises(RuntimeError, match="step is 0"):
@@ -260,6 +268,8 @@ def test_what_lies_within_a_dense_tensor_is_covered() -> None:
     base = torch.rand(4, 6)
     part = base[1:3]
     assert covers(base, part) and covers(part, part) and not covers(part, base)
+    assert not covers(base[:2], base) and not covers(base[:2], base.view(torch.int16))
+    assert covers(base[:2], base[:2].view(torch.int16)) and not covers(base[:1].view(torch.int16), base[:2])
     for inside in (base[1, :1], base[2, 5:], part[:, 2:4], part.t(), base[1:1]):
         assert covers(part, inside)
     for outside in (base[0, 5:], base[3, :1], base[0, :1], base[3, 5:], base[0:2], base[2:]):
@@ -302,3 +312,76 @@ def test_a_run_begins_with_nothing_known_of_layouts() -> None:
     with torch.no_grad():
         assert not Layouts().grad_mode
     assert Layouts().grad_mode and not Layouts().finished
+
+
+def test_what_draws_elsewhere_than_on_a_processor_is_left_alone() -> None:
+    gaps = torch.rand(8, 8)[:, ::2]
+    with pytest.raises(Unsupported, match="normal_ draws into a view of sizes"):
+        check_normal(gaps)
+    for target in (gaps.to("meta").as_strided((8, 4), (8, 2)), gaps[:3], torch.rand(8, 8), torch.rand(8, 8).t()):
+        check_normal(target)
+    transposed = torch.rand(6, 4).t()
+    assert as_eager_draws((transposed, 0.5), {})[0].is_contiguous()
+    assert as_eager_draws((transposed,), {"p": 0.5})[0].is_contiguous()
+    for args in [(transposed,), (transposed, transposed), (transposed.to("meta").t().t(), 0.5)]:
+        assert as_eager_draws(args, {}) is args
+
+
+def test_the_shape_of_a_leaf_may_change_under_no_grad_if_no_view_of_it_is_returned(layer: FunctionalLayer) -> None:
+    def fn(x: Tensor, view: bool) -> list[Tensor]:
+        with torch.no_grad():
+            x.t_()
+        return [x[1:]] if view else [x]
+
+    leaf = torch.rand(4, 6).requires_grad_()
+    assert not analyze(lambda x: fn(x, False), [leaf], layer=layer).is_training
+    with pytest.raises(Unsupported, match="input 0 requires grad and changes its sizes or strides in place where grad"):
+        analyze(lambda x: fn(x, True), [leaf], layer=layer)
+
+
+def test_views_share_the_storage_of_what_they_are_taken_of(layer: FunctionalLayer) -> None:
+    _, plain = fake_arguments([torch.rand(4, 6), torch.rand(4, 6)])
+    with plain[0].fake_mode, functional_layer(layer):
+        x, y = (entered.value for entered in function_inputs(plain, [torch.rand(4, 6)] * 2))
+        assert shares_storage(x, x[1:].t()) is True and shares_storage(x[0], x[1]) is True
+        assert shares_storage(x, y) is False and shares_storage(x, x * 1) is False
+
+
+resize_storage = torch.ops.inductor.resize_storage_bytes_
+WRITTEN: dict[str, tuple[Callable[[Tensor], Any], bool, bool]] = {
+    "written": (lambda x: x.mul_(3), True, False),
+    "hidden": (lambda x: x.data.mul_(3), True, True),
+    "not written": (lambda x: x.sum(), False, False),
+}
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_a_storage_may_grow_and_its_tensor_be_written_to(name: str) -> None:
+    write, written, hidden = WRITTEN[name]
+
+    def fn(x: Tensor) -> list[Any]:
+        write(x)
+        resize_storage(x, 400)
+        return []
+
+    metadata = analyze(fn, [torch.rand(4, 6)], layer=FunctionalLayer.DISPATCHER)
+    info = metadata.inputs[0]
+    assert info.storage is not None and info.storage.num_bytes == 400 and info.storage.output is None
+    assert (info.updated_output, info.mutation_hidden_from_autograd) == (0 if written else None, hidden)
+    assert metadata.num_mutated == written and not (written and info.mutation_under_no_grad)
+    assert info.version_steps == (written and not hidden)
+
+
+def test_records_say_nothing_unless_they_are_told() -> None:
+    output, entered = OutputInfo(0, OutputKind.FRESH), InputInfo(0, InputKind.TENSOR)
+    assert (output.same_as, output.is_new_leaf, output.dynamic_dims, output.graph_output) == (None, False, (), None)
+    assert (entered.mutation, entered.mutation_hidden_from_autograd) == (MutationKind.NONE, False)
+    assert (entered.mutation_under_no_grad, entered.is_static, entered.version_steps) == (False, False, 0)
+    assert entered.is_leaf and entered.storage is entered.new_view is entered.sets_requires_grad is None
+    view = ViewSpec("float32", (2,), (1,), 0, True)
+    assert (view.under_no_grad, view.detached, view.own_version, view.conj, view.neg) == (False,) * 5
+    told = GraphMetadata((), (OutputInfo(0, OutputKind.CONSTANT, constant=object()),))  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="object has no JSON form in graph metadata"):
+        told.to_json()
+    overlap = OverlappingMutation(((0, 1),), (1,))
+    assert overlap.do.startswith("Pass tensors that do not overlap") and "a tensor of its own" in overlap.why

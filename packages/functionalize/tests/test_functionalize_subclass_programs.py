@@ -31,6 +31,7 @@ from aotkit_functionalize import (
 )
 from aotkit_functionalize.metadata import MutationKind, OutputKind, TensorMeta, ViewSpec
 from aotkit_functionalize.nests import Assembled, Nest, Part
+from aotkit_functionalize.subclass_views import _same
 from aotkit_functionalize.symbols import tensor_meta
 
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
@@ -348,3 +349,68 @@ def test_random_programs_over_wrappers_are_what_eager_mode_does(first: int) -> N
             raise AssertionError(f"{error}\nin {seed}: {program}") from error
         compared += 1
     assert compared >= 10 and refused <= compared, (compared, refused)
+
+
+def _no_grad(write: Callable[[], Any]) -> None:
+    with torch.no_grad():
+        write()
+
+
+FIXED: dict[str, Callable[[Any], list[Any]]] = {
+    "views of one value, and others": lambda x: (lambda y: [x.a * 3, y.t(), x.sin(), y.view(-1)])(x * 2),
+    "a value and its views": lambda x: (lambda y: [y.t(), y, y.view(-1)])(x * 2),
+    "views of two values": lambda x: (lambda y, z: [y.t(), z.t(), y[1:], z[1:]])(x * 2, x * 3),
+    "views of plain values and of wrappers": lambda x: (lambda y, z: [z[1:], y.t(), z.t(), y[1:]])(x * 2, x.a * 3),
+    "views of an argument": lambda x: [x.t(), x[1:].t(), x.view(-1), x.unsqueeze(0).expand(2, 4, 4)],
+    "a write and a view": lambda x: (x.mul_(2), [x.t(), x * 1])[1],
+    "a write to a view": lambda x: (x[1:].mul_(2), [x.t(), x * 1])[1],
+}
+
+
+@pytest.mark.parametrize("kind", ["flat", "nested"])
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("name", FIXED)
+def test_results_that_share_memory_are_what_eager_mode_gives(name: str, grad: bool, kind: str) -> None:
+    def make() -> list[Any]:
+        torch.manual_seed(0)
+        return [_made(kind).requires_grad_(grad) * 1 if grad else _made(kind)]
+
+    _compare(FIXED[name], make)
+
+
+@pytest.mark.parametrize("kind", ["flat", "nested"])
+def test_a_leaf_may_be_written_to_where_grad_mode_is_off(kind: str) -> None:
+    def fn(x: Any) -> list[Any]:
+        _no_grad(lambda: x.mul_(2))
+        return [x * 3]
+
+    def make() -> list[Any]:
+        torch.manual_seed(0)
+        return [_made(kind).requires_grad_()]
+
+    info = _compare(fn, make).subclasses.outer.inputs[0]  # type: ignore[union-attr]
+    assert info.mutation is MutationKind.DATA and info.mutation_under_no_grad and info.is_leaf
+
+
+class _Named(TwoTensor):
+    """Tells by which names it is taken apart."""
+
+    names: tuple[str, ...] = ("a", "b")
+
+    def __tensor_flatten__(self) -> Any:
+        return list(self.names), None
+
+
+def test_wrappers_that_hold_other_things_are_not_the_same() -> None:
+    def wrap(a: Any, b: Any, names: tuple[str, ...] = ("a", "b")) -> Any:
+        made = _Named(a, b)
+        made.names = names
+        return made
+
+    plain, flat = torch.ones(2), TwoTensor(torch.ones(2), torch.ones(2))
+    assert _same(wrap(plain, plain), wrap(plain, plain)) and _same(wrap(flat, flat), wrap(flat, flat))
+    assert not _same(wrap(plain, plain), wrap(plain, plain, ("b", "a")))
+    for one, other in ((flat, plain), (plain, flat)):
+        assert not _same(wrap(one, one), wrap(other, other))
+    assert not _same(plain, flat) and not _same(plain, torch.ones(3)) and _same(plain, torch.zeros(2))
+    assert not _same(torch.ones(2, 2), torch.ones(2, 2).t()) and not _same(wrap(plain, plain), flat)
