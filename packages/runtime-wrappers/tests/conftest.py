@@ -421,6 +421,7 @@ def _compiled(
             graph.examples = [v.detach() if isinstance(v, Tensor) else v for v in values]
         return call(values)
 
+    called.plan = call.plan
     return called
 
 

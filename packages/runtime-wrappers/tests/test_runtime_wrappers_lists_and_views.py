@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +13,13 @@ from torch.testing._internal.two_tensor import TwoTensor
 
 from aotkit_functionalize import GraphMetadata, analyze, metadata
 from aotkit_runtime_wrappers import WrapperOptions, build_plan
-from aotkit_runtime_wrappers.errors import AliasingChangedError, MetadataMismatchError, UnsupportedOverlapError
+from aotkit_runtime_wrappers.compiled_autograd import cooperation
+from aotkit_runtime_wrappers.errors import (
+    AliasingChangedError,
+    CallingConventionError,
+    MetadataMismatchError,
+    UnsupportedOverlapError,
+)
 from aotkit_runtime_wrappers.member_views import take_member
 from aotkit_runtime_wrappers.operations import BindSymbol
 
@@ -210,3 +217,83 @@ def test_a_part_of_a_base_is_seen_in_any_dtype(base_dtype: str, dtype: str) -> N
         assert [found.stride(i) for i in real] == [strides[i] for i in real]
         taken += 1
     assert taken > 5 and (refused == 0 or kind.itemsize < whole.element_size())
+
+
+def test_a_result_that_is_an_earlier_one_is_a_tensor_of_its_own(how: Any) -> None:
+    like = meta(grad=True)
+    record = replace(
+        training(like),
+        outputs=tuple(metadata.OutputInfo(i, KIND.FRESH, like, graph_output=i) for i in range(2)),
+        tangents=tuple(metadata.TangentInfo(i, like) for i in range(2)),
+        num_forward_outputs=2,
+        forward_requires_grad=(True, True),
+        repeated_outputs=(1,),
+    )
+
+    def forward(x: Tensor) -> list[Tensor]:
+        doubled = x * 2
+        return [doubled, doubled, x]
+
+    call = how(build_plan(record, num_saved_tensors=1), boxed(forward), boxed(lambda x, a, b: [a * 2 + b * 2]))
+    x = torch.ones(3, requires_grad=True)
+    first, second = call([x])
+    assert first is not second and first.data_ptr() == second.data_ptr()
+    first.mul_(3)
+    assert (first._version, second._version) == (1, 0) and second.tolist() == [6, 6, 6]
+    first.sum().backward(retain_graph=True)
+    assert x.grad is not None and x.grad.tolist() == [6, 6, 6]
+    (grad,) = torch.autograd.grad(second.sum(), x)
+    assert grad.tolist() == [2, 2, 2]
+
+
+@pytest.mark.parametrize("delta", [-2, -1, 0, 1, "s0 - 4", "-s0 + 3"])
+def test_a_view_may_begin_before_what_it_is_a_view_of(how: Any, delta: Any) -> None:
+    view = metadata.ViewSpec("float32", (2,), (2,), delta, False)
+    record = GraphMetadata(
+        (metadata.InputInfo(0, TENSOR, meta(("s0",), (1,))),),
+        (metadata.OutputInfo(0, KIND.ALIAS_OF_INPUT, base=0, view=view),),
+        symbols=(metadata.SymbolBinding("s0", 0, "size", 0),),
+    )
+    memory = torch.arange(12.0)
+    (out,) = how(build_plan(record), boxed(lambda x: []))([memory[4:8]])
+    begin = 4 + (delta if isinstance(delta, int) else {"s0 - 4": 0, "-s0 + 3": -1}[delta])
+    assert out.tolist() == [begin, begin + 2] and out.data_ptr() == memory[begin:].data_ptr()
+
+
+def test_what_the_backward_writes_to_shares_memory_with_no_other_argument(how: Any) -> None:
+    infos = (metadata.InputInfo(0, TENSOR, meta(grad=True)), metadata.InputInfo(1, TENSOR, meta()))
+    record = replace(training(meta(grad=True)), inputs=infos, backward_writes=(metadata.BackwardWrite(1, 1),))
+    plan = build_plan(record, num_saved_tensors=1)
+    call = how(plan, boxed(lambda x, y: [x.sin(), x.cos()]), boxed(lambda c, t, now: [t * c, now + 1]))
+    memory = torch.ones(5)
+    call([memory[:3].requires_grad_(), torch.ones(3)])
+    with pytest.raises(AliasingChangedError, match=r"input in1 is mutated .* shares memory with input in0,"):
+        call([memory[:3].requires_grad_(), memory[2:]])
+    assert cooperation(plan.call, torch.fx.symbolic_trace(torch.nn.Identity())) == {}
+
+
+def test_versions_of_arguments_over_one_memory_move_by_every_write(same_as_eager: Any) -> None:
+    def fn(x: Tensor, y: Tensor) -> list[Tensor]:
+        x.mul_(2)
+        y.add_(1)
+        x.sub_(0.5)
+        return [x * 1]
+
+    def make() -> list[Tensor]:
+        memory = torch.arange(8.0)
+        return [memory[:5], memory.detach()[2:]]
+
+    assert same_as_eager(fn, make) == 2
+
+
+def test_results_inside_of_wrappers_are_counted_with_what_is_saved(how: Any, wrapped: Any) -> None:
+    def make() -> list[Any]:
+        return [TwoTensor(torch.ones(2, 3), torch.ones(2, 3)).requires_grad_(), torch.ones(2, 3)]
+
+    plan = wrapped(lambda x, y: [x * y, y * 2], make(), varying=True).plan
+    inner = plan.call.subclasses
+    expected = inner.num_forward_outputs + inner.num_saved_tensors + inner.num_saved_symints
+    assert (inner.num_forward_outputs, inner.num_saved_tensors, inner.num_saved_symints) == (3, 3, 1)
+    call = how(plan, boxed(lambda *args: [torch.ones(2, 3)] * 4), lambda: 1 / 0)
+    with pytest.raises(CallingConventionError, match=f"compiled for {expected} forward results, but there are 4"):
+        call(make())

@@ -49,6 +49,8 @@ class Sheet(Tensor):
 
     @staticmethod
     def __tensor_unflatten__(inner: Any, context: Any, sizes: Any, strides: Any) -> Sheet:
+        ((rows,),) = context["rows"]
+        assert isinstance(rows, torch.SymInt) or isinstance(sizes[0], torch.SymInt) or rows == sizes[0]
         return Sheet(inner["flat"], inner["label"], context["unit"], sizes)
 
     @classmethod
