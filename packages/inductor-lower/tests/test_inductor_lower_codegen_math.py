@@ -77,6 +77,14 @@ def test_powers_are_within_two_ulp_of_float64(bits: int) -> None:
         assert_within_two_ulp(got, torch.pow(base.double(), power.double()))
 
 
+@pytest.mark.parametrize("bits", WIDTHS)
+def test_what_rounds_to_one_is_one(bits: int) -> None:
+    for op, least in (("erf", 4.0), ("tanh", 10.0)):
+        x = torch.tensor([least, least + 0.5, 3e38, math.inf] * 8)
+        for sign in (1, -1):
+            assert torch.equal(evaluate(op, [sign * x], bits)[0], sign * torch.ones(32))
+
+
 @pytest.mark.parametrize("op", ["exp", "expm1", "log", "log1p", "log2", "log10", "exp2", "erf", "tanh"])
 def test_a_function_calls_no_library(op: str) -> None:
     _, text = evaluate(op, [torch.ones(35)], 128)

@@ -177,7 +177,7 @@ def test_the_table_has_a_row_for_every_op() -> None:
     assert set(LLVM_OPS) | {"cast", "bitcast"} == set(OP_TABLE)
 
 
-@pytest.mark.parametrize("exponent", [2.0, 3.0, 0.5, -0.5, -1.0, -2.0, 1.7])
+@pytest.mark.parametrize("exponent", [2.0, 3.0, 0.5, -0.5, -1.0, -2.0, 1.7, 0.0, -0.0])
 def test_pow_by_a_constant_equals_eager(exponent: float) -> None:
     x = edges(DType.F32)
     n = (to_expr(x.numel()),)

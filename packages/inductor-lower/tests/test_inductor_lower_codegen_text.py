@@ -7,8 +7,9 @@ import re
 import pytest
 import torch
 from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
 
-from aotkit_inductor_lower import interpret_program
+from aotkit_inductor_lower import compile_graph, interpret_program
 from aotkit_inductor_lower.codegen.generate import generate
 from aotkit_inductor_lower.codegen.llvm import emit_kernel, flatten_nest, generic_target, host_target
 from aotkit_inductor_lower.ir import LoopNest, Origin
@@ -293,6 +294,32 @@ return o
 """
     for columns in (0, 1, 37):
         check(text, numbers(3, columns), numbers(columns))
+
+
+def test_what_is_looked_up_is_not_masked() -> None:
+    """Lanes beyond a loop would look up what is nowhere."""
+    x, at = numbers(60), torch.arange(24) * 2
+    nest = """
+loop lookup(i0 < 24):
+  stage():
+    %i = load at[i0] : i64
+    %a = load x[%i + 1] : f32
+    store o[i0] = %a
+"""
+    text = program({"x": x, "at": at}, {"o": torch.empty(24)}, nest)
+    assert "llvm.masked" not in llvm(text, 512)
+    assert "llvm.masked" in llvm(text.replace("[%i + 1]", "[i0 + 1]"), 512)
+
+
+def test_temporaries_of_types_without_kernels_have_memory_of_their_own() -> None:
+    def f(x: Tensor) -> tuple[Tensor, Tensor]:
+        y = x @ x.t() @ x
+        return y, torch.view_as_real(y[1:]) * 2
+
+    x = torch.complex(numbers(5, 4), numbers(5, 4)).to(torch.complex128)
+    compiled = compile_graph(make_fx(f, tracing_mode="fake")(x))
+    for got, want in zip(compiled([x]), f(x), strict=True):
+        torch.testing.assert_close(got, want)
 
 
 def test_positions_below_zero_are_rounded_down() -> None:
