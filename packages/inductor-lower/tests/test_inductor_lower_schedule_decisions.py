@@ -192,6 +192,10 @@ FUSED = [
         "rows within rows", lambda x: both(x.softmax(2), lambda y: (y, y.sum((1, 2)))), (m(4, 6, 32),), 2, 0,
         ("vertical", False, "the rows of one are not the rows of the other"), rows=(32,),
     ),
+    Case(
+        "rows and those at the other end", lambda x: both(x.softmax(1), lambda y: (y, y + y.flip(0))), (S,), 2, 0,
+        ("vertical", False, IRREGULAR), rows=(40,),
+    ),
     Case("two parts of what is read once", lambda x: torch.cat([x.exp(), x.sin()], 1), (S,), 1, 0),
     Case(
         "joined and summed", lambda x, y: torch.cat([x.exp(), y], 1).sum(1), (S, S + 1), 3, 1,

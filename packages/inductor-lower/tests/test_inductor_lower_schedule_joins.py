@@ -88,6 +88,7 @@ def test_a_pointwise_reader_is_cut_at_the_borders(check, dim, pieces):
             "a part can be stored by the kernel that makes it",
             3,
         ),
+        (lambda a, b: (lambda w: (w.exp(), w.sin()))(torch.cat([a, b * 2], 1)), "one kernel picks", 1),
         (lambda a, b: (lambda s: (s, F.layer_norm(torch.cat([s, b], 1), (96,))))(a.softmax(1)), "one kernel picks", 2),
     ],
 )

@@ -7,6 +7,8 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from aotkit_inductor_lower import LowerOptions, compile_graph, decompositions, interpret_program
+from aotkit_inductor_lower.ir import LoopNest, Store
+from aotkit_inductor_lower.schedule.split import split_reductions
 
 N = 70_001  # a few chunks and a rest
 
@@ -269,7 +271,7 @@ def test_columns_are_folded_where_rows_follow_each_other(f, sizes, folded):
     assert ("fill vectors" in splits(graph)) == folded
 
 
-def test_what_a_kernel_overwrites_is_summed_up_whole():
+def test_what_is_overwritten_is_summed_up_as_it_was():
     def f(x):
         y = x * 2 + 1
         x.copy_(y)
@@ -280,3 +282,17 @@ def test_what_a_kernel_overwrites_is_summed_up_whole():
     mine, theirs = x.clone(), x.clone()
     torch.testing.assert_close(graph([mine]), f(theirs))
     assert torch.equal(mine, theirs)
+
+
+@pytest.mark.parametrize(
+    ("f", "sizes"), [(lambda x: (x - x.mean()) / x.var(), (1, 4 * N)), (lambda x: (x - x.mean(0)) * x.var(0), (N, 8))]
+)
+def test_a_pass_that_reduces_nothing_has_a_unit_of_work_for_each_element(f, sizes):
+    x = torch.ones(sizes)
+    program, _ = split_reductions(compiled(f, (x,)).program)
+    large = {b.name for b in program.buffers if all(size.constant in sizes for size in b.sizes) and len(b.sizes) == 2}
+    nests = [step for step in program.steps if isinstance(step, LoopNest)]
+    assert len(nests) > 2
+    for nest in nests:
+        if any(isinstance(i, Store) and i.buffer in large for stage in nest.stages for i in stage.body):
+            assert len(nest.stages) == 1 and not nest.stages[0].ranges
