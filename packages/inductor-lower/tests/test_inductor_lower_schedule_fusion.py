@@ -8,8 +8,16 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from aotkit_inductor_lower import LowerOptions, compile_graph, decompositions, lower_graph, schedule_program
+from aotkit_inductor_lower import (
+    LowerOptions,
+    compile_graph,
+    decompositions,
+    interpret_program,
+    lower_graph,
+    schedule_program,
+)
 from aotkit_inductor_lower.ir import BufferKind, ExternCall, Load, LoopNest, Store
+from aotkit_inductor_lower.ir.parse import parse_program
 
 F = torch.nn.functional
 aten = torch.ops.aten
@@ -220,6 +228,31 @@ def test_loads_inlined_under_a_mask_read_nothing_outside(check):
     assert result.kernels == 1
     loads = [i for n in nests(result.compiled.program) for s in n.stages for i in s.body if isinstance(i, Load)]
     assert loads and all(i.mask for i in loads)
+
+
+def test_what_is_added_up_in_memory_is_read_back_from_there():
+    program = parse_program("""aotkit-ir 1
+program added
+input x
+buffer x : float64[4] strides [1] input on cpu
+buffer s : float64[4] strides [1] output on cpu
+buffer o : float64[4] strides [1] output on cpu
+loop ones(i0 < 4):
+  stage():
+    %z = const 1.0 : f64
+    store s[i0] = %z
+loop sums(i0 < 4):
+  stage():
+    %a = load x[i0] : f64
+    store s[i0] += %a
+    %b = load s[i0] : f64
+    store o[i0] = %b
+return s, o
+""")
+    scheduled, _ = schedule_program(program, LowerOptions(verify=True))
+    x = torch.arange(4.0, dtype=torch.float64)
+    for got in interpret_program(scheduled, [x]):
+        assert torch.equal(got, x + 1)
 
 
 def test_masks_within_masks_hold_both_borders(check):

@@ -8,7 +8,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from aotkit_inductor_lower import interpret_program, lower_graph, schedule_program
 from aotkit_inductor_lower.codegen.generate import generate
-from aotkit_inductor_lower.ir import ExternCall
+from aotkit_inductor_lower.ir import Alias, ExternCall
 from aotkit_inductor_lower.ir.parse import parse_program
 from aotkit_inductor_lower.ir.verify import verify_program
 from aotkit_inductor_lower.plan import bind
@@ -32,19 +32,20 @@ def random(*sizes):
 
 
 @pytest.mark.parametrize(
-    ("f", "args"),
+    ("f", "args", "views"),
     [
-        (lambda x, w, b: F.linear(x, w, b), (random(256, 256), random(320, 256), random(320))),
-        (lambda x, w: F.linear(x, w).relu(), (random(256, 256), random(320, 256))),
-        (lambda x, w: x.relu() @ w, (random(256, 256), random(256, 320))),
-        (lambda x, w, b: torch.addmm(b, x, w), (random(256, 256), random(256, 320), random(320))),
+        (lambda x, w, b: F.linear(x, w, b), (random(256, 256), random(320, 256), random(320)), 0),
+        (lambda x, w: F.linear(x, w).relu(), (random(256, 256), random(320, 256)), 0),  # the weight as it is
+        (lambda x, w: x.relu() @ w, (random(256, 256), random(256, 320)), 1),
+        (lambda x, w, b: torch.addmm(b, x, w), (random(256, 256), random(256, 320), random(320)), 1),
     ],
 )
-def test_large_products_of_rows_go_to_the_library_that_is_faster_on_the_processor(f, args):
+def test_large_products_of_rows_go_to_the_library_that_is_faster_on_the_processor(f, args, views):
     program = program_of(f, *args)
     chosen = choose_library_calls(program, "znver4")
     verify_program(chosen)
     assert targets(chosen) == [LINEAR]
+    assert sum(isinstance(s, Alias) for s in chosen.steps) == sum(isinstance(s, Alias) for s in program.steps) + views
     expected = f(*(x.double() for x in args))
     for results in (interpret_program(chosen, list(args)), bind(generate(chosen))(list(args))):
         torch.testing.assert_close(results[0].double(), expected, rtol=1e-4, atol=1e-3)

@@ -262,6 +262,9 @@ def test_few_columns_are_folded_where_whole_vectors_come_of_it(groups, rows, col
         (lambda x: x[:, ::2].sum(0), (20_001, 12), False),  # columns apart
         (lambda x: x[:, :6].sum(0), (20_001, 7), False),  # rows apart
         (lambda x: x.argmax(0), (20_001, 6), False),  # places would be out of order
+        (lambda x: (x * torch.arange(20_001)[:, None]).sum(0), (20_001, 6), False),  # rows are numbered,
+        (lambda x: (x * torch.arange(6)).sum(0), (20_001, 6), False),  # or columns
+        (lambda x: (x * torch.arange(5)[:, None, None]).sum(1), (5, 4000, 3), True),
     ],
 )
 def test_columns_are_folded_where_rows_follow_each_other(f, sizes, folded):

@@ -3,7 +3,7 @@
 Note [Orders tried]
     Steps come in the order of the graph. Where that needs more memory than any order must, two others are tried:
     *greedy*, of the steps that may run the one that adds least to what is held, and *depth first*, each step right
-    behind what it needs, the largest first. Each takes time in proportion to the number of accesses (the greedy one
+    behind what it needs, what reads most first. Each takes time in proportion to the number of accesses (the greedy one
     times a logarithm). The best one is taken if it saves something worth moving kernels for. What must come before what
     is :class:`.Dependencies`; calls that may have effects keep their order.
 
@@ -187,8 +187,12 @@ def _greedy(lives: _Lives, needs: Sequence[set[int]], after: Sequence[Sequence[i
 
 
 def _depth_first(lives: _Lives, needs: Sequence[set[int]], after: Sequence[Sequence[int]]) -> list[int]:
-    """Each step right behind what it needs, what uses most memory first."""
-    size = [sum(lives.nbytes[name] for name in names) for names in lives.uses]
+    """Each step right behind what it needs: first what itself needs most memory, which it may set free."""
+    born: set[str] = set()
+    size: list[int] = []
+    for names in lives.uses:
+        size.append(sum(lives.nbytes[name] for name in names if name in born))
+        born.update(names)
     done = [False] * len(needs)
     order: list[int] = []
     for goal in range(len(needs)):
