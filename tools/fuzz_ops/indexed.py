@@ -21,6 +21,7 @@ def _embedding(d: Draw, op: str) -> None:
     index = d.index_into(rows, d.size(0, 2), d.pick("int64", "int64", "int32"), negative=False)
     padding, by_frequency = d.pick(-1, 0, rows - 1), d.flag(0.3)
     if "backward" in op:
+        by_frequency = by_frequency and bool((d.value(index) < rows).all())  # eager counts beyond its memory
         given = d.tensor([*d.shape(index), width], layout=d.goal_layout())
         d.call(op, [given, index, rows, padding, by_frequency])
     else:

@@ -256,6 +256,7 @@ def y_too_small(sizes: tuple[int, ...], dim: int, size: int) -> bool:
 
 def test_windows_of_a_number_and_by_keywords(same_as_eager: Check) -> None:
     same_as_eager(lambda x: [x.unfold(0, 1, 1), x * 1], lambda: [torch.tensor(3.0)])
+    same_as_eager(lambda x: [torch.ops.aten.unfold.default(x, 0, True, 2), x * 1], lambda: [torch.rand(5)])
     same_as_eager(lambda x: [x.unfold(dimension=0, size=2, step=3), x * 1], lambda: [torch.rand(8)])
     number = torch.tensor(3.0)
     assert without_gaps(torch.Tensor.unfold, (number, 0, 0, 1), {}).shape == number.unfold(0, 0, 1).shape

@@ -102,6 +102,13 @@ def captured(f: Any, *args: Any) -> Any:
         "groups of a transposed image": (
             lambda x: aten.native_group_norm.default(x, None, None, 1, 2, 3, 1, 1e-5)[0], (X.view(2, 3, 2).mT[:1],),
         ),
+        "tests that have no view": (lambda x, y: aten.isin.Tensor_Tensor(x, y.expand(3, 4, 2)), (X, X[..., None])),
+        "a line reflected to nothing": (lambda x: aten.reflection_pad1d.default(x, [-1, 0]), (X[:, :1],)),
+        "a line repeated to nothing": (lambda x: aten.replication_pad1d.default(x, [-1, 0]), (X[:, :1],)),
+        "too few pixels for a factor": (
+            lambda x: aten._upsample_nearest_exact1d.default(x, [6], 0.5), (X[None],),
+        ),
+        "too few pixels for another factor": (lambda x: aten.upsample_nearest1d.default(x, [6], 0.5), (X[None],)),
         "a factor of zero": (lambda x: aten.celu.default(x, 0), (X,)),
         "pixels of nothing": (lambda x: aten.pixel_unshuffle.default(x, 2), (torch.ones(2, 0, 4, 4),)),
         "complex pixels of nothing": (
@@ -186,6 +193,14 @@ def test_a_masked_index_out_of_range_becomes_the_nearest_that_is_not() -> None:
         ):
             args = (x, mask, [at, zero], rest)
             assert torch.equal(one_call(op, *args), op(*args))
+
+
+def test_more_than_there_is_cannot_be_cropped_from_unknown_sizes() -> None:
+    graph = make_fx(lambda x: aten.constant_pad_nd.default(x, [5, -3], 1.5), tracing_mode="symbolic")(X)
+    compiled = compile_graph(graph)
+    assert torch.equal(compiled([X])[0], aten.constant_pad_nd.default(X, [5, -3], 1.5))
+    with pytest.raises(RuntimeError, match="length must be non-negative"):
+        compiled([X.new_ones(3, 2)])
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ def without_gaps(func: Any, args: Any, kwargs: Any) -> Any:
         return target.view(1)  # the inverse that functionalization has for unfold knows no scalars
     if len(numbers) != 3 or target.dim() == 0:
         return func(*args, **kwargs)
-    dim, size, step = numbers
+    dim, size, step = (int(n) if isinstance(n, bool) else n for n in numbers)
     dim = dim % target.dim()
     length = target.shape[dim]
     if not all(isinstance(n, int) for n in (length, size, step)) or not (0 < size <= length and step > 0):

@@ -152,6 +152,8 @@ def _logspace(decompose: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 def _isin(decompose: Callable[..., Any], x: Any, tests: Any, **kwargs: Any) -> Any:
     """Nothing is in an empty set."""
+    if not all(torch._prims_common.is_contiguous_or_false(t) for t in (x, tests)):
+        return NotImplemented  # eager has a view of them where it can
     if guard_or_false(x.numel() == 0) or guard_or_false(tests.numel() == 0):
         return torch.full_like(x, bool(kwargs.get("invert")), dtype=torch.bool)
     return decompose(x, tests, **kwargs)
@@ -175,6 +177,21 @@ def _pixel_unshuffle(decompose: Callable[..., Any], x: torch.Tensor, factor: int
     return x.clone() if guard_or_false(x.numel() == 0) else decompose(x, factor)
 
 
+def _pad(decompose: Callable[..., Any], x: torch.Tensor, pads: Any) -> Any:
+    """Eager refuses a result without elements."""
+    sides = zip(reversed(x.shape[-len(pads) // 2 :]), pads[::2], pads[1::2], strict=True)
+    return decompose(x, pads) if all(guard_or_false(n + a + b > 0) for n, a, b in sides) else NotImplemented
+
+
+def _nearest(decompose: Callable[..., Any], x: torch.Tensor, sizes: Any, *scales: Any) -> Any:
+    """Where the factors do not fit the sizes, the last elements would be taken from beyond the input."""
+    if not isinstance(sizes, list | tuple) or len(scales) != len(sizes):
+        return decompose(x, sizes, *scales)
+    given = [(n, m, scale) for n, m, scale in zip(x.shape[2:], sizes, scales, strict=True) if scale is not None]
+    fits = all(scale > 0 and guard_or_false(m <= n * scale) for n, m, scale in given)
+    return decompose(x, sizes, *scales) if fits else NotImplemented
+
+
 def _celu(decompose: Callable[..., Any], x: torch.Tensor, alpha: float = 1.0) -> Any:
     return NotImplemented if alpha == 0 else decompose(x, alpha)  # eager refuses to divide by it
 
@@ -189,12 +206,16 @@ def _channel_shuffle(_: Callable[..., Any], x: torch.Tensor, groups: int) -> Any
     return moved.contiguous(memory_format=torch._prims_common.suggest_memory_format(x))
 
 
+_PADS = ("reflection", "replication")
 _BEFORE_TORCHS: dict[Any, Callable[..., Any]] = {
     torch.ops.aten.linspace.default: _linspace,
     torch.ops.aten.bucketize.Tensor: _bucketize,
     torch.ops.aten.channel_shuffle.default: _channel_shuffle,
     torch.ops.aten.pixel_shuffle.default: _pixel_shuffle,
     torch.ops.aten.celu.default: _celu,
+    **{getattr(torch.ops.aten, f"{kind}_pad{rank}d").default: _pad for kind in _PADS for rank in (1, 2, 3)},
+    **{getattr(torch.ops.aten, f"_upsample_nearest_exact{rank}d").default: _nearest for rank in (1, 2, 3)},
+    **{getattr(torch.ops.aten, f"upsample_nearest{rank}d").default: _nearest for rank in (1, 2, 3)},
     torch.ops.aten.logspace.default: _logspace,
     torch.ops.aten.isin.Tensor_Tensor: _isin,
     torch.ops.aten.binary_cross_entropy_with_logits.default: _cross_entropy,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from torch.fx import Graph, GraphModule
 
@@ -80,6 +81,7 @@ def run_fx_passes(gm: GraphModule, options: LowerOptions, passes: Sequence[FxPas
     returned = graph.graph_copy(gm.graph, {})
     source = next(node for node in gm.graph.nodes if node.op == "output")
     graph.output(returned).meta.update(source.meta)
+    _write_numbers(graph)
     fuel = options.fuel if options.fuel is not None else 1 << 62
     for each in chosen:
         run = each.fast if options.numerics == "fast" and each.fast is not None else each.run
@@ -89,6 +91,25 @@ def run_fx_passes(gm: GraphModule, options: LowerOptions, passes: Sequence[FxPas
             drop_dead_nodes(graph)
     drop_dead_nodes(graph)
     return lazy_graph_module(gm, graph)
+
+
+def _write_numbers(graph: Graph) -> None:
+    """Bools in the place of integers become these: eager's operators take them, Python functions do not."""
+    for node in graph.nodes:
+        given = (*node.args, *node.kwargs.values())
+        schema = getattr(node.target, "_schema", None)
+        if schema is None or not any(isinstance(arg, bool | list) for arg in given):
+            continue
+        types = {a.name: str(a.type) for a in schema.arguments}
+        named = zip(types.values(), node.args, strict=False)
+        node.args = tuple(_as_number(arg) if "int" in type_ else arg for type_, arg in named)
+        node.kwargs = {k: _as_number(arg) if "int" in types[k] else arg for k, arg in node.kwargs.items()}
+
+
+def _as_number(arg: Any) -> Any:
+    if isinstance(arg, bool):
+        return int(arg)
+    return [_as_number(item) for item in arg] if isinstance(arg, list) else arg
 
 
 def drop_dead_nodes(graph: Graph) -> None:

@@ -49,6 +49,11 @@ class _Axis:
             return self.size.constant % self.count.constant == 0
         return (self.count.constant - 1) * self.stride + (self.kernel - 1) * self.dilation < self.size.constant
 
+    @property
+    def may_miss(self) -> bool:
+        """Whether all places of a window may lie around the input, some before it and the others behind."""
+        return self.dilation > 1 and self.pad > 0 and (self.size.constant or 0) < self.dilation
+
     def low(self, out: Expr) -> Expr:
         """The first input of a window, maybe a padded one."""
         return out * self.stride - self.pad if self.kernel else floordiv(out * self.size, self.count)
@@ -334,6 +339,8 @@ def max_pool(
     _require_float(x)
     values, indices = (ctx.declare(f"{node.name}_{k}", val) for k, val in enumerate(node.meta["val"]))
     pool = _Pool.plain(x.sizes, values.sizes, _spatial(node, kernel), stride, padding, dilation, ceil_mode)
+    if any(axis.may_miss for axis in pool.axes):
+        raise Decline("where the maximum of a window is that lies around the input is ATen's to say")
     return _maxima(ctx, node, x, pool, values, indices)
 
 

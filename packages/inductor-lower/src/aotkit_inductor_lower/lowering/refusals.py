@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch.fx import Node
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from .positions import same_number
 
@@ -137,7 +138,7 @@ def fits(number: bool | int | float, dtype: torch.dtype) -> bool:
 
 
 def _quotient(node: Node) -> str | None:
-    return "eager divides no integers here" if all(map(_whole, _tensors(node))) else None
+    return "eager divides no integers here" if all(_whole(_value(operand)) for operand in node.args[1:3]) else None
 
 
 def _place(node: Node) -> str | None:
@@ -197,6 +198,8 @@ def _by_planes(node: Node) -> str | None:
 def _as_indices(node: Node) -> str | None:
     """Fake kernels of pools do not compare the gradient with the indices."""
     grad, indices = _tensors(node)[0], _tensors(node)[-1]
+    if "3d" in str(node.target) and any(map(_as_planes, _tensors(node))):
+        return "eager takes volumes of two layouts only"
     same = grad.dim() == indices.dim() and all(map(same_number, grad.shape, indices.shape))
     return None if same else "a gradient of other sizes than the result is refused by ATen"
 
@@ -207,9 +210,23 @@ def _slices(node: Node) -> str | None:
     return "indices of empty slices are looked at by ATen" if _empty(x) and not _empty(index) else None
 
 
-def _added_slices(node: Node) -> str | None:
-    """Eager looks at no index where nothing is added to."""
-    return "nothing is added to" if _empty(_tensors(node)[0]) else None
+def _as_planes(x: torch.Tensor) -> bool:
+    return x.dim() == 4 and torch._prims_common.suggest_memory_format(x) is torch.channels_last
+
+
+def _of_nothing(node: Node) -> str | None:
+    """Which indices of nothing eager looks at is its own."""
+    return "nothing is indexed" if _empty(_tensors(node)[0]) else None
+
+
+def _cropped(node: Node) -> str | None:
+    x, pads = _tensors(node)[0], node.args[1]
+    assert isinstance(pads, list | tuple)
+    for position in range(len(pads) // 2):
+        crop = sum(max(-pad, 0) for pad in map(_value, pads[2 * position : 2 * position + 2]) if type(pad) is int)
+        if crop and not statically_known_true(x.shape[-1 - position] >= crop):
+            return "more is cropped than there is, maybe"
+    return _filled(node)
 
 
 def _viewed(node: Node) -> str | None:
@@ -244,8 +261,9 @@ _CHECKS: dict[str, Callable[[Node], str | None]] = {
     "nll_loss2d_backward": _by_planes,
     **dict.fromkeys(("index_select", "embedding", "index_reduce"), _slices),
     **dict.fromkeys(_BATCHES, _batch),
-    **dict.fromkeys(("view", "_unsafe_view"), _viewed),
-    "index_add": _added_slices,
+    **dict.fromkeys(("view", "_unsafe_view", "view_as"), _viewed),
+    **dict.fromkeys(("index_add", "index_put", "_unsafe_index_put", "index", "_unsafe_index"), _of_nothing),
+    "constant_pad_nd": _cropped,
     "native_layer_norm": _empty_rows,
     "native_group_norm": _groups,
     "sum": _total,
