@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import random
 from dataclasses import replace
 from typing import Any
@@ -12,16 +14,18 @@ from torch import Tensor
 from torch.testing._internal.two_tensor import TwoTensor
 
 from aotkit_functionalize import GraphMetadata, analyze, metadata
-from aotkit_runtime_wrappers import WrapperOptions, build_plan
+from aotkit_runtime_wrappers import SerializableFunction, WrapperOptions, build_plan
 from aotkit_runtime_wrappers.compiled_autograd import cooperation
 from aotkit_runtime_wrappers.errors import (
     AliasingChangedError,
     CallingConventionError,
     MetadataMismatchError,
+    PlanError,
     UnsupportedOverlapError,
 )
 from aotkit_runtime_wrappers.member_views import take_member
 from aotkit_runtime_wrappers.operations import BindSymbol
+from aotkit_runtime_wrappers.serialized import _digest
 
 TENSOR, KIND, DATA = metadata.InputKind.TENSOR, metadata.OutputKind, metadata.MutationKind.DATA
 
@@ -297,3 +301,50 @@ def test_results_inside_of_wrappers_are_counted_with_what_is_saved(how: Any, wra
     call = how(plan, boxed(lambda *args: [torch.ones(2, 3)] * 4), lambda: 1 / 0)
     with pytest.raises(CallingConventionError, match=f"compiled for {expected} forward results, but there are 4"):
         call(make())
+
+
+@pytest.mark.parametrize("lengths", [[-3, 10], [True, 6], [7.0], [], [7, 0, 0], [3, 3], "7", None, [[7]]], ids=repr)
+def test_lengths_that_no_part_has_are_damage(lengths: Any) -> None:
+    plan = build_plan(GraphMetadata((metadata.InputInfo(0, TENSOR, meta()),), ()))
+    line, _, body = SerializableFunction(plan, b"forward", None, lambda data: boxed(list)).serialize().partition(b"\n")
+    header = json.loads(line)
+    whole = isinstance(lengths, list) and all(isinstance(n, int | float) for n in lengths)
+    starts = [0, *itertools.accumulate(map(int, lengths))] if whole else [0, 7]
+    parts = [body[a:b] for a, b in itertools.pairwise(starts)]
+    header |= {"lengths": lengths, "digest": _digest(header["plan"], parts)}
+    with pytest.raises(PlanError, match="are damaged: lengths or digest do not fit them"):
+        SerializableFunction.deserialize(json.dumps(header).encode() + b"\n" + body, lambda data: boxed(list))
+
+
+def test_a_wrapper_whose_gradient_is_of_its_own_class_may_get_none(wrapped: Any) -> None:
+    def make() -> list[Any]:
+        return [TwoTensor(torch.ones(2), torch.ones(2)).requires_grad_(), torch.ones(2).requires_grad_()]
+
+    call, (x, y) = wrapped(lambda x, y: [x * 3, y * 2], make()), make()
+    product, plain = call([x, y])
+    found = torch.autograd.grad(plain.sum(), [x, y], allow_unused=True, retain_graph=True)
+    assert (found[0] is None or not found[0].a.any()) and found[1].tolist() == [2, 2]
+    (grad,) = torch.autograd.grad(product, x, TwoTensor(torch.ones(2), torch.ones(2)))
+    assert type(grad) is TwoTensor and grad.b.tolist() == [3, 3]
+
+
+def test_many_results_keep_their_order(how: Any) -> None:
+    like = meta(grad=True)
+    order = [9, 1, 8, 16, 0, 3]
+    record = replace(
+        training(like),
+        outputs=tuple(metadata.OutputInfo(i, KIND.FRESH, like if i in order else meta(), graph_output=i)
+                      for i in range(18)),
+        tangents=tuple(metadata.TangentInfo(i, meta()) for i in order),
+        num_forward_outputs=18,
+        forward_requires_grad=tuple(i in order for i in range(18)),
+    )  # fmt: skip
+    call = how(build_plan(record, num_saved_tensors=1), boxed(lambda x: [*(x * i for i in range(18)), x]),
+               boxed(lambda x, *tangents: [sum(t * i for t, i in zip(tangents, order, strict=True))]))  # fmt: skip
+    x = torch.ones(3, requires_grad=True)
+    found = call([x])
+    assert [o.tolist() for o in found] == [[i] * 3 for i in range(18)]
+    assert [o.requires_grad for o in found] == [i in order for i in range(18)]
+    for i in order:
+        (grad,) = torch.autograd.grad(found[i].sum(), x, retain_graph=True)
+        assert grad.tolist() == [i] * 3
