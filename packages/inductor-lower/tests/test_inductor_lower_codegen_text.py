@@ -236,6 +236,25 @@ def test_a_rest_of_one_element_is_computed_by_itself(size: int) -> None:
     assert torch.equal(bound([x])[0], x * x)
 
 
+@pytest.mark.parametrize("sizes", [(5, 0), (0, 5), (2, 0, 3), (4, 1, 0)])
+def test_loops_over_nothing_store_nothing(sizes: tuple[int, ...]) -> None:
+    x = numbers(*sizes)
+    at = ", ".join(f"i{k}" for k in range(len(sizes)))
+    loops = ", ".join(f"i{k} < {n}" for k, n in enumerate(sizes))
+    body = f"  stage():\n    %a = load x[{at}] : f32\n    store o[{at}] = %a"
+    check(program({"x": x}, {"o": x}, f"loop copied({loops}):\n{body}"), x)
+    ranges = loops.replace("i", "r")
+    total = f"""
+loop total(i0 < 1):
+  stage({ranges}):
+    %a = load x[{at.replace("i", "r")}] : f32
+    %s = reduce sum %a : f32
+  stage():
+    store o[i0] = %s
+"""
+    check(program({"x": x}, {"o": torch.empty(1)}, total), x)
+
+
 @pytest.mark.parametrize("size", [1, 40, 64])
 def test_all_elements_may_be_added_to_one(size: int) -> None:
     x = numbers(size, dtype=torch.float64)
@@ -298,17 +317,17 @@ return o
 
 def test_what_is_looked_up_is_not_masked() -> None:
     """Lanes beyond a loop would look up what is nowhere."""
-    x, at = numbers(60), torch.arange(24) * 2
+    x, at = numbers(70), torch.arange(24) * 2
     nest = """
 loop lookup(i0 < 24):
   stage():
     %i = load at[i0] : i64
-    %a = load x[%i + 1] : f32
+    %a = load x[%i + i0] : f32
     store o[i0] = %a
 """
     text = program({"x": x, "at": at}, {"o": torch.empty(24)}, nest)
     assert "llvm.masked" not in llvm(text, 512)
-    assert "llvm.masked" in llvm(text.replace("[%i + 1]", "[i0 + 1]"), 512)
+    assert "llvm.masked" in llvm(text.replace("[%i + i0]", "[2*i0]"), 512)
 
 
 def test_temporaries_of_types_without_kernels_have_memory_of_their_own() -> None:

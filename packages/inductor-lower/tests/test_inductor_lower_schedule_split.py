@@ -299,3 +299,15 @@ def test_a_pass_that_reduces_nothing_has_a_unit_of_work_for_each_element(f, size
     for nest in nests:
         if any(isinstance(i, Store) and i.buffer in large for stage in nest.stages for i in stage.body):
             assert len(nest.stages) == 1 and not nest.stages[0].ranges
+
+
+def test_what_is_stored_before_a_long_sum_is_stored_once():
+    def f(x, y):
+        z = y.exp()
+        return z, (x * z[:, None]).sum(1)
+
+    args = random(3, N), random(3)
+    graph = compiled(f, args)
+    assert not parts(graph)
+    for got, want in zip(graph(list(args)), f(*args), strict=True):
+        torch.testing.assert_close(got, want)
