@@ -135,6 +135,7 @@ def _judged(sample: Sample, eager: Run, call: _Lazy, again: bool) -> Outcome:
         detail = f"{type(run.error).__name__}: {_line(run.error)}"
         fakes = fakes_agree(sample, again)
         misled = isinstance(fakes, Exception) or (sample.entry in DIRECT and any(map(_overlapping, fakes)))
+        misled = misled or _FRONTENDS.search(detail) is not None or not _sizes_agree(sample, eager, fakes)
         return Outcome("fake" if misled else "crash", detail)
     found = differences(sample, eager, run, again)
     if not found:
@@ -159,6 +160,18 @@ def _is_free(difference: Difference) -> bool:
     """Whether nobody is promised what differs: a ``.grad`` has the layout of its leaf, or is contiguous; only
     ``torch.autograd.grad`` shows how the last operation of the backward left it."""
     return difference.where.startswith("gradient of ") and difference.kind in ("strides", "strides of ones", "is_conj")
+
+
+#: What torch itself says when its fake kernels fail: in its frontend, or for a written argument with a lazy bit.
+_FRONTENDS = re.compile(r"TorchRuntimeError: RuntimeError when making fake tensor call|MathBitsFallback\.h")
+
+
+def _sizes_agree(sample: Sample, eager: Run, fakes: Any) -> bool:
+    """Whether torch's fake kernels say the sizes that eager's results have."""
+    if isinstance(fakes, Exception):
+        return False
+    pairs = [(eager.results.get(repr(ref)), fake) for ref, fake in zip(sample.outputs, fakes, strict=True)]
+    return all(a.shape == b.shape for a, b in pairs if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor))
 
 
 def _overlapping(fake: Any) -> bool:

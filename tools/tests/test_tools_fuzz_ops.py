@@ -18,7 +18,7 @@ from tools.fuzz_ops import recipes
 from tools.fuzz_ops.campaign import Campaign, Settings, quiet
 from tools.fuzz_ops.compare import _in_double
 from tools.fuzz_ops.generate import Impossible, generate
-from tools.fuzz_ops.program import DIRECT
+from tools.fuzz_ops.program import DIRECT, Call, Ref, Sample
 from tools.fuzz_ops.public import public
 from tools.fuzz_ops.recipes import targets
 from tools.fuzz_ops.shrink import shrink
@@ -119,6 +119,19 @@ def test_a_sample_that_kills_eager_mode_is_no_failure(monkeypatch):
     monkeypatch.setitem(recipes.RECIPES, "aten.neg.default", deadly)
     tally = Campaign(Settings(60, only="aten.neg", plan="direct"), 1).run()
     assert tally.kinds["impossible"] >= 1 and tally.kinds.total() == 60 and not tally.failed
+
+
+def test_an_error_after_a_fake_kernel_told_other_sizes_than_eager_gives_is_the_fake_kernels():
+    indices = [Ref("x1"), None, Ref("x2"), Ref("x3")]
+    tensors = (
+        Tensor("x0", "int32", (0, 2, 2, 1), "contiguous", ("normal",), seed=5),
+        *(
+            Tensor(f"x{k}", "int64", size, "contiguous", ("index", 0, 1), seed=5)
+            for k, size in enumerate([(0,), (), ()], 1)
+        ),
+    )
+    sample = Sample(0, tensors, (Call("v0", "aten.index.Tensor", (Ref("x0"), indices)),), (Ref("v0"),))
+    assert check(sample).kind == "fake"
 
 
 def test_results_of_integers_are_compared_with_float64_too():
