@@ -16,6 +16,7 @@ from aotkit_functionalize import (
     OverlappingMutation,
     Unsupported,
     analyze,
+    collect_metadata,
     fake_arguments,
     function_inputs,
     functional_layer,
@@ -138,6 +139,11 @@ def test_shapes_change_in_inference_mode_and_where_grad_mode_was_off_before(laye
 
 
 REFUSED: dict[str, tuple[Callable[..., Any], Callable[[], Any], str]] = {
+    "detached gaps": (
+        lambda x: (lambda d: _steps(d.masked_fill_(d > 0.5, 0), d.reshape(-1)))(x.detach()),
+        _gaps,
+        "reshape() taken of it",
+    ),
     "beyond a view": (
         lambda x: (lambda y: (lambda v: _steps(v.as_strided((2,), (1,), 0), y.mul_(2)))(y[1:]))(x * 2),
         _computed,
@@ -387,3 +393,70 @@ def test_records_say_nothing_unless_they_are_told() -> None:
         told.to_json()
     overlap = OverlappingMutation(((0, 1),), (1,))
     assert overlap.do.startswith("Pass tensors that do not overlap") and "a tensor of its own" in overlap.why
+
+
+def test_forward_values_have_no_lazy_bits(layer: FunctionalLayer) -> None:
+    """What is compiled reads memory as it is."""
+
+    def fn(x: Tensor) -> list[Tensor]:
+        y, z = torch._neg_view(x * 2), torch.complex(x, x * 3).conj()
+        return [y[1:], y[:2], z, torch._neg_view(x * 5)]
+
+    _, plain = fake_arguments([torch.rand(4, 6)])
+    with plain[0].fake_mode, functional_layer(layer) as events:
+        entered = function_inputs(plain, [torch.rand(4, 6)])
+        record = collect_metadata(entered, fn(entered[0].value), grad_mode=(True, True), storages=events)
+    assert len(record.forward_values) == 3 and len(record.metadata.intermediate_bases) == 1
+    assert not any(v.is_neg() or v.is_conj() for v in record.forward_values)
+    assert record.metadata.intermediate_bases[0].neg or all(o.view.neg for o in record.metadata.outputs[:2])  # type: ignore[union-attr]
+    assert [o.meta.conj for o in record.metadata.outputs[2:]] == [True, False]  # type: ignore[union-attr]
+    assert [o.meta.neg for o in record.metadata.outputs[2:]] == [False, True]  # type: ignore[union-attr]
+
+
+@torch.library.custom_op("aotkit_functionalize_tests::triple_", mutates_args=("x",))
+def _triple(x: Tensor, times: float) -> None:
+    x.mul_(3 * times)
+
+
+@torch.library.custom_op("aotkit_functionalize_tests::tripled", mutates_args=())
+def _tripled(x: Tensor) -> Tensor:
+    return x * 3
+
+
+@_tripled.register_fake
+def _(x: Tensor) -> Tensor:
+    return torch.empty_like(x)
+
+
+def test_operators_of_others_may_write() -> None:
+    found = analyze(lambda x: [_triple(x, 2.0), _tripled(x), x[1:]][1:], [torch.rand(4, 6)])
+    assert found.inputs[0].mutation is MutationKind.DATA and found.inputs[0].version_steps == 1
+    assert [o.kind for o in found.outputs] == [OutputKind.FRESH, OutputKind.ALIAS_OF_INPUT]
+    found = analyze(lambda x: [_tripled(x[1:])], [torch.rand(4, 6)])
+    assert found.inputs[0].mutation is MutationKind.NONE
+
+
+def test_what_requires_grad_keeps_the_sizes_of_its_storage() -> None:
+    def fn(x: Tensor, y: Tensor, part: bool) -> list[Any]:
+        x.data = y[1:] if part else y
+        return []
+
+    args = [torch.rand(4, 6).requires_grad_(), torch.rand(4, 6)]
+    layer = FunctionalLayer.DISPATCHER
+    assert analyze(lambda x, y: fn(x, y, False), args, layer=layer).inputs[0].storage is not None
+    with pytest.raises(Unsupported, match="input 0 requires grad and is given a storage with other sizes"):
+        analyze(lambda x, y: fn(x, y, True), args, layer=layer)
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_it_is_told_whether_autograd_saw_a_change_of_shape(layer: FunctionalLayer, enabled: bool) -> None:
+    def fn(x: Tensor, y: Tensor) -> list[Tensor]:
+        x.t_()
+        y.t_()
+        return []
+
+    args = [_computed(), torch.rand(2, 3)]
+    with torch.set_grad_enabled(enabled):
+        found = analyze(fn, args, layer=layer)
+    views = [info.new_view for info in found.inputs]
+    assert [view is not None and view.under_no_grad for view in views] == [not enabled, False]

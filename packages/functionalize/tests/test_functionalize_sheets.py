@@ -194,7 +194,7 @@ class Keeps(TwoTensor):
         for name in ("a", "b"):
             inner = pytree.tree_map_only(Keeps, lambda t, name=name: getattr(t, name), (args, kwargs or {}))
             out.append(func(*inner[0], **inner[1]))
-        made = Keeps(*out) if isinstance(out[0], Tensor) else out[0]
+        made = cls(*out) if isinstance(out[0], Tensor) else out[0]
         return return_and_correct_aliasing(func, args, kwargs or {}, made)
 
 
@@ -205,6 +205,31 @@ def test_a_class_that_keeps_requires_grad_enters_like_others() -> None:
     assert metadata.is_training and outer.inputs[0].is_leaf and outer.differentiable_inputs == (0,)
     assert [o.kind for o in outer.outputs] == [OutputKind.FRESH, OutputKind.ALIAS_OF_INPUT]
     assert outer.outputs[1].view is not None and outer.outputs[1].view.requires_grad
+
+
+def test_views_of_wrappers_are_views_and_detached_ones_are_none() -> None:
+    def detached(fn: Callable[[Any], list[Any]], x: Any) -> list[Any]:
+        outputs = boundary_of(analyze(fn, [x])).outer.outputs
+        return [(o.kind, o.view is not None and o.view.detached, o.view is not None and o.view.under_no_grad)
+                for o in outputs]  # fmt: skip
+
+    alias, of_output = OutputKind.ALIAS_OF_INPUT, OutputKind.ALIAS_OF_OUTPUT
+    assert detached(lambda x: [x.t(), x.detach()], two(4, 2)) == [(alias, False, False), (alias, True, False)]
+    grad = two(4, 2).requires_grad_()
+    assert detached(lambda x: [x.t(), x.detach()], grad) == [(alias, False, False), (alias, True, False)]
+    found = detached(lambda x: (lambda y: [y, y.t(), y.detach()])(x * 2), grad)
+    assert found[1:] == [(of_output, False, False), (of_output, True, False)]
+
+
+def test_what_was_detached_and_given_another_history_is_refused() -> None:
+    def fn(x: Any) -> list[Any]:
+        y = x * 2
+        d = y.detach()
+        d.mul_(x)
+        return [y, d]
+
+    with pytest.raises(Unsupported, match="from which it was detached before it was written to"):
+        analyze(fn, [two(4, 2).requires_grad_() * 1])
 
 
 def test_operations_with_effects_are_chained_by_tokens_and_named() -> None:
