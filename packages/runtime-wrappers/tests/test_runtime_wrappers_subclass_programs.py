@@ -58,7 +58,7 @@ class Sheet(Tensor):
         first = next(a for a in pytree.tree_leaves((args, kwargs or {})) if isinstance(a, Sheet))
         inner = pytree.tree_map_only(Sheet, lambda t: t.flat.view(t.shape), (args, kwargs or {}))
         out = func(*inner[0], **inner[1])
-        made = pytree.tree_map_only(Tensor, lambda t: Sheet(t.reshape(-1), first.label, first.unit, t.shape), out)
+        made = pytree.tree_map_only(Tensor, lambda t: cls(t.reshape(-1), first.label, first.unit, t.shape), out)
         return return_and_correct_aliasing(func, args, kwargs or {}, made)
 
     def __coerce_same_metadata_as_tangent__(self, context: Any, cls: Any = None) -> Any:
@@ -75,6 +75,17 @@ LABEL = Label()
 def sheet(rows: int, unit: Any = "m", label: Label = LABEL, start: float = 1.0) -> Sheet:
     """A sheet of ``rows`` rows of three numbers."""
     return Sheet(torch.arange(start, start + 3 * rows), label, unit, (rows, 3))
+
+
+class LabelFirst(Sheet):
+    """Names what is no tensor before the tensor."""
+
+    def __tensor_flatten__(self) -> Any:
+        return ["label", "flat"], self.unit
+
+    @staticmethod
+    def __tensor_unflatten__(inner: Any, context: Any, sizes: Any, strides: Any) -> LabelFirst:
+        return LabelFirst(inner["flat"], inner["label"], context, sizes)
 
 
 PROGRAMS: dict[str, Callable[[Any, Any, Any], list[Any]]] = {
@@ -125,6 +136,17 @@ def test_labels_are_those_of_the_call_and_what_is_in_contexts_is_checked(how: An
         call([x, y])  # one that passed is not looked at again, but another one is
     with pytest.raises(CallingConventionError, match=r"its tensor flat is torch.float64 of 1 dimensions, not float32"):
         call([Sheet(x.flat, label, "m", (2, 3)), y])
+
+
+def test_tensors_behind_what_is_no_tensor_are_checked(how: Any) -> None:
+    def first(numbers: Tensor) -> LabelFirst:
+        return LabelFirst(numbers, LABEL, "m", (2, 3))
+
+    call = compiled(how, lambda x: [x * 2], lambda a: [a * 2], first(torch.ones(6)))
+    (made,) = call([first(torch.arange(6.0))])
+    assert type(made) is LabelFirst and made.flat.tolist() == [0, 2, 4, 6, 8, 10]
+    with pytest.raises(CallingConventionError, match=r"its tensor flat is torch\.float64"):
+        call([first(torch.ones(6).double())])
 
 
 @pytest.mark.parametrize("context", [5, "5", (1, 2), [1], {"a": 1}, {"b": [(1, "x")]}, None], ids=repr)
