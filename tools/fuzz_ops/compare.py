@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_map_only
 from .execute import Run, observe
 from .program import Call, Sample
 
-__all__ = ["Difference", "differences"]
+__all__ = ["Difference", "Wrong", "differences"]
 
 # Note [What is right]
 #     A result is right if it is eager's to within a few units in the last place. Otherwise both are compared with the
@@ -34,12 +34,22 @@ _TINY |= {torch.complex64: 1.5e-45, torch.complex128: 5e-324}
 
 
 @dataclass(frozen=True, slots=True)
+class Wrong:
+    """All elements of one result that are wrong: eager's, the compiled ones, and those in float64, if it has any."""
+
+    want: torch.Tensor
+    got: torch.Tensor
+    true: torch.Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
 class Difference:
     """``where`` is the name of a result or argument, ``kind`` one of type, shape, strides, alias, values, ..."""
 
     where: str
     kind: str
     detail: str
+    wrong: Wrong | None = None
 
     def __str__(self) -> str:
         return f"{self.where}: {self.kind}: {self.detail}"
@@ -121,7 +131,9 @@ def _settled(sample: Sample, eager: Run, other: Run, names: Sequence[str], again
                 there = run.results.get(name)
                 right |= there != true if isinstance(there, torch.Tensor) and there.shape == true.shape else False
         if not bool(right.all()):
-            found.append(Difference(name, "values", _first(right, want, got, true)))
+            known = true[~right] if isinstance(true, torch.Tensor) and true.shape == want.shape else None
+            wrong = Wrong(want[~right], got[~right], known)
+            found.append(Difference(name, "values", _first(right, want, got, true), wrong))
     return found
 
 

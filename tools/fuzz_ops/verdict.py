@@ -126,7 +126,7 @@ def _judged(sample: Sample, eager: Run, call: _Lazy, again: bool) -> Outcome:
     if eager.error is not None:
         if run.error is not None:
             return Outcome("raises", f"{type(eager.error).__name__}: {_line(eager.error)}")
-        reason = excused(sample, f"only eager raises: {eager.error}")
+        reason = excused(sample, Difference("it", "error", f"only eager raises: {eager.error}"), again)
         return Outcome("known", reason) if reason else Outcome("silent", _line(eager.error))
     if run.error is not None:
         refused = refusal(run.error)
@@ -140,7 +140,7 @@ def _judged(sample: Sample, eager: Run, call: _Lazy, again: bool) -> Outcome:
     found = differences(sample, eager, run, again)
     if not found:
         return Outcome("equal")
-    reasons = [excused(sample, str(difference)) for difference in found]
+    reasons = [excused(sample, difference, again) for difference in found]
     left = [difference for difference, reason in zip(found, reasons, strict=True) if reason is None]
     if not left:
         return Outcome("known", str(reasons[0]))

@@ -218,3 +218,22 @@ def test_multiply_and_add_are_rounded_separately() -> None:
     nest = LoopNest("kernel", (Range("i", n[0]),), (Stage((), body),))
     (got,) = bind(generate(Program("one", ("x",), buffers, (nest,), (BufferRef("o"),))))([a])
     assert torch.equal(got, a * a - (1 + 2**-11)) and bool((got == 0).all())
+
+
+@pytest.mark.parametrize("dtype", [DType.F32, DType.F64], ids=lambda d: d.value)
+@pytest.mark.parametrize("op", ["sinh", "cosh"])
+def test_hyperbolic_functions_are_infinite_only_where_they_overflow(op: str, dtype: DType) -> None:
+    first, last = (79.5, 89.5) if dtype is DType.F32 else (699.5, 711.0)
+    x = torch.linspace(first, last, 1001, dtype=to_torch_dtype(dtype))
+    x = torch.cat([x, -x])
+    want = torch.tensor([_hyperbolic(op, v) for v in x.tolist()], dtype=torch.float64).to(x.dtype)
+    got = evaluate(op, [x], [dtype], dtype)
+    assert want.isfinite().any() and want.isinf().any() and torch.equal(got.isinf(), want.isinf())
+    torch.testing.assert_close(got, want, rtol=6 * torch.finfo(x.dtype).eps, atol=0)
+
+
+def _hyperbolic(op: str, x: float) -> float:
+    try:
+        return float(getattr(math, op)(x))
+    except OverflowError:
+        return math.copysign(math.inf, x if op == "sinh" else 1.0)

@@ -241,3 +241,15 @@ def test_kernels_and_values_that_differ_in_the_sign_of_a_zero_are_two(check):
 def test_a_sum_of_one_element_is_never_negative_zero(check):
     x = torch.full((3, 1), -0.0)
     check(lambda x: [1 / v for v in (x.sum(1), x.mean(1), x.cumsum(1), x[:1].sum())], x)
+
+
+def test_thresholds_of_integers_keep_every_digit(check):
+    x = torch.tensor([16777217, -5, 0, 3, 2147483647], dtype=torch.int32)
+    check(lambda x: (aten.threshold(x, -1.0, 0.1), aten.threshold(x.long() << 31, 3.7, -2)), x, table=decompositions())
+
+
+@pytest.mark.parametrize("reduction", [0, 1, 2])
+def test_gradients_of_a_smooth_loss_are_nan_where_the_distance_is(check, reduction):
+    x = torch.tensor([float("nan"), float("inf"), -float("inf"), 0.3, -7.0, float("inf")])
+    y, grad = torch.tensor([1.0, 1.0, 1.0, 0.0, 2.0, float("inf")]), torch.tensor(2.0)
+    check(lambda g, x, y: aten.smooth_l1_loss_backward(g, x, y, reduction, 1.0), grad, x, y, table=decompositions())

@@ -171,6 +171,21 @@ def test_batch_norm_of_halves_rounds_its_statistics_as_eager(check, half, layout
     assert [torch.equal(g, w) for g, w in zip(got, want, strict=True)] == [True, True]
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("train", [True, False])
+def test_batch_norm_multiplies_elements_that_lie_apart_in_eagers_order(check, dtype, train):
+    x, stats = torch.randn(3, 5, 7, 22, dtype=dtype)[..., ::2], torch.rand(4, 5, dtype=dtype) + 0.5
+    stats[0, 1], stats[0, 2] = torch.finfo(dtype).max / 2, float("inf")  # not all orders bear these weights
+
+    def fn(x, weight, bias, mean, var):
+        return aten._native_batch_norm_legit_functional(x, weight, bias, mean, var, train, 0.1, 1e-5)[0]
+
+    got, want = check(fn, x, *stats, tolerance=1e-5).compiled([x, *stats])[0], fn(x, *stats)
+    assert want.isfinite().sum() > 0.7 * want.numel()
+    if not train:
+        assert torch.equal(got, want)
+
+
 def test_group_norm_is_one_kernel(check):
     x, w, b = torch.randn(3, 6, 4, 5), torch.randn(6), torch.randn(6)
     result = check(lambda x, w, b: aten.native_group_norm(x, w, b, 3, 6, 20, 2, 1e-5), x, w, b, tolerance=1e-5)
@@ -203,3 +218,9 @@ def test_cross_entropy_and_its_gradient_equal_eager(check, reduction, weighted):
 def test_losses_are_one_kernel(check, loss):
     result = check(loss, torch.randn(9, 5), torch.randn(9, 5), table=decompositions())
     assert result.kernels == 1 and not result.externs
+
+
+@pytest.mark.parametrize("order", [2, 3, 0.5, 0.9, -1, 0])
+def test_the_norm_of_one_element_is_its_absolute_value(check, order):
+    x = torch.tensor([[1e300], [-1e300], [-3e-200], [0.0]], dtype=torch.float64)
+    check(lambda x: (torch.linalg.vector_norm(x, order, 1), torch.linalg.vector_norm(x[1], order)), x)

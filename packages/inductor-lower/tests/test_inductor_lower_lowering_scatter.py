@@ -117,6 +117,19 @@ def test_slices_are_filled_copied_and_added_as_eager(check, dtype):
     check(lambda x, i, s: aten.index_add(x, 1, i, s), x, index, source)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int16])
+def test_one_number_added_many_times_in_one_place_counts_each_time(check, dtype):
+    index, source = torch.ones(1, dtype=torch.int64), torch.full((1,), 9, dtype=dtype)
+    check(
+        lambda x, i, s: (
+            aten.scatter_add(x, 1, i.expand(7, 17, 31), s.expand(7, 17, 31)),
+            aten.index_add(x, 1, i.expand(17), s.expand(7, 17, 31)),
+            aten.index_put(x, [None, i.expand(17)], s.expand(7, 17, 31), True),
+        ),
+        *(torch.zeros(7, 2, 31, dtype=dtype), index, source),
+    )
+
+
 @pytest.mark.covers("F5g.13")
 @pytest.mark.parametrize("padding", [-1, 2])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -273,3 +286,18 @@ def test_upsampling_by_a_factor_in_other_ranks_equals_eager(check, mode):
         return y, torch.autograd.grad(y.square().sum(), x)[0]
 
     assert not check(f, x, table=decompositions(), tolerance=1e-4).externs
+
+
+@pytest.mark.parametrize("factors", [(), (1.5, 1.5)], ids=["sizes", "factors"])
+@pytest.mark.parametrize("size", [(5, 4), (5, 9), (7, 6), (3, 2)])
+@pytest.mark.parametrize("corners", [False, True])
+def test_infinities_next_to_an_upsampled_place_make_it_what_they_make_it_in_eager(check, corners, size, factors):
+    x, grad = numbers(2, 3, 5, 4), numbers(2, 3, *size)
+    for y in (x, grad):
+        y.view(-1)[::7], y.view(-1)[3::11] = float("inf"), -float("inf")
+
+    def f(x, g):
+        back = aten.upsample_bilinear2d_backward(g, size, x.shape, corners, *factors)
+        return aten.upsample_bilinear2d(x, size, corners, *factors), back
+
+    assert not check(f, x, grad, table=decompositions(), tolerance=1e-4).externs

@@ -96,3 +96,11 @@ def test_a_size_that_its_symbols_allow_to_be_nothing_but_one_is_broadcast(check)
 def test_a_size_that_a_guard_made_one_is_broadcast(check):
     x, y = torch.randn(6, 5, dtype=torch.float64), torch.randn(4, 5, dtype=torch.float64)
     check(lambda x, y: (x + y[3:] * 2, x - y.view(-1)[19:]), x, y, mode="symbolic")
+
+
+@pytest.mark.parametrize("size", [(13, 17), (31, 33), (17, 8), (9, 64)])
+@pytest.mark.parametrize("dtype", [torch.int64, torch.float32], ids=str)
+def test_a_transposed_tensor_is_reshaped_element_by_element(check, size, dtype):
+    x = (torch.arange(size[0] * size[1]) % 1000).to(dtype).view(size[1], size[0]).t()
+    check(lambda x: (x * 1).reshape(size[1], size[0]) + 0, x)
+    check(lambda x: (x * 1).reshape(size[1], 1, size[0]).transpose(0, 2) + 0, x)

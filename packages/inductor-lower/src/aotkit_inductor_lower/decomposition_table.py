@@ -9,6 +9,7 @@ Note [What is decomposed, and what is not]
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -20,6 +21,7 @@ from torch.fx.experimental.symbolic_shapes import guard_or_false
 from .foreach import foreach_decompositions
 from .lowering import RULES
 from .lowering.refusals import misfit
+from .upsampling import upsample_linear
 
 __all__ = ["decompositions"]
 
@@ -206,6 +208,21 @@ def _channel_shuffle(_: Callable[..., Any], x: torch.Tensor, groups: int) -> Any
     return moved.contiguous(memory_format=torch._prims_common.suggest_memory_format(x))
 
 
+def _threshold(decompose: Callable[..., Any], x: torch.Tensor, least: Any, value: Any) -> Any:
+    """Of integers in their own type, to which eager rounds both numbers."""
+    plain = all(isinstance(number, int | float) and math.isfinite(number) for number in (least, value))
+    whole = plain and not x.is_floating_point()
+    return decompose(x, int(least), int(value)) if whole else decompose(x, least, value)
+
+
+def _smooth_l1_loss_backward(
+    decompose: Callable[..., Any], grad: torch.Tensor, x: torch.Tensor, target: torch.Tensor, *how: Any
+) -> Any:
+    """At nan it is nan: a sign has none."""
+    distance = x - target
+    return torch.where(distance.isnan(), distance, decompose(grad, x, target, *how))
+
+
 _PADS = ("reflection", "replication")
 _BEFORE_TORCHS: dict[Any, Callable[..., Any]] = {
     torch.ops.aten.linspace.default: _linspace,
@@ -219,4 +236,9 @@ _BEFORE_TORCHS: dict[Any, Callable[..., Any]] = {
     torch.ops.aten.logspace.default: _logspace,
     torch.ops.aten.isin.Tensor_Tensor: _isin,
     torch.ops.aten.binary_cross_entropy_with_logits.default: _cross_entropy,
+    torch.ops.aten.threshold.default: _threshold,
+    torch.ops.aten.smooth_l1_loss_backward.default: _smooth_l1_loss_backward,
+    torch.ops.aten.upsample_linear1d.default: upsample_linear,
+    torch.ops.aten.upsample_bilinear2d.default: upsample_linear,
+    torch.ops.aten.upsample_trilinear3d.default: upsample_linear,
 }

@@ -13,6 +13,7 @@ from ..ir import BufferKind, BufferRef, Program, SymInput
 from ..options import LowerOptions
 from ..symbolic import Expr, SymbolKind
 from . import (
+    batch_norms,
     casts,
     concat,
     constants,
@@ -51,6 +52,7 @@ RULES = join_rules(
     reductions.TABLE,
     softmax.TABLE,
     norms.TABLE,
+    batch_norms.TABLE,
     concat.TABLE,
     indexing.TABLE,
     scatter.TABLE,

@@ -129,11 +129,14 @@ def _nearest(offset: float) -> Callable[[_Line, bool], list[_Tap]]:
 
 
 def _linear(line: _Line, align_corners: bool) -> list[_Tap]:
+    """Two places, of which the second has a share also where that is 0; see Note [Weights of neighbours]."""
+    if line.size == line.count:
+        return [_Tap(line.at, line.op("add", 1.0, 0.0)), _Tap(line.at, line.op("add", 0.0, 0.0))]
     position = line.position(align_corners)
     position = position if align_corners else line.op("maximum", position, 0.0)
-    low = line.nest.cast(position, DType.I64)
+    low = line.nest.op("minimum", line.nest.cast(position, DType.I64), line.nest.index_value(line.size - 1))
     high = line.nest.op("add", low, line.nest.const(1, DType.I64))
-    part = line.op("sub", position, line.nest.cast(low, line.dtype))
+    part = line.op("minimum", line.op("sub", position, line.nest.cast(low, line.dtype)), 1.0)
     return [_Tap(line.checked(low), line.op("sub", 1.0, part)), _Tap(line.checked(high), part)]
 
 

@@ -16,7 +16,7 @@ from .polynomials import LN2_HIGH, LN2_LOW, ROUND, ROUND_BITS, multiply_add, pol
 if TYPE_CHECKING:
     from .ops import Ops
 
-__all__ = ["erf_f32", "exp_f32", "f32_to_half", "half_to_f32", "tanh_f32"]
+__all__ = ["erf_f32", "exp_f32", "f32_to_half", "half_to_f32", "large_hyperbolic", "tanh_f32"]
 
 # Coefficients are minimax fits (iteratively reweighted least squares in 40-digit arithmetic), rounded to f32.
 _EXP = (0.5, 0.166665181517601, 0.04166620597243309, 0.008368953131139278, 0.0013950602151453495)
@@ -154,3 +154,14 @@ def f32_to_half(ops: Ops, x: Ssa) -> Ssa:
     nan = ops.compare("icmp sgt", size, ops.const(0x7F800000, i32, x))
     result = ops.select(nan, ops.const(0x7E00, i32, x), result)
     return ops.convert("trunc", ops.op("or", result, ops.op("lshr", sign, ops.const(16, i32, x))), "i16")
+
+
+def large_hyperbolic(ops: Ops, name: str, x: Ssa, dtype: DType) -> Ssa:
+    """``sinh`` or ``cosh`` of the math library, and where that overflows early half the square of ``exp(|x|/2)``."""
+    size = ops.intrinsic("fabs", x)
+    root = ops.math("exp", [ops.op("fmul", size, ops.const(0.5, dtype, x))], dtype)
+    large = ops.op("fmul", ops.op("fmul", root, ops.const(0.5, dtype, x)), root)
+    if name == "sinh":
+        large = ops.intrinsic("copysign", large, x)
+    beyond = ops.compare("fcmp ogt", size, ops.const(80.0 if dtype is DType.F32 else 700.0, dtype, x))
+    return ops.select(beyond, large, ops.math(name, [x], dtype))

@@ -274,6 +274,7 @@ def _store(ctx: KernelContext, instr: Store) -> None:
     row_lanes = _row_lanes(ctx, instr.buffer)
     varies = ctx.varies(offset) or row_lanes
     names = [instr.value, *([instr.mask] if instr.mask is not None else [])]
+    varies = varies or instr.accumulates  # equal elements for one place count as often as there are lanes
     if vector is None or not (varies or any(ctx.values[n].varying for n in names)):
         pointer = _address(ctx, instr.buffer, element, offset)
         mask = ctx.values[instr.mask].parts[0] if instr.mask is not None else None

@@ -170,8 +170,12 @@ class KernelContext:
     def lanes_i64(self, expr: Expr, copy: int) -> Ssa:
         """A varying expression as a vector of i64, for one copy."""
         assert self.vector is not None
+        return self._lanes_at(self.vector.at(expr, copy), copy)
+
+    def _lanes_at(self, expr: Expr, copy: int) -> Ssa:
+        """Of an expression, or a part of one, that is about this copy already."""
+        assert self.vector is not None
         lanes = self.vector.lanes
-        expr = self.vector.at(expr, copy)
         uniform = Expr(tuple(t for t in expr.terms if not self.across_lanes(Expr((t,)))))
         total: Ssa | None = None
         for term in expr.terms:
@@ -198,7 +202,7 @@ class KernelContext:
             return self.em.splat(self._atom(atom), vector.lanes)
         if isinstance(atom, Symbol):
             return self.values[atom.name].parts[copy]
-        args = [self.lanes_i64(arg, copy) for arg in atom.args]
+        args = [self._lanes_at(arg, copy) for arg in atom.args]
         if atom.fn in ("min", "max"):
             result = args[0]
             for other in args[1:]:

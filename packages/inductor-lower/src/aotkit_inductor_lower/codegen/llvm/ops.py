@@ -155,6 +155,10 @@ def _math(name: str) -> Row:
     return lambda ops, args, dtype: ops.math(name, args, dtype)
 
 
+def _hyperbolic(name: str) -> Row:
+    return lambda ops, args, dtype: approximations.large_hyperbolic(ops, name, args[0], dtype)
+
+
 def _exact(name: str) -> Row:
     """libm's function where the vector library's overflows early."""
     return lambda ops, args, dtype: ops.libm(name, args, dtype)
@@ -413,7 +417,8 @@ LLVM_OPS: Mapping[str, Row] = {
     "sqrt": _intrinsic("sqrt"),
     "rsqrt": _rsqrt,
     "reciprocal": _reciprocal,
-    **{name: _math(name) for name in ("tan", "asin", "acos", "atan", "sinh", "cosh")},
+    **{name: _math(name) for name in ("tan", "asin", "acos", "atan")},
+    **{name: _hyperbolic(name) for name in ("sinh", "cosh")},
     **{name: _math(name) for name in ("atanh", "erfc", "lgamma")},
     "sin": _own("sin", trigonometry.sin_f32),
     "cos": _own("cos", trigonometry.cos_f32),
