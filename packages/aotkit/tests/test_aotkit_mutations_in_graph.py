@@ -226,3 +226,10 @@ def test_one_value_is_copied_into_two_inputs() -> None:
     theirs = [x.clone() for x in mine]
     got = torch.compile(f, backend="aotkit", options={"fallback": "error"})(*mine)
     torch.testing.assert_close([got, *mine], [f(*theirs), *theirs])
+
+
+def test_a_copy_of_an_input_onto_itself_that_is_returned_is_memory_of_its_own() -> None:
+    x = torch.arange(4.0)
+    (got,) = aotkit.aot_function(lambda x: [torch.ops.aten.copy.default(x, x)], lambda graph, inputs: graph)(x)
+    x.zero_()
+    assert torch.equal(got, torch.arange(4.0))

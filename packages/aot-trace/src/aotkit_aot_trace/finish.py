@@ -40,7 +40,7 @@ def finish(
             graph.erase_node(placeholder)
         move_placeholders_first(graph)
     add_runtime_checks(graph, promises)
-    remove_same_value_nodes(graph)
+    remove_same_value_nodes(graph, metadata.num_mutated)
     if not keep_bits:
         bits_to_operators(module)
     recording.metadata = replace(metadata, repeated_outputs=repeated_outputs(graph, metadata.num_forward_outputs))
@@ -137,14 +137,19 @@ def move_placeholders_first(graph: torch.fx.Graph) -> None:
             body.prepend(node)
 
 
-def remove_same_value_nodes(graph: torch.fx.Graph) -> None:
+def remove_same_value_nodes(graph: torch.fx.Graph, num_mutated: int = 0) -> None:
     """Drop detach and alias nodes: below autograd, in a graph without mutation, they do nothing.
 
     Nor do copies of an input onto itself, if there is no view of the result: that view, as the new value of the input,
-    would be copied onto the memory that it looks at.
+    would be copied onto the memory that it looks at. A copy that is returned, behind the values of inputs that are
+    written to (``num_mutated``), is memory of its own.
     """
+    (output,) = graph.find_nodes(op="output")
+    results = output.args[0] if isinstance(output.args[0], list | tuple) else (output.args[0],)
+    returned = set(results[num_mutated:])
     for node in list(graph.nodes):
-        if node.op == "call_function" and (node.target in _SAME_VALUE or _copies_input_to_itself(node)):
+        of_itself = node not in returned and _copies_input_to_itself(node)
+        if node.op == "call_function" and (node.target in _SAME_VALUE or of_itself):
             node.replace_all_uses_with(node.args[0])
             graph.erase_node(node)
 
