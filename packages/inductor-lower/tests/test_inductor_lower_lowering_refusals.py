@@ -18,6 +18,7 @@ X = torch.arange(6.0).reshape(2, 3)
 N, U, B = X.long(), X.to(torch.uint8), X > 2
 INF, NAN = float("inf"), float("nan")
 LAPPING = torch.arange(9.0).as_strided((3, 3), (1, 1))
+FLAT = torch.arange(8.0).as_strided((1, 2, 2, 2), (8, 1, 4, 2))
 APART = torch.arange(600.0).as_strided((16, 1, 11), (36, 1, 1))
 SPREAD = torch.arange(9.0).as_strided((3, 1), (1, 2))  # its dimension of one element has an odd stride
 
@@ -55,6 +56,11 @@ REFUSED: list[tuple[Any, tuple[Any, ...], dict[str, Any], str]] = [
         (aten.select_backward.default, (X, [2, 3, 4], 3, 0)),
         (aten.select_scatter.default, (X, X[0], -3, 0)), (aten.slice_backward.default, (X, [2, 3], 2, 0, 2, 1)),
         (aten.index_reduce.default, (X, 2, N[0], X, "prod")), (aten.diagonal_scatter.default, (X, X[0, :2], 0, 0, 2)),
+    ]),
+    *((op, args, {}, "volumes of two layouts") for op, args in [
+        (aten.max_pool3d_with_indices.default, (FLAT, [1, 1, 1])),
+        (aten.max_pool3d_with_indices_backward.default,
+         (FLAT, FLAT, [1, 1, 1], [1, 1, 1], [0, 0, 0], [1, 1, 1], False, FLAT.long())),
     ]),
     (aten.addcdiv.default, (X, N, B), {}, "eager divides no integers"),
     (aten.view_as.default, (APART, APART.reshape(11, 16)), {}, "a view of elements"),

@@ -198,8 +198,8 @@ def _by_planes(node: Node) -> str | None:
 def _as_indices(node: Node) -> str | None:
     """Fake kernels of pools do not compare the gradient with the indices."""
     grad, indices = _tensors(node)[0], _tensors(node)[-1]
-    if "3d" in str(node.target) and any(map(_as_planes, _tensors(node))):
-        return "eager takes volumes of two layouts only"
+    if volumes := _volumes(node):
+        return volumes
     same = grad.dim() == indices.dim() and all(map(same_number, grad.shape, indices.shape))
     return None if same else "a gradient of other sizes than the result is refused by ATen"
 
@@ -208,6 +208,11 @@ def _slices(node: Node) -> str | None:
     """Eager looks at indices of slices that have no elements, too; a kernel has no iteration in which it would."""
     x, index = _tensors(node)[:2]
     return "indices of empty slices are looked at by ATen" if _empty(x) and not _empty(index) else None
+
+
+def _volumes(node: Node) -> str | None:
+    flat = "max_pool3d" in str(node.target) and any(map(_as_planes, _tensors(node)))
+    return "eager takes volumes of two layouts only" if flat else None
 
 
 def _as_planes(x: torch.Tensor) -> bool:
@@ -258,6 +263,7 @@ _CHECKS: dict[str, Callable[[Node], str | None]] = {
     **dict.fromkeys(_OVERLAPPING, _overlapping),
     "hardtanh": _bounded,
     **dict.fromkeys(_POOLS, _as_indices),
+    "max_pool3d_with_indices": _volumes,
     "nll_loss2d_backward": _by_planes,
     **dict.fromkeys(("index_select", "embedding", "index_reduce"), _slices),
     **dict.fromkeys(_BATCHES, _batch),
