@@ -14,6 +14,11 @@ from aotkit_inductor_lower.ir import BufferKind
 F = torch.nn.functional
 
 
+def both(value, f):
+    """The value has several readers in ``f``."""
+    return f(value)
+
+
 def check(f, *args, aten=()):
     """Results and inputs afterwards equal eager's; the number of kernels, and the temporaries left. No ATen calls but
     those that are named."""
@@ -52,6 +57,8 @@ def test_rows_may_be_normalized_in_place():
     "f",
     [
         lambda x, y: [x.copy_(y * 2 + x), (x + y).sum(0)][1:],
+        lambda x, y: both((x * y).exp(), lambda s: [x + s.sum(1, keepdim=True), x.copy_(s)][:1]),
+        lambda x, y: both((x * y).exp(), lambda s: [x.flip(1) + s.sum(1, keepdim=True), x.copy_(s)][:1]),
         lambda x, y: [x.copy_(x.t() + y), y + 1][1:],
         lambda x, y: [x.copy_(x.flip(0)), y.copy_(y.roll(1, 0))][:0],
         lambda x, y: [x.copy_(y + 1), y.copy_(y * 3)][:0],
