@@ -77,7 +77,8 @@ def run(
     if live:
         campaign.run_live(live)
     journal = campaign.journal = journal_of(group)  # the other process wrote to it
-    rest = [m for m in todo if m.key not in journal.verdicts or (m not in live and m in todo)]
+    # What turned out to be imported although it looked live has the verdict that it had before, or none.
+    rest = [m for m in todo if m not in live or journal.verdicts.get(m.key) == old.get(m.key)]
     campaign.run_imported(rest)
 
 
