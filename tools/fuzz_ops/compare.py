@@ -23,7 +23,8 @@ __all__ = ["Difference", "Wrong", "differences"]
 #     as far as the result moves when the arguments, and what is computed between them and it, do so by a few units in
 #     the last place (nobody can ask for more accuracy than that; sums of opposite terms show it). Where a result is not
 #     finite, eager's is the one that counts, unless the compiled one is as near to float64's as any finite result must
-#     be.
+#     be. How far eager is off is measured for other arguments a few units away, too: at one place it may be right by
+#     chance.
 
 _UNITS = 4
 _MOVED = 8  # runs that show how far results move
@@ -119,12 +120,14 @@ def _settled(sample: Sample, eager: Run, other: Run, names: Sequence[str], again
         return []
     exact = _in_double(sample, again)
     moved = [_in_double(sample, again, seed) for seed in range(1, _MOVED + 1)] if exact.error is None else []
+    nearby = [_beside(sample, again, seed) for seed in range(1, _MOVED + 1)] if exact.error is None else []
     found = []
     for name in names:
         want, got, true = eager.results[name], other.results[name], exact.results.get(name)
         right = _same(want, got)
         if isinstance(true, torch.Tensor) and true.shape == want.shape and want.dtype in _EPS:
-            right |= _accurate(want, got, true, [run.results.get(name) for run in moved])
+            off = [(run.results.get(name), there.results.get(name)) for run, there in nearby]
+            right |= _accurate(want, got, true, [run.results.get(name) for run in moved], off)
         elif isinstance(true, torch.Tensor) and true.shape == want.shape and true.dtype == want.dtype:
             right |= got == true  # a comparison, or a place, that hangs on the last bit
             for run in moved:
@@ -145,8 +148,11 @@ def _same(want: torch.Tensor, got: torch.Tensor) -> torch.Tensor:
     return torch.isclose(got, want, rtol=_UNITS * _EPS[want.dtype], atol=_UNITS * _TINY[want.dtype], equal_nan=True)
 
 
-def _accurate(want: torch.Tensor, got: torch.Tensor, true: torch.Tensor, moved: Sequence[Any]) -> torch.Tensor:
-    """Which elements are as good as eager's, measured with ``true``."""
+def _accurate(
+    want: torch.Tensor, got: torch.Tensor, true: torch.Tensor, moved: Sequence[Any], nearby: Sequence[tuple[Any, Any]]
+) -> torch.Tensor:
+    """Which elements are as good as eager's, measured with ``true``; ``nearby``: results of eager for other arguments,
+    with the same in float64."""
     eps = _EPS[want.dtype]
     wide = torch.complex128 if want.is_complex() else torch.float64
     w, g, t = want.to(wide), got.to(wide), true.to(wide)
@@ -158,6 +164,9 @@ def _accurate(want: torch.Tensor, got: torch.Tensor, true: torch.Tensor, moved: 
     if wide == want.dtype:  # nothing is more exact than eager: what is rounded inside shows in no comparison
         floor += 2 * _UNITS * eps * t.abs().nan_to_num(nan=0.0, posinf=0.0).amax() if t.numel() else 0.0
     ours, eagers = (g - t).abs(), (w - t).abs().nan_to_num(nan=0.0, posinf=0.0)
+    for near, there in nearby:
+        if isinstance(near, torch.Tensor) and isinstance(there, torch.Tensor) and near.shape == there.shape == t.shape:
+            eagers = torch.maximum(eagers, (near.to(wide) - there.to(wide)).abs().nan_to_num(nan=0.0, posinf=0.0))
     overflown = (t.abs() >= torch.finfo(want.dtype).max * (1 - _UNITS * eps)) & (g.abs() == float("inf"))
     return (ours <= 3 * eagers + floor) | overflown
 
@@ -165,27 +174,46 @@ def _accurate(want: torch.Tensor, got: torch.Tensor, true: torch.Tensor, moved: 
 def _in_double(sample: Sample, again: bool, moved: int = 0) -> Run:
     """The same calls of the same numbers in float64; ``moved``: with arguments some units in the last place off."""
     generator = torch.Generator().manual_seed(moved)
-
-    def wider(value: torch.Tensor, grad: bool) -> torch.Tensor:
-        eps = _EPS.get(value.dtype)
-        if eps is None:
-            return value
-        made = value.detach().to(torch.complex128 if value.is_complex() else torch.float64)
-        if moved:
-            made = made * (1 + (torch.rand(made.shape, generator=generator, dtype=torch.float64) - 0.5) * _UNITS * eps)
-        return made.requires_grad_(grad)
-
-    calls = tuple(replace(c, args=_doubled(c.args), kwargs=_doubled(c.kwargs)) for c in sample.calls)
-    wide = replace(sample, calls=calls)
     given = sample.arguments(again)
     eps = _roughness(sample, again) if moved else 0.0
-    given = [wider(v, v.requires_grad) if isinstance(v, torch.Tensor) else v for v in given]
+    wide = [_wider(v, generator if moved else None) if isinstance(v, torch.Tensor) else v for v in given]
     inner = moved and (len(sample.calls) > 1 or sample.entry == "training")
+    with _Moved(_UNITS * eps, generator) if inner else nullcontext():
+        return _observed_in_double(sample, again, wide)
+
+
+def _beside(sample: Sample, again: bool, seed: int) -> tuple[Run, Run]:
+    """Eager mode with arguments some units in the last place off, and the same in float64."""
+    generator = torch.Generator().manual_seed(seed)
+    given = sample.arguments(again)
+    near = [
+        _wider(v, generator).detach().to(v.dtype).requires_grad_(v.requires_grad)
+        if isinstance(v, torch.Tensor) and v.dtype in _EPS
+        else v
+        for v in given
+    ]
+    wide = [_wider(v, None) if isinstance(v, torch.Tensor) else v for v in near]
+    return observe(sample, sample.function(), again, near), _observed_in_double(sample, again, wide)
+
+
+def _wider(value: torch.Tensor, noise: torch.Generator | None) -> torch.Tensor:
+    """In double precision, and off by a little if there is noise."""
+    eps = _EPS.get(value.dtype)
+    if eps is None:
+        return value
+    made = value.detach().to(torch.complex128 if value.is_complex() else torch.float64)
+    if noise is not None:
+        made = made * (1 + (torch.rand(made.shape, generator=noise, dtype=torch.float64) - 0.5) * _UNITS * eps)
+    return made.requires_grad_(value.requires_grad)
+
+
+def _observed_in_double(sample: Sample, again: bool, given: Sequence[Any]) -> Run:
+    calls = tuple(replace(c, args=_doubled(c.args), kwargs=_doubled(c.kwargs)) for c in sample.calls)
+    wide = replace(sample, calls=calls)
     usual = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)  # integers become doubles, too
     try:
-        with _Moved(_UNITS * eps, generator) if inner else nullcontext():
-            return observe(wide, wide.function(), again, given)
+        return observe(wide, wide.function(), again, given)
     finally:
         torch.set_default_dtype(usual)
 

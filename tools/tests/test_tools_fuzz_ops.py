@@ -16,8 +16,9 @@ import torch
 from aotkit_inductor_lower.lowering import driver
 from tools.fuzz_ops import recipes
 from tools.fuzz_ops.campaign import Campaign, Settings, quiet
-from tools.fuzz_ops.compare import _in_double
+from tools.fuzz_ops.compare import Difference, Wrong, _accurate, _in_double
 from tools.fuzz_ops.generate import Impossible, generate
+from tools.fuzz_ops.known import excused
 from tools.fuzz_ops.program import DIRECT, Call, Ref, Sample
 from tools.fuzz_ops.public import public
 from tools.fuzz_ops.recipes import targets
@@ -164,3 +165,24 @@ def test_operators_with_drawn_arguments_are_as_eager(entry, every):
             if outcome.failed:
                 wrong.append(f"{outcome.kind}: {outcome.detail}\n{sample.script()}")
     assert not wrong, "\n".join(wrong)
+
+
+def test_a_known_departure_must_explain_every_wrong_element():
+    sample = replace(generate(0, ("aten.fmod.Scalar", "float32", "contiguous")), entry="function")
+    x = Tensor("x0", "float32", (3,), fill=("constant", 3e38))
+    call = Call("v0", "aten.fmod.Scalar", (Ref("x0"), 0.7))
+    sample = replace(sample, tensors=(x,), calls=(call,), outputs=(Ref("v0"),), numbers=())
+    nan, got = torch.tensor([math.nan, math.nan, math.nan]), torch.tensor([0.1, 0.2, 0.3])
+    assert excused(sample, Difference("v0", "values", "", Wrong(nan, got, None)))
+    for want in (torch.tensor([math.nan, 0.5, math.nan]), torch.tensor([math.nan, math.nan, 0.5])):
+        assert excused(sample, Difference("v0", "values", "", Wrong(want, got, None))) is None
+    small = replace(sample, tensors=(replace(x, fill=("constant", 3)),))
+    assert excused(small, Difference("v0", "values", "", Wrong(nan, got, None))) is None
+
+
+def test_accuracy_is_measured_around_the_arguments_too():
+    want, true = torch.tensor([1.0, 1.0]), torch.tensor([1.0, 1.0], dtype=torch.float64)
+    got = torch.tensor([1.0 + 3e-6, 1.0 + 3e-4])
+    near = torch.tensor([1.0 + 2e-6, 1.0 - 2e-6])
+    assert _accurate(want, got, true, [], [(near, true)]).tolist() == [True, False]
+    assert _accurate(want, got, true, [], []).tolist() == [False, False]

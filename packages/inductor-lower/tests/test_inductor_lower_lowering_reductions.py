@@ -224,3 +224,12 @@ def test_losses_are_one_kernel(check, loss):
 def test_the_norm_of_one_element_is_its_absolute_value(check, order):
     x = torch.tensor([[1e300], [-1e300], [-3e-200], [0.0]], dtype=torch.float64)
     check(lambda x: (torch.linalg.vector_norm(x, order, 1), torch.linalg.vector_norm(x[1], order)), x)
+
+
+@pytest.mark.parametrize("value", [0.1, 0.8338774161811379, 1e150, 3.0])
+def test_equal_doubles_have_no_variance_and_their_mean_is_each_of_them(check, value):
+    x = torch.full((155, 7), value, dtype=torch.float64)
+    x[:, 1:] = torch.randn(155, 6, dtype=torch.float64) + 3
+    got, want = check(lambda x: torch.var_mean(x, 0), x).compiled([x]), torch.var_mean(x, 0)
+    assert got[0][0] == want[0][0] == 0 and got[1][0] == want[1][0] == value
+    torch.testing.assert_close(got[0], want[0], rtol=1e-13, atol=0)

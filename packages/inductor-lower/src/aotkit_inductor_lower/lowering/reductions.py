@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch.fx import Node
 
 from ..ir import DType
@@ -203,11 +204,12 @@ TABLE.add(aten.min.dim, _with_index("min"))
 
 
 def mean_and_squares(
-    rows: RowNest, load: Callable[[tuple[Expr, ...]], Value], careful: bool = False
+    rows: RowNest, load: Callable[[tuple[Expr, ...]], Value], careful: bool = False, exact: bool = False
 ) -> tuple[Value, Value]:
     """A row's mean and its sum of squared distances from it, in two passes: as exact as eager's Welford.
 
-    ``careful``: see Note [Means of long rows].
+    ``careful``: see Note [Means of long rows]. ``exact``: without the squares of what the mean of the first pass is
+    off, for numbers that are added up in their own precision; equal ones have no variance.
     """
     nest = rows.nest
     if careful and (rows.count.constant or 0) > 1:
@@ -218,8 +220,18 @@ def mean_and_squares(
     value = load(rows.stage())
     distance = nest.op("sub", value, mean)
     squares = nest.reduce("sum", nest.op("mul", distance, distance))
+    rest = nest.reduce("sum", distance) if exact else None
     nest.stage()
-    return mean, squares
+    if rest is None:
+        return mean, squares
+    off = nest.op("div", rest, rows.count_value(rest.dtype))
+    wrong = nest.op("mul", off, rest)
+    small = nest.op("lt", wrong, squares)  # false where either is not a number
+    equal = nest.op("ge", wrong, nest.op("mul", squares, nest.const(1 - 1e-6, squares.dtype)))
+    zero, finite = nest.const(0, squares.dtype), nest.op("lt", squares, nest.const(math.inf, squares.dtype))
+    left = nest.where(nest.op("logical_and", equal, finite), zero, nest.op("sub", squares, wrong))
+    corrected = nest.where(nest.op("logical_or", small, equal), left, squares)
+    return nest.where(finite, nest.op("add", mean, off), mean), nest.where(finite, corrected, squares)
 
 
 def _careful_mean_and_squares(rows: RowNest, load: Callable[[tuple[Expr, ...]], Value]) -> tuple[Value, Value]:
@@ -269,7 +281,9 @@ def _variance(root: bool, with_mean: bool) -> Callable[..., NodeValue]:
         nest, dtype = rows.nest, compute_dtype(x.dtype)
         if ctx.sorts:  # on the CPU, as in eager mode: squares of single precision overflow
             dtype = DType.F64
-        mean, squares = mean_and_squares(rows, lambda index: nest.cast(nest.load(x, index), dtype))
+        mean, squares = mean_and_squares(
+            rows, lambda index: nest.cast(nest.load(x, index), dtype), exact=ctx.sorts and x.dtype is torch.float64
+        )
         free = nest.op("sub", rows.count_value(dtype), nest.const(1 if correction is None else correction, dtype))
         spread = nest.op("div", squares, nest.op("maximum", free, nest.const(0, dtype)))
         nest.store(results[0], rows.row(keepdim), nest.op("sqrt", spread) if root else spread)
