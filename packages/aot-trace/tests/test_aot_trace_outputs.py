@@ -199,3 +199,22 @@ def test_the_record_says_which_tangents_each_gradient_comes_from(fn, expected):
     metadata = capture(fn, [x, y]).metadata
     assert metadata.reached_by == expected
     assert type(metadata).from_json(metadata.to_json()) == metadata
+
+
+@pytest.mark.parametrize("train", [True, None])
+@pytest.mark.parametrize("prepare", [one_grad, one_plain])
+def test_what_drops_nothing_is_memory_of_its_own_each_time(layer, run_graph, prepare, train):
+    def dropped(x):
+        first, second = (torch.native_dropout(x, 0.0, train) for _ in range(2))
+        return [*first, *second]
+
+    args = prepare()
+    torch.manual_seed(0)
+    want, state = dropped(*args), torch.get_rng_state()
+    captured = capture(dropped, args, options=TraceOptions(layer=layer))
+    assert {o.kind for o in captured.metadata.outputs} == {OutputKind.FRESH}
+    torch.manual_seed(0)
+    got = run_graph(captured, args)
+    assert len({value.data_ptr() for value in got}) == 4
+    assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
+    assert torch.equal(torch.get_rng_state(), state)

@@ -253,3 +253,33 @@ def test_gradients_of_a_smooth_loss_are_nan_where_the_distance_is(check, reducti
     x = torch.tensor([float("nan"), float("inf"), -float("inf"), 0.3, -7.0, float("inf")])
     y, grad = torch.tensor([1.0, 1.0, 1.0, 0.0, 2.0, float("inf")]), torch.tensor(2.0)
     check(lambda g, x, y: aten.smooth_l1_loss_backward(g, x, y, reduction, 1.0), grad, x, y, table=decompositions())
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("value", [1, -0.7])
+def test_a_sum_with_a_product_is_rounded_as_often_as_in_eager_mode(dtype, value):
+    x, y, z = (values(dtype, size).view(-1, 7) for size in (700, 700, 700))
+    y, z = y.flip(0), z.flip(1)
+
+    def blend(x, y, z):
+        return (torch.addcmul(x, y, z, value=value),)
+
+    assert torch.equal(compile_graph(make_fx(blend)(x, y, z))([x, y, z])[0], blend(x, y, z)[0])
+    x, y, z = torch.tensor([-math.inf] * 9), torch.full((9,), 2.5), torch.full((9,), 2.0**127)
+    check = compile_graph(make_fx(blend)(x, y, z))([x, y, z])[0]
+    assert torch.equal(check, blend(x, y, z)[0])  # only a product that is rounded is infinite
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_exponents_that_are_integers_are_added_to_those_of_floats(dtype):
+    x = torch.tensor([0.0, -0.0, 1e-3, 1.0, 3.0, -2.0, math.inf, math.nan], dtype=dtype)
+
+    def scaled(x, n):
+        return (torch.ldexp(x, n), torch.ldexp(x, n.to(torch.float32)))
+
+    for n in (-2000, -20, 3, 100, 200, 2000):
+        exponents = torch.full((8,), n)
+        graph = make_fx(scaled, decompositions())(x, exponents)
+        for got, want in zip(compile_graph(graph)([x, exponents]), scaled(x, exponents), strict=True):
+            assert torch.equal(got.isnan(), want.isnan()), n
+            torch.testing.assert_close(got, want, equal_nan=True)

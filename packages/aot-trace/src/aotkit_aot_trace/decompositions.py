@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.fx.experimental.symbolic_shapes import guard_or_false
 
 from aotkit_functionalize import OverlappingWrite, Unsupported
 
@@ -69,6 +70,14 @@ def guarded_table(table: Table, in_forward: Callable[[], bool]) -> Table:
             return base.clone() if exponent else torch.ones_like(base)
         return otherwise(aten.pow.Tensor_Scalar, base, exponent)
 
+    def dropout(x: Any, p: float, train: bool | None) -> Any:
+        if p != 0 or train is False or guard_or_false(x.numel() == 0):
+            return otherwise(aten.native_dropout.default, x, p, train)
+        # The fake kernel says that the result is the argument itself. Eager draws a mask all the same.
+        kept = aten.bernoulli.p(torch.empty_like(x, dtype=torch.bool), 1.0)
+        return x * kept, kept
+
+    guarded[aten.native_dropout.default] = dropout
     guarded[aten.pow.Tensor_Scalar] = power
     guarded[aten.as_strided_scatter.default] = as_strided_scatter
     guarded[aten.unfold_backward.default] = unfold_backward

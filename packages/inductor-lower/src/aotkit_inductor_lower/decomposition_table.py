@@ -208,6 +208,13 @@ def _channel_shuffle(_: Callable[..., Any], x: torch.Tensor, groups: int) -> Any
     return moved.contiguous(memory_format=torch._prims_common.suggest_memory_format(x))
 
 
+def _ldexp(decompose: Callable[..., Any], x: torch.Tensor, exponent: torch.Tensor) -> Any:
+    """Powers of two that are floats. For integers eager changes the exponents of floats: no power of two overflows
+    before it meets a 0, or a number so small that the product is finite."""
+    exact = x.is_floating_point() and not exponent.is_floating_point()
+    return NotImplemented if exact else decompose(x, exponent)
+
+
 def _threshold(decompose: Callable[..., Any], x: torch.Tensor, least: Any, value: Any) -> Any:
     """Of integers in their own type, to which eager rounds both numbers."""
     plain = all(isinstance(number, int | float) and math.isfinite(number) for number in (least, value))
@@ -236,6 +243,7 @@ _BEFORE_TORCHS: dict[Any, Callable[..., Any]] = {
     torch.ops.aten.logspace.default: _logspace,
     torch.ops.aten.isin.Tensor_Tensor: _isin,
     torch.ops.aten.binary_cross_entropy_with_logits.default: _cross_entropy,
+    torch.ops.aten.ldexp.Tensor: _ldexp,
     torch.ops.aten.threshold.default: _threshold,
     torch.ops.aten.smooth_l1_loss_backward.default: _smooth_l1_loss_backward,
     torch.ops.aten.upsample_linear1d.default: upsample_linear,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch.fx import Node
 
+from ..ir import DType
 from .context import LoweringContext
 from .nest_builder import NestBuilder, Value
 from .pointwise import apply
@@ -18,11 +19,13 @@ TABLE = RuleTable("ternary")
 
 @TABLE.lowers(aten.addcmul.default)
 def addcmul(ctx: LoweringContext, node: Node, x: View, a: View, b: View, value: object = 1) -> View:
-    """``x + value*a*b``."""
+    """``x + value*a*b``; the sum and the last product of floats are rounded once, as in eager mode."""
 
     def compute(nest: NestBuilder, v: Value, p: Value, q: Value) -> Value:
         if value != 1:
             p = apply(nest, "mul", nest.scalar(value, p.dtype), p)
+        if v.dtype in (DType.F32, DType.F64):
+            return nest.op("fma", p, q, v)
         return apply(nest, "add", v, apply(nest, "mul", p, q))
 
     return ctx.pointwise(node, [x, a, b], compute)
