@@ -33,6 +33,16 @@ def test_reductions_over_any_dimensions_are_one_kernel(check, dims, keepdim):
         assert result.kernels == 1 and not result.externs
 
 
+@pytest.mark.parametrize("dim", [0, -1])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
+def test_the_only_number_of_a_scalar_is_reduced_over_the_dimension_it_may_be_said_to_have(check, dtype, dim):
+    x = torch.tensor(-1.5).to(dtype)
+    for order in (2, 3, 0.5, torch.inf):
+        check(lambda x, order=order: torch.linalg.vector_norm(x, order, dim), x)
+    check(lambda x: (x.sum(dim), x.mean(dim), x.amax(dim), x.var(dim, correction=0), x.logsumexp(dim)), x)
+    check(lambda x: (x.prod(dim), *x.max(dim), x.argmin(dim), x.softmax(dim), x.cumsum(dim)), x)
+
+
 @pytest.mark.parametrize(
     "dtype", [torch.int32, torch.int64, torch.uint8, torch.bool, torch.bfloat16, torch.float16], ids=str
 )

@@ -117,6 +117,13 @@ def test_slices_are_filled_copied_and_added_as_eager(check, dtype):
     check(lambda x, i, s: aten.index_add(x, 1, i, s), x, index, source)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_what_is_added_to_a_scalar_is_its_only_slice(check, dtype):
+    x = torch.tensor(1.5).to(dtype)
+    f = lambda x, i: (aten.index_add(x, 0, i, x), aten.index_add(x, -1, i, x * 3))
+    check(f, x, torch.tensor([0]), aten=("index_add",))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int16])
 def test_one_number_added_many_times_in_one_place_counts_each_time(check, dtype):
     index, source = torch.ones(1, dtype=torch.int64), torch.full((1,), 9, dtype=dtype)

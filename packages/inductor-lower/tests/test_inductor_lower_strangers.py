@@ -109,6 +109,10 @@ def captured(f: Any, *args: Any) -> Any:
             lambda x: aten._upsample_nearest_exact1d.default(x, [6], 0.5), (X[None],),
         ),
         "too few pixels for another factor": (lambda x: aten.upsample_nearest1d.default(x, [6], 0.5), (X[None],)),
+        "pixels of a transposed row": (lambda x: aten.upsample_nearest1d.default(x, [6]), (X.view(2, 3, 2).mT,)),
+        "pixels in another order": (
+            lambda x: aten._upsample_nearest_exact1d.default(x, [6]), (X.view(2, 3, 2).transpose(0, 1),),
+        ),
         "a factor of zero": (lambda x: aten.celu.default(x, 0), (X,)),
         "pixels of nothing": (lambda x: aten.pixel_unshuffle.default(x, 2), (torch.ones(2, 0, 4, 4),)),
         "complex pixels of nothing": (

@@ -186,12 +186,13 @@ def _pad(decompose: Callable[..., Any], x: torch.Tensor, pads: Any) -> Any:
 
 
 def _nearest(decompose: Callable[..., Any], x: torch.Tensor, sizes: Any, *scales: Any) -> Any:
-    """Where the factors do not fit the sizes, the last elements would be taken from beyond the input."""
-    if not isinstance(sizes, list | tuple) or len(scales) != len(sizes):
-        return decompose(x, sizes, *scales)
-    given = [(n, m, scale) for n, m, scale in zip(x.shape[2:], sizes, scales, strict=True) if scale is not None]
-    fits = all(scale > 0 and guard_or_false(m <= n * scale) for n, m, scale in given)
-    return decompose(x, sizes, *scales) if fits else NotImplemented
+    """Where the factors do not fit the sizes, the last elements would be taken from beyond the input. A row of pixels
+    is contiguous afterwards, whatever ``x`` is like."""
+    if isinstance(sizes, list | tuple) and len(scales) == len(sizes):
+        given = [(n, m, scale) for n, m, scale in zip(x.shape[2:], sizes, scales, strict=True) if scale is not None]
+        if not all(scale > 0 and guard_or_false(m <= n * scale) for n, m, scale in given):
+            return NotImplemented
+    return decompose(x, sizes, *scales).contiguous(memory_format=torch._prims_common.suggest_memory_format(x))
 
 
 def _celu(decompose: Callable[..., Any], x: torch.Tensor, alpha: float = 1.0) -> Any:

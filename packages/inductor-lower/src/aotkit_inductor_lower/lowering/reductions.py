@@ -64,7 +64,9 @@ class RowNest:
 
 
 def all_dims(x: View, dims: object) -> list[int]:
-    """The dimensions of a reduction: none given means all."""
+    """The dimensions of a reduction: none given means all, and a tensor without any takes 0 and -1 for all, too."""
+    if not x.sizes:
+        return []
     if isinstance(dims, int):
         return [dims]
     if not dims:

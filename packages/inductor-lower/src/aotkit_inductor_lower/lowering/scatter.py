@@ -310,7 +310,7 @@ def index_add(
     half = x.dtype in (torch.float16, torch.bfloat16)
     if half and alpha != 1:
         raise Decline("scaled halves are added by ATen, which rounds each sum once")
-    if not half or len(x.sizes) == 1:  # of vectors eager rounds each sum
+    if not half or len(x.sizes) <= 1:  # of vectors eager rounds each sum
         return _slices(ctx, node, x, dim, index, source=_scaled(ctx, node, source, alpha), mode="add")
     if len(index.sizes) > 1:
         raise Decline("slices of a scalar are left to ATen")
