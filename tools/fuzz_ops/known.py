@@ -95,6 +95,48 @@ def _cancelled(wrong: Wrong, operands: Tensors) -> torch.Tensor | bool:
     return (wrong.got.double() - wrong.true).abs() <= bound
 
 
+def _overflows(wrong: Wrong, operands: Tensors) -> bool:
+    """Whether the type that results have is too small for what the operands add up to."""
+    total = sum(float(t.abs().nan_to_num(0.0, 0.0, 0.0).sum()) for t in operands)
+    return total > torch.finfo(wrong.want.dtype).max or any(bool(t.isinf().any()) for t in operands)
+
+
+def _order_of_gradients(wrong: Wrong, operands: Tensors) -> torch.Tensor | bool:
+    """Infinite or nan, where eager is not finite either or float64 has a number."""
+    if wrong.true is None or not _overflows(wrong, operands):
+        return False
+    return ~wrong.got.isfinite() & (wrong.true.isfinite() | ~wrong.want.isfinite())
+
+
+def _order_of_complex_products(wrong: Wrong, operands: Tensors) -> torch.Tensor | bool:
+    return wrong.want.is_complex() & ~wrong.got.isfinite() & ~wrong.want.isfinite() & _overflows(wrong, operands)
+
+
+def _upsampled(wrong: Wrong, operands: Tensors) -> torch.Tensor | bool:
+    """Of numbers that overflow when they are added up: in another order, or off by no more than the weight of the
+    largest of them is, which is computed near 1."""
+    if wrong.true is None or not _overflows(wrong, operands):
+        return False
+    off = (wrong.got.double() - wrong.true).abs()
+    return _order_of_gradients(wrong, operands) | (off <= 2.0**-21 * _largest(operands[:1]))
+
+
+def _running_variance(wrong: Wrong, operands: Tensors) -> torch.Tensor | bool:
+    """Doubles, of which eager's variance is off by a part of a unit per element."""
+    if wrong.want.dtype is not torch.float64:
+        return False
+    return (wrong.got - wrong.want).abs() <= operands[0].numel() * 2.0**-56 * wrong.want.abs()
+
+
+def _exponent_of_nothing(wrong: Wrong, operands: Tensors) -> torch.Tensor | bool:
+    exponent = float(operands[-1])
+    return (wrong.got == 1) & (exponent != 0 and float(torch.tensor(exponent, dtype=wrong.want.dtype)) == 0)
+
+
+def _infinity_given(wrong: Wrong, operands: Tensors) -> torch.Tensor | bool:
+    return _infinite_mean(wrong, operands) & any(bool(t.isinf().any()) for t in operands[:1])
+
+
 KNOWN = (
     Departure(
         r"aten\.(elu|celu|selu|hardswish|hardshrink|softshrink|hardtanh|relu6)",
@@ -109,7 +151,7 @@ KNOWN = (
         elements=_huge_quotient,
     ),
     Departure(
-        r"aten\.(native_)?(layer|group)_norm\.",
+        r"aten\.(native_)?(layer|group)_norm\.|aten\._?(native_)?batch_norm",
         "",
         "squares overflow, and eager subtracts one infinite sum from another",
         elements=_squares_overflow,
@@ -119,6 +161,42 @@ KNOWN = (
         "",
         "whether a sum that overflows on the way is infinite or nan hangs on the order in which it is added up",
         elements=_order_of_a_sum,
+    ),
+    Departure(
+        r"aten\.(native_(layer|group)_norm|(reflection|replication)_pad\dd)_backward\.",
+        "",
+        "whether a gradient that overflows on the way is infinite or nan hangs on the order in which it is added up",
+        elements=_order_of_gradients,
+    ),
+    Departure(
+        r"aten\._?upsample_",
+        "",
+        "whether neighbours that overflow on the way are infinite or nan hangs on the order in which they are added up",
+        elements=_upsampled,
+    ),
+    Departure(
+        r"aten\.(bmm|mm|addmm|baddbmm|addbmm|linear|matmul|mv|addmv|dot|vdot|ger|addr)\.",
+        "",
+        "libraries multiply complex numbers in several orders, which differ for infinities",
+        elements=_order_of_complex_products,
+    ),
+    Departure(
+        r"aten\.(std|var)(_mean)?\.",
+        "",
+        "eager's running variance of doubles rounds with every element; two passes are more exact",
+        elements=_running_variance,
+    ),
+    Departure(
+        r"aten\.pow\.Tensor_Scalar",
+        "",
+        "an exponent is rounded to the type of the tensor, in eager mode not for the last few elements",
+        elements=_exponent_of_nothing,
+    ),
+    Departure(
+        r"aten\.(native_)?(layer|group)_norm\.",
+        "",
+        "the mean of infinities of one sign is infinite; eager's, which is made of differences, is nan",
+        elements=_infinity_given,
     ),
     Departure(
         r"aten\.prod\.",
@@ -206,8 +284,9 @@ def _operands(sample: Sample, calls: Sequence[Call], again: bool) -> Iterator[Te
         parts = {r: [results[repr(ref)] for ref in c.outputs] for c in sample.calls if c.parts for r in [c.result]}
         given = [values_of(arg, values | parts) for arg in (*call.args, *(v for _, v in call.kwargs))]
         flat = [item for arg in given for item in (arg if isinstance(arg, list) else [arg])]
-        tensors = [t.detach() if isinstance(t, torch.Tensor) else torch.tensor(t) for t in flat if _is_number(t)]
-        yield [t.to(torch.complex128).real if t.is_complex() else t.double() for t in tensors]
+        numbers = [torch.tensor(t, dtype=torch.float64) if isinstance(t, float) else t for t in flat if _is_number(t)]
+        tensors = [t.detach() if isinstance(t, torch.Tensor) else torch.tensor(t) for t in numbers]
+        yield [t.to(torch.complex128).abs() if t.is_complex() else t.double() for t in tensors]
 
 
 def _is_number(arg: Any) -> bool:

@@ -190,7 +190,10 @@ def _claimed(sample: Sample, again: bool) -> dict[str, Any]:
 
 
 def _layout(value: Any) -> Any:
-    return (value.dtype, value.shape, value.stride()) if isinstance(value, torch.Tensor) else None
+    """Type, sizes and strides, but for strides of dimensions of size one, with which nothing is addressed."""
+    if not isinstance(value, torch.Tensor):
+        return None
+    return value.dtype, value.shape, [s for s, n in zip(value.stride(), value.shape, strict=True) if n != 1]
 
 
 def _line(error: BaseException) -> str:

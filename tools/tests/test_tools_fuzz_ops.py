@@ -180,6 +180,36 @@ def test_a_known_departure_must_explain_every_wrong_element():
     assert excused(small, Difference("v0", "values", "", Wrong(nan, got, None))) is None
 
 
+def _excused(op, tensors, rest, wrong):
+    sample = replace(generate(0, ("aten.fmod.Scalar", "float32", "contiguous")), entry="function")
+    call = Call("v0", op, (*(Ref(t.name) for t in tensors), *rest))
+    sample = replace(sample, tensors=tuple(tensors), calls=(call,), outputs=(Ref("v0"),), numbers=())
+    return excused(sample, Difference("v0", "values", "", wrong)) is not None
+
+
+def test_a_number_that_the_type_holds_is_no_exponent_of_nothing():
+    x = Tensor("x0", "float32", (1,), fill=("constant", -2))
+    wrong = Wrong(torch.tensor([math.nan]), torch.tensor([1.0]), None)
+    assert _excused("aten.pow.Tensor_Scalar", [x], [5e-324], wrong)
+    assert not _excused("aten.pow.Tensor_Scalar", [x], [1e-3], wrong)
+    assert not _excused("aten.pow.Tensor_Scalar", [x], [0.0], wrong)
+
+
+def test_the_variance_of_doubles_is_near_eagers():
+    x = Tensor("x0", "float64", (4096,), fill=("normal",), seed=1)
+    want = torch.tensor([1.0], dtype=torch.float64)
+    assert _excused("aten.var.correction", [x], [], Wrong(want, want * (1 + 1e-14), want))
+    assert not _excused("aten.var.correction", [x], [], Wrong(want, want * (1 + 1e-12), want))
+
+
+@pytest.mark.parametrize("size", [3e38, 3.0])
+def test_the_order_of_what_is_added_up_tells_only_where_it_overflows(size):
+    grad = Tensor("x0", "float32", (1, 1, 8), fill=("constant", size))
+    wrong = Wrong(torch.tensor([-math.inf]), torch.tensor([math.nan]), torch.tensor([math.nan]).double())
+    rest = [[8], [1, 1, 4], False, 2.0]
+    assert _excused("aten.upsample_linear1d_backward.default", [grad], rest, wrong) is (size > 3)
+
+
 def test_accuracy_is_measured_around_the_arguments_too():
     want, true = torch.tensor([1.0, 1.0]), torch.tensor([1.0, 1.0], dtype=torch.float64)
     got = torch.tensor([1.0 + 3e-6, 1.0 + 3e-4])
