@@ -311,3 +311,12 @@ def test_what_is_stored_before_a_long_sum_is_stored_once():
     assert not parts(graph)
     for got, want in zip(graph(list(args)), f(*args), strict=True):
         torch.testing.assert_close(got, want)
+
+
+@pytest.mark.parametrize("columns", range(9, 32))
+@pytest.mark.parametrize("rows", [11, 13])
+def test_rows_that_no_number_of_rows_divides_are_not_folded_one_by_one(columns, rows):
+    x = torch.randn(3, 8, rows, columns, dtype=torch.float64)
+    graph = make_fx(lambda x: torch.amin(x, (0, 1, 2)), decompositions(), tracing_mode="fake")(x)
+    (got,) = (lambda result: result if isinstance(result, list | tuple) else [result])(compile_graph(graph)([x]))
+    assert torch.equal(got, x.amin((0, 1, 2)))

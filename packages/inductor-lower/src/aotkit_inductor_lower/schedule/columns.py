@@ -84,4 +84,4 @@ def _rows(loop: Range, width: int, full: int, others: Expr) -> int:
         return 0
     while rows * width > full // 4 and (size < LEAST_ROWS * rows or (others.constant != 1 and size % rows)):
         rows //= 2  # no rest where it would be one of every other iteration
-    return rows if rows * width >= full // 4 and size >= LEAST_ROWS * rows else 0
+    return rows if rows > 1 and rows * width >= full // 4 and size >= LEAST_ROWS * rows else 0
