@@ -96,6 +96,11 @@ BOTH: dict[str, tuple[Callable[..., Any], Callable[[], Any], str]] = {
         "addbmm_ adds to a tensor of sizes",
     ),
     "normal_ with gaps": (lambda x: [(x * 1)[:, ::2].normal_()], lambda: torch.rand(8, 8), "normal_ draws into a view"),
+    "complex normal_ with gaps": (
+        lambda x: [(x * 1)[:, ::2].normal_()],
+        lambda: torch.rand(2, 8, dtype=torch.complex64),  # eight elements are sixteen numbers
+        "normal_ draws into a view",
+    ),
     "dict": (lambda x: [{"a": x}], lambda: torch.rand(3), "output 0 is a dict"),
     "sparse output": (lambda x: [x.to_sparse()], lambda: torch.eye(3), "output 0 "),
     "sparse input": (lambda x: [x], lambda: torch.eye(3).to_sparse(), "input 0 has layout torch.sparse_coo"),

@@ -35,7 +35,8 @@ def check_normal(target: torch.Tensor) -> None:
     in_order = sorted(range(target.dim()), key=lambda dim: -strides[dim]) == list(range(target.dim()))
     # A copy of it would be contiguous, unless its dimensions lie in another order.
     gaps = in_order and not target.is_contiguous()
-    if target.device.type == "cpu" and gaps and target.numel() >= _FILLED_AT_ONCE:
+    numbers = target.numel() * (2 if target.is_complex() else 1)
+    if target.device.type == "cpu" and gaps and numbers >= _FILLED_AT_ONCE:
         raise Unsupported(
             f"normal_ draws into a view of sizes {tuple(target.shape)} with gaps between its elements",
             "the functional form would draw other numbers than eager mode does",
