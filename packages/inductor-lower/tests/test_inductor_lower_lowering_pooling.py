@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from aotkit_inductor_lower import decompositions, lower_graph
+from aotkit_inductor_lower import compile_graph, decompositions, lower_graph
 from aotkit_inductor_lower.ir import Load, LoopNest
 
 aten = torch.ops.aten
@@ -128,3 +128,21 @@ def test_only_windows_that_reach_beyond_the_input_are_masked(check, pool, masked
 def test_a_pool_takes_in_what_is_computed_before_it(check):
     result = check(lambda x: F.avg_pool2d(x.relu(), 2) + 1, image(2, 3, 8, 8))
     assert result.kernels <= 2 and not result.externs
+
+
+@pytest.mark.parametrize("corners", [False, True])
+@pytest.mark.parametrize("padding", ["zeros", "border", "reflection"])
+@pytest.mark.parametrize("mode", ["bilinear", "nearest", "bicubic"])
+def test_places_outside_of_an_image_do_not_see_its_first_pixel(mode, padding, corners):
+    torch.manual_seed(0)
+    x, grid = torch.randn(2, 3, 6, 5), torch.rand(2, 4, 7, 2) * 7 - 3.5
+    x[:, :, 0, 0], x[:, :, 0, 1] = float("inf"), float("nan")
+
+    def sampled(x, grid):
+        return (F.grid_sample(x, grid, mode, padding, align_corners=corners),)
+
+    for args in ((x, grid), (x.contiguous(memory_format=torch.channels_last), grid), (x[:, :, 1:2, 1:2], grid)):
+        (want,) = sampled(*args)
+        (got,) = compile_graph(make_fx(sampled, decompositions())(*args))(list(args))
+        assert got.stride() == want.stride()
+        torch.testing.assert_close(got, want, equal_nan=True, rtol=1e-5, atol=2e-6)

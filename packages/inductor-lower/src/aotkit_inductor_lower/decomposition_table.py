@@ -21,7 +21,7 @@ from torch.fx.experimental.symbolic_shapes import guard_or_false
 from .foreach import foreach_decompositions
 from .lowering import RULES
 from .lowering.refusals import misfit
-from .upsampling import upsample_linear
+from .upsampling import sample_grid, upsample_linear
 
 __all__ = ["decompositions"]
 
@@ -247,6 +247,7 @@ _BEFORE_TORCHS: dict[Any, Callable[..., Any]] = {
     torch.ops.aten.ldexp.Tensor: _ldexp,
     torch.ops.aten.threshold.default: _threshold,
     torch.ops.aten.smooth_l1_loss_backward.default: _smooth_l1_loss_backward,
+    torch.ops.aten.grid_sampler_2d.default: sample_grid,
     torch.ops.aten.upsample_linear1d.default: upsample_linear,
     torch.ops.aten.upsample_bilinear2d.default: upsample_linear,
     torch.ops.aten.upsample_trilinear3d.default: upsample_linear,

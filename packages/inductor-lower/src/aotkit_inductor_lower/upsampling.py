@@ -1,4 +1,4 @@
-"""Linear upsampling in one, two and three dimensions, as sums of neighbours times weights.
+"""Linear upsampling in up to three dimensions, and sampling at places of a grid: sums of neighbours times weights.
 
 Note [Weights of neighbours]
     An element between two is ``a * (1 - part) + b * part``, as in eager mode, also where ``part`` is 0: infinities next
@@ -16,7 +16,7 @@ import torch
 from torch._prims_common import suggest_memory_format
 from torch.fx.experimental.symbolic_shapes import guard_or_false
 
-__all__ = ["upsample_linear"]
+__all__ = ["sample_grid", "upsample_linear"]
 
 Line = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
@@ -58,3 +58,94 @@ def _line(x: torch.Tensor, dim: int, count: Any, corners: bool, factor: float | 
         high = (low + 1).clamp(max=size - 1)
         part = (exact - low).clamp(0.0, 1.0)
     return low.view(shape), high.view(shape), part.view(shape)
+
+
+def sample_grid(
+    decompose: Callable[..., Any], image: torch.Tensor, grid: torch.Tensor, mode: int, padding: int, corners: bool
+) -> Any:
+    """A neighbour outside of the image counts 0 whatever the image holds, where torch's decomposition has 0 times the
+    first pixel."""
+    plain = mode in (0, 1, 2) and padding in (0, 1, 2) and image.dtype == grid.dtype and image.is_floating_point()
+    if not plain or image.device.type != "cpu":
+        return decompose(image, grid, mode, padding, corners)
+    wide, places = (t.float() if t.dtype.itemsize < 4 else t for t in (image, grid))
+    batch, channels, *size = image.shape
+    places = places.unsqueeze(1).expand(batch, channels, *grid.shape[1:])
+    y, x = (
+        places[..., 1 - k] * (n * 0.5 - 0.5 if corners else n * 0.5) + (n * 0.5 - 0.5) for k, n in enumerate(size)
+    )
+    pixel = _Pixels(wide, padding, corners)
+    if mode != 2:
+        y, x = pixel.bounded(y, 0), pixel.bounded(x, 1)
+    top, left = (y.round(), x.round()) if mode == 1 else (y.floor(), x.floor())
+    if mode == 0:
+        result = _bilinear(pixel, (top, left), (y - top, x - left))
+    else:
+        result = pixel(top, left, None) if mode == 1 else _bicubic(pixel, (top, left), (y - top, x - left))
+    return result.to(image.dtype).contiguous()
+
+
+class _Pixels:
+    """Pixels at places that may lie outside of the image."""
+
+    def __init__(self, image: torch.Tensor, padding: int, corners: bool) -> None:
+        self.image, self.padding, self.corners = image, padding, corners
+        batch, channels, *self.size = image.shape
+        self.batch = torch.arange(batch, device=image.device).view(-1, 1, 1, 1)
+        self.channel = torch.arange(channels, device=image.device).view(-1, 1, 1)
+
+    def __call__(self, y: torch.Tensor, x: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
+        """Times the weight; 0 outside."""
+        inside = (x >= 0) & (x < self.size[1]) & (y >= 0) & (y < self.size[0])
+        row, column = (torch.where(inside, t, 0).to(torch.int64) for t in (y, x))
+        found = torch.ops.aten._unsafe_index(self.image, [self.batch, self.channel, row, column])
+        return torch.where(inside, found if weight is None else found * weight, 0.0)
+
+    def bounded(self, place: torch.Tensor, dim: int) -> torch.Tensor:
+        """Moved into the image, unless there are zeros around it."""
+        if self.padding == 0:
+            return place
+        if self.padding == 2:
+            low, span = (0.0, self.size[dim] - 1) if self.corners else (-0.5, self.size[dim])
+            if guard_or_false(span == 0):
+                return torch.zeros_like(place)
+            distance = (place - low).abs()
+            rest = torch.fmod(distance, span)
+            there = torch.fmod((distance / span).floor(), 2) == 0
+            place = torch.where(there, rest + low, span + low - rest)
+        return place.clamp(0, self.size[dim] - 1)
+
+
+Pair = tuple[torch.Tensor, torch.Tensor]
+
+
+def _bilinear(pixel: _Pixels, corner: Pair, part: Pair) -> torch.Tensor:
+    (top, left), (down, right) = corner, part
+    up, back = 1 - down, 1 - right
+    upper = pixel(top, left, back * up) + pixel(top, left + 1, right * up)
+    return upper + pixel(top + 1, left, back * down) + pixel(top + 1, left + 1, right * down)
+
+
+def _bicubic(pixel: _Pixels, corner: Pair, part: Pair) -> torch.Tensor:
+    (top, left), (down, right) = corner, part
+    columns = [pixel.bounded(left + (k - 1), 1) for k in range(4)]
+    rows = [pixel.bounded(top + (k - 1), 0) for k in range(4)]
+    across = _cubic(right)
+    lines = [_weighted([pixel(row, column, None) for column in columns], across) for row in rows]
+    return _weighted(lines, _cubic(down))
+
+
+def _weighted(values: Sequence[torch.Tensor], weights: Sequence[torch.Tensor]) -> torch.Tensor:
+    first, *rest = (value * weight for value, weight in zip(values, weights, strict=True))
+    for term in rest:
+        first = first + term
+    return first
+
+
+def _cubic(part: torch.Tensor) -> list[torch.Tensor]:
+    """Weights of four neighbours in a line, at a place that lies between the second and the third."""
+    a = -0.75
+    distances = part + 1, part, 1 - part, 2 - part
+    near = [((a + 2) * d - (a + 3)) * d * d + 1 for d in distances[1:3]]
+    far = [((a * d - 5 * a) * d + 8 * a) * d - 4 * a for d in distances[::3]]
+    return [far[0], *near, far[1]]
