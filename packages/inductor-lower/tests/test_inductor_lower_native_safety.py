@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -169,3 +170,18 @@ def test_as_strided_of_an_empty_input_reads_the_elements_of_its_storage(compiled
     args = [storage[2:2], *(torch.rand(0) for _ in range(others))]
     found = compiled(program, *args)(*args)
     assert torch.equal(found[0], storage[1:7].view(2, 3) + 1)
+
+
+@pytest.mark.parametrize("mode", ["floor", "trunc"])
+def test_zeros_divided_by_zeros_raise_when_they_are_computed_and_only_then(mode: str) -> None:
+    """Both operands are known when the graph is compiled; without elements nothing is divided."""
+
+    def divided(x: torch.Tensor) -> torch.Tensor:
+        zeros = torch.zeros_like(x)
+        return torch.div(zeros, zeros, rounding_mode=mode)
+
+    for sizes, fails in (((0, 3), False), ((2, 3), True)):
+        x = torch.ones(sizes, dtype=torch.int32)
+        run = compile_graph(make_fx(divided, decompositions(), tracing_mode="fake")(x))
+        with pytest.raises(RuntimeError, match="ZeroDivisionError") if fails else nullcontext():
+            assert run([x])[0].shape == x.shape

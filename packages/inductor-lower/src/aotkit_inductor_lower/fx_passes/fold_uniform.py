@@ -90,5 +90,8 @@ def _uniform(node: Node, val: torch.Tensor, values: dict[Node, torch.Tensor]) ->
         return None
     args: Any = torch.fx.map_arg(node.args, lambda n: values[n])
     kwargs: Any = torch.fx.map_arg(node.kwargs, lambda n: values[n])
-    result = target(*args, **kwargs)
+    try:
+        result = target(*args, **kwargs)
+    except RuntimeError:  # integers divided by zero: an error when the graph runs, and none where there are no elements
+        return None
     return result if isinstance(result, torch.Tensor) and result.dtype == val.dtype and result.numel() == 1 else None
