@@ -117,13 +117,16 @@ INTO_EMPTY = {
 
 
 @pytest.mark.parametrize("name", INTO_EMPTY)
-def test_an_index_into_a_dimension_that_became_empty_raises_and_reads_nothing(name):
+def test_an_index_into_a_dimension_that_became_empty_reads_nothing_and_raises_as_in_eager_mode(name):
     compiled = torch.compile(INTO_EMPTY[name], backend="aotkit", dynamic=True)
     index = torch.tensor([[0, 1, 2], [3, 0, 1], [1, 1, 1], [2, 0, 3]])
     x = torch.rand(4, 5)
     assert torch.equal(compiled(x, index), INTO_EMPTY[name](x, index))
     for rows in (4, 100_000):
         index = torch.zeros(rows, 3, dtype=torch.int64)
+        if name == "index_add":  # the one of these whose indices eager does not look at where nothing is added
+            assert compiled(torch.rand(rows, 0), index).shape == INTO_EMPTY[name](torch.rand(rows, 0), index).shape
+            continue
         with pytest.raises((IndexError, RuntimeError), match=r"out of (range|bounds)|should be positive"):
             compiled(torch.rand(rows, 0), index)
     assert torch.equal(compiled(torch.rand(4, 0), index[:4, :0]), INTO_EMPTY[name](torch.rand(4, 0), index[:4, :0]))
