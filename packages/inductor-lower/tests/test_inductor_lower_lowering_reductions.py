@@ -190,7 +190,7 @@ def test_batch_norm_multiplies_elements_that_lie_apart_in_eagers_order(check, dt
     def fn(x, weight, bias, mean, var):
         return aten._native_batch_norm_legit_functional(x, weight, bias, mean, var, train, 0.1, 1e-5)[0]
 
-    check(fn, x, *stats, tolerance=1e-5)  # bits depend on the vectors that eager has, which elements are finite does not
+    check(fn, x, *stats, tolerance=1e-5)  # its bits depend on the vectors that eager has
     assert fn(x, *stats).isfinite().sum() > 0.7 * x.numel()
 
 
