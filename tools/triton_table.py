@@ -20,7 +20,6 @@ from typing import Any
 
 import torch
 
-from aotkit_inductor_lower import decompositions
 from aotkit_inductor_lower.triton import (
     DeviceKernel,
     InterpreterDriver,
@@ -32,6 +31,7 @@ from aotkit_inductor_lower.triton import (
     vector_bytes,
 )
 from tools.bench.models import MODELS, make_batch, make_model
+from tools.captured import captured
 
 __all__ = ["Graph", "Row", "capture", "main", "measure", "run_difference"]
 
@@ -71,32 +71,12 @@ class Row:
 
 def capture(name: str, quick: bool) -> list[Graph]:
     """The forward and backward graphs of one training step, with their inputs."""
-    from torch._dynamo.backends.common import aot_autograd
 
-    from aotkit_partition import min_cut_rematerialization_partition
+    def step(backend: Callable[..., Any]) -> None:
+        model = torch.compile(make_model(name).train(), backend=backend, fullgraph=True)
+        model(**make_batch(name, quick)).loss.backward()
 
-    found: list[Graph] = []
-
-    def keeper(part: str) -> Callable[..., Any]:
-        def keep(module: torch.fx.GraphModule, _examples: Any) -> Callable[..., Any]:
-            def run(args: list[Any]) -> Any:
-                copies = [a.clone() if isinstance(a, torch.Tensor) else a for a in args]
-                found.append(Graph(f"{name} {part}", module, copies))
-                return module(*args)
-
-            run._boxed_call = True  # type: ignore[attr-defined]
-            return run
-
-        return keep
-
-    backend = aot_autograd(
-        fw_compiler=keeper("forward"),
-        bw_compiler=keeper("backward"),
-        partition_fn=min_cut_rematerialization_partition,
-        decompositions=decompositions(),
-    )
-    result = torch.compile(make_model(name).train(), backend=backend, fullgraph=True)(**make_batch(name, quick))
-    result.loss.backward()
+    found = [Graph(f"{name} {part}", module, inputs) for part, module, inputs in captured(step)]
     torch._dynamo.reset()
     return found
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 
-from aotkit_inductor_lower import decompositions
-from aotkit_partition import min_cut_rematerialization_partition
 from tools.bench.models import MODELS, make_batch, make_model
+from tools.captured import captured
 from tools.conformance.pairs import Absent, Pair, all_pairs, make_program, run
 
 __all__ = ["Captured", "Case", "capture", "cases"]
@@ -56,32 +56,10 @@ def cases(kinds: Sequence[str] = ("model", "pair"), every: int = 1) -> Iterator[
 
 def capture(case: Case) -> list[Captured]:
     """The graphs of one call, with its backward where there is one; none where eager itself raises."""
-    from torch._dynamo.backends.common import aot_autograd
-
-    found: list[Captured] = []
-
-    def keeper(part: str) -> Callable[..., Any]:
-        def keep(module: torch.fx.GraphModule, _examples: Any) -> Callable[..., Any]:
-            found.append(Captured(f"{part} {len(found)}", module))
-
-            def execute(args: list[Any]) -> Any:
-                return module(*args)
-
-            execute._boxed_call = True  # type: ignore[attr-defined]
-            return execute
-
-        return keep
-
-    backend = aot_autograd(
-        fw_compiler=keeper("forward"),
-        bw_compiler=keeper("backward"),
-        partition_fn=min_cut_rematerialization_partition,
-        decompositions=decompositions(),
-    )
     torch._dynamo.reset()
     torch.manual_seed(0)
-    (_call_model if case.kind == "model" else _call_pair)(case.name, backend)
-    return found
+    call = _call_model if case.kind == "model" else _call_pair
+    return [Captured(f"{part} {k}", graph) for k, (part, graph, _) in enumerate(captured(partial(call, case.name)))]
 
 
 def _call_model(name: str, backend: Callable[..., Any]) -> None:
