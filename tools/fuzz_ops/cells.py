@@ -1,57 +1,63 @@
-"""What is covered: operator x dtype x class of layout, and how often."""
+"""What is covered: operator x class of types x class of layouts, and how often."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import cache
+from itertools import product
 
 from tools.fuzz.tally import Tally
 
 from .generate import Goal
 from .program import Sample, refs_in
 from .recipes import targets
-from .tensors import DTYPES, LAYOUTS, layout_class
+from .tensors import DTYPES, LAYOUTS, dtype_class, layout_class
 
 __all__ = ["Cell", "cells_of", "coverage_table", "next_goals"]
 
 Cell = tuple[str, str, str]
 WANTED = 20  # samples of each cell
 WANTED_OF_RULE = 50
-_IN_VAIN = 8  # tries without a sample that eager accepts, after which a cell counts as out of reach
 
 
 def cells_of(sample: Sample) -> Iterable[Cell]:
     """What the sample's calls cover by the arguments that they take directly."""
     tensors = {t.name: t for t in sample.tensors}
+    goal = sample.goal[1]
     found = set()
     for call in sample.calls:
         given = [ref for arg in (*call.args, *(v for _, v in call.kwargs)) for ref in refs_in(arg)]
         mine = [tensors[ref.name] for ref in given if ref.name in tensors]
-        found |= {(call.op, mine[0].dtype, layout_class(t.layout)) for t in mine}
+        of_goal = call.op == sample.goal[0] and any(t.dtype == goal for t in mine)
+        found |= {(call.op, dtype_class(goal if of_goal else mine[0].dtype), layout_class(t.layout)) for t in mine}
         if not given:
-            found.add((call.op, sample.goal[1], "dense"))
+            found.add((call.op, dtype_class(goal), "dense"))
     return found
 
 
 @cache
-def _classes() -> dict[str, tuple[str, ...]]:
-    return {kind: tuple(n for n, c in LAYOUTS.items() if c == kind) for kind in dict.fromkeys(LAYOUTS.values())}
+def _classes() -> dict[tuple[str, str], tuple[tuple[str, str], ...]]:
+    """The types and layouts of each class of types and of layouts."""
+    found: dict[tuple[str, str], list[tuple[str, str]]] = {}
+    for dtype, layout in product(DTYPES, LAYOUTS):
+        found.setdefault((dtype_class(dtype), layout_class(layout)), []).append((dtype, layout))
+    return {kind: tuple(members) for kind, members in found.items()}
 
 
 def next_goals(total: Tally, number: int, ops: Sequence[str], begin: int) -> list[Goal]:
-    """The cells of these operators covered least, those tried in vain last; a goal names one layout of the class."""
+    """The cells of these operators covered least, those tried in vain last, as members of the cell's classes."""
     tries: Counter[Cell] = Counter()
     for (op, dtype, layout), n in total.tried.items():
-        tries[op, dtype, layout_class(layout)] += n
+        tries[op, dtype_class(dtype), layout_class(layout)] += n
 
     def rank(cell: Cell) -> tuple[float, int]:
         covered = total.cells[cell]
         vain = max(tries[cell] - covered, 0)
-        worth = covered + (4 if not covered else 0.5) * vain
-        return worth, hash_of(cell, begin)
+        enough = 2 * WANTED if covered >= WANTED and total.rules[cell[0]] >= WANTED_OF_RULE else 0
+        return enough + covered + (0.1 if covered else 4) * vain, hash_of(cell, begin)
 
-    cells = [(op, dtype, layout) for op in ops for dtype in DTYPES for layout in _classes()]
+    cells = [(op, *kind) for op in ops for kind in _classes()]
     chosen = sorted(cells, key=rank)[:number]
     chosen += [cells[hash_of(cells[i % len(cells)], begin + i) % len(cells)] for i in range(number - len(chosen))]
     chosen.sort(key=lambda cell: hash_of(cell, begin + 1))  # what is compiled together is not all of one operator
@@ -59,8 +65,8 @@ def next_goals(total: Tally, number: int, ops: Sequence[str], begin: int) -> lis
 
 
 def _goal(cell: Cell, number: int) -> Goal:
-    layouts = _classes()[cell[2]]
-    return cell[0], cell[1], layouts[number % len(layouts)]
+    members = _classes()[cell[1], cell[2]]
+    return (cell[0], *members[hash_of(cell, number) % len(members)])
 
 
 def hash_of(cell: Cell, salt: int) -> int:
@@ -82,7 +88,10 @@ def coverage_table(total: Tally) -> str:
         row = f"{total.rules[op]:7d} {total.raising[op]:7d} {len(counts):5d} {min(counts, default=0):7d} {below:5d}"
         lines.append(f"{op:58} {row}")
     few = [op for op in targets() if total.rules[op] < WANTED_OF_RULE]
-    below = sum(n < WANTED for n in total.cells.values())
-    lines.append(f"{len(few)} of {len(targets())} operators below {WANTED_OF_RULE} samples")
-    lines.append(f"{below} of {len(total.cells)} cells that eager accepts below {WANTED} samples")
+    lines.append(f"{len(few)} of {len(targets())} rules below {WANTED_OF_RULE} samples")
+    rules = frozenset(targets())
+    for whose, here in (("rules", True), ("other operators", False)):
+        counts = [n for (op, _, _), n in total.cells.items() if (op in rules) is here]
+        below = sum(n < WANTED for n in counts)
+        lines.append(f"{below} of {len(counts)} cells of {whose} that eager accepts below {WANTED} samples")
     return "\n".join(lines)

@@ -169,6 +169,11 @@ class Draw:
             return self.layout
         return self.any_layout()
 
+    def floats(self, share: float = 0.93) -> None:
+        """Draw floating-point tensors from here on, mostly, for an operator that refuses all else."""
+        if self.dtype not in FLOATS and self.flag(share):
+            self.dtype = self.pick(*FLOATS)
+
     def integer_or_none(self, value: int | None) -> Any:
         """:meth:`integer`, unless there is none."""
         return None if value is None else self.integer(value)

@@ -7,6 +7,7 @@ from typing import Any
 from .draw import Draw
 from .program import Ref
 from .recipes import recipe
+from .tensors import FLOATS
 
 _REDUCTIONS = ("sum", "prod", "mean", "amax", "amin")
 
@@ -175,3 +176,25 @@ def _topk(d: Draw, op: str) -> None:
     n = d.value(x).size(dim) if d.dim(x) else 1
     k = d.rng.randint(1 if "kth" in op else 0, n) if n else 0
     d.call(op, [x, k, dim, d.flag(), *([d.flag()] if "topk" in op else [])])
+
+
+@recipe("where.self", "where.ScalarSelf", "where.ScalarOther", "where.Scalar")
+def _where(d: Draw, op: str) -> None:
+    if op.endswith(".Scalar"):
+        d.call(op, [d.primary(dtype="bool" if d.flag(0.97) else "uint8"), d.scalar(), d.scalar()])
+        return
+    x = d.primary()
+    condition = d.partner(x, "bool" if d.flag(0.97) else "uint8")
+    other = {"self": [x, d.partner(x)], "ScalarSelf": [d.scalar(), x], "ScalarOther": [x, d.scalar()]}
+    d.call(op, [condition, *other[op.split(".")[2]]])
+
+
+@recipe("masked_fill.Scalar", "masked_fill.Tensor")
+def _masked_fill(d: Draw, op: str) -> None:
+    x = d.primary()
+    dtype = d.dtype_of(x)
+    mask = d.partner(x, "bool" if d.flag(0.97) else "uint8")
+    if op.endswith("Tensor"):
+        d.call(op, [x, mask, d.tensor([], dtype if d.flag(0.8) else d.pick("float32", "int64", "bool"))])
+    else:
+        d.call(op, [x, mask, d.scalar() if dtype in FLOATS else d.pick(0, 1, -1, 7, True, d.scalar())])

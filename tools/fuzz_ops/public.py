@@ -10,20 +10,21 @@ import torch
 from .draw import Draw
 from .program import Ref, overload
 from .recipes import RECIPES, recipe
+from .tensors import FLOATS
 from .windowed import image
 
 __all__ = ["public"]
 
 #: What the schema says is enough.
 _PLAIN = """
-aminmax celu count_nonzero count_nonzero.dim_IntList deg2rad frac glu heaviside log_sigmoid logit nan_to_num rad2deg
+aminmax celu count_nonzero count_nonzero.dim_IntList deg2rad frac heaviside log_sigmoid logit nan_to_num rad2deg
 selu sgn sinc special_entr special_erfcx special_log_ndtr special_xlog1py special_xlog1py.other_scalar
-special_xlog1py.self_scalar threshold trace xlogy.Tensor xlogy.Scalar_Other xlogy.Scalar_Self relu6 isneginf isposinf
+special_xlog1py.self_scalar threshold xlogy.Tensor xlogy.Scalar_Other xlogy.Scalar_Self relu6 isneginf isposinf
 ldexp.Tensor logaddexp2 nansum _safe_softmax isin.Tensor_Tensor isin.Tensor_Scalar softmax.int log_softmax.int
 positive negative absolute mvlgamma hardshrink softshrink dist norm.Scalar norm.ScalarOpt_dim logcumsumexp
 var.dim std.dim nanmean median nanmedian diff var std float_power.Tensor_Scalar float_power.Tensor_Tensor
 true_divide.Scalar floor_divide.Scalar multiply.Scalar multiply.Tensor subtract.Scalar greater.Scalar msort
-matrix_exp clip special_expit special_sinc prelu rrelu swapaxes
+clip special_expit special_sinc rrelu swapaxes
 """
 
 _LOSSES = """
@@ -106,6 +107,7 @@ def _convolution(d: Draw, op: str) -> None:
 
 @own("layer_norm", "group_norm", "instance_norm", "batch_norm", "rms_norm")
 def _norm(d: Draw, op: str) -> None:
+    d.floats()
     kind, channels = op.split(".")[1], d.pick(1, 2, 4, 6)
     space = [d.pick(1, 2, 5, 7) for _ in range(d.pick(1, 2))]
     x = d.tensor([d.pick(1, 2, 3), channels, *space], layout=d.goal_layout())
@@ -163,8 +165,30 @@ def _poisson(d: Draw, op: str) -> None:
 
 @own("polar", "complex")
 def _polar(d: Draw, op: str) -> None:
+    d.dtype = d.dtype if d.dtype in FLOATS[:2] or d.flag(0.07) else d.pick(*FLOATS[:2])
     x = d.primary()
     d.call(op, [x, d.like(x)])
+
+
+@own("trace", "matrix_exp", "glu", "prelu")
+def _shaped(d: Draw, op: str) -> None:
+    kind = op.split(".")[1]
+    if kind == "trace":
+        d.call(op, [d.primary(2, 2)])
+        return
+    d.floats()
+    if kind == "matrix_exp":
+        n = d.pick(0, 1, 2, 3, 5)
+        d.call(op, [d.tensor([*d.size(0, 1)[:1], n, n], fill=("unit",), layout=d.goal_layout())])
+    elif kind == "glu":
+        size = d.size(1, 4, least=1)
+        dim = d.rng.randrange(len(size))
+        size[dim] = 2 * d.pick(1, 2, 4, 5, 16) if d.flag(0.97) else size[dim]
+        d.call(op, [d.tensor(size, layout=d.goal_layout()), d.pick(dim, dim - len(size))])
+    else:
+        x = d.primary(1)
+        channels = d.shape(x)[1] if d.dim(x) > 1 else 1
+        d.call(op, [x, d.tensor([d.pick(1, channels)], d.dtype_of(x))])
 
 
 @own("linspace", "logspace")

@@ -195,6 +195,18 @@ def _split_with_sizes(d: Draw, op: str) -> None:
     d.call(op, [x, [*sizes, left], dim])
 
 
+@recipe("linalg_cross")
+def _cross(d: Draw, op: str) -> None:
+    d.dtype = d.pick(*FLOATS[:2], "complex64", "int64") if d.dtype == "bool" else d.dtype
+    size = d.size(1, 4)
+    dim = d.rng.randrange(len(size))
+    size[dim] = 3 if d.flag(0.97) else size[dim]
+    x = d.tensor(size, layout=d.goal_layout())
+    other = [n if i == dim or d.flag(0.8) else 1 for i, n in enumerate(size)]
+    dtype = d.dtype_of(x) if d.flag(0.95) else d.pick(*FLOATS, *INTEGERS)
+    d.call(op, [x, d.tensor(other, dtype)], {"dim": d.pick(dim, dim - len(size))})
+
+
 @recipe("repeat")
 def _repeat(d: Draw, op: str) -> None:
     x = d.primary(0, 3)
@@ -280,6 +292,8 @@ def _factory(d: Draw) -> dict[str, Any]:
 @recipe("full", "zeros", "ones", "empty.memory_format", "_efficientzerotensor", "rand", "randn", "rand.generator",
         "randn.generator")  # fmt: skip
 def _full(d: Draw, op: str) -> None:
+    if "rand" in op:
+        d.floats()
     kwargs = _factory(d) | ({"generator": None} if op.endswith("generator") else {})
     d.call(op, [d.size(), *([d.scalar()] if "full" in op else [])], kwargs)
 
@@ -351,6 +365,13 @@ def _random(d: Draw, op: str) -> None:
     d.call(op, [d.primary(), *args[op.split(".")[1]]])
 
 
+@recipe("rand_like", "randn_like", "rand_like.generator", "randn_like.generator")
+def _rand_like(d: Draw, op: str) -> None:
+    d.floats()
+    kwargs: dict[str, Any] = {"generator": None} if op.endswith("generator") else {}
+    d.call(op, [d.primary()], kwargs | ({"dtype": getattr(torch, d.pick(*FLOATS))} if d.flag(0.3) else {}))
+
+
 @recipe("randint", "randint.low", "randint_like", "randint_like.low_dtype")
 def _randint(d: Draw, op: str) -> None:
     high = d.pick(1, 2, 10, 100)
@@ -388,6 +409,7 @@ def _softmax(d: Draw, op: str) -> None:
 
 @recipe("native_layer_norm", "native_layer_norm_backward")
 def _layer_norm(d: Draw, op: str) -> None:
+    d.floats()
     x = d.primary(1)
     normalized = d.shape(x)[d.rng.randrange(d.dim(x)) :]
     weight, bias = (d.tensor(normalized, d.dtype_of(x)) if d.flag(0.7) else None for _ in range(2))
@@ -399,6 +421,7 @@ def _layer_norm(d: Draw, op: str) -> None:
 
 
 def _batch_norm_inputs(d: Draw) -> tuple[Ref, list[Ref | None], list[Ref]]:
+    d.floats()
     x = d.primary(2, 5)
     channels, dtype = [d.shape(x)[1]], d.dtype_of(x)
     affine: list[Ref | None] = [d.tensor(channels, dtype) if d.flag(0.7) else None for _ in range(2)]
@@ -429,6 +452,7 @@ def _batch_norm(d: Draw, op: str) -> None:
 
 @recipe("native_group_norm")
 def _group_norm(d: Draw, op: str) -> None:
+    d.floats()
     groups = d.pick(1, 2, 3, 4)
     size = [d.pick(0, 1, 2, 3), groups * d.pick(1, 2, 3), *(d.pick(1, 2, 5, 7) for _ in range(d.pick(0, 1, 2)))]
     x = d.tensor(size, layout=d.goal_layout())

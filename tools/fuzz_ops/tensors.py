@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 import torch
 
-__all__ = ["DTYPES", "FLOATS", "HALVES", "INTEGERS", "LAYOUTS", "Tensor", "fill", "geometry", "layout_class"]
+__all__ = ["DTYPES", "FLOATS", "HALVES", "INTEGERS", "LAYOUTS", "Tensor", "dtype_class", "fill", "geometry",
+           "layout_class"]  # fmt: skip
 
 FLOATS = ("float32", "float64", "bfloat16", "float16")
 HALVES = ("bfloat16", "float16")
@@ -20,12 +21,22 @@ LAYOUTS = {
     "offset": "offset", "gaps": "gaps", "stepped": "gaps", "odd ones": "gaps",
     "expanded": "expanded", "overlapping": "expanded", "neg": "lazy", "conj": "lazy",
 }  # fmt: skip
-"""Ways to lie in memory, and the class under which each is counted."""
+"""Ways to lie in memory, and the class of each."""
+
+_COUNTED = {"dense": "dense", "expanded": "shared"}
 
 
 def layout_class(layout: str) -> str:
-    """The class under which a layout is counted."""
-    return LAYOUTS[layout]
+    """The class under which a layout is counted: ``dense``; ``shared``, where indices share memory; ``strided``, all
+    else, also lazy bits, which the wrappers settle before a rule sees the tensor."""
+    return _COUNTED.get(LAYOUTS[layout], "strided")
+
+
+def dtype_class(dtype: str) -> str:
+    """The class under which a type is counted: ``float``, ``half``, ``integer`` (also bool) or ``complex``."""
+    if dtype in HALVES:
+        return "half"
+    return "float" if dtype in FLOATS else "complex" if dtype.startswith("complex") else "integer"
 
 
 @dataclass(frozen=True, slots=True)
