@@ -26,7 +26,6 @@ FLOAT8_TARGETS = frozenset(  # what is generated for 8-bit floats
 @TABLE.lowers(
     aten._to_copy.default,
     aten.clone.default,
-    aten.contiguous.default,
     aten.lift_fresh_copy.default,
     prims.convert_element_type.default,
     prims.clone.default,
@@ -38,6 +37,13 @@ def convert(ctx: LoweringContext, node: Node, x: View, *_: object, **__: object)
     if x.dtype in FLOAT8 or node.meta["val"].dtype in FLOAT8:
         return _convert_float8(ctx, node, x)
     return ctx.pointwise(node, [x], lambda nest, v: v, ir_dtype(x.dtype))
+
+
+@TABLE.lowers(aten.contiguous.default)
+def contiguous(ctx: LoweringContext, node: Node, x: View, *_: object, **__: object) -> View:
+    """The tensor itself where it is laid out so already, which the fake values tell; or a copy."""
+    storages = {owner.meta["val"].untyped_storage()._cdata for owner in (node, *node.all_input_nodes)}
+    return x if len(storages) == 1 else convert(ctx, node, x)
 
 
 def _convert_float8(ctx: LoweringContext, node: Node, x: View) -> View:
@@ -93,6 +99,8 @@ def view_dtype(ctx: LoweringContext, node: Node, x: View, dtype: torch.dtype) ->
         raise Decline("a view as a type of another width is left to ATen")
     if torch.bool in (dtype, x.dtype):
         raise Decline("reinterpreting bools is left to ATen")
+    if x.shares and any(user.op == "output" for user in node.users):
+        raise Decline("a view that is returned is the same memory")
     target = ir_dtype(dtype)
     return ctx.pointwise(node, [x], lambda nest, v: nest.op("bitcast", v, to=target), ir_dtype(x.dtype))
 

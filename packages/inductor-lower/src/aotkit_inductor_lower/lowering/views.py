@@ -32,7 +32,6 @@ def _result(
 @TABLE.lowers(
     aten.view.default,
     aten._unsafe_view.default,
-    aten.expand_as.default,
     aten.view_as.default,
     aten._reshape_alias.default,
     aten.unflatten.int,
@@ -84,7 +83,7 @@ def t(ctx: LoweringContext, node: Node, x: View) -> View:
     return _result(ctx, node, x, tuple(reversed(dim_exprs(len(x.sizes)))))
 
 
-@TABLE.lowers(aten.expand.default)
+@TABLE.lowers(aten.expand.default, aten.expand_as.default)
 def expand(ctx: LoweringContext, node: Node, x: View, *_: object, **__: object) -> View:
     """Broadcast: dimensions of size 1 are read at 0."""
     val = node.meta["val"]
