@@ -18,7 +18,7 @@ import torch
 
 from .program import Program
 
-__all__ = ["RECOMPUTED", "Run", "differences", "observe"]
+__all__ = ["RECOMPUTED", "Run", "differences", "observe", "weighted"]
 
 #: Not a mismatch: `afterwards` wrote to a value that the compiled backward, unlike eager's, computes with again.
 RECOMPUTED = "the caller wrote to a value before the backward that only the compiled backward needs"
@@ -199,12 +199,7 @@ def _gradients(
     leaves = {n: t for n, t in named.items() if t.requires_grad and _attempt(partial(getattr, t, "is_leaf")) is True}
     try:
         with torch.enable_grad():
-            total = torch.zeros((), dtype=torch.float64)
-            for number, value in enumerate([*starts, *inputs]):
-                if isinstance(value, torch.Tensor) and value.requires_grad:
-                    value = torch.view_as_real(value.resolve_conj()) if value.is_complex() else value
-                    weights = torch.cos(torch.arange(value.numel()) * 0.9 + number).view(value.shape)
-                    total = total + (value * weights).sum()
+            total = sum(weighted([*starts, *inputs]), start=torch.zeros((), dtype=torch.float64))
         if not leaves or not total.requires_grad:
             return
         grads = torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
@@ -215,6 +210,17 @@ def _gradients(
     for (name, leaf), grad in zip(leaves.items(), grads, strict=True):
         # No gradient and a gradient of zeros mean the same to every optimizer step that follows.
         run.facts[f"{name} gradient"] = torch.zeros_like(leaf).detach() if grad is None else grad.clone()
+
+
+def weighted(tensors: Sequence[Any]) -> list[torch.Tensor]:
+    """Of each tensor that requires a gradient a sum with weights, all of them different."""
+    found = []
+    for number, value in enumerate(tensors):
+        if isinstance(value, torch.Tensor) and value.requires_grad:
+            value = torch.view_as_real(value.resolve_conj()) if value.is_complex() else value
+            weights = torch.cos(torch.arange(value.numel()) * 0.9 + number).view(value.shape)
+            found.append((value * weights).sum())
+    return found
 
 
 def _writes(run: Run, outputs: Sequence[Any], named: dict[str, Any]) -> None:

@@ -19,7 +19,7 @@ from aotkit import Options, Recorder, aot_function, pipeline
 from .compare import RECOMPUTED, Run, differences, observe
 from .program import Program
 from .refusals import refusal
-from .stability import is_unstable
+from .stability import is_unstable, rounds_as_well
 from .tally import FAILURES
 
 __all__ = ["Outcome", "check", "shows_a_later_write"]
@@ -77,6 +77,8 @@ def check(program: Program, *, lowering: str = "none", verify: bool = False) -> 
                 outcome = Outcome("unseen write")
             if outcome.kind == "mismatch" and lowering == "kernels" and is_unstable(program, eager, run, shift):
                 return Outcome("unstable")
+            if outcome.kind == "mismatch" and rounds_as_well(program, eager, run, shift):
+                outcome = Outcome("equal")
             if (
                 outcome.failed
                 and program.entry == "dynamo"

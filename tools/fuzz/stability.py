@@ -5,20 +5,22 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
-from .compare import Run, differences, observe
+from .compare import Run, differences, observe, weighted
 from .program import Program
 
-__all__ = ["is_unstable"]
+__all__ = ["is_unstable", "rounds_as_well"]
 
 #: Operations whose result the order of additions, a fused multiply-add or another polynomial moves.
 _ROUNDED = re.compile(r"aten::(sin|tanh|sum|mean|mm|bmm|mv|dot|addmm|addcmul|lerp|cumsum|logcumsumexp)_?$")
 _UNITS = 4  # of the last place
+_TIMES = 3  # eager's error, as in the fuzzer over arguments
 _MARGIN = 16  # may a compiled result be further from eager's than the moved one is: sums of several roundings
 
 
@@ -32,6 +34,49 @@ def is_unstable(program: Program, eager: Run, run: Run, shift: float) -> bool:
         reached = {fact for fact in far if _distance(eager, run, fact) <= _MARGIN * _distance(eager, moved, fact)}
         wrong -= reached
     return not wrong
+
+
+def rounds_as_well(program: Program, eager: Run, run: Run, shift: float) -> bool:
+    """Whether ``run`` departs from eager in gradients of half precision alone, and is about as near to those of the
+    same program in single precision as eager is, or as the sum of eager's gradients of one output after the other:
+    in which order the gradients of views are added to one another is not settled."""
+    wrong = _facts(differences(eager, run))
+    if "bfloat16" not in program.script() or not all(fact.endswith(" gradient") for fact in wrong):
+        return False
+    wide = replace(
+        program,
+        setup=tuple(_in_single(text) for text in program.setup),
+        body=tuple(_in_single(text) for text in program.body),
+        outputs=tuple(_in_single(text) for text in program.outputs),
+        afterwards=None,
+    )
+    exact, apart = observe(wide, wide.function(), shift), _one_after_the_other(program, shift)
+    return all(
+        _distance(exact, run, fact) <= _TIMES * max(_distance(exact, eager, fact), _distance(exact, apart, fact))
+        for fact in wrong
+    )
+
+
+def _one_after_the_other(program: Program, shift: float) -> Run:
+    """The gradients of each output by itself, added up in their own type."""
+    named = program.make(shift)
+    inputs = [named[name] for name in program.inputs]
+    outputs = program.function()(*inputs)
+    starts = [o for i, o in enumerate(outputs) if i not in program.ignored]
+    run = Run()
+    for name, leaf in named.items():
+        if not (isinstance(leaf, torch.Tensor) and leaf.requires_grad and leaf.is_leaf):
+            continue
+        total = torch.zeros_like(leaf).detach()
+        for term in weighted([*starts, *inputs]):
+            (found,) = torch.autograd.grad(term, leaf, retain_graph=True, allow_unused=True)
+            total = total if found is None else total + found
+        run.facts[f"{name} gradient"] = total
+    return run
+
+
+def _in_single(text: str) -> str:
+    return text.replace("torch.bfloat16", "torch.float32")
 
 
 def _facts(sentences: list[str]) -> set[str]:

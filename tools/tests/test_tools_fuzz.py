@@ -23,6 +23,7 @@ from tools.fuzz.planted import PLANTED, found_after
 from tools.fuzz.program import Program
 from tools.fuzz.refusals import refusal
 from tools.fuzz.shrink import shrink
+from tools.fuzz.stability import rounds_as_well
 from tools.fuzz.tally import Tally
 
 # Eager warns about some of what is tried.
@@ -79,6 +80,22 @@ def test_a_wrong_gradient_is_found() -> None:
     program = Program(setup, ("a0",), ("v1 = a0 * 2",), ("v1",))
     wrong = observe(program, lambda a: [a + a.detach()])
     assert any("gradient" in found for found in differences(observe(program, program.function()), wrong))
+
+
+@pytest.mark.parametrize(("factor", "accepted"), [(1.0, True), (1.2, False)])
+def test_half_gradients_of_views_may_be_added_up_in_another_order_and_no_worse(factor: float, accepted: bool) -> None:
+    setup = ("l0 = values((5,), 0, torch.bfloat16).requires_grad_()", "a0 = l0[1:]")
+    body, outputs = ("v1 = a0.unsqueeze(-1).expand(7, 4, 5)",), ("v1", "v1", "v1[:]")
+    program = Program(setup, ("a0",), body, outputs)
+    eager = observe(program, program.function())
+
+    def of_each(a: torch.Tensor) -> list[torch.Tensor]:
+        return [a.unsqueeze(-1).expand(7, 4, 5) * factor for _ in outputs]
+
+    run = observe(program, of_each)
+    run.facts = {**eager.facts, "l0 gradient": run.facts["l0 gradient"]}
+    assert differences(eager, run)
+    assert rounds_as_well(program, eager, run, 0.0) is accepted
 
 
 def test_the_tolerance_of_a_short_dtype_holds_for_what_is_computed_from_it_and_for_nothing_else() -> None:
