@@ -254,6 +254,77 @@ loop total():
     assert abs(got - exact) <= 1.5 * abs(x.sum() - exact) + 4e-7 * exact
 
 
+LOOPS = [  # sizes of a block in a larger tensor, and how many of its dimensions are left
+    ((3000, 12), 0),  # the innermost loop fills no vector
+    ((20000, 4), 0),
+    ((20, 5, 16, 12), 0),
+    ((3000, 4, 64), 1),  # what is left fills vectors
+    ((3000, 40), 1),
+    ((3, 4000, 2), 0),
+    ((100, 7, 33), 0),  # vectors and a rest
+]
+
+
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize(("sizes", "left"), LOOPS)
+def test_a_float_sum_over_loops_that_do_not_merge_is_no_long_chain(
+    sizes: tuple[int, ...], left: int, known: bool
+) -> None:
+    x = torch.rand([n + 1 for n in sizes], generator=torch.Generator().manual_seed(4))[tuple(map(slice, sizes))]
+    names = [str(n) if known else f"$s{k}" for k, n in enumerate(sizes)]
+    inner, outer = names[: len(names) - left], names[len(names) - left :]
+    strides = ", ".join(map(str, x.stride()))
+    symbols = "" if known else "\n".join(f"symbol $s{k} = input 0 size {k}" for k in range(len(sizes)))
+    text = f"""aotkit-ir 1
+program sums
+{symbols}
+input x
+buffer x : float32[{", ".join(names)}] strides [{strides}] input on cpu
+buffer o : float32[{", ".join(outer)}] strides [{"1" * left}] output on cpu
+loop total({", ".join(f"i{k} < {n}" for k, n in enumerate(outer))}):
+  stage({", ".join(f"r{k} < {n}" for k, n in enumerate(inner))}):
+    %a = load x[{", ".join([f"r{k}" for k in range(len(inner))] + [f"i{k}" for k in range(left)])}] : f32
+    %s = reduce sum %a : f32
+  stage():
+    store o[{", ".join(f"i{k}" for k in range(left))}] = %s
+return o
+"""
+    (got,) = run("\n".join(line for line in text.splitlines() if line), x)
+    want = x.double().sum(list(range(len(inner))))
+    assert got.shape == want.shape
+    assert ((got - want).abs() <= 4e-7 * want).all()
+
+
+@pytest.mark.parametrize("kind", ["max", "prod", "argmin"])
+def test_beside_a_sum_over_several_loops_other_reductions_go_on(kind: str) -> None:
+    x = torch.rand(300, 3, 5, generator=torch.Generator().manual_seed(5)) / 500 + 0.999
+    result = "%p" if kind == "argmin" else "%m"
+    text = f"""aotkit-ir 1
+program both
+symbol $s0 = input 0 size 0
+symbol $s1 = input 0 size 1
+symbol $s2 = input 0 size 2
+input x
+buffer x : float32[$s0, $s1, $s2] strides [17, 5, 1] input on cpu
+buffer o : float32[] strides [] output on cpu
+buffer m : {"int64" if kind == "argmin" else "float32"}[] strides [] output on cpu
+loop total():
+  stage(r0 < $s0, r1 < $s1, r2 < $s2):
+    %a = load x[r0, r1, r2] : f32
+    %s = reduce sum %a : f32
+    {result} = reduce {kind} %a : {"i64" if kind == "argmin" else "f32"}
+  stage():
+    store o[] = %s
+    store m[] = {result}
+return o, m
+"""
+    wide = torch.zeros(300, 17)[:, :15].copy_(x.flatten(1)).unflatten(1, (3, 5))
+    total, other = run(text, wide)
+    assert abs(total.double() - x.double().sum()) <= 4e-7 * total
+    want = x.argmin() if kind == "argmin" else x.max() if kind == "max" else x.double().prod()
+    torch.testing.assert_close(other.double(), want.double(), rtol=1e-4, atol=0)
+
+
 SOFTMAX = """
 loop softmax(i0 < {rows}):
   stage(r0 < {columns}):

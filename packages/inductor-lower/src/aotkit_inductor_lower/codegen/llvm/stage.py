@@ -7,7 +7,7 @@ from ...symbolic import Expr, Symbol, product
 from .body import emit_body
 from .context import KernelContext, Value, Vector, ramp_literal
 from .emitter import Carried, Ssa, imm
-from .nest import FlatNest, hint
+from .nest import FlatNest
 from .reductions import CHUNK, Accumulator, Block, make_accumulator
 from .vectorize import VectorPlan, masked_tail
 
@@ -17,6 +17,11 @@ __all__ = ["StageEmitter", "iterations"]
 def iterations(ranges: tuple[Range, ...]) -> Expr:
     """How many iterations loops have together."""
     return product(loop.size for loop in ranges)
+
+
+def _chunks(trips: int) -> int:
+    """How many additions the upper level of a sum makes."""
+    return trips if trips <= 2 * CHUNK else -(-trips // CHUNK)
 
 
 class StageEmitter:
@@ -45,8 +50,9 @@ class StageEmitter:
     def emit(self) -> None:
         """All loops of the stage; afterwards the reductions' results are in ``ctx.values``."""
         blocks = self._blocks()
+        levels = self._levels(blocks)
         state = [c for block in blocks for acc in self.accumulators for c in block.start(acc)]
-        final = self._nest(list(self.loops), state, blocks)
+        final = self._nest(list(self.loops), state, blocks, levels)
         self._finish(final, blocks)
 
     def _blocks(self) -> list[Block]:
@@ -68,7 +74,33 @@ class StageEmitter:
             blocks.append(Block(1, 1, 1))
         return blocks
 
-    def _nest(self, loops: list[Range], state: list[Carried], blocks: list[Block]) -> list[Ssa]:
+    def _levels(self, blocks: list[Block]) -> dict[str, tuple[bool, bool]]:
+        """For each loop around the innermost one whether sums begin anew in each of its iterations, and whether it is
+        run in chunks which do: so that no sum is a long chain of additions, see Note [Order of a reduction]."""
+        loops = list(self.loops)
+        inner = self.vector_loop or (loops.pop() if loops else None)
+        levels: dict[str, tuple[bool, bool]] = {}
+        if inner is None or not any(acc.cascades for acc in self.accumulators):
+            return levels
+        chain, left = inner.size.constant, inner.size.constant
+        if left is not None:
+            counts = []
+            for block in blocks:
+                counts.append(-(-left // block.step) if block.tail else left // block.step)
+                left = 0 if block.tail else left % block.step
+            chain = _chunks(max(counts))
+        for loop in reversed(loops):
+            trips = loop.size.constant
+            if chain is not None and trips is not None and chain * trips <= 2 * CHUNK:
+                chain *= trips
+                continue
+            levels[loop.symbol] = chain != 1, trips is None or trips > 2 * CHUNK
+            chain = None if trips is None else _chunks(trips)
+        return levels
+
+    def _nest(
+        self, loops: list[Range], state: list[Carried], blocks: list[Block], levels: dict[str, tuple[bool, bool]]
+    ) -> list[Ssa]:
         """Plain loops around the innermost one."""
         innermost = self.vector_loop
         if innermost is None and len(loops) == 1:
@@ -77,15 +109,26 @@ class StageEmitter:
             assert innermost is not None
             return self._innermost(innermost, state, blocks)
         loop, rest = loops[0], loops[1:]
+        anew, chunked = levels.get(loop.symbol, (False, False))
 
         def body(index: Ssa, phis: list[Ssa]) -> list[Ssa]:
             floor = self._enter(loop, index)
             inner = [Carried(c.type, phi) for c, phi in zip(state, phis, strict=True)]
-            following = self._nest(rest, inner, blocks)
+            starts = self._fresh(blocks, phis) if anew else inner
+            following = self._nest(rest, starts, blocks, levels)
             self.ctx.hoist_depth = floor
-            return following
+            return self._second_level(blocks, phis, following) if anew else following
 
-        return self.em.loop(imm(0), self.ctx.scalar(loop.size), 1, state, body, "r")
+        size = self.ctx.scalar(loop.size)
+        if not chunked:
+            return self.em.loop(imm(0), size, 1, state, body, "r")
+
+        def chunk(first: Ssa, totals: list[Ssa]) -> list[Ssa]:
+            last = self.em.minimum(self.em.add(first, imm(CHUNK)), size)
+            partial = self.em.loop(first, last, 1, self._fresh(blocks, totals), body, "r")
+            return self._second_level(blocks, totals, partial)
+
+        return self.em.loop(imm(0), size, CHUNK, state, chunk, "chunk")
 
     def _enter(self, loop: Range, index: Ssa) -> int:
         """Set the loop's variable. Gives the hoisting limit to restore afterwards."""
@@ -113,8 +156,7 @@ class StageEmitter:
         """One block loop; long float sums in two levels, see Note [Order of a reduction]."""
         span = CHUNK * block.step
         trips = (stop.constant - low.constant) // block.step if None not in (stop.constant, low.constant) else None  # type: ignore[operator]
-        chain = trips if trips is not None else None
-        long = chain is None or chain > 2 * CHUNK or (chain > 8 and bool(self.loops) and self._total(block) > 2 * CHUNK)
+        long = trips is None or trips > 2 * CHUNK
         if block.step == 1 and self.vector_loop is not None:
             long = False  # a tail
         if not long or not any(acc.cascades for acc in self.accumulators):
@@ -122,33 +164,30 @@ class StageEmitter:
 
         def chunk(first: Ssa, totals: list[Ssa]) -> list[Ssa]:
             last = self.em.minimum(self.em.add(first, imm(span)), stop)
-            starts: list[Carried] = []
-            at = 0
-            for acc in self.accumulators:
-                fresh = block.start(acc)
-                if not acc.cascades:
-                    fresh = [Carried(c.type, totals[at + k]) for k, c in enumerate(fresh)]
-                starts += fresh
-                at += len(fresh)
-            partial = self._block_loop(loop, first, last, block, starts)
-            return self._second_level(block, totals, partial)
+            partial = self._block_loop(loop, first, last, block, self._fresh([block], totals))
+            return self._second_level([block], totals, partial)
 
         return self.em.loop(low, stop, span, state, chunk, "chunk")
 
-    def _total(self, block: Block) -> int:
-        total = 1
-        for loop in self.stage.ranges:
-            total *= max(1, hint(loop.size))
-        return total // block.step
+    def _fresh(self, blocks: list[Block], totals: list[Ssa]) -> list[Carried]:
+        """Accumulators for a part of a reduction: of sums new ones, the others go on."""
+        starts: list[Carried] = []
+        for block in blocks:
+            for acc in self.accumulators:
+                fresh = block.start(acc)
+                if not acc.cascades:
+                    fresh = [Carried(c.type, totals[len(starts) + k]) for k, c in enumerate(fresh)]
+                starts += fresh
+        return starts
 
-    def _second_level(self, block: Block, totals: list[Ssa], partial: list[Ssa]) -> list[Ssa]:
+    def _second_level(self, blocks: list[Block], totals: list[Ssa], partial: list[Ssa]) -> list[Ssa]:
+        """The accumulators after a part."""
         merged: list[Ssa] = []
-        at = 0
-        for acc in self.accumulators:
-            for _ in range(block.vectors):
-                now = partial[at : at + acc.width]
-                merged += acc.combine(self.ops, totals[at : at + acc.width], now) if acc.cascades else now
-                at += acc.width
+        for block in blocks:
+            for acc in self.accumulators:
+                for _ in range(block.vectors):
+                    here = slice(len(merged), len(merged) + acc.width)
+                    merged += acc.combine(self.ops, totals[here], partial[here]) if acc.cascades else partial[here]
         return merged
 
     def _block_loop(self, loop: Range, low: Ssa, stop: Ssa, block: Block, state: list[Carried]) -> list[Ssa]:
