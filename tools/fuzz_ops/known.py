@@ -91,6 +91,12 @@ def _order_of_a_product(wrong: Wrong, operands: Tensors) -> torch.Tensor | bool:
     return (~(wrong.want.isfinite() & wrong.got.isfinite()) | (wrong.want == 0) | (wrong.got == 0)) & beyond
 
 
+def _zeros_and_infinities(wrong: Wrong, operands: Tensors) -> torch.Tensor | bool:
+    """The derivative of a product by one of several zeros, where another factor is not finite."""
+    x = operands[0]
+    return (wrong.got.isnan() & (wrong.want == 0)) & bool((x == 0).sum() > 1 and not x.isfinite().all())
+
+
 def _cancelled(wrong: Wrong, operands: Tensors) -> torch.Tensor | bool:
     """Off by no more than a unit or two of 1, times what that is multiplied by."""
     if wrong.true is None or wrong.want.dtype is not torch.float32:
@@ -207,6 +213,13 @@ KNOWN = (
         "",
         "whether a product that overflows on the way is infinite, nan or 0 hangs on the order of its factors",
         elements=_order_of_a_product,
+    ),
+    Departure(
+        r"aten\.prod\.",
+        "",
+        "eager looks for zeros before it multiplies; zero times infinity is nan",
+        entry="training",
+        elements=_zeros_and_infinities,
     ),
     Departure(
         r"aten\.gelu(_backward)?\.",

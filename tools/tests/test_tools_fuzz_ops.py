@@ -16,7 +16,8 @@ import torch
 from aotkit_inductor_lower.lowering import driver
 from tools.fuzz_ops import recipes
 from tools.fuzz_ops.campaign import Campaign, Settings, quiet
-from tools.fuzz_ops.compare import Difference, Wrong, _accurate, _in_double
+from tools.fuzz_ops.compare import Difference, Wrong, _accurate, _in_double, differences
+from tools.fuzz_ops.execute import observe
 from tools.fuzz_ops.generate import Impossible, generate
 from tools.fuzz_ops.known import excused
 from tools.fuzz_ops.program import DIRECT, Call, Ref, Sample
@@ -216,3 +217,33 @@ def test_accuracy_is_measured_around_the_arguments_too():
     near = torch.tensor([1.0 + 2e-6, 1.0 - 2e-6])
     assert _accurate(want, got, true, [], [(near, true)]).tolist() == [True, False]
     assert _accurate(want, got, true, [], []).tolist() == [False, False]
+
+
+def _doubtful(dtype, eager, compiled):
+    """The differences where eager gives ``eager[0]`` for a permuted tensor, ``eager[1]`` for a contiguous one."""
+    x = Tensor("x0", dtype, (4, 10), "permuted", ("constant", 3))
+    sample = Sample(0, (x,), (Call("v0", "aten.clone.default", (Ref("x0"),)),), (Ref("v0"),))
+    with pytest.MonkeyPatch.context() as patch:
+        whole = sample.function()
+        patch.setattr(Sample, "function", lambda self: lambda x: [whole(x)[0].fill_(eager[x.is_contiguous()])])
+        run = observe(sample, lambda x: [torch.full_like(x, compiled)])
+        return differences(sample, observe(sample, sample.function()), run)
+
+
+def test_what_eager_gives_for_the_same_numbers_in_other_places_is_right():
+    assert not _doubtful("float32", (math.nan, math.inf), math.inf)
+    assert _doubtful("float32", (math.nan, math.inf), -math.inf)
+    assert _doubtful("float32", (math.nan, math.nan), math.inf)
+
+
+def test_integers_about_which_eager_contradicts_itself_have_no_right_value():
+    assert not _doubtful("int64", (3, 4), 5)
+    assert _doubtful("int64", (3, 3), 5)
+
+
+def test_the_gradient_of_a_product_of_zeros_is_nan_only_beside_infinities():
+    wrong = Wrong(torch.zeros(2), torch.full((2,), math.nan), None)
+    for numbers, known in (("special", True), ("constant", False)):
+        x = Tensor("x0", "float32", (64,), fill=(numbers, 0.0) if numbers == "constant" else (numbers,))
+        sample = Sample(0, (x,), (Call("v0", "aten.prod.default", (Ref("x0"),)),), (Ref("v0"),), (), "training")
+        assert (excused(sample, Difference("gradient of x0", "values", "", wrong)) is not None) is known
