@@ -91,17 +91,19 @@ def _order_of_a_product(wrong: Wrong, operands: Tensors) -> torch.Tensor | bool:
     return (~(wrong.want.isfinite() & wrong.got.isfinite()) | (wrong.want == 0) | (wrong.got == 0)) & beyond
 
 
-def _zeros_and_infinities(wrong: Wrong, operands: Tensors) -> torch.Tensor | bool:
-    """The derivative of a product by one of several zeros, where another factor is not finite."""
+def _derivative_of_a_product(wrong: Wrong, operands: Tensors) -> torch.Tensor | bool:
+    """By one of several zeros, or by a factor that is not finite, where eager divides by it; beside such factors."""
     x = operands[0]
-    return (wrong.got.isnan() & (wrong.want == 0)) & bool((x == 0).sum() > 1 and not x.isfinite().all())
+    zeros = wrong.got.isnan() & (wrong.want == 0) & bool((x == 0).sum() > 1)
+    return (zeros | (wrong.want.isnan() & wrong.got.isfinite())) & bool(not x.isfinite().all())
 
 
 def _cancelled(wrong: Wrong, operands: Tensors) -> torch.Tensor | bool:
     """Off by no more than a unit or two of 1, times what that is multiplied by."""
     if wrong.true is None or wrong.want.dtype is not torch.float32:
         return False
-    bound = 2 * 2.0**-23 * max(1.0, min(_largest(operands[:1]), 6.0)) * max(1.0, min(_largest(operands[1:2]), 6.0))
+    *grad, x = operands[:2]
+    bound = 2 * 2.0**-23 * max(1.0, min(_largest([x]), 6.0)) * max(1.0, _largest(grad))
     return (wrong.got.double() - wrong.true).abs() <= bound
 
 
@@ -217,9 +219,9 @@ KNOWN = (
     Departure(
         r"aten\.prod\.",
         "",
-        "eager looks for zeros before it multiplies; zero times infinity is nan",
+        "eager divides the product by each factor, or looks for zeros first; here the other factors are multiplied",
         entry="training",
-        elements=_zeros_and_infinities,
+        elements=_derivative_of_a_product,
     ),
     Departure(
         r"aten\.gelu(_backward)?\.",

@@ -241,9 +241,18 @@ def test_integers_about_which_eager_contradicts_itself_have_no_right_value():
     assert _doubtful("int64", (3, 3), 5)
 
 
-def test_the_gradient_of_a_product_of_zeros_is_nan_only_beside_infinities():
-    wrong = Wrong(torch.zeros(2), torch.full((2,), math.nan), None)
+@pytest.mark.parametrize(("want", "got"), [(0.0, math.nan), (math.nan, 1.5)])
+def test_the_gradient_of_a_product_is_eagers_unless_a_factor_is_not_finite(want, got):
+    wrong = Wrong(torch.full((2,), want), torch.full((2,), got), None)
     for numbers, known in (("special", True), ("constant", False)):
         x = Tensor("x0", "float32", (64,), fill=(numbers, 0.0) if numbers == "constant" else (numbers,))
         sample = Sample(0, (x,), (Call("v0", "aten.prod.default", (Ref("x0"),)),), (Ref("v0"),), (), "training")
         assert (excused(sample, Difference("gradient of x0", "values", "", wrong)) is not None) is known
+
+
+@pytest.mark.parametrize(("grad", "known"), [(1e15, True), (1.0, False)])
+def test_what_gelu_loses_below_minus_three_is_multiplied_by_the_gradient(grad, known):
+    tensors = [Tensor(f"x{i}", "float32", (4,), fill=("constant", value)) for i, value in enumerate((grad, -5.0))]
+    true = torch.tensor([-7.1e-6 * grad], dtype=torch.float64)
+    wrong = Wrong(true.float(), true.float() + 2e8, true)
+    assert _excused("aten.gelu_backward.default", tensors, [], wrong) is known
