@@ -10,8 +10,9 @@ Note [What is decomposed, and what is not]
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Mapping
+from functools import cache, partial
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -55,20 +56,27 @@ dequantize_per_token
 def decompositions() -> dict[Any, Callable[..., Any]]:
     """The table to trace with: ops to functions that compute them from ops with lowering rules. A new dict each time,
     so that it may be changed."""
+    return {**_fixed(), **_quantizations(), **_whole()}
+
+
+@cache
+def _fixed() -> Mapping[Any, Callable[..., Any]]:
     packets = [getattr(torch.ops.aten, name) for name in _NAMES.split() if hasattr(torch.ops.aten, name)]
     table = {**get_decompositions(packets), **foreach_decompositions()}
     kept = {op: function for op, function in table.items() if op not in RULES}
     means = {op: partial(_of_elements, kept[op]) for op in _DIVIDED_BY_THE_NUMBER_OF_ELEMENTS if op in kept}
     ours = {op: partial(function, kept[op]) for op, function in _BEFORE_TORCHS.items() if op in kept}
     mine: dict[Any, Callable[..., Any]] = {**kept, **means, **ours}
-    table = {op: partial(_where_eager_computes, op, function) for op, function in mine.items()}
+    return MappingProxyType({op: partial(_where_eager_computes, op, function) for op, function in mine.items()})
+
+
+def _whole() -> dict[Any, Callable[..., Any]]:
     aten = torch.ops.aten
-    whole: dict[Any, Callable[..., Any]] = {
+    return {
         aten._log_softmax.default: _log_softmax,
         aten.native_dropout.default: _native_dropout,
-        aten.pixel_unshuffle.default: partial(_pixel_unshuffle, table[aten.pixel_unshuffle.default]),
+        aten.pixel_unshuffle.default: partial(_pixel_unshuffle, _fixed()[aten.pixel_unshuffle.default]),
     }
-    return {**table, **_quantizations(), **whole}
 
 
 def _where_eager_computes(op: Any, decompose: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
