@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
+import sympy
 import torch
 import torch.fx
 from torch._library.fake_class_registry import FakeScriptObject
@@ -60,8 +61,8 @@ def declare_symbol(shape_env: ShapeEnv, symbol: Any, hint: int | float | None, v
     where = shape_env._get_sloc()
     shape_env.var_to_range_sloc[symbol] = ValueRangesSLoc(where, where)
     if hint is not None:
-        add: Any = getattr(shape_env, "add_backed_var_to_val", None) or shape_env.add_var_to_val
-        add(symbol, hint)
+        # add_backed_var_to_val would make an integer of it.
+        backed_hints(shape_env)[symbol] = sympy.Float(hint) if isinstance(hint, float) else sympy.Integer(hint)
         return
     counter = getattr(shape_env, "unbacked_symint_counter", None)
     if isinstance(counter, int) and symbol.name[:1] == "u" and symbol.name[1:].isdigit():

@@ -189,7 +189,7 @@ def _far_uses(joint: JointGraph, options: PartitionOptions) -> list[str | None]:
     never = len(joint.nodes)
     fusion_ends = [never] * never
     for index in range(never - 1, -1, -1):
-        if not joint.in_forward[index] or joint.nodes[index].op == "output":
+        if not joint.in_forward[index]:
             continue
         users = [user for user in joint.users_of[index] if joint.in_forward[user]]
         fusible = [user for user in users if is_fusible(joint, index, user)]

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 import torch.fx
 
-from .op_facts import OpFacts, op_facts
+from .op_facts import OpFacts, node_facts
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,8 @@ class Cleaned:
 
 def clean_joint(module: torch.fx.GraphModule, cse: bool = True) -> Cleaned:
     """Leave out dead code and, if ``cse``, repeated computations. Nothing is copied, and the graph is not changed."""
-    facts: dict[Any, OpFacts] = {}
+    by_target: dict[Any, OpFacts] = {}
+    facts = {node: node_facts(node, module, by_target) for node in module.graph.nodes}
     live = _live_nodes(module.graph, facts)
     escaping = _nodes_in_output_memory(module.graph, facts) if cse else set()
     cleaned = Cleaned([], {})
@@ -41,7 +42,7 @@ def clean_joint(module: torch.fx.GraphModule, cse: bool = True) -> Cleaned:
     for node in module.graph.nodes:
         if node not in live:
             continue
-        known = _facts(facts, node)
+        known = facts[node]
         if known is not None and (known.is_mutating or known.has_side_effects):
             epoch += 1
         key = _key(node, known, cleaned.position, epoch) if cse else None
@@ -60,20 +61,11 @@ def clean_joint(module: torch.fx.GraphModule, cse: bool = True) -> Cleaned:
     return cleaned
 
 
-def _facts(known: dict[Any, OpFacts], node: torch.fx.Node) -> OpFacts | None:
-    if node.op != "call_function":
-        return None
-    found = known.get(node.target)
-    if found is None:
-        found = known[node.target] = op_facts(node.target)  # type: ignore[arg-type]
-    return found
-
-
-def _live_nodes(graph: torch.fx.Graph, facts: dict[Any, OpFacts]) -> set[torch.fx.Node]:
+def _live_nodes(graph: torch.fx.Graph, facts: dict[torch.fx.Node, OpFacts | None]) -> set[torch.fx.Node]:
     """Inputs, output, side effects, and all they use. A dead random op stays: dropping it would shift the generator."""
     live: set[torch.fx.Node] = set()
     for node in reversed(graph.nodes):
-        known = _facts(facts, node)
+        known = facts[node]
         if known is None:
             keep = node.op in ("placeholder", "output", "call_module", "call_method")
         else:
@@ -83,14 +75,16 @@ def _live_nodes(graph: torch.fx.Graph, facts: dict[Any, OpFacts]) -> set[torch.f
     return live
 
 
-def _nodes_in_output_memory(graph: torch.fx.Graph, facts: dict[Any, OpFacts]) -> set[torch.fx.Node]:
+def _nodes_in_output_memory(
+    graph: torch.fx.Graph, facts: dict[torch.fx.Node, OpFacts | None]
+) -> set[torch.fx.Node]:
     """Nodes whose memory a graph output may share: outputs, and through views and getitem what they look at."""
     found: set[torch.fx.Node] = set()
     for node in reversed(graph.nodes):
         if node.op == "output":
             found.update(node.all_input_nodes)
         elif node in found:
-            known = _facts(facts, node)
+            known = facts[node]
             if known is not None and (known.is_view or known.is_getitem):
                 found.update(node.all_input_nodes[:1])
     return found

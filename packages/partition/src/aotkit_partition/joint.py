@@ -12,13 +12,12 @@ from typing import Any
 
 import torch
 import torch.fx
-from torch._ops import HigherOrderOperator
 from torch.utils.checkpoint import CheckpointPolicy
 
 from ._torch_compat import symbolic_hint
 from .clean import clean_joint
 from .errors import InvalidJointGraphError
-from .op_facts import OpFacts, op_facts, with_subgraphs
+from .op_facts import OpFacts, node_facts
 
 BACKWARD_INPUT_PREFIXES = ("tangents", "bwd_seed", "bwd_base_offset", "bwd_rng")
 SAVE_POLICIES = (CheckpointPolicy.MUST_SAVE, CheckpointPolicy.PREFER_SAVE)
@@ -83,21 +82,12 @@ def analyze_joint(
     nodes, position = cleaned.nodes, cleaned.position
     known: dict[Any, OpFacts] = {}
     nothing = OpFacts("")
-    facts = []
-    for node in nodes:
-        if node.op != "call_function":
-            facts.append(nothing)
-            continue
-        found = known.get(node.target)
-        if found is None:
-            found = known[node.target] = op_facts(node.target)
-        facts.append(with_subgraphs(found, node, module) if isinstance(node.target, HigherOrderOperator) else found)
     joint = JointGraph(
         module=module,
         num_fwd_outputs=num_fwd_outputs,
         nodes=nodes,
         position=position,
-        facts=facts,
+        facts=[node_facts(node, module, known) or nothing for node in nodes],
         inputs_of=[list(dict.fromkeys(position[used] for used in node.all_input_nodes)) for node in nodes],
         users_of=[[] for _ in nodes],
         outputs=_flat_outputs(nodes, num_fwd_outputs),
@@ -180,7 +170,7 @@ def _find_sides(joint: JointGraph) -> None:
                     f"num_fwd_outputs={joint.num_fwd_outputs} and the names of the tangent inputs."
                 )
             in_forward[index] = True
-    for index in range(count - 1, -1, -1):
+    for index in reversed(range(count)):
         facts = joint.facts[index]
         if not in_backward[index] and (facts.is_mutating or facts.has_side_effects):
             in_forward[index] = True

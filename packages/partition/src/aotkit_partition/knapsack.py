@@ -64,7 +64,7 @@ def exact(weights: Sequence[int], gains: Sequence[float], capacity: int) -> tupl
 
     if not weights or capacity < 0:
         return ()
-    scale = max(*gains, 1e-30) if len(gains) > 1 else max(gains[0], 1e-30)
+    scale = max(max(gains), 1e-30)
     unit = float(max(capacity, 1))
     constraint = LinearConstraint(np.asarray([weights], dtype=float) / unit, -np.inf, capacity / unit)
     solved = milp(

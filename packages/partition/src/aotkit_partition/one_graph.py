@@ -11,7 +11,7 @@ import torch.fx
 from ._torch_compat import lazy_graph_module
 from .errors import InvalidOptionError
 from .joint import RECOMPUTE_POLICIES
-from .op_facts import OpFacts, op_facts
+from .op_facts import OpFacts, node_facts
 from .partition import Partition
 
 
@@ -52,7 +52,8 @@ def recompute_by_tags(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
     graph = torch.fx.Graph()
     new: dict[torch.fx.Node, Any] = {}
     again: dict[torch.fx.Node, torch.fx.Node] = {}
-    facts: dict[Any, OpFacts] = {}
+    by_target: dict[Any, OpFacts] = {}
+    facts = {node: node_facts(node, module, by_target) for node in module.graph.nodes}
 
     def remake(node: torch.fx.Node) -> Any:
         pending = [node]
@@ -72,7 +73,7 @@ def recompute_by_tags(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
             new[node] = graph.node_copy(node, lambda used: new[used])
         else:
             for used in node.all_input_nodes:
-                if not _is_backward(used) and _is_tagged(used, facts):
+                if _is_tagged(used, facts):
                     remake(used)
             new[node] = graph.node_copy(node, lambda used: again.get(used, new[used]))
     return lazy_graph_module(module, graph, module._get_name())
@@ -101,7 +102,7 @@ def split_backward(
         raise InvalidOptionError(f"the backward returns {len(gradients)} gradients; there is no {max(first)}.")
     now = {node for node in nodes if node.op == "placeholder"}
     pending = [gradients[place] for place in first if isinstance(gradients[place], torch.fx.Node)]
-    pending += [node for node in nodes if node.op == "call_function" and _has_effect(node)]
+    pending += [node for node in nodes if _has_effect(node, backward)]
     while pending:
         node = pending.pop()
         if node not in now:
@@ -126,7 +127,7 @@ def split_backward(
             new[node] = two.node_copy(node, lambda item: new[item])
     two.output([_mapped(new, item) for item in later])
     for graph in (one, two):
-        graph.eliminate_dead_code(is_impure_node=lambda node: node.op in ("placeholder", "output") or _has_effect(node))
+        graph.eliminate_dead_code(lambda node: node.op in ("placeholder", "output") or _has_effect(node, backward))
     return lazy_graph_module(backward, one, "BackwardFirst"), lazy_graph_module(backward, two, "BackwardSecond")
 
 
@@ -151,24 +152,15 @@ def _is_backward(node: torch.fx.Node) -> bool:
     )
 
 
-def _facts_of(node: torch.fx.Node, facts: dict[Any, OpFacts]) -> OpFacts:
-    target: Any = node.target
-    if target not in facts:
-        facts[target] = op_facts(target)
-    return facts[target]
-
-
-def _is_tagged(node: torch.fx.Node, facts: dict[Any, OpFacts]) -> bool:
-    if node.op != "call_function" or _is_backward(node) or node.meta.get("recompute") not in RECOMPUTE_POLICIES:
+def _is_tagged(node: torch.fx.Node, facts: dict[torch.fx.Node, OpFacts | None]) -> bool:
+    known = facts[node]
+    if known is None or _is_backward(node) or node.meta.get("recompute") not in RECOMPUTE_POLICIES:
         return False
-    known = _facts_of(node, facts)
     if known.is_getitem or known.is_view:
         return _is_tagged(node.all_input_nodes[0], facts) or not known.is_getitem
     return not (known.is_random or known.is_mutating or known.has_side_effects)
 
 
-def _has_effect(node: torch.fx.Node) -> bool:
-    if node.op != "call_function":
-        return False
-    known = op_facts(node.target)  # type: ignore[arg-type]
-    return known.is_mutating or known.has_side_effects or known.is_random
+def _has_effect(node: torch.fx.Node, module: torch.fx.GraphModule) -> bool:
+    known = node_facts(node, module, {})
+    return known is not None and (known.is_mutating or known.has_side_effects or known.is_random)

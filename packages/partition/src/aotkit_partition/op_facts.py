@@ -70,14 +70,8 @@ RECOMPUTABLE = _names(
     "prims._low_memory_max_pool_offsets_to_indices",
 }
 
-# Draw random numbers without the tag.
-RANDOM = _names(
-    "aten",
-    """
-    native_dropout rand_like randn_like rand randn bernoulli randint randperm multinomial normal
-    rrelu_with_noise_functional
-    """,
-) | {"higher_order.run_and_save_rng_state"}
+# Higher-order operators have no tags.
+RANDOM_HIGHER_ORDER = frozenset({"higher_order.run_and_save_rng_state"})
 
 # Not elementwise, but each element of the result is one element of an argument, or a constant.
 MOVES = _names(
@@ -132,7 +126,7 @@ def op_facts(target: Callable[..., Any] | str) -> OpFacts:
         name = f"higher_order.{target.name()}"
         return OpFacts(
             name,
-            is_random=name in RANDOM,
+            is_random=name in RANDOM_HIGHER_ORDER,
             has_side_effects=_is_effectful_name(target.name()) or "mutation" in target.name(),
             is_builtin=False,
         )
@@ -142,18 +136,30 @@ def op_facts(target: Callable[..., Any] | str) -> OpFacts:
     return OpFacts(name, has_side_effects=_is_effectful_name(name) or target is torch._check, is_builtin=False)
 
 
-def with_subgraphs(facts: OpFacts, node: torch.fx.Node, module: torch.nn.Module) -> OpFacts:
-    """Facts of a higher-order op that runs graphs: it draws numbers, or has effects, if something inside does."""
+def node_facts(node: torch.fx.Node, module: torch.nn.Module, known: dict[Any, OpFacts]) -> OpFacts | None:
+    """Facts about what a node of ``module`` calls, with those of the graphs that it runs; None if it calls no function.
+
+    ``known`` remembers those of targets.
+    """
+    if node.op != "call_function":
+        return None
+    target: Any = node.target
+    found = known.get(target)
+    if found is None:
+        found = known[target] = op_facts(target)
+    return _with_subgraphs(found, node, module) if isinstance(target, HigherOrderOperator) else found
+
+
+def _with_subgraphs(facts: OpFacts, node: torch.fx.Node, module: torch.nn.Module) -> OpFacts:
+    """A higher-order op that runs graphs draws numbers, or has effects, if something inside does."""
     for used in node.all_input_nodes:
         inner = getattr(module, str(used.target), None) if used.op == "get_attr" else None
         if not isinstance(inner, torch.fx.GraphModule):
             continue
         for step in inner.graph.nodes:
-            if step.op != "call_function":
+            known = node_facts(step, inner, {})
+            if known is None:
                 continue
-            known = op_facts(step.target)
-            if isinstance(step.target, HigherOrderOperator):
-                known = with_subgraphs(known, step, inner)
             effect = known.is_mutating or known.has_side_effects
             facts = replace(
                 facts,
@@ -171,11 +177,11 @@ def _operator_facts(target: OpOverload) -> OpFacts:
     namespace, _, short = target._schema.name.partition("::")
     name = f"{namespace}.{short}"
     is_view = name in UNDECLARED_VIEWS or _declares_view(target)
-    is_random = name in RANDOM or torch.Tag.nondeterministic_seeded in target.tags
+    is_random = torch.Tag.nondeterministic_seeded in target.tags
     intensive = name in COMPUTE_INTENSIVE
     pointwise = torch.Tag.pointwise in target.tags
     mutating = target._schema.is_mutable
-    effect = _is_effectful_name(short) or (not target._schema.returns and not mutating)
+    effect = _is_effectful_name(short) or not target._schema.returns
     return OpFacts(
         name,
         is_view=is_view and not mutating,

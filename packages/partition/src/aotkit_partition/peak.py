@@ -48,7 +48,7 @@ class PeakSearch:
         self._estimator = estimator
         self._free = floor_problem(joint, default)
         self._floor = set(solve_min_cut(self._free).saved)
-        self._left = max(12, WORK_LIMIT // max(len(joint.nodes), 1))
+        self._left = max(12, WORK_LIMIT // len(joint.nodes))
         self.choices: list[Choice] = []
 
     def run(self) -> list[Choice]:
@@ -103,7 +103,6 @@ class PeakSearch:
 
     def _checkpoint_sets(self) -> list[tuple[str, frozenset[int]]]:
         """For several counts the values that cross as many narrow positions of the forward."""
-        joint = self._joint
         crossing, weight = self._widths()
         total = weight[-1] if weight else 0
         if total == 0:
@@ -121,14 +120,14 @@ class PeakSearch:
             if saved not in seen:
                 seen.add(saved)
                 found.append((f"{count} checkpoint{'s' if count > 1 else ''}", saved))
-        return [row for row in found if all(joint.nodes[index].op != "output" for index in row[1])]
+        return found
 
     def _spans(self) -> list[tuple[int, int, int]]:
         """(value, made at, last used at) for what could be a checkpoint; views stretch the span of their base."""
         joint = self._joint
         last: dict[int, int] = {}
         for index in range(len(joint.nodes)):
-            if not joint.in_forward[index] or joint.nodes[index].op == "output":
+            if not joint.in_forward[index]:
                 continue
             for used in joint.inputs_of[index]:
                 last[_base(joint, used)] = index

@@ -57,8 +57,7 @@ def _backward_roots(joint: JointGraph) -> list[int]:
     for index, facts in enumerate(joint.facts):
         if not joint.in_backward[index]:
             continue
-        effect = facts.is_mutating or facts.has_side_effects or facts.is_random
-        if effect or joint.nodes[index].meta.get("partitioner_tag") == "must_be_in_backward":
+        if facts.is_mutating or facts.has_side_effects or facts.is_random:
             roots.append(index)
     return roots
 
@@ -175,7 +174,7 @@ def needs_copy(joint: JointGraph, index: int) -> bool:
         user
         for user in joint.users_of[index]
         if not (joint.facts[user].is_mutating and index in written_arguments(joint, user))
-        and not (joint.in_forward[user] and not joint.in_backward[user] and joint.nodes[user].op != "output")
+        and not joint.in_forward[user]
     ]
     if index not in joint.written_in_backward:
         return True
@@ -214,7 +213,6 @@ def plan_program(joint: JointGraph, plan: Plan) -> Program:
     renamed: dict[int, Any] = {index: step.key for index, step in zip(copied, copies, strict=True)}
     returned = (item for item in joint.forward_outputs if isinstance(item, torch.fx.Node))
     gradients = (joint.position[item] for item in joint.gradients if isinstance(item, torch.fx.Node))
-    made = {*plan.tensors, *plan.symints, *plan.backward, *joint.backward_inputs}
     return Program(
         forward_inputs=placeholders,
         forward=[*copies, *(steps[index] for index in plan.forward if joint.nodes[index].op != "placeholder")],
@@ -222,7 +220,7 @@ def plan_program(joint: JointGraph, plan: Plan) -> Program:
         saved=[(renamed.get(index, index), index) for index in (*plan.symints, *plan.tensors)],
         tangents=[steps[index] for index in joint.backward_inputs],
         backward=[steps[index] for index in plan.backward if not stands_alone(joint, index)],
-        gradients=[index for index in gradients if index in made and not stands_alone(joint, index)],
+        gradients=[index for index in gradients if not stands_alone(joint, index)],
     )
 
 

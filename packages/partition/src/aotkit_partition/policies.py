@@ -82,9 +82,5 @@ def _crosses_regions(joint: JointGraph, index: int) -> bool:
 
 def _leaves(joint: JointGraph, index: int) -> bool:
     return any(
-        not joint.in_backward[user]
-        and joint.in_forward[user]
-        and joint.nodes[user].meta.get("recompute") is None
-        and joint.nodes[user].op != "output"
-        for user in joint.users_of[index]
+        joint.in_forward[user] and joint.nodes[user].meta.get("recompute") is None for user in joint.users_of[index]
     )

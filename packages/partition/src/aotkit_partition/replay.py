@@ -54,7 +54,7 @@ def replay_random_ops(
         with backward.graph.inserting_before(following):
             given = backward.graph.create_node("placeholder", state.name, name=state.name)
         given.meta = dict(state.meta)
-        _run_from_state(backward.graph, again[name], given)
+        _run_from_state(again[name], given)
     forward.recompile()
     backward.recompile()
     return [state.name for state in states]
@@ -67,27 +67,15 @@ def _save_state(graph: torch.fx.Graph, node: torch.fx.Node) -> torch.fx.Node:
     with graph.inserting_before(node):
         both = graph.call_function(run_and_save_rng_state, (target, *node.args), node.kwargs)
         state = graph.call_function(operator.getitem, (both, 0), name=f"{node.name}_rng_state")
-        result = graph.call_function(operator.getitem, (both, 1))
     state.meta["val"] = _state_value(value)
     both.meta = {**node.meta, "val": (state.meta["val"], value)}
-    result.meta = dict(node.meta)
-    _take_over(graph, node, result)
+    node.target, node.args, node.kwargs = operator.getitem, (both, 1), {}
     return state
 
 
-def _run_from_state(graph: torch.fx.Graph, node: torch.fx.Node, state: torch.fx.Node) -> None:
+def _run_from_state(node: torch.fx.Node, state: torch.fx.Node) -> None:
     target: Any = node.target
-    with graph.inserting_before(node):
-        result = graph.call_function(run_with_rng_state, (state, target, *node.args), node.kwargs)
-    result.meta = dict(node.meta)
-    _take_over(graph, node, result)
-
-
-def _take_over(graph: torch.fx.Graph, node: torch.fx.Node, result: torch.fx.Node) -> None:
-    name = node.name
-    node.replace_all_uses_with(result)
-    graph.erase_node(node)
-    result._rename(name)
+    node.target, node.args = run_with_rng_state, (state, target, *node.args)
 
 
 def _state_value(value: Any) -> torch.Tensor:

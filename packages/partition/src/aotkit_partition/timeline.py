@@ -146,7 +146,6 @@ def simulate(program: Program) -> MemoryTimeline:
     sim, held = _Simulation(), dict[Hashable, dict[Hashable, int]]()
     sim.run(program.forward_inputs, held, 0, tick=0)
     given = len(sim.names)
-    sim.bytes[:] = [0] * given
     sim.run(program.forward, held, 0)
     loss = len(program.forward)
     end = loss + len(program.backward) + 1

@@ -50,15 +50,3 @@ def path(points: Sequence[tuple[float, float]], attributes: str, close: bool = F
 def hinted(shape: str, hint: str) -> str:
     """A shape that tells more when the pointer rests on it."""
     return f"<g>{shape}<title>{escape(hint)}</title></g>"
-
-
-def ticks(top: float, about: int = 5) -> list[float]:
-    """Round numbers from 0 to ``top``."""
-    if top <= 0:
-        return [0.0]
-    step = 10.0 ** len(str(int(top / about))) / 10 if top / about >= 1 else 1.0
-    while top / step < about / 2:
-        step /= 2
-    while top / step > about * 2:
-        step *= 2
-    return [step * place for place in range(int(top / step) + 1)]

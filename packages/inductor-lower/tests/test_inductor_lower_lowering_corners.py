@@ -1,0 +1,162 @@
+"""Arguments at the edge of what is generated, and what else than tensors of one type a graph may hold."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from aotkit_inductor_lower import LowerOptions, compile_graph, lower_graph
+from aotkit_inductor_lower.lowering.random import is_random
+from aotkit_inductor_lower.lowering.sorting import LONGEST_NETWORK, LONGEST_WIDE
+
+aten = torch.ops.aten
+HALVES = [torch.float16, torch.bfloat16]
+
+
+def rows(*sizes: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(*sizes, generator=torch.Generator().manual_seed(sum(sizes))).to(dtype)
+
+
+@pytest.mark.parametrize("correction", [0, 1, 2, 3, 2.5])
+def test_a_variance_of_fewer_elements_than_are_taken_off_is_no_number_below_zero(check, correction):
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*degrees of freedom")
+        check(lambda x: aten.var.correction(x, [1], correction=correction), rows(5, 2))
+        check(lambda x: aten.var_mean.correction(x, [1], correction=correction), rows(3, 1))
+
+
+@pytest.mark.parametrize(
+    ("op", "numbers"),
+    [
+        (aten.elu.default, ()), (aten.elu.default, (2.0, 1.5, 0.5)), (aten.softplus.default, ()),
+        (aten.softplus.default, (2.0, 1.0)), (aten.mish.default, ()), (aten.hardswish.default, ()),
+        (aten.hardsigmoid.default, ()), (aten.softshrink.default, (0.3,)), (aten.leaky_relu.default, (0.2,)),
+        (aten.hardtanh.default, (-0.5, 0.25)), (aten.gelu.default, ()), (aten.silu.default, ()),
+        (aten.relu.default, ()),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_an_activation_of_one_tensor_is_generated(check, op, numbers):
+    check(lambda x: op(x, *numbers), rows(7, 9))
+
+
+@pytest.mark.parametrize(
+    "op", [aten.elu_backward.default, aten.softplus_backward.default, aten.hardswish_backward.default], ids=str
+)
+def test_the_gradient_of_an_activation_takes_two_tensors(check, op):
+    numbers = {"aten.elu_backward.default": (1.5, 1.0, 2.0, False), "aten.softplus_backward.default": (2.0, 1.0)}
+    given = numbers.get(str(op), ())
+    if str(op) == "aten.elu_backward.default":
+        check(lambda g, x: op(g, *given, x), rows(7, 9), rows(63).reshape(7, 9))
+    else:
+        check(lambda g, x: op(g, x, *given), rows(7, 9), rows(63).reshape(7, 9))
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("gaps", [False, True])
+def test_a_batch_norm_shifts_by_what_it_is_given_and_else_by_nothing(check, weighted, gaps):
+    x = rows(3, 4, 10)
+
+    def normed(x, mean, variance, weight=None, bias=None):
+        x = x[:, :, ::2] if gaps else x
+        return aten._native_batch_norm_legit_no_training(x, weight, bias, mean, variance, 0.1, 1e-5)[0]
+
+    check(normed, x, rows(4), rows(4).abs() + 0.5, *([rows(4), rows(2, 4)[1]] if weighted else []))
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.float64, torch.int64, torch.int32, torch.uint8, *HALVES], ids=str
+)
+def test_short_rows_of_every_type_are_sorted_as_in_eager_mode(check, dtype):
+    x = torch.randperm(72, generator=torch.Generator().manual_seed(0)).reshape(6, 12).to(dtype)
+    check(lambda x: tuple(x.sort(-1)), x)
+    check(lambda x: tuple(x.topk(3, -1)), x, aten=("topk",) if dtype is torch.uint8 else ())
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.int64], ids=str)
+def test_elements_that_differ_in_their_last_bits_alone_are_sorted(check, dtype):
+    x = torch.randperm(72, generator=torch.Generator().manual_seed(0)).reshape(6, 12).to(dtype)
+    if dtype is torch.int64:
+        x = x + (1 << 60)
+    else:
+        x = x / 7 * 1e-12 + 1.0
+    check(lambda x: tuple(x.sort(-1)), x, tolerance=0)
+
+
+@pytest.mark.parametrize(("dtype", "longest"), [(torch.float32, LONGEST_NETWORK), (torch.int64, LONGEST_WIDE)], ids=str)
+def test_rows_up_to_the_longest_network_are_sorted_by_one(check, dtype, longest):
+    def middle(x):
+        return tuple(x.kthvalue(x.shape[1] // 2, -1))
+
+    for count, left in ((longest, ()), (longest + 1, ("kthvalue",))):
+        x = torch.randperm(3 * count, generator=torch.Generator().manual_seed(0)).reshape(3, count).to(dtype)
+        check(middle, x, aten=left)
+
+
+def test_an_index_under_a_mask_may_lie_outside(check):
+    index, mask = torch.tensor([0, 2, 7, -9]), torch.tensor([[True], [True], [False], [False]])
+    check(lambda x, m, i: aten._unsafe_masked_index(x, m, [i], 0.5), rows(3, 5), mask, index)
+
+
+def test_an_index_into_nothing_is_left_to_aten_with_and_without_a_mask():
+    index, mask = torch.tensor([0, 2]), torch.zeros(2, 1, dtype=torch.bool)
+    cases = {
+        "there is nothing near an index into nothing": lambda x: aten._unsafe_masked_index(x, mask, [index], 0.5),
+        "nothing is indexed": lambda x: aten.index(x, [index[:0]]),
+    }
+    for words, f in cases.items():
+        graph = make_fx(f, tracing_mode="fake", _allow_non_fake_inputs=True)(rows(0, 5))
+        assert [extern.reason for extern in compile_graph(graph).report().externs] == [words]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, *HALVES], ids=str)
+def test_a_number_beside_a_half_is_rounded_to_it_before_its_logarithm_is_taken(check, dtype):
+    x = rows(64, dtype=dtype).abs() * 100
+    check(lambda x: aten.xlogy.Scalar_Other(x, 0.1), x)
+    check(lambda x: aten.xlogy.Scalar_Self(0.1, x), x)
+    check(lambda x: aten.xlogy.Tensor(x, x.flip(0)), x)
+
+
+def test_as_strided_with_other_sizes_or_strides_is_no_copy_of_its_argument(check):
+    x = rows(4, 4)
+    check(lambda x: aten.as_strided(x, (2, 4), (4, 1)) + 1, x)
+    check(lambda x: aten.as_strided(x, (4, 4), (1, 4)) + 1, x)
+    check(lambda x: aten.as_strided(x, (4, 4), (4, 1)) + 1, x)
+    check(lambda x: aten.as_strided(x, (3, 4), (4, 1), 4) + 1, x)
+
+
+def test_a_graph_may_return_nothing_numbers_and_sizes(check):
+    check(lambda x: (x + 1, None, 3, 0), rows(4))
+
+
+def test_sizes_that_only_tensors_tell_are_found(check):
+    def sized(x, y):
+        return x * x.shape[0] + y.sum(0), x.new_full((y.shape[0],), 2.0)
+
+    check(sized, rows(4, 5), rows(7, 5), mode="symbolic")
+
+
+def test_random_calls_of_aten_are_told_from_others():
+    assert is_random("aten.bernoulli.p") and is_random("aten.randperm.default") and is_random("aten.normal.float_float")
+    assert not is_random("aten.mm.default") and not is_random("aten.sort.default")
+
+
+def test_two_seeds_are_drawn_for_each_random_node_of_a_graph():
+    graph = make_fx(lambda x: (torch.rand_like(x) + x.sin().cos().exp() * 2, torch.randn(3)))(rows(4))
+    program = lower_graph(graph, LowerOptions(rng="fast"))
+    (seeds,) = [buffer for buffer in program.buffers if buffer.name == "random_seeds"]
+    assert [size.constant for size in seeds.sizes] == [4]
+
+
+def test_random_integers_between_sizes_are_left_to_aten():
+    def drawn(x):
+        return torch.randint(x.shape[0], 100, (3,)), torch.randint(0, 50 + x.shape[0], (3,))
+
+    graph = make_fx(drawn, tracing_mode="symbolic")(rows(4))
+    made = compile_graph(graph, options=LowerOptions(rng="fast"))
+    assert {extern.target for extern in made.report().externs} == {"aten.randint.low"}
+    first, second = made([rows(4)])
+    assert first.min() >= 4 and first.max() < 100 and second.min() >= 0 and second.max() < 54

@@ -1,0 +1,227 @@
+"""More graphs of a few ops: writes, random states, missing tangents, checkpoints for the lowest peak."""
+
+import operator
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+from torch._higher_order_ops.auto_functionalize import auto_functionalized
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils.checkpoint import CheckpointPolicy
+
+from aotkit_partition import (
+    PartitionOptions,
+    dump_graph,
+    load_graph,
+    partition,
+    without_tangents,
+)
+from aotkit_partition.agreement import agree
+from aotkit_partition.decide import Decision
+from aotkit_partition.flow_network import Edge, min_cut
+from aotkit_partition.fusion import is_fusible
+from aotkit_partition.joint import analyze_joint, value_bytes
+from aotkit_partition.min_cut import make_cut_problem, solve_min_cut
+from aotkit_partition.peak import PeakSearch
+from aotkit_partition.timeline import Allocation, MemoryTimeline
+
+aten = torch.ops.aten
+
+
+class Builder:
+    """A graph by hand; every value is 4 x 4 floats unless told otherwise."""
+
+    def __init__(self, *inputs):
+        self.graph = torch.fx.Graph()
+        self.inputs = [self.graph.placeholder(name) for name in inputs]
+        for node in self.inputs:
+            node.meta["val"] = torch.empty(4, 4, device="meta")
+
+    def call(self, target, *args, val=None, kwargs=None, **meta):
+        short = target.__name__.split(".")[0]
+        node = self.graph.create_node("call_function", target, args, kwargs or {}, name=short)
+        node.meta["val"] = torch.empty(4, 4, device="meta") if val is None else val
+        node.meta.update(meta)
+        return node
+
+    def module(self, *outputs):
+        self.graph.output(list(outputs))
+        return torch.fx.GraphModule(nn.Module(), self.graph)
+
+
+def bans(result):
+    return {ban.name: ban.reason for ban in result.report.bans}
+
+
+@pytest.mark.covers("F3.58")
+def test_what_reads_an_input_behind_a_write_is_not_made_again_and_what_reads_it_before_is():
+    build = Builder("primals_1", "primals_2", "tangents_1")
+    x, buffer, tangent = build.inputs
+    before = build.call(aten.sin.default, buffer)
+    build.call(aten.copy_.default, buffer, x)
+    after = build.call(aten.cos.default, buffer)
+    out = build.call(aten.exp.default, build.call(aten.add.Tensor, before, after))
+    grad = build.call(aten.mul.Tensor, build.call(aten.mul.Tensor, tangent, before), after)
+    result = partition(build.module(out, grad, None), 1)
+    assert bans(result)["cos"] == "reads 'primals_2', which 'copy_' overwrites" and "sin" not in bans(result)
+    value, state = torch.randn(4, 4), torch.randn(4, 4)
+    old = state.clone()
+    _, *saved = result.forward(value, state)
+    state.zero_()
+    torch.testing.assert_close(result.backward(*saved, torch.ones(4, 4))[0], old.sin() * value.cos())
+
+
+@pytest.mark.covers("F3.56")
+@pytest.mark.parametrize("cost", [1, 2**29, 2**30 - 1, 2**30, 2**31, 2**40])
+def test_a_cut_may_cost_any_number_of_bytes(cost):
+    assert min_cut(2, [Edge(0, 1, cost, 7)], 0, 1) == (cost, {7})
+    both = [Edge(0, 2, cost, 7), Edge(2, 1, cost + 1, 8), Edge(0, 2, 0, 9)]
+    assert min_cut(3, both, 0, 1) == (cost, {7, 9})
+
+
+def test_bytes_of_values_that_are_no_plain_tensors():
+    assert value_bytes(torch.eye(4).to_sparse()) == 64
+    assert value_bytes(torch.empty(1, 4).expand(3, 4)) == 16
+    assert value_bytes((torch.empty(2), [torch.empty(3, dtype=torch.int64)], 5, None)) == 8 + 24
+    assert value_bytes(torch.empty(0, 4)) == 0
+
+
+@torch.library.custom_op("aotkit_partition_test::fill_both", mutates_args={"one", "two"})
+def fill_both(source: torch.Tensor, one: torch.Tensor, two: torch.Tensor) -> None:
+    one.copy_(source)
+    two.copy_(source)
+
+
+@pytest.mark.covers("F3.28")
+def test_each_argument_that_a_custom_op_writes_to_fuses_with_what_makes_it():
+    build = Builder("primals_1", "tangents_1")
+    x, tangent = build.inputs
+    source, one, two = (build.call(op, x) for op in (aten.sin.default, aten.cos.default, aten.exp.default))
+    op = torch.ops.aotkit_partition_test.fill_both.default
+    val = (None, x.meta["val"], x.meta["val"])
+    done = build.call(auto_functionalized, op, val=val, kwargs={"source": source, "one": one, "two": two})
+    out = build.call(operator.getitem, done, 1)
+    joint = analyze_joint(build.module(out, build.call(aten.neg.default, tangent)), 1)
+    at = {node.name: index for index, node in enumerate(joint.nodes)}
+    fused = [name for name in ("sin", "cos", "exp") if is_fusible(joint, at[name], at[done.name])]
+    assert fused == ["cos", "exp"]
+
+
+@pytest.mark.covers("F3.44")
+@pytest.mark.parametrize(("device", "size"), [("cpu", torch.get_rng_state().numel()), ("cuda", 16)])
+def test_a_random_op_that_runs_again_keeps_what_is_known_of_its_value(device, size):
+    build = Builder("primals_1", "tangents_1")
+    x, tangent = build.inputs
+    with FakeTensorMode() as mode:
+        x.meta["val"] = tangent.meta["val"] = torch.empty(4, 4, device=device)
+    region = {"recompute": CheckpointPolicy.MUST_RECOMPUTE, "val": x.meta["val"]}
+    drawn = build.call(aten.rand_like.default, x, **region, custom={"stage": 3})
+    out = build.call(aten.sin.default, drawn, **region)
+    cosine = build.call(aten.cos.default, drawn, val=x.meta["val"])
+    grad = build.call(aten.mul.Tensor, tangent, cosine, val=x.meta["val"])
+    result = partition(build.module(out, grad), 1, PartitionOptions(recompute_random=True))
+    assert result.saved_names == ("primals_1", "rand_like_rng_state") and mode is not None
+    (state,) = [row for row in result.report.saved if row.op == "generator state"]
+    assert state.bytes == size
+    for side in (result.forward, result.backward):
+        (again,) = [node for node in side.graph.nodes if node.name == "rand_like"]
+        assert again.meta["val"] is x.meta["val"] and again.meta["custom"] == {"stage": 3}
+
+
+@pytest.mark.covers("F4.29")
+@pytest.mark.parametrize("op", [aten.exp.default, aten.cos.default, aten.neg.default, aten.sinh.default], ids=str)
+def test_of_a_missing_tangent_only_what_is_linear_is_zero(op):
+    build = Builder("tangents_1", "tangents_2")
+    for node in build.inputs:
+        node.meta["val"] = torch.empty(4, 4)
+    one, two = build.inputs
+    changed = build.call(op, two, val=torch.empty(4, 4))
+    backward = build.module(build.call(aten.add.Tensor, one, changed, val=torch.empty(4, 4)))
+    without = without_tangents(backward, [1])
+    given = torch.randn(4, 4)
+    torch.testing.assert_close(without(given, None)[0], backward(given, torch.zeros(4, 4))[0])
+
+
+@pytest.mark.covers("F4.29")
+@pytest.mark.parametrize("strides", [(4, 1), (1, 4), (8, 2)])
+def test_zeros_take_the_place_of_a_tangent_in_its_own_layout(strides):
+    build = Builder("tangents_1", "tangents_2")
+    one, two = build.inputs
+    one.meta["val"], two.meta["val"] = torch.empty(4, 4), torch.empty_strided((4, 4), strides)
+    chosen = build.call(aten.where.self, build.call(aten.gt.Scalar, one, 0, val=torch.empty(4, 4) > 0), one, two)
+    without = without_tangents(build.module(chosen), [1])
+    given = torch.randn(4, 4)
+    torch.testing.assert_close(without(given, None)[0], given.clamp(min=0))
+
+
+def test_the_report_says_where_the_peak_lies():
+    build = Builder("primals_1", "tangents_1")
+    x, tangent = build.inputs
+    report = partition(build.module(build.call(aten.sin.default, x), build.call(aten.neg.default, tangent)), 1).report
+    for place, words in enumerate(("forward", "loss", "backward")):
+        timeline = MemoryTimeline(("sin", "loss", "neg"), 1, (Allocation("big", 100, place, place, "saved"),))
+        found = str(replace(report, timeline=timeline, before=None))
+        assert f"peak memory 100 B at '{timeline.steps[place]}' ({words}), inputs left out\n" in found
+
+
+def test_symbols_bound_by_data_survive_in_the_text():
+    graph = make_fx(lambda x: x.nonzero().sum(0), tracing_mode="symbolic")(torch.tensor([1.0, 0.0, 2.0]))
+    before = [node for node in graph.graph.nodes if "unbacked_bindings" in node.meta]
+    loaded = load_graph(dump_graph(graph))
+    after = [node for node in loaded.graph.nodes if "unbacked_bindings" in node.meta]
+    assert len(before) == len(after) == 1
+    ((symbol, path),), ((other, others),) = (nodes[0].meta["unbacked_bindings"].items() for nodes in (before, after))
+    assert symbol.name == other.name and path == others
+    assert [str(size) for size in after[0].meta["val"].shape] == [str(size) for size in before[0].meta["val"].shape]
+
+
+def test_a_process_alone_agrees_with_itself():
+    build = Builder("primals_1", "tangents_1")
+    x, tangent = build.inputs
+    joint = analyze_joint(build.module(build.call(aten.sin.default, x), build.call(aten.mul.Tensor, tangent, x)), 1)
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        decision = Decision((0,), "mine", [])
+        assert agree(joint, decision, torch.distributed.group.WORLD) is decision
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+class EveryOp:
+    """Each op takes a second."""
+
+    name = "every op"
+
+    def seconds(self, node):
+        return 1.0
+
+
+def one_checkpoint(sizes, uses=()):
+    """Where in a chain of results of these sizes a single checkpoint stands; ops at ``uses`` read the input, too."""
+    build = Builder("primals_1", "primals_2", "tangents_1")
+    x, weight, grad = build.inputs
+    x.meta["val"] = torch.empty(10**6, dtype=torch.uint8, device="meta")
+    values = [x]
+    for place, size in enumerate(sizes):
+        val = torch.empty(size, dtype=torch.uint8, device="meta")
+        second = x if place in uses else weight
+        values.append(build.call(aten.mm.default, values[-1], second, val=val))
+    for value in reversed(values[1:]):
+        grad = build.call(aten.mul.Tensor, grad, value)
+    joint = analyze_joint(build.module(values[-1], grad, None), 1)
+    default = make_cut_problem(joint, PartitionOptions())
+    search = PeakSearch(joint, default, solve_min_cut(default), EveryOp())
+    search.run()
+    (saved,) = [choice.saved for choice in search.choices if choice.label == "1 checkpoint"]
+    (place,) = [joint.nodes[index].name for index in saved if joint.nodes[index].target is aten.mm.default]
+    return place
+
+
+@pytest.mark.covers("F3.55")
+def test_a_checkpoint_stands_where_the_fewest_bytes_cross_inputs_left_out():
+    even = [1000] * 24
+    for narrow in (8, 13, 17):
+        assert one_checkpoint([*even[:narrow], 999, *even[narrow + 1 :]]) == f"mm_{narrow}"
+    assert one_checkpoint(even) == one_checkpoint(even, uses=(10,)) == one_checkpoint(even, uses=(16,))
