@@ -199,3 +199,56 @@ def test_a_dropout_that_keeps_everything_is_its_argument(p, training, dynamic):
     for size in (3, 5):
         mine, eagers = torch.arange(size), torch.arange(size)
         assert torch.equal(compiled(mine), f(eagers)) and torch.equal(mine, eagers)
+
+
+def with_infinities(*shape: int) -> torch.Tensor:
+    x = torch.randn(*shape, generator=torch.Generator().manual_seed(3))
+    x.view(-1)[::7] = math.inf
+    x.view(-1)[3] = 3e38
+    return x
+
+
+OVERLAPPING = torch.arange(21.0).bfloat16().as_strided((2, 2, 1, 3), (12, 1, 4, 1), 4)
+UPSAMPLED: dict[str, tuple[Callable[..., torch.Tensor], torch.Tensor]] = {
+    "linear next to infinities": (lambda x: F.interpolate(x, scale_factor=2, mode="linear"), with_infinities(2, 3, 6)),
+    "bilinear next to infinities": (
+        lambda x: F.interpolate(x, size=(7, 9), mode="bilinear", align_corners=True),
+        with_infinities(2, 3, 4, 5),
+    ),
+    "trilinear by a broken factor": (
+        lambda x: F.interpolate(x, scale_factor=1.5, mode="trilinear"),
+        with_infinities(1, 2, 4, 5, 3),
+    ),
+    **{
+        f"{name} of halves that overlap": (function, OVERLAPPING)
+        for name, function in {
+            "nearest": lambda x: torch.ops.aten._upsample_nearest_exact2d(x, [1, 2], None, None),
+            "bicubic": lambda x: F.interpolate(x, size=(2, 5), mode="bicubic"),
+            "padding": lambda x: F.pad(x, (1, 0, 1, 1), mode="replicate"),
+            "reflection": lambda x: F.pad(x, (1, 0, 0, 0), mode="reflect"),
+        }.items()
+    },
+    "factors that do not fit the sizes": (
+        lambda x: torch.ops.aten._upsample_nearest_exact3d(x, [1, 1, 1], 0.5, 0.5, 0.5),
+        torch.arange(8.0).view(2, 1, 1, 2, 2),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", UPSAMPLED)
+def test_upsampling_by_sizes_that_change_gives_what_it_gives_by_sizes_that_are_known(name):
+    function, x = UPSAMPLED[name]
+    for dynamic in (True, False):
+        got = torch.compile(function, backend="aotkit", dynamic=dynamic, options={"fallback": "error"})(x)
+        want = function(x)
+        assert got.stride() == want.stride(), f"dynamic={dynamic}"
+        torch.testing.assert_close(got, want, equal_nan=True)
+
+
+def test_a_size_of_nothing_after_one_that_was_divided_by_has_a_graph_of_its_own():
+    def last_of_pieces(x: torch.Tensor) -> torch.Tensor:
+        return x.chunk(4)[-1] + 1
+
+    compiled = aotkit.aot_function(last_of_pieces, lambda graph, inputs: graph, dynamic=True)
+    for n in (2, 0, 5, 0, 2):
+        torch.testing.assert_close(compiled(torch.ones(n)), last_of_pieces(torch.ones(n)))

@@ -52,6 +52,7 @@ __all__ = [
     "lift_constant",
     "pre_dispatch_functional_mode",
     "preserve_node_meta",
+    "python_kernel_above_autograd",
     "rebind_sizes",
     "record_now",
     "record_operator",
@@ -103,6 +104,28 @@ def pre_dispatch_functional_mode() -> AbstractContextManager[Any]:
 def to_pre_dispatch_functional(value: torch.Tensor) -> torch.Tensor:
     """A functional tensor over ``value`` inside of :func:`pre_dispatch_functional_mode`."""
     return FunctionalTensor.to_functional(value)
+
+
+_ABOVE_AUTOGRAD = (torch._C.DispatchKey.Autograd, torch._C.DispatchKey.CompositeImplicitAutograd)
+
+
+@contextmanager
+def python_kernel_above_autograd(op: Any, kernel: Callable[..., Any] | None) -> Iterator[None]:
+    """In this context ``kernel``, or the operator itself, runs where torch has a Python kernel in autograd's place."""
+    found = {key: op.py_kernels[key] for key in _ABOVE_AUTOGRAD if key in op.py_kernels}
+    if not found:
+        yield
+        return
+    try:
+        for key in found:
+            del op.py_kernels[key]
+            if kernel is not None:
+                op.py_kernels[key] = kernel
+        op._dispatch_cache.clear()
+        yield
+    finally:
+        op.py_kernels.update(found)
+        op._dispatch_cache.clear()
 
 
 def current_tracer() -> Any:

@@ -43,6 +43,7 @@ from .decompositions import guarded_table
 from .exported import ExportRequest, every_output
 from .graph_function import closed_over, data_dependent, not_functional
 from .late_inputs import late_inputs, settle
+from .python_kernels import table_above_autograd
 from .random_replay import with_replay
 from .reach import reached_by, silent_edges
 from .state import AutocastState
@@ -109,6 +110,7 @@ def record(request: Request) -> Recording:
         stack.enter_context(compat.without_saving_hooks())
         if request.python_dispatcher:
             stack.enter_context(compat.enable_python_dispatcher())
+            stack.enter_context(table_above_autograd(request.decompositions))
         try:
             table = guarded_table(request.decompositions, lambda: result.metadata is None)
             table = with_replay(table, lambda: result.metadata is None, by_memory=request.random_by_memory)

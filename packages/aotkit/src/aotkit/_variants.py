@@ -218,7 +218,10 @@ def _size_check(
         found = [flat[i]._base for i in views]
         if any(base is None or base.dim() != fake.dim() for base, fake in zip(found, bases, strict=True)):
             return False
-        return bool(shape_env.evaluate_guards_expression(guards, parts([*(flat[i] for i in variable), *found])))
+        try:
+            return bool(shape_env.evaluate_guards_expression(guards, parts([*(flat[i] for i in variable), *found])))
+        except ZeroDivisionError:  # what a size of these divides was never 0 in the graph
+            return False
 
     return fits
 

@@ -190,7 +190,21 @@ def _pixel_unshuffle(decompose: Callable[..., Any], x: torch.Tensor, factor: int
 def _pad(decompose: Callable[..., Any], x: torch.Tensor, pads: Any) -> Any:
     """Eager refuses a result without elements."""
     sides = zip(reversed(x.shape[-len(pads) // 2 :]), pads[::2], pads[1::2], strict=True)
-    return decompose(x, pads) if all(guard_or_false(n + a + b > 0) for n, a, b in sides) else NotImplemented
+    full = all(guard_or_false(n + a + b > 0) for n, a, b in sides)
+    if not full:
+        return NotImplemented
+    result = decompose(x, pads)
+    return _laid_out_like(x, result) if x.device.type == "cpu" else result
+
+
+def _bicubic(decompose: Callable[..., Any], x: torch.Tensor, *how: Any) -> Any:
+    return _laid_out_like(x, decompose(x, *how))
+
+
+def _laid_out_like(x: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
+    """In the memory format of ``x``. torch's decompositions ask a copy in float32 for it, where ``x`` is of halves,
+    and the copy of a tensor that overlaps itself has another."""
+    return result.contiguous(memory_format=torch._prims_common.suggest_memory_format(x))
 
 
 def _nearest(decompose: Callable[..., Any], x: torch.Tensor, sizes: Any, *scales: Any) -> Any:
@@ -200,7 +214,7 @@ def _nearest(decompose: Callable[..., Any], x: torch.Tensor, sizes: Any, *scales
         given = [(n, m, scale) for n, m, scale in zip(x.shape[2:], sizes, scales, strict=True) if scale is not None]
         if not all(scale > 0 and guard_or_false(m <= n * scale) for n, m, scale in given):
             return NotImplemented
-    return decompose(x, sizes, *scales).contiguous(memory_format=torch._prims_common.suggest_memory_format(x))
+    return _laid_out_like(x, decompose(x, sizes, *scales))
 
 
 def _celu(decompose: Callable[..., Any], x: torch.Tensor, alpha: float = 1.0) -> Any:
@@ -214,7 +228,7 @@ def _channel_shuffle(_: Callable[..., Any], x: torch.Tensor, groups: int) -> Any
         return NotImplemented
     apart = x.reshape(batch, groups, channels // groups, *rest).transpose(1, 2)
     moved = apart.clone(memory_format=torch.contiguous_format).view(x.shape)
-    return moved.contiguous(memory_format=torch._prims_common.suggest_memory_format(x))
+    return _laid_out_like(x, moved)
 
 
 def _ldexp(decompose: Callable[..., Any], x: torch.Tensor, exponent: torch.Tensor) -> Any:
@@ -249,6 +263,7 @@ _BEFORE_TORCHS: dict[Any, Callable[..., Any]] = {
     **{getattr(torch.ops.aten, f"{kind}_pad{rank}d").default: _pad for kind in _PADS for rank in (1, 2, 3)},
     **{getattr(torch.ops.aten, f"_upsample_nearest_exact{rank}d").default: _nearest for rank in (1, 2, 3)},
     **{getattr(torch.ops.aten, f"upsample_nearest{rank}d").default: _nearest for rank in (1, 2, 3)},
+    torch.ops.aten.upsample_bicubic2d.default: _bicubic,
     torch.ops.aten.logspace.default: _logspace,
     torch.ops.aten.isin.Tensor_Tensor: _isin,
     torch.ops.aten.binary_cross_entropy_with_logits.default: _cross_entropy,
