@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from aotkit_inductor_lower import compile_graph
@@ -77,6 +78,11 @@ REFUSED: list[tuple[Any, tuple[Any, ...], dict[str, Any], str]] = [
     (aten.slice_scatter.default, (X, X[:1], -1, 1), {}, "of other sizes than"),
     (aten.slice_scatter.default, (X, X[:, :1], 0, 1), {}, "of other sizes than"),
     (aten.slice_scatter.default, (X, X[0], 0, 0, 1), {}, "of other sizes than"),
+    *((op, args, {}, "slices of other sizes") for op, args in [
+        (aten.index_add.default, (X, 0, N[0, 1:2], X[:1, :1])), (aten.index_add.default, (X, -1, N[0, :1], X[:1, :1])),
+        (aten.index_reduce.default, (X, 0, N[0, :1], X[:1, :1], "amax")),
+        (aten.index_reduce.default, (X, 0, N[0, :2], X[:1], "prod")),
+    ]),
 ]  # fmt: skip
 ALIKE: list[tuple[Any, tuple[Any, ...], dict[str, Any], str]] = [
     (aten.add.Tensor, (B, B), {"alpha": True}, ""),
@@ -118,6 +124,28 @@ ALIKE: list[tuple[Any, tuple[Any, ...], dict[str, Any], str]] = [
     (aten.select_scatter.default, (SPREAD, X[0] + 9, 1, 0), {}, ""),
     (aten.select_scatter.default, (X[:, :1].expand(2, 3), X[0] + 9, 0, 1), {}, ""),
 ]  # fmt: skip
+
+
+WRITTEN: list[tuple[torch.Tensor, str]] = [
+    (LAPPING, "whether elements of this tensor overlap"),
+    (torch.arange(60.0).as_strided((2, 3, 5), (9, 5, 1)), "whether elements of this tensor overlap"),
+    (torch.arange(30.0).view(2, 3, 5), ""),
+    (torch.arange(30.0).view(5, 2, 3).permute(1, 2, 0), ""),
+    (torch.arange(5.0).expand(2, 3, 5), ""),
+    (torch.arange(60.0).view(2, 3, 10)[..., :5], "whether elements of this tensor overlap"),
+    (torch.arange(120.0).view(4, 3, 10)[::2].transpose(0, 2), "whether elements of this tensor overlap"),
+]
+
+
+@pytest.mark.parametrize(("x", "reason"), WRITTEN, ids=[str(x.stride()) for x, _ in WRITTEN])
+def test_a_tensor_of_symbolic_strides_is_written_to_in_atens_order_unless_it_certainly_does_not_overlap(
+    x: torch.Tensor, reason: str
+) -> None:
+    y = torch.arange(x.numel()).view(x.shape) % 7 - 3.0
+    graph = make_fx(aten.copy.default, tracing_mode="symbolic")(x, y)
+    code = compile_graph(graph)
+    assert [reason in call.reason for call in code.report().externs] == ([True] if reason else [])
+    torch.testing.assert_close(code([x, y])[0], aten.copy.default(x, y))
 
 
 CASE = ("op", "args", "kwargs", "reason")

@@ -190,6 +190,27 @@ def _lies_in_order(x: torch.Tensor, dims: Sequence[int]) -> bool:
     return True
 
 
+def _certainly_apart(x: torch.Tensor) -> bool:
+    """Whether the elements of a tensor of symbolic sizes lie in different places, or it is expanded."""
+    if any(type(stride) is int and stride == 0 for stride in x.stride()):
+        return True  # copied before it is written to
+    least: int | torch.SymInt = 1
+    for dim in sorted(range(x.dim()), key=lambda d: (_hint(x.stride(d)), _hint(x.shape[d]))):
+        if same_number(x.shape[dim], 1):
+            continue
+        if not statically_known_true(x.stride(dim) >= least):
+            return False
+        least = x.stride(dim) * x.shape[dim]
+    return True
+
+
+def _hint(number: int | torch.SymInt) -> int:
+    """What the number was when the graph was captured, 0 if nothing is known of it."""
+    if isinstance(number, torch.SymInt):
+        return number.node.hint if number.node.has_hint() else 0
+    return number
+
+
 def _by_planes(node: Node) -> str | None:
     x = _tensors(node)[1]
     return None if torch._prims_common.is_contiguous_or_false(x) else "eager refuses inputs that are not contiguous"
@@ -224,6 +245,17 @@ def _of_nothing(node: Node) -> str | None:
     return "nothing is indexed" if _empty(_tensors(node)[0]) else None
 
 
+def _of_slices(node: Node) -> str | None:
+    """Fake kernels do not compare the sizes, and eager repeats no slice of size one."""
+    x, index, source = (_value(node.args[place]) for place in (0, 2, 3))
+    dim, rank = node.args[1], x.dim()
+    if source.dim() != rank or rank == 0 or type(dim) is not int or not -rank <= dim < rank:
+        return None
+    sizes = [index.numel() if d == dim % rank else size for d, size in enumerate(x.shape)]
+    same = all(map(same_number, sizes, source.shape))
+    return None if same else "slices of other sizes than those of the tensor are refused by ATen"
+
+
 def _cropped(node: Node) -> str | None:
     x, pads = _tensors(node)[0], node.args[1]
     assert isinstance(pads, list | tuple)
@@ -247,10 +279,12 @@ def _viewed(node: Node) -> str | None:
 
 def _overlapping(node: Node) -> str | None:
     x = node.meta["val"] if not _tensors(node) else _tensors(node)[0]
+    if any(type(number) is not int for number in (*x.shape, *x.stride())):
+        return None if _certainly_apart(x) else "whether elements of this tensor overlap only a call tells"
     reach = 0
-    for stride, size in sorted((t, s) for s, t in zip(x.shape, x.stride(), strict=True) if type(s) is int and s > 1):
-        if type(stride) is not int or stride == 0:
-            return None  # unknown, or copied before it is written to
+    for stride, size in sorted((t, s) for s, t in zip(x.shape, x.stride(), strict=True) if s > 1):
+        if stride == 0:
+            return None  # copied before it is written to
         if stride <= reach:
             return "elements of a tensor that overlaps itself are written to in ATen's order"
         reach += (size - 1) * stride
@@ -265,10 +299,12 @@ _CHECKS: dict[str, Callable[[Node], str | None]] = {
     **dict.fromkeys(_POOLS, _as_indices),
     "max_pool3d_with_indices": _volumes,
     "nll_loss2d_backward": _by_planes,
-    **dict.fromkeys(("index_select", "embedding", "index_reduce"), _slices),
+    **dict.fromkeys(("index_select", "embedding"), _slices),
+    "index_reduce": lambda node: _slices(node) or _of_slices(node),
+    "index_add": lambda node: _of_nothing(node) or _of_slices(node),
     **dict.fromkeys(_BATCHES, _batch),
     **dict.fromkeys(("view", "_unsafe_view", "view_as"), _viewed),
-    **dict.fromkeys(("index_add", "index_put", "_unsafe_index_put", "index", "_unsafe_index"), _of_nothing),
+    **dict.fromkeys(("index_put", "_unsafe_index_put", "index", "_unsafe_index"), _of_nothing),
     "constant_pad_nd": _cropped,
     "native_layer_norm": _empty_rows,
     "native_group_norm": _groups,
