@@ -17,6 +17,7 @@ from torch._dynamo.decorators import mark_unbacked
 from torch._dynamo.utils import counters
 
 import aotkit
+from aotkit_inductor_lower import compile_graph, decompositions
 
 Make = Callable[[int], tuple[torch.Tensor, ...]]
 SIZES = (23, 2, 17, 1, 0)
@@ -252,3 +253,15 @@ def test_a_size_of_nothing_after_one_that_was_divided_by_has_a_graph_of_its_own(
     compiled = aotkit.aot_function(last_of_pieces, lambda graph, inputs: graph, dynamic=True)
     for n in (2, 0, 5, 0, 2):
         torch.testing.assert_close(compiled(torch.ones(n)), last_of_pieces(torch.ones(n)))
+
+
+@pytest.mark.parametrize("shape", [(3, 4, 5, 3), (2, 4, 5, 2)], ids=str)
+def test_a_grid_that_eager_refuses_is_refused_after_one_that_it_takes(shape):
+    def sampled(image: torch.Tensor, grid: torch.Tensor) -> torch.Tensor:
+        return torch.ops.aten.grid_sampler_2d(image, grid, 0, 0, False)
+
+    image = torch.arange(24.0).view(3, 2, 2, 2)
+    compiled = aotkit.aot_function(sampled, compile_graph, decompositions=decompositions(), dynamic=True)
+    compiled(image, torch.zeros(3, 3, 4, 2))
+    with pytest.raises(RuntimeError, match="expected grid"):
+        compiled(image, torch.zeros(shape))
