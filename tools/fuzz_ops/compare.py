@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
 from .execute import Run, observe
-from .program import Call, Sample
+from .program import Call, Ref, Sample, overload
 
 __all__ = ["Difference", "Wrong", "differences"]
 
@@ -63,6 +63,8 @@ def differences(sample: Sample, eager: Run, other: Run, again: bool = False) -> 
     found: list[Difference] = []
     doubtful: list[str] = []
     undefined = {call.result for call in sample.calls if "empty" in call.op or _of_nothing(call, eager)}
+    for call in filter(_is_fresh, sample.calls):
+        undefined |= {repr(ref) for ref in call.outputs if _overlaps(eager, ref) or _overlaps(other, ref)}
     for name, want in eager.results.items():
         got = other.results.get(name)
         if not isinstance(want, torch.Tensor) or not isinstance(got, torch.Tensor):
@@ -88,6 +90,25 @@ def _of_nothing(call: Call, eager: Run) -> bool:
     grad = eager.results.get(repr(call.args[0])) if call.args else None
     padded = re.search(r"_pad\dd_backward", call.op) is not None
     return padded and isinstance(grad, torch.Tensor) and grad.numel() == 0
+
+
+def _is_fresh(call: Call) -> bool:
+    """Whether an operator's results are no views."""
+    return all(returned.alias_info is None for returned in overload(call.op)._schema.returns)
+
+
+def _overlaps(run: Run, ref: Ref) -> bool:
+    """Whether several elements of a result are in one place: which of them stays is not defined. (That only one of two
+    runs does so is a difference in strides.)"""
+    result = run.results.get(repr(ref))
+    if not isinstance(result, torch.Tensor) or result.layout is not torch.strided or not result.numel():
+        return False
+    last = sum((n - 1) * step for n, step in zip(result.shape, result.stride(), strict=True))
+    return last + 1 < result.numel() or _places(result, last + 1) < result.numel()
+
+
+def _places(result: torch.Tensor, size: int) -> int:
+    return int(torch.arange(size).as_strided(result.shape, result.stride()).unique().numel())
 
 
 def _layout(name: str, want: torch.Tensor, got: torch.Tensor) -> Difference | None:

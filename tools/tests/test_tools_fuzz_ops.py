@@ -17,7 +17,7 @@ from aotkit_inductor_lower.lowering import driver
 from tools.fuzz_ops import recipes
 from tools.fuzz_ops.campaign import Campaign, Settings, quiet
 from tools.fuzz_ops.compare import Difference, Wrong, _accurate, _in_double, differences
-from tools.fuzz_ops.execute import observe
+from tools.fuzz_ops.execute import Run, observe
 from tools.fuzz_ops.generate import Impossible, generate
 from tools.fuzz_ops.known import excused
 from tools.fuzz_ops.program import DIRECT, Call, Ref, Sample
@@ -201,6 +201,10 @@ def test_the_variance_of_doubles_is_near_eagers():
     want = torch.tensor([1.0], dtype=torch.float64)
     assert _excused("aten.var.correction", [x], [], Wrong(want, want * (1 + 1e-14), want))
     assert not _excused("aten.var.correction", [x], [], Wrong(want, want * (1 + 1e-12), want))
+    same = Tensor("x0", "float64", (57,), fill=("constant", 5.3))
+    for found, known in ((1.8e-15, True), (1e-10, False)):  # of equal numbers there is none
+        wrong = Wrong(want * found, want * 0, want * found)
+        assert _excused("aten.std.default", [same], [], wrong) is known
 
 
 @pytest.mark.parametrize("size", [3e38, 3.0])
@@ -209,6 +213,49 @@ def test_the_order_of_what_is_added_up_tells_only_where_it_overflows(size):
     wrong = Wrong(torch.tensor([-math.inf]), torch.tensor([math.nan]), torch.tensor([math.nan]).double())
     rest = [[8], [1, 1, 4], False, 2.0]
     assert _excused("aten.upsample_linear1d_backward.default", [grad], rest, wrong) is (size > 3)
+
+
+def test_a_departure_is_known_of_the_operator_in_place_too():
+    x = Tensor("x0", "float32", (4,), fill=("constant", -5.0))
+    true = torch.tensor([-1.4e-6], dtype=torch.float64)
+    wrong = Wrong(true.float(), true.float() + 3e-7, true)
+    assert [_excused(op, [x], [], wrong) for op in ("aten.gelu.default", "aten.gelu_.default")] == [True, True]
+    assert not _excused("aten.relu_.default", [x], [], wrong)
+
+
+@pytest.mark.parametrize(
+    ("op", "rest", "value", "wrong", "right"),
+    [
+        ("aten.remainder.Scalar", [1e-40], 1, (math.nan, 8e-42, 6e-41), (1.0, 8e-42, 6e-41)),
+        ("aten.pow.Tensor_Scalar", [0.3], 1e-40, (9.99998e-13, 9.99997e-13, 9.99998e-13), (1e-12, 9e-13, 1e-12)),
+        ("aten.copysign.Scalar", [], math.nan, (-1.0, 1.0, -1.0), (-1.0, 2.0, -1.0)),
+        ("aten.native_layer_norm.default", [[4], None, None, 0.1], 1e30, (math.nan, 0, 0), (0.5, 0.25, 0.5)),
+        ("aten.group_norm.default", [1], math.inf, (math.nan, math.inf, math.nan), (1.0, math.inf, 1.0)),
+        ("aten.special_xlog1py.other_scalar", [5e-324], 5.0, (2.5e-323, 0.0, 2.5e-323), (2.5e-300, 0.0, 2.5e-300)),
+        ("aten.norm.Scalar", [0.5], 2.0, (1 + 8e-16, 1.0, 1 + 8e-16), (1 + 8e-13, 1.0, 1 + 8e-13)),
+    ],
+)
+def test_what_is_known_of_an_operator_is_no_more_than_its_reason(op, rest, value, wrong, right):
+    """(eager's, compiled, in float64) that a departure explains, and that it does not."""
+    dtype = "float64" if op.endswith(("other_scalar", "norm.Scalar")) else "float32"
+    x = Tensor("x0", dtype, (4, 4), fill=("constant", value))
+    for numbers, known in ((wrong, True), (right, False)):
+        *values, true = (torch.tensor([n], dtype=getattr(torch, dtype)) for n in numbers)
+        assert _excused(op, [x], rest, Wrong(*values, true.double())) is known, numbers
+
+
+@pytest.mark.parametrize("step", [2, 4])
+def test_where_elements_of_a_result_share_a_place_its_values_are_not_defined(step):
+    """Eager's functional copy and random numbers keep the strides of a tensor that overlaps itself."""
+    sample = Sample(0, (), (Call("v0", "aten.copy.default", ()),), (Ref("v0"),))
+    runs = [Run({"v0": torch.full((16,), value).as_strided((4, 4), (step, 1))}) for value in (1.0, 2.0)]
+    assert bool(differences(sample, *runs)) is (step == 4)
+
+
+def test_after_a_fake_kernel_told_another_type_than_eager_gives_what_follows_is_the_fake_kernels():
+    calls = (Call("v0", "prims.erfcx.default", (Ref("x0"),)), Call("v1", "aten.logit.default", (Ref("v0"), 0.3)))
+    sample = Sample(0, (Tensor("x0", "bool", (2,), fill=("constant", 1)),), calls, (Ref("v1"),))
+    assert check(sample).kind == "fake"
 
 
 def test_accuracy_is_measured_around_the_arguments_too():

@@ -146,3 +146,20 @@ def test_places_outside_of_an_image_do_not_see_its_first_pixel(mode, padding, co
         (got,) = compile_graph(make_fx(sampled, decompositions())(*args))(list(args))
         assert got.stride() == want.stride()
         torch.testing.assert_close(got, want, equal_nan=True, rtol=1e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("corners", [False, True])
+@pytest.mark.parametrize("padding", ["zeros", "border", "reflection"])
+@pytest.mark.parametrize("mode", ["bilinear", "nearest", "bicubic"])
+def test_places_at_infinity_or_nan_are_eagers(mode, padding, corners):
+    places = torch.tensor([0.0, 0.3, float("inf"), float("-inf"), float("nan")])
+    grid = torch.cartesian_prod(places, places).view(1, 5, 5, 2)
+
+    def sampled(x, grid):
+        return (F.grid_sample(x, grid, mode, padding, align_corners=corners),)
+
+    for x in (torch.arange(1.0, 7.0).view(1, 1, 2, 3), torch.ones(1, 1, 1, 1), torch.ones(1, 1, 1, 3).double()):
+        args = (x, grid.to(x.dtype))
+        (want,) = sampled(*args)
+        (got,) = compile_graph(make_fx(sampled, decompositions())(*args))(list(args))
+        torch.testing.assert_close(got, want, equal_nan=True, rtol=1e-5, atol=2e-6)

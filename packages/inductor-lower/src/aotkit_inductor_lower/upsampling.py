@@ -97,14 +97,15 @@ class _Pixels:
         self.channel = torch.arange(channels, device=image.device).view(-1, 1, 1)
 
     def __call__(self, y: torch.Tensor, x: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
-        """Times the weight; 0 outside."""
+        """Times the weight; 0 outside, but nan where a place at infinity gives no weight."""
         inside = (x >= 0) & (x < self.size[1]) & (y >= 0) & (y < self.size[0])
         row, column = (torch.where(inside, t, 0).to(torch.int64) for t in (y, x))
         found = torch.ops.aten._unsafe_index(self.image, [self.batch, self.channel, row, column])
-        return torch.where(inside, found if weight is None else found * weight, 0.0)
+        found = torch.where(inside, found, 0.0)
+        return found if weight is None else found * weight
 
     def bounded(self, place: torch.Tensor, dim: int) -> torch.Tensor:
-        """Moved into the image, unless there are zeros around it."""
+        """Moved into the image, unless there are zeros around it: to the first pixel if it is nan."""
         if self.padding == 0:
             return place
         if self.padding == 2:
@@ -115,7 +116,7 @@ class _Pixels:
             rest = torch.fmod(distance, span)
             there = torch.fmod((distance / span).floor(), 2) == 0
             place = torch.where(there, rest + low, span + low - rest)
-        return place.clamp(0, self.size[dim] - 1)
+        return torch.where(place > 0, place, 0.0).clamp(max=self.size[dim] - 1)
 
 
 Pair = tuple[torch.Tensor, torch.Tensor]
