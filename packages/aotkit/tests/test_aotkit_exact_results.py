@@ -351,3 +351,25 @@ NORMS = {
 def test_norms_of_halves_far_from_zero_with_parameters_in_float32(half, name):
     x = (draw(5, 4, 3, 4) + 50).to(half).detach().requires_grad_()
     check(NORMS[name], x, draw(4, seed=1), draw(4, seed=2))
+
+
+# -- sums over several dimensions --------------------------------------------------------------------------------------
+
+POSITIVE = torch.rand(20, 5, 17, 13, generator=torch.Generator().manual_seed(1))[:, :, :16, :12]  # with gaps
+
+
+@pytest.mark.parametrize(
+    **rows(
+        ("all", lambda x: x.sum()),
+        ("planes", lambda x: x.mean((0, 2, 3))),
+        ("columns", lambda x: x.sum((0, 1, 2))),
+        ("divergence", lambda x: F.kl_div(x.contiguous().detach(), x, reduction="sum")),
+    )
+)
+def test_sums_over_dimensions_of_unknown_sizes_are_no_less_exact_than_eagers(row):
+    (fn,) = row
+    torch._dynamo.reset()
+    options = {"fallback": "error", "cache": False}
+    got = torch.compile(fn, backend="aotkit", fullgraph=True, dynamic=True, options=options)(POSITIVE)
+    true = fn(POSITIVE.double())
+    assert ((got.double() - true).abs() <= 5e-7 * true.abs().max()).all()
