@@ -78,6 +78,14 @@ REFUSED: list[tuple[Any, tuple[Any, ...], dict[str, Any], str]] = [
     (aten.slice_scatter.default, (X, X[:1], -1, 1), {}, "of other sizes than"),
     (aten.slice_scatter.default, (X, X[:, :1], 0, 1), {}, "of other sizes than"),
     (aten.slice_scatter.default, (X, X[0], 0, 0, 1), {}, "of other sizes than"),
+    (aten.index_put.default, (X[0], [N[0], N[0]], X[0]), {}, "more indices than dimensions"),
+    *((op, args, {}, "more dimensions than their places") for op, args in [
+        (aten.index_put.default, (X, [N[0, :1], N[0, :1]], X[:1, :1])),
+        (aten._unsafe_index_put.default, (X, [N[0, :1], N[0, :1]], X[:1, :1])),
+        (aten._unsafe_masked_index_put_accumulate.default, (X, B[0, :1], [N[0, :1], N[0, :1]], X[:1, :1])),
+    ]),
+    (aten.put.default, (X, N[0], X[0, :2]), {}, "other numbers of indices"),
+    (aten.put.default, (X, N[0, :2], X[0]), {}, "other numbers of indices"),
     *((op, args, {}, "slices of other sizes") for op, args in [
         (aten.index_add.default, (X, 0, N[0, 1:2], X[:1, :1])), (aten.index_add.default, (X, -1, N[0, :1], X[:1, :1])),
         (aten.index_reduce.default, (X, 0, N[0, :1], X[:1, :1], "amax")),

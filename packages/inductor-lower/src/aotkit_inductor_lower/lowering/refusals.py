@@ -245,6 +245,25 @@ def _of_nothing(node: Node) -> str | None:
     return "nothing is indexed" if _empty(_tensors(node)[0]) else None
 
 
+def _places(node: Node) -> str | None:
+    """Fake kernels count neither the indices nor the dimensions of what is put there."""
+    if nothing := _of_nothing(node):
+        return nothing
+    masked = "masked" in str(node.target)
+    x, indices, new = (_value(node.args[place]) for place in ((0, 2, 3) if masked else (0, 1, 2)))
+    ranks = [_value(index).dim() for index in indices if index is not None]
+    if len(indices) > x.dim():
+        return "more indices than dimensions are refused by ATen"
+    most = max(ranks, default=0) + x.dim() - len(ranks)
+    return "values of more dimensions than their places are refused by ATen" if new.dim() > most else None
+
+
+def _one_for_each(node: Node) -> str | None:
+    index, source = _value(node.args[1]), _value(node.args[2])
+    same = same_number(index.numel(), source.numel())
+    return None if same else "other numbers of indices than of values are refused by ATen"
+
+
 def _of_slices(node: Node) -> str | None:
     """Fake kernels do not compare the sizes, and eager repeats no slice of size one."""
     x, index, source = (_value(node.args[place]) for place in (0, 2, 3))
@@ -304,7 +323,9 @@ _CHECKS: dict[str, Callable[[Node], str | None]] = {
     "index_add": lambda node: _of_nothing(node) or _of_slices(node),
     **dict.fromkeys(_BATCHES, _batch),
     **dict.fromkeys(("view", "_unsafe_view", "view_as"), _viewed),
-    **dict.fromkeys(("index_put", "_unsafe_index_put", "index", "_unsafe_index"), _of_nothing),
+    **dict.fromkeys(("index_put", "_unsafe_index_put", "_unsafe_masked_index_put_accumulate"), _places),
+    **dict.fromkeys(("index", "_unsafe_index"), _of_nothing),
+    "put": _one_for_each,
     "constant_pad_nd": _cropped,
     "native_layer_norm": _empty_rows,
     "native_group_norm": _groups,
