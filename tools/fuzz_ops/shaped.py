@@ -56,7 +56,10 @@ def _view(d: Draw, op: str) -> None:
 @recipe("_reshape_alias")
 def _reshape_alias(d: Draw, op: str) -> None:
     x = d.primary()
-    viewed = d.value(x).reshape(factors(d, math.prod(d.shape(x))))
+    value = d.value(x)
+    viewed = value.reshape(factors(d, math.prod(d.shape(x))))
+    if viewed.numel() and viewed.untyped_storage()._cdata != value.untyped_storage()._cdata:
+        viewed = value  # the reshape copies: the operator, which trusts its caller, would read beyond the tensor
     d.call(op, [x, list(viewed.shape), list(viewed.stride())])
 
 
