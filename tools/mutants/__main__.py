@@ -7,7 +7,7 @@ import math
 
 from .campaign import Measured, journal_of, run
 from .groups import GROUPS
-from .journal import equivalents, report, share_killed
+from .journal import EQUIVALENT, equivalents, report, share_killed
 from .sample import draw
 
 __all__ = ["main"]
@@ -18,9 +18,12 @@ def main() -> int:
     chosen = _arguments()
     reasons = equivalents()
     failed = False
+    unknown = set(reasons)
     for name in chosen.group or list(GROUPS):
         group = GROUPS[name]
-        mutants = draw(group, chosen.sample, chosen.seed)
+        everything = draw(group, seed=chosen.seed)
+        unknown -= {mutant.key for mutant in everything}
+        mutants = everything[: chosen.sample]
         if chosen.only:
             mutants = [m for m in mutants if m.key.startswith(tuple(chosen.only))]
         if chosen.what == "run":
@@ -29,6 +32,8 @@ def main() -> int:
         print(report(name, mutants, journal, reasons, chosen.diffs), flush=True)
         killed, relevant = share_killed(mutants, journal, reasons)
         failed |= 100 * killed < chosen.at_least * relevant
+    if unknown and not chosen.group:
+        print(f"{EQUIVALENT.name} lists what is no mutant any more: {', '.join(sorted(unknown))}")
     return int(failed)
 
 

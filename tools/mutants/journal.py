@@ -67,7 +67,8 @@ def share_killed(mutants: Iterable[Mutant], journal: Journal, reasons: dict[str,
 
 
 def report(name: str, mutants: list[Mutant], journal: Journal, reasons: dict[str, str], diffs: bool) -> str:
-    """Numbers of each verdict, and the mutants that lived with what they change."""
+    """Numbers of each verdict; with ``diffs`` all mutants that lived with what they change: those that a test could
+    kill, then those that none can, each with the reason."""
     verdicts = {m.key: journal.verdicts[m.key] for m in mutants if m.key in journal.verdicts}
     counts = Counter("equivalent" if _is_equivalent(v, reasons) else v.result for v in verdicts.values())
     killed, relevant = share_killed(mutants, journal, reasons)
@@ -79,11 +80,18 @@ def report(name: str, mutants: list[Mutant], journal: Journal, reasons: dict[str
             f"{name}: {100 * all_killed / len(verdicts):.1f} % killed,"
             f" {100 * killed / relevant:.1f} % of those that are not equivalent"
         )
+    lived = [(m, verdicts[m.key]) for m in mutants if m.key in verdicts and not verdicts[m.key].is_killed]
     if diffs:
-        for mutant in mutants:
-            verdict = verdicts.get(mutant.key)
-            if verdict is not None and not verdict.is_killed and mutant.key not in reasons:
-                lines.append(f"\n{mutant.key} {verdict.result} ({verdict.tests} tests)\n{mutant.diff()}")
+        lines += [
+            f"\n{mutant.key} {verdict.result} ({verdict.tests} tests)\n{mutant.diff()}"
+            for mutant, verdict in lived
+            if mutant.key not in reasons
+        ]
+        lines += [
+            f"\n{mutant.key} equivalent: {reasons[mutant.key]}\n{mutant.diff()}"
+            for mutant, _ in lived
+            if mutant.key in reasons
+        ]
     return "\n".join(lines)
 
 

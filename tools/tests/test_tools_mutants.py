@@ -219,4 +219,5 @@ def test_equivalent_mutants_have_reasons_and_do_not_count(tmp_path: Path) -> Non
     assert share_killed(drawn, journal, {drawn[2].key: "because"}) == (2, 3)
     text = report("schedule", drawn, journal, {drawn[2].key: "because"}, diffs=True)
     assert "66.7 % of those that are not equivalent" in text
-    assert drawn[3].key in text and drawn[2].key not in text
+    assert f"{drawn[3].key} not covered" in text and f"{drawn[2].key} equivalent: because" in text
+    assert text.index(drawn[3].key) < text.index(drawn[2].key) and drawn[0].key not in text

@@ -160,3 +160,25 @@ def test_random_integers_between_sizes_are_left_to_aten():
     assert {extern.target for extern in made.report().externs} == {"aten.randint.low"}
     first, second = made([rows(4)])
     assert first.min() >= 4 and first.max() < 100 and second.min() >= 0 and second.max() < 54
+
+
+@pytest.mark.parametrize(("dtype", "number"), [(torch.bfloat16, 1.001), (torch.float16, 1.0001)], ids=str)
+def test_a_number_that_a_half_rounds_to_one_has_no_logarithm(check, dtype, number):
+    x = rows(64, dtype=dtype) * 100
+    made = check(lambda x: aten.xlogy.Scalar_Other(x, number), x)
+    assert made.compiled([x])[0].eq(0).all()
+
+
+@pytest.mark.parametrize("steps", [1, 3, 5])
+def test_a_step_that_is_a_size_is_known_to_be_positive(check, steps):
+    check(lambda x, y: x[:: y.shape[0]] + 1, rows(12, 2), rows(steps, 4), mode="symbolic")
+
+
+@pytest.mark.parametrize("place", [(0, slice(None), None), (0, None), (0, slice(2)), (1,)], ids=str)
+def test_what_is_put_into_a_tensor_has_the_sizes_of_its_place(place):
+    graph, x = torch.fx.Graph(), rows(2, 3)
+    given, put = graph.placeholder("x"), graph.placeholder("src")
+    graph.output((graph.call_function(aten.select_scatter.default, (given, put, 0, 0)),))
+    made = compile_graph(torch.fx.GraphModule({}, graph), [x, x[place]])
+    refused = [] if place == (1,) else ["a tensor of other sizes than what it is put into is left to ATen"]
+    assert [extern.reason for extern in made.report().externs] == refused

@@ -56,6 +56,7 @@ def small():
     grad = graph.call_function(aten.add.Tensor, (grad, two))
     for value in (sine, one):
         grad = graph.call_function(aten.mul.Tensor, (grad, value))
+    grad = graph.call_function(aten.neg.default, (grad,))
     graph.output([out, grad, None])
     for node in graph.nodes:
         node.meta["val"] = torch.empty(16, 16, device="meta")
@@ -134,6 +135,11 @@ def test_memory_is_stacked_to_scale_over_both_halves_of_a_step(loss, steps, comp
     assert grid == [pytest.approx((height(highest * share / 4),) * 2, abs=0.01) for share in range(5)]
     (axis,) = [at(line, "x1", "x2", "y1", "y2") for line in all_of(svg, "line") if line.attrib.get("class") == "axis"]
     assert axis == pytest.approx((place(loss), place(loss), top, bottom))
+    assert left < texts(svg)["forward"][0] < place(loss) < texts(svg)["backward"][0] < right
+    keys = [node.attrib["fill"] for node in all_of(svg, "rect")]
+    assert keys == ["var(--output)", "var(--saved)", "var(--temporary)"]
+    faint = {node.text for node in all_of(svg, "text") if node.attrib.get("class") == "faint"}
+    assert faint == {"loss", *(format_bytes(highest * share / 4) for share in range(5))}
     (dot,) = all_of(svg, "circle")
     assert at(dot, "cx", "cy") == pytest.approx((place(loss + 1.5), height(2048)), abs=0.01)
     x, _, anchor = texts(svg)[f"peak 2.0 KiB at step{loss + 1}"]
@@ -197,8 +203,8 @@ def test_ops_stand_one_below_the_other_and_saved_values_lead_from_where_they_are
     svg = cut_svg(result)
     forward = [node.name for node in result.forward.graph.nodes if node.op == "call_function"]
     backward = [node.name for node in result.backward.graph.nodes if node.op == "call_function"]
-    assert len(forward) == 4 and len(backward) == 4 and set(result.saved_names) == {"mm_default", "mm_default_1"}
-    width, tall = at(parsed(svg), "width")[0], 20.0 * 4
+    assert len(forward) == 4 and len(backward) == 5 and set(result.saved_names) == {"mm_default", "mm_default_1"}
+    width, tall = at(parsed(svg), "width")[0], 20.0 * 5
     boxes = {}
     for names, x in ((forward, 16), (backward, width - 266)):
         for name in names:
@@ -206,9 +212,9 @@ def test_ops_stand_one_below_the_other_and_saved_values_lead_from_where_they_are
             boxes[name, x < 100] = at(box, "y", "height")
             assert at(box, "width")[0] == 250 and 0 < at(box, "height")[0] <= 20
     rows = [boxes[name, True][0] for name in forward]
-    assert rows == [64 + 20 * place for place in range(4)], "downwards"
+    assert rows == [64 + 25 * place for place in range(4)], "downwards"
     rows = [boxes[name, False][0] for name in backward]
-    assert rows == [64 + 20 * place for place in (3, 2, 1, 0)], "upwards"
+    assert rows == [64 + 20 * place for place in (4, 3, 2, 1, 0)], "upwards"
     for node in all_of(svg, "text"):
         if node.text in forward:
             x, y = at(node, "x", "y")

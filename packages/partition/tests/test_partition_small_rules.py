@@ -12,6 +12,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.checkpoint import CheckpointPolicy
 
 from aotkit_partition import (
+    MeasuredEstimator,
     PartitionOptions,
     dump_graph,
     load_graph,
@@ -198,8 +199,17 @@ class EveryOp:
         return 1.0
 
 
-def one_checkpoint(sizes, uses=()):
-    """Where in a chain of results of these sizes a single checkpoint stands; ops at ``uses`` read the input, too."""
+def test_a_measured_op_runs_four_times_the_first_to_warm_up():
+    build = Builder("x")
+    build.inputs[0].meta["val"] = torch.empty(4, 4)
+    ticks = iter([0, 100, 0, 3, 0, 1, 0, 2])
+    estimator = MeasuredEstimator(clock=lambda: float(next(ticks)))
+    assert estimator.seconds(build.call(aten.sin.default, *build.inputs, val=torch.empty(4, 4))) == 2.0
+    assert estimator.runs == 4
+
+
+def searched(sizes, uses=()):
+    """The plans for a chain of results of these sizes; ops at ``uses`` read the input, too."""
     build = Builder("primals_1", "primals_2", "tangents_1")
     x, weight, grad = build.inputs
     x.meta["val"] = torch.empty(10**6, dtype=torch.uint8, device="meta")
@@ -214,9 +224,22 @@ def one_checkpoint(sizes, uses=()):
     default = make_cut_problem(joint, PartitionOptions())
     search = PeakSearch(joint, default, solve_min_cut(default), EveryOp())
     search.run()
-    (saved,) = [choice.saved for choice in search.choices if choice.label == "1 checkpoint"]
-    (place,) = [joint.nodes[index].name for index in saved if joint.nodes[index].target is aten.mm.default]
+    return {
+        choice.label: [joint.nodes[i].name for i in choice.saved if joint.nodes[i].target is aten.mm.default]
+        for choice in search.choices
+    }
+
+
+def one_checkpoint(sizes, uses=()):
+    (place,) = searched(sizes, uses)["1 checkpoint"]
     return place
+
+
+@pytest.mark.covers("F3.55")
+def test_what_spares_most_seconds_per_byte_is_kept_first():
+    plans = searched([4000, 3000, 1000, 2000])
+    assert plans["floor"] == [] and plans["floor + 10 %"] == ["mm_2"]
+    assert plans["floor + 100 %"] == ["mm", "mm_1", "mm_2", "mm_3"]
 
 
 @pytest.mark.covers("F3.55")
