@@ -147,7 +147,7 @@ def _running_variance(wrong: Wrong, operands: Tensors) -> torch.Tensor | bool:
         return False
     count, mean = operands[0].numel(), operands[0].numel() * 2.0**-53 * _largest(operands[:1])
     variances, deviations = (wrong.got, wrong.want), (wrong.got**2, wrong.want**2)
-    near = [(got - want).abs() <= count * 2.0**-55 * want + mean**2 for got, want in (variances, deviations)]
+    near = [(got - want).abs() <= count * 2.0**-55 * want.abs() + mean * mean for got, want in (variances, deviations)]
     return near[0] | near[1]
 
 
@@ -231,7 +231,7 @@ KNOWN = (
         elements=_order_of_complex_products,
     ),
     Departure(
-        r"aten\.(std|var)(_mean)?\.",
+        r"aten\.((std|var)(_mean)?|_?(native_)?(batch|layer|group)_norm\w*)\.",
         "",
         "eager's running variance of doubles rounds with every element; two passes are more exact",
         elements=_running_variance,

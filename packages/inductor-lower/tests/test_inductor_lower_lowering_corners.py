@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 
 import pytest
@@ -118,6 +119,15 @@ def test_a_number_beside_a_half_is_rounded_to_it_before_its_logarithm_is_taken(c
     check(lambda x: aten.xlogy.Scalar_Other(x, 0.1), x)
     check(lambda x: aten.xlogy.Scalar_Self(0.1, x), x)
     check(lambda x: aten.xlogy.Tensor(x, x.flip(0)), x)
+    check(lambda x: aten.special_xlog1py.other_scalar(x, 0.1), x)
+    check(lambda x: aten.special_xlog1py.self_scalar(1e-40 if dtype is torch.float16 else 0.1, x - 5), x)
+    check(lambda x: aten.special_xlog1py.default(x, x.flip(0)), x)
+
+
+def test_what_a_norm_adds_to_an_infinite_product_of_a_finite_weight_remains(check):
+    weight, bias = torch.tensor([3e38, -3e38, 3e38, 1.0]), torch.tensor([-math.inf, math.inf, -3e38, 1.0])
+    x = torch.tensor([[3.0, -3.0, 2.0, -2.0], [2.0, 3.0, -3.0, -2.0]])
+    check(lambda x, w, b: aten.native_layer_norm(x, [4], w * 1.0, b, 1e-5)[0], x, weight, bias)
 
 
 def test_as_strided_with_other_sizes_or_strides_is_no_copy_of_its_argument(check):

@@ -32,6 +32,15 @@ def declare_part(ctx: LoweringContext, node: Node, position: int) -> View:
     return ctx.declare(f"{node.name}_{position}", node.meta["val"][position])
 
 
+def _affine(nest: NestBuilder, value: Value, weight: View | None, bias: View | None, index: Index) -> Value:
+    """``value * weight + bias``, rounded once, as eager's vectors do: a product that alone would overflow does not."""
+    gain = load_as(nest, weight, index, value.dtype) if weight is not None else None
+    shift = load_as(nest, bias, index, value.dtype) if bias is not None else None
+    if gain is None:
+        return value if shift is None else nest.op("add", value, shift)
+    return nest.op("mul", value, gain) if shift is None else nest.op("fma", value, gain, shift)
+
+
 def _inverse_root(nest: NestBuilder, squares: Value, count: Value, eps: float) -> Value:
     variance = nest.op("div", squares, count)
     return nest.op("rsqrt", nest.op("add", variance, nest.const(eps, variance.dtype)))
@@ -61,11 +70,7 @@ def layer_norm(
     nest.store(rstd_out, rows.row(keepdim=True), rstd)
     index = rows.stage()
     value = nest.op("mul", nest.op("sub", load_as(nest, x, index, dtype), mean), rstd)
-    if weight is not None:
-        value = nest.op("mul", value, load_as(nest, weight, index[rank - inner :], dtype))
-    if bias is not None:
-        value = nest.op("add", value, load_as(nest, bias, index[rank - inner :], dtype))
-    nest.store(result, index, value)
+    nest.store(result, index, _affine(nest, value, weight, bias, index[rank - inner :]))
     ctx.add(nest)
     return [result, mean_out, rstd_out]
 
@@ -194,10 +199,6 @@ def group_norm(
     nest.store(rstd_out, rows.row(keepdim=False), rstd)
     index = joined(rows.stage())
     value = nest.op("mul", nest.op("sub", load_as(nest, x, index, dtype), mean), rstd)
-    if weight is not None:
-        value = nest.op("mul", value, load_as(nest, weight, (index[1],), dtype))
-    if bias is not None:
-        value = nest.op("add", value, load_as(nest, bias, (index[1],), dtype))
-    nest.store(result, index, value)
+    nest.store(result, index, _affine(nest, value, weight, bias, (index[1],)))
     ctx.add(nest)
     return [result, mean_out, rstd_out]

@@ -71,12 +71,22 @@ def _stepwise(nest: NestBuilder, dtype: torch.dtype) -> Callable[..., Value]:
 @TABLE.lowers(aten.xlogy.Tensor, aten.xlogy.Scalar_Self, aten.xlogy.Scalar_Other)
 def xlogy(ctx: LoweringContext, node: Node, a: object, b: object) -> View:
     """``a * log(b)``: nan where ``b`` is, else 0 where ``a`` is 0."""
+    return _times_logarithm(ctx, node, "log", a, b)
+
+
+@TABLE.lowers(aten.special_xlog1py.default, aten.special_xlog1py.self_scalar, aten.special_xlog1py.other_scalar)
+def xlog1py(ctx: LoweringContext, node: Node, a: object, b: object) -> View:
+    """``a * log(1 + b)``, likewise."""
+    return _times_logarithm(ctx, node, "log1p", a, b)
+
+
+def _times_logarithm(ctx: LoweringContext, node: Node, logarithm: str, a: object, b: object) -> View:
     dtype = float_result(promote([a, b]))
 
     def compute(nest: NestBuilder, x: Value, y: Value) -> Value:
         op, zero = _stepwise(nest, dtype), nest.const(0.0, x.dtype)
         x, y = (nest.round_to(v, dtype) if not isinstance(of, View) else v for v, of in ((x, a), (y, b)))
-        result = nest.where(nest.op("eq", x, zero), zero, op("mul", x, op("log", y)))
+        result = nest.where(nest.op("eq", x, zero), zero, op("mul", x, op(logarithm, y)))
         return nest.where(nest.op("isnan", y), y, result)
 
     return ctx.pointwise(node, [a, b], compute, compute_dtype(dtype))
