@@ -265,3 +265,20 @@ def test_a_grid_that_eager_refuses_is_refused_after_one_that_it_takes(shape):
     compiled(image, torch.zeros(3, 3, 4, 2))
     with pytest.raises(RuntimeError, match="expected grid"):
         compiled(image, torch.zeros(shape))
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_a_loss_of_several_labels_counts_those_before_the_first_that_is_minus_one(dynamic):
+    x = torch.arange(20.0).view(4, 5).sin()
+    targets = torch.tensor([[0, 1, 2, -1, 3], [3, 0, -1, 1, 2], [-1, 0, 0, 0, 0], [4, 3, 2, 1, 0]])
+
+    def loss(x: torch.Tensor) -> torch.Tensor:
+        return F.multilabel_margin_loss(x, targets, reduction="none")
+
+    compiled = torch.compile(loss, backend="aotkit", dynamic=dynamic, options={"fallback": "error"})
+    torch.testing.assert_close(compiled(x), loss(x))
+    if not dynamic:  # torch has no fake kernel of the gradient for symbolic sizes
+        leaves = [x.clone().requires_grad_() for _ in range(2)]
+        for leaf, function in zip(leaves, (compiled, loss), strict=True):
+            function(leaf).sum().backward()
+        torch.testing.assert_close(leaves[0].grad, leaves[1].grad)

@@ -27,6 +27,7 @@ _NEAREST = (
     *("upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d"),
     *("_upsample_nearest_exact1d", "_upsample_nearest_exact2d", "_upsample_nearest_exact3d"),
 )
+_WRONG = (aten.multilabel_margin_loss_forward.default,)  # torch's Python kernel counts targets as others
 _WITH_CORNERS = ("upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d", "upsample_bicubic2d")
 
 
@@ -34,6 +35,9 @@ _WITH_CORNERS = ("upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear
 def table_above_autograd(table: Mapping[Any, Callable[..., Any]]) -> Iterator[None]:
     """Context of a recording; see Note [Python kernels above autograd]."""
     with ExitStack() as stack:
+        for op in _WRONG:
+            if op not in table:
+                stack.enter_context(compat.python_kernel_above_autograd(op, None))
         for names, by_factors in ((_NEAREST, _nearest), (_WITH_CORNERS, _with_corners)):
             for packet in (getattr(aten, name) for name in names):
                 if packet.default in table:
