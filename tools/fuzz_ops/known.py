@@ -206,7 +206,7 @@ KNOWN = (
         elements=_order_of_a_sum,
     ),
     Departure(
-        r"aten\.(native_(layer|group)_norm|(reflection|replication)_pad\dd)_backward\.",
+        r"aten\.(native_(layer|group)_norm|(reflection|replication)_pad\dd|_(log_)?softmax)_backward(_data)?\.",
         "",
         "whether a gradient that overflows on the way is infinite or nan hangs on the order in which it is added up",
         elements=_order_of_gradients,

@@ -215,6 +215,10 @@ def test_the_order_of_what_is_added_up_tells_only_where_it_overflows(size):
     wrong = Wrong(torch.tensor([-math.inf]), torch.tensor([math.nan]), torch.tensor([math.nan]).double())
     rest = [[8], [1, 1, 4], False, 2.0]
     assert _excused("aten.upsample_linear1d_backward.default", [grad], rest, wrong) is (size > 3)
+    wrong = Wrong(torch.tensor([-math.inf]), torch.tensor([math.inf]), torch.tensor([2.9e38]).double())
+    assert _excused("aten._log_softmax_backward_data.default", [grad, replace(grad, name="x1")], [2], wrong) is (
+        size > 3
+    )
 
 
 def test_a_departure_is_known_of_the_operator_in_place_too():
