@@ -116,6 +116,8 @@ def _cancelled(wrong: Wrong, operands: Tensors) -> torch.Tensor | bool:
 
 def _overflows(wrong: Wrong, operands: Tensors) -> bool:
     """Whether the type that results have is too small for what the operands add up to."""
+    if not (wrong.want.is_floating_point() or wrong.want.is_complex()):
+        return False
     total = sum(float(t.abs().nan_to_num(0.0, 0.0, 0.0).sum()) for t in operands)
     return total > torch.finfo(wrong.want.dtype).max or any(bool(t.isinf().any()) for t in operands)
 
@@ -160,6 +162,8 @@ def _order_of_doubles(wrong: Wrong, operands: Tensors) -> torch.Tensor | bool:
 
 def _rounded_exponent(wrong: Wrong, operands: Tensors) -> torch.Tensor | bool:
     """``x ** y`` moves by the share ``log(x) * (y - rounded y)``, and more than that where ``y`` rounds to 0."""
+    if not wrong.want.dtype.is_floating_point:
+        return False
     exponent = float(operands[-1])
     near = float(torch.tensor(exponent, dtype=wrong.want.dtype))
     nothing = (wrong.got == 1) & (exponent != 0 and near == 0)
@@ -176,6 +180,8 @@ def _infinity_given(wrong: Wrong, operands: Tensors) -> torch.Tensor | bool:
 
 def _least_denormal(wrong: Wrong, operands: Tensors) -> torch.Tensor | bool:
     """A logarithm of 1 and the least number there is: 0, times a number."""
+    if not wrong.want.dtype.is_floating_point:
+        return False
     tiny = 1.5e-45 if wrong.want.dtype is torch.float32 else 5e-324
     return (wrong.got - wrong.want).abs() <= 2 * tiny * max(1.0, min(_largest(operands[:1]), 2.0**10))
 

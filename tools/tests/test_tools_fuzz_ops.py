@@ -19,7 +19,7 @@ from tools.fuzz_ops.campaign import Campaign, Settings, quiet
 from tools.fuzz_ops.compare import Difference, Wrong, _accurate, _in_double, differences
 from tools.fuzz_ops.execute import Run, observe
 from tools.fuzz_ops.generate import Impossible, generate
-from tools.fuzz_ops.known import excused
+from tools.fuzz_ops.known import KNOWN, excused
 from tools.fuzz_ops.program import DIRECT, Call, Ref, Sample
 from tools.fuzz_ops.public import public
 from tools.fuzz_ops.recipes import targets
@@ -248,6 +248,16 @@ def test_what_is_known_of_an_operator_is_no_more_than_its_reason(op, rest, value
     for numbers, known in ((wrong, True), (right, False)):
         *values, true = (torch.tensor([n], dtype=getattr(torch, dtype)) for n in numbers)
         assert _excused(op, [x], rest, Wrong(*values, true.double())) is known, numbers
+
+
+@pytest.mark.parametrize("op", sorted({row.ops for row in KNOWN if row.elements}))
+def test_what_is_known_of_floats_is_asked_about_what_is_made_of_them_too(op):
+    """In a chain the wrong result may be a comparison."""
+    operands = [torch.ones(3).double(), torch.tensor(2.0).double()]
+    for row in (row for row in KNOWN if row.ops == op and row.elements):
+        for dtype in (torch.bool, torch.int64):
+            wrong = Wrong(*(torch.tensor([number], dtype=dtype) for number in (1, 0, 1)))
+            assert not bool(torch.as_tensor(row.elements(wrong, operands)).all())
 
 
 @pytest.mark.parametrize("step", [2, 4])
