@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -22,7 +23,7 @@ from aotkit_functionalize import (
     functional_layer,
 )
 from aotkit_functionalize.aliases import shares_storage
-from aotkit_functionalize.layouts import Layouts
+from aotkit_functionalize.layouts import Layouts, view_exists
 from aotkit_functionalize.metadata import InputInfo, InputKind, MutationKind, OutputInfo, OutputKind, ViewSpec
 from aotkit_functionalize.nest_context import contains_symbols
 from aotkit_functionalize.overlap import covers, repeats_memory
@@ -295,6 +296,53 @@ def test_what_lies_within_a_dense_tensor_is_covered() -> None:
 )  # fmt: skip
 def test_repeated_memory_is_told_by_sizes_and_strides(sizes: Any, strides: Any, repeats: bool) -> None:
     assert repeats_memory(torch.rand(64).as_strided(sizes, strides)) is repeats
+
+
+def _placed(rng: random.Random, sizes: list[int]) -> list[int]:
+    """Strides with gaps, of an order, or of a dimension that repeats; any for dimensions of size one."""
+    strides, step = [0] * len(sizes), 1
+    for dim in rng.sample(range(len(sizes)), len(sizes)) if rng.random() < 0.3 else reversed(range(len(sizes))):
+        strides[dim], step = step, step * (sizes[dim] + rng.choice((0, 0, 0, 1)))
+        if sizes[dim] == 1 or rng.random() < 0.1:
+            strides[dim] = rng.choice((0, 1, 7))
+    return strides
+
+
+def _factors(rng: random.Random, number: int) -> list[int]:
+    found = []
+    while number > 1:
+        found.append(rng.choice([k for k in range(2, number + 1) if number % k == 0]))
+        number //= found[-1]
+        found += [1] * (rng.random() < 0.2)
+    return rng.sample(found, len(found))
+
+
+def test_a_view_exists_where_eager_mode_gives_one() -> None:
+    rng = random.Random(0)
+    seen = set()
+    for _ in range(2000):
+        sizes = [rng.choice((1, 1, 2, 3, 4, 6)) for _ in range(rng.randint(1, 4))]
+        tensor = torch.empty(4000).as_strided(sizes, _placed(rng, sizes))
+        wanted = _factors(rng, tensor.numel())
+        try:
+            tensor.view(wanted)
+            exists = True
+        except RuntimeError:
+            exists = False
+        assert view_exists(tensor, wanted) is exists, (sizes, tensor.stride(), wanted)
+        seen.add(exists)
+    assert seen == {True, False} and view_exists(torch.empty(0, 3)[:, ::2], [0, 5])
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_view_that_only_the_tracing_has_is_refused(layer: FunctionalLayer, dynamic: bool) -> None:
+    x = torch.rand(4000).as_strided((17, 1, 2, 16), (192, 1, 16, 1), 2)
+    for fn in (lambda x: [x.view(136, 2, 2)], lambda x: [x.view_as(torch.empty(136, 2, 2))]):
+        with pytest.raises(RuntimeError, match="not compatible"):
+            fn(x)
+        with pytest.raises((Unsupported, RuntimeError), match=r"no strides reach its elements|not compatible"):
+            analyze(fn, [x], layer=layer, dynamic=dynamic)
+    analyze(lambda x: [x.view(17, 4, 8), x.view(torch.int32), x.view(17, 32)], [x], layer=layer, dynamic=dynamic)
 
 
 def test_fake_arguments_are_outside_of_autograd_and_of_inference_mode() -> None:

@@ -31,7 +31,8 @@ from .errors import Unsupported
 from .lazy_bits import lazy_bits, same_with_bits
 from .overlap import covers
 
-__all__ = ["EXPANSIONS", "RESHAPES", "STRIDE_DEPENDENT", "Layouts", "before_reshapes", "without_expansion"]
+__all__ = ["EXPANSIONS", "RESHAPES", "STRIDE_DEPENDENT", "Layouts", "before_reshapes", "view_exists",
+           "without_expansion"]  # fmt: skip
 
 RESHAPES = frozenset(("t_", "transpose_", "swapaxes_", "swapdims_", "squeeze_", "unsqueeze_"))
 """In-place operations that change sizes and strides and no element."""
@@ -133,6 +134,8 @@ class Layouts:
         identity = compat.storage_identity(target)
         if identity not in self.relaid:
             result = func(*args, **kwargs)
+            if name in ("view", "view_as") and result.dtype == target.dtype:
+                _refuse_what_does_not_exist(target, result)
             if name == "as_strided":
                 if not _layout(_root(target))[1]:
                     self.strided.add(identity)
@@ -357,6 +360,40 @@ def _layout(root: torch.Tensor) -> tuple[tuple[Any, ...], bool]:
     """Strides, and whether they are dense."""
     plain = _plain(root)
     return plain.stride(), compat.is_dense(plain)
+
+
+def _refuse_what_does_not_exist(target: torch.Tensor, view: torch.Tensor) -> None:
+    """torch's tracing gives views that no strides describe, of tensors with a dimension of size one in their midst."""
+    if any(isinstance(n, int) and n == 1 for n in target.shape) and not view_exists(_plain(target), view.shape):
+        raise Unsupported(
+            f"a tensor of sizes {tuple(target.shape)} is viewed with sizes {tuple(view.shape)}",
+            "no strides reach its elements in that order; eager mode raises, too",
+            "Use reshape() instead, which copies where it has to",
+        )
+
+
+def view_exists(plain: torch.Tensor, sizes: Iterable[Any]) -> bool:
+    """Whether ``plain`` has a view of other sizes: each run of dimensions that one stride counts is split anew."""
+    if 0 in plain.shape:
+        return True
+    runs: list[Any] = []
+    step: Any = None
+    for size, stride in zip(reversed(plain.shape), reversed(plain.stride()), strict=True):
+        if isinstance(size, int) and size == 1:
+            continue
+        if runs and compat.is_known(stride == step):
+            runs[-1] = runs[-1] * size
+        else:
+            runs.append(size)
+        step = stride * size
+    left = [size for size in sizes if not (isinstance(size, int) and size == 1)]
+    for run in runs:
+        count: Any = 1
+        while left and not compat.is_known(count == run):
+            count = count * left.pop()
+        if not compat.is_known(count == run):
+            return False
+    return True
 
 
 def without_expansion(func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
