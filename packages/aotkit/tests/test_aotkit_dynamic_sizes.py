@@ -282,3 +282,22 @@ def test_a_loss_of_several_labels_counts_those_before_the_first_that_is_minus_on
         for leaf, function in zip(leaves, (compiled, loss), strict=True):
             function(leaf).sum().backward()
         torch.testing.assert_close(leaves[0].grad, leaves[1].grad)
+
+
+@pytest.mark.parametrize(
+    "lay_out",
+    [lambda x: x, lambda x: x.to(memory_format=torch.channels_last), lambda x: x.transpose(0, 2).contiguous().transpose(0, 2)],
+    ids=["contiguous", "channels last", "permuted"],
+)  # fmt: skip
+def test_batch_norm_lies_in_memory_as_in_eager_mode_for_every_size(lay_out):
+    def norm(x: torch.Tensor) -> torch.Tensor:
+        return F.batch_norm(x, None, None, training=True)
+
+    compiled = torch.compile(norm, backend="aotkit", dynamic=True, options={"fallback": "error"})
+    for sizes in ((6, 4, 5, 3), (7, 4, 5, 2), (3, 9, 2, 8)):
+        leaves = [lay_out(torch.arange(math.prod(sizes)).sin().view(sizes)).requires_grad_() for _ in range(2)]
+        results = [function(leaf) for function, leaf in zip((compiled, norm), leaves, strict=True)]
+        found = [torch.autograd.grad(y.cos().sum(), leaf)[0] for y, leaf in zip(results, leaves, strict=True)]
+        for ours, eagers in (results, found):
+            torch.testing.assert_close(ours, eagers)
+            assert ours.stride() == eagers.stride()

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from . import _torch_compat as compat
 
@@ -70,7 +71,7 @@ def _in_memory_format(op: Any, place: int, *args: Any) -> Any:
     x = args[place]
     if not isinstance(x, torch.Tensor) or x.layout is not torch.strided:
         return NotImplemented
-    if x.is_neg() or any(isinstance(number, torch.SymInt) for number in (*x.shape, *x.stride())):
+    if x.is_neg() or free_unbacked_symbols(x):
         return NotImplemented
     order = torch._prims_common.suggest_memory_format(x)
     if x.is_contiguous(memory_format=order):

@@ -195,7 +195,7 @@ def _certainly_apart(x: torch.Tensor) -> bool:
     if any(type(stride) is int and stride == 0 for stride in x.stride()):
         return True  # copied before it is written to
     least: int | torch.SymInt = 1
-    for dim in sorted(range(x.dim()), key=lambda d: (_hint(x.stride(d)), _hint(x.shape[d]))):
+    for dim in sorted(range(x.dim()), key=lambda d: (_hint(x.stride()[d]), _hint(x.shape[d]))):
         if same_number(x.shape[dim], 1):
             continue
         if not statically_known_true(x.stride(dim) >= least):
