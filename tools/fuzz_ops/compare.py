@@ -22,8 +22,8 @@ __all__ = ["Difference", "Wrong", "differences"]
 #     same calls of the same numbers in float64: right is what is at most three times as far from that as eager is, or
 #     as far as the result moves when the arguments, and what is computed between them and it, do so by a few units in
 #     the last place (nobody can ask for more accuracy than that; sums of opposite terms show it). Where a result is not
-#     finite, eager's is the one that counts, unless the compiled one is as near to float64's as any finite result must
-#     be. How far eager is off is measured for other arguments a few units away, too: at one place it may be right by
+#     finite, eager's or float64's counts, unless the compiled one is as near to float64's as any finite result must be.
+#     How far eager is off is measured for other arguments a few units away, too: at one place it may be right by
 #     chance. What eager gives for the same numbers when they lie in memory in another way is right as well: its vectors
 #     and the loop for what is left over do not always agree at nan and infinities. Integers in which eager contradicts
 #     itself so have no right value (ATen sorts for a median of an expanded tensor in the memory that elements share).
@@ -191,15 +191,18 @@ def _accurate(
     for there in moved:
         if isinstance(there, torch.Tensor) and there.shape == t.shape:
             spread = torch.maximum(spread, (there.to(wide) - t).abs().nan_to_num(nan=0.0, posinf=0.0))
-    floor = _UNITS * (eps * t.abs() + _TINY[want.dtype]) + 2 * spread
+    size = t.abs().nan_to_num(nan=0.0, posinf=0.0)
+    floor = _UNITS * (eps * size + _TINY[want.dtype]) + 2 * spread
     if wide == want.dtype:  # nothing is more exact than eager: what is rounded inside shows in no comparison
-        floor += 2 * _UNITS * eps * t.abs().nan_to_num(nan=0.0, posinf=0.0).amax() if t.numel() else 0.0
+        floor += 2 * _UNITS * eps * size.amax() if t.numel() else 0.0
     ours, eagers = (g - t).abs(), (w - t).abs().nan_to_num(nan=0.0, posinf=0.0)
     for near, there in nearby:
         if isinstance(near, torch.Tensor) and isinstance(there, torch.Tensor) and near.shape == there.shape == t.shape:
             eagers = torch.maximum(eagers, (near.to(wide) - there.to(wide)).abs().nan_to_num(nan=0.0, posinf=0.0))
     overflown = (t.abs() >= torch.finfo(want.dtype).max * (1 - _UNITS * eps)) & (g.abs() == float("inf"))
-    return (ours <= 3 * eagers + floor) | overflown
+    if not want.is_complex():
+        overflown &= g.signbit() == t.signbit()
+    return (ours <= 3 * eagers + floor) | overflown | (g.isnan() & t.isnan()) | (g == t)
 
 
 def _in_double(sample: Sample, again: bool, moved: int = 0) -> Run:

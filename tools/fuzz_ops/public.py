@@ -10,7 +10,7 @@ import torch
 from .draw import Draw
 from .program import Ref, overload
 from .recipes import RECIPES, recipe
-from .tensors import FLOATS
+from .tensors import FLOATS, LAYOUTS
 from .windowed import image
 
 __all__ = ["public"]
@@ -22,7 +22,7 @@ selu sgn sinc special_entr special_erfcx special_log_ndtr special_xlog1py specia
 special_xlog1py.self_scalar threshold xlogy.Tensor xlogy.Scalar_Other xlogy.Scalar_Self relu6 isneginf isposinf
 ldexp.Tensor logaddexp2 nansum _safe_softmax isin.Tensor_Tensor isin.Tensor_Scalar softmax.int log_softmax.int
 positive negative absolute mvlgamma hardshrink softshrink dist norm.Scalar norm.ScalarOpt_dim logcumsumexp
-var.dim std.dim nanmean median nanmedian diff var std float_power.Tensor_Scalar float_power.Tensor_Tensor
+var.dim std.dim nanmean diff var std float_power.Tensor_Scalar float_power.Tensor_Tensor
 true_divide.Scalar floor_divide.Scalar multiply.Scalar multiply.Tensor subtract.Scalar greater.Scalar msort
 clip special_expit special_sinc rrelu swapaxes
 """
@@ -168,6 +168,15 @@ def _polar(d: Draw, op: str) -> None:
     d.dtype = d.dtype if d.dtype in FLOATS[:2] or d.flag(0.07) else d.pick(*FLOATS[:2])
     x = d.primary()
     d.call(op, [x, d.like(x)])
+
+
+@own("median", "median.dim", "nanmedian", "nanmedian.dim")
+def _median(d: Draw, op: str) -> None:
+    """Of tensors that do not share memory: of others eager sorts the shared elements, and gives any."""
+    x = d.primary()
+    if LAYOUTS[d.layout] == "expanded":
+        x = d.call("aten.clone.default", [x], {"memory_format": torch.contiguous_format}).outputs[0]
+    d.call(op, [x, d.a_dim(x), d.flag()] if op.endswith("dim") else [x])
 
 
 @own("trace", "matrix_exp", "glu", "prelu")

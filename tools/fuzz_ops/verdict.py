@@ -136,6 +136,7 @@ def _judged(sample: Sample, eager: Run, call: _Lazy, again: bool) -> Outcome:
         fakes = fakes_agree(sample, again)
         misled = isinstance(fakes, Exception) or (sample.entry in DIRECT and any(map(_overlapping, fakes)))
         misled = misled or _FRONTENDS.search(detail) is not None or not _sizes_agree(sample, eager, fakes)
+        misled = misled or _types_misjudged(sample, again)
         return Outcome("fake" if misled else "crash", detail)
     found = differences(sample, eager, run, again)
     if not found:

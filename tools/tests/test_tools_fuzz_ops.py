@@ -274,6 +274,21 @@ def test_after_a_fake_kernel_told_another_type_than_eager_gives_what_follows_is_
     assert check(sample).kind == "fake"
 
 
+def test_weights_of_upsampling_are_as_exact_as_places_in_the_image():
+    image = Tensor("x0", "float32", (1, 1, 8), fill=("constant", 3.0))
+    want = torch.tensor([0.125])
+    for off, known in ((2e-6, True), (2e-5, False)):
+        wrong = Wrong(want, want + off, want.double())
+        assert _excused("aten.upsample_linear1d.default", [image], [[4], False, 2.0], wrong) is known
+
+
+def test_what_float64_says_of_infinities_and_nan_is_right():
+    inf, nan = math.inf, math.nan
+    want, got = torch.tensor([1.0, -inf, 1.0, inf, 1.0]), torch.tensor([nan, nan, -inf, 3.0, inf])
+    true = torch.tensor([nan, nan, inf, inf, inf], dtype=torch.float64)
+    assert _accurate(want, got, true, [], []).tolist() == [True, True, False, False, True]
+
+
 def test_accuracy_is_measured_around_the_arguments_too():
     want, true = torch.tensor([1.0, 1.0]), torch.tensor([1.0, 1.0], dtype=torch.float64)
     got = torch.tensor([1.0 + 3e-6, 1.0 + 3e-4])

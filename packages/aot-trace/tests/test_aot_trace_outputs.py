@@ -218,3 +218,14 @@ def test_what_drops_nothing_is_memory_of_its_own_each_time(layer, run_graph, pre
     assert len({value.data_ptr() for value in got}) == 4
     assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
     assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.uint8, torch.bool], ids=str)
+def test_a_dropout_of_integers_that_drops_nothing_is_refused_as_in_eager_mode(layer, dtype):
+    def dropped(x):
+        return list(torch.native_dropout(x, 0.0, True))
+
+    with pytest.raises(RuntimeError, match="can't be cast"):
+        dropped(torch.ones(3, dtype=dtype))
+    with pytest.raises((Unsupported, RuntimeError), match=r"dropout of a tensor of|can't be cast"):
+        capture(dropped, [torch.ones(3, dtype=dtype)], options=TraceOptions(layer=layer))

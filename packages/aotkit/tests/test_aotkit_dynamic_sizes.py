@@ -286,7 +286,11 @@ def test_a_loss_of_several_labels_counts_those_before_the_first_that_is_minus_on
 
 @pytest.mark.parametrize(
     "lay_out",
-    [lambda x: x, lambda x: x.to(memory_format=torch.channels_last), lambda x: x.transpose(0, 2).contiguous().transpose(0, 2)],
+    [
+        lambda x: x,
+        lambda x: x.to(memory_format=torch.channels_last),
+        lambda x: x.transpose(0, 2).contiguous().transpose(0, 2),
+    ],
     ids=["contiguous", "channels last", "permuted"],
 )  # fmt: skip
 def test_batch_norm_lies_in_memory_as_in_eager_mode_for_every_size(lay_out):

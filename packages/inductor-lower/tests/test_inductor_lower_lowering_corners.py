@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from aotkit_inductor_lower import LowerOptions, compile_graph, lower_graph
+from aotkit_inductor_lower import LowerOptions, compile_graph, decompositions, lower_graph
 from aotkit_inductor_lower.lowering.random import is_random
 from aotkit_inductor_lower.lowering.sorting import LONGEST_NETWORK, LONGEST_WIDE
 
@@ -192,3 +192,24 @@ def test_what_is_put_into_a_tensor_has_the_sizes_of_its_place(place):
     made = compile_graph(torch.fx.GraphModule({}, graph), [x, x[place]])
     refused = [] if place == (1,) else ["a tensor of other sizes than what it is put into is left to ATen"]
     assert [extern.reason for extern in made.report().externs] == refused
+
+
+@pytest.mark.parametrize("sizes", [(33,), (2, 5, 33), (5, 1)], ids=str)
+def test_a_soft_margin_loss_whose_target_is_larger_is_refused_as_in_eager_mode(sizes):
+    def loss(x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return aten.soft_margin_loss.default(x, target, 0)
+
+    x, target = rows(1, 33), rows(*sizes).sign()
+    graph = make_fx(loss, decompositions(), tracing_mode="fake")(x, target)
+    if sizes == (33,):
+        torch.testing.assert_close(compile_graph(graph, [x, target])([x, target])[0], loss(x, target))
+        return
+    for call in (loss, lambda *args: compile_graph(graph, list(args))(list(args))):
+        with pytest.raises(RuntimeError, match="broadcast shape"):
+            call(x, target)
+
+
+def test_complex_numbers_between_two_ends_are_eagers():
+    graph = make_fx(lambda: torch.linspace(3, -3, 100, dtype=torch.complex64), decompositions(), tracing_mode="fake")()
+    (result,) = compile_graph(graph, [])([])
+    assert torch.equal(result, torch.linspace(3, -3, 100, dtype=torch.complex64))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.fx.experimental.proxy_tensor import make_fx
 
-from aotkit_inductor_lower import decompositions
+from aotkit_inductor_lower import compile_graph, decompositions
 
 FLOATS = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 INTS = [torch.int64, torch.int32, torch.int8, torch.uint8]
@@ -20,6 +21,24 @@ def generated(check, f, *args, **options):
     result = check(f, *args, table=decompositions(), **options)
     assert not result.externs
     return result
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e19, 3e38], ids=str)
+def test_the_first_product_of_a_cross_product_is_not_rounded(scale):
+    generator = torch.Generator().manual_seed(0)
+    a, b = ((torch.rand(300, 3, generator=generator) * 2 - 1) * scale for _ in range(2))
+    graph = make_fx(torch.linalg.cross, decompositions(), tracing_mode="fake")(a, b)
+    (result,) = compile_graph(graph, [a, b])([a, b])
+    after, last = ([1, 2, 0], [2, 0, 1])
+    whole = a[:, after].double() * b[:, last].double() - (a[:, last] * b[:, after]).double()
+    torch.testing.assert_close(result, whole.float(), rtol=2e-7, atol=0, equal_nan=True)
+
+
+def test_a_cross_product_of_two_types_is_refused_as_in_eager_mode():
+    a, b = torch.rand(4, 3), torch.arange(12, dtype=torch.uint8).view(4, 3)
+    graph = make_fx(torch.linalg.cross, decompositions(), tracing_mode="fake")(a, b)
+    with pytest.raises(RuntimeError, match="expected scalar type"):
+        compile_graph(graph, [a, b])([a, b])
 
 
 @pytest.mark.covers("F5g.1")

@@ -73,6 +73,12 @@ def guarded_table(table: Table, in_forward: Callable[[], bool]) -> Table:
     def dropout(x: Any, p: float, train: bool | None) -> Any:
         if p != 0 or train is False or guard_or_false(x.numel() == 0):
             return otherwise(aten.native_dropout.default, x, p, train)
+        if not x.is_floating_point() and not x.is_complex():
+            raise Unsupported(
+                f"dropout of a tensor of {x.dtype}",
+                "its result, which is scaled, is no integer; eager mode refuses it, too",
+                "Convert the tensor to a floating-point type",
+            )
         # The fake kernel says that the result is the argument itself. Eager draws a mask all the same.
         kept = aten.bernoulli.p(torch.empty_like(x, dtype=torch.bool), 1.0)
         return x * kept, kept

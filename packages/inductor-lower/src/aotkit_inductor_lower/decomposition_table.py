@@ -86,6 +86,7 @@ def _where_eager_computes(op: Any, decompose: Callable[..., Any], *args: Any, **
     dtype = kwargs.get("dtype") or (tensors[0].dtype if tensors else torch.get_default_dtype())
     refused = (
         any(t.is_complex() for t in tensors)
+        or dtype.is_complex
         or misfit(op._schema, args, kwargs, dtype, operands=True)
         or (any(word in op._schema.name for word in ("loss", "cross_entropy")) and not tensors[0].is_floating_point())
     )
@@ -167,6 +168,16 @@ def _isin(decompose: Callable[..., Any], x: Any, tests: Any, **kwargs: Any) -> A
     if guard_or_false(x.numel() == 0) or guard_or_false(tests.numel() == 0):
         return torch.full_like(x, bool(kwargs.get("invert")), dtype=torch.bool)
     return decompose(x, tests, **kwargs)
+
+
+def _soft_margin_loss(decompose: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Eager writes the losses into memory of the first argument's sizes, of which the second may not have more."""
+    x, target = args[:2]
+    fits = len(target.shape) <= len(x.shape) and all(
+        guard_or_false(wanted == 1) or guard_or_false(wanted == n)
+        for wanted, n in zip(reversed(target.shape), reversed(x.shape), strict=False)
+    )
+    return decompose(*args, **kwargs) if fits else NotImplemented
 
 
 def _cross_entropy(decompose: Callable[..., Any], x: torch.Tensor, target: torch.Tensor, *rest: Any, **how: Any) -> Any:
@@ -268,6 +279,7 @@ _BEFORE_TORCHS: dict[Any, Callable[..., Any]] = {
     torch.ops.aten.isin.Tensor_Tensor: _isin,
     torch.ops.aten.binary_cross_entropy_with_logits.default: _cross_entropy,
     torch.ops.aten.ldexp.Tensor: _ldexp,
+    torch.ops.aten.soft_margin_loss.default: _soft_margin_loss,
     torch.ops.aten.threshold.default: _threshold,
     torch.ops.aten.smooth_l1_loss_backward.default: _smooth_l1_loss_backward,
     torch.ops.aten.grid_sampler_2d.default: sample_grid,

@@ -25,7 +25,10 @@ Formula = Callable[["_Doubles", Value], Value]
 
 @TABLE.lowers(aten.linalg_cross.default)
 def linalg_cross(ctx: LoweringContext, node: Node, a: View, b: View, *, dim: int = -1) -> View:
-    """``a[i+1] b[i+2] - a[i+2] b[i+1]`` along ``dim``; eager's kernel rounds the products of halves."""
+    """``a[i+1] b[i+2] - a[i+2] b[i+1]`` along ``dim``; eager's kernel rounds products of halves, and of other floats
+    the second one only."""
+    if a.dtype != b.dtype:
+        raise Decline("eager takes two vectors of one type")
     result = ctx.declare(node.name, node.meta["val"])
     nest = ctx.nest(result.buffer, node, result.sizes)
     dtype = compute_dtype(result.dtype)
@@ -38,7 +41,11 @@ def linalg_cross(ctx: LoweringContext, node: Node, a: View, b: View, *, dim: int
     def product(first: int, second: int) -> Value:
         return nest.round_to(apply(nest, "mul", element(a, first), element(b, second)), result.dtype)
 
-    nest.store(result, nest.index, apply(nest, "sub", product(1, 2), product(2, 1)))
+    if result.dtype in (torch.float32, torch.float64):
+        difference = nest.op("fma", element(a, 1), element(b, 2), nest.op("neg", product(2, 1)))
+    else:
+        difference = apply(nest, "sub", product(1, 2), product(2, 1))
+    nest.store(result, nest.index, difference)
     ctx.add(nest)
     return result
 
