@@ -14,6 +14,7 @@ from aotkit_aot_trace import capture
 from aotkit_aot_trace.eager_strides import elementwise_operators
 
 SHAPES = [(1, 4, 1, 3), (2, 1, 3), (3, 2), (1, 1), (4, 1), (1, 5), (2, 3, 4), (1, 3, 1, 1), (0, 3), (2, 0, 1), ()]
+FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 INTEGERS = ("bitwise", "shift", "gcd", "lcm", "__xor__")
 
 
@@ -137,3 +138,25 @@ def test_norms_of_halves_save_statistics_of_eagers_type(half, parameters, norm):
 
 def test_a_fresh_copy_is_contiguous(check):
     check(lambda x: [torch.ops.aten.lift_fresh_copy(x)], lambda: [torch.rand(2, 3, 4).permute(2, 0, 1)])
+
+
+def test_batch_norms_are_laid_out_in_eagers_memory_format():
+    rng = random.Random(2)
+    formats = set()
+    for _ in range(60):
+        shape = rng.choice([(2, 3, 1, 4), (2, 3, 4, 1), (1, 3, 2, 2), (3, 2, 1, 2, 3), (2, 1, 3), (3, 2)])
+        x = laid_out(rng, shape, torch.float32)
+        if rng.random() < 0.5 and len(shape) > 3:
+            strides = list(x.contiguous(memory_format=FORMATS[len(shape)]).stride())
+            one = rng.choice([dim for dim, n in enumerate(shape) if n == 1] or [0])
+            strides[one] = 77 if shape[one] == 1 else strides[one]
+            x = torch.rand(500).as_strided(shape, strides)
+
+        def norm(x):
+            return [F.batch_norm(x, None, None, training=True)]
+
+        (node,) = capture(norm, [x]).graph.graph.output_node().args[0]
+        kept = [[s for s, n in zip(t.stride(), t.shape, strict=True) if n > 1] for t in (norm(x)[0], node.meta["val"])]
+        assert kept[0] == kept[1], (shape, x.stride())
+        formats.add(norm(x)[0].is_contiguous())
+    assert formats == {True, False}

@@ -50,6 +50,7 @@ __all__ = [
     "is_recording",
     "known",
     "lift_constant",
+    "memory_format_of",
     "pre_dispatch_functional_mode",
     "preserve_node_meta",
     "python_kernel_above_autograd",
@@ -283,3 +284,12 @@ def evaluate_symint(value: Any, symbols: Mapping[str, int]) -> tuple[str, str] |
         return None
     expression = value.node.expr.subs({s: symbols[str(s)] for s in value.node.expr.free_symbols if str(s) in symbols})
     return ("int", str(expression))
+
+
+def memory_format_of(x: torch.Tensor) -> torch.memory_format:
+    """The format in which eager lays out what it makes of ``x`` in no layout of its own: channels last if ``x`` is
+    so, also with odd strides of dimensions of size one, of which ``torch._prims_common`` thinks otherwise."""
+    for rank, last in ((4, torch.channels_last), (5, torch.channels_last_3d)):
+        if x.dim() == rank and x.is_contiguous(memory_format=last) and not x.is_contiguous():
+            return last
+    return torch._prims_common.suggest_memory_format(x)

@@ -73,7 +73,7 @@ def _in_memory_format(op: Any, place: int, *args: Any) -> Any:
         return NotImplemented
     if x.is_neg() or free_unbacked_symbols(x):
         return NotImplemented
-    order = torch._prims_common.suggest_memory_format(x)
+    order = compat.memory_format_of(x)
     if x.is_contiguous(memory_format=order):
         return NotImplemented
     return op(*args[:place], x.contiguous(memory_format=order), *args[place + 1 :])

@@ -19,6 +19,7 @@ import torch
 from torch._decomp import get_decompositions
 from torch.fx.experimental.symbolic_shapes import guard_or_false
 
+from ._torch_compat import memory_format_of
 from .foreach import foreach_decompositions
 from .lowering import RULES
 from .lowering.refusals import misfit
@@ -215,7 +216,7 @@ def _bicubic(decompose: Callable[..., Any], x: torch.Tensor, *how: Any) -> Any:
 def _laid_out_like(x: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
     """In the memory format of ``x``. torch's decompositions ask a copy in float32 for it, where ``x`` is of halves,
     and the copy of a tensor that overlaps itself has another."""
-    return result.contiguous(memory_format=torch._prims_common.suggest_memory_format(x))
+    return result.contiguous(memory_format=memory_format_of(x))
 
 
 def _nearest(decompose: Callable[..., Any], x: torch.Tensor, sizes: Any, *scales: Any) -> Any:
