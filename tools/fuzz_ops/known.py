@@ -168,6 +168,9 @@ def _rounded_exponent(wrong: Wrong, operands: Tensors) -> torch.Tensor | bool:
     exponent = float(operands[-1])
     near = float(torch.tensor(exponent, dtype=wrong.want.dtype))
     nothing = (wrong.got == 1) & (exponent != 0 and near == 0)
+    for power in (exponent, exponent - 1):  # of the derivative; whole when rounded: below 0 there is a power, then
+        whole = float(torch.tensor(power, dtype=wrong.want.dtype))
+        nothing |= (wrong.want.isnan() & wrong.got.isfinite()) & (power != whole and whole == round(whole))
     if wrong.true is None:
         return nothing
     sizes = operands[0].abs().log()
@@ -213,7 +216,8 @@ KNOWN = (
         elements=_order_of_a_sum,
     ),
     Departure(
-        r"aten\.(native_(layer|group)_norm|(reflection|replication)_pad\dd|_(log_)?softmax)_backward(_data)?\.",
+        r"aten\.(native_(layer|group)_norm|(reflection|replication)_pad\dd|_(log_)?softmax"
+        r"|(adaptive_)?(max|avg)_pool\dd(_with_indices)?)_backward(_data)?\.",
         "",
         "whether a gradient that overflows on the way is infinite or nan hangs on the order in which it is added up",
         elements=_order_of_gradients,

@@ -194,6 +194,9 @@ def test_a_number_that_the_type_holds_is_no_exponent_of_nothing():
     assert _excused("aten.pow.Tensor_Scalar", [x], [5e-324], wrong)
     assert not _excused("aten.pow.Tensor_Scalar", [x], [1e-3], wrong)
     assert not _excused("aten.pow.Tensor_Scalar", [x], [0.0], wrong)
+    derivative = Wrong(torch.tensor([math.nan]), torch.tensor([-5e-9]), None)
+    assert _excused("aten.pow.Tensor_Scalar", [x], [1e-8], derivative)
+    assert not _excused("aten.pow.Tensor_Scalar", [x], [0.5], derivative)
 
 
 def test_the_variance_of_doubles_is_near_eagers():

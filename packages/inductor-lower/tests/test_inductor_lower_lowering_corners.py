@@ -213,3 +213,24 @@ def test_complex_numbers_between_two_ends_are_eagers():
     graph = make_fx(lambda: torch.linspace(3, -3, 100, dtype=torch.complex64), decompositions(), tracing_mode="fake")()
     (result,) = compile_graph(graph, [])([])
     assert torch.equal(result, torch.linspace(3, -3, 100, dtype=torch.complex64))
+
+
+@pytest.mark.parametrize("kind", ["reflection", "replication"])
+@pytest.mark.parametrize("sizes", [(2, 0, 4), (0, 4), (0, 3, 4), (2, 3, 0), (2, 0, 4, 4), (0, 3, 4, 4), (2, 3, 4, 0)])
+def test_pads_of_nothing_are_refused_where_eager_refuses_them(kind, sizes):
+    rank = 1 if len(sizes) < 4 else 2
+    op = getattr(aten, f"{kind}_pad{rank}d").default
+    for pads in ([0] * 2 * rank, [1] * 2 * rank):
+        x = torch.ones(sizes)
+
+        def compiled(x: torch.Tensor, pads: list[int] = pads) -> torch.Tensor:
+            graph = make_fx(lambda x: op(x, pads), decompositions(), tracing_mode="fake")(x)
+            return compile_graph(graph, [x])([x])[0]
+
+        try:
+            want = op(x, pads)
+        except RuntimeError:
+            with pytest.raises(RuntimeError):
+                compiled(x)
+        else:
+            assert compiled(x).shape == want.shape

@@ -200,10 +200,11 @@ def _pixel_unshuffle(decompose: Callable[..., Any], x: torch.Tensor, factor: int
 
 
 def _pad(decompose: Callable[..., Any], x: torch.Tensor, pads: Any) -> Any:
-    """Eager refuses a result without elements."""
-    sides = zip(reversed(x.shape[-len(pads) // 2 :]), pads[::2], pads[1::2], strict=True)
+    """Eager refuses a result without elements, and channels without any."""
+    rank = len(pads) // 2
+    sides = zip(reversed(x.shape[-rank:]), pads[::2], pads[1::2], strict=True)
     full = all(guard_or_false(n + a + b > 0) for n, a, b in sides)
-    if not full:
+    if not full or not all(guard_or_false(n > 0) for n in x.shape[-rank - 1 :]):
         return NotImplemented
     result = decompose(x, pads)
     return _laid_out_like(x, result) if x.device.type == "cpu" else result
