@@ -194,7 +194,7 @@ def _accurate(
     size = t.abs().nan_to_num(nan=0.0, posinf=0.0)
     floor = _UNITS * (eps * size + _TINY[want.dtype]) + 2 * spread
     if wide == want.dtype:  # nothing is more exact than eager: what is rounded inside shows in no comparison
-        floor += 2 * _UNITS * eps * size.amax() if t.numel() else 0.0
+        floor += 2 * spread + (2 * _UNITS * eps * size.amax() if t.numel() else 0.0)
     ours, eagers = (g - t).abs(), (w - t).abs().nan_to_num(nan=0.0, posinf=0.0)
     for near, there in nearby:
         if isinstance(near, torch.Tensor) and isinstance(there, torch.Tensor) and near.shape == there.shape == t.shape:

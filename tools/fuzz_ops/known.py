@@ -129,6 +129,14 @@ def _order_of_gradients(wrong: Wrong, operands: Tensors) -> torch.Tensor | bool:
     return ~wrong.got.isfinite() & (wrong.true.isfinite() | ~wrong.want.isfinite())
 
 
+def _order_in_a_norm(wrong: Wrong, operands: Tensors) -> torch.Tensor | bool:
+    """Gradients of norms also multiply: statistics, weights and numbers."""
+    if not wrong.want.dtype.is_floating_point:
+        return False
+    products = _largest(operands) ** 2 > _most(wrong.want.dtype)
+    return _order_of_gradients(wrong, operands) | (~wrong.got.isfinite() & ~wrong.want.isfinite() & products)
+
+
 def _order_of_complex_products(wrong: Wrong, operands: Tensors) -> torch.Tensor | bool:
     return wrong.want.is_complex() & ~wrong.got.isfinite() & ~wrong.want.isfinite() & _overflows(wrong, operands)
 
@@ -170,7 +178,7 @@ def _rounded_exponent(wrong: Wrong, operands: Tensors) -> torch.Tensor | bool:
     nothing = (wrong.got == 1) & (exponent != 0 and near == 0)
     for power in (exponent, exponent - 1):  # of the derivative; whole when rounded: below 0 there is a power, then
         whole = float(torch.tensor(power, dtype=wrong.want.dtype))
-        nothing |= (wrong.want.isnan() & wrong.got.isfinite()) & (power != whole and whole == round(whole))
+        nothing |= ~wrong.want.isfinite() & (power != whole and whole == round(whole))
     if wrong.true is None:
         return nothing
     sizes = operands[0].abs().log()
@@ -216,11 +224,17 @@ KNOWN = (
         elements=_order_of_a_sum,
     ),
     Departure(
-        r"aten\.(native_(layer|group)_norm|(reflection|replication)_pad\dd|_(log_)?softmax"
+        r"aten\.((reflection|replication)_pad\dd|_(log_)?softmax"
         r"|(adaptive_)?(max|avg)_pool\dd(_with_indices)?)_backward(_data)?\.",
         "",
         "whether a gradient that overflows on the way is infinite or nan hangs on the order in which it is added up",
         elements=_order_of_gradients,
+    ),
+    Departure(
+        r"aten\.native_(layer|group)_norm_backward\.",
+        "",
+        "whether a gradient that overflows on the way is infinite or nan hangs on the order in which it is added up",
+        elements=_order_in_a_norm,
     ),
     Departure(
         r"aten\.(native_)?(layer|group)_norm\.",

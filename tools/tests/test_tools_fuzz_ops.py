@@ -337,3 +337,10 @@ def test_what_gelu_loses_below_minus_three_is_multiplied_by_the_gradient(grad, k
     true = torch.tensor([-7.1e-6 * grad], dtype=torch.float64)
     wrong = Wrong(true.float(), true.float() + 2e8, true)
     assert _excused("aten.gelu_backward.default", tensors, [], wrong) is known
+
+
+@pytest.mark.parametrize(("size", "known"), [(1e25, True), (1e3, False)])
+def test_gradients_of_norms_overflow_where_products_do(size, known):
+    tensors = [Tensor(f"x{i}", "float32", (2, 6), fill=("constant", size)) for i in range(2)]
+    wrong = Wrong(torch.tensor([math.nan]), torch.tensor([math.inf]), torch.tensor([1.7e38]).double())
+    assert _excused("aten.native_layer_norm_backward.default", tensors, [], wrong) is known
