@@ -140,6 +140,11 @@ def test_shapes_change_in_inference_mode_and_where_grad_mode_was_off_before(laye
 
 
 REFUSED: dict[str, tuple[Callable[..., Any], Callable[[], Any], str]] = {
+    "overlap": (
+        lambda x: (lambda v: _steps(v.mul_(torch.tensor(2.0)), v.reshape(4, 30)))(x.squeeze([])),
+        lambda: torch.rand(99).as_strided((4, 5, 6), (2, 6, 1), 4),
+        "several of its elements are the same memory",
+    ),
     "detached gaps": (
         lambda x: (lambda d: _steps(d.masked_fill_(d > 0.5, 0), d.reshape(-1)))(x.detach()),
         _gaps,
@@ -202,6 +207,10 @@ OTHERS: dict[str, tuple[Callable[..., list[Tensor]], Callable[[], list[Tensor]]]
                               lambda: [torch.rand(3, 5), torch.rand(2, 3, 4), torch.rand(2, 4, 5)]),
     "bernoulli_ of gaps": (lambda x: [x.bernoulli_(p=0.25)], lambda: [_gaps()]),
     "bernoulli": (lambda x: [torch.bernoulli(x), torch.bernoulli(x, 0.5)], lambda: [torch.rand(6, 4).t()]),
+    "bernoulli of nothing, expanded": (
+        lambda x: [torch.bernoulli(x, 0.5).view(torch.int16)],
+        lambda: [torch.rand(1, 1, 31, 0).as_strided((1, 8, 31, 0), (0, 0, 1, 1))],
+    ),
     "views of a negated value": (lambda x: (lambda y: [y[1:], y[:2]])(torch._neg_view(x * 2)),
                                  lambda: [torch.rand(4, 6)]),
     "views of a conjugated value": (lambda x: (lambda y: [y[1:], y[:2], y])(torch.complex(x, x * 2).conj()),

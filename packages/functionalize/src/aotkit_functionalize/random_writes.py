@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from . import _torch_compat as compat
 from .errors import Unsupported
 
 __all__ = ["as_eager_draws", "check_normal"]
@@ -26,6 +27,8 @@ def as_eager_draws(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, 
     p = kwargs.get("p", args[1] if len(args) > 1 else None)
     if p is None or isinstance(p, torch.Tensor) or args[0].device.type != "cpu":
         return args
+    if compat.is_known(args[0].numel() == 0):  # contiguous whatever its strides are, and those would be the result's
+        return (args[0].clone(memory_format=torch.contiguous_format), *args[1:])
     return (args[0].contiguous(), *args[1:])
 
 

@@ -12,7 +12,7 @@ from . import _torch_compat as compat
 from .errors import OverlappingWrite, Unsupported
 from .events import StorageEvents
 from .layouts import EXPANSIONS, RESHAPES, STRIDE_DEPENDENT, without_expansion
-from .overlap import definitely_disjoint
+from .overlap import definitely_disjoint, repeats_memory
 from .own_backward import note_hook
 from .random_writes import as_eager_draws, check_normal
 from .windows import without_gaps
@@ -146,6 +146,11 @@ def _drops(input: Any, p: float = 0.5, training: bool = True, inplace: bool = Fa
 def _refuse_expanded(target: torch.Tensor) -> None:
     if compat.is_view_through(compat.inner_wrapper(target), "expand"):
         raise OverlappingWrite(f"a view of sizes {tuple(target.shape)} made by expand()")
+    wrapper = compat.inner_wrapper(target)
+    if not compat.is_base(wrapper):  # the arguments themselves are looked at in the end
+        compat.sync(target)
+        if repeats_memory(compat.unwrap_inner(wrapper)):
+            raise OverlappingWrite(f"a view of sizes {tuple(target.shape)}")
 
 
 def _refuse_overlap(targets: list[torch.Tensor], name: str) -> None:
