@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 import aotkit
+from aotkit_functionalize import Unsupported
 
 Check = Callable[..., None]
 pytestmark = [
@@ -357,3 +358,49 @@ def test_a_part_of_a_value_that_was_written_to_under_a_bit_keeps_its_strides(bit
     x = torch.randn(4, 5, dtype=torch.complex64).t()
     (wanted,), (found,) = program(x), aotkit.aot_function(program, aotkit.nop)(x)
     assert found.stride() == wanted.stride() and torch.equal(found, wanted)
+
+
+BITS: dict[str, Callable[[Tensor], Tensor]] = {
+    "conjugate": torch.conj,
+    "negated": torch._neg_view,
+    "both": lambda x: torch._neg_view(x.conj()),
+}
+IN_PLACE: dict[str, Callable[[Tensor], Any]] = {
+    "squeeze_ of dimensions": lambda x: torch.ops.aten.squeeze_.dims(x, [1, 3]),
+    "squeeze_ of one dimension": lambda x: x.squeeze_(1),
+    "squeeze_ of one that is not 1": lambda x: x.squeeze_(0),
+    "squeeze_": lambda x: x.squeeze_(),
+    "unsqueeze_": lambda x: x.unsqueeze_(0),
+    "transpose_": lambda x: x.transpose_(0, 2),
+    "swapaxes_": lambda x: x.swapaxes_(0, 2),
+}
+
+
+@pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")  # by eager mode's squeeze_(dim)
+@pytest.mark.parametrize("bit", BITS)
+@pytest.mark.parametrize("change", IN_PLACE)
+def test_views_of_what_changed_its_shape_in_place_keep_the_bits(
+    captured_same_as_eager: Check, bit: str, change: str
+) -> None:
+    def views(x: Tensor) -> list[Tensor]:
+        IN_PLACE[change](x)
+        return [x.as_strided((2, 2), (1, 2)), x[0], x.unfold(0, 1, 1), x.transpose(0, -1), x * 2]
+
+    def write(x: Tensor) -> list[Tensor]:
+        IN_PLACE[change](x)
+        x[0].mul_(3)
+        return [x, x[0]]
+
+    captured_same_as_eager(views, lambda: [BITS[bit](_complex(3, 1, 4, 1))])
+    captured_same_as_eager(write, lambda: [BITS[bit](_complex(3, 1, 4, 1))])
+
+
+@pytest.mark.parametrize("bit", BITS)
+@pytest.mark.parametrize("lies", [lambda x: x.transpose(0, 2), lambda x: x[::2], lambda x: x[:1].expand(4, -1, -1)])
+def test_squeezing_a_view_with_a_bit_that_eager_mode_writes_anew_is_refused(
+    bit: str, lies: Callable[[Tensor], Tensor]
+) -> None:
+    with pytest.raises(Unsupported, match=r"squeezed in place.*writes its elements into its memory anew"):
+        aotkit.aot_function(lambda x: x.squeeze_(1), aotkit.nop)(BITS[bit](lies(_complex(3, 1, 4))))
+    kept = BITS[bit](lies(_complex(3, 1, 4)))
+    assert aotkit.aot_function(lambda x: [x.squeeze_(0)], aotkit.nop)(kept)[0] is kept

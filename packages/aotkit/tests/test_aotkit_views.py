@@ -80,6 +80,30 @@ def test_gradients_flow_around_windows_that_are_written_to(same_as_eager: Check,
     same_as_eager(fn, lambda: [leaf.clone().requires_grad_(), leaf.sin().requires_grad_()])
 
 
+@pytest.mark.parametrize(("size", "step", "lies"), [(1, 3, (0, 0)), (2, 5, (2, 1)), (2, 3, (1, 1)), (2, 1, (2, 1))])
+def test_gradients_of_windows_of_a_leaf_that_repeats_its_memory_are_those_of_its_elements(
+    same_as_eager: Check, size: int, step: int, lies: tuple[int, int]
+) -> None:
+    """Autograd would take the mean of those of one memory, if the windows were a view by as_strided."""
+
+    def make() -> list[Tensor]:
+        length = 1 if size == 1 else 4 if step == 5 else 8
+        leaf = torch.as_strided(torch.arange(40.0), (3, length), lies).detach().requires_grad_()
+        return [leaf, torch.arange(3.0).view(3, 1, 1).requires_grad_()]
+
+    same_as_eager(lambda x, y: [x.unfold(-1, size, step)], make)
+    same_as_eager(lambda x, y: [x.unfold(-1, size, step) * y], make)
+
+
+def test_a_view_whose_gradient_is_computed_has_eager_modes_strides_where_a_size_is_one(same_as_eager: Check) -> None:
+    def make() -> list[Tensor]:
+        leaf = torch.as_strided(torch.arange(40.0), (2, 3, 2), (1, 2, 1)).detach().requires_grad_()
+        return [leaf]
+
+    same_as_eager(lambda x: [x.narrow(0, 1, 1)], make)
+    same_as_eager(lambda x: [x.unsqueeze(1)[1:]], make)
+
+
 OVERLAPPING: dict[str, Callable[[Tensor], Tensor]] = {
     "unfold": lambda x: x.unfold(0, 3, 1),
     "unfold of a view": lambda x: x.t().unfold(1, 3, 2),

@@ -53,6 +53,7 @@ __all__ = [
     "unwatched",
     "unwrap_inner",
     "views_of_storage",
+    "with_lazy_bits_as_they_are",
     "wrap_inner",
 ]
 
@@ -70,6 +71,13 @@ def leave_dispatcher_functionalization() -> None:
 def unwatched() -> AbstractContextManager[Any]:
     """Context for a look at tensors, which no torch-function mode is told of."""
     return torch._C.DisableTorchFunction()  # type: ignore[no-any-return]
+
+
+def with_lazy_bits_as_they_are() -> torch._C._ExcludeDispatchKeyGuard:
+    """Context in which operators get tensors with lazy bits as they are, not copies without."""
+    negated, conjugated = torch._C.DispatchKey.Negative, torch._C.DispatchKey.Conjugate
+    keys = torch._C.DispatchKeySet(negated) | torch._C.DispatchKeySet(conjugated)
+    return torch._C._ExcludeDispatchKeyGuard(keys)
 
 
 def below_functionalization() -> torch._C._ExcludeDispatchKeyGuard:

@@ -28,7 +28,7 @@ import torch
 
 from . import _torch_compat as compat
 from .errors import Unsupported
-from .lazy_bits import lazy_bits, same_with_bits
+from .lazy_bits import has_lazy_bits, lazy_bits, same_with_bits
 from .overlap import covers
 
 __all__ = ["EXPANSIONS", "RESHAPES", "STRIDE_DEPENDENT", "Layouts", "before_reshapes", "view_exists",
@@ -101,8 +101,11 @@ class Layouts:
                 "autograd would take the gradient of the view of the elements in the gaps too",
                 "Use the operation that returns a new tensor instead (t(), unsqueeze(), ..)",
             )
-        with torch.autograd._unsafe_preserve_version_counter(target):
+        before = target.dim()
+        with torch.autograd._unsafe_preserve_version_counter(target), compat.with_lazy_bits_as_they_are():
             result = func(*args, **kwargs)
+        if len(args) + len(kwargs) > 1 and func.__name__.startswith("squeeze_"):
+            _check_squeezed(target, before)
         self.reshapes.append((target, torch.autograd._get_sequence_nr()))
         if target.requires_grad and not torch.is_grad_enabled():
             self.unseen.append(target)
@@ -236,6 +239,24 @@ class Layouts:
             value = ordered.contiguous().permute(back)
         compat.replace_value(wrapper, value)
         compat.sync(root)
+
+
+def _check_squeezed(squeezed: torch.Tensor, before: int) -> None:
+    """Refuse ``squeeze_(dim)`` of tensors with lazy bits that are not contiguous.
+
+    Eager mode resizes such a tensor and writes its elements into the same memory anew, one after the other.
+    """
+    if squeezed.dim() == before or not has_lazy_bits(squeezed):
+        return
+    step: Any = 1
+    for size, stride in zip(reversed(squeezed.shape), reversed(squeezed.stride()), strict=True):
+        if not compat.is_known(stride == step):
+            raise Unsupported(
+                f"a conjugated or negated view with the strides {tuple(squeezed.stride())} is squeezed in place",
+                "eager mode writes its elements into its memory anew, one after the other",
+                "Use squeeze(), or squeeze_() before conj()",
+            )
+        step = step * size
 
 
 def _restore_bits(root: torch.Tensor) -> None:

@@ -5,7 +5,8 @@ Note [Windows with gaps]
     windows would become zero. Where windows do not overlap, the same view is a chain of views with a correct way back:
     the dimension in blocks of ``step``, of which the first ``size`` elements count. If the last block is not complete,
     ``as_strided`` is that view, which functionalization follows back only as the first view of a tensor: it is taken of
-    the tensor that autograd knows as the base.
+    the tensor that autograd knows as the base. Not of one that repeats its memory: autograd would give each of its
+    elements the mean of the gradients of all that share its memory, and nobody may write to it.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 import torch
 
 from . import _torch_compat as compat
+from .overlap import repeats_memory
 
 __all__ = ["without_gaps"]
 
@@ -44,7 +46,7 @@ def without_gaps(func: Any, args: Any, kwargs: Any) -> Any:
     base = target if target._base is None else target._base
     if not compat.is_base(compat.inner_wrapper(base)) or base.requires_grad != target.requires_grad:
         return func(*args, **kwargs)
-    if base is not target and not compat.is_dense(base):
+    if not compat.is_dense(base) and (base is not target or repeats_memory(base)):
         return func(*args, **kwargs)
     sizes, strides = list(target.shape), list(target.stride())
     sizes[dim], strides[dim] = count, strides[dim] * step

@@ -247,7 +247,8 @@ def _in_dtype(
 class _WithHistory(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, source: Tensor, memory: Tensor) -> Tensor:
-        return memory
+        # Of an argument that is returned autograd takes a view, in which dimensions of size one have other strides.
+        return torch.ops.aten.alias.default(memory) if 1 in memory.shape else memory
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
