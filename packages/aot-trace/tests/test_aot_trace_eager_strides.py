@@ -74,6 +74,43 @@ def test_the_rule_gives_the_strides_of_every_elementwise_operator():
     assert len(looked_at) > 180
 
 
+MIXED: dict[str, Callable[..., torch.Tensor]] = {
+    "add": lambda x, y, z: torch.add(x, y, alpha=2),
+    "rsub": lambda x, y, z: torch.rsub(x, y),
+    "mul": lambda x, y, z: x * y,
+    "div": lambda x, y, z: x / y,
+    "copysign": lambda x, y, z: torch.copysign(x, y),
+    "atan2": lambda x, y, z: torch.atan2(x, y),
+    "xlogy": lambda x, y, z: torch.xlogy(x, y),
+    "pow": lambda x, y, z: x.double() ** y,
+    "logaddexp2": lambda x, y, z: torch.logaddexp2(x.float(), y.bfloat16()),
+    "less": lambda x, y, z: x < y,
+    "logical": lambda x, y, z: torch.logical_and(x, y),
+    "where": lambda x, y, z: torch.where(z > 0, x, y),
+    "clamp": lambda x, y, z: torch.clamp(x, y, z),
+    "addcmul": lambda x, y, z: torch.addcmul(x.double(), y.double(), z.float()),
+    "maximum": lambda x, y, z: torch.maximum(x, y),
+    "sigmoid_backward": lambda x, y, z: torch.ops.aten.sigmoid_backward(x.double(), y.float()),
+    "threshold_backward": lambda x, y, z: torch.ops.aten.threshold_backward(x, y, 0),
+}
+
+
+@pytest.mark.parametrize("name", MIXED)
+def test_results_of_operands_that_are_converted_have_eagers_strides(name: str):
+    rng = random.Random(name)
+    dtypes = [torch.int32, torch.int16, torch.float32, torch.float64, torch.bfloat16]
+    for shape in [(2, 3, 4), (1, 4, 3), (3, 2), (2, 3, 4), (4, 2, 3), (2, 3, 2, 3)]:
+        x, y, z = (laid_out(rng, shape, rng.choice(dtypes)) for _ in range(3))
+        x = x.as_strided(shape, rng.choice([[0] * len(shape), [*([0] * (len(shape) - 1)), 1], x.stride()]))
+        try:
+            want = MIXED[name](x, y, z)
+        except RuntimeError:
+            continue  # the operator refuses these types
+        graph = capture(lambda *args: [MIXED[name](*args)], [x, y, z]).graph
+        (value,) = (node.args[0][0].meta["val"] for node in graph.graph.nodes if node.op == "output")
+        assert value.stride() == want.stride(), [(v.stride(), v.dtype) for v in (x, y, z)]
+
+
 @pytest.mark.parametrize("f", [F.mse_loss, F.smooth_l1_loss, F.huber_loss, F.binary_cross_entropy])
 def test_losses_that_are_not_reduced_have_eagers_strides(f):
     rng = random.Random(1)

@@ -5,7 +5,8 @@ Note [How eager lays out an elementwise result]
     Operands that are all contiguous, or all channels_last, give such a result; operands of one shape that all have the
     same dense strides hand them on. Otherwise the dimensions are sorted by the operands' strides, the first operand
     that tells two dimensions apart deciding, and laid out in that order. Numbers in the place of a tensor count as
-    operands of another shape.
+    operands of another shape. An operand of another type than the common one is converted first, on the CPU, and its
+    copy is dense: where it repeats elements along several dimensions, the copy tells these apart.
 """
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ _LOSSES = {  # elementwise unless they are reduced, and which argument says so
 _UNTAGGED = ("hardswish", "polar", "complex", *_LOSSES)
 # The input's dense strides stay as they are.
 _LIKE_INPUT = frozenset(("deg2rad", "rad2deg", "nan_to_num", "hardtanh", "relu6", "binary_cross_entropy", "huber_loss"))
+_UNCONVERTED = frozenset(("polar", "complex"))  # whose operands have another type than the result
 _REVERSED = frozenset(("threshold_backward",))  # whose operands eager takes in the other order
 
 
@@ -105,18 +107,23 @@ def with_eager_strides(table: Mapping[Any, Callable[..., Any]]) -> dict[Any, Cal
 
 
 def _run(which: _Elementwise, decompose: Callable[..., Any] | None, *args: Any, **kwargs: Any) -> Any:
-    wanted = _wanted(which, args, kwargs)
+    operands = _operands(which, args, kwargs)
     result = NotImplemented if decompose is None else decompose(*args, **kwargs)
-    if wanted is None or (result is not NotImplemented and (not _has_layout(result) or result.stride() == wanted)):
+    if operands is None or (result is not NotImplemented and not _has_layout(result)):
         return result
     if result is not NotImplemented:
+        wanted = which.strides(_as_read(which, operands, result.dtype))
+        if result.stride() == wanted:
+            return result
         memory = aten.empty_strided.default(result.shape, wanted, dtype=result.dtype, device=result.device)
         return aten.copy.default(memory, result)
 
     def fake() -> Any:
         value = which.op(*args, **kwargs)
-        fits = not _has_layout(value) or value.stride() == wanted
-        return value if fits else value.new_empty_strided(value.shape, wanted)
+        if not _has_layout(value):
+            return value
+        wanted = which.strides(_as_read(which, operands, value.dtype))
+        return value if value.stride() == wanted else value.new_empty_strided(value.shape, wanted)
 
     return compat.record_operator(which.op, args, fake, kwargs)
 
@@ -133,12 +140,14 @@ def _has_layout(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.layout is torch.strided
 
 
-def _wanted(which: _Elementwise, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Strides | None:
-    """The result's strides; ``None`` where fake kernels are right, or sizes are symbols."""
+def _operands(
+    which: _Elementwise, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> list[tuple[Any, Layout]] | None:
+    """The operands that decide on the result's strides; ``None`` where fake kernels are right, or sizes are symbols."""
     reduced = _LOSSES.get(which.name)
     if reduced is not None and (args[reduced] if len(args) > reduced else kwargs.get("reduction")) != 0:
         return None
-    layouts: list[Layout] = []
+    operands: list[tuple[Any, Layout]] = []
     plain = True
     for place, value in enumerate((*args, *kwargs.values())):
         if isinstance(value, torch.Tensor):
@@ -146,10 +155,27 @@ def _wanted(which: _Elementwise, args: Sequence[Any], kwargs: Mapping[str, Any])
             if layout is None:
                 return None
             plain = plain and layout[1] == _row_major(layout[0])
-            layouts.append(layout)
+            operands.append((value, layout))
         elif place in which.numbers and isinstance(value, int | float | complex):
-            layouts.append(((), ()))
-    return None if plain else which.strides(layouts)
+            operands.append((value, ((), ())))
+    return None if plain else operands
+
+
+def _as_read(which: _Elementwise, operands: Sequence[tuple[Any, Layout]], result: torch.dtype) -> list[Layout]:
+    """How the operands lie when eager computes: those of another dtype are converted first, which leaves no gaps."""
+    layouts = [layout for _, layout in operands]
+    if which.name in _UNCONVERTED:
+        return layouts
+    values = [value for value, _ in operands]
+    if result is torch.bool:  # of a comparison; the operands' own type
+        result = torch.result_type(*values) if len(values) == 2 else result
+    for place, (value, layout) in enumerate(operands):
+        condition = which.name == "where" and place == 0
+        if not isinstance(value, torch.Tensor) or value.device.type != "cpu" or condition or _dense(*layout):
+            continue
+        if value.dtype != result:
+            layouts[place] = layout[0], elementwise_strides([layout])
+    return layouts
 
 
 def _layout(value: torch.Tensor) -> Layout | None:
