@@ -111,6 +111,27 @@ def test_results_of_operands_that_are_converted_have_eagers_strides(name: str):
         assert value.stride() == want.stride(), [(v.stride(), v.dtype) for v in (x, y, z)]
 
 
+BACKWARDS: dict[str, Callable[..., torch.Tensor]] = {
+    "elu": lambda g, x: torch.ops.aten.elu_backward(g, 1.0, 1.0, 1.0, False, x),
+    "hardsigmoid": torch.ops.aten.hardsigmoid_backward,
+    "hardswish": torch.ops.aten.hardswish_backward,
+    "hardtanh": lambda g, x: torch.ops.aten.hardtanh_backward(g, x, 0, 1),
+    "leaky_relu": lambda g, x: torch.ops.aten.leaky_relu_backward(g, x, 0.1, False),
+    "mish": torch.ops.aten.mish_backward,
+    "softplus": lambda g, x: torch.ops.aten.softplus_backward(g, x, 1, 20),
+}
+
+
+@pytest.mark.parametrize("name", BACKWARDS)
+def test_gradients_of_activations_have_eagers_strides(name: str):
+    rng = random.Random(name)
+    for shape in SHAPES * 2:
+        g, x = laid_out(rng, shape, torch.float32), laid_out(rng, shape, torch.float32)
+        graph = capture(lambda g, x: [BACKWARDS[name](g, x)], [g, x]).graph
+        (result,) = next(node for node in graph.graph.nodes if node.op == "output").args[0]
+        assert result.meta["val"].stride() == BACKWARDS[name](g, x).stride(), (g.stride(), x.stride())
+
+
 @pytest.mark.parametrize("f", [F.mse_loss, F.smooth_l1_loss, F.huber_loss, F.binary_cross_entropy])
 def test_losses_that_are_not_reduced_have_eagers_strides(f):
     rng = random.Random(1)

@@ -49,11 +49,12 @@ _LOSSES = {  # elementwise unless they are reduced, and which argument says so
     "huber_loss": 2,
     "binary_cross_entropy": 3,
 }
-_UNTAGGED = ("hardswish", "polar", "complex", *_LOSSES)
+_ACTIVATIONS = "elu hardsigmoid hardswish hardtanh leaky_relu mish softplus"
+_UNTAGGED = ("hardswish", "polar", "complex", *_LOSSES, *(f"{name}_backward" for name in _ACTIVATIONS.split()))
 # The input's dense strides stay as they are.
 _LIKE_INPUT = frozenset(("deg2rad", "rad2deg", "nan_to_num", "hardtanh", "relu6", "binary_cross_entropy", "huber_loss"))
 _UNCONVERTED = frozenset(("polar", "complex"))  # whose operands have another type than the result
-_REVERSED = frozenset(("threshold_backward",))  # whose operands eager takes in the other order
+_REVERSED = frozenset(("threshold_backward", "leaky_relu_backward"))  # whose operands eager takes in the other order
 
 
 @dataclass(frozen=True, slots=True)
