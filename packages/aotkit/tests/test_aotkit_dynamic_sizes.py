@@ -305,3 +305,25 @@ def test_batch_norm_lies_in_memory_as_in_eager_mode_for_every_size(lay_out):
         for ours, eagers in (results, found):
             torch.testing.assert_close(ours, eagers)
             assert ours.stride() == eagers.stride()
+
+
+def test_gradients_of_activations_lie_in_memory_as_in_eager_mode_for_every_size():
+    aten = torch.ops.aten
+
+    def gradients(g: torch.Tensor, x: torch.Tensor) -> list[torch.Tensor]:
+        found = [
+            aten.hardtanh_backward(g, x, 0, 1),
+            aten.elu_backward(g, 1.0, 1.0, 1.0, False, x),
+            aten.softplus_backward(g, x, 1, 20),
+            aten.hardsigmoid_backward(g, x),
+            aten.leaky_relu_backward(g, x, 0.1, False),
+        ]
+        return [*found, *(each.reshape(x.shape[0] * x.shape[1]) for each in found)]
+
+    compiled = torch.compile(gradients, backend="aotkit", dynamic=True, options={"fallback": "error"})
+    for sizes in ((7, 5), (3, 4)):
+        values = torch.arange(math.prod(sizes)).sin()
+        g, x = values.view(sizes[::-1]).t(), values.cos().view(sizes)
+        for ours, eagers in zip(compiled(g, x), gradients(g, x), strict=True):
+            torch.testing.assert_close(ours, eagers)
+            assert ours.stride() == eagers.stride() and (ours._base is None) == (eagers._base is None)

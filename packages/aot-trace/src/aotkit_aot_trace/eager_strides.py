@@ -50,7 +50,8 @@ _LOSSES = {  # elementwise unless they are reduced, and which argument says so
     "binary_cross_entropy": 3,
 }
 _ACTIVATIONS = "elu hardsigmoid hardswish hardtanh leaky_relu mish softplus"
-_UNTAGGED = ("hardswish", "polar", "complex", *_LOSSES, *(f"{name}_backward" for name in _ACTIVATIONS.split()))
+_BACKWARDS = tuple(f"{name}_backward" for name in _ACTIVATIONS.split())
+_UNTAGGED = ("hardswish", "polar", "complex", *_LOSSES, *_BACKWARDS)
 # The input's dense strides stay as they are.
 _LIKE_INPUT = frozenset(("deg2rad", "rad2deg", "nan_to_num", "hardtanh", "relu6", "binary_cross_entropy", "huber_loss"))
 _UNCONVERTED = frozenset(("polar", "complex"))  # whose operands have another type than the result
@@ -109,6 +110,8 @@ def with_eager_strides(table: Mapping[Any, Callable[..., Any]]) -> dict[Any, Cal
 
 def _run(which: _Elementwise, decompose: Callable[..., Any] | None, *args: Any, **kwargs: Any) -> Any:
     operands = _operands(which, args, kwargs)
+    if operands is None and which.name in _BACKWARDS and _has_symbols(args):
+        return _of_symbolic_sizes(which, decompose, args, kwargs)
     result = NotImplemented if decompose is None else decompose(*args, **kwargs)
     if operands is None or (result is not NotImplemented and not _has_layout(result)):
         return result
@@ -125,6 +128,26 @@ def _run(which: _Elementwise, decompose: Callable[..., Any] | None, *args: Any, 
             return value
         wanted = which.strides(_as_read(which, operands, value.dtype))
         return value if value.stride() == wanted else value.new_empty_strided(value.shape, wanted)
+
+    return compat.record_operator(which.op, args, fake, kwargs)
+
+
+def _of_symbolic_sizes(which: _Elementwise, decompose: Callable[..., Any] | None, args: Any, kwargs: Any) -> Any:
+    """The gradient of an activation: laid out as a sum of the operands, of which torch's fake kernel is right."""
+    operands = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]
+    with compat.untraced():
+        wanted = torch.add(*(operands[::-1] if which.name in _REVERSED else operands)).stride()
+    if decompose is not None:
+        result = decompose(*args, **kwargs)
+        if result is not NotImplemented:
+            if str(result.stride()) == str(wanted):  # comparing symbols would add guards
+                return result
+            memory = aten.empty_strided.default(result.shape, wanted, dtype=result.dtype, device=result.device)
+            return aten.copy.default(memory, result)
+
+    def fake() -> Any:
+        value = which.op(*args, **kwargs)
+        return value.new_empty_strided(value.shape, wanted)
 
     return compat.record_operator(which.op, args, fake, kwargs)
 
@@ -185,6 +208,13 @@ def _layout(value: torch.Tensor) -> Layout | None:
         return None
     sizes, strides = tuple(value.shape), tuple(value.stride())
     return (sizes, strides) if all(type(number) is int for number in (*sizes, *strides)) else None
+
+
+def _has_symbols(args: Sequence[Any]) -> bool:
+    tensors = [value for value in args if isinstance(value, torch.Tensor)]
+    if not all(map(_has_layout, tensors)):
+        return False
+    return not all(type(n) is int for value in tensors for n in (*value.shape, *value.stride()))
 
 
 def elementwise_strides(layouts: Sequence[Layout]) -> Strides:
