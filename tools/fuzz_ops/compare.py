@@ -188,8 +188,10 @@ def _accurate(
     wide = torch.complex128 if want.is_complex() else torch.float64
     w, g, t = want.to(wide), got.to(wide), true.to(wide)
     spread = torch.zeros(t.shape, dtype=torch.float64)
+    unsettled = torch.zeros(t.shape, dtype=torch.bool)  # a unit decides whether it is a number
     for there in moved:
         if isinstance(there, torch.Tensor) and there.shape == t.shape:
+            unsettled |= ~there.isfinite() & ~g.isfinite()
             spread = torch.maximum(spread, (there.to(wide) - t).abs().nan_to_num(nan=0.0, posinf=0.0))
     size = t.abs().nan_to_num(nan=0.0, posinf=0.0)
     floor = _UNITS * (eps * size + _TINY[want.dtype]) + 2 * spread
@@ -202,7 +204,7 @@ def _accurate(
     overflown = (t.abs() >= torch.finfo(want.dtype).max * (1 - _UNITS * eps)) & (g.abs() == float("inf"))
     if not want.is_complex():
         overflown &= g.signbit() == t.signbit()
-    return (ours <= 3 * eagers + floor) | overflown | (g.isnan() & t.isnan()) | (g == t)
+    return (ours <= 3 * eagers + floor) | overflown | unsettled | (g.isnan() & t.isnan()) | (g == t)
 
 
 def _in_double(sample: Sample, again: bool, moved: int = 0) -> Run:

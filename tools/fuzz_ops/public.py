@@ -10,7 +10,7 @@ import torch
 from .draw import Draw
 from .program import Ref, overload
 from .recipes import RECIPES, recipe
-from .tensors import FLOATS, LAYOUTS
+from .tensors import FLOATS, HALVES, LAYOUTS
 from .windowed import image
 
 __all__ = ["public"]
@@ -113,7 +113,8 @@ def _norm(d: Draw, op: str) -> None:
     x = d.tensor([d.pick(1, 2, 3), channels, *space], layout=d.goal_layout())
     normalized = d.shape(x)[d.pick(1, 2) :] if kind in ("layer_norm", "rms_norm") else [channels]
     dtype = d.dtype_of(x)
-    affine: list[Ref | None] = [d.tensor(normalized, dtype) if d.flag(0.7) else None for _ in range(2)]
+    layout = "contiguous" if kind == "group_norm" and dtype in HALVES else None  # eager reads those as if they were
+    affine: list[Ref | None] = [d.tensor(normalized, dtype, layout=layout) if d.flag(0.7) else None for _ in range(2)]
     eps = d.pick(1e-5, 1e-3, 0.1)
     if kind == "layer_norm":
         d.call(op, [x, normalized, *affine, eps, False])

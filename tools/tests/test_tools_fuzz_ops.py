@@ -344,3 +344,25 @@ def test_gradients_of_norms_overflow_where_products_do(size, known):
     tensors = [Tensor(f"x{i}", "float32", (2, 6), fill=("constant", size)) for i in range(2)]
     wrong = Wrong(torch.tensor([math.nan]), torch.tensor([math.inf]), torch.tensor([1.7e38]).double())
     assert _excused("aten.native_layer_norm_backward.default", tensors, [], wrong) is known
+
+
+def test_where_a_unit_decides_whether_a_result_is_a_number_it_may_be_none():
+    want, true = torch.tensor([7.0, 7.0, 7.0]), torch.tensor([16.0, 16.0, 7.0], dtype=torch.float64)
+    got, moved = torch.tensor([math.nan, 9.0, math.nan]), torch.tensor([math.nan, math.nan, 7.0], dtype=torch.float64)
+    assert _accurate(want, got, true, [moved], []).tolist() == [True, False, False]
+
+
+@pytest.mark.parametrize(("off", "known"), [(1e-14, True), (1e-9, False)])
+def test_digamma_is_right_to_eleven_digits_near_a_zero(off, known):
+    x = Tensor("x0", "float64", (1,), fill=("constant", 1.4616321449683622))
+    want = torch.tensor([-1.9], dtype=torch.float64)
+    assert _excused("aten.digamma.default", [x], [], Wrong(want, want + off, want)) is known
+
+
+def test_what_is_overwritten_need_not_raise_and_other_errors_must():
+    x = Tensor("x0", "float32", (0,))
+    sample = Sample(0, (x,), (Call("v0", "aten.max.default", (Ref("x0"),)),), (Ref("v0"),))
+    text = "max(): Expected reduction dim to be specified for input.numel() == 0."
+    assert excused(sample, Difference("it", "error", f"only eager raises: {text}"))
+    assert excused(sample, Difference("it", "error", "only eager raises: x INTERNAL ASSERT FAILED at y"))
+    assert excused(sample, Difference("it", "error", "only eager raises: index out of range")) is None
