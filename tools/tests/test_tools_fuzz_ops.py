@@ -347,7 +347,7 @@ def test_gradients_of_norms_overflow_where_products_do(size, known):
 
 
 def test_where_a_unit_decides_whether_a_result_is_a_number_it_may_be_none():
-    want, true = torch.tensor([7.0, 7.0, 7.0]), torch.tensor([16.0, 16.0, 7.0], dtype=torch.float64)
+    want, true = torch.tensor([16.0, 16.0, 7.0]), torch.tensor([16.0, 16.0, 7.0], dtype=torch.float64)
     got, moved = torch.tensor([math.nan, 9.0, math.nan]), torch.tensor([math.nan, math.nan, 7.0], dtype=torch.float64)
     assert _accurate(want, got, true, [moved], []).tolist() == [True, False, False]
 
