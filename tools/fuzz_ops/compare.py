@@ -191,7 +191,7 @@ def _accurate(
     unsettled = torch.zeros(t.shape, dtype=torch.bool)  # a unit decides whether it is a number
     for there in moved:
         if isinstance(there, torch.Tensor) and there.shape == t.shape:
-            unsettled |= ~there.isfinite() & ~g.isfinite()
+            unsettled |= t.isfinite() & ~there.isfinite() & ~g.isfinite()
             spread = torch.maximum(spread, (there.to(wide) - t).abs().nan_to_num(nan=0.0, posinf=0.0))
     size = t.abs().nan_to_num(nan=0.0, posinf=0.0)
     floor = _UNITS * (eps * size + _TINY[want.dtype]) + 2 * spread
