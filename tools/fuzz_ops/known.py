@@ -137,8 +137,14 @@ def _order_in_a_norm(wrong: Wrong, operands: Tensors) -> torch.Tensor | bool:
     return _order_of_gradients(wrong, operands) | (~wrong.got.isfinite() & ~wrong.want.isfinite() & products)
 
 
-def _order_of_complex_products(wrong: Wrong, operands: Tensors) -> torch.Tensor | bool:
-    return wrong.want.is_complex() & ~wrong.got.isfinite() & ~wrong.want.isfinite() & _overflows(wrong, operands)
+def _order_in_a_matrix_product(wrong: Wrong, operands: Tensors) -> torch.Tensor | bool:
+    """Neither is finite, and sums of products (of complex numbers every one, where a part is infinite) overflow."""
+    neither = ~wrong.got.isfinite() & ~wrong.want.isfinite()
+    if wrong.want.is_complex():
+        return neither & _overflows(wrong, operands)
+    first, second, *_ = *sorted((_largest([t]) for t in operands if t.dim()), reverse=True), 0.0, 0.0
+    terms = max((n for t in operands for n in t.shape), default=1)
+    return neither & wrong.want.is_floating_point() & (first * max(second, 1.0) * terms > _most(wrong.want.dtype))
 
 
 def _upsampled(wrong: Wrong, operands: Tensors) -> torch.Tensor | bool:
@@ -259,8 +265,8 @@ KNOWN = (
     Departure(
         r"aten\.(bmm|mm|addmm|baddbmm|addbmm|linear|matmul|mv|addmv|dot|vdot|ger|addr)\.",
         "",
-        "libraries multiply complex numbers in several orders, which differ for infinities",
-        elements=_order_of_complex_products,
+        "libraries multiply and add in several orders, which differ where a sum overflows on the way",
+        elements=_order_in_a_matrix_product,
     ),
     Departure(
         r"aten\.((std|var)(_mean)?|_?(native_)?(batch|layer|group)_norm\w*)\.",

@@ -50,7 +50,10 @@ def _max_pool(d: Draw, op: str) -> None:
     dims = int(op[op.index("pool") + 4])
     x = image(d, dims)
     kernel, stride, padding = _window(d, d.shape(x)[-dims:])
-    args = [kernel, stride, padding, [d.pick(1, 1, 1, 2, 3)], d.flag()]
+    dilation = d.pick(1, 1, 1, 2, 3)
+    if any(dilation > 1 and dilation > n for n in d.shape(x)[-dims:]):
+        dilation = 1  # a window may step over all elements: eager's backward writes beyond its memory then
+    args = [kernel, stride, padding, [dilation], d.flag()]
     made = d.call(f"aten.max_pool{dims}d_with_indices.default", [x, *args])
     if "backward" in op:
         out, indices = made.outputs

@@ -366,3 +366,10 @@ def test_what_is_overwritten_need_not_raise_and_other_errors_must():
     assert excused(sample, Difference("it", "error", f"only eager raises: {text}"))
     assert excused(sample, Difference("it", "error", "only eager raises: x INTERNAL ASSERT FAILED at y"))
     assert excused(sample, Difference("it", "error", "only eager raises: index out of range")) is None
+
+
+@pytest.mark.parametrize(("size", "known"), [(3e38, True), (3.0, False)])
+def test_a_matrix_product_is_infinite_or_nan_as_the_order_has_it_where_it_overflows(size, known):
+    tensors = [Tensor(f"x{i}", "float32", (2, 2), fill=("constant", n)) for i, n in enumerate((1.5, size))]
+    wrong = Wrong(torch.tensor([math.nan]), torch.tensor([math.inf]), torch.tensor([-1.2e37]).double())
+    assert _excused("aten.mm.default", tensors, [], wrong) is known
