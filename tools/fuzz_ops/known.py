@@ -211,6 +211,15 @@ def _zero_of_digamma(wrong: Wrong, operands: Tensors) -> torch.Tensor | bool:
     return (wrong.got - wrong.want).abs() <= 1e-12 * wrong.want.abs().clamp(min=1.0)
 
 
+def _far_places(wrong: Wrong, operands: Tensors) -> bool:
+    """Of places so far from the image that no number near them is a fraction of a pixel."""
+    if not wrong.want.dtype.is_floating_point:
+        return False
+    eps = torch.finfo(torch.float64 if wrong.want.dtype is torch.float64 else torch.float32).eps
+    far = int((operands[1].abs() * eps > 0.5).sum()) * operands[0].shape[1]
+    return far >= wrong.want.numel()
+
+
 KNOWN = (
     Departure(
         r"aten\.(elu|celu|selu|hardswish|hardshrink|softshrink|hardtanh|relu6)",
@@ -345,6 +354,12 @@ KNOWN = (
         "strides: ",
         "a copy with gaps between its elements is dense after a write in place",
         "function|training|dynamic|dynamo",
+    ),
+    Departure(
+        r"aten\.grid_sampler_2d\.",
+        "",
+        "a place far from the image is reflected exactly; eager loses it when it divides",
+        elements=_far_places,
     ),
     Departure(
         r"aten\.(polygamma|digamma)\.",

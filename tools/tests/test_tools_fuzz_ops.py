@@ -373,3 +373,11 @@ def test_a_matrix_product_is_infinite_or_nan_as_the_order_has_it_where_it_overfl
     tensors = [Tensor(f"x{i}", "float32", (2, 2), fill=("constant", n)) for i, n in enumerate((1.5, size))]
     wrong = Wrong(torch.tensor([math.nan]), torch.tensor([math.inf]), torch.tensor([-1.2e37]).double())
     assert _excused("aten.mm.default", tensors, [], wrong) is known
+
+
+@pytest.mark.parametrize(("place", "known"), [(1e12, True), (3.0, False)])
+def test_places_far_from_an_image_are_reflected_exactly(place, known):
+    image = Tensor("x0", "float32", (1, 1, 2, 3))
+    grid = Tensor("x1", "float32", (1, 1, 2, 2), fill=("constant", place))
+    wrong = Wrong(torch.tensor([1.0]), torch.tensor([2.0]), torch.tensor([1.0]).double())
+    assert _excused("aten.grid_sampler_2d.default", [image, grid], [0, 2, True], wrong) is known

@@ -146,11 +146,11 @@ def _drops(input: Any, p: float = 0.5, training: bool = True, inplace: bool = Fa
 def _refuse_expanded(target: torch.Tensor) -> None:
     if compat.is_view_through(compat.inner_wrapper(target), "expand"):
         raise OverlappingWrite(f"a view of sizes {tuple(target.shape)} made by expand()")
-    wrapper = compat.inner_wrapper(target)
-    if not compat.is_base(wrapper):  # the arguments themselves are looked at in the end
-        compat.sync(target)
-        if repeats_memory(compat.unwrap_inner(wrapper)):
-            raise OverlappingWrite(f"a view of sizes {tuple(target.shape)}")
+    root = target._base
+    if root is not None:  # the arguments themselves are looked at in the end
+        wrapper = compat.inner_wrapper(root)
+        if compat.is_inner_wrapper(wrapper) and repeats_memory(compat.unwrap_inner(wrapper)):
+            raise OverlappingWrite(f"a view of sizes {tuple(target.shape)} of a tensor that overlaps itself")
 
 
 def _refuse_overlap(targets: list[torch.Tensor], name: str) -> None:
