@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 import warnings
 
 import pytest
@@ -234,3 +235,43 @@ def test_pads_of_nothing_are_refused_where_eager_refuses_them(kind, sizes):
                 compiled(x)
         else:
             assert compiled(x).shape == want.shape
+
+
+RESIZED = {
+    "nearest": lambda x: aten.upsample_nearest2d(x, [4, 6]),
+    "exact": lambda x: aten._upsample_nearest_exact2d(x, [4, 6]),
+    "bilinear": lambda x: aten.upsample_bilinear2d(x, [4, 6], False),
+    "reflection": lambda x: aten.reflection_pad2d(x, [0, 0, 0, 0]),
+    "replication": lambda x: aten.replication_pad2d(x, [1, 1, 1, 1]),
+    "trilinear": lambda x: aten.upsample_trilinear3d(x, [2, 4, 6], False),
+    "replication of volumes": lambda x: aten.replication_pad3d(x, [1, 1, 1, 1, 1, 1]),
+}
+
+
+@pytest.mark.parametrize("name", RESIZED)
+def test_images_of_odd_strides_are_resized_into_eagers_memory_format(name):
+    rng, fn = random.Random(name), RESIZED[name]
+    rank = 5 if name in ("trilinear", "replication of volumes") else 4
+    for _ in range(8):
+        sizes = [rng.choice((1, 1, 2, 3)) for _ in range(rank)]
+        strides, step = [0] * rank, 1
+        for dim in reversed([0, *range(2, rank), 1] if rng.random() < 0.7 else range(rank)):
+            strides[dim], step = step, step * sizes[dim]
+            if sizes[dim] == 1 and rng.random() < 0.6:
+                strides[dim] = rng.choice((1, 7, 100))
+        x = torch.rand(800).as_strided(sizes, strides)
+        want = fn(x)
+        (got,) = compile_graph(make_fx(lambda x: (fn(x),), decompositions(), tracing_mode="fake")(x))([x])
+        kept = [[s for s, n in zip(t.stride(), t.shape, strict=True) if n > 1] for t in (want, got)]
+        assert kept[0] == kept[1], (sizes, strides)
+        torch.testing.assert_close(got, want)
+
+
+@pytest.mark.parametrize("reduction", [0, 1, 2])
+def test_gradients_of_losses_of_nothing_are_nothing(reduction):
+    x, y = torch.empty(3, 0), torch.empty(3, 0)
+    grad = torch.empty(3, 0) if reduction == 0 else torch.ones(())
+    losses = (aten.smooth_l1_loss_backward, [1.0]), (aten.huber_loss_backward, [1.0]), (aten.mse_loss_backward, [])
+    for op, rest in losses:
+        graph = make_fx(lambda *a, op=op, rest=rest: op(*a, reduction, *rest), decompositions())(grad, x, y)
+        assert compile_graph(graph)([grad, x, y])[0].shape == (3, 0)

@@ -287,8 +287,8 @@ def evaluate_symint(value: Any, symbols: Mapping[str, int]) -> tuple[str, str] |
 
 
 def memory_format_of(x: torch.Tensor) -> torch.memory_format:
-    """The format in which eager lays out what it makes of ``x`` in no layout of its own: channels last if ``x`` is
-    so, also with odd strides of dimensions of size one, of which ``torch._prims_common`` thinks otherwise."""
+    """The format of eager's batch norm of ``x``: channels last if ``x`` is so, also with odd strides of dimensions of
+    size one, where ``torch._prims_common``, and eager's other operators, say contiguous."""
     for rank, last in ((4, torch.channels_last), (5, torch.channels_last_3d)):
         if x.dim() == rank and x.is_contiguous(memory_format=last) and not x.is_contiguous():
             return last

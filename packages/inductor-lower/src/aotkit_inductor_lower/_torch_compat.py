@@ -8,7 +8,7 @@ import torch
 from torch.fx import Graph, GraphModule
 from torch.fx._lazy_graph_module import _LazyGraphModule
 
-__all__ = ["empty_strided_cpu", "lazy_graph_module", "memory_format_of"]
+__all__ = ["empty_strided_cpu", "lazy_graph_module"]
 
 EmptyStrided = Callable[[Sequence[int], Sequence[int], torch.dtype], torch.Tensor]
 
@@ -30,12 +30,3 @@ def lazy_graph_module(root: torch.nn.Module, graph: Graph) -> GraphModule:
 
 
 empty_strided_cpu: EmptyStrided = _find_empty_strided()
-
-
-def memory_format_of(x: torch.Tensor) -> torch.memory_format:
-    """The format in which eager lays out what it makes of ``x`` in no layout of its own: channels last if ``x`` is
-    so, also with odd strides of dimensions of size one, of which ``torch._prims_common`` thinks otherwise."""
-    for rank, last in ((4, torch.channels_last), (5, torch.channels_last_3d)):
-        if x.dim() == rank and x.is_contiguous(memory_format=last) and not x.is_contiguous():
-            return last
-    return torch._prims_common.suggest_memory_format(x)

@@ -19,7 +19,6 @@ import torch
 from torch._decomp import get_decompositions
 from torch.fx.experimental.symbolic_shapes import guard_or_false
 
-from ._torch_compat import memory_format_of
 from .foreach import foreach_decompositions
 from .lowering import RULES
 from .lowering.refusals import misfit
@@ -66,8 +65,8 @@ def _fixed() -> Mapping[Any, Callable[..., Any]]:
     table = {**get_decompositions(packets), **foreach_decompositions()}
     kept = {op: function for op, function in table.items() if op not in RULES}
     means = {op: partial(_of_elements, kept[op]) for op in _DIVIDED_BY_THE_NUMBER_OF_ELEMENTS if op in kept}
-    ours = {op: partial(function, kept[op]) for op, function in _BEFORE_TORCHS.items() if op in kept}
-    mine: dict[Any, Callable[..., Any]] = {**kept, **means, **ours}
+    mine: dict[Any, Callable[..., Any]] = {**kept, **means}
+    mine |= {op: partial(function, mine[op]) for op, function in _BEFORE_TORCHS.items() if op in kept}
     return MappingProxyType({op: partial(_where_eager_computes, op, function) for op, function in mine.items()})
 
 
@@ -217,7 +216,7 @@ def _bicubic(decompose: Callable[..., Any], x: torch.Tensor, *how: Any) -> Any:
 def _laid_out_like(x: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
     """In the memory format of ``x``. torch's decompositions ask a copy in float32 for it, where ``x`` is of halves,
     and the copy of a tensor that overlaps itself has another."""
-    return result.contiguous(memory_format=memory_format_of(x))
+    return result.contiguous(memory_format=torch._prims_common.suggest_memory_format(x))
 
 
 def _nearest(decompose: Callable[..., Any], x: torch.Tensor, sizes: Any, *scales: Any) -> Any:

@@ -13,9 +13,8 @@ from itertools import product
 from typing import Any
 
 import torch
+from torch._prims_common import suggest_memory_format
 from torch.fx.experimental.symbolic_shapes import guard_or_false
-
-from ._torch_compat import memory_format_of
 
 __all__ = ["sample_grid", "upsample_linear"]
 
@@ -38,7 +37,7 @@ def upsample_linear(
     ]
     for _, _, part in reversed(lines):
         values = [a * (1 - part) + b * part for a, b in zip(values[::2], values[1::2], strict=True)]
-    return values[0].to(x.dtype).contiguous(memory_format=memory_format_of(x))
+    return values[0].to(x.dtype).contiguous(memory_format=suggest_memory_format(x))
 
 
 def _line(x: torch.Tensor, dim: int, count: Any, corners: bool, factor: float | None) -> Line:

@@ -14,7 +14,6 @@ import torch
 from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from .._torch_compat import memory_format_of
 from .positions import same_number
 
 __all__ = ["fits", "misfit", "refusal"]
@@ -177,7 +176,7 @@ def _groups(node: Node) -> str | None:
 def _is_dense(x: torch.Tensor) -> bool:
     """Whether a tensor is certainly contiguous in the order of its dimensions, or in the one of its strides."""
     if all(type(number) is int for number in (*x.shape, *x.stride())):
-        return x.is_contiguous(memory_format=memory_format_of(x))
+        return x.is_contiguous(memory_format=torch._prims_common.suggest_memory_format(x))
     images = [[0, *range(2, x.dim()), 1]] if x.dim() in (4, 5) else []
     return any(_lies_in_order(x, order) for order in ([*range(x.dim())], *images))
 
@@ -238,7 +237,7 @@ def _volumes(node: Node) -> str | None:
 
 
 def _as_planes(x: torch.Tensor) -> bool:
-    return x.dim() == 4 and memory_format_of(x) is torch.channels_last
+    return x.dim() == 4 and torch._prims_common.suggest_memory_format(x) is torch.channels_last
 
 
 def _of_nothing(node: Node) -> str | None:
