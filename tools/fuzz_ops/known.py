@@ -56,7 +56,8 @@ def _squares_overflow(wrong: Wrong, operands: Tensors) -> torch.Tensor | bool:
 
 def _nan_given(wrong: Wrong, operands: Tensors) -> torch.Tensor | bool:
     """Nan, or 0 where eager hands the gradient on, at as many places as a tensor has nan."""
-    given = any(bool(t.isnan().sum() >= wrong.want.numel()) for t in operands)
+    most = max((t.numel() for t in operands), default=0)  # of which the others are broadcast to
+    given = any(t.numel() and int(t.isnan().sum()) * (most // t.numel()) >= wrong.want.numel() for t in operands)
     return (wrong.got.isnan() & ~wrong.want.isnan() & any(bool(t.isnan().any()) for t in operands)) | (
         (wrong.got == 0) & given
     )
@@ -88,14 +89,15 @@ def _order_of_a_sum(wrong: Wrong, operands: Tensors) -> torch.Tensor | bool:
 
 
 def _order_of_a_product(wrong: Wrong, operands: Tensors) -> torch.Tensor | bool:
-    """A product that overflows, or becomes 0, on the way."""
+    """A product that overflows, or becomes 0 or denormal, on the way."""
     sizes = operands[0].abs().log2() if operands else torch.zeros(0)
     sizes = sizes[sizes.isfinite()]
     info = torch.finfo(torch.float64 if wrong.want.dtype is torch.float64 else torch.float32)
     high, low = float(sizes.clamp(min=0).sum()), float(sizes.clamp(max=0).sum())
     beyond = high > math.log2(info.max) or low < math.log2(info.tiny)
     beyond |= bool(operands) and not bool(operands[0].isfinite().all())
-    return (~(wrong.want.isfinite() & wrong.got.isfinite()) | (wrong.want == 0) | (wrong.got == 0)) & beyond
+    least = torch.minimum(*((t if t.is_complex() else t.double()).abs() for t in (wrong.want, wrong.got)))
+    return (~(wrong.want.isfinite() & wrong.got.isfinite()) | (least < info.tiny)) & beyond
 
 
 def _derivative_of_a_product(wrong: Wrong, operands: Tensors) -> torch.Tensor | bool:
