@@ -275,3 +275,14 @@ def test_gradients_of_losses_of_nothing_are_nothing(reduction):
     for op, rest in losses:
         graph = make_fx(lambda *a, op=op, rest=rest: op(*a, reduction, *rest), decompositions())(grad, x, y)
         assert compile_graph(graph)([grad, x, y])[0].shape == (3, 0)
+
+
+def test_targets_without_a_sign_are_negated_as_in_eager_mode():
+    x, target = rows(6), torch.tensor([0, 1, 16, 255, 2, 3], dtype=torch.uint8)
+    for op, args in (
+        (aten.soft_margin_loss, (x, target, 0)),
+        (aten.soft_margin_loss_backward, (torch.ones(6), x, target, 0)),
+    ):
+        tensors = [a for a in args if isinstance(a, torch.Tensor)]
+        graph = make_fx(lambda *a, op=op: op(*a, 0), decompositions())(*tensors)
+        torch.testing.assert_close(compile_graph(graph)(tensors)[0], op(*args), equal_nan=True)

@@ -90,7 +90,8 @@ def _where_eager_computes(op: Any, decompose: Callable[..., Any], *args: Any, **
         or misfit(op._schema, args, kwargs, dtype, operands=True)
         or (any(word in op._schema.name for word in ("loss", "cross_entropy")) and not tensors[0].is_floating_point())
     )
-    return NotImplemented if refused else decompose(*args, **kwargs)
+    wraps = "soft_margin_loss" in op._schema.name and tensors[-1].dtype is torch.uint8  # eager takes its negative
+    return NotImplemented if refused or wraps else decompose(*args, **kwargs)
 
 
 _DIVIDED_BY_THE_NUMBER_OF_ELEMENTS = (
