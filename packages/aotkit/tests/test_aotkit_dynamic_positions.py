@@ -145,3 +145,16 @@ def test_a_position_is_looked_at_where_nothing_is_written(size):
         fn(torch.rand(size), 9)
     with pytest.raises((IndexError, RuntimeError), match="out of range"):
         compiled(torch.rand(size), 9)
+
+
+def test_an_index_into_an_expanded_tensor_that_became_empty_raises_before_anything_is_read():
+    def gathered(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        return x.gather(1, index) + 1
+
+    compiled = torch.compile(gathered, backend="aotkit", dynamic=True, options={"fallback": "error"})
+    index = torch.full((5, 1), 7)
+    whole = torch.rand(1).as_strided((5, 11), (0, 0))
+    torch.testing.assert_close(compiled(whole, index), gathered(whole, index))
+    for function in (gathered, compiled):
+        with pytest.raises((IndexError, RuntimeError), match="out of"):
+            function(torch.empty(0).as_strided((3, 0), (0, 0)), index[:3])

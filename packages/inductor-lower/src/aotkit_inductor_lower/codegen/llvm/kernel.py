@@ -171,6 +171,7 @@ class _KernelEmitter:
                 bad = ops.op("and", ops.op("and", empty, used), ops.compare("icmp slt", low, high))
                 ops.flag(bad, INDEX_ERROR)
                 low = ops.select(bad, high, low)
+                self.ctx.hoist_depth = 1  # within the loop over units: no load of an expanded tensor comes before it
         return low
 
     # -- units ---------------------------------------------------------------------------------------------
