@@ -14,7 +14,8 @@ from torch._dynamo.utils import counters
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from aotkit import Options, Recorder, aot_function, pipeline
+from aotkit import Options, Recorder, aot_function
+from aotkit.driver import compile as pipeline
 
 from .compare import RECOMPUTED, Run, differences, observe
 from .program import Program

@@ -1,7 +1,7 @@
 """Bugs planted one by one in the plan, the metadata, the graphs or the calls of a compile: does the fuzzer find each?
 
-Each bug is a function that replaces one stage of :mod:`aotkit.pipeline` by one that spoils its product, where there
-is something to spoil. Nothing of it is reachable from the packages.
+Each bug is a function that replaces one stage of :mod:`aotkit.driver.compile` by one that spoils its result, where
+there is something to spoil. Nothing of it is reachable from the packages.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from unittest import mock
 
 import torch
 
-from aotkit import pipeline
+from aotkit.driver import compile as pipeline
 from aotkit_runtime_wrappers import WrapperPlan
 
 from .campaign import quiet
@@ -32,7 +32,7 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True, slots=True)
 class Bug:
-    """``stage``: name in :mod:`aotkit.pipeline`; ``spoil``: the true stage and its arguments to a wrong product.
+    """``stage``: name in :mod:`aotkit.driver.compile`; ``spoil``: the true stage and its arguments to a wrong product.
 
     ``under``: a change of another stage that is right by itself, without which the bug would not show.
     """

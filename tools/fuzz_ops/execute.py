@@ -12,9 +12,9 @@ import torch
 from torch._subclasses import FakeTensorMode
 
 from aotkit import Options, Recorder
-from aotkit._variants import Variants, flatten_call, flattened, structure_of
-from aotkit.api import rebuilt
-from aotkit.pipeline import CompileContext, own_stages
+from aotkit.driver.compile import CompileContext, own_stages
+from aotkit.driver.specializations import Variants, flatten_call, flattened, structure_of
+from aotkit.torch_api.aot_function import rebuilt
 from aotkit_inductor_lower import LowerOptions, compile_graph
 
 from .program import DIRECT, Sample, invoke, values_of

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import aotkit
-from aotkit import _doctor
-from aotkit.__main__ import main
+from aotkit.cli.main import main
+from aotkit.report import doctor
 from aotkit_cache import open_cache
 
 
@@ -77,7 +77,7 @@ def test_the_cache_is_listed_explained_shipped_and_pruned(
 def test_the_doctor_names_versions_processor_libraries_and_problems(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = _doctor.diagnose()
+    found = doctor.diagnose()
     facts = dict(found.facts)
     assert torch.__version__ in facts["torch"] and "bit vectors" in facts["processor"]
     assert "inductor-lower" in facts["aotkit"] and "missing" not in facts["aotkit"]

@@ -92,7 +92,7 @@ def test_nested_inputs_results_that_are_no_tuple_and_exported_graphs_are_called_
 
 @pytest.mark.covers("F5a.3", "F5a.4")
 def test_an_empty_graph_needs_no_code_and_a_graph_has_to_return_a_tuple(monkeypatch: pytest.MonkeyPatch) -> None:
-    from aotkit import _compile_fx
+    from aotkit.torch_api import compile_fx as _compile_fx
 
     monkeypatch.setattr(_compile_fx, "compile_graph", lambda *args: pytest.fail("code was generated"))
     x = torch.randn(3)

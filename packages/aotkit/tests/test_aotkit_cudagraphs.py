@@ -7,7 +7,7 @@ import torch
 from torch._subclasses import FakeTensorMode
 
 from aotkit import Options, Recorder
-from aotkit.pipeline import CompileContext, compile_flat, own_stages
+from aotkit.driver.compile import CompileContext, compile_flat, own_stages
 from aotkit_cudagraphs import CudagraphNotice, CudagraphTrees, SimulatedDriver
 
 # Operators as ATen runs them: the simulated device sees what goes through torch's dispatcher.
@@ -92,7 +92,7 @@ def test_a_graph_is_recorded_around_what_cant_be(trees):
 
 
 def test_parameters_and_buffers_of_a_compiled_module_are_used_in_place(trees, monkeypatch):
-    monkeypatch.setattr("aotkit._cudagraphs.CudagraphStages._trees_for", lambda self, graph, name: trees)
+    monkeypatch.setattr("aotkit.driver.cudagraphs.CudagraphStages._trees_for", lambda self, graph, name: trees)
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4), torch.nn.ReLU())
     twin = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4), torch.nn.ReLU())
     twin.load_state_dict(model.state_dict())

@@ -13,9 +13,9 @@ import pytest
 import torch
 from torch import fx
 
-from aotkit import _torch_state, _warm
-from aotkit._size_guards import Names, evaluate, guards_hold, guards_of, install_guards
-from aotkit._warm import graph_key
+from aotkit.artifact import lookup, torch_state
+from aotkit.artifact.guards import Names, evaluate, guards_hold, guards_of, install_guards
+from aotkit.artifact.lookup import graph_key
 from aotkit.options import Options
 from aotkit_cache import Uncacheable, explain, make_key
 
@@ -182,10 +182,10 @@ def test_each_ingredient_alone_flips_the_key(monkeypatch: pytest.MonkeyPatch) ->
             monkeypatch.undo()
     for name in ("sources_digest", "host_target", "environment_parts"):
         value: Any = {"env.torch": "2.99"} if name == "environment_parts" else "another"
-        monkeypatch.setattr(_warm, name, lambda value=value: value)
+        monkeypatch.setattr(lookup, name, lambda value=value: value)
         keys[f"environment: {name}"] = key_of(graph(), inputs())
         monkeypatch.undo()
-    monkeypatch.setattr(_warm, "ARTIFACT_FORMAT", 0)
+    monkeypatch.setattr(lookup, "ARTIFACT_FORMAT", 0)
     keys["format"] = key_of(graph(), inputs())
     assert len(keys) > 60
     by_digest: dict[str, str] = {}
@@ -242,7 +242,7 @@ def test_what_no_key_can_name_is_refused_with_a_reason() -> None:
             key_of(gm, args)
     hooks = torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t)
     with pytest.raises(Uncacheable, match="hooks on saved tensors"), hooks:
-        _torch_state.torch_state()
+        torch_state.torch_state()
 
 
 class _Sub(torch.Tensor):
@@ -333,6 +333,6 @@ def test_guards_survive_json_and_are_installed_on_other_symbols() -> None:
     assert len(other.guards) - before >= 4
     assert guards_of(other, renamed) == guards
     asked = mock.Mock(side_effect=evaluate)
-    with mock.patch("aotkit._size_guards.evaluate", asked):
+    with mock.patch("aotkit.artifact.guards.evaluate", asked):
         install_guards(guards, renamed.values)
     assert not asked.called  # what the environment knows is not asked again

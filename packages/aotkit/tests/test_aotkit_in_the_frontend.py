@@ -13,7 +13,7 @@ import torch
 from torch._guards import CompileContext, TracingContext
 
 import aotkit
-from aotkit._collections import collections_put_off
+from aotkit.driver.process import collections_put_off
 
 
 def compiled(fn: Callable[..., Any], recorder: aotkit.Recorder, **options: Any) -> Callable[..., Any]:

@@ -22,24 +22,24 @@ BEFORE_LOWERING = [
     "aotkit.backend.unsupported_input",
     "aotkit.backend.open_graph_cache",
     "aotkit.backend.with_alias_variants",
-    "aotkit._warm.prepare_lookup",
-    "aotkit._cold.lift_attributes",
-    "aotkit._cold.floats_as_tensors",
-    "aotkit._cold.fake_inputs",
-    "aotkit._cold.compile_flat",
-    "aotkit.pipeline.prepare_inputs",
-    "aotkit.pipeline.capture",
+    "aotkit.artifact.lookup.prepare_lookup",
+    "aotkit.driver.cold.lift_attributes",
+    "aotkit.driver.cold.floats_as_tensors",
+    "aotkit.driver.cold.fake_inputs",
+    "aotkit.driver.cold.compile_flat",
+    "aotkit.driver.compile.prepare_inputs",
+    "aotkit.driver.compile.capture",
     "aotkit_aot_trace.record.collect_metadata",
     "aotkit_aot_trace.record.reached_by",
     "aotkit_aot_trace.api.finish",
-    "aotkit.pipeline.partition",
-    "aotkit.pipeline.saved_values",
-    "aotkit.pipeline.build_plan",
-    "aotkit.pipeline.bind",
+    "aotkit.driver.compile.partition",
+    "aotkit.driver.compile.saved_values",
+    "aotkit.driver.compile.build_plan",
+    "aotkit.driver.compile.bind",
 ]
 LOWERING = [
-    "aotkit.pipeline.compile_wrapped",
-    "aotkit.pipeline.compile_graph",
+    "aotkit.driver.compile.compile_wrapped",
+    "aotkit.driver.compile.compile_graph",
     "aotkit_inductor_lower.pipeline.run_fx_passes",
     "aotkit_inductor_lower.pipeline.lower_graph",
     "aotkit_inductor_lower.pipeline.schedule_program",
@@ -107,7 +107,7 @@ def test_a_bug_in_the_compile_of_a_forward_gives_eager_and_one_notice(
     target: str, kind: type[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broken(target, monkeypatch, kind)
-    call = compiled(cache=target.startswith(("aotkit._warm", "aotkit.backend")))
+    call = compiled(cache=target.startswith(("aotkit.artifact.lookup", "aotkit.backend")))
     with one_notice() as messages:
         got = step(call)
     torch.testing.assert_close(got, step(program))
@@ -140,13 +140,13 @@ def test_a_refusal_in_the_compile_of_a_backward_gives_eager_gradients(monkeypatc
 
     call = compiled(cache=False)
     with one_notice() as messages:
-        got = step(call, between=lambda: monkeypatch.setattr("aotkit.pipeline.compile_graph", refuse))
+        got = step(call, between=lambda: monkeypatch.setattr("aotkit.driver.compile.compile_graph", refuse))
     torch.testing.assert_close(got, step(program))
     assert "it is not known" in messages[0] and "bug" not in messages[0]
 
 
 @pytest.mark.covers("F8.8")
-@pytest.mark.parametrize("target", ["aotkit.pipeline.capture", "aotkit_inductor_lower.pipeline.lower_graph"])
+@pytest.mark.parametrize("target", ["aotkit.driver.compile.capture", "aotkit_inductor_lower.pipeline.lower_graph"])
 def test_a_bug_is_raised_with_its_cause_when_that_is_asked_for(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
     broken(target, monkeypatch, KeyError)
     with pytest.raises(BackendCompilerFailed, match="bug in aotkit") as caught:
@@ -168,7 +168,7 @@ def test_a_stored_backward_that_cannot_be_bound_is_compiled_again(monkeypatch: p
     expected = step(program)
     torch.testing.assert_close(step(compiled()), expected)
     bound: list[Any] = []
-    stored = importlib.import_module("aotkit._artifact").StoredGraph
+    stored = importlib.import_module("aotkit.artifact.records").StoredGraph
     original = stored.bind
 
     def second_fails(self: Any, *args: Any) -> Any:
@@ -183,7 +183,7 @@ def test_a_stored_backward_that_cannot_be_bound_is_compiled_again(monkeypatch: p
     assert len(bound) == 2
 
 
-AOT_STAGES = [t for t in BEFORE_LOWERING if t.startswith(("aotkit.pipeline", "aotkit_aot_trace"))]
+AOT_STAGES = [t for t in BEFORE_LOWERING if t.startswith(("aotkit.driver.compile", "aotkit_aot_trace"))]
 
 
 @pytest.mark.covers("F8.8")
@@ -211,7 +211,7 @@ def test_a_bug_behind_aot_module_simplified_gives_eager_and_one_notice(monkeypat
         def forward(self, x: Tensor) -> list[Tensor]:
             return [self.inner(x)]
 
-    broken("aotkit.pipeline.capture", monkeypatch, TypeError)
+    broken("aotkit.driver.compile.capture", monkeypatch, TypeError)
     with one_notice() as messages:
         call = aotkit.aot_module_simplified(Listed(), [x], aotkit.nop)
         (got,) = call(x)
@@ -224,7 +224,7 @@ def test_a_bug_behind_aot_module_simplified_gives_eager_and_one_notice(monkeypat
 
 @pytest.mark.covers("F8.8")
 def test_aot_function_raises_a_bug_if_the_environment_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    broken("aotkit.pipeline.capture", monkeypatch, TypeError)
+    broken("aotkit.driver.compile.capture", monkeypatch, TypeError)
     monkeypatch.setenv("AOTKIT_FALLBACK", "error")
     with pytest.raises(aotkit.InternalError, match="bug in aotkit") as caught:
         step(aotkit.aot_function(program, aotkit.nop))

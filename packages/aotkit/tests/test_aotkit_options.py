@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import aotkit
-from aotkit._environment import read_environment
+from aotkit.environment import read_environment
 
 
 def test_patch_changes_one_field_and_leaves_the_original() -> None:

@@ -15,7 +15,8 @@ from torch import nn
 from torch.export import Dim, export
 
 import aotkit
-from aotkit import PackageError, _package
+from aotkit import PackageError
+from aotkit.driver import package as package_module
 
 
 class Model(nn.Module):
@@ -171,7 +172,7 @@ def test_files_that_do_not_fit_are_refused_with_what_to_do(tmp_path: Path, monke
     with zipfile.ZipFile(path) as archive:
         made = json.loads(archive.read("manifest.json"))["environment"]
     assert len(made["features"]) > 3 and made["device"] == "cpu"
-    real = _package.environment_of_package()
+    real = package_module.environment_of_package()
     for change, message in (
         ({"artifact": 0}, "which reads format"),
         ({"torch": "9.1.0"}, "compiled with torch .*, and this is torch 9.1.0"),
@@ -179,7 +180,7 @@ def test_files_that_do_not_fit_are_refused_with_what_to_do(tmp_path: Path, monke
         ({"device": "cuda"}, "this process has 'cuda'"),
         ({"features": real["features"][1:]}, f"features that this one .* lacks: {real['features'][0]}"),
     ):
-        monkeypatch.setattr(_package, "environment_of_package", lambda change=change, **_: {**real, **change})
+        monkeypatch.setattr(package_module, "environment_of_package", lambda change=change, **_: {**real, **change})
         with pytest.raises(PackageError, match=message):
             aotkit.load(path)
 
@@ -237,7 +238,7 @@ class Doubled(nn.Module):
 
 def test_sizes_that_the_code_is_not_right_for_are_named_at_compile_time_and_in_calls(tmp_path: Path) -> None:
     program = export(Doubled(), (torch.randn(4, 3),), dynamic_shapes=({0: Dim("b", min=1, max=64)},))
-    from aotkit._package_sizes import narrowed, relation_text
+    from aotkit.artifact.package_sizes import narrowed, relation_text
 
     shapes = {"x": ["d0", 3], "y": ["d1", "d0"]}
     arguments = [{"name": name, "symbol": None, "shape": shape} for name, shape in shapes.items()]

@@ -316,7 +316,8 @@ def test_every_stage_logs_its_graph_to_torchs_artifacts_under_one_name() -> None
         def emit(self, record: logging.LogRecord) -> None:
             messages.append((record.name.rpartition(".")[2], record.getMessage().splitlines()[0]))
 
-    logs = [logging.getLogger(f"aotkit._torch_logs.__{artifact}") for artifact in ("aot_graphs", "aot_joint_graph")]
+    artifacts = ("aot_graphs", "aot_joint_graph")
+    logs = [logging.getLogger(f"aotkit.frontend.torch_logs.__{artifact}") for artifact in artifacts]
     keep, x = Keep(), torch.randn(3, requires_grad=True)
     levels = [log.level for log in logs]
     for log in logs:

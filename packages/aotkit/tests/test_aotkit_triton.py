@@ -16,8 +16,9 @@ import torch
 import torch.nn.functional as F
 
 import aotkit
-from aotkit import _package, _torch_state
-from aotkit._artifact import _tensor, bytes_of
+from aotkit.artifact import torch_state
+from aotkit.artifact.records import _tensor, bytes_of
+from aotkit.driver import package
 from aotkit_inductor_lower import triton as kernels
 
 pytest.importorskip("triton", reason="Triton is the optional extra `cuda`")
@@ -131,11 +132,11 @@ def test_a_device_that_no_code_is_generated_for_is_named() -> None:
 
 
 def test_what_the_devices_can_is_part_of_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert _torch_state.cuda_capabilities(False) == () or torch.cuda.is_initialized()
+    assert torch_state.cuda_capabilities(False) == () or torch.cuda.is_initialized()
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (8 + index, 0))
-    assert _torch_state.cuda_capabilities(False) == ((8, 0), (9, 0))
+    assert torch_state.cuda_capabilities(False) == ((8, 0), (9, 0))
 
 
 def test_a_stored_constant_comes_back_with_its_layout_and_device() -> None:
@@ -166,18 +167,18 @@ def test_a_package_holds_the_kernels_of_a_device(tmp_path: Path) -> None:
 
 def test_a_package_for_a_device_that_is_not_there_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    made = _package.environment_of_package(device=torch.device("cuda:1"))
+    made = package.environment_of_package(device=torch.device("cuda:1"))
     assert made["device"] == "cuda:1 of architecture sm_90"
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(aotkit.PackageError, match=r"for cuda:1 of architecture sm_90, and this process has no"):
-        _package._check_environment(made)
+        package._check_environment(made)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    _package._check_environment(made)
+    package._check_environment(made)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
     with pytest.raises(aotkit.PackageError, match=r"sm_90'; this process has 'cuda:1 of architecture sm_80'"):
-        _package._check_environment(made)
-    argument = _package._Argument("x", "torch.float32", [3], [1], "cuda:0", False, None)
+        package._check_environment(made)
+    argument = package._Argument("x", "torch.float32", [3], [1], "cuda:0", False, None)
     with pytest.raises(TypeError, match=r"on device cpu; the package was compiled for a dense one .* on device cuda:0"):
         argument.check(torch.empty(3), {})
 

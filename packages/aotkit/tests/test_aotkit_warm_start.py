@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import aotkit
-from aotkit import _cold
+from aotkit.driver import cold
 from aotkit_cache import CacheWarning, open_cache
 
 
@@ -37,14 +37,14 @@ def no_compile(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     import aotkit_aot_trace.record
     import aotkit_inductor_lower.codegen.generate
     import aotkit_inductor_lower.pipeline
-    from aotkit import pipeline
+    from aotkit.driver import compile as pipeline
 
     def forbid() -> None:
         def entered(*args: Any, **kwargs: Any) -> Any:
             pytest.fail("a stage of a compile was entered")
 
         for module, name in (
-            (_cold, "compile_flat"),
+            (cold, "compile_flat"),
             (pipeline, "capture"),
             (pipeline, "partition"),
             (pipeline, "compile_graph"),
@@ -344,7 +344,7 @@ import torch
 import aotkit
 assert not any(name.split(".")[:2] == ["torch", "_dynamo"] for name in sys.modules), "import aotkit is not lazy"
 assert [name for name in sys.modules if name.startswith("aotkit_")] == []
-from aotkit._artifact import Artifact, bind_artifact
+from aotkit.artifact.records import Artifact, bind_artifact
 from aotkit_cache import open_cache
 cache = open_cache()
 (entry,) = [e for e, _ in (cache.describe(s.key) for s in cache.entries()) if e.meta.get("kind") == "training"]

@@ -14,26 +14,30 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from .__about__ import __version__
-from ._registration import register_with_frontend
+from .registration import register_with_frontend
 
 if TYPE_CHECKING:
     from aotkit_aot_trace import ExportError, GraphSignature, aot_export_joint_simple, aot_export_module
 
-    from ._aot_compile import aot_compile
-    from ._bisect import Culprit, find_culprit
-    from ._cache_tools import load_cache, save_cache
-    from ._compile_fx import compile_fx, compile_fx_aot, compile_fx_inner, list_mode_options, list_options
-    from ._explain import Explanation, explain
-    from ._freezing import discard_parameters
-    from ._observe import GraphRecord, Recorder, StageTiming
-    from ._package import Package, load
-    from ._passes import GraphPasses
-    from .api import aot_function, aot_module, aot_module_simplified
     from .backend import make_backend
-    from .boxed import get_aot_graph_name, get_graph_being_compiled, make_boxed_compiler, make_boxed_func, nop
+    from .cli.cache import load_cache, save_cache
+    from .driver.boxed import get_aot_graph_name, get_graph_being_compiled, make_boxed_compiler, make_boxed_func, nop
+    from .driver.freezing import discard_parameters
+    from .driver.package import Package, load
+    from .driver.user_passes import GraphPasses
     from .errors import CompileError, EagerFallback, FrozenParameterError, PackageError, UnknownOption
     from .options import MODES, Options
-    from .staged import JointWithDescriptors, aot_compile_joint_with_descriptors, aot_export_joint_with_descriptors
+    from .recorder import GraphRecord, Recorder, StageTiming
+    from .report.bisect import Culprit, find_culprit
+    from .report.explain import Explanation, explain
+    from .torch_api.aot_compile import aot_compile
+    from .torch_api.aot_function import aot_function, aot_module, aot_module_simplified
+    from .torch_api.compile_fx import compile_fx, compile_fx_aot, compile_fx_inner, list_mode_options, list_options
+    from .torch_api.joint import (
+        JointWithDescriptors,
+        aot_compile_joint_with_descriptors,
+        aot_export_joint_with_descriptors,
+    )
 
 __all__ = [
     "MODES",
@@ -93,31 +97,37 @@ _HOMES = {
             "aot_export_joint_simple",
             "aot_export_module",
         ),
-        "._freezing": ("discard_parameters",),
-        "._observe": (
+        ".driver.freezing": ("discard_parameters",),
+        ".recorder": (
             "GraphRecord",
             "Recorder",
             "StageTiming",
         ),
-        ".api": (
+        ".torch_api.aot_function": (
             "aot_function",
             "aot_module",
             "aot_module_simplified",
         ),
         ".backend": ("make_backend",),
-        ".boxed": (
+        ".driver.boxed": (
             "get_aot_graph_name",
             "get_graph_being_compiled",
             "make_boxed_compiler",
             "make_boxed_func",
             "nop",
         ),
-        "._aot_compile": ("aot_compile",),
-        "._bisect": ("Culprit", "find_culprit"),
-        "._cache_tools": ("load_cache", "save_cache"),
-        "._compile_fx": ("compile_fx", "compile_fx_aot", "compile_fx_inner", "list_mode_options", "list_options"),
-        "._package": ("Package", "load"),
-        "._passes": ("GraphPasses",),
+        ".torch_api.aot_compile": ("aot_compile",),
+        ".report.bisect": ("Culprit", "find_culprit"),
+        ".cli.cache": ("load_cache", "save_cache"),
+        ".torch_api.compile_fx": (
+            "compile_fx",
+            "compile_fx_aot",
+            "compile_fx_inner",
+            "list_mode_options",
+            "list_options",
+        ),
+        ".driver.package": ("Package", "load"),
+        ".driver.user_passes": ("GraphPasses",),
         ".errors": (
             "CompileError",
             "EagerFallback",
@@ -126,7 +136,7 @@ _HOMES = {
             "PackageError",
             "UnknownOption",
         ),
-        "._explain": (
+        ".report.explain": (
             "Explanation",
             "explain",
         ),
@@ -134,7 +144,7 @@ _HOMES = {
             "MODES",
             "Options",
         ),
-        ".staged": (
+        ".torch_api.joint": (
             "JointWithDescriptors",
             "aot_compile_joint_with_descriptors",
             "aot_export_joint_with_descriptors",

@@ -16,22 +16,22 @@ from torch._guards import CompileContext
 
 from aotkit_cache import Uncacheable
 
-from ._aliases import with_alias_variants
-from ._bugs import first_line, is_bug, is_refusal, note_bug, raise_bug
-from ._collections import collections_put_off
-from ._environment import read_environment
-from ._inputs import has_lists, unsupported_input
-from ._lift import held_tensors
-from ._observe import Recorder
-from ._store import CachedObjects, open_graph_cache
+from .artifact.store import CachedObjects, open_graph_cache
+from .driver.alias_specializations import with_alias_variants
+from .driver.bugs import first_line, is_bug, is_refusal, note_bug, raise_bug
+from .driver.process import collections_put_off
+from .environment import read_environment
 from .errors import CompileError, notify_eager
+from .frontend.inputs import has_lists, unsupported_input
+from .frontend.lift import held_tensors
 from .options import Options, resolve
+from .recorder import Recorder
 
 if TYPE_CHECKING:
-    from ._artifact import Artifact
-    from ._cold import ColdCompiler
-    from ._freezing import FrozenArguments
-    from ._passes import GraphPasses
+    from .artifact.records import Artifact
+    from .driver.cold import ColdCompiler
+    from .driver.freezing import FrozenArguments
+    from .driver.user_passes import GraphPasses
 
 __all__ = ["GraphJob", "aotkit", "make_backend"]
 
@@ -129,7 +129,7 @@ def _compile_plain(
     first = job.compile_or_fall_back([*example_inputs, *held], "could not be compiled")
     compiled = with_alias_variants(first, lambda args: job.compile_or_fall_back(args, "could not be compiled again"))
     if job.frozen is not None and job.frozen.used:
-        from ._freezing import check_frozen
+        from .driver.freezing import check_frozen
 
         compiled = check_frozen(compiled, job.frozen, gm)
     return (lambda *args: compiled(*args, *held)) if held else compiled
@@ -158,11 +158,11 @@ class GraphJob:
     def note_fixed(self, example_inputs: Sequence[Any], held: Sequence[Any]) -> None:
         """Look which arguments keep their address or their value, where that matters."""
         if self.options.cudagraphs:
-            from ._cudagraphs import fixed_arguments
+            from .driver.cudagraphs import fixed_arguments
 
             self._fixed = fixed_arguments(example_inputs, held)
         if self.options.freezing:
-            from ._freezing import frozen_arguments
+            from .driver.freezing import frozen_arguments
 
             self.frozen = frozen_arguments(example_inputs, held)
 
@@ -193,7 +193,7 @@ class GraphJob:
             return self._cold().compile(args)
         try:
             with collections_put_off():
-                from ._warm import Later, prepare_lookup
+                from .artifact.lookup import Later, prepare_lookup
 
                 with self.recorder.stage("cache-key"):
                     lookup = prepare_lookup(
@@ -205,7 +205,7 @@ class GraphJob:
             return self._cold().compile(args)
         if found is not None:
             return found
-        from ._collect import Collector
+        from .driver.collect import Collector
 
         collector = Collector(lookup.save, lookup.bypass, self.frozen)
         compiled = self._cold().compile(args, collector)
@@ -214,7 +214,7 @@ class GraphJob:
 
     def _cold(self) -> ColdCompiler:
         if self._compiler is None:
-            from ._cold import ColdCompiler
+            from .driver.cold import ColdCompiler
 
             store = None if self.cache is None else CachedObjects(self.cache)
             self._compiler = ColdCompiler(
@@ -230,7 +230,7 @@ class GraphJob:
         return self._compiler
 
     def _backward(self, graph: torch.fx.GraphModule) -> Callable[..., Any]:
-        from .pipeline import backward_in_spite_of
+        from .driver.compile import backward_in_spite_of
 
         return backward_in_spite_of(lambda: self._cold().backward(graph), graph, self.options, self.recorder)
 
@@ -245,7 +245,7 @@ def _compile_with_lists(
     recorder: Recorder,
     passes: GraphPasses | None,
 ) -> Callable[..., Any]:
-    from ._compiled_autograd import defer_accumulations, without_lists
+    from .frontend.compiled_autograd import defer_accumulations, without_lists
 
     try:
         plain, flat, flatten = without_lists(gm, example_inputs)

@@ -1,0 +1,1 @@
+"""A compiled function as data: its records, its key, its guards, where it is kept."""

@@ -1,0 +1,230 @@
+"""A compiled model in a file, loaded: runs without tracing or compiling anything.
+
+What this module imports is what a deployed process needs; see Note [What is loaded].
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from aotkit_inductor_lower import BindError, processor_target
+from aotkit_runtime_wrappers import WrapperError
+
+from ..__about__ import __version__
+from ..artifact.guards import evaluate
+from ..artifact.package_file import read_package
+from ..artifact.package_sizes import relation_text, size_error
+from ..artifact.records import ARTIFACT_FORMAT, Artifact, bind_artifact
+from ..artifact.structure import flatten_like, rebuild_structure
+from ..errors import PackageError
+
+__all__ = ["Package", "environment_of_package", "load"]
+
+
+_CPU = torch.device("cpu")
+
+
+def environment_of_package(processor: str = "host", device: torch.device = _CPU) -> dict[str, Any]:
+    """What a package that is compiled here can be loaded with: for this processor or a level of processors, or with
+    kernels for what a CUDA ``device`` can."""
+    target = processor_target("host" if processor == "triton-interpreter" else processor)
+    return {
+        "aotkit": __version__,
+        "artifact": ARTIFACT_FORMAT,
+        "torch": torch.__version__,
+        "system": f"{platform.system()} {platform.machine()}",
+        "device": "cpu" if device.type == "cpu" else _architecture(device),
+        "processor": target.cpu,
+        "features": sorted(f[1:] for f in target.features.split(",") if f.startswith("+")),
+    }
+
+
+def _architecture(device: torch.device) -> str:
+    major, minor = torch.cuda.get_device_capability(device)
+    return f"{device} of architecture sm_{major}{minor}"
+
+
+def load(path: str | os.PathLike[str], *, signing_key: bytes | None = None) -> Package:
+    """Load a package that :func:`aotkit.aot_compile` wrote; weights are mapped, not read.
+
+    A package holds native code, which runs in this process: load only files that you trust. With ``signing_key``, a
+    file that was not signed with it is refused unread.
+
+    Raises :class:`PackageError` if the file is no package, was made for another version of torch or another processor,
+    or lacks the signature.
+    """
+    manifest, sections, weights = read_package(path, signing_key)
+    _check_environment(manifest.get("environment", {}))
+    try:
+        artifact = Artifact.from_sections(sections, manifest["artifact"])
+        call = bind_artifact(artifact)
+    except (BindError, WrapperError, ValueError, KeyError) as error:
+        raise PackageError(f"the package {os.fspath(path)} can't be loaded: {error}") from error
+    for name, stride in manifest["strides"].items():  # the file holds the elements in the order of their indices
+        kept = weights[name]
+        weights[name] = torch.empty_strided(kept.shape, stride, dtype=kept.dtype).copy_(kept)
+    for name, device in manifest["devices"].items():
+        weights[name] = weights[name].to(device)
+    for name, first in manifest["same"].items():
+        weights[name] = weights[first]
+    return Package(call, manifest, weights, artifact.guards)
+
+
+class Package:
+    """A loaded package: call it as the model that it was made of. Results never require grad.
+
+    Attributes:
+        manifest: what the package says about itself: versions, processor, arguments, results.
+        weights: parameters and buffers by name, in private memory. Writing to them changes what later calls compute.
+    """
+
+    def __init__(
+        self, call: Any, manifest: Mapping[str, Any], weights: Mapping[str, torch.Tensor], guards: Any = ()
+    ) -> None:
+        self.manifest = manifest
+        self.weights = dict(weights)
+        self._call = call
+        self._guards = guards
+        self._leading = [self.weights[name] for name in manifest["weights"]]
+        self._arguments = [_Argument(**described) for described in manifest["arguments"]]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run. Raises ``TypeError`` or ``ValueError`` for arguments that the package was not compiled for."""
+        flat: list[Any] = []
+        flatten_like(self.manifest["inputs"], [list(args), kwargs], flat)
+        symbols: dict[str, int] = {}
+        for argument, value in zip(self._arguments, flat, strict=True):
+            argument.check(value, symbols)
+        self._check_sizes(flat, symbols)
+        values = [a.laid_out(v, symbols) for a, v in zip(self._arguments, flat, strict=True)]
+        with torch.no_grad():
+            results = self._call([*self._leading, *values])
+        return rebuild_structure(self.manifest["outputs"], results)
+
+    def load_weights(self, weights: Mapping[str, torch.Tensor], *, strict: bool = True) -> None:
+        """Copy new values into :attr:`weights`.
+
+        Raises ``KeyError`` for unknown names and, if ``strict``, missing ones; ``ValueError`` for another shape.
+        """
+        unknown = sorted(weights.keys() - self.weights.keys())
+        missing = sorted(self.weights.keys() - weights.keys()) if strict else []
+        if unknown or missing:
+            raise KeyError(f"weights that the package does not have: {unknown}; weights that are missing: {missing}")
+        for name, value in weights.items():
+            if value.shape != self.weights[name].shape:
+                wanted = tuple(self.weights[name].shape)
+                raise ValueError(f"the weight {name} has shape {tuple(value.shape)}; the package needs {wanted}")
+        with torch.no_grad():
+            for name, value in weights.items():
+                self.weights[name].copy_(value)
+
+    def _check_sizes(self, flat: list[Any], symbols: dict[str, int]) -> None:
+        for name, (low, high) in self.manifest["ranges"].items():
+            if name in symbols and not (low <= symbols[name] and (high is None or symbols[name] <= high)):
+                raise ValueError(size_error(name, symbols[name], (low, high), self.manifest["arguments"]))
+        for argument, value in zip(self._arguments, flat, strict=True):
+            if isinstance(value, torch.Tensor):
+                for dim, (size, wanted) in enumerate(zip(value.shape, argument.shape, strict=True)):
+                    if evaluate(wanted, symbols) != size:
+                        raise ValueError(
+                            f"{argument.name} has size {size} in dimension {dim}, where the package was compiled for "
+                            f"{evaluate(wanted, symbols)}"
+                        )
+        for guard in self._guards:
+            if not evaluate(guard, symbols):
+                raise ValueError(
+                    f"the package was compiled for sizes with {relation_text(guard, self.manifest['arguments'])}, "
+                    f"which does not hold for {[tuple(v.shape) for v in flat if isinstance(v, torch.Tensor)]}"
+                )
+
+
+class _Argument:
+    """One tensor or integer argument as the package was compiled for it; sizes are expressions over symbols."""
+
+    __slots__ = ("device", "dtype", "name", "shape", "stride", "symbol", "written")
+
+    def __init__(
+        self, name: str, dtype: str, shape: Any, stride: Any, device: str, written: bool, symbol: str | None
+    ) -> None:
+        self.device = torch.device(device or "cpu")
+        self.name, self.shape, self.stride, self.written, self.symbol = name, shape, stride, written, symbol
+        self.dtype = getattr(torch, dtype.removeprefix("torch.")) if dtype else None
+
+    def check(self, value: Any, symbols: dict[str, int]) -> None:
+        """Refuse another type, and note the sizes that symbols stand for."""
+        if self.symbol is not None:
+            if type(value) is not int:
+                raise TypeError(f"{self.name} has to be an integer, not a {type(value).__name__}")
+            symbols[self.symbol] = value
+            return
+        if not isinstance(value, torch.Tensor):
+            raise TypeError(f"{self.name} has to be a tensor, not a {type(value).__name__}")
+        if value.dtype is not self.dtype or value.device != self.device or value.layout is not torch.strided:
+            raise TypeError(
+                f"{self.name} is a {value.layout} tensor of {value.dtype} on device {value.device}; the package was "
+                f"compiled for a dense one of {self.dtype} on device {self.device}"
+            )
+        if value.dim() != len(self.shape):
+            raise ValueError(
+                f"{self.name} has {value.dim()} dimensions; the package was compiled for {len(self.shape)}"
+            )
+        for size, wanted in zip(value.shape, self.shape, strict=True):
+            if isinstance(wanted, str):
+                symbols.setdefault(wanted, size)
+
+    def laid_out(self, value: Any, symbols: Mapping[str, int]) -> Any:
+        """``value`` with the strides that the code reads by: itself, or a copy."""
+        if self.symbol is not None:
+            return value
+        stride = tuple(evaluate(part, symbols) for part in self.stride)
+        differs = any(size > 1 and a != b for size, a, b in zip(value.shape, value.stride(), stride, strict=True))
+        if not differs and not value.is_conj() and not value.is_neg():
+            return value
+        if self.written:
+            raise ValueError(
+                f"{self.name} is written to and has strides {value.stride()}; the package was compiled for {stride}"
+            )
+        return torch.empty_strided(value.shape, stride, dtype=value.dtype, device=value.device).copy_(value)
+
+
+def _check_environment(made: Mapping[str, Any]) -> None:
+    here = environment_of_package(device=_named_device(str(made.get("device"))))
+    if made.get("artifact") != here["artifact"]:
+        raise PackageError(
+            f"the package has format {made.get('artifact')} (aotkit {made.get('aotkit')}); this is aotkit "
+            f"{__version__}, which reads format {ARTIFACT_FORMAT}. Compile it again"
+        )
+    if _release(made["torch"]) != _release(here["torch"]):
+        raise PackageError(
+            f"the package was compiled with torch {made['torch']}, and this is torch {here['torch']}. Compile it "
+            "again, or install that version"
+        )
+    for what in ("system", "device"):
+        if made[what] != here[what]:
+            raise PackageError(f"the package was compiled for {what} {made[what]!r}; this process has {here[what]!r}")
+    missing = sorted(set(made["features"]) - set(here["features"]))
+    if missing:
+        raise PackageError(
+            f"the package was compiled for a processor ({made['processor']}) with features that this one "
+            f"({here['processor']}) lacks: {', '.join(missing)}. Compile it on such a processor"
+        )
+
+
+def _named_device(made: str) -> torch.device:
+    """The device that a package was compiled for, if this process has it."""
+    name = made.partition(" ")[0]
+    if not name.startswith("cuda"):
+        return _CPU
+    device = torch.device(name)
+    if not torch.cuda.is_available() or (device.index or 0) >= torch.cuda.device_count():
+        raise PackageError(f"the package was compiled for {made}, and this process has no such device")
+    return device
+
+
+def _release(version: str) -> tuple[str, ...]:
+    return tuple(version.split("+")[0].split(".")[:2])

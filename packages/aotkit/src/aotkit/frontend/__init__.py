@@ -1,0 +1,1 @@
+"""What is known about Dynamo: its inputs, sources, fake calls and tracing context."""

@@ -1,0 +1,1 @@
+"""What became of a compile: explained, bisected, and the machine looked at."""

@@ -1,0 +1,1 @@
+"""Torch's own signatures, over the driver."""

@@ -1,0 +1,295 @@
+"""A module or an exported program, compiled for inference, into one file."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind, TensorArgument
+
+from aotkit_aot_trace import GraphFunction
+
+from ..artifact.guards import Names, guards_of
+from ..artifact.package_file import write_package
+from ..artifact.package_sizes import declared_ranges, narrowed, opened
+from ..artifact.records import Artifact
+from ..artifact.structure import describe_structure
+from ..driver.bugs import first_line, is_bug, raise_bug
+from ..driver.cold import REFUSALS
+from ..driver.collect import Collector
+from ..driver.compile import CompileContext, compile_flat, own_stages
+from ..driver.package import environment_of_package
+from ..environment import read_environment
+from ..errors import PackageError
+from ..options import Options
+from ..recorder import Recorder
+
+__all__ = ["aot_compile"]
+
+_DEVICES = ("cpu", "cuda")
+_WEIGHTS = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
+
+
+def aot_compile(
+    model: torch.nn.Module | ExportedProgram,
+    args: Sequence[Any] | None,
+    path: str | os.PathLike[str],
+    *,
+    kwargs: Mapping[str, Any] | None = None,
+    dynamic_shapes: Any = None,
+    options: Options | None = None,
+    signing_key: bytes | None = None,
+    recorder: Recorder | None = None,
+) -> str:
+    """Compile for inference and write one file, which :func:`aotkit.load` runs in a process that compiles nothing.
+
+    Args:
+        model: a module, which is exported with ``torch.export.export(model, args, kwargs, dynamic_shapes=...)``, or a
+            program that was exported. Sizes that are dynamic there may vary, in their ranges, in the package.
+        args: example arguments of a module; not looked at for a program.
+        path: the file to write, replaced if it exists.
+        signing_key: at least 16 secret bytes, for files that pass through other hands; ``load`` then wants the same.
+
+    Returns ``path``. Raises :class:`PackageError` for what can't be packed, :class:`CompileError` for a graph that is
+    not supported; what ``torch.export`` raises passes through.
+    """
+    if isinstance(model, ExportedProgram):
+        program = model
+    else:
+        with torch.no_grad():
+            program = torch.export.export(
+                model, tuple(args or ()), dict(kwargs or {}), dynamic_shapes=dynamic_shapes, strict=False
+            )
+    chosen = (options or read_environment().options()).patch(fallback="error")
+    for name in ("cudagraphs", "freezing"):
+        if getattr(chosen, name):
+            raise PackageError(f"the option {name!r} is for graphs of one process; leave it out for a package")
+    inputs = _inputs(program)
+    _check_symbols(inputs)
+    artifact = _compile(program, inputs, chosen, recorder or Recorder())
+    sections, described = artifact.to_sections()
+    weights, same = _distinct(inputs)
+    manifest = {
+        "environment": environment_of_package(chosen.processor, _device_of(inputs)),
+        "artifact": described,
+        "weights": [entry.weight for entry in inputs if entry.weight is not None],
+        "same": same,
+        "devices": {name: str(w.device) for name, w in weights.items() if w.device.type != "cpu"},
+        "strides": {name: list(w.stride()) for name, w in weights.items() if not w.is_contiguous()},
+        **_interface(program, inputs, artifact),
+    }
+    write_package(path, manifest, sections, weights, signing_key)
+    return os.fspath(path)
+
+
+@dataclass(frozen=True, slots=True)
+class _Input:
+    """A placeholder: ``fake`` is its value in the graph, ``example`` a real one, ``weight`` its name in the package."""
+
+    name: str
+    fake: Any
+    example: Any
+    weight: str | None
+
+    @property
+    def is_constant(self) -> bool:
+        return not isinstance(self.fake, torch.Tensor | torch.SymInt)
+
+
+def _inputs(program: ExportedProgram) -> list[_Input]:
+    found = []
+    placeholders = program.graph_module.graph.find_nodes(op="placeholder")
+    for node, spec in zip(placeholders, program.graph_signature.input_specs, strict=True):
+        fake = node.meta.get("val")
+        if spec.kind in _WEIGHTS:
+            assert spec.target is not None
+            held = program.state_dict if spec.target in program.state_dict else program.constants
+            example = held[spec.target]
+            if type(example) not in (torch.Tensor, torch.nn.Parameter) or example.device.type not in _DEVICES:
+                raise PackageError(
+                    f"the weight {spec.target} is no plain tensor on the CPU or on CUDA, so it can't be packed"
+                )
+            found.append(_Input(node.name, fake, example.detach(), spec.target))
+        elif spec.kind is InputKind.USER_INPUT:
+            example = fake
+            if isinstance(fake, torch.Tensor):
+                sizes = [_hint(n) for n in (*fake.shape, *fake.stride())]
+                example = torch.empty_strided(
+                    sizes[: fake.dim()], sizes[fake.dim() :], dtype=fake.dtype, device=fake.device
+                )
+            found.append(_Input(node.name, fake, example, None))
+        else:
+            raise PackageError(f"the program takes {spec.kind.name.lower()} {node.name}, which can't be packed")
+    return _tied(found)
+
+
+def _device_of(inputs: Sequence[_Input]) -> torch.device:
+    """The device that a package is for: the only CUDA device of its inputs, or the CPU."""
+    devices = {entry.fake.device for entry in inputs if isinstance(entry.fake, torch.Tensor)} - {torch.device("cpu")}
+    if len(devices) > 1:
+        found = ", ".join(sorted(map(str, devices)))
+        raise PackageError(f"the program has inputs on several devices ({found}); a package is for one of them")
+    return next(iter(devices), torch.device("cpu"))
+
+
+def _tied(inputs: list[_Input]) -> list[_Input]:
+    """Weights that are one tensor under several names get one example, which is how a compile recognises them."""
+    known: dict[Any, torch.Tensor] = {}
+    result = []
+    for entry in inputs:
+        example = entry.example
+        if entry.weight is not None and example.numel():
+            key = (example.data_ptr(), example.shape, example.stride(), example.dtype)
+            example = known.setdefault(key, example)
+        result.append(_Input(entry.name, entry.fake, example, entry.weight))
+    return result
+
+
+def _hint(size: Any) -> int:
+    return int(size.node.hint) if isinstance(size, torch.SymInt) else int(size)
+
+
+def _compile(program: ExportedProgram, inputs: list[_Input], options: Options, recorder: Recorder) -> Artifact:
+    made: list[Artifact] = []
+    refused: list[str] = []
+    collector = Collector(made.append, refused.append)
+    variable = [i for i, entry in enumerate(inputs) if not entry.is_constant]
+    values = [entry.fake for entry in inputs]
+
+    def arguments(flat: Sequence[Any]) -> list[Any]:
+        full = list(values)
+        for position, value in zip(variable, flat, strict=True):
+            full[position] = value
+        return full
+
+    weights = sum(entry.weight is not None for entry in inputs)
+    ctx = CompileContext(options, recorder, "package", num_static=weights, publish=False, collector=collector)
+    function = GraphFunction(program.graph_module, arguments)
+    fakes = [inputs[i].fake for i in variable]
+    names, shape_env = _names(fakes)
+    try:
+        with torch.no_grad(), opened(shape_env):
+            compile_flat(function, fakes, [inputs[i].example for i in variable], ctx, own_stages())
+        collector.seal(lambda: guards_of(shape_env, names))
+    except REFUSALS as refusal:
+        raise PackageError(f"the program could not be compiled: {refusal}") from refusal
+    except Exception as error:
+        if is_bug(error):
+            raise_bug(error, first_line(program.graph_module))
+        raise
+    if not made:
+        raise PackageError(f"the compiled program can't be packed: {'; '.join(refused)}")
+    return made[0]
+
+
+def _check_symbols(inputs: Sequence[_Input]) -> None:
+    """Raise :class:`PackageError` for sizes of which no call tells the symbols: ``2 * b`` alone."""
+    names, _ = _names([entry.fake for entry in inputs if not entry.is_constant])
+    for entry in inputs:
+        for dim, size in enumerate(entry.fake.shape) if isinstance(entry.fake, torch.Tensor) else ():
+            if isinstance(size, torch.SymInt):
+                symbols = sorted(map(str, size.node.expr.free_symbols))
+                unknown = [symbol for symbol in symbols if names.numbers[symbol] not in names.values]
+                if unknown:
+                    raise PackageError(
+                        f"dimension {dim} of {entry.name} has the size {size}, and {', '.join(unknown)} is the size of "
+                        "no input by itself, so no call could tell it. Declare the dimension without the derived size"
+                    )
+
+
+def _names(fakes: Sequence[Any]) -> tuple[Names, Any]:
+    names, shape_env = Names(), None
+    for fake in fakes:
+        for size in (*fake.shape, *fake.stride()) if isinstance(fake, torch.Tensor) else (fake,):
+            if isinstance(size, torch.SymInt):
+                names.text(size)
+                shape_env = size.node.shape_env
+    return names, shape_env
+
+
+def _distinct(inputs: list[_Input]) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    """Weights to write, and names of those that are another one."""
+    weights: dict[str, torch.Tensor] = {}
+    same: dict[str, str] = {}
+    first: dict[int, str] = {}
+    for entry in inputs:
+        if entry.weight is None:
+            continue
+        known = first.setdefault(id(entry.example), entry.weight)
+        if known == entry.weight:
+            weights[entry.weight] = entry.example
+        else:
+            same[entry.weight] = known
+    return weights, same
+
+
+def _interface(program: ExportedProgram, inputs: list[_Input], artifact: Artifact) -> dict[str, Any]:
+    """Structures of arguments and results, sizes and ranges, as JSON."""
+    from aotkit_functionalize import GraphMetadata
+
+    names, _ = _names([entry.fake for entry in inputs if not entry.is_constant])
+    users = [entry for entry in inputs if entry.weight is None]
+    stand_ins = [entry.fake if entry.is_constant else _Leaf(i) for i, entry in enumerate(users)]
+    nested, keywords = torch.utils._pytree.tree_unflatten(stand_ins, program.call_spec.in_spec)
+    leaves: list[Any] = []
+    structure = describe_structure([list(nested), dict(keywords)], lambda v: isinstance(v, _Leaf), leaves)
+    if [leaf.position for leaf in leaves] != [i for i, entry in enumerate(users) if not entry.is_constant]:
+        raise PackageError("the program takes its arguments in another order than their structure has them")
+    outputs = [spec.arg for spec in program.graph_signature.output_specs]
+    constants = [_Leaf(i) if _is_value(arg) else arg.value for i, arg in enumerate(outputs)]
+    result = torch.utils._pytree.tree_unflatten(constants, program.call_spec.out_spec)
+    written = {
+        info.index for info in GraphMetadata.from_json(artifact.metadata).inputs if info.mutation.value != "none"
+    }
+    variable = [i for i, entry in enumerate(inputs) if not entry.is_constant]
+    arguments = [_argument(inputs[i], names, k in written) for k, i in enumerate(variable) if inputs[i].weight is None]
+    declared = declared_ranges(program.range_constraints, names.numbers)
+    return {
+        "inputs": structure,
+        "outputs": _numbered(describe_structure(result, lambda v: isinstance(v, _Leaf), leaves := []), leaves),
+        "arguments": arguments,
+        "ranges": narrowed(declared, artifact.guards, arguments),
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class _Leaf:
+    position: int
+
+
+def _is_value(argument: Any) -> bool:
+    return isinstance(argument, TensorArgument) or type(argument).__name__ in ("SymIntArgument", "SymBoolArgument")
+
+
+def _numbered(described: Any, leaves: list[Any]) -> Any:
+    """The structure with its leaves numbered by the program's outputs."""
+    ((kind, body),) = described.items()
+    if kind == "leaf":
+        return {"leaf": leaves[body].position}
+    if kind in ("tuple", "list"):
+        return {kind: [_numbered(item, leaves) for item in body]}
+    if kind == "dict":
+        return {kind: [[key, _numbered(item, leaves)] for key, item in body]}
+    return described
+
+
+def _argument(entry: _Input, names: Names, written: bool) -> dict[str, Any]:
+    fake = entry.fake
+    if isinstance(fake, torch.SymInt):
+        return {
+            "name": entry.name, "dtype": "", "shape": [], "stride": [], "device": "", "written": False,
+            "symbol": names.json(fake),
+        }  # fmt: skip
+    return {
+        "name": entry.name,
+        "dtype": str(fake.dtype),
+        "shape": [names.json(size) for size in fake.shape],
+        "stride": [names.json(size) for size in fake.stride()],
+        "device": str(fake.device),
+        "written": written,
+        "symbol": None,
+    }
