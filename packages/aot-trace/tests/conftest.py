@@ -10,7 +10,8 @@ import torch
 
 from aotkit_aot_trace import Capture, FunctionalLayer, TraceOptions, capture
 from aotkit_functionalize.lazy_bits import with_lazy_bits, without_lazy_bits
-from aotkit_functionalize.metadata import GraphMetadata, MutationKind, OutputKind, ViewSpec
+from aotkit_functionalize.metadata import GraphMetadata
+from aotkit_functionalize.records import MutationKind, OutputKind, ViewSpec
 
 
 class _Joint(torch.autograd.Function):

@@ -7,7 +7,7 @@ import torch
 
 from aotkit_aot_trace import FunctionalLayer, OverlappingMutation, TraceOptions, Unsupported, capture
 from aotkit_functionalize import OverlappingWrite
-from aotkit_functionalize.metadata import MutationKind
+from aotkit_functionalize.records import MutationKind
 
 
 def grad_and_plain():

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from aotkit_aot_trace import TraceOptions, Unsupported, capture
-from aotkit_functionalize.metadata import OutputKind
+from aotkit_functionalize.records import OutputKind
 
 
 def one_grad():

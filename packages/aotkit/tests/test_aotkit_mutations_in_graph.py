@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 import aotkit
-from aotkit_functionalize import metadata as records
+from aotkit_functionalize import GraphMetadata, records
 
 aten = torch.ops.aten
 
@@ -212,7 +212,7 @@ def test_the_records_say_which_inputs_the_graph_writes_to() -> None:
     first, second = metadata.inputs
     assert first.mutation is second.mutation is records.MutationKind.DATA
     assert first.updated_output is None and second.updated_output == 0 and metadata.num_mutated == 1
-    assert records.GraphMetadata.from_json(metadata.to_json()) == metadata
+    assert GraphMetadata.from_json(metadata.to_json()) == metadata
 
 
 def test_one_value_is_copied_into_two_inputs() -> None:

@@ -25,7 +25,8 @@ from aotkit_functionalize import (
     to_functional,
 )
 from aotkit_functionalize.lazy_bits import with_lazy_bits, without_lazy_bits
-from aotkit_functionalize.metadata import GraphMetadata, InputInfo, MutationKind, OutputInfo, OutputKind, ViewSpec
+from aotkit_functionalize.metadata import GraphMetadata
+from aotkit_functionalize.records import InputInfo, MutationKind, OutputInfo, OutputKind, ViewSpec
 from aotkit_functionalize.view_methods import view_method
 
 Program = Callable[..., Sequence[Any]]
@@ -111,9 +112,7 @@ def _seen(args: list[Any], call: Program) -> dict[str, Any]:
     facts["memory"] = [storages.index(s) for s in storages]
     facts["identity"] = [next(i for i, other in enumerate(everything) if other is t) for t in everything]
     facts |= _gradients(everything, edges)
-    facts["counters"] = [
-        next(i for i, other in enumerate(everything) if _shared_counter(t, other)) for t in everything
-    ]
+    facts["counters"] = [next(i for i, other in enumerate(everything) if _shared_counter(t, other)) for t in everything]
     facts |= _after_writes(everything)
     return facts
 

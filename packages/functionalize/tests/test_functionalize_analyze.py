@@ -16,7 +16,7 @@ from aotkit_functionalize import (
     functional_layer,
     to_functional,
 )
-from aotkit_functionalize.metadata import InputKind, MutationKind, OutputKind
+from aotkit_functionalize.records import InputKind, MutationKind, OutputKind
 
 
 @pytest.fixture(params=list(FunctionalLayer), ids=lambda layer: layer.value)

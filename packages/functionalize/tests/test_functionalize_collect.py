@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from aotkit_functionalize import GraphMetadata, OverlappingWrite, Unsupported, analyze
-from aotkit_functionalize.metadata import MutationKind, OutputKind
+from aotkit_functionalize.records import MutationKind, OutputKind
 
 Check = Callable[..., GraphMetadata]
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
@@ -48,7 +48,9 @@ VIEWS: dict[str, Callable[[Tensor], list[Any]]] = {
     "of nothing": lambda x: [x[:0], x[2:2].t()],
     "computed": lambda x: [x * 2, x.sum(), x > 0],
     "computed with keywords": lambda x: [
-        torch.add(x, x, alpha=3), x.sum(dtype=torch.float64), x.amax(dim=1, keepdim=True),
+        torch.add(x, x, alpha=3),
+        x.sum(dtype=torch.float64),
+        x.amax(dim=1, keepdim=True),
     ],
     "drawn": lambda x: [torch.bernoulli(x.detach(), 0.5), x.detach().sigmoid().bernoulli(), x.bernoulli(p=0.25)],
     "computed twice": lambda x: (lambda y: [y, y])(x * 2),
@@ -66,8 +68,9 @@ VIEWS: dict[str, Callable[[Tensor], list[Any]]] = {
     "grad off behind": _leaves_grad_off,
     "detached in between": lambda x: [x.detach() * 2 + x],
     "nothing": lambda x: [],
-    "complex": lambda x: (lambda z: [torch.view_as_real(z), z[1:], z.conj(), z.imag])(torch.view_as_complex(
-        x.contiguous().view(4, 3, 2))),
+    "complex": lambda x: (lambda z: [torch.view_as_real(z), z[1:], z.conj(), z.imag])(
+        torch.view_as_complex(x.contiguous().view(4, 3, 2))
+    ),
     "conjugate of a computed one": lambda x: [torch.view_as_complex((x * 2).view(4, 3, 2)).conj()],
     "negated": lambda x: (lambda y: [y, torch._neg_view(y)])(x * 2),
 }

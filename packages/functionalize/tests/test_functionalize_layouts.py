@@ -24,11 +24,11 @@ from aotkit_functionalize import (
 )
 from aotkit_functionalize.aliases import shares_storage
 from aotkit_functionalize.layouts import Layouts, view_exists
-from aotkit_functionalize.metadata import InputInfo, InputKind, MutationKind, OutputInfo, OutputKind, ViewSpec
-from aotkit_functionalize.nest_context import contains_symbols
 from aotkit_functionalize.overlap import covers, repeats_memory
 from aotkit_functionalize.random_writes import as_eager_draws, check_normal
-from aotkit_functionalize.windows import without_gaps
+from aotkit_functionalize.records import InputInfo, InputKind, MutationKind, OutputInfo, OutputKind, ViewSpec
+from aotkit_functionalize.subclasses.context import contains_symbols
+from aotkit_functionalize.unfold import without_gaps
 
 Check = Callable[..., GraphMetadata]
 
@@ -84,9 +84,7 @@ NEWER: dict[str, Callable[[Tensor], list[Tensor]]] = {
     "shape and use of the older": _reshaped(lambda y, v: y.unsqueeze_(0), lambda y, v: v.sin()),
     "shape twice": _reshaped(lambda y, v: y.t_(), lambda y, v: y.t_(), lambda y, v: (y * v[0][:, None][:4, :]).sum()),
     "uses of what has no gradient": lambda x: (lambda d: [d.t_().mul_(2), d[1:] * x[0, 0]])(x.detach() * 1),
-    "older, without gradient": lambda x: (
-        lambda d: (lambda v: [d.t_().mul_(2), v * 1, x * 2])(d[1:])
-    )(x.detach() * 1),
+    "older, without gradient": lambda x: (lambda d: (lambda v: [d.t_().mul_(2), v * 1, x * 2])(d[1:]))(x.detach() * 1),
     "newer, written before": lambda x: (lambda y: [y.mul_(3), y.t_(), y[1:] * 1][1:])(x * 2),
 }
 

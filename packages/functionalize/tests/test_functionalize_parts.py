@@ -36,8 +36,9 @@ from aotkit_functionalize import (
     renew,
     to_functional,
 )
-from aotkit_functionalize.metadata import (
-    GraphMetadata,
+from aotkit_functionalize.metadata import GraphMetadata
+from aotkit_functionalize.overlap import definitely_disjoint
+from aotkit_functionalize.records import (
     InputInfo,
     InputKind,
     MutationKind,
@@ -47,7 +48,6 @@ from aotkit_functionalize.metadata import (
     TensorMeta,
     ViewSpec,
 )
-from aotkit_functionalize.overlap import definitely_disjoint
 from aotkit_functionalize.symbols import _text
 
 
@@ -186,7 +186,7 @@ def test_metadata_of_every_field_survives_json_and_another_version_is_refused():
     )
     assert GraphMetadata.from_json(metadata.to_json()) == metadata
     with pytest.raises(ValueError, match="version 9"):
-        GraphMetadata.from_json(metadata.to_json().replace('"version": 3', '"version": 9'))
+        GraphMetadata.from_json(metadata.to_json().replace('"version": 4', '"version": 9'))
 
 
 def test_a_function_may_be_entered_from_within_a_run(layer):

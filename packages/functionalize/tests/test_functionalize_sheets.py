@@ -26,8 +26,8 @@ from aotkit_functionalize import (
     functional_layer,
 )
 from aotkit_functionalize.effects import ordered_effects
-from aotkit_functionalize.metadata import OutputKind
-from aotkit_functionalize.nests import Opaque, SubclassBoundary
+from aotkit_functionalize.records import OutputKind
+from aotkit_functionalize.subclasses.meta import Opaque, SubclassBoundary
 
 pytestmark = pytest.mark.covers("F1.2", "F2.31")
 
@@ -96,8 +96,8 @@ def test_sizes_that_no_tensor_inside_has_are_inputs_of_the_dense_graph(grad: boo
     assert [(s.input_index, s.source, s.dim) for s in boundary.sizes] == [(0, "size", 0), (0, "size", 1)]
     assert [i.kind.value for i in metadata.inputs] == ["tensor", "tensor", "symint", "symint"]
     made = boundary.forward[0]
-    assert made.nest is not None and made.nest.meta.sizes == tuple(s.name for s in boundary.sizes)
-    assert made.nest.type.context == {"unit": "m", "rows": [(SymbolicDim(boundary.sizes[0].name),)]}
+    assert made.subclass is not None and made.subclass.meta.sizes == tuple(s.name for s in boundary.sizes)
+    assert made.subclass.type.context == {"unit": "m", "rows": [(SymbolicDim(boundary.sizes[0].name),)]}
     assert metadata.is_training is grad and metadata.differentiable_inputs == ((0,) if grad else ())
     assert boundary.outer.differentiable_inputs == ((0,) if grad else ())
     assert [t.forward_output for t in metadata.tangents] == ([-1] if grad else [])
@@ -119,7 +119,7 @@ def test_what_is_no_tensor_is_known_by_the_argument_that_holds_it() -> None:
     other = Label()
     args = [sheet(), TwoTensor(sheet(label=other), sheet(label=other))]
     boundary = boundary_of(analyze(lambda x, y: [x * 2, y.b * 3, y * 2], args))
-    attributes = [dict(made.nest.attrs) for made in boundary.forward if made.nest is not None]
+    attributes = [dict(made.subclass.attrs) for made in boundary.forward if made.subclass is not None]
     assert attributes[0]["label"] == Opaque(0, ("label",))
     assert attributes[1]["label"] == Opaque(1, ("a", "label"))
     assert "opaque" in str(boundary.inputs[0])

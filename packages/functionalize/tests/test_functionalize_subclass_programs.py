@@ -29,9 +29,9 @@ from aotkit_functionalize import (
     to_functional,
     view_method,
 )
-from aotkit_functionalize.metadata import MutationKind, OutputKind, TensorMeta, ViewSpec
-from aotkit_functionalize.nests import Assembled, Nest, Part
-from aotkit_functionalize.subclass_views import _same
+from aotkit_functionalize.records import MutationKind, OutputKind, TensorMeta, ViewSpec
+from aotkit_functionalize.subclasses.meta import SubclassMeta, SubclassValue, TensorSource
+from aotkit_functionalize.subclasses.views import _same
 from aotkit_functionalize.symbols import tensor_meta
 
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
@@ -67,17 +67,17 @@ class _Run:
 
     def forward(self) -> list[Any]:
         """The values that the caller's contract counts."""
-        return [self._assembled(made, self.dense) for made in self.boundary.forward]
+        return [self._subclass_value(made, self.dense) for made in self.boundary.forward]
 
-    def _assembled(self, made: Assembled, dense: Sequence[Tensor]) -> Any:
+    def _subclass_value(self, made: SubclassValue, dense: Sequence[Tensor]) -> Any:
         parts = [self._part(part, dense) for part in made.parts]
-        if made.nest is None:
+        if made.subclass is None:
             (only,) = parts
             return only
         with torch.no_grad():
-            return _put_together(made.nest, iter(parts))
+            return _put_together(made.subclass, iter(parts))
 
-    def _part(self, part: Part, dense: Sequence[Tensor]) -> Tensor:
+    def _part(self, part: TensorSource, dense: Sequence[Tensor]) -> Tensor:
         source = self.dense_args[part.index].detach() if part.source == "input" else dense[part.index]
         if part.view is None:
             return source
@@ -89,35 +89,35 @@ class _Run:
         outer = self.boundary.outer
         with functional_layer(FunctionalLayer.MODE):
             pairs = []
-            for info, nest in zip(outer.tangents, self.boundary.tangents, strict=True):
+            for info, subclass in zip(outer.tangents, self.boundary.tangents, strict=True):
                 given = tangents[info.forward_output]
-                assert (nest is not None) is is_subclass(self.run.outer_values[info.forward_output])
+                assert (subclass is not None) is is_subclass(self.run.outer_values[info.forward_output])
                 if given is not None:
-                    assert nest is None or len(nest.leaves) == len(list(tensors_inside(given)))
+                    assert subclass is None or len(subclass.leaves) == len(list(tensors_inside(given)))
                     functional = rebuild(given, map(to_functional, tensors_inside(given)))
                     pairs.append((self.run.outer_values[info.forward_output], functional))
             leaves = [i for i in self.inputs if i.leaf is not None]
             values, grads = zip(*pairs, strict=True)
-            found = torch.autograd.grad(
-                values, [i.leaf for i in leaves], grads, allow_unused=True, retain_graph=True
-            )
+            found = torch.autograd.grad(values, [i.leaf for i in leaves], grads, allow_unused=True, retain_graph=True)
             by_index = {i.index: g for i, g in zip(leaves, found, strict=True)}
             complete, dense = self.run.with_gradients(self.metadata, by_index)
             plain = [_copy(from_functional(g)) for g in dense]
         boundary = complete.subclasses
         assert boundary is not None and boundary.num_gradients == len(dense)
         assert GraphMetadata.from_json(complete.to_json()) == complete
-        made = [None if record is None else self._assembled(record, plain) for record in boundary.gradients]
+        made = [None if record is None else self._subclass_value(record, plain) for record in boundary.gradients]
         return [made[i.index] for i in leaves]
 
 
-def _put_together(nest: Nest, parts: Any) -> Any:
+def _put_together(subclass: SubclassMeta, parts: Any) -> Any:
     inner = {
-        name: _put_together(child, parts) if isinstance(child, Nest) else next(parts)
-        for name, child in nest.attrs
-        if isinstance(child, Nest | TensorMeta)
+        name: _put_together(child, parts) if isinstance(child, SubclassMeta) else next(parts)
+        for name, child in subclass.attrs
+        if isinstance(child, SubclassMeta | TensorMeta)
     }
-    return nest.type.cls.__tensor_unflatten__(inner, nest.type.context, nest.meta.sizes, nest.meta.strides)
+    return subclass.type.cls.__tensor_unflatten__(
+        inner, subclass.type.context, subclass.meta.sizes, subclass.meta.strides
+    )
 
 
 def _taken(base: Any, view: ViewSpec) -> Any:

@@ -18,7 +18,7 @@ from aotkit_functionalize import (
     subclass_key,
     tensors_inside,
 )
-from aotkit_functionalize.metadata import MutationKind, OutputKind
+from aotkit_functionalize.records import MutationKind, OutputKind
 
 
 def two(*sizes: int) -> TwoTensor:
@@ -44,7 +44,7 @@ def test_the_innermost_tensors_are_the_inputs_and_results_of_the_dense_graph(dep
     assert [len(made.parts) for made in boundary.forward] == [2**depth, 1]
     assert list(boundary.dense_positions(1)) == [2**depth]
     assert metadata.is_training and [t.forward_output for t in metadata.tangents] == [-1] * 2**depth + [2**depth]
-    assert [nest is not None for nest in boundary.tangents] == [True, False]
+    assert [subclass is not None for subclass in boundary.tangents] == [True, False]
     assert str(boundary.inputs[0]).startswith("TwoTensor(a: " + "TwoTensor(a: " * (depth - 1))
 
 
@@ -78,8 +78,10 @@ def test_writes_and_views_are_told_of_the_wrapper_and_of_the_tensors_inside() ->
 def test_symbolic_sizes_are_those_of_the_tensors_inside() -> None:
     metadata = analyze(lambda x: [x * 2], [two(3, 4)], dynamic=True)
     boundary = boundary_of(metadata)
-    assert boundary.inputs[0] is not None and boundary.forward[0].nest is not None
-    assert boundary.inputs[0].leaves[0].sizes == boundary.forward[0].nest.meta.sizes == metadata.inputs[0].meta.sizes
+    assert boundary.inputs[0] is not None and boundary.forward[0].subclass is not None
+    assert (
+        boundary.inputs[0].leaves[0].sizes == boundary.forward[0].subclass.meta.sizes == metadata.inputs[0].meta.sizes
+    )
     assert all(isinstance(size, str) for size in metadata.inputs[0].meta.sizes) and not boundary.sizes
 
 

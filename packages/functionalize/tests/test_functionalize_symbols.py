@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from aotkit_functionalize import FunctionalLayer, GraphMetadata, analyze, fake_arguments
-from aotkit_functionalize.metadata import EffectInfo, MutationKind, OutputKind, SymbolBinding
+from aotkit_functionalize.records import EffectInfo, MutationKind, OutputKind, SymbolBinding
 from aotkit_functionalize.symbols import bind_symbols, dim, dims, is_symbolic, used_symbols
 
 

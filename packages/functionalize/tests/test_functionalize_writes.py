@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from aotkit_functionalize import FunctionalLayer, GraphMetadata, Unsupported, analyze, functional_layer, to_functional
-from aotkit_functionalize.metadata import MutationKind
-from aotkit_functionalize.windows import without_gaps
+from aotkit_functionalize.records import MutationKind
+from aotkit_functionalize.unfold import without_gaps
 from aotkit_functionalize.wrap import from_functional
 
 Check = Callable[..., GraphMetadata]

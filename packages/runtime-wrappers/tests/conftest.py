@@ -32,8 +32,8 @@ from aotkit_functionalize import (
     function_inputs,
     functional_layer,
     is_subclass,
-    metadata,
     rebuild,
+    records,
     subclass_arguments,
     tensors_inside,
     to_functional,
@@ -53,7 +53,7 @@ from aotkit_runtime_wrappers import (
 )
 from aotkit_runtime_wrappers.errors import MetadataMismatchError
 
-FRESH, INTERMEDIATE = metadata.OutputKind.FRESH, metadata.OutputKind.ALIAS_OF_INTERMEDIATE
+FRESH, INTERMEDIATE = records.OutputKind.FRESH, records.OutputKind.ALIAS_OF_INTERMEDIATE
 
 
 def copy_of(tensor: torch.Tensor) -> torch.Tensor:
@@ -70,7 +70,7 @@ class EagerGraph:
 
     @property
     def num_saved(self) -> int:
-        return sum(1 for i in self.meta.inputs if i.kind is metadata.InputKind.TENSOR) if self.meta.is_training else 0
+        return sum(1 for i in self.meta.inputs if i.kind is records.InputKind.TENSOR) if self.meta.is_training else 0
 
     def _run(self, inputs: Sequence[Any]) -> tuple[list[torch.Tensor], list[Any]]:
         leaves, values = [], []
@@ -234,7 +234,7 @@ class FunctionalGraph:
             values = [record.subclasses.outer_values[t.forward_output] for t in boundary.outer.tangents]
             rows = _reached(values, inputs)
             made, _ = self._subclass_gradients(record, inputs, list(map(torch.ones_like, values)))
-        nested = [nest is not None for nest in boundary.tangents]
+        nested = [subclass is not None for subclass in boundary.tangents]
         rows = tuple(tuple(number for number in row if nested[number]) for row in rows)
         self.metadata = replace(made, subclasses=replace(made.subclasses, reached_by=rows))
         return self.metadata
@@ -277,7 +277,7 @@ class FunctionalGraph:
     def _with_numbers(self, values: Sequence[Any], ran: GraphMetadata) -> list[Any]:
         """The results with the sizes among them, which are constants in a run at fixed sizes."""
         assert self.metadata is not None
-        kind = metadata.OutputKind.SYMINT
+        kind = records.OutputKind.SYMINT
         numbers = {o.graph_output: ran.outputs[o.index].constant for o in self.metadata.outputs if o.kind is kind}
         others = iter(values)
         found = [numbers[i] if i in numbers else next(others) for i in range(self.metadata.num_forward_outputs)]

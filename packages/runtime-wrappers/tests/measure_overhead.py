@@ -16,15 +16,8 @@ from typing import Any
 import torch
 from torch._functorch.aot_autograd import aot_module_simplified
 
-from aotkit_functionalize.metadata import (
-    GraphMetadata,
-    InputInfo,
-    InputKind,
-    OutputInfo,
-    OutputKind,
-    TangentInfo,
-    TensorMeta,
-)
+from aotkit_functionalize.metadata import GraphMetadata
+from aotkit_functionalize.records import InputInfo, InputKind, OutputInfo, OutputKind, TangentInfo, TensorMeta
 from aotkit_runtime_wrappers import bind, build_plan
 
 

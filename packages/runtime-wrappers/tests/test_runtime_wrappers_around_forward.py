@@ -11,7 +11,7 @@ import torch
 from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from aotkit_functionalize import analyze, metadata
+from aotkit_functionalize import analyze, records
 from aotkit_runtime_wrappers import (
     RandomState,
     WrapperError,
@@ -23,7 +23,7 @@ from aotkit_runtime_wrappers import (
     unboxed,
 )
 
-TensorMeta = metadata.TensorMeta
+TensorMeta = records.TensorMeta
 
 
 def reloaded(plan: WrapperPlan) -> WrapperPlan:

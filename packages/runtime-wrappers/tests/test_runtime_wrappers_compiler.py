@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from aotkit_functionalize import GraphMetadata, metadata
+from aotkit_functionalize import GraphMetadata, records
 from aotkit_runtime_wrappers import (
     AliasingChangedError,
     CompilerWrapper,
@@ -204,10 +204,10 @@ def test_without_a_profiler_nothing_of_the_range_is_executed() -> None:
 
 
 def plain_metadata() -> GraphMetadata:
-    meta = metadata.TensorMeta("float32", "cpu", (3,), (1,), 0, False)
+    meta = records.TensorMeta("float32", "cpu", (3,), (1,), 0, False)
     return GraphMetadata(
-        inputs=(metadata.InputInfo(0, metadata.InputKind.TENSOR, meta),),
-        outputs=(metadata.OutputInfo(0, metadata.OutputKind.FRESH, meta, graph_output=0),),
+        inputs=(records.InputInfo(0, records.InputKind.TENSOR, meta),),
+        outputs=(records.OutputInfo(0, records.OutputKind.FRESH, meta, graph_output=0),),
         num_forward_outputs=1,
     )
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.testing._internal.two_tensor import TwoTensor
 
-from aotkit_functionalize import GraphMetadata, analyze, metadata
+from aotkit_functionalize import GraphMetadata, analyze, records
 from aotkit_runtime_wrappers import (
     InputPlan,
     RandomState,
@@ -41,20 +41,20 @@ from aotkit_runtime_wrappers.operations import decode, encode
 from aotkit_runtime_wrappers.overlap import refuse_new_aliases, storage_id, tensors_overlap
 from aotkit_runtime_wrappers.runtime import check_strides, clone_exact, coerce_tangent, own_outputs
 
-TENSOR, SYMINT, KIND = metadata.InputKind.TENSOR, metadata.InputKind.SYMINT, metadata.OutputKind
-DATA = metadata.MutationKind.DATA
+TENSOR, SYMINT, KIND = records.InputKind.TENSOR, records.InputKind.SYMINT, records.OutputKind
+DATA = records.MutationKind.DATA
 
 
 def meta(sizes: Any = (3,), strides: Any = (1,), grad: bool = False, dtype: str = "float32", offset: Any = 0) -> Any:
-    return metadata.TensorMeta(dtype, "cpu", sizes, strides, offset, grad)
+    return records.TensorMeta(dtype, "cpu", sizes, strides, offset, grad)
 
 
 def inputs(*metas: Any, **changes: Any) -> tuple[Any, ...]:
-    return tuple(metadata.InputInfo(i, TENSOR, m, **changes) for i, m in enumerate(metas))
+    return tuple(records.InputInfo(i, TENSOR, m, **changes) for i, m in enumerate(metas))
 
 
 def fresh(count: int, like: Any) -> tuple[Any, ...]:
-    return tuple(metadata.OutputInfo(i, KIND.FRESH, like, graph_output=i) for i in range(count))
+    return tuple(records.OutputInfo(i, KIND.FRESH, like, graph_output=i) for i in range(count))
 
 
 def boxed(function: Any) -> Any:
@@ -76,21 +76,21 @@ def reloaded(plan: WrapperPlan) -> WrapperPlan:
 # -- records and texts -----------------------------------------------------------------------------------
 
 
-SYMBOL = metadata.SymbolBinding("s0", 0, "colour", 0)
-VIEW = metadata.ViewSpec("float32", (1,), (1,), 0, False)
+SYMBOL = records.SymbolBinding("s0", 0, "colour", 0)
+VIEW = records.ViewSpec("float32", (1,), (1,), 0, False)
 BAD: dict[str, tuple[Any, dict[str, Any], str]] = {
     "another plan": (GraphMetadata(inputs(meta()), ()), {"input_plan": InputPlan.one_to_one(2)}, "prepares 2"),
     "source": (GraphMetadata(inputs(meta()), (
-        metadata.OutputInfo(0, KIND.ALIAS_OF_INPUT, base=0, view=replace(VIEW, sizes=("s0",))),
+        records.OutputInfo(0, KIND.ALIAS_OF_INPUT, base=0, view=replace(VIEW, sizes=("s0",))),
     ), symbols=(SYMBOL,)), {}, "read from 'colour', which is not a known"),
     "saves": (GraphMetadata(inputs(meta()), ()), {"num_saved_tensors": 1}, "saves nothing for a backward"),
     "saved symints": (GraphMetadata(inputs(meta()), ()), {"num_saved_symints": 2}, "saves nothing for a backward"),
     "view of a constant": (GraphMetadata(inputs(meta()), (
-        metadata.OutputInfo(0, KIND.CONSTANT, constant=3),
-        metadata.OutputInfo(1, KIND.ALIAS_OF_OUTPUT, base=0, view=VIEW),
+        records.OutputInfo(0, KIND.CONSTANT, constant=3),
+        records.OutputInfo(1, KIND.ALIAS_OF_OUTPUT, base=0, view=VIEW),
     )), {}, "output 1 is a view of output 0, which is a constant"),
     "index": (GraphMetadata(inputs(meta())[::-1] + inputs(meta()), ()), {}, r"prepares 2|in order of their index"),
-    "reserved": (GraphMetadata(inputs(meta()), (), symbols=(metadata.SymbolBinding("grads", 0, "size", 0),)), {},
+    "reserved": (GraphMetadata(inputs(meta()), (), symbols=(records.SymbolBinding("grads", 0, "size", 0),)), {},
                  "symbol name 'grads' cannot be used"),
 }  # fmt: skip
 
@@ -107,7 +107,7 @@ def training(count: int = 1, **changes: Any) -> GraphMetadata:
     made = GraphMetadata(
         inputs=inputs(meta(grad=True)),
         outputs=fresh(count, meta(grad=True)),
-        tangents=tuple(metadata.TangentInfo(i, meta()) for i in range(count)),
+        tangents=tuple(records.TangentInfo(i, meta()) for i in range(count)),
         num_forward_outputs=count,
         forward_requires_grad=(True,) * count,
         differentiable_inputs=(0,),
@@ -174,13 +174,13 @@ def test_operations_print_what_they_do() -> None:
 
 def test_a_view_has_the_history_of_a_forward_output_where_the_records_say_so(how: Any) -> None:
     """Its memory is that of another result; of a custom autograd function, for instance."""
-    view = metadata.ViewSpec("float32", (3,), (1,), 0, True)
+    view = records.ViewSpec("float32", (3,), (1,), 0, True)
     outputs = (
-        metadata.OutputInfo(0, KIND.FRESH, meta(grad=True), graph_output=0),
-        metadata.OutputInfo(1, KIND.ALIAS_OF_OUTPUT, meta(grad=True), base=0, view=view, graph_output=1),
-        metadata.OutputInfo(2, KIND.ALIAS_OF_OUTPUT, meta(grad=True), base=1, view=view),
-        metadata.OutputInfo(3, KIND.FRESH, meta(grad=True), graph_output=0, same_as=0),
-        metadata.OutputInfo(4, KIND.ALIAS_OF_OUTPUT, meta(grad=True), base=3, view=view),
+        records.OutputInfo(0, KIND.FRESH, meta(grad=True), graph_output=0),
+        records.OutputInfo(1, KIND.ALIAS_OF_OUTPUT, meta(grad=True), base=0, view=view, graph_output=1),
+        records.OutputInfo(2, KIND.ALIAS_OF_OUTPUT, meta(grad=True), base=1, view=view),
+        records.OutputInfo(3, KIND.FRESH, meta(grad=True), graph_output=0, same_as=0),
+        records.OutputInfo(4, KIND.ALIAS_OF_OUTPUT, meta(grad=True), base=3, view=view),
     )
     plan = reloaded(build_plan(training(2, outputs=outputs), num_saved_tensors=1))
     call = how(plan, boxed(lambda x: [x * 2, x * 2, x]), boxed(lambda x, a, b: [a * 2 + b * 7]))
@@ -196,11 +196,11 @@ def test_a_view_has_the_history_of_a_forward_output_where_the_records_say_so(how
 
 def test_results_that_are_not_finite_and_symbols_of_results(how: Any) -> None:
     outputs = (
-        metadata.OutputInfo(0, KIND.CONSTANT, constant=float("inf")),
-        metadata.OutputInfo(1, KIND.CONSTANT, constant=float("-inf")),
-        metadata.OutputInfo(2, KIND.CONSTANT, constant=float("nan")),
-        metadata.OutputInfo(3, KIND.CONSTANT, constant="a 'text'"),
-        metadata.OutputInfo(4, KIND.CONSTANT, constant=float("inf")),
+        records.OutputInfo(0, KIND.CONSTANT, constant=float("inf")),
+        records.OutputInfo(1, KIND.CONSTANT, constant=float("-inf")),
+        records.OutputInfo(2, KIND.CONSTANT, constant=float("nan")),
+        records.OutputInfo(3, KIND.CONSTANT, constant="a 'text'"),
+        records.OutputInfo(4, KIND.CONSTANT, constant=float("inf")),
     )
     call = how(build_plan(GraphMetadata(inputs(meta()), outputs)), boxed(lambda x: []))
     found = call([torch.ones(3)])
@@ -212,8 +212,8 @@ def test_a_tangent_may_have_the_size_of_a_result(how: Any) -> None:
     like = meta(("u0",), (1,), True)
     record = training(
         outputs=fresh(1, like),
-        tangents=(metadata.TangentInfo(0, replace(like, requires_grad=False)),),
-        symbols=(metadata.SymbolBinding("u0", 0, "size", 0, of_output=True),),
+        tangents=(records.TangentInfo(0, replace(like, requires_grad=False)),),
+        symbols=(records.SymbolBinding("u0", 0, "size", 0, of_output=True),),
     )
     plan = reloaded(build_plan(record, num_saved_tensors=1, num_saved_symints=1))
     seen = []
@@ -259,8 +259,8 @@ def test_no_tangent_at_all_gives_no_gradient(how: Any) -> None:
 
 def test_versions_of_some_of_the_written_inputs(how: Any) -> None:
     """The graph writes to its inputs itself; inference tensors have no version."""
-    infos = tuple(metadata.InputInfo(i, TENSOR, meta(), mutation=DATA, version_steps=i + 1) for i in range(3))
-    outputs = (metadata.OutputInfo(0, KIND.FRESH, meta(), graph_output=0),)
+    infos = tuple(records.InputInfo(i, TENSOR, meta(), mutation=DATA, version_steps=i + 1) for i in range(3))
+    outputs = (records.OutputInfo(0, KIND.FRESH, meta(), graph_output=0),)
     plan = reloaded(build_plan(GraphMetadata(infos, outputs, num_forward_outputs=1)))
     call = how(plan, boxed(lambda a, b, c: [a.add_(1).clone(), b.mul_(2), c.mul_(2)][:1]))
     with torch.inference_mode():
@@ -271,16 +271,14 @@ def test_versions_of_some_of_the_written_inputs(how: Any) -> None:
             args[k] = quiet.clone() if k == 3 else torch.inference_mode()(torch.ones)(3)
         with torch.inference_mode(k < 3):
             call(list(args))
-        assert [None if a.is_inference() else a._version for a in args] == [
-            None if i == k else i + 1 for i in range(3)
-        ]
+        assert [None if a.is_inference() else a._version for a in args] == [None if i == k else i + 1 for i in range(3)]
 
 
 def test_a_static_input_that_is_written_to_may_not_share_memory_with_an_argument(how: Any) -> None:
     infos = (
-        metadata.InputInfo(0, TENSOR, meta(), mutation=DATA, updated_output=0, is_static=True),
-        metadata.InputInfo(1, TENSOR, meta()),
-        metadata.InputInfo(2, TENSOR, meta(), is_static=True),
+        records.InputInfo(0, TENSOR, meta(), mutation=DATA, updated_output=0, is_static=True),
+        records.InputInfo(1, TENSOR, meta()),
+        records.InputInfo(2, TENSOR, meta(), is_static=True),
     )
     plan = reloaded(build_plan(GraphMetadata(infos, (), num_forward_outputs=1, num_mutated=1)))
     call = how(plan, boxed(lambda a, b, c: [a + 1]))
@@ -308,8 +306,8 @@ def test_fake_results_may_be_numbers_and_nothing(how: Any) -> None:
     like = meta(("s0",), (1,))
     record = GraphMetadata(
         inputs=inputs(like),
-        outputs=tuple(metadata.OutputInfo(i, KIND.SYMINT, graph_output=i) for i in range(2)),
-        symbols=(metadata.SymbolBinding("s0", 0, "size", 0),),
+        outputs=tuple(records.OutputInfo(i, KIND.SYMINT, graph_output=i) for i in range(2)),
+        symbols=(records.SymbolBinding("s0", 0, "size", 0),),
         num_forward_outputs=2,
     )
     plan = reloaded(plan_fake_results(build_plan(record), record, ["s0*2 + 1", None]))
@@ -323,8 +321,8 @@ def test_fake_results_may_be_numbers_and_nothing(how: Any) -> None:
 
 
 def test_a_backward_that_writes_to_inputs_has_no_second_derivative(how: Any) -> None:
-    record = training(inputs=(*inputs(meta(grad=True)), metadata.InputInfo(1, TENSOR, meta())),
-                      backward_writes=(metadata.BackwardWrite(1, version_steps=2),))  # fmt: skip
+    record = training(inputs=(*inputs(meta(grad=True)), records.InputInfo(1, TENSOR, meta())),
+                      backward_writes=(records.BackwardWrite(1, version_steps=2),))  # fmt: skip
     call = how(build_plan(record, num_saved_tensors=1), boxed(lambda x, y: [x.sin(), x.cos()]),
                boxed(lambda c, t, now: [t * c * now, now + 1]))  # fmt: skip
     x, y = torch.ones(3, requires_grad=True), torch.full((3,), 2.0)
@@ -346,7 +344,7 @@ def test_compiled_autograd_pastes_the_backward_graph(which: Any, made: bool, rea
         2,
         inputs=inputs(like, like),
         outputs=fresh(2, like),
-        tangents=tuple(metadata.TangentInfo(i, replace(like, requires_grad=False)) for i in range(2)),
+        tangents=tuple(records.TangentInfo(i, replace(like, requires_grad=False)) for i in range(2)),
         differentiable_inputs=(0, 1),
         reached_by=reached_by,
     )

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.testing._internal.two_tensor import TwoTensor
 
-from aotkit_functionalize import GraphMetadata, analyze, metadata
+from aotkit_functionalize import GraphMetadata, analyze, records
 from aotkit_runtime_wrappers import SerializableFunction, WrapperOptions, build_plan
 from aotkit_runtime_wrappers.compiled_autograd import cooperation
 from aotkit_runtime_wrappers.errors import (
@@ -27,11 +27,11 @@ from aotkit_runtime_wrappers.member_views import take_member
 from aotkit_runtime_wrappers.operations import BindSymbol
 from aotkit_runtime_wrappers.serialized import _digest
 
-TENSOR, KIND, DATA = metadata.InputKind.TENSOR, metadata.OutputKind, metadata.MutationKind.DATA
+TENSOR, KIND, DATA = records.InputKind.TENSOR, records.OutputKind, records.MutationKind.DATA
 
 
 def meta(sizes: Any = (3,), strides: Any = (1,), grad: bool = False, dtype: str = "float32") -> Any:
-    return metadata.TensorMeta(dtype, "cpu", sizes, strides, 0, grad)
+    return records.TensorMeta(dtype, "cpu", sizes, strides, 0, grad)
 
 
 def boxed(function: Any) -> Any:
@@ -46,11 +46,11 @@ def boxed(function: Any) -> Any:
 
 def training(like: Any, plain: int = 0) -> GraphMetadata:
     """One differentiable result, and ``plain`` others."""
-    others = tuple(metadata.OutputInfo(1 + i, KIND.FRESH, meta(), graph_output=1 + i) for i in range(plain))
+    others = tuple(records.OutputInfo(1 + i, KIND.FRESH, meta(), graph_output=1 + i) for i in range(plain))
     return GraphMetadata(
-        inputs=(metadata.InputInfo(0, TENSOR, like),),
-        outputs=(metadata.OutputInfo(0, KIND.FRESH, like, graph_output=0), *others),
-        tangents=(metadata.TangentInfo(0, like),),
+        inputs=(records.InputInfo(0, TENSOR, like),),
+        outputs=(records.OutputInfo(0, KIND.FRESH, like, graph_output=0), *others),
+        tangents=(records.TangentInfo(0, like),),
         num_forward_outputs=1 + plain,
         forward_requires_grad=(True, *(False,) * plain),
         differentiable_inputs=(0,),
@@ -83,8 +83,8 @@ def test_a_write_under_no_grad_after_one_with_history_has_none(same_as_eager: An
 
 
 def test_arguments_that_nobody_writes_to_may_share_memory(how: Any) -> None:
-    infos = (metadata.InputInfo(0, TENSOR, meta(), mutation=DATA, updated_output=0),
-             *(metadata.InputInfo(i, TENSOR, meta()) for i in (1, 2)))  # fmt: skip
+    infos = (records.InputInfo(0, TENSOR, meta(), mutation=DATA, updated_output=0),
+             *(records.InputInfo(i, TENSOR, meta()) for i in (1, 2)))  # fmt: skip
     plan = build_plan(GraphMetadata(infos, (), num_forward_outputs=1, num_mutated=1))
     call = how(plan, boxed(lambda a, b, c: [a + b]))
     memory = torch.arange(8.0)
@@ -123,20 +123,20 @@ def test_tensors_inside_of_results_are_tensors_of_their_own(how: Any) -> None:
 
 
 def test_only_what_is_used_is_read() -> None:
-    symbols = tuple(metadata.SymbolBinding(f"s{i}", 0, "size", i) for i in range(2))
-    view = metadata.ViewSpec("float32", ("s1",), (1,), 0, False)
-    outputs = (metadata.OutputInfo(0, KIND.ALIAS_OF_INPUT, base=0, view=view),)
-    record = GraphMetadata((metadata.InputInfo(0, TENSOR, meta(("s0", "s1"), ("s1", 1))),), (), symbols=symbols)
+    symbols = tuple(records.SymbolBinding(f"s{i}", 0, "size", i) for i in range(2))
+    view = records.ViewSpec("float32", ("s1",), (1,), 0, False)
+    outputs = (records.OutputInfo(0, KIND.ALIAS_OF_INPUT, base=0, view=view),)
+    record = GraphMetadata((records.InputInfo(0, TENSOR, meta(("s0", "s1"), ("s1", 1))),), (), symbols=symbols)
     assert build_plan(record).prologue == ()
     used = build_plan(GraphMetadata(record.inputs, outputs, symbols=symbols))
     assert used.prologue == (BindSymbol("s1", "in0", "size", 1),)
 
 
 def test_a_graph_without_tangents_or_without_inputs_to_differentiate_has_no_backward() -> None:
-    like = metadata.InputInfo(0, TENSOR, meta(grad=True))
+    like = records.InputInfo(0, TENSOR, meta(grad=True))
     for changes in ({"is_training": True}, {"differentiable_inputs": (0,)}, {"is_training": True,
-                    "differentiable_inputs": (0,)}, {"tangents": (metadata.TangentInfo(0, meta()),)}):  # fmt: skip
-        outputs = (metadata.OutputInfo(0, KIND.FRESH, meta(), graph_output=0),)
+                    "differentiable_inputs": (0,)}, {"tangents": (records.TangentInfo(0, meta()),)}):  # fmt: skip
+        outputs = (records.OutputInfo(0, KIND.FRESH, meta(), graph_output=0),)
         assert not build_plan(GraphMetadata((like,), outputs, num_forward_outputs=1, **changes)).call.training
 
 
@@ -208,7 +208,7 @@ def test_a_part_of_a_base_is_seen_in_any_dtype(base_dtype: str, dtype: str) -> N
         delta = rng.randint(0, room)
         expected = torch.empty(0, dtype=kind).set_(whole.untyped_storage(), delta, sizes, strides)
         try:
-            found = take_member(whole, metadata.ViewSpec(dtype, sizes, strides, delta, False), {})
+            found = take_member(whole, records.ViewSpec(dtype, sizes, strides, delta, False), {})
         except UnsupportedOverlapError as error:
             assert "are no views" not in str(error) and kind.itemsize < whole.element_size()
             ratio = whole.element_size() // kind.itemsize
@@ -227,8 +227,8 @@ def test_a_result_that_is_an_earlier_one_is_a_tensor_of_its_own(how: Any) -> Non
     like = meta(grad=True)
     record = replace(
         training(like),
-        outputs=tuple(metadata.OutputInfo(i, KIND.FRESH, like, graph_output=i) for i in range(2)),
-        tangents=tuple(metadata.TangentInfo(i, like) for i in range(2)),
+        outputs=tuple(records.OutputInfo(i, KIND.FRESH, like, graph_output=i) for i in range(2)),
+        tangents=tuple(records.TangentInfo(i, like) for i in range(2)),
         num_forward_outputs=2,
         forward_requires_grad=(True, True),
         repeated_outputs=(1,),
@@ -252,11 +252,11 @@ def test_a_result_that_is_an_earlier_one_is_a_tensor_of_its_own(how: Any) -> Non
 
 @pytest.mark.parametrize("delta", [-2, -1, 0, 1, "s0 - 4", "-s0 + 3"])
 def test_a_view_may_begin_before_what_it_is_a_view_of(how: Any, delta: Any) -> None:
-    view = metadata.ViewSpec("float32", (2,), (2,), delta, False)
+    view = records.ViewSpec("float32", (2,), (2,), delta, False)
     record = GraphMetadata(
-        (metadata.InputInfo(0, TENSOR, meta(("s0",), (1,))),),
-        (metadata.OutputInfo(0, KIND.ALIAS_OF_INPUT, base=0, view=view),),
-        symbols=(metadata.SymbolBinding("s0", 0, "size", 0),),
+        (records.InputInfo(0, TENSOR, meta(("s0",), (1,))),),
+        (records.OutputInfo(0, KIND.ALIAS_OF_INPUT, base=0, view=view),),
+        symbols=(records.SymbolBinding("s0", 0, "size", 0),),
     )
     memory = torch.arange(12.0)
     (out,) = how(build_plan(record), boxed(lambda x: []))([memory[4:8]])
@@ -265,8 +265,8 @@ def test_a_view_may_begin_before_what_it_is_a_view_of(how: Any, delta: Any) -> N
 
 
 def test_what_the_backward_writes_to_shares_memory_with_no_other_argument(how: Any) -> None:
-    infos = (metadata.InputInfo(0, TENSOR, meta(grad=True)), metadata.InputInfo(1, TENSOR, meta()))
-    record = replace(training(meta(grad=True)), inputs=infos, backward_writes=(metadata.BackwardWrite(1, 1),))
+    infos = (records.InputInfo(0, TENSOR, meta(grad=True)), records.InputInfo(1, TENSOR, meta()))
+    record = replace(training(meta(grad=True)), inputs=infos, backward_writes=(records.BackwardWrite(1, 1),))
     plan = build_plan(record, num_saved_tensors=1)
     call = how(plan, boxed(lambda x, y: [x.sin(), x.cos()]), boxed(lambda c, t, now: [t * c, now + 1]))
     memory = torch.ones(5)
@@ -305,7 +305,7 @@ def test_results_inside_of_wrappers_are_counted_with_what_is_saved(how: Any, wra
 
 @pytest.mark.parametrize("lengths", [[-3, 10], [True, 6], [7.0], [], [7, 0, 0], [3, 3], "7", None, [[7]]], ids=repr)
 def test_lengths_that_no_part_has_are_damage(lengths: Any) -> None:
-    plan = build_plan(GraphMetadata((metadata.InputInfo(0, TENSOR, meta()),), ()))
+    plan = build_plan(GraphMetadata((records.InputInfo(0, TENSOR, meta()),), ()))
     line, _, body = SerializableFunction(plan, b"forward", None, lambda data: boxed(list)).serialize().partition(b"\n")
     header = json.loads(line)
     whole = isinstance(lengths, list) and all(isinstance(n, int | float) for n in lengths)
@@ -333,9 +333,9 @@ def test_many_results_keep_their_order(how: Any) -> None:
     order = [9, 1, 8, 16, 0, 3]
     record = replace(
         training(like),
-        outputs=tuple(metadata.OutputInfo(i, KIND.FRESH, like if i in order else meta(), graph_output=i)
+        outputs=tuple(records.OutputInfo(i, KIND.FRESH, like if i in order else meta(), graph_output=i)
                       for i in range(18)),
-        tangents=tuple(metadata.TangentInfo(i, meta()) for i in order),
+        tangents=tuple(records.TangentInfo(i, meta()) for i in order),
         num_forward_outputs=18,
         forward_requires_grad=tuple(i in order for i in range(18)),
     )  # fmt: skip

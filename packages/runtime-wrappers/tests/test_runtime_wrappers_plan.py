@@ -11,26 +11,26 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aotkit_functionalize import GraphMetadata, metadata
+from aotkit_functionalize import GraphMetadata, records
 from aotkit_runtime_wrappers import WrapperOptions, WrapperPlan, bind, build_plan, make_boxed, unboxed
 from aotkit_runtime_wrappers.dims import evaluate, render, symbols_of
 from aotkit_runtime_wrappers.epilogue import view_method
 from aotkit_runtime_wrappers.errors import CallingConventionError, MetadataMismatchError, PlanError
 
-TENSOR, SYMINT = metadata.InputKind.TENSOR, metadata.InputKind.SYMINT
-KIND, MUTATION = metadata.OutputKind, metadata.MutationKind
+TENSOR, SYMINT = records.InputKind.TENSOR, records.InputKind.SYMINT
+KIND, MUTATION = records.OutputKind, records.MutationKind
 
 
 def meta(sizes=(3, 4), strides=(4, 1), requires_grad=False, dtype="float32"):
-    return metadata.TensorMeta(dtype, "cpu", sizes, strides, 0, requires_grad)
+    return records.TensorMeta(dtype, "cpu", sizes, strides, 0, requires_grad)
 
 
 def view(sizes, strides, delta=0, requires_grad=False, dtype="float32", under_no_grad=False):
-    return metadata.ViewSpec(dtype, sizes, strides, delta, requires_grad, under_no_grad)
+    return records.ViewSpec(dtype, sizes, strides, delta, requires_grad, under_no_grad)
 
 
 def one_input(output, forward_outputs=0, **changes):
-    info = metadata.InputInfo(0, TENSOR, changes.pop("input", meta()), **changes)
+    info = records.InputInfo(0, TENSOR, changes.pop("input", meta()), **changes)
     return GraphMetadata(inputs=(info,), outputs=(output,), num_forward_outputs=forward_outputs)
 
 
@@ -44,16 +44,16 @@ def boxed(function):
 def test_a_plan_prints_as_a_program_and_survives_its_text():
     record = GraphMetadata(
         inputs=(
-            metadata.InputInfo(0, TENSOR, meta(("s0", 4)), mutation=MUTATION.DATA, updated_output=0),
-            metadata.InputInfo(1, SYMINT),
+            records.InputInfo(0, TENSOR, meta(("s0", 4)), mutation=MUTATION.DATA, updated_output=0),
+            records.InputInfo(1, SYMINT),
         ),
         outputs=(
-            metadata.OutputInfo(0, KIND.ALIAS_OF_INPUT, base=0, view=view(("s0*4",), (1,))),
-            metadata.OutputInfo(1, KIND.CONSTANT, constant=2.5),
-            metadata.OutputInfo(2, KIND.SYMINT, graph_output=1),
+            records.OutputInfo(0, KIND.ALIAS_OF_INPUT, base=0, view=view(("s0*4",), (1,))),
+            records.OutputInfo(1, KIND.CONSTANT, constant=2.5),
+            records.OutputInfo(2, KIND.SYMINT, graph_output=1),
         ),
-        symbols=(metadata.SymbolBinding("s0", 0, "size", 0),),
-        effects=(metadata.EffectInfo("grad_mode", False),),
+        symbols=(records.SymbolBinding("s0", 0, "size", 0),),
+        effects=(records.EffectInfo("grad_mode", False),),
         num_forward_outputs=2,
         num_mutated=1,
     )
@@ -66,7 +66,7 @@ def test_a_plan_prints_as_a_program_and_survives_its_text():
 
 
 def test_plans_that_this_release_cannot_read_are_refused():
-    plan = build_plan(one_input(metadata.OutputInfo(0, KIND.INPUT, base=0)))
+    plan = build_plan(one_input(records.OutputInfo(0, KIND.INPUT, base=0)))
     raw = json.loads(plan.to_json())
     with pytest.raises(PlanError, match="version 99"):
         WrapperPlan.from_json(json.dumps(raw | {"version": 99}))
@@ -79,20 +79,20 @@ def test_plans_that_this_release_cannot_read_are_refused():
 @pytest.mark.parametrize(
     ("record", "message"),
     [
-        (one_input(metadata.OutputInfo(0, KIND.FRESH)), "no graph_output"),
-        (one_input(metadata.OutputInfo(0, KIND.FRESH, graph_output=3), 1), "forward output 3"),
-        (one_input(metadata.OutputInfo(0, KIND.INPUT, base=7)), "of number 7"),
-        (one_input(metadata.OutputInfo(0, KIND.ALIAS_OF_INPUT, base=0)), "has no view"),
-        (one_input(metadata.OutputInfo(0, KIND.ALIAS_OF_OUTPUT, base=0, view=view((1,), (1,)))), "views of each other"),
-        (one_input(metadata.OutputInfo(1, KIND.CONSTANT)), "in order of their index"),
-        (one_input(metadata.OutputInfo(0, KIND.CONSTANT), mutation=MUTATION.METADATA), "no new_view"),
+        (one_input(records.OutputInfo(0, KIND.FRESH)), "no graph_output"),
+        (one_input(records.OutputInfo(0, KIND.FRESH, graph_output=3), 1), "forward output 3"),
+        (one_input(records.OutputInfo(0, KIND.INPUT, base=7)), "of number 7"),
+        (one_input(records.OutputInfo(0, KIND.ALIAS_OF_INPUT, base=0)), "has no view"),
+        (one_input(records.OutputInfo(0, KIND.ALIAS_OF_OUTPUT, base=0, view=view((1,), (1,)))), "views of each other"),
+        (one_input(records.OutputInfo(1, KIND.CONSTANT)), "in order of their index"),
+        (one_input(records.OutputInfo(0, KIND.CONSTANT), mutation=MUTATION.METADATA), "no new_view"),
         (
-            one_input(metadata.OutputInfo(0, KIND.ALIAS_OF_INPUT, base=0, view=view(("s9",), (1,)))),
+            one_input(records.OutputInfo(0, KIND.ALIAS_OF_INPUT, base=0, view=view(("s9",), (1,)))),
             "bound from no input",
         ),
         (
             dataclasses.replace(
-                one_input(metadata.OutputInfo(0, KIND.CONSTANT)), effects=(metadata.EffectInfo("weather", "rain"),)
+                one_input(records.OutputInfo(0, KIND.CONSTANT)), effects=(records.EffectInfo("weather", "rain"),)
             ),
             "'weather' is not known",
         ),
@@ -135,7 +135,7 @@ def test_grad_mode_is_off_during_the_call_and_back_on_after_an_error(how):
         seen.append(torch.is_grad_enabled())
         raise ZeroDivisionError("from the compiled code")
 
-    call = how(build_plan(one_input(metadata.OutputInfo(0, KIND.FRESH, graph_output=0), 1)), boxed(forward))
+    call = how(build_plan(one_input(records.OutputInfo(0, KIND.FRESH, graph_output=0), 1)), boxed(forward))
     with pytest.raises(ZeroDivisionError):
         call([torch.ones(3, 4)])
     assert torch.is_grad_enabled()
@@ -149,10 +149,10 @@ def test_inputs_that_the_epilogue_does_not_need_can_die_inside_the_call(how):
     import weakref
 
     record = GraphMetadata(
-        inputs=tuple(metadata.InputInfo(i, TENSOR, meta()) for i in range(2)),
+        inputs=tuple(records.InputInfo(i, TENSOR, meta()) for i in range(2)),
         outputs=(
-            metadata.OutputInfo(0, KIND.ALIAS_OF_INPUT, base=1, view=view((12,), (1,))),
-            metadata.OutputInfo(1, KIND.FRESH, graph_output=0),
+            records.OutputInfo(0, KIND.ALIAS_OF_INPUT, base=1, view=view((12,), (1,))),
+            records.OutputInfo(1, KIND.FRESH, graph_output=0),
         ),
         num_forward_outputs=1,
     )
@@ -180,13 +180,13 @@ def test_a_call_inside_the_call_is_independent(how):
         depth.append(len(depth))
         return [call([x + 1])[0] if len(depth) < 4 else x]
 
-    call = how(build_plan(one_input(metadata.OutputInfo(0, KIND.FRESH, graph_output=0), 1)), boxed(forward))
+    call = how(build_plan(one_input(records.OutputInfo(0, KIND.FRESH, graph_output=0), 1)), boxed(forward))
     assert call([torch.zeros(3, 4)])[0].unique().tolist() == [3.0]
 
 
 def test_a_backend_view_becomes_a_tensor_of_its_own(how):
     call = how(
-        build_plan(one_input(metadata.OutputInfo(0, KIND.FRESH, graph_output=0), 1)),
+        build_plan(one_input(records.OutputInfo(0, KIND.FRESH, graph_output=0), 1)),
         boxed(lambda x: [(x + 1).view(12)]),
     )
     (out,) = call([torch.zeros(3, 4)])
@@ -195,7 +195,7 @@ def test_a_backend_view_becomes_a_tensor_of_its_own(how):
 
 @pytest.mark.covers("F4.7")
 def test_an_input_that_the_graph_itself_wrote_to_gets_a_new_version(how):
-    record = one_input(metadata.OutputInfo(0, KIND.CONSTANT), mutation=MUTATION.DATA)
+    record = one_input(records.OutputInfo(0, KIND.CONSTANT), mutation=MUTATION.DATA)
     x = torch.zeros(3, 4)
     how(build_plan(record), boxed(lambda x: []))([x])
     assert x._version == 1
@@ -205,7 +205,7 @@ def test_an_input_that_the_graph_itself_wrote_to_gets_a_new_version(how):
 def test_a_hidden_mutation_leaves_the_version_alone_and_one_under_no_grad_does_not(how):
     for flag, version in (("mutation_hidden_from_autograd", 0), ("mutation_under_no_grad", 1)):
         record = one_input(
-            metadata.OutputInfo(0, KIND.CONSTANT), 1, mutation=MUTATION.DATA, updated_output=0, **{flag: True}
+            records.OutputInfo(0, KIND.CONSTANT), 1, mutation=MUTATION.DATA, updated_output=0, **{flag: True}
         )
         x = torch.zeros(3, 4, requires_grad=True)
         how(build_plan(record), boxed(lambda x: [x + 1]))([x])
@@ -214,7 +214,7 @@ def test_a_hidden_mutation_leaves_the_version_alone_and_one_under_no_grad_does_n
 
 @pytest.mark.covers("F4.8")
 def test_dynamic_dimensions_of_outputs_are_marked(how):
-    record = one_input(metadata.OutputInfo(0, KIND.FRESH, graph_output=0, dynamic_dims=(1,)), 1)
+    record = one_input(records.OutputInfo(0, KIND.FRESH, graph_output=0, dynamic_dims=(1,)), 1)
     (out,) = how(build_plan(record), boxed(lambda x: [x + 1]))([torch.zeros(3, 4)])
     assert out._dynamo_weak_dynamic_indices == {1}
 
@@ -222,12 +222,12 @@ def test_dynamic_dimensions_of_outputs_are_marked(how):
 def test_symbols_come_from_integers_sizes_strides_and_offsets(how):
     names = ("s0", "s1", "s2", "s3")
     record = GraphMetadata(
-        inputs=(metadata.InputInfo(0, TENSOR, meta(("s1", "s0"), ("s2", 1))), metadata.InputInfo(1, SYMINT)),
+        inputs=(records.InputInfo(0, TENSOR, meta(("s1", "s0"), ("s2", 1))), records.InputInfo(1, SYMINT)),
         outputs=(
-            metadata.OutputInfo(0, KIND.ALIAS_OF_INPUT, base=0, view=view(("s1", "s0 - 1"), ("s2", 1), "s3 - s3 + 1")),
+            records.OutputInfo(0, KIND.ALIAS_OF_INPUT, base=0, view=view(("s1", "s0 - 1"), ("s2", 1), "s3 - s3 + 1")),
         ),
         symbols=tuple(
-            metadata.SymbolBinding(n, *where)
+            records.SymbolBinding(n, *where)
             for n, where in zip(
                 names, [(1, "int"), (0, "size", 0), (0, "stride", 0), (0, "storage_offset")], strict=True
             )
@@ -252,7 +252,7 @@ def test_symbols_come_from_integers_sizes_strides_and_offsets(how):
 def test_views_in_another_dtype_share_the_memory_of_their_base(how, make, dtype, spec):
     base = make()
     info = meta(tuple(base.shape), base.stride(), dtype=str(base.dtype).removeprefix("torch."))
-    record = one_input(metadata.OutputInfo(0, KIND.ALIAS_OF_INPUT, base=0, view=spec), input=info)
+    record = one_input(records.OutputInfo(0, KIND.ALIAS_OF_INPUT, base=0, view=spec), input=info)
     (out,) = how(build_plan(record), boxed(lambda x: []))([base])
     expected = torch.empty(0, dtype=getattr(torch, dtype)).set_(
         base.untyped_storage(), spec.offset_delta, spec.sizes, spec.strides
@@ -274,8 +274,8 @@ def test_views_are_taken_by_the_plainest_operation():
 
 def test_a_base_with_other_strides_than_traced_is_refused(how):
     record = GraphMetadata(
-        inputs=(metadata.InputInfo(0, TENSOR, meta()),),
-        outputs=(metadata.OutputInfo(0, KIND.ALIAS_OF_INTERMEDIATE, base=0, view=view((4,), (1,), 4)),),
+        inputs=(records.InputInfo(0, TENSOR, meta()),),
+        outputs=(records.OutputInfo(0, KIND.ALIAS_OF_INTERMEDIATE, base=0, view=view((4,), (1,), 4)),),
         num_forward_outputs=1,
         intermediate_bases=(meta(),),
     )
@@ -288,7 +288,7 @@ def test_a_base_with_other_strides_than_traced_is_refused(how):
 
 def test_a_view_taken_under_no_grad_has_no_history(how):
     spec = view((12,), (1,), requires_grad=True, under_no_grad=True)
-    record = one_input(metadata.OutputInfo(0, KIND.ALIAS_OF_INPUT, base=0, view=spec), input=meta(requires_grad=True))
+    record = one_input(records.OutputInfo(0, KIND.ALIAS_OF_INPUT, base=0, view=spec), input=meta(requires_grad=True))
     x = torch.randn(3, 4, requires_grad=True)
     (out,) = how(build_plan(record), boxed(lambda x: []))([x])
     with torch.no_grad():
@@ -312,7 +312,7 @@ def test_a_view_taken_under_no_grad_has_no_history(how):
     ],
 )
 def test_debug_mode_names_the_field_that_differs(how, argument, result, message):
-    record = one_input(metadata.OutputInfo(0, KIND.FRESH, meta(), graph_output=0), 1)
+    record = one_input(records.OutputInfo(0, KIND.FRESH, meta(), graph_output=0), 1)
     call = how(build_plan(record, options=WrapperOptions(debug=True)), boxed(lambda x: [result]))
     with pytest.raises(MetadataMismatchError, match=message):
         call([argument])
@@ -328,11 +328,11 @@ def test_boxing_empties_the_list_and_unboxing_fills_one():
     assert function(args) == (3,) and args == [] and function._boxed_call
     assert unboxed(function)(1, 2) == (3,)
     with pytest.raises(CallingConventionError, match="must be callable, not int"):
-        bind(build_plan(one_input(metadata.OutputInfo(0, KIND.CONSTANT))), 3)
+        bind(build_plan(one_input(records.OutputInfo(0, KIND.CONSTANT))), 3)
 
 
 def test_a_traceback_shows_the_generated_line():
-    call = bind(build_plan(one_input(metadata.OutputInfo(0, KIND.FRESH, graph_output=0), 1)), boxed(lambda x: [1 / 0]))
+    call = bind(build_plan(one_input(records.OutputInfo(0, KIND.FRESH, graph_output=0), 1)), boxed(lambda x: [1 / 0]))
     with pytest.raises(ZeroDivisionError) as caught:
         call([torch.ones(3, 4)])
     assert "_forward(args) if not _autocast_enabled()" in "".join(traceback.format_exception(caught.value))
@@ -346,14 +346,14 @@ def test_the_observer_gets_the_source():
             events.append((name, fields))
 
     call = bind(
-        build_plan(one_input(metadata.OutputInfo(0, KIND.INPUT, base=0))), boxed(lambda x: []), observer=Observer()
+        build_plan(one_input(records.OutputInfo(0, KIND.INPUT, base=0))), boxed(lambda x: []), observer=Observer()
     )
     assert events[0][0] == "wrappers.bind" and events[0][1]["source"] == call.source
     assert "for " not in call.source.replace("compiled for", "")
 
 
 def test_an_output_that_is_the_same_object_as_another_one_is_returned_as_that_object(how):
-    twice = [metadata.OutputInfo(i, KIND.ALIAS_OF_INPUT, base=0, view=view((12,), (1,))) for i in range(3)]
+    twice = [records.OutputInfo(i, KIND.ALIAS_OF_INPUT, base=0, view=view((12,), (1,))) for i in range(3)]
     outputs = (twice[0], dataclasses.replace(twice[1], same_as=0), twice[2])
     record = dataclasses.replace(one_input(twice[0]), outputs=outputs)
     first, same, other = unboxed(how(build_plan(record), boxed(lambda x: [])))(torch.randn(3, 4))

@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch.testing._internal.two_tensor import TwoTensor
 
-from aotkit_functionalize import GraphMetadata, metadata
+from aotkit_functionalize import GraphMetadata, records
 from aotkit_runtime_wrappers import DoubleBackwardError, SerializableFunction, WrapperPlan, bind, build_plan, interpret
 from aotkit_runtime_wrappers.errors import MetadataMismatchError, PlanError
 
-TENSOR, FRESH = metadata.InputKind.TENSOR, metadata.OutputKind.FRESH
-LIKE = metadata.TensorMeta("float32", "cpu", (3,), (1,), 0, True)
+TENSOR, FRESH = records.InputKind.TENSOR, records.OutputKind.FRESH
+LIKE = records.TensorMeta("float32", "cpu", (3,), (1,), 0, True)
 TANGENT = replace(LIKE, requires_grad=False)
 HOWS = pytest.mark.parametrize("how", [bind, interpret], ids=["bind", "interpret"])
 
@@ -21,9 +21,9 @@ HOWS = pytest.mark.parametrize("how", [bind, interpret], ids=["bind", "interpret
 def two_outputs(reached_by=((0,), (0, 1)), **changes):
     """``x * y`` and ``y * 2``: the first gradient comes from the first output alone."""
     made = GraphMetadata(
-        inputs=tuple(metadata.InputInfo(i, TENSOR, LIKE) for i in range(2)),
-        outputs=tuple(metadata.OutputInfo(i, FRESH, LIKE, graph_output=i) for i in range(2)),
-        tangents=tuple(metadata.TangentInfo(i, TANGENT) for i in range(2)),
+        inputs=tuple(records.InputInfo(i, TENSOR, LIKE) for i in range(2)),
+        outputs=tuple(records.OutputInfo(i, FRESH, LIKE, graph_output=i) for i in range(2)),
+        tangents=tuple(records.TangentInfo(i, TANGENT) for i in range(2)),
         num_forward_outputs=2,
         forward_requires_grad=(True, True),
         differentiable_inputs=(0, 1),
@@ -157,7 +157,7 @@ def test_such_a_gradient_is_refused_without_a_graph_and_for_second_derivatives(c
 
 @HOWS
 def test_grad_mode_is_on_for_the_call_where_the_function_turns_it_on(how):
-    call = how(plan_of(two_outputs(effects=(metadata.EffectInfo("enables_grad", True),))), forward, backward)
+    call = how(plan_of(two_outputs(effects=(records.EffectInfo("enables_grad", True),))), forward, backward)
     x, y = leaves()
     with torch.no_grad():
         first, second = call([x, y])
@@ -171,12 +171,12 @@ def test_grad_mode_is_on_for_the_call_where_the_function_turns_it_on(how):
 def test_arguments_and_results_become_leaves_or_leave_the_graph(how):
     plain = replace(LIKE, requires_grad=False)
     inputs = (
-        metadata.InputInfo(0, TENSOR, LIKE, sets_requires_grad=False),
-        metadata.InputInfo(1, TENSOR, plain, sets_requires_grad=True),
-        metadata.InputInfo(2, TENSOR, LIKE),
+        records.InputInfo(0, TENSOR, LIKE, sets_requires_grad=False),
+        records.InputInfo(1, TENSOR, plain, sets_requires_grad=True),
+        records.InputInfo(2, TENSOR, LIKE),
     )
-    outputs = (metadata.OutputInfo(0, FRESH, plain, graph_output=0, is_new_leaf=True),)
-    outputs += (metadata.OutputInfo(1, FRESH, plain, graph_output=1),)
+    outputs = (records.OutputInfo(0, FRESH, plain, graph_output=0, is_new_leaf=True),)
+    outputs += (records.OutputInfo(1, FRESH, plain, graph_output=1),)
     plan = build_plan(GraphMetadata(inputs, outputs, num_forward_outputs=2))
     assert WrapperPlan.from_json(plan.to_json()) == plan
     assert "in0.detach_()" in str(plan) and "in1.requires_grad_()" in str(plan)
@@ -197,7 +197,7 @@ def test_a_function_is_written_down_and_read_back():
     x, y = leaves()
     read([x, y])[1].sum().backward()
     assert x.grad is None and y.grad.tolist() == [2, 2, 2]
-    other = data.replace(b"\"version\": 1}", b"\"version\": 7}")
+    other = data.replace(b'"version": 1}', b'"version": 7}')
     for damaged in (data[:-1], data[:-3] + b"abc", b"nothing", other):
         with pytest.raises(PlanError):
             SerializableFunction.deserialize(damaged, load)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from aotkit_functionalize import metadata
+from aotkit_functionalize import GraphMetadata, records
 from aotkit_runtime_wrappers import WrapperPlan, build_plan
 from aotkit_runtime_wrappers.errors import PlanError
 
@@ -76,13 +76,13 @@ def test_storages_are_released_and_come_back(how: Any) -> None:
         x.untyped_storage().resize_(0)
         return [total, y * 2]
 
-    like = metadata.TensorMeta("float32", "cpu", ("s0", 4), (4, 1), 0, False)
-    change = metadata.StorageChange(num_bytes="s0*16 - 16")
-    record = metadata.GraphMetadata(
-        inputs=(metadata.InputInfo(0, metadata.InputKind.TENSOR, like, mutation=metadata.MutationKind.STORAGE,
+    like = records.TensorMeta("float32", "cpu", ("s0", 4), (4, 1), 0, False)
+    change = records.StorageChange(num_bytes="s0*16 - 16")
+    record = GraphMetadata(
+        inputs=(records.InputInfo(0, records.InputKind.TENSOR, like, mutation=records.MutationKind.STORAGE,
                                    storage=change, version_steps=2),),
-        outputs=(metadata.OutputInfo(0, metadata.OutputKind.FRESH, graph_output=0),),
-        symbols=(metadata.SymbolBinding("s0", 0, "size", 0),),
+        outputs=(records.OutputInfo(0, records.OutputKind.FRESH, graph_output=0),),
+        symbols=(records.SymbolBinding("s0", 0, "size", 0),),
         num_forward_outputs=1,
     )  # fmt: skip
     plan = build_plan(record)
@@ -98,13 +98,13 @@ def test_storages_are_released_and_come_back(how: Any) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"storage": metadata.StorageChange(resized=True)}, "in0 is resized but its new sizes are not recorded"),
-        ({"kind": metadata.InputKind.SYMINT}, "input 0 is a symint and cannot be mutated"),
-        ({"storage": metadata.StorageChange(num_bytes="s3*2")}, r"symbols \['s3'\] are used in the metadata"),
+        ({"storage": records.StorageChange(resized=True)}, "in0 is resized but its new sizes are not recorded"),
+        ({"kind": records.InputKind.SYMINT}, "input 0 is a symint and cannot be mutated"),
+        ({"storage": records.StorageChange(num_bytes="s3*2")}, r"symbols \['s3'\] are used in the metadata"),
     ],
 )
 def test_records_of_storages_that_contradict_each_other_are_refused(changes: Any, message: str) -> None:
-    like = metadata.TensorMeta("float32", "cpu", (3,), (1,), 0, False)
-    info = {"index": 0, "kind": metadata.InputKind.TENSOR, "meta": like, "mutation": metadata.MutationKind.STORAGE}
+    like = records.TensorMeta("float32", "cpu", (3,), (1,), 0, False)
+    info = {"index": 0, "kind": records.InputKind.TENSOR, "meta": like, "mutation": records.MutationKind.STORAGE}
     with pytest.raises(PlanError, match=message):
-        build_plan(metadata.GraphMetadata((metadata.InputInfo(**(info | changes)),), ()))
+        build_plan(GraphMetadata((records.InputInfo(**(info | changes)),), ()))

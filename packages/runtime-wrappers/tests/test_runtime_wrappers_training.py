@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from aotkit_functionalize import GraphMetadata, metadata
+from aotkit_functionalize import GraphMetadata, records
 from aotkit_runtime_wrappers import DoubleBackwardError, WrapperError, bind, build_plan
 from aotkit_runtime_wrappers.errors import (
     BackwardCompileError,
@@ -19,22 +19,22 @@ from aotkit_runtime_wrappers.errors import (
     PlanError,
 )
 
-TENSOR, FRESH = metadata.InputKind.TENSOR, metadata.OutputKind.FRESH
+TENSOR, FRESH = records.InputKind.TENSOR, records.OutputKind.FRESH
 
 
 def meta_of(tensor, requires_grad=None):
     grad = tensor.requires_grad if requires_grad is None else requires_grad
     dtype = str(tensor.dtype).removeprefix("torch.")
-    return metadata.TensorMeta(dtype, str(tensor.device), tuple(tensor.shape), tensor.stride(), 0, grad)
+    return records.TensorMeta(dtype, str(tensor.device), tuple(tensor.shape), tensor.stride(), 0, grad)
 
 
 def sine_metadata(x, outputs=1, *, is_leaf=True):
     """``outputs`` fresh differentiable outputs of one input."""
     like = meta_of(x, False)
     return GraphMetadata(
-        inputs=(metadata.InputInfo(0, TENSOR, meta_of(x, True), is_leaf=is_leaf),),
-        outputs=tuple(metadata.OutputInfo(i, FRESH, meta_of(x, True), graph_output=i) for i in range(outputs)),
-        tangents=tuple(metadata.TangentInfo(i, like) for i in range(outputs)),
+        inputs=(records.InputInfo(0, TENSOR, meta_of(x, True), is_leaf=is_leaf),),
+        outputs=tuple(records.OutputInfo(i, FRESH, meta_of(x, True), graph_output=i) for i in range(outputs)),
+        tangents=tuple(records.TangentInfo(i, like) for i in range(outputs)),
         num_forward_outputs=outputs,
         forward_requires_grad=(True,) * outputs,
         differentiable_inputs=(0,),
@@ -393,12 +393,12 @@ def test_create_graph_without_a_second_derivative_works(how):
 @pytest.mark.covers("F4.28")
 def test_saved_symints_and_symbolic_tangents_reach_the_backward(how):
     x = torch.randn(4, 3, requires_grad=True)
-    meta = metadata.TensorMeta("float32", "cpu", ("s0", 3), (3, 1), 0, True)
+    meta = records.TensorMeta("float32", "cpu", ("s0", 3), (3, 1), 0, True)
     record = GraphMetadata(
-        inputs=(metadata.InputInfo(0, TENSOR, meta),),
-        outputs=tuple(metadata.OutputInfo(i, FRESH, meta, graph_output=i) for i in range(2)),
-        tangents=tuple(metadata.TangentInfo(i, meta) for i in range(2)),
-        symbols=(metadata.SymbolBinding("s0", 0, "size", 0),),
+        inputs=(records.InputInfo(0, TENSOR, meta),),
+        outputs=tuple(records.OutputInfo(i, FRESH, meta, graph_output=i) for i in range(2)),
+        tangents=tuple(records.TangentInfo(i, meta) for i in range(2)),
+        symbols=(records.SymbolBinding("s0", 0, "size", 0),),
         num_forward_outputs=2,
         forward_requires_grad=(True, True),
         differentiable_inputs=(0,),
@@ -465,7 +465,7 @@ def test_a_training_plan_needs_a_backward_and_a_tangent_for_each_differentiable_
     with pytest.raises(PlanError, match="needs a backward"):
         how(build_plan(sine_metadata(x), num_saved_tensors=1), boxed(lambda v: [v, v]))
     record = sine_metadata(x)
-    broken = GraphMetadata(**{f: getattr(record, f) for f in record.__slots__ if f != "tangents"})
+    broken = replace(record, tangents=())
     with pytest.raises(PlanError, match="no tangent"):
         build_plan(broken)
 
@@ -481,8 +481,8 @@ def test_a_transform_of_torch_func_is_refused(how):
 def test_what_the_backward_writes_to_is_handed_to_it_as_it_is_by_then_and_given_its_new_value(how):
     x, scale = torch.randn(3, requires_grad=True), torch.ones(3)
     sine = sine_metadata(x)
-    late = metadata.InputInfo(1, TENSOR, meta_of(scale, False))
-    writes = (metadata.BackwardWrite(1, version_steps=3),)
+    late = records.InputInfo(1, TENSOR, meta_of(scale, False))
+    writes = (records.BackwardWrite(1, version_steps=3),)
     plan = build_plan(replace(sine, inputs=(*sine.inputs, late), backward_writes=writes), num_saved_tensors=1)
     assert type(plan).from_json(plan.to_json()) == plan and "the backward writes to inputs (1,)" in str(plan)
     backward = boxed(lambda cosine, tangent, now: [tangent * cosine * now, now + 1])

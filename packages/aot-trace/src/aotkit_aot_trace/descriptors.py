@@ -17,8 +17,7 @@ from typing import Any
 
 import torch
 
-from aotkit_functionalize import GraphMetadata
-from aotkit_functionalize import metadata as records
+from aotkit_functionalize import GraphMetadata, records
 
 __all__ = [
     "AOTInput",
@@ -200,7 +199,7 @@ def describe_graph(graph: torch.fx.Graph, metadata: GraphMetadata, inputs: Seque
     ``inputs`` are those of the graph's inputs; where there are tensor subclasses, of the arguments they come from.
     """
     boundary = metadata.subclasses
-    outer = metadata if boundary is None else boundary.outer
+    outer: records.CallContract = metadata if boundary is None else boundary.outer
     forward = _forward_outputs(outer, inputs)
     tangents: list[AOTInput] = [TangentAOTInput(forward[t.forward_output]) for t in outer.tangents]
     gradients: list[AOTOutput] = [GradAOTOutput(i) for i in inputs] if metadata.is_training else []
@@ -210,11 +209,13 @@ def describe_graph(graph: torch.fx.Graph, metadata: GraphMetadata, inputs: Seque
     placeholders: list[AOTInput] = [*inputs, *tangents, *(BackwardAOTInput(inputs[index]) for index in late)]
     results: list[AOTOutput] = [*forward, *gradients]
     if boundary is not None:
-        dense_inputs = [d for desc, nest in zip(inputs, boundary.inputs, strict=True) for d in _inside(desc, nest)]
+        dense_inputs = [
+            d for desc, subclass in zip(inputs, boundary.inputs, strict=True) for d in _inside(desc, subclass)
+        ]
         sizes = {"size": SubclassSizeAOTInput, "stride": SubclassStrideAOTInput}
         dense_inputs += [sizes[s.source](inputs[s.input_index], s.dim or 0) for s in boundary.sizes]
         dense_tangents = [
-            d for desc, nest in zip(tangents, boundary.tangents, strict=True) for d in _inside(desc, nest)
+            d for desc, subclass in zip(tangents, boundary.tangents, strict=True) for d in _inside(desc, subclass)
         ]
         placeholders = [*dense_inputs, *dense_tangents]
         results = _dense_results(metadata, forward, gradients)
@@ -226,7 +227,7 @@ def describe_graph(graph: torch.fx.Graph, metadata: GraphMetadata, inputs: Seque
     output.meta["desc"] = tuple(results)
 
 
-def _forward_outputs(metadata: GraphMetadata, inputs: Sequence[AOTInput]) -> list[AOTOutput]:
+def _forward_outputs(metadata: records.CallContract, inputs: Sequence[AOTInput]) -> list[AOTOutput]:
     found: dict[int, AOTOutput] = {}
     for info in metadata.inputs:
         if info.updated_output is not None:
@@ -242,13 +243,13 @@ def _forward_outputs(metadata: GraphMetadata, inputs: Sequence[AOTInput]) -> lis
     return [found[position] for position in range(metadata.num_forward_outputs)]
 
 
-def _inside(descriptor: Any, nest: Any) -> Iterator[Any]:
+def _inside(descriptor: Any, subclass: Any) -> Iterator[Any]:
     """Descriptors of the tensors inside of a subclass, or of what is none."""
-    if nest is None:
+    if subclass is None:
         yield descriptor
         return
     part = SubclassGetAttrAOTInput if isinstance(descriptor, AOTInput) else SubclassGetAttrAOTOutput
-    for name, child in nest.attrs:
+    for name, child in subclass.attrs:
         if isinstance(child, records.TensorMeta):
             yield part(descriptor, name)
         elif hasattr(child, "attrs"):
@@ -261,10 +262,10 @@ def _dense_results(
     boundary = metadata.subclasses
     assert boundary is not None
     found: dict[tuple[str, int], AOTOutput] = {}
-    for descriptors, assembled in ((forward, boundary.forward), (gradients, boundary.gradients)):
-        for descriptor, value in zip(descriptors, assembled, strict=False):
+    for descriptors, subclass_value in ((forward, boundary.forward), (gradients, boundary.gradients)):
+        for descriptor, value in zip(descriptors, subclass_value, strict=False):
             if value is not None:
-                for part, inner in zip(value.parts, _inside(descriptor, value.nest), strict=True):
+                for part, inner in zip(value.parts, _inside(descriptor, value.subclass), strict=True):
                     found.setdefault((part.source, part.index), inner)
     plain = [found["forward", position] for position in range(metadata.num_forward_outputs)]
     return [*plain, *(found["gradient", position] for position in range(boundary.num_gradients))]

@@ -14,8 +14,7 @@ from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from aotkit_functionalize import GraphMetadata, OverlappingMutation, fake_twin
-from aotkit_functionalize import metadata as records
+from aotkit_functionalize import GraphMetadata, OverlappingMutation, fake_twin, records
 
 from .api import Capture, TraceOptions, capture
 from .attributes import detect_attribute_assignment

@@ -4,7 +4,7 @@ Only the backward of a user's ``torch.autograd.Function`` can write in place. Wh
 no gradient stands, from the end of the forward on, for a placeholder of its own, so that the backward (and the views
 that it takes, or took in the forward) reads what the memory holds by then. Of inputs that it did not write to, the
 placeholder is replaced by the value that they had. See Note [Inputs that the backward writes to] of
-:mod:`aotkit_functionalize.metadata`.
+:mod:`aotkit_functionalize.records`.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from aotkit_functionalize import (
     is_autograd_identity,
     is_functional,
     overlapping_groups,
+    records,
     renew,
 )
-from aotkit_functionalize import metadata as records
 
 __all__ = ["LateInput", "late_inputs", "settle"]
 

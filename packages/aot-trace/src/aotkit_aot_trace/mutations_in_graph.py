@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import torch
 
-from aotkit_functionalize import GraphMetadata
-from aotkit_functionalize import metadata as records
+from aotkit_functionalize import GraphMetadata, records
 
 __all__ = ["mutations_in_graph"]
 

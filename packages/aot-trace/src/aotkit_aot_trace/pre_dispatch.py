@@ -12,8 +12,14 @@ from typing import Any
 import torch
 from torch._subclasses import FakeTensorMode
 
-from aotkit_functionalize import FunctionalLayer, GraphMetadata, from_functional, has_data_mutation, is_functional
-from aotkit_functionalize import metadata as records
+from aotkit_functionalize import (
+    FunctionalLayer,
+    GraphMetadata,
+    from_functional,
+    has_data_mutation,
+    is_functional,
+    records,
+)
 
 from . import _torch_compat as compat
 from .api import Capture, Origin

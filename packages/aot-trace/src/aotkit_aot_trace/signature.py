@@ -10,8 +10,7 @@ from typing import Any
 import torch
 import torch.utils._pytree as pytree
 
-from aotkit_functionalize import GraphMetadata
-from aotkit_functionalize import metadata as records
+from aotkit_functionalize import GraphMetadata, records
 
 __all__ = ["BackwardSignature", "GraphSignature", "graph_signature"]
 

@@ -22,9 +22,9 @@ def with_reach(graph: torch.fx.Graph, metadata: GraphMetadata) -> GraphMetadata:
         return metadata
     reached: dict[torch.fx.Node, frozenset[int]] = {}
     tangents = iter(n for n in graph.nodes if n.op == "placeholder" and str(n.target).startswith("tangents_"))
-    for number, nest in enumerate(boundary.tangents):
-        for _ in range(1 if nest is None else len(nest.leaves)):
-            reached[next(tangents)] = frozenset() if nest is None else frozenset({number})
+    for number, subclass in enumerate(boundary.tangents):
+        for _ in range(1 if subclass is None else len(subclass.leaves)):
+            reached[next(tangents)] = frozenset() if subclass is None else frozenset({number})
     nothing: frozenset[int] = frozenset()
     for node in graph.nodes:
         if node not in reached:

@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from .inputs import FunctionInput, function_inputs, is_autograd_identity, reentered_inputs
     from .metadata import GraphMetadata
     from .mutations import count_data_mutations, has_data_mutation
-    from .nest_context import SymbolicDim, encode_class, encode_context
-    from .nests import SubclassBoundary, is_subclass, rebuild, tensors_inside
     from .overlap import overlapping_groups
-    from .subclass_inputs import SubclassArguments, subclass_arguments
-    from .subclass_keys import sizes_and_tensors, subclass_key
+    from .subclasses.arguments import SubclassArguments, subclass_arguments
+    from .subclasses.context import SymbolicDim, encode_class, encode_context
+    from .subclasses.keys import sizes_and_tensors, subclass_key
+    from .subclasses.meta import SubclassBoundary, is_subclass, rebuild, tensors_inside
     from .view_methods import view_method
     from .wrap import (
         FunctionalLayer,
@@ -111,19 +111,19 @@ _HOMES = {
             "count_data_mutations",
             "has_data_mutation",
         ),
-        "nest_context": ("SymbolicDim", "encode_class", "encode_context"),
-        "nests": (
+        "subclasses.context": ("SymbolicDim", "encode_class", "encode_context"),
+        "subclasses.meta": (
             "SubclassBoundary",
             "is_subclass",
             "rebuild",
             "tensors_inside",
         ),
         "overlap": ("overlapping_groups",),
-        "subclass_inputs": (
+        "subclasses.arguments": (
             "SubclassArguments",
             "subclass_arguments",
         ),
-        "subclass_keys": (
+        "subclasses.keys": (
             "sizes_and_tensors",
             "subclass_key",
         ),

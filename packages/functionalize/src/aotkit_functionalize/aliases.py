@@ -13,12 +13,12 @@ import torch
 from torch.autograd.function import BackwardCFunction
 
 from . import _torch_compat as compat
+from .custom_backward import carries_gradient, has_custom_backward
 from .errors import Unsupported
 from .inputs import FunctionInput
 from .layouts import before_reshapes
-from .metadata import Dim, OutputKind, ViewSpec
 from .overlap import covers
-from .own_backward import carries_gradient, has_own_backward
+from .records import Dim, OutputKind, ViewSpec
 from .symbols import dim, dims
 from .wrap import below_functional_layer, from_functional
 
@@ -74,7 +74,7 @@ def output_sources(inputs: Sequence[FunctionInput], outputs: Sequence[Any]) -> O
     groups: dict[int, list[int]] = {}
     for index, output in enumerate(outputs):
         source = _first_source(index, output, by_object, by_storage)
-        if source.base is not None and has_own_backward(output, inputs[source.base].value):
+        if source.base is not None and has_custom_backward(output, inputs[source.base].value):
             _check_not_written(index, inputs[source.base])
             result.sources.append(OutputSource(OutputKind.FRESH))
             continue
@@ -151,7 +151,7 @@ def _share(members: list[int], outputs: Sequence[Any], result: OutputSources) ->
         base = next((t._base for t in tensors if t._base is not None and _can_be_base(t._base, tensors)), None)
         if base is not None:
             for index in members:
-                if not has_own_backward(outputs[index], base):
+                if not has_custom_backward(outputs[index], base):
                     result.sources[index] = OutputSource(OutputKind.ALIAS_OF_INTERMEDIATE, len(result.bases))
             result.bases.append(base)
             return
@@ -165,7 +165,7 @@ def _share(members: list[int], outputs: Sequence[Any], result: OutputSources) ->
     for index in members:
         if outputs[index] is outputs[owner] and index != owner:
             result.sources[index] = OutputSource(OutputKind.FRESH, same_as=owner)
-        elif index != owner and not has_own_backward(outputs[index], outputs[owner]):
+        elif index != owner and not has_custom_backward(outputs[index], outputs[owner]):
             result.sources[index] = OutputSource(OutputKind.ALIAS_OF_OUTPUT, owner)
 
 

@@ -12,7 +12,7 @@ from .collect import collect_metadata
 from .fakes import fake_arguments
 from .inputs import function_inputs
 from .metadata import GraphMetadata
-from .subclass_inputs import subclass_arguments
+from .subclasses.arguments import subclass_arguments
 from .wrap import FunctionalLayer, functional_layer
 
 __all__ = ["analyze"]

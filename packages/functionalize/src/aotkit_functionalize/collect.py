@@ -23,21 +23,8 @@ from .effects import ordered_effects
 from .errors import OverlappingMutation, Unsupported
 from .events import StorageEvents
 from .inputs import FunctionInput
-from .late_sizes import bind_late_symbols, late_symbols
 from .lazy_bits import has_lazy_bits, lazy_bits, without_lazy_bits
-from .metadata import (
-    EffectInfo,
-    GraphMetadata,
-    InputInfo,
-    InputKind,
-    MutationKind,
-    OutputInfo,
-    OutputKind,
-    StorageChange,
-    SymbolBinding,
-    TangentInfo,
-    TensorMeta,
-)
+from .metadata import GraphMetadata
 from .mutations import (
     check_mutation,
     has_data_mutation,
@@ -49,11 +36,24 @@ from .mutations import (
 )
 from .new_leaves import check_new_leaves, is_new_leaf, sets_requires_grad
 from .overlap import overlapping_groups, repeats_memory
+from .records import (
+    EffectInfo,
+    InputInfo,
+    InputKind,
+    MutationKind,
+    OutputInfo,
+    OutputKind,
+    StorageChange,
+    SymbolBinding,
+    TangentInfo,
+    TensorMeta,
+)
 from .storages import storage_change, was_replaced
-from .subclass_collect import SubclassRun, has_subclasses
-from .subclass_values import innermost
+from .subclasses.collect import SubclassRun, has_subclasses
+from .subclasses.values import innermost
 from .symbols import bind_symbols, is_symbolic, tensor_meta
 from .tangents import check_shapes_that_autograd_knows, is_differentiable, is_training_graph, tangent_meta
+from .unbacked_symbols import bind_unbacked_symbols, unbacked_symbols
 from .wrap import eager_geometry, from_functional, is_functional, to_functional
 
 __all__ = ["ForwardRecord", "collect_metadata"]
@@ -177,8 +177,8 @@ def _collect(
     output_infos, computed = _output_infos(inputs, outputs, sources, len(updated))
     bases = tuple(replace(_record(base), conj=False, neg=False) for base in sources.bases)
     told = bind_symbols([i.original for i in inputs])
-    names = late_symbols(told, output_infos, bases)
-    late, numbers = bind_late_symbols(names, [*updated, *computed], sources.bases, outputs)
+    names = unbacked_symbols(told, output_infos, bases)
+    unbacked, numbers = bind_unbacked_symbols(names, [*updated, *computed], sources.bases, outputs)
     values = [*updated, *computed, *numbers, *sources.bases]
     if storages is not None and storages.layouts.stale:
         storages.layouts.check_uses(values)
@@ -200,7 +200,7 @@ def _collect(
         inputs=tuple(input_infos),
         outputs=tuple(output_infos),
         tangents=tangents,
-        symbols=(*told, *late),
+        symbols=(*told, *unbacked),
         effects=_effects(grad_mode, is_training or any(map(_has_history_of_view, output_infos))),
         num_forward_outputs=len(values),
         num_mutated=len(updated),

@@ -12,7 +12,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from .errors import Unsupported
 from .lazy_bits import has_lazy_bits, lazy_bits, with_lazy_bits, without_lazy_bits
-from .nests import is_subclass, rebuild, tensors_inside
+from .subclasses.meta import is_subclass, rebuild, tensors_inside
 
 __all__ = ["fake_arguments", "fake_twin"]
 

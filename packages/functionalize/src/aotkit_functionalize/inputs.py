@@ -20,7 +20,7 @@ import torch
 from . import _torch_compat as compat
 from .errors import Unsupported
 from .lazy_bits import lazy_bits, with_lazy_bits
-from .metadata import InputInfo
+from .records import InputInfo
 from .wrap import below_functional_layer, from_functional, to_functional
 
 __all__ = ["FunctionInput", "autograd_identity", "function_input", "function_inputs", "is_autograd_identity"]

@@ -12,8 +12,8 @@ from .errors import OverlappingWrite, Unsupported
 from .events import StorageEvents
 from .inputs import FunctionInput
 from .layouts import before_reshapes
-from .metadata import MutationKind
 from .overlap import repeats_memory
+from .records import MutationKind
 from .symbols import dim, dims
 from .wrap import eager_geometry, from_functional
 

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 
 from .aliases import shares_storage
+from .custom_backward import carries_gradient
 from .errors import Unsupported
 from .inputs import FunctionInput
 from .mutations import has_data_mutation, has_metadata_mutation
-from .own_backward import carries_gradient
 
 __all__ = ["check_new_leaves", "is_new_leaf", "sets_requires_grad"]
 

@@ -11,7 +11,7 @@ from .errors import NeedsDispatcherLayer, Unsupported
 from .events import StorageEvents
 from .inputs import FunctionInput
 from .lazy_bits import lazy_bits
-from .metadata import StorageChange
+from .records import StorageChange
 from .symbols import dim, dims
 from .wrap import eager_geometry, from_functional
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from .errors import Unsupported
-from .metadata import Dim, SymbolBinding, TensorMeta
+from .records import Dim, SymbolBinding, TensorMeta
 
 __all__ = ["bind_symbols", "dim", "dims", "is_symbolic", "tensor_meta", "used_symbols"]
 

@@ -11,7 +11,7 @@ from . import _torch_compat as compat
 from .aliases import carries_gradient
 from .errors import Unsupported
 from .inputs import FunctionInput
-from .metadata import InputInfo, OutputInfo, OutputKind, TensorMeta
+from .records import InputInfo, OutputInfo, OutputKind, TensorMeta
 from .symbols import dims, tensor_meta
 
 __all__ = ["check_shapes_that_autograd_knows", "is_differentiable", "is_training_graph", "tangent_meta"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from .metadata import TensorMeta, ViewSpec
+from .records import TensorMeta, ViewSpec
 
 __all__ = ["ViewMethod", "view_method"]
 

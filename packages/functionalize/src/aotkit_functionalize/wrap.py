@@ -19,7 +19,7 @@ from . import _torch_compat as compat
 from .effects import TokenChain
 from .errors import Unsupported
 from .events import StorageEvents
-from .quick_mode import quick_functional_mode
+from .functional_fast_path import fast_functional_mode
 from .symbols import dims, used_symbols
 from .writes import RefuseWrongWrites
 
@@ -50,7 +50,7 @@ def functional_layer(layer: FunctionalLayer) -> Iterator[StorageEvents]:
     """
     events = StorageEvents()
     if layer is FunctionalLayer.MODE:
-        mode = quick_functional_mode()
+        mode = fast_functional_mode()
         mode._tokens = TokenChain()
         with compat.below_functionalization(), mode, RefuseWrongWrites(events):
             yield events

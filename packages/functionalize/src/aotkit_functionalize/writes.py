@@ -9,13 +9,13 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from . import _torch_compat as compat
+from .custom_backward import note_hook
 from .errors import OverlappingWrite, Unsupported
 from .events import StorageEvents
 from .layouts import EXPANSIONS, RESHAPES, STRIDE_DEPENDENT, without_expansion
 from .overlap import definitely_disjoint, repeats_memory
-from .own_backward import note_hook
 from .random_writes import as_eager_draws, check_normal
-from .windows import without_gaps
+from .unfold import without_gaps
 
 __all__ = ["RefuseWrongWrites"]
 

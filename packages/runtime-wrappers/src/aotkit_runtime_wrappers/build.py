@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from .contract import Dim, GraphMetadata, InputKind, MutationKind, OutputKind
+from .contract import CallContract, Dim, GraphMetadata, InputKind, MutationKind, OutputKind
 from .dims import check_symbol_name, symbols_of
 from .epilogue import mutation_operations, output_operations, quiet_operations, returned_value
 from .errors import PlanError
@@ -34,7 +34,7 @@ __all__ = ["build_plan"]
 
 
 def build_plan(
-    metadata: GraphMetadata,
+    metadata: CallContract,
     *,
     input_plan: InputPlan | None = None,
     num_saved_tensors: int = 0,
@@ -46,7 +46,7 @@ def build_plan(
     """Work out the operations around a captured graph.
 
     Args:
-        metadata: of the graph over prepared (distinct) inputs.
+        metadata: of the graph over prepared (distinct) inputs: its :class:`.GraphMetadata`, or a contract alone.
         input_plan: how the caller's flat arguments become graph inputs; default: one to one.
         num_saved_tensors: how many saved tensors follow the forward outputs of the compiled forward.
         num_saved_symints: how many saved SymInts follow those.
@@ -58,7 +58,7 @@ def build_plan(
         PlanError: the records contradict each other.
     """
     options = options or WrapperOptions()
-    if metadata.subclasses is not None:
+    if isinstance(metadata, GraphMetadata) and metadata.subclasses is not None:
         saved = (num_saved_tensors, num_saved_symints)
         plan = build_subclass_plan(metadata, build_plan, input_plan, saved, options)
         return replace(plan, call=replace(plan.call, lazy_inputs=_lazy_inputs(metadata)))
@@ -114,7 +114,7 @@ def _restrided_members(input_plan: InputPlan) -> list[int]:
     return [len(changed.intersection(base.members)) for base in input_plan.bases]
 
 
-def _announce_writes(metadata: GraphMetadata, input_plan: InputPlan, restrided: list[int]) -> list[Operation]:
+def _announce_writes(metadata: CallContract, input_plan: InputPlan, restrided: list[int]) -> list[Operation]:
     """Version counters of the arguments behind a written base that has another one."""
     return [
         AnnounceWrites(tuple(f"in{member}" for member in base.members), max(info.version_steps - changed, 1))
@@ -123,7 +123,7 @@ def _announce_writes(metadata: GraphMetadata, input_plan: InputPlan, restrided: 
     ]
 
 
-def _check_records(metadata: GraphMetadata, names: Sequence[Value]) -> None:
+def _check_records(metadata: CallContract, names: Sequence[Value]) -> None:
     if len(names) != len(metadata.inputs):
         raise PlanError(
             f"the metadata describes {len(metadata.inputs)} graph inputs but the input plan prepares {len(names)}; "
@@ -147,7 +147,7 @@ def _check_records(metadata: GraphMetadata, names: Sequence[Value]) -> None:
             raise PlanError(f"forward output {position} requires grad but the joint graph has no tangent for it")
 
 
-def _alias_checks(metadata: GraphMetadata, names: Sequence[Value]) -> list[Operation]:
+def _alias_checks(metadata: CallContract, names: Sequence[Value]) -> list[Operation]:
     """Look for aliases that appear only at run time. Two static inputs (parameters, buffers) keep their memory."""
     changes = (MutationKind.DATA, MutationKind.DATA_AND_METADATA)
     tensors = [i for i in metadata.inputs if i.kind is InputKind.TENSOR]
@@ -166,7 +166,7 @@ def _alias_checks(metadata: GraphMetadata, names: Sequence[Value]) -> list[Opera
 
 
 def _place_checks(
-    metadata: GraphMetadata, names: Sequence[Value], addressed: Mapping[int, int]
+    metadata: CallContract, names: Sequence[Value], addressed: Mapping[int, int]
 ) -> list[Operation]:
     metas = [(names[i], metadata.inputs[i].meta, nbytes) for i, nbytes in sorted(addressed.items())]
     return [
@@ -176,7 +176,7 @@ def _place_checks(
     ]
 
 
-def _input_checks(metadata: GraphMetadata, names: Sequence[Value]) -> list[Operation]:
+def _input_checks(metadata: CallContract, names: Sequence[Value]) -> list[Operation]:
     return [
         CheckValue(names[i.index], f"input {i.index} ({names[i.index]})", i.meta, True, True)
         for i in metadata.inputs
@@ -185,7 +185,7 @@ def _input_checks(metadata: GraphMetadata, names: Sequence[Value]) -> list[Opera
 
 
 def _bind_symbols(
-    metadata: GraphMetadata, names: Sequence[Value], wanted: set[str]
+    metadata: CallContract, names: Sequence[Value], wanted: set[str]
 ) -> tuple[list[BindSymbol], list[BindSymbol]]:
     """Bindings to inputs and bindings to forward outputs, of which the latter can be read only after the call."""
     bound: dict[str, BindSymbol] = {}
@@ -202,7 +202,7 @@ def _bind_symbols(
     return [b for b in ordered if not b.of_output], [b for b in ordered if b.of_output]
 
 
-def _call_spec(metadata: GraphMetadata, names: tuple[Value, ...], saved: tuple[int, int]) -> CallSpec:
+def _call_spec(metadata: CallContract, names: tuple[Value, ...], saved: tuple[int, int]) -> CallSpec:
     own = {o.graph_output for o in metadata.outputs if o.kind is not OutputKind.SYMINT and o.graph_output is not None}
     first_base = metadata.num_forward_outputs - len(metadata.intermediate_bases)
     own |= set(range(first_base, metadata.num_forward_outputs))
@@ -233,31 +233,31 @@ def _call_spec(metadata: GraphMetadata, names: tuple[Value, ...], saved: tuple[i
     )
 
 
-def _reached_by(metadata: GraphMetadata) -> tuple[tuple[int, ...], ...]:
+def _reached_by(metadata: CallContract) -> tuple[tuple[int, ...], ...]:
     rows = tuple(metadata.reached_by[i] for i in sorted(metadata.differentiable_inputs)) if metadata.reached_by else ()
     return rows if any(len(row) < len(metadata.tangents) for row in rows) else ()
 
 
-def _lazy_inputs(metadata: GraphMetadata) -> tuple[LazyInput, ...]:
+def _lazy_inputs(metadata: CallContract) -> tuple[LazyInput, ...]:
     metas = [(i.index, i.meta) for i in metadata.inputs if i.meta is not None]
     return tuple(LazyInput(index, m.conj, m.neg) for index, m in metas if m.conj or m.neg)
 
 
-def _new_values_in_new_shapes(metadata: GraphMetadata) -> list[int]:
+def _new_values_in_new_shapes(metadata: CallContract) -> list[int]:
     """Values that are copied into inputs after a change of shape, when a view of the input could not be read."""
     both = [i for i in metadata.inputs if i.mutation is MutationKind.DATA_AND_METADATA]
     return [i.updated_output for i in both if i.updated_output is not None]
 
 
 def _symbols_for_backward(
-    metadata: GraphMetadata, names: Sequence[Value], dims: Sequence[Dim]
+    metadata: CallContract, names: Sequence[Value], dims: Sequence[Dim]
 ) -> tuple[BindSymbol, ...]:
     early, late = _bind_symbols(metadata, names, symbols_of(dims))
     return (*early, *late)
 
 
 def _with_history(
-    call: CallSpec, metadata: GraphMetadata, saved_inputs: Sequence[int] | None, options: WrapperOptions
+    call: CallSpec, metadata: CallContract, saved_inputs: Sequence[int] | None, options: WrapperOptions
 ) -> CallSpec:
     """What a training call has to remember for second derivatives; see Note [Second derivatives]."""
     if not call.training:
@@ -290,7 +290,7 @@ def _with_history(
     )
 
 
-def _returns(metadata: GraphMetadata, names: tuple[Value, ...], identities: dict[int, int]) -> tuple[Return, ...]:
+def _returns(metadata: CallContract, names: tuple[Value, ...], identities: dict[int, int]) -> tuple[Return, ...]:
     values: list[Return] = []
     for output in metadata.outputs:
         if output.same_as is not None:

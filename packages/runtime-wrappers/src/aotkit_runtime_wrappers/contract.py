@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-from aotkit_functionalize import GraphMetadata, SubclassBoundary, SymbolicDim, lazy_bits, metadata, nests, symbols
+from aotkit_functionalize import GraphMetadata, lazy_bits, records, subclasses, symbols
 
-Assembled = nests.Assembled
-Nest = nests.Nest
-Opaque = nests.Opaque
-Part = nests.Part
+Opaque = subclasses.Opaque
+SubclassBoundary = subclasses.SubclassBoundary
+SubclassMeta = subclasses.SubclassMeta
+SubclassValue = subclasses.SubclassValue
+SymbolicDim = subclasses.SymbolicDim
+TensorSource = subclasses.TensorSource
 
-Dim = metadata.Dim
-EffectInfo = metadata.EffectInfo
-InputInfo = metadata.InputInfo
-InputKind = metadata.InputKind
-MutationKind = metadata.MutationKind
-OutputInfo = metadata.OutputInfo
-OutputKind = metadata.OutputKind
-StorageChange = metadata.StorageChange
-SymbolBinding = metadata.SymbolBinding
-TangentInfo = metadata.TangentInfo
-TensorMeta = metadata.TensorMeta
-ViewSpec = metadata.ViewSpec
+CallContract = records.CallContract
+Dim = records.Dim
+EffectInfo = records.EffectInfo
+InputInfo = records.InputInfo
+InputKind = records.InputKind
+MutationKind = records.MutationKind
+OutputInfo = records.OutputInfo
+OutputKind = records.OutputKind
+StorageChange = records.StorageChange
+SymbolBinding = records.SymbolBinding
+TangentInfo = records.TangentInfo
+TensorMeta = records.TensorMeta
+ViewSpec = records.ViewSpec
 bind_symbols = symbols.bind_symbols
 dims = symbols.dims
 bits_of = lazy_bits.lazy_bits
@@ -29,24 +32,25 @@ with_lazy_bits = lazy_bits.with_lazy_bits
 without_lazy_bits = lazy_bits.without_lazy_bits
 
 __all__ = [
-    "Assembled",
+    "CallContract",
     "Dim",
     "EffectInfo",
     "GraphMetadata",
     "InputInfo",
     "InputKind",
     "MutationKind",
-    "Nest",
     "Opaque",
     "OutputInfo",
     "OutputKind",
-    "Part",
     "StorageChange",
     "SubclassBoundary",
+    "SubclassMeta",
+    "SubclassValue",
     "SymbolBinding",
     "SymbolicDim",
     "TangentInfo",
     "TensorMeta",
+    "TensorSource",
     "ViewSpec",
     "bind_symbols",
     "bits_of",

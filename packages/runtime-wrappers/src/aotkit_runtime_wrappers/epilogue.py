@@ -14,7 +14,7 @@ from dataclasses import replace
 from aotkit_functionalize import view_method
 
 from .contract import (
-    GraphMetadata,
+    CallContract,
     InputInfo,
     InputKind,
     MutationKind,
@@ -53,7 +53,7 @@ _CHANGES_METADATA = (MutationKind.METADATA, MutationKind.DATA_AND_METADATA)
 
 
 def mutation_operations(
-    metadata: GraphMetadata, names: Sequence[Value], announced: Sequence[int] = ()
+    metadata: CallContract, names: Sequence[Value], announced: Sequence[int] = ()
 ) -> list[Operation]:
     """What the caller's tensors have to be given after the call.
 
@@ -69,7 +69,7 @@ def mutation_operations(
     return operations
 
 
-def quiet_operations(metadata: GraphMetadata, names: Sequence[Value]) -> list[Operation]:
+def quiet_operations(metadata: CallContract, names: Sequence[Value]) -> list[Operation]:
     """Version counters that move in eager mode without any change of the tensor."""
     quiet = [i for i in metadata.inputs if i.version_steps and i.mutation is MutationKind.NONE]
     return [BumpVersion(names[i.index], i.version_steps) for i in quiet]
@@ -122,7 +122,7 @@ def _copy_mode(info: InputInfo) -> CopyMode:
 
 
 def output_operations(
-    metadata: GraphMetadata, names: Sequence[Value], *, skip: Collection[int] = (), debug: bool = False
+    metadata: CallContract, names: Sequence[Value], *, skip: Collection[int] = (), debug: bool = False
 ) -> list[Operation]:
     """Views regenerated, dynamic dimensions marked, grad mode set; see Note [Order of the epilogue].
 
@@ -162,7 +162,7 @@ def output_operations(
     return operations
 
 
-def returned_value(metadata: GraphMetadata, output: OutputInfo, names: Sequence[Value]) -> Value | None:
+def returned_value(metadata: CallContract, output: OutputInfo, names: Sequence[Value]) -> Value | None:
     """Name of the value that the caller gets for ``output``; ``None`` for a constant."""
     if output.same_as is not None:
         return returned_value(metadata, metadata.outputs[output.same_as], names)
@@ -189,7 +189,7 @@ def _base_index(output: OutputInfo, count: int) -> int:
     return output.base
 
 
-def _bases_before_views(metadata: GraphMetadata) -> list[OutputInfo]:
+def _bases_before_views(metadata: CallContract) -> list[OutputInfo]:
     """Outputs in an order where a view of another output comes after it."""
     ordered: list[OutputInfo] = []
     waiting = list(metadata.outputs)
@@ -204,7 +204,7 @@ def _bases_before_views(metadata: GraphMetadata) -> list[OutputInfo]:
     return ordered
 
 
-def _base_meta(metadata: GraphMetadata, output: OutputInfo) -> TensorMeta | None:
+def _base_meta(metadata: CallContract, output: OutputInfo) -> TensorMeta | None:
     """Metadata of the tensor that ``output`` is a view of, as the caller gets it; ``None`` if not known."""
     match output.kind:
         case OutputKind.ALIAS_OF_INPUT:
@@ -215,7 +215,7 @@ def _base_meta(metadata: GraphMetadata, output: OutputInfo) -> TensorMeta | None
     return metadata.outputs[_base_index(output, len(metadata.outputs))].meta
 
 
-def _base_value(metadata: GraphMetadata, output: OutputInfo, names: Sequence[Value]) -> Value:
+def _base_value(metadata: CallContract, output: OutputInfo, names: Sequence[Value]) -> Value:
     match output.kind:
         case OutputKind.ALIAS_OF_INPUT:
             return names[_base_index(output, len(names))]
@@ -228,7 +228,7 @@ def _base_value(metadata: GraphMetadata, output: OutputInfo, names: Sequence[Val
     return value
 
 
-def _regenerate(metadata: GraphMetadata, output: OutputInfo, names: Sequence[Value]) -> Regenerate:
+def _regenerate(metadata: CallContract, output: OutputInfo, names: Sequence[Value]) -> Regenerate:
     view = output.view
     if view is None:
         raise PlanError(f"output {output.index} is {output.kind.value} but has no view")
@@ -258,19 +258,19 @@ def _has_bits(record: ViewSpec | TensorMeta | None) -> bool:
     return record is not None and (record.conj or record.neg)
 
 
-def _base_dtype(metadata: GraphMetadata, output: OutputInfo) -> str | None:
+def _base_dtype(metadata: CallContract, output: OutputInfo) -> str | None:
     meta = _any_base_meta(metadata, output)
     return None if meta is None else meta.dtype
 
 
-def _any_base_meta(metadata: GraphMetadata, output: OutputInfo) -> TensorMeta | None:
+def _any_base_meta(metadata: CallContract, output: OutputInfo) -> TensorMeta | None:
     """Metadata of the tensor that ``output`` is a view of, of an input as it came in."""
     if output.kind is OutputKind.ALIAS_OF_INPUT:
         return metadata.inputs[_base_index(output, len(metadata.inputs))].meta
     return _base_meta(metadata, output)
 
 
-def _base_requires_grad(metadata: GraphMetadata, output: OutputInfo) -> bool:
+def _base_requires_grad(metadata: CallContract, output: OutputInfo) -> bool:
     """Whether the base takes part in autograd at the time the view is taken of it."""
     match output.kind:
         case OutputKind.ALIAS_OF_INPUT:
@@ -295,5 +295,5 @@ def _base_requires_grad(metadata: GraphMetadata, output: OutputInfo) -> bool:
     return known is not None and known.requires_grad
 
 
-def _is_differentiable(metadata: GraphMetadata, position: int) -> bool:
+def _is_differentiable(metadata: CallContract, position: int) -> bool:
     return any(t.forward_output == position for t in metadata.tangents)

@@ -82,8 +82,10 @@ def with_foreign_tangents(
 
 def _interpreted(graph: BackwardGraph, boundary: SubclassBoundary | None) -> BoxedCallable:
     made = graph if isinstance(graph, torch.fx.GraphModule) else graph()
-    assembled = [] if boundary is None else [g for g in boundary.gradients if g is not None and g.nest is not None]
-    inside = {part.index for gradient in assembled for part in gradient.parts}
+    subclass_value = (
+        [] if boundary is None else [g for g in boundary.gradients if g is not None and g.subclass is not None]
+    )
+    inside = {part.index for gradient in subclass_value for part in gradient.parts}
 
     def interpreted(box: list[Any]) -> list[Any]:
         values = list(box)

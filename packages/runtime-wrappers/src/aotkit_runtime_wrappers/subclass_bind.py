@@ -68,6 +68,10 @@ def bind_subclasses(call: SubclassCall, namespace: dict[str, Any]) -> str:
     """The source of the adapters, which take over the compiled code of ``namespace`` when it is executed there."""
     out = Source()
     emit_subclasses(call, out)
-    checks = {f"_check{i}": ArgumentCheck(nest, i) for i, nest in enumerate(call.boundary.inputs) if nest is not None}
+    checks = {
+        f"_check{i}": ArgumentCheck(subclass, i)
+        for i, subclass in enumerate(call.boundary.inputs)
+        if subclass is not None
+    }
     namespace.update(_RUNTIME, _dense_forward=namespace["_forward"], **checks, **out.constants)
     return out.text

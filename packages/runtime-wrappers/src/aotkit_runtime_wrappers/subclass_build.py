@@ -8,14 +8,14 @@ from dataclasses import replace
 import torch.utils._pytree as pytree
 
 from .contract import (
-    Assembled,
     Dim,
     GraphMetadata,
     MutationKind,
-    Nest,
     Opaque,
     OutputKind,
     SubclassBoundary,
+    SubclassMeta,
+    SubclassValue,
     SymbolicDim,
 )
 from .dims import check_symbol_name, symbols_of
@@ -49,7 +49,7 @@ def build_subclass_plan(
         num_saved_symints=call.num_kept if training else 0,
         options=replace(options, check_aliasing=False),
     )
-    nested = [nest is not None for nest in boundary.tangents]
+    nested = [subclass is not None for subclass in boundary.tangents]
     tangents = tuple(replace(t, nested=n) for t, n in zip(plan.call.tangents, nested, strict=True))
     # What these say is about dense tensors here, and the adapters see to it.
     spec = replace(plan.call, own_outputs=(), written_inputs=(), tangents=tangents, subclasses=call)
@@ -67,11 +67,11 @@ def _subclass_call(
     own = {o.graph_output for o in metadata.outputs if o.kind is OutputKind.FRESH and o.graph_output is not None}
     own |= set(range(first_base, metadata.num_forward_outputs))
     gradients = [g for g in boundary.gradients if g is not None]
-    in_backward = symbols_of([*_dims(gradients), *_nest_dims(n for n in boundary.tangents if n is not None)])
+    in_backward = symbols_of([*_dims(gradients), *_subclass_dims(n for n in boundary.tangents if n is not None)])
     in_forward = symbols_of(_dims(boundary.forward))
     wrappers = (
-        tuple(i for i, nest in enumerate(boundary.inputs) if nest is not None),
-        tuple(i for i, made in enumerate(boundary.forward) if made.nest is not None),
+        tuple(i for i, subclass in enumerate(boundary.inputs) if subclass is not None),
+        tuple(i for i, made in enumerate(boundary.forward) if made.subclass is not None),
     )
     training = boundary.outer.is_training
     return SubclassCall(
@@ -90,38 +90,38 @@ def _subclass_call(
     )
 
 
-def _opaque(values: Iterable[Assembled]) -> tuple[Opaque, ...]:
+def _opaque(values: Iterable[SubclassValue]) -> tuple[Opaque, ...]:
     """The attributes that are no tensors, each once."""
     found: dict[Opaque, None] = {}
 
-    def look(nest: Nest) -> None:
-        for _, child in nest.attrs:
-            if isinstance(child, Nest):
+    def look(subclass: SubclassMeta) -> None:
+        for _, child in subclass.attrs:
+            if isinstance(child, SubclassMeta):
                 look(child)
             elif isinstance(child, Opaque):
                 found[child] = None
 
     for value in values:
-        if value.nest is not None:
-            look(value.nest)
+        if value.subclass is not None:
+            look(value.subclass)
     return tuple(found)
 
 
-def _dims(values: Iterable[Assembled]) -> list[Dim]:
+def _dims(values: Iterable[SubclassValue]) -> list[Dim]:
     values = list(values)
     views = [part.view for value in values for part in value.parts if part.view is not None]
     dims = [d for view in views for d in (*view.sizes, *view.strides, view.offset_delta)]
-    return dims + _nest_dims(value.nest for value in values if value.nest is not None)
+    return dims + _subclass_dims(value.subclass for value in values if value.subclass is not None)
 
 
-def _nest_dims(nests: Iterable[Nest]) -> list[Dim]:
+def _subclass_dims(subclasses: Iterable[SubclassMeta]) -> list[Dim]:
     """Dimensions of wrappers, of what they hold, and in their contexts."""
     dims: list[Dim] = []
-    for nest in nests:
-        dims += [*nest.meta.sizes, *nest.meta.strides]
-        dims += [d for leaf in nest.leaves for d in (*leaf.sizes, *leaf.strides)]
-        dims += [item.text for item in pytree.tree_leaves(nest.type.context) if isinstance(item, SymbolicDim)]
-        dims += _nest_dims(child for _, child in nest.attrs if isinstance(child, Nest))
+    for subclass in subclasses:
+        dims += [*subclass.meta.sizes, *subclass.meta.strides]
+        dims += [d for leaf in subclass.leaves for d in (*leaf.sizes, *leaf.strides)]
+        dims += [item.text for item in pytree.tree_leaves(subclass.type.context) if isinstance(item, SymbolicDim)]
+        dims += _subclass_dims(child for _, child in subclass.attrs if isinstance(child, SubclassMeta))
     return dims
 
 

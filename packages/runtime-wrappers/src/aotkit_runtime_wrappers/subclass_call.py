@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .contract import Nest, Opaque, SubclassBoundary
+from .contract import Opaque, SubclassBoundary, SubclassMeta
 from .operations import BindSymbol
 
 __all__ = ["SubclassCall"]
@@ -59,7 +59,9 @@ class SubclassCall:
         """(argument, tangents): its gradient is of another class than itself because one of these tangents is there."""
         boundary = self.boundary
         rows = enumerate(zip(boundary.gradients, boundary.reached_by, boundary.inputs, strict=False))
-        return tuple((i, by) for i, (made, by, own) in rows if by and made is not None and _other_class(made.nest, own))
+        return tuple(
+            (i, by) for i, (made, by, own) in rows if by and made is not None and _other_class(made.subclass, own)
+        )
 
     @property
     def num_kept(self) -> int:
@@ -72,5 +74,5 @@ class SubclassCall:
         return self.boundary.outer.is_training
 
 
-def _other_class(gradient: Nest | None, argument: Nest | None) -> bool:
+def _other_class(gradient: SubclassMeta | None, argument: SubclassMeta | None) -> bool:
     return gradient is not None and (argument is None or gradient.type != argument.type)

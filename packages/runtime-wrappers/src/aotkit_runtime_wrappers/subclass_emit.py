@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import torch.utils._pytree as pytree
 
-from .contract import Assembled, Nest, Opaque, Part, SymbolicDim, TensorMeta
+from .contract import Opaque, SubclassMeta, SubclassValue, SymbolicDim, TensorMeta, TensorSource
 from .dims import render, render_tuple, symbols_of
 from .emit import Source, emit_unpack, read_symbol
 from .errors import PlanError
@@ -38,14 +38,14 @@ def _emit_forward(call: SubclassCall, out: Source) -> None:
     if count:
         out.add(f"[{', '.join(f'x{i}' for i in range(count))}] = box")
     position = 0
-    for index, nest in enumerate(boundary.inputs):
-        if nest is None:
+    for index, subclass in enumerate(boundary.inputs):
+        if subclass is None:
             out.add(f"d{position} = x{index}")
             position += 1
             continue
         out.add(f"if _check{index}.last() is not x{index}:")
         out.add(f"_check{index}(x{index})", 2)
-        for path in _paths(nest):
+        for path in _paths(subclass):
             out.add(f"d{position} = x{index}.{'.'.join(path)}")
             position += 1
     for binding in boundary.sizes:
@@ -64,7 +64,7 @@ def _emit_forward(call: SubclassCall, out: Source) -> None:
         out.add(f"del {', '.join(unneeded)}")
     _emit_dense_call(call, out)
     for number, value in enumerate(boundary.forward):
-        out.add(f"y{number} = {_assembled(value, out)}")
+        out.add(f"y{number} = {_subclass_value(value, out)}")
     _emit_results(call, out)
 
 
@@ -136,17 +136,19 @@ def _emit_backward(call: SubclassCall, out: Source) -> None:
     kept = [*call.kept_symbols, *_kept_opaque(call)]
     if kept:
         out.add(f"[{', '.join(kept)}] = box[{symints}:{call.num_kept}]")
-    nested = [first + number for number, nest in enumerate(boundary.tangents) if nest is not None]
+    nested = [first + number for number, subclass in enumerate(boundary.tangents) if subclass is not None]
     if call.class_conditions and nested:
         out.add(f"if {' or '.join(f'box[{position}] is None' for position in nested)}:")
         out.add(f"_check_gradient_classes({_constant(call.class_conditions, out)}, box[{first}:])", 2)
     values = [f"*box[:{symints}]", f"*box[{call.num_kept}:{tensors}]"]
-    for number, (info, nest) in enumerate(zip(boundary.outer.tangents, boundary.tangents, strict=True), start=first):
-        if nest is None:
+    for number, (info, subclass) in enumerate(
+        zip(boundary.outer.tangents, boundary.tangents, strict=True), start=first
+    ):
+        if subclass is None:
             values.append(f"box[{number}]")
             continue
-        layouts = "".join(f"({render_tuple(m.sizes)}, {render_tuple(m.strides)}), " for m in _metas(nest))
-        given = f"{_constant(nest, out)}, {info.forward_output}, ({layouts}), {_symbol_values(nest)}"
+        layouts = "".join(f"({render_tuple(m.sizes)}, {render_tuple(m.strides)}), " for m in _metas(subclass))
+        given = f"{_constant(subclass, out)}, {info.forward_output}, ({layouts}), {_symbol_values(subclass)}"
         values.append(f"*_tangent_parts(box[{number}], {given})")
     out.add(f"dense = [{', '.join(values)}]")
     out.add("box.clear()")
@@ -154,43 +156,43 @@ def _emit_backward(call: SubclassCall, out: Source) -> None:
     out.add(f"if len(grads) != {boundary.num_gradients}:")
     out.add(f'_wrong_count("dense gradients", {boundary.num_gradients}, len(grads))', 2)
     for index, value in enumerate(boundary.gradients):
-        out.add(f"g{index} = {'None' if value is None else _assembled(value, out)}")
+        out.add(f"g{index} = {'None' if value is None else _subclass_value(value, out)}")
     out.add(f"return [{', '.join(f'g{i}' for i in range(len(boundary.gradients)))}]")
 
 
-def _metas(nest: Nest) -> list[TensorMeta]:
+def _metas(subclass: SubclassMeta) -> list[TensorMeta]:
     """Of the wrapper, then of everything in it, in order."""
-    found = [nest.meta]
-    for _, child in nest.attrs:
-        if isinstance(child, Nest):
+    found = [subclass.meta]
+    for _, child in subclass.attrs:
+        if isinstance(child, SubclassMeta):
             found += _metas(child)
         elif isinstance(child, TensorMeta):
             found.append(child)
     return found
 
 
-def _assembled(value: Assembled, out: Source) -> str:
+def _subclass_value(value: SubclassValue, out: Source) -> str:
     sources = iter([_part(part, out) for part in value.parts])
-    if value.nest is None:
+    if value.subclass is None:
         return next(sources)
-    return _nest(value.nest, sources, out)
+    return _subclass(value.subclass, sources, out)
 
 
-def _nest(nest: Nest, sources: Iterator[str], out: Source) -> str:
+def _subclass(subclass: SubclassMeta, sources: Iterator[str], out: Source) -> str:
     parts: list[str] = []
-    for name, child in nest.attrs:
-        if isinstance(child, Nest):
-            made = _nest(child, sources, out)
+    for name, child in subclass.attrs:
+        if isinstance(child, SubclassMeta):
+            made = _subclass(child, sources, out)
         elif isinstance(child, Opaque):
             made = _opaque_name(child)
         else:
             made = next(sources)
         parts.append(f"{name!r}: {made}")
-    context = _constant(nest.type.context, out) if nest.type.context is not None else "None"
-    if any(isinstance(leaf, SymbolicDim) for leaf in pytree.tree_leaves(nest.type.context)):
-        context = f"_symbolic_context({context}, {_symbol_values(nest)})"
-    make = _constant(nest.type.cls.__tensor_unflatten__, out)
-    sizes, strides = render_tuple(nest.meta.sizes), render_tuple(nest.meta.strides)
+    context = _constant(subclass.type.context, out) if subclass.type.context is not None else "None"
+    if any(isinstance(leaf, SymbolicDim) for leaf in pytree.tree_leaves(subclass.type.context)):
+        context = f"_symbolic_context({context}, {_symbol_values(subclass)})"
+    make = _constant(subclass.type.cls.__tensor_unflatten__, out)
+    sizes, strides = render_tuple(subclass.meta.sizes), render_tuple(subclass.meta.strides)
     return f"{make}({{{', '.join(parts)}}}, {context}, {sizes}, {strides})"
 
 
@@ -201,18 +203,21 @@ def _constant(value: object, out: Source) -> str:
     return name
 
 
-def _symbol_values(nest: Nest) -> str:
-    """A dictionary with the values of the symbols in the contexts of ``nest``."""
-    leaves = [leaf for inner in _nests(nest) for leaf in pytree.tree_leaves(inner.type.context)]
+def _symbol_values(subclass: SubclassMeta) -> str:
+    """A dictionary with the values of the symbols in the contexts of ``subclass``."""
+    leaves = [leaf for inner in _subclasses(subclass) for leaf in pytree.tree_leaves(inner.type.context)]
     names = sorted(symbols_of(leaf.text for leaf in leaves if isinstance(leaf, SymbolicDim)))
     return f"{{{', '.join(f'{name!r}: {name}' for name in names)}}}"
 
 
-def _nests(nest: Nest) -> list[Nest]:
-    return [nest, *(inner for _, child in nest.attrs if isinstance(child, Nest) for inner in _nests(child))]
+def _subclasses(subclass: SubclassMeta) -> list[SubclassMeta]:
+    return [
+        subclass,
+        *(inner for _, child in subclass.attrs if isinstance(child, SubclassMeta) for inner in _subclasses(child)),
+    ]
 
 
-def _part(part: Part, out: Source) -> str:
+def _part(part: TensorSource, out: Source) -> str:
     name = {"forward": f"fw{part.index}", "input": f"d{part.index}", "gradient": f"grads[{part.index}]"}[part.source]
     view = part.view
     if view is None:
@@ -221,12 +226,12 @@ def _part(part: Part, out: Source) -> str:
     return f"_take_view({name}, {_constant(view, out)}, {sizes}, {strides}, {delta})"
 
 
-def _paths(nest: Nest, before: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+def _paths(subclass: SubclassMeta, before: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
     """Attribute paths of the tensors inside."""
     found: list[tuple[str, ...]] = []
-    for name, child in nest.attrs:
+    for name, child in subclass.attrs:
         here = (*before, _identifier(name))
-        if isinstance(child, Nest):
+        if isinstance(child, SubclassMeta):
             found += _paths(child, here)
         elif isinstance(child, TensorMeta):
             found.append(here)
@@ -243,9 +248,11 @@ def _opaque_name(held: Opaque) -> str:
     return f"o{held.input_index}_{'_'.join(map(_identifier, held.path))}"
 
 
-def _opaque_names(values: Sequence[Assembled]) -> dict[str, Opaque]:
-    nests = [nest for value in values if value.nest is not None for nest in _nests(value.nest)]
-    held = [child for nest in nests for _, child in nest.attrs if isinstance(child, Opaque)]
+def _opaque_names(values: Sequence[SubclassValue]) -> dict[str, Opaque]:
+    subclasses = [
+        subclass for value in values if value.subclass is not None for subclass in _subclasses(value.subclass)
+    ]
+    held = [child for subclass in subclasses for _, child in subclass.attrs if isinstance(child, Opaque)]
     return {_opaque_name(child): child for child in held}
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from .boxed import BoxedCallable
-from .contract import Assembled, Nest, Opaque, Part, TensorMeta
+from .contract import Opaque, SubclassMeta, SubclassValue, TensorMeta, TensorSource
 from .dims import evaluate, evaluate_all
 from .lazy_backward import LazyBackward
 from .overlap import refuse_new_aliases
@@ -46,10 +46,10 @@ def interpret_subclasses(
 def _forward(call: SubclassCall, compiled: BoxedCallable, box: list[Any]) -> list[Any]:
     boundary, arguments = call.boundary, list(box)
     dense: list[Any] = []
-    for index, (value, nest) in enumerate(zip(arguments, boundary.inputs, strict=True)):
-        if nest is not None:
-            ArgumentCheck(nest, index)(value)
-        dense += [value] if nest is None else _tensors(value, nest)
+    for index, (value, subclass) in enumerate(zip(arguments, boundary.inputs, strict=True)):
+        if subclass is not None:
+            ArgumentCheck(subclass, index)(value)
+        dense += [value] if subclass is None else _tensors(value, subclass)
     dense += [_read(arguments[binding.input_index], binding) for binding in boundary.sizes]
     symbols = {s.symbol: _read(dense[int(s.value[1:])], s) for s in call.symbols}
     _check_aliases(call, dense)
@@ -90,11 +90,11 @@ def _backward(call: SubclassCall, run: BoxedCallable, box: list[Any]) -> list[An
         next(remaining)
     tangents = list(remaining)
     check_gradient_classes(call.class_conditions, tangents)
-    for tangent, info, nest in zip(tangents, boundary.outer.tangents, boundary.tangents, strict=True):
-        if nest is None:
+    for tangent, info, subclass in zip(tangents, boundary.outer.tangents, boundary.tangents, strict=True):
+        if subclass is None:
             dense.append(tangent)
         else:
-            dense += tangent_parts(tangent, nest, info.forward_output, _layouts(nest, symbols), symbols)
+            dense += tangent_parts(tangent, subclass, info.forward_output, _layouts(subclass, symbols), symbols)
     grads = run(dense)
     if len(grads) != boundary.num_gradients:
         wrong_count("dense gradients", boundary.num_gradients, len(grads))
@@ -111,20 +111,20 @@ def _read(value: Any, binding: Any) -> Any:
     return read() if binding.dim is None else read(binding.dim)
 
 
-def _tensors(value: Any, nest: Nest) -> list[Any]:
+def _tensors(value: Any, subclass: SubclassMeta) -> list[Any]:
     found: list[Any] = []
-    for name, child in nest.attrs:
-        if isinstance(child, Nest):
+    for name, child in subclass.attrs:
+        if isinstance(child, SubclassMeta):
             found += _tensors(getattr(value, name), child)
         elif isinstance(child, TensorMeta):
             found.append(getattr(value, name))
     return found
 
 
-def _layouts(nest: Nest, symbols: Mapping[str, int]) -> list[Layout]:
-    layouts = [_layout(nest.meta, symbols)]
-    for _, child in nest.attrs:
-        if isinstance(child, Nest):
+def _layouts(subclass: SubclassMeta, symbols: Mapping[str, int]) -> list[Layout]:
+    layouts = [_layout(subclass.meta, symbols)]
+    for _, child in subclass.attrs:
+        if isinstance(child, SubclassMeta):
             layouts += _layouts(child, symbols)
         elif isinstance(child, TensorMeta):
             layouts.append(_layout(child, symbols))
@@ -136,16 +136,16 @@ def _layout(meta: TensorMeta, symbols: Mapping[str, int]) -> Layout:
 
 
 def _assemble(
-    made: Assembled,
+    made: SubclassValue,
     sources: Mapping[str, Sequence[Any]],
     opaque: Callable[[Opaque], Any],
     symbols: Mapping[str, int],
 ) -> Any:
     parts = iter([_part(part, sources, symbols) for part in made.parts])
-    return next(parts) if made.nest is None else _wrap(made.nest, parts, opaque, symbols)
+    return next(parts) if made.subclass is None else _wrap(made.subclass, parts, opaque, symbols)
 
 
-def _part(part: Part, sources: Mapping[str, Sequence[Any]], symbols: Mapping[str, int]) -> Any:
+def _part(part: TensorSource, sources: Mapping[str, Sequence[Any]], symbols: Mapping[str, int]) -> Any:
     value, view = sources[part.source][part.index], part.view
     if view is None:
         return value
@@ -153,17 +153,19 @@ def _part(part: Part, sources: Mapping[str, Sequence[Any]], symbols: Mapping[str
     return take_view(value, view, sizes, strides, evaluate(view.offset_delta, symbols))
 
 
-def _wrap(nest: Nest, parts: Iterator[Any], opaque: Callable[[Opaque], Any], symbols: Mapping[str, int]) -> Any:
+def _wrap(
+    subclass: SubclassMeta, parts: Iterator[Any], opaque: Callable[[Opaque], Any], symbols: Mapping[str, int]
+) -> Any:
     inner: dict[str, Any] = {}
-    for name, child in nest.attrs:
-        if isinstance(child, Nest):
+    for name, child in subclass.attrs:
+        if isinstance(child, SubclassMeta):
             inner[name] = _wrap(child, parts, opaque, symbols)
         elif isinstance(child, Opaque):
             inner[name] = opaque(child)
         else:
             inner[name] = next(parts)
-    context = symbolic_context(nest.type.context, symbols)
-    return nest.type.cls.__tensor_unflatten__(inner, context, *_layout(nest.meta, symbols))
+    context = symbolic_context(subclass.type.context, symbols)
+    return subclass.type.cls.__tensor_unflatten__(inner, context, *_layout(subclass.meta, symbols))
 
 
 def _held(opaque: Opaque, arguments: Sequence[Any]) -> Any:

@@ -11,7 +11,7 @@ import torch.utils._pytree as pytree
 from torch import Tensor
 
 from ._torch_compat import dtype_from_name
-from .contract import Nest, SymbolicDim, TensorMeta, ViewSpec
+from .contract import SubclassMeta, SymbolicDim, TensorMeta, ViewSpec
 from .dims import evaluate
 from .errors import CallingConventionError, MetadataMismatchError
 from .runtime import coerce_tangent, regenerate, zero_tangent
@@ -37,15 +37,15 @@ class ArgumentCheck:
     ``last()`` is the argument that passed last: a parameter is checked at the first call only.
     """
 
-    __slots__ = ("_index", "_nest", "last")
+    __slots__ = ("_index", "_subclass", "last")
 
-    def __init__(self, nest: Nest, index: int) -> None:
-        self._nest, self._index = nest, index
+    def __init__(self, subclass: SubclassMeta, index: int) -> None:
+        self._subclass, self._index = subclass, index
         self.last: Any = _nothing
 
     def __call__(self, value: Any) -> None:
         """Raises :class:`CallingConventionError` if it is another class, holds other things, or another context."""
-        difference = _difference(value, self._nest)
+        difference = _difference(value, self._subclass)
         if difference is not None:
             raise CallingConventionError(
                 f"argument {self._index} is not what this graph was compiled for: {difference}; compile the function "
@@ -58,18 +58,18 @@ def _nothing() -> None:
     return None
 
 
-def _difference(value: Any, nest: Nest) -> str | None:
-    cls = nest.type.cls
+def _difference(value: Any, subclass: SubclassMeta) -> str | None:
+    cls = subclass.type.cls
     if type(value) is not cls:
         return f"it is a {type(value).__name__}, not a {cls.__name__}"
     names, context = value.__tensor_flatten__()
-    if list(names) != [name for name, _ in nest.attrs]:
-        return f"the {cls.__name__} holds {', '.join(names)}, not {', '.join(name for name, _ in nest.attrs)}"
-    if not same_context(nest.type.context, context):
-        return f"the {cls.__name__} has the context {context!r}, not {nest.type.context!r}"
-    for name, child in nest.attrs:
+    if list(names) != [name for name, _ in subclass.attrs]:
+        return f"the {cls.__name__} holds {', '.join(names)}, not {', '.join(name for name, _ in subclass.attrs)}"
+    if not same_context(subclass.type.context, context):
+        return f"the {cls.__name__} has the context {context!r}, not {subclass.type.context!r}"
+    for name, child in subclass.attrs:
         inner = getattr(value, name)
-        if isinstance(child, Nest):
+        if isinstance(child, SubclassMeta):
             difference = _difference(inner, child)
         elif isinstance(child, TensorMeta):
             difference = _leaf_difference(inner, child, name)
@@ -116,20 +116,20 @@ def take_view(base: Tensor, view: ViewSpec, sizes: tuple[int, ...], strides: tup
     return base.as_strided(sizes, strides, base.storage_offset() + delta)
 
 
-def put_together(nest: Nest, inner: Mapping[str, Any], context: Any, layout: Layout) -> Any:
+def put_together(subclass: SubclassMeta, inner: Mapping[str, Any], context: Any, layout: Layout) -> Any:
     """The wrapper of ``inner``; refuses what its class puts together differently than at capture."""
-    made: Any = nest.type.cls.__tensor_unflatten__(inner, context, *layout)
+    made: Any = subclass.type.cls.__tensor_unflatten__(inner, context, *layout)
     return made
 
 
 def tangent_parts(
-    tangent: Tensor | None, nest: Nest, position: int, layouts: Sequence[Layout], symbols: Mapping[str, int]
+    tangent: Tensor | None, subclass: SubclassMeta, position: int, layouts: Sequence[Layout], symbols: Mapping[str, int]
 ) -> list[Tensor]:
     """The tensors inside of the gradient of forward output ``position``, each in the layout it was traced for.
 
     Args:
         tangent: what autograd gives; ``None`` where the loss does not depend on the output.
-        nest: what the backward was traced for.
+        subclass: what the backward was traced for.
         position: names the output in errors.
         layouts: of the wrapper, then of everything in it, in order.
         symbols: values for the context.
@@ -139,11 +139,11 @@ def tangent_parts(
             into the expected one.
     """
     if tangent is None:
-        tangent = _zero(nest, iter(layouts), symbols)
-    if not _fits(tangent, nest, symbols):
-        tangent = _coerce(tangent, nest, position, symbols)
+        tangent = _zero(subclass, iter(layouts), symbols)
+    if not _fits(tangent, subclass, symbols):
+        tangent = _coerce(tangent, subclass, position, symbols)
     parts: list[Tensor] = []
-    _collect(tangent, nest, position, iter(layouts), parts)
+    _collect(tangent, subclass, position, iter(layouts), parts)
     return parts
 
 
@@ -158,26 +158,30 @@ def check_gradient_classes(conditions: Sequence[tuple[int, tuple[int, ...]]], ta
             )
 
 
-def _fits(value: Any, nest: Nest, symbols: Mapping[str, int]) -> bool:
-    if type(value) is not nest.type.cls:
+def _fits(value: Any, subclass: SubclassMeta, symbols: Mapping[str, int]) -> bool:
+    if type(value) is not subclass.type.cls:
         return False
     names, context = value.__tensor_flatten__()
-    if list(names) != [name for name, _ in nest.attrs] or context != symbolic_context(nest.type.context, symbols):
+    if list(names) != [name for name, _ in subclass.attrs] or context != symbolic_context(
+        subclass.type.context, symbols
+    ):
         return False
-    return all(_fits(getattr(value, name), child, symbols) for name, child in nest.attrs if isinstance(child, Nest))
+    return all(
+        _fits(getattr(value, name), child, symbols) for name, child in subclass.attrs if isinstance(child, SubclassMeta)
+    )
 
 
-def _coerce(tangent: Any, nest: Nest, position: int, symbols: Mapping[str, int]) -> Any:
-    expected = symbolic_context(nest.type.context, symbols)
+def _coerce(tangent: Any, subclass: SubclassMeta, position: int, symbols: Mapping[str, int]) -> Any:
+    expected = symbolic_context(subclass.type.context, symbols)
     hook = getattr(tangent, "__coerce_same_metadata_as_tangent__", None)
     result = None
     if hook is not None:
-        same = type(tangent) is nest.type.cls
-        result = hook(expected) if same else hook(expected, nest.type.cls)
-    if result is None or not _fits(result, nest, symbols):
+        same = type(tangent) is subclass.type.cls
+        result = hook(expected) if same else hook(expected, subclass.type.cls)
+    if result is None or not _fits(result, subclass, symbols):
         raise MetadataMismatchError(
             f"the gradient of forward output {position} is a {_title(tangent)} where the backward was traced for a "
-            f"{nest.type.cls.__name__} with context {expected!r}; give {type(tangent).__name__} a method "
+            f"{subclass.type.cls.__name__} with context {expected!r}; give {type(tangent).__name__} a method "
             "__coerce_same_metadata_as_tangent__(context, cls=None) that converts it, or convert the gradient before "
             "it reaches the compiled graph"
         )
@@ -190,42 +194,42 @@ def _title(value: Any) -> str:
     return f"{type(value).__name__} with context {value.__tensor_flatten__()[1]!r}"
 
 
-def _collect(value: Any, nest: Nest, position: int, layouts: Iterable[Layout], parts: list[Tensor]) -> None:
+def _collect(value: Any, subclass: SubclassMeta, position: int, layouts: Iterable[Layout], parts: list[Tensor]) -> None:
     remaining = iter(layouts)
     sizes, _ = next(remaining)
     if tuple(value.size()) != sizes:
         raise MetadataMismatchError(
             f"the gradient of forward output {position} has sizes {tuple(value.size())}, compiled for {sizes}"
         )
-    for name, child in nest.attrs:
+    for name, child in subclass.attrs:
         inner = getattr(value, name)
-        if isinstance(child, Nest):
+        if isinstance(child, SubclassMeta):
             _collect(inner, child, position, remaining, parts)
         elif isinstance(child, TensorMeta):
             parts.append(coerce_tangent(inner, position, *next(remaining)))
 
 
-def _zero(nest: Nest, layouts: Iterable[Layout], symbols: Mapping[str, int]) -> Any:
+def _zero(subclass: SubclassMeta, layouts: Iterable[Layout], symbols: Mapping[str, int]) -> Any:
     """A wrapper of zeros, as the class understands it: all its tensors zero need not be one."""
     with torch.no_grad():
-        return torch.zeros_like(_template(nest, iter(layouts), symbols))
+        return torch.zeros_like(_template(subclass, iter(layouts), symbols))
 
 
-def _template(nest: Nest, layouts: Iterable[Layout], symbols: Mapping[str, int]) -> Any:
+def _template(subclass: SubclassMeta, layouts: Iterable[Layout], symbols: Mapping[str, int]) -> Any:
     remaining = iter(layouts)
     own = next(remaining)
     inner: dict[str, Any] = {}
-    for name, child in nest.attrs:
-        if isinstance(child, Nest):
+    for name, child in subclass.attrs:
+        if isinstance(child, SubclassMeta):
             inner[name] = _template(child, remaining, symbols)
         elif isinstance(child, TensorMeta):
             inner[name] = zero_tangent(*next(remaining), dtype_from_name(child.dtype), torch.device(child.device))
         else:
             raise MetadataMismatchError(
-                f"a forward output without a gradient is a {nest.type.cls.__name__} with the attribute {name}, "
+                f"a forward output without a gradient is a {subclass.type.cls.__name__} with the attribute {name}, "
                 "which is no tensor, so that no zeros can be made in its place; let the loss depend on it"
             )
-    return put_together(nest, inner, symbolic_context(nest.type.context, symbols), own)
+    return put_together(subclass, inner, symbolic_context(subclass.type.context, symbols), own)
 
 
 def witnesses(saved: Sequence[Tensor], wrappers: Sequence[tuple[Tensor, Sequence[Tensor]]]) -> list[Tensor | None]:

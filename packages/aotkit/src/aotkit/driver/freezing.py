@@ -12,8 +12,7 @@ from torch._guards import TracingContext
 from torch.fx import GraphModule
 
 from aotkit_cache import Uncacheable
-from aotkit_functionalize import GraphMetadata
-from aotkit_functionalize import metadata as records
+from aotkit_functionalize import GraphMetadata, records
 from aotkit_inductor_lower import freeze
 from aotkit_runtime_wrappers import InputPlan
 

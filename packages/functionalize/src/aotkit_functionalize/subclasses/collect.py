@@ -16,38 +16,30 @@ from typing import Any, NoReturn
 
 import torch
 
-from . import _torch_compat as compat
-from .aliases import carries_gradient, gradient_reaches
-from .errors import OverlappingMutation, Unsupported
-from .inputs import FunctionInput
-from .metadata import (
-    GraphMetadata,
-    InputInfo,
-    OutputInfo,
-    OutputKind,
-    SymbolBinding,
-    TangentInfo,
-    TensorMeta,
-    ViewSpec,
-)
-from .nests import (
-    Assembled,
-    Nest,
+from .. import _torch_compat as compat
+from ..aliases import carries_gradient, gradient_reaches
+from ..errors import OverlappingMutation, Unsupported
+from ..inputs import FunctionInput
+from ..metadata import GraphMetadata
+from ..records import CallContract, InputInfo, OutputInfo, OutputKind, SymbolBinding, TangentInfo, TensorMeta, ViewSpec
+from ..symbols import bind_symbols, is_symbolic, tensor_meta
+from ..tangents import check_shapes_that_autograd_knows, is_differentiable, is_training_graph, tangent_meta
+from ..wrap import from_functional
+from .arguments import SubclassInput, check_layer, read_size
+from .meta import (
     Opaque,
-    Part,
     SubclassBoundary,
+    SubclassMeta,
+    SubclassValue,
+    TensorSource,
     attributes,
     describe,
     is_subclass,
     tensors_inside,
 )
-from .subclass_inputs import SubclassInput, check_layer, read_size
-from .subclass_mutations import subclass_input_info
-from .subclass_values import check_functional, common_bases, expected_tangent, plain_value, root, traced_layout
-from .subclass_views import view_of_wrapper
-from .symbols import bind_symbols, is_symbolic, tensor_meta
-from .tangents import check_shapes_that_autograd_knows, is_differentiable, is_training_graph, tangent_meta
-from .wrap import from_functional
+from .mutations import subclass_input_info
+from .values import check_functional, common_bases, expected_tangent, plain_value, root, traced_layout
+from .views import view_of_wrapper
 
 __all__ = ["SubclassRun", "has_subclasses"]
 
@@ -73,7 +65,7 @@ class SubclassRun:
         self.inputs, self.outputs, self.sizes = inputs, outputs, sizes
         self.outer_values: list[Any] = []
         self.tangents: list[Any] = []
-        self.forward: list[Assembled] = []
+        self.forward: list[SubclassValue] = []
         self.input_owner: list[tuple[int, int]] = []  # per dense input: argument, and which tensor inside it
         self.output_owner: list[tuple[int, int]] = []
         self.bases = common_bases(inputs, outputs)
@@ -140,7 +132,7 @@ class SubclassRun:
         num_mutated = len(self.forward)
         outputs = self._output_infos(inner)
         for position in range(len(values) - len(inner.intermediate_bases), len(values)):
-            self._forward_value(values[position], Assembled((Part("forward", position),)))
+            self._forward_value(values[position], SubclassValue((TensorSource("forward", position),)))
         bases = inner.intermediate_bases + tuple(self._place_bases(inner))
         wanted = grad_mode and training is not False
         differentiable = [wanted and is_differentiable(value) for value in self.outer_values]
@@ -152,8 +144,8 @@ class SubclassRun:
         if not has_joint:
             differentiable = [False] * len(self.outer_values)
         is_training = any(differentiable)
-        nests = tuple(i.nest if isinstance(i, SubclassInput) else None for i in self.inputs)
-        outer = GraphMetadata(
+        subclasses = tuple(i.subclass if isinstance(i, SubclassInput) else None for i in self.inputs)
+        outer = CallContract(
             inputs=tuple(inputs),
             outputs=tuple(outputs),
             tangents=tuple(self._outer_tangents(differentiable)),
@@ -166,7 +158,9 @@ class SubclassRun:
             differentiable_inputs=tuple(i.index for i in self.inputs if i.leaf is not None) if is_training else (),
             is_training=is_training,
         )
-        boundary = SubclassBoundary(outer, nests, tuple(self.sizes), tuple(self.forward), self._tangent_nests())
+        boundary = SubclassBoundary(
+            outer, subclasses, tuple(self.sizes), tuple(self.forward), self._tangent_subclasses()
+        )
         return self._dense_metadata(inner, boundary), values
 
     def _place_bases(self, inner: GraphMetadata) -> list[TensorMeta]:
@@ -176,7 +170,7 @@ class SubclassRun:
             count = sum(1 for _ in tensors_inside(base))
             parts = [self._part(part, inner) for part in inner.outputs[position : position + count]]
             position += count
-            self._forward_value(base, Assembled(tuple(parts), self._nest(base, "the base of several outputs")))
+            self._forward_value(base, SubclassValue(tuple(parts), self._subclass(base, "the base of several outputs")))
             metas.append(tensor_meta(base, requires_grad=carries_gradient(base)))
         return metas
 
@@ -186,11 +180,11 @@ class SubclassRun:
             p.index for t in outer.tangents for p in self.forward[t.forward_output].parts if p.source == "forward"
         }
         tangents: list[TangentInfo] = []
-        for info, nest in zip(outer.tangents, boundary.tangents, strict=True):
-            if nest is None:
+        for info, subclass in zip(outer.tangents, boundary.tangents, strict=True):
+            if subclass is None:
                 tangents.append(TangentInfo(self.forward[info.forward_output].parts[0].index, info.meta))
             else:
-                tangents += [TangentInfo(-1, leaf) for leaf in nest.leaves]
+                tangents += [TangentInfo(-1, leaf) for leaf in subclass.leaves]
         wanted = set(outer.differentiable_inputs)
         return replace(
             inner,
@@ -212,13 +206,17 @@ class SubclassRun:
             infos.append(TangentInfo(position, meta))
         return infos
 
-    def _tangent_nests(self) -> tuple[Nest | None, ...]:
+    def _tangent_subclasses(self) -> tuple[SubclassMeta | None, ...]:
         return tuple(
-            self._nest(tangent, f"the gradient number {number}", plain=traced_layout) if is_subclass(tangent) else None
+            self._subclass(tangent, f"the gradient number {number}", plain=traced_layout)
+            if is_subclass(tangent)
+            else None
             for number, tangent in enumerate(self.tangents)
         )
 
-    def _nest(self, value: Any, what: str, plain: Callable[[torch.Tensor], torch.Tensor] = from_functional) -> Nest:
+    def _subclass(
+        self, value: Any, what: str, plain: Callable[[torch.Tensor], torch.Tensor] = from_functional
+    ) -> SubclassMeta:
         def opaque(inner: Any, path: tuple[str, ...]) -> Opaque:
             if id(inner) not in self.opaque:
                 raise Unsupported(
@@ -239,31 +237,31 @@ class SubclassRun:
     ) -> tuple[GraphMetadata, list[torch.Tensor]]:
         """``metadata`` completed by what the gradients of arguments are made of, and the tensors inside of these.
 
-        ``reached_by``: see :class:`GraphMetadata`, of the caller's side.
+        ``reached_by``: see :class:`.CallContract`, of the caller's side.
         """
         assert metadata.subclasses is not None
         dense: list[torch.Tensor] = []
-        records: list[Assembled | None] = []
+        records: list[SubclassValue | None] = []
         for entered in self.inputs:
             gradient = gradients.get(entered.index)
             if gradient is None:
                 records.append(None)
                 continue
             inside = list(tensors_inside(gradient))
-            nest = None
+            subclass = None
             if is_subclass(gradient):
                 check_functional(entered.index, gradient, inside, "the gradient of input")
-                nest = self._nest(gradient, f"the gradient of input {entered.index}")
+                subclass = self._subclass(gradient, f"the gradient of input {entered.index}")
             positions = range(len(dense), len(dense) + len(inside))
-            records.append(Assembled(tuple(Part("gradient", p) for p in positions), nest))
+            records.append(SubclassValue(tuple(TensorSource("gradient", p) for p in positions), subclass))
             dense += inside
         outer = replace(metadata.subclasses.outer, reached_by=reached_by)
         boundary = replace(metadata.subclasses, outer=outer, gradients=tuple(records), num_gradients=len(dense))
         return replace(metadata, subclasses=boundary), dense
 
-    def _forward_value(self, value: Any, assembled: Assembled) -> int:
+    def _forward_value(self, value: Any, subclass_value: SubclassValue) -> int:
         self.outer_values.append(value)
-        self.forward.append(assembled)
+        self.forward.append(subclass_value)
         return len(self.forward) - 1
 
     # -- arguments -------------------------------------------------------------------------------------
@@ -278,7 +276,7 @@ class SubclassRun:
             if not isinstance(entered, SubclassInput):
                 info = replace(parts[0], index=entered.index)
                 if info.updated_output is not None:
-                    made = Assembled((Part("forward", info.updated_output),))
+                    made = SubclassValue((TensorSource("forward", info.updated_output),))
                     info = replace(info, updated_output=self._forward_value(entered.value, made))
                 infos.append(info)
                 continue
@@ -288,18 +286,19 @@ class SubclassRun:
             infos.append(info)
         return infos
 
-    def _updated(self, entered: SubclassInput, parts: Sequence[InputInfo]) -> Assembled:
-        nest = self._nest(entered.value, f"input {entered.index}")
-        if entered.nest is None or nest.type != entered.nest.type:
+    def _updated(self, entered: SubclassInput, parts: Sequence[InputInfo]) -> SubclassValue:
+        subclass = self._subclass(entered.value, f"input {entered.index}")
+        if entered.subclass is None or subclass.type != entered.subclass.type:
             raise Unsupported(
                 f"input {entered.index} has another context after it is written to",
                 "the caller's object would have to be changed after the call",
                 "Return a new tensor instead",
             )
         sources = [
-            Part("input", p.index) if p.updated_output is None else Part("forward", p.updated_output) for p in parts
+            TensorSource("input", p.index) if p.updated_output is None else TensorSource("forward", p.updated_output)
+            for p in parts
         ]
-        return Assembled(tuple(sources), nest)
+        return SubclassValue(tuple(sources), subclass)
 
     def _caller_overlap(self, overlap: OverlappingMutation) -> Unsupported:
         """The refusal in terms of the caller's arguments; of plain ones it may be repaired by a synthetic base."""
@@ -344,7 +343,7 @@ class SubclassRun:
         if info.kind is OutputKind.CONSTANT:
             return info
         if info.graph_output is not None:
-            made = Assembled((Part("forward", info.graph_output),))
+            made = SubclassValue((TensorSource("forward", info.graph_output),))
             if info.graph_output not in placed:
                 placed[info.graph_output] = self._forward_value(output, made)
             return replace(info, graph_output=placed[info.graph_output])
@@ -365,21 +364,21 @@ class SubclassRun:
                 "autograd knows the wrapper, not the tensor inside",
                 "Return a clone",
             )
-        made = Assembled((self._part(info, inner),))
+        made = SubclassValue((self._part(info, inner),))
         position = self._forward_value(output, made)
         return OutputInfo(index, OutputKind.FRESH, info.meta, graph_output=position, dynamic_dims=info.dynamic_dims)
 
-    def _part(self, info: OutputInfo, inner: GraphMetadata) -> Part:
+    def _part(self, info: OutputInfo, inner: GraphMetadata) -> TensorSource:
         """Where a dense result comes from."""
         if info.graph_output is not None:
-            return Part("forward", info.graph_output)
+            return TensorSource("forward", info.graph_output)
         assert info.base is not None
         if info.kind is OutputKind.INPUT:
             owner, meta = self.inputs[self.input_owner[info.base][0]], info.meta
             if isinstance(owner, SubclassInput) or not owner.requires_grad or meta is None:
-                return Part("input", info.base)
+                return TensorSource("input", info.base)
             detached = ViewSpec(meta.dtype, meta.sizes, meta.strides, 0, requires_grad=False)
-            return Part("input", info.base, detached, meta.dtype)
+            return TensorSource("input", info.base, detached, meta.dtype)
         if info.kind is OutputKind.ALIAS_OF_INPUT:
             base = inner.inputs[info.base].meta
             source, position = "input", info.base
@@ -395,7 +394,7 @@ class SubclassRun:
                     "Return a clone",
                 )
             base, source, position = twin.meta, "forward", twin.graph_output
-        return Part(source, position, info.view, None if base is None else base.dtype)
+        return TensorSource(source, position, info.view, None if base is None else base.dtype)
 
     def _subclass_output(
         self, index: int, output: Any, parts: Sequence[OutputInfo], inner: GraphMetadata, infos: Sequence[OutputInfo]
@@ -414,7 +413,9 @@ class SubclassRun:
                 "a result of a compiled graph is no leaf of autograd",
                 "Call requires_grad_() on it outside of the compiled region",
             )
-        made = Assembled(tuple(self._part(part, inner) for part in parts), self._nest(output, f"output {index}"))
+        made = SubclassValue(
+            tuple(self._part(part, inner) for part in parts), self._subclass(output, f"output {index}")
+        )
         position = self._forward_value(output, made)
         meta = replace(meta, requires_grad=carries_gradient(output))
         return OutputInfo(index, OutputKind.FRESH, meta, graph_output=position, dynamic_dims=dynamic)

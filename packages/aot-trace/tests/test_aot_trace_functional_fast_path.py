@@ -8,9 +8,9 @@ from torch._subclasses import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
 from aotkit_aot_trace import FunctionalLayer, TraceOptions, capture
-from aotkit_functionalize import quick_mode
+from aotkit_functionalize import functional_fast_path
 
-LONG = quick_mode._Way.LONG
+LONG = functional_fast_path._Way.LONG
 
 
 def views_of_views(x):
@@ -88,11 +88,11 @@ def test_both_ways_record_the_same_graph_and_metadata(program, grad, dynamic, mo
         ways.append(chosen(func))
         return ways[-1]
 
-    chosen = quick_mode._way
-    monkeypatch.setattr(quick_mode, "_way", noted)
+    chosen = functional_fast_path._way
+    monkeypatch.setattr(functional_fast_path, "_way", noted)
     short = recorded(program, grad, dynamic)
     assert any(way is not LONG for way in ways), "nothing took the short way"
-    monkeypatch.setattr(quick_mode, "_way", lambda func: LONG)
+    monkeypatch.setattr(functional_fast_path, "_way", lambda func: LONG)
     assert recorded(program, grad, dynamic) == short
 
 
@@ -118,4 +118,4 @@ def test_both_ways_record_the_same_graph_and_metadata(program, grad, dynamic, mo
 def test_only_operators_that_write_nothing_and_give_one_view_take_the_short_way(operator, way):
     namespace, name, overload = operator.split(".")
     func = getattr(getattr(getattr(torch.ops, namespace), name), overload)
-    assert quick_mode._way(func).value == way
+    assert functional_fast_path._way(func).value == way

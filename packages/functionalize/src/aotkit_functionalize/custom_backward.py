@@ -16,7 +16,7 @@ import torch
 from .errors import Unsupported
 from .layouts import before_reshapes
 
-__all__ = ["carries_gradient", "has_own_backward", "note_hook"]
+__all__ = ["carries_gradient", "has_custom_backward", "note_hook"]
 
 _HOOKED = "aotkit: has a hook"
 
@@ -46,7 +46,7 @@ def carries_gradient(value: torch.Tensor) -> bool:
         ) from error
 
 
-def has_own_backward(output: torch.Tensor, base: torch.Tensor) -> bool:
+def has_custom_backward(output: torch.Tensor, base: torch.Tensor) -> bool:
     """Whether a gradient of ``output`` would pass a hook or a user's function on its way to ``base``."""
     if not carries_gradient(output):
         return False

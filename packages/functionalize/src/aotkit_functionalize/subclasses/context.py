@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from .errors import Unsupported
+from ..errors import Unsupported
 
 __all__ = ["SymbolicDim", "contains_symbols", "decode_class", "decode_context", "encode_class", "encode_context"]
 

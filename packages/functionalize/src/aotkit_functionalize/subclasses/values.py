@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 
-from . import _torch_compat as compat
-from .errors import Unsupported
-from .inputs import FunctionInput
-from .nests import is_subclass, rebuild, tensors_inside
-from .symbols import tensor_meta
-from .tangents import tangent_meta
-from .wrap import below_functional_layer, from_functional, is_functional
+from .. import _torch_compat as compat
+from ..errors import Unsupported
+from ..inputs import FunctionInput
+from ..symbols import tensor_meta
+from ..tangents import tangent_meta
+from ..wrap import below_functional_layer, from_functional, is_functional
+from .meta import is_subclass, rebuild, tensors_inside
 
 __all__ = ["check_functional", "common_bases", "expected_tangent", "innermost", "plain_value", "root", "traced_layout"]
 

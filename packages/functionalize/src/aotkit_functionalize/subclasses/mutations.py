@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from .errors import Unsupported
-from .metadata import InputInfo, InputKind, MutationKind
-from .mutations import is_hidden_from_autograd
-from .nests import tensors_inside
-from .subclass_inputs import SubclassInput
-from .symbols import dim, dims, tensor_meta
+from ..errors import Unsupported
+from ..mutations import is_hidden_from_autograd
+from ..records import InputInfo, InputKind, MutationKind
+from ..symbols import dim, dims, tensor_meta
+from .arguments import SubclassInput
+from .meta import tensors_inside
 
 __all__ = ["subclass_input_info"]
 

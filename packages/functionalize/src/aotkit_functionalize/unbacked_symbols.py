@@ -15,16 +15,18 @@ from typing import Any
 
 import torch
 
-from .metadata import OutputInfo, SymbolBinding, TensorMeta
+from .records import OutputInfo, SymbolBinding, TensorMeta
 from .symbols import bind_symbols
 from .wrap import from_functional
 
-__all__ = ["bind_late_symbols", "late_symbols"]
+__all__ = ["bind_unbacked_symbols", "unbacked_symbols"]
 
 _NAME = re.compile(r"[A-Za-z_]\w*")
 
 
-def late_symbols(told: Iterable[SymbolBinding], outputs: Sequence[OutputInfo], bases: Sequence[TensorMeta]) -> set[str]:
+def unbacked_symbols(
+    told: Iterable[SymbolBinding], outputs: Sequence[OutputInfo], bases: Sequence[TensorMeta]
+) -> set[str]:
     """Symbols in the records of outputs and bases that the inputs do not tell."""
     dims: list[Any] = []
     for meta in (*bases, *(o.meta for o in outputs if o.meta is not None)):
@@ -35,11 +37,11 @@ def late_symbols(told: Iterable[SymbolBinding], outputs: Sequence[OutputInfo], b
     return names - {"min", "max"} - {binding.name for binding in told}
 
 
-def bind_late_symbols(
+def bind_unbacked_symbols(
     names: set[str], computed: Sequence[Any], bases: Sequence[Any], outputs: Sequence[Any]
 ) -> tuple[tuple[SymbolBinding, ...], list[torch.SymInt]]:
-    """Bindings of late symbols to forward outputs, and the numbers to put between ``computed`` and ``bases`` for those
-    that none of these tell. ``outputs``: all of the function's, views of inputs included."""
+    """Bindings of unbacked symbols to forward outputs, and the numbers to put between ``computed`` and ``bases`` for
+    those that none of these tell. ``outputs``: all of the function's, views of inputs included."""
     if not names:
         return (), []
     first, last = [_plain(v) for v in computed], [_plain(v) for v in bases]

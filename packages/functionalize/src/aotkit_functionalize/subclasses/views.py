@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 
-from . import _torch_compat as compat
-from .aliases import view_spec
-from .metadata import TensorMeta, ViewSpec
-from .nests import attributes, is_subclass, tensors_inside
-from .symbols import dims, tensor_meta
-from .view_methods import view_method
-from .wrap import below_functional_layer
+from .. import _torch_compat as compat
+from ..aliases import view_spec
+from ..records import TensorMeta, ViewSpec
+from ..symbols import dims, tensor_meta
+from ..view_methods import view_method
+from ..wrap import below_functional_layer
+from .meta import attributes, is_subclass, tensors_inside
 
 __all__ = ["view_of_wrapper"]
 

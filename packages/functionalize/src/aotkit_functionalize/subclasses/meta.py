@@ -13,26 +13,25 @@ Note [Tensor subclasses at the boundary]
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
 import torch
 import torch.utils._pytree as pytree
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from .errors import Unsupported
-from .metadata import GraphMetadata, SymbolBinding, TensorMeta, ViewSpec
-from .nest_context import SymbolicDim, contains_symbols
-from .nest_text import from_raw, to_raw
-from .symbols import dim, tensor_meta
+from ..errors import Unsupported
+from ..records import CallContract, SymbolBinding, TensorMeta, ViewSpec
+from ..symbols import dim, tensor_meta
+from .context import SymbolicDim, contains_symbols, decode_class, decode_context, encode_class, encode_context
 
 __all__ = [
-    "Assembled",
-    "Nest",
     "Opaque",
-    "Part",
     "SubclassBoundary",
+    "SubclassMeta",
     "SubclassType",
+    "SubclassValue",
+    "TensorSource",
     "describe",
     "is_subclass",
     "rebuild",
@@ -62,11 +61,11 @@ class Opaque:
 
 
 @dataclass(frozen=True, slots=True)
-class Nest:
+class SubclassMeta:
     """One wrapper: its class, what it holds, and its own sizes and strides as the caller sees them."""
 
     type: SubclassType
-    attrs: tuple[tuple[str, Nest | TensorMeta | Opaque], ...]
+    attrs: tuple[tuple[str, SubclassMeta | TensorMeta | Opaque], ...]
     meta: TensorMeta
 
     @property
@@ -74,7 +73,7 @@ class Nest:
         """The dense tensors inside, in the order in which the graph takes or returns them."""
         found: list[TensorMeta] = []
         for _, child in self.attrs:
-            if isinstance(child, Nest):
+            if isinstance(child, SubclassMeta):
                 found += child.leaves
             elif isinstance(child, TensorMeta):
                 found.append(child)
@@ -82,7 +81,7 @@ class Nest:
 
     def __str__(self) -> str:
         inner = ", ".join(
-            f"{name}: {child if isinstance(child, Nest) else _brief(child)}" for name, child in self.attrs
+            f"{name}: {child if isinstance(child, SubclassMeta) else _brief(child)}" for name, child in self.attrs
         )
         return f"{self.type}({inner})"
 
@@ -92,7 +91,7 @@ def _brief(child: TensorMeta | Opaque) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class TensorSource:
     """Where one dense tensor comes from: a dense forward output, gradient or input, or the ``view`` of one.
 
     ``source`` is ``"forward"``, ``"gradient"`` or ``"input"``; ``base_dtype`` is the dtype that a view is taken of.
@@ -105,11 +104,11 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Assembled:
-    """A value that the caller's side sees: its parts, put together as ``nest`` says; a lone part without one."""
+class SubclassValue:
+    """A value that the caller's side sees: its parts, put together as ``subclass`` says; a lone part without it."""
 
-    parts: tuple[Part, ...]
-    nest: Nest | None = None
+    parts: tuple[TensorSource, ...]
+    subclass: SubclassMeta | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,42 +117,86 @@ class SubclassBoundary:
 
     Attributes:
         outer: the calling contract over the caller's values: one record per argument and per result, subclass or not.
-        inputs: per argument its nest, ``None`` for what is no subclass. The dense inputs are the leaves in order.
+        inputs: per argument how it is made, ``None`` for what is no subclass. The dense inputs are the leaves in order.
         sizes: symbols that only sizes of a wrapper know; they are dense inputs after those.
         forward: per forward output of ``outer``, what it is made of.
-        tangents: per tangent of ``outer``, the nest that the backward was traced for.
+        tangents: per tangent of ``outer``, the form that the backward was traced for, ``None`` for a plain tensor.
         gradients: per argument, what its gradient is made of. Counts the dense graph's results after the forward's.
         num_gradients: how many those are.
         reached_by: per argument, the numbers of the tangents of subclasses that its gradient depends on; empty if there
             is one tangent only.
     """
 
-    outer: GraphMetadata
-    inputs: tuple[Nest | None, ...]
+    outer: CallContract
+    inputs: tuple[SubclassMeta | None, ...]
     sizes: tuple[SymbolBinding, ...] = ()
-    forward: tuple[Assembled, ...] = ()
-    tangents: tuple[Nest | None, ...] = ()
-    gradients: tuple[Assembled | None, ...] = ()
+    forward: tuple[SubclassValue, ...] = ()
+    tangents: tuple[SubclassMeta | None, ...] = ()
+    gradients: tuple[SubclassValue | None, ...] = ()
     num_gradients: int = 0
     reached_by: tuple[tuple[int, ...], ...] = ()
 
     def dense_positions(self, index: int) -> range:
         """The dense inputs that argument ``index`` becomes."""
-        counts = [1 if nest is None else len(nest.leaves) for nest in self.inputs[: index + 1]]
+        counts = [1 if subclass is None else len(subclass.leaves) for subclass in self.inputs[: index + 1]]
         return range(sum(counts) - counts[-1], sum(counts))
 
     def to_raw(self) -> Any:
         """JSON values; see Note [How a subclass is written down]."""
-        return to_raw(self)
+        return _to_raw(self)
 
     @staticmethod
     def from_raw(raw: Any) -> SubclassBoundary:
         """Rebuild from :meth:`to_raw`. Raises ``ValueError`` for another record, :class:`Unsupported` for a class."""
-        own = (SubclassBoundary, Assembled, Part, Nest, Opaque, SubclassType)
-        boundary = from_raw(raw, {cls.__name__: cls for cls in own})
+        boundary = _from_raw(raw)
         if not isinstance(boundary, SubclassBoundary):
             raise ValueError("the stored record is no SubclassBoundary")
         return boundary
+
+
+_RECORDS: dict[str, type[Any]] = {
+    cls.__name__: cls
+    for cls in (
+        SubclassBoundary,
+        SubclassValue,
+        TensorSource,
+        SubclassMeta,
+        Opaque,
+        TensorMeta,
+        ViewSpec,
+        SymbolBinding,
+    )
+}
+
+
+def _to_raw(record: Any) -> Any:
+    if isinstance(record, CallContract):
+        return {"record": "CallContract", "raw": record.to_raw()}
+    if isinstance(record, SubclassType):
+        context = encode_context(record.cls, record.context)
+        return {"record": "SubclassType", "cls": encode_class(record.cls), "context": context}
+    if isinstance(record, tuple):
+        return [_to_raw(item) for item in record]
+    if not is_dataclass(record):
+        return record
+    values = {f.name: _to_raw(getattr(record, f.name)) for f in fields(record)}
+    return {"record": type(record).__name__, **values}
+
+
+def _from_raw(raw: Any) -> Any:
+    if isinstance(raw, list):
+        return tuple(_from_raw(item) for item in raw)
+    if not isinstance(raw, dict):
+        return raw
+    name = raw["record"]
+    if name == "CallContract":
+        return CallContract.from_raw(raw["raw"])
+    if name == "SubclassType":
+        cls = decode_class(raw["cls"])
+        return SubclassType(cls, decode_context(cls, raw["context"]))
+    if name not in _RECORDS:
+        raise ValueError(f"{name!r} is no record of a tensor subclass that this release knows")
+    return _RECORDS[name](**{key: _from_raw(value) for key, value in raw.items() if key != "record"})
 
 
 def is_subclass(value: object) -> bool:
@@ -202,8 +245,8 @@ def describe(
     plain: Callable[[torch.Tensor], torch.Tensor] = lambda tensor: tensor,
     opaque: Callable[[Any, tuple[str, ...]], Opaque],
     path: tuple[str, ...] = (),
-) -> Nest:
-    """The nest of a wrapper.
+) -> SubclassMeta:
+    """The :class:`SubclassMeta` of a wrapper.
 
     Args:
         value: the wrapper.
@@ -213,7 +256,7 @@ def describe(
         path: where in the value the caller knows the wrapper sits.
     """
     held, context = attributes(value)
-    children: list[tuple[str, Nest | TensorMeta | Opaque]] = []
+    children: list[tuple[str, SubclassMeta | TensorMeta | Opaque]] = []
     for name, inner in held:
         here = (*path, name)
         if is_subclass(inner):
@@ -224,7 +267,7 @@ def describe(
             children.append((name, opaque(inner, here)))
     _check_sizes(value, what)
     meta = tensor_meta(value, requires_grad=False)
-    return Nest(SubclassType(type(value), _context(context, what)), tuple(children), meta)
+    return SubclassMeta(SubclassType(type(value), _context(context, what)), tuple(children), meta)
 
 
 def _leaf_meta(inner: torch.Tensor, what: str) -> TensorMeta:

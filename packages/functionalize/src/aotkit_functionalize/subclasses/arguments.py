@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
-from .errors import Unsupported
-from .inputs import FunctionInput, autograd_identity, function_input, note_entry, with_bits_of
-from .metadata import SymbolBinding
-from .nests import Nest, Opaque, describe, is_subclass, rebuild, tensors_inside
-from .symbols import bind_symbols
-from .wrap import to_functional
+from ..errors import Unsupported
+from ..inputs import FunctionInput, autograd_identity, function_input, note_entry, with_bits_of
+from ..records import SymbolBinding
+from ..symbols import bind_symbols
+from ..wrap import to_functional
+from .meta import Opaque, SubclassMeta, describe, is_subclass, rebuild, tensors_inside
 
 __all__ = ["SubclassArguments", "SubclassInput", "check_layer", "read_size", "subclass_arguments"]
 
@@ -22,7 +22,7 @@ __all__ = ["SubclassArguments", "SubclassInput", "check_layer", "read_size", "su
 class SubclassInput(FunctionInput):
     """An argument that is a tensor subclass, while it is captured. ``parts`` are the tensors inside it, in order."""
 
-    nest: Nest | None = None
+    subclass: SubclassMeta | None = None
     parts: list[FunctionInput] = field(default_factory=list)
 
 
@@ -32,13 +32,13 @@ class SubclassArguments:
 
     Attributes:
         plain: the arguments, fake and outside of autograd.
-        nests: of each argument, ``None`` for what is no subclass.
+        subclasses: of each argument, ``None`` for what is no subclass.
         dense: what the graph takes: the tensors inside the arguments, in order, then ``sizes``.
         sizes: where the symbols that only sizes of a wrapper know are read.
     """
 
     plain: Sequence[Any]
-    nests: tuple[Nest | None, ...]
+    subclasses: tuple[SubclassMeta | None, ...]
     dense: list[Any]
     sizes: tuple[SymbolBinding, ...]
 
@@ -46,13 +46,13 @@ class SubclassArguments:
         """Like :func:`.function_inputs`, over placeholders of ``dense``."""
         check_layer()
         position, inputs = 0, []
-        for index, (plain, caller, nest) in enumerate(zip(self.plain, callers, self.nests, strict=True)):
-            count = 1 if nest is None else len(nest.leaves)
+        for index, (plain, caller, subclass) in enumerate(zip(self.plain, callers, self.subclasses, strict=True)):
+            count = 1 if subclass is None else len(subclass.leaves)
             here = placeholders[position : position + count]
-            if nest is None:
+            if subclass is None:
                 inputs.append(function_input(index, here[0], caller))
             else:
-                inputs.append(_subclass_input(index, plain, here, caller, nest))
+                inputs.append(_subclass_input(index, plain, here, caller, subclass))
             position += count
         return inputs
 
@@ -71,18 +71,18 @@ def subclass_arguments(plain: Sequence[Any]) -> SubclassArguments | None:
     """Take fake arguments apart; ``None`` if none of them is a tensor subclass."""
     if not any(is_subclass(value) for value in plain):
         return None
-    nests = [_nest(i, value) if is_subclass(value) else None for i, value in enumerate(plain)]
+    subclasses = [_subclass(i, value) if is_subclass(value) else None for i, value in enumerate(plain)]
     dense: list[Any] = []
-    for value, nest in zip(plain, nests, strict=True):
-        dense += [value] if nest is None else tensors_inside(value)
+    for value, subclass in zip(plain, subclasses, strict=True):
+        dense += [value] if subclass is None else tensors_inside(value)
     known = {binding.name for binding in bind_symbols(dense)}
-    wrappers = [value if nest is not None else None for value, nest in zip(plain, nests, strict=True)]
+    wrappers = [value if subclass is not None else None for value, subclass in zip(plain, subclasses, strict=True)]
     sizes = tuple(b for b in bind_symbols(wrappers) if b.name not in known)
     values = [read_size(plain[b.input_index], b) for b in sizes]
-    return SubclassArguments(plain, tuple(nests), [*dense, *values], sizes)
+    return SubclassArguments(plain, tuple(subclasses), [*dense, *values], sizes)
 
 
-def _nest(index: int, value: Any) -> Nest:
+def _subclass(index: int, value: Any) -> SubclassMeta:
     return describe(value, f"input {index}", opaque=lambda _, path: Opaque(index, path))
 
 
@@ -92,7 +92,9 @@ def read_size(value: torch.Tensor, binding: SymbolBinding) -> Any:
     return read() if binding.dim is None else read(binding.dim)
 
 
-def _subclass_input(index: int, plain: Any, leaves: Sequence[Any], caller: Any, nest: Nest) -> SubclassInput:
+def _subclass_input(
+    index: int, plain: Any, leaves: Sequence[Any], caller: Any, subclass: SubclassMeta
+) -> SubclassInput:
     leaves = [with_bits_of(theirs, leaf) for theirs, leaf in zip(tensors_inside(caller), leaves, strict=True)]
 
     def fresh() -> torch.Tensor:
@@ -116,6 +118,6 @@ def _subclass_input(index: int, plain: Any, leaves: Sequence[Any], caller: Any, 
         requires_grad=bool(caller.requires_grad),
         entry_grad_fn=value.grad_fn,
         entry_version=value._version,
-        nest=nest,
+        subclass=subclass,
         parts=parts,
     )

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from .nests import attributes, is_subclass
+from .meta import attributes, is_subclass
 
 __all__ = ["sizes_and_tensors", "subclass_key"]
 

@@ -13,7 +13,7 @@ import torch
 
 from . import _torch_compat as compat
 
-__all__ = ["quick_functional_mode"]
+__all__ = ["fast_functional_mode"]
 
 # The mode's own way, without the layer that keeps the frontend out: that is around both ways.
 _the_long_way = inspect.unwrap(compat.FunctionalTensorMode.__torch_dispatch__)
@@ -25,7 +25,7 @@ class _Way(enum.Enum):
     VIEWS = "views"
 
 
-def quick_functional_mode() -> compat.FunctionalTensorMode:
+def fast_functional_mode() -> compat.FunctionalTensorMode:
     """torch's mode; calls of operators that write nothing and are not made of others take a short way through it.
 
     Note [The short way through functionalization]

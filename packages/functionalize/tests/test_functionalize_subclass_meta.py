@@ -25,9 +25,9 @@ from aotkit_functionalize import (
     subclass_key,
     tensors_inside,
 )
-from aotkit_functionalize.metadata import MutationKind, OutputKind
-from aotkit_functionalize.nest_context import contains_symbols, decode_class, decode_context
-from aotkit_functionalize.nests import Nest, Opaque, describe
+from aotkit_functionalize.records import MutationKind, OutputKind
+from aotkit_functionalize.subclasses.context import contains_symbols, decode_class, decode_context
+from aotkit_functionalize.subclasses.meta import Opaque, SubclassMeta, describe
 
 
 class Color(enum.Enum):
@@ -153,11 +153,11 @@ def test_a_wrapper_is_described_and_rebuilt() -> None:
     assert [id(t) for t in tensors_inside(inner)] == [id(inner.a), id(inner.b)]
     assert [id(t) for t in tensors_inside(inner.a)] == [id(inner.a)]
     assert [id(t) for t in tensors_inside(outer)] == [id(t) for w in (outer.a, outer.b) for t in (w.a, w.b)]
-    nest = describe(outer, "output 0", opaque=_opaque)
-    assert [name for name, _ in nest.attrs] == ["a", "b"] and len(nest.leaves) == 4
-    assert all(isinstance(child, Nest) and len(child.leaves) == 2 for _, child in nest.attrs)
-    assert nest.meta.sizes == (3, 4) and nest.type.cls is TwoTensor
-    assert "TwoTensor(a: float32[3, 4], b: float32[3, 4])" in str(nest)
+    subclass = describe(outer, "output 0", opaque=_opaque)
+    assert [name for name, _ in subclass.attrs] == ["a", "b"] and len(subclass.leaves) == 4
+    assert all(isinstance(child, SubclassMeta) and len(child.leaves) == 2 for _, child in subclass.attrs)
+    assert subclass.meta.sizes == (3, 4) and subclass.type.cls is TwoTensor
+    assert "TwoTensor(a: float32[3, 4], b: float32[3, 4])" in str(subclass)
     fresh = [torch.full((3, 4), float(i)) for i in range(4)]
     made = rebuild(outer, iter(fresh))
     assert [t is f for t, f in zip(tensors_inside(made), fresh, strict=True)] == [True] * 4
