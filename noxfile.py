@@ -89,15 +89,15 @@ LIBRARY_PATHS = (
 #: The files of tests that compare results of library calls, or of eager's own loops, with those of kernels.
 NUMERIC_TESTS = {
     "inductor-lower": (
-        "codegen_ops",
-        "freezing",
-        "fx_attention",
-        "fx_layouts",
-        "fx_rewrites",
+        "cpu_ops",
+        "graph_passes_freeze",
+        "graph_passes_fuse_attention",
+        "graph_passes_channels_last",
+        "graph_passes_rewrites",
         "lowering_extern",
         "lowering_reductions",
         "lowering_special",
-        "schedule_library_calls",
+        "loop_passes_choose_library_calls",
         "sweep",
     ),
     "partition": ("random",),
@@ -461,7 +461,7 @@ def fuzz_ops(session: nox.Session) -> None:
 
 @session_without_pip
 def mutants(session: nox.Session) -> None:
-    """Small faults in the sources, which the tests must notice; `-- run --group schedule --sample 60 --diffs`."""
+    """Small faults in the sources, which the tests must notice; `-- run --group loop-passes --sample 60 --diffs`."""
     share(session, *SHARED)
     install(session, *TEST_TOOLS, *RUN_DEPENDENCIES)
     session.run("python", "-m", "tools.mutants", *(session.posargs or ["run"]), env={"OMP_NUM_THREADS": "1"})

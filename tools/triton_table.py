@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from aotkit_inductor_lower.triton import (
+from aotkit_inductor_lower.targets.triton import (
     DeviceKernel,
     InterpreterDriver,
     LoweredForDevice,

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 import torch
 
 from aotkit_inductor_lower import bind_program, interpret_program, print_program, processor_target, schedule_program
-from aotkit_inductor_lower.codegen.generate import generate
-from aotkit_inductor_lower.ir.random_ir import RandomOptions, difference, random_inputs, random_program
+from aotkit_inductor_lower.ir.random_programs import RandomOptions, difference, random_inputs, random_program
+from aotkit_inductor_lower.memory.build_plan import generate
 
 __all__ = ["check_program", "main"]
 

@@ -1,7 +1,7 @@
 """Mutation testing: small faults are put into the sources, one at a time, and the package's own tests must notice.
 
-    python -m tools.mutants run --group schedule --sample 60      # goes on where it was stopped
-    python -m tools.mutants report --group schedule --diffs       # what was found so far, with the survivors
+    python -m tools.mutants run --group loop-passes --sample 60   # goes on where it was stopped
+    python -m tools.mutants report --group loop-passes --diffs    # what was found so far, with the survivors
 
 Why neither mutmut nor cosmic-ray: cosmic-ray starts the whole test command for each mutant, and mutmut forks, but
 after it has rewritten all sources, and it selects tests by function. Importing torch, our packages and 60 test files
@@ -12,6 +12,6 @@ which `__code__` of the mutated function is exchanged (:mod:`.patch`). It runs t
 import are put in by an import hook, in a fork of a process that has imported third parties only.
 
 What is mutated is in :mod:`.operators`. The sample is stable: sites are ranked by a hash of seed and text, so a
-change of one function exchanges the mutants of that function only. Survivors that no test can kill are listed in
-`equivalent.toml`, each with its reason.
+change of one function exchanges the mutants of that function only. Verdicts of code that is moved or renamed follow it
+(:mod:`.follow`). Survivors that no test can kill are listed in `equivalent.toml`, each with its reason.
 """

@@ -6,6 +6,7 @@ import argparse
 import math
 
 from .campaign import Measured, journal_of, run
+from .follow import follow
 from .groups import GROUPS
 from .journal import EQUIVALENT, equivalents, report, share_killed
 from .sample import draw
@@ -16,12 +17,15 @@ __all__ = ["main"]
 def main() -> int:
     """Returns 1 if a group's share of killed mutants is below ``--at-least``."""
     chosen = _arguments()
+    if chosen.what == "follow":
+        print(follow(chosen.commit, [journal_of(group) for group in GROUPS.values()]))
+        return 0
     reasons = equivalents()
     failed = False
     unknown = set(reasons)
     for name in chosen.group or list(GROUPS):
         group = GROUPS[name]
-        everything = draw(group, seed=chosen.seed)
+        everything = draw(group, seed=chosen.seed, known=journal_of(group).verdicts)
         unknown -= {mutant.key for mutant in everything}
         mutants = everything[: chosen.sample]
         if chosen.only:
@@ -39,7 +43,8 @@ def main() -> int:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tools.mutants", description=__doc__)
-    parser.add_argument("what", choices=("run", "report"))
+    parser.add_argument("what", choices=("run", "report", "follow"))
+    parser.add_argument("commit", nargs="?", default="HEAD", help="of `follow`: the state that the verdicts belong to")
     parser.add_argument("--group", action="append", choices=tuple(GROUPS), help="may be given again; default: all")
     parser.add_argument("--sample", type=int, default=300, help="mutants of each group")
     parser.add_argument("--seed", type=int, default=0)

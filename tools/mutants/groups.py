@@ -12,23 +12,24 @@ __all__ = ["GROUPS", "Group", "package_files", "test_files"]
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Sources that are sampled together. ``folder`` is below the package's source folder, empty for all of it."""
+    """Sources that are sampled together. ``folders`` are below the package's source folder, by default all of it."""
 
     name: str
     package: str
-    folder: str = ""
+    folders: tuple[str, ...] = ("",)
 
     def files(self) -> list[Path]:
         """The files that are mutated."""
-        return sorted((load_package(self.package).source / self.folder).rglob("*.py"))
+        source = load_package(self.package).source
+        return sorted(file for folder in self.folders for file in (source / folder).rglob("*.py"))
 
 
 GROUPS = {
     group.name: group
     for group in (
-        Group("lowering", "inductor-lower", "lowering"),
-        Group("schedule", "inductor-lower", "schedule"),
-        Group("codegen", "inductor-lower", "codegen"),
+        Group("lowering", "inductor-lower", ("lowering",)),
+        Group("loop-passes", "inductor-lower", ("loop_passes", "analysis")),
+        Group("kernels", "inductor-lower", ("kernel_ir", "kernel_passes", "memory", "targets/cpu")),
         Group("functionalize", "functionalize"),
         Group("runtime-wrappers", "runtime-wrappers"),
         Group("partition", "partition"),

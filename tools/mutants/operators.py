@@ -240,9 +240,9 @@ def _call_choices(node: ast.Call) -> Iterator[Choice]:
     name = node.func.id if isinstance(node.func, ast.Name) else getattr(node.func, "attr", "")
     if isinstance(node.func, ast.Name | ast.Attribute) and name in _CALLS:
         instead = _CALLS[name]
-        if not instead:
+        if not instead and node.args:
             yield "drop call", lambda: [copy.deepcopy(node.args[0])]
-        elif isinstance(node.func, ast.Name) or name in ("ceil", "floor"):
+        elif instead and (isinstance(node.func, ast.Name) or name in ("ceil", "floor")):
             yield "other function", lambda: [_renamed(node, instead)]
     if name in _SYMMETRIC or any(isinstance(arg, ast.Starred) for arg in node.args):
         return

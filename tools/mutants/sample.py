@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import hashlib
 from collections import Counter
+from collections.abc import Container
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from tools.workspace import ROOT
 from .groups import Group
 from .operators import Site, mutate, sites
 
-__all__ = ["Mutant", "draw"]
+__all__ = ["Mutant", "draw", "mutants_of_text"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,18 +38,22 @@ class Mutant:
         return f"{head}\n{removed}\n{added}"
 
 
-def draw(group: Group, number: int | None = None, seed: int = 0) -> list[Mutant]:
-    """``number`` mutants of a group, or all it has."""
+def draw(group: Group, number: int | None = None, seed: int = 0, known: Container[str] = ()) -> list[Mutant]:
+    """``number`` mutants of a group, or all it has; those whose keys are ``known`` first, so that a sample stays what
+    it is when code is moved or renamed (:mod:`.follow`)."""
     found = [mutant for file in group.files() for mutant in mutants_of(file)]
-    return sorted(found, key=lambda mutant: _hash(f"{seed} {mutant.key}"))[:number]
+    return sorted(found, key=lambda mutant: (mutant.key not in known, _hash(f"{seed} {mutant.key}")))[:number]
 
 
 def mutants_of(file: Path) -> list[Mutant]:
     """Every mutant of a file."""
-    name = file.relative_to(ROOT).as_posix()
+    return mutants_of_text(file.relative_to(ROOT).as_posix(), file.read_text())
+
+
+def mutants_of_text(name: str, source: str) -> list[Mutant]:
+    """Every mutant of a file's text."""
     times: Counter[str] = Counter()
     found = []
-    source = file.read_text()
     for site in sites(ast.parse(source)):
         text = "\n".join((name, site.function, site.operator, site.before, site.after))
         times[text] += 1

@@ -13,7 +13,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from aotkit_inductor_lower.lowering import driver
+from aotkit_inductor_lower.lowering import graph as driver
 from tools.fuzz_ops import recipes
 from tools.fuzz_ops.campaign import Campaign, Settings, quiet
 from tools.fuzz_ops.compare import Difference, Wrong, _accurate, _in_double, differences

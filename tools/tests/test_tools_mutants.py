@@ -14,6 +14,7 @@ import pytest
 
 from tools.mutants import patch, sample
 from tools.mutants.coverage import Coverage, LineTracer, bits, lines_of
+from tools.mutants.follow import same_mutants
 from tools.mutants.groups import GROUPS
 from tools.mutants.journal import EQUIVALENT, Journal, Verdict, equivalents, report, share_killed
 from tools.mutants.operators import mutate, sites
@@ -117,9 +118,27 @@ def test_a_sample_is_stable_when_other_code_moves(tmp_path: Path, monkeypatch: p
     assert {site.before for key, site in before.items() if key not in after} == {"return y - x"}
 
 
+def test_mutants_of_renamed_code_are_the_same_ones() -> None:
+    before = sample.mutants_of_text("a.py", SOURCE)
+    text = SOURCE.replace("LIMIT", "MOST").replace("return y - x", "return y * x")
+    after = {m.key: m for m in sample.mutants_of_text("b.py", text)}
+    same = same_mutants(before, list(after.values()))
+    assert not {m.key for m in before} & set(after)
+    assert {m.site.before for m in before if m.key not in same} == {"return y - x"}
+    for mutant in before:
+        if mutant.key in same:
+            assert after[same[mutant.key]].site.before == mutant.site.before.replace("LIMIT", "MOST")
+
+
+def test_known_mutants_are_drawn_first() -> None:
+    drawn = sample.draw(GROUPS["loop-passes"])
+    last = [mutant.key for mutant in drawn[-3:]]
+    assert {mutant.key for mutant in sample.draw(GROUPS["loop-passes"], 3, known=last)} == set(last)
+
+
 def test_groups_hold_the_sources_that_they_name() -> None:
-    names = {file.name for file in GROUPS["schedule"].files()}
-    assert {"driver.py", "fuse.py"} <= names and "pointwise.py" not in names
+    names = {file.name for file in GROUPS["loop-passes"].files()}
+    assert {"driver.py", "fuse_kernels.py", "alignment.py"} <= names and "pointwise.py" not in names
     for group in GROUPS.values():
         assert group.files()
 
@@ -144,7 +163,9 @@ def test_a_live_function_gets_the_fault_whoever_holds_it(tmp_path: Path) -> None
 
 
 def test_tests_that_ask_for_different_things_come_first() -> None:
-    mutant = next(m for m in sample.draw(GROUPS["schedule"]) if m.file.endswith("/split.py") and m.site.in_function)
+    mutant = next(
+        m for m in sample.draw(GROUPS["loop-passes"]) if m.file.endswith("/split_reductions.py") and m.site.in_function
+    )
     seconds = {"a::f[1]": 0.1, "a::f[2]": 0.1, "b::g": 0.3, "test_split.py::h[1]": 0.4, "test_split.py::h[2]": 0.8}
     lines = {mutant.file: bits([mutant.site.first_line])}
     coverage = Coverage(seconds={**seconds, "far": 0.1}, lines=dict.fromkeys(seconds, lines))
@@ -208,7 +229,7 @@ def test_lines_are_traced_and_followed_through_changes(tmp_path: Path) -> None:
 def test_equivalent_mutants_have_reasons_and_do_not_count(tmp_path: Path) -> None:
     reasons = equivalents(EQUIVALENT)
     assert all(len(key) == 12 and len(reason.split()) >= 4 for key, reason in reasons.items())
-    group = GROUPS["schedule"]
+    group = GROUPS["loop-passes"]
     drawn = sample.draw(group, 4)
     assert drawn == sample.draw(group, 9)[:4] and drawn != sample.draw(group, 4, seed=1)
     journal = Journal(tmp_path / "j.jsonl")
@@ -217,7 +238,7 @@ def test_equivalent_mutants_have_reasons_and_do_not_count(tmp_path: Path) -> Non
     journal = Journal(tmp_path / "j.jsonl")
     assert share_killed(drawn, journal, {}) == (2, 4)
     assert share_killed(drawn, journal, {drawn[2].key: "because"}) == (2, 3)
-    text = report("schedule", drawn, journal, {drawn[2].key: "because"}, diffs=True)
+    text = report("loop-passes", drawn, journal, {drawn[2].key: "because"}, diffs=True)
     assert "66.7 % of those that are not equivalent" in text
     assert f"{drawn[3].key} not covered" in text and f"{drawn[2].key} equivalent: because" in text
     assert text.index(drawn[3].key) < text.index(drawn[2].key) and drawn[0].key not in text

@@ -10,7 +10,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 pytest.importorskip("triton", reason="Triton is the optional extra `cuda`")
 
-from aotkit_inductor_lower.triton import lower_for_device
+from aotkit_inductor_lower.targets.triton import lower_for_device
 from tools.bench import triton_kernels
 from tools.conformance import triton as conformance
 from tools.conformance.pairs import Pair

@@ -11,7 +11,7 @@ import torch
 from torch.fx import Graph, GraphModule
 
 import aotkit
-from aotkit_inductor_lower.fx_passes import FX_PASSES
+from aotkit_inductor_lower.graph_passes import FX_PASSES
 
 aten = torch.ops.aten
 

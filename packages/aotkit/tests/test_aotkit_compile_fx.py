@@ -172,7 +172,7 @@ def test_options_and_modes_are_listed_and_a_mode_may_stand_among_options() -> No
 
 @pytest.mark.covers("F8.8")
 def test_an_internal_error_names_its_stage_and_is_suppressed_when_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    import aotkit_inductor_lower.pipeline as lower
+    import aotkit_inductor_lower.driver as lower
 
     def broken(*args: Any, **kwargs: Any) -> Any:
         raise ZeroDivisionError("a bug")

@@ -40,14 +40,14 @@ BEFORE_LOWERING = [
 LOWERING = [
     "aotkit.driver.compile.compile_wrapped",
     "aotkit.driver.compile.compile_graph",
-    "aotkit_inductor_lower.pipeline.run_fx_passes",
-    "aotkit_inductor_lower.pipeline.lower_graph",
-    "aotkit_inductor_lower.pipeline.schedule_program",
-    "aotkit_inductor_lower.pipeline.split_reductions",
-    "aotkit_inductor_lower.pipeline.choose_library_calls",
-    "aotkit_inductor_lower.pipeline.generate",
-    "aotkit_inductor_lower.pipeline.bind",
-    "aotkit_inductor_lower.pipeline.make_report",
+    "aotkit_inductor_lower.driver.run_fx_passes",
+    "aotkit_inductor_lower.driver.lower_graph",
+    "aotkit_inductor_lower.driver.schedule_program",
+    "aotkit_inductor_lower.driver.split_reductions",
+    "aotkit_inductor_lower.driver.choose_library_calls",
+    "aotkit_inductor_lower.driver.generate",
+    "aotkit_inductor_lower.driver.bind",
+    "aotkit_inductor_lower.driver.make_report",
 ]
 ERRORS = [AssertionError, TypeError, ZeroDivisionError, KeyError, NotImplementedError, RecursionError, IndexError]
 
@@ -146,7 +146,7 @@ def test_a_refusal_in_the_compile_of_a_backward_gives_eager_gradients(monkeypatc
 
 
 @pytest.mark.covers("F8.8")
-@pytest.mark.parametrize("target", ["aotkit.driver.compile.capture", "aotkit_inductor_lower.pipeline.lower_graph"])
+@pytest.mark.parametrize("target", ["aotkit.driver.compile.capture", "aotkit_inductor_lower.driver.lower_graph"])
 def test_a_bug_is_raised_with_its_cause_when_that_is_asked_for(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
     broken(target, monkeypatch, KeyError)
     with pytest.raises(BackendCompilerFailed, match="bug in aotkit") as caught:

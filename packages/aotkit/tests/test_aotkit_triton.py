@@ -19,7 +19,7 @@ import aotkit
 from aotkit.artifact import torch_state
 from aotkit.artifact.records import _tensor, bytes_of
 from aotkit.driver import package
-from aotkit_inductor_lower import triton as kernels
+from aotkit_inductor_lower.targets import triton as kernels
 
 pytest.importorskip("triton", reason="Triton is the optional extra `cuda`")
 

@@ -35,8 +35,8 @@ def compiled(fn: Callable[..., Any], **settings: Any) -> tuple[Callable[..., Any
 def no_compile(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """After a call of it, entering any stage of a compile fails the test."""
     import aotkit_aot_trace.record
-    import aotkit_inductor_lower.codegen.generate
-    import aotkit_inductor_lower.pipeline
+    import aotkit_inductor_lower.driver
+    import aotkit_inductor_lower.memory.build_plan
     from aotkit.driver import compile as pipeline
 
     def forbid() -> None:
@@ -49,9 +49,9 @@ def no_compile(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
             (pipeline, "partition"),
             (pipeline, "compile_graph"),
             (aotkit_aot_trace.record, "record"),
-            (aotkit_inductor_lower.pipeline, "lower_graph"),
-            (aotkit_inductor_lower.pipeline, "schedule_program"),
-            (aotkit_inductor_lower.pipeline, "generate"),
+            (aotkit_inductor_lower.driver, "lower_graph"),
+            (aotkit_inductor_lower.driver, "schedule_program"),
+            (aotkit_inductor_lower.driver, "generate"),
         ):
             monkeypatch.setattr(module, name, entered)
 
@@ -357,7 +357,8 @@ assert torch.allclose(w.grad, torch.full((3, 3), 2 * -torch.tensor(3.0).sin().it
 loaded = [name for name in sys.modules if name.split(".")[0] in ("sympy", "scipy", "transformers")]
 loaded += [name for name in sys.modules if name.startswith(("torch._dynamo.", "torch._inductor"))]
 loaded += [name for name in sys.modules if name.startswith(("aotkit_aot_trace", "aotkit_partition"))]
-parts = ("lowering", "schedule", "fx_passes", "pieces", "pipeline", "codegen.generate", "codegen.llvm.kernel")
+parts = ("lowering", "graph_passes", "graph_partition", "loop_passes", "kernel_passes", "driver", "memory.build_plan")
+parts += ("targets.cpu.render.kernel", "targets.cpu.module")
 loaded += [f"aotkit_inductor_lower.{part}" for part in parts if f"aotkit_inductor_lower.{part}" in sys.modules]
 print(loaded)
 ours = [m.__file__ for n, m in sys.modules.items() if n.startswith("aotkit") and getattr(m, "__file__", None)]

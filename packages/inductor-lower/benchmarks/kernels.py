@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 import torch
 
-from aotkit_inductor_lower.codegen.generate import generate
 from aotkit_inductor_lower.ir.parse import parse_program
-from aotkit_inductor_lower.plan import bind
+from aotkit_inductor_lower.memory.build_plan import generate
+from aotkit_inductor_lower.runtime import bind
 
 Tensors = tuple[torch.Tensor, ...]
 

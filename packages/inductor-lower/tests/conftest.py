@@ -20,7 +20,7 @@ from aotkit_inductor_lower import (
     schedule_program,
     verify_program,
 )
-from aotkit_inductor_lower.redo import REDO_ROWS
+from aotkit_inductor_lower.ops.fixups import REDO_ROWS
 
 
 @dataclass(frozen=True)

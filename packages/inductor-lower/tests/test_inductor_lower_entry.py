@@ -10,10 +10,10 @@ from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from aotkit_inductor_lower import LowerOptions, compile_graph
-from aotkit_inductor_lower.fx_passes import run_fx_passes
+from aotkit_inductor_lower.driver import with_fake_values
+from aotkit_inductor_lower.graph_passes import run_fx_passes
 from aotkit_inductor_lower.ir.print import print_program
-from aotkit_inductor_lower.pipeline import with_fake_values
-from aotkit_inductor_lower.plan import CallExtern, CallSegment
+from aotkit_inductor_lower.launch_plan import CallExtern, CallSegment
 
 aten = torch.ops.aten
 

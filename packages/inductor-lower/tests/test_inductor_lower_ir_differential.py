@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from aotkit_inductor_lower.codegen.generate import generate
 from aotkit_inductor_lower.ir import Program
 from aotkit_inductor_lower.ir.interpret import interpret_program
 from aotkit_inductor_lower.ir.print import print_program
-from aotkit_inductor_lower.ir.random_ir import RandomOptions, difference, random_inputs, random_program
+from aotkit_inductor_lower.ir.random_programs import RandomOptions, difference, random_inputs, random_program
 from aotkit_inductor_lower.ir.verify import verify_program
-from aotkit_inductor_lower.plan import bind
-from aotkit_inductor_lower.schedule import schedule_program
+from aotkit_inductor_lower.loop_passes import schedule_program
+from aotkit_inductor_lower.memory.build_plan import generate
+from aotkit_inductor_lower.runtime import bind
 
 
 def assert_agree(program: Program, wanted: list[object], found: list[object], *, exact: bool) -> None:

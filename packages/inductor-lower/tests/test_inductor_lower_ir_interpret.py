@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from aotkit_inductor_lower.errors import IRError
 from aotkit_inductor_lower.ir import (
     Buffer,
     BufferKind,
@@ -15,12 +16,11 @@ from aotkit_inductor_lower.ir import (
     Program,
     SymInput,
 )
-from aotkit_inductor_lower.ir.build import NestBuilder
-from aotkit_inductor_lower.ir.dtypes import torch_name
-from aotkit_inductor_lower.ir.errors import IRError
+from aotkit_inductor_lower.ir.builder import NestBuilder
 from aotkit_inductor_lower.ir.interpret import interpret_nest, interpret_program
 from aotkit_inductor_lower.ir.parse import parse_nest, parse_program
 from aotkit_inductor_lower.ir.verify import verify_program
+from aotkit_inductor_lower.ops.dtypes import torch_name
 from aotkit_inductor_lower.symbolic import SymbolKind, contiguous_strides, sym, to_expr
 
 I0, I1, R0, R1 = sym("i0"), sym("i1"), sym("r0"), sym("r1")

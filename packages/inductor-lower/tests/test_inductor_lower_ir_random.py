@@ -22,7 +22,7 @@ from aotkit_inductor_lower.ir import (
 from aotkit_inductor_lower.ir.interpret import interpret_program
 from aotkit_inductor_lower.ir.parse import parse_program
 from aotkit_inductor_lower.ir.print import print_program
-from aotkit_inductor_lower.ir.random_ir import RandomOptions, difference, random_inputs, random_program
+from aotkit_inductor_lower.ir.random_programs import RandomOptions, difference, random_inputs, random_program
 
 
 @pytest.mark.parametrize("seed", range(60))

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from aotkit_inductor_lower.errors import IRError, IRSyntaxError
 from aotkit_inductor_lower.ir import (
     Alias,
     Buffer,
@@ -31,7 +32,6 @@ from aotkit_inductor_lower.ir import (
     Store,
     SymInput,
 )
-from aotkit_inductor_lower.ir.errors import IRError, IRSyntaxError
 from aotkit_inductor_lower.ir.parse import parse_nest, parse_program
 from aotkit_inductor_lower.ir.print import print_instr, print_nest, print_program
 from aotkit_inductor_lower.symbolic import Symbol, SymbolKind, smax, sym, to_expr

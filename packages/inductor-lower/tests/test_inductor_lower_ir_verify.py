@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from aotkit_inductor_lower.errors import IRError
 from aotkit_inductor_lower.ir import LoopNest, Program
-from aotkit_inductor_lower.ir.errors import IRError
 from aotkit_inductor_lower.ir.parse import parse_program
 from aotkit_inductor_lower.ir.verify import verify_nest, verify_program
 

@@ -25,8 +25,8 @@ from aotkit_inductor_lower import (
     schedule_program,
     verify_program,
 )
-from aotkit_inductor_lower.codegen.generate import generate
 from aotkit_inductor_lower.ir import ExternCall
+from aotkit_inductor_lower.memory.build_plan import generate
 
 FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 INTS = [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool]

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from aotkit_inductor_lower import decompositions
-from aotkit_inductor_lower.lowering.driver import RULES
-from aotkit_inductor_lower.lowering.library import library_reason
+from aotkit_inductor_lower.lowering.graph import RULES
+from aotkit_inductor_lower.ops.aten import library_reason
 
 aten = torch.ops.aten
 

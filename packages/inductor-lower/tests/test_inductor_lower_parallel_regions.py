@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from aotkit_inductor_lower.codegen.llvm import host_target
+from aotkit_inductor_lower.targets.cpu import host_target
 
 _SCRIPT = """
 import ctypes, json
@@ -27,7 +27,7 @@ counted = kind(region)
 from torch.fx.experimental.proxy_tensor import make_fx
 from aotkit_inductor_lower import compile_graph, decompositions
 from aotkit_inductor_lower.ir import BufferKind
-from aotkit_inductor_lower.codegen.llvm import host_target
+from aotkit_inductor_lower.targets.cpu import host_target
 host_target()
 binding.add_symbol("GOMP_parallel", ctypes.cast(counted, ctypes.c_void_p).value)
 

@@ -18,7 +18,7 @@ from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from aotkit_inductor_lower import LowerOptions, decompositions
-from aotkit_inductor_lower.triton import (
+from aotkit_inductor_lower.targets.triton import (
     BoundDeviceProgram,
     CudaDriver,
     InterpreterDriver,
@@ -30,8 +30,8 @@ from aotkit_inductor_lower.triton import (
     lower_for_device,
     resource_facts,
 )
-from aotkit_inductor_lower.triton import drivers as drivers_module
-from aotkit_inductor_lower.triton.launcher import MOST_ARGUMENTS, LaunchRow, LaunchTable
+from aotkit_inductor_lower.targets.triton import drivers as drivers_module
+from aotkit_inductor_lower.targets.triton.launcher import MOST_ARGUMENTS, LaunchRow, LaunchTable
 
 triton = pytest.importorskip("triton", reason="Triton is the optional extra `cuda`")
 
@@ -269,7 +269,7 @@ def test_constants_that_begin_anywhere_are_copied_in_each_call() -> None:
 
 
 def test_results_of_aten_that_begin_anywhere_are_copied(monkeypatch: pytest.MonkeyPatch) -> None:
-    from aotkit_inductor_lower.triton import bind as bind_module
+    from aotkit_inductor_lower.targets.triton import bind as bind_module
 
     product = torch.ops.aten.mm.default
     monkeypatch.setattr(bind_module, "resolve_target", lambda target: lambda *args: anywhere(product(*args)))

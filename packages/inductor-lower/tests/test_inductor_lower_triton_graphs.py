@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from aotkit_inductor_lower import LowerOptions, decompositions, interpret_program, parse_program
-from aotkit_inductor_lower.triton import (
+from aotkit_inductor_lower.targets.triton import (
     DeviceTooOld,
     InterpreterDriver,
     LoweredForDevice,
@@ -31,8 +31,8 @@ from aotkit_inductor_lower.triton import (
     on_device,
     resource_facts,
 )
-from aotkit_inductor_lower.triton.launcher import LaunchRow, LaunchTable, segment_runner
-from aotkit_inductor_lower.triton.pipeline import check_device, check_types
+from aotkit_inductor_lower.targets.triton.launcher import LaunchRow, LaunchTable, segment_runner
+from aotkit_inductor_lower.targets.triton.pipeline import check_device, check_types
 
 pytest.importorskip("triton", reason="Triton is the optional extra `cuda`")
 
@@ -192,8 +192,8 @@ import ctypes, sys
 from pathlib import Path
 sys.modules["triton"] = None
 import torch
-from aotkit_inductor_lower.triton import bind_device, device_from_json
-from aotkit_inductor_lower.triton.drivers import _LAUNCH
+from aotkit_inductor_lower.targets.triton import bind_device, device_from_json
+from aotkit_inductor_lower.targets.triton.drivers import _LAUNCH
 
 class Recorder:
     device = "cpu"
@@ -219,7 +219,8 @@ x = torch.randn(6, 32)
 (seen,) = driver.seen
 assert seen[0] == 77 and seen[2:4] == (1, 1) and seen[4] % 32 == 0 and seen[5:8] == (1, 1, 5), seen
 assert seen[1] >= 1 and seen[8] in (x.data_ptr(), y.data_ptr())
-unwanted = "lowering fx_passes schedule codegen.generate triton.kernel triton.generate triton.compile"
+unwanted = "lowering graph_passes loop_passes memory.build_plan"
+unwanted += " targets.triton.render.kernel targets.triton.generate targets.triton.compile"
 assert not [name for name in unwanted.split() if f"aotkit_inductor_lower.{{name}}" in sys.modules]
 print("fine")
 """

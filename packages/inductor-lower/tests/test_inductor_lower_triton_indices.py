@@ -10,7 +10,7 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from aotkit_inductor_lower import LowerOptions, compile_graph, decompositions
-from aotkit_inductor_lower.triton import (
+from aotkit_inductor_lower.targets.triton import (
     DeviceTuning,
     InterpreterDriver,
     LoweredForDevice,

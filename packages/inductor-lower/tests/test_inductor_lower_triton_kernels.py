@@ -13,14 +13,14 @@ import pytest
 import torch
 
 from aotkit_inductor_lower import interpret_program, parse_program
-from aotkit_inductor_lower.codegen.llvm.nest import flatten_nest
 from aotkit_inductor_lower.ir import BufferKind, BufferRef, Compute, DType, Load, LoopNest, Program, Range, Stage, Store
-from aotkit_inductor_lower.ir.dtypes import int_bounds, is_int, to_torch_dtype, torch_name
 from aotkit_inductor_lower.ir.nodes import Buffer
-from aotkit_inductor_lower.ir.op_table import OP_TABLE, TypeRule, result_dtype
-from aotkit_inductor_lower.ir.random_ir import RandomOptions, random_inputs, random_program
+from aotkit_inductor_lower.ir.random_programs import RandomOptions, random_inputs, random_program
+from aotkit_inductor_lower.kernel_ir.nests import flatten_nest
+from aotkit_inductor_lower.ops.dtypes import int_bounds, is_int, to_torch_dtype, torch_name
+from aotkit_inductor_lower.ops.scalar import OP_TABLE, TypeRule, result_dtype
 from aotkit_inductor_lower.symbolic import Symbol, SymbolKind, sym, to_expr
-from aotkit_inductor_lower.triton import (
+from aotkit_inductor_lower.targets.triton import (
     KernelSource,
     TileLimits,
     TritonError,
@@ -32,7 +32,7 @@ from aotkit_inductor_lower.triton import (
 )
 
 triton = pytest.importorskip("triton", reason="Triton is the optional extra `cuda`")
-from aotkit_inductor_lower.triton.compile import compile_kernel, resource_facts, vector_bytes  # noqa: E402
+from aotkit_inductor_lower.targets.triton.compile import compile_kernel, resource_facts, vector_bytes  # noqa: E402
 
 RELATIVE = {torch.float64: 1e-12, torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
 
@@ -525,7 +525,7 @@ import sys, torch
 sys.modules["triton"] = None  # an import of it would raise
 from torch.fx.experimental.proxy_tensor import make_fx
 from aotkit_inductor_lower import compile_graph
-import aotkit_inductor_lower.triton
+import aotkit_inductor_lower.targets.triton
 x = torch.randn(8, 16)
 f = lambda x: torch.softmax(x * 2, -1)
 compiled = compile_graph(make_fx(f, tracing_mode="fake")(x))

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from aotkit_inductor_lower import LowerOptions, decompositions
-from aotkit_inductor_lower.triton import (
+from aotkit_inductor_lower.targets.triton import (
     Cubin,
     DeviceTuning,
     InterpreterDriver,
@@ -23,7 +23,6 @@ from aotkit_inductor_lower.triton import (
     Product,
     TritonError,
     bind_device,
-    choose,
     compile_kernel,
     compile_program,
     device_from_json,
@@ -31,7 +30,8 @@ from aotkit_inductor_lower.triton import (
     lower_for_device,
     resource_facts,
 )
-from aotkit_inductor_lower.triton.tuning import Tuner, extents_of
+from aotkit_inductor_lower.targets.triton.autotune import choose
+from aotkit_inductor_lower.targets.triton.tune import Tuner, extents_of
 
 pytest.importorskip("triton", reason="Triton is the optional extra `cuda`")
 

@@ -29,8 +29,8 @@ from aotkit_inductor_lower import (
     compiled_to_json,
     decompositions,
 )
-from aotkit_inductor_lower.devices import kernel_device
-from aotkit_inductor_lower.triton import (
+from aotkit_inductor_lower.targets.select import kernel_device
+from aotkit_inductor_lower.targets.triton import (
     DeviceGraph,
     InterpreterDriver,
     Tf32Advice,
@@ -41,8 +41,8 @@ from aotkit_inductor_lower.triton import (
     lower_for_device,
     resource_facts,
 )
-from aotkit_inductor_lower.triton import bind as bind_module
-from aotkit_inductor_lower.triton.pipeline import tell_tf32
+from aotkit_inductor_lower.targets.triton import bind as bind_module
+from aotkit_inductor_lower.targets.triton.pipeline import tell_tf32
 
 pytest.importorskip("triton", reason="Triton is the optional extra `cuda`")
 

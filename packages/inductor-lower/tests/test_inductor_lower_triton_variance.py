@@ -14,7 +14,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from aotkit_inductor_lower import LowerOptions, decompositions, interpret_program
 from aotkit_inductor_lower.ir.print import print_program
-from aotkit_inductor_lower.triton import (
+from aotkit_inductor_lower.targets.triton import (
     InterpreterDriver,
     LoweredForDevice,
     TileLimits,

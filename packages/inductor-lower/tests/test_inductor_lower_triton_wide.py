@@ -15,7 +15,7 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from aotkit_inductor_lower import CompiledGraph, LowerOptions, compile_graph, decompositions, parse_program
-from aotkit_inductor_lower.triton import (
+from aotkit_inductor_lower.targets.triton import (
     DeviceGraph,
     InterpreterDriver,
     TritonError,

@@ -27,28 +27,25 @@ from typing import TYPE_CHECKING, Any
 from .__about__ import __version__
 
 if TYPE_CHECKING:
-    from .codegen import CpuTarget, host_target, processor_target
-    from .decomposition_table import decompositions
+    from .driver import CompiledGraph, compile_graph
     from .errors import InputMismatchError, LoweringError, UnsupportedGraphError
-    from .freezing import freeze
-    from .fx_passes import pass_names
+    from .graph_partition import PiecewiseGraph
+    from .graph_passes import pass_names
+    from .graph_passes.freeze import freeze
     from .ir.interpret import interpret_program
     from .ir.parse import parse_program
     from .ir.print import print_program
     from .ir.verify import verify_program
+    from .launch_plan import CompiledProgram
+    from .loop_passes import schedule_program
     from .lowering import lower_graph
+    from .lowering.decompositions import decompositions
     from .options import LowerOptions
-    from .pieces import PiecewiseGraph
-    from .pipeline import CompiledGraph, compile_graph
-    from .plan import (
-        ArenaPool,
-        BindError,
-        CompiledProgram,
-        RedzoneError,
-    )
-    from .programs import bind_program, compiled_from_json, compiled_to_json
+    from .passes import FusionRecord
     from .report import LoweringReport
-    from .schedule import FusionRecord, schedule_program
+    from .runtime import ArenaPool, BindError, RedzoneError
+    from .runtime.programs import bind_program, compiled_from_json, compiled_to_json
+    from .targets.cpu import CpuTarget, host_target, processor_target
 
 __all__ = [
     "ArenaPool",
@@ -87,38 +84,32 @@ __all__ = [
 _HOMES = {
     name: home
     for home, names in {
-        "decomposition_table": ("decompositions",),
+        "lowering.decompositions": ("decompositions",),
         "errors": (
             "InputMismatchError",
             "LoweringError",
             "UnsupportedGraphError",
         ),
-        "freezing": ("freeze",),
-        "fx_passes": ("pass_names",),
+        "graph_passes.freeze": ("freeze",),
+        "graph_passes": ("pass_names",),
         "ir.interpret": ("interpret_program",),
         "ir.parse": ("parse_program",),
         "ir.print": ("print_program",),
         "ir.verify": ("verify_program",),
         "lowering": ("lower_graph",),
         "options": ("LowerOptions",),
-        "pieces": ("PiecewiseGraph",),
-        "pipeline": (
+        "graph_partition": ("PiecewiseGraph",),
+        "driver": (
             "CompiledGraph",
             "compile_graph",
         ),
-        "codegen": ("CpuTarget", "host_target", "processor_target"),
-        "plan": (
-            "ArenaPool",
-            "BindError",
-            "CompiledProgram",
-            "RedzoneError",
-        ),
-        "programs": ("bind_program", "compiled_from_json", "compiled_to_json"),
+        "launch_plan": ("CompiledProgram",),
+        "passes": ("FusionRecord",),
+        "runtime": ("ArenaPool", "BindError", "RedzoneError"),
+        "targets.cpu": ("CpuTarget", "host_target", "processor_target"),
+        "runtime.programs": ("bind_program", "compiled_from_json", "compiled_to_json"),
         "report": ("LoweringReport",),
-        "schedule": (
-            "FusionRecord",
-            "schedule_program",
-        ),
+        "loop_passes": ("schedule_program",),
     }.items()
     for name in names
 }

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-__all__ = ["InputMismatchError", "LoweringError", "UnknownPassError", "UnsupportedGraphError"]
+__all__ = [
+    "CodegenError",
+    "IRError",
+    "IRSyntaxError",
+    "InputMismatchError",
+    "LoweringError",
+    "UnknownPassError",
+    "UnsupportedGraphError",
+]
 
 
 class LoweringError(Exception):
@@ -34,3 +42,20 @@ class InputMismatchError(LoweringError):
 
 class UnknownPassError(ValueError):
     """A pass was to be left out that does not exist."""
+
+
+class CodegenError(ValueError):
+    """A program that no code can be generated for. The message names the step and the reason."""
+
+
+class IRError(ValueError):
+    """The IR breaks one of its rules. The message names the program part and the rule."""
+
+
+class IRSyntaxError(IRError):
+    """IR text that does not parse. ``line`` and ``column`` count from 1."""
+
+    def __init__(self, message: str, line: int, column: int) -> None:
+        super().__init__(f"line {line}, column {column}: {message}")
+        self.line = line
+        self.column = column

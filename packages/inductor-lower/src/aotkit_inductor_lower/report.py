@@ -10,9 +10,9 @@ import torch
 from torch.fx import GraphModule, Node
 
 from .ir import ExternCall, LoopNest, Program
-from .lowering.library import is_creation, is_view, library_reason
-from .redo import GUARDED
-from .schedule import FusionRecord
+from .ops.aten import is_creation, is_view, library_reason
+from .ops.fixups import GUARDED
+from .passes import FusionRecord
 
 __all__ = ["ExternCount", "FusionGroup", "LoweringReport", "make_report", "merge_reports"]
 

@@ -14,10 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..redo import GUARDED
+from ..errors import IRError
+from ..ops.dtypes import FLOAT8_NAMES, dtype_from_torch_name, to_torch_dtype
+from ..ops.fixups import GUARDED
+from ..ops.scalar import OP_TABLE, REDUCE_TABLE, TypeRule
 from ..symbolic import Expr, Symbol, SymbolKind
-from .dtypes import FLOAT8_NAMES, dtype_from_torch_name, to_torch_dtype
-from .errors import IRError
 from .grid import evaluate_on_grid, index_grid
 from .nodes import (
     Alias,
@@ -39,7 +40,6 @@ from .nodes import (
     Store,
     SymInput,
 )
-from .op_table import OP_TABLE, REDUCE_TABLE, TypeRule
 
 __all__ = ["interpret_nest", "interpret_program"]
 

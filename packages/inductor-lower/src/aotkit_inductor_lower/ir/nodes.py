@@ -33,7 +33,7 @@ Note [The loop IR in one page]
     * Reductions without ranges do not exist; a reduce over an empty range gives the kind's identity.
     * Indirect addressing: an index expression may hold a VALUE symbol naming an i64 value of the body. Such a
       value first passes :class:`CheckIndex`, which wraps negatives and reports out-of-range as eager does.
-    * All arithmetic has eager's semantics; each op's row in ``op_table`` states domain and edge values.
+    * All arithmetic has eager's semantics; each op's row in :mod:`..ops.scalar` states domain and edge values.
 
 Note [NaN literals compare equal]
     IR is compared by value, in tests and as a cache key, and nan != nan. Literals holding a nan hold the one object

@@ -7,9 +7,9 @@ import math
 import re
 from dataclasses import replace
 
+from ..errors import IRSyntaxError
 from ..symbolic import Expr
 from ..symbolic.text import ScanError, Scanner, scan_expr
-from .errors import IRSyntaxError
 from .nodes import (
     STORE_MODES,
     Alias,

@@ -34,8 +34,8 @@ import json
 import re
 from collections.abc import Callable, Iterable
 
+from ..errors import IRError
 from ..symbolic import Expr
-from .errors import IRError
 from .nodes import (
     STORE_MODES,
     Alias,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
+from ..errors import IRError
 from ..symbolic import Expr, SymbolKind
-from .errors import IRError
 from .nodes import (
     Alias,
     Arg,

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 
+from ..errors import IRError
+from ..ops.dtypes import dtype_from_torch_name, int_bounds, is_float
+from ..ops.scalar import check_op_types, reduce_dtype
 from ..symbolic import Expr, Ranges, Symbol, SymbolKind, prove_lt, prove_nonnegative, simplify
-from .dtypes import dtype_from_torch_name, int_bounds, is_float
-from .errors import IRError
 from .grid import evaluate_on_grid, index_grid
+from .independence import check_outer_independence
 from .nodes import (
     STORE_MODES,
     Buffer,
@@ -26,9 +28,7 @@ from .nodes import (
     Stage,
     Store,
 )
-from .op_table import check_op_types, reduce_dtype
 from .print import print_instr
-from .verify_order import check_outer_independence
 
 __all__ = ["verify_nest_against"]
 

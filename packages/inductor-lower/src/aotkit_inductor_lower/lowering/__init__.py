@@ -1,6 +1,6 @@
 """From FX graphs to the loop IR: one rule per ATen op, one file per family of ops."""
 
-from .driver import RULES, lower_graph
+from .graph import RULES, lower_graph
 from .registry import Decline, RuleTable
 
 __all__ = ["RULES", "Decline", "RuleTable", "lower_graph"]

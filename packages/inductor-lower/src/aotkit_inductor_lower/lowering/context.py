@@ -11,7 +11,7 @@ from torch.fx import Node
 
 from ..errors import UnsupportedGraphError
 from ..ir import Alias, Buffer, BufferKind, DType, LoopNest, Origin, Step, Store
-from ..ir.dtypes import ATOMIC, dtype_from_torch_name, from_torch_dtype
+from ..ops.dtypes import ATOMIC, dtype_from_torch_name, from_torch_dtype
 from ..symbolic import Expr, SymbolKind, to_expr
 from .nest_builder import NestBuilder, Value
 from .promotion import compute_dtype, promote

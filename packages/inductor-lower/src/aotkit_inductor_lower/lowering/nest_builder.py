@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from ..errors import IRError
 from ..ir import (
     CheckIndex,
     Compute,
@@ -22,9 +23,8 @@ from ..ir import (
     Stage,
     Store,
 )
-from ..ir.dtypes import is_float, is_half
-from ..ir.errors import IRError
-from ..ir.op_table import result_dtype
+from ..ops.dtypes import is_float, is_half
+from ..ops.scalar import result_dtype
 from ..symbolic import Expr, SymbolKind, sym, to_expr
 from .promotion import ir_dtype
 from .registry import Decline

@@ -9,7 +9,7 @@ import torch
 from torch.fx import Node
 
 from ..ir import DType
-from ..ir.op_table import OP_TABLE
+from ..ops.scalar import OP_TABLE
 from . import activations
 from .context import LoweringContext
 from .nest_builder import NestBuilder, Value

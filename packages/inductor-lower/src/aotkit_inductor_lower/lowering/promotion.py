@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import torch
 
 from ..ir import DType
-from ..ir.dtypes import from_torch_dtype
+from ..ops.dtypes import from_torch_dtype
 from ..symbolic import Expr
 from .registry import Decline
 from .values import FloatExpr, View

@@ -18,7 +18,7 @@ import torch
 from torch.fx import Node
 
 from ..ir import Arg, DType, ExternCall, Literal
-from ..redo import GUARDED
+from ..ops.fixups import GUARDED
 from ..symbolic import to_expr
 from .context import LoweringContext, NodeValue
 from .nest_builder import NestBuilder, Value

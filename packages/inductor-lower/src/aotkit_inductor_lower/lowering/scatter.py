@@ -14,10 +14,10 @@ import torch
 from torch.fx import Node
 
 from ..ir import DType
+from ..ops.aten import is_creation
 from ..symbolic import Expr, product, reshape_indices, to_expr
 from .context import LoweringContext
 from .indexing import index_layout, no_negative
-from .library import is_creation
 from .nest_builder import NestBuilder, Value, broadcast_index
 from .promotion import compute_dtype, ir_dtype, refuse_overflow
 from .registry import Decline, RuleTable, aten

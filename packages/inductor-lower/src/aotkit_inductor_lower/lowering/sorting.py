@@ -22,8 +22,8 @@ import torch
 from torch.fx import Node
 
 from ..ir import BufferRef, DType, ExternCall, Literal
-from ..ir.dtypes import is_float
-from ..redo import REDO_ROWS
+from ..ops.dtypes import is_float
+from ..ops.fixups import REDO_ROWS
 from ..symbolic import Expr, to_expr
 from .context import LoweringContext, NodeValue
 from .nest_builder import NestBuilder, Value

@@ -1,0 +1,1 @@
+"""Questions about the loop IR, asked by several passes."""

@@ -1,0 +1,175 @@
+"""Who reads and writes which memory, and what must come before what.
+
+Aliases share memory: accesses are recorded per root, the buffer that owns it. Steps on roots that something
+overwrites keep their program order; everything else is ordered by data alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ..ir import Alias, Arg, Buffer, BufferKind, BufferRef, ExternCall, LoopNest, Program, Step, Store
+from ..lowering.random import is_random
+from ..symbolic import Expr, SymbolKind, to_expr
+from .nests import has_calls, instructions, ranges_of
+
+__all__ = ["Dependencies", "buffer_args", "memory_roots"]
+
+
+def buffer_args(args: Iterable[Arg]) -> Iterator[str]:
+    """Buffers named in the arguments of an extern call."""
+    for arg in args:
+        if isinstance(arg, BufferRef):
+            yield arg.name
+        elif isinstance(arg, tuple):
+            yield from buffer_args(arg)
+
+
+def step_reads(step: Step) -> tuple[str, ...]:
+    """Buffers a step reads."""
+    if isinstance(step, LoopNest):
+        return tuple(dict.fromkeys((*step.reads, *step.combines))) if step.combines else step.reads
+    if isinstance(step, Alias):
+        return (step.base,)
+    return tuple(dict.fromkeys((*buffer_args(step.args), *buffer_args(value for _, value in step.kwargs))))
+
+
+def step_writes(step: Step) -> tuple[str, ...]:
+    """Buffers a step writes."""
+    if isinstance(step, LoopNest):
+        return step.writes
+    if isinstance(step, Alias):
+        return (step.result,)
+    return tuple(dict.fromkeys((*(r for r in step.results if r is not None), *step.mutates)))
+
+
+@dataclass(slots=True)
+class Dependencies:
+    """Facts about a program's steps, by position.
+
+    ``before[k]``: positions that must run before step k. ``readers`` and ``writers`` by buffer name.
+    ``escapes``: buffers that extern calls, aliases or the caller see, so they must exist in memory.
+    ``unstable``: roots that are overwritten while the program runs (mutated inputs). ``parts``: buffers of which each
+    writer stores a part that lies beside the others', so their order does not matter.
+    """
+
+    root: dict[str, str]
+    before: list[set[int]]
+    readers: dict[str, list[int]]
+    writers: dict[str, list[int]]
+    escapes: set[str]
+    unstable: set[str] = field(default_factory=set)
+    parts: frozenset[str] = frozenset()
+
+    @staticmethod
+    def of(program: Program) -> Dependencies:
+        """Analyze a program."""
+        root = memory_roots(program)
+        readers: dict[str, list[int]] = {}
+        writers: dict[str, list[int]] = {}
+        escapes = {out.name for out in program.outputs if isinstance(out, BufferRef)}
+        for position, step in enumerate(program.steps):
+            for name in step_reads(step):
+                readers.setdefault(name, []).append(position)
+                if not isinstance(step, LoopNest):
+                    escapes.add(name)
+            for name in step_writes(step):
+                writers.setdefault(name, []).append(position)
+        kinds = {b.name: b.kind for b in program.buffers}
+        unstable = _unstable(program.steps, root, kinds)
+        joined = [b for b in program.buffers if len(writers.get(b.name, ())) > 1 and root[b.name] not in unstable]
+        steps = program.steps
+        parts = frozenset(b.name for b in joined if side_by_side([steps[w] for w in writers[b.name]], b))
+        before = _order(steps, root, unstable, parts)
+        return Dependencies(root, before, readers, writers, escapes, unstable, parts)
+
+
+def memory_roots(program: Program) -> dict[str, str]:
+    """The buffer that owns the memory of each buffer."""
+    root = {b.name: b.name for b in program.buffers}
+    for step in program.steps:
+        if isinstance(step, Alias):
+            root[step.result] = root[step.base]
+    return root
+
+
+def _unstable(steps: Sequence[Step], root: Mapping[str, str], kinds: Mapping[str, BufferKind]) -> set[str]:
+    found: set[str] = set()
+    for step in steps:
+        if isinstance(step, ExternCall):
+            found.update(root[name] for name in step.mutates)
+        elif isinstance(step, LoopNest):
+            found.update(
+                root[name]
+                for name in step.writes
+                if root[name] != name or kinds[name] in (BufferKind.INPUT, BufferKind.CONSTANT)
+            )
+    return found
+
+
+def side_by_side(writers: Sequence[Step], buffer: Buffer) -> bool:
+    """Whether nests each store one range of a dimension of a buffer, where the one before ends the next one begins."""
+    candidates = set(range(len(buffer.sizes)))
+    ends: list[Expr] = []
+    for writer in writers:
+        if not isinstance(writer, LoopNest) or buffer.name in (*writer.reads, *writer.combines):
+            return False
+        stores = [i for i in instructions(writer) if isinstance(i, Store) and i.buffer == buffer.name]
+        extents = _extents(stores[0], writer) if len(stores) == 1 else None
+        if extents is None:
+            return False
+        if ends:
+            candidates = {dim for dim in candidates if extents[dim][0] == ends[dim]}
+        ends = [end for _, end in extents]
+    return bool(candidates)
+
+
+def _extents(store: Store, nest: LoopNest) -> list[tuple[Expr, Expr]] | None:
+    """For each dimension the first place stored and the one past the last, where the places are plain sums."""
+    sizes = ranges_of(nest).sizes
+    first = dict.fromkeys(sizes, to_expr(0))
+    last = {symbol: size - 1 for symbol, size in sizes.items()}
+    found = []
+    for index in store.indices:
+        loops = [s for s in index.symbols if s in sizes]
+        slopes = [index.coefficient(s) for s in loops]
+        plain = all(slope is not None and (slope.constant or 0) > 0 for slope in slopes)
+        if not plain or has_calls(index) or any(s.kind is SymbolKind.VALUE for s in index.symbols):
+            return None
+        found.append((index.substitute(first), index.substitute(last) + 1))
+    return found
+
+
+def _order(steps: Sequence[Step], root: Mapping[str, str], unstable: set[str], parts: frozenset[str]) -> list[set[int]]:
+    before: list[set[int]] = []
+    last_writers: dict[str, list[int]] = {}
+    readers_since: dict[str, list[int]] = {}
+    alias_steps: dict[str, int] = {}
+    last_random: int | None = None
+    for position, step in enumerate(steps):
+        read, written = step_reads(step), step_writes(step)
+        needs = {alias_steps[name] for name in (*read, *written) if name in alias_steps}
+        reads = {root[name] for name in read}
+        writes = {root[name] for name in written} if not isinstance(step, Alias) else set()
+        for name in reads | (writes - parts):
+            needs.update(last_writers.get(name, ()))
+        for name in writes & unstable:
+            needs.update(readers_since.get(name, ()))
+        if isinstance(step, ExternCall) and is_random(step.target):
+            if last_random is not None:
+                needs.add(last_random)
+            last_random = position
+        needs.discard(position)
+        before.append(needs)
+        if isinstance(step, Alias):
+            alias_steps[step.result] = position
+        for name in writes:
+            if name in unstable:
+                last_writers[name] = [position]
+                readers_since[name] = []
+            else:
+                last_writers.setdefault(name, []).append(position)
+        for name in reads & unstable:
+            readers_since.setdefault(name, []).append(position)
+    return before

@@ -1,0 +1,249 @@
+"""The whole way from a graph to a callable, as one flat list of stages."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch.fx import GraphModule
+from torch.fx.passes.fake_tensor_prop import FakeTensorProp
+
+from .__about__ import __version__
+from .graph_partition import PiecewiseGraph, compile_pieces, needs_pieces
+from .graph_passes import run_fx_passes
+from .graph_passes.call_custom_writers import call_custom_writers, has_custom_writers, has_user_kernels, launch_in_place
+from .ir import Program
+from .ir.parse import parse_program
+from .ir.print import print_program
+from .ir.verify import verify_program
+from .launch_plan import CompiledProgram, compiled_from_json, compiled_to_json
+from .loop_passes import choose_library_calls, schedule_program, split_reductions
+from .lowering import lower_graph
+from .memory.build_plan import generate
+from .options import LowerOptions
+from .passes import FusionRecord
+from .report import LoweringReport, make_report
+from .runtime import ArenaPool, BoundProgram, bind
+from .runtime.input_checks import input_check
+from .targets.cpu import host_target, processor_target
+from .targets.select import kernel_device
+
+if TYPE_CHECKING:
+    from .targets.triton import DeviceGraph
+
+__all__ = ["CompiledGraph", "ObjectStore", "Observer", "compile_graph"]
+
+
+class Observer(Protocol):
+    """Told about stages and their products; what it does with them is its own business."""
+
+    def stage(self, name: str) -> AbstractContextManager[object]:
+        """Around one stage."""
+
+    def dump(self, name: str, kind: str, text: Callable[[], str]) -> None:
+        """A product (``kind`` graphs, ir or kernels); ``text`` makes its text if it is wanted."""
+
+
+class ObjectStore(Protocol):
+    """Keeps compiled programs by digest."""
+
+    def get(self, digest: str) -> bytes | None:
+        """What was put, or ``None``."""
+
+    def put(self, digest: str, data: bytes) -> None:
+        """Keep."""
+
+
+class CompiledGraph:
+    """A compiled graph in the boxed convention: takes one list, empties it, returns a list.
+
+    ``checked``: a call raises :class:`~.errors.InputMismatchError` for tensors that it was not compiled for.
+
+    ``compiled`` is the whole result as data, which with the tensors of ``constants`` can be bound again
+    (:func:`.bind_program`); ``program`` is the scheduled loop IR, ``records`` every fusion decision.
+    """
+
+    _boxed_call = True
+
+    def __init__(
+        self,
+        bound: BoundProgram,
+        constants: Mapping[str, torch.Tensor],
+        program: Program,
+        records: Sequence[FusionRecord],
+        report: LoweringReport,
+        checked: bool = False,
+    ) -> None:
+        self.compiled: CompiledProgram = bound.compiled
+        self.constants = constants
+        self.program = program
+        self.records = tuple(records)
+        self._bound = bound
+        self._check = input_check(bound.compiled) if checked else None
+        self._report = report
+
+    def __call__(self, args: list[Any]) -> list[Any]:
+        if self._check is not None:
+            self._check(args)
+        return self._bound(args)
+
+    def report(self) -> LoweringReport:
+        """Kernels, fusion groups, ATen calls with reasons; ``str()`` of it is readable."""
+        return self._report
+
+
+def compile_graph(
+    gm: GraphModule,
+    example_inputs: Sequence[Any] | None = None,
+    *,
+    options: LowerOptions | None = None,
+    observer: Observer | None = None,
+    object_store: ObjectStore | None = None,
+    arenas: ArenaPool | None = None,
+) -> CompiledGraph | DeviceGraph | PiecewiseGraph:
+    """Compile a functional ATen graph, in one piece if it can be (see :mod:`.graph_partition`): for the CPU, or with
+    Triton for the CUDA device that (most of) its tensors are on.
+
+    Nodes need fake values in ``meta["val"]``, as ``make_fx`` leaves them; where they lack, they are computed from
+    ``example_inputs``. Graphs that never run at once may share the memory of their temporaries: ``arenas``. Works as
+    ``fw_compiler`` of torch's ``aot_function``. Raises
+    :class:`~.errors.UnsupportedGraphError` for what can be neither generated nor called.
+    """
+    options, arenas = options or LowerOptions(), arenas or ArenaPool()
+    graph = with_fake_values(gm, example_inputs)
+    if has_custom_writers(graph):
+        graph = call_custom_writers(run_fx_passes(graph, options))
+    if has_user_kernels(graph):
+        graph = launch_in_place(graph)
+    if not needs_pieces(graph):
+        if options.processor == "triton-interpreter" or kernel_device(graph).type == "cuda":
+            from .targets.triton import compile_device_graph
+
+            return compile_device_graph(graph, options=options, observer=observer, object_store=object_store)
+        return _compile_whole(graph, options, observer, object_store, arenas)
+
+    def compile_one(piece: GraphModule) -> CompiledGraph | DeviceGraph | PiecewiseGraph:
+        return compile_graph(piece, options=options, observer=observer, object_store=object_store, arenas=arenas)
+
+    return compile_pieces(graph, compile_one)
+
+
+def _compile_whole(
+    gm: GraphModule,
+    options: LowerOptions,
+    observer: Observer | None,
+    object_store: ObjectStore | None,
+    arenas: ArenaPool,
+) -> CompiledGraph:
+    with stage(observer, "fx-passes"):
+        graph = run_fx_passes(gm, options)
+    with stage(observer, "lowering"):
+        lowered = _checked(lower_graph(graph, options), options)
+    _dump(observer, "lowered", "ir", lowered)
+    with stage(observer, "schedule"):
+        scheduled, records = schedule_program(lowered, options)
+        scheduled, records = split_reductions(scheduled, records)
+        scheduled = _checked(choose_library_calls(scheduled, host_target().cpu), options)
+    _dump(observer, "scheduled", "ir", scheduled)
+    with stage(observer, "codegen"):
+        compiled = _generate(scheduled, options, observer, object_store)
+    with stage(observer, "bind"):
+        constants = graph_constants(graph)
+        bound = bind(compiled, constants, arenas, redzones=options.redzones)
+    report = make_report(graph, lowered, scheduled, records)
+    return CompiledGraph(bound, constants, scheduled, records, report, options.check_inputs)
+
+
+def with_fake_values(gm: GraphModule, example_inputs: Sequence[Any] | None) -> GraphModule:
+    """The graph with a fake value on every tensor node. Raises ``ValueError`` if nothing gives them."""
+    missing = (node for node in gm.graph.nodes if "val" not in node.meta and node.op not in ("output", "get_attr"))
+    if not any(node.users and not isinstance(node.target, type) for node in missing):
+        return gm
+    if example_inputs is None:
+        raise ValueError("the graph's nodes have no fake values; pass example_inputs, or trace it with make_fx")
+    inputs = [node.meta.get("val", value) for node, value in zip(_placeholders(gm), example_inputs, strict=True)]
+    FakeTensorProp(gm).propagate(*inputs)
+    return gm
+
+
+def _placeholders(gm: GraphModule) -> list[torch.fx.Node]:
+    return [node for node in gm.graph.nodes if node.op == "placeholder"]
+
+
+def graph_constants(gm: GraphModule) -> dict[str, torch.Tensor]:
+    """The tensors of the graph's attributes, by the names of their buffers."""
+    constants: dict[str, torch.Tensor] = {}
+    for node in gm.graph.nodes:
+        if node.op == "get_attr":
+            value: Any = gm
+            for part in str(node.target).split("."):
+                value = getattr(value, part)
+            constants[node.name] = value
+    return constants
+
+
+def _checked(program: Program, options: LowerOptions) -> Program:
+    """With ``verify``: checked, and read back from its own text."""
+    if not options.verify:
+        return program
+    verify_program(program)
+    reread = parse_program(print_program(program))
+    if reread != program:
+        raise AssertionError(f"program {program.name} changed when it was printed and read back")
+    return reread
+
+
+def _generate(
+    program: Program, options: LowerOptions, observer: Observer | None, store: ObjectStore | None
+) -> CompiledProgram:
+    assert options.processor != "triton-interpreter"
+    target = processor_target(options.processor)
+    digest = ""
+    if store is not None:
+        text = f"{generator_digest()}\n{torch.__version__}\n{target}\n{print_program(program)}"
+        digest = hashlib.sha256(text.encode()).hexdigest()
+        found = store.get(digest)
+        if found is not None:
+            return compiled_from_json(found.decode())
+    around_llvm = stage(observer, "llvm")
+    compiled = generate(program, target, keep_text=observer is not None, around_llvm=around_llvm)
+    if observer is not None:
+        observer.dump(program.name, "kernels", lambda: compiled.llvm_text)
+    if options.verify:
+        compiled = compiled_from_json(compiled_to_json(compiled))
+    if store is not None:
+        store.put(digest, compiled_to_json(replace(compiled, llvm_text="")).encode())
+    return compiled
+
+
+@cache
+def generator_digest() -> str:
+    """Digest of this package's own sources, so that no object outlives the code that generated it.
+
+    A version number would do for releases; in a checkout it would serve yesterday's bug today.
+    """
+    sources = hashlib.sha256(__version__.encode())
+    for path in sorted(Path(__file__).parent.rglob("*.py")):
+        sources.update(path.read_bytes())
+    return sources.hexdigest()
+
+
+def _dump(observer: Observer | None, name: str, kind: str, program: Program) -> None:
+    if observer is not None:
+        observer.dump(name, kind, lambda: print_program(program))
+
+
+@contextmanager
+def stage(observer: Observer | None, name: str) -> Iterator[None]:
+    """Tell the observer, if there is one, about a stage."""
+    if observer is None:
+        yield
+        return
+    with observer.stage(name):
+        yield

@@ -1,0 +1,211 @@
+"""Pass: custom operators that write to their arguments, and Triton kernels of the user's, are called as they are.
+
+Capture makes ``op(x)``, which writes to ``x``, a higher-order call that is given ``x`` and returns its new value; what
+runs it copies ``x`` first. Before that call. After the operator itself, on a copy of ``x`` where the old value is still
+wanted, else on ``x``. An input is written to where nothing but the copy back into it comes after that.
+
+Calls of operators with sizes that are not known stay, and so do values with gaps, of which no copy has the layout. A
+call of a kernel is replaced if no old value of what it writes to is wanted.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._higher_order_ops.auto_functionalize import auto_functionalized, auto_functionalized_v2
+from torch._subclasses import FakeTensor
+from torch.fx import Graph, GraphModule, Node
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from ..ops.aten import is_view
+from .node_facts import escaping_nodes, same_number, same_tensor_type
+from .replace import replace_node
+
+__all__ = ["call_custom_writers", "has_custom_writers", "has_user_kernels", "launch_in_place"]
+
+aten = torch.ops.aten
+_WRAPPERS = (auto_functionalized, auto_functionalized_v2)
+
+
+def has_custom_writers(gm: GraphModule) -> bool:
+    """Whether the graph holds such calls. Looks at targets only."""
+    return any(node.target in _WRAPPERS for node in gm.graph.nodes)
+
+
+def call_custom_writers(gm: GraphModule) -> GraphModule:
+    """A new graph with as many of the calls as can be replaced by the operators themselves."""
+    graph = _copy(gm)
+    for node in list(graph.nodes):
+        if node.target in _WRAPPERS and _is_known(node):
+            _replace(graph, node)
+    graph.lint()
+    return GraphModule(gm, graph)
+
+
+def has_user_kernels(gm: GraphModule) -> bool:
+    """Whether the graph holds calls of Triton kernels that copy what the kernels write to."""
+    return any(_is_kernel(node) for node in gm.graph.nodes)
+
+
+def launch_in_place(gm: GraphModule) -> GraphModule:
+    """A new graph in which kernels write to what they are given, where nobody wants its old values."""
+    graph = _copy(gm)
+    for node in list(graph.nodes):
+        if _is_kernel(node):
+            _launch(graph, node)
+    _erase_copies_to_itself(graph)
+    graph.lint()
+    return GraphModule(gm, graph)
+
+
+def _copy(gm: GraphModule) -> Graph:
+    graph = Graph()
+    returned = graph.graph_copy(gm.graph, {})
+    source = next(iter(gm.graph.find_nodes(op="output")))
+    graph.output(returned).meta.update(source.meta)
+    return graph
+
+
+def _is_kernel(node: Node) -> bool:
+    target = node.target
+    return isinstance(target, torch._ops.HigherOrderOperator) and target.name() == "triton_kernel_wrapper_functional"
+
+
+def _launch(graph: Graph, node: Node) -> None:
+    settings = dict(node.kwargs)
+    names: Any = settings.pop("tensors_to_clone")
+    given: Any = settings["kwargs"]
+    written = [given[name] for name in names]
+    place = {other: number for number, other in enumerate(graph.nodes)}
+    escaping = escaping_nodes(graph)
+    results = {user: given[user.args[1]] for user in node.users}
+    if not all(_dies(base, node, place, escaping, written) for base in written):
+        return
+    if not all(_lies_alike(user, base) for user, base in results.items()):
+        return
+    with graph.inserting_before(node):
+        launch = graph.call_function(torch.ops.higher_order.triton_kernel_wrapper_mutation, (), settings)
+    launch.meta = {key: value for key, value in node.meta.items() if key != "val"}
+    for user, base in results.items():
+        user.replace_all_uses_with(base)
+        graph.erase_node(user)
+    graph.erase_node(node)
+
+
+def _lies_alike(a: Node, b: Node) -> bool:
+    x, y = a.meta["val"], b.meta["val"]
+    return same_tensor_type(a, b) and same_number(x.storage_offset(), y.storage_offset())
+
+
+def _erase_copies_to_itself(graph: Graph) -> None:
+    for copy in graph.find_nodes(op="call_function", target=aten.copy_.default):
+        if copy.args[0] is copy.args[1]:
+            copy.replace_all_uses_with(copy.args[0])
+            graph.erase_node(copy)
+
+
+def _is_known(node: Node) -> bool:
+    """Whether the operator takes plain arguments, all sizes are known, and what it writes to has no gaps."""
+    if not isinstance(node.args[0], torch._ops.OpOverload):
+        return False
+    values = [used.meta.get("val") for used in node.all_input_nodes]
+    if not values or not all(isinstance(value, FakeTensor) and _is_static(value) for value in values):
+        return False
+    bases = [base.meta["val"] for base in _written(node)[0] if base is not None]
+    return all(aten.is_non_overlapping_and_dense.default(b) and b.storage_offset() == 0 for b in bases)
+
+
+def _is_static(value: torch.Tensor) -> bool:
+    if value.layout is not torch.strided:
+        return False
+    return all(isinstance(number, int) for number in (*value.shape, *value.stride(), value.storage_offset()))
+
+
+def _replace(graph: Graph, node: Node) -> None:
+    written, name = _written(node)
+    place = {other: number for number, other in enumerate(graph.nodes)}
+    escaping = escaping_nodes(graph)
+    kept = [base for base in written if base is not None and not _dies(base, node, place, escaping, written)]
+    copies: dict[Node, Node] = {}
+    for base in kept:
+        with graph.inserting_before(node):
+            copy = graph.call_function(aten.clone.default, (base,), {"memory_format": torch.preserve_format})
+        copy.meta = {key: value for key, value in base.meta.items() if key != "tensor_meta"}
+        copies[base] = copy
+    results = _call(graph, node, name, copies)
+    for user in list(node.users):
+        value = results[user.args[1]]  # type: ignore[index]
+        if value is not None:
+            replace_node(user, value)
+        graph.erase_node(user)
+    graph.erase_node(node)
+    _erase_copies_to_itself(graph)
+
+
+def _written(node: Node) -> tuple[list[Node | None], str]:
+    """The tensors whose new values the call returns, and which of its arguments say how many stay as they are."""
+    if node.target is auto_functionalized_v2:
+        return list(node.kwargs["_all_bases"]), "_only_clone_these_bases"  # type: ignore[arg-type]
+    op: Any = node.args[0]
+    names = [a.name for a in op._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+    found: list[Node | None] = []
+    for name in names:
+        value = node.kwargs.get(name)
+        found += list(value) if isinstance(value, list | tuple) else [value]  # type: ignore[arg-type, list-item]
+    return found, "_only_clone_these_tensors"
+
+
+def _dies(base: Node, call: Node, place: dict[Node, int], escaping: set[Node], written: list[Node | None]) -> bool:
+    """Whether nothing reads the old value after the call, and its memory belongs to this graph or is to be written."""
+    if written.count(base) > 1 or sum(base is used for used in _flat((call.args, call.kwargs))) > 1:
+        return False
+    family = [base]
+    for view in family:
+        family += [user for user in view.users if _is_view_call(user) and user is not call and user not in family]
+    later = {user for view in family for user in view.users if place[user] > place[call]}
+    if base.op == "placeholder":
+        back = {user for user in later if user.target is aten.copy_.default and user.args[0] is base}
+        results = {base, *(user for user in call.users)}
+        return bool(back) and later == back and escaping.isdisjoint(results)
+    target = base.target
+    fresh = isinstance(target, torch._ops.OpOverload) and target.namespace == "aten" and not is_view(base)
+    fresh = fresh or (target is operator.getitem and isinstance(base.args[0], Node) and _is_kernel(base.args[0]))
+    return fresh and not later
+
+
+def _flat(tree: Any) -> list[Node]:
+    found: list[Node] = []
+    torch.fx.map_arg(tree, found.append)
+    return found
+
+
+def _is_view_call(node: Node) -> bool:
+    return node.op == "call_function" and is_view(node)
+
+
+def _call(graph: Graph, node: Node, untouched: str, copies: dict[Node, Node]) -> list[Node | None]:
+    """The operator's call with views of what it writes to, traced by running the wrapper's own definition."""
+    given = list(dict.fromkeys(node.all_input_nodes))
+    nodes = [copies.get(used, used) for used in given]
+
+    def run(*values: Any) -> list[Any]:
+        env = dict(zip(given, values, strict=True))
+        kwargs = torch.fx.map_arg(node.kwargs, lambda used: env[used])
+        wrapper: Any = node.target
+        dense: Callable[..., Any] = wrapper.py_kernels[torch._C.DispatchKey.CompositeExplicitAutograd]
+        return list(dense(node.args[0], **{untouched: ()}, **kwargs))
+
+    fake = [used.meta["val"] for used in given]
+    with torch.no_grad(), fake[0].fake_mode:
+        traced = make_fx(run)(*fake)
+    env = dict(zip(traced.graph.find_nodes(op="placeholder"), nodes, strict=True))
+    with graph.inserting_before(node):
+        for inner in traced.graph.nodes:
+            if inner.op == "call_function":
+                env[inner] = graph.node_copy(inner, lambda used: env[used])
+                env[inner].meta = {**{k: v for k, v in node.meta.items() if k != "val"}, **inner.meta}
+    (output,) = traced.graph.find_nodes(op="output")
+    return [env[result] if isinstance(result, Node) else None for result in output.args[0]]

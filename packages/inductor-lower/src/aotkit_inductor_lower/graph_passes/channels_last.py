@@ -1,0 +1,220 @@
+"""Pass: convolutions read and write images with their channels together.
+
+Before ``convolution(x, w)`` of contiguous tensors. After ``convolution(clone(x, channels_last), clone(w,
+channels_last))``; elementwise ops, norms and pooling follow the layout of what they read, and what leaves the graph, or
+goes into an op that might look at strides, gets the layout that it had. oneDNN, which runs the convolutions, otherwise
+reorders around each of them. Requires float32 images on the CPU, and that few images need a copy (``_MOST_COPIED``).
+
+Note [Layouts as a plan]
+    The strides of what follows are those of ATen's own fake kernels, run again on the new arguments, or are known. They
+    are first computed for the whole graph, so that it stays as it is where the copies would cost more than they save.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch._subclasses import FakeTensor
+from torch.fx import Graph, Node, map_arg
+
+from ..ops.aten import is_view
+from .node_facts import before_writes, escaping_nodes
+
+__all__ = ["prefer_channels_last"]
+
+aten = torch.ops.aten
+_CONVOLUTION = aten.convolution.default
+_NORM = aten._native_batch_norm_legit_no_training.default
+_MOST_COPIED = 0.25  # copied bytes of images, as a share of what the convolutions read and write
+_NAMES = """
+    native_batch_norm _native_batch_norm_legit max_pool2d_with_indices avg_pool2d _adaptive_avg_pool2d mean sum amax cat
+    permute transpose unsqueeze squeeze slice select expand clone copy_ upsample_nearest2d upsample_bilinear2d
+    constant_pad_nd relu _native_batch_norm_legit_no_training convolution
+"""
+_FOLLOWS = frozenset(
+    getattr(packet, overload)
+    for packet in (getattr(aten, n) for n in _NAMES.split())
+    for overload in packet.overloads()
+)
+
+
+def prefer_channels_last(graph: Graph, fuel: int) -> int:
+    """Run the pass; 1 if the graph was changed."""
+    convolutions = [node for node in graph.nodes if node.target is _CONVOLUTION and _suits(node)]
+    if fuel < 1 or not convolutions or not torch.backends.mkldnn.is_available():
+        return 0
+    if not set(convolutions) <= set(before_writes(graph)):
+        return 0  # a copy must not be made of another value than was convolved
+    plan = _Plan(graph, frozenset(convolutions))
+    if not plan.make():
+        return 0
+    plan.apply()
+    return 1
+
+
+def _suits(node: Node) -> bool:
+    """Whether oneDNN runs this convolution, on images of more than one place, and gains by the layout.
+
+    Groups of several channels do not, so they only follow.
+    """
+    values: list[Any] = [arg.meta.get("val") for arg in node.args[:2] if isinstance(arg, Node)]
+    if not all(isinstance(v, torch.Tensor) and v.dim() == 4 and v.dtype is torch.float32 for v in values):
+        return False
+    image, transposed, groups = values[0], node.args[6], node.args[8]
+    if image.device.type != "cpu" or transposed or not (groups == 1 or values[1].shape[1] == 1):
+        return False
+    return not any(isinstance(size, int) and size == 1 for size in image.shape[2:])
+
+
+class _Plan:
+    """New fake values of nodes, and copies to be made: (source, memory format) -> nodes that read the copy."""
+
+    def __init__(self, graph: Graph, convolutions: frozenset[Node]) -> None:
+        self.graph = graph
+        self.convolutions = convolutions
+        self.values: dict[Node, Any] = {}
+        self.copies: dict[tuple[Node, torch.memory_format], list[Node]] = {}
+        first = next(iter(convolutions)).meta["val"]
+        self.mode = first.fake_mode if isinstance(first, FakeTensor) else None
+
+    def make(self) -> bool:
+        """Whether the new layout is possible and pays."""
+        if self.mode is None or any(_depends_on_data(node.meta.get("val")) for node in self.graph.nodes):
+            return False
+        env = self.mode.shape_env
+        with self.mode, nullcontext() if env is None else env.suppress_guards(), torch.no_grad():
+            possible = all(self._visit(node) for node in self.graph.nodes)
+        return possible and self._copied_bytes() <= _MOST_COPIED * self._convolved_bytes()
+
+    def _visit(self, node: Node) -> bool:
+        if node in self.convolutions:
+            for arg in dict.fromkeys(node.args[:2]):
+                assert isinstance(arg, Node)
+                self._in_format(arg, node)
+            self.values[node] = _like(node.meta["val"], torch.channels_last)
+            return True
+        changed = [arg for arg in node.all_input_nodes if arg in self.values]
+        if not changed:
+            return True
+        if node.op == "call_function" and (node.target in _FOLLOWS or _is_elementwise(node) or _is_getitem(node)):
+            self._run(node)
+            return True
+        if node.op == "output" and not self._own_memory(changed):
+            return False
+        return all(self._restore(arg, node) for arg in changed)
+
+    def _in_format(self, arg: Node, reader: Node) -> None:
+        if not self.values.get(arg, arg.meta["val"]).is_contiguous(memory_format=torch.channels_last):
+            self.copies.setdefault((arg, torch.channels_last), []).append(reader)
+
+    def _restore(self, arg: Node, reader: Node) -> bool:
+        old = arg.meta["val"]
+        if not isinstance(old, torch.Tensor) or not old.is_contiguous():
+            return False
+        self.copies.setdefault((arg, torch.contiguous_format), []).append(reader)
+        return True
+
+    def _run(self, node: Node) -> None:
+        def value(arg: Node) -> Any:
+            return self.values.get(arg, arg.meta.get("val"))
+
+        new = _of_same_layout(node, value)
+        if new is None:
+            assert callable(node.target)
+            new = node.target(*map_arg(node.args, value), **map_arg(node.kwargs, value))
+        if _strides(new) != _strides(node.meta["val"]):
+            self.values[node] = new
+
+    def _own_memory(self, returned: list[Node]) -> bool:
+        """Whether no two outputs share the memory of one of these: a copy for each would part them."""
+        escaping = escaping_nodes(self.graph)
+        views = (user for node in returned for user in node.users if user in escaping)
+        return not any(_is_view(node) for node in returned) and not any(_is_view(user) for user in views)
+
+    def _copied_bytes(self) -> int:
+        return sum(_numel(source) for (source, _) in self.copies if not _is_weight(source))
+
+    def _convolved_bytes(self) -> int:
+        return sum(_numel(node) + _numel(node.args[0]) for node in self.convolutions)
+
+    def apply(self) -> None:
+        """Change the graph."""
+        for node, value in self.values.items():
+            node.meta["val"] = value
+        for (source, memory_format), readers in self.copies.items():
+            with self.graph.inserting_before(readers[0]):
+                copy = self.graph.call_function(aten.clone.default, (source,), {"memory_format": memory_format})
+            copy.meta.update(source.meta)
+            assert self.mode is not None
+            with self.mode, torch.no_grad():
+                copy.meta["val"] = _like(source.meta["val"], memory_format)
+            for reader in readers:
+                reader.replace_input_with(source, copy)
+
+
+def _of_same_layout(node: Node, value: Callable[[Node], Any]) -> Any:
+    """What needs no fake kernel: elementwise ops on images laid out alike, norms, parts of tuples. Else None."""
+    old = node.meta["val"]
+    if _is_getitem(node):
+        return value(node.args[0])[node.args[1]]  # type: ignore[arg-type,index]
+    if node.target is _NORM:
+        image = value(node.args[0])  # type: ignore[arg-type]
+        return (_laid_out(old[0], image.stride()), *old[1:])
+    if not _is_elementwise(node) or not isinstance(old, torch.Tensor) or "memory_format" in node.kwargs:
+        return None
+    images = [value(arg) for arg in node.all_input_nodes]
+    if any(tuple(i.shape) != tuple(old.shape) or i.stride() != images[0].stride() for i in images):
+        return None
+    return _laid_out(old, images[0].stride())
+
+
+def _laid_out(value: torch.Tensor, strides: Sequence[Any]) -> torch.Tensor:
+    return torch.empty_strided(value.shape, strides, dtype=value.dtype, device=value.device)
+
+
+def _like(value: torch.Tensor, memory_format: torch.memory_format) -> torch.Tensor:
+    return torch.empty(value.shape, dtype=value.dtype, device=value.device, memory_format=memory_format)
+
+
+def _is_elementwise(node: Node) -> bool:
+    target = node.target
+    return isinstance(target, torch._ops.OpOverload) and (
+        torch.Tag.pointwise in target.tags and torch.Tag.nondeterministic_seeded not in target.tags
+    )
+
+
+def _is_getitem(node: Node) -> bool:
+    return getattr(node.target, "__name__", "") == "getitem"
+
+
+def _is_view(node: Node) -> bool:
+    return node.op == "call_function" and not _is_getitem(node) and is_view(node)
+
+
+def _is_weight(node: Node) -> bool:
+    """Whether it is the second argument of convolutions only: a weight, small beside what it is applied to."""
+    return all(user.target is _CONVOLUTION and user.args[0] is not node for user in node.users)
+
+
+def _strides(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return tuple(value.stride())
+    return tuple(map(_strides, value)) if isinstance(value, list | tuple) else None
+
+
+def _depends_on_data(value: Any) -> bool:
+    """Whether a size or a number has no known value, so that nothing can be asked about it."""
+    if isinstance(value, torch.Tensor):
+        return any(map(_depends_on_data, value.shape))
+    return isinstance(value, torch.SymInt) and not value.node.has_hint()
+
+
+def _numel(node: Any) -> int:
+    """Elements, with the hint of a dynamic size."""
+    count = 1
+    for size in node.meta["val"].shape:
+        count *= size if isinstance(size, int) else size.node.hint or 1
+    return count

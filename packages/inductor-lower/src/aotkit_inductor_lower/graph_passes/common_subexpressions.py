@@ -1,0 +1,77 @@
+"""Pass: equal calls become one.
+
+Before two nodes with the same op and arguments. After one. Requires that the op draws no random numbers and writes
+nothing, and that not both are memory of outputs.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.fx import Graph, Node
+
+from .node_facts import escaping_nodes, is_random
+from .replace import replace_node
+
+__all__ = ["merge_common_subexpressions"]
+
+
+def merge_common_subexpressions(graph: Graph, fuel: int) -> int:
+    """Run the pass; the number of nodes removed."""
+    escaping = escaping_nodes(graph)
+    first: dict[object, Node] = {}
+    removed = 0
+    written = _written_inputs(graph)
+    for node in list(graph.nodes):
+        if node.op != "call_function" or is_random(node) or removed >= fuel:
+            continue
+        if not written.isdisjoint(node.all_input_nodes) and _after_write(node):
+            continue
+        key = _key((node.target, node.args, tuple(sorted(node.kwargs.items()))))
+        if key is None:
+            continue
+        earlier = first.setdefault(key, node)
+        if earlier is node or (node in escaping and earlier in escaping):
+            continue
+        if not replace_node(node, earlier):
+            continue
+        graph.erase_node(node)
+        if node in escaping:
+            escaping.add(earlier)
+        removed += 1
+    return removed
+
+
+def _written_inputs(graph: Graph) -> set[Node]:
+    return {
+        node.args[0]
+        for node in graph.nodes
+        if node.target is torch.ops.aten.copy_.default and isinstance(node.args[0], Node)
+    }
+
+
+def _after_write(node: Node) -> bool:
+    """Whether an input that the node reads was overwritten before it."""
+    previous = node.prev
+    while previous.op != "root" and previous.op != "placeholder":
+        if previous.target is torch.ops.aten.copy_.default and previous.args[0] in node.all_input_nodes:
+            return True
+        previous = previous.prev
+    return False
+
+
+def _key(value: object) -> object | None:
+    """A hashable key in which 1, 1.0 and True differ, so do zeros by sign, and nan equals itself; or ``None``."""
+    if isinstance(value, Node):
+        return value
+    if isinstance(value, tuple | list):
+        parts = tuple(_key(item) for item in value)
+        return None if any(p is None for p in parts) else (type(value).__name__, parts)
+    if isinstance(value, slice):
+        return ("slice", _key((value.start, value.stop, value.step)))
+    if isinstance(value, torch.SymInt):
+        return ("symint", str(value))
+    try:
+        hash(value)
+    except TypeError:
+        return None
+    return (type(value).__name__, repr(value) if isinstance(value, float | complex) else value)

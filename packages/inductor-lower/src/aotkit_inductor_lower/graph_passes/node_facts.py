@@ -1,0 +1,99 @@
+"""What the graph passes ask about nodes."""
+
+from __future__ import annotations
+
+import torch
+from torch.fx import Graph, Node
+
+from ..ops.aten import is_view
+
+__all__ = [
+    "addresses_storage",
+    "before_writes",
+    "escaping_nodes",
+    "is_random",
+    "reads_storage",
+    "same_number",
+    "same_tensor_type",
+]
+
+
+def is_random(node: Node) -> bool:
+    """Whether the op draws random numbers or has another effect, so that each call counts."""
+    target = node.target
+    if not isinstance(target, torch._ops.OpOverload):
+        return isinstance(target, torch._ops.HigherOrderOperator)
+    return torch.Tag.nondeterministic_seeded in target.tags or target._schema.is_mutable
+
+
+def escaping_nodes(graph: Graph) -> set[Node]:
+    """Nodes whose memory an output of the graph is, directly or through views. Eager gives each its own memory, so
+    two of them must not become one."""
+    output = next(node for node in reversed(graph.nodes) if node.op == "output")
+    pending = list(output.all_input_nodes)
+    found: set[Node] = set()
+    while pending:
+        node = pending.pop()
+        if node in found:
+            continue
+        found.add(node)
+        if node.op == "call_function" and is_view(node):
+            pending.extend(node.all_input_nodes)
+    return found
+
+
+def before_writes(graph: Graph) -> list[Node]:
+    """The nodes before the first write to an input that nothing after it reads, not through a view either.
+
+    Only they may be replaced by values that are as they are now, but maybe not after that write; and only they may be
+    computed from such values later than they are. The write itself counts as before it.
+    """
+    nodes = list(graph.nodes)
+    first = next((k for k, node in enumerate(nodes) if _writes(node)), len(nodes))
+    read_late = set(nodes[first + 1 :])
+    if not read_late:
+        return nodes
+    kept: list[Node] = []
+    for node in reversed(nodes[:first]):
+        if read_late.isdisjoint(node.users):
+            kept.append(node)
+        elif node.op == "call_function" and is_view(node):
+            read_late.add(node)
+    return kept[::-1]
+
+
+def _writes(node: Node) -> bool:
+    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
+
+
+def reads_storage(graph: Graph) -> bool:
+    """Whether an op counts elements from the start of a storage, as ``as_strided`` does.
+
+    Then a tensor cannot be replaced by one of equal values.
+    """
+    return any(addresses_storage(target) for target in {node.target for node in graph.nodes})
+
+
+def addresses_storage(target: object) -> bool:
+    """Whether the op counts elements from the start of its argument's storage."""
+    if not isinstance(target, torch._ops.OpOverload):
+        return False
+    return any(argument.name == "storage_offset" for argument in target._schema.arguments)
+
+
+def same_tensor_type(a: Node, b: Node, *, strides: bool = True) -> bool:
+    """Whether two nodes have the same dtype, device, sizes and (unless left out) strides for sure."""
+    x, y = a.meta.get("val"), b.meta.get("val")
+    if not isinstance(x, torch.Tensor) or not isinstance(y, torch.Tensor):
+        return False
+    same = x.dtype == y.dtype and x.device == y.device and x.layout == y.layout and x.dim() == y.dim()
+    if not same or not all(same_number(p, q) for p, q in zip(x.shape, y.shape, strict=True)):
+        return False
+    return not strides or all(same_number(p, q) for p, q in zip(x.stride(), y.stride(), strict=True))
+
+
+def same_number(a: int | torch.SymInt, b: int | torch.SymInt) -> bool:
+    """Whether two sizes, strides or offsets are the same for sure."""
+    if isinstance(a, torch.SymInt) and isinstance(b, torch.SymInt):
+        return bool(a.node.expr == b.node.expr)
+    return type(a) is type(b) and a == b

@@ -1,0 +1,74 @@
+"""Pass: ops that give back what they got.
+
+Before ``clone(x)``, ``_to_copy(x)``, ``view(x)`` ... with the result's dtype, device, sizes and strides those of ``x``.
+After ``x``. Requires that the result is not an output: the caller gets memory of its own from a clone.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.fx import Graph
+
+from .node_facts import before_writes, escaping_nodes, reads_storage, same_tensor_type
+from .replace import replace_node
+
+__all__ = ["remove_noops"]
+
+aten = torch.ops.aten
+
+_COPIES = frozenset(
+    (
+        aten.clone.default,
+        aten._to_copy.default,
+        aten.contiguous.default,
+        aten.lift_fresh_copy.default,
+        torch.ops.prims.convert_element_type.default,
+    )
+)
+_VIEWS = frozenset(
+    (
+        aten.view.default,
+        aten._unsafe_view.default,
+        aten.reshape.default,
+        aten.expand.default,
+        aten.permute.default,
+        aten.slice.Tensor,
+        aten.detach.default,
+        aten.alias.default,
+    )
+)
+
+
+def remove_noops(graph: Graph, fuel: int) -> int:
+    """Run the pass; the number of nodes removed."""
+    escaping = escaping_nodes(graph)
+    candidates = _VIEWS if reads_storage(graph) else _VIEWS | _COPIES
+    removed = 0
+    for node in before_writes(graph):
+        if removed >= fuel:
+            break
+        if node.op != "call_function" or node.target not in candidates or node in escaping:
+            continue
+        source = node.args[0]
+        if not isinstance(source, torch.fx.Node) or not same_tensor_type(node, source):
+            continue
+        if node.target is aten.permute.default and not _is_identity(node.args[1]):
+            continue
+        if node.target is aten.slice.Tensor and not _whole(node, source):
+            continue
+        if not replace_node(node, source):
+            continue
+        graph.erase_node(node)
+        removed += 1
+    return removed
+
+
+def _is_identity(dims: Any) -> bool:
+    return list(dims) == list(range(len(dims)))
+
+
+def _whole(node: torch.fx.Node, source: torch.fx.Node) -> bool:
+    offset, base = node.meta["val"].storage_offset(), source.meta["val"].storage_offset()
+    return isinstance(offset, int) and isinstance(base, int) and offset == base

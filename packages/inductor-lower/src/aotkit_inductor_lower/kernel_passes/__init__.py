@@ -1,0 +1,1 @@
+"""Passes over the kernels of a program, for all targets."""

@@ -1,0 +1,347 @@
+"""Pass: what is joined (``cat``, ``stack``) is computed where it belongs, or where it is read.
+
+Note [Joined tensors]
+    Lowering stores each part into its place in the joined buffer, and by now what makes a part is computed in the nest
+    that stores it. That is right where the whole is needed in memory. Where kernels read it there are two others:
+
+    *split*: the only reader is pointwise and its result is needed in memory. Its loop is cut at the borders; each piece
+    computes what it reads of its own part. Nothing is stored but the result, nothing computed twice.
+
+    *masked*: the parts are cheap to make. One nest computes, for each element, the part that it is in, the loads of the
+    others masked off; it is computed where the reader reads, or fused with readers that walk over rows.
+
+    Otherwise the parts are stored. Each choice leaves a record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from ..analysis.dependencies import Dependencies
+from ..analysis.nests import body_size, has_division, heavy_count, instructions, iteration_count
+from ..ir import (
+    Buffer,
+    BufferKind,
+    Compute,
+    DType,
+    IndexValue,
+    Instr,
+    Load,
+    LoopNest,
+    Program,
+    Range,
+    Reduce,
+    Step,
+    Store,
+)
+from ..ops.dtypes import dtype_from_torch_name
+from ..options import LowerOptions
+from ..passes import FusionRecord
+from ..symbolic import Expr, Symbol, SymbolKind, to_expr
+from .inline_producers import FREE, expand, join_origins
+from .writer import Inlinable, NestWriter, under_mask
+
+__all__ = ["place_joins"]
+
+MOST_MASKED = 8
+_SHORTEST_RUN = 32  # elements of a part that follow each other; shorter ones are not worth loops of their own,
+_SHORTEST_WHOLE = 256  # and if the whole is shorter, picking the part costs less
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A nest that stores ``size`` entries of the joined dimension from ``start`` on. ``symbols``: its loop for each
+    dimension of the joined buffer."""
+
+    position: int
+    nest: LoopNest
+    start: Expr
+    size: Expr
+    symbols: tuple[Symbol | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Join:
+    """A buffer of which several nests each store a part along ``dim``, together all of it."""
+
+    buffer: Buffer
+    dim: int
+    parts: tuple[_Part, ...]
+
+
+def _join(buffer: Buffer, positions: Sequence[int], steps: Sequence[Step | None]) -> _Join | None:
+    parts: list[_Part] = []
+    dims: set[int] = set()
+    end = to_expr(0)
+    for position in positions:
+        step = steps[position]
+        found = _part(position, step, buffer) if isinstance(step, LoopNest) else None
+        if found is None or found[1].start != end:
+            return None
+        dims.add(found[0])
+        parts.append(found[1])
+        end = end + found[1].size
+    (dim,) = dims if len(dims) == 1 else (-1,)
+    return _Join(buffer, dim, tuple(parts)) if dim >= 0 and end == buffer.sizes[dim] else None
+
+
+def _part(position: int, nest: LoopNest, buffer: Buffer) -> tuple[int, _Part] | None:
+    """(joined dimension, part) of a pointwise nest with one store into a range of one dimension of the buffer."""
+    stores = [i for i in instructions(nest) if isinstance(i, Store)]
+    if not _pointwise(nest) or len(stores) != 1 or buffer.name in nest.reads:
+        return None
+    loops = {loop.symbol: loop.size for loop in nest.outer}
+    symbols: list[Symbol | None] = []
+    place: tuple[int, Expr, Expr] | None = None
+    for dim, (index, size) in enumerate(zip(stores[0].indices, buffer.sizes, strict=True)):
+        own = [s for s in index.symbols if s.kind is SymbolKind.INDEX]
+        if any(s.kind is SymbolKind.VALUE for s in index.symbols) or len(own) > 1:
+            return None
+        symbol = own[0] if own else None
+        extent = loops.pop(symbol.name, None) if symbol is not None else to_expr(1)
+        start = index - to_expr(symbol) if symbol is not None else index
+        if extent is None or not start.symbols.isdisjoint(own):
+            return None
+        symbols.append(symbol)
+        if start == 0 and extent == size:
+            continue
+        if place is not None:
+            return None
+        place = (dim, start, extent)
+    if place is None or loops:
+        return None
+    return place[0], _Part(position, nest, place[1], place[2], tuple(symbols))
+
+
+def _pointwise(nest: LoopNest) -> bool:
+    """Whether a nest is one stage without ranges whose stores are plain."""
+    return (
+        len(nest.stages) == 1
+        and not nest.stages[0].ranges
+        and all(i.mode == "set" and i.mask is None for i in nest.stages[0].body if isinstance(i, Store))
+        and not any(isinstance(i, Reduce) for i in nest.stages[0].body)
+    )
+
+
+def place_joins(program: Program, options: LowerOptions, records: list[FusionRecord]) -> Program:
+    """The program with each joined tensor stored, split or masked, see Note [Joined tensors]."""
+    deps = Dependencies.of(program)
+    joined = {name: at for name, at in deps.writers.items() if len(at) > 1}
+    buffers = {b.name: b for b in program.buffers} if joined else {}
+    steps: list[Step | None] = list(program.steps)
+    split: dict[int, list[LoopNest]] = {}
+    for name, writers in joined.items():
+        join = _join(buffers[name], writers, steps)
+        if join is None:
+            continue
+        readers = deps.readers.get(name, [])
+        names = ", ".join(program.steps[r].name for r in readers[:4]) or "the caller"
+        form, reason = "stored", _not_movable(join, deps)
+        if reason is None:
+            form, reason = _choose(join, readers, steps, deps, joined, options)
+        records.append(FusionRecord("join", name, names, form != "stored", reason or ""))
+        _apply(form, join, readers, steps, split, buffers)
+    done = [s for position, step in enumerate(steps) for s in split.get(position, [step])]
+    return replace(program, steps=_named_apart([s for s in done if s is not None]))
+
+
+def _named_apart(steps: Sequence[Step]) -> tuple[Step, ...]:
+    """The steps, kernels with names of their own."""
+    taken: set[str] = set()
+    renamed: list[Step] = []
+    for step in steps:
+        name, number = step.name, 0
+        while isinstance(step, LoopNest) and name in taken:
+            name, number = f"{step.name}_{number}", number + 1
+        taken.add(name)
+        renamed.append(step if name == step.name else replace(step, name=name))
+    return tuple(renamed)
+
+
+def _apply(
+    form: str,
+    join: _Join,
+    readers: Sequence[int],
+    steps: list[Step | None],
+    split: dict[int, list[LoopNest]],
+    buffers: Mapping[str, Buffer],
+) -> None:
+    if form == "stored":
+        return
+    for part in join.parts:
+        steps[part.position] = None
+    if form == "split":
+        reader = steps[readers[0]]
+        assert isinstance(reader, LoopNest)
+        split[readers[0]] = _split(join, reader, buffers)
+        return
+    masked, symbols = _masked(join, buffers)
+    if form == "masked":
+        steps[join.parts[-1].position] = masked
+        return
+    reader = steps[readers[0]]
+    assert isinstance(reader, LoopNest)
+    steps[readers[0]] = expand(reader, buffers, {join.buffer.name: Inlinable(masked, symbols)})
+
+
+# -- which -----------------------------------------------------------------------------------------------
+
+
+def _not_movable(join: _Join, deps: Dependencies) -> str | None:
+    name = join.buffer.name
+    if name in deps.escapes or join.buffer.kind is not BufferKind.TEMPORARY:
+        return "the whole is needed in memory by an ATen call or the caller"
+    if deps.root[name] in deps.unstable:
+        return "the graph overwrites parts of it"
+    if any(deps.root[read] in deps.unstable for part in join.parts for read in part.nest.reads):
+        return "a part reads memory that the graph overwrites"
+    return None
+
+
+def _choose(
+    join: _Join,
+    readers: Sequence[int],
+    steps: Sequence[Step | None],
+    deps: Dependencies,
+    joined: Mapping[str, Sequence[int]],
+    options: LowerOptions,
+) -> tuple[str, str]:
+    """(``stored``, ``split``, ``masked`` or ``inlined``, why)."""
+    name = join.buffer.name
+    size = sum(body_size(part.nest) for part in join.parts)
+    nests = [n for n in (steps[r] for r in readers) if isinstance(n, LoopNest)]
+    loads = {i.indices for n in nests for i in instructions(n) if isinstance(i, Load) and i.buffer == name}
+    alone = nests[0] if len(nests) == 1 and _pointwise(nests[0]) and len(loads) == 1 else None
+    cheap = _cheap(join, steps, deps, options)
+    if alone is not None:
+        whole = size + len(join.parts) * body_size(alone) <= options.max_fusion_instructions
+        several = sum(read in joined for read in alone.reads) > 1
+        run = 0 if several or not whole or _kernels_read(alone, steps, deps) else _run(join, alone)
+        if run >= _SHORTEST_RUN and (cheap is not None or run * len(join.parts) >= _SHORTEST_WHOLE):
+            return "split", "its reader's loop is cut at the borders of the parts"
+        if cheap is None and size + body_size(alone) + 8 * len(join.parts) <= options.max_fusion_instructions:
+            return "inlined", "its reader picks the part for each element"
+    elif cheap is None and nests:
+        return "masked", "one kernel picks the part for each element"
+    return "stored", cheap or "its reader cannot take the parts in"
+
+
+def _kernels_read(reader: LoopNest, steps: Sequence[Step | None], deps: Dependencies) -> bool:
+    """Whether kernels read a reader's results and could be fused with it, were it whole."""
+    after = (steps[r] for name in reader.writes for r in deps.readers.get(name, ()))
+    return any(isinstance(s, LoopNest) for s in after) or any(deps.root[n] in deps.unstable for n in reader.writes)
+
+
+def _run(join: _Join, reader: LoopNest) -> int:
+    """How many elements of a part follow each other in the reader, on average; 0 if no loop of it can be cut."""
+    symbol = _cut_symbol(join, reader)
+    at = [loop.symbol for loop in reader.outer].index(symbol.name) if symbol is not None else len(reader.outer)
+    return iteration_count(reader.outer[at:]) // len(join.parts) if symbol is not None else 0
+
+
+def _cut_symbol(join: _Join, reader: LoopNest) -> Symbol | None:
+    """The reader's loop over the joined dimension."""
+    load = next(i for i in instructions(reader) if isinstance(i, Load) and i.buffer == join.buffer.name)
+    symbol = load.indices[join.dim].symbol
+    whole = symbol is not None and Range(symbol.name, join.buffer.sizes[join.dim]) in reader.outer
+    return symbol if whole else None
+
+
+def _cheap(join: _Join, steps: Sequence[Step | None], deps: Dependencies, options: LowerOptions) -> str | None:
+    """Why the parts had better not all be computed for each element, or ``None``."""
+    if len(join.parts) > MOST_MASKED:
+        return f"it has more than {MOST_MASKED} parts"
+    for part in join.parts:
+        body = list(instructions(part.nest))
+        work = sum(isinstance(i, Compute) and i.op not in FREE for i in body)
+        wide = sum(isinstance(i, Load) for i in body)
+        if heavy_count(part.nest) or has_division(part.nest) or work > options.max_recompute or wide > 1:
+            return "a part is dear to compute for each element"
+        if all(isinstance(i, Load | Store) for i in body) and _made_for(part, steps, deps):
+            return "a part can be stored by the kernel that makes it"
+    return None
+
+
+def _made_for(part: _Part, steps: Sequence[Step | None], deps: Dependencies) -> bool:
+    """Whether a part is a copy of what one kernel makes for it alone."""
+    (source,) = part.nest.reads
+    made = deps.writers.get(source, [])
+    kernels = bool(made) and all(isinstance(steps[w], LoopNest) for w in made)
+    return kernels and deps.readers[source] == [part.position] and source not in deps.escapes
+
+
+# -- how -------------------------------------------------------------------------------------------------
+
+
+def _split(join: _Join, reader: LoopNest, buffers: Mapping[str, Buffer]) -> list[LoopNest]:
+    """The reader once for each part, over its range of the joined dimension."""
+    symbol = _cut_symbol(join, reader)
+    assert symbol is not None
+    pieces = []
+    for number, part in enumerate(join.parts):
+        fresh = Symbol(f"{symbol.name}_of_part")
+        whole = part.symbols[join.dim] is None
+        cut = () if whole else (Range(fresh.name, part.size),)
+        outer = [r for loop in reader.outer for r in (cut if loop.symbol == symbol.name else (loop,))]
+        own = to_expr(0) if whole else to_expr(fresh)
+        writer = NestWriter(outer, buffers, {join.buffer.name: Inlinable(part.nest, part.symbols)})
+        writer.stage(())
+        body = [_at(i, join, to_expr(symbol) - part.start) for i in reader.stages[0].body]
+        writer.copy(body, {symbol: own + part.start}, {})
+        origin = join_origins([part.nest.origin, reader.origin])
+        pieces.append(writer.finish(f"{reader.name}_part{number}", origin))
+    return pieces
+
+
+def _at(instr: Instr, join: _Join, index: Expr) -> Instr:
+    """A load of the joined buffer, with another index into the joined dimension."""
+    if not isinstance(instr, Load) or instr.buffer != join.buffer.name:
+        return instr
+    return replace(instr, indices=(*instr.indices[: join.dim], index, *instr.indices[join.dim + 1 :]))
+
+
+def _masked(join: _Join, buffers: Mapping[str, Buffer]) -> tuple[LoopNest, tuple[Symbol | None, ...]]:
+    """One nest for the whole, and the loop of each of its dimensions."""
+    buffer = join.buffer
+    loops = [Range(f"j{dim}", size) for dim, size in enumerate(buffer.sizes)]
+    symbols = tuple(None if loop.size == 1 else Symbol(loop.symbol) for loop in loops)
+    index = [to_expr(0) if s is None else to_expr(s) for s in symbols]
+    dtype = dtype_from_torch_name(buffer.dtype)
+    assert dtype is not None
+    writer = NestWriter([loop for loop in loops if loop.size != 1], buffers)
+    writer.stage(())
+    names: dict[str, str] = {}
+    pick: list[Instr] = []
+    value = ""
+    for number, part in reversed(list(enumerate(join.parts))):
+        last = number == len(join.parts) - 1
+        mask = f"in {number}"
+        writer.copy(_inside(mask, index[join.dim], part, number > 0, not last), {}, names)
+        place = list(index)
+        place[join.dim] = place[join.dim] - part.start
+        env = {s: at for s, at in zip(part.symbols, place, strict=True) if s is not None}
+        own: dict[str, str] = {}
+        body = under_mask([i for i in part.nest.stages[0].body if not isinstance(i, Store)], own, names[mask])
+        writer.copy(body, env, own)
+        (store,) = (i for i in instructions(part.nest) if isinstance(i, Store))
+        made, whole = f"part {number}", f"from {number}"
+        names[made] = own[store.value]
+        if not last:
+            pick.append(Compute(whole, "where", (mask, made, value), dtype))
+        value = made if last else whole
+    writer.copy([*pick, Store(buffer.name, tuple(index), value)], {}, names)
+    return writer.finish(buffer.name, join_origins([part.nest.origin for part in join.parts])), symbols
+
+
+def _inside(mask: str, at: Expr, part: _Part, from_start: bool, to_end: bool) -> list[Instr]:
+    """Instructions whose result ``mask`` is whether ``at`` lies in the part."""
+    borders = ([("ge", part.start)] if from_start else []) + ([("lt", part.start + part.size)] if to_end else [])
+    body: list[Instr] = [IndexValue(f"{mask} at", at, DType.I64)]
+    for op, border in borders:
+        result = f"{mask} {op}" if len(borders) > 1 else mask
+        body.append(IndexValue(f"{mask} {op} border", border, DType.I64))
+        body.append(Compute(result, op, (f"{mask} at", f"{mask} {op} border"), DType.BOOL))
+    if len(borders) > 1:
+        body.append(Compute(mask, "logical_and", (f"{mask} ge", f"{mask} lt"), DType.BOOL))
+    return body

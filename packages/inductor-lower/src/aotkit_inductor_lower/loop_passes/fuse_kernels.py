@@ -1,0 +1,238 @@
+"""Pass: bring nests that share data into one kernel.
+
+Nests are taken in program order. Each first tries the kernels that produce what it reads, the latest first, then
+kernels that read the same buffers. A fusion that would make two kernels wait for each other is refused, by
+sets of ancestors kept as bits of integers; so the pass is near linear.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from ..analysis.dependencies import Dependencies
+from ..analysis.nests import hint, numel
+from ..ir import Buffer, LoopNest, Step
+from ..options import LowerOptions
+from ..passes import FusionKind, FusionRecord
+from .merge_nests import Access, Kernel, merge_kernels
+
+__all__ = ["fuse_kernels"]
+
+_RECENT_READERS = 3
+_SMALL_ELEMENTS = 512
+
+
+class _Groups:
+    """The kernels so far. A group is known by the position of its first step."""
+
+    def __init__(self, steps: Sequence[Step | None], dependencies: Dependencies) -> None:
+        self.steps: dict[int, Step] = {}
+        self.kernels: dict[int, Kernel] = {}
+        self.needs: dict[int, set[int]] = {}
+        self.ancestors: dict[int, int] = {}
+        self.position: dict[int, int] = {}
+        self.latest = -1
+        self._parent: dict[int, int] = {}
+        self._raw = [set(before) for before in dependencies.before]
+        self._gone = {position for position, step in enumerate(steps) if step is None}
+
+    def add(self, position: int, step: Step) -> None:
+        """A step as a group of its own."""
+        self.latest = position
+        needs = {self.find(p) for p in self._raw[position]}
+        self.steps[position] = step
+        self.needs[position] = needs
+        self.ancestors[position] = self._close(needs)
+        self._parent[position] = position
+
+    def skip(self, position: int) -> None:
+        """A step that is gone; its needs pass to its readers through the raw sets."""
+        self._parent[position] = position
+
+    def pass_needs(self) -> None:
+        """Replace needs of steps that are gone by what those needed."""
+        for position, before in enumerate(self._raw):
+            gone = before & self._gone
+            if gone:
+                before -= gone
+                for other in gone:
+                    before |= self._raw[other]
+            self._raw[position] = before
+
+    def find(self, position: int) -> int:
+        """The group a step is in."""
+        root = position
+        while self._parent[root] != root:
+            root = self._parent[root]
+        while self._parent[position] != root:
+            self._parent[position], position = root, self._parent[position]
+        return root
+
+    def _close(self, needs: set[int]) -> int:
+        bits = 0
+        for need in needs:
+            bits |= self.ancestors[need] | (1 << need)
+        return bits
+
+    def blocks(self, first: int, second: int) -> bool:
+        """Whether something between the two must run after the one and before the other."""
+        bit = 1 << first
+        return any(self.ancestors[need] & bit for need in self.needs[second] if need != first)
+
+    def join(self, first: int, second: int, kernel: Kernel) -> None:
+        """``second`` becomes part of ``first``."""
+        self._parent[second] = first
+        self.needs[first] = {n for n in self.needs[first] | self.needs.pop(second) if n not in (first, second)}
+        new = self.ancestors[first] | (self.ancestors.pop(second) & ~(1 << first))
+        del self.steps[second]
+        self.kernels.pop(second, None)
+        self.steps[first], self.kernels[first] = kernel.nest, kernel
+        self.ancestors[first] = new
+        bit, other = 1 << first, 1 << second
+        for group, ancestors in self.ancestors.items():
+            if ancestors & (bit | other):
+                self.ancestors[group] = (ancestors | new | bit) & ~other
+        for needs in self.needs.values():
+            if second in needs:
+                needs.discard(second)
+                needs.add(first)
+
+
+def fuse_kernels(
+    steps: Sequence[Step | None],
+    buffers: Mapping[str, Buffer],
+    dependencies: Dependencies,
+    options: LowerOptions,
+    records: list[FusionRecord],
+) -> _Groups:
+    """Fuse; returns the groups with their steps and what each needs."""
+    groups = _Groups(steps, dependencies)
+    groups.pass_needs()
+    readers: dict[str, list[int]] = {}
+    fuel = options.fuel if options.fuel is not None else len(steps) + 1
+    for position, step in enumerate(steps):
+        if step is None:
+            groups.skip(position)
+            continue
+        groups.add(position, step)
+        if not isinstance(step, LoopNest):
+            continue
+        groups.kernels[position] = Kernel.of(step, buffers, parts=dependencies.parts)
+        current, tried = position, {position}
+        while fuel > 0:
+            found = _fuse_once(groups, current, tried, readers, buffers, dependencies, options, records)
+            if found is None:
+                break
+            current = found
+            fuel -= 1
+        for name in groups.kernels[current].nest.reads:
+            recent = readers.setdefault(name, [])
+            if current not in recent:
+                recent.append(current)
+                del recent[:-_RECENT_READERS]
+    return groups
+
+
+def _fuse_once(
+    groups: _Groups,
+    current: int,
+    tried: set[int],
+    readers: Mapping[str, list[int]],
+    buffers: Mapping[str, Buffer],
+    dependencies: Dependencies,
+    options: LowerOptions,
+    records: list[FusionRecord],
+) -> int | None:
+    """Fuse ``current`` with one other kernel; the group that has both, or ``None``."""
+    kernel = groups.kernels[current]
+    for kind, other, anchors in _candidates(groups, current, readers, buffers, dependencies):
+        if other in tried:
+            continue
+        tried.add(other)
+        partner = groups.kernels[other]
+        reason = _too_much(partner, kernel, options) or _overwrites(partner, kernel, dependencies)
+        if reason is None and (groups.blocks(other, current) or groups.blocks(current, other)):
+            reason = "another step must run between them"
+        if reason is None:
+            later = bool(groups.ancestors[other] >> current & 1)  # the partner runs after what it is joined to
+            for anchor in anchors:
+                if later:
+                    merged = merge_kernels(kernel, partner, (anchor[1], anchor[0]), buffers)
+                else:
+                    merged = merge_kernels(partner, kernel, anchor, buffers)
+                if isinstance(merged, LoopNest):
+                    through = f"through {anchor[0].buffer}"
+                    records.append(FusionRecord(kind, partner.nest.name, kernel.nest.name, True, through))
+                    members = partner.members + kernel.members
+                    joined = Kernel.of(merged, buffers, members, dependencies.parts)
+                    groups.join(other, current, joined)
+                    return other
+                reason = merged
+        records.append(FusionRecord(kind, partner.nest.name, kernel.nest.name, False, reason or "nothing to align by"))
+    return None
+
+
+def _too_much(first: Kernel, second: Kernel, options: LowerOptions) -> str | None:
+    if first.members + second.members > options.max_fusion_nodes:
+        return "the kernel would have too many parts"
+    if first.size + second.size > options.max_fusion_instructions:
+        return "the kernel would get too large"
+    return None
+
+
+def _overwrites(first: Kernel, second: Kernel, dependencies: Dependencies) -> str | None:
+    """Kernels that change memory which others see through any name keep their place in the program."""
+    root, unstable = dependencies.root, dependencies.unstable
+    if not unstable:
+        return None
+    for writer, other in ((first, second), (second, first)):
+        changed = {root[name] for name in writer.stores} & unstable
+        if changed and not changed.isdisjoint(root[n] for n in (*other.stores, *(a.buffer for a in other.loads))):
+            return "one of them overwrites memory that the other uses"
+    return None
+
+
+def _candidates(
+    groups: _Groups,
+    current: int,
+    readers: Mapping[str, list[int]],
+    buffers: Mapping[str, Buffer],
+    dependencies: Dependencies,
+) -> Iterator[tuple[FusionKind, int, list[tuple[Access, Access]]]]:
+    """(kind, group, accesses to align by) in the order to try."""
+    kernel = groups.kernels[current]
+    vertical: dict[int, list[tuple[Access, Access]]] = {}
+    horizontal: dict[int, list[tuple[Access, Access]]] = {}
+    for access in kernel.loads:
+        if not access.plain:
+            continue
+        for writer in dependencies.writers.get(access.buffer, ()):
+            if writer > groups.latest:  # it overwrites later what is read here
+                continue
+            group = groups.find(writer)
+            partner = groups.kernels.get(group)
+            if partner is None or group == current:
+                continue
+            store = partner.stores.get(access.buffer)
+            if store is not None:
+                vertical.setdefault(group, []).append((store, access))
+    for access in kernel.loads:
+        if not access.plain or hint(numel(buffers[access.buffer])) < _SMALL_ELEMENTS:
+            continue
+        for reader in readers.get(access.buffer, ()):
+            group = groups.find(reader)
+            partner = groups.kernels.get(group)
+            if partner is None or group == current or group in vertical:
+                continue
+            load = next((a for a in partner.loads if a.buffer == access.buffer and a.plain), None)
+            if load is not None:
+                horizontal.setdefault(group, []).append((load, access))
+    for group in sorted(vertical, reverse=True):
+        yield "vertical", group, _largest_first(vertical[group], buffers)
+    for group in sorted(horizontal, reverse=True):
+        yield "horizontal", group, _largest_first(horizontal[group], buffers)
+
+
+def _largest_first(anchors: list[tuple[Access, Access]], buffers: Mapping[str, Buffer]) -> list[tuple[Access, Access]]:
+    ordered = sorted(anchors, key=lambda pair: -hint(numel(buffers[pair[0].buffer])))
+    return ordered[:3]

@@ -1,0 +1,334 @@
+"""Pass: sums over rows and sums over columns of the same data, in one walk over it.
+
+Note [Rows and columns at once]
+    A layer norm's backward needs sums along each row for the gradient of its input, and sums down each column for those
+    of weight and bias; a linear layer's bias gradient sums the columns of what another kernel has just written. Apart,
+    the data is read twice. Together, the row kernel adds each row's share to one line of partial sums:
+
+        part[c, j] += value(i, j)         for the rows i of chunk c
+        out[j] = sum of part[c, j] over c
+
+    A chunk is one unit of work for a thread, so nothing is shared between threads, and its line of sums stays in
+    the nearest cache. That pays where the data does not: two kernels over little data keep their sums in registers, and
+    stay as they are. So do elementwise kernels that are busy with arithmetic rather than with memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from ..analysis.alignment import align_digits, digit_env, digits_of, expand_ranges
+from ..analysis.dependencies import memory_roots, step_reads, step_writes
+from ..analysis.nests import body_size, heavy_count, hint, numel
+from ..ir import Buffer, BufferKind, Const, DType, Load, LoopNest, Program, Range, Reduce, Stage, Step, Store
+from ..ops.dtypes import bits, dtype_from_torch_name
+from ..passes import FusionRecord
+from ..symbolic import Expr, Symbol, contiguous_strides, product, sym, to_expr
+from .inline_producers import join_origins
+from .merge_nests import Access, Kernel
+from .writer import NestWriter
+
+__all__ = ["mix_reductions"]
+
+LEAST_SHARED = 1 << 19  # bytes of data that need not be read again
+MOST_CHUNKS = 16  # of many columns
+MOST_PARTS = 1 << 14  # partial sums of few columns, in chunks of at least LEAST_CHUNK rows
+LEAST_CHUNK, LONGEST_CHUNK = 64, 1 << 13  # rows; what is added up one by one loses digits
+_WIDE = {DType.F32: "float32", DType.F64: "float64"}
+
+
+@dataclass(frozen=True, slots=True)
+class _Columns:
+    """A nest that sums columns: the stage with the sums, and what follows for each column."""
+
+    sums: Stage
+    rest: tuple[Stage, ...]
+    reduces: tuple[Reduce, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Match:
+    """How the loops of the row nest and the column nest agree: loops that replace theirs, by name."""
+
+    rows: Mapping[str, tuple[Range, ...]]
+    columns: Mapping[str, tuple[Range, ...]]
+    outer: tuple[Range, ...]  # over the rows
+    inner: frozenset[str]  # loops over the columns
+
+
+def mix_reductions(program: Program, records: list[FusionRecord], most_instructions: int) -> Program:
+    """The program with column sums brought into kernels that walk over the same rows."""
+    done: set[str] = set()
+    while True:
+        mixed = _mix_one(program, records, most_instructions, done)
+        if mixed is None:
+            return program
+        program = mixed
+
+
+def _mix_one(program: Program, records: list[FusionRecord], most_instructions: int, done: set[str]) -> Program | None:
+    """The program with one more column nest brought into another, or ``None``. ``done``: names of those looked at."""
+    buffers = {b.name: b for b in program.buffers}
+    candidates = [
+        (position, columns)
+        for position, step in enumerate(program.steps)
+        if isinstance(step, LoopNest) and step.name not in done and (columns := _columns(step)) is not None
+    ]
+    if not candidates:
+        return None
+    root = memory_roots(program)
+    for position, columns in candidates:
+        column_nest = program.steps[position]
+        assert isinstance(column_nest, LoopNest)
+        done.add(column_nest.name)
+        for other, anchor in _partners(program, position, buffers):
+            row_nest = program.steps[other]
+            assert isinstance(row_nest, LoopNest)
+            made = _mixed(row_nest, column_nest, columns, anchor, buffers, most_instructions)
+            place = _place(program.steps, other, position, root) if not isinstance(made, str) else None
+            if place is None:
+                reason = made if isinstance(made, str) else "another step must run between them"
+                records.append(FusionRecord("mixed", row_nest.name, column_nest.name, False, reason))
+                continue
+            assert not isinstance(made, str)
+            nests, added = made
+            records.append(FusionRecord("mixed", row_nest.name, column_nest.name, True, f"through {anchor.buffer}"))
+            steps: list[Step] = []
+            for at, step in enumerate(program.steps):
+                if at == place:
+                    steps.extend(nests)
+                elif at not in (other, position):
+                    steps.append(step)
+            return replace(program, steps=tuple(steps), buffers=(*program.buffers, *added))
+    return None
+
+
+# -- who may join ----------------------------------------------------------------------------------------
+
+
+def _columns(nest: LoopNest) -> _Columns | None:
+    """The parts of a nest that does nothing but sum columns, in single or double precision."""
+    if len(nest.stages) < 2 or not nest.stages[0].ranges or any(stage.ranges for stage in nest.stages[1:]):
+        return None
+    sums = nest.stages[0]
+    reduces = tuple(i for i in sums.body if isinstance(i, Reduce))
+    plain = all(r.kind == "sum" and not r.running and r.dtype in _WIDE for r in reduces)
+    if not reduces or not plain or any(isinstance(i, Store) for i in sums.body):
+        return None
+    if any(r.size.constant is None for r in (*nest.outer, *sums.ranges)):
+        return None  # chunks of rows are cut at compile time
+    return _Columns(sums, nest.stages[1:], reduces)
+
+
+def _partners(program: Program, position: int, buffers: Mapping[str, Buffer]) -> Iterator[tuple[int, Access]]:
+    """Nests that walk over large data which the column nest reads, the nearest first, and an access of that data."""
+    column_nest = program.steps[position]
+    assert isinstance(column_nest, LoopNest)
+    wanted = {name for name in column_nest.reads if _bytes(buffers[name]) >= LEAST_SHARED}
+    if not wanted:
+        return
+    for other in sorted(range(len(program.steps)), key=lambda at: abs(at - position)):
+        step = program.steps[other]
+        if other == position or not isinstance(step, LoopNest) or wanted.isdisjoint((*step.reads, *step.writes)):
+            continue
+        if any(isinstance(i, Store) and i.accumulates for s in step.stages for i in s.body) or _columns(step):
+            continue
+        kernel = Kernel.of(step, buffers)
+        accesses = (*kernel.stores.values(), *kernel.loads)
+        anchor = next((a for a in accesses if a.plain and a.buffer in wanted), None)
+        if anchor is not None:
+            yield other, anchor
+
+
+def _bytes(buffer: Buffer) -> int:
+    dtype = dtype_from_torch_name(buffer.dtype)
+    return 0 if dtype is None else hint(numel(buffer)) * max(1, bits(dtype) // 8)
+
+
+def _place(steps: Sequence[Step], rows: int, columns: int, root: Mapping[str, str]) -> int | None:
+    """Where both can run as one: where the later one stands, or the earlier one; ``None`` if a step between forbids."""
+    first, last = sorted((rows, columns))
+    between = steps[first + 1 : last]
+    for moved, place in ((steps[last], first), (steps[first], last)):
+        reads, writes = ({root[n] for n in names} for names in (step_reads(moved), step_writes(moved)))
+        clear = all(
+            writes.isdisjoint(root[n] for n in (*step_reads(s), *step_writes(s)))
+            and reads.isdisjoint(root[n] for n in step_writes(s))
+            for s in between
+        )
+        if clear:
+            return place
+    return None
+
+
+# -- the nests -------------------------------------------------------------------------------------------
+
+
+def _mixed(
+    rows: LoopNest,
+    columns: LoopNest,
+    parts: _Columns,
+    anchor: Access,
+    buffers: Mapping[str, Buffer],
+    most_instructions: int,
+) -> tuple[list[LoopNest], list[Buffer]] | str:
+    """The nests that replace both, with the buffers for partial sums; or why there are none."""
+    if body_size(rows) + body_size(columns) > most_instructions:
+        return "the kernel would get too large"
+    if not rows_has_ranges(rows) and heavy_count(rows) > 1:
+        return "its arithmetic takes longer than to read its result again"
+    match = _match(rows, columns, parts, anchor, buffers)
+    if isinstance(match, str):
+        return match
+    first, *others = match.outer
+    size = first.size.constant
+    assert size is not None
+    most = max(
+        MOST_CHUNKS, min(MOST_PARTS // max(1, hint(product(r.size for r in columns.outer))), size // LEAST_CHUNK)
+    )
+    count = max(c for c in range(1, most + 1) if size % c == 0)
+    if size // count > LONGEST_CHUNK:
+        return "the rows cannot be cut into chunks that are short enough"
+    chunk, inside = Range(f"{first.symbol}c", to_expr(count)), Range(first.symbol, to_expr(size // count))
+    shift = {Symbol(first.symbol): sym(chunk.symbol) * inside.size + sym(first.symbol)}
+    row_env = _composed(digit_env(match.rows), rows, shift)
+    column_env = _composed(digit_env(match.columns), columns, shift)
+    illegal = _illegal(rows, columns, match, buffers)
+    if illegal is not None:
+        return illegal
+    added = [
+        _partial(f"{columns.name}_part{k}", (chunk, *columns.outer), _WIDE[reduce.dtype])
+        for k, reduce in enumerate(parts.reduces)
+    ]
+    known = {**buffers, **{b.name: b for b in added}}
+    writer = NestWriter((chunk, inside, *others), known)
+    names: dict[str, str] = {}
+    column_names: dict[str, str] = {}
+    stages = [(expand_ranges(s.ranges, match.rows) if rows_has_ranges(rows) else (), s.body) for s in rows.stages]
+    if not rows_has_ranges(rows):  # elementwise: its other loops become those of its stages
+        walked = {r.symbol for r in match.outer}
+        inner = tuple(r for r in expand_ranges(rows.outer, match.rows) if r.symbol not in walked)
+        stages = [(inner, body) for _, body in stages]
+    joined = max((k for k, (ranges, _) in enumerate(stages) if {r.symbol for r in ranges} == match.inner), default=None)
+    for position, (ranges, body) in enumerate(stages):
+        writer.stage(ranges)
+        writer.copy(body, row_env, names)
+        if position == joined:
+            _add_shares(writer, parts, added, chunk, columns, column_env, column_names)
+    if joined is None:
+        return "the one has no pass over the columns of the other"
+    origin = join_origins([rows.origin, columns.origin])
+    mixed = writer.finish(rows.name, origin)
+    return [_zeros(added, columns, known), mixed, _finish(columns, parts, added, chunk, known)], added
+
+
+def rows_has_ranges(nest: LoopNest) -> bool:
+    """Whether a nest walks over rows in stages, and not element by element."""
+    return any(stage.ranges for stage in nest.stages)
+
+
+def _match(
+    rows: LoopNest, columns: LoopNest, parts: _Columns, anchor: Access, buffers: Mapping[str, Buffer]
+) -> _Match | str:
+    row_kernel, column_kernel = Kernel.of(rows, buffers), Kernel.of(columns, buffers)
+    own = next((a for a in column_kernel.loads if a.buffer == anchor.buffer and a.plain), None)
+    if own is None:
+        return "the data is read under a mask"
+    total = numel(buffers[anchor.buffer])
+    a = digits_of(anchor.flat, row_kernel.sizes, total)
+    b = digits_of(own.flat, column_kernel.sizes, total)
+    if a is None or b is None:
+        return "one of them does not pass through all of the shared buffer in a regular way"
+    taken = row_kernel.sizes.keys() | column_kernel.sizes.keys()
+    fresh = [name for name in (f"k{n}" for n in range(len(taken) + 4 * len(a) + 4 * len(b) + 8)) if name not in taken]
+    alignment = align_digits(a, b, fresh)
+    if alignment is None:
+        return "their loops cannot be split into common parts"
+    if column_kernel.sizes.keys() - alignment.second.keys():
+        return "the shared buffer does not have all of the columns' loops"
+    over = {r.symbol for r in expand_ranges(parts.sums.ranges, alignment.second)}
+    inner = frozenset(r.symbol for r in expand_ranges(columns.outer, alignment.second))
+    outer = expand_ranges(rows.outer, alignment.first)
+    if not rows_has_ranges(rows):
+        if len(rows.stages) > 1 or {r.symbol for r in outer} != over | inner:
+            return "the one has other elements than the other"
+        outer = tuple(r for r in outer if r.symbol in over)
+    if {r.symbol for r in outer} != over or not outer:
+        return "the rows of the one are not what the other sums over"
+    return _Match(alignment.first, alignment.second, outer, inner)
+
+
+def _composed(env: dict[Symbol, Expr], nest: LoopNest, shift: Mapping[Symbol, Expr]) -> dict[Symbol, Expr]:
+    """Old loop variables in terms of the new loops: first the digits, then the chunk."""
+    loops = [*nest.outer, *(r for s in nest.stages for r in s.ranges)]
+    return {s: env.get(s, to_expr(s)).substitute(shift) for s in (Symbol(r.symbol) for r in loops)}
+
+
+def _illegal(rows: LoopNest, columns: LoopNest, match: _Match, buffers: Mapping[str, Buffer]) -> str | None:
+    row_kernel, column_kernel = Kernel.of(rows, buffers), Kernel.of(columns, buffers)
+    row_env, column_env = digit_env(match.rows), digit_env(match.columns)
+    for access in column_kernel.loads:
+        store = row_kernel.stores.get(access.buffer)
+        if store is None:
+            continue
+        if not store.plain or store.flat.substitute(row_env) != access.flat.substitute(column_env):
+            return f"it reads other elements of {access.buffer} than the row in hand"
+    if not column_kernel.stores.keys().isdisjoint((*rows.reads, *rows.writes)):
+        return "the one uses the sums of the other"
+    return None
+
+
+def _partial(name: str, loops: Sequence[Range], dtype: str) -> Buffer:
+    sizes = tuple(loop.size for loop in loops)
+    return Buffer(name, dtype, sizes, contiguous_strides(sizes), BufferKind.TEMPORARY)
+
+
+def _indices(chunk: Range, columns: LoopNest) -> tuple[Expr, ...]:
+    return (sym(chunk.symbol), *(sym(loop.symbol) for loop in columns.outer))
+
+
+def _add_shares(
+    writer: NestWriter,
+    parts: _Columns,
+    added: Sequence[Buffer],
+    chunk: Range,
+    columns: LoopNest,
+    env: dict[Symbol, Expr],
+    names: dict[str, str],
+) -> None:
+    """Append what the column nest computes for one element, added to its column's partial sums."""
+    writer.copy([i for i in parts.sums.body if not isinstance(i, Reduce)], env, names)
+    place = {**env, Symbol(chunk.symbol): sym(chunk.symbol)}
+    for buffer, reduce in zip(added, parts.reduces, strict=True):
+        writer.copy([Store(buffer.name, _indices(chunk, columns), reduce.value, "add")], place, names)
+
+
+def _zeros(added: Sequence[Buffer], columns: LoopNest, buffers: Mapping[str, Buffer]) -> LoopNest:
+    chunk = Range("c", added[0].sizes[0])
+    writer = NestWriter((chunk, *columns.outer), buffers)
+    writer.stage(())
+    names: dict[str, str] = {}
+    for buffer in added:
+        dtype = dtype_from_torch_name(buffer.dtype)
+        assert dtype is not None
+        writer.copy([Const("zero", 0.0, dtype)], {}, names)
+        writer.copy([Store(buffer.name, _indices(chunk, columns), "zero")], {}, names)
+    return writer.finish(f"{columns.name}_zeros", columns.origin)
+
+
+def _finish(
+    columns: LoopNest, parts: _Columns, added: Sequence[Buffer], chunk: Range, buffers: Mapping[str, Buffer]
+) -> LoopNest:
+    """The column nest over the partial sums of the chunks."""
+    writer = NestWriter(columns.outer, buffers)
+    over = Range(chunk.symbol, chunk.size)
+    writer.stage((over,))
+    names: dict[str, str] = {}
+    for buffer, reduce in zip(added, parts.reduces, strict=True):
+        load = Load(f"{reduce.result}:part", buffer.name, _indices(over, columns), reduce.dtype)
+        writer.copy([load, replace(reduce, value=load.result)], {}, names)
+    for stage in parts.rest:
+        writer.stage(())
+        writer.copy(stage.body, {}, names)
+    return writer.finish(columns.name, columns.origin)

@@ -1,0 +1,154 @@
+"""Pass: compute cheap or once-read elementwise producers where they are read.
+
+Note [When a producer is computed again]
+    With one reader nothing is computed twice, unless the reader has several passes over its rows or reads fewer
+    elements many times. With several readers a producer is inlined if that costs no more than loading its
+    result would: few plain instructions and at most one load of full size. Every other value is stored once; the
+    fusion pass then tries to bring its readers into the same kernel. The size of a nest is bounded, so that a
+    graph of diamonds stays linear.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ..analysis.dependencies import Dependencies
+from ..analysis.nests import body_size, has_division, heavy_count, hint, identity_store, instructions, iteration_count
+from ..ir import Buffer, BufferKind, Compute, Load, LoopNest, Origin, Program, Step
+from ..options import LowerOptions
+from ..passes import FusionRecord
+from ..symbolic import Expr, Symbol
+from .writer import Inlinable, NestWriter
+
+__all__ = ["FREE", "expand", "inline_producers", "join_origins"]
+
+FREE = frozenset(("cast", "where", "logical_and", "logical_or", "neg"))  #: operations that count as no work
+
+
+def inline_producers(
+    program: Program, dependencies: Dependencies, options: LowerOptions, records: list[FusionRecord]
+) -> list[Step | None]:
+    """The program's steps with producers inlined; a step that is no longer needed becomes ``None``."""
+    buffers = {b.name: b for b in program.buffers}
+    steps: list[Step | None] = list(program.steps)
+    inlinable: dict[str, Inlinable] = {}
+    for position, step in enumerate(program.steps):
+        if not isinstance(step, LoopNest):
+            continue
+        if inlinable and not inlinable.keys().isdisjoint(step.reads):
+            step = expand(step, buffers, inlinable)
+            steps[position] = step
+        symbols = identity_store(step, buffers)
+        if symbols is None or buffers[step.writes[0]].kind is not BufferKind.TEMPORARY:
+            continue
+        buffer = step.writes[0]
+        reason, verdict = _verdict(step, buffer, program.steps, dependencies, options)
+        readers = dependencies.readers.get(buffer, [])
+        if readers:
+            second = ", ".join(program.steps[r].name for r in readers[:4])
+            records.append(FusionRecord("inline", step.name, second, verdict, reason))
+        if verdict:
+            inlinable[buffer] = Inlinable(step, symbols)
+            steps[position] = None
+    return steps
+
+
+def expand(nest: LoopNest, buffers: Mapping[str, Buffer], inlinable: Mapping[str, Inlinable]) -> LoopNest:
+    """A nest with loads of ``inlinable`` buffers replaced by what computes them."""
+    writer = NestWriter(nest.outer, buffers, inlinable)
+    names: dict[str, str] = {}
+    env: dict[Symbol, Expr] = {}
+    for stage in nest.stages:
+        writer.stage(stage.ranges)
+        writer.copy(stage.body, env, names)
+    origins = [inlinable[b].nest.origin for b in nest.reads if b in inlinable]
+    return writer.finish(nest.name, join_origins([*origins, nest.origin]))
+
+
+def join_origins(origins: Sequence[Origin]) -> Origin:
+    """The origin of a fused kernel; the line is the last one known, where the result is made."""
+    nodes = tuple(dict.fromkeys(n for o in origins for n in o.nodes))
+    ops = tuple(dict.fromkeys(op for o in origins for op in o.ops))
+    lines = [o.line for o in origins if o.line]
+    return Origin(nodes, ops, lines[-1] if lines else "")
+
+
+def _verdict(
+    nest: LoopNest, buffer: str, steps: Sequence[Step], dependencies: Dependencies, options: LowerOptions
+) -> tuple[str, bool]:
+    """(reason, whether to inline)."""
+    if buffer in dependencies.escapes:
+        return "it is needed in memory by an ATen call or the caller", False
+    if len(dependencies.writers[buffer]) > 1:
+        return "several kernels write parts of it", False
+    if any(dependencies.root[name] in dependencies.unstable for name in nest.reads):
+        return "it reads memory that the graph overwrites", False
+    readers = [steps[position] for position in dependencies.readers.get(buffer, [])]
+    nests = [reader for reader in readers if isinstance(reader, LoopNest)]
+    if not nests:
+        return "nothing reads it", True
+    divides = has_division(nest)
+    if divides and any(_reads_masked(reader, buffer) for reader in nests):
+        return "it may report an error in lanes that its reader masks off", False
+    loads = sum(isinstance(i, Load) for i in instructions(nest))
+    size = body_size(nest)
+    elements = iteration_count(nest.outer)
+    heavy = heavy_count(nest)
+    work = sum(isinstance(i, Compute) and i.op not in FREE for i in instructions(nest))
+    if loads == 0 and heavy == 0 and size <= 12:
+        return "it is a constant or a position", True
+    passes = sum(_passes(reader, buffer) for reader in nests)
+    widest = max(_iterations(reader, buffer) for reader in nests)
+    repeated = widest > 2 * elements
+    if heavy and any(_scans(reader, buffer) for reader in nests):
+        return "its reader takes one element at a time, and it is dear", False
+    if passes == 1 and not repeated:
+        if size + body_size(nests[0]) > options.max_fusion_instructions:
+            return "the kernel would get too large", False
+        return "it has one reader", True
+    wide = _wide_loads(nest, elements)
+    if heavy == 0 and not divides and work <= options.max_recompute and wide <= 1 and size <= 40:
+        return "computing it again costs no more than loading it", True
+    if repeated and passes == 1:
+        return "its reader would compute each element many times", False
+    return f"it has {passes} readers and is dear to compute again", False
+
+
+def _reads_masked(reader: LoopNest, buffer: str) -> bool:
+    return any(isinstance(i, Load) and i.buffer == buffer and i.mask is not None for i in instructions(reader))
+
+
+def _scans(reader: LoopNest, buffer: str) -> bool:
+    return any(
+        stage.scans and any(isinstance(i, Load) and i.buffer == buffer for i in stage.body) for stage in reader.stages
+    )
+
+
+def _passes(reader: LoopNest, buffer: str) -> int:
+    """How many different places of a nest read the buffer: stages, times different indices in each."""
+    return sum(
+        len({i.indices for i in stage.body if isinstance(i, Load) and i.buffer == buffer}) for stage in reader.stages
+    )
+
+
+def _iterations(reader: LoopNest, buffer: str) -> int:
+    outer = iteration_count(reader.outer)
+    return max(
+        outer * iteration_count(stage.ranges)
+        for stage in reader.stages
+        if any(isinstance(i, Load) and i.buffer == buffer for i in stage.body)
+    )
+
+
+def _wide_loads(nest: LoopNest, elements: int) -> int:
+    """Loads that run over most of the nest's iterations, rather than being reused by many of them."""
+    count = 0
+    sizes = {loop.symbol: hint(loop.size) for loop in nest.outer}
+    for instr in instructions(nest):
+        if isinstance(instr, Load):
+            used = {s.name for e in instr.indices for s in e.symbols}
+            distinct = 1
+            for name in used:
+                distinct *= sizes.get(name, 64)
+            count += distinct * 4 > elements
+    return count

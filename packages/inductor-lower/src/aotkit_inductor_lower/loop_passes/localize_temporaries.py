@@ -1,0 +1,141 @@
+"""Pass: what no one reads is not stored, scratch that lives for one row is kept to one row, dead code goes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from ..analysis.nests import flat_index, has_calls, iteration_count, ranges_of
+from ..ir import Buffer, BufferKind, CheckIndex, Instr, Load, LoopNest, Stage, Store
+from ..symbolic import Expr, Symbol, SymbolKind, contiguous_strides, estimate, sym, to_expr
+from .merge_nests import operands
+
+__all__ = ["drop_dead_code", "localize_temporaries"]
+
+
+def localize_temporaries(
+    nest: LoopNest, private: Sequence[str], buffers: Mapping[str, Buffer]
+) -> tuple[LoopNest, list[Buffer]]:
+    """Temporaries that only this nest uses: unread ones are not stored, the others shrink to one row where their
+    positions allow. Returns the nest and the new declarations of shrunk buffers."""
+    loaded = {i.buffer for stage in nest.stages for i in stage.body if isinstance(i, Load)}
+    dead = {name for name in private if name not in loaded}
+    shrunk: dict[str, _Row] = {}
+    if iteration_count(nest.outer) > 1:
+        for name in private:
+            row = None if name in dead else _as_row(nest, name, buffers) or _as_part(nest, buffers[name])
+            if row is not None:
+                shrunk[name] = row
+    if not dead and not shrunk:
+        return nest, []
+    stages = []
+    for stage in nest.stages:
+        body: list[Instr] = []
+        for instr in stage.body:
+            if isinstance(instr, Store) and instr.buffer in dead:
+                continue
+            if isinstance(instr, Load | Store) and instr.buffer in shrunk:
+                instr = replace(instr, indices=shrunk[instr.buffer].index(instr))
+            body.append(instr)
+        stages.append(Stage(stage.ranges, tuple(body)))
+    return replace(nest, stages=tuple(stages)), [row.buffer for row in shrunk.values()]
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """A temporary as scratch of one outer iteration, and the indices of an access to it."""
+
+    buffer: Buffer
+    index: Callable[[Load | Store], tuple[Expr, ...]]
+
+
+def _as_row(nest: LoopNest, name: str, buffers: Mapping[str, Buffer]) -> _Row | None:
+    limits = ranges_of(nest)
+    sizes = {s.name: size for s, size in limits.sizes.items()}
+    stores = [i for stage in nest.stages for i in stage.body if isinstance(i, Store) and i.buffer == name]
+    if len(stores) != 1 or stores[0].mode != "set" or stores[0].mask is not None:
+        return None
+    stored = flat_index(buffers[name], stores[0].indices, limits)
+    written = inner_loops(stored, nest)
+    first = {Symbol(r.symbol): to_expr(0) for s in nest.stages for r in s.ranges}
+    if not written:
+        return None
+    ordered = sorted(written.items(), key=lambda item: -_size_hint(item[0]))
+    weights = [weight for weight, _ in ordered]
+    extents = tuple(sizes[loop] for _, loop in ordered)
+    for stage in nest.stages:
+        for instr in stage.body:
+            if isinstance(instr, Load) and instr.buffer == name:
+                loaded = flat_index(buffers[name], instr.indices, limits)
+                read = inner_loops(loaded, nest)
+                if read is None or loaded.substitute(first) != stored.substitute(first):
+                    return None
+                if any(w not in written or sizes[v] != sizes[written[w]] for w, v in read.items()):
+                    return None
+
+    def index(access: Load | Store) -> tuple[Expr, ...]:
+        """The loop of each of the store's weights, 0 where the access does not move."""
+        inner = inner_loops(flat_index(buffers[name], access.indices, limits), nest) or {}
+        return tuple(sym(inner[w]) if w in inner else to_expr(0) for w in weights)
+
+    return _Row(_scratch(buffers[name], extents), index)
+
+
+def _as_part(nest: LoopNest, buffer: Buffer) -> _Row | None:
+    """Where places of a row are stored one by one, or read at computed places: the row has the dimensions that no outer
+    loop moves in. An iteration reads only what it stored itself, as no nest reads what another iteration stores."""
+    outer = {Symbol(r.symbol) for r in nest.outer}
+    accesses = [i for s in nest.stages for i in s.body if isinstance(i, Load | Store) and i.buffer == buffer.name]
+    if any(i.mask is not None or (isinstance(i, Store) and i.accumulates) for i in accesses):
+        return None
+    moved = [dim for dim, index in enumerate(accesses[0].indices) if not outer.isdisjoint(index.symbols)]
+    for dim in range(len(buffer.sizes)):
+        indices = {i.indices[dim] for i in accesses}
+        if len(indices) > 1 if dim in moved else any(not outer.isdisjoint(index.symbols) for index in indices):
+            return None
+    dims = [dim for dim in range(len(buffer.sizes)) if dim not in moved]
+    row = _scratch(buffer, tuple(buffer.sizes[dim] for dim in dims))
+    return _Row(row, lambda access: tuple(access.indices[dim] for dim in dims))
+
+
+def _scratch(buffer: Buffer, sizes: tuple[Expr, ...]) -> Buffer:
+    return replace(buffer, sizes=sizes, strides=contiguous_strides(sizes), kind=BufferKind.ROW)
+
+
+def _size_hint(weight: Expr) -> int:
+    return weight.constant if weight.constant is not None else estimate(weight, 64)
+
+
+def inner_loops(flat: Expr, nest: LoopNest) -> dict[Expr, str] | None:
+    """The inner loops of a row-major position, by weight; ``None`` if it is not a plain sum."""
+    if has_calls(flat):
+        return None
+    outer = {r.symbol for r in nest.outer}
+    found: dict[Expr, str] = {}
+    for monomial, factor in flat.terms:
+        loops = [a for a in monomial if isinstance(a, Symbol) and a.kind is not SymbolKind.SIZE]
+        if any(a.kind is SymbolKind.VALUE for a in loops) or len(loops) > 1:
+            return None
+        if loops and loops[0].name not in outer:
+            weight = Expr(((tuple(a for a in monomial if a is not loops[0]), factor),), False)
+            if weight in found:
+                return None
+            found[weight] = loops[0].name
+    return found
+
+
+def drop_dead_code(nest: LoopNest) -> LoopNest | None:
+    """The nest without instructions that no store needs, or ``None`` if it stores nothing. Index checks stay: the
+    elements they lead to may be known without the index, where there is one only, and eager reports errors anyway."""
+    live: set[str] = set()
+    stages: list[Stage] = []
+    for stage in reversed(nest.stages):
+        body: list[Instr] = []
+        for instr in reversed(stage.body):
+            if isinstance(instr, Store | CheckIndex) or instr.result in live:
+                body.append(instr)
+                live.update(operands(instr))
+        if body:
+            stages.append(Stage(stage.ranges, tuple(reversed(body))))
+    stores = any(isinstance(i, Store) for stage in stages for i in stage.body)
+    return replace(nest, stages=tuple(reversed(stages))) if stores else None

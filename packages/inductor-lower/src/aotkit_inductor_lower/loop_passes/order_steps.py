@@ -1,0 +1,213 @@
+"""Pass: the order of the steps in which the call needs the least memory.
+
+Note [Orders tried]
+    Steps come in the order of the graph. Where that needs more memory than any order must, two others are tried:
+    *greedy*, of the steps that may run the one that adds least to what is held, and *depth first*, each step right
+    behind what it needs, what reads most first. Each takes time in proportion to the number of accesses (the greedy one
+    times a logarithm). The best one is taken if it saves something worth moving kernels for. What must come before what
+    is :class:`.Dependencies`; calls that may have effects keep their order.
+
+    Held are temporaries from the first step that writes them, or a view of them, to the last that uses them, and
+    results to the end. Inputs belong to the caller. Unknown sizes count as 64.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from ..analysis.dependencies import Dependencies, step_reads, step_writes
+from ..analysis.nests import hint
+from ..ir import Alias, BufferKind, BufferRef, ExternCall, Program, Step
+from ..lowering.random import is_random
+
+__all__ = ["order_by_memory", "simulated_peak"]
+
+LEAST_BYTES = 1 << 20  # below this no order is worth a search
+_LEAST_GAIN = 32  # an order is changed to save one part in so many
+
+
+@dataclass(frozen=True, slots=True)
+class _Lives:
+    """What each step uses of the memory that the call holds. ``kept``: results, which stay."""
+
+    uses: tuple[tuple[str, ...], ...]
+    nbytes: dict[str, int]
+    kept: frozenset[str]
+
+    @staticmethod
+    def of(program: Program, root: dict[str, str]) -> _Lives:
+        """Of a program whose aliases look at the memory of ``root``."""
+        owned = (BufferKind.TEMPORARY, BufferKind.OUTPUT)
+        nbytes = {}
+        for buffer in program.buffers:
+            if buffer.kind in owned and root[buffer.name] == buffer.name:
+                size = _item_bytes(buffer.dtype)
+                for extent in buffer.sizes:
+                    size *= hint(extent) if extent.constant != 0 else 0
+                nbytes[buffer.name] = size
+        outputs = frozenset(root[out.name] for out in program.outputs if isinstance(out, BufferRef))
+        uses = []
+        for step in program.steps:
+            names = () if isinstance(step, Alias) else (*step_reads(step), *step_writes(step))
+            uses.append(tuple(dict.fromkeys(r for r in (root[name] for name in names) if r in nbytes)))
+        return _Lives(tuple(uses), nbytes, outputs)
+
+    def peak(self, order: Iterable[int]) -> int:
+        """The most bytes held at once."""
+        left = self.counts()
+        held = most = 0
+        born: set[str] = set()
+        for position in order:
+            for name in self.uses[position]:
+                if name not in born:
+                    born.add(name)
+                    held += self.nbytes[name]
+            most = max(most, held)
+            for name in self.uses[position]:
+                left[name] -= 1
+                if left[name] == 0 and name not in self.kept:
+                    held -= self.nbytes[name]
+        return most
+
+    def bound(self) -> int:
+        """Bytes that every order holds at some moment: those of one step, or all results."""
+        one = max((sum(self.nbytes[name] for name in names) for names in self.uses), default=0)
+        return max(one, sum(self.nbytes[name] for name in self.kept if name in self.nbytes))
+
+    def counts(self) -> dict[str, int]:
+        """How many steps use each buffer."""
+        counts = dict.fromkeys(self.nbytes, 0)
+        for names in self.uses:
+            for name in names:
+                counts[name] += 1
+        return counts
+
+
+def _item_bytes(dtype: str) -> int:
+    if "8" in dtype.partition("128")[0] or dtype == "bool":
+        return 1
+    return next((width for text, width in (("128", 16), ("64", 8), ("16", 2)) if text in dtype), 4)
+
+
+def simulated_peak(program: Program) -> int:
+    """The most bytes that temporaries and results of a program hold at once, see Note [Orders tried]."""
+    return _Lives.of(program, Dependencies.of(program).root).peak(range(len(program.steps)))
+
+
+def order_by_memory(program: Program, least_bytes: int = LEAST_BYTES) -> Program:
+    """The program with its steps in the best of the orders tried; never one that holds more than the one given."""
+    if len(program.steps) < 3:
+        return program
+    root = {b.name: b.name for b in program.buffers}
+    for step in program.steps:
+        if isinstance(step, Alias):
+            root[step.result] = root[step.base]
+    lives = _Lives.of(program, root)
+    given = lives.peak(range(len(program.steps)))
+    wanted = given - given // _LEAST_GAIN
+    if given < least_bytes or lives.bound() >= wanted:
+        return program
+    needs = _needs(program)
+    after: list[list[int]] = [[] for _ in needs]
+    for position, before in enumerate(needs):
+        for need in before:
+            after[need].append(position)
+    tried = [_greedy(lives, needs, after), _depth_first(lives, needs, after)]
+    best = min(tried, key=lives.peak)
+    if lives.peak(best) >= wanted:
+        return program
+    return replace(program, steps=tuple(program.steps[position] for position in best))
+
+
+def _needs(program: Program) -> list[set[int]]:
+    """What must run before each step. Calls that may have effects wait for each other."""
+    needs = [set(before) for before in Dependencies.of(program).before]
+    last: int | None = None
+    for position, step in enumerate(program.steps):
+        if _may_have_effects(step):
+            if last is not None:
+                needs[position].add(last)
+            last = position
+    return needs
+
+
+def _may_have_effects(step: Step) -> bool:
+    if not isinstance(step, ExternCall):
+        return False
+    known = step.target.startswith(("aten.", "mkldnn.", "prims."))
+    return not known or is_random(step.target) or bool(step.mutates) or not any(step.results)
+
+
+def _greedy(lives: _Lives, needs: Sequence[set[int]], after: Sequence[Sequence[int]]) -> list[int]:
+    """Of the steps that may run, always the one that adds least; the earliest of several."""
+    left = lives.counts()
+    users: dict[str, list[int]] = {name: [] for name in lives.nbytes}
+    for position, names in enumerate(lives.uses):
+        for name in names:
+            users[name].append(position)
+    last_user = {name: sum(at) for name, at in users.items()}  # once one is left: the sum of those left
+    adds = [0] * len(needs)
+    for name, at in users.items():
+        once = len(at) == 1 and name not in lives.kept
+        for position in at:
+            adds[position] += 0 if once else lives.nbytes[name]
+    waiting = [len(before) for before in needs]
+    ready = [(adds[p], p) for p, count in enumerate(waiting) if count == 0]
+    heapq.heapify(ready)
+    done = [False] * len(needs)
+    born: set[str] = set()
+    order: list[int] = []
+    while ready:
+        key, position = heapq.heappop(ready)
+        if done[position] or key != adds[position]:
+            continue
+        done[position] = True
+        order.append(position)
+        changed: set[int] = set()
+        for name in lives.uses[position]:
+            left[name] -= 1
+            last_user[name] -= position
+            if name not in born:
+                born.add(name)
+                for user in users[name]:
+                    adds[user] -= lives.nbytes[name]
+                changed.update(users[name])
+            if left[name] == 1 and name not in lives.kept:
+                adds[last_user[name]] -= lives.nbytes[name]
+                changed.add(last_user[name])
+        for later in after[position]:
+            waiting[later] -= 1
+            changed.add(later)
+        for user in changed:
+            if not done[user] and waiting[user] == 0:
+                heapq.heappush(ready, (adds[user], user))
+    return order
+
+
+def _depth_first(lives: _Lives, needs: Sequence[set[int]], after: Sequence[Sequence[int]]) -> list[int]:
+    """Each step right behind what it needs: first what itself needs most memory, which it may set free."""
+    born: set[str] = set()
+    size: list[int] = []
+    for names in lives.uses:
+        size.append(sum(lives.nbytes[name] for name in names if name in born))
+        born.update(names)
+    done = [False] * len(needs)
+    order: list[int] = []
+    for goal in range(len(needs)):
+        if after[goal] or done[goal]:
+            continue
+        stack = [(goal, False)]
+        while stack:
+            position, entered = stack.pop()
+            if done[position]:
+                continue
+            if entered:
+                done[position] = True
+                order.append(position)
+                continue
+            stack.append((position, True))
+            missing = [need for need in needs[position] if not done[need]]
+            stack.extend((need, False) for need in sorted(missing, key=lambda need: (size[need], -need)))
+    return order

@@ -1,0 +1,151 @@
+"""The second half of a reduction in parts: partial results combined, in order, on every device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from ..ir import (
+    Buffer,
+    BufferKind,
+    CheckIndex,
+    Compute,
+    Const,
+    DType,
+    IndexValue,
+    Instr,
+    Load,
+    LoopNest,
+    Range,
+    Reduce,
+    Stage,
+    Store,
+)
+from ..ops.dtypes import torch_name
+from ..symbolic import Expr, contiguous_strides, sym, to_expr
+
+__all__ = [
+    "ARGS",
+    "CHUNK",
+    "KINDS",
+    "Cut",
+    "arg_reduces",
+    "combine_partials",
+    "extreme",
+    "partial_buffers",
+    "value_types",
+]
+
+_T = TypeVar("_T")
+CHUNK = "k_chunk"
+KINDS = ("sum", "prod", "min", "max", "any", "all")
+ARGS = ("argmin", "argmax")
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """``loop`` becomes ``chunks`` pieces of ``length``; the last may be shorter. ``interleaved``: piece ``k`` has every
+    ``chunks``-th element from ``k`` on. ``place``: the dimension of partial results that counts the pieces, by default
+    the last."""
+
+    loop: Range
+    chunks: Expr
+    length: Expr
+    interleaved: bool = False
+    place: int | None = None
+
+    @property
+    def symbol(self) -> str:
+        """The loop over the pieces. An interleaved piece may be cut once more."""
+        return "k_row" if self.interleaved else CHUNK
+
+    def at(self, piece: Expr) -> Expr:
+        """Where in ``loop`` the loop of a piece is."""
+        inside = sym(self.loop.symbol)
+        return inside * self.chunks + piece if self.interleaved else piece * self.length + inside
+
+    def among(self, others: Sequence[_T], own: _T) -> tuple[_T, ...]:
+        """What belongs to the pieces, in its place among what belongs to the other dimensions of partial results."""
+        place = len(others) if self.place is None else self.place
+        return (*others[:place], own, *others[place:])
+
+
+def value_types(nest: LoopNest) -> dict[str, DType]:
+    """The type of each value of a nest."""
+    return {i.result: i.dtype for s in nest.stages for i in s.body if not isinstance(i, CheckIndex | Store)}
+
+
+def arg_reduces(stage: Stage) -> list[Reduce]:
+    """The reductions whose result is a place."""
+    return [i for i in stage.body if isinstance(i, Reduce) and i.kind in ARGS]
+
+
+def extreme(reduce: Reduce) -> str:
+    """The value at the place that an argmin or argmax gives."""
+    return f"{reduce.result}_extreme"
+
+
+def partial_buffers(nest: LoopNest, position: int, cut: Cut, names: set[str], device: str) -> dict[str, Buffer]:
+    """A temporary ``[.., chunks]`` for each reduction of a stage, and for the extreme beside each place. ``names``:
+    those taken; it grows."""
+    types, stage = value_types(nest), nest.stages[position]
+    kept = [(i.result, i.dtype) for i in stage.body if isinstance(i, Reduce)]
+    kept += [(extreme(i), types[i.value]) for i in arg_reduces(stage)]
+    partial: dict[str, Buffer] = {}
+    for number, (result, dtype) in enumerate(kept):
+        name = f"{nest.name}_partial{number}"
+        while name in names:
+            name += "_"
+        names.add(name)
+        sizes = cut.among([r.size for r in nest.outer], cut.chunks)
+        partial[result] = Buffer(
+            name, torch_name(dtype), sizes, contiguous_strides(sizes), BufferKind.TEMPORARY, device
+        )
+    return partial
+
+
+def combine_partials(nest: LoopNest, position: int, cut: Cut, partial: Mapping[str, Buffer]) -> LoopNest:
+    """The nest with the stage at ``position`` reducing partial results, and what comes after."""
+    types, old = value_types(nest), nest.stages[position]
+    loops = (Range(cut.symbol, cut.chunks),)
+    index = cut.among([sym(r.symbol) for r in nest.outer], sym(cut.symbol))
+    body: list[Instr] = []
+    for reduce in old.body:
+        if not isinstance(reduce, Reduce):
+            continue
+        loaded = f"{reduce.result}_partial"
+        if reduce.kind in ARGS:
+            kept = partial[extreme(reduce)].name
+            chunk = replace(reduce, result=f"{reduce.result}_chunk", value=loaded)
+            body += [Load(loaded, kept, index, types[reduce.value]), chunk]
+        else:
+            body += [Load(loaded, partial[reduce.result].name, index, reduce.dtype), replace(reduce, value=loaded)]
+    stages = [Stage(loops, tuple(body))]
+    places = arg_reduces(old)
+    if places:
+        inner = to_expr(1)
+        for r in old.ranges[1:]:
+            inner = inner * r.size
+        stages.append(Stage(loops, tuple(i for r in places for i in _place_in_chunk(r, partial, index))))
+        stages.append(Stage((), tuple(i for r in places for i in _place(r, cut.length * inner))))
+    return replace(nest, stages=(*nest.stages[:position], *stages, *nest.stages[position + 1 :]))
+
+
+def _place_in_chunk(reduce: Reduce, partial: Mapping[str, Buffer], index: Sequence[Expr]) -> Iterator[Instr]:
+    """The place that the chosen chunk holds: a sum in which all others are 0."""
+    name, kind = reduce.result, DType.I64
+    yield IndexValue(f"{name}_number", sym(CHUNK), kind)
+    yield Load(f"{name}_held", partial[name].name, tuple(index), kind)
+    yield Compute(f"{name}_is_it", "eq", (f"{name}_number", f"{name}_chunk"), DType.BOOL)
+    yield Const(f"{name}_none", 0, kind)
+    yield Compute(f"{name}_picked", "where", (f"{name}_is_it", f"{name}_held", f"{name}_none"), kind)
+    yield Reduce(f"{name}_within", "sum", f"{name}_picked", kind)
+
+
+def _place(reduce: Reduce, length: Expr) -> Iterator[Instr]:
+    """The place in the whole: chunks before it, and the place in its own."""
+    name = reduce.result
+    yield IndexValue(f"{name}_length", length, DType.I64)
+    yield Compute(f"{name}_before", "mul", (f"{name}_chunk", f"{name}_length"), DType.I64)
+    yield Compute(name, "add", (f"{name}_before", f"{name}_within"), DType.I64)

@@ -1,0 +1,128 @@
+"""Pass: a value that is only copied into an input of the graph is computed there.
+
+An optimizer's update reads and writes each parameter; through a temporary its memory would be walked over twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from ..analysis.dependencies import step_reads, step_writes
+from ..ir import Alias, Buffer, BufferKind, BufferRef, ExternCall, Load, LoopNest, Program, Stage, Step, Store
+from ..ir.independence import check_outer_independence
+
+__all__ = ["write_through"]
+
+
+def write_through(program: Program) -> Program:
+    """The program without copies of temporaries into inputs, where each temporary can be the input itself.
+
+    That is so if the two have the same layout, the temporary has one writer, nothing reads the input's old value
+    after that writer, and the writer itself reads an element of it before it stores that element.
+    """
+    buffers = {b.name: b for b in program.buffers}
+    steps: list[Step | None] = list(program.steps)
+    users = _users(program)
+    for position in range(len(steps)):
+        copied = _copied(steps[position])  # its source may have become an input by now
+        if copied is None:
+            continue
+        source, target = copied
+        writer = _writer(steps, users, source, position)
+        if writer is None or not _same_memory(buffers[source], buffers[target]):
+            continue
+        if any(writer < user != position for user in users[target]) or target in _returned(program, source):
+            continue
+        renamed = _renamed(steps[writer], source, target, buffers)
+        if renamed is None:
+            continue
+        steps[writer], steps[position] = renamed, None
+        for user in users[source] - {writer, position}:
+            steps[user] = _with_name(steps[user], source, target)
+        users[target] |= users.pop(source) - {position}
+        users[target].discard(position)
+        del buffers[source]
+    return replace(program, steps=tuple(s for s in steps if s is not None), buffers=tuple(buffers.values()))
+
+
+def _users(program: Program) -> dict[str, set[int]]:
+    users: dict[str, set[int]] = {b.name: set() for b in program.buffers}
+    for position, step in enumerate(program.steps):
+        for name in (*step_reads(step), *step_writes(step)):
+            users[name].add(position)
+    return users
+
+
+def _copied(step: Step | None) -> tuple[str, str] | None:
+    """(source, target) of a nest that does nothing but copy one buffer to another, element by element."""
+    if not isinstance(step, LoopNest) or len(step.stages) != 1 or len(step.stages[0].body) != 2:
+        return None
+    load, store = step.stages[0].body
+    if not isinstance(load, Load) or not isinstance(store, Store):
+        return None
+    plain = load.mask is None and store.mask is None and store.mode == "set" and store.value == load.result
+    return (load.buffer, store.buffer) if plain and load.indices == store.indices else None
+
+
+def _writer(steps: list[Step | None], users: Mapping[str, set[int]], source: str, copy: int) -> int | None:
+    """The one nest that makes ``source``, if only nests use it."""
+    found = None
+    for position in users[source]:
+        step = steps[position]
+        if not isinstance(step, LoopNest):
+            return None
+        if source in step.writes:
+            if found is not None or position >= copy:
+                return None
+            found = position
+    return found
+
+
+def _same_memory(source: Buffer, target: Buffer) -> bool:
+    kinds = source.kind is BufferKind.TEMPORARY and target.kind is BufferKind.INPUT
+    return kinds and replace(source, name=target.name, kind=target.kind) == target
+
+
+def _returned(program: Program, source: str) -> set[str]:
+    """Every name that cannot be merged with ``source``: all inputs if it is returned or has other names."""
+    aliased = {name for step in program.steps if isinstance(step, Alias) for name in (step.base, step.result)}
+    if source in aliased or any(isinstance(out, BufferRef) and out.name == source for out in program.outputs):
+        return {b.name for b in program.buffers}
+    return aliased
+
+
+def _renamed(step: Step | None, source: str, target: str, buffers: Mapping[str, Buffer]) -> LoopNest | None:
+    assert isinstance(step, LoopNest)
+    accesses = list(_accesses(step, target))
+    if accesses:
+        stored = [(s, p, i) for s, p, i in _accesses(step, source) if isinstance(i, Store)]
+        loaded_again = any(isinstance(i, Load) for _, _, i in _accesses(step, source))
+        if len(stored) != 1 or loaded_again:
+            return None
+        stage, place, store = stored[0]
+        if not all(isinstance(i, Load) and (s, p) < (stage, place) for s, p, i in accesses):
+            return None
+        if store.mode != "set" or store.mask is not None:
+            return None
+    renamed = _with_name(step, source, target)
+    assert isinstance(renamed, LoopNest)
+    return renamed if check_outer_independence(renamed, buffers) is None else None
+
+
+def _accesses(nest: LoopNest, name: str) -> Iterator[tuple[int, int, Load | Store]]:
+    for number, stage in enumerate(nest.stages):
+        for place, instr in enumerate(stage.body):
+            if isinstance(instr, Load | Store) and instr.buffer == name:
+                yield number, place, instr
+
+
+def _with_name(step: Step | None, old: str, new: str) -> Step | None:
+    if not isinstance(step, LoopNest):
+        assert not isinstance(step, ExternCall)
+        return step
+    stages = []
+    for stage in step.stages:
+        body = (replace(i, buffer=new) if isinstance(i, Load | Store) and i.buffer == old else i for i in stage.body)
+        stages.append(Stage(stage.ranges, tuple(body)))
+    return replace(step, stages=tuple(stages))

@@ -1,0 +1,1 @@
+"""Facts about operators, one table each."""

@@ -1,0 +1,307 @@
+"""Every scalar op of the loop IR: one row each, with its types, its edge values and eager's version of it.
+
+The printer, the verifier, the interpreter and each code generator go by the same rows; a code generator's
+own table has exactly these keys. ``reference`` is what the op means: eager torch on whole tensors. Where
+eager's own kernel kills the process (``INT_MIN / -1`` traps on x86) or depends on the vector width, the
+reference gives the value that the row's ``edges`` text states.
+
+Note [Types of ops]
+    ``domain`` is the set of types the compared or computed operands may have; all of them have the same type.
+    The rule says the rest: SAME gives that type, PREDICATE gives bool, WHERE takes a bool first and gives the
+    type of the others, CAST and BITCAST go from any type to any (of the same width for BITCAST). Halves are
+    in the domain of WHERE and casts only; so lowering casts to f32, computes, and casts back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from types import MappingProxyType
+
+from torch import Tensor
+
+from ..errors import IRError
+from ..ir.nodes import DType
+from . import reference as ref
+from .dtypes import ARITHMETIC_INTS, FLOATS, HALVES, bits
+
+__all__ = [
+    "OP_TABLE",
+    "REDUCE_TABLE",
+    "OpRow",
+    "ReduceRow",
+    "TypeRule",
+    "check_op_types",
+    "reduce_dtype",
+    "result_dtype",
+]
+
+
+class TypeRule(Enum):
+    """How the result's type follows from the operands', see Note [Types of ops]."""
+
+    SAME = "same"
+    PREDICATE = "predicate"
+    WHERE = "where"
+    CAST = "cast"
+    BITCAST = "bitcast"
+
+
+_F = FLOATS - HALVES
+_I = ARITHMETIC_INTS
+_B = frozenset({DType.BOOL})
+_ALL = frozenset(DType)
+
+
+@dataclass(frozen=True, slots=True)
+class OpRow:
+    """One scalar op.
+
+    ``reference`` takes ``arity`` tensors of equal shape (``cast`` and ``bitcast``: a tensor and a
+    :class:`DType`) and gives a tensor. ``traps``: integer operands may raise ``ZeroDivisionError``, as the
+    kernel's error status does. ``commutative``: the operands may be swapped (NaN payloads aside).
+    """
+
+    name: str
+    arity: int
+    rule: TypeRule
+    domain: frozenset[DType]
+    reference: Callable[..., Tensor]
+    edges: str
+    commutative: bool = False
+    traps: bool = False
+
+
+def _unary(name: str, domain: frozenset[DType], reference: Callable[..., Tensor], edges: str) -> OpRow:
+    return OpRow(name, 1, TypeRule.SAME, domain, reference, edges)
+
+
+def _test(name: str, domain: frozenset[DType], reference: Callable[..., Tensor], edges: str) -> OpRow:
+    return OpRow(name, 1, TypeRule.PREDICATE, domain, reference, edges)
+
+
+def _binary(
+    name: str,
+    domain: frozenset[DType],
+    reference: Callable[..., Tensor],
+    edges: str,
+    *,
+    commutative: bool = False,
+    traps: bool = False,
+) -> OpRow:
+    return OpRow(name, 2, TypeRule.SAME, domain, reference, edges, commutative, traps)
+
+
+def _compare(name: str, reference: Callable[..., Tensor], edges: str) -> OpRow:
+    return OpRow(name, 2, TypeRule.PREDICATE, _F | _I | _B, reference, edges, name in ("eq", "ne"))
+
+
+_NAN_FALSE = "false if either is nan; -0.0 equals 0.0"
+_DIVIDE_INT = "integers: a zero divisor is an error"
+_ZERO_SIGN = "of zeros of both signs either may come out"
+
+_ROWS = (
+    # -- unary: sign and rounding
+    _unary("neg", _F | _I, ref.neg, "flips the sign bit of 0.0 and nan; integers wrap (neg INT_MIN is INT_MIN)"),
+    _unary("abs", _F | _I, ref.abs_, "clears the sign bit; integers wrap (abs INT_MIN is INT_MIN)"),
+    _unary("sign", _F | _I, ref.sign, "0 for zeros of both signs and for nan"),
+    _unary("floor", _F, ref.floor, "keeps -0.0, inf and nan"),
+    _unary("ceil", _F, ref.ceil, "ceil(-0.5) is -0.0; keeps -0.0, inf and nan"),
+    _unary("trunc", _F, ref.trunc, "trunc(-0.5) is -0.0; keeps -0.0, inf and nan"),
+    _unary("round", _F, ref.round_, "halves go to the even neighbour: 0.5 to 0, 1.5 to 2, -0.5 to -0.0"),
+    # -- unary: transcendental
+    _unary("exp", _F, ref.exp, "exp(-inf) is 0, exp(inf) is inf; nan stays"),
+    _unary("exp2", _F, ref.exp2, "exact at integers; exp2(-inf) is 0"),
+    _unary("expm1", _F, ref.expm1, "expm1(-inf) is -1; keeps -0.0"),
+    _unary("log", _F, ref.log, "log of +-0 is -inf, of a negative nan, of inf inf"),
+    _unary("log2", _F, ref.log2, "as log; exact at powers of two"),
+    _unary("log10", _F, ref.log10, "as log"),
+    _unary("log1p", _F, ref.log1p, "log1p(-1) is -inf, below nan; keeps -0.0"),
+    _unary("sqrt", _F, ref.sqrt, "correctly rounded (eager: within 1 ulp); sqrt(-0.0) is -0.0, of a negative nan"),
+    _unary("rsqrt", _F, ref.rsqrt, "1/sqrt(x) in two roundings; of +-0 +-inf, of inf 0, of a negative nan"),
+    _unary("reciprocal", _F, ref.reciprocal, "1/x correctly rounded; of +-0 +-inf, of +-inf +-0"),
+    _unary("sin", _F, ref.sin, "sin(+-inf) is nan; keeps -0.0"),
+    _unary("cos", _F, ref.cos, "cos(+-inf) is nan"),
+    _unary("tan", _F, ref.tan, "tan(+-inf) is nan; keeps -0.0"),
+    _unary("asin", _F, ref.asin, "nan outside [-1, 1]"),
+    _unary("acos", _F, ref.acos, "nan outside [-1, 1]; acos(1) is 0"),
+    _unary("atan", _F, ref.atan, "atan(+-inf) is +-pi/2"),
+    _unary("sinh", _F, ref.sinh, "overflows to +-inf"),
+    _unary("cosh", _F, ref.cosh, "overflows to inf"),
+    _unary("tanh", _F, ref.tanh, "tanh(+-inf) is +-1; keeps -0.0"),
+    _unary("asinh", _F, ref.asinh, "keeps -0.0 and inf"),
+    _unary("acosh", _F, ref.acosh, "nan below 1; acosh(1) is 0"),
+    _unary("atanh", _F, ref.atanh, "atanh(+-1) is +-inf, nan outside"),
+    _unary("erf", _F, ref.erf, "erf(+-inf) is +-1"),
+    _unary("erfc", _F, ref.erfc, "erfc(inf) is 0, erfc(-inf) is 2"),
+    _unary("lgamma", _F, ref.lgamma, "log of |gamma|: inf at 0, -1, -2 .. and at both infinities"),
+    _unary("sigmoid", _F, ref.sigmoid, "1/(1+exp(-x)): 0 at -inf, 1 at inf, never overflows to nan"),
+    # -- unary: bits and tests
+    _unary("bitwise_not", _I | _B, ref.bitwise_not, "of bool: logical not"),
+    _unary("logical_not", _B, ref.logical_not, ""),
+    _test("isnan", _F, ref.isnan, ""),
+    _test("isinf", _F, ref.isinf, "true for both infinities, false for nan"),
+    _test("signbit", _F | _I, ref.signbit, "true for -0.0 and for a nan with its sign bit set; u8 is never negative"),
+    # -- binary: arithmetic
+    _binary("add", _F | _I, ref.add, "integers wrap; inf + -inf is nan", commutative=True),
+    _binary("sub", _F | _I, ref.sub, "integers wrap; inf - inf is nan"),
+    _binary("mul", _F | _I, ref.mul, "integers wrap; 0 * inf is nan", commutative=True),
+    _binary("div", _F, ref.div, "true division: x/0 is +-inf or, at 0/0, nan"),
+    _binary(
+        "floordiv",
+        _F | _I,
+        ref.floordiv,
+        f"rounds down; {_DIVIDE_INT}; INT_MIN // -1 is INT_MIN; floats: x//0 is x/0, else (a - mod)/b made whole",
+        traps=True,
+    ),
+    _binary(
+        "truncdiv",
+        _F | _I,
+        ref.truncdiv,
+        f"rounds towards zero; {_DIVIDE_INT}; INT_MIN / -1 is INT_MIN; floats: trunc(a/b)",
+        traps=True,
+    ),
+    _binary(
+        "mod",
+        _F | _I,
+        ref.mod,
+        f"sign of the divisor; {_DIVIDE_INT}; INT_MIN % -1 is 0; floats: mod 0 is nan",
+        traps=True,
+    ),
+    _binary(
+        "fmod", _F | _I, ref.fmod, f"sign of the dividend; {_DIVIDE_INT}; floats: exact, fmod 0 is nan", traps=True
+    ),
+    _binary(
+        "pow",
+        _F | _I,
+        ref.pow_,
+        "floats: as C's pow (pow(x, 0) and pow(1, x) are 1, also for nan); integers wrap, a negative exponent gives 0 "
+        "except for bases 1 and -1",
+    ),
+    _binary("minimum", _F | _I | _B, ref.minimum, f"nan if either is nan; {_ZERO_SIGN}", commutative=True),
+    _binary("maximum", _F | _I | _B, ref.maximum, f"nan if either is nan; {_ZERO_SIGN}", commutative=True),
+    _binary("fmin", _F | _I | _B, ref.fmin, f"the other one if one is nan; {_ZERO_SIGN}", commutative=True),
+    _binary("fmax", _F | _I | _B, ref.fmax, f"the other one if one is nan; {_ZERO_SIGN}", commutative=True),
+    _binary("atan2", _F, ref.atan2, "C's atan2 of (y, x), quadrant from the signs of zeros too"),
+    _binary("hypot", _F, ref.hypot, "inf if either is inf, also with nan; does not overflow early", commutative=True),
+    _binary("copysign", _F, ref.copysign, "takes the sign bit, also of -0.0 and nan"),
+    _binary("nextafter", _F, ref.nextafter, "b if equal (also of zeros); from 0 to the smallest subnormal"),
+    # -- binary: bits and logic
+    _binary("bitwise_and", _I | _B, ref.bitwise_and, "", commutative=True),
+    _binary("bitwise_or", _I | _B, ref.bitwise_or, "", commutative=True),
+    _binary("bitwise_xor", _I | _B, ref.bitwise_xor, "", commutative=True),
+    _binary("shl", _I, ref.shl, "wraps; an amount that is negative or at least the width gives 0"),
+    _binary(
+        "shr", _I, ref.shr, "arithmetic (u8: logical); an amount below 0 or at least the width leaves the sign, 0 or -1"
+    ),
+    _binary("logical_and", _B, ref.logical_and, "", commutative=True),
+    _binary("logical_or", _B, ref.logical_or, "", commutative=True),
+    _binary("logical_xor", _B, ref.logical_xor, "", commutative=True),
+    # -- binary: comparisons
+    _compare("eq", ref.eq, _NAN_FALSE),
+    _compare("ne", ref.ne, "true if either is nan; -0.0 equals 0.0"),
+    _compare("lt", ref.lt, _NAN_FALSE),
+    _compare("le", ref.le, _NAN_FALSE),
+    _compare("gt", ref.gt, _NAN_FALSE),
+    _compare("ge", ref.ge, _NAN_FALSE),
+    # -- ternary
+    OpRow("where", 3, TypeRule.WHERE, _ALL, ref.where, "the value not taken has no effect, nan included"),
+    OpRow("fma", 3, TypeRule.SAME, _F, ref.fma, "a*b + c rounded once; use only where eager rounds once"),
+    # -- casts
+    OpRow(
+        "cast",
+        1,
+        TypeRule.CAST,
+        _ALL,
+        ref.cast,
+        "float to i64 or i32: towards zero, INT_MIN for nan and out of range; float to i16, i8, u8: through i32, low "
+        "bits kept; to bool: x != 0 (nan is true); integer to integer: low bits; to f16 and bf16: through f32, nearest "
+        "even, overflow to inf; bool to number: 0 or 1",
+    ),
+    OpRow("bitcast", 1, TypeRule.BITCAST, _ALL - _B, ref.bitcast, "same bits"),
+)
+
+OP_TABLE: Mapping[str, OpRow] = MappingProxyType({row.name: row for row in _ROWS})
+
+
+@dataclass(frozen=True, slots=True)
+class ReduceRow:
+    """One kind of reduction over the flattened stage ranges.
+
+    ``reference`` takes a tensor whose last dimension is reduced. ``index``: the result is an i64 position
+    rather than a value. Eager refuses an empty min, max, argmin or argmax before a kernel runs, and so must lowering.
+    """
+
+    kind: str
+    domain: frozenset[DType]
+    reference: Callable[[Tensor], Tensor]
+    edges: str
+    index: bool = False
+
+
+_REDUCE_ROWS = (
+    ReduceRow("sum", _F | _I, ref.reduce_sum, "empty: 0; integers wrap; floats in any order of additions"),
+    ReduceRow("prod", _F | _I, ref.reduce_prod, "empty: 1; integers wrap; floats in any order of products"),
+    ReduceRow("min", _F | _I | _B, ref.reduce_min, "nan if any is nan; empty: inf, the largest integer, true"),
+    ReduceRow("max", _F | _I | _B, ref.reduce_max, "nan if any is nan; empty: -inf, the smallest integer, false"),
+    ReduceRow("any", _B, ref.reduce_any, "empty: false"),
+    ReduceRow("all", _B, ref.reduce_all, "empty: true"),
+    ReduceRow("argmin", _F | _I | _B, ref.reduce_argmin, "first of equals, first nan if any; empty: 0", index=True),
+    ReduceRow("argmax", _F | _I | _B, ref.reduce_argmax, "first of equals, first nan if any; empty: 0", index=True),
+)
+
+REDUCE_TABLE: Mapping[str, ReduceRow] = MappingProxyType({row.kind: row for row in _REDUCE_ROWS})
+
+
+def check_op_types(op: str, args: Sequence[DType], result: DType) -> str | None:
+    """Why ``result = op(args)`` is ill-typed, as a sentence, or ``None`` if it is fine."""
+    row = OP_TABLE.get(op)
+    if row is None:
+        return f"there is no op named {op!r}"
+    if len(args) != row.arity:
+        return f"{op} takes {row.arity} arguments, not {len(args)}"
+    operands = args
+    if row.rule is TypeRule.WHERE:
+        if args[0] is not DType.BOOL:
+            return f"the condition of where must be bool, not {args[0].value}"
+        operands = args[1:]
+    if any(dtype is not operands[0] for dtype in operands):
+        return f"the operands of {op} have different types: {', '.join(d.value for d in operands)}"
+    if operands[0] not in row.domain:
+        return f"{op} is not defined for {operands[0].value}"
+    if row.rule is TypeRule.CAST:
+        return None
+    if row.rule is TypeRule.BITCAST:
+        if result is DType.BOOL or bits(result) != bits(operands[0]):
+            return f"bitcast from {operands[0].value} to {result.value} changes the width or makes a bool"
+        return None
+    expected = DType.BOOL if row.rule is TypeRule.PREDICATE else operands[0]
+    return None if result is expected else f"{op} of {operands[0].value} gives {expected.value}, not {result.value}"
+
+
+def result_dtype(op: str, args: Sequence[DType], to: DType | None = None) -> DType:
+    """The type of ``op(args)``; ``to`` is the target of ``cast`` and ``bitcast``. Raises :class:`IRError`."""
+    row = OP_TABLE.get(op)
+    if row is None:
+        raise IRError(f"there is no op named {op!r}")
+    if row.rule in (TypeRule.CAST, TypeRule.BITCAST):
+        if to is None:
+            raise IRError(f"{op} needs the type to convert to")
+        result = to
+    else:
+        result = DType.BOOL if row.rule is TypeRule.PREDICATE else args[-1] if args else DType.BOOL
+    problem = check_op_types(op, args, result)
+    if problem:
+        raise IRError(problem)
+    return result
+
+
+def reduce_dtype(kind: str, value: DType) -> DType:
+    """The type of a ``reduce kind`` over values of type ``value``. Raises :class:`IRError`."""
+    row = REDUCE_TABLE.get(kind)
+    if row is None:
+        raise IRError(f"there is no reduction named {kind!r}")
+    if value not in row.domain:
+        raise IRError(f"reduce {kind} is not defined for {value.value}")
+    return DType.I64 if row.index else value

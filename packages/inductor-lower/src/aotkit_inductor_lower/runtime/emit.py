@@ -1,0 +1,309 @@
+"""The straight-line Python function that runs a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from ..ir import Arg, BufferRef, Literal, SymInput
+from ..launch_plan.records import Allocate, CallExtern, CallSegment, Free, LaunchPlan, PlanStep, Return, TakeOver, View
+from ..ops.fixups import GUARDED
+from ..symbolic import Call, Expr, Symbol, to_expr
+from .externs import returns_several
+from .frame import arena_views, torch_dtype
+
+__all__ = ["PlanEmitter", "emit_source", "wanted_tensors"]
+
+
+def emit_source(plan: LaunchPlan, own_frames: bool = True, redzones: bool = False) -> tuple[str, dict[str, Any]]:
+    """``(source, tables)``: the text defining ``call(args)`` and objects its text names. ``own_frames``: whether
+    frames come from the plan's own list or lie in blocks of memory shared with other plans (``FramePool.own``).
+    ``redzones``: the memory is looked at after every step."""
+    return PlanEmitter(plan, own_frames, redzones).emit()
+
+
+def wanted_tensors(plan: LaunchPlan) -> list[str]:
+    """Arena buffers and views of them that the plan needs as tensors, in the order of ``Frame.tensors``."""
+    framed = arena_views(plan)
+    steps = [s for s in plan.steps if not (isinstance(s, View) and s.result in framed)]
+    used = {name for step in steps for name in _tensor_uses(step)}
+    return [name for name in (*(a.buffer for a in plan.arena), *framed) if name in used]
+
+
+class PlanEmitter:
+    """Writes the function, step by step."""
+
+    def __init__(self, plan: LaunchPlan, own_frames: bool, redzones: bool = False) -> None:
+        self.plan, self.own_frames, self.redzones = plan, own_frames, redzones
+        self.homes = {b.name: b for b in plan.buffers}
+        self.slot = {name: k for k, name in enumerate(plan.slots)}
+        self.lines: list[str] = []
+        self.tables: dict[str, Any] = {}
+        self.sizes = ""
+        self.uses_frame = redzones or bool(plan.arena) or any(isinstance(s, CallSegment) for s in plan.steps)
+        self.wanted = wanted_tensors(plan)
+        self.framed = arena_views(plan).keys()
+        self.tensor_names = {b.name: f"b_{_safe(b.name)}" for b in plan.buffers}
+        self.tensor_names.update({b.name: f"constant_{_safe(b.name)}" for b in plan.buffers if b.home == "constant"})
+        self.tensor_names.update({name: f"tensors[{k}]" for k, name in enumerate(self.wanted)})
+
+    def emit(self) -> tuple[str, dict[str, Any]]:
+        self._prologue()
+        for position, step in enumerate(self.plan.steps):
+            if self.redzones and not isinstance(step, Return):
+                self.lines.append(f"frame.guard.before({position})")
+                self._step(step)
+                status = isinstance(step, CallSegment)  # its last line looks at the status and may raise
+                self.lines.insert(len(self.lines) - status, f"frame.guard.after({position})")
+            else:
+                self._step(step)
+        body = "\n".join(f"    {line}" for line in self.lines)
+        return f"def call(args):\n{body}\n", self.tables
+
+    # -- prologue ------------------------------------------------------------------------------------------
+
+    def _prologue(self) -> None:
+        names = [
+            f"s_{_safe(name[1:])}" if name.startswith("$") else self.tensor_names[name] for name in self.plan.inputs
+        ]
+        if names:
+            self.lines.append(f"{', '.join(names)}{',' if len(names) == 1 else ''} = args")
+        self.lines.append("args.clear()")
+        for symbol, position, kind, dim in self.plan.symbol_sources:
+            if kind in ("above", "below"):
+                sign = "" if kind == "above" else "-"
+                self.lines.append(f"s_{_safe(symbol)} = max({sign}{names[position]}, 0)")
+            elif kind != "int":
+                self.lines.append(f"s_{_safe(symbol)} = {names[position]}.{kind}({dim})")
+            elif names[position] != f"s_{_safe(symbol)}":
+                self.lines.append(f"s_{_safe(symbol)} = {names[position]}")
+        if not self.uses_frame:
+            return
+        self.sizes = ", ".join(f"s_{_safe(name)}" for name, *_ in self.plan.symbol_sources)
+        if not self.own_frames:
+            self.lines.append(f"block, frame = lease_block({self.sizes})")
+        elif self.sizes:
+            self.lines.append(f"frame = lease({self.sizes})")
+        else:  # one size only: the free list is taken from directly
+            self.lines += ["try: frame = free.pop()", "except IndexError: frame = lease()"]
+        if any(not s.startswith("$") and self.homes[s].home not in ("arena", "constant") for s in self.plan.slots):
+            self.lines.append("slots = frame.slots")
+        if self.wanted:
+            self.lines.append("tensors = frame.tensors")
+        self.lines.append("address = frame.address")
+        if self.redzones:
+            self.lines.append("frame.guard.begin()")
+        self.lines += self.context_lines
+        self._write_inputs()
+
+    #: What a segment is told beside its frame, as ``n``.
+    context_lines: tuple[str, ...] = (
+        "n = threads()",
+        "if n > 1 and getpid() != owner: n = 1  # a forked child has no thread pool",
+    )
+
+    def _write_inputs(self) -> None:
+        """Addresses of inputs, neighbours in the frame in one assignment."""
+        run: list[tuple[int, str]] = []
+        for position, slot in [*enumerate(self.plan.slots), (len(self.plan.slots), "$")]:
+            if not slot.startswith("$") and self.homes[slot].home == "input":
+                run.append((position, self.tensor_names[slot]))
+                continue
+            names = ", ".join(name for _, name in run)
+            filled = not any(self._may_be_empty(self.plan.slots[place]) for place, _ in run)
+            if len(run) == 1 and filled:
+                self.lines.append(f"slots[{run[0][0]}] = {names}.data_ptr()")
+            elif len(run) > 8 and filled:  # an optimizer's hundreds
+                self.lines.append(f"slots[{run[0][0]}:{run[-1][0] + 1}] = tuple(map(data_ptr, ({names})))")
+            elif run:
+                values = ", ".join(
+                    f"{name}.data_ptr()" + f" or place({name})" * self._may_be_empty(self.plan.slots[place])
+                    for place, name in run
+                ) + "," * (len(run) == 1)
+                self.lines.append(f"slots[{run[0][0]}:{run[-1][0] + 1}] = ({values})")
+            run = []
+
+    def _may_be_empty(self, slot: str) -> bool:
+        return any(to_expr(size).constant in (None, 0) for size in self.homes[slot].sizes)
+
+    # -- steps ---------------------------------------------------------------------------------------------
+
+    def _step(self, step: PlanStep) -> None:
+        if isinstance(step, Allocate):
+            self._allocate(step)
+        elif isinstance(step, CallSegment):
+            self._segment(step)
+        elif isinstance(step, CallExtern):
+            self._extern(step)
+        elif isinstance(step, View):
+            if step.result not in self.framed:
+                self._view(step, self.tensor_names[step.base])
+        elif isinstance(step, TakeOver):
+            self._take_over(step)
+        elif isinstance(step, Free):
+            held = [self.tensor_names[name] for name in step.buffers if name not in self.framed]
+            if held:
+                self.lines.append(f"del {', '.join(held)}")
+        else:
+            self._return(step)
+
+    def _allocate(self, step: Allocate) -> None:
+        buffer, name = self.homes[step.buffer], self.tensor_names[step.buffer]
+        sizes, strides = _tuple(buffer.sizes), _tuple(buffer.strides)
+        self.lines.append(f"{name} = empty({sizes}, {strides}, {self._dtype(buffer.dtype)})")
+        if self.redzones:
+            self.lines.append(f"frame.guard.fresh({step.buffer!r}, {name})")
+        self._write_slot(step.buffer)
+
+    def _write_slot(self, name: str) -> None:
+        if name in self.slot:
+            self.lines.append(f"slots[{self.slot[name]}] = {self.tensor_names[name]}.data_ptr()")
+
+    def _dtype(self, name: str) -> str:
+        return str(torch_dtype(name))
+
+    def _segment(self, step: CallSegment) -> None:
+        self.tables[f"launches_of_{step.function}"] = step.launches
+        shown = ", ".join(step.launches[:6]) + (" ..." if len(step.launches) > 6 else "")
+        self.lines.append(f"status = {step.function}(address, n)  # {shown}")
+        self.lines.append(f"if status: fail(status, launches_of_{step.function})")
+
+    def _extern(self, step: CallExtern) -> None:
+        args = [self._arg(a) for a in step.args] + [f"{k}={self._arg(v)}" for k, v in step.kwargs]
+        if step.out is not None:
+            assert step.results[0] is not None
+            args.append(f"out={self.tensor_names[step.results[0]]}")
+            self.lines.append(f"op_{_safe(step.out)}({', '.join(args)})")
+            return
+        call = f"op_{_safe(step.target)}({', '.join(args)})"
+        names = ["_" if r is None else self.tensor_names[r] for r in step.results]
+        if not any(r is not None for r in step.results):
+            guard = next(_refs(step.args)) if step.target in GUARDED else None
+            self.lines.append(f"if {self.tensor_names[guard]}.item(): {call}" if guard is not None else call)
+        elif returns_several(step.target):
+            self.lines.append(f"{', '.join(names)}{',' if len(names) == 1 else ''} = {call}")
+        else:
+            self.lines.append(f"{names[0]} = {call}")
+        for result in step.results:
+            if result is not None:
+                self._conform(result, step.target)
+                self._write_slot(result)
+
+    def _conform(self, result: str, target: str) -> None:
+        """Generated code reads memory by the strides and type of the fake value, so the real one must have them, and
+        no lazy bits (which ``linalg_lu_solve`` and custom operators may return)."""
+        buffer, name = self.homes[result], self.tensor_names[result]
+        sizes, strides, dtype = _tuple(buffer.sizes), _tuple(buffer.strides), self._dtype(buffer.dtype)
+        differs = f"{name}.stride() != {strides} or {name}.dtype is not {dtype}"
+        differs += f" or {name}.is_conj()" if buffer.dtype.startswith("complex") else ""
+        differs += "" if target.startswith("aten.") else f" or {name}.is_neg()"
+        self.lines.append(f"if {differs}: {name} = conform({name}, {sizes}, {strides}, {dtype})")
+
+    def _view(self, step: View, base: str) -> None:
+        buffer, name = self.homes[step.result], self.tensor_names[step.result]
+        sizes, strides = _tuple(buffer.sizes), _tuple(buffer.strides)
+        if buffer.dtype != self.homes[step.base].dtype:
+            base = f"{base}.view({self._dtype(buffer.dtype)})"
+        offset = f"{base}.storage_offset() + {_text(step.offset)}" if step.offset != 0 else f"{base}.storage_offset()"
+        if self.homes[step.base].home == "fresh" and buffer.dtype == self.homes[step.base].dtype:
+            offset = _text(step.offset)  # a fresh tensor starts its storage
+        self.lines.append(f"{name} = torch.as_strided({base}, {sizes}, {strides}, {offset})")
+
+    def _take_over(self, step: TakeOver) -> None:
+        base, result = self.homes[step.base], self.homes[step.result]
+        names = self.tensor_names[step.result], self.tensor_names[step.base]
+        same = base.sizes == result.sizes
+        self.lines.append(f"{names[0]} = {names[1] if same else f'unsafe_view({names[1]}, {_tuple(result.sizes)})'}")
+
+    def _return(self, step: Return) -> None:
+        if self.redzones:
+            self.lines.append("frame.guard.end()")
+        if self.uses_frame and not self.own_frames:
+            self.lines.append("give_back_block(block)")
+        elif self.uses_frame:
+            self.lines.append(f"give_back(frame, {self.sizes})" if self.sizes else "free.append(frame)")
+        outputs = []
+        for output in step.outputs:
+            if output is None:
+                outputs.append("None")
+            elif isinstance(output, BufferRef):
+                outputs.append(self.tensor_names[output.name])
+            else:
+                outputs.append(_text(output.expr))
+        self.lines.append(f"return [{', '.join(outputs)}]")
+
+    # -- arguments -----------------------------------------------------------------------------------------
+
+    def _arg(self, arg: Arg) -> str:
+        if isinstance(arg, BufferRef):
+            return f"{self.tensor_names[arg.name]}.item()" if arg.number else self.tensor_names[arg.name]
+        if isinstance(arg, SymInput):
+            return _text(arg.expr)
+        if isinstance(arg, tuple):
+            return f"[{', '.join(self._arg(a) for a in arg)}]"
+        return self._literal(arg)
+
+    def _literal(self, literal: Literal) -> str:
+        value = literal.value
+        if literal.kind in ("dtype", "layout", "memory_format") and value is not None:
+            return str(value)
+        if literal.kind == "device" and value is not None:
+            name = f"device_{_safe(str(value))}"
+            self.tables[name] = torch.device(str(value))
+            return name
+        if literal.kind == "complex":
+            return f"complex({str(value)!r})"
+        if isinstance(value, float) and value not in (value + 1,) and value == value:
+            return repr(value)
+        if isinstance(value, float):
+            return f"float({str(value)!r})"
+        return repr(value)
+
+
+def _tensor_uses(step: PlanStep) -> Iterator[str]:
+    """Buffers that a step needs as tensors, not only as addresses."""
+    if isinstance(step, CallExtern):
+        yield from _refs(step.args)
+        yield from _refs(tuple(v for _, v in step.kwargs))
+        if step.out is not None:
+            yield from (r for r in step.results if r is not None)
+    elif isinstance(step, View | TakeOver):
+        yield step.base
+
+
+def _refs(args: tuple[Arg, ...]) -> Iterator[str]:
+    for arg in args:
+        if isinstance(arg, BufferRef):
+            yield arg.name
+        elif isinstance(arg, tuple):
+            yield from _refs(arg)
+
+
+def _safe(name: str) -> str:
+    return "".join(c if c.isalnum() or c == "_" else "_" for c in name)
+
+
+def _tuple(exprs: tuple[Expr, ...]) -> str:
+    return f"({', '.join(map(_text, exprs))}{',' if len(exprs) == 1 else ''})"
+
+
+def _text(expr: Expr) -> str:
+    """An expression over size symbols as Python text."""
+    terms = []
+    for monomial, factor in expr.terms:
+        atoms = [_atom(atom) for atom in monomial]
+        if factor != 1 or not atoms:
+            atoms.insert(0, str(factor))
+        terms.append("*".join(atoms))
+    return " + ".join(terms) if terms else "0"
+
+
+def _atom(atom: Symbol | Call) -> str:
+    if isinstance(atom, Symbol):
+        return f"s_{_safe(atom.name)}"
+    args = [_text(arg) for arg in atom.args]
+    if atom.fn in ("floordiv", "mod"):
+        return f"(({args[0]}) {'//' if atom.fn == 'floordiv' else '%'} ({args[1]}))"
+    return f"{atom.fn}({', '.join(args)})"

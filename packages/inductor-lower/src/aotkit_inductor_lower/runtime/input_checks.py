@@ -1,0 +1,58 @@
+"""Whether the arguments of a call are those that a graph was compiled for: for callers whom no guards protect."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ..errors import InputMismatchError
+from ..launch_plan import CompiledProgram
+
+__all__ = ["input_check"]
+
+Numbers = tuple[int | None, ...]
+
+
+def input_check(compiled: CompiledProgram) -> Callable[[list[Any]], None]:
+    """A function that raises :class:`InputMismatchError` for arguments of another type, size or stride: kernels compute
+    addresses from those that they were compiled for. Sizes that are symbols may be any."""
+    plan = compiled.plan
+    expected: list[tuple[str, torch.dtype, Numbers, Numbers] | None] = []
+    for name in plan.inputs:
+        if name.startswith("$"):
+            expected.append(None)
+            continue
+        buffer = plan.buffer(name)
+        sizes, strides = (tuple(e.constant for e in exprs) for exprs in (buffer.sizes, buffer.strides))
+        expected.append((name, getattr(torch, buffer.dtype), sizes, strides))
+
+    def check(args: list[Any]) -> None:
+        if len(args) != len(expected):
+            raise InputMismatchError(f"{plan.name} takes {len(expected)} arguments, not {len(args)}")
+        for arg, wanted in zip(args, expected, strict=True):
+            if wanted is not None and isinstance(arg, torch.Tensor) and not _fits(arg, *wanted[1:]):
+                name, dtype, sizes, strides = wanted
+                raise InputMismatchError(
+                    f"the argument {name} is a tensor of {arg.dtype}, sizes {tuple(arg.shape)} and strides "
+                    f"{arg.stride()}, and the graph was compiled for {dtype}, sizes {_text(sizes)} and strides "
+                    f"{_text(strides)}"
+                )
+
+    return check
+
+
+def _fits(arg: torch.Tensor, dtype: torch.dtype, sizes: Numbers, strides: Numbers) -> bool:
+    if arg.dtype is not dtype or arg.dim() != len(sizes):
+        return False
+    if any(want is not None and n != want for n, want in zip(arg.shape, sizes, strict=True)):
+        return False
+    if arg.numel() == 0 or arg.layout is not torch.strided:
+        return True
+    places = zip(arg.shape, arg.stride(), strides, strict=True)
+    return all(want is None or n == 1 or step == want for n, step, want in places)
+
+
+def _text(numbers: Numbers) -> str:
+    return str(tuple("any" if n is None else n for n in numbers)).replace("'any'", "any")

@@ -1,0 +1,478 @@
+"""LLVM text of every scalar op: one table row per row of the loop IR's op table.
+
+A row is a function ``(ops, args, dtype) -> Ssa``: ``args`` are the operands (all of one lane count), ``dtype`` the
+operands' element type. It must give eager's result on every operand, so nothing here may yield poison:
+no ``nsw``, no fast-math flags, conversions and shifts are guarded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from ....ir import DType
+from ..machine import CpuTarget
+from .casts import emit_cast
+from .emitter import Emitter, Ssa, vector_type
+from .math import exponentials as approximations
+from .math import logarithms, trigonometry
+from .types import FLOAT_TYPES, INT_TYPES, literal, register_type, width
+
+__all__ = ["INDEX_ERROR", "LLVM_OPS", "ZERO_DIVISION", "Ops", "emit_cast", "emit_op"]
+
+INDEX_ERROR = 1
+ZERO_DIVISION = 2
+
+Row = Callable[["Ops", Sequence[Ssa], DType], Ssa]
+
+
+class Ops:
+    """What the rows emit through: the function being built, the target, and the error status."""
+
+    def __init__(self, emitter: Emitter, target: CpuTarget) -> None:
+        self.em = emitter
+        self.target = target
+        self.uses_status = False
+
+    def lanes(self, value: Ssa) -> int:
+        """Lane count of a value."""
+        return int(value.type[1 : value.type.index(" ")]) if value.type[0] == "<" else 1
+
+    def const(self, value: float | int | bool, dtype: DType, like: Ssa) -> Ssa:
+        """A literal in every lane of ``like``."""
+        return self.em.splat(Ssa(literal(value, dtype), register_type(dtype)), self.lanes(like))
+
+    def typed(self, scalar: str, like: Ssa) -> str:
+        """The type with ``scalar`` elements and as many lanes as ``like``."""
+        return vector_type(scalar, self.lanes(like))
+
+    def op(self, text: str, a: Ssa, b: Ssa) -> Ssa:
+        """A two-operand instruction of the operands' type."""
+        return self.em.pure(a.type, f"{text} {a.typed}, {b.text}", a, b)
+
+    def compare(self, text: str, a: Ssa, b: Ssa) -> Ssa:
+        """``icmp``/``fcmp``: one bit per lane."""
+        return self.em.pure(self.typed("i1", a), f"{text} {a.typed}, {b.text}", a, b)
+
+    def select(self, condition: Ssa, a: Ssa, b: Ssa) -> Ssa:
+        """``condition ? a : b`` lane by lane."""
+        return self.em.pure(a.type, f"select {condition.typed}, {a.typed}, {b.typed}", condition, a, b)
+
+    def convert(self, text: str, a: Ssa, scalar: str) -> Ssa:
+        """A conversion instruction to elements of ``scalar``."""
+        to = self.typed(scalar, a)
+        return a if to == a.type else self.em.pure(to, f"{text} {a.typed} to {to}", a)
+
+    def intrinsic(self, name: str, *args: Ssa) -> Ssa:
+        """An LLVM intrinsic overloaded on the type of its first argument."""
+        lanes, scalar = self.lanes(args[0]), args[0].type.strip("<>").split()[-1]
+        mangled = {"float": "f32", "double": "f64"}.get(scalar, scalar)
+        symbol = f"llvm.{name}.{f'v{lanes}' if lanes > 1 else ''}{mangled}"
+        self.em.declare(symbol, args[0].type, [a.type for a in args])
+        return self.em.pure(args[0].type, f"call {args[0].type} @{symbol}({', '.join(a.typed for a in args)})", *args)
+
+    def flag(self, condition: Ssa, code: int) -> None:
+        """Set error bit ``code`` in the kernel's status where any lane of ``condition`` is true."""
+        self.uses_status = True
+        condition = self.any(condition)
+        bit = self.em.here("i32", f"select {condition.typed}, i32 {code}, i32 0")
+        old = self.em.here("i32", "load i32, ptr %status")
+        new = self.em.here("i32", f"or i32 {old.text}, {bit.text}")
+        self.em.effect(f"store {new.typed}, ptr %status")
+
+    def any(self, condition: Ssa) -> Ssa:
+        """Whether a lane of ``condition`` is true."""
+        lanes = self.lanes(condition)
+        if lanes == 1:
+            return condition
+        symbol = f"llvm.vector.reduce.or.v{lanes}i1"
+        self.em.declare(symbol, "i1", [condition.type])
+        return self.em.pure("i1", f"call i1 @{symbol}({condition.typed})", condition)
+
+    # -- math library ------------------------------------------------------------------------------------
+
+    def math(self, name: str, args: Sequence[Ssa], dtype: DType) -> Ssa:
+        """A transcendental function: the vector math library where it has it, else libm lane by lane."""
+        symbol = self.target.vector_function(name, "f32" if dtype is DType.F32 else "f64")
+        scalar, lanes = register_type(dtype), self.lanes(args[0])
+        if symbol is None:
+            return self.libm(name, args, dtype)
+        native = self.target.lanes(width(dtype))
+        if lanes == native:
+            return self._call(symbol, vector_type(scalar, native), args)
+        if lanes == 1:
+            wide = [self._in_first_lane(a, scalar, native) for a in args]
+            return self.em.lane(self._call(symbol, vector_type(scalar, native), wide), 0, scalar)
+        if lanes < native:
+            picks = [*range(lanes), *[0] * (native - lanes)]
+            wide = [self.em.shuffle(a, Ssa("poison", a.type), scalar, picks) for a in args]
+            whole = self._call(symbol, vector_type(scalar, native), wide)
+            return self.em.shuffle(whole, Ssa("poison", whole.type), scalar, range(lanes))
+        half = lanes // 2
+        parts = [
+            self.math(name, [self.em.shuffle(a, Ssa("poison", a.type), scalar, picks) for a in args], dtype)
+            for picks in (range(half), range(half, lanes))
+        ]
+        return self.em.shuffle(parts[0], parts[1], scalar, range(lanes))
+
+    def _call(self, symbol: str, type_: str, args: Sequence[Ssa]) -> Ssa:
+        self.em.declare(symbol, type_, [type_] * len(args))
+        return self.em.pure(type_, f"call {type_} @{symbol}({', '.join(a.typed for a in args)})", *args)
+
+    def _in_first_lane(self, value: Ssa, scalar: str, lanes: int) -> Ssa:
+        type_ = vector_type(scalar, lanes)
+        return self.em.pure(type_, f"insertelement {type_} zeroinitializer, {value.typed}, i64 0", value)
+
+    def libm(self, name: str, args: Sequence[Ssa], dtype: DType) -> Ssa:
+        """A libm function, lane by lane."""
+        scalar, lanes = register_type(dtype), self.lanes(args[0])
+        symbol = name + ("f" if dtype is DType.F32 else "")
+        results = []
+        for lane in range(lanes):
+            picked = [self.em.lane(a, lane, scalar) for a in args]
+            results.append(self._call(symbol, scalar, picked))
+        return self.em.pack(results)
+
+
+# -- rows ------------------------------------------------------------------------------------------------
+
+
+def _binary(float_op: str, int_op: str) -> Row:
+    def row(ops: Ops, args: Sequence[Ssa], dtype: DType) -> Ssa:
+        return ops.op(float_op if dtype in FLOAT_TYPES else int_op, args[0], args[1])
+
+    return row
+
+
+def _compare(float_op: str, signed: str, unsigned: str) -> Row:
+    def row(ops: Ops, args: Sequence[Ssa], dtype: DType) -> Ssa:
+        if dtype in FLOAT_TYPES:
+            return ops.compare(f"fcmp {float_op}", args[0], args[1])
+        return ops.compare(f"icmp {unsigned if dtype in (DType.U8, DType.BOOL) else signed}", args[0], args[1])
+
+    return row
+
+
+def _math(name: str) -> Row:
+    return lambda ops, args, dtype: ops.math(name, args, dtype)
+
+
+def _hyperbolic(name: str) -> Row:
+    return lambda ops, args, dtype: approximations.large_hyperbolic(ops, name, args[0], dtype)
+
+
+def _exact(name: str) -> Row:
+    """libm's function where the vector library's overflows early."""
+    return lambda ops, args, dtype: ops.libm(name, args, dtype)
+
+
+def _intrinsic(name: str) -> Row:
+    return lambda ops, args, dtype: ops.intrinsic(name, *args)
+
+
+def _own(name: str, function: Callable[[Ops, Ssa], Ssa]) -> Row:
+    """An inline f32 approximation; other types go to the math library."""
+
+    def row(ops: Ops, args: Sequence[Ssa], dtype: DType) -> Ssa:
+        return function(ops, args[0]) if dtype is DType.F32 else ops.math(name, args, dtype)
+
+    return row
+
+
+def _neg(ops: Ops, args: Sequence[Ssa], dtype: DType) -> Ssa:
+    if dtype in FLOAT_TYPES:
+        return ops.em.pure(args[0].type, f"fneg {args[0].typed}", args[0])
+    return ops.op("sub", ops.const(0, dtype, args[0]), args[0])
+
+
+def _abs(ops: Ops, args: Sequence[Ssa], dtype: DType) -> Ssa:
+    if dtype in FLOAT_TYPES:
+        return ops.intrinsic("fabs", args[0])
+    if dtype is DType.U8:
+        return args[0]
+    zero = ops.const(0, dtype, args[0])
+    return ops.select(ops.compare("icmp slt", args[0], zero), ops.op("sub", zero, args[0]), args[0])
+
+
+def _sign(ops: Ops, args: Sequence[Ssa], dtype: DType) -> Ssa:
+    x, zero, one = args[0], ops.const(0, dtype, args[0]), ops.const(1, dtype, args[0])
+    if dtype in FLOAT_TYPES:
+        below = ops.select(ops.compare("fcmp olt", x, zero), ops.const(-1, dtype, x), zero)
+        return ops.select(ops.compare("fcmp ogt", x, zero), one, below)
+    if dtype is DType.U8:
+        return ops.select(ops.compare("icmp ne", x, zero), one, zero)
+    below = ops.select(ops.compare("icmp slt", x, zero), ops.const(-1, dtype, x), zero)
+    return ops.select(ops.compare("icmp sgt", x, zero), one, below)
+
+
+def _rsqrt(ops: Ops, args: Sequence[Ssa], dtype: DType) -> Ssa:
+    return ops.op("fdiv", ops.const(1.0, dtype, args[0]), ops.intrinsic("sqrt", args[0]))
+
+
+def _reciprocal(ops: Ops, args: Sequence[Ssa], dtype: DType) -> Ssa:
+    return ops.op("fdiv", ops.const(1.0, dtype, args[0]), args[0])
+
+
+def _sigmoid(ops: Ops, args: Sequence[Ssa], dtype: DType) -> Ssa:
+    one = ops.const(1.0, dtype, args[0])
+    grown = LLVM_OPS["exp"](ops, [_neg(ops, args, dtype)], dtype)
+    return ops.op("fdiv", one, ops.op("fadd", one, grown))
+
+
+def _not(ops: Ops, args: Sequence[Ssa], dtype: DType) -> Ssa:
+    return ops.op("xor", args[0], ops.const(True if dtype is DType.BOOL else -1, dtype, args[0]))
+
+
+def _isnan(ops: Ops, args: Sequence[Ssa], dtype: DType) -> Ssa:
+    return ops.compare("fcmp uno", args[0], args[0])
+
+
+def _isinf(ops: Ops, args: Sequence[Ssa], dtype: DType) -> Ssa:
+    return ops.compare("fcmp oeq", ops.intrinsic("fabs", args[0]), ops.const(float("inf"), dtype, args[0]))
+
+
+def _signbit(ops: Ops, args: Sequence[Ssa], dtype: DType) -> Ssa:
+    x = args[0]
+    if dtype is DType.U8:
+        return ops.const(False, DType.BOOL, x)
+    if dtype in FLOAT_TYPES:
+        x = ops.convert("bitcast", x, "i32" if dtype is DType.F32 else "i64")
+    return ops.compare("icmp slt", x, Ssa("0" if x.type[0] != "<" else "zeroinitializer", x.type))
+
+
+def _zero_like(x: Ssa) -> Ssa:
+    return Ssa("zeroinitializer" if x.type[0] == "<" else "0", x.type)
+
+
+def _safe_divisor(ops: Ops, b: Ssa, dtype: DType) -> tuple[Ssa, Ssa | None]:
+    """``b`` with 0 (reported) and -1 replaced by 1, and where it was -1: no divide instruction can trap."""
+    one = ops.const(1, dtype, b)
+    zero = ops.compare("icmp eq", b, _zero_like(b))
+    ops.flag(zero, ZERO_DIVISION)
+    safe = ops.select(zero, one, b)
+    if dtype is DType.U8:
+        return safe, None
+    minus = ops.compare("icmp eq", b, ops.const(-1, dtype, b))
+    return ops.select(minus, one, safe), minus
+
+
+def _truncdiv(ops: Ops, args: Sequence[Ssa], dtype: DType) -> Ssa:
+    a, b = args
+    if dtype in FLOAT_TYPES:
+        return ops.intrinsic("trunc", ops.op("fdiv", a, b))
+    safe, minus = _safe_divisor(ops, b, dtype)
+    if minus is None:
+        return ops.op("udiv", a, safe)
+    return ops.select(minus, _neg(ops, [a], dtype), ops.op("sdiv", a, safe))
+
+
+def _int_remainder(ops: Ops, a: Ssa, b: Ssa, dtype: DType) -> Ssa:
+    safe, minus = _safe_divisor(ops, b, dtype)
+    return ops.op("urem" if minus is None else "srem", a, safe)
+
+
+def _fmod(ops: Ops, args: Sequence[Ssa], dtype: DType) -> Ssa:
+    if dtype in INT_TYPES:
+        return _int_remainder(ops, args[0], args[1], dtype)
+    return ops.libm("fmod", args, dtype)  # exact, also for subnormal divisors
+
+
+def _mod(ops: Ops, args: Sequence[Ssa], dtype: DType) -> Ssa:
+    a, b = args
+    rest = _fmod(ops, args, dtype)
+    if dtype is DType.U8:
+        return rest
+    if dtype in INT_TYPES:
+        zero = _zero_like(a)
+        wrong = ops.op(
+            "and",
+            ops.compare("icmp ne", rest, zero),
+            ops.compare("icmp slt", ops.op("xor", rest, b), zero),
+        )
+        return ops.select(wrong, ops.op("add", rest, b), rest)
+    zero = ops.const(0.0, dtype, a)
+    signs = ops.op("xor", ops.compare("fcmp olt", b, zero), ops.compare("fcmp olt", rest, zero))
+    wrong = ops.op("and", ops.compare("fcmp une", rest, zero), signs)
+    return ops.select(wrong, ops.op("fadd", rest, b), rest)
+
+
+def _floordiv(ops: Ops, args: Sequence[Ssa], dtype: DType) -> Ssa:
+    a, b = args
+    if dtype in FLOAT_TYPES:
+        return _float_floordiv(ops, a, b, dtype)
+    if dtype is DType.U8:
+        return _truncdiv(ops, args, dtype)
+    safe, minus = _safe_divisor(ops, b, dtype)
+    quotient, rest, zero = ops.op("sdiv", a, safe), ops.op("srem", a, safe), _zero_like(a)
+    wrong = ops.op("and", ops.compare("icmp ne", rest, zero), ops.compare("icmp slt", ops.op("xor", rest, safe), zero))
+    down = ops.select(wrong, ops.op("sub", quotient, ops.const(1, dtype, a)), quotient)
+    assert minus is not None
+    return ops.select(minus, _neg(ops, [a], dtype), down)
+
+
+def _float_floordiv(ops: Ops, a: Ssa, b: Ssa, dtype: DType) -> Ssa:
+    """``(a - a mod b) / b`` made whole: exact where ``floor(a/b)`` would round up."""
+    zero, one = ops.const(0.0, dtype, a), ops.const(1.0, dtype, a)
+    rest = ops.libm("fmod", [a, b], dtype)
+    quotient = ops.op("fdiv", ops.op("fsub", a, rest), b)
+    signs = ops.op("xor", ops.compare("fcmp olt", b, zero), ops.compare("fcmp olt", rest, zero))
+    wrong = ops.op("and", ops.compare("fcmp une", rest, zero), signs)
+    quotient = ops.select(wrong, ops.op("fsub", quotient, one), quotient)
+    whole = ops.intrinsic("floor", quotient)
+    far = ops.compare("fcmp ogt", ops.op("fsub", quotient, whole), ops.const(0.5, dtype, a))
+    whole = ops.select(far, ops.op("fadd", whole, one), whole)
+    plain = ops.op("fdiv", a, b)
+    whole = ops.select(ops.compare("fcmp oeq", quotient, zero), ops.intrinsic("copysign", zero, plain), whole)
+    return ops.select(ops.compare("fcmp oeq", b, zero), plain, whole)
+
+
+def _pow(ops: Ops, args: Sequence[Ssa], dtype: DType) -> Ssa:
+    if dtype in INT_TYPES:
+        return _int_pow(ops, args[0], args[1], dtype)
+    base, exponent = args
+    for value, row in _POW_SPECIAL.items():
+        if exponent.text == ops.const(value, dtype, base).text:
+            return row(ops, base, dtype)
+    return logarithms.pow_f32(ops, base, exponent) if dtype is DType.F32 else ops.math("pow", args, dtype)
+
+
+_POW_SPECIAL: dict[float, Callable[[Ops, Ssa, DType], Ssa]] = {
+    2.0: lambda ops, x, dtype: ops.op("fmul", x, x),
+    3.0: lambda ops, x, dtype: ops.op("fmul", ops.op("fmul", x, x), x),
+    -2.0: lambda ops, x, dtype: _reciprocal(ops, [ops.op("fmul", x, x)], dtype),
+    -1.0: lambda ops, x, dtype: _reciprocal(ops, [x], dtype),
+    0.5: lambda ops, x, dtype: ops.intrinsic("sqrt", x),
+    -0.5: lambda ops, x, dtype: _rsqrt(ops, [x], dtype),
+}
+
+
+def _int_pow(ops: Ops, base: Ssa, exponent: Ssa, dtype: DType) -> Ssa:
+    """Squaring, one step per bit of the exponent; negative exponents give 0 except for bases 1 and -1."""
+    one, zero = ops.const(1, dtype, base), _zero_like(base)
+    result, square = one, base
+    for bit in range(width(dtype) - (0 if dtype is DType.U8 else 1)):
+        odd = ops.compare("icmp ne", ops.op("and", exponent, ops.const(1 << bit, dtype, base)), zero)
+        result = ops.select(odd, ops.op("mul", result, square), result)
+        square = ops.op("mul", square, square)
+    if dtype is DType.U8:
+        return result
+    minus_one = ops.const(-1, dtype, base)
+    even = ops.compare("icmp eq", ops.op("and", exponent, one), zero)
+    unit = ops.select(ops.compare("icmp eq", base, minus_one), ops.select(even, one, minus_one), zero)
+    unit = ops.select(ops.compare("icmp eq", base, one), one, unit)
+    return ops.select(ops.compare("icmp slt", exponent, zero), unit, result)
+
+
+def _extreme(float_op: str, signed: str, unsigned: str, *, propagate: bool) -> Row:
+    """min and max. With ``propagate`` a nan operand wins, else the other operand."""
+
+    def row(ops: Ops, args: Sequence[Ssa], dtype: DType) -> Ssa:
+        a, b = args
+        if dtype not in FLOAT_TYPES:
+            word = unsigned if dtype in (DType.U8, DType.BOOL) else signed
+            return ops.select(ops.compare(f"icmp {word}", a, b), a, b)
+        picked = ops.select(ops.compare(f"fcmp {float_op}", a, b), a, b)  # b where either is nan
+        if propagate:
+            return ops.select(ops.compare("fcmp uno", a, a), a, picked)
+        return ops.select(ops.compare("fcmp uno", b, b), a, picked)
+
+    return row
+
+
+def _shl(ops: Ops, args: Sequence[Ssa], dtype: DType) -> Ssa:
+    a, amount = args
+    bits = width(dtype)
+    fits = ops.compare("icmp ult", amount, ops.const(bits, dtype, a))
+    safe = ops.select(fits, amount, _zero_like(a))
+    return ops.select(fits, ops.op("shl", a, safe), _zero_like(a))
+
+
+def _shr(ops: Ops, args: Sequence[Ssa], dtype: DType) -> Ssa:
+    a, amount = args
+    bits = width(dtype)
+    fits = ops.compare("icmp ult", amount, ops.const(bits, dtype, a))
+    if dtype is DType.U8:
+        safe = ops.select(fits, amount, _zero_like(a))
+        return ops.select(fits, ops.op("lshr", a, safe), _zero_like(a))
+    return ops.op("ashr", a, ops.select(fits, amount, ops.const(bits - 1, dtype, a)))
+
+
+def _where(ops: Ops, args: Sequence[Ssa], dtype: DType) -> Ssa:
+    return ops.select(*args)
+
+
+LLVM_OPS: Mapping[str, Row] = {
+    "neg": _neg,
+    "abs": _abs,
+    "sign": _sign,
+    "floor": _intrinsic("floor"),
+    "ceil": _intrinsic("ceil"),
+    "trunc": _intrinsic("trunc"),
+    "round": _intrinsic("roundeven"),
+    "exp": _own("exp", approximations.exp_f32),
+    "exp2": _own("exp2", logarithms.exp2_f32),
+    "expm1": _own("expm1", logarithms.expm1_f32),
+    "log": _own("log", logarithms.log_f32),
+    "log2": _own("log2", logarithms.log2_f32),
+    "log10": _own("log10", logarithms.log10_f32),
+    "log1p": _own("log1p", logarithms.log1p_f32),
+    "sqrt": _intrinsic("sqrt"),
+    "rsqrt": _rsqrt,
+    "reciprocal": _reciprocal,
+    **{name: _math(name) for name in ("tan", "asin", "acos", "atan")},
+    **{name: _hyperbolic(name) for name in ("sinh", "cosh")},
+    **{name: _math(name) for name in ("atanh", "erfc", "lgamma")},
+    "sin": _own("sin", trigonometry.sin_f32),
+    "cos": _own("cos", trigonometry.cos_f32),
+    "erf": _own("erf", approximations.erf_f32),
+    "tanh": _own("tanh", approximations.tanh_f32),
+    "asinh": _exact("asinh"),
+    "acosh": _exact("acosh"),
+    "sigmoid": _sigmoid,
+    "bitwise_not": _not,
+    "logical_not": _not,
+    "isnan": _isnan,
+    "isinf": _isinf,
+    "signbit": _signbit,
+    "add": _binary("fadd", "add"),
+    "sub": _binary("fsub", "sub"),
+    "mul": _binary("fmul", "mul"),
+    "div": _binary("fdiv", "sdiv"),
+    "floordiv": _floordiv,
+    "truncdiv": _truncdiv,
+    "mod": _mod,
+    "fmod": _fmod,
+    "pow": _pow,
+    "minimum": _extreme("olt", "slt", "ult", propagate=True),
+    "maximum": _extreme("ogt", "sgt", "ugt", propagate=True),
+    "fmin": _extreme("olt", "slt", "ult", propagate=False),
+    "fmax": _extreme("ogt", "sgt", "ugt", propagate=False),
+    "atan2": _math("atan2"),
+    "hypot": _math("hypot"),
+    "copysign": _intrinsic("copysign"),
+    "nextafter": _math("nextafter"),
+    "bitwise_and": _binary("and", "and"),
+    "bitwise_or": _binary("or", "or"),
+    "bitwise_xor": _binary("xor", "xor"),
+    "shl": _shl,
+    "shr": _shr,
+    "logical_and": _binary("and", "and"),
+    "logical_or": _binary("or", "or"),
+    "logical_xor": _binary("xor", "xor"),
+    "eq": _compare("oeq", "eq", "eq"),
+    "ne": _compare("une", "ne", "ne"),
+    "lt": _compare("olt", "slt", "ult"),
+    "le": _compare("ole", "sle", "ule"),
+    "gt": _compare("ogt", "sgt", "ugt"),
+    "ge": _compare("oge", "sge", "uge"),
+    "where": _where,
+    "fma": _intrinsic("fma"),
+}
+
+
+def emit_op(ops: Ops, op: str, args: Sequence[Ssa], dtypes: Sequence[DType], result: DType) -> Ssa:
+    """``op(args)`` for operands of ``dtypes``, giving a value of type ``result``."""
+    if op == "cast":
+        return emit_cast(ops, args[0], dtypes[0], result)
+    if op == "bitcast":
+        return ops.convert("bitcast", args[0], register_type(result))
+    return LLVM_OPS[op](ops, args, dtypes[-1])

@@ -1,0 +1,130 @@
+"""Kernels to cubins, with or without a GPU, and what can be read off the result."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ...ir import DType
+from .jit import jit_function
+from .records import Config, Cubin, KernelArgument, KernelSource
+from .render.kernel import argument_name
+
+__all__ = ["Cubin", "KernelFacts", "compile_kernel", "resource_facts", "vector_bytes"]
+
+_TYPES: Mapping[DType, str] = {
+    DType.F64: "fp64",
+    DType.F32: "fp32",
+    DType.F16: "fp16",
+    DType.BF16: "bf16",
+    DType.I64: "i64",
+    DType.I32: "i32",
+    DType.I16: "i16",
+    DType.I8: "i8",
+    DType.U8: "u8",
+    DType.BOOL: "i1",
+}
+ALIGNED = 16  # bytes that each pointer is a multiple of
+
+
+@dataclass(frozen=True, slots=True)
+class KernelFacts:
+    """Resources of a kernel per thread: registers, bytes spilled to local memory, bytes of its stack; and per
+    program instance the static shared memory."""
+
+    registers: int
+    spills: int
+    stack: int
+    shared: int
+
+
+def compile_kernel(source: KernelSource, arch: int, *, config: Config | None = None, keep_ptx: bool = False) -> Cubin:
+    """Compile for ``sm_<arch>``.
+
+    No option that changes results is left to Triton: nothing is contracted, subnormals stay. Raises
+    :class:`~.errors.TritonMissing`, and :class:`~.errors.TritonError` where Triton refuses the kernel.
+    """
+    from .errors import TritonError
+
+    function = jit_function(source)
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    config = config or source.config
+    signature = {argument_name(a): _type(a) for a in source.arguments}
+    blocks = {name: config.block(name) for name, _ in source.config.blocks}
+    signature |= dict.fromkeys(blocks, "constexpr")
+    pointers = [k for k, a in enumerate(source.arguments) if a.kind != "size" and a.aligned]
+    attributes = {(k,): [["tt.divisibility", ALIGNED]] for k in pointers}
+    options = {
+        "num_warps": config.num_warps,
+        "num_stages": config.num_stages,
+        "enable_fp_fusion": False,
+        "enable_reflect_ftz": False,
+        "sanitize_overflow": False,
+        "debug": source.checks,
+    }
+    ast = ASTSource(function, signature, constexprs=blocks, attrs=attributes)
+    try:
+        made = triton.compile(ast, target=GPUTarget("cuda", arch, 32), options=options)
+    except Exception as error:
+        raise TritonError(f"Triton does not compile the kernel {source.name} for sm_{arch}: {error}") from error
+    return _cubin(made, source, config, arch, keep_ptx)
+
+
+def _cubin(made: Any, source: KernelSource, config: Config, arch: int, keep_ptx: bool) -> Cubin:
+    ptx = made.asm["ptx"]
+    entry = ptx[ptx.index(".entry") :]
+    parameters = entry[: entry.index(")")].count(".param")
+    hidden = parameters - len(source.arguments)
+    meta = made.metadata
+    if meta.global_scratch_size or meta.profile_scratch_size:
+        from .errors import TritonError
+
+        raise TritonError(f"the kernel {source.name} asks for scratch memory of its own, which is not provided")
+    threads = meta.num_warps * 32
+    return Cubin(meta.name, made.asm["cubin"], arch, meta.shared, threads, hidden, config, ptx if keep_ptx else "")
+
+
+def _type(argument: KernelArgument) -> str:
+    if argument.kind == "size":
+        return "i64"
+    return f"*{_TYPES[argument.dtype]}"
+
+
+def with_config(source: KernelSource, config: Config) -> KernelSource:
+    """The same text, launched otherwise. The blocks must be those that the text is made for."""
+    return replace(source, config=config)
+
+
+_USAGE = re.compile(r"Function (\S+):\s*\n?\s*REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)")
+
+
+def resource_facts(cubin: Cubin) -> KernelFacts:
+    """What the bundled ``cuobjdump`` says of a cubin. Raises ``FileNotFoundError`` if Triton has none."""
+    import triton
+
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin.code)
+        file.flush()
+        command = [str(tool), "--dump-resource-usage", file.name]
+        text = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+    for name, registers, stack, shared, local in _USAGE.findall(text):
+        if name == cubin.name:
+            return KernelFacts(int(registers), int(local), int(stack), int(shared))
+    raise ValueError(f"cuobjdump names no kernel {cubin.name}")
+
+
+_ACCESS = re.compile(r"\b(ld|st)\.global(?:\.\w+)*?(?:\.v(\d))?\.[bfsu](\d+)\b")
+
+
+def vector_bytes(ptx: str, kind: str = "ld") -> tuple[int, ...]:
+    """Bytes of each global load (``ld``) or store (``st``) in a PTX text, in order."""
+    return tuple(int(count or 1) * int(bits) // 8 for which, count, bits in _ACCESS.findall(ptx) if which == kind)

@@ -1,0 +1,176 @@
+"""Kernels on CPU tensors, in Triton's interpreter: what it lacks, in numpy and torch.
+
+CUDA's libdevice is missing there, halves are rounded by truncation, and reductions with a function of one's own
+go element by element. So those device functions are replaced here by the same functions on whole arrays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+__all__ = ["interpreter_functions", "interpreter_libm", "whole_number"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+def _tensor(data: Array, dtype: Any) -> Any:
+    """An interpreter's tensor of ``data``."""
+    import triton.language as tl
+    from triton.runtime.interpreter import TensorHandle
+
+    type_ = tl.block_type(dtype, list(data.shape)) if data.shape else dtype
+    return tl.core.tensor(TensorHandle(data if data.shape else data.reshape(1), dtype), type_)
+
+
+def whole_number(value: int) -> Any:
+    """A size as the kernel on a device gets it: an i64, where the interpreter would take the type that fits."""
+    import triton.language as tl
+
+    return _tensor(np.asarray(value, dtype=np.int64), tl.int64)
+
+
+def _lift(function: Callable[..., torch.Tensor]) -> Callable[..., Any]:
+    """A torch function of tensors as one of the interpreter's tensors, of the first one's type."""
+
+    def run(*args: Any) -> Any:
+        dtype = args[0].dtype.scalar
+        data = [np.ascontiguousarray(a.handle.data).reshape(a.handle.data.shape) for a in args]
+        result = function(*(torch.from_numpy(d.copy()) for d in data))
+        return _tensor(np.asarray(result.numpy()), dtype)
+
+    return run
+
+
+class _Libm:
+    """The functions of libdevice that kernels call."""
+
+
+_NAMES = {
+    "nearbyint": torch.round,
+    "pow": torch.pow,
+    **{name: getattr(torch, name) for name in ("exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "trunc")},
+    **{name: getattr(torch, name) for name in ("sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh")},
+    **{name: getattr(torch, name) for name in ("asinh", "acosh", "atanh", "erf", "erfc", "fmod", "atan2", "hypot")},
+    **{name: getattr(torch, name) for name in ("copysign", "lgamma", "nextafter")},
+}
+
+
+def interpreter_libm() -> object:
+    """An object with the functions of ``libm``."""
+    found = _Libm()
+    for name, function in _NAMES.items():
+        setattr(found, name, _lift(_exact_fmod if name == "fmod" else function))
+    return found
+
+
+def _exact_fmod(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    from ...ops.reference import fmod
+
+    return fmod(*torch.broadcast_tensors(a, b))
+
+
+def _reduction(run: Callable[[Array, int], Array]) -> Callable[[Any, Any], Any]:
+    def reduce(x: Any, axis: Any) -> Any:
+        data = x.handle.data
+        found = run(data, int(getattr(axis, "value", axis)))
+        return _tensor(np.asarray(found).astype(data.dtype), x.dtype.scalar)
+
+    return reduce
+
+
+def _arg(lowest: bool) -> Callable[[Any, Any, Any], Any]:
+    def reduce(x: Any, position: Any, axis: Any) -> Any:
+        at = int(getattr(axis, "value", axis))
+        data, places = np.broadcast_arrays(x.handle.data, position.handle.data)
+        best = (np.min if lowest else np.max)(data, axis=at, keepdims=True)
+        equal = (data == best) | ((data != data) & (best != best))
+        last = np.iinfo(places.dtype).max
+        return _tensor(np.where(equal, places, last).min(axis=at, keepdims=True), position.dtype.scalar)
+
+    return reduce
+
+
+def _squares(mean: Any, squares: Any, count: Any, axis: Any) -> Any:
+    at = int(getattr(axis, "value", axis))
+    means, n = mean.handle.data, count.handle.data
+    common = (means * n).sum(axis=at, keepdims=True, dtype=np.float64) / n.sum(axis=at, keepdims=True)
+    found = squares.handle.data + n * (means - common) ** 2
+    return _tensor(found.sum(axis=at, keepdims=True).astype(means.dtype), mean.dtype.scalar)
+
+
+def _dot(a: Any, b: Any, acc: Any) -> Any:
+    """The interpreter's own takes the bits of a bfloat16 for an integer."""
+    left, right = _numbers(a), _numbers(b)
+    total = acc.handle.data + (left @ right).numpy()
+    return _tensor(total.astype(acc.handle.data.dtype), acc.dtype.scalar)
+
+
+def _numbers(x: Any) -> torch.Tensor:
+    data = torch.from_numpy(np.array(x.handle.data, order="C"))
+    return (data.view(torch.bfloat16) if x.dtype.scalar.name == "bf16" else data).float()
+
+
+def _f32_to_bf16(x: Any) -> Any:
+    import triton.language as tl
+
+    data = torch.from_numpy(np.ascontiguousarray(x.handle.data).reshape(x.handle.data.shape).copy())
+    return _tensor(data.to(torch.bfloat16).view(torch.int16).numpy().view(np.uint16), tl.bfloat16)
+
+
+def _f32_to_f16(x: Any) -> Any:
+    import triton.language as tl
+
+    return _tensor(x.handle.data.astype(np.float16), tl.float16)
+
+
+def _check_index(value: Any, size: Any, mask: Any) -> Any:
+    data = np.asarray(value.handle.data)
+    bound = int(size.handle.data.item()) if hasattr(size, "handle") else int(getattr(size, "value", size))
+    wrapped = np.where(data < 0, data + bound, data)
+    good = (wrapped >= 0) & (wrapped < bound)
+    bad = ~good & np.broadcast_to(mask.handle.data.astype(bool), data.shape)
+    if bad.any():
+        raise IndexError(f"index {data[bad][0]} is out of bounds for dimension with size {bound}")
+    return _tensor(np.where(good, wrapped, 0).astype(data.dtype), value.dtype.scalar)
+
+
+def _atomic(name: str) -> Callable[[Any, Any, Any], None]:
+    """The interpreter's own reads neither strides of its operands nor broadcasts."""
+
+    def run(pointer: Any, value: Any, mask: Any) -> None:
+        import triton.language as tl
+
+        arrays = np.broadcast_arrays(pointer.handle.data, value.handle.data, mask.handle.data)
+        full = [_tensor(np.ascontiguousarray(a), t.dtype.scalar) for a, t in zip(arrays, (pointer, value, mask))]
+        getattr(tl, name)(full[0], full[1], mask=full[2])
+
+    return run
+
+
+def interpreter_functions() -> Mapping[str, Callable[..., Any]]:
+    """Replacements of device functions, by name."""
+    reductions: dict[str, Callable[[Array, int], Array]] = {
+        "reduce_sum": lambda x, axis: np.sum(x, axis=axis, keepdims=True, dtype=x.dtype),
+        "reduce_prod": lambda x, axis: np.prod(x, axis=axis, keepdims=True, dtype=x.dtype),
+        "reduce_min": lambda x, axis: np.min(x, axis=axis, keepdims=True),
+        "reduce_max": lambda x, axis: np.max(x, axis=axis, keepdims=True),
+        "reduce_or": lambda x, axis: np.bitwise_or.reduce(x, axis=axis, keepdims=True),
+        "reduce_and": lambda x, axis: np.bitwise_and.reduce(x, axis=axis, keepdims=True),
+        "scan_sum": lambda x, axis: np.cumsum(x, axis=axis, dtype=x.dtype),
+        "scan_prod": lambda x, axis: np.cumprod(x, axis=axis, dtype=x.dtype),
+        "scan_min": lambda x, axis: np.minimum.accumulate(x, axis=axis),
+        "scan_max": lambda x, axis: np.maximum.accumulate(x, axis=axis),
+        "scan_or": lambda x, axis: np.bitwise_or.accumulate(x, axis=axis),
+        "scan_and": lambda x, axis: np.bitwise_and.accumulate(x, axis=axis),
+    }
+    found: dict[str, Callable[..., Any]] = {name: _reduction(run) for name, run in reductions.items()}
+    found.update(reduce_argmin=_arg(True), reduce_argmax=_arg(False), check_index=_check_index)
+    found.update(reduce_squares=_squares)
+    found.update(dict.fromkeys(("dot", "dot_ieee", "dot_tf32"), _dot))
+    found.update(f32_to_bf16=_f32_to_bf16, f32_to_f16=_f32_to_f16)
+    found.update({name: _atomic(name) for name in ("atomic_add", "atomic_min", "atomic_max")})
+    return found

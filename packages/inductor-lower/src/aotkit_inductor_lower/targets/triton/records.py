@@ -1,0 +1,72 @@
+"""What a kernel is, as data: its text, how it is launched, its compiled form."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ...ir import DType
+from ...symbolic import Expr, to_expr
+
+__all__ = ["Config", "Cubin", "KernelArgument", "KernelSource"]
+
+_NOTHING = to_expr(0)
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """Block sizes by constexpr name, and what Triton is told: warps of a program instance, pipeline stages."""
+
+    blocks: tuple[tuple[str, int], ...]
+    num_warps: int = 4
+    num_stages: int = 2
+
+    def block(self, name: str) -> int:
+        """The size of a block. Raises ``KeyError`` for an unknown name."""
+        return dict(self.blocks)[name]
+
+
+@dataclass(frozen=True, slots=True)
+class KernelArgument:
+    """A parameter: ``kind`` ``pointer`` (``name`` a buffer that owns memory), ``scratch`` (a row of each outer
+    iteration, of ``extent`` elements in total) or ``size`` (``name`` a symbol). ``dtype``: the element type.
+    ``aligned``: the pointer is a multiple of 16 bytes."""
+
+    kind: str
+    name: str
+    dtype: DType
+    written: bool = False
+    extent: Expr = _NOTHING
+    aligned: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class KernelSource:
+    """A kernel's text and how to launch it.
+
+    ``text`` is the function with the device functions it calls; it needs ``tl``, ``jit`` and ``libm`` in scope.
+    ``grid``: (size, block name or ``None``) per outer loop; the number of program instances is the product of the
+    sizes divided by their blocks, rounded up. ``checks``: it stops on an index out of range.
+    """
+
+    name: str
+    text: str
+    arguments: tuple[KernelArgument, ...]
+    grid: tuple[tuple[Expr, str | None], ...]
+    config: Config
+    checks: bool
+    persistent: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Cubin:
+    """A compiled kernel. ``arch``: 90 for sm_90. ``shared``: bytes of dynamic shared memory. ``threads`` of a program
+    instance. ``hidden``: null pointers that follow the arguments. ``ptx`` is kept on request."""
+
+    name: str
+    code: bytes
+    arch: int
+    shared: int
+    threads: int
+    hidden: int
+    config: Config
+    ptx: str = ""

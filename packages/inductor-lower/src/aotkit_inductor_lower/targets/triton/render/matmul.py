@@ -1,0 +1,279 @@
+"""Matrix products as loop nests, and such nests as kernels around ``tl.dot``.
+
+Note [A matrix product is a nest]
+    ``mm``, ``addmm`` and ``bmm`` can be written as loop IR: a stage over ``k`` sums products, and a stage adds
+    the bias and rounds. So what comes before and after a product is fused into it by the ordinary scheduler, and the
+    interpreter can run the result. A nest of that form, however it came about, is recognised here: one factor does not
+    vary along the columns, the other not along the rows. Then a tile is computed by ``tl.dot``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from ....ir import (
+    Buffer,
+    BufferRef,
+    CheckIndex,
+    Compute,
+    DType,
+    ExternCall,
+    IndexValue,
+    Instr,
+    Literal,
+    Load,
+    LoopNest,
+    Origin,
+    Program,
+    Range,
+    Reduce,
+    Stage,
+    Store,
+)
+from ....ir.builder import NestBuilder
+from ....kernel_ir.nests import FlatNest
+from ....ops.dtypes import dtype_from_torch_name, is_half
+from ....symbolic import Symbol
+from ..map_loops import Axis, TilePlan, next_power_of_two, size_hint
+from ..records import Config, KernelSource
+from .kernel import KernelEmitter
+from .lines import Value
+from .ops import TYPE_NAMES
+
+__all__ = ["MATMULS", "MatmulSite", "emit_matmul", "matmul_nest", "matmul_site", "with_nests"]
+
+MATMULS = ("aten.mm.default", "aten.addmm.default", "aten.bmm.default")
+FLOATS = (DType.F32, DType.F16, DType.BF16)
+
+
+# -- ATen calls to nests -----------------------------------------------------------------------------------------
+
+
+def matmul_nest(call: ExternCall, buffers: Mapping[str, Buffer]) -> LoopNest | None:
+    """The nest that computes a matrix product, or ``None`` for one that has no such form here: other types than f32,
+    f16 and bf16, factors of a bias or of the product, a bias of another shape than a row's or the result's."""
+    result = call.results[0] if len(call.results) == 1 else None
+    refs = [a for a in call.args if isinstance(a, BufferRef)]
+    if call.target not in MATMULS or result is None or len(refs) != len(call.args):
+        return None
+    if any(not (isinstance(v, Literal) and v.value == 1) for _, v in call.kwargs):
+        return None
+    out = buffers[result]
+    tensors = [buffers[r.name] for r in refs]
+    dtype = dtype_from_torch_name(out.dtype)
+    if dtype not in FLOATS or any(t.dtype != out.dtype for t in tensors):
+        return None
+    *bias, a, b = tensors
+    batch = len(out.sizes) == 3
+    if bias and bias[0].sizes not in (out.sizes, out.sizes[-1:]):
+        return None
+    names = ["b", "i", "j"] if batch else ["i", "j"]
+    nest = NestBuilder(result, dict(zip(names, out.sizes, strict=True)), call.origin)
+    outer = [nest[n] for n in names]
+    first = outer[:1] if batch else []
+    nest.stage({"k": a.sizes[-1]})
+    left = nest.cast(nest.load(a, [*first, nest["i"], nest["k"]]), DType.F32)
+    right = nest.cast(nest.load(b, [*first, nest["k"], nest["j"]]), DType.F32)
+    total = nest.reduce("sum", nest.op("mul", left, right))
+    nest.stage()
+    if bias:
+        at = outer if len(bias[0].sizes) == len(out.sizes) else outer[-1:]
+        total = nest.op("add", nest.cast(nest.load(bias[0], at), DType.F32), total)
+    nest.store(out, outer, total)
+    return nest.finish()
+
+
+def with_nests(program: Program, chosen: frozenset[str]) -> Program:
+    """The program with the ATen calls named ``chosen`` written as nests, where they have that form."""
+    buffers = {b.name: b for b in program.buffers}
+    steps = []
+    for step in program.steps:
+        nest = matmul_nest(step, buffers) if isinstance(step, ExternCall) and step.name in chosen else None
+        steps.append(step if nest is None else nest)
+    return replace(program, steps=tuple(steps))
+
+
+# -- recognising them --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class MatmulSite:
+    """Where a nest is a matrix product: the stage and reduce that sum ``left * right``; ``rows`` and ``columns`` are
+    the loops of the result, ``inner`` the summed one."""
+
+    stage: int
+    reduce: Reduce
+    left: str
+    right: str
+    rows: Range
+    columns: Range
+    inner: Range
+
+
+def matmul_site(nest: FlatNest) -> MatmulSite | None:
+    """The matrix product that a nest computes, if it is one and nothing else is reduced."""
+    ranged = [k for k, stage in enumerate(nest.stages) if stage.ranges]
+    if len(ranged) != 1 or len(nest.outer) < 2 or nest.ordered or nest.rows or ranged[0] != 0:
+        return None
+    stage = nest.stages[0]
+    reduces = [i for i in stage.body if isinstance(i, Reduce)]
+    others = any(isinstance(i, Store | CheckIndex) for i in stage.body)
+    if len(stage.ranges) != 1 or len(reduces) != 1 or others:
+        return None
+    reduce = reduces[0]
+    made = {i.result: i for i in stage.body if not isinstance(i, Store)}
+    product = made.get(reduce.value)
+    if reduce.kind != "sum" or reduce.running or reduce.dtype is not DType.F32:
+        return None
+    if not isinstance(product, Compute) or product.op != "mul":
+        return None
+    varies = _varies(stage, nest)
+    rows, columns = nest.outer[-2], nest.outer[-1]
+    left, right = product.args
+    if rows.symbol in varies[right] or columns.symbol in varies[left]:
+        left, right = right, left
+    if rows.symbol in varies[right] or columns.symbol in varies[left]:
+        return None
+    if rows.symbol not in varies[left] or columns.symbol not in varies[right]:
+        return None
+    return MatmulSite(0, reduce, left, right, rows, columns, stage.ranges[0])
+
+
+def _varies(stage: Stage, nest: FlatNest) -> dict[str, set[str]]:
+    """Per value of the stage the loops it varies along."""
+    found: dict[str, set[str]] = {}
+    for instr in stage.body:
+        used: set[str] = set()
+        if isinstance(instr, Load):
+            used = {str(s.name) for index in instr.indices for s in index.symbols}
+            used |= found.get(instr.mask, set()) if instr.mask else set()
+        elif isinstance(instr, IndexValue):
+            used = {str(s.name) for s in instr.expr.symbols}
+        elif isinstance(instr, Compute):
+            used = set().union(*(found[a] for a in instr.args))
+        if not isinstance(instr, Store):
+            found[instr.result] = used
+    return found
+
+
+# -- kernels -----------------------------------------------------------------------------------------------------
+
+CONFIGS = (
+    Config((("XBLOCK", 128), ("YBLOCK", 128), ("RBLOCK", 32)), num_warps=8, num_stages=3),
+    Config((("XBLOCK", 128), ("YBLOCK", 64), ("RBLOCK", 64)), num_warps=4, num_stages=3),
+    Config((("XBLOCK", 64), ("YBLOCK", 64), ("RBLOCK", 64)), num_warps=4, num_stages=4),
+    Config((("XBLOCK", 64), ("YBLOCK", 32), ("RBLOCK", 64)), num_warps=4, num_stages=4),
+    Config((("XBLOCK", 32), ("YBLOCK", 32), ("RBLOCK", 32)), num_warps=2, num_stages=2),
+)
+
+
+def emit_matmul(
+    name: str,
+    nest: FlatNest,
+    buffers: Mapping[str, Buffer],
+    origin: Origin,
+    config: Config | None = None,
+    *,
+    tf32: bool = False,
+    asserts: bool = True,
+) -> KernelSource:
+    """The kernel of a nest that :func:`matmul_site` recognises. ``tf32`` lets f32 factors lose bits, as
+    ``torch.backends.cuda.matmul.allow_tf32`` does."""
+    site = matmul_site(nest)
+    if site is None:
+        raise ValueError(f"nest {name} is no matrix product")
+    config = _fitting(config or CONFIGS[0], site)
+    names = {site.columns.symbol: "XBLOCK", site.rows.symbol: "YBLOCK"}
+    plan = TilePlan(tuple(Axis(loop, names.get(loop.symbol)) for loop in nest.outer), False, False, config)
+    return _MatmulEmitter(name, nest, buffers, plan, config, site, tf32, asserts).emit(origin)
+
+
+def _fitting(config: Config, site: MatmulSite) -> Config:
+    """Blocks no larger than the sizes, and at least the 16 that ``tl.dot`` asks for."""
+    sizes = {"XBLOCK": site.columns.size, "YBLOCK": site.rows.size, "RBLOCK": site.inner.size}
+    blocks = tuple((n, max(16, min(b, next_power_of_two(size_hint(sizes[n]))))) for n, b in config.blocks)
+    return replace(config, blocks=blocks)
+
+
+class _MatmulEmitter(KernelEmitter):
+    def __init__(
+        self,
+        name: str,
+        nest: FlatNest,
+        buffers: Mapping[str, Buffer],
+        plan: TilePlan,
+        config: Config,
+        site: MatmulSite,
+        tf32: bool,
+        asserts: bool,
+    ) -> None:
+        super().__init__(name, nest, buffers, plan, config, asserts)
+        self.site, self.tf32 = site, tf32
+        self.row_axis, self.rank = None, 2  # the summed loop is an axis of the factors only
+
+    def stages(self) -> None:
+        scope, site = self.scope, self.site
+        scope.line("acc = tl.full([YBLOCK, XBLOCK], 0.0, tl.float32)")
+        wide = ".to(tl.int64)" if self.wide else ""
+        saved = scope.enter_loop(f"for start in {self.range_of(self.expr(site.inner.size), 'RBLOCK')}:")
+        scope.line(f"k = start + tl.arange(0, RBLOCK){wide}")
+        left = self._factor(site.left, 1, ["YBLOCK", "RBLOCK"], site.rows)
+        right = self._factor(site.right, 0, ["RBLOCK", "XBLOCK"], site.columns)
+        half = is_half(self.types[left[1]])
+        function = "dot" if half else "dot_tf32" if self.tf32 else "dot_ieee"
+        scope.line(f"acc = {function}({left[0]}, {right[0]}, acc)")
+        scope.leave_loop(saved)
+        scope.values[site.reduce.result] = Value("acc", frozenset({0, 1}))
+        for stage in self.nest.stages[1:]:
+            self.body(stage.body)
+
+    def _factor(self, name: str, axis: int, axes: list[str], outer: Range) -> tuple[str, str]:
+        """The tile of one factor, with the summed loop along ``axis``, zero past its end; and the value it holds."""
+        scope, site = self.scope, self.site
+        needed, name = self._chain(name)
+        symbols, masks, own, values = dict(self.symbols), dict(self.masks), self.axes, dict(scope.values)
+        self.axes = axes
+        inner = scope.fresh("k")
+        scope.line(f"{inner} = k{'[None, :]' if axis else '[:, None]'}")
+        self.symbols[Symbol(site.inner.symbol)] = Value(inner, frozenset({axis}))
+        other = 1 - axis
+        self.masks = {other: masks[other]} if other in masks else {}
+        constant = site.inner.size.constant
+        if constant is None or constant % self.config.block("RBLOCK"):
+            self.masks[axis] = f"in_{inner}"
+            scope.line(f"in_{inner} = {inner} < {self.expr(site.inner.size)}")
+        for instr in needed:
+            self.instruction(instr)
+        value = scope.values[name]
+        tile = scope.fresh("tile")
+        text = f"tl.broadcast_to({value.text}, [{', '.join(axes)}])" if value.dims != {0, 1} else value.text
+        if self.masks:
+            where = " & ".join(self.masks[k] for k in sorted(self.masks))
+            text = f"tl.where({where}, {text}, tl.full([1, 1], 0.0, {TYPE_NAMES[self.types[name]]}))"
+        scope.line(f"{tile} = {text}")
+        self.symbols, self.masks, self.axes, scope.values = symbols, masks, own, values
+        return tile, name
+
+    def _chain(self, name: str) -> tuple[list[Instr], str]:
+        """The instructions that compute a factor. The last cast of halves is left to the product, which is exact."""
+        body = self.nest.stages[0].body
+        made = {i.result: i for i in body if not isinstance(i, Store)}
+        last = made[name]
+        both = [made[n] for n in (self.site.left, self.site.right)]
+        if all(isinstance(i, Compute) and i.op == "cast" and is_half(self.types[i.args[0]]) for i in both):
+            kinds = {self.types[i.args[0]] for i in both if isinstance(i, Compute)}
+            if len(kinds) == 1 and isinstance(last, Compute):
+                name = last.args[0]
+        wanted, pending = set(), [name]
+        while pending:
+            at = pending.pop()
+            if at in wanted or at not in made:
+                continue
+            wanted.add(at)
+            instr = made[at]
+            if isinstance(instr, Compute):
+                pending += instr.args
+            elif isinstance(instr, Load) and instr.mask:
+                pending.append(instr.mask)
+        return [i for i in body if not isinstance(i, Store | Reduce) and i.result in wanted], name

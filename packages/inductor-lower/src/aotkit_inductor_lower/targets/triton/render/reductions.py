@@ -1,0 +1,241 @@
+"""The loops of one stage: its own axis, accumulators, reductions, running reductions."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ....ir import DType, Load, Reduce, Stage, Store
+from ....ops.dtypes import int_bounds, is_float
+from ....symbolic import Symbol
+from ..map_loops import next_power_of_two, stage_size
+from .lines import Value
+from .ops import TYPE_NAMES
+
+if TYPE_CHECKING:
+    from .kernel import KernelEmitter
+
+__all__ = ["Reducer", "accumulate_text"]
+
+_FUNCTIONS = {"sum": "sum", "prod": "prod", "min": "min", "max": "max", "any": "or", "all": "and"}
+
+
+def accumulate_text(kind: str, a: str, b: str, dtype: DType) -> str:
+    """``a`` and ``b`` combined as a reduction or a combining store does."""
+    if dtype in (DType.F16, DType.BF16):
+        to = "f32_to_f16" if dtype is DType.F16 else "f32_to_bf16"
+        return f"{to}({accumulate_text(kind, f'{a}.to(tl.float32)', f'{b}.to(tl.float32)', DType.F32)})"
+    if dtype is DType.BOOL:
+        return f"({a} {'|' if kind in ('any', 'max', 'add', 'sum') else '&'} {b})"
+    if kind in ("min", "max"):
+        if is_float(dtype):
+            return f"{kind}imum({a}, {b})"
+        return f"tl.where({a} {'<' if kind == 'min' else '>'} {b}, {a}, {b})"
+    return f"({a} {'*' if kind in ('prod', 'mul') else '+'} {b})"
+
+
+def identity_text(kind: str, dtype: DType) -> str:
+    """The value that changes nothing."""
+    if kind in ("sum", "any"):
+        return "0.0" if is_float(dtype) else "0"
+    if kind in ("prod", "all"):
+        return "1.0" if is_float(dtype) else "1"
+    lowest = kind in ("max", "argmax")
+    if is_float(dtype):
+        return 'float("-inf")' if lowest else 'float("inf")'
+    return str(int_bounds(dtype)[0 if lowest else 1])
+
+
+class Reducer:
+    """One stage with ranges."""
+
+    def __init__(self, kernel: KernelEmitter, stage: Stage, position: int) -> None:
+        self.kernel, self.stage, self.position = kernel, stage, position
+        self.scope = kernel.scope
+        self.reduces = [i for i in stage.body if isinstance(i, Reduce)]
+        assert kernel.row_axis is not None
+        self.axis: int = kernel.row_axis
+        self.persistent = kernel.plan.persistent
+
+    def emit(self) -> None:
+        """The stage's lines. Results of its reductions are values of the scope afterwards."""
+        scope, kernel = self.scope, self.kernel
+        reads = {i.buffer for i in self.stage.body if isinstance(i, Load)}
+        writes = {i.buffer for i in self.stage.body if isinstance(i, Store)}
+        total = stage_size(self.stage)
+        size = kernel.expr(total)
+        if not self.persistent:
+            scope.enter_loop_of(reads, writes)
+        scope.in_stage = True
+        if self.persistent:
+            assert total.constant is not None
+            scope.row_block = str(next_power_of_two(total.constant))
+            wide = ".to(tl.int64)" if kernel.wide else ""
+            self._row_index(f"tl.arange(0, {scope.row_block}){wide}", size, total.constant)
+            for instr in self.stage.body:
+                if isinstance(instr, Reduce):
+                    self._reduce_whole(instr)
+                else:
+                    kernel.instruction(instr)
+        else:
+            scope.row_block = "RBLOCK"
+            self._looped(size, total.constant)
+        scope.in_stage = False
+        scope.row_block = "1"
+        kernel.masks.pop(self.axis, None)
+
+    def _row_index(self, start: str, size: str, constant: int | None) -> None:
+        """The stage's loop variables, from its flattened position."""
+        kernel, axis = self.kernel, frozenset({self.axis})
+        at = kernel.along(self.axis)
+        flat = self.scope.define(self._name(), f"({start}){at}" if at else start, axis, index=True)
+        block = int(self.scope.row_block) if self.persistent else kernel.config.block("RBLOCK")
+        if not constant or constant % block:
+            mask = self.scope.define(f"in_{self._name()}", f"{flat.text} < {size}", axis, index=True)
+            kernel.masks[self.axis] = mask.text
+        rest = flat.text
+        for loop in reversed(self.stage.ranges):
+            length, first = kernel.expr(loop.size), loop is self.stage.ranges[0]
+            text = rest
+            if not first:
+                text = self.scope.define(f"{self._name()}_{loop.symbol}", f"{rest} % {length}", axis, index=True).text
+                rest = self.scope.define(
+                    f"{self._name()}_above_{loop.symbol}", f"{rest} // {length}", axis, index=True
+                ).text
+            kernel.symbols[Symbol(loop.symbol)] = Value(text, axis)
+
+    def _name(self) -> str:
+        return f"row{self.position}"
+
+    # -- in one piece --------------------------------------------------------------------------------------
+
+    def _masked(self, i: Reduce) -> tuple[str, DType]:
+        """The reduce's operand with the identity in lanes that do not exist, varying along the stage's axis."""
+        kernel = self.kernel
+        value, dtype = kernel.value(i.value), kernel.types[i.value]
+        text = value.text
+        if dtype is DType.BOOL:
+            text, dtype = f"{text}.to(tl.int32)", DType.I32
+        if self.axis not in value.dims:
+            text = f"tl.broadcast_to({text}, {kernel.shape(value.dims | {self.axis})})"
+        mask = kernel.masks.get(self.axis)
+        if mask is not None:
+            text = f"tl.where({mask}, {text}, {self._identity(i, dtype)})"
+        return text, dtype
+
+    def _identity(self, i: Reduce, dtype: DType) -> str:
+        kind = i.kind
+        if self.kernel.types[i.value] is DType.BOOL and kind in ("min", "max", "argmin", "argmax"):
+            return "0" if kind.endswith("max") else "1"
+        text = identity_text(kind, dtype)
+        return f"tl.full({self.kernel.shape(frozenset())}, {text}, {TYPE_NAMES[dtype]})"
+
+    def _position(self, i: Reduce) -> str:
+        kernel = self.kernel
+        expr = kernel.nest.positions[i.result]
+        text = f"({kernel.index_value(expr, frozenset({self.axis}))}).to({kernel.index_type})"
+        mask = kernel.masks.get(self.axis)
+        limit = f"tl.full({kernel.shape(frozenset())}, {2**63 - 1 if kernel.wide else 2**31 - 1}, {kernel.index_type})"
+        return f"tl.where({mask}, {text}, {limit})" if mask else text
+
+    def _dims(self, i: Reduce) -> frozenset[int]:
+        return self.kernel.value(i.value).dims - {self.axis}
+
+    def _reduce_whole(self, i: Reduce) -> None:
+        text, _ = self._masked(i)
+        if i.running:
+            found = f"scan_{self._function(i)}({text}, {self.axis})"
+            self.kernel.define(i.result, self._narrow(found, i), self._dims(i) | {self.axis})
+            return
+        if i.kind in ("argmin", "argmax"):
+            position = self._position(i)
+            full = self.kernel.shape(self._dims(i) | {self.axis})
+            found = f"reduce_{i.kind}({text}, tl.broadcast_to({position}, {full}), {self.axis}).to(tl.int64)"
+        else:
+            found = self._narrow(f"reduce_{self._function(i)}({text}, {self.axis})", i)
+        self.kernel.define(i.result, found, self._dims(i))
+
+    def _function(self, i: Reduce) -> str:
+        return _FUNCTIONS[i.kind]
+
+    def _narrow(self, text: str, i: Reduce) -> str:
+        """bools are reduced as integers."""
+        return f"({text} != 0)" if self.kernel.types[i.value] is DType.BOOL else text
+
+    # -- in a loop -----------------------------------------------------------------------------------------
+
+    def _looped(self, size: str, constant: int | None) -> None:
+        scope, kernel = self.scope, self.kernel
+        for number, i in enumerate(self.reduces):
+            self._start(i, number)
+        wide = "tl.arange(0, RBLOCK).to(tl.int64)" if kernel.wide else "tl.arange(0, RBLOCK)"
+        saved = scope.enter_loop(f"for start{self.position} in {kernel.range_of(size, 'RBLOCK')}:")
+        self._row_index(f"start{self.position} + {wide}", size, constant)
+        names = {i.result: n for n, i in enumerate(self.reduces)}
+        for instr in self.stage.body:
+            if isinstance(instr, Reduce):
+                self._step(instr, names[instr.result])
+            else:
+                kernel.instruction(instr)
+        scope.leave_loop(saved)
+        kernel.masks.pop(self.axis, None)
+        for number, i in enumerate(self.reduces):
+            if not i.running:
+                self._end(i, number)
+
+    def _accumulator(self, number: int) -> str:
+        return f"acc{self.position}_{number}"
+
+    def _work_type(self, i: Reduce) -> DType:
+        dtype = self.kernel.types[i.value]
+        return DType.I32 if dtype is DType.BOOL else dtype
+
+    def _start(self, i: Reduce, number: int) -> None:
+        kernel, name = self.kernel, self._accumulator(number)
+        every = frozenset(range(self.axis))
+        shape = kernel.shape(every if i.running else every | {self.axis})
+        dtype = self._work_type(i)
+        boolean = kernel.types[i.value] is DType.BOOL
+        text = "01"[i.kind.endswith("min")] if boolean and "m" in i.kind[:4] else identity_text(i.kind, dtype)
+        self.scope.line(f"{name} = tl.full({shape}, {text}, {TYPE_NAMES[dtype]})")
+        if i.kind in ("argmin", "argmax"):
+            limit = 2**63 - 1 if kernel.wide else 2**31 - 1
+            self.scope.line(f"{name}_at = tl.full({shape}, {limit}, {kernel.index_type})")
+
+    def _step(self, i: Reduce, number: int) -> None:
+        name, scope, kernel = self._accumulator(number), self.scope, self.kernel
+        text, dtype = self._masked(i)
+        part = scope.fresh("part")
+        if i.running:
+            scope.line(f"{part} = {text}")
+            scanned = accumulate_text(i.kind, name, f"scan_{self._function(i)}({part}, {self.axis})", dtype)
+            kernel.define(
+                i.result, self._narrow(self._bits(i, scanned, name, part), i), frozenset(range(self.axis + 1))
+            )
+            total = f"reduce_{self._function(i)}({part}, {self.axis})"
+            scope.line(f"{name} = {self._combine(i, name, total, dtype)}")
+        elif i.kind in ("argmin", "argmax"):
+            every = kernel.shape(frozenset(range(self.axis + 1)))
+            scope.line(f"{part} = tl.broadcast_to({text}, {every})")
+            place = f"tl.broadcast_to({self._position(i)}, {every})"
+            better = f"prefer_first_{i.kind[3:]}({name}, {name}_at, {part}, {place})"
+            scope.line(f"{name}, {name}_at = {better}")
+        else:
+            scope.line(f"{name} = {self._combine(i, name, text, dtype)}")
+
+    def _combine(self, i: Reduce, a: str, b: str, dtype: DType) -> str:
+        if self.kernel.types[i.value] is DType.BOOL:
+            return f"({a} {'|' if i.kind in ('any', 'max') else '&'} {b})"
+        return accumulate_text(i.kind, a, b, dtype)
+
+    def _bits(self, i: Reduce, scanned: str, name: str, part: str) -> str:
+        if self.kernel.types[i.value] is not DType.BOOL:
+            return scanned
+        return self._combine(i, name, f"scan_{self._function(i)}({part}, {self.axis})", DType.I32)
+
+    def _end(self, i: Reduce, number: int) -> None:
+        name, every = self._accumulator(number), frozenset(range(self.axis))
+        if i.kind in ("argmin", "argmax"):
+            found = f"reduce_{i.kind}({name}, {name}_at, {self.axis}).to(tl.int64)"
+        else:
+            found = self._narrow(f"reduce_{self._function(i)}({name}, {self.axis})", i)
+        self.kernel.define(i.result, found, every)

@@ -1,0 +1,99 @@
+"""Inline vector arithmetic: every function within two units in the last place, on every instruction set."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from aotkit_inductor_lower.ir.parse import parse_program
+from aotkit_inductor_lower.memory.build_plan import generate
+from aotkit_inductor_lower.runtime import bind
+from aotkit_inductor_lower.targets.cpu import generic_target, host_target
+
+WIDTHS = [bits for bits in (128, 256, 512) if bits <= host_target().vector_bits]
+FUNCTIONS: dict[str, Callable[..., torch.Tensor]] = {
+    name: getattr(torch, name)
+    for name in ("exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sin", "cos", "erf", "tanh")
+}
+
+
+def evaluate(op: str, args: list[torch.Tensor], bits: int) -> tuple[torch.Tensor, str]:
+    """``op`` by a kernel for processors with vectors of so many bits, and the kernel's text."""
+    count = args[0].numel()
+    names = [f"x{k}" for k in range(len(args))]
+    lines = ["aotkit-ir 1", "program test", *(f"input {name}" for name in names)]
+    lines += [f"buffer {name} : float32[{count}] strides [1] input on cpu" for name in names]
+    lines += [f"buffer out : float32[{count}] strides [1] output on cpu", f"loop out(i0 < {count}):", "  stage():"]
+    lines += [f"    %{name}v = load {name}[i0] : f32" for name in names]
+    lines += [f"    %r = {op} {', '.join(f'%{name}v' for name in names)} : f32", "    store out[i0] = %r", "return out"]
+    compiled = generate(parse_program("\n".join(lines) + "\n"), generic_target(bits), keep_text=True)
+    return bind(compiled)(list(args))[0], compiled.llvm_text
+
+
+def every_kind_of_number(step: int) -> torch.Tensor:
+    """Every ``step``-th bit pattern: normal and subnormal numbers of every size, infinities and nans."""
+    return torch.arange(-(2**31), 2**31, step, dtype=torch.int64).to(torch.int32).view(torch.float32)
+
+
+def assert_within_two_ulp(got: torch.Tensor, exact: torch.Tensor) -> None:
+    """Against f64: distances in units of the result's last place; nan, infinities and zeros must be the same."""
+    rounded = exact.float()
+    assert torch.equal(got.isnan(), rounded.isnan())
+    assert torch.equal(got[rounded.isinf()], rounded[rounded.isinf()])
+    zeros = (got == 0) & (rounded == 0)
+    assert torch.equal(got[zeros].signbit(), rounded[zeros].signbit())
+    size = rounded.abs()
+    spacing = (torch.nextafter(size, torch.tensor(math.inf)) - size).double()
+    finite = rounded.isfinite() & spacing.isfinite()
+    assert float(((got.double() - exact).abs() / spacing)[finite].max()) <= 2.0
+
+
+@pytest.mark.parametrize("bits", WIDTHS)
+@pytest.mark.parametrize("op", FUNCTIONS)
+@pytest.mark.covers("F5d.3", "F5d.4")
+def test_a_function_is_within_two_ulp_of_float64_over_all_of_float32(op: str, bits: int) -> None:
+    for x in (every_kind_of_number(16381), torch.linspace(-4.0, 4.0, 200_003), torch.linspace(-105.0, 90.0, 200_003)):
+        got, _ = evaluate(op, [x], bits)
+        assert_within_two_ulp(got, FUNCTIONS[op](x.double()))
+
+
+@pytest.mark.parametrize("bits", WIDTHS)
+@pytest.mark.covers("F5d.3", "F5d.4")
+def test_powers_are_within_two_ulp_of_float64(bits: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    count = 200_003
+    kinds = every_kind_of_number(21467)
+    bases = [kinds, torch.rand(count, generator=generator) * 4, 1 + torch.randn(count, generator=generator) * 0.01]
+    powers = [
+        kinds[torch.randperm(len(kinds), generator=generator)],
+        torch.randn(count, generator=generator) * 40,
+        torch.randn(count, generator=generator) * 3000,
+    ]
+    for base, power in zip(bases, powers, strict=True):
+        got, _ = evaluate("pow", [base, power], bits)
+        assert_within_two_ulp(got, torch.pow(base.double(), power.double()))
+
+
+@pytest.mark.parametrize("bits", WIDTHS)
+def test_what_rounds_to_one_is_one(bits: int) -> None:
+    for op, least in (("erf", 4.0), ("tanh", 10.0)):
+        x = torch.tensor([least, least + 0.5, 3e38, math.inf] * 8)
+        for sign in (1, -1):
+            assert torch.equal(evaluate(op, [sign * x], bits)[0], sign * torch.ones(32))
+
+
+@pytest.mark.parametrize("op", ["exp", "expm1", "log", "log1p", "log2", "log10", "exp2", "erf", "tanh"])
+def test_a_function_calls_no_library(op: str) -> None:
+    _, text = evaluate(op, [torch.ones(35)], 128)
+    declared = [line for line in text.splitlines() if line.startswith("declare") and "@llvm." not in line]
+    assert all(op not in line for line in declared)
+
+
+def test_far_angles_take_the_library_and_near_ones_in_the_same_vector_stay_right() -> None:
+    x = torch.tensor([0.5, 1e10, -3e38, 40000.0, -0.25, math.inf, 2.0] * 7)
+    for op in ("sin", "cos"):
+        got, _ = evaluate(op, [x], 128)
+        assert_within_two_ulp(got, FUNCTIONS[op](x.double()))

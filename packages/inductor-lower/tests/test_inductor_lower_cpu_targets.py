@@ -1,0 +1,198 @@
+"""Processors to generate for: levels of x86-64, run here; 64-bit ARM, assembled here."""
+
+from __future__ import annotations
+
+import functools
+import struct
+from collections.abc import Iterator
+from typing import Any
+
+import llvmlite.binding as llvm
+import pytest
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from aotkit_inductor_lower import (
+    CpuTarget,
+    LowerOptions,
+    compile_graph,
+    decompositions,
+    interpret_program,
+    lower_graph,
+    schedule_program,
+)
+from aotkit_inductor_lower.errors import CodegenError
+from aotkit_inductor_lower.ir import Program
+from aotkit_inductor_lower.ir.random_programs import RandomOptions, difference, random_inputs, random_program
+from aotkit_inductor_lower.memory.build_plan import generate
+from aotkit_inductor_lower.runtime import bind
+from aotkit_inductor_lower.targets.cpu import arm_target, generic_target, host_target, processor_target
+from aotkit_inductor_lower.targets.cpu import machine as target_module
+from aotkit_inductor_lower.targets.cpu.machine import symbol_address, target_machine
+
+LEVELS = ["x86-64", "x86-64-v3"]
+HALVES = (torch.float16, torch.bfloat16)
+
+
+def representative(x: torch.Tensor, i: torch.Tensor, k: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """One of every kind of kernel, over odd sizes."""
+    norm = torch.nn.functional.layer_norm(x, (x.shape[1],))
+    transposed = (x.t() * 2).contiguous()
+    halves = [(x.to(dtype) * 1.5 + 0.25).relu() for dtype in HALVES]
+    return (
+        torch.nn.functional.gelu(x) * x.sigmoid() + x.exp().log1p() - x.sin() * x.tanh(),
+        norm.softmax(1),
+        torch.cat([transposed, transposed.flip(0)], 1),
+        x.double().sum(0),
+        x.argmax(1),
+        x.amin(0),
+        x.cumsum(1),
+        x[i] + 1,
+        torch.index_add(x, 0, i, x * 0.5),
+        torch.where(x > 0, x.to(torch.int32), k[:, None]).bitwise_and(12),
+        torch.div(i + 7, k.long() + 40, rounding_mode="floor"),
+        *halves,
+        x.long().to(torch.int8),
+        torch.isnan(x / x).any(1),
+    )
+
+
+def arguments() -> tuple[torch.Tensor, ...]:
+    return torch.linspace(-9, 9, 37 * 45).reshape(37, 45), torch.arange(37).flip(0) // 2, torch.arange(37).int()
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("processor", LEVELS)
+@pytest.mark.covers("F5d.3")
+def test_code_for_a_lesser_processor_gives_eagers_results_here(processor: Any, threads: int) -> None:
+    before = torch.get_num_threads()
+    compiled = compile_graph(traced(), options=LowerOptions(verify=True, redzones=True, processor=processor))
+    assert compiled.compiled.target[1] == processor
+    torch.set_num_threads(threads)
+    try:
+        got, want = compiled([a.clone() for a in arguments()]), representative(*arguments())
+    finally:
+        torch.set_num_threads(before)
+    for ours, theirs in zip(got, want, strict=True):
+        assert (ours.dtype, ours.shape, ours.stride()) == (theirs.dtype, theirs.shape, theirs.stride())
+        bound = 1e-2 if theirs.dtype in HALVES else 4e-6
+        torch.testing.assert_close(ours, theirs, rtol=bound, atol=bound, equal_nan=True)
+
+
+@pytest.mark.parametrize("processor", LEVELS)
+@pytest.mark.parametrize("seed", range(6))
+def test_random_programs_give_the_interpreters_results_on_every_level(processor: str, seed: int) -> None:
+    options = RandomOptions(exact_only=True)
+    program = random_program(seed + 500, options)
+    inputs = random_inputs(program, seed, options)
+    found = bind(generate(program, processor_target(processor)), redzones=True)(list(inputs))
+    for got, want in zip(found, interpret_program(program, inputs), strict=True):
+        assert isinstance(want, torch.Tensor)
+        assert difference(want, got, exact=True) is None
+
+
+@functools.cache
+def traced() -> torch.fx.GraphModule:
+    return make_fx(representative, decompositions(), tracing_mode="fake")(*arguments())
+
+
+@functools.cache
+def scheduled() -> Program:
+    return schedule_program(lower_graph(traced()))[0]
+
+
+def assembly(target: CpuTarget) -> str:
+    """The machine code of the representative kernels, as text."""
+    text = generate(scheduled(), target, keep_text=True).llvm_text
+    return str(target_machine(target).emit_assembly(llvm.parse_assembly(text)))
+
+
+def test_no_instruction_is_beyond_the_chosen_level() -> None:
+    plain, avx2 = (assembly(generic_target(bits)) for bits in (128, 256))
+    assert "%xmm" in plain and "%ymm" not in plain and "vmul" not in plain
+    assert "%ymm" in avx2 and "%zmm" not in avx2 and "vfmadd" in avx2
+
+
+def test_a_level_that_this_processor_lacks_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(target_module, "host_target", lambda: generic_target(128))
+    assert processor_target("x86-64").vector_bits == 128
+    with pytest.raises(CodegenError, match="x86-64-v3"):
+        processor_target("x86-64-v3")
+    monkeypatch.setattr(target_module, "host_target", arm_target)
+    with pytest.raises(CodegenError, match="generic"):
+        processor_target("x86-64")
+
+
+AVX512 = ("avx512f", "avx512bw", "avx512vl", "avx2", "fma")
+
+
+@pytest.mark.parametrize(
+    ("features", "bits"),
+    [
+        (AVX512, 512),
+        *((tuple(f for f in AVX512 if f != lacking), 256) for lacking in AVX512[:3]),
+        *(((), 128), (("avx2",), 128), (("fma",), 128), (("avx2", "fma"), 256)),
+    ],
+)
+def test_vectors_are_as_wide_as_all_that_they_need_is_there(
+    features: tuple[str, ...], bits: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Features(dict[str, bool]):
+        def flatten(self) -> str:
+            return ",".join(f"+{name}" for name in self)
+
+    monkeypatch.setattr(llvm, "get_host_cpu_features", lambda: Features.fromkeys(features, True))
+    target = host_target.__wrapped__()
+    assert target.vector_bits == bits and (target.lanes(32), target.lanes(64)) == (bits // 32, bits // 64)
+    assert ("-prefer-256-bit" in target.features) == (bits == 512)
+    assert all(target.has(name) for name in features) and not target.has("avx512fp16")
+
+
+def test_vector_functions_are_taken_from_torchs_library_by_width() -> None:
+    wide, narrow, plain = generic_target(512), generic_target(256), generic_target(128)
+    assert wide.vector_function("exp", "f32") == "Sleef_expf16_u10avx512f"
+    assert wide.vector_function("pow", "f64") == "Sleef_powd8_u10avx512f"
+    assert narrow.vector_function("exp", "f32") == "Sleef_expf8_u10avx2"
+    assert narrow.vector_function("erfc", "f64") == "Sleef_erfcd4_u15avx2"
+    assert narrow.vector_function("hypot", "f32") == "Sleef_hypotf8_u05avx2"
+    assert narrow.vector_function("fmod", "f32") == "Sleef_fmodf8_avx2"
+    assert not plain.vector_math and narrow.vector_function("sqrt", "f32") is None
+    assert symbol_address("no such function") == 0
+
+
+def undefined_symbols(code: bytes) -> Iterator[str]:
+    """Names that a 64-bit little-endian ELF object leaves to the linker."""
+    (table,) = struct.unpack_from("<Q", code, 40)
+    size, count = struct.unpack_from("<HH", code, 58)
+    headers = [struct.unpack_from("<IIQQQQIIQQ", code, table + k * size) for k in range(count)]
+    for _, kind, _, _, offset, length, link, _, _, entry in headers:
+        if kind != 2:  # SHT_SYMTAB
+            continue
+        names = headers[link][4]
+        for at in range(offset + entry, offset + length, entry):
+            name, _, _, section = struct.unpack_from("<IBBH", code, at)
+            if section == 0:
+                yield code[names + name : code.index(b"\0", names + name)].decode()
+
+
+def assert_assembled(code: bytes, imports: tuple[str, ...]) -> None:
+    assert code[:6] == b"\x7fELF\x02\x01" and struct.unpack_from("<H", code, 18) == (183,)  # EM_AARCH64
+    assert set(undefined_symbols(code)) <= set(imports)
+    assert all(symbol_address(name) for name in imports), "functions of the C library and the thread runtime, as here"
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.covers("F5d.3")
+def test_random_programs_assemble_for_arm(seed: int) -> None:
+    compiled = generate(random_program(seed), arm_target())
+    assert compiled.target[0].startswith("aarch64")
+    assert_assembled(compiled.code, compiled.imports)
+
+
+def test_every_kind_of_kernel_assembles_to_vector_code_for_arm() -> None:
+    compiled = generate(scheduled(), arm_target())
+    assert_assembled(compiled.code, compiled.imports)
+    text = assembly(arm_target())
+    for instruction in ("fmla", "fcvtl", "fcvtn", "fmul\tv", "fadd\tv"):  # four floats at a time, halves converted
+        assert instruction in text
+    assert host_target().triple.startswith("aarch64") or host_target().lanes(32) >= arm_target().lanes(32)

@@ -1,0 +1,96 @@
+"""Which of ATen's kernels for a product is called, by processor, shape and layout."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from aotkit_inductor_lower import interpret_program, lower_graph, schedule_program
+from aotkit_inductor_lower.ir import Alias, ExternCall
+from aotkit_inductor_lower.ir.parse import parse_program
+from aotkit_inductor_lower.ir.verify import verify_program
+from aotkit_inductor_lower.loop_passes import choose_library_calls
+from aotkit_inductor_lower.memory.build_plan import generate
+from aotkit_inductor_lower.runtime import bind
+
+F = torch.nn.functional
+LINEAR = "mkldnn._linear_pointwise.default"
+
+
+def program_of(f, *args, mode="fake"):
+    graph = make_fx(lambda *given: f(*given), tracing_mode=mode)(*args)
+    return schedule_program(lower_graph(graph))[0]
+
+
+def targets(program):
+    return [step.target for step in program.steps if isinstance(step, ExternCall)]
+
+
+def random(*sizes):
+    return torch.randn(*sizes, generator=torch.Generator().manual_seed(sum(sizes)))
+
+
+@pytest.mark.parametrize(
+    ("f", "args", "views"),
+    [
+        (lambda x, w, b: F.linear(x, w, b), (random(256, 256), random(320, 256), random(320)), 0),
+        (lambda x, w: F.linear(x, w).relu(), (random(256, 256), random(320, 256)), 0),  # the weight as it is
+        (lambda x, w: x.relu() @ w, (random(256, 256), random(256, 320)), 1),
+        (lambda x, w, b: torch.addmm(b, x, w), (random(256, 256), random(256, 320), random(320)), 1),
+    ],
+)
+def test_large_products_of_rows_go_to_the_library_that_is_faster_on_the_processor(f, args, views):
+    program = program_of(f, *args)
+    chosen = choose_library_calls(program, "znver4")
+    verify_program(chosen)
+    assert targets(chosen) == [LINEAR]
+    assert sum(isinstance(s, Alias) for s in chosen.steps) == sum(isinstance(s, Alias) for s in program.steps) + views
+    expected = f(*(x.double() for x in args))
+    for results in (interpret_program(chosen, list(args)), bind(generate(chosen))(list(args))):
+        torch.testing.assert_close(results[0].double(), expected, rtol=1e-4, atol=1e-3)
+        assert results[0].stride() == expected.stride()
+    assert choose_library_calls(program, "skylake-avx512") == program
+
+
+@pytest.mark.parametrize(
+    ("f", "args"),
+    [
+        (lambda x, w: x @ w, (random(16, 16), random(16, 16))),  # small
+        (lambda x, w: x.t() @ w, (random(256, 256), random(256, 320))),  # the first operand is transposed
+        (lambda x, w: x @ w, (random(256, 256).double(), random(256, 320).double())),
+        (lambda b, x, w: torch.addmm(b, x, w), (random(256, 320), random(256, 256), random(256, 320))),  # no bias
+        (lambda b, x, w: torch.addmm(b, x, w, beta=2), (random(320), random(256, 256), random(256, 320))),
+    ],
+)
+def test_products_that_gain_nothing_or_mean_something_else_stay(f, args):
+    program = program_of(f, *args)
+    assert choose_library_calls(program, "znver4") == program
+
+
+DYNAMIC = """aotkit-ir 1
+program dynamic
+symbol $s0 = input 0 size 0
+input x
+input w
+buffer x : float32[$s0, 512] strides [512, 1] input on cpu
+buffer w : float32[512, 512] strides [512, 1] input on cpu
+buffer y : float32[$s0, 512] strides [512, 1] output on cpu
+extern mm: y = aten.mm.default(x, w) reason "a product"
+return y
+"""
+
+
+def test_other_calls_of_two_matrices_stay():
+    program = parse_program(DYNAMIC.replace("aten.mm.default", "aten._euclidean_dist.default"))
+    assert choose_library_calls(program, "znver4") == program
+
+
+def test_a_dynamic_number_of_rows_may_be_anything():
+    chosen = choose_library_calls(parse_program(DYNAMIC), "znver4")
+    verify_program(chosen)
+    assert targets(chosen) == [LINEAR]
+    bound, w = bind(generate(chosen)), random(512, 512)
+    for rows in (0, 1, 7, 65):
+        x = random(rows, 512)
+        torch.testing.assert_close(bound([x, w])[0], x @ w, rtol=1e-4, atol=1e-3)
