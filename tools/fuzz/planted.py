@@ -135,7 +135,7 @@ def _not_differentiable(plan: WrapperPlan) -> WrapperPlan:
 def _copied_aliases(true: Callable[..., Any], plan: WrapperPlan, *args: Any, **kwargs: Any) -> Any:
     """An alias is returned as a copy."""
     call = true(plan, *args, **kwargs)
-    made = {getattr(op, "result", None) for op in plan.epilogue if type(op).__name__ == "Regenerate"}
+    made = {getattr(op, "result", None) for op in plan.epilogue if type(op).__name__ == "ReplayView"}
 
     def run(box: list[Any]) -> list[Any]:
         outputs = list(call(box))
@@ -220,21 +220,21 @@ def _is_view(node: torch.fx.Node) -> bool:
 
 PLANTED: dict[str, Bug] = {
     "dropped copy-back": _each("CopyBack", lambda op, plan: None),
-    "wrong base": _each("Regenerate", _other_base),
+    "wrong base": _each("ReplayView", _other_base),
     "missing clone of saved input": replace(
         _in_plan(lambda p: replace(p, call=replace(p.call, written_inputs=()))),
         under=Bug("capture", functools.partial(_without_clones, inner=True)),
     ),
-    "wrong storage offset": _each("Regenerate", _offset),
+    "wrong storage offset": _each("ReplayView", _offset),
     "lost requires_grad": _in_plan(_not_differentiable),
-    "alias loses its gradient": _each("Regenerate", lambda op, plan: replace(op, detach=True)),
+    "alias loses its gradient": _each("ReplayView", lambda op, plan: replace(op, detach=True)),
     "swapped outputs": _in_plan(_swapped),
     "stale saved tensor": _with_backward(_stale),
     "dropped gradient": _with_backward(_one_gradient_less),
     "missed version bump": _each("CopyBack", lambda op, plan: replace(op, mode="hidden")),
     "alias returned as copy": Bug("bind", _copied_aliases),
     "copy returned as alias": Bug("capture", _without_clones),
-    "wrong stride of a view": _each("Regenerate", _strides),
+    "wrong stride of a view": _each("ReplayView", _strides),
     "wrong stride of a result": Bug("bind", _contiguous_outputs),
 }
 """By name; each is one mistake that a wrapper or a capture could make."""

@@ -281,5 +281,13 @@ def test_an_option_or_a_feature_adds_lines_only_where_it_is_used() -> None:
     source = bind(plain, make_boxed(lambda x: [x])).source
     checked = bind(build_plan(plain_metadata(), options=WrapperOptions(debug=True)), make_boxed(lambda x: [x])).source
     assert "_check_value" in checked and set(source.splitlines()) < set(checked.splitlines())
-    for feature in ("_refuse_new_aliases", "_check", "copy_", "_regenerate", "_set_version", "_mark_dynamic", "_apply"):
+    for feature in (
+        "_refuse_new_aliases",
+        "_check",
+        "copy_",
+        "_replay_view",
+        "_set_version",
+        "_mark_dynamic",
+        "_apply",
+    ):
         assert feature not in source

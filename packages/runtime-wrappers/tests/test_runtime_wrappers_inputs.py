@@ -22,7 +22,7 @@ from aotkit_runtime_wrappers import (
     plan_synthetic_bases,
     prepare_inputs,
 )
-from aotkit_runtime_wrappers.operations import CheckPlace
+from aotkit_runtime_wrappers.operations.checks import CheckPlace
 
 
 @pytest.mark.covers("F4.17")

@@ -15,6 +15,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 
 from aotkit_functionalize import GraphMetadata, analyze, records
 from aotkit_runtime_wrappers import SerializableFunction, WrapperOptions, build_plan
+from aotkit_runtime_wrappers.base_views import take_member
 from aotkit_runtime_wrappers.compiled_autograd import cooperation
 from aotkit_runtime_wrappers.errors import (
     AliasingChangedError,
@@ -23,8 +24,7 @@ from aotkit_runtime_wrappers.errors import (
     PlanError,
     UnsupportedOverlapError,
 )
-from aotkit_runtime_wrappers.member_views import take_member
-from aotkit_runtime_wrappers.operations import BindSymbol
+from aotkit_runtime_wrappers.operations.symbols import BindSymbol
 from aotkit_runtime_wrappers.serialized import _digest
 
 TENSOR, KIND, DATA = records.InputKind.TENSOR, records.OutputKind, records.MutationKind.DATA

@@ -9,7 +9,6 @@ around it, as data; :func:`bind` turns that and the compiled code into one gener
 from __future__ import annotations
 
 from .__about__ import __version__
-from .around_forward import RandomSource, plan_fake_results, plan_random_state
 from .bind import bind
 from .boxed import make_boxed, unboxed
 from .build import build_plan
@@ -17,6 +16,7 @@ from .compiler_wrapper import CompilerWrapper, compile_wrapped
 from .donated import plan_donated
 from .double_backward import GradientRequest, Gradients
 from .errors import AliasingChangedError, DoubleBackwardError, WrapperError
+from .forward_adapters import RandomSource, plan_fake_results, plan_random_state
 from .inputs import InputPlan, prepare_inputs
 from .interpret import interpret
 from .plan import RandomState, WrapperOptions, WrapperPlan, checks_aliases

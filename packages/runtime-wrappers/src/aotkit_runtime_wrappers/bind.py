@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 from ._torch_compat import (
-    advance_version,
     autocast_enabled,
     fast_apply,
     hide_from_frontend,
@@ -20,80 +19,57 @@ from ._torch_compat import (
     transforms_active,
     unsafe_view,
 )
-from .around_forward import Around, RandomSource, bind_around
 from .boxed import BoxedCallable, ensure_boxed, is_boxed
-from .checks import check_value
 from .compiled_autograd import cooperation
-from .contract import with_lazy_bits
 from .donated import keep_donated, own_memory, storages
 from .double_backward import Gradients, drop_values, gradients_with_history, histories, remember
-from .emit import Source, emit_call, emit_profiled_call
+from .emit import emit_call, emit_profiled_call
 from .emit_autograd import emit_autograd
 from .errors import PlanError
 from .foreign_tangents import is_foreign, take_tangent, with_foreign_tangents
+from .forward_adapters import Around, RandomSource, bind_around
 from .lazy_backward import LazyBackward, Missing
 from .observer import Observer
-from .overlap import refuse_new_aliases, refuse_place
+from .operations import FUNCTIONS
 from .plan import CallSpec, WrapperPlan
 from .runtime import (
-    announce_writes,
-    check_strides,
     keep_values,
-    mark_dynamic,
     own_outputs,
     refuse_transform,
-    regenerate,
-    set_versions,
-    versions_of,
-    with_history,
     without_autocast,
     write_late,
     wrong_count,
-    wrong_duplicate,
     zero_tangent,
 )
-from .subclass_bind import bind_subclasses
-from .synthetic_base import base_of
+from .source import Source
+from .subclasses.bind import bind_subclasses
 
 __all__ = ["backward_of", "bind"]
 
 # What emitted code may call beside the compiled graph; the keys are its global names.
 _RUNTIME: dict[str, Any] = {
+    **FUNCTIONS,
     "_Tensor": torch.Tensor,
-    "_announce_writes": announce_writes,
     "_autocast_enabled": autocast_enabled,
-    "_base_of": base_of,
-    "_check_strides": check_strides,
-    "_check_value": check_value,
     "_coerce_tangent": take_tangent,
-    "_advance_version": advance_version,
     "_drop_values": drop_values,
     "_histories": histories,
     "_is_foreign": is_foreign,
     "_is_grad_enabled": torch.is_grad_enabled,
     "_keep_donated": keep_donated,
     "_keep_values": keep_values,
-    "_mark_dynamic": mark_dynamic,
     "_own_memory": own_memory,
     "_own_outputs": own_outputs,
     "_profiler": profiler,
     "_record_range": record_range,
-    "_refuse_new_aliases": refuse_new_aliases,
-    "_refuse_place": refuse_place,
     "_refuse_transform": refuse_transform,
-    "_regenerate": regenerate,
     "_remember": remember,
     "_set_grad_enabled": set_grad_enabled,
-    "_set_versions": set_versions,
     "_storages": storages,
     "_transforms_active": transforms_active,
     "_unsafe_view": unsafe_view,
-    "_versions_of": versions_of,
-    "_with_history": with_history,
-    "_with_lazy_bits": with_lazy_bits,
     "_without_autocast": without_autocast,
     "_wrong_count": wrong_count,
-    "_wrong_duplicate": wrong_duplicate,
     "_write_late": write_late,
     "_zero_tangent": zero_tangent,
 }

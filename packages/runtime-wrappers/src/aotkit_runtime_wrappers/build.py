@@ -10,25 +10,16 @@ from .dims import check_symbol_name, symbols_of
 from .epilogue import mutation_operations, output_operations, quiet_operations, returned_value
 from .errors import PlanError
 from .inputs import InputPlan
-from .operations import (
-    AnnounceWrites,
-    BindSymbol,
-    BuildBase,
-    CheckAliases,
-    CheckDuplicate,
-    CheckPlace,
-    CheckValue,
-    NoteVersion,
-    Operation,
-    Regenerate,
-    Restride,
-    SetGradMode,
-    SetVersion,
-    Value,
-    dims_read,
-)
+from .operations import Operation, Value
+from .operations.bases import BuildBase
+from .operations.checks import CheckAliases, CheckDuplicate, CheckPlace, CheckValue
+from .operations.modes import SetGradMode
+from .operations.mutations import SetStrides
+from .operations.symbols import BindSymbol
+from .operations.versions import BumpVersions, ReadVersion, SetVersion
+from .operations.views import ReplayView
 from .plan import CallSpec, LazyInput, Return, TangentSpec, WrapperOptions, WrapperPlan
-from .subclass_build import build_subclass_plan
+from .subclasses.build import build_subclass_plan
 
 __all__ = ["build_plan"]
 
@@ -68,11 +59,11 @@ def build_plan(
     identities = dict(input_plan.returned_inputs)
     restrided = _restrided_members(input_plan)
     epilogue = mutation_operations(metadata, names, restrided)
-    epilogue += _announce_writes(metadata, input_plan, restrided)
-    epilogue += [Restride(f"in{m.index}", m.view, no_grad=True) for m in input_plan.restrided]
+    epilogue += _bump_versions(metadata, input_plan, restrided)
+    epilogue += [SetStrides(f"in{m.index}", m.view, no_grad=True) for m in input_plan.restrided]
     moved = {f"base{number}" for number, members in enumerate(restrided) if members}
     outputs = output_operations(metadata, names, skip=identities, debug=options.debug)
-    epilogue += [_by_strides(o) if isinstance(o, Regenerate) and o.base in moved else o for o in outputs]
+    epilogue += [_by_strides(o) if isinstance(o, ReplayView) and o.base in moved else o for o in outputs]
     checks = _alias_checks(metadata, names) if options.check_aliasing else []
     checks += _place_checks(metadata, names, addressed or {})
     if options.debug:
@@ -84,10 +75,10 @@ def build_plan(
         views = tuple(v.view for v in base.views)
         symbols = symbols_of(d for v in views for d in (*v.sizes, *v.strides, v.offset_delta))
         prologue.append(BuildBase(f"base{number}", members, views, base.flat, tuple(sorted(symbols))))
-    early, late = _bind_symbols(metadata, names, symbols_of(d for op in (*checks, *epilogue) for d in dims_read(op)))
+    early, late = _bind_symbols(metadata, names, symbols_of(d for op in (*checks, *epilogue) for d in op.dims_read))
     prologue += early
     epilogue[:0] = late
-    notes = [NoteVersion(o.before, o.value) for o in epilogue if isinstance(o, SetVersion)]
+    notes = [ReadVersion(o.before, o.value) for o in epilogue if isinstance(o, SetVersion)]
     kinds = {effect.kind for effect in metadata.effects}
     if "enables_grad" in kinds:  # operations without history say so themselves
         epilogue = [SetGradMode(True), *epilogue, *([] if "grad_mode" in kinds else [SetGradMode(False)])]
@@ -103,7 +94,7 @@ def build_plan(
     )
 
 
-def _by_strides(operation: Regenerate) -> Regenerate:
+def _by_strides(operation: ReplayView) -> ReplayView:
     """The same view of a base that may be one of the arguments whose sizes or strides were changed before."""
     return replace(operation, method="as_strided", permutation=())
 
@@ -114,10 +105,10 @@ def _restrided_members(input_plan: InputPlan) -> list[int]:
     return [len(changed.intersection(base.members)) for base in input_plan.bases]
 
 
-def _announce_writes(metadata: CallContract, input_plan: InputPlan, restrided: list[int]) -> list[Operation]:
+def _bump_versions(metadata: CallContract, input_plan: InputPlan, restrided: list[int]) -> list[Operation]:
     """Version counters of the arguments behind a written base that has another one."""
     return [
-        AnnounceWrites(tuple(f"in{member}" for member in base.members), max(info.version_steps - changed, 1))
+        BumpVersions(tuple(f"in{member}" for member in base.members), max(info.version_steps - changed, 1))
         for base, info, changed in zip(input_plan.bases, metadata.inputs, restrided, strict=False)
         if base.flat and info.mutation is not MutationKind.NONE and not info.mutation_hidden_from_autograd
     ]
@@ -225,8 +216,8 @@ def _call_spec(metadata: CallContract, names: tuple[Value, ...], saved: tuple[in
         differentiable_outputs=tuple(sorted({t.forward_output for t in metadata.tangents})),
         tangents=tuple(TangentSpec(t.forward_output, t.meta) for t in metadata.tangents),
         repeated_outputs=repeated,
-        late_inputs=tuple(write.input for write in metadata.backward_writes),
-        late_steps=tuple(write.version_steps for write in metadata.backward_writes),
+        backward_mutated_inputs=tuple(write.input for write in metadata.backward_writes),
+        backward_version_steps=tuple(write.version_steps for write in metadata.backward_writes),
         backward_symbols=_symbols_for_backward(metadata, names, dims),
         reached_by=_reached_by(metadata),
         enables_grad=any(effect.kind == "enables_grad" for effect in metadata.effects),

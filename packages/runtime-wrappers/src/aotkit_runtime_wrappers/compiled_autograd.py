@@ -36,7 +36,7 @@ def cooperation(
     ``graph`` is the backward graph, or makes it: saved integers, saved tensors and tangents in, one gradient per graph
     input out.
     """
-    if graph is None or call.backward_symbols or call.num_saved_symints or call.late_inputs:
+    if graph is None or call.backward_symbols or call.num_saved_symints or call.backward_mutated_inputs:
         return {}
     return {
         "_aot_id": f"aotkit{next(_numbers)}",

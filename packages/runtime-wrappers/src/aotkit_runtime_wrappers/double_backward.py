@@ -150,7 +150,7 @@ def gradients_with_history(
         inputs.collect(values, kept)
         reason: Any = None
         symbols = dict(zip((b.symbol for b in call.backward_symbols), getattr(ctx, "symbols", ()), strict=True))
-        if call.late_inputs:
+        if call.backward_mutated_inputs:
             reason = DoubleBackwardError("its backward writes to inputs")
         elif gradients is not None:
             request = inputs.request(gradients.metadata, values, tangents, symbols)
@@ -161,7 +161,7 @@ def gradients_with_history(
                 return (None, *compiled([*stand_ins, *values, *request.tangents]))
             reason = compiled
         symints = getattr(ctx, "symints", ())
-        late = ctx.late if call.late_inputs else []
+        late = ctx.late if call.backward_mutated_inputs else []
         box = [*symints, *values, *filled(call, tangents, symbols), *late]
         keep_donated(box, len(symints), call.donated, ())
         ctx.maybe_clear_saved_tensors()
@@ -267,7 +267,7 @@ def _refusing(
             f"this graph was compiled for {len(call.graph_inputs)} gradients, but there are {len(grads)}"
         )
     if late:
-        write_late(late, [grads[i] for i in call.late_inputs], call.late_steps)
+        write_late(late, [grads[i] for i in call.backward_mutated_inputs], call.backward_version_steps)
     wanted = [None if i in without else grads[i] for i in call.differentiable_inputs]
     sources = [source for source in sources if source is not None and source.requires_grad]
     connected = iter(_RefuseSecondDerivative.apply(wanted, reason, *sources))

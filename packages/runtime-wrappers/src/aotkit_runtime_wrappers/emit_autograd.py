@@ -19,8 +19,9 @@ from __future__ import annotations
 
 from ._torch_compat import dtype_from_name
 from .dims import render_tuple
-from .emit import Source, emit_unpack, guarded_call, read_symbol
+from .emit import emit_unpack, guarded_call
 from .plan import CallSpec, TangentSpec
+from .source import Source
 
 __all__ = ["emit_autograd"]
 
@@ -40,13 +41,13 @@ def _emit_forward(call: CallSpec, out: Source) -> None:
     for binding in call.backward_symbols:
         if not binding.of_output:
             position = call.graph_inputs.index(binding.value)
-            out.add(f"{binding.symbol} = {read_symbol(binding, f'box[{position}]')}")
+            out.add(f"{binding.symbol} = {binding.expression(f'box[{position}]')}")
     if call.unsaved_inputs:
         out.add(f"ctx.unsaved = _remember(box, {call.unsaved_inputs})")
     if call.scalar_inputs:
         out.add(f"ctx.scalars = [{', '.join(f'box[{i}]' for i in call.scalar_inputs)}]")
-    if call.late_inputs:
-        out.add(f"ctx.late = [{', '.join(f'box[{i}]' for i in call.late_inputs)}]")
+    if call.backward_mutated_inputs:
+        out.add(f"ctx.late = [{', '.join(f'box[{i}]' for i in call.backward_mutated_inputs)}]")
     if call.kept_inputs:
         if call.keeps_values:
             out.add(f"kept = [{', '.join(f'box[{i}]' for i in call.kept_inputs)}]")
@@ -75,7 +76,7 @@ def _emit_forward(call: CallSpec, out: Source) -> None:
         out.add(f"ctx.symints = result[{num_forward + num_tensors}:]")
     for binding in call.backward_symbols:
         if binding.of_output:
-            out.add(f"{binding.symbol} = {read_symbol(binding, binding.value)}")
+            out.add(f"{binding.symbol} = {binding.expression(binding.value)}")
     if call.backward_symbols:
         out.add(f"ctx.symbols = [{', '.join(b.symbol for b in call.backward_symbols)}]")
     out.add("ctx.set_materialize_grads(False)")
@@ -118,7 +119,7 @@ def _emit_backward(call: CallSpec, out: Source) -> None:
     parts = ["*ctx.symints"] if call.num_saved_symints else []
     only = f"[:{call.num_saved_tensors}]" if call.kept_inputs else ""
     parts += [f"*ctx.saved_tensors{only}"] if call.num_saved_tensors else []
-    late = ["*ctx.late"] if call.late_inputs else []
+    late = ["*ctx.late"] if call.backward_mutated_inputs else []
     out.add(f"box = [{', '.join(parts + in_order + late)}]")
     if call.donated:
         out.add(f"_keep_donated(box, {call.num_saved_symints}, {call.donated}, ctx.own)")
@@ -128,9 +129,9 @@ def _emit_backward(call: CallSpec, out: Source) -> None:
     out.add(f"grads = {guarded_call('run', 'box')}")
     out.add(f"if len(grads) != {len(call.graph_inputs)}:")
     out.add(f'_wrong_count("gradients", {len(call.graph_inputs)}, len(grads))', 2)
-    if call.late_inputs:
-        values = ", ".join(f"grads[{i}]" for i in call.late_inputs)
-        out.add(f"_write_late(ctx.late, [{values}], {call.late_steps})")
+    if call.backward_mutated_inputs:
+        values = ", ".join(f"grads[{i}]" for i in call.backward_mutated_inputs)
+        out.add(f"_write_late(ctx.late, [{values}], {call.backward_version_steps})")
     out.add(f"return None, {', '.join(f'grads[{i}]' for i in call.differentiable_inputs)}")
 
 

@@ -25,25 +25,13 @@ from .contract import (
     ViewSpec,
 )
 from .errors import PlanError
-from .operations import (
-    BumpVersion,
-    CheckStrides,
-    CheckValue,
-    CopyBack,
-    CopyMode,
-    MarkDynamic,
-    Operation,
-    Regenerate,
-    Resize,
-    ResizeStorage,
-    Restride,
-    SetGradMode,
-    SetLazyBits,
-    SetRequiresGrad,
-    SetStorage,
-    SetVersion,
-    Value,
-)
+from .operations import Operation, Value
+from .operations.checks import CheckStrides, CheckValue
+from .operations.modes import SetGradMode
+from .operations.mutations import CopyBack, CopyMode, SetRequiresGrad, SetStrides
+from .operations.storages import Resize, ResizeStorage, SetStorage
+from .operations.versions import BumpVersion, SetVersion
+from .operations.views import MarkDynamic, ReplayView, SetLazyBits
 
 __all__ = ["mutation_operations", "output_operations", "quiet_operations", "returned_value"]
 
@@ -83,7 +71,7 @@ def _mutation(info: InputInfo, names: Sequence[Value]) -> list[Operation]:
     if info.mutation in _CHANGES_METADATA:
         if info.new_view is None:
             raise PlanError(f"input {info.index} has a metadata mutation but no new_view to give the caller's tensor")
-        operations.append(Restride(value, info.new_view, no_grad=info.new_view.under_no_grad))
+        operations.append(SetStrides(value, info.new_view, no_grad=info.new_view.under_no_grad))
     if info.storage is not None:
         operations += _storage_operations(info.storage, value, names)
     if info.updated_output is not None and (info.storage is None or info.storage.output is None):
@@ -110,7 +98,9 @@ def _storage_operations(change: StorageChange, value: Value, names: Sequence[Val
 
 def _missing_steps(info: InputInfo, value: Value, operations: Sequence[Operation]) -> list[Operation]:
     """What the version counter moves in eager mode beyond what ``operations`` move it by."""
-    done = sum(isinstance(o, Restride | Resize) or (isinstance(o, CopyBack) and o.mode != "hidden") for o in operations)
+    done = sum(
+        isinstance(o, SetStrides | Resize) or (isinstance(o, CopyBack) and o.mode != "hidden") for o in operations
+    )
     missing = info.version_steps - done
     return [BumpVersion(value, missing)] if missing > 0 else []
 
@@ -134,13 +124,13 @@ def output_operations(
         if output.index in skip or output.same_as is not None:
             continue
         if output.kind in _ALIASES:
-            regenerate = _regenerate(metadata, output, names)
-            if regenerate.base.startswith("fw") and regenerate.method == "as_strided":
+            replay_view = _replay_view(metadata, output, names)
+            if replay_view.base.startswith("fw") and replay_view.method == "as_strided":
                 strides = _base_meta(metadata, output)
-                if strides is not None and regenerate.base not in checked:
-                    operations.append(CheckStrides(regenerate.base, strides.strides))
-                    checked.add(regenerate.base)
-            operations.append(regenerate)
+                if strides is not None and replay_view.base not in checked:
+                    operations.append(CheckStrides(replay_view.base, strides.strides))
+                    checked.add(replay_view.base)
+            operations.append(replay_view)
         elif output.kind is OutputKind.FRESH and output.meta is not None and (output.meta.conj or output.meta.neg):
             operations.append(SetLazyBits(f"fw{output.graph_output}", output.meta.conj, output.meta.neg))
         value = returned_value(metadata, output, names)
@@ -228,7 +218,7 @@ def _base_value(metadata: CallContract, output: OutputInfo, names: Sequence[Valu
     return value
 
 
-def _regenerate(metadata: CallContract, output: OutputInfo, names: Sequence[Value]) -> Regenerate:
+def _replay_view(metadata: CallContract, output: OutputInfo, names: Sequence[Value]) -> ReplayView:
     view = output.view
     if view is None:
         raise PlanError(f"output {output.index} is {output.kind.value} but has no view")
@@ -240,7 +230,7 @@ def _regenerate(metadata: CallContract, output: OutputInfo, names: Sequence[Valu
     history = position is not None and metadata.is_training and _is_differentiable(metadata, position)
     if history:
         view = replace(view, detached=True)
-    return Regenerate(
+    return ReplayView(
         result=f"out{output.index}",
         base=base,
         view=view,

@@ -24,7 +24,7 @@ from .errors import MetadataMismatchError
 from .lazy_backward import LazyBackward
 from .plan import CallSpec
 from .runtime import coerce_tangent, without_autocast
-from .subclass_bind import AdaptedBackward
+from .subclasses.bind import AdaptedBackward
 from .tangents import filled
 
 __all__ = ["is_foreign", "take_tangent", "with_foreign_tangents"]
@@ -58,7 +58,7 @@ def with_foreign_tangents(
     def run(ctx: Any, tangents: list[Tensor | None], missing: Sequence[bool]) -> tuple[Tensor | None, ...]:
         symbols = dict(zip((b.symbol for b in call.backward_symbols), getattr(ctx, "symbols", ()), strict=True))
         given = filled(call, tangents, symbols)
-        refuses = graph is None or call.late_inputs or torch.is_grad_enabled()
+        refuses = graph is None or call.backward_mutated_inputs or torch.is_grad_enabled()
         for number, spec in enumerate(call.tangents):
             tangent = given[number]
             if not spec.nested and tangent is not None:

@@ -17,7 +17,8 @@ import torch
 
 from .contract import Dim, ViewSpec
 from .errors import CallingConventionError, PlanError
-from .operations import BindSymbol, Value, decode, encode
+from .operations import Value, decode, encode
+from .operations.symbols import BindSymbol
 from .overlap import storage_id
 
 __all__ = ["BaseSpec", "InputPlan", "MemberView", "prepare_inputs"]

@@ -8,23 +8,14 @@ from dataclasses import dataclass
 
 from .contract import Dim, Opaque, TensorMeta
 from .errors import PlanError
-from .operations import (
-    BindSymbol,
-    BuildBase,
-    CheckAliases,
-    CheckDuplicate,
-    CheckPlace,
-    Operation,
-    Value,
-    decode,
-    encode,
-)
-from .subclass_call import SubclassCall
+from .operations import Operation, Value, decode, encode
+from .operations.symbols import BindSymbol
+from .subclasses.call import SubclassCall
 
 __all__ = ["CallSpec", "FakeResults", "LazyInput", "RandomState", "Return", "TangentSpec", "WrapperOptions"]
 __all__ += ["WrapperPlan", "checks_aliases"]
 
-PLAN_VERSION = 2
+PLAN_VERSION = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,10 +102,10 @@ class CallSpec:
 
     ``subclasses``: the graph is dense and the values here are not; see Note [Where subclasses are taken apart].
     ``donated``: saved tensors that the backward may overwrite; see Note [Donated buffers].
-    ``late_inputs`` are given to the backward behind the tangents, as they are by then; it returns their new values in
-    the place of gradients, and their version counters move by ``late_steps``.
+    ``backward_mutated_inputs`` are given to the backward behind the tangents, as they are by then; it returns their
+    new values in the place of gradients, and their version counters move by ``backward_version_steps``.
     ``lazy_inputs``: which tensors that the graph takes (dense ones) are conjugated or negated; see Note [Lazy inputs].
-    ``random``, ``fakes``: what stands directly around the compiled code; see the notes of :mod:`.around_forward`.
+    ``random``, ``fakes``: what stands directly around the compiled code; see the notes of :mod:`.forward_adapters`.
     ``reached_by``: per differentiable input, the numbers of the tangents that its gradient comes from; empty: all
     inputs get theirs from every tangent. ``enables_grad``: the call is part of autograd's graph in spite of grad mode.
     """
@@ -138,8 +129,8 @@ class CallSpec:
     subclasses: SubclassCall | None = None
     repeated_outputs: tuple[int, ...] = ()
     donated: tuple[int, ...] = ()
-    late_inputs: tuple[int, ...] = ()
-    late_steps: tuple[int, ...] = ()
+    backward_mutated_inputs: tuple[int, ...] = ()
+    backward_version_steps: tuple[int, ...] = ()
     random: RandomState | None = None
     fakes: FakeResults | None = None
     lazy_inputs: tuple[LazyInput, ...] = ()
@@ -167,7 +158,7 @@ class Return:
 
 def checks_aliases(plan: WrapperPlan) -> bool:
     """Whether a call may raise :class:`.AliasingChangedError`: the plan relies on who shares memory with whom."""
-    return any(isinstance(o, CheckAliases | CheckDuplicate | CheckPlace | BuildBase) for o in plan.prologue)
+    return any(operation.checks_memory for operation in plan.prologue)
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,8 +206,8 @@ class WrapperPlan:
             lines.append(f"    saves {call.num_saved_tensors} tensors, {call.num_saved_symints} symints")
             if call.donated:
                 lines.append(f"    the backward may overwrite saved tensors {call.donated}")
-            if call.late_inputs:
-                lines.append(f"    the backward writes to inputs {call.late_inputs}")
+            if call.backward_mutated_inputs:
+                lines.append(f"    the backward writes to inputs {call.backward_mutated_inputs}")
             gradients = f"inputs {call.differentiable_inputs}, outputs {call.differentiable_outputs}"
             lines.append(f"    differentiable: {gradients}")
         if call.subclasses is not None:

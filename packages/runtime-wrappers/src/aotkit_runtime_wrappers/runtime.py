@@ -16,7 +16,7 @@ from .errors import AliasingChangedError, CallingConventionError, MetadataMismat
 from .overlap import byte_range
 
 __all__ = [
-    "announce_writes",
+    "bump_versions",
     "check_strides",
     "clone_exact",
     "coerce_tangent",
@@ -24,7 +24,7 @@ __all__ = [
     "mark_dynamic",
     "own_outputs",
     "refuse_transform",
-    "regenerate",
+    "replay_view",
     "set_versions",
     "versions_of",
     "with_history",
@@ -169,7 +169,7 @@ def zero_tangent(sizes: Sequence[int], strides: Sequence[int], dtype: torch.dtyp
     return torch.empty_strided(sizes, strides, dtype=dtype, device=device).zero_()
 
 
-def announce_writes(tensors: Sequence[Tensor], times: int) -> None:
+def bump_versions(tensors: Sequence[Tensor], times: int) -> None:
     """Advance each version counter behind ``tensors`` once by ``times``; views share the counter of their base."""
     before = [None if t.is_inference() else t._version for t in tensors]
     for tensor, version in zip(tensors, before, strict=True):
@@ -227,7 +227,7 @@ def _reinterpret(base: Tensor, dtype: torch.dtype) -> Tensor:
     return base.as_strided((whole,), (1,), base.storage_offset()).view(dtype)
 
 
-def regenerate(base: Tensor, view: ViewSpec, sizes: tuple[int, ...], strides: tuple[int, ...], delta: int) -> Tensor:
+def replay_view(base: Tensor, view: ViewSpec, sizes: tuple[int, ...], strides: tuple[int, ...], delta: int) -> Tensor:
     """``view`` of ``base`` in another dtype; sizes, strides and offset evaluated, in elements of the view's dtype."""
     taken = _in_dtype(without_lazy_bits(base), dtype_from_name(view.dtype), sizes, strides, delta)
     return with_lazy_bits(taken, view.conj, view.neg)

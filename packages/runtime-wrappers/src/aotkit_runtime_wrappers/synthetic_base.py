@@ -17,22 +17,20 @@ Note [Synthetic bases]
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import Tensor
 
+from .base_views import base_of, common_base, dtype_name, root, take_member, view_of
 from .contract import Dim, ViewSpec, bind_symbols, dims
-from .dims import evaluate, evaluate_all, symbols_of
-from .errors import AliasingChangedError, UnsupportedOverlapError
+from .dims import symbols_of
+from .errors import UnsupportedOverlapError
 from .inputs import BaseSpec, InputPlan, MemberView
-from .member_views import take_member
-from .operations import BindSymbol
-from .overlap import byte_range
+from .operations.symbols import BindSymbol
 
-__all__ = ["PreparedFunction", "base_of", "graph_inputs", "plan_synthetic_bases"]
+__all__ = ["PreparedFunction", "graph_inputs", "plan_synthetic_bases"]
 
 
 def plan_synthetic_bases(input_plan: InputPlan, flat_args: Sequence[Any], groups: Iterable[Iterable[int]]) -> InputPlan:
@@ -75,116 +73,11 @@ def _symbols(bases: Sequence[BaseSpec], flat_args: Sequence[Any]) -> tuple[BindS
 
 def _base_spec(group: Sequence[int], flat_args: Sequence[Any]) -> BaseSpec:
     tensors = [flat_args[index] for index in group]
-    base = _root(tensors, [f"argument {i}" for i in group])
-    views = tuple(MemberView(i, _view_of(t, base, f"argument {i}")) for i, t in zip(group, tensors, strict=True))
-    flat = base is not _common_base(tensors)
+    base = root(tensors, [f"argument {i}" for i in group])
+    views = tuple(MemberView(i, view_of(t, base, f"argument {i}")) for i, t in zip(group, tensors, strict=True))
+    flat = base is not common_base(tensors)
     (numel,) = dims([base.numel()])
-    return BaseSpec(views, _dtype_name(base), numel, flat)
-
-
-def _dtype_name(tensor: Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")
-
-
-def _view_of(member: Tensor, base: Tensor, name: str) -> ViewSpec:
-    offset: Any = base.storage_offset()
-    if member.dtype != base.dtype:
-        offset = offset * base.element_size()
-        if offset % member.element_size():
-            raise UnsupportedOverlapError(
-                f"{name} has dtype {member.dtype} and shares memory with a mutated argument of dtype {base.dtype}, "
-                "which does not begin at a whole number of its elements; pass a clone of one of them"
-            )
-        offset = offset // member.element_size()
-    (delta,) = dims([member.storage_offset() - offset])
-    sizes, strides = dims(member.size()), dims(member.stride())
-    bits = {"conj": member.is_conj(), "neg": member.is_neg()}
-    return ViewSpec(_dtype_name(member), sizes, strides, delta, member.requires_grad, **bits)
-
-
-def _common_base(members: Sequence[Tensor]) -> Tensor | None:
-    """The tensor that autograd knows as the base of all members, or of those that require grad if it covers all."""
-    roots = [m if m._base is None else m._base for m in members]
-    if any(m.requires_grad and not r.requires_grad for m, r in zip(members, roots, strict=True)):
-        return None  # a leaf over a part of the base: no gradient reaches it through the base
-    if all(r is roots[0] for r in roots):
-        same_dtype = all(m.dtype == roots[0].dtype for m in members)
-        return roots[0] if same_dtype or _is_dense(roots[0]) else None
-    with_grad = [r for r, m in zip(roots, members, strict=True) if m.requires_grad]
-    if not with_grad or any(r is not with_grad[0] for r in with_grad):
-        return None
-    # The others were detached from it: the same memory, and no history.
-    return with_grad[0] if _covers(with_grad[0], members) else None
-
-
-def _covers(base: Tensor, members: Sequence[Tensor]) -> bool:
-    """Whether the dense tensor ``base`` holds every element of ``members``; not where that depends on a symbol."""
-    numbers = [n for t in (base, *members) for n in (*t.size(), *t.stride(), t.storage_offset())]
-    if not all(isinstance(n, int) for n in numbers) or not _is_dense(base):
-        return False
-    low, high = byte_range(base)
-    ranges = [byte_range(m) for m in members if m.numel()]
-    return all(low <= first and end <= high for first, end in ranges)
-
-
-def _root(members: Sequence[Tensor], names: Sequence[str], flat: bool | None = None) -> Tensor:
-    """The tensor that all members are views of: as autograd has it, else a flat one over the storage.
-
-    ``flat``: which of both it has to be.
-    """
-    common = None if flat else _common_base(members)
-    if common is not None:
-        return common
-    if flat is False:
-        raise AliasingChangedError(
-            f"arguments {', '.join(names)} were views of one tensor when the graph was captured and are not now; "
-            "capture the function again with these arguments"
-        )
-    if any(m.requires_grad for m in members):
-        raise UnsupportedOverlapError(
-            f"{', '.join(names)} share memory, one of them is mutated and one requires grad, but they are no views of "
-            "one tensor as far as autograd knows; make them views of one tensor by torch operations, or pass clones"
-        )
-    # Of the smallest elements, so that the others are made of whole numbers of them.
-    first = min(members, key=lambda m: m.element_size())
-    storage = first.untyped_storage()
-    count = storage.nbytes() // first.element_size()
-    # Of a fake tensor this is a fake one again.
-    return first.new_empty(0).set_(storage, 0, (count,), (1,))
-
-
-def _is_dense(tensor: Tensor) -> bool:
-    return bool(torch.ops.aten.is_non_overlapping_and_dense.default(tensor))
-
-
-def base_of(
-    members: Sequence[Tensor], views: Sequence[ViewSpec], names: str, flat: bool, symbols: Mapping[str, int]
-) -> Tensor:
-    """The synthetic base of ``members``, if each is still the part of it that the graph was captured for."""
-    argument_names = names.split()
-    first = members[0].untyped_storage()._cdata
-    if any(m.untyped_storage()._cdata != first for m in members):
-        raise AliasingChangedError(
-            f"arguments {', '.join(argument_names)} shared memory when the graph was captured and do not now; capture "
-            "the function again with these arguments"
-        )
-    base = _root(members, argument_names, flat)
-    for member, view, name in zip(members, views, argument_names, strict=True):
-        if _view_of(member, base, name) != (_with_values(view, symbols) if symbols else view):
-            raise AliasingChangedError(
-                f"argument {name} is another part of the memory it shares with {', '.join(argument_names)} than when "
-                "the graph was captured; capture the function again with these arguments"
-            )
-    return base
-
-
-def _with_values(view: ViewSpec, symbols: Mapping[str, int]) -> ViewSpec:
-    return replace(
-        view,
-        sizes=evaluate_all(view.sizes, symbols),
-        strides=evaluate_all(view.strides, symbols),
-        offset_delta=evaluate(view.offset_delta, symbols),
-    )
+    return BaseSpec(views, dtype_name(base), numel, flat)
 
 
 def graph_inputs(input_plan: InputPlan, flat_args: Sequence[Any]) -> list[Any]:
@@ -194,25 +87,17 @@ def graph_inputs(input_plan: InputPlan, flat_args: Sequence[Any]) -> list[Any]:
     """
     input_plan.select(flat_args)  # checks the number of arguments
     bases = []
-    values = {s.symbol: _read(s, flat_args) for s in input_plan.symbols}
+    values = {s.symbol: s.read(flat_args[_index(s)]) for s in input_plan.symbols}
     symbolic = not all(isinstance(v, int) for v in values.values())
     for base in input_plan.bases:
         names = [f"in{index}" for index in base.members]
         members = [flat_args[i] for i in base.members]
         if symbolic:  # they are the very tensors that the plan was made for
-            bases.append(_root(members, names, base.flat))
+            bases.append(root(members, names, base.flat))
         else:
             bases.append(base_of(members, [v.view for v in base.views], " ".join(names), base.flat, values))
     extra = (values[s.symbol] for s in input_plan.extra_symbols)
     return [*bases, *extra, *(flat_args[i] for i in input_plan.others)]
-
-
-def _read(symbol: BindSymbol, flat_args: Sequence[Any]) -> Any:
-    value = flat_args[_index(symbol)]
-    if symbol.source == "int":
-        return value
-    read = getattr(value, symbol.source)
-    return read() if symbol.dim is None else read(symbol.dim)
 
 
 def _index(symbol: BindSymbol) -> int:

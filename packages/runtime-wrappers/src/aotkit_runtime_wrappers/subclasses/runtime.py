@@ -10,11 +10,11 @@ import torch
 import torch.utils._pytree as pytree
 from torch import Tensor
 
-from ._torch_compat import dtype_from_name
-from .contract import SubclassMeta, SymbolicDim, TensorMeta, ViewSpec
-from .dims import evaluate
-from .errors import CallingConventionError, MetadataMismatchError
-from .runtime import coerce_tangent, regenerate, zero_tangent
+from .._torch_compat import dtype_from_name
+from ..contract import SubclassMeta, SymbolicDim, TensorMeta, ViewSpec
+from ..dims import evaluate
+from ..errors import CallingConventionError, MetadataMismatchError
+from ..runtime import coerce_tangent, replay_view, zero_tangent
 
 __all__ = [
     "ArgumentCheck",
@@ -112,7 +112,7 @@ def take_view(base: Tensor, view: ViewSpec, sizes: tuple[int, ...], strides: tup
     """A tensor inside of a result that is a view of another tensor; the wrapper alone takes part in autograd."""
     base = base.detach()
     if str(base.dtype).removeprefix("torch.") != view.dtype:
-        return regenerate(base, view, sizes, strides, delta)
+        return replay_view(base, view, sizes, strides, delta)
     return base.as_strided(sizes, strides, base.storage_offset() + delta)
 
 

@@ -17,8 +17,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .contract import Opaque, SubclassBoundary, SubclassMeta
-from .operations import BindSymbol
+from ..contract import Opaque, SubclassBoundary, SubclassMeta
+from ..operations.symbols import BindSymbol
 
 __all__ = ["SubclassCall"]
 

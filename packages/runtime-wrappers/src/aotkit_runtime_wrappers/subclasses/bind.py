@@ -5,21 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from .boxed import BoxedCallable
-from .emit import Source
-from .lazy_backward import LazyBackward
-from .overlap import refuse_new_aliases
-from .runtime import keep_values, own_outputs, wrong_count
-from .subclass_call import SubclassCall
-from .subclass_emit import emit_subclasses
-from .subclass_runtime import (
-    ArgumentCheck,
-    check_gradient_classes,
-    symbolic_context,
-    take_view,
-    tangent_parts,
-    witnesses,
-)
+from ..boxed import BoxedCallable
+from ..lazy_backward import LazyBackward
+from ..overlap import refuse_new_aliases
+from ..runtime import keep_values, own_outputs, wrong_count
+from ..source import Source
+from .call import SubclassCall
+from .emit import emit_subclasses
+from .runtime import ArgumentCheck, check_gradient_classes, symbolic_context, take_view, tangent_parts, witnesses
 
 __all__ = ["AdaptedBackward", "bind_subclasses"]
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import torch.utils._pytree as pytree
 
-from .contract import (
+from ..contract import (
     Dim,
     GraphMetadata,
     MutationKind,
@@ -18,12 +18,12 @@ from .contract import (
     SubclassValue,
     SymbolicDim,
 )
-from .dims import check_symbol_name, symbols_of
-from .errors import PlanError
-from .inputs import InputPlan
-from .operations import BindSymbol
-from .plan import WrapperOptions, WrapperPlan
-from .subclass_call import SubclassCall
+from ..dims import check_symbol_name, symbols_of
+from ..errors import PlanError
+from ..inputs import InputPlan
+from ..operations.symbols import BindSymbol
+from ..plan import WrapperOptions, WrapperPlan
+from .call import SubclassCall
 
 __all__ = ["build_subclass_plan"]
 

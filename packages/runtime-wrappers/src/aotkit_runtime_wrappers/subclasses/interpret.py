@@ -7,15 +7,15 @@ from typing import Any
 
 import torch
 
-from .boxed import BoxedCallable
-from .contract import Opaque, SubclassMeta, SubclassValue, TensorMeta, TensorSource
-from .dims import evaluate, evaluate_all
-from .lazy_backward import LazyBackward
-from .overlap import refuse_new_aliases
-from .runtime import keep_values, own_outputs, wrong_count
-from .subclass_bind import AdaptedBackward
-from .subclass_call import SubclassCall
-from .subclass_runtime import (
+from ..boxed import BoxedCallable
+from ..contract import Opaque, SubclassMeta, SubclassValue, TensorMeta, TensorSource
+from ..dims import evaluate, evaluate_all
+from ..lazy_backward import LazyBackward
+from ..overlap import refuse_new_aliases
+from ..runtime import keep_values, own_outputs, wrong_count
+from .bind import AdaptedBackward
+from .call import SubclassCall
+from .runtime import (
     ArgumentCheck,
     Layout,
     check_gradient_classes,

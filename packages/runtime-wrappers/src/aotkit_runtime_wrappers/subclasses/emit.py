@@ -6,11 +6,12 @@ from collections.abc import Iterator, Sequence
 
 import torch.utils._pytree as pytree
 
-from .contract import Opaque, SubclassMeta, SubclassValue, SymbolicDim, TensorMeta, TensorSource
-from .dims import render, render_tuple, symbols_of
-from .emit import Source, emit_unpack, read_symbol
-from .errors import PlanError
-from .subclass_call import SubclassCall
+from ..contract import Opaque, SubclassMeta, SubclassValue, SymbolicDim, TensorMeta, TensorSource
+from ..dims import render, render_tuple, symbols_of
+from ..emit import emit_unpack
+from ..errors import PlanError
+from ..source import Source
+from .call import SubclassCall
 
 __all__ = ["emit_subclasses"]
 
@@ -53,7 +54,7 @@ def _emit_forward(call: SubclassCall, out: Source) -> None:
         out.add(f"d{position} = x{binding.input_index}.{binding.source}({dim})")
         position += 1
     for symbol in call.symbols:
-        out.add(f"{symbol.symbol} = {read_symbol(symbol, symbol.value)}")
+        out.add(f"{symbol.symbol} = {symbol.expression(symbol.value)}")
     _emit_alias_check(call, out)
     for name, held in {**_opaque_names(boundary.forward), **_kept_opaque(call)}.items():
         out.add(f"{name} = x{held.input_index}.{'.'.join(map(_identifier, held.path))}")

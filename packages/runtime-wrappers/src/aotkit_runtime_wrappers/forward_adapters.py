@@ -31,12 +31,12 @@ from ._torch_compat import dtype_from_name, fake_mode_of
 from .boxed import BoxedCallable
 from .contract import Dim, GraphMetadata, TensorMeta, bits_of, same_with_bits, without_lazy_bits
 from .dims import evaluate, evaluate_all, render, render_tuple, symbols_of
-from .emit import Source, read_symbol
 from .errors import PlanError
-from .operations import BindSymbol
+from .operations.symbols import BindSymbol
 from .plan import CallSpec, FakeResults, LazyInput, RandomState, WrapperPlan
 from .runtime import wrong_count
-from .subclass_bind import AdaptedBackward
+from .source import Source
+from .subclasses.bind import AdaptedBackward
 
 __all__ = [
     "Around",
@@ -45,7 +45,6 @@ __all__ = [
     "interpret_around",
     "plan_fake_results",
     "plan_random_state",
-    "read_value",
 ]
 
 
@@ -194,7 +193,7 @@ def _emit_fakes(fakes: FakeResults, forward: str, out: Source) -> None:
     out.add("if _mode is None:")
     out.add(f"return {forward}(box)", 2)
     for binding in fakes.symbols:
-        out.add(f"{binding.symbol} = {read_symbol(binding, f'box[{binding.value[1:]}]')}")
+        out.add(f"{binding.symbol} = {binding.expression(f'box[{binding.value[1:]}]')}")
     out.add("box.clear()")
     made = [_fake_expression(result, out) for result in fakes.results]
     out.add(f"return [{', '.join(made)}]")
@@ -275,7 +274,7 @@ def _answering(fakes: FakeResults, forward: BoxedCallable) -> BoxedCallable:
         mode = fake_mode_of(box)
         if mode is None:
             return forward(box)
-        symbols = {b.symbol: read_value(b, box[int(b.value[1:])]) for b in fakes.symbols}
+        symbols = {b.symbol: b.read(box[int(b.value[1:])]) for b in fakes.symbols}
         box.clear()
         results: list[Any] = []
         for result in fakes.results:
@@ -287,14 +286,6 @@ def _answering(fakes: FakeResults, forward: BoxedCallable) -> BoxedCallable:
         return results
 
     return answer
-
-
-def read_value(binding: BindSymbol, value: Any) -> Any:
-    """The symbol's value, symbolic itself if that of a fake is."""
-    if binding.source == "int":
-        return value
-    read = getattr(value, binding.source)
-    return read() if binding.dim is None else read(binding.dim)
 
 
 def _boxed(function: Callable[[list[Any]], Any]) -> BoxedCallable:
