@@ -1,10 +1,11 @@
-"""Keep files, functions, parameter lists and packages at a size that can be read.
+"""Say where files and functions are longer than is easy to read, and keep parameter lists short.
 
     python -m tools.check_sizes [--shrink]
 
-Limits are in tools/budgets.toml, exceptions in tools/size_exceptions.toml. An exception holds the present size: growth
-fails, and so does an exception that is larger than needed, so that the list only shrinks. `--shrink` lowers or drops
-exceptions, it never adds one.
+Limits are in tools/budgets.toml. A long file or function is a warning: size is a hint, and code is not cut up to please
+a number. Parameters beyond the limit fail, unless tools/size_exceptions.toml names them. An exception holds the present
+number: growth fails, and so does an exception that is larger than needed, so that the list only shrinks. `--shrink`
+lowers or drops exceptions, it never adds one.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ from pathlib import Path
 
 from tools.workspace import PACKAGES, ROOT, source_files
 
-KINDS = ("file_lines", "function_lines", "parameters")
+WARNED = ("file_lines", "function_lines")
 EXCEPTIONS_HEADER = (
-    "# What is larger than tools/budgets.toml allows, with its present size. This file only shrinks: an entry that is\n"
-    "# larger than what it names, or names nothing, fails the check "
+    "# What has more than tools/budgets.toml allows, with its number. This file only shrinks: an entry that is larger\n"
+    "# than what it names, or names nothing, fails the check "
     "(`python -m tools.check_sizes --shrink` lowers them).\n"
 )
 
@@ -87,26 +88,23 @@ def measure(text: str, where: str) -> Iterator[Size]:
     yield from walk(ast.parse(text), "")
 
 
-def problems_of(
-    sizes: list[Size], limits: dict[str, int], exceptions: dict[str, dict[str, int]]
-) -> tuple[list[str], dict[str, dict[str, int]]]:
-    """What is wrong, and the exceptions that are still needed at the size they now have."""
-    largest: dict[tuple[str, str], int] = {}
+def problems_of(sizes: list[Size], limit: int, exceptions: dict[str, int]) -> tuple[list[str], dict[str, int]]:
+    """Which functions have too many parameters, and the exceptions still needed, at the number they now have."""
+    largest: dict[str, int] = {}
     for size in sizes:  # overloads and branches may define a name twice: the largest counts
-        key = (size.kind, size.where)
-        largest[key] = max(size.value, largest.get(key, 0))
+        if size.kind == "parameters":
+            largest[size.where] = max(size.value, largest.get(size.where, 0))
     problems: list[str] = []
-    needed: dict[str, dict[str, int]] = {kind: {} for kind in KINDS}
-    for (kind, where), value in sorted(largest.items()):
-        allowed = exceptions.get(kind, {}).get(where)
-        if value > max(limits[kind], allowed or 0):
-            problems.append(f"{where}: {value} {kind.replace('_', ' ')}, allowed are {allowed or limits[kind]}")
-        if allowed is not None and value > limits[kind]:
-            needed[kind][where] = min(value, allowed)
-    for kind in KINDS:
-        for where, allowed in exceptions.get(kind, {}).items():
-            if needed[kind].get(where) != allowed:
-                problems.append(f"{where}: the exception of {allowed} {kind.replace('_', ' ')} is no longer needed")
+    needed: dict[str, int] = {}
+    for where, value in sorted(largest.items()):
+        allowed = exceptions.get(where)
+        if value > max(limit, allowed or 0):
+            problems.append(f"{where}: {value} parameters, allowed are {allowed or limit}")
+        if allowed is not None and value > limit:
+            needed[where] = min(value, allowed)
+    for where, allowed in exceptions.items():
+        if needed.get(where) != allowed:
+            problems.append(f"{where}: the exception of {allowed} parameters is no longer needed")
     return problems, needed
 
 
@@ -119,45 +117,40 @@ def package_totals(root: Path) -> dict[str, int]:
     return totals
 
 
-def over_budget(totals: dict[str, int], budgets: dict[str, int]) -> list[str]:
-    """A sentence for each package that is larger than its budget or has none."""
-    found = [f"packages/{name} has no line budget" for name in totals if name not in budgets]
-    found += [
-        f"packages/{name}/src: {lines} lines, the budget is {budgets[name]}"
-        for name, lines in totals.items()
-        if name in budgets and lines > budgets[name]
+def long_parts(sizes: list[Size], limits: dict[str, int]) -> list[str]:
+    """A sentence for each file and function beyond its limit."""
+    return [
+        f"{size.where}: {size.value} lines, more than {limits[size.kind]} are hard to read"
+        for size in sizes
+        if size.kind in WARNED and size.value > limits[size.kind]
     ]
-    return found
 
 
-def write_exceptions(path: Path, needed: dict[str, dict[str, int]]) -> None:
+def write_exceptions(path: Path, needed: dict[str, int]) -> None:
     """Write the exceptions file."""
-    blocks = [EXCEPTIONS_HEADER]
-    for kind in KINDS:
-        entries = "".join(f'"{where}" = {value}\n' for where, value in sorted(needed[kind].items()))
-        blocks.append(f"[{kind}]\n{entries}")
-    path.write_text("\n".join(blocks), encoding="utf-8")
+    entries = "".join(f'"{where}" = {value}\n' for where, value in sorted(needed.items()))
+    path.write_text(f"{EXCEPTIONS_HEADER}\n[parameters]\n{entries}", encoding="utf-8")
 
 
 def main(arguments: list[str], root: Path = ROOT) -> int:
-    """Print what is too large; the exit status says whether anything is."""
-    budgets = tomllib.loads((root / "tools" / "budgets.toml").read_text(encoding="utf-8"))
+    """Print what is long and what has too many parameters; the exit status says whether anything has."""
+    limits = tomllib.loads((root / "tools" / "budgets.toml").read_text(encoding="utf-8"))["limits"]
     exceptions_path = root / "tools" / "size_exceptions.toml"
-    exceptions = tomllib.loads(exceptions_path.read_text(encoding="utf-8"))
+    exceptions = tomllib.loads(exceptions_path.read_text(encoding="utf-8"))["parameters"]
     sizes = [
         size
         for path in source_files(root)
         for size in measure(path.read_text(encoding="utf-8"), path.relative_to(root).as_posix())
     ]
-    problems, needed = problems_of(sizes, budgets["limits"], exceptions)
+    problems, needed = problems_of(sizes, limits["parameters"], exceptions)
     if "--shrink" in arguments:
         write_exceptions(exceptions_path, needed)
-        problems, _ = problems_of(sizes, budgets["limits"], needed)
-    totals = package_totals(root)
-    problems += over_budget(totals, budgets["package_lines"])
+        problems, _ = problems_of(sizes, limits["parameters"], needed)
+    for warning in long_parts(sizes, limits):
+        print(f"warning: {warning}")
     for problem in problems:
         print(problem)
-    print("lines: " + ", ".join(f"{name} {lines}/{budgets['package_lines'][name]}" for name, lines in totals.items()))
+    print("lines: " + ", ".join(f"{name} {lines}" for name, lines in package_totals(root).items()))
     return 1 if problems else 0
 
 

@@ -27,7 +27,7 @@ class Group:
 GROUPS = {
     group.name: group
     for group in (
-        Group("lowering", "inductor-lower", ("lowering",)),
+        Group("lowering", "inductor-lower", ("lowering", "ops")),
         Group("loop-passes", "inductor-lower", ("loop_passes", "analysis")),
         Group("kernels", "inductor-lower", ("kernel_ir", "kernel_passes", "memory", "targets/cpu")),
         Group("functionalize", "functionalize"),

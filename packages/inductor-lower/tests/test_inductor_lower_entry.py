@@ -10,8 +10,8 @@ from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from aotkit_inductor_lower import LowerOptions, compile_graph
-from aotkit_inductor_lower.driver import with_fake_values
 from aotkit_inductor_lower.graph_passes import run_fx_passes
+from aotkit_inductor_lower.graph_passes.fake_values import with_fake_values
 from aotkit_inductor_lower.ir.print import print_program
 from aotkit_inductor_lower.launch_plan import CallExtern, CallSegment
 

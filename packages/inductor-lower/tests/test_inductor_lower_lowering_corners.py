@@ -11,8 +11,8 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from aotkit_inductor_lower import LowerOptions, compile_graph, decompositions, lower_graph
-from aotkit_inductor_lower.lowering.random import is_random
 from aotkit_inductor_lower.lowering.sorting import LONGEST_NETWORK, LONGEST_WIDE
+from aotkit_inductor_lower.ops.aten import is_random
 
 aten = torch.ops.aten
 HALVES = [torch.float16, torch.bfloat16]

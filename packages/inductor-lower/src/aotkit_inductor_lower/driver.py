@@ -3,61 +3,38 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cache
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.fx import GraphModule
-from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
-from .__about__ import __version__
+from .analysis.devices import kernel_device
 from .graph_partition import PiecewiseGraph, compile_pieces, needs_pieces
 from .graph_passes import run_fx_passes
 from .graph_passes.call_custom_writers import call_custom_writers, has_custom_writers, has_user_kernels, launch_in_place
+from .graph_passes.fake_values import graph_constants, with_fake_values
 from .ir import Program
 from .ir.parse import parse_program
 from .ir.print import print_program
 from .ir.verify import verify_program
 from .launch_plan import CompiledProgram, compiled_from_json, compiled_to_json
+from .launch_plan.store import ObjectStore, generator_digest
 from .loop_passes import choose_library_calls, schedule_program, split_reductions
 from .lowering import lower_graph
 from .memory.build_plan import generate
 from .options import LowerOptions
-from .passes import FusionRecord
+from .passes import FusionRecord, Observer, stage
 from .report import LoweringReport, make_report
 from .runtime import ArenaPool, BoundProgram, bind
 from .runtime.input_checks import input_check
 from .targets.cpu import host_target, processor_target
-from .targets.select import kernel_device
 
 if TYPE_CHECKING:
     from .targets.triton import DeviceGraph
 
-__all__ = ["CompiledGraph", "ObjectStore", "Observer", "compile_graph"]
-
-
-class Observer(Protocol):
-    """Told about stages and their products; what it does with them is its own business."""
-
-    def stage(self, name: str) -> AbstractContextManager[object]:
-        """Around one stage."""
-
-    def dump(self, name: str, kind: str, text: Callable[[], str]) -> None:
-        """A product (``kind`` graphs, ir or kernels); ``text`` makes its text if it is wanted."""
-
-
-class ObjectStore(Protocol):
-    """Keeps compiled programs by digest."""
-
-    def get(self, digest: str) -> bytes | None:
-        """What was put, or ``None``."""
-
-    def put(self, digest: str, data: bytes) -> None:
-        """Keep."""
+__all__ = ["CompiledGraph", "compile_graph"]
 
 
 class CompiledGraph:
@@ -160,34 +137,6 @@ def _compile_whole(
     return CompiledGraph(bound, constants, scheduled, records, report, options.check_inputs)
 
 
-def with_fake_values(gm: GraphModule, example_inputs: Sequence[Any] | None) -> GraphModule:
-    """The graph with a fake value on every tensor node. Raises ``ValueError`` if nothing gives them."""
-    missing = (node for node in gm.graph.nodes if "val" not in node.meta and node.op not in ("output", "get_attr"))
-    if not any(node.users and not isinstance(node.target, type) for node in missing):
-        return gm
-    if example_inputs is None:
-        raise ValueError("the graph's nodes have no fake values; pass example_inputs, or trace it with make_fx")
-    inputs = [node.meta.get("val", value) for node, value in zip(_placeholders(gm), example_inputs, strict=True)]
-    FakeTensorProp(gm).propagate(*inputs)
-    return gm
-
-
-def _placeholders(gm: GraphModule) -> list[torch.fx.Node]:
-    return [node for node in gm.graph.nodes if node.op == "placeholder"]
-
-
-def graph_constants(gm: GraphModule) -> dict[str, torch.Tensor]:
-    """The tensors of the graph's attributes, by the names of their buffers."""
-    constants: dict[str, torch.Tensor] = {}
-    for node in gm.graph.nodes:
-        if node.op == "get_attr":
-            value: Any = gm
-            for part in str(node.target).split("."):
-                value = getattr(value, part)
-            constants[node.name] = value
-    return constants
-
-
 def _checked(program: Program, options: LowerOptions) -> Program:
     """With ``verify``: checked, and read back from its own text."""
     if not options.verify:
@@ -222,28 +171,6 @@ def _generate(
     return compiled
 
 
-@cache
-def generator_digest() -> str:
-    """Digest of this package's own sources, so that no object outlives the code that generated it.
-
-    A version number would do for releases; in a checkout it would serve yesterday's bug today.
-    """
-    sources = hashlib.sha256(__version__.encode())
-    for path in sorted(Path(__file__).parent.rglob("*.py")):
-        sources.update(path.read_bytes())
-    return sources.hexdigest()
-
-
 def _dump(observer: Observer | None, name: str, kind: str, program: Program) -> None:
     if observer is not None:
         observer.dump(name, kind, lambda: print_program(program))
-
-
-@contextmanager
-def stage(observer: Observer | None, name: str) -> Iterator[None]:
-    """Tell the observer, if there is one, about a stage."""
-    if observer is None:
-        yield
-        return
-    with observer.stage(name):
-        yield

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 __all__ = [
     "CodegenError",
+    "Fallback",
     "IRError",
     "IRSyntaxError",
     "InputMismatchError",
@@ -59,3 +60,7 @@ class IRSyntaxError(IRError):
         super().__init__(f"line {line}, column {column}: {message}")
         self.line = line
         self.column = column
+
+
+class Fallback(Exception):
+    """A rule says that this use of its op is better left to ATen, and why. Not an error: the call is counted."""

@@ -1,11 +1,13 @@
-"""What scheduling decided, as data."""
+"""What passes decided, as data, and whom a compile tells about its stages."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
-__all__ = ["FusionKind", "FusionRecord"]
+__all__ = ["FusionKind", "FusionRecord", "Observer", "stage"]
 
 FusionKind = Literal["inline", "vertical", "horizontal", "mixed", "split", "join"]
 
@@ -27,3 +29,23 @@ class FusionRecord:
     def __str__(self) -> str:
         verb = "fused" if self.fused else "kept apart"
         return f"{self.kind}: {self.first} and {self.second} {verb}: {self.reason}"
+
+
+class Observer(Protocol):
+    """Told about stages and their products; what it does with them is its own business."""
+
+    def stage(self, name: str) -> AbstractContextManager[object]:
+        """Around one stage."""
+
+    def dump(self, name: str, kind: str, text: Callable[[], str]) -> None:
+        """A product (``kind`` graphs, ir or kernels); ``text`` makes its text if it is wanted."""
+
+
+@contextmanager
+def stage(observer: Observer | None, name: str) -> Iterator[None]:
+    """Tell the observer, if there is one, about a stage."""
+    if observer is None:
+        yield
+        return
+    with observer.stage(name):
+        yield

@@ -1,1 +1,1 @@
-"""Questions about the loop IR, asked by several passes."""
+"""Questions about graphs and loop IR, asked by several passes."""

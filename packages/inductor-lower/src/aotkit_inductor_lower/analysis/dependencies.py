@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ..ir import Alias, Arg, Buffer, BufferKind, BufferRef, ExternCall, LoopNest, Program, Step, Store
-from ..lowering.random import is_random
+from ..ops.aten import is_random
 from ..symbolic import Expr, SymbolKind, to_expr
 from .nests import has_calls, instructions, ranges_of
 

@@ -10,9 +10,9 @@ from typing import Any, Protocol
 import torch
 from torch.fx import Graph, GraphModule, Node
 
+from ..analysis.devices import kernel_device
 from ..errors import LoweringError
 from ..report import ExternCount, LoweringReport, merge_reports
-from ..targets.select import kernel_device
 from .layout import Layout
 from .split import Piece, cut
 from .split_ops import reasons_to_stay

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch.fx import Graph, GraphModule, Node
 
-from ..targets.select import tensors_of
+from ..analysis.devices import tensors_of
 
 __all__ = ["with_numbers_on_device"]
 

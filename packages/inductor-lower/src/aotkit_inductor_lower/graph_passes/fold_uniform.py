@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
-from ..lowering.refusals import fits
+from ..ops.refusals import fits
 from .node_facts import is_random
 
 __all__ = ["fold_uniform_values"]

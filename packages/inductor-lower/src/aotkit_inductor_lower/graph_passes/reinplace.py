@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
-from ..lowering.positions import begin_of, select_position
 from ..ops.aten import is_view
+from ..ops.positions import begin_of, select_position
 from .node_facts import escaping_nodes, reads_storage
 from .replace import fake_result, replace_node
 

@@ -1,5 +1,6 @@
 """The loop IR and its tools."""
 
+from ..ops.dtypes import DType
 from .nodes import (
     Alias,
     Arg,
@@ -9,7 +10,6 @@ from .nodes import (
     CheckIndex,
     Compute,
     Const,
-    DType,
     ExternCall,
     IndexValue,
     Instr,

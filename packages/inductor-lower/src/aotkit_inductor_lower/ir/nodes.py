@@ -46,6 +46,7 @@ import math
 from dataclasses import dataclass, field
 from enum import Enum
 
+from ..ops.dtypes import DType
 from ..symbolic import Expr
 
 __all__ = [
@@ -58,7 +59,6 @@ __all__ = [
     "CheckIndex",
     "Compute",
     "Const",
-    "DType",
     "ExternCall",
     "IndexValue",
     "Instr",
@@ -74,21 +74,6 @@ __all__ = [
     "Store",
     "SymInput",
 ]
-
-
-class DType(Enum):
-    """Element types of buffers and values; the value is the name printed in IR text."""
-
-    F64 = "f64"
-    F32 = "f32"
-    F16 = "f16"
-    BF16 = "bf16"
-    I64 = "i64"
-    I32 = "i32"
-    I16 = "i16"
-    I8 = "i8"
-    U8 = "u8"
-    BOOL = "bool"
 
 
 class BufferKind(Enum):

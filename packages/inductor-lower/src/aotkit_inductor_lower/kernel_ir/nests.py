@@ -17,8 +17,8 @@ from dataclasses import dataclass, replace
 
 from ..ir import Buffer, BufferKind, CheckIndex, DType, IndexValue, Instr, Load, LoopNest, Range, Reduce, Stage, Store
 from ..ir.independence import tells_apart
+from ..ops.dtypes import bits
 from ..symbolic import Call, Expr, Symbol, SymbolKind, estimate, product, sym, to_expr
-from ..targets.cpu.render.types import width
 
 __all__ = ["COUNT", "FlatNest", "Memory", "flatten_nest", "hint", "lower_bound", "map_expressions", "steps_grain"]
 
@@ -434,7 +434,7 @@ def element_bits(nest: FlatNest) -> int:
         for instr in stage.body:
             dtype = getattr(instr, "dtype", None)
             if isinstance(dtype, DType) and dtype is not DType.BOOL:
-                counts[width(dtype)] = counts.get(width(dtype), 0) + 1
+                counts[bits(dtype)] = counts.get(bits(dtype), 0) + 1
     if not counts:
         return 8
     if 8 * counts.get(32, 0) > counts.get(64, 0):

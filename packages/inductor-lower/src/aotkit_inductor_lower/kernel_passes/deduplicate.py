@@ -18,9 +18,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from ..ir import IndexValue, Load, LoopNest, Range, Store
-from ..kernel_ir.nests import COUNT, map_expressions
+from ..kernel_ir.launches import Batch, KernelText, Launch
+from ..kernel_ir.nests import COUNT, FlatNest, map_expressions
 from ..symbolic import Symbol, sym, to_expr
-from ..targets.cpu import Batch, FlatNest, KernelText, Launch
 
 __all__ = ["batches", "shape_of", "share_sizes"]
 

@@ -11,7 +11,7 @@ from ..analysis.dependencies import Dependencies, step_reads, step_writes
 from ..analysis.nests import has_calls, index_exprs
 from ..ir import Alias, Buffer, BufferKind, BufferRef, ExternCall, LoopNest, Program, Range, Step
 from ..ir.verify import verify_program
-from ..lowering.random import is_random
+from ..ops.aten import is_random
 from ..options import LowerOptions
 from ..passes import FusionRecord
 from ..symbolic import Expr, Symbol, sym

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from ..analysis.dependencies import Dependencies, step_reads, step_writes
 from ..analysis.nests import hint
 from ..ir import Alias, BufferKind, BufferRef, ExternCall, Program, Step
-from ..lowering.random import is_random
+from ..ops.aten import is_random
 
 __all__ = ["order_by_memory", "simulated_peak"]
 

@@ -1,6 +1,7 @@
 """From FX graphs to the loop IR: one rule per ATen op, one file per family of ops."""
 
+from ..errors import Fallback
 from .graph import RULES, lower_graph
-from .registry import Decline, RuleTable
+from .registry import RuleTable
 
-__all__ = ["RULES", "Decline", "RuleTable", "lower_graph"]
+__all__ = ["RULES", "Fallback", "RuleTable", "lower_graph"]

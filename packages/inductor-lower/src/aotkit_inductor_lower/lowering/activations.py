@@ -11,10 +11,11 @@ from collections.abc import Callable
 import torch
 from torch.fx import Node
 
+from ..errors import Fallback
 from .context import LoweringContext
 from .nest_builder import NestBuilder, Value
 from .promotion import promote, refuse_overflow
-from .registry import Decline, RuleTable, aten
+from .registry import RuleTable, aten
 from .values import View
 
 __all__ = ["register"]
@@ -213,9 +214,9 @@ def _rule(count: int, formula: Callable[..., Value]) -> Callable[..., View]:
         if not all(isinstance(t, View) and t.dtype.is_floating_point for t in tensors):
             if formula is _relu and isinstance(args[0], View):
                 return ctx.pointwise(node, [args[0], 0], lambda nest, v, zero: nest.op("maximum", v, zero))
-            raise Decline("activations of integers are left to ATen")
+            raise Fallback("activations of integers are left to ATen")
         if not all(isinstance(n, int | float) for n in numbers):
-            raise Decline("activation parameters that are not plain numbers are left to ATen")
+            raise Fallback("activation parameters that are not plain numbers are left to ATen")
         dtype = promote(tensors)
         refuse_overflow(dtype if formula is _hardtanh or dtype is torch.float64 else torch.float32, *numbers)
         return ctx.pointwise(node, tensors, lambda nest, *vs: formula(_Math(nest), *vs, *numbers, **kwargs))

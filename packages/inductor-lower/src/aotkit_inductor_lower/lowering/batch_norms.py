@@ -11,13 +11,13 @@ from torch.fx import Node
 
 from ..ir import DType
 from ..symbolic import Expr
-from .context import LoweringContext, NodeValue
+from .context import LoweringContext
 from .nest_builder import NestBuilder, Value
 from .norms import declare_part, load_as
 from .promotion import compute_dtype
 from .reductions import RowNest
 from .registry import RuleTable, aten
-from .values import View
+from .values import NodeValue, View
 
 __all__ = ["TABLE"]
 

@@ -7,12 +7,13 @@ from dataclasses import replace
 import torch
 from torch.fx import Node
 
+from ..errors import Fallback
 from ..ir import BufferKind, DType
 from .context import LoweringContext
 from .float8 import FLOAT8, decode, encode
 from .nest_builder import NestBuilder, Value
 from .promotion import ir_dtype
-from .registry import Decline, RuleTable, aten, prims
+from .registry import RuleTable, aten, prims
 from .values import View
 
 __all__ = ["FLOAT8_TARGETS", "TABLE"]
@@ -33,7 +34,7 @@ FLOAT8_TARGETS = frozenset(  # what is generated for 8-bit floats
 def convert(ctx: LoweringContext, node: Node, x: View, *_: object, **__: object) -> View:
     """The value in the result's type and strides; the fake value knows both."""
     if str(node.meta["val"].device) != ctx.buffers[x.buffer].device:
-        raise Decline("a copy between devices is left to ATen")
+        raise Fallback("a copy between devices is left to ATen")
     if x.dtype in FLOAT8 or node.meta["val"].dtype in FLOAT8:
         return _convert_float8(ctx, node, x)
     return ctx.pointwise(node, [x], lambda nest, v: v, ir_dtype(x.dtype))
@@ -81,9 +82,9 @@ def copy_(ctx: LoweringContext, node: Node, destination: View, source: View, non
     """Write into an input of the graph: how functional graphs give back mutated inputs."""
     buffer = ctx.buffers[destination.buffer]
     if buffer.kind is not BufferKind.INPUT or not destination.shares:
-        raise Decline("only writes to graph inputs are generated")
+        raise Fallback("only writes to graph inputs are generated")
     if any(step == 0 and size != 1 for size, step in zip(destination.sizes, destination.strides, strict=True)):
-        raise Decline("ATen refuses to write several elements to one place")
+        raise Fallback("ATen refuses to write several elements to one place")
     if source.buffer == destination.buffer:  # another arrangement of the same memory: read all of it first
         source = ctx.copied(source, node)
     nest = ctx.nest(ctx.unique(node.name), node, destination.sizes)
@@ -96,11 +97,11 @@ def copy_(ctx: LoweringContext, node: Node, destination: View, source: View, non
 def view_dtype(ctx: LoweringContext, node: Node, x: View, dtype: torch.dtype) -> View:
     """The same bits as another type of the same width; other widths are another view of the memory."""
     if torch.empty((), dtype=dtype).element_size() != torch.empty((), dtype=x.dtype).element_size():
-        raise Decline("a view as a type of another width is left to ATen")
+        raise Fallback("a view as a type of another width is left to ATen")
     if torch.bool in (dtype, x.dtype):
-        raise Decline("reinterpreting bools is left to ATen")
+        raise Fallback("reinterpreting bools is left to ATen")
     if x.shares and any(user.op == "output" for user in node.users):
-        raise Decline("a view that is returned is the same memory")
+        raise Fallback("a view that is returned is the same memory")
     target = ir_dtype(dtype)
     return ctx.pointwise(node, [x], lambda nest, v: nest.op("bitcast", v, to=target), ir_dtype(x.dtype))
 

@@ -9,13 +9,14 @@ import torch
 from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
+from ..errors import Fallback
 from ..ir import DType
+from ..ops.positions import Number, begin_of, length_of, same_number, select_position
 from ..symbolic import Expr, to_expr
 from .context import LoweringContext
 from .nest_builder import NestBuilder, Value
-from .positions import Number, begin_of, length_of, same_number, select_position
 from .promotion import compute_dtype, ir_dtype
-from .registry import Decline, RuleTable, aten
+from .registry import RuleTable, aten
 from .values import View
 
 __all__ = ["TABLE"]
@@ -50,7 +51,7 @@ def _joined(pieces: Sequence[View], rank: int, dim: int) -> list[View]:
 def constant_pad(ctx: LoweringContext, node: Node, x: View, pad: Sequence[object], value: object = 0) -> View:
     """Masked loads; outside reads nothing and gives ``value``. Negative pads crop."""
     if not isinstance(value, bool | int | float):
-        raise Decline("padding with anything but a plain number is left to ATen")
+        raise Fallback("padding with anything but a plain number is left to ATen")
     rank = len(x.sizes)
     dtype = compute_dtype(x.dtype)
     result = ctx.declare(node.name, node.meta["val"])
@@ -61,7 +62,7 @@ def constant_pad(ctx: LoweringContext, node: Node, x: View, pad: Sequence[object
         dim = rank - 1 - position
         low, high = pad[2 * position], pad[2 * position + 1]
         if not isinstance(low, int | Expr) or not isinstance(high, int | Expr):
-            raise Decline("pads must be integers")
+            raise Fallback("pads must be integers")
         index[dim] = index[dim] - low
         at = nest.index_value(index[dim])
         for condition in _bounds(nest, at, x.sizes[dim], low, high):
@@ -115,7 +116,7 @@ def _begin(ctx: LoweringContext, node: Node, place: int) -> Expr:
     """Where the slice begins that argument ``place`` and its neighbours (dim, start, end) of a call describe."""
     begin = begin_of(_given(node, place + 1, "start"), node.meta["val"].shape[_given(node, place, "dim", 0)])
     if begin is None:
-        raise Decline("whether the start of this slice counts from the end only a call tells")
+        raise Fallback("whether the start of this slice counts from the end only a call tells")
     return ctx.sizes.expr(begin)
 
 
@@ -126,7 +127,7 @@ def _expect_sizes(node: Node, wanted: Sequence[Number | None], place: int = 0) -
         b is not None and same_number(a, b) for a, b in zip(sizes, wanted, strict=True)
     )
     if not known:
-        raise Decline("a tensor of other sizes than what it is put into is left to ATen")
+        raise Fallback("a tensor of other sizes than what it is put into is left to ATen")
 
 
 def _given(node: Node, place: int, name: str, default: Any = None) -> Any:
@@ -144,7 +145,7 @@ def select_scatter(ctx: LoweringContext, node: Node, x: View, source: View, dim:
     """``source`` at one position of a dimension, ``x`` elsewhere."""
     dim %= len(x.sizes)
     if not isinstance(position, int | Expr):
-        raise Decline("the position must be an integer")
+        raise Fallback("the position must be an integer")
     known = _known_position(node, dim)
     _expect_sizes(node, [n for k, n in enumerate(node.meta["val"].shape) if k != dim], 1)
 
@@ -195,7 +196,7 @@ def select_backward(ctx: LoweringContext, node: Node, grad: View, sizes: object,
     rank = node.meta["val"].dim()
     dim %= rank
     if not isinstance(position, int | Expr):
-        raise Decline("the position must be an integer")
+        raise Fallback("the position must be an integer")
     size = node.meta["val"].shape[dim]
     known = _known_position(node, dim)
     _expect_sizes(node, [n for k, n in enumerate(node.meta["val"].shape) if k != dim])
@@ -213,7 +214,7 @@ def _known_position(node: Node, dim: int) -> Number | None:
     shape = node.meta["val"].shape
     known = select_position(node.args[3], shape[dim])
     if known is None and not all(statically_known_true(size > 0) for size in shape):
-        raise Decline("a kernel looks at a position in each element only, and there may be none")
+        raise Fallback("a kernel looks at a position in each element only, and there may be none")
     return known
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import torch
 from torch.fx import Node
 
+from ..errors import Fallback
 from ..ir import DType
 from ..symbolic import Expr, to_expr
 from .context import LoweringContext
 from .nest_builder import NestBuilder, Value
 from .promotion import compute_dtype, ir_dtype
-from .registry import Decline, Rule, RuleTable, aten, prims
+from .registry import Rule, RuleTable, aten, prims
 from .values import FloatExpr, View
 
 __all__ = ["TABLE"]
@@ -22,9 +23,9 @@ def fill(ctx: LoweringContext, node: Node, value: object) -> View:
     """Every element the same number."""
     dtype = ir_dtype(node.meta["val"].dtype)
     if not isinstance(value, bool | int | float | Expr | FloatExpr):
-        raise Decline("only plain numbers are filled in by generated code")
+        raise Fallback("only plain numbers are filled in by generated code")
     if dtype is DType.BOOL and isinstance(value, Expr | FloatExpr):
-        raise Decline("a bool from a dynamic size is left to ATen")
+        raise Fallback("a bool from a dynamic size is left to ATen")
     working = compute_dtype(node.meta["val"].dtype)
     return ctx.pointwise(node, [], lambda nest: nest.scalar(value, working), working)
 

@@ -9,19 +9,16 @@ from dataclasses import replace
 import torch
 from torch.fx import Node
 
-from ..errors import UnsupportedGraphError
+from ..errors import Fallback, UnsupportedGraphError
 from ..ir import Alias, Buffer, BufferKind, DType, LoopNest, Origin, Step, Store
 from ..ops.dtypes import ATOMIC, dtype_from_torch_name, from_torch_dtype
 from ..symbolic import Expr, SymbolKind, to_expr
 from .nest_builder import NestBuilder, Value
 from .promotion import compute_dtype, promote
-from .registry import Decline
 from .sizes import SizeConverter
-from .values import FloatExpr, View, dim_exprs
+from .values import NodeValue, View, dim_exprs
 
-__all__ = ["LoweringContext", "NodeValue", "source_line"]
-
-NodeValue = View | Expr | FloatExpr | float | bool | None | tuple["NodeValue", ...] | list["NodeValue"]
+__all__ = ["LoweringContext", "source_line"]
 
 _FRAME = re.compile(r'File "([^"]*)", line (\d+)[^\n]*\n\s*([^\n]*)')
 
@@ -162,7 +159,7 @@ class LoweringContext:
         return NestBuilder(name, sizes, self.origin(node))
 
     def add(self, nest: NestBuilder) -> None:
-        """Append a finished nest to the program. Raises :class:`~.registry.Decline` for one whose elements meet in
+        """Append a finished nest to the program. Raises :class:`~..errors.Fallback` for one whose elements meet in
         memory, where the device's threads cannot write them in any order."""
         finished = nest.finish()
         if self.device.type != "cpu":
@@ -174,10 +171,10 @@ class LoweringContext:
         for store in (i for stage in nest.stages for i in stage.body if isinstance(i, Store)):
             dtype = dtype_from_torch_name(self.buffers[store.buffer].dtype)
             if store.accumulates and (dtype, store.mode) not in ATOMIC:
-                raise Decline("elements meet in one place, and devices have no atomic operation for them")
+                raise Fallback("elements meet in one place, and devices have no atomic operation for them")
             computed = any(s.kind is SymbolKind.VALUE for index in store.indices for s in index.symbols)
             if ordered and (store.accumulates or computed):
-                raise Decline("threads of a device meet in no order, and deterministic algorithms are asked for")
+                raise Fallback("threads of a device meet in no order, and deterministic algorithms are asked for")
 
     def take_back(self, steps: int, buffers: int) -> None:
         """Forget all but the first so many steps and buffers."""

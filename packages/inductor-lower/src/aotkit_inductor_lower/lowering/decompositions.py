@@ -19,9 +19,9 @@ import torch
 from torch._decomp import get_decompositions
 from torch.fx.experimental.symbolic_shapes import guard_or_false
 
+from ..ops.refusals import misfit
 from . import RULES
 from .foreach import foreach_decompositions
-from .refusals import misfit
 from .upsampling import sample_grid, upsample_linear
 
 __all__ = ["decompositions"]

@@ -7,8 +7,8 @@ from torch.fx import Node
 
 from ..ir import Arg, BufferKind, BufferRef, DType, ExternCall, Literal, SymInput
 from ..symbolic import Expr
-from .context import LoweringContext, NodeValue
-from .values import FloatExpr, View
+from .context import LoweringContext
+from .values import FloatExpr, NodeValue, View
 
 __all__ = ["lower_extern"]
 

@@ -7,12 +7,13 @@ import operator
 import torch
 from torch.fx import GraphModule, Node
 
-from ..errors import UnsupportedGraphError
+from ..analysis.devices import kernel_device
+from ..errors import Fallback, UnsupportedGraphError
 from ..ir import BufferKind, BufferRef, Program, SymInput
 from ..ops.aten import library_reason
+from ..ops.refusals import refusal
 from ..options import LowerOptions
 from ..symbolic import Expr, SymbolKind
-from ..targets.select import kernel_device
 from . import (
     batch_norms,
     casts,
@@ -34,14 +35,13 @@ from . import (
     views,
 )
 from .casts import FLOAT8_TARGETS
-from .context import LoweringContext, NodeValue
+from .context import LoweringContext
 from .extern import lower_extern
 from .float8 import FLOAT8
 from .float_items import FLOAT_OPS, is_float_item
-from .refusals import refusal
-from .registry import Decline, join_rules
+from .registry import join_rules
 from .sizes import halves
-from .values import FloatExpr, View
+from .values import FloatExpr, NodeValue, View
 
 __all__ = ["RULES", "lower_graph"]
 
@@ -132,7 +132,7 @@ def lower_node(ctx: LoweringContext, node: Node) -> NodeValue:
                 *(_value(ctx, arg) for arg in node.args),
                 **{name: _value(ctx, arg) for name, arg in node.kwargs.items()},
             )
-        except Decline as declined:
+        except Fallback as declined:
             reason = str(declined)
             ctx.take_back(*before)
         except TypeError as error:  # a rule computes in Python with a number that is known when the graph runs only

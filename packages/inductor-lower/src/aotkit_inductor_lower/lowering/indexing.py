@@ -8,12 +8,13 @@ from dataclasses import dataclass
 import torch
 from torch.fx import Node
 
+from ..errors import Fallback
 from ..ir import DType
 from ..symbolic import Expr, product, reshape_indices, to_expr
 from .context import LoweringContext
 from .nest_builder import NestBuilder, Value, broadcast_index
 from .promotion import ir_dtype
-from .registry import Decline, RuleTable, aten
+from .registry import RuleTable, aten
 from .values import View
 
 __all__ = ["TABLE", "IndexLayout", "index_layout", "no_negative"]
@@ -45,7 +46,7 @@ def no_negative(nest: NestBuilder, value: Value, size: Expr) -> Value:
 def gather(ctx: LoweringContext, node: Node, x: View, dim: int, index: View, sparse_grad: bool = False) -> View:
     """``x`` with one coordinate replaced by ``index``. Eager refuses negative indices."""
     if len(index.sizes) != len(x.sizes) and index.sizes and x.sizes:
-        raise Decline("a gather by an empty index of another rank is left to ATen")
+        raise Fallback("a gather by an empty index of another rank is left to ATen")
 
     def compute(nest: NestBuilder) -> Value:
         if not x.sizes:
@@ -63,7 +64,7 @@ def gather(ctx: LoweringContext, node: Node, x: View, dim: int, index: View, spa
 def index_select(ctx: LoweringContext, node: Node, x: View, dim: int, index: View) -> View:
     """Rows (of any dimension) by index. Eager refuses negative indices."""
     if not x.sizes or not index.sizes:
-        raise Decline("index_select on scalars is left to ATen")
+        raise Fallback("index_select on scalars is left to ATen")
     dim %= len(x.sizes)
 
     def compute(nest: NestBuilder) -> Value:
@@ -100,7 +101,7 @@ class IndexLayout:
                 continue
             wanted = nest.load(dims[dim], broadcast_index(dims[dim].sizes, chosen))
             if mask is not None and size == 0:
-                raise Decline("there is nothing near an index into nothing")
+                raise Fallback("there is nothing near an index into nothing")
             if mask is not None:
                 wanted, end_value = nest.cast(wanted, DType.I64), nest.index_value(size)
                 last = nest.op("sub", end_value, nest.const(1, DType.I64))
@@ -111,10 +112,10 @@ class IndexLayout:
 
 def index_layout(x: View, indices: Sequence[View | None]) -> IndexLayout:
     """The layout of an indexing by integer tensors: their dimensions stand where the first of them stood if they are
-    neighbours, else first. Raises :class:`Decline` for masks."""
+    neighbours, else first. Raises :class:`Fallback` for masks."""
     given = tuple((dim, index) for dim, index in enumerate(indices) if index is not None)
     if any(index.dtype not in _INDEX_TYPES for _, index in given):
-        raise Decline("indexing by masks makes sizes that depend on data")
+        raise Fallback("indexing by masks makes sizes that depend on data")
     dims = [dim for dim, _ in given]
     adjacent = dims == list(range(dims[0], dims[0] + len(dims)))
     rank = max(len(index.sizes) for _, index in given)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ..errors import IRError
+from ..errors import Fallback, IRError
 from ..ir import (
     CheckIndex,
     Compute,
@@ -27,7 +27,6 @@ from ..ops.dtypes import is_float, is_half
 from ..ops.scalar import result_dtype
 from ..symbolic import Expr, SymbolKind, sym, to_expr
 from .promotion import ir_dtype
-from .registry import Decline
 from .values import FloatExpr, View
 
 __all__ = ["NestBuilder", "Value", "broadcast_index"]
@@ -102,10 +101,10 @@ class NestBuilder:
         self, view: View, index: Sequence[Expr], *, mask: Value | None = None, other: int | float | bool = 0
     ) -> Value:
         """The element of a tensor at ``index`` (one expression per dimension of the view, not broadcast). Raises
-        :class:`~.registry.Decline` if the tensor may be smaller than what the index spans."""
+        :class:`~..errors.Fallback` if the tensor may be smaller than what the index spans."""
         span = self._spans.get(tuple(index)) if mask is None else None
         if span is not None and not all(map(_covers, view.sizes, span)):
-            raise Decline("sizes that are not known to agree are left to ATen")
+            raise Fallback("sizes that are not known to agree are left to ATen")
         dtype = ir_dtype(view.dtype)
         indices = view.at(index)
         mask_name = mask.name if mask else None
@@ -119,12 +118,12 @@ class NestBuilder:
     def load_broadcast(self, view: View, index: Sequence[Expr]) -> Value:
         """The element at ``index`` of the broadcast shape: leading dimensions dropped, size-1 dimensions at 0.
 
-        Raises :class:`~.registry.Decline` for a tensor that does not broadcast with the nest's sizes.
+        Raises :class:`~..errors.Fallback` for a tensor that does not broadcast with the nest's sizes.
         """
         if index is self.index:
             sizes = self.sizes[len(self.sizes) - len(view.sizes) :]
             if any(mine != size and mine != 1 for mine, size in zip(view.sizes, sizes, strict=False)):
-                raise Decline("sizes that are not known to agree are left to ATen")
+                raise Fallback("sizes that are not known to agree are left to ATen")
         return self.load(view, broadcast_index(view.sizes, index))
 
     def const(self, value: int | float | bool, dtype: DType) -> Value:
@@ -176,11 +175,11 @@ class NestBuilder:
         return self.op(value.op, *(self.scalar(arg, DType.F64) for arg in value.args))
 
     def op(self, op: str, *args: Value, to: DType | None = None) -> Value:
-        """A row of the op table; ``to`` is the target of casts. Raises :class:`Decline` for types it does not take."""
+        """A row of the op table; ``to`` is the target of casts. Raises :class:`Fallback` for types it does not take."""
         try:
             dtype = result_dtype(op, [a.dtype for a in args], to)
         except IRError as error:
-            raise Decline(str(error)) from error
+            raise Fallback(str(error)) from error
         key = (op, tuple(a.name for a in args), dtype)
         if key in self._seen:
             return self._seen[key]

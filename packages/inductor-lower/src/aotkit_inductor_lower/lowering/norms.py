@@ -8,12 +8,12 @@ from torch.fx import Node
 
 from ..ir import DType
 from ..symbolic import Expr
-from .context import LoweringContext, NodeValue
+from .context import LoweringContext
 from .nest_builder import NestBuilder, Value
 from .promotion import compute_dtype
 from .reductions import RowNest, mean_and_squares
 from .registry import RuleTable, aten
-from .values import View
+from .values import NodeValue, View
 
 __all__ = ["TABLE", "Index", "declare_part", "load_as"]
 

@@ -8,13 +8,14 @@ from collections.abc import Callable, Sequence
 import torch
 from torch.fx import Node
 
+from ..errors import Fallback
 from ..ir import DType
 from ..ops.scalar import OP_TABLE
 from . import activations
 from .context import LoweringContext
 from .nest_builder import NestBuilder, Value
 from .promotion import compute_dtype, float_result, ir_dtype, promote, refuse_overflow
-from .registry import Decline, RuleTable, aten
+from .registry import RuleTable, aten
 from .values import View
 
 __all__ = ["TABLE"]
@@ -48,11 +49,11 @@ _BOOL_FORM = {"add": "logical_or", "mul": "logical_and"}
 
 
 def apply(nest: NestBuilder, op: str, *args: Value) -> Value:
-    """One op of the table, or :class:`Decline` if it does not take this type."""
+    """One op of the table, or :class:`Fallback` if it does not take this type."""
     if args[-1].dtype is DType.BOOL:
         op = _BOOL_FORM.get(op, op)
     if args[-1].dtype not in OP_TABLE[op].domain:
-        raise Decline(f"{op} of {args[-1].dtype.value} is left to ATen")
+        raise Fallback(f"{op} of {args[-1].dtype.value} is left to ATen")
     return nest.op(op, *args)
 
 
@@ -351,7 +352,7 @@ def pow_scalar(ctx: LoweringContext, node: Node, x: View, exponent: object) -> V
         return apply(nest, "pow", v, *_rounded(nest, [nest.scalar(exponent, dtype)], [exponent], common))
 
     if isinstance(exponent, int) and exponent < 0 and dtype not in (DType.F32, DType.F64):
-        raise Decline("eager refuses negative integer powers of integers")
+        raise Fallback("eager refuses negative integer powers of integers")
     return ctx.pointwise(node, [x], compute, dtype)
 
 
@@ -461,7 +462,7 @@ def isfinite(ctx: LoweringContext, node: Node, x: View) -> View:
 def round_decimals(ctx: LoweringContext, node: Node, x: View, *, decimals: int = 0) -> View:
     """Rounded after scaling by a power of ten, in the type that eager computes in."""
     if not x.dtype.is_floating_point:
-        raise Decline("rounding integers to decimals is left to ATen")
+        raise Fallback("rounding integers to decimals is left to ATen")
 
     def compute(nest: NestBuilder, v: Value) -> Value:
         if decimals == 0:

@@ -13,13 +13,14 @@ from dataclasses import dataclass
 
 from torch.fx import Node
 
+from ..errors import Fallback
 from ..ir import DType
 from ..symbolic import Expr, floordiv, smax, smin, to_expr
-from .context import LoweringContext, NodeValue
+from .context import LoweringContext
 from .nest_builder import NestBuilder, Value
 from .promotion import compute_dtype, ir_dtype
-from .registry import Decline, RuleTable, aten
-from .values import View
+from .registry import RuleTable, aten
+from .values import NodeValue, View
 
 __all__ = ["TABLE"]
 
@@ -148,7 +149,7 @@ def _numbers(given: object, count: int) -> list[int]:
     values = values * count if len(values) == 1 else values
     numbers = [value for value in values if isinstance(value, int)]
     if len(numbers) != count:
-        raise Decline("pooling with sizes that are not plain numbers is left to ATen")
+        raise Fallback("pooling with sizes that are not plain numbers is left to ATen")
     return numbers
 
 
@@ -181,7 +182,7 @@ class _Pool:
     def adaptive(x: Sequence[Expr], out: Sequence[Expr], count: int) -> _Pool:
         """Windows that share the input out."""
         if any(e.constant is None or e.constant == 0 for e in (*x, *out)):
-            raise Decline("adaptive pooling of dynamic or empty sizes is left to ATen")
+            raise Fallback("adaptive pooling of dynamic or empty sizes is left to ATen")
         return _Pool(tuple(_Axis(a, b) for a, b in zip(x[-count:], out[-count:], strict=True)))
 
     def window(self, nest: NestBuilder, out: Sequence[Expr]) -> tuple[list[Expr], Value | None]:
@@ -215,7 +216,7 @@ class _Pool:
 
 def _require_float(x: View) -> None:
     if not x.dtype.is_floating_point:
-        raise Decline("pooling of integers is left to ATen")
+        raise Fallback("pooling of integers is left to ATen")
 
 
 # -- averages --------------------------------------------------------------------------------------------
@@ -340,7 +341,7 @@ def max_pool(
     values, indices = (ctx.declare(f"{node.name}_{k}", val) for k, val in enumerate(node.meta["val"]))
     pool = _Pool.plain(x.sizes, values.sizes, _spatial(node, kernel), stride, padding, dilation, ceil_mode)
     if any(axis.may_miss for axis in pool.axes):
-        raise Decline("where the maximum of a window is that lies around the input is ATen's to say")
+        raise Fallback("where the maximum of a window is that lies around the input is ATen's to say")
     return _maxima(ctx, node, x, pool, values, indices)
 
 

@@ -7,10 +7,10 @@ from collections.abc import Iterable
 
 import torch
 
+from ..errors import Fallback
 from ..ir import DType
 from ..ops.dtypes import from_torch_dtype
 from ..symbolic import Expr
-from .registry import Decline
 from .values import FloatExpr, View
 
 __all__ = ["compute_dtype", "float_result", "ir_dtype", "promote", "refuse_overflow"]
@@ -79,7 +79,7 @@ def compute_dtype(dtype: torch.dtype) -> DType:
 
 
 def refuse_overflow(dtype: torch.dtype, *numbers: object) -> None:
-    """Raises :class:`Decline` for Python numbers that do not fit ``dtype``: ATen refuses them."""
+    """Raises :class:`Fallback` for Python numbers that do not fit ``dtype``: ATen refuses them."""
     if dtype is torch.bool:
         return
     limits = torch.finfo(dtype) if dtype.is_floating_point else torch.iinfo(dtype)
@@ -88,4 +88,4 @@ def refuse_overflow(dtype: torch.dtype, *numbers: object) -> None:
         if not isinstance(number, int | float) or low <= number <= limits.max:
             continue
         if math.isfinite(number) or not dtype.is_floating_point:
-            raise Decline(f"a number that does not fit {dtype} is left to ATen, which refuses it")
+            raise Fallback(f"a number that does not fit {dtype} is left to ATen, which refuses it")

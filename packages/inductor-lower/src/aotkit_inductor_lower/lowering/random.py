@@ -17,16 +17,16 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from ..errors import Fallback
 from ..ir import Arg, DType, ExternCall, Literal
-from ..ops.fixups import GUARDED
 from ..symbolic import to_expr
-from .context import LoweringContext, NodeValue
+from .context import LoweringContext
 from .nest_builder import NestBuilder, Value
 from .promotion import compute_dtype
-from .registry import Decline, RuleTable, aten
-from .values import View
+from .registry import RuleTable, aten
+from .values import NodeValue, View
 
-__all__ = ["TABLE", "is_random"]
+__all__ = ["TABLE"]
 
 TABLE = RuleTable("random")
 
@@ -137,7 +137,7 @@ def _generates(*overloads: Any) -> Callable[[_Draw], _Draw]:
         def guarded(ctx: LoweringContext, node: Node, *args: object, **kwargs: object) -> NodeValue:
             val = _first_result(node)
             if not ctx.generates_random or val.device != ctx.device or kwargs.get("generator") is not None:
-                raise Decline("random numbers are drawn by ATen, so that they are eager's")
+                raise Fallback("random numbers are drawn by ATen, so that they are eager's")
             return rule(ctx, node, lambda: _Draws(ctx, node), *args)
 
         for overload in overloads:
@@ -149,7 +149,7 @@ def _generates(*overloads: Any) -> Callable[[_Draw], _Draw]:
 
 
 def _left_to_aten(ctx: LoweringContext, node: Node, *_: object, **__: object) -> NodeValue:
-    raise Decline("random numbers are drawn by ATen, so that they are eager's")
+    raise Fallback("random numbers are drawn by ATen, so that they are eager's")
 
 
 def _filled(ctx: LoweringContext, node: Node, draws: _Draws, draw: Callable[[NestBuilder], Value]) -> View:
@@ -186,7 +186,7 @@ def _normal(
     ctx: LoweringContext, node: Node, draw: Callable[[], _Draws], x: View, mean: float = 0.0, std: float = 1.0
 ) -> View:
     if std < 0:
-        raise Decline("a negative deviation is eager's error")
+        raise Fallback("a negative deviation is eager's error")
     draws = draw()
 
     def compute(nest: NestBuilder) -> Value:
@@ -199,7 +199,7 @@ def _normal(
 @_generates(aten.exponential.default)
 def _exponential(ctx: LoweringContext, node: Node, draw: Callable[[], _Draws], x: View, rate: float = 1.0) -> View:
     if rate <= 0:
-        raise Decline("a rate that is not positive is eager's error")
+        raise Fallback("a rate that is not positive is eager's error")
     draws = draw()
     return _filled(
         ctx, node, draws, lambda nest: nest.op("div", draws.exponential(nest), nest.const(rate, draws.dtype))
@@ -211,7 +211,7 @@ def _bernoulli_p(
     ctx: LoweringContext, node: Node, draw: Callable[[], _Draws], x: View, probability: float = 0.5
 ) -> View:
     if not 0 <= probability <= 1:
-        raise Decline("a probability outside of 0 to 1 is eager's error")
+        raise Fallback("a probability outside of 0 to 1 is eager's error")
     draws = draw()
 
     def compute(nest: NestBuilder) -> Value:
@@ -226,7 +226,7 @@ def _dropout(
 ) -> NodeValue:
     """The result, and which elements were kept."""
     if train is False or not 0 <= probability <= 1:
-        raise Decline("dropout without training, or by a share outside of 0 to 1, is left to ATen")
+        raise Fallback("dropout without training, or by a share outside of 0 to 1, is left to ATen")
     draws, dtype = draw(), compute_dtype(x.dtype)
     result, kept = (ctx.declare(f"{node.name}_{k}", val) for k, val in enumerate(node.meta["val"]))
     nest = ctx.nest(result.buffer, node, result.sizes)
@@ -256,10 +256,10 @@ def _randint_low(ctx: LoweringContext, node: Node, draw: Callable[[], _Draws], f
 def _integers(ctx: LoweringContext, node: Node, draw: Callable[[], _Draws], low: object, high: object) -> View:
     """``low + floor(u * (high - low))`` with 32 bits of ``u``, in integers."""
     if not isinstance(low, int) or not isinstance(high, int) or not 0 < high - low <= _MOST_INTEGERS:
-        raise Decline("random integers of a wide or unknown range are drawn by ATen")
+        raise Fallback("random integers of a wide or unknown range are drawn by ATen")
     least, most = _integer_range(node.meta["val"].dtype)
     if low < least or high - 1 > most:
-        raise Decline("a range beyond the type is eager's error")
+        raise Fallback("a range beyond the type is eager's error")
     draws = draw()
 
     def compute(nest: NestBuilder) -> Value:
@@ -283,12 +283,3 @@ for _name in ("rand", "randn", "rand_like", "randn_like", "bernoulli", "native_d
     for _overload in _packet.overloads():
         if not _overload.endswith("out") and getattr(_packet, _overload) not in _GENERATED:
             TABLE.add(getattr(_packet, _overload), _left_to_aten)
-
-
-def is_random(target: str) -> bool:
-    """Whether an ATen call (``"aten.bernoulli.p"``) draws random numbers, so that its order must be kept."""
-    if target in GUARDED:
-        return False
-    namespace, name, overload = target.split(".")
-    packet = getattr(getattr(torch.ops, namespace), name)
-    return torch.Tag.nondeterministic_seeded in getattr(packet, overload).tags

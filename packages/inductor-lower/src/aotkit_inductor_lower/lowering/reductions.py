@@ -9,13 +9,14 @@ from dataclasses import dataclass
 import torch
 from torch.fx import Node
 
+from ..errors import Fallback
 from ..ir import DType
 from ..symbolic import Expr, product, to_expr
-from .context import LoweringContext, NodeValue
+from .context import LoweringContext
 from .nest_builder import NestBuilder, Value
 from .promotion import compute_dtype
-from .registry import Decline, RuleTable, aten
-from .values import View
+from .registry import RuleTable, aten
+from .values import NodeValue, View
 
 __all__ = ["TABLE", "RowNest"]
 
@@ -276,7 +277,7 @@ def _variance(root: bool, with_mean: bool) -> Callable[..., NodeValue]:
         keepdim: bool = False,
     ) -> NodeValue:
         if not x.dtype.is_floating_point or not isinstance(correction, int | float | None):
-            raise Decline("this variance is left to ATen")
+            raise Fallback("this variance is left to ATen")
         vals = node.meta["val"] if with_mean else (node.meta["val"],)
         results = [ctx.declare(f"{node.name}_{k}" if with_mean else node.name, val) for k, val in enumerate(vals)]
         rows = RowNest(ctx, node, results[0].buffer, x.sizes, all_dims(x, dims))
@@ -307,7 +308,7 @@ TABLE.add(aten.std_mean.correction, _variance(root=True, with_mean=True))
 def logsumexp(ctx: LoweringContext, node: Node, x: View, dims: object, keepdim: bool = False) -> View:
     """``max + log(sum(exp(x - max)))``, with an infinite maximum taken as 0."""
     if not x.dtype.is_floating_point:
-        raise Decline("logsumexp of integers is left to ATen")
+        raise Fallback("logsumexp of integers is left to ATen")
     result = ctx.declare(node.name, node.meta["val"])
     rows = RowNest(ctx, node, result.buffer, x.sizes, all_dims(x, dims))
     nest, dtype = rows.nest, compute_dtype(x.dtype)
@@ -335,7 +336,7 @@ def vector_norm(
     """Norms of every order."""
     dtype = compute_dtype(node.meta["val"].dtype)
     if not isinstance(order, int | float) or order != order:
-        raise Decline(f"the norm of order {order} is left to ATen")
+        raise Fallback(f"the norm of order {order} is left to ATen")
     if order != 0 and product(x.sizes[dim] for dim in all_dims(x, dims)) == 1:
         order = 1  # of one element every norm is its absolute value, which no power overflows
     kind = "max" if order == math.inf else "min" if order == -math.inf else "sum"

@@ -4,24 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
-if TYPE_CHECKING:
-    from .context import NodeValue
+from .values import NodeValue
 
-__all__ = ["Decline", "Rule", "RuleTable", "aten", "join_rules", "prims"]
+__all__ = ["Rule", "RuleTable", "aten", "join_rules", "prims"]
 
 aten = torch.ops.aten
 prims = torch.ops.prims
 
-Rule = Callable[..., "NodeValue"]
+Rule = Callable[..., NodeValue]
 R = TypeVar("R", bound=Rule)
-
-
-class Decline(Exception):
-    """A rule says that this use of its op is better left to ATen, and why. Not an error: the call is counted."""
 
 
 class RuleTable:

@@ -9,12 +9,13 @@ from itertools import product
 import torch
 from torch.fx import Node
 
+from ..errors import Fallback
 from ..ir import DType
 from ..symbolic import Expr, smax, smin, to_expr
 from .context import LoweringContext
 from .nest_builder import NestBuilder, Value
 from .promotion import compute_dtype, ir_dtype
-from .registry import Decline, RuleTable, aten
+from .registry import RuleTable, aten
 from .values import View
 
 __all__ = ["TABLE"]
@@ -52,7 +53,7 @@ def _pad_backward(source: Callable[[Expr, Expr], Expr]) -> Callable[..., View]:
         index = list(nest.index)
         for position, low in enumerate(padding[::2]):
             if not isinstance(low, int | Expr):
-                raise Decline("pads must be integers")
+                raise Fallback("pads must be integers")
             dim = len(index) - 1 - position
             index[dim] = source(index[dim] - low, x.sizes[dim])
         nest.store(result, index, nest.load(grad, nest.index), mode="add")
@@ -164,7 +165,7 @@ def _upsample_backward(taps: Callable[[_Line, bool], list[_Tap]], corners: bool)
     def rule(ctx: LoweringContext, node: Node, grad: View, out: Sequence[object], sizes: object, *rest: object) -> View:
         count = len(out)
         if not grad.dtype.is_floating_point:
-            raise Decline("gradients of upsampled integers are left to ATen")
+            raise Fallback("gradients of upsampled integers are left to ATen")
         align, factors = (bool(rest[0]), rest[1:]) if corners else (False, rest)
         if len(factors) < count:
             factors = (*factors, *[None] * (count - len(factors)))

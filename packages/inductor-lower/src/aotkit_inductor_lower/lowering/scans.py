@@ -7,11 +7,11 @@ from collections.abc import Callable
 from torch.fx import Node
 
 from ..ir import DType
-from .context import LoweringContext, NodeValue
+from .context import LoweringContext
 from .promotion import compute_dtype
 from .reductions import RowNest
 from .registry import RuleTable, aten
-from .values import View
+from .values import NodeValue, View
 
 __all__ = ["TABLE"]
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch.fx import Node
 
+from ..errors import Fallback
 from ..ir import DType
 from ..ops.aten import is_creation
 from ..symbolic import Expr, product, reshape_indices, to_expr
@@ -20,7 +21,7 @@ from .context import LoweringContext
 from .indexing import index_layout, no_negative
 from .nest_builder import NestBuilder, Value, broadcast_index
 from .promotion import compute_dtype, ir_dtype, refuse_overflow
-from .registry import Decline, RuleTable, aten
+from .registry import RuleTable, aten
 from .values import FloatExpr, View
 
 __all__ = ["TABLE"]
@@ -73,7 +74,7 @@ def _number(value: object, dtype: torch.dtype) -> object:
     refuse_overflow(dtype, value)
     if isinstance(value, View | bool | int | float | Expr | FloatExpr):
         return value
-    raise Decline("a complex number is left to ATen")
+    raise Fallback("a complex number is left to ATen")
 
 
 # -- index_put -------------------------------------------------------------------------------------------
@@ -97,7 +98,7 @@ def index_put(
 
 def _masked_put(ctx: LoweringContext, node: Node, x: View, mask: View, values: View, accumulate: bool) -> View:
     if accumulate or any(size != 1 for size in values.sizes):
-        raise Decline("indexing by masks makes sizes that depend on data")
+        raise Fallback("indexing by masks makes sizes that depend on data")
 
     def compute(nest: NestBuilder, old: Value) -> Value:
         chosen = nest.load(mask, nest.index[: len(mask.sizes)])
@@ -155,7 +156,7 @@ def _scatter_into(
     """``result[.., index[p], ..] = source[p]`` for each place ``p`` of ``index``. Mode ``clear`` sets start values in a
     nest of its own name."""
     if bool(result.sizes) != bool(index.sizes):
-        raise Decline("a scatter between a scalar and a vector is left to ATen")
+        raise Fallback("a scatter between a scalar and a vector is left to ATen")
     nest = ctx.nest(f"{result.buffer}_clear" if mode == "clear" else result.buffer, node, index.sizes)
     place = list(nest.index)
     along = dim % len(result.sizes) if place else 0
@@ -203,7 +204,7 @@ def scatter_reduce(
     """``x`` combined with the elements of ``source`` where ``index`` says. Without ``include_self`` those places start
     from the identity."""
     if not x.dtype.is_floating_point and (reduce == "mean" or not include_self):
-        raise Decline("means of integers, and their reductions without the tensor itself, are left to ATen")
+        raise Fallback("means of integers, and their reductions without the tensor itself, are left to ATen")
 
     def write(into: View) -> None:
         if not include_self:
@@ -252,7 +253,7 @@ def _slices(
     negative: bool = False,
 ) -> View:
     if not x.sizes or len(index.sizes) > 1:
-        raise Decline("slices of a scalar are left to ATen")
+        raise Fallback("slices of a scalar are left to ATen")
     result = _copied(ctx, node, x)
     _slices_into(ctx, node, result, dim, index, source=source, mode=mode, negative=negative)
     return result
@@ -288,7 +289,7 @@ def _slices_into(
 def index_fill(ctx: LoweringContext, node: Node, x: View, dim: int, index: View, value: object) -> View:
     """``x`` with some slices set to a number; negative indices count from the end."""
     if index.dtype is not torch.int64:
-        raise Decline("indices of another type than int64 are left to ATen, which refuses them")
+        raise Fallback("indices of another type than int64 are left to ATen, which refuses them")
     return _slices(ctx, node, x, dim, index, source=_number(value, x.dtype), mode="set", negative=True)
 
 
@@ -296,7 +297,7 @@ def index_fill(ctx: LoweringContext, node: Node, x: View, dim: int, index: View,
 def index_copy(ctx: LoweringContext, node: Node, x: View, dim: int, index: View, source: View) -> View:
     """``x`` with some slices replaced."""
     if len(source.sizes) != len(x.sizes):
-        raise Decline("slices of a scalar are left to ATen")
+        raise Fallback("slices of a scalar are left to ATen")
     return _slices(ctx, node, x, dim, index, source=source, mode="set")
 
 
@@ -306,14 +307,14 @@ def index_add(
 ) -> View:
     """``x`` with slices of ``source`` added to some of its slices."""
     if len(source.sizes) != len(x.sizes):
-        raise Decline("slices of a scalar are left to ATen")
+        raise Fallback("slices of a scalar are left to ATen")
     half = x.dtype in (torch.float16, torch.bfloat16)
     if half and alpha != 1:
-        raise Decline("scaled halves are added by ATen, which rounds each sum once")
+        raise Fallback("scaled halves are added by ATen, which rounds each sum once")
     if not half or len(x.sizes) <= 1:  # of vectors eager rounds each sum
         return _slices(ctx, node, x, dim, index, source=_scaled(ctx, node, source, alpha), mode="add")
     if len(index.sizes) > 1:
-        raise Decline("slices of a scalar are left to ATen")
+        raise Fallback("slices of a scalar are left to ATen")
     return _combined(ctx, node, x, lambda into: _slices_into(ctx, node, into, dim, index, source=source, mode="add"))
 
 
@@ -343,7 +344,7 @@ def index_reduce(
 ) -> View:
     """``x`` with slices of ``source`` combined into some of its slices."""
     if not x.dtype.is_floating_point or len(source.sizes) != len(x.sizes) or not x.sizes:
-        raise Decline("reductions of integer slices are left to ATen")
+        raise Fallback("reductions of integer slices are left to ATen")
     result = _copied(ctx, node, x)
     if not include_self:
         _slices_into(
@@ -370,9 +371,9 @@ def embedding_backward(
     """Gradients summed per row of the table, in the order of the indices; none for the padding row, and, as in eager
     mode, none for rows that there are not."""
     if by_frequency:
-        raise Decline("gradients scaled by frequency are left to ATen")
+        raise Fallback("gradients scaled by frequency are left to ATen")
     if grad.sizes[:-1] != indices.sizes:
-        raise Decline("a gradient of another size than its indices is left to ATen")
+        raise Fallback("a gradient of another size than its indices is left to ATen")
     result = _zeros(ctx, node, grad.dtype)
     nest = ctx.nest(result.buffer, node, grad.sizes)
     *place, column = nest.index
@@ -448,7 +449,7 @@ def diagonal_scatter(
     below = max(-offset, 0)
     wanted = node.meta["val"].diagonal(int(offset), int(dim1), int(dim2)).shape
     if source.sizes != ctx.sizes.exprs(wanted):
-        raise Decline("values of another size than the diagonal are left to ATen, which refuses them")
+        raise Fallback("values of another size than the diagonal are left to ATen, which refuses them")
 
     def compute(nest: NestBuilder, old: Value) -> Value:
         row, column = nest.index[first], nest.index[second]

@@ -7,14 +7,15 @@ from collections.abc import Callable
 import torch
 from torch.fx import Node
 
+from ..errors import Fallback
 from ..ir import DType
 from ..symbolic import Expr
-from .context import LoweringContext, NodeValue
+from .context import LoweringContext
 from .nest_builder import NestBuilder, Value
 from .promotion import compute_dtype
 from .reductions import RowNest
-from .registry import Decline, RuleTable, aten
-from .values import View
+from .registry import RuleTable, aten
+from .values import NodeValue, View
 
 __all__ = ["TABLE"]
 
@@ -135,7 +136,7 @@ def nll_loss(
 ) -> NodeValue:
     """``-weight[t] * x[.., t, ..]`` of every target; summed, or averaged by the weights that count."""
     if len(x.sizes) == 1:
-        raise Decline("the loss of a single sample is left to ATen")
+        raise Fallback("the loss of a single sample is left to ATen")
     vals = node.meta["val"]
     loss, weights = (ctx.declare(f"{node.name}_{k}", val) for k, val in enumerate(vals))
     dtype = compute_dtype(x.dtype)
@@ -177,7 +178,7 @@ def nll_loss_backward(
 ) -> View:
     """``-weight[t] * grad`` at the target's class, 0 elsewhere."""
     if len(x.sizes) == 1:
-        raise Decline("the loss of a single sample is left to ATen")
+        raise Fallback("the loss of a single sample is left to ATen")
     dtype = compute_dtype(x.dtype)
 
     def compute(nest: NestBuilder) -> Value:

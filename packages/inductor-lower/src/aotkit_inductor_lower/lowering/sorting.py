@@ -21,16 +21,17 @@ from typing import NamedTuple
 import torch
 from torch.fx import Node
 
+from ..errors import Fallback
 from ..ir import BufferRef, DType, ExternCall, Literal
 from ..ops.dtypes import is_float
 from ..ops.fixups import REDO_ROWS
 from ..symbolic import Expr, to_expr
-from .context import LoweringContext, NodeValue
+from .context import LoweringContext
 from .nest_builder import NestBuilder, Value
 from .promotion import compute_dtype
 from .reductions import RowNest
-from .registry import Decline, RuleTable, aten
-from .values import View
+from .registry import RuleTable, aten
+from .values import NodeValue, View
 
 __all__ = ["TABLE"]
 
@@ -57,13 +58,13 @@ class _Sorter:
         self, ctx: LoweringContext, node: Node, x: View, dim: int, op: str, flag: bool, number: object = 1
     ) -> None:
         if not ctx.sorts:
-            raise Decline("sorting is generated for the CPU only")
+            raise Fallback("sorting is generated for the CPU only")
         count = x.sizes[dim].constant if x.sizes else None
         number = number.constant if isinstance(number, Expr) else number
         if not count or not isinstance(number, int) or not 0 < number <= count:
-            raise Decline("sorting is generated for rows of known length")
+            raise Fallback("sorting is generated for rows of known length")
         if op != "sort" and x.dtype.itemsize == 1:
-            raise Decline(_TIED)
+            raise Fallback(_TIED)
         self.ctx, self.node, self.x, self.dim = ctx, node, x, dim % len(x.sizes)
         self.op, self.count, self.number, self.flag = op, count, number, flag
         self.ranks = op in ("sort", "topk")  # the flag says in which direction; else whether the dimension is kept
@@ -106,7 +107,7 @@ class _Sorter:
     def by_network(self, wanted: Sequence[int]) -> list[_Key]:
         """The keys at the ``wanted`` positions of the sorted row, in a stage without loops."""
         if self.count > (LONGEST_WIDE if self.wide else LONGEST_NETWORK):
-            raise Decline("rows of that length are sorted by ATen")
+            raise Fallback("rows of that length are sorted by ATen")
         self.make_keys()
         nest = self.nest
         nest.stage()
@@ -227,7 +228,7 @@ def sort(
     sorter = _Sorter(ctx, node, x, dim, "sort", descending)
     certain = stable or sorter.count <= INSERTED
     if not certain and x.dtype.itemsize < 4:
-        raise Decline(_TIED)
+        raise Fallback(_TIED)
     keys = sorter.by_network(range(sorter.count))
     return sorter.finish(keys, () if certain else keys)
 
@@ -239,7 +240,7 @@ def topk(
     """The ``k`` largest or smallest elements, sorted."""
     sorter = _Sorter(ctx, node, x, dim, "topk", largest, k)
     if not sorted and sorter.number > 2:  # eager puts the last of them in its place, and then sorts those before it
-        raise Decline("the order of an unsorted topk is ATen's")
+        raise Fallback("the order of an unsorted topk is ATen's")
     seen = min(sorter.number + 1, sorter.count)
     passes = not sorter.wide and INSERTED < sorter.count <= LONGEST_ROW and seen <= MOST_PASSES
     keys = sorter.by_passes(seen) if passes else sorter.by_network(range(seen))

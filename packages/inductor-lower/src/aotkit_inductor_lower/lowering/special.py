@@ -8,13 +8,14 @@ from collections.abc import Callable
 import torch
 from torch.fx import Node
 
+from ..errors import Fallback
 from ..ir import DType
 from . import chebyshev as c
 from .context import LoweringContext
 from .nest_builder import NestBuilder, Value, broadcast_index
 from .pointwise import apply
 from .promotion import compute_dtype, float_result, promote
-from .registry import Decline, RuleTable, aten, prims
+from .registry import RuleTable, aten, prims
 from .values import View
 
 __all__ = ["TABLE"]
@@ -28,7 +29,7 @@ def linalg_cross(ctx: LoweringContext, node: Node, a: View, b: View, *, dim: int
     """``a[i+1] b[i+2] - a[i+2] b[i+1]`` along ``dim``; eager's kernel rounds products of halves, and of other floats
     the second one only."""
     if a.dtype != b.dtype:
-        raise Decline("eager takes two vectors of one type")
+        raise Fallback("eager takes two vectors of one type")
     result = ctx.declare(node.name, node.meta["val"])
     nest = ctx.nest(result.buffer, node, result.sizes)
     dtype = compute_dtype(result.dtype)
@@ -293,5 +294,5 @@ TABLE.add(prims.erfcx.default, _in_double(_erfcx))
 def polygamma(ctx: LoweringContext, node: Node, order: int, x: View) -> View:
     """The digamma function; its derivatives are ATen's, whose float32 is far from exact below zero."""
     if order != 0:
-        raise Decline("derivatives of the digamma function are left to ATen")
+        raise Fallback("derivatives of the digamma function are left to ATen")
     return _in_double(_digamma)(ctx, node, x)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from torch.fx import Node
 
+from ..errors import Fallback
 from ..ir import DType
 from .context import LoweringContext
 from .nest_builder import NestBuilder, Value
 from .pointwise import apply
 from .promotion import compute_dtype
-from .registry import Decline, RuleTable, aten, prims
+from .registry import RuleTable, aten, prims
 from .values import View
 
 __all__ = ["TABLE"]
@@ -57,7 +58,7 @@ def lerp(ctx: LoweringContext, node: Node, a: View, b: View, weight: object) -> 
         return nest.where(nest.op("lt", nest.op("abs", w), half), near, far)
 
     if not a.dtype.is_floating_point:
-        raise Decline("lerp of integers is left to ATen")
+        raise Fallback("lerp of integers is left to ATen")
     return ctx.pointwise(node, [a, b, weight], compute, compute_dtype(a.dtype))
 
 

@@ -15,7 +15,7 @@ import torch
 
 from ..symbolic import Expr, Symbol, to_expr
 
-__all__ = ["DIMS", "FloatExpr", "View", "dim_exprs"]
+__all__ = ["DIMS", "FloatExpr", "NodeValue", "View", "dim_exprs"]
 
 DIMS = tuple(Symbol(f"d{k}") for k in range(64))
 _DIM_EXPRS = tuple(to_expr(s) for s in DIMS)
@@ -65,3 +65,6 @@ class View:
             return tuple(index)
         env = dict(zip(DIMS, index, strict=False))
         return tuple(e.substitute(env) for e in self.indices)
+
+
+NodeValue = View | Expr | FloatExpr | float | bool | None | tuple["NodeValue", ...] | list["NodeValue"]

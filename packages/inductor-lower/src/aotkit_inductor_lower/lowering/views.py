@@ -8,11 +8,12 @@ from dataclasses import replace
 import torch
 from torch.fx import Node
 
+from ..errors import Fallback
+from ..ops.positions import select_position
 from ..symbolic import Expr, reshape_indices, to_expr
-from .context import LoweringContext, NodeValue
-from .positions import select_position
-from .registry import Decline, RuleTable, aten
-from .values import View, dim_exprs
+from .context import LoweringContext
+from .registry import RuleTable, aten
+from .values import NodeValue, View, dim_exprs
 
 __all__ = ["TABLE"]
 
@@ -122,13 +123,13 @@ def _start(ctx: LoweringContext, node: Node, x: View, dim: int, start: object) -
         return given
     if moved == (given + size) * stride:
         return given + size
-    raise Decline("the start of this slice may or may not be clamped")
+    raise Fallback("the start of this slice may or may not be clamped")
 
 
 def _expr(value: object) -> Expr:
     if isinstance(value, Expr | int):
         return to_expr(value)
-    raise Decline(f"an index of type {type(value).__name__} has no form")
+    raise Fallback(f"an index of type {type(value).__name__} has no form")
 
 
 @TABLE.lowers(aten.select.int)
@@ -139,7 +140,7 @@ def select(ctx: LoweringContext, node: Node, x: View, dim: int, position: object
     assert isinstance(source, Node)
     place = select_position(node.args[2] if len(node.args) > 2 else position, source.meta["val"].shape[dim])
     if place is None:
-        raise Decline("whether this position counts from the end, and is there, only a call tells")
+        raise Fallback("whether this position counts from the end, and is there, only a call tells")
     at = ctx.sizes.expr(place)
     index = list(dim_exprs(len(x.sizes) - 1))
     index.insert(dim, at)
@@ -163,7 +164,7 @@ def unfold(ctx: LoweringContext, node: Node, x: View, dim: int, size: int, step:
     """Windows of a dimension; the place in the window is the last dimension."""
     rank = len(x.sizes)
     if rank == 0:
-        raise Decline("unfold of a scalar is left to ATen")
+        raise Fallback("unfold of a scalar is left to ATen")
     index = list(dim_exprs(rank))
     index[dim % rank] = index[dim % rank] * step + dim_exprs(rank + 1)[rank]
     return _result(ctx, node, x, index)
@@ -223,18 +224,18 @@ def _numbers(node: Node) -> Iterator[object]:
 def as_strided(ctx: LoweringContext, node: Node, x: View, *_: object) -> View:
     """Any strides over the same memory: an alias that readers then index plainly."""
     if not x.shares:
-        raise Decline("as_strided of a tensor whose memory this graph does not have")
+        raise Fallback("as_strided of a tensor whose memory this graph does not have")
     source = node.args[0]
     assert isinstance(source, Node)
     val = node.meta["val"]
     if any(isinstance(number, torch.SymInt) for number in _numbers(node)):
-        raise Decline("whether this view lies inside of its storage only a call tells")
+        raise Fallback("whether this view lies inside of its storage only a call tells")
     same = val.shape == source.meta["val"].shape and val.stride() == source.meta["val"].stride()
     if same and val.storage_offset() == source.meta["val"].storage_offset():
         return x
     whole = ctx.shared_view(x, val, dim_exprs(val.dim()))
     if whole.offset.symbols:
-        raise Decline("where in its storage this tensor begins only a call tells")
+        raise Fallback("where in its storage this tensor begins only a call tells")
     name = ctx.as_buffer(whole, node)
     return ctx.buffer_view(name, val)
 
@@ -264,7 +265,7 @@ def _computed(ctx: LoweringContext, node: Node, x: View, index: Sequence[Expr]) 
 def repeat(ctx: LoweringContext, node: Node, x: View, repeats: Sequence[object]) -> View:
     """``y[d] = x[d mod size]``."""
     if any(size == 0 for size in x.sizes):
-        raise Decline("a repeat of nothing is left to ATen")
+        raise Fallback("a repeat of nothing is left to ATen")
     index = dim_exprs(node.meta["val"].dim())
     skipped = len(index) - len(x.sizes)
     return _computed(ctx, node, x, [_ZERO if s == 1 else index[skipped + k] % s for k, s in enumerate(x.sizes)])
@@ -274,7 +275,7 @@ def repeat(ctx: LoweringContext, node: Node, x: View, repeats: Sequence[object])
 def roll(ctx: LoweringContext, node: Node, x: View, shifts: Sequence[object], dims: Sequence[int] = ()) -> View:
     """Rotated dimensions."""
     if not dims:
-        raise Decline("roll of the flattened tensor is left to ATen")
+        raise Fallback("roll of the flattened tensor is left to ATen")
     index = list(dim_exprs(len(x.sizes)))
     for shift, dim in zip(shifts, dims, strict=True):
         dim %= len(x.sizes)

@@ -24,7 +24,8 @@ from ..ir import (
     Program,
     Step,
 )
-from ..kernel_ir.nests import COUNT
+from ..kernel_ir.launches import KernelText, Launch
+from ..kernel_ir.nests import COUNT, FlatNest, Memory, flatten_nest
 from ..kernel_passes.deduplicate import batches, shape_of, share_sizes
 from ..launch_plan.records import (
     Allocate,
@@ -41,21 +42,10 @@ from ..launch_plan.records import (
     TakeOver,
     View,
 )
+from ..ops.aten import addresses_storage, may_alias_arguments, out_overload
 from ..ops.dtypes import bits, dtype_from_torch_name
-from ..runtime.externs import addresses_storage, may_alias_arguments, out_overload
 from ..symbolic import Symbol, floordiv, product, to_expr
-from ..targets.cpu import (
-    CpuTarget,
-    FlatNest,
-    KernelText,
-    Launch,
-    Memory,
-    ModuleText,
-    compile_text,
-    emit_kernel,
-    flatten_nest,
-    host_target,
-)
+from ..targets.cpu import CpuTarget, ModuleText, compile_text, emit_kernel, host_target
 from .reuse import find_in_place, row_major, take_over_results
 
 __all__ = ["PlanBuild", "generate"]

@@ -18,7 +18,7 @@ from dataclasses import replace
 from ..analysis.dependencies import buffer_args
 from ..ir import Alias, Buffer, BufferKind, BufferRef, ExternCall, Load, LoopNest, Program, Step, Store
 from ..ir.independence import check_outer_independence
-from ..runtime.externs import out_overload
+from ..ops.aten import out_overload
 from ..symbolic import Expr, Symbol, product, sym, to_expr
 
 __all__ = ["find_in_place", "take_over_results"]

@@ -1,11 +1,25 @@
-"""Ops whose ATen kernels (matrix products, convolutions, attention) are kept whole; what counts as what."""
+"""Facts about ATen's overloads: whose library kernels are kept, views, creation, random numbers, aliasing, ``out=``."""
 
 from __future__ import annotations
+
+import functools
 
 import torch
 from torch.fx import Node
 
-__all__ = ["is_creation", "is_view", "library_reason"]
+from .fixups import GUARDED
+
+__all__ = [
+    "addresses_storage",
+    "is_creation",
+    "is_random",
+    "is_view",
+    "library_reason",
+    "may_alias_arguments",
+    "out_overload",
+    "resolve_target",
+    "returns_several",
+]
 
 # reason -> ATen names
 _FAMILIES = {
@@ -33,6 +47,14 @@ _CREATED = """
     scalar_tensor iota empty_strided new_empty_strided empty_permuted eye lift_fresh_copy
 """
 _CREATION = frozenset(_CREATED.split())
+# Ops whose out= overload pays: their results are large and their Python cost is the same.
+_OUT = {
+    "aten.mm.default": "aten.mm.out",
+    "aten.addmm.default": "aten.addmm.out",
+    "aten.bmm.default": "aten.bmm.out",
+    "aten.baddbmm.default": "aten.baddbmm.out",
+}
+_FRESH = {"mkldnn._linear_pointwise.default", *GUARDED}  # outside aten, and known to give new memory or none
 
 
 def library_reason(node: Node) -> str | None:
@@ -61,3 +83,59 @@ def is_creation(node: Node) -> bool:
 def _name(node: Node) -> str | None:
     target = node.target
     return target._schema.name.split("::")[1] if isinstance(target, torch._ops.OpOverload) else None
+
+
+def is_random(target: str) -> bool:
+    """Whether an ATen call (``"aten.bernoulli.p"``) draws random numbers, so that its order must be kept."""
+    if target in GUARDED:
+        return False
+    namespace, name, overload = target.split(".")
+    packet = getattr(getattr(torch.ops, namespace), name)
+    return torch.Tag.nondeterministic_seeded in getattr(packet, overload).tags
+
+
+def resolve_target(target: str) -> torch._ops.OpOverload:
+    """``"aten.mm.default"`` to the overload. Raises ``LookupError`` if this torch has none of that name."""
+    namespace, name, overload = target.split(".")
+    try:
+        found = getattr(getattr(getattr(torch.ops, namespace), name), overload)
+    except AttributeError as error:
+        raise LookupError(f"this torch has no op {target}") from error
+    assert isinstance(found, torch._ops.OpOverload)
+    return found
+
+
+def out_overload(target: str) -> str | None:
+    """The ``out=`` overload to use for results in planned memory, if any."""
+    return _OUT.get(target)
+
+
+@functools.cache
+def may_alias_arguments(target: str) -> bool:
+    """Whether a result may share an argument's memory. Unknown ops may."""
+    if target in _FRESH:
+        return False
+    if not target.startswith("aten."):
+        return True
+    try:
+        op = resolve_target(target)
+    except LookupError:
+        return True
+    if any(result.alias_info is not None for result in op._schema.returns):
+        return True
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd"))
+
+
+@functools.cache
+def addresses_storage(target: str) -> bool:
+    """Whether the op counts elements from the start of an argument's storage, as ``as_strided_scatter`` does."""
+    try:
+        return any(argument.name == "storage_offset" for argument in resolve_target(target)._schema.arguments)
+    except LookupError:
+        return False
+
+
+def returns_several(target: str) -> bool:
+    """Whether the op's result is a tuple or list."""
+    returns = resolve_target(target)._schema.returns
+    return len(returns) != 1 or isinstance(returns[0].type, torch.ListType)

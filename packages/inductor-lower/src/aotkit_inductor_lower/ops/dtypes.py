@@ -1,14 +1,14 @@
-"""Facts about element types, and the way between :class:`DType` and torch's dtypes.
+"""Element types, facts about them, and the way between :class:`DType` and torch's dtypes.
 
 torch is imported only where a torch dtype is asked for, so that IR can be read and checked without it.
 """
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import TYPE_CHECKING
 
 from ..errors import IRError
-from ..ir.nodes import DType
 
 if TYPE_CHECKING:
     import torch
@@ -19,6 +19,7 @@ __all__ = [
     "FLOAT8_NAMES",
     "FLOATS",
     "HALVES",
+    "DType",
     "accumulate_dtype",
     "bits",
     "dtype_from_torch_name",
@@ -31,6 +32,22 @@ __all__ = [
     "to_torch_dtype",
     "torch_name",
 ]
+
+
+class DType(Enum):
+    """Element types of buffers and values; the value is the name printed in IR text."""
+
+    F64 = "f64"
+    F32 = "f32"
+    F16 = "f16"
+    BF16 = "bf16"
+    I64 = "i64"
+    I32 = "i32"
+    I16 = "i16"
+    I8 = "i8"
+    U8 = "u8"
+    BOOL = "bool"
+
 
 HALVES = frozenset({DType.F16, DType.BF16})
 FLOATS = frozenset({DType.F64, DType.F32}) | HALVES

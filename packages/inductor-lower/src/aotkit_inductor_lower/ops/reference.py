@@ -12,8 +12,7 @@ from fractions import Fraction
 import torch
 from torch import Tensor
 
-from ..ir.nodes import DType
-from .dtypes import is_int, to_torch_dtype
+from .dtypes import DType, is_int, to_torch_dtype
 
 neg, sign, floor, ceil, trunc = torch.neg, torch.sign, torch.floor, torch.ceil, torch.trunc
 abs_, round_, pow_ = torch.abs, torch.round, torch.pow

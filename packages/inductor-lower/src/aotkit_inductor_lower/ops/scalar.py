@@ -22,9 +22,8 @@ from types import MappingProxyType
 from torch import Tensor
 
 from ..errors import IRError
-from ..ir.nodes import DType
 from . import reference as ref
-from .dtypes import ARITHMETIC_INTS, FLOATS, HALVES, bits
+from .dtypes import ARITHMETIC_INTS, FLOATS, HALVES, DType, bits
 
 __all__ = [
     "OP_TABLE",

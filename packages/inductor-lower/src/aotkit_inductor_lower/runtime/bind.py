@@ -12,12 +12,13 @@ import torch
 
 from .. import _torch_compat
 from ..launch_plan.records import CallExtern, CallSegment, CompiledProgram
+from ..ops.aten import resolve_target
 from ..ops.fixups import GUARDED
-from ..targets.cpu.object import LoadedObject, load_object
+from ..targets.cpu.load import LoadedObject, load_object
 from .arena import ArenaPool
 from .emit import emit_source, wanted_tensors
 from .errors import BindError, raise_status
-from .externs import conform, resolve_target
+from .externs import conform
 from .frame import FramePool
 from .redzones import guarded_empty
 

@@ -9,9 +9,9 @@ import torch
 
 from ..ir import Arg, BufferRef, Literal, SymInput
 from ..launch_plan.records import Allocate, CallExtern, CallSegment, Free, LaunchPlan, PlanStep, Return, TakeOver, View
+from ..ops.aten import returns_several
 from ..ops.fixups import GUARDED
 from ..symbolic import Call, Expr, Symbol, to_expr
-from .externs import returns_several
 from .frame import arena_views, torch_dtype
 
 __all__ = ["PlanEmitter", "emit_source", "wanted_tensors"]

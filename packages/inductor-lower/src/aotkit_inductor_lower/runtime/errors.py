@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-__all__ = ["BindError", "RedzoneError", "raise_status"]
+from ..launch_plan.status import INDEX_ERROR
 
-INDEX_ERROR = 1
-ZERO_DIVISION = 2
+__all__ = ["BindError", "RedzoneError", "raise_status"]
 
 
 class BindError(RuntimeError):

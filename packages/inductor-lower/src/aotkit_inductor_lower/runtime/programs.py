@@ -16,7 +16,7 @@ from .arena import ArenaPool
 from .bind import bind
 
 if TYPE_CHECKING:
-    from ..targets.triton import DeviceProgram
+    from ..targets.triton.program import DeviceProgram
 
 __all__ = ["bind_program", "compiled_from_json", "compiled_to_json"]
 
@@ -25,7 +25,7 @@ def compiled_to_json(compiled: CompiledProgram | DeviceProgram) -> str:
     """A compiled program as JSON text; object code and cubins are base64."""
     if isinstance(compiled, CompiledProgram):
         return launch_plan.compiled_to_json(compiled)
-    from ..targets.triton import device_to_json
+    from ..targets.triton.program import device_to_json
 
     return device_to_json(compiled)
 
@@ -34,7 +34,7 @@ def compiled_from_json(text: str) -> CompiledProgram | DeviceProgram:
     """The inverse of :func:`compiled_to_json`. Raises ``ValueError`` for another format or a damaged cubin."""
     if not text.startswith('{"device":'):
         return launch_plan.compiled_from_json(text)
-    from ..targets.triton import device_from_json
+    from ..targets.triton.program import device_from_json
 
     return device_from_json(text)
 

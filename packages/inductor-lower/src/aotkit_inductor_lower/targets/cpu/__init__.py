@@ -1,6 +1,6 @@
 """LLVM IR text for loop nests, and its way to object code.
 
-Names are imported when asked for: a process that only loads object code needs :mod:`.object` and :mod:`.machine`, and
+Names are imported when asked for: a process that only loads object code needs :mod:`.load` and :mod:`.machine`, and
 none of the generator.
 """
 
@@ -8,25 +8,19 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ...kernel_ir.nests import FlatNest, Memory, flatten_nest
+    from .load import LoadedObject, load_object
     from .machine import CpuTarget, arm_target, generic_target, host_target, processor_target
-    from .module import Launch, ModuleText
-    from .object import LoadedObject, compile_text, load_object
-    from .render.kernel import KernelText, emit_kernel
+    from .module import ModuleText
+    from .object import compile_text
+    from .render.kernel import emit_kernel
 
 __all__ = [
-    "Batch",
     "CpuTarget",
-    "FlatNest",
-    "KernelText",
-    "Launch",
     "LoadedObject",
-    "Memory",
     "ModuleText",
     "arm_target",
     "compile_text",
     "emit_kernel",
-    "flatten_nest",
     "generic_target",
     "host_target",
     "load_object",
@@ -34,17 +28,11 @@ __all__ = [
 ]
 
 _HOMES = {
-    "KernelText": "render.kernel",
     "emit_kernel": "render.kernel",
-    "Batch": "module",
-    "Launch": "module",
     "ModuleText": "module",
-    "FlatNest": "..kernel_ir.nests",
-    "Memory": "..kernel_ir.nests",
-    "flatten_nest": "..kernel_ir.nests",
-    "LoadedObject": "object",
+    "LoadedObject": "load",
     "compile_text": "object",
-    "load_object": "object",
+    "load_object": "load",
     "CpuTarget": "machine",
     "arm_target": "machine",
     "generic_target": "machine",

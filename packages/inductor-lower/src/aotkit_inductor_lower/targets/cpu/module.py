@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from ...kernel_ir.launches import Batch, KernelText, Launch
 from ...kernel_ir.nests import lower_bound
 from ...symbolic import Call, Expr, Symbol
 from .machine import CpuTarget
 from .render.emitter import Emitter, Ssa, imm
-from .render.kernel import KernelText
 
 __all__ = ["Batch", "Launch", "ModuleText"]
 
@@ -116,25 +115,6 @@ done:
   ret i32 0
 }
 """
-
-
-@dataclass(frozen=True, slots=True)
-class Launch:
-    """One kernel call inside a segment: the function and the frame entries it uses. ``few``: the function of
-    ``kernel.few``."""
-
-    function: str
-    kernel: KernelText
-    slots: tuple[int, ...]
-    few: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """Launches of one function that one call runs, see Note [Batches]; mostly one. ``in_order``: why not at once."""
-
-    members: tuple[Launch, ...]
-    in_order: str = ""
 
 
 class ModuleText:

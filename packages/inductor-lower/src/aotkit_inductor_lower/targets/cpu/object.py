@@ -1,4 +1,4 @@
-"""LLVM text to object code, and object code to callable addresses.
+"""LLVM text to object code.
 
 Note [Passes]
     The emitted text is already vectorised, unrolled, hoisted and free of common subexpressions, so no pass of LLVM's
@@ -8,13 +8,11 @@ Note [Passes]
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import llvmlite.binding as llvm
 
-from .machine import CpuTarget, ensure_llvm, host_target, symbol_address, target_machine
+from .machine import CpuTarget, ensure_llvm, target_machine
 
-__all__ = ["LoadedObject", "compile_text", "load_object"]
+__all__ = ["compile_text"]
 
 
 def compile_text(text: str, target: CpuTarget) -> bytes:
@@ -23,35 +21,3 @@ def compile_text(text: str, target: CpuTarget) -> bytes:
     machine = target_machine(target)
     module = llvm.parse_assembly(text)
     return bytes(machine.emit_object(module))
-
-
-class LoadedObject:
-    """Object code in memory; alive as long as its functions may be called.
-
-    ``imports``: the functions it calls, looked up here and now. Raises ``LookupError`` for one that this process does
-    not have, and ``RuntimeError`` if the code does not link.
-    """
-
-    def __init__(self, code: bytes, imports: Sequence[str], exports: Sequence[str]) -> None:
-        ensure_llvm()
-        builder = llvm.JITLibraryBuilder().add_object_img(code).add_current_process()
-        for name in imports:
-            address = symbol_address(name)
-            if not address:
-                raise LookupError(f"this process has no function {name}")
-            builder.import_symbol(name, address)
-        for name in exports:
-            builder.export_symbol(name)
-        # JITLink places all sections within reach of each other, as the near code model needs.
-        self._jit = llvm.create_lljit_compiler(target_machine(host_target()), use_jit_link=True)
-        self._library = builder.link(self._jit, "kernels")
-        self._exports = tuple(exports)
-
-    def addresses(self) -> dict[str, int]:
-        """Where the exported functions are."""
-        return {name: int(self._library[name]) for name in self._exports}
-
-
-def load_object(code: bytes, imports: Sequence[str], exports: Sequence[str]) -> LoadedObject:
-    """Load object code for calling in this process (about a millisecond)."""
-    return LoadedObject(code, imports, exports)

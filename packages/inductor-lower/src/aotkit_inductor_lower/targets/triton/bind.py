@@ -12,9 +12,10 @@ import torch
 
 from ...ir import Arg, Literal
 from ...launch_plan import CallExtern, LaunchPlan
+from ...ops.aten import resolve_target
 from ...runtime import BindError
 from ...runtime.emit import PlanEmitter
-from ...runtime.externs import conform, resolve_target
+from ...runtime.externs import conform
 from ...symbolic import Symbol, SymbolKind
 from .drivers import CudaDriver, Driver, InterpreterDriver
 from .errors import TritonError

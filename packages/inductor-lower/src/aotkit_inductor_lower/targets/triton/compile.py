@@ -13,7 +13,7 @@ from typing import Any
 from ...ir import DType
 from .jit import jit_function
 from .records import Config, Cubin, KernelArgument, KernelSource
-from .render.kernel import argument_name
+from .render.names import argument_name
 
 __all__ = ["Cubin", "KernelFacts", "compile_kernel", "resource_facts", "vector_bytes"]
 

@@ -7,20 +7,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ...ir import Arg, Buffer, BufferKind, BufferRef, ExternCall, Literal, LoopNest, Program
+from ...kernel_ir.nests import FlatNest, flatten_nest
 from ...launch_plan import Allocate, CallSegment, KernelRecord
 from ...memory.build_plan import PlanBuild
+from ...ops.aten import may_alias_arguments
 from ...ops.dtypes import dtype_from_torch_name, torch_name
-from ...runtime.externs import may_alias_arguments
 from ...symbolic import Expr, to_expr
-from ..cpu import FlatNest, flatten_nest, host_target
+from ..cpu.machine import host_target
 from .autotune import Timer, candidates, choose
 from .compile import compile_kernel
 from .errors import TritonError
 from .map_loops import TileLimits
 from .program import ZERO_SLOT, DeviceKernel, DeviceLaunch, DeviceProgram
 from .records import KernelArgument, KernelSource
-from .render.kernel import argument_name, emit_kernel
+from .render.kernel import emit_kernel
 from .render.matmul import CONFIGS, emit_matmul, matmul_site
+from .render.names import argument_name
 
 __all__ = ["compile_program", "generate_device", "on_device"]
 

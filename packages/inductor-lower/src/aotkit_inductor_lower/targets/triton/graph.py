@@ -12,18 +12,19 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.fx import GraphModule
 
-from ...driver import generator_digest, stage, with_fake_values
+from ...analysis.devices import kernel_device
 from ...errors import UnsupportedGraphError
+from ...graph_passes.fake_values import with_fake_values
 from ...ir import Program
+from ...launch_plan.store import ObjectStore, generator_digest
 from ...options import LowerOptions
-from ...passes import FusionRecord
+from ...passes import FusionRecord, Observer, stage
 from ...report import LoweringReport
-from ..select import kernel_device
 from .bind import bind_stored, moved
 from .generate import compile_program
 from .harness import harness_text
@@ -31,9 +32,6 @@ from .map_loops import SIZE_HINT
 from .pipeline import LoweredForDevice, advise_tf32, check_device, check_types, lower_for_device
 from .program import DeviceProgram, device_from_json, device_to_json
 from .tune import Tuner, device_tuner, extents_of
-
-if TYPE_CHECKING:
-    from ...driver import ObjectStore, Observer
 
 __all__ = ["DeviceGraph", "compile_device_graph"]
 

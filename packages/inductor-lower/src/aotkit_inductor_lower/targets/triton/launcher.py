@@ -15,7 +15,9 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from ..cpu import LoadedObject, compile_text, host_target, load_object
+from ..cpu.load import LoadedObject, load_object
+from ..cpu.machine import host_target
+from ..cpu.object import compile_text
 from .errors import TritonError
 
 __all__ = ["MOST_ARGUMENTS", "LaunchRow", "LaunchTable", "segment_runner"]

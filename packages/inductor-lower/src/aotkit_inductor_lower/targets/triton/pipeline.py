@@ -5,24 +5,24 @@ from __future__ import annotations
 import warnings
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch._guards import detect_fake_mode
 from torch.fx import GraphModule
 
-from ...driver import graph_constants, stage, with_fake_values
+from ...analysis.devices import kernel_device
 from ...graph_passes import run_fx_passes
 from ...graph_passes.copy_scalars_to_device import with_numbers_on_device
+from ...graph_passes.fake_values import graph_constants, with_fake_values
 from ...ir import Program
 from ...ir.print import print_program
 from ...ir.verify import verify_program
 from ...loop_passes import schedule_program
 from ...lowering import lower_graph
 from ...options import LowerOptions
-from ...passes import FusionRecord
+from ...passes import FusionRecord, Observer, stage
 from ...report import LoweringReport, make_report
-from ..select import kernel_device
 from .bind import BoundDeviceProgram, bind_device
 from .choose import DeviceTuning
 from .drivers import CudaDriver, Driver
@@ -31,9 +31,6 @@ from .generate import compile_program, generate_device, on_device
 from .program import DeviceProgram, device_from_json, device_to_json
 from .render.matmul import with_nests
 from .split import split_reductions
-
-if TYPE_CHECKING:
-    from ...driver import Observer
 
 __all__ = ["LoweredForDevice", "compile_graph_for_device", "lower_for_device"]
 __all__ += ["advise_tf32", "check_device", "check_types"]

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from ...ops.aten import resolve_target
 from ...ops.dtypes import dtype_from_torch_name, to_torch_dtype
 from ...options import LowerOptions
-from ...runtime.externs import resolve_target
 from ...symbolic import Expr, to_expr
 from .autotune import Timer
 from .bind import bind_device

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from ....ir import CheckIndex, Compute, Const, DType, IndexValue, Instr, Load, Reduce, Store
+from ....launch_plan.status import INDEX_ERROR
 from ....ops.dtypes import is_half
 from ....symbolic import Expr, Symbol, to_expr
 from .context import KernelContext, Value, ramp_literal
 from .emitter import Ssa, imm, vector_type
-from .ops import INDEX_ERROR, emit_op
+from .ops import emit_op
 from .transpose import transpose
 from .types import literal, memory_type, register_type, width
 

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from ....ir import DType
+from .arithmetic import Ops
 from .emitter import Ssa
-from .math import exponentials as approximations
+from .math import exponentials
 from .types import FLOAT_TYPES, register_type, width
-
-if TYPE_CHECKING:
-    from .ops import Ops
 
 __all__ = ["emit_cast"]
 
@@ -77,10 +73,10 @@ def _f32_to_bfloat(ops: Ops, x: Ssa) -> Ssa:
 def _half_to_f32(ops: Ops, x: Ssa) -> Ssa:
     if ops.target.has("f16c"):
         return ops.convert("fpext", ops.convert("bitcast", x, "half"), "float")
-    return approximations.half_to_f32(ops, x)
+    return exponentials.half_to_f32(ops, x)
 
 
 def _f32_to_half(ops: Ops, x: Ssa) -> Ssa:
     if ops.target.has("f16c"):
         return ops.convert("bitcast", ops.convert("fptrunc", x, "half"), "i16")
-    return approximations.f32_to_half(ops, x)
+    return exponentials.f32_to_half(ops, x)

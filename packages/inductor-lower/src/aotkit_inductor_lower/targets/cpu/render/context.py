@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from ....ir import DType
 from ....kernel_ir.nests import lower_bound
 from ....symbolic import Call, Expr, Symbol, SymbolKind, to_expr
+from .arithmetic import Ops
 from .emitter import Emitter, Ssa, imm, vector_type
-from .ops import Ops
 from .types import register_type
 
 __all__ = ["KernelContext", "Value", "Vector", "ramp_literal"]

@@ -10,44 +10,26 @@ Note [Shape of a kernel]
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ....ir import Buffer, CheckIndex, DType, Origin, Range, Reduce, Store
+from ....kernel_ir.launches import KernelText
 from ....kernel_ir.nests import COUNT, FlatNest, hint, steps_grain
+from ....launch_plan.status import INDEX_ERROR
 from ....ops.dtypes import dtype_from_torch_name
 from ....symbolic import Expr, Symbol, floordiv, to_expr
 from ..machine import CpuTarget
 from ..map_loops import VectorPlan, choose_vectors, outer_tail, plan_for_few
+from .arithmetic import Ops
 from .body import emit_body
 from .context import KernelContext, Value, Vector
 from .emitter import Emitter, Ssa, imm, origin_comment
 from .loops import StageEmitter, iterations
-from .ops import INDEX_ERROR, Ops
 from .types import memory_type, width
 
 __all__ = ["KernelText", "emit_kernel"]
 
 STACK_ROW_BYTES = 1 << 18  # larger scratch rows come from malloc
-
-
-@dataclass(frozen=True, slots=True)
-class KernelText:
-    """A generated kernel. ``body`` is the function's text without its name, the identity of equal kernels.
-
-    ``memories`` and ``sizes``: what the slots refer to, in order. ``units``: size of the iteration space handed to
-    threads; ``work``: its total cost, in about one unit per scalar operation. ``parallel``: units may run at once.
-    ``reports``: its status may be an error. ``few``: what runs instead where a size is no more than a limit, see
-    :func:`.plan_for_few`.
-    """
-
-    body: str
-    memories: tuple[str, ...]
-    sizes: tuple[Symbol, ...]
-    units: Expr
-    work: Expr
-    parallel: bool
-    reports: bool = False
-    few: tuple[KernelText, Expr, int] | None = None
 
 
 def emit_kernel(nest: FlatNest, target: CpuTarget, declarations: dict[str, str], origin: Origin) -> KernelText:

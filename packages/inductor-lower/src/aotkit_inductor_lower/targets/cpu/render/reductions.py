@@ -14,8 +14,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ....ir import DType, Reduce
+from .arithmetic import Ops
 from .emitter import Carried, Ssa, vector_type
-from .ops import Ops, emit_op
+from .ops import emit_op
 from .types import FLOAT_TYPES, INT_TYPES, literal, register_type, width
 
 __all__ = ["CHUNK", "Accumulator", "Block", "make_accumulator"]

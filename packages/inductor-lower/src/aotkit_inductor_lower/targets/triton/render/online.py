@@ -13,16 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from ....ir import CheckIndex, Compute, Const, DType, IndexValue, Instr, Load, Reduce, Stage, Store
 from ....kernel_ir.nests import FlatNest
 from ....symbolic import Expr, Symbol, sym
+from .body import BodyEmitter
 from .ops import TYPE_NAMES
 from .reductions import Reducer
-
-if TYPE_CHECKING:
-    from .kernel import KernelEmitter
 
 __all__ = ["OnlinePair", "OnlineReducer", "online_pair", "without_rows"]
 
@@ -99,7 +96,7 @@ def numbered(stage: Stage) -> dict[str, object]:
 class OnlineReducer(Reducer):
     """The loop of a maximum, and of the sum of another stage."""
 
-    def __init__(self, kernel: KernelEmitter, stage: Stage, position: int, pair: OnlinePair) -> None:
+    def __init__(self, kernel: BodyEmitter, stage: Stage, position: int, pair: OnlinePair) -> None:
         super().__init__(kernel, stage, position)
         self.total = pair.total
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from ....ir import DType
 from ....ops.dtypes import bits, is_float, is_half, is_int
 
-__all__ = ["TRITON_OPS", "TYPE_NAMES", "constant_text", "op_text"]
+__all__ = ["TRITON_OPS", "TYPE_NAMES", "accumulate_text", "constant_text", "op_text"]
 
 TYPE_NAMES: Mapping[DType, str] = {
     DType.F64: "tl.float64",
@@ -166,3 +166,17 @@ def op_text(op: str, args: Sequence[str], dtypes: Sequence[DType], result: DType
     if op == "bitcast":
         return f"{args[0]}.to({TYPE_NAMES[result]}, bitcast=True)"
     return TRITON_OPS[op](args, dtypes[-1])
+
+
+def accumulate_text(kind: str, a: str, b: str, dtype: DType) -> str:
+    """``a`` and ``b`` combined as a reduction or a combining store does."""
+    if dtype in (DType.F16, DType.BF16):
+        to = "f32_to_f16" if dtype is DType.F16 else "f32_to_bf16"
+        return f"{to}({accumulate_text(kind, f'{a}.to(tl.float32)', f'{b}.to(tl.float32)', DType.F32)})"
+    if dtype is DType.BOOL:
+        return f"({a} {'|' if kind in ('any', 'max', 'add', 'sum') else '&'} {b})"
+    if kind in ("min", "max"):
+        if is_float(dtype):
+            return f"{kind}imum({a}, {b})"
+        return f"tl.where({a} {'<' if kind == 'min' else '>'} {b}, {a}, {b})"
+    return f"({a} {'*' if kind in ('prod', 'mul') else '+'} {b})"

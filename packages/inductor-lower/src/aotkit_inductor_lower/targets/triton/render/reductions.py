@@ -2,35 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from ....ir import DType, Load, Reduce, Stage, Store
 from ....ops.dtypes import int_bounds, is_float
 from ....symbolic import Symbol
 from ..map_loops import next_power_of_two, stage_size
+from .body import BodyEmitter
 from .lines import Value
-from .ops import TYPE_NAMES
+from .ops import TYPE_NAMES, accumulate_text
 
-if TYPE_CHECKING:
-    from .kernel import KernelEmitter
-
-__all__ = ["Reducer", "accumulate_text"]
+__all__ = ["Reducer"]
 
 _FUNCTIONS = {"sum": "sum", "prod": "prod", "min": "min", "max": "max", "any": "or", "all": "and"}
-
-
-def accumulate_text(kind: str, a: str, b: str, dtype: DType) -> str:
-    """``a`` and ``b`` combined as a reduction or a combining store does."""
-    if dtype in (DType.F16, DType.BF16):
-        to = "f32_to_f16" if dtype is DType.F16 else "f32_to_bf16"
-        return f"{to}({accumulate_text(kind, f'{a}.to(tl.float32)', f'{b}.to(tl.float32)', DType.F32)})"
-    if dtype is DType.BOOL:
-        return f"({a} {'|' if kind in ('any', 'max', 'add', 'sum') else '&'} {b})"
-    if kind in ("min", "max"):
-        if is_float(dtype):
-            return f"{kind}imum({a}, {b})"
-        return f"tl.where({a} {'<' if kind == 'min' else '>'} {b}, {a}, {b})"
-    return f"({a} {'*' if kind in ('prod', 'mul') else '+'} {b})"
 
 
 def identity_text(kind: str, dtype: DType) -> str:
@@ -48,7 +30,7 @@ def identity_text(kind: str, dtype: DType) -> str:
 class Reducer:
     """One stage with ranges."""
 
-    def __init__(self, kernel: KernelEmitter, stage: Stage, position: int) -> None:
+    def __init__(self, kernel: BodyEmitter, stage: Stage, position: int) -> None:
         self.kernel, self.stage, self.position = kernel, stage, position
         self.scope = kernel.scope
         self.reduces = [i for i in stage.body if isinstance(i, Reduce)]

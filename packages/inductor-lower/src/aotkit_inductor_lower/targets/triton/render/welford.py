@@ -14,17 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from ....ir import CheckIndex, Compute, Const, DType, IndexValue, Instr, Load, Reduce, Stage, Store
 from ....symbolic import Expr
 from ..map_loops import stage_size
+from .body import BodyEmitter
 from .online import numbered
 from .ops import TYPE_NAMES
 from .reductions import Reducer
-
-if TYPE_CHECKING:
-    from .kernel import KernelEmitter
 
 __all__ = ["WelfordPair", "WelfordReducer", "welford_pair"]
 
@@ -103,7 +100,7 @@ def _counts(name: str, made: Mapping[str, Instr], size: Expr) -> bool:
 class WelfordReducer(Reducer):
     """The loop of sums, and of the squares of another stage."""
 
-    def __init__(self, kernel: KernelEmitter, stage: Stage, position: int, pair: WelfordPair) -> None:
+    def __init__(self, kernel: BodyEmitter, stage: Stage, position: int, pair: WelfordPair) -> None:
         super().__init__(kernel, stage, position)
         self.squares = pair.squares
         self.count = f"seen{position}"

@@ -10,15 +10,11 @@ Note [Polynomials by lane]
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from .....ir import DType
+from ..arithmetic import Ops
 from ..emitter import Ssa
 from ..types import literal
 from .polynomials import ROUND, multiply_add
-
-if TYPE_CHECKING:
-    from ..ops import Ops
 
 __all__ = ["erf_by_table", "has_table"]
 

@@ -6,15 +6,11 @@ See Note [Where the approximations come from].
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from .....ir import DType
+from ..arithmetic import Ops
 from ..emitter import Ssa
 from .erf_table import erf_by_table, has_table
 from .polynomials import LN2_HIGH, LN2_LOW, ROUND, ROUND_BITS, multiply_add, polynomial, power_of_two
-
-if TYPE_CHECKING:
-    from ..ops import Ops
 
 __all__ = ["erf_f32", "exp_f32", "f32_to_half", "half_to_f32", "large_hyperbolic", "tanh_f32"]
 

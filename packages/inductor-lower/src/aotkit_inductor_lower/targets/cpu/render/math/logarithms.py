@@ -10,14 +10,11 @@ Note [Where the approximations come from]
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 from .....ir import DType
+from ..arithmetic import Ops
 from ..emitter import Ssa
 from .polynomials import LN2_HIGH, LN2_LOW, ROUND, ROUND_BITS, multiply_add, polynomial, power_of_two, split_float
-
-if TYPE_CHECKING:
-    from ..ops import Ops
 
 __all__ = ["exp2_f32", "expm1_f32", "log1p_f32", "log2_f32", "log10_f32", "log_f32", "pow_f32"]
 

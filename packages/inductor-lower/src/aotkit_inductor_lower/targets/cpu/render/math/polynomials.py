@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from .....ir import DType
+from ..arithmetic import Ops
 from ..emitter import Ssa
-
-if TYPE_CHECKING:
-    from ..ops import Ops
 
 __all__ = ["LN2_HIGH", "LN2_LOW", "ROUND", "ROUND_BITS", "multiply_add", "polynomial", "power_of_two", "split_float"]
 

@@ -9,14 +9,11 @@ Note [Reduction by quarter turns]
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 from .....ir import DType
+from ..arithmetic import Ops
 from ..emitter import Ssa
 from .polynomials import ROUND, multiply_add, polynomial
-
-if TYPE_CHECKING:
-    from ..ops import Ops
 
 __all__ = ["cos_f32", "sin_f32"]
 

@@ -1,0 +1,40 @@
+"""Fake values of a graph's nodes, and the tensors that it holds itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+from torch.fx.passes.fake_tensor_prop import FakeTensorProp
+
+__all__ = ["graph_constants", "with_fake_values"]
+
+
+def with_fake_values(gm: GraphModule, example_inputs: Sequence[Any] | None) -> GraphModule:
+    """The graph with a fake value on every tensor node. Raises ``ValueError`` if nothing gives them."""
+    missing = (node for node in gm.graph.nodes if "val" not in node.meta and node.op not in ("output", "get_attr"))
+    if not any(node.users and not isinstance(node.target, type) for node in missing):
+        return gm
+    if example_inputs is None:
+        raise ValueError("the graph's nodes have no fake values; pass example_inputs, or trace it with make_fx")
+    inputs = [node.meta.get("val", value) for node, value in zip(_placeholders(gm), example_inputs, strict=True)]
+    FakeTensorProp(gm).propagate(*inputs)
+    return gm
+
+
+def _placeholders(gm: GraphModule) -> list[torch.fx.Node]:
+    return [node for node in gm.graph.nodes if node.op == "placeholder"]
+
+
+def graph_constants(gm: GraphModule) -> dict[str, torch.Tensor]:
+    """The tensors of the graph's attributes, by the names of their buffers."""
+    constants: dict[str, torch.Tensor] = {}
+    for node in gm.graph.nodes:
+        if node.op == "get_attr":
+            value: Any = gm
+            for part in str(node.target).split("."):
+                value = getattr(value, part)
+            constants[node.name] = value
+    return constants

@@ -1,0 +1,287 @@
+"""The instructions of a kernel as lines of source: values, indices, masks, loads and stores.
+
+Note [Shape of a kernel]
+    Values are tensors with one axis per tile axis and, where some stage has loops, one more for those; an axis that a
+    value does not vary along has size one. ``dims`` says along which it varies. A mask is made per axis and only if
+    the axis' size is no multiple of its block; a load is masked along the axes its address varies along.
+
+Note [Computed indices]
+    An index that is out of range stops the kernel, as eager's do; the device cannot be used afterwards. Without that
+    (``asserts`` off) what such an index reads is 0 and what it writes is dropped: nothing outside of a tensor is
+    touched, and the kernel needs neither the call that stops it nor the registers and the stack for that.
+
+Note [What one program instance reads back]
+    A load of what was stored at the same place becomes the stored value. Any other load of memory that this instance
+    wrote in an earlier stage comes after a barrier, and so does a store to memory that was read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ....ir import Buffer, CheckIndex, Compute, Const, DType, IndexValue, Instr, Load, Store
+from ....kernel_ir.nests import FlatNest
+from ....ops.dtypes import dtype_from_torch_name, is_float
+from ....symbolic import Expr, Symbol, SymbolKind, sym, to_expr
+from ..index_width import needs_64_bit
+from ..map_loops import TilePlan
+from ..records import Config
+from .indices import expr_text, identifier
+from .lines import Scope, Value
+from .names import function_name, pointer_name
+from .ops import TYPE_NAMES, accumulate_text, constant_text, op_text
+
+__all__ = ["BodyEmitter"]
+
+_POWERS: Mapping[object, str] = {
+    2.0: "({0} * {0})",
+    3.0: "({0} * {0} * {0})",
+    -2.0: "reciprocal({0} * {0})",
+    -1.0: "reciprocal({0})",
+    0.5: "square_root({0})",
+    -0.5: "reciprocal(square_root({0}))",
+}
+
+
+class BodyEmitter:
+    """Writes the instructions of a kernel, one by one; who is between them is a subclass's business."""
+
+    def __init__(
+        self,
+        name: str,
+        nest: FlatNest,
+        buffers: Mapping[str, Buffer],
+        plan: TilePlan,
+        config: Config,
+        asserts: bool = True,
+    ) -> None:
+        self.name, self.nest, self.buffers = function_name(name), nest, buffers
+        self.plan, self.config, self.asserts = plan, config, asserts
+        tile = plan.tile
+        self.axes = [a.block or "1" for a in tile] or ["1"]
+        self.row_axis = len(self.axes) if any(s.ranges for s in nest.stages) else None
+        self.rank = len(self.axes) + (self.row_axis is not None)
+        self.wide = needs_64_bit(nest, buffers)
+        self.index_type = "tl.int64" if self.wide else "tl.int32"
+        self.types = {i.result: i.dtype for s in nest.stages for i in s.body if not isinstance(i, CheckIndex | Store)}
+        self.consts = {i.result: i.value for s in nest.stages for i in s.body if isinstance(i, Const)}
+        self.scope = Scope()
+        self.symbols: dict[Symbol, Value] = {}
+        self.masks: dict[int, str] = {}
+        self.pointers: dict[str, DType] = {}
+        self.written = {i.buffer for s in nest.stages for i in s.body if isinstance(i, Store)}
+        self.rows = {row.name: row for row in nest.rows}
+        self.rows_read: set[str] = set()
+        self.checks = False
+        self.in_range: dict[Symbol, str] = {}  # of computed indices that nothing is asserted of
+        self.outer_index: list[tuple[str, Expr]] = []
+
+    # -- axes --------------------------------------------------------------------------------------------
+
+    def range_of(self, size: str, step: str = "1") -> str:
+        """What a loop goes through. Triton gives 3000000000 32 bits without a sign, and extends that with one."""
+        return f"range(zero, zero + {size}, {step})" if self.wide else f"range(0, {size}, {step})"
+
+    def along(self, position: int) -> str:
+        """The index that makes a vector vary along one axis."""
+        if self.rank == 1:
+            return ""
+        return "[" + ", ".join(":" if k == position else "None" for k in range(self.rank)) + "]"
+
+    def shape(self, dims: frozenset[int]) -> str:
+        """The shape of a value that varies along ``dims``."""
+        blocks = [*self.axes, self.scope.row_block] if self.row_axis is not None else self.axes
+        return "[" + ", ".join(b if k in dims else "1" for k, b in enumerate(blocks)) + "]"
+
+    # -- indices -----------------------------------------------------------------------------------------
+
+    def expr(self, expr: Expr) -> str:
+        return expr_text(expr, self._symbol_text)
+
+    def _symbol_text(self, symbol: Symbol) -> str:
+        if symbol.kind is SymbolKind.SIZE:
+            return f"size_{identifier(symbol.name)}"
+        if symbol.kind is SymbolKind.VALUE:
+            return self.scope.values[symbol.name].text
+        return self.symbols[symbol].text
+
+    def dims_of(self, expr: Expr) -> frozenset[int]:
+        dims: frozenset[int] = frozenset()
+        for symbol in expr.symbols:
+            if symbol.kind is SymbolKind.VALUE:
+                dims |= self.scope.values[symbol.name].dims
+            elif symbol.kind is not SymbolKind.SIZE:
+                dims |= self.symbols[symbol].dims
+        return dims
+
+    def index_value(self, expr: Expr, dims: frozenset[int] | None = None) -> str:
+        """An index expression as a tensor, varying along ``dims`` at least."""
+        own = self.dims_of(expr)
+        wanted = own | (dims or frozenset())
+        text = self.expr(expr)
+        if not own and not any(s.kind is SymbolKind.VALUE for s in expr.symbols):
+            return f"tl.full({self.shape(wanted)}, {text}, {self.index_type})"
+        return text if wanted == own else f"tl.broadcast_to({text}, {self.shape(wanted)})"
+
+    # -- instructions ------------------------------------------------------------------------------------
+
+    def body(self, body: Sequence[Instr]) -> None:
+        """Instructions in order."""
+        for instr in body:
+            self.instruction(instr)
+
+    def instruction(self, instr: Instr) -> None:
+        """Anything but a reduce."""
+        if isinstance(instr, Load):
+            self._load(instr)
+        elif isinstance(instr, Store):
+            self._store(instr)
+        elif isinstance(instr, Const):
+            self.define(instr.result, constant_text(instr.value, instr.dtype, self.rank), frozenset())
+        elif isinstance(instr, IndexValue):
+            text = f"({self.index_value(instr.expr)}).to({TYPE_NAMES[instr.dtype]})"
+            self.define(instr.result, text, self.dims_of(instr.expr))
+        elif isinstance(instr, Compute):
+            self._compute(instr)
+        elif isinstance(instr, CheckIndex):
+            self._check_index(instr)
+        else:
+            raise TypeError(f"{type(instr).__name__} is no instruction of a body")
+
+    def define(self, result: str, text: str, dims: frozenset[int]) -> None:
+        self.scope.define(result, text, dims)
+
+    def value(self, name: str) -> Value:
+        return self.scope.values[name]
+
+    def _compute(self, instr: Compute) -> None:
+        args = [self.value(a) for a in instr.args]
+        dims = frozenset().union(*(a.dims for a in args))
+        exponent = self.consts.get(instr.args[-1]) if instr.op == "pow" and is_float(instr.dtype) else None
+        text = _POWERS[exponent].format(args[0].text) if exponent in _POWERS else None
+        if text is None:
+            text = op_text(instr.op, [a.text for a in args], [self.types[a] for a in instr.args], instr.dtype)
+        self.define(instr.result, text, dims)
+
+    def _check_index(self, instr: CheckIndex) -> None:
+        value = self.value(instr.value)
+        self.types[instr.result] = DType.I64
+        size = self.expr(instr.size)
+        if not self.asserts:
+            wrapped = self.scope.define(instr.result, f"wrap_index({value.text}, {size})", value.dims).text
+            good = f"({wrapped} >= 0) & ({wrapped} < {size})"
+            symbol = Symbol(instr.result, SymbolKind.VALUE)
+            self.in_range[symbol] = self.scope.define(f"in_{wrapped}", good, value.dims, index=True).text
+            return
+        self.checks = True
+        mask = self.mask(value.dims) or f"tl.full({self.shape(frozenset())}, 1, tl.int1)"
+        self.define(instr.result, f"check_index({value.text}, {size}, {mask})", value.dims)
+
+    def mask(self, dims: frozenset[int], *extra: str) -> str:
+        """The conjunction of the axes' masks, and further ones."""
+        return " & ".join(dict.fromkeys([*(self.masks[d] for d in sorted(dims) if d in self.masks), *extra]))
+
+    def access_masks(self, index: Expr, given: Value | None) -> list[str]:
+        """What an access is masked with besides the axes: the one it was given, and that its indices are in range."""
+        parts = [given.text] if given else []
+        return parts + [self.in_range[s] for s in sorted(index.symbols, key=str) if s in self.in_range]
+
+    # -- memory ------------------------------------------------------------------------------------------
+
+    def _address(self, buffer: str, index: Expr, dtype: DType) -> tuple[str, Expr]:
+        """Pointer text and offset."""
+        if buffer in self.rows:
+            return f"row_{identifier(buffer)}", self._row_start(buffer) + index
+        owner = self.pointers.setdefault(buffer, dtype)
+        name = pointer_name(buffer)
+        return (name if owner is dtype else f"{name}.to(tl.pointer_type({TYPE_NAMES[dtype]}))"), index
+
+    def _row_start(self, name: str) -> Expr:
+        """Where this outer iteration's row begins."""
+        position = to_expr(0)
+        for axis in self.plan.axes:
+            position = position * axis.loop.size + sym(axis.loop.symbol)
+        return position * self._row_extent(name)[0] if not self.plan.serial else to_expr(0)
+
+    def _row_extent(self, name: str) -> tuple[Expr, Expr]:
+        row = self.rows[name]
+        extent = to_expr(1)
+        for size, stride in zip(row.sizes, row.strides, strict=True):
+            extent = extent + (size - 1) * stride
+        total = extent
+        for axis in () if self.plan.serial else self.plan.axes:
+            total = total * axis.loop.size
+        return extent, total
+
+    def _row_type(self, name: str) -> DType:
+        dtype = dtype_from_torch_name(self.rows[name].dtype)
+        assert dtype is not None
+        return dtype
+
+    def _load(self, i: Load) -> None:
+        index = i.indices[0]
+        given = self.value(i.mask) if i.mask else None
+        place = self.expr(index)
+        known = self.scope.stored(i.buffer, place, i.dtype) if given is None else None
+        if known is not None:
+            self.scope.values[i.result] = known
+            return
+        self.scope.before_load(i.buffer, place)
+        if i.buffer in self.rows:
+            self.rows_read.add(i.buffer)
+        pointer, index = self._address(i.buffer, index, i.dtype)
+        dims = self.dims_of(index) | (given.dims if given else frozenset())
+        masks = self.access_masks(index, given)
+        mask = self.mask(dims, *masks)
+        offset = self.index_value(index, dims)
+        extra = f", mask={mask}" if mask else ""
+        if masks:
+            extra += f", other={_other_text(i.other if given else 0, i.dtype)}"
+        version = self.scope.version(i.buffer)
+        self.scope.define(i.result, f"tl.load({pointer} + {offset}{extra})", dims, key=version)
+
+    def _store(self, i: Store) -> None:
+        value = self.value(i.value)
+        given = self.value(i.mask) if i.mask else None
+        dtype = self.types[i.value]
+        pointer, index = self._address(i.buffer, i.indices[0], dtype)
+        dims = self.dims_of(index) | value.dims | (given.dims if given else frozenset())
+        if i.accumulates:
+            dims |= frozenset(range(self.rank if self.scope.in_stage else len(self.axes)))
+        masks = self.access_masks(index, given)
+        mask = self.mask(dims, *masks)
+        offset = self.index_value(index, dims)
+        extra = f", mask={mask}" if mask else ""
+        text = value.text
+        if i.accumulates and value.dims != dims:
+            text = f"tl.broadcast_to({text}, {self.shape(dims)})"
+        self.scope.before_store(i.buffer, self.expr(i.indices[0]))
+        if not i.accumulates:
+            tag = f"row {i.buffer}" if i.buffer in self.rows else ""
+            self.scope.line(f"tl.store({pointer} + {offset}, {text}{extra})", tag)
+            self.scope.remember(i.buffer, self.expr(i.indices[0]), value, dtype, not masks)
+        elif self.plan.serial:
+            self._combine(i, f"{pointer} + {offset}", text, extra, dtype)
+        else:
+            always = mask or f"tl.full({self.shape(frozenset())}, 1, tl.int1)"
+            self.scope.line(f"atomic_{i.mode}({pointer} + {offset}, {text}, {always})")
+            self.scope.remember(i.buffer, "", value, dtype, False)
+
+    def _combine(self, i: Store, address: str, text: str, extra: str, dtype: DType) -> None:
+        """Read, combine, write, by the only program instance; each step waits for the one before."""
+        old = self.scope.fresh("old")
+        self.scope.line(f"{old} = tl.load({address}{extra})")
+        combined = accumulate_text(i.mode, old, text, dtype)
+        self.scope.line("tl.debug_barrier()")
+        self.scope.line(f"tl.store({address}, {combined}{extra})")
+        self.scope.line("tl.debug_barrier()")
+        self.scope.forget(i.buffer)
+
+
+def _other_text(other: float | int | bool, dtype: DType) -> str:
+    """What masked-off lanes of a load give."""
+    if dtype is DType.BOOL:
+        return str(int(bool(other)))
+    if is_float(dtype):
+        return repr(float(other)) if other == other and abs(other) != float("inf") else f'float("{float(other)}")'
+    return str(int(other))
