@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 import aotkit
-from aotkit.driver.cold import REFUSALS
+from aotkit.driver.refusals import REFUSALS
 
 from .journal import Emit, read_journal, work_through
 from .pairs import DIRECTIONS, DTYPES, Absent, Pair, all_pairs, compare, make_program, run

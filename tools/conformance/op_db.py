@@ -23,7 +23,7 @@ from torch.testing._internal.common_methods_invocations import op_db
 from torch.testing._internal.opinfo.core import OpInfo, SampleInput
 
 import aotkit
-from aotkit.driver.cold import REFUSALS
+from aotkit.driver.refusals import REFUSALS
 
 __all__ = ["VARIANTS", "Outcome", "check_operator", "entries", "main"]
 

@@ -15,7 +15,9 @@ from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from aotkit import Options, Recorder, aot_function
-from aotkit.driver import compile as pipeline
+from aotkit.driver.context import CompileContext, Stages
+from aotkit.driver.run import compile_and_bind
+from aotkit.driver.stages import own_stages
 
 from .compare import RECOMPUTED, Run, differences, observe
 from .program import Program
@@ -143,7 +145,7 @@ def _outcome(eager: Run, run: Run) -> Outcome:
 
 
 def _of_graph(program: Program, lowering: str, verify: bool) -> Callable[..., Any]:
-    """The pipeline over an FX graph, as a frontend hands it over; the frontend takes most of the time, so not here."""
+    """A compile of an FX graph, as Dynamo hands it over; Dynamo takes most of the time, so not here."""
     with torch.enable_grad():
         named = program.make()
     examples = [named[name] for name in program.inputs]
@@ -152,15 +154,13 @@ def _of_graph(program: Program, lowering: str, verify: bool) -> Callable[..., An
     for tensor in examples:
         fakes.setdefault(id(tensor), mode.from_tensor(tensor, static_shapes=not program.dynamic))
     options = Options(lowering=lowering, fallback="error", cache=False, verify=verify)  # type: ignore[arg-type]
-    context = pipeline.CompileContext(options, Recorder(), "fuzz")
-    return pipeline.compile_flat(
-        program.graph(), [fakes[id(t)] for t in examples], examples, context, _own_stages(lowering)
-    )
+    context = CompileContext(options, Recorder(), _own_stages(lowering), "fuzz")
+    return compile_and_bind(program.graph(), [fakes[id(t)] for t in examples], examples, context)
 
 
 @functools.cache
-def _own_stages(lowering: str) -> pipeline.Stages:
-    stages = pipeline.own_stages()
+def _own_stages(lowering: str) -> Stages:
+    stages = own_stages()
     return stages if lowering == "kernels" else replace(stages, decompositions={})
 
 

@@ -1,7 +1,7 @@
 """Bugs planted one by one in the plan, the metadata, the graphs or the calls of a compile: does the fuzzer find each?
 
-Each bug is a function that replaces one stage of :mod:`aotkit.driver.compile` by one that spoils its result, where
-there is something to spoil. Nothing of it is reachable from the packages.
+Each bug is a function that replaces one stage of :mod:`aotkit.driver` by one that spoils its result, where there is
+something to spoil. Nothing of it is reachable from the packages.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from unittest import mock
 
 import torch
 
-from aotkit.driver import compile as pipeline
+from aotkit.driver import bind as binding
+from aotkit.driver import compile as compiling
 from aotkit_runtime_wrappers import WrapperPlan
 
 from .campaign import quiet
@@ -29,10 +30,13 @@ __all__ = ["PLANTED", "find_planted", "found_after", "planted"]
 
 aten = torch.ops.aten
 
+#: Where a compile looks up its stages.
+STAGES = {"capture": compiling, "build_plan": compiling, "bind_plan": binding}
+
 
 @dataclass(frozen=True, slots=True)
 class Bug:
-    """``stage``: name in :mod:`aotkit.driver.compile`; ``spoil``: the true stage and its arguments to a wrong product.
+    """``stage``: a name in ``STAGES``; ``spoil``: the true stage and its arguments to a wrong result.
 
     ``under``: a change of another stage that is right by itself, without which the bug would not show.
     """
@@ -83,8 +87,8 @@ def planted(name: str) -> Iterator[None]:
 
 
 def _applied(bug: Bug) -> AbstractContextManager[Any]:
-    true = getattr(pipeline, bug.stage)
-    return mock.patch.object(pipeline, bug.stage, functools.partial(bug.spoil, true))
+    true = getattr(STAGES[bug.stage], bug.stage)
+    return mock.patch.object(STAGES[bug.stage], bug.stage, functools.partial(bug.spoil, true))
 
 
 # --- in the wrapper plan ----------------------------------------------------------------------------------------
@@ -151,7 +155,7 @@ def _with_backward(change: Callable[[Callable[..., Any]], Callable[..., Any]]) -
             return true(plan, forward, **kwargs)
         return true(plan, forward, lambda: _boxed(change(backward())), **kwargs)
 
-    return Bug("bind", spoil)
+    return Bug("bind_plan", spoil)
 
 
 def _boxed(call: Callable[..., Any]) -> Callable[..., Any]:
@@ -232,9 +236,9 @@ PLANTED: dict[str, Bug] = {
     "stale saved tensor": _with_backward(_stale),
     "dropped gradient": _with_backward(_one_gradient_less),
     "missed version bump": _each("CopyBack", lambda op, plan: replace(op, mode="hidden")),
-    "alias returned as copy": Bug("bind", _copied_aliases),
+    "alias returned as copy": Bug("bind_plan", _copied_aliases),
     "copy returned as alias": Bug("capture", _without_clones),
     "wrong stride of a view": _each("ReplayView", _strides),
-    "wrong stride of a result": Bug("bind", _contiguous_outputs),
+    "wrong stride of a result": Bug("bind_plan", _contiguous_outputs),
 }
 """By name; each is one mistake that a wrapper or a capture could make."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from aotkit import CompileError
-from aotkit.driver.cold import REFUSALS
+from aotkit.driver.refusals import REFUSALS
 from aotkit_runtime_wrappers.errors import BackwardCompileError
 
 __all__ = ["refusal"]

@@ -12,8 +12,9 @@ import torch
 from torch._subclasses import FakeTensorMode
 
 from aotkit import Options, Recorder
-from aotkit.driver.compile import CompileContext, own_stages
-from aotkit.driver.specializations import Variants, flatten_call, flattened, structure_of
+from aotkit.driver.context import CompileContext
+from aotkit.driver.specializations import Specializations, flat_function, flatten_call, structure_of
+from aotkit.driver.stages import own_stages
 from aotkit.torch_api.aot_function import rebuilt
 from aotkit_inductor_lower import LowerOptions, compile_graph
 
@@ -130,17 +131,16 @@ def _function(sample: Sample) -> Callable[..., Any]:
     """What ``torch.compile`` would do with the graph of the calls, without its frontend."""
     function, dynamic = sample.function(), sample.entry == "dynamic"
     options = Options(fallback="error", cache=False)
-    context = CompileContext(options, Recorder(), "sample", publish=False)
-    variants = Variants.of(
-        lambda key: rebuilt(*flattened(function, structure_of(key))),
+    context = CompileContext(options, Recorder(), own_stages(), "sample", publish=False)
+    specializations = Specializations.of(
+        lambda key: rebuilt(*flat_function(function, structure_of(key))),
         lambda: context,
-        own_stages(),
         dynamic=dynamic,
         num_static=0,
     )
 
     def call(*args: Any) -> Any:
-        outputs, rebuild = variants.call(*flatten_call(args, {}))
+        outputs, rebuild = specializations.call(*flatten_call(args, {}))
         return rebuild(outputs)
 
     return call

@@ -7,7 +7,9 @@ import torch
 from torch._subclasses import FakeTensorMode
 
 from aotkit import Options, Recorder
-from aotkit.driver.compile import CompileContext, compile_flat, own_stages
+from aotkit.driver.context import CompileContext
+from aotkit.driver.run import compile_and_bind
+from aotkit.driver.stages import own_stages
 from aotkit_cudagraphs import CudagraphNotice, CudagraphTrees, SimulatedDriver
 
 # Operators as ATen runs them: the simulated device sees what goes through torch's dispatcher.
@@ -21,8 +23,8 @@ def trees():
 
 def compiled(fn, examples, trees, num_static=0):
     fakes = _fakes(examples)
-    ctx = CompileContext(OPTIONS, Recorder(), "model", num_static=num_static, trees=trees)
-    return compile_flat(fn, fakes, examples, ctx, own_stages())
+    ctx = CompileContext(OPTIONS, Recorder(), own_stages(), "model", num_static=num_static, trees=trees)
+    return compile_and_bind(fn, fakes, examples, ctx)
 
 
 def _fakes(examples):

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-import aotkit
+from aotkit_runtime_wrappers import WrapperError
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def test_a_custom_operator_that_returns_what_its_schema_does_not_say_is_named_at
 
     options = {"fallback": "error", "lowering": lowering}
     compiled = torch.compile(fn, backend="aotkit", options=options)
-    with pytest.raises(aotkit.CompileError, match="custom operator aotkit_test_aliases::broken returns"):
+    with pytest.raises(WrapperError, match="custom operator aotkit_test_aliases::broken returns"):
         compiled(torch.randn(4))
 
 

@@ -13,9 +13,10 @@ import pytest
 import torch
 from torch import fx
 
-from aotkit.artifact import lookup, torch_state
+from aotkit.artifact import key as key_module
+from aotkit.artifact import torch_state
 from aotkit.artifact.guards import Names, evaluate, guards_hold, guards_of, install_guards
-from aotkit.artifact.lookup import graph_key
+from aotkit.artifact.key import graph_key
 from aotkit.options import Options
 from aotkit_cache import Uncacheable, explain, make_key
 
@@ -182,10 +183,10 @@ def test_each_ingredient_alone_flips_the_key(monkeypatch: pytest.MonkeyPatch) ->
             monkeypatch.undo()
     for name in ("sources_digest", "host_target", "environment_parts"):
         value: Any = {"env.torch": "2.99"} if name == "environment_parts" else "another"
-        monkeypatch.setattr(lookup, name, lambda value=value: value)
+        monkeypatch.setattr(key_module, name, lambda value=value: value)
         keys[f"environment: {name}"] = key_of(graph(), inputs())
         monkeypatch.undo()
-    monkeypatch.setattr(lookup, "ARTIFACT_FORMAT", 0)
+    monkeypatch.setattr(key_module, "ARTIFACT_FORMAT", 0)
     keys["format"] = key_of(graph(), inputs())
     assert len(keys) > 60
     by_digest: dict[str, str] = {}

@@ -18,35 +18,35 @@ from aotkit_cache import CacheWarning
 from aotkit_runtime_wrappers import WrapperError
 
 BEFORE_LOWERING = [
-    "aotkit.backend.held_tensors",
+    "aotkit.backend.attribute_tensors",
     "aotkit.backend.unsupported_input",
-    "aotkit.backend.open_graph_cache",
-    "aotkit.backend.with_alias_variants",
+    "aotkit.driver.job.open_graph_cache",
+    "aotkit.backend.with_alias_specializations",
     "aotkit.artifact.lookup.prepare_lookup",
-    "aotkit.driver.cold.lift_attributes",
-    "aotkit.driver.cold.floats_as_tensors",
-    "aotkit.driver.cold.fake_inputs",
-    "aotkit.driver.cold.compile_flat",
+    "aotkit.driver.graph_compiler.lift_attributes",
+    "aotkit.driver.graph_compiler.floats_as_tensors",
+    "aotkit.driver.graph_compiler.fake_inputs",
+    "aotkit.driver.graph_compiler.capture_function",
     "aotkit.driver.compile.prepare_inputs",
     "aotkit.driver.compile.capture",
     "aotkit_aot_trace.record.collect_metadata",
     "aotkit_aot_trace.record.reached_by",
     "aotkit_aot_trace.api.finish",
-    "aotkit.driver.compile.partition",
+    "aotkit.driver.stages.partition",
     "aotkit.driver.compile.saved_values",
     "aotkit.driver.compile.build_plan",
-    "aotkit.driver.compile.bind",
+    "aotkit.driver.bind.bind_plan",
 ]
 LOWERING = [
-    "aotkit.driver.compile.compile_wrapped",
-    "aotkit.driver.compile.compile_graph",
+    "aotkit.driver.lower.asks_for_history",
+    "aotkit.driver.lower.compile_to_program",
     "aotkit_inductor_lower.driver.run_fx_passes",
     "aotkit_inductor_lower.driver.lower_graph",
     "aotkit_inductor_lower.driver.schedule_program",
     "aotkit_inductor_lower.driver.split_reductions",
     "aotkit_inductor_lower.driver.choose_library_calls",
     "aotkit_inductor_lower.driver.generate",
-    "aotkit_inductor_lower.driver.bind",
+    "aotkit.driver.bind.bind_program",
     "aotkit_inductor_lower.driver.make_report",
 ]
 ERRORS = [AssertionError, TypeError, ZeroDivisionError, KeyError, NotImplementedError, RecursionError, IndexError]
@@ -107,7 +107,7 @@ def test_a_bug_in_the_compile_of_a_forward_gives_eager_and_one_notice(
     target: str, kind: type[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broken(target, monkeypatch, kind)
-    call = compiled(cache=target.startswith(("aotkit.artifact.lookup", "aotkit.backend")))
+    call = compiled(cache=target.startswith(("aotkit.artifact.lookup", "aotkit.backend", "aotkit.driver.job")))
     with one_notice() as messages:
         got = step(call)
     torch.testing.assert_close(got, step(program))
@@ -140,7 +140,7 @@ def test_a_refusal_in_the_compile_of_a_backward_gives_eager_gradients(monkeypatc
 
     call = compiled(cache=False)
     with one_notice() as messages:
-        got = step(call, between=lambda: monkeypatch.setattr("aotkit.driver.compile.compile_graph", refuse))
+        got = step(call, between=lambda: monkeypatch.setattr("aotkit.driver.lower.compile_to_program", refuse))
     torch.testing.assert_close(got, step(program))
     assert "it is not known" in messages[0] and "bug" not in messages[0]
 
@@ -168,26 +168,27 @@ def test_a_stored_backward_that_cannot_be_bound_is_compiled_again(monkeypatch: p
     expected = step(program)
     torch.testing.assert_close(step(compiled()), expected)
     bound: list[Any] = []
-    stored = importlib.import_module("aotkit.artifact.records").StoredGraph
-    original = stored.bind
+    binding = importlib.import_module("aotkit.driver.bind")
+    original = binding.bind_graph
 
-    def second_fails(self: Any, *args: Any) -> Any:
-        bound.append(self)
+    def second_fails(graph: Any, *args: Any) -> Any:
+        bound.append(graph)
         if len(bound) == 2:
             raise OSError("cannot be loaded")
-        return original(self, *args)
+        return original(graph, *args)
 
-    monkeypatch.setattr(stored, "bind", second_fails)
+    monkeypatch.setattr(binding, "bind_graph", second_fails)
     with pytest.warns(CacheWarning, match="cannot be loaded"):
         torch.testing.assert_close(step(compiled()), expected)
-    assert len(bound) == 2
+    assert len(bound) == 3  # forward and backward that were stored, and the backward that was compiled
 
 
-AOT_STAGES = [t for t in BEFORE_LOWERING if t.startswith(("aotkit.driver.compile", "aotkit_aot_trace"))]
+OUR_STAGES = ("aotkit.driver.compile", "aotkit.driver.bind", "aotkit_aot_trace")
+AOT_STAGES = [t for t in BEFORE_LOWERING if t.startswith(OUR_STAGES)]
 
 
 @pytest.mark.covers("F8.8")
-@pytest.mark.parametrize("target", [t for t in AOT_STAGES if not t.endswith(".partition")])
+@pytest.mark.parametrize("target", AOT_STAGES)
 def test_a_bug_behind_aot_function_gives_eager_and_one_notice(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
     broken(target, monkeypatch, TypeError)
     call = aotkit.aot_function(lambda x, w, n: {"two": program(x, w, n)}, aotkit.nop)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import aotkit
-from aotkit.frontend.lift import lift_attributes
+from aotkit.frontend.inputs import lift_attributes
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 
 import aotkit
 from aotkit.artifact import torch_state
-from aotkit.artifact.records import _tensor, bytes_of
+from aotkit.artifact.tensors import bytes_of, tensor_of
 from aotkit.driver import package
 from aotkit_inductor_lower.targets import triton as kernels
 
@@ -141,9 +141,9 @@ def test_what_the_devices_can_is_part_of_the_key(monkeypatch: pytest.MonkeyPatch
 
 def test_a_stored_constant_comes_back_with_its_layout_and_device() -> None:
     value = torch.arange(24.0).as_strided((2, 3), (12, 2))
-    again = _tensor(bytes_of(value), "torch.float32", [2, 3], [12, 2], "cpu")
+    again = tensor_of(bytes_of(value), "torch.float32", [2, 3], [12, 2], "cpu")
     assert torch.equal(again, value) and again.stride() == value.stride()
-    moved = _tensor(bytes_of(value), "torch.float32", [2, 3], [12, 2], "meta")
+    moved = tensor_of(bytes_of(value), "torch.float32", [2, 3], [12, 2], "meta")
     assert moved.device.type == "meta" and moved.stride() == (12, 2)
 
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import aotkit
-from aotkit.driver import cold
+from aotkit.driver import graph_compiler, lower, stages
 from aotkit_cache import CacheWarning, open_cache
 
 
@@ -44,10 +44,10 @@ def no_compile(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
             pytest.fail("a stage of a compile was entered")
 
         for module, name in (
-            (cold, "compile_flat"),
+            (graph_compiler, "compile_captured"),
             (pipeline, "capture"),
-            (pipeline, "partition"),
-            (pipeline, "compile_graph"),
+            (stages, "partition"),
+            (lower, "compile_to_program"),
             (aotkit_aot_trace.record, "record"),
             (aotkit_inductor_lower.driver, "lower_graph"),
             (aotkit_inductor_lower.driver, "schedule_program"),
@@ -344,11 +344,12 @@ import torch
 import aotkit
 assert not any(name.split(".")[:2] == ["torch", "_dynamo"] for name in sys.modules), "import aotkit is not lazy"
 assert [name for name in sys.modules if name.startswith("aotkit_")] == []
-from aotkit.artifact.records import Artifact, bind_artifact
+from aotkit.artifact.records import Artifact
+from aotkit.driver.bind import bind
 from aotkit_cache import open_cache
 cache = open_cache()
 (entry,) = [e for e, _ in (cache.describe(s.key) for s in cache.entries()) if e.meta.get("kind") == "training"]
-call = bind_artifact(Artifact.from_sections(entry.sections, entry.meta))
+call = bind(Artifact.from_sections(entry.sections, entry.meta))
 x, w = torch.ones(2, 3), torch.ones(3, 3, requires_grad=True)
 (y,) = call([x, w])
 y.sum().backward()

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 from .__about__ import __version__
 
 if TYPE_CHECKING:
-    from .driver import CompiledGraph, compile_graph
+    from .driver import CompiledGraph, compile_graph, compile_to_program
     from .errors import InputMismatchError, LoweringError, UnsupportedGraphError
     from .graph_partition import PiecewiseGraph
     from .graph_passes import pass_names
@@ -64,6 +64,7 @@ __all__ = [
     "__version__",
     "bind_program",
     "compile_graph",
+    "compile_to_program",
     "compiled_from_json",
     "compiled_to_json",
     "decompositions",
@@ -102,6 +103,7 @@ _HOMES = {
         "driver": (
             "CompiledGraph",
             "compile_graph",
+            "compile_to_program",
         ),
         "launch_plan": ("CompiledProgram",),
         "passes": ("FusionRecord",),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -32,9 +32,23 @@ from .runtime.input_checks import input_check
 from .targets.cpu import host_target, processor_target
 
 if TYPE_CHECKING:
-    from .targets.triton import DeviceGraph
+    from .targets.triton import DeviceGraph, DeviceProgram
 
-__all__ = ["CompiledGraph", "compile_graph"]
+__all__ = ["Compiled", "CompiledGraph", "compile_graph", "compile_to_program"]
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """A compiled graph as data: :func:`.bind_program` makes a callable of ``program`` and ``constants``.
+
+    ``scheduled`` is the loop IR that the program was generated from, ``records`` every fusion decision.
+    """
+
+    program: CompiledProgram | DeviceProgram
+    constants: Mapping[str, torch.Tensor]
+    report: LoweringReport
+    scheduled: Program
+    records: tuple[FusionRecord, ...]
 
 
 class CompiledGraph:
@@ -93,18 +107,67 @@ def compile_graph(
     :class:`~.errors.UnsupportedGraphError` for what can be neither generated nor called.
     """
     options, arenas = options or LowerOptions(), arenas or ArenaPool()
-    graph = with_fake_values(gm, example_inputs)
+    graph = _with_calls_of_writers(with_fake_values(gm, example_inputs), options)
+    if needs_pieces(graph):
+        return _compile_in_pieces(graph, options, observer, object_store, arenas)
+    if _is_for_device(graph, options):
+        from .targets.triton import compile_device_graph
+
+        return compile_device_graph(graph, options=options, observer=observer, object_store=object_store)
+    compiled = _compile_whole(graph, options, observer, object_store)
+    with stage(observer, "bind"):
+        assert isinstance(compiled.program, CompiledProgram)
+        bound = bind(compiled.program, compiled.constants, arenas, redzones=options.redzones)
+    return CompiledGraph(
+        bound, compiled.constants, compiled.scheduled, compiled.records, compiled.report, options.check_inputs
+    )
+
+
+def compile_to_program(
+    gm: GraphModule,
+    example_inputs: Sequence[Any] | None = None,
+    *,
+    options: LowerOptions | None = None,
+    observer: Observer | None = None,
+    object_store: ObjectStore | None = None,
+    arenas: ArenaPool | None = None,
+) -> Compiled | PiecewiseGraph:
+    """Compile a functional ATen graph as :func:`compile_graph` does, without binding it: what comes out is data.
+
+    A graph that no launch plan can hold is compiled in pieces, and these are bound, with ``arenas``.
+    """
+    options = options or LowerOptions()
+    graph = _with_calls_of_writers(with_fake_values(gm, example_inputs), options)
+    if needs_pieces(graph):
+        return _compile_in_pieces(graph, options, observer, object_store, arenas or ArenaPool())
+    if _is_for_device(graph, options):
+        from .targets.triton import compile_device_program
+
+        program, lowered = compile_device_program(
+            graph, options=options, observer=observer, object_store=object_store
+        )
+        return Compiled(program, lowered.constants, lowered.report, lowered.scheduled, lowered.records)
+    return _compile_whole(graph, options, observer, object_store)
+
+
+def _with_calls_of_writers(graph: GraphModule, options: LowerOptions) -> GraphModule:
+    """Operators that write, and kernels of the user's, as calls that a launch plan can hold."""
     if has_custom_writers(graph):
         graph = call_custom_writers(run_fx_passes(graph, options))
-    if has_user_kernels(graph):
-        graph = launch_in_place(graph)
-    if not needs_pieces(graph):
-        if options.processor == "triton-interpreter" or kernel_device(graph).type == "cuda":
-            from .targets.triton import compile_device_graph
+    return launch_in_place(graph) if has_user_kernels(graph) else graph
 
-            return compile_device_graph(graph, options=options, observer=observer, object_store=object_store)
-        return _compile_whole(graph, options, observer, object_store, arenas)
 
+def _is_for_device(graph: GraphModule, options: LowerOptions) -> bool:
+    return options.processor == "triton-interpreter" or kernel_device(graph).type == "cuda"
+
+
+def _compile_in_pieces(
+    graph: GraphModule,
+    options: LowerOptions,
+    observer: Observer | None,
+    object_store: ObjectStore | None,
+    arenas: ArenaPool,
+) -> PiecewiseGraph:
     def compile_one(piece: GraphModule) -> CompiledGraph | DeviceGraph | PiecewiseGraph:
         return compile_graph(piece, options=options, observer=observer, object_store=object_store, arenas=arenas)
 
@@ -112,12 +175,8 @@ def compile_graph(
 
 
 def _compile_whole(
-    gm: GraphModule,
-    options: LowerOptions,
-    observer: Observer | None,
-    object_store: ObjectStore | None,
-    arenas: ArenaPool,
-) -> CompiledGraph:
+    gm: GraphModule, options: LowerOptions, observer: Observer | None, object_store: ObjectStore | None
+) -> Compiled:
     with stage(observer, "fx-passes"):
         graph = run_fx_passes(gm, options)
     with stage(observer, "lowering"):
@@ -130,11 +189,8 @@ def _compile_whole(
     _dump(observer, "scheduled", "ir", scheduled)
     with stage(observer, "codegen"):
         compiled = _generate(scheduled, options, observer, object_store)
-    with stage(observer, "bind"):
-        constants = graph_constants(graph)
-        bound = bind(compiled, constants, arenas, redzones=options.redzones)
     report = make_report(graph, lowered, scheduled, records)
-    return CompiledGraph(bound, constants, scheduled, records, report, options.check_inputs)
+    return Compiled(compiled, graph_constants(graph), report, scheduled, tuple(records))
 
 
 def _checked(program: Program, options: LowerOptions) -> Program:

@@ -9,6 +9,7 @@ __all__ = [
     "DoubleBackwardError",
     "MetadataMismatchError",
     "PlanError",
+    "SchemaError",
     "UnsupportedOverlapError",
     "WrapperError",
 ]
@@ -47,3 +48,7 @@ class BackwardCompileError(WrapperError):
 
 class DoubleBackwardError(WrapperError):
     """A gradient that a compiled graph computed was differentiated again."""
+
+
+class SchemaError(WrapperError):
+    """A custom operator returned memory that its schema says it does not return."""

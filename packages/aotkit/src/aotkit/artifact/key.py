@@ -11,20 +11,37 @@ Note [What is part of the key]
 from __future__ import annotations
 
 import enum
+import hashlib
+import importlib.util
+import os
 import sys
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from typing import Any
 
 import torch
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 
-from aotkit_cache import Uncacheable
+from aotkit_cache import Uncacheable, environment_parts
+from aotkit_inductor_lower import host_target
 
+from ..options import Options
 from .guards import Names
+from .records import ARTIFACT_FORMAT
+from .torch_state import cuda_capabilities, torch_state
 
-__all__ = ["describe_inputs", "graph_lines"]
+__all__ = ["describe_inputs", "graph_key", "graph_lines"]
+
+_OUR_PACKAGES = [
+    "aotkit",
+    "aotkit_functionalize",
+    "aotkit_aot_trace",
+    "aotkit_partition",
+    "aotkit_runtime_wrappers",
+    "aotkit_inductor_lower",
+]
+_NOT_OUTPUT = frozenset({"cache", "fallback", "verify"})  # options that change no result
 
 # Operators of other namespaces run code that no version of torch names.
 _TORCHS_OWN = frozenset({"aten", "prims", "prim", "prim_ops", "inductor", "rngprims", "quantized", "mkldnn", "c10d"})
@@ -262,3 +279,39 @@ def _tensor(value: torch.Tensor, fake: Any, names: Names) -> dict[str, Any]:
         "leaf": value.is_leaf,
         "bits": (value.is_conj(), value.is_neg(), value.is_inference()),
     }
+
+
+def graph_key(
+    gm: torch.fx.GraphModule, args: Sequence[Any], twins: Sequence[Any], options: Options, names: Names
+) -> dict[str, Any]:
+    """All parts of the key but the ranges of symbols. Raises :class:`Uncacheable`."""
+    allowed = dict(entry.partition("@")[::2] for entry in options.cacheable)
+    chosen = {f.name: getattr(options, f.name) for f in fields(options) if f.name not in _NOT_OUTPUT}
+    graph = "\n".join(graph_lines(gm, allowed))
+    return {
+        "inputs": describe_inputs(args, twins, names, allowed),
+        "graph": graph,
+        "options": chosen,
+        **{f"state.{name}": value for name, value in torch_state().items()},
+        **environment_parts(),
+        "env.target": str(host_target()),
+        "env.cuda": cuda_capabilities("device cuda" in graph),
+        "env.sources": sources_digest(),
+        "format": ARTIFACT_FORMAT,
+    }
+
+
+@lru_cache(maxsize=1)
+def sources_digest() -> str:
+    """Digest of the sources of everything that decides what a graph becomes; see ``generator_digest`` for why."""
+    digest = hashlib.sha256()
+    for name in _OUR_PACKAGES:
+        found = importlib.util.find_spec(name)
+        assert found is not None and found.submodule_search_locations is not None
+        for folder, below, files in os.walk(next(iter(found.submodule_search_locations))):
+            below.sort()
+            for file in sorted(files):
+                if file.endswith(".py"):
+                    with open(os.path.join(folder, file), "rb", buffering=0) as source:
+                        digest.update(file.encode() + b"\0" + source.read())
+    return digest.hexdigest()

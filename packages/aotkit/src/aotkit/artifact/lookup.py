@@ -1,67 +1,41 @@
-"""A graph that was compiled before, here or elsewhere: looked up, bound, and written after a compile.
+"""A graph that was compiled before, here or elsewhere: looked up, and written after a compile.
 
-Note [A hit]
-    A hit runs no stage of a compile. The key is made from the frontend's graph (Note [What is part of the key]), the
-    entry is read and checked, its guards are evaluated and installed, and what it holds is bound. Graphs with symbolic
-    sizes may have several entries under one key, one per set of guards; they are looked at in order.
+Note [A cache hit]
+    A cache hit compiles nothing. The key is made from Dynamo's graph (Note [What is part of the key]), the entry is
+    read and checked, its guards are evaluated and installed, and what it holds is bound. Graphs with symbolic sizes may
+    have several entries under one key, one per set of guards; they are looked at in order.
 """
 
 from __future__ import annotations
 
-import hashlib
-import importlib.util
 import json
-import os
 import warnings
 import zlib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
-from functools import lru_cache
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._guards import TracingContext
 
-from aotkit_cache import ArtifactCache, CacheKey, CacheWarning, Uncacheable, environment_parts, make_key
-from aotkit_functionalize import GraphMetadata
-from aotkit_inductor_lower import host_target
-from aotkit_runtime_wrappers import unboxed
+from aotkit_cache import ArtifactCache, CacheKey, CacheWarning, Uncacheable, make_key
+from aotkit_functionalize import Unsupported
 
 from ..frontend.inputs import symbolic_twins
 from ..frontend.tracing_context import publish_metadata
 from ..options import Options
-from ..recorder import GraphRecord, Recorder
+from ..recorder import Recorder
 from .guards import Names, guards_hold, guards_of, install_guards, ranges_of
-from .key import describe_inputs, graph_lines
-from .records import ARTIFACT_FORMAT, Artifact, StoredReport, bind_artifact
-from .torch_state import cuda_capabilities, torch_state
+from .key import graph_key
+from .records import Artifact, guards_of_sections
 
 if TYPE_CHECKING:
-    from ..driver.freezing import FrozenArguments
-    from ..driver.user_passes import GraphPasses
+    from .frozen import FrozenArguments
 
-__all__ = ["Later", "Lookup", "graph_key", "prepare_lookup"]
+__all__ = ["Lookup", "prepare_lookup"]
 
-MOST_VARIANTS = 8
+MOST_SPECIALIZATIONS = 8
 """So many entries with other guards are kept under one key."""
-
-_OUR_PACKAGES = [
-    "aotkit",
-    "aotkit_functionalize",
-    "aotkit_aot_trace",
-    "aotkit_partition",
-    "aotkit_runtime_wrappers",
-    "aotkit_inductor_lower",
-]
-_NOT_OUTPUT = frozenset({"cache", "fallback", "verify"})  # options that change no product
-
-
-@dataclass(frozen=True, slots=True)
-class Later:
-    """Compiles what an artifact may lack when it is asked for: second derivatives of one, a backward graph."""
-
-    gradients: Callable[[Artifact], Callable[[Any], Any]]
-    backward: Callable[[torch.fx.GraphModule], Any]
 
 
 @dataclass
@@ -77,70 +51,66 @@ class Lookup:
     frozen: FrozenArguments | None = None
     slot: int | None = None
 
-    def find(self, later: Later) -> Callable[..., Any] | None:
-        """The compiled function, bound, if an entry fits; else None, and :meth:`save` knows where to write."""
+    def find(self) -> Artifact | None:
+        """The compiled function, if an entry fits; else None, and :meth:`save` knows where to write."""
         hints = self.names.hints()
         if hints is None:
             raise Uncacheable("a symbol of the sizes is the size of no input by itself")
-        for slot in range(MOST_VARIANTS if hints else 1):
+        for slot in range(MOST_SPECIALIZATIONS if hints else 1):
             with self.recorder.stage("cache-read"):
                 entry = self.cache.get(self._key(slot))
+            self.slot = slot
             if entry is None:
-                self.slot = slot
                 return None
             try:
                 with self.recorder.stage("cache-bind"):
-                    artifact = Artifact.from_sections(entry.sections, entry.meta)
-                    if not guards_hold(artifact.guards, hints):
-                        continue
-                    bound = self._bind(artifact, later)
+                    if guards_hold(guards_of_sections(entry.meta), hints):
+                        return Artifact.from_sections(entry.sections, entry.meta)
             except Exception as error:  # noqa: BLE001  # whatever is wrong with it, the graph can be compiled
-                warnings.warn(
-                    f"a cache entry can't be used ({type(error).__name__}: {error}); {self.name} is compiled again",
-                    CacheWarning,
-                    stacklevel=4,
-                )
-                self.slot = slot
+                self.unusable(error)
                 return None
-            self.recorder.event("cache.loaded", {"graph": self.name, "variant": slot})
-            return bound
+        self.slot = None
         return None
 
-    def _bind(self, artifact: Artifact, later: Later) -> Callable[..., Any]:
-        kind = "inference" if artifact.backward is None else "forward"
-
-        def on_backward() -> None:
-            assert artifact.backward is not None
-            self.recorder.add_graph(GraphRecord(f"{self.name}-backward", StoredReport(artifact.backward.report)))
-
-        bound = bind_artifact(
-            artifact,
-            observer=self.recorder,
-            gradients=later.gradients,
-            on_backward=on_backward,
-            arguments=None if self.frozen is None else self.frozen.tensors,
-            whole_backward=later.backward,
+    def unusable(self, error: Exception) -> None:
+        """Tell that the entry that was found can't be used; it is written again."""
+        warnings.warn(
+            f"a cache entry can't be used ({type(error).__name__}: {error}); {self.name} is compiled again",
+            CacheWarning,
+            stacklevel=4,
         )
+
+    def loaded(self, artifact: Artifact) -> None:
+        """The entry that was found is used: what it assumes about the sizes is assumed here too."""
         install_guards(artifact.guards, self.names.values)
         if self.frozen is not None:
             self.frozen.used |= set(artifact.frozen)
-        self.recorder.add_graph(GraphRecord(f"{self.name}-{kind}", StoredReport(artifact.forward.report)))
         if TracingContext.try_get() is not None:
-            publish_metadata(GraphMetadata.from_json(artifact.metadata))
-        return unboxed(bound)
+            publish_metadata(artifact.metadata)
 
     def guards(self) -> list[Any]:
         """What has been assumed about the sizes by now."""
         return guards_of(self.shape_env, self.names)
 
     def save(self, artifact: Artifact) -> None:
-        """Write the entry that was not found."""
+        """Write the entry that was not found, or tell why it can't be written."""
         if self.slot is None:
             return
+        reason = artifact.unstorable()
+        if reason is not None:
+            self.bypass(reason)
+            return
         key = self._key(self.slot)
-        sections, meta = artifact.to_sections()
+        try:
+            sections, meta = artifact.to_sections()
+        except Uncacheable as error:
+            self.bypass(error.reason)
+            return
+        except Unsupported as error:  # a tensor subclass that can't be written down
+            self.bypass(str(error))
+            return
         sections["key"] = zlib.compress(json.dumps(key.to_json()).encode(), 1)
-        meta["kind"] = "inference" if artifact.backward is None else "training"
+        meta["kind"] = artifact.kind
         with self.recorder.stage("cache-write"):
             self.cache.put(key, sections, meta)
 
@@ -160,9 +130,10 @@ def prepare_lookup(
     recorder: Recorder,
     name: str,
     frozen: FrozenArguments | None = None,
-    passes: GraphPasses | None = None,
+    passes: Mapping[str, Any] | None = None,
 ) -> Lookup:
-    """The key of ``gm`` for ``args``: the graph's inputs and then the tensors that it holds.
+    """The key of ``gm`` for ``args``: the graph's inputs and then the tensors that it holds. ``passes``: what names
+    the passes of the user's.
 
     Raises :class:`Uncacheable` if there is none.
     """
@@ -177,45 +148,9 @@ def prepare_lookup(
     if frozen is not None:
         parts["frozen"] = frozen.digests()
     if passes is not None:
-        parts["passes"] = passes.key()
+        parts["passes"] = passes
     shape_env = None
     if names.numbers:
         shape_env = next(iter(names.values.values())).node.shape_env if names.values else None
         parts["ranges"] = ranges_of(shape_env, names)
     return Lookup(parts, names, shape_env, cache, recorder, name, frozen)
-
-
-def graph_key(
-    gm: torch.fx.GraphModule, args: Sequence[Any], twins: Sequence[Any], options: Options, names: Names
-) -> dict[str, Any]:
-    """All parts of the key but the ranges of symbols. Raises :class:`Uncacheable`."""
-    allowed = dict(entry.partition("@")[::2] for entry in options.cacheable)
-    chosen = {f.name: getattr(options, f.name) for f in fields(options) if f.name not in _NOT_OUTPUT}
-    graph = "\n".join(graph_lines(gm, allowed))
-    return {
-        "inputs": describe_inputs(args, twins, names, allowed),
-        "graph": graph,
-        "options": chosen,
-        **{f"state.{name}": value for name, value in torch_state().items()},
-        **environment_parts(),
-        "env.target": str(host_target()),
-        "env.cuda": cuda_capabilities("device cuda" in graph),
-        "env.sources": sources_digest(),
-        "format": ARTIFACT_FORMAT,
-    }
-
-
-@lru_cache(maxsize=1)
-def sources_digest() -> str:
-    """Digest of the sources of everything that decides what a graph becomes; see ``generator_digest`` for why."""
-    digest = hashlib.sha256()
-    for name in _OUR_PACKAGES:
-        found = importlib.util.find_spec(name)
-        assert found is not None and found.submodule_search_locations is not None
-        for folder, below, files in os.walk(next(iter(found.submodule_search_locations))):
-            below.sort()
-            for file in sorted(files):
-                if file.endswith(".py"):
-                    with open(os.path.join(folder, file), "rb", buffering=0) as source:
-                        digest.update(file.encode() + b"\0" + source.read())
-    return digest.hexdigest()

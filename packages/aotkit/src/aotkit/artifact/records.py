@@ -1,15 +1,18 @@
-"""All that a compiled graph is, as data: written to a cache entry or a package, read back, bound to this process.
+"""All that a compiled function is, as data: what a compile returns, what a cache entry and a package hold.
 
 Note [What is loaded]
-    This module and what it imports is the whole of what a hit needs: neither Dynamo nor sympy, neither the tracer nor
-    the partitioner nor the code generator. Graphs as text (for second derivatives and compiled autograd) are
-    kept packed, and are read, with the modules that can, when somebody asks for them.
+    This module and what it imports, with :mod:`..driver.bind`, is the whole of what a hit needs: neither Dynamo nor
+    sympy, neither the tracer nor the partitioner nor the code generator. Graphs as text (for second derivatives and
+    compiled autograd) are kept packed, and are read, with the modules that can, when somebody asks for them.
+
+Note [What can't be stored]
+    A compile gives an artifact whatever is compiled, but not all of it is data: code of a caller's own compiler,
+    calls that stay as they are between parts of a graph, recordings of CUDA graphs. Such code is :class:`LiveCode`,
+    and an artifact that holds some is bound like any other but not written (:meth:`Artifact.unstorable`).
 """
 
 from __future__ import annotations
 
-import ctypes
-import warnings
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,20 +20,22 @@ from typing import Any
 
 import torch
 
-from aotkit_cache import CacheWarning
+from aotkit_cache import Uncacheable
 from aotkit_functionalize import GraphMetadata
-from aotkit_inductor_lower import ArenaPool, bind_program, compiled_from_json, compiled_to_json
-from aotkit_runtime_wrappers import Gradients, WrapperPlan, bind
+from aotkit_inductor_lower import compiled_to_json
+from aotkit_runtime_wrappers import WrapperPlan
 
-from ..driver.around import around_compiled
-from ..driver.process import collections_put_off
+from .tensors import bytes_of, tensor_of
 
-__all__ = ["ARTIFACT_FORMAT", "Artifact", "StoredGraph", "StoredReport", "bind_artifact"]
+__all__ = ["ARTIFACT_FORMAT", "Artifact", "CaptureOrigin", "CompiledGraph", "Graphs", "LiveCode", "StoredReport"]
 
 ARTIFACT_FORMAT = 6
 """Of all that an artifact holds. Whoever changes the meaning of a plan, of metadata or of object code adds one."""
 
 Boxed = Callable[[list[Any]], Sequence[Any]]
+
+_MOST_CONSTANT_BYTES = 64 << 20
+_DEVICES = ("cpu", "cuda")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,39 +58,156 @@ class StoredReport:
 
 
 @dataclass(frozen=True, slots=True)
-class StoredGraph:
+class LiveCode:
+    """Code that is no data: it belongs to this process, for a ``reason`` that is told to who wants to store it.
+
+    ``result_strides``: what its compiler said about the strides of its results, if that was asked for.
+    """
+
+    call: Boxed
+    reason: str
+    result_strides: Sequence[Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledGraph:
     """One compiled graph.
 
     Attributes:
-        program: launch plan and object code or cubins, as JSON text.
-        constants: tensors that the graph holds, by name.
-        borrowed: of the others, frozen as they are, the positions among the user's arguments.
-        detaches: see :class:`.WithoutHistory`.
+        code: a compiled program of inductor-lower; its JSON text, which is read when it is bound; or live code.
+        constants: by name, the tensors that the graph holds; of those that are frozen arguments as they are, the
+            positions among the user's arguments.
+        detaches: an operator asks whether its arguments require grad, so they are detached before each call.
         checked: names of custom operators that are looked at in the first call.
-        report: the lowering's report, with its ``text``.
+        report: the lowering's, or a :class:`StoredReport`; ``None`` for live code.
     """
 
-    program: str
-    constants: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    code: Any
+    constants: Mapping[str, torch.Tensor | int] = field(default_factory=dict)
     detaches: bool = False
     checked: tuple[str, ...] = ()
-    report: Mapping[str, Any] = field(default_factory=dict)
-    borrowed: Mapping[str, int] = field(default_factory=dict)
+    report: Any = None
+
+    @property
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """The constants that are kept with the graph."""
+        return {name: value for name, value in self.constants.items() if isinstance(value, torch.Tensor)}
+
+    def unstorable(self) -> str | None:
+        """Why this can't be written, or ``None``."""
+        if isinstance(self.code, LiveCode):
+            return self.code.reason
+        kept = self.tensors.values()
+        if not all(type(t) is torch.Tensor and t.device.type in _DEVICES and t.layout is torch.strided for t in kept):
+            return "the graph holds a constant that is no plain tensor on the CPU or on CUDA"
+        size = sum(t.untyped_storage().nbytes() for t in kept)
+        return f"the graph holds {size} bytes of constants" if size > _MOST_CONSTANT_BYTES else None
+
+    def program_text(self) -> str:
+        """The program as JSON text."""
+        return self.code if isinstance(self.code, str) else compiled_to_json(self.code)
+
+    def to_sections(self, name: str) -> tuple[dict[str, bytes], dict[str, Any]]:
+        """Named bytes and JSON metadata; names begin with ``name``."""
+        sections = {name: self.program_text().encode()}
+        described = []
+        for number, (constant, value) in enumerate(self.tensors.items()):
+            sections[f"{name}.constant{number}"] = bytes_of(value)
+            described.append([constant, str(value.dtype), list(value.shape), list(value.stride()), str(value.device)])
+        report = self.report.to_json()
+        return sections, {
+            "constants": described,
+            "detaches": self.detaches,
+            "checked": list(self.checked),
+            "report": report if "text" in report else {**report, "text": str(self.report)},
+            "borrowed": {name: index for name, index in self.constants.items() if isinstance(index, int)},
+        }
 
     @staticmethod
-    def of(compiled: Any, detaches: bool, checked: Sequence[str], borrowed: Mapping[str, int]) -> StoredGraph:
-        """From a ``CompiledGraph`` of inductor-lower."""
-        report = {**compiled.report().to_json(), "text": str(compiled.report())}
-        program = compiled_to_json(compiled.compiled)
-        constants = {name: value for name, value in compiled.constants.items() if name not in borrowed}
-        return StoredGraph(program, constants, detaches, tuple(checked), report, dict(borrowed))
+    def from_sections(name: str, sections: Mapping[str, bytes], described: Mapping[str, Any]) -> CompiledGraph:
+        """The inverse of :meth:`to_sections`."""
+        constants: dict[str, torch.Tensor | int] = {
+            constant: tensor_of(sections[f"{name}.constant{number}"], dtype, shape, stride, device)
+            for number, (constant, dtype, shape, stride, device) in enumerate(described["constants"])
+        }
+        constants.update(described["borrowed"])
+        return CompiledGraph(
+            sections[name].decode(),
+            constants,
+            described["detaches"],
+            tuple(described["checked"]),
+            StoredReport(described["report"]),
+        )
 
-    def bind(self, arenas: ArenaPool, arguments: Mapping[int, torch.Tensor] | None = None) -> Boxed:
-        """The callable, with what stands directly around it; its temporaries live in ``arenas``."""
-        constants = dict(self.constants)
-        constants.update({name: (arguments or {})[index].detach() for name, index in self.borrowed.items()})
-        bound: Boxed = bind_program(compiled_from_json(self.program), constants, arenas)
-        return around_compiled(bound, self.detaches, self.checked)
+
+@dataclass(frozen=True, slots=True)
+class Graphs:
+    """The FX graphs of forward and backward: as they are in the process that captured them, else as packed text."""
+
+    forward: torch.fx.GraphModule | bytes
+    backward: torch.fx.GraphModule | bytes
+
+    def packed(self) -> dict[str, bytes]:
+        """Both as packed text. Raises :class:`Uncacheable` for a graph that has none."""
+        return {"forward": _packed(self.forward), "backward": _packed(self.backward)}
+
+    def read_forward(self) -> torch.fx.GraphModule:
+        """The forward; values that its text does not have are described."""
+        return _read(self.forward, describe_missing=True)
+
+    def read_backward(self) -> torch.fx.GraphModule:
+        """The backward."""
+        return _read(self.backward)
+
+    def backward_source(self) -> torch.fx.GraphModule | Callable[[], torch.fx.GraphModule]:
+        """The backward if it is there, else what reads it."""
+        return self.backward if isinstance(self.backward, torch.fx.GraphModule) else self.read_backward
+
+
+def _packed(graph: torch.fx.GraphModule | bytes) -> bytes:
+    if isinstance(graph, bytes):
+        return graph
+    from aotkit_partition import PartitionError, dump_graph  # the graph is here because it was partitioned here
+
+    try:
+        return zlib.compress(dump_graph(graph).encode(), 1)
+    except PartitionError as error:
+        raise Uncacheable(f"the graph has no text: {error}") from error
+
+
+def _read(graph: torch.fx.GraphModule | bytes, describe_missing: bool = False) -> torch.fx.GraphModule:
+    if isinstance(graph, torch.fx.GraphModule):
+        return graph
+    from aotkit_partition import load_graph  # asked for rarely, by what imports a tracer anyway
+
+    return load_graph(zlib.decompress(graph).decode(), describe_missing=describe_missing)
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureOrigin:
+    """What second derivatives need to know of a capture, beside the function that was captured.
+
+    Attributes:
+        layer, autocast: the functional layer that it ran in, and autocast as it was.
+        inputs: an input plan as JSON text, if the function was captured over other inputs than its arguments.
+        saved_tensors: how many tensors the forward saves.
+        live: in the process that captured: aot-trace's record of it, and the values that the forward saves.
+    """
+
+    layer: str
+    autocast: Sequence[Any]
+    inputs: str | None
+    saved_tensors: int
+    live: Any = field(default=None, compare=False)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data, without what lives."""
+        return {
+            "layer": self.layer,
+            "autocast": self.autocast,
+            "inputs": self.inputs,
+            "saved_tensors": self.saved_tensors,
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,163 +215,80 @@ class Artifact:
     """A compiled function.
 
     Attributes:
-        plan, metadata: the wrapper plan and the graph's contract, as JSON text.
-        forward, backward: compiled graphs; no backward for inference.
-        texts: packed graph texts of forward and backward, for training.
-        origin: what second derivatives need beside the function: layer, autocast, input plan.
+        plan, metadata: the wrapper plan and the graph's contract.
+        forward, backward: compiled graphs. For inference there is no backward; for training there is none yet where
+            it was not asked for.
+        missing: per tangent whether the backward does without it; empty if it takes all of them.
+        graphs: forward and backward as FX, for training.
+        origin: what second derivatives need; ``None`` where they are refused.
         guards: see Note [Guards of an entry].
         frozen: positions of arguments whose values are constants of the graph.
-        missing: per tangent whether the backward does without it; empty if it takes all of them.
     """
 
-    plan: str
-    metadata: str
-    forward: StoredGraph
-    backward: StoredGraph | None = None
-    texts: Mapping[str, bytes] = field(default_factory=dict)
-    origin: Mapping[str, Any] | None = None
+    plan: WrapperPlan
+    metadata: GraphMetadata
+    forward: CompiledGraph
+    backward: CompiledGraph | None = None
+    missing: tuple[bool, ...] = ()
+    graphs: Graphs | None = None
+    origin: CaptureOrigin | None = None
     guards: Sequence[Any] = ()
     frozen: Sequence[int] = ()
-    missing: tuple[bool, ...] = ()
+
+    @property
+    def kind(self) -> str:
+        """``training`` or ``inference``."""
+        return "training" if self.plan.call.training else "inference"
+
+    def unstorable(self) -> str | None:
+        """Why this can't be written, or ``None``; see Note [What can't be stored]."""
+        if self.plan.call.fakes is not None:
+            return "the frontend asks the compiled graph for fake results"
+        reason = self.forward.unstorable()
+        return reason if reason is not None or self.backward is None else self.backward.unstorable()
 
     def to_sections(self) -> tuple[dict[str, bytes], dict[str, Any]]:
-        """Named bytes, and JSON metadata, for a cache entry."""
-        sections = {"plan": self.plan.encode(), "metadata": self.metadata.encode()}
-        sections.update({f"text.{name}": data for name, data in self.texts.items()})
-        meta: dict[str, Any] = {"artifact": ARTIFACT_FORMAT, "origin": self.origin, "guards": list(self.guards)}
+        """Named bytes, and JSON metadata, for a cache entry.
+
+        Raises :class:`Uncacheable` or functionalize's ``Unsupported`` for what only writing shows to have no text.
+        """
+        sections = {"plan": self.plan.to_json().encode(), "metadata": self.metadata.to_json().encode()}
+        if self.graphs is not None:
+            sections.update({f"text.{name}": data for name, data in self.graphs.packed().items()})
+        origin = None if self.origin is None else self.origin.to_json()
+        meta: dict[str, Any] = {"artifact": ARTIFACT_FORMAT, "origin": origin, "guards": list(self.guards)}
         meta["frozen"] = list(self.frozen)
         meta["missing"] = list(self.missing)
         for name, graph in (("forward", self.forward), ("backward", self.backward)):
-            if graph is None:
-                continue
-            sections[name] = graph.program.encode()
-            described = []
-            for number, (constant, value) in enumerate(graph.constants.items()):
-                sections[f"{name}.constant{number}"] = bytes_of(value)
-                described.append(
-                    [constant, str(value.dtype), list(value.shape), list(value.stride()), str(value.device)]
-                )
-            meta[name] = {
-                "constants": described,
-                "detaches": graph.detaches,
-                "checked": list(graph.checked),
-                "report": graph.report,
-                "borrowed": dict(graph.borrowed),
-            }
+            if graph is not None:
+                own, meta[name] = graph.to_sections(name)
+                sections.update(own)
         return sections, meta
 
     @staticmethod
     def from_sections(sections: Mapping[str, bytes], meta: Mapping[str, Any]) -> Artifact:
         """The inverse of :meth:`to_sections`. Raises ``ValueError`` for another format."""
-        if meta.get("artifact") != ARTIFACT_FORMAT:
-            raise ValueError(
-                f"this artifact has format {meta.get('artifact')}, and this version reads format {ARTIFACT_FORMAT}; "
-                "compile it again"
-            )
+        guards = guards_of_sections(meta)
+        texts = [sections.get(f"text.{name}") for name in ("forward", "backward")]
         return Artifact(
-            sections["plan"].decode(),
-            sections["metadata"].decode(),
-            _graph(sections, meta, "forward"),
-            _graph(sections, meta, "backward") if "backward" in meta else None,
-            {name[5:]: data for name, data in sections.items() if name.startswith("text.")},
-            meta["origin"],
-            meta["guards"],
-            meta["frozen"],
+            WrapperPlan.from_json(sections["plan"].decode()),
+            GraphMetadata.from_json(sections["metadata"].decode()),
+            CompiledGraph.from_sections("forward", sections, meta["forward"]),
+            CompiledGraph.from_sections("backward", sections, meta["backward"]) if "backward" in meta else None,
             tuple(meta["missing"]),
+            None if texts[0] is None or texts[1] is None else Graphs(texts[0], texts[1]),
+            None if meta["origin"] is None else CaptureOrigin(**meta["origin"]),
+            guards,
+            meta["frozen"],
         )
 
-    def text(self, name: str) -> str:
-        """A graph text, unpacked."""
-        return zlib.decompress(self.texts[name]).decode()
 
-
-def _graph(sections: Mapping[str, bytes], meta: Mapping[str, Any], name: str) -> StoredGraph:
-    described = meta[name]
-    constants = {
-        constant: _tensor(sections[f"{name}.constant{number}"], dtype, shape, stride, device)
-        for number, (constant, dtype, shape, stride, device) in enumerate(described["constants"])
-    }
-    program, checked = sections[name].decode(), tuple(described["checked"])
-    return StoredGraph(program, constants, described["detaches"], checked, described["report"], described["borrowed"])
-
-
-def bytes_of(value: torch.Tensor) -> bytes:
-    """The elements in memory order, first to last, gaps between them included."""
-    if value.numel() == 0:
-        return b""
-    last = sum((size - 1) * stride for size, stride in zip(value.shape, value.stride(), strict=True))
-    if value.device.type != "cpu":
-        value = value.as_strided((last + 1,), (1,)).cpu()
-    return ctypes.string_at(value.data_ptr(), (last + 1) * value.element_size())
-
-
-def _tensor(data: bytes, dtype: str, shape: Sequence[int], stride: Sequence[int], device: str) -> torch.Tensor:
-    kind: torch.dtype = getattr(torch, dtype.removeprefix("torch."))
-    if not data:
-        return torch.empty_strided(shape, stride, dtype=kind, device=device)
-    flat = torch.frombuffer(bytearray(data), dtype=torch.uint8).view(kind)
-    return flat.to(device).as_strided(shape, stride)
-
-
-def bind_artifact(
-    artifact: Artifact,
-    *,
-    observer: Any = None,
-    gradients: Callable[[Artifact], Callable[[Any], Boxed]] | None = None,
-    on_backward: Callable[[], None] | None = None,
-    arguments: Mapping[int, torch.Tensor] | None = None,
-    whole_backward: Callable[[torch.fx.GraphModule], Boxed] | None = None,
-) -> Any:
-    """The boxed callable of the user's flat arguments; ``arguments``: those that it was frozen with, by position.
-
-    ``gradients(artifact)`` gives what compiles second derivatives; without it they are refused. ``on_backward`` is
-    called when the backward is bound, at its first run. ``whole_backward`` compiles the backward graph, where what is
-    stored is for calls in which tangents are missing and one comes in which they are not.
-    """
-    arenas = ArenaPool()  # a forward and its backward take turns
-    plan = WrapperPlan.from_json(artifact.plan)
-    forward = artifact.forward.bind(arenas, arguments)
-    backward = artifact.backward
-    if backward is None:
-        return bind(plan, forward, observer=observer)
-
-    def bind_backward(missing: tuple[bool, ...] = ()) -> Boxed | None:
-        if missing != artifact.missing:
-            return None if missing or whole_backward is None else whole_backward(backward_graph())
-        assert backward is not None
-        try:
-            with collections_put_off():
-                bound = backward.bind(arenas)
-        except Exception as error:
-            if whole_backward is None:
-                raise
-            what = "a stored backward can't be used"  # whatever is wrong with it, the graph can be compiled
-            warnings.warn(f"{what} ({type(error).__name__}: {error}); it is compiled again", CacheWarning, stacklevel=2)
-            return None if any(missing) else whole_backward(backward_graph())
-        if on_backward is not None:
-            on_backward()
-        return bound
-
-    second = None
-    if gradients is not None and artifact.origin is not None:
-        second = Gradients(GraphMetadata.from_json(artifact.metadata), gradients(artifact))
-
-    def backward_graph() -> torch.fx.GraphModule:
-        from aotkit_partition import load_graph  # asked for rarely, by what imports a tracer anyway
-
-        return load_graph(artifact.text("backward"))
-
-    return bind(
-        plan,
-        forward,
-        lambda: bind_backward(),
-        observer=observer,
-        gradients=second,
-        backward_graph=backward_graph,
-        specialize=bind_backward,
-    )
-
-
-def packed(text: str) -> bytes:
-    """A graph text for :attr:`Artifact.texts`."""
-    return zlib.compress(text.encode(), 1)
+def guards_of_sections(meta: Mapping[str, Any]) -> Sequence[Any]:
+    """The guards of an artifact that is not read yet. Raises ``ValueError`` for another format."""
+    if meta.get("artifact") != ARTIFACT_FORMAT:
+        raise ValueError(
+            f"this artifact has format {meta.get('artifact')}, and this version reads format {ARTIFACT_FORMAT}; "
+            "compile it again"
+        )
+    guards: Sequence[Any] = meta["guards"]
+    return guards

@@ -4,7 +4,7 @@ Note [Other aliases at run time]
     A graph that writes to an argument is compiled for arguments that share memory in a certain way, and torch's
     frontend does not guard on it. Its wrapper looks, before anything runs, whether they still do, and raises
     ``AliasingChangedError`` if not. The graph is then compiled again for the arguments at hand, with constant sizes.
-    Which variant fits is found out by asking each: they all look. A call of the first one costs nothing more.
+    Which specialization holds is found out by asking each: they all look. A call of the first one costs nothing more.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ import torch
 
 from aotkit_runtime_wrappers import AliasingChangedError, checks_aliases
 
-__all__ = ["MOST_ALIAS_PATTERNS", "addressed_inputs", "with_alias_variants"]
+__all__ = ["MOST_ALIAS_PATTERNS", "addressed_inputs", "with_alias_specializations"]
 
 MOST_ALIAS_PATTERNS = 16
 """So many patterns are compiled for arguments of the same sizes; then the error is the caller's."""
 
 
-def with_alias_variants(
+def with_alias_specializations(
     first: Callable[..., Any], compile_for: Callable[[Sequence[Any]], Callable[..., Any]]
 ) -> Callable[..., Any]:
     """``first``, and for arguments that share memory in another way ``compile_for(arguments)``.
 
     Args:
-        first: from :func:`.compile_flat`.
+        first: from :func:`.compile_and_bind`.
         compile_for: the same for the real arguments of a later call.
     """
     boxed = getattr(first, "boxed", None)
@@ -73,7 +73,7 @@ def _is_view(node: torch.fx.Node) -> bool:
 
 @dataclass(slots=True)
 class _Others:
-    """Variants by the geometry of the arguments that they were compiled for. Safe under threads."""
+    """Specializations by the geometry of the arguments that they were compiled for. Safe under threads."""
 
     compile_for: Callable[[Sequence[Any]], Callable[..., Any]]
     compiled: dict[Any, list[Callable[..., Any]]] = field(default_factory=dict)
@@ -83,11 +83,11 @@ class _Others:
         key = tuple(_geometry(value) for value in args)
         tried: list[Callable[..., Any]] = []
         while len(tried) < MOST_ALIAS_PATTERNS:
-            variant = self._next(key, tried, args)
+            run = self._next(key, tried, args)
             try:
-                return variant(*args)
+                return run(*args)
             except AliasingChangedError:
-                tried.append(variant)
+                tried.append(run)
         raise changed
 
     def _next(self, key: Any, tried: list[Callable[..., Any]], args: Sequence[Any]) -> Callable[..., Any]:

@@ -41,14 +41,14 @@ def of_the_user() -> Iterator[None]:
 
 def is_refusal(error: Exception) -> bool:
     """Whether a compile raised ``error`` on purpose."""
-    from .cold import REFUSALS
+    from .refusals import REFUSALS
 
     return isinstance(error, REFUSALS) and not hasattr(error, _MARK)
 
 
 def is_bug(error: Exception) -> bool:
     """Whether a compile raised ``error`` though nobody meant it to; see Note [Internal errors]."""
-    from .cold import REFUSALS, OptionErrors
+    from .refusals import REFUSALS, OptionErrors
 
     if hasattr(error, _MARK) or isinstance(error, (*REFUSALS, *_OWN, OptionErrors, Warning, MemoryError)):
         return False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -18,78 +19,90 @@ from aotkit_cudagraphs import (
     shared_trees,
     wrap_graph,
 )
+from aotkit_functionalize import GraphMetadata
+from aotkit_runtime_wrappers import InputPlan
 
-__all__ = ["CudagraphStages", "fixed_arguments"]
+from ..artifact.records import CompiledGraph, LiveCode
+from .bind import bind_graph
+from .context import Boxed, CompileContext, Kind
 
-Boxed = Callable[[list[Any]], Sequence[Any]]
-CompileGraph = Callable[[torch.fx.GraphModule, str, Any], Boxed]
+__all__ = ["CudagraphStages", "record_graphs"]
+
+Wrap = Callable[..., Callable[..., Any]]
+
+
+def record_graphs(ctx: CompileContext) -> CompileContext:
+    """``ctx`` for one compile, whose graphs are put into a tree of recordings."""
+    return replace(ctx, recordings=CudagraphStages(ctx.options.cudagraph_outputs, ctx.trees))
 
 
 class CudagraphStages:
-    """Wraps the compile stages of one function: what they make of each graph is recorded, around what can't be.
+    """Wraps the stage ``lower`` of one compile: what it makes of each graph is recorded, around what can't be.
 
     A graph on the CPU is compiled as ever, with one notice. A backward is recorded only where its forward is.
 
     Args:
-        static: positions of graph inputs (parameters, buffers) that stay where they are.
         outputs: see ``Options.cudagraph_outputs``.
         trees: where recordings go; by default those that all compiled graphs of the device share.
     """
 
-    def __init__(
-        self, static: Sequence[int], outputs: Literal["survive", "copy", "overwrite"], trees: CudagraphTrees | None
-    ) -> None:
-        self._static = tuple(static)
+    def __init__(self, outputs: Literal["survive", "copy", "overwrite"], trees: CudagraphTrees | None) -> None:
+        self._static: tuple[int, ...] = ()
         self._options = TreeOptions(outputs=outputs, check_static_layouts=False)  # the frontend guards layouts
         self._trees = trees
         self._static_names: set[str] = set()
         self._forwards: list[TreeFunction] = []
 
-    def inference(self, compile_graph: CompileGraph) -> CompileGraph:
-        """The stage that compiles a graph without a backward."""
+    def note_static(self, metadata: GraphMetadata, inputs: InputPlan, static_inputs: frozenset[int]) -> None:
+        """Look which inputs of the graph (parameters, buffers) stay where they are."""
+        static = {info.index for info in metadata.inputs if info.is_static}
+        if metadata.subclasses is None and not inputs.symbols:
+            first = len(inputs.bases)
+            static |= {first + position for position, index in enumerate(inputs.others) if index in static_inputs}
+        self._static = tuple(sorted(static))
 
-        def run(graph: torch.fx.GraphModule, name: str, ctx: Any) -> Boxed:
-            trees = self._trees_for(graph, name)
-            if trees is None:
-                return compile_graph(graph, name, ctx)
-            return _wrap(graph, compile_graph, name, ctx, trees, self._static, trees.wrap)
+    def lower(self, graph: torch.fx.GraphModule, kind: Kind, name: str, ctx: CompileContext) -> CompiledGraph:
+        """Compile one graph by ``ctx.stages`` and record it."""
+        stage = {"inference": self._inference, "forward": self._forward, "backward": self._backward}[kind]
+        found = stage(graph, name)
+        if found is None:
+            return ctx.stages.lower(graph, kind, name, ctx)
+        static, wrap = found
+        assert self._trees is not None
 
-        return run
+        def compile_part(part: torch.fx.GraphModule, part_name: str) -> Boxed:
+            return bind_graph(ctx.stages.lower(part, kind, part_name, ctx), ctx.arenas, None, ctx.options.redzones)
 
-    def forward(self, compile_graph: CompileGraph) -> CompileGraph:
-        """The stage that compiles a forward."""
+        call = wrap_graph(graph, compile_part, self._trees, static_input_indices=static, name=name, wrap=wrap)
+        return CompiledGraph(LiveCode(call, "recordings of CUDA graphs belong to one process"))
 
-        def run(graph: torch.fx.GraphModule, name: str, ctx: Any) -> Boxed:
-            trees = self._trees_for(graph, name)
-            if trees is None:
-                return compile_graph(graph, name, ctx)
-            placeholders = graph.graph.find_nodes(op="placeholder")
-            self._static_names = {placeholders[index].name for index in self._static if index < len(placeholders)}
-            self._trees = trees
+    def _inference(self, graph: torch.fx.GraphModule, name: str) -> tuple[Sequence[int], Wrap] | None:
+        trees = self._trees = self._trees_for(graph, name)
+        return None if trees is None else (self._static, trees.wrap)
 
-            def wrap(call: Boxed, **settings: Any) -> Callable[..., Any]:
-                # The backward of several segments is awaited by the first.
-                wrapped = trees.wrap(call, training=not self._forwards, **settings)
-                if isinstance(wrapped, TreeFunction):
-                    self._forwards.append(wrapped)
-                return wrapped
+    def _forward(self, graph: torch.fx.GraphModule, name: str) -> tuple[Sequence[int], Wrap] | None:
+        trees = self._trees = self._trees_for(graph, name)
+        if trees is None:
+            return None
+        placeholders = graph.graph.find_nodes(op="placeholder")
+        self._static_names = {placeholders[index].name for index in self._static if index < len(placeholders)}
 
-            return _wrap(graph, compile_graph, name, ctx, trees, self._static, wrap)
+        def wrap(call: Boxed, **settings: Any) -> Callable[..., Any]:
+            # The backward of several segments is awaited by the first.
+            wrapped = trees.wrap(call, training=not self._forwards, **settings)
+            if isinstance(wrapped, TreeFunction):
+                self._forwards.append(wrapped)
+            return wrapped
 
-        return run
+        return self._static, wrap
 
-    def backward(self, compile_graph: CompileGraph) -> CompileGraph:
-        """The stage that compiles a backward."""
-
-        def run(graph: torch.fx.GraphModule, name: str, ctx: Any) -> Boxed:
-            if self._trees is None or not self._forwards:
-                return compile_graph(graph, name, ctx)
-            placeholders = graph.graph.find_nodes(op="placeholder")
-            # What the forward saved of its inputs goes by their names.
-            static = [index for index, node in enumerate(placeholders) if node.name in self._static_names]
-            return _wrap(graph, compile_graph, name, ctx, self._trees, static, self._forwards[0].backward)
-
-        return run
+    def _backward(self, graph: torch.fx.GraphModule, name: str) -> tuple[Sequence[int], Wrap] | None:
+        if self._trees is None or not self._forwards:
+            return None
+        placeholders = graph.graph.find_nodes(op="placeholder")
+        # What the forward saved of its inputs goes by their names.
+        static = [index for index, node in enumerate(placeholders) if node.name in self._static_names]
+        return static, self._forwards[0].backward
 
     def _trees_for(self, graph: torch.fx.GraphModule, name: str) -> CudagraphTrees | None:
         if self._trees is not None:
@@ -101,31 +114,3 @@ class CudagraphStages:
         reason = SkipReason(SkipKind.CPU_DEVICE, f"{name} runs on the CPU")
         warnings.warn(f"runs without a CUDA graph: {reason}", CudagraphNotice, stacklevel=4)
         return None
-
-
-def fixed_arguments(example_inputs: Sequence[Any], held: Sequence[Any]) -> frozenset[int]:
-    """Positions of parameters, buffers and other tensors that the frontend marked as staying at their address.
-
-    The marks are what the frontend expects, not what it guards: recordings check addresses at each call.
-    """
-    marked = (
-        index
-        for index, value in enumerate(example_inputs)
-        if isinstance(value, torch.nn.Parameter) or getattr(value, "_dynamo_static_input_type", None) is not None
-    )
-    return frozenset(marked) | frozenset(range(len(example_inputs), len(example_inputs) + len(held)))
-
-
-def _wrap(
-    graph: torch.fx.GraphModule,
-    compile_graph: CompileGraph,
-    name: str,
-    ctx: Any,
-    trees: CudagraphTrees,
-    static: Sequence[int],
-    wrap: Callable[..., Callable[..., Any]],
-) -> Boxed:
-    def compile_part(part: torch.fx.GraphModule, part_name: str) -> Boxed:
-        return compile_graph(part, part_name, ctx)
-
-    return wrap_graph(graph, compile_part, trees, static_input_indices=static, name=name, wrap=wrap)

@@ -1,42 +1,127 @@
-"""Second derivatives of a graph that was loaded: what its compile knew is put together again from its artifact."""
+"""What a bound artifact may have to ask for after its first call: a backward, second derivatives.
+
+It is there on a cache hit too, so whatever compiles is imported when somebody asks.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from aotkit_aot_trace import AutocastState, FunctionalLayer, GraphFunction, Origin, saved_values
-from aotkit_functionalize import GraphMetadata
-from aotkit_partition import load_graph
-from aotkit_runtime_wrappers import GradientRequest, InputPlan, PreparedFunction
+from aotkit_runtime_wrappers import GradientRequest
 
-from ..artifact.records import Artifact
-from .compile import CompileContext, gradient_compiler, own_stages
+from ..artifact.records import Artifact, CompiledGraph, LiveCode
+from ..errors import notify_eager
+from ..recorder import GraphRecord, Recorder
+from .bugs import first_line, is_bug, is_refusal, note_bug
 
-__all__ = ["stored_gradient_compiler"]
+if TYPE_CHECKING:
+    from .context import CompileContext
 
-Boxed = Callable[[list[Any]], Sequence[Any]]
+__all__ = ["CompileLater"]
 
 
-def stored_gradient_compiler(
-    graph: torch.fx.GraphModule, artifact: Artifact, ctx: CompileContext
-) -> Callable[[GradientRequest], Boxed]:
-    """Compiles the gradients of ``graph``, the frontend's, of which ``artifact`` was made."""
-    described = artifact.origin
-    assert described is not None
-    function: Any = GraphFunction(graph)
-    if described["inputs"] is not None:
-        function = PreparedFunction(function, InputPlan.from_json(described["inputs"]))
-    devices, cache_enabled, nesting = described["autocast"]
-    autocast = AutocastState(
-        tuple((device, enabled, getattr(torch, dtype.removeprefix("torch."))) for device, enabled, dtype in devices),
-        cache_enabled,
-        nesting,
-    )
-    origin = Origin(function, FunctionalLayer(described["layer"]), autocast)
-    metadata = GraphMetadata.from_json(artifact.metadata)
-    forward = load_graph(artifact.text("forward"), describe_missing=True)
-    saved = saved_values(forward, metadata.num_forward_outputs, described["saved_tensors"])
-    return gradient_compiler(origin, metadata, saved, ctx, own_stages())
+@dataclass(frozen=True, slots=True)
+class CompileLater:
+    """Compiles later what belongs to one artifact.
+
+    Attributes:
+        context: gives the settings of the compile that made the artifact, or that would make it again.
+        recorder, name: of the graph, for reports.
+        function: gives the function that was captured, where the artifact is not of this process.
+        store: is given the artifact when its backward is there.
+        specializes: whether there may be a backward for calls in which tangents are missing.
+    """
+
+    context: Callable[[], CompileContext]
+    recorder: Recorder
+    name: str
+    function: Callable[[], torch.fx.GraphModule] | None = None
+    store: Callable[[Artifact], None] | None = None
+    specializes: bool = True
+
+    def backward(self, artifact: Artifact, missing: tuple[bool, ...]) -> CompiledGraph | None:
+        """Compile the backward for calls in which these tangents are ``missing``."""
+        ctx = self.context()
+        assert artifact.graphs is not None
+        whole = artifact.graphs.read_backward()
+        graph: torch.fx.GraphModule | None = whole
+        if any(missing):
+            from aotkit_partition import without_tangents
+
+            call = artifact.plan.call
+            first = call.num_saved_symints + call.num_saved_tensors
+            positions = [first + i for i, is_missing in enumerate(missing) if is_missing]
+            graph = without_tangents(whole, positions, call.unreached(missing))
+        if graph is None:
+            return None
+        compiled = ctx.lower(graph, "backward")
+        if not ctx.options.verify:
+            return compiled
+        from ..artifact.round_trip import reread_compiled
+
+        return reread_compiled(compiled)
+
+    def finished(self, artifact: Artifact) -> None:
+        """The backward of ``artifact`` is there."""
+        if self.store is not None:
+            self.store(artifact)
+        if self.function is None:
+            self.recorder.dump(f"{self.name} seconds per stage, backward included", "timing", self.recorder.table)
+
+    def loaded(self, backward: CompiledGraph) -> None:
+        """Tell of a backward that was stored."""
+        self.recorder.add_graph(GraphRecord(f"{self.name}-backward", backward.report))
+
+    def instead(self, artifact: Artifact, missing: tuple[bool, ...], error: Exception) -> CompiledGraph | None:
+        """The backward graph run with ATen, after one notice; of one for ``missing`` tangents, nothing: the whole one
+        is tried, which tells what is wrong. Raises ``error`` if the options say so or if it is the user's."""
+        if self.context().options.fallback == "error" or not (is_bug(error) or is_refusal(error)):
+            raise error
+        if any(missing):
+            return None
+        from .lower import run_with_aten
+
+        assert artifact.graphs is not None
+        graph = artifact.graphs.read_backward()
+        if is_refusal(error):
+            self.recorder.add_fallback(str(error))
+            notify_eager(f"(its backward) {error}")
+        else:
+            note_bug(error, first_line(graph), self.recorder)
+        return CompiledGraph(LiveCode(run_with_aten(graph), "its compile failed"))
+
+    def gradients(self, artifact: Artifact, request: GradientRequest) -> tuple[Artifact, CompileLater]:
+        """Compile the gradients of ``artifact``, for second derivatives."""
+        from .compile import compile_gradients
+        from .recordings import with_recordings
+
+        assert artifact.origin is not None
+        ctx = self.context()
+        ctx = with_recordings(replace(ctx, name=f"{ctx.name}-gradients"))
+        origin, saved = artifact.origin.live or self._read_origin(artifact)
+        made = compile_gradients(origin, artifact.metadata, saved, request, ctx)
+        return made, CompileLater(lambda: ctx, ctx.recorder, ctx.name, specializes=self.specializes)
+
+    def _read_origin(self, artifact: Artifact) -> tuple[Any, Any]:
+        """What the process knew that captured the function: put together again from what the artifact says."""
+        from aotkit_aot_trace import AutocastState, FunctionalLayer, GraphFunction, Origin, saved_values
+        from aotkit_runtime_wrappers import InputPlan, PreparedFunction
+
+        described = artifact.origin
+        assert described is not None and self.function is not None and artifact.graphs is not None
+        function: Any = GraphFunction(self.function())
+        if described.inputs is not None:
+            function = PreparedFunction(function, InputPlan.from_json(described.inputs))
+        devices, cache_enabled, nesting = described.autocast
+        autocast = AutocastState(
+            tuple((device, enabled, getattr(torch, kind.removeprefix("torch."))) for device, enabled, kind in devices),
+            cache_enabled,
+            nesting,
+        )
+        origin = Origin(function, FunctionalLayer(described.layer), autocast)
+        forward = artifact.graphs.read_forward()
+        return origin, saved_values(forward, artifact.metadata.num_forward_outputs, described.saved_tensors)

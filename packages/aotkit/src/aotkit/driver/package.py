@@ -19,9 +19,10 @@ from ..__about__ import __version__
 from ..artifact.guards import evaluate
 from ..artifact.package_file import read_package
 from ..artifact.package_sizes import relation_text, size_error
-from ..artifact.records import ARTIFACT_FORMAT, Artifact, bind_artifact
+from ..artifact.records import ARTIFACT_FORMAT, Artifact
 from ..artifact.structure import flatten_like, rebuild_structure
 from ..errors import PackageError
+from .bind import bind
 
 __all__ = ["Package", "environment_of_package", "load"]
 
@@ -62,7 +63,7 @@ def load(path: str | os.PathLike[str], *, signing_key: bytes | None = None) -> P
     _check_environment(manifest.get("environment", {}))
     try:
         artifact = Artifact.from_sections(sections, manifest["artifact"])
-        call = bind_artifact(artifact)
+        call = bind(artifact)
     except (BindError, WrapperError, ValueError, KeyError) as error:
         raise PackageError(f"the package {os.fspath(path)} can't be loaded: {error}") from error
     for name, stride in manifest["strides"].items():  # the file holds the elements in the order of their indices

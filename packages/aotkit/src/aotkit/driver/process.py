@@ -1,12 +1,13 @@
-"""Python's garbage collector, put off while something is loaded."""
+"""What a compile asks of the Python process: room for deep recursion, and no garbage collection while it loads."""
 
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-__all__ = ["collections_put_off"]
+__all__ = ["collections_put_off", "deep_recursion"]
 
 
 @contextmanager
@@ -23,3 +24,14 @@ def collections_put_off() -> Iterator[None]:
     finally:
         if enabled:
             gc.enable()
+
+
+@contextmanager
+def deep_recursion(least: int = 10_000) -> Iterator[None]:
+    """Context in which Python's recursion limit is at least this high; it is set back, whatever happens inside."""
+    before = sys.getrecursionlimit()
+    sys.setrecursionlimit(max(before, least))
+    try:
+        yield
+    finally:
+        sys.setrecursionlimit(before)

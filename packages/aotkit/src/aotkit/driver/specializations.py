@@ -1,10 +1,10 @@
-"""A function that is compiled again for arguments that an earlier compile was not made for.
+"""Guarded specializations of a function: it is compiled again for arguments that no earlier compile was made for.
 
-Note [What a variant is specialised to]
+Note [What a specialization is for]
     A compiled graph has baked in the structure of the arguments, the dtypes, sizes and strides of tensors, the values
-    of everything else, and the state of autograd and autocast. Each is part of the key of its variant, so another
-    combination is compiled instead of being silently wrong. With symbolic sizes the key has no sizes; what the graph
-    assumes about them is an expression over the arguments, evaluated at each call.
+    of everything else, and the state of autograd and autocast. Each is part of the key of its specialization, so
+    another combination is compiled instead of being silently wrong. With symbolic sizes the key has no sizes; what the
+    graph assumes about them is its guard, an expression over the arguments that is evaluated at each call.
 """
 
 from __future__ import annotations
@@ -27,9 +27,18 @@ from aotkit_runtime_wrappers import AliasingChangedError
 
 from .alias_specializations import MOST_ALIAS_PATTERNS
 from .bugs import describe_bug, is_bug, raise_bug, raised_by_user, tell
-from .compile import CompileContext, Stages, compile_flat
+from .context import CompileContext
+from .run import compile_and_bind
 
-__all__ = ["Variants", "compile_variable", "example_fakes", "flatten_call", "flattened", "next_name", "rebuilder"]
+__all__ = [
+    "Specializations",
+    "compile_variable",
+    "example_fakes",
+    "flat_function",
+    "flatten_call",
+    "next_name",
+    "rebuilder",
+]
 __all__ += ["structure_of", "with_constants"]
 
 _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
@@ -43,16 +52,16 @@ def next_name() -> str:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Variant:
+class _Specialization:
     run: Callable[[list[Any]], Any]
     result: Any
-    fits: Callable[[Sequence[Any]], bool] | None
+    holds: Callable[[Sequence[Any]], bool] | None
 
 
-class _EagerVariant:
+class _EagerSpecialization:
     """The function itself, where the compile failed by a bug of ours; its ``result`` is known after a call."""
 
-    fits = None
+    holds = None
 
     def __init__(self, function: Callable[..., Any], result: Callable[[], Any]) -> None:
         self.run: Callable[[list[Any]], Any] = lambda args: function(*args)
@@ -64,16 +73,15 @@ class _EagerVariant:
 
 
 @dataclass(frozen=True, slots=True)
-class Variants:
-    """Compiled versions of one function; see Note [What a variant is specialised to]. Safe under threads.
+class Specializations:
+    """Compiled versions of one function; see Note [What a specialization is for]. Safe under threads.
 
-    ``flatten_for(key)`` makes, for a new variant, the flat function to capture and something that tells the structure
-    of its result. ``context()`` gives the settings of one compile.
+    ``flatten_for(key)`` makes, for a new specialization, the flat function to capture and something that tells the
+    structure of its result. ``context()`` gives the settings of one compile.
     """
 
     flatten_for: Callable[[Any], tuple[Callable[..., Any], Callable[[], Any]]]
     context: Callable[[], CompileContext]
-    stages: Stages
     dynamic: bool
     num_static: int
     compiled: dict[Any, list[Any]]
@@ -84,53 +92,50 @@ class Variants:
     def of(
         flatten_for: Callable[[Any], tuple[Callable[..., Any], Callable[[], Any]]],
         context: Callable[[], CompileContext],
-        stages: Stages,
         *,
         dynamic: bool,
         num_static: int,
         line: str = "",
-    ) -> Variants:
-        """No variant compiled yet. ``line``: where the function is written."""
-        return Variants(flatten_for, context, stages, dynamic, num_static, {}, threading.RLock(), line)
+    ) -> Specializations:
+        """No specialization compiled yet. ``line``: where the function is written."""
+        return Specializations(flatten_for, context, dynamic, num_static, {}, threading.RLock(), line)
 
     def call(self, flat: list[Any], structure: Any) -> tuple[Any, Any]:
         """The flat results for flat arguments, and their structure; ``structure`` is that of the arguments."""
-        key = (structure, _specialisation(flat, self.dynamic, self.num_static))
-        for variant in self.compiled.get(key, ()):
-            if variant.fits is None or variant.fits(flat):
+        key = (structure, _specialized_to(flat, self.dynamic, self.num_static))
+        for specialization in self.compiled.get(key, ()):
+            if specialization.holds is None or specialization.holds(flat):
                 try:
-                    return variant.run(list(flat)), variant.result
+                    return specialization.run(list(flat)), specialization.result
                 except AliasingChangedError:
-                    return self._call_another(key, flat, [variant])
+                    return self._call_another(key, flat, [specialization])
         return self._call_another(key, flat, [])
 
-    def _call_another(self, key: Any, flat: list[Any], tried: list[_Variant]) -> tuple[Any, Any]:
-        """With a variant that was not tried, compiled if need be. See Note [Other aliases at run time]."""
+    def _call_another(self, key: Any, flat: list[Any], tried: list[_Specialization]) -> tuple[Any, Any]:
+        """With a specialization that was not tried, compiled if need be. See Note [Other aliases at run time]."""
         while True:
-            variant = self._find(key, flat, tried)
-            if variant is None:
+            specialization = self._find(key, flat, tried)
+            if specialization is None:
                 with self.lock:
-                    variant = self._find(key, flat, tried) or self._compile(key, flat)
+                    specialization = self._find(key, flat, tried) or self._compile(key, flat)
             try:
-                return variant.run(list(flat)), variant.result
+                return specialization.run(list(flat)), specialization.result
             except AliasingChangedError:  # raised before anything ran
-                tried.append(variant)
+                tried.append(specialization)
                 if len(tried) > MOST_ALIAS_PATTERNS:
                     raise
 
-    def _find(self, key: Any, flat: list[Any], tried: Sequence[_Variant]) -> _Variant | None:
-        for variant in self.compiled.get(key, ()):
-            if variant not in tried and (variant.fits is None or variant.fits(flat)):
-                return variant
+    def _find(self, key: Any, flat: list[Any], tried: Sequence[_Specialization]) -> _Specialization | None:
+        for specialization in self.compiled.get(key, ()):
+            if specialization not in tried and (specialization.holds is None or specialization.holds(flat)):
+                return specialization
         return None
 
-    def _compile(self, key: Any, flat: list[Any]) -> _Variant:
+    def _compile(self, key: Any, flat: list[Any]) -> _Specialization:
         function, result = self.flatten_for(key[0])
         ctx = self.context()
         try:
-            run, fits = compile_variable(
-                function, flat, ctx, self.stages, dynamic=self.dynamic, num_static=self.num_static
-            )
+            run, holds = compile_variable(function, flat, ctx, dynamic=self.dynamic, num_static=self.num_static)
         except Exception as error:
             if not is_bug(error) or raised_by_user(error):
                 raise
@@ -138,32 +143,31 @@ class Variants:
                 raise_bug(error, self.line)
             reason = describe_bug(error, self.line)
             return self._eager(key, function, result, lambda: tell(reason, ctx.recorder))
-        variant = _Variant(run, result(), fits)
-        self.compiled.setdefault(key, []).append(variant)
-        return variant
+        specialization = _Specialization(run, result(), holds)
+        self.compiled.setdefault(key, []).append(specialization)
+        return specialization
 
     def _eager(
         self, key: Any, function: Callable[..., Any], result: Callable[[], Any], notify: Callable[[], None]
     ) -> Any:
         """See Note [Internal errors]. What the function raises by itself is no such error, and it is compiled again."""
-        variant = _EagerVariant(function, result)
+        specialization = _EagerSpecialization(function, result)
 
         def first(args: list[Any]) -> Any:
             outputs = function(*args)
             notify()
-            variant.run = lambda args: function(*args)
-            self.compiled.setdefault(key, []).append(variant)
+            specialization.run = lambda args: function(*args)
+            self.compiled.setdefault(key, []).append(specialization)
             return outputs
 
-        variant.run = first
-        return variant
+        specialization.run = first
+        return specialization
 
 
 def compile_variable(
     function: Callable[..., Any],
     flat: Sequence[Any],
     ctx: CompileContext,
-    stages: Stages,
     *,
     dynamic: bool,
     num_static: int,
@@ -178,7 +182,7 @@ def compile_variable(
     ctx = replace(ctx, fake_mode=mode)
     examples = [flat[i] for i in variable]
     try:
-        run = compile_flat(function, [fakes[i] for i in variable], examples, ctx, stages)
+        run = compile_and_bind(function, [fakes[i] for i in variable], examples, ctx)
     except DataDependent:
         if mode.shape_env is not None:
             raise
@@ -186,17 +190,17 @@ def compile_variable(
         mode = FakeTensorMode(shape_env=ShapeEnv())
         fakes = [_fake(v, mode, i, False) for i, v in enumerate(flat)]
         ctx = replace(ctx, fake_mode=mode)
-        run = compile_flat(function, [fakes[i] for i in variable], examples, ctx, stages)
+        run = compile_and_bind(function, [fakes[i] for i in variable], examples, ctx)
     boxed: Callable[[list[Any]], Any] = run.boxed  # type: ignore[attr-defined]
-    fits = _size_check(mode.shape_env if dynamic else None, [fakes[i] for i in variable], variable)
+    holds = _size_check(mode.shape_env if dynamic else None, [fakes[i] for i in variable], variable)
     if len(variable) == len(flat):
-        return boxed, fits
+        return boxed, holds
 
     def select(args: list[Any]) -> Any:
         args[:] = [args[i] for i in variable]
         return boxed(args)
 
-    return select, fits
+    return select, holds
 
 
 def _size_check(
@@ -214,7 +218,7 @@ def _size_check(
     if not guards or shape_env is None:
         return None
 
-    def fits(flat: Sequence[Any]) -> bool:
+    def holds(flat: Sequence[Any]) -> bool:
         found = [flat[i]._base for i in views]
         if any(base is None or base.dim() != fake.dim() for base, fake in zip(found, bases, strict=True)):
             return False
@@ -223,7 +227,7 @@ def _size_check(
         except ZeroDivisionError:  # what a size of these divides was never 0 in the graph
             return False
 
-    return fits
+    return holds
 
 
 def with_constants(
@@ -250,7 +254,7 @@ class _Partial:
         return self._function(*full)
 
 
-def flattened(
+def flat_function(
     fn: Callable[..., Any], spec: pytree.TreeSpec, leading: int = 0
 ) -> tuple[Callable[..., list[Any]], Callable[[], pytree.TreeSpec]]:
     """``fn`` of flat arguments, returning flat results, and what tells the structure of the last ones.
@@ -318,8 +322,8 @@ def _fake(value: Any, mode: FakeTensorMode, position: int, dynamic: bool) -> Any
     return value
 
 
-def _specialisation(flat: Sequence[Any], dynamic: bool, num_static: int) -> tuple[Any, ...]:
-    """See Note [What a variant is specialised to]."""
+def _specialized_to(flat: Sequence[Any], dynamic: bool, num_static: int) -> tuple[Any, ...]:
+    """See Note [What a specialization is for]."""
     parts: list[Any] = [torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.get_default_dtype()]
     if torch._C._is_any_autocast_enabled():
         for device in ("cpu", "cuda"):

@@ -19,7 +19,8 @@ from .bugs import of_the_user
 if TYPE_CHECKING:
     from aotkit_functionalize import GraphMetadata
 
-    from .compile import Boxed, CompileContext, Split, Stages
+    from ..artifact.records import CompiledGraph
+    from .context import CompileContext, Kind, Split, Stages
 
 __all__ = ["GraphPasses"]
 
@@ -71,31 +72,27 @@ class GraphPasses:
         return replace(
             stages,
             split=self._split(stages),
-            inference=self._lowered(stages.inference, joint=True),
-            forward=self._lowered(stages.forward),
-            backward=self._lowered(stages.backward),
+            lower=self._lower(stages),
         )
 
     def _split(self, stages: Stages) -> Callable[[GraphModule, GraphMetadata, CompileContext], Split]:
         split = stages.split
         if self.partition is not None:
-            from .boxed import nop
-            from .custom_stages import custom_stages
+            from .stages import split_by
 
-            split = custom_stages(nop, None, None, self.partition, None).split
+            split = split_by(self.partition)
 
         def run(joint: GraphModule, metadata: GraphMetadata, ctx: CompileContext) -> Split:
             return split(joint if self.joint is None else _run(self.joint, "joint", joint), metadata, ctx)
 
         return run
 
-    def _lowered(
-        self, compile_graph: Callable[[GraphModule, str, CompileContext], Boxed], joint: bool = False
-    ) -> Callable[[GraphModule, str, CompileContext], Boxed]:
-        def run(graph: GraphModule, name: str, ctx: CompileContext) -> Boxed:
-            for what, given in (("joint", self.joint if joint else None), ("lowered", self.lowered)):
+    def _lower(self, stages: Stages) -> Callable[[GraphModule, Kind, str, CompileContext], CompiledGraph]:
+        def run(graph: GraphModule, kind: Kind, name: str, ctx: CompileContext) -> CompiledGraph:
+            joint = self.joint if kind == "inference" else None
+            for what, given in (("joint", joint), ("lowered", self.lowered)):
                 graph = graph if given is None else _run(given, what, graph)
-            return compile_graph(graph, name, ctx)
+            return stages.lower(graph, kind, name, ctx)
 
         return run
 

@@ -6,7 +6,7 @@ tensors, what the next one gets. It asks only what counts itself as a compile of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,31 +16,30 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from aotkit_functionalize import GraphMetadata, symbols
 from aotkit_runtime_wrappers import WrapperPlan, plan_fake_results
 
-__all__ = ["keep_strides", "with_fake_results"]
+__all__ = ["strides_asked_for", "with_fake_results"]
 
 
 def with_fake_results(
-    plan: WrapperPlan, metadata: GraphMetadata, graph: torch.fx.GraphModule, compiled: Callable[..., Any]
+    plan: WrapperPlan, metadata: GraphMetadata, graph: torch.fx.GraphModule, strides: Sequence[Any] | None
 ) -> WrapperPlan:
     """``plan``, which answers fake calls if the frontend is going to make one.
 
-    ``compiled`` is made from ``graph``, whose strides its results have, unless :func:`keep_strides` noted others.
+    The results have the strides that they have in ``graph``, unless its compiler said others: ``strides``.
     """
     if not _fake_call_follows():
         return plan
     values = _results(graph)
     if any(free_unbacked_symbols(v) for v in values if isinstance(v, torch.Tensor | torch.SymInt)):
         return plan  # sizes that only real data gives
-    strides = getattr(compiled, "result_strides", None) or [None] * len(values)
-    described = [_described(value, known) for value, known in zip(values, strides, strict=True)]
+    known = strides or [None] * len(values)
+    described = [_described(value, said) for value, said in zip(values, known, strict=True)]
     torch._dynamo.utils.counters["aot_autograd"]["total"] += 1
     return plan_fake_results(plan, metadata, described)
 
 
-def keep_strides(compiled: Any, graph: torch.fx.GraphModule, strides: Sequence[Any] | None) -> None:
-    """Note on ``compiled`` the strides that its compiler said its results have, if it did and somebody will ask."""
-    if strides and _fake_call_follows() and len(strides) == len(_results(graph)):
-        compiled.result_strides = list(strides)
+def strides_asked_for(graph: torch.fx.GraphModule, strides: Sequence[Any] | None) -> Sequence[Any] | None:
+    """The strides that a compiler said the results of ``graph`` have, if it did and somebody will ask."""
+    return list(strides) if strides and _fake_call_follows() and len(strides) == len(_results(graph)) else None
 
 
 def _fake_call_follows() -> bool:

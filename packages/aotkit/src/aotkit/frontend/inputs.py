@@ -1,7 +1,14 @@
-"""Fake inputs for a compile, made the way the frontend made its own so that symbols agree."""
+"""Inputs of a graph of Dynamo, and fake ones for a compile, made the way Dynamo made its own so that symbols agree.
+
+Note [Tensors that a graph holds]
+    Dynamo stores what never changes identity (parameters of an optimizer and their state) on the graph module itself.
+    As attributes they would be constants: not written to, not differentiated. As arguments they are tensors like any
+    other, so that is what :func:`lift_attributes` makes of them.
+"""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,7 +19,8 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.fx.experimental._backward_state import BackwardState
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-__all__ = ["fake_inputs", "has_float_symbols", "has_lists", "symbolic_twins", "unsupported_input"]
+__all__ = ["attribute_tensors", "fake_inputs", "has_float_symbols", "has_lists", "lift_attributes", "symbolic_twins"]
+__all__ += ["unsupported_input"]
 
 
 def fake_inputs(
@@ -114,3 +122,45 @@ def unsupported_input(example_inputs: Sequence[Any], *, kernels: bool = True) ->
         if value.layout is not torch.strided:
             return f"input {position} has layout {value.layout}; only strided tensors are compiled"
     return None
+
+
+def attribute_tensors(gm: torch.fx.GraphModule) -> list[torch.Tensor]:
+    """The tensors that :func:`lift_attributes` makes arguments, in their order."""
+    attributes = {str(node.target): _attribute(gm, node) for node in gm.graph.find_nodes(op="get_attr")}
+    return [value for value in attributes.values() if isinstance(value, torch.Tensor)]
+
+
+def lift_attributes(gm: torch.fx.GraphModule) -> tuple[torch.fx.GraphModule, Sequence[torch.Tensor]]:
+    """The graph with one more argument per tensor attribute that it reads, and these tensors, in order.
+
+    The module given is not changed; without such attributes it is the one returned.
+    """
+    nodes = [node for node in gm.graph.nodes if node.op == "get_attr"]
+    attributes = {str(node.target): value for node in nodes if isinstance(value := _attribute(gm, node), torch.Tensor)}
+    if not attributes:
+        return gm, ()
+    graph = copy.deepcopy(gm.graph)
+    arguments: dict[str, torch.fx.Node] = {}
+    before = next(node for node in graph.nodes if node.op != "placeholder")
+    for node in list(graph.nodes):
+        if node.op != "get_attr" or str(node.target) not in attributes:
+            continue
+        name = str(node.target)
+        if name not in arguments:
+            with graph.inserting_before(before):
+                arguments[name] = graph.placeholder(f"held_{name.replace('.', '_')}")
+            arguments[name].meta.update(node.meta)
+        node.replace_all_uses_with(arguments[name])
+        if node is before:
+            before = node.next
+        graph.erase_node(node)
+    lifted = torch.fx.GraphModule(gm, graph)  # takes along only what the graph still names
+    lifted.meta = dict(gm.meta)
+    return lifted, tuple(attributes[name] for name in arguments)
+
+
+def _attribute(gm: torch.fx.GraphModule, node: torch.fx.Node) -> object:
+    value: object = gm
+    for part in str(node.target).split("."):
+        value = getattr(value, part)
+    return value

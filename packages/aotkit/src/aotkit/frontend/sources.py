@@ -1,13 +1,28 @@
-"""Where the frontend says that the arguments of a graph come from."""
+"""Where Dynamo says that the arguments of a graph come from, and which of them stay where they are."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import nn
 
-__all__ = ["check_sources"]
+__all__ = ["check_sources", "static_inputs"]
+
+
+def static_inputs(example_inputs: Sequence[Any], attributes: Sequence[Any]) -> frozenset[int]:
+    """Positions of parameters, buffers and other tensors that Dynamo marked as staying at their address.
+
+    ``attributes``: the tensors that the graph holds, which follow its inputs. The marks are what Dynamo expects, not
+    what it guards: recordings check addresses at each call.
+    """
+    marked = (
+        index
+        for index, value in enumerate(example_inputs)
+        if isinstance(value, torch.nn.Parameter) or getattr(value, "_dynamo_static_input_type", None) is not None
+    )
+    return frozenset(marked) | frozenset(range(len(example_inputs), len(example_inputs) + len(attributes)))
 
 
 def check_sources(mod: nn.Module, names: Sequence[str], num_args: int) -> list[Any] | None:

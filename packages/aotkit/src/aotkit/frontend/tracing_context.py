@@ -1,17 +1,25 @@
-"""What a compile leaves in torch's ``TracingContext`` for the compilers and frontends that look there."""
+"""What a compile leaves where torch looks: in the ``TracingContext``, for compilers and Dynamo, and in torch's own log
+artifacts, so that ``TORCH_LOGS`` and ``TORCH_TRACE`` show our graphs as they show torch's."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch._guards import TracingContext
+from torch._logging import getArtifactLogger, trace_structured
 
 from aotkit_functionalize import GraphMetadata
 
-__all__ = ["PublishedMetadata", "publish_metadata", "publish_parameters", "publish_strides"]
+__all__ = ["PublishedMetadata", "publish_graph", "publish_metadata", "publish_parameters", "publish_strides"]
+
+
+_KINDS = ("joint", "forward", "backward", "inference")
+_JOINT_LOG = getArtifactLogger(__name__, "aot_joint_graph")
+_GRAPHS_LOG = getArtifactLogger(__name__, "aot_graphs")
 
 
 @dataclass(slots=True)
@@ -71,3 +79,22 @@ def _number(stride: Any) -> int:
     """A symbolic stride as the number that it is for the inputs at hand."""
     hint = stride.node.hint if isinstance(stride, torch.SymInt) else stride
     return int(hint)
+
+
+def publish_graph(name: str, graph: torch.fx.GraphModule) -> None:
+    """Log the graph of the stage that ``name`` ends in, as in ``model__0-forward``; text is made only if wanted.
+
+    Artifacts: ``aot_joint_graph`` for the joint graph, ``aot_graphs`` for the others. Structured traces:
+    ``aot_joint_graph``, ``aot_forward_graph``, ``aot_backward_graph``, ``aot_inference_graph``.
+    """
+    kind = name.rpartition("-")[2]
+    if kind not in _KINDS:
+        return
+    log = _JOINT_LOG if kind == "joint" else _GRAPHS_LOG
+    if log.isEnabledFor(logging.DEBUG):
+        log.debug("%s\n%s", name, _text(graph))
+    trace_structured(f"aot_{kind}_graph", payload_fn=lambda: _text(graph))
+
+
+def _text(graph: torch.fx.GraphModule) -> str:
+    return str(graph.print_readable(print_output=False, include_stride=True, include_device=True))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -12,6 +12,8 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, TensorArgument
 
 from aotkit_aot_trace import GraphFunction
+from aotkit_cache import Uncacheable
+from aotkit_functionalize import Unsupported
 
 from ..artifact.guards import Names, guards_of
 from ..artifact.package_file import write_package
@@ -19,10 +21,11 @@ from ..artifact.package_sizes import declared_ranges, narrowed, opened
 from ..artifact.records import Artifact
 from ..artifact.structure import describe_structure
 from ..driver.bugs import first_line, is_bug, raise_bug
-from ..driver.cold import REFUSALS
-from ..driver.collect import Collector
-from ..driver.compile import CompileContext, compile_flat, own_stages
+from ..driver.compile import compile_function
+from ..driver.context import CompileContext
 from ..driver.package import environment_of_package
+from ..driver.refusals import REFUSALS
+from ..driver.stages import own_stages
 from ..environment import read_environment
 from ..errors import PackageError
 from ..options import Options
@@ -31,6 +34,7 @@ from ..recorder import Recorder
 __all__ = ["aot_compile"]
 
 _DEVICES = ("cpu", "cuda")
+_CANT_PACK = "the compiled program can't be packed: {}"
 _WEIGHTS = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
 
 
@@ -71,7 +75,7 @@ def aot_compile(
     inputs = _inputs(program)
     _check_symbols(inputs)
     artifact = _compile(program, inputs, chosen, recorder or Recorder())
-    sections, described = artifact.to_sections()
+    sections, described = _packed(artifact)
     weights, same = _distinct(inputs)
     manifest = {
         "environment": environment_of_package(chosen.processor, _device_of(inputs)),
@@ -154,9 +158,6 @@ def _hint(size: Any) -> int:
 
 
 def _compile(program: ExportedProgram, inputs: list[_Input], options: Options, recorder: Recorder) -> Artifact:
-    made: list[Artifact] = []
-    refused: list[str] = []
-    collector = Collector(made.append, refused.append)
     variable = [i for i, entry in enumerate(inputs) if not entry.is_constant]
     values = [entry.fake for entry in inputs]
 
@@ -167,23 +168,33 @@ def _compile(program: ExportedProgram, inputs: list[_Input], options: Options, r
         return full
 
     weights = sum(entry.weight is not None for entry in inputs)
-    ctx = CompileContext(options, recorder, "package", num_static=weights, publish=False, collector=collector)
+    ctx = CompileContext(options, recorder, own_stages(), "package", num_static=weights, publish=False)
     function = GraphFunction(program.graph_module, arguments)
     fakes = [inputs[i].fake for i in variable]
     names, shape_env = _names(fakes)
     try:
         with torch.no_grad(), opened(shape_env):
-            compile_flat(function, fakes, [inputs[i].example for i in variable], ctx, own_stages())
-        collector.seal(lambda: guards_of(shape_env, names))
+            artifact = compile_function(function, fakes, [inputs[i].example for i in variable], ctx)
     except REFUSALS as refusal:
         raise PackageError(f"the program could not be compiled: {refusal}") from refusal
     except Exception as error:
         if is_bug(error):
             raise_bug(error, first_line(program.graph_module))
         raise
-    if not made:
-        raise PackageError(f"the compiled program can't be packed: {'; '.join(refused)}")
-    return made[0]
+    try:
+        return replace(artifact, guards=guards_of(shape_env, names))
+    except Uncacheable as error:
+        raise PackageError(_CANT_PACK.format(error.reason)) from error
+
+
+def _packed(artifact: Artifact) -> tuple[dict[str, bytes], dict[str, Any]]:
+    reason = artifact.unstorable()
+    if reason is not None:
+        raise PackageError(_CANT_PACK.format(reason))
+    try:
+        return artifact.to_sections()
+    except Unsupported as error:
+        raise PackageError(_CANT_PACK.format(error)) from error
 
 
 def _check_symbols(inputs: Sequence[_Input]) -> None:
@@ -229,8 +240,6 @@ def _distinct(inputs: list[_Input]) -> tuple[dict[str, torch.Tensor], dict[str, 
 
 def _interface(program: ExportedProgram, inputs: list[_Input], artifact: Artifact) -> dict[str, Any]:
     """Structures of arguments and results, sizes and ranges, as JSON."""
-    from aotkit_functionalize import GraphMetadata
-
     names, _ = _names([entry.fake for entry in inputs if not entry.is_constant])
     users = [entry for entry in inputs if entry.weight is None]
     stand_ins = [entry.fake if entry.is_constant else _Leaf(i) for i, entry in enumerate(users)]
@@ -242,9 +251,7 @@ def _interface(program: ExportedProgram, inputs: list[_Input], artifact: Artifac
     outputs = [spec.arg for spec in program.graph_signature.output_specs]
     constants = [_Leaf(i) if _is_value(arg) else arg.value for i, arg in enumerate(outputs)]
     result = torch.utils._pytree.tree_unflatten(constants, program.call_spec.out_spec)
-    written = {
-        info.index for info in GraphMetadata.from_json(artifact.metadata).inputs if info.mutation.value != "none"
-    }
+    written = {info.index for info in artifact.metadata.inputs if info.mutation.value != "none"}
     variable = [i for i, entry in enumerate(inputs) if not entry.is_constant]
     arguments = [_argument(inputs[i], names, k in written) for k, i in enumerate(variable) if inputs[i].weight is None]
     declared = declared_ranges(program.range_constraints, names.numbers)

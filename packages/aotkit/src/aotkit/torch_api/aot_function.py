@@ -14,18 +14,18 @@ from aotkit_aot_trace import FunctionalCall, named_tensors
 from aotkit_partition import default_partition
 
 from ..driver.bugs import is_bug, line_of_function, note_bug, raise_bug
-from ..driver.compile import CompileContext, Stages
-from ..driver.custom_stages import Compiler, Partitioner, custom_stages
+from ..driver.context import CompileContext, Stages
 from ..driver.specializations import (
-    Variants,
+    Specializations,
     compile_variable,
     example_fakes,
+    flat_function,
     flatten_call,
-    flattened,
     next_name,
     rebuilder,
     structure_of,
 )
+from ..driver.stages import Compiler, Partitioner, custom_stages
 from ..environment import read_environment
 from ..frontend.sources import check_sources
 from ..frontend.tracing_context import publish_parameters
@@ -65,10 +65,10 @@ def aot_function(
     Idea: AOTAutograd (the PyTorch 2 paper, ASPLOS 2024).
     """
 
-    variants = Variants.of(
-        lambda key: rebuilt(*flattened(fn, structure_of(key))),
-        lambda: settings_of_compile(num_params_buffers, keep_inference_input_mutations, enable_log),
-        custom_stages(fw_compiler, bw_compiler, inference_compiler, partition_fn, decompositions),
+    stages = custom_stages(fw_compiler, bw_compiler, inference_compiler, partition_fn, decompositions)
+    specializations = Specializations.of(
+        lambda key: rebuilt(*flat_function(fn, structure_of(key))),
+        lambda: settings_of_compile(stages, num_params_buffers, keep_inference_input_mutations, enable_log),
         dynamic=bool(dynamic),
         num_static=num_params_buffers,
         line=line_of_function(fn),
@@ -76,7 +76,7 @@ def aot_function(
 
     @wraps(fn, updated=())
     def compiled(*args: Any, **kwargs: Any) -> Any:
-        outputs, rebuild = variants.call(*flatten_call(args, kwargs))
+        outputs, rebuild = specializations.call(*flatten_call(args, kwargs))
         return rebuild(outputs)
 
     return compiled
@@ -111,27 +111,27 @@ class _AOTModule(nn.Module):
         self._stages = stages
         self._settings = (keep_mutations, dynamic, log)
         self._live = LiveModule(mod)
-        self._variants: dict[int, Variants] = {}
+        self._specializations: dict[int, Specializations] = {}
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         names, values, training = self._live.read()
         flat, spec = flatten_call(args, kwargs)
-        variants = self._variants.get(len(names)) or self._variants.setdefault(len(names), self._new(len(names)))
-        outputs, rebuild = variants.call([*values, *flat], (spec, names, training))
+        count = len(names)
+        found = self._specializations.get(count) or self._specializations.setdefault(count, self._new(count))
+        outputs, rebuild = found.call([*values, *flat], (spec, names, training))
         return rebuild(outputs)
 
-    def _new(self, num_static: int) -> Variants:
+    def _new(self, num_static: int) -> Specializations:
         keep_mutations, dynamic, log = self._settings
 
         def flatten_for(structure: Any) -> tuple[Callable[..., Any], Callable[[], Any]]:
             spec, names, _ = structure
             call = FunctionalCall(self.orig_module, names, strict_out_tuple=False)
-            return rebuilt(*flattened(call, structure_of(spec), len(names)))
+            return rebuilt(*flat_function(call, structure_of(spec), len(names)))
 
-        return Variants.of(
+        return Specializations.of(
             flatten_for,
-            lambda: settings_of_compile(num_static, keep_mutations, log),
-            self._stages,
+            lambda: settings_of_compile(self._stages, num_static, keep_mutations, log),
             dynamic=dynamic,
             num_static=num_static,
             line=line_of_function(self.orig_module),
@@ -166,11 +166,11 @@ def aot_module_simplified(
     full_args = [*params_flat, *args]
     check_sources(mod, list(named), len(full_args))
     publish_parameters(params_flat)
-    ctx = settings_of_compile(len(params_flat), keep_inference_input_mutations, log=True)
     stages = custom_stages(fw_compiler, bw_compiler, inference_compiler, partition_fn, decompositions)
+    ctx = settings_of_compile(stages, len(params_flat), keep_inference_input_mutations)
     call = FunctionalCall(mod, list(named))
     try:
-        boxed, _ = compile_variable(call, full_args, ctx, stages, dynamic=False, num_static=len(params_flat))
+        boxed, _ = compile_variable(call, full_args, ctx, dynamic=False, num_static=len(params_flat))
     except Exception as error:
         if not is_bug(error):
             raise
@@ -213,13 +213,14 @@ def rebuilt(
     return function, lambda: rebuilder(out_spec())
 
 
-def settings_of_compile(num_static: int, keep_mutations: bool, log: bool = True) -> CompileContext:
+def settings_of_compile(stages: Stages, num_static: int, keep_mutations: bool, log: bool = True) -> CompileContext:
     """Options and log targets from the environment, a new name, and what the caller says about inputs."""
     environment = read_environment()
     recorder = Recorder(log=environment.log, dump_dir=environment.dump_dir) if log else Recorder()
     return CompileContext(
         environment.options(),
         recorder,
+        stages,
         next_name(),
         num_static=num_static,
         keep_input_mutations=keep_mutations,

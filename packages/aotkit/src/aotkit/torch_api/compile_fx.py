@@ -22,11 +22,15 @@ from torch.fx.graph import _PyTreeCodeGen
 from aotkit_functionalize import GraphMetadata
 from aotkit_inductor_lower import compile_graph
 
+from ..artifact.records import CompiledGraph
 from ..driver.boxed import make_boxed_func
 from ..driver.bugs import first_line, is_bug, note_bug, of_the_user, raise_bug
-from ..driver.compile import Boxed, CompileContext, Split, Stages, compile_flat, own_stages
-from ..driver.recursion import deep_recursion
-from ..driver.specializations import compile_variable, flattened, rebuilder
+from ..driver.context import Boxed, CompileContext, Kind, Split, Stages
+from ..driver.lower import live_graph
+from ..driver.process import deep_recursion
+from ..driver.run import compile_and_bind
+from ..driver.specializations import compile_variable, flat_function, rebuilder
+from ..driver.stages import own_stages
 from ..environment import read_environment
 from ..errors import CompileError
 from ..frontend.inputs import fake_inputs
@@ -66,14 +70,14 @@ def compile_fx(
         stages = replace(stages, decompositions=dict(decompositions))
     if inner_compile is not None:
         stages = _with_inner(stages, inner_compile)
-    fixed = frozenset(i for i, value in enumerate(example_inputs) if isinstance(value, torch.nn.Parameter))
+    static = frozenset(i for i, value in enumerate(example_inputs) if isinstance(value, torch.nn.Parameter))
     kept = recorder or Recorder()
-    ctx = CompileContext(chosen, kept, "fx", keep_input_mutations=True, fixed_arguments=fixed)
+    ctx = CompileContext(chosen, kept, stages, "fx", keep_input_mutations=True, static_inputs=static)
     try:
         with deep_recursion():
             if _is_plain(model, example_inputs):
-                return _compile_plain(model, example_inputs, ctx, stages)
-            return _compile_nested(model, example_inputs, ctx, stages)
+                return _compile_plain(model, example_inputs, ctx)
+            return _compile_nested(model, example_inputs, ctx)
     except Exception as error:
         if not is_bug(error):
             raise
@@ -146,25 +150,18 @@ def _with_inner(stages: Stages, inner: InnerCompile) -> Stages:
         saved[0] = parts.num_saved_tensors + parts.num_saved_symints
         return parts
 
-    def stage(**facts: bool) -> Callable[[torch.fx.GraphModule, str, CompileContext], Boxed]:
-        def compile_one(graph: torch.fx.GraphModule, name: str, ctx: CompileContext) -> Boxed:
-            ctx.dump_graph(name, graph)
-            examples = [node.meta.get("val") for node in graph.graph.find_nodes(op="placeholder")]
-            # What the forward saved stays where it is until the backward; tangents are any tensors.
-            static = range(saved[0]) if facts["is_backward"] else sorted(ctx.fixed_arguments)
-            with of_the_user():
-                compiled = inner(graph, examples, static_input_idxs=list(static), graph_id=next(numbers), **facts)
-            return compiled if getattr(compiled, "_boxed_call", False) else make_boxed_func(compiled)
+    def lower(graph: torch.fx.GraphModule, kind: Kind, name: str, ctx: CompileContext) -> CompiledGraph:
+        ctx.dump_graph(name, graph)
+        examples = [node.meta.get("val") for node in graph.graph.find_nodes(op="placeholder")]
+        facts = {"is_inference": kind == "inference", "is_backward": kind == "backward", "graph_id": next(numbers)}
+        # What the forward saved stays where it is until the backward; tangents are any tensors.
+        static = range(saved[0]) if kind == "backward" else sorted(ctx.static_inputs)
+        with of_the_user():
+            compiled = inner(graph, examples, static_input_idxs=list(static), **facts)
+        call = compiled if getattr(compiled, "_boxed_call", False) else make_boxed_func(compiled)
+        return live_graph(graph, call, "a compiler of the caller's made its code")
 
-        return compile_one
-
-    return replace(
-        stages,
-        split=split,
-        inference=stage(is_inference=True, is_backward=False),
-        forward=stage(is_inference=False, is_backward=False),
-        backward=stage(is_inference=False, is_backward=True),
-    )
+    return replace(stages, split=split, lower=lower)
 
 
 def _is_plain(model: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> bool:
@@ -176,21 +173,21 @@ def _is_plain(model: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> boo
 
 
 def _compile_plain(
-    model: torch.fx.GraphModule, example_inputs: Sequence[Any], ctx: CompileContext, stages: Stages
+    model: torch.fx.GraphModule, example_inputs: Sequence[Any], ctx: CompileContext
 ) -> Callable[..., Any]:
     if TracingContext.try_get() is not None:
         mode, fakes = fake_inputs(example_inputs, model)
-        return compile_flat(model, fakes, example_inputs, replace(ctx, fake_mode=mode), stages)
-    run, _ = compile_variable(model, list(example_inputs), ctx, stages, dynamic=False, num_static=0)
+        return compile_and_bind(model, fakes, example_inputs, replace(ctx, fake_mode=mode))
+    run, _ = compile_variable(model, list(example_inputs), ctx, dynamic=False, num_static=0)
     return lambda *args: run(list(args))
 
 
 def _compile_nested(
-    model: torch.fx.GraphModule, example_inputs: Sequence[Any], ctx: CompileContext, stages: Stages
+    model: torch.fx.GraphModule, example_inputs: Sequence[Any], ctx: CompileContext
 ) -> Callable[..., Any]:
     flat, spec = pytree.tree_flatten((tuple(example_inputs), {}))
-    function, out_spec = flattened(model, spec)
-    run, _ = compile_variable(function, flat, ctx, stages, dynamic=False, num_static=0)
+    function, out_spec = flat_function(model, spec)
+    run, _ = compile_variable(function, flat, ctx, dynamic=False, num_static=0)
     rebuild = rebuilder(out_spec())
 
     def call(*args: Any) -> Any:

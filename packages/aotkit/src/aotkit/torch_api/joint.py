@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -23,9 +23,11 @@ from aotkit_partition import default_partition
 from aotkit_runtime_wrappers import InputPlan
 
 from ..driver.boxed import nop
-from ..driver.compile import Captured, CompileContext, capture_flat, compile_captured
-from ..driver.custom_stages import Compiler, Partitioner, custom_stages
-from ..driver.specializations import example_fakes, flattened, with_constants
+from ..driver.compile import capture_function
+from ..driver.context import Captured, CompileContext
+from ..driver.run import run_captured
+from ..driver.specializations import example_fakes, flat_function, with_constants
+from ..driver.stages import Compiler, Partitioner, custom_stages
 from .aot_function import settings_of_compile
 
 __all__ = ["JointWithDescriptors", "aot_compile_joint_with_descriptors", "aot_export_joint_with_descriptors"]
@@ -72,12 +74,12 @@ def aot_export_joint_with_descriptors(
     flat, in_spec = pytree.tree_flatten((tuple(args), dict(kwargs or {})))
     full = [*named.values(), *flat]
     call = FunctionalCall(mod, list(named), strict_out_tuple=False, record_stack=True)
-    function, out_spec = flattened(call, in_spec, len(named))
+    function, out_spec = flat_function(call, in_spec, len(named))
     _, fakes = example_fakes(full, dynamic=False, num_static=len(named))
     function, variable = with_constants(function, full, fakes)
-    ctx = settings_of_compile(len(named), keep_inference_input_mutations)
     stages = custom_stages(nop, None, None, default_partition, decompositions)
-    captured = capture_flat(function, [fakes[i] for i in variable], [full[i] for i in variable], ctx, stages)
+    ctx = settings_of_compile(stages, len(named), keep_inference_input_mutations)
+    captured = capture_function(function, [fakes[i] for i in variable], [full[i] for i in variable], ctx)
     parameters = tuple(name for name, _ in mod.named_parameters(remove_duplicate=False))
     buffers = tuple(list(named)[len(parameters) :])
     describe_graph(
@@ -106,7 +108,7 @@ def aot_compile_joint_with_descriptors(
     """Compile a captured graph, changed or not. Returns ``f(*parameters, *buffers, *args, **kwargs)``."""
     stages = custom_stages(fw_compiler, bw_compiler, None, partition_fn, None)
     captured = Captured(jd.graph_module, jd.metadata, jd.input_plan, None)
-    run = compile_captured(captured, jd.settings, stages)
+    run = run_captured(captured, replace(jd.settings, stages=stages))
     leading = len(jd.params_spec) + len(jd.buffers_spec)
     names = _keyword_order(jd.in_spec)
 

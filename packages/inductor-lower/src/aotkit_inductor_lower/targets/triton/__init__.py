@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from .drivers import CudaDriver, Driver, InterpreterDriver
     from .errors import DeviceTooOld, Tf32Advice, TritonError, TritonMissing
     from .generate import compile_program, generate_device, on_device
-    from .graph import DeviceGraph, compile_device_graph
+    from .graph import DeviceGraph, compile_device_graph, compile_device_program
     from .harness import harness_text
     from .jit import interpret_kernel, jit_function, standalone_text
     from .map_loops import TileLimits, TilePlan, plan_tiles
@@ -55,6 +55,7 @@ __all__ = [
     "TritonMissing",
     "bind_device",
     "compile_device_graph",
+    "compile_device_program",
     "compile_graph_for_device",
     "compile_kernel",
     "compile_program",
@@ -82,7 +83,7 @@ _HOMES = {
         "drivers": "CudaDriver Driver InterpreterDriver",
         "errors": "DeviceTooOld Tf32Advice TritonError TritonMissing",
         "generate": "compile_program generate_device on_device",
-        "graph": "DeviceGraph compile_device_graph",
+        "graph": "DeviceGraph compile_device_graph compile_device_program",
         "harness": "harness_text",
         "render.kernel": "emit_kernel",
         "jit": "interpret_kernel jit_function standalone_text",

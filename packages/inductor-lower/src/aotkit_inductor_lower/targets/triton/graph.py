@@ -33,7 +33,7 @@ from .pipeline import LoweredForDevice, advise_tf32, check_device, check_types, 
 from .program import DeviceProgram, device_from_json, device_to_json
 from .tune import Tuner, device_tuner, extents_of
 
-__all__ = ["DeviceGraph", "compile_device_graph"]
+__all__ = ["DeviceGraph", "compile_device_graph", "compile_device_program"]
 
 
 class DeviceGraph:
@@ -78,6 +78,22 @@ def compile_device_graph(
     watch the CPU's memory only, :class:`~.errors.TritonMissing` without Triton, and :class:`~.errors.TritonError` for a
     device or a type that kernels are not made for.
     """
+    compiled, lowered = compile_device_program(
+        gm, example_inputs, options=options, observer=observer, object_store=object_store
+    )
+    with stage(observer, "bind"):
+        return DeviceGraph(compiled, lowered)
+
+
+def compile_device_program(
+    gm: GraphModule,
+    example_inputs: Sequence[Any] | None = None,
+    *,
+    options: LowerOptions | None = None,
+    observer: Observer | None = None,
+    object_store: ObjectStore | None = None,
+) -> tuple[DeviceProgram, LoweredForDevice]:
+    """The same as data: the program, and what it was generated from."""
     options = options or LowerOptions()
     if options.redzones:
         raise UnsupportedGraphError(
@@ -99,8 +115,7 @@ def compile_device_graph(
     else:
         with stage(observer, "compile-kernels"):
             compiled = _compiled(lowered, object_store, tuner)
-    with stage(observer, "bind"):
-        return DeviceGraph(compiled, lowered)
+    return compiled, lowered
 
 
 def _texts(program: DeviceProgram) -> str:

@@ -16,11 +16,9 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from aotkit_runtime_wrappers import CompilerWrapper
+from .errors import SchemaError
 
-from ..errors import CompileError
-
-__all__ = ["CheckedAtFirstCall", "checked_at_first_call", "operators_to_check"]
+__all__ = ["checked_at_first_call", "operators_to_check"]
 
 _TORCHS_OWN = frozenset(
     {
@@ -31,18 +29,6 @@ _TORCHS_OWN = frozenset(
 )
 
 
-class CheckedAtFirstCall(CompilerWrapper):
-    """The first run of a compiled graph raises :class:`CompileError` if one of its operators breaks its word."""
-
-    def pre_compile(self, fn: torch.fx.GraphModule, flat_args: list[Any], /) -> tuple[Any, list[Any], Any]:
-        """The graph as it is; its custom operators are the state."""
-        return fn, flat_args, operators_to_check(fn)
-
-    def post_compile(self, compiled: Callable[..., Any], state: frozenset[Any], /) -> Callable[..., Any]:
-        """``compiled`` itself if there are no custom operators."""
-        return checked_at_first_call(compiled, state) if state else compiled
-
-
 def operators_to_check(graph: torch.fx.GraphModule) -> frozenset[Any]:
     """The custom operators of ``graph`` that say they return new memory."""
     nodes = graph.graph.nodes
@@ -50,13 +36,15 @@ def operators_to_check(graph: torch.fx.GraphModule) -> frozenset[Any]:
 
 
 def checked_at_first_call(
-    call: Callable[[list[Any]], Sequence[Any]], operators: frozenset[Any]
+    call: Callable[[list[Any]], Sequence[Any]], operators: Sequence[str]
 ) -> Callable[[list[Any]], Sequence[Any]]:
-    """``call``, watched while it runs for the first time."""
+    """``call``, watched while it runs for the first time: :class:`SchemaError` if one of these ``operators`` (named
+    as in ``"aten.sin.default"``) breaks its word."""
+    watched = frozenset(map(_operator, operators))
     run: list[Callable[[list[Any]], Sequence[Any]]] = []
 
     def checked(args: list[Any]) -> Sequence[Any]:
-        with _LookAtStorages(operators):
+        with _LookAtStorages(watched):
             results = call(args)
         run[0] = call
         return results
@@ -68,6 +56,11 @@ def checked_at_first_call(
 
     first_checked._boxed_call = True  # type: ignore[attr-defined]
     return first_checked
+
+
+def _operator(name: str) -> Any:
+    namespace, operator, overload = name.split(".")
+    return getattr(getattr(getattr(torch.ops, namespace), operator), overload)
 
 
 def _promises_new_memory(target: Any) -> bool:
@@ -89,9 +82,9 @@ class _LookAtStorages(TorchDispatchMode):
             given = _storages((args, kwargs))
             returned = _storages(results)
             if not set(given).isdisjoint(returned):
-                raise CompileError(_message(func, "memory of one of its inputs"))
+                raise SchemaError(_message(func, "memory of one of its inputs"))
             if len(set(returned)) < len(returned):
-                raise CompileError(_message(func, "the same memory twice"))
+                raise SchemaError(_message(func, "the same memory twice"))
         return results
 
 

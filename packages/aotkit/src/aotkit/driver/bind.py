@@ -1,0 +1,168 @@
+"""An artifact -> a callable. What was compiled just now, what a cache entry or a package holds and what was written
+and read back in the verify mode are bound here, by one function; it imports no stage of a compile."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import Any, Protocol
+
+import torch
+
+from aotkit_cache import CacheWarning
+from aotkit_inductor_lower import ArenaPool, bind_program, compiled_from_json
+from aotkit_runtime_wrappers import GradientRequest, Gradients, schema_checks
+from aotkit_runtime_wrappers import bind as bind_plan
+
+from ..artifact.records import Artifact, CompiledGraph, LiveCode
+from .process import collections_put_off
+
+__all__ = ["Later", "bind", "bind_graph"]
+
+Boxed = Callable[[list[Any]], Sequence[Any]]
+Missing = tuple[bool, ...]
+
+
+class Later(Protocol):
+    """What a bound artifact may have to ask for after its first call; :class:`.CompileLater` is the only one."""
+
+    @property
+    def specializes(self) -> bool:
+        """Whether there may be a backward for calls in which tangents are missing."""
+
+    def backward(self, artifact: Artifact, missing: Missing) -> CompiledGraph | None:
+        """Compile the backward, for calls in which these tangents are ``missing``; ``None`` if there is none."""
+
+    def finished(self, artifact: Artifact) -> None:
+        """The backward of ``artifact`` was compiled and bound."""
+
+    def loaded(self, backward: CompiledGraph) -> None:
+        """A backward that was stored is bound."""
+
+    def instead(self, artifact: Artifact, missing: Missing, error: Exception) -> CompiledGraph | None:
+        """What runs where the compile of a backward failed, or ``None`` as of :meth:`backward`; or raises ``error``."""
+
+    def gradients(self, artifact: Artifact, request: GradientRequest) -> tuple[Artifact, Later]:
+        """Compile the gradients of ``artifact``, an artifact itself, and what it may have to ask for."""
+
+
+def bind(
+    artifact: Artifact,
+    later: Later | None = None,
+    *,
+    observer: Any = None,
+    arenas: ArenaPool | None = None,
+    arguments: Mapping[int, torch.Tensor] | None = None,
+    redzones: bool = False,
+) -> Any:
+    """The boxed callable of the user's flat arguments.
+
+    Args:
+        artifact: compiled or loaded.
+        later: compiles what the artifact lacks when it is asked for; without it that is refused.
+        observer: is told about binding.
+        arenas: where temporaries live: a forward and its backward take turns.
+        arguments: those that the artifact was frozen with, by position.
+        redzones: watch the memory of every call; slow.
+    """
+    pool = arenas or ArenaPool()
+    forward = bind_graph(artifact.forward, pool, arguments, redzones)
+    training: dict[str, Any] = {}
+    if artifact.plan.call.training:
+        make_backward = _backwards(artifact, later, pool, redzones)
+        training["backward"] = lambda: make_backward()
+        training["backward_graph"] = None if artifact.graphs is None else artifact.graphs.backward_source()
+        training["specialize"] = make_backward if later is None or later.specializes else None
+        if later is not None and artifact.origin is not None:
+            training["gradients"] = Gradients(artifact.metadata, _gradients(artifact, later, observer, pool, redzones))
+    return bind_plan(artifact.plan, forward, observer=observer, **training)
+
+
+def bind_graph(
+    graph: CompiledGraph,
+    arenas: ArenaPool,
+    arguments: Mapping[int, torch.Tensor] | None = None,
+    redzones: bool = False,
+) -> Boxed:
+    """The boxed callable of one graph, with what stands directly around it."""
+    if isinstance(graph.code, LiveCode):
+        call = graph.code.call
+    else:
+        program = compiled_from_json(graph.code) if isinstance(graph.code, str) else graph.code
+        constants = {
+            name: (arguments or {})[value].detach() if isinstance(value, int) else value
+            for name, value in graph.constants.items()
+        }
+        call = bind_program(program, constants, arenas, redzones=redzones)
+    if graph.detaches:
+        call = _detaching(call)
+    return schema_checks.checked_at_first_call(call, graph.checked) if graph.checked else call
+
+
+def _backwards(
+    artifact: Artifact, later: Later | None, arenas: ArenaPool, redzones: bool
+) -> Callable[..., Boxed | None]:
+    """What gives the backward for calls in which given tangents are missing: bound if it is there, else compiled."""
+
+    def make(missing: Missing = ()) -> Boxed | None:
+        stored = artifact.backward
+        if stored is not None and missing == artifact.missing:
+            try:
+                with collections_put_off():
+                    bound = bind_graph(stored, arenas, None, redzones)
+            except Exception as error:
+                if later is None:
+                    raise
+                what = "a stored backward can't be used"  # whatever is wrong with it, the graph can be compiled
+                warnings.warn(
+                    f"{what} ({type(error).__name__}: {error}); it is compiled again", CacheWarning, stacklevel=2
+                )
+            else:
+                if later is not None:
+                    later.loaded(stored)
+                return bound
+        if later is None or (stored is not None and any(missing)):
+            return None
+        return _compiled_backward(artifact, later, missing, arenas, redzones)
+
+    return make
+
+
+def _compiled_backward(
+    artifact: Artifact, later: Later, missing: Missing, arenas: ArenaPool, redzones: bool
+) -> Boxed | None:
+    try:
+        graph = later.backward(artifact, missing)
+        if graph is None:
+            return None
+        bound = bind_graph(graph, arenas, None, redzones)
+        later.finished(replace(artifact, backward=graph, missing=missing))
+        return bound
+    except Exception as error:  # noqa: BLE001  # raised again, unless there is something else to run
+        graph = later.instead(artifact, missing, error)
+        return None if graph is None else bind_graph(graph, arenas, None, redzones)
+
+
+def _gradients(
+    artifact: Artifact, later: Later, observer: Any, arenas: ArenaPool, redzones: bool
+) -> Callable[[GradientRequest], Boxed]:
+    def compile_gradients(request: GradientRequest) -> Boxed:
+        made, its_later = later.gradients(artifact, request)
+        with nullcontext() if observer is None else observer.stage("bind"):
+            bound: Boxed = bind(made, its_later, observer=observer, arenas=arenas, redzones=redzones)
+        return bound
+
+    return compile_gradients
+
+
+def _detaching(compiled: Boxed) -> Boxed:
+    """Compiled code on detached arguments where an operator asks whether they require grad, though autograd is off."""
+
+    def run(args: list[Any]) -> Any:
+        args[:] = [v.detach() if isinstance(v, torch.Tensor) and v.requires_grad else v for v in args]
+        return compiled(args)
+
+    run._boxed_call = True  # type: ignore[attr-defined]
+    return run

@@ -1,0 +1,82 @@
+"""The compile of a graph of Dynamo that no cache has: everything that a hit does not need is imported from here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from aotkit_aot_trace import floats_as_tensors
+
+from ..artifact.frozen import FrozenArguments
+from ..artifact.records import Artifact
+from ..frontend.inputs import fake_inputs, has_float_symbols, lift_attributes
+from ..options import Options
+from ..recorder import Recorder
+from .compile import capture_function, compile_captured
+from .context import CompileContext
+from .process import deep_recursion
+from .recordings import with_recordings
+from .refusals import REFUSALS
+from .stages import own_stages
+from .user_passes import GraphPasses
+
+__all__ = ["GraphCompiler"]
+
+
+class GraphCompiler:
+    """Compiles one graph, for any arguments.
+
+    ``graph`` is Dynamo's with its tensors as arguments, ``context`` the settings of a compile of it.
+    ``static_inputs``: positions of arguments that Dynamo knows to keep their address. ``frozen``: those that become
+    constants. ``store``: for object code. ``passes``: of the user's.
+    """
+
+    def __init__(
+        self,
+        gm: torch.fx.GraphModule,
+        options: Options,
+        recorder: Recorder,
+        name: str,
+        *,
+        store: Any = None,
+        static_inputs: frozenset[int] = frozenset(),
+        frozen: FrozenArguments | None = None,
+        passes: GraphPasses | None = None,
+    ) -> None:
+        lifted = lift_attributes(gm)[0]
+        self.graph = floats_as_tensors(lifted if passes is None else passes.prepare(lifted))
+        self._changed = passes is not None  # then second derivatives would be those of another function
+        stages = own_stages()
+        keeps = options.lowering == "kernels"  # graphs that ATen runs are for looking at: nothing in them writes
+        self.context = CompileContext(
+            options,
+            recorder,
+            stages if passes is None else passes.stages(stages),
+            name,
+            store,
+            keep_input_mutations=keeps,
+            static_inputs=static_inputs,
+            frozen=frozen,
+        )
+
+    def compile(self, args: Sequence[Any]) -> tuple[Artifact, CompileContext]:
+        """Compile for ``args``, the graph's inputs and then the tensors that it holds. Raises :data:`.REFUSALS`.
+
+        Returns the artifact and the settings of its compile.
+        """
+        with deep_recursion():
+            try:
+                return self._compile(args, fixed_floats=False)
+            except REFUSALS:
+                if not has_float_symbols(self.graph):
+                    raise
+            return self._compile(args, fixed_floats=True)
+
+    def _compile(self, args: Sequence[Any], fixed_floats: bool) -> tuple[Artifact, CompileContext]:
+        mode, fakes = fake_inputs(args, self.graph, fixed_floats=fixed_floats)
+        ctx = with_recordings(replace(self.context, fake_mode=mode))
+        captured = capture_function(self.graph, fakes, args, ctx)
+        return compile_captured(replace(captured, origin=None) if self._changed else captured, ctx), ctx

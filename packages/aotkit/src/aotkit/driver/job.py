@@ -1,0 +1,206 @@
+"""One graph of Dynamo: looked up, else compiled; bound; stored.
+
+What a compile needs and a cache hit does not is imported where a compile begins; see Note [What is loaded].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from aotkit_cache import Uncacheable
+from aotkit_runtime_wrappers import unboxed
+
+from ..artifact.store import CachedObjects, open_graph_cache
+from ..errors import CompileError, notify_eager
+from ..options import Options
+from ..recorder import GraphRecord, Recorder
+from .bugs import first_line, is_bug, is_refusal, note_bug, raise_bug
+from .process import collections_put_off
+
+if TYPE_CHECKING:
+    from ..artifact.frozen import FrozenArguments
+    from ..artifact.lookup import Lookup
+    from ..artifact.records import Artifact
+    from .graph_compiler import GraphCompiler
+    from .user_passes import GraphPasses
+
+__all__ = ["GraphJob", "run_eagerly", "run_in_spite_of"]
+
+
+class GraphJob:
+    """One graph of Dynamo, loaded or compiled for one kind of arguments after the other.
+
+    A call of the result takes the graph's inputs and then the tensors that it holds.
+    """
+
+    def __init__(
+        self,
+        gm: torch.fx.GraphModule,
+        options: Options,
+        recorder: Recorder,
+        name: str,
+        passes: GraphPasses | None = None,
+    ) -> None:
+        self.gm, self.options, self.recorder, self.name, self.passes = gm, options, recorder, name, passes
+        self.cache = open_graph_cache(recorder) if options.cache else None
+        self.frozen: FrozenArguments | None = None
+        self._static: frozenset[int] = frozenset()
+        self._compiler: GraphCompiler | None = None
+
+    def note_static(self, example_inputs: Sequence[Any], attributes: Sequence[Any]) -> None:
+        """Look which arguments keep their address or their value, where that matters."""
+        if self.options.cudagraphs:
+            from ..frontend.sources import static_inputs
+
+            self._static = static_inputs(example_inputs, attributes)
+        if self.options.freezing:
+            from .freezing import frozen_arguments
+
+            self.frozen = frozen_arguments(example_inputs, attributes)
+
+    def compile_or_fall_back(self, args: Sequence[Any], failure: str) -> Callable[..., Any]:
+        """Load or compile for ``args``; a refusal raises :class:`CompileError`, or gives the graph itself.
+
+        So does a bug of ours, see Note [Internal errors], which raises :class:`InternalError`.
+        """
+        try:
+            return self.compile(args)
+        except Exception as refusal:
+            if is_bug(refusal):
+                if self._compiler is not None:
+                    return run_in_spite_of(refusal, self._compiler.graph, self.options, self.recorder)
+                run, count = run_in_spite_of(refusal, self.gm, self.options, self.recorder), _count_inputs(self.gm)
+                return lambda *values: run(*values[:count])
+            if not is_refusal(refusal):
+                raise
+            if self.options.fallback == "error":
+                raise CompileError(f"{self.name.replace('graph', 'graph ')} {failure}: {refusal}") from refusal
+            return run_eagerly(self._graph_compiler().graph, str(refusal), self.recorder)
+
+    def compile(self, args: Sequence[Any]) -> Callable[..., Any]:
+        """Load or compile for ``args``. Raises the packages' typed refusals."""
+        lookup: Lookup | None = None
+        chosen = self.options
+        if self.cache is not None and not (chosen.verify or chosen.redzones or chosen.lowering == "none"):
+            try:
+                with collections_put_off():
+                    lookup = self._lookup(args)
+                    found = lookup.find()
+                    bound = None if found is None else self._load(found, lookup)
+            except Uncacheable as error:
+                lookup = None
+                self.recorder.event("cache.bypass", {"graph": self.name, "reason": error.reason})
+            else:
+                if bound is not None:
+                    return bound
+        return self._compile(args, lookup)
+
+    def _lookup(self, args: Sequence[Any]) -> Lookup:
+        from ..artifact.lookup import prepare_lookup
+
+        assert self.cache is not None
+        with self.recorder.stage("cache-key"):
+            passes = None if self.passes is None else self.passes.key()
+            return prepare_lookup(
+                self.gm, args, self.options, self.cache, self.recorder, self.name, self.frozen, passes
+            )
+
+    def _load(self, artifact: Artifact, lookup: Lookup) -> Callable[..., Any] | None:
+        """A cache hit: bind what was found, or tell that it can't be used."""
+        from .bind import bind
+        from .later import CompileLater
+
+        later = CompileLater(
+            lambda: self._graph_compiler().context,
+            self.recorder,
+            self.name,
+            function=lambda: self._graph_compiler().graph,
+        )
+        try:
+            with self.recorder.stage("cache-bind"):
+                frozen = None if self.frozen is None else self.frozen.tensors
+                bound = bind(artifact, later, observer=self.recorder, arguments=frozen)
+                lookup.loaded(artifact)
+        except Exception as error:  # noqa: BLE001  # whatever is wrong with it, the graph can be compiled
+            lookup.unusable(error)
+            return None
+        kind = "inference" if artifact.kind == "inference" else "forward"
+        self.recorder.add_graph(GraphRecord(f"{self.name}-{kind}", artifact.forward.report))
+        self.recorder.event("cache.loaded", {"graph": self.name, "variant": lookup.slot})
+        return unboxed(bound)
+
+    def _compile(self, args: Sequence[Any], lookup: Lookup | None) -> Callable[..., Any]:
+        """A cache miss: compile, bind, and store, a training graph when its backward is there."""
+        from .run import bind_compiled
+
+        artifact, ctx = self._graph_compiler().compile(args)
+        store = None if lookup is None else _store_of(lookup, artifact)
+        bound = bind_compiled(artifact, ctx, store if artifact.kind == "training" else None)
+        if store is not None and artifact.kind == "inference":
+            store(artifact)
+        return bound
+
+    def _graph_compiler(self) -> GraphCompiler:
+        if self._compiler is None:
+            from .graph_compiler import GraphCompiler
+
+            store = None if self.cache is None else CachedObjects(self.cache)
+            self._compiler = GraphCompiler(
+                self.gm,
+                self.options,
+                self.recorder,
+                self.name,
+                store=store,
+                static_inputs=self._static,
+                frozen=self.frozen,
+                passes=self.passes,
+            )
+        return self._compiler
+
+
+def _store_of(lookup: Lookup, artifact: Artifact) -> Callable[[Artifact], None] | None:
+    """What writes the artifact, once, when it is complete; ``None`` if it is known already that it can't be written.
+
+    What is assumed about sizes is what is assumed now: a backward that is compiled later assumes nothing more.
+    """
+    try:
+        guards = lookup.guards()
+        reason = artifact.unstorable()
+    except Uncacheable as error:
+        reason = error.reason
+    if reason is not None:
+        lookup.bypass(reason)
+        return None
+    waiting = [True]
+
+    def store(complete: Artifact) -> None:
+        if waiting:
+            waiting.clear()
+            lookup.save(replace(complete, guards=guards))
+
+    return store
+
+
+def run_in_spite_of(
+    error: Exception, gm: torch.fx.GraphModule, options: Options, recorder: Recorder
+) -> Callable[..., Any]:
+    """The graph itself, after one notice, because of a bug of ours; or :class:`InternalError`, as the options say."""
+    if options.fallback == "error":
+        raise_bug(error, first_line(gm))
+    note_bug(error, first_line(gm), recorder)
+    return gm
+
+
+def run_eagerly(gm: torch.fx.GraphModule, reason: str, recorder: Recorder) -> Callable[..., Any]:
+    """The graph itself, after one notice with the ``reason``."""
+    recorder.add_fallback(reason)
+    notify_eager(reason)
+    return gm
+
+
+def _count_inputs(gm: torch.fx.GraphModule) -> int:
+    return len(gm.graph.find_nodes(op="placeholder"))

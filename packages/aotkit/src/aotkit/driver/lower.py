@@ -1,0 +1,89 @@
+"""One functional FX graph -> a compiled graph, by inductor-lower or as it stands."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from aotkit_inductor_lower import LowerOptions, PiecewiseGraph, compile_to_program
+from aotkit_runtime_wrappers import schema_checks
+
+from ..artifact.records import CompiledGraph, LiveCode
+from ..frontend.tracing_context import publish_strides
+from ..options import Options
+from ..recorder import GraphRecord
+from .context import Boxed, CompileContext, Kind
+
+__all__ = ["asks_for_history", "live_graph", "lower_graph", "run_with_aten"]
+
+
+def lower_graph(graph: torch.fx.GraphModule, kind: Kind, name: str, ctx: CompileContext) -> CompiledGraph:
+    """Our stage ``lower``: generated kernels, or ATen as it stands."""
+    ctx.dump_graph(name, graph)
+    checked = tuple(sorted(map(str, schema_checks.operators_to_check(graph))))
+    if ctx.options.lowering == "none":
+        return live_graph(graph, run_with_aten(graph), "ATen runs the graph as it stands", checked)
+    with ctx.recorder.stage("lower"):
+        compiled = compile_to_program(
+            graph,
+            options=_lower_options(ctx.options),
+            observer=ctx.recorder,
+            object_store=ctx.object_store,
+            arenas=ctx.arenas,
+        )
+    if kind != "backward":
+        publish_strides(graph)
+    if isinstance(compiled, PiecewiseGraph):
+        ctx.recorder.add_graph(GraphRecord(name, compiled.report()))
+        why = "the graph is compiled in pieces, around calls that stay as they are"
+        return live_graph(graph, compiled, why, checked)
+    ctx.recorder.add_graph(GraphRecord(name, compiled.report))
+    constants: dict[str, torch.Tensor | int] = dict(compiled.constants)
+    if ctx.frozen is not None:
+        constants.update(ctx.frozen.positions_of(compiled.constants))
+    return CompiledGraph(compiled.program, constants, asks_for_history(graph), checked, compiled.report)
+
+
+def live_graph(
+    graph: torch.fx.GraphModule,
+    call: Boxed,
+    reason: str,
+    checked: tuple[str, ...] = (),
+    result_strides: Sequence[Any] | None = None,
+) -> CompiledGraph:
+    """What a compiler made of ``graph`` that is no data, for this ``reason``."""
+    return CompiledGraph(LiveCode(call, reason, result_strides), detaches=asks_for_history(graph), checked=checked)
+
+
+def asks_for_history(graph: torch.fx.GraphModule) -> bool:
+    """Whether an operator of ``graph`` asks whether its arguments require grad though autograd is off."""
+    return bool(graph.graph.find_nodes(op="call_function", target=torch.ops.aten.as_strided_scatter.default))
+
+
+def run_with_aten(graph: torch.fx.GraphModule) -> Boxed:
+    """The graph itself, boxed."""
+
+    def run(args: list[Any]) -> Sequence[Any]:
+        values = list(args)
+        args.clear()
+        return graph(*values)  # type: ignore[no-any-return]
+
+    run._boxed_call = True  # type: ignore[attr-defined]
+    return run
+
+
+def _lower_options(chosen: Options) -> LowerOptions:
+    return LowerOptions(
+        numerics=chosen.numerics,
+        rng=chosen.rng,
+        verify=chosen.verify,
+        redzones=chosen.redzones,
+        tune=chosen.tune,
+        index_asserts=chosen.index_asserts,
+        check_inputs=False,  # the frontend's guards do
+        processor=chosen.processor,
+        fuel=chosen.fuel,
+        disable=tuple(sorted(chosen.disable)),
+    )

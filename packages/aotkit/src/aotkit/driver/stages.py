@@ -1,0 +1,106 @@
+"""The exchangeable stages of a compile: ours, or a caller's compilers and partitioner with torch's signatures."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch._guards import TracingContext
+
+from aotkit_functionalize import GraphMetadata
+from aotkit_inductor_lower import decompositions
+from aotkit_partition import PartitionOptions, partition
+
+from ..artifact import round_trip
+from ..artifact.records import CompiledGraph
+from ..frontend.fake_calls import strides_asked_for
+from .boxed import compiling_graph, make_boxed_func
+from .bugs import of_the_user
+from .context import CompileContext, Kind, Split, Stages
+from .lower import live_graph, lower_graph
+
+__all__ = ["Compiler", "Partitioner", "custom_stages", "own_stages"]
+
+Compiler = Callable[[torch.fx.GraphModule, Sequence[Any]], Callable[..., Any]]
+Partitioner = Callable[..., tuple[torch.fx.GraphModule, torch.fx.GraphModule]]
+
+_OVERWRITTEN = ("data", "data_and_metadata", "storage")
+
+
+def own_stages() -> Stages:
+    """Our decompositions, partitioner and code generation."""
+    return Stages(decompositions(), _partition, lower_graph, specializes=True)
+
+
+def _partition(joint: torch.fx.GraphModule, metadata: GraphMetadata, ctx: CompileContext) -> Split:
+    options = PartitionOptions(
+        strategy=ctx.options.partitioner.replace("_", "-"),
+        memory_budget=ctx.options.memory_budget,
+        static_inputs=tuple(i.index for i in metadata.inputs if i.is_static),
+        mutated_inputs=tuple(i.index for i in metadata.inputs if i.mutation.value in _OVERWRITTEN),
+        details="decisions",
+    )
+    parts = partition(joint, metadata.num_forward_outputs, options, observer=ctx.recorder)
+    ctx.recorder.dump(f"{ctx.name}-partition", "graphs", lambda: str(parts.report))
+    if ctx.options.verify:
+        parts = round_trip.reread_partition(parts, joint)
+    tensors = len(parts.saved_names) - parts.num_saved_symints
+    return Split(parts.forward, parts.backward, tensors, parts.num_saved_symints)
+
+
+def custom_stages(
+    forward: Compiler,
+    backward: Compiler | None,
+    inference: Compiler | None,
+    partition_fn: Partitioner,
+    table: Mapping[Any, Callable[..., Any]] | None,
+) -> Stages:
+    """Stages that call the given compilers and partitioner; a missing compiler is ``forward``."""
+    compilers = {"inference": inference or forward, "forward": forward, "backward": backward or forward}
+    numbers = {kind: itertools.count() for kind in compilers}
+
+    def lower(graph: torch.fx.GraphModule, kind: Kind, name: str, ctx: CompileContext) -> CompiledGraph:
+        ctx.dump_graph(name, graph)
+        inputs = _example_inputs(graph)
+        named = compiling_graph(ctx.name, kind, next(numbers[kind]))
+        with named, TracingContext.report_output_strides() as strides, of_the_user():
+            compiled = compilers[kind](graph, inputs)
+        call = compiled if getattr(compiled, "_boxed_call", False) else make_boxed_func(compiled)
+        said = strides_asked_for(graph, strides)
+        return live_graph(graph, call, "a compiler of the caller's made its code", result_strides=said)
+
+    return Stages(
+        dict(table or {}),
+        split_by(partition_fn),
+        lower,
+        reuses_donated=getattr(backward or forward, "reuses_donated", False),
+    )
+
+
+def split_by(
+    partition_fn: Partitioner,
+) -> Callable[[torch.fx.GraphModule, GraphMetadata, CompileContext], Split]:
+    """The stage ``split`` with a partitioner of the caller's."""
+
+    def split(joint: torch.fx.GraphModule, metadata: GraphMetadata, ctx: CompileContext) -> Split:
+        inputs = _example_inputs(joint)
+        count = len(metadata.tangents) + len(metadata.backward_writes)
+        primals, tangents = (inputs[:-count], inputs[-count:]) if count else (inputs, [])
+        with compiling_graph(ctx.name, "joint", 0), of_the_user():
+            parts = partition_fn(joint, (primals, tangents), num_fwd_outputs=metadata.num_forward_outputs)
+        saved = _outputs(parts[0])[metadata.num_forward_outputs :]
+        symints = sum(not isinstance(node.meta.get("val"), torch.Tensor) for node in saved)
+        return Split(parts[0], parts[1], len(saved) - symints, symints)
+
+    return split
+
+
+def _example_inputs(graph: torch.fx.GraphModule) -> list[Any]:
+    return [node.meta.get("val") for node in graph.graph.find_nodes(op="placeholder")]
+
+
+def _outputs(graph: torch.fx.GraphModule) -> list[torch.fx.Node]:
+    (output,) = graph.graph.find_nodes(op="output")
+    return list(output.args[0])
