@@ -1,4 +1,4 @@
-"""Every test of the assembled stack runs in pipeline test mode: each stage's product is serialized and reloaded."""
+"""Every test of the assembled stack runs in the verify mode: each stage's result is serialized and reloaded."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import aotkit
 
 
 @pytest.fixture(autouse=True)
-def _pipeline_test_mode(
+def _verify_mode(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, guards_are_not_timed: None
 ) -> Iterator[None]:
     monkeypatch.setenv("AOTKIT_VERIFY", "1")
@@ -41,7 +41,7 @@ def same_as_eager(request: pytest.FixtureRequest) -> Callable[..., None]:
 
 @pytest.fixture
 def captured_same_as_eager() -> Callable[..., None]:
-    """The same for ``aot_function`` alone, where torch's frontend would run part of the function itself."""
+    """The same for ``aot_function`` alone, where Dynamo would run part of the function itself."""
     return partial(_check, "aot_function")
 
 

@@ -98,7 +98,7 @@ def two_views(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @pytest.mark.covers("F1.18", "F1.28")
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # the frontend looks at it
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # Dynamo looks at it
 def test_mutated_input_is_updated_and_its_view_aliases_it() -> None:
     for grad in (False, True):
         base = torch.randn(3, 4, requires_grad=grad)

@@ -9,7 +9,7 @@ import aotkit
 from aotkit_aot_trace import Unsupported
 from aotkit_runtime_wrappers import DoubleBackwardError
 
-# torch's frontend does
+# Dynamo does
 pytestmark = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 
 

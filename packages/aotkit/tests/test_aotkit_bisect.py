@@ -68,7 +68,7 @@ def test_a_pass_of_the_users_and_a_function_that_is_wrong_by_itself_are_told_apa
     found = aotkit.find_culprit(right, passes=aotkit.GraphPasses(lowered=bad))
     assert found.where == "the given pass 'lowered'" and found.checks == 2
     assert aotkit.find_culprit(right).where == "nothing: the result is right"
-    assert aotkit.find_culprit(lambda backend: False).where == "the function itself or the frontend"
+    assert aotkit.find_culprit(lambda backend: False).where == "the function itself or Dynamo"
 
 
 @pytest.mark.covers("F5a.28")

@@ -18,7 +18,7 @@ counters = torch._dynamo.utils.counters
 @pytest.fixture(autouse=True)
 def fresh_counters():
     counters.clear()
-    # The frontend's own event log notices that a graph is compiled while another is being recorded.
+    # Dynamo's own event log notices that a graph is compiled while another is being recorded.
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*non-leaf Tensor.*|.*not a leaf Tensor.*")
         yield
@@ -83,7 +83,7 @@ def test_a_compiled_backward_is_part_of_the_whole_backward_graph(backend, keep_g
 
 
 @pytest.mark.covers("F2.48", "F8.9")
-def test_the_setting_of_the_frontend():
+def test_the_setting_of_dynamo():
     net = model()
     expected = train(copy.deepcopy(net), plainly)
 
@@ -146,7 +146,7 @@ def test_a_hook_on_a_value_inside_runs(verify):
 
 
 @pytest.mark.covers("F4.26")
-def test_the_frontend_does_not_look_into_a_backward_that_a_compiled_function_calls():
+def test_dynamo_does_not_look_into_a_backward_that_a_compiled_function_calls():
     graphs = []
 
     def backend(gm, inputs):

@@ -21,11 +21,11 @@ def by_hand(fn: Callable[..., Any]) -> Callable[..., Any]:
     return aotkit.aot_function(fn, lambda graph, _: graph)
 
 
-def by_frontend(fn: Callable[..., Any]) -> Callable[..., Any]:
+def by_dynamo(fn: Callable[..., Any]) -> Callable[..., Any]:
     return torch.compile(fn, backend="aotkit", fullgraph=True, options={"fallback": "error", "rng": "eager"})
 
 
-WAYS = pytest.mark.parametrize("wrap", [by_hand, by_frontend])
+WAYS = pytest.mark.parametrize("wrap", [by_hand, by_dynamo])
 
 
 def grad(*shape: int) -> torch.Tensor:
@@ -138,8 +138,8 @@ def test_sizes_and_numbers_that_depend_on_data_equal_eager(name: str, wrap: Call
 @pytest.mark.parametrize("fn", [split, split_and_written])
 def test_views_at_places_that_depend_on_data(fn: Callable[..., Any]) -> None:
     places = ([2, 5], [3, 3], [0, 9], [7, 8])
-    assert_like_eager(fn, by_frontend, *((grad(9, 2), torch.tensor(at)) for at in places))
-    assert_like_eager(fn, by_frontend, *((torch.randn(9), torch.tensor(at)) for at in places))
+    assert_like_eager(fn, by_dynamo, *((grad(9, 2), torch.tensor(at)) for at in places))
+    assert_like_eager(fn, by_dynamo, *((torch.randn(9), torch.tensor(at)) for at in places))
 
 
 @pytest.mark.parametrize("value", [True, False, 3, -0.5], ids=str)
@@ -147,7 +147,7 @@ def test_views_at_places_that_depend_on_data(fn: Callable[..., Any]) -> None:
 def test_an_element_is_returned_as_a_number(value: float, dtype: torch.dtype) -> None:
     x = torch.tensor(value).to(dtype)
     with whole_graphs:
-        number, more = by_frontend(lambda x: (x.item(), x + 1))(x)
+        number, more = by_dynamo(lambda x: (x.item(), x + 1))(x)
     assert type(number) is type(x.item()) and number == x.item()
     torch.testing.assert_close(more, x + 1)
 
@@ -158,7 +158,7 @@ def test_a_view_of_a_written_input_is_placed_in_it() -> None:
         return x[at.item() :]
 
     with whole_graphs:
-        compiled, memory = by_frontend(fn), torch.arange(12.0)
+        compiled, memory = by_dynamo(fn), torch.arange(12.0)
         for place in (2, 5):
             x, twin = memory.clone(), memory.clone()
             got, expected = compiled(x, torch.tensor(place)), fn(twin, torch.tensor(place))

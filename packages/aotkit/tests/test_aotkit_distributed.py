@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(not dist.is_available(), reason="this torch is b
 
 
 class Net(nn.Module):
-    """A class of its own: the frontend does not compile torch's containers as such."""
+    """A class of its own: Dynamo does not compile torch's containers as such."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ def model() -> nn.Module:
 
 
 def data_parallel(net):
-    """Buckets so small that there are two, and the frontend cuts the graph where gradients are exchanged."""
+    """Buckets so small that there are two, and Dynamo cuts the graph where gradients are exchanged."""
     dist._DEFAULT_FIRST_BUCKET_BYTES = 1 << 10
     return nn.parallel.DistributedDataParallel(net, bucket_cap_mb=2**-8)
 

@@ -178,7 +178,7 @@ def test_sizes_that_vary():
             torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
 
-# The frontend looks at the .grad of inputs that are no leaves.
+# Dynamo looks at the .grad of inputs that are no leaves.
 NON_LEAF = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 
 
@@ -294,7 +294,7 @@ def test_a_parameter_changed_before_the_second_derivative_is_noticed():
 
 
 @pytest.mark.covers("F2.51")
-def test_a_function_compiled_without_the_frontend():
+def test_a_function_compiled_without_dynamo():
     fn = aotkit.aot_function(lambda x, w: torch.tanh(x @ w).sin(), lambda graph, inputs: graph)
     args = [leaf(3, 4), leaf(4, 5)]
     expected, _ = derivatives(lambda x, w: torch.tanh(x @ w).sin(), args, 3)

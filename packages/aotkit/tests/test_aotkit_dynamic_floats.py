@@ -17,7 +17,7 @@ ODD = (math.inf, -math.inf, math.nan, 7, 0, True)
 
 
 class Compiled:
-    """``fn`` compiled with floats as symbols; refusals raise. ``compiles``: how often the frontend asked for one."""
+    """``fn`` compiled with floats as symbols; refusals raise. ``compiles``: how often Dynamo asked for one."""
 
     def __init__(self, fn: Callable[..., Any], dynamic: bool | None = True) -> None:
         torch._dynamo.reset()
@@ -113,7 +113,7 @@ FUNCTIONS: dict[str, Callable[..., torch.Tensor]] = {
     "condition": lambda x, y: x * 2 if y > 0.6 else x * y,
     "dropout": lambda x, y: x + 0 * F.dropout(x, min(y, 0.5)),
 }
-# torch's C++ code or Python asks for the number; the frontend's own backends compile again for these, and most others.
+# torch's C++ code or Python asks for the number; Dynamo's own backends compile again for these, and most others.
 SPECIALISED = {"celu", "lerp", "power", "pad", "huber", "attention", "norm", "range", "a size of it", "dropout"}
 SPECIALISED |= {"condition"}
 

@@ -1,6 +1,6 @@
 """One compile serves every size: each kind of kernel with sizes that change, 0 and 1 among them, with gradients.
 
-``backed``: sizes that the frontend knows examples of. It gives 0 and 1 graphs of their own, all others share one.
+``backed``: sizes that Dynamo knows examples of. It gives 0 and 1 graphs of their own, all others share one.
 ``unbacked``: sizes of which nothing is known (``mark_unbacked``); one graph serves 0 and 1 too.
 """
 

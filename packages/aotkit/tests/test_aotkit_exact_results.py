@@ -1,5 +1,5 @@
-"""Arguments beside those of torch's own table of operators: signed zeros, windows that overlap far, halves that
-overflow on the way, what is not a number. Results, gradients, dtypes and strides are eager's, compared with float64
+"""Arguments beside those of torch's own table of operators: signed zeros, windows that overlap far, float16 that
+overflows on the way, what is not a number. Results, gradients, dtypes and strides are eager's, compared with float64
 where eager itself rounds."""
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 import aotkit  # noqa: F401  registers the backend
 
 Function = Callable[..., Any]
-HALVES = (torch.float16, torch.bfloat16)
+HALF_TYPES = (torch.float16, torch.bfloat16)
 NAN, INF = math.nan, math.inf
 
 
@@ -136,10 +136,10 @@ def test_a_sum_of_one_negative_zero_is_zero():
     check(lambda x: (x.sum(1), x[:1].sum(), x.mean(1), x.nansum(1), x.cumsum(1), x.prod(1)), x, exact=True)
 
 
-# -- means of halves ---------------------------------------------------------------------------------------------------
+# -- means of float16 and bfloat16 ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("dtype", HALF_TYPES)
 @pytest.mark.parametrize(
     "mean",
     [
@@ -152,13 +152,13 @@ def test_a_sum_of_one_negative_zero_is_zero():
     ],
     ids=["dims", "all", "pool", "l1", "mse", "smooth_l1"],
 )
-def test_a_mean_of_halves_is_summed_and_divided_in_single_precision(mean, dtype):
+def test_a_mean_of_half_types_is_summed_and_divided_in_single_precision(mean, dtype):
     check(mean, constant(100.0, 1, 2, 70, 70, dtype=dtype))
     check(mean, draw(3, 5, 11, 13, dtype=dtype))
 
 
-@pytest.mark.parametrize("dtype", HALVES)
-def test_a_mean_of_halves_is_rounded_once(dtype):
+@pytest.mark.parametrize("dtype", HALF_TYPES)
+def test_a_mean_of_half_types_is_rounded_once(dtype):
     x = draw(30, 40, dtype=dtype).detach()
     check(lambda x: (x.mean(1), x.mean(0, keepdim=True), x.mean(), F.adaptive_avg_pool1d(x, 1)), x, exact=True)
 
@@ -239,13 +239,13 @@ def test_a_channel_shuffle_that_moves_nothing_has_memory_of_its_own():
     )
 )
 @pytest.mark.filterwarnings("ignore:index_reduce")
-@pytest.mark.parametrize("dtype", [torch.float32, *HALVES])
+@pytest.mark.parametrize("dtype", [torch.float32, *HALF_TYPES])
 def test_no_size_is_divided_by_at_compile_time(row, dtype):
     fn, x = row
     check(fn, x.detach().to(dtype).requires_grad_())
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, *HALVES])
+@pytest.mark.parametrize("dtype", [torch.float32, *HALF_TYPES])
 def test_logit_and_xlogy_round_where_eager_rounds(dtype):
     x, y = torch.rand(400).to(dtype), draw(400, dtype=dtype).detach()
 
@@ -253,13 +253,13 @@ def test_logit_and_xlogy_round_where_eager_rounds(dtype):
         x, y = x.detach(), y.detach()
         return [torch.logit(x), torch.logit(x, 1e-3), torch.logit(x, 0.3), torch.xlogy(y, x), torch.xlogy(2.3, x)]
 
-    check(f, x, y, exact=dtype in HALVES)
+    check(f, x, y, exact=dtype in HALF_TYPES)
     odd = torch.tensor([0.0, -0.0, 1.0, INF, -INF, NAN, 2.0, -1.0], dtype=dtype)
     check(lambda x: (torch.xlogy(x[:, None], x), torch.logit(x), torch.logit(x, 1e-3)), odd)
 
 
-@pytest.mark.parametrize("dtype", HALVES)
-def test_the_gradient_of_a_variance_of_large_halves_is_finite(dtype):
+@pytest.mark.parametrize("dtype", HALF_TYPES)
+def test_the_gradient_of_a_variance_of_large_half_types_is_finite(dtype):
     check(lambda x: x.var(), constant(6e4, 8, dtype=dtype))
     check(lambda x: x.var(), (draw(40, dtype=dtype) * 2e4).detach().requires_grad_())
 
@@ -299,7 +299,7 @@ def test_a_scatter_into_a_tensor_that_overlaps_itself_is_eagers(scatter, strides
         ("place among bools", lambda x: x.argmax(), torch.ones(3, dtype=torch.bool)),
         ("integers divided", lambda x: torch.addcdiv(x, x, x), torch.arange(1, 4)),
         ("too large a number", lambda x: torch.full((2,), 2**40, dtype=torch.int32) + x, torch.arange(2)),
-        ("not a number of halves", lambda x: x.masked_fill(x > 0, 1e300), torch.ones(2, dtype=torch.float16)),
+        ("not a number of float16", lambda x: x.masked_fill(x > 0, 1e300), torch.ones(2, dtype=torch.float16)),
         ("infinity as an integer", lambda x: x.scatter(0, torch.tensor([0]), INF), torch.arange(3)),
     )
 )
@@ -346,9 +346,9 @@ NORMS = {
 }
 
 
-@pytest.mark.parametrize("half", HALVES, ids=str)
+@pytest.mark.parametrize("half", HALF_TYPES, ids=str)
 @pytest.mark.parametrize("name", NORMS)
-def test_norms_of_halves_far_from_zero_with_parameters_in_float32(half, name):
+def test_norms_of_half_types_far_from_zero_with_parameters_in_float32(half, name):
     x = (draw(5, 4, 3, 4) + 50).to(half).detach().requires_grad_()
     check(NORMS[name], x, draw(4, seed=1), draw(4, seed=2))
 

@@ -29,7 +29,7 @@ def parts(value: Any) -> Any:
     return (value.a, value.b) if isinstance(value, TwoTensor) else value
 
 
-def by_frontend(program: Callable[..., Any], **settings: Any) -> Callable[..., Any]:
+def by_dynamo(program: Callable[..., Any], **settings: Any) -> Callable[..., Any]:
     torch._dynamo.reset()
     return torch.compile(program, backend="aotkit", options={"fallback": "error"}, **settings)
 
@@ -49,7 +49,7 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], Callable[..., Tensor]]] = {
 
 
 @pytest.mark.covers("F6.1")
-@pytest.mark.parametrize("compiler", [by_hand, by_frontend])
+@pytest.mark.parametrize("compiler", [by_hand, by_dynamo])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_gradient_that_is_a_subclass_reaches_a_plain_result(name: str, compiler: Any) -> None:
     program, loss = PROGRAMS[name]
@@ -101,7 +101,7 @@ VIEWS: list[Callable[[Tensor], Any]] = [
 
 
 @pytest.mark.covers("F6.1")
-@pytest.mark.parametrize("compiler", [by_hand, by_frontend])
+@pytest.mark.parametrize("compiler", [by_hand, by_dynamo])
 @pytest.mark.parametrize("number", range(len(VIEWS)))
 @pytest.mark.parametrize("make", [two, plain])
 def test_views_under_no_grad_are_those_of_eager(number: int, make: Callable[[], Tensor], compiler: Any) -> None:

@@ -34,7 +34,7 @@ def by_hand(fn: Callable[..., Any]) -> Callable[..., Any]:
     return aotkit.aot_function(fn, pass_through)
 
 
-def by_frontend(fn: Callable[..., Any]) -> Callable[..., Any]:
+def by_dynamo(fn: Callable[..., Any]) -> Callable[..., Any]:
     return torch.compile(fn, backend="aotkit", fullgraph=True, options={"fallback": "error", "rng": "eager"})
 
 
@@ -83,12 +83,12 @@ def assert_like_eager(fn: Callable[..., Any], wrap: Callable[..., Any], args: An
             )
 
 
-# What the frontend has no variable for, or what works only on graphs that the frontend has made.
-NOT_BY_FRONTEND = {"local_map_hop", "register_hook"}
+# What Dynamo has no variable for, or what works only on graphs that Dynamo has made.
+NOT_BY_DYNAMO = {"local_map_hop", "register_hook"}
 NOT_BY_HAND = {"flex_attention", "flex_attention_backward"}
 # Their samples ask for a gradient, or carry what changes its type in the loop.
 FLOATING = {"register_hook", "while_loop", "while_loop_stack_output"}
-WAYS = {"by_hand": by_hand, "by_frontend": by_frontend}
+WAYS = {"by_hand": by_hand, "by_dynamo": by_dynamo}
 
 
 def hop_cases() -> list[Any]:
@@ -99,7 +99,7 @@ def hop_cases() -> list[Any]:
                 continue
             for requires_grad in (False, True) if dtype.is_floating_point and info.supports_autograd else (False,):
                 for way in WAYS:
-                    if info.name not in (NOT_BY_FRONTEND if way == "by_frontend" else NOT_BY_HAND):
+                    if info.name not in (NOT_BY_DYNAMO if way == "by_dynamo" else NOT_BY_HAND):
                         name = f"{info.name}-{info.variant_test_name}-{str(dtype)[6:]}-{requires_grad}-{way}"
                         cases.append(pytest.param(info, dtype, requires_grad, way, id=name))
     return cases
@@ -124,7 +124,7 @@ def test_every_entry_of_hop_db_equals_eager(info: Any, dtype: torch.dtype, requi
 
 
 def test_no_entry_of_hop_db_is_left_out_in_both_ways() -> None:
-    assert not NOT_BY_FRONTEND & NOT_BY_HAND
+    assert not NOT_BY_DYNAMO & NOT_BY_HAND
     assert {case.values[0].name for case in hop_cases()} == {info.name for info in hop_db}
 
 
@@ -216,11 +216,11 @@ MORE = {
     "scan": (scan_with_carry, lambda: (grad(5, 3), grad(3)), WAYS),
     "associative_scan": (running_sum, lambda: (torch.randn(5, 3),), WAYS),
     "map": (mapped, lambda: (grad(3, 2), grad(2)), WAYS),
-    "flex_attention": (attention, lambda: tuple(torch.randn(1, 2, 128, 8) for _ in range(3)), ("by_frontend",)),
+    "flex_attention": (attention, lambda: tuple(torch.randn(1, 2, 128, 8) for _ in range(3)), ("by_dynamo",)),
     "flex_attention_mask": (
         masked_attention,
         lambda: tuple(torch.randn(1, 2, 128, 8) for _ in range(3)),
-        ("by_frontend",),
+        ("by_dynamo",),
     ),
     "strict_mode": (strict, lambda: (torch.randn(4),), WAYS),
     "hints": (hinted, lambda: (torch.randn(4),), WAYS),

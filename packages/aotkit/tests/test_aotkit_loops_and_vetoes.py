@@ -51,7 +51,7 @@ def test_a_loop_over_nothing_is_eagers_error(name: str) -> None:
     loop = LOOPS[name]
     with pytest.raises(RuntimeError):
         loop(X[:0])
-    with pytest.raises((RuntimeError, IndexError)):  # the frontend takes the first slice itself
+    with pytest.raises((RuntimeError, IndexError)):  # Dynamo takes the first slice itself
         compiled(loop, X[:0])
 
 

@@ -16,7 +16,7 @@ import aotkit
 
 Program = Callable[..., tuple[Tensor, ...]]
 
-# The frontend looks at `.grad` of arguments, and makes instances of autograd functions.
+# Dynamo looks at `.grad` of arguments, and makes instances of autograd functions.
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*not a leaf Tensor.*:UserWarning"),
     pytest.mark.filterwarnings("ignore:.*should not be instantiated.*:DeprecationWarning"),
@@ -170,7 +170,7 @@ def compare(got: Sequence[Tensor | None], expected: Sequence[Tensor | None]) -> 
             torch.testing.assert_close(g, e)
 
 
-def by_frontend(program: Program) -> Callable[..., Any]:
+def by_dynamo(program: Program) -> Callable[..., Any]:
     torch._dynamo.reset()
     backend = aotkit.make_backend(aotkit.Options(fallback="error", lowering="none"))
     return torch.compile(program, backend=backend, fullgraph=True)
@@ -182,7 +182,7 @@ def by_hand(program: Program) -> Callable[..., Any]:
 
 @pytest.mark.covers("F4.29")
 @pytest.mark.parametrize("order", [1, -1])
-@pytest.mark.parametrize("compiler", [by_frontend, by_hand])
+@pytest.mark.parametrize("compiler", [by_dynamo, by_hand])
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
 def test_a_gradient_is_none_where_that_of_eager_is(program: Program, compiler: Any, order: int) -> None:
     call = compiler(program)
@@ -245,12 +245,12 @@ def test_a_second_backward_of_one_call_with_other_tangents() -> None:
             found.append(list(torch.autograd.grad(loss, given, allow_unused=True, retain_graph=True)))
         return found
 
-    for got, expected in zip(twice(by_frontend(shared)), twice(shared), strict=True):
+    for got, expected in zip(twice(by_dynamo(shared)), twice(shared), strict=True):
         compare(got, expected)
 
 
 @pytest.mark.covers("F4.29", "F4.30")
-@pytest.mark.parametrize("compiler", [by_frontend, by_hand])
+@pytest.mark.parametrize("compiler", [by_dynamo, by_hand])
 def test_second_derivatives_are_none_where_those_of_eager_are(compiler: Any) -> None:
     def derivatives(call: Callable[..., Any], which: int) -> list[Tensor | None]:
         given = leaves()

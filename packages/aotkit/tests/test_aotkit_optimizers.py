@@ -1,4 +1,4 @@
-"""Compiled optimizer steps: parameters and state that the frontend stores on the graph become inputs."""
+"""Compiled optimizer steps: parameters and state that Dynamo stores on the graph become inputs."""
 
 from __future__ import annotations
 

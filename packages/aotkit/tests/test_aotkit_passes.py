@@ -142,7 +142,7 @@ def test_what_a_pass_adds_gets_fake_values_and_second_derivatives_are_refused() 
 
 
 @pytest.mark.covers("F8.3")
-def test_a_reset_of_the_frontend_drops_shared_recordings_and_the_backend_tells_its_options(
+def test_a_reset_of_dynamo_drops_shared_recordings_and_the_backend_tells_its_options(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     from aotkit_cudagraphs import trees as module

@@ -214,7 +214,7 @@ def test_the_simplified_form_takes_flat_arguments_after_the_parameters(graph: bo
 
 
 @pytest.mark.covers("F2.3")
-def test_the_simplified_form_of_the_frontends_wrapper_is_boxed() -> None:
+def test_the_simplified_form_of_dynamos_wrapper_is_boxed() -> None:
     graph = torch.fx.symbolic_trace(lambda xs, y: (xs[0] * xs[1] + y,))
     x, y = torch.randn(3), torch.randn(3)
 
@@ -247,7 +247,7 @@ def test_fake_arguments_keep_their_mode_and_its_symbols() -> None:
 
 
 @pytest.mark.covers("F2.4")
-def test_sources_of_the_frontend_are_complete_and_distinct() -> None:
+def test_sources_of_dynamo_are_complete_and_distinct() -> None:
     module = torch.fx.symbolic_trace(Tupled())
     names = [n for n, _ in (*module.named_parameters(), *module.named_buffers())]
     module._param_name_to_source = {name: f"source of {name}" for name in names}
@@ -387,7 +387,7 @@ def test_threads_that_call_first_at_once_get_the_same_results() -> None:
 
 
 @pytest.mark.covers("F2.45")
-@pytest.mark.filterwarnings("ignore:The .grad attribute")  # the frontend looks at it
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # Dynamo looks at it
 @pytest.mark.parametrize("way", ["aot_function", "compile"])
 def test_the_history_of_an_input_that_is_detached_inside_stays_usable(way: str) -> None:
     def fn(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:

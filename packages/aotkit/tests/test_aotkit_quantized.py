@@ -55,7 +55,7 @@ def by_token(x: Tensor, scales: Tensor, zeros: Tensor) -> Tensor:
 IN_KERNELS: list[tuple[str, Callable[..., Any], tuple[Tensor, ...]]] = [
     ("there and back", there_and_back, (X,)),
     ("signed", lambda x: decomposed.quantize_per_tensor(x * 2, 0.1, -3, *INT8), (X,)),
-    ("halves", lambda x: decomposed.quantize_per_tensor(x, 0.25, 1, *UINT8), (X.bfloat16(),)),
+    ("bfloat16", lambda x: decomposed.quantize_per_tensor(x, 0.25, 1, *UINT8), (X.bfloat16(),)),
     ("channels", by_channel, (X, SCALES, ZEROS)),
     ("tokens", by_token, (X, SCALES, ZEROS)),
 ]

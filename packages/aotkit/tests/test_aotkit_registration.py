@@ -27,7 +27,7 @@ torch.testing.assert_close(compiled(x), torch.relu(x) + 1)
 """
 
 
-# Each program in a process of its own, of one that has imported torch's frontend and nothing of ours.
+# Each program in a process of its own, of one that has imported Dynamo and nothing of ours.
 EACH_BY_ITSELF = """
 import importlib, os, sys, traceback
 import torch, torch._dynamo

@@ -660,7 +660,7 @@ def test_results_and_arguments_are_freed_without_the_garbage_collector() -> None
             gc.enable()
 
 
-# -- the frontend ------------------------------------------------------------------------------------------
+# -- Dynamo ------------------------------------------------------------------------------------------
 
 
 def wrap_parameters(module: nn.Module, make: Callable[[torch.Tensor], torch.Tensor]) -> nn.Module:
@@ -702,7 +702,7 @@ def test_a_module_with_subclass_parameters_trains_as_in_eager(
         same(compiled(x), reference(x))
 
 
-def test_subclasses_that_the_frontends_graph_makes_are_returned() -> None:
+def test_subclasses_that_dynamos_graph_makes_are_returned() -> None:
     def fn(x, y):
         z = x * y
         return z.sin(), TwoTensor(y.detach(), y.detach() + 1), z.sum()
@@ -925,7 +925,7 @@ def test_second_derivatives_through_subclasses_are_refused() -> None:
         gradient.backward(two(3, 4))
 
 
-def test_what_is_refused_runs_eagerly_under_the_frontend() -> None:
+def test_what_is_refused_runs_eagerly_under_dynamo() -> None:
     def fn(x):
         return x.mul_(2) + 1
 

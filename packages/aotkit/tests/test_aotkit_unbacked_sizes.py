@@ -16,7 +16,7 @@ whole_graphs = torch._dynamo.config.patch(capture_scalar_outputs=True, capture_d
 
 
 def assert_like_eager(fn: Callable[..., Any], *calls: tuple[Any, ...], dynamic: bool | None = None) -> int:
-    """Compares results, strides and gradients of each call; returns how often the frontend asked for a compile."""
+    """Compares results, strides and gradients of each call; returns how often Dynamo asked for a compile."""
     torch._dynamo.reset()
     graphs = []
 
@@ -178,7 +178,7 @@ NUMBERS: dict[str, Callable[[torch.Tensor, int], torch.Tensor]] = {
 def test_an_integer_argument_may_be_negative(name: str) -> None:
     x = torch.linspace(-1, 1, 9, dtype=torch.float64, requires_grad=True)
     compiles = assert_like_eager(NUMBERS[name], *((x, n) for n in (3, 5, -3, 17, -11, -2)), dynamic=True)
-    assert compiles <= 3  # the frontend's own conditions on the sign
+    assert compiles <= 3  # Dynamo's own conditions on the sign
 
 
 def test_a_scale_factor_after_sizes_that_were_rounded_up() -> None:

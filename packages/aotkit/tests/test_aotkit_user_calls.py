@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 import aotkit
 from aotkit_aot_trace import Unsupported
 
-# The frontend makes an instance to look at.
+# Dynamo makes an instance to look at.
 pytestmark = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 
 
@@ -24,11 +24,11 @@ def by_hand(fn: Callable[..., Any]) -> Callable[..., Any]:
     return aotkit.aot_function(fn, lambda graph, _: graph)
 
 
-def by_frontend(fn: Callable[..., Any]) -> Callable[..., Any]:
+def by_dynamo(fn: Callable[..., Any]) -> Callable[..., Any]:
     return torch.compile(fn, backend="aotkit", fullgraph=True, options={"fallback": "error", "rng": "eager"})
 
 
-WAYS = pytest.mark.parametrize("wrap", [by_hand, by_frontend])
+WAYS = pytest.mark.parametrize("wrap", [by_hand, by_dynamo])
 
 
 @pytest.fixture

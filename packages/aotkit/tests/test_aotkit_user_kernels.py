@@ -1,4 +1,4 @@
-"""Triton kernels of the user's own in compiled graphs: captured by the frontend as for a CUDA device, with Triton's own
+"""Triton kernels of the user's own in compiled graphs: captured by Dynamo as for a CUDA device, with Triton's own
 analysis of what they write; where a device would be launched, Triton's interpreter runs the kernel on the CPU."""
 
 from __future__ import annotations
@@ -277,7 +277,7 @@ def test_what_equals_an_input_is_not_the_input_to_a_kernel_that_writes(processor
 
 
 def between_with_wrapper(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
-    """:func:`between` for a trace without the frontend."""
+    """:func:`between` for a trace without Dynamo."""
     x, y = x.sin(), y.cos()
     out = torch.empty_like(x)
     torch.library.wrap_triton(add_kernel)[(triton.cdiv(x.numel(), 32),)](x, y, out, x.numel(), BLOCK=32)

@@ -23,7 +23,7 @@ from aotkit_runtime_wrappers import WrapperPlan, build_plan
 Check = Callable[..., None]
 pytestmark = [
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),
-    pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning"),  # torch's frontend does
+    pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning"),  # Dynamo does
 ]
 
 TENSORS: dict[str, Callable[[], Tensor]] = {

@@ -60,7 +60,7 @@ def no_compile(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
 
 def loaded(recorder: aotkit.Recorder) -> list[object]:
     """Per graph that was loaded, which of the entries of its key."""
-    return [fields["variant"] for name, fields in recorder.events if name == "cache.loaded"]
+    return [fields["specialization"] for name, fields in recorder.events if name == "cache.loaded"]
 
 
 class Model(torch.nn.Module):

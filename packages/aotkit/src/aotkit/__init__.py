@@ -14,7 +14,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from .__about__ import __version__
-from .registration import register_with_frontend
+from .registration import register_with_dynamo
 
 if TYPE_CHECKING:
     from aotkit_aot_trace import ExportError, GraphSignature, aot_export_joint_simple, aot_export_module
@@ -86,7 +86,7 @@ __all__ = [
     "save_cache",
 ]
 
-# Where each name is defined. It is imported when it is asked for: importing this package imports neither the frontend
+# Where each name is defined. It is imported when it is asked for: importing this package imports neither Dynamo
 # nor the tracer, which a process that loads what was compiled before never needs.
 _HOMES = {
     name: home
@@ -166,4 +166,4 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
 
 
-register_with_frontend()
+register_with_dynamo()

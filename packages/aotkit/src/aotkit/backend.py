@@ -1,6 +1,6 @@
 """The ``torch.compile`` backend.
 
-What a compile needs and a hit in the cache does not is imported where a compile begins; see Note [What is loaded].
+What a compile needs and a cache hit does not is imported where a compile begins; see Note [What is loaded].
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def aotkit(
     mode: str | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> Callable[..., Any]:
-    """Compile one graph of the frontend; registered under the name ``"aotkit"``.
+    """Compile one graph of Dynamo; registered under the name ``"aotkit"``.
 
     ``mode`` is a name from :data:`aotkit.MODES`; ``options`` holds fields of :class:`aotkit.Options`, and optionally
     ``observer``, a :class:`aotkit.Recorder` that collects stage times and reports.
@@ -90,7 +90,7 @@ def compile_graph_module(
     recorder: Recorder,
     passes: GraphPasses | None = None,
 ) -> Callable[..., Any]:
-    """Load or compile, or fall back to the frontend's graph with one notice, as ``options.fallback`` says."""
+    """Load or compile, or fall back to Dynamo's graph with one notice, as ``options.fallback`` says."""
     if not options.capture:
         return gm
     try:

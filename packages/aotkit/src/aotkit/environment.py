@@ -2,7 +2,7 @@
 
 ``AOTKIT_LOG``       comma-separated kinds to log: timing, graphs, ir, kernels
 ``AOTKIT_DUMP``      a folder that gets a numbered file per stage
-``AOTKIT_VERIFY``    ``1``: verify the IR between passes, and serialize, reload and then use every stage product
+``AOTKIT_VERIFY``    ``1``: verify the IR between passes, and serialize, reload and then use the result of every stage
 ``AOTKIT_FUEL``      a number: how many optional rewrites may run before the rest is left out (to bisect a bad one)
 ``AOTKIT_DISABLE``   comma-separated names of passes to leave out
 ``AOTKIT_CACHE_DIR`` and ``AOTKIT_CACHE_KEY`` belong to ``aotkit_cache``: where entries live, and the signing key

@@ -24,14 +24,14 @@ class Options:
     (``"min_cut"``) or the peak (``"min_peak"``) as a share of what ``"min_cut"`` takes without a budget.
     ``fallback``: a graph that is not supported runs eagerly with one notice (``"eager"``) or raises (``"error"``).
     ``lowering``: ``"kernels"`` generates code; ``"none"`` runs the captured graphs with ATen (to bisect a bug).
-    ``capture``: ``False`` returns the frontend's graph unchanged.
+    ``capture``: ``False`` returns Dynamo's graph unchanged.
     ``cudagraphs``: record graphs on a CUDA device and replay them with one launch, around what can't be recorded.
     ``cudagraph_outputs``: results of replays stay valid (``"survive"``: copied where they are kept; ``"copy"``: always
     copied) or are taken back by the next step (``"overwrite"``: reading them then raises).
     ``freezing``: where gradients are off, parameters and buffers become constants: norms and arithmetic go into the
     weights of convolutions, weights are laid out for oneDNN. A parameter that changes afterwards is an error.
-    ``cache``: keep compiled graphs on disk between processes. ``cacheable``: custom operators, functions that the
-    frontend leaves in graphs, and tensor subclasses, whose graphs may be kept, as ``"namespace.name@version"``: change
+    ``cache``: keep compiled graphs on disk between processes. ``cacheable``: custom operators, functions that
+    Dynamo leaves in graphs, and tensor subclasses, whose graphs may be kept, as ``"namespace.name@version"``: change
     the version when the code changes.
     ``processor``: of graphs on the CPU: generate code for this one, or for every one that has its level of x86-64
     (``"x86-64-v3"`` is AVX2); ``"triton-interpreter"`` runs the kernels that a CUDA device would get, in Triton's
@@ -41,7 +41,7 @@ class Options:
     such an index reads 0 and writes nothing, and the kernel is smaller. On the CPU it is always an ``IndexError``.
     ``redzones``: watch the memory of every call of generated code (slow): a write beside a buffer raises
     ``aotkit_inductor_lower.RedzoneError``, and what is read before it was written is NaN.
-    ``verify``: check the IR between passes; serialize, reload and then use the product of every stage.
+    ``verify``: check the IR between passes; serialize, reload and then use the result of every stage.
     ``fuel``: how many optional rewrites may run (``None``: all). ``disable``: names of passes to leave out.
     """
 

@@ -28,7 +28,7 @@ class Observer(Protocol):
         """Context manager around one named stage."""
 
     def dump(self, name: str, kind: str, text: Callable[[], str]) -> None:
-        """One intermediate product; ``kind`` is graphs, ir or kernels; ``text`` is called only if wanted."""
+        """One intermediate result; ``kind`` is graphs, ir or kernels; ``text`` is called only if wanted."""
 
     def event(self, name: str, fields: Mapping[str, object], /) -> None:
         """Something that happened once: a cache hit, a wrapper bound."""
@@ -92,7 +92,7 @@ class Recorder:
                 self.stages.append(StageTiming(name, total - nested, len(stack)))
 
     def dump(self, name: str, kind: str, text: Callable[[], str]) -> None:
-        """Print and/or write one product, if its kind is wanted."""
+        """Print and/or write one result, if its kind is wanted."""
         if self.dump_dir is None and kind not in self.log:
             return
         content = text()

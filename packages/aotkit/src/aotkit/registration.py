@@ -1,4 +1,4 @@
-"""The name ``"aotkit"`` in the frontend's registry, without importing the frontend.
+"""The name ``"aotkit"`` in Dynamo's registry, without importing Dynamo.
 
 Where the package is installed an entry point registers the name. With the sources on the path there is none: then the
 name is registered when something imports the registry.
@@ -14,13 +14,13 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-__all__ = ["register_with_frontend"]
+__all__ = ["register_with_dynamo"]
 
 _REGISTRY = "torch._dynamo.backends.registry"
 
 
-def register_with_frontend() -> None:
-    """Register now if the frontend is imported, else when it is."""
+def register_with_dynamo() -> None:
+    """Register now if Dynamo is imported, else when it is."""
     registry = sys.modules.get(_REGISTRY)
     if registry is not None:
         _register(registry)
@@ -31,7 +31,7 @@ def register_with_frontend() -> None:
 def _register(registry: Any) -> None:
     from .backend import aotkit
 
-    # While the entry point is loaded, the name is there already and the frontend registers what it gives.
+    # While the entry point is loaded, the name is there already and Dynamo registers what it gives.
     if "aotkit" not in registry._BACKENDS:
         registry.register_backend(aotkit, name="aotkit")
 

@@ -2,7 +2,7 @@
 
 Note [Guards of an entry]
     While a graph with symbolic sizes is traced, torch notes each fact that was relied on in the shape environment, and
-    the frontend turns these into guards. A hit traces nothing, so the facts travel with the entry, as expressions over
+    Dynamo turns these into guards. A cache hit traces nothing, so the facts travel with the entry, as expressions over
     the inputs' symbols in a small JSON form (never as Python text). On a lookup they are evaluated first for the sizes
     at hand: where one does not hold, the entry is for other sizes and the next one of the same key is looked at. Then
     they are evaluated on the symbols themselves, which notes them in the environment as tracing would have done.
@@ -133,7 +133,7 @@ def symbols_in(expression: Any) -> set[str]:
 def install_guards(guards: Sequence[Any], symbols: Mapping[str, Any]) -> None:
     """Note the facts, which hold, about these symbols (SymInts) in their shape environment.
 
-    Most of them the frontend has noted already; to ask again would cost seconds where sizes are long expressions.
+    Most of them Dynamo has noted already; to ask again would cost seconds where sizes are long expressions.
     """
     environment = next((value.node.shape_env for value in symbols.values()), None)
     names = {str(value.node.expr): number for number, value in symbols.items()}

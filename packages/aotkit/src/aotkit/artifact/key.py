@@ -1,10 +1,10 @@
-"""The cache key of one graph of the frontend: everything that decides what a compile makes of it.
+"""The cache key of one graph of Dynamo: everything that decides what a compile makes of it.
 
 Note [What is part of the key]
-    A hit must be what a compile here and now would give, so each thing that a stage looks at is in the key: the graph
-    node by node, inputs as far as they are described by metadata, options, the state of torch that tracing or code
-    generation reads, versions and the machine. Names of nodes and symbols are numbered anew, so that two graphs that
-    differ in names only share a key; stack traces and module paths are left out: they decide nothing but messages.
+    A cache hit must be what a compile here and now would give, so each thing that a stage looks at is in the key: the
+    graph node by node, inputs as far as they are described by metadata, options, the state of torch that tracing or
+    code generation reads, versions and the machine. Names of nodes and symbols are numbered anew, so that two graphs
+    that differ in names only share a key; stack traces and module paths are left out: they decide nothing but messages.
     What has no canonical text (a user's function, a generator, a subclass) makes the graph uncacheable, with a reason.
 """
 
@@ -53,7 +53,7 @@ _HIGHER_ORDER = frozenset(
     )
 )
 _MODULES = frozenset({"torch", "_operator", "operator", "math", "builtins", "_functools"})
-# Metadata that a stage reads of the frontend's nodes.
+# Metadata that a stage reads of Dynamo's nodes.
 _META = ("recompute", "ac_graph_id", "custom", "memory_budget", "partitioner_tag")
 _NAMED = (torch.dtype, torch.device, torch.layout, torch.memory_format)
 
@@ -73,7 +73,7 @@ class _Writer:
 
     def lines(self, indent: str) -> Iterator[str]:
         numbers: dict[torch.fx.Node, str] = {}
-        held: dict[str, int] = {}
+        attributes: dict[str, int] = {}
         for number, node in enumerate(self.gm.graph.nodes):
             numbers[node] = f"%{number}"
             op, target = node.op, node.target
@@ -84,13 +84,13 @@ class _Writer:
             elif op in ("placeholder", "output"):
                 name = op
             else:
-                name = yield from self._attribute(node, held, indent)
+                name = yield from self._attribute(node, attributes, indent)
             args = ", ".join([self._text(a, numbers, node) for a in node.args]) if op != "placeholder" else ""
             kwargs = "".join(f", {k}={self._text(v, numbers, node)}" for k, v in sorted(node.kwargs.items()))
             meta = "".join(f" {key}={node.meta[key]!r}" for key in _META if node.meta.get(key) is not None)
             yield f"{indent}%{number} = {name}({args}{kwargs}){meta}"
 
-    def _attribute(self, node: torch.fx.Node, held: dict[str, int], indent: str) -> Generator[str, None, str]:
+    def _attribute(self, node: torch.fx.Node, attributes: dict[str, int], indent: str) -> Generator[str, None, str]:
         value: Any = self.gm
         for part in str(node.target).split("."):
             value = getattr(value, part)
@@ -103,7 +103,7 @@ class _Writer:
                 return "graph"
         elif isinstance(value, torch.Tensor) and not indent and node.op == "get_attr":
             # It becomes an input of the compiled graph; see lift_attributes.
-            return f"held{held.setdefault(str(node.target), len(held))}"
+            return f"attribute{attributes.setdefault(str(node.target), len(attributes))}"
         raise Uncacheable(
             f"node {node.name} reads the attribute {node.target} ({type(value).__name__}), whose contents no key names"
         )

@@ -119,7 +119,7 @@ class Lookup:
         self.recorder.event("cache.bypass", {"graph": self.name, "reason": reason})
 
     def _key(self, slot: int) -> CacheKey:
-        return make_key(**self.parts, variant=slot)
+        return make_key(**self.parts, specialization=slot)
 
 
 def prepare_lookup(
@@ -139,7 +139,7 @@ def prepare_lookup(
     """
     context = TracingContext.try_get()
     if context is not None and (context.fakify_first_call or context.output_strides is not None):
-        raise Uncacheable("the frontend asks for fake results or strides of the compiled graph")
+        raise Uncacheable("Dynamo asks for fake results or strides of the compiled graph")
     if options.cudagraphs:
         raise Uncacheable("recordings of CUDA graphs belong to one process")
     names = Names()

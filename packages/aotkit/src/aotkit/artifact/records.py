@@ -1,8 +1,8 @@
 """All that a compiled function is, as data: what a compile returns, what a cache entry and a package hold.
 
 Note [What is loaded]
-    This module and what it imports, with :mod:`..driver.bind`, is the whole of what a hit needs: neither Dynamo nor
-    sympy, neither the tracer nor the partitioner nor the code generator. Graphs as text (for second derivatives and
+    This module and what it imports, with :mod:`..driver.bind`, is the whole of what a cache hit needs: neither Dynamo
+    nor sympy, neither the tracer nor the partitioner nor the code generator. Graphs as text (for second derivatives and
     compiled autograd) are kept packed, and are read, with the modules that can, when somebody asks for them.
 
 Note [What can't be stored]
@@ -243,7 +243,7 @@ class Artifact:
     def unstorable(self) -> str | None:
         """Why this can't be written, or ``None``; see Note [What can't be stored]."""
         if self.plan.call.fakes is not None:
-            return "the frontend asks the compiled graph for fake results"
+            return "Dynamo asks the compiled graph for fake results"
         reason = self.forward.unstorable()
         return reason if reason is not None or self.backward is None else self.backward.unstorable()
 

@@ -1,8 +1,8 @@
 """One graph compiled for several patterns of memory that its arguments share.
 
 Note [Other aliases at run time]
-    A graph that writes to an argument is compiled for arguments that share memory in a certain way, and torch's
-    frontend does not guard on it. Its wrapper looks, before anything runs, whether they still do, and raises
+    A graph that writes to an argument is compiled for arguments that share memory in a certain way, and
+    Dynamo does not guard on it. Its wrapper looks, before anything runs, whether they still do, and raises
     ``AliasingChangedError`` if not. The graph is then compiled again for the arguments at hand, with constant sizes.
     Which specialization holds is found out by asking each: they all look. A call of the first one costs nothing more.
 """

@@ -2,10 +2,10 @@
 
 Note [Internal errors]
     A compile refuses what it cannot do by a typed error. Whatever else it raises is a bug, of which the user's program
-    must not die: the graph runs eagerly after one notice (an inference or a forward by the frontend's graph, a backward
+    must not die: the graph runs eagerly after one notice (an inference or a forward by Dynamo's graph, a backward
     by its functional graph, operator by operator), or, with ``fallback="error"``, :class:`.InternalError` is raised.
     Errors of what the user plugs in (compilers, passes, partitioners) stay as they are; they are marked where the
-    user's code is called. So do those that are meant for the frontend, and warnings that were made errors.
+    user's code is called. So do those that are meant for Dynamo, and warnings that were made errors.
 """
 
 from __future__ import annotations

@@ -83,7 +83,7 @@ class CompileContext:
 
     ``num_static``: so many leading arguments (parameters and buffers) are in the same memory at every call.
     ``keep_input_mutations``: the graph of an inference writes to its inputs itself, where that can be.
-    ``static_inputs``: positions of arguments that the frontend knows to keep their address, mostly.
+    ``static_inputs``: positions of arguments that Dynamo knows to keep their address, mostly.
     ``frozen``: arguments that become constants of an inference.
     ``trees``: where recordings of CUDA graphs go, if not to those that all compiled graphs of a device share.
     ``recordings``: of this compile, with the option ``cudagraphs``.

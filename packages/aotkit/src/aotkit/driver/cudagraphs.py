@@ -48,7 +48,7 @@ class CudagraphStages:
 
     def __init__(self, outputs: Literal["survive", "copy", "overwrite"], trees: CudagraphTrees | None) -> None:
         self._static: tuple[int, ...] = ()
-        self._options = TreeOptions(outputs=outputs, check_static_layouts=False)  # the frontend guards layouts
+        self._options = TreeOptions(outputs=outputs, check_static_layouts=False)  # Dynamo guards layouts
         self._trees = trees
         self._static_names: set[str] = set()
         self._forwards: list[TreeFunction] = []

@@ -78,7 +78,7 @@ def frozen_arguments(example_inputs: Sequence[Any], attributes: Sequence[Any]) -
 def check_frozen(run: Callable[..., Any], frozen: FrozenArguments, gm: GraphModule) -> Callable[..., Any]:
     """``run``, which refuses to run with other parameters than were frozen. Discarded ones are no others.
 
-    The frontend's own guards on them go, so that a discarded one does not compile again.
+    Dynamo's own guards on them go, so that a discarded one does not compile again.
     """
     watched = [(index, weakref.ref(t), _version(t)) for index, t in frozen.tensors.items() if index in frozen.used]
     for index, _, _ in watched:

@@ -1,4 +1,4 @@
-"""The compile of a graph of Dynamo that no cache has: everything that a hit does not need is imported from here."""
+"""A cache miss: the compile of a graph of Dynamo. Everything that a cache hit does not need is imported from here."""
 
 from __future__ import annotations
 

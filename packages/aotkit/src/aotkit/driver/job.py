@@ -130,7 +130,7 @@ class GraphJob:
             return None
         kind = "inference" if artifact.kind == "inference" else "forward"
         self.recorder.add_graph(GraphRecord(f"{self.name}-{kind}", artifact.forward.report))
-        self.recorder.event("cache.loaded", {"graph": self.name, "variant": lookup.slot})
+        self.recorder.event("cache.loaded", {"graph": self.name, "specialization": lookup.slot})
         return unboxed(bound)
 
     def _compile(self, args: Sequence[Any], lookup: Lookup | None) -> Callable[..., Any]:

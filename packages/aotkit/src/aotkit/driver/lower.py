@@ -82,7 +82,7 @@ def _lower_options(chosen: Options) -> LowerOptions:
         redzones=chosen.redzones,
         tune=chosen.tune,
         index_asserts=chosen.index_asserts,
-        check_inputs=False,  # the frontend's guards do
+        check_inputs=False,  # Dynamo's guards do
         processor=chosen.processor,
         fuel=chosen.fuel,
         disable=tuple(sorted(chosen.disable)),

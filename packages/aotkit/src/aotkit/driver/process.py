@@ -12,7 +12,7 @@ __all__ = ["collections_put_off", "deep_recursion"]
 
 @contextmanager
 def collections_put_off() -> Iterator[None]:
-    """No collection of garbage inside: all that a load makes stays, and the frontend has left a large heap to walk.
+    """No collection of garbage inside: all that a load makes stays, and Dynamo has left a large heap to walk.
 
     One walk over it takes longer than the load (0.28 s against 0.17 s for a model of four layers). What is due happens
     at the next object after it.

@@ -31,7 +31,7 @@ Pass = Callable[[GraphModule], GraphModule | None]
 class GraphPasses:
     """What to do with the graphs of a compile, each once; a pass changes the graph it gets, or returns another one.
 
-    ``frontend``: the frontend's graph, whose calls are torch's functions. ``joint``: the functional ATen graph of a
+    ``frontend``: Dynamo's graph, whose calls are torch's functions. ``joint``: the functional ATen graph of a
     forward, with its backward if it has one, before it is partitioned. ``lowered``: each graph that is about to be
     lowered: inference, forward, backward. ``partition``: takes the place of our partitioner, with the signature of
     torch's (``partition_fn(joint, inputs, num_fwd_outputs=...)``).
@@ -60,7 +60,7 @@ class GraphPasses:
         return found
 
     def prepare(self, gm: GraphModule) -> GraphModule:
-        """The frontend's graph after the first pass; a pass gets a copy."""
+        """Dynamo's graph after the first pass; a pass gets a copy."""
         if self.frontend is None:
             return gm
         own = GraphModule(gm, copy.deepcopy(gm.graph))

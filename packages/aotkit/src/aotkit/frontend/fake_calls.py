@@ -1,6 +1,6 @@
 """Compiled pieces of a graph that a frontend cut: what they return when it runs them on fake tensors.
 
-The frontend's optimizer for data-parallel models compiles one piece after the other, and asks each, by a call with fake
+Dynamo's optimizer for data-parallel models compiles one piece after the other, and asks each, by a call with fake
 tensors, what the next one gets. It asks only what counts itself as a compile of torch's own ahead-of-time stack.
 """
 
@@ -22,7 +22,7 @@ __all__ = ["strides_asked_for", "with_fake_results"]
 def with_fake_results(
     plan: WrapperPlan, metadata: GraphMetadata, graph: torch.fx.GraphModule, strides: Sequence[Any] | None
 ) -> WrapperPlan:
-    """``plan``, which answers fake calls if the frontend is going to make one.
+    """``plan``, which answers fake calls if Dynamo is going to make one.
 
     The results have the strides that they have in ``graph``, unless its compiler said others: ``strides``.
     """

@@ -26,9 +26,9 @@ __all__ += ["unsupported_input"]
 def fake_inputs(
     example_inputs: Sequence[Any], gm: torch.fx.GraphModule, *, fixed_floats: bool = False
 ) -> tuple[FakeTensorMode, list[Any]]:
-    """Fakes of the frontend's example inputs of ``gm``, under its own fake mode when there is one.
+    """Fakes of Dynamo's example inputs of ``gm``, under its own fake mode when there is one.
 
-    The frontend hands over real tensors. Converting each with the symbolic context that the frontend recorded for
+    Dynamo hands over real tensors. Converting each with the symbolic context that Dynamo recorded for
     it gives the very symbols that its guards talk about; a tensor without one becomes static.
     ``fixed_floats``: see Note [Python floats under dynamic shapes].
     """
@@ -45,9 +45,9 @@ def fake_inputs(
 
 
 def symbolic_twins(values: Sequence[Any], gm: torch.fx.GraphModule, context: TracingContext | None) -> list[Any]:
-    """Per input of ``gm`` (and tensor that it holds) a fake tensor with the frontend's symbols; ``None`` if static.
+    """Per input of ``gm`` (and tensor that it holds) a fake tensor with Dynamo's symbols; ``None`` if static.
 
-    Nothing is specialised here: a number that the frontend passes as a tensor keeps its symbol, in ``item_memo``.
+    Nothing is specialised here: a number that Dynamo passes as a tensor keeps its symbol, in ``item_memo``.
     """
     placeholders = gm.graph.find_nodes(op="placeholder")
     seen = [node.meta.get("example_value") for node in placeholders]
@@ -67,7 +67,7 @@ def symbolic_twins(values: Sequence[Any], gm: torch.fx.GraphModule, context: Tra
 
 
 def has_float_symbols(gm: torch.fx.GraphModule) -> bool:
-    """Whether an input of the frontend's graph stands for a Python float that may change."""
+    """Whether an input of Dynamo's graph stands for a Python float that may change."""
     return any(_stands_for_float(node.meta.get("example_value")) for node in gm.graph.find_nodes(op="placeholder"))
 
 
@@ -78,10 +78,10 @@ def _stands_for_float(seen: Any) -> bool:
 
 
 def _note_float(fake: FakeTensor, symbol: torch.SymFloat, fixed: bool) -> None:
-    """Let an input that stands for a Python float give the frontend's symbol, or its value, which is guarded on.
+    """Let an input that stands for a Python float give Dynamo's symbol, or its value, which is guarded on.
 
     Note [Python floats under dynamic shapes]
-        With ``dynamic=True`` the frontend passes Python floats as 0-d float64 tensors and reads them with ``.item()``,
+        With ``dynamic=True`` Dynamo passes Python floats as 0-d float64 tensors and reads them with ``.item()``,
         as a symbol. What is captured then takes any value of it. Where that is refused (a derivative has to compare
         it, say) it is captured once more with the number itself: evaluating the symbol installs a guard
         ``float == value``, and a float that changes compiles again. On a device, kernels would have to read the
@@ -148,7 +148,7 @@ def lift_attributes(gm: torch.fx.GraphModule) -> tuple[torch.fx.GraphModule, Seq
         name = str(node.target)
         if name not in arguments:
             with graph.inserting_before(before):
-                arguments[name] = graph.placeholder(f"held_{name.replace('.', '_')}")
+                arguments[name] = graph.placeholder(f"attribute_{name.replace('.', '_')}")
             arguments[name].meta.update(node.meta)
         node.replace_all_uses_with(arguments[name])
         if node is before:

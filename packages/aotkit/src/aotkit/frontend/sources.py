@@ -30,8 +30,8 @@ def check_sources(mod: nn.Module, names: Sequence[str], num_args: int) -> list[A
 
     Parameters have theirs in ``mod._param_name_to_source``, inputs on the graph's placeholders (``_dynamo_source``).
 
-    Raises ``AssertionError`` if a parameter has none, two arguments have the same, or there are too few or many: the
-    frontend's guards would then be about other values than those that the graph is called with.
+    Raises ``AssertionError`` if a parameter has none, two arguments have the same, or there are too few or many:
+    Dynamo's guards would then be about other values than those that the graph is called with.
     """
     by_name = getattr(mod, "_param_name_to_source", None)
     graph = getattr(mod, "graph", None)
@@ -47,7 +47,7 @@ def check_sources(mod: nn.Module, names: Sequence[str], num_args: int) -> list[A
     sources += marked
     seen: set[Any] = set()
     for source in sources:
-        assert source not in seen, f"two arguments come from {source}; the frontend should have passed one of them"
+        assert source not in seen, f"two arguments come from {source}; Dynamo should have passed one of them"
         seen.add(source)
     assert len(sources) == num_args, f"{len(sources)} sources are known for {num_args} arguments"
     return sources

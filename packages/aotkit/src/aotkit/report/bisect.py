@@ -51,8 +51,8 @@ def find_culprit(
 
         find_culprit(lambda backend: torch.allclose(torch.compile(f, backend=backend)(x), f(x)))
 
-    Looked at are ``passes`` of the user's, the frontend, the capture, each graph pass, the fusion of kernels, and what
-    remains: code generation. The frontend is reset before every check; an exception in ``check`` counts as wrong.
+    Looked at are ``passes`` of the user's, Dynamo, the capture, each graph pass, the fusion of kernels, and what
+    remains: code generation. Dynamo is reset before every check; an exception in ``check`` counts as wrong.
     """
     return _Search(check, options or read_environment().options(), passes or GraphPasses()).run()
 
@@ -70,7 +70,7 @@ class _Search:
             if without != self.passes and self.right(without):
                 return self.found(f"the given pass {each.name!r}")
         if not self.right(capture=False):
-            return self.found("the function itself or the frontend")
+            return self.found("the function itself or Dynamo")
         if not self.right(lowering="none"):
             return self.found("capture, partitioning or the code around the graph", capture=False)
         names = pass_names()

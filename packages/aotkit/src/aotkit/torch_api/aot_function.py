@@ -1,4 +1,4 @@
-"""Compile a function or a module with compilers and a partitioner of one's choice, without the Dynamo frontend."""
+"""Compile a function or a module with compilers and a partitioner of one's choice, without Dynamo."""
 
 from __future__ import annotations
 
@@ -155,10 +155,10 @@ def aot_module_simplified(
     mode with symbols. Within a ``TracingContext`` what was found is published there. Other arguments as of
     :func:`aot_function`.
 
-    Returns ``forward(*args)`` with ``zero_grad``, ``named_parameters`` and ``named_buffers`` of ``mod``; for the
-    frontend's wrapper of a graph with nested arguments ``forward(list)``, which empties the list.
+    Returns ``forward(*args)`` with ``zero_grad``, ``named_parameters`` and ``named_buffers`` of ``mod``; for
+    Dynamo's wrapper of a graph with nested arguments ``forward(list)``, which empties the list.
 
-    Raises ``RuntimeError`` if the module returns something else, ``AssertionError`` if the frontend's sources of the
+    Raises ``RuntimeError`` if the module returns something else, ``AssertionError`` if Dynamo's sources of the
     arguments do not match them.
     """
     named = named_tensors(mod)

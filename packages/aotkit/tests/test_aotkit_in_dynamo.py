@@ -1,4 +1,4 @@
-"""What the frontend gives a backend and gets from it: compile ids, its context, graphs that write, resets."""
+"""What Dynamo gives a backend and gets from it: compile ids, its context, graphs that write, resets."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def compiled(fn: Callable[..., Any], recorder: aotkit.Recorder, **options: Any) 
 
 
 @pytest.mark.covers("F8.4")
-def test_logs_and_events_name_the_frontends_compile() -> None:
+def test_logs_and_events_name_dynamos_compile() -> None:
     seen: list[tuple[str, bool]] = []
 
     class Watching(aotkit.Recorder):
@@ -38,7 +38,7 @@ def test_logs_and_events_name_the_frontends_compile() -> None:
     begun = [fields for name, fields in recorder.events if name == "compile.begin"]
     ids = [fields["compile_id"] for fields in begun]
     assert len(set(ids)) == 2 and all(identity in {i for i, _ in seen} for identity in ids)
-    assert all(context for _, context in seen)  # the frontend's tracing context is there throughout
+    assert all(context for _, context in seen)  # Dynamo's tracing context is there throughout
     text = stream.getvalue()
     for identity in ids:
         assert f"seconds per stage of {identity}" in text
