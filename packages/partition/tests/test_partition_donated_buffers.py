@@ -1,0 +1,37 @@
+"""Saved tensors whose memory is nobody else's."""
+
+from __future__ import annotations
+
+import torch
+from torch import fx
+
+from aotkit_partition import donated_buffers
+
+aten = torch.ops.aten
+
+
+def forward() -> fx.GraphModule:
+    """One output; saved are an input, the output itself, a value of its own, two views of one value, and a view."""
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    output = graph.call_function(aten.sigmoid.default, (x,))
+    own = graph.call_function(aten.exp.default, (x,))
+    twice = graph.call_function(aten.sin.default, (x,))
+    views = [graph.call_function(aten.view.default, (twice, [-1])), graph.call_function(aten.t.default, (twice,))]
+    alone = graph.call_function(aten.cos.default, (x,))
+    unsafe = graph.call_function(aten._unsafe_view.default, (alone, [-1]))
+    graph.output([output, x, output, own, *views, unsafe])
+    return fx.GraphModule(torch.nn.Module(), graph)
+
+
+def test_memory_of_inputs_of_results_and_of_two_saved_tensors_is_not_donated() -> None:
+    assert donated_buffers.donated_tensors(forward(), 1, 6) == (2, 5)
+
+
+def test_inputs_of_the_backward_are_marked_behind_the_sizes() -> None:
+    graph = fx.Graph()
+    inputs = [graph.placeholder(name) for name in ("size", "a", "b", "tangent")]
+    graph.output([inputs[3]])
+    backward = fx.GraphModule(torch.nn.Module(), graph)
+    donated_buffers.mark_donated(backward, 1, (1,))
+    assert [n.name for n in backward.graph.find_nodes(op="placeholder") if n.meta.get("donated")] == ["b"]
