@@ -220,6 +220,15 @@ def test_shifts_at_and_over_the_width_equal_eager(check):
     check(lambda x, n: (x << n, x >> n), x, n)
 
 
+@pytest.mark.parametrize("dtype", [*INTS, torch.bool], ids=str)
+def test_bits_of_a_number_and_a_tensor_equal_eager(check, dtype):
+    def f(x):
+        shifts = (1 << x, -9 >> x) if dtype is not torch.bool else ()
+        return (*shifts, aten.bitwise_and(True, x), aten.bitwise_or(True, x), aten.bitwise_xor(5, x))
+
+    check(f, torch.arange(40).to(dtype))
+
+
 def test_integer_division_by_zero_raises_as_eager(check):
     a = torch.tensor([4, 2])
     graph = make_fx(lambda a, b: torch.div(a, b, rounding_mode="floor"), tracing_mode="fake")(a, a.clone())

@@ -177,13 +177,13 @@ _add_all(_UNARY_FLOAT, ("default",), _unary_float)
 _add_all(("sinh", "cosh"), ("default",), _unary_wide)
 _add_all(_UNARY_SAME, ("default",), _unary_same)
 _add_all(_ROUNDING, ("default",), _rounding)
-_add_all(_BINARY_SAME, ("default", "Tensor", "Scalar"), _binary)
+_add_all(_BINARY_SAME, ("default", "Tensor", "Scalar", "Scalar_Tensor"), _binary)
 _add_all(_BINARY_FLOAT, ("default", "Tensor", "Scalar"), lambda op: _binary(op, to_float=True))
 _add_all(_COMPARE, _BOTH, _binary)
 _add_all(["logical_and", "logical_or", "logical_xor", "logical_not"], ("default",), _logical)
 _add_all(["isnan", "isinf", "signbit"], ("default",), _test)
 for _name, _op in (("bitwise_left_shift", "shl"), ("bitwise_right_shift", "shr")):
-    for _kind in ("Tensor", "Tensor_Scalar"):
+    for _kind in ("Tensor", "Tensor_Scalar", "Scalar_Tensor"):
         TABLE.add(_overload(_name, _kind), _binary(_op))
 for _kind in ("Tensor", "Scalar"):
     TABLE.add(_overload("__lshift__", _kind), _binary("shl"))
