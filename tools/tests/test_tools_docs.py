@@ -11,6 +11,8 @@ import pytest
 from tools.build_docs import stage, without_relative_links
 from tools.workspace import PACKAGES, ROOT, load_packages
 
+PAGES = sorted((ROOT / "docs").rglob("*.md"))
+
 
 def test_relative_links_of_a_readme_become_plain_words_and_others_stay() -> None:
     text = "see [this](../x.md), [that](https://example.org) and [here](#part)"
@@ -40,6 +42,38 @@ def test_a_package_page_holds_readme_and_changelog(tmp_path: Path) -> None:
 def test_every_link_in_the_readme_leads_somewhere() -> None:
     for target in re.findall(r"\]\((?!https?:|#)([^)\s]+)\)", (ROOT / "README.md").read_text()):
         assert (ROOT / target).exists(), target
+
+
+def anchors(page: Path) -> set[str]:
+    """What a link to a part of a page may name, as mkdocs makes it of the headings."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    headings = (
+        re.sub(r"[^\w\s-]", "", found).strip().lower() for found in re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    )
+    return {re.sub(r"[-\s]+", "-", heading) for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT / "docs")))
+def test_every_link_of_a_page_leads_to_a_page_and_to_a_heading_of_it(page: Path) -> None:
+    for target, anchor in re.findall(r"\]\((?!https?:)([^)#\s]*)#?([^)\s]*)\)", page.read_text()):
+        other = (page.parent / target).resolve() if target else page
+        assert other.is_relative_to(ROOT / "docs") and other.is_file(), target
+        assert not anchor or anchor in anchors(other), f"{target}#{anchor}"
+
+
+@pytest.mark.parametrize("name", ["glossary.md", *(f"contributing/{p.name}" for p in PAGES if p.parent.name != "docs")])
+def test_files_that_the_glossary_and_the_how_tos_name_exist(name: str) -> None:
+    lower = ROOT / "packages" / "inductor-lower"
+    roots = [ROOT, lower, lower / "src" / "aotkit_inductor_lower", *(ROOT / "packages").glob("*/src")]
+    for path in re.findall(r"`([\w./-]+(?:/|\.py|\.toml|\.md))`", (ROOT / "docs" / name).read_text()):
+        within = "" if "/" in path else "**/"  # a bare name is a file that the sentence is about
+        assert any(True for root in roots for _ in root.glob(within + path)), path
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    config = (ROOT / "docs" / "mkdocs.yml").read_text()
+    for page in PAGES:
+        assert f": {page.relative_to(ROOT / 'docs')}\n" in config, page
 
 
 def test_the_readme_names_every_package() -> None:

@@ -49,7 +49,8 @@ def test_the_numeric_tests_are_files_that_exist() -> None:
 
 def test_documented_and_used_sessions_exist(sessions: set[str]) -> None:
     families = {name.partition("(")[0] for name in sessions}
-    files = [ROOT / "README.md", ROOT / "docs" / "contributing.md", ROOT / "docs" / "benchmarks.md", *WORKFLOWS]
+    pages = (ROOT / "docs").rglob("*.md")
+    files = [ROOT / "README.md", *pages, *WORKFLOWS]
     for path in files:
         for name in re.findall(r'nox -s "?(\w+)', path.read_text()):
             assert name in families, f"{path.name} names nox -s {name}"

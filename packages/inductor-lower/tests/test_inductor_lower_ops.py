@@ -31,6 +31,7 @@ from aotkit_inductor_lower.ops.scalar import (
     reduce_dtype,
     result_dtype,
 )
+from aotkit_inductor_lower.targets.triton.render.ops import TRITON_OPS
 
 INF, NAN = math.inf, math.nan
 FLOAT_EDGES = [0.0, -0.0, 0.5, -0.5, 1.0, -1.0, 1.5, 2.5, -2.5, 3.0, -7.25, 0.75, 1e-40, 1e10, -3e38, INF, -INF, NAN]
@@ -91,6 +92,10 @@ def test_the_table_holds_the_whole_vocabulary_and_nothing_else() -> None:
     assert sorted(OP_TABLE) == sorted(VOCABULARY.split())
     assert sorted(REDUCE_TABLE) == sorted(["sum", "prod", "min", "max", "any", "all", "argmin", "argmax"])
     assert all(row.name == name for name, row in OP_TABLE.items())
+
+
+def test_a_cuda_kernel_has_text_for_every_op_of_the_table() -> None:
+    assert set(TRITON_OPS) | {"cast", "bitcast"} == set(OP_TABLE)
 
 
 @pytest.mark.parametrize(("op", "dtype"), ROWS, ids=lambda v: v.value if isinstance(v, DType) else v)
