@@ -19,13 +19,13 @@ from aotkit_partition import (
     partition,
     without_tangents,
 )
-from aotkit_partition.agreement import agree
 from aotkit_partition.decide import Decision
 from aotkit_partition.flow_network import Edge, min_cut
 from aotkit_partition.fusion import is_fusible
 from aotkit_partition.joint import analyze_joint, value_bytes
 from aotkit_partition.min_cut import make_cut_problem, solve_min_cut
 from aotkit_partition.peak import PeakSearch
+from aotkit_partition.rank_sync import sync_across_ranks
 from aotkit_partition.timeline import Allocation, MemoryTimeline
 
 aten = torch.ops.aten
@@ -185,7 +185,7 @@ def test_a_process_alone_agrees_with_itself():
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     try:
         decision = Decision((0,), "mine", [])
-        assert agree(joint, decision, torch.distributed.group.WORLD) is decision
+        assert sync_across_ranks(joint, decision, torch.distributed.group.WORLD) is decision
     finally:
         torch.distributed.destroy_process_group()
 

@@ -16,9 +16,9 @@ from .float_inputs import floats_as_tensors
 from .functional_call import FunctionalCall, create_functional_call, named_tensors
 from .gradients import GradientInputs, capture_gradients
 from .graph_function import GraphFunction
-from .known_values import SavedValues, saved_values
 from .mutations_in_graph import mutations_in_graph
 from .observer import Observer
+from .saved_activations import SavedValues, saved_values
 from .signature import BackwardSignature, GraphSignature
 from .state import TRACING_LOCK, AutocastState
 

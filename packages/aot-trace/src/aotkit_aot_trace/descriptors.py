@@ -203,10 +203,10 @@ def describe_graph(graph: torch.fx.Graph, metadata: GraphMetadata, inputs: Seque
     forward = _forward_outputs(outer, inputs)
     tangents: list[AOTInput] = [TangentAOTInput(forward[t.forward_output]) for t in outer.tangents]
     gradients: list[AOTOutput] = [GradAOTOutput(i) for i in inputs] if metadata.is_training else []
-    late = [write.input for write in metadata.backward_writes]
-    for index in late:
+    written = [write.input for write in metadata.backward_writes]
+    for index in written:
         gradients[index] = InputMutationAOTOutput(BackwardAOTInput(inputs[index]))
-    placeholders: list[AOTInput] = [*inputs, *tangents, *(BackwardAOTInput(inputs[index]) for index in late)]
+    placeholders: list[AOTInput] = [*inputs, *tangents, *(BackwardAOTInput(inputs[index]) for index in written)]
     results: list[AOTOutput] = [*forward, *gradients]
     if boundary is not None:
         dense_inputs = [

@@ -21,8 +21,8 @@ from aotkit_functionalize import GraphMetadata, Unsupported, collect_metadata, l
 
 from . import _torch_compat as compat
 from .api import Capture, Origin, TraceOptions, capture
-from .known_values import Known, SavedValues, use_known_values
 from .observer import Observer
+from .saved_activations import SavedActivations, SavedValues, reuse_saved_activations
 from .state import AutocastState
 
 __all__ = ["GradientFunction", "GradientInputs", "capture_gradients"]
@@ -34,8 +34,8 @@ class GradientFunction:
     Args:
         origin: what was captured as a joint graph.
         metadata: of that capture.
-        known: what its forward saved. These arguments are there only to be used in the place of nodes afterwards, see
-            :func:`.use_known_values`.
+        activations: what its forward saved. These arguments are there only to be used in the place of nodes
+            afterwards, see :func:`.reuse_saved_activations`.
         missing: numbers of the tangents that are not among the arguments: the loss does not depend on their outputs.
 
     A call returns one gradient or ``None`` per differentiable input. Raises :class:`Unsupported` if the function does
@@ -45,20 +45,20 @@ class GradientFunction:
     is_gradient = True
 
     def __init__(
-        self, origin: Origin, metadata: GraphMetadata, known: Known, missing: Collection[int] = ()
+        self, origin: Origin, metadata: GraphMetadata, activations: SavedActivations, missing: Collection[int] = ()
     ) -> None:
         self.function, self.autocast, self.metadata = origin.function, origin.autocast, metadata
         self.missing = frozenset(missing)
         inner = origin.function
         if hasattr(inner, "preferred_layer"):
             self.preferred_layer = inner.preferred_layer
-        self.known: tuple[Known, ...]
-        self.known = (*inner.known, known) if isinstance(inner, GradientFunction) else (known,)
+        self.activations: tuple[SavedActivations, ...]
+        self.activations = (*inner.activations, activations) if isinstance(inner, GradientFunction) else (activations,)
 
     def __call__(self, *values: Any) -> list[Any]:
         metadata = self.metadata
         count = len(metadata.inputs)
-        outer, tangents = list(values[:count]), values[count + len(self.known[-1].saved.nodes) :]
+        outer, tangents = list(values[:count]), values[count + len(self.activations[-1].saved.nodes) :]
         for index in metadata.differentiable_inputs:
             # Where the gradients do not depend on an input, no derivative of them does: it arrives without one.
             if not outer[index].requires_grad:
@@ -122,8 +122,8 @@ def capture_gradients(
     ``metadata`` and ``saved`` are those of its joint graph. Values that the forward saved are used, not computed again.
     Raises :class:`Unsupported` also if the value of a lost input, or another draw of random numbers, would be needed.
     """
-    known = Known(saved, len(metadata.inputs), values.symbols)
-    function = GradientFunction(origin, metadata, known, values.missing)
+    activations = SavedActivations(saved, len(metadata.inputs), values.symbols)
+    function = GradientFunction(origin, metadata, activations, values.missing)
     mode = FakeTensorMode()
     inputs = [_fake(value, mode) for value in values.inputs]
     for index in values.lost:
@@ -142,7 +142,7 @@ def capture_gradients(
         captured = capture(function, flat, decompositions=decompositions, options=options, observer=observer)
     for node, value in zip(captured.graph.graph.find_nodes(op="placeholder"), flat, strict=False):
         node.meta.setdefault("val", value)
-    use_known_values(captured, function.known, values.lost)
+    reuse_saved_activations(captured, function.activations, values.lost)
     # What the function writes to are copies of the inputs, but their version counters are those of the inputs.
     unchanged = tuple(replace(info, version_steps=0) for info in captured.metadata.inputs)
     return replace(captured, metadata=replace(captured.metadata, inputs=unchanged))

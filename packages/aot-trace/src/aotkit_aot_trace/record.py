@@ -10,6 +10,7 @@ Note [One run of the user's function]
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -39,13 +40,13 @@ from aotkit_functionalize import (
 )
 
 from . import _torch_compat as compat
+from .backward_mutated_inputs import backward_mutated_inputs, settle
 from .decompositions import guarded_table
 from .exported import ExportRequest, every_output
 from .graph_function import closed_over, data_dependent, not_functional
-from .late_inputs import late_inputs, settle
 from .python_kernels import table_above_autograd
-from .random_replay import with_replay
 from .reach import reached_by, silent_edges
+from .rng_state_replay import with_replay
 from .state import AutocastState
 
 __all__ = ["Recording", "Request", "record"]
@@ -83,7 +84,7 @@ class Recording:
         num_forward_nodes: how many nodes were recorded before the backward began.
         backward_marks: ``(number of nodes recorded, sequence number)`` at the start of each backward function.
         check_saved: refuses backward functions that saved what changed its shape in place since.
-        needless: placeholders to be replaced by a node; see :mod:`.late_inputs`.
+        needless: placeholders to be replaced by a node; see :mod:`.backward_mutated_inputs`.
     """
 
     metadata: GraphMetadata | None = None
@@ -171,10 +172,11 @@ def _run(request: Request, placeholders: Sequence[Any], result: Recording) -> li
         if request.export is not None and request.export.loss is not None:
             differentiable, tangents = [outputs[request.export.loss]], None  # the gradient of a loss is one
         functions = _backward_functions(differentiable)
-        late = []
+        stands_in = functools.partial(_input, tracer=tracer)
+        mutated = []
         if request.export is None:
-            late = late_inputs(inputs, forward.metadata, functions, tracer, lambda n, like: _input(n, like, tracer))
-        writable = {one.entered.index for one in late}
+            mutated = backward_mutated_inputs(inputs, forward.metadata, functions, tracer, stands_in)
+        writable = {one.entered.index for one in mutated}
         with _refused("the gradient cannot be recorded"), _writes_refused(inputs, tangents, writable):
             gradients, reached = _gradients(differentiable, leaves, tangents, functions, tracer, result)
         finish_tokens()
@@ -183,8 +185,8 @@ def _run(request: Request, placeholders: Sequence[Any], result: Recording) -> li
         if request.export is None:
             metadata = _without_influence_left_out(forward.metadata, by_input)
             result.metadata = replace(metadata, reached_by=_by_input(reached, inputs))
-        if late:
-            writes, result.needless = settle(late, inputs)
+        if mutated:
+            writes, result.needless = settle(mutated, inputs)
             result.metadata = replace(result.metadata, backward_writes=writes)
             for write in writes:
                 by_input[write.input] = _unwrap(inputs[write.input].value)

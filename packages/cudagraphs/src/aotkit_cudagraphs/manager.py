@@ -28,7 +28,7 @@ from .warm_up import result_storages, watched
 
 
 @dataclass(frozen=True, slots=True)
-class Plain:
+class EagerRun:
     """The callable is to run as it is.
 
     Attributes:
@@ -54,7 +54,7 @@ class TreeManager:
     is handed out as a copy. If the result that is in the way stays, its pool is left to it and recordings are
     made in a new one. So no memory that someone can read is ever written by a replay.
 
-    All methods must be called with the lock of the device held, except `run_plain`.
+    All methods must be called with the lock of the device held, except `run_eagerly`.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class TreeManager:
         self._watched: list[tuple[Function, int, StorageWeakRef]] = []
         self._marked = self._marks_are_used = False
         self._capturing = self._busy = False
-        self.dead: list[Function] = []  # callables that nobody can call any more; may be appended to at any time
+        self.released: list[Function] = []  # callables that nobody can call any more; may be appended to at any time
         self._clock = 0
         self._last_stream: Any = None
 
@@ -92,10 +92,10 @@ class TreeManager:
         self._marked = self._marks_are_used = True
 
     def call(self, function: Function, given: list[Any]) -> Any:
-        """Replay, or return a `Plain` that says how to run it. Empties `given` of what it replaces."""
+        """Replay, or return an `EagerRun`, which says how to run it. Empties `given` of what it replaces."""
         if self._capturing:
-            return Plain(given)
-        self.bury()
+            return EagerRun(given)
+        self.release()
         self._busy = True
         try:
             return self._call(function, given)
@@ -123,24 +123,24 @@ class TreeManager:
             self._path.ran_once(function, bool)
             function.uncaptured += 1
             function.skips.update(dict.fromkeys(reasons))
-            return Plain(given, reasons)
+            return EagerRun(given, reasons)
         layouts = placement.layouts()
         first = layouts not in function.warm
         function.warm_ups += first
         function.blocked += not first
-        return Plain(given, layouts=layouts)
+        return EagerRun(given, layouts=layouts)
 
-    def run_plain(self, function: Function, plain: Plain) -> tuple[Any, dict[int, str | None]]:
+    def run_eagerly(self, function: Function, run: EagerRun) -> tuple[Any, dict[int, str | None]]:
         """Run the callable; the result, and the inputs it wrote, where that was not known yet."""
-        if plain.layouts is None or plain.layouts in function.warm:
-            return function.call(plain.inputs), {}
-        return watched(function.call, plain.inputs)
+        if run.layouts is None or run.layouts in function.warm:
+            return function.call(run.inputs), {}
+        return watched(function.call, run.inputs)
 
-    def ran_plain(self, function: Function, plain: Plain, result: Any, written: dict[int, str | None]) -> None:
-        """Learn from a run of `run_plain`."""
-        if plain.layouts is None:
+    def ran_eagerly(self, function: Function, run: EagerRun, result: Any, written: dict[int, str | None]) -> None:
+        """Learn from a run of `run_eagerly`."""
+        if run.layouts is None:
             return
-        function.warm.add(plain.layouts)
+        function.warm.add(run.layouts)
         for index, line in written.items():
             function.mutated.setdefault(index, line)
         storages = result_storages(result)
@@ -148,10 +148,10 @@ class TreeManager:
         self._path.ran_once(function, any_live([reference for _, reference in storages]))
         self._path.settling = True
 
-    def bury(self) -> None:
-        """Drop the callables in `dead` with their recordings, unless a call is under way."""
-        while self.dead and not self._busy:
-            function = self.dead.pop()
+    def release(self) -> None:
+        """Drop the callables in `released` with their recordings, unless a call is under way."""
+        while self.released and not self._busy:
+            function = self.released.pop()
             for node in list(function.nodes):
                 if node in function.nodes:  # not dropped with one before it
                     self._drop(node)
@@ -287,20 +287,20 @@ class TreeManager:
 
     def _is_way_clear(self, pool: Pool, given: list[Any]) -> bool:
         """Whether no result from outside the path is in use in this pool. Learns from those that are."""
-        strangers = [slot for slot in pool.live.find() if slot not in self._path.members]
-        if not strangers:
+        outputs_outside_path = [slot for slot in pool.live.find() if slot not in self._path.members]
+        if not outputs_outside_path:
             return True
         if self._options.outputs == "overwrite":
-            storages = {slot.storage._cdata for slot in strangers}
+            storages = {slot.storage._cdata for slot in outputs_outside_path}
             for index, value in enumerate(given):
                 if isinstance(value, torch.Tensor) and value.untyped_storage()._cdata in storages:
                     given[index] = value.clone()  # still needed by this call
-            self._take_memory(pool, strangers)
+            self._take_memory(pool, outputs_outside_path)
             return True
-        for slot in strangers:
+        for slot in outputs_outside_path:
             slot.blocked += 1
             slot.owner.keep(slot.leaves)
-        if max(slot.blocked for slot in strangers) > self._options.patience:
+        if max(slot.blocked for slot in outputs_outside_path) > self._options.patience:
             self._drop_pool(pool)
         return False
 

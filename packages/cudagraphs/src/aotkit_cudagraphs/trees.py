@@ -13,7 +13,7 @@ import torch
 from .cuda_driver import CudaDriver
 from .driver import DeviceDriver
 from .functions import Function, Role
-from .manager import Plain, TreeManager
+from .manager import EagerRun, TreeManager
 from .observer import Observer
 from .options import TreeOptions
 from .placement import StaticInputs
@@ -102,7 +102,7 @@ class CudagraphTrees:
         with self.lock:
             managers = list(self._managers.values())
             for manager in managers:
-                manager.bury()
+                manager.release()
             return report_on(managers)
 
     def reset(self) -> None:
@@ -129,13 +129,13 @@ class CudagraphTrees:
             manager = self.manager()
             record = function.record(manager)
             outcome = manager.call(record, given)
-        if not isinstance(outcome, Plain):
+        if not isinstance(outcome, EagerRun):
             return outcome
         if outcome.reasons:
             self.skipped(outcome.reasons, stacklevel=3)
-        result, written = manager.run_plain(record, outcome)
+        result, written = manager.run_eagerly(record, outcome)
         with self.lock:
-            manager.ran_plain(record, outcome, result, written)
+            manager.ran_eagerly(record, outcome, result, written)
         return result
 
     def skipped(self, reasons: tuple[SkipReason, ...], *, stacklevel: int) -> None:
@@ -242,10 +242,10 @@ def _forget(manager: weakref.ref[TreeManager], function: Function, lock: threadi
     """A wrapped callable died, at a moment that nobody chose: drop its recordings now, or before the next call."""
     found = manager()
     if found is not None:
-        found.dead.append(function)
+        found.released.append(function)
         if lock.acquire(blocking=False):
             try:
-                found.bury()
+                found.release()
             finally:
                 lock.release()
 

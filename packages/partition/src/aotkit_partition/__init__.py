@@ -4,7 +4,7 @@
 """
 
 from .__about__ import __version__
-from .carriers import offload_activations, quantize_activations
+from .activation_offload import offload_activations, quantize_activations
 from .errors import (
     GraphFormatError,
     InfeasiblePartitionError,
@@ -20,7 +20,7 @@ from .missing_tangents import without_tangents
 from .one_graph import merge, recompute_by_tags, split_backward
 from .options import PartitionOptions
 from .partition import Partition, default_partition, min_cut_rematerialization_partition, partition, partition_key
-from .pictures import cut_svg, front_svg, html_report, memory_svg
+from .plots import cut_svg, front_svg, html_report, memory_svg
 from .report import PartitionReport
 from .runtime_estimate import (
     FlopsEstimator,

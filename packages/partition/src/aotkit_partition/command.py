@@ -15,7 +15,7 @@ from .graph_text import dump_graph, load_graph
 from .joint import is_backward_input
 from .options import KNAPSACKS, RUNTIMES, STRATEGIES, PartitionOptions
 from .partition import partition
-from .pictures import cut_svg, front_svg, html_report, memory_svg
+from .plots import cut_svg, front_svg, html_report, memory_svg
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -31,7 +31,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--runtime", choices=RUNTIMES, default="roofline", help="estimator of op times")
     add("--num-fwd-outputs", type=int, help="leading outputs that belong to the forward (else found from tangents)")
     add("--report", type=Path, help="write the report: .html, .json or text")
-    add("--pictures", type=Path, help="folder for memory.svg, front.svg and cut.svg")
+    add("--plots", type=Path, help="folder for memory.svg, front.svg and cut.svg")
     add("--forward", type=Path, help="write the forward graph (JSON)")
     add("--backward", type=Path, help="write the backward graph (JSON)")
     add("--quiet", action="store_true", help="print only the headline")
@@ -70,11 +70,11 @@ def _run(chosen: argparse.Namespace) -> None:
             ".json": report.to_json,
         }
         _write(chosen.report, writers.get(chosen.report.suffix, lambda: f"{report}\n")())
-    if chosen.pictures is not None:
-        chosen.pictures.mkdir(parents=True, exist_ok=True)
+    if chosen.plots is not None:
+        chosen.plots.mkdir(parents=True, exist_ok=True)
         for name, draw in (("memory", memory_svg), ("front", front_svg)):
-            _write(chosen.pictures / f"{name}.svg", draw(report))
-        _write(chosen.pictures / "cut.svg", cut_svg(result))
+            _write(chosen.plots / f"{name}.svg", draw(report))
+        _write(chosen.plots / "cut.svg", cut_svg(result))
     for place, graph in ((chosen.forward, result.forward), (chosen.backward, result.backward)):
         if place is not None:
             _write(place, dump_graph(graph))

@@ -25,7 +25,7 @@ class Extensions:
         joint_pass: rewrites a copy of the joint graph before anything else; returns a new module, or None after having
             changed its argument.
         group: a ``torch.distributed`` process group whose ranks partition the same graph and must decide alike; see
-            :mod:`agreement`.
+            :mod:`rank_sync`.
     """
 
     name: str = ""

@@ -15,7 +15,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from .__about__ import __version__
 from ._torch_compat import copy_module
-from .agreement import agree
 from .decide import Decision, decide, peak_front
 from .errors import GraphFormatError, InvalidOptionError
 from .extensions import Extensions
@@ -24,6 +23,7 @@ from .graph_text import dump_graph, load_graph
 from .joint import JointGraph, analyze_joint, described_mutations
 from .options import PartitionOptions
 from .plan import NO_VERSION_CHECK, Plan, make_plan
+from .rank_sync import sync_across_ranks
 from .regions import with_region_budget
 from .replay import replay_random_ops
 from .report import PartitionReport, add_front, add_memory, add_states, make_report
@@ -156,7 +156,7 @@ def partition(
     with _stage(observer, "partition.cut"):
         decision = decide(analysed, options, extensions)
         if extensions.group is not None:
-            decision = agree(analysed, decision, extensions.group)
+            decision = sync_across_ranks(analysed, decision, extensions.group)
     with _stage(observer, "partition.extract"):
         plan = make_plan(analysed, decision.saved, options.recompute_late)
         report = _report(analysed, plan, decision, options, extensions)

@@ -1,6 +1,6 @@
 """Change how values travel from forward to backward: another device, fewer bits.
 
-A value to carry is encoded behind the op that makes it, its encoded parts are saved in its place, and it is decoded in
+A value to recode is encoded behind the op that makes it, its encoded parts are saved in its place, and it is decoded in
 the backward before its first use. Chosen values are activations with memory of their own: no inputs, no outputs of the
 user, nothing that shares a storage with another saved value.
 """
@@ -30,8 +30,8 @@ class Emit(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Carrier:
-    """A way to carry values.
+class ActivationCodec:
+    """How a saved value is written, and read again.
 
     Attributes:
         kind: how the report calls what is saved instead.
@@ -46,8 +46,8 @@ class Carrier:
     lead: Callable[[torch.fx.Node, Sequence[torch.fx.Node]], int]
 
 
-def carry(result: Partition, names: Sequence[str], carrier: Carrier) -> Partition:
-    """The partition with the named saved values carried differently; the old one stays as it is."""
+def recode(result: Partition, names: Sequence[str], codec: ActivationCodec) -> Partition:
+    """The partition with the named saved values in another form; the old one stays as it is."""
     if not names:
         return result
     forward, backward = copy_module(result.forward), copy_module(result.backward)
@@ -58,15 +58,15 @@ def carry(result: Partition, names: Sequence[str], carrier: Carrier) -> Partitio
     for name in names:
         at = result.num_fwd_outputs + saved.index(name)
         source = returned[at]
-        parts = carrier.encode(_emitter(forward.graph, _after_tuples(source)), source)
+        parts = codec.encode(_emitter(forward.graph, _after_tuples(source)), source)
         returned[at : at + 1] = parts
         saved[saved.index(name) : saved.index(name) + 1] = [part.name for part in parts]
         if isinstance(described, list):
             described = [*described[:at], *([None] * len(parts)), *described[at + 1 :]]
-        _decode(backward, targets[name], parts, carrier)
+        _decode(backward, targets[name], parts, codec)
         del rows[name]
         for part in parts:
-            rows[part.name] = SavedValue(part.name, "tensor", value_bytes(part.meta["val"]), carrier.kind, False, "")
+            rows[part.name] = SavedValue(part.name, "tensor", value_bytes(part.meta["val"]), codec.kind, False, "")
     output.args = (tuple(returned),)
     if isinstance(described, list):
         output.meta["desc"] = described
@@ -78,7 +78,7 @@ def carry(result: Partition, names: Sequence[str], carrier: Carrier) -> Partitio
     return replace(result, forward=forward, backward=backward, saved_names=tuple(saved), report=report)
 
 
-def carriable(result: Partition, min_bytes: int, names: Sequence[str] | None) -> list[torch.fx.Node]:
+def recodable(result: Partition, min_bytes: int, names: Sequence[str] | None) -> list[torch.fx.Node]:
     """Saved activations with memory of their own and at least ``min_bytes``; or those named, checked.
 
     Raises:
@@ -141,7 +141,7 @@ def _after_tuples(node: torch.fx.Node) -> torch.fx.Node:
 
 
 def _decode(
-    backward: torch.fx.GraphModule, placeholder: torch.fx.Node, parts: Sequence[torch.fx.Node], carrier: Carrier
+    backward: torch.fx.GraphModule, placeholder: torch.fx.Node, parts: Sequence[torch.fx.Node], codec: ActivationCodec
 ) -> None:
     graph = backward.graph
     value = placeholder.meta["val"]
@@ -152,8 +152,8 @@ def _decode(
         given[-1].meta["val"] = part.meta["val"]
     body = [node for node in graph.nodes if node.op != "placeholder"]
     first = next(place for place, node in enumerate(body) if node in placeholder.users)
-    start = max(0, first - carrier.lead(parts[0], body[:first]))
+    start = max(0, first - codec.lead(parts[0], body[:first]))
     anchor = body[start].prev
-    decoded = carrier.decode(_emitter(graph, anchor), given, value)
+    decoded = codec.decode(_emitter(graph, anchor), given, value)
     placeholder.replace_all_uses_with(decoded)
     graph.erase_node(placeholder)

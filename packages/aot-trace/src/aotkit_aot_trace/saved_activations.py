@@ -21,7 +21,7 @@ from aotkit_functionalize import Unsupported
 from . import _torch_compat as compat
 from .api import Capture
 
-__all__ = ["Known", "SavedValues", "saved_values", "use_known_values"]
+__all__ = ["SavedActivations", "SavedValues", "reuse_saved_activations", "saved_values"]
 
 Key = tuple[Any, ...]
 
@@ -47,7 +47,7 @@ def saved_values(forward: torch.fx.GraphModule, first: int, count: int) -> Saved
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class SavedActivations:
     """Saved values that a later graph gets as its inputs number ``first``, ``first + 1``, ..
 
     ``symbols``: what the symbolic sizes of the earlier graph are now.
@@ -58,26 +58,26 @@ class Known:
     symbols: Mapping[str, int]
 
 
-def use_known_values(later: Capture, known: Sequence[Known], lost: Mapping[int, str]) -> None:
+def reuse_saved_activations(later: Capture, activations: Sequence[SavedActivations], lost: Mapping[int, str]) -> None:
     """Replace nodes of ``later``, in place, by those of its inputs that hold their values.
 
     Args:
         later: captured over the inputs of an earlier graph, then one input per tensor that it saved, then others.
-        known: of the earlier graph; before that, of those it comes from itself.
+        activations: of the earlier graph; before that, of those it comes from itself.
         lost: inputs whose values are gone, and why.
 
     Raises:
         Unsupported: a random operator would have to be drawn again, or a lost input is needed.
     """
     graph = later.graph.graph
-    for values in known:
+    for values in activations:
         _replace(graph, values)
     _remove_dead(graph)
     _check_needs(graph, lost)
     later.graph.recompile()
 
 
-def _replace(graph: torch.fx.Graph, values: Known) -> None:
+def _replace(graph: torch.fx.Graph, values: SavedActivations) -> None:
     inputs = graph.find_nodes(op="placeholder")
     numbering = _Numbering()
     earlier = numbering.of(values.saved.graph, values.symbols)

@@ -1,4 +1,4 @@
-"""Pictures read back: what is drawn stands where the figures of the report put it."""
+"""Plots read back: what is drawn stands where the figures of the report put it."""
 
 import itertools
 import re
@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from aotkit_partition import PartitionOptions, cut_svg, front_svg, html_report, memory_svg, partition
-from aotkit_partition.pictures.front import format_seconds
+from aotkit_partition.plots.front import format_seconds
 from aotkit_partition.report import FrontPoint, format_bytes
 from aotkit_partition.timeline import Allocation, MemoryTimeline
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ..report import PartitionReport, format_bytes
 from ..timeline import MemoryTimeline
-from .svg import hinted, line, number, path, picture, text
+from .svg import hinted, line, number, path, plot, text
 
 KINDS = {
     "output": "outputs",
@@ -53,7 +53,7 @@ def memory_svg(report: PartitionReport) -> str:
         parts.append(hinted(shape, f"without recomputation: peak {format_bytes(report.before.peak_bytes)}"))
     parts += _peak_mark(timeline, height(timeline.peak_bytes))
     parts += _legend([kind for kind in KINDS if any(_bytes_of_kind(timeline, kind))], report.before is not None)
-    return picture(WIDTH, HEIGHT, f"memory over time, peak {format_bytes(timeline.peak_bytes)}", parts)
+    return plot(WIDTH, HEIGHT, f"memory over time, peak {format_bytes(timeline.peak_bytes)}", parts)
 
 
 def _axes(timeline: MemoryTimeline, highest: int) -> list[str]:

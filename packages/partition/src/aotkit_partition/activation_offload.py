@@ -10,7 +10,7 @@ import torch.fx
 from .errors import InvalidOptionError
 from .joint import value_bytes
 from .partition import Partition
-from .rewrite_saved import Carrier, Emit, carriable, carry
+from .rewrite_saved import ActivationCodec, Emit, recodable, recode
 from .runtime_estimate import RooflineEstimator
 
 _aten = torch.ops.aten
@@ -37,10 +37,10 @@ def offload_activations(
         bytes_per_second: of the link, for the lead.
 
     Raises:
-        InvalidOptionError: a named value can't be carried.
+        InvalidOptionError: a named value can't be recoded.
     """
     kind = torch.device(device).type
-    chosen = carriable(result, min_bytes, names)
+    chosen = recodable(result, min_bytes, names)
     if names is None:
         chosen = [node for node in chosen if node.meta["val"].device.type != kind]
     estimator = RooflineEstimator()
@@ -61,7 +61,9 @@ def offload_activations(
             ops += 1
         return ops
 
-    return carry(result, [node.name for node in chosen], Carrier(f"offloaded to {device}", leave, come_back, lead))
+    return recode(
+        result, [node.name for node in chosen], ActivationCodec(f"offloaded to {device}", leave, come_back, lead)
+    )
 
 
 def quantize_activations(
@@ -86,12 +88,12 @@ def quantize_activations(
         dynamic: also values of symbolic size (judged by their example size).
 
     Raises:
-        InvalidOptionError: ``dtype`` is none such, or a named value can't be carried.
+        InvalidOptionError: ``dtype`` is none such, or a named value can't be recoded.
     """
     if not dtype.is_floating_point or dtype.itemsize != 1:
         raise InvalidOptionError(f"dtype is {dtype}; give a floating-point type of one byte, such as float8_e4m3fn.")
     largest = torch.finfo(dtype).max
-    chosen = [node for node in carriable(result, min_bytes, names) if _can_shrink(node, dynamic or names is not None)]
+    chosen = [node for node in recodable(result, min_bytes, names) if _can_shrink(node, dynamic or names is not None)]
 
     def shrink(emit: Emit, node: torch.fx.Node) -> Sequence[torch.fx.Node]:
         top = emit(_aten.amax.default, emit(_aten.abs.default, node), [], False)
@@ -106,8 +108,8 @@ def quantize_activations(
         scaled = emit(_aten.mul.Tensor, wide, parts[1])
         return scaled if value.dtype is torch.float32 else emit(_aten._to_copy.default, scaled, dtype=value.dtype)
 
-    carrier = Carrier(f"quantized to {str(dtype).removeprefix('torch.')}", shrink, grow, lambda part, before: 0)
-    return carry(result, [node.name for node in chosen], carrier)
+    codec = ActivationCodec(f"quantized to {str(dtype).removeprefix('torch.')}", shrink, grow, lambda part, before: 0)
+    return recode(result, [node.name for node in chosen], codec)
 
 
 def _can_shrink(node: torch.fx.Node, dynamic: bool) -> bool:

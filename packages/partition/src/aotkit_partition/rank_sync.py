@@ -23,7 +23,7 @@ from .peak import plan_bytes
 from .plan import make_plan
 
 
-def agree(joint: JointGraph, decision: Decision, group: Any) -> Decision:
+def sync_across_ranks(joint: JointGraph, decision: Decision, group: Any) -> Decision:
     """The decision of the rank whose plan saves the least.
 
     Raises:

@@ -28,11 +28,11 @@ from aotkit_functionalize import (
     renew,
 )
 
-__all__ = ["LateInput", "late_inputs", "settle"]
+__all__ = ["BackwardMutatedInput", "backward_mutated_inputs", "settle"]
 
 
 @dataclass(frozen=True, slots=True)
-class LateInput:
+class BackwardMutatedInput:
     """An input behind the forward.
 
     Attributes:
@@ -49,17 +49,17 @@ class LateInput:
     version: int
 
 
-def late_inputs(
+def backward_mutated_inputs(
     inputs: Sequence[FunctionInput],
     metadata: GraphMetadata,
     functions: Iterable[Any],
     tracer: Any,
     placeholder: Callable[[int, torch.Tensor], torch.Tensor],
-) -> list[LateInput]:
+) -> list[BackwardMutatedInput]:
     """Give the inputs that the backward ``functions`` may write to placeholders, by ``placeholder(number, like)``."""
     if not any(_is_users(f) for f in functions):
         return []
-    found: list[LateInput] = []
+    found: list[BackwardMutatedInput] = []
     for entered, info in zip(inputs, metadata.inputs, strict=True):
         same_memory = info.mutation in (records.MutationKind.NONE, records.MutationKind.DATA)
         if entered.requires_grad or not is_functional(entered.value) or not same_memory:
@@ -74,7 +74,7 @@ def late_inputs(
         plain = placeholder(len(metadata.tangents) + len(found) + 1, now)
         renew(entered.value, plain)
         writes, version = count_data_mutations(entered.value), entered.value._version
-        found.append(LateInput(entered, tracer.unwrap_proxy(plain).node, before, writes, version))
+        found.append(BackwardMutatedInput(entered, tracer.unwrap_proxy(plain).node, before, writes, version))
     return found
 
 
@@ -84,7 +84,7 @@ def _is_users(function: Any) -> bool:
 
 
 def settle(
-    late: Sequence[LateInput], inputs: Sequence[FunctionInput]
+    mutated: Sequence[BackwardMutatedInput], inputs: Sequence[FunctionInput]
 ) -> tuple[tuple[records.BackwardWrite, ...], list[tuple[torch.fx.Node, torch.fx.Node]]]:
     """After the backward: what it wrote to, and the placeholders that are not needed with what they stand for.
 
@@ -92,7 +92,7 @@ def settle(
     """
     written: list[records.BackwardWrite] = []
     needless: list[tuple[torch.fx.Node, torch.fx.Node]] = []
-    for one in late:
+    for one in mutated:
         if count_data_mutations(one.entered.value) == one.writes:
             needless.append((one.placeholder, one.value))
         else:

@@ -12,7 +12,7 @@ import torch.fx
 
 from ..partition import Partition
 from ..report import format_bytes
-from .svg import hinted, line, number, picture, text
+from .svg import hinted, line, number, plot, text
 
 BOX = 250.0
 GAP = 260.0
@@ -43,7 +43,7 @@ def cut_svg(result: Partition) -> str:
         ),
     ]
     title = f"the cut: {len(result.saved_names)} values cross, {len(again)} ops run twice"
-    return picture(width, height, title, parts)
+    return plot(width, height, title, parts)
 
 
 def _headings(result: Partition, right: float) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 from ..report import FrontPoint, PartitionReport, format_bytes
-from .svg import hinted, line, number, path, picture, text
+from .svg import hinted, line, number, path, plot, text
 
 WIDTH, HEIGHT = 620.0, 340.0
 LEFT, RIGHT, TOP, BOTTOM = 86.0, 40.0, 24.0, 52.0
@@ -54,7 +54,7 @@ def front_svg(report: PartitionReport) -> str:
             f'<path d="M{number(x - 5)} {number(y - 5)}l10 10m0 -10l-10 10" stroke="var(--before)" stroke-width="2"/>'
         )
         parts.append(hinted(cross, f"without recomputation: peak {format_bytes(report.peak_bytes_before)}"))
-    return picture(WIDTH, HEIGHT, f"front of {len(points)} plans: peak memory against recomputation", parts)
+    return plot(WIDTH, HEIGHT, f"front of {len(points)} plans: peak memory against recomputation", parts)
 
 
 def _dot(point: FrontPoint, x: float, y: float) -> str:

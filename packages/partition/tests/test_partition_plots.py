@@ -1,4 +1,4 @@
-"""Pictures, the HTML report and the command line."""
+"""Plots, the HTML report and the command line."""
 
 import subprocess
 import sys
@@ -51,7 +51,7 @@ def words(svg):
 
 
 @pytest.mark.covers("F3.42", "F3.55")
-def test_the_memory_picture_shows_both_peaks_and_what_fills_memory(example):
+def test_the_memory_plot_shows_both_peaks_and_what_fills_memory(example):
     report = example[2].report
     svg = memory_svg(report)
     assert hints(svg)[0] == f"memory over time, peak {format_bytes(report.peak_bytes)}"
@@ -66,7 +66,7 @@ def test_the_memory_picture_shows_both_peaks_and_what_fills_memory(example):
 
 
 @pytest.mark.covers("F3.42")
-def test_the_front_picture_has_a_point_per_plan_and_fills_the_chosen_one(example):
+def test_the_front_plot_has_a_point_per_plan_and_fills_the_chosen_one(example):
     report = example[2].report
     circles = list(ElementTree.fromstring(front_svg(report)).iter(f"{SVG}circle"))
     assert len(circles) == len(report.front) >= 3
@@ -78,7 +78,7 @@ def test_the_front_picture_has_a_point_per_plan_and_fills_the_chosen_one(example
 
 
 @pytest.mark.covers("F3.54")
-def test_the_cut_picture_shows_every_op_and_every_saved_value(example):
+def test_the_cut_plot_shows_every_op_and_every_saved_value(example):
     result = example[2]
     svg = cut_svg(result)
     ops = [node for side in (result.forward, result.backward) for node in side.graph.nodes if "call" in node.op]
@@ -91,7 +91,7 @@ def test_the_cut_picture_shows_every_op_and_every_saved_value(example):
     assert len(again) == 1 + len(result.report.recomputed) > 1  # and one in the legend
 
 
-def test_pictures_of_a_report_without_the_figures_are_refused(example):
+def test_plots_of_a_report_without_the_figures_are_refused(example):
     joint, count, _ = example
     report = partition(joint, count, PartitionOptions(details="decisions")).report
     with pytest.raises(ValueError, match='details="memory"'):
@@ -141,14 +141,14 @@ def test_the_forward_outputs_of_a_file_are_found(example):
     assert count_forward_outputs(load_graph(dump_graph(joint))) == count
 
 
-def test_the_command_writes_report_pictures_and_graphs(example, tmp_path, capsys):
+def test_the_command_writes_report_plots_and_graphs(example, tmp_path, capsys):
     joint, count, _ = example
     source = tmp_path / "graph.json"
     source.write_text(dump_graph(joint))
     out = {name: tmp_path / name for name in ("out.html", "out.json", "out.txt", "fw.json", "bw.json")}
     common = [str(source), "--strategy", "min-peak", "--budget", "0.7", "--quiet"]
     everything = [
-        "--pictures",
+        "--plots",
         str(tmp_path / "p"),
         "--forward",
         str(out["fw.json"]),

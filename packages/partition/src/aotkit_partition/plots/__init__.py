@@ -1,4 +1,4 @@
-"""Pictures of a partition as SVG text, and the report as one HTML page. Nothing is loaded from elsewhere."""
+"""Plots of a partition as SVG text, and the report as one HTML page. Nothing is loaded from elsewhere."""
 
 from .cut import cut_svg
 from .front import front_svg

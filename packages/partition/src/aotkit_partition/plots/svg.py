@@ -1,4 +1,4 @@
-"""The little of SVG that the pictures need. Colours follow the reader's light or dark scheme."""
+"""The little of SVG that the plots need. Colours follow the reader's light or dark scheme."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ STYLE = """
 """
 
 
-def picture(width: float, height: float, title: str, parts: Iterable[str]) -> str:
-    """A whole SVG document. ``title`` is read out in place of the picture."""
+def plot(width: float, height: float, title: str, parts: Iterable[str]) -> str:
+    """A whole SVG document. ``title`` is read out in place of the plot."""
     body = "\n".join(parts)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" class="pic" viewBox="0 0 {number(width)} {number(height)}" '

@@ -1,4 +1,4 @@
-"""The report as one HTML page, with its pictures, styles and scripts inside."""
+"""The report as one HTML page, with its plots, styles and scripts inside."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ Cell = tuple[str, float | None]  # words, and a number to sort by
 
 
 def html_report(result: Partition, title: str = "Partition report") -> str:
-    """A page that explains a partition: pictures, what is saved, what runs twice, and what must not.
+    """A page that explains a partition: plots, what is saved, what runs twice, and what must not.
 
-    The pictures need what ``details="memory"`` and ``details="front"`` put into the report; without, they are left out.
+    The plots need what ``details="memory"`` and ``details="front"`` put into the report; without, they are left out.
     """
     report = result.report
     sections = []
