@@ -2,8 +2,9 @@
 
     python -m tools.check_api [--update] [package ...]
 
-A package's public names are the `__all__` of its root. A snapshot holds one entry per name: a function's signature, a
-class's bases, fields, public methods and properties, a constant's type. Run it with all packages installed.
+A package's public names are the `__all__` of its root, and of its modules that are public by name: `cache.txt`,
+`cache.stores.txt`. A snapshot holds one entry per name: a function's signature, a class's bases, fields, public methods
+and properties, a constant's type. Run it with all packages installed.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
-from tools.workspace import PACKAGES, ROOT, import_name
+from tools.workspace import PACKAGES, PUBLIC_MODULES, ROOT, import_name
 
 SNAPSHOTS = ROOT / "tools" / "api"
 
@@ -81,24 +82,33 @@ def difference(folder: str, expected: str, actual: str) -> str:
     return "\n".join(difflib.unified_diff(*pair, f"tools/api/{folder}.txt", f"packages/{folder}", lineterm=""))
 
 
+def parts_of(folder: str) -> list[str]:
+    """The names of a package's snapshots: its root's, then one for each module that is public by name."""
+    return [folder, *(f"{folder}.{module}" for module in PUBLIC_MODULES.get(folder, ()))]
+
+
 def main(arguments: list[str], snapshots: Path = SNAPSHOTS) -> int:
     """Compare or, with `--update`, write the snapshots."""
     update = "--update" in arguments
     folders = [argument for argument in arguments if not argument.startswith("-")] or list(PACKAGES)
     changed = 0
-    for folder in folders:
-        actual = describe(importlib.import_module(import_name(folder)))
-        path = snapshots / f"{folder}.txt"
+    parts = [
+        part for folder in folders for part in (folder, *(f"{folder}.{m}" for m in PUBLIC_MODULES.get(folder, ())))
+    ]
+    for part in parts:
+        folder, dot, module = part.partition(".")
+        actual = describe(importlib.import_module(import_name(folder) + dot + module))
+        path = snapshots / f"{part}.txt"
         if update:
             snapshots.mkdir(exist_ok=True)
             path.write_text(actual, encoding="utf-8")
         expected = path.read_text(encoding="utf-8") if path.exists() else ""
         if expected != actual:
             changed += 1
-            print(difference(folder, expected, actual))
+            print(difference(part, expected, actual))
     if changed:
         print("The public API changed. If that is meant, run `nox -s api -- --update` and say why in the changelog.")
-    print(f"api: {len(folders)} packages compared, {changed} differ")
+    print(f"api: {len(folders)} packages and {len(parts) - len(folders)} modules compared, {changed} differ")
     return 1 if changed else 0
 
 

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tools.workspace import PACKAGES, ROOT, import_name, source_files
+from tools.workspace import PACKAGES, PUBLIC_MODULES, ROOT, import_name, source_files
 
 #: Dotted name -> what to do instead. A name stands for itself and everything below it.
 FORBIDDEN = {
@@ -37,6 +37,7 @@ FORBIDDEN = {
 
 IMPORT_FUNCTIONS = {"importlib.import_module", "__import__", "importlib.util.find_spec", "importlib.__import__"}
 OUR_NAMES = {import_name(folder) for folder in PACKAGES}
+PUBLIC = {f"{import_name(folder)}.{module}" for folder, modules in PUBLIC_MODULES.items() for module in modules}
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +65,8 @@ def forbidden_reason(name: str) -> str | None:
 def sibling_reason(name: str, owner: str | None) -> str | None:
     """Why a dotted name of another package of ours may not be imported, or None."""
     top, _, rest = name.partition(".")
-    if rest and top in OUR_NAMES and owner is not None and top != owner:
-        return f"other packages import from the root of `{top}` only"
+    if rest and top in OUR_NAMES and owner is not None and top != owner and name not in PUBLIC:
+        return f"other packages import from the root of `{top}`, or from a module that is public by name"
     return None
 
 

@@ -26,6 +26,22 @@ PACKAGES = (
     "aotkit",
 )
 
+#: Modules that other packages and users import by name; of everything else they import a package's root only.
+PUBLIC_MODULES: dict[str, tuple[str, ...]] = {
+    "functionalize": ("lazy_bits", "records", "subclasses", "symbols", "tracing", "view_methods"),
+    "aot-trace": ("callables", "descriptors", "export", "gradients", "graph_queries"),
+    "runtime-wrappers": (
+        "compiler_wrapper",
+        "double_backward",
+        "errors",
+        "refinements",
+        "schema_checks",
+        "synthetic_base",
+    ),
+    "cudagraphs": ("drivers", "split", "trees"),
+    "cache": ("stores",),
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Package:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import importlib
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,8 @@ from types import ModuleType
 
 import pytest
 
-from tools.check_api import describe, main
+from tools.check_api import describe, main, parts_of
+from tools.workspace import PUBLIC_MODULES, import_name
 
 
 class Colour(enum.Enum):
@@ -87,6 +89,7 @@ def test_memory_addresses_do_not_get_into_a_snapshot() -> None:
 def test_a_changed_signature_fails_until_the_snapshot_is_updated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setattr("tools.check_api.PUBLIC_MODULES", {})
     monkeypatch.setitem(sys.modules, "aotkit_cache", make_module(scale=scale))
     assert main(["cache", "--update"], tmp_path) == 0
     assert main(["cache"], tmp_path) == 0
@@ -100,5 +103,23 @@ def test_a_changed_signature_fails_until_the_snapshot_is_updated(
 
 
 def test_a_package_without_a_snapshot_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tools.check_api.PUBLIC_MODULES", {})
     monkeypatch.setitem(sys.modules, "aotkit_cache", make_module(scale=scale))
     assert main(["cache"], tmp_path) == 1
+
+
+@pytest.mark.parametrize("folder", PUBLIC_MODULES)
+def test_a_root_is_short_and_public_modules_say_what_is_public(folder: str) -> None:
+    root, *modules = (
+        importlib.import_module(part.replace(folder, import_name(folder), 1)) for part in parts_of(folder)
+    )
+    assert len(root.__all__) <= 15
+    for module in modules:
+        assert module.__doc__ and module.__all__ and set(module.__all__) <= set(dir(module))
+
+
+def test_each_public_module_has_a_snapshot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "aotkit_cache", make_module(scale=scale))
+    monkeypatch.setitem(sys.modules, "aotkit_cache.stores", make_module(Point=Point))
+    assert main(["cache", "--update"], tmp_path) == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["cache.stores.txt", "cache.txt"]

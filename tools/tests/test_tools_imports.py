@@ -36,11 +36,13 @@ FORBIDDEN_SOURCES = {
     "graph pickler": "from torch.fx._graph_pickler import GraphPickler\n",
     "run_decompositions": "def f(program):\n    return program.run_decompositions()\n",
     "sibling's submodule": "from aotkit_partition.min_cut import solve\n",
+    "below a sibling's public module": "from aotkit_functionalize.subclasses.meta import describe\n",
 }
 
 ALLOWED_SOURCES = {
     "own submodule": "from aotkit_cache.entry import Entry\n",
     "sibling's root": "from aotkit_partition import Partition\n",
+    "sibling's public module": "from aotkit_functionalize.subclasses import is_subclass\n",
     "torch primitives": "from torch.fx.experimental.proxy_tensor import make_fx\nimport torch._dynamo\n",
     "registered operators": "import torch\nx = torch.ops.inductor.resize_storage_bytes_\n",
     "a word in a string": "text = 'torch._inductor is not used'\n",

@@ -12,16 +12,14 @@ from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.testing._internal.two_tensor import TwoTensor
 
-from aotkit_aot_trace import (
+from aotkit_aot_trace import GraphMetadata, Unsupported
+from aotkit_aot_trace.callables import create_functional_call, detect_attribute_assignment
+from aotkit_aot_trace.export import (
     ExportError,
-    GraphMetadata,
     GraphSignature,
-    Unsupported,
     aot_export_function,
     aot_export_joint_simple,
     aot_export_module,
-    create_functional_call,
-    detect_attribute_assignment,
 )
 
 

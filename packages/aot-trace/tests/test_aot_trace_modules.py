@@ -12,7 +12,8 @@ from torch import nn
 from torch._decomp import core_aten_decompositions
 from torch.func import functional_call
 
-from aotkit_aot_trace import GraphFunction, TraceOptions, Unsupported, capture, trace_inference, trace_joint
+from aotkit_aot_trace import TraceOptions, Unsupported, capture, trace_inference, trace_joint
+from aotkit_aot_trace.callables import GraphFunction
 
 
 class Block(nn.Module):

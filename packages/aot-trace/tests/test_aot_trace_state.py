@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from torch.utils.checkpoint import checkpoint
 
-from aotkit_aot_trace import TRACING_LOCK, FunctionalLayer, TraceOptions, Unsupported, capture
+from aotkit_aot_trace import FunctionalLayer, TraceOptions, Unsupported, capture
+from aotkit_aot_trace.callables import TRACING_LOCK
 
 
 def ambient():
@@ -179,7 +180,7 @@ def test_the_frontends_graph_is_captured_with_stack_traces_in_the_cheap_layer():
         return (x @ w).relu()
 
     graph, _, captured = frontend_capture(fn, [torch.randn(3, 4), torch.randn(4, 4, requires_grad=True)])
-    from aotkit_aot_trace import GraphFunction
+    from aotkit_aot_trace.callables import GraphFunction
 
     assert GraphFunction(graph).preferred_layer() is FunctionalLayer.DISPATCHER
     for node in captured.graph.graph.nodes:

@@ -8,7 +8,8 @@ from torch._subclasses import FakeTensor
 from torch.testing._internal.two_tensor import TwoTensor
 
 from aotkit_aot_trace import TraceOptions, capture
-from aotkit_functionalize import FunctionalLayer, Unsupported, tensors_inside
+from aotkit_functionalize import FunctionalLayer, Unsupported
+from aotkit_functionalize.subclasses import tensors_inside
 
 
 def two(*sizes: int) -> TwoTensor:

@@ -10,7 +10,8 @@ from aotkit import Options, Recorder
 from aotkit.driver.context import CompileContext
 from aotkit.driver.run import compile_and_bind
 from aotkit.driver.stages import own_stages
-from aotkit_cudagraphs import CudagraphNotice, CudagraphTrees, SimulatedDriver
+from aotkit_cudagraphs import CudagraphNotice, CudagraphTrees
+from aotkit_cudagraphs.drivers import SimulatedDriver
 
 # Operators as ATen runs them: the simulated device sees what goes through torch's dispatcher.
 OPTIONS = Options(cudagraphs=True, lowering="none")

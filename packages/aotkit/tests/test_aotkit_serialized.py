@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from aotkit_aot_trace import capture, saved_values
+from aotkit_aot_trace import capture
+from aotkit_aot_trace.gradients import saved_values
 from aotkit_inductor_lower import compile_graph, decompositions
 from aotkit_partition import PartitionOptions, dump_graph, load_graph, partition
 from aotkit_runtime_wrappers import DoubleBackwardError, SerializableFunction, build_plan, prepare_inputs

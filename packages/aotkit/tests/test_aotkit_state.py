@@ -17,7 +17,7 @@ from torch.overrides import _get_current_function_mode_stack
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 import aotkit
-from aotkit_aot_trace import TRACING_LOCK
+from aotkit_aot_trace.callables import TRACING_LOCK
 from aotkit_inductor_lower import compile_graph, decompositions
 
 

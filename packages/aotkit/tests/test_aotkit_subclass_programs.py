@@ -16,7 +16,8 @@ import torch
 from torch.testing._internal.two_tensor import TwoTensor
 
 import aotkit
-from aotkit_functionalize import Unsupported, tensors_inside
+from aotkit_functionalize import Unsupported
+from aotkit_functionalize.subclasses import tensors_inside
 from aotkit_runtime_wrappers import WrapperError
 
 UNARY: tuple[Callable[[Any], Any], ...] = (

@@ -25,7 +25,8 @@ from torch.utils._python_dispatch import return_and_correct_aliasing
 
 import aotkit
 from aotkit_aot_trace import TraceOptions, capture
-from aotkit_functionalize import FunctionalLayer, GraphMetadata, SubclassBoundary, Unsupported
+from aotkit_functionalize import FunctionalLayer, GraphMetadata, Unsupported
+from aotkit_functionalize.subclasses import SubclassBoundary
 from aotkit_partition import default_partition
 from aotkit_runtime_wrappers import (
     AliasingChangedError,

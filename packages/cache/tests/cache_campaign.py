@@ -14,7 +14,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from aotkit_cache import ArtifactCache, DiskStore, make_key
+from aotkit_cache import ArtifactCache, make_key
+from aotkit_cache.stores import DiskStore
 
 SECRET = b"the campaign's secret"
 _SIZE = 200_000
@@ -23,7 +24,8 @@ _SIZE = 200_000
 # rename and unlink; between them the data is written in pieces, and `write` is patched to stop inside one.
 _WRITER = """
 import os, signal, sys
-from aotkit_cache import ArtifactCache, DiskStore, make_key
+from aotkit_cache import ArtifactCache, make_key
+from aotkit_cache.stores import DiskStore
 import aotkit_cache.private_files as files
 
 directory, point = sys.argv[1], int(sys.argv[2])
@@ -92,7 +94,7 @@ def kill_at(directory: Path, point: int) -> None:
 
 _INSERT = """
 import random, sys
-from aotkit_cache import DiskStore
+from aotkit_cache.stores import DiskStore
 directory, worker, count, cap, size = sys.argv[1], *map(int, sys.argv[2:])
 store, chosen = DiskStore(directory, max_bytes=cap), random.Random(worker)
 largest = 0

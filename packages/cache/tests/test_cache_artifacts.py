@@ -13,21 +13,11 @@ from pathlib import Path
 import pytest
 
 import aotkit_cache
-from aotkit_cache import (
-    ArtifactCache,
-    CacheError,
-    CacheWarning,
-    DiskStore,
-    MemoryStore,
-    TieredStore,
-    default_cache_dir,
-    fresh_cache,
-    make_key,
-    open_cache,
-)
+from aotkit_cache import ArtifactCache, CacheError, CacheWarning, default_cache_dir, fresh_cache, make_key, open_cache
 from aotkit_cache.entry import RejectedEntry, decode_entry, encode_entry, stored_key_parts
 from aotkit_cache.location import read_environment
 from aotkit_cache.signing import Signer, key_from_text, user_key
+from aotkit_cache.stores import DiskStore, MemoryStore, TieredStore
 
 SECRET = b"0123456789abcdef"
 KEY = make_key(graph="x + y", n=3)

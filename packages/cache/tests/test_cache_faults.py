@@ -10,17 +10,10 @@ from pathlib import Path
 import fakeredis
 import pytest
 
-from aotkit_cache import (
-    ArtifactCache,
-    CacheWarning,
-    DiskStore,
-    MemoryStore,
-    RedisStore,
-    TieredStore,
-    make_key,
-)
+from aotkit_cache import ArtifactCache, CacheWarning, make_key
 from aotkit_cache.entry import encode_entry
 from aotkit_cache.signing import Signer
+from aotkit_cache.stores import DiskStore, MemoryStore, RedisStore, TieredStore
 
 _spec = importlib.util.spec_from_file_location("cache_campaign", Path(__file__).with_name("cache_campaign.py"))
 cache_campaign = importlib.util.module_from_spec(_spec)
@@ -112,7 +105,8 @@ def test_a_forged_entry_is_never_read(monkeypatch):
 
 _ONE_KEY = """
 import sys
-from aotkit_cache import ArtifactCache, DiskStore, make_key
+from aotkit_cache import ArtifactCache, make_key
+from aotkit_cache.stores import DiskStore
 cache = ArtifactCache(DiskStore(sys.argv[1]), b"sixteen secret bytes and more")
 made = []
 for round_number in range(5):

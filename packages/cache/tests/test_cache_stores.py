@@ -11,16 +11,8 @@ import warnings
 
 import pytest
 
-from aotkit_cache import (
-    CacheError,
-    CacheWarning,
-    DiskStore,
-    FsspecStore,
-    MemoryStore,
-    RedisStore,
-    Store,
-    TieredStore,
-)
+from aotkit_cache import CacheError, CacheWarning
+from aotkit_cache.stores import DiskStore, FsspecStore, MemoryStore, RedisStore, Store, TieredStore
 
 
 class RedisClient:
@@ -238,7 +230,7 @@ def test_processes_writing_one_key_never_see_a_mixed_entry_and_keep_the_cap(tmp_
 @pytest.mark.covers("F7.14")
 def test_a_writer_killed_at_any_moment_leaves_whole_entries_only(tmp_path):
     code = (
-        "import sys; from aotkit_cache import DiskStore\n"
+        "import sys; from aotkit_cache.stores import DiskStore\n"
         f"s = DiskStore({str(tmp_path / 'c')!r}, max_bytes=3_000_000); i = 0\n"
         "print('up', flush=True)\n"
         "while True: i += 1; s.put(f'key{i % 9}', bytes([i % 256]) * 400_000)\n"

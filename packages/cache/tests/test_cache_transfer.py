@@ -2,7 +2,8 @@
 
 import pytest
 
-from aotkit_cache import ArtifactCache, CacheError, DiskStore, MemoryStore, key_from_text, make_key
+from aotkit_cache import ArtifactCache, CacheError, key_from_text, make_key
+from aotkit_cache.stores import DiskStore, MemoryStore
 
 SHARED = key_from_text("a secret that the team shares")
 

@@ -12,11 +12,11 @@ from aotkit_cudagraphs import (
     CudagraphNotice,
     CudagraphOptions,
     CudagraphSkipped,
-    SimulatedDriver,
     SkipKind,
     SkipReason,
     cudagraphify,
 )
+from aotkit_cudagraphs.drivers import SimulatedDriver
 
 
 class Recorder:

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from aotkit_cudagraphs import CudaDriver, CudagraphNotice, CudagraphOptions, SkipKind, cudagraphify
+from aotkit_cudagraphs import CudagraphNotice, CudagraphOptions, SkipKind, cudagraphify
+from aotkit_cudagraphs.drivers import CudaDriver
 
 pytestmark = [
     pytest.mark.gpu,

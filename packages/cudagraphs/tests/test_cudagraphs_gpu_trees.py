@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from aotkit_cudagraphs import CudaDriver, CudagraphTrees, OverwrittenError, TreeOptions
+from aotkit_cudagraphs import CudagraphTrees, OverwrittenError, TreeOptions
+from aotkit_cudagraphs.drivers import CudaDriver
 
 pytestmark = [
     pytest.mark.gpu,

@@ -6,7 +6,8 @@ import warnings
 import pytest
 import torch
 
-from aotkit_cudagraphs import CudagraphNotice, CudagraphOptions, SimulatedDriver, cudagraphify
+from aotkit_cudagraphs import CudagraphNotice, CudagraphOptions, cudagraphify
+from aotkit_cudagraphs.drivers import SimulatedDriver
 
 SIZE = 6
 

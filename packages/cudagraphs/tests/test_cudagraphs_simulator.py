@@ -5,7 +5,7 @@ import gc
 import pytest
 import torch
 
-from aotkit_cudagraphs import CaptureError, SimulatedDriver
+from aotkit_cudagraphs.drivers import CaptureError, SimulatedDriver
 from aotkit_cudagraphs.simulated_pool import SimulatedMemoryError, SimulatedPool
 from aotkit_cudagraphs.simulated_streams import StreamOrderError
 

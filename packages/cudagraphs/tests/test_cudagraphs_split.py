@@ -7,16 +7,9 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from aotkit_cudagraphs import (
-    CudagraphNotice,
-    CudagraphTrees,
-    SimulatedDriver,
-    SkipKind,
-    SkipReason,
-    SplitOptions,
-    split_graph,
-    wrap_graph,
-)
+from aotkit_cudagraphs import CudagraphNotice, CudagraphTrees, SkipKind, SkipReason, wrap_graph
+from aotkit_cudagraphs.drivers import SimulatedDriver
+from aotkit_cudagraphs.split import SplitOptions, split_graph
 
 CPU = torch.device("cpu")
 

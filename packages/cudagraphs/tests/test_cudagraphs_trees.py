@@ -14,11 +14,11 @@ from aotkit_cudagraphs import (
     CudagraphSkipped,
     CudagraphTrees,
     OverwrittenError,
-    SimulatedDriver,
     SkipKind,
     TreeOptions,
     cudagraphify,
 )
+from aotkit_cudagraphs.drivers import SimulatedDriver
 
 
 @pytest.fixture

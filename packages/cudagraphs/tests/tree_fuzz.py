@@ -21,7 +21,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from aotkit_cudagraphs import CudaDriver, CudagraphNotice, CudagraphTrees, SimulatedDriver, TreeOptions
+from aotkit_cudagraphs import CudagraphNotice, CudagraphTrees, TreeOptions
+from aotkit_cudagraphs.drivers import CudaDriver, SimulatedDriver
 
 GRANULARITY = 512
 SIZES = (5, 100, 300, 1000)

@@ -15,18 +15,11 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
-from aotkit_functionalize import (
-    FunctionalLayer,
-    below_functional_layer,
-    collect_metadata,
-    from_functional,
-    function_inputs,
-    functional_layer,
-    to_functional,
-)
+from aotkit_functionalize import FunctionalLayer, collect_metadata, function_inputs, functional_layer
 from aotkit_functionalize.lazy_bits import with_lazy_bits, without_lazy_bits
 from aotkit_functionalize.metadata import GraphMetadata
 from aotkit_functionalize.records import InputInfo, MutationKind, OutputInfo, OutputKind, ViewSpec
+from aotkit_functionalize.tracing import below_functional_layer, from_functional, to_functional
 from aotkit_functionalize.view_methods import view_method
 
 Program = Callable[..., Sequence[Any]]

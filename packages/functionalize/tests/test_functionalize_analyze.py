@@ -14,9 +14,9 @@ from aotkit_functionalize import (
     Unsupported,
     analyze,
     functional_layer,
-    to_functional,
 )
 from aotkit_functionalize.records import InputKind, MutationKind, OutputKind
+from aotkit_functionalize.tracing import to_functional
 
 
 @pytest.fixture(params=list(FunctionalLayer), ids=lambda layer: layer.value)

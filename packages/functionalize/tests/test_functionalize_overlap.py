@@ -9,14 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from aotkit_functionalize import (
-    collect_metadata,
-    fake_arguments,
-    function_inputs,
-    functional_layer,
-    overlapping_groups,
-)
+from aotkit_functionalize import collect_metadata, fake_arguments, function_inputs, functional_layer
 from aotkit_functionalize.overlap import definitely_disjoint, repeats_memory
+from aotkit_functionalize.tracing import overlapping_groups
 from aotkit_functionalize.wrap import FunctionalLayer
 
 M = 6  # the matrix is M by M

@@ -19,23 +19,7 @@ from torch.utils._sympy.functions import (
     TruncToInt,
 )
 
-from aotkit_functionalize import (
-    FunctionalLayer,
-    Unsupported,
-    below_functional_layer,
-    count_data_mutations,
-    fake_arguments,
-    fake_twin,
-    from_functional,
-    function_inputs,
-    functional_layer,
-    has_data_mutation,
-    is_autograd_identity,
-    is_functional,
-    reentered_inputs,
-    renew,
-    to_functional,
-)
+from aotkit_functionalize import FunctionalLayer, Unsupported, fake_arguments, function_inputs, functional_layer
 from aotkit_functionalize.metadata import GraphMetadata
 from aotkit_functionalize.overlap import definitely_disjoint
 from aotkit_functionalize.records import (
@@ -49,6 +33,18 @@ from aotkit_functionalize.records import (
     ViewSpec,
 )
 from aotkit_functionalize.symbols import _text
+from aotkit_functionalize.tracing import (
+    below_functional_layer,
+    count_data_mutations,
+    fake_twin,
+    from_functional,
+    has_data_mutation,
+    is_autograd_identity,
+    is_functional,
+    reentered_inputs,
+    renew,
+    to_functional,
+)
 
 
 @pytest.fixture(params=list(FunctionalLayer), ids=lambda layer: layer.value)

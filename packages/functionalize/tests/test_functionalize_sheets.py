@@ -17,17 +17,17 @@ from torch.utils._python_dispatch import return_and_correct_aliasing
 from aotkit_functionalize import (
     FunctionalLayer,
     GraphMetadata,
-    SymbolicDim,
     Unsupported,
     analyze,
     fake_arguments,
-    finish_tokens,
     function_inputs,
     functional_layer,
 )
 from aotkit_functionalize.effects import ordered_effects
 from aotkit_functionalize.records import OutputKind
+from aotkit_functionalize.subclasses import SymbolicDim
 from aotkit_functionalize.subclasses.meta import Opaque, SubclassBoundary
+from aotkit_functionalize.tracing import finish_tokens
 
 pytestmark = pytest.mark.covers("F1.2", "F2.31")
 

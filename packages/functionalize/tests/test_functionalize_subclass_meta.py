@@ -12,20 +12,18 @@ import pytest
 import torch
 from torch.testing._internal.two_tensor import TwoTensor
 
-from aotkit_functionalize import (
+from aotkit_functionalize import Unsupported, analyze, fake_arguments
+from aotkit_functionalize.records import MutationKind, OutputKind
+from aotkit_functionalize.subclasses import (
     SymbolicDim,
-    Unsupported,
-    analyze,
     encode_class,
     encode_context,
-    fake_arguments,
     is_subclass,
     rebuild,
     sizes_and_tensors,
     subclass_key,
     tensors_inside,
 )
-from aotkit_functionalize.records import MutationKind, OutputKind
 from aotkit_functionalize.subclasses.context import contains_symbols, decode_class, decode_context
 from aotkit_functionalize.subclasses.meta import Opaque, SubclassMeta, describe
 

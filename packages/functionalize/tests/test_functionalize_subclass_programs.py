@@ -13,26 +13,14 @@ from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 from torch.testing._internal.two_tensor import TwoTensor
 
-from aotkit_functionalize import (
-    FunctionalLayer,
-    GraphMetadata,
-    SubclassBoundary,
-    Unsupported,
-    below_functional_layer,
-    collect_metadata,
-    from_functional,
-    functional_layer,
-    is_subclass,
-    rebuild,
-    subclass_arguments,
-    tensors_inside,
-    to_functional,
-    view_method,
-)
+from aotkit_functionalize import FunctionalLayer, GraphMetadata, Unsupported, collect_metadata, functional_layer
 from aotkit_functionalize.records import MutationKind, OutputKind, TensorMeta, ViewSpec
+from aotkit_functionalize.subclasses import SubclassBoundary, is_subclass, rebuild, subclass_arguments, tensors_inside
 from aotkit_functionalize.subclasses.meta import SubclassMeta, SubclassValue, TensorSource
 from aotkit_functionalize.subclasses.views import _same
 from aotkit_functionalize.symbols import tensor_meta
+from aotkit_functionalize.tracing import below_functional_layer, from_functional, to_functional
+from aotkit_functionalize.view_methods import view_method
 
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 

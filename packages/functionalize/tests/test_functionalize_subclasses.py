@@ -8,17 +8,9 @@ import pytest
 import torch
 from torch.testing._internal.two_tensor import TwoTensor
 
-from aotkit_functionalize import (
-    FunctionalLayer,
-    GraphMetadata,
-    OverlappingMutation,
-    SubclassBoundary,
-    Unsupported,
-    analyze,
-    subclass_key,
-    tensors_inside,
-)
+from aotkit_functionalize import FunctionalLayer, GraphMetadata, OverlappingMutation, Unsupported, analyze
 from aotkit_functionalize.records import MutationKind, OutputKind
+from aotkit_functionalize.subclasses import SubclassBoundary, subclass_key, tensors_inside
 
 
 def two(*sizes: int) -> TwoTensor:

@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from aotkit_functionalize import FunctionalLayer, GraphMetadata, Unsupported, analyze, functional_layer, to_functional
+from aotkit_functionalize import FunctionalLayer, GraphMetadata, Unsupported, analyze, functional_layer
 from aotkit_functionalize.records import MutationKind
+from aotkit_functionalize.tracing import to_functional
 from aotkit_functionalize.unfold import without_gaps
 from aotkit_functionalize.wrap import from_functional
 

@@ -25,33 +25,25 @@ from aotkit_functionalize import (
     NeedsDispatcherLayer,
     OverlappingMutation,
     analyze,
-    below_functional_layer,
     collect_metadata,
-    fake_twin,
-    from_functional,
     function_inputs,
     functional_layer,
-    is_subclass,
-    rebuild,
     records,
-    subclass_arguments,
-    tensors_inside,
-    to_functional,
 )
+from aotkit_functionalize.subclasses import is_subclass, rebuild, subclass_arguments, tensors_inside
+from aotkit_functionalize.tracing import below_functional_layer, fake_twin, from_functional, to_functional
 from aotkit_runtime_wrappers import (
     InputPlan,
-    PreparedFunction,
     WrapperError,
     WrapperOptions,
     WrapperPlan,
     bind,
     build_plan,
-    graph_inputs,
     interpret,
-    plan_synthetic_bases,
     prepare_inputs,
 )
 from aotkit_runtime_wrappers.errors import MetadataMismatchError
+from aotkit_runtime_wrappers.synthetic_base import PreparedFunction, graph_inputs, plan_synthetic_bases
 
 FRESH, INTERMEDIATE = records.OutputKind.FRESH, records.OutputKind.ALIAS_OF_INTERMEDIATE
 

@@ -16,15 +16,8 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from aotkit_functionalize import GraphMetadata, records
-from aotkit_runtime_wrappers import (
-    AliasingChangedError,
-    CompilerWrapper,
-    WrapperOptions,
-    bind,
-    build_plan,
-    compile_wrapped,
-    make_boxed,
-)
+from aotkit_runtime_wrappers import AliasingChangedError, WrapperOptions, bind, build_plan, compile_wrapped, make_boxed
+from aotkit_runtime_wrappers.compiler_wrapper import CompilerWrapper
 from aotkit_runtime_wrappers.errors import CallingConventionError
 
 RANGE = "aotkit: prologue"

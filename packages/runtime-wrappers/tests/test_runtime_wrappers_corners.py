@@ -13,20 +13,7 @@ from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.testing._internal.two_tensor import TwoTensor
 
 from aotkit_functionalize import GraphMetadata, analyze, records
-from aotkit_runtime_wrappers import (
-    InputPlan,
-    RandomState,
-    SerializableFunction,
-    WrapperPlan,
-    bind,
-    build_plan,
-    graph_inputs,
-    plan_donated,
-    plan_fake_results,
-    plan_random_state,
-    plan_synthetic_bases,
-    prepare_inputs,
-)
+from aotkit_runtime_wrappers import InputPlan, SerializableFunction, WrapperPlan, bind, build_plan, prepare_inputs
 from aotkit_runtime_wrappers._torch_compat import dtype_from_name
 from aotkit_runtime_wrappers.dims import evaluate
 from aotkit_runtime_wrappers.errors import (
@@ -39,7 +26,9 @@ from aotkit_runtime_wrappers.errors import (
 )
 from aotkit_runtime_wrappers.operations import decode, encode
 from aotkit_runtime_wrappers.overlap import refuse_new_aliases, storage_id, tensors_overlap
+from aotkit_runtime_wrappers.refinements import RandomState, plan_donated, plan_fake_results, plan_random_state
 from aotkit_runtime_wrappers.runtime import check_strides, clone_exact, coerce_tangent, own_outputs
+from aotkit_runtime_wrappers.synthetic_base import graph_inputs, plan_synthetic_bases
 
 TENSOR, SYMINT, KIND = records.InputKind.TENSOR, records.InputKind.SYMINT, records.OutputKind
 DATA = records.MutationKind.DATA

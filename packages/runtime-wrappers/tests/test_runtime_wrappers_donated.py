@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from aotkit_functionalize import analyze
-from aotkit_runtime_wrappers import WrapperError, WrapperPlan, bind, build_plan, plan_donated, unboxed
+from aotkit_runtime_wrappers import WrapperError, WrapperPlan, bind, build_plan, unboxed
+from aotkit_runtime_wrappers.refinements import plan_donated
 
 
 def f(x, w):

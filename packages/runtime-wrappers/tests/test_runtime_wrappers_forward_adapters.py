@@ -12,16 +12,8 @@ from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from aotkit_functionalize import analyze, records
-from aotkit_runtime_wrappers import (
-    RandomState,
-    WrapperError,
-    WrapperPlan,
-    bind,
-    build_plan,
-    plan_fake_results,
-    plan_random_state,
-    unboxed,
-)
+from aotkit_runtime_wrappers import WrapperError, WrapperPlan, bind, build_plan, unboxed
+from aotkit_runtime_wrappers.refinements import RandomState, plan_fake_results, plan_random_state
 
 TensorMeta = records.TensorMeta
 

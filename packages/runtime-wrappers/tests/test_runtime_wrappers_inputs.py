@@ -12,17 +12,15 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from aotkit_runtime_wrappers import (
     AliasingChangedError,
     InputPlan,
-    PreparedFunction,
     WrapperError,
     WrapperOptions,
     WrapperPlan,
-    checks_aliases,
-    graph_inputs,
     make_boxed,
-    plan_synthetic_bases,
     prepare_inputs,
 )
 from aotkit_runtime_wrappers.operations.checks import CheckPlace
+from aotkit_runtime_wrappers.refinements import checks_aliases
+from aotkit_runtime_wrappers.synthetic_base import PreparedFunction, graph_inputs, plan_synthetic_bases
 
 
 @pytest.mark.covers("F4.17")

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from aotkit_functionalize import analyze
-from aotkit_runtime_wrappers import DoubleBackwardError, Gradients, WrapperOptions, build_plan
+from aotkit_runtime_wrappers import DoubleBackwardError, WrapperOptions, build_plan
+from aotkit_runtime_wrappers.double_backward import Gradients
 
 pytestmark = pytest.mark.covers("F4.32")
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from aotkit_cache import ArtifactCache, RedisStore, make_key
+from aotkit_cache import ArtifactCache, make_key
+from aotkit_cache.stores import RedisStore
 
 pytestmark = pytest.mark.system
 

@@ -10,13 +10,8 @@ import torch
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from aotkit_functionalize import (
-    FunctionalLayer,
-    GraphMetadata,
-    NeedsDispatcherLayer,
-    fake_arguments,
-    subclass_arguments,
-)
+from aotkit_functionalize import FunctionalLayer, GraphMetadata, NeedsDispatcherLayer, fake_arguments
+from aotkit_functionalize.subclasses import subclass_arguments
 
 from .exported import ExportRequest
 from .finish import finish

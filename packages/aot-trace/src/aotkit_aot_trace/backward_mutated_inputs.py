@@ -15,16 +15,13 @@ from typing import Any
 
 import torch
 
-from aotkit_functionalize import (
-    FunctionInput,
-    GraphMetadata,
-    OverlappingMutation,
+from aotkit_functionalize import FunctionInput, GraphMetadata, OverlappingMutation, records
+from aotkit_functionalize.tracing import (
     count_data_mutations,
     from_functional,
     is_autograd_identity,
     is_functional,
     overlapping_groups,
-    records,
     renew,
 )
 

@@ -14,16 +14,24 @@ from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from aotkit_functionalize import GraphMetadata, OverlappingMutation, fake_twin, records
+from aotkit_functionalize import GraphMetadata, OverlappingMutation, records
+from aotkit_functionalize.tracing import fake_twin
 
 from .api import Capture, TraceOptions, capture
 from .attributes import detect_attribute_assignment
 from .exported import ExportRequest
 from .functional_call import FunctionalCall, named_tensors
 from .pre_dispatch import capture_pre_dispatch
-from .signature import GraphSignature, graph_signature
+from .signature import BackwardSignature, GraphSignature, graph_signature
 
-__all__ = ["ExportError", "aot_export_function", "aot_export_joint_simple", "aot_export_module"]
+__all__ = [
+    "BackwardSignature",
+    "ExportError",
+    "GraphSignature",
+    "aot_export_function",
+    "aot_export_joint_simple",
+    "aot_export_module",
+]
 
 Table = Mapping[Any, Callable[..., Any]] | None
 _NO_MUTATION = records.MutationKind.NONE

@@ -17,15 +17,16 @@ from typing import Any
 import torch
 from torch._subclasses import FakeTensorMode
 
-from aotkit_functionalize import GraphMetadata, Unsupported, collect_metadata, lazy_bits, reentered_inputs
+from aotkit_functionalize import GraphMetadata, Unsupported, collect_metadata, lazy_bits
+from aotkit_functionalize.tracing import reentered_inputs
 
 from . import _torch_compat as compat
 from .api import Capture, Origin, TraceOptions, capture
 from .observer import Observer
-from .saved_activations import SavedActivations, SavedValues, reuse_saved_activations
+from .saved_activations import SavedActivations, SavedValues, reuse_saved_activations, saved_values
 from .state import AutocastState
 
-__all__ = ["GradientFunction", "GradientInputs", "capture_gradients"]
+__all__ = ["GradientInputs", "SavedValues", "capture_gradients", "saved_values"]
 
 
 class GradientFunction:

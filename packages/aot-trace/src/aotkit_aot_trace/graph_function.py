@@ -8,19 +8,9 @@ from typing import Any, cast
 
 import torch
 
-from aotkit_functionalize import (
-    DataDependent,
-    FunctionalLayer,
-    OverlappingWrite,
-    Unsupported,
-    below_functional_layer,
-    has_data_mutation,
-    is_functional,
-    is_subclass,
-    rebuild,
-    tensors_inside,
-    to_functional,
-)
+from aotkit_functionalize import DataDependent, FunctionalLayer, OverlappingWrite, Unsupported
+from aotkit_functionalize.subclasses import is_subclass, rebuild, tensors_inside
+from aotkit_functionalize.tracing import below_functional_layer, has_data_mutation, is_functional, to_functional
 
 from . import _torch_compat as compat
 

@@ -12,14 +12,8 @@ from typing import Any
 import torch
 from torch._subclasses import FakeTensorMode
 
-from aotkit_functionalize import (
-    FunctionalLayer,
-    GraphMetadata,
-    from_functional,
-    has_data_mutation,
-    is_functional,
-    records,
-)
+from aotkit_functionalize import FunctionalLayer, GraphMetadata, records
+from aotkit_functionalize.tracing import from_functional, has_data_mutation, is_functional
 
 from . import _torch_compat as compat
 from .api import Capture, Origin

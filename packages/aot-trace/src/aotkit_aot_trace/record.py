@@ -24,18 +24,18 @@ from aotkit_functionalize import (
     FunctionalLayer,
     FunctionInput,
     GraphMetadata,
-    SubclassArguments,
     Unsupported,
-    below_functional_layer,
     collect_metadata,
+    function_inputs,
+    functional_layer,
+)
+from aotkit_functionalize.subclasses import SubclassArguments, rebuild, tensors_inside
+from aotkit_functionalize.tracing import (
+    below_functional_layer,
     count_data_mutations,
     finish_tokens,
     from_functional,
-    function_inputs,
-    functional_layer,
     is_functional,
-    rebuild,
-    tensors_inside,
     to_functional,
 )
 

@@ -17,7 +17,7 @@ from .__about__ import __version__
 from .registration import register_with_dynamo
 
 if TYPE_CHECKING:
-    from aotkit_aot_trace import ExportError, GraphSignature, aot_export_joint_simple, aot_export_module
+    from aotkit_aot_trace.export import ExportError, GraphSignature, aot_export_joint_simple, aot_export_module
 
     from .backend import make_backend
     from .cli.cache import load_cache, save_cache
@@ -91,7 +91,7 @@ __all__ = [
 _HOMES = {
     name: home
     for home, names in {
-        "aotkit_aot_trace": (
+        "aotkit_aot_trace.export": (
             "ExportError",
             "GraphSignature",
             "aot_export_joint_simple",

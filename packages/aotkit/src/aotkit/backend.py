@@ -75,9 +75,9 @@ def make_backend(
 
 def reset_recordings() -> None:
     """Drop the recordings of CUDA graphs that compiled graphs share; ``torch._dynamo.reset()`` calls this."""
-    cudagraphs = sys.modules.get("aotkit_cudagraphs")
-    if cudagraphs is not None:
-        cudagraphs.reset_shared_trees()
+    trees = sys.modules.get("aotkit_cudagraphs.trees")
+    if trees is not None:
+        trees.reset_shared_trees()
 
 
 aotkit.reset = reset_recordings  # type: ignore[attr-defined]

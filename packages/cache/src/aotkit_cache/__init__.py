@@ -5,22 +5,17 @@
     entry = cache.get_or_compute(key, lambda: ({"object": compile_it()}, {"symbol": "main"}))
     entry.sections["object"], entry.meta["symbol"]
 
-`FsspecStore` and `RedisStore` need the extras of those names when they are made, not when this package is imported.
+The kinds of stores are in the module `stores`.
 """
 
 from .__about__ import __version__ as __version__
 from .artifact_cache import ArtifactCache, CacheStats
-from .disk import DiskStore
 from .entry import Entry
 from .errors import CacheError, CacheWarning, Uncacheable
 from .explain import explain
-from .fsspec_store import FsspecStore
 from .key import CacheKey, make_key
 from .location import default_cache_dir, environment_parts, fresh_cache, open_cache
-from .redis_store import RedisStore
 from .signing import key_from_text
-from .store import EntryStat, MemoryStore, Store
-from .tiered import TieredStore
 from .transfer import Transfer
 
 __all__ = [
@@ -29,14 +24,7 @@ __all__ = [
     "CacheKey",
     "CacheStats",
     "CacheWarning",
-    "DiskStore",
     "Entry",
-    "EntryStat",
-    "FsspecStore",
-    "MemoryStore",
-    "RedisStore",
-    "Store",
-    "TieredStore",
     "Transfer",
     "Uncacheable",
     "default_cache_dir",

@@ -13,6 +13,8 @@ from .eligibility import check_nodes
 from .reasons import SkipKind, SkipReason
 from .trees import CudagraphTrees
 
+__all__ = ["Segment", "SplitOptions", "split_graph", "wrap_graph"]
+
 Policy = Callable[["Segment", torch.fx.GraphModule], SkipReason | None]
 Compile = Callable[[torch.fx.GraphModule, str], Callable[[list[Any]], Sequence[Any]]]
 

@@ -20,6 +20,8 @@ from .placement import StaticInputs
 from .reasons import CudagraphNotice, CudagraphSkipped, SkipKind, SkipReason
 from .tree_report import TreeReport, report_on
 
+__all__ = ["CudagraphTrees", "TreeFunction", "TreeReport", "reset_shared_trees", "shared_trees"]
+
 _THREAD_KEY = "aotkit_cudagraphs.thread"
 
 

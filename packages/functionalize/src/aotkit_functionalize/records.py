@@ -45,7 +45,6 @@ __all__ = [
     "TangentInfo",
     "TensorMeta",
     "ViewSpec",
-    "contract_fields",
 ]
 
 Dim = int | str

@@ -1,35 +1,34 @@
-"""The records of the contract with capture, under their own names, in one place."""
+"""The records of the contract with capture, in one place."""
 
 from __future__ import annotations
 
-from aotkit_functionalize import GraphMetadata, lazy_bits, records, subclasses, symbols
-
-Opaque = subclasses.Opaque
-SubclassBoundary = subclasses.SubclassBoundary
-SubclassMeta = subclasses.SubclassMeta
-SubclassValue = subclasses.SubclassValue
-SymbolicDim = subclasses.SymbolicDim
-TensorSource = subclasses.TensorSource
-
-CallContract = records.CallContract
-Dim = records.Dim
-EffectInfo = records.EffectInfo
-InputInfo = records.InputInfo
-InputKind = records.InputKind
-MutationKind = records.MutationKind
-OutputInfo = records.OutputInfo
-OutputKind = records.OutputKind
-StorageChange = records.StorageChange
-SymbolBinding = records.SymbolBinding
-TangentInfo = records.TangentInfo
-TensorMeta = records.TensorMeta
-ViewSpec = records.ViewSpec
-bind_symbols = symbols.bind_symbols
-dims = symbols.dims
-bits_of = lazy_bits.lazy_bits
-same_with_bits = lazy_bits.same_with_bits
-with_lazy_bits = lazy_bits.with_lazy_bits
-without_lazy_bits = lazy_bits.without_lazy_bits
+from aotkit_functionalize import GraphMetadata
+from aotkit_functionalize.lazy_bits import lazy_bits as bits_of
+from aotkit_functionalize.lazy_bits import same_with_bits, with_lazy_bits, without_lazy_bits
+from aotkit_functionalize.records import (
+    CallContract,
+    Dim,
+    EffectInfo,
+    InputInfo,
+    InputKind,
+    MutationKind,
+    OutputInfo,
+    OutputKind,
+    StorageChange,
+    SymbolBinding,
+    TangentInfo,
+    TensorMeta,
+    ViewSpec,
+)
+from aotkit_functionalize.subclasses import (
+    Opaque,
+    SubclassBoundary,
+    SubclassMeta,
+    SubclassValue,
+    SymbolicDim,
+    TensorSource,
+)
+from aotkit_functionalize.symbols import bind_symbols, dims
 
 __all__ = [
     "CallContract",

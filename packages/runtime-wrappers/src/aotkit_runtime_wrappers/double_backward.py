@@ -40,7 +40,7 @@ from .plan import CallSpec
 from .runtime import without_autocast, write_late
 from .tangents import filled
 
-__all__ = ["GradientRequest", "Gradients", "drop_values", "gradients_with_history", "histories", "remember"]
+__all__ = ["GradientRequest", "Gradients"]
 
 _ADVICE = (
     "Run this part of the model in eager (torch.compiler.disable), or leave out create_graph=True if no second "

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from aotkit_functionalize import view_method
+from aotkit_functionalize.view_methods import view_method
 
 from .contract import (
     CallContract,

@@ -231,7 +231,8 @@ class _Inputs:
 
     def _subclass(self, value: Any, fake: Any, where: str) -> Any:
         """A wrapper: its class by name and version, its context, and what it holds."""
-        from aotkit_functionalize import Unsupported, encode_class, encode_context
+        from aotkit_functionalize import Unsupported
+        from aotkit_functionalize.subclasses import encode_class, encode_context
 
         kind = type(value)
         name = f"{kind.__module__}.{kind.__qualname__}"

@@ -8,7 +8,8 @@ import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from aotkit_cache import ArtifactCache, CacheError, CacheKey, EntryStat, Transfer, explain, open_cache
+from aotkit_cache import ArtifactCache, CacheError, CacheKey, Transfer, explain, open_cache
+from aotkit_cache.stores import EntryStat
 
 from ..recorder import Recorder
 

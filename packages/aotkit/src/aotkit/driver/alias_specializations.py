@@ -16,7 +16,8 @@ from typing import Any
 
 import torch
 
-from aotkit_runtime_wrappers import AliasingChangedError, checks_aliases
+from aotkit_runtime_wrappers import AliasingChangedError
+from aotkit_runtime_wrappers.refinements import checks_aliases
 
 __all__ = ["MOST_ALIAS_PATTERNS", "addressed_inputs", "with_alias_specializations"]
 

@@ -13,8 +13,9 @@ import torch
 
 from aotkit_cache import CacheWarning
 from aotkit_inductor_lower import ArenaPool, bind_program, compiled_from_json
-from aotkit_runtime_wrappers import GradientRequest, Gradients, schema_checks
 from aotkit_runtime_wrappers import bind as bind_plan
+from aotkit_runtime_wrappers import schema_checks
+from aotkit_runtime_wrappers.double_backward import GradientRequest, Gradients
 
 from ..artifact.records import Artifact, CompiledGraph, LiveCode
 from .process import collections_put_off

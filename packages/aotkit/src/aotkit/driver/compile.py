@@ -13,31 +13,15 @@ from typing import Any
 
 import torch
 
-from aotkit_aot_trace import (
-    GradientInputs,
-    GraphFunction,
-    Origin,
-    SavedValues,
-    TraceOptions,
-    capture,
-    capture_gradients,
-    mutations_in_graph,
-    saved_values,
-)
+from aotkit_aot_trace import Origin, TraceOptions, capture, mutations_in_graph
+from aotkit_aot_trace.callables import GraphFunction
+from aotkit_aot_trace.gradients import GradientInputs, SavedValues, capture_gradients, saved_values
 from aotkit_functionalize import GraphMetadata, OverlappingMutation
 from aotkit_partition import donated_buffers
-from aotkit_runtime_wrappers import (
-    GradientRequest,
-    InputPlan,
-    PreparedFunction,
-    WrapperOptions,
-    WrapperPlan,
-    build_plan,
-    graph_inputs,
-    plan_donated,
-    plan_synthetic_bases,
-    prepare_inputs,
-)
+from aotkit_runtime_wrappers import InputPlan, WrapperOptions, WrapperPlan, build_plan, prepare_inputs
+from aotkit_runtime_wrappers.double_backward import GradientRequest
+from aotkit_runtime_wrappers.refinements import plan_donated
+from aotkit_runtime_wrappers.synthetic_base import PreparedFunction, graph_inputs, plan_synthetic_bases
 
 from ..artifact import round_trip
 from ..artifact.records import Artifact, CaptureOrigin, CompiledGraph, Graphs, LiveCode

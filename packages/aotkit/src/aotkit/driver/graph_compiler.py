@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from aotkit_aot_trace import floats_as_tensors
+from aotkit_aot_trace.callables import floats_as_tensors
 
 from ..artifact.frozen import FrozenArguments
 from ..artifact.records import Artifact

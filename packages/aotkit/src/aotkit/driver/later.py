@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from aotkit_runtime_wrappers import GradientRequest
+from aotkit_runtime_wrappers.double_backward import GradientRequest
 
 from ..artifact.records import Artifact, CompiledGraph, LiveCode
 from ..errors import notify_eager
@@ -108,8 +108,11 @@ class CompileLater:
 
     def _read_origin(self, artifact: Artifact) -> tuple[Any, Any]:
         """What the process knew that captured the function: put together again from what the artifact says."""
-        from aotkit_aot_trace import AutocastState, FunctionalLayer, GraphFunction, Origin, saved_values
-        from aotkit_runtime_wrappers import InputPlan, PreparedFunction
+        from aotkit_aot_trace import FunctionalLayer, Origin
+        from aotkit_aot_trace.callables import AutocastState, GraphFunction
+        from aotkit_aot_trace.gradients import saved_values
+        from aotkit_runtime_wrappers import InputPlan
+        from aotkit_runtime_wrappers.synthetic_base import PreparedFunction
 
         described = artifact.origin
         assert described is not None and self.function is not None and artifact.graphs is not None

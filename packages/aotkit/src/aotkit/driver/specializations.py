@@ -22,7 +22,8 @@ from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 
 from aotkit_aot_trace import DataDependent
-from aotkit_functionalize import fake_twin, is_subclass, sizes_and_tensors, subclass_key
+from aotkit_functionalize.subclasses import is_subclass, sizes_and_tensors, subclass_key
+from aotkit_functionalize.tracing import fake_twin
 from aotkit_runtime_wrappers import AliasingChangedError
 
 from .alias_specializations import MOST_ALIAS_PATTERNS

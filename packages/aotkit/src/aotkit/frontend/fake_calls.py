@@ -14,7 +14,8 @@ from torch._guards import TracingContext
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from aotkit_functionalize import GraphMetadata, symbols
-from aotkit_runtime_wrappers import WrapperPlan, plan_fake_results
+from aotkit_runtime_wrappers import WrapperPlan
+from aotkit_runtime_wrappers.refinements import plan_fake_results
 
 __all__ = ["strides_asked_for", "with_fake_results"]
 

@@ -11,7 +11,7 @@ import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, TensorArgument
 
-from aotkit_aot_trace import GraphFunction
+from aotkit_aot_trace.callables import GraphFunction
 from aotkit_cache import Uncacheable
 from aotkit_functionalize import Unsupported
 

@@ -10,7 +10,7 @@ import torch
 import torch.utils._pytree as pytree
 from torch import nn
 
-from aotkit_aot_trace import FunctionalCall, named_tensors
+from aotkit_aot_trace.callables import FunctionalCall, named_tensors
 from aotkit_partition import default_partition
 
 from ..driver.bugs import is_bug, line_of_function, note_bug, raise_bug

@@ -17,7 +17,9 @@ import torch
 import torch.utils._pytree as pytree
 from torch import nn
 
-from aotkit_aot_trace import FunctionalCall, describe_graph, descriptors, named_tensors
+from aotkit_aot_trace import descriptors
+from aotkit_aot_trace.callables import FunctionalCall, named_tensors
+from aotkit_aot_trace.descriptors import describe_graph
 from aotkit_functionalize import GraphMetadata
 from aotkit_partition import default_partition
 from aotkit_runtime_wrappers import InputPlan

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from aotkit_aot_trace import named_tensors
+from aotkit_aot_trace.callables import named_tensors
 
 __all__ = ["LiveModule"]
 

@@ -5,8 +5,9 @@ See Note [Tensor subclasses at the boundary] in :mod:`.meta`.
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+from .._lazy import names_of, value_of
 
 if TYPE_CHECKING:
     from .arguments import SubclassArguments, subclass_arguments
@@ -41,25 +42,40 @@ __all__ = [
     "tensors_inside",
 ]
 
-# Where each name is defined. It is imported when it is asked for: what was compiled before needs the records only.
 _HOMES = {
-    "SubclassArguments": "arguments",
-    "subclass_arguments": "arguments",
-    "SymbolicDim": "context",
-    "encode_class": "context",
-    "encode_context": "context",
-    "sizes_and_tensors": "keys",
-    "subclass_key": "keys",
+    name: home
+    for home, names in {
+        ".arguments": (
+            "SubclassArguments",
+            "subclass_arguments",
+        ),
+        ".context": (
+            "SymbolicDim",
+            "encode_class",
+            "encode_context",
+        ),
+        ".keys": (
+            "sizes_and_tensors",
+            "subclass_key",
+        ),
+        ".meta": (
+            "Opaque",
+            "SubclassBoundary",
+            "SubclassMeta",
+            "SubclassValue",
+            "TensorSource",
+            "is_subclass",
+            "rebuild",
+            "tensors_inside",
+        ),
+    }.items()
+    for name in names
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f".{_HOMES.get(name, 'meta')}", __name__), name)
-    globals()[name] = value
-    return value
+    return value_of(name, _HOMES, globals())
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return names_of(globals())

@@ -1,0 +1,9 @@
+"""Where entries are kept. `FsspecStore` and `RedisStore` need the extras of those names when they are made."""
+
+from .disk import DiskStore
+from .fsspec_store import FsspecStore
+from .redis_store import RedisStore
+from .store import EntryStat, MemoryStore, Store
+from .tiered import TieredStore
+
+__all__ = ["DiskStore", "EntryStat", "FsspecStore", "MemoryStore", "RedisStore", "Store", "TieredStore"]
