@@ -22,7 +22,7 @@ from .aliases import (
 from .effects import ordered_effects
 from .errors import OverlappingMutation, Unsupported
 from .events import StorageEvents
-from .inputs import FunctionInput
+from .inputs import FunctionInput, overlapping_groups
 from .lazy_bits import has_lazy_bits, lazy_bits, without_lazy_bits
 from .metadata import GraphMetadata
 from .mutations import (
@@ -35,7 +35,7 @@ from .mutations import (
     version_steps,
 )
 from .new_leaves import check_new_leaves, is_new_leaf, sets_requires_grad
-from .overlap import overlapping_groups, repeats_memory
+from .overlap import repeats_memory
 from .records import (
     EffectInfo,
     InputInfo,

@@ -20,10 +20,18 @@ import torch
 from . import _torch_compat as compat
 from .errors import Unsupported
 from .lazy_bits import lazy_bits, with_lazy_bits
+from .overlap import definitely_disjoint
 from .records import InputInfo
 from .wrap import below_functional_layer, from_functional, to_functional
 
-__all__ = ["FunctionInput", "autograd_identity", "function_input", "function_inputs", "is_autograd_identity"]
+__all__ = [
+    "FunctionInput",
+    "autograd_identity",
+    "function_input",
+    "function_inputs",
+    "is_autograd_identity",
+    "overlapping_groups",
+]
 __all__ += ["note_entry", "reentered_inputs", "with_bits_of"]
 
 
@@ -154,3 +162,24 @@ def note_entry(entered: FunctionInput) -> FunctionInput:
     entered.entry_outer_storage = compat.outer_storage_identity(value)
     entered.storages = (compat.inner_wrapper(value).untyped_storage(), value.untyped_storage())
     return entered
+
+
+def overlapping_groups(inputs: Sequence[FunctionInput], mutated: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    """Groups of inputs of one storage in which a mutated input may overlap another one."""
+    by_storage: dict[int, list[FunctionInput]] = {}
+    for entered in inputs:
+        if entered.is_tensor:
+            by_storage.setdefault(entered.original.untyped_storage()._cdata, []).append(entered)
+    written = set(mutated)
+    found = []
+    for members in by_storage.values():
+        names = {
+            name
+            for a in members
+            for b in members
+            if a.index in written and a is not b and not definitely_disjoint(a.original, b.original)
+            for name in (a.index, b.index)
+        }
+        if names:
+            found.append(tuple(sorted(names)))
+    return tuple(found)

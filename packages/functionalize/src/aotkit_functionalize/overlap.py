@@ -1,39 +1,14 @@
-"""Inputs that share memory, with others or within themselves."""
+"""Tensors that share memory, with others or within themselves."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from . import _torch_compat as compat
 
-if TYPE_CHECKING:
-    from .inputs import FunctionInput
-
-__all__ = ["covers", "definitely_disjoint", "overlapping_groups", "repeats_memory"]
-
-
-def overlapping_groups(inputs: Sequence[FunctionInput], mutated: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-    """Groups of inputs of one storage in which a mutated input may overlap another one."""
-    by_storage: dict[int, list[FunctionInput]] = {}
-    for entered in inputs:
-        if entered.is_tensor:
-            by_storage.setdefault(entered.original.untyped_storage()._cdata, []).append(entered)
-    written = set(mutated)
-    found = []
-    for members in by_storage.values():
-        names = {
-            name
-            for a in members
-            for b in members
-            if a.index in written and a is not b and not definitely_disjoint(a.original, b.original)
-            for name in (a.index, b.index)
-        }
-        if names:
-            found.append(tuple(sorted(names)))
-    return tuple(found)
+__all__ = ["covers", "definitely_disjoint", "repeats_memory"]
 
 
 def definitely_disjoint(a: torch.Tensor, b: torch.Tensor) -> bool:

@@ -9,9 +9,8 @@ from ._lazy import names_of, value_of
 if TYPE_CHECKING:
     from .effects import finish_tokens
     from .fakes import fake_twin
-    from .inputs import is_autograd_identity, reentered_inputs
+    from .inputs import is_autograd_identity, overlapping_groups, reentered_inputs
     from .mutations import count_data_mutations, has_data_mutation
-    from .overlap import overlapping_groups
     from .wrap import below_functional_layer, from_functional, is_functional, renew, to_functional
 
 __all__ = [
@@ -36,13 +35,13 @@ _HOMES = {
         ".fakes": ("fake_twin",),
         ".inputs": (
             "is_autograd_identity",
+            "overlapping_groups",
             "reentered_inputs",
         ),
         ".mutations": (
             "count_data_mutations",
             "has_data_mutation",
         ),
-        ".overlap": ("overlapping_groups",),
         ".wrap": (
             "below_functional_layer",
             "from_functional",
