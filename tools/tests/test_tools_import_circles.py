@@ -1,4 +1,4 @@
-"""No modules import each other in a circle, but for a list that only shrinks."""
+"""No modules import each other in a circle, not even for type checkers; what a circle is."""
 
 from __future__ import annotations
 
