@@ -11,7 +11,7 @@ import torch
 from torch.fx import Graph, GraphModule
 
 import aotkit
-from aotkit_inductor_lower.graph_passes import FX_PASSES
+from aotkit_inductor_lower.graph_passes import GRAPH_PASSES
 
 aten = torch.ops.aten
 
@@ -28,7 +28,7 @@ def right(backend: Any) -> bool:
 @contextmanager
 def broken(name: str, spare: int) -> Iterator[None]:
     """The pass ``name`` also makes a cosine of every sine but the first ``spare`` ones, as fuel lasts."""
-    (each,) = [p for p in FX_PASSES if p.name == name]
+    (each,) = [p for p in GRAPH_PASSES if p.name == name]
     run = each.run
 
     def bad(graph: Graph, fuel: int) -> int:

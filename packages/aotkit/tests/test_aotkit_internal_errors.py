@@ -40,7 +40,7 @@ BEFORE_LOWERING = [
 LOWERING = [
     "aotkit.driver.lower.asks_for_history",
     "aotkit.driver.lower.compile_to_program",
-    "aotkit_inductor_lower.driver.run_fx_passes",
+    "aotkit_inductor_lower.driver.run_graph_passes",
     "aotkit_inductor_lower.driver.lower_graph",
     "aotkit_inductor_lower.driver.schedule_program",
     "aotkit_inductor_lower.driver.split_reductions",

@@ -87,9 +87,9 @@ def arguments() -> tuple[torch.Tensor, ...]:
     return torch.randn(4, 8), torch.randn(8, 8, requires_grad=True), torch.zeros(())
 
 
-STAGES = [("prepare", 1), ("capture", 1), ("trace", 1), ("finish", 1), ("partition", 1), ("lower", 1), ("fx-passes", 1)]
-STAGES += [("lowering", 1), ("schedule", 1), ("codegen", 1), ("llvm", 1), ("bind", 1), ("bind", 2)]
-STAGES += [("lower", 2), ("fx-passes", 2), ("lowering", 2), ("schedule", 2), ("codegen", 2)]  # of the lazy backward
+STAGES = [("prepare", 1), ("capture", 1), ("trace", 1), ("finish", 1), ("partition", 1), ("lower", 1)]
+STAGES += [("graph-passes", 1), ("lowering", 1), ("schedule", 1), ("codegen", 1), ("llvm", 1), ("bind", 1), ("bind", 2)]
+STAGES += [("lower", 2), ("graph-passes", 2), ("lowering", 2), ("schedule", 2), ("codegen", 2)]  # of the lazy backward
 
 
 @pytest.mark.covers("F2.8")

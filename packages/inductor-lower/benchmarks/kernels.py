@@ -33,7 +33,7 @@ class Case:
 
     def text(self) -> str:
         """The program's IR text."""
-        lines = ["aotkit-ir 1", f"program {self.name}", *(f"input {n}" for n in self.inputs)]
+        lines = ["aotkit-ir 2", f"program {self.name}", *(f"input {n}" for n in self.inputs)]
         for tensors, kind in ((self.inputs, "input"), (self.outputs, "output")):
             for name, t in tensors.items():
                 sizes, strides = ", ".join(map(str, t.shape)), ", ".join(map(str, t.stride()))

@@ -20,7 +20,7 @@ from aotkit_inductor_lower import (
     schedule_program,
     verify_program,
 )
-from aotkit_inductor_lower.ops.fixups import REDO_ROWS
+from aotkit_inductor_lower.ops.fixups import FIX_UP_ROWS
 
 
 @dataclass(frozen=True)
@@ -41,9 +41,9 @@ class Checked:
 
 
 def aten_calls(compiled: CompiledGraph) -> set[str]:
-    """Names of the ATen calls left, without overloads; `redo_rows` is none, for it belongs to the kernels that sort."""
+    """Names of the ATen calls left, without overloads; `fix_up_rows` is none: it belongs to the kernels that sort."""
     targets = (extern.target for extern in compiled.report().externs)
-    return {target.split(".")[1] if target.startswith("aten.") else target for target in targets} - {REDO_ROWS}
+    return {target.split(".")[1] if target.startswith("aten.") else target for target in targets} - {FIX_UP_ROWS}
 
 
 def fresh(args: tuple[Any, ...]) -> list[Any]:

@@ -35,7 +35,7 @@ def declare(name: str, tensor: torch.Tensor, kind: str) -> str:
 
 def program(inputs: dict[str, torch.Tensor], outputs: dict[str, torch.Tensor], nests: str, extra: str = "") -> str:
     """IR text over buffers shaped like the given tensors."""
-    lines = ["aotkit-ir 1", "program test", *(f"input {name}" for name in inputs)]
+    lines = ["aotkit-ir 2", "program test", *(f"input {name}" for name in inputs)]
     lines += [declare(name, t, "input") for name, t in inputs.items()]
     lines += [declare(name, t, "output") for name, t in outputs.items()]
     lines += [line for line in extra.splitlines() if line.strip()]
@@ -276,7 +276,7 @@ def test_a_float_sum_over_loops_that_do_not_merge_is_no_long_chain(
     inner, outer = names[: len(names) - left], names[len(names) - left :]
     strides = ", ".join(map(str, x.stride()))
     symbols = "" if known else "\n".join(f"symbol $s{k} = input 0 size {k}" for k in range(len(sizes)))
-    text = f"""aotkit-ir 1
+    text = f"""aotkit-ir 2
 program sums
 {symbols}
 input x
@@ -300,7 +300,7 @@ return o
 def test_beside_a_sum_over_several_loops_other_reductions_go_on(kind: str) -> None:
     x = torch.rand(300, 3, 5, generator=torch.Generator().manual_seed(5)) / 500 + 0.999
     result = "%p" if kind == "argmin" else "%m"
-    text = f"""aotkit-ir 1
+    text = f"""aotkit-ir 2
 program both
 symbol $s0 = input 0 size 0
 symbol $s1 = input 0 size 1
@@ -375,7 +375,7 @@ loop softmax(i0 < {size[0]}):
     %v9 = div %v6, %v5 : f32
     store y[i0, r2] = %v9
 """
-        extra = f"buffer e : float32[{size[1]}] strides [1] row on cpu"
+        extra = f"buffer e : float32[{size[1]}] strides [1] scratch on cpu"
         text = program({"x": x}, {"y": x}, nest, extra)
         assert generate(parse_program(text), keep_text=True).llvm_text.count("call ptr @malloc") == allocated
         (got,) = run(text, x)
@@ -637,7 +637,7 @@ loop odd(i0 < 50):
     assert torch.equal(run(program({"x": x}, {"o": want}, nest), x)[0], want)
 
 
-DYNAMIC = """aotkit-ir 1
+DYNAMIC = """aotkit-ir 2
 program dynamic
 symbol $s0 = input 0 size 0
 symbol $s1 = input 0 size 1

@@ -24,7 +24,7 @@ def evaluate(op: str, args: list[torch.Tensor], bits: int) -> tuple[torch.Tensor
     """``op`` by a kernel for processors with vectors of so many bits, and the kernel's text."""
     count = args[0].numel()
     names = [f"x{k}" for k in range(len(args))]
-    lines = ["aotkit-ir 1", "program test", *(f"input {name}" for name in names)]
+    lines = ["aotkit-ir 2", "program test", *(f"input {name}" for name in names)]
     lines += [f"buffer {name} : float32[{count}] strides [1] input on cpu" for name in names]
     lines += [f"buffer out : float32[{count}] strides [1] output on cpu", f"loop out(i0 < {count}):", "  stage():"]
     lines += [f"    %{name}v = load {name}[i0] : f32" for name in names]

@@ -162,7 +162,7 @@ def test_windows_of_unknown_sizes_are_whole_and_have_a_kernel_for_small_images()
     loads = [i for nest in program.steps for stage in nest.stages for i in stage.body if isinstance(i, Load)]
     assert loads and all(load.mask is None for load in loads)
     text = generate(program, generic_target(512), keep_text=True).llvm_text
-    assert "_few(" in text and "llvm.masked.store" in text
+    assert "_short(" in text and "llvm.masked.store" in text
     compiled = compile_graph(graph, options=LowerOptions(verify=True, redzones=True))
     for sizes in ((3, 64, 20, 22), (1, 64, 4, 4), (2, 64, 17, 9), (2, 64, 9, 35)):
         torch.testing.assert_close(compiled([image(*sizes)])[0], f(image(*sizes)))

@@ -28,7 +28,7 @@ def declare(name: str, tensor: Tensor, kind: str) -> str:
 
 def program(inputs: dict[str, Tensor], outputs: dict[str, Tensor], nests: str, extra: str = "") -> str:
     """IR text over buffers shaped like the given tensors."""
-    lines = ["aotkit-ir 1", "program test", *(f"input {name}" for name in inputs)]
+    lines = ["aotkit-ir 2", "program test", *(f"input {name}" for name in inputs)]
     lines += [declare(name, t, "input") for name, t in inputs.items()]
     lines += [declare(name, t, "output") for name, t in outputs.items()]
     lines += [line for line in extra.splitlines() if line.strip()]
@@ -153,7 +153,7 @@ loop shifted(i0 < 100):
     %i = index i0 : i64
     %n = const 40 : i64
     %m = lt %i, %n : bool
-    %a = load x[i0] mask %m other {'1' if dtype is torch.int8 else '1.0'} : {IR[dtype]}
+    %a = load x[i0] mask %m other {"1" if dtype is torch.int8 else "1.0"} : {IR[dtype]}
     store o[i0] = %a
 """
     text = program({"x": x}, {"o": torch.empty(100, dtype=dtype)}, nest)
@@ -206,7 +206,7 @@ def test_functions_use_what_avx512_has_for_them(op: str, instruction: str) -> No
 
 
 def test_a_row_of_unknown_length_is_walked_over_in_blocks_vectors_and_elements() -> None:
-    text = """aotkit-ir 1
+    text = """aotkit-ir 2
 program rows
 symbol $s0 = input 0 size 1
 input x
@@ -294,7 +294,7 @@ loop scaled(i0 < 6):
 
 
 def test_a_loop_that_may_be_empty_loads_nothing_before_it() -> None:
-    text = """aotkit-ir 1
+    text = """aotkit-ir 2
 program empty
 symbol $s0 = input 0 size 1
 input x

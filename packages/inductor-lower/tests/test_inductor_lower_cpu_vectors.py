@@ -24,7 +24,7 @@ from aotkit_inductor_lower.targets.cpu.map_loops import (
     choose_vectors,
     masked_tail,
     outer_tail,
-    plan_for_few,
+    version_loops,
 )
 
 F = torch.nn.functional
@@ -250,7 +250,7 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...], str, str]] = {
     "turned pairs": (lambda x: x.view(40, 48, 2).flip(2).view(40, 96) * 2, (t(40, 96),), "16: 1920*2 2", "8: 1920*2 2"),
 }  # fmt: skip
 
-# With sizes that are known at run time only, here a, b, ...; behind "few" the plan for when the loop is short.
+# With sizes that are known at run time only, here a, b, ...; behind "short" the plan for when the loop is short.
 DYNAMIC: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...], str, str]] = {
     "elementwise": (lambda x: x * 2, (t(30, 50),), "16: a*b*2^", "8: a*b*2"),
     "a bias of rows": (lambda x, b: x + b, (t(30, 50), t(50),), "16: a b*2^", "8: a b*2"),
@@ -276,10 +276,10 @@ DYNAMIC: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...], str, str]] = {
 def shown(nest: FlatNest, plan: VectorPlan, target: CpuTarget) -> str:
     """The loops of a nest with the vectors that the plan puts them into."""
 
-    def loops(ranges: Any, vector: str | None, copies: int, tail: Callable[[Any], Any]) -> str:
+    def loops(ranges: Any, vector: str | None, interleave: int, tail: Callable[[Any], Any]) -> str:
         def mark(loop: Any) -> str:
             if loop.symbol == vector:
-                return f"*{copies}^" if tail(loop) else f"*{copies}"
+                return f"*{interleave}^" if tail(loop) else f"*{interleave}"
             return "~" if loop.symbol == plan.tile else ""
 
         return " ".join(f"{loop.size}{mark(loop)}" for loop in ranges)
@@ -287,10 +287,10 @@ def shown(nest: FlatNest, plan: VectorPlan, target: CpuTarget) -> str:
     def under_mask(stage: Any) -> Callable[[Any], Any]:
         return lambda loop: masked_tail(stage, loop, plan.lanes, target)
 
-    stages = zip(nest.stages, plan.inner, plan.copies, strict=True)
-    inner = [f"[{loops(stage.ranges, name, copies, under_mask(stage))}]" for stage, name, copies in stages]
+    stages = zip(nest.stages, plan.inner, plan.interleave, strict=True)
+    inner = [f"[{loops(stage.ranges, name, interleave, under_mask(stage))}]" for stage, name, interleave in stages]
     rest = lambda loop: plan.tile is None and outer_tail(nest, loop, plan.lanes, target)
-    outer = loops(nest.outer, plan.outer, plan.copies[0], rest)
+    outer = loops(nest.outer, plan.outer, plan.interleave[0], rest)
     return f"{plan.lanes}: " + " ".join([outer, *inner]).removesuffix(" []")
 
 
@@ -302,8 +302,10 @@ def plans(f: Callable[..., Any], tensors: tuple[Tensor, ...], bits: int, mode: s
         if isinstance(step, LoopNest):
             nest = flatten_nest(step, buffers, {})
             plan = choose_vectors(nest, target)
-            few = plan_for_few(nest, plan, target)
-            found.append(shown(nest, plan, target) + (f", few {shown(nest, few, target)}" if few is not None else ""))
+            short = version_loops(nest, plan, target)
+            found.append(
+                shown(nest, plan, target) + (f", short {shown(nest, short, target)}" if short is not None else "")
+            )
     text = "; ".join(found)
     for symbol, name in zip(dict.fromkeys(source[0] for source in program.symbol_sources), "abcd", strict=False):
         text = text.replace(f"${symbol}", name)

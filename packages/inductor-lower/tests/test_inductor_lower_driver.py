@@ -11,7 +11,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import aotkit_inductor_lower
 from aotkit_inductor_lower import LowerOptions, compile_graph, decompositions
-from aotkit_inductor_lower.graph_passes import FX_PASSES, FxPass, run_fx_passes
+from aotkit_inductor_lower.graph_passes import GRAPH_PASSES, GraphPass, run_graph_passes
 from aotkit_inductor_lower.graph_passes.runner import check_order
 
 F = torch.nn.functional
@@ -140,7 +140,7 @@ class Watcher:
 def test_an_observer_sees_every_stage_and_product():
     watcher = Watcher()
     compile_graph(trace(lambda x: x.exp() + 1, torch.ones(8)), observer=watcher)
-    assert watcher.stages == ["fx-passes", "lowering", "schedule", "codegen", "llvm", "bind"]
+    assert watcher.stages == ["graph-passes", "lowering", "schedule", "codegen", "llvm", "bind"]
     kinds = {kind for _, kind in watcher.dumps}
     assert kinds == {"ir", "kernels"}
     assert any("define" in text for (_, kind), text in watcher.dumps.items() if kind == "kernels")
@@ -173,7 +173,7 @@ def test_pointless_ops_go_but_a_returned_clone_stays():
         return (y.permute(0, 1) + 1, x.clone(), x.float())
 
     graph = trace(f, torch.randn(4, 5))
-    passed = run_fx_passes(graph, LowerOptions())
+    passed = run_graph_passes(graph, LowerOptions())
     assert count(passed, aten.clone.default) == 1 and count(passed, aten.view.default) == 0
     x = torch.randn(4, 5)
     _, copy, _ = compile_graph(graph)([x])
@@ -191,13 +191,13 @@ def test_uniform_values_are_folded_with_eagers_rounding(check):
         half = torch.full((3,), 0.1, dtype=torch.bfloat16) * 3
         return x + half + (torch.ones(3) / 0 - torch.ones(3) / 0)
 
-    graph = run_fx_passes(trace(f, torch.randn(3)), LowerOptions())
+    graph = run_graph_passes(trace(f, torch.randn(3)), LowerOptions())
     assert count(graph, aten.mul.Tensor) == 0 and count(graph, aten.div.Tensor) == 0
     check(f, torch.randn(3))
 
 
 def test_equal_calls_are_computed_once_but_two_outputs_stay_two():
-    graph = run_fx_passes(trace(lambda x: (x.exp() + 1, x.exp() * 2), torch.ones(3)), LowerOptions())
+    graph = run_graph_passes(trace(lambda x: (x.exp() + 1, x.exp() * 2), torch.ones(3)), LowerOptions())
     assert count(graph, aten.exp.default) == 1
     x = torch.ones(3)
     a, b = compile_graph(trace(lambda x: (x.exp(), x.exp()), x))([x])
@@ -213,24 +213,24 @@ def test_calls_that_differ_in_type_of_a_number_are_not_equal():
 def test_passes_leave_the_callers_graph_alone():
     graph = trace(lambda x: x.view(3).clone() + x.clone(), torch.ones(3))
     before = graph.code
-    run_fx_passes(graph, LowerOptions())
+    run_graph_passes(graph, LowerOptions())
     assert graph.code == before
 
 
 def test_a_pass_can_be_disabled_and_fuel_limits_rewrites():
     graph = trace(lambda x: x.exp() + x.exp() * x.exp(), torch.ones(3))
-    everything = count(run_fx_passes(graph, LowerOptions(disable=("common-subexpressions",))), aten.exp.default)
+    everything = count(run_graph_passes(graph, LowerOptions(disable=("common-subexpressions",))), aten.exp.default)
     assert everything == 3
-    assert count(run_fx_passes(graph, LowerOptions(fuel=1)), aten.exp.default) == 2
-    assert count(run_fx_passes(graph, LowerOptions()), aten.exp.default) == 1
+    assert count(run_graph_passes(graph, LowerOptions(fuel=1)), aten.exp.default) == 2
+    assert count(run_graph_passes(graph, LowerOptions()), aten.exp.default) == 1
 
 
 def test_an_order_that_breaks_a_constraint_is_refused():
-    check_order(FX_PASSES)
+    check_order(GRAPH_PASSES)
     with pytest.raises(ValueError, match="must come after"):
-        check_order(tuple(reversed(FX_PASSES)))
+        check_order(tuple(reversed(GRAPH_PASSES)))
     with pytest.raises(ValueError):
-        check_order((*FX_PASSES, FxPass("remove-noops", lambda graph, fuel: 0)))
+        check_order((*GRAPH_PASSES, GraphPass("remove-noops", lambda graph, fuel: 0)))
 
 
 def test_a_float_of_sizes_that_kernels_cannot_compute_is_computed_outside_of_them():

@@ -10,7 +10,7 @@ from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from aotkit_inductor_lower import LowerOptions, compile_graph
-from aotkit_inductor_lower.graph_passes import run_fx_passes
+from aotkit_inductor_lower.graph_passes import run_graph_passes
 from aotkit_inductor_lower.graph_passes.fake_values import with_fake_values
 from aotkit_inductor_lower.ir.print import print_program
 from aotkit_inductor_lower.launch_plan import CallExtern, CallSegment
@@ -49,7 +49,7 @@ def test_every_node_has_a_fake_value_before_and_after_the_passes_whatever_the_in
         with pytest.raises(ValueError, match="no fake values; pass example_inputs"):
             compile_graph(graph)
     filled = with_fake_values(graph, given)
-    passed = run_fx_passes(filled, LowerOptions())
+    passed = run_graph_passes(filled, LowerOptions())
     assert len(passed.graph.nodes) < len(filled.graph.nodes)  # the product with one went
     for each in (filled, passed):
         for node in each.graph.nodes:

@@ -8,7 +8,7 @@ from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from aotkit_inductor_lower import LowerOptions, compile_graph, decompositions
-from aotkit_inductor_lower.graph_passes import run_fx_passes
+from aotkit_inductor_lower.graph_passes import run_graph_passes
 
 aten = torch.ops.aten
 F = torch.nn.functional
@@ -64,7 +64,7 @@ def test_a_convolutional_network_runs_with_its_channels_together(groups):
     x = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
     graph, state = traced(model, x)
     assert image_layouts(graph) == [False, False, False]
-    passed = run_fx_passes(graph, LowerOptions())
+    passed = run_graph_passes(graph, LowerOptions())
     assert image_layouts(passed) == [True, True, True]
     wide = randomized(Net(groups)).double()(x.double())
     got = compile_graph(graph, options=LowerOptions(verify=True))([*state, x])[0]
@@ -76,7 +76,7 @@ def test_a_convolutional_network_runs_with_its_channels_together(groups):
 def test_groups_of_several_channels_are_no_reason_for_the_layout():
     model = randomized(nn.Sequential(nn.Conv2d(8, 8, 3, groups=2), nn.ReLU(), nn.Conv2d(8, 8, 3, groups=4)))
     graph, _ = traced(model, torch.randn(2, 8, 12, 12))
-    assert image_layouts(run_fx_passes(graph, LowerOptions())) == [False, False]
+    assert image_layouts(run_graph_passes(graph, LowerOptions())) == [False, False]
 
 
 @pytest.mark.covers("F5h.14")
@@ -84,7 +84,7 @@ def test_results_have_the_strides_that_they_had():
     model = randomized(nn.Sequential(*(nn.Conv2d(8, 8, 3, padding=1) for _ in range(6))))
     x = torch.randn(2, 8, 12, 12)
     graph, state = traced(model, x)
-    passed = run_fx_passes(graph, LowerOptions())
+    passed = run_graph_passes(graph, LowerOptions())
     assert all(image_layouts(passed)[1:])
     got = compile_graph(graph, options=LowerOptions(verify=True))([*state, x])[0]
     assert got.is_contiguous()
@@ -95,7 +95,7 @@ def test_results_have_the_strides_that_they_had():
 
 def test_one_convolution_between_contiguous_tensors_keeps_its_layout():
     graph, _ = traced(randomized(nn.Conv2d(3, 8, 3)), torch.randn(2, 3, 12, 12))
-    assert image_layouts(run_fx_passes(graph, LowerOptions())) == [False]
+    assert image_layouts(run_graph_passes(graph, LowerOptions())) == [False]
 
 
 def test_outputs_that_share_memory_stop_the_pass():
@@ -112,7 +112,7 @@ def test_outputs_that_share_memory_stop_the_pass():
 
     x = torch.randn(2, 8, 12, 12)
     graph, state = traced(randomized(Twice()), x)
-    assert not any(image_layouts(run_fx_passes(graph, LowerOptions())))
+    assert not any(image_layouts(run_graph_passes(graph, LowerOptions())))
     one, other = compile_graph(graph)([*state, x])
     assert one.data_ptr() == other.data_ptr()
 
@@ -124,7 +124,7 @@ def test_dynamic_sizes_get_the_layout_without_new_guards():
         n.meta["val"].fake_mode.shape_env for n in graph.graph.nodes if isinstance(n.meta.get("val"), torch.Tensor)
     )
     before = len(env.guards)
-    assert all(image_layouts(run_fx_passes(graph, LowerOptions())))
+    assert all(image_layouts(run_graph_passes(graph, LowerOptions())))
     assert len(env.guards) == before
     compiled = compile_graph(graph)
     for batch in (2, 5):
@@ -137,6 +137,6 @@ def test_numbers_that_are_none_and_infinite_pass_as_they_do_in_eager():
     x = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(1))
     x[0, 0, 3, 3], x[1, 1, 9, 9] = float("nan"), float("inf")
     graph, state = traced(model, x)
-    assert all(image_layouts(run_fx_passes(graph, LowerOptions())))
+    assert all(image_layouts(run_graph_passes(graph, LowerOptions())))
     got, want = compile_graph(graph)([*state, x])[0], model(x)
     torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5, equal_nan=True)

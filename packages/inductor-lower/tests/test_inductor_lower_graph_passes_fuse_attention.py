@@ -10,7 +10,7 @@ from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from aotkit_inductor_lower import LowerOptions, compile_graph, decompositions
-from aotkit_inductor_lower.graph_passes import run_fx_passes
+from aotkit_inductor_lower.graph_passes import run_graph_passes
 
 aten = torch.ops.aten
 F = torch.nn.functional
@@ -38,7 +38,7 @@ def trace(f, *args):
 
 
 def is_fused(f, *args, options: LowerOptions | None = None) -> bool:
-    passed = run_fx_passes(trace(f, *args), options or LowerOptions())
+    passed = run_graph_passes(trace(f, *args), options or LowerOptions())
     return bool(passed.graph.find_nodes(op="call_function", target=FLASH))
 
 

@@ -7,7 +7,7 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from aotkit_inductor_lower import LowerOptions, compile_graph
-from aotkit_inductor_lower.graph_passes import run_fx_passes
+from aotkit_inductor_lower.graph_passes import run_graph_passes
 
 aten = torch.ops.aten
 SCATTERS = (aten.slice_scatter.default, aten.select_scatter.default, aten.index_put.default, aten.index_copy.default)
@@ -28,7 +28,7 @@ def scatters_left(f, *args) -> int:
     results = compile_graph(graph, options=LowerOptions(verify=True))(list(got))
     for a, b in zip([*results, *got], [*expected, *want], strict=True):
         assert torch.equal(a, b)
-    passed = run_fx_passes(graph, LowerOptions())
+    passed = run_graph_passes(graph, LowerOptions())
     return sum(node.target in SCATTERS for node in passed.graph.nodes)
 
 

@@ -12,7 +12,7 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from aotkit_inductor_lower import LowerOptions, compile_graph
-from aotkit_inductor_lower.graph_passes import FX_PASSES, run_fx_passes
+from aotkit_inductor_lower.graph_passes import GRAPH_PASSES, run_graph_passes
 from aotkit_inductor_lower.graph_passes.patterns import Rewrite, apply_rewrites, find_match
 
 aten = torch.ops.aten
@@ -46,7 +46,7 @@ def same_bits(got: torch.Tensor, want: torch.Tensor) -> None:
 def rewritten(f, *args, same=same_bits) -> list[str]:
     """The names of the operators left, once the graph with all passes was found to give the bits of the one without."""
     graph = trace(f, *args)
-    passed = run_fx_passes(graph, LowerOptions())
+    passed = run_graph_passes(graph, LowerOptions())
     for got, other, want in zip(passed(*args), compile_graph(graph)(list(args)), graph(*args), strict=True):
         for found in (got, other):
             assert (found.dtype, found.shape, found.stride()) == (want.dtype, want.shape, want.stride())
@@ -153,7 +153,7 @@ def test_a_batch_of_two_and_a_batch_of_any_size_stay_batches():
     a, b = torch.randn(2, 3, 4), torch.randn(2, 4, 5)
     assert rewritten(lambda a, b: (torch.bmm(a, b),), a, b, same=product_of(a, b)) == ["bmm"]
     graph = make_fx(lambda a, b: (torch.bmm(a, b),), tracing_mode="symbolic")(a, b)
-    assert run_fx_passes(graph, LowerOptions()).graph.find_nodes(op="call_function", target=aten.bmm.default)
+    assert run_graph_passes(graph, LowerOptions()).graph.find_nodes(op="call_function", target=aten.bmm.default)
 
 
 def test_a_running_sum_of_one_number_is_not_a_scan():
@@ -161,7 +161,7 @@ def test_a_running_sum_of_one_number_is_not_a_scan():
 
 
 def test_the_larger_maximum_reads_the_smaller():
-    passed = run_fx_passes(trace(lambda x: (x.amax(1, keepdim=True), x.amax((0, 1))), X), LowerOptions())
+    passed = run_graph_passes(trace(lambda x: (x.amax(1, keepdim=True), x.amax((0, 1))), X), LowerOptions())
     small, large = passed.graph.find_nodes(op="call_function", target=aten.amax.default)
     assert large.args[0] is small
     rewritten(lambda x: (x.amax(1, keepdim=True), x.amax((0, 1), keepdim=True)), X)
@@ -211,7 +211,7 @@ def test_a_pattern_binds_by_name_in_either_order_and_wants_its_inside_unused():
     found = find_match(pattern, second)
     assert found is not None and found["y"] == 3
     shared = trace(lambda a: (a.sin() * 2, a.sin()), torch.ones(2))
-    run = run_fx_passes(shared, LowerOptions(disable=("common-subexpressions",)))
+    run = run_graph_passes(shared, LowerOptions(disable=("common-subexpressions",)))
     assert find_match(pattern, next(iter(run.graph.find_nodes(op="call_function", target=aten.mul.Tensor)))) is not None
     merged = trace(lambda a: (lambda s: (s * 2, s + 1))(a.sin()), torch.ones(2))
     assert find_match(pattern, next(iter(merged.graph.find_nodes(op="call_function", target=aten.mul.Tensor)))) is None
@@ -233,11 +233,11 @@ def test_every_pass_alone_gives_the_bits_of_no_pass():
         return parts + full, x.exp() + x.exp(), x.amax(1), x.amax((0, 1)), x.clone().pow(1) - 1
 
     graph = trace(f, X)
-    names = [each.name for each in FX_PASSES]
+    names = [each.name for each in GRAPH_PASSES]
     want = graph(X)
     for name in names:
         others = tuple(other for other in names if other != name)
-        passed = run_fx_passes(graph, LowerOptions(disable=others, verify=True))
+        passed = run_graph_passes(graph, LowerOptions(disable=others, verify=True))
         assert all(torch.equal(bits(a), bits(b)) for a, b in zip(passed(X), want, strict=True)), name
 
 
@@ -247,7 +247,7 @@ def test_views_of_views_become_one_where_their_sizes_are_known_at_run_time_only(
 
     x = torch.randn(4, 6)
     graph = make_fx(f, tracing_mode="symbolic")(x)
-    passed = run_fx_passes(graph, LowerOptions())
+    passed = run_graph_passes(graph, LowerOptions())
     assert [node.target for node in passed.graph.nodes if "view" in str(node.target)] == [aten.view.default]
     compiled = compile_graph(graph)
     for given in (x, torch.randn(8, 3)):

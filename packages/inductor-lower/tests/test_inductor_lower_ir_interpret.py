@@ -202,7 +202,7 @@ loop n(i0 < 4):
     %u = load row[7 - r1] : f32
     store y[i0, r1] = %u
 """)
-    interpret_nest(nest, {"x": x, "y": y}, rows={"row": buffer("row", DType.F32, 8, kind=BufferKind.ROW)})
+    interpret_nest(nest, {"x": x, "y": y}, scratch={"row": buffer("row", DType.F32, 8, kind=BufferKind.SCRATCH)})
     assert torch.equal(y, -x.flip(1))
 
 
@@ -241,7 +241,7 @@ def test_every_dtype_is_loaded_cast_and_stored() -> None:
 # -- programs --------------------------------------------------------------------------------------------
 
 PROGRAM = """\
-aotkit-ir 1
+aotkit-ir 2
 program p
 symbol $s0 = input 1 size 0
 symbol $s1 = input 0 int 0
@@ -306,7 +306,7 @@ def test_an_alias_shares_memory_with_its_base() -> None:
 
 def test_a_view_as_another_dtype_counts_in_its_own_elements() -> None:
     text = """\
-aotkit-ir 1
+aotkit-ir 2
 program p
 input x
 buffer x : int32[4] strides [1] input on cpu
@@ -355,7 +355,7 @@ def test_a_mutating_extern_writes_its_argument() -> None:
 
 def test_memory_that_nothing_wrote_shows_up_as_nan() -> None:
     text = """\
-aotkit-ir 1
+aotkit-ir 2
 program p
 buffer y : float32[2] strides [1] output on cpu
 buffer n : int8[2] strides [1] output on cpu

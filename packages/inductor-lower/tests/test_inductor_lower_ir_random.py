@@ -9,10 +9,10 @@ import torch
 
 from aotkit_inductor_lower.ir import (
     BufferKind,
-    CheckIndex,
+    CheckedIndex,
     Compute,
     DType,
-    IndexValue,
+    Index,
     Load,
     LoopNest,
     Program,
@@ -49,7 +49,7 @@ def test_a_dynamic_program_runs_at_several_sizes() -> None:
 
 def _features(program: Program) -> set[str]:
     found = {f"dtype {b.dtype}" for b in program.buffers}
-    found |= {"row"} if any(b.kind is BufferKind.ROW for b in program.buffers) else set()
+    found |= {"row"} if any(b.kind is BufferKind.SCRATCH for b in program.buffers) else set()
     found |= {"dynamic"} if program.symbol_sources else set()
     for nest in program.steps:
         assert isinstance(nest, LoopNest)
@@ -64,7 +64,7 @@ def _features(program: Program) -> set[str]:
                 found.add(f"store {instr.mode}")
             elif isinstance(instr, Load) and instr.mask is not None:
                 found.add("masked load")
-            elif isinstance(instr, CheckIndex | IndexValue):
+            elif isinstance(instr, CheckedIndex | Index):
                 found.add(type(instr).__name__)
     return found
 
@@ -79,8 +79,8 @@ def test_the_programs_cover_the_language() -> None:
         "row",
         "dynamic",
         "masked load",
-        "CheckIndex",
-        "IndexValue",
+        "CheckedIndex",
+        "Index",
         "store add",
         "store set",
         "0 outer",

@@ -15,12 +15,12 @@ from aotkit_inductor_lower.ir import (
     Buffer,
     BufferKind,
     BufferRef,
-    CheckIndex,
+    CheckedIndex,
     Compute,
     Const,
     DType,
     ExternCall,
-    IndexValue,
+    Index,
     Literal,
     Load,
     LoopNest,
@@ -69,10 +69,10 @@ def _everything() -> Program:
         Const("c1", 1e-45, DType.F32),
         Const("c2", True, DType.BOOL),
         Const("c3", -(2**63), DType.I64),
-        IndexValue("n", I0 * S0 - smax(R0, 3), DType.I64),
+        Index("n", I0 * S0 - smax(R0, 3), DType.I64),
         Compute("m", "lt", ("n", "c3"), DType.BOOL),
         Compute("w", "where", ("m", "v0", "v1"), DType.F32),
-        CheckIndex("v9", "n", S0 * 4),
+        CheckedIndex("v9", "n", S0 * 4),
         Load("g", "table", (V9, R0), DType.BF16),
         Reduce("s", "sum", "w", DType.F32),
         Store("y", (I0, R0), "w"),
@@ -108,7 +108,7 @@ def _everything() -> Program:
     buffers = (
         Buffer("x", "float32", (S0, to_expr(64)), (to_expr(64), to_expr(1)), BufferKind.INPUT),
         Buffer("odd name", "complex64", (), (), BufferKind.CONSTANT, "cuda:0"),
-        Buffer("y", "float32", (S0,), (to_expr(1),), BufferKind.ROW),
+        Buffer("y", "float32", (S0,), (to_expr(1),), BufferKind.SCRATCH),
     )
     steps = (nest, call, ExternCall("nothing", "_c10d.barrier.default", (), (), ()), Alias("a", "v", "x", 2 * S0 + 1))
     return Program(
@@ -178,17 +178,17 @@ def test_a_syntax_error_names_line_and_column(text: str, line: int, column: int,
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("aotkit-ir 99\nprogram p\nreturn\n", "this package reads version 1"),
+        ("aotkit-ir 99\nprogram p\nreturn\n", "this package reads version 2"),
         (
-            "aotkit-ir 1\nprogram p\nbuffer x : float32[2] strides [1] heap on cpu\nreturn",
+            "aotkit-ir 2\nprogram p\nbuffer x : float32[2] strides [1] heap on cpu\nreturn",
             "'heap on cpu' is no buffer kind",
         ),
-        ("aotkit-ir 1\nprogram p\nlop x\nreturn\n", "expected a buffer, loop, extern, alias or return, found 'lop x'"),
-        ("aotkit-ir 1\nprogram p\n", "expected a buffer, loop, extern"),
-        ("aotkit-ir 1\nprogram p\nreturn 3\n", "an output is a buffer, sym(...) or none"),
-        ("aotkit-ir 1\nprogram p\nloop n(i < 2):\norigin nodes 3\nreturn", "expected a list of strings"),
+        ("aotkit-ir 2\nprogram p\nlop x\nreturn\n", "expected a buffer, loop, extern, alias or return, found 'lop x'"),
+        ("aotkit-ir 2\nprogram p\n", "expected a buffer, loop, extern"),
+        ("aotkit-ir 2\nprogram p\nreturn 3\n", "an output is a buffer, sym(...) or none"),
+        ("aotkit-ir 2\nprogram p\nloop n(i < 2):\norigin nodes 3\nreturn", "expected a list of strings"),
         (
-            'aotkit-ir 1\nprogram p\nloop n():\nstage():\n%a = const "x" : f32\nreturn',
+            'aotkit-ir 2\nprogram p\nloop n():\nstage():\n%a = const "x" : f32\nreturn',
             "expected a number, true or false",
         ),
     ],
@@ -220,9 +220,9 @@ def test_any_literal_and_any_name_survives(number: float, whole: int, text: str,
 
 
 def test_index_symbols_and_size_symbols_keep_their_kinds() -> None:
-    nest = LoopNest("n", (Range("i0", S0),), (Stage((), (IndexValue("v", I0 * S0 + V9, DType.I64),)),))
+    nest = LoopNest("n", (Range("i0", S0),), (Stage((), (Index("v", I0 * S0 + V9, DType.I64),)),))
     (stage,) = parse_nest(print_nest(nest)).stages
     (instr,) = stage.body
-    assert isinstance(instr, IndexValue)
+    assert isinstance(instr, Index)
     assert {s.kind for s in instr.expr.symbols} == {SymbolKind.INDEX, SymbolKind.SIZE, SymbolKind.VALUE}
     assert Symbol("i0") in instr.expr.symbols

@@ -10,7 +10,7 @@ from aotkit_inductor_lower.ir.parse import parse_program
 from aotkit_inductor_lower.ir.verify import verify_nest, verify_program
 
 HEADER = """\
-aotkit-ir 1
+aotkit-ir 2
 program p
 symbol $s0 = input 0 size 0
 input x
@@ -24,7 +24,7 @@ buffer c : complex64[8] strides [1] temporary on cpu
 buffer k : float32[64] strides [1] constant on cpu
 buffer t : float32[8, 64] strides [64, 1] temporary on cpu
 buffer u : float32[8, 64] strides [64, 1] temporary on cpu
-buffer row : float32[64] strides [1] row on cpu
+buffer row : float32[64] strides [1] scratch on cpu
 buffer y : float32[$s0, 64] strides [64, 1] output on cpu
 """
 FILL_Y = """\
@@ -134,8 +134,8 @@ LOAD = "%a = load x[i0, i1] : f32"
         (body("%a = load nowhere[i0] : f32"), "no buffer named 'nowhere' is declared"),
         (body("%a = load t[i0] : f32"), "1 indices for t, which has 2 dimensions"),
         (body(LOAD, "store k[i1] = %a"), "k is a constant of the graph"),
-        (body("%a = load row[i1] : f32"), "row buffer row is loaded before it is stored"),
-        (body(LOAD, "store row[i1] = %a"), "row buffer row is indexed by an outer loop variable"),
+        (body("%a = load row[i1] : f32"), "scratch buffer row is loaded before it is stored"),
+        (body(LOAD, "store row[i1] = %a"), "scratch buffer row is indexed by an outer loop variable"),
         # bounds
         (body("%a = load t[i0, i1 + 1] : f32"), r"index 1 of t reaches [1, 64], outside [0, 64)"),
         (body("%a = load t[i0 - 1, i1] : f32"), r"index 0 of t reaches [-1, 6], outside [0, 8)"),
@@ -274,7 +274,7 @@ def test_inner_iterations_are_independent_too(load: str, fine: bool) -> None:
                 for n in range(2)
             ),
             "y",
-            "row buffer row is used by nests n0 and n1",
+            "scratch buffer row is used by nests n0 and n1",
         ),
     ],
 )

@@ -34,7 +34,7 @@ def compiled(f, args, **options):
 
 
 def calls(graph):
-    return len({kernel.batch or kernel.name for kernel in graph.compiled.kernels})
+    return len({kernel.combo or kernel.name for kernel in graph.compiled.kernels})
 
 
 def functions(graph):

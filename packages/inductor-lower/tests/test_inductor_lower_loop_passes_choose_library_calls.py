@@ -68,7 +68,7 @@ def test_products_that_gain_nothing_or_mean_something_else_stay(f, args):
     assert choose_library_calls(program, "znver4") == program
 
 
-DYNAMIC = """aotkit-ir 1
+DYNAMIC = """aotkit-ir 2
 program dynamic
 symbol $s0 = input 0 size 0
 input x

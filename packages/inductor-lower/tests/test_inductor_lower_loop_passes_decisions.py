@@ -199,7 +199,7 @@ FUSED = [
     Case("two parts of what is read once", lambda x: torch.cat([x.exp(), x.sin()], 1), (S,), 1, 0),
     Case(
         "joined and summed", lambda x, y: torch.cat([x.exp(), y], 1).sum(1), (S, S + 1), 3, 1,
-        ("join", False, "a part is dear to compute for each element"),
+        ("concat", False, "a part is dear to compute for each element"),
     ),
 ]  # fmt: skip
 
@@ -226,7 +226,7 @@ def test_small_functions_become_the_kernels_that_their_reasons_explain(case: Cas
     results = [*interpret_program(program, mine), *mine]
     for got, expected in zip(results, [*(want if isinstance(want, tuple | list) else [want]), *theirs], strict=True):
         torch.testing.assert_close(got, expected)
-    rows = [b.sizes for b in program.buffers if b.kind is BufferKind.ROW]
+    rows = [b.sizes for b in program.buffers if b.kind is BufferKind.SCRATCH]
     assert tuple(size.constant for (size,) in rows) == case.rows
     assert len(nests(program)) == case.kernels
     if case.passes is not None:

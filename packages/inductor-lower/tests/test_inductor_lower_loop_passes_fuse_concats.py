@@ -27,7 +27,7 @@ def temporaries(result):
 
 
 def decisions(result):
-    return [(r.fused, r.reason) for r in result.compiled.records if r.kind == "join"]
+    return [(r.fused, r.reason) for r in result.compiled.records if r.kind == "concat"]
 
 
 def four(a, b):
@@ -104,12 +104,12 @@ def test_parts_that_their_reader_cannot_take_in_are_stored():
         x = numbers(9, columns)
         graph = make_fx(lambda a, b: torch.cat([a, b * 2], 1).exp() + 1, tracing_mode="fake")(x, x)
         program, records = schedule_program(lower_graph(graph), LowerOptions(max_fusion_instructions=12))
-        (join,) = [r for r in records if r.kind == "join"]
-        assert join.reason == "its reader cannot take the parts in"
-        assert (join.first, join.second) == ("cat", program.steps[-1].name)
+        (concat,) = [r for r in records if r.kind == "concat"]
+        assert concat.reason == "its reader cannot take the parts in"
+        assert (concat.first, concat.second) == ("cat", program.steps[-1].name)
     graph = make_fx(lambda a, b: torch.cat([a, b * 2]), tracing_mode="fake")(x, x)
     _, records = schedule_program(lower_graph(graph))
-    assert [(r.first, r.second) for r in records if r.kind == "join"] == [("cat", "the caller")]
+    assert [(r.first, r.second) for r in records if r.kind == "concat"] == [("cat", "the caller")]
 
 
 @pytest.mark.covers("F5h.7")

@@ -99,7 +99,7 @@ def test_rows_and_columns_are_not_forced_together():
 
 def test_a_softmax_keeps_its_exponentials_for_one_row_only():
     program, _ = scheduled(lambda x: x.softmax(-1), torch.randn(64, 128))
-    (row,) = [b for b in program.buffers if b.kind is BufferKind.ROW]
+    (row,) = [b for b in program.buffers if b.kind is BufferKind.SCRATCH]
     assert [size.constant for size in row.sizes] == [128]
     assert sum(i.op == "exp" for s in nests(program)[0].stages for i in s.body if hasattr(i, "op")) == 1
 
@@ -231,7 +231,7 @@ def test_loads_inlined_under_a_mask_read_nothing_outside(check):
 
 
 def test_what_is_added_up_in_memory_is_read_back_from_there():
-    program = parse_program("""aotkit-ir 1
+    program = parse_program("""aotkit-ir 2
 program added
 input x
 buffer x : float64[4] strides [1] input on cpu

@@ -70,7 +70,7 @@ def test_column_sums_are_made_in_the_kernel_of_the_rows(name):
     (mixed,) = accumulating(program)
     added = [i for stage in mixed.stages for i in stage.body if isinstance(i, Store) and i.accumulates]
     assert len(added) == sums and len({i.buffer for i in added}) == sums
-    assert [r.kind for r in records if r.fused and r.kind == "mixed"] == ["mixed"]
+    assert [r.kind for r in records if r.fused and r.kind == "mixed-order"] == ["mixed-order"]
     expected = f(*(x.double() for x in args))
     interpreted, threads = interpret_program(program, list(args)), torch.get_num_threads()
     compiled, found = compile_graph(graph), []
@@ -104,7 +104,7 @@ def test_what_gains_nothing_or_does_not_fit_stays_apart(f, args, reason):
     graph = traced(f, args)
     program, records = schedule_program(lower_graph(graph), LowerOptions(verify=True))
     assert not accumulating(program)
-    refused = [r.reason for r in records if r.kind == "mixed" and not r.fused]
+    refused = [r.reason for r in records if r.kind == "mixed-order" and not r.fused]
     assert any(reason in text for text in refused) if reason else True
     for got, want in zip(compile_graph(graph)(list(args)), f(*args), strict=True):
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
@@ -145,7 +145,7 @@ def test_rows_are_cut_into_chunks_that_are_neither_short_nor_long(rows, columns,
     partial = [[size.constant for size in b.sizes] for b in program.buffers if "_part" in b.name]
     assert partial == ([[chunks, columns]] if chunks else [])
     if chunks is None:
-        (refused,) = [r for r in records if r.kind == "mixed"]
+        (refused,) = [r for r in records if r.kind == "mixed-order"]
         assert "short enough" in refused.reason
     for got, want in zip(interpret_program(program, list(args)), rows_and_columns(*args), strict=True):
         torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-3)
@@ -153,8 +153,6 @@ def test_rows_are_cut_into_chunks_that_are_neither_short_nor_long(rows, columns,
 
 def kept_and_summed(y):
     return y, y.sum(0)
-
-
 
 
 def pair(*sizes, dtype=torch.float32):
@@ -203,7 +201,7 @@ def test_which_sums_of_columns_join_the_kernel_of_the_rows(name):
     f, args, joined, reason = DECISIONS[name]
     program, records = schedule_program(lower_graph(traced(f, args)), LowerOptions(verify=True))
     assert len(accumulating(program)) == joined
-    tried = [(r.fused, r.reason) for r in records if r.kind == "mixed"]
+    tried = [(r.fused, r.reason) for r in records if r.kind == "mixed-order"]
     assert not tried if reason is None else any(fused == joined and reason in why for fused, why in tried), tried
     half = args[0].dtype is torch.half
     for got, want in zip(interpret_program(program, list(args)), f(*args), strict=True):
@@ -214,6 +212,6 @@ def test_a_kernel_that_gets_too_large_is_left_alone():
     lowered = lower_graph(traced(rows_and_columns, SQUARE))
     apart, records = schedule_program(lowered, LowerOptions(max_fusion_instructions=14))
     assert not accumulating(apart)
-    assert "the kernel would get too large" in [r.reason for r in records if r.kind == "mixed"]
+    assert "the kernel would get too large" in [r.reason for r in records if r.kind == "mixed-order"]
     together, _ = schedule_program(lowered, LowerOptions(max_fusion_instructions=40))
     assert accumulating(together)

@@ -132,7 +132,7 @@ def test_random_numbers_and_custom_calls_keep_their_order():
 
 def calls(rows, results):
     """A program of ATen calls: (result, size, arguments)."""
-    text = ["aotkit-ir 1", "program calls", "input x", "buffer x : float64[1] strides [1] input on cpu"]
+    text = ["aotkit-ir 2", "program calls", "input x", "buffer x : float64[1] strides [1] input on cpu"]
     for name, size, _ in rows:
         kind = "output" if name in results else "temporary"
         text.append(f"buffer {name} : float64[{size}] strides [1] {kind} on cpu")

@@ -30,7 +30,7 @@ from aotkit_inductor_lower.memory.build_plan import generate
 
 FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 INTS = [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool]
-REDO = "aotkit_inductor_lower.redo_rows.default"
+REDO = "aotkit_inductor_lower.fix_up_rows.default"
 Function = Callable[[Tensor], Sequence[Tensor]]
 
 
@@ -241,7 +241,7 @@ def test_what_is_not_generated_is_an_aten_call_that_says_why() -> None:
     assert [step.name for step in program.steps] == ["sort"]
 
 
-SCATTERED = """aotkit-ir 1
+SCATTERED = """aotkit-ir 2
 program scattered
 input x
 input places
@@ -249,7 +249,7 @@ buffer x : float32[37, 5] strides [5, 1] input on cpu
 buffer places : int64[37, 5] strides [5, 1] input on cpu
 buffer y : float32[37, 5] strides [5, 1] output on cpu
 buffer z : float32[37, 5] strides [5, 1] output on cpu
-buffer row : float32[5] strides [1] row on cpu
+buffer row : float32[5] strides [1] scratch on cpu
 loop scattered(i0 < 37):
   stage(r0 < 5):
     %v0 = load x[i0, r0] : f32

@@ -8,11 +8,11 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from aotkit_inductor_lower import compile_graph, interpret_program
 from aotkit_inductor_lower.ir.parse import parse_program
-from aotkit_inductor_lower.launch_plan import TakeOver, compiled_from_json, compiled_to_json
+from aotkit_inductor_lower.launch_plan import ReuseBuffer, compiled_from_json, compiled_to_json
 from aotkit_inductor_lower.memory.build_plan import generate
 from aotkit_inductor_lower.runtime import bind
 
-OVER = """aotkit-ir 1
+OVER = """aotkit-ir 2
 program over
 input x
 input w
@@ -114,7 +114,7 @@ def test_a_kernel_writes_over_the_result_of_a_product_that_it_is_the_last_to_rea
     text, taken = CASES[case]
     program = parse_program(text)
     compiled = compiled_from_json(compiled_to_json(generate(program)))
-    steps = [(s.result, s.base) for s in compiled.plan.steps if isinstance(s, TakeOver)]
+    steps = [(s.result, s.base) for s in compiled.plan.steps if isinstance(s, ReuseBuffer)]
     assert steps == ([taken] if taken else [])
     generator = torch.Generator().manual_seed(0)
     shapes = [(12, 16), (16, 20), (12, 20)][: len(program.inputs)]
@@ -150,6 +150,6 @@ def test_a_network_of_convolutions_writes_its_activations_over_their_results() -
     shapes = [(2, 4, 6, 6), (4, 4, 3, 3), (4, 4, 3, 3)]
     args = [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]
     compiled = compile_graph(make_fx(network, tracing_mode="fake")(*args))
-    taken = [step for step in compiled.compiled.plan.steps if isinstance(step, TakeOver)]
+    taken = [step for step in compiled.compiled.plan.steps if isinstance(step, ReuseBuffer)]
     assert [step.base for step in taken] == ["convolution"]  # the second one is returned
     torch.testing.assert_close(list(compiled(list(args))), list(network(*args)))

@@ -18,7 +18,7 @@ ROWS, COLUMNS = 1600, 4096
 
 def outer_sum(columns: int, bits: int) -> tuple[BoundProgram, str]:
     """``out[i, j] = x[i] + y[j]`` and the kernel's text."""
-    text = f"""aotkit-ir 1
+    text = f"""aotkit-ir 2
 program test
 input x
 input y

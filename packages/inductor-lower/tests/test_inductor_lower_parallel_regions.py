@@ -44,7 +44,7 @@ for name, f in programs.items():
     seen.clear()
     (y,) = compiled([x])
     torch.testing.assert_close(y, f(x)[0])
-    rows = [b.name for b in compiled.program.buffers if b.kind is BufferKind.ROW]
+    rows = [b.name for b in compiled.program.buffers if b.kind is BufferKind.SCRATCH]
     found[name] = [list(seen), compiled.report().kernel_count, len(rows)]
 print(json.dumps(found))
 """

@@ -29,7 +29,7 @@ from aotkit_inductor_lower.memory.placement import place_buffers
 from aotkit_inductor_lower.runtime import ArenaPool, BindError, bind
 
 # two linear layers with relu between, then a transposed view of the result is returned too
-MLP = """aotkit-ir 1
+MLP = """aotkit-ir 2
 program mlp
 symbol $s0 = input 0 size 0
 input x
@@ -90,12 +90,12 @@ def test_neighbouring_kernels_are_one_native_call_between_aten_calls() -> None:
 @pytest.mark.covers("F5h.16", "F5h.8")
 def test_temporaries_share_arena_memory_and_matmuls_write_into_it() -> None:
     compiled, constants = mlp()
-    homes = {b.name: b.home for b in compiled.plan.buffers}
+    homes = {b.name: b.storage for b in compiled.plan.buffers}
     assert homes == {
         **dict.fromkeys(("h", "r", "q"), "arena"),
         **dict.fromkeys(("w", "v"), "constant"),
         "x": "input",
-        "m": "extern",  # becomes the result: `scale` writes over it
+        "m": "call result",  # becomes the result: `scale` writes over it
         "y": "view",
         "yt": "view",
     }
@@ -169,7 +169,7 @@ def test_plans_and_compiled_programs_round_trip_as_json() -> None:
     assert plan_from_json(plan_to_json(compiled.plan)) == compiled.plan
     assert compiled_from_json(compiled_to_json(compiled)) == compiled
     with pytest.raises(ValueError, match="format"):
-        plan_from_json(plan_to_json(compiled.plan).replace('"format":3', '"format":99'))
+        plan_from_json(plan_to_json(compiled.plan).replace('"format":4', '"format":99'))
 
 
 def test_the_emitted_source_is_straight_line_python() -> None:
@@ -193,7 +193,7 @@ loop gelu{k}(i{k}0 < 12, i{k}1 < 40):
     buffers = [f"buffer b{k} : float32[12, 40] strides [40, 1] temporary on cpu" for k in range(1, 5)]
     text = "\n".join(
         [
-            "aotkit-ir 1",
+            "aotkit-ir 2",
             "program layers",
             "input b0",
             "buffer b0 : float32[12, 40] strides [40, 1] input on cpu",
@@ -212,7 +212,7 @@ loop gelu{k}(i{k}0 < 12, i{k}1 < 40):
     torch.testing.assert_close(bind(compiled)([x])[0], want)
 
 
-VIEWS = """aotkit-ir 1
+VIEWS = """aotkit-ir 2
 program views
 input x
 buffer x : float32[6, 4] strides [4, 1] input on cpu
@@ -253,7 +253,7 @@ def test_views_share_memory_in_kernels_and_in_aten_calls() -> None:
     assert torch.equal(e, (2 * x)[1::2].floor())
 
 
-ALIASING = """aotkit-ir 1
+ALIASING = """aotkit-ir 2
 program aliasing
 input x
 buffer x : float32[6, 4] strides [4, 1] input on cpu
@@ -271,7 +271,7 @@ return v
 
 def test_memory_an_aten_op_may_hand_back_is_never_in_the_arena() -> None:
     compiled = generate(parse_program(ALIASING))
-    assert {b.name: b.home for b in compiled.plan.buffers}["a"] == "fresh"
+    assert {b.name: b.storage for b in compiled.plan.buffers}["a"] == "allocated"
     assert any(isinstance(step, Allocate) for step in compiled.plan.steps)
     bound = bind(compiled)
     x = torch.randn(6, 4)
@@ -280,7 +280,7 @@ def test_memory_an_aten_op_may_hand_back_is_never_in_the_arena() -> None:
     assert torch.equal(first, (2 * x).flatten())
 
 
-MULTIPLE = """aotkit-ir 1
+MULTIPLE = """aotkit-ir 2
 program multiple
 input x
 buffer x : float32[6, 4] strides [4, 1] input on cpu
@@ -403,7 +403,7 @@ def test_views_of_temporaries_are_made_once_for_all_calls() -> None:
         torch.testing.assert_close(bound([x])[0], expected, rtol=1e-4, atol=1e-4)
 
 
-IN_PLACE = """aotkit-ir 1
+IN_PLACE = """aotkit-ir 2
 program in_place
 input x
 input w
@@ -440,7 +440,7 @@ return y
 def test_a_result_takes_the_memory_of_an_argument_that_is_read_before_it(old, new, taken) -> None:
     program = parse_program(IN_PLACE.replace(old, new) if old else IN_PLACE)
     compiled = generate(program)
-    assert {a.buffer: a.over for a in compiled.plan.arena if a.over} == taken
+    assert {a.buffer: a.reuses for a in compiled.plan.arena if a.reuses} == taken
     generator = torch.Generator().manual_seed(3)
     x, w = torch.randn(64, 512, generator=generator), torch.randn(512, 512, generator=generator)
     arenas = ArenaPool()

@@ -14,7 +14,7 @@ from aotkit_inductor_lower.memory.build_plan import generate
 from aotkit_inductor_lower.runtime import bind
 
 # The second nest writes one row more than its buffer has (the verifier, which would say so, is not asked).
-TOO_FAR = """aotkit-ir 1
+TOO_FAR = """aotkit-ir 2
 program outside
 input x
 buffer x : float32[4, 5] strides [5, 1] input on cpu

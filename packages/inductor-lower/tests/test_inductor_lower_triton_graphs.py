@@ -117,7 +117,7 @@ def test_kernels_that_are_called_what_they_compute_are_not_taken_for_equal() -> 
 
 
 SCATTER = """\
-aotkit-ir 1
+aotkit-ir 2
 program add_rows
 input index
 input x

@@ -60,7 +60,7 @@ def run(program: Program, inputs: list[torch.Tensor | int], limits: TileLimits |
     known = {Symbol(name, SymbolKind.SIZE): int(value) for name, value in env.items()}
     tensors = {n: t for n, t in zip(program.inputs, inputs, strict=True) if isinstance(t, torch.Tensor)}
     for b in program.buffers:
-        if b.name not in tensors and b.kind is not BufferKind.ROW:
+        if b.name not in tensors and b.kind is not BufferKind.SCRATCH:
             sizes, strides = [s.evaluate(known) for s in b.sizes], [s.evaluate(known) for s in b.strides]
             tensors[b.name] = torch.empty_strided(sizes, strides, dtype=getattr(torch, b.dtype)).fill_(1)
     for source in sources(program, limits):
@@ -189,7 +189,7 @@ def test_integer_division_has_eagers_signs_and_does_not_trap(dtype: DType) -> No
     a, b = values.repeat_interleave(len(values)), values.repeat(len(values))
     a, b = a[b != 0], b[b != 0]
     text = f"""\
-aotkit-ir 1
+aotkit-ir 2
 program division
 input a
 input b
@@ -208,12 +208,12 @@ buffer b : {torch_name(dtype)}[{len(a)}] strides [1] input on cpu
 # -- reductions --------------------------------------------------------------------------------------------------
 
 SOFTMAX = """\
-aotkit-ir 1
+aotkit-ir 2
 program softmax
 input x
 buffer x : {dtype}[{rows}, {n}] strides [{n}, 1] input on cpu
 buffer y : {dtype}[{rows}, {n}] strides [{n}, 1] output on cpu
-buffer e : float32[{n}] strides [1] row on cpu
+buffer e : float32[{n}] strides [1] scratch on cpu
 loop softmax(i0 < {rows}):
   origin nodes ["softmax"] ops ["aten._softmax.default"] line "model.py:3: y = x.softmax(-1)"
   stage(r0 < {n}):
@@ -259,7 +259,7 @@ def test_softmax_rows_are_held_whole_or_walked_in_blocks(limits: TileLimits) -> 
 @pytest.mark.covers("F5g.9")
 def test_arg_extremes_take_the_first_of_equals_and_nans_win(kind: str, row: int) -> None:
     text = f"""\
-aotkit-ir 1
+aotkit-ir 2
 program arg
 input x
 buffer x : float32[5, 11] strides [11, 1] input on cpu
@@ -289,7 +289,7 @@ return y
 @pytest.mark.covers("F5g.11")
 def test_running_reductions_carry_over_blocks(kind: str, row: int) -> None:
     text = f"""\
-aotkit-ir 1
+aotkit-ir 2
 program scan
 input x
 buffer x : float32[3, 21] strides [21, 1] input on cpu
@@ -315,7 +315,7 @@ return y
 def test_stores_that_combine_are_atomic_or_in_order(dtype: str, mode: str) -> None:
     d = {"float32": "f32", "int64": "i64", "bfloat16": "bf16", "uint8": "u8"}[dtype]
     program = parse_program(f"""\
-aotkit-ir 1
+aotkit-ir 2
 program scatter
 input index
 input x
@@ -345,7 +345,7 @@ return y
 @pytest.mark.covers("F5g.13")
 def test_an_index_out_of_range_stops_the_kernel() -> None:
     program = parse_program("""\
-aotkit-ir 1
+aotkit-ir 2
 program gather
 input index
 input x
@@ -376,7 +376,7 @@ def copy_program(sizes: str, from_strides: str, to_strides: str, dtype: str = "f
     loops = ", ".join(f"i{k} < {n}" for k, n in enumerate(sizes.split(", ")))
     at = ", ".join(f"i{k}" for k in range(len(sizes.split(", "))))
     return parse_program(f"""\
-aotkit-ir 1
+aotkit-ir 2
 program copy
 input x
 buffer x : {dtype}[{sizes}] strides [{from_strides}] input on cpu
@@ -431,7 +431,7 @@ def test_large_buffers_are_indexed_with_64_bits() -> None:
 # -- compiled ----------------------------------------------------------------------------------------------------
 
 GELU = """\
-aotkit-ir 1
+aotkit-ir 2
 program gelu
 input x
 input bias
@@ -480,7 +480,7 @@ def test_kernels_compile_without_a_gpu_do_not_spill_and_load_16_bytes_at_once(ar
 @pytest.mark.covers("F5e.1")
 def test_nothing_is_contracted_or_flushed_to_zero() -> None:
     program = parse_program("""\
-aotkit-ir 1
+aotkit-ir 2
 program muladd
 input a
 buffer a : float32[4096] strides [1] input on cpu

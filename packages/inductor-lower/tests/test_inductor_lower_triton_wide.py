@@ -143,7 +143,7 @@ def test_numbers_that_are_made_of_indices_are_whole_where_their_parts_are_large(
 
 
 SERIAL = f"""\
-aotkit-ir 1
+aotkit-ir 2
 program put
 input u
 input index
@@ -175,7 +175,7 @@ def test_loops_of_the_only_program_instance_reach_beyond_two_to_the_31(memory: t
 @pytest.mark.parametrize(("rows_", "columns_"), [(3_000_000_000, 4), (2**31 - 1, 20000)])
 def test_long_loops_compile_with_64_bits(rows_: int, columns_: int) -> None:
     program = parse_program(f"""\
-aotkit-ir 1
+aotkit-ir 2
 program total
 input x
 buffer x : int8[{rows_}, {columns_}] strides [{columns_}, 1] input on cpu

@@ -29,7 +29,7 @@ from .__about__ import __version__
 if TYPE_CHECKING:
     from .driver import CompiledGraph, compile_graph, compile_to_program
     from .errors import InputMismatchError, LoweringError, UnsupportedGraphError
-    from .graph_partition import PiecewiseGraph
+    from .graph_partition import PartitionedGraph
     from .graph_passes import pass_names
     from .graph_passes.freeze import freeze
     from .ir.interpret import interpret_program
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from .lowering import lower_graph
     from .lowering.decompositions import decompositions
     from .options import LowerOptions
-    from .passes import FusionRecord
+    from .passes import Decision
     from .report import LoweringReport
     from .runtime import ArenaPool, BindError, RedzoneError
     from .runtime.programs import bind_program, compiled_from_json, compiled_to_json
@@ -53,12 +53,12 @@ __all__ = [
     "CompiledGraph",
     "CompiledProgram",
     "CpuTarget",
-    "FusionRecord",
+    "Decision",
     "InputMismatchError",
     "LowerOptions",
     "LoweringError",
     "LoweringReport",
-    "PiecewiseGraph",
+    "PartitionedGraph",
     "RedzoneError",
     "UnsupportedGraphError",
     "__version__",
@@ -99,14 +99,14 @@ _HOMES = {
         "ir.verify": ("verify_program",),
         "lowering": ("lower_graph",),
         "options": ("LowerOptions",),
-        "graph_partition": ("PiecewiseGraph",),
+        "graph_partition": ("PartitionedGraph",),
         "driver": (
             "CompiledGraph",
             "compile_graph",
             "compile_to_program",
         ),
         "launch_plan": ("CompiledProgram",),
-        "passes": ("FusionRecord",),
+        "passes": ("Decision",),
         "runtime": ("ArenaPool", "BindError", "RedzoneError"),
         "targets.cpu": ("CpuTarget", "host_target", "processor_target"),
         "runtime.programs": ("bind_program", "compiled_from_json", "compiled_to_json"),

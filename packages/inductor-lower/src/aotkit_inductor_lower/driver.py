@@ -11,8 +11,8 @@ import torch
 from torch.fx import GraphModule
 
 from .analysis.devices import kernel_device
-from .graph_partition import PiecewiseGraph, compile_pieces, needs_pieces
-from .graph_passes import run_fx_passes
+from .graph_partition import PartitionedGraph, compile_parts, needs_partition
+from .graph_passes import run_graph_passes
 from .graph_passes.call_custom_writers import call_custom_writers, has_custom_writers, has_user_kernels, launch_in_place
 from .graph_passes.fake_values import graph_constants, with_fake_values
 from .ir import Program
@@ -25,7 +25,7 @@ from .loop_passes import choose_library_calls, schedule_program, split_reduction
 from .lowering import lower_graph
 from .memory.build_plan import generate
 from .options import LowerOptions
-from .passes import FusionRecord, Observer, stage
+from .passes import Decision, Observer, stage
 from .report import LoweringReport, make_report
 from .runtime import ArenaPool, BoundProgram, bind
 from .runtime.input_checks import input_check
@@ -48,7 +48,7 @@ class Compiled:
     constants: Mapping[str, torch.Tensor]
     report: LoweringReport
     scheduled: Program
-    records: tuple[FusionRecord, ...]
+    records: tuple[Decision, ...]
 
 
 class CompiledGraph:
@@ -67,7 +67,7 @@ class CompiledGraph:
         bound: BoundProgram,
         constants: Mapping[str, torch.Tensor],
         program: Program,
-        records: Sequence[FusionRecord],
+        records: Sequence[Decision],
         report: LoweringReport,
         checked: bool = False,
     ) -> None:
@@ -97,7 +97,7 @@ def compile_graph(
     observer: Observer | None = None,
     object_store: ObjectStore | None = None,
     arenas: ArenaPool | None = None,
-) -> CompiledGraph | DeviceGraph | PiecewiseGraph:
+) -> CompiledGraph | DeviceGraph | PartitionedGraph:
     """Compile a functional ATen graph, in one piece if it can be (see :mod:`.graph_partition`): for the CPU, or with
     Triton for the CUDA device that (most of) its tensors are on.
 
@@ -108,8 +108,8 @@ def compile_graph(
     """
     options, arenas = options or LowerOptions(), arenas or ArenaPool()
     graph = _with_calls_of_writers(with_fake_values(gm, example_inputs), options)
-    if needs_pieces(graph):
-        return _compile_in_pieces(graph, options, observer, object_store, arenas)
+    if needs_partition(graph):
+        return _compile_in_parts(graph, options, observer, object_store, arenas)
     if _is_for_device(graph, options):
         from .targets.triton import compile_device_graph
 
@@ -131,21 +131,19 @@ def compile_to_program(
     observer: Observer | None = None,
     object_store: ObjectStore | None = None,
     arenas: ArenaPool | None = None,
-) -> Compiled | PiecewiseGraph:
+) -> Compiled | PartitionedGraph:
     """Compile a functional ATen graph as :func:`compile_graph` does, without binding it: what comes out is data.
 
-    A graph that no launch plan can hold is compiled in pieces, and these are bound, with ``arenas``.
+    A graph that no launch plan can hold is compiled in parts, and these are bound, with ``arenas``.
     """
     options = options or LowerOptions()
     graph = _with_calls_of_writers(with_fake_values(gm, example_inputs), options)
-    if needs_pieces(graph):
-        return _compile_in_pieces(graph, options, observer, object_store, arenas or ArenaPool())
+    if needs_partition(graph):
+        return _compile_in_parts(graph, options, observer, object_store, arenas or ArenaPool())
     if _is_for_device(graph, options):
         from .targets.triton import compile_device_program
 
-        program, lowered = compile_device_program(
-            graph, options=options, observer=observer, object_store=object_store
-        )
+        program, lowered = compile_device_program(graph, options=options, observer=observer, object_store=object_store)
         return Compiled(program, lowered.constants, lowered.report, lowered.scheduled, lowered.records)
     return _compile_whole(graph, options, observer, object_store)
 
@@ -153,7 +151,7 @@ def compile_to_program(
 def _with_calls_of_writers(graph: GraphModule, options: LowerOptions) -> GraphModule:
     """Operators that write, and kernels of the user's, as calls that a launch plan can hold."""
     if has_custom_writers(graph):
-        graph = call_custom_writers(run_fx_passes(graph, options))
+        graph = call_custom_writers(run_graph_passes(graph, options))
     return launch_in_place(graph) if has_user_kernels(graph) else graph
 
 
@@ -161,24 +159,24 @@ def _is_for_device(graph: GraphModule, options: LowerOptions) -> bool:
     return options.processor == "triton-interpreter" or kernel_device(graph).type == "cuda"
 
 
-def _compile_in_pieces(
+def _compile_in_parts(
     graph: GraphModule,
     options: LowerOptions,
     observer: Observer | None,
     object_store: ObjectStore | None,
     arenas: ArenaPool,
-) -> PiecewiseGraph:
-    def compile_one(piece: GraphModule) -> CompiledGraph | DeviceGraph | PiecewiseGraph:
-        return compile_graph(piece, options=options, observer=observer, object_store=object_store, arenas=arenas)
+) -> PartitionedGraph:
+    def compile_one(part: GraphModule) -> CompiledGraph | DeviceGraph | PartitionedGraph:
+        return compile_graph(part, options=options, observer=observer, object_store=object_store, arenas=arenas)
 
-    return compile_pieces(graph, compile_one)
+    return compile_parts(graph, compile_one)
 
 
 def _compile_whole(
     gm: GraphModule, options: LowerOptions, observer: Observer | None, object_store: ObjectStore | None
 ) -> Compiled:
-    with stage(observer, "fx-passes"):
-        graph = run_fx_passes(gm, options)
+    with stage(observer, "graph-passes"):
+        graph = run_graph_passes(gm, options)
     with stage(observer, "lowering"):
         lowered = _checked(lower_graph(graph, options), options)
     _dump(observer, "lowered", "ir", lowered)

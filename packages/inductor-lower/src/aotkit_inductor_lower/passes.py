@@ -7,20 +7,20 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-__all__ = ["FusionKind", "FusionRecord", "Observer", "stage"]
+__all__ = ["Decision", "DecisionKind", "Observer", "stage"]
 
-FusionKind = Literal["inline", "vertical", "horizontal", "mixed", "split", "join"]
+DecisionKind = Literal["inline", "vertical", "horizontal", "mixed-order", "split", "concat"]
 
 
 @dataclass(frozen=True, slots=True)
-class FusionRecord:
+class Decision:
     """One decision. ``kind``: ``inline`` (a producer computed again where it is read), ``vertical`` (a producer and its
-    reader in one kernel), ``horizontal`` (two kernels that read the same data), ``mixed`` (column sums in a kernel
-    that walks over rows), ``split`` (a long reduction cut into chunks; not ``fused``) or ``join`` (a joined tensor
-    computed where it is read, not stored). ``first`` and ``second`` are nests' names. ``reason`` says why, in both
-    cases."""
+    reader in one kernel), ``horizontal`` (two kernels that read the same data), ``mixed-order`` (column sums in a
+    kernel that walks over rows), ``split`` (a long reduction cut into chunks; not ``fused``) or ``concat`` (a joined
+    tensor computed where it is read, not stored). ``first`` and ``second`` are nests' names. ``reason`` says why, in
+    both cases."""
 
-    kind: FusionKind
+    kind: DecisionKind
     first: str
     second: str
     fused: bool

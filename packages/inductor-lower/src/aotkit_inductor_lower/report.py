@@ -11,8 +11,8 @@ from torch.fx import GraphModule, Node
 
 from .ir import ExternCall, LoopNest, Program
 from .ops.aten import is_creation, is_view, library_reason
-from .ops.fixups import GUARDED
-from .passes import FusionRecord
+from .ops.fixups import FIX_UPS
+from .passes import Decision
 
 __all__ = ["ExternCount", "FusionGroup", "LoweringReport", "make_report", "merge_reports"]
 
@@ -48,7 +48,7 @@ class LoweringReport:
     externs: tuple[ExternCount, ...]
     eligible_nodes: int
     generated_nodes: int
-    refused: tuple[FusionRecord, ...]
+    refused: tuple[Decision, ...]
 
     @property
     def generated_share(self) -> float:
@@ -76,11 +76,9 @@ class LoweringReport:
         return "\n".join(lines)
 
 
-def make_report(
-    gm: GraphModule, lowered: Program, scheduled: Program, records: Sequence[FusionRecord]
-) -> LoweringReport:
+def make_report(gm: GraphModule, lowered: Program, scheduled: Program, records: Sequence[Decision]) -> LoweringReport:
     """The report on one graph."""
-    calls = (step for step in lowered.steps if isinstance(step, ExternCall) and step.target not in GUARDED)
+    calls = (step for step in lowered.steps if isinstance(step, ExternCall) and step.target not in FIX_UPS)
     externs = {step.origin.nodes[0] for step in calls if step.origin.nodes}
     eligible = [node for node in gm.graph.nodes if _is_eligible(node)]
     counts = Counter((step.target, step.reason) for step in scheduled.steps if isinstance(step, ExternCall))
@@ -96,7 +94,7 @@ def make_report(
 
 
 def merge_reports(reports: Sequence[LoweringReport], calls: Sequence[ExternCount]) -> LoweringReport:
-    """The report on a graph compiled in pieces, with the ``calls`` that are in none of them."""
+    """The report on a graph compiled in parts, with the ``calls`` that are in none of them."""
     counts = Counter({(c.target, c.reason): c.count for c in calls})
     for report in reports:
         counts.update({(c.target, c.reason): c.count for c in report.externs})

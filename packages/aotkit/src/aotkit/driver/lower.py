@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from aotkit_inductor_lower import LowerOptions, PiecewiseGraph, compile_to_program
+from aotkit_inductor_lower import LowerOptions, PartitionedGraph, compile_to_program
 from aotkit_runtime_wrappers import schema_checks
 
 from ..artifact.records import CompiledGraph, LiveCode
@@ -35,7 +35,7 @@ def lower_graph(graph: torch.fx.GraphModule, kind: Kind, name: str, ctx: Compile
         )
     if kind != "backward":
         publish_strides(graph)
-    if isinstance(compiled, PiecewiseGraph):
+    if isinstance(compiled, PartitionedGraph):
         ctx.recorder.add_graph(GraphRecord(name, compiled.report()))
         why = "the graph is compiled in pieces, around calls that stay as they are"
         return live_graph(graph, compiled, why, checked)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 
-from ..ir import Buffer, CheckIndex, Compute, IndexValue, Load, LoopNest, Range, Reduce, Stage, Store
+from ..ir import Buffer, CheckedIndex, Compute, Index, Load, LoopNest, Range, Reduce, Stage, Store
 from ..symbolic import Call, Expr, Ranges, Symbol, SymbolKind, contiguous_strides, estimate, product, simplify, to_expr
 
 __all__ = [
@@ -70,7 +70,9 @@ def is_heavy(stage: Stage) -> bool:
 
 def has_division(nest: LoopNest) -> bool:
     """Whether an instruction may report an error: integer division, a checked index."""
-    return any(isinstance(i, CheckIndex) or (isinstance(i, Compute) and i.op in _TRAPPING) for i in instructions(nest))
+    return any(
+        isinstance(i, CheckedIndex) or (isinstance(i, Compute) and i.op in _TRAPPING) for i in instructions(nest)
+    )
 
 
 def ranges_of(nest: LoopNest) -> Ranges:
@@ -141,5 +143,5 @@ def index_exprs(nest: LoopNest) -> Iterable[Expr]:
     for instr in instructions(nest):
         if isinstance(instr, Load | Store):
             yield from instr.indices
-        elif isinstance(instr, IndexValue):
+        elif isinstance(instr, Index):
             yield instr.expr

@@ -1,4 +1,4 @@
-"""Compile a graph in pieces and call it; see Note [Compiled in pieces]."""
+"""Compile a graph in parts and call it; see Note [Compiled in parts]."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from ..analysis.devices import kernel_device
 from ..errors import LoweringError
 from ..report import ExternCount, LoweringReport, merge_reports
 from .layout import Layout
-from .split import Piece, cut
-from .split_ops import reasons_to_stay
+from .split import Part, split
+from .split_ops import split_ops
 
-__all__ = ["Compiled", "PiecewiseGraph", "compile_pieces"]
+__all__ = ["Compiled", "PartitionedGraph", "compile_parts"]
 
 
 class Compiled(Protocol):
-    """What compiling one piece gives: boxed, with a report."""
+    """What compiling one part gives: boxed, with a report."""
 
     def __call__(self, args: list[Any]) -> list[Any]: ...
 
@@ -34,8 +34,8 @@ class Compiled(Protocol):
 _CALLERS = frozenset(("cond", "while_loop", "while_loop_stack_output", "invoke_subgraph", "scan", "map_impl"))
 
 
-class PiecewiseGraph:
-    """A graph compiled in pieces, in the boxed convention. ``outer`` is the FX graph that calls the pieces; a CUDA
+class PartitionedGraph:
+    """A graph compiled in parts, in the boxed convention. ``outer`` is the FX graph that calls the parts; a CUDA
     ``device`` is the present one meanwhile, as kernels of the user's own are launched there."""
 
     _boxed_call = True
@@ -51,12 +51,12 @@ class PiecewiseGraph:
             return list(self.outer(*values))
 
     def report(self) -> LoweringReport:
-        """The reports of all pieces together; calls that stayed count as ATen calls, with their reasons."""
+        """The reports of all parts together; calls that stayed count as ATen calls, with their reasons."""
         return self._report
 
 
 class _Call(torch.nn.Module):
-    """A compiled piece in the outer graph. Inputs that kernels did not make are checked for their strides."""
+    """A compiled part in the outer graph. Inputs that kernels did not make are checked for their strides."""
 
     def __init__(self, compiled: Compiled, layouts: Mapping[int, Layout]) -> None:
         super().__init__()
@@ -87,10 +87,10 @@ class _Body(torch.nn.Module):
         return results[0] if self.returns_tensor else tuple(results)
 
 
-def compile_pieces(gm: GraphModule, compile_one: Callable[[GraphModule], Compiled]) -> PiecewiseGraph:
+def compile_parts(gm: GraphModule, compile_one: Callable[[GraphModule], Compiled]) -> PartitionedGraph:
     """Compile the stretches of ``gm`` between the calls that stay, and the branches and bodies those call.
 
-    ``compile_one`` compiles an ordinary graph. A piece that it refuses runs with ATen as it was recorded.
+    ``compile_one`` compiles an ordinary graph. A part that it refuses runs with ATen as it was recorded.
     """
     return _Pieces(compile_one).compile(gm)
 
@@ -102,12 +102,12 @@ class _Pieces:
         self.counts: Counter[tuple[str, str]] = Counter()
         self.bodies: dict[int, torch.nn.Module] = {}
 
-    def compile(self, gm: GraphModule) -> PiecewiseGraph:
-        staying = reasons_to_stay(gm)
+    def compile(self, gm: GraphModule) -> PartitionedGraph:
+        staying = split_ops(gm)
         for node, reason in staying.items():
             if node.op == "call_function" and not reason.startswith("belongs"):
                 self.counts[str(node.target), reason] += 1
-        outer = cut(gm, staying, self._piece)
+        outer = split(gm, staying, self._part)
         root: dict[str, Any] = dict(outer.modules)
         for node in outer.graph.nodes:
             if node.op == "get_attr":
@@ -115,12 +115,12 @@ class _Pieces:
         root.update(self._compiled_bodies(outer.graph, root))
         module = GraphModule(_holder(root), outer.graph)
         calls = tuple(ExternCount(target, count, reason) for (target, reason), count in self.counts.items())
-        return PiecewiseGraph(module, merge_reports(self.reports, calls), kernel_device(gm))
+        return PartitionedGraph(module, merge_reports(self.reports, calls), kernel_device(gm))
 
-    def _piece(self, piece: Piece) -> torch.nn.Module | None:
-        placeholders = [n for n in piece.graph.graph.nodes if n.op == "placeholder"]
-        layouts = _layouts({i: placeholders[i] for i in piece.checked})
-        compiled = None if layouts is None else self._compiled(piece.graph)
+    def _part(self, part: Part) -> torch.nn.Module | None:
+        placeholders = [n for n in part.graph.graph.nodes if n.op == "placeholder"]
+        layouts = _layouts({i: placeholders[i] for i in part.checked})
+        compiled = None if layouts is None else self._compiled(part.graph)
         return None if compiled is None or layouts is None else _Call(compiled, layouts)
 
     def _compiled(self, graph: GraphModule) -> Compiled | None:

@@ -13,11 +13,11 @@ from torch.fx import Graph, GraphModule, Node
 from ..ops.aten import is_view
 from .split_ops import carried_symbols, symbols_in
 
-__all__ = ["OuterGraph", "Piece", "cut"]
+__all__ = ["OuterGraph", "Part", "split"]
 
 
 @dataclass(slots=True)
-class Piece:
+class Part:
     """A stretch of ordinary nodes as a graph of its own.
 
     ``checked``: positions of inputs that a call outside of kernels made, so that they may have other strides than
@@ -30,27 +30,27 @@ class Piece:
 
 @dataclass(slots=True)
 class OuterGraph:
-    """``make`` gives what stands for a piece in the outer graph, or ``None`` to leave its nodes as they are."""
+    """``make`` gives what stands for a part in the outer graph, or ``None`` to leave its nodes as they are."""
 
     source: GraphModule
     staying: Mapping[Node, str]
-    make: Callable[[Piece], torch.nn.Module | None]
+    make: Callable[[Part], torch.nn.Module | None]
     graph: Graph = field(default_factory=Graph)
     modules: dict[str, torch.nn.Module] = field(default_factory=dict)
     new: dict[Node, Node] = field(default_factory=dict)
-    carriers: dict[Any, tuple[Node, str, int]] = field(default_factory=dict)
+    symbol_sources: dict[Any, tuple[Node, str, int]] = field(default_factory=dict)
 
     def keep(self, node: Node) -> None:
         """Copy one node, and remember which symbols its value tells."""
         copied = self.new[node] = self.graph.node_copy(node, lambda used: self.new[used])
         for symbol, kind, dim in carried_symbols(node):
-            self.carriers.setdefault(symbol, (copied, kind, dim))
+            self.symbol_sources.setdefault(symbol, (copied, kind, dim))
 
     def carry(self, symbol: Any) -> Node | None:
         """A node of the outer graph whose value is ``symbol``."""
-        if symbol not in self.carriers:
+        if symbol not in self.symbol_sources:
             return None
-        node, kind, dim = self.carriers[symbol]
+        node, kind, dim = self.symbol_sources[symbol]
         if kind == "int":
             return node
         target = torch.ops.aten.sym_size.int if kind == "size" else torch.ops.aten.sym_stride.int
@@ -74,8 +74,8 @@ class OuterGraph:
         if any(carrier is None for _, carrier in extra):
             return False
         checked = tuple(i for i, node in enumerate(inputs) if node in self.staying)
-        piece = Piece(self._inner_graph(nodes, inputs, outputs, [s for s, _ in extra]), checked)
-        module = self.make(piece)
+        part = Part(self._inner_graph(nodes, inputs, outputs, [s for s, _ in extra]), checked)
+        module = self.make(part)
         if module is None:
             return False
         name = f"piece_{len(self.modules)}"
@@ -84,7 +84,7 @@ class OuterGraph:
         for position, node in enumerate(outputs):
             self.new[node] = self.graph.call_function(operator.getitem, (call, position))
             for symbol, kind, dim in carried_symbols(node):
-                self.carriers.setdefault(symbol, (self.new[node], kind, dim))
+                self.symbol_sources.setdefault(symbol, (self.new[node], kind, dim))
         return True
 
     def _inner_graph(
@@ -106,7 +106,7 @@ class OuterGraph:
         return GraphModule(self.source, graph)
 
 
-def cut(gm: GraphModule, staying: Mapping[Node, str], make: Callable[[Piece], torch.nn.Module | None]) -> OuterGraph:
+def split(gm: GraphModule, staying: Mapping[Node, str], make: Callable[[Part], torch.nn.Module | None]) -> OuterGraph:
     """Build the outer graph of ``gm``; inner graphs are handed to ``make``, in order."""
     outer = OuterGraph(gm, staying, make)
     stretch: list[Node] = []

@@ -11,7 +11,7 @@ from torch.fx import GraphModule, Node
 
 from ..lowering.float_items import floats_in_kernels, is_foreign_float
 
-__all__ = ["known_symbols", "needs_pieces", "reasons_to_stay", "symbols_in"]
+__all__ = ["known_symbols", "needs_partition", "split_ops", "symbols_in"]
 
 _TOKENS = frozenset((torch.ops.prims._make_token.default, torch.ops.prims._sink_tokens.default))
 _PLAIN_ARGUMENTS = (
@@ -31,7 +31,7 @@ _PLAIN_ARGUMENTS = (
 )
 
 
-def needs_pieces(gm: GraphModule) -> bool:
+def needs_partition(gm: GraphModule) -> bool:
     """Whether some node has to stay a call. Looks at sizes only where an operator's tags ask for it."""
     depends = False
     for node in gm.graph.nodes:
@@ -44,10 +44,10 @@ def needs_pieces(gm: GraphModule) -> bool:
                 return True
         elif node.op == "placeholder" and not isinstance(node.meta.get("val"), torch.Tensor | torch.SymInt | int):
             return True
-    return depends and bool(reasons_to_stay(gm))
+    return depends and bool(split_ops(gm))
 
 
-def reasons_to_stay(gm: GraphModule) -> dict[Node, str]:
+def split_ops(gm: GraphModule) -> dict[Node, str]:
     """The nodes that stay, in order, each with its reason."""
     floats = floats_in_kernels(gm)
     staying = _staying(gm, floats)

@@ -80,16 +80,16 @@ def _rewrite(graph: Graph, node: Node, masked: bool) -> int:
     batch, heads, rows, keys = weights.meta["val"].shape
     query = _source(scores.product.args[0], (batch, heads, rows, None))
     key = _source(scores.product.args[1], (batch, heads, None, keys))
-    turned = key is None and _turned(scores.product.args[1])  # the other way to write q @ k.T
-    if turned:
-        key = _source(turned, (batch, heads, keys, None))
+    transposed = key is None and _transposed(scores.product.args[1])  # the other way to write q @ k.T
+    if transposed:
+        key = _source(transposed, (batch, heads, keys, None))
     value = _source(node.args[1], (batch, heads, keys, None))
     if query is None or key is None or value is None:
         return 0
     width = query.meta["val"].shape[-1]
     if value.meta["val"].shape[-1] != width or not _mask_fits(scores.added, weights):
         return 0
-    call = _Attention(scores, tuple(node.meta["val"].shape), bool(turned))
+    call = _Attention(scores, tuple(node.meta["val"].shape), bool(transposed))
     given: dict[str, Any] = {"query": query, "key": key, "value": value}
     if scores.added is not None:
         given["mask"] = scores.added
@@ -247,7 +247,7 @@ def _source(node: object, shape: tuple[int | None, ...]) -> Node | None:
     return node if same else None
 
 
-def _turned(node: object) -> Node | None:
+def _transposed(node: object) -> Node | None:
     """The matrices that this node has the transposes of."""
     if not isinstance(node, Node) or node.target is not aten.transpose.int or node.meta["val"].dim() != 3:
         return None

@@ -21,11 +21,11 @@ from .remove_noops import remove_noops
 from .reuse_reductions import reuse_reductions
 from .simplify import simplify
 
-__all__ = ["FX_PASSES", "FxPass", "pass_names", "run_fx_passes"]
+__all__ = ["GRAPH_PASSES", "GraphPass", "pass_names", "run_graph_passes"]
 
 
 @dataclass(frozen=True, slots=True)
-class FxPass:
+class GraphPass:
     """A named pass. ``run`` changes a graph that the runner owns and returns how many rewrites it made; it stops at
     ``fuel`` rewrites. ``after`` names passes that must come earlier in the list. ``fast`` runs instead under
     ``numerics="fast"``."""
@@ -36,25 +36,25 @@ class FxPass:
     fast: Callable[[Graph, int], int] | None = None
 
 
-FX_PASSES: tuple[FxPass, ...] = (
-    FxPass("remove-noops", remove_noops),
-    FxPass("fold-uniform", fold_uniform_values, after=("remove-noops",)),
-    FxPass("attention", fuse_attention, after=("remove-noops",), fast=fuse_masked_attention),
-    FxPass("simplify", simplify, after=("remove-noops", "fold-uniform")),
-    FxPass("splits-and-cats", join_splits_and_cats, after=("simplify",)),
-    FxPass("reuse-reductions", reuse_reductions, after=("simplify",)),
-    FxPass("common-subexpressions", merge_common_subexpressions, after=("simplify", "splits-and-cats")),
-    FxPass("channels-last", prefer_channels_last, after=("common-subexpressions",)),
-    FxPass("write-in-place", write_in_place, after=("common-subexpressions", "channels-last")),
+GRAPH_PASSES: tuple[GraphPass, ...] = (
+    GraphPass("remove-noops", remove_noops),
+    GraphPass("fold-uniform", fold_uniform_values, after=("remove-noops",)),
+    GraphPass("attention", fuse_attention, after=("remove-noops",), fast=fuse_masked_attention),
+    GraphPass("simplify", simplify, after=("remove-noops", "fold-uniform")),
+    GraphPass("splits-and-cats", join_splits_and_cats, after=("simplify",)),
+    GraphPass("reuse-reductions", reuse_reductions, after=("simplify",)),
+    GraphPass("common-subexpressions", merge_common_subexpressions, after=("simplify", "splits-and-cats")),
+    GraphPass("channels-last", prefer_channels_last, after=("common-subexpressions",)),
+    GraphPass("write-in-place", write_in_place, after=("common-subexpressions", "channels-last")),
 )
 
 
 def pass_names() -> tuple[str, ...]:
     """The names that ``LowerOptions.disable`` knows, in the order in which the passes run."""
-    return tuple(each.name for each in FX_PASSES)
+    return tuple(each.name for each in GRAPH_PASSES)
 
 
-def check_order(passes: Sequence[FxPass]) -> None:
+def check_order(passes: Sequence[GraphPass]) -> None:
     """Raises ``ValueError`` if a pass stands before one it must come after, or if a name is used twice."""
     seen: set[str] = set()
     for each in passes:
@@ -64,7 +64,7 @@ def check_order(passes: Sequence[FxPass]) -> None:
         seen.add(each.name)
 
 
-def run_fx_passes(gm: GraphModule, options: LowerOptions, passes: Sequence[FxPass] = FX_PASSES) -> GraphModule:
+def run_graph_passes(gm: GraphModule, options: LowerOptions, passes: Sequence[GraphPass] = GRAPH_PASSES) -> GraphModule:
     """The graph with all passes run that ``options`` does not disable. ``gm`` itself stays as it is.
 
     Raises :class:`UnknownPassError` for a disabled name that is no pass.

@@ -17,11 +17,11 @@ from ..ops.scalar import reduce_dtype, result_dtype
 from ..symbolic import Expr, SymbolKind, sym, to_expr
 from .nodes import (
     Buffer,
-    CheckIndex,
+    CheckedIndex,
     Compute,
     Const,
     DType,
-    IndexValue,
+    Index,
     Instr,
     Load,
     LoopNest,
@@ -112,13 +112,13 @@ class NestBuilder:
     def index(self, expr: Expr | int, dtype: DType = DType.I64) -> Value:
         """An index expression as a number."""
         result = self._value(dtype)
-        self._body.append(IndexValue(result.name, to_expr(expr), dtype))
+        self._body.append(Index(result.name, to_expr(expr), dtype))
         return result
 
     def check(self, value: Value, size: Expr | int) -> Expr:
         """An i64 value as an index below ``size``: negatives wrap, out of range is an error."""
         result = self._value(DType.I64)
-        self._body.append(CheckIndex(result.name, value.name, to_expr(size)))
+        self._body.append(CheckedIndex(result.name, value.name, to_expr(size)))
         return result.index
 
     def op(self, op: str, *args: Value, to: DType | None = None) -> Value:

@@ -21,7 +21,7 @@ def check_outer_independence(nest: LoopNest, buffers: Mapping[str, Buffer], size
     """Why iterations of ``nest`` may depend on each other, as a sentence, or ``None`` if they do not."""
     loads, stores = _loads(nest), _stores(nest)
     for store_stage, store in stores:
-        if buffers[store.buffer].kind is BufferKind.ROW:
+        if buffers[store.buffer].kind is BufferKind.SCRATCH:
             continue
         for load_stage, load in loads:
             if load.buffer != store.buffer:

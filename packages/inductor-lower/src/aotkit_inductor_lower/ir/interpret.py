@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..errors import IRError
 from ..ops.dtypes import FLOAT8_NAMES, dtype_from_torch_name, to_torch_dtype
-from ..ops.fixups import GUARDED
+from ..ops.fixups import FIX_UPS
 from ..ops.scalar import OP_TABLE, REDUCE_TABLE, TypeRule
 from ..symbolic import Expr, Symbol, SymbolKind
 from .grid import evaluate_on_grid, index_grid
@@ -26,11 +26,11 @@ from .nodes import (
     Buffer,
     BufferKind,
     BufferRef,
-    CheckIndex,
+    CheckedIndex,
     Compute,
     Const,
     ExternCall,
-    IndexValue,
+    Index,
     Load,
     LoopNest,
     Program,
@@ -62,17 +62,17 @@ def interpret_nest(
     nest: LoopNest,
     buffers: Mapping[str, Tensor],
     sizes: Mapping[str, int] | None = None,
-    rows: Mapping[str, Buffer] | None = None,
+    scratch: Mapping[str, Buffer] | None = None,
 ) -> None:
     """Run one nest on tensors by buffer name, which it writes in place.
 
-    ``sizes``: values of size symbols by name. ``rows``: declarations of the nest's ROW buffers. Raises ``IndexError``
-    where a checked index is out of range, ``RuntimeError`` for an integer division by zero, and :class:`IRError` for
-    an unchecked access outside its buffer.
+    ``sizes``: values of size symbols by name. ``scratch``: declarations of the nest's scratch buffers. Raises
+    ``IndexError`` where a checked index is out of range, ``RuntimeError`` for an integer division by zero, and
+    :class:`IRError` for an unchecked access outside its buffer.
     """
     env = {Symbol(name, SymbolKind.SIZE): value for name, value in (sizes or {}).items()}
     with torch.no_grad():
-        _NestRun(nest, buffers, env, rows or {}).run()
+        _NestRun(nest, buffers, env, scratch or {}).run()
 
 
 # -- one nest ----------------------------------------------------------------------------------------
@@ -82,22 +82,22 @@ class _NestRun:
     """State of one nest's run. ``values``: name to tensor; ``lasting`` values have outer axes only."""
 
     def __init__(
-        self, nest: LoopNest, buffers: Mapping[str, Tensor], env: Mapping[Symbol, int], rows: Mapping[str, Buffer]
+        self, nest: LoopNest, buffers: Mapping[str, Tensor], env: Mapping[Symbol, int], scratch: Mapping[str, Buffer]
     ) -> None:
         self.nest = nest
         self.env = env
         self.outer_sizes = [_number(r.size, env) for r in nest.outer]
-        self.rows = {name: self.allocate_row(rows[name]) for name in nest.writes if name in rows}
+        self.scratch = {name: self.allocate_scratch(scratch[name]) for name in nest.writes if name in scratch}
         bits = {name: b.view(torch.uint8) for name, b in buffers.items() if str(b.dtype)[6:] in FLOAT8_NAMES}
-        self.buffers = {**buffers, **bits, **self.rows}
+        self.buffers = {**buffers, **bits, **self.scratch}
         self.lasting: dict[str, Tensor] = {}
         self.values: dict[str, Tensor] = {}
         self.grid: dict[Symbol, Tensor | int] = {}
         self.shape: tuple[int, ...] = ()
         self.lasts = False
 
-    def allocate_row(self, declared: Buffer) -> Tensor:
-        """A row buffer for all outer iterations at once: the outer axes come first."""
+    def allocate_scratch(self, declared: Buffer) -> Tensor:
+        """A scratch buffer for all outer iterations at once: the outer axes come first."""
         dtype = dtype_from_torch_name(declared.dtype)
         assert dtype is not None
         return torch.empty(
@@ -145,7 +145,7 @@ class _NestRun:
         if tensor is None:
             raise IRError(f"nest {self.nest.name}: no tensor given for buffer {buffer!r}")
         whole = [evaluate_on_grid(index, self.grid).expand(self.shape) for index in indices]
-        if buffer in self.rows:
+        if buffer in self.scratch:
             outer = [self.grid[Symbol(r.symbol)] for r in self.nest.outer]
             whole = [torch.as_tensor(axis).expand(self.shape) for axis in outer] + whole
         if len(whole) != tensor.dim():
@@ -176,7 +176,7 @@ class _NestRun:
     def const(self, i: Const) -> None:
         self.keep(i.result, torch.full([1] * len(self.shape), i.value, dtype=to_torch_dtype(i.dtype)))
 
-    def index_value(self, i: IndexValue) -> None:
+    def index_value(self, i: Index) -> None:
         self.keep(i.result, evaluate_on_grid(i.expr, self.grid).to(to_torch_dtype(i.dtype)))
 
     def compute(self, i: Compute) -> None:
@@ -187,7 +187,7 @@ class _NestRun:
         else:
             self.keep(i.result, row.reference(*args))
 
-    def check_index(self, i: CheckIndex) -> None:
+    def check_index(self, i: CheckedIndex) -> None:
         value, size = self.values[i.value], _number(i.size, self.env)
         wrapped = torch.where(value < 0, value + size, value)
         bad = (wrapped < 0) | (wrapped >= size)
@@ -230,9 +230,9 @@ _COMBINE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 _RUN: dict[type, Callable[..., None]] = {
     Load: _NestRun.load,
     Const: _NestRun.const,
-    IndexValue: _NestRun.index_value,
+    Index: _NestRun.index_value,
     Compute: _NestRun.compute,
-    CheckIndex: _NestRun.check_index,
+    CheckedIndex: _NestRun.check_index,
     Reduce: _NestRun.reduce,
     Store: _NestRun.store,
 }
@@ -306,11 +306,11 @@ class _ProgramRun:
 
     def run_nest(self, nest: LoopNest) -> None:
         names = dict.fromkeys((*nest.reads, *nest.writes))
-        rows = {n: self.declared[n] for n in names if self.declared[n].kind is BufferKind.ROW}
-        _NestRun(nest, {n: self.tensor(n) for n in names if n not in rows}, self.env, rows).run()
+        scratch = {n: self.declared[n] for n in names if self.declared[n].kind is BufferKind.SCRATCH}
+        _NestRun(nest, {n: self.tensor(n) for n in names if n not in scratch}, self.env, scratch).run()
 
     def run_extern(self, call: ExternCall) -> None:
-        target: Any = GUARDED.get(call.target) or reduce(getattr, call.target.split("."), torch.ops)
+        target: Any = FIX_UPS.get(call.target) or reduce(getattr, call.target.split("."), torch.ops)
         found = target(*(self.arg(a) for a in call.args), **{k: self.arg(a) for k, a in call.kwargs})
         results = list(found) if isinstance(found, tuple | list) else [found]
         if len(call.results) > len(results):

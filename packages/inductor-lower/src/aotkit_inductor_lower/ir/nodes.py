@@ -32,7 +32,7 @@ Note [The loop IR in one page]
     * A stage may contain several reduces (sibling reductions) and stores.
     * Reductions without ranges do not exist; a reduce over an empty range gives the kind's identity.
     * Indirect addressing: an index expression may hold a VALUE symbol naming an i64 value of the body. Such a
-      value first passes :class:`CheckIndex`, which wraps negatives and reports out-of-range as eager does.
+      value first passes :class:`CheckedIndex`, which wraps negatives and reports out-of-range as eager does.
     * All arithmetic has eager's semantics; each op's row in :mod:`..ops.scalar` states domain and edge values.
 
 Note [NaN literals compare equal]
@@ -56,11 +56,11 @@ __all__ = [
     "Buffer",
     "BufferKind",
     "BufferRef",
-    "CheckIndex",
+    "CheckedIndex",
     "Compute",
     "Const",
     "ExternCall",
-    "IndexValue",
+    "Index",
     "Instr",
     "Literal",
     "Load",
@@ -83,7 +83,7 @@ class BufferKind(Enum):
     CONSTANT = "constant"  # a tensor attribute of the graph
     TEMPORARY = "temporary"  # dies inside the call
     OUTPUT = "output"  # handed to the caller
-    ROW = "row"  # scratch of one nest, one outer iteration long: indexed by inner ranges only
+    SCRATCH = "scratch"  # of one nest, one outer iteration long: indexed by inner ranges only
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +159,7 @@ class Const:
 
 
 @dataclass(frozen=True, slots=True)
-class IndexValue:
+class Index:
     """An index expression as a value of type ``dtype`` (i64 or i32)."""
 
     result: str
@@ -179,7 +179,7 @@ class Compute:
 
 
 @dataclass(frozen=True, slots=True)
-class CheckIndex:
+class CheckedIndex:
     """``result`` = ``value`` (i64), plus ``size`` if negative. Outside ``[-size, size)`` the kernel reports
     an index error, with this nest's origin, and the lane reads element 0."""
 
@@ -223,7 +223,7 @@ class Store:
 
 STORE_MODES = {"set": "=", "add": "+=", "mul": "*=", "min": "min=", "max": "max="}  # and how they are written
 
-Instr = Load | Const | IndexValue | Compute | CheckIndex | Reduce | Store
+Instr = Load | Const | Index | Compute | CheckedIndex | Reduce | Store
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,12 +17,12 @@ from .nodes import (
     Buffer,
     BufferKind,
     BufferRef,
-    CheckIndex,
+    CheckedIndex,
     Compute,
     Const,
     DType,
     ExternCall,
-    IndexValue,
+    Index,
     Instr,
     Literal,
     Load,
@@ -387,11 +387,11 @@ class _Parser:
         if op == "const":
             return Const(result, self.number(), self.dtype())
         if op == "index":
-            return IndexValue(result, scan_expr(self.scan), self.dtype())
+            return Index(result, scan_expr(self.scan), self.dtype())
         if op == "check":
             value = self.value()
             self.scan.expect("<")
-            return CheckIndex(result, value, scan_expr(self.scan))
+            return CheckedIndex(result, value, scan_expr(self.scan))
         if op in ("reduce", "scan"):
             return Reduce(result, self.token(_WORD, "a reduction"), self.value(), self.dtype(), op == "scan")
         args = [self.value()]

@@ -4,7 +4,7 @@ Note [IR text]
     One statement a line; indentation is for the eye only, ``#`` starts a comment line. Names that are not plain
     identifiers are written as JSON strings. A program::
 
-        aotkit-ir 1
+        aotkit-ir 2
         program softmax
         symbol $s0 = input 0 size 0
         input x
@@ -42,11 +42,11 @@ from .nodes import (
     Arg,
     Buffer,
     BufferRef,
-    CheckIndex,
+    CheckedIndex,
     Compute,
     Const,
     ExternCall,
-    IndexValue,
+    Index,
     Instr,
     Load,
     LoopNest,
@@ -62,7 +62,7 @@ from .nodes import (
 
 __all__ = ["IR_TEXT_VERSION", "print_instr", "print_nest", "print_program"]
 
-IR_TEXT_VERSION = 1
+IR_TEXT_VERSION = 2
 
 _PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 _DOTTED = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*\Z")
@@ -212,9 +212,9 @@ def _compute(i: Compute) -> str:
 _INSTR_TEXT: dict[type, Callable[..., str]] = {
     Load: _load,
     Const: lambda i: f"{_value(i.result)} = const {scalar_text(i.value)} : {i.dtype.value}",
-    IndexValue: lambda i: f"{_value(i.result)} = index {i.expr} : {i.dtype.value}",
+    Index: lambda i: f"{_value(i.result)} = index {i.expr} : {i.dtype.value}",
     Compute: _compute,
-    CheckIndex: lambda i: f"{_value(i.result)} = check {_value(i.value)} < {i.size}",
+    CheckedIndex: lambda i: f"{_value(i.result)} = check {_value(i.value)} < {i.size}",
     Reduce: lambda i: (
         f"{_value(i.result)} = {'scan' if i.running else 'reduce'} {i.kind} {_value(i.value)} : {i.dtype.value}"
     ),

@@ -209,7 +209,7 @@ class _Generator:
         body.load_several()
         body.compute(self.options.ops // 2)
         kept, total = body.pick(), body.reduce()
-        row = self.declare(f"row{len(self.buffers)}", kept.dtype, [size], BufferKind.ROW)
+        row = self.declare(f"row{len(self.buffers)}", kept.dtype, [size], BufferKind.SCRATCH)
         body.builder.store(row, [sym("r0")], kept.value)
         body.stage({"r1": size})
         index = size - 1 - sym("r1") if self.rng.random() < 0.3 else sym("r1")
@@ -284,7 +284,7 @@ class _Generator:
     def declare(self, name: str, dtype: DType, sizes: Sequence[Expr], kind: BufferKind) -> Buffer:
         """A buffer that is contiguous or, unless a row, transposed or padded in memory."""
         order = list(range(len(sizes)))
-        if kind is not BufferKind.ROW and self.rng.random() < 0.25:
+        if kind is not BufferKind.SCRATCH and self.rng.random() < 0.25:
             self.rng.shuffle(order)
         dense = contiguous_strides([sizes[p] for p in order])
         padding = 2 if kind is BufferKind.INPUT and self.rng.random() < 0.1 else 1

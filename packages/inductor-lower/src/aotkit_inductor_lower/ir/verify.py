@@ -50,7 +50,7 @@ class _ProgramChecker:
         self.symbols = {name for name, *_ in program.symbol_sources}
         self.defined = {b.name for b in program.buffers if b.kind in _ALWAYS_DEFINED}
         self.memory = {b.name: b.name for b in program.buffers}  # buffer -> the one that owns its memory
-        self.row_owner: dict[str, str] = {}
+        self.scratch_owner: dict[str, str] = {}
 
     def fail(self, problem: str) -> IRError:
         return IRError(f"program {self.program.name}: {problem}")
@@ -134,8 +134,11 @@ class _ProgramChecker:
         for r in (r for ranges in (nest.outer, *(s.ranges for s in nest.stages)) for r in ranges):
             self.check_size_expr(r.size, f"a range of nest {nest.name}")
         for name in (*nest.reads, *nest.writes):
-            if self.buffers[name].kind is BufferKind.ROW and self.row_owner.setdefault(name, nest.name) != nest.name:
-                raise self.fail(f"row buffer {name} is used by nests {self.row_owner[name]} and {nest.name}")
+            if (
+                self.buffers[name].kind is BufferKind.SCRATCH
+                and self.scratch_owner.setdefault(name, nest.name) != nest.name
+            ):
+                raise self.fail(f"scratch buffer {name} is used by nests {self.scratch_owner[name]} and {nest.name}")
         for name in _read_first(nest):
             self.check_defined(name, f"nest {nest.name}")
         for name in nest.reads:

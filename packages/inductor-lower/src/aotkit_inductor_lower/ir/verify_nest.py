@@ -15,11 +15,11 @@ from .nodes import (
     STORE_MODES,
     Buffer,
     BufferKind,
-    CheckIndex,
+    CheckedIndex,
     Compute,
     Const,
     DType,
-    IndexValue,
+    Index,
     Instr,
     Load,
     LoopNest,
@@ -52,7 +52,7 @@ class _NestChecker:
         self.lasting: dict[str, DType] = {}  # values visible in later stages too
         self.sizes: dict[Symbol, Expr] = {}  # loop variables and checked indices, by the size they stay below
         self.known: dict[Symbol, Expr] = {}  # index values, by their expression
-        self.rows_stored: set[str] = set()
+        self.scratch_stored: set[str] = set()
         self.place = f"nest {nest.name}"
         self.ranges = Ranges()
         self.never_runs = False
@@ -73,7 +73,7 @@ class _NestChecker:
             for position, instr in enumerate(stage.body):
                 self.place = f"nest {self.nest.name}, stage {number}, instruction {position} `{_shown(instr)}`"
                 _CHECKS[type(instr)](self, instr, stage)
-                if not stage.ranges and isinstance(instr, CheckIndex):
+                if not stage.ranges and isinstance(instr, CheckedIndex):
                     lasting_sizes[Symbol(instr.result, SymbolKind.VALUE)] = instr.size
         self.place = f"nest {self.nest.name}"
         problem = check_outer_independence(self.nest, self.buffers, self.size_minimum)
@@ -137,8 +137,8 @@ class _NestChecker:
             raise self.fail(f"{len(indices)} indices for {buffer.name}, which has {len(buffer.sizes)} dimensions")
         for index in indices:
             self.check_symbols(index)
-            if buffer.kind is BufferKind.ROW and any(Symbol(r.symbol) in index.symbols for r in self.nest.outer):
-                raise self.fail(f"row buffer {buffer.name} is indexed by an outer loop variable")
+            if buffer.kind is BufferKind.SCRATCH and any(Symbol(r.symbol) in index.symbols for r in self.nest.outer):
+                raise self.fail(f"scratch buffer {buffer.name} is indexed by an outer loop variable")
         if masked or self.never_runs:
             return
         for dim, (index, size) in enumerate(zip(indices, buffer.sizes, strict=True)):
@@ -188,8 +188,8 @@ def _check_load(c: _NestChecker, i: Load, stage: Stage) -> None:
     c.use_mask(i.mask)
     if i.dtype is not dtype:
         raise c.fail(f"{i.buffer} holds {dtype.value}, not {i.dtype.value}")
-    if buffer.kind is BufferKind.ROW and i.buffer not in c.rows_stored:
-        raise c.fail(f"row buffer {i.buffer} is loaded before it is stored")
+    if buffer.kind is BufferKind.SCRATCH and i.buffer not in c.scratch_stored:
+        raise c.fail(f"scratch buffer {i.buffer} is loaded before it is stored")
     c.check_access(buffer, i.indices, i.mask is not None)
     if i.mask is not None:
         _check_constant(c, i.other, dtype)
@@ -209,7 +209,7 @@ def _check_constant(c: _NestChecker, value: int | float | bool, dtype: DType) ->
         raise c.fail(f"{value} is no {dtype.value}")
 
 
-def _check_index_value(c: _NestChecker, i: IndexValue, stage: Stage) -> None:
+def _check_index_value(c: _NestChecker, i: Index, stage: Stage) -> None:
     if i.dtype not in (DType.I64, DType.I32):
         raise c.fail(f"an index value is i64 or i32, not {i.dtype.value}")
     c.check_symbols(i.expr)
@@ -225,7 +225,7 @@ def _check_compute(c: _NestChecker, i: Compute, stage: Stage) -> None:
     c.define(i.result, i.dtype, stage)
 
 
-def _check_check_index(c: _NestChecker, i: CheckIndex, stage: Stage) -> None:
+def _check_check_index(c: _NestChecker, i: CheckedIndex, stage: Stage) -> None:
     if c.use(i.value) is not DType.I64:
         raise c.fail(f"a checked index must be i64, not {c.use(i.value).value}")
     c.require_size_expr(i.size, "the checked size")
@@ -268,15 +268,15 @@ def _check_store(c: _NestChecker, i: Store, stage: Stage) -> None:
     if c.use(i.value) is not dtype:
         raise c.fail(f"{i.buffer} holds {dtype.value}, %{i.value} is {c.use(i.value).value}")
     c.check_access(buffer, i.indices, i.mask is not None)
-    c.rows_stored.add(i.buffer)
+    c.scratch_stored.add(i.buffer)
 
 
 _CHECKS: dict[type, Callable[..., None]] = {
     Load: _check_load,
     Const: _check_const,
-    IndexValue: _check_index_value,
+    Index: _check_index_value,
     Compute: _check_compute,
-    CheckIndex: _check_check_index,
+    CheckedIndex: _check_check_index,
     Reduce: _check_reduce,
     Store: _check_store,
 }

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ..symbolic import Expr, Symbol
 
-__all__ = ["Batch", "KernelText", "Launch"]
+__all__ = ["Combo", "KernelText", "Launch"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,8 +15,8 @@ class KernelText:
 
     ``memories`` and ``sizes``: what the slots refer to, in order. ``units``: size of the iteration space handed to
     threads; ``work``: its total cost, in about one unit per scalar operation. ``parallel``: units may run at once.
-    ``reports``: its status may be an error. ``few``: what runs instead where a size is no more than a limit, see
-    :func:`.plan_for_few`.
+    ``reports``: its status may be an error. ``short``: what runs instead where a size is no more than a limit, see
+    :func:`.version_loops`.
     """
 
     body: str
@@ -26,23 +26,24 @@ class KernelText:
     work: Expr
     parallel: bool
     reports: bool = False
-    few: tuple[KernelText, Expr, int] | None = None
+    short: tuple[KernelText, Expr, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """One kernel call inside a segment: the function and the frame entries it uses. ``few``: the function of
-    ``kernel.few``."""
+    """One kernel call inside a segment: the function and the frame entries it uses. ``short``: the function of
+    ``kernel.short``."""
 
     function: str
     kernel: KernelText
     slots: tuple[int, ...]
-    few: str = ""
+    short: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
-    """Launches of one function that one call runs, see Note [Batches]; mostly one. ``in_order``: why not at once."""
+class Combo:
+    """Launches of one function that one call runs, see Note [Combo kernels]; mostly one. ``in_order``: why not
+    at once."""
 
     members: tuple[Launch, ...]
     in_order: str = ""

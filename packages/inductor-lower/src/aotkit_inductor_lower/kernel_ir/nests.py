@@ -15,20 +15,20 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from ..ir import Buffer, BufferKind, CheckIndex, DType, IndexValue, Instr, Load, LoopNest, Range, Reduce, Stage, Store
+from ..ir import Buffer, BufferKind, CheckedIndex, DType, Index, Instr, Load, LoopNest, Range, Reduce, Stage, Store
 from ..ir.independence import tells_apart
 from ..ops.dtypes import bits
 from ..symbolic import Call, Expr, Symbol, SymbolKind, estimate, product, sym, to_expr
 
-__all__ = ["COUNT", "FlatNest", "Memory", "flatten_nest", "hint", "lower_bound", "map_expressions", "steps_grain"]
+__all__ = ["LENGTH", "FlatNest", "Placement", "flatten_nest", "hint", "lower_bound", "map_expressions", "steps_grain"]
 
-COUNT = Symbol("count", SymbolKind.SIZE)  # the length of a loop that each launch's table gives
+LENGTH = Symbol("length", SymbolKind.SIZE)  # the length of a loop that each launch's table gives
 SIZE_HINT = 64  # what an unknown size counts as in cost estimates
 FEW = 64  # loops shorter than this may be repeated to fill vectors
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class Placement:
     """Where a buffer lives: the buffer that owns the memory, and this one's offset there in its own elements."""
 
     root: str
@@ -40,9 +40,9 @@ class FlatNest:
     """A nest in normal form. Loads and stores name the root memory and have exactly one index, the flat offset.
 
     ``positions``: for each argmin/argmax, the flattened position in the stage's original ranges.
-    ``rows``: scratch buffers of one outer iteration. ``ordered``: outer iterations must run in order.
-    ``streamed``: memories whose stores go past the caches, see Note [Streaming stores]. ``count``: what the size
-    ``COUNT`` is in this launch, for a nest that has it, see Note [Batches].
+    ``scratch``: buffers of one outer iteration. ``ordered``: outer iterations must run in order.
+    ``nontemporal``: memories whose stores go past the caches, see Note [Non-temporal stores]. ``length``: what the size
+    ``LENGTH`` is in this launch, for a nest that has it, see Note [Combo kernels].
     """
 
     name: str
@@ -51,10 +51,10 @@ class FlatNest:
     positions: Mapping[str, Expr]
     memories: tuple[str, ...]
     sizes: tuple[Symbol, ...]
-    rows: tuple[Buffer, ...]
+    scratch: tuple[Buffer, ...]
     ordered: bool
-    streamed: frozenset[str] = frozenset()
-    count: int | None = None
+    nontemporal: frozenset[str] = frozenset()
+    length: int | None = None
 
     def expressions(self) -> Iterator[Expr]:
         """Every index expression of the nest."""
@@ -62,12 +62,12 @@ class FlatNest:
             for instr in stage.body:
                 if isinstance(instr, Load | Store):
                     yield instr.indices[0]
-                elif isinstance(instr, IndexValue):
+                elif isinstance(instr, Index):
                     yield instr.expr
         yield from self.positions.values()
 
 
-def flatten_nest(nest: LoopNest, buffers: Mapping[str, Buffer], memory: Mapping[str, Memory]) -> FlatNest:
+def flatten_nest(nest: LoopNest, buffers: Mapping[str, Buffer], memory: Mapping[str, Placement]) -> FlatNest:
     """The normal form of ``nest``. ``memory`` gives the owner of each buffer that is an alias."""
     flat = _flat_offsets(nest, buffers, memory)
     flat = _split_loops(flat)
@@ -107,7 +107,7 @@ def lower_bound(expr: Expr) -> float:
 # -- step 1 ---------------------------------------------------------------------------------------------
 
 
-def _flat_offsets(nest: LoopNest, buffers: Mapping[str, Buffer], memory: Mapping[str, Memory]) -> FlatNest:
+def _flat_offsets(nest: LoopNest, buffers: Mapping[str, Buffer], memory: Mapping[str, Placement]) -> FlatNest:
     positions: dict[str, Expr] = {}
     memories: dict[str, None] = {}
     rows: dict[str, Buffer] = {}
@@ -117,7 +117,7 @@ def _flat_offsets(nest: LoopNest, buffers: Mapping[str, Buffer], memory: Mapping
         offset = to_expr(0)
         for index, stride in zip(indices, buffer.strides, strict=True):
             offset = offset + index * stride
-        if buffer.kind is BufferKind.ROW:
+        if buffer.kind is BufferKind.SCRATCH:
             rows[name] = buffer
             return name, offset
         place = memory.get(name)
@@ -342,18 +342,18 @@ def _merge_in(
     position = len(loops) - 2
     while position >= 0:
         a, b = loops[position], loops[position + 1]
-        turned = _turned(nest, a, b)
-        if b.size.constant != 0 and _jointly_contiguous(nest, a, b, turned):
+        transposed = _transposed(nest, a, b)
+        if b.size.constant != 0 and _jointly_contiguous(nest, a, b, transposed):
             merged = Range(b.symbol, a.size * b.size)
             loops = (*loops[:position], merged, *loops[position + 2 :])
             zero, again = {Symbol(a.symbol): to_expr(0)}, {Symbol(b.symbol): sym(b.symbol) % b.size}
-            envs = dict.fromkeys(turned, again)
+            envs = dict.fromkeys(transposed, again)
             nest = put(map_expressions(nest, lambda e, z=zero, t=envs: e.substitute(t.get(e, z))), loops)  # type: ignore[misc]
         position -= 1
     return nest
 
 
-def _turned(nest: FlatNest, a: Range, b: Range) -> frozenset[Expr]:
+def _transposed(nest: FlatNest, a: Range, b: Range) -> frozenset[Expr]:
     """What the outer loops ``a`` and ``b`` read for each ``a`` alike, before a long inner loop: it may be loaded from
     ``b % size``, where ``b`` alone is too short for vectors."""
     if a not in nest.outer or nest.ordered or (b.size.constant or FEW) >= FEW:
@@ -366,11 +366,11 @@ def _turned(nest: FlatNest, a: Range, b: Range) -> frozenset[Expr]:
     return frozenset(e for e in loads if Symbol(b.symbol) in e.symbols and still.isdisjoint(e.symbols))
 
 
-def _jointly_contiguous(nest: FlatNest, a: Range, b: Range, turned: frozenset[Expr]) -> bool:
-    """Whether stepping ``a`` once is stepping ``b`` through its whole range, in every expression but ``turned``."""
+def _jointly_contiguous(nest: FlatNest, a: Range, b: Range, transposed: frozenset[Expr]) -> bool:
+    """Whether stepping ``a`` once is stepping ``b`` through its whole range, in every expression but ``transposed``."""
     outer, inner = Symbol(a.symbol), Symbol(b.symbol)
     for expr in nest.expressions():
-        if expr in turned:
+        if expr in transposed:
             continue
         if outer not in expr.symbols and inner not in expr.symbols:
             continue
@@ -397,7 +397,7 @@ def map_expressions(nest: FlatNest, change: Callable[[Expr], Expr]) -> FlatNest:
         for instr in stage.body:
             if isinstance(instr, Load | Store):
                 instr = replace(instr, indices=(change(instr.indices[0]),))
-            elif isinstance(instr, IndexValue):
+            elif isinstance(instr, Index):
                 instr = replace(instr, expr=change(instr.expr))
             body.append(instr)
         stages.append(Stage(stage.ranges, tuple(body)))
@@ -419,9 +419,9 @@ def _sizes(nest: FlatNest) -> tuple[Symbol, ...]:
         visit(loop.size)
     for stage in nest.stages:
         for instr in stage.body:
-            if isinstance(instr, CheckIndex):
+            if isinstance(instr, CheckedIndex):
                 visit(instr.size)
-    for row in nest.rows:
+    for row in nest.scratch:
         for expr in (*row.sizes, *row.strides):
             visit(expr)
     return tuple(found)

@@ -13,7 +13,7 @@ from .records import (
     PlannedBuffer,
     PlanStep,
     Return,
-    TakeOver,
+    ReuseBuffer,
     View,
 )
 
@@ -29,7 +29,7 @@ __all__ = [
     "PlanStep",
     "PlannedBuffer",
     "Return",
-    "TakeOver",
+    "ReuseBuffer",
     "View",
     "compiled_from_json",
     "compiled_to_json",

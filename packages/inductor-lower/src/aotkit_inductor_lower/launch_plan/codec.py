@@ -21,13 +21,13 @@ from .records import (
     PlannedBuffer,
     PlanStep,
     Return,
-    TakeOver,
+    ReuseBuffer,
     View,
 )
 
 __all__ = ["compiled_from_json", "compiled_to_json", "plan_from_json", "plan_to_json"]
 
-FORMAT = 3
+FORMAT = 4
 Json = Any  # what json.loads gives
 
 
@@ -49,7 +49,7 @@ def compiled_to_json(compiled: CompiledProgram) -> str:
             "plan": _plan_out(compiled.plan),
             "code": base64.b64encode(compiled.code).decode("ascii"),
             "kernels": [
-                [k.name, k.function, k.segment, list(k.origin.nodes), list(k.origin.ops), k.origin.line, k.batch]
+                [k.name, k.function, k.segment, list(k.origin.nodes), list(k.origin.ops), k.origin.line, k.combo]
                 for k in compiled.kernels
             ],
             "target": list(compiled.target),
@@ -66,8 +66,8 @@ def compiled_from_json(text: str) -> CompiledProgram:
     data = json.loads(text)
     _check(data)
     kernels = tuple(
-        KernelRecord(name, function, segment, Origin(tuple(nodes), tuple(ops), line), batch)
-        for name, function, segment, nodes, ops, line, batch in data["kernels"]
+        KernelRecord(name, function, segment, Origin(tuple(nodes), tuple(ops), line), combo)
+        for name, function, segment, nodes, ops, line, combo in data["kernels"]
     )
     triple, cpu, bits = data["target"]
     code = base64.b64decode(data["code"])
@@ -88,10 +88,10 @@ def _plan_out(plan: LaunchPlan) -> Json:
         "name": plan.name,
         "inputs": list(plan.inputs),
         "buffers": [
-            [b.name, b.dtype, _exprs_out(b.sizes), _exprs_out(b.strides), b.home, b.device] for b in plan.buffers
+            [b.name, b.dtype, _exprs_out(b.sizes), _exprs_out(b.strides), b.storage, b.device] for b in plan.buffers
         ],
         "slots": list(plan.slots),
-        "arena": [[a.buffer, a.first, a.last, a.over] for a in plan.arena],
+        "arena": [[a.buffer, a.first, a.last, a.reuses] for a in plan.arena],
         "steps": [_step_out(step) for step in plan.steps],
         "symbols": [list(source) for source in plan.symbol_sources],
     }
@@ -103,8 +103,8 @@ def _plan_in(data: Json) -> LaunchPlan:
         data["name"],
         tuple(data["inputs"]),
         tuple(
-            PlannedBuffer(name, dtype, _exprs_in(sizes), _exprs_in(strides), home, device)
-            for name, dtype, sizes, strides, home, device in data["buffers"]
+            PlannedBuffer(name, dtype, _exprs_in(sizes), _exprs_in(strides), storage, device)
+            for name, dtype, sizes, strides, storage, device in data["buffers"]
         ),
         tuple(data["slots"]),
         tuple(ArenaBuffer(*entry) for entry in data["arena"]),
@@ -127,8 +127,8 @@ def _step_out(step: PlanStep) -> Json:
         return ["extern", step.target, args, kwargs, list(step.results), step.out, step.reason]
     if isinstance(step, View):
         return ["view", step.result, step.base, _expr_out(step.offset)]
-    if isinstance(step, TakeOver):
-        return ["take_over", step.result, step.base]
+    if isinstance(step, ReuseBuffer):
+        return ["reuse", step.result, step.base]
     if isinstance(step, Free):
         return ["free", list(step.buffers)]
     return ["return", [None if o is None else _arg_out(o) for o in step.outputs]]
@@ -153,7 +153,7 @@ _STEPS_IN: dict[str, Callable[..., PlanStep]] = {
     "segment": lambda function, launches: CallSegment(function, tuple(launches)),
     "extern": _extern_in,
     "view": lambda result, base, offset: View(result, base, _expr_in(offset)),
-    "take_over": TakeOver,
+    "reuse": ReuseBuffer,
     "free": lambda buffers: Free(tuple(buffers)),
     "return": _return_in,
 }

@@ -25,34 +25,34 @@ __all__ = [
     "PlanStep",
     "PlannedBuffer",
     "Return",
-    "TakeOver",
+    "ReuseBuffer",
     "View",
 ]
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedBuffer:
-    """A buffer as the plan sees it. ``dtype`` is torch's name. ``home``: ``input``, ``constant``, ``arena``, ``fresh``
-    (allocated by an Allocate step), ``extern`` (a result of an ATen call) or ``view`` (made by a View step)."""
+    """A buffer as the plan sees it. ``dtype`` is torch's name. ``storage``: ``input``, ``constant``, ``arena``,
+    ``allocated`` (by an Allocate step), ``call result`` (of an ATen call) or ``view`` (made by a View step)."""
 
     name: str
     dtype: str
     sizes: tuple[Expr, ...]
     strides: tuple[Expr, ...]
-    home: str
+    storage: str
     device: str = "cpu"
 
 
 @dataclass(frozen=True, slots=True)
 class ArenaBuffer:
-    """A temporary that lives in the arena from moment ``first`` to moment ``last``. Every step of the plan but
-    ``Free`` is one moment, a segment as many as it has kernels: they run one after the other. ``over``: the buffer
-    whose memory it takes over at moment ``first``, which is that one's last; both are of one size."""
+    """A temporary that lives in the arena from program point ``first`` to ``last``. Every step of the plan but ``Free``
+    is one program point, a segment as many as it has kernels: they run one after the other. ``reuses``: the buffer
+    whose memory it takes at ``first``, which is that one's last point; both are of one size."""
 
     buffer: str
     first: int
     last: int
-    over: str = ""
+    reuses: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ class View:
 
 
 @dataclass(frozen=True, slots=True)
-class TakeOver:
+class ReuseBuffer:
     """``result`` is the tensor ``base``, the result of an ATen call that a kernel has written over, with ``result``'s
     sizes. Nothing uses what was in it any more."""
 
@@ -115,7 +115,7 @@ class Return:
     outputs: tuple[BufferRef | SymInput | None, ...]
 
 
-PlanStep = Allocate | CallSegment | CallExtern | View | TakeOver | Free | Return
+PlanStep = Allocate | CallSegment | CallExtern | View | ReuseBuffer | Free | Return
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,14 +140,14 @@ class LaunchPlan:
 
 @dataclass(frozen=True, slots=True)
 class KernelRecord:
-    """One generated kernel call: the nest's name, the function that computes it, where it came from. ``batch``: the
+    """One generated kernel call: the nest's name, the function that computes it, where it came from. ``combo``: the
     first of the kernels that one native call runs together, if there are several."""
 
     name: str
     function: str
     segment: str
     origin: Origin = field(default=Origin())
-    batch: str = ""
+    combo: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,12 +40,12 @@ def choose_library_calls(program: Program, processor: str) -> Program:
             continue
         assert isinstance(step, ExternCall)
         first, second, bias = parts
-        weight = _turned(second, buffers, bases)
+        weight = _transposed(second, buffers, bases)
         if weight is None:  # a new view of it
             matrix = buffers[second]
-            weight = f"{step.name}_turned"
-            turned = replace(matrix, name=weight, sizes=matrix.sizes[::-1], strides=matrix.strides[::-1])
-            buffers[weight] = replace(turned, kind=BufferKind.TEMPORARY)
+            weight = f"{step.name}_transposed"
+            transposed = replace(matrix, name=weight, sizes=matrix.sizes[::-1], strides=matrix.strides[::-1])
+            buffers[weight] = replace(transposed, kind=BufferKind.TEMPORARY)
             steps.append(Alias(weight, weight, second, to_expr(0), step.origin))
         literals = (Literal("str", "none"), (), Literal("str", ""))
         given = BufferRef(bias) if bias is not None else Literal("none", None)
@@ -78,11 +78,13 @@ def _operands(call: ExternCall, buffers: Mapping[str, Buffer]) -> tuple[str, str
     return first, second, bias
 
 
-def _turned(name: str, buffers: Mapping[str, Buffer], bases: Mapping[str, Alias]) -> str | None:
+def _transposed(name: str, buffers: Mapping[str, Buffer], bases: Mapping[str, Alias]) -> str | None:
     """The buffer of which ``name`` is the transpose."""
     view = bases.get(name)
     if view is None or view.offset != 0:
         return None
     base, matrix = buffers[view.base], buffers[name]
-    turned = base.sizes == matrix.sizes[::-1] and base.strides == matrix.strides[::-1] and base.dtype == matrix.dtype
-    return view.base if turned else None
+    transposed = (
+        base.sizes == matrix.sizes[::-1] and base.strides == matrix.strides[::-1] and base.dtype == matrix.dtype
+    )
+    return view.base if transposed else None

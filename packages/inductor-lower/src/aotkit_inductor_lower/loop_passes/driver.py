@@ -13,11 +13,11 @@ from ..ir import Alias, Buffer, BufferKind, BufferRef, ExternCall, LoopNest, Pro
 from ..ir.verify import verify_program
 from ..ops.aten import is_random
 from ..options import LowerOptions
-from ..passes import FusionRecord
+from ..passes import Decision
 from ..symbolic import Expr, Symbol, sym
-from .fuse_concats import place_joins
+from .fuse_concats import fuse_concats
 from .fuse_kernels import fuse_kernels
-from .fuse_mixed_order_reductions import mix_reductions
+from .fuse_mixed_order_reductions import fuse_mixed_order_reductions
 from .inline_producers import inline_producers
 from .localize_temporaries import drop_dead_code, localize_temporaries
 from .order_steps import order_by_memory
@@ -27,15 +27,15 @@ from .writer import NestWriter
 __all__ = ["schedule_program"]
 
 
-def schedule_program(program: Program, options: LowerOptions | None = None) -> tuple[Program, tuple[FusionRecord, ...]]:
+def schedule_program(program: Program, options: LowerOptions | None = None) -> tuple[Program, tuple[Decision, ...]]:
     """The program with as few kernels as its data allows, and a record of every decision."""
     options = options or LowerOptions()
-    records: list[FusionRecord] = []
+    records: list[Decision] = []
     passes: list[Callable[[Program], Program]] = [drop_dead_steps]
     if options.fuse:
         passes += [
             lambda p: _inline(p, options, records),
-            lambda p: drop_dead_steps(place_joins(p, options, records)),
+            lambda p: drop_dead_steps(fuse_concats(p, options, records)),
             _split,
             lambda p: _fuse(p, options, records),
             lambda p: _mix(p, options, records),
@@ -69,16 +69,16 @@ def drop_dead_steps(program: Program) -> Program:
     return replace(program, steps=tuple(reversed(kept)), buffers=buffers)
 
 
-def _inline(program: Program, options: LowerOptions, records: list[FusionRecord]) -> Program:
+def _inline(program: Program, options: LowerOptions, records: list[Decision]) -> Program:
     steps = inline_producers(program, Dependencies.of(program), options, records)
     return drop_dead_steps(replace(program, steps=tuple(s for s in steps if s is not None)))
 
 
-def _mix(program: Program, options: LowerOptions, records: list[FusionRecord]) -> Program:
+def _mix(program: Program, options: LowerOptions, records: list[Decision]) -> Program:
     """Not on a GPU: sums that are added up in memory, a row after the other, would leave nothing to do at once."""
     if not all(b.device.startswith("cpu") for b in program.buffers):
         return program
-    return mix_reductions(program, records, options.max_fusion_instructions)
+    return fuse_mixed_order_reductions(program, records, options.max_fusion_instructions)
 
 
 def _split(program: Program) -> Program:
@@ -107,7 +107,7 @@ def _split_nest(nest: LoopNest, buffers: Mapping[str, Buffer]) -> LoopNest:
     return writer.finish(nest.name, nest.origin)
 
 
-def _fuse(program: Program, options: LowerOptions, records: list[FusionRecord]) -> Program:
+def _fuse(program: Program, options: LowerOptions, records: list[Decision]) -> Program:
     buffers = {b.name: b for b in program.buffers}
     groups = fuse_kernels(program.steps, buffers, Dependencies.of(program), options, records)
     order = _topological(groups.needs)

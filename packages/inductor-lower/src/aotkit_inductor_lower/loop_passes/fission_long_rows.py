@@ -1,6 +1,6 @@
 """Nests whose few rows are very long become one nest per pass over the row, so that each pass can use all of a device.
 
-Note [Cut nests]
+Note [Loop fission]
     A batch norm of 64 channels is one nest: statistics of a channel, then its normalized values. As one kernel it has
     64 units of work, whatever the size of a channel. Cut before the second pass, the statistics are a reduction
     that is split in turn, and the values a nest with a loop per element. What a later pass
@@ -12,16 +12,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from ..ir import Buffer, BufferKind, Const, IndexValue, Instr, Load, LoopNest, Range, Stage, Store
+from ..ir import Buffer, BufferKind, Const, Index, Instr, Load, LoopNest, Range, Stage, Store
 from ..ops.dtypes import torch_name
 from ..symbolic import contiguous_strides, sym
 from .merge_nests import operands
 from .rfactor import value_types
 
-__all__ = ["keep_rows", "nest_per_pass"]
+__all__ = ["fission_long_rows", "keep_rows"]
 
 
-def nest_per_pass(
+def fission_long_rows(
     nest: LoopNest, starts: Sequence[int], declared: Mapping[str, Buffer], names: set[str]
 ) -> tuple[list[LoopNest], list[Buffer]]:
     """The nest cut before each stage of ``starts`` but the first, and the memory between the parts. ``names``: those of
@@ -54,7 +54,7 @@ def nest_per_pass(
 
 def keep_rows(nest: LoopNest, buffers: dict[str, Buffer]) -> LoopNest:
     """The nest with scratch of one row in memory for all rows, side by side. ``buffers`` changes with it."""
-    rows = {name for name in nest.writes if buffers[name].kind is BufferKind.ROW}
+    rows = {name for name in nest.writes if buffers[name].kind is BufferKind.SCRATCH}
     for name in rows:
         sizes = (*buffers[name].sizes, *(r.size for r in nest.outer))
         strides = contiguous_strides(sizes)
@@ -78,14 +78,14 @@ def _kept(pieces: list[tuple[Stage, ...]]) -> list[list[str]]:
     for piece in pieces:
         used = _uses(piece)
         found.append([v for v in before if v in used])
-        before += [i.result for s in piece for i in s.body if not isinstance(i, Store | Const | IndexValue)]
+        before += [i.result for s in piece for i in s.body if not isinstance(i, Store | Const | Index)]
     return found
 
 
 def _again(nest: LoopNest, piece: tuple[Stage, ...], own: set[str]) -> tuple[Instr, ...]:
     """Constants and indices of former pieces."""
     used = _uses(piece) - own
-    return tuple(i for s in nest.stages for i in s.body if isinstance(i, Const | IndexValue) and i.result in used)
+    return tuple(i for s in nest.stages for i in s.body if isinstance(i, Const | Index) and i.result in used)
 
 
 def _flat(nest: LoopNest) -> LoopNest:

@@ -25,7 +25,7 @@ from ..ir import (
     BufferKind,
     Compute,
     DType,
-    IndexValue,
+    Index,
     Instr,
     Load,
     LoopNest,
@@ -37,12 +37,12 @@ from ..ir import (
 )
 from ..ops.dtypes import dtype_from_torch_name
 from ..options import LowerOptions
-from ..passes import FusionRecord
+from ..passes import Decision
 from ..symbolic import Expr, Symbol, SymbolKind, to_expr
 from .inline_producers import FREE, expand, join_origins
 from .writer import Inlinable, NestWriter, under_mask
 
-__all__ = ["place_joins"]
+__all__ = ["fuse_concats"]
 
 MOST_MASKED = 8
 _SHORTEST_RUN = 32  # elements of a part that follow each other; shorter ones are not worth loops of their own,
@@ -62,7 +62,7 @@ class _Part:
 
 
 @dataclass(frozen=True, slots=True)
-class _Join:
+class _Concat:
     """A buffer of which several nests each store a part along ``dim``, together all of it."""
 
     buffer: Buffer
@@ -70,7 +70,7 @@ class _Join:
     parts: tuple[_Part, ...]
 
 
-def _join(buffer: Buffer, positions: Sequence[int], steps: Sequence[Step | None]) -> _Join | None:
+def _concat(buffer: Buffer, positions: Sequence[int], steps: Sequence[Step | None]) -> _Concat | None:
     parts: list[_Part] = []
     dims: set[int] = set()
     end = to_expr(0)
@@ -83,7 +83,7 @@ def _join(buffer: Buffer, positions: Sequence[int], steps: Sequence[Step | None]
         parts.append(found[1])
         end = end + found[1].size
     (dim,) = dims if len(dims) == 1 else (-1,)
-    return _Join(buffer, dim, tuple(parts)) if dim >= 0 and end == buffer.sizes[dim] else None
+    return _Concat(buffer, dim, tuple(parts)) if dim >= 0 and end == buffer.sizes[dim] else None
 
 
 def _part(position: int, nest: LoopNest, buffer: Buffer) -> tuple[int, _Part] | None:
@@ -124,7 +124,7 @@ def _pointwise(nest: LoopNest) -> bool:
     )
 
 
-def place_joins(program: Program, options: LowerOptions, records: list[FusionRecord]) -> Program:
+def fuse_concats(program: Program, options: LowerOptions, records: list[Decision]) -> Program:
     """The program with each joined tensor stored, split or masked, see Note [Joined tensors]."""
     deps = Dependencies.of(program)
     joined = {name: at for name, at in deps.writers.items() if len(at) > 1}
@@ -132,16 +132,16 @@ def place_joins(program: Program, options: LowerOptions, records: list[FusionRec
     steps: list[Step | None] = list(program.steps)
     split: dict[int, list[LoopNest]] = {}
     for name, writers in joined.items():
-        join = _join(buffers[name], writers, steps)
-        if join is None:
+        concat = _concat(buffers[name], writers, steps)
+        if concat is None:
             continue
         readers = deps.readers.get(name, [])
         names = ", ".join(program.steps[r].name for r in readers[:4]) or "the caller"
-        form, reason = "stored", _not_movable(join, deps)
+        form, reason = "stored", _not_movable(concat, deps)
         if reason is None:
-            form, reason = _choose(join, readers, steps, deps, joined, options)
-        records.append(FusionRecord("join", name, names, form != "stored", reason or ""))
-        _apply(form, join, readers, steps, split, buffers)
+            form, reason = _choose(concat, readers, steps, deps, joined, options)
+        records.append(Decision("concat", name, names, form != "stored", reason or ""))
+        _apply(form, concat, readers, steps, split, buffers)
     done = [s for position, step in enumerate(steps) for s in split.get(position, [step])]
     return replace(program, steps=_named_apart([s for s in done if s is not None]))
 
@@ -161,7 +161,7 @@ def _named_apart(steps: Sequence[Step]) -> tuple[Step, ...]:
 
 def _apply(
     form: str,
-    join: _Join,
+    concat: _Concat,
     readers: Sequence[int],
     steps: list[Step | None],
     split: dict[int, list[LoopNest]],
@@ -169,38 +169,38 @@ def _apply(
 ) -> None:
     if form == "stored":
         return
-    for part in join.parts:
+    for part in concat.parts:
         steps[part.position] = None
     if form == "split":
         reader = steps[readers[0]]
         assert isinstance(reader, LoopNest)
-        split[readers[0]] = _split(join, reader, buffers)
+        split[readers[0]] = _split(concat, reader, buffers)
         return
-    masked, symbols = _masked(join, buffers)
+    masked, symbols = _masked(concat, buffers)
     if form == "masked":
-        steps[join.parts[-1].position] = masked
+        steps[concat.parts[-1].position] = masked
         return
     reader = steps[readers[0]]
     assert isinstance(reader, LoopNest)
-    steps[readers[0]] = expand(reader, buffers, {join.buffer.name: Inlinable(masked, symbols)})
+    steps[readers[0]] = expand(reader, buffers, {concat.buffer.name: Inlinable(masked, symbols)})
 
 
 # -- which -----------------------------------------------------------------------------------------------
 
 
-def _not_movable(join: _Join, deps: Dependencies) -> str | None:
-    name = join.buffer.name
-    if name in deps.escapes or join.buffer.kind is not BufferKind.TEMPORARY:
+def _not_movable(concat: _Concat, deps: Dependencies) -> str | None:
+    name = concat.buffer.name
+    if name in deps.escapes or concat.buffer.kind is not BufferKind.TEMPORARY:
         return "the whole is needed in memory by an ATen call or the caller"
     if deps.root[name] in deps.unstable:
         return "the graph overwrites parts of it"
-    if any(deps.root[read] in deps.unstable for part in join.parts for read in part.nest.reads):
+    if any(deps.root[read] in deps.unstable for part in concat.parts for read in part.nest.reads):
         return "a part reads memory that the graph overwrites"
     return None
 
 
 def _choose(
-    join: _Join,
+    concat: _Concat,
     readers: Sequence[int],
     steps: Sequence[Step | None],
     deps: Dependencies,
@@ -208,19 +208,19 @@ def _choose(
     options: LowerOptions,
 ) -> tuple[str, str]:
     """(``stored``, ``split``, ``masked`` or ``inlined``, why)."""
-    name = join.buffer.name
-    size = sum(body_size(part.nest) for part in join.parts)
+    name = concat.buffer.name
+    size = sum(body_size(part.nest) for part in concat.parts)
     nests = [n for n in (steps[r] for r in readers) if isinstance(n, LoopNest)]
     loads = {i.indices for n in nests for i in instructions(n) if isinstance(i, Load) and i.buffer == name}
     alone = nests[0] if len(nests) == 1 and _pointwise(nests[0]) and len(loads) == 1 else None
-    cheap = _cheap(join, steps, deps, options)
+    cheap = _cheap(concat, steps, deps, options)
     if alone is not None:
-        whole = size + len(join.parts) * body_size(alone) <= options.max_fusion_instructions
+        whole = size + len(concat.parts) * body_size(alone) <= options.max_fusion_instructions
         several = sum(read in joined for read in alone.reads) > 1
-        run = 0 if several or not whole or _kernels_read(alone, steps, deps) else _run(join, alone)
-        if run >= _SHORTEST_RUN and (cheap is not None or run * len(join.parts) >= _SHORTEST_WHOLE):
+        run = 0 if several or not whole or _kernels_read(alone, steps, deps) else _run(concat, alone)
+        if run >= _SHORTEST_RUN and (cheap is not None or run * len(concat.parts) >= _SHORTEST_WHOLE):
             return "split", "its reader's loop is cut at the borders of the parts"
-        if cheap is None and size + body_size(alone) + 8 * len(join.parts) <= options.max_fusion_instructions:
+        if cheap is None and size + body_size(alone) + 8 * len(concat.parts) <= options.max_fusion_instructions:
             return "inlined", "its reader picks the part for each element"
     elif cheap is None and nests:
         return "masked", "one kernel picks the part for each element"
@@ -233,26 +233,26 @@ def _kernels_read(reader: LoopNest, steps: Sequence[Step | None], deps: Dependen
     return any(isinstance(s, LoopNest) for s in after) or any(deps.root[n] in deps.unstable for n in reader.writes)
 
 
-def _run(join: _Join, reader: LoopNest) -> int:
+def _run(concat: _Concat, reader: LoopNest) -> int:
     """How many elements of a part follow each other in the reader, on average; 0 if no loop of it can be cut."""
-    symbol = _cut_symbol(join, reader)
+    symbol = _cut_symbol(concat, reader)
     at = [loop.symbol for loop in reader.outer].index(symbol.name) if symbol is not None else len(reader.outer)
-    return iteration_count(reader.outer[at:]) // len(join.parts) if symbol is not None else 0
+    return iteration_count(reader.outer[at:]) // len(concat.parts) if symbol is not None else 0
 
 
-def _cut_symbol(join: _Join, reader: LoopNest) -> Symbol | None:
+def _cut_symbol(concat: _Concat, reader: LoopNest) -> Symbol | None:
     """The reader's loop over the joined dimension."""
-    load = next(i for i in instructions(reader) if isinstance(i, Load) and i.buffer == join.buffer.name)
-    symbol = load.indices[join.dim].symbol
-    whole = symbol is not None and Range(symbol.name, join.buffer.sizes[join.dim]) in reader.outer
+    load = next(i for i in instructions(reader) if isinstance(i, Load) and i.buffer == concat.buffer.name)
+    symbol = load.indices[concat.dim].symbol
+    whole = symbol is not None and Range(symbol.name, concat.buffer.sizes[concat.dim]) in reader.outer
     return symbol if whole else None
 
 
-def _cheap(join: _Join, steps: Sequence[Step | None], deps: Dependencies, options: LowerOptions) -> str | None:
+def _cheap(concat: _Concat, steps: Sequence[Step | None], deps: Dependencies, options: LowerOptions) -> str | None:
     """Why the parts had better not all be computed for each element, or ``None``."""
-    if len(join.parts) > MOST_MASKED:
+    if len(concat.parts) > MOST_MASKED:
         return f"it has more than {MOST_MASKED} parts"
-    for part in join.parts:
+    for part in concat.parts:
         body = list(instructions(part.nest))
         work = sum(isinstance(i, Compute) and i.op not in FREE for i in body)
         wide = sum(isinstance(i, Load) for i in body)
@@ -274,36 +274,36 @@ def _made_for(part: _Part, steps: Sequence[Step | None], deps: Dependencies) -> 
 # -- how -------------------------------------------------------------------------------------------------
 
 
-def _split(join: _Join, reader: LoopNest, buffers: Mapping[str, Buffer]) -> list[LoopNest]:
+def _split(concat: _Concat, reader: LoopNest, buffers: Mapping[str, Buffer]) -> list[LoopNest]:
     """The reader once for each part, over its range of the joined dimension."""
-    symbol = _cut_symbol(join, reader)
+    symbol = _cut_symbol(concat, reader)
     assert symbol is not None
     pieces = []
-    for number, part in enumerate(join.parts):
+    for number, part in enumerate(concat.parts):
         fresh = Symbol(f"{symbol.name}_of_part")
-        whole = part.symbols[join.dim] is None
+        whole = part.symbols[concat.dim] is None
         cut = () if whole else (Range(fresh.name, part.size),)
         outer = [r for loop in reader.outer for r in (cut if loop.symbol == symbol.name else (loop,))]
         own = to_expr(0) if whole else to_expr(fresh)
-        writer = NestWriter(outer, buffers, {join.buffer.name: Inlinable(part.nest, part.symbols)})
+        writer = NestWriter(outer, buffers, {concat.buffer.name: Inlinable(part.nest, part.symbols)})
         writer.stage(())
-        body = [_at(i, join, to_expr(symbol) - part.start) for i in reader.stages[0].body]
+        body = [_at(i, concat, to_expr(symbol) - part.start) for i in reader.stages[0].body]
         writer.copy(body, {symbol: own + part.start}, {})
         origin = join_origins([part.nest.origin, reader.origin])
         pieces.append(writer.finish(f"{reader.name}_part{number}", origin))
     return pieces
 
 
-def _at(instr: Instr, join: _Join, index: Expr) -> Instr:
+def _at(instr: Instr, concat: _Concat, index: Expr) -> Instr:
     """A load of the joined buffer, with another index into the joined dimension."""
-    if not isinstance(instr, Load) or instr.buffer != join.buffer.name:
+    if not isinstance(instr, Load) or instr.buffer != concat.buffer.name:
         return instr
-    return replace(instr, indices=(*instr.indices[: join.dim], index, *instr.indices[join.dim + 1 :]))
+    return replace(instr, indices=(*instr.indices[: concat.dim], index, *instr.indices[concat.dim + 1 :]))
 
 
-def _masked(join: _Join, buffers: Mapping[str, Buffer]) -> tuple[LoopNest, tuple[Symbol | None, ...]]:
+def _masked(concat: _Concat, buffers: Mapping[str, Buffer]) -> tuple[LoopNest, tuple[Symbol | None, ...]]:
     """One nest for the whole, and the loop of each of its dimensions."""
-    buffer = join.buffer
+    buffer = concat.buffer
     loops = [Range(f"j{dim}", size) for dim, size in enumerate(buffer.sizes)]
     symbols = tuple(None if loop.size == 1 else Symbol(loop.symbol) for loop in loops)
     index = [to_expr(0) if s is None else to_expr(s) for s in symbols]
@@ -314,12 +314,12 @@ def _masked(join: _Join, buffers: Mapping[str, Buffer]) -> tuple[LoopNest, tuple
     names: dict[str, str] = {}
     pick: list[Instr] = []
     value = ""
-    for number, part in reversed(list(enumerate(join.parts))):
-        last = number == len(join.parts) - 1
+    for number, part in reversed(list(enumerate(concat.parts))):
+        last = number == len(concat.parts) - 1
         mask = f"in {number}"
-        writer.copy(_inside(mask, index[join.dim], part, number > 0, not last), {}, names)
+        writer.copy(_inside(mask, index[concat.dim], part, number > 0, not last), {}, names)
         place = list(index)
-        place[join.dim] = place[join.dim] - part.start
+        place[concat.dim] = place[concat.dim] - part.start
         env = {s: at for s, at in zip(part.symbols, place, strict=True) if s is not None}
         own: dict[str, str] = {}
         body = under_mask([i for i in part.nest.stages[0].body if not isinstance(i, Store)], own, names[mask])
@@ -331,16 +331,16 @@ def _masked(join: _Join, buffers: Mapping[str, Buffer]) -> tuple[LoopNest, tuple
             pick.append(Compute(whole, "where", (mask, made, value), dtype))
         value = made if last else whole
     writer.copy([*pick, Store(buffer.name, tuple(index), value)], {}, names)
-    return writer.finish(buffer.name, join_origins([part.nest.origin for part in join.parts])), symbols
+    return writer.finish(buffer.name, join_origins([part.nest.origin for part in concat.parts])), symbols
 
 
 def _inside(mask: str, at: Expr, part: _Part, from_start: bool, to_end: bool) -> list[Instr]:
     """Instructions whose result ``mask`` is whether ``at`` lies in the part."""
     borders = ([("ge", part.start)] if from_start else []) + ([("lt", part.start + part.size)] if to_end else [])
-    body: list[Instr] = [IndexValue(f"{mask} at", at, DType.I64)]
+    body: list[Instr] = [Index(f"{mask} at", at, DType.I64)]
     for op, border in borders:
         result = f"{mask} {op}" if len(borders) > 1 else mask
-        body.append(IndexValue(f"{mask} {op} border", border, DType.I64))
+        body.append(Index(f"{mask} {op} border", border, DType.I64))
         body.append(Compute(result, op, (f"{mask} at", f"{mask} {op} border"), DType.BOOL))
     if len(borders) > 1:
         body.append(Compute(mask, "logical_and", (f"{mask} ge", f"{mask} lt"), DType.BOOL))

@@ -13,7 +13,7 @@ from ..analysis.dependencies import Dependencies
 from ..analysis.nests import hint, numel
 from ..ir import Buffer, LoopNest, Step
 from ..options import LowerOptions
-from ..passes import FusionKind, FusionRecord
+from ..passes import Decision, DecisionKind
 from .merge_nests import Access, Kernel, merge_kernels
 
 __all__ = ["fuse_kernels"]
@@ -103,7 +103,7 @@ def fuse_kernels(
     buffers: Mapping[str, Buffer],
     dependencies: Dependencies,
     options: LowerOptions,
-    records: list[FusionRecord],
+    records: list[Decision],
 ) -> _Groups:
     """Fuse; returns the groups with their steps and what each needs."""
     groups = _Groups(steps, dependencies)
@@ -141,7 +141,7 @@ def _fuse_once(
     buffers: Mapping[str, Buffer],
     dependencies: Dependencies,
     options: LowerOptions,
-    records: list[FusionRecord],
+    records: list[Decision],
 ) -> int | None:
     """Fuse ``current`` with one other kernel; the group that has both, or ``None``."""
     kernel = groups.kernels[current]
@@ -162,13 +162,13 @@ def _fuse_once(
                     merged = merge_kernels(partner, kernel, anchor, buffers)
                 if isinstance(merged, LoopNest):
                     through = f"through {anchor[0].buffer}"
-                    records.append(FusionRecord(kind, partner.nest.name, kernel.nest.name, True, through))
+                    records.append(Decision(kind, partner.nest.name, kernel.nest.name, True, through))
                     members = partner.members + kernel.members
                     joined = Kernel.of(merged, buffers, members, dependencies.parts)
                     groups.join(other, current, joined)
                     return other
                 reason = merged
-        records.append(FusionRecord(kind, partner.nest.name, kernel.nest.name, False, reason or "nothing to align by"))
+        records.append(Decision(kind, partner.nest.name, kernel.nest.name, False, reason or "nothing to align by"))
     return None
 
 
@@ -198,7 +198,7 @@ def _candidates(
     readers: Mapping[str, list[int]],
     buffers: Mapping[str, Buffer],
     dependencies: Dependencies,
-) -> Iterator[tuple[FusionKind, int, list[tuple[Access, Access]]]]:
+) -> Iterator[tuple[DecisionKind, int, list[tuple[Access, Access]]]]:
     """(kind, group, accesses to align by) in the order to try."""
     kernel = groups.kernels[current]
     vertical: dict[int, list[tuple[Access, Access]]] = {}

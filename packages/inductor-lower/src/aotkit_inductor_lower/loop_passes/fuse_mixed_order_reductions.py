@@ -23,13 +23,13 @@ from ..analysis.dependencies import memory_roots, step_reads, step_writes
 from ..analysis.nests import body_size, heavy_count, hint, numel
 from ..ir import Buffer, BufferKind, Const, DType, Load, LoopNest, Program, Range, Reduce, Stage, Step, Store
 from ..ops.dtypes import bits, dtype_from_torch_name
-from ..passes import FusionRecord
+from ..passes import Decision
 from ..symbolic import Expr, Symbol, contiguous_strides, product, sym, to_expr
 from .inline_producers import join_origins
 from .merge_nests import Access, Kernel
 from .writer import NestWriter
 
-__all__ = ["mix_reductions"]
+__all__ = ["fuse_mixed_order_reductions"]
 
 LEAST_SHARED = 1 << 19  # bytes of data that need not be read again
 MOST_CHUNKS = 16  # of many columns
@@ -39,7 +39,7 @@ _WIDE = {DType.F32: "float32", DType.F64: "float64"}
 
 
 @dataclass(frozen=True, slots=True)
-class _Columns:
+class _OuterReduction:
     """A nest that sums columns: the stage with the sums, and what follows for each column."""
 
     sums: Stage
@@ -57,23 +57,23 @@ class _Match:
     inner: frozenset[str]  # loops over the columns
 
 
-def mix_reductions(program: Program, records: list[FusionRecord], most_instructions: int) -> Program:
+def fuse_mixed_order_reductions(program: Program, records: list[Decision], most_instructions: int) -> Program:
     """The program with column sums brought into kernels that walk over the same rows."""
     done: set[str] = set()
     while True:
-        mixed = _mix_one(program, records, most_instructions, done)
+        mixed = _fuse_one(program, records, most_instructions, done)
         if mixed is None:
             return program
         program = mixed
 
 
-def _mix_one(program: Program, records: list[FusionRecord], most_instructions: int, done: set[str]) -> Program | None:
+def _fuse_one(program: Program, records: list[Decision], most_instructions: int, done: set[str]) -> Program | None:
     """The program with one more column nest brought into another, or ``None``. ``done``: names of those looked at."""
     buffers = {b.name: b for b in program.buffers}
     candidates = [
         (position, columns)
         for position, step in enumerate(program.steps)
-        if isinstance(step, LoopNest) and step.name not in done and (columns := _columns(step)) is not None
+        if isinstance(step, LoopNest) and step.name not in done and (columns := _outer_reduction(step)) is not None
     ]
     if not candidates:
         return None
@@ -89,11 +89,11 @@ def _mix_one(program: Program, records: list[FusionRecord], most_instructions: i
             place = _place(program.steps, other, position, root) if not isinstance(made, str) else None
             if place is None:
                 reason = made if isinstance(made, str) else "another step must run between them"
-                records.append(FusionRecord("mixed", row_nest.name, column_nest.name, False, reason))
+                records.append(Decision("mixed-order", row_nest.name, column_nest.name, False, reason))
                 continue
             assert not isinstance(made, str)
             nests, added = made
-            records.append(FusionRecord("mixed", row_nest.name, column_nest.name, True, f"through {anchor.buffer}"))
+            records.append(Decision("mixed-order", row_nest.name, column_nest.name, True, f"through {anchor.buffer}"))
             steps: list[Step] = []
             for at, step in enumerate(program.steps):
                 if at == place:
@@ -107,7 +107,7 @@ def _mix_one(program: Program, records: list[FusionRecord], most_instructions: i
 # -- who may join ----------------------------------------------------------------------------------------
 
 
-def _columns(nest: LoopNest) -> _Columns | None:
+def _outer_reduction(nest: LoopNest) -> _OuterReduction | None:
     """The parts of a nest that does nothing but sum columns, in single or double precision."""
     if len(nest.stages) < 2 or not nest.stages[0].ranges or any(stage.ranges for stage in nest.stages[1:]):
         return None
@@ -118,7 +118,7 @@ def _columns(nest: LoopNest) -> _Columns | None:
         return None
     if any(r.size.constant is None for r in (*nest.outer, *sums.ranges)):
         return None  # chunks of rows are cut at compile time
-    return _Columns(sums, nest.stages[1:], reduces)
+    return _OuterReduction(sums, nest.stages[1:], reduces)
 
 
 def _partners(program: Program, position: int, buffers: Mapping[str, Buffer]) -> Iterator[tuple[int, Access]]:
@@ -132,7 +132,7 @@ def _partners(program: Program, position: int, buffers: Mapping[str, Buffer]) ->
         step = program.steps[other]
         if other == position or not isinstance(step, LoopNest) or wanted.isdisjoint((*step.reads, *step.writes)):
             continue
-        if any(isinstance(i, Store) and i.accumulates for s in step.stages for i in s.body) or _columns(step):
+        if any(isinstance(i, Store) and i.accumulates for s in step.stages for i in s.body) or _outer_reduction(step):
             continue
         kernel = Kernel.of(step, buffers)
         accesses = (*kernel.stores.values(), *kernel.loads)
@@ -168,7 +168,7 @@ def _place(steps: Sequence[Step], rows: int, columns: int, root: Mapping[str, st
 def _mixed(
     rows: LoopNest,
     columns: LoopNest,
-    parts: _Columns,
+    parts: _OuterReduction,
     anchor: Access,
     buffers: Mapping[str, Buffer],
     most_instructions: int,
@@ -229,7 +229,7 @@ def rows_has_ranges(nest: LoopNest) -> bool:
 
 
 def _match(
-    rows: LoopNest, columns: LoopNest, parts: _Columns, anchor: Access, buffers: Mapping[str, Buffer]
+    rows: LoopNest, columns: LoopNest, parts: _OuterReduction, anchor: Access, buffers: Mapping[str, Buffer]
 ) -> _Match | str:
     row_kernel, column_kernel = Kernel.of(rows, buffers), Kernel.of(columns, buffers)
     own = next((a for a in column_kernel.loads if a.buffer == anchor.buffer and a.plain), None)
@@ -290,7 +290,7 @@ def _indices(chunk: Range, columns: LoopNest) -> tuple[Expr, ...]:
 
 def _add_shares(
     writer: NestWriter,
-    parts: _Columns,
+    parts: _OuterReduction,
     added: Sequence[Buffer],
     chunk: Range,
     columns: LoopNest,
@@ -318,7 +318,7 @@ def _zeros(added: Sequence[Buffer], columns: LoopNest, buffers: Mapping[str, Buf
 
 
 def _finish(
-    columns: LoopNest, parts: _Columns, added: Sequence[Buffer], chunk: Range, buffers: Mapping[str, Buffer]
+    columns: LoopNest, parts: _OuterReduction, added: Sequence[Buffer], chunk: Range, buffers: Mapping[str, Buffer]
 ) -> LoopNest:
     """The column nest over the partial sums of the chunks."""
     writer = NestWriter(columns.outer, buffers)

@@ -16,7 +16,7 @@ from ..analysis.dependencies import Dependencies
 from ..analysis.nests import body_size, has_division, heavy_count, hint, identity_store, instructions, iteration_count
 from ..ir import Buffer, BufferKind, Compute, Load, LoopNest, Origin, Program, Step
 from ..options import LowerOptions
-from ..passes import FusionRecord
+from ..passes import Decision
 from ..symbolic import Expr, Symbol
 from .writer import Inlinable, NestWriter
 
@@ -26,7 +26,7 @@ FREE = frozenset(("cast", "where", "logical_and", "logical_or", "neg"))  #: oper
 
 
 def inline_producers(
-    program: Program, dependencies: Dependencies, options: LowerOptions, records: list[FusionRecord]
+    program: Program, dependencies: Dependencies, options: LowerOptions, records: list[Decision]
 ) -> list[Step | None]:
     """The program's steps with producers inlined; a step that is no longer needed becomes ``None``."""
     buffers = {b.name: b for b in program.buffers}
@@ -46,7 +46,7 @@ def inline_producers(
         readers = dependencies.readers.get(buffer, [])
         if readers:
             second = ", ".join(program.steps[r].name for r in readers[:4])
-            records.append(FusionRecord("inline", step.name, second, verdict, reason))
+            records.append(Decision("inline", step.name, second, verdict, reason))
         if verdict:
             inlinable[buffer] = Inlinable(step, symbols)
             steps[position] = None

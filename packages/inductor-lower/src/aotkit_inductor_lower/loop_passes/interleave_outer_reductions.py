@@ -16,11 +16,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 
-from ..ir import Buffer, DType, IndexValue, Load, LoopNest, Range, Reduce, Stage, Store
+from ..ir import Buffer, DType, Index, Load, LoopNest, Range, Reduce, Stage, Store
 from ..symbolic import Expr, Symbol, floordiv, product, to_expr
-from .rfactor import ARGS, Cut
+from .rfactor import ARGS, ReductionSplit
 
-__all__ = ["fold_columns"]
+__all__ = ["interleave_outer_reductions"]
 
 WIDTH = 64  # columns that are summed well, half as many of 64-bit types: four vectors of the widest kind
 MOST_VECTORS = 16  # sums that fit into registers at once; where it takes more, the last vector of each row is masked
@@ -28,7 +28,7 @@ LEAST_ROWS = 4  # folded rows
 LEAST_WORK = 1 << 11  # elements below which a second kernel costs more than it saves
 
 
-def fold_columns(nest: LoopNest, buffers: Mapping[str, Buffer]) -> Cut | None:
+def interleave_outer_reductions(nest: LoopNest, buffers: Mapping[str, Buffer]) -> ReductionSplit | None:
     """The rows that are taken at once, if the only stage with loops sums few columns that lie side by side."""
     stage = next(stage for stage in nest.stages if stage.ranges)
     if any(isinstance(i, Reduce) and i.kind in ARGS for i in stage.body):
@@ -49,10 +49,12 @@ def fold_columns(nest: LoopNest, buffers: Mapping[str, Buffer]) -> Cut | None:
     if loop is None or not 1 < width < full or width % (full // 4) == 0:
         return None
     numbered = {Symbol(r.symbol) for r in (loop, *nest.outer[place:])}
-    if any(isinstance(i, IndexValue) and not numbered.isdisjoint(i.expr.symbols) for s in nest.stages for i in s.body):
+    if any(isinstance(i, Index) and not numbered.isdisjoint(i.expr.symbols) for s in nest.stages for i in s.body):
         return None
     rows = _rows(loop, width, full, product(r.size for r in stage.ranges if r is not loop))
-    return Cut(loop, to_expr(rows), floordiv(loop.size, rows), interleaved=True, place=place) if rows else None
+    return (
+        ReductionSplit(loop, to_expr(rows), floordiv(loop.size, rows), interleaved=True, place=place) if rows else None
+    )
 
 
 def _offsets(stage: Stage, buffers: Mapping[str, Buffer]) -> Iterator[Expr]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ..analysis.nests import flat_index, has_calls, iteration_count, ranges_of
-from ..ir import Buffer, BufferKind, CheckIndex, Instr, Load, LoopNest, Stage, Store
+from ..ir import Buffer, BufferKind, CheckedIndex, Instr, Load, LoopNest, Stage, Store
 from ..symbolic import Expr, Symbol, SymbolKind, contiguous_strides, estimate, sym, to_expr
 from .merge_nests import operands
 
@@ -99,7 +99,7 @@ def _as_part(nest: LoopNest, buffer: Buffer) -> _Row | None:
 
 
 def _scratch(buffer: Buffer, sizes: tuple[Expr, ...]) -> Buffer:
-    return replace(buffer, sizes=sizes, strides=contiguous_strides(sizes), kind=BufferKind.ROW)
+    return replace(buffer, sizes=sizes, strides=contiguous_strides(sizes), kind=BufferKind.SCRATCH)
 
 
 def _size_hint(weight: Expr) -> int:
@@ -132,7 +132,7 @@ def drop_dead_code(nest: LoopNest) -> LoopNest | None:
     for stage in reversed(nest.stages):
         body: list[Instr] = []
         for instr in reversed(stage.body):
-            if isinstance(instr, Store | CheckIndex) or instr.result in live:
+            if isinstance(instr, Store | CheckedIndex) or instr.result in live:
                 body.append(instr)
                 live.update(operands(instr))
         if body:

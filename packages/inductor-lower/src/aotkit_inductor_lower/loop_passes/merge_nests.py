@@ -16,9 +16,9 @@ from ..analysis.alignment import align_digits, digit_env, digits_of, expand_rang
 from ..analysis.nests import body_size, flat_index, has_calls, is_heavy, iteration_count, numel, ranges_of
 from ..ir import (
     Buffer,
-    CheckIndex,
+    CheckedIndex,
     Compute,
-    IndexValue,
+    Index,
     Instr,
     Load,
     LoopNest,
@@ -384,7 +384,7 @@ def operands(instr: Instr) -> tuple[str, ...]:
     """Names of the values that an instruction uses, also inside its index expressions."""
     if isinstance(instr, Compute):
         return instr.args
-    if isinstance(instr, Reduce | CheckIndex):
+    if isinstance(instr, Reduce | CheckedIndex):
         return (instr.value,)
     if isinstance(instr, Load | Store):
         names = [s.name for e in instr.indices for s in e.symbols if s.kind is SymbolKind.VALUE]
@@ -393,6 +393,6 @@ def operands(instr: Instr) -> tuple[str, ...]:
         if isinstance(instr, Store):
             names.append(instr.value)
         return tuple(names)
-    if isinstance(instr, IndexValue):
+    if isinstance(instr, Index):
         return tuple(s.name for s in instr.expr.symbols if s.kind is SymbolKind.VALUE)
     return ()

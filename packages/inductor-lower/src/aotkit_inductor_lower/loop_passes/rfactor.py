@@ -9,11 +9,11 @@ from typing import TypeVar
 from ..ir import (
     Buffer,
     BufferKind,
-    CheckIndex,
+    CheckedIndex,
     Compute,
     Const,
     DType,
-    IndexValue,
+    Index,
     Instr,
     Load,
     LoopNest,
@@ -29,9 +29,9 @@ __all__ = [
     "ARGS",
     "CHUNK",
     "KINDS",
-    "Cut",
+    "ReductionSplit",
     "arg_reduces",
-    "combine_partials",
+    "combine_partial_results",
     "extreme",
     "partial_buffers",
     "value_types",
@@ -44,7 +44,7 @@ ARGS = ("argmin", "argmax")
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class ReductionSplit:
     """``loop`` becomes ``chunks`` pieces of ``length``; the last may be shorter. ``interleaved``: piece ``k`` has every
     ``chunks``-th element from ``k`` on. ``place``: the dimension of partial results that counts the pieces, by default
     the last."""
@@ -73,7 +73,7 @@ class Cut:
 
 def value_types(nest: LoopNest) -> dict[str, DType]:
     """The type of each value of a nest."""
-    return {i.result: i.dtype for s in nest.stages for i in s.body if not isinstance(i, CheckIndex | Store)}
+    return {i.result: i.dtype for s in nest.stages for i in s.body if not isinstance(i, CheckedIndex | Store)}
 
 
 def arg_reduces(stage: Stage) -> list[Reduce]:
@@ -86,7 +86,9 @@ def extreme(reduce: Reduce) -> str:
     return f"{reduce.result}_extreme"
 
 
-def partial_buffers(nest: LoopNest, position: int, cut: Cut, names: set[str], device: str) -> dict[str, Buffer]:
+def partial_buffers(
+    nest: LoopNest, position: int, cut: ReductionSplit, names: set[str], device: str
+) -> dict[str, Buffer]:
     """A temporary ``[.., chunks]`` for each reduction of a stage, and for the extreme beside each place. ``names``:
     those taken; it grows."""
     types, stage = value_types(nest), nest.stages[position]
@@ -105,7 +107,9 @@ def partial_buffers(nest: LoopNest, position: int, cut: Cut, names: set[str], de
     return partial
 
 
-def combine_partials(nest: LoopNest, position: int, cut: Cut, partial: Mapping[str, Buffer]) -> LoopNest:
+def combine_partial_results(
+    nest: LoopNest, position: int, cut: ReductionSplit, partial: Mapping[str, Buffer]
+) -> LoopNest:
     """The nest with the stage at ``position`` reducing partial results, and what comes after."""
     types, old = value_types(nest), nest.stages[position]
     loops = (Range(cut.symbol, cut.chunks),)
@@ -135,7 +139,7 @@ def combine_partials(nest: LoopNest, position: int, cut: Cut, partial: Mapping[s
 def _place_in_chunk(reduce: Reduce, partial: Mapping[str, Buffer], index: Sequence[Expr]) -> Iterator[Instr]:
     """The place that the chosen chunk holds: a sum in which all others are 0."""
     name, kind = reduce.result, DType.I64
-    yield IndexValue(f"{name}_number", sym(CHUNK), kind)
+    yield Index(f"{name}_number", sym(CHUNK), kind)
     yield Load(f"{name}_held", partial[name].name, tuple(index), kind)
     yield Compute(f"{name}_is_it", "eq", (f"{name}_number", f"{name}_chunk"), DType.BOOL)
     yield Const(f"{name}_none", 0, kind)
@@ -146,6 +150,6 @@ def _place_in_chunk(reduce: Reduce, partial: Mapping[str, Buffer], index: Sequen
 def _place(reduce: Reduce, length: Expr) -> Iterator[Instr]:
     """The place in the whole: chunks before it, and the place in its own."""
     name = reduce.result
-    yield IndexValue(f"{name}_length", length, DType.I64)
+    yield Index(f"{name}_length", length, DType.I64)
     yield Compute(f"{name}_before", "mul", (f"{name}_chunk", f"{name}_length"), DType.I64)
     yield Compute(name, "add", (f"{name}_before", f"{name}_within"), DType.I64)

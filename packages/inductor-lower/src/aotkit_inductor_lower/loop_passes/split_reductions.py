@@ -23,8 +23,8 @@ from ..analysis.nests import hint, iteration_count
 from ..ir import (
     Buffer,
     BufferKind,
-    CheckIndex,
-    IndexValue,
+    CheckedIndex,
+    Index,
     Instr,
     Load,
     LoopNest,
@@ -35,11 +35,20 @@ from ..ir import (
     Step,
     Store,
 )
-from ..passes import FusionRecord
+from ..passes import Decision
 from ..symbolic import Expr, Symbol, floordiv, product, smax, sym, to_expr
-from .fission_long_rows import keep_rows, nest_per_pass
-from .interleave_outer_reductions import fold_columns
-from .rfactor import ARGS, KINDS, Cut, arg_reduces, combine_partials, extreme, partial_buffers, value_types
+from .fission_long_rows import fission_long_rows, keep_rows
+from .interleave_outer_reductions import interleave_outer_reductions
+from .rfactor import (
+    ARGS,
+    KINDS,
+    ReductionSplit,
+    arg_reduces,
+    combine_partial_results,
+    extreme,
+    partial_buffers,
+    value_types,
+)
 
 __all__ = ["split_reductions"]
 
@@ -50,30 +59,28 @@ FEW_UNITS = 8  # a kernel with so many units keeps threads busy by itself
 COLUMNS = 64  # results that one unit computes where they lie side by side
 
 
-def split_reductions(
-    program: Program, records: tuple[FusionRecord, ...] = ()
-) -> tuple[Program, tuple[FusionRecord, ...]]:
+def split_reductions(program: Program, records: tuple[Decision, ...] = ()) -> tuple[Program, tuple[Decision, ...]]:
     """The program with long reductions of few results in chunks, and the records with one more for each of them."""
     buffers = {b.name: b for b in program.buffers}
     steps: list[Step] = []
-    made: list[FusionRecord] = []
+    made: list[Decision] = []
     for step in program.steps:
         steps += _split(step, buffers, made) if isinstance(step, LoopNest) else [step]
     return replace(program, steps=tuple(steps), buffers=tuple(buffers.values())), (*records, *made)
 
 
-def _split(nest: LoopNest, buffers: dict[str, Buffer], records: list[FusionRecord]) -> Iterator[LoopNest]:
+def _split(nest: LoopNest, buffers: dict[str, Buffer], records: list[Decision]) -> Iterator[LoopNest]:
     """The nests that do the work of one. Their buffers are added to ``buffers``, the reasons to ``records``."""
     starts = _passes(nest, buffers)
     if len(starts) > 1:
-        nests, added = nest_per_pass(keep_rows(nest, buffers), starts, buffers, set(buffers))
+        nests, added = fission_long_rows(keep_rows(nest, buffers), starts, buffers, set(buffers))
         buffers.update((b.name, b) for b in added)
         reason = "each pass over a long row can use several threads"
-        records.append(FusionRecord("split", nests[0].name, nest.name, False, reason))
+        records.append(Decision("split", nests[0].name, nest.name, False, reason))
         for part in nests:
             yield from _split(part, buffers, records)
         return
-    cut = (fold_columns(nest, buffers) or _cut(nest, buffers)) if _legal(nest, buffers) else None
+    cut = (interleave_outer_reductions(nest, buffers) or _cut(nest, buffers)) if _legal(nest, buffers) else None
     if cut is None:
         yield nest
         return
@@ -82,7 +89,7 @@ def _split(nest: LoopNest, buffers: dict[str, Buffer], records: list[FusionRecor
         reason = f"rows of {cut.chunks} at once fill vectors"
     else:
         reason = f"chunks of {cut.length} of {cut.loop.symbol} < {cut.loop.size} can run at once"
-    records.append(FusionRecord("split", first.name, nest.name, False, reason))
+    records.append(Decision("split", first.name, nest.name, False, reason))
     yield from _split(first, buffers, records) if cut.interleaved else [first]
     yield from others
 
@@ -91,14 +98,14 @@ def _split(nest: LoopNest, buffers: dict[str, Buffer], records: list[FusionRecor
 
 
 def _passes(nest: LoopNest, buffers: Mapping[str, Buffer]) -> list[int]:
-    """The stages before which a nest is cut into passes, see Note [Cut nests]; fewer than two for none."""
+    """The stages before which a nest is cut into passes, see Note [Loop fission]; fewer than two for none."""
     starts = [k for k, stage in enumerate(nest.stages) if stage.ranges]
     body = [i for stage in nest.stages for i in stage.body]
-    both = [name for name in nest.reads if name in nest.writes and buffers[name].kind is not BufferKind.ROW]
+    both = [name for name in nest.reads if name in nest.writes and buffers[name].kind is not BufferKind.SCRATCH]
     plain = all(buffers[name].device.startswith("cpu") for name in (*nest.reads, *nest.writes))
     if len(starts) < 2 or nest.combines or both or not nest.reads or not plain:
         return []
-    if any(isinstance(i, CheckIndex) or (isinstance(i, Reduce) and i.running) for i in body):
+    if any(isinstance(i, CheckedIndex) or (isinstance(i, Reduce) and i.running) for i in body):
         return []
     results, units = _results(nest, nest.stages[starts[0]], buffers)
     loops = nest.stages[starts[0]].ranges
@@ -107,7 +114,7 @@ def _passes(nest: LoopNest, buffers: Mapping[str, Buffer]) -> list[int]:
     return starts if units == 1 and not (known and results * iteration_count(loops) < least) else []
 
 
-def _cut(nest: LoopNest, buffers: Mapping[str, Buffer]) -> Cut | None:
+def _cut(nest: LoopNest, buffers: Mapping[str, Buffer]) -> ReductionSplit | None:
     """How the only stage with loops is cut, if that is possible and pays."""
     stage = next(stage for stage in nest.stages if stage.ranges)
     results, units = _results(nest, stage, buffers)
@@ -120,7 +127,7 @@ def _cut(nest: LoopNest, buffers: Mapping[str, Buffer]) -> Cut | None:
     length = _length(others)
     if known and length.constant is not None and hint(loop.size) < 2 * length.constant:
         return None
-    return Cut(loop, floordiv(loop.size, length), length, place=0)
+    return ReductionSplit(loop, floordiv(loop.size, length), length, place=0)
 
 
 def _legal(nest: LoopNest, buffers: Mapping[str, Buffer]) -> bool:
@@ -137,7 +144,7 @@ def _legal(nest: LoopNest, buffers: Mapping[str, Buffer]) -> bool:
     if nest.combines or set(nest.reads) & set(nest.writes):
         return False
     used = [buffers[name] for name in (*nest.reads, *nest.writes)]
-    return all(b.kind is not BufferKind.ROW and b.device.startswith("cpu") for b in used)
+    return all(b.kind is not BufferKind.SCRATCH and b.device.startswith("cpu") for b in used)
 
 
 def _results(nest: LoopNest, stage: Stage, buffers: Mapping[str, Buffer]) -> tuple[int, int | None]:
@@ -187,7 +194,7 @@ def _length(others: Expr) -> Expr:
 # -- the nests -------------------------------------------------------------------------------------------------
 
 
-def _parts(nest: LoopNest, cut: Cut, buffers: dict[str, Buffer]) -> list[LoopNest]:
+def _parts(nest: LoopNest, cut: ReductionSplit, buffers: dict[str, Buffer]) -> list[LoopNest]:
     """The chunks, the rest, and what combines them. Their buffers are added to ``buffers``."""
     position = next(k for k, stage in enumerate(nest.stages) if stage.ranges)
     rest = cut.loop.size - cut.chunks * cut.length
@@ -197,10 +204,12 @@ def _parts(nest: LoopNest, cut: Cut, buffers: dict[str, Buffer]) -> list[LoopNes
     parts = [_part(nest, position, cut, partial)]
     if rest != 0:
         parts.append(_part(nest, position, cut, partial, rest))
-    return [*parts, combine_partials(nest, position, every, partial)]
+    return [*parts, combine_partial_results(nest, position, every, partial)]
 
 
-def _part(nest: LoopNest, position: int, cut: Cut, partial: Mapping[str, Buffer], rest: Expr | None = None) -> LoopNest:
+def _part(
+    nest: LoopNest, position: int, cut: ReductionSplit, partial: Mapping[str, Buffer], rest: Expr | None = None
+) -> LoopNest:
     """Partial results of each piece, or of the last ``rest`` iterations."""
     stage, types, own = nest.stages[position], value_types(nest), sym(cut.symbol)
     if rest is None:
@@ -209,7 +218,7 @@ def _part(nest: LoopNest, position: int, cut: Cut, partial: Mapping[str, Buffer]
         env, outer, own = {Symbol(cut.loop.symbol): cut.loop.size - rest + sym(cut.loop.symbol)}, nest.outer, cut.chunks
     body: list[Instr] = []
     for instr in stage.body:
-        if isinstance(instr, IndexValue):
+        if isinstance(instr, Index):
             body.append(replace(instr, expr=instr.expr.substitute(env)))
         elif isinstance(instr, Load | Store):
             body.append(replace(instr, indices=tuple(i.substitute(env) for i in instr.indices)))

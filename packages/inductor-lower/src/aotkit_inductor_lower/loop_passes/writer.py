@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from ..analysis.nests import flat_index, has_calls
 from ..ir import (
     Buffer,
-    CheckIndex,
+    CheckedIndex,
     Compute,
     Const,
     DType,
-    IndexValue,
+    Index,
     Instr,
     Load,
     LoopNest,
@@ -99,14 +99,14 @@ class NestWriter:
                 names[instr.result] = self._once(key, Const, instr.value, instr.dtype)
             elif isinstance(instr, Store):
                 self._store(instr, env, names)
-            elif isinstance(instr, IndexValue):
+            elif isinstance(instr, Index):
                 expr = self._expr(instr.expr, env)
                 names[instr.result] = self._index_value(expr, instr.dtype)
             elif isinstance(instr, Reduce):
                 self._reduce(instr, names)
             else:
                 value = names[instr.value]
-                checked = self._once(("check", value, instr.size), CheckIndex, value, instr.size)
+                checked = self._once(("check", value, instr.size), CheckedIndex, value, instr.size)
                 names[instr.result] = checked
                 env[Symbol(instr.result, SymbolKind.VALUE)] = sym(checked, SymbolKind.VALUE)
 
@@ -130,7 +130,7 @@ class NestWriter:
     def _index_value(self, expr: Expr, dtype: DType) -> str:
         if expr.constant is not None:
             return self._once(("const", repr(expr.constant), dtype), Const, expr.constant, dtype)
-        return self._once(("index", expr, dtype), IndexValue, expr, dtype)
+        return self._once(("index", expr, dtype), Index, expr, dtype)
 
     def _reduce(self, instr: Reduce, names: MutableMapping[str, str]) -> None:
         value = names[instr.value]

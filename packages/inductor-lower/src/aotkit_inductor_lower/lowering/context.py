@@ -38,14 +38,14 @@ def source_line(node: Node) -> str:
 class LoweringContext:
     """Handed to every rule. Rules declare buffers, write nests and return values; they keep no state themselves.
 
-    ``device``: what kernels are generated for; ``generates_random``: whether they may make random numbers; ``sorts``:
-    whether they may sort.
+    ``device``: what kernels are generated for; ``generates_random``: whether they may make random numbers;
+    ``sorts_rows``: whether they may sort.
     """
 
     def __init__(self, device: torch.device | None = None, *, generates_random: bool = False) -> None:
         self.device = device or torch.device("cpu")
         self.generates_random = generates_random
-        self.sorts = False
+        self.sorts_rows = False
         self.random_seeds: View | None = None
         self.random_nodes = 0  # that use these seeds
         self.sizes = SizeConverter()
@@ -176,7 +176,7 @@ class LoweringContext:
             if ordered and (store.accumulates or computed):
                 raise Fallback("threads of a device meet in no order, and deterministic algorithms are asked for")
 
-    def take_back(self, steps: int, buffers: int) -> None:
+    def rollback(self, steps: int, buffers: int) -> None:
         """Forget all but the first so many steps and buffers."""
         del self.steps[steps:]
         for name in list(self.buffers)[buffers:]:

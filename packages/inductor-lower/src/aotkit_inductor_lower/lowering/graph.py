@@ -86,7 +86,7 @@ def lower_graph(gm: GraphModule, options: LowerOptions | None = None, name: str 
     options = options or LowerOptions()
     ctx = LoweringContext(kernel_device(gm), generates_random=options.rng == "fast")
     ctx.sizes.note_sizes(node.meta.get("val") for node in gm.graph.nodes)
-    ctx.sorts = ctx.device.type == "cpu" and options.processor != "triton-interpreter"
+    ctx.sorts_rows = ctx.device.type == "cpu" and options.processor != "triton-interpreter"
     inputs: list[str] = []
     sources: dict[str, tuple[str, int, str, int]] = {}
     outputs: tuple[BufferRef | SymInput | None, ...] = ()
@@ -134,12 +134,12 @@ def lower_node(ctx: LoweringContext, node: Node) -> NodeValue:
             )
         except Fallback as declined:
             reason = str(declined)
-            ctx.take_back(*before)
+            ctx.rollback(*before)
         except TypeError as error:  # a rule computes in Python with a number that is known when the graph runs only
             if not _takes_float(ctx, node):
                 raise
             reason = f"the rule needs to know a float ({error})"
-            ctx.take_back(*before)
+            ctx.rollback(*before)
     return lower_extern(ctx, node, reason)
 
 

@@ -9,11 +9,11 @@ import torch
 
 from ..errors import Fallback, IRError
 from ..ir import (
-    CheckIndex,
+    CheckedIndex,
     Compute,
     Const,
     DType,
-    IndexValue,
+    Index,
     Instr,
     Load,
     LoopNest,
@@ -151,7 +151,7 @@ class NestBuilder:
         if key in self._seen:
             return self._seen[key]
         name = self._name()
-        self._body.append(IndexValue(name, expr, dtype))
+        self._body.append(Index(name, expr, dtype))
         return self._remember(key, name, dtype)
 
     def scalar(self, value: object, dtype: DType) -> Value:
@@ -205,7 +205,7 @@ class NestBuilder:
         key = ("check", value.name, size)
         if key not in self._seen:
             name = self._name()
-            self._body.append(CheckIndex(name, value.name, size))
+            self._body.append(CheckedIndex(name, value.name, size))
             self._remember(key, name, DType.I64)
         return sym(self._seen[key].name, SymbolKind.VALUE)
 

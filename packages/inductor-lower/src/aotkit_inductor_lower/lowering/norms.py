@@ -15,14 +15,14 @@ from .reductions import RowNest, mean_and_squares
 from .registry import RuleTable, aten
 from .values import NodeValue, View
 
-__all__ = ["TABLE", "Index", "declare_part", "load_as"]
+__all__ = ["TABLE", "Indices", "declare_part", "load_as"]
 
 TABLE = RuleTable("norms")
 
-Index = Sequence[Expr]
+Indices = Sequence[Expr]
 
 
-def load_as(nest: NestBuilder, view: View, index: Index, dtype: DType) -> Value:
+def load_as(nest: NestBuilder, view: View, index: Indices, dtype: DType) -> Value:
     """An element, converted."""
     return nest.cast(nest.load(view, index), dtype)
 
@@ -32,7 +32,7 @@ def declare_part(ctx: LoweringContext, node: Node, position: int) -> View:
     return ctx.declare(f"{node.name}_{position}", node.meta["val"][position])
 
 
-def _affine(nest: NestBuilder, value: Value, weight: View | None, bias: View | None, index: Index) -> Value:
+def _affine(nest: NestBuilder, value: Value, weight: View | None, bias: View | None, index: Indices) -> Value:
     """``value * weight + bias``, rounded once, as eager's vectors do: a product that alone would overflow does not."""
     gain = load_as(nest, weight, index, value.dtype) if weight is not None else None
     shift = load_as(nest, bias, index, value.dtype) if bias is not None else None
@@ -64,7 +64,7 @@ def layer_norm(
     result, mean_out, rstd_out = (declare_part(ctx, node, k) for k in range(3))
     rows = RowNest(ctx, node, result.buffer, x.sizes, range(rank - inner, rank))
     nest, dtype = rows.nest, compute_dtype(x.dtype)
-    mean, squares = mean_and_squares(rows, lambda index: load_as(nest, x, index, dtype), ctx.sorts)
+    mean, squares = mean_and_squares(rows, lambda index: load_as(nest, x, index, dtype), ctx.sorts_rows)
     rstd = _inverse_root(nest, squares, rows.count_value(dtype), eps)
     nest.store(mean_out, rows.row(keepdim=True), mean)
     nest.store(rstd_out, rows.row(keepdim=True), rstd)
@@ -92,7 +92,7 @@ def layer_norm_backward(
     rank, inner = len(x.sizes), len(normalized_shape)
     dtype = compute_dtype(x.dtype)
 
-    def parts(nest: NestBuilder, index: Index) -> tuple[Value, Value]:
+    def parts(nest: NestBuilder, index: Indices) -> tuple[Value, Value]:
         row = (*index[: rank - inner], *(index[0] * 0,) * inner)
         center = nest.op("sub", load_as(nest, x, index, dtype), load_as(nest, mean, row, dtype))
         return load_as(nest, grad, index, dtype), nest.op("mul", center, load_as(nest, rstd, row, dtype))
@@ -110,7 +110,7 @@ def _layer_norm_input_grad(
     x: View,
     weight: View | None,
     rstd: View,
-    parts: Callable[[NestBuilder, Index], tuple[Value, Value]],
+    parts: Callable[[NestBuilder, Indices], tuple[Value, Value]],
     inner: int,
 ) -> View:
     """``rstd * (g - mean(g) - xhat*mean(g*xhat))`` with ``g = grad*weight``."""
@@ -119,7 +119,7 @@ def _layer_norm_input_grad(
     rows = RowNest(ctx, node, result.buffer, x.sizes, range(rank - inner, rank))
     nest = rows.nest
 
-    def scaled(index: Index) -> tuple[Value, Value]:
+    def scaled(index: Indices) -> tuple[Value, Value]:
         g, normal = parts(nest, index)
         if weight is not None:
             g = nest.op("mul", g, load_as(nest, weight, index[rank - inner :], dtype))
@@ -145,7 +145,7 @@ def _column_sums(
     sizes: Sequence[Expr],
     dims: Sequence[int],
     mask: Sequence[bool],
-    parts: Callable[[NestBuilder, Index], tuple[Value, Value]],
+    parts: Callable[[NestBuilder, Indices], tuple[Value, Value]],
 ) -> tuple[View | None, View | None]:
     """(sum of grad*xhat, sum of grad) over ``dims``: the gradients of weight and bias."""
     outputs = [declare_part(ctx, node, k + 1) if wanted else None for k, wanted in enumerate(mask)]
@@ -190,10 +190,10 @@ def group_norm(
     rows = RowNest(ctx, node, result.buffer, split, range(2, len(split)))
     nest, dtype = rows.nest, compute_dtype(x.dtype)
 
-    def joined(index: Index) -> tuple[Expr, ...]:
+    def joined(index: Indices) -> tuple[Expr, ...]:
         return (index[0], index[1] * per_group + index[2], *index[3:])
 
-    mean, squares = mean_and_squares(rows, lambda index: load_as(nest, x, joined(index), dtype), ctx.sorts)
+    mean, squares = mean_and_squares(rows, lambda index: load_as(nest, x, joined(index), dtype), ctx.sorts_rows)
     rstd = _inverse_root(nest, squares, rows.count_value(dtype), eps)
     nest.store(mean_out, rows.row(keepdim=False), mean)
     nest.store(rstd_out, rows.row(keepdim=False), rstd)

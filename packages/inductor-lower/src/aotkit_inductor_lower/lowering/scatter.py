@@ -27,12 +27,12 @@ from .values import FloatExpr, View
 __all__ = ["TABLE"]
 
 TABLE = RuleTable("scatter")
-Index = Sequence[Expr]
+Indices = Sequence[Expr]
 _LOWEST = {"prod": 1, "amax": float("-inf"), "amin": float("inf")}
 _MODES = {"sum": "add", "add": "add", "mean": "add", "prod": "mul", "multiply": "mul", "amax": "max", "amin": "min"}
 
 
-def _filled(ctx: LoweringContext, node: Node, fill: Callable[[NestBuilder, Index], Value]) -> View:
+def _filled(ctx: LoweringContext, node: Node, fill: Callable[[NestBuilder, Indices], Value]) -> View:
     """The result, with start values."""
     result = ctx.declare(node.name, node.meta["val"])
     nest = ctx.nest(f"{result.buffer}_start", node, result.sizes)
@@ -63,7 +63,7 @@ def _zeros(ctx: LoweringContext, node: Node, dtype: torch.dtype) -> View:
     return _filled(ctx, node, lambda nest, _: nest.const(0, ir_dtype(dtype)))
 
 
-def _source(nest: NestBuilder, source: object, index: Index, dtype: torch.dtype) -> Value:
+def _source(nest: NestBuilder, source: object, index: Indices, dtype: torch.dtype) -> Value:
     """The element to write: of a tensor (broadcast), or a number."""
     if isinstance(source, View):
         return nest.cast(nest.load_broadcast(source, index), ir_dtype(dtype))

@@ -93,5 +93,3 @@ def _signs(symbol: sympy.Symbol, env: ShapeEnv) -> tuple[bool, bool]:
     """Whether it may be above 0, and below."""
     known = env.var_to_range.get(symbol)
     return known is None or bool(known.upper > 0), known is None or bool(known.lower < 0)
-
-

@@ -8,7 +8,7 @@ Note [Sorting short rows]
 
 Note [Equal elements]
     Which of several equal elements eager's ``topk``, ``kthvalue``, ``median`` and (of over 16) unstable ``sort`` take
-    is up to a C++ library. Rows where it matters are marked, and ``redo_rows`` has ATen do those.
+    is up to a C++ library. Rows where it matters are marked, and ``fix_up_rows`` has ATen do those.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from torch.fx import Node
 from ..errors import Fallback
 from ..ir import BufferRef, DType, ExternCall, Literal
 from ..ops.dtypes import is_float
-from ..ops.fixups import REDO_ROWS
+from ..ops.fixups import FIX_UP_ROWS
 from ..symbolic import Expr, to_expr
 from .context import LoweringContext
 from .nest_builder import NestBuilder, Value
@@ -52,12 +52,12 @@ class _Key(NamedTuple):
 
 
 class _Sorter:
-    """The nest of one operator on the rows of ``x`` along ``dim``, and what ``redo_rows`` is told of it."""
+    """The nest of one operator on the rows of ``x`` along ``dim``, and what ``fix_up_rows`` is told of it."""
 
     def __init__(
         self, ctx: LoweringContext, node: Node, x: View, dim: int, op: str, flag: bool, number: object = 1
     ) -> None:
-        if not ctx.sorts:
+        if not ctx.sorts_rows:
             raise Fallback("sorting is generated for the CPU only")
         count = x.sizes[dim].constant if x.sizes else None
         number = number.constant if isinstance(number, Expr) else number
@@ -178,7 +178,7 @@ class _Sorter:
         numbers = (Literal("int", self.dim), Literal("int", self.number), Literal("bool", self.flag))
         args = (tensors, Literal("str", self.op), *numbers)
         reason = "rows in which equal elements compete are left to ATen"
-        ctx.steps.append(ExternCall(f"{node.name}_redo", REDO_ROWS, args, (), (), written, reason, ctx.origin(node)))
+        ctx.steps.append(ExternCall(f"{node.name}_redo", FIX_UP_ROWS, args, (), (), written, reason, ctx.origin(node)))
 
 
 def _ordered(nest: NestBuilder, element: Value) -> Value:

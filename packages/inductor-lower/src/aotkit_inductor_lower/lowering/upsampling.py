@@ -73,9 +73,7 @@ def sample_grid(
     wide, places = (t.float() if t.dtype.itemsize < 4 else t for t in (image, grid))
     batch, channels, *size = image.shape
     places = places.unsqueeze(1).expand(batch, channels, *grid.shape[1:])
-    y, x = (
-        places[..., 1 - k] * (n * 0.5 - 0.5 if corners else n * 0.5) + (n * 0.5 - 0.5) for k, n in enumerate(size)
-    )
+    y, x = (places[..., 1 - k] * (n * 0.5 - 0.5 if corners else n * 0.5) + (n * 0.5 - 0.5) for k, n in enumerate(size))
     pixel = _Pixels(wide, padding, corners)
     if mode != 2:
         y, x = pixel.bounded(y, 0), pixel.bounded(x, 1)

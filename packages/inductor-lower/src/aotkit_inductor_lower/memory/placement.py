@@ -10,17 +10,17 @@ ALIGNMENT = 64
 
 
 def place_buffers(
-    lifetimes: Sequence[tuple[str, int, int]], nbytes: Mapping[str, int], over: Mapping[str, str] | None = None
+    lifetimes: Sequence[tuple[str, int, int]], nbytes: Mapping[str, int], reuses: Mapping[str, str] | None = None
 ) -> tuple[dict[str, int], int]:
     """Offsets in one arena for buffers alive during ``[first, last]`` steps, and the arena's size in bytes.
 
-    Large buffers are placed first, each at the lowest offset that is free throughout its life. ``over``: buffers that
+    Large buffers are placed first, each at the lowest offset that is free throughout its life. ``reuses``: buffers that
     take the place of another one, of the same size.
     """
     placed: list[tuple[int, int, int, int]] = []  # offset, end, first, last
     offsets: dict[str, int] = {}
     total = 0
-    owner = _owners([name for name, *_ in lifetimes], over or {})
+    owner = _owners([name for name, *_ in lifetimes], reuses or {})
     lives: dict[str, tuple[int, int]] = {}
     for name, first, last in lifetimes:
         known = lives.get(owner[name], (first, last))
@@ -41,12 +41,12 @@ def place_buffers(
     return {name: offsets[owner[name]] for name in owner}, total
 
 
-def _owners(names: Sequence[str], over: Mapping[str, str]) -> dict[str, str]:
+def _owners(names: Sequence[str], reuses: Mapping[str, str]) -> dict[str, str]:
     """The first buffer in each chain of buffers that take each other's place."""
     owner: dict[str, str] = {}
     for name in names:
         first = name
-        while over.get(first):
-            first = over[first]
+        while reuses.get(first):
+            first = reuses[first]
         owner[name] = first
     return owner

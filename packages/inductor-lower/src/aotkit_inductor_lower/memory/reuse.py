@@ -21,7 +21,7 @@ from ..ir.independence import check_outer_independence
 from ..ops.aten import out_overload
 from ..symbolic import Expr, Symbol, product, sym, to_expr
 
-__all__ = ["find_in_place", "take_over_results"]
+__all__ = ["find_in_place", "reuse_call_results"]
 
 #: Operators whose results are known to be new memory of their own.
 _ALLOCATE = frozenset(
@@ -41,23 +41,23 @@ def find_in_place(
     buffers: Mapping[str, Buffer],
     aliases: Mapping[str, str],
 ) -> dict[str, str]:
-    """For results in the arena, the buffer whose memory they take over. ``nests`` by the moment at which they run,
-    ``lives``: first and last moment of each buffer of the arena; ``aliases``: whose memory an alias views."""
-    over: dict[str, str] = {}
-    for moment, nest in nests.items():
+    """For results in the arena, the buffer whose memory they take over. ``nests`` by the point at which they run,
+    ``lives``: first and last point of each buffer of the arena; ``aliases``: whose memory an alias views."""
+    reuses: dict[str, str] = {}
+    for point, nest in nests.items():
         if sum(len(stage.body) for stage in nest.stages) > _MOST_INSTRUCTIONS:
             continue
         shared = {aliases[name] for name in (*nest.reads, *nest.writes) if name in aliases}
         own = lives.keys() - shared
-        born = [name for name in nest.writes if name in own and lives[name][0] == moment]
-        dying = [name for name in nest.reads if name in own and lives[name][1] == moment and name not in nest.writes]
+        born = [name for name in nest.writes if name in own and lives[name][0] == point]
+        dying = [name for name in nest.reads if name in own and lives[name][1] == point and name not in nest.writes]
         for result in born:
             for argument in dying:
                 if _same_memory(buffers[result], buffers[argument]) and _reads_first(nest, argument, result, buffers):
-                    over[result] = argument
+                    reuses[result] = argument
                     dying.remove(argument)
                     break
-    return over
+    return reuses
 
 
 def _same_memory(a: Buffer, b: Buffer) -> bool:
@@ -131,7 +131,7 @@ def _place(indices: tuple[Expr, ...], buffer: Buffer) -> Expr:
     return place
 
 
-def take_over_results(program: Program) -> tuple[Program, frozenset[str]]:
+def reuse_call_results(program: Program) -> tuple[Program, frozenset[str]]:
     """The program whose kernels write over results of ATen calls that die there, see Note [In place], and the names of
     what they write, which have become aliases."""
     buffers = {b.name: b for b in program.buffers}

@@ -7,7 +7,7 @@ import functools
 import torch
 from torch.fx import Node
 
-from .fixups import GUARDED
+from .fixups import FIX_UPS
 
 __all__ = [
     "addresses_storage",
@@ -54,7 +54,7 @@ _OUT = {
     "aten.bmm.default": "aten.bmm.out",
     "aten.baddbmm.default": "aten.baddbmm.out",
 }
-_FRESH = {"mkldnn._linear_pointwise.default", *GUARDED}  # outside aten, and known to give new memory or none
+_FRESH = {"mkldnn._linear_pointwise.default", *FIX_UPS}  # outside aten, and known to give new memory or none
 
 
 def library_reason(node: Node) -> str | None:
@@ -87,7 +87,7 @@ def _name(node: Node) -> str | None:
 
 def is_random(target: str) -> bool:
     """Whether an ATen call (``"aten.bernoulli.p"``) draws random numbers, so that its order must be kept."""
-    if target in GUARDED:
+    if target in FIX_UPS:
         return False
     namespace, name, overload = target.split(".")
     packet = getattr(getattr(torch.ops, namespace), name)

@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 
-__all__ = ["GUARDED", "REDO_ROWS", "redo_rows"]
+__all__ = ["FIX_UPS", "FIX_UP_ROWS", "fix_up_rows"]
 
-REDO_ROWS = "aotkit_inductor_lower.redo_rows.default"
+FIX_UP_ROWS = "aotkit_inductor_lower.fix_up_rows.default"
 
 
 @torch.no_grad()
-def redo_rows(tensors: list[torch.Tensor], op: str, dim: int, number: int, flag: bool) -> None:
+def fix_up_rows(tensors: list[torch.Tensor], op: str, dim: int, number: int, flag: bool) -> None:
     """Overwrite the marked rows of the results of ``op`` along ``dim`` with ATen's. The tensors: whether any row is
     marked, which rows are, the argument, and the two results."""
     (any_marked, marked, x, *results), function = tensors, _BY_ROWS[op]
@@ -36,4 +36,4 @@ _BY_ROWS: dict[str, Callable[..., Any]] = {
     "median": lambda x, dim, _, flag, out: torch.median(x, dim, bool(flag), out=out),
 }
 #: Calls that are no operators of torch, with nothing to do if their first tensor is false.
-GUARDED: Mapping[str, Callable[..., None]] = MappingProxyType({REDO_ROWS: redo_rows})
+FIX_UPS: Mapping[str, Callable[..., None]] = MappingProxyType({FIX_UP_ROWS: fix_up_rows})

@@ -114,9 +114,7 @@ def misfit(
     """
     given = {**dict(zip((a.name for a in schema.arguments), args, strict=False)), **kwargs}
     numbers = (a.name for a in schema.arguments if "number" in str(a.type) and (operands or a.name not in _OPERANDS))
-    return any(
-        isinstance(number, bool | int | float) and not fits(number, dtype) for number in map(given.get, numbers)
-    )
+    return any(isinstance(number, bool | int | float) and not fits(number, dtype) for number in map(given.get, numbers))
 
 
 def _bounded(node: Node) -> str | None:

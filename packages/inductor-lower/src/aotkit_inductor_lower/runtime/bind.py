@@ -13,7 +13,7 @@ import torch
 from .. import _torch_compat
 from ..launch_plan.records import CallExtern, CallSegment, CompiledProgram
 from ..ops.aten import resolve_target
-from ..ops.fixups import GUARDED
+from ..ops.fixups import FIX_UPS
 from ..targets.cpu.load import LoadedObject, load_object
 from .arena import ArenaPool
 from .emit import emit_source, wanted_tensors
@@ -60,7 +60,7 @@ def bind(
     code does not load.
     """
     plan, constants = compiled.plan, dict(constants or {})
-    missing = [b.name for b in plan.buffers if b.home == "constant" and b.name not in constants]
+    missing = [b.name for b in plan.buffers if b.storage == "constant" and b.name not in constants]
     if missing:
         raise BindError(f"{plan.name} needs the constant tensors {', '.join(missing)}, which were not given")
     namespace: dict[str, Any] = _externs(compiled)
@@ -122,7 +122,7 @@ def _segments(compiled: CompiledProgram) -> dict[str, Any]:
 def _externs(compiled: CompiledProgram) -> dict[str, Any]:
     targets = {t for s in compiled.plan.steps if isinstance(s, CallExtern) for t in (s.target, s.out) if t}
     try:
-        return {f"op_{_safe(target)}": GUARDED.get(target) or resolve_target(target) for target in sorted(targets)}
+        return {f"op_{_safe(target)}": FIX_UPS.get(target) or resolve_target(target) for target in sorted(targets)}
     except LookupError as error:
         raise BindError(f"{compiled.plan.name} cannot be bound: {error}; compile again with this torch") from error
 

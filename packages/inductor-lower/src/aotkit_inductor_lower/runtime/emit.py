@@ -8,9 +8,19 @@ from typing import Any
 import torch
 
 from ..ir import Arg, BufferRef, Literal, SymInput
-from ..launch_plan.records import Allocate, CallExtern, CallSegment, Free, LaunchPlan, PlanStep, Return, TakeOver, View
+from ..launch_plan.records import (
+    Allocate,
+    CallExtern,
+    CallSegment,
+    Free,
+    LaunchPlan,
+    PlanStep,
+    Return,
+    ReuseBuffer,
+    View,
+)
 from ..ops.aten import returns_several
-from ..ops.fixups import GUARDED
+from ..ops.fixups import FIX_UPS
 from ..symbolic import Call, Expr, Symbol, to_expr
 from .frame import arena_views, torch_dtype
 
@@ -37,7 +47,7 @@ class PlanEmitter:
 
     def __init__(self, plan: LaunchPlan, own_frames: bool, redzones: bool = False) -> None:
         self.plan, self.own_frames, self.redzones = plan, own_frames, redzones
-        self.homes = {b.name: b for b in plan.buffers}
+        self.buffers = {b.name: b for b in plan.buffers}
         self.slot = {name: k for k, name in enumerate(plan.slots)}
         self.lines: list[str] = []
         self.tables: dict[str, Any] = {}
@@ -46,7 +56,7 @@ class PlanEmitter:
         self.wanted = wanted_tensors(plan)
         self.framed = arena_views(plan).keys()
         self.tensor_names = {b.name: f"b_{_safe(b.name)}" for b in plan.buffers}
-        self.tensor_names.update({b.name: f"constant_{_safe(b.name)}" for b in plan.buffers if b.home == "constant"})
+        self.tensor_names.update({b.name: f"constant_{_safe(b.name)}" for b in plan.buffers if b.storage == "constant"})
         self.tensor_names.update({name: f"tensors[{k}]" for k, name in enumerate(self.wanted)})
 
     def emit(self) -> tuple[str, dict[str, Any]]:
@@ -88,7 +98,7 @@ class PlanEmitter:
             self.lines.append(f"frame = lease({self.sizes})")
         else:  # one size only: the free list is taken from directly
             self.lines += ["try: frame = free.pop()", "except IndexError: frame = lease()"]
-        if any(not s.startswith("$") and self.homes[s].home not in ("arena", "constant") for s in self.plan.slots):
+        if any(not s.startswith("$") and self.buffers[s].storage not in ("arena", "constant") for s in self.plan.slots):
             self.lines.append("slots = frame.slots")
         if self.wanted:
             self.lines.append("tensors = frame.tensors")
@@ -108,7 +118,7 @@ class PlanEmitter:
         """Addresses of inputs, neighbours in the frame in one assignment."""
         run: list[tuple[int, str]] = []
         for position, slot in [*enumerate(self.plan.slots), (len(self.plan.slots), "$")]:
-            if not slot.startswith("$") and self.homes[slot].home == "input":
+            if not slot.startswith("$") and self.buffers[slot].storage == "input":
                 run.append((position, self.tensor_names[slot]))
                 continue
             names = ", ".join(name for _, name in run)
@@ -126,7 +136,7 @@ class PlanEmitter:
             run = []
 
     def _may_be_empty(self, slot: str) -> bool:
-        return any(to_expr(size).constant in (None, 0) for size in self.homes[slot].sizes)
+        return any(to_expr(size).constant in (None, 0) for size in self.buffers[slot].sizes)
 
     # -- steps ---------------------------------------------------------------------------------------------
 
@@ -140,8 +150,8 @@ class PlanEmitter:
         elif isinstance(step, View):
             if step.result not in self.framed:
                 self._view(step, self.tensor_names[step.base])
-        elif isinstance(step, TakeOver):
-            self._take_over(step)
+        elif isinstance(step, ReuseBuffer):
+            self._reuse_buffer(step)
         elif isinstance(step, Free):
             held = [self.tensor_names[name] for name in step.buffers if name not in self.framed]
             if held:
@@ -150,7 +160,7 @@ class PlanEmitter:
             self._return(step)
 
     def _allocate(self, step: Allocate) -> None:
-        buffer, name = self.homes[step.buffer], self.tensor_names[step.buffer]
+        buffer, name = self.buffers[step.buffer], self.tensor_names[step.buffer]
         sizes, strides = _tuple(buffer.sizes), _tuple(buffer.strides)
         self.lines.append(f"{name} = empty({sizes}, {strides}, {self._dtype(buffer.dtype)})")
         if self.redzones:
@@ -180,7 +190,7 @@ class PlanEmitter:
         call = f"op_{_safe(step.target)}({', '.join(args)})"
         names = ["_" if r is None else self.tensor_names[r] for r in step.results]
         if not any(r is not None for r in step.results):
-            guard = next(_refs(step.args)) if step.target in GUARDED else None
+            guard = next(_refs(step.args)) if step.target in FIX_UPS else None
             self.lines.append(f"if {self.tensor_names[guard]}.item(): {call}" if guard is not None else call)
         elif returns_several(step.target):
             self.lines.append(f"{', '.join(names)}{',' if len(names) == 1 else ''} = {call}")
@@ -194,7 +204,7 @@ class PlanEmitter:
     def _conform(self, result: str, target: str) -> None:
         """Generated code reads memory by the strides and type of the fake value, so the real one must have them, and
         no lazy bits (which ``linalg_lu_solve`` and custom operators may return)."""
-        buffer, name = self.homes[result], self.tensor_names[result]
+        buffer, name = self.buffers[result], self.tensor_names[result]
         sizes, strides, dtype = _tuple(buffer.sizes), _tuple(buffer.strides), self._dtype(buffer.dtype)
         differs = f"{name}.stride() != {strides} or {name}.dtype is not {dtype}"
         differs += f" or {name}.is_conj()" if buffer.dtype.startswith("complex") else ""
@@ -202,17 +212,17 @@ class PlanEmitter:
         self.lines.append(f"if {differs}: {name} = conform({name}, {sizes}, {strides}, {dtype})")
 
     def _view(self, step: View, base: str) -> None:
-        buffer, name = self.homes[step.result], self.tensor_names[step.result]
+        buffer, name = self.buffers[step.result], self.tensor_names[step.result]
         sizes, strides = _tuple(buffer.sizes), _tuple(buffer.strides)
-        if buffer.dtype != self.homes[step.base].dtype:
+        if buffer.dtype != self.buffers[step.base].dtype:
             base = f"{base}.view({self._dtype(buffer.dtype)})"
         offset = f"{base}.storage_offset() + {_text(step.offset)}" if step.offset != 0 else f"{base}.storage_offset()"
-        if self.homes[step.base].home == "fresh" and buffer.dtype == self.homes[step.base].dtype:
+        if self.buffers[step.base].storage == "allocated" and buffer.dtype == self.buffers[step.base].dtype:
             offset = _text(step.offset)  # a fresh tensor starts its storage
         self.lines.append(f"{name} = torch.as_strided({base}, {sizes}, {strides}, {offset})")
 
-    def _take_over(self, step: TakeOver) -> None:
-        base, result = self.homes[step.base], self.homes[step.result]
+    def _reuse_buffer(self, step: ReuseBuffer) -> None:
+        base, result = self.buffers[step.base], self.buffers[step.result]
         names = self.tensor_names[step.result], self.tensor_names[step.base]
         same = base.sizes == result.sizes
         self.lines.append(f"{names[0]} = {names[1] if same else f'unsafe_view({names[1]}, {_tuple(result.sizes)})'}")
@@ -269,7 +279,7 @@ def _tensor_uses(step: PlanStep) -> Iterator[str]:
         yield from _refs(tuple(v for _, v in step.kwargs))
         if step.out is not None:
             yield from (r for r in step.results if r is not None)
-    elif isinstance(step, View | TakeOver):
+    elif isinstance(step, View | ReuseBuffer):
         yield step.base
 
 

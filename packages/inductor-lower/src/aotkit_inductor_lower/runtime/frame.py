@@ -34,7 +34,7 @@ class Frame:
     __slots__ = ("address", "guard", "memory", "slots", "tensors")
 
     def __init__(self, pool: FramePool, sizes: Sequence[int], memory: torch.Tensor, start: int) -> None:
-        plan, homes, env = pool.plan, pool.homes, pool.env(sizes)
+        plan, buffers, env = pool.plan, pool.buffers, pool.env(sizes)
         entries = (ctypes.c_int64 * max(1, len(plan.slots)))()
         self.slots: _Entries = entries
         self.address = ctypes.addressof(entries)
@@ -45,13 +45,13 @@ class Frame:
                 entries[position] = env[Symbol(slot[1:], SymbolKind.SIZE)]
             elif slot in offsets:
                 entries[position] = memory.data_ptr() + start + offsets[slot]
-            elif homes[slot].home == "constant":
+            elif buffers[slot].storage == "constant":
                 entries[position] = pool.constants[slot].data_ptr()
         if pool.redzones:
             origin = memory.data_ptr() + start
-            places = {a.buffer: (origin + offsets[a.buffer], _extent(homes[a.buffer], env)) for a in plan.arena}
+            places = {a.buffer: (origin + offsets[a.buffer], _extent(buffers[a.buffer], env)) for a in plan.arena}
             self.guard = ArenaGuard(plan, places)
-        self.tensors = tuple(_tensor(homes[name], memory, start + offsets[name], env) for name in pool.wanted)
+        self.tensors = tuple(_tensor(buffers[name], memory, start + offsets[name], env) for name in pool.wanted)
 
 
 def _tensor(buffer: PlannedBuffer, memory: torch.Tensor, offset: int, env: Mapping[Symbol, int]) -> torch.Tensor:
@@ -64,11 +64,11 @@ def _tensor(buffer: PlannedBuffer, memory: torch.Tensor, offset: int, env: Mappi
 
 def arena_views(plan: LaunchPlan) -> dict[str, View]:
     """Views of arena buffers as their own type, in order: they are the same in every call, so a frame holds them."""
-    homes = {b.name: b for b in plan.buffers}
+    buffers = {b.name: b for b in plan.buffers}
     inside = {a.buffer for a in plan.arena}
     views: dict[str, View] = {}
     for step in plan.steps:
-        if isinstance(step, View) and step.base in inside and homes[step.base].dtype == homes[step.result].dtype:
+        if isinstance(step, View) and step.base in inside and buffers[step.base].dtype == buffers[step.result].dtype:
             inside.add(step.result)
             views[step.result] = step
     return views
@@ -103,7 +103,7 @@ class FramePool:
     ) -> None:
         self.redzones = redzones
         self.plan, self.constants, self.wanted = plan, constants, tuple(wanted)
-        self.homes = {b.name: b for b in plan.buffers}
+        self.buffers = {b.name: b for b in plan.buffers}
         self.arenas, self._key = arenas, object()
         self._symbols = [Symbol(name, SymbolKind.SIZE) for name, *_ in plan.symbol_sources]
         self._layouts: dict[tuple[int, ...], tuple[dict[str, int], int]] = {}
@@ -122,14 +122,14 @@ class FramePool:
         if found is not None:
             return found
         env = self.env(sizes)
-        nbytes = {a.buffer: _extent(self.homes[a.buffer], env) for a in self.plan.arena}
+        nbytes = {a.buffer: _extent(self.buffers[a.buffer], env) for a in self.plan.arena}
         if self.redzones:
             offsets, total = place_with_redzones(self.plan, nbytes)
         else:
-            over = {a.buffer: a.over for a in self.plan.arena if a.over}
+            over = {a.buffer: a.reuses for a in self.plan.arena if a.reuses}
             offsets, total = place_buffers([(a.buffer, a.first, a.last) for a in self.plan.arena], nbytes, over)
         for view in arena_views(self.plan).values():
-            width = torch_dtype(self.homes[view.result].dtype).itemsize
+            width = torch_dtype(self.buffers[view.result].dtype).itemsize
             offsets[view.result] = offsets[view.base] + int(view.offset.evaluate(env)) * width
         with self._lock:
             while len(self._layouts) >= KEPT_SIZES:

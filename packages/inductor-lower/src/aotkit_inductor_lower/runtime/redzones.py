@@ -108,8 +108,8 @@ def place_with_redzones(plan: LaunchPlan, nbytes: Mapping[str, int]) -> tuple[di
 
 
 def _step_lives(plan: LaunchPlan) -> dict[str, tuple[int, int]]:
-    """First and last step (position in ``plan.steps``) of each arena buffer, from the plan's moments."""
-    steps: list[int] = []  # of each moment
+    """First and last step (position in ``plan.steps``) of each arena buffer, from the plan's program points."""
+    steps: list[int] = []  # of each program point
     for position, step in enumerate(plan.steps):
         if not isinstance(step, Free):
             steps += [position] * (len(step.launches) if isinstance(step, CallSegment) else 1)

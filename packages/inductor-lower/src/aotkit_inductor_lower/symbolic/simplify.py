@@ -203,7 +203,7 @@ def _split_linear(linear: Expr, sizes: Sequence[Expr], ranges: Ranges) -> list[E
 
 
 def _matching_groups(sources: Sequence[Expr], targets: Sequence[Expr]) -> list[tuple[list[int], list[int]]]:
-    """Cut both shapes into the shortest runs of equal element count. Positions of size 1 are left out."""
+    """ReductionSplit both shapes into the shortest runs of equal element count. Positions of size 1 are left out."""
     left_positions = [p for p, size in enumerate(sources) if size != 1]
     right_positions = [p for p, size in enumerate(targets) if size != 1]
     groups: list[tuple[list[int], list[int]]] = []

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ...ir import CheckIndex, Compute, IndexValue, Instr, Load, Range, Reduce, Stage, Store
+from ...ir import CheckedIndex, Compute, Index, Instr, Load, Range, Reduce, Stage, Store
 from ...kernel_ir.nests import FlatNest, element_bits, hint, map_expressions
 from ...symbolic import Expr, Symbol, SymbolKind, estimate, product, to_expr
 from .machine import CpuTarget
 
-__all__ = ["VectorPlan", "choose_vectors", "masked_tail", "outer_tail", "plan_for_few"]
+__all__ = ["VectorPlan", "choose_vectors", "masked_tail", "outer_tail", "version_loops"]
 
 _HEAVY = frozenset(
     (
@@ -31,13 +31,13 @@ FEW = 8  # what a size is that turns out to be small
 @dataclass(frozen=True, slots=True)
 class VectorPlan:
     """``outer``: the outer loop in the lanes, or ``None`` for inner vectorisation with ``inner`` naming one loop per
-    stage (``None``: scalar). ``copies``: vectors per step, per stage for inner vectorisation. ``tile``: the outer
-    loop whose steps are the copies, see Note [Tiles]. ``work``: estimated scalar operations of one element."""
+    stage (``None``: scalar). ``interleave``: vectors per step, per stage for inner vectorisation. ``tile``: the outer
+    loop whose steps are interleaved, see Note [Tiles]. ``work``: estimated scalar operations of one element."""
 
     lanes: int
     outer: str | None
     inner: tuple[str | None, ...]
-    copies: tuple[int, ...]
+    interleave: tuple[int, ...]
     work: int
     tile: str | None = None
 
@@ -64,16 +64,16 @@ def choose_vectors(nest: FlatNest, target: CpuTarget) -> VectorPlan:
         return VectorPlan(lanes, outer, tuple(None for _ in nest.stages), (lanes,) * len(nest.stages), work, tile)
     if outer is not None:
         size = next(loop.size for loop in nest.outer if loop.symbol == outer)
-        wanted = _outer_copies(nest)
+        wanted = _outer_interleave(nest)
         whole, rest = divmod(size.constant or 0, lanes)
         joint = wanted == 4 and not rest and 4 < whole <= (16 if target.vector_bits == 512 else 8)  # one walk over rows
-        copies = whole if joint else _fit_copies(wanted, size, lanes)
-        return VectorPlan(lanes, outer, per_stage, (copies,) * len(nest.stages), work)
+        interleave = whole if joint else _fit_interleave(wanted, size, lanes)
+        return VectorPlan(lanes, outer, per_stage, (interleave,) * len(nest.stages), work)
     counts = tuple(_stage_copies(stage, name, lanes) for stage, name in zip(nest.stages, per_stage, strict=True))
     return VectorPlan(lanes, None, per_stage, counts, work)
 
 
-def plan_for_few(nest: FlatNest, plan: VectorPlan, target: CpuTarget) -> VectorPlan | None:
+def version_loops(nest: FlatNest, plan: VectorPlan, target: CpuTarget) -> VectorPlan | None:
     """Another loop in the lanes for when the one of ``plan`` turns out to be short, if that would cost less than half.
 
     A window over images of unknown sizes runs along them, with all lanes busy; over images of 4 by 4, across channels.
@@ -91,8 +91,8 @@ def plan_for_few(nest: FlatNest, plan: VectorPlan, target: CpuTarget) -> VectorP
     best = min(nest.outer, key=lambda loop: costs[loop.symbol])
     if estimate(best.size, 1) < plan.lanes or 2 * costs[best.symbol] > costs[chosen.symbol]:
         return None
-    copies = _fit_copies(_outer_copies(nest), best.size, plan.lanes)
-    return replace(plan, outer=best.symbol, copies=(copies,) * len(nest.stages))
+    interleave = _fit_interleave(_outer_interleave(nest), best.size, plan.lanes)
+    return replace(plan, outer=best.symbol, interleave=(interleave,) * len(nest.stages))
 
 
 # -- costs -----------------------------------------------------------------------------------------------
@@ -150,7 +150,7 @@ def _outer_cost(nest: FlatNest, loop: Range, lanes: int, target: CpuTarget) -> f
     if tail and outer_tail(nest, loop, lanes, target):
         vectors, tail = vectors + 1.5, 0
     symbol = Symbol(loop.symbol)
-    rows = frozenset(row.name for row in nest.rows)
+    rows = frozenset(row.name for row in nest.scratch)
     total = 0.0
     for stage in nest.stages:
         inner = 1.0
@@ -164,7 +164,7 @@ def _outer_cost(nest: FlatNest, loop: Range, lanes: int, target: CpuTarget) -> f
 
 def _tile_choice(nest: FlatNest, lanes: int) -> tuple[float, str, str] | None:
     """The cheapest pair of vector and tile variable of a pointwise nest, with its cost."""
-    if nest.ordered or nest.rows or any(stage.ranges for stage in nest.stages) or lanes > 16:
+    if nest.ordered or nest.scratch or any(stage.ranges for stage in nest.stages) or lanes > 16:
         return None
     best: tuple[float, str, str] | None = None
     for vector in nest.outer:
@@ -183,19 +183,19 @@ def _tile_choice(nest: FlatNest, lanes: int) -> tuple[float, str, str] | None:
 
 
 def _tile_cost(nest: FlatNest, vector: Symbol, tile: Symbol, lanes: int) -> float | None:
-    """Cost of one vector with this pair, ``None`` if nothing is turned over."""
-    total, any_turned = 0.0, False
+    """Cost of one vector with this pair, ``None`` if nothing is transposed."""
+    total, any_transposed = 0.0, False
     for stage in nest.stages:
         for instr in stage.body:
             if isinstance(instr, Load | Store):
                 plain = _access_cost(instr, vector, lanes)
                 along = instr.indices[0].coefficient(tile)
-                turned = along is not None and along.constant == 1 and instr.mask is None
-                any_turned = any_turned or (plain > 5.0 and turned)
-                total += 5.0 if plain > 5.0 and turned else plain
+                transposed = along is not None and along.constant == 1 and instr.mask is None
+                any_transposed = any_transposed or (plain > 5.0 and transposed)
+                total += 5.0 if plain > 5.0 and transposed else plain
             elif isinstance(instr, Compute):
                 total += 10.0 if instr.op in _HEAVY else 0.7
-    return total if any_turned else None
+    return total if any_transposed else None
 
 
 def _stage_cost(stage: Stage, vector: Symbol | None, lanes: int, rows: frozenset[str] = frozenset()) -> float:
@@ -249,7 +249,7 @@ def masked_tail(stage: Stage, loop: Range, lanes: int, target: CpuTarget) -> int
             slope = instr.indices[0].coefficient(symbol)
             if slope is None or not (slope == 1 or (slope == 0 and isinstance(instr, Load))):
                 return 0
-        if not _bears_mask(instr) or isinstance(instr, IndexValue):
+        if not _bears_mask(instr) or isinstance(instr, Index):
             return 0
     return size % lanes
 
@@ -267,7 +267,7 @@ def _bears_mask(instr: Instr) -> bool:
     if isinstance(instr, Load | Store):
         indirect = any(s.kind is SymbolKind.VALUE for s in instr.indices[0].symbols)
         return not indirect and not (isinstance(instr, Store) and instr.accumulates)
-    return not (isinstance(instr, CheckIndex) or (isinstance(instr, Compute) and instr.op in _TRAPPING))
+    return not (isinstance(instr, CheckedIndex) or (isinstance(instr, Compute) and instr.op in _TRAPPING))
 
 
 # -- vectors per step ------------------------------------------------------------------------------------
@@ -283,7 +283,7 @@ def _body_weight(stage: Stage) -> int:
     return weight
 
 
-def _outer_copies(nest: FlatNest) -> int:
+def _outer_interleave(nest: FlatNest) -> int:
     weight = sum(_body_weight(stage) for stage in nest.stages)
     if any(isinstance(i, Compute) and i.op in _HEAVY for s in nest.stages for i in s.body):
         return 1
@@ -302,10 +302,10 @@ def _stage_copies(stage: Stage, name: str | None, lanes: int) -> int:
     wanted = (4 if weight <= 8 and not short else 2) if reduces else (2 if weight <= 12 else 1)
     if any(isinstance(i, Compute) and i.op in _HEAVY for i in stage.body):
         wanted = 1  # long enough to keep the processor busy by itself
-    return _fit_copies(wanted, size, lanes)
+    return _fit_interleave(wanted, size, lanes)
 
 
-def _fit_copies(wanted: int, size: Expr, lanes: int) -> int:
+def _fit_interleave(wanted: int, size: Expr, lanes: int) -> int:
     """Fewer vectors per step where the loop is short or would leave a remainder of whole vectors."""
     n = size.constant
     if n is None:

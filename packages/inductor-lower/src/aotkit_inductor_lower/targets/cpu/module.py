@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ...kernel_ir.launches import Batch, KernelText, Launch
+from ...kernel_ir.launches import Combo, KernelText, Launch
 from ...kernel_ir.nests import lower_bound
 from ...symbolic import Call, Expr, Symbol
 from .machine import CpuTarget
 from .render.emitter import Emitter, Ssa, imm
 
-__all__ = ["Batch", "Launch", "ModuleText"]
+__all__ = ["Combo", "Launch", "ModuleText"]
 
 GRAIN = 32768  # work below which another thread does not pay
-BATCH = 1 << 20  # work from which threads share a batch: its members were small enough for one
+COMBO_WORK = 1 << 20  # work from which threads share a combo: its members were small enough for one
 
 _RUN_UNITS = """
 ; Runs units [0, %units) of a kernel on up to %threads threads of torch's OpenMP runtime, each a contiguous share.
@@ -83,10 +83,10 @@ define internal void @thread_body(ptr %job) {
 """
 
 
-_RUN_BATCH = """
+_RUN_COMBO = """
 ; Runs units [%low, %high) of several launches of a kernel, counted through all of them: member m's are those from
 ; %starts[m] to %starts[m + 1], its frame entries the m-th %width of %slots.
-define internal i32 @run_batch(ptr %kernel, ptr %frame, ptr %slots, i64 %width, ptr %starts, i64 %low, i64 %high) {
+define internal i32 @run_combo(ptr %kernel, ptr %frame, ptr %slots, i64 %width, ptr %starts, i64 %low, i64 %high) {
 entry:
   %any = icmp slt i64 %low, %high
   br i1 %any, label %member, label %done
@@ -127,7 +127,7 @@ class ModuleText:
         self._names: set[str] = set()
         self._segments: list[str] = []
         self._tables: list[str] = []
-        self._batches: list[str] = []
+        self._combos: list[str] = []
         self._launches = False
 
     def add_kernel(self, wanted: str, kernel: KernelText) -> str:
@@ -143,7 +143,7 @@ class ModuleText:
         self._functions[identity] = f"define internal i32 @{name}{kernel.body}"
         return name
 
-    def add_segment(self, name: str, batches: Sequence[Batch], size_slots: dict[Symbol, int]) -> None:
+    def add_segment(self, name: str, combos: Sequence[Combo], size_slots: dict[Symbol, int]) -> None:
         """``i32 name(ptr frame, i32 threads)``: the launches in order; a failing one ends it.
 
         The status is ``(position + 1) * 256 + error bits``.
@@ -152,12 +152,12 @@ class ModuleText:
         em = Emitter(self.declarations)
         sizes = _Sizes(em, size_slots)
         position = 0
-        for batch in batches:
-            if len(batch.members) > 1:
-                self._add_batch(em, name, position, batch)
+        for combo in combos:
+            if len(combo.members) > 1:
+                self._add_combo(em, name, position, combo)
             else:
-                self._add_launch(em, name, position, batch.members[0], sizes)
-            position += len(batch.members)
+                self._add_launch(em, name, position, combo.members[0], sizes)
+            position += len(combo.members)
         lines += em.lines()
         lines += ["  ret i32 0", "}"]
         self._segments.append("\n".join(lines))
@@ -168,13 +168,13 @@ class ModuleText:
         if units.constant == 0:
             return
         function = f"@{launch.function}"
-        if launch.kernel.few is not None:
-            kernel, size, limit = launch.kernel.few
-            few = em.pure("i1", f"icmp sle i64 {sizes.value(size).text}, {limit}")
+        if launch.kernel.short is not None:
+            kernel, size, limit = launch.kernel.short
+            short = em.pure("i1", f"icmp sle i64 {sizes.value(size).text}, {limit}")
             own = sizes.value(kernel.units), sizes.value(kernel.work)
-            function = em.pure("ptr", f"select i1 {few.text}, ptr @{launch.few}, ptr {function}").text
+            function = em.pure("ptr", f"select i1 {short.text}, ptr @{launch.short}, ptr {function}").text
             units, work = (
-                em.pure("i64", f"select i1 {few.text}, {a.typed}, {b.typed}")
+                em.pure("i64", f"select i1 {short.text}, {a.typed}, {b.typed}")
                 for a, b in zip(own, (units, work), strict=True)
             )
         em.effect(f"%status{position} = {self._call(function, table, launch.kernel.parallel, units, work)}")
@@ -185,24 +185,24 @@ class ModuleText:
         em.effect(f"ret i32 %code{position}")
         em.effect(f"\nnext{position}:")
 
-    def _add_batch(self, em: Emitter, name: str, position: int, batch: Batch) -> None:
-        """A call of a function ``name.batch``, itself of a kernel's form, that runs all members. None of them fails."""
-        first, starts, work = batch.members[0], [0], 0
-        for member in batch.members:
+    def _add_combo(self, em: Emitter, name: str, position: int, combo: Combo) -> None:
+        """A call of a function ``name.combo``, itself of a kernel's form, that runs all members. None of them fails."""
+        first, starts, work = combo.members[0], [0], 0
+        for member in combo.members:
             starts.append(starts[-1] + (member.kernel.units.constant or 0))
             work += member.kernel.work.constant or 0
-        slots = self._table(f"{name}.slots{position}", "i32", [s for m in batch.members for s in m.slots])
+        slots = self._table(f"{name}.slots{position}", "i32", [s for m in combo.members for s in m.slots])
         table = self._table(f"{name}.starts{position}", "i64", starts)
-        function = f"{name}.batch{position}"
-        self._batches.append(
+        function = f"{name}.combo{position}"
+        self._combos.append(
             f"define internal i32 @{function}(ptr %frame, ptr %slots, i64 %low, i64 %high) {{\n"
-            f"  %status = call i32 @run_batch(ptr @{first.function}, ptr %frame, ptr %slots, i64 {len(first.slots)}, "
+            f"  %status = call i32 @run_combo(ptr @{first.function}, ptr %frame, ptr %slots, i64 {len(first.slots)}, "
             f"ptr {table}, i64 %low, i64 %high)\n  ret i32 %status\n}}"
         )
-        parallel = first.kernel.parallel and not batch.in_order and work >= BATCH
+        parallel = first.kernel.parallel and not combo.in_order and work >= COMBO_WORK
         call = self._call(f"@{function}", slots, parallel, imm(starts[-1]), imm(work))
-        how = "at once" if parallel else f"one after the other: {batch.in_order or 'they have little to do'}"
-        em.comment(f"{len(batch.members)} launches of {first.function}, {how}")
+        how = "at once" if parallel else f"one after the other: {combo.in_order or 'they have little to do'}"
+        em.comment(f"{len(combo.members)} launches of {first.function}, {how}")
         em.effect(f"%status{position} = {call}")
 
     def _table(self, name: str, kind: str, entries: Sequence[int]) -> str:
@@ -235,10 +235,10 @@ class ModuleText:
             runtime = _RUN_UNITS.replace("GRAIN", str(GRAIN)).replace("PARALLEL", parallel)
             if self.target.threads:
                 runtime = _THREAD_BODY + runtime
-        if self._batches:
+        if self._combos:
             for name in ("llvm.smin.i64", "llvm.smax.i64"):
                 self.declarations[name] = f"declare i64 @{name}(i64, i64)"
-            runtime += _RUN_BATCH + "\n".join(self._batches)
+            runtime += _RUN_COMBO + "\n".join(self._combos)
         parts = [
             f"; {self.name}, for {self.target.cpu}, {self.target.vector_bits}-bit vectors",
             f'target triple = "{self.target.triple}"',

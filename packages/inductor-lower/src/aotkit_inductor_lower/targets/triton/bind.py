@@ -53,14 +53,14 @@ class _DeviceEmitter(PlanEmitter):
         super().__init__(program.plan, True)
         self.aligned = program.aligned
         wanted = _aligned_slots(program)
-        self.results = {name for name in wanted if self.homes[name].home == "extern"}
+        self.results = {name for name in wanted if self.buffers[name].storage == "call result"}
         self.constants = [name for name in constants if name in wanted and constants[name].data_ptr() % ALIGNMENT]
         self.names = [
             f"s_{_safe(name[1:])}" if name.startswith("$") else self.tensor_names[name] for name in self.plan.inputs
         ]
 
     def _write_inputs(self) -> None:
-        slots = [s for s in self.plan.slots if not s.startswith("$") and self.homes[s].home == "input"]
+        slots = [s for s in self.plan.slots if not s.startswith("$") and self.buffers[s].storage == "input"]
         for slot in slots:
             self.lines.append(f"a_{_safe(slot)} = slots[{self.slot[slot]}] = {self.tensor_names[slot]}.data_ptr()")
         if self.aligned:
@@ -108,7 +108,7 @@ def bind_device(
     if driver.device != program.device:
         program = replace(program, plan=moved(program.plan, driver.device))
     plan, constants = program.plan, dict(constants or {})
-    missing = [b.name for b in plan.buffers if b.home == "constant" and b.name not in constants]
+    missing = [b.name for b in plan.buffers if b.storage == "constant" and b.name not in constants]
     if missing:
         raise BindError(f"{plan.name} needs the constant tensors {', '.join(missing)}, which were not given")
     emitter = _DeviceEmitter(program, constants)
@@ -263,7 +263,7 @@ class _Frames:
     def __init__(self, program: DeviceProgram, constants: Mapping[str, torch.Tensor]) -> None:
         self._program, self._constants = program, constants
         self._names = [name for name, *_ in program.plan.symbol_sources]
-        self._homes = {b.name: b.home for b in program.plan.buffers}
+        self._storage = {b.name: b.storage for b in program.plan.buffers}
         self._free: dict[tuple[int, ...], list[_Frame]] = {}
         self._lock = threading.Lock()
 
@@ -288,7 +288,7 @@ class _Frames:
                     raise TritonError(f"{plan.name} would launch {slots[position]} program instances, more than 2^31")
             elif slot.startswith("$") and slot != ZERO_SLOT:
                 slots[position] = env[Symbol(slot[1:], SymbolKind.SIZE)]
-            elif self._homes.get(slot) == "constant":
+            elif self._storage.get(slot) == "constant":
                 slots[position] = self._constants[slot].data_ptr()
         return _Frame(slots)
 

@@ -1,20 +1,20 @@
-"""Which nests of few long rows become one nest per pass over the row, see Note [Cut nests]."""
+"""Which nests of few long rows become one nest per pass over the row, see Note [Loop fission]."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ...ir import Buffer, BufferKind, CheckIndex, LoopNest, Reduce, Store
-from ...loop_passes.fission_long_rows import nest_per_pass
+from ...ir import Buffer, BufferKind, CheckedIndex, LoopNest, Reduce, Store
+from ...loop_passes.fission_long_rows import fission_long_rows
 from .map_loops import size_hint, stage_size
 from .render.welford import welford_pair
 
-__all__ = ["cut_nest"]
+__all__ = ["fission"]
 
 _LONGEST = 1 << 14  # a row that one program instance may walk several times
 
 
-def cut_nest(
+def fission(
     nest: LoopNest, declared: Mapping[str, Buffer], names: set[str], rows: int
 ) -> tuple[list[LoopNest], list[Buffer]] | None:
     """The passes of a nest of at most ``rows`` long rows, and the memory between them; ``None`` to leave it whole.
@@ -22,7 +22,7 @@ def cut_nest(
     starts = _passes(nest)
     if len(starts) < 2 or not _may_cut(nest, declared, starts[0], rows):
         return None
-    return nest_per_pass(nest, starts, declared, names)
+    return fission_long_rows(nest, starts, declared, names)
 
 
 def _passes(nest: LoopNest) -> list[int]:
@@ -47,7 +47,7 @@ def _may_cut(nest: LoopNest, declared: Mapping[str, Buffer], first: int, rows: i
         return False
     if any(isinstance(i, Reduce) and (i.running or i.kind != "sum") for i in instrs):
         return False
-    if any(isinstance(i, CheckIndex) or (isinstance(i, Store) and i.accumulates) for i in instrs):
+    if any(isinstance(i, CheckedIndex) or (isinstance(i, Store) and i.accumulates) for i in instrs):
         return False
-    rowwise = any(declared[name].kind is BufferKind.ROW for name in (*nest.reads, *nest.writes))
+    rowwise = any(declared[name].kind is BufferKind.SCRATCH for name in (*nest.reads, *nest.writes))
     return not rowwise and not set(nest.reads) & set(nest.writes)

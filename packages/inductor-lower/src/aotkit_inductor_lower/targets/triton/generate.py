@@ -144,8 +144,8 @@ class _DeviceBuild(PlanBuild):
     def plan_steps(self) -> None:
         # The allocator is the arena on a device; what ATen computes on the CPU is its own there.
         called = {r for step in self.program.steps if isinstance(step, ExternCall) for r in step.results}
-        for name in [n for n, home in self.homes.items() if home == "arena"]:
-            self.homes[name] = "extern" if name in called else "fresh"
+        for name in [n for n, storage in self.storage.items() if storage == "arena"]:
+            self.storage[name] = "call result" if name in called else "allocated"
         self.unaligned = self._unaligned()
         PlanBuild.plan_steps(self)
 
@@ -156,7 +156,7 @@ class _DeviceBuild(PlanBuild):
             if isinstance(step, ExternCall) and may_alias_arguments(step.target):
                 found.update(r for r in step.results if r is not None)
                 found.update(self._root(a.name) for a in step.args if isinstance(a, BufferRef))
-        return {n for n in found if self.homes.get(n) not in ("fresh", "view")}
+        return {n for n in found if self.storage.get(n) not in ("allocated", "view")}
 
     def written_inputs(self) -> set[str]:
         """Inputs whose memory the graph writes."""
@@ -164,7 +164,7 @@ class _DeviceBuild(PlanBuild):
         for step in self.program.steps:
             names = step.writes if isinstance(step, LoopNest) else getattr(step, "mutates", ())
             found.update(self._root(name) for name in names)
-        return {name for name in found if self.homes.get(name) == "input"}
+        return {name for name in found if self.storage.get(name) == "input"}
 
     # -- kernels -----------------------------------------------------------------------------------------
 
@@ -222,7 +222,7 @@ class _DeviceBuild(PlanBuild):
         buffer = Buffer(name, torch_name(argument.dtype), sizes, one, BufferKind.TEMPORARY, self.device)
         self.program = replace(self.program, buffers=(*self.program.buffers, buffer))
         self.buffers[name] = buffer
-        self.homes[name] = "fresh"
+        self.storage[name] = "allocated"
         self.steps.append(Allocate(name))
         self._scratch[name] = len(self.steps)
         return name
@@ -235,12 +235,12 @@ class _DeviceBuild(PlanBuild):
 
     def _uses(self) -> Iterator[tuple[int, int, str]]:
         """Scratch memory is used by the segment that follows its allocation."""
-        moment = 0
-        for step, moment, name in PlanBuild._uses(self):
-            yield step, moment, name
+        point = 0
+        for step, point, name in PlanBuild._uses(self):
+            yield step, point, name
         segments = [k for k, step in enumerate(self.steps) if isinstance(step, CallSegment)]
         for name, at in self._scratch.items():
-            yield next(k for k in segments if k >= at), moment, name
+            yield next(k for k in segments if k >= at), point, name
 
 
 def program_count_expr(source: KernelSource) -> Expr:

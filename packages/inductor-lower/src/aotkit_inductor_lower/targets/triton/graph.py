@@ -23,7 +23,7 @@ from ...graph_passes.fake_values import with_fake_values
 from ...ir import Program
 from ...launch_plan.store import ObjectStore, generator_digest
 from ...options import LowerOptions
-from ...passes import FusionRecord, Observer, stage
+from ...passes import Decision, Observer, stage
 from ...report import LoweringReport
 from .bind import bind_stored, moved
 from .generate import compile_program
@@ -50,7 +50,7 @@ class DeviceGraph:
         self.compiled = compiled
         self.constants: Mapping[str, torch.Tensor] = lowered.constants
         self.program: Program = lowered.scheduled
-        self.records: tuple[FusionRecord, ...] = lowered.records
+        self.records: tuple[Decision, ...] = lowered.records
         self.choices = lowered.choices
         self._report = lowered.report
         self._bound: Callable[[list[Any]], list[Any]] = bind_stored(compiled, lowered.constants)

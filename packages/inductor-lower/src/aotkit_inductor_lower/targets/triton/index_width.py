@@ -18,7 +18,7 @@ def needs_64_bit(nest: FlatNest, buffers: Mapping[str, Buffer]) -> bool:
     total = to_expr(1)
     for loop in nest.outer:
         total = total * loop.size
-    for row in nest.rows:
+    for row in nest.scratch:
         if total.constant is None or total.constant * _extent(row) >= limit:
             return True
     inner = max((size_hint(_inner_size(s.ranges)) for s in nest.stages), default=1)

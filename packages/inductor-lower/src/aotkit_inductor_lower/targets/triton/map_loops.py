@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
-from ...ir import IndexValue, Load, Range, Stage, Store
+from ...ir import Index, Load, Range, Stage, Store
 from ...kernel_ir.nests import FlatNest
 from ...symbolic import Expr, Symbol, estimate, to_expr
 from .records import Config
@@ -160,4 +160,4 @@ def _reads_along_rows(nest: FlatNest) -> bool:
                 factor = instr.indices[0].coefficient(Symbol(stage.ranges[-1].symbol))
                 if factor is not None and factor == 1:
                     return True
-    return not any(isinstance(i, Load | IndexValue) for s in nest.stages for i in s.body if s.ranges)
+    return not any(isinstance(i, Load | Index) for s in nest.stages for i in s.body if s.ranges)

@@ -12,7 +12,7 @@ from torch._guards import detect_fake_mode
 from torch.fx import GraphModule
 
 from ...analysis.devices import kernel_device
-from ...graph_passes import run_fx_passes
+from ...graph_passes import run_graph_passes
 from ...graph_passes.copy_scalars_to_device import with_numbers_on_device
 from ...graph_passes.fake_values import graph_constants, with_fake_values
 from ...ir import Program
@@ -21,7 +21,7 @@ from ...ir.verify import verify_program
 from ...loop_passes import schedule_program
 from ...lowering import lower_graph
 from ...options import LowerOptions
-from ...passes import FusionRecord, Observer, stage
+from ...passes import Decision, Observer, stage
 from ...report import LoweringReport, make_report
 from .bind import BoundDeviceProgram, bind_device
 from .choose import DeviceTuning
@@ -47,7 +47,7 @@ class LoweredForDevice:
     tensors of the graph's attributes, per matrix product who computes it and why, and the report."""
 
     scheduled: Program
-    records: tuple[FusionRecord, ...]
+    records: tuple[Decision, ...]
     program: DeviceProgram
     constants: dict[str, torch.Tensor]
     choices: tuple[str, ...]
@@ -73,8 +73,8 @@ def lower_for_device(
     gm = with_fake_values(gm, example_inputs)
     _describe_constants(gm)
     own = kernel_device(gm)
-    with stage(observer, "fx-passes"):
-        graph = run_fx_passes(with_numbers_on_device(gm, own) if own.type == "cuda" else gm, options)
+    with stage(observer, "graph-passes"):
+        graph = run_graph_passes(with_numbers_on_device(gm, own) if own.type == "cuda" else gm, options)
     with stage(observer, "lowering"):
         # By the rules for a device, also if the graph was traced on the CPU.
         lowered = lower_graph(graph, replace(options, processor="triton-interpreter"))

@@ -16,7 +16,7 @@ from .records import Config, Cubin, KernelArgument, KernelSource
 
 __all__ = ["ZERO_SLOT", "DeviceKernel", "DeviceLaunch", "DeviceProgram", "device_from_json", "device_to_json"]
 
-FORMAT = 1
+FORMAT = 2
 ZERO_SLOT = "$#zero"  # a frame entry that holds 0, for the null pointers that Triton's kernels take last
 
 

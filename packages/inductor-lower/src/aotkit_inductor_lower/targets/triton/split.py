@@ -23,11 +23,11 @@ from dataclasses import dataclass, replace
 from ...ir import (
     Buffer,
     BufferKind,
-    CheckIndex,
+    CheckedIndex,
     Compute,
     Const,
     DType,
-    IndexValue,
+    Index,
     Instr,
     Load,
     LoopNest,
@@ -42,16 +42,16 @@ from ...loop_passes.rfactor import (
     ARGS,
     CHUNK,
     KINDS,
-    Cut,
+    ReductionSplit,
     arg_reduces,
-    combine_partials,
+    combine_partial_results,
     extreme,
     partial_buffers,
     value_types,
 )
 from ...ops.dtypes import int_bounds, is_float
 from ...symbolic import Expr, Symbol, floordiv, sym, to_expr
-from .cut import cut_nest
+from .cut import fission
 from .map_loops import next_power_of_two, size_hint
 from .render.welford import WelfordPair, welford_pair
 from .split_squares import means_of_chunk, stands_alone, uneven, with_common_squares
@@ -84,7 +84,7 @@ def split_reductions(program: Program, limits: SplitLimits = _LIMITS) -> Program
     steps: list[Step] = []
     whole: list[Step] = []
     for step in program.steps:
-        cut = cut_nest(step, declared, names, limits.programs // 4) if isinstance(step, LoopNest) else None
+        cut = fission(step, declared, names, limits.programs // 4) if isinstance(step, LoopNest) else None
         whole += cut[0] if cut is not None else [step]
         buffers += cut[1] if cut is not None else []
     declared |= {b.name: b for b in buffers}
@@ -108,12 +108,12 @@ def _split(
     chunks = _chunks(nest, declared, position, loop, limits)
     if chunks is None:
         return None
-    cut = Cut(loop, to_expr(chunks), floordiv(loop.size + (chunks - 1), chunks))
+    cut = ReductionSplit(loop, to_expr(chunks), floordiv(loop.size + (chunks - 1), chunks))
     device = next(declared[name].device for name in nest.reads)
     partial = partial_buffers(nest, position, cut, names, device)
     if squares is not None:
         partial |= partial_buffers(nest, squares.position, cut, names, device)
-    second = combine_partials(nest, position, cut, partial)
+    second = combine_partial_results(nest, position, cut, partial)
     if squares is not None:
         second = with_common_squares(second, nest, position, cut, squares, partial)
     return [_first(nest, position, cut, squares, partial), second], list(partial.values())
@@ -136,9 +136,9 @@ def _candidate(nest: LoopNest, declared: Mapping[str, Buffer]) -> tuple[int, Ran
     stores = [i for s in nest.stages for i in s.body if isinstance(i, Store)]
     if any(isinstance(i, Store) for i in before) or any(i.accumulates for i in stores):
         return None
-    if any(isinstance(i, CheckIndex) for i in (*before, *stage.body)):
+    if any(isinstance(i, CheckedIndex) for i in (*before, *stage.body)):
         return None
-    if any(declared[name].kind is BufferKind.ROW for name in (*nest.reads, *nest.writes)):
+    if any(declared[name].kind is BufferKind.SCRATCH for name in (*nest.reads, *nest.writes)):
         return None
     if set(nest.reads) & set(nest.writes):
         return None
@@ -180,7 +180,7 @@ def _moves_along(nest: LoopNest, declared: Mapping[str, Buffer], position: int) 
 
 
 def _first(
-    nest: LoopNest, position: int, cut: Cut, squares: WelfordPair | None, partial: Mapping[str, Buffer]
+    nest: LoopNest, position: int, cut: ReductionSplit, squares: WelfordPair | None, partial: Mapping[str, Buffer]
 ) -> LoopNest:
     """Partial results of each chunk."""
     outer, old = (*nest.outer, Range(CHUNK, cut.chunks)), nest.stages[position]
@@ -194,7 +194,7 @@ def _first(
     return LoopNest(f"{nest.name}_partial", outer, (*stages, Stage((), stores)), nest.origin)
 
 
-def _piece(nest: LoopNest, stage: Stage, loop: Range, cut: Cut, renamed: Mapping[str, str]) -> Stage:
+def _piece(nest: LoopNest, stage: Stage, loop: Range, cut: ReductionSplit, renamed: Mapping[str, str]) -> Stage:
     """A stage with the chunk of ``loop`` instead of the whole, and some values called otherwise."""
     at = sym(CHUNK) * cut.length + sym(loop.symbol)
     body: list[Instr] = []
@@ -202,8 +202,8 @@ def _piece(nest: LoopNest, stage: Stage, loop: Range, cut: Cut, renamed: Mapping
     if uneven(cut):
         mask = f"in_chunk_{loop.symbol}"
         body += [
-            IndexValue(f"{mask}_at", at, DType.I64),
-            IndexValue(f"{mask}_end", loop.size, DType.I64),
+            Index(f"{mask}_at", at, DType.I64),
+            Index(f"{mask}_end", loop.size, DType.I64),
             Compute(mask, "lt", (f"{mask}_at", f"{mask}_end"), DType.BOOL),
         ]
     types = value_types(nest)
@@ -218,7 +218,7 @@ def _in_chunk(
     instr: Instr, env: Mapping[Symbol, Expr], mask: str | None, types: Mapping[str, DType]
 ) -> Iterator[Instr]:
     """An instruction of the cut stage, for a place that may lie past the end."""
-    if isinstance(instr, IndexValue):
+    if isinstance(instr, Index):
         yield replace(instr, expr=instr.expr.substitute(env))
     elif isinstance(instr, Load | Store):
         indices = tuple(i.substitute(env) for i in instr.indices)

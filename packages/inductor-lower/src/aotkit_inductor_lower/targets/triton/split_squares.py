@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from ...ir import Buffer, Compute, Const, DType, IndexValue, Instr, Load, LoopNest, Range, Stage, Store
-from ...loop_passes.rfactor import CHUNK, Cut, arg_reduces, value_types
+from ...ir import Buffer, Compute, Const, DType, Index, Instr, Load, LoopNest, Range, Stage, Store
+from ...loop_passes.rfactor import CHUNK, ReductionSplit, arg_reduces, value_types
 from ...symbolic import Expr, sym, to_expr
 from .render.welford import WelfordPair
 
 __all__ = ["means_of_chunk", "stands_alone", "uneven", "with_common_squares"]
 
 
-def uneven(cut: Cut) -> bool:
+def uneven(cut: ReductionSplit) -> bool:
     """Whether the last chunk is shorter; those after it are empty."""
     return cut.length * cut.chunks != cut.loop.size
 
@@ -30,7 +30,9 @@ def stands_alone(nest: LoopNest, position: int, squares: WelfordPair) -> bool:
     return used & between <= set(squares.means.values()) and not arg_reduces(nest.stages[position])
 
 
-def means_of_chunk(nest: LoopNest, position: int, cut: Cut, squares: WelfordPair) -> tuple[dict[str, str], Stage]:
+def means_of_chunk(
+    nest: LoopNest, position: int, cut: ReductionSplit, squares: WelfordPair
+) -> tuple[dict[str, str], Stage]:
     """What each mean is called in a chunk, and the stage that makes those."""
     types, old = value_types(nest), nest.stages[position]
     body: list[Instr] = []
@@ -40,7 +42,12 @@ def means_of_chunk(nest: LoopNest, position: int, cut: Cut, squares: WelfordPair
 
 
 def with_common_squares(
-    second: LoopNest, nest: LoopNest, position: int, cut: Cut, squares: WelfordPair, partial: Mapping[str, Buffer]
+    second: LoopNest,
+    nest: LoopNest,
+    position: int,
+    cut: ReductionSplit,
+    squares: WelfordPair,
+    partial: Mapping[str, Buffer],
 ) -> LoopNest:
     """The second kernel with squares from the partial ones, which do not read what is reduced again."""
     index = (*(sym(r.symbol) for r in nest.outer), sym(CHUNK))
@@ -50,13 +57,13 @@ def with_common_squares(
     return replace(second, stages=tuple(stages))
 
 
-def _mean(sum_: str, mean: str, dtype: DType, cut: Cut, stage: Stage) -> Iterator[Instr]:
+def _mean(sum_: str, mean: str, dtype: DType, cut: ReductionSplit, stage: Stage) -> Iterator[Instr]:
     """A chunk's mean and, as ``<mean>_count``, its number of elements; 0 and 0 for an empty one."""
     inner = to_expr(1)
     for r in stage.ranges:
         inner = inner * (to_expr(1) if r is cut.loop else r.size)
-    yield IndexValue(f"{mean}_whole", cut.length * inner, DType.I64)
-    yield IndexValue(f"{mean}_rest", (cut.loop.size - sym(CHUNK) * cut.length) * inner, DType.I64)
+    yield Index(f"{mean}_whole", cut.length * inner, DType.I64)
+    yield Index(f"{mean}_rest", (cut.loop.size - sym(CHUNK) * cut.length) * inner, DType.I64)
     yield Const(f"{mean}_none", 0, DType.I64)
     yield Compute(f"{mean}_left", "maximum", (f"{mean}_rest", f"{mean}_none"), DType.I64)
     whole = f"{mean}_whole"
@@ -73,7 +80,12 @@ def _mean(sum_: str, mean: str, dtype: DType, cut: Cut, stage: Stage) -> Iterato
 
 
 def _common_squares(
-    sum_: str, old: Stage, cut: Cut, squares: WelfordPair, partial: Mapping[str, Buffer], index: tuple[Expr, ...]
+    sum_: str,
+    old: Stage,
+    cut: ReductionSplit,
+    squares: WelfordPair,
+    partial: Mapping[str, Buffer],
+    index: tuple[Expr, ...],
 ) -> Iterator[Instr]:
     """Squared distances from the mean of all: those from the chunks' means, and of the chunks' means."""
     total, mean, own = squares.squares[sum_], squares.means[sum_], f"{sum_}_own"

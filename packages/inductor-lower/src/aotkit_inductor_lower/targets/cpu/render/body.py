@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ....ir import CheckIndex, Compute, Const, DType, IndexValue, Instr, Load, Reduce, Store
+from ....ir import CheckedIndex, Compute, Const, DType, Index, Instr, Load, Reduce, Store
 from ....launch_plan.status import INDEX_ERROR
 from ....ops.dtypes import is_half
 from ....symbolic import Expr, Symbol, to_expr
@@ -34,9 +34,9 @@ def emit_body(ctx: KernelContext, body: Sequence[Instr], reduce: Callable[[Reduc
             running = reduce(instr, ctx.values[instr.value])
             if running is not None:
                 ctx.values[instr.result] = running
-        elif isinstance(instr, IndexValue):
+        elif isinstance(instr, Index):
             ctx.values[instr.result] = ctx.index_value(instr.expr, instr.dtype)
-        elif isinstance(instr, CheckIndex):
+        elif isinstance(instr, CheckedIndex):
             ctx.values[instr.result] = _check_index(ctx, instr)
 
 
@@ -47,7 +47,7 @@ def _compute(ctx: KernelContext, instr: Compute) -> Value:
         return Value(instr.dtype, (emit_op(ctx.ops, instr.op, [a.parts[0] for a in args], dtypes, instr.dtype),))
     lanes = ctx.vector.lanes
     parts = []
-    for copy in range(ctx.vector.copies):
+    for copy in range(ctx.vector.interleave):
         operands = [ctx.part(name, copy, lanes) for name in instr.args]
         parts.append(emit_op(ctx.ops, instr.op, operands, dtypes, instr.dtype))
     return Value(instr.dtype, tuple(parts), varying=True)
@@ -56,7 +56,7 @@ def _compute(ctx: KernelContext, instr: Compute) -> Value:
 _UNIT_DEPTH = 1  # of the loop over units of work, the outermost one
 
 
-def _check_index(ctx: KernelContext, instr: CheckIndex) -> Value:
+def _check_index(ctx: KernelContext, instr: CheckedIndex) -> Value:
     value, ops, size = ctx.values[instr.value], ctx.ops, ctx.scalar(instr.size)
     parts = []
     for part in value.parts:
@@ -76,12 +76,12 @@ def _check_index(ctx: KernelContext, instr: CheckIndex) -> Value:
 
 def _place(ctx: KernelContext, buffer: str, offset: Expr) -> Expr:
     """The offset in memory: scratch rows hold one element per lane of the vector variable of an outer loop."""
-    spread = ctx.rows.get(buffer, 1)
+    spread = ctx.scratch.get(buffer, 1)
     return offset if spread == 1 else offset * spread
 
 
 def _row_lanes(ctx: KernelContext, buffer: str) -> bool:
-    return ctx.rows.get(buffer, 1) != 1 and ctx.vector is not None
+    return ctx.scratch.get(buffer, 1) != 1 and ctx.vector is not None
 
 
 def _address(ctx: KernelContext, buffer: str, element: str, offset: Expr, skip: Symbol | None = None) -> Ssa:
@@ -137,7 +137,7 @@ def _load(ctx: KernelContext, instr: Load) -> Value:
     if _turned(ctx, instr, offset, slope):
         return Value(dtype, tuple(_turned_load(ctx, instr, offset)), varying=True)
     parts = []
-    for copy in range(vector.copies):
+    for copy in range(vector.interleave):
         if slope == 0 and instr.mask is None:
             pointer = _address(ctx, instr.buffer, element, vector.at(offset, copy))
             parts.append(ctx.em.splat(_scalar_load(ctx, instr, pointer, None, dtype), vector.lanes))
@@ -186,7 +186,7 @@ def _unit_pointer(ctx: KernelContext, buffer: str, element: str, offset: Expr, c
     offset = vector.at(offset, copy)
     constant = next((factor for monomial, factor in offset.terms if not monomial), 0)
     base = _gep(ctx, buffer, element, ctx.scalar(offset - constant, skip=vector.symbol))
-    if ctx.rows.get(buffer, 1) != 1:
+    if ctx.scratch.get(buffer, 1) != 1:
         return _advance(ctx, base, element, imm(constant + copy * vector.lanes))
     moved = _advance(ctx, base, element, ctx.em.mul(vector.base, imm(step)))
     first = vector.first(copy) * step - (vector.lanes - 1 if step < 0 else 0)
@@ -242,7 +242,7 @@ def _turned_store(ctx: KernelContext, instr: Store, offset: Expr) -> None:
     vector, dtype = ctx.vector, ctx.values[instr.value].dtype
     assert vector is not None
     element, align = memory_type(dtype), width(dtype) // 8
-    columns = [_to_memory(ctx, ctx.part(instr.value, copy, vector.lanes), dtype) for copy in range(vector.copies)]
+    columns = [_to_memory(ctx, ctx.part(instr.value, copy, vector.lanes), dtype) for copy in range(vector.interleave)]
     rows = transpose(ctx.em, columns, element, width(dtype))
     pointers = _lane_pointers(ctx, instr.buffer, element, offset, ctx.slope(offset), 0)
     for row, pointer in zip(rows, pointers, strict=True):
@@ -258,7 +258,7 @@ def _lane_pointers(
     lanes = range(vector.first(copy), vector.first(copy) + vector.lanes)
     if slope is None:
         offsets = ctx.lanes_i64(offset, copy)
-        if ctx.rows.get(buffer, 1) != 1:  # each lane has its own element of a scratch row's place
+        if ctx.scratch.get(buffer, 1) != 1:  # each lane has its own element of a scratch row's place
             offsets = ctx.ops.op("add", offsets, ramp_literal(lanes, "i64"))
         return [_gep(ctx, buffer, element, ctx.em.lane(offsets, k, "i64")) for k in range(vector.lanes)]
     base = _address(ctx, buffer, element, vector.at(offset, copy), skip=vector.symbol)
@@ -285,7 +285,7 @@ def _store(ctx: KernelContext, instr: Store) -> None:
     if _turned(ctx, instr, offset, slope):
         _turned_store(ctx, instr, offset)
         return
-    for copy in range(vector.copies):
+    for copy in range(vector.interleave):
         if slope is not None and slope.constant in (1, -1) and _maskable(ctx, instr, dtype):
             _unit_store(ctx, instr, offset, copy, int(slope.constant or 1))
             continue
@@ -356,7 +356,7 @@ def _unit_store(ctx: KernelContext, instr: Store, offset: Expr, copy: int, step:
 def _streams(ctx: KernelContext, instr: Store, offset: Expr, bits: int) -> bool:
     """Whether a store of a whole vector may bypass the caches, see the note.
 
-    Note [Streaming stores]
+    Note [Non-temporal stores]
         A result larger than the last cache is gone from it before anyone reads it, and an ordinary store first reads
         the line it is about to overwrite. Streaming stores write whole lines without reading them: a third less
         traffic for a normalization. They need addresses aligned to the vector, else the processor traps: the offset
@@ -364,7 +364,7 @@ def _streams(ctx: KernelContext, instr: Store, offset: Expr, bits: int) -> bool:
         run time. A fence before the kernel returns makes them visible to other threads.
     """
     vector = ctx.vector
-    if instr.buffer not in ctx.streamed or instr.accumulates or vector is None or bits != ctx.ops.target.vector_bits:
+    if instr.buffer not in ctx.nontemporal or instr.accumulates or vector is None or bits != ctx.ops.target.vector_bits:
         return False
     if offset.coefficient(vector.symbol) != 1:
         return False

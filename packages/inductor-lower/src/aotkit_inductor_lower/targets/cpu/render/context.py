@@ -1,8 +1,8 @@
 """The state of emitting one kernel, and index expressions as LLVM values.
 
 Note [Uniform and varying]
-    Code is emitted for a block of ``lanes * copies`` consecutive values of one loop variable, the vector variable.
-    A value that depends on it is *varying*: ``copies`` vectors of ``lanes`` elements. Anything else is
+    Code is emitted for a block of ``lanes * interleave`` consecutive values of one loop variable, the vector variable.
+    A value that depends on it is *varying*: ``interleave`` vectors of ``lanes`` elements. Anything else is
     *uniform*: one scalar. With no vector variable (tails, row scope) everything is uniform.
 """
 
@@ -41,7 +41,7 @@ class Vector:
     symbol: Symbol
     base: Ssa
     lanes: int
-    copies: int
+    interleave: int
     tile: Symbol | None = None
     tail: Ssa | None = None
 
@@ -63,8 +63,8 @@ class KernelContext:
     ops: Ops
     pointers: Mapping[str, Ssa]
     written: frozenset[str]
-    rows: Mapping[str, int]
-    streamed: frozenset[str] = frozenset()
+    scratch: Mapping[str, int]
+    nontemporal: frozenset[str] = frozenset()
     symbols: dict[Symbol, Ssa] = field(default_factory=dict)
     values: dict[str, Value] = field(default_factory=dict)
     vector: Vector | None = None
@@ -235,7 +235,7 @@ class KernelContext:
         vector, slope = self.vector, self.slope(expr)
         assert vector is not None
         parts = []
-        for copy in range(vector.copies):
+        for copy in range(vector.interleave):
             if slope is not None and slope.constant is not None:
                 own = vector.at(expr, copy)
                 base = self.em.add(self.scalar(own, skip=vector.symbol), self.em.mul(vector.base, imm(slope.constant)))

@@ -12,14 +12,14 @@ from __future__ import annotations
 import functools
 from dataclasses import replace
 
-from ....ir import Buffer, CheckIndex, DType, Origin, Range, Reduce, Store
+from ....ir import Buffer, CheckedIndex, DType, Origin, Range, Reduce, Store
 from ....kernel_ir.launches import KernelText
-from ....kernel_ir.nests import COUNT, FlatNest, hint, steps_grain
+from ....kernel_ir.nests import LENGTH, FlatNest, hint, steps_grain
 from ....launch_plan.status import INDEX_ERROR
 from ....ops.dtypes import dtype_from_torch_name
 from ....symbolic import Expr, Symbol, floordiv, to_expr
 from ..machine import CpuTarget
-from ..map_loops import VectorPlan, choose_vectors, outer_tail, plan_for_few
+from ..map_loops import VectorPlan, choose_vectors, outer_tail, version_loops
 from .arithmetic import Ops
 from .body import emit_body
 from .context import KernelContext, Value, Vector
@@ -36,12 +36,12 @@ def emit_kernel(nest: FlatNest, target: CpuTarget, declarations: dict[str, str],
     """The kernel of a nest in normal form. External functions it calls are added to ``declarations``."""
     plan = choose_vectors(nest, target)
     kernel = _KernelEmitter(nest, target, declarations, plan).emit(origin)
-    other = plan_for_few(nest, plan, target)
+    other = version_loops(nest, plan, target)
     if other is None:
         return kernel
     size = next(loop.size for loop in nest.outer if loop.symbol == plan.outer)
-    few = _KernelEmitter(nest, target, declarations, other).emit(origin)
-    return replace(kernel, few=(few, size, plan.lanes // 2))
+    short = _KernelEmitter(nest, target, declarations, other).emit(origin)
+    return replace(kernel, short=(short, size, plan.lanes // 2))
 
 
 class _KernelEmitter:
@@ -53,8 +53,8 @@ class _KernelEmitter:
             self.ops,
             pointers={},
             written=frozenset(i.buffer for s in nest.stages for i in s.body if isinstance(i, Store)),
-            rows={},
-            streamed=nest.streamed if target.triple.startswith("x86_64") else frozenset(),
+            scratch={},
+            nontemporal=nest.nontemporal if target.triple.startswith("x86_64") else frozenset(),
         )
 
     # -- frame of the function -----------------------------------------------------------------------------
@@ -108,19 +108,19 @@ class _KernelEmitter:
                 self.ctx.symbols[name] = value
             else:
                 pointers[name] = value
-        if self.nest.count is not None:
+        if self.nest.length is not None:
             slot = em.pure(
                 "ptr", f"getelementptr i32, ptr %slots, i64 {len(self.nest.memories) + len(self.nest.sizes)}"
             )
             narrow = em.pure("i32", f"load i32, ptr {slot.text}", slot)
-            self.ctx.symbols[COUNT] = em.pure("i64", f"zext i32 {narrow.text} to i64", narrow)
+            self.ctx.symbols[LENGTH] = em.pure("i64", f"zext i32 {narrow.text} to i64", narrow)
         return pointers
 
     def _scratch(self, pointers: dict[str, Ssa]) -> None:
         """Scratch rows: on the stack if small, one element per lane if the lanes are outer iterations."""
         self._mallocs: list[Ssa] = []
-        spread = self.plan.lanes * self.plan.copies[0] if self.plan.outer is not None else 1
-        for row in self.nest.rows:
+        spread = self.plan.lanes * self.plan.interleave[0] if self.plan.outer is not None else 1
+        for row in self.nest.scratch:
             dtype = _dtype(row)
             extent = to_expr(1)
             for size, stride in zip(row.sizes, row.strides, strict=True):
@@ -146,7 +146,7 @@ class _KernelEmitter:
         that could be read in the place of one out of range."""
         ops, zero = self.ops, imm(0)
         for stage in self.nest.stages:
-            sizes = dict.fromkeys(i.size for i in stage.body if isinstance(i, CheckIndex))
+            sizes = dict.fromkeys(i.size for i in stage.body if isinstance(i, CheckedIndex))
             for size in (size for size in sizes if size.constant is None or size.constant < 1):
                 empty = ops.compare("icmp sle", self.ctx.scalar(size), zero)
                 used = ops.compare("icmp sgt", self.ctx.scalar(iterations((*self.nest.outer, *stage.ranges))), zero)
@@ -170,7 +170,7 @@ class _KernelEmitter:
         if self.plan.tile is not None:
             chunk = 2 * self.plan.lanes  # two tiles side by side fill cache lines of what is written
             return units * floordiv(size + (chunk - 1), chunk), chunk
-        block = self.plan.lanes * self.plan.copies[0]
+        block = self.plan.lanes * self.plan.interleave[0]
         per_element = max(1, max((hint(iterations(s.ranges)) for s in self.nest.stages), default=1))
         chunk = max(block, 4096 // per_element // block * block)
         if size.constant is not None and size.constant <= chunk:
@@ -233,10 +233,10 @@ class _KernelEmitter:
         across(1, 1, whole, size)
 
     def _outer_blocks(self, loop: Range, low: Ssa, high: Ssa) -> None:
-        """Blocks of all copies, then single vectors, then single elements, as far as the size needs them."""
-        lanes, copies = self.plan.lanes, self.plan.copies[0]
+        """Blocks of interleaved vectors, then single vectors, then single elements, as far as the size needs them."""
+        lanes, interleave = self.plan.lanes, self.plan.interleave[0]
         left = loop.size.constant
-        for step, vectors in dict.fromkeys(((lanes * copies, copies), (lanes, 1), (1, 0))):
+        for step, vectors in dict.fromkeys(((lanes * interleave, interleave), (lanes, 1), (1, 0))):
             masked = not vectors and outer_tail(self.nest, loop, lanes, self.ops.target)
             if left is not None and left < step:
                 continue
@@ -269,8 +269,8 @@ class _KernelEmitter:
         if end is not None:
             here = ctx.ops.compare("icmp slt", ctx.ramp(0), ctx.em.splat(end, self.plan.lanes))
             ctx.vector = Vector(symbol, at, self.plan.lanes, vectors, tile, here)
-        spread = self.plan.lanes * self.plan.copies[0] if vectors else 1
-        ctx.rows = {row.name: spread for row in self.nest.rows}
+        spread = self.plan.lanes * self.plan.interleave[0] if vectors else 1
+        ctx.scratch = {row.name: spread for row in self.nest.scratch}
         self._stages()
         ctx.vector = None
         return []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ....ir import CheckIndex, Range, Reduce, Store
+from ....ir import CheckedIndex, Range, Reduce, Store
 from ....kernel_ir.nests import FlatNest
 from ....symbolic import Expr, Symbol, product
 from ..map_loops import VectorPlan, masked_tail
@@ -34,12 +34,12 @@ class StageEmitter:
         name = plan.inner[position] if self.ctx.vector is None else None
         self.vector_loop = next((loop for loop in stage.ranges if loop.symbol == name), None)
         self.loops = [loop for loop in stage.ranges if loop is not self.vector_loop]
-        self.lanes, self.copies = plan.lanes, plan.copies[position]
+        self.lanes, self.interleave = plan.lanes, plan.interleave[position]
         self.accumulators = self._accumulators()
 
     def _accumulators(self) -> list[Accumulator]:
         body = [i for s in self.nest.stages for i in s.body]
-        dtypes = {i.result: i.dtype for i in body if not isinstance(i, CheckIndex | Store)}
+        dtypes = {i.result: i.dtype for i in body if not isinstance(i, CheckedIndex | Store)}
         total = iterations(self.stage.ranges).constant
         return [
             make_accumulator(i, dtypes.get(i.value, i.dtype), total, len(self.stage.ranges) == 1)
@@ -59,13 +59,13 @@ class StageEmitter:
         """The step sizes the innermost loop is run with, widest first."""
         if self.vector_loop is None:
             vector = self.ctx.vector
-            return [Block(1, vector.lanes, vector.copies) if vector is not None else Block(1, 1, 1)]
+            return [Block(1, vector.lanes, vector.interleave) if vector is not None else Block(1, 1, 1)]
         size = self.vector_loop.size.constant
         blocks = []
-        for copies in dict.fromkeys((self.copies, 1)):
-            step = self.lanes * copies
+        for interleave in dict.fromkeys((self.interleave, 1)):
+            step = self.lanes * interleave
             if size is None or size >= step:
-                blocks.append(Block(step, self.lanes, copies))
+                blocks.append(Block(step, self.lanes, interleave))
                 size = None if size is None else size % step
         tail = masked_tail(self.stage, self.vector_loop, self.lanes, self.ops.target)
         if tail:
@@ -233,7 +233,7 @@ class StageEmitter:
         return Value(reduce.dtype, tuple(state[at : at + block.vectors]), varying=self.ctx.vector is not None)
 
     def _finish(self, final: list[Ssa], blocks: list[Block]) -> None:
-        """Combine copies, lanes and blocks into the results."""
+        """Combine interleaved vectors, lanes and blocks into the results."""
         for acc in self.accumulators:
             if acc.reduce.running:
                 continue

@@ -1,7 +1,7 @@
 """Accumulators of reductions: identities, steps, and the final tree.
 
 Note [Order of a reduction]
-    A sum runs in ``copies * lanes`` independent partial sums; long ones also restart every ``CHUNK`` steps and add
+    A sum runs in ``interleave * lanes`` independent partial sums; long ones also restart every ``CHUNK`` steps and add
     the partial results up in a second level, so that rounding errors grow with the square root of the length at
     most twice. Over several loops it restarts in every iteration of a loop, too, unless it is known to be short up
     to there. Partial results are combined in a fixed tree. The order depends on sizes and vector width only.

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ....ir import Buffer, CheckIndex, Compute, Const, DType, IndexValue, Instr, Load, Store
+from ....ir import Buffer, CheckedIndex, Compute, Const, DType, Index, Instr, Load, Store
 from ....kernel_ir.nests import FlatNest
 from ....ops.dtypes import dtype_from_torch_name, is_float
 from ....symbolic import Expr, Symbol, SymbolKind, sym, to_expr
@@ -63,15 +63,15 @@ class BodyEmitter:
         self.rank = len(self.axes) + (self.row_axis is not None)
         self.wide = needs_64_bit(nest, buffers)
         self.index_type = "tl.int64" if self.wide else "tl.int32"
-        self.types = {i.result: i.dtype for s in nest.stages for i in s.body if not isinstance(i, CheckIndex | Store)}
+        self.types = {i.result: i.dtype for s in nest.stages for i in s.body if not isinstance(i, CheckedIndex | Store)}
         self.consts = {i.result: i.value for s in nest.stages for i in s.body if isinstance(i, Const)}
         self.scope = Scope()
         self.symbols: dict[Symbol, Value] = {}
         self.masks: dict[int, str] = {}
         self.pointers: dict[str, DType] = {}
         self.written = {i.buffer for s in nest.stages for i in s.body if isinstance(i, Store)}
-        self.rows = {row.name: row for row in nest.rows}
-        self.rows_read: set[str] = set()
+        self.scratch = {row.name: row for row in nest.scratch}
+        self.scratch_read: set[str] = set()
         self.checks = False
         self.in_range: dict[Symbol, str] = {}  # of computed indices that nothing is asserted of
         self.outer_index: list[tuple[str, Expr]] = []
@@ -138,12 +138,12 @@ class BodyEmitter:
             self._store(instr)
         elif isinstance(instr, Const):
             self.define(instr.result, constant_text(instr.value, instr.dtype, self.rank), frozenset())
-        elif isinstance(instr, IndexValue):
+        elif isinstance(instr, Index):
             text = f"({self.index_value(instr.expr)}).to({TYPE_NAMES[instr.dtype]})"
             self.define(instr.result, text, self.dims_of(instr.expr))
         elif isinstance(instr, Compute):
             self._compute(instr)
-        elif isinstance(instr, CheckIndex):
+        elif isinstance(instr, CheckedIndex):
             self._check_index(instr)
         else:
             raise TypeError(f"{type(instr).__name__} is no instruction of a body")
@@ -163,7 +163,7 @@ class BodyEmitter:
             text = op_text(instr.op, [a.text for a in args], [self.types[a] for a in instr.args], instr.dtype)
         self.define(instr.result, text, dims)
 
-    def _check_index(self, instr: CheckIndex) -> None:
+    def _check_index(self, instr: CheckedIndex) -> None:
         value = self.value(instr.value)
         self.types[instr.result] = DType.I64
         size = self.expr(instr.size)
@@ -190,21 +190,21 @@ class BodyEmitter:
 
     def _address(self, buffer: str, index: Expr, dtype: DType) -> tuple[str, Expr]:
         """Pointer text and offset."""
-        if buffer in self.rows:
-            return f"row_{identifier(buffer)}", self._row_start(buffer) + index
+        if buffer in self.scratch:
+            return f"scratch_{identifier(buffer)}", self._scratch_start(buffer) + index
         owner = self.pointers.setdefault(buffer, dtype)
         name = pointer_name(buffer)
         return (name if owner is dtype else f"{name}.to(tl.pointer_type({TYPE_NAMES[dtype]}))"), index
 
-    def _row_start(self, name: str) -> Expr:
+    def _scratch_start(self, name: str) -> Expr:
         """Where this outer iteration's row begins."""
         position = to_expr(0)
         for axis in self.plan.axes:
             position = position * axis.loop.size + sym(axis.loop.symbol)
-        return position * self._row_extent(name)[0] if not self.plan.serial else to_expr(0)
+        return position * self._scratch_extent(name)[0] if not self.plan.serial else to_expr(0)
 
-    def _row_extent(self, name: str) -> tuple[Expr, Expr]:
-        row = self.rows[name]
+    def _scratch_extent(self, name: str) -> tuple[Expr, Expr]:
+        row = self.scratch[name]
         extent = to_expr(1)
         for size, stride in zip(row.sizes, row.strides, strict=True):
             extent = extent + (size - 1) * stride
@@ -213,8 +213,8 @@ class BodyEmitter:
             total = total * axis.loop.size
         return extent, total
 
-    def _row_type(self, name: str) -> DType:
-        dtype = dtype_from_torch_name(self.rows[name].dtype)
+    def _scratch_type(self, name: str) -> DType:
+        dtype = dtype_from_torch_name(self.scratch[name].dtype)
         assert dtype is not None
         return dtype
 
@@ -227,8 +227,8 @@ class BodyEmitter:
             self.scope.values[i.result] = known
             return
         self.scope.before_load(i.buffer, place)
-        if i.buffer in self.rows:
-            self.rows_read.add(i.buffer)
+        if i.buffer in self.scratch:
+            self.scratch_read.add(i.buffer)
         pointer, index = self._address(i.buffer, index, i.dtype)
         dims = self.dims_of(index) | (given.dims if given else frozenset())
         masks = self.access_masks(index, given)
@@ -257,7 +257,7 @@ class BodyEmitter:
             text = f"tl.broadcast_to({text}, {self.shape(dims)})"
         self.scope.before_store(i.buffer, self.expr(i.indices[0]))
         if not i.accumulates:
-            tag = f"row {i.buffer}" if i.buffer in self.rows else ""
+            tag = f"scratch {i.buffer}" if i.buffer in self.scratch else ""
             self.scope.line(f"tl.store({pointer} + {offset}, {text}{extra})", tag)
             self.scope.remember(i.buffer, self.expr(i.indices[0]), value, dtype, not masks)
         elif self.plan.serial:

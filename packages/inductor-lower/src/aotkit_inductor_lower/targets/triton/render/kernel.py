@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ....ir import Buffer, CheckIndex, DType, Load, Origin, Store
+from ....ir import Buffer, CheckedIndex, DType, Load, Origin, Store
 from ....kernel_ir.nests import FlatNest
 from ....ops.dtypes import ATOMIC
 from ....symbolic import Symbol
@@ -14,10 +14,10 @@ from .body import BodyEmitter
 from .indices import identifier
 from .lines import Value
 from .names import argument_name
-from .online import OnlineReducer, online_pair, without_rows
+from .online import OnlineSoftmaxLoop, online_pair, recompute_scratch
 from .prelude import prelude_for
 from .reductions import Reducer
-from .welford import WelfordReducer, welford_pair
+from .welford import WelfordLoop, welford_pair
 
 __all__ = ["KernelEmitter", "emit_kernel"]
 
@@ -37,13 +37,13 @@ def emit_kernel(
     :mod:`.body`."""
     plan = plan_tiles(nest, nest.ordered and not _atomic(nest), limits)
     if not plan.persistent:
-        nest = without_rows(nest)
+        nest = recompute_scratch(nest)
     return KernelEmitter(name, nest, buffers, plan, plan.config, asserts).emit(origin)
 
 
 def _atomic(nest: FlatNest) -> bool:
     """Whether each store that combines is an atomic operation of the device, and nothing reads what it makes."""
-    types = {i.result: i.dtype for s in nest.stages for i in s.body if not isinstance(i, CheckIndex | Store)}
+    types = {i.result: i.dtype for s in nest.stages for i in s.body if not isinstance(i, CheckedIndex | Store)}
     loaded = {i.buffer for s in nest.stages for i in s.body if isinstance(i, Load)}
     for stage in nest.stages:
         for instr in stage.body:
@@ -60,7 +60,7 @@ class KernelEmitter(BodyEmitter):
     def emit(self, origin: Origin) -> KernelSource:
         self._grid()
         self.stages()
-        lines = self.scope.finish(drop={f"row {r}" for r in self.rows if r not in self.rows_read})
+        lines = self.scope.finish(drop={f"scratch {r}" for r in self.scratch if r not in self.scratch_read})
         arguments = self._arguments(lines)
         parameters = [argument_name(a) for a in arguments] + [f"{n}: tl.constexpr" for n, _ in self.config.blocks]
         head = [f"# {line}" for line in _describe(origin)]
@@ -78,10 +78,10 @@ class KernelEmitter(BodyEmitter):
             below = online_pair(self.nest, position) if looped else None
             around = welford_pair(self.nest.stages, position) if looped and position not in done else None
             if below is not None:
-                OnlineReducer(self, stage, position, below).emit()
+                OnlineSoftmaxLoop(self, stage, position, below).emit()
                 done.add(below.position)
             elif around is not None:
-                WelfordReducer(self, stage, position, around).emit()
+                WelfordLoop(self, stage, position, around).emit()
                 done.add(around.position)
             elif stage.ranges and position not in done:
                 Reducer(self, stage, position).emit()
@@ -95,9 +95,11 @@ class KernelEmitter(BodyEmitter):
             for name in self.nest.memories
             if name in self.pointers
         ]
-        for name in self.rows:
-            if name in self.rows_read:
-                found.append(KernelArgument("scratch", name, self._row_type(name), True, self._row_extent(name)[1]))
+        for name in self.scratch:
+            if name in self.scratch_read:
+                found.append(
+                    KernelArgument("scratch", name, self._scratch_type(name), True, self._scratch_extent(name)[1])
+                )
         for symbol in self.nest.sizes:
             argument = KernelArgument("size", symbol.name, DType.I64)
             if argument_name(argument) in text:

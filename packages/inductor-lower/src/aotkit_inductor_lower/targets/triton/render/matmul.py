@@ -15,11 +15,11 @@ from dataclasses import dataclass, replace
 from ....ir import (
     Buffer,
     BufferRef,
-    CheckIndex,
+    CheckedIndex,
     Compute,
     DType,
     ExternCall,
-    IndexValue,
+    Index,
     Instr,
     Literal,
     Load,
@@ -114,11 +114,11 @@ class MatmulSite:
 def matmul_site(nest: FlatNest) -> MatmulSite | None:
     """The matrix product that a nest computes, if it is one and nothing else is reduced."""
     ranged = [k for k, stage in enumerate(nest.stages) if stage.ranges]
-    if len(ranged) != 1 or len(nest.outer) < 2 or nest.ordered or nest.rows or ranged[0] != 0:
+    if len(ranged) != 1 or len(nest.outer) < 2 or nest.ordered or nest.scratch or ranged[0] != 0:
         return None
     stage = nest.stages[0]
     reduces = [i for i in stage.body if isinstance(i, Reduce)]
-    others = any(isinstance(i, Store | CheckIndex) for i in stage.body)
+    others = any(isinstance(i, Store | CheckedIndex) for i in stage.body)
     if len(stage.ranges) != 1 or len(reduces) != 1 or others:
         return None
     reduce = reduces[0]
@@ -148,7 +148,7 @@ def _varies(stage: Stage, nest: FlatNest) -> dict[str, set[str]]:
         if isinstance(instr, Load):
             used = {str(s.name) for index in instr.indices for s in index.symbols}
             used |= found.get(instr.mask, set()) if instr.mask else set()
-        elif isinstance(instr, IndexValue):
+        elif isinstance(instr, Index):
             used = {str(s.name) for s in instr.expr.symbols}
         elif isinstance(instr, Compute):
             used = set().union(*(found[a] for a in instr.args))

@@ -28,4 +28,4 @@ def argument_name(argument: KernelArgument) -> str:
     """The parameter's name in the source."""
     if argument.kind == "pointer":
         return pointer_name(argument.name)
-    return f"{'row' if argument.kind == 'scratch' else 'size'}_{identifier(argument.name)}"
+    return f"{'scratch' if argument.kind == 'scratch' else 'size'}_{identifier(argument.name)}"

@@ -14,14 +14,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from ....ir import CheckIndex, Compute, Const, DType, IndexValue, Instr, Load, Reduce, Stage, Store
+from ....ir import CheckedIndex, Compute, Const, DType, Index, Instr, Load, Reduce, Stage, Store
 from ....kernel_ir.nests import FlatNest
 from ....symbolic import Expr, Symbol, sym
 from .body import BodyEmitter
 from .ops import TYPE_NAMES
 from .reductions import Reducer
 
-__all__ = ["OnlinePair", "OnlineReducer", "online_pair", "without_rows"]
+__all__ = ["OnlinePair", "OnlineSoftmaxLoop", "online_pair", "recompute_scratch"]
 
 _MOST_READS = 2  # of a value that is computed again rather than kept
 
@@ -37,7 +37,7 @@ class OnlinePair:
 def online_pair(nest: FlatNest, position: int) -> OnlinePair | None:
     """The stage that may be computed together with the one at ``position``, which takes a maximum."""
     first = nest.stages[position]
-    if not first.ranges or any(isinstance(i, Store | CheckIndex) for i in first.body):
+    if not first.ranges or any(isinstance(i, Store | CheckedIndex) for i in first.body):
         return None
     maxima = [i for i in first.body if isinstance(i, Reduce)]
     if (
@@ -69,7 +69,7 @@ def _sum_below(first: Stage, maximum: Reduce, later: Stage) -> Reduce | None:
         return None
     if power.args != (difference.result,) or total.value != power.result or difference.args[1] != maximum.result:
         return None
-    if any(isinstance(i, Reduce | Store | CheckIndex) for i in chain):
+    if any(isinstance(i, Reduce | Store | CheckedIndex) for i in chain):
         return None
     ours, theirs = numbered(first), numbered(later)
     same = theirs.get(difference.args[0]) == ours.get(maximum.value)
@@ -86,14 +86,14 @@ def numbered(stage: Stage) -> dict[str, object]:
             known[i.result] = ("load", i.buffer, at, known.get(i.mask or "", i.mask), repr(i.other), i.dtype)
         elif isinstance(i, Const):
             known[i.result] = ("const", repr(i.value), i.dtype)
-        elif isinstance(i, IndexValue):
+        elif isinstance(i, Index):
             known[i.result] = ("index", str(i.expr.substitute(places)), i.dtype)
         elif isinstance(i, Compute):
             known[i.result] = (i.op, tuple(known.get(a, a) for a in i.args), i.dtype)
     return known
 
 
-class OnlineReducer(Reducer):
+class OnlineSoftmaxLoop(Reducer):
     """The loop of a maximum, and of the sum of another stage."""
 
     def __init__(self, kernel: BodyEmitter, stage: Stage, position: int, pair: OnlinePair) -> None:
@@ -135,9 +135,9 @@ def _below(value: str, maximum: str) -> str:
 # -- rows ------------------------------------------------------------------------------------------------------
 
 
-def without_rows(nest: FlatNest) -> FlatNest:
+def recompute_scratch(nest: FlatNest) -> FlatNest:
     """The nest with cheap values computed again in later stages, instead of kept in a row's scratch memory."""
-    for row in nest.rows:
+    for row in nest.scratch:
         changed = _without_row(nest, row.name)
         nest = changed if changed is not None else nest
     return nest
@@ -162,7 +162,7 @@ def _without_row(nest: FlatNest, row: str) -> FlatNest | None:
     stages[position] = replace(source, body=tuple(i for i in source.body if i is not store))
     for k in {k for k, _ in loads}:
         stages[k] = _recomputed(stages[k], row, source, chain, store.value)
-    return replace(nest, stages=tuple(stages), rows=tuple(r for r in nest.rows if r.name != row))
+    return replace(nest, stages=tuple(stages), scratch=tuple(r for r in nest.scratch if r.name != row))
 
 
 def _place(stage: Stage, access: Load | Store) -> tuple[str, ...]:
@@ -178,7 +178,7 @@ def _chain(stage: Stage, value: str, written: set[str]) -> list[Instr] | None:
     for i in reversed(stage.body):
         if isinstance(i, Store) or i.result not in wanted:
             continue
-        if isinstance(i, Reduce | CheckIndex) or (isinstance(i, Load) and (i.buffer in written or i.mask)):
+        if isinstance(i, Reduce | CheckedIndex) or (isinstance(i, Load) and (i.buffer in written or i.mask)):
             return None
         if isinstance(i, Load) and {s.name for index in i.indices for s in index.symbols} & made.keys():
             return None  # it reads where another value of the stage says
@@ -205,7 +205,7 @@ def _renamed(i: Instr, names: Mapping[str, str], places: Mapping[Symbol, Expr]) 
     result = names[i.result]
     if isinstance(i, Load):
         return replace(i, result=result, indices=tuple(index.substitute(places) for index in i.indices))
-    if isinstance(i, IndexValue):
+    if isinstance(i, Index):
         return replace(i, result=result, expr=i.expr.substitute(places))
     if isinstance(i, Compute):
         return replace(i, result=result, args=tuple(names.get(a, a) for a in i.args))

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ....ir import CheckIndex, Compute, Const, DType, IndexValue, Instr, Load, Reduce, Stage, Store
+from ....ir import CheckedIndex, Compute, Const, DType, Index, Instr, Load, Reduce, Stage, Store
 from ....symbolic import Expr
 from ..map_loops import stage_size
 from .body import BodyEmitter
@@ -23,7 +23,7 @@ from .online import numbered
 from .ops import TYPE_NAMES
 from .reductions import Reducer
 
-__all__ = ["WelfordPair", "WelfordReducer", "welford_pair"]
+__all__ = ["WelfordLoop", "WelfordPair", "welford_pair"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ def welford_pair(stages: tuple[Stage, ...], position: int) -> WelfordPair | None
     """The stage that may be computed together with the one at ``position``, which sums."""
     first = stages[position]
     sums = [i for i in first.body if _is_sum(i)]
-    if not first.ranges or not sums or any(isinstance(i, CheckIndex) for i in first.body):
+    if not first.ranges or not sums or any(isinstance(i, CheckedIndex) for i in first.body):
         return None
     written = {i.buffer for i in first.body if isinstance(i, Store)}
     for place in range(position + 1, len(stages)):
@@ -61,7 +61,7 @@ def _pair(stages: tuple[Stage, ...], position: int, place: int) -> WelfordPair |
     first, later = stages[position], stages[place]
     if [r.size for r in first.ranges] != [r.size for r in later.ranges]:
         return None
-    if any(isinstance(i, Store | CheckIndex) for i in later.body):
+    if any(isinstance(i, Store | CheckedIndex) for i in later.body):
         return None
     sums = {i.result: i for i in first.body if isinstance(i, Reduce) and _is_sum(i)}
     made = {i.result: i for s in stages for i in s.body if not isinstance(i, Store)}
@@ -92,12 +92,12 @@ def _counts(name: str, made: Mapping[str, Instr], size: Expr) -> bool:
     i = made.get(name)
     while isinstance(i, Compute) and i.op == "cast":
         i = made.get(i.args[0])
-    if isinstance(i, IndexValue):
+    if isinstance(i, Index):
         return i.expr == size
     return isinstance(i, Const) and i.value == size.constant
 
 
-class WelfordReducer(Reducer):
+class WelfordLoop(Reducer):
     """The loop of sums, and of the squares of another stage."""
 
     def __init__(self, kernel: BodyEmitter, stage: Stage, position: int, pair: WelfordPair) -> None:
