@@ -143,7 +143,7 @@ def current_tracer_or_none() -> Any:
 
 
 def rebind_sizes(node: torch.fx.Node, result: Any) -> None:
-    """The sizes that depend on data, which ``node`` has made anew, are those the frontend has made for it before."""
+    """The sizes that depend on data, which ``node`` has made anew, are those Dynamo has made for it before."""
     mode = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
     assert mode is not None, "no fake mode is active"
     rebind_unbacked(mode.shape_env, node, result)
@@ -164,14 +164,14 @@ def symbols_of(sizes: Iterable[Any]) -> set[Any]:
 
 
 def known(value: Any) -> Any:
-    """The number that a symbolic one stands for, under a guard of the frontend."""
+    """The number that a symbolic one stands for, under a guard of Dynamo."""
     if not isinstance(value, torch.SymFloat | torch.SymInt) or not value.node.has_hint():
         return value
     return float(value) if isinstance(value, torch.SymFloat) else int(value)
 
 
 def with_known_float(value: Any) -> Any:
-    """An integer or a condition that depends on a symbolic float as a plain one, under a guard of the frontend."""
+    """An integer or a condition that depends on a symbolic float as a plain one, under a guard of Dynamo."""
     if not isinstance(value, torch.SymInt | torch.SymBool) or not value.node.has_hint():
         return value
     if not any(symbol_is_type(symbol, SymT.FLOAT) for symbol in value.node.expr.free_symbols):

@@ -147,7 +147,7 @@ def capture(
                 again = replace(request, layer=FunctionalLayer.DISPATCHER, python_dispatcher=True)
                 layer, recording = again.layer, record(again)
         with stage(observer, "finish"):
-            # The frontend's graphs hold these checks already.
+            # Dynamo's graphs hold these checks already.
             promises = None if hasattr(traced, "preferred_layer") else mode.shape_env
             graph = finish(recording, promises, keep_bits=exports)
     assert recording.metadata is not None

@@ -1,7 +1,7 @@
 """Python floats that a frontend passes as tensors, kept variable where that changes no result.
 
 Note [Floats as 0-d tensors]
-    With dynamic sizes the frontend passes a Python float as a 0-d float64 tensor and reads it with ``.item()``, as a
+    With dynamic sizes Dynamo passes a Python float as a 0-d float64 tensor and reads it with ``.item()``, as a
     symbol whose value has to be fixed before an operator can be recorded. Yet ``x * tensor`` is ``x * float``, bit by
     bit, if ``x`` is a float32 or float64 tensor with dimensions: a tensor without any does not take part in type
     promotion then, and is rounded to ``x``'s type as a number is. So sums, differences, products and quotients of such

@@ -133,8 +133,8 @@ class _Runner(torch.fx.Interpreter):
     """An interpreter that names the user's line when a node cannot be captured, and lifts tensor attributes.
 
     Note [Floats that have to be known]
-        A float of the frontend stays a symbol where it is an argument of an operator. One that a size or a condition
-        depends on, or that an operator's C++ code wants to look at, is known from there on: the frontend gets a guard.
+        A float of Dynamo stays a symbol where it is an argument of an operator. One that a size or a condition
+        depends on, or that an operator's C++ code wants to look at, is known from there on: Dynamo gets a guard.
     """
 
     def __init__(self, graph: torch.fx.GraphModule) -> None:
@@ -269,7 +269,7 @@ def not_functional(error: RuntimeError, stack_trace: str | None) -> Unsupported 
 
 
 def _not_recorded(node: torch.fx.Node, error: RuntimeError) -> Unsupported:
-    """The refusal for an error of an operation that the frontend has run without one."""
+    """The refusal for an error of an operation that Dynamo has run without one."""
     return Unsupported(
         f"{node.name} cannot be captured",
         str(error).partition("\n")[0],

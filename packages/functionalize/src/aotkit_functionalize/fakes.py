@@ -96,7 +96,7 @@ def _fake(arg: Any, mode: FakeTensorMode, dynamic: bool) -> Any:
         # Detached first: torch would look at the .grad of the tensor, and warn about that of a non-leaf.
         fake = arg if isinstance(arg, FakeTensor) else mode.from_tensor(arg.detach(), static_shapes=not dynamic)
     if not fake.is_inference() and not fake.requires_grad:
-        return fake  # as it is: the frontend's fakes of Python floats remember the symbol that .item() gives
+        return fake  # as it is: Dynamo's fakes of Python floats remember the symbol that .item() gives
     with mode, torch.inference_mode(False), torch.no_grad():
         if not fake.is_inference():
             return fake.detach()

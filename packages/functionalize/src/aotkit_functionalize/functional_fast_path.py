@@ -15,7 +15,7 @@ from . import _torch_compat as compat
 
 __all__ = ["fast_functional_mode"]
 
-# The mode's own way, without the layer that keeps the frontend out: that is around both ways.
+# The mode's own way, without the layer that keeps Dynamo out: that is around both ways.
 _the_long_way = inspect.unwrap(compat.FunctionalTensorMode.__torch_dispatch__)
 
 

@@ -106,7 +106,7 @@ class ViewSpec:
 
     ``base.view(dtype)``/``view_as_real``/``view_as_complex`` first if ``dtype`` is not the base's, then
     ``as_strided(sizes, strides, base.storage_offset() + offset_delta)``, the delta counted in elements of
-    the alias's dtype from the base's first element. Relative, because the frontend does not guard on the
+    the alias's dtype from the base's first element. Relative, because Dynamo does not guard on the
     storage offset of inputs. Autograd metadata follows the record, not the replay: ``requires_grad``.
     ``under_no_grad``: the view was taken while grad mode was off, so it has no history of its own.
     ``detached``: autograd knows it as no view (``detach()`` was the last step). ``own_version``: neither does a write

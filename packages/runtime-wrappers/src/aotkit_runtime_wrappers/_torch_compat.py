@@ -122,7 +122,7 @@ def recorded_tangents() -> Sequence[Any] | None:
 def hide_from_frontend(function: Any) -> None:
     """Have ``torch.compile``'s frontend run ``function``, and all that it calls, as it is.
 
-    A compiled function may call ``backward()``; then the frontend looks at every Python frame that autograd enters.
+    A compiled function may call ``backward()``; then Dynamo looks at every Python frame that autograd enters.
     """
     frames = torch._C._dynamo.eval_frame
     skip = frames._FrameAction.SKIP

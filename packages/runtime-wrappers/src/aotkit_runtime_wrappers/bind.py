@@ -107,7 +107,7 @@ def bind(
         observer: is told about binding and about the lazy compile.
         gradients: makes second derivatives; without it they are refused.
         backward_graph: the backward as FX, or a function that makes it when it is asked for, for compiled autograd;
-            without it the frontend leaves the backward alone.
+            without it Dynamo leaves the backward alone.
         random: where seed and offset come from, for plans with a :class:`.RandomState`.
         specialize: given which tangents the first backward lacks, makes a backward that takes ``None`` in their place,
             or gives ``None``: then ``backward`` runs, with zeros. Not asked for tangents that are tensor subclasses.

@@ -2,11 +2,11 @@
 
 Note [Compiled autograd]
     With ``torch._dynamo.config.compiled_autograd`` the autograd engine does not run backward functions but records
-    them into one graph, which the frontend compiles. An ordinary ``autograd.Function`` is traced into by the frontend,
+    them into one graph, which Dynamo compiles. An ordinary ``autograd.Function`` is traced into by Dynamo,
     which cannot follow generated kernels. A function that says that it is compiled (``_aot_id``) is taken apart
     instead: a prologue that makes the backward graph's arguments of saved tensors and tangents, the backward graph as
     FX, which is pasted, and an epilogue for its results. Graphs with symbolic sizes keep what the prologue needs in the
-    context, which it does not get, and so do those whose backward writes to inputs; for these the frontend is told to
+    context, which it does not get, and so do those whose backward writes to inputs; for these Dynamo is told to
     leave our backward alone, and breaks its graph.
 """
 

@@ -262,6 +262,6 @@ def with_history(source: Tensor, memory: Tensor) -> Tensor:
 
 
 def mark_dynamic(value: Tensor, dims: Sequence[int]) -> None:
-    """Add ``dims`` to those that the frontend treats as varying, unless the user's own marking is there."""
+    """Add ``dims`` to those that Dynamo treats as varying, unless the user's own marking is there."""
     known: set[int] = getattr(value, "_dynamo_weak_dynamic_indices", set())
     value._dynamo_weak_dynamic_indices = set(known) | set(dims)  # type: ignore[attr-defined]

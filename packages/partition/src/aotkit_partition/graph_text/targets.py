@@ -47,7 +47,7 @@ _BY_NAME: Mapping[str, Callable[..., Any]] = _closed_table()
 # floordiv and others occur under two names; the first one written wins.
 _NAME_OF: Mapping[Callable[..., Any], str] = {fn: name for name, fn in reversed(list(_BY_NAME.items()))}
 
-# Plain records that the frontend builds inside a graph; imported when they occur.
+# Plain records that Dynamo builds inside a graph; imported when they occur.
 _CLASSES = frozenset({"torch._higher_order_ops._invoke_quant.InvokeQuant"})
 
 # These refer to a table that lives in this process only.
