@@ -487,7 +487,7 @@ def conformance(session: nox.Session) -> None:
 
 @session_without_pip
 def bench(session: nox.Session) -> None:
-    """Measure eager, the incumbent and aotkit; `-- --quick` is the short form."""
+    """Measure eager, Inductor and aotkit; `-- --quick` is the short form."""
     install_everything(session, *BENCH_TOOLS)
     session.run("python", "-m", "tools.bench", *session.posargs)
 

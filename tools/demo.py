@@ -173,7 +173,7 @@ def times_table(eager: Training, compiled: Training, first_call: float) -> Table
 
 
 def stages_table(seconds: dict[str, float], first_call: float) -> Table:
-    """Seconds per compile stage; what is left of the first call is the frontend and the step itself."""
+    """Seconds per compile stage; what is left of the first call is Dynamo and the step itself."""
     table = Table(title="Seconds per compile stage", title_justify="left")
     table.add_column("stage")
     table.add_column("seconds", justify="right")

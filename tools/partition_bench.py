@@ -1,4 +1,4 @@
-"""Our partitioner beside the incumbent's on the five architectures: same joint graphs, one run, alternating.
+"""Our partitioner beside torch's on the five architectures: same joint graphs, one run, alternating.
 
 ``python -m tools.partition_bench [--models bert ...] [--decompositions none|inductor] [--repeats 9] [--peaks]``
 
@@ -30,7 +30,7 @@ PEAK_MODELS = ("bert", "llama")  # those promised to fall to PEAK_LIMIT at a bud
 
 @dataclass(frozen=True)
 class Captured:
-    """A joint graph as the incumbent's own stack hands it to a partitioner, with real inputs for the forward."""
+    """A joint graph as torch's own stack hands it to a partitioner, with real inputs for the forward."""
 
     joint: torch.fx.GraphModule
     num_fwd_outputs: int
@@ -115,15 +115,15 @@ def partition_seconds(captured: Captured, partitioners: Sequence[Callable[..., M
 
 def compare(name: str, captured: Captured, repeats: int) -> list[str]:
     """Print one model's row; return the promises it breaks."""
-    from functorch.compile import min_cut_rematerialization_partition as incumbent
+    from functorch.compile import min_cut_rematerialization_partition as theirs
 
     from aotkit_partition import min_cut_rematerialization_partition as ours
 
     num = captured.num_fwd_outputs
-    modules = [captured.partition_with(partitioner) for partitioner in (ours, incumbent)]
+    modules = [captured.partition_with(partitioner) for partitioner in (ours, theirs)]
     saved = [saved_bytes(forward, num) for forward, _ in modules]
     work = [flops(pair, num, captured.inputs) for pair in modules]
-    seconds = partition_seconds(captured, (ours, incumbent), repeats)
+    seconds = partition_seconds(captured, (ours, theirs), repeats)
     print(
         f"{name:7} {len(captured.joint.graph.nodes):5} nodes  saved {saved[0] / 1e6:6.2f} / {saved[1] / 1e6:6.2f} MB   "
         f"flops {work[0] / 1e9:7.3f} / {work[1] / 1e9:7.3f} G ({work[0] / work[1]:.4f})   "
@@ -190,7 +190,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from torch._inductor.decomposition import select_decomp_table
 
         table = select_decomp_table()
-    print("ours / incumbent")
+    print("ours / torch's")
     broken: list[str] = []
     for name in chosen.models:
         captured = capture(name, table, chosen.quick)

@@ -1,1 +1,1 @@
-"""Measure eager, the incumbent and aotkit on real architectures, in one run; see `python -m tools.bench --help`."""
+"""Measure eager, Inductor and aotkit on real architectures, in one run; see `python -m tools.bench --help`."""

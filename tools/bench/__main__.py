@@ -1,4 +1,4 @@
-"""Benchmark of eager, the incumbent and aotkit.
+"""Benchmark of eager, Inductor and aotkit.
 
 python -m tools.bench                          all five models, training and inference (about 25 minutes)
 python -m tools.bench --quick --models bert    a short look

@@ -1,4 +1,4 @@
-"""Fused chains: eager, the incumbent and aotkit, interleaved, beside the copy bandwidth of the same minutes.
+"""Fused chains: eager, Inductor and aotkit, interleaved, beside the copy bandwidth of the same minutes.
 
 python -m tools.bench.chains                        every chain, in a second-level cache and beyond all caches
 python -m tools.bench.chains --only softmax rope    some of them
@@ -38,7 +38,7 @@ LEAST_SHARE, LEAST_COPY, LEAST_MEAN = 1.2, 0.9, 1.15
 
 @dataclass(slots=True)
 class Row:
-    """One chain at one size. ``ms`` per backend, ``ratios`` of the incumbent's time over ours, ``copy`` the share of
+    """One chain at one size. ``ms`` per backend, ``ratios`` of Inductor's time over ours, ``copy`` the share of
     the copy bandwidth that ours reaches, ``errors`` against float64 relative to the largest value."""
 
     chain: str
@@ -48,22 +48,22 @@ class Row:
     bound: str
     ms: dict[str, float] = field(default_factory=dict)
     over_eager: float | None = None
-    over_incumbent: float | None = None
+    over_inductor: float | None = None
     copy: float | None = None
     errors: dict[str, float] = field(default_factory=dict)
     exact: bool = True
 
     @property
     def reached(self) -> bool:
-        """1.2 times the incumbent's speed, or nine tenths of a copy's."""
-        return (self.over_incumbent or 0.0) >= LEAST_SHARE or (self.copy or 0.0) >= LEAST_COPY
+        """1.2 times Inductor's speed, or nine tenths of a copy's."""
+        return (self.over_inductor or 0.0) >= LEAST_SHARE or (self.copy or 0.0) >= LEAST_COPY
 
 
 # -- one backend's function ------------------------------------------------------------------------------
 
 
 def own_code(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function with a code object of its own: the frontend keeps what it compiled by code object."""
+    """The function with a code object of its own: Dynamo keeps what it compiled by code object."""
     assert isinstance(function, types.FunctionType)
     return types.FunctionType(function.__code__.replace(), function.__globals__, function.__name__)
 
@@ -195,7 +195,7 @@ def measure(name: str, size: str, rounds: int, clock: Callable[[], float]) -> Ro
         order = order[1:] + order[:1]
     row.ms = {label: 1e3 * statistics.median(values) for label, values in times.items()}
     row.over_eager = median_ratio(times["eager"], times["aotkit"])
-    row.over_incumbent = median_ratio(times["inductor"], times["aotkit"])
+    row.over_inductor = median_ratio(times["inductor"], times["aotkit"])
     row.copy = median_ratio(times["copy"], times["aotkit"])
     return row
 
@@ -239,16 +239,16 @@ def cells(row: Row) -> tuple[str, ...]:
         f"{row.megabytes:.2f}",
         *(f"{row.ms[label]:.3f}" for label in (*BACKENDS, "copy")),
         f"{row.over_eager:.2f}",
-        f"{row.over_incumbent:.2f}",
+        f"{row.over_inductor:.2f}",
         f"{row.copy:.2f}",
         f"{row.errors['aotkit']:.1e}",
         ok,
     )
 
 
-def mean_over_incumbent(rows: Sequence[Row], bound: str) -> float:
-    """Geometric mean of the speed over the incumbent's."""
-    logs = [math.log(row.over_incumbent) for row in rows if row.bound == bound and row.over_incumbent]
+def mean_over_inductor(rows: Sequence[Row], bound: str) -> float:
+    """Geometric mean of the speed over Inductor's."""
+    logs = [math.log(row.over_inductor) for row in rows if row.bound == bound and row.over_inductor]
     return math.exp(statistics.fmean(logs)) if logs else math.nan
 
 
@@ -256,16 +256,16 @@ def table(rows: Sequence[Row]) -> str:
     """The rows in Markdown, and the means."""
     lines = ["| " + " | ".join(HEADER) + " |", "|---|---|" + "---:|" * (len(HEADER) - 3) + "---|"]
     lines += ["| " + " | ".join(cells(row)) + " |" for row in rows]
-    means = [f"{bound}: {mean_over_incumbent(rows, bound):.2f}" for bound in ("memory", "math")]
-    return "\n".join(lines) + "\n\ngeometric mean over the incumbent, bound by " + ", ".join(means)
+    means = [f"{bound}: {mean_over_inductor(rows, bound):.2f}" for bound in ("memory", "math")]
+    return "\n".join(lines) + "\n\ngeometric mean over Inductor, bound by " + ", ".join(means)
 
 
 def missed(rows: Sequence[Row]) -> list[str]:
     """A sentence for each figure that misses what is promised."""
     found = [f"{r.chain} {r.size}: error {r.errors['aotkit']:.1e}" for r in rows if not r.exact]
     slow = (r for r in rows if r.bound == "memory" and not r.reached)
-    found += [f"{r.chain} {r.size}: {r.over_incumbent:.2f} of the incumbent, {r.copy:.2f} of a copy" for r in slow]
-    mean = mean_over_incumbent(rows, "memory")
+    found += [f"{r.chain} {r.size}: {r.over_inductor:.2f} of Inductor, {r.copy:.2f} of a copy" for r in slow]
+    mean = mean_over_inductor(rows, "memory")
     return found + ([f"mean {mean:.2f}, promised is {LEAST_MEAN}"] if mean < LEAST_MEAN else [])
 
 

@@ -1,13 +1,13 @@
-"""How long the first call takes beside the incumbent's: `python -m tools.bench.compile_time`.
+"""How long the first call takes beside Inductor's: `python -m tools.bench.compile_time`.
 
-*Own stages* is what a backend spends on the graphs that the frontend gives it, measured alike for both: the time inside
-the call of the backend, and for ours also the compile of the backward, which begins when the first backward does (the
-incumbent compiles both at once). The rest of a first call is the frontend's and the step's. Processor seconds are those
+*Own stages* is what a backend spends on the graphs that Dynamo gives it, measured alike for both: the time inside
+the call of the backend, and for ours also the compile of the backward, which begins when the first backward does
+(Inductor compiles both at once). The rest of a first call is Dynamo's and the step's. Processor seconds are those
 of the process and everything it started.
 
 The models are compiled in a fresh process each, with empty caches. The small functions are compiled in a process that
-has compiled before, several times at sizes that no cache has seen; what counts is the quickest. *Beyond the frontend*
-is such a first call less one of the frontend's ``eager`` backend.
+has compiled before, several times at sizes that no cache has seen; what counts is the quickest. *Beyond Dynamo*
+is such a first call less one of Dynamo's ``eager`` backend.
 """
 
 from __future__ import annotations
@@ -207,7 +207,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return int(bool(chosen.check and missed))
 
 
-_FUNCTION_COLUMNS = {"beyond": "beyond the frontend s", "beyond_cpu": "processor s", "own": "own stages s"}
+_FUNCTION_COLUMNS = {"beyond": "beyond Dynamo s", "beyond_cpu": "processor s", "own": "own stages s"}
 _MODEL_COLUMNS = {"first": "first call s", "first_cpu": "processor s", "own": "own s", "own_cpu": "own processor s"}
 
 
@@ -216,7 +216,7 @@ def _compare(names: Sequence[str], columns: dict[str, str], rounds: int, fresh: 
     missed: list[str] = []
     if not names:
         return missed
-    headings = [f"{whose}: {text}" for whose in ("ours", "incumbent") for text in columns.values()]
+    headings = [f"{whose}: {text}" for whose in ("ours", "Inductor") for text in columns.values()]
     ratios = [key for key in columns if key in ("first_cpu", "own_cpu")]
     print(f"| what | {' | '.join(headings + ['/ ' + columns[key] for key in ratios])} |")
     print("|" + "---|" * (1 + len(headings) + len(ratios)))

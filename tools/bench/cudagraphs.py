@@ -1,9 +1,9 @@
-"""Time and memory of recorded graphs on a GPU: eager, the incumbent, and aotkit, on a small-batch transformer.
+"""Time and memory of recorded graphs on a GPU: eager, Inductor, and aotkit, on a small-batch transformer.
 
     python -m tools.bench.cudagraphs [--steps 200]
 
-Each backend runs in a process of its own. `incumbent graphs` is torch's tree of recordings over plain ATen calls, as
-`aotkit` is here; `incumbent` is its reduce-overhead mode with its own kernels. Reported per backend and task: the
+Each backend runs in a process of its own. `torch graphs` is torch's tree of recordings over plain ATen calls, as
+`aotkit` is here; `inductor` is its reduce-overhead mode with its own kernels. Reported per backend and task: the
 median time of a step, the peak of reserved memory, and whether the gradients of four accumulated micro-steps agree
 with eager.
 """
@@ -24,8 +24,8 @@ from torch import nn
 
 BACKENDS: dict[str, dict[str, Any] | None] = {
     "eager": None,
-    "incumbent graphs": {"backend": "cudagraphs"},
-    "incumbent": {"mode": "reduce-overhead"},
+    "torch graphs": {"backend": "cudagraphs"},
+    "inductor": {"mode": "reduce-overhead"},
     "aotkit": {"backend": "aotkit", "options": {"cudagraphs": True, "lowering": "none", "fallback": "error"}},
 }
 TASKS = ("inference", "training", "accumulation")
@@ -80,7 +80,7 @@ def worker(backend: str, task: str, steps: int) -> dict[str, Any]:
     step, plain = make_step(task, model, compiled(model, backend)), make_step(task, reference, reference)
     try:
         error = max(float((step(n) - plain(n)).abs().max()) for n in range(8))
-    except RuntimeError as failure:  # the incumbent refuses to accumulate gradients that a later step took back
+    except RuntimeError as failure:  # Inductor refuses to accumulate gradients that a later step took back
         return {"failed": str(failure).strip().splitlines()[0][:120]}
     del reference, plain
     torch.cuda.empty_cache()

@@ -4,7 +4,7 @@ python -m tools.bench.dynamic                                  all five models, 
 python -m tools.bench.dynamic --quick --models bert --modes infer
 
 Both sides take turns at one step each, timed in processor time of the calling thread; the ratio is that of the
-medians. Values of the two are compared, and the frontend's compiles counted.
+medians. Values of the two are compared, and Dynamo's compiles counted.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Step = Callable[[], dict[str, torch.Tensor]]
 
 
 def compare(name: str, mode: str, *, quick: bool, steps: int) -> tuple[float, int]:
-    """Speed of the dynamic compile over that of the static one, and how often the frontend compiled the former.
+    """Speed of the dynamic compile over that of the static one, and how often Dynamo compiled the former.
 
     Raises ``AssertionError`` where values differ. The dynamic one has served other batch sizes before it is timed.
     """

@@ -84,7 +84,7 @@ def llama() -> nn.Module:
 
 
 def with_loss_type(model: nn.Module) -> nn.Module:
-    """Name the loss, which otherwise logs a warning in the first call: the frontend cannot trace that."""
+    """Name the loss, which otherwise logs a warning in the first call: Dynamo cannot trace that."""
     model.loss_type = "ForCausalLM"  # type: ignore[assignment]
     return model
 

@@ -6,7 +6,7 @@ python -m tools.bench.packages --models bert    one of them
 Per model: written by one process, loaded by others. `load` and `run` are processor seconds after `import torch` (the
 import of aotkit is in `load`); `run` is the first call, beside a call of the model in eager mode. `beyond` is the size
 of the file beyond that of the weights. The command fails if a package needs more than 0.5 s, is 5 MB larger than its
-weights, imports the frontend, or gives something else than eager mode.
+weights, imports Dynamo, or gives something else than eager mode.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from tools.bench.run import Measurement
 HEADER = ("model", "mode", "backend", "first s", "step ms", "x eager", "peak MB", "RSS MB", "err", "err eager", "exact")
 
 #: A training step runs at least at this speed against eager; a cold first call takes at most this share of the
-#: incumbent's.
+#: Inductor's.
 LEAST_SPEEDUP = 0.97
 FIRST_CALL_SHARE = 1 / 3
 
@@ -54,7 +54,7 @@ def table(rows: Sequence[Measurement]) -> str:
 def acceptance(rows: Sequence[Measurement]) -> list[str]:
     """A sentence for each figure of aotkit that misses what is promised."""
     missed = []
-    incumbent = {(row.model, row.mode): row for row in rows if row.backend == "inductor"}
+    inductor = {(row.model, row.mode): row for row in rows if row.backend == "inductor"}
     for row in rows:
         if row.backend != "aotkit" or row.error is not None:
             continue
@@ -63,9 +63,9 @@ def acceptance(rows: Sequence[Measurement]) -> list[str]:
             missed.append(f"{where}: less exact than allowed: {', '.join(row.accuracy['out_of_bounds'][:5])}")
         if row.mode == "train" and row.speedup is not None and row.speedup < LEAST_SPEEDUP:
             missed.append(f"{where}: {row.speedup:.3f}x eager, promised is {LEAST_SPEEDUP}")
-        other = incumbent.get((row.model, row.mode))
+        other = inductor.get((row.model, row.mode))
         if other is not None and other.first_call_s is not None and row.first_call_s is not None:
             share = row.first_call_s / other.first_call_s
             if share > FIRST_CALL_SHARE:
-                missed.append(f"{where}: the first call takes {share:.2f} of the incumbent's, promised is a third")
+                missed.append(f"{where}: the first call takes {share:.2f} of Inductor's, promised is a third")
     return missed

@@ -1,7 +1,7 @@
-"""How long analysis and tracing take beside the incumbent's: `python -m tools.bench.tracing`.
+"""How long analysis and tracing take beside torch's: `python -m tools.bench.tracing`.
 
 From the flat function and its example inputs to the joint graph, fake inputs included, up to where the partitioner is
-called. Two ways in: the plain module, and the graph that the frontend hands to a backend. One process and one thread;
+called. Two ways in: the plain module, and the graph that Dynamo hands to a backend. One process and one thread;
 the two stacks take turns, and the ratio is that of their medians of processor time.
 """
 
@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch._functorch.aot_autograd import aot_function as incumbent_aot_function
-from torch._functorch.aot_autograd import aot_module_simplified as incumbent_aot_module_simplified
+from torch._functorch.aot_autograd import aot_function as torchs_aot_function
+from torch._functorch.aot_autograd import aot_module_simplified as torchs_aot_module_simplified
 
 import aotkit
 from tools.bench.models import MODELS, make_batch, make_model
@@ -34,12 +34,12 @@ class Timing:
     model: str
     way: str
     ours: float
-    incumbent: float
+    theirs: float
 
     @property
     def ratio(self) -> float:
-        """Ours divided by the incumbent's."""
-        return self.ours / self.incumbent
+        """Ours divided by torch's."""
+        return self.ours / self.theirs
 
 
 class _Stop(Exception):
@@ -52,14 +52,14 @@ def _stop(*_: Any, **__: Any) -> Any:
 
 def measure(name: str, way: str, rounds: int) -> Timing:
     """Trace one model ``rounds`` times by each stack, in turns; the first turn of each is thrown away."""
-    ours, incumbent = WAYS[way](name)
-    seconds: dict[str, list[float]] = {"ours": [], "incumbent": []}
+    ours, theirs = WAYS[way](name)
+    seconds: dict[str, list[float]] = {"ours": [], "theirs": []}
     for turn in range(rounds + 1):
-        for label, trace in (("ours", ours), ("incumbent", incumbent)):
+        for label, trace in (("ours", ours), ("theirs", theirs)):
             taken = _timed(trace)
             if turn:
                 seconds[label].append(taken)
-    return Timing(name, way, statistics.median(seconds["ours"]), statistics.median(seconds["incumbent"]))
+    return Timing(name, way, statistics.median(seconds["ours"]), statistics.median(seconds["theirs"]))
 
 
 def _timed(trace: Callable[[], Any]) -> float:
@@ -88,14 +88,14 @@ def _plain(name: str) -> tuple[Callable[[], Any], Callable[[], Any]]:
     def ours() -> Any:
         return aotkit.aot_function(fn, aotkit.nop, partition_fn=_stop)(state, batch)
 
-    def incumbent() -> Any:
-        return incumbent_aot_function(fn, lambda graph, _: graph, partition_fn=_stop)(state, batch)
+    def theirs() -> Any:
+        return torchs_aot_function(fn, lambda graph, _: graph, partition_fn=_stop)(state, batch)
 
-    return ours, incumbent
+    return ours, theirs
 
 
 def _graph(name: str) -> tuple[Callable[[], Any], Callable[[], Any]]:
-    """The graph that the frontend captures."""
+    """The graph that Dynamo captures."""
     model, batch = make_model(name), make_batch(name, quick=True)
     seen: list[tuple[torch.fx.GraphModule, Sequence[Any]]] = []
 
@@ -111,14 +111,14 @@ def _graph(name: str) -> tuple[Callable[[], Any], Callable[[], Any]]:
     def ours() -> Any:
         return aotkit.aot_module_simplified(graph, given, aotkit.nop, partition_fn=_stop)
 
-    def incumbent() -> Any:
-        return incumbent_aot_module_simplified(graph, given, lambda g, _: g, partition_fn=_stop)
+    def theirs() -> Any:
+        return torchs_aot_module_simplified(graph, given, lambda g, _: g, partition_fn=_stop)
 
-    return ours, incumbent
+    return ours, theirs
 
 
 WAYS: dict[str, Callable[[str], tuple[Callable[[], Any], Callable[[], Any]]]] = {"plain": _plain, "graph": _graph}
-"""Ways in: each makes, for a model, what traces it by ours and by the incumbent."""
+"""Ways in: each makes, for a model, what traces it by ours and by torch's own."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -136,7 +136,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             timing = measure(name, way, chosen.rounds)
             timings.append(timing)
             print(
-                f"{way:6} {name:7} ours {timing.ours * 1e3:7.0f} ms   incumbent {timing.incumbent * 1e3:7.0f} ms   "
+                f"{way:6} {name:7} ours {timing.ours * 1e3:7.0f} ms   torch {timing.theirs * 1e3:7.0f} ms   "
                 f"ratio {timing.ratio:.2f}",
                 flush=True,
             )

@@ -1,4 +1,4 @@
-"""Generated CUDA kernels beside eager and the incumbent: `python -m tools.bench.triton_kernels [--size 4096]`.
+"""Generated CUDA kernels beside eager and Inductor: `python -m tools.bench.triton_kernels [--size 4096]`.
 
 Kernels that memory bounds, in bfloat16: time per call (median, with CUDA events, cold second cache), and what share of
 the bandwidth of a plain copy that is. Then microseconds of Python per launch, beside Triton's own launcher. Prints one
@@ -104,16 +104,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     target = torch.empty_like(x)
     bandwidth = 2 * x.numel() * x.element_size() / seconds(lambda: target.copy_(x))
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, copy {bandwidth / 1e9:.0f} GB/s")
-    print(f"{'kernel':12} {'eager us':>9} {'incumbent us':>13} {'aotkit us':>10} {'of the copy':>12}")
+    print(f"{'kernel':12} {'eager us':>9} {'Inductor us':>13} {'aotkit us':>10} {'of the copy':>12}")
     for name, f, moved in CASES:
-        incumbent = torch.compile(f)
-        times = [seconds(c) for c in (lambda f=f: f(*args), lambda i=incumbent: i(*args), compiled_by_us(f, args))]
+        inductor = torch.compile(f)
+        times = [seconds(c) for c in (lambda f=f: f(*args), lambda i=inductor: i(*args), compiled_by_us(f, args))]
         share = moved * x.numel() * x.element_size() / times[2] / bandwidth
         print(f"{name:12} {times[0] * 1e6:9.1f} {times[1] * 1e6:13.1f} {times[2] * 1e6:10.1f} {share:11.0%}")
     small = tuple(a.flatten()[:256].clone() for a in args)
     ours, theirs = compiled_by_us(_gelu, small), torch.compile(_gelu)
     print(f"a call of one small kernel: aotkit {python_per_launch(ours) * 1e6:.1f} us of processor time,", end=" ")
-    print(f"incumbent {python_per_launch(lambda: theirs(*small)) * 1e6:.1f} us")
+    print(f"Inductor {python_per_launch(lambda: theirs(*small)) * 1e6:.1f} us")
     return 0
 
 

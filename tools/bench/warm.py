@@ -1,12 +1,12 @@
-"""Warm starts: what is left of a compile in a second process, for aotkit and the incumbent.
+"""Warm starts: what is left of a compile in a second process, for aotkit and Inductor.
 
 python -m tools.bench.warm                         the five architectures, one training step each
 python -m tools.bench.warm --models bert --runs 1  a short look
 
 Each backend's first process fills its cache; further ones, in turn, are measured. `stages` is processor time spent in
 the backend, its imports included; `backward` that of the first backward, in which aotkit binds it and both run it;
-`step` that of the whole first training step, the incumbent's warm start, most of which is the frontend's in both. The
-ratio is of our stages and our whole backward to the incumbent's warm start. The least of the runs counts.
+`step` that of the whole first training step, Inductor's warm start, most of which is Dynamo's in both. The
+ratio is of our stages and our whole backward to Inductor's warm start. The least of the runs counts.
 """
 
 from __future__ import annotations
@@ -93,9 +93,7 @@ def main() -> None:
     if given.worker:
         print(json.dumps(step(*given.worker)))
         return
-    print(
-        "| model | aotkit: stages | backward | incumbent: stages | backward | ratio | aotkit step | incumbent step | |"
-    )
+    print("| model | aotkit: stages | backward | Inductor: stages | backward | ratio | aotkit step | Inductor step | |")
     print("|---|---|---|---|---|---|---|---|---|---|")
     for name in given.models:
         row = measure(name, given.runs)

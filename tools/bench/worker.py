@@ -45,7 +45,7 @@ class Worker:
         self.batch = make_batch(self.model_name, self.quick)
 
     def prepare(self) -> dict[str, Any]:
-        """Import the frontend, which every `torch.compile` needs; what a backend imports belongs to its first call."""
+        """Import Dynamo, which every `torch.compile` needs; what a backend imports belongs to its first call."""
         if self.backend != "eager":
             import torch._dynamo
 
@@ -103,7 +103,7 @@ class Worker:
         return {"tensors": len(values)}
 
     def facts(self) -> dict[str, Any]:
-        """What the backend says about itself: the incumbent's and ours differ, so this is free text."""
+        """What the backend says about itself: Inductor's and ours differ, so this is free text."""
         import torch._dynamo
 
         return {"graph_breaks": dict(torch._dynamo.utils.counters["graph_break"])}

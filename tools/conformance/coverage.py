@@ -127,16 +127,16 @@ def _summary(rows: Sequence[Row]) -> str:
         _line("pairs that a graph was compiled for", len(counted), None),
         _line("right", sum(r.passed for r in counted), len(counted)),
         _line("of the pairs in fusable classes: right and without an ATen call", _generated(fusable), len(fusable)),
-        _line("pairs that the incumbent was recorded on", len(known), len(counted)),
-        _line("the incumbent is right on", sum(r.incumbent in PASSED for r in known), len(known)),
+        _line("pairs that Inductor was recorded on", len(known), len(counted)),
+        _line("Inductor is right on", sum(r.incumbent in PASSED for r in known), len(known)),
         _line("aotkit is right on, of the same pairs", sum(r.passed for r in known), len(known)),
-        _line("the incumbent is right on and aotkit is not", len(missing), len(known)),
+        _line("Inductor is right on and aotkit is not", len(missing), len(known)),
     ]
     note = (
-        f"\nRight means within the tolerance of eager's result. {nearer} results of halves count as right that are "
-        "not, but are no\nfarther from the same function in float64 than eager's (or than the tolerance): partial "
-        "sums that eager keeps in halves,\nand the elements after its last whole vector. The same holds for the "
-        "incumbent's.\n"
+        f"\nRight means within the tolerance of eager's result. {nearer} results in float16 and bfloat16 are farther "
+        "from eager's, but count as right\nbecause they are no farther from the same function in float64 than eager's "
+        "are (or than the tolerance): eager keeps partial sums in\nthese types, and rounds the elements after its last "
+        "whole vector in another way. The same holds for Inductor's results.\n"
     )
     return "\n".join(lines) + "\n" + note
 
@@ -175,7 +175,7 @@ def _cell(rows: Sequence[Row]) -> str:
 
 def _failures(rows: Sequence[Row]) -> str:
     failed = [r for r in rows if r.counted and not r.passed]
-    lines = ["## Refused or wrong\n", "| operator | pairs | outcome | incumbent | reason |", "|---|---|---|---|---|"]
+    lines = ["## Refused or wrong\n", "| operator | pairs | outcome | Inductor | reason |", "|---|---|---|---|---|"]
     grouped: dict[tuple[str, str], list[Row]] = {}
     for row in failed:
         grouped.setdefault((row.operator, row.kind), []).append(row)
@@ -210,7 +210,7 @@ def _left_out(rows: Sequence[Row]) -> str:
 
     return (
         "## Not counted\n\n"
-        f"No graph comes to the compiler, since the frontend runs these eagerly ({_count(rows, 'eager')} pairs): "
+        f"No graph comes to the compiler, because Dynamo runs these eagerly ({_count(rows, 'eager')} pairs): "
         f"{listed('eager')}.\n\n"
         f"No sample, or eager itself raises ({_count(rows, 'absent')} pairs): {listed('absent')}.\n"
     )

@@ -30,7 +30,7 @@ __all__ = ["main"]
 #     Nine tenths of a compile of the incumbent are the start of the C++ compiler, its headers and the linker. Here the
 #     sources of some 40 pairs are put into one file, each in a namespace of its own, and compiled with the incumbent's
 #     own flags. A kernel that is called before that raises _Pending; its pair is called again afterwards, which finds
-#     what the frontend compiled the first time. A pair with a backward comes round a third time. If the common file
+#     what Dynamo compiled the first time. A pair with a backward comes round a third time. If the common file
 #     does not compile, each of its kernels is compiled alone, so that one error stays with one pair.
 
 

@@ -28,7 +28,7 @@ from .pairs import DIRECTIONS, DTYPES, Absent, Pair, all_pairs, compare, make_pr
 __all__ = ["KINDS", "PASSED", "check_pair", "check_pairs", "main", "summary", "verdict"]
 
 #: equal and nearer: as compare() says; refused: a typed error; different, crash (an untyped error), died (the process):
-#: failures; eager: the frontend left everything to eager mode; absent: the table has no sample, or eager raises.
+#: failures; eager: Dynamo left everything to eager mode; absent: the table has no sample, or eager raises.
 KINDS = ("equal", "nearer", "refused", "different", "crash", "died", "eager", "absent")
 PASSED = ("equal", "nearer")
 OPTIONS = aotkit.Options(fallback="error", cache=False)

@@ -44,7 +44,7 @@ def _gpt2(layers: int) -> nn.Module:
         eos_token_id=0,
     )
     model = GPT2LMHeadModel(config)
-    model.loss_type = "ForCausalLM"  # otherwise the first call logs a warning, which the frontend cannot trace
+    model.loss_type = "ForCausalLM"  # otherwise the first call logs a warning, which Dynamo cannot trace
     return model
 
 

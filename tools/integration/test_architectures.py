@@ -25,7 +25,7 @@ def _test_mode(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, guards_are_not_t
 
 
 SIZES = [(6, False), (2, False), (3, True), (17, True), (64, False), (64, True), (2, True)]
-"""Batch sizes and which of the two lengths. The first is no size of a model, or the frontend would take it for that."""
+"""Batch sizes and which of the two lengths. The first is no size of a model, or Dynamo would take it for that."""
 
 
 def sizes(dynamic: bool) -> list[tuple[int, bool]]:
@@ -33,7 +33,7 @@ def sizes(dynamic: bool) -> list[tuple[int, bool]]:
 
 
 def graphs(name: str, dynamic: bool) -> int:
-    """How often the frontend compiles: its convolutions make a difference between less than 16 images and more."""
+    """How often Dynamo compiles: its convolutions make a difference between less than 16 images and more."""
     return 2 if name == "resnet" and dynamic else 1
 
 
@@ -87,7 +87,7 @@ def test_inference_equals_eager_for_every_batch_size_and_length(name: str, dynam
 
 
 def mark_sizes(name: str, inputs: dict[str, torch.Tensor]) -> None:
-    """Tell the frontend which sizes vary: one batch size for all inputs, of which nothing is known but that it is
+    """Tell Dynamo which sizes vary: one batch size for all inputs, of which nothing is known but that it is
     one at least (so that 1 is no other case), and the length of texts or the sides of images."""
     for value in inputs.values():
         torch._dynamo.decorators.mark_unbacked(value, 0, min=1, shape_id="batch")
@@ -101,7 +101,7 @@ def mark_sizes(name: str, inputs: dict[str, torch.Tensor]) -> None:
 @pytest.mark.parametrize("name", ARCHITECTURES)
 @pytest.mark.covers("F5c.9")
 def test_one_graph_serves_every_batch_size_one_included_where_sizes_are_marked(name: str, mode: str) -> None:
-    """Without marks the frontend compiles once more for a size of one; `docs/limits.md` has the recipe.
+    """Without marks Dynamo compiles once more for a size of one; `docs/limits.md` has the recipe.
 
     In float64, where no value next to 0 lands on the other side of a relu. One layer: more of them have no other sizes.
     """
