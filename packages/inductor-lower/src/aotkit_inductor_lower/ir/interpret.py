@@ -17,31 +17,24 @@ from torch import Tensor
 from ..errors import IRError
 from ..ops.dtypes import FLOAT8_NAMES, dtype_from_torch_name, to_torch_dtype
 from ..ops.fixups import FIX_UPS
-from ..ops.scalar import OP_TABLE, REDUCE_TABLE, TypeRule
 from ..symbolic import Expr, Symbol, SymbolKind
-from .grid import evaluate_on_grid, index_grid
+from .grid import index_grid
 from .nodes import (
     Alias,
     Arg,
     Buffer,
     BufferKind,
     BufferRef,
-    CheckedIndex,
-    Compute,
-    Const,
     ExternCall,
-    Index,
-    Load,
     LoopNest,
     Program,
-    Reduce,
     Stage,
     Step,
-    Store,
     SymInput,
 )
+from .run_instr import InstrRun
 
-__all__ = ["interpret_nest", "interpret_program"]
+__all__ = ["ProgramRun", "interpret_nest", "interpret_program"]
 
 Input = Tensor | int
 
@@ -55,7 +48,7 @@ def interpret_program(
     declaration, and eager's exceptions for indices out of range and integer division by zero.
     """
     with torch.no_grad():
-        return _ProgramRun(program, inputs, constants or {}).run()
+        return ProgramRun(program, inputs, constants or {}).run()
 
 
 def interpret_nest(
@@ -78,164 +71,60 @@ def interpret_nest(
 # -- one nest ----------------------------------------------------------------------------------------
 
 
-class _NestRun:
-    """State of one nest's run. ``values``: name to tensor; ``lasting`` values have outer axes only."""
+class _NestRun(InstrRun):
+    """State of one nest's run. ``lasting`` values have outer axes only."""
 
     def __init__(
         self, nest: LoopNest, buffers: Mapping[str, Tensor], env: Mapping[Symbol, int], scratch: Mapping[str, Buffer]
     ) -> None:
+        super().__init__(f"nest {nest.name}", env)
         self.nest = nest
-        self.env = env
-        self.outer_sizes = [_number(r.size, env) for r in nest.outer]
+        self.outer = {Symbol(r.symbol): _number(r.size, env) for r in nest.outer}
         self.scratch = {name: self.allocate_scratch(scratch[name]) for name in nest.writes if name in scratch}
         bits = {name: b.view(torch.uint8) for name, b in buffers.items() if str(b.dtype)[6:] in FLOAT8_NAMES}
         self.buffers = {**buffers, **bits, **self.scratch}
         self.lasting: dict[str, Tensor] = {}
-        self.values: dict[str, Tensor] = {}
-        self.grid: dict[Symbol, Tensor | int] = {}
-        self.shape: tuple[int, ...] = ()
         self.lasts = False
 
     def allocate_scratch(self, declared: Buffer) -> Tensor:
         """A scratch buffer for all outer iterations at once: the outer axes come first."""
         dtype = dtype_from_torch_name(declared.dtype)
         assert dtype is not None
-        return torch.empty(
-            [*self.outer_sizes, *(_number(s, self.env) for s in declared.sizes)], dtype=to_torch_dtype(dtype)
-        )
+        sizes = [*self.outer.values(), *(_number(s, self.env) for s in declared.sizes)]
+        return torch.empty(sizes, dtype=to_torch_dtype(dtype))
 
     def run(self) -> None:
         for stage in self.nest.stages:
             self.enter(stage)
-            for position, instr in enumerate(stage.body):
-                try:
-                    _RUN[type(instr)](self, instr)
-                except ZeroDivisionError as error:
-                    raise RuntimeError(f"nest {self.nest.name}, instruction {position}: {error}") from None
+            self.run_all(enumerate(stage.body))
 
     def enter(self, stage: Stage) -> None:
         """Lay out the stage's grid and bring the lasting values onto it."""
         inner_sizes = [_number(r.size, self.env) for r in stage.ranges]
-        self.shape = (*self.outer_sizes, *inner_sizes)
-        outer, inner = len(self.outer_sizes), len(inner_sizes)
+        self.shape = (*self.outer.values(), *inner_sizes)
+        outer, inner = len(self.outer), len(inner_sizes)
         self.grid = dict(self.env)
-        self.grid.update(index_grid([Symbol(r.symbol) for r in self.nest.outer], self.outer_sizes, after=inner))
+        self.grid.update(index_grid(list(self.outer), list(self.outer.values()), after=inner))
         self.grid.update(index_grid([Symbol(r.symbol) for r in stage.ranges], inner_sizes, before=outer))
         self.values = {}
+        self.lasts = False
         for name, value in self.lasting.items():
             self.define(name, value.reshape([*value.shape, *[1] * inner]))
         self.lasts = not stage.ranges
 
     def define(self, name: str, value: Tensor) -> None:
-        self.values[name] = value
-        if value.dtype in (torch.int64, torch.int32):
-            self.grid[Symbol(name, SymbolKind.VALUE)] = value.long()
-
-    def keep(self, name: str, value: Tensor) -> None:
-        """A new value of this stage; it lasts if the stage has no ranges."""
-        rank = len(self.shape)
-        value = value.reshape([1] * (rank - value.dim()) + list(value.shape))
-        self.define(name, value)
+        super().define(name, value)
         if self.lasts:
             self.lasting[name] = value
 
-    def index(self, buffer: str, indices: tuple[Expr, ...], mask: Tensor | None) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """The tensor and, over the whole grid, one index tensor per dimension of it (one zero for a scalar)."""
-        tensor = self.buffers.get(buffer)
+    def finish(self, name: str, value: Tensor) -> None:
+        self.lasting[name] = value
+
+    def memory(self, name: str, dtype: torch.dtype) -> tuple[Tensor, bool]:
+        tensor = self.buffers.get(name)
         if tensor is None:
-            raise IRError(f"nest {self.nest.name}: no tensor given for buffer {buffer!r}")
-        whole = [evaluate_on_grid(index, self.grid).expand(self.shape) for index in indices]
-        if buffer in self.scratch:
-            outer = [self.grid[Symbol(r.symbol)] for r in self.nest.outer]
-            whole = [torch.as_tensor(axis).expand(self.shape) for axis in outer] + whole
-        if len(whole) != tensor.dim():
-            raise IRError(f"nest {self.nest.name}: {len(whole)} indices for {buffer}, of {tensor.dim()} dimensions")
-        if mask is not None:
-            whole = [torch.where(mask.expand(self.shape), index, 0) for index in whole]
-        for dim, index in enumerate(whole):
-            reached = index if mask is None else index[mask.expand(self.shape)]
-            if reached.numel() and not (int(reached.min()) >= 0 and int(reached.max()) < tensor.shape[dim]):
-                found = f"[{int(reached.min())}, {int(reached.max())}]"
-                raise IRError(
-                    f"nest {self.nest.name}: index {dim} of {buffer} reaches {found}, outside [0, {tensor.shape[dim]})"
-                )
-        if not whole:
-            return tensor.unsqueeze(0), (torch.zeros(self.shape, dtype=torch.int64),)
-        return tensor, tuple(whole)
-
-    def load(self, i: Load) -> None:
-        mask = None if i.mask is None else self.values[i.mask]
-        tensor, indices = self.index(i.buffer, i.indices, mask)
-        if mask is None:
-            self.keep(i.result, tensor[indices])
-            return
-        other = torch.full(self.shape, i.other, dtype=tensor.dtype)
-        read = tensor[indices] if tensor.numel() else other
-        self.keep(i.result, torch.where(mask, read, other))
-
-    def const(self, i: Const) -> None:
-        self.keep(i.result, torch.full([1] * len(self.shape), i.value, dtype=to_torch_dtype(i.dtype)))
-
-    def index_value(self, i: Index) -> None:
-        self.keep(i.result, evaluate_on_grid(i.expr, self.grid).to(to_torch_dtype(i.dtype)))
-
-    def compute(self, i: Compute) -> None:
-        row = OP_TABLE[i.op]
-        args = [self.values[a] for a in i.args]
-        if row.rule in (TypeRule.CAST, TypeRule.BITCAST):
-            self.keep(i.result, row.reference(args[0], i.dtype))
-        else:
-            self.keep(i.result, row.reference(*args))
-
-    def check_index(self, i: CheckedIndex) -> None:
-        value, size = self.values[i.value], _number(i.size, self.env)
-        wrapped = torch.where(value < 0, value + size, value)
-        bad = (wrapped < 0) | (wrapped >= size)
-        if 0 not in self.shape and bool(bad.any()):
-            raise IndexError(f"index {int(value[bad][0])} is out of bounds for dimension with size {size}")
-        self.keep(i.result, wrapped)
-
-    def reduce(self, i: Reduce) -> None:
-        whole = self.values[i.value].expand(self.shape)
-        flat = whole.reshape(*self.outer_sizes, -1) if whole.numel() else whole.new_empty((*self.outer_sizes, 0))
-        if i.running:
-            reference = REDUCE_TABLE[i.kind].reference
-            so_far = [reference(flat[..., : n + 1]) for n in range(flat.shape[-1])]
-            self.keep(i.result, torch.stack(so_far, -1).reshape(whole.shape) if so_far else whole)
-            return
-        self.lasting[i.result] = REDUCE_TABLE[i.kind].reference(flat)
-
-    def store(self, i: Store) -> None:
-        mask = None if i.mask is None else self.values[i.mask]
-        tensor, indices = self.index(i.buffer, i.indices, mask)
-        value = self.values[i.value].expand(self.shape)
-        chosen = torch.ones(self.shape, dtype=torch.bool) if mask is None else mask.expand(self.shape)
-        places, values = tuple(index[chosen] for index in indices), value[chosen]
-        if i.mode in ("set", "add"):
-            tensor.index_put_(places, values, accumulate=i.accumulates)
-            return
-        if not tensor.dim():
-            places, tensor = (values.new_zeros(values.shape, dtype=torch.int64),), tensor.view(1)
-        for *place, element in zip(*places, values, strict=True):  # slow, and in order
-            at = tuple(int(p) for p in place)
-            tensor[at] = _COMBINE[i.mode](tensor[at], element)
-
-
-_COMBINE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "mul": torch.mul,
-    "min": torch.minimum,
-    "max": torch.maximum,
-}
-
-_RUN: dict[type, Callable[..., None]] = {
-    Load: _NestRun.load,
-    Const: _NestRun.const,
-    Index: _NestRun.index_value,
-    Compute: _NestRun.compute,
-    CheckedIndex: _NestRun.check_index,
-    Reduce: _NestRun.reduce,
-    Store: _NestRun.store,
-}
+            raise IRError(f"{self.place}: no tensor given for buffer {name!r}")
+        return tensor, name in self.scratch
 
 
 def _number(expr: Expr, env: Mapping[Symbol, int]) -> int:
@@ -245,7 +134,9 @@ def _number(expr: Expr, env: Mapping[Symbol, int]) -> int:
 # -- a whole program ---------------------------------------------------------------------------------
 
 
-class _ProgramRun:
+class ProgramRun:
+    """State of a program's run: the tensor of each buffer. How a nest is run is open to subclasses."""
+
     def __init__(self, program: Program, inputs: Sequence[Input], constants: Mapping[str, Tensor]) -> None:
         self.program = program
         self.declared = {b.name: b for b in program.buffers}
@@ -354,7 +245,7 @@ def _bind_sizes(program: Program, inputs: Sequence[Input]) -> dict[Symbol, int]:
 
 
 _STEPS: dict[type[Step], Callable[..., None]] = {
-    LoopNest: _ProgramRun.run_nest,
-    ExternCall: _ProgramRun.run_extern,
-    Alias: _ProgramRun.run_alias,
+    LoopNest: ProgramRun.run_nest,
+    ExternCall: ProgramRun.run_extern,
+    Alias: ProgramRun.run_alias,
 }

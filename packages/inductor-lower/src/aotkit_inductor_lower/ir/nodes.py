@@ -194,13 +194,17 @@ class Reduce:
     argmin, argmax (first index; result i64, over the flattened stage ranges in order).
 
     ``running`` makes it a scan: the result, visible in this stage only, is the reduction of all iterations up to and
-    including the present one, which then run in order. Not for argmin and argmax."""
+    including the present one, which then run in order. Not for argmin and argmax.
+
+    ``position``: in a kernel, whose loops may be split, merged and reordered, what argmin and argmax give where the
+    value is found; the smallest of equals. In the loop IR the stage's ranges tell."""
 
     result: str
     kind: str
     value: str
     dtype: DType
     running: bool = False
+    position: Expr | None = None
 
 
 @dataclass(frozen=True, slots=True)

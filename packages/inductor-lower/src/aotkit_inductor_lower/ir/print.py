@@ -128,14 +128,15 @@ def _plain_or_quoted(text: str) -> str:
     return text if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_.:]*", text) and text not in RESERVED else json.dumps(text)
 
 
-def _origin_lines(origin: Origin, origins: bool) -> list[str]:
+def origin_lines(origin: Origin, origins: bool) -> list[str]:
+    """Where a step came from; no line if that is not known or not wanted."""
     if not origins or origin == Origin():
         return []
     return [f"  origin nodes {json.dumps(origin.nodes)} ops {json.dumps(origin.ops)} line {json.dumps(origin.line)}"]
 
 
 def _nest_lines(nest: LoopNest, origins: bool) -> list[str]:
-    lines = [f"loop {name_text(nest.name)}({_ranges(nest.outer)}):", *_origin_lines(nest.origin, origins)]
+    lines = [f"loop {name_text(nest.name)}({_ranges(nest.outer)}):", *origin_lines(nest.origin, origins)]
     for stage in nest.stages:
         lines.extend(_stage_lines(stage))
     return lines
@@ -157,12 +158,12 @@ def _extern_lines(step: ExternCall, origins: bool) -> list[str]:
         line += f" mutates {', '.join(map(name_text, step.mutates))}"
     if step.reason:
         line += f" reason {json.dumps(step.reason)}"
-    return [line, *_origin_lines(step.origin, origins)]
+    return [line, *origin_lines(step.origin, origins)]
 
 
 def _alias_lines(step: Alias, origins: bool) -> list[str]:
     line = f"alias {name_text(step.name)}: {name_text(step.result)} = {name_text(step.base)} + {step.offset}"
-    return [line, *_origin_lines(step.origin, origins)]
+    return [line, *origin_lines(step.origin, origins)]
 
 
 def arg_text(arg: Arg) -> str:
@@ -209,15 +210,18 @@ def _compute(i: Compute) -> str:
     return f"{_value(i.result)} = {i.op} {', '.join([_value(a) for a in i.args])} : {i.dtype.value}"
 
 
+def _reduce(i: Reduce) -> str:
+    at = "" if i.position is None else f" at {i.position}"
+    return f"{_value(i.result)} = {'scan' if i.running else 'reduce'} {i.kind} {_value(i.value)}{at} : {i.dtype.value}"
+
+
 _INSTR_TEXT: dict[type, Callable[..., str]] = {
     Load: _load,
     Const: lambda i: f"{_value(i.result)} = const {scalar_text(i.value)} : {i.dtype.value}",
     Index: lambda i: f"{_value(i.result)} = index {i.expr} : {i.dtype.value}",
     Compute: _compute,
     CheckedIndex: lambda i: f"{_value(i.result)} = check {_value(i.value)} < {i.size}",
-    Reduce: lambda i: (
-        f"{_value(i.result)} = {'scan' if i.running else 'reduce'} {i.kind} {_value(i.value)} : {i.dtype.value}"
-    ),
+    Reduce: _reduce,
     Store: _store,
 }
 _STEP_LINES: dict[type[Step], Callable[..., list[str]]] = {

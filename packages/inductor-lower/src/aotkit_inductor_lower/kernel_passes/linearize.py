@@ -1,0 +1,167 @@
+"""Loop IR to kernel IR: each load and store names the memory that owns the buffer, and one offset in it.
+
+Aliases are resolved here. Stages become loops, and what stands in stages without ranges becomes the kernel's own body.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from ..ir import Alias, Buffer, BufferKind, CheckedIndex, DType, Instr, Load, LoopNest, Program, Range, Reduce, Store
+from ..kernel_ir.nests import Placement
+from ..kernel_ir.nodes import Kernel, KernelCall, KernelModule, Loop, Param, Scratch, Stmt
+from ..kernel_ir.walk import all_loops, expressions, instructions, nested
+from ..ops.dtypes import bits, dtype_from_torch_name
+from ..symbolic import Expr, Symbol, SymbolKind, floordiv, smax, sym, to_expr
+
+__all__ = ["declare_sizes", "linearize", "linearize_nest", "memory_extents", "placements"]
+
+
+def linearize(program: Program) -> KernelModule:
+    """The kernels of a program's nests, as they stand, and a call of each."""
+    buffers, where = {b.name: b for b in program.buffers}, placements(program)
+    kernels = [linearize_nest(s, buffers, where) for s in program.steps if isinstance(s, LoopNest)]
+    calls = [
+        KernelCall(kernel.name, number, tuple(map(_argument, kernel.params)), kernel.origin.line)
+        for number, kernel in enumerate(kernels)
+    ]
+    return KernelModule(program.name, tuple(kernels), tuple(calls))
+
+
+def _argument(param: Param) -> str:
+    return param.name if param.kind == "memory" else f"${param.name}"
+
+
+def linearize_nest(nest: LoopNest, buffers: Mapping[str, Buffer], where: Mapping[str, Placement]) -> Kernel:
+    """The kernel of one nest. ``where`` gives the owner of each buffer that is an alias."""
+    memories = _Memories(buffers, where, {}, {})
+    body: list[Stmt] = []
+    ordered = False
+    for stage in nest.stages:
+        instrs: list[Instr] = []
+        for instr in stage.body:
+            if isinstance(instr, Load | Store):
+                instr = memories.access(instr)
+                ordered = ordered or (isinstance(instr, Store) and instr.accumulates)
+            elif isinstance(instr, Reduce) and instr.kind in ("argmin", "argmax"):
+                instr = replace(instr, position=_position(stage.ranges))
+            instrs.append(instr)
+        body += nested((Loop(r.symbol, r.size) for r in stage.ranges), tuple(instrs))
+    grid = tuple(Loop(r.symbol, r.size) for r in nest.outer)
+    params, scratch = tuple(memories.params.values()), tuple(memories.scratch.values())
+    return declare_sizes(Kernel(nest.name, params, scratch, grid, tuple(body), ordered, origin=nest.origin))
+
+
+def declare_sizes(kernel: Kernel) -> Kernel:
+    """The kernel with a parameter for each size symbol that it holds, and no others."""
+    memories = tuple(param for param in kernel.params if param.kind == "memory")
+    return replace(kernel, params=(*memories, *(Param(symbol.name, "size") for symbol in _sizes(kernel))))
+
+
+def _sizes(kernel: Kernel) -> Iterable[Symbol]:
+    found: dict[Symbol, None] = {}
+    for expr in _all_expressions(kernel):
+        if expr.constant is None:
+            found.update(dict.fromkeys(s for s in sorted(expr.symbols, key=str) if s.kind is SymbolKind.SIZE))
+    return found
+
+
+def _all_expressions(kernel: Kernel) -> Iterator[Expr]:
+    yield from expressions(kernel)
+    yield from (loop.extent for loop in all_loops(kernel))
+    yield from (i.size for i in instructions(kernel.body) if isinstance(i, CheckedIndex))
+    yield from (declared.extent for declared in kernel.scratch)
+
+
+@dataclass(slots=True)
+class _Memories:
+    """The memories that a nest's buffers are in, by first use."""
+
+    buffers: Mapping[str, Buffer]
+    where: Mapping[str, Placement]
+    params: dict[str, Param]
+    scratch: dict[str, Scratch]
+
+    def access(self, instr: Load | Store) -> Load | Store:
+        """The same access to the memory that owns the buffer."""
+        buffer = self.buffers[instr.buffer]
+        offset = to_expr(0)
+        for index, stride in zip(instr.indices, buffer.strides, strict=True):
+            offset = offset + index * stride
+        dtype = dtype_from_torch_name(buffer.dtype)
+        assert dtype is not None, "the loop IR's rules"
+        if buffer.kind is BufferKind.SCRATCH:
+            if buffer.name not in self.scratch:
+                self.scratch[buffer.name] = Scratch(buffer.name, dtype, _extent(buffer))
+            return replace(instr, indices=(offset,))
+        place = self.where.get(buffer.name)
+        owner = buffer.name if place is None else place.root
+        self.declare(owner, dtype, isinstance(instr, Store))
+        return replace(instr, buffer=owner, indices=(offset if place is None else offset + place.offset,))
+
+    def declare(self, owner: str, dtype: DType, written: bool) -> None:
+        param = self.params.get(owner)
+        if param is None:
+            self.params[owner] = Param(owner, "memory", dtype, written)
+            return
+        also = param.also if dtype in (param.dtype, *param.also) else (*param.also, dtype)
+        if also is not param.also or written != param.written:
+            self.params[owner] = replace(param, also=also, written=written or param.written)
+
+
+def _position(ranges: tuple[Range, ...]) -> Expr:
+    position = to_expr(0)
+    for loop in ranges:
+        position = position * loop.size + sym(loop.symbol)
+    return position
+
+
+# -- where buffers are -----------------------------------------------------------------------------------
+
+
+def placements(program: Program) -> dict[str, Placement]:
+    """The memory that each alias of a program views, with the offset in the alias's own elements."""
+    buffers = {b.name: b for b in program.buffers}
+    found: dict[str, Placement] = {}
+    for step in program.steps:
+        if isinstance(step, Alias):
+            found[step.result] = _placement(step, buffers, found.get(step.base))
+    return found
+
+
+def _placement(alias: Alias, buffers: Mapping[str, Buffer], base: Placement | None) -> Placement:
+    if base is None:
+        return Placement(alias.base, alias.offset)
+    offset = base.offset
+    wide, narrow = _item_bytes(buffers[alias.base]), _item_bytes(buffers[alias.result])
+    if wide != narrow:
+        offset = floordiv(offset * wide, narrow)
+    return Placement(base.root, alias.offset + offset)
+
+
+def _item_bytes(buffer: Buffer) -> int:
+    dtype = dtype_from_torch_name(buffer.dtype)
+    return bits(dtype) // 8 if dtype is not None else 1
+
+
+def memory_extents(program: Program) -> dict[str, Expr]:
+    """How many bytes each memory has that kernels read or write: as far as the owner and all of its aliases go."""
+    where = placements(program)
+    found: dict[str, Expr] = {}
+    for buffer in program.buffers:
+        if dtype_from_torch_name(buffer.dtype) is None:
+            continue  # no kernel reads it but through aliases
+        place = where.get(buffer.name)
+        root, offset = (buffer.name, to_expr(0)) if place is None else (place.root, place.offset)
+        reached = (offset + _extent(buffer)) * _item_bytes(buffer)
+        found[root] = smax(found[root], reached) if root in found else reached
+    return found
+
+
+def _extent(buffer: Buffer) -> Expr:
+    """Elements from the first to the last."""
+    extent = to_expr(1)
+    for size, stride in zip(buffer.sizes, buffer.strides, strict=True):
+        extent = extent + (size - 1) * stride
+    return extent

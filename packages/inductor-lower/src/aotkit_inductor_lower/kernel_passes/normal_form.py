@@ -1,0 +1,43 @@
+"""The normal form of a kernel: what every target starts from.
+
+Note [Normal form]
+    1. Each load and store has one flat offset, aliases are resolved to the memory they view (:mod:`.linearize`).
+    2. Divisions that follow from the loops' ranges are gone, and loops are split where their variables are divided by
+       constants, so that reshaped views become plain strides.
+    3. Loops are ordered by stride, and neighbours that are contiguous in every access are merged. A pointwise op on
+       ``[B, S, H]`` ends as one loop.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..kernel_ir.nodes import Kernel, KernelCall, KernelModule
+from .linearize import declare_sizes
+from .merge_loops import merge_loops
+from .order_loops import order_loops
+from .simplify_bounds import simplify_bounds
+from .split_loops_by_divisors import split_loops_by_divisors
+
+__all__ = ["NORMAL_FORM", "normal_form", "normalize"]
+
+NORMAL_FORM = (simplify_bounds, split_loops_by_divisors, order_loops, merge_loops, declare_sizes)
+
+
+def normal_form(kernel: Kernel) -> Kernel:
+    """The kernel after all of :data:`NORMAL_FORM`."""
+    for change in NORMAL_FORM:
+        kernel = change(kernel)
+    return kernel
+
+
+def normalize(module: KernelModule) -> KernelModule:
+    """The module with every kernel in its normal form, and calls that pass what these still take."""
+    kernels = tuple(map(normal_form, module.kernels))
+    calls = (_call(call, module.kernels[call.kernel], kernels[call.kernel]) for call in module.calls)
+    return replace(module, kernels=kernels, calls=tuple(calls))
+
+
+def _call(call: KernelCall, before: Kernel, after: Kernel) -> KernelCall:
+    given = {(p.kind, p.name): argument for p, argument in zip(before.params, call.arguments, strict=True)}
+    return replace(call, arguments=tuple(given[p.kind, p.name] for p in after.params))
