@@ -12,7 +12,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from aotkit_inductor_lower import compile_graph, interpret_program
 from aotkit_inductor_lower.ir import LoopNest, Origin
 from aotkit_inductor_lower.ir.parse import parse_program
-from aotkit_inductor_lower.kernel_ir.nests import flatten_nest
+from aotkit_inductor_lower.kernel_passes.normal_form import flatten_nest
 from aotkit_inductor_lower.memory.build_plan import generate
 from aotkit_inductor_lower.runtime import bind
 from aotkit_inductor_lower.symbolic import Call

@@ -17,7 +17,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from aotkit_inductor_lower import decompositions, lower_graph, schedule_program
 from aotkit_inductor_lower.ir import LoopNest
-from aotkit_inductor_lower.kernel_ir.nests import FlatNest, flatten_nest
+from aotkit_inductor_lower.kernel_ir.nests import FlatNest
+from aotkit_inductor_lower.kernel_passes.normal_form import flatten_nest
 from aotkit_inductor_lower.targets.cpu import CpuTarget, generic_target
 from aotkit_inductor_lower.targets.cpu.map_loops import (
     VectorPlan,

@@ -307,9 +307,7 @@ def test_what_cannot_run_is_said() -> None:
     with pytest.raises(IRError, match="kernel k: no memory given for parameter 'x'"):
         interpret_kernel(kernel, {}, {"s0": 9})
     with pytest.raises(IndexError, match="index 8 is out of bounds for dimension with size 8"):
-        interpret_kernel(
-            parse_kernel(ROWS), {"x": torch.zeros(512), "idx": torch.arange(1, 9), "y": torch.zeros(512)}
-        )
+        interpret_kernel(parse_kernel(ROWS), {"x": torch.zeros(512), "idx": torch.arange(1, 9), "y": torch.zeros(512)})
     division = "kernel k(x: i32) index i64\n  %a = load x[0] : i32\n  %b = floordiv %a, %a : i32\n"
     with pytest.raises(RuntimeError, match="kernel k, instruction 1: integer division or modulo by zero"):
         interpret_kernel(parse_kernel(division), {"x": torch.zeros(1, dtype=torch.int32)})

@@ -16,7 +16,7 @@ from aotkit_inductor_lower import interpret_program, parse_program
 from aotkit_inductor_lower.ir import BufferKind, BufferRef, Compute, DType, Load, LoopNest, Program, Range, Stage, Store
 from aotkit_inductor_lower.ir.nodes import Buffer
 from aotkit_inductor_lower.ir.random_programs import RandomOptions, random_inputs, random_program
-from aotkit_inductor_lower.kernel_ir.nests import flatten_nest
+from aotkit_inductor_lower.kernel_passes.normal_form import flatten_nest
 from aotkit_inductor_lower.ops.dtypes import int_bounds, is_int, to_torch_dtype, torch_name
 from aotkit_inductor_lower.ops.scalar import OP_TABLE, TypeRule, result_dtype
 from aotkit_inductor_lower.symbolic import Symbol, SymbolKind, sym, to_expr

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from ..ir import Alias, Buffer, BufferKind, CheckedIndex, DType, Instr, Load, LoopNest, Program, Range, Reduce, Store
 from ..kernel_ir.nests import Placement
 from ..kernel_ir.nodes import Kernel, KernelCall, KernelModule, Loop, Param, Scratch, Stmt
-from ..kernel_ir.walk import all_loops, expressions, instructions, nested
+from ..kernel_ir.walk import all_loops, expressions, instructions, load_at, nested, store_at
 from ..ops.dtypes import bits, dtype_from_torch_name
 from ..symbolic import Expr, Symbol, SymbolKind, floordiv, smax, sym, to_expr
 
@@ -41,9 +41,11 @@ def linearize_nest(nest: LoopNest, buffers: Mapping[str, Buffer], where: Mapping
     for stage in nest.stages:
         instrs: list[Instr] = []
         for instr in stage.body:
-            if isinstance(instr, Load | Store):
-                instr = memories.access(instr)
-                ordered = ordered or (isinstance(instr, Store) and instr.accumulates)
+            if isinstance(instr, Load):
+                instr = load_at(instr, *memories.place(instr.buffer, instr.indices))
+            elif isinstance(instr, Store):
+                ordered = ordered or instr.accumulates
+                instr = store_at(instr, *memories.place(instr.buffer, instr.indices, written=True))
             elif isinstance(instr, Reduce) and instr.kind in ("argmin", "argmax"):
                 instr = replace(instr, position=_position(stage.ranges))
             instrs.append(instr)
@@ -62,8 +64,9 @@ def declare_sizes(kernel: Kernel) -> Kernel:
 def _sizes(kernel: Kernel) -> Iterable[Symbol]:
     found: dict[Symbol, None] = {}
     for expr in _all_expressions(kernel):
-        if expr.constant is None:
-            found.update(dict.fromkeys(s for s in sorted(expr.symbols, key=str) if s.kind is SymbolKind.SIZE))
+        sizes = [symbol for symbol in expr.symbols if symbol.kind is SymbolKind.SIZE]
+        if sizes:
+            found.update(dict.fromkeys(sorted(sizes, key=str)))
     return found
 
 
@@ -83,31 +86,33 @@ class _Memories:
     params: dict[str, Param]
     scratch: dict[str, Scratch]
 
-    def access(self, instr: Load | Store) -> Load | Store:
-        """The same access to the memory that owns the buffer."""
-        buffer = self.buffers[instr.buffer]
+    def place(self, name: str, indices: tuple[Expr, ...], *, written: bool = False) -> tuple[str, Expr]:
+        """The memory that owns a buffer's element, and the offset there."""
+        buffer = self.buffers[name]
         offset = to_expr(0)
-        for index, stride in zip(instr.indices, buffer.strides, strict=True):
+        for index, stride in zip(indices, buffer.strides, strict=True):
             offset = offset + index * stride
         dtype = dtype_from_torch_name(buffer.dtype)
         assert dtype is not None, "the loop IR's rules"
         if buffer.kind is BufferKind.SCRATCH:
-            if buffer.name not in self.scratch:
-                self.scratch[buffer.name] = Scratch(buffer.name, dtype, _extent(buffer))
-            return replace(instr, indices=(offset,))
-        place = self.where.get(buffer.name)
-        owner = buffer.name if place is None else place.root
-        self.declare(owner, dtype, isinstance(instr, Store))
-        return replace(instr, buffer=owner, indices=(offset if place is None else offset + place.offset,))
+            if name not in self.scratch:
+                self.scratch[name] = Scratch(name, dtype, _extent(buffer))
+            return name, offset
+        place = self.where.get(name)
+        if place is not None:
+            name, offset = place.root, offset + place.offset
+        self.declare(name, dtype, written)
+        return name, offset
 
     def declare(self, owner: str, dtype: DType, written: bool) -> None:
         param = self.params.get(owner)
         if param is None:
             self.params[owner] = Param(owner, "memory", dtype, written)
             return
+        if param.dtype is dtype and param.written >= written:
+            return
         also = param.also if dtype in (param.dtype, *param.also) else (*param.also, dtype)
-        if also is not param.also or written != param.written:
-            self.params[owner] = replace(param, also=also, written=written or param.written)
+        self.params[owner] = replace(param, also=also, written=written or param.written)
 
 
 def _position(ranges: tuple[Range, ...]) -> Expr:

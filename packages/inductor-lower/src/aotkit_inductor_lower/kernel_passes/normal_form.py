@@ -10,16 +10,19 @@ Note [Normal form]
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
+from ..ir import Buffer, LoopNest
+from ..kernel_ir.nests import FlatNest, Placement, flat_nest
 from ..kernel_ir.nodes import Kernel, KernelCall, KernelModule
-from .linearize import declare_sizes
+from .linearize import declare_sizes, linearize_nest
 from .merge_loops import merge_loops
 from .order_loops import order_loops
 from .simplify_bounds import simplify_bounds
 from .split_loops_by_divisors import split_loops_by_divisors
 
-__all__ = ["NORMAL_FORM", "normal_form", "normalize"]
+__all__ = ["NORMAL_FORM", "flatten_nest", "normal_form", "normalize"]
 
 NORMAL_FORM = (simplify_bounds, split_loops_by_divisors, order_loops, merge_loops, declare_sizes)
 
@@ -29,6 +32,11 @@ def normal_form(kernel: Kernel) -> Kernel:
     for change in NORMAL_FORM:
         kernel = change(kernel)
     return kernel
+
+
+def flatten_nest(nest: LoopNest, buffers: Mapping[str, Buffer], where: Mapping[str, Placement]) -> FlatNest:
+    """A nest's kernel in its normal form, as the renderers read it. ``where`` gives the owner of each alias."""
+    return flat_nest(normal_form(linearize_nest(nest, buffers, where)))
 
 
 def normalize(module: KernelModule) -> KernelModule:

@@ -25,8 +25,10 @@ from ..ir import (
     Step,
 )
 from ..kernel_ir.launches import KernelText, Launch
-from ..kernel_ir.nests import LENGTH, FlatNest, Placement, flatten_nest
+from ..kernel_ir.nests import LENGTH, FlatNest, Placement
 from ..kernel_passes.deduplicate import canonical, combine_launches, generalize_lengths
+from ..kernel_passes.linearize import placements
+from ..kernel_passes.normal_form import flatten_nest
 from ..launch_plan.records import (
     Allocate,
     ArenaBuffer,
@@ -44,7 +46,7 @@ from ..launch_plan.records import (
 )
 from ..ops.aten import addresses_storage, may_alias_arguments, out_overload
 from ..ops.dtypes import bits, dtype_from_torch_name
-from ..symbolic import Symbol, floordiv, product, to_expr
+from ..symbolic import Symbol, product, to_expr
 from ..targets.cpu import CpuTarget, ModuleText, compile_text, emit_kernel, host_target
 from .reuse import find_in_place, reuse_call_results, row_major
 
@@ -98,21 +100,8 @@ class PlanBuild:
     def __post_init__(self) -> None:
         self.module = ModuleText(self.program.name, self.target)
         self.buffers = {b.name: b for b in self.program.buffers}
-        for step in self.program.steps:
-            if isinstance(step, Alias):
-                self.memory[step.result] = self._resolve(step)
+        self.memory = placements(self.program)
         self.storage = _storage_classes(self.program, self.memory)
-
-    def _resolve(self, alias: Alias) -> Placement:
-        """The memory an alias views, with the offset in the alias's own elements."""
-        base = self.memory.get(alias.base)
-        if base is None:
-            return Placement(alias.base, alias.offset)
-        offset = base.offset
-        wide, narrow = _item_bytes(self.buffers[alias.base]), _item_bytes(self.buffers[alias.result])
-        if wide != narrow:
-            offset = floordiv(offset * wide, narrow)
-        return Placement(base.root, alias.offset + offset)
 
     # -- steps -------------------------------------------------------------------------------------------
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ...kernel_ir.bounds import lower_bound
 from ...kernel_ir.launches import Combo, KernelText, Launch
-from ...kernel_ir.nests import lower_bound
 from ...symbolic import Call, Expr, Symbol
 from .machine import CpuTarget
 from .render.emitter import Emitter, Ssa, imm

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ...ir import Arg, Buffer, BufferKind, BufferRef, ExternCall, Literal, LoopNest, Program
-from ...kernel_ir.nests import FlatNest, flatten_nest
+from ...kernel_ir.nests import FlatNest
+from ...kernel_passes.normal_form import flatten_nest
 from ...launch_plan import Allocate, CallSegment, KernelRecord
 from ...memory.build_plan import PlanBuild
 from ...ops.aten import may_alias_arguments

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ....ir import DType
-from ....kernel_ir.nests import lower_bound
+from ....kernel_ir.bounds import lower_bound
 from ....symbolic import Call, Expr, Symbol, SymbolKind, to_expr
 from .arithmetic import Ops
 from .emitter import Emitter, Ssa, imm, vector_type

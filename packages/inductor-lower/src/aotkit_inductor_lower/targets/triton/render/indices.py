@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ....kernel_ir.nests import lower_bound
+from ....kernel_ir.bounds import lower_bound
 from ....symbolic import Call, Expr, Symbol
 
 __all__ = ["expr_text", "identifier"]
