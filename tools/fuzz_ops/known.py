@@ -242,7 +242,7 @@ KNOWN = (
         elements=_squares_overflow,
     ),
     Departure(
-        r"aten\.((nan)?(sum|mean)|trace)\.",
+        r"aten\.((nan)?(sum|mean)|trace|_?(adaptive_)?avg_pool\dd)\.",
         "",
         "whether a sum that overflows on the way is infinite or nan hangs on the order in which it is added up",
         elements=_order_of_a_sum,
