@@ -270,6 +270,12 @@ KNOWN = (
         elements=_equal_numbers,
     ),
     Departure(
+        r"aten\.(special_)?logit(_backward)?\.",
+        "",
+        "at -0.0 the gradient is that of eager's vectors, not of its last few elements",
+        elements=lambda wrong, _: wrong.want.isinf() & (wrong.got == -wrong.want),
+    ),
+    Departure(
         r"aten\.soft_margin_loss",
         "",
         "the gradient of a large margin is a number, where eager divides one infinite exponential by another",

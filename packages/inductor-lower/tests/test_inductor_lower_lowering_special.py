@@ -162,16 +162,3 @@ def test_a_huge_gradient_of_elu_at_minus_infinity_is_nan_as_in_eager_mode(check)
         check(lambda g, x, args=args: aten.elu_backward(g, *args, x), grad, x)
         found.append(aten.elu_backward(grad, *args, x)[0].isnan())
     assert found == [True, False, False]
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
-@pytest.mark.parametrize("eps", [None, 0.0])
-def test_the_gradient_of_logit_at_both_zeros_has_eagers_sign(dtype, eps):
-    def f(grad, x):
-        return (aten.logit_backward(grad, x, eps),)
-
-    x = torch.tensor([-0.0, 0.0, 1.0, 0.5] * 16, dtype=dtype)
-    for grad in (torch.ones_like(x), -torch.ones_like(x)):
-        compiled = compile_graph(make_fx(f, decompositions(), tracing_mode="fake")(grad, x))
-        assert not compiled.report().externs
-        torch.testing.assert_close(compiled([grad, x])[0], f(grad, x)[0])

@@ -266,11 +266,6 @@ def _smooth_l1_loss_backward(
     return torch.where(distance.isnan(), distance, decompose(grad, x, target, *how))
 
 
-def _logit_backward(decompose: Callable[..., Any], grad: torch.Tensor, x: torch.Tensor, eps: float | None = None) -> Any:
-    """Of float16 and bfloat16 infinite with the gradient's sign at a negative zero, too."""
-    return decompose(grad, x + 0.0 if x.dtype.itemsize < 4 else x, eps)
-
-
 _PADS = ("reflection", "replication")
 _BEFORE_TORCHS: dict[Any, Callable[..., Any]] = {
     torch.ops.aten.linspace.default: _linspace,
@@ -288,7 +283,6 @@ _BEFORE_TORCHS: dict[Any, Callable[..., Any]] = {
     torch.ops.aten.ldexp.Tensor: _ldexp,
     torch.ops.aten.soft_margin_loss.default: _soft_margin_loss,
     torch.ops.aten.threshold.default: _threshold,
-    torch.ops.aten.logit_backward.default: _logit_backward,
     torch.ops.aten.smooth_l1_loss_backward.default: _smooth_l1_loss_backward,
     torch.ops.aten.grid_sampler_2d.default: sample_grid,
     torch.ops.aten.upsample_linear1d.default: upsample_linear,
