@@ -184,8 +184,11 @@ def pytest(session: nox.Session, *arguments: str, workers: int = 0, **env: str) 
 
 
 def test_workers() -> int:
-    """How many processes share the tests of one session."""
-    return min(processors(), 4)
+    """How many processes share the tests of one session, among those that run beside it.
+
+    Each of them imports torch and collects all tests for itself, so they are no more than there are processors.
+    """
+    return max(1, min(processors(), 4) // int(os.environ.get("SESSIONS_AT_ONCE", "1")))
 
 
 # --- wheels -----------------------------------------------------------------------------------------------------
@@ -371,8 +374,8 @@ def types(session: nox.Session) -> None:
     for name in PACKAGES:
         if not load_package(name).source.is_dir():
             session.error(f"packages/{name} has no source folder")
-    session.run("mypy", *(f"packages/{name}/src" for name in PACKAGES))
-    session.run("mypy", "tools", "--exclude", "tools/(tests|isolation|integration)/")
+    sources = (f"packages/{name}/src" for name in PACKAGES)
+    session.run("mypy", *sources, "tools", "--exclude", "tools/(tests|isolation|integration)/")
 
 
 @session_without_pip
@@ -429,7 +432,8 @@ def integration(session: nox.Session) -> None:
     """The eight wheels outside the checkout: five architectures, the interop matrix, every README example."""
     config, suite = str(ROOT / "pyproject.toml"), str(ROOT / "tools" / "integration")
     shared = ("scipy", "llvmlite", "pytest", "transformers")
-    parallel = () if session.posargs else ("-n", str(test_workers()), "--dist", "worksteal")
+    workers = 0 if session.posargs else test_workers()
+    parallel = ("-n", str(workers), "--dist", "worksteal") if workers > 1 else ()
     with outside_environment(session, build_wheels(session, PACKAGES), *shared) as python:
         command = (python, "-m", "pytest", "-p", "no:cacheprovider", "-q", "-c", config, suite, *parallel)
         session.run(*command, *session.posargs, external=True, env={"OMP_NUM_THREADS": "1"})

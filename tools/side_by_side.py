@@ -61,14 +61,15 @@ def run_sessions(
 ) -> Iterator[Outcome]:
     """Run the sessions in this order, `jobs` of them at a time; yields each as it ends.
 
-    What runs is said every `pause` seconds, so that nobody takes a long session for one that hangs.
+    Each learns from ``SESSIONS_AT_ONCE`` with how many it shares the processors. What runs is said every `pause`
+    seconds, so that nobody takes a long session for one that hangs.
     """
     logs.mkdir(parents=True, exist_ok=True)
     waiting, running, said = list(names), list[_Running](), time.monotonic()
     try:
         while waiting or running:
             while waiting and len(running) < jobs:
-                running.append(_start(waiting.pop(0), logs, command))
+                running.append(_start(waiting.pop(0), logs, command, jobs))
             ended = [each for each in running if each.process.poll() is not None]
             for each in ended:
                 running.remove(each)
@@ -84,11 +85,16 @@ def run_sessions(
             each.process.wait()
 
 
-def _start(name: str, logs: Path, command: Callable[[str], list[str]]) -> _Running:
+def _start(name: str, logs: Path, command: Callable[[str], list[str]], jobs: int) -> _Running:
     log = logs / (re.sub(r"\W+", "-", name).strip("-") + ".log")
     with log.open("wb") as file:
         process = subprocess.Popen(
-            command(name), stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, cwd=ROOT
+            command(name),
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            cwd=ROOT,
+            env={**os.environ, "SESSIONS_AT_ONCE": str(jobs)},
         )
     return _Running(name, process, time.monotonic(), log)
 

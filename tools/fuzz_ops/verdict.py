@@ -164,8 +164,12 @@ def _is_free(difference: Difference) -> bool:
     return difference.where.startswith("gradient of ") and difference.kind in ("strides", "strides of ones", "is_conj")
 
 
-#: What torch itself says when its fake kernels fail: in its frontend, or for a written argument with a lazy bit.
-_FRONTENDS = re.compile(r"TorchRuntimeError: RuntimeError when making fake tensor call|MathBitsFallback\.h")
+#: What torch itself says when its fake kernels fail: in its frontend, for a written argument with a lazy bit, or for
+#: dropout of integers without elements whose sizes are symbolic.
+_FRONTENDS = re.compile(
+    r"TorchRuntimeError: RuntimeError when making fake tensor call|MathBitsFallback\.h"
+    r"|result type Float can't be cast to the desired output type Long"
+)
 
 
 def _sizes_agree(sample: Sample, eager: Run, fakes: Any) -> bool:

@@ -15,7 +15,7 @@ from tools.bench.__main__ import main
 from tools.bench.memory import peak_tensor_mb
 from tools.bench.models import MODELS, make_batch, make_model
 from tools.bench.numerics import compare, relative_errors
-from tools.bench.run import Measurement, Settings, measure
+from tools.bench.run import Measurement
 from tools.bench.table import acceptance, table
 
 REFERENCE = {"grad:a": numpy.array([3.0, 4.0]), "grad:b": numpy.array([1e-9]), "output:y": numpy.array([1.0])}
@@ -97,20 +97,18 @@ def test_the_table_shows_a_failed_backend() -> None:
     assert "failed" in table([row("aotkit", error="no")]).splitlines()[1]
 
 
-def test_a_backend_that_does_not_exist_gets_a_row_with_its_error() -> None:
-    settings = Settings(backends=("eager", "no_such_backend"), rounds=1, round_seconds=0.01, quick=True)
-    eager, missing = measure("vit", "infer", settings, report=lambda line: None)
-    assert missing.error is not None and "no_such_backend" in missing.error
-    assert eager.error is None and eager.steady_ms is not None
-
-
 @pytest.mark.slow
-def test_a_quick_run_writes_results_and_plots(tmp_path: Path) -> None:
-    arguments = ["--quick", "--models", "resnet", "--modes", "train", "--backends", "eager", "aot_eager"]
-    assert main([*arguments, "--out", str(tmp_path)]) == 0
+def test_a_quick_run_writes_results_and_plots_and_says_which_backend_failed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    backends = ["eager", "aot_eager", "no_such_backend"]
+    arguments = ["--quick", "--models", "resnet", "--modes", "train", "--backends", *backends]
+    assert main([*arguments, "--out", str(tmp_path)]) == 1
     data = json.loads((tmp_path / "results.json").read_text())
-    eager, compiled = data["rows"]
-    assert eager["speedup"] == 1.0
+    eager, compiled, missing = data["rows"]
+    assert "no_such_backend" in missing["error"] and missing["steady_ms"] is None
+    assert "FAILED resnet train no_such_backend" in capsys.readouterr().err
+    assert eager["error"] is None and eager["speedup"] == 1.0 and eager["steady_ms"] > 0
     assert compiled["accuracy"]["ok"] and compiled["accuracy"]["tensors"] > 20
     assert compiled["first_call_s"] > 0 and compiled["steady_ms"] > 0 and compiled["peak_tensor_mb"] > 1
     assert (tmp_path / "results.png").stat().st_size > 10_000

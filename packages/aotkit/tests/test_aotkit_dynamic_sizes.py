@@ -267,6 +267,17 @@ def test_a_grid_that_eager_refuses_is_refused_after_one_that_it_takes(shape):
         compiled(image, torch.zeros(shape))
 
 
+@pytest.mark.parametrize("size", [(0, 2, 0, 0), (0, 2, 3, 0), (1, 2, 0, 4)], ids=str)
+def test_images_without_pixels_are_refused_after_others(size):
+    def sampled(image: torch.Tensor, grid: torch.Tensor) -> torch.Tensor:
+        return torch.ops.aten.grid_sampler_2d(image, grid, 0, 0, False)
+
+    compiled = aotkit.aot_function(sampled, compile_graph, decompositions=decompositions(), dynamic=True)
+    compiled(torch.ones(2, 2, 4, 5), torch.zeros(2, 1, 3, 2))
+    with pytest.raises(RuntimeError, match="non-empty spatial dimensions"):
+        compiled(torch.ones(size), torch.zeros(size[0], 1, 3, 2))
+
+
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 def test_a_loss_of_several_labels_counts_those_before_the_first_that_is_minus_one(dynamic):
     x = torch.arange(20.0).view(4, 5).sin()

@@ -130,6 +130,11 @@ def test_a_pool_takes_in_what_is_computed_before_it(check):
     assert result.kernels <= 2 and not result.externs
 
 
+def kept(images, mode, padding):
+    """All images, or one for each padding of the bicubic mode, whose kernels take a second each to compile."""
+    return [images[["zeros", "border", "reflection"].index(padding)]] if mode == "bicubic" else images
+
+
 @pytest.mark.parametrize("corners", [False, True])
 @pytest.mark.parametrize("padding", ["zeros", "border", "reflection"])
 @pytest.mark.parametrize("mode", ["bilinear", "nearest", "bicubic"])
@@ -141,7 +146,9 @@ def test_places_outside_of_an_image_do_not_see_its_first_pixel(mode, padding, co
     def sampled(x, grid):
         return (F.grid_sample(x, grid, mode, padding, align_corners=corners),)
 
-    for args in ((x, grid), (x.contiguous(memory_format=torch.channels_last), grid), (x[:, :, 1:2, 1:2], grid)):
+    layouts = [x, x.contiguous(memory_format=torch.channels_last), x[:, :, 1:2, 1:2]]
+    for image in kept(layouts, mode, padding):
+        args = (image, grid)
         (want,) = sampled(*args)
         (got,) = compile_graph(make_fx(sampled, decompositions())(*args))(list(args))
         assert got.stride() == want.stride()
@@ -158,7 +165,8 @@ def test_places_at_infinity_or_nan_are_eagers(mode, padding, corners):
     def sampled(x, grid):
         return (F.grid_sample(x, grid, mode, padding, align_corners=corners),)
 
-    for x in (torch.arange(1.0, 7.0).view(1, 1, 2, 3), torch.ones(1, 1, 1, 1), torch.ones(1, 1, 1, 3).double()):
+    images = [torch.arange(1.0, 7.0).view(1, 1, 2, 3), torch.ones(1, 1, 1, 1), torch.ones(1, 1, 1, 3).double()]
+    for x in kept(images, mode, padding):
         args = (x, grid.to(x.dtype))
         (want,) = sampled(*args)
         (got,) = compile_graph(make_fx(sampled, decompositions())(*args))(list(args))

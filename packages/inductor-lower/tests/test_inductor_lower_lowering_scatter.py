@@ -308,3 +308,47 @@ def test_infinities_next_to_an_upsampled_place_make_it_what_they_make_it_in_eage
         return aten.upsample_bilinear2d(x, size, corners, *factors), back
 
     assert not check(f, x, grad, table=decompositions(), tolerance=1e-4).externs
+
+
+ADDITIONS = {
+    "embedding_dense_backward": lambda x, i: aten.embedding_dense_backward(x, i[:, :, 0], 3, -1, False),
+    "index_put": lambda x, i: aten.index_put(x.new_zeros(3, 6), [i[:, :, 0]], x, True),
+    "scatter_add": lambda x, i: aten.scatter_add(x.new_zeros(9, 3, 6), 1, i, x),
+    "scatter_reduce": lambda x, i: aten.scatter_reduce.two(x.new_ones(3, 5, 6), 0, i, x, "prod"),
+    "index_add": lambda x, i: aten.index_add(x.new_zeros(9, 5, 3), 2, i[0, 0], x),
+    "index_add of rows": lambda x, i: aten.index_add(x.new_zeros(3, 5, 6), 0, i[:, 0, 0], x),
+    "reflection_pad": lambda x, i: aten.reflection_pad2d_backward(x, x.new_zeros(9, 3, 4), [1, 1, 1, 1]),
+    "upsampling": lambda x, i: aten.upsample_nearest2d_backward(x[None], [5, 6], [1, 9, 2, 3]),
+}
+
+
+@pytest.mark.parametrize("name", ADDITIONS)
+@pytest.mark.parametrize("order", [(2, 1, 0), (1, 0, 2), (0, 2, 1), (1, 2, 0)], ids=str)
+def test_where_numbers_lie_does_not_change_the_order_in_which_they_are_added_up(name, order):
+    x, i = torch.randn(9, 5, 6), torch.randint(3, (9, 5, 6))
+    turned = x.permute(order).contiguous().permute([order.index(dim) for dim in range(3)])
+
+    def f(x, i):
+        return (ADDITIONS[name](x, i),)
+
+    found = []
+    for given in (x, turned):
+        compiled = compile_graph(make_fx(f, decompositions(), tracing_mode="fake")(given, i))
+        assert not compiled.report().externs
+        found.append(compiled([given, i])[0])
+    assert torch.equal(*found)
+    torch.testing.assert_close(found[0], f(x, i)[0])
+
+
+def test_lanes_add_to_rows_in_the_order_of_the_indices():
+    values = (torch.rand(11, 4, 2) - 0.5) * 6e38  # some sums overflow on the way, in this order or in another
+    rows, grad = torch.zeros(11, 4, dtype=torch.int64), values.transpose(0, 1).contiguous().transpose(0, 1)
+
+    def f(grad, rows):
+        return (aten.embedding_dense_backward(grad, rows, 1, -1, False),)
+
+    want = torch.zeros(2)
+    for value in values.reshape(-1, 2):
+        want = want + value
+    got = compile_graph(make_fx(f, tracing_mode="fake")(grad, rows))([grad, rows])[0]
+    torch.testing.assert_close(got[0], want, rtol=0, atol=0, equal_nan=True)

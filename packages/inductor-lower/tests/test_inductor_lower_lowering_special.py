@@ -8,6 +8,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from aotkit_inductor_lower import compile_graph, decompositions
 
+aten = torch.ops.aten
+
 FLOATS = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 INTS = [torch.int64, torch.int32, torch.int8, torch.uint8]
 
@@ -151,3 +153,12 @@ def test_functions_without_a_library_form_equal_eager_in_double(check, name):
     (found,) = check(SPECIAL[name], single, table=decompositions(), tolerance=1e-3).compiled([single.clone()])
     torch.testing.assert_close(found, SPECIAL[name](single.double()).float(), rtol=3e-7, atol=0, equal_nan=True)
     generated(check, SPECIAL[name], torch.arange(1, 9))
+
+
+def test_a_huge_gradient_of_elu_at_minus_infinity_is_nan_as_in_eager_mode(check):
+    grad, x = torch.tensor([3e37, 1.0, 3e37]), torch.tensor([float("-inf"), float("-inf"), 1.0])
+    found = []
+    for args in ((1e12, 0.1, 0.5, False), (1.0, 1.0, 1.0, False), (1e12, 0.1, 0.5, True)):
+        check(lambda g, x, args=args: aten.elu_backward(g, *args, x), grad, x)
+        found.append(aten.elu_backward(grad, *args, x)[0].isnan())
+    assert found == [True, False, False]

@@ -148,9 +148,11 @@ def _elu(m: _Math, x: Value, alpha: float = 1.0, scale: float = 1.0, input_scale
 def _elu_backward(
     m: _Math, grad: Value, x: Value, alpha: float, scale: float, input_scale: float, of_result: bool
 ) -> Value:
-    scaled = m("mul", x, input_scale)
-    grown = m("add", x, alpha * scale) if of_result else m("mul", m("exp", scaled), alpha * scale)
-    negative = m("mul", m("mul", grad, input_scale), grown)
+    negative = m("mul", grad, input_scale)
+    if of_result:
+        negative = m("mul", negative, m("add", x, alpha * scale))
+    else:  # in eager's order, in which a huge gradient times the exponential's 0 is nan
+        negative = m("mul", m("mul", negative, alpha * scale), m("exp", m("mul", x, input_scale)))
     return m.where(m("gt", x, 0.0), m("mul", grad, scale), negative)
 
 

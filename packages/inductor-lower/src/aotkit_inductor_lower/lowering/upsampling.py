@@ -64,8 +64,11 @@ def sample_grid(
     decompose: Callable[..., Any], image: torch.Tensor, grid: torch.Tensor, mode: int, padding: int, corners: bool
 ) -> Any:
     """A neighbour outside of the image counts 0 whatever the image holds, where torch's decomposition has 0 times the
-    first pixel. Eager refuses places of other than two coordinates, and other numbers of images than of grids."""
+    first pixel. Eager refuses places of other than two coordinates, other numbers of images than of grids, and images
+    without pixels, even if there are none of them."""
     if image.dim() != 4 or grid.dim() != 4 or grid.shape[-1] != 2 or image.shape[0] != grid.shape[0]:
+        return NotImplemented
+    if image.shape[2] == 0 or image.shape[3] == 0:
         return NotImplemented
     plain = mode in (0, 1, 2) and padding in (0, 1, 2) and image.dtype == grid.dtype and image.is_floating_point()
     if not plain or image.device.type != "cpu":

@@ -7,9 +7,11 @@ scalar, anything else one scalar per lane. Inner candidates vectorise each stage
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ...ir import CheckedIndex, Compute, Index, Instr, Load, Range, Reduce, Stage, Store
+from ...ir.independence import tells_apart
 from ...kernel_ir.nests import FlatNest, element_bits, hint, map_expressions
 from ...symbolic import Expr, Symbol, SymbolKind, estimate, product, to_expr
 from .machine import CpuTarget
@@ -50,7 +52,9 @@ def choose_vectors(nest: FlatNest, target: CpuTarget) -> VectorPlan:
     scans = any(stage.scans for stage in nest.stages)
     if any(inner) or scans:
         best = (cost, None, inner)
-    for loop in nest.outer:
+    for position, loop in enumerate(nest.outer):
+        if not all(_keeps_order(stage, (*nest.outer, *stage.ranges), position) for stage in nest.stages):
+            continue
         cost = _outer_cost(nest, loop, lanes, target)
         if best is None or cost < best[0]:
             best = (cost, loop.symbol, tuple(None for _ in nest.stages))
@@ -109,12 +113,27 @@ def _inner_choice(nest: FlatNest, lanes: int, target: CpuTarget) -> tuple[tuple[
             names.append(None)
             total += trips * max(1, hint(_iterations(stage))) * _stage_cost(stage, None, 1)
             continue
-        choices = [(_stage_loop_cost(stage, loop, lanes, target), loop.symbol) for loop in stage.ranges]
-        cost, name = min(choices, key=lambda c: c[0])
+        nested, first = (*nest.outer, *stage.ranges), len(nest.outer)
+        loops = [loop for at, loop in enumerate(stage.ranges, first) if _keeps_order(stage, nested, at)]
+        cost, name = min((_stage_loop_cost(stage, loop, lanes, target), loop.symbol) for loop in loops)
         names.append(name)
         reduces = sum(isinstance(i, Reduce) for i in stage.body)
         total += trips * (cost + 3.0 + 5.0 * reduces)
     return tuple(names), total
+
+
+def _keeps_order(stage: Stage, loops: Sequence[Range], position: int) -> bool:
+    """Whether what is added to one place stays in order when iterations of one of these nested loops go into the lanes.
+
+    Loops inside of it then see all lanes of a step before their own next iteration. So the lanes have to add to
+    different places, or the iterations of the inner loops have to.
+    """
+    outside, loop, inside = loops[:position], loops[position], loops[position + 1 :]
+    return all(
+        tells_apart(instr.indices, inside, (*outside, loop)) or tells_apart(instr.indices, (loop,), (*outside, *inside))
+        for instr in stage.body
+        if isinstance(instr, Store) and instr.accumulates
+    )
 
 
 def _iterations(stage: Stage) -> Expr:
