@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from ..symbolic import Call, Expr, Symbol, SymbolKind, to_expr
 
-__all__ = ["drop_divisions", "lower_bound"]
+__all__ = ["drop_divisions", "has_calls", "lower_bound"]
 
 
 def lower_bound(expr: Expr) -> float:
@@ -15,9 +15,14 @@ def lower_bound(expr: Expr) -> float:
     return _bounds(expr, {})[0]
 
 
+def has_calls(expr: Expr) -> bool:
+    """Whether there is a division, remainder, minimum or maximum in it."""
+    return any(isinstance(atom, Call) for monomial, _ in expr.terms for atom in monomial)
+
+
 def drop_divisions(expr: Expr, upper: Mapping[Symbol, int]) -> Expr:
     """``x // d -> 0`` and ``x % d -> x`` where ``0 <= x < d`` follows from the largest values of the symbols."""
-    if not any(isinstance(atom, Call) for monomial, _ in expr.terms for atom in monomial):
+    if not has_calls(expr):
         return expr
     total = to_expr(0)
     for monomial, factor in expr.terms:

@@ -21,7 +21,8 @@ __all__ = ["declare_sizes", "linearize", "linearize_nest", "memory_extents", "pl
 def linearize(program: Program) -> KernelModule:
     """The kernels of a program's nests, as they stand, and a call of each."""
     buffers, where = {b.name: b for b in program.buffers}, placements(program)
-    kernels = [linearize_nest(s, buffers, where) for s in program.steps if isinstance(s, LoopNest)]
+    nests = [step for step in program.steps if isinstance(step, LoopNest)]
+    kernels = [declare_sizes(linearize_nest(nest, buffers, where)) for nest in nests]
     calls = [
         KernelCall(kernel.name, number, tuple(map(_argument, kernel.params)), kernel.origin.line)
         for number, kernel in enumerate(kernels)
@@ -34,7 +35,7 @@ def _argument(param: Param) -> str:
 
 
 def linearize_nest(nest: LoopNest, buffers: Mapping[str, Buffer], where: Mapping[str, Placement]) -> Kernel:
-    """The kernel of one nest. ``where`` gives the owner of each buffer that is an alias."""
+    """The kernel of one nest, without its sizes: see :func:`declare_sizes`. ``where`` gives the owner of each alias."""
     memories = _Memories(buffers, where, {}, {})
     body: list[Stmt] = []
     ordered = False
@@ -52,7 +53,7 @@ def linearize_nest(nest: LoopNest, buffers: Mapping[str, Buffer], where: Mapping
         body += nested((Loop(r.symbol, r.size) for r in stage.ranges), tuple(instrs))
     grid = tuple(Loop(r.symbol, r.size) for r in nest.outer)
     params, scratch = tuple(memories.params.values()), tuple(memories.scratch.values())
-    return declare_sizes(Kernel(nest.name, params, scratch, grid, tuple(body), ordered, origin=nest.origin))
+    return Kernel(nest.name, params, scratch, grid, tuple(body), ordered, origin=nest.origin)
 
 
 def declare_sizes(kernel: Kernel) -> Kernel:

@@ -56,13 +56,19 @@ def _long(loops: Iterable[Loop]) -> Iterator[Loop]:
 def _merge_in(
     kernel: Kernel, loops: tuple[Loop, ...], put: Callable[[Kernel, tuple[Loop, ...]], Kernel], *, in_grid: bool
 ) -> Kernel:
+    exprs = expressions(kernel)
     for position in range(len(loops) - 2, -1, -1):
         a, b = loops[position], loops[position + 1]
-        transposed = _transposed(kernel, a, b) if in_grid else frozenset()
-        if b.extent.constant == 0 or not _jointly_contiguous(kernel, a, b, transposed):
+        if b.extent.constant == 0:
             continue
+        transposed: frozenset[Expr] = frozenset()
+        if not _jointly_contiguous(exprs, a, b):
+            transposed = _transposed(kernel, a, b) if in_grid else transposed
+            if not transposed or not _jointly_contiguous((e for e in exprs if e not in transposed), a, b):
+                continue
         loops = (*loops[:position], replace(b, extent=a.extent * b.extent), *loops[position + 2 :])
         kernel = put(map_expressions(kernel, _without(a, b, transposed)), loops)
+        exprs = expressions(kernel)
     return kernel
 
 
@@ -85,11 +91,11 @@ def _transposed(kernel: Kernel, a: Loop, b: Loop) -> frozenset[Expr]:
     return frozenset(e for e in loads if Symbol(b.symbol) in e.symbols and still.isdisjoint(e.symbols))
 
 
-def _jointly_contiguous(kernel: Kernel, a: Loop, b: Loop, transposed: frozenset[Expr]) -> bool:
-    """Whether stepping ``a`` once is stepping ``b`` through its whole range, in every expression but ``transposed``."""
+def _jointly_contiguous(exprs: Iterable[Expr], a: Loop, b: Loop) -> bool:
+    """Whether stepping ``a`` once is stepping ``b`` through its whole range, in every expression."""
     outer, inner = Symbol(a.symbol), Symbol(b.symbol)
-    for expr in expressions(kernel):
-        if expr in transposed or (outer not in expr.symbols and inner not in expr.symbols):
+    for expr in exprs:
+        if outer not in expr.symbols and inner not in expr.symbols:
             continue
         x, y = expr.coefficient(outer), expr.coefficient(inner)
         if x is None or y is None or x != y * b.extent:
