@@ -38,7 +38,9 @@ class Texts:
         """Events hold no text of a program."""
 
     def dump(self, name: str, kind: str, text: Callable[[], str], /) -> None:
-        """Keep the text of one product."""
+        """Keep the text of one product; not what single passes made of it, which follows from the others."""
+        if kind == "passes":
+            return
         self.kept.append((f"{kind} {name}", text()))
 
 

@@ -11,7 +11,8 @@ import torch
 from torch.fx import Graph, GraphModule
 
 import aotkit
-from aotkit_inductor_lower.graph_passes import GRAPH_PASSES
+from aotkit_inductor_lower.pass_lists import GRAPH_PASSES
+from aotkit_inductor_lower.passes import PassContext
 
 aten = torch.ops.aten
 
@@ -31,14 +32,13 @@ def broken(name: str, spare: int) -> Iterator[None]:
     (each,) = [p for p in GRAPH_PASSES if p.name == name]
     run = each.run
 
-    def bad(graph: Graph, fuel: int) -> int:
-        made = run(graph, fuel)
+    def bad(graph: Graph, ctx: PassContext) -> Graph:
+        graph = run(graph, ctx)
         sines = graph.find_nodes(op="call_function", target=aten.sin.default)
         for number, node in enumerate(sines):
-            if made < fuel:
-                made += 1
+            if ctx.fuel.take():
                 node.target = aten.cos.default if number >= spare else node.target
-        return made
+        return graph
 
     object.__setattr__(each, "run", bad)
     try:
@@ -76,7 +76,8 @@ def test_a_pass_of_the_users_and_a_function_that_is_wrong_by_itself_are_told_apa
     "stage, where",
     [
         ("capture", "capture, partitioning or the code around the graph"),
-        ("fusion", "the fusion of kernels"),
+        ("fusion", "the loop pass 'fuse-kernels'"),
+        ("rewrites", "several graph and loop passes"),
         ("kernels", "lowering or code generation"),
     ],
 )
@@ -95,7 +96,11 @@ def test_a_stage_that_is_wrong_is_found(stage: str, where: str, monkeypatch: pyt
         (options,) = seen
         wrong = {
             "capture": options.capture,
-            "fusion": options.capture and options.lowering == "kernels" and options.fuel != 0,
+            "fusion": options.capture
+            and options.lowering == "kernels"
+            and options.fuel != 0
+            and "fuse-kernels" not in options.disable,
+            "rewrites": options.capture and options.lowering == "kernels" and options.fuel != 0,
             "kernels": options.capture and options.lowering == "kernels",
         }
         return not wrong[stage]

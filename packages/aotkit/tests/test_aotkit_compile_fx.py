@@ -177,7 +177,7 @@ def test_an_internal_error_names_its_stage_and_is_suppressed_when_asked(monkeypa
     def broken(*args: Any, **kwargs: Any) -> Any:
         raise ZeroDivisionError("a bug")
 
-    monkeypatch.setattr(lower, "schedule_program", broken)
+    monkeypatch.setattr(lower, "schedule", broken)
     x = torch.randn(3)
     options = {"fallback": "error"}
     with pytest.raises(BackendCompilerFailed, match=r"in the stage 'schedule'.*a bug") as failed:

@@ -50,7 +50,7 @@ def no_compile(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
             (lower, "compile_to_program"),
             (aotkit_aot_trace.record, "record"),
             (aotkit_inductor_lower.driver, "lower_graph"),
-            (aotkit_inductor_lower.driver, "schedule_program"),
+            (aotkit_inductor_lower.driver, "schedule"),
             (aotkit_inductor_lower.driver, "generate"),
         ):
             monkeypatch.setattr(module, name, entered)

@@ -11,8 +11,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import aotkit_inductor_lower
 from aotkit_inductor_lower import LowerOptions, compile_graph, decompositions
-from aotkit_inductor_lower.graph_passes import GRAPH_PASSES, GraphPass, run_graph_passes
-from aotkit_inductor_lower.graph_passes.runner import check_order
+from aotkit_inductor_lower.pass_lists import GRAPH_PASSES, pass_names, run_graph_passes
+from aotkit_inductor_lower.passes import Pass, check_order
 
 F = torch.nn.functional
 aten = torch.ops.aten
@@ -140,9 +140,15 @@ class Watcher:
 def test_an_observer_sees_every_stage_and_product():
     watcher = Watcher()
     compile_graph(trace(lambda x: x.exp() + 1, torch.ones(8)), observer=watcher)
-    assert watcher.stages == ["graph-passes", "lowering", "schedule", "codegen", "llvm", "bind"]
+    passes = set(pass_names()) | {"drop-dead-steps"}
+    stages = ["graph-passes", "lowering", "schedule", "codegen", "llvm", "bind"]
+    assert [name for name in watcher.stages if name not in passes] == stages
+    assert stages[0] in watcher.stages[: watcher.stages.index("simplify")]
+    assert watcher.stages.index("schedule") < watcher.stages.index("fuse-kernels") < watcher.stages.index("codegen")
     kinds = {kind for _, kind in watcher.dumps}
-    assert kinds == {"ir", "kernels"}
+    assert kinds == {"ir", "kernels", "passes"}
+    changed = [name for name, kind in watcher.dumps if kind == "passes"]
+    assert changed == ["inline-producers", "localize-temporaries"]  # of a graph of two ops
     assert any("define" in text for (_, kind), text in watcher.dumps.items() if kind == "kernels")
 
 
@@ -230,7 +236,7 @@ def test_an_order_that_breaks_a_constraint_is_refused():
     with pytest.raises(ValueError, match="must come after"):
         check_order(tuple(reversed(GRAPH_PASSES)))
     with pytest.raises(ValueError):
-        check_order((*GRAPH_PASSES, GraphPass("remove-noops", lambda graph, fuel: 0)))
+        check_order((*GRAPH_PASSES, Pass("remove-noops", lambda graph, ctx: graph, why="")))
 
 
 def test_a_float_of_sizes_that_kernels_cannot_compute_is_computed_outside_of_them():

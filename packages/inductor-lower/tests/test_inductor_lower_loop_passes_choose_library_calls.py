@@ -10,8 +10,9 @@ from aotkit_inductor_lower import interpret_program, lower_graph, schedule_progr
 from aotkit_inductor_lower.ir import Alias, ExternCall
 from aotkit_inductor_lower.ir.parse import parse_program
 from aotkit_inductor_lower.ir.verify import verify_program
-from aotkit_inductor_lower.loop_passes import choose_library_calls
+from aotkit_inductor_lower.loop_passes.choose_library_calls import choose_library_calls
 from aotkit_inductor_lower.memory.build_plan import generate
+from aotkit_inductor_lower.passes import PassContext
 from aotkit_inductor_lower.runtime import bind
 
 F = torch.nn.functional
@@ -42,7 +43,7 @@ def random(*sizes):
 )
 def test_large_products_of_rows_go_to_the_library_that_is_faster_on_the_processor(f, args, views):
     program = program_of(f, *args)
-    chosen = choose_library_calls(program, "znver4")
+    chosen = choose_library_calls(program, PassContext.of(processor="znver4"))
     verify_program(chosen)
     assert targets(chosen) == [LINEAR]
     assert sum(isinstance(s, Alias) for s in chosen.steps) == sum(isinstance(s, Alias) for s in program.steps) + views
@@ -50,7 +51,7 @@ def test_large_products_of_rows_go_to_the_library_that_is_faster_on_the_processo
     for results in (interpret_program(chosen, list(args)), bind(generate(chosen))(list(args))):
         torch.testing.assert_close(results[0].double(), expected, rtol=1e-4, atol=1e-3)
         assert results[0].stride() == expected.stride()
-    assert choose_library_calls(program, "skylake-avx512") == program
+    assert choose_library_calls(program, PassContext.of(processor="skylake-avx512")) == program
 
 
 @pytest.mark.parametrize(
@@ -65,7 +66,7 @@ def test_large_products_of_rows_go_to_the_library_that_is_faster_on_the_processo
 )
 def test_products_that_gain_nothing_or_mean_something_else_stay(f, args):
     program = program_of(f, *args)
-    assert choose_library_calls(program, "znver4") == program
+    assert choose_library_calls(program, PassContext.of(processor="znver4")) == program
 
 
 DYNAMIC = """aotkit-ir 2
@@ -83,11 +84,11 @@ return y
 
 def test_other_calls_of_two_matrices_stay():
     program = parse_program(DYNAMIC.replace("aten.mm.default", "aten._euclidean_dist.default"))
-    assert choose_library_calls(program, "znver4") == program
+    assert choose_library_calls(program, PassContext.of(processor="znver4")) == program
 
 
 def test_a_dynamic_number_of_rows_may_be_anything():
-    chosen = choose_library_calls(parse_program(DYNAMIC), "znver4")
+    chosen = choose_library_calls(parse_program(DYNAMIC), PassContext.of(processor="znver4"))
     verify_program(chosen)
     assert targets(chosen) == [LINEAR]
     bound, w = bind(generate(chosen)), random(512, 512)

@@ -9,6 +9,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from aotkit_inductor_lower import LowerOptions, compile_graph, decompositions, interpret_program
 from aotkit_inductor_lower.ir import LoopNest, Store
 from aotkit_inductor_lower.loop_passes.split_reductions import split_reductions
+from aotkit_inductor_lower.passes import PassContext
 
 N = 70_001  # a few chunks and a rest
 
@@ -292,7 +293,7 @@ def test_what_is_overwritten_is_summed_up_as_it_was():
 )
 def test_a_pass_that_reduces_nothing_has_a_unit_of_work_for_each_element(f, sizes):
     x = torch.ones(sizes)
-    program, _ = split_reductions(compiled(f, (x,)).program)
+    program = split_reductions(compiled(f, (x,)).program, PassContext.of())
     large = {b.name for b in program.buffers if all(size.constant in sizes for size in b.sizes) and len(b.sizes) == 2}
     nests = [step for step in program.steps if isinstance(step, LoopNest)]
     assert len(nests) > 2

@@ -18,7 +18,7 @@ from typing import Protocol, TextIO
 
 __all__ = ["GraphRecord", "Observer", "Recorder", "StageTiming"]
 
-LOG_KINDS = ("timing", "graphs", "ir", "kernels")
+LOG_KINDS = ("timing", "graphs", "ir", "kernels", "passes")
 
 
 class Observer(Protocol):
@@ -28,7 +28,7 @@ class Observer(Protocol):
         """Context manager around one named stage."""
 
     def dump(self, name: str, kind: str, text: Callable[[], str]) -> None:
-        """One intermediate result; ``kind`` is graphs, ir or kernels; ``text`` is called only if wanted."""
+        """One intermediate result; ``kind`` is graphs, ir, kernels or passes; ``text`` is called only if wanted."""
 
     def event(self, name: str, fields: Mapping[str, object], /) -> None:
         """Something that happened once: a cache hit, a wrapper bound."""
@@ -56,8 +56,8 @@ class GraphRecord:
 class Recorder:
     """Collects what the pipeline reports; optionally logs it and writes numbered dump files.
 
-    Arguments: ``log`` kinds to print (``timing``, ``graphs``, ``ir``, ``kernels``), ``dump_dir`` a folder for
-    ``NN_<name>.txt`` files, ``stream`` where log lines go (default: standard error). Safe under threads.
+    Arguments: ``log`` kinds to print (``timing``, ``graphs``, ``ir``, ``kernels``, ``passes``), ``dump_dir`` a folder
+    for ``NN_<name>.txt`` files, ``stream`` where log lines go (default: standard error). Safe under threads.
     """
 
     log: frozenset[str] = frozenset()

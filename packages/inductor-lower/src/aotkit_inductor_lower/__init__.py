@@ -30,17 +30,16 @@ if TYPE_CHECKING:
     from .driver import CompiledGraph, compile_graph, compile_to_program
     from .errors import InputMismatchError, LoweringError, UnsupportedGraphError
     from .graph_partition import PartitionedGraph
-    from .graph_passes import pass_names
     from .graph_passes.freeze import freeze
     from .ir.interpret import interpret_program
     from .ir.parse import parse_program
     from .ir.print import print_program
     from .ir.verify import verify_program
     from .launch_plan import CompiledProgram
-    from .loop_passes import schedule_program
     from .lowering import lower_graph
     from .lowering.decompositions import decompositions
     from .options import LowerOptions
+    from .pass_lists import pass_names, schedule_program
     from .passes import Decision
     from .report import LoweringReport
     from .runtime import ArenaPool, BindError, RedzoneError
@@ -92,7 +91,6 @@ _HOMES = {
             "UnsupportedGraphError",
         ),
         "graph_passes.freeze": ("freeze",),
-        "graph_passes": ("pass_names",),
         "ir.interpret": ("interpret_program",),
         "ir.parse": ("parse_program",),
         "ir.print": ("print_program",),
@@ -111,7 +109,7 @@ _HOMES = {
         "targets.cpu": ("CpuTarget", "host_target", "processor_target"),
         "runtime.programs": ("bind_program", "compiled_from_json", "compiled_to_json"),
         "report": ("LoweringReport",),
-        "loop_passes": ("schedule_program",),
+        "pass_lists": ("pass_names", "schedule_program"),
     }.items()
     for name in names
 }

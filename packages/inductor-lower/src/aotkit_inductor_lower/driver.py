@@ -12,20 +12,16 @@ from torch.fx import GraphModule
 
 from .analysis.devices import kernel_device
 from .graph_partition import PartitionedGraph, compile_parts, needs_partition
-from .graph_passes import run_graph_passes
-from .graph_passes.call_custom_writers import call_custom_writers, has_custom_writers, has_user_kernels, launch_in_place
 from .graph_passes.fake_values import graph_constants, with_fake_values
 from .ir import Program
-from .ir.parse import parse_program
 from .ir.print import print_program
-from .ir.verify import verify_program
 from .launch_plan import CompiledProgram, compiled_from_json, compiled_to_json
 from .launch_plan.store import ObjectStore, generator_digest
-from .loop_passes import choose_library_calls, schedule_program, split_reductions
 from .lowering import lower_graph
 from .memory.build_plan import generate
 from .options import LowerOptions
-from .passes import Decision, Observer, stage
+from .pass_lists import call_writers, checked_program, rewrite_graph, schedule
+from .passes import Decision, Observer, PassContext, stage
 from .report import LoweringReport, make_report
 from .runtime import ArenaPool, BoundProgram, bind
 from .runtime.input_checks import input_check
@@ -107,14 +103,15 @@ def compile_graph(
     :class:`~.errors.UnsupportedGraphError` for what can be neither generated nor called.
     """
     options, arenas = options or LowerOptions(), arenas or ArenaPool()
-    graph = _with_calls_of_writers(with_fake_values(gm, example_inputs), options)
+    ctx = PassContext.of(options, observer, host_target().cpu)
+    graph = call_writers(with_fake_values(gm, example_inputs), ctx)
     if needs_partition(graph):
         return _compile_in_parts(graph, options, observer, object_store, arenas)
     if _is_for_device(graph, options):
         from .targets.triton import compile_device_graph
 
         return compile_device_graph(graph, options=options, observer=observer, object_store=object_store)
-    compiled = _compile_whole(graph, options, observer, object_store)
+    compiled = _compile_whole(graph, ctx, object_store)
     with stage(observer, "bind"):
         assert isinstance(compiled.program, CompiledProgram)
         bound = bind(compiled.program, compiled.constants, arenas, redzones=options.redzones)
@@ -137,7 +134,8 @@ def compile_to_program(
     A graph that no launch plan can hold is compiled in parts, and these are bound, with ``arenas``.
     """
     options = options or LowerOptions()
-    graph = _with_calls_of_writers(with_fake_values(gm, example_inputs), options)
+    ctx = PassContext.of(options, observer, host_target().cpu)
+    graph = call_writers(with_fake_values(gm, example_inputs), ctx)
     if needs_partition(graph):
         return _compile_in_parts(graph, options, observer, object_store, arenas or ArenaPool())
     if _is_for_device(graph, options):
@@ -145,14 +143,7 @@ def compile_to_program(
 
         program, lowered = compile_device_program(graph, options=options, observer=observer, object_store=object_store)
         return Compiled(program, lowered.constants, lowered.report, lowered.scheduled, lowered.records)
-    return _compile_whole(graph, options, observer, object_store)
-
-
-def _with_calls_of_writers(graph: GraphModule, options: LowerOptions) -> GraphModule:
-    """Operators that write, and kernels of the user's, as calls that a launch plan can hold."""
-    if has_custom_writers(graph):
-        graph = call_custom_writers(run_graph_passes(graph, options))
-    return launch_in_place(graph) if has_user_kernels(graph) else graph
+    return _compile_whole(graph, ctx, object_store)
 
 
 def _is_for_device(graph: GraphModule, options: LowerOptions) -> bool:
@@ -172,34 +163,21 @@ def _compile_in_parts(
     return compile_parts(graph, compile_one)
 
 
-def _compile_whole(
-    gm: GraphModule, options: LowerOptions, observer: Observer | None, object_store: ObjectStore | None
-) -> Compiled:
+def _compile_whole(gm: GraphModule, ctx: PassContext, object_store: ObjectStore | None) -> Compiled:
+    observer = ctx.observer
     with stage(observer, "graph-passes"):
-        graph = run_graph_passes(gm, options)
+        graph = rewrite_graph(gm, ctx)
     with stage(observer, "lowering"):
-        lowered = _checked(lower_graph(graph, options), options)
+        lowered = lower_graph(graph, ctx.options)
+        lowered = checked_program(lowered) if ctx.options.verify else lowered
     _dump(observer, "lowered", "ir", lowered)
     with stage(observer, "schedule"):
-        scheduled, records = schedule_program(lowered, options)
-        scheduled, records = split_reductions(scheduled, records)
-        scheduled = _checked(choose_library_calls(scheduled, host_target().cpu), options)
+        scheduled = schedule(lowered, ctx)
     _dump(observer, "scheduled", "ir", scheduled)
     with stage(observer, "codegen"):
-        compiled = _generate(scheduled, options, observer, object_store)
-    report = make_report(graph, lowered, scheduled, records)
-    return Compiled(compiled, graph_constants(graph), report, scheduled, tuple(records))
-
-
-def _checked(program: Program, options: LowerOptions) -> Program:
-    """With ``verify``: checked, and read back from its own text."""
-    if not options.verify:
-        return program
-    verify_program(program)
-    reread = parse_program(print_program(program))
-    if reread != program:
-        raise AssertionError(f"program {program.name} changed when it was printed and read back")
-    return reread
+        compiled = _generate(scheduled, ctx.options, observer, object_store)
+    report = make_report(graph, lowered, scheduled, ctx.decisions)
+    return Compiled(compiled, graph_constants(graph), report, scheduled, tuple(ctx.decisions))
 
 
 def _generate(

@@ -1,15 +1,42 @@
-"""What passes decided, as data, and whom a compile tells about its stages."""
+"""One record for a pass of any level, the runner of a list of them, and what they share while they run.
+
+Note [Fuel]
+    Every optional rewrite asks for fuel before it is made, at every level, from one counter. So ``fuel=N`` gives the
+    program in which the first N rewrites are made and no others, and a wrong rewrite is found by bisection. A pass that
+    took no fuel gives back what it was given, but for required ones, which take none.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
-from typing import Literal, Protocol
+from dataclasses import dataclass, field
+from typing import Generic, Literal, Protocol, TypeVar
 
-__all__ = ["Decision", "DecisionKind", "Observer", "stage"]
+from .errors import UnknownPassError
+from .options import LowerOptions
 
+__all__ = [
+    "NO_FUEL",
+    "Decision",
+    "DecisionKind",
+    "Fuel",
+    "Level",
+    "Observer",
+    "Pass",
+    "PassContext",
+    "check_disabled",
+    "check_order",
+    "each_kernel",
+    "fuses",
+    "in_order",
+    "run_passes",
+    "stage",
+]
+
+T = TypeVar("T")
 DecisionKind = Literal["inline", "vertical", "horizontal", "mixed-order", "split", "concat"]
+NO_FUEL = "there is no fuel left for it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +62,10 @@ class Observer(Protocol):
     """Told about stages and their products; what it does with them is its own business."""
 
     def stage(self, name: str) -> AbstractContextManager[object]:
-        """Around one stage."""
+        """Around one stage, and around each pass in it."""
 
     def dump(self, name: str, kind: str, text: Callable[[], str]) -> None:
-        """A product (``kind`` graphs, ir or kernels); ``text`` makes its text if it is wanted."""
+        """A product (``kind`` graphs, ir, kernels or passes); ``text`` makes its text if it is wanted."""
 
 
 @contextmanager
@@ -49,3 +76,140 @@ def stage(observer: Observer | None, name: str) -> Iterator[None]:
         return
     with observer.stage(name):
         yield
+
+
+class Fuel:
+    """How many optional rewrites may still be made, see Note [Fuel]. ``limit``: ``None`` for any number."""
+
+    __slots__ = ("left", "limited", "used")
+
+    def __init__(self, limit: int | None = None) -> None:
+        self.left = limit if limit is not None else 1 << 62
+        self.limited = limit is not None
+        self.used = 0
+
+    def take(self) -> bool:
+        """Whether one more rewrite may be made."""
+        if self.left < 1:
+            return False
+        self.spend(1)
+        return True
+
+    def spend(self, made: int) -> None:
+        """Count rewrites that were made, of those that were ``left``."""
+        self.left -= made
+        self.used += made
+
+
+@dataclass(frozen=True, slots=True)
+class PassContext:
+    """What passes are given beside the program. ``decisions`` is the only thing that they append to.
+
+    ``processor``: LLVM's name of the processor that kernels and library calls run on; ``None`` for other machines, and
+    where a program is scheduled for no machine in particular.
+    """
+
+    options: LowerOptions
+    observer: Observer | None
+    fuel: Fuel
+    decisions: list[Decision] = field(default_factory=list)
+    processor: str | None = None
+
+    @staticmethod
+    def of(
+        options: LowerOptions | None = None, observer: Observer | None = None, processor: str | None = None
+    ) -> PassContext:
+        """The context of one graph: all the fuel that ``options`` give, and no decision yet."""
+        options = options or LowerOptions()
+        return PassContext(options, observer, Fuel(options.fuel), processor=processor)
+
+
+def _always(_ctx: PassContext) -> bool:
+    return True
+
+
+def fuses(ctx: PassContext) -> bool:
+    """``when`` of passes that are part of fusion."""
+    return ctx.options.fuse
+
+
+@dataclass(frozen=True, slots=True)
+class Pass(Generic[T]):
+    """A named pass over a graph, a program or a kernel.
+
+    ``run`` gives what the subject becomes; passes over graphs change the copy that they are given. ``why`` is one
+    sentence. ``after`` names passes that must come earlier in the list, ``when`` tells whether the pass takes part.
+    ``required``: it can't be left out and takes no fuel; the others take some for each rewrite.
+    """
+
+    name: str
+    run: Callable[[T, PassContext], T]
+    why: str
+    after: tuple[str, ...] = ()
+    when: Callable[[PassContext], bool] = _always
+    required: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Level(Generic[T]):
+    """What the runner asks about the subjects of passes: their text, and with the option ``verify``, whether they keep
+    their rules (``check`` raises, and gives the subject as it reads back from its text)."""
+
+    show: Callable[[T], str]
+    check: Callable[[T], T]
+
+
+def each_kernel(change: Callable[[T], T]) -> Callable[[T, PassContext], T]:
+    """A required pass out of a function that brings one kernel nearer to its normal form."""
+
+    def run(subject: T, _ctx: PassContext) -> T:
+        return change(subject)
+
+    return run
+
+
+def check_order(passes: Sequence[Pass[T]]) -> None:
+    """Raises ``ValueError`` if a pass stands before one it must come after, or if a name is used twice."""
+    seen: set[str] = set()
+    for each in passes:
+        missing = [name for name in each.after if name not in seen]
+        if missing or each.name in seen:
+            raise ValueError(f"pass {each.name} must come after {', '.join(missing) or 'nothing of its own name'}")
+        seen.add(each.name)
+
+
+def in_order(*passes: Pass[T]) -> tuple[Pass[T], ...]:
+    """A list of passes, once :func:`check_order` has nothing against it."""
+    check_order(passes)
+    return passes
+
+
+def check_disabled(disabled: Sequence[str], known: Sequence[str]) -> None:
+    """Raises :class:`~.errors.UnknownPassError` for a name that is no optional pass."""
+    unknown = sorted(set(disabled) - set(known))
+    if unknown:
+        raise UnknownPassError(
+            f"there is no pass named {', '.join(unknown)} to leave out; the passes are {', '.join(known)}"
+        )
+
+
+def run_passes(passes: Sequence[Pass[T]], subject: T, ctx: PassContext, level: Level[T]) -> T:
+    """The subject after all passes that take part and are not disabled. Each is timed, and what it made dumped if it
+    changed something; with the option ``verify`` that is checked, and read back from its own text."""
+    for each in passes:
+        if not each.when(ctx) or (each.name in ctx.options.disable and not each.required):
+            continue
+        used = ctx.fuel.used
+        with stage(ctx.observer, each.name):
+            after = each.run(subject, ctx)
+        changed = ctx.fuel.used != used or (each.required and after != subject)
+        if ctx.observer is not None and changed:
+            _dump(ctx.observer, each, after, level)
+        if ctx.options.verify and (changed or after != subject):
+            after = level.check(after)
+        subject = after
+    return subject
+
+
+def _dump(observer: Observer, each: Pass[T], after: T, level: Level[T]) -> None:
+    observer.dump(each.name, "passes", lambda: level.show(after))

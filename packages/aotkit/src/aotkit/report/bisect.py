@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -18,6 +18,7 @@ from ..options import Options
 __all__ = ["Culprit", "find_culprit"]
 
 _MOST_REWRITES = 1 << 20
+_LEVELS: tuple[Literal["graph", "loop"], ...] = ("graph", "loop")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +28,7 @@ class Culprit:
     Attributes:
         where: the part of the compile.
         options: with these the result is right, if some are found.
-        rewrite: the number of the rewrite or fusion that breaks it, counted from 1 in each graph, if one does.
+        rewrite: the number of the rewrite that breaks it, counted over all passes from 1 in each graph, if one does.
         checks: how often something was compiled and checked.
     """
 
@@ -51,8 +52,8 @@ def find_culprit(
 
         find_culprit(lambda backend: torch.allclose(torch.compile(f, backend=backend)(x), f(x)))
 
-    Looked at are ``passes`` of the user's, Dynamo, the capture, each graph pass, the fusion of kernels, and what
-    remains: code generation. Dynamo is reset before every check; an exception in ``check`` counts as wrong.
+    Looked at are ``passes`` of the user's, Dynamo, the capture, each graph pass and loop pass, and what remains:
+    lowering and code generation. Dynamo is reset before every check; an exception in ``check`` counts as wrong.
     """
     return _Search(check, options or read_environment().options(), passes or GraphPasses()).run()
 
@@ -73,14 +74,14 @@ class _Search:
             return self.found("the function itself or Dynamo")
         if not self.right(lowering="none"):
             return self.found("capture, partitioning or the code around the graph", capture=False)
-        names = pass_names()
-        for name in names:
-            disable = self.options.disable | {name}
-            if self.right(disable=disable):
-                return self.found(f"the graph pass {name!r}", self.first_rewrite(), disable=sorted(disable))
+        for level in _LEVELS:
+            for name in pass_names(level):
+                disable = self.options.disable | {name}
+                if self.right(disable=disable):
+                    return self.found(f"the {level} pass {name!r}", self.first_rewrite(), disable=sorted(disable))
         if self.right(fuel=0):
-            where = "several graph passes" if self.right(disable=frozenset(names)) else "the fusion of kernels"
-            return self.found(where, self.first_rewrite(), fuel=0)
+            alone = (level for level in _LEVELS if self.right(disable=frozenset(pass_names(level))))
+            return self.found(f"several {next(alone, 'graph and loop')} passes", self.first_rewrite(), fuel=0)
         return self.found("lowering or code generation", lowering="none")
 
     def right(self, passes: GraphPasses | None = None, **changes: Any) -> bool:

@@ -21,10 +21,11 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from ..ops.aten import is_view
+from ..passes import Pass, PassContext
 from .node_facts import escaping_nodes, same_number, same_tensor_type
 from .replace import replace_node
 
-__all__ = ["call_custom_writers", "has_custom_writers", "has_user_kernels", "launch_in_place"]
+__all__ = ["LAUNCH_USER_KERNELS", "PASS", "call_custom_writers", "has_custom_writers", "launch_in_place"]
 
 aten = torch.ops.aten
 _WRAPPERS = (auto_functionalized, auto_functionalized_v2)
@@ -35,26 +36,26 @@ def has_custom_writers(gm: GraphModule) -> bool:
     return any(node.target in _WRAPPERS for node in gm.graph.nodes)
 
 
-def call_custom_writers(gm: GraphModule) -> GraphModule:
-    """A new graph with as many of the calls as can be replaced by the operators themselves."""
+def call_custom_writers(gm: GraphModule, ctx: PassContext) -> GraphModule:
+    """A new graph with as many of the calls as can be replaced by the operators themselves; ``gm`` without any."""
+    if not has_custom_writers(gm):
+        return gm
     graph = _copy(gm)
     for node in list(graph.nodes):
-        if node.target in _WRAPPERS and _is_known(node):
+        if node.target in _WRAPPERS and _is_known(node) and ctx.fuel.take():
             _replace(graph, node)
     graph.lint()
     return GraphModule(gm, graph)
 
 
-def has_user_kernels(gm: GraphModule) -> bool:
-    """Whether the graph holds calls of Triton kernels that copy what the kernels write to."""
-    return any(_is_kernel(node) for node in gm.graph.nodes)
-
-
-def launch_in_place(gm: GraphModule) -> GraphModule:
-    """A new graph in which kernels write to what they are given, where nobody wants its old values."""
+def launch_in_place(gm: GraphModule, ctx: PassContext) -> GraphModule:
+    """A new graph in which kernels write to what they are given, where nobody wants its old values; ``gm`` without
+    calls of Triton kernels that copy what the kernels write to."""
+    if not any(_is_kernel(node) for node in gm.graph.nodes):
+        return gm
     graph = _copy(gm)
     for node in list(graph.nodes):
-        if _is_kernel(node):
+        if _is_kernel(node) and ctx.fuel.take():
             _launch(graph, node)
     _erase_copies_to_itself(graph)
     graph.lint()
@@ -209,3 +210,15 @@ def _call(graph: Graph, node: Node, untouched: str, copies: dict[Node, Node]) ->
                 env[inner].meta = {**{k: v for k, v in node.meta.items() if k != "val"}, **inner.meta}
     (output,) = traced.graph.find_nodes(op="output")
     return [env[result] if isinstance(result, Node) else None for result in output.args[0]]
+
+
+PASS = Pass(
+    "call-custom-writers",
+    call_custom_writers,
+    why="an operator that writes is called as it is, where nobody wants the old value no copy is made",
+)
+LAUNCH_USER_KERNELS = Pass(
+    "launch-user-kernels",
+    launch_in_place,
+    why="kernels of the user's write to what they are given, not to copies",
+)

@@ -21,9 +21,11 @@ from torch._subclasses import FakeTensor
 from torch.fx import Graph, Node, map_arg
 
 from ..ops.aten import is_view
+from ..passes import Pass
 from .node_facts import before_writes, escaping_nodes
+from .rewriting import rewriting
 
-__all__ = ["prefer_channels_last"]
+__all__ = ["PASS", "prefer_channels_last"]
 
 aten = torch.ops.aten
 _CONVOLUTION = aten.convolution.default
@@ -218,3 +220,11 @@ def _numel(node: Any) -> int:
     for size in node.meta["val"].shape:
         count *= size if isinstance(size, int) else size.node.hint or 1
     return count
+
+
+PASS = Pass(
+    "channels-last",
+    rewriting(prefer_channels_last),
+    why="convolutions are faster where images have their channels together",
+    after=("common-subexpressions",),
+)

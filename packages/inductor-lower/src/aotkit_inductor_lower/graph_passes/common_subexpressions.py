@@ -9,10 +9,12 @@ from __future__ import annotations
 import torch
 from torch.fx import Graph, Node
 
+from ..passes import Pass
 from .node_facts import escaping_nodes, is_random
 from .replace import replace_node
+from .rewriting import rewriting
 
-__all__ = ["merge_common_subexpressions"]
+__all__ = ["PASS", "merge_common_subexpressions"]
 
 
 def merge_common_subexpressions(graph: Graph, fuel: int) -> int:
@@ -75,3 +77,11 @@ def _key(value: object) -> object | None:
     except TypeError:
         return None
     return (type(value).__name__, repr(value) if isinstance(value, float | complex) else value)
+
+
+PASS = Pass(
+    "common-subexpressions",
+    rewriting(merge_common_subexpressions),
+    why="equal calls are computed once",
+    after=("simplify", "merge-splits-and-cats"),
+)

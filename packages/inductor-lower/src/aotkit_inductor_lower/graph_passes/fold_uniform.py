@@ -13,9 +13,11 @@ import torch
 from torch.fx import Graph, Node
 
 from ..ops.refusals import fits
+from ..passes import Pass
 from .node_facts import is_random
+from .rewriting import rewriting
 
-__all__ = ["fold_uniform_values"]
+__all__ = ["PASS", "fold_uniform_values"]
 
 aten = torch.ops.aten
 
@@ -95,3 +97,11 @@ def _uniform(node: Node, val: torch.Tensor, values: dict[Node, torch.Tensor]) ->
     except RuntimeError:  # integers divided by zero: an error when the graph runs, and none where there are no elements
         return None
     return result if isinstance(result, torch.Tensor) and result.dtype == val.dtype and result.numel() == 1 else None
+
+
+PASS = Pass(
+    "fold-uniform",
+    rewriting(fold_uniform_values),
+    why="tensors of one repeated value are computed once, while compiling",
+    after=("remove-noops",),
+)

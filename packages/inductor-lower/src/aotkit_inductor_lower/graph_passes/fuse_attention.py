@@ -25,11 +25,13 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
+from ..passes import Pass, PassContext
 from .node_facts import before_writes
 from .patterns import emit
 from .replace import replace_node
+from .rewriting import rewriting
 
-__all__ = ["fuse_attention", "fuse_masked_attention"]
+__all__ = ["PASS", "fuse_attention", "fuse_masked_attention"]
 
 aten = torch.ops.aten
 _FLASH = aten._scaled_dot_product_flash_attention_for_cpu.default
@@ -264,3 +266,15 @@ def _mask_fits(mask: Node | None, softmax: Node) -> bool:
     if value.dtype is not scores.dtype or value.dim() not in (2, 4) or value.shape[-1] != scores.shape[-1]:
         return False
     return all(size in (1, full) for size, full in zip(reversed(value.shape), reversed(scores.shape), strict=False))
+
+
+def _run(graph: Graph, ctx: PassContext) -> Graph:
+    return rewriting(fuse_masked_attention if ctx.options.numerics == "fast" else fuse_attention)(graph, ctx)
+
+
+PASS = Pass(
+    "fuse-attention",
+    _run,
+    why="attention that is written out becomes one call, which never writes the scores to memory",
+    after=("remove-noops",),
+)

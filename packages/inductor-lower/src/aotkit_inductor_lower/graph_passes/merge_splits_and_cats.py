@@ -14,10 +14,12 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
+from ..passes import Pass
 from .node_facts import before_writes, escaping_nodes, reads_storage, same_tensor_type
 from .replace import replace_node
+from .rewriting import rewriting
 
-__all__ = ["join_splits_and_cats"]
+__all__ = ["PASS", "join_splits_and_cats"]
 
 aten = torch.ops.aten
 _Part = tuple[Node, int, int, int]  # source, dimension, first, one past the last
@@ -185,3 +187,11 @@ _RULES: dict[object, Callable[[Node], Node | None]] = {
     aten.select.int: _entry,
     operator.getitem: _getitem,
 }
+
+
+PASS = Pass(
+    "merge-splits-and-cats",
+    rewriting(join_splits_and_cats),
+    why="what is taken apart and put together again need not be copied",
+    after=("simplify",),
+)

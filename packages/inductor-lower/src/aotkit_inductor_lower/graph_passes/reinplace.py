@@ -15,10 +15,12 @@ from torch.fx import Graph, Node
 
 from ..ops.aten import is_view
 from ..ops.positions import begin_of, select_position
+from ..passes import Pass
 from .node_facts import escaping_nodes, reads_storage
 from .replace import fake_result, replace_node
+from .rewriting import rewriting
 
-__all__ = ["write_in_place"]
+__all__ = ["PASS", "write_in_place"]
 
 aten = torch.ops.aten
 _PARTS = {aten.slice_scatter.default: aten.slice.Tensor, aten.select_scatter.default: aten.select.int}
@@ -130,3 +132,11 @@ def _write(graph: Graph, node: Node, target: Node) -> None:
             in_place: Any = _IN_PLACE[node.target]  # type: ignore[index]
             written = graph.call_function(in_place, (target, *node.args[1:]), dict(node.kwargs))
             written.meta.update(node.meta)
+
+
+PASS = Pass(
+    "reinplace",
+    rewriting(write_in_place),
+    why="a part of an input that is overwritten needs no copy of the rest",
+    after=("common-subexpressions", "channels-last"),
+)

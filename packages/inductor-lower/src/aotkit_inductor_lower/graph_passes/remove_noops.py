@@ -11,10 +11,12 @@ from typing import Any
 import torch
 from torch.fx import Graph
 
+from ..passes import Pass
 from .node_facts import before_writes, escaping_nodes, reads_storage, same_tensor_type
 from .replace import replace_node
+from .rewriting import rewriting
 
-__all__ = ["remove_noops"]
+__all__ = ["PASS", "remove_noops"]
 
 aten = torch.ops.aten
 
@@ -72,3 +74,10 @@ def _is_identity(dims: Any) -> bool:
 def _whole(node: torch.fx.Node, source: torch.fx.Node) -> bool:
     offset, base = node.meta["val"].storage_offset(), source.meta["val"].storage_offset()
     return isinstance(offset, int) and isinstance(base, int) and offset == base
+
+
+PASS = Pass(
+    "remove-noops",
+    rewriting(remove_noops),
+    why="an operator that gives back what it got costs a copy and hides equal values",
+)

@@ -11,11 +11,13 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
+from ..passes import Pass
 from .node_facts import before_writes
 from .patterns import emit
 from .replace import replace_node
+from .rewriting import rewriting
 
-__all__ = ["reuse_reductions"]
+__all__ = ["PASS", "reuse_reductions"]
 
 aten = torch.ops.aten
 
@@ -61,3 +63,11 @@ def _again(target: Any, small: tuple[Node, frozenset[int], bool], dims: frozense
         return result
 
     return run
+
+
+PASS = Pass(
+    "reuse-reductions",
+    rewriting(reuse_reductions),
+    why="a maximum over more dimensions can start from one over fewer of them",
+    after=("simplify",),
+)

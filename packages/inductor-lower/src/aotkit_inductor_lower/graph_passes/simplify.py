@@ -14,10 +14,12 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
+from ..passes import Pass
 from .node_facts import same_tensor_type
 from .patterns import Bound, Rewrite, apply_rewrites
+from .rewriting import rewriting
 
-__all__ = ["SIMPLIFICATIONS", "simplify"]
+__all__ = ["PASS", "SIMPLIFICATIONS", "simplify"]
 
 aten = torch.ops.aten
 _convert = torch.ops.prims.convert_element_type.default
@@ -165,3 +167,11 @@ SIMPLIFICATIONS: tuple[Rewrite, ...] = (
 def simplify(graph: Graph, fuel: int) -> int:
     """Run the pass; the number of rewrites."""
     return apply_rewrites(graph, SIMPLIFICATIONS, fuel)
+
+
+PASS = Pass(
+    "simplify",
+    rewriting(simplify),
+    why="chains of views and conversions become one, and batches of one a plain product",
+    after=("remove-noops", "fold-uniform"),
+)

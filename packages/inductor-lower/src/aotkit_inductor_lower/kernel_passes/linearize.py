@@ -13,9 +13,10 @@ from ..kernel_ir.nests import Placement
 from ..kernel_ir.nodes import Kernel, KernelCall, KernelModule, Loop, Param, Scratch, Stmt
 from ..kernel_ir.walk import all_loops, expressions, instructions, load_at, nested, store_at
 from ..ops.dtypes import bits, dtype_from_torch_name
+from ..passes import Pass, each_kernel
 from ..symbolic import Expr, Symbol, SymbolKind, floordiv, smax, sym, to_expr
 
-__all__ = ["declare_sizes", "linearize", "linearize_nest", "memory_extents", "placements"]
+__all__ = ["DECLARE_SIZES", "declare_sizes", "linearize", "linearize_nest", "memory_extents", "placements"]
 
 
 def linearize(program: Program) -> KernelModule:
@@ -171,3 +172,12 @@ def _extent(buffer: Buffer) -> Expr:
     for size, stride in zip(buffer.sizes, buffer.strides, strict=True):
         extent = extent + (size - 1) * stride
     return extent
+
+
+DECLARE_SIZES = Pass(
+    "declare-sizes",
+    each_kernel(declare_sizes),
+    why="a kernel takes the sizes that it still uses",
+    after=("merge-loops",),
+    required=True,
+)

@@ -10,9 +10,10 @@ from ..ir import Load
 from ..kernel_ir.nests import hint
 from ..kernel_ir.nodes import Kernel, Loop, Stmt
 from ..kernel_ir.walk import all_loops, expressions, instructions, map_expressions, nested, perfect_nest
+from ..passes import Pass, each_kernel
 from ..symbolic import Expr, Symbol, product, sym, to_expr
 
-__all__ = ["merge_loops"]
+__all__ = ["PASS", "merge_loops"]
 
 _SHORT = 64  # loops shorter than this may be repeated to fill vectors
 
@@ -101,3 +102,12 @@ def _jointly_contiguous(exprs: Iterable[Expr], a: Loop, b: Loop) -> bool:
         if x is None or y is None or x != y * b.extent:
             return False
     return True
+
+
+PASS = Pass(
+    "merge-loops",
+    each_kernel(merge_loops),
+    why="neighbouring loops that are contiguous in every access are one",
+    after=("order-loops",),
+    required=True,
+)

@@ -16,21 +16,26 @@ from dataclasses import replace
 from ..ir import Buffer, LoopNest
 from ..kernel_ir.nests import FlatNest, Placement, flat_nest
 from ..kernel_ir.nodes import Kernel, KernelCall, KernelModule
-from .linearize import declare_sizes, linearize_nest
-from .merge_loops import merge_loops
-from .order_loops import order_loops
-from .simplify_bounds import simplify_bounds
-from .split_loops_by_divisors import split_loops_by_divisors
+from ..passes import PassContext, in_order
+from . import merge_loops, order_loops, simplify_bounds, split_loops_by_divisors
+from .linearize import DECLARE_SIZES, linearize_nest
 
 __all__ = ["NORMAL_FORM", "flatten_nest", "normal_form", "normalize"]
 
-NORMAL_FORM = (simplify_bounds, split_loops_by_divisors, order_loops, merge_loops, declare_sizes)
+NORMAL_FORM = in_order(
+    simplify_bounds.PASS,
+    split_loops_by_divisors.PASS,
+    order_loops.PASS,
+    merge_loops.PASS,
+    DECLARE_SIZES,
+)
 
 
 def normal_form(kernel: Kernel) -> Kernel:
     """The kernel after all of :data:`NORMAL_FORM`."""
-    for change in NORMAL_FORM:
-        kernel = change(kernel)
+    ctx = PassContext.of()
+    for each in NORMAL_FORM:
+        kernel = each.run(kernel, ctx)
     return kernel
 
 

@@ -9,9 +9,10 @@ from ..ir import Load, Reduce, Store
 from ..kernel_ir.nests import hint
 from ..kernel_ir.nodes import Kernel, Loop, Stmt
 from ..kernel_ir.walk import instructions, nested, perfect_nest
+from ..passes import Pass, each_kernel
 from ..symbolic import Expr, Symbol
 
-__all__ = ["order_loops"]
+__all__ = ["PASS", "order_loops"]
 
 
 def order_loops(kernel: Kernel) -> Kernel:
@@ -45,3 +46,12 @@ def _by_stride(loops: Sequence[Loop], offsets: list[Expr]) -> Sequence[Loop]:
         return widest
 
     return sorted(loops, key=stride, reverse=True)
+
+
+PASS = Pass(
+    "order-loops",
+    each_kernel(order_loops),
+    why="the widest stride goes outside",
+    after=("split-loops-by-divisors",),
+    required=True,
+)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from ..kernel_ir.bounds import drop_divisions, has_calls
 from ..kernel_ir.nodes import Kernel
 from ..kernel_ir.walk import all_loops, expressions, map_expressions
+from ..passes import Pass, each_kernel
 from ..symbolic import Symbol, to_expr
 
-__all__ = ["simplify_bounds"]
+__all__ = ["PASS", "simplify_bounds"]
 
 
 def simplify_bounds(kernel: Kernel) -> Kernel:
@@ -18,3 +19,11 @@ def simplify_bounds(kernel: Kernel) -> Kernel:
     if not zero and not any(has_calls(expr) for expr in expressions(kernel)):
         return kernel
     return map_expressions(kernel, lambda e: drop_divisions(e.substitute(zero) if zero else e, upper))
+
+
+PASS = Pass(
+    "simplify-bounds",
+    each_kernel(simplify_bounds),
+    why="divisions that follow from what loops run over vanish",
+    required=True,
+)

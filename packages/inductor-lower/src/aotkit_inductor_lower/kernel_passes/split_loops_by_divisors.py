@@ -9,10 +9,11 @@ from dataclasses import replace
 
 from ..kernel_ir.nodes import Kernel, Loop, Stmt
 from ..kernel_ir.walk import all_loops, expressions, map_expressions
+from ..passes import Pass, each_kernel
 from ..symbolic import Call, Expr, Symbol, SymbolKind, sym, to_expr
 from .simplify_bounds import simplify_bounds
 
-__all__ = ["split_loops_by_divisors"]
+__all__ = ["PASS", "split_loops_by_divisors"]
 
 _MOST = 16  # splits of one kernel
 
@@ -86,3 +87,12 @@ def _calls(kernel: Kernel) -> list[Call]:
     for expr in expressions(kernel):
         visit(expr)
     return list(found)
+
+
+PASS = Pass(
+    "split-loops-by-divisors",
+    each_kernel(split_loops_by_divisors),
+    why="reshaped views become plain strides",
+    after=("simplify-bounds",),
+    required=True,
+)

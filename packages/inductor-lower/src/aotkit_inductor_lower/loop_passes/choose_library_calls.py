@@ -17,17 +17,19 @@ import torch
 
 from ..analysis.nests import hint
 from ..ir import Alias, Buffer, BufferKind, BufferRef, ExternCall, Literal, Program, Step
+from ..passes import Pass, PassContext
 from ..symbolic import to_expr
 
-__all__ = ["choose_library_calls"]
+__all__ = ["PASS", "choose_library_calls"]
 
 LINEAR = "mkldnn._linear_pointwise.default"
 _LEAST_WORK = 1 << 23  # multiplications
 _REASON = "matrix products are left to ATen; oneDNN's is the faster one on this processor"
 
 
-def choose_library_calls(program: Program, processor: str) -> Program:
-    """The program with products that oneDNN computes faster on ``processor`` (LLVM's name of it) given to oneDNN."""
+def choose_library_calls(program: Program, ctx: PassContext) -> Program:
+    """The program with products that oneDNN computes faster on the context's processor given to oneDNN."""
+    processor = ctx.processor or ""
     if not processor.startswith("znver") or not torch.backends.mkldnn.is_available():
         return program
     buffers = {b.name: b for b in program.buffers}
@@ -35,7 +37,7 @@ def choose_library_calls(program: Program, processor: str) -> Program:
     steps: list[Step] = []
     for step in program.steps:
         parts = _operands(step, buffers) if isinstance(step, ExternCall) else None
-        if parts is None:
+        if parts is None or not ctx.fuel.take():
             steps.append(step)
             continue
         assert isinstance(step, ExternCall)
@@ -88,3 +90,19 @@ def _transposed(name: str, buffers: Mapping[str, Buffer], bases: Mapping[str, Al
         base.sizes == matrix.sizes[::-1] and base.strides == matrix.strides[::-1] and base.dtype == matrix.dtype
     )
     return view.base if transposed else None
+
+
+def _run(program: Program, ctx: PassContext) -> Program:
+    return choose_library_calls(program, ctx)
+
+
+def _knows_processor(ctx: PassContext) -> bool:
+    return ctx.processor is not None
+
+
+PASS = Pass(
+    "choose-library-calls",
+    _run,
+    why="ATen has two kernels for the same product, and which is faster depends on the processor",
+    when=_knows_processor,
+)

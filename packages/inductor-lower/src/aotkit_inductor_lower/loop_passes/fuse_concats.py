@@ -37,12 +37,13 @@ from ..ir import (
 )
 from ..ops.dtypes import dtype_from_torch_name
 from ..options import LowerOptions
-from ..passes import Decision
+from ..passes import NO_FUEL, Decision, Pass, PassContext, fuses
 from ..symbolic import Expr, Symbol, SymbolKind, to_expr
+from .drop_dead_steps import drop_dead_steps
 from .inline_producers import FREE, expand, join_origins
 from .writer import Inlinable, NestWriter, under_mask
 
-__all__ = ["fuse_concats"]
+__all__ = ["PASS", "fuse_concats"]
 
 MOST_MASKED = 8
 _SHORTEST_RUN = 32  # elements of a part that follow each other; shorter ones are not worth loops of their own,
@@ -124,7 +125,7 @@ def _pointwise(nest: LoopNest) -> bool:
     )
 
 
-def fuse_concats(program: Program, options: LowerOptions, records: list[Decision]) -> Program:
+def fuse_concats(program: Program, ctx: PassContext) -> Program:
     """The program with each joined tensor stored, split or masked, see Note [Joined tensors]."""
     deps = Dependencies.of(program)
     joined = {name: at for name, at in deps.writers.items() if len(at) > 1}
@@ -139,11 +140,13 @@ def fuse_concats(program: Program, options: LowerOptions, records: list[Decision
         names = ", ".join(program.steps[r].name for r in readers[:4]) or "the caller"
         form, reason = "stored", _not_movable(concat, deps)
         if reason is None:
-            form, reason = _choose(concat, readers, steps, deps, joined, options)
-        records.append(Decision("concat", name, names, form != "stored", reason or ""))
+            form, reason = _choose(concat, readers, steps, deps, joined, ctx.options)
+        if form != "stored" and not ctx.fuel.take():
+            form, reason = "stored", NO_FUEL
+        ctx.decisions.append(Decision("concat", name, names, form != "stored", reason or ""))
         _apply(form, concat, readers, steps, split, buffers)
     done = [s for position, step in enumerate(steps) for s in split.get(position, [step])]
-    return replace(program, steps=_named_apart([s for s in done if s is not None]))
+    return drop_dead_steps(replace(program, steps=_named_apart([s for s in done if s is not None])))
 
 
 def _named_apart(steps: Sequence[Step]) -> tuple[Step, ...]:
@@ -345,3 +348,12 @@ def _inside(mask: str, at: Expr, part: _Part, from_start: bool, to_end: bool) ->
     if len(borders) > 1:
         body.append(Compute(mask, "logical_and", (f"{mask} ge", f"{mask} lt"), DType.BOOL))
     return body
+
+
+PASS = Pass(
+    "fuse-concats",
+    fuse_concats,
+    why="what is joined is computed where it belongs or where it is read, and not copied",
+    after=("inline-producers",),
+    when=fuses,
+)

@@ -7,16 +7,18 @@ sets of ancestors kept as bits of integers; so the pass is near linear.
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from ..analysis.dependencies import Dependencies
 from ..analysis.nests import hint, numel
-from ..ir import Buffer, LoopNest, Step
+from ..ir import Buffer, LoopNest, Program, Step
 from ..options import LowerOptions
-from ..passes import Decision, DecisionKind
+from ..passes import Decision, DecisionKind, Pass, PassContext, fuses
 from .merge_nests import Access, Kernel, merge_kernels
 
-__all__ = ["fuse_kernels"]
+__all__ = ["PASS", "fuse_kernels"]
 
 _RECENT_READERS = 3
 _SMALL_ELEMENTS = 512
@@ -98,18 +100,43 @@ class _Groups:
                 needs.add(first)
 
 
-def fuse_kernels(
-    steps: Sequence[Step | None],
-    buffers: Mapping[str, Buffer],
-    dependencies: Dependencies,
-    options: LowerOptions,
-    records: list[Decision],
+def fuse_kernels(program: Program, ctx: PassContext) -> Program:
+    """The program with nests that share data in one kernel, as far as fuel lasts."""
+    buffers = {b.name: b for b in program.buffers}
+    groups = _groups(program.steps, buffers, Dependencies.of(program), ctx)
+    order = _topological(groups.needs)
+    return replace(program, steps=tuple(groups.steps[g] for g in order))
+
+
+def _topological(needs: Mapping[int, set[int]]) -> list[int]:
+    """Program order as far as dependencies allow."""
+    waiting = {group: len(before) for group, before in needs.items()}
+    after: dict[int, list[int]] = {group: [] for group in needs}
+    for group, before in needs.items():
+        for need in before:
+            after[need].append(group)
+    ready = [group for group, count in waiting.items() if count == 0]
+    heapq.heapify(ready)
+    order: list[int] = []
+    while ready:
+        group = heapq.heappop(ready)
+        order.append(group)
+        for later in after[group]:
+            waiting[later] -= 1
+            if waiting[later] == 0:
+                heapq.heappush(ready, later)
+    if len(order) != len(needs):
+        raise AssertionError("fusion made kernels wait for each other; this is a bug in the legality check")
+    return order
+
+
+def _groups(
+    steps: Sequence[Step | None], buffers: Mapping[str, Buffer], dependencies: Dependencies, ctx: PassContext
 ) -> _Groups:
     """Fuse; returns the groups with their steps and what each needs."""
     groups = _Groups(steps, dependencies)
     groups.pass_needs()
     readers: dict[str, list[int]] = {}
-    fuel = options.fuel if options.fuel is not None else len(steps) + 1
     for position, step in enumerate(steps):
         if step is None:
             groups.skip(position)
@@ -119,12 +146,12 @@ def fuse_kernels(
             continue
         groups.kernels[position] = Kernel.of(step, buffers, parts=dependencies.parts)
         current, tried = position, {position}
-        while fuel > 0:
-            found = _fuse_once(groups, current, tried, readers, buffers, dependencies, options, records)
+        while ctx.fuel.left > 0:
+            found = _fuse_once(groups, current, tried, readers, buffers, dependencies, ctx)
             if found is None:
                 break
             current = found
-            fuel -= 1
+            ctx.fuel.take()
         for name in groups.kernels[current].nest.reads:
             recent = readers.setdefault(name, [])
             if current not in recent:
@@ -140,8 +167,7 @@ def _fuse_once(
     readers: Mapping[str, list[int]],
     buffers: Mapping[str, Buffer],
     dependencies: Dependencies,
-    options: LowerOptions,
-    records: list[Decision],
+    ctx: PassContext,
 ) -> int | None:
     """Fuse ``current`` with one other kernel; the group that has both, or ``None``."""
     kernel = groups.kernels[current]
@@ -150,7 +176,7 @@ def _fuse_once(
             continue
         tried.add(other)
         partner = groups.kernels[other]
-        reason = _too_much(partner, kernel, options) or _overwrites(partner, kernel, dependencies)
+        reason = _too_much(partner, kernel, ctx.options) or _overwrites(partner, kernel, dependencies)
         if reason is None and (groups.blocks(other, current) or groups.blocks(current, other)):
             reason = "another step must run between them"
         if reason is None:
@@ -162,13 +188,14 @@ def _fuse_once(
                     merged = merge_kernels(partner, kernel, anchor, buffers)
                 if isinstance(merged, LoopNest):
                     through = f"through {anchor[0].buffer}"
-                    records.append(Decision(kind, partner.nest.name, kernel.nest.name, True, through))
+                    ctx.decisions.append(Decision(kind, partner.nest.name, kernel.nest.name, True, through))
                     members = partner.members + kernel.members
                     joined = Kernel.of(merged, buffers, members, dependencies.parts)
                     groups.join(other, current, joined)
                     return other
                 reason = merged
-        records.append(Decision(kind, partner.nest.name, kernel.nest.name, False, reason or "nothing to align by"))
+        reason = reason or "nothing to align by"
+        ctx.decisions.append(Decision(kind, partner.nest.name, kernel.nest.name, False, reason))
     return None
 
 
@@ -236,3 +263,12 @@ def _candidates(
 def _largest_first(anchors: list[tuple[Access, Access]], buffers: Mapping[str, Buffer]) -> list[tuple[Access, Access]]:
     ordered = sorted(anchors, key=lambda pair: -hint(numel(buffers[pair[0].buffer])))
     return ordered[:3]
+
+
+PASS = Pass(
+    "fuse-kernels",
+    fuse_kernels,
+    why="data that two nests share is walked over once",
+    after=("inline-producers", "split-loops"),
+    when=fuses,
+)

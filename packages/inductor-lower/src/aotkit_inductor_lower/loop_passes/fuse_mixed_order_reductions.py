@@ -23,13 +23,13 @@ from ..analysis.dependencies import memory_roots, step_reads, step_writes
 from ..analysis.nests import body_size, heavy_count, hint, numel
 from ..ir import Buffer, BufferKind, Const, DType, Load, LoopNest, Program, Range, Reduce, Stage, Step, Store
 from ..ops.dtypes import bits, dtype_from_torch_name
-from ..passes import Decision
+from ..passes import Decision, Pass, PassContext, fuses
 from ..symbolic import Expr, Symbol, contiguous_strides, product, sym, to_expr
 from .inline_producers import join_origins
 from .merge_nests import Access, Kernel
 from .writer import NestWriter
 
-__all__ = ["fuse_mixed_order_reductions"]
+__all__ = ["PASS", "fuse_mixed_order_reductions"]
 
 LEAST_SHARED = 1 << 19  # bytes of data that need not be read again
 MOST_CHUNKS = 16  # of many columns
@@ -57,14 +57,21 @@ class _Match:
     inner: frozenset[str]  # loops over the columns
 
 
-def fuse_mixed_order_reductions(program: Program, records: list[Decision], most_instructions: int) -> Program:
-    """The program with column sums brought into kernels that walk over the same rows."""
+def fuse_mixed_order_reductions(program: Program, ctx: PassContext) -> Program:
+    """The program with column sums brought into kernels that walk over the same rows.
+
+    Not on a GPU: sums that are added up in memory, a row after the other, would leave nothing to do at once.
+    """
+    if not all(b.device.startswith("cpu") for b in program.buffers):
+        return program
     done: set[str] = set()
-    while True:
-        mixed = _fuse_one(program, records, most_instructions, done)
+    while ctx.fuel.left > 0:
+        mixed = _fuse_one(program, ctx.decisions, ctx.options.max_fusion_instructions, done)
         if mixed is None:
-            return program
+            break
+        ctx.fuel.take()
         program = mixed
+    return program
 
 
 def _fuse_one(program: Program, records: list[Decision], most_instructions: int, done: set[str]) -> Program | None:
@@ -332,3 +339,12 @@ def _finish(
         writer.stage(())
         writer.copy(stage.body, {}, names)
     return writer.finish(columns.name, columns.origin)
+
+
+PASS = Pass(
+    "fuse-mixed-order-reductions",
+    fuse_mixed_order_reductions,
+    why="sums over rows and over columns of the same data read it once",
+    after=("fuse-kernels",),
+    when=fuses,
+)

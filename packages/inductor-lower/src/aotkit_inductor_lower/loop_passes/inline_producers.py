@@ -11,24 +11,25 @@ Note [When a producer is computed again]
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from ..analysis.dependencies import Dependencies
 from ..analysis.nests import body_size, has_division, heavy_count, hint, identity_store, instructions, iteration_count
 from ..ir import Buffer, BufferKind, Compute, Load, LoopNest, Origin, Program, Step
 from ..options import LowerOptions
-from ..passes import Decision
+from ..passes import NO_FUEL, Decision, Pass, PassContext, fuses
 from ..symbolic import Expr, Symbol
+from .drop_dead_steps import drop_dead_steps
 from .writer import Inlinable, NestWriter
 
-__all__ = ["FREE", "expand", "inline_producers", "join_origins"]
+__all__ = ["FREE", "PASS", "expand", "inline_producers", "join_origins"]
 
 FREE = frozenset(("cast", "where", "logical_and", "logical_or", "neg"))  #: operations that count as no work
 
 
-def inline_producers(
-    program: Program, dependencies: Dependencies, options: LowerOptions, records: list[Decision]
-) -> list[Step | None]:
-    """The program's steps with producers inlined; a step that is no longer needed becomes ``None``."""
+def inline_producers(program: Program, ctx: PassContext) -> Program:
+    """The program with producers inlined, without those that are no longer needed."""
+    dependencies = Dependencies.of(program)
     buffers = {b.name: b for b in program.buffers}
     steps: list[Step | None] = list(program.steps)
     inlinable: dict[str, Inlinable] = {}
@@ -42,15 +43,17 @@ def inline_producers(
         if symbols is None or buffers[step.writes[0]].kind is not BufferKind.TEMPORARY:
             continue
         buffer = step.writes[0]
-        reason, verdict = _verdict(step, buffer, program.steps, dependencies, options)
+        reason, verdict = _verdict(step, buffer, program.steps, dependencies, ctx.options)
+        if verdict and not ctx.fuel.take():
+            reason, verdict = NO_FUEL, False
         readers = dependencies.readers.get(buffer, [])
         if readers:
             second = ", ".join(program.steps[r].name for r in readers[:4])
-            records.append(Decision("inline", step.name, second, verdict, reason))
+            ctx.decisions.append(Decision("inline", step.name, second, verdict, reason))
         if verdict:
             inlinable[buffer] = Inlinable(step, symbols)
             steps[position] = None
-    return steps
+    return drop_dead_steps(replace(program, steps=tuple(s for s in steps if s is not None)))
 
 
 def expand(nest: LoopNest, buffers: Mapping[str, Buffer], inlinable: Mapping[str, Inlinable]) -> LoopNest:
@@ -152,3 +155,12 @@ def _wide_loads(nest: LoopNest, elements: int) -> int:
                 distinct *= sizes.get(name, 64)
             count += distinct * 4 > elements
     return count
+
+
+PASS = Pass(
+    "inline-producers",
+    inline_producers,
+    why="computing a cheap value again costs less than storing it and loading it",
+    after=("drop-dead-steps",),
+    when=fuses,
+)

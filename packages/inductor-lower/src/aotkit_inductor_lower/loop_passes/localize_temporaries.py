@@ -5,15 +5,66 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from ..analysis.dependencies import step_reads, step_writes
 from ..analysis.nests import flat_index, has_calls, iteration_count, ranges_of
-from ..ir import Buffer, BufferKind, CheckedIndex, Instr, Load, LoopNest, Stage, Store
+from ..ir import Buffer, BufferKind, BufferRef, CheckedIndex, Instr, Load, LoopNest, Program, Range, Stage, Step, Store
+from ..passes import Pass, PassContext, fuses
 from ..symbolic import Expr, Symbol, SymbolKind, contiguous_strides, estimate, sym, to_expr
+from .drop_dead_steps import drop_dead_steps
 from .merge_nests import operands
+from .writer import NestWriter
 
-__all__ = ["drop_dead_code", "localize_temporaries"]
+__all__ = ["PASS", "localize_temporaries"]
 
 
-def localize_temporaries(
+def localize_temporaries(program: Program, ctx: PassContext) -> Program:
+    """The program with temporaries of one kernel as values or scratch of one row; loops get plain names."""
+    buffers = {b.name: b for b in program.buffers}
+    users: dict[str, set[int]] = {}
+    for position, step in enumerate(program.steps):
+        for name in (*step_reads(step), *step_writes(step)):
+            users.setdefault(name, set()).add(position)
+    escaping = {out.name for out in program.outputs if isinstance(out, BufferRef)}
+    steps: list[Step] = []
+    for position, step in enumerate(program.steps):
+        if not isinstance(step, LoopNest) or not ctx.fuel.take():
+            steps.append(step)
+            continue
+        private = [
+            name
+            for name in step.writes
+            if buffers[name].kind is BufferKind.TEMPORARY and users[name] == {position} and name not in escaping
+        ]
+        nest, rows = _localized(step, private, buffers)
+        buffers.update((row.name, row) for row in rows)
+        cleaned = _without_dead_code(nest)
+        if cleaned is not None:
+            steps.append(_plain_names(cleaned, buffers))
+    return drop_dead_steps(replace(program, steps=tuple(steps), buffers=tuple(buffers.values())))
+
+
+def _plain_names(nest: LoopNest, buffers: Mapping[str, Buffer]) -> LoopNest:
+    """Outer loops ``i0 ..``, each stage's loops ``r0 ..`` numbered through, values ``v0 ..``."""
+    env: dict[Symbol, Expr] = {}
+    outer = _renamed("i", 0, nest.outer, env)
+    writer = NestWriter(outer, buffers)
+    names: dict[str, str] = {}
+    count = 0
+    for stage in nest.stages:
+        ranges = _renamed("r", count, stage.ranges, env)
+        count += len(ranges)
+        writer.stage(ranges)
+        writer.copy(stage.body, env, names)
+    return writer.finish(nest.name, nest.origin)
+
+
+def _renamed(letter: str, first: int, ranges: Sequence[Range], env: dict[Symbol, Expr]) -> tuple[Range, ...]:
+    result = tuple(Range(f"{letter}{first + k}", loop.size) for k, loop in enumerate(ranges))
+    env.update((Symbol(old.symbol), sym(new.symbol)) for old, new in zip(ranges, result, strict=True))
+    return result
+
+
+def _localized(
     nest: LoopNest, private: Sequence[str], buffers: Mapping[str, Buffer]
 ) -> tuple[LoopNest, list[Buffer]]:
     """Temporaries that only this nest uses: unread ones are not stored, the others shrink to one row where their
@@ -124,7 +175,7 @@ def inner_loops(flat: Expr, nest: LoopNest) -> dict[Expr, str] | None:
     return found
 
 
-def drop_dead_code(nest: LoopNest) -> LoopNest | None:
+def _without_dead_code(nest: LoopNest) -> LoopNest | None:
     """The nest without instructions that no store needs, or ``None`` if it stores nothing. Index checks stay: the
     elements they lead to may be known without the index, where there is one only, and eager reports errors anyway."""
     live: set[str] = set()
@@ -139,3 +190,12 @@ def drop_dead_code(nest: LoopNest) -> LoopNest | None:
             stages.append(Stage(stage.ranges, tuple(reversed(body))))
     stores = any(isinstance(i, Store) for stage in stages for i in stage.body)
     return replace(nest, stages=tuple(reversed(stages))) if stores else None
+
+
+PASS = Pass(
+    "localize-temporaries",
+    localize_temporaries,
+    why="what one kernel alone uses needs no memory of its own",
+    after=("fuse-kernels", "write-through"),
+    when=fuses,
+)

@@ -21,8 +21,9 @@ from ..analysis.dependencies import Dependencies, step_reads, step_writes
 from ..analysis.nests import hint
 from ..ir import Alias, BufferKind, BufferRef, ExternCall, Program, Step
 from ..ops.aten import is_random
+from ..passes import Pass, PassContext, fuses
 
-__all__ = ["order_by_memory", "simulated_peak"]
+__all__ = ["PASS", "order_by_memory", "simulated_peak"]
 
 LEAST_BYTES = 1 << 20  # below this no order is worth a search
 _LEAST_GAIN = 32  # an order is changed to save one part in so many
@@ -211,3 +212,18 @@ def _depth_first(lives: _Lives, needs: Sequence[set[int]], after: Sequence[Seque
             missing = [need for need in needs[position] if not done[need]]
             stack.extend((need, False) for need in sorted(missing, key=lambda need: (size[need], -need)))
     return order
+
+
+def _run(program: Program, ctx: PassContext) -> Program:
+    """All of the order is one rewrite."""
+    ordered = order_by_memory(program)
+    return ordered if ordered is not program and ctx.fuel.take() else program
+
+
+PASS = Pass(
+    "order-steps",
+    _run,
+    why="a call needs less memory where large values die early",
+    after=("localize-temporaries",),
+    when=fuses,
+)

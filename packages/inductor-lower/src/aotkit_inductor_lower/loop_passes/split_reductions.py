@@ -35,7 +35,7 @@ from ..ir import (
     Step,
     Store,
 )
-from ..passes import Decision
+from ..passes import Decision, Pass, PassContext
 from ..symbolic import Expr, Symbol, floordiv, product, smax, sym, to_expr
 from .fission_long_rows import fission_long_rows, keep_rows
 from .interleave_outer_reductions import interleave_outer_reductions
@@ -50,7 +50,7 @@ from .rfactor import (
     value_types,
 )
 
-__all__ = ["split_reductions"]
+__all__ = ["PASS", "split_reductions"]
 
 LENGTH = 1 << 14  # elements of a chunk
 LEAST_WORK = 1 << 16  # elements from which a second thread pays
@@ -59,29 +59,28 @@ FEW_UNITS = 8  # a kernel with so many units keeps threads busy by itself
 COLUMNS = 64  # results that one unit computes where they lie side by side
 
 
-def split_reductions(program: Program, records: tuple[Decision, ...] = ()) -> tuple[Program, tuple[Decision, ...]]:
-    """The program with long reductions of few results in chunks, and the records with one more for each of them."""
+def split_reductions(program: Program, ctx: PassContext) -> Program:
+    """The program with long reductions of few results in chunks."""
     buffers = {b.name: b for b in program.buffers}
     steps: list[Step] = []
-    made: list[Decision] = []
     for step in program.steps:
-        steps += _split(step, buffers, made) if isinstance(step, LoopNest) else [step]
-    return replace(program, steps=tuple(steps), buffers=tuple(buffers.values())), (*records, *made)
+        steps += _split(step, buffers, ctx) if isinstance(step, LoopNest) else [step]
+    return replace(program, steps=tuple(steps), buffers=tuple(buffers.values()))
 
 
-def _split(nest: LoopNest, buffers: dict[str, Buffer], records: list[Decision]) -> Iterator[LoopNest]:
-    """The nests that do the work of one. Their buffers are added to ``buffers``, the reasons to ``records``."""
+def _split(nest: LoopNest, buffers: dict[str, Buffer], ctx: PassContext) -> Iterator[LoopNest]:
+    """The nests that do the work of one. Their buffers are added to ``buffers``."""
     starts = _passes(nest, buffers)
-    if len(starts) > 1:
+    if len(starts) > 1 and ctx.fuel.take():
         nests, added = fission_long_rows(keep_rows(nest, buffers), starts, buffers, set(buffers))
         buffers.update((b.name, b) for b in added)
         reason = "each pass over a long row can use several threads"
-        records.append(Decision("split", nests[0].name, nest.name, False, reason))
+        ctx.decisions.append(Decision("split", nests[0].name, nest.name, False, reason))
         for part in nests:
-            yield from _split(part, buffers, records)
+            yield from _split(part, buffers, ctx)
         return
     cut = (interleave_outer_reductions(nest, buffers) or _cut(nest, buffers)) if _legal(nest, buffers) else None
-    if cut is None:
+    if cut is None or not ctx.fuel.take():
         yield nest
         return
     first, *others = _parts(nest, cut, buffers)
@@ -89,8 +88,8 @@ def _split(nest: LoopNest, buffers: dict[str, Buffer], records: list[Decision]) 
         reason = f"rows of {cut.chunks} at once fill vectors"
     else:
         reason = f"chunks of {cut.length} of {cut.loop.symbol} < {cut.loop.size} can run at once"
-    records.append(Decision("split", first.name, nest.name, False, reason))
-    yield from _split(first, buffers, records) if cut.interleaved else [first]
+    ctx.decisions.append(Decision("split", first.name, nest.name, False, reason))
+    yield from _split(first, buffers, ctx) if cut.interleaved else [first]
     yield from others
 
 
@@ -231,3 +230,19 @@ def _part(
     stores: tuple[Instr, ...] = tuple(Store(buffer.name, place, result) for result, buffer in partial.items())
     stages = (*nest.stages[:position], Stage(ranges, tuple(body)), Stage((), stores))
     return LoopNest(f"{nest.name}_{'partial' if rest is None else 'rest'}", outer, stages, nest.origin)
+
+
+def _run(program: Program, ctx: PassContext) -> Program:
+    return split_reductions(program, ctx)
+
+
+def _shares_out(ctx: PassContext) -> bool:
+    return ctx.processor is not None
+
+
+PASS = Pass(
+    "split-reductions",
+    _run,
+    why="a long reduction with few results keeps one thread busy, its chunks keep all",
+    when=_shares_out,
+)

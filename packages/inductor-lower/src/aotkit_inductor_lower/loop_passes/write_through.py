@@ -11,11 +11,12 @@ from dataclasses import replace
 from ..analysis.dependencies import step_reads, step_writes
 from ..ir import Alias, Buffer, BufferKind, BufferRef, ExternCall, Load, LoopNest, Program, Stage, Step, Store
 from ..ir.independence import check_outer_independence
+from ..passes import Pass, PassContext, fuses
 
-__all__ = ["write_through"]
+__all__ = ["PASS", "write_through"]
 
 
-def write_through(program: Program) -> Program:
+def write_through(program: Program, ctx: PassContext) -> Program:
     """The program without copies of temporaries into inputs, where each temporary can be the input itself.
 
     That is so if the two have the same layout, the temporary has one writer, nothing reads the input's old value
@@ -35,7 +36,7 @@ def write_through(program: Program) -> Program:
         if any(writer < user != position for user in users[target]) or target in _returned(program, source):
             continue
         renamed = _renamed(steps[writer], source, target, buffers)
-        if renamed is None:
+        if renamed is None or not ctx.fuel.take():
             continue
         steps[writer], steps[position] = renamed, None
         for user in users[source] - {writer, position}:
@@ -126,3 +127,12 @@ def _with_name(step: Step | None, old: str, new: str) -> Step | None:
         body = (replace(i, buffer=new) if isinstance(i, Load | Store) and i.buffer == old else i for i in stage.body)
         stages.append(Stage(stage.ranges, tuple(body)))
     return replace(step, stages=tuple(stages))
+
+
+PASS = Pass(
+    "write-through",
+    write_through,
+    why="a value that is only copied into an input is computed there",
+    after=("fuse-kernels", "fuse-mixed-order-reductions"),
+    when=fuses,
+)

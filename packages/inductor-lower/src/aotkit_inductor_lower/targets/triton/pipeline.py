@@ -12,16 +12,15 @@ from torch._guards import detect_fake_mode
 from torch.fx import GraphModule
 
 from ...analysis.devices import kernel_device
-from ...graph_passes import run_graph_passes
 from ...graph_passes.copy_scalars_to_device import with_numbers_on_device
 from ...graph_passes.fake_values import graph_constants, with_fake_values
 from ...ir import Program
 from ...ir.print import print_program
 from ...ir.verify import verify_program
-from ...loop_passes import schedule_program
 from ...lowering import lower_graph
 from ...options import LowerOptions
-from ...passes import Decision, Observer, stage
+from ...pass_lists import LOOP_LEVEL, rewrite_graph, schedule
+from ...passes import Decision, Observer, PassContext, run_passes, stage
 from ...report import LoweringReport, make_report
 from .bind import BoundDeviceProgram, bind_device
 from .choose import DeviceTuning
@@ -30,7 +29,7 @@ from .errors import DeviceTooOld, Tf32Advice, TritonError
 from .generate import compile_program, generate_device, on_device
 from .program import DeviceProgram, device_from_json, device_to_json
 from .render.matmul import with_nests
-from .split import split_reductions
+from .split import PASS as SPLIT_REDUCTIONS
 
 __all__ = ["LoweredForDevice", "compile_graph_for_device", "lower_for_device"]
 __all__ += ["advise_tf32", "check_device", "check_types"]
@@ -70,11 +69,12 @@ def lower_for_device(
     :class:`DeviceTuning`. Raises :class:`~..errors.UnsupportedGraphError` for what can be neither generated nor called.
     """
     options = options or LowerOptions()
+    ctx = PassContext.of(options, observer)
     gm = with_fake_values(gm, example_inputs)
     _describe_constants(gm)
     own = kernel_device(gm)
     with stage(observer, "graph-passes"):
-        graph = run_graph_passes(with_numbers_on_device(gm, own) if own.type == "cuda" else gm, options)
+        graph = rewrite_graph(with_numbers_on_device(gm, own) if own.type == "cuda" else gm, ctx)
     with stage(observer, "lowering"):
         # By the rules for a device, also if the graph was traced on the CPU.
         lowered = lower_graph(graph, replace(options, processor="triton-interpreter"))
@@ -86,8 +86,7 @@ def lower_for_device(
         chosen = tuple(tune.choose_products(lowered))
         lowered = with_nests(lowered, frozenset(name for name, choice in chosen if choice.template))
     with stage(observer, "schedule"):
-        scheduled, records = schedule_program(lowered, options)
-        scheduled = split_reductions(scheduled)
+        scheduled = run_passes((SPLIT_REDUCTIONS,), schedule(lowered, ctx), ctx, LOOP_LEVEL)
         if options.verify:
             verify_program(scheduled)
     if observer is not None:
@@ -97,8 +96,8 @@ def lower_for_device(
     if options.verify and device_from_json(device_to_json(program)) != program:
         raise AssertionError(f"the device program {program.plan.name} changed when it was written and read back")
     reasons = tuple(choice.reason for _, choice in chosen)
-    report = make_report(graph, lowered, scheduled, records)
-    return LoweredForDevice(scheduled, tuple(records), program, graph_constants(graph), reasons, report)
+    report = make_report(graph, lowered, scheduled, ctx.decisions)
+    return LoweredForDevice(scheduled, tuple(ctx.decisions), program, graph_constants(graph), reasons, report)
 
 
 def _describe_constants(gm: GraphModule) -> None:

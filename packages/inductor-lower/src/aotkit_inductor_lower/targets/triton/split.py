@@ -50,13 +50,14 @@ from ...loop_passes.rfactor import (
     value_types,
 )
 from ...ops.dtypes import int_bounds, is_float
+from ...passes import Pass, PassContext
 from ...symbolic import Expr, Symbol, floordiv, sym, to_expr
 from .cut import fission
 from .map_loops import next_power_of_two, size_hint
 from .render.welford import WelfordPair, welford_pair
 from .split_squares import means_of_chunk, stands_alone, uneven, with_common_squares
 
-__all__ = ["SplitLimits", "split_reductions"]
+__all__ = ["PASS", "SplitLimits", "split_reductions"]
 
 _UNKNOWN_LENGTH = 1 << 14  # what a length that is not known counts as
 
@@ -76,7 +77,7 @@ class SplitLimits:
 _LIMITS = SplitLimits()
 
 
-def split_reductions(program: Program, limits: SplitLimits = _LIMITS) -> Program:
+def split_reductions(program: Program, ctx: PassContext, limits: SplitLimits = _LIMITS) -> Program:
     """The program with long reductions of few results in two steps each."""
     buffers = list(program.buffers)
     names = {b.name for b in buffers}
@@ -85,12 +86,13 @@ def split_reductions(program: Program, limits: SplitLimits = _LIMITS) -> Program
     whole: list[Step] = []
     for step in program.steps:
         cut = fission(step, declared, names, limits.programs // 4) if isinstance(step, LoopNest) else None
+        cut = cut if cut is not None and ctx.fuel.take() else None
         whole += cut[0] if cut is not None else [step]
         buffers += cut[1] if cut is not None else []
     declared |= {b.name: b for b in buffers}
     for step in whole:
         parts = _split(step, declared, names, limits) if isinstance(step, LoopNest) else None
-        if parts is None:
+        if parts is None or not ctx.fuel.take():
             steps.append(step)
             continue
         steps += parts[0]
@@ -250,3 +252,10 @@ def _identity(kind: str, dtype: DType) -> float | int | bool:
     low, high = int_bounds(dtype)
     found = high if kind.endswith("min") else low
     return bool(found) if dtype is DType.BOOL else found
+
+
+PASS = Pass(
+    "split-reductions",
+    split_reductions,
+    why="a long reduction with few results leaves a device idle, its chunks do not",
+)

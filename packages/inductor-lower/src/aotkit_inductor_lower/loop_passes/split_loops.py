@@ -1,0 +1,50 @@
+"""Pass: loops that are read through reshapes are split, so that positions are plain sums."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from ..analysis.alignment import digit_env, expand_ranges
+from ..analysis.alignment import split_loops as loops_to_split
+from ..analysis.nests import has_calls, index_exprs
+from ..ir import Buffer, LoopNest, Program, Step
+from ..passes import Pass, PassContext, fuses
+from .writer import NestWriter
+
+__all__ = ["PASS", "split_loops"]
+
+
+def split_loops(program: Program, ctx: PassContext) -> Program:
+    """The program with each nest's loops split at the borders of what it reads."""
+    buffers = {b.name: b for b in program.buffers}
+    steps: list[Step] = []
+    for step in program.steps:
+        if isinstance(step, LoopNest) and any(has_calls(e) for e in index_exprs(step)):
+            step = _split_nest(step, buffers, ctx)
+        steps.append(step)
+    return replace(program, steps=tuple(steps))
+
+
+def _split_nest(nest: LoopNest, buffers: Mapping[str, Buffer], ctx: PassContext) -> LoopNest:
+    taken = {r.symbol for r in nest.outer} | {r.symbol for s in nest.stages for r in s.ranges}
+    fresh = [name for name in (f"k{n}" for n in range(64)) if name not in taken]
+    loops = loops_to_split(nest, fresh)
+    if not loops or not ctx.fuel.take():
+        return nest
+    env = digit_env(loops)
+    writer = NestWriter(expand_ranges(nest.outer, loops), buffers)
+    names: dict[str, str] = {}
+    for stage in nest.stages:
+        writer.stage(expand_ranges(stage.ranges, loops))
+        writer.copy(stage.body, env, names)
+    return writer.finish(nest.name, nest.origin)
+
+
+PASS = Pass(
+    "split-loops",
+    split_loops,
+    why="positions in reshaped tensors become plain sums, which fusion can align",
+    after=("inline-producers", "fuse-concats"),
+    when=fuses,
+)

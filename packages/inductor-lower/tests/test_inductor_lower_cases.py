@@ -1,0 +1,93 @@
+"""Programs written out, and what a pass makes of them: `tests/cases/loop/<pass>/*.ir`.
+
+A file begins with what is run and what its result must look like::
+
+    # run: fuse-kernels            names of passes, comma-separated
+    # check: TEXT                  stands in the result, behind what the check before it found
+    # check-not: TEXT              stands nowhere in the result
+    # check-count 2: TEXT          so many lines hold it
+
+The program is interpreted on random inputs before and after, so no case passes by its text alone.
+"""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+import torch
+
+from aotkit_inductor_lower import LowerOptions, interpret_program, parse_program, print_program
+from aotkit_inductor_lower.__main__ import main
+from aotkit_inductor_lower.ir.random_programs import random_inputs
+from aotkit_inductor_lower.pass_lists import LOOP_LEVEL, LOOP_PASSES
+from aotkit_inductor_lower.passes import PassContext, run_passes
+
+CASES = Path(__file__).parent / "cases" / "loop"
+FILES = sorted(CASES.rglob("*.ir"))
+
+
+def header(text: str) -> list[tuple[str, str]]:
+    lines = [line[1:].strip() for line in text.splitlines() if line.startswith("#")]
+    return [(key.strip(), value.strip()) for key, _, value in (line.partition(":") for line in lines)]
+
+
+def expect(text: str, checks: list[tuple[str, str]]) -> None:
+    position = 0
+    for key, wanted in checks:
+        if key == "check":
+            found = text.find(wanted, position)
+            assert found >= 0, f"no {wanted!r} in\n{text[position:]}"
+            position = found + len(wanted)
+        elif key == "check-not":
+            assert wanted not in text, f"{wanted!r} in\n{text}"
+        else:
+            word, number = key.split()
+            assert word == "check-count", key
+            count = sum(wanted in line for line in text.splitlines())
+            assert count == int(number), f"{count} times {wanted!r} in\n{text}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_a_pass_makes_of_a_program_what_its_file_says_and_changes_no_result(path: Path) -> None:
+    text = path.read_text()
+    (_, names), *checks = header(text)
+    known = {each.name: each for each in LOOP_PASSES}
+    passes = [known[name.strip()] for name in names.split(",")]
+    assert path.parent.name in names and checks
+    before = parse_program("".join(line for line in text.splitlines(keepends=True) if not line.startswith("#")))
+    after = run_passes(passes, before, PassContext.of(LowerOptions(verify=True), processor="znver4"), LOOP_LEVEL)
+    expect(print_program(after), checks)
+    for seed in range(3):
+        mine, theirs = random_inputs(before, seed), random_inputs(before, seed)
+        for got, want in zip(
+            [*interpret_program(after, mine), *mine], [*interpret_program(before, theirs), *theirs], strict=True
+        ):
+            torch.testing.assert_close(got, want, equal_nan=True)
+
+
+def test_passes_without_fuel_give_back_what_they_were_given() -> None:
+    for path in FILES:
+        program = parse_program("".join(s for s in path.read_text().splitlines(keepends=True) if s[0] != "#"))
+        for each in LOOP_PASSES:
+            if not each.required:
+                ctx = PassContext.of(LowerOptions(fuel=0), processor="znver4")
+                assert run_passes((each,), program, ctx, LOOP_LEVEL) == program, (path, each.name)
+
+
+def test_the_command_runs_passes_on_text_and_lists_them(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = CASES / "write-through" / "update.ir"
+    monkeypatch.setattr("sys.stdin", io.StringIO(path.read_text()))
+    assert main(["inline-producers,write-through"]) == 0
+    printed = capsys.readouterr()
+    assert print_program(parse_program(printed.out)) == printed.out and printed.out.count("loop ") == 1
+    assert "inline: " in printed.err
+    assert main(["--list"]) == 0
+    listed = capsys.readouterr().out
+    assert all(each.name in listed and each.why in listed for each in LOOP_PASSES)
+    assert main(["fuse-everything"]) == 2 and "fuse-kernels" in capsys.readouterr().err
+    monkeypatch.setattr("sys.stdin", io.StringIO("aotkit-ir 2\nprogram"))
+    assert main(["write-through"]) == 1
