@@ -18,7 +18,7 @@ class LowerOptions:
     numbers, from seeds that one call per graph draws.
     ``redzones``: watch the memory of every call (slow): a write beside a buffer raises, and what is read before it was
     written is NaN. ``verify``: check the IR after each stage. ``disable``: names of passes to leave out.
-    ``fuel``: run only that many pass applications and fusions, then stop optimizing (for bisecting a wrong
+    ``fuel``: make only that many optional rewrites, counted over all passes, and no others (for bisecting a wrong
     result); ``None`` is no limit. ``max_fusion_nodes`` and ``max_fusion_instructions`` bound one kernel.
     ``max_recompute`` bounds how many instructions a value may cost to be computed again in each of several readers.
     ``tune``: on a CUDA device, measure block sizes of kernels and which matrix products to generate; what was chosen is
