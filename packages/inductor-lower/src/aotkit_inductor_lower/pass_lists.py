@@ -44,7 +44,7 @@ from .loop_passes import (
     write_through,
 )
 from .options import LowerOptions
-from .passes import Decision, Level, PassContext, check_disabled, in_order, run_passes
+from .passes import Decision, Level, PassContext, check_disabled, in_order, optional, run_passes
 
 __all__ = ["GRAPH_PASSES", "KERNEL_PASSES", "LOOP_LEVEL", "LOOP_PASSES", "WRITE_PASSES"]
 __all__ += ["call_writers", "checked_program", "pass_names", "rewrite_graph", "run_graph_passes", "schedule"]
@@ -87,9 +87,9 @@ KERNEL_PASSES = NORMAL_FORM  # all required; run per nest, where plans are built
 
 
 _NAMES: dict[str, tuple[str, ...]] = {
-    "graph": tuple(each.name for each in (*WRITE_PASSES, *GRAPH_PASSES) if not each.required),
-    "loop": tuple(each.name for each in LOOP_PASSES if not each.required),
-    "kernel": tuple(each.name for each in KERNEL_PASSES if not each.required),
+    "graph": (*optional(WRITE_PASSES), *optional(GRAPH_PASSES)),
+    "loop": optional(LOOP_PASSES),
+    "kernel": optional(KERNEL_PASSES),
 }
 
 

@@ -30,6 +30,7 @@ __all__ = [
     "each_kernel",
     "fuses",
     "in_order",
+    "optional",
     "run_passes",
     "stage",
 ]
@@ -81,11 +82,10 @@ def stage(observer: Observer | None, name: str) -> Iterator[None]:
 class Fuel:
     """How many optional rewrites may still be made, see Note [Fuel]. ``limit``: ``None`` for any number."""
 
-    __slots__ = ("left", "limited", "used")
+    __slots__ = ("left", "used")
 
     def __init__(self, limit: int | None = None) -> None:
         self.left = limit if limit is not None else 1 << 62
-        self.limited = limit is not None
         self.used = 0
 
     def take(self) -> bool:
@@ -182,6 +182,11 @@ def in_order(*passes: Pass[T]) -> tuple[Pass[T], ...]:
     """A list of passes, once :func:`check_order` has nothing against it."""
     check_order(passes)
     return passes
+
+
+def optional(passes: Sequence[Pass[T]]) -> tuple[str, ...]:
+    """The names of those that may be left out."""
+    return tuple(each.name for each in passes if not each.required)
 
 
 def check_disabled(disabled: Sequence[str], known: Sequence[str]) -> None:

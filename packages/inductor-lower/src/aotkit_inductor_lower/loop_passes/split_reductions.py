@@ -244,5 +244,6 @@ PASS = Pass(
     "split-reductions",
     _run,
     why="a long reduction with few results keeps one thread busy, its chunks keep all",
+    after=("localize-temporaries",),
     when=_shares_out,
 )
