@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 
 from ..ir import Buffer, CheckedIndex, Compute, Index, Load, LoopNest, Range, Reduce, Stage, Store
+from ..ops.scalar import DEAR, TRAPPING
 from ..symbolic import Call, Expr, Ranges, Symbol, SymbolKind, contiguous_strides, estimate, product, simplify, to_expr
 
 __all__ = [
-    "HEAVY",
     "body_size",
     "flat_index",
     "has_division",
@@ -23,13 +23,6 @@ __all__ = [
 ]
 
 SIZE_HINT = 64
-
-_HEAVY_NAMES = """
-    exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh erf erfc sigmoid
-    lgamma pow atan2 hypot nextafter floordiv truncdiv mod fmod sqrt rsqrt
-"""
-HEAVY = frozenset(_HEAVY_NAMES.split())
-_TRAPPING = frozenset(("floordiv", "truncdiv", "mod", "fmod"))
 
 
 def hint(size: Expr) -> int:
@@ -60,18 +53,18 @@ def body_size(nest: LoopNest) -> int:
 
 def heavy_count(nest: LoopNest) -> int:
     """How many instructions are dear (transcendental, roots, remainders)."""
-    return sum(isinstance(i, Compute) and i.op in HEAVY for i in instructions(nest))
+    return sum(isinstance(i, Compute) and i.op in DEAR for i in instructions(nest))
 
 
 def is_heavy(stage: Stage) -> bool:
     """Whether a stage computes something dear."""
-    return any(isinstance(i, Compute) and i.op in HEAVY for i in stage.body)
+    return any(isinstance(i, Compute) and i.op in DEAR for i in stage.body)
 
 
 def has_division(nest: LoopNest) -> bool:
     """Whether an instruction may report an error: integer division, a checked index."""
     return any(
-        isinstance(i, CheckedIndex) or (isinstance(i, Compute) and i.op in _TRAPPING) for i in instructions(nest)
+        isinstance(i, CheckedIndex) or (isinstance(i, Compute) and i.op in TRAPPING) for i in instructions(nest)
     )
 
 

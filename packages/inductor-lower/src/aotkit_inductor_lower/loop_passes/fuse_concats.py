@@ -36,11 +36,12 @@ from ..ir import (
     Store,
 )
 from ..ops.dtypes import dtype_from_torch_name
+from ..ops.scalar import WORK
 from ..options import LowerOptions
 from ..passes import NO_FUEL, Decision, Pass, PassContext, fuses
 from ..symbolic import Expr, Symbol, SymbolKind, to_expr
 from .drop_dead_steps import drop_dead_steps
-from .inline_producers import FREE, expand, join_origins
+from .inline_producers import expand, join_origins
 from .writer import Inlinable, NestWriter, under_mask
 
 __all__ = ["PASS", "fuse_concats"]
@@ -257,7 +258,7 @@ def _cheap(concat: _Concat, steps: Sequence[Step | None], deps: Dependencies, op
         return f"it has more than {MOST_MASKED} parts"
     for part in concat.parts:
         body = list(instructions(part.nest))
-        work = sum(isinstance(i, Compute) and i.op not in FREE for i in body)
+        work = sum(isinstance(i, Compute) and i.op in WORK for i in body)
         wide = sum(isinstance(i, Load) for i in body)
         if heavy_count(part.nest) or has_division(part.nest) or work > options.max_recompute or wide > 1:
             return "a part is dear to compute for each element"

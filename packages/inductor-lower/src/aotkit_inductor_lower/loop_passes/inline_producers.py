@@ -16,15 +16,14 @@ from dataclasses import replace
 from ..analysis.dependencies import Dependencies
 from ..analysis.nests import body_size, has_division, heavy_count, hint, identity_store, instructions, iteration_count
 from ..ir import Buffer, BufferKind, Compute, Load, LoopNest, Origin, Program, Step
+from ..ops.scalar import WORK
 from ..options import LowerOptions
 from ..passes import NO_FUEL, Decision, Pass, PassContext, fuses
 from ..symbolic import Expr, Symbol
 from .drop_dead_steps import drop_dead_steps
 from .writer import Inlinable, NestWriter
 
-__all__ = ["FREE", "PASS", "expand", "inline_producers", "join_origins"]
-
-FREE = frozenset(("cast", "where", "logical_and", "logical_or", "neg"))  #: operations that count as no work
+__all__ = ["PASS", "expand", "inline_producers", "join_origins"]
 
 
 def inline_producers(program: Program, ctx: PassContext) -> Program:
@@ -97,7 +96,7 @@ def _verdict(
     size = body_size(nest)
     elements = iteration_count(nest.outer)
     heavy = heavy_count(nest)
-    work = sum(isinstance(i, Compute) and i.op not in FREE for i in instructions(nest))
+    work = sum(isinstance(i, Compute) and i.op in WORK for i in instructions(nest))
     if loads == 0 and heavy == 0 and size <= 12:
         return "it is a constant or a position", True
     passes = sum(_passes(reader, buffer) for reader in nests)

@@ -26,8 +26,14 @@ from . import reference as ref
 from .dtypes import ARITHMETIC_INTS, FLOATS, HALVES, DType, bits
 
 __all__ = [
+    "DEAR",
+    "LONG",
+    "MATH",
     "OP_TABLE",
     "REDUCE_TABLE",
+    "TRAPPING",
+    "WORK",
+    "MathSymbol",
     "OpRow",
     "ReduceRow",
     "TypeRule",
@@ -47,6 +53,17 @@ class TypeRule(Enum):
     BITCAST = "bitcast"
 
 
+@dataclass(frozen=True, slots=True)
+class MathSymbol:
+    """What the C library calls a function. ``accuracy``: the suffix of the version that kernels use of the vector math
+    library, which tells its error (``u10``: 1.0 units in the last place); empty for exact functions."""
+
+    name: str
+    accuracy: str = ""
+
+
+FREE, CHEAP, ROOT, HEAVY, DIVISION = 0, 1, 4, 8, 20  # costs, see OpRow
+
 _F = FLOATS - HALVES
 _I = ARITHMETIC_INTS
 _B = frozenset({DType.BOOL})
@@ -60,6 +77,8 @@ class OpRow:
     ``reference`` takes ``arity`` tensors of equal shape (``cast`` and ``bitcast``: a tensor and a
     :class:`DType`) and gives a tensor. ``traps``: integer operands may raise ``ZeroDivisionError``, as the
     kernel's error status does. ``commutative``: the operands may be swapped (NaN payloads aside).
+    ``cost``: 0 for what comes along with other work, 1 for an instruction or two, 4 for a root, 8 for many
+    instructions or a call, 20 for a division that is guarded. ``symbol``: the library's function that computes it.
     """
 
     name: str
@@ -70,10 +89,21 @@ class OpRow:
     edges: str
     commutative: bool = False
     traps: bool = False
+    cost: int = CHEAP
+    symbol: MathSymbol | None = None
 
 
-def _unary(name: str, domain: frozenset[DType], reference: Callable[..., Tensor], edges: str) -> OpRow:
-    return OpRow(name, 1, TypeRule.SAME, domain, reference, edges)
+def _unary(
+    name: str, domain: frozenset[DType], reference: Callable[..., Tensor], edges: str, cost: int = CHEAP
+) -> OpRow:
+    return OpRow(name, 1, TypeRule.SAME, domain, reference, edges, cost=cost)
+
+
+def _math(name: str, reference: Callable[..., Tensor], edges: str, *, arity: int = 1, accuracy: str = "u10") -> OpRow:
+    """A function of floats that the math library has."""
+    symbol = MathSymbol(name, accuracy)
+    commutative = name == "hypot"
+    return OpRow(name, arity, TypeRule.SAME, _F, reference, edges, commutative, cost=HEAVY, symbol=symbol)
 
 
 def _test(name: str, domain: frozenset[DType], reference: Callable[..., Tensor], edges: str) -> OpRow:
@@ -88,8 +118,11 @@ def _binary(
     *,
     commutative: bool = False,
     traps: bool = False,
+    cost: int = CHEAP,
+    symbol: MathSymbol | None = None,
 ) -> OpRow:
-    return OpRow(name, 2, TypeRule.SAME, domain, reference, edges, commutative, traps)
+    cost = DIVISION if traps else cost
+    return OpRow(name, 2, TypeRule.SAME, domain, reference, edges, commutative, traps, cost, symbol)
 
 
 def _compare(name: str, reference: Callable[..., Tensor], edges: str) -> OpRow:
@@ -102,7 +135,7 @@ _ZERO_SIGN = "of zeros of both signs either may come out"
 
 _ROWS = (
     # -- unary: sign and rounding
-    _unary("neg", _F | _I, ref.neg, "flips the sign bit of 0.0 and nan; integers wrap (neg INT_MIN is INT_MIN)"),
+    _unary("neg", _F | _I, ref.neg, "flips the sign bit of 0.0 and nan; integers wrap (neg INT_MIN is INT_MIN)", FREE),
     _unary("abs", _F | _I, ref.abs_, "clears the sign bit; integers wrap (abs INT_MIN is INT_MIN)"),
     _unary("sign", _F | _I, ref.sign, "0 for zeros of both signs and for nan"),
     _unary("floor", _F, ref.floor, "keeps -0.0, inf and nan"),
@@ -110,32 +143,32 @@ _ROWS = (
     _unary("trunc", _F, ref.trunc, "trunc(-0.5) is -0.0; keeps -0.0, inf and nan"),
     _unary("round", _F, ref.round_, "halves go to the even neighbour: 0.5 to 0, 1.5 to 2, -0.5 to -0.0"),
     # -- unary: transcendental
-    _unary("exp", _F, ref.exp, "exp(-inf) is 0, exp(inf) is inf; nan stays"),
-    _unary("exp2", _F, ref.exp2, "exact at integers; exp2(-inf) is 0"),
-    _unary("expm1", _F, ref.expm1, "expm1(-inf) is -1; keeps -0.0"),
-    _unary("log", _F, ref.log, "log of +-0 is -inf, of a negative nan, of inf inf"),
-    _unary("log2", _F, ref.log2, "as log; exact at powers of two"),
-    _unary("log10", _F, ref.log10, "as log"),
-    _unary("log1p", _F, ref.log1p, "log1p(-1) is -inf, below nan; keeps -0.0"),
-    _unary("sqrt", _F, ref.sqrt, "correctly rounded (eager: within 1 ulp); sqrt(-0.0) is -0.0, of a negative nan"),
-    _unary("rsqrt", _F, ref.rsqrt, "1/sqrt(x) in two roundings; of +-0 +-inf, of inf 0, of a negative nan"),
+    _math("exp", ref.exp, "exp(-inf) is 0, exp(inf) is inf; nan stays"),
+    _math("exp2", ref.exp2, "exact at integers; exp2(-inf) is 0"),
+    _math("expm1", ref.expm1, "expm1(-inf) is -1; keeps -0.0"),
+    _math("log", ref.log, "log of +-0 is -inf, of a negative nan, of inf inf"),
+    _math("log2", ref.log2, "as log; exact at powers of two"),
+    _math("log10", ref.log10, "as log"),
+    _math("log1p", ref.log1p, "log1p(-1) is -inf, below nan; keeps -0.0"),
+    _unary("sqrt", _F, ref.sqrt, "correctly rounded (eager: within 1 ulp); of -0.0 -0.0, of a negative nan", ROOT),
+    _unary("rsqrt", _F, ref.rsqrt, "1/sqrt(x) in two roundings; of +-0 +-inf, of inf 0, of a negative nan", ROOT),
     _unary("reciprocal", _F, ref.reciprocal, "1/x correctly rounded; of +-0 +-inf, of +-inf +-0"),
-    _unary("sin", _F, ref.sin, "sin(+-inf) is nan; keeps -0.0"),
-    _unary("cos", _F, ref.cos, "cos(+-inf) is nan"),
-    _unary("tan", _F, ref.tan, "tan(+-inf) is nan; keeps -0.0"),
-    _unary("asin", _F, ref.asin, "nan outside [-1, 1]"),
-    _unary("acos", _F, ref.acos, "nan outside [-1, 1]; acos(1) is 0"),
-    _unary("atan", _F, ref.atan, "atan(+-inf) is +-pi/2"),
-    _unary("sinh", _F, ref.sinh, "overflows to +-inf"),
-    _unary("cosh", _F, ref.cosh, "overflows to inf"),
-    _unary("tanh", _F, ref.tanh, "tanh(+-inf) is +-1; keeps -0.0"),
-    _unary("asinh", _F, ref.asinh, "keeps -0.0 and inf"),
-    _unary("acosh", _F, ref.acosh, "nan below 1; acosh(1) is 0"),
-    _unary("atanh", _F, ref.atanh, "atanh(+-1) is +-inf, nan outside"),
-    _unary("erf", _F, ref.erf, "erf(+-inf) is +-1"),
-    _unary("erfc", _F, ref.erfc, "erfc(inf) is 0, erfc(-inf) is 2"),
-    _unary("lgamma", _F, ref.lgamma, "log of |gamma|: inf at 0, -1, -2 .. and at both infinities"),
-    _unary("sigmoid", _F, ref.sigmoid, "1/(1+exp(-x)): 0 at -inf, 1 at inf, never overflows to nan"),
+    _math("sin", ref.sin, "sin(+-inf) is nan; keeps -0.0"),
+    _math("cos", ref.cos, "cos(+-inf) is nan"),
+    _math("tan", ref.tan, "tan(+-inf) is nan; keeps -0.0"),
+    _math("asin", ref.asin, "nan outside [-1, 1]"),
+    _math("acos", ref.acos, "nan outside [-1, 1]; acos(1) is 0"),
+    _math("atan", ref.atan, "atan(+-inf) is +-pi/2"),
+    _math("sinh", ref.sinh, "overflows to +-inf"),
+    _math("cosh", ref.cosh, "overflows to inf"),
+    _math("tanh", ref.tanh, "tanh(+-inf) is +-1; keeps -0.0"),
+    _math("asinh", ref.asinh, "keeps -0.0 and inf"),
+    _math("acosh", ref.acosh, "nan below 1; acosh(1) is 0"),
+    _math("atanh", ref.atanh, "atanh(+-1) is +-inf, nan outside"),
+    _math("erf", ref.erf, "erf(+-inf) is +-1"),
+    _math("erfc", ref.erfc, "erfc(inf) is 0, erfc(-inf) is 2", accuracy="u15"),
+    _math("lgamma", ref.lgamma, "log of |gamma|: inf at 0, -1, -2 .. and at both infinities"),
+    _unary("sigmoid", _F, ref.sigmoid, "1/(1+exp(-x)): 0 at -inf, 1 at inf, never overflows to nan", HEAVY),
     # -- unary: bits and tests
     _unary("bitwise_not", _I | _B, ref.bitwise_not, "of bool: logical not"),
     _unary("logical_not", _B, ref.logical_not, ""),
@@ -169,7 +202,12 @@ _ROWS = (
         traps=True,
     ),
     _binary(
-        "fmod", _F | _I, ref.fmod, f"sign of the dividend; {_DIVIDE_INT}; floats: exact, fmod 0 is nan", traps=True
+        "fmod",
+        _F | _I,
+        ref.fmod,
+        f"sign of the dividend; {_DIVIDE_INT}; floats: exact, fmod 0 is nan",
+        traps=True,
+        symbol=MathSymbol("fmod"),
     ),
     _binary(
         "pow",
@@ -177,15 +215,17 @@ _ROWS = (
         ref.pow_,
         "floats: as C's pow (pow(x, 0) and pow(1, x) are 1, also for nan); integers wrap, a negative exponent gives 0 "
         "except for bases 1 and -1",
+        cost=HEAVY,
+        symbol=MathSymbol("pow", "u10"),
     ),
     _binary("minimum", _F | _I | _B, ref.minimum, f"nan if either is nan; {_ZERO_SIGN}", commutative=True),
     _binary("maximum", _F | _I | _B, ref.maximum, f"nan if either is nan; {_ZERO_SIGN}", commutative=True),
     _binary("fmin", _F | _I | _B, ref.fmin, f"the other one if one is nan; {_ZERO_SIGN}", commutative=True),
     _binary("fmax", _F | _I | _B, ref.fmax, f"the other one if one is nan; {_ZERO_SIGN}", commutative=True),
-    _binary("atan2", _F, ref.atan2, "C's atan2 of (y, x), quadrant from the signs of zeros too"),
-    _binary("hypot", _F, ref.hypot, "inf if either is inf, also with nan; does not overflow early", commutative=True),
+    _math("atan2", ref.atan2, "C's atan2 of (y, x), quadrant from the signs of zeros too", arity=2),
+    _math("hypot", ref.hypot, "inf if either is inf, also with nan; does not overflow early", arity=2, accuracy="u05"),
     _binary("copysign", _F, ref.copysign, "takes the sign bit, also of -0.0 and nan"),
-    _binary("nextafter", _F, ref.nextafter, "b if equal (also of zeros); from 0 to the smallest subnormal"),
+    _math("nextafter", ref.nextafter, "b if equal (also zeros); from 0 to the least subnormal", arity=2, accuracy=""),
     # -- binary: bits and logic
     _binary("bitwise_and", _I | _B, ref.bitwise_and, "", commutative=True),
     _binary("bitwise_or", _I | _B, ref.bitwise_or, "", commutative=True),
@@ -194,8 +234,8 @@ _ROWS = (
     _binary(
         "shr", _I, ref.shr, "arithmetic (u8: logical); an amount below 0 or at least the width leaves the sign, 0 or -1"
     ),
-    _binary("logical_and", _B, ref.logical_and, "", commutative=True),
-    _binary("logical_or", _B, ref.logical_or, "", commutative=True),
+    _binary("logical_and", _B, ref.logical_and, "", commutative=True, cost=FREE),
+    _binary("logical_or", _B, ref.logical_or, "", commutative=True, cost=FREE),
     _binary("logical_xor", _B, ref.logical_xor, "", commutative=True),
     # -- binary: comparisons
     _compare("eq", ref.eq, _NAN_FALSE),
@@ -205,7 +245,7 @@ _ROWS = (
     _compare("gt", ref.gt, _NAN_FALSE),
     _compare("ge", ref.ge, _NAN_FALSE),
     # -- ternary
-    OpRow("where", 3, TypeRule.WHERE, _ALL, ref.where, "the value not taken has no effect, nan included"),
+    OpRow("where", 3, TypeRule.WHERE, _ALL, ref.where, "the value not taken has no effect, nan included", cost=FREE),
     OpRow("fma", 3, TypeRule.SAME, _F, ref.fma, "a*b + c rounded once; use only where eager rounds once"),
     # -- casts
     OpRow(
@@ -217,11 +257,17 @@ _ROWS = (
         "float to i64 or i32: towards zero, INT_MIN for nan and out of range; float to i16, i8, u8: through i32, low "
         "bits kept; to bool: x != 0 (nan is true); integer to integer: low bits; to f16 and bf16: through f32, nearest "
         "even, overflow to inf; bool to number: 0 or 1",
+        cost=FREE,
     ),
     OpRow("bitcast", 1, TypeRule.BITCAST, _ALL - _B, ref.bitcast, "same bits"),
 )
 
 OP_TABLE: Mapping[str, OpRow] = MappingProxyType({row.name: row for row in _ROWS})
+WORK = frozenset(row.name for row in _ROWS if row.cost > FREE)  #: operations that count as work
+DEAR = frozenset(row.name for row in _ROWS if row.cost >= ROOT)  #: better stored than computed again
+LONG = frozenset(row.name for row in _ROWS if row.cost >= HEAVY)  #: keep a processor busy by themselves
+MATH: Mapping[str, MathSymbol] = MappingProxyType({row.name: row.symbol for row in _ROWS if row.symbol is not None})
+TRAPPING = frozenset(row.name for row in _ROWS if row.traps)  #: may report an error
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ import llvmlite.binding as llvm
 import torch
 
 from ...errors import CodegenError
+from ...ops.scalar import MATH, MathSymbol
 
 __all__ = [
     "CpuTarget",
@@ -24,37 +25,6 @@ __all__ = [
     "symbol_address",
     "target_machine",
 ]
-
-# Functions of the vector math library that torch's CPU library is built with: name -> suffix that tells the error.
-VECTOR_MATH: dict[str, str] = {
-    "exp": "u10",
-    "exp2": "u10",
-    "expm1": "u10",
-    "log": "u10",
-    "log2": "u10",
-    "log10": "u10",
-    "log1p": "u10",
-    "sin": "u10",
-    "cos": "u10",
-    "tan": "u10",
-    "asin": "u10",
-    "acos": "u10",
-    "atan": "u10",
-    "sinh": "u10",
-    "cosh": "u10",
-    "tanh": "u10",
-    "asinh": "u10",
-    "acosh": "u10",
-    "atanh": "u10",
-    "erf": "u10",
-    "erfc": "u15",
-    "lgamma": "u10",
-    "pow": "u10",
-    "atan2": "u10",
-    "hypot": "u05",
-    "fmod": "",
-    "nextafter": "",
-}
 
 _OPENMP = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
 
@@ -167,16 +137,18 @@ def processor_target(name: str) -> CpuTarget:
 def with_symbols(target: CpuTarget) -> CpuTarget:
     """The target with what this process's libraries offer looked up."""
     found = []
-    for op, accuracy in VECTOR_MATH.items():
+    for op, function in MATH.items():
         for element in ("f32", "f64"):
-            symbol = _first_present(_vector_symbols(op, accuracy, element, target.vector_bits))
+            symbol = _first_present(_vector_symbols(function, element, target.vector_bits))
             if symbol:
                 found.append((op, element, symbol))
     threads = all(symbol_address(name) for name in _OPENMP)
     return replace(target, vector_math=tuple(found), threads=threads)
 
 
-def _vector_symbols(op: str, accuracy: str, element: str, bits: int) -> Iterable[str]:
+def _vector_symbols(function: MathSymbol, element: str, bits: int) -> Iterable[str]:
+    """What torch's CPU library may call its version of a function."""
+    op, accuracy = function.name, function.accuracy
     letter, width = ("f", bits // 32) if element == "f32" else ("d", bits // 64)
     suffix = {512: "avx512f", 256: "avx2"}.get(bits)
     if suffix is None:

@@ -13,19 +13,12 @@ from dataclasses import dataclass, replace
 from ...ir import CheckedIndex, Compute, Index, Instr, Load, Range, Reduce, Stage, Store
 from ...ir.independence import tells_apart
 from ...kernel_ir.nests import FlatNest, element_bits, hint, map_expressions
+from ...ops.scalar import LONG, TRAPPING
 from ...symbolic import Expr, Symbol, SymbolKind, estimate, product, to_expr
 from .machine import CpuTarget
 
 __all__ = ["VectorPlan", "choose_vectors", "masked_tail", "outer_tail", "version_loops"]
 
-_HEAVY = frozenset(
-    (
-        *("exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sin", "cos", "tan", "asin", "acos", "atan"),
-        *("sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf", "erfc", "sigmoid", "pow", "atan2", "hypot"),
-        *("lgamma", "nextafter", "floordiv", "truncdiv", "mod", "fmod"),
-    )
-)
-_TRAPPING = frozenset(("floordiv", "truncdiv", "mod", "fmod"))
 LEAST_TAIL = 4  # elements for which a masked vector pays
 FEW = 8  # what a size is that turns out to be small
 
@@ -213,7 +206,7 @@ def _tile_cost(nest: FlatNest, vector: Symbol, tile: Symbol, lanes: int) -> floa
                 any_transposed = any_transposed or (plain > 5.0 and transposed)
                 total += 5.0 if plain > 5.0 and transposed else plain
             elif isinstance(instr, Compute):
-                total += 10.0 if instr.op in _HEAVY else 0.7
+                total += 10.0 if instr.op in LONG else 0.7
     return total if any_transposed else None
 
 
@@ -227,7 +220,7 @@ def _stage_cost(stage: Stage, vector: Symbol | None, lanes: int, rows: frozenset
         elif isinstance(instr, Load | Store):
             total += _access_cost(instr, vector, lanes)
         elif isinstance(instr, Compute):
-            total += 10.0 if instr.op in _HEAVY else 0.7
+            total += 10.0 if instr.op in LONG else 0.7
         elif isinstance(instr, Reduce):
             total += 1.0
     return total
@@ -286,7 +279,7 @@ def _bears_mask(instr: Instr) -> bool:
     if isinstance(instr, Load | Store):
         indirect = any(s.kind is SymbolKind.VALUE for s in instr.indices[0].symbols)
         return not indirect and not (isinstance(instr, Store) and instr.accumulates)
-    return not (isinstance(instr, CheckedIndex) or (isinstance(instr, Compute) and instr.op in _TRAPPING))
+    return not (isinstance(instr, CheckedIndex) or (isinstance(instr, Compute) and instr.op in TRAPPING))
 
 
 # -- vectors per step ------------------------------------------------------------------------------------
@@ -296,7 +289,7 @@ def _body_weight(stage: Stage) -> int:
     weight = 0
     for instr in stage.body:
         if isinstance(instr, Compute):
-            weight += 10 if instr.op in _HEAVY else 1
+            weight += 10 if instr.op in LONG else 1
         elif isinstance(instr, Load | Store | Reduce):
             weight += 1
     return weight
@@ -304,7 +297,7 @@ def _body_weight(stage: Stage) -> int:
 
 def _outer_interleave(nest: FlatNest) -> int:
     weight = sum(_body_weight(stage) for stage in nest.stages)
-    if any(isinstance(i, Compute) and i.op in _HEAVY for s in nest.stages for i in s.body):
+    if any(isinstance(i, Compute) and i.op in LONG for s in nest.stages for i in s.body):
         return 1
     if any(isinstance(i, Reduce) for s in nest.stages for i in s.body):
         return 4 if weight <= 12 else 2 if weight <= 30 else 1
@@ -319,7 +312,7 @@ def _stage_copies(stage: Stage, name: str | None, lanes: int) -> int:
     reduces = sum(isinstance(i, Reduce) for i in stage.body)
     short = size.constant is not None and size.constant < 32 * lanes
     wanted = (4 if weight <= 8 and not short else 2) if reduces else (2 if weight <= 12 else 1)
-    if any(isinstance(i, Compute) and i.op in _HEAVY for i in stage.body):
+    if any(isinstance(i, Compute) and i.op in LONG for i in stage.body):
         wanted = 1  # long enough to keep the processor busy by itself
     return _fit_interleave(wanted, size, lanes)
 

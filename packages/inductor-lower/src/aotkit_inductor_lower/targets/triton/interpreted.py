@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from ...ops.scalar import MATH, OP_TABLE
+
 __all__ = ["interpreter_functions", "interpreter_libm", "whole_number"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -49,28 +51,22 @@ class _Libm:
     """The functions of libdevice that kernels call."""
 
 
-_NAMES = {
+# Functions of libdevice that are no row's symbol.
+_NAMES: dict[str, Callable[..., torch.Tensor]] = {
     "nearbyint": torch.round,
-    "pow": torch.pow,
-    **{name: getattr(torch, name) for name in ("exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "trunc")},
-    **{name: getattr(torch, name) for name in ("sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh")},
-    **{name: getattr(torch, name) for name in ("asinh", "acosh", "atanh", "erf", "erfc", "fmod", "atan2", "hypot")},
-    **{name: getattr(torch, name) for name in ("copysign", "lgamma", "nextafter")},
+    "trunc": torch.trunc,
+    "copysign": torch.copysign,
 }
 
 
 def interpreter_libm() -> object:
     """An object with the functions of ``libm``."""
     found = _Libm()
-    for name, function in _NAMES.items():
-        setattr(found, name, _lift(_exact_fmod if name == "fmod" else function))
+    functions = dict(_NAMES)
+    functions.update((symbol.name, OP_TABLE[op].reference) for op, symbol in MATH.items())
+    for name, function in functions.items():
+        setattr(found, name, _lift(function))
     return found
-
-
-def _exact_fmod(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    from ...ops.reference import fmod
-
-    return fmod(*torch.broadcast_tensors(a, b))
 
 
 def _reduction(run: Callable[[Array, int], Array]) -> Callable[[Any, Any], Any]:

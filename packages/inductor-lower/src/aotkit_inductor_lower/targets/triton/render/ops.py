@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from ....ir import DType
 from ....ops.dtypes import bits, is_float, is_half, is_int
+from ....ops.scalar import MATH
 
 __all__ = ["TRITON_OPS", "TYPE_NAMES", "accumulate_text", "constant_text", "op_text"]
 
@@ -103,6 +104,7 @@ def _with_width(name: str, reduce: int = 0) -> Row:
 
 
 TRITON_OPS: Mapping[str, Row] = {
+    **{name: _call(f"libm.{function.name}") for name, function in MATH.items()},
     "neg": _by_type(_call("negate"), lambda a, d: f"(0 - {a[0]})"),
     "abs": _by_type(_call("tl.abs"), _call("tl.abs"), _first),
     "sign": _by_type(_call("sign"), _call("sign"), _call("sign_unsigned")),
@@ -110,12 +112,9 @@ TRITON_OPS: Mapping[str, Row] = {
     "ceil": _call("tl.ceil"),
     "trunc": _call("libm.trunc"),
     "round": _call("libm.nearbyint"),
-    **{name: _call(f"libm.{name}") for name in ("exp", "exp2", "expm1", "log", "log2", "log10", "log1p")},
     "sqrt": _call("square_root"),
     "rsqrt": lambda a, d: f"reciprocal(square_root({a[0]}))",
     "reciprocal": _call("reciprocal"),
-    **{name: _call(f"libm.{name}") for name in ("sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh")},
-    **{name: _call(f"libm.{name}") for name in ("asinh", "acosh", "atanh", "erf", "erfc", "lgamma")},
     "sigmoid": _call("sigmoid"),
     "bitwise_not": lambda a, d: f"({a[0]} == 0)" if d is DType.BOOL else f"({a[0]} ^ {255 if d is DType.U8 else -1})",
     "logical_not": lambda a, d: f"({a[0]} == 0)",
@@ -139,7 +138,7 @@ TRITON_OPS: Mapping[str, Row] = {
     "maximum": _extreme("maximum", ">", "|"),
     "fmin": _extreme("fmin", "<", "&"),
     "fmax": _extreme("fmax", ">", "|"),
-    **{name: _call(f"libm.{name}") for name in ("atan2", "hypot", "copysign", "nextafter")},
+    "copysign": _call("libm.copysign"),
     "bitwise_and": _infix("&"),
     "bitwise_or": _infix("|"),
     "bitwise_xor": _infix("^"),
