@@ -14,7 +14,7 @@ import torch
 
 from aotkit_inductor_lower import bind_program, interpret_program, print_program, processor_target, schedule_program
 from aotkit_inductor_lower.ir.random_programs import RandomOptions, difference, random_inputs, random_program
-from aotkit_inductor_lower.memory.build_plan import generate
+from aotkit_inductor_lower.targets.cpu.generate import generate
 
 __all__ = ["check_program", "main"]
 

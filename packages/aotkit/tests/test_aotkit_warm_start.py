@@ -36,7 +36,7 @@ def no_compile(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """After a call of it, entering any stage of a compile fails the test."""
     import aotkit_aot_trace.record
     import aotkit_inductor_lower.driver
-    import aotkit_inductor_lower.memory.build_plan
+    import aotkit_inductor_lower.targets.cpu.generate
     from aotkit.driver import compile as pipeline
 
     def forbid() -> None:
@@ -359,7 +359,7 @@ loaded = [name for name in sys.modules if name.split(".")[0] in ("sympy", "scipy
 loaded += [name for name in sys.modules if name.startswith(("torch._dynamo.", "torch._inductor"))]
 loaded += [name for name in sys.modules if name.startswith(("aotkit_aot_trace", "aotkit_partition"))]
 parts = ("lowering", "graph_passes", "graph_partition", "loop_passes", "kernel_passes", "driver", "memory.build_plan")
-parts += ("targets.cpu.render.kernel", "targets.cpu.module")
+parts += ("targets.cpu.render.kernel", "targets.cpu.module", "targets.cpu.generate")
 loaded += [f"aotkit_inductor_lower.{part}" for part in parts if f"aotkit_inductor_lower.{part}" in sys.modules]
 print(loaded)
 ours = [m.__file__ for n, m in sys.modules.items() if n.startswith("aotkit") and getattr(m, "__file__", None)]

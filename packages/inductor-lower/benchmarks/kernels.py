@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import torch
 
 from aotkit_inductor_lower.ir.parse import parse_program
-from aotkit_inductor_lower.memory.build_plan import generate
 from aotkit_inductor_lower.runtime import bind
+from aotkit_inductor_lower.targets.cpu.generate import generate
 
 Tensors = tuple[torch.Tensor, ...]
 

@@ -10,9 +10,9 @@ import torch
 
 from aotkit_inductor_lower.ir.parse import parse_program
 from aotkit_inductor_lower.launch_plan import compiled_from_json, compiled_to_json
-from aotkit_inductor_lower.memory.build_plan import generate
 from aotkit_inductor_lower.runtime import bind
 from aotkit_inductor_lower.targets.cpu import CpuTarget, generic_target, host_target
+from aotkit_inductor_lower.targets.cpu.generate import generate
 
 IR = {
     torch.float32: "f32",

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from aotkit_inductor_lower.ir.parse import parse_program
-from aotkit_inductor_lower.memory.build_plan import generate
 from aotkit_inductor_lower.runtime import bind
 from aotkit_inductor_lower.targets.cpu import generic_target, host_target
+from aotkit_inductor_lower.targets.cpu.generate import generate
 
 WIDTHS = [bits for bits in (128, 256, 512) if bits <= host_target().vector_bits]
 FUNCTIONS: dict[str, Callable[..., torch.Tensor]] = {

@@ -22,11 +22,11 @@ from aotkit_inductor_lower.ir import (
     Store,
 )
 from aotkit_inductor_lower.ir.nodes import Buffer
-from aotkit_inductor_lower.memory.build_plan import generate
 from aotkit_inductor_lower.ops.dtypes import int_bounds, is_int, to_torch_dtype
 from aotkit_inductor_lower.ops.scalar import OP_TABLE, TypeRule, result_dtype
 from aotkit_inductor_lower.runtime import bind
 from aotkit_inductor_lower.symbolic import sym, to_expr
+from aotkit_inductor_lower.targets.cpu.generate import generate
 from aotkit_inductor_lower.targets.cpu.render.ops import LLVM_OPS
 
 FLOAT_EDGES = [

@@ -7,9 +7,9 @@ import torch
 
 from aotkit_inductor_lower.ir.interpret import interpret_program
 from aotkit_inductor_lower.ir.random_programs import random_inputs, random_program
-from aotkit_inductor_lower.memory.build_plan import generate
 from aotkit_inductor_lower.runtime import bind
 from aotkit_inductor_lower.targets.cpu import generic_target, host_target
+from aotkit_inductor_lower.targets.cpu.generate import generate
 
 RELATIVE = {torch.float64: 1e-12, torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
 

@@ -14,8 +14,8 @@ from torch.utils._sympy.value_ranges import ValueRanges
 
 from aotkit_inductor_lower import LowerOptions, compile_graph, decompositions, lower_graph, schedule_program
 from aotkit_inductor_lower.ir import Load
-from aotkit_inductor_lower.memory.build_plan import generate
 from aotkit_inductor_lower.targets.cpu import generic_target, host_target
+from aotkit_inductor_lower.targets.cpu.generate import generate
 
 F = torch.nn.functional
 BITS = {"x86-64": 128, "x86-64-v3": 256, "x86-64-v4": 512}

@@ -24,10 +24,10 @@ from aotkit_inductor_lower import (
 from aotkit_inductor_lower.errors import CodegenError
 from aotkit_inductor_lower.ir import Program
 from aotkit_inductor_lower.ir.random_programs import RandomOptions, difference, random_inputs, random_program
-from aotkit_inductor_lower.memory.build_plan import generate
 from aotkit_inductor_lower.runtime import bind
 from aotkit_inductor_lower.targets.cpu import arm_target, generic_target, host_target, processor_target
 from aotkit_inductor_lower.targets.cpu import machine as target_module
+from aotkit_inductor_lower.targets.cpu.generate import generate
 from aotkit_inductor_lower.targets.cpu.machine import symbol_address, target_machine
 
 LEVELS = ["x86-64", "x86-64-v3"]

@@ -13,10 +13,10 @@ from aotkit_inductor_lower import compile_graph, interpret_program
 from aotkit_inductor_lower.ir import LoopNest, Origin
 from aotkit_inductor_lower.ir.parse import parse_program
 from aotkit_inductor_lower.kernel_passes.normal_form import flatten_nest
-from aotkit_inductor_lower.memory.build_plan import generate
 from aotkit_inductor_lower.runtime import bind
 from aotkit_inductor_lower.symbolic import Call
 from aotkit_inductor_lower.targets.cpu import emit_kernel, generic_target, host_target
+from aotkit_inductor_lower.targets.cpu.generate import generate
 
 IR = {torch.float32: "f32", torch.float64: "f64", torch.int8: "i8", torch.int64: "i64", torch.bfloat16: "bf16"}
 

@@ -10,9 +10,9 @@ from aotkit_inductor_lower.ir.interpret import interpret_program
 from aotkit_inductor_lower.ir.print import print_program
 from aotkit_inductor_lower.ir.random_programs import RandomOptions, difference, random_inputs, random_program
 from aotkit_inductor_lower.ir.verify import verify_program
-from aotkit_inductor_lower.memory.build_plan import generate
 from aotkit_inductor_lower.pass_lists import schedule_program
 from aotkit_inductor_lower.runtime import bind
+from aotkit_inductor_lower.targets.cpu.generate import generate
 
 
 def assert_agree(program: Program, wanted: list[object], found: list[object], *, exact: bool) -> None:

@@ -11,9 +11,9 @@ from aotkit_inductor_lower.ir import Alias, ExternCall
 from aotkit_inductor_lower.ir.parse import parse_program
 from aotkit_inductor_lower.ir.verify import verify_program
 from aotkit_inductor_lower.loop_passes.choose_library_calls import choose_library_calls
-from aotkit_inductor_lower.memory.build_plan import generate
 from aotkit_inductor_lower.passes import PassContext
 from aotkit_inductor_lower.runtime import bind
+from aotkit_inductor_lower.targets.cpu.generate import generate
 
 F = torch.nn.functional
 LINEAR = "mkldnn._linear_pointwise.default"

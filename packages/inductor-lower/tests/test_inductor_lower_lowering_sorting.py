@@ -26,7 +26,7 @@ from aotkit_inductor_lower import (
     verify_program,
 )
 from aotkit_inductor_lower.ir import ExternCall
-from aotkit_inductor_lower.memory.build_plan import generate
+from aotkit_inductor_lower.targets.cpu.generate import generate
 
 FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 INTS = [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool]

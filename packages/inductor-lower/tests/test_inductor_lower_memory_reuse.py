@@ -9,8 +9,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from aotkit_inductor_lower import compile_graph, interpret_program
 from aotkit_inductor_lower.ir.parse import parse_program
 from aotkit_inductor_lower.launch_plan import ReuseBuffer, compiled_from_json, compiled_to_json
-from aotkit_inductor_lower.memory.build_plan import generate
 from aotkit_inductor_lower.runtime import bind
+from aotkit_inductor_lower.targets.cpu.generate import generate
 
 OVER = """aotkit-ir 2
 program over

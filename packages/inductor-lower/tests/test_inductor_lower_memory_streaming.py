@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from aotkit_inductor_lower.ir.parse import parse_program
-from aotkit_inductor_lower.memory.build_plan import STREAMED_BYTES, generate
+from aotkit_inductor_lower.kernel_passes.mark_nontemporal import NONTEMPORAL_BYTES
 from aotkit_inductor_lower.runtime import BoundProgram, bind
 from aotkit_inductor_lower.targets.cpu import generic_target, host_target
+from aotkit_inductor_lower.targets.cpu.generate import generate
 
 WIDTHS = [bits for bits in (128, 256, 512) if bits <= host_target().vector_bits]
 ROWS, COLUMNS = 1600, 4096
@@ -44,7 +45,7 @@ def inputs(columns: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 @pytest.mark.parametrize("bits", WIDTHS)
 def test_a_large_new_result_is_streamed(bits: int) -> None:
-    assert ROWS * COLUMNS * 4 >= STREAMED_BYTES
+    assert ROWS * COLUMNS * 4 >= NONTEMPORAL_BYTES
     bound, text = outer_sum(COLUMNS, bits)
     assert "!nontemporal" in text and "call void @llvm.x86.sse.sfence()" in text
     x, y = inputs(COLUMNS)

@@ -24,9 +24,9 @@ from aotkit_inductor_lower.launch_plan import (
     plan_from_json,
     plan_to_json,
 )
-from aotkit_inductor_lower.memory.build_plan import generate
 from aotkit_inductor_lower.memory.placement import place_buffers
 from aotkit_inductor_lower.runtime import ArenaPool, BindError, bind
+from aotkit_inductor_lower.targets.cpu.generate import generate
 
 # two linear layers with relu between, then a transposed view of the result is returned too
 MLP = """aotkit-ir 2

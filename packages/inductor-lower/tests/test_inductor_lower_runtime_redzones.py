@@ -10,8 +10,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from aotkit_inductor_lower import LowerOptions, RedzoneError, compile_graph
 from aotkit_inductor_lower.ir.parse import parse_program
-from aotkit_inductor_lower.memory.build_plan import generate
 from aotkit_inductor_lower.runtime import bind
+from aotkit_inductor_lower.targets.cpu.generate import generate
 
 # The second nest writes one row more than its buffer has (the verifier, which would say so, is not asked).
 TOO_FAR = """aotkit-ir 2

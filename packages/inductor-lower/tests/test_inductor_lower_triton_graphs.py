@@ -219,7 +219,7 @@ x = torch.randn(6, 32)
 (seen,) = driver.seen
 assert seen[0] == 77 and seen[2:4] == (1, 1) and seen[4] % 32 == 0 and seen[5:8] == (1, 1, 5), seen
 assert seen[1] >= 1 and seen[8] in (x.data_ptr(), y.data_ptr())
-unwanted = "lowering graph_passes loop_passes memory.build_plan"
+unwanted = "lowering graph_passes loop_passes memory.build_plan targets.cpu.generate"
 unwanted += " targets.triton.render.kernel targets.triton.generate targets.triton.compile"
 assert not [name for name in unwanted.split() if f"aotkit_inductor_lower.{{name}}" in sys.modules]
 print("fine")

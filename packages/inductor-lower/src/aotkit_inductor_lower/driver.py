@@ -18,7 +18,6 @@ from .ir.print import print_program
 from .launch_plan import CompiledProgram, compiled_from_json, compiled_to_json
 from .launch_plan.store import ObjectStore, generator_digest
 from .lowering import lower_graph
-from .memory.build_plan import generate
 from .options import LowerOptions
 from .pass_lists import call_writers, checked_program, rewrite_graph, schedule
 from .passes import Decision, Observer, PassContext, stage
@@ -26,6 +25,7 @@ from .report import LoweringReport, make_report
 from .runtime import ArenaPool, BoundProgram, bind
 from .runtime.input_checks import input_check
 from .targets.cpu import host_target, processor_target
+from .targets.cpu.generate import generate
 
 if TYPE_CHECKING:
     from .targets.triton import DeviceGraph, DeviceProgram

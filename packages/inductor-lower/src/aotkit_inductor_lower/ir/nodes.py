@@ -328,13 +328,17 @@ class ExternCall:
 @dataclass(frozen=True, slots=True)
 class Alias:
     """``result`` is another view of ``base``'s memory: sizes and strides are ``result``'s declared ones, ``offset``
-    counts elements of ``result``'s dtype from ``base``'s first element."""
+    counts elements of ``result``'s dtype from ``base``'s first element.
+
+    ``reuses``: the memory only. The nest that first writes ``result`` is the last that reads ``base``, see
+    Note [In place]."""
 
     name: str
     result: str
     base: str
     offset: Expr
     origin: Origin = field(default=Origin(), compare=False)
+    reuses: bool = False
 
 
 Step = LoopNest | ExternCall | Alias

@@ -191,10 +191,12 @@ class _Parser(InstrParser):
         name = self.name()
         self.scan.expect(":")
         result = self.name()
-        self.scan.expect("=")
+        reuses = self.take_word("reuses")
+        if not reuses:
+            self.scan.expect("=")
         base = self.name()
         self.scan.expect("+")
-        return Alias(name, result, base, scan_expr(self.scan))
+        return Alias(name, result, base, scan_expr(self.scan), reuses=reuses)
 
     # -- loop nests ------------------------------------------------------------------------------
 

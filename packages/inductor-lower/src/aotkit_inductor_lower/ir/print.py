@@ -21,6 +21,7 @@ Note [IR text]
             store y[i0, r1] = %v3
         extern mm0: z, _ = aten.mm.default(y, [2, sym(4*$s0)], dtype("torch.float32"), out=none) reason "a matmul"
         alias view0: v = z + 4
+        alias over0: w reuses u + 0
         return y, sym(2*$s0), none
 
     Instructions: ``load b[..] : t`` with ``mask %m other 0.0``; ``const 1.0 : t``; ``index expr : t``;
@@ -162,7 +163,8 @@ def _extern_lines(step: ExternCall, origins: bool) -> list[str]:
 
 
 def _alias_lines(step: Alias, origins: bool) -> list[str]:
-    line = f"alias {name_text(step.name)}: {name_text(step.result)} = {name_text(step.base)} + {step.offset}"
+    name, result, base = map(name_text, (step.name, step.result, step.base))
+    line = f"alias {name}: {result} {'reuses' if step.reuses else '='} {base} + {step.offset}"
     return [line, *origin_lines(step.origin, origins)]
 
 

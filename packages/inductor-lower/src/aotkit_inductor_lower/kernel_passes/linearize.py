@@ -12,7 +12,7 @@ from ..ir import Alias, Buffer, BufferKind, CheckedIndex, DType, Instr, Load, Lo
 from ..kernel_ir.nests import Placement
 from ..kernel_ir.nodes import Kernel, KernelCall, KernelModule, Loop, Param, Scratch, Stmt
 from ..kernel_ir.walk import all_loops, expressions, instructions, load_at, nested, store_at
-from ..ops.dtypes import bits, dtype_from_torch_name
+from ..ops.dtypes import dtype_from_torch_name, item_bytes
 from ..passes import Pass, each_kernel
 from ..symbolic import Expr, Symbol, SymbolKind, floordiv, smax, sym, to_expr
 
@@ -141,15 +141,10 @@ def _placement(alias: Alias, buffers: Mapping[str, Buffer], base: Placement | No
     if base is None:
         return Placement(alias.base, alias.offset)
     offset = base.offset
-    wide, narrow = _item_bytes(buffers[alias.base]), _item_bytes(buffers[alias.result])
+    wide, narrow = item_bytes(buffers[alias.base].dtype), item_bytes(buffers[alias.result].dtype)
     if wide != narrow:
         offset = floordiv(offset * wide, narrow)
     return Placement(base.root, alias.offset + offset)
-
-
-def _item_bytes(buffer: Buffer) -> int:
-    dtype = dtype_from_torch_name(buffer.dtype)
-    return bits(dtype) // 8 if dtype is not None else 1
 
 
 def memory_extents(program: Program) -> dict[str, Expr]:
@@ -161,7 +156,7 @@ def memory_extents(program: Program) -> dict[str, Expr]:
             continue  # no kernel reads it but through aliases
         place = where.get(buffer.name)
         root, offset = (buffer.name, to_expr(0)) if place is None else (place.root, place.offset)
-        reached = (offset + _extent(buffer)) * _item_bytes(buffer)
+        reached = (offset + _extent(buffer)) * item_bytes(buffer.dtype)
         found[root] = smax(found[root], reached) if root in found else reached
     return found
 

@@ -14,6 +14,7 @@ from .records import (
     PlanStep,
     Return,
     ReuseBuffer,
+    StorageClass,
     View,
 )
 
@@ -30,6 +31,7 @@ __all__ = [
     "PlannedBuffer",
     "Return",
     "ReuseBuffer",
+    "StorageClass",
     "View",
     "compiled_from_json",
     "compiled_to_json",

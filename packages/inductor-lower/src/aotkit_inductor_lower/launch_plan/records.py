@@ -9,6 +9,7 @@ Note [The frame]
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from ..ir import Arg, BufferRef, Origin, SymInput
 from ..symbolic import Expr
@@ -26,20 +27,24 @@ __all__ = [
     "PlannedBuffer",
     "Return",
     "ReuseBuffer",
+    "StorageClass",
     "View",
 ]
+
+#: Where a buffer's memory comes from: the caller, the graph's attributes, the arena, an Allocate step, the ATen call
+#: whose result it is, or the buffer that a View (or ReuseBuffer) step makes it of.
+StorageClass = Literal["input", "constant", "arena", "allocated", "call result", "view"]
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedBuffer:
-    """A buffer as the plan sees it. ``dtype`` is torch's name. ``storage``: ``input``, ``constant``, ``arena``,
-    ``allocated`` (by an Allocate step), ``call result`` (of an ATen call) or ``view`` (made by a View step)."""
+    """A buffer as the plan sees it. ``dtype`` is torch's name, ``storage`` where its memory comes from."""
 
     name: str
     dtype: str
     sizes: tuple[Expr, ...]
     strides: tuple[Expr, ...]
-    storage: str
+    storage: StorageClass
     device: str = "cpu"
 
 

@@ -29,6 +29,7 @@ __all__ = [
     "is_half",
     "is_int",
     "is_signed",
+    "item_bytes",
     "to_torch_dtype",
     "torch_name",
 ]
@@ -136,6 +137,18 @@ def is_signed(dtype: DType) -> bool:
 def bits(dtype: DType) -> int:
     """Width in memory. bool takes one byte."""
     return _BITS[dtype]
+
+
+def item_bytes(name: str) -> int:
+    """Bytes of an element of torch's dtype, by its name: also of one that generated code cannot hold."""
+    dtype = dtype_from_torch_name(name)
+    if dtype is not None:
+        return bits(dtype) // 8
+    import torch
+
+    found = getattr(torch, name.removeprefix("torch."))
+    assert isinstance(found, torch.dtype)
+    return found.itemsize
 
 
 def int_bounds(dtype: DType) -> tuple[int, int]:

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ...ir import Arg, Buffer, BufferKind, BufferRef, ExternCall, Literal, LoopNest, Program
 from ...kernel_ir.nests import FlatNest
 from ...kernel_passes.normal_form import flatten_nest
-from ...launch_plan import Allocate, CallSegment, KernelRecord
-from ...memory.build_plan import PlanBuild
+from ...memory.build_plan import build_plan
+from ...memory.segments import segments
+from ...memory.storage import Storage, Workspace, assign_storage
 from ...ops.aten import may_alias_arguments
 from ...ops.dtypes import dtype_from_torch_name, torch_name
 from ...symbolic import Expr, to_expr
-from ..cpu.machine import host_target
 from .autotune import Timer, candidates, choose
 from .compile import compile_kernel
 from .errors import TritonError
@@ -59,18 +59,19 @@ def generate_device(
     Raises :class:`~.errors.TritonError` for kernels over buffers on several devices.
     """
     device = _single_device(program)
-    build = _DeviceBuild(program, host_target(), limits=limits, device=device, tune=tune, tf32=tf32, asserts=asserts)
-    build.plan_steps()
-    plan = build.finish()
+    storage = assign_storage(program, arena=False)  # torch's allocator is the arena on a device
+    unaligned, written = _unaligned(program, storage), _written_inputs(program, storage)
+    kernels = _Kernels({b.name: b for b in program.buffers}, storage, unaligned, limits, device, tune, tf32, asserts)
+    launches = [(s.function, tuple(map(kernels.launch, s.nests))) for s in segments(program)]
     inputs = {b.name for b in program.buffers if b.kind is BufferKind.INPUT}
-    pointers = {name for launch in build.launches() for name in launch.slots if name in inputs}
+    pointers = {name for _, found in launches for launch in found for name in launch.slots if name in inputs}
     return DeviceProgram(
-        plan,
-        tuple(DeviceKernel(*pair) for pair in zip(build.sources, build.alternatives, strict=True)),
-        tuple(build.segments.items()),
-        tuple(build.counts.items()),
-        tuple(name for name in program.inputs if name in pointers - build.unaligned),
-        tuple(name for name in program.inputs if name in build.written_inputs()),
+        build_plan(program, storage, tuple(kernels.slots), kernels.workspaces),
+        tuple(DeviceKernel(*pair) for pair in zip(kernels.sources, kernels.alternatives, strict=True)),
+        tuple(launches),
+        tuple(kernels.counts.items()),
+        tuple(name for name in program.inputs if name in pointers - unaligned),
+        tuple(name for name in program.inputs if name in written),
         device,
     )
 
@@ -121,65 +122,52 @@ def _single_device(program: Program) -> str:
     return next(iter(devices), None) or next(iter(on_cuda), "cuda:0")
 
 
+def _unaligned(program: Program, storage: Storage) -> frozenset[str]:
+    """Memory that may begin anywhere: inputs that come back as outputs, which are not copied; and results that may be
+    views."""
+    found = {storage.root(o.name) for o in program.outputs if isinstance(o, BufferRef)}
+    for step in program.steps:
+        if isinstance(step, ExternCall) and may_alias_arguments(step.target):
+            found.update(r for r in step.results if r is not None)
+            found.update(storage.root(a.name) for a in step.args if isinstance(a, BufferRef))
+    return frozenset(n for n in found if storage.classes.get(n) not in ("allocated", "view"))
+
+
+def _written_inputs(program: Program, storage: Storage) -> set[str]:
+    """Inputs whose memory the graph writes."""
+    found: set[str] = set()
+    for step in program.steps:
+        names = step.writes if isinstance(step, LoopNest) else getattr(step, "mutates", ())
+        found.update(map(storage.root, names))
+    return {name for name in found if storage.classes.get(name) == "input"}
+
+
 @dataclass(slots=True)
-class _DeviceBuild(PlanBuild):
-    """:class:`PlanBuild` with Triton kernels. ``unaligned``: memory that may begin anywhere."""
+class _Kernels:
+    """The kernels of a program, while they are written. ``unaligned``: memory that may begin anywhere. ``slots``: the
+    frame entries that launches use."""
 
-    limits: TileLimits = _LIMITS
-    device: str = "cuda:0"
-    tune: bool = False
-    tf32: bool = False
-    asserts: bool = True
-    alternatives: list[tuple[KernelSource, ...]] = field(default_factory=list)
+    buffers: Mapping[str, Buffer]
+    storage: Storage
+    unaligned: frozenset[str]
+    limits: TileLimits
+    device: str
+    tune: bool
+    tf32: bool
+    asserts: bool
     sources: list[KernelSource] = field(default_factory=list)
-    segments: dict[str, tuple[DeviceLaunch, ...]] = field(default_factory=dict)
+    alternatives: list[tuple[KernelSource, ...]] = field(default_factory=list)
     counts: dict[str, Expr] = field(default_factory=dict)
-    unaligned: set[str] = field(default_factory=set)
+    slots: dict[str, None] = field(default_factory=dict)
+    workspaces: list[Workspace] = field(default_factory=list)
     _known: dict[str, int] = field(default_factory=dict)
-    _scratch: dict[str, int] = field(default_factory=dict)
 
-    def launches(self) -> Iterator[DeviceLaunch]:
-        for found in self.segments.values():
-            yield from found
-
-    def plan_steps(self) -> None:
-        # The allocator is the arena on a device; what ATen computes on the CPU is its own there.
-        called = {r for step in self.program.steps if isinstance(step, ExternCall) for r in step.results}
-        for name in [n for n, storage in self.storage.items() if storage == "arena"]:
-            self.storage[name] = "call result" if name in called else "allocated"
-        self.unaligned = self._unaligned()
-        PlanBuild.plan_steps(self)
-
-    def _unaligned(self) -> set[str]:
-        """Inputs that come back as outputs, which are not copied; and results that may be views."""
-        found = {self._root(o.name) for o in self.program.outputs if isinstance(o, BufferRef)}
-        for step in self.program.steps:
-            if isinstance(step, ExternCall) and may_alias_arguments(step.target):
-                found.update(r for r in step.results if r is not None)
-                found.update(self._root(a.name) for a in step.args if isinstance(a, BufferRef))
-        return {n for n in found if self.storage.get(n) not in ("allocated", "view")}
-
-    def written_inputs(self) -> set[str]:
-        """Inputs whose memory the graph writes."""
-        found: set[str] = set()
-        for step in self.program.steps:
-            names = step.writes if isinstance(step, LoopNest) else getattr(step, "mutates", ())
-            found.update(self._root(name) for name in names)
-        return {name for name in found if self.storage.get(name) == "input"}
-
-    # -- kernels -----------------------------------------------------------------------------------------
-
-    def _segment(self, nests: list[LoopNest]) -> CallSegment:
-        function = f"segment_{len(self.segments)}"
-        launches = []
-        for nest in nests:
-            self._check(nest)
-            flat = flatten_nest(nest, self.buffers, self.memory)
-            first, *others = map(self._with_alignment, self._sources(nest, flat))
-            launches.append(self._launch(nest, first, others))
-            self.records.append(KernelRecord(nest.name, first.name, function, nest.origin))
-        self.segments[function] = tuple(launches)
-        return CallSegment(function, tuple(nest.name for nest in nests))
+    def launch(self, nest: LoopNest) -> DeviceLaunch:
+        """The launch of a nest, whose kernel is written if none before is equal."""
+        self._check(nest)
+        flat = flatten_nest(nest, self.buffers, self.storage.placements)
+        first, *others = map(self._with_alignment, self._sources(nest, flat))
+        return self._launch(nest, first, others)
 
     def _with_alignment(self, source: KernelSource) -> KernelSource:
         arguments = tuple(replace(a, aligned=a.name not in self.unaligned) for a in source.arguments)
@@ -200,12 +188,10 @@ class _DeviceBuild(PlanBuild):
 
     def _launch(self, nest: LoopNest, source: KernelSource, others: Sequence[KernelSource]) -> DeviceLaunch:
         slots = [self._argument_slot(nest, a) for a in source.arguments]
-        for slot in (*slots, ZERO_SLOT):
-            self._slot(slot)
         count = program_count_expr(source)
         grid = f"$#programs {count}"
         self.counts[grid] = count
-        self._slot(grid)
+        self.slots.update(dict.fromkeys((*slots, ZERO_SLOT, grid)))
         key = _identity(source)
         known = self._known.setdefault(key, len(self.sources))
         if known == len(self.sources):
@@ -221,11 +207,7 @@ class _DeviceBuild(PlanBuild):
         name = f"{nest.name}_{argument.name}_scratch"
         sizes, one = (argument.extent,), (to_expr(1),)
         buffer = Buffer(name, torch_name(argument.dtype), sizes, one, BufferKind.TEMPORARY, self.device)
-        self.program = replace(self.program, buffers=(*self.program.buffers, buffer))
-        self.buffers[name] = buffer
-        self.storage[name] = "allocated"
-        self.steps.append(Allocate(name))
-        self._scratch[name] = len(self.steps)
+        self.workspaces.append(Workspace(nest.name, buffer))
         return name
 
     def _check(self, nest: LoopNest) -> None:
@@ -233,15 +215,6 @@ class _DeviceBuild(PlanBuild):
             buffer = self.buffers[name]
             if dtype_from_torch_name(buffer.dtype) is None:
                 raise TritonError(f"nest {nest.name} uses {name} of type {buffer.dtype}, which has no generated code")
-
-    def _uses(self) -> Iterator[tuple[int, int, str]]:
-        """Scratch memory is used by the segment that follows its allocation."""
-        point = 0
-        for step, point, name in PlanBuild._uses(self):
-            yield step, point, name
-        segments = [k for k, step in enumerate(self.steps) if isinstance(step, CallSegment)]
-        for name, at in self._scratch.items():
-            yield next(k for k in segments if k >= at), point, name
 
 
 def program_count_expr(source: KernelSource) -> Expr:

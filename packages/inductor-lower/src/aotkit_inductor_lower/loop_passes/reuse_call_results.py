@@ -1,0 +1,86 @@
+"""Kernels write over results of ATen calls that die there, see Note [In place]."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from ..analysis.dependencies import buffer_args
+from ..ir import Alias, Buffer, BufferKind, BufferRef, ExternCall, LoopNest, Program, Step
+from ..ir.in_place import may_write_over
+from ..ops.aten import out_overload
+from ..symbolic import to_expr
+
+__all__ = ["reuse_call_results"]
+
+#: Operators whose results are known to be new memory of their own.
+_ALLOCATE = frozenset(
+    f"{name}.default"
+    for name in (
+        *("aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm", "aten.convolution"),
+        "mkldnn._linear_pointwise",
+    )
+)
+
+
+def reuse_call_results(program: Program) -> Program:
+    """The program with an alias for each result of a kernel that is written over the result of an ATen call."""
+    buffers = {b.name: b for b in program.buffers}
+    roots = _roots(program)
+    last = {roots.get(name, name): place for place, step in enumerate(program.steps) for name in _uses(step)}
+    last.update((roots.get(o.name, o.name), len(program.steps)) for o in program.outputs if isinstance(o, BufferRef))
+    made = {
+        step.results[0]: step.target
+        for step in program.steps
+        if isinstance(step, ExternCall) and step.target in _ALLOCATE and len(step.results) == 1 and not step.mutates
+    }
+    born: set[str] = set()
+    steps: list[Step] = []
+    for place, step in enumerate(program.steps):
+        if isinstance(step, LoopNest):
+            shared = {roots[name] for name in (*step.reads, *step.writes) if name in roots}
+            dying = [
+                n for n in step.reads if n in made and last[n] == place and n not in shared and n not in step.writes
+            ]
+            for result in step.writes if dying else ():
+                if result in roots or result in born:
+                    continue
+                planned = buffers[result].kind is BufferKind.TEMPORARY  # the arena's, see find_reuses
+                wanted = [n for n in dying if not (planned and out_overload(made[n]))]
+                argument = _written_over(step, result, wanted, buffers)
+                if argument is not None:
+                    dying.remove(argument)
+                    steps.append(_reusing(result, argument, step))
+        born.update(_uses(step))
+        steps.append(step)
+    return replace(program, steps=tuple(steps))
+
+
+def _written_over(nest: LoopNest, result: str, dying: Sequence[str], buffers: Mapping[str, Buffer]) -> str | None:
+    """The argument that ``result`` may be written over."""
+    if buffers[result].kind not in (BufferKind.TEMPORARY, BufferKind.OUTPUT):
+        return None
+    return next((argument for argument in dying if may_write_over(nest, argument, result, buffers)), None)
+
+
+def _reusing(result: str, argument: str, nest: LoopNest) -> Alias:
+    return Alias(f"{result}_over_{argument}", result, argument, to_expr(0), nest.origin, reuses=True)
+
+
+def _roots(program: Program) -> dict[str, str]:
+    """Whose memory each alias views."""
+    roots: dict[str, str] = {}
+    for step in program.steps:
+        if isinstance(step, Alias):
+            roots[step.result] = roots.get(step.base, step.base)
+    return roots
+
+
+def _uses(step: Step) -> Iterator[str]:
+    if isinstance(step, LoopNest):
+        yield from (*step.reads, *step.writes)
+    elif isinstance(step, Alias):
+        yield from (step.base, step.result)
+    else:
+        yield from buffer_args((*step.args, *(value for _, value in step.kwargs)))
+        yield from (name for name in (*step.results, *step.mutates) if name is not None)

@@ -1,0 +1,89 @@
+"""Where the memory of each buffer comes from.
+
+Note [What may live in the arena]
+    A temporary on the CPU, written by generated kernels or by an ATen op's ``out=`` overload, that is neither
+    returned (nor any view of it), nor passed to an ATen op that may hand its argument back or keep it: one whose
+    schema says so, one made of other ops, or one outside aten. Nor to an op that counts elements from the start of
+    the storage, which in the arena is not the buffer's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ..analysis.dependencies import buffer_args
+from ..ir import Buffer, BufferKind, BufferRef, ExternCall, Program
+from ..ir.in_place import row_major
+from ..kernel_ir.nests import Placement
+from ..kernel_passes.linearize import placements
+from ..launch_plan.records import StorageClass
+from ..ops.aten import addresses_storage, may_alias_arguments, out_overload
+from ..ops.dtypes import dtype_from_torch_name
+
+__all__ = ["Storage", "Workspace", "assign_storage"]
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """``classes``: the storage class of each buffer but scratch, in the order of their declarations. ``placements``:
+    the memory that each alias views, and the offset there."""
+
+    classes: Mapping[str, StorageClass]
+    placements: Mapping[str, Placement]
+
+    def root(self, name: str) -> str:
+        """The buffer that owns the memory of ``name``."""
+        place = self.placements.get(name)
+        return place.root if place else name
+
+
+@dataclass(frozen=True, slots=True)
+class Workspace:
+    """Memory beside the program's own that the kernel of the nest ``step`` needs: allocated before its segment runs,
+    and freed behind it."""
+
+    step: str
+    buffer: Buffer
+
+
+def assign_storage(program: Program, *, arena: bool = True) -> Storage:
+    """Where the buffers of a scheduled program live. Without an ``arena``, torch's allocator gives temporaries."""
+    where = placements(program)
+    storage = Storage({}, where)
+    calls = {r: step for step in program.steps if isinstance(step, ExternCall) for r in step.results if r is not None}
+    barred = _barred_from_arena(program, storage) if arena else {b.name for b in program.buffers}
+    classes = {
+        buffer.name: _storage_class(buffer, buffer.name in where, calls.get(buffer.name), buffer.name in barred)
+        for buffer in program.buffers
+        if buffer.kind is not BufferKind.SCRATCH
+    }
+    return Storage(classes, where)
+
+
+def _storage_class(buffer: Buffer, aliased: bool, call: ExternCall | None, barred: bool) -> StorageClass:
+    """``call`` is the one whose result the buffer is."""
+    if buffer.kind is BufferKind.INPUT:
+        return "input"
+    if buffer.kind is BufferKind.CONSTANT:
+        return "constant"
+    if aliased:
+        return "view"
+    fits = (
+        buffer.kind is BufferKind.TEMPORARY
+        and not barred
+        and buffer.device.startswith("cpu")
+        and dtype_from_torch_name(buffer.dtype) is not None
+    )
+    if call is None:
+        return "arena" if fits else "allocated"
+    planned = fits and len(call.results) == 1 and not call.mutates and row_major(buffer)
+    return "arena" if planned and out_overload(call.target) is not None else "call result"
+
+
+def _barred_from_arena(program: Program, storage: Storage) -> set[str]:
+    barred = {storage.root(o.name) for o in program.outputs if isinstance(o, BufferRef)}
+    for step in program.steps:
+        if isinstance(step, ExternCall) and (may_alias_arguments(step.target) or addresses_storage(step.target)):
+            barred.update(map(storage.root, buffer_args((*step.args, *(value for _, value in step.kwargs)))))
+    return barred

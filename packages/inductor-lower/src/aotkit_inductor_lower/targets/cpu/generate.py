@@ -1,0 +1,133 @@
+"""A scheduled program to a launch plan and one object file.
+
+Consecutive loop nests become one native segment: a function that runs their kernels. Nests of one shape share a kernel.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+
+from ...errors import CodegenError
+from ...ir import Buffer, LoopNest, Program
+from ...kernel_ir.launches import KernelText, Launch
+from ...kernel_ir.nests import LENGTH, FlatNest
+from ...kernel_passes.deduplicate import canonical, combine_launches, generalize_lengths
+from ...kernel_passes.mark_nontemporal import mark_nontemporal
+from ...kernel_passes.normal_form import flatten_nest
+from ...launch_plan.records import CompiledProgram, KernelRecord
+from ...loop_passes.reuse_call_results import reuse_call_results
+from ...memory.build_plan import build_plan
+from ...memory.segments import Segment, segments
+from ...memory.storage import Storage, assign_storage
+from ...ops.dtypes import dtype_from_torch_name
+from ...symbolic import Symbol, to_expr
+from .machine import CpuTarget, host_target
+from .module import ModuleText
+from .object import compile_text
+from .render.kernel import emit_kernel
+
+__all__ = ["generate"]
+
+
+def generate(
+    program: Program,
+    target: CpuTarget | None = None,
+    *,
+    keep_text: bool = False,
+    around_llvm: AbstractContextManager[object] | None = None,
+) -> CompiledProgram:
+    """Compile ``program`` for ``target`` (the host). ``keep_text`` keeps the LLVM text in the result; LLVM runs inside
+    of ``around_llvm``.
+
+    Raises :class:`CodegenError` for a nest over buffers that are not on the CPU or have no generated type.
+    """
+    target = target or host_target()
+    program = reuse_call_results(program)
+    storage = assign_storage(program)
+    kernels = _Kernels({b.name: b for b in program.buffers}, storage, target, ModuleText(program.name, target))
+    for segment in segments(program):
+        kernels.add_segment(segment)
+    plan = build_plan(program, storage, tuple(kernels.slots))
+    text = kernels.module.render()
+    with around_llvm or nullcontext():
+        code = compile_text(text, target) if kernels.records else b""
+    machine = (target.triple, target.cpu, target.vector_bits)
+    digest = hashlib.sha256(code).hexdigest()
+    imports = kernels.module.imports()
+    return CompiledProgram(plan, code, tuple(kernels.records), machine, digest, imports, text if keep_text else "")
+
+
+@dataclass(slots=True)
+class _Kernels:
+    """The kernels of a program, while they are written. ``slots``: position of each frame entry that they use."""
+
+    buffers: Mapping[str, Buffer]
+    storage: Storage
+    target: CpuTarget
+    module: ModuleText
+    records: list[KernelRecord] = field(default_factory=list)
+    slots: dict[str, int] = field(default_factory=dict)
+    known: dict[object, tuple[KernelText, str, str]] = field(default_factory=dict)
+
+    def add_segment(self, segment: Segment) -> None:
+        """Write the segment's function, and the kernels that are new in it."""
+        launches = []
+        sizes: dict[Symbol, int] = {}
+        nests = segment.nests
+        for nest, flat in zip(nests, generalize_lengths([self._flat(nest) for nest in nests]), strict=True):
+            kernel, name, short = self._kernel(flat, nest)
+            for symbol in {*kernel.sizes, *kernel.units.symbols, *kernel.work.symbols}:
+                sizes[symbol] = self._slot(f"${symbol.name}")
+            slots = [self._slot(memory) for memory in kernel.memories] + [sizes[s] for s in kernel.sizes]
+            launches.append(Launch(name, kernel, (*slots, *([] if flat.length is None else [flat.length])), short))
+        calls = combine_launches(launches, nests, self.storage.root, self.storage.classes)
+        position = 0
+        for call in calls:
+            combo = nests[position].name if len(call.members) > 1 else ""
+            for nest, launch in zip(nests[position:], call.members, strict=False):
+                self.records.append(KernelRecord(nest.name, launch.function, segment.function, nest.origin, combo))
+            position += len(call.members)
+        self.module.add_segment(segment.function, calls, sizes)
+
+    def _flat(self, nest: LoopNest) -> FlatNest:
+        self._check(nest)
+        flat = flatten_nest(nest, self.buffers, self.storage.placements)
+        return mark_nontemporal(flat, self.buffers, self.storage.classes)
+
+    def _kernel(self, flat: FlatNest, nest: LoopNest) -> tuple[KernelText, str, str]:
+        """The kernel of a nest, and the names of its functions. Nests of one shape have one."""
+        shape = canonical(flat)
+        made = self.known.get(shape)
+        if made is None:
+            kernel = emit_kernel(flat, self.target, self.module.declarations, nest.origin)
+            name = self.module.add_kernel(f"kernel_{_identifier(nest.name)}", kernel)  # apart from libm's names
+            short = self.module.add_kernel(f"{name}_short", kernel.short[0]) if kernel.short is not None else ""
+            made = self.known[shape] = kernel, name, short
+        kernel, name, short = made
+        if flat.length is None:
+            return replace(kernel, memories=flat.memories), name, short
+        env = {LENGTH: to_expr(flat.length)}
+        units, work = kernel.units.substitute(env), kernel.work.substitute(env)
+        return replace(kernel, memories=flat.memories, units=units, work=work), name, short
+
+    def _check(self, nest: LoopNest) -> None:
+        for name in (*nest.reads, *nest.writes):
+            buffer = self.buffers.get(name)
+            if buffer is None:
+                raise CodegenError(f"nest {nest.name} uses the undeclared buffer {name!r}")
+            if not buffer.device.startswith("cpu"):
+                raise CodegenError(
+                    f"nest {nest.name} uses {name} on {buffer.device}; only CPU kernels are generated here"
+                )
+            if dtype_from_torch_name(buffer.dtype) is None:
+                raise CodegenError(f"nest {nest.name} uses {name} of type {buffer.dtype}, which has no generated code")
+
+    def _slot(self, name: str) -> int:
+        return self.slots.setdefault(name, len(self.slots))
+
+
+def _identifier(name: str) -> str:
+    return "".join(c if c.isalnum() or c == "_" else "_" for c in name)
