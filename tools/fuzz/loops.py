@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import torch
 
-from aotkit_inductor_lower import bind_program, interpret_program, print_program, processor_target, schedule_program
+from aotkit_inductor_lower import bind_program, interpret_program, print_program, processor_machine, schedule_program
 from aotkit_inductor_lower.ir.random_programs import RandomOptions, difference, random_inputs, random_program
 from aotkit_inductor_lower.targets.cpu.generate import generate
 
@@ -28,7 +28,7 @@ def check_program(seed: int, processor: str = "host") -> str | None:
     program = random_program(seed, options)
     scheduled, _ = schedule_program(program)
     for form, tried in (("as it is", program), ("scheduled", scheduled)):
-        run = bind_program(generate(tried, processor_target(processor)), redzones=True)
+        run = bind_program(generate(tried, processor_machine(processor)), redzones=True)
         for sizes in range(2 if program.symbol_sources else 1):
             inputs = random_inputs(program, seed + 1000 * sizes, options)
             try:

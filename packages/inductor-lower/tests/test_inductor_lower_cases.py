@@ -23,9 +23,12 @@ from aotkit_inductor_lower.__main__ import main
 from aotkit_inductor_lower.ir.random_programs import random_inputs
 from aotkit_inductor_lower.pass_lists import LOOP_LEVEL, LOOP_PASSES
 from aotkit_inductor_lower.passes import PassContext, run_passes
+from aotkit_inductor_lower.targets.cpu import host_machine
+from aotkit_inductor_lower.targets.cpu.target import CpuTarget
 
 CASES = Path(__file__).parent / "cases" / "loop"
 FILES = sorted(CASES.rglob("*.ir"))
+ZEN = CpuTarget(host_machine(), "znver4")
 
 
 def header(text: str) -> list[tuple[str, str]]:
@@ -57,7 +60,7 @@ def test_a_pass_makes_of_a_program_what_its_file_says_and_changes_no_result(path
     passes = [known[name.strip()] for name in names.split(",")]
     assert path.parent.name in names and checks
     before = parse_program("".join(line for line in text.splitlines(keepends=True) if not line.startswith("#")))
-    after = run_passes(passes, before, PassContext.of(LowerOptions(verify=True), processor="znver4"), LOOP_LEVEL)
+    after = run_passes(passes, before, PassContext.of(LowerOptions(verify=True), target=ZEN), LOOP_LEVEL)
     expect(print_program(after), checks)
     for seed in range(3):
         mine, theirs = random_inputs(before, seed), random_inputs(before, seed)
@@ -72,7 +75,7 @@ def test_passes_without_fuel_give_back_what_they_were_given() -> None:
         program = parse_program("".join(s for s in path.read_text().splitlines(keepends=True) if s[0] != "#"))
         for each in LOOP_PASSES:
             if not each.required:
-                ctx = PassContext.of(LowerOptions(fuel=0), processor="znver4")
+                ctx = PassContext.of(LowerOptions(fuel=0), target=ZEN)
                 assert run_passes((each,), program, ctx, LOOP_LEVEL) == program, (path, each.name)
 
 

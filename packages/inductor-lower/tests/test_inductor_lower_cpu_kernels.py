@@ -11,7 +11,7 @@ import torch
 from aotkit_inductor_lower.ir.parse import parse_program
 from aotkit_inductor_lower.launch_plan import compiled_from_json, compiled_to_json
 from aotkit_inductor_lower.runtime import bind
-from aotkit_inductor_lower.targets.cpu import CpuTarget, generic_target, host_target
+from aotkit_inductor_lower.targets.cpu import Machine, generic_machine, host_machine
 from aotkit_inductor_lower.targets.cpu.generate import generate
 
 IR = {
@@ -42,7 +42,7 @@ def program(inputs: dict[str, torch.Tensor], outputs: dict[str, torch.Tensor], n
     return "\n".join(lines) + "\n" + nests.strip("\n") + f"\nreturn {', '.join(outputs)}\n"
 
 
-def run(text: str, *inputs: torch.Tensor | int, target: CpuTarget | None = None) -> list[torch.Tensor]:
+def run(text: str, *inputs: torch.Tensor | int, target: Machine | None = None) -> list[torch.Tensor]:
     """Compile, serialize, reload, bind and call."""
     compiled = generate(parse_program(text), target)
     again = compiled_from_json(compiled_to_json(compiled))
@@ -703,9 +703,9 @@ loop total(i0 < 5):
 @pytest.mark.parametrize("bits", [128, 256])
 @pytest.mark.covers("F5d.3")
 def test_plain_and_avx2_processors_are_targets_of_their_own(bits: int) -> None:
-    bits = min(bits, host_target().vector_bits)
+    bits = min(bits, host_machine().vector_bits)
     x = torch.randn(6, 50)
-    target = generic_target(bits)
+    target = generic_machine(bits)
     (got,) = run(program({"x": x}, {"y": x}, SOFTMAX.format(rows=6, columns=50)), x, target=target)
     torch.testing.assert_close(got, torch.softmax(x, 1), rtol=2e-6, atol=1e-8)
     half = x.half()
@@ -738,7 +738,7 @@ def test_results_do_not_depend_on_the_number_of_threads() -> None:
 
 
 def test_without_a_thread_runtime_everything_still_runs() -> None:
-    target = replace(host_target(), threads=False)
+    target = replace(host_machine(), threads=False)
     x = torch.randn(2000, 300)
     (got,) = run(program({"x": x}, {"y": x}, SOFTMAX.format(rows=2000, columns=300)), x, target=target)
     torch.testing.assert_close(got, torch.softmax(x, 1), rtol=2e-6, atol=1e-8)

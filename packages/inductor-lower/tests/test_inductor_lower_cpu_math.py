@@ -10,10 +10,10 @@ import torch
 
 from aotkit_inductor_lower.ir.parse import parse_program
 from aotkit_inductor_lower.runtime import bind
-from aotkit_inductor_lower.targets.cpu import generic_target, host_target
+from aotkit_inductor_lower.targets.cpu import generic_machine, host_machine
 from aotkit_inductor_lower.targets.cpu.generate import generate
 
-WIDTHS = [bits for bits in (128, 256, 512) if bits <= host_target().vector_bits]
+WIDTHS = [bits for bits in (128, 256, 512) if bits <= host_machine().vector_bits]
 FUNCTIONS: dict[str, Callable[..., torch.Tensor]] = {
     name: getattr(torch, name)
     for name in ("exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sin", "cos", "erf", "tanh")
@@ -29,7 +29,7 @@ def evaluate(op: str, args: list[torch.Tensor], bits: int) -> tuple[torch.Tensor
     lines += [f"buffer out : float32[{count}] strides [1] output on cpu", f"loop out(i0 < {count}):", "  stage():"]
     lines += [f"    %{name}v = load {name}[i0] : f32" for name in names]
     lines += [f"    %r = {op} {', '.join(f'%{name}v' for name in names)} : f32", "    store out[i0] = %r", "return out"]
-    compiled = generate(parse_program("\n".join(lines) + "\n"), generic_target(bits), keep_text=True)
+    compiled = generate(parse_program("\n".join(lines) + "\n"), generic_machine(bits), keep_text=True)
     return bind(compiled)(list(args))[0], compiled.llvm_text
 
 

@@ -8,7 +8,7 @@ import torch
 from aotkit_inductor_lower.ir.interpret import interpret_program
 from aotkit_inductor_lower.ir.random_programs import random_inputs, random_program
 from aotkit_inductor_lower.runtime import bind
-from aotkit_inductor_lower.targets.cpu import generic_target, host_target
+from aotkit_inductor_lower.targets.cpu import generic_machine, host_machine
 from aotkit_inductor_lower.targets.cpu.generate import generate
 
 RELATIVE = {torch.float64: 1e-12, torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
@@ -25,10 +25,10 @@ def same_strides(value: torch.Tensor | int) -> torch.Tensor | int:
 @pytest.mark.parametrize("seed", range(25))
 @pytest.mark.covers("F5d.3", "F5d.4")
 def test_a_random_program_gives_what_the_interpreter_gives(seed: int, bits: int) -> None:
-    if bits > host_target().vector_bits:
-        bits = host_target().vector_bits
+    if bits > host_machine().vector_bits:
+        bits = host_machine().vector_bits
         seed += 1000  # this machine has narrower vectors: more programs on what it has
-    target = host_target() if bits == host_target().vector_bits else generic_target(bits)
+    target = host_machine() if bits == host_machine().vector_bits else generic_machine(bits)
     program = random_program(seed)
     inputs = random_inputs(program, seed)
     want = interpret_program(program, [same_strides(i) for i in inputs])

@@ -13,8 +13,8 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from aotkit_inductor_lower import (
-    CpuTarget,
     LowerOptions,
+    Machine,
     compile_graph,
     decompositions,
     interpret_program,
@@ -25,7 +25,7 @@ from aotkit_inductor_lower.errors import CodegenError
 from aotkit_inductor_lower.ir import Program
 from aotkit_inductor_lower.ir.random_programs import RandomOptions, difference, random_inputs, random_program
 from aotkit_inductor_lower.runtime import bind
-from aotkit_inductor_lower.targets.cpu import arm_target, generic_target, host_target, processor_target
+from aotkit_inductor_lower.targets.cpu import arm_machine, generic_machine, host_machine, processor_machine
 from aotkit_inductor_lower.targets.cpu import machine as target_module
 from aotkit_inductor_lower.targets.cpu.generate import generate
 from aotkit_inductor_lower.targets.cpu.machine import symbol_address, target_machine
@@ -85,7 +85,7 @@ def test_random_programs_give_the_interpreters_results_on_every_level(processor:
     options = RandomOptions(exact_only=True)
     program = random_program(seed + 500, options)
     inputs = random_inputs(program, seed, options)
-    found = bind(generate(program, processor_target(processor)), redzones=True)(list(inputs))
+    found = bind(generate(program, processor_machine(processor)), redzones=True)(list(inputs))
     for got, want in zip(found, interpret_program(program, inputs), strict=True):
         assert isinstance(want, torch.Tensor)
         assert difference(want, got, exact=True) is None
@@ -101,26 +101,26 @@ def scheduled() -> Program:
     return schedule_program(lower_graph(traced()))[0]
 
 
-def assembly(target: CpuTarget) -> str:
+def assembly(target: Machine) -> str:
     """The machine code of the representative kernels, as text."""
     text = generate(scheduled(), target, keep_text=True).llvm_text
     return str(target_machine(target).emit_assembly(llvm.parse_assembly(text)))
 
 
 def test_no_instruction_is_beyond_the_chosen_level() -> None:
-    plain, avx2 = (assembly(generic_target(bits)) for bits in (128, 256))
+    plain, avx2 = (assembly(generic_machine(bits)) for bits in (128, 256))
     assert "%xmm" in plain and "%ymm" not in plain and "vmul" not in plain
     assert "%ymm" in avx2 and "%zmm" not in avx2 and "vfmadd" in avx2
 
 
 def test_a_level_that_this_processor_lacks_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(target_module, "host_target", lambda: generic_target(128))
-    assert processor_target("x86-64").vector_bits == 128
+    monkeypatch.setattr(target_module, "host_machine", lambda: generic_machine(128))
+    assert processor_machine("x86-64").vector_bits == 128
     with pytest.raises(CodegenError, match="x86-64-v3"):
-        processor_target("x86-64-v3")
-    monkeypatch.setattr(target_module, "host_target", arm_target)
+        processor_machine("x86-64-v3")
+    monkeypatch.setattr(target_module, "host_machine", arm_machine)
     with pytest.raises(CodegenError, match="generic"):
-        processor_target("x86-64")
+        processor_machine("x86-64")
 
 
 AVX512 = ("avx512f", "avx512bw", "avx512vl", "avx2", "fma")
@@ -142,14 +142,14 @@ def test_vectors_are_as_wide_as_all_that_they_need_is_there(
             return ",".join(f"+{name}" for name in self)
 
     monkeypatch.setattr(llvm, "get_host_cpu_features", lambda: Features.fromkeys(features, True))
-    target = host_target.__wrapped__()
+    target = host_machine.__wrapped__()
     assert target.vector_bits == bits and (target.lanes(32), target.lanes(64)) == (bits // 32, bits // 64)
     assert ("-prefer-256-bit" in target.features) == (bits == 512)
     assert all(target.has(name) for name in features) and not target.has("avx512fp16")
 
 
 def test_vector_functions_are_taken_from_torchs_library_by_width() -> None:
-    wide, narrow, plain = generic_target(512), generic_target(256), generic_target(128)
+    wide, narrow, plain = generic_machine(512), generic_machine(256), generic_machine(128)
     assert wide.vector_function("exp", "f32") == "Sleef_expf16_u10avx512f"
     assert wide.vector_function("pow", "f64") == "Sleef_powd8_u10avx512f"
     assert narrow.vector_function("exp", "f32") == "Sleef_expf8_u10avx2"
@@ -184,15 +184,15 @@ def assert_assembled(code: bytes, imports: tuple[str, ...]) -> None:
 @pytest.mark.parametrize("seed", range(12))
 @pytest.mark.covers("F5d.3")
 def test_random_programs_assemble_for_arm(seed: int) -> None:
-    compiled = generate(random_program(seed), arm_target())
+    compiled = generate(random_program(seed), arm_machine())
     assert compiled.target[0].startswith("aarch64")
     assert_assembled(compiled.code, compiled.imports)
 
 
 def test_every_kind_of_kernel_assembles_to_vector_code_for_arm() -> None:
-    compiled = generate(scheduled(), arm_target())
+    compiled = generate(scheduled(), arm_machine())
     assert_assembled(compiled.code, compiled.imports)
-    text = assembly(arm_target())
+    text = assembly(arm_machine())
     for instruction in ("fmla", "fcvtl", "fcvtn", "fmul\tv", "fadd\tv"):  # four floats at a time, halves converted
         assert instruction in text
-    assert host_target().triple.startswith("aarch64") or host_target().lanes(32) >= arm_target().lanes(32)
+    assert host_machine().triple.startswith("aarch64") or host_machine().lanes(32) >= arm_machine().lanes(32)

@@ -15,7 +15,7 @@ from aotkit_inductor_lower.ir.parse import parse_program
 from aotkit_inductor_lower.kernel_passes.normal_form import flatten_nest
 from aotkit_inductor_lower.runtime import bind
 from aotkit_inductor_lower.symbolic import Call
-from aotkit_inductor_lower.targets.cpu import emit_kernel, generic_target, host_target
+from aotkit_inductor_lower.targets.cpu import emit_kernel, generic_machine, host_machine
 from aotkit_inductor_lower.targets.cpu.generate import generate
 
 IR = {torch.float32: "f32", torch.float64: "f64", torch.int8: "i8", torch.int64: "i64", torch.bfloat16: "bf16"}
@@ -36,15 +36,15 @@ def program(inputs: dict[str, Tensor], outputs: dict[str, Tensor], nests: str, e
 
 
 def llvm(text: str, bits: int) -> str:
-    return generate(parse_program(text), generic_target(bits), keep_text=True).llvm_text
+    return generate(parse_program(text), generic_machine(bits), keep_text=True).llvm_text
 
 
 def check(text: str, *inputs: Tensor) -> None:
     """The kernels on this processor and the lesser ones give what the interpreter gives."""
     parsed = parse_program(text)
     want = interpret_program(parsed, [x.clone() for x in inputs])
-    for bits in sorted({128, host_target().vector_bits}):
-        for got, expected in zip(bind(generate(parsed, generic_target(bits)))(list(inputs)), want, strict=True):
+    for bits in sorted({128, host_machine().vector_bits}):
+        for got, expected in zip(bind(generate(parsed, generic_machine(bits)))(list(inputs)), want, strict=True):
             bound = 1e-3 if expected.dtype is torch.float32 else None  # of numbers up to a thousand or so
             torch.testing.assert_close(got, expected, rtol=bound and 1e-5, atol=bound)
 
@@ -120,7 +120,7 @@ def test_units_of_work_fill_the_nearest_cache(loops: str, body: str, out: tuple[
     parsed = parse_program(program({"x": x}, {"o": torch.empty(out)}, nest))
     (step,) = (s for s in parsed.steps if isinstance(s, LoopNest))
     flat = flatten_nest(step, {b.name: b for b in parsed.buffers}, {})
-    assert emit_kernel(flat, generic_target(512), {}, Origin((), (), "")).units == units
+    assert emit_kernel(flat, generic_machine(512), {}, Origin((), (), "")).units == units
     check(program({"x": x}, {"o": torch.empty(out)}, nest), x)
 
 
@@ -137,7 +137,7 @@ loop total(i0 < 4000):
         parsed = parse_program(program({"x": torch.empty(rows, 4000)}, {"o": torch.empty(4000)}, nest))
         (step,) = (s for s in parsed.steps if isinstance(s, LoopNest))
         flat = flatten_nest(step, {b.name: b for b in parsed.buffers}, {})
-        assert emit_kernel(flat, generic_target(512), {}, Origin((), (), "")).units == units
+        assert emit_kernel(flat, generic_machine(512), {}, Origin((), (), "")).units == units
 
 
 # -- vectors ---------------------------------------------------------------------------------------------
@@ -233,7 +233,7 @@ def test_a_rest_of_one_element_is_computed_by_itself(size: int) -> None:
     check(program({"x": x}, {"o": x}, f"loop square(i0 < {size}):\n{body}"), x)
     known = program({"x": x}, {"o": x}, f"loop square(i0 < $s0):\n{body}")
     unknown = known.replace("input x\n", "symbol $s0 = input 0 size 0\ninput x\n").replace(f"[{size}]", "[$s0]")
-    bound = bind(generate(parse_program(unknown), generic_target(128)), redzones=True)
+    bound = bind(generate(parse_program(unknown), generic_machine(128)), redzones=True)
     assert torch.equal(bound([x])[0], x * x)
 
 
@@ -354,7 +354,7 @@ loop positions(i0 < {size}):
 """
         at = torch.arange(size) - 1
         text = program({"x": at}, {"q": at, "r": at}, nest)
-        got = bind(generate(parse_program(text), generic_target(min(bits, host_target().vector_bits))))([at])
+        got = bind(generate(parse_program(text), generic_machine(min(bits, host_machine().vector_bits))))([at])
         assert torch.equal(got[0], at // 8) and torch.equal(got[1], at % 8)
 
 
@@ -390,5 +390,5 @@ loop total(i0 < 1):
 """
     text = program({"x": x}, {"o": torch.empty(1)}, nest)
     want = x[:, :200].double().sum()
-    (got,) = bind(generate(parse_program(text), generic_target(128)))([x])
+    (got,) = bind(generate(parse_program(text), generic_machine(128)))([x])
     assert abs(got.double() - want).item() <= 1e-6 * want.item()

@@ -19,7 +19,7 @@ from aotkit_inductor_lower import decompositions, lower_graph, schedule_program
 from aotkit_inductor_lower.ir import LoopNest
 from aotkit_inductor_lower.kernel_ir.nests import FlatNest
 from aotkit_inductor_lower.kernel_passes.normal_form import flatten_nest
-from aotkit_inductor_lower.targets.cpu import CpuTarget, generic_target
+from aotkit_inductor_lower.targets.cpu import Machine, generic_machine
 from aotkit_inductor_lower.targets.cpu.map_loops import (
     VectorPlan,
     choose_vectors,
@@ -274,7 +274,7 @@ DYNAMIC: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...], str, str]] = {
 }  # fmt: skip
 
 
-def shown(nest: FlatNest, plan: VectorPlan, target: CpuTarget) -> str:
+def shown(nest: FlatNest, plan: VectorPlan, target: Machine) -> str:
     """The loops of a nest with the vectors that the plan puts them into."""
 
     def loops(ranges: Any, vector: str | None, interleave: int, tail: Callable[[Any], Any]) -> str:
@@ -298,7 +298,7 @@ def shown(nest: FlatNest, plan: VectorPlan, target: CpuTarget) -> str:
 def plans(f: Callable[..., Any], tensors: tuple[Tensor, ...], bits: int, mode: str = "fake") -> str:
     """What is shown of all nests of a function."""
     program, _ = schedule_program(lower_graph(make_fx(f, decompositions(), tracing_mode=mode)(*tensors)))
-    buffers, target, found = {b.name: b for b in program.buffers}, generic_target(bits), []
+    buffers, target, found = {b.name: b for b in program.buffers}, generic_machine(bits), []
     for step in program.steps:
         if isinstance(step, LoopNest):
             nest = flatten_nest(step, buffers, {})

@@ -13,7 +13,9 @@ from aotkit_inductor_lower.ir.verify import verify_program
 from aotkit_inductor_lower.loop_passes.choose_library_calls import choose_library_calls
 from aotkit_inductor_lower.passes import PassContext
 from aotkit_inductor_lower.runtime import bind
+from aotkit_inductor_lower.targets.cpu import host_machine
 from aotkit_inductor_lower.targets.cpu.generate import generate
+from aotkit_inductor_lower.targets.cpu.target import CpuTarget
 
 F = torch.nn.functional
 LINEAR = "mkldnn._linear_pointwise.default"
@@ -22,6 +24,10 @@ LINEAR = "mkldnn._linear_pointwise.default"
 def program_of(f, *args, mode="fake"):
     graph = make_fx(lambda *given: f(*given), tracing_mode=mode)(*args)
     return schedule_program(lower_graph(graph))[0]
+
+
+def cpu(processor):
+    return CpuTarget(host_machine(), processor)
 
 
 def targets(program):
@@ -43,7 +49,7 @@ def random(*sizes):
 )
 def test_large_products_of_rows_go_to_the_library_that_is_faster_on_the_processor(f, args, views):
     program = program_of(f, *args)
-    chosen = choose_library_calls(program, PassContext.of(processor="znver4"))
+    chosen = choose_library_calls(program, PassContext.of(target=cpu("znver4")))
     verify_program(chosen)
     assert targets(chosen) == [LINEAR]
     assert sum(isinstance(s, Alias) for s in chosen.steps) == sum(isinstance(s, Alias) for s in program.steps) + views
@@ -51,7 +57,7 @@ def test_large_products_of_rows_go_to_the_library_that_is_faster_on_the_processo
     for results in (interpret_program(chosen, list(args)), bind(generate(chosen))(list(args))):
         torch.testing.assert_close(results[0].double(), expected, rtol=1e-4, atol=1e-3)
         assert results[0].stride() == expected.stride()
-    assert choose_library_calls(program, PassContext.of(processor="skylake-avx512")) == program
+    assert choose_library_calls(program, PassContext.of(target=cpu("skylake-avx512"))) == program
 
 
 @pytest.mark.parametrize(
@@ -66,7 +72,7 @@ def test_large_products_of_rows_go_to_the_library_that_is_faster_on_the_processo
 )
 def test_products_that_gain_nothing_or_mean_something_else_stay(f, args):
     program = program_of(f, *args)
-    assert choose_library_calls(program, PassContext.of(processor="znver4")) == program
+    assert choose_library_calls(program, PassContext.of(target=cpu("znver4"))) == program
 
 
 DYNAMIC = """aotkit-ir 2
@@ -84,11 +90,11 @@ return y
 
 def test_other_calls_of_two_matrices_stay():
     program = parse_program(DYNAMIC.replace("aten.mm.default", "aten._euclidean_dist.default"))
-    assert choose_library_calls(program, PassContext.of(processor="znver4")) == program
+    assert choose_library_calls(program, PassContext.of(target=cpu("znver4"))) == program
 
 
 def test_a_dynamic_number_of_rows_may_be_anything():
-    chosen = choose_library_calls(parse_program(DYNAMIC), PassContext.of(processor="znver4"))
+    chosen = choose_library_calls(parse_program(DYNAMIC), PassContext.of(target=cpu("znver4")))
     verify_program(chosen)
     assert targets(chosen) == [LINEAR]
     bound, w = bind(generate(chosen)), random(512, 512)

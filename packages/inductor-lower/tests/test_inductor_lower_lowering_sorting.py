@@ -21,7 +21,7 @@ from aotkit_inductor_lower import (
     lower_graph,
     parse_program,
     print_program,
-    processor_target,
+    processor_machine,
     schedule_program,
     verify_program,
 )
@@ -273,6 +273,6 @@ def test_a_scratch_row_is_stored_and_read_at_computed_places_in_every_lane(proce
     verify_program(program)
     x, places = plain(37, 5), plain(37, 5).argsort(1)
     want = [torch.zeros(37, 5).scatter(1, places, x), x]
-    run = bind_program(generate(program, processor_target(processor)), {})
+    run = bind_program(generate(program, processor_machine(processor)), {})
     for got in (interpret_program(program, [x, places]), run([x, places])):
         assert_equal(got, want)

@@ -10,10 +10,10 @@ import torch
 from aotkit_inductor_lower.ir.parse import parse_program
 from aotkit_inductor_lower.kernel_passes.mark_nontemporal import NONTEMPORAL_BYTES
 from aotkit_inductor_lower.runtime import BoundProgram, bind
-from aotkit_inductor_lower.targets.cpu import generic_target, host_target
+from aotkit_inductor_lower.targets.cpu import generic_machine, host_machine
 from aotkit_inductor_lower.targets.cpu.generate import generate
 
-WIDTHS = [bits for bits in (128, 256, 512) if bits <= host_target().vector_bits]
+WIDTHS = [bits for bits in (128, 256, 512) if bits <= host_machine().vector_bits]
 ROWS, COLUMNS = 1600, 4096
 
 
@@ -34,7 +34,7 @@ loop out(i0 < {ROWS}, i1 < {columns}):
     store out[i0, i1] = %c
 return out
 """
-    compiled = generate(parse_program(text), generic_target(bits), keep_text=True)
+    compiled = generate(parse_program(text), generic_machine(bits), keep_text=True)
     return bind(compiled), compiled.llvm_text
 
 

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from aotkit_inductor_lower.targets.cpu import host_target
+from aotkit_inductor_lower.targets.cpu import host_machine
 
 _SCRIPT = """
 import ctypes, json
@@ -27,8 +27,8 @@ counted = kind(region)
 from torch.fx.experimental.proxy_tensor import make_fx
 from aotkit_inductor_lower import compile_graph, decompositions
 from aotkit_inductor_lower.ir import BufferKind
-from aotkit_inductor_lower.targets.cpu import host_target
-host_target()
+from aotkit_inductor_lower.targets.cpu import host_machine
+host_machine()
 binding.add_symbol("GOMP_parallel", ctypes.cast(counted, ctypes.c_void_p).value)
 
 programs = {
@@ -52,7 +52,7 @@ print(json.dumps(found))
 
 @pytest.mark.covers("F5h.11")
 def test_a_softmax_with_what_follows_is_one_parallel_region_with_its_rows_in_local_buffers() -> None:
-    assert host_target().threads
+    assert host_machine().threads
     done = subprocess.run([sys.executable, "-c", _SCRIPT], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)

@@ -29,7 +29,7 @@ from aotkit_inductor_lower import (
     compiled_to_json,
     decompositions,
 )
-from aotkit_inductor_lower.analysis.devices import kernel_device
+from aotkit_inductor_lower.targets.select import kernel_device
 from aotkit_inductor_lower.targets.triton import (
     DeviceGraph,
     InterpreterDriver,

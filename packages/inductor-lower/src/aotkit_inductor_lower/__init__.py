@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 from .__about__ import __version__
 
 if TYPE_CHECKING:
-    from .driver import CompiledGraph, compile_graph, compile_to_program
+    from .driver import CompiledGraph, compile_graph, compile_to_program, lower_graph
     from .errors import InputMismatchError, LoweringError, UnsupportedGraphError
     from .graph_partition import PartitionedGraph
     from .graph_passes.freeze import freeze
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from .ir.print import print_program
     from .ir.verify import verify_program
     from .launch_plan import CompiledProgram
-    from .lowering import lower_graph
     from .lowering.decompositions import decompositions
     from .options import LowerOptions
     from .pass_lists import pass_names, schedule_program
@@ -44,19 +43,19 @@ if TYPE_CHECKING:
     from .report import LoweringReport
     from .runtime import ArenaPool, BindError, RedzoneError
     from .runtime.programs import bind_program, compiled_from_json, compiled_to_json
-    from .targets.cpu import CpuTarget, host_target, processor_target
+    from .targets.cpu import Machine, host_machine, processor_machine
 
 __all__ = [
     "ArenaPool",
     "BindError",
     "CompiledGraph",
     "CompiledProgram",
-    "CpuTarget",
     "Decision",
     "InputMismatchError",
     "LowerOptions",
     "LoweringError",
     "LoweringReport",
+    "Machine",
     "PartitionedGraph",
     "RedzoneError",
     "UnsupportedGraphError",
@@ -68,13 +67,13 @@ __all__ = [
     "compiled_to_json",
     "decompositions",
     "freeze",
-    "host_target",
+    "host_machine",
     "interpret_program",
     "lower_graph",
     "parse_program",
     "pass_names",
     "print_program",
-    "processor_target",
+    "processor_machine",
     "schedule_program",
     "verify_program",
 ]
@@ -95,18 +94,18 @@ _HOMES = {
         "ir.parse": ("parse_program",),
         "ir.print": ("print_program",),
         "ir.verify": ("verify_program",),
-        "lowering": ("lower_graph",),
         "options": ("LowerOptions",),
         "graph_partition": ("PartitionedGraph",),
         "driver": (
             "CompiledGraph",
             "compile_graph",
             "compile_to_program",
+            "lower_graph",
         ),
         "launch_plan": ("CompiledProgram",),
         "passes": ("Decision",),
         "runtime": ("ArenaPool", "BindError", "RedzoneError"),
-        "targets.cpu": ("CpuTarget", "host_target", "processor_target"),
+        "targets.cpu": ("Machine", "host_machine", "processor_machine"),
         "runtime.programs": ("bind_program", "compiled_from_json", "compiled_to_json"),
         "report": ("LoweringReport",),
         "pass_lists": ("pass_names", "schedule_program"),

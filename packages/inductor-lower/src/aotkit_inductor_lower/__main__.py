@@ -9,15 +9,16 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 
 from .errors import IRError
 from .ir.parse import parse_program
 from .ir.print import print_program
 from .ir.verify import verify_program
 from .options import LowerOptions
-from .pass_lists import GRAPH_PASSES, KERNEL_PASSES, LOOP_LEVEL, LOOP_PASSES, WRITE_PASSES
+from .pass_lists import DEVICE_PASSES, GRAPH_PASSES, KERNEL_PASSES, LOOP_LEVEL, LOOP_PASSES, WRITE_PASSES
 from .passes import Pass, PassContext, run_passes
-from .targets.cpu import host_target
+from .targets.cpu.target import cpu_target
 
 __all__ = ["main"]
 
@@ -39,7 +40,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if unknown:
         print(f"there is no loop pass {', '.join(unknown)}; there are {', '.join(known)}", file=sys.stderr)
         return 2
-    ctx = PassContext.of(LowerOptions(fuel=given.fuel, verify=True), processor=given.processor or host_target().cpu)
+    target = cpu_target()
+    target = replace(target, processor=given.processor or target.processor)
+    ctx = PassContext.of(LowerOptions(fuel=given.fuel, verify=True), target=target)
     try:
         program = parse_program("".join(line for line in sys.stdin if not line.startswith("#")))
         verify_program(program)
@@ -58,7 +61,7 @@ def _listing() -> str:
     lines = []
     for level, passes in (
         ("FX graph, once", WRITE_PASSES),
-        ("FX graph", GRAPH_PASSES),
+        ("FX graph", (*DEVICE_PASSES, *GRAPH_PASSES)),
         ("loop IR", LOOP_PASSES),
         ("kernel IR", KERNEL_PASSES),
     ):

@@ -10,27 +10,27 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.fx import GraphModule
 
-from .analysis.devices import kernel_device
 from .graph_partition import PartitionedGraph, compile_parts, needs_partition
 from .graph_passes.fake_values import graph_constants, with_fake_values
 from .ir import Program
 from .ir.print import print_program
 from .launch_plan import CompiledProgram, compiled_from_json, compiled_to_json
 from .launch_plan.store import ObjectStore, generator_digest
-from .lowering import lower_graph
+from .lowering.graph import lower_graph as lower_for
 from .options import LowerOptions
 from .pass_lists import call_writers, checked_program, rewrite_graph, schedule
 from .passes import Decision, Observer, PassContext, stage
 from .report import LoweringReport, make_report
 from .runtime import ArenaPool, BoundProgram, bind
 from .runtime.input_checks import input_check
-from .targets.cpu import host_target, processor_target
 from .targets.cpu.generate import generate
+from .targets.cpu.target import CpuTarget
+from .targets.select import capabilities_for, target_for
 
 if TYPE_CHECKING:
     from .targets.triton import DeviceGraph, DeviceProgram
 
-__all__ = ["Compiled", "CompiledGraph", "compile_graph", "compile_to_program"]
+__all__ = ["Compiled", "CompiledGraph", "compile_graph", "compile_to_program", "lower_graph"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,11 +103,12 @@ def compile_graph(
     :class:`~.errors.UnsupportedGraphError` for what can be neither generated nor called.
     """
     options, arenas = options or LowerOptions(), arenas or ArenaPool()
-    ctx = PassContext.of(options, observer, host_target().cpu)
-    graph = call_writers(with_fake_values(gm, example_inputs), ctx)
+    gm = with_fake_values(gm, example_inputs)
+    ctx = PassContext.of(options, observer, target_for(gm, options))
+    graph = call_writers(gm, ctx)
     if needs_partition(graph):
         return _compile_in_parts(graph, options, observer, object_store, arenas)
-    if _is_for_device(graph, options):
+    if not isinstance(ctx.target, CpuTarget):
         from .targets.triton import compile_device_graph
 
         return compile_device_graph(graph, options=options, observer=observer, object_store=object_store)
@@ -134,11 +135,12 @@ def compile_to_program(
     A graph that no launch plan can hold is compiled in parts, and these are bound, with ``arenas``.
     """
     options = options or LowerOptions()
-    ctx = PassContext.of(options, observer, host_target().cpu)
-    graph = call_writers(with_fake_values(gm, example_inputs), ctx)
+    gm = with_fake_values(gm, example_inputs)
+    ctx = PassContext.of(options, observer, target_for(gm, options))
+    graph = call_writers(gm, ctx)
     if needs_partition(graph):
         return _compile_in_parts(graph, options, observer, object_store, arenas or ArenaPool())
-    if _is_for_device(graph, options):
+    if not isinstance(ctx.target, CpuTarget):
         from .targets.triton import compile_device_program
 
         program, lowered = compile_device_program(graph, options=options, observer=observer, object_store=object_store)
@@ -146,8 +148,15 @@ def compile_to_program(
     return _compile_whole(graph, ctx, object_store)
 
 
-def _is_for_device(graph: GraphModule, options: LowerOptions) -> bool:
-    return options.processor == "triton-interpreter" or kernel_device(graph).type == "cuda"
+def lower_graph(gm: GraphModule, options: LowerOptions | None = None, name: str = "graph") -> Program:
+    """The loop IR of a graph for the target that it would be compiled for: one step per node, views as index maps,
+    nothing fused.
+
+    Every tensor node needs its fake value in ``meta["val"]``. Nodes without a rule become ATen calls. Raises
+    :class:`~.errors.UnsupportedGraphError` for what can be neither generated nor called.
+    """
+    options = options or LowerOptions()
+    return lower_for(gm, options, name, capabilities_for(gm, options))
 
 
 def _compile_in_parts(
@@ -168,35 +177,33 @@ def _compile_whole(gm: GraphModule, ctx: PassContext, object_store: ObjectStore 
     with stage(observer, "graph-passes"):
         graph = rewrite_graph(gm, ctx)
     with stage(observer, "lowering"):
-        lowered = lower_graph(graph, ctx.options)
+        lowered = lower_for(graph, ctx.options, capabilities=ctx.target.capabilities)
         lowered = checked_program(lowered) if ctx.options.verify else lowered
     _dump(observer, "lowered", "ir", lowered)
     with stage(observer, "schedule"):
         scheduled = schedule(lowered, ctx)
     _dump(observer, "scheduled", "ir", scheduled)
     with stage(observer, "codegen"):
-        compiled = _generate(scheduled, ctx.options, observer, object_store)
+        compiled = _generate(scheduled, ctx, object_store)
     report = make_report(graph, lowered, scheduled, ctx.decisions)
     return Compiled(compiled, graph_constants(graph), report, scheduled, tuple(ctx.decisions))
 
 
-def _generate(
-    program: Program, options: LowerOptions, observer: Observer | None, store: ObjectStore | None
-) -> CompiledProgram:
-    assert options.processor != "triton-interpreter"
-    target = processor_target(options.processor)
+def _generate(program: Program, ctx: PassContext, store: ObjectStore | None) -> CompiledProgram:
+    assert isinstance(ctx.target, CpuTarget)
+    machine, observer = ctx.target.machine, ctx.observer
     digest = ""
     if store is not None:
-        text = f"{generator_digest()}\n{torch.__version__}\n{target}\n{print_program(program)}"
+        text = f"{generator_digest()}\n{torch.__version__}\n{machine}\n{print_program(program)}"
         digest = hashlib.sha256(text.encode()).hexdigest()
         found = store.get(digest)
         if found is not None:
             return compiled_from_json(found.decode())
     around_llvm = stage(observer, "llvm")
-    compiled = generate(program, target, keep_text=observer is not None, around_llvm=around_llvm)
+    compiled = generate(program, machine, keep_text=observer is not None, around_llvm=around_llvm)
     if observer is not None:
         observer.dump(program.name, "kernels", lambda: compiled.llvm_text)
-    if options.verify:
+    if ctx.options.verify:
         compiled = compiled_from_json(compiled_to_json(compiled))
     if store is not None:
         store.put(digest, compiled_to_json(replace(compiled, llvm_text="")).encode())

@@ -16,6 +16,7 @@ from .graph_passes import (
     call_custom_writers,
     channels_last,
     common_subexpressions,
+    copy_scalars_to_device,
     fold_uniform,
     fuse_attention,
     merge_splits_and_cats,
@@ -46,7 +47,7 @@ from .loop_passes import (
 from .options import LowerOptions
 from .passes import Decision, Level, PassContext, check_disabled, in_order, optional, run_passes
 
-__all__ = ["GRAPH_PASSES", "KERNEL_PASSES", "LOOP_LEVEL", "LOOP_PASSES", "WRITE_PASSES"]
+__all__ = ["DEVICE_PASSES", "GRAPH_PASSES", "KERNEL_PASSES", "LOOP_LEVEL", "LOOP_PASSES", "WRITE_PASSES"]
 __all__ += ["call_writers", "checked_program", "pass_names", "rewrite_graph", "run_graph_passes", "schedule"]
 __all__ += ["schedule_program"]
 
@@ -55,6 +56,9 @@ WRITE_PASSES = in_order(
     call_custom_writers.PASS,
     call_custom_writers.LAUNCH_USER_KERNELS,
 )
+
+# On each part, whatever it writes.
+DEVICE_PASSES = in_order(copy_scalars_to_device.PASS)
 
 # On each part. (In a graph with custom writers once more before those: what they write to must be seen through views.)
 GRAPH_PASSES = in_order(
@@ -112,6 +116,7 @@ def rewrite_graph(gm: GraphModule, ctx: PassContext) -> GraphModule:
     Raises :class:`~.errors.UnknownPassError` for a disabled name that is no optional pass.
     """
     check_disabled(ctx.options.disable, pass_names())
+    gm = run_passes(DEVICE_PASSES, gm, ctx, _MODULE_LEVEL)
     if has_inner_mutation(gm) or all(each.name in ctx.options.disable for each in GRAPH_PASSES):
         return gm
     graph = run_passes(GRAPH_PASSES, copy_graph(gm), ctx, _GRAPH_LEVEL)

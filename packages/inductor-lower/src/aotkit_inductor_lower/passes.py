@@ -15,6 +15,7 @@ from typing import Generic, Literal, Protocol, TypeVar
 
 from .errors import UnknownPassError
 from .options import LowerOptions
+from .target import NO_MACHINE, Target
 
 __all__ = [
     "NO_FUEL",
@@ -105,23 +106,22 @@ class Fuel:
 class PassContext:
     """What passes are given beside the program. ``decisions`` is the only thing that they append to.
 
-    ``processor``: LLVM's name of the processor that kernels and library calls run on; ``None`` for other machines, and
-    where a program is scheduled for no machine in particular.
+    ``target``: what the program is compiled for, or :data:`.NO_MACHINE`.
     """
 
     options: LowerOptions
     observer: Observer | None
     fuel: Fuel
     decisions: list[Decision] = field(default_factory=list)
-    processor: str | None = None
+    target: Target = NO_MACHINE
 
     @staticmethod
     def of(
-        options: LowerOptions | None = None, observer: Observer | None = None, processor: str | None = None
+        options: LowerOptions | None = None, observer: Observer | None = None, target: Target = NO_MACHINE
     ) -> PassContext:
         """The context of one graph: all the fuel that ``options`` give, and no decision yet."""
         options = options or LowerOptions()
-        return PassContext(options, observer, Fuel(options.fuel), processor=processor)
+        return PassContext(options, observer, Fuel(options.fuel), target=target)
 
 
 def _always(_ctx: PassContext) -> bool:

@@ -24,7 +24,7 @@ import torch
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 
 from aotkit_cache import Uncacheable, environment_parts
-from aotkit_inductor_lower import host_target
+from aotkit_inductor_lower import host_machine
 
 from ..options import Options
 from .guards import Names
@@ -295,7 +295,7 @@ def graph_key(
         "options": chosen,
         **{f"state.{name}": value for name, value in torch_state().items()},
         **environment_parts(),
-        "env.target": str(host_target()),
+        "env.target": str(host_machine()),
         "env.cuda": cuda_capabilities("device cuda" in graph),
         "env.sources": sources_digest(),
         "format": ARTIFACT_FORMAT,

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from aotkit_inductor_lower import BindError, processor_target
+from aotkit_inductor_lower import BindError, processor_machine
 from aotkit_runtime_wrappers import WrapperError
 
 from ..__about__ import __version__
@@ -33,7 +33,7 @@ _CPU = torch.device("cpu")
 def environment_of_package(processor: str = "host", device: torch.device = _CPU) -> dict[str, Any]:
     """What a package that is compiled here can be loaded with: for this processor or a level of processors, or with
     kernels for what a CUDA ``device`` can."""
-    target = processor_target("host" if processor == "triton-interpreter" else processor)
+    target = processor_machine("host" if processor == "triton-interpreter" else processor)
     return {
         "aotkit": __version__,
         "artifact": ARTIFACT_FORMAT,

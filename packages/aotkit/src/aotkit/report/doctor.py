@@ -64,9 +64,9 @@ def _look_at_torch(facts: list[tuple[str, str]], problems: list[str]) -> None:
 def _look_at_processor(facts: list[tuple[str, str]], problems: list[str]) -> None:
     import torch
 
-    from aotkit_inductor_lower import host_target
+    from aotkit_inductor_lower import host_machine
 
-    target = host_target()
+    target = host_machine()
     features = [f[1:] for f in target.features.split(",") if f.startswith("+")]
     known = [name for name in ("sse4.2", "avx", "avx2", "fma", "f16c", "avx512f", "avx512bf16", "amx-bf16", "neon")
              if name in features]  # fmt: skip

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
 from typing import Any, Protocol
 
 import torch
 from torch.fx import Graph, GraphModule, Node
 
-from ..analysis.devices import kernel_device
 from ..errors import LoweringError
 from ..report import ExternCount, LoweringReport, merge_reports
+from ..targets.select import as_present_device, kernel_device
 from .layout import Layout
 from .split import Part, split
 from .split_ops import split_ops
@@ -47,7 +46,7 @@ class PartitionedGraph:
     def __call__(self, args: list[Any]) -> list[Any]:
         values = list(args)
         args.clear()
-        with torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext():
+        with as_present_device(self.device):
             return list(self.outer(*values))
 
     def report(self) -> LoweringReport:

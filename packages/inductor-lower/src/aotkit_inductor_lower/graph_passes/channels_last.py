@@ -21,7 +21,8 @@ from torch._subclasses import FakeTensor
 from torch.fx import Graph, Node, map_arg
 
 from ..ops.aten import is_view
-from ..passes import Pass
+from ..passes import Pass, PassContext
+from ..target import on_host
 from .node_facts import before_writes, escaping_nodes
 from .rewriting import rewriting
 
@@ -66,7 +67,7 @@ def _suits(node: Node) -> bool:
     if not all(isinstance(v, torch.Tensor) and v.dim() == 4 and v.dtype is torch.float32 for v in values):
         return False
     image, transposed, groups = values[0], node.args[6], node.args[8]
-    if image.device.type != "cpu" or transposed or not (groups == 1 or values[1].shape[1] == 1):
+    if not on_host(image) or transposed or not (groups == 1 or values[1].shape[1] == 1):
         return False
     return not any(isinstance(size, int) and size == 1 for size in image.shape[2:])
 
@@ -222,9 +223,14 @@ def _numel(node: Any) -> int:
     return count
 
 
+def _gains(ctx: PassContext) -> bool:
+    return ctx.target.capabilities.channels_last
+
+
 PASS = Pass(
     "channels-last",
     rewriting(prefer_channels_last),
     why="convolutions are faster where images have their channels together",
     after=("common-subexpressions",),
+    when=_gains,
 )

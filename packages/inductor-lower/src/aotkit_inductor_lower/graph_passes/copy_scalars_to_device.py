@@ -1,20 +1,24 @@
-"""Numbers that a graph keeps as 0-d tensors on the CPU are copied to the device where they are used."""
+"""Pass: numbers that a graph keeps as 0-d tensors on the CPU are copied to the device where they are used.
+
+It runs before the other passes, and also on graphs that these leave alone: kernels take no tensors of two devices.
+"""
 
 from __future__ import annotations
 
 import torch
 from torch.fx import Graph, GraphModule, Node
 
-from ..analysis.devices import tensors_of
+from ..passes import Pass, PassContext
+from ..target import on_host
+from .node_facts import tensors_of
 
-__all__ = ["with_numbers_on_device"]
-
-_CPU = torch.device("cpu")
+__all__ = ["PASS", "copy_scalars_to_device"]
 
 
-def with_numbers_on_device(gm: GraphModule, device: torch.device) -> GraphModule:
-    """The graph with copies to ``device`` of the CPU numbers that pointwise operators there take; itself if there are
-    none."""
+def copy_scalars_to_device(gm: GraphModule, ctx: PassContext) -> GraphModule:
+    """The graph with copies to the target's device of the CPU numbers that pointwise operators there take; itself if
+    there are none."""
+    device = torch.device(ctx.target.capabilities.device)
     uses = [(node, used) for node in gm.graph.nodes for used in _numbers_elsewhere(node, device)]
     if not uses:
         return gm
@@ -42,4 +46,17 @@ def _numbers_elsewhere(node: Node, device: torch.device) -> list[Node]:
         return []
     if not all(tensor.device == device for tensor in tensors_of(node)):
         return []
-    return [used for used in node.all_input_nodes if any(t.dim() == 0 and t.device == _CPU for t in tensors_of(used))]
+    return [used for used in node.all_input_nodes if any(t.dim() == 0 and on_host(t) for t in tensors_of(used))]
+
+
+def _is_elsewhere(ctx: PassContext) -> bool:
+    return not ctx.target.capabilities.host_memory
+
+
+PASS = Pass(
+    "copy-scalars-to-device",
+    copy_scalars_to_device,
+    why="kernels read numbers of the CPU where they run, and are not kept from fusing by them",
+    when=_is_elsewhere,
+    required=True,
+)

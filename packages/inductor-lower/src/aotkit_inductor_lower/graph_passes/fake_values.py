@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch._guards import detect_fake_mode
 from torch.fx import GraphModule
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
-__all__ = ["graph_constants", "with_fake_values"]
+__all__ = ["describe_constants", "graph_constants", "with_fake_values"]
 
 
 def with_fake_values(gm: GraphModule, example_inputs: Sequence[Any] | None) -> GraphModule:
@@ -38,3 +39,11 @@ def graph_constants(gm: GraphModule) -> dict[str, torch.Tensor]:
                 value = getattr(value, part)
             constants[node.name] = value
     return constants
+
+
+def describe_constants(gm: GraphModule) -> None:
+    """Give the graph's attributes fake values: their devices count."""
+    mode = detect_fake_mode([node.meta.get("val") for node in gm.graph.nodes])
+    for node, tensor in zip(gm.graph.find_nodes(op="get_attr"), graph_constants(gm).values(), strict=True):
+        if "val" not in node.meta:
+            node.meta["val"] = tensor if mode is None else mode.from_tensor(tensor, static_shapes=True)

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
+from ..target import on_host
+
 __all__ = ["add_constant", "fold_norms", "fuse_activations", "value_of"]
 
 aten = torch.ops.aten
@@ -147,7 +149,7 @@ def fuse_activations(gm: GraphModule) -> int:
 
 def _has_channels_together(node: Node) -> bool:
     image = node.args[0].meta["val"]  # type: ignore[union-attr]
-    if image.dtype is not torch.float32 or image.dim() != 4 or node.args[6] or image.device.type != "cpu":
+    if image.dtype is not torch.float32 or image.dim() != 4 or node.args[6] or not on_host(image):
         return False
     return bool(image.is_contiguous(memory_format=torch.channels_last)) and _constant_weight(node)
 

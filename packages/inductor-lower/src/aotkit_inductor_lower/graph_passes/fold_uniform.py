@@ -14,6 +14,7 @@ from torch.fx import Graph, Node
 
 from ..ops.refusals import fits
 from ..passes import Pass
+from ..target import on_host
 from .node_facts import is_random
 from .rewriting import rewriting
 
@@ -69,7 +70,7 @@ def _plain(val: torch.Tensor) -> bool:
         sizes
         and val.layout is torch.strided
         and not val.is_complex()
-        and val.device.type == "cpu"
+        and on_host(val)
         and val.is_contiguous()
     )
 

@@ -26,6 +26,7 @@ import torch
 from torch.fx import Graph, Node
 
 from ..passes import Pass, PassContext
+from ..target import on_host
 from .node_facts import before_writes
 from .patterns import emit
 from .replace import replace_node
@@ -159,7 +160,7 @@ def _over_rows(softmax: Node) -> bool:
 
 def _suits(softmax: Node) -> bool:
     value = softmax.meta["val"]
-    if value.dim() != 4 or value.dtype not in (torch.float32, torch.float64) or value.device.type != "cpu":
+    if value.dim() != 4 or value.dtype not in (torch.float32, torch.float64) or not on_host(value):
         return False
     if not all(isinstance(size, int) for size in value.shape):
         return False

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch.fx import Graph, Node
 
@@ -15,6 +17,7 @@ __all__ = [
     "reads_storage",
     "same_number",
     "same_tensor_type",
+    "tensors_of",
 ]
 
 
@@ -97,3 +100,11 @@ def same_number(a: int | torch.SymInt, b: int | torch.SymInt) -> bool:
     if isinstance(a, torch.SymInt) and isinstance(b, torch.SymInt):
         return bool(a.node.expr == b.node.expr)
     return type(a) is type(b) and a == b
+
+
+def tensors_of(node: Node) -> Iterator[torch.Tensor]:
+    """The tensors that a node gives."""
+    val = node.meta.get("val")
+    for item in val if isinstance(val, list | tuple) else (val,):
+        if isinstance(item, torch.Tensor):
+            yield item

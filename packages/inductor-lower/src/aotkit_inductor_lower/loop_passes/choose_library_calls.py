@@ -13,8 +13,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-import torch
-
 from ..analysis.nests import hint
 from ..ir import Alias, Buffer, BufferKind, BufferRef, ExternCall, Literal, Program, Step
 from ..passes import Pass, PassContext
@@ -24,23 +22,22 @@ __all__ = ["PASS", "choose_library_calls"]
 
 LINEAR = "mkldnn._linear_pointwise.default"
 _LEAST_WORK = 1 << 23  # multiplications
-_REASON = "matrix products are left to ATen; oneDNN's is the faster one on this processor"
 
 
 def choose_library_calls(program: Program, ctx: PassContext) -> Program:
-    """The program with products that oneDNN computes faster on the context's processor given to oneDNN."""
-    processor = ctx.processor or ""
-    if not processor.startswith("znver") or not torch.backends.mkldnn.is_available():
-        return program
+    """The program with products that oneDNN computes faster, as the target says, given to oneDNN."""
     buffers = {b.name: b for b in program.buffers}
     bases = {step.result: step for step in program.steps if isinstance(step, Alias)}
     steps: list[Step] = []
     for step in program.steps:
         parts = _operands(step, buffers) if isinstance(step, ExternCall) else None
-        if parts is None or not ctx.fuel.take():
+        if not isinstance(step, ExternCall) or parts is None:
             steps.append(step)
             continue
-        assert isinstance(step, ExternCall)
+        choice = ctx.target.choose(step, buffers)
+        if choice.form != "onednn" or not ctx.fuel.take():
+            steps.append(step)
+            continue
         first, second, bias = parts
         weight = _transposed(second, buffers, bases)
         if weight is None:  # a new view of it
@@ -52,7 +49,7 @@ def choose_library_calls(program: Program, ctx: PassContext) -> Program:
         literals = (Literal("str", "none"), (), Literal("str", ""))
         given = BufferRef(bias) if bias is not None else Literal("none", None)
         args = (BufferRef(first), BufferRef(weight), given, *literals)
-        steps.append(replace(step, target=LINEAR, args=args, kwargs=(), reason=_REASON))
+        steps.append(replace(step, target=LINEAR, args=args, kwargs=(), reason=choice.reason))
     return replace(program, steps=tuple(steps), buffers=tuple(buffers.values()))
 
 
@@ -71,7 +68,7 @@ def _operands(call: ExternCall, buffers: Mapping[str, Buffer]) -> tuple[str, str
     rows, inner, columns = a.sizes[0], a.sizes[1], b.sizes[1]
     if not inner.constant or not columns.constant or a.strides[1] != 1 or a.strides[0] != inner:
         return None
-    if any(x.dtype != "float32" or not x.device.startswith("cpu") for x in (a, b, result)):
+    if any(x.dtype != "float32" for x in (a, b, result)):
         return None
     if result.strides != (columns, to_expr(1)) or hint(rows) * inner.constant * columns.constant < _LEAST_WORK:
         return None
@@ -96,13 +93,8 @@ def _run(program: Program, ctx: PassContext) -> Program:
     return choose_library_calls(program, ctx)
 
 
-def _knows_processor(ctx: PassContext) -> bool:
-    return ctx.processor is not None
-
-
 PASS = Pass(
     "choose-library-calls",
     _run,
     why="ATen has two kernels for the same product, and which is faster depends on the processor",
-    when=_knows_processor,
 )

@@ -58,12 +58,7 @@ class _Match:
 
 
 def fuse_mixed_order_reductions(program: Program, ctx: PassContext) -> Program:
-    """The program with column sums brought into kernels that walk over the same rows.
-
-    Not on a GPU: sums that are added up in memory, a row after the other, would leave nothing to do at once.
-    """
-    if not all(b.device.startswith("cpu") for b in program.buffers):
-        return program
+    """The program with column sums brought into kernels that walk over the same rows."""
     done: set[str] = set()
     while ctx.fuel.left > 0:
         mixed = _fuse_one(program, ctx.decisions, ctx.options.max_fusion_instructions, done)
@@ -341,10 +336,14 @@ def _finish(
     return writer.finish(columns.name, columns.origin)
 
 
+def _pays(ctx: PassContext) -> bool:
+    return fuses(ctx) and ctx.target.capabilities.accumulates_rows
+
+
 PASS = Pass(
     "fuse-mixed-order-reductions",
     fuse_mixed_order_reductions,
     why="sums over rows and over columns of the same data read it once",
     after=("fuse-kernels",),
-    when=fuses,
+    when=_pays,
 )

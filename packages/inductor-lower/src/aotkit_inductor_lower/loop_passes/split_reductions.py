@@ -37,6 +37,7 @@ from ..ir import (
 )
 from ..passes import Decision, Pass, PassContext
 from ..symbolic import Expr, Symbol, floordiv, product, smax, sym, to_expr
+from ..target import NO_MACHINE
 from .fission_long_rows import fission_long_rows, keep_rows
 from .interleave_outer_reductions import interleave_outer_reductions
 from .rfactor import (
@@ -237,7 +238,7 @@ def _run(program: Program, ctx: PassContext) -> Program:
 
 
 def _shares_out(ctx: PassContext) -> bool:
-    return ctx.processor is not None
+    return ctx.target is not NO_MACHINE and ctx.target.capabilities.arena
 
 
 PASS = Pass(

@@ -11,6 +11,7 @@ from torch.fx import Node
 
 from ..ir import DType
 from ..symbolic import Expr
+from ..target import on_host
 from .context import LoweringContext
 from .nest_builder import NestBuilder, Value
 from .norms import declare_part, load_as
@@ -40,8 +41,8 @@ def _statistics_dtype(ctx: LoweringContext, x: View) -> DType:
         For dense bfloat16 whose statistics are bfloat16, too, that kernel also rounds the sum of squared differences
         and the variance; it does not for float16, or for another layout.
     """
-    on_cpu = ctx.buffers[x.buffer].device.startswith("cpu")
-    return DType.F64 if x.dtype is torch.float32 and on_cpu else compute_dtype(x.dtype)
+    wide = ctx.capabilities.wide_statistics and x.dtype is torch.float32
+    return DType.F64 if wide else compute_dtype(x.dtype)
 
 
 def _affine(
@@ -129,7 +130,7 @@ def _batch_norm_training(
 def _keeps_halves(node: Node, mean: View) -> bool:
     """Whether eager's kernel keeps sums in bfloat16; see Note [Batch norm rounds as eager]."""
     x = node.args[0].meta["val"]  # type: ignore[union-attr]
-    return mean.dtype is torch.bfloat16 and x.device.type == "cpu" and _is_dense(x)
+    return mean.dtype is torch.bfloat16 and on_host(x) and _is_dense(x)
 
 
 def _batch_statistics(rows: RowNest, x: View, wide: DType) -> tuple[Value, Value]:

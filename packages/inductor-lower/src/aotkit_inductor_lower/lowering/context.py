@@ -11,8 +11,9 @@ from torch.fx import Node
 
 from ..errors import Fallback, UnsupportedGraphError
 from ..ir import Alias, Buffer, BufferKind, DType, LoopNest, Origin, Step, Store
-from ..ops.dtypes import ATOMIC, dtype_from_torch_name, from_torch_dtype
+from ..ops.dtypes import dtype_from_torch_name, from_torch_dtype
 from ..symbolic import Expr, SymbolKind, to_expr
+from ..target import HOST, Capabilities
 from .nest_builder import NestBuilder, Value
 from .promotion import compute_dtype, promote
 from .sizes import SizeConverter
@@ -38,14 +39,13 @@ def source_line(node: Node) -> str:
 class LoweringContext:
     """Handed to every rule. Rules declare buffers, write nests and return values; they keep no state themselves.
 
-    ``device``: what kernels are generated for; ``generates_random``: whether they may make random numbers;
-    ``sorts_rows``: whether they may sort.
+    ``capabilities``: of the target that kernels are generated for; ``generates_random``: whether they may make random
+    numbers.
     """
 
-    def __init__(self, device: torch.device | None = None, *, generates_random: bool = False) -> None:
-        self.device = device or torch.device("cpu")
+    def __init__(self, capabilities: Capabilities = HOST, *, generates_random: bool = False) -> None:
+        self.capabilities = capabilities
         self.generates_random = generates_random
-        self.sorts_rows = False
         self.random_seeds: View | None = None
         self.random_nodes = 0  # that use these seeds
         self.sizes = SizeConverter()
@@ -77,7 +77,7 @@ class LoweringContext:
         for size in reversed(sizes):
             strides.insert(0, step)
             step = step * size
-        kind, device = str(dtype).removeprefix("torch."), str(self.device)
+        kind, device = str(dtype).removeprefix("torch."), self.capabilities.device
         self.buffers[name] = Buffer(name, kind, tuple(sizes), tuple(strides), BufferKind.TEMPORARY, device)
         self._storage_offsets[name] = to_expr(0)
         return View(name, dtype, tuple(sizes), dim_exprs(len(sizes)), tuple(strides), to_expr(0))
@@ -162,7 +162,7 @@ class LoweringContext:
         """Append a finished nest to the program. Raises :class:`~..errors.Fallback` for one whose elements meet in
         memory, where the device's threads cannot write them in any order."""
         finished = nest.finish()
-        if self.device.type != "cpu":
+        if self.capabilities.unordered:
             self._check_order(finished)
         self.steps.append(finished)
 
@@ -170,7 +170,7 @@ class LoweringContext:
         ordered = torch.are_deterministic_algorithms_enabled()
         for store in (i for stage in nest.stages for i in stage.body if isinstance(i, Store)):
             dtype = dtype_from_torch_name(self.buffers[store.buffer].dtype)
-            if store.accumulates and (dtype, store.mode) not in ATOMIC:
+            if store.accumulates and (dtype, store.mode) not in self.capabilities.atomics:
                 raise Fallback("elements meet in one place, and devices have no atomic operation for them")
             computed = any(s.kind is SymbolKind.VALUE for index in store.indices for s in index.symbols)
             if ordered and (store.accumulates or computed):

@@ -20,6 +20,7 @@ from torch._decomp import get_decompositions
 from torch.fx.experimental.symbolic_shapes import guard_or_false
 
 from ..ops.refusals import misfit
+from ..target import on_host
 from . import RULES
 from .foreach import foreach_decompositions
 from .upsampling import sample_grid, upsample_linear
@@ -207,7 +208,7 @@ def _pad(decompose: Callable[..., Any], x: torch.Tensor, pads: Any) -> Any:
     if not full or not all(guard_or_false(n > 0) for n in x.shape[-rank - 1 :]):
         return NotImplemented
     result = decompose(x, pads)
-    return _laid_out_like(x, result) if x.device.type == "cpu" else result
+    return _laid_out_like(x, result) if on_host(x) else result
 
 
 def _bicubic(decompose: Callable[..., Any], x: torch.Tensor, *how: Any) -> Any:

@@ -81,7 +81,7 @@ def _float_buffer(ctx: LoweringContext, node: Node, value: FloatExpr) -> str:
     """A tensor of one element that holds ``value``: the argument it was read from, or the result of a nest."""
     if value.op == "item" and isinstance(value.args[0], View):
         return ctx.as_buffer(value.args[0], node)
-    if ctx.device.type != "cpu":
+    if not ctx.capabilities.host_memory:
         raise ctx.unsupported(node, "a float computed on a device is an argument of an ATen call")
     view = ctx.declare_dense(f"{node.name}_number", (), torch.float64)
     nest = ctx.nest(view.buffer, node, ())

@@ -13,6 +13,8 @@ import operator
 import torch
 from torch.fx import GraphModule, Node
 
+from ..target import on_host
+
 __all__ = ["FLOAT_OPS", "floats_in_kernels", "is_float_item", "is_foreign_float"]
 
 FLOAT_OPS = {
@@ -36,7 +38,7 @@ def is_float_item(node: Node) -> bool:
     return (
         isinstance(value, torch.Tensor)
         and value.dim() == 0
-        and value.device.type == "cpu"
+        and on_host(value)
         and value.dtype in (torch.float64, torch.float32)
     )
 

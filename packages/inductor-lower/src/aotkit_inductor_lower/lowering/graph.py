@@ -7,13 +7,13 @@ import operator
 import torch
 from torch.fx import GraphModule, Node
 
-from ..analysis.devices import kernel_device
 from ..errors import Fallback, UnsupportedGraphError
 from ..ir import BufferKind, BufferRef, Program, SymInput
 from ..ops.aten import library_reason
 from ..ops.refusals import refusal
 from ..options import LowerOptions
 from ..symbolic import Expr, SymbolKind
+from ..target import HOST, Capabilities
 from . import (
     batch_norms,
     casts,
@@ -77,16 +77,17 @@ _NO_EFFECT = frozenset(
 )
 
 
-def lower_graph(gm: GraphModule, options: LowerOptions | None = None, name: str = "graph") -> Program:
-    """The loop IR of a graph: one step per node, views as index maps, nothing fused.
+def lower_graph(
+    gm: GraphModule, options: LowerOptions | None = None, name: str = "graph", capabilities: Capabilities = HOST
+) -> Program:
+    """The loop IR of a graph: one step per node, views as index maps, nothing fused. ``capabilities``: of the target.
 
     Every tensor node needs its fake value in ``meta["val"]``. Nodes without a rule become ATen calls. Raises
     :class:`UnsupportedGraphError` for what can be neither generated nor called.
     """
     options = options or LowerOptions()
-    ctx = LoweringContext(kernel_device(gm), generates_random=options.rng == "fast")
+    ctx = LoweringContext(capabilities, generates_random=options.rng == "fast")
     ctx.sizes.note_sizes(node.meta.get("val") for node in gm.graph.nodes)
-    ctx.sorts_rows = ctx.device.type == "cpu" and options.processor != "triton-interpreter"
     inputs: list[str] = []
     sources: dict[str, tuple[str, int, str, int]] = {}
     outputs: tuple[BufferRef | SymInput | None, ...] = ()
@@ -181,8 +182,8 @@ def _not_generated(ctx: LoweringContext, node: Node) -> str | None:
                 return f"generated code has no {tensor.dtype}"
             if tensor.layout is not torch.strided:
                 return f"generated code has no {tensor.layout} tensors"
-            if tensor.device != ctx.device:
-                return f"a tensor is on {tensor.device}, and this graph's kernels run on {ctx.device}"
+            if not ctx.capabilities.owns(tensor.device):
+                return f"a tensor is on {tensor.device}, and this graph's kernels run on {ctx.capabilities.device}"
     return None
 
 

@@ -64,7 +64,8 @@ def layer_norm(
     result, mean_out, rstd_out = (declare_part(ctx, node, k) for k in range(3))
     rows = RowNest(ctx, node, result.buffer, x.sizes, range(rank - inner, rank))
     nest, dtype = rows.nest, compute_dtype(x.dtype)
-    mean, squares = mean_and_squares(rows, lambda index: load_as(nest, x, index, dtype), ctx.sorts_rows)
+    careful = ctx.capabilities.careful_variance
+    mean, squares = mean_and_squares(rows, lambda index: load_as(nest, x, index, dtype), careful)
     rstd = _inverse_root(nest, squares, rows.count_value(dtype), eps)
     nest.store(mean_out, rows.row(keepdim=True), mean)
     nest.store(rstd_out, rows.row(keepdim=True), rstd)
@@ -193,7 +194,8 @@ def group_norm(
     def joined(index: Indices) -> tuple[Expr, ...]:
         return (index[0], index[1] * per_group + index[2], *index[3:])
 
-    mean, squares = mean_and_squares(rows, lambda index: load_as(nest, x, joined(index), dtype), ctx.sorts_rows)
+    careful = ctx.capabilities.careful_variance
+    mean, squares = mean_and_squares(rows, lambda index: load_as(nest, x, joined(index), dtype), careful)
     rstd = _inverse_root(nest, squares, rows.count_value(dtype), eps)
     nest.store(mean_out, rows.row(keepdim=False), mean)
     nest.store(rstd_out, rows.row(keepdim=False), rstd)

@@ -119,7 +119,7 @@ def _seeds(ctx: LoweringContext, node: Node) -> tuple[View, int]:
         low, high = (Literal("int", bound) for bound in (-(1 << 63), (1 << 63) - 1))
         args: tuple[Arg, ...] = (low, high, (Literal("int", count),))
         name = ctx.random_seeds.buffer
-        kwargs = (("dtype", Literal("dtype", "torch.int64")), ("device", Literal("device", str(ctx.device))))
+        kwargs = (("dtype", Literal("dtype", "torch.int64")), ("device", Literal("device", ctx.capabilities.device)))
         reason = "one draw of seeds from the process's generator per graph"
         ctx.steps.append(ExternCall(name, "aten.randint.low", args, kwargs, (name,), (), reason, ctx.origin(node)))
     ctx.random_nodes += 1
@@ -136,7 +136,7 @@ def _generates(*overloads: Any) -> Callable[[_Draw], _Draw]:
     def register(rule: _Draw) -> _Draw:
         def guarded(ctx: LoweringContext, node: Node, *args: object, **kwargs: object) -> NodeValue:
             val = _first_result(node)
-            if not ctx.generates_random or val.device != ctx.device or kwargs.get("generator") is not None:
+            if not ctx.generates_random or not ctx.capabilities.owns(val.device) or kwargs.get("generator") is not None:
                 raise Fallback("random numbers are drawn by ATen, so that they are eager's")
             return rule(ctx, node, lambda: _Draws(ctx, node), *args)
 

@@ -282,10 +282,12 @@ def _variance(root: bool, with_mean: bool) -> Callable[..., NodeValue]:
         results = [ctx.declare(f"{node.name}_{k}" if with_mean else node.name, val) for k, val in enumerate(vals)]
         rows = RowNest(ctx, node, results[0].buffer, x.sizes, all_dims(x, dims))
         nest, dtype = rows.nest, compute_dtype(x.dtype)
-        if ctx.sorts_rows:  # on the CPU, as in eager mode: squares of single precision overflow
+        if ctx.capabilities.careful_variance:  # as in eager mode: squares of single precision overflow
             dtype = DType.F64
         mean, squares = mean_and_squares(
-            rows, lambda index: nest.cast(nest.load(x, index), dtype), exact=ctx.sorts_rows and x.dtype is torch.float64
+            rows,
+            lambda index: nest.cast(nest.load(x, index), dtype),
+            exact=ctx.capabilities.careful_variance and x.dtype is torch.float64,
         )
         free = nest.op("sub", rows.count_value(dtype), nest.const(1 if correction is None else correction, dtype))
         spread = nest.op("div", squares, nest.op("maximum", free, nest.const(0, dtype)))

@@ -57,7 +57,7 @@ class _Sorter:
     def __init__(
         self, ctx: LoweringContext, node: Node, x: View, dim: int, op: str, flag: bool, number: object = 1
     ) -> None:
-        if not ctx.sorts_rows:
+        if not ctx.capabilities.sorts_rows:
             raise Fallback("sorting is generated for the CPU only")
         count = x.sizes[dim].constant if x.sizes else None
         number = number.constant if isinstance(number, Expr) else number

@@ -16,6 +16,8 @@ import torch
 from torch._prims_common import suggest_memory_format
 from torch.fx.experimental.symbolic_shapes import guard_or_false
 
+from ..target import on_host
+
 __all__ = ["sample_grid", "upsample_linear"]
 
 Line = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -25,7 +27,7 @@ def upsample_linear(
     decompose: Callable[..., Any], x: torch.Tensor, size: Sequence[Any], corners: bool, *factors: float | None
 ) -> Any:
     """Of floats; see Note [Weights of neighbours]."""
-    if not x.is_floating_point() or x.device.type != "cpu":
+    if not x.is_floating_point() or not on_host(x):
         return decompose(x, size, corners, *factors)
     count = len(size)
     wide = x.float() if x.dtype.itemsize < 4 else x
@@ -71,7 +73,7 @@ def sample_grid(
     if image.shape[2] == 0 or image.shape[3] == 0:
         return NotImplemented
     plain = mode in (0, 1, 2) and padding in (0, 1, 2) and image.dtype == grid.dtype and image.is_floating_point()
-    if not plain or image.device.type != "cpu":
+    if not plain or not on_host(image):
         return decompose(image, grid, mode, padding, corners)
     wide, places = (t.float() if t.dtype.itemsize < 4 else t for t in (image, grid))
     batch, channels, *size = image.shape

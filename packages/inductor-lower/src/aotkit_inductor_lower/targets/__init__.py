@@ -1,1 +1,1 @@
-"""The machines that kernels are written for. A target renders, assembles and loads; it never walks a graph."""
+"""Machines that kernels are written for, one folder each. :mod:`.select` tells which one a graph is for."""

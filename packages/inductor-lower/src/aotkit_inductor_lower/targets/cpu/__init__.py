@@ -9,22 +9,22 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .load import LoadedObject, load_object
-    from .machine import CpuTarget, arm_target, generic_target, host_target, processor_target
+    from .machine import Machine, arm_machine, generic_machine, host_machine, processor_machine
     from .module import ModuleText
     from .object import compile_text
     from .render.kernel import emit_kernel
 
 __all__ = [
-    "CpuTarget",
     "LoadedObject",
+    "Machine",
     "ModuleText",
-    "arm_target",
+    "arm_machine",
     "compile_text",
     "emit_kernel",
-    "generic_target",
-    "host_target",
+    "generic_machine",
+    "host_machine",
     "load_object",
-    "processor_target",
+    "processor_machine",
 ]
 
 _HOMES = {
@@ -33,11 +33,11 @@ _HOMES = {
     "LoadedObject": "load",
     "compile_text": "object",
     "load_object": "load",
-    "CpuTarget": "machine",
-    "arm_target": "machine",
-    "generic_target": "machine",
-    "host_target": "machine",
-    "processor_target": "machine",
+    "Machine": "machine",
+    "arm_machine": "machine",
+    "generic_machine": "machine",
+    "host_machine": "machine",
+    "processor_machine": "machine",
 }
 
 

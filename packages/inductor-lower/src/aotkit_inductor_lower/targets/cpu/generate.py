@@ -24,7 +24,7 @@ from ...memory.segments import Segment, segments
 from ...memory.storage import Storage, assign_storage
 from ...ops.dtypes import dtype_from_torch_name
 from ...symbolic import Symbol, to_expr
-from .machine import CpuTarget, host_target
+from .machine import Machine, host_machine
 from .module import ModuleText
 from .object import compile_text
 from .render.kernel import emit_kernel
@@ -34,7 +34,7 @@ __all__ = ["generate"]
 
 def generate(
     program: Program,
-    target: CpuTarget | None = None,
+    target: Machine | None = None,
     *,
     keep_text: bool = False,
     around_llvm: AbstractContextManager[object] | None = None,
@@ -44,7 +44,7 @@ def generate(
 
     Raises :class:`CodegenError` for a nest over buffers that are not on the CPU or have no generated type.
     """
-    target = target or host_target()
+    target = target or host_machine()
     program = reuse_call_results(program)
     storage = assign_storage(program)
     kernels = _Kernels({b.name: b for b in program.buffers}, storage, target, ModuleText(program.name, target))
@@ -66,7 +66,7 @@ class _Kernels:
 
     buffers: Mapping[str, Buffer]
     storage: Storage
-    target: CpuTarget
+    target: Machine
     module: ModuleText
     records: list[KernelRecord] = field(default_factory=list)
     slots: dict[str, int] = field(default_factory=dict)

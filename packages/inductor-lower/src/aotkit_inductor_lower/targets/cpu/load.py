@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import llvmlite.binding as llvm
 
-from .machine import ensure_llvm, host_target, symbol_address, target_machine
+from .machine import ensure_llvm, host_machine, symbol_address, target_machine
 
 __all__ = ["LoadedObject", "load_object"]
 
@@ -29,7 +29,7 @@ class LoadedObject:
         for name in exports:
             builder.export_symbol(name)
         # JITLink places all sections within reach of each other, as the near code model needs.
-        self._jit = llvm.create_lljit_compiler(target_machine(host_target()), use_jit_link=True)
+        self._jit = llvm.create_lljit_compiler(target_machine(host_machine()), use_jit_link=True)
         self._library = builder.link(self._jit, "kernels")
         self._exports = tuple(exports)
 

@@ -16,12 +16,12 @@ from ...errors import CodegenError
 from ...ops.scalar import MATH, MathSymbol
 
 __all__ = [
-    "CpuTarget",
-    "arm_target",
+    "Machine",
+    "arm_machine",
     "ensure_llvm",
-    "generic_target",
-    "host_target",
-    "processor_target",
+    "generic_machine",
+    "host_machine",
+    "processor_machine",
     "symbol_address",
     "target_machine",
 ]
@@ -30,7 +30,7 @@ _OPENMP = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
 
 
 @dataclass(frozen=True, slots=True)
-class CpuTarget:
+class Machine:
     """A processor as code generation sees it.
 
     ``vector_bits``: width of the vector registers used (512, 256 or 128). ``vector_math``: symbols of torch's
@@ -89,7 +89,7 @@ def ensure_llvm() -> None:
 
 
 @functools.cache
-def host_target() -> CpuTarget:
+def host_machine() -> Machine:
     """The processor this process runs on, with the symbols found in its libraries."""
     ensure_llvm()
     features = llvm.get_host_cpu_features()
@@ -98,11 +98,11 @@ def host_target() -> CpuTarget:
     bits = bits or (256 if features.get("avx2") and features.get("fma") else 128)
     if bits == 512:
         flat += ",-prefer-256-bit"
-    base = CpuTarget(llvm.get_process_triple(), llvm.get_host_cpu_name(), flat, bits)
+    base = Machine(llvm.get_process_triple(), llvm.get_host_cpu_name(), flat, bits)
     return with_symbols(base)
 
 
-def generic_target(vector_bits: int = 128) -> CpuTarget:
+def generic_machine(vector_bits: int = 128) -> Machine:
     """A plain x86-64 (128), AVX2 (256) or AVX-512 (512) processor of this operating system."""
     ensure_llvm()
     cpu = {128: "x86-64", 256: "x86-64-v3", 512: "x86-64-v4"}[vector_bits]
@@ -111,30 +111,30 @@ def generic_target(vector_bits: int = 128) -> CpuTarget:
         256: "+avx2,+fma,+f16c,+bmi2",
         512: "+avx512f,+avx512bw,+avx512vl,+avx512dq,+avx2,+fma,+f16c,+bmi2,-prefer-256-bit",
     }[vector_bits]
-    return with_symbols(CpuTarget(llvm.get_process_triple(), cpu, features, vector_bits))
+    return with_symbols(Machine(llvm.get_process_triple(), cpu, features, vector_bits))
 
 
-def arm_target() -> CpuTarget:
+def arm_machine() -> Machine:
     """Any 64-bit ARM processor under Linux. Its code can be generated everywhere; the C library does its math."""
     ensure_llvm()
-    return CpuTarget("aarch64-unknown-linux-gnu", "generic", "+neon", 128, threads=True)
+    return Machine("aarch64-unknown-linux-gnu", "generic", "+neon", 128, threads=True)
 
 
-def processor_target(name: str) -> CpuTarget:
+def processor_machine(name: str) -> Machine:
     """``"host"``, or a level of x86-64 (``"x86-64"``, ``"x86-64-v3"``, ``"x86-64-v4"``) that this processor has.
 
     Raises :class:`CodegenError` for a level that it lacks: what is compiled is also run.
     """
-    host = host_target()
+    host = host_machine()
     if name == "host":
         return host
     bits = {"x86-64": 128, "x86-64-v3": 256, "x86-64-v4": 512}[name]
     if not host.triple.startswith(("x86_64", "i686")) or bits > host.vector_bits:
         raise CodegenError(f"this processor ({host.cpu}) can't run code for {name}; compile with processor='host'")
-    return generic_target(bits)
+    return generic_machine(bits)
 
 
-def with_symbols(target: CpuTarget) -> CpuTarget:
+def with_symbols(target: Machine) -> Machine:
     """The target with what this process's libraries offer looked up."""
     found = []
     for op, function in MATH.items():
@@ -174,7 +174,7 @@ def _process_address(symbol: str) -> int:
         return 0
 
 
-def target_machine(target: CpuTarget, opt_level: int = 2) -> llvm.TargetMachine:
+def target_machine(target: Machine, opt_level: int = 2) -> llvm.TargetMachine:
     """An LLVM target machine for ``target``. Not shared between threads: each user makes its own (1 ms).
 
     Position independent with near addresses, so that constants are operands of instructions instead of being kept

@@ -15,7 +15,7 @@ from ...ir.independence import tells_apart
 from ...kernel_ir.nests import FlatNest, element_bits, hint, map_expressions
 from ...ops.scalar import LONG, TRAPPING
 from ...symbolic import Expr, Symbol, SymbolKind, estimate, product, to_expr
-from .machine import CpuTarget
+from .machine import Machine
 
 __all__ = ["VectorPlan", "choose_vectors", "masked_tail", "outer_tail", "version_loops"]
 
@@ -37,7 +37,7 @@ class VectorPlan:
     tile: str | None = None
 
 
-def choose_vectors(nest: FlatNest, target: CpuTarget) -> VectorPlan:
+def choose_vectors(nest: FlatNest, target: Machine) -> VectorPlan:
     """The cheapest way to put the nest into vectors."""
     lanes = target.lanes(element_bits(nest))
     best: tuple[float, str | None, tuple[str | None, ...]] | None = None
@@ -70,7 +70,7 @@ def choose_vectors(nest: FlatNest, target: CpuTarget) -> VectorPlan:
     return VectorPlan(lanes, None, per_stage, counts, work)
 
 
-def version_loops(nest: FlatNest, plan: VectorPlan, target: CpuTarget) -> VectorPlan | None:
+def version_loops(nest: FlatNest, plan: VectorPlan, target: Machine) -> VectorPlan | None:
     """Another loop in the lanes for when the one of ``plan`` turns out to be short, if that would cost less than half.
 
     A window over images of unknown sizes runs along them, with all lanes busy; over images of 4 by 4, across channels.
@@ -95,7 +95,7 @@ def version_loops(nest: FlatNest, plan: VectorPlan, target: CpuTarget) -> Vector
 # -- costs -----------------------------------------------------------------------------------------------
 
 
-def _inner_choice(nest: FlatNest, lanes: int, target: CpuTarget) -> tuple[tuple[str | None, ...], float]:
+def _inner_choice(nest: FlatNest, lanes: int, target: Machine) -> tuple[tuple[str | None, ...], float]:
     trips = 1.0
     for loop in nest.outer:
         trips *= max(1, hint(loop.size))
@@ -133,7 +133,7 @@ def _iterations(stage: Stage) -> Expr:
     return product(loop.size for loop in stage.ranges)
 
 
-def _stage_loop_cost(stage: Stage, loop: Range, lanes: int, target: CpuTarget) -> float:
+def _stage_loop_cost(stage: Stage, loop: Range, lanes: int, target: Machine) -> float:
     others = 1.0
     for other in stage.ranges:
         if other.symbol != loop.symbol:
@@ -153,7 +153,7 @@ def _steps(size: Expr, lanes: int) -> tuple[float, float]:
     return (count - tail) / lanes, tail
 
 
-def _outer_cost(nest: FlatNest, loop: Range, lanes: int, target: CpuTarget) -> float:
+def _outer_cost(nest: FlatNest, loop: Range, lanes: int, target: Machine) -> float:
     trips = 1.0
     for other in nest.outer:
         if other.symbol != loop.symbol:
@@ -241,7 +241,7 @@ def _access_cost(instr: Load | Store, vector: Symbol | None, lanes: int) -> floa
     return wide * (1.2 if isinstance(instr, Load) else 1.6) * lanes
 
 
-def masked_tail(stage: Stage, loop: Range, lanes: int, target: CpuTarget) -> int:
+def masked_tail(stage: Stage, loop: Range, lanes: int, target: Machine) -> int:
     """How many elements of ``loop`` one masked vector takes at its end; 0 where they are taken one by one.
 
     Note [Masked tails]
@@ -266,7 +266,7 @@ def masked_tail(stage: Stage, loop: Range, lanes: int, target: CpuTarget) -> int
     return size % lanes
 
 
-def outer_tail(nest: FlatNest, loop: Range, lanes: int, target: CpuTarget) -> bool:
+def outer_tail(nest: FlatNest, loop: Range, lanes: int, target: Machine) -> bool:
     """Whether one masked vector takes what is left of an outer loop."""
     size = loop.size.constant
     if target.vector_bits != 512 or nest.ordered or (size is not None and size % lanes < LEAST_TAIL):

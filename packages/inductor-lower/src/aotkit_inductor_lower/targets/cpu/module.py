@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from ...kernel_ir.bounds import lower_bound
 from ...kernel_ir.launches import Combo, KernelText, Launch
 from ...symbolic import Call, Expr, Symbol
-from .machine import CpuTarget
+from .machine import Machine
 from .render.emitter import Emitter, Ssa, imm
 
 __all__ = ["Combo", "Launch", "ModuleText"]
@@ -120,7 +120,7 @@ done:
 class ModuleText:
     """Collects functions and renders the module's LLVM text."""
 
-    def __init__(self, name: str, target: CpuTarget) -> None:
+    def __init__(self, name: str, target: Machine) -> None:
         self.name, self.target = name, target
         self.declarations: dict[str, str] = {}
         self._functions: dict[str, str] = {}

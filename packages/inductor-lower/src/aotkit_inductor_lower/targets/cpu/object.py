@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import llvmlite.binding as llvm
 
-from .machine import CpuTarget, ensure_llvm, target_machine
+from .machine import Machine, ensure_llvm, target_machine
 
 __all__ = ["compile_text"]
 
 
-def compile_text(text: str, target: CpuTarget) -> bytes:
+def compile_text(text: str, target: Machine) -> bytes:
     """Object code of a module's LLVM text. Raises ``RuntimeError`` with LLVM's message if the text is malformed."""
     ensure_llvm()
     machine = target_machine(target)

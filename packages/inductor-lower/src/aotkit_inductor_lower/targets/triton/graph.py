@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
-from ...analysis.devices import kernel_device
 from ...errors import UnsupportedGraphError
 from ...graph_passes.fake_values import with_fake_values
 from ...ir import Program
@@ -25,6 +24,7 @@ from ...launch_plan.store import ObjectStore, generator_digest
 from ...options import LowerOptions
 from ...passes import Decision, Observer, stage
 from ...report import LoweringReport
+from ..select import kernel_device
 from .bind import bind_stored, moved
 from .generate import compile_program
 from .harness import harness_text

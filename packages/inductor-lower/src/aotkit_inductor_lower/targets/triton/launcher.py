@@ -16,7 +16,7 @@ from functools import cache
 from typing import Any
 
 from ..cpu.load import LoadedObject, load_object
-from ..cpu.machine import host_target
+from ..cpu.machine import host_machine
 from ..cpu.object import compile_text
 from .errors import TritonError
 
@@ -127,7 +127,7 @@ class LaunchTable:
 
 @cache
 def _launch_function() -> tuple[Any, LoadedObject]:
-    code = compile_text(_TEXT.replace("MOST", str(MOST_ARGUMENTS)), host_target())
+    code = compile_text(_TEXT.replace("MOST", str(MOST_ARGUMENTS)), host_machine())
     loaded = load_object(code, (), ("launch_kernels",))
     pointer, number = ctypes.c_void_p, ctypes.c_int64
     kind = ctypes.CFUNCTYPE(number, pointer, pointer, number, pointer, pointer)

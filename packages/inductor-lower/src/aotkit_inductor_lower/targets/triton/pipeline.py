@@ -8,20 +8,18 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch._guards import detect_fake_mode
 from torch.fx import GraphModule
 
-from ...analysis.devices import kernel_device
-from ...graph_passes.copy_scalars_to_device import with_numbers_on_device
-from ...graph_passes.fake_values import graph_constants, with_fake_values
+from ...graph_passes.fake_values import describe_constants, graph_constants, with_fake_values
 from ...ir import Program
 from ...ir.print import print_program
 from ...ir.verify import verify_program
-from ...lowering import lower_graph
+from ...lowering.graph import lower_graph
 from ...options import LowerOptions
 from ...pass_lists import LOOP_LEVEL, rewrite_graph, schedule
 from ...passes import Decision, Observer, PassContext, run_passes, stage
 from ...report import LoweringReport, make_report
+from ..select import target_for
 from .bind import BoundDeviceProgram, bind_device
 from .choose import DeviceTuning
 from .drivers import CudaDriver, Driver
@@ -69,15 +67,15 @@ def lower_for_device(
     :class:`DeviceTuning`. Raises :class:`~..errors.UnsupportedGraphError` for what can be neither generated nor called.
     """
     options = options or LowerOptions()
-    ctx = PassContext.of(options, observer)
     gm = with_fake_values(gm, example_inputs)
-    _describe_constants(gm)
-    own = kernel_device(gm)
+    describe_constants(gm)
+    # By the rules for a device, also if the graph was traced on the CPU.
+    target = target_for(gm, replace(options, processor="triton-interpreter"))
+    ctx = PassContext.of(options, observer, target)
     with stage(observer, "graph-passes"):
-        graph = rewrite_graph(with_numbers_on_device(gm, own) if own.type == "cuda" else gm, ctx)
+        graph = rewrite_graph(gm, ctx)
     with stage(observer, "lowering"):
-        # By the rules for a device, also if the graph was traced on the CPU.
-        lowered = lower_graph(graph, replace(options, processor="triton-interpreter"))
+        lowered = lower_graph(graph, options, capabilities=target.capabilities)
         if device is not None:
             lowered = on_device(lowered, device)
         if options.verify:
@@ -98,14 +96,6 @@ def lower_for_device(
     reasons = tuple(choice.reason for _, choice in chosen)
     report = make_report(graph, lowered, scheduled, ctx.decisions)
     return LoweredForDevice(scheduled, tuple(ctx.decisions), program, graph_constants(graph), reasons, report)
-
-
-def _describe_constants(gm: GraphModule) -> None:
-    """Fake values of the graph's attributes, whose devices count."""
-    mode = detect_fake_mode([node.meta.get("val") for node in gm.graph.nodes])
-    for node, tensor in zip(gm.graph.find_nodes(op="get_attr"), graph_constants(gm).values(), strict=True):
-        if "val" not in node.meta:
-            node.meta["val"] = tensor if mode is None else mode.from_tensor(tensor, static_shapes=True)
 
 
 def compile_graph_for_device(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ....ir import DType
-from ..machine import CpuTarget
+from ..machine import Machine
 from .emitter import Emitter, Ssa, vector_type
 from .types import literal, register_type, width
 
@@ -15,7 +15,7 @@ __all__ = ["Ops"]
 class Ops:
     """What ops emit through: the function being built, the target, and the error status."""
 
-    def __init__(self, emitter: Emitter, target: CpuTarget) -> None:
+    def __init__(self, emitter: Emitter, target: Machine) -> None:
         self.em = emitter
         self.target = target
         self.uses_status = False

@@ -18,7 +18,7 @@ from ....kernel_ir.nests import LENGTH, FlatNest, hint, steps_grain
 from ....launch_plan.status import INDEX_ERROR
 from ....ops.dtypes import dtype_from_torch_name
 from ....symbolic import Expr, Symbol, floordiv, to_expr
-from ..machine import CpuTarget
+from ..machine import Machine
 from ..map_loops import VectorPlan, choose_vectors, outer_tail, version_loops
 from .arithmetic import Ops
 from .body import emit_body
@@ -32,7 +32,7 @@ __all__ = ["KernelText", "emit_kernel"]
 STACK_ROW_BYTES = 1 << 18  # larger scratch rows come from malloc
 
 
-def emit_kernel(nest: FlatNest, target: CpuTarget, declarations: dict[str, str], origin: Origin) -> KernelText:
+def emit_kernel(nest: FlatNest, target: Machine, declarations: dict[str, str], origin: Origin) -> KernelText:
     """The kernel of a nest in normal form. External functions it calls are added to ``declarations``."""
     plan = choose_vectors(nest, target)
     kernel = _KernelEmitter(nest, target, declarations, plan).emit(origin)
@@ -45,7 +45,7 @@ def emit_kernel(nest: FlatNest, target: CpuTarget, declarations: dict[str, str],
 
 
 class _KernelEmitter:
-    def __init__(self, nest: FlatNest, target: CpuTarget, declarations: dict[str, str], plan: VectorPlan) -> None:
+    def __init__(self, nest: FlatNest, target: Machine, declarations: dict[str, str], plan: VectorPlan) -> None:
         self.nest, self.plan = nest, plan
         self.em = Emitter(declarations)
         self.ops = Ops(self.em, target)

@@ -1,0 +1,115 @@
+"""What a machine can do, in the words of whoever asks: passes and lowering ask a capability, never a device.
+
+Note [One device test]
+    Kernels take tensors of one device, :attr:`Capabilities.device`; ``owns`` tells whether a tensor is there. What
+    eager computes on the CPU, some rules compute bit by bit as its kernels do: :func:`on_host` tells that of a tensor,
+    also where there is no target yet, as while a graph is traced. Nothing else looks at a device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Protocol
+
+import torch
+
+from .ir import Buffer, ExternCall
+from .ops.dtypes import DType
+
+__all__ = ["NO_MACHINE", "Capabilities", "Choice", "NoMachine", "Target", "on_host"]
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What kernels of a target can do, and what pays there.
+
+    ``device``: as torch prints it; kernels take tensors there. ``arena``: the plan places temporaries; else torch's
+    allocator does. ``host_memory``: Python reads a number that a kernel wrote without waiting for it. ``unordered``:
+    threads meet in no order, so stores that combine must be among the ``atomics``. ``sorts_rows``: kernels sort.
+    ``wide_statistics``: batch norms sum as wide as eager's kernels on the CPU. ``careful_variance``: so do variances
+    and the other norms. ``channels_last``: convolutions are faster with the channels of an image together.
+    ``accumulates_rows``: partial sums in memory pay (mixed-order reductions). ``contraction_forms``: what products of
+    matrices become besides ATen's call.
+    """
+
+    device: str
+    arena: bool
+    host_memory: bool
+    unordered: bool
+    sorts_rows: bool
+    wide_statistics: bool
+    careful_variance: bool
+    channels_last: bool
+    accumulates_rows: bool
+    atomics: frozenset[tuple[DType, str]] = frozenset()
+    contraction_forms: tuple[str, ...] = ()
+
+    def owns(self, device: torch.device) -> bool:
+        """Whether kernels take tensors on this device."""
+        return device == _device(self.device)
+
+
+@lru_cache(maxsize=64)
+def _device(name: str) -> torch.device:
+    return torch.device(name)
+
+
+def on_host(tensor: torch.Tensor) -> bool:
+    """Whether eager computes with the tensor on the CPU."""
+    return tensor.device.type == "cpu"
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Who computes a product: ``form`` is ``"aten"`` for the call as it stands, another library's name, or one of the
+    target's ``contraction_forms``; ``reason`` says why, with the ``seconds`` that were measured."""
+
+    form: str
+    reason: str
+    seconds: float | None = None
+
+
+class Target(Protocol):
+    """A machine that kernels are generated for. ``id`` names it and is part of digests."""
+
+    @property
+    def id(self) -> str:
+        """Such as ``"cpu:znver4"``, ``"cuda:sm_90"``, ``"triton-interpreter"``."""
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What passes may ask."""
+
+    def choose(self, product: ExternCall, buffers: Mapping[str, Buffer]) -> Choice:
+        """Who computes a product of matrices that ATen's call stands for."""
+
+
+HOST = Capabilities(
+    device="cpu",
+    arena=True,
+    host_memory=True,
+    unordered=False,
+    sorts_rows=True,
+    wide_statistics=True,
+    careful_variance=True,
+    channels_last=True,
+    accumulates_rows=True,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class NoMachine:
+    """The target of a program that is scheduled for no machine in particular: any processor, and nothing is known of
+    how fast it is."""
+
+    id: str = "none"
+    capabilities: Capabilities = HOST
+
+    def choose(self, product: ExternCall, buffers: Mapping[str, Buffer]) -> Choice:
+        """ATen's call: nothing is known that would be faster."""
+        return Choice("aten", "the machine is not known")
+
+
+NO_MACHINE = NoMachine()

@@ -1,0 +1,44 @@
+"""The CPU target: a processor as LLVM knows it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from ...ir import Buffer, ExternCall
+from ...target import HOST, Capabilities, Choice
+from .machine import Machine, host_machine, processor_machine
+
+__all__ = ["CpuTarget", "cpu_target"]
+
+_LINEAR = "matrix products are left to ATen; oneDNN's is the faster one on this processor"
+
+
+@dataclass(frozen=True, slots=True)
+class CpuTarget:
+    """``machine``: what kernels are generated for. ``processor``: LLVM's name of the one that ATen's calls run on."""
+
+    machine: Machine
+    processor: str
+    capabilities: Capabilities = HOST
+
+    @property
+    def id(self) -> str:
+        """The processor that kernels are generated for."""
+        return f"cpu:{self.machine.cpu}"
+
+    def choose(self, product: ExternCall, buffers: Mapping[str, Buffer]) -> Choice:
+        """oneDNN's linear layer on processors that MKL is not written for, see Note [Which product]."""
+        if self.processor.startswith("znver") and torch.backends.mkldnn.is_available():
+            return Choice("onednn", _LINEAR)
+        return Choice("aten", "matrix products are left to ATen")
+
+
+def cpu_target(processor: str = "host") -> CpuTarget:
+    """The target of a processor by the name that :attr:`.LowerOptions.processor` gives it.
+
+    Raises :class:`~.errors.CodegenError` for a level of x86-64 that this one lacks.
+    """
+    return CpuTarget(processor_machine(processor), host_machine().cpu)

@@ -1,0 +1,71 @@
+"""Which target a graph is compiled for.
+
+Note [Graphs over several devices]
+    Kernels are generated for one device: the CUDA device that most of a graph's tensors are on, or the CPU. Numbers
+    that a graph keeps as 0-d tensors on the CPU, and that eager lets take part in CUDA arithmetic, are copied to the
+    device where they are used. Every other operator with a tensor elsewhere (copies between devices, what is computed
+    on another device) stays an ATen call of the same plan, in its place, with that as its reason.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch.fx import GraphModule, Node
+
+from ..graph_passes.node_facts import tensors_of
+from ..options import LowerOptions
+from ..target import HOST, Capabilities, Target
+from .triton.target import INTERPRETER, TritonTarget, cuda_capabilities
+
+__all__ = ["as_present_device", "capabilities_for", "kernel_device", "target_for"]
+
+_CPU = torch.device("cpu")
+_INTERPRETER = "triton-interpreter"
+
+
+def target_for(gm: GraphModule, options: LowerOptions) -> Target:
+    """The target of a graph: the device that its kernels are for, and the options say which processor the CPU is.
+
+    Raises :class:`~.errors.CodegenError` for a processor that this one can't stand for.
+    """
+    capabilities = capabilities_for(gm, options)
+    if options.processor == _INTERPRETER:
+        return TritonTarget(_INTERPRETER, capabilities)
+    if capabilities.device != "cpu":
+        return TritonTarget(capabilities.device, capabilities)
+    from .cpu.target import cpu_target
+
+    return cpu_target(options.processor)
+
+
+def capabilities_for(gm: GraphModule, options: LowerOptions) -> Capabilities:
+    """What the target of a graph can do."""
+    device = kernel_device(gm)
+    if device.type != "cpu":
+        return cuda_capabilities(str(device))
+    return INTERPRETER if options.processor == _INTERPRETER else HOST
+
+
+def kernel_device(gm: GraphModule) -> torch.device:
+    """The device that the graph's kernels are for; see Note [Graphs over several devices]."""
+    if not any(map(_names_cuda, gm.graph.nodes)):
+        return _CPU
+    found = Counter(tensor.device for node in gm.graph.nodes for tensor in tensors_of(node))
+    on_cuda = {device: count for device, count in found.items() if device.type == "cuda"}
+    return max(on_cuda, key=lambda device: (on_cuda[device], -(device.index or 0)), default=_CPU)
+
+
+def _names_cuda(node: Node) -> bool:
+    """Whether tensors on CUDA begin at the node: an input, or an operator that is told so."""
+    if node.op == "placeholder" or node.op == "get_attr":
+        return any(tensor.device.type == "cuda" for tensor in tensors_of(node))
+    device = node.kwargs.get("device") if node.kwargs else None
+    return device is not None and torch.device(str(device)).type == "cuda"
+
+
+def as_present_device(device: torch.device) -> AbstractContextManager[object]:
+    """A context in which a CUDA device is the present one, on which kernels of the user's own are launched."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
