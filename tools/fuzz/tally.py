@@ -11,8 +11,8 @@ __all__ = ["FAILURES", "Tally"]
 #: Kinds of outcomes that have to be looked at.
 FAILURES = ("mismatch", "different", "crash", "silent", "died")
 
-_COUNTS = ("kinds", "entries", "families", "rules", "raising")
-_OF_CELLS = ("cells", "tried")
+_COUNTS = ("kinds", "entries", "families", "rules", "raising", "reached")
+_OF_CELLS = ("cells", "tried", "accepted")
 
 #: Each fuzzer's own tuple of strings.
 Cell = Any
@@ -21,15 +21,18 @@ Cell = Any
 @dataclass(slots=True)
 class Tally:
     """Outcomes so far: of each kind, entry, family; equal programs per cell and operator; tries per goal; failures by
-    what makes them again. ``raising``: how often eager raises, by operator."""
+    what makes them again. ``raising``: how often eager raises, by operator. ``reached``, ``accepted``: programs that
+    eager runs, whatever became of them here, per operator and cell."""
 
     kinds: Counter[str] = field(default_factory=Counter)
     entries: Counter[str] = field(default_factory=Counter)
     families: Counter[str] = field(default_factory=Counter)
     rules: Counter[str] = field(default_factory=Counter)
     raising: Counter[str] = field(default_factory=Counter)
+    reached: Counter[str] = field(default_factory=Counter)
     cells: Counter[Cell] = field(default_factory=Counter)
     tried: Counter[Cell] = field(default_factory=Counter)
+    accepted: Counter[Cell] = field(default_factory=Counter)
     reports: list[str] = field(default_factory=list)
     failures: list[Any] = field(default_factory=list)
     seconds: float = 0.0
@@ -57,7 +60,7 @@ class Tally:
         """The inverse of :meth:`to_json`."""
         tally = Tally(reports=list(raw["reports"]), failures=list(raw["failures"]))
         for name in _COUNTS:
-            getattr(tally, name).update(raw[name])
+            getattr(tally, name).update(raw.get(name, {}))
         for name in _OF_CELLS:
-            getattr(tally, name).update({tuple(key.split("|")): n for key, n in raw[name].items()})
+            getattr(tally, name).update({tuple(key.split("|")): n for key, n in raw.get(name, {}).items()})
         return tally

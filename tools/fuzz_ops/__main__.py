@@ -17,7 +17,7 @@ def main() -> int:
     """Returns 1 if a sample differed, crashed or killed its process."""
     chosen = _arguments()
     quiet()
-    settings = Settings(chosen.samples, chosen.seed, chosen.plan, chosen.only, chosen.together)
+    settings = Settings(chosen.samples, chosen.seed, chosen.plan, chosen.only, chosen.together, chosen.fill)
     campaign = Campaign(settings, chosen.processes, chosen.journal, chosen.seconds)
     tally = campaign.again() if chosen.again else campaign.run()
     _print(tally, chosen.table, chosen.families)
@@ -31,6 +31,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--plan", choices=sorted(_PLANS), default="mixed", help="how samples are compiled")
     parser.add_argument("--only", default="", help="operators whose name holds this")
     parser.add_argument("--together", type=int, default=12, help="samples that are compiled as one program")
+    parser.add_argument("--fill", default="", help="how most tensors are filled: large, special, ties, ..")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--journal", type=Path, help="file that holds finished chunks; a later run goes on from there")
     parser.add_argument("--again", action="store_true", help="run the samples that failed, by the journal, once more")

@@ -30,41 +30,48 @@ from .verdict import Outcome, check, check_many
 __all__ = ["Campaign", "Settings", "quiet"]
 
 CHUNK = 240
+LAG = 6  # chunks: what the ones before these showed steers a chunk, however many run side by side
 STUCK = 240.0  # seconds without a word from a child
 SHRUNK = 6  # failures of one chunk that are made smaller; the others are counted
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What is run: samples ``first`` .. ``first + samples`` of one plan. ``together``: so many in one program."""
+    """What is run: samples ``first`` .. ``first + samples`` of one plan. ``together``: so many in one program;
+    ``fill``: how most tensors are filled."""
 
     samples: int
     first: int = 0
     plan: str = "mixed"
     only: str = ""
     together: int = 12
+    fill: str = ""
 
 
 @dataclass(slots=True)
 class Campaign:
-    """Runs the chunks that the journal does not hold yet."""
+    """Runs the chunks that the journal does not hold yet. Samples depend on the settings and on what eager accepts
+    only: not on the number of processes, on what is left of an earlier run, or on what compiled code does."""
 
     settings: Settings
     processes: int = 2
     journal: Path | None = None
     seconds: float = 0.0
     total: Tally = field(default_factory=Tally)
+    done: dict[int, Tally] = field(default_factory=dict)
+    steering: Tally = field(default_factory=Tally)
+    taken: int = 0  # chunks that steering holds
 
     def run(self) -> Tally:
         """What all chunks amount to, those of earlier runs included."""
-        done = self._earlier()
+        self._earlier()
         started = time.monotonic()
         first, last = self.settings.first, self.settings.first + self.settings.samples
-        waiting = [b for b in range(first, last, CHUNK) if b not in done]
+        waiting = [b for b in range(first, last, CHUNK) if b not in self.done]
         running: dict[Connection, _Child] = {}
         while waiting or running:
             late = self.seconds and time.monotonic() - started > self.seconds
-            while waiting and len(running) < self.processes and not late:
+            while waiting and len(running) < self.processes and not late and self._steered(waiting[0]):
                 begin = waiting.pop(0)
                 jobs = self._jobs(begin, min(begin + CHUNK, last))
                 child = _Child(begin, jobs, self.settings, set(self.total.families))
@@ -77,6 +84,7 @@ class Campaign:
                 if child.finished():
                     del running[receiver]
                     self._keep(child.begin, child.tally)
+                    self.done[child.begin] = child.tally
         self.total.seconds += time.monotonic() - started
         return self.total
 
@@ -102,23 +110,31 @@ class Campaign:
             named = [op for op in ops if self.settings.only in op] or [
                 op for op in (*targets(), *public()) if self.settings.only in op
             ]
-            goals = next_goals(self.total, len(chosen), named, begin)
+            goals = next_goals(self.steering, len(chosen), named, begin)
             found.update(zip(chosen, goals, strict=True))
         return [(seed, found[seed]) for seed in seeds]
 
-    def _earlier(self) -> set[int]:
+    def _steered(self, begin: int) -> bool:
+        """Take in what steers the chunk that begins here; whether all of that is there. Chunks ask in their order."""
+        behind = range(self.settings.first, begin - LAG * CHUNK + 1, CHUNK)
+        for earlier in behind[self.taken :]:
+            if earlier not in self.done:
+                return False
+            self.steering.add(self.done[earlier])
+            self.taken += 1
+        return True
+
+    def _earlier(self) -> None:
         if self.journal is None or not self.journal.exists():
-            return set()
+            return
         header, *lines = self.journal.read_text().splitlines()
         wanted = {**json.loads(header), "samples": self.settings.samples}
         if wanted != _header(self.settings):
             raise SystemExit(f"{self.journal} belongs to a run with other settings: {header}")
-        done = set()
         for line in lines:
             entry = json.loads(line)
-            done.add(entry["begin"])
-            self.total.add(Tally.from_json(entry))
-        return done
+            self.done[entry["begin"]] = Tally.from_json(entry)
+            self.total.add(self.done[entry["begin"]])
 
     def _keep(self, begin: int, tally: Tally) -> None:
         self.total.add(tally)
@@ -290,6 +306,9 @@ def _count(tally: Tally, sample: Sample, outcome: Outcome) -> None:
     tally.kinds[outcome.kind] += 1
     tally.entries[f"{sample.entry} {outcome.kind}"] += 1
     tally.tried[sample.goal] += 1
+    if outcome.kind not in ("raises", "silent"):
+        tally.reached.update({call.op for call in sample.calls})
+        tally.accepted.update(cells_of(sample))
     if outcome.kind in ("equal", "known", "raises"):
         if outcome.kind != "raises":
             tally.rules.update({call.op for call in sample.calls})
@@ -303,7 +322,8 @@ def _count(tally: Tally, sample: Sample, outcome: Outcome) -> None:
 
 
 def _made(seed: int, goal: Goal, settings: Settings) -> Sample:
-    return generate(seed, goal, _entry(seed, settings.plan), 2 + seed % 5 if settings.plan == "chains" else 1)
+    calls = 2 + seed % 5 if settings.plan == "chains" else 1
+    return generate(seed, goal, _entry(seed, settings.plan), calls, settings.fill)
 
 
 #: Shares of the ways to compile.

@@ -46,15 +46,18 @@ def _classes() -> dict[tuple[str, str], tuple[tuple[str, str], ...]]:
 
 
 def next_goals(total: Tally, number: int, ops: Sequence[str], begin: int) -> list[Goal]:
-    """The cells of these operators covered least, those tried in vain last, as members of the cell's classes."""
+    """The cells of these operators covered least, those tried in vain last, as members of the cell's classes.
+
+    What compiled code made of the samples does not count, so that a run draws the same ones when that is corrected.
+    """
     tries: Counter[Cell] = Counter()
     for (op, dtype, layout), n in total.tried.items():
         tries[op, dtype_class(dtype), layout_class(layout)] += n
 
     def rank(cell: Cell) -> tuple[float, int]:
-        covered = total.cells[cell]
+        covered = total.accepted[cell]
         vain = max(tries[cell] - covered, 0)
-        enough = 2 * WANTED if covered >= WANTED and total.rules[cell[0]] >= WANTED_OF_RULE else 0
+        enough = 2 * WANTED if covered >= WANTED and total.reached[cell[0]] >= WANTED_OF_RULE else 0
         return enough + covered + (0.1 if covered else 4) * vain, hash_of(cell, begin)
 
     cells = [(op, *kind) for op in ops for kind in _classes()]

@@ -51,6 +51,7 @@ class Draw:
     reuse: float = 0.0
     fresh_goal: bool = True
     lazy: bool = True
+    fill: str = ""
 
     # -- tensors ---------------------------------------------------------------------------------------------------
 
@@ -186,7 +187,9 @@ class Draw:
         return "contiguous" if kind < 0.55 else self.rng.choice([*LAYOUTS][: -1 if self.lazy else -2])
 
     def any_fill(self, dtype: str) -> tuple[object, ...]:
-        """Mostly ordinary numbers."""
+        """Mostly ordinary numbers, or what was asked for."""
+        if self.fill and self.rng.random() < 0.7:
+            return (self.fill,)
         if self.grad and self.rng.random() < 0.5:
             return ("normal",)
         names = ("normal",) * 8 + ("special",) * 4 + ("ties",) * 2 + ("unit", "unit", "hundreds", "large")

@@ -22,8 +22,9 @@ class Impossible(Exception):
     """No sample could be made for a seed and a goal."""
 
 
-def generate(seed: int, goal: Goal, entry: str = "direct", calls: int = 1) -> Sample:
-    """The sample of a seed: always the same for the same arguments. Raises :class:`Impossible`."""
+def generate(seed: int, goal: Goal, entry: str = "direct", calls: int = 1, fill: str = "") -> Sample:
+    """The sample of a seed: always the same for the same arguments. ``fill``: how most of its tensors are filled.
+    Raises :class:`Impossible`."""
     op, dtype, layout = goal
     if entry == "training" and "backward" in op:
         entry = "function"  # most have no derivative of their own
@@ -32,6 +33,7 @@ def generate(seed: int, goal: Goal, entry: str = "direct", calls: int = 1) -> Sa
         layout = "offset"  # the wrappers settle lazy bits before kernels see a tensor
     d = Draw(rng, dtype, layout, grad=entry == "training", dynamic=entry == "dynamic")
     d.lazy = entry not in DIRECT
+    d.fill = fill
     if entry == "triton":
         d.most = 300
     torch.manual_seed(seed)

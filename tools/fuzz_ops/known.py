@@ -258,7 +258,7 @@ KNOWN = (
         elements=_squares_overflow,
     ),
     Departure(
-        r"aten\.((nan)?(sum|mean)|trace|_?(adaptive_)?avg_pool\dd)\.",
+        r"aten\.((nan)?(sum|mean)|trace|_?(adaptive_)?avg_pool\dd|nll_loss(2d|_nd)?(_forward)?)\.",
         "",
         "whether a sum that overflows on the way is infinite or nan hangs on the order in which it is added up",
         elements=_order_of_a_sum,

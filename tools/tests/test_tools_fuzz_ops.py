@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from aotkit_inductor_lower.lowering import graph as driver
-from tools.fuzz_ops import recipes
+from tools.fuzz_ops import campaign, recipes
 from tools.fuzz_ops.campaign import Campaign, Settings, quiet
 from tools.fuzz_ops.compare import Difference, Wrong, _accurate, _in_double, differences
 from tools.fuzz_ops.execute import Run, observe
@@ -86,6 +86,21 @@ def test_a_campaign_goes_on_where_it_was_cut_off(tmp_path):
     assert Campaign(settings, 1, tmp_path / "journal").run().cells == whole.total.cells
     with pytest.raises(SystemExit, match="other settings"):
         Campaign(replace(settings, only="aten.abs"), 1, tmp_path / "journal").run()
+
+
+def test_a_run_draws_the_same_samples_however_many_processes_there_are(tmp_path, monkeypatch):
+    monkeypatch.setattr(campaign, "CHUNK", 8)
+    settings = Settings(88, only="aten.amax", plan="direct")
+    alone, three = (Campaign(settings, n).run() for n in (1, 3))
+    assert alone.tried == three.tried and alone.accepted == three.accepted
+    journal = tmp_path / "journal"
+    Campaign(replace(settings, samples=64), 3, journal).run()
+    assert Campaign(settings, 1, journal).run().tried == alone.tried
+
+
+def test_tensors_are_filled_as_asked_for():
+    fills = [t.fill for seed in range(20) for t in generate(seed, GOAL, fill="large").tensors]
+    assert sum(fill == ("large",) for fill in fills) > len(fills) / 2
 
 
 def test_what_failed_is_run_again_by_what_the_journal_says(tmp_path, negative_is_absolute):

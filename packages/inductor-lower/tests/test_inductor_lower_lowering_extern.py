@@ -7,7 +7,10 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from aotkit_inductor_lower import UnsupportedGraphError, compile_graph, lower_graph, schedule_program
+from aotkit_inductor_lower.errors import FakeKernelError
+from aotkit_inductor_lower.graph_partition.layout import Layout
 from aotkit_inductor_lower.ir import ExternCall
+from aotkit_inductor_lower.runtime.externs import conform
 
 aten = torch.ops.aten
 
@@ -163,3 +166,10 @@ def test_the_users_line_is_kept():
     program = lower_graph(graph)
     assert [isinstance(step, ExternCall) for step in program.steps] == [False, True]
     assert {step.origin.line for step in program.steps} == {"model.py:12: return torch.logcumsumexp(x.exp(), 0)"}
+
+
+def test_a_result_of_another_shape_than_the_fake_kernel_said_is_an_error_of_its_own():
+    with pytest.raises(FakeKernelError, match=r"shape \(0,\) where its fake kernel said \(\)"):
+        conform(torch.empty(0), (), (), torch.float32)
+    with pytest.raises(FakeKernelError, match="int64 tensor of shape"):
+        Layout.of(torch.empty(2)).conform(torch.empty(2, dtype=torch.int64))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 __all__ = [
     "CodegenError",
+    "FakeKernelError",
     "Fallback",
     "IRError",
     "IRSyntaxError",
@@ -39,6 +40,10 @@ class UnsupportedGraphError(LoweringError):
 
 class InputMismatchError(LoweringError):
     """A compiled graph was called with a tensor of another type, size or stride than it was compiled for."""
+
+
+class FakeKernelError(LoweringError, RuntimeError):
+    """A library call gave a result of another type or shape than its fake kernel said when the graph was captured."""
 
 
 class UnknownPassError(ValueError):

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from ..errors import FakeKernelError
+
 __all__ = ["Layout"]
 
 
@@ -39,11 +41,12 @@ class Layout:
         )
 
     def conform(self, value: torch.Tensor) -> torch.Tensor:
-        """``value``, or a copy of it in this layout. Raises ``RuntimeError`` for another shape or type."""
+        """``value``, or a copy of it in this layout. Raises :class:`FakeKernelError` for another shape or
+        type."""
         if self.fits(value):
             return value
         if value.dtype is not self.dtype or (self.sizes is not None and value.shape != self.sizes):
-            raise RuntimeError(
+            raise FakeKernelError(
                 f"a call gave a {value.dtype} tensor of shape {tuple(value.shape)} where its fake kernel said "
                 f"{self.dtype} and {self.sizes}"
             )

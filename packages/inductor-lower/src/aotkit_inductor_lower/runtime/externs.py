@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import torch
 
+from ..errors import FakeKernelError
+
 __all__ = ["conform"]
 
 
 def conform(value: torch.Tensor, sizes: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     """A result that is not laid out or typed as its op's fake kernel said, or is conjugated or negated lazily: copied
-    into what was said, unless the difference is in strides that no element sees. Raises ``RuntimeError`` for another
-    shape."""
+    into what was said, unless the difference is in strides that no element sees. Raises
+    :class:`FakeKernelError` for another shape."""
     if value.layout is not torch.strided:
         return value
     value = value.resolve_conj().resolve_neg()
     if tuple(value.shape) != sizes:
-        raise RuntimeError(f"an ATen op gave a result of shape {tuple(value.shape)} where its fake kernel said {sizes}")
+        raise FakeKernelError(
+            f"an ATen op gave a result of shape {tuple(value.shape)} where its fake kernel said {sizes}: what follows "
+            "was compiled for the latter"
+        )
     seen = (got == want for size, got, want in zip(sizes, value.stride(), strides, strict=True) if size > 1)
     if value.dtype is dtype and (value.numel() == 0 or all(seen)):
         return value
