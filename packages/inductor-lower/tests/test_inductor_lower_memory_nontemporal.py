@@ -79,3 +79,23 @@ def test_rows_that_are_no_whole_vectors_are_stored_plainly() -> None:
 def test_a_result_that_the_caches_hold_is_stored_plainly() -> None:
     _, text = outer_sum(64, 128)
     assert "!nontemporal" not in text
+
+
+def test_the_size_of_a_complex_result_is_counted_in_bytes() -> None:
+    count = NONTEMPORAL_BYTES // 8
+    text = f"""aotkit-ir 2
+program test
+input x
+buffer x : float32[{count}, 2] strides [2, 1] input on cpu
+buffer out : complex64[{count}] strides [1] output on cpu
+buffer parts : float32[{count}, 2] strides [2, 1] temporary on cpu
+alias parts: parts = out + 0
+loop parts(i0 < {count}, i1 < 2):
+  stage():
+    %a = load x[i0, i1] : f32
+    store parts[i0, i1] = %a
+return out
+"""
+    assert "!nontemporal" in generate(parse_program(text), generic_target(128), keep_text=True).llvm_text
+    small = text.replace(str(count), str(count - 1))
+    assert "!nontemporal" not in generate(parse_program(small), generic_target(128), keep_text=True).llvm_text
