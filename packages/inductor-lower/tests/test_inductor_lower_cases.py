@@ -21,6 +21,7 @@ import torch
 from aotkit_inductor_lower import LowerOptions, interpret_program, parse_program, print_program
 from aotkit_inductor_lower.__main__ import main
 from aotkit_inductor_lower.ir.random_programs import random_inputs
+from aotkit_inductor_lower.ir.verify import verify_program
 from aotkit_inductor_lower.pass_lists import LOOP_LEVEL, LOOP_PASSES
 from aotkit_inductor_lower.passes import PassContext, run_passes
 from aotkit_inductor_lower.targets.cpu import host_machine
@@ -60,6 +61,7 @@ def test_a_pass_makes_of_a_program_what_its_file_says_and_changes_no_result(path
     passes = [known[name.strip()] for name in names.split(",")]
     assert path.parent.name in names and checks
     before = parse_program("".join(line for line in text.splitlines(keepends=True) if not line.startswith("#")))
+    verify_program(before)
     after = run_passes(passes, before, PassContext.of(LowerOptions(verify=True), target=ZEN), LOOP_LEVEL)
     expect(print_program(after), checks)
     for seed in range(3):

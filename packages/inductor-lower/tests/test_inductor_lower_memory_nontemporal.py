@@ -96,6 +96,6 @@ loop parts(i0 < {count}, i1 < 2):
     store parts[i0, i1] = %a
 return out
 """
-    assert "!nontemporal" in generate(parse_program(text), generic_target(128), keep_text=True).llvm_text
+    assert "!nontemporal" in generate(parse_program(text), generic_machine(128), keep_text=True).llvm_text
     small = text.replace(str(count), str(count - 1))
-    assert "!nontemporal" not in generate(parse_program(small), generic_target(128), keep_text=True).llvm_text
+    assert "!nontemporal" not in generate(parse_program(small), generic_machine(128), keep_text=True).llvm_text

@@ -40,6 +40,7 @@ from .loop_passes import (
     inline_producers,
     localize_temporaries,
     order_steps,
+    reuse_call_results,
     split_loops,
     split_reductions,
     write_through,
@@ -85,6 +86,7 @@ LOOP_PASSES = in_order(
     order_steps.PASS,
     split_reductions.PASS,  # and passes over long rows, and outer reductions; when the processor is known
     choose_library_calls.PASS,
+    reuse_call_results.PASS,  # last: no pass looks through the aliases that it adds
 )
 
 KERNEL_PASSES = NORMAL_FORM  # all required; run per nest, where plans are built

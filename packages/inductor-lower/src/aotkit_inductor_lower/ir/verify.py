@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from ..errors import IRError
 from ..symbolic import Expr, SymbolKind
+from .in_place import may_write_over
 from .nodes import (
     Alias,
     Arg,
@@ -51,6 +52,8 @@ class _ProgramChecker:
         self.defined = {b.name for b in program.buffers if b.kind in _ALWAYS_DEFINED}
         self.memory = {b.name: b.name for b in program.buffers}  # buffer -> the one that owns its memory
         self.scratch_owner: dict[str, str] = {}
+        self.reused: dict[str, str] = {}  # what will be written -> over what
+        self.gone: dict[str, str] = {}  # memory -> what was written over it
 
     def fail(self, problem: str) -> IRError:
         return IRError(f"program {self.program.name}: {problem}")
@@ -126,6 +129,8 @@ class _ProgramChecker:
             raise self.fail(f"{where} names {name!r}, which is not declared")
         if name not in self.defined:
             raise self.fail(f"{where} reads {name!r} before anything writes it")
+        if self.memory[name] in self.gone:
+            raise self.fail(f"{where} uses {name!r}, which {self.gone[self.memory[name]]} was written over")
 
     # -- steps -----------------------------------------------------------------------------------
 
@@ -145,7 +150,15 @@ class _ProgramChecker:
             for other in nest.writes:
                 if name != other and self.memory[name] == self.memory[other]:
                     raise self.fail(f"nest {nest.name} loads {name} and stores {other}, which share memory")
+        for name in nest.writes:
+            if name in self.reused:
+                self.check_written_over(nest, name, self.reused.pop(name))
         self.defined.update(nest.writes)
+
+    def check_written_over(self, nest: LoopNest, result: str, base: str) -> None:
+        if base not in nest.reads or not may_write_over(nest, base, result, self.buffers):
+            raise self.fail(f"nest {nest.name} may not write {result} over {base}, whose elements it needs longer")
+        self.gone[self.memory[base]] = result
 
     def check_extern(self, call: ExternCall) -> None:
         where = f"extern {call.name}"
@@ -168,6 +181,12 @@ class _ProgramChecker:
         self.check_size_expr(alias.offset, where)
         if alias.result not in self.buffers:
             raise self.fail(f"{where} makes {alias.result!r}, which is not declared")
+        if alias.reuses:
+            self.check_defined(alias.base, where)
+            if alias.offset != 0 or alias.result in self.defined:
+                raise self.fail(f"{where}: what reuses memory is new, and begins where that does")
+            self.reused[alias.result] = alias.base
+            return
         self.memory[alias.result] = self.memory[alias.base]
         self.defined.add(alias.result)
 

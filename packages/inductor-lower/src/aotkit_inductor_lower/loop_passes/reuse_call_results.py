@@ -1,4 +1,4 @@
-"""Kernels write over results of ATen calls that die there, see Note [In place]."""
+"""Pass: kernels write over results of ATen calls that die there, see Note [In place] in :mod:`..ir.in_place`."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from ..analysis.dependencies import buffer_args
 from ..ir import Alias, Buffer, BufferKind, BufferRef, ExternCall, LoopNest, Program, Step
 from ..ir.in_place import may_write_over
 from ..ops.aten import out_overload
+from ..passes import Fuel, Pass, PassContext
 from ..symbolic import to_expr
+from ..target import NO_MACHINE
 
-__all__ = ["reuse_call_results"]
+__all__ = ["PASS", "reuse_call_results"]
 
 #: Operators whose results are known to be new memory of their own.
 _ALLOCATE = frozenset(
@@ -23,7 +25,7 @@ _ALLOCATE = frozenset(
 )
 
 
-def reuse_call_results(program: Program) -> Program:
+def reuse_call_results(program: Program, fuel: Fuel) -> Program:
     """The program with an alias for each result of a kernel that is written over the result of an ATen call."""
     buffers = {b.name: b for b in program.buffers}
     roots = _roots(program)
@@ -48,7 +50,7 @@ def reuse_call_results(program: Program) -> Program:
                 planned = buffers[result].kind is BufferKind.TEMPORARY  # the arena's, see find_reuses
                 wanted = [n for n in dying if not (planned and out_overload(made[n]))]
                 argument = _written_over(step, result, wanted, buffers)
-                if argument is not None:
+                if argument is not None and fuel.take():
                     dying.remove(argument)
                     steps.append(_reusing(result, argument, step))
         born.update(_uses(step))
@@ -84,3 +86,20 @@ def _uses(step: Step) -> Iterator[str]:
     else:
         yield from buffer_args((*step.args, *(value for _, value in step.kwargs)))
         yield from (name for name in (*step.results, *step.mutates) if name is not None)
+
+
+def _run(program: Program, ctx: PassContext) -> Program:
+    return reuse_call_results(program, ctx.fuel)
+
+
+def _has_arena(ctx: PassContext) -> bool:
+    return ctx.target is not NO_MACHINE and ctx.target.capabilities.arena
+
+
+PASS = Pass(
+    "reuse-call-results",
+    _run,
+    why="the last kernel to read the result of a product or a convolution may write its own result there",
+    after=("order-steps", "split-reductions", "choose-library-calls"),  # none of which looks through such an alias
+    when=_has_arena,
+)

@@ -18,7 +18,6 @@ from ...kernel_passes.deduplicate import canonical, combine_launches, generalize
 from ...kernel_passes.mark_nontemporal import mark_nontemporal
 from ...kernel_passes.normal_form import flatten_nest
 from ...launch_plan.records import CompiledProgram, KernelRecord
-from ...loop_passes.reuse_call_results import reuse_call_results
 from ...memory.build_plan import build_plan
 from ...memory.segments import Segment, segments
 from ...memory.storage import Storage, assign_storage
@@ -45,7 +44,6 @@ def generate(
     Raises :class:`CodegenError` for a nest over buffers that are not on the CPU or have no generated type.
     """
     target = target or host_machine()
-    program = reuse_call_results(program)
     storage = assign_storage(program)
     kernels = _Kernels({b.name: b for b in program.buffers}, storage, target, ModuleText(program.name, target))
     for segment in segments(program):

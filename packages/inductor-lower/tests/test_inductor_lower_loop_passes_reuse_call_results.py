@@ -7,8 +7,13 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from aotkit_inductor_lower import compile_graph, interpret_program
+from aotkit_inductor_lower.errors import IRError
 from aotkit_inductor_lower.ir.parse import parse_program
+from aotkit_inductor_lower.ir.print import print_program
+from aotkit_inductor_lower.ir.verify import verify_program
 from aotkit_inductor_lower.launch_plan import ReuseBuffer, compiled_from_json, compiled_to_json
+from aotkit_inductor_lower.loop_passes.reuse_call_results import reuse_call_results
+from aotkit_inductor_lower.passes import Fuel
 from aotkit_inductor_lower.runtime import bind
 from aotkit_inductor_lower.targets.cpu.generate import generate
 
@@ -113,7 +118,10 @@ CASES = {
 def test_a_kernel_writes_over_the_result_of_a_product_that_it_is_the_last_to_read(case: str) -> None:
     text, taken = CASES[case]
     program = parse_program(text)
-    compiled = compiled_from_json(compiled_to_json(generate(program)))
+    after = reuse_call_results(program, Fuel())
+    verify_program(after)
+    assert parse_program(print_program(after)) == after
+    compiled = compiled_from_json(compiled_to_json(generate(after)))
     steps = [(s.result, s.base) for s in compiled.plan.steps if isinstance(s, ReuseBuffer)]
     assert steps == ([taken] if taken else [])
     generator = torch.Generator().manual_seed(0)
@@ -128,6 +136,33 @@ def test_a_kernel_writes_over_the_result_of_a_product_that_it_is_the_last_to_rea
         assert got.data_ptr() != again.data_ptr()
     assert not first[0]._is_view()
     torch.testing.assert_close(args, before)
+
+
+def test_without_fuel_nothing_is_written_over() -> None:
+    program = parse_program(OVER)
+    assert reuse_call_results(program, Fuel(0)) == program
+
+
+@pytest.mark.parametrize(
+    "old, new, problem",
+    [
+        ("load h[i0, i1]", "load h[i0, 19 - i1]", "may not write y over h"),
+        ("load h[i0, i1]", "load w[i0, i1]", "may not write y over h"),
+        ("return y", "return y, h", "an output uses 'h', which y was written over"),
+        ("return y", BODY.replace("shift", "again").replace("store y", "store z") + "return y", "uses 'h', which y"),
+        ("reuses h + 0", "reuses h + 4", "begins where that does"),
+        ("y reuses h", "x reuses h", "is new"),
+        ("reuses h", "reuses z", "'z' before anything writes it"),
+        ("return y", "alias v: v = h + 0\nextern n: z = aten.neg.default(v)\nreturn y", "uses 'v', which y"),
+    ],
+)
+def test_the_verifier_refuses_what_is_written_over_too_early(old: str, new: str, problem: str) -> None:
+    text = OVER.replace("loop shift", "alias over: y reuses h + 0\nloop shift")
+    text = text.replace("buffer z", "buffer v : float64[240] strides [1] temporary on cpu\nbuffer z")
+    verify_program(parse_program(text))
+    assert old in text
+    with pytest.raises(IRError, match=problem):
+        verify_program(parse_program(text.replace(old, new)))
 
 
 @pytest.mark.parametrize("f", [lambda x: x.t(), lambda x: x.flip(0), lambda x: x.t().flip(0) + x[:1]])
