@@ -12,8 +12,9 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from aotkit_inductor_lower import interpret_program, lower_graph, schedule_program, verify_program
-from aotkit_inductor_lower.analysis.nests import has_calls, index_exprs
+from aotkit_inductor_lower.analysis.nests import has_calls
 from aotkit_inductor_lower.ir import BufferKind, LoopNest, Program
+from aotkit_inductor_lower.ir.walk import expressions, instructions
 
 F = torch.nn.functional
 DEAR = "is dear to compute again"
@@ -271,7 +272,7 @@ def test_what_is_read_through_reshapes_is_looped_over_without_divisions(f) -> No
     x = m(240)
     program, _ = schedule_program(lower_graph(make_fx(f, tracing_mode="fake")(x)))
     verify_program(program)
-    assert not any(has_calls(expr) for nest in nests(program) for expr in index_exprs(nest))
+    assert not any(has_calls(expr) for nest in nests(program) for expr in expressions(instructions(nest.stages)))
     torch.testing.assert_close(interpret_program(program, [x])[0], f(x))
 
 
@@ -287,4 +288,4 @@ def test_loops_that_no_divisors_share_keep_their_divisions(f) -> None:
     x = m(240)
     program, _ = schedule_program(lower_graph(make_fx(f, tracing_mode="fake")(x)))
     torch.testing.assert_close(interpret_program(program, [x])[0], f(x))
-    assert any(has_calls(expr) for nest in nests(program) for expr in index_exprs(nest))
+    assert any(has_calls(expr) for nest in nests(program) for expr in expressions(instructions(nest.stages)))

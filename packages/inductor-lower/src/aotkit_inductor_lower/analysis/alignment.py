@@ -13,8 +13,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ..ir import LoopNest, Range
+from ..ir.walk import expressions, instructions
 from ..symbolic import Call, Expr, Symbol, SymbolKind, floordiv, mod, sym, to_expr
-from .nests import has_calls, index_exprs, ranges_of
+from .nests import has_calls, ranges_of
 
 __all__ = ["Alignment", "align_digits", "digits_of", "split_loops"]
 
@@ -131,7 +132,7 @@ def split_loops(nest: LoopNest, fresh: Sequence[str]) -> Mapping[str, tuple[Rang
     """Loops whose variable is only ever used whole or as quotients and remainders of a chain of divisors, with the
     loops that make all those uses plain."""
     cuts: dict[Symbol, set[Expr]] = {}
-    for expr in index_exprs(nest):
+    for expr in expressions(instructions(nest.stages)):
         if has_calls(expr):
             _collect(expr, cuts)
     if not cuts:

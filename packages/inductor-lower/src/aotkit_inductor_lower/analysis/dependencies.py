@@ -6,42 +6,16 @@ overwrites keep their program order; everything else is ordered by data alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ..ir import Alias, Arg, Buffer, BufferKind, BufferRef, ExternCall, LoopNest, Program, Step, Store
+from ..ir import Alias, Buffer, BufferKind, BufferRef, ExternCall, LoopNest, Program, Step, Store
+from ..ir.walk import instructions, step_reads, step_writes, stores
 from ..ops.aten import is_random
 from ..symbolic import Expr, SymbolKind, to_expr
-from .nests import has_calls, instructions, ranges_of
+from .nests import has_calls, ranges_of
 
-__all__ = ["Dependencies", "buffer_args", "memory_roots"]
-
-
-def buffer_args(args: Iterable[Arg]) -> Iterator[str]:
-    """Buffers named in the arguments of an extern call."""
-    for arg in args:
-        if isinstance(arg, BufferRef):
-            yield arg.name
-        elif isinstance(arg, tuple):
-            yield from buffer_args(arg)
-
-
-def step_reads(step: Step) -> tuple[str, ...]:
-    """Buffers a step reads."""
-    if isinstance(step, LoopNest):
-        return tuple(dict.fromkeys((*step.reads, *step.combines))) if step.combines else step.reads
-    if isinstance(step, Alias):
-        return (step.base,)
-    return tuple(dict.fromkeys((*buffer_args(step.args), *buffer_args(value for _, value in step.kwargs))))
-
-
-def step_writes(step: Step) -> tuple[str, ...]:
-    """Buffers a step writes."""
-    if isinstance(step, LoopNest):
-        return step.writes
-    if isinstance(step, Alias):
-        return (step.result,)
-    return tuple(dict.fromkeys((*(r for r in step.results if r is not None), *step.mutates)))
+__all__ = ["Dependencies", "memory_roots"]
 
 
 @dataclass(slots=True)
@@ -115,8 +89,8 @@ def side_by_side(writers: Sequence[Step], buffer: Buffer) -> bool:
     for writer in writers:
         if not isinstance(writer, LoopNest) or buffer.name in (*writer.reads, *writer.combines):
             return False
-        stores = [i for i in instructions(writer) if isinstance(i, Store) and i.buffer == buffer.name]
-        extents = _extents(stores[0], writer) if len(stores) == 1 else None
+        own = stores(instructions(writer.stages), buffer.name)
+        extents = _extents(own[0], writer) if len(own) == 1 else None
         if extents is None:
             return False
         if ends:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 
-from ..ir import Buffer, CheckedIndex, Compute, Index, Load, LoopNest, Range, Reduce, Stage, Store
+from ..ir import Buffer, CheckedIndex, Instr, LoopNest, Range, Reduce
+from ..ir.walk import computes, contains, instructions, stores
 from ..ops.scalar import DEAR, TRAPPING
 from ..symbolic import Call, Expr, Ranges, Symbol, SymbolKind, contiguous_strides, estimate, product, simplify, to_expr
 
@@ -16,9 +17,9 @@ __all__ = [
     "heavy_count",
     "hint",
     "identity_store",
-    "instructions",
     "is_heavy",
     "iteration_count",
+    "numel",
     "ranges_of",
 ]
 
@@ -40,12 +41,6 @@ def iteration_count(ranges: Iterable[Range]) -> int:
     return total
 
 
-def instructions(nest: LoopNest) -> Iterable[object]:
-    """All instructions in order."""
-    for stage in nest.stages:
-        yield from stage.body
-
-
 def body_size(nest: LoopNest) -> int:
     """The number of instructions."""
     return sum(len(stage.body) for stage in nest.stages)
@@ -53,19 +48,18 @@ def body_size(nest: LoopNest) -> int:
 
 def heavy_count(nest: LoopNest) -> int:
     """How many instructions are dear (transcendental, roots, remainders)."""
-    return sum(isinstance(i, Compute) and i.op in DEAR for i in instructions(nest))
+    return sum(i.op in DEAR for i in computes(instructions(nest.stages)))
 
 
-def is_heavy(stage: Stage) -> bool:
-    """Whether a stage computes something dear."""
-    return any(isinstance(i, Compute) and i.op in DEAR for i in stage.body)
+def is_heavy(body: Iterable[Instr]) -> bool:
+    """Whether a body computes something dear."""
+    return any(i.op in DEAR for i in computes(body))
 
 
 def has_division(nest: LoopNest) -> bool:
     """Whether an instruction may report an error: integer division, a checked index."""
-    return any(
-        isinstance(i, CheckedIndex) or (isinstance(i, Compute) and i.op in TRAPPING) for i in instructions(nest)
-    )
+    body = instructions(nest.stages)
+    return contains(body, CheckedIndex) or any(i.op in TRAPPING for i in computes(body))
 
 
 def ranges_of(nest: LoopNest) -> Ranges:
@@ -108,14 +102,12 @@ def identity_store(nest: LoopNest, buffers: Mapping[str, Buffer]) -> tuple[Symbo
     dimension of the buffer (``None`` for dimensions of size 1). ``None`` for every other nest."""
     if len(nest.stages) != 1 or nest.stages[0].ranges:
         return None
-    stores = [i for i in nest.stages[0].body if isinstance(i, Store)]
-    if len(stores) != 1 or stores[0].mode != "set" or stores[0].mask is not None:
-        return None
-    if any(isinstance(i, Reduce) for i in nest.stages[0].body):
+    stored = stores(nest.stages[0].body)
+    if len(stored) != 1 or not stored[0].plain or contains(nest.stages[0].body, Reduce):
         return None
     sizes = {loop.symbol: loop.size for loop in nest.outer}
     symbols: list[Symbol | None] = []
-    for index, size in zip(stores[0].indices, buffers[stores[0].buffer].sizes, strict=True):
+    for index, size in zip(stored[0].indices, buffers[stored[0].buffer].sizes, strict=True):
         symbol = index.symbol
         if symbol is not None and symbol.kind is SymbolKind.INDEX and sizes.pop(symbol.name, None) == size:
             symbols.append(symbol)
@@ -129,12 +121,3 @@ def identity_store(nest: LoopNest, buffers: Mapping[str, Buffer]) -> tuple[Symbo
 def numel(buffer: Buffer) -> Expr:
     """The number of elements of a buffer."""
     return product(buffer.sizes)
-
-
-def index_exprs(nest: LoopNest) -> Iterable[Expr]:
-    """Every index expression of a nest."""
-    for instr in instructions(nest):
-        if isinstance(instr, Load | Store):
-            yield from instr.indices
-        elif isinstance(instr, Index):
-            yield instr.expr

@@ -13,11 +13,11 @@ Note [In place]
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 from ..symbolic import Expr, Symbol, product, sym, to_expr
 from .independence import check_outer_independence
 from .nodes import Buffer, Load, LoopNest, Store
+from .walk import load_at, map_nest, placed
 
 __all__ = ["may_write_over", "row_major"]
 
@@ -51,37 +51,30 @@ def row_major(buffer: Buffer) -> bool:
 def _reads_first(nest: LoopNest, argument: str, result: str, buffers: Mapping[str, Buffer]) -> bool:
     """Whether the nest reads each element of ``argument`` before, and nowhere else than where, it writes its place in
     ``result``, if the two are :func:`_same_memory`."""
-    if sum(len(stage.body) for stage in nest.stages) > _MOST_INSTRUCTIONS:
+    body = placed(nest.stages)
+    if len(body) > _MOST_INSTRUCTIONS:
         return False
-    stored = [
-        (number, at, instr)
-        for number, stage in enumerate(nest.stages)
-        for at, instr in enumerate(stage.body)
-        if isinstance(instr, Store) and instr.buffer == result
-    ]
-    if len(stored) != 1 or stored[0][2].mode != "set" or stored[0][2].mask is not None:
+    stored = [(number, at, i) for number, at, i in body if isinstance(i, Store) and i.buffer == result]
+    if len(stored) != 1:
         return False
-    place = stored[0][:2]
+    stage, place, store = stored[0]
+    if not store.plain or nest.stages[stage].scans:
+        return False
     same_shape = buffers[argument].sizes == buffers[result].sizes
-    renamed = []
-    for number, stage in enumerate(nest.stages):
-        body = []
-        for at, instr in enumerate(stage.body):
-            if isinstance(instr, Load) and instr.buffer in (argument, result):
-                late = (number, at) > place
-                if late != (instr.buffer == result) or instr.mask is not None:
-                    return False
-                if not same_shape and instr.buffer == argument:
-                    indices = _as_stored(nest, (number, instr), (place[0], stored[0][2]), buffers)
-                    if indices is None:
-                        return False
-                    instr = replace(instr, indices=indices)
-                instr = replace(instr, buffer=result)
-            body.append(instr)
-        if stage.scans and number == place[0]:
+    moved: dict[str, Load] = {}
+    for number, at, load in body:
+        if not isinstance(load, Load) or load.buffer not in (argument, result):
+            continue
+        late = (number, at) > (stage, place)
+        if late != (load.buffer == result) or load.mask is not None:
             return False
-        renamed.append(replace(stage, body=tuple(body)))
-    return check_outer_independence(replace(nest, stages=tuple(renamed)), buffers) is None
+        same = same_shape or load.buffer == result
+        indices = load.indices if same else _as_stored(nest, (number, load), (stage, store), buffers)
+        if indices is None:
+            return False
+        moved[load.result] = load_at(load, result, indices)
+    there = map_nest(nest, lambda i: moved.get(i.result, i) if isinstance(i, Load) else i)
+    return check_outer_independence(there, buffers) is None
 
 
 def _as_stored(
@@ -93,12 +86,5 @@ def _as_stored(
         return None
     env = {Symbol(other.symbol): sym(loop.symbol) for loop, other in zip(loops, others, strict=True)}
     indices = tuple(index.substitute(env) for index in store[1].indices)
-    place = _place(load[1].indices, buffers[load[1].buffer])
-    return indices if place == _place(indices, buffers[store[1].buffer]) else None
-
-
-def _place(indices: tuple[Expr, ...], buffer: Buffer) -> Expr:
-    place = to_expr(0)
-    for index, stride in zip(indices, buffer.strides, strict=True):
-        place = place + index * stride
-    return place
+    place = buffers[load[1].buffer].offset(load[1].indices)
+    return indices if place == buffers[store[1].buffer].offset(indices) else None

@@ -13,13 +13,16 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from ..symbolic import Expr, Ranges, Symbol, SymbolKind, prove_lt, prove_nonnegative, to_expr
 from .nodes import Buffer, BufferKind, Load, LoopNest, Range, Store
+from .walk import placed
 
 __all__ = ["check_outer_independence", "tells_apart"]
 
 
 def check_outer_independence(nest: LoopNest, buffers: Mapping[str, Buffer], size_minimum: int = 0) -> str | None:
     """Why iterations of ``nest`` may depend on each other, as a sentence, or ``None`` if they do not."""
-    loads, stores = _loads(nest), _stores(nest)
+    body = placed(nest.stages)
+    loads = [(number, i) for number, _, i in body if isinstance(i, Load)]
+    stores = [(number, i) for number, _, i in body if isinstance(i, Store)]
     for store_stage, store in stores:
         if buffers[store.buffer].kind is BufferKind.SCRATCH:
             continue
@@ -95,14 +98,6 @@ def _same_iteration(
         own = {Symbol(r.symbol) for r in (*others, *inner)}
         usable = [s for s, other in zip(stored, loaded, strict=True) if s == other and s.symbols.isdisjoint(own)]
     return tells_apart(usable, nest.outer, inner, size_minimum)
-
-
-def _loads(nest: LoopNest) -> list[tuple[int, Load]]:
-    return [(n, i) for n, stage in enumerate(nest.stages) for i in stage.body if isinstance(i, Load)]
-
-
-def _stores(nest: LoopNest) -> list[tuple[int, Store]]:
-    return [(n, i) for n, stage in enumerate(nest.stages) for i in stage.body if isinstance(i, Store)]
 
 
 def _text(indices: Sequence[Expr]) -> str:

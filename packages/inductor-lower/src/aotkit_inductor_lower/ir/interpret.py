@@ -33,6 +33,7 @@ from .nodes import (
     SymInput,
 )
 from .run_instr import InstrRun
+from .walk import buffers_of
 
 __all__ = ["ProgramRun", "interpret_nest", "interpret_program"]
 
@@ -139,7 +140,7 @@ class ProgramRun:
 
     def __init__(self, program: Program, inputs: Sequence[Input], constants: Mapping[str, Tensor]) -> None:
         self.program = program
-        self.declared = {b.name: b for b in program.buffers}
+        self.declared = buffers_of(program)
         self.tensors: dict[str, Tensor] = {}
         if len(inputs) != len(program.inputs):
             raise IRError(f"program {program.name} takes {len(program.inputs)} inputs, not {len(inputs)}")

@@ -43,11 +43,12 @@ Note [NaN literals compare equal]
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 
 from ..ops.dtypes import DType
-from ..symbolic import Expr
+from ..symbolic import Expr, to_expr
 
 __all__ = [
     "STORE_MODES",
@@ -97,6 +98,13 @@ class Buffer:
     strides: tuple[Expr, ...]
     kind: BufferKind
     device: str = "cpu"
+
+    def offset(self, indices: Iterable[Expr]) -> Expr:
+        """Where an element is in memory, in elements from the first."""
+        offset = to_expr(0)
+        for index, stride in zip(indices, self.strides, strict=True):
+            offset = offset + index * stride
+        return offset
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,6 +232,11 @@ class Store:
         """Whether the element's old value takes part."""
         return self.mode != "set"
 
+    @property
+    def plain(self) -> bool:
+        """Whether the element is the value afterwards, whatever it was: no old value takes part, nothing is masked."""
+        return self.mode == "set" and self.mask is None
+
 
 STORE_MODES = {"set": "=", "add": "+=", "mul": "*=", "min": "min=", "max": "max="}  # and how they are written
 
@@ -241,6 +254,10 @@ class Stage:
     def scans(self) -> bool:
         """Whether its iterations run one after the other, in the order of its ranges."""
         return any(isinstance(i, Reduce) and i.running for i in self.body)
+
+    def with_body(self, body: tuple[Instr, ...]) -> Stage:
+        """The same loops around another body."""
+        return Stage(self.ranges, body)
 
 
 @dataclass(frozen=True, slots=True)

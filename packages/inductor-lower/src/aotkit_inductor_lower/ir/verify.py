@@ -18,10 +18,10 @@ from .nodes import (
     LoopNest,
     Program,
     Step,
-    Store,
     SymInput,
 )
 from .verify_nest import verify_nest_against
+from .walk import accesses, buffers_of, instructions, ranges_within
 
 __all__ = ["verify_nest", "verify_program"]
 
@@ -35,7 +35,7 @@ def verify_nest(nest: LoopNest, program: Program, *, size_minimum: int = 0) -> N
 
     ``size_minimum``: the smallest value that dynamic sizes are known to have.
     """
-    verify_nest_against(nest, {b.name: b for b in program.buffers}, size_minimum=size_minimum)
+    verify_nest_against(nest, buffers_of(program), size_minimum=size_minimum)
 
 
 def verify_program(program: Program, *, size_minimum: int = 0) -> None:
@@ -47,7 +47,7 @@ class _ProgramChecker:
     def __init__(self, program: Program, size_minimum: int) -> None:
         self.program = program
         self.size_minimum = size_minimum
-        self.buffers = {b.name: b for b in program.buffers}
+        self.buffers = buffers_of(program)
         self.symbols = {name for name, *_ in program.symbol_sources}
         self.defined = {b.name for b in program.buffers if b.kind in _ALWAYS_DEFINED}
         self.memory = {b.name: b.name for b in program.buffers}  # buffer -> the one that owns its memory
@@ -136,7 +136,7 @@ class _ProgramChecker:
 
     def check_nest(self, nest: LoopNest) -> None:
         verify_nest_against(nest, self.buffers, size_minimum=self.size_minimum)
-        for r in (r for ranges in (nest.outer, *(s.ranges for s in nest.stages)) for r in ranges):
+        for r in ranges_within(nest):
             self.check_size_expr(r.size, f"a range of nest {nest.name}")
         for name in (*nest.reads, *nest.writes):
             if (
@@ -201,12 +201,8 @@ class _ProgramChecker:
 def _read_first(nest: LoopNest) -> list[str]:
     """Buffers whose first access in the nest needs a value that is there already: a load, or an adding store."""
     first: dict[str, bool] = {}
-    for stage in nest.stages:
-        for instr in stage.body:
-            if isinstance(instr, Load):
-                first.setdefault(instr.buffer, True)
-            elif isinstance(instr, Store):
-                first.setdefault(instr.buffer, instr.accumulates)
+    for access in accesses(instructions(nest.stages)):
+        first.setdefault(access.buffer, isinstance(access, Load) or access.accumulates)
     return [name for name, needed in first.items() if needed]
 
 

@@ -7,7 +7,6 @@ taken on trust: the loop IR's rules made sure of them, and this check is there f
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor
@@ -15,7 +14,8 @@ from torch import Tensor
 from ..ir import Load, Store
 from ..ir.grid import evaluate_on_grid, index_grid
 from ..symbolic import Symbol
-from .nodes import Kernel, Loop, Stmt
+from .nodes import Kernel, Loop
+from .walk import accesses_within
 
 __all__ = ["find_conflict"]
 
@@ -25,7 +25,7 @@ _LIMIT = 1 << 14  # points of a grid, with the loops around an access
 def find_conflict(kernel: Kernel) -> str | None:
     """Two accesses of different iterations of the grid to one element, as a sentence, or ``None``."""
     own = {scratch.name for scratch in kernel.scratch}
-    accesses = [(loops, i) for loops, i in _accesses(kernel.body, ()) if i.buffer not in own and i.mask is None]
+    accesses = [(loops, i) for loops, i in accesses_within(kernel.body) if i.buffer not in own and i.mask is None]
     for name in {i.buffer for _, i in accesses if isinstance(i, Store)}:
         loads = [(loops, i) for loops, i in accesses if isinstance(i, Load) and i.buffer == name]
         for around, store in accesses if loads else ():
@@ -36,14 +36,6 @@ def find_conflict(kernel: Kernel) -> str | None:
                 if stored is not None and _meet(stored, _iterations(kernel, loops, load)):
                     return f"an iteration loads {name}[{load.indices[0]}], which another stores as [{store.indices[0]}]"
     return None
-
-
-def _accesses(body: Iterable[Stmt], around: tuple[Loop, ...]) -> Iterator[tuple[tuple[Loop, ...], Load | Store]]:
-    for stmt in body:
-        if isinstance(stmt, Loop):
-            yield from _accesses(stmt.body, (*around, stmt))
-        elif isinstance(stmt, Load | Store):
-            yield around, stmt
 
 
 def _iterations(kernel: Kernel, around: tuple[Loop, ...], access: Load | Store) -> tuple[Tensor, Tensor] | None:

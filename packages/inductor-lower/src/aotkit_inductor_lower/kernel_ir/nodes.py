@@ -113,6 +113,10 @@ class Loop:
     body: tuple[Stmt, ...] = ()
     map: LoopMap = SERIAL
 
+    def with_body(self, body: tuple[Stmt, ...]) -> Loop:
+        """The same loop around another body."""
+        return Loop(self.symbol, self.extent, body, self.map)
+
 
 Stmt = Instr | Loop
 

@@ -7,11 +7,11 @@ from collections.abc import Iterable, Mapping
 from ..errors import IRError
 from ..ir import DType, Load, Reduce, Store
 from ..ir.verify_instr import InstrChecker
+from ..ir.walk import instructions, stores
 from ..ops.dtypes import bits
 from ..symbolic import Expr, Ranges, Symbol, SymbolKind, mod
 from .conflicts import find_conflict
 from .nodes import LOOP_KINDS, STORAGES, TAILS, Kernel, KernelCall, KernelModule, Loop, Param, Scratch, Stmt
-from .walk import instructions
 
 __all__ = ["verify_kernel", "verify_module"]
 
@@ -131,12 +131,12 @@ class _KernelChecker(InstrChecker):
 
     def check_uses(self) -> None:
         """That what a parameter is said to be is what the body does with it."""
-        written = {i.buffer for i in instructions(self.kernel.body) if isinstance(i, Store)}
+        stored = stores(instructions(self.kernel.body))
+        written = {i.buffer for i in stored}
         for name, param in self.memories.items():
             if param.written and name not in written:
                 raise self.fail(f"parameter {name} is declared as written, but nothing stores to it")
-        accumulates = any(isinstance(i, Store) and i.accumulates for i in instructions(self.kernel.body))
-        if accumulates and not self.kernel.ordered:
+        if any(i.accumulates for i in stored) and not self.kernel.ordered:
             raise self.fail("a store accumulates, so the kernel must be ordered")
 
     # -- loops -----------------------------------------------------------------------------------

@@ -9,9 +9,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from ..ir import Alias, Buffer, BufferKind, CheckedIndex, DType, Instr, Load, LoopNest, Program, Range, Reduce, Store
+from ..ir.walk import access_at, buffers_of, instructions, nests
 from ..kernel_ir.nests import Placement
 from ..kernel_ir.nodes import Kernel, KernelCall, KernelModule, Loop, Param, Scratch, Stmt
-from ..kernel_ir.walk import all_loops, expressions, instructions, load_at, nested, store_at
+from ..kernel_ir.walk import all_loops, expressions, nested
 from ..ops.dtypes import dtype_from_torch_name, item_bytes
 from ..passes import Pass, each_kernel
 from ..symbolic import Expr, Symbol, SymbolKind, floordiv, smax, sym, to_expr
@@ -19,11 +20,13 @@ from ..symbolic import Expr, Symbol, SymbolKind, floordiv, smax, sym, to_expr
 __all__ = ["DECLARE_SIZES", "declare_sizes", "linearize", "linearize_nest", "memory_extents", "placements"]
 
 
+_ACCESS = (Load, Store)
+
+
 def linearize(program: Program) -> KernelModule:
     """The kernels of a program's nests, as they stand, and a call of each."""
-    buffers, where = {b.name: b for b in program.buffers}, placements(program)
-    nests = [step for step in program.steps if isinstance(step, LoopNest)]
-    kernels = [declare_sizes(linearize_nest(nest, buffers, where)) for nest in nests]
+    buffers, where = buffers_of(program), placements(program)
+    kernels = [declare_sizes(linearize_nest(nest, buffers, where)) for nest in nests(program)]
     calls = [
         KernelCall(kernel.name, number, tuple(map(_argument, kernel.params)), kernel.origin.line)
         for number, kernel in enumerate(kernels)
@@ -39,22 +42,22 @@ def linearize_nest(nest: LoopNest, buffers: Mapping[str, Buffer], where: Mapping
     """The kernel of one nest, without its sizes: see :func:`declare_sizes`. ``where`` gives the owner of each alias."""
     memories = _Memories(buffers, where, {}, {})
     body: list[Stmt] = []
-    ordered = False
     for stage in nest.stages:
-        instrs: list[Instr] = []
-        for instr in stage.body:
-            if isinstance(instr, Load):
-                instr = load_at(instr, *memories.place(instr.buffer, instr.indices))
-            elif isinstance(instr, Store):
-                ordered = ordered or instr.accumulates
-                instr = store_at(instr, *memories.place(instr.buffer, instr.indices, written=True))
-            elif isinstance(instr, Reduce) and instr.kind in ("argmin", "argmax"):
-                instr = replace(instr, position=_position(stage.ranges))
-            instrs.append(instr)
-        body += nested((Loop(r.symbol, r.size) for r in stage.ranges), tuple(instrs))
+        instrs = tuple([_linear(instr, memories, stage.ranges) for instr in stage.body])
+        body += nested((Loop(r.symbol, r.size) for r in stage.ranges), instrs)
     grid = tuple(Loop(r.symbol, r.size) for r in nest.outer)
     params, scratch = tuple(memories.params.values()), tuple(memories.scratch.values())
-    return Kernel(nest.name, params, scratch, grid, tuple(body), ordered, origin=nest.origin)
+    return Kernel(nest.name, params, scratch, grid, tuple(body), bool(nest.combines), origin=nest.origin)
+
+
+def _linear(instr: Instr, memories: _Memories, ranges: tuple[Range, ...]) -> Instr:
+    """An instruction of a stage as one of a kernel."""
+    if isinstance(instr, _ACCESS):
+        memory, offset = memories.place(instr.buffer, instr.indices, written=isinstance(instr, Store))
+        return access_at(instr, memory, (offset,))
+    if isinstance(instr, Reduce) and instr.kind in ("argmin", "argmax"):
+        return replace(instr, position=_position(ranges))
+    return instr
 
 
 def declare_sizes(kernel: Kernel) -> Kernel:
@@ -91,9 +94,7 @@ class _Memories:
     def place(self, name: str, indices: tuple[Expr, ...], *, written: bool = False) -> tuple[str, Expr]:
         """The memory that owns a buffer's element, and the offset there."""
         buffer = self.buffers[name]
-        offset = to_expr(0)
-        for index, stride in zip(indices, buffer.strides, strict=True):
-            offset = offset + index * stride
+        offset = buffer.offset(indices)
         dtype = dtype_from_torch_name(buffer.dtype)
         assert dtype is not None, "the loop IR's rules"
         if buffer.kind is BufferKind.SCRATCH:
@@ -129,7 +130,7 @@ def _position(ranges: tuple[Range, ...]) -> Expr:
 
 def placements(program: Program) -> dict[str, Placement]:
     """The memory that each alias of a program views, with the offset in the alias's own elements."""
-    buffers = {b.name: b for b in program.buffers}
+    buffers = buffers_of(program)
     found: dict[str, Placement] = {}
     for step in program.steps:
         if isinstance(step, Alias):

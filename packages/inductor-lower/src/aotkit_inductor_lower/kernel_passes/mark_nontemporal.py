@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from ..ir import Buffer, Load
+from ..ir import Buffer
+from ..ir.walk import instructions, loads
 from ..kernel_ir.nests import FlatNest
 from ..ops.dtypes import item_bytes
 from ..symbolic import product
@@ -18,8 +19,8 @@ NONTEMPORAL_BYTES = 24 << 20  # results of that size are written past the caches
 def mark_nontemporal(nest: FlatNest, buffers: Mapping[str, Buffer], storage: Mapping[str, str]) -> FlatNest:
     """The nest with those of its new results marked that are too large to be still in a cache when they are read, and
     that it does not read itself. ``storage``: the storage class of each buffer."""
-    loads = {instr.buffer for stage in nest.stages for instr in stage.body if isinstance(instr, Load)}
-    new = (buffers[name] for name in nest.memories if storage.get(name) == "allocated" and name not in loads)
+    loaded = {load.buffer for load in loads(instructions(nest.stages))}
+    new = (buffers[name] for name in nest.memories if storage.get(name) == "allocated" and name not in loaded)
     return replace(nest, nontemporal=frozenset(buffer.name for buffer in new if _bytes(buffer) >= NONTEMPORAL_BYTES))
 
 

@@ -6,10 +6,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
-from ..ir import Load
+from ..ir.walk import instructions, loads
 from ..kernel_ir.nests import hint
 from ..kernel_ir.nodes import Kernel, Loop, Stmt
-from ..kernel_ir.walk import all_loops, expressions, instructions, map_expressions, nested, perfect_nest
+from ..kernel_ir.walk import all_loops, expressions, map_expressions, nested, perfect_nest
 from ..passes import Pass, each_kernel
 from ..symbolic import Expr, Symbol, product, sym, to_expr
 
@@ -88,8 +88,8 @@ def _transposed(kernel: Kernel, a: Loop, b: Loop) -> frozenset[Expr]:
     if hint(product(loop.extent for loop in inner)) < _SHORT:
         return frozenset()
     still = {Symbol(loop.symbol) for loop in (a, *inner)}
-    loads = [i.indices[0] for i in instructions(kernel.body) if isinstance(i, Load)]
-    return frozenset(e for e in loads if Symbol(b.symbol) in e.symbols and still.isdisjoint(e.symbols))
+    loaded = [i.indices[0] for i in loads(instructions(kernel.body))]
+    return frozenset(e for e in loaded if Symbol(b.symbol) in e.symbols and still.isdisjoint(e.symbols))
 
 
 def _jointly_contiguous(exprs: Iterable[Expr], a: Loop, b: Loop) -> bool:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ..ir import Load, Reduce, Store
+from ..ir.walk import accesses, instructions, reduces, stores
 from ..kernel_ir.nests import hint
 from ..kernel_ir.nodes import Kernel, Loop, Stmt
-from ..kernel_ir.walk import instructions, nested, perfect_nest
+from ..kernel_ir.walk import nested, perfect_nest
 from ..passes import Pass, each_kernel
 from ..symbolic import Expr, Symbol
 
@@ -17,8 +17,8 @@ __all__ = ["PASS", "order_loops"]
 
 def order_loops(kernel: Kernel) -> Kernel:
     """The kernel with its loops reordered, where their order does not matter."""
-    stores = [i.indices[0] for i in instructions(kernel.body) if isinstance(i, Store)]
-    grid = kernel.grid if kernel.ordered else tuple(_by_stride(kernel.grid, stores))
+    stored = [i.indices[0] for i in stores(instructions(kernel.body))]
+    grid = kernel.grid if kernel.ordered else tuple(_by_stride(kernel.grid, stored))
     return replace(kernel, grid=grid, body=_ordered(kernel.body))
 
 
@@ -28,10 +28,10 @@ def _ordered(body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
 
 def _ordered_loop(loop: Loop) -> tuple[Stmt, ...]:
     loops, inner = perfect_nest(loop)
-    instrs = list(instructions(inner))
-    in_order = any((isinstance(i, Reduce) and i.running) or (isinstance(i, Store) and i.accumulates) for i in instrs)
-    accesses = [i.indices[0] for i in instrs if isinstance(i, Load | Store)]
-    return nested(loops if in_order else _by_stride(loops, accesses), _ordered(inner))
+    body = instructions(inner)
+    in_order = any(i.running for i in reduces(body)) or any(i.accumulates for i in stores(body))
+    offsets = [i.indices[0] for i in accesses(body)]
+    return nested(loops if in_order else _by_stride(loops, offsets), _ordered(inner))
 
 
 def _by_stride(loops: Sequence[Loop], offsets: list[Expr]) -> Sequence[Loop]:

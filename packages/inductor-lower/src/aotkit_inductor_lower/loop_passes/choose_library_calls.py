@@ -15,6 +15,7 @@ from dataclasses import replace
 
 from ..analysis.nests import hint
 from ..ir import Alias, Buffer, BufferKind, BufferRef, ExternCall, Literal, Program, Step
+from ..ir.walk import buffers_of
 from ..passes import Pass, PassContext
 from ..symbolic import to_expr
 
@@ -26,7 +27,7 @@ _LEAST_WORK = 1 << 23  # multiplications
 
 def choose_library_calls(program: Program, ctx: PassContext) -> Program:
     """The program with products that oneDNN computes faster, as the target says, given to oneDNN."""
-    buffers = {b.name: b for b in program.buffers}
+    buffers = buffers_of(program)
     bases = {step.result: step for step in program.steps if isinstance(step, Alias)}
     steps: list[Step] = []
     for step in program.steps:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..analysis.dependencies import step_reads, step_writes
 from ..ir import Alias, BufferKind, BufferRef, ExternCall, LoopNest, Program, Step
+from ..ir.walk import step_reads, step_writes
 from ..ops.aten import is_random
 from ..passes import Pass, PassContext
 

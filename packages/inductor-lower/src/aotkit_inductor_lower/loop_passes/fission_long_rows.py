@@ -13,10 +13,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from ..ir import Buffer, BufferKind, Const, Index, Instr, Load, LoopNest, Range, Stage, Store
+from ..ir.walk import access_at, contains, definitions, instructions, map_nest, used_values, value_types
 from ..ops.dtypes import torch_name
 from ..symbolic import contiguous_strides, sym
-from .merge_nests import operands
-from .rfactor import value_types
 
 __all__ = ["fission_long_rows", "keep_rows"]
 
@@ -29,7 +28,7 @@ def fission_long_rows(
     ends = [*starts[1:], len(nest.stages)]
     pieces = [nest.stages[a:b] for a, b in zip([0, *starts[1:]], ends, strict=True)]
     kept = _kept(pieces)
-    types, device = value_types(nest), next(declared[name].device for name in nest.reads)
+    types, device = value_types(instructions(nest.stages)), next(declared[name].device for name in nest.reads)
     sizes, index = tuple(r.size for r in nest.outer), tuple(sym(r.symbol) for r in nest.outer)
     buffers: dict[str, Buffer] = {}
     for value in dict.fromkeys(v for values in kept for v in values):
@@ -41,7 +40,7 @@ def fission_long_rows(
         buffers[value] = Buffer(name, torch_name(types[value]), sizes, strides, BufferKind.TEMPORARY, device)
     made: list[LoopNest] = []
     for number, piece in enumerate(pieces):
-        own = {i.result for s in piece for i in s.body if not isinstance(i, Store)}
+        own = set(definitions(instructions(piece)))
         loads = tuple(Load(v, buffers[v].name, index, types[v]) for v in kept[number])
         again = _again(nest, piece, own)
         stores = tuple(Store(b.name, index, v) for v, b in buffers.items() if v in own)
@@ -62,30 +61,28 @@ def keep_rows(nest: LoopNest, buffers: dict[str, Buffer]) -> LoopNest:
     index = tuple(sym(r.symbol) for r in nest.outer)
 
     def kept(i: Instr) -> Instr:
-        return replace(i, indices=(*i.indices, *index)) if isinstance(i, Load | Store) and i.buffer in rows else i
+        if isinstance(i, (Load, Store)) and i.buffer in rows:
+            return access_at(i, i.buffer, (*i.indices, *index))
+        return i
 
-    return replace(nest, stages=tuple(Stage(s.ranges, tuple(map(kept, s.body))) for s in nest.stages))
-
-
-def _uses(stages: Sequence[Stage]) -> set[str]:
-    """Names of values that stages read."""
-    return {name for stage in stages for i in stage.body for name in operands(i)}
+    return map_nest(nest, kept)
 
 
 def _kept(pieces: list[tuple[Stage, ...]]) -> list[list[str]]:
     """Per piece the values of former pieces that it loads."""
     found, before = [], list[str]()
     for piece in pieces:
-        used = _uses(piece)
+        body = instructions(piece)
+        used = used_values(body)
         found.append([v for v in before if v in used])
-        before += [i.result for s in piece for i in s.body if not isinstance(i, Store | Const | Index)]
+        before += [name for name, i in definitions(body).items() if not isinstance(i, (Const, Index))]
     return found
 
 
 def _again(nest: LoopNest, piece: tuple[Stage, ...], own: set[str]) -> tuple[Instr, ...]:
     """Constants and indices of former pieces."""
-    used = _uses(piece) - own
-    return tuple(i for s in nest.stages for i in s.body if isinstance(i, Const | Index) and i.result in used)
+    used = used_values(instructions(piece)) - own
+    return tuple(i for i in instructions(nest.stages) if isinstance(i, (Const, Index)) and i.result in used)
 
 
 def _flat(nest: LoopNest) -> LoopNest:
@@ -94,6 +91,6 @@ def _flat(nest: LoopNest) -> LoopNest:
     if len(ranged) != 1 or nest.stages[-1] is not ranged[0]:  # what it reduces would be read, or stored, after it
         return nest
     outer: tuple[Range, ...] = (*nest.outer, *ranged[0].ranges)
-    body = tuple(i for s in nest.stages for i in s.body)
-    stored = any(isinstance(i, Store) for s in nest.stages[:-1] for i in s.body)
+    body = tuple(instructions(nest.stages))
+    stored = contains(instructions(nest.stages[:-1]), Store)
     return nest if stored else replace(nest, outer=outer, stages=(Stage((), body),))

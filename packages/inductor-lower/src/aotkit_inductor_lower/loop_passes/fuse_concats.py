@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ..analysis.dependencies import Dependencies
-from ..analysis.nests import body_size, has_division, heavy_count, instructions, iteration_count
+from ..analysis.nests import body_size, has_division, heavy_count, iteration_count
 from ..ir import (
     Buffer,
     BufferKind,
@@ -35,6 +35,7 @@ from ..ir import (
     Step,
     Store,
 )
+from ..ir.walk import access_at, accesses, buffers_of, computes, contains, instructions, loads, stores
 from ..ops.dtypes import dtype_from_torch_name
 from ..ops.scalar import WORK
 from ..options import LowerOptions
@@ -42,7 +43,7 @@ from ..passes import NO_FUEL, Decision, Pass, PassContext, fuses
 from ..symbolic import Expr, Symbol, SymbolKind, to_expr
 from .drop_dead_steps import drop_dead_steps
 from .inline_producers import expand, join_origins
-from .writer import Inlinable, NestWriter, under_mask
+from .writer import Inlinable, NestWriter, under_mask, without_store
 
 __all__ = ["PASS", "fuse_concats"]
 
@@ -90,13 +91,13 @@ def _concat(buffer: Buffer, positions: Sequence[int], steps: Sequence[Step | Non
 
 def _part(position: int, nest: LoopNest, buffer: Buffer) -> tuple[int, _Part] | None:
     """(joined dimension, part) of a pointwise nest with one store into a range of one dimension of the buffer."""
-    stores = [i for i in instructions(nest) if isinstance(i, Store)]
-    if not _pointwise(nest) or len(stores) != 1 or buffer.name in nest.reads:
+    stored = stores(instructions(nest.stages))
+    if not _pointwise(nest) or len(stored) != 1 or buffer.name in nest.reads:
         return None
     loops = {loop.symbol: loop.size for loop in nest.outer}
     symbols: list[Symbol | None] = []
     place: tuple[int, Expr, Expr] | None = None
-    for dim, (index, size) in enumerate(zip(stores[0].indices, buffer.sizes, strict=True)):
+    for dim, (index, size) in enumerate(zip(stored[0].indices, buffer.sizes, strict=True)):
         own = [s for s in index.symbols if s.kind is SymbolKind.INDEX]
         if any(s.kind is SymbolKind.VALUE for s in index.symbols) or len(own) > 1:
             return None
@@ -118,19 +119,17 @@ def _part(position: int, nest: LoopNest, buffer: Buffer) -> tuple[int, _Part] | 
 
 def _pointwise(nest: LoopNest) -> bool:
     """Whether a nest is one stage without ranges whose stores are plain."""
-    return (
-        len(nest.stages) == 1
-        and not nest.stages[0].ranges
-        and all(i.mode == "set" and i.mask is None for i in nest.stages[0].body if isinstance(i, Store))
-        and not any(isinstance(i, Reduce) for i in nest.stages[0].body)
-    )
+    if len(nest.stages) != 1 or nest.stages[0].ranges:
+        return False
+    body = nest.stages[0].body
+    return all(i.plain for i in stores(body)) and not contains(body, Reduce)
 
 
 def fuse_concats(program: Program, ctx: PassContext) -> Program:
     """The program with each joined tensor stored, split or masked, see Note [Joined tensors]."""
     deps = Dependencies.of(program)
     joined = {name: at for name, at in deps.writers.items() if len(at) > 1}
-    buffers = {b.name: b for b in program.buffers} if joined else {}
+    buffers = buffers_of(program) if joined else {}
     steps: list[Step | None] = list(program.steps)
     split: dict[int, list[LoopNest]] = {}
     for name, writers in joined.items():
@@ -215,8 +214,8 @@ def _choose(
     name = concat.buffer.name
     size = sum(body_size(part.nest) for part in concat.parts)
     nests = [n for n in (steps[r] for r in readers) if isinstance(n, LoopNest)]
-    loads = {i.indices for n in nests for i in instructions(n) if isinstance(i, Load) and i.buffer == name}
-    alone = nests[0] if len(nests) == 1 and _pointwise(nests[0]) and len(loads) == 1 else None
+    places = {i.indices for n in nests for i in loads(instructions(n.stages), name)}
+    alone = nests[0] if len(nests) == 1 and _pointwise(nests[0]) and len(places) == 1 else None
     cheap = _cheap(concat, steps, deps, options)
     if alone is not None:
         whole = size + len(concat.parts) * body_size(alone) <= options.max_fusion_instructions
@@ -246,7 +245,7 @@ def _run(concat: _Concat, reader: LoopNest) -> int:
 
 def _cut_symbol(concat: _Concat, reader: LoopNest) -> Symbol | None:
     """The reader's loop over the joined dimension."""
-    load = next(i for i in instructions(reader) if isinstance(i, Load) and i.buffer == concat.buffer.name)
+    load = loads(instructions(reader.stages), concat.buffer.name)[0]
     symbol = load.indices[concat.dim].symbol
     whole = symbol is not None and Range(symbol.name, concat.buffer.sizes[concat.dim]) in reader.outer
     return symbol if whole else None
@@ -257,12 +256,12 @@ def _cheap(concat: _Concat, steps: Sequence[Step | None], deps: Dependencies, op
     if len(concat.parts) > MOST_MASKED:
         return f"it has more than {MOST_MASKED} parts"
     for part in concat.parts:
-        body = list(instructions(part.nest))
-        work = sum(isinstance(i, Compute) and i.op in WORK for i in body)
-        wide = sum(isinstance(i, Load) for i in body)
+        body = instructions(part.nest.stages)
+        work = sum(i.op in WORK for i in computes(body))
+        wide = len(loads(body))
         if heavy_count(part.nest) or has_division(part.nest) or work > options.max_recompute or wide > 1:
             return "a part is dear to compute for each element"
-        if all(isinstance(i, Load | Store) for i in body) and _made_for(part, steps, deps):
+        if len(accesses(body)) == len(body) and _made_for(part, steps, deps):
             return "a part can be stored by the kernel that makes it"
     return None
 
@@ -302,7 +301,8 @@ def _at(instr: Instr, concat: _Concat, index: Expr) -> Instr:
     """A load of the joined buffer, with another index into the joined dimension."""
     if not isinstance(instr, Load) or instr.buffer != concat.buffer.name:
         return instr
-    return replace(instr, indices=(*instr.indices[: concat.dim], index, *instr.indices[concat.dim + 1 :]))
+    indices = (*instr.indices[: concat.dim], index, *instr.indices[concat.dim + 1 :])
+    return access_at(instr, instr.buffer, indices)
 
 
 def _masked(concat: _Concat, buffers: Mapping[str, Buffer]) -> tuple[LoopNest, tuple[Symbol | None, ...]]:
@@ -326,9 +326,8 @@ def _masked(concat: _Concat, buffers: Mapping[str, Buffer]) -> tuple[LoopNest, t
         place[concat.dim] = place[concat.dim] - part.start
         env = {s: at for s, at in zip(part.symbols, place, strict=True) if s is not None}
         own: dict[str, str] = {}
-        body = under_mask([i for i in part.nest.stages[0].body if not isinstance(i, Store)], own, names[mask])
-        writer.copy(body, env, own)
-        (store,) = (i for i in instructions(part.nest) if isinstance(i, Store))
+        made_in, store = without_store(part.nest.stages[0].body)
+        writer.copy(under_mask(made_in, own, names[mask]), env, own)
         made, whole = f"part {number}", f"from {number}"
         names[made] = own[store.value]
         if not last:

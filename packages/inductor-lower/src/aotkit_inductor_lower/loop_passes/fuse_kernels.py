@@ -14,6 +14,7 @@ from dataclasses import replace
 from ..analysis.dependencies import Dependencies
 from ..analysis.nests import hint, numel
 from ..ir import Buffer, LoopNest, Program, Step
+from ..ir.walk import buffers_of
 from ..options import LowerOptions
 from ..passes import Decision, DecisionKind, Pass, PassContext, fuses
 from .merge_nests import Access, Kernel, merge_kernels
@@ -102,7 +103,7 @@ class _Groups:
 
 def fuse_kernels(program: Program, ctx: PassContext) -> Program:
     """The program with nests that share data in one kernel, as far as fuel lasts."""
-    buffers = {b.name: b for b in program.buffers}
+    buffers = buffers_of(program)
     groups = _groups(program.steps, buffers, Dependencies.of(program), ctx)
     order = _topological(groups.needs)
     return replace(program, steps=tuple(groups.steps[g] for g in order))

@@ -19,9 +19,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ..analysis.alignment import align_digits, digit_env, digits_of, expand_ranges
-from ..analysis.dependencies import memory_roots, step_reads, step_writes
+from ..analysis.dependencies import memory_roots
 from ..analysis.nests import body_size, heavy_count, hint, numel
 from ..ir import Buffer, BufferKind, Const, DType, Load, LoopNest, Program, Range, Reduce, Stage, Step, Store
+from ..ir.walk import buffers_of, contains, ranges_within, reduces, step_reads, step_writes
 from ..ops.dtypes import bits, dtype_from_torch_name
 from ..passes import Decision, Pass, PassContext, fuses
 from ..symbolic import Expr, Symbol, contiguous_strides, product, sym, to_expr
@@ -71,7 +72,7 @@ def fuse_mixed_order_reductions(program: Program, ctx: PassContext) -> Program:
 
 def _fuse_one(program: Program, records: list[Decision], most_instructions: int, done: set[str]) -> Program | None:
     """The program with one more column nest brought into another, or ``None``. ``done``: names of those looked at."""
-    buffers = {b.name: b for b in program.buffers}
+    buffers = buffers_of(program)
     candidates = [
         (position, columns)
         for position, step in enumerate(program.steps)
@@ -114,13 +115,13 @@ def _outer_reduction(nest: LoopNest) -> _OuterReduction | None:
     if len(nest.stages) < 2 or not nest.stages[0].ranges or any(stage.ranges for stage in nest.stages[1:]):
         return None
     sums = nest.stages[0]
-    reduces = tuple(i for i in sums.body if isinstance(i, Reduce))
-    plain = all(r.kind == "sum" and not r.running and r.dtype in _WIDE for r in reduces)
-    if not reduces or not plain or any(isinstance(i, Store) for i in sums.body):
+    found = tuple(reduces(sums.body))
+    plain = all(r.kind == "sum" and not r.running and r.dtype in _WIDE for r in found)
+    if not found or not plain or contains(sums.body, Store):
         return None
     if any(r.size.constant is None for r in (*nest.outer, *sums.ranges)):
         return None  # chunks of rows are cut at compile time
-    return _OuterReduction(sums, nest.stages[1:], reduces)
+    return _OuterReduction(sums, nest.stages[1:], found)
 
 
 def _partners(program: Program, position: int, buffers: Mapping[str, Buffer]) -> Iterator[tuple[int, Access]]:
@@ -134,7 +135,7 @@ def _partners(program: Program, position: int, buffers: Mapping[str, Buffer]) ->
         step = program.steps[other]
         if other == position or not isinstance(step, LoopNest) or wanted.isdisjoint((*step.reads, *step.writes)):
             continue
-        if any(isinstance(i, Store) and i.accumulates for s in step.stages for i in s.body) or _outer_reduction(step):
+        if step.combines or _outer_reduction(step):
             continue
         kernel = Kernel.of(step, buffers)
         accesses = (*kernel.stores.values(), *kernel.loads)
@@ -263,8 +264,8 @@ def _match(
 
 def _composed(env: dict[Symbol, Expr], nest: LoopNest, shift: Mapping[Symbol, Expr]) -> dict[Symbol, Expr]:
     """Old loop variables in terms of the new loops: first the digits, then the chunk."""
-    loops = [*nest.outer, *(r for s in nest.stages for r in s.ranges)]
-    return {s: env.get(s, to_expr(s)).substitute(shift) for s in (Symbol(r.symbol) for r in loops)}
+    symbols = (Symbol(r.symbol) for r in ranges_within(nest))
+    return {s: env.get(s, to_expr(s)).substitute(shift) for s in symbols}
 
 
 def _illegal(rows: LoopNest, columns: LoopNest, match: _Match, buffers: Mapping[str, Buffer]) -> str | None:

@@ -14,8 +14,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from ..analysis.dependencies import Dependencies
-from ..analysis.nests import body_size, has_division, heavy_count, hint, identity_store, instructions, iteration_count
-from ..ir import Buffer, BufferKind, Compute, Load, LoopNest, Origin, Program, Step
+from ..analysis.nests import body_size, has_division, heavy_count, hint, identity_store, iteration_count
+from ..ir import Buffer, BufferKind, LoopNest, Origin, Program, Step
+from ..ir.walk import buffers_of, computes, instructions, loads
 from ..ops.scalar import WORK
 from ..options import LowerOptions
 from ..passes import NO_FUEL, Decision, Pass, PassContext, fuses
@@ -29,7 +30,7 @@ __all__ = ["PASS", "expand", "inline_producers", "join_origins"]
 def inline_producers(program: Program, ctx: PassContext) -> Program:
     """The program with producers inlined, without those that are no longer needed."""
     dependencies = Dependencies.of(program)
-    buffers = {b.name: b for b in program.buffers}
+    buffers = buffers_of(program)
     steps: list[Step | None] = list(program.steps)
     inlinable: dict[str, Inlinable] = {}
     for position, step in enumerate(program.steps):
@@ -92,12 +93,12 @@ def _verdict(
     divides = has_division(nest)
     if divides and any(_reads_masked(reader, buffer) for reader in nests):
         return "it may report an error in lanes that its reader masks off", False
-    loads = sum(isinstance(i, Load) for i in instructions(nest))
+    body = instructions(nest.stages)
     size = body_size(nest)
     elements = iteration_count(nest.outer)
     heavy = heavy_count(nest)
-    work = sum(isinstance(i, Compute) and i.op in WORK for i in instructions(nest))
-    if loads == 0 and heavy == 0 and size <= 12:
+    work = sum(i.op in WORK for i in computes(body))
+    if not loads(body) and heavy == 0 and size <= 12:
         return "it is a constant or a position", True
     passes = sum(_passes(reader, buffer) for reader in nests)
     widest = max(_iterations(reader, buffer) for reader in nests)
@@ -117,28 +118,22 @@ def _verdict(
 
 
 def _reads_masked(reader: LoopNest, buffer: str) -> bool:
-    return any(isinstance(i, Load) and i.buffer == buffer and i.mask is not None for i in instructions(reader))
+    return any(i.mask is not None for i in loads(instructions(reader.stages), buffer))
 
 
 def _scans(reader: LoopNest, buffer: str) -> bool:
-    return any(
-        stage.scans and any(isinstance(i, Load) and i.buffer == buffer for i in stage.body) for stage in reader.stages
-    )
+    return any(stage.scans and loads(stage.body, buffer) for stage in reader.stages)
 
 
 def _passes(reader: LoopNest, buffer: str) -> int:
     """How many different places of a nest read the buffer: stages, times different indices in each."""
-    return sum(
-        len({i.indices for i in stage.body if isinstance(i, Load) and i.buffer == buffer}) for stage in reader.stages
-    )
+    return sum(len({i.indices for i in loads(stage.body, buffer)}) for stage in reader.stages)
 
 
 def _iterations(reader: LoopNest, buffer: str) -> int:
     outer = iteration_count(reader.outer)
     return max(
-        outer * iteration_count(stage.ranges)
-        for stage in reader.stages
-        if any(isinstance(i, Load) and i.buffer == buffer for i in stage.body)
+        outer * iteration_count(stage.ranges) for stage in reader.stages if loads(stage.body, buffer)
     )
 
 
@@ -146,13 +141,12 @@ def _wide_loads(nest: LoopNest, elements: int) -> int:
     """Loads that run over most of the nest's iterations, rather than being reused by many of them."""
     count = 0
     sizes = {loop.symbol: hint(loop.size) for loop in nest.outer}
-    for instr in instructions(nest):
-        if isinstance(instr, Load):
-            used = {s.name for e in instr.indices for s in e.symbols}
-            distinct = 1
-            for name in used:
-                distinct *= sizes.get(name, 64)
-            count += distinct * 4 > elements
+    for load in loads(instructions(nest.stages)):
+        used = {s.name for e in load.indices for s in e.symbols}
+        distinct = 1
+        for name in used:
+            distinct *= sizes.get(name, 64)
+        count += distinct * 4 > elements
     return count
 
 

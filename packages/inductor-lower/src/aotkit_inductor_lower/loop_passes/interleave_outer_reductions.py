@@ -14,11 +14,12 @@ Note [Folded columns]
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
-from ..ir import Buffer, DType, Index, Load, LoopNest, Range, Reduce, Stage, Store
+from ..ir import Buffer, DType, Index, LoopNest, Range
+from ..ir.walk import accesses, instructions
 from ..symbolic import Expr, Symbol, floordiv, product, to_expr
-from .rfactor import ARGS, ReductionSplit
+from .rfactor import ReductionSplit, arg_reduces
 
 __all__ = ["interleave_outer_reductions"]
 
@@ -31,10 +32,11 @@ LEAST_WORK = 1 << 11  # elements below which a second kernel costs more than it 
 def interleave_outer_reductions(nest: LoopNest, buffers: Mapping[str, Buffer]) -> ReductionSplit | None:
     """The rows that are taken at once, if the only stage with loops sums few columns that lie side by side."""
     stage = next(stage for stage in nest.stages if stage.ranges)
-    if any(isinstance(i, Reduce) and i.kind in ARGS for i in stage.body):
+    if arg_reduces(stage.body):
         return None  # places would no longer be in order
     inner = {Symbol(r.symbol) for r in stage.ranges}
-    moving = [flat for flat in _offsets(stage, buffers) if not inner.isdisjoint(flat.symbols)]
+    offsets = [buffers[i.buffer].offset(i.indices) for i in accesses(stage.body)]
+    moving = [flat for flat in offsets if not inner.isdisjoint(flat.symbols)]
     if not moving:
         return None
     width, place = 1, len(nest.outer)
@@ -49,21 +51,13 @@ def interleave_outer_reductions(nest: LoopNest, buffers: Mapping[str, Buffer]) -
     if loop is None or not 1 < width < full or width % (full // 4) == 0:
         return None
     numbered = {Symbol(r.symbol) for r in (loop, *nest.outer[place:])}
-    if any(isinstance(i, Index) and not numbered.isdisjoint(i.expr.symbols) for s in nest.stages for i in s.body):
+    indices = (i.expr for i in instructions(nest.stages) if isinstance(i, Index))
+    if not all(numbered.isdisjoint(expr.symbols) for expr in indices):
         return None
     rows = _rows(loop, width, full, product(r.size for r in stage.ranges if r is not loop))
     return (
         ReductionSplit(loop, to_expr(rows), floordiv(loop.size, rows), interleaved=True, place=place) if rows else None
     )
-
-
-def _offsets(stage: Stage, buffers: Mapping[str, Buffer]) -> Iterator[Expr]:
-    for instr in stage.body:
-        if isinstance(instr, Load | Store):
-            flat = to_expr(0)
-            for index, stride in zip(instr.indices, buffers[instr.buffer].strides, strict=True):
-                flat = flat + index * stride
-            yield flat
 
 
 def _step(offsets: list[Expr], loop: Range, step: int) -> bool:

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ..analysis.dependencies import step_reads, step_writes
 from ..analysis.nests import flat_index, has_calls, iteration_count, ranges_of
 from ..ir import Buffer, BufferKind, BufferRef, CheckedIndex, Instr, Load, LoopNest, Program, Range, Stage, Step, Store
+from ..ir.walk import (
+    access_at,
+    accesses,
+    buffers_of,
+    contains,
+    flat_map,
+    instructions,
+    loads,
+    operands,
+    step_reads,
+    step_writes,
+    stores,
+)
 from ..passes import Pass, PassContext, fuses
 from ..symbolic import Expr, Symbol, SymbolKind, contiguous_strides, estimate, sym, to_expr
 from .drop_dead_steps import drop_dead_steps
-from .merge_nests import operands
 from .writer import NestWriter
 
 __all__ = ["PASS", "localize_temporaries"]
@@ -19,7 +30,7 @@ __all__ = ["PASS", "localize_temporaries"]
 
 def localize_temporaries(program: Program, ctx: PassContext) -> Program:
     """The program with temporaries of one kernel as values or scratch of one row; loops get plain names."""
-    buffers = {b.name: b for b in program.buffers}
+    buffers = buffers_of(program)
     users: dict[str, set[int]] = {}
     for position, step in enumerate(program.steps):
         for name in (*step_reads(step), *step_writes(step)):
@@ -69,8 +80,7 @@ def _localized(
 ) -> tuple[LoopNest, list[Buffer]]:
     """Temporaries that only this nest uses: unread ones are not stored, the others shrink to one row where their
     positions allow. Returns the nest and the new declarations of shrunk buffers."""
-    loaded = {i.buffer for stage in nest.stages for i in stage.body if isinstance(i, Load)}
-    dead = {name for name in private if name not in loaded}
+    dead = {name for name in private if name not in nest.reads}
     shrunk: dict[str, _Row] = {}
     if iteration_count(nest.outer) > 1:
         for name in private:
@@ -79,17 +89,16 @@ def _localized(
                 shrunk[name] = row
     if not dead and not shrunk:
         return nest, []
-    stages = []
-    for stage in nest.stages:
-        body: list[Instr] = []
-        for instr in stage.body:
-            if isinstance(instr, Store) and instr.buffer in dead:
-                continue
-            if isinstance(instr, Load | Store) and instr.buffer in shrunk:
-                instr = replace(instr, indices=shrunk[instr.buffer].index(instr))
-            body.append(instr)
-        stages.append(Stage(stage.ranges, tuple(body)))
-    return replace(nest, stages=tuple(stages)), [row.buffer for row in shrunk.values()]
+
+    def localized(i: Instr) -> Iterable[Instr]:
+        if isinstance(i, Store) and i.buffer in dead:
+            return ()
+        if isinstance(i, (Load, Store)) and i.buffer in shrunk:
+            return (access_at(i, i.buffer, shrunk[i.buffer].index(i)),)
+        return (i,)
+
+    stages = tuple(stage.with_body(flat_map(stage.body, localized)) for stage in nest.stages)
+    return replace(nest, stages=stages), [row.buffer for row in shrunk.values()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,10 +112,11 @@ class _Row:
 def _as_row(nest: LoopNest, name: str, buffers: Mapping[str, Buffer]) -> _Row | None:
     limits = ranges_of(nest)
     sizes = {s.name: size for s, size in limits.sizes.items()}
-    stores = [i for stage in nest.stages for i in stage.body if isinstance(i, Store) and i.buffer == name]
-    if len(stores) != 1 or stores[0].mode != "set" or stores[0].mask is not None:
+    body = instructions(nest.stages)
+    own = stores(body, name)
+    if len(own) != 1 or not own[0].plain:
         return None
-    stored = flat_index(buffers[name], stores[0].indices, limits)
+    stored = flat_index(buffers[name], own[0].indices, limits)
     written = inner_loops(stored, nest)
     first = {Symbol(r.symbol): to_expr(0) for s in nest.stages for r in s.ranges}
     if not written:
@@ -114,15 +124,13 @@ def _as_row(nest: LoopNest, name: str, buffers: Mapping[str, Buffer]) -> _Row | 
     ordered = sorted(written.items(), key=lambda item: -_size_hint(item[0]))
     weights = [weight for weight, _ in ordered]
     extents = tuple(sizes[loop] for _, loop in ordered)
-    for stage in nest.stages:
-        for instr in stage.body:
-            if isinstance(instr, Load) and instr.buffer == name:
-                loaded = flat_index(buffers[name], instr.indices, limits)
-                read = inner_loops(loaded, nest)
-                if read is None or loaded.substitute(first) != stored.substitute(first):
-                    return None
-                if any(w not in written or sizes[v] != sizes[written[w]] for w, v in read.items()):
-                    return None
+    for load in loads(body, name):
+        loaded = flat_index(buffers[name], load.indices, limits)
+        read = inner_loops(loaded, nest)
+        if read is None or loaded.substitute(first) != stored.substitute(first):
+            return None
+        if any(w not in written or sizes[v] != sizes[written[w]] for w, v in read.items()):
+            return None
 
     def index(access: Load | Store) -> tuple[Expr, ...]:
         """The loop of each of the store's weights, 0 where the access does not move."""
@@ -136,12 +144,12 @@ def _as_part(nest: LoopNest, buffer: Buffer) -> _Row | None:
     """Where places of a row are stored one by one, or read at computed places: the row has the dimensions that no outer
     loop moves in. An iteration reads only what it stored itself, as no nest reads what another iteration stores."""
     outer = {Symbol(r.symbol) for r in nest.outer}
-    accesses = [i for s in nest.stages for i in s.body if isinstance(i, Load | Store) and i.buffer == buffer.name]
-    if any(i.mask is not None or (isinstance(i, Store) and i.accumulates) for i in accesses):
+    own = accesses(instructions(nest.stages), buffer.name)
+    if any(i.mask is not None or (isinstance(i, Store) and i.accumulates) for i in own):
         return None
-    moved = [dim for dim, index in enumerate(accesses[0].indices) if not outer.isdisjoint(index.symbols)]
+    moved = [dim for dim, index in enumerate(own[0].indices) if not outer.isdisjoint(index.symbols)]
     for dim in range(len(buffer.sizes)):
-        indices = {i.indices[dim] for i in accesses}
+        indices = {i.indices[dim] for i in own}
         if len(indices) > 1 if dim in moved else any(not outer.isdisjoint(index.symbols) for index in indices):
             return None
     dims = [dim for dim in range(len(buffer.sizes)) if dim not in moved]
@@ -183,13 +191,13 @@ def _without_dead_code(nest: LoopNest) -> LoopNest | None:
     for stage in reversed(nest.stages):
         body: list[Instr] = []
         for instr in reversed(stage.body):
-            if isinstance(instr, Store | CheckedIndex) or instr.result in live:
+            if isinstance(instr, (Store, CheckedIndex)) or instr.result in live:
                 body.append(instr)
                 live.update(operands(instr))
         if body:
             stages.append(Stage(stage.ranges, tuple(reversed(body))))
-    stores = any(isinstance(i, Store) for stage in stages for i in stage.body)
-    return replace(nest, stages=tuple(reversed(stages))) if stores else None
+    kept = tuple(reversed(stages))
+    return replace(nest, stages=kept) if contains(instructions(kept), Store) else None
 
 
 PASS = Pass(

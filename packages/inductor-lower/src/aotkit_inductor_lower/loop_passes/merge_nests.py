@@ -13,20 +13,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ..analysis.alignment import align_digits, digit_env, digits_of, expand_ranges
-from ..analysis.nests import body_size, flat_index, has_calls, is_heavy, iteration_count, numel, ranges_of
-from ..ir import (
-    Buffer,
-    CheckedIndex,
-    Compute,
-    Index,
-    Instr,
-    Load,
-    LoopNest,
-    Range,
-    Reduce,
-    Stage,
-    Store,
+from ..analysis.nests import (
+    body_size,
+    flat_index,
+    has_calls,
+    is_heavy,
+    iteration_count,
+    numel,
+    ranges_of,
 )
+from ..ir import Buffer, Load, LoopNest, Range, Stage
+from ..ir.walk import accesses, definitions, instructions, stores, used_values
 from ..symbolic import Expr, Symbol, SymbolKind, to_expr
 from .inline_producers import join_origins
 from .writer import NestWriter
@@ -69,13 +66,12 @@ class Kernel:
         kernel.rows = any(stage.ranges for stage in nest.stages)
         kernel.size = body_size(nest)
         for position, stage in enumerate(nest.stages):
-            for instr in stage.body:
+            for instr in accesses(stage.body):
+                flat = flat_index(buffers[instr.buffer], instr.indices, limits)
                 if isinstance(instr, Load):
-                    flat = flat_index(buffers[instr.buffer], instr.indices, limits)
                     kernel.loads.append(Access(instr.buffer, flat, position, instr.mask is None))
-                elif isinstance(instr, Store):
-                    flat = flat_index(buffers[instr.buffer], instr.indices, limits)
-                    plain = instr.mode == "set" and instr.mask is None and instr.buffer not in kernel.stores
+                else:
+                    plain = instr.plain and instr.buffer not in kernel.stores
                     kernel.stores[instr.buffer] = Access(instr.buffer, flat, position, plain)
         return kernel
 
@@ -92,7 +88,7 @@ class _Slot:
     @staticmethod
     def of(source: int, number: int, stage: Stage, ranges: tuple[Range, ...]) -> _Slot:
         """A slot with one piece."""
-        return _Slot(ranges, [(source, number)], stage.scans, is_heavy(stage))
+        return _Slot(ranges, [(source, number)], stage.scans, is_heavy(stage.body))
 
     @property
     def loops(self) -> frozenset[str]:
@@ -102,7 +98,7 @@ class _Slot:
         """Whether a stage over the same loops may run in this one: a scan fixes their order, and what is dear is
         better computed in vectors beside it."""
         if self.scans or stage.scans:
-            return self.ranges == ranges and (self.scans == stage.scans or not (self.heavy or is_heavy(stage)))
+            return self.ranges == ranges and (self.scans == stage.scans or not (self.heavy or is_heavy(stage.body)))
         return True
 
 
@@ -252,11 +248,8 @@ def _layout_objection(first: Kernel, second: Kernel, plan: _Plan, buffers: Mappi
 
 def _unit_loop(kernel: Kernel, env: Mapping[Symbol, Expr], buffers: Mapping[str, Buffer]) -> str | None:
     """The loop along which a nest's last store is contiguous."""
-    store = next(i for stage in reversed(kernel.nest.stages) for i in reversed(stage.body) if isinstance(i, Store))
-    address = to_expr(0)
-    for index, stride in zip(store.indices, buffers[store.buffer].strides, strict=True):
-        address = address + index * stride
-    address = address.substitute(env)
+    store = stores(instructions(kernel.nest.stages))[-1]
+    address = buffers[store.buffer].offset(store.indices).substitute(env)
     for monomial, factor in address.terms:
         if factor == 1 and len(monomial) == 1 and isinstance(monomial[0], Symbol):
             return monomial[0].name
@@ -328,15 +321,12 @@ def _place(first: Kernel, second: Kernel, plan: _Plan) -> list[_Slot]:
         slot = next(fits, None)
         if slot is not None:
             slot.pieces.append((1, number))
-            slot.scans, slot.heavy = slot.scans or stage.scans, slot.heavy or is_heavy(stage)
+            slot.scans, slot.heavy = slot.scans or stage.scans, slot.heavy or is_heavy(stage.body)
         else:
             slot = _Slot.of(1, number, stage, ranges)
             slots.insert(earliest if not ranges else len(slots), slot)
         placed.append(slot)
-        for instr in stage.body:
-            result = getattr(instr, "result", None)
-            if result is not None:
-                defined[result] = (number, bool(ranges))
+        defined.update(dict.fromkeys(definitions(stage.body), (number, bool(ranges))))
     return slots
 
 
@@ -354,7 +344,7 @@ def _earliest(
     order = {id(slot): position for position, slot in enumerate(slots)}
     ranges = plan.ranges[1][number]
     earliest = 0
-    for name in _used_values(second.nest.stages[number]):
+    for name in used_values(second.nest.stages[number].body):
         if name in defined:
             stage, ranged = defined[name]
             at = order[id(placed[stage])]
@@ -371,28 +361,3 @@ def _earliest(
         if store is not None and store.stage < number:
             earliest = max(earliest, order[id(placed[store.stage])] + 1)
     return earliest
-
-
-def _used_values(stage: Stage) -> set[str]:
-    used: set[str] = set()
-    for instr in stage.body:
-        used.update(operands(instr))
-    return used
-
-
-def operands(instr: Instr) -> tuple[str, ...]:
-    """Names of the values that an instruction uses, also inside its index expressions."""
-    if isinstance(instr, Compute):
-        return instr.args
-    if isinstance(instr, Reduce | CheckedIndex):
-        return (instr.value,)
-    if isinstance(instr, Load | Store):
-        names = [s.name for e in instr.indices for s in e.symbols if s.kind is SymbolKind.VALUE]
-        if instr.mask is not None:
-            names.append(instr.mask)
-        if isinstance(instr, Store):
-            names.append(instr.value)
-        return tuple(names)
-    if isinstance(instr, Index):
-        return tuple(s.name for s in instr.expr.symbols if s.kind is SymbolKind.VALUE)
-    return ()

@@ -17,9 +17,10 @@ import heapq
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from ..analysis.dependencies import Dependencies, step_reads, step_writes
+from ..analysis.dependencies import Dependencies
 from ..analysis.nests import hint
 from ..ir import Alias, BufferKind, BufferRef, ExternCall, Program, Step
+from ..ir.walk import step_reads, step_writes
 from ..ops.aten import is_random
 from ..passes import Pass, PassContext, fuses
 

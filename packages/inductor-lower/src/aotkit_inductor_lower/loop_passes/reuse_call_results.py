@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from ..analysis.dependencies import buffer_args
 from ..ir import Alias, Buffer, BufferKind, BufferRef, ExternCall, LoopNest, Program, Step
 from ..ir.in_place import may_write_over
+from ..ir.walk import buffers_of, step_reads, step_writes
 from ..ops.aten import out_overload
 from ..passes import Fuel, Pass, PassContext
 from ..symbolic import to_expr
@@ -27,7 +27,7 @@ _ALLOCATE = frozenset(
 
 def reuse_call_results(program: Program, fuel: Fuel) -> Program:
     """The program with an alias for each result of a kernel that is written over the result of an ATen call."""
-    buffers = {b.name: b for b in program.buffers}
+    buffers = buffers_of(program)
     roots = _roots(program)
     last = {roots.get(name, name): place for place, step in enumerate(program.steps) for name in _uses(step)}
     last.update((roots.get(o.name, o.name), len(program.steps)) for o in program.outputs if isinstance(o, BufferRef))
@@ -78,14 +78,8 @@ def _roots(program: Program) -> dict[str, str]:
     return roots
 
 
-def _uses(step: Step) -> Iterator[str]:
-    if isinstance(step, LoopNest):
-        yield from (*step.reads, *step.writes)
-    elif isinstance(step, Alias):
-        yield from (step.base, step.result)
-    else:
-        yield from buffer_args((*step.args, *(value for _, value in step.kwargs)))
-        yield from (name for name in (*step.results, *step.mutates) if name is not None)
+def _uses(step: Step) -> tuple[str, ...]:
+    return (*step_reads(step), *step_writes(step))
 
 
 def _run(program: Program, ctx: PassContext) -> Program:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from ..ir import (
     Buffer,
     BufferKind,
-    CheckedIndex,
     Compute,
     Const,
     DType,
@@ -20,8 +19,8 @@ from ..ir import (
     Range,
     Reduce,
     Stage,
-    Store,
 )
+from ..ir.walk import instructions, reduces, value_types
 from ..ops.dtypes import torch_name
 from ..symbolic import Expr, contiguous_strides, sym, to_expr
 
@@ -34,7 +33,6 @@ __all__ = [
     "combine_partial_results",
     "extreme",
     "partial_buffers",
-    "value_types",
 ]
 
 _T = TypeVar("_T")
@@ -71,14 +69,9 @@ class ReductionSplit:
         return (*others[:place], own, *others[place:])
 
 
-def value_types(nest: LoopNest) -> dict[str, DType]:
-    """The type of each value of a nest."""
-    return {i.result: i.dtype for s in nest.stages for i in s.body if not isinstance(i, CheckedIndex | Store)}
-
-
-def arg_reduces(stage: Stage) -> list[Reduce]:
+def arg_reduces(body: Iterable[Instr]) -> list[Reduce]:
     """The reductions whose result is a place."""
-    return [i for i in stage.body if isinstance(i, Reduce) and i.kind in ARGS]
+    return [i for i in reduces(body) if i.kind in ARGS]
 
 
 def extreme(reduce: Reduce) -> str:
@@ -91,9 +84,9 @@ def partial_buffers(
 ) -> dict[str, Buffer]:
     """A temporary ``[.., chunks]`` for each reduction of a stage, and for the extreme beside each place. ``names``:
     those taken; it grows."""
-    types, stage = value_types(nest), nest.stages[position]
-    kept = [(i.result, i.dtype) for i in stage.body if isinstance(i, Reduce)]
-    kept += [(extreme(i), types[i.value]) for i in arg_reduces(stage)]
+    types, body = value_types(instructions(nest.stages)), nest.stages[position].body
+    kept = [(i.result, i.dtype) for i in reduces(body)]
+    kept += [(extreme(i), types[i.value]) for i in arg_reduces(body)]
     partial: dict[str, Buffer] = {}
     for number, (result, dtype) in enumerate(kept):
         name = f"{nest.name}_partial{number}"
@@ -111,13 +104,11 @@ def combine_partial_results(
     nest: LoopNest, position: int, cut: ReductionSplit, partial: Mapping[str, Buffer]
 ) -> LoopNest:
     """The nest with the stage at ``position`` reducing partial results, and what comes after."""
-    types, old = value_types(nest), nest.stages[position]
+    types, old = value_types(instructions(nest.stages)), nest.stages[position]
     loops = (Range(cut.symbol, cut.chunks),)
     index = cut.among([sym(r.symbol) for r in nest.outer], sym(cut.symbol))
     body: list[Instr] = []
-    for reduce in old.body:
-        if not isinstance(reduce, Reduce):
-            continue
+    for reduce in reduces(old.body):
         loaded = f"{reduce.result}_partial"
         if reduce.kind in ARGS:
             kept = partial[extreme(reduce)].name
@@ -126,7 +117,7 @@ def combine_partial_results(
         else:
             body += [Load(loaded, partial[reduce.result].name, index, reduce.dtype), replace(reduce, value=loaded)]
     stages = [Stage(loops, tuple(body))]
-    places = arg_reduces(old)
+    places = arg_reduces(old.body)
     if places:
         inner = to_expr(1)
         for r in old.ranges[1:]:

@@ -7,8 +7,9 @@ from dataclasses import replace
 
 from ..analysis.alignment import digit_env, expand_ranges
 from ..analysis.alignment import split_loops as loops_to_split
-from ..analysis.nests import has_calls, index_exprs
+from ..analysis.nests import has_calls
 from ..ir import Buffer, LoopNest, Program, Step
+from ..ir.walk import buffers_of, expressions, instructions, ranges_within
 from ..passes import Pass, PassContext, fuses
 from .writer import NestWriter
 
@@ -17,17 +18,17 @@ __all__ = ["PASS", "split_loops"]
 
 def split_loops(program: Program, ctx: PassContext) -> Program:
     """The program with each nest's loops split at the borders of what it reads."""
-    buffers = {b.name: b for b in program.buffers}
+    buffers = buffers_of(program)
     steps: list[Step] = []
     for step in program.steps:
-        if isinstance(step, LoopNest) and any(has_calls(e) for e in index_exprs(step)):
+        if isinstance(step, LoopNest) and any(map(has_calls, expressions(instructions(step.stages)))):
             step = _split_nest(step, buffers, ctx)
         steps.append(step)
     return replace(program, steps=tuple(steps))
 
 
 def _split_nest(nest: LoopNest, buffers: Mapping[str, Buffer], ctx: PassContext) -> LoopNest:
-    taken = {r.symbol for r in nest.outer} | {r.symbol for s in nest.stages for r in s.ranges}
+    taken = {r.symbol for r in ranges_within(nest)}
     fresh = [name for name in (f"k{n}" for n in range(64)) if name not in taken]
     loops = loops_to_split(nest, fresh)
     if not loops or not ctx.fuel.take():

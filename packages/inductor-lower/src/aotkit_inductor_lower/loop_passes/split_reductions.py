@@ -24,9 +24,7 @@ from ..ir import (
     Buffer,
     BufferKind,
     CheckedIndex,
-    Index,
     Instr,
-    Load,
     LoopNest,
     Program,
     Range,
@@ -34,6 +32,17 @@ from ..ir import (
     Stage,
     Step,
     Store,
+)
+from ..ir.walk import (
+    buffers_of,
+    contains,
+    flat_map,
+    instructions,
+    loads,
+    reduces,
+    stores,
+    substitute,
+    value_types,
 )
 from ..passes import Decision, Pass, PassContext
 from ..symbolic import Expr, Symbol, floordiv, product, smax, sym, to_expr
@@ -48,7 +57,6 @@ from .rfactor import (
     combine_partial_results,
     extreme,
     partial_buffers,
-    value_types,
 )
 
 __all__ = ["PASS", "split_reductions"]
@@ -62,7 +70,7 @@ COLUMNS = 64  # results that one unit computes where they lie side by side
 
 def split_reductions(program: Program, ctx: PassContext) -> Program:
     """The program with long reductions of few results in chunks."""
-    buffers = {b.name: b for b in program.buffers}
+    buffers = buffers_of(program)
     steps: list[Step] = []
     for step in program.steps:
         steps += _split(step, buffers, ctx) if isinstance(step, LoopNest) else [step]
@@ -100,12 +108,12 @@ def _split(nest: LoopNest, buffers: dict[str, Buffer], ctx: PassContext) -> Iter
 def _passes(nest: LoopNest, buffers: Mapping[str, Buffer]) -> list[int]:
     """The stages before which a nest is cut into passes, see Note [Loop fission]; fewer than two for none."""
     starts = [k for k, stage in enumerate(nest.stages) if stage.ranges]
-    body = [i for stage in nest.stages for i in stage.body]
+    body = instructions(nest.stages)
     both = [name for name in nest.reads if name in nest.writes and buffers[name].kind is not BufferKind.SCRATCH]
     plain = all(buffers[name].device.startswith("cpu") for name in (*nest.reads, *nest.writes))
     if len(starts) < 2 or nest.combines or both or not nest.reads or not plain:
         return []
-    if any(isinstance(i, CheckedIndex) or (isinstance(i, Reduce) and i.running) for i in body):
+    if contains(body, CheckedIndex) or any(i.running for i in reduces(body)):
         return []
     results, units = _results(nest, nest.stages[starts[0]], buffers)
     loops = nest.stages[starts[0]].ranges
@@ -136,10 +144,10 @@ def _legal(nest: LoopNest, buffers: Mapping[str, Buffer]) -> bool:
     if sum(bool(stage.ranges) for stage in nest.stages) != 1:
         return False
     position = next(k for k, stage in enumerate(nest.stages) if stage.ranges)
-    reduces = [i for i in nest.stages[position].body if isinstance(i, Reduce)]
-    if not reduces or any(i.running or i.kind not in (*KINDS, *ARGS) for i in reduces):
+    found = reduces(nest.stages[position].body)
+    if not found or any(i.running or i.kind not in (*KINDS, *ARGS) for i in found):
         return False
-    if any(isinstance(i, Store) for s in nest.stages[:position] for i in s.body):
+    if stores(instructions(nest.stages[:position])):
         return False
     if nest.combines or set(nest.reads) & set(nest.writes):
         return False
@@ -157,20 +165,19 @@ def _results(nest: LoopNest, stage: Stage, buffers: Mapping[str, Buffer]) -> tup
     if not results:
         return 0, None
     inner = {Symbol(r.symbol) for r in stage.ranges}
-    for instr in stage.body:
-        if isinstance(instr, Load):
-            for index, stride in zip(instr.indices, buffers[instr.buffer].strides, strict=True):
-                if stride == 1 and not inner.isdisjoint(index.symbols):
-                    return results, results  # the reduced elements lie side by side
+    for load in loads(stage.body):
+        for index, stride in zip(load.indices, buffers[load.buffer].strides, strict=True):
+            if stride == 1 and not inner.isdisjoint(index.symbols):
+                return results, results  # the reduced elements lie side by side
     return results, -(-results // COLUMNS)
 
 
 def _outermost(nest: LoopNest, stage: Stage, buffers: Mapping[str, Buffer]) -> Range:
     """The loop with the widest steps in memory that is long enough to be cut; for places in it the first, whose chunks
     are in the order of places."""
-    if arg_reduces(stage):
+    if arg_reduces(stage.body):
         return stage.ranges[0]
-    load = next((i for i in stage.body if isinstance(i, Load)), None)
+    load = next(iter(loads(stage.body)), None)
 
     def worth(loop: Range) -> tuple[bool, int, int]:
         step = 0
@@ -211,25 +218,21 @@ def _part(
     nest: LoopNest, position: int, cut: ReductionSplit, partial: Mapping[str, Buffer], rest: Expr | None = None
 ) -> LoopNest:
     """Partial results of each piece, or of the last ``rest`` iterations."""
-    stage, types, own = nest.stages[position], value_types(nest), sym(cut.symbol)
+    stage, types, own = nest.stages[position], value_types(instructions(nest.stages)), sym(cut.symbol)
     if rest is None:
         env, outer = {Symbol(cut.loop.symbol): cut.at(own)}, cut.among(nest.outer, Range(cut.symbol, cut.chunks))
     else:
         env, outer, own = {Symbol(cut.loop.symbol): cut.loop.size - rest + sym(cut.loop.symbol)}, nest.outer, cut.chunks
-    body: list[Instr] = []
-    for instr in stage.body:
-        if isinstance(instr, Index):
-            body.append(replace(instr, expr=instr.expr.substitute(env)))
-        elif isinstance(instr, Load | Store):
-            body.append(replace(instr, indices=tuple(i.substitute(env) for i in instr.indices)))
-        else:
-            body.append(instr)
-        if isinstance(instr, Reduce) and instr.kind in ARGS:
-            body.append(Reduce(extreme(instr), instr.kind.removeprefix("arg"), instr.value, types[instr.value]))
+
+    def moved(instr: Instr) -> Iterator[Instr]:
+        yield substitute(instr, env)
+        for i in arg_reduces((instr,)):
+            yield Reduce(extreme(i), i.kind.removeprefix("arg"), i.value, types[i.value])
+
     ranges = tuple(Range(r.symbol, cut.length if rest is None else rest) if r is cut.loop else r for r in stage.ranges)
     place = cut.among([sym(r.symbol) for r in nest.outer], own)
-    stores: tuple[Instr, ...] = tuple(Store(buffer.name, place, result) for result, buffer in partial.items())
-    stages = (*nest.stages[:position], Stage(ranges, tuple(body)), Stage((), stores))
+    shares: tuple[Instr, ...] = tuple(Store(buffer.name, place, result) for result, buffer in partial.items())
+    stages = (*nest.stages[:position], Stage(ranges, flat_map(stage.body, moved)), Stage((), shares))
     return LoopNest(f"{nest.name}_{'partial' if rest is None else 'rest'}", outer, stages, nest.origin)
 
 

@@ -5,12 +5,12 @@ An optimizer's update reads and writes each parameter; through a temporary its m
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
-from ..analysis.dependencies import step_reads, step_writes
-from ..ir import Alias, Buffer, BufferKind, BufferRef, ExternCall, Load, LoopNest, Program, Stage, Step, Store
+from ..ir import Alias, Buffer, BufferKind, BufferRef, ExternCall, Load, LoopNest, Program, Step, Store
 from ..ir.independence import check_outer_independence
+from ..ir.walk import buffers_of, map_nest, placed, step_reads, step_writes, with_buffers
 from ..passes import Pass, PassContext, fuses
 
 __all__ = ["PASS", "write_through"]
@@ -22,7 +22,7 @@ def write_through(program: Program, ctx: PassContext) -> Program:
     That is so if the two have the same layout, the temporary has one writer, nothing reads the input's old value
     after that writer, and the writer itself reads an element of it before it stores that element.
     """
-    buffers = {b.name: b for b in program.buffers}
+    buffers = buffers_of(program)
     steps: list[Step | None] = list(program.steps)
     users = _users(program)
     for position in range(len(steps)):
@@ -62,7 +62,7 @@ def _copied(step: Step | None) -> tuple[str, str] | None:
     load, store = step.stages[0].body
     if not isinstance(load, Load) or not isinstance(store, Store):
         return None
-    plain = load.mask is None and store.mask is None and store.mode == "set" and store.value == load.result
+    plain = load.mask is None and store.plain and store.value == load.result
     return (load.buffer, store.buffer) if plain and load.indices == store.indices else None
 
 
@@ -95,7 +95,7 @@ def _returned(program: Program, source: str) -> set[str]:
 
 def _renamed(step: Step | None, source: str, target: str, buffers: Mapping[str, Buffer]) -> LoopNest | None:
     assert isinstance(step, LoopNest)
-    accesses = list(_accesses(step, target))
+    accesses = _accesses(step, target)
     if accesses:
         stored = [(s, p, i) for s, p, i in _accesses(step, source) if isinstance(i, Store)]
         loaded_again = any(isinstance(i, Load) for _, _, i in _accesses(step, source))
@@ -104,29 +104,22 @@ def _renamed(step: Step | None, source: str, target: str, buffers: Mapping[str, 
         stage, place, store = stored[0]
         if not all(isinstance(i, Load) and (s, p) < (stage, place) for s, p, i in accesses):
             return None
-        if store.mode != "set" or store.mask is not None:
+        if not store.plain:
             return None
     renamed = _with_name(step, source, target)
     assert isinstance(renamed, LoopNest)
     return renamed if check_outer_independence(renamed, buffers) is None else None
 
 
-def _accesses(nest: LoopNest, name: str) -> Iterator[tuple[int, int, Load | Store]]:
-    for number, stage in enumerate(nest.stages):
-        for place, instr in enumerate(stage.body):
-            if isinstance(instr, Load | Store) and instr.buffer == name:
-                yield number, place, instr
+def _accesses(nest: LoopNest, name: str) -> list[tuple[int, int, Load | Store]]:
+    return [(s, p, i) for s, p, i in placed(nest.stages) if isinstance(i, (Load, Store)) and i.buffer == name]
 
 
 def _with_name(step: Step | None, old: str, new: str) -> Step | None:
     if not isinstance(step, LoopNest):
         assert not isinstance(step, ExternCall)
         return step
-    stages = []
-    for stage in step.stages:
-        body = (replace(i, buffer=new) if isinstance(i, Load | Store) and i.buffer == old else i for i in stage.body)
-        stages.append(Stage(stage.ranges, tuple(body)))
-    return replace(step, stages=tuple(stages))
+    return map_nest(step, lambda i: with_buffers(i, {old: new}))
 
 
 PASS = Pass(

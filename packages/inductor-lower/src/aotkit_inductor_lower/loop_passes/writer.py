@@ -27,9 +27,10 @@ from ..ir import (
     Stage,
     Store,
 )
+from ..ir.walk import stores
 from ..symbolic import Expr, Ranges, Symbol, SymbolKind, simplify, sym
 
-__all__ = ["Inlinable", "NestWriter", "under_mask"]
+__all__ = ["Inlinable", "NestWriter", "under_mask", "without_store"]
 
 Env = MutableMapping[Symbol, Expr]
 
@@ -172,11 +173,10 @@ class NestWriter:
             return found
         env = {s: index for s, index in zip(producer.symbols, indices, strict=True) if s is not None}
         names: dict[str, str] = {}
-        *body, store = _store_last(producer.nest.stages[0].body)
+        body, store = without_store(producer.nest.stages[0].body)
         if mask is not None:
             body = under_mask(body, names, mask)
         self.copy(body, env, names)
-        assert isinstance(store, Store)
         value = names[store.value]
         if mask is not None:
             other = self._other(load)
@@ -208,6 +208,6 @@ def under_mask(body: Sequence[Instr], names: MutableMapping[str, str], mask: str
     return result
 
 
-def _store_last(body: Sequence[Instr]) -> tuple[Instr, ...]:
-    stores = [i for i in body if isinstance(i, Store)]
-    return (*(i for i in body if not isinstance(i, Store)), stores[0])
+def without_store(body: Sequence[Instr]) -> tuple[list[Instr], Store]:
+    """A producer's body without its store, and the store."""
+    return [i for i in body if not isinstance(i, Store)], stores(body)[0]

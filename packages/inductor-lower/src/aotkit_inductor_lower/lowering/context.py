@@ -10,7 +10,8 @@ import torch
 from torch.fx import Node
 
 from ..errors import Fallback, UnsupportedGraphError
-from ..ir import Alias, Buffer, BufferKind, DType, LoopNest, Origin, Step, Store
+from ..ir import Alias, Buffer, BufferKind, DType, LoopNest, Origin, Step
+from ..ir.walk import instructions, stores
 from ..ops.dtypes import dtype_from_torch_name, from_torch_dtype
 from ..symbolic import Expr, SymbolKind, to_expr
 from ..target import HOST, Capabilities
@@ -168,7 +169,7 @@ class LoweringContext:
 
     def _check_order(self, nest: LoopNest) -> None:
         ordered = torch.are_deterministic_algorithms_enabled()
-        for store in (i for stage in nest.stages for i in stage.body if isinstance(i, Store)):
+        for store in stores(instructions(nest.stages)):
             dtype = dtype_from_torch_name(self.buffers[store.buffer].dtype)
             if store.accumulates and (dtype, store.mode) not in self.capabilities.atomics:
                 raise Fallback("elements meet in one place, and devices have no atomic operation for them")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from ..analysis.dependencies import buffer_args
 from ..ir import Alias, BufferKind, BufferRef, ExternCall, LoopNest, Program
+from ..ir.walk import buffer_args, buffers_of
 from ..launch_plan.records import (
     Allocate,
     ArenaBuffer,
@@ -42,7 +42,7 @@ def build_plan(
     steps = (*_steps(program, storage, workspaces), Return(program.outputs))
     lifetimes = find_lifetimes(program, steps, storage, workspaces)
     lives = {name: life for name, life in lifetimes.points.items() if storage.classes.get(name) == "arena"}
-    reuses = find_reuses(lifetimes.nests, lives, {b.name: b for b in program.buffers}, storage)
+    reuses = find_reuses(lifetimes.nests, lives, buffers_of(program), storage)
     return LaunchPlan(
         program.name,
         program.inputs,
@@ -113,8 +113,7 @@ def _tensors_needed(program: Program) -> set[str]:
     needed = {o.name for o in program.outputs if isinstance(o, BufferRef)}
     for step in program.steps:
         if isinstance(step, ExternCall):
-            needed.update(buffer_args(step.args))
-            needed.update(buffer_args(tuple(value for _, value in step.kwargs)))
+            needed.update(buffer_args((*step.args, *(value for _, value in step.kwargs))))
     for step in reversed(program.steps):
         if isinstance(step, Alias) and step.result in needed:
             needed.add(step.base)

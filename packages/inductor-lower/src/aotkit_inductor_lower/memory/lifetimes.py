@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from ..analysis.dependencies import buffer_args
 from ..ir import BufferRef, LoopNest, Program
+from ..ir.walk import buffer_args
 from ..launch_plan.records import Allocate, CallExtern, CallSegment, Free, PlanStep, Return, ReuseBuffer, View
 from .storage import Storage, Workspace
 
@@ -92,9 +92,7 @@ def _used(step: PlanStep) -> Iterator[str]:
     if isinstance(step, Allocate):
         yield step.buffer
     elif isinstance(step, CallExtern):
-        yield from buffer_args(step.args)
-        for _, value in step.kwargs:
-            yield from buffer_args((value,))
+        yield from buffer_args((*step.args, *(value for _, value in step.kwargs)))
         yield from (r for r in step.results if r is not None)
     elif isinstance(step, View | ReuseBuffer):
         yield step.result

@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ..analysis.dependencies import buffer_args
 from ..ir import Buffer, BufferKind, BufferRef, ExternCall, Program
 from ..ir.in_place import row_major
+from ..ir.walk import step_reads
 from ..kernel_ir.nests import Placement
 from ..kernel_passes.linearize import placements
 from ..launch_plan.records import StorageClass
@@ -85,5 +85,5 @@ def _barred_from_arena(program: Program, storage: Storage) -> set[str]:
     barred = {storage.root(o.name) for o in program.outputs if isinstance(o, BufferRef)}
     for step in program.steps:
         if isinstance(step, ExternCall) and (may_alias_arguments(step.target) or addresses_storage(step.target)):
-            barred.update(map(storage.root, buffer_args((*step.args, *(value for _, value in step.kwargs)))))
+            barred.update(map(storage.root, step_reads(step)))
     return barred

@@ -38,6 +38,7 @@ from ...ir import (
     Step,
     Store,
 )
+from ...ir.walk import instructions, value_types
 from ...loop_passes.rfactor import (
     ARGS,
     CHUNK,
@@ -47,7 +48,6 @@ from ...loop_passes.rfactor import (
     combine_partial_results,
     extreme,
     partial_buffers,
-    value_types,
 )
 from ...ops.dtypes import int_bounds, is_float
 from ...passes import Pass, PassContext
@@ -144,7 +144,7 @@ def _candidate(nest: LoopNest, declared: Mapping[str, Buffer]) -> tuple[int, Ran
         return None
     if set(nest.reads) & set(nest.writes):
         return None
-    return ranged[0], stage.ranges[0] if arg_reduces(stage) else max(stage.ranges, key=_length), squares
+    return ranged[0], stage.ranges[0] if arg_reduces(stage.body) else max(stage.ranges, key=_length), squares
 
 
 def _length(loop: Range) -> int:
@@ -208,7 +208,7 @@ def _piece(nest: LoopNest, stage: Stage, loop: Range, cut: ReductionSplit, renam
             Index(f"{mask}_end", loop.size, DType.I64),
             Compute(mask, "lt", (f"{mask}_at", f"{mask}_end"), DType.BOOL),
         ]
-    types = value_types(nest)
+    types = value_types(instructions(nest.stages))
     for instr in stage.body:
         if isinstance(instr, Compute):
             instr = replace(instr, args=tuple(renamed.get(a, a) for a in instr.args))

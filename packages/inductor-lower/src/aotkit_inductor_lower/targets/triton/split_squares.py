@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from ...ir import Buffer, Compute, Const, DType, Index, Instr, Load, LoopNest, Range, Stage, Store
-from ...loop_passes.rfactor import CHUNK, ReductionSplit, arg_reduces, value_types
+from ...ir.walk import instructions, value_types
+from ...loop_passes.rfactor import CHUNK, ReductionSplit, arg_reduces
 from ...symbolic import Expr, sym, to_expr
 from .render.welford import WelfordPair
 
@@ -27,14 +28,14 @@ def stands_alone(nest: LoopNest, position: int, squares: WelfordPair) -> bool:
     used = {a for i in later if isinstance(i, Compute) for a in i.args}
     used |= {i.mask for i in later if isinstance(i, Load) and i.mask}
     used |= {s.name for i in later if isinstance(i, Load) for index in i.indices for s in index.symbols}
-    return used & between <= set(squares.means.values()) and not arg_reduces(nest.stages[position])
+    return used & between <= set(squares.means.values()) and not arg_reduces(nest.stages[position].body)
 
 
 def means_of_chunk(
     nest: LoopNest, position: int, cut: ReductionSplit, squares: WelfordPair
 ) -> tuple[dict[str, str], Stage]:
     """What each mean is called in a chunk, and the stage that makes those."""
-    types, old = value_types(nest), nest.stages[position]
+    types, old = value_types(instructions(nest.stages)), nest.stages[position]
     body: list[Instr] = []
     for sum_ in squares.squares:
         body += _mean(sum_, f"{sum_}_mean", types[sum_], cut, old)
