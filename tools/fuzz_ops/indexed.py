@@ -68,7 +68,7 @@ def _index_along(d: Draw, op: str) -> None:
     if op.endswith("int_Scalar"):
         args.append(d.scalar())
     elif op.endswith("int_Tensor"):
-        args.append(d.tensor([], d.dtype_of(x)))
+        args.append(d.tensor([], d.dtype_of(x) if d.flag(0.7) else d.pick("float32", "int64", "bool")))
     elif "select" not in op:
         args.append(d.tensor(source, d.dtype_of(x)))
     kwargs: dict[str, Any] = {}

@@ -147,6 +147,12 @@ def _order_of_gradients(wrong: Wrong, operands: Tensors) -> torch.Tensor | bool:
     return ~wrong.got.isfinite() & (wrong.true.isfinite() | ~wrong.want.isfinite())
 
 
+def _order_where_broadcast(wrong: Wrong, operands: Tensors) -> torch.Tensor | bool:
+    """The gradient of what was broadcast is a sum."""
+    broadcast = any(t.numel() > wrong.want.numel() for t in operands)
+    return broadcast and _order_of_gradients(wrong, operands)
+
+
 def _order_in_a_norm(wrong: Wrong, operands: Tensors) -> torch.Tensor | bool:
     """Gradients of norms also multiply: statistics, weights and numbers."""
     if not wrong.want.dtype.is_floating_point:
@@ -287,6 +293,13 @@ KNOWN = (
         "",
         "whether a gradient that overflows on the way is infinite or nan hangs on the order in which it is added up",
         elements=_order_of_gradients,
+    ),
+    Departure(
+        r"aten\.\w+\.(Tensor|Tensor_Tensor|default)$",
+        "",
+        "whether a gradient that overflows on the way is infinite or nan hangs on the order in which it is added up",
+        entry="training",
+        elements=_order_where_broadcast,
     ),
     Departure(
         r"aten\.native_(layer|group)_norm_backward\.",

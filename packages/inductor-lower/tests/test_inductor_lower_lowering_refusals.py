@@ -181,3 +181,34 @@ def test_what_eager_takes_gives_its_result_and_is_left_to_aten_for_a_reason_only
     want = want if isinstance(want, torch.Tensor) else want[0]
     assert (got.dtype, got.shape) == (want.dtype, want.shape)
     torch.testing.assert_close(got, want, equal_nan=True)
+
+
+TYPES = (
+    torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.bfloat16,
+    torch.float32, torch.float64,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize("op", ["masked_fill", "index_fill"])
+def test_a_tensor_taken_as_a_number_is_refused_by_its_value_where_eager_refuses_it(op: str, dtype: torch.dtype) -> None:
+    x = torch.zeros(2, dtype=dtype)
+    for given in TYPES:
+        calls = {
+            "masked_fill": (aten.masked_fill.Tensor, (x, torch.tensor([False, True]))),
+            "index_fill": (aten.index_fill.int_Tensor, (x, 0, torch.tensor([1]))),
+        }
+        function, first = calls[op]
+        limits = torch.finfo(given) if given.is_floating_point else None
+        numbers = [limits.min, limits.max, -0.9, 300.0, INF, NAN] if limits else [-1, 1, 2**7, 2**15, 2**31, 2**62]
+        code, _ = compiled(function, (*first, torch.zeros((), dtype=given)), {})
+        for number in numbers:
+            value = torch.tensor(number, dtype=torch.float64 if limits else torch.int64).to(given)
+            inputs = [*(a for a in first if isinstance(a, torch.Tensor)), value]
+            try:
+                want = function(*first, value)
+            except RuntimeError as refusal:
+                with pytest.raises(RuntimeError, match=re.escape(str(refusal)[:40])):
+                    code(inputs)
+            else:
+                torch.testing.assert_close(code(inputs)[0], want, equal_nan=True)

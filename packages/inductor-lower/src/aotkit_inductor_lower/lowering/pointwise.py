@@ -14,7 +14,7 @@ from ..ops.scalar import OP_TABLE
 from . import activations
 from .context import LoweringContext
 from .nest_builder import NestBuilder, Value
-from .promotion import compute_dtype, float_result, ir_dtype, promote, refuse_overflow
+from .promotion import compute_dtype, float_result, ir_dtype, promote, refuse_narrowing, refuse_overflow
 from .registry import RuleTable, aten
 from .values import View
 
@@ -394,6 +394,7 @@ def _as(ctx: LoweringContext, nest: NestBuilder, operand: object, dtype: DType) 
 @TABLE.lowers(aten.masked_fill.Scalar, aten.masked_fill.Tensor)
 def masked_fill(ctx: LoweringContext, node: Node, x: View, mask: View, value: object) -> View:
     """``value`` where the mask is true."""
+    refuse_narrowing(x.dtype, value)
     return where(ctx, node, mask, value, x)
 
 

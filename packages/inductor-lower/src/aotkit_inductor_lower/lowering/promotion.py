@@ -13,7 +13,7 @@ from ..ops.dtypes import from_torch_dtype
 from ..symbolic import Expr
 from .values import FloatExpr, View
 
-__all__ = ["compute_dtype", "float_result", "ir_dtype", "promote", "refuse_overflow"]
+__all__ = ["compute_dtype", "float_result", "ir_dtype", "promote", "refuse_narrowing", "refuse_overflow"]
 
 _RANK = {torch.bool: 0}
 
@@ -76,6 +76,26 @@ def compute_dtype(dtype: torch.dtype) -> DType:
     """The type arithmetic on ``dtype`` is done in: f32 for halves, else the type itself."""
     found = ir_dtype(dtype)
     return DType.F32 if found in (DType.F16, DType.BF16) else found
+
+
+def refuse_narrowing(dtype: torch.dtype, number: object) -> None:
+    """Raises :class:`Fallback` for a tensor taken as a number, of a type with numbers that do not fit ``dtype``: ATen
+    looks at the number, and refuses those."""
+    if not isinstance(number, View) or number.dtype is dtype or not _narrows(number.dtype, dtype):
+        return
+    raise Fallback(f"whether a tensor of {number.dtype} is a number that fits {dtype} is left to ATen")
+
+
+def _narrows(given: torch.dtype, dtype: torch.dtype) -> bool:
+    """Whether a type has finite numbers beyond another one, or fractions, or a sign (small negative integers wrap)."""
+    if given.is_complex or dtype.is_complex:
+        return given.is_complex
+    if torch.bool in (given, dtype):
+        return False
+    if given.is_floating_point and not dtype.is_floating_point:
+        return True
+    limits = [torch.finfo(t) if t.is_floating_point else torch.iinfo(t) for t in (given, dtype)]
+    return limits[0].max > limits[1].max
 
 
 def refuse_overflow(dtype: torch.dtype, *numbers: object) -> None:

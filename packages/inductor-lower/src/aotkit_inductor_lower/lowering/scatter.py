@@ -20,7 +20,7 @@ from ..symbolic import Expr, product, reshape_indices, to_expr
 from .context import LoweringContext
 from .indexing import index_layout, no_negative
 from .nest_builder import NestBuilder, Value, broadcast_index
-from .promotion import compute_dtype, ir_dtype, refuse_overflow
+from .promotion import compute_dtype, ir_dtype, refuse_narrowing, refuse_overflow
 from .registry import RuleTable, aten
 from .values import FloatExpr, View
 
@@ -290,6 +290,7 @@ def index_fill(ctx: LoweringContext, node: Node, x: View, dim: int, index: View,
     """``x`` with some slices set to a number; negative indices count from the end."""
     if index.dtype is not torch.int64:
         raise Fallback("indices of another type than int64 are left to ATen, which refuses them")
+    refuse_narrowing(x.dtype, value)
     return _slices(ctx, node, x, dim, index, source=_number(value, x.dtype), mode="set", negative=True)
 
 
