@@ -174,11 +174,11 @@ def test_rounding_to_halves_is_to_nearest_even(dtype: DType) -> None:
 
 
 def test_the_table_has_a_row_for_every_op() -> None:
-    assert set(LLVM_OPS) | {"cast", "bitcast"} == set(OP_TABLE)
+    assert set(LLVM_OPS) | {"cast", "bitcast"} == {name for name, row in OP_TABLE.items() if row.written}
 
 
 @pytest.mark.parametrize("exponent", [2.0, 3.0, 0.5, -0.5, -1.0, -2.0, 1.7, 0.0, -0.0])
-def test_pow_by_a_constant_equals_eager(exponent: float) -> None:
+def test_pow_by_a_constant_equals_eager_with_a_tensor_of_it(exponent: float) -> None:
     x = edges(DType.F32)
     n = (to_expr(x.numel()),)
     at, one = (sym("i"),), (to_expr(1),)
@@ -194,10 +194,11 @@ def test_pow_by_a_constant_equals_eager(exponent: float) -> None:
     )
     nest = LoopNest("kernel", (Range("i", n[0]),), (Stage((), body),))
     (got,) = bind(generate(Program("one", ("x",), buffers, (nest,), (BufferRef("o"),))))([x])
+    want = torch.pow(x, torch.full_like(x, exponent))
     if exponent == 1.7:  # not special: eager's tail computes with the exponent in double
-        torch.testing.assert_close(got, torch.pow(x, exponent), rtol=3e-6, atol=1e-44, equal_nan=True)
+        torch.testing.assert_close(got, want, rtol=3e-6, atol=1e-44, equal_nan=True)
     else:
-        check("pow", got, torch.pow(x, exponent))
+        check("pow", got, want)
 
 
 def test_multiply_and_add_are_rounded_separately() -> None:

@@ -95,7 +95,7 @@ def test_the_table_holds_the_whole_vocabulary_and_nothing_else() -> None:
 
 
 def test_a_cuda_kernel_has_text_for_every_op_of_the_table() -> None:
-    assert set(TRITON_OPS) | {"cast", "bitcast"} == set(OP_TABLE)
+    assert set(TRITON_OPS) | {"cast", "bitcast"} == {name for name, row in OP_TABLE.items() if row.written}
 
 
 @pytest.mark.parametrize(("op", "dtype"), ROWS, ids=lambda v: v.value if isinstance(v, DType) else v)

@@ -6,6 +6,7 @@ Note [Normal form]
        constants, so that reshaped views become plain strides.
     3. Loops are ordered by stride, and neighbours that are contiguous in every access are merged. A pointwise op on
        ``[B, S, H]`` ends as one loop.
+    4. What the table of ops says in other ops (sigmoid, powers of small integers) is written in these.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from ..ir import Buffer, LoopNest
 from ..kernel_ir.nests import FlatNest, Placement, flat_nest
 from ..kernel_ir.nodes import Kernel, KernelCall, KernelModule
 from ..passes import PassContext, in_order
-from . import merge_loops, order_loops, simplify_bounds, split_loops_by_divisors
+from . import expand_ops, merge_loops, order_loops, simplify_bounds, split_loops_by_divisors
 from .linearize import DECLARE_SIZES, linearize_nest
 
 __all__ = ["NORMAL_FORM", "flatten_nest", "normal_form", "normalize"]
@@ -27,6 +28,7 @@ NORMAL_FORM = in_order(
     split_loops_by_divisors.PASS,
     order_loops.PASS,
     merge_loops.PASS,
+    expand_ops.PASS,
     DECLARE_SIZES,
 )
 

@@ -10,7 +10,7 @@ from torch.fx import Node
 
 from ..errors import Fallback
 from ..ir import DType
-from ..ops.scalar import OP_TABLE
+from ..ops.scalar import OP_TABLE, expansion
 from . import activations
 from .context import LoweringContext
 from .nest_builder import NestBuilder, Value
@@ -256,28 +256,35 @@ def div_mode(ctx: LoweringContext, node: Node, a: object, b: object, rounding_mo
 def _half_div_mode(ctx: LoweringContext, node: Node, a: object, b: View, rounding_mode: str) -> View:
     """Rounded division of halves, with a rounding to the half after each of eager's steps."""
     dtype = promote([a, b])
-
-    def rounded(nest: NestBuilder, op: str, x: Value, y: Value) -> Value:
-        return nest.round_to(nest.op(op, x, y), dtype)
+    body = expansion("truncdiv" if rounding_mode == "trunc" else "floordiv", DType.F32)
+    assert body is not None
 
     def compute(nest: NestBuilder, *values: Value) -> Value:
-        x, y = _rounded(nest, values, (a, b), dtype)
-        ratio = rounded(nest, "div", x, y)
-        if rounding_mode == "trunc":
-            return nest.op("trunc", ratio)
-        zero, one, half = (nest.const(number, x.dtype) for number in (0.0, 1.0, 0.5))
-        rest = nest.op("fmod", x, y)
-        whole = rounded(nest, "div", rounded(nest, "sub", x, rest), y)
-        apart = nest.op("ne", nest.op("lt", y, zero), nest.op("lt", rest, zero))
-        low = nest.op("logical_and", nest.op("ne", rest, zero), apart)
-        whole = nest.where(low, rounded(nest, "sub", whole, one), whole)
-        down = nest.op("floor", whole)
-        high = nest.op("gt", rounded(nest, "sub", whole, down), half)
-        down = nest.where(high, rounded(nest, "add", down, one), down)
-        result = nest.where(nest.op("eq", whole, zero), nest.op("copysign", zero, ratio), down)
-        return nest.where(nest.op("eq", y, zero), ratio, result)
+        return body(_Steps(nest, dtype), *_rounded(nest, values, (a, b), dtype))  # type: ignore[no-any-return]
 
     return ctx.pointwise(node, [a, b], compute, compute_dtype(dtype))
+
+
+class _Steps:
+    """Writes an op's expansion step by step, as eager computes it: what sums, products and quotients give is rounded to
+    ``common`` before it is used."""
+
+    __slots__ = ("common", "exact", "nest")
+
+    def __init__(self, nest: NestBuilder, common: torch.dtype) -> None:
+        self.nest, self.common = nest, common
+        self.exact: set[str] = set()  # values that are not rounded yet
+
+    def __call__(self, op: str, *args: Value | float) -> Value:
+        dtype = next(a.dtype for a in args if isinstance(a, Value) and a.dtype is not DType.BOOL)
+        values = [self._used(a) if isinstance(a, Value) else self.nest.const(a, dtype) for a in args]
+        result = self.nest.op(op, *values)
+        if op in ("add", "sub", "mul", "div"):
+            self.exact.add(result.name)
+        return result
+
+    def _used(self, value: Value) -> Value:
+        return _rounded(self.nest, [value], [None], self.common)[0] if value.name in self.exact else value
 
 
 @TABLE.lowers(aten.floor_divide.default)
@@ -340,15 +347,10 @@ def pow_scalar(ctx: LoweringContext, node: Node, x: View, exponent: object) -> V
 
     def compute(nest: NestBuilder, v: Value) -> Value:
         (v,) = _rounded(nest, [v], [x], common)
-        form = _SIMPLE_POWERS.get(exponent) if isinstance(exponent, int | float) else None
-        if (
-            form is not None
-            and v.dtype in (DType.F32, DType.F64)
-            and (common is not torch.float16 or exponent in (1, 2))
-        ):
-            return form(nest, v, common)
-        if exponent == 2:
-            return apply(nest, "mul", v, v)
+        if isinstance(exponent, int | float):
+            found = _simple_power(nest, v, exponent, common)
+            if found is not None:
+                return found
         return apply(nest, "pow", v, *_rounded(nest, [nest.scalar(exponent, dtype)], [exponent], common))
 
     if isinstance(exponent, int) and exponent < 0 and dtype not in (DType.F32, DType.F64):
@@ -356,20 +358,19 @@ def pow_scalar(ctx: LoweringContext, node: Node, x: View, exponent: object) -> V
     return ctx.pointwise(node, [x], compute, dtype)
 
 
-def _squared(nest: NestBuilder, v: Value, common: torch.dtype) -> Value:
-    (result,) = _rounded(nest, [nest.op("mul", v, v)], [None], common)
-    return result
+def _simple_power(nest: NestBuilder, v: Value, exponent: float, common: torch.dtype) -> Value | None:
+    """The powers that eager has no logarithm for; of float16 where no rounding tells."""
+    if v.dtype not in (DType.F32, DType.F64):
+        return apply(nest, "mul", v, v) if exponent == 2 else None
+    if common is torch.float16 and exponent not in (1, 2):
+        return None
+    if exponent == 1:
+        return v
+    if abs(exponent) == 0.5:  # also of -0.0 and -inf, where this is no power
+        return nest.op("sqrt" if exponent > 0 else "rsqrt", v)
+    body = expansion("pow", v.dtype, (None, exponent))
+    return body(_Steps(nest, common), v, v) if body is not None else None
 
-
-_SIMPLE_POWERS: dict[object, Callable[[NestBuilder, Value, torch.dtype], Value]] = {
-    0.5: lambda nest, v, _: nest.op("sqrt", v),
-    1: lambda nest, v, _: v,
-    2: lambda nest, v, _: nest.op("mul", v, v),
-    3: lambda nest, v, common: nest.op("mul", _squared(nest, v, common), v),
-    -0.5: lambda nest, v, _: nest.op("rsqrt", v),
-    -1: lambda nest, v, _: nest.op("reciprocal", v),
-    -2: lambda nest, v, common: nest.op("reciprocal", _squared(nest, v, common)),
-}
 
 TABLE.add(aten.pow.Tensor_Tensor, _binary("pow"))
 TABLE.add(aten.pow.Scalar, _binary("pow"))

@@ -18,15 +18,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from types import MappingProxyType
+from typing import Any
 
 from torch import Tensor
 
 from ..errors import IRError
+from . import expansions as body
 from . import reference as ref
 from .dtypes import ARITHMETIC_INTS, FLOATS, HALVES, DType, bits
+from .expansions import Expansion
 
 __all__ = [
     "DEAR",
+    "EXPANDED",
     "LONG",
     "MATH",
     "OP_TABLE",
@@ -38,6 +42,7 @@ __all__ = [
     "ReduceRow",
     "TypeRule",
     "check_op_types",
+    "expansion",
     "reduce_dtype",
     "result_dtype",
 ]
@@ -79,6 +84,7 @@ class OpRow:
     kernel's error status does. ``commutative``: the operands may be swapped (NaN payloads aside).
     ``cost``: 0 for what comes along with other work, 1 for an instruction or two, 4 for a root, 8 for many
     instructions or a call, 20 for a division that is guarded. ``symbol``: the library's function that computes it.
+    ``expand``: what the op is in other ops, see :mod:`.expansions`; the first that fits is taken, for every target.
     """
 
     name: str
@@ -91,12 +97,24 @@ class OpRow:
     traps: bool = False
     cost: int = CHEAP
     symbol: MathSymbol | None = None
+    expand: tuple[Expansion, ...] = ()
+
+    @property
+    def written(self) -> frozenset[DType]:
+        """The operand types for which a target must know how the op is written."""
+        return self.domain.difference(*(e.domain for e in self.expand if not e.where))
 
 
 def _unary(
-    name: str, domain: frozenset[DType], reference: Callable[..., Tensor], edges: str, cost: int = CHEAP
+    name: str,
+    domain: frozenset[DType],
+    reference: Callable[..., Tensor],
+    edges: str,
+    cost: int = CHEAP,
+    expand: Callable[..., object] | None = None,
 ) -> OpRow:
-    return OpRow(name, 1, TypeRule.SAME, domain, reference, edges, cost=cost)
+    expansions = (Expansion(expand),) if expand is not None else ()
+    return OpRow(name, 1, TypeRule.SAME, domain, reference, edges, cost=cost, expand=expansions)
 
 
 def _math(name: str, reference: Callable[..., Tensor], edges: str, *, arity: int = 1, accuracy: str = "u10") -> OpRow:
@@ -120,9 +138,10 @@ def _binary(
     traps: bool = False,
     cost: int = CHEAP,
     symbol: MathSymbol | None = None,
+    expand: tuple[Expansion, ...] = (),
 ) -> OpRow:
     cost = DIVISION if traps else cost
-    return OpRow(name, 2, TypeRule.SAME, domain, reference, edges, commutative, traps, cost, symbol)
+    return OpRow(name, 2, TypeRule.SAME, domain, reference, edges, commutative, traps, cost, symbol, expand)
 
 
 def _compare(name: str, reference: Callable[..., Tensor], edges: str) -> OpRow:
@@ -151,7 +170,7 @@ _ROWS = (
     _math("log10", ref.log10, "as log"),
     _math("log1p", ref.log1p, "log1p(-1) is -inf, below nan; keeps -0.0"),
     _unary("sqrt", _F, ref.sqrt, "correctly rounded (eager: within 1 ulp); of -0.0 -0.0, of a negative nan", ROOT),
-    _unary("rsqrt", _F, ref.rsqrt, "1/sqrt(x) in two roundings; of +-0 +-inf, of inf 0, of a negative nan", ROOT),
+    _unary("rsqrt", _F, ref.rsqrt, "in two roundings; of +-0 +-inf, of inf 0, of a negative nan", ROOT, body.rsqrt),
     _unary("reciprocal", _F, ref.reciprocal, "1/x correctly rounded; of +-0 +-inf, of +-inf +-0"),
     _math("sin", ref.sin, "sin(+-inf) is nan; keeps -0.0"),
     _math("cos", ref.cos, "cos(+-inf) is nan"),
@@ -168,12 +187,20 @@ _ROWS = (
     _math("erf", ref.erf, "erf(+-inf) is +-1"),
     _math("erfc", ref.erfc, "erfc(inf) is 0, erfc(-inf) is 2", accuracy="u15"),
     _math("lgamma", ref.lgamma, "log of |gamma|: inf at 0, -1, -2 .. and at both infinities"),
-    _unary("sigmoid", _F, ref.sigmoid, "1/(1+exp(-x)): 0 at -inf, 1 at inf, never overflows to nan", HEAVY),
+    _unary("sigmoid", _F, ref.sigmoid, "0 at -inf, 1 at inf, never overflows to nan", HEAVY, body.sigmoid),
     # -- unary: bits and tests
     _unary("bitwise_not", _I | _B, ref.bitwise_not, "of bool: logical not"),
     _unary("logical_not", _B, ref.logical_not, ""),
     _test("isnan", _F, ref.isnan, ""),
-    _test("isinf", _F, ref.isinf, "true for both infinities, false for nan"),
+    OpRow(
+        "isinf",
+        1,
+        TypeRule.PREDICATE,
+        _F,
+        ref.isinf,
+        "true for both infinities, false for nan",
+        expand=(Expansion(body.isinf),),
+    ),
     _test("signbit", _F | _I, ref.signbit, "true for -0.0 and for a nan with its sign bit set; u8 is never negative"),
     # -- binary: arithmetic
     _binary("add", _F | _I, ref.add, "integers wrap; inf + -inf is nan", commutative=True),
@@ -186,6 +213,7 @@ _ROWS = (
         ref.floordiv,
         f"rounds down; {_DIVIDE_INT}; INT_MIN // -1 is INT_MIN; floats: x//0 is x/0, else (a - mod)/b made whole",
         traps=True,
+        expand=(Expansion(body.floordiv),),
     ),
     _binary(
         "truncdiv",
@@ -193,6 +221,7 @@ _ROWS = (
         ref.truncdiv,
         f"rounds towards zero; {_DIVIDE_INT}; INT_MIN / -1 is INT_MIN; floats: trunc(a/b)",
         traps=True,
+        expand=(Expansion(body.truncdiv),),
     ),
     _binary(
         "mod",
@@ -200,6 +229,7 @@ _ROWS = (
         ref.mod,
         f"sign of the divisor; {_DIVIDE_INT}; INT_MIN % -1 is 0; floats: mod 0 is nan",
         traps=True,
+        expand=(Expansion(body.mod),),
     ),
     _binary(
         "fmod",
@@ -217,6 +247,7 @@ _ROWS = (
         "except for bases 1 and -1",
         cost=HEAVY,
         symbol=MathSymbol("pow", "u10"),
+        expand=body.POWERS,
     ),
     _binary("minimum", _F | _I | _B, ref.minimum, f"nan if either is nan; {_ZERO_SIGN}", commutative=True),
     _binary("maximum", _F | _I | _B, ref.maximum, f"nan if either is nan; {_ZERO_SIGN}", commutative=True),
@@ -267,6 +298,7 @@ WORK = frozenset(row.name for row in _ROWS if row.cost > FREE)  #: operations th
 DEAR = frozenset(row.name for row in _ROWS if row.cost >= ROOT)  #: better stored than computed again
 LONG = frozenset(row.name for row in _ROWS if row.cost >= HEAVY)  #: keep a processor busy by themselves
 MATH: Mapping[str, MathSymbol] = MappingProxyType({row.name: row.symbol for row in _ROWS if row.symbol is not None})
+EXPANDED = frozenset(row.name for row in _ROWS if row.expand)  #: may be other ops
 TRAPPING = frozenset(row.name for row in _ROWS if row.traps)  #: may report an error
 
 
@@ -297,6 +329,18 @@ _REDUCE_ROWS = (
 )
 
 REDUCE_TABLE: Mapping[str, ReduceRow] = MappingProxyType({row.kind: row for row in _REDUCE_ROWS})
+
+
+def expansion(
+    op: str, dtype: DType, constants: Sequence[float | int | bool | None] = ()
+) -> Callable[..., Any] | None:
+    """The body that an op on operands of ``dtype`` is, if it is one. ``constants``: which operands are numbers."""
+    for found in OP_TABLE[op].expand:
+        if dtype in found.domain and all(
+            place < len(constants) and constants[place] == number for place, number in found.where
+        ):
+            return found.body
+    return None
 
 
 def check_op_types(op: str, args: Sequence[DType], result: DType) -> str | None:

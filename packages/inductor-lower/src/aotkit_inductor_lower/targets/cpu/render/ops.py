@@ -94,18 +94,8 @@ def _sign(ops: Ops, args: Sequence[Ssa], dtype: DType) -> Ssa:
     return ops.select(ops.compare("icmp sgt", x, zero), one, below)
 
 
-def _rsqrt(ops: Ops, args: Sequence[Ssa], dtype: DType) -> Ssa:
-    return ops.op("fdiv", ops.const(1.0, dtype, args[0]), ops.intrinsic("sqrt", args[0]))
-
-
 def _reciprocal(ops: Ops, args: Sequence[Ssa], dtype: DType) -> Ssa:
     return ops.op("fdiv", ops.const(1.0, dtype, args[0]), args[0])
-
-
-def _sigmoid(ops: Ops, args: Sequence[Ssa], dtype: DType) -> Ssa:
-    one = ops.const(1.0, dtype, args[0])
-    grown = LLVM_OPS["exp"](ops, [_neg(ops, args, dtype)], dtype)
-    return ops.op("fdiv", one, ops.op("fadd", one, grown))
 
 
 def _not(ops: Ops, args: Sequence[Ssa], dtype: DType) -> Ssa:
@@ -114,10 +104,6 @@ def _not(ops: Ops, args: Sequence[Ssa], dtype: DType) -> Ssa:
 
 def _isnan(ops: Ops, args: Sequence[Ssa], dtype: DType) -> Ssa:
     return ops.compare("fcmp uno", args[0], args[0])
-
-
-def _isinf(ops: Ops, args: Sequence[Ssa], dtype: DType) -> Ssa:
-    return ops.compare("fcmp oeq", ops.intrinsic("fabs", args[0]), ops.const(float("inf"), dtype, args[0]))
 
 
 def _signbit(ops: Ops, args: Sequence[Ssa], dtype: DType) -> Ssa:
@@ -147,8 +133,6 @@ def _safe_divisor(ops: Ops, b: Ssa, dtype: DType) -> tuple[Ssa, Ssa | None]:
 
 def _truncdiv(ops: Ops, args: Sequence[Ssa], dtype: DType) -> Ssa:
     a, b = args
-    if dtype in FLOAT_TYPES:
-        return ops.intrinsic("trunc", ops.op("fdiv", a, b))
     safe, minus = _safe_divisor(ops, b, dtype)
     if minus is None:
         return ops.op("udiv", a, safe)
@@ -168,27 +152,20 @@ def _fmod(ops: Ops, args: Sequence[Ssa], dtype: DType) -> Ssa:
 
 def _mod(ops: Ops, args: Sequence[Ssa], dtype: DType) -> Ssa:
     a, b = args
-    rest = _fmod(ops, args, dtype)
+    rest = _int_remainder(ops, a, b, dtype)
     if dtype is DType.U8:
         return rest
-    if dtype in INT_TYPES:
-        zero = _zero_like(a)
-        wrong = ops.op(
-            "and",
-            ops.compare("icmp ne", rest, zero),
-            ops.compare("icmp slt", ops.op("xor", rest, b), zero),
-        )
-        return ops.select(wrong, ops.op("add", rest, b), rest)
-    zero = ops.const(0.0, dtype, a)
-    signs = ops.op("xor", ops.compare("fcmp olt", b, zero), ops.compare("fcmp olt", rest, zero))
-    wrong = ops.op("and", ops.compare("fcmp une", rest, zero), signs)
-    return ops.select(wrong, ops.op("fadd", rest, b), rest)
+    zero = _zero_like(a)
+    wrong = ops.op(
+        "and",
+        ops.compare("icmp ne", rest, zero),
+        ops.compare("icmp slt", ops.op("xor", rest, b), zero),
+    )
+    return ops.select(wrong, ops.op("add", rest, b), rest)
 
 
 def _floordiv(ops: Ops, args: Sequence[Ssa], dtype: DType) -> Ssa:
     a, b = args
-    if dtype in FLOAT_TYPES:
-        return _float_floordiv(ops, a, b, dtype)
     if dtype is DType.U8:
         return _truncdiv(ops, args, dtype)
     safe, minus = _safe_divisor(ops, b, dtype)
@@ -199,40 +176,11 @@ def _floordiv(ops: Ops, args: Sequence[Ssa], dtype: DType) -> Ssa:
     return ops.select(minus, _neg(ops, [a], dtype), down)
 
 
-def _float_floordiv(ops: Ops, a: Ssa, b: Ssa, dtype: DType) -> Ssa:
-    """``(a - a mod b) / b`` made whole: exact where ``floor(a/b)`` would round up."""
-    zero, one = ops.const(0.0, dtype, a), ops.const(1.0, dtype, a)
-    rest = ops.libm("fmod", [a, b], dtype)
-    quotient = ops.op("fdiv", ops.op("fsub", a, rest), b)
-    signs = ops.op("xor", ops.compare("fcmp olt", b, zero), ops.compare("fcmp olt", rest, zero))
-    wrong = ops.op("and", ops.compare("fcmp une", rest, zero), signs)
-    quotient = ops.select(wrong, ops.op("fsub", quotient, one), quotient)
-    whole = ops.intrinsic("floor", quotient)
-    far = ops.compare("fcmp ogt", ops.op("fsub", quotient, whole), ops.const(0.5, dtype, a))
-    whole = ops.select(far, ops.op("fadd", whole, one), whole)
-    plain = ops.op("fdiv", a, b)
-    whole = ops.select(ops.compare("fcmp oeq", quotient, zero), ops.intrinsic("copysign", zero, plain), whole)
-    return ops.select(ops.compare("fcmp oeq", b, zero), plain, whole)
-
-
 def _pow(ops: Ops, args: Sequence[Ssa], dtype: DType) -> Ssa:
     if dtype in INT_TYPES:
         return _int_pow(ops, args[0], args[1], dtype)
     base, exponent = args
-    for value, row in _POW_SPECIAL.items():
-        if exponent.text == ops.const(value, dtype, base).text:
-            return row(ops, base, dtype)
     return logarithms.pow_f32(ops, base, exponent) if dtype is DType.F32 else ops.math("pow", args, dtype)
-
-
-_POW_SPECIAL: dict[float, Callable[[Ops, Ssa, DType], Ssa]] = {
-    2.0: lambda ops, x, dtype: ops.op("fmul", x, x),
-    3.0: lambda ops, x, dtype: ops.op("fmul", ops.op("fmul", x, x), x),
-    -2.0: lambda ops, x, dtype: _reciprocal(ops, [ops.op("fmul", x, x)], dtype),
-    -1.0: lambda ops, x, dtype: _reciprocal(ops, [x], dtype),
-    0.5: lambda ops, x, dtype: ops.intrinsic("sqrt", x),
-    -0.5: lambda ops, x, dtype: _rsqrt(ops, [x], dtype),
-}
 
 
 def _int_pow(ops: Ops, base: Ssa, exponent: Ssa, dtype: DType) -> Ssa:
@@ -290,6 +238,7 @@ def _where(ops: Ops, args: Sequence[Ssa], dtype: DType) -> Ssa:
     return ops.select(*args)
 
 
+# Every op that no row of the op table expands for all types.
 LLVM_OPS: Mapping[str, Row] = {
     **{name: _math(name) for name in MATH},  # and what is better than the library's
     "neg": _neg,
@@ -307,7 +256,6 @@ LLVM_OPS: Mapping[str, Row] = {
     "log10": _own("log10", logarithms.log10_f32),
     "log1p": _own("log1p", logarithms.log1p_f32),
     "sqrt": _intrinsic("sqrt"),
-    "rsqrt": _rsqrt,
     "reciprocal": _reciprocal,
     **{name: _hyperbolic(name) for name in ("sinh", "cosh")},
     "sin": _own("sin", trigonometry.sin_f32),
@@ -316,11 +264,9 @@ LLVM_OPS: Mapping[str, Row] = {
     "tanh": _own("tanh", exponentials.tanh_f32),
     "asinh": _exact("asinh"),
     "acosh": _exact("acosh"),
-    "sigmoid": _sigmoid,
     "bitwise_not": _not,
     "logical_not": _not,
     "isnan": _isnan,
-    "isinf": _isinf,
     "signbit": _signbit,
     "add": _binary("fadd", "add"),
     "sub": _binary("fsub", "sub"),

@@ -33,15 +33,6 @@ from .ops import TYPE_NAMES, accumulate_text, constant_text, op_text
 
 __all__ = ["BodyEmitter"]
 
-_POWERS: Mapping[object, str] = {
-    2.0: "({0} * {0})",
-    3.0: "({0} * {0} * {0})",
-    -2.0: "reciprocal({0} * {0})",
-    -1.0: "reciprocal({0})",
-    0.5: "square_root({0})",
-    -0.5: "reciprocal(square_root({0}))",
-}
-
 
 class BodyEmitter:
     """Writes the instructions of a kernel, one by one; who is between them is a subclass's business."""
@@ -64,7 +55,6 @@ class BodyEmitter:
         self.wide = needs_64_bit(nest, buffers)
         self.index_type = "tl.int64" if self.wide else "tl.int32"
         self.types = {i.result: i.dtype for s in nest.stages for i in s.body if not isinstance(i, CheckedIndex | Store)}
-        self.consts = {i.result: i.value for s in nest.stages for i in s.body if isinstance(i, Const)}
         self.scope = Scope()
         self.symbols: dict[Symbol, Value] = {}
         self.masks: dict[int, str] = {}
@@ -157,10 +147,7 @@ class BodyEmitter:
     def _compute(self, instr: Compute) -> None:
         args = [self.value(a) for a in instr.args]
         dims = frozenset().union(*(a.dims for a in args))
-        exponent = self.consts.get(instr.args[-1]) if instr.op == "pow" and is_float(instr.dtype) else None
-        text = _POWERS[exponent].format(args[0].text) if exponent in _POWERS else None
-        if text is None:
-            text = op_text(instr.op, [a.text for a in args], [self.types[a] for a in instr.args], instr.dtype)
+        text = op_text(instr.op, [a.text for a in args], [self.types[a] for a in instr.args], instr.dtype)
         self.define(instr.result, text, dims)
 
     def _check_index(self, instr: CheckedIndex) -> None:

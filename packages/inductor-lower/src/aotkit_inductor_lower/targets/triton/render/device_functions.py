@@ -48,11 +48,6 @@ def reciprocal(x):
 
 
 @jit
-def sigmoid(x):
-    return reciprocal(1.0 + libm.exp(negate(x)))
-
-
-@jit
 def sign(x):  # 0 for nan
     below = tl.where(x < 0, tl.full(x.shape, -1, x.dtype), tl.full(x.shape, 0, x.dtype))
     return tl.where(x > 0, tl.full(x.shape, 1, x.dtype), below)
@@ -61,31 +56,6 @@ def sign(x):  # 0 for nan
 @jit
 def sign_unsigned(x):
     return tl.where(x != 0, tl.full(x.shape, 1, x.dtype), tl.full(x.shape, 0, x.dtype))
-
-
-@jit
-def is_inf(x):
-    return tl.abs(x) == float("inf")
-
-
-@jit
-def fmod_sign_of_divisor(a, b):
-    rest = libm.fmod(a, b)
-    wrong = (rest != 0.0) & ((rest < 0.0) != (b < 0.0))
-    return tl.where(wrong, rest + b, rest)
-
-
-@jit
-def floor_divide_float(a, b):  # (a - a mod b) / b made whole: exact where floor(a / b) would round up
-    rest = libm.fmod(a, b)
-    quotient = divide(a - rest, b)
-    wrong = (rest != 0.0) & ((rest < 0.0) != (b < 0.0))
-    quotient = tl.where(wrong, quotient - 1.0, quotient)
-    whole = tl.floor(quotient)
-    whole = tl.where(quotient - whole > 0.5, whole + 1.0, whole)
-    plain = divide(a, b)
-    whole = tl.where(quotient == 0.0, libm.copysign(tl.full(plain.shape, 0.0, plain.dtype), plain), whole)
-    return tl.where(b == 0.0, plain, whole)
 
 
 @jit

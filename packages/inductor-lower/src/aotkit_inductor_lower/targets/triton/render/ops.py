@@ -84,6 +84,10 @@ def _by_type(floats: Row, signed: Row, unsigned: Row | None = None, boolean: Row
     return row
 
 
+def _integers(signed: Row, unsigned: Row) -> Row:
+    return lambda args, dtype: (unsigned if dtype is DType.U8 else signed)(args, dtype)
+
+
 def _first(args: Sequence[str], dtype: DType) -> str:
     return args[0]
 
@@ -103,6 +107,7 @@ def _with_width(name: str, reduce: int = 0) -> Row:
     return lambda args, dtype: f"{name}({args[0]}, {args[1]}, {bits(dtype) - reduce})"
 
 
+# Every op that no row of the op table expands for all types.
 TRITON_OPS: Mapping[str, Row] = {
     **{name: _call(f"libm.{function.name}") for name, function in MATH.items()},
     "neg": _by_type(_call("negate"), lambda a, d: f"(0 - {a[0]})"),
@@ -113,13 +118,10 @@ TRITON_OPS: Mapping[str, Row] = {
     "trunc": _call("libm.trunc"),
     "round": _call("libm.nearbyint"),
     "sqrt": _call("square_root"),
-    "rsqrt": lambda a, d: f"reciprocal(square_root({a[0]}))",
     "reciprocal": _call("reciprocal"),
-    "sigmoid": _call("sigmoid"),
     "bitwise_not": lambda a, d: f"({a[0]} == 0)" if d is DType.BOOL else f"({a[0]} ^ {255 if d is DType.U8 else -1})",
     "logical_not": lambda a, d: f"({a[0]} == 0)",
     "isnan": lambda a, d: f"({a[0]} != {a[0]})",
-    "isinf": _call("is_inf"),
     "signbit": _by_type(
         lambda a, d: f"(float_bits({a[0]}) < 0)", lambda a, d: f"({a[0]} < 0)", lambda a, d: f"({a[0]} != {a[0]})"
     ),
@@ -127,11 +129,9 @@ TRITON_OPS: Mapping[str, Row] = {
     "sub": _infix("-"),
     "mul": _infix("*"),
     "div": _call("divide"),
-    "floordiv": _by_type(_call("floor_divide_float"), _call("floor_divide"), _call("divide_unsigned")),
-    "truncdiv": _by_type(
-        lambda a, d: f"libm.trunc(divide({a[0]}, {a[1]}))", _call("truncate_divide"), _call("divide_unsigned")
-    ),
-    "mod": _by_type(_call("fmod_sign_of_divisor"), _call("remainder_of_divisor"), _call("remainder_unsigned")),
+    "floordiv": _integers(_call("floor_divide"), _call("divide_unsigned")),
+    "truncdiv": _integers(_call("truncate_divide"), _call("divide_unsigned")),
+    "mod": _integers(_call("remainder_of_divisor"), _call("remainder_unsigned")),
     "fmod": _by_type(_call("libm.fmod"), _call("remainder_of_dividend"), _call("remainder_unsigned")),
     "pow": _by_type(_call("libm.pow"), _with_width("power_int", 1), _with_width("power_unsigned")),
     "minimum": _extreme("minimum", "<", "&"),
