@@ -23,12 +23,11 @@ from aotkit_inductor_lower.ops.dtypes import (
     to_torch_dtype,
     torch_name,
 )
+from aotkit_inductor_lower.ops.reductions import REDUCTIONS, reduce_dtype
 from aotkit_inductor_lower.ops.scalar import (
     OP_TABLE,
-    REDUCE_TABLE,
     TypeRule,
     check_op_types,
-    reduce_dtype,
     result_dtype,
 )
 from aotkit_inductor_lower.targets.triton.render.ops import TRITON_OPS
@@ -90,7 +89,7 @@ ROWS = [
 
 def test_the_table_holds_the_whole_vocabulary_and_nothing_else() -> None:
     assert sorted(OP_TABLE) == sorted(VOCABULARY.split())
-    assert sorted(REDUCE_TABLE) == sorted(["sum", "prod", "min", "max", "any", "all", "argmin", "argmax"])
+    assert sorted(REDUCTIONS) == sorted(["sum", "prod", "min", "max", "any", "all", "argmin", "argmax"])
     assert all(row.name == name for name, row in OP_TABLE.items())
 
 
@@ -282,20 +281,20 @@ def test_well_typed_ops_have_a_result_type() -> None:
 # -- reductions ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", sorted(REDUCE_TABLE))
+@pytest.mark.parametrize("kind", sorted(REDUCTIONS))
 @pytest.mark.covers("F5g.8", "F5g.9")
 def test_a_reduction_is_eager_on_edge_values(kind: str) -> None:
     eager = {"min": torch.amin, "max": torch.amax}.get(kind) or getattr(torch, kind)
-    for dtype in sorted(REDUCE_TABLE[kind].domain, key=lambda d: d.value):
+    for dtype in sorted(REDUCTIONS[kind].domain, key=lambda d: d.value):
         values = edges(dtype)
         rows = torch.stack([values.roll(k)[: 2 + k % 5].repeat(3)[:6] for k in range(len(values))])
-        found = REDUCE_TABLE[kind].reference(rows)
+        found = REDUCTIONS[kind].reference(rows)
         try:
             wanted = eager(rows, -1)
         except (RuntimeError, NotImplementedError):
             assert dtype is DType.BOOL, "eager has no argmin of bool"
             wanted = eager(rows.to(torch.uint8), -1)
-        if dtype is DType.BOOL and not REDUCE_TABLE[kind].index:
+        if dtype is DType.BOOL and not REDUCTIONS[kind].position_of:
             wanted = wanted.to(torch.bool)
         if is_float(dtype):
             assert torch.allclose(found.double(), wanted.to(found.dtype).double(), equal_nan=True, rtol=1e-5)
@@ -305,25 +304,25 @@ def test_a_reduction_is_eager_on_edge_values(kind: str) -> None:
 
 @pytest.mark.covers("F5g.9")
 def test_the_first_of_equals_and_the_first_nan_win() -> None:
-    assert REDUCE_TABLE["argmax"].reference(torch.tensor([1.0, 3.0, 3.0])) == 1
-    assert REDUCE_TABLE["argmin"].reference(torch.tensor([3.0, NAN, 1.0, NAN])) == 1
-    assert REDUCE_TABLE["argmax"].reference(torch.tensor([2, 2, 2])) == 0
+    assert REDUCTIONS["argmax"].reference(torch.tensor([1.0, 3.0, 3.0])) == 1
+    assert REDUCTIONS["argmin"].reference(torch.tensor([3.0, NAN, 1.0, NAN])) == 1
+    assert REDUCTIONS["argmax"].reference(torch.tensor([2, 2, 2])) == 0
 
 
 def test_an_empty_reduction_gives_the_identity() -> None:
     empty = {d: torch.empty((2, 0), dtype=to_torch_dtype(d)) for d in DType}
-    assert REDUCE_TABLE["sum"].reference(empty[DType.F32]).tolist() == [0, 0]
-    assert REDUCE_TABLE["prod"].reference(empty[DType.I64]).tolist() == [1, 1]
-    assert REDUCE_TABLE["min"].reference(empty[DType.F32]).tolist() == [INF, INF]
-    assert REDUCE_TABLE["max"].reference(empty[DType.I8]).tolist() == [-128, -128]
-    assert REDUCE_TABLE["max"].reference(empty[DType.BOOL]).tolist() == [False, False]
-    assert REDUCE_TABLE["all"].reference(empty[DType.BOOL]).tolist() == [True, True]
-    assert REDUCE_TABLE["argmin"].reference(empty[DType.F64]).tolist() == [0, 0]
+    assert REDUCTIONS["sum"].reference(empty[DType.F32]).tolist() == [0, 0]
+    assert REDUCTIONS["prod"].reference(empty[DType.I64]).tolist() == [1, 1]
+    assert REDUCTIONS["min"].reference(empty[DType.F32]).tolist() == [INF, INF]
+    assert REDUCTIONS["max"].reference(empty[DType.I8]).tolist() == [-128, -128]
+    assert REDUCTIONS["max"].reference(empty[DType.BOOL]).tolist() == [False, False]
+    assert REDUCTIONS["all"].reference(empty[DType.BOOL]).tolist() == [True, True]
+    assert REDUCTIONS["argmin"].reference(empty[DType.F64]).tolist() == [0, 0]
 
 
 def test_integer_sums_and_products_wrap() -> None:
-    assert REDUCE_TABLE["sum"].reference(torch.tensor([2**31 - 1, 1], dtype=torch.int32)) == -(2**31)
-    assert REDUCE_TABLE["prod"].reference(torch.tensor([2**62, 4])) == 0
+    assert REDUCTIONS["sum"].reference(torch.tensor([2**31 - 1, 1], dtype=torch.int32)) == -(2**31)
+    assert REDUCTIONS["prod"].reference(torch.tensor([2**62, 4])) == 0
 
 
 # -- types -----------------------------------------------------------------------------------------------

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 from ..errors import IRError
 from ..ops.dtypes import dtype_from_torch_name
-from ..ops.scalar import reduce_dtype, result_dtype
+from ..ops.reductions import reduce_dtype
+from ..ops.scalar import result_dtype
 from ..symbolic import Expr, SymbolKind, sym, to_expr
 from .nodes import (
     Buffer,

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from ..errors import IRError
-from ..ops.dtypes import to_torch_dtype
-from ..ops.scalar import OP_TABLE, REDUCE_TABLE, TypeRule
+from ..ops.dtypes import from_torch_dtype, to_torch_dtype
+from ..ops.reductions import REDUCTIONS, store_op
+from ..ops.scalar import OP_TABLE, TypeRule
 from ..symbolic import Symbol, SymbolKind
 from .grid import evaluate_on_grid
 from .nodes import CheckedIndex, Compute, Const, Index, Instr, Load, Reduce, Store
@@ -118,7 +119,7 @@ class InstrRun:
 
     def reduce(self, i: Reduce) -> None:
         whole = self.values[i.value].expand(self.shape)
-        flat, reference = self.flattened(whole), REDUCE_TABLE[i.kind].reference
+        flat, reference = self.flattened(whole), REDUCTIONS[i.kind].reference
         if i.running:
             so_far = [reference(flat[..., : n + 1]) for n in range(flat.shape[-1])]
             self.keep(i.result, torch.stack(so_far, -1).reshape(whole.shape) if so_far else whole)
@@ -147,16 +148,13 @@ class InstrRun:
             return
         if not tensor.dim():
             places, tensor = (values.new_zeros(values.shape, dtype=torch.int64),), tensor.view(1)
+        dtype = from_torch_dtype(values.dtype)
+        assert dtype is not None, "values have types of the IR"
+        combine = OP_TABLE[store_op(i.mode, dtype)].reference
         for *place, element in zip(*places, values, strict=True):  # slow, and in order
             at = tuple(int(p) for p in place)
-            tensor[at] = _COMBINE[i.mode](tensor[at], element)
+            tensor[at] = combine(tensor[at], element)
 
-
-_COMBINE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "mul": torch.mul,
-    "min": torch.minimum,
-    "max": torch.maximum,
-}
 
 _RUN: dict[type, Callable[..., None]] = {
     Load: InstrRun.load,

@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 from ..errors import IRError
 from ..ops.dtypes import int_bounds, is_float
-from ..ops.scalar import check_op_types, reduce_dtype
+from ..ops.reductions import reduce_dtype
+from ..ops.scalar import check_op_types
 from ..symbolic import Expr, Ranges, Symbol, SymbolKind, prove_lt, prove_nonnegative, simplify
 from .grid import evaluate_on_grid, index_grid
 from .nodes import STORE_MODES, CheckedIndex, Compute, Const, DType, Index, Instr, Load, Reduce, Store

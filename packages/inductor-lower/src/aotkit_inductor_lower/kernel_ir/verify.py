@@ -9,13 +9,13 @@ from ..ir import DType, Load, Reduce, Store
 from ..ir.verify_instr import InstrChecker
 from ..ir.walk import instructions, stores
 from ..ops.dtypes import bits
+from ..ops.reductions import is_positional
 from ..symbolic import Expr, Ranges, Symbol, SymbolKind, mod
 from .conflicts import find_conflict
 from .nodes import LOOP_KINDS, STORAGES, TAILS, Kernel, KernelCall, KernelModule, Loop, Param, Scratch, Stmt
 
 __all__ = ["verify_kernel", "verify_module"]
 
-_POSITIONAL = ("argmin", "argmax")
 
 
 def verify_kernel(kernel: Kernel, extents: Mapping[str, Expr] | None = None, *, size_minimum: int = 0) -> None:
@@ -230,7 +230,7 @@ class _KernelChecker(InstrChecker):
     def check_result(self, i: Reduce) -> None:
         if not self.around:
             raise self.fail("a reduction needs a loop around it")
-        if (i.position is not None) != (i.kind in _POSITIONAL):
+        if (i.position is not None) != is_positional(i.kind):
             raise self.fail("argmin and argmax name the position that they give, and no others do")
         if i.position is not None:
             self.check_symbols(i.position)

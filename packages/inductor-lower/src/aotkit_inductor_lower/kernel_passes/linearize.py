@@ -14,6 +14,7 @@ from ..kernel_ir.nests import Placement
 from ..kernel_ir.nodes import Kernel, KernelCall, KernelModule, Loop, Param, Scratch, Stmt
 from ..kernel_ir.walk import all_loops, expressions, nested
 from ..ops.dtypes import dtype_from_torch_name, item_bytes
+from ..ops.reductions import is_positional
 from ..passes import Pass, each_kernel
 from ..symbolic import Expr, Symbol, SymbolKind, floordiv, smax, sym, to_expr
 
@@ -55,7 +56,7 @@ def _linear(instr: Instr, memories: _Memories, ranges: tuple[Range, ...]) -> Ins
     if isinstance(instr, _ACCESS):
         memory, offset = memories.place(instr.buffer, instr.indices, written=isinstance(instr, Store))
         return access_at(instr, memory, (offset,))
-    if isinstance(instr, Reduce) and instr.kind in ("argmin", "argmax"):
+    if isinstance(instr, Reduce) and is_positional(instr.kind):
         return replace(instr, position=_position(ranges))
     return instr
 

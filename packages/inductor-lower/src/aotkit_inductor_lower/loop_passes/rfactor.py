@@ -22,23 +22,21 @@ from ..ir import (
 )
 from ..ir.walk import instructions, reduces, value_types
 from ..ops.dtypes import torch_name
+from ..ops.reductions import REDUCTIONS, is_positional
 from ..symbolic import Expr, contiguous_strides, sym, to_expr
 
 __all__ = [
-    "ARGS",
     "CHUNK",
-    "KINDS",
     "ReductionSplit",
     "arg_reduces",
     "combine_partial_results",
     "extreme",
+    "extreme_kind",
     "partial_buffers",
 ]
 
 _T = TypeVar("_T")
 CHUNK = "k_chunk"
-KINDS = ("sum", "prod", "min", "max", "any", "all")
-ARGS = ("argmin", "argmax")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +69,17 @@ class ReductionSplit:
 
 def arg_reduces(body: Iterable[Instr]) -> list[Reduce]:
     """The reductions whose result is a place."""
-    return [i for i in reduces(body) if i.kind in ARGS]
+    return [i for i in reduces(body) if is_positional(i.kind)]
 
 
 def extreme(reduce: Reduce) -> str:
     """The value at the place that an argmin or argmax gives."""
     return f"{reduce.result}_extreme"
+
+
+def extreme_kind(reduce: Reduce) -> str:
+    """The reduction that gives :func:`extreme`."""
+    return REDUCTIONS[reduce.kind].position_of
 
 
 def partial_buffers(
@@ -110,7 +113,7 @@ def combine_partial_results(
     body: list[Instr] = []
     for reduce in reduces(old.body):
         loaded = f"{reduce.result}_partial"
-        if reduce.kind in ARGS:
+        if is_positional(reduce.kind):
             kept = partial[extreme(reduce)].name
             chunk = replace(reduce, result=f"{reduce.result}_chunk", value=loaded)
             body += [Load(loaded, kept, index, types[reduce.value]), chunk]

@@ -50,12 +50,11 @@ from ..target import NO_MACHINE
 from .fission_long_rows import fission_long_rows, keep_rows
 from .interleave_outer_reductions import interleave_outer_reductions
 from .rfactor import (
-    ARGS,
-    KINDS,
     ReductionSplit,
     arg_reduces,
     combine_partial_results,
     extreme,
+    extreme_kind,
     partial_buffers,
 )
 
@@ -145,7 +144,7 @@ def _legal(nest: LoopNest, buffers: Mapping[str, Buffer]) -> bool:
         return False
     position = next(k for k, stage in enumerate(nest.stages) if stage.ranges)
     found = reduces(nest.stages[position].body)
-    if not found or any(i.running or i.kind not in (*KINDS, *ARGS) for i in found):
+    if not found or any(i.running for i in found):
         return False
     if stores(instructions(nest.stages[:position])):
         return False
@@ -227,7 +226,7 @@ def _part(
     def moved(instr: Instr) -> Iterator[Instr]:
         yield substitute(instr, env)
         for i in arg_reduces((instr,)):
-            yield Reduce(extreme(i), i.kind.removeprefix("arg"), i.value, types[i.value])
+            yield Reduce(extreme(i), extreme_kind(i), i.value, types[i.value])
 
     ranges = tuple(Range(r.symbol, cut.length if rest is None else rest) if r is cut.loop else r for r in stage.ranges)
     place = cut.among([sym(r.symbol) for r in nest.outer], own)

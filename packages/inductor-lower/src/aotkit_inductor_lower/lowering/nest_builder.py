@@ -24,6 +24,7 @@ from ..ir import (
     Store,
 )
 from ..ops.dtypes import is_float, is_half
+from ..ops.reductions import REDUCTIONS, is_positional, reduce_dtype
 from ..ops.scalar import result_dtype
 from ..symbolic import Expr, SymbolKind, sym, to_expr
 from .promotion import ir_dtype
@@ -211,9 +212,9 @@ class NestBuilder:
 
     def reduce(self, kind: str, value: Value) -> Value:
         """Reduce over the stage's ranges; without ranges there is one element, which is the result."""
-        dtype = DType.I64 if kind.startswith("arg") else value.dtype
+        dtype = reduce_dtype(kind, value.dtype)
         if not self._ranges:
-            return self.const(0, dtype) if kind.startswith("arg") else self._alone(kind, value)
+            return self.const(0, dtype) if is_positional(kind) else self._alone(kind, value)
         key = ("reduce", kind, value.name)
         if key in self._row_seen:
             return self._row_seen[key]
@@ -224,9 +225,15 @@ class NestBuilder:
         return result
 
     def _alone(self, kind: str, value: Value) -> Value:
-        """The reduction of one element: a sum begins with zero, so it is never -0.0."""
-        starts = kind == "sum" and is_float(value.dtype)
-        return self.op("add", self.const(0, value.dtype), value) if starts else value
+        """The reduction of one element, which is that element unless it begins with something else."""
+        row = REDUCTIONS[kind]
+        if not row.starts or not is_float(value.dtype):
+            return value
+
+        def write(op: str, *args: Value | float) -> Value:
+            return self.op(op, *(a if isinstance(a, Value) else self.const(a, value.dtype) for a in args))
+
+        return row.join(write, self.const(row.identity(value.dtype), value.dtype), value, value.dtype)
 
     def scan(self, kind: str, value: Value) -> Value:
         """Reduce over the stage's iterations so far, this one included."""

@@ -34,16 +34,13 @@ __all__ = [
     "LONG",
     "MATH",
     "OP_TABLE",
-    "REDUCE_TABLE",
     "TRAPPING",
     "WORK",
     "MathSymbol",
     "OpRow",
-    "ReduceRow",
     "TypeRule",
     "check_op_types",
     "expansion",
-    "reduce_dtype",
     "result_dtype",
 ]
 
@@ -302,35 +299,6 @@ EXPANDED = frozenset(row.name for row in _ROWS if row.expand)  #: may be other o
 TRAPPING = frozenset(row.name for row in _ROWS if row.traps)  #: may report an error
 
 
-@dataclass(frozen=True, slots=True)
-class ReduceRow:
-    """One kind of reduction over the flattened stage ranges.
-
-    ``reference`` takes a tensor whose last dimension is reduced. ``index``: the result is an i64 position
-    rather than a value. Eager refuses an empty min, max, argmin or argmax before a kernel runs, and so must lowering.
-    """
-
-    kind: str
-    domain: frozenset[DType]
-    reference: Callable[[Tensor], Tensor]
-    edges: str
-    index: bool = False
-
-
-_REDUCE_ROWS = (
-    ReduceRow("sum", _F | _I, ref.reduce_sum, "empty: 0; integers wrap; floats in any order of additions"),
-    ReduceRow("prod", _F | _I, ref.reduce_prod, "empty: 1; integers wrap; floats in any order of products"),
-    ReduceRow("min", _F | _I | _B, ref.reduce_min, "nan if any is nan; empty: inf, the largest integer, true"),
-    ReduceRow("max", _F | _I | _B, ref.reduce_max, "nan if any is nan; empty: -inf, the smallest integer, false"),
-    ReduceRow("any", _B, ref.reduce_any, "empty: false"),
-    ReduceRow("all", _B, ref.reduce_all, "empty: true"),
-    ReduceRow("argmin", _F | _I | _B, ref.reduce_argmin, "first of equals, first nan if any; empty: 0", index=True),
-    ReduceRow("argmax", _F | _I | _B, ref.reduce_argmax, "first of equals, first nan if any; empty: 0", index=True),
-)
-
-REDUCE_TABLE: Mapping[str, ReduceRow] = MappingProxyType({row.kind: row for row in _REDUCE_ROWS})
-
-
 def expansion(
     op: str, dtype: DType, constants: Sequence[float | int | bool | None] = ()
 ) -> Callable[..., Any] | None:
@@ -384,13 +352,3 @@ def result_dtype(op: str, args: Sequence[DType], to: DType | None = None) -> DTy
     if problem:
         raise IRError(problem)
     return result
-
-
-def reduce_dtype(kind: str, value: DType) -> DType:
-    """The type of a ``reduce kind`` over values of type ``value``. Raises :class:`IRError`."""
-    row = REDUCE_TABLE.get(kind)
-    if row is None:
-        raise IRError(f"there is no reduction named {kind!r}")
-    if value not in row.domain:
-        raise IRError(f"reduce {kind} is not defined for {value.value}")
-    return DType.I64 if row.index else value

@@ -12,7 +12,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from ...ops.reductions import REDUCTIONS, Reduction, combine_tensors
 from ...ops.scalar import MATH, OP_TABLE
+from .render.combining import function_name
 
 __all__ = ["interpreter_functions", "interpreter_libm", "whole_number"]
 
@@ -76,6 +78,41 @@ def _reduction(run: Callable[[Array, int], Array]) -> Callable[[Any, Any], Any]:
         return _tensor(np.asarray(found).astype(data.dtype), x.dtype.scalar)
 
     return reduce
+
+
+# Scalar ops that numpy has a function of, which reduces.
+_UFUNCS: dict[object, np.ufunc] = {
+    "add": np.add,
+    "mul": np.multiply,
+    "minimum": np.minimum,
+    "maximum": np.maximum,
+    "logical_or": np.bitwise_or,  # bools are integers here
+    "logical_and": np.bitwise_and,
+}
+
+
+def _reduced(row: Reduction) -> Callable[[Array, int], Array]:
+    def reduce(x: Array, axis: int) -> Array:
+        known = _UFUNCS.get(row.combine)
+        if known is not None:
+            return np.asarray(known.reduce(x, axis=axis, keepdims=True))
+        data = torch.from_numpy(np.ascontiguousarray(x)).movedim(axis, -1)
+        return row.reference(data).unsqueeze(-1).movedim(-1, axis).numpy()
+
+    return reduce
+
+
+def _scanned(row: Reduction) -> Callable[[Array, int], Array]:
+    def scan(x: Array, axis: int) -> Array:
+        known = _UFUNCS.get(row.combine)
+        if known is not None:
+            return np.asarray(known.accumulate(x, axis=axis))
+        parts = list(torch.from_numpy(np.ascontiguousarray(x)).unbind(axis))
+        for number in range(1, len(parts)):
+            parts[number] = combine_tensors(row.kind, parts[number - 1], parts[number])
+        return torch.stack(parts, axis).numpy()
+
+    return scan
 
 
 def _arg(lowest: bool) -> Callable[[Any, Any, Any], Any]:
@@ -149,21 +186,13 @@ def _atomic(name: str) -> Callable[[Any, Any, Any], None]:
 
 def interpreter_functions() -> Mapping[str, Callable[..., Any]]:
     """Replacements of device functions, by name."""
-    reductions: dict[str, Callable[[Array, int], Array]] = {
-        "reduce_sum": lambda x, axis: np.sum(x, axis=axis, keepdims=True, dtype=x.dtype),
-        "reduce_prod": lambda x, axis: np.prod(x, axis=axis, keepdims=True, dtype=x.dtype),
-        "reduce_min": lambda x, axis: np.min(x, axis=axis, keepdims=True),
-        "reduce_max": lambda x, axis: np.max(x, axis=axis, keepdims=True),
-        "reduce_or": lambda x, axis: np.bitwise_or.reduce(x, axis=axis, keepdims=True),
-        "reduce_and": lambda x, axis: np.bitwise_and.reduce(x, axis=axis, keepdims=True),
-        "scan_sum": lambda x, axis: np.cumsum(x, axis=axis, dtype=x.dtype),
-        "scan_prod": lambda x, axis: np.cumprod(x, axis=axis, dtype=x.dtype),
-        "scan_min": lambda x, axis: np.minimum.accumulate(x, axis=axis),
-        "scan_max": lambda x, axis: np.maximum.accumulate(x, axis=axis),
-        "scan_or": lambda x, axis: np.bitwise_or.accumulate(x, axis=axis),
-        "scan_and": lambda x, axis: np.bitwise_and.accumulate(x, axis=axis),
-    }
-    found: dict[str, Callable[..., Any]] = {name: _reduction(run) for name, run in reductions.items()}
+    found: dict[str, Callable[..., Any]] = {}
+    for row in REDUCTIONS.values():
+        if row.position_of:
+            continue
+        names = {function_name(row.kind, dtype) for dtype in row.domain}
+        found.update((f"reduce_{name}", _reduction(_reduced(row))) for name in names)
+        found.update((f"scan_{name}", _reduction(_scanned(row))) for name in names)
     found.update(reduce_argmin=_arg(True), reduce_argmax=_arg(False), check_index=_check_index)
     found.update(reduce_squares=_squares)
     found.update(dict.fromkeys(("dot", "dot_ieee", "dot_tf32"), _dot))

@@ -40,16 +40,15 @@ from ...ir import (
 )
 from ...ir.walk import instructions, value_types
 from ...loop_passes.rfactor import (
-    ARGS,
     CHUNK,
-    KINDS,
     ReductionSplit,
     arg_reduces,
     combine_partial_results,
     extreme,
+    extreme_kind,
     partial_buffers,
 )
-from ...ops.dtypes import int_bounds, is_float
+from ...ops.reductions import identity, is_positional
 from ...passes import Pass, PassContext
 from ...symbolic import Expr, Symbol, floordiv, sym, to_expr
 from .cut import fission
@@ -132,7 +131,7 @@ def _candidate(nest: LoopNest, declared: Mapping[str, Buffer]) -> tuple[int, Ran
         return None
     stage = nest.stages[ranged[0]]
     reduces = [i for i in stage.body if isinstance(i, Reduce)]
-    if not reduces or any(i.running or i.kind not in (*KINDS, *ARGS) for i in reduces):
+    if not reduces or any(i.running for i in reduces):
         return None
     before = [i for s in nest.stages[: ranged[0]] for i in s.body]
     stores = [i for s in nest.stages for i in s.body if isinstance(i, Store)]
@@ -232,26 +231,14 @@ def _in_chunk(
     elif isinstance(instr, Reduce):
         dtype, chosen = types[instr.value], instr.value
         if mask is not None:
-            yield Const(f"{instr.result}_nothing", _identity(instr.kind, dtype), dtype)
+            yield Const(f"{instr.result}_nothing", identity(instr.kind, dtype), dtype)
             chosen = f"{instr.result}_chosen"
             yield Compute(chosen, "where", (mask, instr.value, f"{instr.result}_nothing"), dtype)
         yield replace(instr, value=chosen)
-        if instr.kind in ARGS:
-            yield Reduce(extreme(instr), instr.kind.removeprefix("arg"), chosen, dtype)
+        if is_positional(instr.kind):
+            yield Reduce(extreme(instr), extreme_kind(instr), chosen, dtype)
     else:
         yield instr
-
-
-def _identity(kind: str, dtype: DType) -> float | int | bool:
-    if kind in ("any", "all"):
-        return kind == "all"
-    if kind in ("sum", "prod"):
-        return (0.0 if kind == "sum" else 1.0) if is_float(dtype) else int(kind == "prod")
-    if is_float(dtype):
-        return float("inf") if kind.endswith("min") else float("-inf")
-    low, high = int_bounds(dtype)
-    found = high if kind.endswith("min") else low
-    return bool(found) if dtype is DType.BOOL else found
 
 
 PASS = Pass(

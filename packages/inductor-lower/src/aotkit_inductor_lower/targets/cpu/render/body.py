@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from ....ir import CheckedIndex, Compute, Const, DType, Index, Instr, Load, Reduce, Store
 from ....launch_plan.status import INDEX_ERROR
 from ....ops.dtypes import is_half
+from ....ops.reductions import store_op
 from ....symbolic import Expr, Symbol, to_expr
 from .context import KernelContext, Value, ramp_literal
 from .emitter import Ssa, imm, vector_type
@@ -299,17 +300,11 @@ def _to_memory(ctx: KernelContext, value: Ssa, dtype: DType) -> Ssa:
     return ctx.ops.convert("zext", value, "i8") if dtype is DType.BOOL else value
 
 
-_COMBINE = {"add": "add", "mul": "mul", "min": "minimum", "max": "maximum"}
-_COMBINE_BOOL = {"add": "logical_or", "mul": "logical_and", "min": "logical_and", "max": "logical_or"}
-
-
 def _combined(ctx: KernelContext, mode: str, old: Ssa, value: Ssa, dtype: DType) -> Ssa:
-    if dtype is DType.BOOL:
-        return emit_op(ctx.ops, _COMBINE_BOOL[mode], [old, value], [dtype, dtype], dtype)
     if not is_half(dtype):
-        return emit_op(ctx.ops, _COMBINE[mode], [old, value], [dtype, dtype], dtype)
+        return emit_op(ctx.ops, store_op(mode, dtype), [old, value], [dtype, dtype], dtype)
     wide = [emit_op(ctx.ops, "cast", [v], [dtype], DType.F32) for v in (old, value)]
-    result = emit_op(ctx.ops, _COMBINE[mode], wide, [DType.F32, DType.F32], DType.F32)
+    result = emit_op(ctx.ops, store_op(mode, DType.F32), wide, [DType.F32, DType.F32], DType.F32)
     return emit_op(ctx.ops, "cast", [result], [DType.F32], dtype)
 
 

@@ -11,14 +11,14 @@ from collections.abc import Callable, Mapping, Sequence
 
 from ....ir import DType
 from ....launch_plan.status import ZERO_DIVISION
-from ....ops.scalar import MATH
+from ....ops.scalar import MATH, expansion
 from .arithmetic import Ops
 from .casts import emit_cast
 from .emitter import Ssa
 from .math import exponentials, logarithms, trigonometry
 from .types import FLOAT_TYPES, INT_TYPES, register_type, width
 
-__all__ = ["LLVM_OPS", "emit_op"]
+__all__ = ["LLVM_OPS", "emit_body", "emit_op"]
 
 Row = Callable[[Ops, Sequence[Ssa], DType], Ssa]
 
@@ -308,3 +308,15 @@ def emit_op(ops: Ops, op: str, args: Sequence[Ssa], dtypes: Sequence[DType], res
     if op == "bitcast":
         return ops.convert("bitcast", args[0], register_type(result))
     return LLVM_OPS[op](ops, args, dtypes[-1])
+
+
+def emit_body(ops: Ops, body: Callable[..., Ssa], args: Sequence[Ssa], dtype: DType) -> Ssa:
+    """A body of several ops (:mod:`~...ops.expansions`) over operands of ``dtype``."""
+
+    def write(op: str, *operands: Ssa | float) -> Ssa:
+        values = [o if isinstance(o, Ssa) else ops.const(o, dtype, args[0]) for o in operands]
+        kind = DType.BOOL if values[-1].type in ("i1", ops.typed("i1", args[0])) else dtype
+        inner = expansion(op, kind)
+        return inner(write, *values) if inner is not None else LLVM_OPS[op](ops, values, kind)
+
+    return body(write, *args)

@@ -9,21 +9,20 @@ Note [Order of a reduction]
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ....ir import DType, Reduce
+from ....ops.expansions import Write
+from ....ops.reductions import REDUCTIONS, identity, is_positional
 from .arithmetic import Ops
 from .emitter import Carried, Ssa, vector_type
-from .ops import emit_op
-from .types import FLOAT_TYPES, INT_TYPES, literal, register_type, width
+from .ops import emit_body
+from .types import FLOAT_TYPES, literal, register_type, width
 
 __all__ = ["CHUNK", "Accumulator", "Block", "make_accumulator"]
 
 CHUNK = 64  # steps after which a partial float sum moves to the second level
-
-_OPS = {"sum": "add", "prod": "mul", "min": "minimum", "max": "maximum", "any": "logical_or", "all": "logical_and"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +48,7 @@ class Accumulator:
     def start(self, lanes: int) -> list[Carried]:
         """Identity element in every lane."""
         scalar = register_type(self.value_dtype)
-        value = literal(self._identity(), self.value_dtype)
+        value = literal(identity(self.reduce.kind, self.value_dtype), self.value_dtype)
         carried = [Carried(vector_type(scalar, lanes), _constant(value, scalar, lanes))]
         if self.position is not None:
             scalar = register_type(self.position)
@@ -91,10 +90,13 @@ class Accumulator:
 
     def _merge(self, ops: Ops, a: Ssa, b: Ssa) -> Ssa:
         # operands swapped so that min and max keep the new value's nan without a second test of the running one
-        return emit_op(ops, _OPS[self.reduce.kind], [b, a], [self.value_dtype] * 2, self.value_dtype)
+        def join(write: Write[Ssa], x: Ssa, y: Ssa) -> Ssa:
+            return REDUCTIONS[self.reduce.kind].join(write, x, y, self.value_dtype)
+
+        return emit_body(ops, join, [b, a], self.value_dtype)
 
     def _better(self, ops: Ops, x: Ssa, best: Ssa) -> Ssa:
-        less = self.reduce.kind == "argmin"
+        less = REDUCTIONS[self.reduce.kind].position_of == "min"
         if self.value_dtype not in FLOAT_TYPES:
             unsigned = self.value_dtype in (DType.U8, DType.BOOL)
             return ops.compare(f"icmp {'u' if unsigned else 's'}{'lt' if less else 'gt'}", x, best)
@@ -108,23 +110,6 @@ class Accumulator:
             return ops.compare("icmp eq", x, y)
         both = ops.op("and", ops.compare("fcmp uno", x, x), ops.compare("fcmp uno", y, y))
         return ops.op("or", ops.compare("fcmp oeq", x, y), both)
-
-    def _identity(self) -> float | int | bool:
-        kind, dtype = self.reduce.kind, self.value_dtype
-        if kind in ("sum", "any"):
-            return 0
-        if kind in ("prod", "all"):
-            return 1
-        low = kind in ("max", "argmax")
-        if dtype in FLOAT_TYPES:
-            return -math.inf if low else math.inf
-        if dtype is DType.BOOL:
-            return not low
-        bits = width(dtype)
-        if dtype is DType.U8:
-            return 0 if low else 255
-        assert dtype in INT_TYPES
-        return -(1 << (bits - 1)) if low else (1 << (bits - 1)) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +133,7 @@ class Block:
 
 def make_accumulator(reduce: Reduce, value_dtype: DType, positions: int | None, in_order: bool) -> Accumulator:
     """``positions``: how many there are if known, which decides the width of running indices."""
-    if reduce.kind not in ("argmin", "argmax"):
+    if not is_positional(reduce.kind):
         return Accumulator(reduce, value_dtype, None)
     narrow = positions is not None and positions < 2**31 and width(value_dtype) <= 32
     return Accumulator(reduce, value_dtype, DType.I32 if narrow else DType.I64, in_order)

@@ -29,7 +29,7 @@ from ..records import Config
 from .indices import expr_text, identifier
 from .lines import Scope, Value
 from .names import function_name, pointer_name
-from .ops import TYPE_NAMES, accumulate_text, constant_text, op_text
+from .ops import TYPE_NAMES, constant_text, op_text, store_text
 
 __all__ = ["BodyEmitter"]
 
@@ -258,7 +258,7 @@ class BodyEmitter:
         """Read, combine, write, by the only program instance; each step waits for the one before."""
         old = self.scope.fresh("old")
         self.scope.line(f"{old} = tl.load({address}{extra})")
-        combined = accumulate_text(i.mode, old, text, dtype)
+        combined = store_text(i.mode, old, text, dtype)
         self.scope.line("tl.debug_barrier()")
         self.scope.line(f"tl.store({address}, {combined}{extra})")
         self.scope.line("tl.debug_barrier()")

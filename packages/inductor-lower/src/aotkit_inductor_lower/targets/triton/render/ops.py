@@ -7,9 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 from ....ir import DType
 from ....ops.dtypes import bits, is_float, is_half, is_int
+from ....ops.reductions import store_op
 from ....ops.scalar import MATH
 
-__all__ = ["TRITON_OPS", "TYPE_NAMES", "accumulate_text", "constant_text", "op_text"]
+__all__ = ["TRITON_OPS", "TYPE_NAMES", "constant_text", "number_text", "op_text", "store_text"]
 
 TYPE_NAMES: Mapping[DType, str] = {
     DType.F64: "tl.float64",
@@ -167,15 +168,15 @@ def op_text(op: str, args: Sequence[str], dtypes: Sequence[DType], result: DType
     return TRITON_OPS[op](args, dtypes[-1])
 
 
-def accumulate_text(kind: str, a: str, b: str, dtype: DType) -> str:
-    """``a`` and ``b`` combined as a reduction or a combining store does."""
-    if dtype in (DType.F16, DType.BF16):
+def store_text(mode: str, a: str, b: str, dtype: DType) -> str:
+    """``a`` and ``b`` combined as a store of a mode does."""
+    if is_half(dtype):
         to = "f32_to_f16" if dtype is DType.F16 else "f32_to_bf16"
-        return f"{to}({accumulate_text(kind, f'{a}.to(tl.float32)', f'{b}.to(tl.float32)', DType.F32)})"
-    if dtype is DType.BOOL:
-        return f"({a} {'|' if kind in ('any', 'max', 'add', 'sum') else '&'} {b})"
-    if kind in ("min", "max"):
-        if is_float(dtype):
-            return f"{kind}imum({a}, {b})"
-        return f"tl.where({a} {'<' if kind == 'min' else '>'} {b}, {a}, {b})"
-    return f"({a} {'*' if kind in ('prod', 'mul') else '+'} {b})"
+        return f"{to}({store_text(mode, f'{a}.to(tl.float32)', f'{b}.to(tl.float32)', DType.F32)})"
+    op = store_op(mode, dtype)
+    return TRITON_OPS[op]([a, b], dtype)
+
+
+def number_text(value: float | int | bool) -> str:
+    """A literal; bools are 0 and 1."""
+    return _number(value) if isinstance(value, float) else str(int(value))

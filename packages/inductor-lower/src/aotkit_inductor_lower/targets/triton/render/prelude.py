@@ -7,6 +7,8 @@ import re
 from functools import cache
 from pathlib import Path
 
+from .combining import generated_functions
+
 __all__ = ["device_function_names", "prelude_for"]
 
 _NAME = re.compile(r"(?<![\w.])([a-z_]\w*)\b")
@@ -21,7 +23,7 @@ def _functions() -> dict[str, str]:
     for node in ast.parse(source).body:
         if isinstance(node, ast.FunctionDef):
             found[node.name] = "\n".join(lines[node.lineno - 2 : node.end_lineno])
-    return found
+    return found | generated_functions()
 
 
 def device_function_names() -> tuple[str, ...]:

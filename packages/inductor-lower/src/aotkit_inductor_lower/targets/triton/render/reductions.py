@@ -3,29 +3,15 @@
 from __future__ import annotations
 
 from ....ir import DType, Load, Reduce, Stage, Store
-from ....ops.dtypes import int_bounds, is_float
+from ....ops.reductions import REDUCTIONS, is_positional
 from ....symbolic import Symbol
 from ..map_loops import next_power_of_two, stage_size
 from .body import BodyEmitter
+from .combining import combine_text, function_name, identity_text
 from .lines import Value
-from .ops import TYPE_NAMES, accumulate_text
+from .ops import TYPE_NAMES
 
 __all__ = ["Reducer"]
-
-_FUNCTIONS = {"sum": "sum", "prod": "prod", "min": "min", "max": "max", "any": "or", "all": "and"}
-
-
-def identity_text(kind: str, dtype: DType) -> str:
-    """The value that changes nothing."""
-    if kind in ("sum", "any"):
-        return "0.0" if is_float(dtype) else "0"
-    if kind in ("prod", "all"):
-        return "1.0" if is_float(dtype) else "1"
-    lowest = kind in ("max", "argmax")
-    if is_float(dtype):
-        return 'float("-inf")' if lowest else 'float("inf")'
-    return str(int_bounds(dtype)[0 if lowest else 1])
-
 
 class Reducer:
     """One stage with ranges."""
@@ -105,10 +91,7 @@ class Reducer:
         return text, dtype
 
     def _identity(self, i: Reduce, dtype: DType) -> str:
-        kind = i.kind
-        if self.kernel.types[i.value] is DType.BOOL and kind in ("min", "max", "argmin", "argmax"):
-            return "0" if kind.endswith("max") else "1"
-        text = identity_text(kind, dtype)
+        text = identity_text(i.kind, self.kernel.types[i.value])
         return f"tl.full({self.kernel.shape(frozenset())}, {text}, {TYPE_NAMES[dtype]})"
 
     def _position(self, i: Reduce) -> str:
@@ -128,7 +111,7 @@ class Reducer:
             found = f"scan_{self._function(i)}({text}, {self.axis})"
             self.kernel.define(i.result, self._narrow(found, i), self._dims(i) | {self.axis})
             return
-        if i.kind in ("argmin", "argmax"):
+        if is_positional(i.kind):
             position = self._position(i)
             full = self.kernel.shape(self._dims(i) | {self.axis})
             found = f"reduce_{i.kind}({text}, tl.broadcast_to({position}, {full}), {self.axis}).to(tl.int64)"
@@ -137,7 +120,7 @@ class Reducer:
         self.kernel.define(i.result, found, self._dims(i))
 
     def _function(self, i: Reduce) -> str:
-        return _FUNCTIONS[i.kind]
+        return function_name(i.kind, self.kernel.types[i.value])
 
     def _narrow(self, text: str, i: Reduce) -> str:
         """bools are reduced as integers."""
@@ -176,47 +159,37 @@ class Reducer:
         every = frozenset(range(self.axis))
         shape = kernel.shape(every if i.running else every | {self.axis})
         dtype = self._work_type(i)
-        boolean = kernel.types[i.value] is DType.BOOL
-        text = "01"[i.kind.endswith("min")] if boolean and "m" in i.kind[:4] else identity_text(i.kind, dtype)
+        text = identity_text(i.kind, kernel.types[i.value])
         self.scope.line(f"{name} = tl.full({shape}, {text}, {TYPE_NAMES[dtype]})")
-        if i.kind in ("argmin", "argmax"):
+        if is_positional(i.kind):
             limit = 2**63 - 1 if kernel.wide else 2**31 - 1
             self.scope.line(f"{name}_at = tl.full({shape}, {limit}, {kernel.index_type})")
 
     def _step(self, i: Reduce, number: int) -> None:
         name, scope, kernel = self._accumulator(number), self.scope, self.kernel
-        text, dtype = self._masked(i)
+        text, _ = self._masked(i)
         part = scope.fresh("part")
         if i.running:
             scope.line(f"{part} = {text}")
-            scanned = accumulate_text(i.kind, name, f"scan_{self._function(i)}({part}, {self.axis})", dtype)
-            kernel.define(
-                i.result, self._narrow(self._bits(i, scanned, name, part), i), frozenset(range(self.axis + 1))
-            )
+            scanned = self._combine(i, name, f"scan_{self._function(i)}({part}, {self.axis})")
+            kernel.define(i.result, self._narrow(scanned, i), frozenset(range(self.axis + 1)))
             total = f"reduce_{self._function(i)}({part}, {self.axis})"
-            scope.line(f"{name} = {self._combine(i, name, total, dtype)}")
-        elif i.kind in ("argmin", "argmax"):
+            scope.line(f"{name} = {self._combine(i, name, total)}")
+        elif is_positional(i.kind):
             every = kernel.shape(frozenset(range(self.axis + 1)))
             scope.line(f"{part} = tl.broadcast_to({text}, {every})")
             place = f"tl.broadcast_to({self._position(i)}, {every})"
-            better = f"prefer_first_{i.kind[3:]}({name}, {name}_at, {part}, {place})"
+            better = f"prefer_first_{REDUCTIONS[i.kind].position_of}({name}, {name}_at, {part}, {place})"
             scope.line(f"{name}, {name}_at = {better}")
         else:
-            scope.line(f"{name} = {self._combine(i, name, text, dtype)}")
+            scope.line(f"{name} = {self._combine(i, name, text)}")
 
-    def _combine(self, i: Reduce, a: str, b: str, dtype: DType) -> str:
-        if self.kernel.types[i.value] is DType.BOOL:
-            return f"({a} {'|' if i.kind in ('any', 'max') else '&'} {b})"
-        return accumulate_text(i.kind, a, b, dtype)
-
-    def _bits(self, i: Reduce, scanned: str, name: str, part: str) -> str:
-        if self.kernel.types[i.value] is not DType.BOOL:
-            return scanned
-        return self._combine(i, name, f"scan_{self._function(i)}({part}, {self.axis})", DType.I32)
+    def _combine(self, i: Reduce, a: str, b: str) -> str:
+        return combine_text(i.kind, a, b, self.kernel.types[i.value])
 
     def _end(self, i: Reduce, number: int) -> None:
         name, every = self._accumulator(number), frozenset(range(self.axis))
-        if i.kind in ("argmin", "argmax"):
+        if is_positional(i.kind):
             found = f"reduce_{i.kind}({name}, {name}_at, {self.axis}).to(tl.int64)"
         else:
             found = self._narrow(f"reduce_{self._function(i)}({name}, {self.axis})", i)
