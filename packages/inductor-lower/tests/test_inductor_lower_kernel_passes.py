@@ -22,6 +22,7 @@ from aotkit_inductor_lower.kernel_ir.nodes import Kernel, KernelModule
 from aotkit_inductor_lower.kernel_ir.parse import parse_kernel, parse_module
 from aotkit_inductor_lower.kernel_ir.print import print_kernel, print_module
 from aotkit_inductor_lower.kernel_ir.verify import verify_kernel, verify_module
+from aotkit_inductor_lower.kernel_passes.expand_ops import expand_ops
 from aotkit_inductor_lower.kernel_passes.linearize import declare_sizes, linearize, memory_extents
 from aotkit_inductor_lower.kernel_passes.merge_loops import merge_loops
 from aotkit_inductor_lower.kernel_passes.normal_form import normal_form, normalize
@@ -228,6 +229,36 @@ kernel k(x: f32, y: f32 written, $s0: size, $s1: size) index i64
   store y[i0] = %v
 """)
     assert [param.name for param in normal_form(kernel).params] == ["x", "y", "s1"]
+
+
+def test_ops_that_the_table_says_in_others_become_these_and_their_constants_vanish() -> None:
+    kernel = parse_kernel("""\
+kernel k(x: f32, y: f32 written) index i64
+  %two = const 2.0 : f32
+  loop r0 < 8:
+    %half = const 0.5 : f32
+    %v0 = load x[r0] : f32
+    %v1 = pow %v0, %two : f32
+    %v2 = pow %v1, %half : f32
+    %v3 = rsqrt %v2 : f32
+    %v4 = mul %v3, %half : f32
+    store y[r0] = %v4
+""")
+    expanded = expand_ops(kernel)
+    verify_kernel(expanded)
+    assert print_kernel(expanded) == """\
+kernel k(x: f32, y: f32 written) index i64
+  loop r0 < 8:
+    %half = const 0.5 : f32
+    %v0 = load x[r0] : f32
+    %v1 = mul %v0, %v0 : f32
+    %v2 = pow %v1, %half : f32
+    %v3_0 = sqrt %v2 : f32
+    %v3 = reciprocal %v3_0 : f32
+    %v4 = mul %v3, %half : f32
+    store y[r0] = %v4
+"""
+    assert expand_ops(expanded) == expanded
 
 
 SOFTMAX = """\

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
 
 from aotkit_inductor_lower.errors import IRError
 from aotkit_inductor_lower.ir import DType
+from aotkit_inductor_lower.ir.nodes import STORE_MODES
 from aotkit_inductor_lower.ops.dtypes import (
     accumulate_dtype,
     bits,
@@ -23,14 +25,18 @@ from aotkit_inductor_lower.ops.dtypes import (
     to_torch_dtype,
     torch_name,
 )
-from aotkit_inductor_lower.ops.reductions import REDUCTIONS, reduce_dtype
+from aotkit_inductor_lower.ops.reductions import REDUCTIONS, combine_tensors, identity, reduce_dtype, store_op
 from aotkit_inductor_lower.ops.scalar import (
     OP_TABLE,
     TypeRule,
     check_op_types,
+    expansion,
     result_dtype,
 )
+from aotkit_inductor_lower.targets.triton.interpreted import interpreter_functions
+from aotkit_inductor_lower.targets.triton.render.combining import combine_text, function_name
 from aotkit_inductor_lower.targets.triton.render.ops import TRITON_OPS
+from aotkit_inductor_lower.targets.triton.render.prelude import device_function_names
 
 INF, NAN = math.inf, math.nan
 FLOAT_EDGES = [0.0, -0.0, 0.5, -0.5, 1.0, -1.0, 1.5, 2.5, -2.5, 3.0, -7.25, 0.75, 1e-40, 1e10, -3e38, INF, -INF, NAN]
@@ -279,6 +285,86 @@ def test_well_typed_ops_have_a_result_type() -> None:
 
 
 # -- reductions ------------------------------------------------------------------------------------------
+
+
+def writer(like: torch.Tensor) -> Callable[..., torch.Tensor]:
+    """Adds no op, but computes it, by its row's reference."""
+
+    def write(op: str, *args: torch.Tensor | float) -> torch.Tensor:
+        operands = [arg if isinstance(arg, torch.Tensor) else torch.full_like(like, arg) for arg in args]
+        body = expansion(op, from_torch_dtype(operands[-1].dtype) or DType.BOOL)
+        return body(write, *operands) if body is not None else OP_TABLE[op].reference(*operands)
+
+    return write
+
+
+EXPANSIONS = [
+    (name, number, dtype)
+    for name, row in OP_TABLE.items()
+    for number, found in enumerate(row.expand)
+    for dtype in sorted(found.domain & row.domain, key=lambda d: d.value)
+]
+
+
+@pytest.mark.parametrize(("op", "number", "dtype"), EXPANSIONS, ids=lambda v: v.value if isinstance(v, DType) else v)
+def test_an_expansion_gives_on_all_edges_what_the_op_means(op: str, number: int, dtype: DType) -> None:
+    row, found = OP_TABLE[op], OP_TABLE[op].expand[number]
+    args = grid([dtype] * row.arity)
+    for place, value in found.where:
+        args[place] = torch.full_like(args[place], value)
+    constants = [dict(found.where).get(place) for place in range(row.arity)]
+    assert expansion(op, dtype, constants) is found.body
+    got, want = found.body(writer(args[0]), *args), row.reference(*args)
+    assert got.dtype == want.dtype
+    if is_float(dtype) and got.dtype.is_floating_point:
+        inside = want.abs().nan_to_num(1.0) > torch.finfo(want.dtype).tiny  # a square on the way may be subnormal
+        eps = 8 * torch.finfo(want.dtype).eps
+        torch.testing.assert_close(got[inside], want[inside], rtol=eps, atol=0.0, equal_nan=True)
+        torch.testing.assert_close(got[~inside], want[~inside], rtol=eps, atol=1e-37, equal_nan=True)
+    else:
+        assert torch.equal(got, want)
+
+
+def test_an_op_is_expanded_for_the_types_and_constants_that_its_row_names() -> None:
+    assert expansion("pow", DType.F32) is None
+    assert expansion("pow", DType.F32, (None, 1.7)) is None
+    assert expansion("pow", DType.I32, (None, 3)) is expansion("pow", DType.F64, (None, 3.0))
+    assert expansion("pow", DType.I32, (None, -1)) is None
+    assert expansion("mod", DType.I64) is None
+    assert expansion("mod", DType.F64) is not None
+    assert not OP_TABLE["sigmoid"].written
+    assert OP_TABLE["mod"].written == {DType.I8, DType.I16, DType.I32, DType.I64, DType.U8}
+
+
+@pytest.mark.parametrize("kind", sorted(REDUCTIONS))
+def test_partial_results_of_a_reduction_join_to_the_whole(kind: str) -> None:
+    row = REDUCTIONS[kind]
+    if row.position_of:
+        assert REDUCTIONS[row.position_of].domain == row.domain
+        assert not row.scannable
+        return
+    for dtype in sorted(row.domain, key=lambda d: d.value):
+        a, b = grid([dtype, dtype])
+        neutral = torch.full_like(a, identity(kind, dtype))
+        assert row.reference(a.new_empty(1, 0)).equal(neutral[:1])
+        for joined in (combine_tensors(kind, a, neutral), combine_tensors(kind, neutral, a)):
+            torch.testing.assert_close(joined, a, rtol=0, atol=0, equal_nan=True)
+        whole = row.reference(torch.stack([a, b], -1))
+        torch.testing.assert_close(combine_tensors(kind, a, b), whole, equal_nan=True)
+
+
+def test_every_kind_of_reduction_is_known_everywhere() -> None:
+    functions, interpreted = set(device_function_names()), set(interpreter_functions())
+    for kind, row in REDUCTIONS.items():
+        names = {function_name(kind, dtype) for dtype in row.domain}
+        wanted = {f"reduce_{name}" for name in names} | {f"scan_{name}" for name in names if row.scannable}
+        assert wanted <= functions & interpreted, kind
+        assert all(len(combine_text(kind, "a", "b", dtype)) > 2 for dtype in row.domain if not row.position_of)
+    modes = {row.store for row in REDUCTIONS.values() if row.store}
+    assert modes == set(STORE_MODES) - {"set"}
+    for mode in modes:
+        assert DType.BOOL in OP_TABLE[store_op(mode, DType.BOOL)].domain
+        assert set(DType) - {DType.BOOL, DType.F16, DType.BF16} <= OP_TABLE[store_op(mode, DType.F32)].domain
 
 
 @pytest.mark.parametrize("kind", sorted(REDUCTIONS))
