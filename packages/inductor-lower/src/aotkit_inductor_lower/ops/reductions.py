@@ -56,6 +56,10 @@ class Reduction:
     native: Mapping[str, str] = field(default_factory=dict)
     scannable: bool = True
 
+    def name_in(self, target: str, dtype: DType) -> str:
+        """What a target's functions of the kind are called: its own, or those that are made for a type."""
+        return self.native.get(target) or f"{self.kind}_{dtype.value}"
+
     def join(self, write: Write[V], a: V, b: V, dtype: DType) -> V:
         """Two partial results of ``dtype`` as one."""
         if dtype is DType.BOOL and self.bools:

@@ -132,13 +132,24 @@ def _binary(
     edges: str,
     *,
     commutative: bool = False,
-    traps: bool = False,
     cost: int = CHEAP,
     symbol: MathSymbol | None = None,
     expand: tuple[Expansion, ...] = (),
 ) -> OpRow:
-    cost = DIVISION if traps else cost
-    return OpRow(name, 2, TypeRule.SAME, domain, reference, edges, commutative, traps, cost, symbol, expand)
+    rule = TypeRule.SAME
+    return OpRow(name, 2, rule, domain, reference, edges, commutative, cost=cost, symbol=symbol, expand=expand)
+
+
+def _division(
+    name: str,
+    reference: Callable[..., Tensor],
+    edges: str,
+    symbol: MathSymbol | None = None,
+    expand: tuple[Expansion, ...] = (),
+) -> OpRow:
+    """Of floats, and of integers, where a zero divisor is an error."""
+    rule = TypeRule.SAME
+    return OpRow(name, 2, rule, _F | _I, reference, edges, traps=True, cost=DIVISION, symbol=symbol, expand=expand)
 
 
 def _compare(name: str, reference: Callable[..., Tensor], edges: str) -> OpRow:
@@ -204,36 +215,28 @@ _ROWS = (
     _binary("sub", _F | _I, ref.sub, "integers wrap; inf - inf is nan"),
     _binary("mul", _F | _I, ref.mul, "integers wrap; 0 * inf is nan", commutative=True),
     _binary("div", _F, ref.div, "true division: x/0 is +-inf or, at 0/0, nan"),
-    _binary(
+    _division(
         "floordiv",
-        _F | _I,
         ref.floordiv,
         f"rounds down; {_DIVIDE_INT}; INT_MIN // -1 is INT_MIN; floats: x//0 is x/0, else (a - mod)/b made whole",
-        traps=True,
         expand=(Expansion(body.floordiv),),
     ),
-    _binary(
+    _division(
         "truncdiv",
-        _F | _I,
         ref.truncdiv,
         f"rounds towards zero; {_DIVIDE_INT}; INT_MIN / -1 is INT_MIN; floats: trunc(a/b)",
-        traps=True,
         expand=(Expansion(body.truncdiv),),
     ),
-    _binary(
+    _division(
         "mod",
-        _F | _I,
         ref.mod,
         f"sign of the divisor; {_DIVIDE_INT}; INT_MIN % -1 is 0; floats: mod 0 is nan",
-        traps=True,
         expand=(Expansion(body.mod),),
     ),
-    _binary(
+    _division(
         "fmod",
-        _F | _I,
         ref.fmod,
         f"sign of the dividend; {_DIVIDE_INT}; floats: exact, fmod 0 is nan",
-        traps=True,
         symbol=MathSymbol("fmod"),
     ),
     _binary(

@@ -14,7 +14,6 @@ import torch
 
 from ...ops.reductions import REDUCTIONS, Reduction, combine_tensors
 from ...ops.scalar import MATH, OP_TABLE
-from .render.combining import function_name
 
 __all__ = ["interpreter_functions", "interpreter_libm", "whole_number"]
 
@@ -190,7 +189,7 @@ def interpreter_functions() -> Mapping[str, Callable[..., Any]]:
     for row in REDUCTIONS.values():
         if row.position_of:
             continue
-        names = {function_name(row.kind, dtype) for dtype in row.domain}
+        names = {row.name_in("triton", dtype) for dtype in row.domain}
         found.update((f"reduce_{name}", _reduction(_reduced(row))) for name in names)
         found.update((f"scan_{name}", _reduction(_scanned(row))) for name in names)
     found.update(reduce_argmin=_arg(True), reduce_argmax=_arg(False), check_index=_check_index)

@@ -19,7 +19,7 @@ def identity_text(kind: str, dtype: DType) -> str:
 
 def function_name(kind: str, dtype: DType) -> str:
     """What follows ``combine_``, ``reduce_`` and ``scan_`` in the names of the kind's functions."""
-    return REDUCTIONS[kind].native.get("triton") or f"{kind}_{dtype.value}"
+    return REDUCTIONS[kind].name_in("triton", dtype)
 
 
 def combine_text(kind: str, a: str, b: str, dtype: DType) -> str:
