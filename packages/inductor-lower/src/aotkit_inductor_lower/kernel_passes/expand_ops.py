@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import replace
 
-from ..ir import CheckedIndex, Compute, Const, DType, Instr, Load, Reduce, Store
+from ..ir import Compute, Const, DType, Instr
+from ..ir.walk import computes, definitions, instructions, used_values, value_types
 from ..kernel_ir.nodes import Kernel, Loop, Stmt
-from ..kernel_ir.walk import expressions, instructions
 from ..ops.scalar import EXPANDED, expansion, result_dtype
 from ..passes import Pass, each_kernel
 
@@ -17,30 +17,24 @@ __all__ = ["PASS", "expand_ops"]
 def expand_ops(kernel: Kernel) -> Kernel:
     """The kernel without ops that are bodies of others; the same object if there is none."""
     instrs = instructions(kernel.body)
-    if not any(isinstance(i, Compute) and i.op in EXPANDED for i in instrs):
+    if not any(i.op in EXPANDED for i in computes(instrs)):
         return kernel
     expander = _Expander(instrs)
     body = expander.body(kernel.body)
     if expander.numbers:
-        body = _without(body, expander.numbers - _used(replace(kernel, body=body)))
+        body = _without(body, expander.numbers - used_values(instructions(body)))
     return replace(kernel, body=body)
 
 
 class _Expander:
     """``numbers``: constants that an expansion took the value of."""
 
-    def __init__(self, instrs: Iterable[Instr]) -> None:
-        self.types: dict[str, DType] = {}
-        self.constants: dict[str, float | int | bool] = {}
+    def __init__(self, instrs: Sequence[Instr]) -> None:
+        made = definitions(instrs)
+        self.types = value_types(instrs)
+        self.constants = {name: i.value for name, i in made.items() if isinstance(i, Const)}
         self.numbers: set[str] = set()
-        for i in instrs:
-            if isinstance(i, CheckedIndex):
-                self.types[i.result] = DType.I64
-            elif not isinstance(i, Store):
-                self.types[i.result] = i.dtype
-            if isinstance(i, Const):
-                self.constants[i.result] = i.value
-        self.taken = set(self.types)
+        self.taken = set(made)
 
     def body(self, body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
         found: list[Stmt] = []
@@ -59,7 +53,7 @@ class _Writer:
 
     def __init__(self, expander: _Expander, whole: Compute) -> None:
         self.expander, self.whole = expander, whole
-        self.operands = expander.types[whole.args[-1]]
+        self.operands = expander.types.get(whole.args[-1], DType.I64)  # of a checked index
         self.instrs: list[Instr] = []
         last = self._write(whole.op, whole.args)
         assert self.instrs and isinstance(self.instrs[-1], Compute) and self.instrs[-1].result == last
@@ -73,11 +67,11 @@ class _Writer:
         body = None
         if op in EXPANDED:
             constants = [self.expander.constants.get(a) for a in args]
-            body = expansion(op, known[args[-1]], constants)
+            body = expansion(op, known.get(args[-1], DType.I64), constants)
             if body is not None:
                 self.expander.numbers.update(a for a, c in zip(args, constants, strict=True) if c is not None)
                 return body(self, *args)  # type: ignore[no-any-return]
-        dtype = result_dtype(op, [known[a] for a in args])
+        dtype = result_dtype(op, [known.get(a, DType.I64) for a in args])
         return self._add(Compute(self._name(), op, args, dtype), dtype)
 
     def _constant(self, value: float) -> str:
@@ -94,19 +88,6 @@ class _Writer:
             number += 1
         taken.add(name)
         return name
-
-
-def _used(kernel: Kernel) -> set[str]:
-    """The values that something reads."""
-    found = {symbol.name for expr in expressions(kernel) for symbol in expr.symbols}
-    for i in instructions(kernel.body):
-        if isinstance(i, Compute):
-            found.update(i.args)
-        elif isinstance(i, Reduce | Store | CheckedIndex):
-            found.add(i.value)
-        if isinstance(i, Load | Store) and i.mask is not None:
-            found.add(i.mask)
-    return found
 
 
 def _without(body: tuple[Stmt, ...], names: set[str]) -> tuple[Stmt, ...]:
