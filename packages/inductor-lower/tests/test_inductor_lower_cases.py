@@ -2,7 +2,7 @@
 
 A file begins with what is run and what its result must look like::
 
-    # run: fuse-kernels            names of passes, comma-separated
+    # run: fuse-kernels            names of passes, comma-separated; --target NAME: what they choose for
     # check: TEXT                  stands in the result, behind what the check before it found
     # check-not: TEXT              stands nowhere in the result
     # check-count 2: TEXT          so many lines hold it
@@ -24,12 +24,11 @@ from aotkit_inductor_lower.ir.random_programs import random_inputs
 from aotkit_inductor_lower.ir.verify import verify_program
 from aotkit_inductor_lower.pass_lists import LOOP_LEVEL, LOOP_PASSES
 from aotkit_inductor_lower.passes import PassContext, run_passes
-from aotkit_inductor_lower.targets.cpu import host_machine
-from aotkit_inductor_lower.targets.cpu.target import CpuTarget
+from aotkit_inductor_lower.targets.select import named_target
 
 CASES = Path(__file__).parent / "cases" / "loop"
 FILES = sorted(CASES.rglob("*.ir"))
-ZEN = CpuTarget(host_machine(), "znver4")
+ZEN = named_target("cpu:znver4")
 
 
 def header(text: str) -> list[tuple[str, str]]:
@@ -58,11 +57,13 @@ def test_a_pass_makes_of_a_program_what_its_file_says_and_changes_no_result(path
     text = path.read_text()
     (_, names), *checks = header(text)
     known = {each.name: each for each in LOOP_PASSES}
+    names, _, target = names.partition("--target")
     passes = [known[name.strip()] for name in names.split(",")]
     assert path.parent.name in names and checks
     before = parse_program("".join(line for line in text.splitlines(keepends=True) if not line.startswith("#")))
     verify_program(before)
-    after = run_passes(passes, before, PassContext.of(LowerOptions(verify=True), target=ZEN), LOOP_LEVEL)
+    ctx = PassContext.of(LowerOptions(verify=True), target=named_target(target.strip()) if target else ZEN)
+    after = run_passes(passes, before, ctx, LOOP_LEVEL)
     expect(print_program(after), checks)
     for seed in range(3):
         mine, theirs = random_inputs(before, seed), random_inputs(before, seed)

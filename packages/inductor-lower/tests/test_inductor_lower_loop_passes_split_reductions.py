@@ -10,6 +10,7 @@ from aotkit_inductor_lower import LowerOptions, compile_graph, decompositions, i
 from aotkit_inductor_lower.ir import LoopNest, Store
 from aotkit_inductor_lower.loop_passes.split_reductions import split_reductions
 from aotkit_inductor_lower.passes import PassContext
+from aotkit_inductor_lower.targets.cpu.target import cpu_target
 
 N = 70_001  # a few chunks and a rest
 
@@ -293,7 +294,7 @@ def test_what_is_overwritten_is_summed_up_as_it_was():
 )
 def test_a_pass_that_reduces_nothing_has_a_unit_of_work_for_each_element(f, sizes):
     x = torch.ones(sizes)
-    program = split_reductions(compiled(f, (x,)).program, PassContext.of())
+    program = split_reductions(compiled(f, (x,)).program, PassContext.of(target=cpu_target()))
     large = {b.name for b in program.buffers if all(size.constant in sizes for size in b.sizes) and len(b.sizes) == 2}
     nests = [step for step in program.steps if isinstance(step, LoopNest)]
     assert len(nests) > 2

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 
 from .errors import IRError
 from .ir.parse import parse_program
@@ -18,7 +17,7 @@ from .ir.verify import verify_program
 from .options import LowerOptions
 from .pass_lists import DEVICE_PASSES, GRAPH_PASSES, KERNEL_PASSES, LOOP_LEVEL, LOOP_PASSES, WRITE_PASSES
 from .passes import Pass, PassContext, run_passes
-from .targets.cpu.target import cpu_target
+from .targets.select import named_target
 
 __all__ = ["main"]
 
@@ -29,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("passes", nargs="?", default="", help="names of loop passes, comma-separated, in this order")
     parser.add_argument("--list", action="store_true", help="print every pass of every level, with its reason")
     parser.add_argument("--fuel", type=int, help="make only so many rewrites")
-    parser.add_argument("--processor", help="LLVM's name of the processor to choose for (this one, if left out)")
+    parser.add_argument("--target", default="cpu", help="what to choose for: cpu, cpu:NAME, cuda:0, triton-interpreter")
     given = parser.parse_args(argv)
     if given.list:
         print(_listing(), end="")
@@ -40,9 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if unknown:
         print(f"there is no loop pass {', '.join(unknown)}; there are {', '.join(known)}", file=sys.stderr)
         return 2
-    target = cpu_target()
-    target = replace(target, processor=given.processor or target.processor)
-    ctx = PassContext.of(LowerOptions(fuel=given.fuel, verify=True), target=target)
+    ctx = PassContext.of(LowerOptions(fuel=given.fuel, verify=True), target=named_target(given.target))
     try:
         program = parse_program("".join(line for line in sys.stdin if not line.startswith("#")))
         verify_program(program)

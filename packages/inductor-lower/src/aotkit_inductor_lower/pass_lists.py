@@ -34,6 +34,7 @@ from .kernel_passes.normal_form import NORMAL_FORM
 from .loop_passes import (
     choose_library_calls,
     drop_dead_steps,
+    fission_long_rows,
     fuse_concats,
     fuse_kernels,
     fuse_mixed_order_reductions,
@@ -84,7 +85,8 @@ LOOP_PASSES = in_order(
     write_through.PASS,
     localize_temporaries.PASS,
     order_steps.PASS,
-    split_reductions.PASS,  # and passes over long rows, and outer reductions; when the processor is known
+    fission_long_rows.PASS,  # when the machine is known, as the next
+    split_reductions.PASS,  # and outer reductions
     choose_library_calls.PASS,
     reuse_call_results.PASS,  # last: no pass looks through the aliases that it adds
 )

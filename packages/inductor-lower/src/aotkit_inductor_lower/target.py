@@ -11,14 +11,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 
 from .ir import Buffer, ExternCall
 from .ops.dtypes import DType
 
-__all__ = ["NO_MACHINE", "Capabilities", "Choice", "NoMachine", "Target", "on_host"]
+__all__ = ["HOST", "NO_MACHINE", "Capabilities", "Choice", "NoMachine", "SplitPolicy", "Target", "on_host"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +30,9 @@ class Capabilities:
     threads meet in no order, so stores that combine must be among the ``atomics``. ``sorts_rows``: kernels sort.
     ``wide_statistics``: batch norms sum as wide as eager's kernels on the CPU. ``careful_variance``: so do variances
     and the other norms. ``channels_last``: convolutions are faster with the channels of an image together.
-    ``accumulates_rows``: partial sums in memory pay (mixed-order reductions). ``contraction_forms``: what products of
-    matrices become besides ATen's call.
+    ``accumulates_rows``: partial sums in memory pay (mixed-order reductions). ``one_pass_rows``: rows that are not held
+    are read once for a sum and the squares around its mean, or a maximum and the sum below it. ``contraction_forms``:
+    what products of matrices become besides ATen's call.
     """
 
     device: str
@@ -43,6 +44,7 @@ class Capabilities:
     careful_variance: bool
     channels_last: bool
     accumulates_rows: bool
+    one_pass_rows: bool
     atomics: frozenset[tuple[DType, str]] = frozenset()
     contraction_forms: tuple[str, ...] = ()
 
@@ -59,6 +61,30 @@ def _device(name: str) -> torch.device:
 def on_host(tensor: torch.Tensor) -> bool:
     """Whether eager computes with the tensor on the CPU."""
     return tensor.device.type == "cpu"
+
+
+@dataclass(frozen=True, slots=True)
+class SplitPolicy:
+    """How reductions of few results, which would keep a machine idle, are shared out; see Note [Chunks of a reduction].
+
+    ``units``: so many units of work keep the machine busy. ``least``: reductions of fewer elements stay whole.
+    ``shortest``: the least that one unit reduces. ``columns``: results that one unit computes where they lie side by
+    side. ``chunk``: elements of a chunk, so that results depend on the nest alone; ``None``: as many chunks as there
+    are units. ``tail``: what is left over is a kernel of its own, or the last chunk is masked. ``long_row``: elements
+    of a row from which each pass over it is a kernel of its own. ``assume``: what an unknown number of results counts
+    as; ``None``: such a nest has enough. ``interleaves``: rows of few columns are taken several at once, which fills
+    vectors.
+    """
+
+    units: int
+    least: int
+    shortest: int = 1
+    columns: int = 64
+    chunk: int | None = None
+    tail: Literal["kernel", "mask"] = "kernel"
+    long_row: int = 1 << 18
+    assume: int | None = None
+    interleaves: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +108,10 @@ class Target(Protocol):
     def capabilities(self) -> Capabilities:
         """What passes may ask."""
 
+    @property
+    def split_policy(self) -> SplitPolicy | None:
+        """How reductions are shared out; ``None`` leaves them whole."""
+
     def choose(self, product: ExternCall, buffers: Mapping[str, Buffer]) -> Choice:
         """Who computes a product of matrices that ATen's call stands for."""
 
@@ -96,6 +126,7 @@ HOST = Capabilities(
     careful_variance=True,
     channels_last=True,
     accumulates_rows=True,
+    one_pass_rows=False,
 )
 
 
@@ -106,6 +137,7 @@ class NoMachine:
 
     id: str = "none"
     capabilities: Capabilities = HOST
+    split_policy: SplitPolicy | None = None
 
     def choose(self, product: ExternCall, buffers: Mapping[str, Buffer]) -> Choice:
         """ATen's call: nothing is known that would be faster."""

@@ -1,10 +1,14 @@
-"""Nests whose few rows are very long become one nest per pass over the row, so that each pass can use all of a device.
+"""Pass: nests whose few rows are very long become one nest per pass over the row, so that each pass can use all of a
+machine.
 
 Note [Loop fission]
     A batch norm of 64 channels is one nest: statistics of a channel, then its normalized values. As one kernel it has
     64 units of work, whatever the size of a channel. Cut before the second pass, the statistics are a reduction
     that is split in turn, and the values a nest with a loop per element. What a later pass
     uses of an earlier one goes through memory, one number per row; constants are made again.
+
+    Where a target reads a row once for a sum and the squares around its mean (see Note [Welford]), these are one pass,
+    and other kinds of reductions, which it may join too, stay together.
 """
 
 from __future__ import annotations
@@ -12,15 +16,115 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from ..ir import Buffer, BufferKind, Const, Index, Instr, Load, LoopNest, Range, Stage, Store
-from ..ir.walk import access_at, contains, definitions, instructions, map_nest, used_values, value_types
+from ..analysis.nests import iteration_count
+from ..analysis.reduction_patterns import size_of, welford_pair
+from ..ir import (
+    Buffer,
+    BufferKind,
+    CheckedIndex,
+    Const,
+    Index,
+    Instr,
+    Load,
+    LoopNest,
+    Program,
+    Range,
+    Stage,
+    Step,
+    Store,
+)
+from ..ir.walk import (
+    access_at,
+    buffers_of,
+    contains,
+    definitions,
+    instructions,
+    map_nest,
+    reduces,
+    used_values,
+    value_types,
+)
 from ..ops.dtypes import torch_name
+from ..passes import Decision, Pass, PassContext
 from ..symbolic import contiguous_strides, sym
+from ..target import SplitPolicy, Target
+from .chunks import result_count, size_or, unit_count
 
-__all__ = ["fission_long_rows", "keep_rows"]
+__all__ = ["PASS", "fission_long_rows"]
+
+_REASON = "each pass over a long row can use all units of work"
 
 
-def fission_long_rows(
+def fission_long_rows(program: Program, ctx: PassContext) -> Program:
+    """The program with few long rows in a nest per pass over them."""
+    buffers = buffers_of(program)
+    steps: list[Step] = []
+    for step in program.steps:
+        starts = _passes(step, buffers, ctx.target) if isinstance(step, LoopNest) else []
+        if not isinstance(step, LoopNest) or len(starts) < 2 or not ctx.fuel.take():
+            steps.append(step)
+            continue
+        nests, added = _nest_per_pass(_keep_rows(step, buffers), starts, buffers, set(buffers))
+        buffers.update((b.name, b) for b in added)
+        ctx.decisions.append(Decision("split", nests[0].name, step.name, False, _REASON))
+        steps += nests
+    return replace(program, steps=tuple(steps), buffers=tuple(buffers.values()))
+
+
+# -- which nests -----------------------------------------------------------------------------------------------
+
+
+def _passes(nest: LoopNest, buffers: Mapping[str, Buffer], target: Target) -> list[int]:
+    """The stages before which a nest is cut into passes, see Note [Loop fission]; fewer than two for none."""
+    one_pass, policy = target.capabilities.one_pass_rows, target.split_policy
+    starts = _starts(nest, one_pass)
+    if policy is None or len(starts) < 2 or not _may_be_cut(nest, buffers, one_pass):
+        return []
+    return starts if _pays(nest, nest.stages[starts[0]], buffers, policy) else []
+
+
+def _starts(nest: LoopNest, one_pass: bool) -> list[int]:
+    """Where each pass over the row begins; a sum and the squares around its mean are one if both are taken at once."""
+    found: list[int] = []
+    together = -1
+    for position, stage in enumerate(nest.stages):
+        if stage.ranges and position != together:
+            found.append(position)
+            pair = welford_pair(nest.stages, position) if one_pass else None
+            together = pair.position if pair is not None else -1
+    return found
+
+
+def _may_be_cut(nest: LoopNest, buffers: Mapping[str, Buffer], one_pass: bool) -> bool:
+    """Whether passes depend on each other by one number a row, or by scratch that may be kept for all rows."""
+    scratch = {name for name in (*nest.reads, *nest.writes) if buffers[name].kind is BufferKind.SCRATCH}
+    if not nest.reads or nest.combines or (set(nest.reads) & set(nest.writes)) - scratch:
+        return False
+    body = instructions(nest.stages)
+    found = reduces(body)
+    if contains(body, CheckedIndex) or any(i.running for i in found):
+        return False
+    return not one_pass or (not scratch and all(i.kind == "sum" for i in found))
+
+
+def _pays(nest: LoopNest, first: Stage, buffers: Mapping[str, Buffer], policy: SplitPolicy) -> bool:
+    """Whether there are few rows, and long ones: threads wait for each other after each pass."""
+    results = result_count(nest, policy)
+    if not results:
+        return False
+    if policy.chunk is None:
+        return results <= policy.units // 4 and size_or(size_of(first), policy.assume) >= policy.long_row
+    if unit_count(results, first, buffers, policy) != 1:
+        return False
+    known = all(r.size.constant is not None for r in first.ranges)
+    least = policy.long_row if results == 1 else policy.least
+    return not known or results * iteration_count(first.ranges) >= least
+
+
+# -- the nests -------------------------------------------------------------------------------------------------
+
+
+def _nest_per_pass(
     nest: LoopNest, starts: Sequence[int], declared: Mapping[str, Buffer], names: set[str]
 ) -> tuple[list[LoopNest], list[Buffer]]:
     """The nest cut before each stage of ``starts`` but the first, and the memory between the parts. ``names``: those of
@@ -51,9 +155,11 @@ def fission_long_rows(
     return made, list(buffers.values())
 
 
-def keep_rows(nest: LoopNest, buffers: dict[str, Buffer]) -> LoopNest:
+def _keep_rows(nest: LoopNest, buffers: dict[str, Buffer]) -> LoopNest:
     """The nest with scratch of one row in memory for all rows, side by side. ``buffers`` changes with it."""
     rows = {name for name in nest.writes if buffers[name].kind is BufferKind.SCRATCH}
+    if not rows:
+        return nest
     for name in rows:
         sizes = (*buffers[name].sizes, *(r.size for r in nest.outer))
         strides = contiguous_strides(sizes)
@@ -94,3 +200,16 @@ def _flat(nest: LoopNest) -> LoopNest:
     body = tuple(instructions(nest.stages))
     stored = contains(instructions(nest.stages[:-1]), Store)
     return nest if stored else replace(nest, outer=outer, stages=(Stage((), body),))
+
+
+def _shares_out(ctx: PassContext) -> bool:
+    return ctx.target.split_policy is not None
+
+
+PASS = Pass(
+    "fission-long-rows",
+    fission_long_rows,
+    why="a few long rows keep few units busy, and each pass over them by itself can keep all",
+    after=("localize-temporaries",),
+    when=_shares_out,
+)

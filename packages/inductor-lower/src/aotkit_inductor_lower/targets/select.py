@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 
 import torch
 from torch.fx import GraphModule, Node
@@ -20,7 +21,7 @@ from ..options import LowerOptions
 from ..target import HOST, Capabilities, Target
 from .triton.target import INTERPRETER, TritonTarget, cuda_capabilities
 
-__all__ = ["as_present_device", "capabilities_for", "kernel_device", "target_for"]
+__all__ = ["as_present_device", "capabilities_for", "kernel_device", "named_target", "target_for"]
 
 _CPU = torch.device("cpu")
 _INTERPRETER = "triton-interpreter"
@@ -39,6 +40,26 @@ def target_for(gm: GraphModule, options: LowerOptions) -> Target:
     from .cpu.target import cpu_target
 
     return cpu_target(options.processor)
+
+
+def named_target(name: str) -> Target:
+    """A target by name: ``"cpu"``; ``"cpu:NAME"`` with a level of x86-64, or with LLVM's name of a processor whose
+    choices are made; ``"cuda:0"``; ``"triton-interpreter"``.
+
+    Raises ``ValueError`` for another name.
+    """
+    kind, _, which = name.partition(":")
+    if name == _INTERPRETER:
+        return TritonTarget(name, INTERPRETER)
+    if kind == "cuda" and which.isdecimal():
+        return TritonTarget(name, cuda_capabilities(name))
+    if kind != "cpu":
+        raise ValueError(f"there is no target {name}; there are cpu, cpu:NAME, cuda:NUMBER and {_INTERPRETER}")
+    from .cpu.target import cpu_target
+
+    if not which or which.startswith("x86-64"):
+        return cpu_target(which or "host")
+    return replace(cpu_target(), processor=which)
 
 
 def capabilities_for(gm: GraphModule, options: LowerOptions) -> Capabilities:

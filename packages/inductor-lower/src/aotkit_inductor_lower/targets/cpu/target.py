@@ -8,12 +8,15 @@ from dataclasses import dataclass
 import torch
 
 from ...ir import Buffer, ExternCall
-from ...target import HOST, Capabilities, Choice
+from ...target import HOST, Capabilities, Choice, SplitPolicy
 from .machine import Machine, host_machine, processor_machine
 
 __all__ = ["CpuTarget", "cpu_target"]
 
 _LINEAR = "matrix products are left to ATen; oneDNN's is the faster one on this processor"
+
+# A second thread pays from ``least`` elements on; threads wait for each other after each pass over a row.
+SPLITS = SplitPolicy(units=8, least=1 << 16, chunk=1 << 14, long_row=1 << 18, interleaves=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +26,7 @@ class CpuTarget:
     machine: Machine
     processor: str
     capabilities: Capabilities = HOST
+    split_policy: SplitPolicy | None = SPLITS
 
     @property
     def id(self) -> str:

@@ -16,8 +16,8 @@ from ...ir.print import print_program
 from ...ir.verify import verify_program
 from ...lowering.graph import lower_graph
 from ...options import LowerOptions
-from ...pass_lists import LOOP_LEVEL, rewrite_graph, schedule
-from ...passes import Decision, Observer, PassContext, run_passes, stage
+from ...pass_lists import rewrite_graph, schedule
+from ...passes import Decision, Observer, PassContext, stage
 from ...report import LoweringReport, make_report
 from ..select import target_for
 from .bind import BoundDeviceProgram, bind_device
@@ -27,7 +27,6 @@ from .errors import DeviceTooOld, Tf32Advice, TritonError
 from .generate import compile_program, generate_device, on_device
 from .program import DeviceProgram, device_from_json, device_to_json
 from .render.matmul import with_nests
-from .split import PASS as SPLIT_REDUCTIONS
 
 __all__ = ["LoweredForDevice", "compile_graph_for_device", "lower_for_device"]
 __all__ += ["advise_tf32", "check_device", "check_types"]
@@ -84,7 +83,7 @@ def lower_for_device(
         chosen = tuple(tune.choose_products(lowered))
         lowered = with_nests(lowered, frozenset(name for name, choice in chosen if choice.template))
     with stage(observer, "schedule"):
-        scheduled = run_passes((SPLIT_REDUCTIONS,), schedule(lowered, ctx), ctx, LOOP_LEVEL)
+        scheduled = schedule(lowered, ctx)
         if options.verify:
             verify_program(scheduled)
     if observer is not None:

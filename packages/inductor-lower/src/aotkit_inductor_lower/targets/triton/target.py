@@ -7,10 +7,12 @@ from dataclasses import dataclass, replace
 
 from ...ir import Buffer, ExternCall
 from ...ops.dtypes import ATOMIC
-from ...target import Capabilities, Choice
+from ...target import Capabilities, Choice, SplitPolicy
 
 __all__ = ["INTERPRETER", "TritonTarget", "cuda_capabilities"]
 
+# One instance may walk a row of up to ``long_row`` elements several times.
+SPLITS = SplitPolicy(units=256, least=1024, shortest=128, tail="mask", long_row=1 << 14, assume=4096)
 
 def cuda_capabilities(device: str) -> Capabilities:
     """What kernels on a CUDA device can do. Sums that are added up in memory, a row after the other, would leave
@@ -25,6 +27,7 @@ def cuda_capabilities(device: str) -> Capabilities:
         careful_variance=False,
         channels_last=False,
         accumulates_rows=False,
+        one_pass_rows=True,
         atomics=ATOMIC,
         contraction_forms=("dot",),
     )
@@ -43,6 +46,7 @@ class TritonTarget:
 
     id: str
     capabilities: Capabilities
+    split_policy: SplitPolicy | None = SPLITS
 
     def choose(self, product: ExternCall, buffers: Mapping[str, Buffer]) -> Choice:
         """ATen's call, unless it is measured."""

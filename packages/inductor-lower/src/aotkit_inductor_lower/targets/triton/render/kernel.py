@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from ....analysis.reduction_patterns import online_pair, welford_pair
 from ....ir import Buffer, CheckedIndex, DType, Load, Origin, Store
 from ....kernel_ir.nests import FlatNest
 from ....ops.dtypes import ATOMIC
@@ -14,10 +15,10 @@ from .body import BodyEmitter
 from .indices import identifier
 from .lines import Value
 from .names import argument_name
-from .online import OnlineSoftmaxLoop, online_pair, recompute_scratch
+from .online import OnlineSoftmaxLoop, recompute_scratch
 from .prelude import prelude_for
 from .reductions import Reducer
-from .welford import WelfordLoop, welford_pair
+from .welford import WelfordLoop
 
 __all__ = ["KernelEmitter", "emit_kernel"]
 
@@ -75,7 +76,7 @@ class KernelEmitter(BodyEmitter):
         done = set()  # together with an earlier stage
         for position, stage in enumerate(self.nest.stages):
             looped = bool(stage.ranges) and not self.plan.persistent
-            below = online_pair(self.nest, position) if looped else None
+            below = online_pair(self.nest.stages, position) if looped else None
             around = welford_pair(self.nest.stages, position) if looped and position not in done else None
             if below is not None:
                 OnlineSoftmaxLoop(self, stage, position, below).emit()

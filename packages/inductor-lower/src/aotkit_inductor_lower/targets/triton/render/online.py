@@ -12,85 +12,19 @@ Note [Online softmax]
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from ....ir import CheckedIndex, Compute, Const, DType, Index, Instr, Load, Reduce, Stage, Store
+from ....analysis.reduction_patterns import OnlinePair
+from ....ir import CheckedIndex, Compute, Index, Instr, Load, Reduce, Stage, Store
 from ....kernel_ir.nests import FlatNest
 from ....symbolic import Expr, Symbol, sym
 from .body import BodyEmitter
 from .ops import TYPE_NAMES
 from .reductions import Reducer
 
-__all__ = ["OnlinePair", "OnlineSoftmaxLoop", "online_pair", "recompute_scratch"]
+__all__ = ["OnlineSoftmaxLoop", "recompute_scratch"]
 
 _MOST_READS = 2  # of a value that is computed again rather than kept
-
-
-@dataclass(frozen=True, slots=True)
-class OnlinePair:
-    """The stage at ``position`` sums exponentials below the maximum of an earlier one; ``total`` is its result."""
-
-    position: int
-    total: Reduce
-
-
-def online_pair(nest: FlatNest, position: int) -> OnlinePair | None:
-    """The stage that may be computed together with the one at ``position``, which takes a maximum."""
-    first = nest.stages[position]
-    if not first.ranges or any(isinstance(i, Store | CheckedIndex) for i in first.body):
-        return None
-    maxima = [i for i in first.body if isinstance(i, Reduce)]
-    if (
-        len(maxima) != 1
-        or maxima[0].kind != "max"
-        or maxima[0].running
-        or maxima[0].dtype not in (DType.F32, DType.F64)
-    ):
-        return None
-    written: set[str] = set()
-    for place in range(position + 1, len(nest.stages)):
-        later = nest.stages[place]
-        if later.ranges:
-            found = _sum_below(first, maxima[0], later)
-            read = {i.buffer for i in later.body if isinstance(i, Load)}
-            return OnlinePair(place, found) if found is not None and not read & written else None
-        written |= {i.buffer for i in later.body if isinstance(i, Store)}
-    return None
-
-
-def _sum_below(first: Stage, maximum: Reduce, later: Stage) -> Reduce | None:
-    """The only thing that ``later`` does, if it is ``sum(exp(x - maximum))`` of the ``x`` that ``first`` looked at."""
-    if [r.size for r in first.ranges] != [r.size for r in later.ranges] or len(later.body) < 4:
-        return None
-    *chain, difference, power, total = later.body
-    if not (isinstance(difference, Compute) and isinstance(power, Compute) and isinstance(total, Reduce)):
-        return None
-    if (difference.op, power.op, total.kind, total.running) != ("sub", "exp", "sum", False):
-        return None
-    if power.args != (difference.result,) or total.value != power.result or difference.args[1] != maximum.result:
-        return None
-    if any(isinstance(i, Reduce | Store | CheckedIndex) for i in chain):
-        return None
-    ours, theirs = numbered(first), numbered(later)
-    same = theirs.get(difference.args[0]) == ours.get(maximum.value)
-    return total if same and difference.args[0] in theirs else None
-
-
-def numbered(stage: Stage) -> dict[str, object]:
-    """What each value of a stage is, in terms of loads and of the place in the loops; names do not matter."""
-    places: dict[Symbol, Expr] = {Symbol(r.symbol): sym(f"r#{k}") for k, r in enumerate(stage.ranges)}
-    known: dict[str, object] = {}
-    for i in stage.body:
-        if isinstance(i, Load):
-            at = tuple(str(index.substitute(places)) for index in i.indices)
-            known[i.result] = ("load", i.buffer, at, known.get(i.mask or "", i.mask), repr(i.other), i.dtype)
-        elif isinstance(i, Const):
-            known[i.result] = ("const", repr(i.value), i.dtype)
-        elif isinstance(i, Index):
-            known[i.result] = ("index", str(i.expr.substitute(places)), i.dtype)
-        elif isinstance(i, Compute):
-            known[i.result] = (i.op, tuple(known.get(a, a) for a in i.args), i.dtype)
-    return known
 
 
 class OnlineSoftmaxLoop(Reducer):

@@ -12,89 +12,13 @@ Note [Welford]
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-
-from ....ir import CheckedIndex, Compute, Const, DType, Index, Instr, Load, Reduce, Stage, Store
-from ....symbolic import Expr
-from ..map_loops import stage_size
+from ....analysis.reduction_patterns import WelfordPair
+from ....ir import Reduce, Stage
 from .body import BodyEmitter
-from .online import numbered
 from .ops import TYPE_NAMES
 from .reductions import Reducer
 
-__all__ = ["WelfordLoop", "WelfordPair", "welford_pair"]
-
-
-@dataclass(frozen=True, slots=True)
-class WelfordPair:
-    """The stage at ``position`` sums squared distances from means that an earlier one sums up. ``squares``: per sum of
-    the earlier stage the reduction of the later one; ``means``: per sum the value that is the mean."""
-
-    position: int
-    squares: Mapping[str, Reduce]
-    means: Mapping[str, str]
-
-
-def welford_pair(stages: tuple[Stage, ...], position: int) -> WelfordPair | None:
-    """The stage that may be computed together with the one at ``position``, which sums."""
-    first = stages[position]
-    sums = [i for i in first.body if _is_sum(i)]
-    if not first.ranges or not sums or any(isinstance(i, CheckedIndex) for i in first.body):
-        return None
-    written = {i.buffer for i in first.body if isinstance(i, Store)}
-    for place in range(position + 1, len(stages)):
-        later = stages[place]
-        if later.ranges:
-            read = {i.buffer for i in later.body if isinstance(i, Load)}
-            return _pair(stages, position, place) if not read & written else None
-        written |= {i.buffer for i in later.body if isinstance(i, Store)}
-    return None
-
-
-def _is_sum(i: Instr) -> bool:
-    return isinstance(i, Reduce) and i.kind == "sum" and not i.running and i.dtype in (DType.F32, DType.F64)
-
-
-def _pair(stages: tuple[Stage, ...], position: int, place: int) -> WelfordPair | None:
-    """The sums of one stage with the squares of a later one, if nothing else is done there."""
-    first, later = stages[position], stages[place]
-    if [r.size for r in first.ranges] != [r.size for r in later.ranges]:
-        return None
-    if any(isinstance(i, Store | CheckedIndex) for i in later.body):
-        return None
-    sums = {i.result: i for i in first.body if isinstance(i, Reduce) and _is_sum(i)}
-    made = {i.result: i for s in stages for i in s.body if not isinstance(i, Store)}
-    ours, theirs = numbered(first), numbered(later)
-    squares: dict[str, Reduce] = {}
-    means: dict[str, str] = {}
-    for total in (i for i in later.body if isinstance(i, Reduce)):
-        square = _made_by("mul", total.value, made) if _is_sum(total) else None
-        distance = _made_by("sub", square.args[0], made) if square and len(set(square.args)) == 1 else None
-        mean = _made_by("div", distance.args[1], made) if distance else None
-        if distance is None or mean is None or mean.args[0] not in sums:
-            return None
-        (sum_, count), value = mean.args, theirs.get(distance.args[0])
-        same = value is not None and value == ours.get(sums[sum_].value)
-        if not same or sum_ in squares or not _counts(count, made, stage_size(first)):
-            return None
-        squares[sum_], means[sum_] = total, mean.result
-    return WelfordPair(place, squares, means) if squares else None
-
-
-def _made_by(op: str, name: str, made: Mapping[str, Instr]) -> Compute | None:
-    i = made.get(name)
-    return i if isinstance(i, Compute) and i.op == op else None
-
-
-def _counts(name: str, made: Mapping[str, Instr], size: Expr) -> bool:
-    """Whether a value is the number of iterations."""
-    i = made.get(name)
-    while isinstance(i, Compute) and i.op == "cast":
-        i = made.get(i.args[0])
-    if isinstance(i, Index):
-        return i.expr == size
-    return isinstance(i, Const) and i.value == size.constant
+__all__ = ["WelfordLoop"]
 
 
 class WelfordLoop(Reducer):

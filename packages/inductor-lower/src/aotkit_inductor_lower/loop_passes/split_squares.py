@@ -1,15 +1,15 @@
-"""Squared distances from a mean, in two kernels; see Note [Split reductions]."""
+"""Squared distances from a mean, in two kernels; see Note [Chunks of a reduction]."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from ...ir import Buffer, Compute, Const, DType, Index, Instr, Load, LoopNest, Range, Stage, Store
-from ...ir.walk import instructions, value_types
-from ...loop_passes.rfactor import CHUNK, ReductionSplit, arg_reduces
-from ...symbolic import Expr, sym, to_expr
-from .render.welford import WelfordPair
+from ..analysis.reduction_patterns import WelfordPair
+from ..ir import Buffer, Compute, Const, DType, Index, Instr, Load, LoopNest, Range, Stage, Store
+from ..ir.walk import instructions, value_types
+from ..symbolic import Expr, sym, to_expr
+from .rfactor import CHUNK, ReductionSplit, arg_reduces
 
 __all__ = ["means_of_chunk", "stands_alone", "uneven", "with_common_squares"]
 
