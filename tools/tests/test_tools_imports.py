@@ -141,7 +141,7 @@ def test_the_contracts_inside_a_package_hold_and_planted_imports_break_them(tmp_
         ("ir.planted", "..lowering", f"{package}.lowering"),
         ("targets.cpu.planted", "..triton.records", f"{package}.targets.triton.records"),
         ("lowering.planted", "llvmlite", "llvmlite"),
-        ("runtime.planted", "..kernel_ir.nests", f"{package}.kernel_ir.nests"),
+        ("runtime.planted", "..kernel_ir.nodes", f"{package}.kernel_ir.nodes"),
     ]
     for importer, written, _ in planted:
         (tmp_path / package / (importer.replace(".", "/") + ".py")).write_text(

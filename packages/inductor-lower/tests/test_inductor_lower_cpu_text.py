@@ -10,9 +10,10 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from aotkit_inductor_lower import compile_graph, interpret_program
-from aotkit_inductor_lower.ir import LoopNest, Origin
+from aotkit_inductor_lower.ir import LoopNest
 from aotkit_inductor_lower.ir.parse import parse_program
-from aotkit_inductor_lower.kernel_passes.normal_form import flatten_nest
+from aotkit_inductor_lower.kernel_ir.walk import expressions
+from aotkit_inductor_lower.kernel_passes.normal_form import kernel_of
 from aotkit_inductor_lower.runtime import bind
 from aotkit_inductor_lower.symbolic import Call
 from aotkit_inductor_lower.targets.cpu import emit_kernel, generic_machine, host_machine
@@ -119,8 +120,8 @@ def test_units_of_work_fill_the_nearest_cache(loops: str, body: str, out: tuple[
     x, nest = numbers(*shape), f"loop moved({loops}):\n  stage():\n    " + body.format(b=load, t=load)
     parsed = parse_program(program({"x": x}, {"o": torch.empty(out)}, nest))
     (step,) = (s for s in parsed.steps if isinstance(s, LoopNest))
-    flat = flatten_nest(step, {b.name: b for b in parsed.buffers}, {})
-    assert emit_kernel(flat, generic_machine(512), {}, Origin((), (), "")).units == units
+    kernel = kernel_of(step, {b.name: b for b in parsed.buffers}, {})
+    assert emit_kernel(kernel, generic_machine(512), {}).units == units
     check(program({"x": x}, {"o": torch.empty(out)}, nest), x)
 
 
@@ -136,8 +137,8 @@ loop total(i0 < 4000):
 """
         parsed = parse_program(program({"x": torch.empty(rows, 4000)}, {"o": torch.empty(4000)}, nest))
         (step,) = (s for s in parsed.steps if isinstance(s, LoopNest))
-        flat = flatten_nest(step, {b.name: b for b in parsed.buffers}, {})
-        assert emit_kernel(flat, generic_machine(512), {}, Origin((), (), "")).units == units
+        kernel = kernel_of(step, {b.name: b for b in parsed.buffers}, {})
+        assert emit_kernel(kernel, generic_machine(512), {}).units == units
 
 
 # -- vectors ---------------------------------------------------------------------------------------------
@@ -371,8 +372,8 @@ loop positions(i0 < {size}):
     at = torch.arange(size)
     parsed = parse_program(program({"x": at}, {"q": at, "r": at}, nest))
     (step,) = (s for s in parsed.steps if isinstance(s, LoopNest))
-    flat = flatten_nest(step, {b.name: b for b in parsed.buffers}, {})
-    calls = [a for e in flat.expressions() for monomial, _ in e.terms for a in monomial if isinstance(a, Call)]
+    kernel = kernel_of(step, {b.name: b for b in parsed.buffers}, {})
+    calls = [a for e in expressions(kernel) for monomial, _ in e.terms for a in monomial if isinstance(a, Call)]
     assert len(calls) == left
     check(program({"x": at}, {"q": at, "r": at}, nest), at)
 

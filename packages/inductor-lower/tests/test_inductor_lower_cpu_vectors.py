@@ -1,8 +1,8 @@
 """How the loops of a kernel are put in order, merged and split, and which of them goes into vectors.
 
-A nest is written as its loops: those outside, then in brackets those of each stage. ``96*2`` is the loop in the lanes,
-two vectors per step, ``31*1^`` one whose rest is under a mask, see Note [Masked tails]; ``64~`` the other loop of a
-tile, see Note [Tiles]. In front stand the lanes of a vector.
+A kernel is written as its loops: those of the grid, then in brackets those of its body. ``96*2`` is the loop in the
+lanes, two vectors per step, ``31*1^`` one whose rest is under a mask, see Note [Masked tails]; ``64~`` the other loop
+of a tile, see Note [Tiles]. In front stand the lanes of a vector, 1 where there are no vectors.
 """
 
 from __future__ import annotations
@@ -17,16 +17,11 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from aotkit_inductor_lower import decompositions, lower_graph, schedule_program
 from aotkit_inductor_lower.ir import LoopNest
-from aotkit_inductor_lower.kernel_ir.nests import FlatNest
-from aotkit_inductor_lower.kernel_passes.normal_form import flatten_nest
-from aotkit_inductor_lower.targets.cpu import Machine, generic_machine
-from aotkit_inductor_lower.targets.cpu.map_loops import (
-    VectorPlan,
-    choose_vectors,
-    masked_tail,
-    outer_tail,
-    version_loops,
-)
+from aotkit_inductor_lower.kernel_ir.nodes import Kernel, Loop
+from aotkit_inductor_lower.kernel_ir.walk import perfect_nests
+from aotkit_inductor_lower.kernel_passes.normal_form import kernel_of
+from aotkit_inductor_lower.targets.cpu import generic_machine
+from aotkit_inductor_lower.targets.cpu.map_loops import map_loops, version_loops
 
 F = torch.nn.functional
 
@@ -106,8 +101,8 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...], str, str]] = {
         "16: 40 [96*2] [] [96*2] [] [96*2]",
         "8: 40 [96*2] [] [96*2] [] [96*2]",
     ),
-    "running sums of rows": (lambda x: x.cumsum(1), (t(40, 96),), "16: 40 [96]", "8: 40 [96]"),
-    "running sums of long rows": (lambda x: x.cumsum(1), (t(40, 4096),), "16: 40 [4096]", "8: 40 [4096]"),
+    "running sums of rows": (lambda x: x.cumsum(1), (t(40, 96),), "1: 40 [96]", "1: 40 [96]"),
+    "running sums of long rows": (lambda x: x.cumsum(1), (t(40, 4096),), "1: 40 [4096]", "1: 40 [4096]"),
     "running sums of columns": (lambda x: x.cumsum(0), (t(40, 96),), "16: 96*6 [40]", "8: 96*4 [40]"),
     "places of maxima": (lambda x: x.argmax(1), (t(40, 96),), "16: 40 [96*2]", "8: 40 [96*2]"),
     "gathered rows": (lambda x, i: x[i], (t(40, 96), AT,), "16: 17 96*2", "8: 17 96*2"),
@@ -237,7 +232,7 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...], str, str]] = {
         "16: 40 24*1",
         "8: 40 24*1",
     ),
-    "running sums and their double": (lambda x: (x.cumsum(1), x + 1), (t(40, 96),), "16: 40 [96]", "8: 40 [96]"),
+    "running sums and their double": (lambda x: (x.cumsum(1), x + 1), (t(40, 96),), "1: 40 [96]", "1: 40 [96]"),
     "a row and its places": (
         lambda x: (x - x.amax(1, keepdim=True), x.argmin(1)), (t(40, 96),),
         "16: 40 [96*2] [] [96*2]",
@@ -274,25 +269,21 @@ DYNAMIC: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...], str, str]] = {
 }  # fmt: skip
 
 
-def shown(nest: FlatNest, plan: VectorPlan, target: Machine) -> str:
-    """The loops of a nest with the vectors that the plan puts them into."""
+def shown(kernel: Kernel) -> str:
+    """The loops of a kernel with the vectors that their maps put them into."""
+    lanes = 1
 
-    def loops(ranges: Any, vector: str | None, interleave: int, tail: Callable[[Any], Any]) -> str:
-        def mark(loop: Any) -> str:
-            if loop.symbol == vector:
-                return f"*{interleave}^" if tail(loop) else f"*{interleave}"
-            return "~" if loop.symbol == plan.tile else ""
+    def text(loop: Loop) -> str:
+        nonlocal lanes
+        map_ = loop.map
+        if map_.kind == "lanes":
+            lanes = map_.width
+            return f"{loop.extent}*{map_.interleave}" + "^" * (map_.tail == "masked")
+        return f"{loop.extent}" + "~" * (map_.kind == "tile")
 
-        return " ".join(f"{loop.size}{mark(loop)}" for loop in ranges)
-
-    def under_mask(stage: Any) -> Callable[[Any], Any]:
-        return lambda loop: masked_tail(stage, loop, plan.lanes, target)
-
-    stages = zip(nest.stages, plan.inner, plan.interleave, strict=True)
-    inner = [f"[{loops(stage.ranges, name, interleave, under_mask(stage))}]" for stage, name, interleave in stages]
-    rest = lambda loop: plan.tile is None and outer_tail(nest, loop, plan.lanes, target)
-    outer = loops(nest.outer, plan.outer, plan.interleave[0], rest)
-    return f"{plan.lanes}: " + " ".join([outer, *inner]).removesuffix(" []")
+    outer = " ".join(map(text, kernel.grid))
+    inner = [f"[{' '.join(map(text, nest.loops))}]" for nest in perfect_nests(kernel)]
+    return f"{lanes}: " + " ".join([outer, *inner]).removesuffix(" []")
 
 
 def plans(f: Callable[..., Any], tensors: tuple[Tensor, ...], bits: int, mode: str = "fake") -> str:
@@ -301,12 +292,8 @@ def plans(f: Callable[..., Any], tensors: tuple[Tensor, ...], bits: int, mode: s
     buffers, target, found = {b.name: b for b in program.buffers}, generic_machine(bits), []
     for step in program.steps:
         if isinstance(step, LoopNest):
-            nest = flatten_nest(step, buffers, {})
-            plan = choose_vectors(nest, target)
-            short = version_loops(nest, plan, target)
-            found.append(
-                shown(nest, plan, target) + (f", short {shown(nest, short, target)}" if short is not None else "")
-            )
+            kernel = version_loops(map_loops(kernel_of(step, buffers, {}), target), target)
+            found.append(", short ".join(map(shown, (kernel, *(version for _, version in kernel.versions)))))
     text = "; ".join(found)
     for symbol, name in zip(dict.fromkeys(source[0] for source in program.symbol_sources), "abcd", strict=False):
         text = text.replace(f"${symbol}", name)

@@ -108,6 +108,69 @@ def test_indentation_tells_where_a_loop_ends() -> None:
         verify_kernel(after)
 
 
+VERSIONS = """\
+kernel k(x: f32, y: f32 written nontemporal, $s0: size) index i64
+  config num_warps 4, num_stages 2
+  grid i0 < 8 units, i1 < $s0 lanes 16 masked
+  %a = load x[$s0*i0 + i1] : f32
+  store y[$s0*i0 + i1] = %a
+  version 8 - $s0
+    kernel k(x: f32, y: f32 written nontemporal, $s0: size) index i64
+      grid i0 < 8 lanes 8, i1 < $s0 units
+      %a = load x[$s0*i0 + i1] : f32
+      store y[$s0*i0 + i1] = %a
+"""
+
+
+def test_versions_read_back_and_take_what_their_kernel_takes() -> None:
+    kernel = parse_kernel(VERSIONS)
+    text = print_kernel(kernel)
+    assert parse_kernel(text) == kernel
+    assert [line.split() for line in text.splitlines()] == [
+        line.replace("8 - $s0", str(8 - kernel.grid[1].extent)).split() for line in VERSIONS.splitlines()
+    ]
+    ((condition, short),) = kernel.versions
+    assert condition == 8 - kernel.grid[1].extent
+    assert (kernel.config, short.config) == ((("num_warps", 4), ("num_stages", 2)), ())
+    assert [loop.map for loop in short.grid] == [LoopMap("lanes", 8), LoopMap("units")]
+    verify_kernel(kernel)
+    for old, new, problem in (
+        ("8 lanes 8,", "8 lanes 3,", "8 may be no multiple of 3, so the loop needs a tail"),
+        ("    kernel k(x: f32,", "    kernel k(x: f16,", "a version has the parameters and the scratch memory"),
+        ("version 8 - $s0", "version 8 - $s1", "$s1 is no parameter"),
+        ("= load x[$s0*i0 + i1]", "= load y[$s0*i0 + i1]", "stores to y go past the caches"),
+    ):
+        with pytest.raises(IRError) as caught:
+            verify_kernel(parse_kernel(VERSIONS.replace(old, new, 1)))
+        assert problem in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "problem"),
+    [
+        ("block 32 of RBLOCK", "block of RBLOCK", None),
+        ("block 24 of RBLOCK", "block of RBLOCK", "64 may be no multiple of 24"),
+        ("block 24 of RBLOCK masked", "block of RBLOCK", None),
+        ("tile 64", "tile", None),
+        ("tile 128", "tile", "64 may be no multiple of 128"),
+        ("block 32 of RBLOCK", "block of XBLOCK", "16 may be no multiple of 32"),
+    ],
+)
+def test_a_block_or_tile_is_of_all_loops_that_follow_it(first: str, second: str, problem: str | None) -> None:
+    text = f"""\
+kernel k(x: f32, y: f32 written) index i64
+  loop r0 < 16 {first}:
+    loop r1 < 4 {second}:
+      %a = load x[4*r0 + r1] : f32
+      store y[4*r0 + r1] = %a
+"""
+    if problem is None:
+        verify_kernel(parse_kernel(text))
+        return
+    with pytest.raises(IRError, match=problem):
+        verify_kernel(parse_kernel(text))
+
+
 # -- rules -----------------------------------------------------------------------------------------------
 
 

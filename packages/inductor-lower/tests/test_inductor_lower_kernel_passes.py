@@ -1,12 +1,14 @@
 """From loop IR to kernels in their normal form: each pass by itself, and that what is computed stays the same.
 
-Programs are run by their kernels, as they are made and in normal form, against the loop IR's interpreter. Text and
+Programs are run by their kernels, as they are made, in normal form, and mapped for each target, against the loop IR's
+interpreter. Text and
 rules are checked on every kernel.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -27,8 +29,14 @@ from aotkit_inductor_lower.kernel_passes.linearize import declare_sizes, lineari
 from aotkit_inductor_lower.kernel_passes.merge_loops import merge_loops
 from aotkit_inductor_lower.kernel_passes.normal_form import normal_form, normalize
 from aotkit_inductor_lower.kernel_passes.order_loops import order_loops
+from aotkit_inductor_lower.kernel_passes.recompute_scratch import recompute_scratch
 from aotkit_inductor_lower.kernel_passes.simplify_bounds import simplify_bounds
 from aotkit_inductor_lower.kernel_passes.split_loops_by_divisors import split_loops_by_divisors
+from aotkit_inductor_lower.targets.cpu import generic_machine
+from aotkit_inductor_lower.targets.cpu.map_loops import map_loops as map_lanes
+from aotkit_inductor_lower.targets.cpu.map_loops import version_loops
+from aotkit_inductor_lower.targets.triton.map_loops import TileLimits
+from aotkit_inductor_lower.targets.triton.map_loops import map_loops as map_tiles
 
 F = torch.nn.functional
 
@@ -45,7 +53,16 @@ def check(program: Program, inputs: Any) -> KernelModule:
     given, extents = fresh(inputs), memory_extents(program)
     want = [*interpret_program(program, given), *given]
     module = linearize(program)
-    for kernels in (module, normalize(module)):
+    normal = normalize(module)
+    wide, narrow = generic_machine(512), generic_machine(128)
+    mapped = [
+        lambda kernel: version_loops(map_lanes(kernel, wide), wide),
+        lambda kernel: map_lanes(kernel, narrow),
+        map_tiles,
+        lambda kernel: recompute_scratch(map_tiles(kernel, TileLimits(row=16, pointwise=64, reduction=64))),
+    ]
+    modules = [replace(normal, kernels=tuple(map(each, normal.kernels))) for each in mapped]
+    for kernels in (module, normal, *modules):
         text = print_module(kernels)
         assert parse_module(text) == kernels
         assert print_module(parse_module(text)) == text
@@ -59,7 +76,7 @@ def check(program: Program, inputs: Any) -> KernelModule:
                 assert difference(reference, ours) is None
             else:
                 assert ours == reference
-    return kernels
+    return normal
 
 
 @pytest.mark.parametrize("seed", range(30))

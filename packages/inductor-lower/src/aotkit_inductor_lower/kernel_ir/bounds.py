@@ -1,13 +1,22 @@
-"""What index expressions lie between: intervals from what loops run over, quick and without proofs."""
+"""What index expressions lie between: intervals from what loops run over, quick and without proofs; and what sizes that
+are not known count as."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 
-from ..symbolic import Call, Expr, Symbol, SymbolKind, to_expr
+from ..symbolic import Call, Expr, Symbol, SymbolKind, estimate, to_expr
 
-__all__ = ["drop_divisions", "has_calls", "lower_bound"]
+__all__ = ["drop_divisions", "has_calls", "hint", "lower_bound"]
+
+SIZE_HINT = 64  # what an unknown size counts as in cost estimates
+
+
+def hint(expr: Expr, unknown: int = SIZE_HINT) -> int:
+    """A plausible value for cost estimates."""
+    constant = expr.constant
+    return constant if constant is not None else estimate(expr, unknown)
 
 
 def lower_bound(expr: Expr) -> float:

@@ -15,7 +15,7 @@ class KernelText:
 
     ``memories`` and ``sizes``: what the slots refer to, in order. ``units``: size of the iteration space handed to
     threads; ``work``: its total cost, in about one unit per scalar operation. ``parallel``: units may run at once.
-    ``reports``: its status may be an error. ``short``: what runs instead where a size is no more than a limit, see
+    ``reports``: its status may be an error. ``short``: what runs instead where a size expression is not negative, see
     :func:`.version_loops`.
     """
 
@@ -26,7 +26,7 @@ class KernelText:
     work: Expr
     parallel: bool
     reports: bool = False
-    short: tuple[KernelText, Expr, int] | None = None
+    short: tuple[KernelText, Expr] | None = None
 
 
 @dataclass(frozen=True, slots=True)

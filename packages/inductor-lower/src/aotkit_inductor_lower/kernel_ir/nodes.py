@@ -35,9 +35,10 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from ..ir import DType, Instr, Origin
-from ..symbolic import Expr
+from ..symbolic import Expr, Symbol, SymbolKind
 
 __all__ = [
+    "LENGTH",
     "LOOP_KINDS",
     "PARAM_KINDS",
     "SERIAL",
@@ -64,17 +65,23 @@ LOOP_KINDS: dict[str, LoopKind] = {k: k for k in ("serial", "units", "lanes", "t
 TAILS: dict[str, Tail] = {t: t for t in ("exact", "masked", "scalar")}
 
 
+#: The length of a loop that each launch gives of its own, in a kernel with a parameter of the kind ``length``.
+LENGTH = Symbol("length", SymbolKind.SIZE)
+
+
 @dataclass(frozen=True, slots=True)
 class Param:
     """What a launch passes: the address of a ``memory``, or an integer: a ``size`` symbol of the graph, or a
     ``length`` that each launch gives of its own. ``dtype``: what the first access takes its elements for; ``also``:
-    what others do. ``written``: the kernel stores to it. ``aligned``: its address suits the target's widest access."""
+    what others do. ``written``: the kernel stores to it, ``nontemporal``: past the caches, where the target can.
+    ``aligned``: its address suits the target's widest access."""
 
     name: str
     kind: ParamKind = "memory"
     dtype: DType = DType.I64
     written: bool = False
     aligned: bool = False
+    nontemporal: bool = False
     also: tuple[DType, ...] = ()
 
 
@@ -92,7 +99,12 @@ class Scratch:
 class LoopMap:
     """How a target runs a loop. ``width`` iterations at once (lanes, elements of a tile), ``interleave`` of these side
     by side; ``block``: the name of a width that is chosen when the kernel is compiled. ``tail``: what runs the
-    iterations that are left over: there are none (``exact``), the same code under a mask, or one at a time."""
+    iterations that are left over: there are none (``exact``), the same code under a mask, or one at a time. Before
+    these come whole widths one by one, where they don't fill an interleaved step.
+
+    ``units``: iterations of the grid that may be handed to threads, or to program instances. ``lanes``: of a vector.
+    ``tile``: whole; the loops that are alone in it are part of the tile. Of the grid, one side of a square that is
+    transposed in registers, the lanes are the other. ``block``: a part of the whole, again with the loops within."""
 
     kind: LoopKind = "serial"
     width: int = 1
@@ -123,7 +135,10 @@ Stmt = Instr | Loop
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """One function that a target makes. ``index_type``: what offsets are computed in."""
+    """One function that a target makes. ``index_type``: what offsets are computed in.
+
+    ``versions``: other ways to run the same; the first whose size expression is not negative runs instead. ``config``:
+    what a target's compiler is told by name."""
 
     name: str
     params: tuple[Param, ...]
@@ -132,6 +147,8 @@ class Kernel:
     body: tuple[Stmt, ...]
     ordered: bool = False
     index_type: DType = DType.I64
+    versions: tuple[tuple[Expr, Kernel], ...] = ()
+    config: tuple[tuple[str, int], ...] = ()
     origin: Origin = field(default=Origin(), compare=False)
 
 

@@ -87,6 +87,7 @@ class _Parser(InstrParser):
     # -- kernels ---------------------------------------------------------------------------------
 
     def kernel(self) -> Kernel:
+        margin = self.indent()
         if not self.take_word("kernel"):
             raise self.scan.error(f"expected a kernel, found {self.scan.rest()!r}")
         name = self.name()
@@ -96,9 +97,15 @@ class _Parser(InstrParser):
         ordered = self.take_word("ordered")
         self.finish_line()
         origin = self.origin() if self.take_word("origin") else Origin()
+        config = tuple((self.name(), self.integer()) for _ in self.list_after("config"))
         scratch = tuple(self.scratch() for _ in self.list_after("scratch"))
         grid = tuple(self.loop_head() for _ in self.list_after("grid"))
-        return Kernel(name, params, scratch, grid, self.body(0), ordered, index_type, origin)
+        body, versions = self.body(margin), []
+        while self.indent() > margin and self.take_word("version"):
+            condition = scan_expr(self.scan)
+            self.finish_line()
+            versions.append((condition, self.kernel()))
+        return Kernel(name, params, scratch, grid, body, ordered, index_type, tuple(versions), config, origin)
 
     def list_after(self, word: str) -> Iterator[None]:
         """One for each item of a line that starts with ``word``, if this one does."""
@@ -115,13 +122,13 @@ class _Parser(InstrParser):
             self.scan.expect(":")
             return Param(name, self.one_of(PARAM_KINDS, "a kind of number"))
         name, dtype = self.name(), self.dtype()
-        written, aligned = self.take_word("written"), self.take_word("aligned")
+        written, aligned, nontemporal = (self.take_word(word) for word in ("written", "aligned", "nontemporal"))
         also = []
         if self.take_word("also"):
             also.append(self.one_of_dtypes())
             while self.scan.rest()[:1] not in (",", ")", ""):
                 also.append(self.one_of_dtypes())
-        return Param(name, "memory", dtype, written, aligned, tuple(also))
+        return Param(name, "memory", dtype, written, aligned, nontemporal, tuple(also))
 
     def scratch(self) -> Scratch:
         name, dtype = self.name(), self.dtype()
@@ -135,7 +142,7 @@ class _Parser(InstrParser):
     def body(self, margin: int) -> tuple[Stmt, ...]:
         """The statements that stand further to the right than ``margin``."""
         found: list[Stmt] = []
-        while self.indent() > margin:
+        while self.indent() > margin and not self.scan.text.lstrip().startswith("version "):
             if self.take_word("loop"):
                 here = self.indent()
                 loop = self.loop_head()

@@ -16,7 +16,9 @@ Note [Kernel text]
         call softmax = kernel 0(arg0_1, add, $s0) line "model.py:3"
 
     ``ordered`` follows the index type where the grid's iterations run in order. A loop's map is its kind, its width if
-    not 1, ``x2`` if two are interleaved, the name of its block, and its tail if there is one.
+    not 1, ``x2`` if two are interleaved, the name of its block, and its tail if there is one. What a compiler is told
+    stands in a line ``config num_warps 4, num_stages 2``. Versions end a kernel: ``version 8 - $s0`` before the kernel
+    that runs where that is not negative, four columns to the right.
 """
 
 from __future__ import annotations
@@ -51,18 +53,24 @@ def _kernel_lines(kernel: Kernel, origins: bool) -> list[str]:
     params = ", ".join(map(_param_text, kernel.params))
     lines = [f"kernel {name_text(kernel.name)}({params}) index {kernel.index_type.value}{ordered}"]
     lines += origin_lines(kernel.origin, origins)
+    if kernel.config:
+        lines.append(f"  config {', '.join(f'{name} {value}' for name, value in kernel.config)}")
     if kernel.scratch:
         lines.append(f"  scratch {', '.join(map(_scratch_text, kernel.scratch))}")
     if kernel.grid:
         lines.append(f"  grid {', '.join(map(_loop_text, kernel.grid))}")
-    return lines + list(_body_lines(kernel.body, "  "))
+    lines += _body_lines(kernel.body, "  ")
+    for condition, version in kernel.versions:
+        lines.append(f"  version {condition}")
+        lines += (f"    {line}" for line in _kernel_lines(version, origins))
+    return lines
 
 
 def _param_text(param: Param) -> str:
     if param.kind != "memory":
         return f"${name_text(param.name)}: {param.kind}"
     also = f" also {' '.join(dtype.value for dtype in param.also)}" if param.also else ""
-    words = " written" * param.written + " aligned" * param.aligned
+    words = " written" * param.written + " aligned" * param.aligned + " nontemporal" * param.nontemporal
     return f"{name_text(param.name)}: {param.dtype.value}{words}{also}"
 
 

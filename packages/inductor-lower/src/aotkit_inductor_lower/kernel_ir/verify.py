@@ -7,12 +7,13 @@ from collections.abc import Iterable, Mapping
 from ..errors import IRError
 from ..ir import DType, Load, Reduce, Store
 from ..ir.verify_instr import InstrChecker
-from ..ir.walk import instructions, stores
+from ..ir.walk import instructions, loads, stores
 from ..ops.dtypes import bits
 from ..ops.reductions import is_positional
-from ..symbolic import Expr, Ranges, Symbol, SymbolKind, mod
+from ..symbolic import Expr, Ranges, Symbol, SymbolKind, mod, product
 from .conflicts import find_conflict
 from .nodes import LOOP_KINDS, STORAGES, TAILS, Kernel, KernelCall, KernelModule, Loop, Param, Scratch, Stmt
+from .walk import perfect_nest
 
 __all__ = ["verify_kernel", "verify_module"]
 
@@ -24,7 +25,11 @@ def verify_kernel(kernel: Kernel, extents: Mapping[str, Expr] | None = None, *, 
     ``extents``: how many bytes each memory has, by the parameter's name; nothing is said of offsets in others.
     ``size_minimum``: the smallest value that dynamic sizes are known to have.
     """
-    _KernelChecker(kernel, extents or {}, size_minimum).run()
+    checker = _KernelChecker(kernel, extents or {}, size_minimum)
+    checker.run()
+    for condition, version in kernel.versions:
+        checker.check_version(condition, version)
+        verify_kernel(version, extents, size_minimum=size_minimum)
 
 
 def verify_module(module: KernelModule, extents: Mapping[str, Expr] | None = None, *, size_minimum: int = 0) -> None:
@@ -136,8 +141,19 @@ class _KernelChecker(InstrChecker):
         for name, param in self.memories.items():
             if param.written and name not in written:
                 raise self.fail(f"parameter {name} is declared as written, but nothing stores to it")
+        loaded = {i.buffer for i in loads(instructions(self.kernel.body))}
+        for name, param in self.memories.items():
+            if param.nontemporal and (name in loaded or not param.written):
+                raise self.fail(f"stores to {name} go past the caches, so the kernel must write and not read it")
         if any(i.accumulates for i in stored) and not self.kernel.ordered:
             raise self.fail("a store accumulates, so the kernel must be ordered")
+
+    def check_version(self, condition: Expr, version: Kernel) -> None:
+        """A version takes what the kernel takes."""
+        self.place = f"kernel {self.kernel.name}, version {condition}"
+        self.require_size_expr(condition, "the condition")
+        if (version.params, version.scratch) != (self.kernel.params, self.kernel.scratch):
+            raise self.fail("a version has the parameters and the scratch memory of its kernel")
 
     # -- loops -----------------------------------------------------------------------------------
 
@@ -157,9 +173,12 @@ class _KernelChecker(InstrChecker):
             raise self.fail(f"there is no {how.kind!r} loop with a tail that is {how.tail!r}")
         if how.width < 1 or how.interleave < 1:
             raise self.fail("a loop takes at least one iteration at once")
+        extent = loop.extent
+        if how.kind in ("tile", "block") and loop.body:
+            extent = product(inner.extent for inner in perfect_nest(loop)[0] if inner.map.block == how.block)
         step = how.width * how.interleave
-        if how.tail == "exact" and step > 1 and mod(loop.extent, step) != 0:
-            raise self.fail(f"{loop.extent} may be no multiple of {step}, so the loop needs a tail")
+        if how.tail == "exact" and step > 1 and mod(extent, step) != 0:
+            raise self.fail(f"{extent} may be no multiple of {step}, so the loop needs a tail")
         if how.kind == "lanes":
             if self.in_lanes:
                 raise self.fail("a loop in lanes stands in another")

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from ..ir import Instr, Load, Store
+from ..ir import Instr, Load, Range, Reduce, Store
 from ..ir import walk as ir_walk
-from ..symbolic import Expr
-from .nodes import Kernel, Loop, Stmt
+from ..symbolic import Expr, product
+from .nodes import Kernel, Loop, Param, Stmt
 
 __all__ = [
+    "PerfectNest",
     "accesses_within",
     "all_loops",
     "expressions",
     "map_expressions",
     "map_instructions",
+    "memories",
     "nested",
     "perfect_nest",
+    "perfect_nests",
+    "with_nests",
 ]
 
 _ACCESS = (Load, Store)
@@ -52,6 +56,11 @@ def expressions(kernel: Kernel) -> list[Expr]:
     return ir_walk.expressions(ir_walk.instructions(kernel.body))
 
 
+def memories(kernel: Kernel) -> tuple[Param, ...]:
+    """The parameters that are memory."""
+    return tuple(param for param in kernel.params if param.kind == "memory")
+
+
 def map_instructions(body: tuple[Stmt, ...], change: Callable[[Instr], Instr]) -> tuple[Stmt, ...]:
     """The body with every instruction changed."""
     return tuple(
@@ -82,3 +91,54 @@ def nested(loops: Iterable[Loop], body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
     for loop in reversed(tuple(loops)):
         body = (Loop(loop.symbol, loop.extent, body, loop.map),)
     return body
+
+
+@dataclass(frozen=True, slots=True)
+class PerfectNest:
+    """Loops that are alone in each other, outer before inner, and the innermost one's body; or without ``loops`` what
+    stands between such nests."""
+
+    loops: tuple[Loop, ...]
+    body: tuple[Instr, ...]
+
+    @property
+    def ranges(self) -> tuple[Range, ...]:
+        """The loops as the loop IR has them."""
+        return tuple(Range(loop.symbol, loop.extent) for loop in self.loops)
+
+    @property
+    def extent(self) -> Expr:
+        """How many iterations the loops have together."""
+        return product(loop.extent for loop in self.loops)
+
+    @property
+    def scans(self) -> bool:
+        """Whether its iterations run one after the other, in the order of the loops."""
+        return any(isinstance(i, Reduce) and i.running for i in self.body)
+
+
+def perfect_nests(kernel: Kernel) -> tuple[PerfectNest, ...]:
+    """The body as perfect nests and what stands between them. Raises ``ValueError`` where loops stand beside
+    instructions within a loop."""
+    found: list[PerfectNest] = []
+    beside: list[Instr] = []
+    for stmt in kernel.body:
+        if not isinstance(stmt, Loop):
+            beside.append(stmt)
+            continue
+        if beside:
+            found.append(PerfectNest((), tuple(beside)))
+            beside = []
+        loops, inner = perfect_nest(stmt)
+        body = tuple(i for i in inner if not isinstance(i, Loop))
+        if len(body) != len(inner):
+            raise ValueError(f"loop {loops[-1].symbol} of kernel {kernel.name} holds loops beside instructions")
+        found.append(PerfectNest(tuple(loops), body))
+    if beside:
+        found.append(PerfectNest((), tuple(beside)))
+    return tuple(found)
+
+
+def with_nests(kernel: Kernel, nests: Iterable[PerfectNest]) -> Kernel:
+    """The kernel with other perfect nests for its body."""
+    return replace(kernel, body=tuple(stmt for nest in nests for stmt in nested(nest.loops, nest.body)))

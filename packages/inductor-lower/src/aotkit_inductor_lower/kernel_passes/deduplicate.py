@@ -17,9 +17,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from ..ir import Index, Load, LoopNest, Range, Store
+from ..ir import Index, LoopNest
+from ..ir.walk import with_buffers
 from ..kernel_ir.launches import Combo, KernelText, Launch
-from ..kernel_ir.nests import LENGTH, FlatNest, map_expressions
+from ..kernel_ir.nodes import LENGTH, Kernel, Loop, Param
+from ..kernel_ir.walk import map_expressions, map_instructions, memories
 from ..symbolic import Symbol, sym, to_expr
 
 __all__ = ["canonical", "combine_launches", "generalize_lengths"]
@@ -28,54 +30,40 @@ LEAST_SIZES = 3  # lengths from which one function for all is compiled
 LEAST_MEMBERS = 4  # launches from which a table is shorter than calls
 
 
-def canonical(nest: FlatNest) -> object:
-    """What the generated function depends on: equal for nests that differ in names and memory only."""
-    numbers = {name: f"m{number}" for number, name in enumerate(nest.memories)}
+def canonical(kernel: Kernel) -> Kernel:
+    """What the generated function depends on: equal for kernels that differ in names and memory only."""
+    numbers = {param.name: f"m{number}" for number, param in enumerate(memories(kernel))}
 
-    def rename(instr: object) -> object:
-        return (
-            replace(instr, buffer=numbers.get(instr.buffer, instr.buffer)) if isinstance(instr, Load | Store) else instr
-        )
-
-    stages = tuple((stage.ranges, tuple(map(rename, stage.body))) for stage in nest.stages)
-    nontemporal = frozenset(numbers[name] for name in nest.nontemporal)
-    positions = tuple(nest.positions.items())
-    return (
-        nest.outer,
-        stages,
-        positions,
-        len(numbers),
-        nest.sizes,
-        nest.scratch,
-        nest.ordered,
-        nontemporal,
-        nest.length is None,
-    )
+    params = tuple(replace(p, name=numbers[p.name]) if p.kind == "memory" else p for p in kernel.params)
+    body = map_instructions(kernel.body, lambda instr: with_buffers(instr, numbers))
+    return replace(kernel, name="", params=params, body=body)
 
 
-def generalize_lengths(nests: Sequence[FlatNest]) -> list[FlatNest]:
-    """The nests, those of several lengths with the length as an argument."""
-    counted = [_counted(nest) for nest in nests]
-    lengths: dict[object, set[int]] = {}
-    shapes = [None if nest is None else canonical(nest) for nest in counted]
-    for nest, shape in zip(counted, shapes, strict=True):
-        if nest is not None and nest.length is not None:
-            lengths.setdefault(shape, set()).add(nest.length)
+def generalize_lengths(kernels: Sequence[Kernel]) -> list[tuple[Kernel, int | None]]:
+    """The kernels, those of several lengths with the length as a parameter, and then what it is."""
+    general = [_with_length(kernel) for kernel in kernels]
+    shapes = [None if made is None else canonical(made[0]) for made in general]
+    lengths: dict[Kernel | None, set[int]] = {}
+    for made, shape in zip(general, shapes, strict=True):
+        if made is not None:
+            lengths.setdefault(shape, set()).add(made[1])
     return [
-        nest if general is None or len(lengths[shape]) < LEAST_SIZES else general
-        for nest, general, shape in zip(nests, counted, shapes, strict=True)
+        (kernel, None) if made is None or len(lengths[shape]) < LEAST_SIZES else made
+        for kernel, made, shape in zip(kernels, general, shapes, strict=True)
     ]
 
 
-def _counted(nest: FlatNest) -> FlatNest | None:
-    """An elementwise nest over one loop, with its length as an argument."""
-    if len(nest.outer) != 1 or nest.ordered or nest.scratch or len(nest.stages) != 1 or nest.stages[0].ranges:
+def _with_length(kernel: Kernel) -> tuple[Kernel, int] | None:
+    """An elementwise kernel over one loop, with its length as a parameter, and that length."""
+    if len(kernel.grid) != 1 or kernel.ordered or kernel.scratch or any(isinstance(s, Loop) for s in kernel.body):
         return None
-    length = nest.outer[0].size.constant
-    if length is None or not 1 < length < 1 << 31 or any(isinstance(i, Index) for i in nest.stages[0].body):
+    (loop,) = kernel.grid
+    length = loop.extent.constant
+    if length is None or not 1 < length < 1 << 31 or any(isinstance(i, Index) for i in kernel.body):
         return None
-    renamed = map_expressions(nest, lambda e: e.substitute({Symbol(nest.outer[0].symbol): sym("i")}))
-    return replace(renamed, outer=(Range("i", to_expr(LENGTH)),), length=length)
+    renamed = map_expressions(kernel, lambda e: e.substitute({Symbol(loop.symbol): sym("i")}))
+    params = (*kernel.params, Param(LENGTH.name, "length"))
+    return replace(renamed, params=params, grid=(Loop("i", to_expr(LENGTH)),)), length
 
 
 def combine_launches(

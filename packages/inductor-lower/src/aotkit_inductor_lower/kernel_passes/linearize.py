@@ -10,18 +10,26 @@ from dataclasses import dataclass, replace
 
 from ..ir import Alias, Buffer, BufferKind, CheckedIndex, DType, Instr, Load, LoopNest, Program, Range, Reduce, Store
 from ..ir.walk import access_at, buffers_of, instructions, nests
-from ..kernel_ir.nests import Placement
 from ..kernel_ir.nodes import Kernel, KernelCall, KernelModule, Loop, Param, Scratch, Stmt
-from ..kernel_ir.walk import all_loops, expressions, nested
+from ..kernel_ir.walk import all_loops, expressions, memories, nested
 from ..ops.dtypes import dtype_from_torch_name, item_bytes
 from ..ops.reductions import is_positional
 from ..passes import Pass, each_kernel
 from ..symbolic import Expr, Symbol, SymbolKind, floordiv, smax, sym, to_expr
 
-__all__ = ["DECLARE_SIZES", "declare_sizes", "linearize", "linearize_nest", "memory_extents", "placements"]
+__all__ = ["DECLARE_SIZES", "Placement", "declare_sizes", "extents_of", "linearize", "linearize_nest"]
+__all__ += ["memory_extents", "placements"]
 
 
 _ACCESS = (Load, Store)
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where a buffer lives: the buffer that owns the memory, and this one's offset there in its own elements."""
+
+    root: str
+    offset: Expr
 
 
 def linearize(program: Program) -> KernelModule:
@@ -41,20 +49,20 @@ def _argument(param: Param) -> str:
 
 def linearize_nest(nest: LoopNest, buffers: Mapping[str, Buffer], where: Mapping[str, Placement]) -> Kernel:
     """The kernel of one nest, without its sizes: see :func:`declare_sizes`. ``where`` gives the owner of each alias."""
-    memories = _Memories(buffers, where, {}, {})
+    found = _Memories(buffers, where, {}, {})
     body: list[Stmt] = []
     for stage in nest.stages:
-        instrs = tuple([_linear(instr, memories, stage.ranges) for instr in stage.body])
+        instrs = tuple([_linear(instr, found, stage.ranges) for instr in stage.body])
         body += nested((Loop(r.symbol, r.size) for r in stage.ranges), instrs)
     grid = tuple(Loop(r.symbol, r.size) for r in nest.outer)
-    params, scratch = tuple(memories.params.values()), tuple(memories.scratch.values())
+    params, scratch = tuple(found.params.values()), tuple(found.scratch.values())
     return Kernel(nest.name, params, scratch, grid, tuple(body), bool(nest.combines), origin=nest.origin)
 
 
-def _linear(instr: Instr, memories: _Memories, ranges: tuple[Range, ...]) -> Instr:
+def _linear(instr: Instr, found: _Memories, ranges: tuple[Range, ...]) -> Instr:
     """An instruction of a stage as one of a kernel."""
     if isinstance(instr, _ACCESS):
-        memory, offset = memories.place(instr.buffer, instr.indices, written=isinstance(instr, Store))
+        memory, offset = found.place(instr.buffer, instr.indices, written=isinstance(instr, Store))
         return access_at(instr, memory, (offset,))
     if isinstance(instr, Reduce) and is_positional(instr.kind):
         return replace(instr, position=_position(ranges))
@@ -63,8 +71,7 @@ def _linear(instr: Instr, memories: _Memories, ranges: tuple[Range, ...]) -> Ins
 
 def declare_sizes(kernel: Kernel) -> Kernel:
     """The kernel with a parameter for each size symbol that it holds, and no others."""
-    memories = tuple(param for param in kernel.params if param.kind == "memory")
-    return replace(kernel, params=(*memories, *(Param(symbol.name, "size") for symbol in _sizes(kernel))))
+    return replace(kernel, params=(*memories(kernel), *(Param(symbol.name, "size") for symbol in _sizes(kernel))))
 
 
 def _sizes(kernel: Kernel) -> Iterable[Symbol]:
@@ -161,6 +168,11 @@ def memory_extents(program: Program) -> dict[str, Expr]:
         reached = (offset + _extent(buffer)) * item_bytes(buffer.dtype)
         found[root] = smax(found[root], reached) if root in found else reached
     return found
+
+
+def extents_of(buffers: Iterable[Buffer]) -> dict[str, Expr]:
+    """How many elements each buffer has, from the first to the last."""
+    return {buffer.name: _extent(buffer) for buffer in buffers}
 
 
 def _extent(buffer: Buffer) -> Expr:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from ..ir import Buffer
-from ..ir.walk import instructions, loads
-from ..kernel_ir.nests import FlatNest
+from ..ir import Buffer, Load
+from ..ir.walk import instructions
+from ..kernel_ir.nodes import Kernel, Param
 from ..ops.dtypes import item_bytes
 from ..symbolic import product
 
@@ -16,12 +16,20 @@ __all__ = ["NONTEMPORAL_BYTES", "mark_nontemporal"]
 NONTEMPORAL_BYTES = 24 << 20  # results of that size are written past the caches
 
 
-def mark_nontemporal(nest: FlatNest, buffers: Mapping[str, Buffer], storage: Mapping[str, str]) -> FlatNest:
-    """The nest with those of its new results marked that are too large to be still in a cache when they are read, and
+def mark_nontemporal(kernel: Kernel, buffers: Mapping[str, Buffer], storage: Mapping[str, str]) -> Kernel:
+    """The kernel with those of its new results marked that are too large to be still in a cache when they are read, and
     that it does not read itself. ``storage``: the storage class of each buffer."""
-    loaded = {load.buffer for load in loads(instructions(nest.stages))}
-    new = (buffers[name] for name in nest.memories if storage.get(name) == "allocated" and name not in loaded)
-    return replace(nest, nontemporal=frozenset(buffer.name for buffer in new if _bytes(buffer) >= NONTEMPORAL_BYTES))
+    loads = {instr.buffer for instr in instructions(kernel.body) if isinstance(instr, Load)}
+
+    def is_large(param: Param) -> bool:
+        if param.kind != "memory" or storage.get(param.name) != "allocated" or param.name in loads:
+            return False
+        return _bytes(buffers[param.name]) >= NONTEMPORAL_BYTES
+
+    if not any(map(is_large, kernel.params)):
+        return kernel
+    params = (replace(param, nontemporal=True) if is_large(param) else param for param in kernel.params)
+    return replace(kernel, params=tuple(params))
 
 
 def _bytes(buffer: Buffer) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
 from ..ir.walk import instructions, loads
-from ..kernel_ir.nests import hint
+from ..kernel_ir.bounds import hint
 from ..kernel_ir.nodes import Kernel, Loop, Stmt
 from ..kernel_ir.walk import all_loops, expressions, map_expressions, nested, perfect_nest
 from ..passes import Pass, each_kernel

@@ -15,13 +15,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from ..ir import Buffer, LoopNest
-from ..kernel_ir.nests import FlatNest, Placement, flat_nest
 from ..kernel_ir.nodes import Kernel, KernelCall, KernelModule
 from ..passes import PassContext, in_order
 from . import expand_ops, merge_loops, order_loops, simplify_bounds, split_loops_by_divisors
-from .linearize import DECLARE_SIZES, linearize_nest
+from .linearize import DECLARE_SIZES, Placement, linearize_nest
 
-__all__ = ["NORMAL_FORM", "flatten_nest", "normal_form", "normalize"]
+__all__ = ["NORMAL_FORM", "kernel_of", "normal_form", "normalize"]
 
 NORMAL_FORM = in_order(
     simplify_bounds.PASS,
@@ -41,9 +40,9 @@ def normal_form(kernel: Kernel) -> Kernel:
     return kernel
 
 
-def flatten_nest(nest: LoopNest, buffers: Mapping[str, Buffer], where: Mapping[str, Placement]) -> FlatNest:
-    """A nest's kernel in its normal form, as the renderers read it. ``where`` gives the owner of each alias."""
-    return flat_nest(normal_form(linearize_nest(nest, buffers, where)))
+def kernel_of(nest: LoopNest, buffers: Mapping[str, Buffer], where: Mapping[str, Placement]) -> Kernel:
+    """A nest's kernel in its normal form. ``where`` gives the owner of each alias."""
+    return normal_form(linearize_nest(nest, buffers, where))
 
 
 def normalize(module: KernelModule) -> KernelModule:

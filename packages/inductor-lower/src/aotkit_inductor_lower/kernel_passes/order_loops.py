@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ..ir.walk import accesses, instructions, reduces, stores
-from ..kernel_ir.nests import hint
+from ..kernel_ir.bounds import hint
 from ..kernel_ir.nodes import Kernel, Loop, Stmt
 from ..kernel_ir.walk import nested, perfect_nest
 from ..passes import Pass, each_kernel

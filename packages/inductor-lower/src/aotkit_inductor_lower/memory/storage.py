@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from ..ir import Buffer, BufferKind, BufferRef, ExternCall, Program
 from ..ir.in_place import row_major
 from ..ir.walk import step_reads
-from ..kernel_ir.nests import Placement
-from ..kernel_passes.linearize import placements
+from ..kernel_passes.linearize import Placement, placements
 from ..launch_plan.records import StorageClass
 from ..ops.aten import addresses_storage, may_alias_arguments, out_overload
 from ..ops.dtypes import dtype_from_torch_name

@@ -13,10 +13,11 @@ from dataclasses import dataclass, field, replace
 from ...errors import CodegenError
 from ...ir import Buffer, LoopNest, Program
 from ...kernel_ir.launches import KernelText, Launch
-from ...kernel_ir.nests import LENGTH, FlatNest
+from ...kernel_ir.nodes import LENGTH, Kernel
+from ...kernel_ir.walk import memories
 from ...kernel_passes.deduplicate import canonical, combine_launches, generalize_lengths
 from ...kernel_passes.mark_nontemporal import mark_nontemporal
-from ...kernel_passes.normal_form import flatten_nest
+from ...kernel_passes.normal_form import kernel_of
 from ...launch_plan.records import CompiledProgram, KernelRecord
 from ...memory.build_plan import build_plan
 from ...memory.segments import Segment, segments
@@ -68,19 +69,19 @@ class _Kernels:
     module: ModuleText
     records: list[KernelRecord] = field(default_factory=list)
     slots: dict[str, int] = field(default_factory=dict)
-    known: dict[object, tuple[KernelText, str, str]] = field(default_factory=dict)
+    known: dict[Kernel, tuple[KernelText, str, str]] = field(default_factory=dict)
 
     def add_segment(self, segment: Segment) -> None:
         """Write the segment's function, and the kernels that are new in it."""
         launches = []
         sizes: dict[Symbol, int] = {}
         nests = segment.nests
-        for nest, flat in zip(nests, generalize_lengths([self._flat(nest) for nest in nests]), strict=True):
-            kernel, name, short = self._kernel(flat, nest)
+        for own, length in generalize_lengths(list(map(self._own, nests))):
+            kernel, name, short = self._text(own, length)
             for symbol in {*kernel.sizes, *kernel.units.symbols, *kernel.work.symbols}:
                 sizes[symbol] = self._slot(f"${symbol.name}")
             slots = [self._slot(memory) for memory in kernel.memories] + [sizes[s] for s in kernel.sizes]
-            launches.append(Launch(name, kernel, (*slots, *([] if flat.length is None else [flat.length])), short))
+            launches.append(Launch(name, kernel, (*slots, *([] if length is None else [length])), short))
         calls = combine_launches(launches, nests, self.storage.root, self.storage.classes)
         position = 0
         for call in calls:
@@ -90,26 +91,26 @@ class _Kernels:
             position += len(call.members)
         self.module.add_segment(segment.function, calls, sizes)
 
-    def _flat(self, nest: LoopNest) -> FlatNest:
+    def _own(self, nest: LoopNest) -> Kernel:
         self._check(nest)
-        flat = flatten_nest(nest, self.buffers, self.storage.placements)
-        return mark_nontemporal(flat, self.buffers, self.storage.classes)
+        kernel = kernel_of(nest, self.buffers, self.storage.placements)
+        return mark_nontemporal(kernel, self.buffers, self.storage.classes)
 
-    def _kernel(self, flat: FlatNest, nest: LoopNest) -> tuple[KernelText, str, str]:
-        """The kernel of a nest, and the names of its functions. Nests of one shape have one."""
-        shape = canonical(flat)
+    def _text(self, kernel: Kernel, length: int | None) -> tuple[KernelText, str, str]:
+        """The text of a kernel, and the names of its functions. Kernels of one shape have one."""
+        shape = canonical(kernel)
         made = self.known.get(shape)
         if made is None:
-            kernel = emit_kernel(flat, self.target, self.module.declarations, nest.origin)
-            name = self.module.add_kernel(f"kernel_{_identifier(nest.name)}", kernel)  # apart from libm's names
-            short = self.module.add_kernel(f"{name}_short", kernel.short[0]) if kernel.short is not None else ""
-            made = self.known[shape] = kernel, name, short
-        kernel, name, short = made
-        if flat.length is None:
-            return replace(kernel, memories=flat.memories), name, short
-        env = {LENGTH: to_expr(flat.length)}
-        units, work = kernel.units.substitute(env), kernel.work.substitute(env)
-        return replace(kernel, memories=flat.memories, units=units, work=work), name, short
+            text = emit_kernel(kernel, self.target, self.module.declarations)
+            name = self.module.add_kernel(f"kernel_{_identifier(kernel.name)}", text)  # apart from libm's names
+            short = self.module.add_kernel(f"{name}_short", text.short[0]) if text.short is not None else ""
+            made = self.known[shape] = text, name, short
+        text, name, short = made
+        text = replace(text, memories=tuple(param.name for param in memories(kernel)))
+        if length is None:
+            return text, name, short
+        env = {LENGTH: to_expr(length)}
+        return replace(text, units=text.units.substitute(env), work=text.work.substitute(env)), name, short
 
     def _check(self, nest: LoopNest) -> None:
         for name in (*nest.reads, *nest.writes):

@@ -1,148 +1,217 @@
-"""Choosing the vector variable of a nest, and how many vectors are worked on at once.
+"""Choosing the vector variable of a kernel, and how many vectors are worked on at once.
 
 Every candidate is costed over the strides of all accesses: a unit stride moves whole vectors, stride 0 one
-scalar, anything else one scalar per lane. Inner candidates vectorise each stage over one of its own loops
-(row kernels); outer candidates put neighbouring outer iterations into the lanes (pointwise, column reductions).
+scalar, anything else one scalar per lane. Inner candidates vectorise each perfect nest over one of its own loops
+(row kernels); outer candidates put neighbouring iterations of the grid into the lanes (pointwise, column reductions).
+
+Note [Maps of a CPU kernel]
+    One loop of the grid is in ``lanes``, or one of each perfect nest of the body, then its innermost; or none. The
+    other loops of the grid are ``units`` of work, but for the ``tile`` of Note [Tiles]. The tail of lanes is
+    ``masked`` as far as Note [Masked tails] goes, and ``scalar`` else.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
-from ...ir import CheckedIndex, Compute, Index, Instr, Load, Range, Reduce, Stage, Store
+from ...ir import CheckedIndex, Compute, DType, Index, Instr, Load, Range, Reduce, Store
 from ...ir.independence import tells_apart
-from ...kernel_ir.nests import FlatNest, element_bits, hint, map_expressions
+from ...kernel_ir.bounds import hint
+from ...kernel_ir.nodes import Kernel, Loop, LoopMap, Tail
+from ...kernel_ir.walk import PerfectNest, map_expressions, perfect_nests, with_nests
+from ...ops.dtypes import bits
 from ...ops.scalar import LONG, TRAPPING
-from ...symbolic import Expr, Symbol, SymbolKind, estimate, product, to_expr
+from ...symbolic import Expr, Symbol, SymbolKind, estimate, to_expr
 from .machine import Machine
 
-__all__ = ["VectorPlan", "choose_vectors", "masked_tail", "outer_tail", "version_loops"]
+__all__ = ["map_loops", "version_loops", "work_of"]
 
 LEAST_TAIL = 4  # elements for which a masked vector pays
 FEW = 8  # what a size is that turns out to be small
 
 
-@dataclass(frozen=True, slots=True)
-class VectorPlan:
-    """``outer``: the outer loop in the lanes, or ``None`` for inner vectorisation with ``inner`` naming one loop per
-    stage (``None``: scalar). ``interleave``: vectors per step, per stage for inner vectorisation. ``tile``: the outer
-    loop whose steps are interleaved, see Note [Tiles]. ``work``: estimated scalar operations of one element."""
-
-    lanes: int
-    outer: str | None
-    inner: tuple[str | None, ...]
-    interleave: tuple[int, ...]
-    work: int
-    tile: str | None = None
-
-
-def choose_vectors(nest: FlatNest, target: Machine) -> VectorPlan:
-    """The cheapest way to put the nest into vectors."""
-    lanes = target.lanes(element_bits(nest))
+def map_loops(kernel: Kernel, target: Machine) -> Kernel:
+    """The kernel with the cheapest way to put it into vectors."""
+    nests = perfect_nests(kernel)
+    lanes = target.lanes(element_bits(nests))
     best: tuple[float, str | None, tuple[str | None, ...]] | None = None
-    inner, cost = _inner_choice(nest, lanes, target)
-    scans = any(stage.scans for stage in nest.stages)
-    if any(inner) or scans:
+    inner, cost = _inner_choice(kernel, nests, lanes, target)
+    if any(inner) or any(nest.scans for nest in nests):
         best = (cost, None, inner)
-    for position, loop in enumerate(nest.outer):
-        if not all(_keeps_order(stage, (*nest.outer, *stage.ranges), position) for stage in nest.stages):
+    for position, loop in enumerate(kernel.grid):
+        if not all(_keeps_order(nest, (*kernel.grid, *nest.loops), position) for nest in nests):
             continue
-        cost = _outer_cost(nest, loop, lanes, target)
+        cost = _outer_cost(kernel, nests, loop, lanes, target)
         if best is None or cost < best[0]:
-            best = (cost, loop.symbol, tuple(None for _ in nest.stages))
-    work = max(1, sum(_body_weight(stage) for stage in nest.stages))
+            best = (cost, loop.symbol, tuple(None for _ in nests))
     if best is None:
-        return VectorPlan(lanes, None, tuple(None for _ in nest.stages), tuple(1 for _ in nest.stages), work)
-    _, outer, per_stage = best
-    tiled = _tile_choice(nest, lanes) if work <= 24 else None
+        return _along_rows(kernel, nests, tuple(None for _ in nests), lanes, target)
+    _, outer, per_nest = best
+    tiled = _tile_choice(kernel, nests, lanes) if _weight(nests) <= 24 else None
     if tiled is not None and tiled[0] < best[0]:
         _, outer, tile = tiled
-        return VectorPlan(lanes, outer, tuple(None for _ in nest.stages), (lanes,) * len(nest.stages), work, tile)
-    if outer is not None:
-        size = next(loop.size for loop in nest.outer if loop.symbol == outer)
-        wanted = _outer_interleave(nest)
-        whole, rest = divmod(size.constant or 0, lanes)
-        joint = wanted == 4 and not rest and 4 < whole <= (16 if target.vector_bits == 512 else 8)  # one walk over rows
-        interleave = whole if joint else _fit_interleave(wanted, size, lanes)
-        return VectorPlan(lanes, outer, per_stage, (interleave,) * len(nest.stages), work)
-    counts = tuple(_stage_copies(stage, name, lanes) for stage, name in zip(nest.stages, per_stage, strict=True))
-    return VectorPlan(lanes, None, per_stage, counts, work)
+        return _across_grid(kernel, {outer: _lanes(_loop(kernel, outer), lanes, lanes), tile: _tile_map(lanes)})
+    if outer is None:
+        return _along_rows(kernel, nests, per_nest, lanes, target)
+    loop = _loop(kernel, outer)
+    wanted = _outer_interleave(nests)
+    whole, rest = divmod(loop.extent.constant or 0, lanes)
+    joint = wanted == 4 and not rest and 4 < whole <= (16 if target.vector_bits == 512 else 8)  # one walk over rows
+    interleave = whole if joint else _fit_interleave(wanted, loop.extent, lanes)
+    masked = outer_tail(kernel, nests, loop, lanes, target)
+    return _across_grid(kernel, {outer: _lanes(loop, lanes, interleave, masked=masked)})
 
 
-def version_loops(nest: FlatNest, plan: VectorPlan, target: Machine) -> VectorPlan | None:
-    """Another loop in the lanes for when the one of ``plan`` turns out to be short, if that would cost less than half.
+def version_loops(kernel: Kernel, target: Machine) -> Kernel:
+    """A kernel that :func:`map_loops` made, with another version that has another loop in the lanes, for when the
+    chosen one turns out to be short, if that would cost less than half.
 
     A window over images of unknown sizes runs along them, with all lanes busy; over images of 4 by 4, across channels.
     """
-    chosen = next((loop for loop in nest.outer if loop.symbol == plan.outer), None)
-    if chosen is None or chosen.size.constant is not None or plan.tile is not None or nest.ordered:
-        return None
-    env = {s: to_expr(FEW) for s in chosen.size.symbols}
+    chosen = next((loop for loop in kernel.grid if loop.map.kind == "lanes"), None)
+    if chosen is None or chosen.extent.constant is not None or kernel.ordered:
+        return kernel
+    if any(loop.map.kind == "tile" for loop in kernel.grid):
+        return kernel
+    lanes, env = chosen.map.width, {s: to_expr(FEW) for s in chosen.extent.symbols}
     try:
-        outer = tuple(Range(loop.symbol, loop.size.substitute(env)) for loop in nest.outer)
-        small = replace(map_expressions(nest, lambda e: e.substitute(env)), outer=outer)
+        grid = tuple(replace(loop, extent=loop.extent.substitute(env)) for loop in kernel.grid)
+        small = replace(map_expressions(kernel, lambda e: e.substitute(env)), grid=grid)
     except ZeroDivisionError:  # s // (t // 16), which are never so small
-        return None
-    costs = {loop.symbol: _outer_cost(small, loop, plan.lanes, target) for loop in outer}
-    best = min(nest.outer, key=lambda loop: costs[loop.symbol])
-    if estimate(best.size, 1) < plan.lanes or 2 * costs[best.symbol] > costs[chosen.symbol]:
-        return None
-    interleave = _fit_interleave(_outer_interleave(nest), best.size, plan.lanes)
-    return replace(plan, outer=best.symbol, interleave=(interleave,) * len(nest.stages))
+        return kernel
+    nests = perfect_nests(small)
+    costs = {loop.symbol: _outer_cost(small, nests, loop, lanes, target) for loop in grid}
+    best = min(kernel.grid, key=lambda loop: costs[loop.symbol])
+    if estimate(best.extent, 1) < lanes or 2 * costs[best.symbol] > costs[chosen.symbol]:
+        return kernel
+    interleave = _fit_interleave(_outer_interleave(nests), best.extent, lanes)
+    masked = outer_tail(kernel, perfect_nests(kernel), best, lanes, target)
+    short = _across_grid(kernel, {best.symbol: _lanes(best, lanes, interleave, masked=masked)})
+    return replace(kernel, versions=((lanes // 2 - chosen.extent, short),))
+
+
+def work_of(kernel: Kernel) -> Expr:
+    """Estimated scalar operations of a whole launch."""
+    nests = perfect_nests(kernel)
+    work = to_expr(max(1, _weight(nests)))
+    for loop in kernel.grid:
+        work = work * loop.extent
+    return work * max((nest.extent for nest in nests), key=hint, default=to_expr(1))
+
+
+# -- maps ------------------------------------------------------------------------------------------------
+
+_UNITS = LoopMap("units")
+
+
+def _tile_map(lanes: int) -> LoopMap:
+    return LoopMap("tile", lanes, tail="scalar")
+
+
+def _loop(kernel: Kernel, symbol: str) -> Loop:
+    return next(loop for loop in kernel.grid if loop.symbol == symbol)
+
+
+def _lanes(loop: Loop, width: int, interleave: int, *, masked: object = False) -> LoopMap:
+    exact = loop.extent.constant is not None and loop.extent.constant % (width * interleave) == 0
+    tail: Tail = "masked" if masked else "exact" if exact else "scalar"
+    return LoopMap("lanes", width, interleave, tail=tail)
+
+
+def _across_grid(kernel: Kernel, maps: dict[str, LoopMap]) -> Kernel:
+    grid = [Loop(loop.symbol, loop.extent, (), maps.get(loop.symbol, _UNITS)) for loop in kernel.grid]
+    return replace(kernel, grid=tuple(grid))
+
+
+def _along_rows(
+    kernel: Kernel, nests: Sequence[PerfectNest], names: Sequence[str | None], lanes: int, target: Machine
+) -> Kernel:
+    """The named loop of each nest in the lanes, as its innermost."""
+    if not any(names):
+        return _across_grid(kernel, {})
+    made: list[PerfectNest] = []
+    for nest, name in zip(nests, names, strict=True):
+        chosen = next((loop for loop in nest.loops if loop.symbol == name), None)
+        if chosen is not None:
+            masked = masked_tail(nest, chosen, lanes, target)
+            map_ = _lanes(chosen, lanes, _nest_interleave(nest, chosen, lanes), masked=masked)
+            others = (loop for loop in nest.loops if loop is not chosen)
+            nest = PerfectNest((*others, replace(chosen, map=map_)), nest.body)
+        made.append(nest)
+    return _across_grid(with_nests(kernel, made), {})
+
+
+def element_bits(nests: Iterable[PerfectNest]) -> int:
+    """The element width that vector lengths go by: the widest of what most of the kernel moves and computes."""
+    counts: dict[int, int] = {}
+    for nest in nests:
+        for instr in nest.body:
+            dtype = getattr(instr, "dtype", None)
+            if isinstance(dtype, DType) and dtype is not DType.BOOL:
+                counts[bits(dtype)] = counts.get(bits(dtype), 0) + 1
+    if not counts:
+        return 8
+    if 8 * counts.get(32, 0) > counts.get(64, 0):
+        return 32
+    return 64 if 64 in counts else min(counts)
 
 
 # -- costs -----------------------------------------------------------------------------------------------
 
 
-def _inner_choice(nest: FlatNest, lanes: int, target: Machine) -> tuple[tuple[str | None, ...], float]:
+def _trips(loops: Iterable[Loop], without: Loop | None = None) -> float:
     trips = 1.0
-    for loop in nest.outer:
-        trips *= max(1, hint(loop.size))
+    for loop in loops:
+        if without is None or loop.symbol != without.symbol:
+            trips *= max(1, hint(loop.extent))
+    return trips
+
+
+def _inner_choice(
+    kernel: Kernel, nests: Sequence[PerfectNest], lanes: int, target: Machine
+) -> tuple[tuple[str | None, ...], float]:
+    trips = _trips(kernel.grid)
     names: list[str | None] = []
     total = 0.0
-    for stage in nest.stages:
-        if not stage.ranges or stage.scans:
+    for nest in nests:
+        if not nest.loops or nest.scans:
             names.append(None)
-            total += trips * max(1, hint(_iterations(stage))) * _stage_cost(stage, None, 1)
+            total += trips * max(1, hint(nest.extent)) * _body_cost(nest, None, 1)
             continue
-        nested, first = (*nest.outer, *stage.ranges), len(nest.outer)
-        loops = [loop for at, loop in enumerate(stage.ranges, first) if _keeps_order(stage, nested, at)]
-        cost, name = min((_stage_loop_cost(stage, loop, lanes, target), loop.symbol) for loop in loops)
+        nested, first = (*kernel.grid, *nest.loops), len(kernel.grid)
+        loops = [loop for at, loop in enumerate(nest.loops, first) if _keeps_order(nest, nested, at)]
+        cost, name = min((_loop_cost(nest, loop, lanes, target), loop.symbol) for loop in loops)
         names.append(name)
-        reduces = sum(isinstance(i, Reduce) for i in stage.body)
+        reduces = sum(isinstance(i, Reduce) for i in nest.body)
         total += trips * (cost + 3.0 + 5.0 * reduces)
     return tuple(names), total
 
 
-def _keeps_order(stage: Stage, loops: Sequence[Range], position: int) -> bool:
+def _keeps_order(nest: PerfectNest, loops: Sequence[Loop], position: int) -> bool:
     """Whether what is added to one place stays in order when iterations of one of these nested loops go into the lanes.
 
     Loops inside of it then see all lanes of a step before their own next iteration. So the lanes have to add to
     different places, or the iterations of the inner loops have to.
     """
-    outside, loop, inside = loops[:position], loops[position], loops[position + 1 :]
+    adding = [i for i in nest.body if isinstance(i, Store) and i.accumulates]
+    if not adding:
+        return True
+    ranges = [Range(loop.symbol, loop.extent) for loop in loops]
+    outside, loop, inside = ranges[:position], ranges[position], ranges[position + 1 :]
     return all(
         tells_apart(instr.indices, inside, (*outside, loop)) or tells_apart(instr.indices, (loop,), (*outside, *inside))
-        for instr in stage.body
-        if isinstance(instr, Store) and instr.accumulates
+        for instr in adding
     )
 
 
-def _iterations(stage: Stage) -> Expr:
-    return product(loop.size for loop in stage.ranges)
-
-
-def _stage_loop_cost(stage: Stage, loop: Range, lanes: int, target: Machine) -> float:
-    others = 1.0
-    for other in stage.ranges:
-        if other.symbol != loop.symbol:
-            others *= max(1, hint(other.size))
-    vectors, tail = _steps(loop.size, lanes)
+def _loop_cost(nest: PerfectNest, loop: Loop, lanes: int, target: Machine) -> float:
+    others = _trips(nest.loops, loop)
+    vectors, tail = _steps(loop.extent, lanes)
     symbol = Symbol(loop.symbol)
-    if masked_tail(stage, loop, lanes, target):
-        return others * ((vectors + 1.5) * _stage_cost(stage, symbol, lanes) + 1.0)
-    return others * (vectors * _stage_cost(stage, symbol, lanes) + tail * _stage_cost(stage, None, 1) + 1.0)
+    if masked_tail(nest, loop, lanes, target):
+        return others * ((vectors + 1.5) * _body_cost(nest, symbol, lanes) + 1.0)
+    return others * (vectors * _body_cost(nest, symbol, lanes) + tail * _body_cost(nest, None, 1) + 1.0)
 
 
 def _steps(size: Expr, lanes: int) -> tuple[float, float]:
@@ -153,52 +222,46 @@ def _steps(size: Expr, lanes: int) -> tuple[float, float]:
     return (count - tail) / lanes, tail
 
 
-def _outer_cost(nest: FlatNest, loop: Range, lanes: int, target: Machine) -> float:
-    trips = 1.0
-    for other in nest.outer:
-        if other.symbol != loop.symbol:
-            trips *= max(1, hint(other.size))
-    vectors, tail = _steps(loop.size, lanes)
-    if tail and outer_tail(nest, loop, lanes, target):
+def _outer_cost(
+    kernel: Kernel, nests: Sequence[PerfectNest], loop: Loop, lanes: int, target: Machine
+) -> float:
+    vectors, tail = _steps(loop.extent, lanes)
+    if tail and outer_tail(kernel, nests, loop, lanes, target):
         vectors, tail = vectors + 1.5, 0
     symbol = Symbol(loop.symbol)
-    rows = frozenset(row.name for row in nest.scratch)
+    rows = frozenset(row.name for row in kernel.scratch)
     total = 0.0
-    for stage in nest.stages:
-        inner = 1.0
-        for other in stage.ranges:
-            inner *= max(1, hint(other.size))
+    for nest in nests:
+        inner = _trips(nest.loops)
         # rows far apart, walked in step, fall out of the cache
-        far = 2.0 if stage.scans and _stage_cost(stage, symbol, lanes) > 2.0 * lanes else 1.0
-        total += far * inner * (vectors * _stage_cost(stage, symbol, lanes, rows) + tail * _stage_cost(stage, None, 1))
-    return trips * (total + 1.0)
+        far = 2.0 if nest.scans and _body_cost(nest, symbol, lanes) > 2.0 * lanes else 1.0
+        total += far * inner * (vectors * _body_cost(nest, symbol, lanes, rows) + tail * _body_cost(nest, None, 1))
+    return _trips(kernel.grid, loop) * (total + 1.0)
 
 
-def _tile_choice(nest: FlatNest, lanes: int) -> tuple[float, str, str] | None:
-    """The cheapest pair of vector and tile variable of a pointwise nest, with its cost."""
-    if nest.ordered or nest.scratch or any(stage.ranges for stage in nest.stages) or lanes > 16:
+def _tile_choice(kernel: Kernel, nests: Sequence[PerfectNest], lanes: int) -> tuple[float, str, str] | None:
+    """The cheapest pair of vector and tile variable of a pointwise kernel, with its cost."""
+    if kernel.ordered or kernel.scratch or any(nest.loops for nest in nests) or lanes > 16:
         return None
     best: tuple[float, str, str] | None = None
-    for vector in nest.outer:
-        for tile in nest.outer:
-            if tile is vector or min(hint(tile.size), hint(vector.size)) < lanes:
+    for vector in kernel.grid:
+        for tile in kernel.grid:
+            if tile is vector or min(hint(tile.extent), hint(vector.extent)) < lanes:
                 continue
-            cost = _tile_cost(nest, Symbol(vector.symbol), Symbol(tile.symbol), lanes)
+            cost = _tile_cost(nests, Symbol(vector.symbol), Symbol(tile.symbol), lanes)
             if cost is None:
                 continue
-            trips = 1.0
-            for loop in nest.outer:
-                trips *= max(1, hint(loop.size))
+            trips = _trips(kernel.grid)
             if best is None or cost * trips / lanes < best[0]:
                 best = (cost * trips / lanes, vector.symbol, tile.symbol)
     return best
 
 
-def _tile_cost(nest: FlatNest, vector: Symbol, tile: Symbol, lanes: int) -> float | None:
+def _tile_cost(nests: Sequence[PerfectNest], vector: Symbol, tile: Symbol, lanes: int) -> float | None:
     """Cost of one vector with this pair, ``None`` if nothing is transposed."""
     total, any_transposed = 0.0, False
-    for stage in nest.stages:
-        for instr in stage.body:
+    for nest in nests:
+        for instr in nest.body:
             if isinstance(instr, Load | Store):
                 plain = _access_cost(instr, vector, lanes)
                 along = instr.indices[0].coefficient(tile)
@@ -210,10 +273,10 @@ def _tile_cost(nest: FlatNest, vector: Symbol, tile: Symbol, lanes: int) -> floa
     return total if any_transposed else None
 
 
-def _stage_cost(stage: Stage, vector: Symbol | None, lanes: int, rows: frozenset[str] = frozenset()) -> float:
+def _body_cost(nest: PerfectNest, vector: Symbol | None, lanes: int, rows: frozenset[str] = frozenset()) -> float:
     """Cost of one step of the body with ``vector`` in the lanes; ``rows`` are scratch with an element per lane."""
     total = 0.0
-    for instr in stage.body:
+    for instr in nest.body:
         if isinstance(instr, Load | Store) and instr.buffer in rows:
             indirect = any(s.kind is SymbolKind.VALUE for s in instr.indices[0].symbols)
             total += 1.2 * lanes if indirect else 1.0
@@ -241,7 +304,7 @@ def _access_cost(instr: Load | Store, vector: Symbol | None, lanes: int) -> floa
     return wide * (1.2 if isinstance(instr, Load) else 1.6) * lanes
 
 
-def masked_tail(stage: Stage, loop: Range, lanes: int, target: Machine) -> int:
+def masked_tail(nest: PerfectNest, loop: Loop, lanes: int, target: Machine) -> int:
     """How many elements of ``loop`` one masked vector takes at its end; 0 where they are taken one by one.
 
     Note [Masked tails]
@@ -252,11 +315,11 @@ def masked_tail(stage: Stage, loop: Range, lanes: int, target: Machine) -> int:
         vector, with accesses of any step: rather one slow vector than up to fifteen slow elements. AVX2 lacks masks
         for narrow types; it keeps single elements, as plain x86-64 does.
     """
-    size = loop.size.constant
-    if target.vector_bits != 512 or size is None or size < lanes or size % lanes < LEAST_TAIL or stage.scans:
+    size = loop.extent.constant
+    if target.vector_bits != 512 or size is None or size < lanes or size % lanes < LEAST_TAIL or nest.scans:
         return 0
     symbol = Symbol(loop.symbol)
-    for instr in stage.body:
+    for instr in nest.body:
         if isinstance(instr, Load | Store):
             slope = instr.indices[0].coefficient(symbol)
             if slope is None or not (slope == 1 or (slope == 0 and isinstance(instr, Load))):
@@ -266,12 +329,14 @@ def masked_tail(stage: Stage, loop: Range, lanes: int, target: Machine) -> int:
     return size % lanes
 
 
-def outer_tail(nest: FlatNest, loop: Range, lanes: int, target: Machine) -> bool:
-    """Whether one masked vector takes what is left of an outer loop."""
-    size = loop.size.constant
-    if target.vector_bits != 512 or nest.ordered or (size is not None and size % lanes < LEAST_TAIL):
+def outer_tail(
+    kernel: Kernel, nests: Sequence[PerfectNest], loop: Loop, lanes: int, target: Machine
+) -> bool:
+    """Whether one masked vector takes what is left of a loop of the grid."""
+    size = loop.extent.constant
+    if target.vector_bits != 512 or kernel.ordered or (size is not None and size % lanes < LEAST_TAIL):
         return False
-    return all(_bears_mask(instr) for stage in nest.stages for instr in stage.body)
+    return all(_bears_mask(instr) for nest in nests for instr in nest.body)
 
 
 def _bears_mask(instr: Instr) -> bool:
@@ -285,9 +350,13 @@ def _bears_mask(instr: Instr) -> bool:
 # -- vectors per step ------------------------------------------------------------------------------------
 
 
-def _body_weight(stage: Stage) -> int:
+def _weight(nests: Iterable[PerfectNest]) -> int:
+    return sum(_body_weight(nest) for nest in nests)
+
+
+def _body_weight(nest: PerfectNest) -> int:
     weight = 0
-    for instr in stage.body:
+    for instr in nest.body:
         if isinstance(instr, Compute):
             weight += 10 if instr.op in LONG else 1
         elif isinstance(instr, Load | Store | Reduce):
@@ -295,24 +364,22 @@ def _body_weight(stage: Stage) -> int:
     return weight
 
 
-def _outer_interleave(nest: FlatNest) -> int:
-    weight = sum(_body_weight(stage) for stage in nest.stages)
-    if any(isinstance(i, Compute) and i.op in LONG for s in nest.stages for i in s.body):
+def _outer_interleave(nests: Sequence[PerfectNest]) -> int:
+    weight = _weight(nests)
+    if any(isinstance(i, Compute) and i.op in LONG for nest in nests for i in nest.body):
         return 1
-    if any(isinstance(i, Reduce) for s in nest.stages for i in s.body):
+    if any(isinstance(i, Reduce) for nest in nests for i in nest.body):
         return 4 if weight <= 12 else 2 if weight <= 30 else 1
     return 2 if weight <= 12 else 1
 
 
-def _stage_copies(stage: Stage, name: str | None, lanes: int) -> int:
-    if name is None:
-        return 1
-    size = next(loop.size for loop in stage.ranges if loop.symbol == name)
-    weight = _body_weight(stage)
-    reduces = sum(isinstance(i, Reduce) for i in stage.body)
+def _nest_interleave(nest: PerfectNest, loop: Loop, lanes: int) -> int:
+    size = loop.extent
+    weight = _body_weight(nest)
+    reduces = sum(isinstance(i, Reduce) for i in nest.body)
     short = size.constant is not None and size.constant < 32 * lanes
     wanted = (4 if weight <= 8 and not short else 2) if reduces else (2 if weight <= 12 else 1)
-    if any(isinstance(i, Compute) and i.op in LONG for i in stage.body):
+    if any(isinstance(i, Compute) and i.op in LONG for i in nest.body):
         wanted = 1  # long enough to keep the processor busy by itself
     return _fit_interleave(wanted, size, lanes)
 

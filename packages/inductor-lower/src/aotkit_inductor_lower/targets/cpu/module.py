@@ -169,8 +169,9 @@ class ModuleText:
             return
         function = f"@{launch.function}"
         if launch.kernel.short is not None:
-            kernel, size, limit = launch.kernel.short
-            short = em.pure("i1", f"icmp sle i64 {sizes.value(size).text}, {limit}")
+            kernel, condition = launch.kernel.short
+            most = next((factor for monomial, factor in condition.terms if not monomial), 0)
+            short = em.pure("i1", f"icmp sle i64 {sizes.value(most - condition).text}, {most}")
             own = sizes.value(kernel.units), sizes.value(kernel.work)
             function = em.pure("ptr", f"select i1 {short.text}, ptr @{launch.short}, ptr {function}").text
             units, work = (

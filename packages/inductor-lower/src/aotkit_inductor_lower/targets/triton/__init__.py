@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from .graph import DeviceGraph, compile_device_graph, compile_device_program
     from .harness import harness_text
     from .jit import interpret_kernel, jit_function, standalone_text
-    from .map_loops import TileLimits, TilePlan, plan_tiles
+    from .map_loops import TileLimits
     from .pipeline import LoweredForDevice, compile_graph_for_device, lower_for_device
     from .program import DeviceKernel, DeviceLaunch, DeviceProgram, device_from_json, device_to_json
     from .records import Config, Cubin, KernelArgument, KernelSource
@@ -49,7 +49,6 @@ __all__ = [
     "ProductChoice",
     "Tf32Advice",
     "TileLimits",
-    "TilePlan",
     "Timer",
     "TritonError",
     "TritonMissing",
@@ -68,7 +67,6 @@ __all__ = [
     "jit_function",
     "lower_for_device",
     "on_device",
-    "plan_tiles",
     "resource_facts",
     "standalone_text",
     "vector_bytes",
@@ -91,7 +89,7 @@ _HOMES = {
         "choose": "DeviceTuning Product ProductChoice",
         "program": "DeviceKernel DeviceLaunch DeviceProgram device_from_json device_to_json",
         "records": "Config Cubin KernelArgument KernelSource",
-        "map_loops": "TileLimits TilePlan plan_tiles",
+        "map_loops": "TileLimits",
     }.items()
     for name in names.split()
 }

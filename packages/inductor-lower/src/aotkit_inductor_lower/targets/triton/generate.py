@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ...ir import Arg, Buffer, BufferKind, BufferRef, ExternCall, Literal, LoopNest, Program
-from ...kernel_ir.nests import FlatNest
-from ...kernel_passes.normal_form import flatten_nest
+from ...kernel_ir.nodes import Kernel
+from ...kernel_passes.linearize import extents_of
+from ...kernel_passes.normal_form import kernel_of
 from ...memory.build_plan import build_plan
 from ...memory.segments import segments
 from ...memory.storage import Storage, Workspace, assign_storage
@@ -61,7 +62,17 @@ def generate_device(
     device = _single_device(program)
     storage = assign_storage(program, arena=False)  # torch's allocator is the arena on a device
     unaligned, written = _unaligned(program, storage), _written_inputs(program, storage)
-    kernels = _Kernels({b.name: b for b in program.buffers}, storage, unaligned, limits, device, tune, tf32, asserts)
+    kernels = _Kernels(
+        {b.name: b for b in program.buffers},
+        storage,
+        unaligned,
+        limits,
+        device,
+        tune,
+        tf32,
+        asserts,
+        extents_of(program.buffers),
+    )
     launches = [(s.function, tuple(map(kernels.launch, s.nests))) for s in segments(program)]
     inputs = {b.name for b in program.buffers if b.kind is BufferKind.INPUT}
     pointers = {name for _, found in launches for launch in found for name in launch.slots if name in inputs}
@@ -155,6 +166,7 @@ class _Kernels:
     tune: bool
     tf32: bool
     asserts: bool
+    extents: Mapping[str, Expr]
     sources: list[KernelSource] = field(default_factory=list)
     alternatives: list[tuple[KernelSource, ...]] = field(default_factory=list)
     counts: dict[str, Expr] = field(default_factory=dict)
@@ -165,26 +177,26 @@ class _Kernels:
     def launch(self, nest: LoopNest) -> DeviceLaunch:
         """The launch of a nest, whose kernel is written if none before is equal."""
         self._check(nest)
-        flat = flatten_nest(nest, self.buffers, self.storage.placements)
-        first, *others = map(self._with_alignment, self._sources(nest, flat))
+        kernel = kernel_of(nest, self.buffers, self.storage.placements)
+        first, *others = map(self._with_alignment, self._sources(kernel))
         return self._launch(nest, first, others)
 
     def _with_alignment(self, source: KernelSource) -> KernelSource:
         arguments = tuple(replace(a, aligned=a.name not in self.unaligned) for a in source.arguments)
         return replace(source, arguments=arguments)
 
-    def _sources(self, nest: LoopNest, flat: FlatNest) -> tuple[KernelSource, ...]:
-        """The ways to compute a nest; one, unless they are to be compared."""
-        if matmul_site(flat) is not None:
+    def _sources(self, kernel: Kernel) -> tuple[KernelSource, ...]:
+        """The ways to write a kernel; one, unless they are to be compared."""
+        if matmul_site(kernel) is not None:
             configs = CONFIGS if self.tune else CONFIGS[:1]
             made = (
-                emit_matmul(nest.name, flat, self.buffers, nest.origin, c, tf32=self.tf32, asserts=self.asserts)
+                emit_matmul(kernel, self.extents, c, tf32=self.tf32, asserts=self.asserts)
                 for c in configs
             )
             return tuple({(s.text, s.config): s for s in made}.values())
         if self.tune:
-            return candidates(nest.name, flat, self.buffers, nest.origin, asserts=self.asserts)
-        return (emit_kernel(nest.name, flat, self.buffers, nest.origin, self.limits, self.asserts),)
+            return candidates(kernel, self.extents, asserts=self.asserts)
+        return (emit_kernel(kernel, self.extents, self.limits, self.asserts),)
 
     def _launch(self, nest: LoopNest, source: KernelSource, others: Sequence[KernelSource]) -> DeviceLaunch:
         slots = [self._argument_slot(nest, a) for a in source.arguments]

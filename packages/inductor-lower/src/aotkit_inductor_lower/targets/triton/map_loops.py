@@ -1,23 +1,31 @@
-"""Which loops of a nest become axes of a kernel's tile, and how large the tile is.
+"""Which loops of a kernel become axes of its tile, and how large the tile is.
 
 Note [Tiles]
-    A program instance computes a tile of up to three outer loops (two, where a stage has loops of its own), and the
-    inner loops of each stage as one more axis: whole (*persistent*) if it is short, else in a loop. A loop is an axis
-    if some access has unit stride along it, so that reads and writes of a transpose both coalesce; further ones from
-    the innermost outwards until the tile is full. The other loops give each program instance one value.
+    A program instance computes a tile of up to three loops of the grid (two, where the body has loops), each a
+    ``block``, and each perfect nest of the body as one more axis: whole (a ``tile``; the kernel is *persistent*) if all
+    are short, else in a loop over a ``block``. A loop of the grid is an axis if some access has unit stride along it,
+    so that reads and writes of a transpose both coalesce; further ones from the innermost outwards until the tile is
+    full. The others are ``units``: each program instance has one value of them. In a kernel whose stores combine in a
+    way that is no atomic operation, one program instance runs all iterations in order: its grid stays ``serial``.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import prod
 
-from ...ir import Index, Load, Range, Stage, Store
-from ...kernel_ir.nests import FlatNest
-from ...symbolic import Expr, Symbol, estimate, to_expr
+from ...ir import DType, Index, Load, Store
+from ...ir.walk import instructions, value_types
+from ...kernel_ir.bounds import hint
+from ...kernel_ir.nodes import LOOP_KINDS, Kernel, Loop, LoopMap, Stmt, Tail
+from ...kernel_ir.walk import PerfectNest, memories, nested, perfect_nests
+from ...ops.dtypes import ATOMIC
+from ...symbolic import Expr, Symbol
 from .records import Config
 
-__all__ = ["Axis", "Config", "TileLimits", "TilePlan", "next_power_of_two", "plan_tiles", "size_hint", "stage_size"]
+__all__ = ["Config", "TileLimits", "config_of", "is_persistent", "is_serial", "map_loops"]
+__all__ += ["map_to", "next_power_of_two", "size_hint"]
 
 SIZE_HINT = 4096  # what an unknown size counts as
 BLOCK_NAMES = ("XBLOCK", "YBLOCK", "ZBLOCK")
@@ -32,30 +40,6 @@ class TileLimits:
     reduction: int = 4096
 
 
-@dataclass(frozen=True, slots=True)
-class Axis:
-    """An outer loop. ``block``: its constexpr name, or ``None`` if a program instance computes one value of it."""
-
-    loop: Range
-    block: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class TilePlan:
-    """``axes``: all outer loops, outermost first. ``persistent``: stages with loops are computed whole.
-    ``serial``: one program instance runs all iterations in order. ``config``: the first choice."""
-
-    axes: tuple[Axis, ...]
-    persistent: bool
-    serial: bool
-    config: Config
-
-    @property
-    def tile(self) -> tuple[Axis, ...]:
-        """The axes with a block."""
-        return tuple(axis for axis in self.axes if axis.block is not None)
-
-
 def next_power_of_two(n: int) -> int:
     """The smallest power of two that is at least ``n`` and 1."""
     return 1 << max(0, n - 1).bit_length()
@@ -63,101 +47,169 @@ def next_power_of_two(n: int) -> int:
 
 def size_hint(expr: Expr) -> int:
     """A plausible value for choosing block sizes."""
-    constant = expr.constant
-    return constant if constant is not None else estimate(expr, SIZE_HINT)
+    return hint(expr, SIZE_HINT)
 
 
-def stage_size(stage: Stage) -> Expr:
-    """How many iterations a stage has within one outer iteration."""
-    total = to_expr(1)
-    for loop in stage.ranges:
-        total = total * loop.size
-    return total
-
-
-def plan_tiles(nest: FlatNest, serial: bool = False, limits: TileLimits = TileLimits()) -> TilePlan:
-    """The tile of a nest. ``serial`` asks for one program instance, for stores that no atomic operation does."""
-    sizes = [stage_size(stage) for stage in nest.stages if stage.ranges]
-    persistent = not serial and all(s.constant is not None and s.constant <= limits.row for s in sizes)
-    if serial:
-        blocks = (("RBLOCK", 1),) if sizes else ()
-        return TilePlan(tuple(Axis(loop, None) for loop in nest.outer), False, True, Config(blocks, num_warps=1))
-    chosen = _tile_loops(nest, 2 if sizes else 3, limits.pointwise)
+def map_loops(kernel: Kernel, limits: TileLimits = TileLimits()) -> Kernel:
+    """The kernel with the tile of one program instance on its loops' maps, and the first choice of a config."""
+    if is_serial(kernel):
+        config = Config((("RBLOCK", 1),), num_warps=1)
+        return replace(kernel, body=_rows(kernel, config.block("RBLOCK")), config=_told(config))
+    looped = [nest for nest in perfect_nests(kernel) if nest.loops]
+    sizes = [nest.extent.constant for nest in looped]
+    persistent = all(size is not None and size <= limits.row for size in sizes)
+    unit = _unit_strides(kernel)
+    chosen = _tile_loops(kernel, unit, 2 if looped else 3, limits.pointwise)
     names = dict(zip(reversed(chosen), BLOCK_NAMES, strict=False))
-    axes = tuple(Axis(loop, names.get(loop.symbol)) for loop in nest.outer)
-    if not sizes:
-        return TilePlan(axes, persistent, False, _pointwise_config(axes, _unit_strides(nest), limits))
-    return TilePlan(axes, persistent, False, _reduction_config(axes, nest, persistent, limits))
+    tile = [(names[loop.symbol], loop) for loop in kernel.grid if loop.symbol in names]
+    if looped:
+        config = _reduction_config(tile, kernel, looped, persistent, limits)
+    else:
+        config = _pointwise_config(tile, unit, limits)
+    return map_to(kernel, names, config, persistent)
 
 
-def _tile_loops(nest: FlatNest, limit: int, elements: int) -> list[str]:
+def map_to(kernel: Kernel, names: Mapping[str, str], config: Config, persistent: bool = False) -> Kernel:
+    """The kernel with the named loops of its grid cut into blocks, the others units, and the loops of its body whole if
+    that is ``persistent``, else in blocks."""
+    grid = tuple([_in_blocks(loop, names.get(loop.symbol), config) for loop in kernel.grid])
+    body = kernel.body
+    if any(isinstance(stmt, Loop) for stmt in body):
+        body = _rows(kernel, None if persistent else config.block("RBLOCK"))
+    return replace(kernel, grid=grid, body=body, config=_told(config))
+
+
+def _in_blocks(loop: Loop, name: str | None, config: Config) -> Loop:
+    if name is None:
+        return replace(loop, map=LoopMap("units"))
+    width = config.block(name)
+    return replace(loop, map=LoopMap("block", width, block=name, tail=_tail(loop.extent, width)))
+
+
+def _rows(kernel: Kernel, block: int | None) -> tuple[Stmt, ...]:
+    """The body with the loops of each nest as one axis: in blocks, or whole. The map is the outermost one's, the others
+    follow it."""
+    body: list[Stmt] = []
+    for nest in perfect_nests(kernel):
+        if not nest.loops:
+            body += nest.body
+            continue
+        size = nest.extent
+        kind, name = ("tile", "") if block is None else ("block", "RBLOCK")
+        width = next_power_of_two(size.constant or 0) if block is None else block
+        tail = _tail(size, width) if size.constant else "masked"  # a row without elements is a tile of one
+        first, *others = nest.loops
+        follow = LoopMap(LOOP_KINDS[kind], block=name)
+        loops = [replace(first, map=LoopMap(LOOP_KINDS[kind], width, block=name, tail=tail))]
+        body += nested([*loops, *(replace(loop, map=follow) for loop in others)], nest.body)
+    return tuple(body)
+
+
+def _tail(size: Expr, width: int) -> Tail:
+    return "masked" if size.constant is None or size.constant % width else "exact"
+
+
+def _told(config: Config) -> tuple[tuple[str, int], ...]:
+    return ("num_warps", config.num_warps), ("num_stages", config.num_stages)
+
+
+def config_of(kernel: Kernel) -> Config:
+    """The sizes of all blocks, innermost loops of the grid first, and what the compiler is told."""
+    loops = [*reversed(kernel.grid), *(stmt for stmt in kernel.body if isinstance(stmt, Loop))]
+    blocks = {loop.map.block: loop.map.width for loop in loops if loop.map.block}
+    return Config(tuple(blocks.items()), **dict(kernel.config))
+
+
+def is_serial(kernel: Kernel) -> bool:
+    """Whether one program instance runs all iterations in order, for stores that no atomic operation does, or whose
+    results something reads."""
+    if not kernel.ordered:
+        return False
+    body = instructions(kernel.body)
+    types = value_types(body)
+    loaded = {i.buffer for i in body if isinstance(i, Load)}
+    adding = [i for i in body if isinstance(i, Store) and i.accumulates]
+    return any(i.buffer in loaded or (types.get(i.value, DType.I64), i.mode) not in ATOMIC for i in adding)
+
+
+def is_persistent(kernel: Kernel) -> bool:
+    """Whether the body's loops are computed whole, with nothing in the grid that waits for something else."""
+    return not is_serial(kernel) and all(stmt.map.kind == "tile" for stmt in kernel.body if isinstance(stmt, Loop))
+
+
+# -- the tile ----------------------------------------------------------------------------------------------------
+
+
+def _tile_loops(kernel: Kernel, unit: set[str], limit: int, elements: int) -> list[str]:
     """Symbols of the loops that become axes, outermost first."""
-    if not nest.outer:
+    if not kernel.grid:
         return []
-    unit = _unit_strides(nest)
-    loops = {loop.symbol: loop for loop in nest.outer}
-    innermost = nest.outer[-1].symbol
+    loops = {loop.symbol: loop for loop in kernel.grid}
+    innermost = kernel.grid[-1].symbol
     chosen = dict.fromkeys([innermost, *(s for s in reversed(loops) if s in unit)])
     picked = list(chosen)[:limit]
     for symbol in reversed(loops):
-        full = prod(size_hint(loops[s].size) for s in picked) >= elements // 2
+        full = prod(size_hint(loops[s].extent) for s in picked) >= elements // 2
         if len(picked) < limit and symbol not in picked and not full:
             picked.append(symbol)
     return [symbol for symbol in loops if symbol in picked]
 
 
-def _unit_strides(nest: FlatNest) -> set[str]:
-    """Outer loops along which some access moves by one element."""
+def _unit_strides(kernel: Kernel) -> set[str]:
+    """Loops of the grid along which some access moves by one element."""
     found = set()
-    for stage in nest.stages:
-        for instr in stage.body:
-            if isinstance(instr, Load | Store):
-                for loop in nest.outer:
-                    factor = instr.indices[0].coefficient(Symbol(loop.symbol))
-                    if factor is not None and factor == 1:
-                        found.add(loop.symbol)
+    for instr in instructions(kernel.body):
+        if isinstance(instr, Load | Store):
+            for loop in kernel.grid:
+                factor = instr.indices[0].coefficient(Symbol(loop.symbol))
+                if factor is not None and factor == 1:
+                    found.add(loop.symbol)
     return found
 
 
-def _pointwise_config(axes: tuple[Axis, ...], unit: set[str], limits: TileLimits) -> Config:
-    tile = [axis for axis in axes if axis.block is not None]
+def _pointwise_config(tile: Sequence[tuple[str, Loop]], unit: set[str], limits: TileLimits) -> Config:
     blocks: dict[str, int] = {}
     left = limits.pointwise
-    several = [axis for axis in tile if axis.loop.symbol in unit and size_hint(axis.loop.size) >= 16]
-    for axis in reversed(tile):
-        assert axis.block is not None
-        share = 32 if len(several) > 1 and axis in several else left
-        blocks[axis.block] = min(next_power_of_two(size_hint(axis.loop.size)), share, left)
-        left = max(1, left // blocks[axis.block])
+    several = [loop for _, loop in tile if loop.symbol in unit and size_hint(loop.extent) >= 16]
+    for name, loop in reversed(tile):
+        share = 32 if len(several) > 1 and loop in several else left
+        blocks[name] = min(next_power_of_two(size_hint(loop.extent)), share, left)
+        left = max(1, left // blocks[name])
     total = prod(blocks.values()) if blocks else 1
     return Config(tuple(blocks.items()), num_warps=max(1, min(4, total // 128)))
 
 
-def _reduction_config(axes: tuple[Axis, ...], nest: FlatNest, persistent: bool, limits: TileLimits) -> Config:
-    inner = _reads_along_rows(nest)
-    longest = max(size_hint(stage_size(s)) for s in nest.stages if s.ranges)
+def _reduction_config(
+    tile: Sequence[tuple[str, Loop]],
+    kernel: Kernel,
+    looped: Sequence[PerfectNest],
+    persistent: bool,
+    limits: TileLimits,
+) -> Config:
+    inner = _reads_along_rows(kernel, looped)
+    longest = max(size_hint(nest.extent) for nest in looped)
     fits = next_power_of_two(longest)
     rblock = fits if persistent else min(fits, limits.reduction // 2 if inner else 64)
     left = max(1, limits.reduction // rblock)
     if inner:
         left = min(left, 64 if longest <= 64 else 8 if longest <= 512 else 1)
     blocks: dict[str, int] = {}
-    for axis in reversed([axis for axis in axes if axis.block is not None]):
-        assert axis.block is not None
-        blocks[axis.block] = min(next_power_of_two(size_hint(axis.loop.size)), left)
-        left = max(1, left // blocks[axis.block])
+    for name, loop in reversed(tile):
+        blocks[name] = min(next_power_of_two(size_hint(loop.extent)), left)
+        left = max(1, left // blocks[name])
     total = rblock * prod(blocks.values())
     if not persistent:
         blocks["RBLOCK"] = rblock
     return Config(tuple(blocks.items()), num_warps=max(1, min(16, total // 512)))
 
 
-def _reads_along_rows(nest: FlatNest) -> bool:
+def _reads_along_rows(kernel: Kernel, looped: Iterable[PerfectNest]) -> bool:
     """Whether the inner loops are what accesses move along by one element."""
-    for stage in nest.stages:
-        for instr in stage.body:
-            if isinstance(instr, Load | Store) and instr.buffer in nest.memories and stage.ranges:
-                factor = instr.indices[0].coefficient(Symbol(stage.ranges[-1].symbol))
+    names = {param.name for param in memories(kernel)}
+    for nest in looped:
+        for instr in nest.body:
+            if isinstance(instr, Load | Store) and instr.buffer in names:
+                factor = instr.indices[0].coefficient(Symbol(nest.loops[-1].symbol))
                 if factor is not None and factor == 1:
                     return True
-    return not any(isinstance(i, Load | Index) for s in nest.stages for i in s.body if s.ranges)
+    return not any(isinstance(i, Load | Index) for nest in looped for i in nest.body)

@@ -1,8 +1,8 @@
-"""One loop nest to one LLVM function.
+"""One kernel to one LLVM function.
 
 Note [Shape of a kernel]
     ``i32 kernel(ptr frame, ptr slots, i64 low, i64 high)`` computes the units ``[low, high)`` of its iteration
-    space and returns its error status. A unit is one iteration of the collapsed outer loops, except the vector
+    space and returns its error status. A unit is one iteration of the collapsed loops of the grid, except the vector
     variable, which is cut into chunks. ``frame`` holds all pointers and sizes of a call, ``slots`` says which
     entries are this kernel's, so equal kernels share one function.
 """
@@ -12,19 +12,22 @@ from __future__ import annotations
 import functools
 from dataclasses import replace
 
-from ....ir import Buffer, CheckedIndex, DType, Origin, Range, Reduce, Store
+from ....ir import CheckedIndex, Range, Reduce, Store
+from ....ir.independence import tells_apart
+from ....ir.walk import instructions, value_types
+from ....kernel_ir.bounds import hint
 from ....kernel_ir.launches import KernelText
-from ....kernel_ir.nests import LENGTH, FlatNest, hint, steps_grain
+from ....kernel_ir.nodes import LENGTH, SERIAL, Kernel, Loop
+from ....kernel_ir.walk import memories, perfect_nests
 from ....launch_plan.status import INDEX_ERROR
-from ....ops.dtypes import dtype_from_torch_name
-from ....symbolic import Expr, Symbol, floordiv, to_expr
+from ....symbolic import Expr, Symbol, SymbolKind, floordiv, product
 from ..machine import Machine
-from ..map_loops import VectorPlan, choose_vectors, outer_tail, version_loops
+from ..map_loops import map_loops, version_loops, work_of
 from .arithmetic import Ops
 from .body import emit_body
 from .context import KernelContext, Value, Vector
 from .emitter import Emitter, Ssa, imm, origin_comment
-from .loops import StageEmitter, iterations
+from .loops import NestEmitter
 from .types import memory_type, width
 
 __all__ = ["KernelText", "emit_kernel"]
@@ -32,47 +35,66 @@ __all__ = ["KernelText", "emit_kernel"]
 STACK_ROW_BYTES = 1 << 18  # larger scratch rows come from malloc
 
 
-def emit_kernel(nest: FlatNest, target: Machine, declarations: dict[str, str], origin: Origin) -> KernelText:
-    """The kernel of a nest in normal form. External functions it calls are added to ``declarations``."""
-    plan = choose_vectors(nest, target)
-    kernel = _KernelEmitter(nest, target, declarations, plan).emit(origin)
-    other = version_loops(nest, plan, target)
-    if other is None:
-        return kernel
-    size = next(loop.size for loop in nest.outer if loop.symbol == plan.outer)
-    short = _KernelEmitter(nest, target, declarations, other).emit(origin)
-    return replace(kernel, short=(short, size, plan.lanes // 2))
+def emit_kernel(kernel: Kernel, target: Machine, declarations: dict[str, str]) -> KernelText:
+    """A kernel in normal form as text. External functions it calls are added to ``declarations``."""
+    kernel = version_loops(map_loops(kernel, target), target)
+    text = _KernelEmitter(kernel, target, declarations).emit()
+    for condition, version in kernel.versions:
+        short = _KernelEmitter(version, target, declarations).emit()
+        text = replace(text, short=(short, condition))
+    return text
+
+
+def steps_grain(kernel: Kernel) -> Expr | None:
+    """For iterations that must run in order, but whose first loop's steps accumulate in different places: how many
+    iterations one such step has; then steps may run at once. ``None`` for every other kernel."""
+    if not kernel.ordered or len(kernel.grid) < 2:
+        return None
+    first, *others = (Range(loop.symbol, loop.extent) for loop in kernel.grid)
+    apart = (
+        tells_apart(instr.indices, (first,), (*others, *nest.ranges))
+        for nest in perfect_nests(kernel)
+        for instr in nest.body
+        if isinstance(instr, Store) and instr.accumulates
+    )
+    return product(loop.size for loop in others) if all(apart) else None
 
 
 class _KernelEmitter:
-    def __init__(self, nest: FlatNest, target: Machine, declarations: dict[str, str], plan: VectorPlan) -> None:
-        self.nest, self.plan = nest, plan
+    def __init__(self, kernel: Kernel, target: Machine, declarations: dict[str, str]) -> None:
+        self.kernel, self.nests = kernel, perfect_nests(kernel)
+        self.types = value_types(instructions(kernel.body))
+        self.vector = next((loop for loop in kernel.grid if loop.map.kind == "lanes"), None)
+        self.tile = next((loop for loop in kernel.grid if loop.map.kind == "tile"), None)
+        map_ = self.vector.map if self.vector is not None else SERIAL
+        self.lanes, self.interleave = map_.width, map_.interleave
         self.em = Emitter(declarations)
         self.ops = Ops(self.em, target)
+        nontemporal = (param.name for param in kernel.params if param.nontemporal)
         self.ctx = KernelContext(
             self.ops,
             pointers={},
-            written=frozenset(i.buffer for s in nest.stages for i in s.body if isinstance(i, Store)),
+            written=frozenset(i.buffer for i in instructions(kernel.body) if isinstance(i, Store)),
             scratch={},
-            nontemporal=nest.nontemporal if target.triple.startswith("x86_64") else frozenset(),
+            nontemporal=frozenset(nontemporal if target.triple.startswith("x86_64") else ()),
         )
 
     # -- frame of the function -----------------------------------------------------------------------------
 
-    def emit(self, origin: Origin) -> KernelText:
-        nest, em = self.nest, self.em
+    def emit(self) -> KernelText:
+        kernel, em = self.kernel, self.em
         pointers = self._arguments()
         self._scratch(pointers)
         self.ctx.pointers = pointers
         units, chunk = self._units()
         low, high = Ssa("%low", "i64"), Ssa("%high", "i64")
-        grain = steps_grain(nest) if self.plan.outer is None else None
+        grain = steps_grain(kernel) if self.vector is None else None
         if grain is not None:
-            units, steps = nest.outer[0].size, self.ctx.scalar(grain)
+            units, steps = kernel.grid[0].extent, self.ctx.scalar(grain)
             low, high = em.mul(low, steps), em.mul(high, steps)
         low = self._none_of_empty(low, high)
         em.loop(low, high, 1, [], lambda unit, _: self._unit(unit, chunk), "unit")
-        lines = [f"(ptr %frame, ptr %slots, i64 %low, i64 %high) {{{origin_comment(origin)}", "entry:"]
+        lines = [f"(ptr %frame, ptr %slots, i64 %low, i64 %high) {{{origin_comment(kernel.origin)}", "entry:"]
         if self.ops.uses_status:
             lines += ["  %status = alloca i32", "  store i32 0, ptr %status"]
         body = em.lines()
@@ -86,18 +108,19 @@ class _KernelEmitter:
             lines += ["  %result = load i32, ptr %status", *self._release(), "  ret i32 %result", "}"]
         else:
             lines += [*self._release(), "  ret i32 0", "}"]
-        work = to_expr(self.plan.work)
-        for loop in nest.outer:
-            work = work * loop.size
-        inner = max((iterations(stage.ranges) for stage in nest.stages), key=hint, default=to_expr(1))
-        parallel = not nest.ordered or grain is not None
+        names = tuple(param.name for param in memories(kernel))
+        parallel = not kernel.ordered or grain is not None
         return KernelText(
-            "\n".join(lines), nest.memories, nest.sizes, units, work * inner, parallel, self.ops.uses_status
+            "\n".join(lines), names, self._sizes(), units, work_of(kernel), parallel, self.ops.uses_status
         )
+
+    def _sizes(self) -> tuple[Symbol, ...]:
+        return tuple(Symbol(param.name, SymbolKind.SIZE) for param in self.kernel.params if param.kind == "size")
 
     def _arguments(self) -> dict[str, Ssa]:
         em, pointers = self.em, {}
-        for position, name in enumerate((*self.nest.memories, *self.nest.sizes)):
+        own = (*(param.name for param in memories(self.kernel)), *self._sizes())
+        for position, name in enumerate(own):
             slot = em.pure("ptr", f"getelementptr i32, ptr %slots, i64 {position}")
             index = em.pure("i32", f"load i32, ptr {slot.text}", slot)
             entry = em.pure("ptr", f"getelementptr i64, ptr %frame, i32 {index.text}", index)
@@ -108,10 +131,8 @@ class _KernelEmitter:
                 self.ctx.symbols[name] = value
             else:
                 pointers[name] = value
-        if self.nest.length is not None:
-            slot = em.pure(
-                "ptr", f"getelementptr i32, ptr %slots, i64 {len(self.nest.memories) + len(self.nest.sizes)}"
-            )
+        if any(param.kind == "length" for param in self.kernel.params):
+            slot = em.pure("ptr", f"getelementptr i32, ptr %slots, i64 {len(own)}")
             narrow = em.pure("i32", f"load i32, ptr {slot.text}", slot)
             self.ctx.symbols[LENGTH] = em.pure("i64", f"zext i32 {narrow.text} to i64", narrow)
         return pointers
@@ -119,21 +140,16 @@ class _KernelEmitter:
     def _scratch(self, pointers: dict[str, Ssa]) -> None:
         """Scratch rows: on the stack if small, one element per lane if the lanes are outer iterations."""
         self._mallocs: list[Ssa] = []
-        spread = self.plan.lanes * self.plan.interleave[0] if self.plan.outer is not None else 1
-        for row in self.nest.scratch:
-            dtype = _dtype(row)
-            extent = to_expr(1)
-            for size, stride in zip(row.sizes, row.strides, strict=True):
-                extent = extent + (size - 1) * stride
-            count = self.em.mul(self.ctx.scalar(extent), imm(spread))
-            element = memory_type(dtype)
-            if count.constant is not None and count.constant * width(dtype) // 8 <= STACK_ROW_BYTES:
+        for row in self.kernel.scratch:
+            count = self.em.mul(self.ctx.scalar(row.extent), imm(self.lanes * self.interleave))
+            element, item = memory_type(row.dtype), width(row.dtype) // 8
+            if count.constant is not None and count.constant * item <= STACK_ROW_BYTES:
                 type_ = f"[{max(1, count.constant)} x {element}]"
                 pointers[row.name] = self.em.pure("ptr", f"alloca {type_}, align 64 ; {row.name}")
                 continue
             self.em.declare("malloc", "ptr", ["i64"])
             self.em.declare("free", "void", ["ptr"])
-            needed = self.em.mul(count, imm(width(dtype) // 8))
+            needed = self.em.mul(count, imm(item))
             pointer = self.em.here("ptr", f"call ptr @malloc(i64 {needed.text})")
             pointers[row.name] = pointer
             self._mallocs.append(pointer)
@@ -145,11 +161,12 @@ class _KernelEmitter:
         """The first unit: none is run where an index leads into a dimension without elements, which has no element 0
         that could be read in the place of one out of range."""
         ops, zero = self.ops, imm(0)
-        for stage in self.nest.stages:
-            sizes = dict.fromkeys(i.size for i in stage.body if isinstance(i, CheckedIndex))
+        for nest in self.nests:
+            sizes = dict.fromkeys(i.size for i in nest.body if isinstance(i, CheckedIndex))
             for size in (size for size in sizes if size.constant is None or size.constant < 1):
                 empty = ops.compare("icmp sle", self.ctx.scalar(size), zero)
-                used = ops.compare("icmp sgt", self.ctx.scalar(iterations((*self.nest.outer, *stage.ranges))), zero)
+                count = product(loop.extent for loop in (*self.kernel.grid, *nest.loops))
+                used = ops.compare("icmp sgt", self.ctx.scalar(count), zero)
                 bad = ops.op("and", ops.op("and", empty, used), ops.compare("icmp slt", low, high))
                 ops.flag(bad, INDEX_ERROR)
                 low = ops.select(bad, high, low)
@@ -160,63 +177,60 @@ class _KernelEmitter:
 
     def _units(self) -> tuple[Expr, int | None]:
         """How many units there are, and the chunk the vector variable is cut into (``None``: not cut)."""
-        units = to_expr(1)
-        for loop in self.nest.outer:
-            if loop.symbol not in (self.plan.outer, self.plan.tile):
-                units = units * loop.size
-        if self.plan.outer is None:
+        units = product(loop.extent for loop in self._loops())
+        if self.vector is None:
             return units, None
-        size = next(loop.size for loop in self.nest.outer if loop.symbol == self.plan.outer)
-        if self.plan.tile is not None:
-            chunk = 2 * self.plan.lanes  # two tiles side by side fill cache lines of what is written
+        size = self.vector.extent
+        if self.tile is not None:
+            chunk = 2 * self.lanes  # two tiles side by side fill cache lines of what is written
             return units * floordiv(size + (chunk - 1), chunk), chunk
-        block = self.plan.lanes * self.plan.interleave[0]
-        per_element = max(1, max((hint(iterations(s.ranges)) for s in self.nest.stages), default=1))
+        block = self.lanes * self.interleave
+        per_element = max(1, max((hint(nest.extent) for nest in self.nests), default=1))
         chunk = max(block, 4096 // per_element // block * block)
         if size.constant is not None and size.constant <= chunk:
             return units, None
         return units * floordiv(size + (chunk - 1), chunk), chunk
 
+    def _loops(self) -> list[Loop]:
+        """The loops of the grid that are units by themselves."""
+        return [loop for loop in self.kernel.grid if loop is not self.vector and loop is not self.tile]
+
     def _unit(self, unit: Ssa, chunk: int | None) -> list[Ssa]:
-        em, ctx = self.em, self.ctx
+        em, ctx, vector = self.em, self.ctx, self.vector
         ctx.values.clear()
-        vector_loop = next((loop for loop in self.nest.outer if loop.symbol == self.plan.outer), None)
-        tile_loop = next((loop for loop in self.nest.outer if loop.symbol == self.plan.tile), None)
-        rest = unit
-        low, high = imm(0), ctx.scalar(vector_loop.size) if vector_loop is not None else imm(0)
-        if chunk is not None and vector_loop is not None:
-            chunks = ctx.scalar(floordiv(vector_loop.size + (chunk - 1), chunk))
-            others = [loop for loop in self.nest.outer if loop is not vector_loop and loop is not tile_loop]
-            part = em.unsigned("urem", rest, chunks) if others else rest
-            rest = em.unsigned("udiv", rest, chunks) if others else imm(0)
+        rest, loops = unit, self._loops()
+        low, high = imm(0), ctx.scalar(vector.extent) if vector is not None else imm(0)
+        if chunk is not None and vector is not None:
+            chunks = ctx.scalar(floordiv(vector.extent + (chunk - 1), chunk))
+            part = em.unsigned("urem", rest, chunks) if loops else rest
+            rest = em.unsigned("udiv", rest, chunks) if loops else imm(0)
             low = em.mul(part, imm(chunk))
             high = em.minimum(em.add(low, imm(chunk)), high)
-        loops = [loop for loop in self.nest.outer if loop is not vector_loop and loop is not tile_loop]
         for position, loop in enumerate(reversed(loops)):
-            size = ctx.scalar(loop.size)
+            size = ctx.scalar(loop.extent)
             last = position == len(loops) - 1
             ctx.symbols[Symbol(loop.symbol)] = rest if last else em.unsigned("urem", rest, size)
             rest = imm(0) if last else em.unsigned("udiv", rest, size)
-        if vector_loop is None:
-            self._stages()
-        elif tile_loop is not None:
-            self._tiles(vector_loop, tile_loop, low, high)
+        if vector is None:
+            self._body()
+        elif self.tile is not None:
+            self._tiles(vector, self.tile, low, high)
         else:
-            self._outer_blocks(vector_loop, low, high)
+            self._outer_blocks(vector, low, high)
         return []
 
-    def _tiles(self, vector_loop: Range, tile_loop: Range, low: Ssa, high: Ssa) -> None:
+    def _tiles(self, vector: Loop, tile_loop: Loop, low: Ssa, high: Ssa) -> None:
         """Squares of ``lanes`` by ``lanes``; what is left of the tile variable in vectors, of the other in scalars."""
-        em, lanes = self.em, self.plan.lanes
-        size = self.ctx.scalar(tile_loop.size)
+        em, lanes = self.em, self.lanes
+        size = self.ctx.scalar(tile_loop.extent)
         whole = em.round_down(size, lanes)
-        symbol, tile = Symbol(vector_loop.symbol), Symbol(tile_loop.symbol)
+        symbol, tile = Symbol(vector.symbol), Symbol(tile_loop.symbol)
 
         def across(step: int, vectors: int, start: Ssa, stop: Ssa) -> None:
             def at_tile(at: Ssa, _: list[Ssa]) -> list[Ssa]:
                 self.ctx.symbols[tile] = at
                 body = functools.partial(self._outer_block, symbol, vectors, tile=tile if step > 1 else None)
-                divisible = vector_loop.size.constant is not None and vector_loop.size.constant % lanes == 0
+                divisible = vector.extent.constant is not None and vector.extent.constant % lanes == 0
                 end = high if divisible else em.add(low, em.round_down(em.sub(high, low), lanes))
                 em.loop(low, end, lanes, [], body, "i")
                 if not divisible:
@@ -232,15 +246,14 @@ class _KernelEmitter:
         across(lanes, lanes, imm(0), whole)
         across(1, 1, whole, size)
 
-    def _outer_blocks(self, loop: Range, low: Ssa, high: Ssa) -> None:
+    def _outer_blocks(self, loop: Loop, low: Ssa, high: Ssa) -> None:
         """Blocks of interleaved vectors, then single vectors, then single elements, as far as the size needs them."""
-        lanes, interleave = self.plan.lanes, self.plan.interleave[0]
-        left = loop.size.constant
+        lanes, interleave = self.lanes, self.interleave
+        left = loop.extent.constant
         for step, vectors in dict.fromkeys(((lanes * interleave, interleave), (lanes, 1), (1, 0))):
-            masked = not vectors and outer_tail(self.nest, loop, lanes, self.ops.target)
             if left is not None and left < step:
                 continue
-            if masked:  # one vector at most
+            if not vectors and loop.map.tail == "masked":  # one vector at most
                 last = functools.partial(self._outer_block, Symbol(loop.symbol), 1, end=high)
                 self.em.loop(low, high, lanes, [], last, "i")
                 return
@@ -265,31 +278,25 @@ class _KernelEmitter:
         ctx = self.ctx
         ctx.values.clear()
         ctx.symbols[symbol] = at
-        ctx.vector = Vector(symbol, at, self.plan.lanes, vectors, tile) if vectors else None
+        ctx.vector = Vector(symbol, at, self.lanes, vectors, tile) if vectors else None
         if end is not None:
-            here = ctx.ops.compare("icmp slt", ctx.ramp(0), ctx.em.splat(end, self.plan.lanes))
-            ctx.vector = Vector(symbol, at, self.plan.lanes, vectors, tile, here)
-        spread = self.plan.lanes * self.plan.interleave[0] if vectors else 1
-        ctx.scratch = {row.name: spread for row in self.nest.scratch}
-        self._stages()
+            here = ctx.ops.compare("icmp slt", ctx.ramp(0), ctx.em.splat(end, self.lanes))
+            ctx.vector = Vector(symbol, at, self.lanes, vectors, tile, here)
+        spread = self.lanes * self.interleave if vectors else 1
+        ctx.scratch = {row.name: spread for row in self.kernel.scratch}
+        self._body()
         ctx.vector = None
         return []
 
-    # -- stages --------------------------------------------------------------------------------------------
+    # -- the body ------------------------------------------------------------------------------------------
 
-    def _stages(self) -> None:
-        for position, stage in enumerate(self.nest.stages):
-            if not stage.ranges:
-                emit_body(self.ctx, stage.body, _no_reduce)
-                continue
-            StageEmitter(self.nest, self.plan, self.ctx, position).emit()
+    def _body(self) -> None:
+        for nest in self.nests:
+            if nest.loops:
+                NestEmitter(nest, self.ctx, self.types).emit()
+            else:
+                emit_body(self.ctx, nest.body, _no_reduce)
 
 
 def _no_reduce(reduce: Reduce, value: Value) -> None:
     raise AssertionError(f"reduce {reduce.result} outside a loop")
-
-
-def _dtype(row: Buffer) -> DType:
-    dtype = dtype_from_torch_name(row.dtype)
-    assert dtype is not None, f"scratch row {row.name} has no generated type"
-    return dtype

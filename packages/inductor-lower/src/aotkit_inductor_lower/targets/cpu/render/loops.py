@@ -1,22 +1,19 @@
-"""The loops of one stage, with the accumulators of its reductions."""
+"""One perfect nest, with the accumulators of its reductions."""
 
 from __future__ import annotations
 
-from ....ir import CheckedIndex, Range, Reduce, Store
-from ....kernel_ir.nests import FlatNest
-from ....symbolic import Expr, Symbol, product
-from ..map_loops import VectorPlan, masked_tail
+from collections.abc import Mapping
+
+from ....ir import DType, Reduce
+from ....kernel_ir.nodes import SERIAL, Loop
+from ....kernel_ir.walk import PerfectNest
+from ....symbolic import Symbol
 from .body import emit_body
 from .context import KernelContext, Value, Vector, ramp_literal
 from .emitter import Carried, Ssa, imm
 from .reductions import CHUNK, Accumulator, Block, make_accumulator
 
-__all__ = ["StageEmitter", "iterations"]
-
-
-def iterations(ranges: tuple[Range, ...]) -> Expr:
-    """How many iterations loops have together."""
-    return product(loop.size for loop in ranges)
+__all__ = ["NestEmitter"]
 
 
 def _chunks(trips: int) -> int:
@@ -24,31 +21,29 @@ def _chunks(trips: int) -> int:
     return trips if trips <= 2 * CHUNK else -(-trips // CHUNK)
 
 
-class StageEmitter:
-    """The loops of one stage, with its accumulators."""
+class NestEmitter:
+    """The loops of one perfect nest, with its accumulators. ``types`` of the kernel's values."""
 
-    def __init__(self, nest: FlatNest, plan: VectorPlan, ctx: KernelContext, position: int) -> None:
-        self.nest, self.stage, self.ctx = nest, nest.stages[position], ctx
+    def __init__(self, nest: PerfectNest, ctx: KernelContext, types: Mapping[str, DType]) -> None:
+        self.nest, self.ctx, self.types = nest, ctx, types
         self.em, self.ops = ctx.em, ctx.ops
-        stage = self.stage
-        name = plan.inner[position] if self.ctx.vector is None else None
-        self.vector_loop = next((loop for loop in stage.ranges if loop.symbol == name), None)
-        self.loops = [loop for loop in stage.ranges if loop is not self.vector_loop]
-        self.lanes, self.interleave = plan.lanes, plan.interleave[position]
+        *outside, innermost = nest.loops
+        self.vector_loop = innermost if innermost.map.kind == "lanes" else None
+        self.loops = outside if self.vector_loop is not None else list(nest.loops)
+        map_ = self.vector_loop.map if self.vector_loop is not None else SERIAL
+        self.lanes, self.interleave = map_.width, map_.interleave
         self.accumulators = self._accumulators()
 
     def _accumulators(self) -> list[Accumulator]:
-        body = [i for s in self.nest.stages for i in s.body]
-        dtypes = {i.result: i.dtype for i in body if not isinstance(i, CheckedIndex | Store)}
-        total = iterations(self.stage.ranges).constant
+        total = self.nest.extent.constant
         return [
-            make_accumulator(i, dtypes.get(i.value, i.dtype), total, len(self.stage.ranges) == 1)
-            for i in self.stage.body
+            make_accumulator(i, self.types.get(i.value, i.dtype), total, len(self.nest.loops) == 1)
+            for i in self.nest.body
             if isinstance(i, Reduce)
         ]
 
     def emit(self) -> None:
-        """All loops of the stage; afterwards the reductions' results are in ``ctx.values``."""
+        """All loops of the nest; afterwards the reductions' results are in ``ctx.values``."""
         blocks = self._blocks()
         levels = self._levels(blocks)
         state = [c for block in blocks for acc in self.accumulators for c in block.start(acc)]
@@ -60,16 +55,15 @@ class StageEmitter:
         if self.vector_loop is None:
             vector = self.ctx.vector
             return [Block(1, vector.lanes, vector.interleave) if vector is not None else Block(1, 1, 1)]
-        size = self.vector_loop.size.constant
+        size = self.vector_loop.extent.constant
         blocks = []
         for interleave in dict.fromkeys((self.interleave, 1)):
             step = self.lanes * interleave
             if size is None or size >= step:
                 blocks.append(Block(step, self.lanes, interleave))
                 size = None if size is None else size % step
-        tail = masked_tail(self.stage, self.vector_loop, self.lanes, self.ops.target)
-        if tail:
-            return [*blocks, Block(self.lanes, self.lanes, 1, tail)]
+        if size and self.vector_loop.map.tail == "masked":
+            return [*blocks, Block(self.lanes, self.lanes, 1, size)]
         if size is None or size or not blocks:  # also for no elements: reductions need their start values
             blocks.append(Block(1, 1, 1))
         return blocks
@@ -82,7 +76,7 @@ class StageEmitter:
         levels: dict[str, tuple[bool, bool]] = {}
         if inner is None or not any(acc.cascades for acc in self.accumulators):
             return levels
-        chain, left = inner.size.constant, inner.size.constant
+        chain, left = inner.extent.constant, inner.extent.constant
         if left is not None:
             counts = []
             for block in blocks:
@@ -90,7 +84,7 @@ class StageEmitter:
                 left = 0 if block.tail else left % block.step
             chain = _chunks(max(counts))
         for loop in reversed(loops):
-            trips = loop.size.constant
+            trips = loop.extent.constant
             if chain is not None and trips is not None and chain * trips <= 2 * CHUNK:
                 chain *= trips
                 continue
@@ -99,7 +93,7 @@ class StageEmitter:
         return levels
 
     def _nest(
-        self, loops: list[Range], state: list[Carried], blocks: list[Block], levels: dict[str, tuple[bool, bool]]
+        self, loops: list[Loop], state: list[Carried], blocks: list[Block], levels: dict[str, tuple[bool, bool]]
     ) -> list[Ssa]:
         """Plain loops around the innermost one."""
         innermost = self.vector_loop
@@ -119,7 +113,7 @@ class StageEmitter:
             self.ctx.hoist_depth = floor
             return self._second_level(blocks, phis, following) if anew else following
 
-        size = self.ctx.scalar(loop.size)
+        size = self.ctx.scalar(loop.extent)
         if not chunked:
             return self.em.loop(imm(0), size, 1, state, body, "r")
 
@@ -130,17 +124,17 @@ class StageEmitter:
 
         return self.em.loop(imm(0), size, CHUNK, state, chunk, "chunk")
 
-    def _enter(self, loop: Range, index: Ssa) -> int:
+    def _enter(self, loop: Loop, index: Ssa) -> int:
         """Set the loop's variable. Gives the hoisting limit to restore afterwards."""
         self.ctx.symbols[Symbol(loop.symbol)] = index
         floor = self.ctx.hoist_depth
-        if not (loop.size.constant or 0):  # may be empty: loads stay inside
+        if not (loop.extent.constant or 0):  # may be empty: loads stay inside
             self.ctx.hoist_depth = max(floor, self.em.depth)
         return floor
 
-    def _innermost(self, loop: Range, state: list[Carried], blocks: list[Block]) -> list[Ssa]:
+    def _innermost(self, loop: Loop, state: list[Carried], blocks: list[Block]) -> list[Ssa]:
         """The block loops one after the other over ``[0, size)``."""
-        size, low = self.ctx.scalar(loop.size), imm(0)
+        size, low = self.ctx.scalar(loop.extent), imm(0)
         results: list[Ssa] = []
         at = 0
         for block in blocks:
@@ -152,7 +146,7 @@ class StageEmitter:
             low, at = stop, at + count
         return results
 
-    def _chunked(self, loop: Range, low: Ssa, stop: Ssa, block: Block, state: list[Carried]) -> list[Ssa]:
+    def _chunked(self, loop: Loop, low: Ssa, stop: Ssa, block: Block, state: list[Carried]) -> list[Ssa]:
         """One block loop; long float sums in two levels, see Note [Order of a reduction]."""
         span = CHUNK * block.step
         trips = (stop.constant - low.constant) // block.step if None not in (stop.constant, low.constant) else None  # type: ignore[operator]
@@ -190,7 +184,7 @@ class StageEmitter:
                     merged += acc.combine(self.ops, totals[here], partial[here]) if acc.cascades else partial[here]
         return merged
 
-    def _block_loop(self, loop: Range, low: Ssa, stop: Ssa, block: Block, state: list[Carried]) -> list[Ssa]:
+    def _block_loop(self, loop: Loop, low: Ssa, stop: Ssa, block: Block, state: list[Carried]) -> list[Ssa]:
         ctx = self.ctx
 
         def body(index: Ssa, phis: list[Ssa]) -> list[Ssa]:
@@ -201,7 +195,7 @@ class StageEmitter:
                 mask = ramp_literal(tail, "i1") if block.tail else None
                 ctx.vector = Vector(Symbol(loop.symbol), index, block.lanes, block.vectors, None, mask)
             following = list(phis)
-            emit_body(ctx, self.stage.body, lambda r, v: self._take(r, v, block, following))
+            emit_body(ctx, self.nest.body, lambda r, v: self._take(r, v, block, following))
             ctx.vector, ctx.hoist_depth = outer_vector, floor
             return following
 
@@ -215,8 +209,8 @@ class StageEmitter:
                 break
             at += block.width(acc)
         position = None
-        if acc.position is not None:
-            position = self.ctx.index_value(self.nest.positions[reduce.result], acc.position)
+        if acc.position is not None and reduce.position is not None:
+            position = self.ctx.index_value(reduce.position, acc.position)
         for copy in range(block.vectors):
             part = value.parts[copy] if value.varying else self.em.splat(value.parts[0], block.lanes)
             where = None

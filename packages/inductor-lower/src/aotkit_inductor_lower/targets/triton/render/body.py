@@ -1,7 +1,7 @@
 """The instructions of a kernel as lines of source: values, indices, masks, loads and stores.
 
 Note [Shape of a kernel]
-    Values are tensors with one axis per tile axis and, where some stage has loops, one more for those; an axis that a
+    Values are tensors with one axis per tile axis and, where the body has loops, one more for those; an axis that a
     value does not vary along has size one. ``dims`` says along which it varies. A mask is made per axis and only if
     the axis' size is no multiple of its block; a load is masked along the axes its address varies along.
 
@@ -12,20 +12,20 @@ Note [Computed indices]
 
 Note [What one program instance reads back]
     A load of what was stored at the same place becomes the stored value. Any other load of memory that this instance
-    wrote in an earlier stage comes after a barrier, and so does a store to memory that was read.
+    wrote before comes after a barrier, and so does a store to memory that was read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from ....ir import Buffer, CheckedIndex, Compute, Const, DType, Index, Instr, Load, Store
-from ....kernel_ir.nests import FlatNest
-from ....ops.dtypes import dtype_from_torch_name, is_float
+from ....ir import CheckedIndex, Compute, Const, DType, Index, Instr, Load, Store
+from ....ir.walk import instructions, value_types
+from ....kernel_ir.nodes import Kernel, Loop
+from ....kernel_ir.walk import perfect_nests
+from ....ops.dtypes import is_float
 from ....symbolic import Expr, Symbol, SymbolKind, sym, to_expr
-from ..index_width import needs_64_bit
-from ..map_loops import TilePlan
-from ..records import Config
+from ..map_loops import config_of, is_persistent, is_serial
 from .indices import expr_text, identifier
 from .lines import Scope, Value
 from .names import function_name, pointer_name
@@ -37,30 +37,24 @@ __all__ = ["BodyEmitter"]
 class BodyEmitter:
     """Writes the instructions of a kernel, one by one; who is between them is a subclass's business."""
 
-    def __init__(
-        self,
-        name: str,
-        nest: FlatNest,
-        buffers: Mapping[str, Buffer],
-        plan: TilePlan,
-        config: Config,
-        asserts: bool = True,
-    ) -> None:
-        self.name, self.nest, self.buffers = function_name(name), nest, buffers
-        self.plan, self.config, self.asserts = plan, config, asserts
-        tile = plan.tile
-        self.axes = [a.block or "1" for a in tile] or ["1"]
-        self.row_axis = len(self.axes) if any(s.ranges for s in nest.stages) else None
+    def __init__(self, kernel: Kernel, asserts: bool = True) -> None:
+        self.name, self.kernel, self.asserts = function_name(kernel.name), kernel, asserts
+        self.nests, self.config = perfect_nests(kernel), config_of(kernel)
+        self.serial, self.persistent = is_serial(kernel), is_persistent(kernel)
+        self.tile = [loop for loop in kernel.grid if loop.map.block]
+        self.axes = [loop.map.block for loop in self.tile] or ["1"]
+        self.row_axis = len(self.axes) if any(isinstance(s, Loop) for s in kernel.body) else None
         self.rank = len(self.axes) + (self.row_axis is not None)
-        self.wide = needs_64_bit(nest, buffers)
+        self.wide = kernel.index_type is DType.I64
         self.index_type = "tl.int64" if self.wide else "tl.int32"
-        self.types = {i.result: i.dtype for s in nest.stages for i in s.body if not isinstance(i, CheckedIndex | Store)}
+        body = instructions(kernel.body)
+        self.types = value_types(body)
         self.scope = Scope()
         self.symbols: dict[Symbol, Value] = {}
         self.masks: dict[int, str] = {}
         self.pointers: dict[str, DType] = {}
-        self.written = {i.buffer for s in nest.stages for i in s.body if isinstance(i, Store)}
-        self.scratch = {row.name: row for row in nest.scratch}
+        self.written = {i.buffer for i in body if isinstance(i, Store)}
+        self.scratch = {row.name: row for row in kernel.scratch}
         self.scratch_read: set[str] = set()
         self.checks = False
         self.in_range: dict[Symbol, str] = {}  # of computed indices that nothing is asserted of
@@ -185,25 +179,19 @@ class BodyEmitter:
 
     def _scratch_start(self, name: str) -> Expr:
         """Where this outer iteration's row begins."""
+        if self.serial:
+            return to_expr(0)
         position = to_expr(0)
-        for axis in self.plan.axes:
-            position = position * axis.loop.size + sym(axis.loop.symbol)
-        return position * self._scratch_extent(name)[0] if not self.plan.serial else to_expr(0)
+        for loop in self.kernel.grid:
+            position = position * loop.extent + sym(loop.symbol)
+        return position * self.scratch[name].extent
 
-    def _scratch_extent(self, name: str) -> tuple[Expr, Expr]:
-        row = self.scratch[name]
-        extent = to_expr(1)
-        for size, stride in zip(row.sizes, row.strides, strict=True):
-            extent = extent + (size - 1) * stride
-        total = extent
-        for axis in () if self.plan.serial else self.plan.axes:
-            total = total * axis.loop.size
-        return extent, total
-
-    def _scratch_type(self, name: str) -> DType:
-        dtype = dtype_from_torch_name(self.scratch[name].dtype)
-        assert dtype is not None
-        return dtype
+    def _scratch_extent(self, name: str) -> Expr:
+        """Elements of all rows."""
+        total = self.scratch[name].extent
+        for loop in () if self.serial else self.kernel.grid:
+            total = total * loop.extent
+        return total
 
     def _load(self, i: Load) -> None:
         index = i.indices[0]
@@ -247,7 +235,7 @@ class BodyEmitter:
             tag = f"scratch {i.buffer}" if i.buffer in self.scratch else ""
             self.scope.line(f"tl.store({pointer} + {offset}, {text}{extra})", tag)
             self.scope.remember(i.buffer, self.expr(i.indices[0]), value, dtype, not masks)
-        elif self.plan.serial:
+        elif self.serial:
             self._combine(i, f"{pointer} + {offset}", text, extra, dtype)
         else:
             always = mask or f"tl.full({self.shape(frozenset())}, 1, tl.int1)"

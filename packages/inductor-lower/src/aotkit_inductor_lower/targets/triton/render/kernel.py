@@ -1,146 +1,127 @@
-"""One loop nest to one Triton kernel, as readable source text."""
+"""One kernel to one Triton kernel, as readable source text."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
 from ....analysis.reduction_patterns import online_pair, welford_pair
-from ....ir import Buffer, CheckedIndex, DType, Load, Origin, Store
-from ....kernel_ir.nests import FlatNest
-from ....ops.dtypes import ATOMIC
-from ....symbolic import Symbol
-from ..map_loops import TileLimits, plan_tiles
+from ....ir import DType, Origin
+from ....kernel_ir.nodes import Kernel
+from ....kernel_ir.walk import memories
+from ....kernel_passes.choose_index_width import choose_index_width
+from ....kernel_passes.recompute_scratch import recompute_scratch
+from ....symbolic import Expr, Symbol
+from ..map_loops import TileLimits, is_persistent, map_loops
 from ..records import KernelArgument, KernelSource
 from .body import BodyEmitter
 from .indices import identifier
 from .lines import Value
 from .names import argument_name
-from .online import OnlineSoftmaxLoop, recompute_scratch
+from .online import OnlineSoftmaxLoop
 from .prelude import prelude_for
 from .reductions import Reducer
 from .welford import WelfordLoop
 
 __all__ = ["KernelEmitter", "emit_kernel"]
 
-_NO_ORIGIN = Origin()
 _LIMITS = TileLimits()
 
 
 def emit_kernel(
-    name: str,
-    nest: FlatNest,
-    buffers: Mapping[str, Buffer],
-    origin: Origin = _NO_ORIGIN,
-    limits: TileLimits = _LIMITS,
-    asserts: bool = True,
+    kernel: Kernel, extents: Mapping[str, Expr], limits: TileLimits = _LIMITS, asserts: bool = True
 ) -> KernelSource:
-    """The kernel of a nest in normal form; ``limits`` of its tile; ``asserts``: see Note [Computed indices] in
-    :mod:`.body`."""
-    plan = plan_tiles(nest, nest.ordered and not _atomic(nest), limits)
-    if not plan.persistent:
-        nest = recompute_scratch(nest)
-    return KernelEmitter(name, nest, buffers, plan, plan.config, asserts).emit(origin)
-
-
-def _atomic(nest: FlatNest) -> bool:
-    """Whether each store that combines is an atomic operation of the device, and nothing reads what it makes."""
-    types = {i.result: i.dtype for s in nest.stages for i in s.body if not isinstance(i, CheckedIndex | Store)}
-    loaded = {i.buffer for s in nest.stages for i in s.body if isinstance(i, Load)}
-    for stage in nest.stages:
-        for instr in stage.body:
-            if isinstance(instr, Store) and instr.accumulates:
-                kind = (types.get(instr.value, DType.I64), instr.mode)
-                if instr.buffer in loaded or kind not in ATOMIC:
-                    return False
-    return True
+    """The source of a kernel in normal form; ``limits`` of its tile; ``extents``: how many elements each memory has;
+    ``asserts``: see Note [Computed indices] in :mod:`.body`."""
+    kernel = map_loops(kernel, limits)
+    if not is_persistent(kernel):
+        kernel = recompute_scratch(kernel)
+    return KernelEmitter(choose_index_width(kernel, extents), asserts).emit()
 
 
 class KernelEmitter(BodyEmitter):
-    """Writes one kernel. A subclass may write the stages in another way."""
+    """Writes one kernel. A subclass may write the body in another way."""
 
-    def emit(self, origin: Origin) -> KernelSource:
+    def emit(self) -> KernelSource:
         self._grid()
-        self.stages()
+        self.write_body()
         lines = self.scope.finish(drop={f"scratch {r}" for r in self.scratch if r not in self.scratch_read})
         arguments = self._arguments(lines)
         parameters = [argument_name(a) for a in arguments] + [f"{n}: tl.constexpr" for n, _ in self.config.blocks]
-        head = [f"# {line}" for line in _describe(origin)]
+        head = [f"# {line}" for line in _describe(self.kernel.origin)]
         head += ["@jit", f"def {self.name}({', '.join(parameters)}):"]
         body = "\n".join([*head, *(f"    {line}" for line in lines)]) + "\n"
-        grid = () if self.plan.serial else tuple((a.loop.size, a.block) for a in self.plan.axes)
+        grid = () if self.serial else tuple((loop.extent, loop.map.block or None) for loop in self.kernel.grid)
         text = prelude_for(body) + body
-        return KernelSource(self.name, text, arguments, grid, self.config, self.checks, self.plan.persistent)
+        return KernelSource(self.name, text, arguments, grid, self.config, self.checks, self.persistent)
 
-    def stages(self) -> None:
+    def write_body(self) -> None:
         """The lines after the loop variables."""
-        done = set()  # together with an earlier stage
-        for position, stage in enumerate(self.nest.stages):
-            looped = bool(stage.ranges) and not self.plan.persistent
-            below = online_pair(self.nest.stages, position) if looped else None
-            around = welford_pair(self.nest.stages, position) if looped and position not in done else None
+        done = set()  # together with an earlier nest
+        for position, nest in enumerate(self.nests):
+            looped = bool(nest.loops) and not self.persistent
+            below = online_pair(self.nests, position) if looped else None
+            around = welford_pair(self.nests, position) if looped and position not in done else None
             if below is not None:
-                OnlineSoftmaxLoop(self, stage, position, below).emit()
+                OnlineSoftmaxLoop(self, nest, position, below).emit()
                 done.add(below.position)
             elif around is not None:
-                WelfordLoop(self, stage, position, around).emit()
+                WelfordLoop(self, nest, position, around).emit()
                 done.add(around.position)
-            elif stage.ranges and position not in done:
-                Reducer(self, stage, position).emit()
-            elif not stage.ranges:
-                self.body(stage.body)
+            elif nest.loops and position not in done:
+                Reducer(self, nest, position).emit()
+            elif not nest.loops:
+                self.body(nest.body)
 
     def _arguments(self, lines: Sequence[str]) -> tuple[KernelArgument, ...]:
         text = "\n".join(lines)
         found = [
             KernelArgument("pointer", name, self.pointers[name], name in self.written)
-            for name in self.nest.memories
+            for name in (param.name for param in memories(self.kernel))
             if name in self.pointers
         ]
-        for name in self.scratch:
+        for name, row in self.scratch.items():
             if name in self.scratch_read:
-                found.append(
-                    KernelArgument("scratch", name, self._scratch_type(name), True, self._scratch_extent(name)[1])
-                )
-        for symbol in self.nest.sizes:
-            argument = KernelArgument("size", symbol.name, DType.I64)
+                found.append(KernelArgument("scratch", name, row.dtype, True, self._scratch_extent(name)))
+        for param in (param for param in self.kernel.params if param.kind == "size"):
+            argument = KernelArgument("size", param.name, DType.I64)
             if argument_name(argument) in text:
                 found.append(argument)
         return tuple(found)
 
     def _grid(self) -> None:
-        """The value of each outer loop in this program instance."""
-        if self.wide and not self.plan.persistent:
+        """The value of each loop of the grid in this program instance."""
+        if self.wide and not self.persistent:
             self.scope.line("zero = tl.full([], 0, tl.int64)")
-        if self.plan.serial:
-            for axis in self.plan.axes:
-                name = identifier(axis.loop.symbol)
-                self.scope.open(f"for {name} in {self.range_of(self.expr(axis.loop.size))}:")
-                self.symbols[Symbol(axis.loop.symbol)] = Value(name, frozenset())
+        loops = self.kernel.grid
+        if self.serial:
+            for loop in loops:
+                name = identifier(loop.symbol)
+                self.scope.open(f"for {name} in {self.range_of(self.expr(loop.extent))}:")
+                self.symbols[Symbol(loop.symbol)] = Value(name, frozenset())
             return
-        axes, rest = list(self.plan.axes), "program"
-        if axes:
+        rest = "program"
+        if loops:
             wide = ".to(tl.int64)" if self.wide else ""
             self.scope.line(f"program = tl.program_id(0){wide}")
-        position = len(self.plan.tile)
-        for axis in reversed(axes):
-            size, name = self.expr(axis.loop.size), identifier(axis.loop.symbol)
+        position = len(self.tile)
+        for loop in reversed(loops):
+            size, name, block = self.expr(loop.extent), identifier(loop.symbol), loop.map.block
             part = rest
-            if axis is not axes[0]:
-                count = size if axis.block is None else f"(({size} + ({axis.block} - 1)) // {axis.block})"
+            if loop is not loops[0]:
+                count = f"(({size} + ({block} - 1)) // {block})" if block else size
                 part = f"({rest} % {count})"
                 following = f"rest_{name}"
                 self.scope.line(f"{following} = {rest} // {count}")
                 rest = following
-            if axis.block is None:
+            if not block:
                 self.scope.line(f"{name} = {part}")
-                self.symbols[Symbol(axis.loop.symbol)] = Value(name, frozenset())
+                self.symbols[Symbol(loop.symbol)] = Value(name, frozenset())
                 continue
             position -= 1
             at = self.along(position)
-            self.scope.line(f"{name} = {part} * {axis.block} + tl.arange(0, {axis.block}){at}")
-            self.symbols[Symbol(axis.loop.symbol)] = Value(name, frozenset({position}))
-            constant = axis.loop.size.constant
-            if constant is None or constant % self.config.block(axis.block):
+            self.scope.line(f"{name} = {part} * {block} + tl.arange(0, {block}){at}")
+            self.symbols[Symbol(loop.symbol)] = Value(name, frozenset({position}))
+            if loop.map.tail == "masked":
                 self.masks[position] = f"in_{name}"
                 self.scope.line(f"in_{name} = {name} < {size}")
 

@@ -24,18 +24,17 @@ from ....ir import (
     Literal,
     Load,
     LoopNest,
-    Origin,
     Program,
-    Range,
     Reduce,
-    Stage,
     Store,
 )
 from ....ir.builder import NestBuilder
-from ....kernel_ir.nests import FlatNest
+from ....kernel_ir.nodes import Kernel, Loop
+from ....kernel_ir.walk import PerfectNest, perfect_nests
+from ....kernel_passes.choose_index_width import choose_index_width
 from ....ops.dtypes import dtype_from_torch_name, is_half
-from ....symbolic import Symbol
-from ..map_loops import Axis, TilePlan, next_power_of_two, size_hint
+from ....symbolic import Expr, Symbol
+from ..map_loops import map_to, next_power_of_two, size_hint
 from ..records import Config, KernelSource
 from .kernel import KernelEmitter
 from .lines import Value
@@ -99,37 +98,36 @@ def with_nests(program: Program, chosen: frozenset[str]) -> Program:
 
 @dataclass(frozen=True, slots=True)
 class MatmulSite:
-    """Where a nest is a matrix product: the stage and reduce that sum ``left * right``; ``rows`` and ``columns`` are
-    the loops of the result, ``inner`` the summed one."""
+    """Where a kernel is a matrix product: the reduce that sums ``left * right``; ``rows`` and ``columns`` are the loops
+    of the result, ``inner`` the summed one."""
 
-    stage: int
     reduce: Reduce
     left: str
     right: str
-    rows: Range
-    columns: Range
-    inner: Range
+    rows: Loop
+    columns: Loop
+    inner: Loop
 
 
-def matmul_site(nest: FlatNest) -> MatmulSite | None:
-    """The matrix product that a nest computes, if it is one and nothing else is reduced."""
-    ranged = [k for k, stage in enumerate(nest.stages) if stage.ranges]
-    if len(ranged) != 1 or len(nest.outer) < 2 or nest.ordered or nest.scratch or ranged[0] != 0:
+def matmul_site(kernel: Kernel) -> MatmulSite | None:
+    """The matrix product that a kernel computes, if it is one and nothing else is reduced."""
+    loops = [k for k, stmt in enumerate(kernel.body) if isinstance(stmt, Loop)]
+    if len(loops) != 1 or len(kernel.grid) < 2 or kernel.ordered or kernel.scratch or loops[0] != 0:
         return None
-    stage = nest.stages[0]
-    reduces = [i for i in stage.body if isinstance(i, Reduce)]
-    others = any(isinstance(i, Store | CheckedIndex) for i in stage.body)
-    if len(stage.ranges) != 1 or len(reduces) != 1 or others:
+    nest = perfect_nests(kernel)[0]
+    reduces = [i for i in nest.body if isinstance(i, Reduce)]
+    others = any(isinstance(i, Store | CheckedIndex) for i in nest.body)
+    if len(nest.loops) != 1 or len(reduces) != 1 or others:
         return None
     reduce = reduces[0]
-    made = {i.result: i for i in stage.body if not isinstance(i, Store)}
+    made = {i.result: i for i in nest.body if not isinstance(i, Store)}
     product = made.get(reduce.value)
     if reduce.kind != "sum" or reduce.running or reduce.dtype is not DType.F32:
         return None
     if not isinstance(product, Compute) or product.op != "mul":
         return None
-    varies = _varies(stage, nest)
-    rows, columns = nest.outer[-2], nest.outer[-1]
+    varies = _varies(nest)
+    rows, columns = kernel.grid[-2:]
     left, right = product.args
     if rows.symbol in varies[right] or columns.symbol in varies[left]:
         left, right = right, left
@@ -137,13 +135,13 @@ def matmul_site(nest: FlatNest) -> MatmulSite | None:
         return None
     if rows.symbol not in varies[left] or columns.symbol not in varies[right]:
         return None
-    return MatmulSite(0, reduce, left, right, rows, columns, stage.ranges[0])
+    return MatmulSite(reduce, left, right, rows, columns, nest.loops[0])
 
 
-def _varies(stage: Stage, nest: FlatNest) -> dict[str, set[str]]:
-    """Per value of the stage the loops it varies along."""
+def _varies(nest: PerfectNest) -> dict[str, set[str]]:
+    """Per value of the nest the loops it varies along."""
     found: dict[str, set[str]] = {}
-    for instr in stage.body:
+    for instr in nest.body:
         used: set[str] = set()
         if isinstance(instr, Load):
             used = {str(s.name) for index in instr.indices for s in index.symbols}
@@ -169,54 +167,42 @@ CONFIGS = (
 
 
 def emit_matmul(
-    name: str,
-    nest: FlatNest,
-    buffers: Mapping[str, Buffer],
-    origin: Origin,
+    kernel: Kernel,
+    extents: Mapping[str, Expr],
     config: Config | None = None,
     *,
     tf32: bool = False,
     asserts: bool = True,
 ) -> KernelSource:
-    """The kernel of a nest that :func:`matmul_site` recognises. ``tf32`` lets f32 factors lose bits, as
+    """The source of a kernel that :func:`matmul_site` recognises. ``tf32`` lets f32 factors lose bits, as
     ``torch.backends.cuda.matmul.allow_tf32`` does."""
-    site = matmul_site(nest)
+    site = matmul_site(kernel)
     if site is None:
-        raise ValueError(f"nest {name} is no matrix product")
+        raise ValueError(f"kernel {kernel.name} is no matrix product")
     config = _fitting(config or CONFIGS[0], site)
     names = {site.columns.symbol: "XBLOCK", site.rows.symbol: "YBLOCK"}
-    plan = TilePlan(tuple(Axis(loop, names.get(loop.symbol)) for loop in nest.outer), False, False, config)
-    return _MatmulEmitter(name, nest, buffers, plan, config, site, tf32, asserts).emit(origin)
+    mapped = choose_index_width(map_to(kernel, names, config), extents)
+    return _MatmulEmitter(mapped, site, tf32, asserts).emit()
 
 
 def _fitting(config: Config, site: MatmulSite) -> Config:
     """Blocks no larger than the sizes, and at least the 16 that ``tl.dot`` asks for."""
-    sizes = {"XBLOCK": site.columns.size, "YBLOCK": site.rows.size, "RBLOCK": site.inner.size}
+    sizes = {"XBLOCK": site.columns.extent, "YBLOCK": site.rows.extent, "RBLOCK": site.inner.extent}
     blocks = tuple((n, max(16, min(b, next_power_of_two(size_hint(sizes[n]))))) for n, b in config.blocks)
     return replace(config, blocks=blocks)
 
 
 class _MatmulEmitter(KernelEmitter):
-    def __init__(
-        self,
-        name: str,
-        nest: FlatNest,
-        buffers: Mapping[str, Buffer],
-        plan: TilePlan,
-        config: Config,
-        site: MatmulSite,
-        tf32: bool,
-        asserts: bool,
-    ) -> None:
-        super().__init__(name, nest, buffers, plan, config, asserts)
+    def __init__(self, kernel: Kernel, site: MatmulSite, tf32: bool, asserts: bool) -> None:
+        super().__init__(kernel, asserts)
         self.site, self.tf32 = site, tf32
         self.row_axis, self.rank = None, 2  # the summed loop is an axis of the factors only
 
-    def stages(self) -> None:
+    def write_body(self) -> None:
         scope, site = self.scope, self.site
         scope.line("acc = tl.full([YBLOCK, XBLOCK], 0.0, tl.float32)")
         wide = ".to(tl.int64)" if self.wide else ""
-        saved = scope.enter_loop(f"for start in {self.range_of(self.expr(site.inner.size), 'RBLOCK')}:")
+        saved = scope.enter_loop(f"for start in {self.range_of(self.expr(site.inner.extent), 'RBLOCK')}:")
         scope.line(f"k = start + tl.arange(0, RBLOCK){wide}")
         left = self._factor(site.left, 1, ["YBLOCK", "RBLOCK"], site.rows)
         right = self._factor(site.right, 0, ["RBLOCK", "XBLOCK"], site.columns)
@@ -225,10 +211,10 @@ class _MatmulEmitter(KernelEmitter):
         scope.line(f"acc = {function}({left[0]}, {right[0]}, acc)")
         scope.leave_loop(saved)
         scope.values[site.reduce.result] = Value("acc", frozenset({0, 1}))
-        for stage in self.nest.stages[1:]:
-            self.body(stage.body)
+        for nest in self.nests[1:]:
+            self.body(nest.body)
 
-    def _factor(self, name: str, axis: int, axes: list[str], outer: Range) -> tuple[str, str]:
+    def _factor(self, name: str, axis: int, axes: list[str], outer: Loop) -> tuple[str, str]:
         """The tile of one factor, with the summed loop along ``axis``, zero past its end; and the value it holds."""
         scope, site = self.scope, self.site
         needed, name = self._chain(name)
@@ -239,10 +225,10 @@ class _MatmulEmitter(KernelEmitter):
         self.symbols[Symbol(site.inner.symbol)] = Value(inner, frozenset({axis}))
         other = 1 - axis
         self.masks = {other: masks[other]} if other in masks else {}
-        constant = site.inner.size.constant
+        constant = site.inner.extent.constant
         if constant is None or constant % self.config.block("RBLOCK"):
             self.masks[axis] = f"in_{inner}"
-            scope.line(f"in_{inner} = {inner} < {self.expr(site.inner.size)}")
+            scope.line(f"in_{inner} = {inner} < {self.expr(site.inner.extent)}")
         for instr in needed:
             self.instruction(instr)
         value = scope.values[name]
@@ -257,7 +243,7 @@ class _MatmulEmitter(KernelEmitter):
 
     def _chain(self, name: str) -> tuple[list[Instr], str]:
         """The instructions that compute a factor. The last cast of halves is left to the product, which is exact."""
-        body = self.nest.stages[0].body
+        body = self.nests[0].body
         made = {i.result: i for i in body if not isinstance(i, Store)}
         last = made[name]
         both = [made[n] for n in (self.site.left, self.site.right)]

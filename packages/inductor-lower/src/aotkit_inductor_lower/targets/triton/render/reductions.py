@@ -1,11 +1,11 @@
-"""The loops of one stage: its own axis, accumulators, reductions, running reductions."""
+"""The loops of one perfect nest: its own axis, accumulators, reductions, running reductions."""
 
 from __future__ import annotations
 
-from ....ir import DType, Load, Reduce, Stage, Store
+from ....ir import DType, Load, Reduce, Store
+from ....kernel_ir.walk import PerfectNest
 from ....ops.reductions import REDUCTIONS, is_positional
 from ....symbolic import Symbol
-from ..map_loops import next_power_of_two, stage_size
 from .body import BodyEmitter
 from .combining import combine_text, function_name, identity_text
 from .lines import Value
@@ -14,55 +14,53 @@ from .ops import TYPE_NAMES
 __all__ = ["Reducer"]
 
 class Reducer:
-    """One stage with ranges."""
+    """One perfect nest."""
 
-    def __init__(self, kernel: BodyEmitter, stage: Stage, position: int) -> None:
-        self.kernel, self.stage, self.position = kernel, stage, position
+    def __init__(self, kernel: BodyEmitter, nest: PerfectNest, position: int) -> None:
+        self.kernel, self.nest, self.position = kernel, nest, position
         self.scope = kernel.scope
-        self.reduces = [i for i in stage.body if isinstance(i, Reduce)]
+        self.reduces = [i for i in nest.body if isinstance(i, Reduce)]
         assert kernel.row_axis is not None
         self.axis: int = kernel.row_axis
-        self.persistent = kernel.plan.persistent
+        self.persistent = kernel.persistent
 
     def emit(self) -> None:
-        """The stage's lines. Results of its reductions are values of the scope afterwards."""
+        """The nest's lines. Results of its reductions are values of the scope afterwards."""
         scope, kernel = self.scope, self.kernel
-        reads = {i.buffer for i in self.stage.body if isinstance(i, Load)}
-        writes = {i.buffer for i in self.stage.body if isinstance(i, Store)}
-        total = stage_size(self.stage)
+        reads = {i.buffer for i in self.nest.body if isinstance(i, Load)}
+        writes = {i.buffer for i in self.nest.body if isinstance(i, Store)}
+        total = self.nest.extent
         size = kernel.expr(total)
         if not self.persistent:
             scope.enter_loop_of(reads, writes)
         scope.in_stage = True
         if self.persistent:
-            assert total.constant is not None
-            scope.row_block = str(next_power_of_two(total.constant))
+            scope.row_block = str(self.nest.loops[0].map.width)
             wide = ".to(tl.int64)" if kernel.wide else ""
-            self._row_index(f"tl.arange(0, {scope.row_block}){wide}", size, total.constant)
-            for instr in self.stage.body:
+            self._row_index(f"tl.arange(0, {scope.row_block}){wide}", size)
+            for instr in self.nest.body:
                 if isinstance(instr, Reduce):
                     self._reduce_whole(instr)
                 else:
                     kernel.instruction(instr)
         else:
             scope.row_block = "RBLOCK"
-            self._looped(size, total.constant)
+            self._looped(size)
         scope.in_stage = False
         scope.row_block = "1"
         kernel.masks.pop(self.axis, None)
 
-    def _row_index(self, start: str, size: str, constant: int | None) -> None:
-        """The stage's loop variables, from its flattened position."""
+    def _row_index(self, start: str, size: str) -> None:
+        """The nest's loop variables, from its flattened position."""
         kernel, axis = self.kernel, frozenset({self.axis})
         at = kernel.along(self.axis)
         flat = self.scope.define(self._name(), f"({start}){at}" if at else start, axis, index=True)
-        block = int(self.scope.row_block) if self.persistent else kernel.config.block("RBLOCK")
-        if not constant or constant % block:
+        if self.nest.loops[0].map.tail == "masked":
             mask = self.scope.define(f"in_{self._name()}", f"{flat.text} < {size}", axis, index=True)
             kernel.masks[self.axis] = mask.text
         rest = flat.text
-        for loop in reversed(self.stage.ranges):
-            length, first = kernel.expr(loop.size), loop is self.stage.ranges[0]
+        for loop in reversed(self.nest.loops):
+            length, first = kernel.expr(loop.extent), loop is self.nest.loops[0]
             text = rest
             if not first:
                 text = self.scope.define(f"{self._name()}_{loop.symbol}", f"{rest} % {length}", axis, index=True).text
@@ -77,7 +75,7 @@ class Reducer:
     # -- in one piece --------------------------------------------------------------------------------------
 
     def _masked(self, i: Reduce) -> tuple[str, DType]:
-        """The reduce's operand with the identity in lanes that do not exist, varying along the stage's axis."""
+        """The reduce's operand with the identity in lanes that do not exist, varying along the nest's axis."""
         kernel = self.kernel
         value, dtype = kernel.value(i.value), kernel.types[i.value]
         text = value.text
@@ -96,8 +94,8 @@ class Reducer:
 
     def _position(self, i: Reduce) -> str:
         kernel = self.kernel
-        expr = kernel.nest.positions[i.result]
-        text = f"({kernel.index_value(expr, frozenset({self.axis}))}).to({kernel.index_type})"
+        assert i.position is not None
+        text = f"({kernel.index_value(i.position, frozenset({self.axis}))}).to({kernel.index_type})"
         mask = kernel.masks.get(self.axis)
         limit = f"tl.full({kernel.shape(frozenset())}, {2**63 - 1 if kernel.wide else 2**31 - 1}, {kernel.index_type})"
         return f"tl.where({mask}, {text}, {limit})" if mask else text
@@ -128,15 +126,15 @@ class Reducer:
 
     # -- in a loop -----------------------------------------------------------------------------------------
 
-    def _looped(self, size: str, constant: int | None) -> None:
+    def _looped(self, size: str) -> None:
         scope, kernel = self.scope, self.kernel
         for number, i in enumerate(self.reduces):
             self._start(i, number)
         wide = "tl.arange(0, RBLOCK).to(tl.int64)" if kernel.wide else "tl.arange(0, RBLOCK)"
         saved = scope.enter_loop(f"for start{self.position} in {kernel.range_of(size, 'RBLOCK')}:")
-        self._row_index(f"start{self.position} + {wide}", size, constant)
+        self._row_index(f"start{self.position} + {wide}", size)
         names = {i.result: n for n, i in enumerate(self.reduces)}
-        for instr in self.stage.body:
+        for instr in self.nest.body:
             if isinstance(instr, Reduce):
                 self._step(instr, names[instr.result])
             else:

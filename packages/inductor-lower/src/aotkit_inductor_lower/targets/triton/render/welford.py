@@ -13,7 +13,8 @@ Note [Welford]
 from __future__ import annotations
 
 from ....analysis.reduction_patterns import WelfordPair
-from ....ir import Reduce, Stage
+from ....ir import Reduce
+from ....kernel_ir.walk import PerfectNest
 from .body import BodyEmitter
 from .ops import TYPE_NAMES
 from .reductions import Reducer
@@ -22,10 +23,10 @@ __all__ = ["WelfordLoop"]
 
 
 class WelfordLoop(Reducer):
-    """The loop of sums, and of the squares of another stage."""
+    """The loop of sums, and of the squares of another nest."""
 
-    def __init__(self, kernel: BodyEmitter, stage: Stage, position: int, pair: WelfordPair) -> None:
-        super().__init__(kernel, stage, position)
+    def __init__(self, kernel: BodyEmitter, nest: PerfectNest, position: int, pair: WelfordPair) -> None:
+        super().__init__(kernel, nest, position)
         self.squares = pair.squares
         self.count = f"seen{position}"
         self.counting = next(i for i in self.reduces if i.result in self.squares)
@@ -68,7 +69,7 @@ class WelfordLoop(Reducer):
         scope.line(f"{name}_squares = {name}_squares + {distance} * ({rest})")
 
     def _own_type(self, i: Reduce, text: str) -> str:
-        """What is counted for all sums of the stage, in the type of one of them."""
+        """What is counted for all sums of the nest, in the type of one of them."""
         return text if i.dtype is self.counting.dtype else f"{text}.to({TYPE_NAMES[i.dtype]})"
 
     def _end(self, i: Reduce, number: int) -> None:

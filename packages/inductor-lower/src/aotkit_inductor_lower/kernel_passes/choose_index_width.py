@@ -1,0 +1,57 @@
+"""Offsets are computed in 32 bits where all that goes into them is known to be small enough."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from ..ir import DType
+from ..kernel_ir.bounds import hint
+from ..kernel_ir.nodes import Kernel
+from ..kernel_ir.walk import all_loops, expressions, memories, perfect_nests
+from ..symbolic import Expr, Symbol, SymbolKind, product, to_expr
+
+__all__ = ["choose_index_width"]
+
+_LIMIT = 2**31 - 2**20  # room for the last block
+_UNKNOWN = 4096  # what an unknown size counts as
+
+
+def choose_index_width(kernel: Kernel, extents: Mapping[str, Expr]) -> Kernel:
+    """The kernel with 32 bits for its offsets where those do. ``extents``: how many elements each memory has."""
+    return replace(kernel, index_type=DType.I64 if _is_large(kernel, extents) else DType.I32)
+
+
+def _is_large(kernel: Kernel, extents: Mapping[str, Expr]) -> bool:
+    """Whether an offset or a count might pass 2^31: it does not if all sizes are known and small."""
+    sizes = {Symbol(loop.symbol): loop.extent for loop in all_loops(kernel)}
+    if any(size.constant is None for size in sizes.values()):
+        return True
+    total = hint(product(loop.extent for loop in kernel.grid))
+    if any(total * hint(row.extent, _UNKNOWN) >= _LIMIT for row in kernel.scratch):
+        return True
+    if total * max((hint(nest.extent) for nest in perfect_nests(kernel)), default=1) >= _LIMIT:
+        return True
+    if any(_magnitude(expr, sizes) >= _LIMIT for expr in expressions(kernel)):
+        return True
+    return any(hint(extents.get(param.name, _ONE), _UNKNOWN) >= _LIMIT for param in memories(kernel))
+
+
+_ONE = to_expr(1)
+
+
+def _magnitude(expr: Expr, sizes: Mapping[Symbol, Expr]) -> float:
+    """A bound of what computing ``expr`` goes through, its parts included; infinite if a size is not known. Values of
+    the kernel are 64 bits wide, and so is what they are part of: they count as 1."""
+    total = 0.0
+    for monomial, factor in expr.terms:
+        product = inner = float(abs(factor))
+        for atom in monomial:
+            if isinstance(atom, Symbol):
+                size = to_expr(1) if atom.kind is SymbolKind.VALUE else sizes.get(atom)
+                part = float("inf") if size is None or size.constant is None else float(max(1, size.constant))
+            else:
+                part = max(1.0, *(_magnitude(arg, sizes) for arg in atom.args))
+            product, inner = product * part, max(inner, part)
+        total += max(product, inner)
+    return total
