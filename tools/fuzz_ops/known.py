@@ -439,7 +439,7 @@ KNOWN = (
     ),
     Departure(
         r"aten\.clamp\.Tensor",
-        r"only eager raises: output with shape \[\S*\] doesn't match the broadcast shape",
+        r"only eager raises: output with shape \[[^]]*\] doesn't match the broadcast shape",
         "eager's derivative fails for an upper bound of more dimensions than the tensor and the lower bound",
         "training",
     ),
