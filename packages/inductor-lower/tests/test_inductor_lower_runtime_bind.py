@@ -24,7 +24,9 @@ from aotkit_inductor_lower.launch_plan import (
     plan_from_json,
     plan_to_json,
 )
+from aotkit_inductor_lower.loop_passes.reuse_call_results import reuse_call_results
 from aotkit_inductor_lower.memory.placement import place_buffers
+from aotkit_inductor_lower.passes import Fuel
 from aotkit_inductor_lower.runtime import ArenaPool, BindError, bind
 from aotkit_inductor_lower.targets.cpu.generate import generate
 
@@ -70,7 +72,7 @@ return y, yt, sym($s0)
 
 def mlp() -> tuple[CompiledProgram, dict[str, torch.Tensor]]:
     constants = {"w": torch.randn(16, 32), "v": torch.randn(32, 8)}
-    return generate(parse_program(MLP)), constants
+    return generate(reuse_call_results(parse_program(MLP), Fuel())), constants
 
 
 def eager_mlp(x: torch.Tensor, constants: dict[str, torch.Tensor]) -> torch.Tensor:
