@@ -276,8 +276,8 @@ class _Steps:
         self.exact: set[str] = set()  # values that are not rounded yet
 
     def __call__(self, op: str, *args: Value | float) -> Value:
-        dtype = next(a.dtype for a in args if isinstance(a, Value) and a.dtype is not DType.BOOL)
-        values = [self._used(a) if isinstance(a, Value) else self.nest.const(a, dtype) for a in args]
+        types = [a.dtype for a in args if isinstance(a, Value) and a.dtype is not DType.BOOL]  # none: a == b
+        values = [self._used(a) if isinstance(a, Value) else self.nest.const(a, types[0]) for a in args]
         result = self.nest.op(op, *values)
         if op in ("add", "sub", "mul", "div"):
             self.exact.add(result.name)
