@@ -1,9 +1,9 @@
-"""The example of docs/architecture.md: one function followed through every stage, as the stages print it.
+"""The examples of docs/architecture.md: one function followed through every stage, and one kernel for both targets.
 
-    python -m tools.architecture_example            print the section
-    python -m tools.architecture_example --update   write it into docs/architecture.md
+    python -m tools.architecture_example            print both sections
+    python -m tools.architecture_example --update   write them into docs/architecture.md
 
-The text between the two markers of the page is what this prints; a test compares them.
+The text between the markers of the page is what this prints; a test compares them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch.nn.functional as F
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "architecture.md"
-BEGIN, END = "<!-- example: begin -->", "<!-- example: end -->"
+SECTIONS = ("example", "layer norm")  # as the markers in the page name them
 
 
 def example(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, running: torch.Tensor) -> torch.Tensor:
@@ -94,10 +94,13 @@ def readable(graph: torch.fx.GraphModule) -> str:
     return re.sub(r"# File: \S*/(\S+?):(\d+) in (\w+), code:", r"# \1:\2 in \3:", text)
 
 
-def section() -> str:
-    """The section as Markdown."""
-    lines = ["```python", *source_of_example(), "```", ""]
-    for title, language, text in stages():
+def section(name: str) -> str:
+    """A section as Markdown."""
+    from tools.architecture_layer_norm import layer_norm_levels, source_of_layer_norm
+
+    source = source_of_example() if name == "example" else source_of_layer_norm()
+    lines = ["```python", *source, "```", ""]
+    for title, language, text in stages() if name == "example" else layer_norm_levels():
         body = "\n".join(line.rstrip() for line in re.sub(r"\S*/tools/", "tools/", text.strip("\n")).splitlines())
         lines += [title, "", f"```{language}", body, "```", ""]
     return "\n".join(lines)
@@ -110,18 +113,25 @@ def source_of_example() -> list[str]:
     return inspect.getsource(example).rstrip().splitlines()
 
 
-def updated_page(page: str, text: str) -> str:
-    """The page with the text between its markers replaced."""
-    before, _, rest = page.partition(BEGIN)
-    _, found, after = rest.partition(END)
-    if not found:
-        raise SystemExit(f"docs/architecture.md has no {BEGIN} ... {END}")
-    return f"{before}{BEGIN}\n\n{text}\n{END}{after}"
+def marked(name: str, text: str) -> str:
+    """A section between its markers, as it stands in the page."""
+    return f"<!-- {name}: begin -->\n\n{text}\n<!-- {name}: end -->"
+
+
+def updated_page(page: str, sections: str) -> str:
+    """The page with what is between its markers replaced by what is between those of ``sections``."""
+    for name in SECTIONS:
+        pattern = re.compile(f"<!-- {name}: begin -->.*<!-- {name}: end -->", re.DOTALL)
+        found = pattern.search(sections)
+        if found is None or pattern.search(page) is None:
+            raise SystemExit(f"no section {name!r}")
+        page = pattern.sub(lambda _, found=found: found[0], page)  # type: ignore[misc]
+    return page
 
 
 def main() -> int:
     """Print, or update the page."""
-    text = section()
+    text = "\n\n".join(marked(name, section(name)) for name in SECTIONS)
     if "--update" in sys.argv[1:]:
         PAGE.write_text(updated_page(PAGE.read_text(encoding="utf-8"), text), encoding="utf-8")
     else:
