@@ -292,3 +292,12 @@ def test_exponents_that_are_integers_are_added_to_those_of_floats(dtype):
         for got, want in zip(compile_graph(graph)([x, exponents]), scaled(x, exponents), strict=True):
             assert torch.equal(got.isnan(), want.isnan()), n
             torch.testing.assert_close(got, want, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int32, torch.uint8, torch.bool], ids=str)
+def test_the_spherical_bessel_function_equals_eager(check, dtype):
+    unbounded = (math.inf, -math.inf, math.nan)
+    wide = torch.tensor([0.0, -0.0, 1e-40, 0.25, -0.4999, 0.5, -0.5, 1.0, 3.14159, -20.0, 1e5, *unbounded] * 3)
+    x = torch.cat([wide, torch.randn(90) * 2]) if dtype.is_floating_point else torch.arange(40) % 7
+    check(lambda x: torch.special.spherical_bessel_j0(x), x.to(dtype))
+    check(lambda x: torch.special.spherical_bessel_j0(x.t()).sum(0) + 1, x.to(dtype)[:30].reshape(5, 6))

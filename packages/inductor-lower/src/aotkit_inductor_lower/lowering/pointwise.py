@@ -323,6 +323,14 @@ def _half_nextafter(ctx: LoweringContext, node: Node, a: View, b: View) -> View:
     return ctx.pointwise(node, [a, b], compute, half)
 
 
+@TABLE.lowers(aten.special_spherical_bessel_j0.default)
+def spherical_bessel_j0(ctx: LoweringContext, node: Node, x: View) -> View:
+    """``sin(x) / x``; of integers as of floats."""
+    if x.dtype in (torch.float16, torch.bfloat16):
+        raise Fallback("eager has no spherical Bessel function of float16 and bfloat16")
+    return _unary_float("spherical_bessel_j0")(ctx, node, x)
+
+
 @TABLE.lowers(aten.sign.default)
 def sign(ctx: LoweringContext, node: Node, x: View) -> View:
     """-1, 0 or 1; of bools the value itself."""

@@ -49,6 +49,19 @@ def isinf(write: Write[V], x: V) -> V:
     return write("eq", write("abs", x), math.inf)
 
 
+def spherical_bessel_j0(write: Write[V], x: V) -> V:
+    """``sin(x) / x``; near 0 its series."""
+    squared = write("mul", x, x)
+    series = write("mul", squared, 1.0 / math.factorial(13))
+    for order in (11, 9, 7, 5, 3):
+        sign = 1.0 if order % 4 == 1 else -1.0
+        series = write("mul", squared, write("add", sign / math.factorial(order), series))
+    series = write("add", 1.0, series)
+    size = write("abs", x)
+    wave = write("where", write("eq", size, math.inf), 0.0, write("div", write("sin", x), x))
+    return write("where", write("lt", size, 0.5), series, wave)
+
+
 def square(write: Write[V], x: V, _: V) -> V:
     """``x**2``."""
     return write("mul", x, x)

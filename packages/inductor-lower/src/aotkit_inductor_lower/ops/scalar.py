@@ -20,6 +20,7 @@ from enum import Enum
 from types import MappingProxyType
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ..errors import IRError
@@ -196,6 +197,14 @@ _ROWS = (
     _math("erfc", ref.erfc, "erfc(inf) is 0, erfc(-inf) is 2", accuracy="u15"),
     _math("lgamma", ref.lgamma, "log of |gamma|: inf at 0, -1, -2 .. and at both infinities"),
     _unary("sigmoid", _F, ref.sigmoid, "0 at -inf, 1 at inf, never overflows to nan", HEAVY, body.sigmoid),
+    _unary(
+        "spherical_bessel_j0",
+        _F,
+        torch.special.spherical_bessel_j0,
+        "sin(x)/x: 1 at 0, 0 at both infinities",
+        HEAVY,
+        body.spherical_bessel_j0,
+    ),
     # -- unary: bits and tests
     _unary("bitwise_not", _I | _B, ref.bitwise_not, "of bool: logical not"),
     _unary("logical_not", _B, ref.logical_not, ""),
