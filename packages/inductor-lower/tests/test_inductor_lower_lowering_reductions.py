@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from aotkit_inductor_lower import decompositions, lower_graph
+from aotkit_inductor_lower import LowerOptions, compile_graph, decompositions, lower_graph
 from aotkit_inductor_lower.ir import DType, LoopNest, Reduce
 
 aten = torch.ops.aten
@@ -241,3 +243,50 @@ def test_equal_doubles_have_no_variance_and_their_mean_is_each_of_them(check, va
     got, want = check(lambda x: torch.var_mean(x, 0), x).compiled([x]), torch.var_mean(x, 0)
     assert got[0][0] == want[0][0] == 0 and got[1][0] == want[1][0] == value
     torch.testing.assert_close(got[0], want[0], rtol=1e-13, atol=0)
+
+
+HASHED = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int8, torch.uint8, torch.bool]
+
+
+@pytest.mark.parametrize("dtype", HASHED, ids=str)
+def test_a_hash_has_the_bits_of_eagers(check, dtype):
+    x = torch.randn(6, 5, 40) * 4
+    x[0, 0, :4] = torch.tensor([math.inf, -math.inf, -0.0, 1e-40])
+    x = x.to(dtype)
+
+    def hashes(x):
+        hash_ = torch.hash_tensor
+        found = (hash_(x), hash_(x, 1), hash_(x, (0, 2)), hash_(x, -1, keepdim=True), hash_(x.mT, 0))
+        return tuple(h.view(torch.int64) for h in found)
+
+    check(hashes, x, aten=("view",))
+    check(lambda x: torch.hash_tensor(x).view(torch.int64), x[0, 1, 2], aten=("view",))
+    check(lambda x: torch.hash_tensor(x, 1).view(torch.int64), torch.randn(2, 70000).to(dtype), aten=("view",))
+
+
+@pytest.mark.parametrize("processor", ["host", "triton-interpreter"])
+@pytest.mark.parametrize("sizes", [(8, 33), (3, 3000), (2, 70000)], ids=str)
+def test_a_hash_is_of_its_own_type_in_the_kernel_that_makes_its_elements(processor, sizes):
+    def f(x):
+        return torch.hash_tensor(x * 2 + 1, 1), torch.hash_tensor(x.int(), 1)
+
+    x = torch.randn(sizes)
+    compiled = compile_graph(make_fx(f, tracing_mode="fake")(x), options=LowerOptions(processor=processor))
+    for got, want in zip(compiled([x]), f(x), strict=True):
+        assert got.dtype is torch.uint64
+        assert torch.equal(got, want)
+    assert not compiled.report().externs
+    assert compiled.report().kernel_count == 2 or sizes[1] > 33  # without one for the product, sum or conversion
+
+
+@pytest.mark.parametrize(("size", "mode"), [(5, 0), (5, 1), (0, 0)])
+def test_hashes_that_eager_refuses_are_left_to_it(size, mode):
+    graph = torch.fx.Graph()
+    with FakeTensorMode():
+        x = graph.placeholder("x")
+        x.meta["val"] = torch.empty(size)
+        node = graph.call_function(aten.hash_tensor.default, (x,), {"mode": mode})
+        node.meta["val"] = torch.empty((), dtype=torch.uint64)
+    graph.output((node,))
+    program = lower_graph(torch.fx.GraphModule({}, graph))
+    assert any(isinstance(step, LoopNest) for step in program.steps) is (size == 5 and mode == 0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch.fx import Node
@@ -18,10 +18,11 @@ from .promotion import compute_dtype
 from .registry import RuleTable, aten
 from .values import NodeValue, View
 
-__all__ = ["TABLE", "RowNest"]
+__all__ = ["HASHES", "TABLE", "RowNest"]
 
 TABLE = RuleTable("reductions")
 _ZERO = to_expr(0)
+HASHES = frozenset((aten.hash_tensor.default,))  # rules that write uint64, of which there is no arithmetic
 
 
 class RowNest:
@@ -88,6 +89,13 @@ class _Formula:
 
 def _reduce(ctx: LoweringContext, node: Node, x: View, dims: Sequence[int], keepdim: bool, formula: _Formula) -> View:
     result = ctx.declare(node.name, node.meta["val"])
+    _reduce_into(ctx, node, result, x, dims, keepdim, formula)
+    return result
+
+
+def _reduce_into(
+    ctx: LoweringContext, node: Node, result: View, x: View, dims: Sequence[int], keepdim: bool, formula: _Formula
+) -> None:
     rows = RowNest(ctx, node, result.buffer, x.sizes, dims)
     index = rows.stage()
     value = rows.nest.cast(rows.nest.load(x, index), formula.dtype)
@@ -99,7 +107,6 @@ def _reduce(ctx: LoweringContext, node: Node, x: View, dims: Sequence[int], keep
         total = formula.after(rows, total)
     rows.nest.store(result, rows.row(keepdim), total)
     ctx.add(rows.nest)
-    return result
 
 
 @TABLE.lowers(aten.sum.dim_IntList)
@@ -183,6 +190,25 @@ def _arg(kind: str) -> Callable[..., View]:
 
 TABLE.add(aten.argmax.default, _arg("argmax"))
 TABLE.add(aten.argmin.default, _arg("argmin"))
+
+
+@TABLE.lowers(aten.hash_tensor.default)
+def hash_tensor(
+    ctx: LoweringContext, node: Node, x: View, dims: object = (), *, keepdim: bool = False, mode: int = 0
+) -> View:
+    """The exclusive or of all elements' bits, of floats as float64. Kernels write it as int64."""
+    reduced = all_dims(x, dims)
+    if mode != 0 or not all(x.sizes[dim].constant for dim in reduced):
+        raise Fallback("eager refuses other hashes, and those of nothing")
+
+    def before(nest: NestBuilder, v: Value) -> Value:
+        return nest.op("bitcast", v, to=DType.I64) if v.dtype is DType.F64 else v
+
+    val = node.meta["val"]
+    result = ctx.declare(node.name, val, dtype=torch.int64)
+    formula = _Formula("xor", DType.F64 if x.dtype.is_floating_point else DType.I64, before)
+    _reduce_into(ctx, node, result, x, reduced, keepdim, formula)
+    return replace(result, dtype=val.dtype)
 
 
 def _with_index(kind: str) -> Callable[..., NodeValue]:

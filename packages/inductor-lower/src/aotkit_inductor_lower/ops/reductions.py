@@ -6,6 +6,7 @@ that no target has a word for needs none: its ``combine`` is written in scalar o
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -135,6 +136,14 @@ _ROWS = (
         bools="logical_or",
         store="max",
         native=_triton("max"),
+    ),
+    Reduction(
+        "xor",
+        _I,
+        lambda x: functools.reduce(torch.bitwise_xor, x.unbind(-1), x.new_zeros(x.shape[:-1])),
+        "empty: 0",
+        _zero,
+        "bitwise_xor",
     ),
     Reduction("any", _B, ref.reduce_any, "empty: false", _zero, "logical_or", native=_triton("or")),
     Reduction("all", _B, ref.reduce_all, "empty: true", _one, "logical_and", native=_triton("and")),
