@@ -16,7 +16,7 @@ from aotkit_inductor_lower.ir import (
     Program,
     SymInput,
 )
-from aotkit_inductor_lower.ir.builder import NestBuilder
+from aotkit_inductor_lower.ir.builder import NestBuilder, loops
 from aotkit_inductor_lower.ir.interpret import interpret_nest, interpret_program
 from aotkit_inductor_lower.ir.parse import parse_nest, parse_program
 from aotkit_inductor_lower.ir.verify import verify_program
@@ -228,10 +228,10 @@ def test_an_unchecked_access_outside_the_buffer_is_an_ir_error() -> None:
 
 def test_every_dtype_is_loaded_cast_and_stored() -> None:
     for dtype in DType:
-        b = NestBuilder("n", {"i0": 4})
+        b = NestBuilder("n", loops({"i0": 4}))
         source = buffer("x", DType.F32, 4)
         target = buffer("y", dtype, 4, kind=BufferKind.OUTPUT)
-        b.store(target, [b["i0"]], b.load(source, [b["i0"]]))
+        b.store_to(target, [b["i0"]], b.load_from(source, [b["i0"]]))
         x = torch.tensor([0.0, 1.25, 3.0, 100.5])
         y = torch.empty(4, dtype=getattr(torch, torch_name(dtype)))
         interpret_nest(b.finish(), {"x": x, "y": y})
@@ -371,19 +371,19 @@ return y, n
 
 
 def test_the_builder_refuses_what_does_not_fit() -> None:
-    b = NestBuilder("n", {"i0": 4})
-    x = b.load(buffer("x", DType.F32, 4), [b["i0"]])
+    b = NestBuilder("n", loops({"i0": 4}))
+    x = b.load_from(buffer("x", DType.F32, 4), [b["i0"]])
     with pytest.raises(IRError, match="different types: f32, i64"):
         b.op("add", x, b.const(1, DType.I64))
     with pytest.raises(KeyError, match="no loop variable 'r0' here"):
         b["r0"]
     with pytest.raises(IRError, match="cannot hold elements of complex64"):
-        b.load(Buffer("c", "complex64", (), (), BufferKind.INPUT), [])
-    b.stage({"r0": S0})
+        b.load_from(Buffer("c", "complex64", (), (), BufferKind.INPUT), [])
+    b.begin_stage(loops({"r0": S0}))
     assert b["r0"] == R0
-    total = b.reduce("sum", b.load(buffer("m", DType.F32, 4, 9), [I0, R0]))
-    b.stage()
-    b.store(buffer("y", DType.F64, 4, kind=BufferKind.OUTPUT), [I0], total)
+    total = b.reduce("sum", b.load_from(buffer("m", DType.F32, 4, 9), [I0, R0]))
+    b.begin_stage()
+    b.store_to(buffer("y", DType.F64, 4, kind=BufferKind.OUTPUT), [I0], total)
     nest = b.finish()
     assert [len(s.body) for s in nest.stages] == [2, 2, 2]
     assert nest.writes == ("y",)

@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from aotkit_inductor_lower import interpret_program, lower_graph, schedule_program, verify_program
-from aotkit_inductor_lower.analysis.nests import has_calls
 from aotkit_inductor_lower.ir import BufferKind, LoopNest, Program
 from aotkit_inductor_lower.ir.walk import expressions, instructions
+from aotkit_inductor_lower.symbolic import has_calls
 
 F = torch.nn.functional
 DEAR = "is dear to compute again"

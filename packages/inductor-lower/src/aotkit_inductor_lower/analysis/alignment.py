@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 from ..ir import LoopNest, Range
 from ..ir.walk import expressions, instructions
-from ..symbolic import Call, Expr, Symbol, SymbolKind, floordiv, mod, sym, to_expr
-from .nests import has_calls, ranges_of
+from ..symbolic import Call, Expr, Symbol, SymbolKind, floordiv, has_calls, mod, sym, to_expr
+from .nests import ranges_of
 
 __all__ = ["Alignment", "align_digits", "digits_of", "split_loops"]
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from ..ir import Alias, Buffer, BufferKind, BufferRef, ExternCall, LoopNest, Program, Step, Store
 from ..ir.walk import instructions, step_reads, step_writes, stores
 from ..ops.aten import is_random
-from ..symbolic import Expr, SymbolKind, to_expr
-from .nests import has_calls, ranges_of
+from ..symbolic import Expr, SymbolKind, has_calls, to_expr
+from .nests import ranges_of
 
 __all__ = ["Dependencies", "memory_roots"]
 

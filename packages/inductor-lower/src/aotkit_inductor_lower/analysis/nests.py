@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Iterable, Mapping
 
 from ..ir import Buffer, CheckedIndex, Instr, LoopNest, Range, Reduce
 from ..ir.walk import computes, contains, instructions, stores
 from ..ops.scalar import DEAR, TRAPPING
-from ..symbolic import Call, Expr, Ranges, Symbol, SymbolKind, contiguous_strides, estimate, product, simplify, to_expr
+from ..symbolic import Expr, Ranges, Symbol, SymbolKind, estimate, product
 
 __all__ = [
     "body_size",
-    "flat_index",
     "has_division",
     "heavy_count",
     "hint",
@@ -69,32 +67,6 @@ def ranges_of(nest: LoopNest) -> Ranges:
         for r in stage.ranges:
             sizes[Symbol(r.symbol)] = r.size
     return Ranges(sizes)
-
-
-def flat_index(buffer: Buffer, indices: Sequence[Expr], ranges: Ranges | None = None) -> Expr:
-    """The row-major position of an element among the buffer's elements, whatever its strides are."""
-    total = indices[0] if len(indices) == 1 else _joined(buffer.sizes, tuple(indices))
-    return simplify(total, ranges) if ranges is not None and has_calls(total) else total
-
-
-@lru_cache(maxsize=1 << 14)
-def _joined(sizes: tuple[Expr, ...], indices: tuple[Expr, ...]) -> Expr:
-    """A pure function, kept because fusion asks for the same positions again and again."""
-    total = to_expr(0)
-    for index, stride in zip(indices, _row_major(sizes), strict=True):
-        if index.terms:
-            total = total + (index if stride == 1 else index * stride)
-    return total
-
-
-def has_calls(expr: Expr) -> bool:
-    """Whether a division, remainder, minimum or maximum is in the expression."""
-    return any(isinstance(atom, Call) for monomial, _ in expr.terms for atom in monomial)
-
-
-@lru_cache(maxsize=4096)
-def _row_major(sizes: tuple[Expr, ...]) -> tuple[Expr, ...]:
-    return contiguous_strides(sizes)
 
 
 def identity_store(nest: LoopNest, buffers: Mapping[str, Buffer]) -> tuple[Symbol | None, ...] | None:

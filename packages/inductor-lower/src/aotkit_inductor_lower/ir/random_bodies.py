@@ -12,7 +12,7 @@ from typing import Protocol
 
 from ..ops.dtypes import is_float, is_half, is_int
 from ..symbolic import Expr, floordiv, mod, product, sym, to_expr
-from .builder import NestBuilder, Value
+from .builder import NestBuilder, Value, loops
 from .nodes import Buffer, DType
 
 __all__ = ["BodyWriter", "Known"]
@@ -139,7 +139,7 @@ class BodyWriter:
 
     def stage(self, inner: dict[str, Expr]) -> None:
         """Begin a stage. The pool is empty then."""
-        self.builder.stage(inner)
+        self.builder.begin_stage(loops(inner))
         self.inner = inner
         self.pool = []
 
@@ -156,7 +156,8 @@ class BodyWriter:
             self.pool.append(self.earlier_result() or self.widened(self.load(self.rng.choice(dtypes))))
         if self.loops and self.rng.random() < 0.2:
             name = self.rng.choice(list(self.loops))
-            self.pool.append(Known(self.builder.index(sym(name) * 3 + 1, self.rng.choice((DType.I64, DType.I32)))))
+            dtype = self.rng.choice((DType.I64, DType.I32))
+            self.pool.append(Known(self.builder.index_value(sym(name) * 3 + 1, dtype)))
         if self.rng.random() < 0.3:
             self.pool.append(Known(self.builder.const(self.rng.choice((0.25, -1.5, 3.0)), DType.F32)))
 
@@ -171,7 +172,9 @@ class BodyWriter:
             return None
         buffer = self.rng.choice(earlier)
         indices = self.fitting_indices(buffer)
-        return None if indices is None else self.memory.written[buffer.name].again(self.builder.load(buffer, indices))
+        if indices is None:
+            return None
+        return self.memory.written[buffer.name].again(self.builder.load_from(buffer, indices))
 
     def load(self, dtype: DType) -> Known:
         """An element of a new input."""
@@ -181,9 +184,9 @@ class BodyWriter:
         if self.rng.random() < 0.15:
             rows = self.rng.choice((2, 6))
             positions = self.memory.input("index", DType.I64, sizes)
-            row = self.builder.check(self.builder.load(positions, indices), rows)
+            row = self.builder.check_index(self.builder.load_from(positions, indices), rows)
             indices, sizes = [row, *indices[-1:]], [to_expr(rows), *sizes[-1:]]
-        return Known(self.builder.load(self.memory.input("in", dtype, sizes), indices))
+        return Known(self.builder.load_from(self.memory.input("in", dtype, sizes), indices))
 
     def masked_load(self, dtype: DType) -> Known:
         """Reads a buffer that is smaller than the loops, like padding does."""
@@ -192,7 +195,7 @@ class BodyWriter:
         for dim, size in enumerate(sizes):
             if size.constant is not None and size.constant > 2:
                 sizes[dim] = size - 2
-                number = self.builder.index(indices[dim])
+                number = self.builder.index_value(indices[dim])
                 inside = self.builder.op("lt", number, self.builder.const(size.constant - 1, DType.I64))
                 inside = self.builder.op(
                     "logical_and", inside, self.builder.op("ge", number, self.builder.const(1, DType.I64))
@@ -202,7 +205,7 @@ class BodyWriter:
         other: float = self.rng.choice((0.0, -1.5)) if is_float(dtype) else 1
         if dtype is DType.BOOL:
             other = True
-        return Known(self.builder.load(self.memory.input("in", dtype, sizes), indices, mask, other))
+        return Known(self.builder.load_from(self.memory.input("in", dtype, sizes), indices, mask, other))
 
     def access(self) -> tuple[list[Expr], list[Expr]]:
         """Indices over some of the loops, and the sizes of a buffer they fit into."""

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from ..ops.dtypes import is_float, is_half, torch_name
 from ..symbolic import Expr, SymbolKind, contiguous_strides, sym, to_expr
-from .builder import NestBuilder
+from .builder import NestBuilder, loops
 from .nodes import Buffer, BufferKind, BufferRef, DType, LoopNest, Program
 from .random_bodies import BodyWriter, Known
 from .verify import verify_program
@@ -210,10 +210,10 @@ class _Generator:
         body.compute(self.options.ops // 2)
         kept, total = body.pick(), body.reduce()
         row = self.declare(f"row{len(self.buffers)}", kept.dtype, [size], BufferKind.SCRATCH)
-        body.builder.store(row, [sym("r0")], kept.value)
+        body.builder.store_to(row, [sym("r0")], kept.value)
         body.stage({"r1": size})
         index = size - 1 - sym("r1") if self.rng.random() < 0.3 else sym("r1")
-        body.pool.extend([total, kept.again(body.builder.load(row, [index]))])
+        body.pool.extend([total, kept.again(body.builder.load_from(row, [index]))])
         body.compute(self.options.ops // 2)
         self.store_output(body)
         return [body.builder.finish()]
@@ -225,21 +225,22 @@ class _Generator:
             [d for d in (DType.F32, DType.F64, DType.I64, DType.I32) if d in self.options.dtypes] or [DType.F32]
         )
         table = self.output(dtype, [to_expr(height), width])
-        zero = NestBuilder(f"{name}_zero", {"i0": height, "i1": width})
-        zero.store(table, [sym("i0"), sym("i1")], zero.const(0.0 if is_float(dtype) else 0, dtype))
+        zero = NestBuilder(f"{name}_zero", loops({"i0": height, "i1": width}), share=False)
+        zero.store_to(table, [sym("i0"), sym("i1")], zero.const(0.0 if is_float(dtype) else 0, dtype))
         body = self.body(name, {"i0": self.size(), "i1": width})
         body.stage({})
         positions = self.input("index", DType.I64, [body.loops["i0"]])
-        row = body.builder.check(body.builder.load(positions, [sym("i0")]), height)
+        row = body.builder.check_index(body.builder.load_from(positions, [sym("i0")]), height)
         added = body.load(dtype)
-        body.builder.store(table, [row, sym("i1")], added.value, mode="add")
+        body.builder.store_to(table, [row, sym("i1")], added.value, mode="add")
         self.written[table.name] = Known(added.value, high=added.high + 7, low=added.low, loose=True)
         return [zero.finish(), body.builder.finish()]
 
     # -- pieces ----------------------------------------------------------------------------------
 
     def body(self, name: str, outer: dict[str, Expr]) -> BodyWriter:
-        return BodyWriter(self.rng, NestBuilder(name, outer), dict(outer), self.options.exact_only, self)
+        builder = NestBuilder(name, loops(outer), share=False)
+        return BodyWriter(self.rng, builder, dict(outer), self.options.exact_only, self)
 
     def loops(self, letter: str, fewest: int, most: int) -> dict[str, Expr]:
         count = self.rng.randint(fewest, most)
@@ -309,6 +310,6 @@ class _Generator:
             indices = [*indices[:-2], indices[-2] * sizes[-1] + indices[-1]]
             sizes = [*sizes[:-2], sizes[-2] * sizes[-1]]
         buffer = self.output(dtype, sizes)
-        body.builder.store(buffer, indices, known.value)
+        body.builder.store_to(buffer, indices, known.value)
         if known.exact and not is_half(dtype):
             self.written[buffer.name] = known

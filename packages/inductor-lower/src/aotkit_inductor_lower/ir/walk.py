@@ -132,10 +132,10 @@ def instructions(blocks: Iterable[Instr | Block]) -> list[Instr]:
     """Every instruction of stages, of a kernel's body or of a loop, in order."""
     found: list[Instr] = []
     for block in blocks:
-        if isinstance(block, Stage):
-            found += block.body
-        elif isinstance(block, _INSTRUCTIONS):
+        if isinstance(block, _INSTRUCTIONS):
             found.append(block)
+        elif isinstance(block, Stage):
+            found += block.body
         else:
             found += instructions(block.body)
     return found
@@ -256,6 +256,10 @@ def access_at(access: Load | Store, buffer: str, indices: tuple[Expr, ...]) -> L
 def map_expressions(instr: Instr, change: Callable[[Expr], Expr]) -> Instr:
     """The instruction with every index expression changed, the same object if all stay."""
     if isinstance(instr, _ACCESS):
+        if len(instr.indices) == 1:  # as in every kernel
+            (old,) = instr.indices
+            new = change(old)
+            return instr if new is old else access_at(instr, instr.buffer, (new,))
         indices = tuple([change(e) for e in instr.indices])
         same = all(new is old for new, old in zip(indices, instr.indices, strict=True))
         return instr if same else access_at(instr, instr.buffer, indices)

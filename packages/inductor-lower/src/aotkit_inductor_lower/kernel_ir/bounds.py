@@ -6,9 +6,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from ..symbolic import Call, Expr, Symbol, SymbolKind, estimate, to_expr
+from ..symbolic import Call, Expr, Symbol, SymbolKind, estimate, has_calls, to_expr
 
-__all__ = ["drop_divisions", "has_calls", "hint", "lower_bound"]
+__all__ = ["drop_divisions", "hint", "lower_bound"]
 
 SIZE_HINT = 64  # what an unknown size counts as in cost estimates
 
@@ -22,11 +22,6 @@ def hint(expr: Expr, unknown: int = SIZE_HINT) -> int:
 def lower_bound(expr: Expr) -> float:
     """A lower bound: indices and sizes are not negative, computed values may be anything."""
     return _bounds(expr, {})[0]
-
-
-def has_calls(expr: Expr) -> bool:
-    """Whether there is a division, remainder, minimum or maximum in it."""
-    return any(isinstance(atom, Call) for monomial, _ in expr.terms for atom in monomial)
 
 
 def drop_divisions(expr: Expr, upper: Mapping[Symbol, int]) -> Expr:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from ..kernel_ir.bounds import drop_divisions, has_calls
+from ..kernel_ir.bounds import drop_divisions
 from ..kernel_ir.nodes import Kernel
 from ..kernel_ir.walk import all_loops, expressions, map_expressions
 from ..passes import Pass, each_kernel
-from ..symbolic import Symbol, to_expr
+from ..symbolic import Symbol, has_calls, to_expr
 
 __all__ = ["PASS", "simplify_bounds"]
 

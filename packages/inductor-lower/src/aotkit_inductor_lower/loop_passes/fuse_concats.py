@@ -35,6 +35,8 @@ from ..ir import (
     Step,
     Store,
 )
+from ..ir.builder import NestBuilder
+from ..ir.inlining import Inlinable, under_mask, without_store
 from ..ir.walk import access_at, accesses, buffers_of, computes, contains, instructions, loads, stores
 from ..ops.dtypes import dtype_from_torch_name
 from ..ops.scalar import WORK
@@ -43,7 +45,6 @@ from ..passes import NO_FUEL, Decision, Pass, PassContext, fuses
 from ..symbolic import Expr, Symbol, SymbolKind, to_expr
 from .drop_dead_steps import drop_dead_steps
 from .inline_producers import expand, join_origins
-from .writer import Inlinable, NestWriter, under_mask, without_store
 
 __all__ = ["PASS", "fuse_concats"]
 
@@ -288,12 +289,12 @@ def _split(concat: _Concat, reader: LoopNest, buffers: Mapping[str, Buffer]) -> 
         cut = () if whole else (Range(fresh.name, part.size),)
         outer = [r for loop in reader.outer for r in (cut if loop.symbol == symbol.name else (loop,))]
         own = to_expr(0) if whole else to_expr(fresh)
-        writer = NestWriter(outer, buffers, {concat.buffer.name: Inlinable(part.nest, part.symbols)})
-        writer.stage(())
-        body = [_at(i, concat, to_expr(symbol) - part.start) for i in reader.stages[0].body]
-        writer.copy(body, {symbol: own + part.start}, {})
         origin = join_origins([part.nest.origin, reader.origin])
-        pieces.append(writer.finish(f"{reader.name}_part{number}", origin))
+        inlinable = {concat.buffer.name: Inlinable(part.nest, part.symbols)}
+        builder = NestBuilder(f"{reader.name}_part{number}", outer, origin, buffers, inlinable)
+        body = [_at(i, concat, to_expr(symbol) - part.start) for i in reader.stages[0].body]
+        builder.copy(body, {symbol: own + part.start}, {})
+        pieces.append(builder.finish())
     return pieces
 
 
@@ -313,28 +314,28 @@ def _masked(concat: _Concat, buffers: Mapping[str, Buffer]) -> tuple[LoopNest, t
     index = [to_expr(0) if s is None else to_expr(s) for s in symbols]
     dtype = dtype_from_torch_name(buffer.dtype)
     assert dtype is not None
-    writer = NestWriter([loop for loop in loops if loop.size != 1], buffers)
-    writer.stage(())
+    origin = join_origins([part.nest.origin for part in concat.parts])
+    builder = NestBuilder(buffer.name, [loop for loop in loops if loop.size != 1], origin, buffers)
     names: dict[str, str] = {}
     pick: list[Instr] = []
     value = ""
     for number, part in reversed(list(enumerate(concat.parts))):
         last = number == len(concat.parts) - 1
         mask = f"in {number}"
-        writer.copy(_inside(mask, index[concat.dim], part, number > 0, not last), {}, names)
+        builder.copy(_inside(mask, index[concat.dim], part, number > 0, not last), {}, names)
         place = list(index)
         place[concat.dim] = place[concat.dim] - part.start
         env = {s: at for s, at in zip(part.symbols, place, strict=True) if s is not None}
         own: dict[str, str] = {}
         made_in, store = without_store(part.nest.stages[0].body)
-        writer.copy(under_mask(made_in, own, names[mask]), env, own)
+        builder.copy(under_mask(made_in, own, names[mask]), env, own)
         made, whole = f"part {number}", f"from {number}"
         names[made] = own[store.value]
         if not last:
             pick.append(Compute(whole, "where", (mask, made, value), dtype))
         value = made if last else whole
-    writer.copy([*pick, Store(buffer.name, tuple(index), value)], {}, names)
-    return writer.finish(buffer.name, join_origins([part.nest.origin for part in concat.parts])), symbols
+    builder.copy([*pick, Store(buffer.name, tuple(index), value)], {}, names)
+    return builder.finish(), symbols
 
 
 def _inside(mask: str, at: Expr, part: _Part, from_start: bool, to_end: bool) -> list[Instr]:

@@ -21,14 +21,14 @@ from dataclasses import dataclass, replace
 from ..analysis.alignment import align_digits, digit_env, digits_of, expand_ranges
 from ..analysis.dependencies import memory_roots
 from ..analysis.nests import body_size, heavy_count, hint, numel
-from ..ir import Buffer, BufferKind, Const, DType, Load, LoopNest, Program, Range, Reduce, Stage, Step, Store
+from ..ir import Buffer, BufferKind, DType, Load, LoopNest, Program, Range, Reduce, Stage, Step, Store
+from ..ir.builder import NestBuilder
 from ..ir.walk import buffers_of, contains, ranges_within, reduces, step_reads, step_writes
 from ..ops.dtypes import bits, dtype_from_torch_name
 from ..passes import Decision, Pass, PassContext, fuses
 from ..symbolic import Expr, Symbol, contiguous_strides, product, sym, to_expr
 from .inline_producers import join_origins
 from .merge_nests import Access, Kernel
-from .writer import NestWriter
 
 __all__ = ["PASS", "fuse_mixed_order_reductions"]
 
@@ -205,7 +205,8 @@ def _mixed(
         for k, reduce in enumerate(parts.reduces)
     ]
     known = {**buffers, **{b.name: b for b in added}}
-    writer = NestWriter((chunk, inside, *others), known)
+    origin = join_origins([rows.origin, columns.origin])
+    builder = NestBuilder(rows.name, (chunk, inside, *others), origin, known)
     names: dict[str, str] = {}
     column_names: dict[str, str] = {}
     stages = [(expand_ranges(s.ranges, match.rows) if rows_has_ranges(rows) else (), s.body) for s in rows.stages]
@@ -215,15 +216,13 @@ def _mixed(
         stages = [(inner, body) for _, body in stages]
     joined = max((k for k, (ranges, _) in enumerate(stages) if {r.symbol for r in ranges} == match.inner), default=None)
     for position, (ranges, body) in enumerate(stages):
-        writer.stage(ranges)
-        writer.copy(body, row_env, names)
+        builder.begin_stage(ranges)
+        builder.copy(body, row_env, names)
         if position == joined:
-            _add_shares(writer, parts, added, chunk, columns, column_env, column_names)
+            _add_shares(builder, parts, added, chunk, columns, column_env, column_names)
     if joined is None:
         return "the one has no pass over the columns of the other"
-    origin = join_origins([rows.origin, columns.origin])
-    mixed = writer.finish(rows.name, origin)
-    return [_zeros(added, columns, known), mixed, _finish(columns, parts, added, chunk, known)], added
+    return [_zeros(added, columns, known), builder.finish(), _finish(columns, parts, added, chunk, known)], added
 
 
 def rows_has_ranges(nest: LoopNest) -> bool:
@@ -292,7 +291,7 @@ def _indices(chunk: Range, columns: LoopNest) -> tuple[Expr, ...]:
 
 
 def _add_shares(
-    writer: NestWriter,
+    builder: NestBuilder,
     parts: _OuterReduction,
     added: Sequence[Buffer],
     chunk: Range,
@@ -301,40 +300,35 @@ def _add_shares(
     names: dict[str, str],
 ) -> None:
     """Append what the column nest computes for one element, added to its column's partial sums."""
-    writer.copy([i for i in parts.sums.body if not isinstance(i, Reduce)], env, names)
+    builder.copy([i for i in parts.sums.body if not isinstance(i, Reduce)], env, names)
     place = {**env, Symbol(chunk.symbol): sym(chunk.symbol)}
     for buffer, reduce in zip(added, parts.reduces, strict=True):
-        writer.copy([Store(buffer.name, _indices(chunk, columns), reduce.value, "add")], place, names)
+        builder.copy([Store(buffer.name, _indices(chunk, columns), reduce.value, "add")], place, names)
 
 
 def _zeros(added: Sequence[Buffer], columns: LoopNest, buffers: Mapping[str, Buffer]) -> LoopNest:
     chunk = Range("c", added[0].sizes[0])
-    writer = NestWriter((chunk, *columns.outer), buffers)
-    writer.stage(())
-    names: dict[str, str] = {}
+    builder = NestBuilder(f"{columns.name}_zeros", (chunk, *columns.outer), columns.origin, buffers)
     for buffer in added:
         dtype = dtype_from_torch_name(buffer.dtype)
         assert dtype is not None
-        writer.copy([Const("zero", 0.0, dtype)], {}, names)
-        writer.copy([Store(buffer.name, _indices(chunk, columns), "zero")], {}, names)
-    return writer.finish(f"{columns.name}_zeros", columns.origin)
+        builder.store_to(buffer, _indices(chunk, columns), builder.const(0.0, dtype))
+    return builder.finish()
 
 
 def _finish(
     columns: LoopNest, parts: _OuterReduction, added: Sequence[Buffer], chunk: Range, buffers: Mapping[str, Buffer]
 ) -> LoopNest:
     """The column nest over the partial sums of the chunks."""
-    writer = NestWriter(columns.outer, buffers)
+    builder = NestBuilder(columns.name, columns.outer, columns.origin, buffers)
     over = Range(chunk.symbol, chunk.size)
-    writer.stage((over,))
+    builder.begin_stage((over,))
     names: dict[str, str] = {}
     for buffer, reduce in zip(added, parts.reduces, strict=True):
         load = Load(f"{reduce.result}:part", buffer.name, _indices(over, columns), reduce.dtype)
-        writer.copy([load, replace(reduce, value=load.result)], {}, names)
-    for stage in parts.rest:
-        writer.stage(())
-        writer.copy(stage.body, {}, names)
-    return writer.finish(columns.name, columns.origin)
+        builder.copy([load, replace(reduce, value=load.result)], {}, names)
+    builder.copy_stages(parts.rest, {}, names=names)
+    return builder.finish()
 
 
 def _pays(ctx: PassContext) -> bool:

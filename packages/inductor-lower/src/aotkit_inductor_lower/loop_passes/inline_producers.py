@@ -16,13 +16,13 @@ from dataclasses import replace
 from ..analysis.dependencies import Dependencies
 from ..analysis.nests import body_size, has_division, heavy_count, hint, identity_store, iteration_count
 from ..ir import Buffer, BufferKind, LoopNest, Origin, Program, Step
+from ..ir.builder import NestBuilder
+from ..ir.inlining import Inlinable
 from ..ir.walk import buffers_of, computes, instructions, loads
 from ..ops.scalar import WORK
 from ..options import LowerOptions
 from ..passes import NO_FUEL, Decision, Pass, PassContext, fuses
-from ..symbolic import Expr, Symbol
 from .drop_dead_steps import drop_dead_steps
-from .writer import Inlinable, NestWriter
 
 __all__ = ["PASS", "expand", "inline_producers", "join_origins"]
 
@@ -58,14 +58,10 @@ def inline_producers(program: Program, ctx: PassContext) -> Program:
 
 def expand(nest: LoopNest, buffers: Mapping[str, Buffer], inlinable: Mapping[str, Inlinable]) -> LoopNest:
     """A nest with loads of ``inlinable`` buffers replaced by what computes them."""
-    writer = NestWriter(nest.outer, buffers, inlinable)
-    names: dict[str, str] = {}
-    env: dict[Symbol, Expr] = {}
-    for stage in nest.stages:
-        writer.stage(stage.ranges)
-        writer.copy(stage.body, env, names)
     origins = [inlinable[b].nest.origin for b in nest.reads if b in inlinable]
-    return writer.finish(nest.name, join_origins([*origins, nest.origin]))
+    builder = NestBuilder(nest.name, nest.outer, join_origins([*origins, nest.origin]), buffers, inlinable)
+    builder.copy_stages(nest.stages, {})
+    return builder.finish()
 
 
 def join_origins(origins: Sequence[Origin]) -> Origin:

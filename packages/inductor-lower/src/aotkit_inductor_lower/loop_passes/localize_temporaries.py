@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ..analysis.nests import flat_index, has_calls, iteration_count, ranges_of
+from ..analysis.nests import iteration_count, ranges_of
 from ..ir import Buffer, BufferKind, BufferRef, CheckedIndex, Instr, Load, LoopNest, Program, Range, Stage, Step, Store
+from ..ir.builder import NestBuilder
+from ..ir.positions import flat_index
 from ..ir.walk import (
     access_at,
     accesses,
@@ -21,9 +23,8 @@ from ..ir.walk import (
     stores,
 )
 from ..passes import Pass, PassContext, fuses
-from ..symbolic import Expr, Symbol, SymbolKind, contiguous_strides, estimate, sym, to_expr
+from ..symbolic import Expr, Symbol, SymbolKind, contiguous_strides, estimate, has_calls, sym, to_expr
 from .drop_dead_steps import drop_dead_steps
-from .writer import NestWriter
 
 __all__ = ["PASS", "localize_temporaries"]
 
@@ -58,15 +59,17 @@ def _plain_names(nest: LoopNest, buffers: Mapping[str, Buffer]) -> LoopNest:
     """Outer loops ``i0 ..``, each stage's loops ``r0 ..`` numbered through, values ``v0 ..``."""
     env: dict[Symbol, Expr] = {}
     outer = _renamed("i", 0, nest.outer, env)
-    writer = NestWriter(outer, buffers)
-    names: dict[str, str] = {}
+    builder = NestBuilder(nest.name, outer, nest.origin, buffers)
     count = 0
-    for stage in nest.stages:
-        ranges = _renamed("r", count, stage.ranges, env)
-        count += len(ranges)
-        writer.stage(ranges)
-        writer.copy(stage.body, env, names)
-    return writer.finish(nest.name, nest.origin)
+
+    def numbered(ranges: Sequence[Range]) -> tuple[Range, ...]:
+        nonlocal count
+        renamed = _renamed("r", count, ranges, env)
+        count += len(renamed)
+        return renamed
+
+    builder.copy_stages(nest.stages, env, numbered)
+    return builder.finish()
 
 
 def _renamed(letter: str, first: int, ranges: Sequence[Range], env: dict[Symbol, Expr]) -> tuple[Range, ...]:

@@ -15,18 +15,17 @@ from dataclasses import dataclass, field
 from ..analysis.alignment import align_digits, digit_env, digits_of, expand_ranges
 from ..analysis.nests import (
     body_size,
-    flat_index,
-    has_calls,
     is_heavy,
     iteration_count,
     numel,
     ranges_of,
 )
 from ..ir import Buffer, Load, LoopNest, Range, Stage
+from ..ir.builder import NestBuilder
+from ..ir.positions import flat_index
 from ..ir.walk import accesses, definitions, instructions, stores, used_values
-from ..symbolic import Expr, Symbol, SymbolKind, to_expr
+from ..symbolic import Expr, Symbol, SymbolKind, has_calls, to_expr
 from .inline_producers import join_origins
-from .writer import NestWriter
 
 __all__ = ["Access", "Kernel", "merge_kernels"]
 
@@ -127,14 +126,15 @@ def merge_kernels(
     before = max(sum(bool(s.ranges) for s in k.nest.stages) for k in (first, second))
     if iteration_count(plan.outer) == 1 and passes > max(before, 1):
         return "there is a single row, so its passes could not run in parallel"
-    writer = NestWriter(plan.outer, buffers)
+    origin = join_origins([first.nest.origin, second.nest.origin])
+    builder = NestBuilder(second.nest.name, plan.outer, origin, buffers)
     names: tuple[dict[str, str], dict[str, str]] = ({}, {})
     for slot in slots:
-        writer.stage(slot.ranges)
+        builder.begin_stage(slot.ranges)
         for source, stage in slot.pieces:
             nest = (first, second)[source].nest
-            writer.copy(nest.stages[stage].body, plan.envs[source], names[source])
-    return writer.finish(second.nest.name, join_origins([first.nest.origin, second.nest.origin]))
+            builder.copy(nest.stages[stage].body, plan.envs[source], names[source])
+    return builder.finish()
 
 
 # -- loops -----------------------------------------------------------------------------------------------

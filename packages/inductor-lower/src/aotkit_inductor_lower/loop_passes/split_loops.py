@@ -7,11 +7,11 @@ from dataclasses import replace
 
 from ..analysis.alignment import digit_env, expand_ranges
 from ..analysis.alignment import split_loops as loops_to_split
-from ..analysis.nests import has_calls
 from ..ir import Buffer, LoopNest, Program, Step
+from ..ir.builder import NestBuilder
 from ..ir.walk import buffers_of, expressions, instructions, ranges_within
 from ..passes import Pass, PassContext, fuses
-from .writer import NestWriter
+from ..symbolic import has_calls
 
 __all__ = ["PASS", "split_loops"]
 
@@ -33,13 +33,9 @@ def _split_nest(nest: LoopNest, buffers: Mapping[str, Buffer], ctx: PassContext)
     loops = loops_to_split(nest, fresh)
     if not loops or not ctx.fuel.take():
         return nest
-    env = digit_env(loops)
-    writer = NestWriter(expand_ranges(nest.outer, loops), buffers)
-    names: dict[str, str] = {}
-    for stage in nest.stages:
-        writer.stage(expand_ranges(stage.ranges, loops))
-        writer.copy(stage.body, env, names)
-    return writer.finish(nest.name, nest.origin)
+    builder = NestBuilder(nest.name, expand_ranges(nest.outer, loops), nest.origin, buffers)
+    builder.copy_stages(nest.stages, digit_env(loops), lambda ranges: expand_ranges(ranges, loops))
+    return builder.finish()
 
 
 PASS = Pass(

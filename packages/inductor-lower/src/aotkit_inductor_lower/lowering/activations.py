@@ -12,8 +12,8 @@ import torch
 from torch.fx import Node
 
 from ..errors import Fallback
+from .access import Value, ViewBuilder
 from .context import LoweringContext
-from .nest_builder import NestBuilder, Value
 from .promotion import promote, refuse_overflow
 from .registry import RuleTable, aten
 from .values import View
@@ -32,7 +32,7 @@ class _Math:
 
     __slots__ = ("nest",)
 
-    def __init__(self, nest: NestBuilder) -> None:
+    def __init__(self, nest: ViewBuilder) -> None:
         self.nest = nest
 
     def __call__(self, op: str, *args: Value | float) -> Value:

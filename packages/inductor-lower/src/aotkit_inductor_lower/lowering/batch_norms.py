@@ -12,8 +12,8 @@ from torch.fx import Node
 from ..ir import DType
 from ..symbolic import Expr
 from ..target import on_host
+from .access import Value, ViewBuilder
 from .context import LoweringContext
-from .nest_builder import NestBuilder, Value
 from .norms import declare_part, load_as
 from .promotion import compute_dtype
 from .reductions import RowNest
@@ -51,7 +51,7 @@ def _affine(
     x: View,
     result: View,
     mean: View,
-    rstd: Callable[[NestBuilder, Expr], Value],
+    rstd: Callable[[ViewBuilder, Expr], Value],
     weight: View | None,
     bias: View | None,
 ) -> None:
@@ -120,7 +120,7 @@ def _batch_norm_training(
             nest.store(new, row, nest.op("add", fresh, kept))
     ctx.add(nest)
 
-    def inverse(pointwise: NestBuilder, channel: Expr) -> Value:
+    def inverse(pointwise: ViewBuilder, channel: Expr) -> Value:
         return load_as(pointwise, rstd_out, (channel,), dtype)
 
     _affine(ctx, node, x, result, mean_out, inverse, weight, bias)
@@ -151,7 +151,7 @@ def _batch_norm_inference(
     result = declare_part(ctx, node, 0)
     dtype = compute_dtype(x.dtype)
 
-    def inverse(nest: NestBuilder, channel: Expr) -> Value:
+    def inverse(nest: ViewBuilder, channel: Expr) -> Value:
         variance = nest.op("add", load_as(nest, var, (channel,), dtype), nest.const(eps, dtype))
         return nest.op("div", nest.const(1, dtype), nest.op("sqrt", variance))
 
@@ -253,7 +253,7 @@ def batch_norm_backward(
     """Sums per channel, then the input's gradient."""
     dtype = compute_dtype(x.dtype)
 
-    def statistics(nest: NestBuilder, channel: Expr) -> tuple[Value, Value]:
+    def statistics(nest: ViewBuilder, channel: Expr) -> tuple[Value, Value]:
         if train:
             assert save_mean is not None and save_rstd is not None
             return load_as(nest, save_mean, (channel,), dtype), load_as(nest, save_rstd, (channel,), dtype)
@@ -268,7 +268,7 @@ def batch_norm_backward(
     return results
 
 
-Statistics = Callable[[NestBuilder, Expr], tuple[Value, Value]]
+Statistics = Callable[[ViewBuilder, Expr], tuple[Value, Value]]
 
 
 def _batch_norm_sums(

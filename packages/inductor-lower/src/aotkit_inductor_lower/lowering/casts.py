@@ -9,9 +9,9 @@ from torch.fx import Node
 
 from ..errors import Fallback
 from ..ir import BufferKind, DType
+from .access import Value, ViewBuilder
 from .context import LoweringContext
 from .float8 import FLOAT8, decode, encode
-from .nest_builder import NestBuilder, Value
 from .promotion import ir_dtype
 from .registry import RuleTable, aten, prims
 from .values import View
@@ -60,7 +60,7 @@ def _convert_float8(ctx: LoweringContext, node: Node, x: View) -> View:
     return result
 
 
-def _to_float8(nest: NestBuilder, x: View, value: Value, to: torch.dtype) -> Value:
+def _to_float8(nest: ViewBuilder, x: View, value: Value, to: torch.dtype) -> Value:
     if x.dtype in FLOAT8:
         value = decode(nest, value, FLOAT8[x.dtype])
     return encode(nest, nest.cast(value, DType.F32), FLOAT8[to]) if to in FLOAT8 else value

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .nest_builder import NestBuilder, Value
+from .access import Value, ViewBuilder
 
 __all__ = ["series"]
 
 
-def series(nest: NestBuilder, coefficients: Sequence[float], t: Value) -> Value:
+def series(nest: ViewBuilder, coefficients: Sequence[float], t: Value) -> Value:
     """``c0/2 + c1 T1(t) + ..`` for ``t`` in [-1, 1], by Clenshaw's recurrence."""
 
     def number(value: float) -> Value:

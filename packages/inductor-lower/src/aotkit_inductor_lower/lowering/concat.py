@@ -13,8 +13,8 @@ from ..errors import Fallback
 from ..ir import DType
 from ..ops.positions import Number, begin_of, length_of, same_number, select_position
 from ..symbolic import Expr, to_expr
+from .access import Value, ViewBuilder
 from .context import LoweringContext
-from .nest_builder import NestBuilder, Value
 from .promotion import compute_dtype, ir_dtype
 from .registry import RuleTable, aten
 from .values import View
@@ -77,7 +77,7 @@ def constant_pad(ctx: LoweringContext, node: Node, x: View, pad: Sequence[object
     return result
 
 
-def _bounds(nest: NestBuilder, at: Value, size: Expr, low: object, high: object) -> list[Value]:
+def _bounds(nest: ViewBuilder, at: Value, size: Expr, low: object, high: object) -> list[Value]:
     conditions = []
     if not (isinstance(low, int) and low <= 0):
         conditions.append(nest.op("ge", at, nest.const(0, DType.I64)))
@@ -102,7 +102,7 @@ def slice_scatter(
     begin = _begin(ctx, node, 2)
     dim %= len(x.sizes)
 
-    def compute(nest: NestBuilder, old: Value) -> Value:
+    def compute(nest: ViewBuilder, old: Value) -> Value:
         offset = nest.index[dim] - begin
         inside = _in_slice(nest, offset, source.sizes[dim], step)
         index = list(nest.index)
@@ -149,7 +149,7 @@ def select_scatter(ctx: LoweringContext, node: Node, x: View, source: View, dim:
     known = _known_position(node, dim)
     _expect_sizes(node, [n for k, n in enumerate(node.meta["val"].shape) if k != dim], 1)
 
-    def compute(nest: NestBuilder, old: Value) -> Value:
+    def compute(nest: ViewBuilder, old: Value) -> Value:
         at = _position(ctx, nest, known, to_expr(position), x.sizes[dim])
         here = nest.op("eq", nest.index_value(nest.index[dim]), nest.index_value(at))
         index = [e for k, e in enumerate(nest.index) if k != dim]
@@ -169,7 +169,7 @@ def slice_backward(
     wanted[dim] = length_of(node.args[3], node.args[4], node.args[5], node.meta["val"].shape[dim])
     _expect_sizes(node, wanted)
 
-    def compute(nest: NestBuilder) -> Value:
+    def compute(nest: ViewBuilder) -> Value:
         offset = nest.index[dim] - begin
         inside = _in_slice(nest, offset, grad.sizes[dim], step)
         index = list(nest.index)
@@ -179,7 +179,7 @@ def slice_backward(
     return ctx.pointwise(node, [], compute, dtype)
 
 
-def _in_slice(nest: NestBuilder, offset: Expr, count: Expr, step: int) -> Value:
+def _in_slice(nest: ViewBuilder, offset: Expr, count: Expr, step: int) -> Value:
     """Whether a position, counted from the slice's start, is one of its ``count`` elements."""
     at = nest.index_value(offset)
     inside = nest.op("ge", at, nest.const(0, DType.I64))
@@ -201,7 +201,7 @@ def select_backward(ctx: LoweringContext, node: Node, grad: View, sizes: object,
     known = _known_position(node, dim)
     _expect_sizes(node, [n for k, n in enumerate(node.meta["val"].shape) if k != dim])
 
-    def compute(nest: NestBuilder) -> Value:
+    def compute(nest: ViewBuilder) -> Value:
         at = _position(ctx, nest, known, to_expr(position), ctx.sizes.expr(size))
         here = nest.op("eq", nest.index_value(nest.index[dim]), nest.index_value(at))
         return nest.load(grad, [e for k, e in enumerate(nest.index) if k != dim], mask=here, other=0)
@@ -218,7 +218,7 @@ def _known_position(node: Node, dim: int) -> Number | None:
     return known
 
 
-def _position(ctx: LoweringContext, nest: NestBuilder, known: Number | None, given: Expr, size: Expr) -> Expr:
+def _position(ctx: LoweringContext, nest: ViewBuilder, known: Number | None, given: Expr, size: Expr) -> Expr:
     """A position counted from the start; in the kernel, where it is checked, if it is not known before."""
     return nest.check_index(nest.index_value(given), size) if known is None else ctx.sizes.expr(known)
 

@@ -8,8 +8,8 @@ from torch.fx import Node
 from ..errors import Fallback
 from ..ir import DType
 from ..symbolic import Expr, to_expr
+from .access import Value, ViewBuilder
 from .context import LoweringContext
-from .nest_builder import NestBuilder, Value
 from .promotion import compute_dtype, ir_dtype
 from .registry import Rule, RuleTable, aten, prims
 from .values import FloatExpr, View
@@ -72,7 +72,7 @@ def _position(ctx: LoweringContext, node: Node, start: object, step: object) -> 
         # Eager multiplies in the accumulation type: double for doubles, and for floats on the CPU too.
         working = DType.F64
 
-    def compute(nest: NestBuilder) -> Value:
+    def compute(nest: ViewBuilder) -> Value:
         index = nest.index[0] if nest.index else to_expr(0)
         if isinstance(start, int | Expr) and isinstance(step, int | Expr):
             return nest.cast(nest.index_value(index * step + start), working)
@@ -110,7 +110,7 @@ def _triangle(keep_lower: bool) -> Rule:
     def rule(ctx: LoweringContext, node: Node, x: View, diagonal: object = 0) -> View:
         dtype = ir_dtype(x.dtype)
 
-        def compute(nest: NestBuilder, v: Value) -> Value:
+        def compute(nest: ViewBuilder, v: Value) -> Value:
             row, column = nest.index_value(nest.index[-2]), nest.index_value(nest.index[-1])
             edge = nest.op("sub", column, row)
             keep = nest.op("le" if keep_lower else "ge", edge, nest.scalar(diagonal, DType.I64))
@@ -134,5 +134,5 @@ def eye(ctx: LoweringContext, node: Node, *_: object, **__: object) -> View:
     return ctx.pointwise(node, [], lambda nest: nest.cast(_on_diagonal(nest), dtype), dtype)
 
 
-def _on_diagonal(nest: NestBuilder) -> Value:
+def _on_diagonal(nest: ViewBuilder) -> Value:
     return nest.op("eq", nest.index_value(nest.index[0]), nest.index_value(nest.index[1]))

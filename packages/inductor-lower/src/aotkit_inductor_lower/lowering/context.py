@@ -15,7 +15,7 @@ from ..ir.walk import instructions, stores
 from ..ops.dtypes import dtype_from_torch_name, from_torch_dtype
 from ..symbolic import Expr, SymbolKind, to_expr
 from ..target import HOST, Capabilities
-from .nest_builder import NestBuilder, Value
+from .access import Value, ViewBuilder
 from .promotion import compute_dtype, promote
 from .sizes import SizeConverter
 from .values import NodeValue, View, dim_exprs
@@ -155,11 +155,11 @@ class LoweringContext:
         """Where a node came from."""
         return Origin((node.name,), (str(node.target),), source_line(node))
 
-    def nest(self, name: str, node: Node, sizes: Sequence[Expr]) -> NestBuilder:
+    def nest(self, name: str, node: Node, sizes: Sequence[Expr]) -> ViewBuilder:
         """Begin a nest with one outer loop per size."""
-        return NestBuilder(name, sizes, self.origin(node))
+        return ViewBuilder(name, sizes, self.origin(node))
 
-    def add(self, nest: NestBuilder) -> None:
+    def add(self, nest: ViewBuilder) -> None:
         """Append a finished nest to the program. Raises :class:`~..errors.Fallback` for one whose elements meet in
         memory, where the device's threads cannot write them in any order."""
         finished = nest.finish()
@@ -205,7 +205,7 @@ class LoweringContext:
         return result
 
     @staticmethod
-    def operand(nest: NestBuilder, operand: object, dtype: DType | None) -> Value:
+    def operand(nest: ViewBuilder, operand: object, dtype: DType | None) -> Value:
         """A view's element at the nest's index, or a number, converted to ``dtype`` (None: a view's own type)."""
         if isinstance(operand, View):
             value = nest.load_broadcast(operand, nest.index)

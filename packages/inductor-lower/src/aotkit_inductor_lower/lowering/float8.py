@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 
 from ..ir import DType
-from .nest_builder import NestBuilder, Value
+from .access import Value, ViewBuilder
 
 __all__ = ["FLOAT8", "Float8", "decode", "encode"]
 
@@ -48,7 +48,7 @@ _NAN = 0x7F
 _INFINITE = 0x7F800000
 
 
-def encode(nest: NestBuilder, value: Value, format_: Float8) -> Value:
+def encode(nest: ViewBuilder, value: Value, format_: Float8) -> Value:
     """The u8 of an f32."""
 
     def number(n: int) -> Value:
@@ -71,7 +71,7 @@ def encode(nest: NestBuilder, value: Value, format_: Float8) -> Value:
     return nest.cast(nest.op("bitwise_or", code, sign), DType.U8)
 
 
-def decode(nest: NestBuilder, code: Value, format_: Float8) -> Value:
+def decode(nest: ViewBuilder, code: Value, format_: Float8) -> Value:
     """The f32 of a u8: exact."""
 
     def number(n: int) -> Value:

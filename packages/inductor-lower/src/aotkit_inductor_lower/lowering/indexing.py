@@ -11,8 +11,8 @@ from torch.fx import Node
 from ..errors import Fallback
 from ..ir import DType
 from ..symbolic import Expr, product, reshape_indices, to_expr
+from .access import Value, ViewBuilder, broadcast_index
 from .context import LoweringContext
-from .nest_builder import NestBuilder, Value, broadcast_index
 from .promotion import ir_dtype
 from .registry import RuleTable, aten
 from .values import View
@@ -27,7 +27,7 @@ _INDEX_TYPES = (torch.int64, torch.int32, torch.int16, torch.int8)
 def embedding(ctx: LoweringContext, node: Node, weight: View, indices: View, *_: object) -> View:
     """``weight[indices]``: a row per index. Eager refuses negative indices here, so they are made out of range."""
 
-    def compute(nest: NestBuilder) -> Value:
+    def compute(nest: ViewBuilder) -> Value:
         *place, column = nest.index
         wanted = nest.load(indices, place)
         row = nest.check_index(no_negative(nest, wanted, weight.sizes[0]), weight.sizes[0])
@@ -36,7 +36,7 @@ def embedding(ctx: LoweringContext, node: Node, weight: View, indices: View, *_:
     return ctx.pointwise(node, [], compute, ir_dtype(weight.dtype))
 
 
-def no_negative(nest: NestBuilder, value: Value, size: Expr) -> Value:
+def no_negative(nest: ViewBuilder, value: Value, size: Expr) -> Value:
     value = nest.cast(value, DType.I64)
     negative = nest.op("lt", value, nest.const(0, DType.I64))
     return nest.where(negative, nest.index_value(size), value)
@@ -48,7 +48,7 @@ def gather(ctx: LoweringContext, node: Node, x: View, dim: int, index: View, spa
     if len(index.sizes) != len(x.sizes) and index.sizes and x.sizes:
         raise Fallback("a gather by an empty index of another rank is left to ATen")
 
-    def compute(nest: NestBuilder) -> Value:
+    def compute(nest: ViewBuilder) -> Value:
         if not x.sizes:
             return nest.load(x, ())
         along = dim % len(x.sizes)
@@ -67,7 +67,7 @@ def index_select(ctx: LoweringContext, node: Node, x: View, dim: int, index: Vie
         raise Fallback("index_select on scalars is left to ATen")
     dim %= len(x.sizes)
 
-    def compute(nest: NestBuilder) -> Value:
+    def compute(nest: ViewBuilder) -> Value:
         wanted = no_negative(nest, nest.load(index, (nest.index[dim],)), x.sizes[dim])
         place = list(nest.index)
         place[dim] = nest.check_index(wanted, x.sizes[dim])
@@ -87,7 +87,7 @@ class IndexLayout:
     first: int
     sizes: tuple[Expr, ...]
 
-    def place(self, nest: NestBuilder, index: Sequence[Expr], mask: Value | None = None) -> list[Expr]:
+    def place(self, nest: ViewBuilder, index: Sequence[Expr], mask: Value | None = None) -> list[Expr]:
         """The element of ``x`` for a place of the result. Negatives count from the end. Under a ``mask`` an index may
         be anything; what is out of range becomes the nearest that is not, as in eager mode."""
         end = self.first + len(self.chosen)
@@ -145,7 +145,7 @@ def take(ctx: LoweringContext, node: Node, x: View, index: View) -> View:
     """Elements of the flattened tensor; negatives count from the end."""
     total = product(x.sizes)
 
-    def compute(nest: NestBuilder) -> Value:
+    def compute(nest: ViewBuilder) -> Value:
         at = nest.check_index(nest.load(index, nest.index), total)
         return nest.load(x, reshape_indices((at,), (total,), x.sizes))
 

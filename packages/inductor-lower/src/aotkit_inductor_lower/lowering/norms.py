@@ -8,8 +8,8 @@ from torch.fx import Node
 
 from ..ir import DType
 from ..symbolic import Expr
+from .access import Value, ViewBuilder
 from .context import LoweringContext
-from .nest_builder import NestBuilder, Value
 from .promotion import compute_dtype
 from .reductions import RowNest, mean_and_squares
 from .registry import RuleTable, aten
@@ -22,7 +22,7 @@ TABLE = RuleTable("norms")
 Indices = Sequence[Expr]
 
 
-def load_as(nest: NestBuilder, view: View, index: Indices, dtype: DType) -> Value:
+def load_as(nest: ViewBuilder, view: View, index: Indices, dtype: DType) -> Value:
     """An element, converted."""
     return nest.cast(nest.load(view, index), dtype)
 
@@ -32,7 +32,7 @@ def declare_part(ctx: LoweringContext, node: Node, position: int) -> View:
     return ctx.declare(f"{node.name}_{position}", node.meta["val"][position])
 
 
-def _affine(nest: NestBuilder, value: Value, weight: View | None, bias: View | None, index: Indices) -> Value:
+def _affine(nest: ViewBuilder, value: Value, weight: View | None, bias: View | None, index: Indices) -> Value:
     """``value * weight + bias``, rounded once, as eager's vectors do: a product that alone would overflow does not."""
     gain = load_as(nest, weight, index, value.dtype) if weight is not None else None
     shift = load_as(nest, bias, index, value.dtype) if bias is not None else None
@@ -41,7 +41,7 @@ def _affine(nest: NestBuilder, value: Value, weight: View | None, bias: View | N
     return nest.op("mul", value, gain) if shift is None else nest.op("fma", value, gain, shift)
 
 
-def _inverse_root(nest: NestBuilder, squares: Value, count: Value, eps: float) -> Value:
+def _inverse_root(nest: ViewBuilder, squares: Value, count: Value, eps: float) -> Value:
     variance = nest.op("div", squares, count)
     return nest.op("rsqrt", nest.op("add", variance, nest.const(eps, variance.dtype)))
 
@@ -93,7 +93,7 @@ def layer_norm_backward(
     rank, inner = len(x.sizes), len(normalized_shape)
     dtype = compute_dtype(x.dtype)
 
-    def parts(nest: NestBuilder, index: Indices) -> tuple[Value, Value]:
+    def parts(nest: ViewBuilder, index: Indices) -> tuple[Value, Value]:
         row = (*index[: rank - inner], *(index[0] * 0,) * inner)
         center = nest.op("sub", load_as(nest, x, index, dtype), load_as(nest, mean, row, dtype))
         return load_as(nest, grad, index, dtype), nest.op("mul", center, load_as(nest, rstd, row, dtype))
@@ -111,7 +111,7 @@ def _layer_norm_input_grad(
     x: View,
     weight: View | None,
     rstd: View,
-    parts: Callable[[NestBuilder, Indices], tuple[Value, Value]],
+    parts: Callable[[ViewBuilder, Indices], tuple[Value, Value]],
     inner: int,
 ) -> View:
     """``rstd * (g - mean(g) - xhat*mean(g*xhat))`` with ``g = grad*weight``."""
@@ -146,7 +146,7 @@ def _column_sums(
     sizes: Sequence[Expr],
     dims: Sequence[int],
     mask: Sequence[bool],
-    parts: Callable[[NestBuilder, Indices], tuple[Value, Value]],
+    parts: Callable[[ViewBuilder, Indices], tuple[Value, Value]],
 ) -> tuple[View | None, View | None]:
     """(sum of grad*xhat, sum of grad) over ``dims``: the gradients of weight and bias."""
     outputs = [declare_part(ctx, node, k + 1) if wanted else None for k, wanted in enumerate(mask)]

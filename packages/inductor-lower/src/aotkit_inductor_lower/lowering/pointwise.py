@@ -12,8 +12,8 @@ from ..errors import Fallback
 from ..ir import DType
 from ..ops.scalar import OP_TABLE, expansion
 from . import activations
+from .access import Value, ViewBuilder
 from .context import LoweringContext
-from .nest_builder import NestBuilder, Value
 from .promotion import compute_dtype, float_result, ir_dtype, promote, refuse_narrowing, refuse_overflow
 from .registry import RuleTable, aten
 from .values import View
@@ -48,7 +48,7 @@ _COMPARE = ("eq", "ne", "lt", "le", "gt", "ge")
 _BOOL_FORM = {"add": "logical_or", "mul": "logical_and"}
 
 
-def apply(nest: NestBuilder, op: str, *args: Value) -> Value:
+def apply(nest: ViewBuilder, op: str, *args: Value) -> Value:
     """One op of the table, or :class:`Fallback` if it does not take this type."""
     if args[-1].dtype is DType.BOOL:
         op = _BOOL_FORM.get(op, op)
@@ -111,7 +111,7 @@ def _binary(op: str, to_float: bool = False, exact: tuple[int, ...] = ()) -> Cal
         if to_float:
             dtype = float_result(dtype)
 
-        def compute(nest: NestBuilder, *values: Value) -> Value:
+        def compute(nest: ViewBuilder, *values: Value) -> Value:
             return apply(nest, op, *_rounded(nest, values, (a, b), dtype, exact))
 
         return ctx.pointwise(node, [a, b], compute, compute_dtype(dtype))
@@ -120,7 +120,7 @@ def _binary(op: str, to_float: bool = False, exact: tuple[int, ...] = ()) -> Cal
 
 
 def _rounded(
-    nest: NestBuilder,
+    nest: ViewBuilder,
     values: Sequence[Value],
     operands: Sequence[object],
     dtype: torch.dtype,
@@ -220,14 +220,14 @@ def rsub(ctx: LoweringContext, node: Node, a: object, b: object, alpha: object =
 def _add_scaled(ctx: LoweringContext, node: Node, a: object, b: object, alpha: object, sign: int) -> View:
     dtype = promote([a, b])
 
-    def compute(nest: NestBuilder, *values: Value) -> Value:
+    def compute(nest: ViewBuilder, *values: Value) -> Value:
         x, y = _rounded(nest, values, (a, b), dtype)
         return _scaled(nest, x, y, alpha, sign, dtype)
 
     return ctx.pointwise(node, [a, b], compute, compute_dtype(dtype))
 
 
-def _scaled(nest: NestBuilder, x: Value, y: Value, alpha: object, sign: int, dtype: torch.dtype) -> Value:
+def _scaled(nest: ViewBuilder, x: Value, y: Value, alpha: object, sign: int, dtype: torch.dtype) -> Value:
     scale = nest.scalar(alpha, x.dtype)
     if sign < 0:
         scale = nest.const(-alpha, x.dtype) if isinstance(alpha, int | float) else apply(nest, "neg", scale)
@@ -259,7 +259,7 @@ def _half_div_mode(ctx: LoweringContext, node: Node, a: object, b: View, roundin
     body = expansion("truncdiv" if rounding_mode == "trunc" else "floordiv", DType.F32)
     assert body is not None
 
-    def compute(nest: NestBuilder, *values: Value) -> Value:
+    def compute(nest: ViewBuilder, *values: Value) -> Value:
         return body(_Steps(nest, dtype), *_rounded(nest, values, (a, b), dtype))  # type: ignore[no-any-return]
 
     return ctx.pointwise(node, [a, b], compute, compute_dtype(dtype))
@@ -271,7 +271,7 @@ class _Steps:
 
     __slots__ = ("common", "exact", "nest")
 
-    def __init__(self, nest: NestBuilder, common: torch.dtype) -> None:
+    def __init__(self, nest: ViewBuilder, common: torch.dtype) -> None:
         self.nest, self.common = nest, common
         self.exact: set[str] = set()  # values that are not rounded yet
 
@@ -305,7 +305,7 @@ def _half_nextafter(ctx: LoweringContext, node: Node, a: View, b: View) -> View:
     """The neighbouring bit pattern."""
     half = ir_dtype(promote([a, b]))
 
-    def compute(nest: NestBuilder, x: Value, y: Value) -> Value:
+    def compute(nest: ViewBuilder, x: Value, y: Value) -> Value:
         wide_x, wide_y = nest.cast(x, DType.F32), nest.cast(y, DType.F32)
         zero, one = nest.const(0, DType.I16), nest.const(1, DType.I16)
         bits = nest.op("bitcast", x, to=DType.I16)
@@ -353,7 +353,7 @@ def pow_scalar(ctx: LoweringContext, node: Node, x: View, exponent: object) -> V
     dtype = compute_dtype(common)
     refuse_overflow(common, exponent)
 
-    def compute(nest: NestBuilder, v: Value) -> Value:
+    def compute(nest: ViewBuilder, v: Value) -> Value:
         (v,) = _rounded(nest, [v], [x], common)
         if isinstance(exponent, int | float):
             found = _simple_power(nest, v, exponent, common)
@@ -366,7 +366,7 @@ def pow_scalar(ctx: LoweringContext, node: Node, x: View, exponent: object) -> V
     return ctx.pointwise(node, [x], compute, dtype)
 
 
-def _simple_power(nest: NestBuilder, v: Value, exponent: float, common: torch.dtype) -> Value | None:
+def _simple_power(nest: ViewBuilder, v: Value, exponent: float, common: torch.dtype) -> Value | None:
     """The powers that eager has no logarithm for; of float16 where no rounding tells."""
     if v.dtype not in (DType.F32, DType.F64):
         return apply(nest, "mul", v, v) if exponent == 2 else None
@@ -390,13 +390,13 @@ def where(ctx: LoweringContext, node: Node, condition: View, a: object, b: objec
     refuse_overflow(node.meta["val"].dtype, a, b)
     dtype = compute_dtype(node.meta["val"].dtype)
 
-    def compute(nest: NestBuilder, c: Value) -> Value:
+    def compute(nest: ViewBuilder, c: Value) -> Value:
         return nest.where(nest.cast(c, DType.BOOL), _as(ctx, nest, a, dtype), _as(ctx, nest, b, dtype))
 
     return ctx.pointwise(node, [condition], compute, compute_dtype(condition.dtype))
 
 
-def _as(ctx: LoweringContext, nest: NestBuilder, operand: object, dtype: DType) -> Value:
+def _as(ctx: LoweringContext, nest: ViewBuilder, operand: object, dtype: DType) -> Value:
     return ctx.operand(nest, operand, dtype)
 
 
@@ -412,7 +412,7 @@ def clamp(ctx: LoweringContext, node: Node, x: View, low: object = None, high: o
     """``min(max(x, low), high)``; nan of any operand comes through."""
     operands = [x, *(bound for bound in (low, high) if bound is not None)]
 
-    def compute(nest: NestBuilder, v: Value, *bounds: Value) -> Value:
+    def compute(nest: ViewBuilder, v: Value, *bounds: Value) -> Value:
         rest = list(bounds)
         if low is not None:
             v = _bounded(nest, "maximum", v, rest.pop(0), low)
@@ -423,7 +423,7 @@ def clamp(ctx: LoweringContext, node: Node, x: View, low: object = None, high: o
     return ctx.pointwise(node, operands, compute)
 
 
-def _bounded(nest: NestBuilder, op: str, v: Value, bound: Value, given: object) -> Value:
+def _bounded(nest: ViewBuilder, op: str, v: Value, bound: Value, given: object) -> Value:
     """``maximum`` or ``minimum``; by comparison where the bound is a number, so that -0.0 is kept as by eager."""
     if isinstance(given, View) or given != given or v.dtype not in (DType.F32, DType.F64):
         return apply(nest, op, v, bound)
@@ -446,7 +446,7 @@ for _name, _op in (("clamp_min", "maximum"), ("clamp_max", "minimum")):
 def logaddexp(ctx: LoweringContext, node: Node, a: View, b: View) -> View:
     """``log(exp(a) + exp(b))`` from the larger one; equal infinities stay."""
 
-    def compute(nest: NestBuilder, x: Value, y: Value) -> Value:
+    def compute(nest: ViewBuilder, x: Value, y: Value) -> Value:
         top = nest.op("maximum", x, y)
         low = nest.op("neg", nest.op("abs", nest.op("sub", x, y)))
         result = nest.op("add", top, nest.op("log1p", nest.op("exp", low)))
@@ -460,7 +460,7 @@ def logaddexp(ctx: LoweringContext, node: Node, a: View, b: View) -> View:
 def isfinite(ctx: LoweringContext, node: Node, x: View) -> View:
     """Neither infinite nor nan."""
 
-    def compute(nest: NestBuilder, v: Value) -> Value:
+    def compute(nest: ViewBuilder, v: Value) -> Value:
         if v.dtype not in (DType.F32, DType.F64):
             return nest.const(True, DType.BOOL)
         return nest.op("lt", nest.op("abs", v), nest.const(math.inf, v.dtype))
@@ -474,7 +474,7 @@ def round_decimals(ctx: LoweringContext, node: Node, x: View, *, decimals: int =
     if not x.dtype.is_floating_point:
         raise Fallback("rounding integers to decimals is left to ATen")
 
-    def compute(nest: NestBuilder, v: Value) -> Value:
+    def compute(nest: ViewBuilder, v: Value) -> Value:
         if decimals == 0:
             return apply(nest, "round", v)
         scale, back = ("mul", "div") if decimals > 0 else ("div", "mul")

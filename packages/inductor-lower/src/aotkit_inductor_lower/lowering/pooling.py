@@ -16,8 +16,8 @@ from torch.fx import Node
 from ..errors import Fallback
 from ..ir import DType
 from ..symbolic import Expr, floordiv, smax, smin, to_expr
+from .access import Value, ViewBuilder
 from .context import LoweringContext
-from .nest_builder import NestBuilder, Value
 from .promotion import compute_dtype, ir_dtype
 from .registry import RuleTable, aten
 from .values import NodeValue, View
@@ -74,7 +74,7 @@ class _Axis:
             return floordiv(self.size, self.count)
         return smin(floordiv(self.size + (self.count - 1), self.count) + 1, self.size)
 
-    def reads(self, nest: NestBuilder, out: Expr, step: Expr) -> tuple[Expr, list[Value]]:
+    def reads(self, nest: ViewBuilder, out: Expr, step: Expr) -> tuple[Expr, list[Value]]:
         """Input number ``step`` of a window, and conditions under which it is one."""
         at = self.low(out) + step * self.dilation
         if self.exact:
@@ -106,7 +106,7 @@ class _Axis:
             return to_expr(1)
         return smin(floordiv(self.count + (self.size - 1), self.size) + 1, self.count)
 
-    def windows(self, nest: NestBuilder, at: Expr, step: Expr) -> tuple[Expr, list[Value]]:
+    def windows(self, nest: ViewBuilder, at: Expr, step: Expr) -> tuple[Expr, list[Value]]:
         """Window number ``step`` that an input may be in, and conditions under which it is."""
         if self.kernel and self.few is not None:
             out = step  # the last window that begins before an input may be far beyond the last there is
@@ -137,7 +137,7 @@ class _Axis:
         return smin(self.high(out), self.size) - smax(self.low(out), to_expr(0))
 
 
-def _all(nest: NestBuilder, conditions: Sequence[Value]) -> Value | None:
+def _all(nest: ViewBuilder, conditions: Sequence[Value]) -> Value | None:
     mask = None
     for condition in conditions:
         mask = condition if mask is None else nest.op("logical_and", mask, condition)
@@ -185,16 +185,16 @@ class _Pool:
             raise Fallback("adaptive pooling of dynamic or empty sizes is left to ATen")
         return _Pool(tuple(_Axis(a, b) for a, b in zip(x[-count:], out[-count:], strict=True)))
 
-    def window(self, nest: NestBuilder, out: Sequence[Expr]) -> tuple[list[Expr], Value | None]:
+    def window(self, nest: ViewBuilder, out: Sequence[Expr]) -> tuple[list[Expr], Value | None]:
         """Begin a stage over a window; the input index in it, and where it is valid."""
         return self._other_side(nest, out, [axis.longest for axis in self.axes], _Axis.reads)
 
-    def covering(self, nest: NestBuilder, at: Sequence[Expr]) -> tuple[list[Expr], Value | None]:
+    def covering(self, nest: ViewBuilder, at: Sequence[Expr]) -> tuple[list[Expr], Value | None]:
         """Begin a stage over the windows that an input is in; the output index in it, and where it is valid."""
         return self._other_side(nest, at, [axis.most_windows for axis in self.axes], _Axis.windows)
 
     def _other_side(
-        self, nest: NestBuilder, place: Sequence[Expr], counts: Sequence[Expr], across: Callable[..., _Reached]
+        self, nest: ViewBuilder, place: Sequence[Expr], counts: Sequence[Expr], across: Callable[..., _Reached]
     ) -> tuple[list[Expr], Value | None]:
         """A stage over what ``across`` reaches from ``place`` along each axis, see Note [Windows]."""
         steps = nest.stage(counts)
@@ -206,7 +206,7 @@ class _Pool:
             conditions += more
         return index, _all(nest, conditions)
 
-    def divide(self, nest: NestBuilder, value: Value, out: Sequence[Expr], count_padding: bool) -> Value:
+    def divide(self, nest: ViewBuilder, value: Value, out: Sequence[Expr], count_padding: bool) -> Value:
         """A sum over a window, divided by its size."""
         total = to_expr(1)
         for axis, place in zip(self.axes, out[-len(self.axes) :], strict=True):

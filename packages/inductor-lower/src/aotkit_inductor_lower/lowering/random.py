@@ -20,8 +20,8 @@ from torch.fx import Node
 from ..errors import Fallback
 from ..ir import Arg, DType, ExternCall, Literal
 from ..symbolic import to_expr
+from .access import Value, ViewBuilder
 from .context import LoweringContext
-from .nest_builder import NestBuilder, Value
 from .promotion import compute_dtype
 from .registry import RuleTable, aten
 from .values import NodeValue, View
@@ -35,7 +35,7 @@ _DIGITS = {torch.float16: 11, torch.bfloat16: 8, torch.float32: 24, torch.float6
 _MOST_INTEGERS = 1 << 31
 
 
-def _bits(nest: NestBuilder, seeds: View, position: int) -> Value:
+def _bits(nest: ViewBuilder, seeds: View, position: int) -> Value:
     """64 random bits for the element at the nest's index. The nest's loops must be the result's."""
     number = nest.index_value(to_expr(0))
     if nest.index:
@@ -52,13 +52,13 @@ def _bits(nest: NestBuilder, seeds: View, position: int) -> Value:
     return state
 
 
-def _upper(nest: NestBuilder, bits: Value, count: int) -> Value:
+def _upper(nest: ViewBuilder, bits: Value, count: int) -> Value:
     """The ``count`` upper bits as a number that is not negative."""
     shifted = nest.op("shr", bits, nest.const(64 - count, DType.I64))
     return nest.op("bitwise_and", shifted, nest.const((1 << count) - 1, DType.I64))
 
 
-def _share(nest: NestBuilder, bits: Value, digits: int, *, middle: bool = False) -> Value:
+def _share(nest: ViewBuilder, bits: Value, digits: int, *, middle: bool = False) -> Value:
     """``bits`` as a number in [0, 1); ``middle``: the middle of its interval, which is neither 0 nor 1."""
     dtype = DType.F64 if digits == 53 else DType.F32
     digits -= middle  # one digit for the half
@@ -83,19 +83,19 @@ class _Draws:
         self.digits = _DIGITS.get(_first_result(node).dtype, 24)
         self.dtype = DType.F64 if self.digits == 53 else DType.F32
 
-    def bits(self, nest: NestBuilder, second: bool = False) -> Value:
+    def bits(self, nest: ViewBuilder, second: bool = False) -> Value:
         return _bits(nest, self.seeds, self.position + second)
 
-    def uniform(self, nest: NestBuilder) -> Value:
+    def uniform(self, nest: ViewBuilder) -> Value:
         """In [0, 1), also when it is rounded to the result's type."""
         return _share(nest, self.bits(nest), self.digits)
 
-    def below(self, nest: NestBuilder, probability: float) -> Value:
+    def below(self, nest: ViewBuilder, probability: float) -> Value:
         """True with this probability, to 24 digits at least."""
         share = _share(nest, self.bits(nest), max(self.digits, 24))
         return nest.op("lt", share, nest.const(probability, self.dtype))
 
-    def normal(self, nest: NestBuilder) -> Value:
+    def normal(self, nest: ViewBuilder) -> Value:
         """By Box and Muller: a radius and an angle."""
         digits = max(self.digits, 24)
         radius = _share(nest, self.bits(nest), digits, middle=True)
@@ -103,7 +103,7 @@ class _Draws:
         angle = _share(nest, self.bits(nest, second=True), digits)
         return nest.op("mul", radius, nest.op("cos", nest.op("mul", angle, nest.const(math.tau, self.dtype))))
 
-    def exponential(self, nest: NestBuilder) -> Value:
+    def exponential(self, nest: ViewBuilder) -> Value:
         """Of rate 1; never 0 or infinite."""
         share = _share(nest, self.bits(nest), max(self.digits, 24), middle=True)
         return nest.op("neg", nest.op("log", share))
@@ -152,7 +152,7 @@ def _left_to_aten(ctx: LoweringContext, node: Node, *_: object, **__: object) ->
     raise Fallback("random numbers are drawn by ATen, so that they are eager's")
 
 
-def _filled(ctx: LoweringContext, node: Node, draws: _Draws, draw: Callable[[NestBuilder], Value]) -> View:
+def _filled(ctx: LoweringContext, node: Node, draws: _Draws, draw: Callable[[ViewBuilder], Value]) -> View:
     return ctx.pointwise(node, [], draw, draws.dtype)
 
 
@@ -174,7 +174,7 @@ def _uniform(
 ) -> View:
     draws = draw()
 
-    def compute(nest: NestBuilder) -> Value:
+    def compute(nest: ViewBuilder) -> Value:
         span, start = nest.const(high - low, draws.dtype), nest.const(low, draws.dtype)
         return nest.op("add", nest.op("mul", draws.uniform(nest), span), start)
 
@@ -189,7 +189,7 @@ def _normal(
         raise Fallback("a negative deviation is eager's error")
     draws = draw()
 
-    def compute(nest: NestBuilder) -> Value:
+    def compute(nest: ViewBuilder) -> Value:
         scaled = nest.op("mul", draws.normal(nest), nest.const(std, draws.dtype))
         return nest.op("add", scaled, nest.const(mean, draws.dtype))
 
@@ -214,7 +214,7 @@ def _bernoulli_p(
         raise Fallback("a probability outside of 0 to 1 is eager's error")
     draws = draw()
 
-    def compute(nest: NestBuilder) -> Value:
+    def compute(nest: ViewBuilder) -> Value:
         return nest.cast(draws.below(nest, probability), compute_dtype(x.dtype))
 
     return ctx.pointwise(node, [], compute, compute_dtype(x.dtype))
@@ -262,7 +262,7 @@ def _integers(ctx: LoweringContext, node: Node, draw: Callable[[], _Draws], low:
         raise Fallback("a range beyond the type is eager's error")
     draws = draw()
 
-    def compute(nest: NestBuilder) -> Value:
+    def compute(nest: ViewBuilder) -> Value:
         scaled = nest.op("mul", _upper(nest, draws.bits(nest), 32), nest.const(high - low, DType.I64))
         return nest.op("add", _upper(nest, scaled, 32), nest.const(low, DType.I64))
 

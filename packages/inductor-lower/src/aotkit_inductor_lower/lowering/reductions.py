@@ -12,8 +12,8 @@ from torch.fx import Node
 from ..errors import Fallback
 from ..ir import DType
 from ..symbolic import Expr, product, to_expr
+from .access import Value, ViewBuilder
 from .context import LoweringContext
-from .nest_builder import NestBuilder, Value
 from .promotion import compute_dtype
 from .registry import RuleTable, aten
 from .values import NodeValue, View
@@ -37,7 +37,7 @@ class RowNest:
         self.dims = sorted({dim % rank for dim in dims}) if rank else []
         self.sizes = tuple(sizes)
         self.kept = [dim for dim in range(rank) if dim not in self.dims]
-        self.nest: NestBuilder = ctx.nest(name, node, [self.sizes[dim] for dim in self.kept])
+        self.nest: ViewBuilder = ctx.nest(name, node, [self.sizes[dim] for dim in self.kept])
         self.count = product(self.sizes[dim] for dim in self.dims)
 
     def stage(self) -> tuple[Expr, ...]:
@@ -83,7 +83,7 @@ class _Formula:
 
     kind: str
     dtype: DType
-    before: Callable[[NestBuilder, Value], Value] | None = None
+    before: Callable[[ViewBuilder, Value], Value] | None = None
     after: Callable[[RowNest, Value], Value] | None = None
 
 
@@ -201,7 +201,7 @@ def hash_tensor(
     if mode != 0 or not all(x.sizes[dim].constant for dim in reduced):
         raise Fallback("eager refuses other hashes, and those of nothing")
 
-    def before(nest: NestBuilder, v: Value) -> Value:
+    def before(nest: ViewBuilder, v: Value) -> Value:
         return nest.op("bitcast", v, to=DType.I64) if v.dtype is DType.F64 else v
 
     val = node.meta["val"]
@@ -369,7 +369,7 @@ def vector_norm(
         order = 1  # of one element every norm is its absolute value, which no power overflows
     kind = "max" if order == math.inf else "min" if order == -math.inf else "sum"
 
-    def before(nest: NestBuilder, v: Value) -> Value:
+    def before(nest: ViewBuilder, v: Value) -> Value:
         if order == 2:
             return nest.op("mul", v, v)
         if order == 0:

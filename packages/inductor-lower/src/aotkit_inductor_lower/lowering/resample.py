@@ -12,8 +12,8 @@ from torch.fx import Node
 from ..errors import Fallback
 from ..ir import DType
 from ..symbolic import Expr, smax, smin, to_expr
+from .access import Value, ViewBuilder
 from .context import LoweringContext
-from .nest_builder import NestBuilder, Value
 from .promotion import compute_dtype, ir_dtype
 from .registry import RuleTable, aten
 from .values import View
@@ -83,7 +83,7 @@ class _Tap:
 class _Line:
     """One upsampled dimension: output index, sizes, and the user's factor."""
 
-    nest: NestBuilder
+    nest: ViewBuilder
     at: Expr
     size: Expr
     count: Expr

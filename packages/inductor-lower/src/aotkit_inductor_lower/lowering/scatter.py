@@ -17,9 +17,9 @@ from ..errors import Fallback
 from ..ir import DType
 from ..ops.aten import is_creation
 from ..symbolic import Expr, product, reshape_indices, to_expr
+from .access import Value, ViewBuilder, broadcast_index
 from .context import LoweringContext
 from .indexing import index_layout, no_negative
-from .nest_builder import NestBuilder, Value, broadcast_index
 from .promotion import compute_dtype, ir_dtype, refuse_narrowing, refuse_overflow
 from .registry import RuleTable, aten
 from .values import FloatExpr, View
@@ -32,7 +32,7 @@ _LOWEST = {"prod": 1, "amax": float("-inf"), "amin": float("inf")}
 _MODES = {"sum": "add", "add": "add", "mean": "add", "prod": "mul", "multiply": "mul", "amax": "max", "amin": "min"}
 
 
-def _filled(ctx: LoweringContext, node: Node, fill: Callable[[NestBuilder, Indices], Value]) -> View:
+def _filled(ctx: LoweringContext, node: Node, fill: Callable[[ViewBuilder, Indices], Value]) -> View:
     """The result, with start values."""
     result = ctx.declare(node.name, node.meta["val"])
     nest = ctx.nest(f"{result.buffer}_start", node, result.sizes)
@@ -63,7 +63,7 @@ def _zeros(ctx: LoweringContext, node: Node, dtype: torch.dtype) -> View:
     return _filled(ctx, node, lambda nest, _: nest.const(0, ir_dtype(dtype)))
 
 
-def _source(nest: NestBuilder, source: object, index: Indices, dtype: torch.dtype) -> Value:
+def _source(nest: ViewBuilder, source: object, index: Indices, dtype: torch.dtype) -> Value:
     """The element to write: of a tensor (broadcast), or a number."""
     if isinstance(source, View):
         return nest.cast(nest.load_broadcast(source, index), ir_dtype(dtype))
@@ -100,7 +100,7 @@ def _masked_put(ctx: LoweringContext, node: Node, x: View, mask: View, values: V
     if accumulate or any(size != 1 for size in values.sizes):
         raise Fallback("indexing by masks makes sizes that depend on data")
 
-    def compute(nest: NestBuilder, old: Value) -> Value:
+    def compute(nest: ViewBuilder, old: Value) -> Value:
         chosen = nest.load(mask, nest.index[: len(mask.sizes)])
         return nest.where(chosen, nest.cast(nest.load_broadcast(values, nest.index), old.dtype), old)
 
@@ -133,7 +133,7 @@ def _selected(ctx: LoweringContext, node: Node, x: View, along: int, index: View
     """A scatter of one element per row into a constant: each element asks whether it is the one."""
     dtype = compute_dtype(x.dtype)
 
-    def compute(nest: NestBuilder) -> Value:
+    def compute(nest: ViewBuilder) -> Value:
         place = (*nest.index[:along], to_expr(0), *nest.index[along + 1 :])
         wanted = nest.cast(nest.load(index, place), DType.I64)
         chosen = nest.check_index(no_negative(nest, wanted, x.sizes[along]), x.sizes[along])
@@ -231,7 +231,7 @@ def _divided_by_counts(ctx: LoweringContext, node: Node, sums: View, count: Call
     ctx.add(nest)
     count(counts)
 
-    def mean(nest: NestBuilder, total: Value) -> Value:
+    def mean(nest: ViewBuilder, total: Value) -> Value:
         number = nest.op("maximum", nest.load(counts, nest.index), nest.const(1, DType.I64))
         return nest.op("div", total, nest.cast(number, total.dtype))
 
@@ -401,7 +401,7 @@ def masked_index(
     layout = index_layout(x, indices)
     number = _number(fill, x.dtype)
 
-    def compute(nest: NestBuilder) -> Value:
+    def compute(nest: ViewBuilder) -> Value:
         inside = nest.load_broadcast(mask, nest.index)
         value = nest.load(x, layout.place(nest, nest.index, inside), mask=inside)
         return nest.where(inside, value, nest.scalar(number, ir_dtype(x.dtype)))
@@ -452,7 +452,7 @@ def diagonal_scatter(
     if source.sizes != ctx.sizes.exprs(wanted):
         raise Fallback("values of another size than the diagonal are left to ATen, which refuses them")
 
-    def compute(nest: NestBuilder, old: Value) -> Value:
+    def compute(nest: ViewBuilder, old: Value) -> Value:
         row, column = nest.index[first], nest.index[second]
         along = row - below
         here = nest.op("eq", nest.index_value(row + offset), nest.index_value(column))

@@ -10,8 +10,8 @@ from torch.fx import Node
 from ..errors import Fallback
 from ..ir import DType
 from ..symbolic import Expr
+from .access import Value, ViewBuilder
 from .context import LoweringContext
-from .nest_builder import NestBuilder, Value
 from .promotion import compute_dtype
 from .reductions import RowNest
 from .registry import RuleTable, aten
@@ -70,10 +70,10 @@ def log_softmax(ctx: LoweringContext, node: Node, x: View, dim: int, half_to_flo
 def softmax_backward(ctx: LoweringContext, node: Node, grad: View, y: View, dim: int, input_dtype: torch.dtype) -> View:
     """``(grad - sum(grad*y)) * y``."""
 
-    def term(nest: NestBuilder, g: Value, v: Value) -> Value:
+    def term(nest: ViewBuilder, g: Value, v: Value) -> Value:
         return nest.op("mul", g, v)
 
-    def last(nest: NestBuilder, g: Value, v: Value, total: Value) -> Value:
+    def last(nest: ViewBuilder, g: Value, v: Value, total: Value) -> Value:
         return nest.op("mul", nest.op("sub", g, total), v)
 
     return _backward(ctx, node, grad, y, dim, term, last)
@@ -85,10 +85,10 @@ def log_softmax_backward(
 ) -> View:
     """``grad - exp(y) * sum(grad)``."""
 
-    def term(nest: NestBuilder, g: Value, v: Value) -> Value:
+    def term(nest: ViewBuilder, g: Value, v: Value) -> Value:
         return g
 
-    def last(nest: NestBuilder, g: Value, v: Value, total: Value) -> Value:
+    def last(nest: ViewBuilder, g: Value, v: Value, total: Value) -> Value:
         return nest.op("sub", g, nest.op("mul", nest.op("exp", v), total))
 
     return _backward(ctx, node, grad, y, dim, term, last)
@@ -100,8 +100,8 @@ def _backward(
     grad: View,
     y: View,
     dim: int,
-    term: Callable[[NestBuilder, Value, Value], Value],
-    last: Callable[[NestBuilder, Value, Value, Value], Value],
+    term: Callable[[ViewBuilder, Value, Value], Value],
+    last: Callable[[ViewBuilder, Value, Value, Value], Value],
 ) -> View:
     result = ctx.declare(node.name, node.meta["val"])
     rows = RowNest(ctx, node, result.buffer, y.sizes, [dim])
@@ -120,7 +120,7 @@ def _backward(
 
 
 def _target_class(
-    nest: NestBuilder, target: View, index: tuple[Expr, ...], classes: Expr, ignore: int
+    nest: ViewBuilder, target: View, index: tuple[Expr, ...], classes: Expr, ignore: int
 ) -> tuple[Value, Value, Expr]:
     """(target, whether it counts, index of its class). A negative target that is not ignored is out of range."""
     wanted = nest.cast(nest.load(target, index), DType.I64)
@@ -181,7 +181,7 @@ def nll_loss_backward(
         raise Fallback("the loss of a single sample is left to ATen")
     dtype = compute_dtype(x.dtype)
 
-    def compute(nest: NestBuilder) -> Value:
+    def compute(nest: ViewBuilder) -> Value:
         index = nest.index
         sample = (index[0], *index[2:])
         wanted, counts, chosen = _target_class(nest, target, sample, x.sizes[1], ignore)

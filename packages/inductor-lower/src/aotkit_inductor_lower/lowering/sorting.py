@@ -26,8 +26,8 @@ from ..ir import BufferRef, DType, ExternCall, Literal
 from ..ops.dtypes import is_float
 from ..ops.fixups import FIX_UP_ROWS
 from ..symbolic import Expr, to_expr
+from .access import Value, ViewBuilder
 from .context import LoweringContext
-from .nest_builder import NestBuilder, Value
 from .promotion import compute_dtype
 from .reductions import RowNest
 from .registry import RuleTable, aten
@@ -181,7 +181,7 @@ class _Sorter:
         ctx.steps.append(ExternCall(f"{node.name}_redo", FIX_UP_ROWS, args, (), (), written, reason, ctx.origin(node)))
 
 
-def _ordered(nest: NestBuilder, element: Value) -> Value:
+def _ordered(nest: ViewBuilder, element: Value) -> Value:
     """An element as an i64 in eager's order; of 32 bits where the element has no more."""
     dtype = DType.F32 if element.dtype in (DType.F16, DType.BF16) else element.dtype
     value = nest.cast(element, dtype)

@@ -11,8 +11,8 @@ from torch.fx import Node
 from ..errors import Fallback
 from ..ir import DType
 from . import chebyshev as c
+from .access import Value, ViewBuilder, broadcast_index
 from .context import LoweringContext
-from .nest_builder import NestBuilder, Value, broadcast_index
 from .pointwise import apply
 from .promotion import compute_dtype, float_result, promote
 from .registry import RuleTable, aten, prims
@@ -55,7 +55,7 @@ def linalg_cross(ctx: LoweringContext, node: Node, a: View, b: View, *, dim: int
 def angle(ctx: LoweringContext, node: Node, x: View) -> View:
     """Pi for what is below zero, else zero; nan stays."""
 
-    def compute(nest: NestBuilder, v: Value) -> Value:
+    def compute(nest: ViewBuilder, v: Value) -> Value:
         zero = nest.const(0.0, v.dtype)
         turned = nest.where(nest.op("lt", v, zero), nest.const(math.pi, v.dtype), zero)
         return nest.where(nest.op("isnan", v), v, turned)
@@ -66,7 +66,7 @@ def angle(ctx: LoweringContext, node: Node, x: View) -> View:
 # -- logarithms of which eager rounds each step in halves ------------------------------------------------
 
 
-def _stepwise(nest: NestBuilder, dtype: torch.dtype) -> Callable[..., Value]:
+def _stepwise(nest: ViewBuilder, dtype: torch.dtype) -> Callable[..., Value]:
     """An op whose result is rounded where ``dtype`` is a half."""
 
     def op(name: str, *args: Value) -> Value:
@@ -91,7 +91,7 @@ def xlog1py(ctx: LoweringContext, node: Node, a: object, b: object) -> View:
 def _times_logarithm(ctx: LoweringContext, node: Node, logarithm: str, a: object, b: object) -> View:
     dtype = float_result(promote([a, b]))
 
-    def compute(nest: NestBuilder, x: Value, y: Value) -> Value:
+    def compute(nest: ViewBuilder, x: Value, y: Value) -> Value:
         op, zero = _stepwise(nest, dtype), nest.const(0.0, x.dtype)
         x, y = (nest.round_to(v, dtype) if not isinstance(of, View) else v for v, of in ((x, a), (y, b)))
         result = nest.where(nest.op("eq", x, zero), zero, op("mul", x, op(logarithm, y)))
@@ -105,7 +105,7 @@ def logit(ctx: LoweringContext, node: Node, x: View, eps: float | None = None) -
     """``log(x / (1 - x))``, of ``x`` kept at a distance from 0 and 1 where asked."""
     dtype = float_result(x.dtype)
 
-    def compute(nest: NestBuilder, v: Value) -> Value:
+    def compute(nest: ViewBuilder, v: Value) -> Value:
         op, one = _stepwise(nest, dtype), nest.const(1.0, v.dtype)
         if eps is not None:
             low = nest.round_to(nest.const(eps, v.dtype), dtype)
@@ -122,7 +122,7 @@ def logit(ctx: LoweringContext, node: Node, x: View, eps: float | None = None) -
 class _Doubles:
     """Writes formulas of float64 values; Python numbers among operands are constants."""
 
-    def __init__(self, nest: NestBuilder) -> None:
+    def __init__(self, nest: ViewBuilder) -> None:
         self.nest = nest
 
     def value(self, number: Value | float) -> Value:

@@ -6,8 +6,8 @@ from torch.fx import Node
 
 from ..errors import Fallback
 from ..ir import DType
+from .access import Value, ViewBuilder
 from .context import LoweringContext
-from .nest_builder import NestBuilder, Value
 from .pointwise import apply
 from .promotion import compute_dtype
 from .registry import RuleTable, aten, prims
@@ -22,7 +22,7 @@ TABLE = RuleTable("ternary")
 def addcmul(ctx: LoweringContext, node: Node, x: View, a: View, b: View, value: object = 1) -> View:
     """``x + value*a*b``; the sum and the last product of floats are rounded once, as in eager mode."""
 
-    def compute(nest: NestBuilder, v: Value, p: Value, q: Value) -> Value:
+    def compute(nest: ViewBuilder, v: Value, p: Value, q: Value) -> Value:
         if value != 1:
             p = apply(nest, "mul", nest.scalar(value, p.dtype), p)
         if v.dtype in (DType.F32, DType.F64):
@@ -36,7 +36,7 @@ def addcmul(ctx: LoweringContext, node: Node, x: View, a: View, b: View, value: 
 def addcdiv(ctx: LoweringContext, node: Node, x: View, a: View, b: View, value: object = 1) -> View:
     """``x + value*a/b``."""
 
-    def compute(nest: NestBuilder, v: Value, p: Value, q: Value) -> Value:
+    def compute(nest: ViewBuilder, v: Value, p: Value, q: Value) -> Value:
         if value != 1:
             p = apply(nest, "mul", nest.scalar(value, p.dtype), p)
         return apply(nest, "add", v, apply(nest, "div", p, q))
@@ -48,7 +48,7 @@ def addcdiv(ctx: LoweringContext, node: Node, x: View, a: View, b: View, value: 
 def lerp(ctx: LoweringContext, node: Node, a: View, b: View, weight: object) -> View:
     """``a + w*(b-a)``, from the nearer end: ``b + (w-1)*(b-a)`` where ``|w| >= 0.5``; rounded once, as in eager."""
 
-    def compute(nest: NestBuilder, x: Value, y: Value, w: Value) -> Value:
+    def compute(nest: ViewBuilder, x: Value, y: Value, w: Value) -> Value:
         delta = nest.op("sub", y, x)
         one, half = nest.const(1, w.dtype), nest.const(0.5, w.dtype)
         far = nest.op("fma", nest.op("sub", w, one), delta, y)

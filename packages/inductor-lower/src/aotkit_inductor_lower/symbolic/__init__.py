@@ -2,7 +2,7 @@
 
 from .expr import Call, Expr, Symbol, SymbolKind, floordiv, mod, smax, smin, sym, to_expr
 from .ranges import Bounds, Ranges, bounds, estimate, prove_le, prove_lt, prove_nonnegative
-from .simplify import contiguous_strides, product, reshape_indices, simplify, strides_of
+from .simplify import contiguous_strides, has_calls, product, reshape_indices, simplify, strides_of
 from .sympy_bridge import UnsupportedExpression, from_symint
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "estimate",
     "floordiv",
     "from_symint",
+    "has_calls",
     "mod",
     "product",
     "prove_le",

@@ -148,6 +148,11 @@ def strides_of(expr: Expr, symbols: Sequence[Symbol]) -> tuple[tuple[Expr, ...],
     return tuple(strides), rest
 
 
+def has_calls(expr: Expr) -> bool:
+    """Whether a division, remainder, minimum or maximum is in the expression."""
+    return any(isinstance(atom, Call) for monomial, _ in expr.terms for atom in monomial)
+
+
 def product(sizes: Iterable[Expr | int]) -> Expr:
     """The number of elements."""
     total = to_expr(1)

@@ -28,7 +28,7 @@ from ....ir import (
     Reduce,
     Store,
 )
-from ....ir.builder import NestBuilder
+from ....ir.builder import NestBuilder, loops
 from ....kernel_ir.nodes import Kernel, Loop
 from ....kernel_ir.walk import PerfectNest, perfect_nests
 from ....kernel_passes.choose_index_width import choose_index_width
@@ -68,18 +68,18 @@ def matmul_nest(call: ExternCall, buffers: Mapping[str, Buffer]) -> LoopNest | N
     if bias and bias[0].sizes not in (out.sizes, out.sizes[-1:]):
         return None
     names = ["b", "i", "j"] if batch else ["i", "j"]
-    nest = NestBuilder(result, dict(zip(names, out.sizes, strict=True)), call.origin)
+    nest = NestBuilder(result, loops(dict(zip(names, out.sizes, strict=True))), call.origin, share=False)
     outer = [nest[n] for n in names]
     first = outer[:1] if batch else []
-    nest.stage({"k": a.sizes[-1]})
-    left = nest.cast(nest.load(a, [*first, nest["i"], nest["k"]]), DType.F32)
-    right = nest.cast(nest.load(b, [*first, nest["k"], nest["j"]]), DType.F32)
+    nest.begin_stage(loops({"k": a.sizes[-1]}))
+    left = nest.cast(nest.load_from(a, [*first, nest["i"], nest["k"]]), DType.F32)
+    right = nest.cast(nest.load_from(b, [*first, nest["k"], nest["j"]]), DType.F32)
     total = nest.reduce("sum", nest.op("mul", left, right))
-    nest.stage()
+    nest.begin_stage()
     if bias:
         at = outer if len(bias[0].sizes) == len(out.sizes) else outer[-1:]
-        total = nest.op("add", nest.cast(nest.load(bias[0], at), DType.F32), total)
-    nest.store(out, outer, total)
+        total = nest.op("add", nest.cast(nest.load_from(bias[0], at), DType.F32), total)
+    nest.store_to(out, outer, total)
     return nest.finish()
 
 

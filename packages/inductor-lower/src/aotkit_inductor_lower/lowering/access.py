@@ -1,66 +1,37 @@
-"""Writes one loop nest: typed SSA values, common subexpressions found while writing."""
+"""Tensors in loop nests: a builder that reads and writes the elements of views."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 
 from ..errors import Fallback, IRError
-from ..ir import (
-    CheckedIndex,
-    Compute,
-    Const,
-    DType,
-    Index,
-    Instr,
-    Load,
-    LoopNest,
-    Origin,
-    Range,
-    Reduce,
-    Stage,
-    Store,
-)
+from ..ir import DType, Origin, Range
+from ..ir.builder import NestBuilder, Value
 from ..ops.dtypes import is_float, is_half
-from ..ops.reductions import REDUCTIONS, is_positional, reduce_dtype
-from ..ops.scalar import result_dtype
-from ..symbolic import Expr, SymbolKind, sym, to_expr
+from ..ops.reductions import REDUCTIONS, is_positional
+from ..symbolic import Expr, sym, to_expr
 from .promotion import ir_dtype
 from .values import FloatExpr, View
 
-__all__ = ["NestBuilder", "Value", "broadcast_index"]
+__all__ = ["Value", "ViewBuilder", "broadcast_index"]
 
 _ZERO = to_expr(0)
 
 
-@dataclass(frozen=True, slots=True)
-class Value:
-    """A scalar of the nest's body."""
-
-    name: str
-    dtype: DType
-
-
-class NestBuilder:
-    """One nest under construction.
+class ViewBuilder(NestBuilder):
+    """A nest over the elements of a tensor.
 
     ``index`` holds one expression per entry of ``sizes``; dimensions of size 1 get no loop and index 0. Code
     is written into the current stage; :meth:`stage` starts the next one. A nest begins in a stage without ranges.
+    Operators that are not defined for a type raise :class:`~..errors.Fallback`.
     """
 
     def __init__(self, name: str, sizes: Sequence[Expr], origin: Origin) -> None:
-        self.name = name
-        self.origin = origin
+        self.index, outer = _loops("i", 0, sizes)
+        super().__init__(name, outer, origin)
         self.sizes = tuple(sizes)
-        self.index, self._outer = _ranges("i", 0, sizes)
-        self._stages: list[Stage] = []
-        self._ranges: tuple[Range, ...] = ()
-        self._body: list[Instr] = []
-        self._seen: dict[object, Value] = {}
-        self._row_seen: dict[object, Value] = {}
-        self._counter = 0
         self._inner_count = 0
         self._spans: dict[tuple[Expr, ...], tuple[Expr, ...]] = {}
         self.span(self.index, self.sizes)
@@ -68,15 +39,11 @@ class NestBuilder:
     # -- structure ---------------------------------------------------------------------------------
 
     def stage(self, sizes: Sequence[Expr] = ()) -> tuple[Expr, ...]:
-        """Begin the next stage; returns its index expressions. Values of stages with ranges go out of scope, except
-        results of reductions. Stages without ranges that follow each other are one."""
-        index, ranges = _ranges("r", self._inner_count, sizes)
-        if not ranges and not self._ranges:
-            return index
-        self._close()
-        self._ranges = ranges
-        self._inner_count += len(self._ranges)
-        self._seen = dict(self._row_seen)
+        """Begin the next stage; returns its index expressions. Stages without ranges that follow each other are one."""
+        index, ranges = _loops("r", self._inner_count, sizes)
+        if ranges or self._ranges:
+            self.begin_stage(ranges)
+            self._inner_count += len(ranges)
         return index
 
     def span(self, index: tuple[Expr, ...], sizes: Sequence[Expr]) -> None:
@@ -84,19 +51,7 @@ class NestBuilder:
         is read of a smaller tensor lies outside of it."""
         self._spans[index] = tuple(sizes)
 
-    def finish(self) -> LoopNest:
-        """The nest."""
-        self._close()
-        return LoopNest(self.name, self._outer, tuple(self._stages), self.origin)
-
-    def _close(self) -> None:
-        if self._body:
-            self._stages.append(Stage(self._ranges, tuple(self._body)))
-        if not self._ranges:
-            self._row_seen = self._seen
-        self._body = []
-
-    # -- instructions ------------------------------------------------------------------------------
+    # -- tensors -----------------------------------------------------------------------------------
 
     def load(
         self, view: View, index: Sequence[Expr], *, mask: Value | None = None, other: int | float | bool = 0
@@ -106,15 +61,7 @@ class NestBuilder:
         span = self._spans.get(tuple(index)) if mask is None else None
         if span is not None and not all(map(_covers, view.sizes, span)):
             raise Fallback("sizes that are not known to agree are left to ATen")
-        dtype = ir_dtype(view.dtype)
-        indices = view.at(index)
-        mask_name = mask.name if mask else None
-        key = ("load", view.buffer, indices, mask_name, repr(other))
-        if key in self._seen:
-            return self._seen[key]
-        name = self._name()
-        self._body.append(Load(name, view.buffer, indices, dtype, mask_name, other))
-        return self._remember(key, name, dtype)
+        return self.load_element(view.buffer, view.at(index), ir_dtype(view.dtype), mask, other)
 
     def load_broadcast(self, view: View, index: Sequence[Expr]) -> Value:
         """The element at ``index`` of the broadcast shape: leading dimensions dropped, size-1 dimensions at 0.
@@ -127,33 +74,26 @@ class NestBuilder:
                 raise Fallback("sizes that are not known to agree are left to ATen")
         return self.load(view, broadcast_index(view.sizes, index))
 
+    def store(
+        self, view: View, index: Sequence[Expr], value: Value, mode: str = "set", mask: Value | None = None
+    ) -> None:
+        """Write an element, converted to the tensor's type."""
+        self.store_element(view.buffer, view.at(index), self.cast(value, ir_dtype(view.dtype)), mode, mask)
+
+    # -- numbers -----------------------------------------------------------------------------------
+
     def const(self, value: int | float | bool, dtype: DType) -> Value:
         """A literal, converted to ``dtype`` as Python numbers are."""
         if is_half(dtype):
             return self.cast(self.const(value, DType.F32), dtype)
         if is_float(dtype):
-            value = float(value)
-        elif dtype is DType.BOOL:
-            value = bool(value)
-        else:
-            value = _wrapped(int(value), dtype)
-        key = ("const", repr(value), dtype)
-        if key in self._seen:
-            return self._seen[key]
-        name = self._name()
-        self._body.append(Const(name, value, dtype))
-        return self._remember(key, name, dtype)
+            return super().const(float(value), dtype)
+        return super().const(bool(value) if dtype is DType.BOOL else _wrapped(int(value), dtype), dtype)
 
-    def index_value(self, expr: Expr, dtype: DType = DType.I64) -> Value:
+    def index_value(self, expr: Expr | int, dtype: DType = DType.I64) -> Value:
         """An index expression as a number."""
-        if expr.constant is not None:
-            return self.const(expr.constant, dtype)
-        key = ("index", expr, dtype)
-        if key in self._seen:
-            return self._seen[key]
-        name = self._name()
-        self._body.append(Index(name, expr, dtype))
-        return self._remember(key, name, dtype)
+        constant = to_expr(expr).constant
+        return self.const(constant, dtype) if constant is not None else super().index_value(expr, dtype)
 
     def scalar(self, value: object, dtype: DType) -> Value:
         """A Python number, or one that depends on sizes, in ``dtype``."""
@@ -175,54 +115,32 @@ class NestBuilder:
             return self.cast(self.load(tensor, ()), DType.F64)
         return self.op(value.op, *(self.scalar(arg, DType.F64) for arg in value.args))
 
+    # -- operators ---------------------------------------------------------------------------------
+
     def op(self, op: str, *args: Value, to: DType | None = None) -> Value:
         """A row of the op table; ``to`` is the target of casts. Raises :class:`Fallback` for types it does not take."""
         try:
-            dtype = result_dtype(op, [a.dtype for a in args], to)
+            return super().op(op, *args, to=to)
         except IRError as error:
             raise Fallback(str(error)) from error
-        key = (op, tuple(a.name for a in args), dtype)
-        if key in self._seen:
-            return self._seen[key]
-        name = self._name()
-        self._body.append(Compute(name, op, tuple(a.name for a in args), dtype))
-        return self._remember(key, name, dtype)
-
-    def cast(self, value: Value, dtype: DType) -> Value:
-        """``value`` converted; nothing if it has the type."""
-        return value if value.dtype is dtype else self.op("cast", value, to=dtype)
 
     def round_to(self, value: Value, dtype: torch.dtype) -> Value:
         """``value`` rounded to ``dtype`` and back: eager's rounding point between two ops on halves."""
         return self.cast(self.cast(value, ir_dtype(dtype)), value.dtype)
 
-    def where(self, condition: Value, a: Value, b: Value) -> Value:
-        """``a`` where the bool is true, else ``b``."""
-        return self.op("where", condition, a, b)
-
-    def check_index(self, value: Value, size: Expr) -> Expr:
-        """An i64 value as an index of a dimension of ``size``: negatives wrap, out of range is eager's error."""
-        value = self.cast(value, DType.I64)
-        key = ("check", value.name, size)
-        if key not in self._seen:
-            name = self._name()
-            self._body.append(CheckedIndex(name, value.name, size))
-            self._remember(key, name, DType.I64)
-        return sym(self._seen[key].name, SymbolKind.VALUE)
+    def check_index(self, value: Value, size: Expr | int) -> Expr:
+        """An integer value as an index of a dimension of ``size``: negatives wrap, out of range is eager's error."""
+        return super().check_index(self.cast(value, DType.I64), size)
 
     def reduce(self, kind: str, value: Value) -> Value:
         """Reduce over the stage's ranges; without ranges there is one element, which is the result."""
-        dtype = reduce_dtype(kind, value.dtype)
-        if not self._ranges:
-            return self.const(0, dtype) if is_positional(kind) else self._alone(kind, value)
-        key = ("reduce", kind, value.name)
-        if key in self._row_seen:
-            return self._row_seen[key]
-        name = self._name()
-        self._body.append(Reduce(name, kind, value.name, dtype))
-        result = self._remember(key, name, dtype)
-        self._row_seen[key] = result
-        return result
+        if self._ranges:
+            return super().reduce(kind, value)
+        return self.const(0, DType.I64) if is_positional(kind) else self._alone(kind, value)
+
+    def scan(self, kind: str, value: Value) -> Value:
+        """Reduce over the stage's iterations so far, this one included."""
+        return super().scan(kind, value) if self._ranges else self._alone(kind, value)
 
     def _alone(self, kind: str, value: Value) -> Value:
         """The reduction of one element, which is that element unless it begins with something else."""
@@ -234,29 +152,6 @@ class NestBuilder:
             return self.op(op, *(a if isinstance(a, Value) else self.const(a, value.dtype) for a in args))
 
         return row.join(write, self.const(row.identity(value.dtype), value.dtype), value, value.dtype)
-
-    def scan(self, kind: str, value: Value) -> Value:
-        """Reduce over the stage's iterations so far, this one included."""
-        if not self._ranges:
-            return self._alone(kind, value)
-        name = self._name()
-        self._body.append(Reduce(name, kind, value.name, value.dtype, running=True))
-        return self._remember(("scan", kind, value.name), name, value.dtype)
-
-    def store(
-        self, view: View, index: Sequence[Expr], value: Value, mode: str = "set", mask: Value | None = None
-    ) -> None:
-        """Write an element, converted to the tensor's type."""
-        value = self.cast(value, ir_dtype(view.dtype))
-        self._body.append(Store(view.buffer, view.at(index), value.name, mode, mask.name if mask else None))
-
-    def _name(self) -> str:
-        self._counter += 1
-        return f"v{self._counter - 1}"
-
-    def _remember(self, key: object, name: str, dtype: DType) -> Value:
-        value = self._seen[key] = Value(name, dtype)
-        return value
 
 
 def _covers(size: Expr, wanted: Expr) -> bool:
@@ -280,7 +175,7 @@ def broadcast_index(sizes: Sequence[Expr], index: Sequence[Expr]) -> tuple[Expr,
     return tuple(_ZERO if size == 1 else index[skipped + k] for k, size in enumerate(sizes))
 
 
-def _ranges(letter: str, first: int, sizes: Sequence[Expr]) -> tuple[tuple[Expr, ...], tuple[Range, ...]]:
+def _loops(letter: str, first: int, sizes: Sequence[Expr]) -> tuple[tuple[Expr, ...], tuple[Range, ...]]:
     index: list[Expr] = []
     ranges: list[Range] = []
     for size in sizes:
