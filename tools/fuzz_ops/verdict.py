@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from aotkit_inductor_lower.errors import FakeKernelError
 from tools.fuzz.refusals import refusal
 from tools.fuzz.tally import FAILURES
 
@@ -131,7 +132,7 @@ def _judged(sample: Sample, eager: Run, call: _Lazy, again: bool) -> Outcome:
     if run.error is not None:
         refused = refusal(run.error)
         if refused is not None:
-            return Outcome("refused", refused)
+            return Outcome("fake" if isinstance(run.error, FakeKernelError) else "refused", refused)
         detail = f"{type(run.error).__name__}: {_line(run.error)}"
         fakes = fakes_agree(sample, again)
         misled = isinstance(fakes, Exception) or (sample.entry in DIRECT and any(map(_overlapping, fakes)))

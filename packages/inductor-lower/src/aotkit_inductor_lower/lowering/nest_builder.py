@@ -26,7 +26,7 @@ from ..ir import (
 from ..ops.dtypes import is_float, is_half
 from ..ops.scalar import result_dtype
 from ..symbolic import Expr, SymbolKind, sym, to_expr
-from .promotion import ir_dtype
+from .promotion import compute_dtype, ir_dtype
 from .values import FloatExpr, View
 
 __all__ = ["NestBuilder", "Value", "broadcast_index"]
@@ -194,6 +194,10 @@ class NestBuilder:
     def round_to(self, value: Value, dtype: torch.dtype) -> Value:
         """``value`` rounded to ``dtype`` and back: eager's rounding point between two ops on halves."""
         return self.cast(self.cast(value, ir_dtype(dtype)), value.dtype)
+
+    def operand(self, value: Value, dtype: torch.dtype) -> Value:
+        """``value`` converted to ``dtype``, in the type that arithmetic on ``dtype`` is done in."""
+        return self.cast(self.cast(value, ir_dtype(dtype)), compute_dtype(dtype))
 
     def where(self, condition: Value, a: Value, b: Value) -> Value:
         """``a`` where the bool is true, else ``b``."""
