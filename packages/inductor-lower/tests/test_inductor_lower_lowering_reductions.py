@@ -138,6 +138,16 @@ def test_layer_norm_is_one_kernel_and_its_derivative_two(check, affine):
     assert result.kernels == (2 if affine else 1) and not result.externs
 
 
+def test_the_gradient_of_a_layer_norm_of_statistics_that_are_no_rows_is_atens(check):
+    """Eager reads as many of them as there are rows, wherever they lie."""
+    x, g, w = torch.randn(2, 3, 4), torch.randn(2, 3, 4), torch.randn(3, 4)
+
+    def backward(g, x, w):
+        return aten.native_layer_norm_backward(g, x, [3, 4], x, x, w, None, [True, True, False])[:2]
+
+    check(backward, g, x, w, aten=("native_layer_norm_backward",), tolerance=2e-5)
+
+
 @pytest.mark.covers("F5g.10")
 def test_statistics_far_from_zero_are_as_exact_as_eagers(check):
     x = torch.randn(3, 4096) + 1e4
