@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from .execute import Run, observe
-from .program import Call, Ref, Sample, overload
+from .program import Call, Ref, Sample, overload, refs_in
 
-__all__ = ["Difference", "Wrong", "differences"]
+__all__ = ["Difference", "Wrong", "differences", "near", "settled"]
 
 # Note [What is right]
 #     A result is right if it is eager's to within a few units in the last place. Otherwise both are compared with the
@@ -77,12 +77,12 @@ def differences(sample: Sample, eager: Run, other: Run, again: bool = False) -> 
         if (
             (layout is None or layout.kind in ("strides", "strides of ones", "is_neg", "is_conj"))
             and name not in undefined
-            and not _near(want, got)
+            and not near(want, got)
         ):
             doubtful.append(name)
         if eager.aliases.get(name) != other.aliases.get(name):
             found.append(Difference(name, "alias", f"{eager.aliases.get(name)} in eager, {other.aliases.get(name)}"))
-    return found + _settled(sample, eager, other, doubtful, again)
+    return found + settled(sample, eager, other, doubtful, again)
 
 
 def _of_nothing(call: Call, eager: Run) -> bool:
@@ -126,7 +126,8 @@ def _layout(name: str, want: torch.Tensor, got: torch.Tensor) -> Difference | No
     return None
 
 
-def _near(want: torch.Tensor, got: torch.Tensor) -> bool:
+def near(want: torch.Tensor, got: torch.Tensor) -> bool:
+    """Whether two results are equal to within a few units in the last place."""
     if want.dtype is torch.complex32:  # eager has no comparison of these
         want, got = want.to(torch.complex64), got.to(torch.complex64)
         return bool(torch.allclose(got, want, rtol=_UNITS * 2.0**-10, atol=6e-8, equal_nan=True))
@@ -137,11 +138,14 @@ def _near(want: torch.Tensor, got: torch.Tensor) -> bool:
     return bool(torch.allclose(got, want, rtol=_UNITS * eps, atol=_UNITS * tiny, equal_nan=True))
 
 
-def _settled(sample: Sample, eager: Run, other: Run, names: Sequence[str], again: bool) -> list[Difference]:
+def settled(sample: Sample, eager: Run, other: Run, names: Sequence[str], again: bool) -> list[Difference]:
     """Those results, of ``names``, that float64 does not show to be right."""
     if not names:
         return []
     exact = _in_double(sample, again)
+    if exact.error is not None:  # because of a call that may have nothing to do with these
+        sample = _only(sample, names)
+        exact = _in_double(sample, again)
     moved = [_in_double(sample, again, seed) for seed in range(1, _MOVED + 1)] if exact.error is None else []
     nearby = [_beside(sample, again, seed) for seed in range(1, _MOVED + 1)] if exact.error is None else []
     elsewhere: list[Run] | None = None
@@ -169,6 +173,18 @@ def _settled(sample: Sample, eager: Run, other: Run, names: Sequence[str], again
             wrong = Wrong(want[~right], got[~right], known)
             found.append(Difference(name, "values", _first(right, want, got, true), wrong))
     return found
+
+
+def _only(sample: Sample, names: Sequence[str]) -> Sample:
+    """The sample without outputs other than ``names``, and without calls that they do not need."""
+    outputs = tuple(ref for ref in sample.outputs if repr(ref) in names or names[0].startswith("gradient of "))
+    needed = {ref.name for ref in outputs}
+    calls = []
+    for call in reversed(sample.calls):
+        if call.result in needed or overload(call.op)._schema.is_mutable:
+            needed |= {ref.name for arg in (*call.args, *dict(call.kwargs).values()) for ref in refs_in(arg)}
+            calls.append(call)
+    return replace(sample, outputs=outputs, calls=tuple(reversed(calls)))
 
 
 def _same(want: torch.Tensor, got: torch.Tensor) -> torch.Tensor:
@@ -257,12 +273,41 @@ def _wider(value: torch.Tensor, noise: torch.Generator | None) -> torch.Tensor:
 def _observed_in_double(sample: Sample, again: bool, given: Sequence[Any]) -> Run:
     calls = tuple(replace(c, args=_doubled(c.args), kwargs=_doubled(c.kwargs)) for c in sample.calls)
     wide = replace(sample, calls=calls)
+    drawn = _Drawn()
+    if any(_is_random(overload(call.op)) for call in sample.calls):
+        with drawn:
+            observe(sample, sample.function(), again)
     usual = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)  # integers become doubles, too
     try:
-        return observe(wide, wide.function(), again, given)
+        with _Drawn(drawn.numbers) if drawn.numbers else nullcontext():
+            return observe(wide, wide.function(), again, given)
     finally:
         torch.set_default_dtype(usual)
+
+
+def _is_random(op: Any) -> bool:
+    return torch.Tag.nondeterministic_seeded in op.tags
+
+
+class _Drawn(TorchDispatchMode):
+    """Notes what random operators give; or puts what was noted in place of what they give, in the same order: in
+    another type they draw other numbers."""
+
+    def __init__(self, given: Sequence[Sequence[torch.Tensor]] | None = None) -> None:
+        super().__init__()
+        self.numbers: list[Sequence[torch.Tensor]] = []
+        self.given = None if given is None else iter(given)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if _is_random(func):
+            results = [value for value in tree_leaves(result) if isinstance(value, torch.Tensor)]
+            if self.given is None:
+                self.numbers.append([value.detach().clone() for value in results])
+            for value, noted in zip(results, next(self.given, ()) if self.given is not None else (), strict=False):
+                value.copy_(noted)
+        return result
 
 
 def _roughness(sample: Sample, again: bool) -> float:

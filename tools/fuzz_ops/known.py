@@ -91,6 +91,24 @@ def _sign_of_nan(wrong: Wrong, operands: Tensors) -> torch.Tensor | bool:
     return few & ((wrong.got == -wrong.want) if wrong.want.dtype.is_floating_point else torch.tensor(True))
 
 
+def _bits_of_nan(wrong: Wrong, operands: Tensors) -> torch.Tensor | bool:
+    """Integers that differ in the bit that is the sign of a nan, as many of them."""
+    if wrong.want.dtype.is_floating_point or wrong.want.dtype.is_complex or wrong.want.dtype is torch.bool:
+        return False
+    few = any(int(t.isnan().sum()) >= wrong.want.numel() for t in operands)
+    return few & ((wrong.want ^ wrong.got) == (torch.ones_like(wrong.want) << (8 * wrong.want.element_size() - 1)))
+
+
+def _beyond_710(wrong: Wrong, operands: Tensors) -> torch.Tensor | bool:
+    """Finite beyond 710, up to the logarithm of twice the largest number."""
+    finite = (wrong.got.abs() >= math.cosh(710.0) * (1 - 1e-12)) & wrong.got.isfinite()
+    return finite & wrong.want.isinf() & any(bool((t.abs() >= 710.0).any()) for t in operands)
+
+
+def _neither_is_finite(wrong: Wrong, operands: Tensors) -> torch.Tensor | bool:
+    return ~wrong.want.isfinite() & ~wrong.got.isfinite()
+
+
 def _infinite_mean(wrong: Wrong, operands: Tensors) -> torch.Tensor | bool:
     return wrong.want.isnan() & wrong.got.isinf()
 
@@ -322,6 +340,14 @@ KNOWN = (
         elements=_order_of_gradients,
     ),
     Departure(
+        r"aten\.(native_)?(layer|group)_norm\.",
+        "",
+        "an infinite gradient of a norm leaves infinities and nan: in eager mode by the sign of each number, here by"
+        " the sign of its distance from the mean",
+        entry="training",
+        elements=_neither_is_finite,
+    ),
+    Departure(
         r"aten\._?upsample_",
         "",
         "weights are as exact as places in the image; where neighbours overflow on the way, the order decides",
@@ -406,7 +432,7 @@ KNOWN = (
         "what nobody uses, because it is overwritten, is not computed, and raises nothing",
     ),
     Departure(
-        r"aten\.copy\.default",
+        r"aten\.(copy\.default|\w+_scatter\.)",
         "strides: ",
         "a copy with gaps between its elements is dense after a write in place",
         "function|training|dynamic|dynamo",
@@ -422,6 +448,30 @@ KNOWN = (
         "",
         "near a zero of it, digamma keeps few digits, in eager mode too",
         elements=_zero_of_digamma,
+    ),
+    Departure(r"aten\.view\.dtype", "", "the sign of a nan", elements=_bits_of_nan),
+    Departure(
+        r"aten\.(cosh|sinh)\.",
+        "",
+        "beyond 710 there are numbers left; eager's vectors give infinity",
+        elements=_beyond_710,
+    ),
+    Departure(
+        r"aten\.index_reduce\.",
+        r"only eager raises: index_fill_\(\): Expected dtype int64 for index",
+        "eager's derivative takes no indices of 32 bits",
+        "training",
+    ),
+    Departure(
+        r"aten\.(squeeze|unsqueeze|t|transpose|swapaxes|swapdims)_\.",
+        r"only eager raises: one of the variables needed for gradient computation has been modified by an inplace",
+        "a change of shape in place, which eager takes for a write, changes nothing that a gradient needs",
+        "training",
+    ),
+    Departure(
+        r"aten\.as_strided\.",
+        r"only compiled raises: setStorage: .* out of bounds for storage of size 0",
+        "an empty result has no memory, in eager mode that of the argument that it is a copy of",
     ),
     Departure(r"aten\.(signbit|copysign)", "", "the sign of a nan", elements=_sign_of_nan),
     Departure(

@@ -75,6 +75,7 @@ class Sample:
     numbers: tuple[Number, ...] = ()
     entry: str = "direct"
     goal: tuple[str, str, str] = ("", "", "")
+    given: tuple[tuple[str, torch.Tensor], ...] = ()  # what a call is to give, by the name of its result
 
     def arguments(self, again: bool = False) -> list[Any]:
         """New arguments; ``again``: those of the second call."""
@@ -83,11 +84,15 @@ class Sample:
     def function(self) -> Callable[..., list[Any]]:
         """The calls as a function of :meth:`arguments` that returns the list of outputs."""
         names = [*(t.name for t in self.tensors), *(n.name for n in self.numbers)]
+        replaced = dict(self.given)
 
         def run(*given: Any) -> list[Any]:
             values: dict[str, Any] = dict(zip(names, given, strict=True))
             for call in self.calls:
                 values[call.result] = invoke(call, values)
+                for ref in call.outputs if replaced else ():
+                    if repr(ref) in replaced:
+                        value_of(values, ref).copy_(replaced[repr(ref)])
             return [value_of(values, ref) for ref in self.outputs]
 
         return run

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from aotkit_inductor_lower.errors import FakeKernelError
 from tools.fuzz.refusals import refusal
 from tools.fuzz.tally import FAILURES
 
@@ -16,6 +17,7 @@ from .compare import Difference, differences
 from .execute import Run, compiled, fakes_agree, merged, observe
 from .known import excused
 from .program import DIRECT, Sample
+from .stepwise import right_step_by_step
 
 __all__ = ["Outcome", "check", "check_many"]
 
@@ -129,9 +131,12 @@ def _judged(sample: Sample, eager: Run, call: _Lazy, again: bool) -> Outcome:
         reason = excused(sample, Difference("it", "error", f"only eager raises: {eager.error}"), again)
         return Outcome("known", reason) if reason else Outcome("silent", _line(eager.error))
     if run.error is not None:
+        reason = excused(sample, Difference("it", "error", f"only compiled raises: {_line(run.error)}"), again)
+        if reason is not None:
+            return Outcome("known", reason)
         refused = refusal(run.error)
         if refused is not None:
-            return Outcome("refused", refused)
+            return Outcome("fake" if isinstance(run.error, FakeKernelError) else "refused", refused)
         detail = f"{type(run.error).__name__}: {_line(run.error)}"
         fakes = fakes_agree(sample, again)
         misled = isinstance(fakes, Exception) or (sample.entry in DIRECT and any(map(_overlapping, fakes)))
@@ -152,6 +157,8 @@ def _judged(sample: Sample, eager: Run, call: _Lazy, again: bool) -> Outcome:
     otherwise = any(d.kind == "dtype" for d in free)  # then offsets in bytes are others too
     wrong = [d for d in left if d not in free and not (otherwise and d.kind == "alias")]
     layouts_only = all(d.kind in LAYOUT for d in wrong)
+    if wrong and right_step_by_step(sample, run, wrong, again):
+        return Outcome("known", "each call is right for what the calls before it gave")
     real = wrong and not _types_misjudged(sample, again, layouts_only)
     return Outcome("different" if real else "fake", "; ".join(map(str, (wrong or left)[:3])))
 

@@ -133,3 +133,13 @@ def test_as_strided_is_refused_where_the_storage_of_this_call_ends_before():
     assert torch.equal(compiled(torch.arange(100.0)[:8]), torch.tensor([30.0, 31.0]))
     with pytest.raises(RuntimeError, match="out of bounds"):
         compiled(torch.arange(8.0))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64, torch.int64], ids=str)
+@pytest.mark.parametrize("fn", [torch.trace, torch.diag, torch.ops.aten.diagonal_copy.default])
+def test_diagonals_of_tensors_whose_offset_is_a_symbol_equal_eager(fn, dtype):
+    big = torch.randn(100).mul(9).to(dtype)
+    compiled = aotkit.aot_function(fn, compile_graph, decompositions=decompositions(), dynamic=True)
+    for at, rows, columns in ((3, 4, 7), (40, 5, 2), (17, 3, 3)):
+        x = big[at : at + rows * columns].view(rows, columns)
+        assert torch.allclose(compiled(x), fn(x)), at

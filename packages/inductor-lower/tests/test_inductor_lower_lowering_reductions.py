@@ -35,6 +35,21 @@ def test_reductions_over_any_dimensions_are_one_kernel(check, dims, keepdim):
         assert result.kernels == 1 and not result.externs
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("given", [torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int32], ids=str)
+def test_each_element_is_rounded_to_the_type_that_is_asked_for_before_it_is_added_up(check, given, dtype):
+    rows = [[1e5, 0, 1, 1, 1], [1e5, -1e5, 3, 0, 1], [1 + 2**-11, 1 + 2**-9, 2**-13, 2**-24, 2049], [9, 0, 1, 1, 1]]
+    x = torch.tensor(rows).to(given)
+    result = check(
+        lambda x: (
+            *(f(x, 1, dtype=dtype) for f in (torch.sum, torch.prod, torch.mean, torch.cumsum, torch.cumprod)),
+            x.sum(dtype=dtype),
+        ),
+        x,
+    )
+    assert not result.externs
+
+
 @pytest.mark.parametrize("dim", [0, -1])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
 def test_the_only_number_of_a_scalar_is_reduced_over_the_dimension_it_may_be_said_to_have(check, dtype, dim):
@@ -123,6 +138,16 @@ def test_layer_norm_is_one_kernel_and_its_derivative_two(check, affine):
 
     result = check(backward, torch.randn_like(x), x, mean, rstd, *parameters, tolerance=2e-5)
     assert result.kernels == (2 if affine else 1) and not result.externs
+
+
+def test_the_gradient_of_a_layer_norm_of_statistics_that_are_no_rows_is_atens(check):
+    """Eager reads as many of them as there are rows, wherever they lie."""
+    x, g, w = torch.randn(2, 3, 4), torch.randn(2, 3, 4), torch.randn(3, 4)
+
+    def backward(g, x, w):
+        return aten.native_layer_norm_backward(g, x, [3, 4], x, x, w, None, [True, True, False])[:2]
+
+    check(backward, g, x, w, aten=("native_layer_norm_backward",), tolerance=2e-5)
 
 
 @pytest.mark.covers("F5g.10")

@@ -12,7 +12,7 @@ from ..ir.builder import NestBuilder, Value
 from ..ops.dtypes import is_float, is_half
 from ..ops.reductions import REDUCTIONS, is_positional
 from ..symbolic import Expr, sym, to_expr
-from .promotion import ir_dtype
+from .promotion import compute_dtype, ir_dtype
 from .values import FloatExpr, View
 
 __all__ = ["Value", "ViewBuilder", "broadcast_index"]
@@ -127,6 +127,10 @@ class ViewBuilder(NestBuilder):
     def round_to(self, value: Value, dtype: torch.dtype) -> Value:
         """``value`` rounded to ``dtype`` and back: eager's rounding point between two ops on halves."""
         return self.cast(self.cast(value, ir_dtype(dtype)), value.dtype)
+
+    def operand(self, value: Value, dtype: torch.dtype) -> Value:
+        """``value`` converted to ``dtype``, in the type that arithmetic on ``dtype`` is done in."""
+        return self.cast(self.cast(value, ir_dtype(dtype)), compute_dtype(dtype))
 
     def check_index(self, value: Value, size: Expr | int) -> Expr:
         """An integer value as an index of a dimension of ``size``: negatives wrap, out of range is eager's error."""

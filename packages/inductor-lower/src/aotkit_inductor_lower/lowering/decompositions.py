@@ -85,9 +85,9 @@ def _where_eager_computes(op: Any, decompose: Callable[..., Any], *args: Any, **
     type, losses of integers. So do complex numbers, which no kernel holds."""
     tensors = [a for a in (*args, *kwargs.values()) if isinstance(a, torch.Tensor)]
     dtype = kwargs.get("dtype") or (tensors[0].dtype if tensors else torch.get_default_dtype())
+    is_complex = dtype.is_complex or any(t.is_complex() for t in tensors)
     refused = (
-        any(t.is_complex() for t in tensors)
-        or dtype.is_complex
+        (is_complex and op not in _FAKES_NEED_A_KNOWN_OFFSET)
         or misfit(op._schema, args, kwargs, dtype, operands=True)
         or (any(word in op._schema.name for word in ("loss", "cross_entropy")) and not tensors[0].is_floating_point())
     )
@@ -95,6 +95,8 @@ def _where_eager_computes(op: Any, decompose: Callable[..., Any], *args: Any, **
     return NotImplemented if refused or wraps else decompose(*args, **kwargs)
 
 
+# Torch's own fake kernels of these read the offset in the storage as a number, which it is not under symbolic sizes.
+_FAKES_NEED_A_KNOWN_OFFSET = (torch.ops.aten.trace.default, torch.ops.aten.diagonal_copy.default)
 _DIVIDED_BY_THE_NUMBER_OF_ELEMENTS = (
     torch.ops.aten.mse_loss_backward.default,
     torch.ops.aten.smooth_l1_loss_backward.default,

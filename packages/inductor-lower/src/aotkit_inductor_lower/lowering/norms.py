@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from torch.fx import Node
 
+from ..errors import Fallback
 from ..ir import DType
 from ..symbolic import Expr
 from .access import Value, ViewBuilder
@@ -92,6 +93,9 @@ def layer_norm_backward(
     """Gradient of the input by rows, of weight and bias by columns."""
     rank, inner = len(x.sizes), len(normalized_shape)
     dtype = compute_dtype(x.dtype)
+    rows = [*x.sizes[: rank - inner], *(1,) * inner]
+    if any(list(statistic.sizes) != rows for statistic in (mean, rstd)):
+        raise Fallback("statistics that are not one number per row are left to ATen")
 
     def parts(nest: ViewBuilder, index: Indices) -> tuple[Value, Value]:
         row = (*index[: rank - inner], *(index[0] * 0,) * inner)

@@ -79,10 +79,11 @@ def all_dims(x: View, dims: object) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class _Formula:
-    """One reduction: ``after(reduce kind of before(x))``, with ``x`` converted to ``dtype``."""
+    """One reduction: ``after(reduce kind of before(x))``, with ``x`` converted to ``dtype``: one to compute in, or
+    torch's type of the result, to which eager rounds each element first."""
 
     kind: str
-    dtype: DType
+    dtype: DType | torch.dtype
     before: Callable[[ViewBuilder, Value], Value] | None = None
     after: Callable[[RowNest, Value], Value] | None = None
 
@@ -98,7 +99,9 @@ def _reduce_into(
 ) -> None:
     rows = RowNest(ctx, node, result.buffer, x.sizes, dims)
     index = rows.stage()
-    value = rows.nest.cast(rows.nest.load(x, index), formula.dtype)
+    nest, dtype = rows.nest, formula.dtype
+    value = nest.load(x, index)
+    value = nest.cast(value, dtype) if isinstance(dtype, DType) else nest.operand(value, dtype)
     if formula.before is not None:
         value = formula.before(rows.nest, value)
     total = rows.nest.reduce(formula.kind, value)
@@ -112,7 +115,7 @@ def _reduce_into(
 @TABLE.lowers(aten.sum.dim_IntList)
 def sum_dims(ctx: LoweringContext, node: Node, x: View, dims: object, keepdim: bool = False, **_: object) -> View:
     """Sum; halves in f32, integers in the result's type (i64 unless asked)."""
-    return _reduce(ctx, node, x, all_dims(x, dims), keepdim, _Formula("sum", compute_dtype(node.meta["val"].dtype)))
+    return _reduce(ctx, node, x, all_dims(x, dims), keepdim, _Formula("sum", node.meta["val"].dtype))
 
 
 @TABLE.lowers(aten.sum.default)
@@ -141,13 +144,13 @@ def mean_all(ctx: LoweringContext, node: Node, x: View, **_: object) -> View:
 @TABLE.lowers(aten.prod.default)
 def prod_all(ctx: LoweringContext, node: Node, x: View, **_: object) -> View:
     """Product of everything."""
-    return _reduce(ctx, node, x, all_dims(x, None), False, _Formula("prod", compute_dtype(node.meta["val"].dtype)))
+    return _reduce(ctx, node, x, all_dims(x, None), False, _Formula("prod", node.meta["val"].dtype))
 
 
 @TABLE.lowers(aten.prod.dim_int)
 def prod_dim(ctx: LoweringContext, node: Node, x: View, dim: int, keepdim: bool = False, **_: object) -> View:
     """Product over one dimension."""
-    return _reduce(ctx, node, x, [dim], keepdim, _Formula("prod", compute_dtype(node.meta["val"].dtype)))
+    return _reduce(ctx, node, x, [dim], keepdim, _Formula("prod", node.meta["val"].dtype))
 
 
 def _extremum(kind: str) -> Callable[..., View]:

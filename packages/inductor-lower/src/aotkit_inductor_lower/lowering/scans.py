@@ -27,7 +27,7 @@ def _accumulated(kind: str) -> Callable[..., View]:
         if wide is DType.F32 and result.dtype.itemsize == 4:
             wide = DType.F64  # eager accumulates floats in doubles, halves in floats
         index = rows.stage()
-        element = nest.cast(nest.load(x, index), compute_dtype(result.dtype))
+        element = nest.operand(nest.load(x, index), result.dtype)
         nest.store(result, index, nest.scan(kind, nest.cast(element, wide)))
         ctx.add(nest)
         return result
