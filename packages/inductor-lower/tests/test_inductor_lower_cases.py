@@ -1,4 +1,4 @@
-"""Programs written out, and what a pass makes of them: `tests/cases/loop/<pass>/*.ir`.
+"""Programs written out, and what a pass makes of them: `tests/cases/loop/<pass>/*.ir`, and `kernel` for the kernel IR.
 
 A file begins with what is run and what its result must look like::
 
@@ -7,12 +7,14 @@ A file begins with what is run and what its result must look like::
     # check-not: TEXT              stands nowhere in the result
     # check-count 2: TEXT          so many lines hold it
 
-The program is interpreted on random inputs before and after, so no case passes by its text alone.
+The program is interpreted on random inputs before and after, so no case passes by its text alone; kernels on random
+memory, with 5 for each size that is not known.
 """
 
 from __future__ import annotations
 
 import io
+import re
 from pathlib import Path
 
 import pytest
@@ -22,18 +24,32 @@ from aotkit_inductor_lower import LowerOptions, interpret_program, parse_program
 from aotkit_inductor_lower.__main__ import main
 from aotkit_inductor_lower.ir.random_programs import random_inputs
 from aotkit_inductor_lower.ir.verify import verify_program
+from aotkit_inductor_lower.kernel_ir.interpret import interpret_kernel
+from aotkit_inductor_lower.kernel_ir.nodes import Kernel
+from aotkit_inductor_lower.kernel_ir.parse import parse_module
+from aotkit_inductor_lower.kernel_ir.print import print_module
+from aotkit_inductor_lower.kernel_ir.verify import verify_module
+from aotkit_inductor_lower.kernel_passes.normal_form import NORMAL_FORM, run_on_module
+from aotkit_inductor_lower.ops.dtypes import to_torch_dtype
 from aotkit_inductor_lower.pass_lists import LOOP_LEVEL, LOOP_PASSES
 from aotkit_inductor_lower.passes import PassContext, run_passes
 from aotkit_inductor_lower.targets.select import named_target
 
 CASES = Path(__file__).parent / "cases" / "loop"
 FILES = sorted(CASES.rglob("*.ir"))
+KERNELS = sorted((CASES.parent / "kernel").rglob("*.ir"))
 ZEN = named_target("cpu:znver4")
+ELEMENTS = 256  # of each memory of a kernel: more than any case reaches
 
 
 def header(text: str) -> list[tuple[str, str]]:
     lines = [line[1:].strip() for line in text.splitlines() if line.startswith("#")]
     return [(key.strip(), value.strip()) for key, _, value in (line.partition(":") for line in lines)]
+
+
+def body_of(text: str) -> str:
+    """The text without its first lines."""
+    return "".join(line for line in text.splitlines(keepends=True) if not line.startswith("#"))
 
 
 def expect(text: str, checks: list[tuple[str, str]]) -> None:
@@ -60,7 +76,7 @@ def test_a_pass_makes_of_a_program_what_its_file_says_and_changes_no_result(path
     names, _, target = names.partition("--target")
     passes = [known[name.strip()] for name in names.split(",")]
     assert path.parent.name in names and checks
-    before = parse_program("".join(line for line in text.splitlines(keepends=True) if not line.startswith("#")))
+    before = parse_program(body_of(text))
     verify_program(before)
     ctx = PassContext.of(LowerOptions(verify=True), target=named_target(target.strip()) if target else ZEN)
     after = run_passes(passes, before, ctx, LOOP_LEVEL)
@@ -81,7 +97,7 @@ def test_each_loop_pass_has_cases_one_of_them_with_a_dynamic_size() -> None:
 
 def test_passes_without_fuel_give_back_what_they_were_given() -> None:
     for path in FILES:
-        program = parse_program("".join(s for s in path.read_text().splitlines(keepends=True) if s[0] != "#"))
+        program = parse_program(body_of(path.read_text()))
         for each in LOOP_PASSES:
             if each.required:  # what later ones may rely on
                 program = run_passes((each,), program, PassContext.of(target=ZEN), LOOP_LEVEL)
@@ -105,3 +121,54 @@ def test_the_command_runs_passes_on_text_and_lists_them(
     assert main(["fuse-everything"]) == 2 and "fuse-kernels" in capsys.readouterr().err
     monkeypatch.setattr("sys.stdin", io.StringIO("aotkit-ir 2\nprogram"))
     assert main(["write-through"]) == 1
+
+
+def interpreted(kernel: Kernel, seed: int) -> dict[str, torch.Tensor]:
+    """What a kernel leaves in memory of random numbers."""
+    generator = torch.Generator().manual_seed(seed)
+    memory = {
+        param.name: (torch.rand(ELEMENTS, generator=generator) * 4).to(to_torch_dtype(param.dtype))
+        for param in kernel.params
+        if param.kind == "memory"
+    }
+    interpret_kernel(kernel, memory, dict.fromkeys(("s0", "s1"), 5))
+    return memory
+
+
+@pytest.mark.parametrize("path", KERNELS, ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_a_pass_makes_of_a_kernel_what_its_file_says_and_changes_no_result(path: Path) -> None:
+    text = path.read_text()
+    (_, name), *checks = header(text)
+    assert name == path.parent.name and checks
+    before = parse_module(body_of(text))
+    if name != "declare-sizes":
+        verify_module(before)
+    after = run_on_module(before, [each for each in NORMAL_FORM if each.name == name])
+    verify_module(after)
+    expect(print_module(after), checks)
+    for seed in range(2):
+        for old, new in zip(before.kernels, after.kernels, strict=True):
+            wanted, got = interpreted(old, seed), interpreted(new, seed)
+            for memory, values in wanted.items():
+                torch.testing.assert_close(got[memory], values, msg=f"{path.stem}: {memory}")
+
+
+def test_each_kernel_pass_has_cases_one_of_them_with_a_dynamic_size() -> None:
+    for each in NORMAL_FORM:
+        texts = [path.read_text() for path in KERNELS if path.parent.name == each.name]
+        assert len(texts) >= 3 and any("$s0" in text for text in texts), each.name
+
+
+def test_the_command_makes_kernels_of_a_program_and_runs_passes_on_kernels(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = (CASES / "write-through" / "update.ir").read_text()
+    monkeypatch.setattr("sys.stdin", io.StringIO(program))
+    assert main(["write-through,linearize"]) == 0
+    kernels = capsys.readouterr().out
+    assert print_module(parse_module(kernels)) == kernels and len(re.findall("^kernel ", kernels, re.MULTILINE)) == 2
+    monkeypatch.setattr("sys.stdin", io.StringIO((CASES.parent / "kernel" / "expand-ops" / "a_sigmoid.ir").read_text()))
+    assert main(["expand-ops,merge-loops"]) == 0 and "sigmoid %" not in capsys.readouterr().out
+    for names, text in (("linearize,write-through", program), ("write-through", kernels)):
+        monkeypatch.setattr("sys.stdin", io.StringIO(text))
+        assert main([names]) == 1 and "before linearize" in capsys.readouterr().err

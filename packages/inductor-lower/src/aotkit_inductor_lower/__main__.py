@@ -1,7 +1,11 @@
-"""Run loop passes on a program that is written out::
+"""Run passes on a program that is written out, in the loop IR or as kernels::
 
     python -m aotkit_inductor_lower fuse-kernels,write-through < before.ir > after.ir
+    python -m aotkit_inductor_lower linearize,merge-loops < before.ir > kernels.ir
+    python -m aotkit_inductor_lower expand-ops < kernels.ir
     python -m aotkit_inductor_lower --list
+
+``linearize`` makes kernels of the loop IR; passes of the kernel IR come after it.
 """
 
 from __future__ import annotations
@@ -14,6 +18,11 @@ from .errors import IRError
 from .ir.parse import parse_program
 from .ir.print import print_program
 from .ir.verify import verify_program
+from .kernel_ir.parse import parse_module
+from .kernel_ir.print import print_module
+from .kernel_ir.verify import verify_module
+from .kernel_passes.linearize import linearize
+from .kernel_passes.normal_form import run_on_module
 from .options import LowerOptions
 from .pass_lists import DEVICE_PASSES, GRAPH_PASSES, KERNEL_PASSES, LOOP_LEVEL, LOOP_PASSES, WRITE_PASSES
 from .passes import Pass, PassContext, run_passes
@@ -21,11 +30,13 @@ from .targets.select import named_target
 
 __all__ = ["main"]
 
+LINEARIZE = "linearize"
+
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Returns 2 for a name that is no loop pass, and 1 for text that is no program."""
+    """Returns 2 for a name that is no pass of these levels, and 1 for text that is no program."""
     parser = argparse.ArgumentParser(prog="python -m aotkit_inductor_lower", description=(__doc__ or "").split("::")[0])
-    parser.add_argument("passes", nargs="?", default="", help="names of loop passes, comma-separated, in this order")
+    parser.add_argument("passes", nargs="?", default="", help="names of passes of both levels, comma-separated, in order")
     parser.add_argument("--list", action="store_true", help="print every pass of every level, with its reason")
     parser.add_argument("--fuel", type=int, help="make only so many rewrites")
     parser.add_argument("--target", default="cpu", help="what to choose for: cpu, cpu:NAME, cuda:0, triton-interpreter")
@@ -33,25 +44,49 @@ def main(argv: Sequence[str] | None = None) -> int:
     if given.list:
         print(_listing(), end="")
         return 0
-    known = {each.name: each for each in LOOP_PASSES}
+    known = [*(each.name for each in LOOP_PASSES), *(each.name for each in KERNEL_PASSES)]
     names = [name for name in given.passes.split(",") if name]
-    unknown = [name for name in names if name not in known]
+    unknown = [name for name in names if name not in (*known, LINEARIZE)]
     if unknown:
-        print(f"there is no loop pass {', '.join(unknown)}; there are {', '.join(known)}", file=sys.stderr)
+        print(f"there is no pass {', '.join(unknown)}; there are {LINEARIZE}, {', '.join(known)}", file=sys.stderr)
         return 2
+    text = "".join(line for line in sys.stdin if not line.startswith("#"))
     ctx = PassContext.of(LowerOptions(fuel=given.fuel, verify=True), target=named_target(given.target))
     try:
-        program = parse_program("".join(line for line in sys.stdin if not line.startswith("#")))
-        verify_program(program)
+        print(_result(text, names, ctx), end="")
     except IRError as error:
         print(error, file=sys.stderr)
         return 1
-    for name in names:  # one by one: the order is the caller's
-        program = run_passes((known[name],), program, ctx, LOOP_LEVEL)
-    print(print_program(program), end="")
     for decision in ctx.decisions:
         print(decision, file=sys.stderr)
     return 0
+
+
+def _result(text: str, names: Sequence[str], ctx: PassContext) -> str:
+    """What the passes make of a text, one by one: the order is the caller's."""
+    kernels = {each.name: each for each in KERNEL_PASSES}
+    loops = {each.name: each for each in LOOP_PASSES}
+    at = next((k for k, name in enumerate(names) if name == LINEARIZE or name in kernels), len(names))
+    rest = [name for name in names[at:] if name != LINEARIZE]
+    late = [name for name in rest if name in loops]
+    if text.startswith("aotkit-kernel"):
+        late += [name for name in names[:at] if name in loops]
+        module = parse_module(text)
+        verify_module(module)
+    else:
+        program = parse_program(text)
+        verify_program(program)
+        for name in names[:at]:
+            program = run_passes((loops[name],), program, ctx, LOOP_LEVEL)
+        if at == len(names):
+            return print_program(program)
+        module = linearize(program)
+    if late:
+        raise IRError(f"passes of the loop IR run before {LINEARIZE}: {', '.join(late)}")
+    for name in rest:
+        module = run_on_module(module, (kernels[name],))
+        verify_module(module)
+    return print_module(module)
 
 
 def _listing() -> str:
