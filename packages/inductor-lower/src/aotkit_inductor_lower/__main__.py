@@ -36,7 +36,7 @@ LINEARIZE = "linearize"
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns 2 for a name that is no pass of these levels, and 1 for text that is no program."""
     parser = argparse.ArgumentParser(prog="python -m aotkit_inductor_lower", description=(__doc__ or "").split("::")[0])
-    parser.add_argument("passes", nargs="?", default="", help="names of passes of both levels, comma-separated, in order")
+    parser.add_argument("passes", nargs="?", default="", help="names of passes, comma-separated, in order")
     parser.add_argument("--list", action="store_true", help="print every pass of every level, with its reason")
     parser.add_argument("--fuel", type=int, help="make only so many rewrites")
     parser.add_argument("--target", default="cpu", help="what to choose for: cpu, cpu:NAME, cuda:0, triton-interpreter")
