@@ -35,6 +35,7 @@ from .loop_passes import (
     choose_library_calls,
     drop_dead_steps,
     fission_long_rows,
+    fold_identities,
     fuse_concats,
     fuse_kernels,
     fuse_mixed_order_reductions,
@@ -77,6 +78,7 @@ GRAPH_PASSES = in_order(
 
 LOOP_PASSES = in_order(
     drop_dead_steps.PASS,  # required: no later pass sees a step without a reader
+    fold_identities.PASS,
     inline_producers.PASS,
     fuse_concats.PASS,
     split_loops.PASS,  # reshapes become loops, so that positions are plain sums
