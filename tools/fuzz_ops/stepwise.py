@@ -35,10 +35,13 @@ def right_step_by_step(sample: Sample, run: Run, wrong: list[Difference], again:
         eager = observe(program, program.function(), again)
         if eager.error is not None:
             return False
-        pairs = [(name, eager.results.get(name), ours.results.get(name)) for name in copies]
-        pairs = [(name, want, got) for name, want, got in pairs if isinstance(want, torch.Tensor)]
-        if any(got is None or got.shape != want.shape or got.dtype != want.dtype for _, want, got in pairs):
-            return False
+        pairs: list[tuple[str, torch.Tensor, torch.Tensor]] = []
+        for name in copies:
+            want, got = eager.results.get(name), ours.results.get(name)
+            if isinstance(want, torch.Tensor):
+                if not isinstance(got, torch.Tensor) or got.shape != want.shape or got.dtype != want.dtype:
+                    return False
+                pairs.append((name, want, got))
         doubtful = [name for name, want, got in pairs if not near(want, got)]
         left = settled(program, eager, ours, doubtful, again)
         if any(excused(program, difference, again) is None for difference in left):
