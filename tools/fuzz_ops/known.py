@@ -141,6 +141,15 @@ def _derivative_of_a_product(wrong: Wrong, operands: Tensors) -> torch.Tensor | 
     return (zeros | (wrong.want.isnan() & wrong.got.isfinite())) & bool(not x.isfinite().all())
 
 
+def _product_on_the_way(wrong: Wrong, operands: Tensors) -> torch.Tensor | bool:
+    """Of so many factors that those before or after one have a product beyond the type's range, or near its least."""
+    if not wrong.want.dtype.is_floating_point:
+        return False
+    sizes = operands[0].abs().log2()
+    sizes, info = sizes[sizes.isfinite()], torch.finfo(wrong.want.dtype)
+    return bool(sizes.clamp(min=0).sum() > math.log2(info.max)) or bool(sizes.clamp(max=0).sum() < math.log2(info.tiny))
+
+
 def _cancelled(wrong: Wrong, operands: Tensors) -> torch.Tensor | bool:
     """Off by no more than a unit or two of 1, times what that is multiplied by."""
     if wrong.true is None or wrong.want.dtype not in (torch.float32, torch.float64):
@@ -402,6 +411,13 @@ KNOWN = (
         "eager divides the product by each factor, or looks for zeros first; here the other factors are multiplied",
         entry="training",
         elements=_derivative_of_a_product,
+    ),
+    Departure(
+        r"aten\.prod\.",
+        "",
+        "the factors before and after each are multiplied in the tensor's type; eager divides the whole product",
+        entry="training",
+        elements=_product_on_the_way,
     ),
     Departure(
         r"aten\.gelu(_backward)?\.",

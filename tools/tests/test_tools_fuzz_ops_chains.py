@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from aotkit_inductor_lower.lowering import graph as driver
-from tools.fuzz_ops.compare import Wrong, _in_double, settled
+from tools.fuzz_ops.compare import Difference, Wrong, _in_double, settled
 from tools.fuzz_ops.execute import Run, observe
-from tools.fuzz_ops.known import KNOWN
+from tools.fuzz_ops.known import KNOWN, excused
 from tools.fuzz_ops.program import Call, Ref, Sample
 from tools.fuzz_ops.tensors import Tensor
 from tools.fuzz_ops.verdict import check
@@ -88,3 +88,11 @@ def test_what_is_known_of_infinities_and_signs_of_nan_is_no_more_than_that(op, o
         return bool(torch.as_tensor(row.elements(values, operands)).all())
 
     assert (known(*wrong) or wrong[0] == wrong[1]) and not known(*right)
+
+
+@pytest.mark.parametrize(("factors", "known"), [(40, True), (8, False)])
+def test_the_gradient_of_a_product_may_overflow_where_the_factors_before_do(factors, known):
+    x = Tensor("x0", "float16", (factors,), fill=("constant", 2.0), grad=True)
+    sample = Sample(0, (x,), (Call("v0", "aten.prod.default", (Ref("x0"),)),), (Ref("v0"),), entry="training")
+    wrong = Wrong(torch.tensor([-0.5]).half(), torch.tensor([-math.inf]).half(), torch.tensor([-0.5]).double())
+    assert (excused(sample, Difference("gradient of x0", "values", "", wrong)) is not None) is known
