@@ -96,3 +96,12 @@ def test_the_gradient_of_a_product_may_overflow_where_the_factors_before_do(fact
     sample = Sample(0, (x,), (Call("v0", "aten.prod.default", (Ref("x0"),)),), (Ref("v0"),), entry="training")
     wrong = Wrong(torch.tensor([-0.5]).half(), torch.tensor([-math.inf]).half(), torch.tensor([-0.5]).double())
     assert (excused(sample, Difference("gradient of x0", "values", "", wrong)) is not None) is known
+
+
+@pytest.mark.parametrize(("off", "known"), [(6e-9, True), (6e-7, False)])
+def test_the_gradient_of_a_deviation_is_as_exact_as_the_mean(off, known):
+    x = Tensor("x0", "float32", (9,), fill=("normal",), seed=3, grad=True)
+    sample = Sample(0, (x,), (Call("v0", "aten.std.default", (Ref("x0"),)),), (Ref("v0"),), entry="training")
+    true = torch.tensor([-1.539e-3], dtype=torch.float64)
+    difference = Difference("gradient of x0", "values", "", Wrong(true.float(), (true + off).float(), true))
+    assert (excused(sample, difference) is not None) is known
