@@ -239,6 +239,8 @@ def _writes(run: Run, outputs: Sequence[Any], named: dict[str, Any]) -> None:
 
 
 _NAME = re.compile(r"\b[alm]\d+\b|\bv\d+\b")
+_DTYPE = re.compile(r"\btorch\.(bfloat16|float16|float32|complex64|float64)\b")
+_MADE = re.compile(r"\btorch\.(ones|zeros|full|rand|randn|empty)\((?!.*dtype=)")  # of the default dtype
 _FACT = re.compile(r" (value|gradient|second gradient)\b.*")
 
 
@@ -251,9 +253,11 @@ def _coarse(program: Program, named: dict[str, Any]) -> dict[str, float]:
     outputs = [f"{text} output {i}" for i, text in enumerate(program.outputs)]
     for statement in (*program.setup, *program.body, *outputs):
         names = {*_NAME.findall(statement), *re.findall(r"output \d+$", statement)}
-        error = max(
-            (_RTOL.get(t.dtype, 0.0) for n in names if isinstance(t := named.get(n), torch.Tensor)), default=0.0
-        )
+        dtypes = [t.dtype for n in names if isinstance(t := named.get(n), torch.Tensor)]
+        dtypes += [getattr(torch, name) for name in _DTYPE.findall(statement)]
+        if _MADE.search(statement):
+            dtypes.append(torch.get_default_dtype())
+        error = max((_RTOL.get(dtype, 0.0) for dtype in dtypes), default=0.0)
         joined = [group for group in groups if group[0] & names]
         groups = [group for group in groups if not group[0] & names]
         groups.append((names.union(*(g[0] for g in joined)), max([error, *(g[1] for g in joined)])))

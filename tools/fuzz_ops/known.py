@@ -101,11 +101,14 @@ def _bits_of_nan(wrong: Wrong, operands: Tensors) -> torch.Tensor | bool:
 
 def _beyond_710(wrong: Wrong, operands: Tensors) -> torch.Tensor | bool:
     """Finite beyond 710, up to the logarithm of twice the largest number."""
+    if not wrong.want.dtype.is_floating_point:
+        return False
     finite = (wrong.got.abs() >= math.cosh(710.0) * (1 - 1e-12)) & wrong.got.isfinite()
     return finite & wrong.want.isinf() & any(bool((t.abs() >= 710.0).any()) for t in operands)
 
 
 def _neither_is_finite(wrong: Wrong, operands: Tensors) -> torch.Tensor | bool:
+    """Both are infinite or nan."""
     return ~wrong.want.isfinite() & ~wrong.got.isfinite()
 
 
@@ -139,6 +142,26 @@ def _derivative_of_a_product(wrong: Wrong, operands: Tensors) -> torch.Tensor | 
     x = operands[0]
     zeros = wrong.got.isnan() & (wrong.want == 0) & bool((x == 0).sum() > 1)
     return (zeros | (wrong.want.isnan() & wrong.got.isfinite())) & bool(not x.isfinite().all())
+
+
+def _as_exact_as_the_mean(wrong: Wrong, operands: Tensors) -> torch.Tensor | bool:
+    """Multiples of the distance from the mean, which is off by some units of the numbers themselves."""
+    if wrong.true is None or wrong.want.dtype not in (torch.float32, torch.float64) or not operands[0].numel():
+        return False
+    x = operands[0]
+    off = (x - x.mean()).abs()
+    near = float(off[off > 0].min()) if bool((off > 0).any()) else 1.0
+    share = 8 * torch.finfo(wrong.want.dtype).eps * _largest([x]) / near
+    return (wrong.got.double() - wrong.true).abs() <= share * wrong.true.abs()
+
+
+def _product_on_the_way(wrong: Wrong, operands: Tensors) -> torch.Tensor | bool:
+    """Of so many factors that those before or after one have a product beyond the type's range, or near its least."""
+    if not wrong.want.dtype.is_floating_point:
+        return False
+    sizes = operands[0].abs().log2()
+    sizes, info = sizes[sizes.isfinite()], torch.finfo(wrong.want.dtype)
+    return bool(sizes.clamp(min=0).sum() > math.log2(info.max)) or bool(sizes.clamp(max=0).sum() < math.log2(info.tiny))
 
 
 def _cancelled(wrong: Wrong, operands: Tensors) -> torch.Tensor | bool:
@@ -402,6 +425,20 @@ KNOWN = (
         "eager divides the product by each factor, or looks for zeros first; here the other factors are multiplied",
         entry="training",
         elements=_derivative_of_a_product,
+    ),
+    Departure(
+        r"aten\.(std|var)(_mean)?\.",
+        "",
+        "the gradient is a multiple of the distance from the mean, and as exact as the mean is",
+        entry="training",
+        elements=_as_exact_as_the_mean,
+    ),
+    Departure(
+        r"aten\.prod\.",
+        "",
+        "the factors before and after each are multiplied in the tensor's type; eager divides the whole product",
+        entry="training",
+        elements=_product_on_the_way,
     ),
     Departure(
         r"aten\.gelu(_backward)?\.",

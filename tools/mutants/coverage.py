@@ -106,7 +106,9 @@ class Coverage:
             place = _places(old, new) if new is not None else {}
             moved: dict[int, int] = {}
             for found in (*self.lines.values(), self.at_import):
-                if file in found:
+                if new is None:
+                    found.pop(file, None)
+                elif file in found:
                     mask = found[file]
                     if mask not in moved:
                         moved[mask] = bits(place[line] for line in lines_of(mask) if line in place)

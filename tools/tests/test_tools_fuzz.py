@@ -113,6 +113,17 @@ def test_the_tolerance_of_a_short_dtype_holds_for_what_is_computed_from_it_and_f
     assert differences(eager, observe(program, program.function())) == []
 
 
+@pytest.mark.parametrize("made", ["torch.ones(3, 4)", "a0.to(torch.float32).expand(3, 4)"])
+def test_what_a_program_makes_in_a_short_dtype_counts_for_its_tolerance(made: str) -> None:
+    setup = ("l0 = values((), 0, torch.float64).requires_grad_()", "a0 = l0.clone()")
+    program = Program(setup, ("a0",), (f"v1 = {made} + a0",), ("v1",))
+    alike = Program(setup, ("a0",), ("v1 = torch.ones(3, 4, dtype=torch.float64) + a0",), ("v1",))
+    for known, accepted in ((program, True), (alike, False)):
+        eager, run = (observe(known, known.function()) for _ in range(2))
+        run.facts["l0 gradient"] = eager.facts["l0 gradient"] * (1 + 3e-7)
+        assert (differences(eager, run) == []) is accepted
+
+
 @pytest.mark.parametrize("seed", range(0, 400, 4))
 def test_no_program_reads_other_elements_of_the_memory_that_it_writes_to(seed: int) -> None:
     for line in "\n".join(generate(seed).program.body).splitlines():

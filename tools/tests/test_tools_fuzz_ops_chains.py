@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from aotkit_inductor_lower.lowering import graph as driver
-from tools.fuzz_ops.compare import Wrong, _in_double, settled
+from tools.fuzz_ops.compare import Difference, Wrong, _in_double, settled
 from tools.fuzz_ops.execute import Run, observe
-from tools.fuzz_ops.known import KNOWN
+from tools.fuzz_ops.known import KNOWN, excused
 from tools.fuzz_ops.program import Call, Ref, Sample
 from tools.fuzz_ops.tensors import Tensor
 from tools.fuzz_ops.verdict import check
@@ -88,3 +88,20 @@ def test_what_is_known_of_infinities_and_signs_of_nan_is_no_more_than_that(op, o
         return bool(torch.as_tensor(row.elements(values, operands)).all())
 
     assert (known(*wrong) or wrong[0] == wrong[1]) and not known(*right)
+
+
+@pytest.mark.parametrize(("factors", "known"), [(40, True), (8, False)])
+def test_the_gradient_of_a_product_may_overflow_where_the_factors_before_do(factors, known):
+    x = Tensor("x0", "float16", (factors,), fill=("constant", 2.0), grad=True)
+    sample = Sample(0, (x,), (Call("v0", "aten.prod.default", (Ref("x0"),)),), (Ref("v0"),), entry="training")
+    wrong = Wrong(torch.tensor([-0.5]).half(), torch.tensor([-math.inf]).half(), torch.tensor([-0.5]).double())
+    assert (excused(sample, Difference("gradient of x0", "values", "", wrong)) is not None) is known
+
+
+@pytest.mark.parametrize(("off", "known"), [(6e-9, True), (6e-7, False)])
+def test_the_gradient_of_a_deviation_is_as_exact_as_the_mean(off, known):
+    x = Tensor("x0", "float32", (9,), fill=("normal",), seed=3, grad=True)
+    sample = Sample(0, (x,), (Call("v0", "aten.std.default", (Ref("x0"),)),), (Ref("v0"),), entry="training")
+    true = torch.tensor([-1.539e-3], dtype=torch.float64)
+    difference = Difference("gradient of x0", "values", "", Wrong(true.float(), (true + off).float(), true))
+    assert (excused(sample, difference) is not None) is known

@@ -224,6 +224,9 @@ def test_lines_are_traced_and_followed_through_changes(tmp_path: Path) -> None:
     assert [lines_of(read.lines[t]["f"]) for t in ("t", "u")] == [[4, 5], [4, 6]]
     assert read.tests("f", 4, 4) == ["u", "t"] and read.tests("f", 5, 5) == ["t"]
     assert read.runs_at_import("f", 3, 3) and not read.runs_at_import("f", 4, 6)
+    read.follow({"renamed": source})
+    read.write(tmp_path / "c.json")
+    assert Coverage.read(tmp_path / "c.json").lines == {"t": {}, "u": {}}
 
 
 def test_equivalent_mutants_have_reasons_and_do_not_count(tmp_path: Path) -> None:

@@ -401,8 +401,10 @@ def _has_own_history(
         base = inputs[source.base].value
     else:
         base = bases[source.base] if source.kind is OutputKind.ALIAS_OF_INTERMEDIATE else outputs[source.base]
-    own = through_custom_function(output, base) or leads_beyond(output, base)
-    return own or repeats_memory(from_functional(base))
+    if through_custom_function(output, base):
+        return True
+    taken_otherwise = leads_beyond(output, base) or repeats_memory(from_functional(base))
+    return taken_otherwise and gradient_reaches(output, base)  # else it has no history: taken where grad mode was off
 
 
 def _check_history(index: int, output: torch.Tensor, base: torch.Tensor) -> None:
