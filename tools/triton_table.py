@@ -20,11 +20,11 @@ from typing import Any
 
 import torch
 
+from aotkit_inductor_lower.runtime import bind_to
 from aotkit_inductor_lower.targets.triton import (
     DeviceKernel,
     InterpreterDriver,
     LoweredForDevice,
-    bind_device,
     compile_kernel,
     lower_for_device,
     resource_facts,
@@ -102,7 +102,7 @@ def _facts(kernel: DeviceKernel) -> tuple[Any, int]:
 
 def run_difference(graph: Graph, lowered: LoweredForDevice) -> str | None:
     """How the plan's results in the interpreter differ from eager's, or ``None``."""
-    bound = bind_device(lowered.program, InterpreterDriver(), lowered.constants)
+    bound = bind_to(lowered.program, InterpreterDriver(), lowered.constants)
     given = [a.clone() if isinstance(a, torch.Tensor) else a for a in graph.inputs]
     want, got = graph.module(*graph.inputs), bound(given)
     for position, (ours, reference) in enumerate(zip(got, want, strict=True)):

@@ -10,10 +10,10 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from aotkit_inductor_lower import LowerOptions, compile_graph, decompositions, interpret_program
+from aotkit_inductor_lower.runtime import bind_to
 from aotkit_inductor_lower.targets.triton import (
     InterpreterDriver,
     LoweredForDevice,
-    bind_device,
     compile_kernel,
     lower_for_device,
 )
@@ -44,7 +44,7 @@ def in_triton(f: Callable[..., Any], *args: torch.Tensor) -> list[torch.Tensor]:
     pytest.importorskip("triton", reason="Triton is the optional extra `cuda`")
     lowered = lowered_for_cuda(f, *args)
     assert not lowered.report.externs
-    return bind_device(lowered.program, InterpreterDriver())(list(args))
+    return bind_to(lowered.program, InterpreterDriver())(list(args))
 
 
 def in_the_ir(f: Callable[..., Any], *args: torch.Tensor) -> list[torch.Tensor]:

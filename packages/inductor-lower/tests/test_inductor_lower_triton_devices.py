@@ -8,6 +8,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +19,12 @@ from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from aotkit_inductor_lower import LowerOptions, decompositions
+from aotkit_inductor_lower.runtime import BoundProgram, bind_to
 from aotkit_inductor_lower.targets.triton import (
-    BoundDeviceProgram,
     CudaDriver,
     InterpreterDriver,
     LoweredForDevice,
     TritonError,
-    bind_device,
     compile_kernel,
     compile_program,
     lower_for_device,
@@ -44,9 +44,9 @@ def lower(f: Callable[..., Any], *args: Any, **settings: Any) -> LoweredForDevic
     return lower_for_device(graph, options=LowerOptions(verify=True, **settings), device="cuda:0")
 
 
-def interpreted(lowered: LoweredForDevice) -> BoundDeviceProgram:
+def interpreted(lowered: LoweredForDevice) -> BoundProgram:
     """In Triton's interpreter."""
-    return bind_device(lowered.program, InterpreterDriver(), lowered.constants)
+    return bind_to(lowered.program, InterpreterDriver(), lowered.constants)
 
 
 # -- threads, devices, streams -----------------------------------------------------------------------------------
@@ -136,13 +136,13 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     return made
 
 
-def on_machine(machine: Machine, device: str, f: Callable[..., Any], *args: Any) -> tuple[BoundDeviceProgram, Library]:
+def on_machine(machine: Machine, device: str, f: Callable[..., Any], *args: Any) -> tuple[BoundProgram, Library]:
     """``f`` compiled and bound for a device, whose memory is the CPU's."""
     lowered, library = lower(f, *args), Library(machine)
     driver = CudaDriver(device, library)
     driver.device = "cpu"
     program = compile_program(replace(lowered.program, device="cpu"), 90)
-    return bind_device(program, driver, lowered.constants), library
+    return bind_to(program, driver, lowered.constants), library
 
 
 def in_thread(call: Callable[[], None]) -> int:
@@ -199,7 +199,7 @@ def test_a_thread_that_has_no_context_yet_gets_it_at_its_first_launch(device: st
     ident = in_thread(work)
     assert [launch[:2] for launch in library.launches] == [(ident, int(device[-1]))] * 4
     assert library.failed == ([ident] if device == "cuda:0" else [])  # a guard makes the other device's current
-    compiled_there: list[tuple[BoundDeviceProgram, Library]] = []
+    compiled_there: list[tuple[BoundProgram, Library]] = []
     in_thread(lambda: compiled_there.append(on_machine(machine, device, two_segments, x)))
     again, library = compiled_there[0]
     again([x])
@@ -241,10 +241,10 @@ class Watching(InterpreterDriver):
         return super()._run(handle, *rest)
 
 
-def watched(lowered: LoweredForDevice) -> tuple[BoundDeviceProgram, Watching]:
+def watched(lowered: LoweredForDevice) -> tuple[BoundProgram, Watching]:
     """Bound to a driver that watches alignment."""
     driver = Watching()
-    return bind_device(lowered.program, driver, lowered.constants), driver
+    return bind_to(lowered.program, driver, lowered.constants), driver
 
 
 def anywhere(tensor: Tensor, by: int = 1) -> Tensor:
@@ -269,8 +269,7 @@ def test_constants_that_begin_anywhere_are_copied_in_each_call() -> None:
 
 
 def test_results_of_aten_that_begin_anywhere_are_copied(monkeypatch: pytest.MonkeyPatch) -> None:
-    from aotkit_inductor_lower.targets.triton import bind as bind_module
-
+    bind_module = import_module("aotkit_inductor_lower.runtime.bind")  # not the function of that name
     product = torch.ops.aten.mm.default
     monkeypatch.setattr(bind_module, "resolve_target", lambda target: lambda *args: anywhere(product(*args)))
     x = torch.randn(8, 8, generator=torch.Generator().manual_seed(0))

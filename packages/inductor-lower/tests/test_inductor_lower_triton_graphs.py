@@ -15,12 +15,12 @@ import torch.nn.functional as F
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from aotkit_inductor_lower import LowerOptions, decompositions, interpret_program, parse_program
+from aotkit_inductor_lower.runtime import bind_to
 from aotkit_inductor_lower.targets.triton import (
     DeviceTooOld,
     InterpreterDriver,
     LoweredForDevice,
     TritonError,
-    bind_device,
     compile_graph_for_device,
     compile_kernel,
     compile_program,
@@ -69,7 +69,7 @@ def test_a_training_graph_gives_what_eager_gives() -> None:
     args = arguments()
     lowered = lower(train, *args)
     driver = InterpreterDriver()
-    bound = bind_device(lowered.program, driver, lowered.constants)
+    bound = bind_to(lowered.program, driver, lowered.constants)
     assert_same(bound(list(args)), train(*args))
     assert driver.launched == [launch.name for launch in lowered.program.launches()]
     assert len(driver.launched) <= 3  # norm, softmax and gelu, forward and backward, are one kernel
@@ -77,7 +77,7 @@ def test_a_training_graph_gives_what_eager_gives() -> None:
 
 def test_dynamic_sizes_are_served_by_one_program() -> None:
     lowered = lower(lambda x: (F.softmax(x * 2, -1), x.sum(0), x.t().contiguous()), torch.randn(7, 5), mode="symbolic")
-    bound = bind_device(lowered.program, InterpreterDriver(), lowered.constants)
+    bound = bind_to(lowered.program, InterpreterDriver(), lowered.constants)
     for shape in ((7, 5), (33, 70), (2, 3)):
         x = torch.randn(shape, generator=torch.Generator().manual_seed(1))
         assert_same(bound([x]) if len(lowered.program.plan.inputs) == 1 else bound([*shape, x]), (
@@ -99,7 +99,7 @@ def test_equal_kernels_are_compiled_once() -> None:
     lowered = lower(layers, x, w)
     assert len(lowered.program.launches()) == 3
     assert len(lowered.program.kernels) == 1
-    assert_same(bind_device(lowered.program, InterpreterDriver())([x, w]), layers(x, w))
+    assert_same(bind_to(lowered.program, InterpreterDriver())([x, w]), layers(x, w))
 
 
 def test_kernels_that_are_called_what_they_compute_are_not_taken_for_equal() -> None:
@@ -113,7 +113,7 @@ def test_kernels_that_are_called_what_they_compute_are_not_taken_for_equal() -> 
     program = lower_for_device(graph, options=LowerOptions(fuse=False), device="cuda:0").program
     assert len(program.launches()) == len(program.kernels) == len(functions)
     assert {k.source.name for k in program.kernels} == set(functions)
-    assert_same(bind_device(program, InterpreterDriver())(list(args)), f(*args))
+    assert_same(bind_to(program, InterpreterDriver())(list(args)), f(*args))
 
 
 SCATTER = """\
@@ -139,7 +139,7 @@ return none
 def test_inputs_that_are_not_aligned_are_copied_and_what_was_written_is_copied_back() -> None:
     program = generate_device(on_device(parse_program(SCATTER.replace("return none", "return")), "cuda:0"))
     assert program.aligned == ("index", "x", "y") and program.written == ("y",)
-    bound = bind_device(program, InterpreterDriver())
+    bound = bind_to(program, InterpreterDriver())
     index = torch.tensor([0, 2, 2, 1, 0, 2])
     x = torch.arange(24.0).reshape(6, 4)
     want = torch.ones(3, 4).index_add_(0, index, x)
@@ -153,7 +153,7 @@ def test_inputs_that_are_not_aligned_are_copied_and_what_was_written_is_copied_b
 
 def test_an_index_out_of_range_names_the_kernel_and_the_users_line() -> None:
     program = generate_device(on_device(parse_program(SCATTER.replace("return none", "return")), "cuda:0"))
-    bound = bind_device(program, InterpreterDriver())
+    bound = bind_to(program, InterpreterDriver())
     index = torch.tensor([0, 2, 3, 1, 0, 2])
     with pytest.raises(IndexError, match=r"index 3 is out of bounds(.|\n)*kernel add_rows(.|\n)*model.py:7"):
         bound([index, torch.zeros(6, 4), torch.zeros(3, 4)])
@@ -192,7 +192,8 @@ import ctypes, sys
 from pathlib import Path
 sys.modules["triton"] = None
 import torch
-from aotkit_inductor_lower.targets.triton import bind_device, device_from_json
+from aotkit_inductor_lower.runtime import bind_to
+from aotkit_inductor_lower.targets.triton import device_from_json
 from aotkit_inductor_lower.targets.triton.drivers import _LAUNCH
 
 class Recorder:
@@ -215,7 +216,7 @@ class Recorder:
 program = device_from_json(Path({str(tmp_path / "program.json")!r}).read_text())
 driver = Recorder()
 x = torch.randn(6, 32)
-(y,) = bind_device(program, driver)([x])
+(y,) = bind_to(program, driver)([x])
 (seen,) = driver.seen
 assert seen[0] == 77 and seen[2:4] == (1, 1) and seen[4] % 32 == 0 and seen[5:8] == (1, 1, 5), seen
 assert seen[1] >= 1 and seen[8] in (x.data_ptr(), y.data_ptr())
@@ -302,7 +303,7 @@ def test_the_maximum_and_the_sum_of_a_long_softmax_are_one_pass_over_the_row() -
     )
     for f, loops in cases:
         lowered = lower(f, x, target)
-        bound = bind_device(lowered.program, InterpreterDriver(), lowered.constants)
+        bound = bind_to(lowered.program, InterpreterDriver(), lowered.constants)
         for got, want in zip(bound([x, target]), f(x, target), strict=True):
             torch.testing.assert_close(got, want, equal_nan=True)
         texts = [kernel.source.text for kernel in lowered.program.kernels]
@@ -330,10 +331,10 @@ def test_long_reductions_of_few_results_are_two_kernels(length: int) -> None:
     lowered = lower(f, x)
     names = [launch.name for launch in lowered.program.launches()]
     assert any(name.endswith("_partial") for name in names)
-    assert_same(bind_device(lowered.program, InterpreterDriver())([x]), f(x))
+    assert_same(bind_to(lowered.program, InterpreterDriver())([x]), f(x))
     assert_same(interpret_program(lowered.scheduled, [x]), f(x))  # as loop IR too
     x[length - 1, 1] = float("nan")
-    got, want = bind_device(lowered.program, InterpreterDriver())([x]), f(x)
+    got, want = bind_to(lowered.program, InterpreterDriver())([x]), f(x)
     torch.testing.assert_close(got[1], want[1], equal_nan=True)
 
 
@@ -347,7 +348,7 @@ def test_a_long_argmax_is_two_kernels_and_takes_the_first_of_equals(dtype: torch
     x = torch.randint(-500, 500, (3, 5003), generator=g).to(dtype)  # every value many times
     lowered = lower(f, x)
     assert any(launch.name.endswith("_partial") for launch in lowered.program.launches())
-    bound = bind_device(lowered.program, InterpreterDriver())
+    bound = bind_to(lowered.program, InterpreterDriver())
     assert_same(bound([x]), f(x))
     assert_same(interpret_program(lowered.scheduled, [x]), f(x))
     if dtype.is_floating_point:
@@ -365,7 +366,7 @@ def test_reductions_of_sizes_known_at_run_time_are_split_too() -> None:
     lowered = lower(f, torch.randn(700, dtype=torch.float64), mode="symbolic")
     partial = [launch for launch in lowered.program.launches() if launch.name.endswith("_partial")]
     assert partial and all(launch.grid != "$#programs 1" for launch in partial)
-    bound = bind_device(lowered.program, InterpreterDriver())
+    bound = bind_to(lowered.program, InterpreterDriver())
     for rows in (700, 5):
         x = torch.randn(rows, generator=torch.Generator().manual_seed(rows), dtype=torch.float64)
         args = [x] if len(lowered.program.plan.inputs) == 1 else [rows, x]
@@ -382,7 +383,7 @@ def test_the_gradient_of_a_norms_weight_is_split_over_rows() -> None:
     args = [torch.randn(2048, 32, generator=g), torch.randn(32, generator=g), torch.randn(32, generator=g)]
     lowered = lower(f, *args)
     assert sum(launch.name.endswith("_partial") for launch in lowered.program.launches()) >= 1
-    got, want = bind_device(lowered.program, InterpreterDriver())(list(args)), f(*args)
+    got, want = bind_to(lowered.program, InterpreterDriver())(list(args)), f(*args)
     for ours, reference in zip(got, want, strict=True):
         torch.testing.assert_close(ours, reference, rtol=1e-4, atol=1e-3)
 

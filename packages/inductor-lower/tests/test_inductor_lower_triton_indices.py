@@ -10,11 +10,11 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from aotkit_inductor_lower import LowerOptions, compile_graph, decompositions
+from aotkit_inductor_lower.runtime import bind_to
 from aotkit_inductor_lower.targets.triton import (
     DeviceTuning,
     InterpreterDriver,
     LoweredForDevice,
-    bind_device,
     compile_kernel,
     lower_for_device,
     resource_facts,
@@ -35,7 +35,7 @@ def lower(f: Callable[..., Any], args: list[Tensor], asserts: bool, **settings: 
 def run(f: Callable[..., Any], args: list[Tensor], asserts: bool) -> list[Any]:
     """``f`` in the interpreter."""
     lowered = lower(f, args, asserts)
-    return bind_device(lowered.program, InterpreterDriver(), lowered.constants)([a.clone() for a in args])
+    return bind_to(lowered.program, InterpreterDriver(), lowered.constants)([a.clone() for a in args])
 
 
 def gather(x: Tensor, index: Tensor) -> tuple[Tensor, ...]:
@@ -130,7 +130,7 @@ def test_what_follows_a_product_may_be_scattered_or_looked_up_without_asserts() 
         lowered = lower(f, args, asserts, tune=DeviceTuning(every_product=True))
         (kernel,) = lowered.program.kernels
         assert "tl.dot" in kernel.source.text and kernel.source.checks == asserts
-        bound = bind_device(lowered.program, InterpreterDriver(), lowered.constants)
+        bound = bind_to(lowered.program, InterpreterDriver(), lowered.constants)
         if asserts:
             with pytest.raises(IndexError):
                 bound(list(args))

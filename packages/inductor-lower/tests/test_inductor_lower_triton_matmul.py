@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from aotkit_inductor_lower import LowerOptions, decompositions
+from aotkit_inductor_lower.runtime import bind_to
 from aotkit_inductor_lower.targets.triton import (
     Cubin,
     DeviceTuning,
@@ -22,7 +23,6 @@ from aotkit_inductor_lower.targets.triton import (
     LoweredForDevice,
     Product,
     TritonError,
-    bind_device,
     compile_kernel,
     compile_program,
     device_from_json,
@@ -61,7 +61,7 @@ def test_generated_products_take_what_is_around_them_along(dtype: torch.dtype) -
     lowered = lower(products, args, DeviceTuning(every_product=True))
     assert len(lowered.program.launches()) == 3  # relu, bias and gelu are in the first, the factor in the second
     assert all("tl.dot" in k.source.text for k in lowered.program.kernels)
-    got, want = bind_device(lowered.program, InterpreterDriver())(list(args)), products(*args)
+    got, want = bind_to(lowered.program, InterpreterDriver())(list(args)), products(*args)
     tolerance = {torch.float32: 1e-5, torch.bfloat16: 1.6e-2, torch.float16: 2e-3}[dtype]
     for ours, reference in zip(got, want, strict=True):
         assert ours.stride() == reference.stride()
@@ -91,7 +91,7 @@ def test_a_linear_map_with_gelu_and_residual_is_one_kernel_of_several_results(
     (kernel,) = lowered.program.kernels
     assert "tl.dot" in kernel.source.text and len(lowered.program.launches()) == 1 and not lowered.report.externs
     assert sum(argument.written for argument in kernel.source.arguments) == 3
-    got, want = bind_device(lowered.program, InterpreterDriver())(list(args)), program(*args)
+    got, want = bind_to(lowered.program, InterpreterDriver())(list(args)), program(*args)
     exact = [a.double() for a in args]
     out, y, _ = program(*exact)
     terms = F.linear(exact[0].abs() * 2, exact[1].abs(), exact[2].abs())
@@ -135,7 +135,7 @@ def test_a_product_is_generated_only_where_it_was_measured_to_be_faster() -> Non
     assert len(seen) == 3
     assert any("bmm" in reason and "generated, ATen 20.0 us, generated 10.0 us" in reason for reason in lowered.choices)
     assert any("mm.default" in reason and ": ATen, ATen 10.0 us" in reason for reason in lowered.choices)
-    got, want = bind_device(lowered.program, InterpreterDriver())(list(args)), products(*args)
+    got, want = bind_to(lowered.program, InterpreterDriver())(list(args)), products(*args)
     torch.testing.assert_close(got, list(want))
 
 
@@ -194,7 +194,7 @@ def test_the_winner_is_part_of_the_artifact_and_is_not_tuned_again() -> None:
     assert again.kernels[0].choice == kernel.choice and "4096" in kernel.choice
     asked.clear()
     assert compile_program(again, 90, timer) == again and not asked
-    (y,) = bind_device(again, InterpreterDriver())([x])
+    (y,) = bind_to(again, InterpreterDriver())([x])
     assert torch.equal(y, x * 2 + 1)  # also launched with the winner's number of program instances
     assert dataclasses.replace(again, kernels=()) == dataclasses.replace(tuned, kernels=())
 
@@ -217,7 +217,7 @@ def test_tuning_measures_each_product_once_with_its_own_layouts_and_keeps_the_re
         torch.testing.assert_close(generated, library, rtol=1e-4, atol=1e-4)
     assert sum(": generated, " in reason for reason in lowered.choices) == 2
     torch.testing.assert_close(
-        bind_device(lowered.program, InterpreterDriver())(list(args)), list(products(*args)), rtol=1e-4, atol=1e-4
+        bind_to(lowered.program, InterpreterDriver())(list(args)), list(products(*args)), rtol=1e-4, atol=1e-4
     )
     assert tuner.product(Product("aten.mm.default", "float32", ("[s0, 4]:[4, 1]", "[4, 4]:[4, 1]"))) == (0.0, math.inf)
     assert str(extents_of(lowered.program)["x_1"]) == str(args[0].numel())

@@ -29,6 +29,7 @@ from aotkit_inductor_lower import (
     compiled_to_json,
     decompositions,
 )
+from aotkit_inductor_lower.runtime import bind_to
 from aotkit_inductor_lower.targets.select import kernel_device
 from aotkit_inductor_lower.targets.triton import (
     DeviceGraph,
@@ -36,12 +37,11 @@ from aotkit_inductor_lower.targets.triton import (
     Tf32Advice,
     TritonError,
     TritonMissing,
-    bind_device,
     compile_kernel,
     lower_for_device,
     resource_facts,
 )
-from aotkit_inductor_lower.targets.triton import bind as bind_module
+from aotkit_inductor_lower.targets.triton import load as load_module
 from aotkit_inductor_lower.targets.triton.pipeline import tell_tf32
 
 pytest.importorskip("triton", reason="Triton is the optional extra `cuda`")
@@ -75,7 +75,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> None:
     """A CUDA device, as far as this package asks: kernels are compiled for it and run in the interpreter."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
-    monkeypatch.setattr(bind_module, "CudaDriver", OnTheCpu)
+    monkeypatch.setattr(load_module, "CudaDriver", OnTheCpu)
 
 
 class Store(dict[str, bytes]):
@@ -233,7 +233,7 @@ def test_a_number_on_the_cpu_goes_to_the_device_once_and_into_the_kernel() -> No
     assert [s.target for s in lowered.scheduled.steps if hasattr(s, "target")].count("aten._to_copy.default") == 2
     assert len(lowered.program.launches()) == 2  # each after the copy that it needs
     x, number = values((6, 8), ())
-    got = bind_device(lowered.program, InterpreterDriver(), lowered.constants)([x, number])
+    got = bind_to(lowered.program, InterpreterDriver(), lowered.constants)([x, number])
     for ours, reference in zip(got, f(x, number), strict=True):
         torch.testing.assert_close(ours, reference)
 
@@ -247,7 +247,7 @@ def test_a_constant_on_the_cpu_goes_to_the_device_too() -> None:
     lowered = lower_for_device(graph, options=LowerOptions(verify=True))
     assert reasons(lowered).keys() == {"aten._to_copy.default"}
     (x,) = values((6, 8))
-    assert torch.equal(bind_device(lowered.program, InterpreterDriver(), lowered.constants)([x])[0], x * 3)
+    assert torch.equal(bind_to(lowered.program, InterpreterDriver(), lowered.constants)([x])[0], x * 3)
 
 
 def test_what_is_on_a_second_device_stays_with_aten_with_the_reason() -> None:
@@ -264,7 +264,7 @@ def test_what_is_on_a_second_device_stays_with_aten_with_the_reason() -> None:
     assert found["aten.relu.default"] == "a tensor is on cuda:1, and this graph's kernels run on cuda:0"
     assert {b.device for b in lowered.program.plan.buffers} == {"cuda:0", "cuda:1"}
     x, w = values((6, 8), (6, 8))
-    bound = bind_device(lowered.program, InterpreterDriver(), lowered.constants)
+    bound = bind_to(lowered.program, InterpreterDriver(), lowered.constants)
     hidden = F.gelu(x + 1).exp()
     there = (hidden + w).relu()
     for ours, reference in zip(bound([x, w]), (hidden, there, there * 2), strict=True):
@@ -284,7 +284,7 @@ def test_temporaries_of_rules_are_on_the_graphs_device() -> None:
     assert {b.device for b in lowered.scheduled.buffers} == {"cuda:0"}
     (x,) = values((6, 8))
     index = torch.randint(6, (6, 8), generator=torch.Generator().manual_seed(1))
-    got = bind_device(lowered.program, InterpreterDriver(), lowered.constants)([x, index])
+    got = bind_to(lowered.program, InterpreterDriver(), lowered.constants)([x, index])
     torch.testing.assert_close(got[0], f(x, index)[0])
 
 
@@ -299,7 +299,7 @@ def test_random_numbers_are_made_in_the_kernels_of_a_device_from_seeds_that_it_d
     lowered = lower_for_device(graph, options=LowerOptions(verify=True, rng="fast"))
     (call,) = [step for step in lowered.scheduled.steps if hasattr(step, "target")]
     assert call.target == "aten.randint.low" and dict(call.kwargs)["device"].value == "cuda:1"
-    bound = bind_device(lowered.program, InterpreterDriver(), lowered.constants)
+    bound = bind_to(lowered.program, InterpreterDriver(), lowered.constants)
     (x,) = values((40, 50))
     torch.manual_seed(0)
     y, mask, uniform, normal = first = bound([x])

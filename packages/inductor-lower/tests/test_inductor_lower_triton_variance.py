@@ -14,11 +14,11 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from aotkit_inductor_lower import LowerOptions, decompositions, interpret_program
 from aotkit_inductor_lower.ir.print import print_program
+from aotkit_inductor_lower.runtime import bind_to
 from aotkit_inductor_lower.targets.triton import (
     InterpreterDriver,
     LoweredForDevice,
     TileLimits,
-    bind_device,
     compile_kernel,
     generate_device,
     interpret_kernel,
@@ -47,7 +47,7 @@ def texts(lowered: LoweredForDevice) -> list[str]:
 
 def run(lowered: LoweredForDevice, *args: torch.Tensor) -> list[torch.Tensor]:
     """In Triton's interpreter."""
-    return bind_device(lowered.program, InterpreterDriver())(list(args))
+    return bind_to(lowered.program, InterpreterDriver())(list(args))
 
 
 def offset_rows(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -136,7 +136,7 @@ def test_chunks_that_are_empty_or_short_do_not_count() -> None:
 
     lowered = lower(f, torch.randn(700, dtype=torch.float64), mode="symbolic")
     assert any(launch.name.endswith("_partial") for launch in lowered.program.launches())
-    bound = bind_device(lowered.program, InterpreterDriver())
+    bound = bind_to(lowered.program, InterpreterDriver())
     for size in (700, 129, 2):
         x = offset_rows(size, dtype=torch.float64) * 1e150  # so that a distance of nothing from the mean overflows
         args = [x] if len(lowered.program.plan.inputs) == 1 else [size, x]

@@ -15,11 +15,11 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from aotkit_inductor_lower import CompiledGraph, LowerOptions, compile_graph, decompositions, parse_program
+from aotkit_inductor_lower.runtime import bind_to
 from aotkit_inductor_lower.targets.triton import (
     DeviceGraph,
     InterpreterDriver,
     TritonError,
-    bind_device,
     compile_kernel,
     generate_device,
     on_device,
@@ -168,7 +168,7 @@ def test_loops_of_the_only_program_instance_reach_beyond_two_to_the_31(memory: t
     u, y = rows(memory), torch.ones(4, 5, dtype=torch.int8)
     index = torch.tensor([3, -1, 0])
     want = y.clone().index_put_((index,), u, accumulate=True)
-    bind_device(program, InterpreterDriver())([u, index, y])
+    bind_to(program, InterpreterDriver())([u, index, y])
     assert torch.equal(y, want)
 
 

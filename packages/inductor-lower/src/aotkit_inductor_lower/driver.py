@@ -60,7 +60,7 @@ class CompiledGraph:
 
     def __init__(
         self,
-        bound: BoundProgram,
+        bound: BoundProgram[CompiledProgram],
         constants: Mapping[str, torch.Tensor],
         program: Program,
         records: Sequence[Decision],

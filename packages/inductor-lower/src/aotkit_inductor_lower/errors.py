@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 __all__ = [
+    "BindError",
     "CodegenError",
     "FakeKernelError",
     "Fallback",
@@ -48,6 +49,10 @@ class FakeKernelError(LoweringError, RuntimeError):
 
 class UnknownPassError(ValueError):
     """A pass was to be left out that does not exist."""
+
+
+class BindError(RuntimeError):
+    """A compiled program cannot be bound in this process. The message says what does not fit."""
 
 
 class CodegenError(ValueError):

@@ -9,7 +9,7 @@ Note [The frame]
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
 from ..ir import Arg, BufferRef, Origin, SymInput
 from ..symbolic import Expr
@@ -170,3 +170,4 @@ class CompiledProgram:
     digest: str
     imports: tuple[str, ...]
     llvm_text: str = ""
+    loader: ClassVar[str] = "cpu"

@@ -1,7 +1,7 @@
 """From a compiled program to a callable: how a launch plan is bound to a process."""
 
 from .arena import ArenaPool
-from .bind import BoundProgram, bind
+from .bind import BoundProgram, bind, bind_to
 from .errors import BindError, RedzoneError
 
-__all__ = ["ArenaPool", "BindError", "BoundProgram", "RedzoneError", "bind"]
+__all__ = ["ArenaPool", "BindError", "BoundProgram", "RedzoneError", "bind", "bind_to"]

@@ -1,33 +1,37 @@
-"""A compiled program to a callable: load the object code, resolve ATen ops, run the emitted Python source."""
+"""A compiled program to a callable: its kernels are loaded by its target, ATen ops resolved, the emitted Python source
+run. The same for all targets."""
 
 from __future__ import annotations
 
-import ctypes
-import hashlib
-import os
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
 
-from .. import _torch_compat
-from ..launch_plan.records import CallExtern, CallSegment, CompiledProgram
+from ..errors import BindError
+from ..launch_plan.loaded import Alignment, Loaded, Program
+from ..launch_plan.records import CallExtern, LaunchPlan
 from ..ops.aten import resolve_target
 from ..ops.fixups import FIX_UPS
-from ..targets.cpu.load import LoadedObject, load_object
+from ..targets import LOADERS
 from .arena import ArenaPool
 from .emit import emit_source, wanted_tensors
-from .errors import BindError, raise_status
-from .externs import conform
+from .externs import aligned_copy, conform
 from .frame import FramePool
 from .redzones import guarded_empty
 
-__all__ = ["BoundProgram", "bind"]
+if TYPE_CHECKING:
+    from ..targets.triton.drivers import Driver
+    from ..targets.triton.program import DeviceProgram
 
-_SEGMENT = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_int32)
+__all__ = ["BoundProgram", "bind", "bind_to"]
+
+Boxed = Callable[[list[Any]], list[Any]]
+P = TypeVar("P", bound=Program)
 
 
-class BoundProgram:
+class BoundProgram(Generic[P]):
     """A compiled graph in the boxed calling convention: takes one list, empties it, returns a list.
 
     The caller guarantees that inputs have the types, sizes and strides compiled for (alignment does not
@@ -36,7 +40,7 @@ class BoundProgram:
 
     _boxed_call = True
 
-    def __init__(self, call: Callable[[list[Any]], list[Any]], source: str, compiled: CompiledProgram) -> None:
+    def __init__(self, call: Boxed, source: str, compiled: P) -> None:
         self._call = call
         self.source = source
         self.compiled = compiled
@@ -46,49 +50,107 @@ class BoundProgram:
 
 
 def bind(
-    compiled: CompiledProgram,
+    compiled: P,
     constants: Mapping[str, torch.Tensor] | None = None,
     arenas: ArenaPool | None = None,
     *,
     redzones: bool = False,
-) -> BoundProgram:
-    """Make a compiled program callable. ``constants``: the tensors of its constant buffers by name. ``arenas``: where
-    its temporaries live, shared with other programs; its own by default. ``redzones``: watch the memory of every call
-    (Note [Redzones]); slow, for tests and bug hunts.
+) -> BoundProgram[P]:
+    """Make a compiled program callable, in the boxed convention. ``constants``: the tensors of its constant buffers by
+    name. ``arenas``: where its temporaries live, shared with other programs; its own by default (on a CUDA device
+    torch's allocator). ``redzones``: watch the memory of every call on the CPU (Note [Redzones]); slow, for tests and
+    bug hunts.
 
-    Raises :class:`BindError` if a constant is missing, an ATen op does not exist in this torch, or the object
-    code does not load.
+    Raises :class:`BindError` if a constant is missing, an ATen op does not exist in this torch, or the code does
+    not load here.
     """
-    plan, constants = compiled.plan, dict(constants or {})
-    missing = [b.name for b in plan.buffers if b.storage == "constant" and b.name not in constants]
+    held = _checked_constants(compiled.plan, constants)
+    loaded: Loaded = import_module(LOADERS[compiled.loader]).load(compiled)
+    return _bound(compiled, loaded, held, arenas or ArenaPool(), redzones)
+
+
+def bind_to(
+    program: DeviceProgram, driver: Driver, constants: Mapping[str, torch.Tensor] | None = None
+) -> BoundProgram[DeviceProgram]:
+    """:func:`bind` of a device program where ``driver`` runs kernels, such as Triton's interpreter."""
+    from ..targets.triton.load import load_on
+
+    held = _checked_constants(program.plan, constants)
+    return _bound(program, load_on(program, driver), held, ArenaPool(), False)
+
+
+def _checked_constants(plan: LaunchPlan, constants: Mapping[str, torch.Tensor] | None) -> dict[str, torch.Tensor]:
+    held = dict(constants or {})
+    missing = [b.name for b in plan.buffers if b.storage == "constant" and b.name not in held]
     if missing:
         raise BindError(f"{plan.name} needs the constant tensors {', '.join(missing)}, which were not given")
-    namespace: dict[str, Any] = _externs(compiled)
-    pool = FramePool(plan, constants, wanted_tensors(plan), arenas or ArenaPool(), redzones)
-    source, tables = emit_source(plan, pool.own, redzones)
+    return held
+
+
+def _bound(
+    compiled: P, loaded: Loaded, constants: Mapping[str, torch.Tensor], arenas: ArenaPool, redzones: bool
+) -> BoundProgram[P]:
+    plan, alignment = loaded.plan, loaded.alignment
+    namespace = _externs(plan)
+    pool = FramePool(plan, constants, wanted_tensors(plan), arenas, redzones, loaded.entries)
+    copied = [n for n, t in constants.items() if n in alignment.buffers and t.data_ptr() % alignment.nbytes]
+    source, tables = emit_source(loaded, pool.own, redzones, copied)
     namespace.update(tables)
-    namespace.update(_segments(compiled))
+    namespace.update(loaded.segments)
+    namespace.update(loaded.names)
     namespace.update({f"constant_{_safe(name)}": tensor for name, tensor in constants.items()})
     namespace.update(
         lease=pool.lease,
         lease_block=pool.lease_block,
         give_back=pool.give_back,
         give_back_block=pool.arenas.give_back,
-        empty=guarded_empty if redzones else _torch_compat.empty_strided_cpu,
+        empty=guarded_empty if redzones else loaded.empty,
         empty_strided=torch.empty_strided,
+        aligned_copy=aligned_copy,
         conform=conform,
         data_ptr=torch.Tensor.data_ptr,
         place=_place,
         free=pool.free_list(),
-        threads=torch.get_num_threads,
-        getpid=os.getpid,
-        owner=os.getpid(),
-        fail=_failure(compiled),
+        fail=loaded.fail,
         torch=torch,
         unsafe_view=torch.ops.aten._unsafe_view.default,
     )
     exec(compile(source, f"<aotkit plan {plan.name}>", "exec"), namespace)
-    return BoundProgram(namespace["call"], source, compiled)
+    call: Boxed = namespace["call"]
+    if alignment.inputs:
+        namespace["realigned"] = _realigner(plan, alignment, call)
+    return BoundProgram(call if loaded.guard is None else _guarded(call, loaded.guard), source, compiled)
+
+
+def _guarded(call: Boxed, guard: Callable[[], Any]) -> Boxed:
+    def guarded(args: list[Any]) -> list[Any]:
+        entered = guard()
+        if entered is None:
+            return call(args)
+        with entered:
+            return call(args)
+
+    return guarded
+
+
+def _realigner(plan: LaunchPlan, alignment: Alignment, call: Boxed) -> Boxed:
+    """Calls again with copies of the inputs that are not aligned; what the graph wrote is copied back."""
+    position = {name: k for k, name in enumerate(plan.inputs)}
+
+    def realigned(args: list[Any]) -> list[Any]:
+        back = []
+        for name in alignment.inputs:
+            given = args[position[name]]
+            if given.data_ptr() % alignment.nbytes:
+                args[position[name]] = copy = aligned_copy(given)
+                if name in alignment.written:
+                    back.append((given, copy))
+        results = call(args)
+        for given, copy in back:
+            given.copy_(copy)
+        return results
+
+    return realigned
 
 
 def _place(empty: torch.Tensor) -> int:
@@ -100,37 +162,9 @@ def _safe(name: str) -> str:
     return "".join(c if c.isalnum() or c == "_" else "_" for c in name)
 
 
-def _segments(compiled: CompiledProgram) -> dict[str, Any]:
-    names = [step.function for step in compiled.plan.steps if isinstance(step, CallSegment)]
-    if not names:
-        return {}
-    if hashlib.sha256(compiled.code).hexdigest() != compiled.digest:
-        raise BindError(f"the object code of {compiled.plan.name} is damaged (its digest differs); compile again")
-    try:
-        loaded: LoadedObject = load_object(compiled.code, compiled.imports, names)
-    except (RuntimeError, LookupError) as error:
-        raise BindError(
-            f"the object code of {compiled.plan.name} does not load here: {error}; compile again"
-        ) from error
-    functions: dict[str, Any] = {}
-    for name, address in loaded.addresses().items():
-        functions[name] = _SEGMENT(address)
-        functions[name].keep_alive = loaded
-    return functions
-
-
-def _externs(compiled: CompiledProgram) -> dict[str, Any]:
-    targets = {t for s in compiled.plan.steps if isinstance(s, CallExtern) for t in (s.target, s.out) if t}
+def _externs(plan: LaunchPlan) -> dict[str, Any]:
+    targets = {t for s in plan.steps if isinstance(s, CallExtern) for t in (s.target, s.out) if t}
     try:
         return {f"op_{_safe(target)}": FIX_UPS.get(target) or resolve_target(target) for target in sorted(targets)}
     except LookupError as error:
-        raise BindError(f"{compiled.plan.name} cannot be bound: {error}; compile again with this torch") from error
-
-
-def _failure(compiled: CompiledProgram) -> Callable[[int, Sequence[str]], None]:
-    lines = {record.name: record.origin.line for record in compiled.kernels}
-
-    def fail(status: int, launches: Sequence[str]) -> None:
-        raise_status(status, tuple(launches), lines)
-
-    return fail
+        raise BindError(f"{plan.name} cannot be bound: {error}; compile again with this torch") from error

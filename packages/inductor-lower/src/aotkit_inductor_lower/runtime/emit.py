@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 
 from ..ir import Arg, BufferRef, Literal, SymInput
+from ..launch_plan.loaded import Loaded
 from ..launch_plan.records import (
     Allocate,
     CallExtern,
@@ -27,11 +28,14 @@ from .frame import arena_views, torch_dtype
 __all__ = ["PlanEmitter", "emit_source", "wanted_tensors"]
 
 
-def emit_source(plan: LaunchPlan, own_frames: bool = True, redzones: bool = False) -> tuple[str, dict[str, Any]]:
+def emit_source(
+    loaded: Loaded, own_frames: bool = True, redzones: bool = False, copied: Sequence[str] = ()
+) -> tuple[str, dict[str, Any]]:
     """``(source, tables)``: the text defining ``call(args)`` and objects its text names. ``own_frames``: whether
     frames come from the plan's own list or lie in blocks of memory shared with other plans (``FramePool.own``).
-    ``redzones``: the memory is looked at after every step."""
-    return PlanEmitter(plan, own_frames, redzones).emit()
+    ``redzones``: the memory is looked at after every step. ``copied``: constants that are not aligned as kernels take
+    it."""
+    return PlanEmitter(loaded, own_frames, redzones, copied).emit()
 
 
 def wanted_tensors(plan: LaunchPlan) -> list[str]:
@@ -45,8 +49,9 @@ def wanted_tensors(plan: LaunchPlan) -> list[str]:
 class PlanEmitter:
     """Writes the function, step by step."""
 
-    def __init__(self, plan: LaunchPlan, own_frames: bool, redzones: bool = False) -> None:
-        self.plan, self.own_frames, self.redzones = plan, own_frames, redzones
+    def __init__(self, loaded: Loaded, own_frames: bool, redzones: bool, copied: Sequence[str]) -> None:
+        self.plan, self.own_frames, self.redzones, self.copied = loaded.plan, own_frames, redzones, copied
+        self.context, self.alignment, plan = loaded.context, loaded.alignment, loaded.plan
         self.buffers = {b.name: b for b in plan.buffers}
         self.slot = {name: k for k, name in enumerate(plan.slots)}
         self.lines: list[str] = []
@@ -75,9 +80,7 @@ class PlanEmitter:
     # -- prologue ------------------------------------------------------------------------------------------
 
     def _prologue(self) -> None:
-        names = [
-            f"s_{_safe(name[1:])}" if name.startswith("$") else self.tensor_names[name] for name in self.plan.inputs
-        ]
+        names = self._input_names()
         if names:
             self.lines.append(f"{', '.join(names)}{',' if len(names) == 1 else ''} = args")
         self.lines.append("args.clear()")
@@ -105,14 +108,28 @@ class PlanEmitter:
         self.lines.append("address = frame.address")
         if self.redzones:
             self.lines.append("frame.guard.begin()")
-        self.lines += self.context_lines
-        self._write_inputs()
+        self.lines += self.context
+        if self.alignment.nbytes > 1:
+            self._write_aligned_inputs()
+        else:
+            self._write_inputs()
 
-    #: What a segment is told beside its frame, as ``n``.
-    context_lines: tuple[str, ...] = (
-        "n = threads()",
-        "if n > 1 and getpid() != owner: n = 1  # a forked child has no thread pool",
-    )
+    def _input_names(self) -> list[str]:
+        tensors = self.tensor_names
+        return [f"s_{_safe(name[1:])}" if name.startswith("$") else tensors[name] for name in self.plan.inputs]
+
+    def _write_aligned_inputs(self) -> None:
+        """Addresses of inputs; the call is made again with copies of those that do not begin where kernels take it."""
+        slots = [s for s in self.plan.slots if not s.startswith("$") and self.buffers[s].storage == "input"]
+        for slot in slots:
+            self.lines.append(f"a_{_safe(slot)} = slots[{self.slot[slot]}] = {self.tensor_names[slot]}.data_ptr()")
+        if self.alignment.inputs:
+            every = " | ".join(f"a_{_safe(name)}" for name in self.alignment.inputs)
+            again = f"return realigned([{', '.join(self._input_names())}])"
+            self.lines.append(f"if ({every}) & {self.alignment.nbytes - 1}: {again}")
+        for name in self.copied:
+            self.lines.append(f"aligned_{_safe(name)} = aligned_copy({self.tensor_names[name]})")
+            self.lines.append(f"slots[{self.slot[name]}] = aligned_{_safe(name)}.data_ptr()")
 
     def _write_inputs(self) -> None:
         """Addresses of inputs, neighbours in the frame in one assignment."""
@@ -168,8 +185,15 @@ class PlanEmitter:
         self._write_slot(step.buffer)
 
     def _write_slot(self, name: str) -> None:
-        if name in self.slot:
-            self.lines.append(f"slots[{self.slot[name]}] = {self.tensor_names[name]}.data_ptr()")
+        if name not in self.slot:
+            return
+        slot, tensor = f"slots[{self.slot[name]}]", self.tensor_names[name]
+        if name not in self.alignment.buffers or self.buffers[name].storage != "call result":
+            self.lines.append(f"{slot} = {tensor}.data_ptr()")
+            return
+        self.lines.append(f"at = {slot} = {tensor}.data_ptr()")
+        aligned = f"{tensor} = aligned_copy({tensor}); {slot} = {tensor}.data_ptr()"
+        self.lines.append(f"if at & {self.alignment.nbytes - 1}: {aligned}")
 
     def _dtype(self, name: str) -> str:
         return str(torch_dtype(name))

@@ -1,4 +1,4 @@
-"""Results of ATen calls as their callers expect them."""
+"""Tensors as their users expect them: results of ATen calls, and inputs of kernels."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 
 from ..errors import FakeKernelError
 
-__all__ = ["conform"]
+__all__ = ["aligned_copy", "conform"]
 
 
 def conform(value: torch.Tensor, sizes: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -25,3 +25,12 @@ def conform(value: torch.Tensor, sizes: tuple[int, ...], strides: tuple[int, ...
     if value.dtype is dtype and (value.numel() == 0 or all(seen)):
         return value
     return torch.empty_strided(sizes, strides, dtype=dtype, device=value.device).copy_(value)
+
+
+def aligned_copy(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor in new memory, with its strides. Elements that share memory do so there too."""
+    if torch._debug_has_internal_overlap(tensor) != 1:
+        copy = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+        return copy.copy_(tensor)
+    extent = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.as_strided((extent,), (1,)).clone().as_strided(tensor.shape, tensor.stride(), 0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import torch
@@ -40,8 +40,11 @@ class Frame:
         self.address = ctypes.addressof(entries)
         self.memory = memory
         offsets, _ = pool.layout(sizes)
+        computed = pool.entries(env)
         for position, slot in enumerate(plan.slots):
-            if slot.startswith("$"):
+            if slot in computed:
+                entries[position] = computed[slot]
+            elif slot.startswith("$"):
                 entries[position] = env[Symbol(slot[1:], SymbolKind.SIZE)]
             elif slot in offsets:
                 entries[position] = memory.data_ptr() + start + offsets[slot]
@@ -100,8 +103,9 @@ class FramePool:
         wanted: Sequence[str],
         arenas: ArenaPool,
         redzones: bool = False,
+        entries: Callable[[Mapping[Symbol, int]], Mapping[str, int]] = lambda env: {},
     ) -> None:
-        self.redzones = redzones
+        self.redzones, self.entries = redzones, entries
         self.plan, self.constants, self.wanted = plan, constants, tuple(wanted)
         self.buffers = {b.name: b for b in plan.buffers}
         self.arenas, self._key = arenas, object()

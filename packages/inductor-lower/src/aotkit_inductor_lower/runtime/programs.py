@@ -1,19 +1,15 @@
-"""Compiled programs as text and as callables, whatever they were compiled for.
+"""Compiled programs as text, whatever they were compiled for.
 
 A program for a CUDA device and one for the CPU are different records; who stores them need not know which is which.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
-
-import torch
+from typing import TYPE_CHECKING
 
 from .. import launch_plan
 from ..launch_plan import CompiledProgram
-from .arena import ArenaPool
-from .bind import bind
+from .bind import bind as bind_program
 
 if TYPE_CHECKING:
     from ..targets.triton.program import DeviceProgram
@@ -37,24 +33,3 @@ def compiled_from_json(text: str) -> CompiledProgram | DeviceProgram:
     from ..targets.triton.program import device_from_json
 
     return device_from_json(text)
-
-
-def bind_program(
-    compiled: CompiledProgram | DeviceProgram,
-    constants: Mapping[str, torch.Tensor] | None = None,
-    arenas: ArenaPool | None = None,
-    *,
-    redzones: bool = False,
-) -> Callable[[list[Any]], list[Any]]:
-    """Make a compiled program callable, in the boxed convention. ``constants``: the tensors of its constant buffers by
-    name. ``arenas``: where its temporaries live, shared with other programs; its own by default (on a CUDA device
-    torch's allocator). ``redzones``: watch the memory of every call on the CPU; slow, for tests and bug hunts.
-
-    Raises :class:`BindError` if a constant is missing, an ATen op does not exist in this torch, or the code does
-    not load here.
-    """
-    if isinstance(compiled, CompiledProgram):
-        return bind(compiled, constants, arenas, redzones=redzones)
-    from ..targets.triton.bind import bind_stored
-
-    return bind_stored(compiled, constants)

@@ -1,14 +1,73 @@
-"""Object code to callable addresses."""
+"""Object code to functions of this process. It imports no code generator."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import ctypes
+import hashlib
+import os
+from collections.abc import Callable, Sequence
 
 import llvmlite.binding as llvm
+import torch
 
+from ... import _torch_compat
+from ...errors import BindError
+from ...launch_plan.loaded import Loaded
+from ...launch_plan.records import CallSegment, CompiledProgram
+from ...launch_plan.status import INDEX_ERROR
 from .machine import ensure_llvm, host_machine, symbol_address, target_machine
 
-__all__ = ["LoadedObject", "load_object"]
+__all__ = ["LoadedObject", "load", "load_object"]
+
+_SEGMENT = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_int32)
+_CONTEXT = (
+    "n = threads()",
+    "if n > 1 and getpid() != owner: n = 1  # a forked child has no thread pool",
+)
+
+
+def load(program: CompiledProgram) -> Loaded:
+    """Load a program's object code. Raises :class:`~.errors.BindError` if it is damaged or does not load here."""
+    names = {"threads": torch.get_num_threads, "getpid": os.getpid, "owner": os.getpid()}
+    segments, empty = _segments(program), _torch_compat.empty_strided_cpu
+    return Loaded(program.plan, segments, _CONTEXT, names, _failure(program), empty)
+
+
+def _segments(program: CompiledProgram) -> dict[str, Callable[[int, int], int]]:
+    names = [step.function for step in program.plan.steps if isinstance(step, CallSegment)]
+    if not names:
+        return {}
+    if hashlib.sha256(program.code).hexdigest() != program.digest:
+        raise BindError(f"the object code of {program.plan.name} is damaged (its digest differs); compile again")
+    try:
+        loaded = load_object(program.code, program.imports, names)
+    except (RuntimeError, LookupError) as error:
+        raise BindError(f"the object code of {program.plan.name} does not load here: {error}; compile again") from error
+    functions: dict[str, Callable[[int, int], int]] = {}
+    for name, address in loaded.addresses().items():
+        function = _SEGMENT(address)
+        function.keep_alive = loaded  # type: ignore[attr-defined]
+        functions[name] = function
+    return functions
+
+
+def _failure(program: CompiledProgram) -> Callable[[int, Sequence[str]], None]:
+    lines = {record.name: record.origin.line for record in program.kernels}
+
+    def fail(status: int, launches: Sequence[str]) -> None:
+        _raise_status(status, tuple(launches), lines)
+
+    return fail
+
+
+def _raise_status(status: int, launches: tuple[str, ...], lines: dict[str, str]) -> None:
+    """Raise what eager raises for the error a segment reported, naming the kernel and the user's line."""
+    name = launches[(status >> 8) - 1]
+    place = lines.get(name, "")
+    where = f"\n  kernel {name}" + (f", from:\n{place}" if place else "")
+    if status & INDEX_ERROR:
+        raise IndexError(f"an index is out of range for the dimension it selects from{where}")
+    raise RuntimeError(f"an integer was divided by zero (ZeroDivisionError){where}")
 
 
 class LoadedObject:

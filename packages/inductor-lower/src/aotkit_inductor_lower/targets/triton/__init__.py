@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .autotune import Candidate, Choice, Timer
-    from .bind import BoundDeviceProgram, bind_device
     from .choose import DeviceTuning, Product, ProductChoice
     from .compile import KernelFacts, compile_kernel, resource_facts, vector_bytes
     from .drivers import CudaDriver, Driver, InterpreterDriver
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
     from .render.kernel import emit_kernel
 
 __all__ = [
-    "BoundDeviceProgram",
     "Candidate",
     "Choice",
     "Config",
@@ -52,7 +50,6 @@ __all__ = [
     "Timer",
     "TritonError",
     "TritonMissing",
-    "bind_device",
     "compile_device_graph",
     "compile_device_program",
     "compile_graph_for_device",
@@ -76,7 +73,6 @@ _HOMES = {
     name: home
     for home, names in {
         "autotune": "Candidate Choice Timer",
-        "bind": "BoundDeviceProgram bind_device",
         "compile": "KernelFacts compile_kernel resource_facts vector_bytes",
         "drivers": "CudaDriver Driver InterpreterDriver",
         "errors": "DeviceTooOld Tf32Advice TritonError TritonMissing",

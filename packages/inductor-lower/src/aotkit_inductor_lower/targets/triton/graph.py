@@ -24,10 +24,11 @@ from ...launch_plan.store import ObjectStore, generator_digest
 from ...options import LowerOptions
 from ...passes import Decision, Observer, stage
 from ...report import LoweringReport
+from ...runtime import bind
 from ..select import kernel_device
-from .bind import bind_stored, moved
 from .generate import compile_program
 from .harness import harness_text
+from .load import moved
 from .map_loops import SIZE_HINT
 from .pipeline import LoweredForDevice, advise_tf32, check_device, check_types, lower_for_device
 from .program import DeviceProgram, device_from_json, device_to_json
@@ -53,7 +54,7 @@ class DeviceGraph:
         self.records: tuple[Decision, ...] = lowered.records
         self.choices = lowered.choices
         self._report = lowered.report
-        self._bound: Callable[[list[Any]], list[Any]] = bind_stored(compiled, lowered.constants)
+        self._bound: Callable[[list[Any]], list[Any]] = bind(compiled, lowered.constants)
 
     def __call__(self, args: list[Any]) -> list[Any]:
         return self._bound(args)

@@ -19,8 +19,8 @@ from ...options import LowerOptions
 from ...pass_lists import rewrite_graph, schedule
 from ...passes import Decision, Observer, PassContext, stage
 from ...report import LoweringReport, make_report
+from ...runtime import BoundProgram, bind_to
 from ..select import target_for
-from .bind import BoundDeviceProgram, bind_device
 from .choose import DeviceTuning
 from .drivers import CudaDriver, Driver
 from .errors import DeviceTooOld, Tf32Advice, TritonError
@@ -103,18 +103,18 @@ def compile_graph_for_device(
     *,
     options: LowerOptions | None = None,
     driver: Driver | None = None,
-) -> BoundDeviceProgram:
+) -> BoundProgram[DeviceProgram]:
     """Compile a graph of CUDA tensors and bind it to the device it was traced on.
 
     With another ``driver``, such as :class:`~.drivers.InterpreterDriver`, the graph runs there and nothing is compiled.
     """
     lowered = lower_for_device(gm, example_inputs, options=options, device=None if driver is None else driver.device)
     if driver is not None:
-        return bind_device(lowered.program, driver, lowered.constants)
+        return bind_to(lowered.program, driver, lowered.constants)
     arch = check_device(lowered.program.device)
     check_types(lowered.scheduled, arch)
     advise_tf32(lowered.scheduled, arch)
-    return bind_device(compile_program(lowered.program, arch), CudaDriver(lowered.program.device), lowered.constants)
+    return bind_to(compile_program(lowered.program, arch), CudaDriver(lowered.program.device), lowered.constants)
 
 
 def check_types(program: Program, arch: int) -> None:

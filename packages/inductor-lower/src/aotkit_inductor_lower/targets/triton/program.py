@@ -6,7 +6,7 @@ import base64
 import hashlib
 import json
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from ...ir import DType
 from ...launch_plan import LaunchPlan, plan_from_json, plan_to_json
@@ -57,6 +57,7 @@ class DeviceProgram:
     aligned: tuple[str, ...]
     written: tuple[str, ...]
     device: str
+    loader: ClassVar[str] = "triton"
 
     def launches(self) -> tuple[DeviceLaunch, ...]:
         """All launches in order."""

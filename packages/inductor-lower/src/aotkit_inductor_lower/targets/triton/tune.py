@@ -14,9 +14,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from ...ops.aten import resolve_target
 from ...ops.dtypes import dtype_from_torch_name, to_torch_dtype
 from ...options import LowerOptions
+from ...runtime import bind_to
 from ...symbolic import Expr, to_expr
 from .autotune import Timer
-from .bind import bind_device
 from .choose import DeviceTuning, Product
 from .drivers import CudaDriver, Driver
 from .generate import compile_program
@@ -61,7 +61,7 @@ class Tuner:
         device = self.driver.device if self.arch is not None else "cuda:0"
         tune = DeviceTuning(kernels=True, every_product=True, tf32=torch.backends.cuda.matmul.allow_tf32)
         lowered = lower_for_device(graph, options=LowerOptions(), device=device, tune=tune)
-        bound = bind_device(self.compiled(lowered.program), self.driver, lowered.constants)
+        bound = bind_to(self.compiled(lowered.program), self.driver, lowered.constants)
         return self.seconds(lambda: op(*tensors)), self.seconds(lambda: bound(list(tensors)))
 
 
