@@ -346,6 +346,7 @@ def lint(session: nox.Session) -> None:
         ("lint-imports", "--no-cache"),
         ("python", "-m", "tools.check_forbidden_imports"),
         ("python", "-m", "tools.check_sizes"),
+        ("python", "-m", "tools.vendor", "--check"),
         ("python", "-m", "tools.features", "page", "--check"),
         ("python", "-m", "tools.conformance", "coverage", "--check"),
     )
@@ -355,6 +356,12 @@ def lint(session: nox.Session) -> None:
             failed.append(" ".join(check))
     if failed:
         session.error("failed: " + "; ".join(failed))
+
+
+@nox.session(venv_backend="none")
+def vendor(session: nox.Session) -> None:
+    """Copy the files of tools/shared into the packages that use them."""
+    session.run(sys.executable, "-m", "tools.vendor", *session.posargs, external=True)
 
 
 def run_ok(session: nox.Session, *command: str, env: dict[str, str]) -> bool:

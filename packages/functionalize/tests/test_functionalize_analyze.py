@@ -155,7 +155,7 @@ def test_tangents_begin_at_their_storage_and_the_text_of_records_is_canonical(la
     assert [t.meta.storage_offset for t in metadata.tangents] == [0, 0]
     assert not any(t.meta.requires_grad for t in metadata.tangents)
     text = metadata.to_json()
-    assert text == json.dumps(json.loads(text), sort_keys=True)
+    assert text == json.dumps(json.loads(text), sort_keys=True, separators=(",", ":"))
 
 
 def test_a_view_may_change_its_shape_in_place_where_no_gradient_is_wanted(layer):

@@ -182,7 +182,7 @@ def test_metadata_of_every_field_survives_json_and_another_version_is_refused():
     )
     assert GraphMetadata.from_json(metadata.to_json()) == metadata
     with pytest.raises(ValueError, match="version 9"):
-        GraphMetadata.from_json(metadata.to_json().replace('"version": 4', '"version": 9'))
+        GraphMetadata.from_json(metadata.to_json().replace('"version":5', '"version":9'))
 
 
 def test_a_function_may_be_entered_from_within_a_run(layer):

@@ -89,8 +89,8 @@ def test_the_key_of_a_subclass_tells_what_a_graph_is_specialised_to() -> None:
 
 def test_records_of_another_form_are_not_read() -> None:
     raw = boundary_of(analyze(lambda x: [x * 2], [two(3)])).to_raw()
-    with pytest.raises(ValueError, match="no record of a tensor subclass"):
-        SubclassBoundary.from_raw({**raw, "record": "Other"})
+    with pytest.raises(ValueError, match="this is no aotkit subclass boundary"):
+        SubclassBoundary.from_raw({**raw, "format": "Other"})
     absent = replace(boundary_of(analyze(lambda x: [x * 2], [two(3)])), inputs=()).to_raw()
     assert SubclassBoundary.from_raw(absent).inputs == ()
 

@@ -501,7 +501,7 @@ def test_options_and_report_survive_as_text(joint_of):
     options = PartitionOptions(static_inputs=(0,), max_distance=3)
     assert PartitionOptions.from_json(options.to_json()) == options
     with pytest.raises(InvalidOptionError, match="colour"):
-        PartitionOptions.from_json('{"colour": 1}')
+        PartitionOptions.from_json(options.to_json().replace("max_distance", "colour"))
     joint, count = joint_of(lambda x, w: torch.sin(x @ w), leaf(4, 5), leaf(5, 6))
     report = partition(joint, count).report
     assert PartitionReport.from_json(report.to_json()) == report

@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from aotkit_functionalize import records
+from aotkit_runtime_wrappers import WrapperPlan
 from aotkit_runtime_wrappers.dims import symbols_of
-from aotkit_runtime_wrappers.operations import FUNCTIONS, OPERATIONS, decode, encode
+from aotkit_runtime_wrappers.operations import FUNCTIONS, OPERATIONS
 from aotkit_runtime_wrappers.operations.bases import BuildBase
 from aotkit_runtime_wrappers.operations.checks import (
     CheckAliases,
@@ -27,6 +28,7 @@ from aotkit_runtime_wrappers.operations.storages import Resize, ResizeStorage, S
 from aotkit_runtime_wrappers.operations.symbols import BindSymbol
 from aotkit_runtime_wrappers.operations.versions import BumpVersion, BumpVersions, ReadVersion, SetVersion
 from aotkit_runtime_wrappers.operations.views import MarkDynamic, ReplayView, SetLazyBits
+from aotkit_runtime_wrappers.plan import CallSpec
 from aotkit_runtime_wrappers.source import Source
 
 VIEW = records.ViewSpec("float32", ("s0", 2), (2, "s1"), "s0*2", False)
@@ -82,7 +84,8 @@ def test_there_is_an_example_of_every_operation():
 def test_an_operation_is_frozen_data_that_prints_and_round_trips(operation: Operation):
     assert is_dataclass(operation) and type(operation).__dataclass_params__.frozen  # type: ignore[attr-defined]
     assert not hasattr(operation, "__dict__")
-    assert decode(encode(operation)) == operation
+    plan = WrapperPlan(0, (operation,), CallSpec((), 0), (), ())
+    assert WrapperPlan.from_json(plan.to_json()) == plan
     assert str(operation) and "object at" not in str(operation)
 
 

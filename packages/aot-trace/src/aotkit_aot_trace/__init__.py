@@ -8,9 +8,9 @@ functions to capture), :mod:`.export`, :mod:`.gradients` (of gradients), :mod:`.
 from aotkit_functionalize import DataDependent, FunctionalLayer, GraphMetadata, OverlappingMutation, Unsupported
 
 from .__about__ import __version__
+from ._observer import Observer
 from .api import Capture, Origin, TraceOptions, capture, trace_inference, trace_joint
 from .mutations_in_graph import mutations_in_graph
-from .observer import Observer
 
 __all__ = [
     "Capture",

@@ -13,10 +13,10 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from aotkit_functionalize import FunctionalLayer, GraphMetadata, NeedsDispatcherLayer, fake_arguments
 from aotkit_functionalize.subclasses import subclass_arguments
 
+from ._observer import SILENT, Observer
 from .exported import ExportRequest
 from .finish import finish
 from .graph_function import GraphFunction
-from .observer import Observer, stage
 from .record import Request, record
 from .state import TRACING_LOCK, AutocastState, preserved_state
 from .subclass_reach import with_reach
@@ -93,7 +93,7 @@ def capture(
     decompositions: Mapping[Any, Callable[..., Any]] | None = None,
     fake_mode: FakeTensorMode | None = None,
     options: TraceOptions | None = None,
-    observer: Observer | None = None,
+    observer: Observer = SILENT,
 ) -> Capture:
     """Run ``fn(*flat_args)`` once, on fake tensors, and record it as a graph with its metadata.
 
@@ -138,7 +138,7 @@ def capture(
             export=options.export,
             random_by_memory=options.random_by_memory,
         )
-        with stage(observer, "trace"):
+        with observer.stage("trace"):
             try:
                 recording = record(request)
             except NeedsDispatcherLayer:
@@ -146,7 +146,7 @@ def capture(
                     raise
                 again = replace(request, layer=FunctionalLayer.DISPATCHER, python_dispatcher=True)
                 layer, recording = again.layer, record(again)
-        with stage(observer, "finish"):
+        with observer.stage("finish"):
             # Dynamo's graphs hold these checks already.
             promises = None if hasattr(traced, "preferred_layer") else mode.shape_env
             graph = finish(recording, promises, keep_bits=exports)
@@ -164,7 +164,7 @@ def trace_inference(
     decompositions: Mapping[Any, Callable[..., Any]] | None = None,
     fake_mode: FakeTensorMode | None = None,
     dynamic: bool = False,
-    observer: Observer | None = None,
+    observer: Observer = SILENT,
 ) -> Capture:
     """:func:`capture` of the forward alone, whatever requires grad."""
     options = TraceOptions(training=False, dynamic=dynamic)
@@ -180,7 +180,7 @@ def trace_joint(
     decompositions: Mapping[Any, Callable[..., Any]] | None = None,
     fake_mode: FakeTensorMode | None = None,
     dynamic: bool = False,
-    observer: Observer | None = None,
+    observer: Observer = SILENT,
 ) -> Capture:
     """:func:`capture` of forward and backward; raises :class:`Unsupported` if nothing needs a gradient."""
     options = TraceOptions(training=True, dynamic=dynamic)

@@ -21,8 +21,8 @@ from aotkit_functionalize import GraphMetadata, Unsupported, collect_metadata, l
 from aotkit_functionalize.tracing import reentered_inputs
 
 from . import _torch_compat as compat
+from ._observer import SILENT, Observer
 from .api import Capture, Origin, TraceOptions, capture
-from .observer import Observer
 from .saved_activations import SavedActivations, SavedValues, reuse_saved_activations, saved_values
 from .state import AutocastState
 
@@ -116,7 +116,7 @@ def capture_gradients(
     values: GradientInputs,
     *,
     decompositions: Mapping[Any, Callable[..., Any]] | None = None,
-    observer: Observer | None = None,
+    observer: Observer = SILENT,
 ) -> Capture:
     """Capture the gradients of what ``origin`` is, over inputs, saved values and tangents, for the sizes they have.
 

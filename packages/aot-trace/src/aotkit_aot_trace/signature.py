@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.utils._pytree as pytree
 
 from aotkit_functionalize import GraphMetadata, records
+
+from ._records import Format
 
 __all__ = ["BackwardSignature", "GraphSignature", "graph_signature"]
 
@@ -52,22 +53,25 @@ class GraphSignature:
 
     def to_json(self) -> str:
         """JSON text; ``GraphSignature.from_json(s.to_json()) == s``."""
-        raw = {field.name: getattr(self, field.name) for field in fields(self)}
-        raw["in_spec"], raw["out_spec"] = pytree.treespec_dumps(self.in_spec), pytree.treespec_dumps(self.out_spec)
-        if self.backward_signature is not None:
-            raw["backward_signature"] = {
-                field.name: getattr(self.backward_signature, field.name) for field in fields(BackwardSignature)
-            }
-        return json.dumps(raw, sort_keys=True)
+        return _FORMAT.to_text(self)
 
     @staticmethod
     def from_json(text: str) -> GraphSignature:
-        """Rebuild from :meth:`to_json`."""
-        raw = json.loads(text)
-        raw["in_spec"], raw["out_spec"] = pytree.treespec_loads(raw["in_spec"]), pytree.treespec_loads(raw["out_spec"])
-        if raw["backward_signature"] is not None:
-            raw["backward_signature"] = BackwardSignature(**raw["backward_signature"])
-        return GraphSignature(**raw)
+        """Rebuild from :meth:`to_json`. Raises ``ValueError`` for a text of another version."""
+        return _FORMAT.from_text(text)
+
+
+class _StructureForm:
+    """A structure has torch's own JSON text."""
+
+    def to_raw(self, spec: pytree.TreeSpec, /) -> str:
+        return pytree.treespec_dumps(spec)
+
+    def from_raw(self, raw: Any, /) -> pytree.TreeSpec:
+        return pytree.treespec_loads(raw)
+
+
+_FORMAT = Format(GraphSignature, "aotkit graph signature", 2, own={pytree.TreeSpec: _StructureForm()})
 
 
 def graph_signature(

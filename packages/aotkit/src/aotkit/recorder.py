@@ -1,8 +1,6 @@
 """Seeing inside a compile: stage seconds, dumps and log lines.
 
-Every package takes one optional observer and uses what it needs of ``stage(name)``, ``dump(name, kind, text)`` and
-``event(name, fields)``.
-:class:`Recorder` is the implementation that users meet.
+Every package takes one optional :class:`._observer.Observer`; :class:`Recorder` is the one that users meet.
 """
 
 from __future__ import annotations
@@ -14,24 +12,11 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol, TextIO
+from typing import TextIO
 
-__all__ = ["GraphRecord", "Observer", "Recorder", "StageTiming"]
+__all__ = ["GraphRecord", "Recorder", "StageTiming"]
 
 LOG_KINDS = ("timing", "graphs", "ir", "kernels", "passes")
-
-
-class Observer(Protocol):
-    """What a package tells about its work. Times are wall-clock seconds."""
-
-    def stage(self, name: str) -> object:
-        """Context manager around one named stage."""
-
-    def dump(self, name: str, kind: str, text: Callable[[], str]) -> None:
-        """One intermediate result; ``kind`` is graphs, ir, kernels or passes; ``text`` is called only if wanted."""
-
-    def event(self, name: str, fields: Mapping[str, object], /) -> None:
-        """Something that happened once: a cache hit, a wrapper bound."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +57,7 @@ class Recorder:
     _files: int = 0
 
     @contextmanager
-    def stage(self, name: str) -> Iterator[None]:
+    def stage(self, name: str, /) -> Iterator[None]:
         """Time a stage; nested stages are subtracted from the one around them."""
         stack: list[float] = self._open.__dict__.setdefault("stack", [])
         stack.append(0.0)
@@ -91,7 +76,7 @@ class Recorder:
             with self._lock:
                 self.stages.append(StageTiming(name, total - nested, len(stack)))
 
-    def dump(self, name: str, kind: str, text: Callable[[], str]) -> None:
+    def dump(self, name: str, kind: str, text: Callable[[], str], /) -> None:
         """Print and/or write one result, if its kind is wanted."""
         if self.dump_dir is None and kind not in self.log:
             return

@@ -11,10 +11,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+from ._observer import SILENT, Observer
 from .entry import Entry, JsonValue, MissReason, RejectedEntry, decode_entry, encode_entry, stored_key_parts
 from .errors import CacheError, CacheWarning
 from .key import CacheKey
-from .observer import Observer
 from .signing import Signer
 from .store import EntryStat, LockingStore, Store
 from .transfer import Transfer, export_entries, import_entries
@@ -66,10 +66,11 @@ class ArtifactCache:
         store: where the bytes are kept.
         signing_key: at least 16 secret bytes; readers and writers need the same. See `user_key` for a
             per-user one; `open_cache` does that.
-        observer: told about hits, misses and puts.
+        observer: told of the events `cache.hit`, `cache.miss`, `cache.put` and `cache.skip`: `key` (a digest),
+            `seconds`, and `bytes` or `reason`.
     """
 
-    def __init__(self, store: Store, signing_key: bytes, *, observer: Observer | None = None) -> None:
+    def __init__(self, store: Store, signing_key: bytes, *, observer: Observer = SILENT) -> None:
         self.store = store
         self._signer = Signer(signing_key)
         self._observer = observer
@@ -249,8 +250,7 @@ class ArtifactCache:
         self._tell("cache.miss", key, began, reason=reason.value)
 
     def _tell(self, name: str, key: CacheKey, began: float, **fields: object) -> None:
-        if self._observer is not None:
-            self._observer.event(name, {"key": key.digest, "seconds": time.perf_counter() - began, **fields})
+        self._observer.event(name, {"key": key.digest, "seconds": time.perf_counter() - began, **fields})
 
     def _warn(self, cause: str, message: str) -> None:
         with self._guard:

@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ._observer import SILENT, Observer
 from .artifact_cache import ArtifactCache
 from .disk import DiskStore
-from .observer import Observer
 from .private_files import private_directory
 from .signing import key_from_text, user_key
 from .store import Store
@@ -63,7 +63,7 @@ def open_cache(
     signing_key: bytes | None = None,
     max_bytes: int | None = 4 << 30,
     shared: Store | None = None,
-    observer: Observer | None = None,
+    observer: Observer = SILENT,
 ) -> ArtifactCache:
     """The artifact cache in a directory, with a remote store behind it if one is given.
 

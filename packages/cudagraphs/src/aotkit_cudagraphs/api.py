@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
+from ._observer import SILENT, Observer
 from .cuda_driver import CudaDriver
 from .driver import DeviceDriver
 from .eligibility import check_inputs, has_fake, input_device
-from .observer import Observer
 from .options import CudagraphOptions
 from .reasons import CudagraphNotice, CudagraphSkipped, SkipKind, SkipReason
 from .recording import Recording, plan_inputs
@@ -73,7 +73,7 @@ def cudagraphify(
     static_input_indices: Sequence[int] = (),
     mutated_input_indices: Sequence[int] = (),
     driver: DeviceDriver | None = None,
-    observer: Observer | None = None,
+    observer: Observer = SILENT,
     options: CudagraphOptions | None = None,
 ) -> Callable[..., Any]:
     """Record `fn` once per input layout and replay it from then on.
@@ -88,7 +88,8 @@ def cudagraphify(
         mutated_input_indices: inputs written by code that doesn't go through torch's dispatcher (own kernels);
             writes of ATen calls are seen. Written inputs must be static.
         driver: the device; by default the CUDA device of the inputs.
-        observer: told about recordings and skips.
+        observer: told of the events `cudagraphs.record` (`seconds`, `pool_bytes`, `recordings`) and
+            `cudagraphs.skip` (`kind`, `reason`).
         options: see `CudagraphOptions`.
 
     Returns:
@@ -126,7 +127,7 @@ class CudagraphedFunction:
         static: frozenset[int],
         mutated: tuple[int, ...],
         driver: DeviceDriver,
-        observer: Observer | None,
+        observer: Observer,
         options: CudagraphOptions,
     ) -> None:
         self._fn = fn
@@ -209,13 +210,12 @@ class CudagraphedFunction:
             self._skip(skipped.reasons)
             return None
         self._recordings[key] = recording
-        if self._observer is not None:
-            fields = {
-                "seconds": time.perf_counter() - began,
-                "pool_bytes": recording.pool_bytes,
-                "recordings": len(self._recordings),
-            }
-            self._observer.event("cudagraphs.record", fields)
+        fields = {
+            "seconds": time.perf_counter() - began,
+            "pool_bytes": recording.pool_bytes,
+            "recordings": len(self._recordings),
+        }
+        self._observer.event("cudagraphs.record", fields)
         return recording
 
     def _replay(self, recording: Recording, inputs: Any) -> Any:
@@ -271,12 +271,11 @@ def _no_driver_reason(inputs: Sequence[object]) -> SkipReason | None:
 
 
 def _report_skip(
-    reasons: tuple[SkipReason, ...], options: CudagraphOptions, observer: Observer | None, *, stacklevel: int
+    reasons: tuple[SkipReason, ...], options: CudagraphOptions, observer: Observer, *, stacklevel: int
 ) -> None:
     """Tell the observer, then raise or warn as the options say."""
-    if observer is not None:
-        for reason in reasons:
-            observer.event("cudagraphs.skip", {"kind": reason.kind.name, "reason": str(reason)})
+    for reason in reasons:
+        observer.event("cudagraphs.skip", {"kind": reason.kind.name, "reason": str(reason)})
     if options.on_skip == "raise":
         raise CudagraphSkipped(reasons)
     text = "; ".join(map(str, reasons))

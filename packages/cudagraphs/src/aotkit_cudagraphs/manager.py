@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from ._observer import SILENT, Observer
 from .driver import DeviceDriver
 from .eligibility import check_inputs
 from .functions import Function
 from .liveness import Slot
-from .observer import Observer
 from .options import TreeOptions
 from .overwritten import overwrite, overwritten_message
 from .placement import PathTensor, Place, Placement, place_inputs
@@ -62,7 +62,7 @@ class TreeManager:
         driver: DeviceDriver,
         options: TreeOptions,
         notify: Callable[[str], None],
-        observer: Observer | None = None,
+        observer: Observer = SILENT,
     ) -> None:
         self._driver = driver
         self._options = options
@@ -337,8 +337,7 @@ class TreeManager:
         finally:
             self._capturing = False
         self._attach(node, layouts, count)
-        if self._observer is not None:
-            self._observer.event("cudagraphs.node", {"node": node, "seconds": time.perf_counter() - began})
+        self._observer.event("cudagraphs.node", {"node": node, "seconds": time.perf_counter() - began})
         return node if self._fits(node, layouts) else function.unrecordable[layouts]
 
     def _attach(self, node: Node, layouts: tuple[object, ...], count: bool) -> None:

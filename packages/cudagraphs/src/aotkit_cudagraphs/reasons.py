@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
+from typing import Any
+
+from ._records import Format
 
 
 @enum.unique
@@ -58,14 +61,17 @@ class SkipReason:
         where = f" ({self.user_line})" if self.user_line else ""
         return f"{self.detail}{where}; {self.kind.value}"
 
-    def to_json(self) -> dict[str, str | None]:
+    def to_json(self) -> dict[str, Any]:
         """As a JSON object."""
-        return {"kind": self.kind.name, "detail": self.detail, "user_line": self.user_line}
+        return _FORMAT.to_raw(self)
 
     @staticmethod
-    def from_json(data: dict[str, str | None]) -> SkipReason:
-        """The reason that `to_json` described."""
-        return SkipReason(SkipKind[str(data["kind"])], str(data["detail"]), data["user_line"])
+    def from_json(data: dict[str, Any]) -> SkipReason:
+        """The reason that `to_json` described. Raises `ValueError` for anything else."""
+        return _FORMAT.from_raw(data)
+
+
+_FORMAT = Format(SkipReason, "aotkit skip reason", 2)
 
 
 class CudagraphSkipped(RuntimeError):

@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
+from ._observer import SILENT, Observer
 from .cuda_driver import CudaDriver
 from .driver import DeviceDriver
 from .functions import Function, Role
 from .manager import EagerRun, TreeManager
-from .observer import Observer
 from .options import TreeOptions
 from .placement import StaticInputs
 from .reasons import CudagraphNotice, CudagraphSkipped, SkipKind, SkipReason
@@ -51,7 +51,7 @@ class CudagraphTrees:
         self,
         driver: DeviceDriver | None = None,
         options: TreeOptions | None = None,
-        observer: Observer | None = None,
+        observer: Observer = SILENT,
     ) -> None:
         self.driver = CudaDriver() if driver is None and torch.cuda.is_available() else driver
         self.options = options or TreeOptions()
@@ -143,9 +143,8 @@ class CudagraphTrees:
     def skipped(self, reasons: tuple[SkipReason, ...], *, stacklevel: int) -> None:
         """Tell the observer and the user, or raise, as the options say."""
         fresh = [reason for reason in reasons if reason not in self._noticed]
-        if self._observer is not None:
-            for reason in fresh:
-                self._observer.event("cudagraphs.skip", {"kind": reason.kind.name, "reason": str(reason)})
+        for reason in fresh:
+            self._observer.event("cudagraphs.skip", {"kind": reason.kind.name, "reason": str(reason)})
         if self.options.on_skip == "raise":
             raise CudagraphSkipped(reasons)
         new_kinds = {reason.kind: reason for reason in reversed(reasons) if reason.kind not in self._noticed}

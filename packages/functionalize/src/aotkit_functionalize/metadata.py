@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 
-from .records import CallContract, contract_fields
-from .subclasses.meta import SubclassBoundary
+from ._records import Format
+from .records import CallContract
+from .subclasses.meta import SubclassBoundary, SubclassType, TypeForm
 
 __all__ = ["GraphMetadata"]
 
@@ -27,16 +27,12 @@ class GraphMetadata(CallContract):
 
         Raises :class:`Unsupported` for a tensor subclass that has no JSON form.
         """
-        subclasses = None if self.subclasses is None else self.subclasses.to_raw()
-        return json.dumps({**self.to_raw(), "subclasses": subclasses}, sort_keys=True)
+        return _FORMAT.to_text(self)
 
     @staticmethod
     def from_json(text: str) -> GraphMetadata:
         """Rebuild from :meth:`to_json`. Raises ``ValueError`` on another version of the record."""
-        raw = json.loads(text)
-        subclasses = raw.pop("subclasses", None)
-        known = contract_fields(raw)
-        return GraphMetadata(**known, subclasses=None if subclasses is None else SubclassBoundary.from_raw(subclasses))
+        return _FORMAT.from_text(text)
 
     def __str__(self) -> str:
         lines = [CallContract.__str__(self)]
@@ -45,3 +41,6 @@ class GraphMetadata(CallContract):
             lines += [f"  argument {index} is {subclass}" for index, subclass in inputs if subclass is not None]
             lines += ["  for the caller: " + str(self.subclasses.outer).replace("\n", "\n  ")]
         return "\n".join(lines)
+
+
+_FORMAT = Format(GraphMetadata, "aotkit graph metadata", 5, own={SubclassType: TypeForm()})

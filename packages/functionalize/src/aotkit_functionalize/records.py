@@ -25,9 +25,7 @@ Note [Inputs that the backward writes to]
 from __future__ import annotations
 
 import enum
-import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 __all__ = [
@@ -49,9 +47,6 @@ __all__ = [
 
 Dim = int | str
 """A size, stride or offset in elements: an int, or the text of an expression over the graph's symbols."""
-
-METADATA_VERSION = 4
-
 
 class InputKind(enum.Enum):
     """What a flat graph input is."""
@@ -264,82 +259,12 @@ class CallContract:
     repeated_outputs: tuple[int, ...] = ()  # forward outputs that are the same graph value as an earlier one
     backward_writes: tuple[BackwardWrite, ...] = ()
     reached_by: tuple[tuple[int, ...], ...] = ()
-    version: int = METADATA_VERSION
-
-    def to_raw(self) -> dict[str, Any]:
-        """JSON values."""
-        values = {field.name: getattr(self, field.name) for field in fields(CallContract)}
-        raw: dict[str, Any] = json.loads(json.dumps(values, default=_encode))
-        return raw
-
-    @staticmethod
-    def from_raw(raw: Mapping[str, Any]) -> CallContract:
-        """The inverse of :meth:`to_raw`. Raises ``ValueError`` on another version of the record."""
-        return CallContract(**contract_fields(raw))
 
     def __str__(self) -> str:
         lines = [f"{type(self).__name__}({'training' if self.is_training else 'inference'})"]
         for group in (self.inputs, self.outputs, self.tangents, self.backward_writes, self.symbols, self.effects):
             lines += [f"  {_brief(record)}" for record in group]
         return "\n".join(lines)
-
-
-def contract_fields(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a :class:`CallContract` out of its JSON values."""
-    if raw.get("version") != METADATA_VERSION:
-        raise ValueError(
-            f"graph metadata of version {raw.get('version')!r} cannot be read by this release, "
-            f"which reads version {METADATA_VERSION}; write it again with this release"
-        )
-    return {
-        **raw,
-        "inputs": tuple(_input(r) for r in raw["inputs"]),
-        "outputs": tuple(_output(r) for r in raw["outputs"]),
-        "tangents": tuple(TangentInfo(r["forward_output"], _required_meta(r["meta"])) for r in raw["tangents"]),
-        "symbols": tuple(SymbolBinding(**r) for r in raw["symbols"]),
-        "effects": tuple(EffectInfo(**r) for r in raw["effects"]),
-        "intermediate_bases": tuple(_required_meta(r) for r in raw["intermediate_bases"]),
-        "forward_requires_grad": tuple(raw["forward_requires_grad"]),
-        "differentiable_inputs": tuple(raw["differentiable_inputs"]),
-        "repeated_outputs": tuple(raw["repeated_outputs"]),
-        "reached_by": tuple(map(tuple, raw["reached_by"])),
-        "backward_writes": tuple(BackwardWrite(**r) for r in raw["backward_writes"]),
-    }
-
-
-def _encode(value: Any) -> Any:
-    if isinstance(value, enum.Enum):
-        return value.value
-    if is_dataclass(value) and not isinstance(value, type):
-        return asdict(value)
-    raise TypeError(f"{type(value).__name__} has no JSON form in graph metadata")
-
-
-def _meta(raw: dict[str, Any] | None) -> TensorMeta | None:
-    return None if raw is None else _required_meta(raw)
-
-
-def _required_meta(raw: dict[str, Any]) -> TensorMeta:
-    return TensorMeta(**{**raw, "sizes": tuple(raw["sizes"]), "strides": tuple(raw["strides"])})
-
-
-def _view(raw: dict[str, Any] | None) -> ViewSpec | None:
-    return None if raw is None else ViewSpec(**{**raw, "sizes": tuple(raw["sizes"]), "strides": tuple(raw["strides"])})
-
-
-def _input(raw: dict[str, Any]) -> InputInfo:
-    fixed = {"kind": InputKind(raw["kind"]), "mutation": MutationKind(raw["mutation"])}
-    known = {"meta": _meta(raw["meta"]), "new_view": _view(raw["new_view"]), "storage": _storage(raw["storage"])}
-    return InputInfo(**{**raw, **fixed, **known})
-
-
-def _storage(raw: dict[str, Any] | None) -> StorageChange | None:
-    return None if raw is None else StorageChange(**{**raw, "view": _view(raw["view"])})
-
-
-def _output(raw: dict[str, Any]) -> OutputInfo:
-    fixed = {"kind": OutputKind(raw["kind"]), "dynamic_dims": tuple(raw["dynamic_dims"])}
-    return OutputInfo(**{**raw, **fixed, "meta": _meta(raw["meta"]), "view": _view(raw["view"])})
 
 
 def _brief(record: Any) -> str:

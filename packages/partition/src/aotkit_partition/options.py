@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass, fields
-from typing import Any
+from dataclasses import dataclass
 
+from ._records import Format
 from .errors import InvalidOptionError
 
 STRATEGIES = ("min-cut", "default", "min-peak", "exact")
@@ -128,21 +127,17 @@ class PartitionOptions:
         return 0.0 if self.strategy == "min-peak" else 1.0
 
     def to_json(self) -> str:
-        """All fields as JSON text."""
-        return json.dumps(asdict(self), sort_keys=True)
+        """The fields that differ from their defaults, as JSON text."""
+        return _FORMAT.to_text(self)
 
-    @classmethod
-    def from_json(cls, text: str) -> PartitionOptions:
+    @staticmethod
+    def from_json(text: str) -> PartitionOptions:
         """Options from :meth:`to_json`; refuses unknown fields.
 
         Raises:
             InvalidOptionError: an unknown field or a bad value.
         """
-        data = json.loads(text)
-        unknown = sorted(set(data) - {field.name for field in fields(cls)})
-        if unknown:
-            raise InvalidOptionError(f"unknown partition options: {', '.join(unknown)}.")
-        values: dict[str, Any] = {
-            name: tuple(value) if isinstance(value, list) else value for name, value in data.items()
-        }
-        return cls(**values)
+        return _FORMAT.from_text(text)
+
+
+_FORMAT = Format(PartitionOptions, "aotkit partition options", 2, error=InvalidOptionError)

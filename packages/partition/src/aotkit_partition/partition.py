@@ -5,15 +5,16 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from .__about__ import __version__
+from ._observer import SILENT, Observer
+from ._records import Format
 from ._torch_compat import copy_module
 from .decide import Decision, decide, peak_front
 from .errors import GraphFormatError, InvalidOptionError
@@ -31,16 +32,6 @@ from .report import PartitionReport, add_front, add_memory, add_states, make_rep
 _DEFAULT_OPTIONS = PartitionOptions()
 _NO_EXTENSIONS = Extensions()
 _Graphs = tuple[torch.fx.GraphModule, torch.fx.GraphModule]
-
-
-class Observer(Protocol):
-    """How a caller watches a partition; times and dumps go here, nothing is printed or kept globally."""
-
-    def stage(self, name: str) -> Any:
-        """A context manager around one named stage."""
-
-    def dump(self, name: str, kind: str, text: Callable[[], str]) -> None:
-        """An intermediate product of ``kind`` graphs; ``text`` is called only if it is wanted."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -74,24 +65,10 @@ class Partition:
         Raises:
             UnserializableGraphError: see :func:`dump_graph`.
         """
-        return json.dumps(
-            {
-                "format": "aotkit-partition",
-                "version": 1,
-                "forward": json.loads(dump_graph(self.forward)),
-                "backward": json.loads(dump_graph(self.backward)),
-                "num_fwd_outputs": self.num_fwd_outputs,
-                "saved_names": self.saved_names,
-                "num_saved_symints": self.num_saved_symints,
-                "num_saved_without_version_check": self.num_saved_without_version_check,
-                "report": json.loads(self.report.to_json()),
-            },
-            separators=(",", ":"),
-        )
+        return _format().to_text(self)
 
-    @classmethod
+    @staticmethod
     def from_json(
-        cls,
         text: str,
         fake_mode: FakeTensorMode | None = None,
         constants: Mapping[str, torch.Tensor] | None = None,
@@ -101,18 +78,7 @@ class Partition:
         Raises:
             GraphFormatError: not such a text.
         """
-        data = json.loads(text)
-        if not isinstance(data, dict) or data.get("format") != "aotkit-partition" or data.get("version") != 1:
-            raise GraphFormatError("the text is no partition in version 1 of the format.")
-        return cls(
-            forward=load_graph(json.dumps(data["forward"]), fake_mode, constants=constants),
-            backward=load_graph(json.dumps(data["backward"]), fake_mode, constants=constants),
-            num_fwd_outputs=data["num_fwd_outputs"],
-            saved_names=tuple(data["saved_names"]),
-            num_saved_symints=data["num_saved_symints"],
-            num_saved_without_version_check=data["num_saved_without_version_check"],
-            report=PartitionReport.from_json(json.dumps(data["report"])),
-        )
+        return _format(fake_mode, constants).from_text(text)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Partition) and self.to_json() == other.to_json()
@@ -124,11 +90,31 @@ class Partition:
         return str(self.report)
 
 
+class _GraphForm:
+    """Graphs have a text of their own."""
+
+    def __init__(self, fake_mode: FakeTensorMode | None, constants: Mapping[str, torch.Tensor] | None) -> None:
+        self.fake_mode, self.constants = fake_mode, constants
+
+    def to_raw(self, graph: torch.fx.GraphModule, /) -> Any:
+        return json.loads(dump_graph(graph))
+
+    def from_raw(self, raw: Any, /) -> torch.fx.GraphModule:
+        return load_graph(json.dumps(raw), self.fake_mode, constants=self.constants)
+
+
+def _format(
+    fake_mode: FakeTensorMode | None = None, constants: Mapping[str, torch.Tensor] | None = None
+) -> Format[Partition]:
+    own = {torch.fx.GraphModule: _GraphForm(fake_mode, constants)}
+    return Format(Partition, "aotkit partition", 2, error=GraphFormatError, own=own)
+
+
 def partition(
     joint: torch.fx.GraphModule,
     num_fwd_outputs: int,
     options: PartitionOptions = _DEFAULT_OPTIONS,
-    observer: Observer | None = None,
+    observer: Observer = SILENT,
     extensions: Extensions = _NO_EXTENSIONS,
 ) -> Partition:
     """Split a joint forward-backward graph.
@@ -146,25 +132,24 @@ def partition(
         InfeasiblePartitionError: the constraints contradict each other.
     """
     if extensions.joint_pass is not None:
-        with _stage(observer, "partition.joint_pass"):
+        with observer.stage("partition.joint_pass"):
             joint = _run_joint_pass(joint, extensions.joint_pass)
-    with _stage(observer, "partition.analyze"):
+    with observer.stage("partition.analyze"):
         analysed = analyze_joint(joint, num_fwd_outputs, options.symbol_fallback, options.cse)
         analysed.replay_random = options.recompute_random
         options = with_region_budget(analysed, options)
         _place_inputs(analysed, options)
-    with _stage(observer, "partition.cut"):
+    with observer.stage("partition.cut"):
         decision = decide(analysed, options, extensions)
         if extensions.group is not None:
             decision = sync_across_ranks(analysed, decision, extensions.group)
-    with _stage(observer, "partition.extract"):
+    with observer.stage("partition.extract"):
         plan = make_plan(analysed, decision.saved, options.recompute_late)
         report = _report(analysed, plan, decision, options, extensions)
         result = _package(analysed, plan, extract(analysed, plan), report)
-    if observer is not None:
-        observer.dump("forward", "graphs", lambda: str(result.forward.graph))
-        observer.dump("backward", "graphs", lambda: str(result.backward.graph))
-        observer.dump("partition", "graphs", lambda: str(result.report))
+    observer.dump("forward", "graphs", lambda: str(result.forward.graph))
+    observer.dump("backward", "graphs", lambda: str(result.backward.graph))
+    observer.dump("partition", "graphs", lambda: str(result.report))
     return result
 
 
@@ -238,10 +223,6 @@ def _run_joint_pass(
 ) -> torch.fx.GraphModule:
     module = copy_module(joint)
     return rewrite(module) or module
-
-
-def _stage(observer: Observer | None, name: str) -> Any:
-    return nullcontext() if observer is None else observer.stage(name)
 
 
 def _place_inputs(joint: JointGraph, options: PartitionOptions) -> None:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 import torch.fx
 
+from ._records import Format
 from .cost import is_free, is_view_like
 from .decide import Decision
 from .default import default_saved_values
-from .errors import InfeasiblePartitionError
+from .errors import GraphFormatError, InfeasiblePartitionError
 from .joint import JointGraph, value_bytes
 from .peak import Choice, plan_bytes, plan_seconds
 from .plan import Plan, make_plan, simulate_plan
@@ -112,22 +112,12 @@ class PartitionReport:
 
     def to_json(self) -> str:
         """The report as JSON text."""
-        data = {field.name: getattr(self, field.name) for field in fields(self)}
-        for name in ("timeline", "before"):
-            data[name] = None if data[name] is None else asdict(data[name])
-        for name in _ROWS:
-            data[name] = [asdict(row) for row in data[name]]
-        return json.dumps(data, separators=(",", ":"))
+        return _FORMAT.to_text(self)
 
-    @classmethod
-    def from_json(cls, text: str) -> PartitionReport:
-        """The report that :meth:`to_json` wrote."""
-        data = json.loads(text)
-        for name, row in _ROWS.items():
-            data[name] = tuple(row(**item) for item in data[name])
-        for name in ("timeline", "before"):
-            data[name] = None if data[name] is None else MemoryTimeline.from_json(json.dumps(data[name]))
-        return cls(**data)
+    @staticmethod
+    def from_json(text: str) -> PartitionReport:
+        """The report that :meth:`to_json` wrote. Raises :class:`GraphFormatError` for another text."""
+        return _FORMAT.from_text(text)
 
     def __str__(self) -> str:
         tensors = [value for value in self.saved if value.kind != "symint" and not value.is_input]
@@ -176,7 +166,7 @@ def _memory_lines(report: PartitionReport) -> list[str]:
     return lines
 
 
-_ROWS: dict[str, Any] = {"saved": SavedValue, "recomputed": RecomputedOp, "bans": Ban, "front": FrontPoint}
+_FORMAT = Format(PartitionReport, "aotkit partition report", 2, error=GraphFormatError)
 
 
 def format_bytes(count: float) -> str:

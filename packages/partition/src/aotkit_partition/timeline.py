@@ -10,9 +10,8 @@ Storages, not tensors, take memory: what shares a storage in the graph's metadat
 
 from __future__ import annotations
 
-import json
 from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 from typing import Any
@@ -20,7 +19,9 @@ from typing import Any
 import torch
 import torch.fx
 
+from ._records import Format
 from ._torch_compat import symbolic_hint
+from .errors import GraphFormatError
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,14 +76,15 @@ class MemoryTimeline:
 
     def to_json(self) -> str:
         """The timeline as JSON text."""
-        return json.dumps(asdict(self), separators=(",", ":"))
+        return _FORMAT.to_text(self)
 
-    @classmethod
-    def from_json(cls, text: str) -> MemoryTimeline:
-        """The timeline that :meth:`to_json` wrote."""
-        data = json.loads(text)
-        rows = tuple(Allocation(**row) for row in data["allocations"])
-        return cls(tuple(data["steps"]), data["loss"], rows)
+    @staticmethod
+    def from_json(text: str) -> MemoryTimeline:
+        """The timeline that :meth:`to_json` wrote. Raises :class:`GraphFormatError` for another text."""
+        return _FORMAT.from_text(text)
+
+
+_FORMAT = Format(MemoryTimeline, "aotkit memory timeline", 2, error=GraphFormatError)
 
 
 @dataclass(slots=True)

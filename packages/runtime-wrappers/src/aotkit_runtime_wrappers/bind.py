@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from ._observer import SILENT, Observer
 from ._torch_compat import (
     autocast_enabled,
     fast_apply,
@@ -29,7 +30,6 @@ from .errors import PlanError
 from .foreign_tangents import is_foreign, take_tangent, with_foreign_tangents
 from .forward_adapters import Around, RandomSource, bind_around
 from .lazy_backward import LazyBackward, Missing
-from .observer import Observer
 from .operations import FUNCTIONS
 from .plan import CallSpec, WrapperPlan
 from .runtime import (
@@ -89,7 +89,7 @@ def bind(
     plan: WrapperPlan,
     forward: Callable[..., Any],
     backward: Callable[..., Any] | None = None,
-    observer: Observer | None = None,
+    observer: Observer = SILENT,
     gradients: Gradients | None = None,
     backward_graph: torch.fx.GraphModule | Callable[[], torch.fx.GraphModule] | None = None,
     random: RandomSource | None = None,
@@ -104,7 +104,8 @@ def bind(
         backward: compiled backward: ``[*saved symints, *saved tensors, *tangents]`` in, one gradient or ``None`` per
             graph input out. Or a function without any parameter that makes it: it is called at the first
             backward, once, see :class:`.LazyBackward`. A training plan needs one, an inference plan takes none.
-        observer: is told about binding and about the lazy compile.
+        observer: told of the events ``wrappers.bind`` (``source``, ``seconds``) and ``wrappers.lazy_backward``
+            (``seconds``).
         gradients: makes second derivatives; without it they are refused.
         backward_graph: the backward as FX, or a function that makes it when it is asked for, for compiled autograd;
             without it Dynamo leaves the backward alone.
@@ -145,8 +146,7 @@ def bind(
     call._boxed_call = True
     call.source = code.source + adapters + out.text
     call.plan = plan
-    if observer is not None:
-        observer.event("wrappers.bind", {"seconds": time.perf_counter() - start, "source": call.source})
+    observer.event("wrappers.bind", {"seconds": time.perf_counter() - start, "source": call.source})
     bound: BoxedCallable = call
     return bound
 
@@ -168,7 +168,7 @@ def _profiled_call(plan: WrapperPlan, constants: dict[str, Any], namespace: dict
 def backward_of(
     backward: Callable[..., Any] | None,
     call: CallSpec,
-    observer: Observer | None = None,
+    observer: Observer = SILENT,
     specialize: Callable[[Missing], Callable[..., Any] | None] | None = None,
 ) -> LazyBackward:
     """A compiled backward, or what makes one, in the form that both end in.

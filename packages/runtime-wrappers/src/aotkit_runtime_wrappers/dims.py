@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-import ast
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
+from ._size_text import OPERATIONS, SizeTextError, Tree, evaluate_tree, parse_size, symbols_in, write_size
 from .contract import Dim
 from .errors import PlanError
 
-_OPERATORS = (ast.Add, ast.Sub, ast.Mult, ast.FloorDiv, ast.Mod, ast.Pow)
-_FUNCTIONS = {"min": min, "max": max}
+_OPERATIONS: dict[str, Callable[..., Any]] = {
+    **{name: OPERATIONS[name] for name in ("+", "-", "*", "//", "%", "neg")},
+    "**": lambda base, exponent: int(base**exponent),
+    "min": lambda *values: int(min(values)),
+    "max": lambda *values: int(max(values)),
+}
 # Locals of emitted code (see emit.py); a symbol of such a name would overwrite one.
 _RESERVED = re.compile(r"^(_.*|(in|base|fw|out|tg)\d+|args|box|result|grads|grad|ctx|run|torch|min|max)$")
 
@@ -23,14 +28,14 @@ def check_symbol_name(name: str) -> None:
 
 def symbols_of(dims: Iterable[Dim]) -> set[str]:
     """Names of the symbols that occur in ``dims``."""
-    return {name for dim in dims if isinstance(dim, str) for name in _names(_parse(dim))}
+    return {name for dim in dims if isinstance(dim, str) for name in symbols_in(_parse(dim))}
 
 
 def render(dim: Dim) -> str:
     """Python source of one dimension; refuses everything but integer arithmetic over names."""
     if isinstance(dim, int):
         return str(int(dim))
-    return ast.unparse(_parse(dim))
+    return write_size(_parse(dim))
 
 
 def render_tuple(dims: Iterable[Dim]) -> str:
@@ -49,75 +54,32 @@ def evaluate_all(dims: Iterable[Dim], symbols: Mapping[str, int]) -> tuple[int, 
     return tuple(evaluate(dim, symbols) for dim in dims)
 
 
-def _parse(text: str) -> ast.expr:
+def _parse(text: str) -> Tree:
     try:
-        tree = ast.parse(text, mode="eval").body
-    except SyntaxError as error:
-        raise PlanError(f"{text!r} is not a size expression: {error.msg}") from error
+        tree = parse_size(text)
+    except SizeTextError as error:
+        raise PlanError(f"{text!r} is not a size expression: {error}") from error
     _check(tree, text)
     return tree
 
 
-def _check(node: ast.expr, text: str) -> None:
+def _check(tree: Tree, text: str) -> None:
     """The text may come from a file: nothing but integers, names, arithmetic, min and max gets through."""
-    match node:
-        case ast.Constant(value=int()):
-            return
-        case ast.Name(id=name):
-            check_symbol_name(name)
-        case ast.BinOp(left=left, op=op, right=right) if isinstance(op, _OPERATORS):
-            _check(left, text)
-            _check(right, text)
-        case ast.UnaryOp(op=ast.USub(), operand=operand):
+    if isinstance(tree, str):
+        check_symbol_name(tree)
+    elif isinstance(tree, tuple) and tree[0] in _OPERATIONS:
+        for operand in tree[1:]:
             _check(operand, text)
-        case ast.Call(func=ast.Name(id=name), args=args, keywords=[]) if name in _FUNCTIONS and len(args) >= 2:
-            for arg in args:
-                _check(arg, text)
-        case _:
-            raise PlanError(
-                f"{ast.unparse(node)!r} in the size expression {text!r} is not supported; "
-                "write it with integers, symbols, + - * // % **, min and max"
-            )
+    elif type(tree) is not int:
+        raise PlanError(
+            f"{write_size(tree)!r} in the size expression {text!r} is not supported; "
+            "write it with integers, symbols, + - * // % **, min and max"
+        )
 
 
-def _names(node: ast.expr) -> set[str]:
-    match node:
-        case ast.Name(id=name):
-            return {name}
-        case ast.BinOp(left=left, right=right):
-            return _names(left) | _names(right)
-        case ast.UnaryOp(operand=operand):
-            return _names(operand)
-        case ast.Call(args=args):
-            return set().union(*(_names(arg) for arg in args))
-    return set()
-
-
-def _evaluate(node: ast.expr, symbols: Mapping[str, int]) -> int:
-    match node:
-        case ast.Constant(value=int(value)):
-            return value
-        case ast.Name(id=name):
-            if name not in symbols:
-                raise PlanError(f"symbol {name!r} is used but bound from no input")
-            return symbols[name]
-        case ast.UnaryOp(operand=operand):
-            return -_evaluate(operand, symbols)
-        case ast.Call(func=ast.Name(id=name), args=args):
-            return int(_FUNCTIONS[name](_evaluate(arg, symbols) for arg in args))
-        case ast.BinOp(left=left, op=op, right=right):
-            a, b = _evaluate(left, symbols), _evaluate(right, symbols)
-            match op:
-                case ast.Add():
-                    return a + b
-                case ast.Sub():
-                    return a - b
-                case ast.Mult():
-                    return a * b
-                case ast.FloorDiv():
-                    return a // b
-                case ast.Mod():
-                    return a % b
-                case ast.Pow():
-                    return int(a**b)
-    raise PlanError(f"{ast.unparse(node)!r} cannot be evaluated")
+def _evaluate(tree: Tree, symbols: Mapping[str, int]) -> int:
+    try:
+        value: int = evaluate_tree(tree, symbols, _OPERATIONS)
+    except KeyError as error:
+        raise PlanError(f"symbol {error.args[0]!r} is used but bound from no input") from None
+    return value

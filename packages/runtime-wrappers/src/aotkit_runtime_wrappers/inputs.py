@@ -8,16 +8,16 @@ Note [Duplicates are recognised by identity]
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from ._records import Format
 from .contract import Dim, ViewSpec
 from .errors import CallingConventionError, PlanError
-from .operations import Value, decode, encode
+from .operations import Value
 from .operations.symbols import BindSymbol
 from .overlap import storage_id
 
@@ -125,15 +125,12 @@ class InputPlan:
 
     def to_json(self) -> str:
         """Canonical JSON text; ``InputPlan.from_json(p.to_json()) == p``."""
-        return json.dumps(encode(self), sort_keys=True)
+        return _FORMAT.to_text(self)
 
     @staticmethod
     def from_json(text: str) -> InputPlan:
         """Rebuild from :meth:`to_json`. Raises :class:`PlanError` if the text is no input plan."""
-        plan = decode(json.loads(text), {cls.__name__: cls for cls in (InputPlan, BaseSpec, MemberView)})
-        if not isinstance(plan, InputPlan):
-            raise PlanError("the text does not hold an InputPlan")
-        return plan
+        return _FORMAT.from_text(text)
 
     def __str__(self) -> str:
         lines = [f"InputPlan({self.num_inputs} arguments -> {', '.join(self.graph_input_names())})"]
@@ -141,6 +138,9 @@ class InputPlan:
         lines += [f"  share a storage: {', '.join(f'in{i}' for i in group)}" for group in self.overlaps]
         lines += [f"  base{i}: {b.numel} x {b.dtype} for {b.members}" for i, b in enumerate(self.bases)]
         return "\n".join(lines)
+
+
+_FORMAT = Format(InputPlan, "aotkit input plan", 2, error=PlanError)
 
 
 def prepare_inputs(flat_args: Sequence[Any]) -> InputPlan:

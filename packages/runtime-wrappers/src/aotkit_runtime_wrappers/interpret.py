@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ._observer import SILENT, Observer
 from ._torch_compat import autocast_enabled, dtype_from_name, transforms_active, unsafe_view
 from .bind import backward_of
 from .boxed import BoxedCallable, ensure_boxed
@@ -20,7 +21,6 @@ from .donated import keep_donated, own_memory, storages
 from .double_backward import Gradients, drop_values, gradients_with_history, histories, remember
 from .forward_adapters import Around, RandomSource, interpret_around
 from .lazy_backward import LazyBackward
-from .observer import Observer
 from .plan import CallSpec, WrapperPlan
 from .runtime import (
     coerce_tangent,
@@ -41,7 +41,7 @@ def interpret(
     plan: WrapperPlan,
     forward: Callable[..., Any],
     backward: Callable[..., Any] | None = None,
-    observer: Observer | None = None,
+    observer: Observer = SILENT,
     gradients: Gradients | None = None,
     random: RandomSource | None = None,
 ) -> BoxedCallable:

@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from ._observer import SILENT, Observer
 from .boxed import BoxedCallable, ensure_boxed
 from .errors import BackwardCompileError
-from .observer import Observer
 
 __all__ = ["LazyBackward", "Missing"]
 
@@ -35,7 +35,7 @@ class LazyBackward:
     def __init__(
         self,
         factory: Callable[[], Callable[..., Any]],
-        observer: Observer | None = None,
+        observer: Observer = SILENT,
         specialize: Callable[[Missing], Callable[..., Any] | None] | None = None,
         unreached: Callable[[Missing], Sequence[int]] | None = None,
     ) -> None:
@@ -84,8 +84,7 @@ class LazyBackward:
                 f"{type(error).__name__}: {error}. Forward results are not affected. The next backward tries again; "
                 "to see the error at the forward instead, compile the backward eagerly"
             ) from error
-        if self._observer is not None:
-            self._observer.event("wrappers.lazy_backward", {"seconds": time.perf_counter() - start})
+        self._observer.event("wrappers.lazy_backward", {"seconds": time.perf_counter() - start})
         return compiled
 
 

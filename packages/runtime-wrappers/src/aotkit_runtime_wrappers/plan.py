@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from .contract import Dim, Opaque, TensorMeta
+from ._records import Format
+from .contract import Dim, SubclassBoundary, TensorMeta
 from .errors import PlanError
-from .operations import Operation, Value, decode, encode
+from .operations import OPERATIONS, Operation, Value
 from .operations.symbols import BindSymbol
 from .subclasses.call import SubclassCall
 
 __all__ = ["CallSpec", "FakeResults", "LazyInput", "RandomState", "Return", "TangentSpec", "WrapperOptions"]
 __all__ += ["WrapperPlan", "checks_aliases"]
-
-PLAN_VERSION = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,26 +173,15 @@ class WrapperPlan:
     call: CallSpec
     epilogue: tuple[Operation, ...]
     returns: tuple[Return, ...]
-    version: int = PLAN_VERSION
 
     def to_json(self) -> str:
         """Canonical JSON text; ``WrapperPlan.from_json(p.to_json()) == p``."""
-        return json.dumps(encode(self), sort_keys=True)
+        return _FORMAT.to_text(self)
 
     @staticmethod
     def from_json(text: str) -> WrapperPlan:
         """Rebuild from :meth:`to_json`. Raises :class:`PlanError` on another version or an unknown record."""
-        raw = json.loads(text)
-        if not isinstance(raw, dict) or raw.get("version") != PLAN_VERSION:
-            found = raw.get("version") if isinstance(raw, dict) else None
-            raise PlanError(
-                f"a wrapper plan of version {found!r} cannot be read by this release, which reads version "
-                f"{PLAN_VERSION}; build it again from the graph metadata"
-            )
-        records = (WrapperPlan, CallSpec, TangentSpec, Return, SubclassCall, Opaque, RandomState, FakeResults)
-        plan = decode(raw, {cls.__name__: cls for cls in (*records, LazyInput)})
-        assert isinstance(plan, WrapperPlan)
-        return plan
+        return _FORMAT.from_text(text)
 
     def __str__(self) -> str:
         call = self.call
@@ -223,3 +211,23 @@ class WrapperPlan:
         lines += [f"  {operation}" for operation in self.epilogue]
         lines.append(f"  return [{', '.join(map(str, self.returns))}]")
         return "\n".join(lines)
+
+
+class _BoundaryForm:
+    """A boundary has a format of its own."""
+
+    def to_raw(self, boundary: SubclassBoundary, /) -> Any:
+        return boundary.to_raw()
+
+    def from_raw(self, raw: Any, /) -> SubclassBoundary:
+        return SubclassBoundary.from_raw(raw)
+
+
+_FORMAT = Format(
+    WrapperPlan,
+    "aotkit wrapper plan",
+    4,
+    error=PlanError,
+    members={Operation: OPERATIONS.values()},
+    own={SubclassBoundary: _BoundaryForm()},
+)

@@ -2,8 +2,9 @@
 
 Note [Guards of an entry]
     While a graph with symbolic sizes is traced, torch notes each fact that was relied on in the shape environment, and
-    Dynamo turns these into guards. A cache hit traces nothing, so the facts travel with the entry, as expressions over
-    the inputs' symbols in a small JSON form (never as Python text). On a lookup they are evaluated first for the sizes
+    Dynamo turns these into guards. A cache hit traces nothing, so the facts travel with the entry, as trees of the
+    language of sizes (see Note [Sizes as text]) over the inputs' symbols: trees, and not their text, since a hit
+    evaluates them and would have to read the text first. On a lookup they are evaluated first for the sizes
     at hand: where one does not hold, the entry is for other sizes and the next one of the same key is looked at. Then
     they are evaluated on the symbols themselves, which notes them in the environment as tracing would have done.
 """
@@ -11,17 +12,18 @@ Note [Guards of an entry]
 from __future__ import annotations
 
 import json
-import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import Any
 
 import torch
 
 from aotkit_cache import Uncacheable
 
-__all__ = ["Names", "evaluate", "expression_json", "guards_hold", "guards_of", "install_guards", "ranges_of"]
-__all__ += ["symbols_in"]
+from .._size_text import OPERATIONS, Tree, evaluate_tree
+
+__all__ = ["Names", "evaluate", "guards_hold", "guards_of", "install_guards", "ranges_of", "tree_of"]
 
 
 @dataclass(slots=True)
@@ -45,11 +47,11 @@ class Names:
             number = self.numbers.setdefault(str(symbol), f"d{len(self.numbers)}")
             if symbol is expr:
                 self.values.setdefault(number, value)
-        return _text(expression_json(expr, self.numbers))
+        return _text(tree_of(expr, self.numbers))
 
     def json(self, value: Any) -> Any:
-        """The JSON form of a size, symbolic or not, whose symbols are known."""
-        return expression_json(value.node.expr, self.numbers) if isinstance(value, torch.SymInt) else int(value)
+        """The tree of a size, symbolic or not, whose symbols are known."""
+        return tree_of(value.node.expr, self.numbers) if isinstance(value, torch.SymInt) else int(value)
 
     def hints(self) -> dict[str, Any] | None:
         """The plain numbers that the symbols stand for right now; ``None`` if a symbol occurs in expressions only."""
@@ -67,8 +69,8 @@ _PLAIN = {
 }  # fmt: skip
 
 
-def expression_json(expr: Any, names: Mapping[str, str]) -> Any:
-    """A sympy expression over known symbols as JSON. Raises :class:`Uncacheable` for any other."""
+def tree_of(expr: Any, names: Mapping[str, str]) -> Tree:
+    """A sympy expression over known symbols as a tree. Raises :class:`Uncacheable` for any other."""
     kind = type(expr).__name__
     if getattr(expr, "is_Symbol", False):
         if expr.name not in names:
@@ -79,13 +81,12 @@ def expression_json(expr: Any, names: Mapping[str, str]) -> Any:
     if kind in _NUMBERS and getattr(expr, "is_Integer", False):
         return int(expr)
     if getattr(expr, "is_Float", False):
-        return {"float": float(expr).hex()}
+        return float(expr)
     if kind == "Pow" and getattr(expr.args[1], "is_Integer", False) and int(expr.args[1]) > 0:
-        base = expression_json(expr.args[0], names)
-        return ["*", *[base] * int(expr.args[1])]
+        return ["*", *[tree_of(expr.args[0], names)] * int(expr.args[1])]
     if kind not in _PLAIN:
         raise Uncacheable(f"a size is the expression {expr}, in which {kind} has no stored form")
-    return [_PLAIN[kind], *(expression_json(arg, names) for arg in expr.args)]
+    return [_PLAIN[kind], *(tree_of(arg, names) for arg in expr.args)]
 
 
 def guards_of(shape_env: Any, names: Names) -> list[Any]:
@@ -96,7 +97,7 @@ def guards_of(shape_env: Any, names: Names) -> list[Any]:
     for guard in shape_env.guards:
         symbols = {str(symbol) for symbol in guard.expr.free_symbols}
         if symbols & names.numbers.keys():
-            found.append(expression_json(guard.expr, names.numbers))
+            found.append(tree_of(guard.expr, names.numbers))
     if getattr(shape_env, "deferred_runtime_asserts", None):
         raise Uncacheable("sizes of the graph depend on the data of a tensor")
     return [json.loads(text) for text in dict.fromkeys(map(_text, found))]
@@ -123,13 +124,6 @@ def guards_hold(guards: Sequence[Any], values: Mapping[str, Any]) -> bool:
     return all(evaluate(guard, values) for guard in guards)
 
 
-def symbols_in(expression: Any) -> set[str]:
-    """The symbols of an expression in its JSON form."""
-    if isinstance(expression, str):
-        return {expression}
-    return set().union(*map(symbols_in, expression[1:])) if isinstance(expression, list) else set()
-
-
 def install_guards(guards: Sequence[Any], symbols: Mapping[str, Any]) -> None:
     """Note the facts, which hold, about these symbols (SymInts) in their shape environment.
 
@@ -147,58 +141,22 @@ def _noted(environment: Any, names: Mapping[str, str]) -> Iterator[Any]:
     """The facts in a shape environment that have a stored form."""
     for guard in environment.guards if environment is not None else ():
         try:
-            yield expression_json(guard.expr, names)
+            yield tree_of(guard.expr, names)
         except Uncacheable:  # about symbols that the graph does not know
             continue
 
 
-def _product(*values: Any) -> Any:
-    result: Any = 1
-    for value in values:
-        result = result * value
-    return result
-
-
 def _largest(*values: Any) -> Any:
-    result = values[0]
-    for value in values[1:]:
-        result = torch.sym_max(result, value)
-    return result
+    return reduce(torch.sym_max, values)
 
 
 def _smallest(*values: Any) -> Any:
-    result = values[0]
-    for value in values[1:]:
-        result = torch.sym_min(result, value)
-    return result
+    return reduce(torch.sym_min, values)
 
 
-_OPERATIONS: dict[str, Callable[..., Any]] = {
-    "+": lambda *values: sum(values[1:], values[0]),
-    "*": _product,
-    "//": operator.floordiv,
-    "%": operator.mod,
-    "max": _largest,
-    "min": _smallest,
-    "==": operator.eq,
-    "!=": operator.ne,
-    "<": operator.lt,
-    "<=": operator.le,
-    ">": operator.gt,
-    ">=": operator.ge,
-    "not": lambda value: not value,
-    "and": lambda *values: all(values),
-    "or": lambda *values: any(values),
-}
+_OPERATIONS: Mapping[str, Callable[..., Any]] = {**OPERATIONS, "max": _largest, "min": _smallest}
 
 
-def evaluate(expression: Any, values: Mapping[str, Any]) -> Any:
-    """The value of an expression in its JSON form."""
-    if isinstance(expression, str):
-        return values[expression]
-    if isinstance(expression, dict):
-        return float.fromhex(expression["float"])
-    if not isinstance(expression, list):
-        return expression
-    operation, *operands = expression
-    return _OPERATIONS[operation](*(evaluate(operand, values) for operand in operands))
+def evaluate(tree: Tree, values: Mapping[str, Any]) -> Any:
+    """The value of a tree for plain numbers or for SymInts."""
+    return evaluate_tree(tree, values, _OPERATIONS)

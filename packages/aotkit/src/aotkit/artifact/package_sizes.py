@@ -14,7 +14,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from .guards import guards_hold, symbols_in
+from .._size_text import Tree, fold, symbols_in
+from .guards import guards_hold
 
 __all__ = ["declared_ranges", "narrowed", "opened", "place", "relation_text", "size_error"]
 
@@ -109,16 +110,13 @@ def size_error(symbol: str, size: int, bounds: Sequence[int | None], arguments: 
     return f"{place(symbol, arguments)} is {size}; the package was compiled for {_range_text((low or 0, high))}"
 
 
-def relation_text(guard: Any, arguments: Sequence[Mapping[str, Any]]) -> str:
+def relation_text(guard: Tree, arguments: Sequence[Mapping[str, Any]]) -> str:
     """A guard as words: ``dimension 0 of x == dimension 1 of y``."""
-    if isinstance(guard, str):
-        return place(guard, arguments)
-    if isinstance(guard, dict):
-        return str(float.fromhex(guard["float"]))
-    if not isinstance(guard, list):
-        return str(guard)
-    operation, *operands = guard
-    texts = [relation_text(operand, arguments) for operand in operands]
+    return str(fold(guard, lambda symbol: place(symbol, arguments), _in_words))
+
+
+def _in_words(operation: str, operands: Sequence[Any]) -> str:
+    texts = list(map(str, operands))
     if operation in ("max", "min", "not"):
         return f"{operation}({', '.join(texts)})"
     return f"({f' {operation} '.join(texts)})"

@@ -29,7 +29,7 @@ from .tensors import bytes_of, tensor_of
 
 __all__ = ["ARTIFACT_FORMAT", "Artifact", "CaptureOrigin", "CompiledGraph", "Graphs", "LiveCode", "StoredReport"]
 
-ARTIFACT_FORMAT = 6
+ARTIFACT_FORMAT = 7
 """Of all that an artifact holds. Whoever changes the meaning of a plan, of metadata or of object code adds one."""
 
 Boxed = Callable[[list[Any]], Sequence[Any]]

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -17,6 +16,7 @@ from aotkit_runtime_wrappers import bind as bind_plan
 from aotkit_runtime_wrappers import schema_checks
 from aotkit_runtime_wrappers.double_backward import GradientRequest, Gradients
 
+from .._observer import SILENT, Observer
 from ..artifact.records import Artifact, CompiledGraph, LiveCode
 from .process import collections_put_off
 
@@ -53,7 +53,7 @@ def bind(
     artifact: Artifact,
     later: Later | None = None,
     *,
-    observer: Any = None,
+    observer: Observer = SILENT,
     arenas: ArenaPool | None = None,
     arguments: Mapping[int, torch.Tensor] | None = None,
     redzones: bool = False,
@@ -147,11 +147,11 @@ def _compiled_backward(
 
 
 def _gradients(
-    artifact: Artifact, later: Later, observer: Any, arenas: ArenaPool, redzones: bool
+    artifact: Artifact, later: Later, observer: Observer, arenas: ArenaPool, redzones: bool
 ) -> Callable[[GradientRequest], Boxed]:
     def compile_gradients(request: GradientRequest) -> Boxed:
         made, its_later = later.gradients(artifact, request)
-        with nullcontext() if observer is None else observer.stage("bind"):
+        with observer.stage("bind"):
             bound: Boxed = bind(made, its_later, observer=observer, arenas=arenas, redzones=redzones)
         return bound
 

@@ -13,13 +13,14 @@ Note [Tensor subclasses at the boundary]
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.utils._pytree as pytree
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from .._records import Format
 from ..errors import Unsupported
 from ..records import CallContract, SymbolBinding, TensorMeta, ViewSpec
 from ..symbols import dim, tensor_meta
@@ -143,60 +144,30 @@ class SubclassBoundary:
 
     def to_raw(self) -> Any:
         """JSON values; see Note [How a subclass is written down]."""
-        return _to_raw(self)
+        return _FORMAT.to_raw(self)
 
     @staticmethod
     def from_raw(raw: Any) -> SubclassBoundary:
         """Rebuild from :meth:`to_raw`. Raises ``ValueError`` for another record, :class:`Unsupported` for a class."""
-        boundary = _from_raw(raw)
-        if not isinstance(boundary, SubclassBoundary):
-            raise ValueError("the stored record is no SubclassBoundary")
-        return boundary
+        return _FORMAT.from_raw(raw)
 
 
-_RECORDS: dict[str, type[Any]] = {
-    cls.__name__: cls
-    for cls in (
-        SubclassBoundary,
-        SubclassValue,
-        TensorSource,
-        SubclassMeta,
-        Opaque,
-        TensorMeta,
-        ViewSpec,
-        SymbolBinding,
-    )
-}
+class TypeForm:
+    """How a class and its context are written; see Note [How a subclass is written down]."""
 
+    def to_raw(self, record: SubclassType, /) -> Any:
+        """JSON values. Raises :class:`Unsupported` for what has none."""
+        return {"cls": encode_class(record.cls), "context": encode_context(record.cls, record.context)}
 
-def _to_raw(record: Any) -> Any:
-    if isinstance(record, CallContract):
-        return {"record": "CallContract", "raw": record.to_raw()}
-    if isinstance(record, SubclassType):
-        context = encode_context(record.cls, record.context)
-        return {"record": "SubclassType", "cls": encode_class(record.cls), "context": context}
-    if isinstance(record, tuple):
-        return [_to_raw(item) for item in record]
-    if not is_dataclass(record):
-        return record
-    values = {f.name: _to_raw(getattr(record, f.name)) for f in fields(record)}
-    return {"record": type(record).__name__, **values}
-
-
-def _from_raw(raw: Any) -> Any:
-    if isinstance(raw, list):
-        return tuple(_from_raw(item) for item in raw)
-    if not isinstance(raw, dict):
-        return raw
-    name = raw["record"]
-    if name == "CallContract":
-        return CallContract.from_raw(raw["raw"])
-    if name == "SubclassType":
+    def from_raw(self, raw: Any, /) -> SubclassType:
+        """The inverse. Raises :class:`Unsupported` for a class that is not there, ``ValueError`` for another record."""
+        if not isinstance(raw, dict) or raw.keys() != {"cls", "context"} or not isinstance(raw["cls"], str):
+            raise ValueError(f"{raw!r} is no stored tensor subclass")
         cls = decode_class(raw["cls"])
         return SubclassType(cls, decode_context(cls, raw["context"]))
-    if name not in _RECORDS:
-        raise ValueError(f"{name!r} is no record of a tensor subclass that this release knows")
-    return _RECORDS[name](**{key: _from_raw(value) for key, value in raw.items() if key != "record"})
+
+
+_FORMAT = Format(SubclassBoundary, "aotkit subclass boundary", 2, own={SubclassType: TypeForm()})
 
 
 def is_subclass(value: object) -> bool:

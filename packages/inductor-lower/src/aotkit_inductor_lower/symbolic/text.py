@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 import re
+from collections.abc import Callable
+from typing import Any
 
+from .._size_text import SizeTextError, fold, scan_size
 from .expr import Expr, Symbol, SymbolKind, floordiv, mod, smax, smin, sym, to_expr
 
 __all__ = ["ScanError", "Scanner", "parse_expr", "scan_expr"]
 
 _SPACE = re.compile(r"[ \t]*")
-_NUMBER = re.compile(r"\d+")
-_SYMBOL = re.compile(r"([$%]?)([A-Za-z_][A-Za-z0-9_]*)")
-_OPERATOR = re.compile(r"//|[*%]")
-_KINDS = {"": SymbolKind.INDEX, "$": SymbolKind.SIZE, "%": SymbolKind.VALUE}
 
 
 class ScanError(ValueError):
@@ -82,45 +83,44 @@ def parse_expr(text: str) -> Expr:
 
 
 def scan_expr(scanner: Scanner) -> Expr:
-    """Read one expression: sums of products of symbols, integers, parentheses, ``//``, ``%``, ``min()``, ``max()``."""
-    total = -_scan_product(scanner) if scanner.take("-") else _scan_product(scanner)
-    while True:
-        if scanner.take("+"):
-            total = total + _scan_product(scanner)
-        elif scanner.take("-"):
-            total = total - _scan_product(scanner)
-        else:
-            return total
+    """Read one expression: sums of products of symbols, integers, parentheses, ``//``, ``%``, ``min()``, ``max()``.
+
+    It is one of the language of sizes, in which a symbol has the sign of its kind before it.
+    """
+    start = scanner.position
+    try:
+        tree, scanner.position = scan_size(scanner.text, start)
+    except SizeTextError as error:
+        raise ScanError(error.message, error.position) from None
+
+    def operation(sign: str, operands: list[Any]) -> Expr:
+        if sign not in _OPERATIONS:
+            raise ScanError(f"{sign!r} is no operation of index expressions", start)
+        if sign in ("//", "%") and operands[1] == 0:
+            raise ScanError("division by zero", start)
+        return _OPERATIONS[sign](*map(number, operands))
+
+    def number(value: Any) -> Expr:
+        if not isinstance(value, Expr) and type(value) is not int:
+            raise ScanError(f"{value!r} is no index expression", start)
+        return to_expr(value)
+
+    return number(fold(tree, _symbol, operation))
 
 
-def _scan_product(scanner: Scanner) -> Expr:
-    result = _scan_atom(scanner)
-    while found := scanner.match(_OPERATOR):
-        position = scanner.position
-        right = _scan_atom(scanner)
-        if found[0] == "*":
-            result = result * right
-            continue
-        if right == 0:
-            raise ScanError("division by zero", position)
-        result = floordiv(result, right) if found[0] == "//" else mod(result, right)
-    return result
+def _symbol(text: str) -> Expr:
+    kind = _KINDS.get(text[0])
+    return to_expr(Symbol(text)) if kind is None else sym(text[1:], kind)
 
 
-def _scan_atom(scanner: Scanner) -> Expr:
-    if found := scanner.match(_SYMBOL):
-        sigil, name = found.groups()
-        if not sigil and name in ("min", "max") and scanner.take("("):
-            args = [scan_expr(scanner)]
-            while scanner.take(","):
-                args.append(scan_expr(scanner))
-            scanner.expect(")")
-            return smin(*args) if name == "min" else smax(*args)
-        return to_expr(Symbol(name)) if not sigil else sym(name, _KINDS[sigil])
-    if found := scanner.match(_NUMBER):
-        return to_expr(int(found[0]))
-    if scanner.take("("):
-        inner = scan_expr(scanner)
-        scanner.expect(")")
-        return inner
-    raise scanner.error(f"expected a symbol, an integer or '(', found {scanner.rest()!r}")
+_KINDS = {"$": SymbolKind.SIZE, "%": SymbolKind.VALUE}
+_OPERATIONS: dict[str, Callable[..., Expr]] = {
+    "+": lambda *values: functools.reduce(operator.add, values),
+    "-": operator.sub,
+    "*": lambda *values: functools.reduce(operator.mul, values),
+    "neg": operator.neg,
+    "//": floordiv,
+    "%": mod,
+    "min": smin,
+    "max": smax,
+}

@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from . import bases, checks, modes, mutations, storages, symbols, versions, views
-from .operation import Operation, Value, decode_record, encode
+from .operation import Operation, Value
 
-__all__ = ["FUNCTIONS", "OPERATIONS", "Operation", "Value", "decode", "encode"]
+__all__ = ["FUNCTIONS", "OPERATIONS", "Operation", "Value"]
 
 OPERATIONS: Mapping[str, type[Operation]] = {
     name: getattr(module, name)
@@ -24,8 +24,3 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     name: function for operation in OPERATIONS.values() for name, function in operation.functions.items()
 }
 """What emitted code calls for its operations, by its global names."""
-
-
-def decode(raw: Any, extra: Mapping[str, type[Any]] | None = None) -> Any:
-    """The inverse of :func:`encode`; ``extra`` are record types beside the operations."""
-    return decode_record(raw, {**OPERATIONS, **(extra or {})})

@@ -1,4 +1,4 @@
-"""What every operation of a wrapper plan can do, and how it is written down.
+"""What every operation of a wrapper plan can do.
 
 Note [A plan is a small register program]
     Values have names: ``in3`` is the caller's argument 3, ``base0`` a synthetic base, ``fw2`` forward
@@ -11,14 +11,12 @@ Note [A plan is a small register program]
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
-from dataclasses import fields, is_dataclass
 from typing import Any, ClassVar
 
-from ..contract import Dim, SubclassBoundary, TensorMeta, ViewSpec
-from ..errors import PlanError
+from ..contract import Dim, ViewSpec
 from ..source import Source
 
-__all__ = ["Operation", "Value", "Values", "decode_record", "encode", "geometry"]
+__all__ = ["Operation", "Value", "Values", "geometry"]
 
 Value = str
 """Name of a value; see Note [A plan is a small register program]."""
@@ -80,38 +78,3 @@ def geometry(view: ViewSpec) -> str:
     sizes = ", ".join(map(str, view.sizes))
     strides = ", ".join(map(str, view.strides))
     return f"sizes=({sizes}), strides=({strides}), offset+{view.offset_delta}"
-
-
-def encode(record: Any) -> Any:
-    """Plain JSON values of a record, a tuple of records, or a scalar."""
-    if isinstance(record, SubclassBoundary):
-        return {"record": "SubclassBoundary", "raw": record.to_raw()}
-    if is_dataclass(record) and not isinstance(record, type):
-        return {"record": type(record).__name__, **{f.name: encode(getattr(record, f.name)) for f in fields(record)}}
-    if isinstance(record, tuple):
-        return [encode(item) for item in record]
-    if record is None or isinstance(record, bool | int | float | str):
-        return record
-    raise PlanError(f"{type(record).__name__} has no JSON form in a wrapper plan")
-
-
-def decode_record(raw: Any, known: Mapping[str, type[Any]]) -> Any:
-    """The inverse of :func:`encode`; ``known`` are the record types by name, beside those of the metadata."""
-    if isinstance(raw, list):
-        return tuple(decode_record(item, known) for item in raw)
-    if not isinstance(raw, dict):
-        return raw
-    name = raw.get("record")
-    if name == "SubclassBoundary":
-        return SubclassBoundary.from_raw(raw["raw"])
-    record = known.get(name, _RECORDS.get(name)) if isinstance(name, str) else None
-    if record is None:
-        raise PlanError(f"a stored wrapper plan names the record {name!r}, which this release does not know")
-    values = {key: decode_record(value, known) for key, value in raw.items() if key != "record"}
-    try:
-        return record(**values)
-    except TypeError as error:
-        raise PlanError(f"a stored {name} does not have the fields of this release: {error}") from error
-
-
-_RECORDS: dict[str, type[Any]] = {"ViewSpec": ViewSpec, "TensorMeta": TensorMeta}
