@@ -140,7 +140,8 @@ def compare(name: str, captured: Captured, repeats: int) -> list[str]:
 
 def peaks(name: str, captured: Captured) -> list[str]:
     """Print simulated and measured peaks under eleven budgets; return the promises broken."""
-    from aotkit_partition import PartitionOptions, measure_peak, partition
+    from aotkit_partition import PartitionOptions, partition
+    from aotkit_partition.measure import measure_peak
 
     def both(options: PartitionOptions) -> tuple[int, int]:
         result = partition(captured.joint, captured.num_fwd_outputs, options)

@@ -30,6 +30,18 @@ PACKAGES = (
 PUBLIC_MODULES: dict[str, tuple[str, ...]] = {
     "functionalize": ("lazy_bits", "records", "subclasses", "symbols", "tracing", "view_methods"),
     "aot-trace": ("callables", "descriptors", "export", "gradients", "graph_queries"),
+    "partition": (
+        "activation_offload",
+        "donated_buffers",
+        "errors",
+        "graph_text",
+        "measure",
+        "missing_tangents",
+        "one_graph",
+        "plots",
+        "runtime_estimate",
+        "timeline",
+    ),
     "runtime-wrappers": (
         "compiler_wrapper",
         "double_backward",

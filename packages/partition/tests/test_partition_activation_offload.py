@@ -5,19 +5,12 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.checkpoint import CheckpointPolicy
 
-from aotkit_partition import (
-    InvalidOptionError,
-    Partition,
-    PartitionOptions,
-    measure_peak,
-    merge,
-    offload_activations,
-    partition,
-    quantize_activations,
-    recompute_by_tags,
-    simulate_modules,
-    split_backward,
-)
+from aotkit_partition import Partition, PartitionOptions, partition
+from aotkit_partition.activation_offload import offload_activations, quantize_activations
+from aotkit_partition.errors import InvalidOptionError
+from aotkit_partition.measure import measure_peak
+from aotkit_partition.one_graph import merge, recompute_by_tags, split_backward
+from aotkit_partition.timeline import simulate_modules
 
 
 def leaf(*shape):

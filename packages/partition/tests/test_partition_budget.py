@@ -7,8 +7,9 @@ import pytest
 import torch
 from torch import nn
 
-from aotkit_partition import InvalidOptionError, PartitionOptions, min_cut_rematerialization_partition, partition
+from aotkit_partition import PartitionOptions, min_cut_rematerialization_partition, partition
 from aotkit_partition.budget import lenient
+from aotkit_partition.errors import InvalidOptionError
 from aotkit_partition.exact import solve_exactly
 from aotkit_partition.joint import analyze_joint
 from aotkit_partition.knapsack import SOLVERS

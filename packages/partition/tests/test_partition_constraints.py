@@ -9,14 +9,8 @@ from torch import nn
 from torch._ops import OpOverloadPacket
 from torch.utils.checkpoint import CheckpointPolicy
 
-from aotkit_partition import (
-    Extensions,
-    InvalidJointGraphError,
-    InvalidOptionError,
-    PartitionOptions,
-    partition,
-    partition_key,
-)
+from aotkit_partition import Extensions, PartitionOptions, partition, partition_key
+from aotkit_partition.errors import InvalidJointGraphError, InvalidOptionError
 
 aten = torch.ops.aten
 RECOMPUTE = CheckpointPolicy.MUST_RECOMPUTE

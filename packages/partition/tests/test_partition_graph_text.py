@@ -7,7 +7,9 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.checkpoint import CheckpointPolicy
 
-from aotkit_partition import GraphFormatError, UnserializableGraphError, dump_graph, graph_constants, load_graph
+from aotkit_partition import dump_graph, load_graph
+from aotkit_partition.errors import GraphFormatError, UnserializableGraphError
+from aotkit_partition.graph_text import graph_constants
 
 
 def traced(fn, *inputs, mode="fake"):

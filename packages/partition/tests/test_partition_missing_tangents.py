@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from aotkit_partition import partition, without_tangents
+from aotkit_partition import partition
+from aotkit_partition.missing_tangents import without_tangents
 
 aten = torch.ops.aten
 

@@ -8,22 +8,11 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from aotkit_partition import (
-    Extensions,
-    FlopsEstimator,
-    InfeasiblePartitionError,
-    InvalidOptionError,
-    MeasuredEstimator,
-    MemoryTimeline,
-    PartitionError,
-    PartitionOptions,
-    PartitionReport,
-    RooflineEstimator,
-    graph_flops,
-    measure_peak,
-    partition,
-    simulate_modules,
-)
+from aotkit_partition import Extensions, PartitionError, PartitionOptions, PartitionReport, partition
+from aotkit_partition.errors import InfeasiblePartitionError, InvalidOptionError
+from aotkit_partition.measure import measure_peak
+from aotkit_partition.runtime_estimate import FlopsEstimator, MeasuredEstimator, RooflineEstimator, graph_flops
+from aotkit_partition.timeline import MemoryTimeline, simulate_modules
 
 STEPS = [step / 10 for step in range(11)]
 

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from aotkit_partition import PartitionOptions, cut_svg, front_svg, html_report, memory_svg, partition
+from aotkit_partition import PartitionOptions, partition
+from aotkit_partition.plots import cut_svg, front_svg, html_report, memory_svg
 from aotkit_partition.plots.front import format_seconds
 from aotkit_partition.report import FrontPoint, format_bytes
 from aotkit_partition.timeline import Allocation, MemoryTimeline

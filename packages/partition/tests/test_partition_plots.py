@@ -8,22 +8,11 @@ import pytest
 import torch
 from torch import nn
 
-from aotkit_partition import (
-    GraphFormatError,
-    Partition,
-    PartitionOptions,
-    PartitionReport,
-    UnserializableGraphError,
-    cut_svg,
-    dump_graph,
-    front_svg,
-    graph_constants,
-    html_report,
-    load_graph,
-    memory_svg,
-    partition,
-)
+from aotkit_partition import Partition, PartitionOptions, PartitionReport, dump_graph, load_graph, partition
 from aotkit_partition.command import count_forward_outputs, main
+from aotkit_partition.errors import GraphFormatError, UnserializableGraphError
+from aotkit_partition.graph_text import graph_constants
+from aotkit_partition.plots import cut_svg, front_svg, html_report, memory_svg
 from aotkit_partition.report import format_bytes
 
 SVG = "{http://www.w3.org/2000/svg}"

@@ -15,8 +15,8 @@ from aotkit_partition import (
     default_partition,
     min_cut_rematerialization_partition,
     partition,
-    simulate_modules,
 )
+from aotkit_partition.timeline import simulate_modules
 
 
 def leaf(*shape):

@@ -5,14 +5,8 @@ import torch
 from torch.nn import functional as F
 from torch.utils.checkpoint import CheckpointPolicy
 
-from aotkit_partition import (
-    InfeasiblePartitionError,
-    InvalidJointGraphError,
-    InvalidOptionError,
-    PartitionOptions,
-    PartitionReport,
-    partition,
-)
+from aotkit_partition import PartitionOptions, PartitionReport, partition
+from aotkit_partition.errors import InfeasiblePartitionError, InvalidJointGraphError, InvalidOptionError
 
 aten = torch.ops.aten
 

@@ -9,23 +9,17 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy
 
-from aotkit_partition import (
-    FlopsEstimator,
-    InfeasiblePartitionError,
-    InvalidJointGraphError,
-    Partition,
-    PartitionError,
-    PartitionOptions,
-    partition,
-)
+from aotkit_partition import Partition, PartitionError, PartitionOptions, partition
 from aotkit_partition.budget import lenient
 from aotkit_partition.cost import distances_from_backward
+from aotkit_partition.errors import InfeasiblePartitionError, InvalidJointGraphError
 from aotkit_partition.exact import solve_exactly
 from aotkit_partition.joint import analyze_joint
 from aotkit_partition.knapsack import SOLVERS, checked_solution
 from aotkit_partition.min_cut import make_cut_problem, solve_min_cut
 from aotkit_partition.op_facts import op_facts
 from aotkit_partition.peak import PeakSearch
+from aotkit_partition.runtime_estimate import FlopsEstimator
 from aotkit_partition.timeline import MemoryTimeline, Program, Step, simulate
 
 aten = torch.ops.aten

@@ -9,23 +9,15 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils.checkpoint import CheckpointPolicy
 
-from aotkit_partition import (
-    GraphFormatError,
-    InvalidOptionError,
-    UnserializableGraphError,
-    dump_graph,
-    graph_constants,
-    load_graph,
-    measure_peak,
-    merge,
-    offload_activations,
-    partition,
-    recompute_by_tags,
-    split_backward,
-)
+from aotkit_partition import dump_graph, load_graph, partition
 from aotkit_partition._torch_compat import backed_hints
+from aotkit_partition.activation_offload import offload_activations
 from aotkit_partition.command import main
+from aotkit_partition.errors import GraphFormatError, InvalidOptionError, UnserializableGraphError
+from aotkit_partition.graph_text import graph_constants
 from aotkit_partition.graph_text.symbols import SymbolReader
+from aotkit_partition.measure import measure_peak
+from aotkit_partition.one_graph import merge, recompute_by_tags, split_backward
 
 aten = torch.ops.aten
 RECOMPUTE = CheckpointPolicy.MUST_RECOMPUTE

@@ -11,21 +11,16 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.checkpoint import CheckpointPolicy
 
-from aotkit_partition import (
-    MeasuredEstimator,
-    PartitionOptions,
-    dump_graph,
-    load_graph,
-    partition,
-    without_tangents,
-)
+from aotkit_partition import PartitionOptions, dump_graph, load_graph, partition
 from aotkit_partition.decide import Decision
 from aotkit_partition.flow_network import Edge, min_cut
 from aotkit_partition.fusion import is_fusible
 from aotkit_partition.joint import analyze_joint, value_bytes
 from aotkit_partition.min_cut import make_cut_problem, solve_min_cut
+from aotkit_partition.missing_tangents import without_tangents
 from aotkit_partition.peak import PeakSearch
 from aotkit_partition.rank_sync import sync_across_ranks
+from aotkit_partition.runtime_estimate import MeasuredEstimator
 from aotkit_partition.timeline import Allocation, MemoryTimeline
 
 aten = torch.ops.aten

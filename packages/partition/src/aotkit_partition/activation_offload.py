@@ -13,6 +13,8 @@ from .partition import Partition
 from .rewrite_saved import ActivationCodec, Emit, recodable, recode
 from .runtime_estimate import RooflineEstimator
 
+__all__ = ["offload_activations", "quantize_activations"]
+
 _aten = torch.ops.aten
 
 

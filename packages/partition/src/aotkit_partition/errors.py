@@ -8,6 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+__all__ = [
+    "GraphFormatError",
+    "InfeasiblePartitionError",
+    "InvalidJointGraphError",
+    "InvalidOptionError",
+    "PartitionError",
+    "UnserializableGraphError",
+]
+
 
 class PartitionError(Exception):
     """Base of every refusal of this package."""

@@ -16,6 +16,8 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from ._torch_compat import AllocationEvent, allocation_events
 
+__all__ = ["MeasuredPeak", "measure_peak"]
+
 _STEP = "aotkit_partition step"
 
 

@@ -14,6 +14,8 @@ from .joint import RECOMPUTE_POLICIES
 from .op_facts import OpFacts, node_facts
 from .partition import Partition
 
+__all__ = ["merge", "recompute_by_tags", "split_backward"]
+
 
 def merge(result: Partition) -> torch.fx.GraphModule:
     """One graph of a partition: takes the forward's inputs and the tangents, returns outputs and gradients.

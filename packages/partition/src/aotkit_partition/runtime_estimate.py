@@ -19,6 +19,8 @@ from .cost import is_literal, is_view_like
 from .errors import InvalidOptionError
 from .joint import JointGraph, value_bytes
 
+__all__ = ["FlopsEstimator", "MeasuredEstimator", "RooflineEstimator", "RuntimeEstimator", "graph_flops"]
+
 FLOPS_PER_SECOND = 1e12
 BYTES_PER_SECOND = 1e11
 

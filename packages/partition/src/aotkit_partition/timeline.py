@@ -23,6 +23,8 @@ from ._records import Format
 from ._torch_compat import symbolic_hint
 from .errors import GraphFormatError
 
+__all__ = ["Allocation", "MemoryTimeline", "simulate_modules"]
+
 
 @dataclass(frozen=True, slots=True)
 class Allocation:

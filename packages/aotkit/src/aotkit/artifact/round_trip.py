@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 from aotkit_functionalize import GraphMetadata
-from aotkit_partition import Partition, dump_graph, graph_constants, load_graph
+from aotkit_partition import Partition, dump_graph, load_graph
+from aotkit_partition.graph_text import graph_constants
 from aotkit_runtime_wrappers import WrapperPlan
 
 from .records import Artifact, CompiledGraph, LiveCode

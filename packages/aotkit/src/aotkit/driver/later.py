@@ -50,7 +50,7 @@ class CompileLater:
         whole = artifact.graphs.read_backward()
         graph: torch.fx.GraphModule | None = whole
         if any(missing):
-            from aotkit_partition import without_tangents
+            from aotkit_partition.missing_tangents import without_tangents
 
             call = artifact.plan.call
             first = call.num_saved_symints + call.num_saved_tensors
