@@ -9,10 +9,11 @@ Note [Fuel]
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Generic, Literal, Protocol, TypeVar
+from typing import Generic, Literal, TypeVar
 
+from ._observer import Observer
 from .errors import UnknownPassError
 from .options import LowerOptions
 from .target import NO_MACHINE, Target
@@ -58,16 +59,6 @@ class Decision:
     def __str__(self) -> str:
         verb = "fused" if self.fused else "kept apart"
         return f"{self.kind}: {self.first} and {self.second} {verb}: {self.reason}"
-
-
-class Observer(Protocol):
-    """Told about stages and their products; what it does with them is its own business."""
-
-    def stage(self, name: str) -> AbstractContextManager[object]:
-        """Around one stage, and around each pass in it."""
-
-    def dump(self, name: str, kind: str, text: Callable[[], str]) -> None:
-        """A product (``kind`` graphs, ir, kernels or passes); ``text`` makes its text if it is wanted."""
 
 
 @contextmanager
