@@ -7,7 +7,7 @@ import sys
 
 __all__ = ["main"]
 
-TABLES = ("op_db", "module_db", "incumbent", "kernels", "triton", "coverage")
+TABLES = ("op_db", "module_db", "inductor", "kernels", "triton", "coverage")
 
 
 def main() -> int:

@@ -2,7 +2,7 @@
 
 python -m tools.conformance coverage [--check]     write (or compare) docs/coverage.md
 
-Needs no torch. ``python -m tools.conformance kernels --json`` and ``.. incumbent --json`` write what it reads.
+Needs no torch. ``python -m tools.conformance kernels --json`` and ``.. inductor --json`` write what it reads.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["OperatorClass", "Row", "load_classes", "load_rows", "main", "page"]
 
 HERE = Path("tools") / "conformance"
 PAGE = Path("docs") / "coverage.md"
-OWN, INCUMBENT = HERE / "results" / "op_db.json", HERE / "results" / "incumbent.json"
+OWN, INDUCTOR = HERE / "results" / "op_db.json", HERE / "results" / "inductor.json"
 PASSED = ("equal", "nearer")
 _DTYPES = ("float32", "float64", "float16", "bfloat16", "int32", "int64", "bool")
 
@@ -45,7 +45,7 @@ class OperatorClass:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """The outcome of one pair; ``incumbent``: the kind of its outcome, or empty where it was not recorded."""
+    """The outcome of one pair; ``inductor``: the kind of its outcome, or empty where it was not recorded."""
 
     operator: str
     dtype: str
@@ -53,7 +53,7 @@ class Row:
     kind: str
     externs: tuple[str, ...]
     reason: str
-    incumbent: str
+    inductor: str
     cls: OperatorClass
 
     @property
@@ -85,7 +85,7 @@ def load_rows(root: Path = ROOT) -> list[Row]:
     """Every recorded pair. Raises ``StopIteration`` for an operator that no class has."""
     classes = load_classes(root)
     own = json.loads((root / OWN).read_text())
-    other = json.loads((root / INCUMBENT).read_text()) if (root / INCUMBENT).exists() else {"outcomes": {}}
+    other = json.loads((root / INDUCTOR).read_text()) if (root / INDUCTOR).exists() else {"outcomes": {}}
     rows = []
     for operator, pairs in own["outcomes"].items():
         cls = next(c for c in classes if c.holds(operator))
@@ -119,8 +119,8 @@ def _summary(rows: Sequence[Row]) -> str:
     counted = [r for r in rows if r.counted]
     fusable = [r for r in counted if r.cls.fusable]
     nearer = sum(r.kind == "nearer" for r in rows)
-    known = [r for r in counted if r.incumbent and r.incumbent != "absent"]
-    missing = [r for r in known if r.incumbent in PASSED and not r.passed]
+    known = [r for r in counted if r.inductor and r.inductor != "absent"]
+    missing = [r for r in known if r.inductor in PASSED and not r.passed]
     lines = [
         "| | pairs | share |",
         "|---|---:|---:|",
@@ -128,7 +128,7 @@ def _summary(rows: Sequence[Row]) -> str:
         _line("right", sum(r.passed for r in counted), len(counted)),
         _line("of the pairs in fusable classes: right and without an ATen call", _generated(fusable), len(fusable)),
         _line("pairs that Inductor was recorded on", len(known), len(counted)),
-        _line("Inductor is right on", sum(r.incumbent in PASSED for r in known), len(known)),
+        _line("Inductor is right on", sum(r.inductor in PASSED for r in known), len(known)),
         _line("aotkit is right on, of the same pairs", sum(r.passed for r in known), len(known)),
         _line("Inductor is right on and aotkit is not", len(missing), len(known)),
     ]
@@ -181,7 +181,7 @@ def _failures(rows: Sequence[Row]) -> str:
         grouped.setdefault((row.operator, row.kind), []).append(row)
     for (operator, kind), group in grouped.items():
         pairs = ", ".join(f"{r.dtype} {r.direction}" for r in group)
-        theirs = ", ".join(sorted({"right" if r.incumbent in PASSED else r.incumbent or "not recorded" for r in group}))
+        theirs = ", ".join(sorted({"right" if r.inductor in PASSED else r.inductor or "not recorded" for r in group}))
         reason = group[0].reason.replace("|", "\\|")[:200]
         lines.append(f"| `{operator}` | {pairs} | {kind} | {theirs} | {reason} |")
     return "\n".join(lines) + "\n" if failed else "## Refused or wrong\n\nNone.\n"

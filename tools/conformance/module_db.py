@@ -1,7 +1,7 @@
 """Every module of torch's ``module_db``, compiled and compared with eager: outputs, gradients, buffers, inputs.
 
 Run ``python -m tools.conformance.module_db`` for everything (all sample inputs, train and eval mode, float32 on the
-CPU, each way of compiling); ``--how``, ``--only`` and ``--samples`` narrow it down, ``--incumbent`` runs torch's own
+CPU, each way of compiling); ``--how``, ``--only`` and ``--samples`` narrow it down, ``--torch`` runs torch's own
 ``aot_module`` as well.
 """
 
@@ -40,7 +40,7 @@ HOW: dict[str, Compile] = {
     "kernels": lambda m: aotkit.aot_module(
         m, compile_graph, partition_fn=min_cut_rematerialization_partition, decompositions=decompositions()
     ),
-    "incumbent": lambda m: torchs_aot_module(m, torchs_nop),
+    "torch": lambda m: torchs_aot_module(m, torchs_nop),
 }
 
 
@@ -160,9 +160,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", action="append", default=[], help="names of modules, as nn.Linear")
     parser.add_argument("--samples", type=int, help="at most so many sample inputs per module")
     parser.add_argument("--start", default="", help="begin with this module")
-    parser.add_argument("--incumbent", action="store_true", help="run torch's own aot_module too")
+    parser.add_argument("--torch", action="store_true", help="run torch's own aot_module too")
     chosen = parser.parse_args(argv)
-    ways = [*(chosen.how or ["nop", "min_cut"]), *(["incumbent"] if chosen.incumbent else [])]
+    ways = [*(chosen.how or ["nop", "min_cut"]), *(["torch"] if chosen.torch else [])]
     counts: Counter[tuple[str, str]] = Counter()
     failed: dict[str, set[str]] = {}
     names = list(entries())
@@ -182,7 +182,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"{how:10} {kind:10} {count}")
     for how, unequal in failed.items():
         print(f"{how}: {len(unequal)} modules not equal: {', '.join(sorted(unequal))}")
-    return int(any(kind != "equal" and how != "incumbent" for how, kind in counts))
+    return int(any(kind != "equal" and how != "torch" for how, kind in counts))
 
 
 if __name__ == "__main__":

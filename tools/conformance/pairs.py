@@ -69,10 +69,10 @@ class Results:
 
 
 # Note [Two ways to be right]
-#     A result is right if it is within the table's tolerance of eager's. Eager's own results of halves depend on where
+#     A result is right if it is within the table's tolerance of eager's. Eager's own results of float16 depend on where
 #     an element lies (loops over whole vectors round less often than the few elements after them) and on partial sums
-#     that are kept in halves. So an element of a half is right, too, if it is within the tolerance of what eager
-#     computes from the same numbers in float64, or no farther from that than eager's own half is: "nearer".
+#     that are kept in float16. So an element of it is right, too, if it is within the tolerance of what eager
+#     computes from the same numbers in float64, or no farther from that than eager's own is: "nearer".
 
 _HALVES = (torch.float16, torch.bfloat16)
 
@@ -100,7 +100,7 @@ def _declared(info: OpInfo, dtype: torch.dtype, direction: str) -> bool:
 
 def make_program(pair: Pair) -> Program:
     """Raises :class:`Absent` where the table has no sample. From then on the table's operators set no seed."""
-    # No frontend captures a seed that is set inside; run() sets the same one around the call.
+    # Dynamo captures no seed that is set inside; run() sets the same one around the call.
     table.wrapper_set_seed = _call  # type: ignore[assignment]
     info, dtype = entries()[pair.operator], getattr(torch, pair.dtype)
     operator = info.op
@@ -109,7 +109,7 @@ def make_program(pair: Pair) -> Program:
     def fn(given: Any, args: Any, kwargs: Any) -> Any:
         return operator(given, *args, **kwargs)
 
-    # A frontend that keeps what it compiled by code object must not meet another pair's.
+    # Dynamo keeps what it compiled by code object, and must not meet another pair's.
     own = fn.__code__.replace(co_name=f"op_{pair.operator}_{pair.dtype}_{pair.direction}")
     function = types.FunctionType(own, globals(), fn.__name__, None, fn.__closure__)
     return Program(pair, function, sample, "empty" not in info.name, _tolerance(info, dtype))
@@ -180,7 +180,7 @@ def _run(pair: Pair, sample: Any, call: Callable[..., Any], seeds: Sequence[torc
 
 
 def in_double(program: Program, eager: Results) -> Results:
-    """The same function of the same numbers in float64, for the error of halves. Raises what eager raises."""
+    """The same function of the same numbers in float64, for the error of float16. Raises what eager raises."""
 
     def wider(value: torch.Tensor) -> torch.Tensor:
         if value.dtype not in _HALVES:

@@ -36,7 +36,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--state", type=Path, help="file that holds finished batches; a later run goes on from there")
     parser.add_argument("--again", action="store_true", help="run the programs that failed, by the state, once more")
-    parser.add_argument("--dynamo-every", type=int, default=0, help="every how many-th program the frontend sees")
+    parser.add_argument("--dynamo-every", type=int, default=0, help="every how many-th program Dynamo sees")
     parser.add_argument("--verify-every", type=int, default=10, help="every how many-th program reloads its stages")
     parser.add_argument("--seconds", type=float, default=0, help="stop after so long; 0: run all programs")
     parser.add_argument("--shown", type=int, default=1, help="failures printed of each kind")

@@ -37,7 +37,7 @@ class Outcome:
     """What became of one program.
 
     ``kind``: equal, refused (typed, with its reason), mismatch, crash (an error that is no refusal), eager raises (and
-    so does the compiled program), frontend (torch's frontend departs from eager in the same way without aotkit),
+    so does the compiled program), frontend (Dynamo departs from eager in the same way without aotkit),
     unstable (eager's own results move as far with its rounding; generated code only), unseen write (the caller wrote
     behind autograd's back, and eager's gradient is of what it wrote).
     """
@@ -85,7 +85,7 @@ def check(program: Program, *, lowering: str = "none", verify: bool = False) -> 
             if (
                 outcome.failed
                 and program.entry == "dynamo"
-                and _frontend_alone(program, eager, shift) == outcome.family
+                and _dynamo_alone(program, eager, shift) == outcome.family
             ):
                 return Outcome("frontend", outcome.detail)
             if outcome.kind != "equal":
@@ -108,8 +108,8 @@ def shows_a_later_write(program: Program, eager: Run, run: Run, shift: float) ->
     return not differences(quiet, run)
 
 
-def _frontend_alone(program: Program, eager: Run, shift: float) -> str:
-    """The family of the outcome with a backend that runs the frontend's graphs as they are."""
+def _dynamo_alone(program: Program, eager: Run, shift: float) -> str:
+    """The family of the outcome with a backend that runs Dynamo's graphs as they are."""
     torch._dynamo.reset()
     call = torch.compile(program.function(), backend="eager", dynamic=program.dynamic)
     try:

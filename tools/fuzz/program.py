@@ -39,7 +39,7 @@ class Program:
         dynamic: compile with symbolic sizes.
         ignored: outputs that the gradient does not start from.
         training: the function is called with grad mode on.
-        entry: what compiles it: ``graph`` (a captured FX graph, as a frontend hands it over), ``function``
+        entry: what compiles it: ``graph`` (a captured FX graph, as Dynamo hands it over), ``function``
             (the Python function itself), ``dynamo`` (``torch.compile``).
     """
 
@@ -87,7 +87,7 @@ class Program:
         return scope["f"]
 
     def graph(self) -> torch.fx.GraphModule:
-        """The function as an FX graph with in-place calls and grad-mode switches, as the frontend makes it.
+        """The function as an FX graph with in-place calls and grad-mode switches, as Dynamo makes it.
 
         Blocks under ``no_grad`` end in the grad mode that is on now.
         """

@@ -2,7 +2,7 @@
 
 A program is a few lines of Python over a matrix, a number and three sizes in tensors, an integer and a float. It is
 compiled whole, called several times with other sizes (0 and 1 among them) and numbers, and compared with eager:
-results, strides, gradients, and whether a call raises. What torch's frontend refuses by itself is counted apart.
+results, strides, gradients, and whether a call raises. What Dynamo refuses by itself is counted apart.
 """
 
 from __future__ import annotations
@@ -273,7 +273,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.fuzz.sizes", description=__doc__)
     parser.add_argument("--programs", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0, help="number of the first program")
-    parser.add_argument("--incumbent", action="store_true", help="say of failures whether torch's own backend is right")
+    parser.add_argument("--inductor", action="store_true", help="say of failures whether torch's own backend is right")
     chosen = parser.parse_args(argv)
     kinds: Counter[str] = Counter()
     for number in range(chosen.seed, chosen.seed + chosen.programs):
@@ -284,8 +284,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if kind in ("equal", "frontend"):
             continue
         print(f"-- program {number}: {kind}: {text[:600]}\n{program.source}")
-        if chosen.incumbent:
-            print("incumbent:", outcome(program, calls, "inductor")[0])
+        if chosen.inductor:
+            print("inductor:", outcome(program, calls, "inductor")[0])
     print(f"{chosen.programs} programs: " + ", ".join(f"{n} {kind}" for kind, n in kinds.most_common()))
     failed = kinds["mismatch"] + kinds["crash"]
     print(f"{failed} failed")

@@ -128,7 +128,7 @@ def _nodes(arg: Any, nodes: dict[str, Any]) -> Any:
 
 
 def _function(sample: Sample) -> Callable[..., Any]:
-    """What ``torch.compile`` would do with the graph of the calls, without its frontend."""
+    """What ``torch.compile`` would do with the graph of the calls, without Dynamo."""
     function, dynamic = sample.function(), sample.entry == "dynamic"
     options = Options(fallback="error", cache=False)
     context = CompileContext(options, Recorder(), own_stages(), "sample", publish=False)

@@ -460,6 +460,6 @@ def _group_norm(d: Draw, op: str) -> None:
     size = [d.pick(0, 1, 2, 3), groups * d.pick(1, 2, 3), *(d.pick(1, 2, 5, 7) for _ in range(d.pick(0, 1, 2)))]
     x = d.tensor(size, layout=d.goal_layout())
     dtype = d.dtype_of(x)
-    layout = "contiguous" if dtype in HALVES else None  # eager reads weights of halves as if they were
+    layout = "contiguous" if dtype in HALVES else None  # eager reads weights of float16 as if they were
     affine = [d.tensor([size[1]], dtype, layout=layout) if d.flag(0.7) else None for _ in range(2)]
     d.call(op, [x, *affine, size[0], size[1], math.prod(size[2:]), groups, d.pick(1e-5, 1e-3)])

@@ -140,7 +140,7 @@ def _judged(sample: Sample, eager: Run, call: _Lazy, again: bool) -> Outcome:
         detail = f"{type(run.error).__name__}: {_line(run.error)}"
         fakes = fakes_agree(sample, again)
         misled = isinstance(fakes, Exception) or (sample.entry in DIRECT and any(map(_overlapping, fakes)))
-        misled = misled or _FRONTENDS.search(detail) is not None or not _sizes_agree(sample, eager, fakes)
+        misled = misled or _DYNAMOS.search(detail) is not None or not _sizes_agree(sample, eager, fakes)
         misled = misled or _types_misjudged(sample, again)
         return Outcome("fake" if misled else "crash", detail)
     found = differences(sample, eager, run, again)
@@ -172,9 +172,9 @@ def _is_free(difference: Difference) -> bool:
     return difference.where.startswith("gradient of ") and difference.kind in ("strides", "strides of ones", "is_conj")
 
 
-#: What torch itself says when its fake kernels fail: in its frontend, for a written argument with a lazy bit, or for
+#: What torch itself says when its fake kernels fail: in Dynamo, for a written argument with a lazy bit, or for
 #: dropout of integers without elements whose sizes are symbolic.
-_FRONTENDS = re.compile(
+_DYNAMOS = re.compile(
     r"TorchRuntimeError: RuntimeError when making fake tensor call|MathBitsFallback\.h"
     r"|result type Float can't be cast to the desired output type Long"
 )

@@ -26,7 +26,7 @@ assert not [name for name in sys.modules if name.startswith("torch._dynamo.")]
 """
 
 
-def test_packages_are_small_and_give_eagers_results_without_the_frontend(tmp_path: Path) -> None:
+def test_packages_are_small_and_give_eagers_results_without_dynamo(tmp_path: Path) -> None:
     for name in ARCHITECTURES:
         folder = tmp_path / name
         folder.mkdir()

@@ -26,12 +26,12 @@ def test_a_module_of_the_table_equals_eager_in_training_and_evaluation(name: str
         assert outcomes and [o for o in outcomes if o.kind != "equal"] == []
 
 
-def test_at_most_two_in_a_hundred_are_refused_each_by_a_typed_error_and_the_incumbent_fails_there_too() -> None:
+def test_at_most_two_in_a_hundred_are_refused_each_by_a_typed_error_and_torch_fails_there_too() -> None:
     assert len(REFUSED) <= 0.02 * len(entries())
     for name in REFUSED:
         kinds = {o.kind for o in check_module(entries()[name], True, "nop", 3)}
         assert "refused" in kinds and kinds <= {"equal", "refused"}
-        assert any(o.kind != "equal" for o in check_module(entries()[name], True, "incumbent", 3))
+        assert any(o.kind != "equal" for o in check_module(entries()[name], True, "torch", 3))
 
 
 def test_a_difference_and_a_crash_are_told_from_equal(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -72,8 +72,8 @@ def test_dimensions_that_vary_are_recorded():
     assert [o.dynamic_dims for o in captured.metadata.outputs] == [(0, 1), (0,), ()]
 
 
-def frontend_capture(fn, *args):
-    """What the frontend gives a backend with dynamic sizes: examples, their fakes, and the capture."""
+def dynamo_capture(fn, *args):
+    """What Dynamo gives a backend with dynamic sizes: examples, their fakes, and the capture."""
     found = []
 
     def backend(graph, examples):
@@ -95,14 +95,14 @@ def frontend_capture(fn, *args):
 
 
 @pytest.mark.covers("F2.47")
-def test_a_python_float_of_the_frontend_stays_variable(run_graph):
+def test_a_python_float_of_dynamo_stays_variable(run_graph):
     def fn(x, scale):
         return (x * scale).sin()
 
     x = torch.randn(4, requires_grad=True)
-    examples, _, captured = frontend_capture(fn, x, 2.5)
+    examples, _, captured = dynamo_capture(fn, x, 2.5)
     floats = [i for i, e in enumerate(examples) if isinstance(e, torch.Tensor) and e.dim() == 0]
-    assert floats, "the frontend passes the float as a tensor"
+    assert floats, "Dynamo passes the float as a tensor"
     args = [_call_value(e, x, torch.tensor(0.5, dtype=torch.float64)) for e in examples]
     ours = run_graph(captured, args)[-1]
     torch.testing.assert_close(ours, fn(x, 0.5))
@@ -115,12 +115,12 @@ def _call_value(example, x, scale):
     return x.shape[0]
 
 
-def test_the_frontends_symbols_are_bound_from_its_integer_inputs(run_graph):
+def test_the_symbols_of_dynamo_are_bound_from_its_integer_inputs(run_graph):
     def fn(x, w):
         return (x @ w).sum(0) * x.shape[0], x.view(-1)
 
     x, w = torch.randn(6, 4), torch.randn(4, 5, requires_grad=True)
-    examples, fakes, captured = frontend_capture(fn, x, w)
+    examples, fakes, captured = dynamo_capture(fn, x, w)
     assert captured.metadata.is_training and captured.shape_env is fakes[-1].fake_mode.shape_env
     integers = [i for i, e in enumerate(examples) if isinstance(e, int | torch.SymInt)]
     assert integers and {b.input_index for b in captured.metadata.symbols if b.source == "int"} == set(integers)

@@ -228,7 +228,7 @@ def test_no_operation_of_a_captured_graph_writes_to_its_arguments(layer):
 
 
 @pytest.mark.covers("F1.61")
-def test_batch_norm_of_a_frontend_graph_returns_its_new_statistics(layer, run_graph):
+def test_batch_norm_of_a_graph_of_dynamo_returns_its_new_statistics(layer, run_graph):
     graph = torch.fx.Graph()
     x, mean, var = (graph.placeholder(n) for n in ("x", "mean", "var"))
     graph.output([graph.call_function(F.batch_norm, (x, mean, var), {"training": True})])

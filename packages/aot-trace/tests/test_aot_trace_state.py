@@ -147,8 +147,8 @@ def test_a_checkpointed_region_is_captured_inline(layer, run_graph):
         torch.testing.assert_close(a, b)
 
 
-def frontend_capture(fn, args, **options):
-    """What torch.compile's frontend gives a backend, captured."""
+def dynamo_capture(fn, args, **options):
+    """What Dynamo gives a backend, captured."""
     found = []
 
     def backend(graph, examples):
@@ -162,24 +162,24 @@ def frontend_capture(fn, args, **options):
 
 
 @pytest.mark.covers("F2.18", "F2.41")
-def test_checkpoint_tags_of_the_frontend_reach_the_nodes(run_graph):
+def test_checkpoint_tags_of_dynamo_reach_the_nodes(run_graph):
     def fn(x, w):
         return checkpoint(lambda a: torch.tanh(a @ w).sin(), x, use_reentrant=False) * 2
 
     x, w = torch.randn(3, 4, requires_grad=True), torch.randn(4, 4, requires_grad=True)
-    graph, examples, captured = frontend_capture(fn, [x, w])
-    assert any("checkpoint" in str(n.target) for n in graph.graph.nodes), "the frontend gives a checkpoint operator"
+    graph, examples, captured = dynamo_capture(fn, [x, w])
+    assert any("checkpoint" in str(n.target) for n in graph.graph.nodes), "Dynamo gives a checkpoint operator"
     tagged = {n.target for n in captured.graph.graph.nodes if n.meta.get("recompute") is not None}
     assert {torch.ops.aten.mm.default, torch.ops.aten.tanh.default} <= tagged
     (ours,) = run_graph(captured, list(examples))
     torch.testing.assert_close(ours, fn(x, w))
 
 
-def test_the_frontends_graph_is_captured_with_stack_traces_in_the_cheap_layer():
+def test_the_graph_of_dynamo_is_captured_with_stack_traces_in_the_cheap_layer():
     def fn(x, w):
         return (x @ w).relu()
 
-    graph, _, captured = frontend_capture(fn, [torch.randn(3, 4), torch.randn(4, 4, requires_grad=True)])
+    graph, _, captured = dynamo_capture(fn, [torch.randn(3, 4), torch.randn(4, 4, requires_grad=True)])
     from aotkit_aot_trace.callables import GraphFunction
 
     assert GraphFunction(graph).preferred_layer() is FunctionalLayer.DISPATCHER
@@ -194,7 +194,7 @@ def test_a_conditional_operator_is_captured_or_refused_readably(run_graph):
         return torch.cond(p, lambda x: x.sin(), lambda x: x.cos() * 2, (x,))
 
     p, x = torch.tensor(True), torch.randn(4, requires_grad=True)
-    _, examples, captured = frontend_capture(fn, [p, x])
+    _, examples, captured = dynamo_capture(fn, [p, x])
     (ours,) = run_graph(captured, list(examples))
     torch.testing.assert_close(ours, fn(p, x))
     torch.testing.assert_close(torch.autograd.grad(ours.sum(), x)[0], x.cos())

@@ -134,13 +134,13 @@ def assert_same(got, expected):
 COMPILED = {
     "by hand": lambda fn: aotkit.aot_function(fn, lambda graph, inputs: graph),
     "frontend": lambda fn: torch.compile(fn, backend="aotkit", options={"fallback": "error", "verify": True}),
-    "frontend, dynamic": lambda fn: torch.compile(fn, backend="aotkit", dynamic=True, options={"fallback": "error"}),
+    "dynamo, dynamic": lambda fn: torch.compile(fn, backend="aotkit", dynamic=True, options={"fallback": "error"}),
 }
 
 
 CASES = [(name, layout, "by hand") for name in WRITES for layout in BUFFERS]
 CASES += [(name, "dense", "frontend") for name in WRITES]
-CASES += [("history", "transposed", "frontend"), ("history", "dense", "frontend, dynamic")]
+CASES += [("history", "transposed", "frontend"), ("history", "dense", "dynamo, dynamic")]
 
 
 @pytest.mark.covers("F1.23", "F1.24")

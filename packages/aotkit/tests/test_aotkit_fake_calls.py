@@ -1,4 +1,4 @@
-"""A frontend that cuts graphs asks each compiled piece, by a call with fake tensors, what the next piece gets."""
+"""Where Dynamo cuts graphs, it asks each compiled piece, by a call with fake tensors, what the next piece gets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Graphs that were compiled before are loaded: no stage of a compile runs, and nothing else changes."""
+"""Graphs that were compiled before are loaded: nothing is compiled again, and nothing else changes."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ def test_dynamic_views_of_two_unknown_sizes_agree():
 
 
 def test_an_mlp_trains_through_torchs_own_aot_function():
-    from torch._functorch.aot_autograd import aot_function  # the incumbent's tool, as a user would combine it
+    from torch._functorch.aot_autograd import aot_function  # torch's own tool, as a user would combine it
 
     args = [torch.randn(5, 6), torch.randn(6, 8), torch.randn(8), torch.randn(8, 3), torch.randn(3), torch.randn(5, 3)]
     ours = [a.clone().requires_grad_() for a in args]

@@ -15,7 +15,7 @@ SCATTERS += (aten.index_add.default, aten.scatter.src, aten.scatter.value, aten.
 
 
 def functional(f, *args):
-    """The graph as the frontend's functionalization leaves it: writes become copies into inputs at the end."""
+    """The graph as functionalization leaves it: writes become copies into inputs at the end."""
     return make_fx(torch.func.functionalize(lambda *given: f(*given)), tracing_mode="fake")(*args)
 
 

@@ -1,4 +1,4 @@
-"""Our partitioners inside torch's own aot_function: gradients equal eager, and no more bytes than the incumbent."""
+"""Our partitioners inside torch's own aot_function: gradients equal eager, and no more bytes than with torch's."""
 
 import copy
 import functools
@@ -164,11 +164,11 @@ def activation_bytes(forward, num_outputs):
 @pytest.mark.parametrize(
     "name", ["mlp", "residual", "encoder", "encoder with dropout", "attention", "group norm", "gated"]
 )
-def test_no_more_bytes_are_saved_than_by_the_incumbent(name, captured_by_torch):
-    from functorch.compile import min_cut_rematerialization_partition as incumbent
+def test_no_more_bytes_are_saved_than_by_torchs_partitioner(name, captured_by_torch):
+    from functorch.compile import min_cut_rematerialization_partition as torchs_partitioner
 
     joint, kwargs = captured_by_torch(*(copy.deepcopy(item) for item in CASES[name]))
-    theirs, _ = incumbent(joint, None, **kwargs)
+    theirs, _ = torchs_partitioner(joint, None, **kwargs)
     result = partition(joint, kwargs["num_fwd_outputs"])
     ours = activation_bytes(result.forward, kwargs["num_fwd_outputs"])
     assert 0 < ours <= activation_bytes(theirs, kwargs["num_fwd_outputs"])

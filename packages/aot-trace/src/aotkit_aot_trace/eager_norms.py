@@ -35,7 +35,7 @@ def with_eager_norms(table: Mapping[Any, Callable[..., Any]]) -> dict[Any, Calla
 
 
 def _weight_norm(v: Any, g: Any, dim: int = 0) -> Any:
-    """The norms of a half are float32. Torch's fake kernel says so of bfloat16 only."""
+    """The norms of float16 and bfloat16 are float32. Torch's fake kernel says so of bfloat16 only."""
     op = aten._weight_norm_interface.default
     if v.dtype is not torch.float16 or v.device.type != "cpu":
         return NotImplemented
@@ -48,10 +48,10 @@ def _weight_norm(v: Any, g: Any, dim: int = 0) -> Any:
 
 
 def _forward(op: Any, *args: Any) -> Any:
-    """Statistics of a half, saved for the backward, are float32 if a parameter or a running statistic is.
+    """Statistics of float16 or bfloat16, saved for the backward, are float32 if a parameter or a running statistic is.
 
-    Torch's fake kernels say they are halves. Rounded so, the mean of an input far from 0 moves all that is computed
-    with it.
+    Torch's fake kernels say they are of the input's type. Rounded so, the mean of an input far from 0 moves all that
+    is computed with it.
     """
     result = _in_memory_format(op, 0, *args) if op in _BATCH_NORMS else NotImplemented
     x, wide = args[0], torch.float32

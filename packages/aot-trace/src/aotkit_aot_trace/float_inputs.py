@@ -1,4 +1,4 @@
-"""Python floats that a frontend passes as tensors, kept variable where that changes no result.
+"""Python floats that Dynamo passes as tensors, kept variable where that changes no result.
 
 Note [Floats as 0-d tensors]
     With dynamic sizes Dynamo passes a Python float as a 0-d float64 tensor and reads it with ``.item()``, as a

@@ -1,8 +1,8 @@
 """A module as a function of its parameters, its buffers and its arguments, all flat.
 
 Note [Module stacks without a proxy of the module]
-    Dynamo writes into each node which submodule it comes from. A module that is captured without the
-    frontend has nobody to do it, so while it runs every submodule has a pair of hooks that push and pop its path on
+    Dynamo writes into each node which submodule it comes from. A module that is captured without
+    Dynamo has nobody to do it, so while it runs every submodule has a pair of hooks that push and pop its path on
     the recorder's own stack, from where it reaches ``node.meta["nn_module_stack"]``. A submodule that is shared
     appears under the path by which it is known first.
 """

@@ -31,7 +31,7 @@ class GraphFunction:
     """Runs ``graph`` node by node so that what is recorded carries the node's stack trace, module stack and tags.
 
     Args:
-        graph: for example the graph module that ``torch.compile``'s frontend hands to a backend.
+        graph: for example the graph module that ``torch.compile`` hands to a backend.
         arguments: makes the graph's arguments from the captured function's, for example to put duplicates back.
         lifted: the graph's parameters are replaced by arguments of the captured function while it runs.
     """

@@ -48,7 +48,7 @@ __all__ = [
     "sources_of_views",
     "storage_identity",
     "sync",
-    "unseen_by_the_frontend",
+    "unseen_by_dynamo",
     "untraced",
     "unwatched",
     "unwrap_inner",
@@ -115,8 +115,8 @@ def is_fake_tensor(value: object) -> bool:
     return type(value) is FakeTensor
 
 
-def unseen_by_the_frontend(function: Callable[..., Any]) -> Callable[..., Any]:
-    """``function``, which torch's frontend does not look into."""
+def unseen_by_dynamo(function: Callable[..., Any]) -> Callable[..., Any]:
+    """``function``, which Dynamo does not look into."""
     return torch._disable_dynamo(function)  # type: ignore[no-any-return, attr-defined]
 
 

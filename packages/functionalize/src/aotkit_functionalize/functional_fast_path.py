@@ -42,7 +42,7 @@ def fast_functional_mode() -> compat.FunctionalTensorMode:
     return mode
 
 
-@compat.unseen_by_the_frontend
+@compat.unseen_by_dynamo
 def _dispatch(mode: compat.FunctionalTensorMode, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
     way = _way(func)
     if way is not _Way.LONG and all(kind is compat.FunctionalTensor for kind in types):

@@ -16,7 +16,7 @@ def view_method(base: TensorMeta, view: ViewSpec) -> tuple[ViewMethod, tuple[int
     """The plainest way to take ``view`` of ``base``.
 
     ``view``, ``permute`` and ``expand`` have a cheaper backward than ``as_strided``, which scatters, and that of
-    ``expand`` adds halves up in float32. Everything with symbols, another dtype, an offset or a gap stays with
+    ``expand`` adds float16 up in float32. Everything with symbols, another dtype, an offset or a gap stays with
     ``as_strided``.
     """
     dims = (*base.sizes, *base.strides, *view.sizes, *view.strides, view.offset_delta)

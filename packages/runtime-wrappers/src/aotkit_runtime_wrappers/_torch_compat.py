@@ -18,7 +18,7 @@ __all__ = [
     "fake_mode_of",
     "fast_apply",
     "graph_is_kept",
-    "hide_from_frontend",
+    "hide_from_dynamo",
     "lazy_backward_info",
     "profiler",
     "put_versions",
@@ -119,8 +119,8 @@ def recorded_tangents() -> Sequence[Any] | None:
     return None
 
 
-def hide_from_frontend(function: Any) -> None:
-    """Have ``torch.compile``'s frontend run ``function``, and all that it calls, as it is.
+def hide_from_dynamo(function: Any) -> None:
+    """Have Dynamo run ``function``, and all that it calls, as it is.
 
     A compiled function may call ``backward()``; then Dynamo looks at every Python frame that autograd enters.
     """

@@ -13,7 +13,7 @@ from ._observer import SILENT, Observer
 from ._torch_compat import (
     autocast_enabled,
     fast_apply,
-    hide_from_frontend,
+    hide_from_dynamo,
     profiler,
     record_range,
     set_grad_enabled,
@@ -138,7 +138,7 @@ def bind(
     _execute(out.text, namespace)
     if plan.call.training:
         shared = cooperation(plan.call, at_hand)
-        hide_from_frontend(namespace["backward"])
+        hide_from_dynamo(namespace["backward"])
         methods = {name: staticmethod(namespace[name]) for name in ("forward", "backward")} | shared
         apply = fast_apply(type("CompiledGraph", (torch.autograd.Function,), methods))
         namespace["_apply"] = torch.enable_grad()(apply) if plan.call.enables_grad else apply

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from ._torch_compat import dtype_from_name, hide_from_frontend, lazy_backward_info, recorded_tangents
+from ._torch_compat import dtype_from_name, hide_from_dynamo, lazy_backward_info, recorded_tangents
 from .plan import CallSpec, TangentSpec
 from .runtime import coerce_tangent, zero_tangent
 
@@ -69,7 +69,7 @@ class _Graph:
         return lazy_backward_info(torch.fx.GraphModule(self._graph, copy))
 
 
-hide_from_frontend(_Graph.__get__)
+hide_from_dynamo(_Graph.__get__)
 
 
 def _prologue(call: CallSpec) -> Callable[..., list[Any]]:

@@ -6,7 +6,7 @@ Note [Random state by seed and offset]
     a state that several threads share has to see to that itself.
 
 Note [Fake calls]
-    A frontend that cuts a graph into pieces runs each compiled piece once on fake tensors, to learn what the next one
+    Dynamo, where it cuts a graph into pieces, runs each compiled piece once on fake tensors, to learn what the next one
     is given. Kernels cannot run on them; and what the traced graph says about layouts need not be what the compiled
     code returns. So the plan has a description of every result, and a call that is fake gets fakes made after it, on
     which the rest of the wrapper (views, mutations, autograd) runs as ever. Only plans that ask for this look.

@@ -52,8 +52,8 @@ def is_bug(error: Exception) -> bool:
 
     if hasattr(error, _MARK) or isinstance(error, (*REFUSALS, *_OWN, OptionErrors, Warning, MemoryError)):
         return False
-    frontend = sys.modules.get("torch._dynamo.exc")
-    return frontend is None or not isinstance(error, (frontend.TorchDynamoException, torch.OutOfMemoryError))
+    dynamo = sys.modules.get("torch._dynamo.exc")
+    return dynamo is None or not isinstance(error, (dynamo.TorchDynamoException, torch.OutOfMemoryError))
 
 
 def raised_by_user(error: Exception) -> bool:

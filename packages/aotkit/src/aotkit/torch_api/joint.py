@@ -1,4 +1,4 @@
-"""The two halves of a compile, with a graph in between that its user may change.
+"""The two parts of a compile, with a graph in between that its user may change.
 
 joint = aot_export_joint_with_descriptors(stack, module, (x,))
 rewrite(joint.graph_module)

@@ -162,7 +162,7 @@ class BodyWriter:
             self.pool.append(Known(self.builder.const(self.rng.choice((0.25, -1.5, 3.0)), DType.F32)))
 
     def widened(self, known: Known) -> Known:
-        """Halves are computed with in f32."""
+        """float16 and bfloat16 are computed with in f32."""
         return known.again(self.builder.cast(known.value, DType.F32)) if is_half(known.dtype) else known
 
     def earlier_result(self) -> Known | None:

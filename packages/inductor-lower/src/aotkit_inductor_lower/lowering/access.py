@@ -125,7 +125,8 @@ class ViewBuilder(NestBuilder):
             raise Fallback(str(error)) from error
 
     def round_to(self, value: Value, dtype: torch.dtype) -> Value:
-        """``value`` rounded to ``dtype`` and back: eager's rounding point between two ops on halves."""
+        """``value`` rounded to ``dtype`` and back: eager's rounding point between two ops on
+        float16 or bfloat16."""
         return self.cast(self.cast(value, ir_dtype(dtype)), value.dtype)
 
     def operand(self, value: Value, dtype: torch.dtype) -> Value:

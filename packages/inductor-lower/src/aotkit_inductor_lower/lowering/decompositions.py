@@ -117,7 +117,7 @@ def _quantizations() -> dict[Any, Callable[..., Any]]:
 
 
 def _log_softmax(x: torch.Tensor, dim: int, half_to_float: bool) -> torch.Tensor:
-    """``(x - max) - log(sum(exp(x - max)))``, in single precision for halves.
+    """``(x - max) - log(sum(exp(x - max)))``, in single precision for float16 and bfloat16.
 
     In parts, though there is a rule for the whole: a loss reads one element of each row, and its backward can compute
     the others again from two numbers per row, so the result need not be in memory at all.
@@ -160,7 +160,7 @@ def _bucketize(decompose: Callable[..., Any], x: Any, boundaries: torch.Tensor, 
 
 
 def _logspace(decompose: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Integers and halves are rounded at places of eager's own."""
+    """Integers, float16 and bfloat16 are rounded at places of eager's own."""
     wide = (kwargs.get("dtype") or torch.get_default_dtype()) in (torch.float32, torch.float64)
     return decompose(*args, **kwargs) if wide else NotImplemented
 

@@ -1,7 +1,7 @@
 """Python floats that are known when the graph runs: in kernels a load, for an ATen call the element of a tensor.
 
 Note [Float arguments]
-    A frontend passes a float that may change as a tensor of one element and reads it with ``item()``. That float, and
+    Dynamo passes a float that may change as a tensor of one element and reads it with ``item()``. That float, and
     what is computed of it and of sizes, has a form in the loop IR (:class:`.values.FloatExpr`), so nothing has to stay
     outside of kernels for its sake: unless it is a result of the graph, or the tensor is on another device.
 """

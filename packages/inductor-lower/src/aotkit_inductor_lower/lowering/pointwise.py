@@ -104,7 +104,7 @@ def _rounding(op: str) -> Callable[..., View]:
 
 
 def _binary(op: str, to_float: bool = False, exact: tuple[int, ...] = ()) -> Callable[..., View]:
-    """``exact``: the positions where eager takes a number as it is, see Note [Numbers beside halves]."""
+    """``exact``: the positions where eager takes a number as it is, see Note [Numbers beside float16]."""
 
     def rule(ctx: LoweringContext, node: Node, a: object, b: object) -> View:
         dtype = promote([a, b])
@@ -126,11 +126,11 @@ def _rounded(
     dtype: torch.dtype,
     exact: tuple[int, ...] = (),
 ) -> list[Value]:
-    """The operands as eager reads them where the common type is a half.
+    """The operands as eager reads them where the common type is float16 or bfloat16.
 
-    Note [Numbers beside halves]
-        Eager converts every operand to the common type before it computes, so a number or an integer beside a half is
-        rounded to the half: ``x == 0.1`` is true for the half next to 0.1. Only products and divisors that are numbers
+    Note [Numbers beside float16]
+        Eager converts every operand to the common type before it computes, so a number or an integer beside float16
+        is rounded to it: ``x == 0.1`` is true for the float16 next to 0.1. Only products and divisors that are numbers
         (or tensors without dimensions) are taken in float32.
     """
     if dtype not in (torch.float16, torch.bfloat16):
@@ -254,7 +254,7 @@ def div_mode(ctx: LoweringContext, node: Node, a: object, b: object, rounding_mo
 
 
 def _half_div_mode(ctx: LoweringContext, node: Node, a: object, b: View, rounding_mode: str) -> View:
-    """Rounded division of halves, with a rounding to the half after each of eager's steps."""
+    """Rounded division of float16 or bfloat16, with a rounding to it after each of eager's steps."""
     dtype = promote([a, b])
     body = expansion("truncdiv" if rounding_mode == "trunc" else "floordiv", DType.F32)
     assert body is not None
@@ -386,7 +386,7 @@ TABLE.add(aten.pow.Scalar, _binary("pow"))
 
 @TABLE.lowers(aten.where.self, aten.where.ScalarOther, aten.where.ScalarSelf, aten.where.Scalar)
 def where(ctx: LoweringContext, node: Node, condition: View, a: object, b: object) -> View:
-    """Select; halves are selected as they are, without a conversion."""
+    """Select; float16 and bfloat16 are selected as they are, without a conversion."""
     refuse_overflow(node.meta["val"].dtype, a, b)
     dtype = compute_dtype(node.meta["val"].dtype)
 

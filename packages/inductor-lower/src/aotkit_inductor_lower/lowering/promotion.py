@@ -73,7 +73,7 @@ def ir_dtype(dtype: torch.dtype) -> DType:
 
 
 def compute_dtype(dtype: torch.dtype) -> DType:
-    """The type arithmetic on ``dtype`` is done in: f32 for halves, else the type itself."""
+    """The type arithmetic on ``dtype`` is done in: f32 for float16 and bfloat16, else the type itself."""
     found = ir_dtype(dtype)
     return DType.F32 if found in (DType.F16, DType.BF16) else found
 

@@ -114,7 +114,7 @@ def _reduce_into(
 
 @TABLE.lowers(aten.sum.dim_IntList)
 def sum_dims(ctx: LoweringContext, node: Node, x: View, dims: object, keepdim: bool = False, **_: object) -> View:
-    """Sum; halves in f32, integers in the result's type (i64 unless asked)."""
+    """Sum; float16 and bfloat16 in f32, integers in the result's type (i64 unless asked)."""
     return _reduce(ctx, node, x, all_dims(x, dims), keepdim, _Formula("sum", node.meta["val"].dtype))
 
 
@@ -126,7 +126,7 @@ def sum_all(ctx: LoweringContext, node: Node, x: View, **_: object) -> View:
 
 @TABLE.lowers(aten.mean.dim)
 def mean_dims(ctx: LoweringContext, node: Node, x: View, dims: object, keepdim: bool = False, **_: object) -> View:
-    """Sum over count; of halves both in f32, rounded once."""
+    """Sum over count; of float16 and bfloat16 both in f32, rounded once."""
     dtype = compute_dtype(node.meta["val"].dtype)
 
     def divide(rows: RowNest, total: Value) -> Value:

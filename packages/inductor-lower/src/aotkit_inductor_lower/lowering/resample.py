@@ -169,7 +169,7 @@ def _upsample_backward(taps: Callable[[_Line, bool], list[_Tap]], corners: bool)
         align, factors = (bool(rest[0]), rest[1:]) if corners else (False, rest)
         if len(factors) < count:
             factors = (*factors, *[None] * (count - len(factors)))
-        wide = torch.float32 if grad.dtype.itemsize < 4 else grad.dtype  # eager adds halves up in float32
+        wide = torch.float32 if grad.dtype.itemsize < 4 else grad.dtype  # eager adds float16 up in float32
         result = _zeros(ctx, node, wide)
         dtype = compute_dtype(grad.dtype)
         nest = ctx.nest(result.buffer, node, grad.sizes)

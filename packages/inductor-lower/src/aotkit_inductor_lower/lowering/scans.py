@@ -25,7 +25,7 @@ def _accumulated(kind: str) -> Callable[..., View]:
         nest = rows.nest
         wide = compute_dtype(result.dtype)
         if wide is DType.F32 and result.dtype.itemsize == 4:
-            wide = DType.F64  # eager accumulates floats in doubles, halves in floats
+            wide = DType.F64  # eager accumulates floats in doubles, float16 and bfloat16 in float32
         index = rows.stage()
         element = nest.operand(nest.load(x, index), result.dtype)
         nest.store(result, index, nest.scan(kind, nest.cast(element, wide)))

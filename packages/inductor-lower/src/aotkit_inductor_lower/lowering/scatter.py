@@ -2,7 +2,7 @@
 
 Note [Collisions]
     Stores that accumulate run in order on one thread, so equal indices add up in eager's order and no atomics are
-    needed. Of plain stores to one place any may win, as in eager. Where eager combines halves in float32 and rounds
+    needed. Of plain stores to one place any may win, as in eager. Where eager combines float16 in float32 and rounds
     once, a copy of the tensor in float32 is written to (:func:`_combined`).
 """
 
@@ -42,7 +42,7 @@ def _filled(ctx: LoweringContext, node: Node, fill: Callable[[ViewBuilder, Indic
 
 
 def _combined(ctx: LoweringContext, node: Node, x: View, write: Callable[[View], None]) -> View:
-    """A copy of ``x`` that ``write`` combines elements into; of halves the copy is in float32, and rounded then."""
+    """A copy of ``x`` that ``write`` combines elements into; of 16-bit floats the copy is in float32, rounded then."""
     if x.dtype not in (torch.float16, torch.bfloat16):
         result = _copied(ctx, node, x)
         write(result)
@@ -311,7 +311,7 @@ def index_add(
         raise Fallback("slices of a scalar are left to ATen")
     half = x.dtype in (torch.float16, torch.bfloat16)
     if half and alpha != 1:
-        raise Fallback("scaled halves are added by ATen, which rounds each sum once")
+        raise Fallback("scaled float16 and bfloat16 are added by ATen, which rounds each sum once")
     if not half or len(x.sizes) <= 1:  # of vectors eager rounds each sum
         return _slices(ctx, node, x, dim, index, source=_scaled(ctx, node, source, alpha), mode="add")
     if len(index.sizes) > 1:

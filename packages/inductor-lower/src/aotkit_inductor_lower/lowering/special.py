@@ -63,11 +63,11 @@ def angle(ctx: LoweringContext, node: Node, x: View) -> View:
     return ctx.pointwise(node, [x], compute, compute_dtype(float_result(x.dtype)))
 
 
-# -- logarithms of which eager rounds each step in halves ------------------------------------------------
+# -- logarithms of which eager rounds each step in float16 ----------------------------------------------
 
 
 def _stepwise(nest: ViewBuilder, dtype: torch.dtype) -> Callable[..., Value]:
-    """An op whose result is rounded where ``dtype`` is a half."""
+    """An op whose result is rounded where ``dtype`` is float16 or bfloat16."""
 
     def op(name: str, *args: Value) -> Value:
         result = nest.op(name, *args)

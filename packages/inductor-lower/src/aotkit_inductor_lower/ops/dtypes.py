@@ -162,7 +162,7 @@ def int_bounds(dtype: DType) -> tuple[int, int]:
 
 
 def accumulate_dtype(dtype: DType) -> DType:
-    """What eager sums ``dtype`` in: f32 for halves, i64 for integers and bool, else itself."""
+    """What eager sums ``dtype`` in: f32 for float16 and bfloat16, i64 for integers and bool, else itself."""
     if dtype in HALVES:
         return DType.F32
     return dtype if dtype in FLOATS else DType.I64

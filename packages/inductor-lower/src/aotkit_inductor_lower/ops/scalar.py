@@ -8,8 +8,8 @@ reference gives the value that the row's ``edges`` text states.
 Note [Types of ops]
     ``domain`` is the set of types the compared or computed operands may have; all of them have the same type.
     The rule says the rest: SAME gives that type, PREDICATE gives bool, WHERE takes a bool first and gives the
-    type of the others, CAST and BITCAST go from any type to any (of the same width for BITCAST). Halves are
-    in the domain of WHERE and casts only; so lowering casts to f32, computes, and casts back.
+    type of the others, CAST and BITCAST go from any type to any (of the same width for BITCAST). float16 and
+    bfloat16 are in the domain of WHERE and casts only; so lowering casts to f32, computes, and casts back.
 """
 
 from __future__ import annotations
@@ -169,7 +169,7 @@ _ROWS = (
     _unary("floor", _F, ref.floor, "keeps -0.0, inf and nan"),
     _unary("ceil", _F, ref.ceil, "ceil(-0.5) is -0.0; keeps -0.0, inf and nan"),
     _unary("trunc", _F, ref.trunc, "trunc(-0.5) is -0.0; keeps -0.0, inf and nan"),
-    _unary("round", _F, ref.round_, "halves go to the even neighbour: 0.5 to 0, 1.5 to 2, -0.5 to -0.0"),
+    _unary("round", _F, ref.round_, "ties go to the even neighbour: 0.5 to 0, 1.5 to 2, -0.5 to -0.0"),
     # -- unary: transcendental
     _math("exp", ref.exp, "exp(-inf) is 0, exp(inf) is inf; nan stays"),
     _math("exp2", ref.exp2, "exact at integers; exp2(-inf) is 0"),

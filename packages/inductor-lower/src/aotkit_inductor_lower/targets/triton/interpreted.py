@@ -1,7 +1,7 @@
 """Kernels on CPU tensors, in Triton's interpreter: what it lacks, in numpy and torch.
 
-CUDA's libdevice is missing there, halves are rounded by truncation, and reductions with a function of one's own
-go element by element. So those device functions are replaced here by the same functions on whole arrays.
+CUDA's libdevice is missing there, float16 and bfloat16 are rounded by truncation, and reductions with a function of
+one's own go element by element. So those device functions are replaced here by the same functions on whole arrays.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from ....ir import DType
 
 __all__ = ["FLOAT_TYPES", "INT_TYPES", "literal", "memory_type", "register_type", "width"]
 
-# Halves stay raw 16-bit integers: they are only moved, selected and converted.
+# float16 and bfloat16 stay raw 16-bit integers: they are only moved, selected and converted.
 _REGISTER = {
     DType.F64: "double",
     DType.F32: "float",

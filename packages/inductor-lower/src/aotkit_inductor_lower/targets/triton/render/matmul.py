@@ -242,7 +242,8 @@ class _MatmulEmitter(KernelEmitter):
         return tile, name
 
     def _chain(self, name: str) -> tuple[list[Instr], str]:
-        """The instructions that compute a factor. The last cast of halves is left to the product, which is exact."""
+        """The instructions that compute a factor. The last cast of float16 or bfloat16 is left to the product, which
+        is exact."""
         body = self.nests[0].body
         made = {i.result: i for i in body if not isinstance(i, Store)}
         last = made[name]

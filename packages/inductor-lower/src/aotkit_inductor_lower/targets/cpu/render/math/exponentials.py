@@ -1,4 +1,4 @@
-"""Vector arithmetic written out inline where a call costs more than the work: exp, erf, tanh, and halves without F16C.
+"""Vector arithmetic written out inline where a call costs more than the work: exp, erf, tanh, and float16 without F16C.
 
 Every function takes any lane count and is exact to the bounds stated; the tests sweep them against float64.
 See Note [Where the approximations come from].

@@ -1,6 +1,6 @@
 """What ``torch.compile(backend="inductor")`` makes of every pair, recorded once.
 
-``python -m tools.conformance incumbent --journal FILE`` goes on where it was cut off and ``--json`` writes the file
+``python -m tools.conformance inductor --journal FILE`` goes on where it was cut off and ``--json`` writes the file
 that the coverage page is made of. One C++ compiler run serves many pairs (Note [Many kernels in one file]).
 """
 
@@ -27,8 +27,8 @@ from .pairs import DIRECTIONS, DTYPES, Absent, Pair, Program, all_pairs, compare
 __all__ = ["main"]
 
 # Note [Many kernels in one file]
-#     Nine tenths of a compile of the incumbent are the start of the C++ compiler, its headers and the linker. Here the
-#     sources of some 40 pairs are put into one file, each in a namespace of its own, and compiled with the incumbent's
+#     Nine tenths of a compile of Inductor are the start of the C++ compiler, its headers and the linker. Here the
+#     sources of some 40 pairs are put into one file, each in a namespace of its own, and compiled with Inductor's
 #     own flags. A kernel that is called before that raises _Pending; its pair is called again afterwards, which finds
 #     what Dynamo compiled the first time. A pair with a backward comes round a third time. If the common file
 #     does not compile, each of its kernels is compiled alone, so that one error stays with one pair.
@@ -59,7 +59,7 @@ class _Kernel:
 
 
 class _Batch:
-    """Takes the place of the incumbent's loader of kernels."""
+    """Takes the place of Inductor's loader of kernels."""
 
     def __init__(self) -> None:
         self.known: dict[str, _Kernel] = {}
@@ -179,7 +179,7 @@ def _attempt(program: Program, expected: Any, compiled: Any) -> dict[str, Any] |
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Record, and write what is known as one JSON file."""
-    parser = argparse.ArgumentParser(prog="python -m tools.conformance incumbent")
+    parser = argparse.ArgumentParser(prog="python -m tools.conformance inductor")
     parser.add_argument("--journal", type=Path, required=True, help="one line per pair; a second run goes on with it")
     parser.add_argument("--json", type=Path, help="write what is known here")
     parser.add_argument("--dtypes", nargs="+", default=DTYPES)
