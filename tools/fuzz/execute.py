@@ -82,11 +82,7 @@ def check(program: Program, *, lowering: str = "none", verify: bool = False) -> 
                 return Outcome("unstable")
             if outcome.kind == "mismatch" and rounds_as_well(program, eager, run, shift):
                 outcome = Outcome("equal")
-            if (
-                outcome.failed
-                and program.entry == "dynamo"
-                and _dynamo_alone(program, eager, shift) == outcome.family
-            ):
+            if outcome.failed and program.entry == "dynamo" and _dynamo_alone(program, eager, shift) == outcome.family:
                 return Outcome("frontend", outcome.detail)
             if outcome.kind != "equal":
                 return outcome
