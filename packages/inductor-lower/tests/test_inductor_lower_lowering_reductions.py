@@ -50,6 +50,17 @@ def test_each_element_is_rounded_to_the_type_that_is_asked_for_before_it_is_adde
     assert not result.externs
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("order", [(0, 1, 2), (1, 0, 2), (2, 1, 0), (1, 2, 0)], ids=str)
+def test_what_lies_in_several_runs_of_memory_is_added_up_before_it_is_rounded(check, order, dtype):
+    """So eager does in sums, not in nansum. The ones cancel, and their rests add up if they are not rounded away."""
+    even = (torch.arange(4).view(4, 1, 1) + torch.arange(3).view(3, 1) + torch.arange(16)) % 2 == 0
+    x = torch.where(even, 1 + 2.0**-12, -1.0).permute(order)
+    dims = ([0, 1], [0, 2], [1, 2], [0], [0, 1, 2])
+    sums = lambda x: [f(x, dim, dtype=dtype) for dim in dims for f in (torch.sum, torch.nansum)]
+    check(sums, x, tolerance=torch.finfo(dtype).eps, table=decompositions())
+
+
 @pytest.mark.parametrize("dim", [0, -1])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
 def test_the_only_number_of_a_scalar_is_reduced_over_the_dimension_it_may_be_said_to_have(check, dtype, dim):

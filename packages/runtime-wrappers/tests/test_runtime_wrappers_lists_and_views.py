@@ -348,3 +348,13 @@ def test_many_results_keep_their_order(how: Any) -> None:
     for i in order:
         (grad,) = torch.autograd.grad(found[i].sum(), x, retain_graph=True)
         assert grad.tolist() == [i] * 3
+
+
+def test_a_conjugated_view_of_a_plain_argument_comes_back_conjugated(how: Any) -> None:
+    like = meta((2,), (1,), False, "complex64")
+    view = records.ViewSpec("complex64", (2,), (1,), 0, False, conj=True)
+    result = records.OutputInfo(0, KIND.ALIAS_OF_INPUT, replace(like, conj=True), base=0, view=view)
+    call = how(build_plan(GraphMetadata((records.InputInfo(0, TENSOR, like),), (result,))), boxed(lambda x: []))
+    x = torch.tensor([1 + 2j, 3 - 1j])
+    (found,) = call([x])
+    assert found.is_conj() and found.data_ptr() == x.data_ptr() and torch.equal(found, x.conj())

@@ -44,6 +44,19 @@ def test_the_graph_gets_what_is_inside_and_results_are_put_together(how):
 
 @pytest.mark.covers("F6.1")
 @HOWS
+def test_without_elements_the_strides_of_an_argument_may_be_others_but_not_its_sizes(how):
+    def empty(*sizes):
+        return TwoTensor(torch.ones(sizes), torch.ones(sizes))
+
+    call = compiled(how, lambda x, y: [x * 2], lambda a, b, y: [a * 2, b * 2], empty(0, 3), torch.ones(2))
+    other = TwoTensor(*(torch.ones(0, 3).as_strided((0, 3), (5, 2)) for _ in range(2)))
+    assert call([other, torch.ones(2)])[0].a.shape == (0, 3)
+    with pytest.raises(CallingConventionError, match=r"its tensor a has sizes \(0, 4\)"):
+        call([empty(0, 4), torch.ones(2)])
+
+
+@pytest.mark.covers("F6.1")
+@HOWS
 def test_arguments_that_were_not_captured_like_this_are_refused(how):
     y = torch.tensor([3.0, 4.0])
     call = compiled(how, doubled, dense_doubled, two(1.0, 2.0), y)

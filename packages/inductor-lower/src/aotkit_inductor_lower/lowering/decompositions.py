@@ -233,6 +233,13 @@ def _nearest(decompose: Callable[..., Any], x: torch.Tensor, sizes: Any, *scales
     return _laid_out_like(x, decompose(x, sizes, *scales))
 
 
+def _nansum(
+    decompose: Callable[..., Any], x: torch.Tensor, *dims: Any, dtype: torch.dtype | None = None, **keep: Any
+) -> Any:
+    """Each element is rounded to the type that is asked for; a sum over several dimensions may not do so."""
+    return decompose(x if dtype is None else x.to(dtype), *dims, dtype=dtype, **keep)
+
+
 def _celu(decompose: Callable[..., Any], x: torch.Tensor, alpha: float = 1.0) -> Any:
     return NotImplemented if alpha == 0 else decompose(x, alpha)  # eager refuses to divide by it
 
@@ -276,6 +283,7 @@ _BEFORE_TORCHS: dict[Any, Callable[..., Any]] = {
     torch.ops.aten.channel_shuffle.default: _channel_shuffle,
     torch.ops.aten.pixel_shuffle.default: _pixel_shuffle,
     torch.ops.aten.celu.default: _celu,
+    torch.ops.aten.nansum.default: _nansum,
     **{getattr(torch.ops.aten, f"{kind}_pad{rank}d").default: _pad for kind in _PADS for rank in (1, 2, 3)},
     **{getattr(torch.ops.aten, f"_upsample_nearest_exact{rank}d").default: _nearest for rank in (1, 2, 3)},
     **{getattr(torch.ops.aten, f"upsample_nearest{rank}d").default: _nearest for rank in (1, 2, 3)},

@@ -11,7 +11,7 @@ from torch.fx import Node
 
 from ..errors import Fallback
 from ..ir import DType
-from ..symbolic import Expr, product, to_expr
+from ..symbolic import Expr, estimate, product, to_expr
 from .access import Value, ViewBuilder
 from .context import LoweringContext
 from .promotion import compute_dtype
@@ -115,7 +115,26 @@ def _reduce_into(
 @TABLE.lowers(aten.sum.dim_IntList)
 def sum_dims(ctx: LoweringContext, node: Node, x: View, dims: object, keepdim: bool = False, **_: object) -> View:
     """Sum; float16 and bfloat16 in f32, integers in the result's type (i64 unless asked)."""
-    return _reduce(ctx, node, x, all_dims(x, dims), keepdim, _Formula("sum", node.meta["val"].dtype))
+    dtype = node.meta["val"].dtype
+    exact = _reads_in_float32(x, all_dims(x, dims))
+    return _reduce(ctx, node, x, all_dims(x, dims), keepdim, _Formula("sum", compute_dtype(dtype) if exact else dtype))
+
+
+def _reads_in_float32(x: View, dims: Sequence[int]) -> bool:
+    """Whether eager, asked for a sum in float16 or bfloat16, adds up the elements as they are, and does not round each
+    to that type first: where what is added lies in memory in more than one run of equal steps."""
+    steps = sorted(((x.strides[dim], x.sizes[dim]) for dim in dims if x.sizes[dim].constant != 1), key=_hint)
+    runs: list[tuple[Expr, Expr]] = []
+    for stride, size in steps:
+        if runs and runs[-1][0] * runs[-1][1] == stride:
+            runs[-1] = runs[-1][0], runs[-1][1] * size
+        else:
+            runs.append((stride, size))
+    return len(runs) > 1
+
+
+def _hint(step: tuple[Expr, Expr]) -> int:
+    return estimate(step[0], 64)
 
 
 @TABLE.lowers(aten.sum.default)
