@@ -23,11 +23,12 @@ def layer_norm_levels() -> Iterator[tuple[str, str, str]]:
     """(title with a sentence, language of the block, text) of each level."""
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    from aotkit_inductor_lower import decompositions, lower_graph, print_program, processor_machine, schedule_program
+    from aotkit_inductor_lower import decompositions, lower_graph, print_program, schedule_program
     from aotkit_inductor_lower.ir import LoopNest
     from aotkit_inductor_lower.kernel_ir.print import print_kernel
     from aotkit_inductor_lower.kernel_passes.normal_form import kernel_of
     from aotkit_inductor_lower.memory.storage import assign_storage
+    from aotkit_inductor_lower.targets.cpu import processor_machine
     from aotkit_inductor_lower.targets.cpu.generate import generate
     from aotkit_inductor_lower.targets.cpu.map_loops import map_loops as on_processor
     from aotkit_inductor_lower.targets.triton.generate import generate_device, on_device

@@ -50,6 +50,16 @@ PUBLIC_MODULES: dict[str, tuple[str, ...]] = {
         "schema_checks",
         "synthetic_base",
     ),
+    "inductor-lower": (
+        "errors",
+        "graph_partition",
+        "graph_passes.freeze",
+        "pass_lists",
+        "report",
+        "runtime",
+        "runtime.programs",
+        "targets.cpu",
+    ),
     "cudagraphs": ("drivers", "split", "trees"),
     "cache": ("stores",),
 }

@@ -12,8 +12,9 @@ from collections.abc import Sequence
 
 import torch
 
-from aotkit_inductor_lower import bind_program, interpret_program, print_program, processor_machine, schedule_program
+from aotkit_inductor_lower import bind_program, interpret_program, print_program, schedule_program
 from aotkit_inductor_lower.ir.random_programs import RandomOptions, difference, random_inputs, random_program
+from aotkit_inductor_lower.targets.cpu import processor_machine
 from aotkit_inductor_lower.targets.cpu.generate import generate
 
 __all__ = ["check_program", "main"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from aotkit_inductor_lower import RedzoneError
+from aotkit_inductor_lower.runtime import RedzoneError
 from tools.fuzz import loops
 
 

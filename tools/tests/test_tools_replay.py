@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from aotkit_inductor_lower import UnsupportedGraphError, decompositions
+from aotkit_inductor_lower import decompositions
+from aotkit_inductor_lower.errors import UnsupportedGraphError
 from tools.replay.__main__ import report
 from tools.replay.compare import differences, renamed
 from tools.replay.corpus import Captured, Case, capture

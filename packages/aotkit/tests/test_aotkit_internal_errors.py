@@ -133,7 +133,7 @@ def test_a_bug_in_the_compile_of_a_backward_gives_eager_gradients_and_one_notice
 
 @pytest.mark.covers("F8.8")
 def test_a_refusal_in_the_compile_of_a_backward_gives_eager_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
-    from aotkit_inductor_lower import UnsupportedGraphError
+    from aotkit_inductor_lower.errors import UnsupportedGraphError
 
     def refuse(*args: Any, **kwargs: Any) -> Any:
         raise UnsupportedGraphError("this", "it is not known")

@@ -14,7 +14,6 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from aotkit_inductor_lower import (
     LowerOptions,
-    Machine,
     compile_graph,
     decompositions,
     interpret_program,
@@ -25,7 +24,7 @@ from aotkit_inductor_lower.errors import CodegenError
 from aotkit_inductor_lower.ir import Program
 from aotkit_inductor_lower.ir.random_programs import RandomOptions, difference, random_inputs, random_program
 from aotkit_inductor_lower.runtime import bind
-from aotkit_inductor_lower.targets.cpu import arm_machine, generic_machine, host_machine, processor_machine
+from aotkit_inductor_lower.targets.cpu import Machine, arm_machine, generic_machine, host_machine, processor_machine
 from aotkit_inductor_lower.targets.cpu import machine as target_module
 from aotkit_inductor_lower.targets.cpu.generate import generate
 from aotkit_inductor_lower.targets.cpu.machine import symbol_address, target_machine

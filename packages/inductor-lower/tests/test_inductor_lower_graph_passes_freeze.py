@@ -9,7 +9,8 @@ import torch
 from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from aotkit_inductor_lower import compile_graph, decompositions, freeze
+from aotkit_inductor_lower import compile_graph, decompositions
+from aotkit_inductor_lower.graph_passes.freeze import freeze
 
 aten = torch.ops.aten
 F = torch.nn.functional

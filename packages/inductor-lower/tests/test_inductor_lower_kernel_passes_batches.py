@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from aotkit_inductor_lower import LowerOptions, compile_graph, compiled_from_json, compiled_to_json, decompositions
+from aotkit_inductor_lower import LowerOptions, compile_graph, decompositions
 from aotkit_inductor_lower.kernel_passes import deduplicate as alike
+from aotkit_inductor_lower.runtime.programs import compiled_from_json, compiled_to_json
 
 F = torch.nn.functional
 

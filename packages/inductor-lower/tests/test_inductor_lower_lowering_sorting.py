@@ -15,17 +15,16 @@ from aotkit_inductor_lower import (
     LowerOptions,
     bind_program,
     compile_graph,
-    compiled_from_json,
-    compiled_to_json,
     interpret_program,
     lower_graph,
     parse_program,
     print_program,
-    processor_machine,
     schedule_program,
     verify_program,
 )
 from aotkit_inductor_lower.ir import ExternCall
+from aotkit_inductor_lower.runtime.programs import compiled_from_json, compiled_to_json
+from aotkit_inductor_lower.targets.cpu import processor_machine
 from aotkit_inductor_lower.targets.cpu.generate import generate
 
 FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from aotkit_inductor_lower import LowerOptions, RedzoneError, compile_graph
+from aotkit_inductor_lower import LowerOptions, compile_graph
 from aotkit_inductor_lower.ir.parse import parse_program
-from aotkit_inductor_lower.runtime import bind
+from aotkit_inductor_lower.runtime import RedzoneError, bind
 from aotkit_inductor_lower.targets.cpu.generate import generate
 
 # The second nest writes one row more than its buffer has (the verifier, which would say so, is not asked).

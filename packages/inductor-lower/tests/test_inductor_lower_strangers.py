@@ -9,7 +9,8 @@ import torch
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from aotkit_inductor_lower import InputMismatchError, LowerOptions, compile_graph, decompositions
+from aotkit_inductor_lower import LowerOptions, compile_graph, decompositions
+from aotkit_inductor_lower.errors import InputMismatchError
 
 aten = torch.ops.aten
 X = torch.linspace(-2, 2, 12).view(3, 4)

@@ -18,18 +18,10 @@ from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table, triton
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from aotkit_inductor_lower import (
-    BindError,
-    CompiledGraph,
-    LowerOptions,
-    UnsupportedGraphError,
-    bind_program,
-    compile_graph,
-    compiled_from_json,
-    compiled_to_json,
-    decompositions,
-)
-from aotkit_inductor_lower.runtime import bind_to
+from aotkit_inductor_lower import CompiledGraph, LowerOptions, bind_program, compile_graph, decompositions
+from aotkit_inductor_lower.errors import UnsupportedGraphError
+from aotkit_inductor_lower.runtime import BindError, bind_to
+from aotkit_inductor_lower.runtime.programs import compiled_from_json, compiled_to_json
 from aotkit_inductor_lower.targets.select import kernel_device
 from aotkit_inductor_lower.targets.triton import (
     DeviceGraph,

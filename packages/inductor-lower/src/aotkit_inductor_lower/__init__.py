@@ -17,6 +17,10 @@
 
 The stages are usable one by one: :func:`lower_graph` gives the loop IR of a graph, :func:`schedule_program` fuses it,
 :func:`print_program`, :func:`parse_program`, :func:`verify_program` and :func:`interpret_program` are its tools.
+
+Modules that are public by name: :mod:`.errors`, :mod:`.report`, :mod:`.pass_lists` (the names of all passes),
+:mod:`.runtime` and :mod:`.runtime.programs` (stored programs), :mod:`.targets.cpu` (processors),
+:mod:`.graph_partition`, :mod:`.graph_passes.freeze`.
 """
 
 from __future__ import annotations
@@ -28,9 +32,7 @@ from .__about__ import __version__
 
 if TYPE_CHECKING:
     from .driver import CompiledGraph, compile_graph, compile_to_program, lower_graph
-    from .errors import InputMismatchError, LoweringError, UnsupportedGraphError
-    from .graph_partition import PartitionedGraph
-    from .graph_passes.freeze import freeze
+    from .errors import LoweringError
     from .ir.interpret import interpret_program
     from .ir.parse import parse_program
     from .ir.print import print_program
@@ -38,42 +40,23 @@ if TYPE_CHECKING:
     from .launch_plan import CompiledProgram
     from .lowering.decompositions import decompositions
     from .options import LowerOptions
-    from .pass_lists import pass_names, schedule_program
-    from .passes import Decision
-    from .report import LoweringReport
-    from .runtime import ArenaPool, BindError, RedzoneError
-    from .runtime.programs import bind_program, compiled_from_json, compiled_to_json
-    from .targets.cpu import Machine, host_machine, processor_machine
+    from .pass_lists import schedule_program
+    from .runtime.programs import bind_program
 
 __all__ = [
-    "ArenaPool",
-    "BindError",
     "CompiledGraph",
     "CompiledProgram",
-    "Decision",
-    "InputMismatchError",
     "LowerOptions",
     "LoweringError",
-    "LoweringReport",
-    "Machine",
-    "PartitionedGraph",
-    "RedzoneError",
-    "UnsupportedGraphError",
     "__version__",
     "bind_program",
     "compile_graph",
     "compile_to_program",
-    "compiled_from_json",
-    "compiled_to_json",
     "decompositions",
-    "freeze",
-    "host_machine",
     "interpret_program",
     "lower_graph",
     "parse_program",
-    "pass_names",
     "print_program",
-    "processor_machine",
     "schedule_program",
     "verify_program",
 ]
@@ -81,36 +64,20 @@ __all__ = [
 # Where each name is defined. It is imported when it is asked for: a process that only loads what was compiled before
 # needs a small part of this package.
 _HOMES = {
-    name: home
-    for home, names in {
-        "lowering.decompositions": ("decompositions",),
-        "errors": (
-            "InputMismatchError",
-            "LoweringError",
-            "UnsupportedGraphError",
-        ),
-        "graph_passes.freeze": ("freeze",),
-        "ir.interpret": ("interpret_program",),
-        "ir.parse": ("parse_program",),
-        "ir.print": ("print_program",),
-        "ir.verify": ("verify_program",),
-        "options": ("LowerOptions",),
-        "graph_partition": ("PartitionedGraph",),
-        "driver": (
-            "CompiledGraph",
-            "compile_graph",
-            "compile_to_program",
-            "lower_graph",
-        ),
-        "launch_plan": ("CompiledProgram",),
-        "passes": ("Decision",),
-        "runtime": ("ArenaPool", "BindError", "RedzoneError"),
-        "targets.cpu": ("Machine", "host_machine", "processor_machine"),
-        "runtime.programs": ("bind_program", "compiled_from_json", "compiled_to_json"),
-        "report": ("LoweringReport",),
-        "pass_lists": ("pass_names", "schedule_program"),
-    }.items()
-    for name in names
+    "CompiledGraph": "driver",
+    "CompiledProgram": "launch_plan",
+    "LowerOptions": "options",
+    "LoweringError": "errors",
+    "bind_program": "runtime.programs",
+    "compile_graph": "driver",
+    "compile_to_program": "driver",
+    "decompositions": "lowering.decompositions",
+    "interpret_program": "ir.interpret",
+    "lower_graph": "driver",
+    "parse_program": "ir.parse",
+    "print_program": "ir.print",
+    "schedule_program": "pass_lists",
+    "verify_program": "ir.verify",
 }
 
 

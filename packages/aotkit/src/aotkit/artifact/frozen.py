@@ -11,7 +11,7 @@ from torch.fx import GraphModule
 
 from aotkit_cache import Uncacheable
 from aotkit_functionalize import GraphMetadata, records
-from aotkit_inductor_lower import freeze
+from aotkit_inductor_lower.graph_passes.freeze import freeze
 from aotkit_runtime_wrappers import InputPlan
 
 from .tensors import bytes_of

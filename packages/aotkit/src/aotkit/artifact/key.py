@@ -24,7 +24,7 @@ import torch
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 
 from aotkit_cache import Uncacheable, environment_parts
-from aotkit_inductor_lower import host_machine
+from aotkit_inductor_lower.targets.cpu import host_machine
 
 from ..options import Options
 from .guards import Names

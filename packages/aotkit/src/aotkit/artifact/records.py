@@ -22,7 +22,7 @@ import torch
 
 from aotkit_cache import Uncacheable
 from aotkit_functionalize import GraphMetadata
-from aotkit_inductor_lower import compiled_to_json
+from aotkit_inductor_lower.runtime.programs import compiled_to_json
 from aotkit_runtime_wrappers import WrapperPlan
 
 from .tensors import bytes_of, tensor_of

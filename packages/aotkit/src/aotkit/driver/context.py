@@ -10,7 +10,7 @@ import torch
 
 from aotkit_aot_trace import Origin
 from aotkit_functionalize import GraphMetadata
-from aotkit_inductor_lower import ArenaPool
+from aotkit_inductor_lower.runtime import ArenaPool
 from aotkit_runtime_wrappers import InputPlan
 
 from ..artifact.frozen import FrozenArguments

@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from aotkit_inductor_lower import LowerOptions, PartitionedGraph, compile_to_program
+from aotkit_inductor_lower import LowerOptions, compile_to_program
+from aotkit_inductor_lower.graph_partition import PartitionedGraph
 from aotkit_runtime_wrappers import schema_checks
 
 from ..artifact.records import CompiledGraph, LiveCode

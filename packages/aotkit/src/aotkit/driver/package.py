@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from aotkit_inductor_lower import BindError, processor_machine
+from aotkit_inductor_lower.runtime import BindError
+from aotkit_inductor_lower.targets.cpu import processor_machine
 from aotkit_runtime_wrappers import WrapperError
 
 from ..__about__ import __version__

@@ -64,7 +64,7 @@ def _look_at_torch(facts: list[tuple[str, str]], problems: list[str]) -> None:
 def _look_at_processor(facts: list[tuple[str, str]], problems: list[str]) -> None:
     import torch
 
-    from aotkit_inductor_lower import host_machine
+    from aotkit_inductor_lower.targets.cpu import host_machine
 
     target = host_machine()
     features = [f[1:] for f in target.features.split(",") if f.startswith("+")]
