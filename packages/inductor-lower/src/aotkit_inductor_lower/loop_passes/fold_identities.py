@@ -16,7 +16,8 @@ from ..passes import Pass, PassContext
 
 __all__ = ["PASS", "fold_identities"]
 
-_BY_ONE = ("mul", "div", "floordiv", "truncdiv")
+_BY_ONE = ("mul", "div")  # also of floats, which floordiv and truncdiv by 1 round
+_INTEGERS_BY_ONE = (*_BY_ONE, "floordiv", "truncdiv")
 _COMMUTES = ("mul", "add")
 
 
@@ -54,7 +55,7 @@ def _operand(instr: Compute, constants: Mapping[str, Const]) -> str | None:
 
 
 def _is_neutral(instr: Compute, constant: Const) -> bool:
-    if instr.op in _BY_ONE:
+    if instr.op in (_BY_ONE if is_float(instr.dtype) else _INTEGERS_BY_ONE):
         return constant.value == 1
     if instr.op not in ("add", "sub") or constant.value != 0:
         return False
