@@ -50,6 +50,14 @@ def test_each_element_is_rounded_to_the_type_that_is_asked_for_before_it_is_adde
     assert not result.externs
 
 
+@pytest.mark.parametrize("given", [torch.float32, torch.float16, torch.int32, torch.bool], ids=str)
+def test_sums_and_products_of_truths_are_truths(check, given):
+    x = torch.tensor([[0.0, 2, 0.5], [1, 3, -1], [0, 0, 0]]).to(given)
+    dtype = torch.bool
+    result = check(lambda x: (x.sum(1, dtype=dtype), x.prod(1, dtype=dtype), x.sum(dtype=dtype), x.prod(dtype=dtype)), x)
+    assert not result.externs
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("order", [(0, 1, 2), (1, 0, 2), (2, 1, 0), (1, 2, 0)], ids=str)
 def test_what_lies_in_several_runs_of_memory_is_added_up_before_it_is_rounded(check, order, dtype):
