@@ -211,6 +211,18 @@ REFUSED: dict[str, tuple[Callable[..., Any], Callable[[], Any], str]] = {
 }
 
 
+def test_a_view_that_the_shape_of_its_base_has_no_place_for_is_refused(layer: FunctionalLayer) -> None:
+    def older_diagonal(x: Tensor) -> list[Tensor]:
+        y = x * 2
+        view = y.diagonal(1)
+        y.detach()[0] = 2
+        y.squeeze_()
+        return [view]
+
+    with pytest.raises(Unsupported, match="whose base was written to and changed its shape in place"):
+        analyze(older_diagonal, [torch.rand(1, 4).requires_grad_()], layer=layer)
+
+
 @pytest.mark.parametrize("name", REFUSED)
 def test_strides_that_new_values_do_not_have_are_refused(layer: FunctionalLayer, name: str) -> None:
     fn, make, text = REFUSED[name]
