@@ -6,7 +6,6 @@ import pytest
 import torch
 
 import aotkit
-from aotkit_functionalize import Unsupported
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
@@ -113,68 +112,6 @@ def test_such_a_view_of_a_value_that_is_written_to_afterwards_is_refused():
     with pytest.warns(aotkit.EagerFallback, match="a view beyond the elements of another view"):
         found = torch.compile(program, backend="aotkit")(x)
     assert torch.equal(torch.autograd.grad(found.sum(), x)[0], torch.autograd.grad(program(x).sum(), x)[0])
-
-
-SOURCES = {
-    "whole": lambda m: m,
-    "rows": lambda m: m[2:6],
-    "every other row": lambda m: m[::2],
-    "columns": lambda m: m[:, :1],
-    "transposed rows": lambda m: m[2:6].t(),
-}
-STRIDED = {
-    "beyond": lambda x: x.as_strided((3,), (1,), 2),
-    "within": lambda x: x.as_strided((2,), x.stride()[:1], x.storage_offset()),
-    "of a row": lambda x: x[-1].as_strided((3,), (1,), 0),
-    "windows": lambda x: x.unfold(0, 1, 3),
-}
-WRITES = {
-    "a row": lambda x: x[0].fill_(2),
-    "all": lambda x: x.mul_(2),
-    "detached": lambda x: x.detach().mul_(2),
-    "a detached row": lambda x: x.detach()[0].fill_(2),
-    "of .data": lambda x: x.data.mul_(2),
-    "in a list": lambda x: torch._foreach_add_([x.detach()], 1),
-    "its shape": lambda x: x.t_(),
-    "a detached shape": lambda x: x.detach().unsqueeze_(0),
-}
-
-
-def _with_gradient(call, source, grad):
-    memory = torch.arange(1.0, 17).view(8, 2).sin().requires_grad_(grad)
-    given = source(memory * 1)
-    results = call(given)
-    leaf = [memory] if grad else []
-    weights = [torch.arange(1.0, y.numel() + 1).view(y.shape) for y in results]
-    gradients = torch.autograd.grad(results, leaf, weights) if grad else []
-    return [y.detach().clone() for y in (*results, given)], gradients
-
-
-@pytest.mark.parametrize("grad", [False, True])
-@pytest.mark.parametrize("write", WRITES)
-@pytest.mark.parametrize("source", SOURCES)
-def test_views_by_strides_of_what_is_written_to_are_eagers_or_refused(source, write, grad):
-    refused = 0
-    for view in STRIDED.values():
-        for order in range(3):
-
-            def program(x, view=view, order=order):
-                if order == 0:
-                    WRITES[write](x)
-                seen = view(x)
-                if order:
-                    WRITES[write](x)
-                return [seen if order == 2 else seen.sin()]
-
-            expected = _with_gradient(program, SOURCES[source], grad)
-            try:
-                found = _with_gradient(aotkit.aot_function(program, aotkit.nop), SOURCES[source], grad)
-            except Unsupported:
-                refused += 1
-                continue
-            torch.testing.assert_close(found, expected)
-    # without a gradient, and of a tensor that begins where its memory does, these views are what torch traces
-    assert refused == 0 or grad or source != "whole"
 
 
 KEPT_QUIET = {
