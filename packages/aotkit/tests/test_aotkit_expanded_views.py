@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import aotkit
+from aotkit_functionalize import Unsupported
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
@@ -112,6 +113,28 @@ def test_such_a_view_of_a_value_that_is_written_to_afterwards_is_refused():
     with pytest.warns(aotkit.EagerFallback, match="a view beyond the elements of another view"):
         found = torch.compile(program, backend="aotkit")(x)
     assert torch.equal(torch.autograd.grad(found.sum(), x)[0], torch.autograd.grad(program(x).sum(), x)[0])
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("write", [lambda x: x.mul_(2), lambda x: x.detach().mul_(2), lambda x: x[1:].add_(1)])
+@pytest.mark.parametrize("late", [False, True])
+def test_a_view_by_strides_of_what_does_not_begin_its_storage_is_right_or_refused_once_that_is_written_to(
+    late, write, grad
+):
+    def program(x):
+        view = (lambda: x.as_strided((2,), (1,), x.storage_offset() + 1))
+        seen = None if late else view()
+        write(x)
+        return [(view() if late else seen).sin(), x * 1]
+
+    results = []
+    for call in (program, aotkit.aot_function(program, aotkit.nop)):
+        given = (torch.arange(1.0, 17).view(8, 2).requires_grad_(grad) * 1)[2:6]
+        try:
+            results.append([y.detach() for y in (*call(given), given)])
+        except Unsupported:
+            return
+    assert all(map(torch.equal, *results))
 
 
 KEPT_QUIET = {

@@ -60,6 +60,7 @@ class Layouts:
             sizes and strides there; without them where views lead to the tensor that was written to.
         strided: storages with gaps of which an ``as_strided`` view was taken.
         beyond: storages of which ``as_strided`` took a view that leads beyond the elements of another view.
+        moved: storages whose new values begin elsewhere than the memory does.
         grad_mode: as it was when the function was called.
         finished: the function has returned; what is done with its tensors now is no use of them.
     """
@@ -72,6 +73,7 @@ class Layouts:
     relaid: dict[int, tuple[Any, Any] | None] = field(default_factory=dict)
     strided: set[int] = field(default_factory=set)
     beyond: set[int] = field(default_factory=set)
+    moved: set[int] = field(default_factory=set)
     grad_mode: bool = field(default_factory=torch.is_grad_enabled)
     finished: bool = False
 
@@ -157,12 +159,16 @@ class Layouts:
         return result.clone(memory_format=memory_format or torch.contiguous_format)
 
     def check_uses(self, values: Iterable[Any]) -> None:
-        """Refuse values whose gradient functions autograd would make anew, wrongly."""
+        """Refuse values whose gradient functions autograd would make anew, wrongly, and views by ``as_strided`` of what
+        lies elsewhere by now."""
         for value in values:
             if isinstance(value, list | tuple):
                 self.check_uses(value)
             elif isinstance(value, torch.Tensor) and compat.is_inner_wrapper(compat.inner_wrapper(value)):
-                made_by = self.stale.get(compat.storage_identity(value))
+                identity = compat.storage_identity(value)
+                if identity in self.moved and compat.is_view_through(compat.inner_wrapper(value), "as_strided"):
+                    raise _other_elements()
+                made_by = self.stale.get(identity)
                 if made_by is not None and value.requires_grad and _is_older(value, made_by):
                     raise _wrong_view()
 
@@ -186,6 +192,7 @@ class Layouts:
             self.written.add(identity)
         keeps = root is target and not other_layout and _plain(root).is_contiguous()
         before = None if keeps else _layout(root)
+        start = _plain(root).storage_offset()
         own = None if root is target else _plain(target).stride()
         try:
             result = func(*args, **kwargs)
@@ -194,6 +201,8 @@ class Layouts:
                 raise
             raise _no_such_view(target, error) from error
         _restore_bits(root)
+        if not compat.is_known(_plain(root).storage_offset() == start):
+            self.moved.add(identity)
         if before is not None:
             self._restore(root, before)
             if own is not None and _plain(target).stride() != own and _plain(root).stride() == before[0]:
@@ -291,8 +300,9 @@ def _wrong_view() -> Unsupported:
 
 def _other_elements() -> Unsupported:
     return Unsupported(
-        "a tensor with gaps between its elements is written to and viewed by as_strided()",
-        "the new values have other strides, so that the view would show other elements",
+        "a tensor with gaps between its elements, or one that does not begin where its storage does, is written to "
+        "and viewed by as_strided()",
+        "the new values lie elsewhere, so that the view would show other elements",
         "Make it contiguous first, or use indexing",
     )
 
