@@ -3,6 +3,7 @@ of opposite terms. Then no two correct implementations of ``sin`` agree about it
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -100,7 +101,8 @@ def _moved(function: Callable[..., Any], direction: float) -> Callable[..., Any]
 
 
 class _Moved(TorchDispatchMode):
-    """Rounded operations give results that are some units in the last place larger (or smaller)."""
+    """Rounded operations give results that are some units in the last place larger (or smaller), and a nan with other
+    bits."""
 
     def __init__(self, direction: float) -> None:
         super().__init__()
@@ -114,4 +116,5 @@ class _Moved(TorchDispatchMode):
         if value.is_floating_point() or value.is_complex():
             parts = torch.view_as_real(value) if value.is_complex() else value
             parts.mul_(1 + self.direction * _UNITS * torch.finfo(value.dtype).eps)
+            parts.masked_fill_(parts.isnan(), math.nan)
         return value

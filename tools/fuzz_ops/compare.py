@@ -275,8 +275,9 @@ def _observed_in_double(sample: Sample, again: bool, given: Sequence[Any]) -> Ru
     wide = replace(sample, calls=calls)
     drawn = _Drawn()
     if any(_is_random(overload(call.op)) for call in sample.calls):
+        arguments = sample.arguments(again)  # which are random, too
         with drawn:
-            observe(sample, sample.function(), again)
+            observe(sample, sample.function(), again, arguments)
     usual = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)  # integers become doubles, too
     try:

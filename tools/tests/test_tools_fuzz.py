@@ -23,7 +23,7 @@ from tools.fuzz.planted import PLANTED, found_after
 from tools.fuzz.program import Program
 from tools.fuzz.refusals import refusal
 from tools.fuzz.shrink import shrink
-from tools.fuzz.stability import rounds_as_well
+from tools.fuzz.stability import is_unstable, rounds_as_well
 from tools.fuzz.tally import Tally
 
 # Eager warns about some of what is tried.
@@ -218,3 +218,16 @@ def test_a_later_write_that_autograd_does_not_see_is_no_mismatch_and_hides_none(
 
     eager, wrong = observe(program, program.function()), observe(program, with_a_wrong_gradient)
     assert differences(eager, wrong) and not shows_a_later_write(program, eager, wrong, 0.0)
+
+
+@pytest.mark.parametrize(("statement", "unstable"), [("b.sin_()", True), ("b.neg_()", False)])
+def test_which_bits_a_nan_has_is_not_settled(statement: str, unstable: bool) -> None:
+    program = Program(("a = torch.tensor([4, -2, -3])",), ("a",), ("b = a.view(torch.float32)", statement), ("a",))
+    eager = observe(program, program.function(), 0.0)
+
+    def other_bits(a: torch.Tensor) -> list[torch.Tensor]:
+        program.function()(a)
+        a[1:].fill_(-1)
+        return [a]
+
+    assert is_unstable(program, eager, observe(program, other_bits, 0.0), 0.0) is unstable

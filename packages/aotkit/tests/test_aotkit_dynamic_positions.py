@@ -158,3 +158,18 @@ def test_an_index_into_an_expanded_tensor_that_became_empty_raises_before_anythi
     for function in (gathered, compiled):
         with pytest.raises((IndexError, RuntimeError), match="out of"):
             function(torch.empty(0).as_strided((3, 0), (0, 0)), index[:3])
+
+
+@pytest.mark.parametrize("columns", [17, 4])
+def test_a_guard_with_an_alternative_in_it_leaves_the_others_as_they_are(columns):
+    """A reshape asks whether sizes are equal or divisible; the number before it is part of the graph all the same."""
+
+    def fn(x, n):
+        v = x.diagonal(n, 1, 2)
+        return [v, v.reshape(-1, columns), v * n]
+
+    compiled = aotkit.aot_function(fn, compile_graph, decompositions=decompositions(), dynamic=True)
+    x = torch.arange(17 * 4 * 19.0).view(17, 4, 19)
+    for n in (1, 3, 0, 5, 3, 1):
+        for got, want in zip(compiled(x, n), fn(x, n), strict=True):
+            assert torch.equal(got, want), n

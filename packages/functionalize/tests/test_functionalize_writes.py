@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from aotkit_functionalize import FunctionalLayer, GraphMetadata, Unsupported, analyze, functional_layer
-from aotkit_functionalize.layouts import Layouts
 from aotkit_functionalize.records import MutationKind
 from aotkit_functionalize.tracing import to_functional
 from aotkit_functionalize.unfold import without_gaps
@@ -26,7 +25,7 @@ resize_storage = torch.ops.inductor.resize_storage_bytes_
 def test_windows_are_those_of_unfold(length: int, size: int, step: int, dim: int) -> None:
     x = torch.arange(float(length * length)).view(length, length)
     with functional_layer(FunctionalLayer.DISPATCHER):
-        windows = from_functional(without_gaps(Tensor.unfold, (to_functional(x), dim, size, step), {}, Layouts()))
+        windows = from_functional(without_gaps(Tensor.unfold, (to_functional(x), dim, size, step), {}))
     expected = x.unfold(dim, size, step)
     assert windows.shape == expected.shape and torch.equal(windows, expected)
     assert windows.data_ptr() == expected.data_ptr()

@@ -51,10 +51,9 @@ def test_each_element_is_rounded_to_the_type_that_is_asked_for_before_it_is_adde
 
 
 @pytest.mark.parametrize("given", [torch.float32, torch.float16, torch.int32, torch.bool], ids=str)
-def test_sums_and_products_of_truths_are_truths(check, given):
+def test_products_of_truths_are_truths(check, given):
     x = torch.tensor([[0.0, 2, 0.5], [1, 3, -1], [0, 0, 0]]).to(given)
-    dtype = torch.bool
-    result = check(lambda x: (x.sum(1, dtype=dtype), x.prod(1, dtype=dtype), x.sum(dtype=dtype), x.prod(dtype=dtype)), x)
+    result = check(lambda x: (x.prod(1, dtype=torch.bool), x.prod(dtype=torch.bool)), x)
     assert not result.externs
 
 

@@ -35,7 +35,7 @@ def carries_gradient(value: torch.Tensor) -> bool:
     """
     try:
         return bool(value.requires_grad) and value.grad_fn is not None
-    except (RuntimeError, ValueError) as error:
+    except (RuntimeError, ValueError, IndexError) as error:
         if "created in no_grad mode" in str(error):  # eager mode refuses to differentiate through it as well
             return False
         # Autograd rebuilds the gradient function of a view whose base was written to by taking the view again.

@@ -29,7 +29,7 @@ import torch
 from . import _torch_compat as compat
 from .errors import Unsupported
 from .lazy_bits import has_lazy_bits, lazy_bits, same_with_bits
-from .strided_views import Place, StridedViews, other_elements
+from .overlap import covers
 
 __all__ = ["EXPANSIONS", "RESHAPES", "STRIDE_DEPENDENT", "Layouts", "before_reshapes", "view_exists",
            "without_expansion"]  # fmt: skip
@@ -58,7 +58,9 @@ class Layouts:
         stale: those of ``reshaped`` whose older views are refused: the views by which they are made of their storage.
         relaid: storages with gaps that were written to, so that values have other strides than in eager mode, with
             sizes and strides there; without them where views lead to the tensor that was written to.
-        strided: what is known of views by ``as_strided``.
+        strided: storages with gaps of which an ``as_strided`` view was taken.
+        beyond: storages of which ``as_strided`` took a view that leads beyond the elements of another view.
+        moved: storages whose new values begin elsewhere than the memory does.
         grad_mode: as it was when the function was called.
         finished: the function has returned; what is done with its tensors now is no use of them.
     """
@@ -69,7 +71,9 @@ class Layouts:
     written: set[int] = field(default_factory=set)
     stale: dict[int, tuple[Any, ...]] = field(default_factory=dict)
     relaid: dict[int, tuple[Any, Any] | None] = field(default_factory=dict)
-    strided: StridedViews = field(default_factory=StridedViews)
+    strided: set[int] = field(default_factory=set)
+    beyond: set[int] = field(default_factory=set)
+    moved: set[int] = field(default_factory=set)
     grad_mode: bool = field(default_factory=torch.is_grad_enabled)
     finished: bool = False
 
@@ -92,15 +96,13 @@ class Layouts:
                 "Use the operation that returns a new tensor instead (t(), unsqueeze(), ..)",
             )
         identity = compat.storage_identity(target)
-        if identity in self.strided.fixed and not _layout(_root(target)).dense and self._wants_gradient(target):
+        if identity in self.strided and self._wants_gradient(target):
             raise Unsupported(
                 f"a tensor with gaps between its elements is changed in shape in place ({func.__name__}) "
                 "after a view of it was taken by as_strided()",
                 "autograd would take the gradient of the view of the elements in the gaps too",
                 "Use the operation that returns a new tensor instead (t(), unsqueeze(), ..)",
             )
-        if self.grad_mode or torch.is_grad_enabled():
-            self.strided.check_write(identity, target)
         before = target.dim()
         with torch.autograd._unsafe_preserve_version_counter(target), compat.with_lazy_bits_as_they_are():
             result = func(*args, **kwargs)
@@ -135,17 +137,18 @@ class Layouts:
         """Run ``name``, of :data:`STRIDE_DEPENDENT`; see Note [Writes keep strides]."""
         target = args[0]
         identity = compat.storage_identity(target)
-        if name == "as_strided":
-            self.strided.check(identity)
         if identity not in self.relaid:
             result = func(*args, **kwargs)
             if name in ("view", "view_as") and result.dtype == target.dtype:
                 _refuse_what_does_not_exist(target, result)
             if name == "as_strided":
-                self.strided.note(identity, target, _root(target), result)
+                if not _layout(_root(target))[1]:
+                    self.strided.add(identity)
+                if target._is_view() and not (_layout(target)[1] and covers(_plain(target), _plain(result))):
+                    self.beyond.add(identity)
             return result
         if name == "as_strided":
-            raise other_elements()
+            raise _other_elements()
         result = func(*args, **kwargs)
         is_view = compat.storage_identity(result) == identity
         if is_view == _is_view_of(self.relaid[identity], name, func, args, kwargs):
@@ -156,12 +159,16 @@ class Layouts:
         return result.clone(memory_format=memory_format or torch.contiguous_format)
 
     def check_uses(self, values: Iterable[Any]) -> None:
-        """Refuse values whose gradient functions autograd would make anew, wrongly."""
+        """Refuse values whose gradient functions autograd would make anew, wrongly, and views by ``as_strided`` of what
+        lies elsewhere by now."""
         for value in values:
             if isinstance(value, list | tuple):
                 self.check_uses(value)
             elif isinstance(value, torch.Tensor) and compat.is_inner_wrapper(compat.inner_wrapper(value)):
-                made_by = self.stale.get(compat.storage_identity(value))
+                identity = compat.storage_identity(value)
+                if identity in self.moved and compat.is_view_through(compat.inner_wrapper(value), "as_strided"):
+                    raise _other_elements()
+                made_by = self.stale.get(identity)
                 if made_by is not None and value.requires_grad and _is_older(value, made_by):
                     raise _wrong_view()
 
@@ -172,25 +179,6 @@ class Layouts:
 
         ``other_layout``: also the new value of a contiguous tensor may lie otherwise (it is an ``out`` argument).
         """
-        own = None if _root(target) is target else _plain(target).stride()
-        before = self.before_write(target, other_layout=other_layout)
-        try:
-            result = func(*args, **kwargs)
-        except (RuntimeError, ValueError) as error:
-            if not any(words in str(error) for words in ("Cannot view a tensor", "view size is not compatible")):
-                raise
-            raise _no_such_view(target, error) from error
-        self.after_write(target, before)
-        root = _root(target)
-        kept = before is not None and own is not None and _plain(root).stride() == before.strides
-        if kept and _plain(target).stride() != own:
-            compat.replace_value(compat.inner_wrapper(root), _plain(root))  # so that the view is taken of it again
-            compat.sync(target)
-        return result
-
-    def before_write(self, target: torch.Tensor, *, other_layout: bool = False) -> Place | None:
-        """Refuse a write to ``target`` that would go wrong. Returns the place where its base lies, if it has to be
-        kept; see :meth:`write`."""
         identity = compat.storage_identity(target)
         reshaped = self.reshaped.get(identity)
         if reshaped is not None:
@@ -198,28 +186,32 @@ class Layouts:
         root = _root(target)
         if root.requires_grad:
             _check_view_of_gradient(target, root)
-        if self.grad_mode or torch.is_grad_enabled():
-            self.strided.check_write(identity, target)
+        if identity in self.beyond and self._wants_gradient(root, target):
+            raise _of_the_whole()
         if compat.functional_views(compat.inner_wrapper(root)) > 0:
             self.written.add(identity)
-        plain = _plain(root)
-        at_start = compat.is_known(plain.storage_offset() == 0)
-        keeps = root is target and not other_layout and at_start and plain.is_contiguous()
-        return None if keeps else Place.of(plain)
-
-    def after_write(self, target: torch.Tensor, before: Place | None) -> None:
-        """Lay out the new value of the base of ``target`` as it was ``before``."""
-        root = _root(target)
+        keeps = root is target and not other_layout and _plain(root).is_contiguous()
+        before = None if keeps else _layout(root)
+        start = _plain(root).storage_offset()
+        own = None if root is target else _plain(target).stride()
+        try:
+            result = func(*args, **kwargs)
+        except (RuntimeError, ValueError) as error:
+            if not any(words in str(error) for words in ("Cannot view a tensor", "view size is not compatible")):
+                raise
+            raise _no_such_view(target, error) from error
         _restore_bits(root)
+        if not compat.is_known(_plain(root).storage_offset() == start):
+            self.moved.add(identity)
         if before is not None:
             self._restore(root, before)
-        if root is not target:
-            compat.sync(target)  # else a view of it is taken of the old value, without lazy bits
-        identity = compat.storage_identity(target)
-        reshaped = self.reshaped.get(identity)
+            if own is not None and _plain(target).stride() != own and _plain(root).stride() == before[0]:
+                compat.replace_value(compat.inner_wrapper(root), _plain(root))  # so that the view is taken of it again
+                compat.sync(target)
         if reshaped is not None and self._wants_gradient(target, reshaped):
             self.stale[identity] = compat.views_of_storage(compat.inner_wrapper(reshaped))
             self._check_age(target, reshaped)
+        return result
 
     def _check_age(self, target: torch.Tensor, reshaped: torch.Tensor) -> None:
         """Refuse a write to a view that is older than the change of shape, where a gradient is wanted."""
@@ -230,13 +222,11 @@ class Layouts:
     def _wants_gradient(self, *values: torch.Tensor) -> bool:
         return (self.grad_mode or torch.is_grad_enabled()) and any(value.requires_grad for value in values)
 
-    def _restore(self, root: torch.Tensor, before: Place) -> None:
+    def _restore(self, root: torch.Tensor, before: tuple[tuple[Any, ...], bool]) -> None:
+        strides, dense = before
         compat.sync(root)
-        wrapper, strides = compat.inner_wrapper(root), before.strides
-        if len(strides) != root.dim():
-            return
-        self.strided.check_place(compat.storage_identity(root), wrapper, before)
-        if compat.unwrap_inner(wrapper).stride() == strides:
+        wrapper = compat.inner_wrapper(root)
+        if len(strides) != root.dim() or compat.unwrap_inner(wrapper).stride() == strides:
             return
         if compat.is_view_through(wrapper, "unfold") and not compat.is_base(wrapper):
             raise Unsupported(
@@ -244,10 +234,10 @@ class Layouts:
                 "the new values have other strides than the memory",
                 "Make the tensor contiguous first",
             )
-        if not before.dense:
+        if not dense:
             identity = compat.storage_identity(root)
-            if identity in self.strided.fixed:
-                raise other_elements()
+            if identity in self.strided:
+                raise _other_elements()
             self.relaid[identity] = (tuple(root.shape), strides) if compat.is_base(wrapper) else None
         order = sorted(range(root.dim()), key=lambda i: strides[i], reverse=True)
         back = [order.index(i) for i in range(root.dim())]
@@ -305,6 +295,23 @@ def _wrong_view() -> Unsupported:
         "a tensor is written to and changes its shape in place, and a view that is older than that is used",
         "its gradient would be taken of the wrong elements",
         "Use the operation that returns a new tensor instead (t(), unsqueeze(), ..)",
+    )
+
+
+def _other_elements() -> Unsupported:
+    return Unsupported(
+        "a tensor with gaps between its elements, or one that does not begin where its storage does, is written to "
+        "and viewed by as_strided()",
+        "the new values lie elsewhere, so that the view would show other elements",
+        "Make it contiguous first, or use indexing",
+    )
+
+
+def _of_the_whole() -> Unsupported:
+    return Unsupported(
+        "a tensor is written to of which as_strided() took a view beyond the elements of another view",
+        "from then on autograd takes it of the whole tensor in eager mode",
+        "Use indexing, or as_strided() of the whole tensor",
     )
 
 
@@ -380,8 +387,10 @@ def _plain(value: torch.Tensor) -> torch.Tensor:
     return compat.unwrap_inner(compat.inner_wrapper(value))
 
 
-def _layout(root: torch.Tensor) -> Place:
-    return Place.of(_plain(root))
+def _layout(root: torch.Tensor) -> tuple[tuple[Any, ...], bool]:
+    """Strides, and whether they are dense."""
+    plain = _plain(root)
+    return plain.stride(), compat.is_dense(plain)
 
 
 def _refuse_what_does_not_exist(target: torch.Tensor, view: torch.Tensor) -> None:

@@ -16,13 +16,12 @@ from typing import Any
 import torch
 
 from . import _torch_compat as compat
-from .layouts import Layouts
 from .overlap import repeats_memory
 
 __all__ = ["without_gaps"]
 
 
-def without_gaps(func: Any, args: Any, kwargs: Any, layouts: Layouts) -> Any:
+def without_gaps(func: Any, args: Any, kwargs: Any) -> Any:
     """``unfold``, by other views if its windows leave out elements; see Note [Windows with gaps]."""
     target, numbers = args[0], args[1:]
     if target.dim() == 0 and (*numbers, *kwargs.values())[1] == 1:
@@ -51,6 +50,5 @@ def without_gaps(func: Any, args: Any, kwargs: Any, layouts: Layouts) -> Any:
         return func(*args, **kwargs)
     sizes, strides = list(target.shape), list(target.stride())
     sizes[dim], strides[dim] = count, strides[dim] * step
-    place = ([*sizes, size], [*strides, target.stride(dim)], target.storage_offset())
     with torch._C.DisableTorchFunction():
-        return layouts.view("as_strided", torch.Tensor.as_strided, (base, *place), {})
+        return base.as_strided([*sizes, size], [*strides, target.stride(dim)], target.storage_offset())

@@ -42,7 +42,8 @@ class RefuseWrongWrites(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(func, "__name__", "").partition(".")[0]  # of ``aten.add_.Tensor`` the first part
-        if self.storages.layouts.stale and not self.storages.layouts.finished:
+        layouts = self.storages.layouts
+        if (layouts.stale or layouts.moved) and not layouts.finished and not name.startswith("__get__"):
             self.storages.layouts.check_uses((args, *(kwargs or {}).values()))
         if name == "register_hook":
             note_hook(args[0])
@@ -70,36 +71,35 @@ class RefuseWrongWrites(TorchFunctionMode):
             )
         if name == "normal_":
             check_normal(target)
-        if is_out:
-            _refuse_view_as_out(name, target)
+        if is_out and not compat.is_base(wrapper):
+            raise Unsupported(
+                f"the out argument of {name} is a view",
+                "it may have another size than the result, which nothing checks where sizes are only computed",
+                "Use copy_ of the result into the view",
+            )
         sizes = wrapper.shape
         result = self.storages.layouts.write(target, func, args, kwargs or {}, other_layout=is_out)
-        if is_out:
-            _refuse_resized_out(name, target, sizes)
+        if is_out and wrapper.shape != sizes and compat.functional_views(wrapper) > 0:
+            raise Unsupported(
+                f"the out argument of {name} is resized from {tuple(sizes)} to {tuple(wrapper.shape)} and has views",
+                "they would have to look at the larger storage",
+                "Pass an out argument of the size of the result",
+            )
         return result
 
     def _write_to_lists(self, name: str, func: Any, args: Any, kwargs: Any) -> Any:
-        """In-place operators on lists: functionalization leaves the version counters of the members where they are.
-        Also several ``out`` arguments."""
-        outs = kwargs.get("out")
-        outs = list(outs) if isinstance(outs, list | tuple) else []
-        written = [target for position in _written_lists(name) if position < len(args) for target in args[position]]
-        layouts, before = self.storages.layouts, {}
-        for target in [*written, *outs]:
-            if not isinstance(target, torch.Tensor) or not compat.is_inner_wrapper(compat.inner_wrapper(target)):
-                continue
-            _refuse_expanded(target)
-            if any(target is out for out in outs):
-                _refuse_view_as_out(name, target)
-            place = layouts.before_write(target, other_layout=any(target is out for out in outs))
-            before[id(target)] = (target, target._version, compat.inner_wrapper(target).shape, place)
-        _refuse_overlap([target for target, *_ in before.values()], name)
+        """In-place operators on lists: functionalization leaves the version counters of the members where they are."""
+        before = {}
+        for position in _written_lists(name):
+            for target in args[position] if position < len(args) else ():
+                if not isinstance(target, torch.Tensor) or not compat.is_inner_wrapper(compat.inner_wrapper(target)):
+                    continue
+                _refuse_expanded(target)
+                before[id(target)] = (target, target._version)
+        _refuse_overlap([target for target, _ in before.values()], name)
         result = func(*args, **kwargs)
-        still = [target for target, version, *_ in before.values() if target._version == version]
+        still = [target for target, version in before.values() if target._version == version]
         torch.autograd.graph.increment_version(still)
-        for target, _, sizes, place in before.values():
-            layouts.after_write(target, place)
-            _refuse_resized_out(name, target, sizes)
         return result
 
     def _change_of_layout(self, name: str, func: Any, args: Any, kwargs: Any) -> Any:
@@ -117,7 +117,7 @@ class RefuseWrongWrites(TorchFunctionMode):
             target = args[0]
             if isinstance(target, torch.Tensor) and compat.is_inner_wrapper(compat.inner_wrapper(target)):
                 if name == "unfold":
-                    return without_gaps(func, args, kwargs, self.storages.layouts)
+                    return without_gaps(func, args, kwargs)
                 if name in RESHAPES:
                     return self.storages.layouts.reshape(func, args, kwargs)
                 if name in EXPANSIONS:
@@ -137,25 +137,6 @@ class RefuseWrongWrites(TorchFunctionMode):
             if self.storages.resize(target, sizes.shape if isinstance(sizes, torch.Tensor) else sizes):
                 return target
         return func(*args, **kwargs)
-
-
-def _refuse_view_as_out(name: str, target: torch.Tensor) -> None:
-    if not compat.is_base(compat.inner_wrapper(target)):
-        raise Unsupported(
-            f"the out argument of {name} is a view",
-            "it may have another size than the result, which nothing checks where sizes are only computed",
-            "Use copy_ of the result into the view",
-        )
-
-
-def _refuse_resized_out(name: str, target: torch.Tensor, sizes: Any) -> None:
-    wrapper = compat.inner_wrapper(target)
-    if wrapper.shape != sizes and compat.functional_views(wrapper) > 0:
-        raise Unsupported(
-            f"the out argument of {name} is resized from {tuple(sizes)} to {tuple(wrapper.shape)} and has views",
-            "they would have to look at the larger storage",
-            "Pass an out argument of the size of the result",
-        )
 
 
 def _drops(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False, *, train: bool = True) -> bool:

@@ -215,7 +215,7 @@ def _size_check(
     def parts(values: Sequence[Any]) -> list[Any]:
         return [part for value, like in zip(values, likes, strict=True) for part in sizes_and_tensors(value, like)]
 
-    guards = None if shape_env is None else shape_env.produce_guards_expression(parts(likes), ignore_static=False)
+    guards = "" if shape_env is None else _guards(shape_env, parts(likes))
     if not guards or shape_env is None:
         return None
 
@@ -229,6 +229,16 @@ def _size_check(
             return False
 
     return holds
+
+
+def _guards(shape_env: ShapeEnv, placeholders: Sequence[Any]) -> str:
+    """What :meth:`ShapeEnv.evaluate_guards_expression` takes. torch's own function for it joins guards by ``and``
+    without parentheses, so that one with ``or`` in it makes those before it optional."""
+    from torch._dynamo.source import LocalSource  # imports all of Dynamo
+
+    sources: list[Any] = [LocalSource(f"t{i}") for i in range(len(placeholders))]
+    guards = shape_env.produce_guards(placeholders, sources, ignore_static=False)
+    return " and ".join(f"({guard})" for guard in guards)
 
 
 def with_constants(

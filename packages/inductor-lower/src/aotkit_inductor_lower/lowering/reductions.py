@@ -117,13 +117,7 @@ def sum_dims(ctx: LoweringContext, node: Node, x: View, dims: object, keepdim: b
     """Sum; float16 and bfloat16 in f32, integers in the result's type (i64 unless asked)."""
     dtype = node.meta["val"].dtype
     exact = _reads_in_float32(x, all_dims(x, dims))
-    formula = _Formula(_kind("sum", dtype), compute_dtype(dtype) if exact else dtype)
-    return _reduce(ctx, node, x, all_dims(x, dims), keepdim, formula)
-
-
-def _kind(kind: str, dtype: torch.dtype) -> str:
-    """A sum of truths asks whether one is true, a product whether all are."""
-    return {"sum": "any", "prod": "all"}[kind] if dtype is torch.bool else kind
+    return _reduce(ctx, node, x, all_dims(x, dims), keepdim, _Formula("sum", compute_dtype(dtype) if exact else dtype))
 
 
 def _reads_in_float32(x: View, dims: Sequence[int]) -> bool:
@@ -169,15 +163,19 @@ def mean_all(ctx: LoweringContext, node: Node, x: View, **_: object) -> View:
 @TABLE.lowers(aten.prod.default)
 def prod_all(ctx: LoweringContext, node: Node, x: View, **_: object) -> View:
     """Product of everything."""
-    dtype = node.meta["val"].dtype
-    return _reduce(ctx, node, x, all_dims(x, None), False, _Formula(_kind("prod", dtype), dtype))
+    return _reduce(ctx, node, x, all_dims(x, None), False, _product(node))
 
 
 @TABLE.lowers(aten.prod.dim_int)
 def prod_dim(ctx: LoweringContext, node: Node, x: View, dim: int, keepdim: bool = False, **_: object) -> View:
     """Product over one dimension."""
+    return _reduce(ctx, node, x, [dim], keepdim, _product(node))
+
+
+def _product(node: Node) -> _Formula:
+    """A product of truths asks whether all are true."""
     dtype = node.meta["val"].dtype
-    return _reduce(ctx, node, x, [dim], keepdim, _Formula(_kind("prod", dtype), dtype))
+    return _Formula("all" if dtype is torch.bool else "prod", dtype)
 
 
 def _extremum(kind: str) -> Callable[..., View]:
