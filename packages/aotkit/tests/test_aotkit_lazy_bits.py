@@ -404,3 +404,25 @@ def test_squeezing_a_view_with_a_bit_that_eager_mode_writes_anew_is_refused(
         aotkit.aot_function(lambda x: x.squeeze_(1), aotkit.nop)(BITS[bit](lies(_complex(3, 1, 4))))
     kept = BITS[bit](lies(_complex(3, 1, 4)))
     assert aotkit.aot_function(lambda x: [x.squeeze_(0)], aotkit.nop)(kept)[0] is kept
+
+
+@pytest.mark.parametrize("bits", [torch._neg_view, torch.conj, lambda x: torch._neg_view(x.conj())])
+@pytest.mark.parametrize("memory", [lambda m: m, lambda m: m[::2], lambda m: m[1:], lambda m: m.t()])
+@pytest.mark.parametrize(
+    "write",
+    [lambda v: v.mul_(3), lambda v: v[1:].neg_(), lambda v: v.t().add_(1)],
+    ids=["all", "a part", "transposed"],
+)
+def test_views_of_what_was_written_to_through_a_bit_have_it(bits, memory, write) -> None:
+    def fn(a: Tensor) -> list[Tensor]:
+        v = bits(a)
+        write(v)
+        return [v[:], v[1:].t(), v * 2]
+
+    results = []
+    for call in (fn, torch.compile(fn, backend="aotkit", options={"fallback": "error", "cache": False})):
+        m = torch.complex(torch.arange(24.0).view(6, 4), torch.ones(6, 4))
+        found = call(memory(m))
+        results.append([(t.resolve_conj().resolve_neg(), t.is_conj(), t.is_neg()) for t in (*found, m)])
+    for got, want in zip(*reversed(results), strict=True):
+        assert torch.equal(got[0], want[0]) and got[1:] == want[1:]

@@ -213,6 +213,8 @@ class Layouts:
         _restore_bits(root)
         if before is not None:
             self._restore(root, before)
+        if root is not target:
+            compat.sync(target)  # else a view of it is taken of the old value, without lazy bits
         identity = compat.storage_identity(target)
         reshaped = self.reshaped.get(identity)
         if reshaped is not None and self._wants_gradient(target, reshaped):
