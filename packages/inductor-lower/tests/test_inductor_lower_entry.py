@@ -10,10 +10,10 @@ from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from aotkit_inductor_lower import LowerOptions, compile_graph
+from aotkit_inductor_lower.driver import run_graph_passes
 from aotkit_inductor_lower.graph_passes.fake_values import with_fake_values
 from aotkit_inductor_lower.ir.print import print_program
 from aotkit_inductor_lower.launch_plan import CallExtern, CallSegment
-from aotkit_inductor_lower.pass_lists import run_graph_passes
 
 aten = torch.ops.aten
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import os
 from collections.abc import Callable, Sequence
 
@@ -37,10 +36,9 @@ def _segments(program: CompiledProgram) -> dict[str, Callable[[int, int], int]]:
     names = [step.function for step in program.plan.steps if isinstance(step, CallSegment)]
     if not names:
         return {}
-    if hashlib.sha256(program.code).hexdigest() != program.digest:
-        raise BindError(f"the object code of {program.plan.name} is damaged (its digest differs); compile again")
+    ((_, code),) = program.binary.sections
     try:
-        loaded = load_object(program.code, program.imports, names)
+        loaded = load_object(code, program.binary.facts["imports"], names)
     except (RuntimeError, LookupError) as error:
         raise BindError(f"the object code of {program.plan.name} does not load here: {error}; compile again") from error
     functions: dict[str, Callable[[int, int], int]] = {}
