@@ -23,11 +23,12 @@ from aotkit_inductor_lower import (
 from aotkit_inductor_lower.errors import CodegenError
 from aotkit_inductor_lower.ir import Program
 from aotkit_inductor_lower.ir.random_programs import RandomOptions, difference, random_inputs, random_program
+from aotkit_inductor_lower.native import symbol_address
 from aotkit_inductor_lower.runtime import bind_program
 from aotkit_inductor_lower.targets.cpu import Machine, arm_machine, generic_machine, host_machine, processor_machine
 from aotkit_inductor_lower.targets.cpu import machine as target_module
 from aotkit_inductor_lower.targets.cpu.generate import generate
-from aotkit_inductor_lower.targets.cpu.machine import symbol_address, target_machine
+from aotkit_inductor_lower.targets.cpu.machine import target_machine
 
 LEVELS = ["x86-64", "x86-64-v3"]
 HALVES = (torch.float16, torch.bfloat16)
