@@ -45,7 +45,7 @@ LOWERING = [
     "aotkit_inductor_lower.driver.schedule",
     "aotkit_inductor_lower.loop_passes.split_reductions.split_reductions",
     "aotkit_inductor_lower.loop_passes.choose_library_calls.choose_library_calls",
-    "aotkit_inductor_lower.driver.generate",
+    "aotkit_inductor_lower.targets.cpu.generate.generate",
     "aotkit.driver.bind.bind_program",
     "aotkit_inductor_lower.driver.make_report",
 ]
