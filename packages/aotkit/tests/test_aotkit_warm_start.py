@@ -49,7 +49,7 @@ def no_compile(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
             (stages, "partition"),
             (lower, "compile_to_program"),
             (aotkit_aot_trace.record, "record"),
-            (aotkit_inductor_lower.driver, "lower_graph"),
+            (aotkit_inductor_lower.driver, "lower_for"),
             (aotkit_inductor_lower.driver, "schedule"),
             (CpuTarget, "generate"),
         ):
