@@ -79,7 +79,7 @@ def test_a_pattern_inside_the_branches_of_a_conditional_and_in_the_body_of_a_loo
     flag = torch.tensor(True)
     graph = make_fx(f, tracing_mode="fake")(flag, x)
     texts: dict[bool, str] = {}
-    for disable in ((), ("merge-splits-and-cats", "fold-uniform", "remove-noops", "simplify")):
+    for disable in ((), ("merge-splits-and-cats", "fold-uniform", "remove-noops", "simplify", "fold-identities")):
         run = compile_graph(graph, [flag, x], options=LowerOptions(disable=disable))
         for chosen in (True, False):
             got = run([torch.tensor(chosen), x])
