@@ -31,7 +31,7 @@ def layer_norm_levels() -> Iterator[tuple[str, str, str]]:
     from aotkit_inductor_lower.targets.cpu import processor_machine
     from aotkit_inductor_lower.targets.cpu.generate import generate
     from aotkit_inductor_lower.targets.cpu.map_loops import map_loops as on_processor
-    from aotkit_inductor_lower.targets.triton.generate import generate_device, on_device
+    from aotkit_inductor_lower.targets.triton.generate import render_program
     from aotkit_inductor_lower.targets.triton.map_loops import map_loops as in_tiles
 
     inputs = torch.randn(ROWS, COLUMNS), torch.randn(COLUMNS), torch.randn(COLUMNS)
@@ -51,7 +51,7 @@ def layer_norm_levels() -> Iterator[tuple[str, str, str]]:
         "diff",
         mapped,
     )
-    text = generate(program, machine, keep_text=True).llvm_text
+    text = generate(program, machine, keep_text=True).text
     yield "**LLVM**, rendered from that:", "llvm", text
     mapped = _changed(print_kernel(kernel), print_kernel(in_tiles(kernel)))
     yield (
@@ -59,8 +59,8 @@ def layer_norm_levels() -> Iterator[tuple[str, str, str]]:
         "diff",
         mapped,
     )
-    device = generate_device(on_device(program, "cuda:0"))
-    yield "**The Triton kernel**, rendered from that:", "python", device.kernels[0].source.text
+    rendered = render_program(program)
+    yield "**The Triton kernel**, rendered from that:", "python", rendered.kernels[0].source.text
 
 
 def _changed(before: str, after: str) -> str:

@@ -20,20 +20,19 @@ from typing import Any
 
 import torch
 
-from aotkit_inductor_lower.runtime import bind_to
+from aotkit_inductor_lower import LowerOptions, bind_program, compile_to_program
+from aotkit_inductor_lower.compiled import Compiled
 from aotkit_inductor_lower.targets.triton import (
-    DeviceKernel,
-    InterpreterDriver,
-    LoweredForDevice,
+    TritonKernel,
     compile_kernel,
-    lower_for_device,
+    kernels_of,
     resource_facts,
     vector_bytes,
 )
 from tools.bench.models import MODELS, make_batch, make_model
 from tools.captured import captured
 
-__all__ = ["Graph", "Row", "capture", "main", "measure", "run_difference"]
+__all__ = ["Graph", "Row", "capture", "lower", "main", "measure", "run_difference"]
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "triton-kernels.md"
 ARCH = 90
@@ -81,28 +80,35 @@ def capture(name: str, quick: bool) -> list[Graph]:
     return found
 
 
-def measure(graph: Graph, lowered: LoweredForDevice) -> Row:
+def lower(graph: Graph) -> Compiled:
+    """A graph with the kernels of a device, none compiled yet."""
+    lowered = compile_to_program(graph.module, options=LowerOptions(processor="triton-interpreter"))
+    assert isinstance(lowered, Compiled), f"{graph.name} is compiled in parts"
+    return lowered
+
+
+def measure(graph: Graph, lowered: Compiled) -> Row:
     """Compile every kernel of a graph."""
     registers, spilling, widest = [], [], []
-    for kernel in lowered.program.kernels:
+    for kernel in kernels_of(lowered.program):
         facts, width = _facts(kernel)
         registers.append(facts.registers)
         widest.append(width)
         if facts.spills:
             spilling.append(f"{kernel.source.name} ({facts.spills} bytes)")
     calls = sum(type(step).__name__ == "ExternCall" for step in lowered.scheduled.steps)
-    launches = len(lowered.program.launches())
+    launches = len(lowered.program.kernels)
     return Row(graph.name, launches, calls, tuple(registers), tuple(spilling), tuple(widest))
 
 
-def _facts(kernel: DeviceKernel) -> tuple[Any, int]:
+def _facts(kernel: TritonKernel) -> tuple[Any, int]:
     cubin = compile_kernel(kernel.source, ARCH, keep_ptx=True)
     return resource_facts(cubin), max(vector_bytes(cubin.ptx), default=0)
 
 
-def run_difference(graph: Graph, lowered: LoweredForDevice) -> str | None:
+def run_difference(graph: Graph, lowered: Compiled) -> str | None:
     """How the plan's results in the interpreter differ from eager's, or ``None``."""
-    bound = bind_to(lowered.program, InterpreterDriver(), lowered.constants)
+    bound = bind_program(lowered.program, lowered.constants)
     given = [a.clone() if isinstance(a, torch.Tensor) else a for a in graph.inputs]
     want, got = graph.module(*graph.inputs), bound(given)
     for position, (ours, reference) in enumerate(zip(got, want, strict=True)):
@@ -141,7 +147,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     broken, lines = [], []
     for name in chosen.models:
         for graph in capture(name, chosen.quick):
-            lowered = lower_for_device(graph.module, device="cuda:0")
+            lowered = lower(graph)
             row = measure(graph, lowered)
             lines.append(row.text())
             broken += [f"{graph.name}: {kernel} spills" for kernel in row.spilling]

@@ -71,10 +71,9 @@ def compiled_by_us(f: Call, args: Sequence[torch.Tensor]) -> Callable[[], Any]:
     """``f`` as a bound device program."""
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    from aotkit_inductor_lower import decompositions
-    from aotkit_inductor_lower.targets.triton import compile_graph_for_device
+    from aotkit_inductor_lower import compile_graph, decompositions
 
-    bound = compile_graph_for_device(make_fx(f, decompositions(), tracing_mode="fake")(*args))
+    bound = compile_graph(make_fx(f, decompositions(), tracing_mode="fake")(*args))
     torch.testing.assert_close(bound([*args])[0], f(*args), rtol=2e-2, atol=2e-2)
     return lambda: bound([*args])
 

@@ -10,11 +10,10 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 pytest.importorskip("triton", reason="Triton is the optional extra `cuda`")
 
-from aotkit_inductor_lower.targets.triton import lower_for_device
 from tools.bench import triton_kernels
 from tools.conformance import triton as conformance
 from tools.conformance.pairs import Pair
-from tools.triton_table import Graph, measure, run_difference
+from tools.triton_table import Graph, lower, measure, run_difference
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -51,8 +50,8 @@ def test_the_page_counts_the_committed_results_and_names_what_the_cpu_alone_gets
 def test_the_table_measures_kernels_and_notices_a_wrong_result() -> None:
     x = torch.randn(8, 64, generator=torch.Generator().manual_seed(0))
     module = make_fx(lambda x: (torch.tanh(x) + 1,), tracing_mode="fake")(x)
-    lowered = lower_for_device(module, device="cuda:0")
     graph = Graph("small forward", module, [x])
+    lowered = lower(graph)
     row = measure(graph, lowered)
     assert (row.launches, row.calls, row.spilling) == (1, 0, ()) and row.registers[0] > 0
     assert row.text().startswith("| small forward | 1 | 1 | 0 | ")

@@ -11,7 +11,7 @@ import torch
 from torch.fx import Graph, GraphModule
 
 import aotkit
-from aotkit_inductor_lower.pass_lists import GRAPH_PASSES
+from aotkit_inductor_lower.driver import GRAPH_PASSES
 from aotkit_inductor_lower.passes import PassContext
 
 aten = torch.ops.aten

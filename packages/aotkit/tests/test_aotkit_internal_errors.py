@@ -41,11 +41,11 @@ LOWERING = [
     "aotkit.driver.lower.asks_for_history",
     "aotkit.driver.lower.compile_to_program",
     "aotkit_inductor_lower.driver.rewrite_graph",
-    "aotkit_inductor_lower.driver.lower_graph",
+    "aotkit_inductor_lower.driver.lower_for",
     "aotkit_inductor_lower.driver.schedule",
-    "aotkit_inductor_lower.loop_passes.split_reductions.split_reductions",
+    "aotkit_inductor_lower.loop_passes.split_reductions.buffers_of",
     "aotkit_inductor_lower.loop_passes.choose_library_calls.choose_library_calls",
-    "aotkit_inductor_lower.driver.generate",
+    "aotkit_inductor_lower.targets.cpu.generate.generate",
     "aotkit.driver.bind.bind_program",
     "aotkit_inductor_lower.driver.make_report",
 ]
@@ -146,7 +146,7 @@ def test_a_refusal_in_the_compile_of_a_backward_gives_eager_gradients(monkeypatc
 
 
 @pytest.mark.covers("F8.8")
-@pytest.mark.parametrize("target", ["aotkit.driver.compile.capture", "aotkit_inductor_lower.driver.lower_graph"])
+@pytest.mark.parametrize("target", ["aotkit.driver.compile.capture", "aotkit_inductor_lower.driver.lower_for"])
 def test_a_bug_is_raised_with_its_cause_when_that_is_asked_for(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
     broken(target, monkeypatch, KeyError)
     with pytest.raises(BackendCompilerFailed, match="bug in aotkit") as caught:

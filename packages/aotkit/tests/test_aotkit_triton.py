@@ -19,7 +19,8 @@ import aotkit
 from aotkit.artifact import torch_state
 from aotkit.artifact.tensors import bytes_of, tensor_of
 from aotkit.driver import package
-from aotkit_inductor_lower.targets import triton as kernels
+from aotkit_inductor_lower import driver
+from aotkit_inductor_lower.targets.triton.target import TritonTarget
 
 pytest.importorskip("triton", reason="Triton is the optional extra `cuda`")
 
@@ -82,8 +83,8 @@ def test_a_training_step_in_the_interpreter_is_eagers_and_is_loaded_the_second_t
             def entered(*args: Any, **settings: Any) -> Any:
                 pytest.fail("a graph was lowered again")
 
-            monkeypatch.setattr(kernels.pipeline, "lower_for_device", entered)
-            monkeypatch.setattr(kernels.graph, "lower_for_device", entered)
+            monkeypatch.setattr(driver, "lower_for", entered)
+            monkeypatch.setattr(TritonTarget, "generate", entered)
 
 
 def test_the_gradient_of_a_generated_dropout_has_the_mask_of_its_forward() -> None:

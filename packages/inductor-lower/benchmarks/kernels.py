@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 import torch
 
+from aotkit_inductor_lower import bind_program
 from aotkit_inductor_lower.ir.parse import parse_program
-from aotkit_inductor_lower.runtime import bind
 from aotkit_inductor_lower.targets.cpu.generate import generate
 
 Tensors = tuple[torch.Tensor, ...]
@@ -336,7 +336,7 @@ def measure(case: Case, seconds: float) -> tuple[float, float, float, str]:
     start = time.perf_counter()
     compiled = generate(program, keep_text=True)
     compiling = time.perf_counter() - start
-    bound, inputs = bind(compiled), list(case.inputs.values())
+    bound, inputs = bind_program(compiled), list(case.inputs.values())
     want = case.eager(*inputs)
     for got, expected in zip(bound(list(inputs)), want if isinstance(want, tuple) else (want,), strict=True):
         torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-3)

@@ -2,7 +2,8 @@
 
 A file begins with what is run and what its result must look like::
 
-    # run: fuse-kernels            names of passes, comma-separated; --target NAME: what they choose for
+    # run: fuse-kernels            names of passes, comma-separated; --target NAME: what they choose for;
+                                   --contractions generated: products of matrices are nests, where the target has these
     # check: TEXT                  stands in the result, behind what the check before it found
     # check-not: TEXT              stands nowhere in the result
     # check-count 2: TEXT          so many lines hold it
@@ -22,6 +23,7 @@ import torch
 
 from aotkit_inductor_lower import LowerOptions, interpret_program, parse_program, print_program
 from aotkit_inductor_lower.__main__ import main
+from aotkit_inductor_lower.driver import LOOP_LEVEL, LOOP_PASSES
 from aotkit_inductor_lower.ir.random_programs import random_inputs
 from aotkit_inductor_lower.ir.verify import verify_program
 from aotkit_inductor_lower.kernel_ir.interpret import interpret_kernel
@@ -31,7 +33,6 @@ from aotkit_inductor_lower.kernel_ir.print import print_module
 from aotkit_inductor_lower.kernel_ir.verify import verify_module
 from aotkit_inductor_lower.kernel_passes.normal_form import NORMAL_FORM, run_on_module
 from aotkit_inductor_lower.ops.dtypes import to_torch_dtype
-from aotkit_inductor_lower.pass_lists import LOOP_LEVEL, LOOP_PASSES
 from aotkit_inductor_lower.passes import PassContext, run_passes
 from aotkit_inductor_lower.targets.select import named_target
 
@@ -73,12 +74,14 @@ def test_a_pass_makes_of_a_program_what_its_file_says_and_changes_no_result(path
     text = path.read_text()
     (_, names), *checks = header(text)
     known = {each.name: each for each in LOOP_PASSES}
+    names, _, contractions = names.partition("--contractions")
     names, _, target = names.partition("--target")
     passes = [known[name.strip()] for name in names.split(",")]
     assert path.parent.name in names and checks
     before = parse_program(body_of(text))
     verify_program(before)
-    ctx = PassContext.of(LowerOptions(verify=True), target=named_target(target.strip()) if target else ZEN)
+    options = LowerOptions(verify=True, contractions=contractions.strip() or "auto")
+    ctx = PassContext.of(options, target=named_target(target.strip()) if target else ZEN)
     after = run_passes(passes, before, ctx, LOOP_LEVEL)
     expect(print_program(after), checks)
     for seed in range(3):

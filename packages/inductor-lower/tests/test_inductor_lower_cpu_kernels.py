@@ -10,7 +10,7 @@ import torch
 
 from aotkit_inductor_lower.ir.parse import parse_program
 from aotkit_inductor_lower.launch_plan import compiled_from_json, compiled_to_json
-from aotkit_inductor_lower.runtime import bind
+from aotkit_inductor_lower.runtime import bind_program
 from aotkit_inductor_lower.targets.cpu import Machine, generic_machine, host_machine
 from aotkit_inductor_lower.targets.cpu.generate import generate
 
@@ -47,7 +47,7 @@ def run(text: str, *inputs: torch.Tensor | int, target: Machine | None = None) -
     compiled = generate(parse_program(text), target)
     again = compiled_from_json(compiled_to_json(compiled))
     assert again == compiled
-    return bind(again)(list(inputs))
+    return bind_program(again)(list(inputs))
 
 
 def assert_same(got: torch.Tensor, want: torch.Tensor, ulps: float = 2.0) -> None:
@@ -377,7 +377,7 @@ loop softmax(i0 < {size[0]}):
 """
         extra = f"buffer e : float32[{size[1]}] strides [1] scratch on cpu"
         text = program({"x": x}, {"y": x}, nest, extra)
-        assert generate(parse_program(text), keep_text=True).llvm_text.count("call ptr @malloc") == allocated
+        assert generate(parse_program(text), keep_text=True).text.count("call ptr @malloc") == allocated
         (got,) = run(text, x)
         torch.testing.assert_close(got, torch.softmax(x, 1), rtol=2e-6, atol=1e-8)
 
@@ -672,7 +672,7 @@ return y, c, sym(3*$s0)
 
 @pytest.mark.covers("F5c.9")
 def test_one_compile_serves_every_size() -> None:
-    bound = bind(generate(parse_program(DYNAMIC)))
+    bound = bind_program(generate(parse_program(DYNAMIC)))
     for size in [(1, 1), (2, 3), (17, 64), (64, 17), (5, 1000), (300, 300), (3, 9000), (0, 4)]:
         x = torch.randn(size)
         y, c, n = bound([x])
@@ -725,7 +725,7 @@ loop scale(i0 < 6, i1 < 50):
 def test_results_do_not_depend_on_the_number_of_threads() -> None:
     x = torch.randn(500, 1000)
     text = program({"x": x}, {"y": x}, SOFTMAX.format(rows=500, columns=1000))
-    bound = bind(generate(parse_program(text)))
+    bound = bind_program(generate(parse_program(text)))
     before = torch.get_num_threads()
     try:
         results = []
@@ -742,6 +742,6 @@ def test_without_a_thread_runtime_everything_still_runs() -> None:
     x = torch.randn(2000, 300)
     (got,) = run(program({"x": x}, {"y": x}, SOFTMAX.format(rows=2000, columns=300)), x, target=target)
     torch.testing.assert_close(got, torch.softmax(x, 1), rtol=2e-6, atol=1e-8)
-    bound = bind(generate(parse_program(DYNAMIC), target))
+    bound = bind_program(generate(parse_program(DYNAMIC), target))
     y, c, _ = bound([x])
     torch.testing.assert_close(c, y.sum(0), rtol=1e-4, atol=1e-2)

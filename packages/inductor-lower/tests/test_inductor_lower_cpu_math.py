@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from aotkit_inductor_lower.ir.parse import parse_program
-from aotkit_inductor_lower.runtime import bind
+from aotkit_inductor_lower.runtime import bind_program
 from aotkit_inductor_lower.targets.cpu import generic_machine, host_machine
 from aotkit_inductor_lower.targets.cpu.generate import generate
 
@@ -30,7 +30,7 @@ def evaluate(op: str, args: list[torch.Tensor], bits: int) -> tuple[torch.Tensor
     lines += [f"    %{name}v = load {name}[i0] : f32" for name in names]
     lines += [f"    %r = {op} {', '.join(f'%{name}v' for name in names)} : f32", "    store out[i0] = %r", "return out"]
     compiled = generate(parse_program("\n".join(lines) + "\n"), generic_machine(bits), keep_text=True)
-    return bind(compiled)(list(args))[0], compiled.llvm_text
+    return bind_program(compiled)(list(args))[0], compiled.text
 
 
 def every_kind_of_number(step: int) -> torch.Tensor:

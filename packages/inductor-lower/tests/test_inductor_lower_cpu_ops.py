@@ -24,7 +24,7 @@ from aotkit_inductor_lower.ir import (
 from aotkit_inductor_lower.ir.nodes import Buffer
 from aotkit_inductor_lower.ops.dtypes import int_bounds, is_int, to_torch_dtype
 from aotkit_inductor_lower.ops.scalar import OP_TABLE, TypeRule, result_dtype
-from aotkit_inductor_lower.runtime import bind
+from aotkit_inductor_lower.runtime import bind_program
 from aotkit_inductor_lower.symbolic import sym, to_expr
 from aotkit_inductor_lower.targets.cpu.generate import generate
 from aotkit_inductor_lower.targets.cpu.render.ops import LLVM_OPS
@@ -72,7 +72,7 @@ def evaluate(op: str, args: list[torch.Tensor], dtypes: list[DType], result: DTy
     body += [Compute("r", op, tuple(f"v{k}" for k in range(len(args))), result), Store("o", at, "r")]  # type: ignore[list-item]
     nest = LoopNest("kernel", (Range("i", to_expr(n)),), (Stage((), tuple(body)),))
     program = Program("one", tuple(names), (*buffers, out), (nest,), (BufferRef("o"),))
-    return bind(generate(program))(list(args))[0]
+    return bind_program(generate(program))(list(args))[0]
 
 
 # Values where eager's own vector and scalar loops differ, or the library function is exact to a few ulp only.
@@ -193,7 +193,7 @@ def test_pow_by_a_constant_equals_eager_with_a_tensor_of_it(exponent: float) -> 
         Buffer("o", "float32", n, one, BufferKind.OUTPUT),
     )
     nest = LoopNest("kernel", (Range("i", n[0]),), (Stage((), body),))
-    (got,) = bind(generate(Program("one", ("x",), buffers, (nest,), (BufferRef("o"),))))([x])
+    (got,) = bind_program(generate(Program("one", ("x",), buffers, (nest,), (BufferRef("o"),))))([x])
     want = torch.pow(x, torch.full_like(x, exponent))
     if exponent == 1.7:  # not special: eager's tail computes with the exponent in double
         torch.testing.assert_close(got, want, rtol=3e-6, atol=1e-44, equal_nan=True)
@@ -217,7 +217,7 @@ def test_multiply_and_add_are_rounded_separately() -> None:
         Buffer("o", "float32", n, one, BufferKind.OUTPUT),
     )
     nest = LoopNest("kernel", (Range("i", n[0]),), (Stage((), body),))
-    (got,) = bind(generate(Program("one", ("x",), buffers, (nest,), (BufferRef("o"),))))([a])
+    (got,) = bind_program(generate(Program("one", ("x",), buffers, (nest,), (BufferRef("o"),))))([a])
     assert torch.equal(got, a * a - (1 + 2**-11)) and bool((got == 0).all())
 
 

@@ -7,7 +7,7 @@ import torch
 
 from aotkit_inductor_lower.ir.interpret import interpret_program
 from aotkit_inductor_lower.ir.random_programs import random_inputs, random_program
-from aotkit_inductor_lower.runtime import bind
+from aotkit_inductor_lower.runtime import bind_program
 from aotkit_inductor_lower.targets.cpu import generic_machine, host_machine
 from aotkit_inductor_lower.targets.cpu.generate import generate
 
@@ -32,7 +32,7 @@ def test_a_random_program_gives_what_the_interpreter_gives(seed: int, bits: int)
     program = random_program(seed)
     inputs = random_inputs(program, seed)
     want = interpret_program(program, [same_strides(i) for i in inputs])
-    got = bind(generate(program, target))([same_strides(i) for i in inputs])
+    got = bind_program(generate(program, target))([same_strides(i) for i in inputs])
     for ours, reference in zip(got, want, strict=True):
         if not isinstance(reference, torch.Tensor):
             assert ours == reference

@@ -82,7 +82,7 @@ def test_tails_are_masked_for_processors_that_can():
     x = torch.randn(64, 31, generator=torch.Generator().manual_seed(0))
     graph = make_fx(lambda x: torch.softmax(x, -1), decompositions(), tracing_mode="fake")(x)
     program, _ = schedule_program(lower_graph(graph))
-    texts = {bits: generate(program, generic_machine(bits), keep_text=True).llvm_text for bits in BITS.values()}
+    texts = {bits: generate(program, generic_machine(bits), keep_text=True).text for bits in BITS.values()}
     masked = {bits: "llvm.masked.load.v16f32" in text and "llvm.masked.store" in text for bits, text in texts.items()}
     assert masked == {128: False, 256: False, 512: True}
 
@@ -161,7 +161,7 @@ def test_windows_of_unknown_sizes_are_whole_and_have_a_kernel_for_small_images()
     program, _ = schedule_program(lower_graph(graph))
     loads = [i for nest in program.steps for stage in nest.stages for i in stage.body if isinstance(i, Load)]
     assert loads and all(load.mask is None for load in loads)
-    text = generate(program, generic_machine(512), keep_text=True).llvm_text
+    text = generate(program, generic_machine(512), keep_text=True).text
     assert "_short(" in text and "llvm.masked.store" in text
     compiled = compile_graph(graph, options=LowerOptions(verify=True, redzones=True))
     for sizes in ((3, 64, 20, 22), (1, 64, 4, 4), (2, 64, 17, 9), (2, 64, 9, 35)):

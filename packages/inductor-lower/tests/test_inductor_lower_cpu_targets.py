@@ -23,11 +23,12 @@ from aotkit_inductor_lower import (
 from aotkit_inductor_lower.errors import CodegenError
 from aotkit_inductor_lower.ir import Program
 from aotkit_inductor_lower.ir.random_programs import RandomOptions, difference, random_inputs, random_program
-from aotkit_inductor_lower.runtime import bind
+from aotkit_inductor_lower.native import symbol_address
+from aotkit_inductor_lower.runtime import bind_program
 from aotkit_inductor_lower.targets.cpu import Machine, arm_machine, generic_machine, host_machine, processor_machine
 from aotkit_inductor_lower.targets.cpu import machine as target_module
 from aotkit_inductor_lower.targets.cpu.generate import generate
-from aotkit_inductor_lower.targets.cpu.machine import symbol_address, target_machine
+from aotkit_inductor_lower.targets.cpu.machine import target_machine
 
 LEVELS = ["x86-64", "x86-64-v3"]
 HALVES = (torch.float16, torch.bfloat16)
@@ -66,7 +67,7 @@ def arguments() -> tuple[torch.Tensor, ...]:
 def test_code_for_a_lesser_processor_gives_eagers_results_here(processor: Any, threads: int) -> None:
     before = torch.get_num_threads()
     compiled = compile_graph(traced(), options=LowerOptions(verify=True, redzones=True, processor=processor))
-    assert compiled.compiled.target[1] == processor
+    assert compiled.compiled.binary.facts["machine"][1] == processor
     torch.set_num_threads(threads)
     try:
         got, want = compiled([a.clone() for a in arguments()]), representative(*arguments())
@@ -84,7 +85,7 @@ def test_random_programs_give_the_interpreters_results_on_every_level(processor:
     options = RandomOptions(exact_only=True)
     program = random_program(seed + 500, options)
     inputs = random_inputs(program, seed, options)
-    found = bind(generate(program, processor_machine(processor)), redzones=True)(list(inputs))
+    found = bind_program(generate(program, processor_machine(processor)), redzones=True)(list(inputs))
     for got, want in zip(found, interpret_program(program, inputs), strict=True):
         assert isinstance(want, torch.Tensor)
         assert difference(want, got, exact=True) is None
@@ -102,7 +103,7 @@ def scheduled() -> Program:
 
 def assembly(target: Machine) -> str:
     """The machine code of the representative kernels, as text."""
-    text = generate(scheduled(), target, keep_text=True).llvm_text
+    text = generate(scheduled(), target, keep_text=True).text
     return str(target_machine(target).emit_assembly(llvm.parse_assembly(text)))
 
 
@@ -184,13 +185,13 @@ def assert_assembled(code: bytes, imports: tuple[str, ...]) -> None:
 @pytest.mark.covers("F5d.3")
 def test_random_programs_assemble_for_arm(seed: int) -> None:
     compiled = generate(random_program(seed), arm_machine())
-    assert compiled.target[0].startswith("aarch64")
-    assert_assembled(compiled.code, compiled.imports)
+    assert compiled.binary.facts["machine"][0].startswith("aarch64")
+    assert_assembled(compiled.binary.sections[0][1], compiled.binary.facts["imports"])
 
 
 def test_every_kind_of_kernel_assembles_to_vector_code_for_arm() -> None:
     compiled = generate(scheduled(), arm_machine())
-    assert_assembled(compiled.code, compiled.imports)
+    assert_assembled(compiled.binary.sections[0][1], compiled.binary.facts["imports"])
     text = assembly(arm_machine())
     for instruction in ("fmla", "fcvtl", "fcvtn", "fmul\tv", "fadd\tv"):  # four floats at a time, halves converted
         assert instruction in text

@@ -14,7 +14,7 @@ from aotkit_inductor_lower.ir import LoopNest
 from aotkit_inductor_lower.ir.parse import parse_program
 from aotkit_inductor_lower.kernel_ir.walk import expressions
 from aotkit_inductor_lower.kernel_passes.normal_form import kernel_of
-from aotkit_inductor_lower.runtime import bind
+from aotkit_inductor_lower.runtime import bind_program
 from aotkit_inductor_lower.symbolic import Call
 from aotkit_inductor_lower.targets.cpu import emit_kernel, generic_machine, host_machine
 from aotkit_inductor_lower.targets.cpu.generate import generate
@@ -37,7 +37,7 @@ def program(inputs: dict[str, Tensor], outputs: dict[str, Tensor], nests: str, e
 
 
 def llvm(text: str, bits: int) -> str:
-    return generate(parse_program(text), generic_machine(bits), keep_text=True).llvm_text
+    return generate(parse_program(text), generic_machine(bits), keep_text=True).text
 
 
 def check(text: str, *inputs: Tensor) -> None:
@@ -45,7 +45,8 @@ def check(text: str, *inputs: Tensor) -> None:
     parsed = parse_program(text)
     want = interpret_program(parsed, [x.clone() for x in inputs])
     for bits in sorted({128, host_machine().vector_bits}):
-        for got, expected in zip(bind(generate(parsed, generic_machine(bits)))(list(inputs)), want, strict=True):
+        run = bind_program(generate(parsed, generic_machine(bits)))
+        for got, expected in zip(run(list(inputs)), want, strict=True):
             bound = 1e-3 if expected.dtype is torch.float32 else None  # of numbers up to a thousand or so
             torch.testing.assert_close(got, expected, rtol=bound and 1e-5, atol=bound)
 
@@ -234,7 +235,7 @@ def test_a_rest_of_one_element_is_computed_by_itself(size: int) -> None:
     check(program({"x": x}, {"o": x}, f"loop square(i0 < {size}):\n{body}"), x)
     known = program({"x": x}, {"o": x}, f"loop square(i0 < $s0):\n{body}")
     unknown = known.replace("input x\n", "symbol $s0 = input 0 size 0\ninput x\n").replace(f"[{size}]", "[$s0]")
-    bound = bind(generate(parse_program(unknown), generic_machine(128)), redzones=True)
+    bound = bind_program(generate(parse_program(unknown), generic_machine(128)), redzones=True)
     assert torch.equal(bound([x])[0], x * x)
 
 
@@ -355,7 +356,7 @@ loop positions(i0 < {size}):
 """
         at = torch.arange(size) - 1
         text = program({"x": at}, {"q": at, "r": at}, nest)
-        got = bind(generate(parse_program(text), generic_machine(min(bits, host_machine().vector_bits))))([at])
+        got = bind_program(generate(parse_program(text), generic_machine(min(bits, host_machine().vector_bits))))([at])
         assert torch.equal(got[0], at // 8) and torch.equal(got[1], at % 8)
 
 
@@ -391,5 +392,5 @@ loop total(i0 < 1):
 """
     text = program({"x": x}, {"o": torch.empty(1)}, nest)
     want = x[:, :200].double().sum()
-    (got,) = bind(generate(parse_program(text), generic_machine(128)))([x])
+    (got,) = bind_program(generate(parse_program(text), generic_machine(128)))([x])
     assert abs(got.double() - want).item() <= 1e-6 * want.item()

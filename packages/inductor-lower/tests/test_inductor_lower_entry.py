@@ -10,10 +10,10 @@ from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from aotkit_inductor_lower import LowerOptions, compile_graph
+from aotkit_inductor_lower.driver import run_graph_passes
 from aotkit_inductor_lower.graph_passes.fake_values import with_fake_values
 from aotkit_inductor_lower.ir.print import print_program
 from aotkit_inductor_lower.launch_plan import CallExtern, CallSegment
-from aotkit_inductor_lower.pass_lists import run_graph_passes
 
 aten = torch.ops.aten
 
@@ -79,7 +79,7 @@ def test_a_pattern_inside_the_branches_of_a_conditional_and_in_the_body_of_a_loo
     flag = torch.tensor(True)
     graph = make_fx(f, tracing_mode="fake")(flag, x)
     texts: dict[bool, str] = {}
-    for disable in ((), ("merge-splits-and-cats", "fold-uniform", "remove-noops", "simplify")):
+    for disable in ((), ("merge-splits-and-cats", "fold-uniform", "remove-noops", "simplify", "fold-identities")):
         run = compile_graph(graph, [flag, x], options=LowerOptions(disable=disable))
         for chosen in (True, False):
             got = run([torch.tensor(chosen), x])

@@ -8,7 +8,7 @@ from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from aotkit_inductor_lower import LowerOptions, compile_graph, decompositions
-from aotkit_inductor_lower.pass_lists import run_graph_passes
+from aotkit_inductor_lower.driver import run_graph_passes
 
 aten = torch.ops.aten
 F = torch.nn.functional

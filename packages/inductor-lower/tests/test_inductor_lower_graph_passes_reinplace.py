@@ -7,7 +7,7 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from aotkit_inductor_lower import LowerOptions, compile_graph
-from aotkit_inductor_lower.pass_lists import run_graph_passes
+from aotkit_inductor_lower.driver import run_graph_passes
 
 aten = torch.ops.aten
 SCATTERS = (aten.slice_scatter.default, aten.select_scatter.default, aten.index_put.default, aten.index_copy.default)

@@ -12,8 +12,8 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from aotkit_inductor_lower import LowerOptions, compile_graph
+from aotkit_inductor_lower.driver import GRAPH_PASSES, run_graph_passes
 from aotkit_inductor_lower.graph_passes.patterns import Rewrite, apply_rewrites, find_match
-from aotkit_inductor_lower.pass_lists import GRAPH_PASSES, run_graph_passes
 
 aten = torch.ops.aten
 prims = torch.ops.prims

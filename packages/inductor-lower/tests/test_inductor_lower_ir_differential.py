@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
+from aotkit_inductor_lower.driver import schedule_program
 from aotkit_inductor_lower.ir import Program
 from aotkit_inductor_lower.ir.interpret import interpret_program
 from aotkit_inductor_lower.ir.print import print_program
 from aotkit_inductor_lower.ir.random_programs import RandomOptions, difference, random_inputs, random_program
 from aotkit_inductor_lower.ir.verify import verify_program
-from aotkit_inductor_lower.pass_lists import schedule_program
-from aotkit_inductor_lower.runtime import bind
+from aotkit_inductor_lower.runtime import bind_program
 from aotkit_inductor_lower.targets.cpu.generate import generate
 
 
@@ -45,7 +45,7 @@ def test_scheduling_fuses_some_of_the_random_programs() -> None:
 def test_generated_code_does_what_the_interpreter_does(seed: int, exact: bool) -> None:
     options = RandomOptions(exact_only=exact)
     program = random_program(seed, options)
-    compiled = bind(generate(program))
+    compiled = bind_program(generate(program))
     for sizes in range(2 if program.symbol_sources else 1):
         inputs = random_inputs(program, seed + 1000 * sizes, options)
         assert_agree(program, interpret_program(program, inputs), compiled(list(inputs)), exact=exact)

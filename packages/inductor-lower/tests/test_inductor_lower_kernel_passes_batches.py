@@ -10,7 +10,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from aotkit_inductor_lower import LowerOptions, compile_graph, decompositions
 from aotkit_inductor_lower.kernel_passes import deduplicate as alike
-from aotkit_inductor_lower.runtime.programs import compiled_from_json, compiled_to_json
+from aotkit_inductor_lower.launch_plan.codec import compiled_from_json, compiled_to_json
 
 F = torch.nn.functional
 

@@ -12,7 +12,7 @@ from aotkit_inductor_lower.ir.parse import parse_program
 from aotkit_inductor_lower.ir.verify import verify_program
 from aotkit_inductor_lower.loop_passes.choose_library_calls import choose_library_calls
 from aotkit_inductor_lower.passes import PassContext
-from aotkit_inductor_lower.runtime import bind
+from aotkit_inductor_lower.runtime import bind_program
 from aotkit_inductor_lower.targets.cpu import host_machine
 from aotkit_inductor_lower.targets.cpu.generate import generate
 from aotkit_inductor_lower.targets.cpu.target import CpuTarget
@@ -54,7 +54,7 @@ def test_large_products_of_rows_go_to_the_library_that_is_faster_on_the_processo
     assert targets(chosen) == [LINEAR]
     assert sum(isinstance(s, Alias) for s in chosen.steps) == sum(isinstance(s, Alias) for s in program.steps) + views
     expected = f(*(x.double() for x in args))
-    for results in (interpret_program(chosen, list(args)), bind(generate(chosen))(list(args))):
+    for results in (interpret_program(chosen, list(args)), bind_program(generate(chosen))(list(args))):
         torch.testing.assert_close(results[0].double(), expected, rtol=1e-4, atol=1e-3)
         assert results[0].stride() == expected.stride()
     assert choose_library_calls(program, PassContext.of(target=cpu("skylake-avx512"))) == program
@@ -97,7 +97,7 @@ def test_a_dynamic_number_of_rows_may_be_anything():
     chosen = choose_library_calls(parse_program(DYNAMIC), PassContext.of(target=cpu("znver4")))
     verify_program(chosen)
     assert targets(chosen) == [LINEAR]
-    bound, w = bind(generate(chosen)), random(512, 512)
+    bound, w = bind_program(generate(chosen)), random(512, 512)
     for rows in (0, 1, 7, 65):
         x = random(rows, 512)
         torch.testing.assert_close(bound([x, w])[0], x @ w, rtol=1e-4, atol=1e-3)

@@ -14,7 +14,7 @@ from aotkit_inductor_lower.ir.verify import verify_program
 from aotkit_inductor_lower.launch_plan import ReuseBuffer, compiled_from_json, compiled_to_json
 from aotkit_inductor_lower.loop_passes.reuse_call_results import reuse_call_results
 from aotkit_inductor_lower.passes import Fuel
-from aotkit_inductor_lower.runtime import bind
+from aotkit_inductor_lower.runtime import bind_program
 from aotkit_inductor_lower.targets.cpu.generate import generate
 
 OVER = """aotkit-ir 2
@@ -128,7 +128,7 @@ def test_a_kernel_writes_over_the_result_of_a_product_that_it_is_the_last_to_rea
     shapes = [(12, 16), (16, 20), (12, 20)][: len(program.inputs)]
     args = [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]
     before = [arg.clone() for arg in args]
-    bound = bind(compiled, {})
+    bound = bind_program(compiled, {})
     first, second = bound(list(args)), bound(list(args))
     for got, again, want in zip(first, second, interpret_program(program, before), strict=True):
         torch.testing.assert_close(got, want)

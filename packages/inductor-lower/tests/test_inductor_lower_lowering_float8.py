@@ -9,13 +9,18 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from aotkit_inductor_lower import LowerOptions, compile_graph, decompositions, interpret_program
-from aotkit_inductor_lower.runtime import bind_to
+from aotkit_inductor_lower import (
+    LowerOptions,
+    bind_program,
+    compile_graph,
+    compile_to_program,
+    decompositions,
+    interpret_program,
+)
+from aotkit_inductor_lower.compiled import Compiled
 from aotkit_inductor_lower.targets.triton import (
-    InterpreterDriver,
-    LoweredForDevice,
     compile_kernel,
-    lower_for_device,
+    kernels_of,
 )
 
 TYPES = [torch.float8_e4m3fn, torch.float8_e5m2]
@@ -27,9 +32,9 @@ def graph(f: Callable[..., Any], *args: torch.Tensor) -> torch.fx.GraphModule:
     return make_fx(f, decompositions(), tracing_mode="fake")(*args)
 
 
-def lowered_for_cuda(f: Callable[..., Any], *args: torch.Tensor) -> LoweredForDevice:
+def lowered_for_cuda(f: Callable[..., Any], *args: torch.Tensor) -> Compiled:
     """With the IR verified."""
-    return lower_for_device(graph(f, *args), options=LowerOptions(verify=True), device="cuda:0")
+    return compile_to_program(graph(f, *args), options=LowerOptions(verify=True, processor="triton-interpreter"))
 
 
 def on_the_cpu(f: Callable[..., Any], *args: torch.Tensor) -> list[torch.Tensor]:
@@ -44,7 +49,7 @@ def in_triton(f: Callable[..., Any], *args: torch.Tensor) -> list[torch.Tensor]:
     pytest.importorskip("triton", reason="Triton is the optional extra `cuda`")
     lowered = lowered_for_cuda(f, *args)
     assert not lowered.report.externs
-    return bind_to(lowered.program, InterpreterDriver())(list(args))
+    return bind_program(lowered.program)(list(args))
 
 
 def in_the_ir(f: Callable[..., Any], *args: torch.Tensor) -> list[torch.Tensor]:
@@ -116,7 +121,7 @@ def test_a_scaled_value_is_quantized_and_read_again_in_one_kernel(way: Callable[
 def test_no_device_needs_an_instruction_for_them(arch: int) -> None:
     pytest.importorskip("triton", reason="Triton is the optional extra `cuda`")
     lowered = lowered_for_cuda(lambda x: tuple(x.to(to).to(torch.float32) + 1 for to in TYPES), torch.empty(4096))
-    (kernel,) = lowered.program.kernels
+    (kernel,) = kernels_of(lowered.program)
     ptx = compile_kernel(kernel.source, arch, keep_ptx=True).ptx
     assert "e4m3" not in ptx and "e5m2" not in ptx
 

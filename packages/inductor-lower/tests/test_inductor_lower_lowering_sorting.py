@@ -23,7 +23,7 @@ from aotkit_inductor_lower import (
     verify_program,
 )
 from aotkit_inductor_lower.ir import ExternCall
-from aotkit_inductor_lower.runtime.programs import compiled_from_json, compiled_to_json
+from aotkit_inductor_lower.launch_plan.codec import compiled_from_json, compiled_to_json
 from aotkit_inductor_lower.targets.cpu import processor_machine
 from aotkit_inductor_lower.targets.cpu.generate import generate
 

@@ -9,7 +9,7 @@ import torch
 
 from aotkit_inductor_lower.ir.parse import parse_program
 from aotkit_inductor_lower.kernel_passes.mark_nontemporal import NONTEMPORAL_BYTES
-from aotkit_inductor_lower.runtime import BoundProgram, bind
+from aotkit_inductor_lower.runtime import BoundProgram, bind_program
 from aotkit_inductor_lower.targets.cpu import generic_machine, host_machine
 from aotkit_inductor_lower.targets.cpu.generate import generate
 
@@ -35,7 +35,7 @@ loop out(i0 < {ROWS}, i1 < {columns}):
 return out
 """
     compiled = generate(parse_program(text), generic_machine(bits), keep_text=True)
-    return bind(compiled), compiled.llvm_text
+    return bind_program(compiled), compiled.text
 
 
 def inputs(columns: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -96,6 +96,6 @@ loop parts(i0 < {count}, i1 < 2):
     store parts[i0, i1] = %a
 return out
 """
-    assert "!nontemporal" in generate(parse_program(text), generic_machine(128), keep_text=True).llvm_text
+    assert "!nontemporal" in generate(parse_program(text), generic_machine(128), keep_text=True).text
     small = text.replace(str(count), str(count - 1))
-    assert "!nontemporal" not in generate(parse_program(small), generic_machine(128), keep_text=True).llvm_text
+    assert "!nontemporal" not in generate(parse_program(small), generic_machine(128), keep_text=True).text

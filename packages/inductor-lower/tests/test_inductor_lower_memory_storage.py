@@ -12,7 +12,7 @@ from aotkit_inductor_lower.launch_plan import Allocate, ArenaBuffer, CallExtern,
 from aotkit_inductor_lower.memory.build_plan import build_plan
 from aotkit_inductor_lower.memory.segments import segments
 from aotkit_inductor_lower.memory.storage import Workspace, assign_storage
-from aotkit_inductor_lower.runtime import bind
+from aotkit_inductor_lower.runtime import bind_program
 from aotkit_inductor_lower.symbolic import to_expr
 from aotkit_inductor_lower.targets.cpu.generate import generate
 
@@ -163,4 +163,4 @@ def test_an_offset_in_complex_elements_counts_their_bytes() -> None:
     z = torch.randn(9, dtype=torch.complex64, generator=torch.Generator().manual_seed(0))
     want = torch.view_as_real(z[3:])
     assert torch.equal(interpret_program(program, [z])[0], want)
-    assert torch.equal(bind(generate(program))([z])[0], want)
+    assert torch.equal(bind_program(generate(program))([z])[0], want)

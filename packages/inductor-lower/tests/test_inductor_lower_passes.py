@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from aotkit_inductor_lower import LowerOptions, compile_graph
+from aotkit_inductor_lower.driver import GRAPH_PASSES, KERNEL_PASSES, LOOP_PASSES, WRITE_PASSES, pass_names
 from aotkit_inductor_lower.errors import UnknownPassError
-from aotkit_inductor_lower.pass_lists import GRAPH_PASSES, KERNEL_PASSES, LOOP_PASSES, WRITE_PASSES, pass_names
 from aotkit_inductor_lower.passes import Fuel, PassContext, check_disabled
 
 

@@ -27,7 +27,7 @@ from aotkit_inductor_lower.launch_plan import (
 from aotkit_inductor_lower.loop_passes.reuse_call_results import reuse_call_results
 from aotkit_inductor_lower.memory.placement import place_buffers
 from aotkit_inductor_lower.passes import Fuel
-from aotkit_inductor_lower.runtime import ArenaPool, BindError, bind
+from aotkit_inductor_lower.runtime import ArenaPool, BindError, bind_program
 from aotkit_inductor_lower.targets.cpu.generate import generate
 
 # two linear layers with relu between, then a transposed view of the result is returned too
@@ -107,7 +107,7 @@ def test_temporaries_share_arena_memory_and_matmuls_write_into_it() -> None:
         [(a.buffer, a.first, a.last) for a in compiled.plan.arena], dict.fromkeys(("h", "r", "q"), 1000)
     )
     assert total < 3 * 1024 and offsets["q"] in (offsets["h"], offsets["r"])
-    bound = bind(compiled, constants)
+    bound = bind_program(compiled, constants)
     for count in (3, 5, 3, 200):
         x = torch.randn(count, 16)
         y, yt, n = bound([x])
@@ -117,7 +117,7 @@ def test_temporaries_share_arena_memory_and_matmuls_write_into_it() -> None:
 
 def test_outputs_of_two_calls_are_different_memory() -> None:
     compiled, constants = mlp()
-    bound = bind(compiled, constants)
+    bound = bind_program(compiled, constants)
     a, b = torch.randn(4, 16), torch.randn(4, 16)
     first = bound([a])[0]
     kept = first.clone()
@@ -128,7 +128,7 @@ def test_outputs_of_two_calls_are_different_memory() -> None:
 def test_the_argument_list_is_emptied_and_inputs_may_die_early() -> None:
     compiled, constants = mlp()
     args = [torch.randn(4, 16)]
-    bind(compiled, constants)(args)
+    bind_program(compiled, constants)(args)
     assert args == []
 
 
@@ -140,7 +140,7 @@ def test_an_input_that_is_not_used_is_gone_before_anything_runs() -> None:
     assert compiled.plan.steps[0] == Free(("unused",))
     torch.manual_seed(0)
     constants, x = {"w": torch.randn(16, 32), "v": torch.randn(32, 8)}, torch.randn(4, 16)
-    bound = bind(compiled, constants)
+    bound = bind_program(compiled, constants)
     torch.testing.assert_close(bound([torch.ones(4), x])[0], eager_mlp(x, constants), rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(bound([None, x])[0], eager_mlp(x, constants), rtol=1e-4, atol=1e-4)
 
@@ -148,7 +148,7 @@ def test_an_input_that_is_not_used_is_gone_before_anything_runs() -> None:
 @pytest.mark.covers("F5d.5")
 def test_concurrent_calls_have_their_own_memory() -> None:
     compiled, constants = mlp()
-    bound = bind(compiled, constants)
+    bound = bind_program(compiled, constants)
     failures: list[str] = []
 
     def work(seed: int) -> None:
@@ -171,12 +171,12 @@ def test_plans_and_compiled_programs_round_trip_as_json() -> None:
     assert plan_from_json(plan_to_json(compiled.plan)) == compiled.plan
     assert compiled_from_json(compiled_to_json(compiled)) == compiled
     with pytest.raises(ValueError, match="format"):
-        plan_from_json(plan_to_json(compiled.plan).replace('"format":4', '"format":99'))
+        plan_from_json(plan_to_json(compiled.plan).replace('"format":5', '"format":99'))
 
 
 def test_the_emitted_source_is_straight_line_python() -> None:
     compiled, constants = mlp()
-    source = bind(compiled, constants).source
+    source = bind_program(compiled, constants).source
     compile(source, "plan", "exec")
     assert "for " not in source and "segment_0(address, n)  # relu, shift" in source
 
@@ -211,7 +211,7 @@ loop gelu{k}(i{k}0 < 12, i{k}1 < 40):
     want = x
     for _ in range(5):
         want = want.tanh()
-    torch.testing.assert_close(bind(compiled)([x])[0], want)
+    torch.testing.assert_close(bind_program(compiled)([x])[0], want)
 
 
 VIEWS = """aotkit-ir 2
@@ -249,7 +249,7 @@ def test_views_share_memory_in_kernels_and_in_aten_calls() -> None:
     compiled = generate(parse_program(VIEWS))
     assert sum(isinstance(step, View) for step in compiled.plan.steps) == 1  # only the one an ATen op takes
     x = torch.randn(6, 4)
-    s, k, e = bind(compiled)([x])
+    s, k, e = bind_program(compiled)([x])
     assert torch.equal(s, (2 * x)[1::2])
     assert torch.equal(k, (2 * x).view(torch.int32))
     assert torch.equal(e, (2 * x)[1::2].floor())
@@ -275,7 +275,7 @@ def test_memory_an_aten_op_may_hand_back_is_never_in_the_arena() -> None:
     compiled = generate(parse_program(ALIASING))
     assert {b.name: b.storage for b in compiled.plan.buffers}["a"] == "allocated"
     assert any(isinstance(step, Allocate) for step in compiled.plan.steps)
-    bound = bind(compiled)
+    bound = bind_program(compiled)
     x = torch.randn(6, 4)
     first = bound([x])[0]
     bound([x + 1])
@@ -301,24 +301,26 @@ return y, places, none
 
 def test_aten_calls_with_several_results_feed_kernels() -> None:
     x = torch.randn(6, 4)
-    y, places, nothing = bind(generate(parse_program(MULTIPLE)))([x])
+    y, places, nothing = bind_program(generate(parse_program(MULTIPLE)))([x])
     assert torch.equal(y, x.amax(1) * 2) and torch.equal(places, x.argmax(1)) and nothing is None
 
 
 def test_a_missing_constant_and_an_unknown_op_are_bind_errors() -> None:
     compiled, constants = mlp()
     with pytest.raises(BindError, match="constant tensors v"):
-        bind(compiled, {"w": constants["w"]})
+        bind_program(compiled, {"w": constants["w"]})
     broken = generate(parse_program(MULTIPLE.replace("aten.max.dim", "aten.max.no_such_overload")))
     with pytest.raises(BindError, match=r"no op aten\.max\.no_such_overload"):
-        bind(broken)
+        bind_program(broken)
 
 
 def test_damaged_object_code_is_a_bind_error() -> None:
     compiled, constants = mlp()
-    damaged = replace(compiled, code=compiled.code[:-9] + b"x" + compiled.code[-8:])
+    ((name, code),) = compiled.binary.sections
+    sections = ((name, code[:-9] + b"x" + code[-8:]),)
+    damaged = replace(compiled, binary=replace(compiled.binary, sections=sections))
     with pytest.raises(BindError, match="is damaged"):
-        bind(damaged, constants)
+        bind_program(damaged, constants)
 
 
 def test_a_kernel_over_a_type_without_generated_code_is_refused() -> None:
@@ -352,7 +354,7 @@ def _blocked() -> tuple[CompiledProgram, dict[str, torch.Tensor]]:
 def test_two_programs_take_turns_with_one_block_of_memory() -> None:
     arenas = ArenaPool()
     compiled, constants = _blocked()
-    first, second = bind(compiled, constants, arenas), bind(compiled, constants, arenas)
+    first, second = bind_program(compiled, constants, arenas), bind_program(compiled, constants, arenas)
     kept = []
     for bound, rows in ((first, 3), (second, 20), (first, 3), (second, 7), (first, 20)):
         x = torch.randn(rows, 16, generator=torch.Generator().manual_seed(rows))
@@ -365,7 +367,7 @@ def test_two_programs_take_turns_with_one_block_of_memory() -> None:
 def test_an_arena_pool_keeps_no_more_than_its_limit() -> None:
     arenas = ArenaPool(limit=1 << 20)
     compiled, constants = _blocked()
-    bound = bind(compiled, constants, arenas)
+    bound = bind_program(compiled, constants, arenas)
     for rows, kept in ((4, True), (200, False), (4, True)):
         x = torch.randn(rows, 16, generator=torch.Generator().manual_seed(rows))
         torch.testing.assert_close(bound([x])[0], eager_mlp(x, constants), rtol=1e-3, atol=1e-3)
@@ -396,7 +398,7 @@ def test_views_of_temporaries_are_made_once_for_all_calls() -> None:
     text = text.replace("buffer m :", "buffer qt : float32[$s0, 32] strides [1, $s0] temporary on cpu\nbuffer m :")
     torch.manual_seed(0)
     compiled, constants = generate(parse_program(text)), {"w": torch.randn(16, 32), "v": torch.randn(32, 8)}
-    bound = bind(compiled, constants)
+    bound = bind_program(compiled, constants)
     assert bound.source.count("as_strided") == 1  # the view that is returned
     for rows in (5, 9, 5):
         x = torch.randn(rows, 16)
@@ -447,7 +449,7 @@ def test_a_result_takes_the_memory_of_an_argument_that_is_read_before_it(old, ne
     x, w = torch.randn(64, 512, generator=generator), torch.randn(512, 512, generator=generator)
     arenas = ArenaPool()
     expected = interpret_program(program, [x, w])[0]
-    torch.testing.assert_close(bind(compiled, {}, arenas)([x, w])[0], expected, rtol=1e-3, atol=1e-2)
+    torch.testing.assert_close(bind_program(compiled, {}, arenas)([x, w])[0], expected, rtol=1e-3, atol=1e-2)
     assert arenas.kept_bytes == (1 if taken else 2) * 64 * 512 * 4
 
 

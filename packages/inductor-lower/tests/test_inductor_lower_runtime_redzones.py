@@ -10,7 +10,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from aotkit_inductor_lower import LowerOptions, compile_graph
 from aotkit_inductor_lower.ir.parse import parse_program
-from aotkit_inductor_lower.runtime import RedzoneError, bind
+from aotkit_inductor_lower.runtime import RedzoneError, bind_program
 from aotkit_inductor_lower.targets.cpu.generate import generate
 
 # The second nest writes one row more than its buffer has (the verifier, which would say so, is not asked).
@@ -35,7 +35,7 @@ return o
 def run(shift_t: int, shift_o: int) -> list[torch.Tensor]:
     text = TOO_FAR.replace(" + SHIFT_T", f" {shift_t:+d}".replace("+", "+ ").replace("-", "- ") if shift_t else "")
     text = text.replace(" + SHIFT_O", f" + {shift_o}" if shift_o else "")
-    bound = bind(generate(parse_program(text)), redzones=True)
+    bound = bind_program(generate(parse_program(text)), redzones=True)
     return bound([torch.arange(20.0).reshape(4, 5)])
 
 
@@ -68,11 +68,11 @@ def two_temporaries(x: torch.Tensor) -> torch.Tensor:
 def test_what_is_read_after_its_planned_life_is_poison() -> None:
     x = torch.linspace(-1, 1, 20).reshape(4, 5)
     compiled = compile_graph(make_fx(two_temporaries, tracing_mode="fake")(x)).compiled
-    (right,) = bind(compiled, redzones=True)([x])
+    (right,) = bind_program(compiled, redzones=True)([x])
     torch.testing.assert_close(right, two_temporaries(x))
     shortened = tuple(replace(buffer, last=buffer.first) for buffer in compiled.plan.arena)
     assert shortened and shortened != compiled.plan.arena
-    (wrong,) = bind(replace(compiled, plan=replace(compiled.plan, arena=shortened)), redzones=True)([x])
+    (wrong,) = bind_program(replace(compiled, plan=replace(compiled.plan, arena=shortened)), redzones=True)([x])
     assert wrong.isnan().all()
 
 

@@ -7,7 +7,6 @@ import subprocess
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -18,17 +17,21 @@ import torch.nn.functional as F
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from aotkit_inductor_lower import LowerOptions, decompositions
-from aotkit_inductor_lower.runtime import BoundProgram, bind_to
+from aotkit_inductor_lower import LowerOptions, bind_program, compile_to_program, decompositions
+from aotkit_inductor_lower.compiled import Compiled
+from aotkit_inductor_lower.runtime import BoundProgram
 from aotkit_inductor_lower.targets.triton import (
     CudaDriver,
     InterpreterDriver,
-    LoweredForDevice,
     TritonError,
+    assemble,
     compile_kernel,
-    compile_program,
-    lower_for_device,
+    contents_of,
+    kernels_of,
+    load_on,
+    render_program,
     resource_facts,
+    to_program,
 )
 from aotkit_inductor_lower.targets.triton import drivers as drivers_module
 from aotkit_inductor_lower.targets.triton.launcher import MOST_ARGUMENTS, LaunchRow, LaunchTable
@@ -38,15 +41,15 @@ triton = pytest.importorskip("triton", reason="Triton is the optional extra `cud
 Tensor = torch.Tensor
 
 
-def lower(f: Callable[..., Any], *args: Any, **settings: Any) -> LoweredForDevice:
+def lower(f: Callable[..., Any], *args: Any, **settings: Any) -> Compiled:
     """``f`` traced on the CPU and lowered for a CUDA device."""
     graph = make_fx(f, decompositions(), tracing_mode="fake")(*args)
-    return lower_for_device(graph, options=LowerOptions(verify=True, **settings), device="cuda:0")
+    return compile_to_program(graph, options=LowerOptions(verify=True, **settings, processor="triton-interpreter"))
 
 
-def interpreted(lowered: LoweredForDevice) -> BoundProgram:
+def interpreted(lowered: Compiled) -> BoundProgram:
     """In Triton's interpreter."""
-    return bind_to(lowered.program, InterpreterDriver(), lowered.constants)
+    return bind_program(lowered.program, lowered.constants)
 
 
 # -- threads, devices, streams -----------------------------------------------------------------------------------
@@ -141,8 +144,8 @@ def on_machine(machine: Machine, device: str, f: Callable[..., Any], *args: Any)
     lowered, library = lower(f, *args), Library(machine)
     driver = CudaDriver(device, library)
     driver.device = "cpu"
-    program = compile_program(replace(lowered.program, device="cpu"), 90)
-    return bind_to(program, driver, lowered.constants), library
+    program = to_program(assemble(render_program(lowered.scheduled), 90))
+    return bind_program(program, lowered.constants, load=lambda program: load_on(program, driver)), library
 
 
 def in_thread(call: Callable[[], None]) -> int:
@@ -241,10 +244,10 @@ class Watching(InterpreterDriver):
         return super()._run(handle, *rest)
 
 
-def watched(lowered: LoweredForDevice) -> tuple[BoundProgram, Watching]:
+def watched(lowered: Compiled) -> tuple[BoundProgram, Watching]:
     """Bound to a driver that watches alignment."""
     driver = Watching()
-    return bind_to(lowered.program, driver, lowered.constants), driver
+    return bind_program(lowered.program, lowered.constants, load=lambda program: load_on(program, driver)), driver
 
 
 def anywhere(tensor: Tensor, by: int = 1) -> Tensor:
@@ -259,7 +262,7 @@ def test_constants_that_begin_anywhere_are_copied_in_each_call() -> None:
     w, x = anywhere(torch.arange(12.0).view(3, 4)), torch.ones(3, 4)
     with FakeTensorMode(allow_non_fake_inputs=True):
         graph = make_fx(lambda x: (x * w + 1,), tracing_mode="fake")(torch.empty(3, 4))
-    lowered = lower_for_device(graph, device="cuda:0")
+    lowered = compile_to_program(graph, options=LowerOptions(processor="triton-interpreter"))
     assert [c.data_ptr() % 16 != 0 for c in lowered.constants.values()] == [True]
     bound, driver = watched(lowered)
     assert torch.equal(bound([x])[0], x * w + 1)
@@ -269,7 +272,7 @@ def test_constants_that_begin_anywhere_are_copied_in_each_call() -> None:
 
 
 def test_results_of_aten_that_begin_anywhere_are_copied(monkeypatch: pytest.MonkeyPatch) -> None:
-    bind_module = import_module("aotkit_inductor_lower.runtime.bind")  # not the function of that name
+    bind_module = import_module("aotkit_inductor_lower.runtime.bind")
     product = torch.ops.aten.mm.default
     monkeypatch.setattr(bind_module, "resolve_target", lambda target: lambda *args: anywhere(product(*args)))
     x = torch.randn(8, 8, generator=torch.Generator().manual_seed(0))
@@ -298,15 +301,15 @@ def test_a_kernel_with_more_parameters_than_a_launch_passes_is_refused() -> None
     with pytest.raises(TritonError, match="takes 513 arguments, and a launch passes 512 at most"):
         LaunchTable([LaunchRow(1, 0, 32, 0, (0,) * (MOST_ARGUMENTS + 1))])
     lowered = lower(lambda *xs: (sum(xs),), *(torch.ones(4) for _ in range(320)))
-    assert 200 < max(len(kernel.source.arguments) for kernel in lowered.program.kernels) <= MOST_ARGUMENTS - 2
+    assert 200 < max(len(kernel.source.arguments) for kernel in kernels_of(lowered.program)) <= MOST_ARGUMENTS - 2
 
 
 def test_grids_have_one_axis_so_that_none_ends_at_65535() -> None:
     f = lambda x: (x.amax(1), x.t().clone(memory_format=torch.contiguous_format))
     with FakeTensorMode():
         lowered = lower(f, torch.empty(200_000, 70_000, dtype=torch.int8, device="cuda:0"))
-    assert len(lowered.program.launches()) >= 2
-    for _, count in lowered.program.counts:
+    assert len(lowered.program.kernels) >= 2
+    for _, count in contents_of(lowered.program.binary).counts:
         assert count.constant is not None and 65_535 < count.constant < 2**31
 
 
@@ -317,21 +320,21 @@ def test_nothing_is_launched_for_tensors_without_elements(shape: tuple[int, int]
     graph = make_fx(f, decompositions(), tracing_mode="fake")(x)
     dynamic = make_fx(f, decompositions(), tracing_mode="symbolic")(torch.ones(3, 4))
     for traced in (graph, dynamic):
-        lowered = lower_for_device(traced, device="cuda:0")
+        lowered = compile_to_program(traced, options=LowerOptions(processor="triton-interpreter"))
         for ours, want in zip(interpreted(lowered)([x]), f(x), strict=True):
             assert ours.shape == want.shape and torch.equal(ours, want)
-        for kernel in lowered.program.kernels if traced is graph else ():
+        for kernel in kernels_of(lowered.program) if traced is graph else ():
             assert compile_kernel(kernel.source, 80).code
 
 
 # -- arithmetic --------------------------------------------------------------------------------------------------
 
 
-def instructions(lowered: LoweredForDevice, arch: int) -> set[str]:
+def instructions(lowered: Compiled, arch: int) -> set[str]:
     """Names of the machine instructions of all kernels, as the bundled disassembler prints them."""
     tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
     found: set[str] = set()
-    for kernel in lowered.program.kernels:
+    for kernel in kernels_of(lowered.program):
         with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
             file.write(compile_kernel(kernel.source, arch).code)
             file.flush()
@@ -370,7 +373,8 @@ def test_deterministic_algorithms_leave_elements_that_meet_to_aten(place: str, d
     with FakeTensorMode():
         args = [torch.empty(5, 3), torch.empty(7, dtype=torch.int64), torch.empty(7, 3)]
         graph = make_fx(scattered, decompositions(), tracing_mode="fake")(*(a.to(place) for a in args))
-    called = [extern.target for extern in lower_for_device(graph, device="cuda:0").report.externs]
+    lowered = compile_to_program(graph, options=LowerOptions(processor="triton-interpreter"))
+    called = [extern.target for extern in lowered.report.externs]
     assert called == (["aten.index_add.default", "aten.index_put.default"] if place == "cuda:0" else [])
 
 
@@ -401,12 +405,12 @@ def test_elements_meet_in_atomic_operations_or_in_aten_never_in_one_thread(dtype
         sizes = ((5, 3), dtype), ((7,), torch.int64), ((7, 3), dtype)
         args = [torch.empty(shape, dtype=kind, device="cuda:0") for shape, kind in sizes]
         graph = make_fx(combined, decompositions(), tracing_mode="fake")(*args)
-    lowered = lower_for_device(graph, options=LowerOptions(verify=True))
+    lowered = compile_to_program(graph, options=LowerOptions(verify=True, processor="triton-interpreter"))
     assert {extern.target: extern.reason for extern in lowered.report.externs} == {
         f"aten.{name}": "elements meet in one place, and devices have no atomic operation for them" for name in left
     }
-    assert any("atomic_add" in kernel.source.text for kernel in lowered.program.kernels)
-    assert all(kernel.source.grid for kernel in lowered.program.kernels)
+    assert any("atomic_add" in kernel.source.text for kernel in kernels_of(lowered.program))
+    assert all(kernel.source.grid for kernel in kernels_of(lowered.program))
 
 
 def test_integers_divide_by_constants_without_a_call_and_keep_signs_in_indices() -> None:
@@ -415,12 +419,12 @@ def test_integers_divide_by_constants_without_a_call_and_keep_signs_in_indices()
     lowered = lower(f, x)
     for ours, want in zip(interpreted(lowered)([x]), f(x), strict=True):
         assert torch.equal(ours, want)
-    for kernel in lowered.program.kernels:
+    for kernel in kernels_of(lowered.program):
         facts = resource_facts(compile_kernel(kernel.source, 90))
         assert (facts.spills, facts.stack) == (0, 0)
 
 
 def test_shared_memory_of_default_kernels_fits_every_device() -> None:
     f = lambda x: (x.softmax(-1), x.cumsum(1), x.var(0), x.argmax(1))
-    for kernel in lower(f, torch.empty((64, 8192), dtype=torch.float64)).program.kernels:
+    for kernel in kernels_of(lower(f, torch.empty((64, 8192), dtype=torch.float64)).program):
         assert compile_kernel(kernel.source, 80).shared <= 48 * 1024, kernel.source.name

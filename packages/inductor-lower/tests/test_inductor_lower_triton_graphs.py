@@ -14,33 +14,41 @@ import torch
 import torch.nn.functional as F
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from aotkit_inductor_lower import LowerOptions, decompositions, interpret_program, parse_program
-from aotkit_inductor_lower.runtime import bind_to
+from aotkit_inductor_lower import (
+    LowerOptions,
+    bind_program,
+    compile_graph,
+    compile_to_program,
+    decompositions,
+    interpret_program,
+    parse_program,
+)
+from aotkit_inductor_lower.compiled import Compiled
+from aotkit_inductor_lower.launch_plan.codec import compiled_from_json, compiled_to_json
+from aotkit_inductor_lower.runtime import BindError
 from aotkit_inductor_lower.targets.triton import (
     DeviceTooOld,
     InterpreterDriver,
-    LoweredForDevice,
     TritonError,
-    compile_graph_for_device,
+    assemble,
     compile_kernel,
-    compile_program,
-    device_from_json,
-    device_to_json,
-    generate_device,
-    lower_for_device,
-    on_device,
+    contents_of,
+    kernels_of,
+    load_on,
+    render_program,
     resource_facts,
+    to_program,
 )
+from aotkit_inductor_lower.targets.triton.checks import check_device, check_types
 from aotkit_inductor_lower.targets.triton.launcher import LaunchRow, LaunchTable, segment_runner
-from aotkit_inductor_lower.targets.triton.pipeline import check_device, check_types
 
 pytest.importorskip("triton", reason="Triton is the optional extra `cuda`")
 
 
-def lower(f: Callable[..., Any], *args: Any, mode: str = "fake") -> LoweredForDevice:
+def lower(f: Callable[..., Any], *args: Any, mode: str = "fake") -> Compiled:
     """``f`` traced on the CPU and lowered for a CUDA device."""
     graph = make_fx(f, decompositions(), tracing_mode=mode)(*args)
-    return lower_for_device(graph, options=LowerOptions(verify=True), device="cuda:0")
+    return compile_to_program(graph, options=LowerOptions(verify=True, processor="triton-interpreter"))
 
 
 def assert_same(got: list[Any], want: tuple[Any, ...]) -> None:
@@ -69,15 +77,15 @@ def test_a_training_graph_gives_what_eager_gives() -> None:
     args = arguments()
     lowered = lower(train, *args)
     driver = InterpreterDriver()
-    bound = bind_to(lowered.program, driver, lowered.constants)
+    bound = bind_program(lowered.program, lowered.constants, load=lambda program: load_on(program, driver))
     assert_same(bound(list(args)), train(*args))
-    assert driver.launched == [launch.name for launch in lowered.program.launches()]
+    assert driver.launched == [launch.name for launch in lowered.program.kernels]
     assert len(driver.launched) <= 3  # norm, softmax and gelu, forward and backward, are one kernel
 
 
 def test_dynamic_sizes_are_served_by_one_program() -> None:
     lowered = lower(lambda x: (F.softmax(x * 2, -1), x.sum(0), x.t().contiguous()), torch.randn(7, 5), mode="symbolic")
-    bound = bind_to(lowered.program, InterpreterDriver(), lowered.constants)
+    bound = bind_program(lowered.program, lowered.constants)
     for shape in ((7, 5), (33, 70), (2, 3)):
         x = torch.randn(shape, generator=torch.Generator().manual_seed(1))
         assert_same(bound([x]) if len(lowered.program.plan.inputs) == 1 else bound([*shape, x]), (
@@ -97,9 +105,9 @@ def test_equal_kernels_are_compiled_once() -> None:
 
     x = torch.randn(8, 16, generator=torch.Generator().manual_seed(1))
     lowered = lower(layers, x, w)
-    assert len(lowered.program.launches()) == 3
-    assert len(lowered.program.kernels) == 1
-    assert_same(bind_to(lowered.program, InterpreterDriver())([x, w]), layers(x, w))
+    assert len(lowered.program.kernels) == 3
+    assert len(kernels_of(lowered.program)) == 1
+    assert_same(bind_program(lowered.program)([x, w]), layers(x, w))
 
 
 def test_kernels_that_are_called_what_they_compute_are_not_taken_for_equal() -> None:
@@ -110,10 +118,10 @@ def test_kernels_that_are_called_what_they_compute_are_not_taken_for_equal() -> 
 
     args = [torch.full((5, 7), k / 4, dtype=torch.float64) for k in range(len(functions))]
     graph = make_fx(f, decompositions(), tracing_mode="fake")(*args)
-    program = lower_for_device(graph, options=LowerOptions(fuse=False), device="cuda:0").program
-    assert len(program.launches()) == len(program.kernels) == len(functions)
-    assert {k.source.name for k in program.kernels} == set(functions)
-    assert_same(bind_to(program, InterpreterDriver())(list(args)), f(*args))
+    program = compile_to_program(graph, options=LowerOptions(fuse=False, processor="triton-interpreter")).program
+    assert len(program.kernels) == len(kernels_of(program)) == len(functions)
+    assert {k.source.name for k in kernels_of(program)} == set(functions)
+    assert_same(bind_program(program)(list(args)), f(*args))
 
 
 SCATTER = """\
@@ -137,9 +145,10 @@ return none
 
 
 def test_inputs_that_are_not_aligned_are_copied_and_what_was_written_is_copied_back() -> None:
-    program = generate_device(on_device(parse_program(SCATTER.replace("return none", "return")), "cuda:0"))
-    assert program.aligned == ("index", "x", "y") and program.written == ("y",)
-    bound = bind_to(program, InterpreterDriver())
+    program = to_program(render_program(parse_program(SCATTER.replace("return none", "return"))))
+    contents = contents_of(program.binary)
+    assert contents.aligned == ("index", "x", "y") and contents.written == ("y",)
+    bound = bind_program(program)
     index = torch.tensor([0, 2, 2, 1, 0, 2])
     x = torch.arange(24.0).reshape(6, 4)
     want = torch.ones(3, 4).index_add_(0, index, x)
@@ -152,8 +161,8 @@ def test_inputs_that_are_not_aligned_are_copied_and_what_was_written_is_copied_b
 
 
 def test_an_index_out_of_range_names_the_kernel_and_the_users_line() -> None:
-    program = generate_device(on_device(parse_program(SCATTER.replace("return none", "return")), "cuda:0"))
-    bound = bind_to(program, InterpreterDriver())
+    program = to_program(render_program(parse_program(SCATTER.replace("return none", "return"))))
+    bound = bind_program(program)
     index = torch.tensor([0, 2, 3, 1, 0, 2])
     with pytest.raises(IndexError, match=r"index 3 is out of bounds(.|\n)*kernel add_rows(.|\n)*model.py:7"):
         bound([index, torch.zeros(6, 4), torch.zeros(3, 4)])
@@ -162,7 +171,7 @@ def test_an_index_out_of_range_names_the_kernel_and_the_users_line() -> None:
 def test_a_graph_over_two_devices_is_refused_with_their_names() -> None:
     text = SCATTER.replace("return none", "return").replace("input on cpu", "input on cuda:0", 1)
     with pytest.raises(TritonError, match=r"several devices \(index on cuda:0, x on cpu\)"):
-        generate_device(parse_program(text))
+        render_program(parse_program(text))
 
 
 def test_devices_and_types_that_no_kernel_is_made_for_are_refused() -> None:
@@ -181,19 +190,20 @@ def test_devices_and_types_that_no_kernel_is_made_for_are_refused() -> None:
 @pytest.mark.covers("F5e.5")
 def test_a_warm_process_launches_from_cubins_without_triton(tmp_path: Path) -> None:
     lowered = lower(lambda x: (F.softmax(x, -1),), torch.randn(6, 32))
-    program = compile_program(lowered.program, 90)
-    text = device_to_json(program)
-    again = device_from_json(text)
-    assert device_to_json(again) == text
-    assert [k.cubin.code for k in again.kernels if k.cubin] == [k.cubin.code for k in program.kernels if k.cubin]
+    assembled = assemble(render_program(lowered.scheduled), 90)
+    text = compiled_to_json(to_program(assembled))
+    again = compiled_from_json(text)
+    assert compiled_to_json(again) == text and again == to_program(assembled)
+    assert kernels_of(again) == assembled.kernels and all(k.cubin is not None for k in assembled.kernels)
     (tmp_path / "program.json").write_text(text)
     code = f"""
 import ctypes, sys
 from pathlib import Path
 sys.modules["triton"] = None
 import torch
-from aotkit_inductor_lower.runtime import bind_to
-from aotkit_inductor_lower.targets.triton import device_from_json
+from aotkit_inductor_lower import bind_program
+from aotkit_inductor_lower.launch_plan.codec import compiled_from_json
+from aotkit_inductor_lower.targets.triton import load_on
 from aotkit_inductor_lower.targets.triton.drivers import _LAUNCH
 
 class Recorder:
@@ -213,10 +223,10 @@ class Recorder:
         self.seen.append((function, gx, gy, gz, bx, by, bz, stream, params[0][0]))
         return 0
 
-program = device_from_json(Path({str(tmp_path / "program.json")!r}).read_text())
+program = compiled_from_json(Path({str(tmp_path / "program.json")!r}).read_text())
 driver = Recorder()
 x = torch.randn(6, 32)
-(y,) = bind_to(program, driver)([x])
+(y,) = bind_program(program, load=lambda program: load_on(program, driver))([x])
 (seen,) = driver.seen
 assert seen[0] == 77 and seen[2:4] == (1, 1) and seen[4] % 32 == 0 and seen[5:8] == (1, 1, 5), seen
 assert seen[1] >= 1 and seen[8] in (x.data_ptr(), y.data_ptr())
@@ -231,9 +241,10 @@ print("fine")
 
 def test_a_damaged_cubin_is_noticed_before_it_is_loaded() -> None:
     lowered = lower(lambda x: (x + 1,), torch.randn(64))
-    text = device_to_json(compile_program(lowered.program, 80))
-    with pytest.raises(ValueError, match="damaged"):
-        device_from_json(text.replace('"code":"f0VM', '"code":"f0VN'))
+    text = compiled_to_json(to_program(assemble(render_program(lowered.scheduled), 80)))
+    assert '"f0VM' in text
+    with pytest.raises(BindError, match="damaged"):
+        bind_program(compiled_from_json(text.replace('"f0VM', '"f0VN')))
 
 
 def test_a_segment_is_one_native_call_that_stops_at_the_first_failure() -> None:
@@ -274,7 +285,7 @@ def test_a_segment_is_one_native_call_that_stops_at_the_first_failure() -> None:
 def test_on_a_device_the_training_graph_gives_what_eager_gives(rows: int) -> None:
     args = [a.cuda() for a in arguments(rows)]
     graph = make_fx(train, decompositions(), tracing_mode="fake")(*args)
-    bound = compile_graph_for_device(graph)
+    bound = compile_graph(graph)
     for got, want in zip(bound(list(args)), train(*args), strict=True):
         torch.testing.assert_close(got, want, rtol=2e-5, atol=2e-5)
     stream = torch.cuda.Stream()
@@ -303,17 +314,17 @@ def test_the_maximum_and_the_sum_of_a_long_softmax_are_one_pass_over_the_row() -
     )
     for f, loops in cases:
         lowered = lower(f, x, target)
-        bound = bind_to(lowered.program, InterpreterDriver(), lowered.constants)
+        bound = bind_program(lowered.program, lowered.constants)
         for got, want in zip(bound([x, target]), f(x, target), strict=True):
             torch.testing.assert_close(got, want, equal_nan=True)
-        texts = [kernel.source.text for kernel in lowered.program.kernels]
+        texts = [kernel.source.text for kernel in kernels_of(lowered.program)]
         assert sum(text.count("in range(0, 9001, RBLOCK)") for text in texts) == loops
-        assert not any(argument.kind == "scratch" for k in lowered.program.kernels for argument in k.source.arguments)
+        assert not any(a.kind == "scratch" for k in kernels_of(lowered.program) for a in k.source.arguments)
 
 
 def test_a_long_softmax_compiles_without_spilling() -> None:
     lowered = lower(lambda x: (F.softmax(x, -1),), torch.empty(64, 50257, dtype=torch.bfloat16))
-    (kernel,) = lowered.program.kernels
+    (kernel,) = kernels_of(lowered.program)
     assert resource_facts(compile_kernel(kernel.source, 90)).spills == 0
 
 
@@ -329,12 +340,12 @@ def test_long_reductions_of_few_results_are_two_kernels(length: int) -> None:
     g = torch.Generator().manual_seed(length)
     x = torch.rand(length, 3, generator=g, dtype=torch.float64) * 0.001 + 1  # so that rounding does not matter
     lowered = lower(f, x)
-    names = [launch.name for launch in lowered.program.launches()]
+    names = [launch.name for launch in lowered.program.kernels]
     assert any(name.endswith("_partial") for name in names)
-    assert_same(bind_to(lowered.program, InterpreterDriver())([x]), f(x))
+    assert_same(bind_program(lowered.program)([x]), f(x))
     assert_same(interpret_program(lowered.scheduled, [x]), f(x))  # as loop IR too
     x[length - 1, 1] = float("nan")
-    got, want = bind_to(lowered.program, InterpreterDriver())([x]), f(x)
+    got, want = bind_program(lowered.program)([x]), f(x)
     torch.testing.assert_close(got[1], want[1], equal_nan=True)
 
 
@@ -347,8 +358,8 @@ def test_a_long_argmax_is_two_kernels_and_takes_the_first_of_equals(dtype: torch
     g = torch.Generator().manual_seed(0)
     x = torch.randint(-500, 500, (3, 5003), generator=g).to(dtype)  # every value many times
     lowered = lower(f, x)
-    assert any(launch.name.endswith("_partial") for launch in lowered.program.launches())
-    bound = bind_to(lowered.program, InterpreterDriver())
+    assert any(launch.name.endswith("_partial") for launch in lowered.program.kernels)
+    bound = bind_program(lowered.program)
     assert_same(bound([x]), f(x))
     assert_same(interpret_program(lowered.scheduled, [x]), f(x))
     if dtype.is_floating_point:
@@ -364,9 +375,11 @@ def test_reductions_of_sizes_known_at_run_time_are_split_too() -> None:
         return x.sum(), x.argmax()
 
     lowered = lower(f, torch.randn(700, dtype=torch.float64), mode="symbolic")
-    partial = [launch for launch in lowered.program.launches() if launch.name.endswith("_partial")]
-    assert partial and all(launch.grid != "$#programs 1" for launch in partial)
-    bound = bind_to(lowered.program, InterpreterDriver())
+    launches = [launch for _, own in contents_of(lowered.program.binary).segments for launch in own]
+    records = zip(lowered.program.kernels, launches, strict=True)
+    grids = [launch.grid for record, launch in records if record.name.endswith("_partial")]
+    assert grids and all(grid != "$#programs 1" for grid in grids)
+    bound = bind_program(lowered.program)
     for rows in (700, 5):
         x = torch.randn(rows, generator=torch.Generator().manual_seed(rows), dtype=torch.float64)
         args = [x] if len(lowered.program.plan.inputs) == 1 else [rows, x]
@@ -382,8 +395,8 @@ def test_the_gradient_of_a_norms_weight_is_split_over_rows() -> None:
     g = torch.Generator().manual_seed(0)
     args = [torch.randn(2048, 32, generator=g), torch.randn(32, generator=g), torch.randn(32, generator=g)]
     lowered = lower(f, *args)
-    assert sum(launch.name.endswith("_partial") for launch in lowered.program.launches()) >= 1
-    got, want = bind_to(lowered.program, InterpreterDriver())(list(args)), f(*args)
+    assert sum(launch.name.endswith("_partial") for launch in lowered.program.kernels) >= 1
+    got, want = bind_program(lowered.program)(list(args)), f(*args)
     for ours, reference in zip(got, want, strict=True):
         torch.testing.assert_close(ours, reference, rtol=1e-4, atol=1e-3)
 
@@ -397,5 +410,5 @@ def test_no_kernel_of_a_norms_backward_adds_up_in_memory() -> None:
         return torch.autograd.grad((y * y).sum(), (x, w, b))
 
     lowered = lower(f, torch.empty(4096, 512), torch.empty(512), torch.empty(512))
-    assert all(kernel.source.grid for kernel in lowered.program.kernels)  # none runs in one program instance
-    assert not any("atomic" in kernel.source.text for kernel in lowered.program.kernels)
+    assert all(kernel.source.grid for kernel in kernels_of(lowered.program))  # none runs in one program instance
+    assert not any("atomic" in kernel.source.text for kernel in kernels_of(lowered.program))

@@ -9,14 +9,11 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from aotkit_inductor_lower import LowerOptions, compile_graph, decompositions
-from aotkit_inductor_lower.runtime import bind_to
+from aotkit_inductor_lower import LowerOptions, bind_program, compile_graph, compile_to_program, decompositions
+from aotkit_inductor_lower.compiled import Compiled
 from aotkit_inductor_lower.targets.triton import (
-    DeviceTuning,
-    InterpreterDriver,
-    LoweredForDevice,
     compile_kernel,
-    lower_for_device,
+    kernels_of,
     resource_facts,
 )
 
@@ -25,17 +22,17 @@ pytest.importorskip("triton", reason="Triton is the optional extra `cuda`")
 Tensor = torch.Tensor
 
 
-def lower(f: Callable[..., Any], args: list[Tensor], asserts: bool, **settings: Any) -> LoweredForDevice:
+def lower(f: Callable[..., Any], args: list[Tensor], asserts: bool, **settings: Any) -> Compiled:
     """``f`` for a device."""
     graph = make_fx(torch.func.functionalize(f), decompositions(), tracing_mode="fake")(*args)
-    options = LowerOptions(verify=True, index_asserts=asserts)
-    return lower_for_device(graph, options=options, device="cuda:0", **settings)
+    options = LowerOptions(verify=True, index_asserts=asserts, processor="triton-interpreter", **settings)
+    return compile_to_program(graph, options=options)
 
 
 def run(f: Callable[..., Any], args: list[Tensor], asserts: bool) -> list[Any]:
     """``f`` in the interpreter."""
     lowered = lower(f, args, asserts)
-    return bind_to(lowered.program, InterpreterDriver(), lowered.constants)([a.clone() for a in args])
+    return bind_program(lowered.program, lowered.constants)([a.clone() for a in args])
 
 
 def gather(x: Tensor, index: Tensor) -> tuple[Tensor, ...]:
@@ -109,7 +106,7 @@ def test_a_kernel_without_asserts_calls_nothing_and_is_smaller() -> None:
     pick = lambda x, index: (x[index] * 2,)
     facts = {}
     for asserts in (True, False):
-        (kernel,) = lower(pick, args, asserts).program.kernels
+        (kernel,) = kernels_of(lower(pick, args, asserts).program)
         assert ("device_assert" in kernel.source.text) == asserts == kernel.source.checks
         for arch in (80, 90):
             cubin = compile_kernel(kernel.source, arch, keep_ptx=True)
@@ -127,10 +124,10 @@ def test_what_follows_a_product_may_be_scattered_or_looked_up_without_asserts() 
 
     args = [torch.ones(16, 16), torch.ones(16, 16), torch.ones(4, 16), torch.full((16,), 4)]
     for asserts in (True, False):
-        lowered = lower(f, args, asserts, tune=DeviceTuning(every_product=True))
-        (kernel,) = lowered.program.kernels
+        lowered = lower(f, args, asserts, contractions="generated")
+        (kernel,) = kernels_of(lowered.program)
         assert "tl.dot" in kernel.source.text and kernel.source.checks == asserts
-        bound = bind_to(lowered.program, InterpreterDriver(), lowered.constants)
+        bound = bind_program(lowered.program, lowered.constants)
         if asserts:
             with pytest.raises(IndexError):
                 bound(list(args))

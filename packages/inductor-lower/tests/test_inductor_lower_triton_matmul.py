@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -12,34 +11,39 @@ import torch
 import torch.nn.functional as F
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from aotkit_inductor_lower import LowerOptions, decompositions
-from aotkit_inductor_lower.runtime import bind_to
+from aotkit_inductor_lower import LowerOptions, bind_program, compile_to_program, decompositions, lower_graph
+from aotkit_inductor_lower.compiled import Compiled
+from aotkit_inductor_lower.ir import Buffer, ExternCall
+from aotkit_inductor_lower.kernel_passes.linearize import extents_of
+from aotkit_inductor_lower.launch_plan.codec import compiled_from_json, compiled_to_json
 from aotkit_inductor_lower.targets.triton import (
     Cubin,
-    DeviceTuning,
-    InterpreterDriver,
     KernelFacts,
     KernelSource,
-    LoweredForDevice,
-    Product,
     TritonError,
+    assemble,
     compile_kernel,
-    compile_program,
-    device_from_json,
-    device_to_json,
-    lower_for_device,
+    kernels_of,
+    render_program,
     resource_facts,
+    to_program,
 )
 from aotkit_inductor_lower.targets.triton.autotune import choose
-from aotkit_inductor_lower.targets.triton.tune import Tuner, extents_of
+from aotkit_inductor_lower.targets.triton.target import TritonTarget
+from aotkit_inductor_lower.targets.triton.tune import product_times
 
 pytest.importorskip("triton", reason="Triton is the optional extra `cuda`")
 
 
-def lower(f: Callable[..., Any], args: list[torch.Tensor], tune: DeviceTuning) -> LoweredForDevice:
-    """``f`` lowered for a CUDA device."""
+def lower(f: Callable[..., Any], args: list[torch.Tensor], **settings: Any) -> Compiled:
+    """``f`` with the kernels of a CUDA device."""
     graph = make_fx(f, decompositions(), tracing_mode="fake")(*args)
-    return lower_for_device(graph, options=LowerOptions(verify=True), device="cuda:0", tune=tune)
+    return compile_to_program(graph, options=LowerOptions(verify=True, processor="triton-interpreter", **settings))
+
+
+def choices(compiled: Compiled) -> list[str]:
+    """Who computes each product, and why."""
+    return [str(decision) for decision in compiled.records if decision.kind == "contraction"]
 
 
 def products(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor, q: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -58,10 +62,10 @@ def inputs(dtype: torch.dtype) -> list[torch.Tensor]:
 @pytest.mark.covers("F5g.16", "F5e.4")
 def test_generated_products_take_what_is_around_them_along(dtype: torch.dtype) -> None:
     args = inputs(dtype)
-    lowered = lower(products, args, DeviceTuning(every_product=True))
-    assert len(lowered.program.launches()) == 3  # relu, bias and gelu are in the first, the factor in the second
-    assert all("tl.dot" in k.source.text for k in lowered.program.kernels)
-    got, want = bind_to(lowered.program, InterpreterDriver())(list(args)), products(*args)
+    lowered = lower(products, args, contractions="generated")
+    assert len(lowered.program.kernels) == 3  # relu, bias and gelu are in the first, the factor in the second
+    assert all("tl.dot" in k.source.text for k in kernels_of(lowered.program))
+    got, want = bind_program(lowered.program)(list(args)), products(*args)
     tolerance = {torch.float32: 1e-5, torch.bfloat16: 1.6e-2, torch.float16: 2e-3}[dtype]
     for ours, reference in zip(got, want, strict=True):
         assert ours.stride() == reference.stride()
@@ -87,11 +91,11 @@ def test_a_linear_map_with_gelu_and_residual_is_one_kernel_of_several_results(
 ) -> None:
     g = torch.Generator().manual_seed(0)
     args = [torch.randn(shape, generator=g).to(dtype) for shape in ((*rows, 40), (70, 40), (70,), (*rows, 70))]
-    lowered = lower(program, args, DeviceTuning(every_product=True))
-    (kernel,) = lowered.program.kernels
-    assert "tl.dot" in kernel.source.text and len(lowered.program.launches()) == 1 and not lowered.report.externs
+    lowered = lower(program, args, contractions="generated")
+    (kernel,) = kernels_of(lowered.program)
+    assert "tl.dot" in kernel.source.text and len(lowered.program.kernels) == 1 and not lowered.report.externs
     assert sum(argument.written for argument in kernel.source.arguments) == 3
-    got, want = bind_to(lowered.program, InterpreterDriver())(list(args)), program(*args)
+    got, want = bind_program(lowered.program)(list(args)), program(*args)
     exact = [a.double() for a in args]
     out, y, _ = program(*exact)
     terms = F.linear(exact[0].abs() * 2, exact[1].abs(), exact[2].abs())
@@ -107,35 +111,38 @@ def test_a_linear_map_with_gelu_and_residual_is_one_kernel_of_several_results(
 
 def test_products_compile_to_tensor_cores_and_f32_keeps_its_bits() -> None:
     half = lower(
-        lambda x, w: (x @ w,), [torch.empty(512, 512, dtype=torch.bfloat16)] * 2, DeviceTuning(every_product=True)
+        lambda x, w: (x @ w,), [torch.empty(512, 512, dtype=torch.bfloat16)] * 2, contractions="generated"
     )
-    cubin = compile_kernel(half.program.kernels[0].source, 90, keep_ptx=True)
+    cubin = compile_kernel(kernels_of(half.program)[0].source, 90, keep_ptx=True)
     assert "wgmma" in cubin.ptx and "cp.async" in cubin.ptx
     assert resource_facts(cubin).spills == 0
-    assert "mma.sync" in compile_kernel(half.program.kernels[0].source, 80, keep_ptx=True).ptx
+    assert "mma.sync" in compile_kernel(kernels_of(half.program)[0].source, 80, keep_ptx=True).ptx
+    single = lower(lambda x, w: (x @ w,), [torch.empty(64, 64)] * 2, contractions="generated")
+    assert "dot_ieee(" in kernels_of(single.program)[0].source.text
     for tf32 in (False, True):
-        tuning = DeviceTuning(every_product=True, tf32=tf32)
-        single = lower(lambda x, w: (x @ w,), [torch.empty(64, 64)] * 2, tuning)
-        assert ("dot_tf32(" in single.program.kernels[0].source.text) == tf32
-        assert ("dot_ieee(" in single.program.kernels[0].source.text) == (not tf32)
+        (kernel,) = render_program(single.scheduled, tf32=tf32).kernels
+        assert ("dot_tf32(" in kernel.source.text) == tf32
+        assert ("dot_ieee(" in kernel.source.text) == (not tf32)
 
 
-def test_a_product_is_generated_only_where_it_was_measured_to_be_faster() -> None:
+def test_a_product_is_generated_only_where_it_was_measured_to_be_faster(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
 
-    def timer(product: Any) -> tuple[float, float]:
-        seen.append(str(product))
+    def timer(product: ExternCall, buffers: Mapping[str, Buffer]) -> tuple[float, float]:
+        seen.append(product.target)
         return (20e-6, 10e-6) if product.target == "aten.bmm.default" else (10e-6, 9.9e-6)
 
     args = inputs(torch.float32)
-    tuning = DeviceTuning(products=timer)
-    lowered = lower(products, args, tuning)
+    monkeypatch.setattr(TritonTarget, "measure", lambda self, compiled: timer)
+    lowered = lower(products, args, tune=True)
     calls = [getattr(step, "target", "") for step in lowered.scheduled.steps]
     assert "aten.mm.default" in calls and "aten.addmm.default" in calls and "aten.bmm.default" not in calls
     assert len(seen) == 3
-    assert any("bmm" in reason and "generated, ATen 20.0 us, generated 10.0 us" in reason for reason in lowered.choices)
-    assert any("mm.default" in reason and ": ATen, ATen 10.0 us" in reason for reason in lowered.choices)
-    got, want = bind_to(lowered.program, InterpreterDriver())(list(args)), products(*args)
+    reasons = choices(lowered)
+    assert any("bmm" in reason and "generated, ATen 20.0 us, generated 10.0 us" in reason for reason in reasons)
+    assert any("mm.default" in reason and ": ATen, ATen 10.0 us" in reason for reason in reasons)
+    assert not any("mm.default" in str(refused) for refused in lowered.report.refused)
+    got, want = bind_program(lowered.program)(list(args)), products(*args)
     torch.testing.assert_close(got, list(want))
 
 
@@ -149,8 +156,8 @@ def fake_cubin(source: KernelSource, arch: int) -> Cubin:
 
 @pytest.mark.covers("F5e.3")
 def test_the_fastest_candidate_wins_and_spilling_and_failing_ones_are_left_out() -> None:
-    lowered = lower(lambda x: (x * 2 + 1,), [torch.empty(64, 1024)], DeviceTuning(kernels=True))
-    (kernel,) = lowered.program.kernels
+    lowered = lower(lambda x: (x * 2 + 1,), [torch.empty(64, 1024)])
+    (kernel,) = render_program(lowered.scheduled, tune=True).kernels
     sources = (kernel.source, *kernel.alternatives)
     assert len(sources) >= 4
     assert len({s.config for s in sources}) == len(sources)
@@ -180,27 +187,28 @@ def test_the_fastest_candidate_wins_and_spilling_and_failing_ones_are_left_out()
 @pytest.mark.covers("F5e.3", "F7.20")
 def test_the_winner_is_part_of_the_artifact_and_is_not_tuned_again() -> None:
     x = torch.arange(64 * 1024.0).reshape(64, 1024)
-    lowered = lower(lambda x: (x * 2 + 1,), [x], DeviceTuning(kernels=True))
+    rendered = render_program(lower(lambda x: (x * 2 + 1,), [x]).scheduled, tune=True)
     asked: list[Any] = []
 
     def timer(source: KernelSource, cubin: Cubin) -> float:
         asked.append(source.config)
         return 1.0 / dict(source.config.blocks)["XBLOCK"]  # the largest block wins
 
-    tuned = compile_program(lowered.program, 90, timer)
+    tuned = assemble(rendered, 90, timer)
     (kernel,) = tuned.kernels
     assert len(asked) >= 4 and dict(kernel.source.config.blocks)["XBLOCK"] == 4096 and not kernel.alternatives
-    again = device_from_json(device_to_json(tuned))
-    assert again.kernels[0].choice == kernel.choice and "4096" in kernel.choice
+    again = compiled_from_json(compiled_to_json(to_program(tuned)))
+    assert again == to_program(tuned) and kernels_of(again) == (kernel,) and "4096" in kernel.choice
     asked.clear()
-    assert compile_program(again, 90, timer) == again and not asked
-    (y,) = bind_to(again, InterpreterDriver())([x])
+    (y,) = bind_program(again)([x])
     assert torch.equal(y, x * 2 + 1)  # also launched with the winner's number of program instances
-    assert dataclasses.replace(again, kernels=()) == dataclasses.replace(tuned, kernels=())
+    assert not asked
 
 
 @pytest.mark.covers("F5e.3", "F5e.4")
-def test_tuning_measures_each_product_once_with_its_own_layouts_and_keeps_the_reasons() -> None:
+def test_tuning_measures_each_product_once_with_its_own_layouts_and_keeps_the_reasons(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     clock = iter([3e-6, 1e-6, 1e-6, 3e-6, 2e-6, 1e-6])
     measured: list[Any] = []
 
@@ -209,15 +217,26 @@ def test_tuning_measures_each_product_once_with_its_own_layouts_and_keeps_the_re
         measured.append(result)
         return next(clock)
 
-    tuner = Tuner(InterpreterDriver(), None, lambda extents, sizes: lambda source, cubin: 1.0, seconds)
+    monkeypatch.setattr(TritonTarget, "measure", lambda self, compiled: product_times("cpu", compiled, seconds))
     args = inputs(torch.float32)
-    lowered = lower(products, args, tuner.tuning())
+    lowered = lower(products, args, tune=True)
     assert len(measured) == 6 and all(torch.isfinite(m).all() for m in measured)
     for library, generated in zip(measured[::2], measured[1::2], strict=True):
         torch.testing.assert_close(generated, library, rtol=1e-4, atol=1e-4)
-    assert sum(": generated, " in reason for reason in lowered.choices) == 2
+    assert sum(": generated, " in reason for reason in choices(lowered)) == 2
     torch.testing.assert_close(
-        bind_to(lowered.program, InterpreterDriver())(list(args)), list(products(*args)), rtol=1e-4, atol=1e-4
+        bind_program(lowered.program)(list(args)), list(products(*args)), rtol=1e-4, atol=1e-4
     )
-    assert tuner.product(Product("aten.mm.default", "float32", ("[s0, 4]:[4, 1]", "[4, 4]:[4, 1]"))) == (0.0, math.inf)
-    assert str(extents_of(lowered.program)["x_1"]) == str(args[0].numel())
+    assert str(extents_of(lowered.scheduled.buffers)["x_1"]) == str(args[0].numel())
+
+
+def test_a_product_of_sizes_known_at_run_time_only_is_atens() -> None:
+    def compiled(op: Any, tensors: list[torch.Tensor]) -> Any:
+        pytest.fail("nothing is compiled for it")
+
+    args = torch.ones(3, 4), torch.ones(4, 5)
+    graph = make_fx(lambda x, w: (x @ w,), decompositions(), tracing_mode="symbolic")(*args)
+    program = lower_graph(graph)
+    (call,) = program.steps
+    assert isinstance(call, ExternCall)
+    assert product_times("cpu", compiled)(call, {b.name: b for b in program.buffers}) == (0.0, math.inf)

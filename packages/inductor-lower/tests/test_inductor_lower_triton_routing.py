@@ -18,23 +18,22 @@ from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table, triton
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from aotkit_inductor_lower import CompiledGraph, LowerOptions, bind_program, compile_graph, decompositions
+from aotkit_inductor_lower import LowerOptions, bind_program, compile_graph, compile_to_program, decompositions
 from aotkit_inductor_lower.errors import UnsupportedGraphError
-from aotkit_inductor_lower.runtime import BindError, bind_to
-from aotkit_inductor_lower.runtime.programs import compiled_from_json, compiled_to_json
+from aotkit_inductor_lower.launch_plan.codec import compiled_from_json, compiled_to_json
+from aotkit_inductor_lower.runtime import BindError
 from aotkit_inductor_lower.targets.select import kernel_device
 from aotkit_inductor_lower.targets.triton import (
-    DeviceGraph,
     InterpreterDriver,
     Tf32Advice,
     TritonError,
     TritonMissing,
     compile_kernel,
-    lower_for_device,
+    kernels_of,
     resource_facts,
 )
 from aotkit_inductor_lower.targets.triton import load as load_module
-from aotkit_inductor_lower.targets.triton.pipeline import tell_tf32
+from aotkit_inductor_lower.targets.triton.checks import tell_tf32
 
 pytest.importorskip("triton", reason="Triton is the optional extra `cuda`")
 
@@ -90,8 +89,8 @@ def test_a_graph_on_cuda_becomes_cubins_and_a_stored_one_is_bound_without_triton
 ) -> None:
     graph, store = traced(softmax, "cuda:0"), Store()
     compiled = compile_graph(graph, object_store=store)
-    assert isinstance(compiled, DeviceGraph) and compiled.compiled.device == "cuda:0"
-    assert all(k.cubin is not None and k.cubin.arch == 90 for k in compiled.compiled.kernels)
+    assert compiled.compiled.binary.facts["device"] == "cuda:0"
+    assert all(k.cubin is not None and k.cubin.arch == 90 for k in kernels_of(compiled.compiled))
     assert compiled.report().kernel_count == 1 and len(store) == 1
     (x,) = values((6, 8))
     torch.testing.assert_close(compiled([x])[0], softmax(x)[0])
@@ -101,7 +100,7 @@ def test_a_graph_on_cuda_becomes_cubins_and_a_stored_one_is_bound_without_triton
     monkeypatch.setitem(sys.modules, "triton.compiler", None)  # whoever compiles now fails
     monkeypatch.setitem(sys.modules, "triton.backends.compiler", None)
     again = compile_graph(graph, object_store=store)
-    assert isinstance(again, DeviceGraph) and again.compiled == compiled.compiled
+    assert again.compiled == compiled.compiled
     with pytest.raises(ImportError):
         compile_graph(graph)
 
@@ -112,8 +111,7 @@ def test_a_stored_program_serves_only_the_options_that_it_was_compiled_with() ->
     for count in (2, 2):
         for asserts in (True, False):
             compiled = compile_graph(graph, options=LowerOptions(index_asserts=asserts), object_store=store)
-            assert isinstance(compiled, DeviceGraph)
-            assert any(k.source.checks for k in compiled.compiled.kernels) == asserts
+            assert any(k.source.checks for k in kernels_of(compiled.compiled)) == asserts
         assert len(store) == count
 
 
@@ -145,9 +143,9 @@ def test_without_a_device_or_without_triton_the_refusal_says_so(monkeypatch: pyt
 def test_a_graph_on_the_cpu_stays_there_unless_the_interpreter_is_asked_for() -> None:
     (x,) = values((6, 8))
     graph = make_fx(softmax, decompositions(), tracing_mode="fake")(x)
-    assert isinstance(compile_graph(graph), CompiledGraph)
+    assert compile_graph(graph).compiled.binary.target == "cpu"
     compiled = compile_graph(graph, options=LowerOptions(processor="triton-interpreter", verify=True))
-    assert isinstance(compiled, DeviceGraph) and compiled.compiled.device == "cpu"
+    assert compiled.compiled.binary.target == "triton" and compiled.compiled.binary.facts["device"] == "cpu"
     torch.testing.assert_close(compiled([x])[0], softmax(x)[0])
     torch.testing.assert_close(
         bind_program(compiled_from_json(compiled_to_json(compiled.compiled)))([x])[0], softmax(x)[0]
@@ -218,14 +216,14 @@ def test_a_number_on_the_cpu_goes_to_the_device_once_and_into_the_kernel() -> No
         return x * scaled + number, x.sin() / scaled
 
     graph = traced(f, "cuda:0", "cpu")
-    lowered = lower_for_device(graph, options=LowerOptions(verify=True))
-    assert lowered.program.device == "cuda:0"
+    lowered = compile_to_program(graph, options=LowerOptions(verify=True, processor="triton-interpreter"))
+    assert lowered.program.binary.facts["device"] == "cuda:0"
     found = reasons(lowered)
     assert found["aten.mul.Tensor"] == "a tensor is on cpu, and this graph's kernels run on cuda:0"
     assert [s.target for s in lowered.scheduled.steps if hasattr(s, "target")].count("aten._to_copy.default") == 2
-    assert len(lowered.program.launches()) == 2  # each after the copy that it needs
+    assert len(lowered.program.kernels) == 2  # each after the copy that it needs
     x, number = values((6, 8), ())
-    got = bind_to(lowered.program, InterpreterDriver(), lowered.constants)([x, number])
+    got = bind_program(lowered.program, lowered.constants)([x, number])
     for ours, reference in zip(got, f(x, number), strict=True):
         torch.testing.assert_close(ours, reference)
 
@@ -236,10 +234,10 @@ def test_a_constant_on_the_cpu_goes_to_the_device_too() -> None:
     (product,) = graph.graph.find_nodes(op="call_function", target=torch.ops.aten.mul.Tensor)
     with graph.graph.inserting_before(product):
         product.args = (product.args[0], graph.graph.get_attr("three"))
-    lowered = lower_for_device(graph, options=LowerOptions(verify=True))
+    lowered = compile_to_program(graph, options=LowerOptions(verify=True, processor="triton-interpreter"))
     assert reasons(lowered).keys() == {"aten._to_copy.default"}
     (x,) = values((6, 8))
-    assert torch.equal(bind_to(lowered.program, InterpreterDriver(), lowered.constants)([x])[0], x * 3)
+    assert torch.equal(bind_program(lowered.program, lowered.constants)([x])[0], x * 3)
 
 
 def test_what_is_on_a_second_device_stays_with_aten_with_the_reason() -> None:
@@ -250,13 +248,13 @@ def test_what_is_on_a_second_device_stays_with_aten_with_the_reason() -> None:
 
     graph = traced(f, "cuda:0", "cuda:1")
     assert kernel_device(graph) == torch.device("cuda:0")
-    lowered = lower_for_device(graph, options=LowerOptions(verify=True))
+    lowered = compile_to_program(graph, options=LowerOptions(verify=True, processor="triton-interpreter"))
     found = reasons(lowered)
     assert found.keys() == {"aten._to_copy.default", "aten.add.Tensor", "aten.relu.default"}
     assert found["aten.relu.default"] == "a tensor is on cuda:1, and this graph's kernels run on cuda:0"
     assert {b.device for b in lowered.program.plan.buffers} == {"cuda:0", "cuda:1"}
     x, w = values((6, 8), (6, 8))
-    bound = bind_to(lowered.program, InterpreterDriver(), lowered.constants)
+    bound = bind_program(lowered.program, lowered.constants)
     hidden = F.gelu(x + 1).exp()
     there = (hidden + w).relu()
     for ours, reference in zip(bound([x, w]), (hidden, there, there * 2), strict=True):
@@ -272,11 +270,11 @@ def test_temporaries_of_rules_are_on_the_graphs_device() -> None:
     with FakeTensorMode():
         args = [torch.empty(6, 8, device="cuda:0"), torch.empty(6, 8, dtype=torch.int64, device="cuda:0")]
         graph = make_fx(f, decompositions(), tracing_mode="fake")(*args)
-    lowered = lower_for_device(graph, options=LowerOptions(verify=True))
+    lowered = compile_to_program(graph, options=LowerOptions(verify=True, processor="triton-interpreter"))
     assert {b.device for b in lowered.scheduled.buffers} == {"cuda:0"}
     (x,) = values((6, 8))
     index = torch.randint(6, (6, 8), generator=torch.Generator().manual_seed(1))
-    got = bind_to(lowered.program, InterpreterDriver(), lowered.constants)([x, index])
+    got = bind_program(lowered.program, lowered.constants)([x, index])
     torch.testing.assert_close(got[0], f(x, index)[0])
 
 
@@ -288,10 +286,10 @@ def test_random_numbers_are_made_in_the_kernels_of_a_device_from_seeds_that_it_d
 
     with FakeTensorMode():
         graph = make_fx(f, decompositions(), tracing_mode="fake")(torch.empty(40, 50, device="cuda:1"))
-    lowered = lower_for_device(graph, options=LowerOptions(verify=True, rng="fast"))
+    lowered = compile_to_program(graph, options=LowerOptions(verify=True, rng="fast", processor="triton-interpreter"))
     (call,) = [step for step in lowered.scheduled.steps if hasattr(step, "target")]
     assert call.target == "aten.randint.low" and dict(call.kwargs)["device"].value == "cuda:1"
-    bound = bind_to(lowered.program, InterpreterDriver(), lowered.constants)
+    bound = bind_program(lowered.program, lowered.constants)
     (x,) = values((40, 50))
     torch.manual_seed(0)
     y, mask, uniform, normal = first = bound([x])
@@ -304,7 +302,7 @@ def test_random_numbers_are_made_in_the_kernels_of_a_device_from_seeds_that_it_d
     on_cpu = compile_graph(make_fx(f, decompositions(), tracing_mode="fake")(x), options=LowerOptions(rng="fast"))
     torch.manual_seed(0)
     assert torch.equal(on_cpu([x])[2], uniform)  # the same arithmetic everywhere
-    for kernel in lowered.program.kernels:
+    for kernel in kernels_of(lowered.program):
         assert resource_facts(compile_kernel(kernel.source, 90)).spills == 0
 
 

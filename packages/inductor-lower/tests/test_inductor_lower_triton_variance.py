@@ -12,42 +12,42 @@ import torch.nn.functional as F
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from aotkit_inductor_lower import LowerOptions, decompositions, interpret_program
+from aotkit_inductor_lower import LowerOptions, bind_program, compile_to_program, decompositions, interpret_program
+from aotkit_inductor_lower.compiled import Compiled
 from aotkit_inductor_lower.ir.print import print_program
-from aotkit_inductor_lower.runtime import bind_to
 from aotkit_inductor_lower.targets.triton import (
-    InterpreterDriver,
-    LoweredForDevice,
     TileLimits,
     compile_kernel,
-    generate_device,
     interpret_kernel,
-    lower_for_device,
+    kernels_of,
+    render_program,
     resource_facts,
+    to_program,
 )
 
 pytest.importorskip("triton", reason="Triton is the optional extra `cuda`")
 
 
-def lower(f: Callable[..., Any], *args: Any, mode: str = "fake") -> LoweredForDevice:
+def lower(f: Callable[..., Any], *args: Any, mode: str = "fake") -> Compiled:
     """``f`` traced on the CPU and lowered for a CUDA device."""
     graph = make_fx(f, decompositions(), tracing_mode=mode)(*args)
-    return lower_for_device(graph, options=LowerOptions(verify=True), device="cuda:0")
+    return compile_to_program(graph, options=LowerOptions(verify=True, processor="triton-interpreter"))
 
 
-def in_blocks(lowered: LoweredForDevice) -> LoweredForDevice:
+def in_blocks(lowered: Compiled) -> Compiled:
     """With small tiles, so that short rows are walked in blocks."""
-    return replace(lowered, program=generate_device(lowered.scheduled, TileLimits(row=64, reduction=128)))
+    rendered = render_program(lowered.scheduled, limits=TileLimits(row=64, reduction=128))
+    return replace(lowered, program=to_program(rendered))
 
 
-def texts(lowered: LoweredForDevice) -> list[str]:
+def texts(lowered: Compiled) -> list[str]:
     """The kernels' sources."""
-    return [kernel.source.text for kernel in lowered.program.kernels]
+    return [kernel.source.text for kernel in kernels_of(lowered.program)]
 
 
-def run(lowered: LoweredForDevice, *args: torch.Tensor) -> list[torch.Tensor]:
+def run(lowered: Compiled, *args: torch.Tensor) -> list[torch.Tensor]:
     """In Triton's interpreter."""
-    return bind_to(lowered.program, InterpreterDriver())(list(args))
+    return bind_program(lowered.program)(list(args))
 
 
 def offset_rows(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -79,7 +79,7 @@ def test_a_variance_far_from_zero_keeps_its_digits_and_reads_a_row_once(length: 
 def test_the_device_function_combines_lanes_of_which_some_saw_nothing() -> None:
     """The function itself, which the interpreter otherwise replaces by a faster one."""
     x = offset_rows(2, 70)
-    (kernel,) = in_blocks(lower(lambda x: (x.var(1),), x)).program.kernels
+    (kernel,) = kernels_of(in_blocks(lower(lambda x: (x.var(1),), x)).program)
     got = torch.empty(2)
     names = [a.name for a in kernel.source.arguments]
     interpret_kernel(kernel.source, dict(zip(names, (x, got), strict=True)), replace_functions=False)
@@ -121,7 +121,7 @@ def test_variances_of_few_long_columns_are_two_kernels_that_combine_means_and_sq
     x = offset_rows(length, 3)
     x[: length // 2] += 5  # chunks differ
     lowered = lower(f, x)
-    launches = [launch.name for launch in lowered.program.launches()]
+    launches = [launch.name for launch in lowered.program.kernels]
     assert sum(name.endswith("_partial") for name in launches) * 2 == len(launches)
     assert_near(run(lowered, x), f, x, error=1e-3)
     assert_near(interpret_program(lowered.scheduled, [x]), f, x, error=1e-3)  # as loop IR too
@@ -135,8 +135,8 @@ def test_chunks_that_are_empty_or_short_do_not_count() -> None:
         return torch.var_mean(x)
 
     lowered = lower(f, torch.randn(700, dtype=torch.float64), mode="symbolic")
-    assert any(launch.name.endswith("_partial") for launch in lowered.program.launches())
-    bound = bind_to(lowered.program, InterpreterDriver())
+    assert any(launch.name.endswith("_partial") for launch in lowered.program.kernels)
+    bound = bind_program(lowered.program)
     for size in (700, 129, 2):
         x = offset_rows(size, dtype=torch.float64) * 1e150  # so that a distance of nothing from the mean overflows
         args = [x] if len(lowered.program.plan.inputs) == 1 else [size, x]
@@ -151,7 +151,7 @@ def test_kernels_of_variances_compile_without_spilling(dtype: torch.dtype) -> No
 
     lowered = lower(f, torch.empty(512, 50257, dtype=dtype), torch.empty(100352, 64, dtype=dtype))
     assert any("reduce_squares" in text for text in texts(lowered))
-    for kernel in lowered.program.kernels:
+    for kernel in kernels_of(lowered.program):
         assert resource_facts(compile_kernel(kernel.source, 90)).spills == 0
 
 
@@ -167,12 +167,12 @@ def batch_norm(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> tuple[torch
     return y.relu(), mean, rstd, *new, *gradients
 
 
-def lower_batch_norm(dtype: torch.dtype) -> LoweredForDevice:
+def lower_batch_norm(dtype: torch.dtype) -> Compiled:
     """Traced on a fake CUDA device: 3 channels of 20,000 elements."""
     with FakeTensorMode():
         args = [torch.empty(shape, dtype=dtype, device="cuda") for shape in ((5, 3, 50, 80), (3,), (3,))]
         graph = make_fx(batch_norm, decompositions(), tracing_mode="fake")(*args)
-    return lower_for_device(graph, options=LowerOptions(verify=True))
+    return compile_to_program(graph, options=LowerOptions(verify=True, processor="triton-interpreter"))
 
 
 def batch_norm_inputs(dtype: torch.dtype) -> list[torch.Tensor]:
@@ -186,9 +186,9 @@ def batch_norm_inputs(dtype: torch.dtype) -> list[torch.Tensor]:
 @pytest.mark.covers("F5e.1", "F5g.18")
 def test_a_batch_norm_of_few_channels_is_a_kernel_per_pass_so_that_each_fills_a_device() -> None:
     lowered = lower_batch_norm(torch.float64)
-    launches = [launch.name for launch in lowered.program.launches()]
+    launches = [launch.name for launch in lowered.program.kernels]
     assert len(launches) == 6  # statistics of both directions in two kernels each, and the elements of both
-    assert all(len(kernel.source.grid) > 1 for kernel in lowered.program.kernels[::2])
+    assert all(len(kernel.source.grid) > 1 for kernel in kernels_of(lowered.program)[::2])
     args = batch_norm_inputs(torch.float64)
     for got in (run(lowered, *args), interpret_program(lowered.scheduled, args)):
         for ours, want in zip(got, batch_norm(*args), strict=True):
@@ -208,5 +208,5 @@ def test_short_or_many_rows_and_passes_over_one_memory_stay_one_kernel() -> None
         return (F.layer_norm(x, x.shape[1:]),)
 
     for shape, count in (((3, 1 << 14), 3), ((65, 1 << 14), 1), ((3, 1000), 1)):
-        assert len(lower(f, torch.empty(shape)).program.launches()) == count
-    assert len(lower(lambda x: (x.softmax(1),), torch.empty(3, 1 << 14)).program.launches()) == 1  # a maximum is sought
+        assert len(lower(f, torch.empty(shape)).program.kernels) == count
+    assert len(lower(lambda x: (x.softmax(1),), torch.empty(3, 1 << 14)).program.kernels) == 1  # a maximum is sought

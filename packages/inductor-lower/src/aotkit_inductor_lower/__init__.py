@@ -18,8 +18,8 @@
 The stages are usable one by one: :func:`lower_graph` gives the loop IR of a graph, :func:`schedule_program` fuses it,
 :func:`print_program`, :func:`parse_program`, :func:`verify_program` and :func:`interpret_program` are its tools.
 
-Modules that are public by name: :mod:`.errors`, :mod:`.report`, :mod:`.pass_lists` (the names of all passes),
-:mod:`.runtime` and :mod:`.runtime.programs` (stored programs), :mod:`.targets.cpu` (processors),
+Modules that are public by name: :mod:`.errors`, :mod:`.report`, :mod:`.driver` (all passes),
+:mod:`.runtime`, :mod:`.launch_plan.codec` (stored programs), :mod:`.targets.cpu` (processors),
 :mod:`.graph_partition`, :mod:`.graph_passes.freeze`.
 """
 
@@ -31,7 +31,8 @@ from typing import TYPE_CHECKING, Any
 from .__about__ import __version__
 
 if TYPE_CHECKING:
-    from .driver import CompiledGraph, compile_graph, compile_to_program, lower_graph
+    from .compiled import CompiledGraph
+    from .driver import compile_graph, compile_to_program, lower_graph, schedule_program
     from .errors import LoweringError
     from .ir.interpret import interpret_program
     from .ir.parse import parse_program
@@ -40,8 +41,7 @@ if TYPE_CHECKING:
     from .launch_plan import CompiledProgram
     from .lowering.decompositions import decompositions
     from .options import LowerOptions
-    from .pass_lists import schedule_program
-    from .runtime.programs import bind_program
+    from .runtime import bind_program
 
 __all__ = [
     "CompiledGraph",
@@ -64,11 +64,11 @@ __all__ = [
 # Where each name is defined. It is imported when it is asked for: a process that only loads what was compiled before
 # needs a small part of this package.
 _HOMES = {
-    "CompiledGraph": "driver",
+    "CompiledGraph": "compiled",
     "CompiledProgram": "launch_plan",
     "LowerOptions": "options",
     "LoweringError": "errors",
-    "bind_program": "runtime.programs",
+    "bind_program": "runtime",
     "compile_graph": "driver",
     "compile_to_program": "driver",
     "decompositions": "lowering.decompositions",
@@ -76,7 +76,7 @@ _HOMES = {
     "lower_graph": "driver",
     "parse_program": "ir.parse",
     "print_program": "ir.print",
-    "schedule_program": "pass_lists",
+    "schedule_program": "driver",
     "verify_program": "ir.verify",
 }
 

@@ -14,6 +14,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from .driver import DEVICE_PASSES, GRAPH_PASSES, KERNEL_PASSES, LOOP_LEVEL, LOOP_PASSES, WRITE_PASSES
 from .errors import IRError
 from .ir.parse import parse_program
 from .ir.print import print_program
@@ -24,7 +25,6 @@ from .kernel_ir.verify import verify_module
 from .kernel_passes.linearize import linearize
 from .kernel_passes.normal_form import run_on_module
 from .options import LowerOptions
-from .pass_lists import DEVICE_PASSES, GRAPH_PASSES, KERNEL_PASSES, LOOP_LEVEL, LOOP_PASSES, WRITE_PASSES
 from .passes import Pass, PassContext, run_passes
 from .targets.select import named_target
 
@@ -40,6 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--list", action="store_true", help="print every pass of every level, with its reason")
     parser.add_argument("--fuel", type=int, help="make only so many rewrites")
     parser.add_argument("--target", default="cpu", help="what to choose for: cpu, cpu:NAME, cuda:0, triton-interpreter")
+    parser.add_argument("--contractions", choices=("auto", "generated"), default="auto", help="products of matrices")
     given = parser.parse_args(argv)
     if given.list:
         print(_listing(), end="")
@@ -51,7 +52,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"there is no pass {', '.join(unknown)}; there are {LINEARIZE}, {', '.join(known)}", file=sys.stderr)
         return 2
     text = "".join(line for line in sys.stdin if not line.startswith("#"))
-    ctx = PassContext.of(LowerOptions(fuel=given.fuel, verify=True), target=named_target(given.target))
+    options = LowerOptions(fuel=given.fuel, verify=True, contractions=given.contractions)
+    ctx = PassContext.of(options, target=named_target(given.target))
     try:
         print(_result(text, names, ctx), end="")
     except IRError as error:

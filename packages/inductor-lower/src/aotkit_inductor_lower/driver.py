@@ -1,88 +1,116 @@
-"""The whole way from a graph to a callable, as one flat list of stages."""
+"""The whole way from a graph to a callable: every pass of every level in its order, and the functions that run them.
+
+A graph is rewritten (:data:`WRITE_PASSES`, :data:`DEVICE_PASSES`, :data:`GRAPH_PASSES`), lowered to loop IR, which
+becomes few nests in a good order (:data:`LOOP_PASSES`). A target makes kernels of these (:data:`KERNEL_PASSES`),
+and code of them. What comes out is data, which is bound. Nothing here knows which target it is.
+"""
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, Literal
 
 import torch
-from torch.fx import GraphModule
+from torch.fx import Graph, GraphModule
+from torch.fx.experimental.proxy_tensor import make_fx
 
+from ._observer import Observer
+from ._torch_compat import lazy_graph_module
+from .compiled import Compiled, CompiledGraph
+from .errors import UnsupportedGraphError
 from .graph_partition import PartitionedGraph, compile_parts, needs_partition
+from .graph_passes import (
+    call_custom_writers,
+    channels_last,
+    common_subexpressions,
+    copy_scalars_to_device,
+    fold_uniform,
+    fuse_attention,
+    merge_splits_and_cats,
+    reinplace,
+    remove_noops,
+    reuse_reductions,
+    simplify,
+)
 from .graph_passes.fake_values import graph_constants, with_fake_values
+from .graph_passes.rewriting import copy_graph, drop_dead_nodes, has_inner_mutation
 from .ir import Program
+from .ir.parse import parse_program
 from .ir.print import print_program
+from .ir.verify import verify_program
+from .kernel_passes.normal_form import NORMAL_FORM
 from .launch_plan import CompiledProgram, compiled_from_json, compiled_to_json
-from .launch_plan.store import ObjectStore, generator_digest
+from .launch_plan.store import ObjectStore, program_digest
+from .loop_passes import (
+    choose_contractions,
+    choose_library_calls,
+    drop_dead_steps,
+    fission_long_rows,
+    fold_identities,
+    fuse_concats,
+    fuse_kernels,
+    fuse_mixed_order_reductions,
+    inline_producers,
+    localize_temporaries,
+    order_steps,
+    reuse_call_results,
+    split_loops,
+    split_reductions,
+    write_through,
+)
 from .lowering.graph import lower_graph as lower_for
-from .options import LowerOptions
-from .pass_lists import call_writers, checked_program, rewrite_graph, schedule
-from .passes import Decision, Observer, PassContext, stage
-from .report import LoweringReport, make_report
-from .runtime import ArenaPool, BoundProgram, bind
-from .runtime.input_checks import input_check
-from .targets.cpu.generate import generate
-from .targets.cpu.target import CpuTarget
+from .options import LowerOptions, Processor
+from .passes import Decision, Level, PassContext, check_disabled, in_order, optional, run_passes, stage
+from .report import make_report
+from .runtime import ArenaPool, bind_program
 from .targets.select import capabilities_for, target_for
 
-if TYPE_CHECKING:
-    from .targets.triton import DeviceGraph, DeviceProgram
+__all__ = ["DEVICE_PASSES", "GRAPH_PASSES", "KERNEL_PASSES", "LOOP_LEVEL", "LOOP_PASSES", "WRITE_PASSES"]
+__all__ += ["compile_graph", "compile_to_program", "lower_graph", "pass_names", "run_graph_passes", "schedule_program"]
 
-__all__ = ["Compiled", "CompiledGraph", "compile_graph", "compile_to_program", "lower_graph"]
+# On the whole graph, before it is taken apart.
+WRITE_PASSES = in_order(
+    call_custom_writers.PASS,
+    call_custom_writers.LAUNCH_USER_KERNELS,
+)
 
+# On each part, whatever it writes.
+DEVICE_PASSES = in_order(copy_scalars_to_device.PASS)
 
-@dataclass(frozen=True, slots=True)
-class Compiled:
-    """A compiled graph as data: :func:`.bind_program` makes a callable of ``program`` and ``constants``.
+# On each part. (In a graph with custom writers once more before those: what they write to must be seen through views.)
+GRAPH_PASSES = in_order(
+    remove_noops.PASS,
+    fold_uniform.PASS,
+    fuse_attention.PASS,
+    simplify.PASS,
+    merge_splits_and_cats.PASS,
+    reuse_reductions.PASS,
+    common_subexpressions.PASS,
+    channels_last.PASS,
+    reinplace.PASS,
+)
 
-    ``scheduled`` is the loop IR that the program was generated from, ``records`` every fusion decision.
-    """
+LOOP_PASSES = in_order(
+    drop_dead_steps.PASS,  # required: no later pass sees a step without a reader
+    fold_identities.PASS,
+    choose_contractions.PASS,  # before fusion: only our own products take what comes before and after them
+    inline_producers.PASS,
+    fuse_concats.PASS,
+    split_loops.PASS,  # reshapes become loops, so that positions are plain sums
+    fuse_kernels.PASS,  # vertical and horizontal
+    fuse_mixed_order_reductions.PASS,
+    write_through.PASS,
+    localize_temporaries.PASS,
+    order_steps.PASS,
+    fission_long_rows.PASS,  # when the machine is known, as the next
+    split_reductions.PASS,  # and outer reductions
+    choose_library_calls.PASS,
+    reuse_call_results.PASS,  # last: no pass looks through the aliases that it adds
+)
 
-    program: CompiledProgram | DeviceProgram
-    constants: Mapping[str, torch.Tensor]
-    report: LoweringReport
-    scheduled: Program
-    records: tuple[Decision, ...]
-
-
-class CompiledGraph:
-    """A compiled graph in the boxed convention: takes one list, empties it, returns a list.
-
-    ``checked``: a call raises :class:`~.errors.InputMismatchError` for tensors that it was not compiled for.
-
-    ``compiled`` is the whole result as data, which with the tensors of ``constants`` can be bound again
-    (:func:`.bind_program`); ``program`` is the scheduled loop IR, ``records`` every fusion decision.
-    """
-
-    _boxed_call = True
-
-    def __init__(
-        self,
-        bound: BoundProgram[CompiledProgram],
-        constants: Mapping[str, torch.Tensor],
-        program: Program,
-        records: Sequence[Decision],
-        report: LoweringReport,
-        checked: bool = False,
-    ) -> None:
-        self.compiled: CompiledProgram = bound.compiled
-        self.constants = constants
-        self.program = program
-        self.records = tuple(records)
-        self._bound = bound
-        self._check = input_check(bound.compiled) if checked else None
-        self._report = report
-
-    def __call__(self, args: list[Any]) -> list[Any]:
-        if self._check is not None:
-            self._check(args)
-        return self._bound(args)
-
-    def report(self) -> LoweringReport:
-        """Kernels, fusion groups, ATen calls with reasons; ``str()`` of it is readable."""
-        return self._report
+KERNEL_PASSES = NORMAL_FORM  # all required; run per nest, where plans are built
 
 
 def compile_graph(
@@ -93,7 +121,7 @@ def compile_graph(
     observer: Observer | None = None,
     object_store: ObjectStore | None = None,
     arenas: ArenaPool | None = None,
-) -> CompiledGraph | DeviceGraph | PartitionedGraph:
+) -> CompiledGraph | PartitionedGraph:
     """Compile a functional ATen graph, in one piece if it can be (see :mod:`.graph_partition`): for the CPU, or with
     Triton for the CUDA device that (most of) its tensors are on.
 
@@ -103,19 +131,13 @@ def compile_graph(
     :class:`~.errors.UnsupportedGraphError` for what can be neither generated nor called.
     """
     options, arenas = options or LowerOptions(), arenas or ArenaPool()
-    gm = with_fake_values(gm, example_inputs)
-    ctx = PassContext.of(options, observer, target_for(gm, options))
-    graph = call_writers(gm, ctx)
-    if needs_partition(graph):
-        return _compile_in_parts(graph, options, observer, object_store, arenas)
-    if not isinstance(ctx.target, CpuTarget):
-        from .targets.triton import compile_device_graph
-
-        return compile_device_graph(graph, options=options, observer=observer, object_store=object_store)
-    compiled = _compile_whole(graph, ctx, object_store)
+    compiled = compile_to_program(
+        gm, example_inputs, options=options, observer=observer, object_store=object_store, arenas=arenas
+    )
+    if isinstance(compiled, PartitionedGraph):
+        return compiled
     with stage(observer, "bind"):
-        assert isinstance(compiled.program, CompiledProgram)
-        bound = bind(compiled.program, compiled.constants, arenas, redzones=options.redzones)
+        bound = bind_program(compiled.program, compiled.constants, arenas, redzones=options.redzones)
     return CompiledGraph(
         bound, compiled.constants, compiled.scheduled, compiled.records, compiled.report, options.check_inputs
     )
@@ -136,15 +158,10 @@ def compile_to_program(
     """
     options = options or LowerOptions()
     gm = with_fake_values(gm, example_inputs)
-    ctx = PassContext.of(options, observer, target_for(gm, options))
+    ctx = _context(gm, options, observer)
     graph = call_writers(gm, ctx)
     if needs_partition(graph):
         return _compile_in_parts(graph, options, observer, object_store, arenas or ArenaPool())
-    if not isinstance(ctx.target, CpuTarget):
-        from .targets.triton import compile_device_program
-
-        program, lowered = compile_device_program(graph, options=options, observer=observer, object_store=object_store)
-        return Compiled(program, lowered.constants, lowered.report, lowered.scheduled, lowered.records)
     return _compile_whole(graph, ctx, object_store)
 
 
@@ -159,6 +176,21 @@ def lower_graph(gm: GraphModule, options: LowerOptions | None = None, name: str 
     return lower_for(gm, options, name, capabilities_for(gm, options))
 
 
+def _context(gm: GraphModule, options: LowerOptions, observer: Observer | None) -> PassContext:
+    target = target_for(gm, options)
+    measure = target.measure(partial(_compile_call, options.processor)) if options.tune else None
+    return PassContext.of(options, observer, target, measure)
+
+
+def _compile_call(
+    processor: Processor, op: Callable[..., Any], tensors: list[torch.Tensor]
+) -> CompiledGraph | PartitionedGraph:
+    """The call of an operator, with the products in it generated: what is measured against ATen's."""
+    gm = make_fx(lambda *args: (op(*args),), tracing_mode="fake")(*tensors)
+    options = LowerOptions(tune=True, contractions="generated", check_inputs=False, processor=processor)
+    return compile_graph(gm, options=options)
+
+
 def _compile_in_parts(
     graph: GraphModule,
     options: LowerOptions,
@@ -166,13 +198,17 @@ def _compile_in_parts(
     object_store: ObjectStore | None,
     arenas: ArenaPool,
 ) -> PartitionedGraph:
-    def compile_one(part: GraphModule) -> CompiledGraph | DeviceGraph | PartitionedGraph:
+    def compile_one(part: GraphModule) -> CompiledGraph | PartitionedGraph:
         return compile_graph(part, options=options, observer=observer, object_store=object_store, arenas=arenas)
 
     return compile_parts(graph, compile_one)
 
 
 def _compile_whole(gm: GraphModule, ctx: PassContext, object_store: ObjectStore | None) -> Compiled:
+    if ctx.options.redzones and not ctx.target.capabilities.arena:
+        raise UnsupportedGraphError(
+            "a graph for CUDA with redzones", "only memory of the CPU is watched", todo="leave the option redzones out"
+        )
     observer = ctx.observer
     with stage(observer, "graph-passes"):
         graph = rewrite_graph(gm, ctx)
@@ -190,26 +226,96 @@ def _compile_whole(gm: GraphModule, ctx: PassContext, object_store: ObjectStore 
 
 
 def _generate(program: Program, ctx: PassContext, store: ObjectStore | None) -> CompiledProgram:
-    assert isinstance(ctx.target, CpuTarget)
-    machine, observer = ctx.target.machine, ctx.observer
     digest = ""
     if store is not None:
-        text = f"{generator_digest()}\n{torch.__version__}\n{machine}\n{print_program(program)}"
-        digest = hashlib.sha256(text.encode()).hexdigest()
+        digest = program_digest(ctx.target.key(ctx.options), print_program(program))
         found = store.get(digest)
         if found is not None:
             return compiled_from_json(found.decode())
-    around_llvm = stage(observer, "llvm")
-    compiled = generate(program, machine, keep_text=observer is not None, around_llvm=around_llvm)
-    if observer is not None:
-        observer.dump(program.name, "kernels", lambda: compiled.llvm_text)
-    if ctx.options.verify:
-        compiled = compiled_from_json(compiled_to_json(compiled))
+    compiled = ctx.target.generate(program, ctx.options, ctx.observer)
+    if ctx.options.verify and compiled_from_json(compiled_to_json(compiled)) != compiled:
+        raise AssertionError(f"the compiled program {program.name} changed when it was written and read back")
     if store is not None:
-        store.put(digest, compiled_to_json(replace(compiled, llvm_text="")).encode())
+        store.put(digest, compiled_to_json(replace(compiled, text="")).encode())
     return compiled
 
 
 def _dump(observer: Observer | None, name: str, kind: str, program: Program) -> None:
     if observer is not None:
         observer.dump(name, kind, lambda: print_program(program))
+
+
+_NAMES: dict[str, tuple[str, ...]] = {
+    "graph": (*optional(WRITE_PASSES), *optional(GRAPH_PASSES)),
+    "loop": optional(LOOP_PASSES),
+    "kernel": optional(KERNEL_PASSES),
+}
+
+
+def pass_names(level: Literal["graph", "loop", "kernel"] | None = None) -> tuple[str, ...]:
+    """The names that ``LowerOptions.disable`` knows, in the order in which the passes run: of one level, or of all."""
+    return _NAMES[level] if level is not None else tuple(name for names in _NAMES.values() for name in names)
+
+
+def call_writers(gm: GraphModule, ctx: PassContext) -> GraphModule:
+    """Operators that write, and kernels of the user's, as calls that a launch plan can hold."""
+    check_disabled(ctx.options.disable, pass_names())
+    if call_custom_writers.has_custom_writers(gm):
+        gm = rewrite_graph(gm, ctx)
+    return run_passes(WRITE_PASSES, gm, ctx, _MODULE_LEVEL)
+
+
+def rewrite_graph(gm: GraphModule, ctx: PassContext) -> GraphModule:
+    """The graph after :data:`GRAPH_PASSES`. ``gm`` itself stays as it is.
+
+    Raises :class:`~.errors.UnknownPassError` for a disabled name that is no optional pass.
+    """
+    check_disabled(ctx.options.disable, pass_names())
+    gm = run_passes(DEVICE_PASSES, gm, ctx, _MODULE_LEVEL)
+    if has_inner_mutation(gm) or all(each.name in ctx.options.disable for each in GRAPH_PASSES):
+        return gm
+    graph = run_passes(GRAPH_PASSES, copy_graph(gm), ctx, _GRAPH_LEVEL)
+    drop_dead_nodes(graph)
+    return lazy_graph_module(gm, graph)
+
+
+def schedule(program: Program, ctx: PassContext) -> Program:
+    """The program after :data:`LOOP_PASSES`: with as few kernels as its data allows."""
+    check_disabled(ctx.options.disable, pass_names())
+    return run_passes(LOOP_PASSES, program, ctx, LOOP_LEVEL)
+
+
+def run_graph_passes(gm: GraphModule, options: LowerOptions) -> GraphModule:
+    """:func:`rewrite_graph` by itself."""
+    return rewrite_graph(gm, PassContext.of(options))
+
+
+def schedule_program(program: Program, options: LowerOptions | None = None) -> tuple[Program, tuple[Decision, ...]]:
+    """The program with as few kernels as its data allows, and a record of every decision."""
+    ctx = PassContext.of(options)
+    program = schedule(program, ctx)
+    return program, tuple(ctx.decisions)
+
+
+def _checked_graph(graph: Graph) -> Graph:
+    graph.lint()
+    return graph
+
+
+def _checked_module(gm: GraphModule) -> GraphModule:
+    gm.graph.lint()
+    return gm
+
+
+def checked_program(program: Program) -> Program:
+    """The program as it reads back from its own text, once the verifier has nothing against it."""
+    verify_program(program)
+    reread = parse_program(print_program(program))
+    if reread != program:
+        raise AssertionError(f"program {program.name} changed when it was printed and read back")
+    return reread
+
+
+_MODULE_LEVEL: Level[GraphModule] = Level(lambda gm: str(gm.graph), _checked_module)
+_GRAPH_LEVEL: Level[Graph] = Level(str, _checked_graph)
+LOOP_LEVEL: Level[Program] = Level(print_program, checked_program)

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["LowerOptions"]
+__all__ = ["LowerOptions", "Processor"]
+
+Processor = Literal["host", "x86-64", "x86-64-v3", "x86-64-v4", "triton-interpreter"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +24,8 @@ class LowerOptions:
     result); ``None`` is no limit. ``max_fusion_nodes`` and ``max_fusion_instructions`` bound one kernel.
     ``max_recompute`` bounds how many instructions a value may cost to be computed again in each of several readers.
     ``tune``: on a CUDA device, measure block sizes of kernels and which matrix products to generate; what was chosen is
-    kept with the compiled program.
+    kept with the compiled program. ``contractions``: ``"generated"`` makes all these products kernels, ``"auto"`` those
+    that were measured to be faster.
     ``index_asserts``: a generated kernel on a CUDA device stops at an index that is out of range, as eager's do; the
     device can't be used afterwards. Off, such an index reads 0 and writes nothing, and the kernel is smaller; nothing
     outside of a tensor is touched either way. On the CPU such an index is always an ``IndexError``.
@@ -42,6 +45,7 @@ class LowerOptions:
     max_fusion_instructions: int = 600
     max_recompute: int = 6
     tune: bool = False
+    contractions: Literal["auto", "generated"] = "auto"
     index_asserts: bool = True
     check_inputs: bool = True
-    processor: Literal["host", "x86-64", "x86-64-v3", "x86-64-v4", "triton-interpreter"] = "host"
+    processor: Processor = "host"

@@ -16,7 +16,7 @@ from typing import Generic, Literal, TypeVar
 from ._observer import Observer
 from .errors import UnknownPassError
 from .options import LowerOptions
-from .target import NO_MACHINE, Target
+from .target import NO_MACHINE, Measure, Target
 
 __all__ = [
     "NO_FUEL",
@@ -38,7 +38,7 @@ __all__ = [
 ]
 
 T = TypeVar("T")
-DecisionKind = Literal["inline", "vertical", "horizontal", "mixed-order", "split", "concat"]
+DecisionKind = Literal["inline", "vertical", "horizontal", "mixed-order", "split", "concat", "contraction"]
 NO_FUEL = "there is no fuel left for it"
 
 
@@ -46,9 +46,9 @@ NO_FUEL = "there is no fuel left for it"
 class Decision:
     """One decision. ``kind``: ``inline`` (a producer computed again where it is read), ``vertical`` (a producer and its
     reader in one kernel), ``horizontal`` (two kernels that read the same data), ``mixed-order`` (column sums in a
-    kernel that walks over rows), ``split`` (a long reduction cut into chunks; not ``fused``) or ``concat`` (a joined
-    tensor computed where it is read, not stored). ``first`` and ``second`` are nests' names. ``reason`` says why, in
-    both cases."""
+    kernel that walks over rows), ``split`` (a long reduction cut into chunks; not ``fused``), ``concat`` (a joined
+    tensor computed where it is read, not stored) or ``contraction`` (a matrix product, ``fused`` if kernels compute
+    it). ``first`` and ``second`` are nests' names, or ATen's. ``reason`` says why, in both cases."""
 
     kind: DecisionKind
     first: str
@@ -57,6 +57,8 @@ class Decision:
     reason: str
 
     def __str__(self) -> str:
+        if self.kind == "contraction":
+            return f"{self.kind}: {self.first}: {self.reason}"
         verb = "fused" if self.fused else "kept apart"
         return f"{self.kind}: {self.first} and {self.second} {verb}: {self.reason}"
 
@@ -97,7 +99,8 @@ class Fuel:
 class PassContext:
     """What passes are given beside the program. ``decisions`` is the only thing that they append to.
 
-    ``target``: what the program is compiled for, or :data:`.NO_MACHINE`.
+    ``target``: what the program is compiled for, or :data:`.NO_MACHINE`. ``measure``: how long products of matrices
+    take there, if that is measured.
     """
 
     options: LowerOptions
@@ -105,14 +108,18 @@ class PassContext:
     fuel: Fuel
     decisions: list[Decision] = field(default_factory=list)
     target: Target = NO_MACHINE
+    measure: Measure | None = None
 
     @staticmethod
     def of(
-        options: LowerOptions | None = None, observer: Observer | None = None, target: Target = NO_MACHINE
+        options: LowerOptions | None = None,
+        observer: Observer | None = None,
+        target: Target = NO_MACHINE,
+        measure: Measure | None = None,
     ) -> PassContext:
         """The context of one graph: all the fuel that ``options`` give, and no decision yet."""
         options = options or LowerOptions()
-        return PassContext(options, observer, Fuel(options.fuel), target=target)
+        return PassContext(options, observer, Fuel(options.fuel), target=target, measure=measure)
 
 
 def _always(_ctx: PassContext) -> bool:

@@ -89,7 +89,7 @@ def make_report(gm: GraphModule, lowered: Program, scheduled: Program, records: 
         tuple(ExternCount(target, count, reason) for (target, reason), count in counts.most_common()),
         len(eligible),
         sum(node.name not in externs for node in eligible),
-        tuple(record for record in records if not record.fused and record.kind != "inline"),
+        tuple(record for record in records if not record.fused and record.kind not in ("inline", "contraction")),
     )
 
 

@@ -8,17 +8,27 @@ Note [One device test]
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 
-from .ir import Buffer, ExternCall
+from ._observer import Observer
+from .errors import CodegenError
+from .ir import Buffer, ExternCall, Program
+from .launch_plan import CompiledProgram
 from .ops.dtypes import DType
+from .options import LowerOptions
 
-__all__ = ["HOST", "NO_MACHINE", "Capabilities", "Choice", "NoMachine", "SplitPolicy", "Target", "on_host"]
+__all__ = ["HOST", "NO_MACHINE", "Capabilities", "Choice", "CompileCall", "Measure", "NoMachine", "SplitPolicy"]
+__all__ += ["Target", "on_host"]
+
+#: Seconds of ATen's call of a product, and of the kernels generated for it.
+Measure = Callable[[ExternCall, Mapping[str, Buffer]], tuple[float, float]]
+#: Compiles the call of an operator on tensors, with kernels where there can be some; gives a boxed callable.
+CompileCall = Callable[[Callable[..., Any], list[torch.Tensor]], Callable[[list[Any]], list[Any]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +125,15 @@ class Target(Protocol):
     def choose(self, product: ExternCall, buffers: Mapping[str, Buffer]) -> Choice:
         """Who computes a product of matrices that ATen's call stands for."""
 
+    def measure(self, compiled: CompileCall) -> Measure | None:
+        """How long products take, with a function that compiles one; ``None`` where nothing is gained by that."""
+
+    def key(self, options: LowerOptions) -> str:
+        """All that decides, beside the program, what is generated for it."""
+
+    def generate(self, program: Program, options: LowerOptions, observer: Observer | None = None) -> CompiledProgram:
+        """Kernels of a scheduled program, and the plan that launches them. Raises what a target cannot do."""
+
 
 HOST = Capabilities(
     device="cpu",
@@ -142,6 +161,18 @@ class NoMachine:
     def choose(self, product: ExternCall, buffers: Mapping[str, Buffer]) -> Choice:
         """ATen's call: nothing is known that would be faster."""
         return Choice("aten", "the machine is not known")
+
+    def measure(self, compiled: CompileCall) -> Measure | None:
+        """Nothing is measured."""
+        return None
+
+    def key(self, options: LowerOptions) -> str:
+        """The same for all options."""
+        return self.id
+
+    def generate(self, program: Program, options: LowerOptions, observer: Observer | None = None) -> CompiledProgram:
+        """Raises :class:`~.errors.CodegenError`."""
+        raise CodegenError(f"no code is generated for {program.name}, which is scheduled for no machine in particular")
 
 
 NO_MACHINE = NoMachine()

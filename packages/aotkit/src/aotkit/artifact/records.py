@@ -22,14 +22,14 @@ import torch
 
 from aotkit_cache import Uncacheable
 from aotkit_functionalize import GraphMetadata
-from aotkit_inductor_lower.runtime.programs import compiled_to_json
+from aotkit_inductor_lower.launch_plan.codec import compiled_to_json
 from aotkit_runtime_wrappers import WrapperPlan
 
 from .tensors import bytes_of, tensor_of
 
 __all__ = ["ARTIFACT_FORMAT", "Artifact", "CaptureOrigin", "CompiledGraph", "Graphs", "LiveCode", "StoredReport"]
 
-ARTIFACT_FORMAT = 7
+ARTIFACT_FORMAT = 8
 """Of all that an artifact holds. Whoever changes the meaning of a plan, of metadata or of object code adds one."""
 
 Boxed = Callable[[list[Any]], Sequence[Any]]

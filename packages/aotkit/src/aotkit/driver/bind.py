@@ -12,8 +12,8 @@ import torch
 
 from aotkit_cache import CacheWarning
 from aotkit_inductor_lower import bind_program
+from aotkit_inductor_lower.launch_plan.codec import compiled_from_json
 from aotkit_inductor_lower.runtime import ArenaPool
-from aotkit_inductor_lower.runtime.programs import compiled_from_json
 from aotkit_runtime_wrappers import bind as bind_plan
 from aotkit_runtime_wrappers import schema_checks
 from aotkit_runtime_wrappers.double_backward import GradientRequest, Gradients

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import torch
 
-from aotkit_inductor_lower.pass_lists import pass_names
+from aotkit_inductor_lower.driver import pass_names
 
 from ..backend import BackendFn, make_backend
 from ..driver.user_passes import GraphPasses

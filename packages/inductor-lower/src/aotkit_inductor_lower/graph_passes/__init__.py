@@ -1,1 +1,1 @@
-"""Passes over the FX graph before lowering. One file per pass, in the order of :mod:`..pass_lists`."""
+"""Passes over the FX graph before lowering. One file per pass, in the order of :mod:`..driver`."""

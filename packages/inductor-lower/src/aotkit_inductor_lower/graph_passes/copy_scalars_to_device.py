@@ -10,6 +10,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from ..passes import Pass, PassContext
 from ..target import on_host
+from .fake_values import describe_constants
 from .node_facts import tensors_of
 
 __all__ = ["PASS", "copy_scalars_to_device"]
@@ -18,6 +19,7 @@ __all__ = ["PASS", "copy_scalars_to_device"]
 def copy_scalars_to_device(gm: GraphModule, ctx: PassContext) -> GraphModule:
     """The graph with copies to the target's device of the CPU numbers that pointwise operators there take; itself if
     there are none."""
+    describe_constants(gm)
     device = torch.device(ctx.target.capabilities.device)
     uses = [(node, used) for node in gm.graph.nodes for used in _numbers_elsewhere(node, device)]
     if not uses:

@@ -4,6 +4,7 @@ from .codec import compiled_from_json, compiled_to_json, plan_from_json, plan_to
 from .records import (
     Allocate,
     ArenaBuffer,
+    Binary,
     CallExtern,
     CallSegment,
     CompiledProgram,
@@ -21,6 +22,7 @@ from .records import (
 __all__ = [
     "Allocate",
     "ArenaBuffer",
+    "Binary",
     "CallExtern",
     "CallSegment",
     "CompiledProgram",

@@ -12,6 +12,7 @@ from ..symbolic import Call, Expr, Symbol, SymbolKind
 from .records import (
     Allocate,
     ArenaBuffer,
+    Binary,
     CallExtern,
     CallSegment,
     CompiledProgram,
@@ -27,7 +28,7 @@ from .records import (
 
 __all__ = ["compiled_from_json", "compiled_to_json", "plan_from_json", "plan_to_json"]
 
-FORMAT = 4
+FORMAT = 5
 Json = Any  # what json.loads gives
 
 
@@ -42,37 +43,37 @@ def plan_from_json(text: str) -> LaunchPlan:
 
 
 def compiled_to_json(compiled: CompiledProgram) -> str:
-    """A compiled program as JSON text; the object code is base64."""
+    """A compiled program as JSON text; code is base64."""
+    binary = compiled.binary
     return json.dumps(
         {
             "format": FORMAT,
             "plan": _plan_out(compiled.plan),
-            "code": base64.b64encode(compiled.code).decode("ascii"),
             "kernels": [
                 [k.name, k.function, k.segment, list(k.origin.nodes), list(k.origin.ops), k.origin.line, k.combo]
                 for k in compiled.kernels
             ],
-            "target": list(compiled.target),
-            "digest": compiled.digest,
-            "imports": list(compiled.imports),
-            "llvm": compiled.llvm_text,
+            "target": binary.target,
+            "facts": binary.facts,
+            "sections": [[name, base64.b64encode(code).decode("ascii")] for name, code in binary.sections],
+            "digest": binary.digest,
+            "text": compiled.text,
         },
         separators=(",", ":"),
     )
 
 
 def compiled_from_json(text: str) -> CompiledProgram:
-    """The inverse of :func:`compiled_to_json`."""
+    """The inverse of :func:`compiled_to_json`. Raises ``ValueError`` for another format."""
     data = json.loads(text)
     _check(data)
     kernels = tuple(
         KernelRecord(name, function, segment, Origin(tuple(nodes), tuple(ops), line), combo)
         for name, function, segment, nodes, ops, line, combo in data["kernels"]
     )
-    triple, cpu, bits = data["target"]
-    code = base64.b64decode(data["code"])
-    machine, imports = (triple, cpu, bits), tuple(data["imports"])
-    return CompiledProgram(_plan_in(data["plan"]), code, kernels, machine, data["digest"], imports, data["llvm"])
+    sections = tuple((name, base64.b64decode(code)) for name, code in data["sections"])
+    binary = Binary(data["target"], data["facts"], sections, data["digest"])
+    return CompiledProgram(_plan_in(data["plan"]), kernels, binary, data["text"])
 
 
 def _check(data: Json) -> None:

@@ -5,26 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from ..symbolic import Symbol
 from .records import LaunchPlan
 
-__all__ = ["NO_ALIGNMENT", "Alignment", "Loaded", "Program"]
-
-
-class Program(Protocol):
-    """A compiled program of any target."""
-
-    @property
-    def plan(self) -> LaunchPlan:
-        """What a call does."""
-
-    @property
-    def loader(self) -> str:
-        """The name of the target whose ``load`` makes kernels of it."""
+__all__ = ["NO_ALIGNMENT", "Alignment", "Loaded"]
 
 
 @dataclass(frozen=True, slots=True)

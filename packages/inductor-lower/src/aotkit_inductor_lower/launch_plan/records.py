@@ -8,8 +8,10 @@ Note [The frame]
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Any, Literal
 
 from ..ir import Arg, BufferRef, Origin, SymInput
 from ..symbolic import Expr
@@ -17,6 +19,7 @@ from ..symbolic import Expr
 __all__ = [
     "Allocate",
     "ArenaBuffer",
+    "Binary",
     "CallExtern",
     "CallSegment",
     "CompiledProgram",
@@ -145,8 +148,8 @@ class LaunchPlan:
 
 @dataclass(frozen=True, slots=True)
 class KernelRecord:
-    """One generated kernel call: the nest's name, the function that computes it, where it came from. ``combo``: the
-    first of the kernels that one native call runs together, if there are several."""
+    """One launch of a generated kernel: the nest's name, the function that computes it, where it came from. ``combo``:
+    the first of the kernels that one native call runs together, if there are several."""
 
     name: str
     function: str
@@ -156,18 +159,42 @@ class KernelRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class CompiledProgram:
-    """A graph compiled for one target: plan, object code, and records of what the kernels are.
+class Binary:
+    """What a target made of the kernels. ``target`` names it, in :data:`~..targets.LOADERS`; ``facts`` are plain JSON
+    that its ``load`` reads, ``sections`` the code by name. ``digest``: of these, checked before they are loaded."""
 
-    ``llvm_text`` is kept only on request. ``target`` is the triple, processor and vector width generated for.
-    ``digest`` is the SHA-256 of ``code``, checked before the code is loaded; ``imports`` the functions it calls.
+    target: str
+    facts: Mapping[str, Any]
+    sections: tuple[tuple[str, bytes], ...]
+    digest: str
+
+    @staticmethod
+    def of(target: str, facts: Mapping[str, Any], sections: tuple[tuple[str, bytes], ...]) -> Binary:
+        """The binary, with its digest."""
+        return Binary(target, facts, sections, _digest(sections))
+
+    @property
+    def damaged(self) -> bool:
+        """Whether the code is not the one that was made."""
+        return _digest(self.sections) != self.digest
+
+
+def _digest(sections: tuple[tuple[str, bytes], ...]) -> str:
+    """SHA-256 of all sections."""
+    digest = hashlib.sha256()
+    for _, code in sections:
+        digest.update(code)
+    return digest.hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledProgram:
+    """A graph compiled for one target: plan, records of the kernels' launches in order, and their code.
+
+    ``text``: of the kernels, as they were written; kept only on request.
     """
 
     plan: LaunchPlan
-    code: bytes
     kernels: tuple[KernelRecord, ...]
-    target: tuple[str, str, int]
-    digest: str
-    imports: tuple[str, ...]
-    llvm_text: str = ""
-    loader: ClassVar[str] = "cpu"
+    binary: Binary
+    text: str = ""

@@ -7,9 +7,11 @@ from functools import cache
 from pathlib import Path
 from typing import Protocol
 
+import torch
+
 from ..__about__ import __version__
 
-__all__ = ["ObjectStore", "generator_digest"]
+__all__ = ["ObjectStore", "program_digest"]
 
 
 class ObjectStore(Protocol):
@@ -22,8 +24,14 @@ class ObjectStore(Protocol):
         """Keep."""
 
 
+def program_digest(target: str, text: str) -> str:
+    """The digest under which a compiled program is kept: of its ``text``, what it was compiled for, and with what."""
+    parts = (_generator_digest(), torch.__version__, target, text)
+    return hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()
+
+
 @cache
-def generator_digest() -> str:
+def _generator_digest() -> str:
     """Digest of this package's own sources, so that no object outlives the code that generated it.
 
     A version number would do for releases; in a checkout it would serve yesterday's bug today.

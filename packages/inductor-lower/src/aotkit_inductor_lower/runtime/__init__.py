@@ -1,7 +1,7 @@
 """From a compiled program to a callable: how a launch plan is bound to a process."""
 
 from .arena import ArenaPool
-from .bind import BoundProgram, bind, bind_to
+from .bind import BoundProgram, bind_program
 from .errors import BindError, RedzoneError
 
-__all__ = ["ArenaPool", "BindError", "BoundProgram", "RedzoneError", "bind", "bind_to"]
+__all__ = ["ArenaPool", "BindError", "BoundProgram", "RedzoneError", "bind_program"]

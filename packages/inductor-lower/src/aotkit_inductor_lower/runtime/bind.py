@@ -5,13 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any
 
 import torch
 
 from ..errors import BindError
-from ..launch_plan.loaded import Alignment, Loaded, Program
-from ..launch_plan.records import CallExtern, LaunchPlan
+from ..launch_plan.loaded import Alignment, Loaded
+from ..launch_plan.records import CallExtern, CompiledProgram, LaunchPlan
 from ..ops.aten import resolve_target
 from ..ops.fixups import FIX_UPS
 from ..targets import LOADERS
@@ -21,17 +21,12 @@ from .externs import aligned_copy, conform
 from .frame import FramePool
 from .redzones import guarded_empty
 
-if TYPE_CHECKING:
-    from ..targets.triton.drivers import Driver
-    from ..targets.triton.program import DeviceProgram
-
-__all__ = ["BoundProgram", "bind", "bind_to"]
+__all__ = ["BoundProgram", "bind_program"]
 
 Boxed = Callable[[list[Any]], list[Any]]
-P = TypeVar("P", bound=Program)
 
 
-class BoundProgram(Generic[P]):
+class BoundProgram:
     """A compiled graph in the boxed calling convention: takes one list, empties it, returns a list.
 
     The caller guarantees that inputs have the types, sizes and strides compiled for (alignment does not
@@ -40,7 +35,7 @@ class BoundProgram(Generic[P]):
 
     _boxed_call = True
 
-    def __init__(self, call: Boxed, source: str, compiled: P) -> None:
+    def __init__(self, call: Boxed, source: str, compiled: CompiledProgram) -> None:
         self._call = call
         self.source = source
         self.compiled = compiled
@@ -49,34 +44,27 @@ class BoundProgram(Generic[P]):
         return self._call(args)
 
 
-def bind(
-    compiled: P,
+def bind_program(
+    compiled: CompiledProgram,
     constants: Mapping[str, torch.Tensor] | None = None,
     arenas: ArenaPool | None = None,
     *,
     redzones: bool = False,
-) -> BoundProgram[P]:
+    load: Callable[[CompiledProgram], Loaded] | None = None,
+) -> BoundProgram:
     """Make a compiled program callable, in the boxed convention. ``constants``: the tensors of its constant buffers by
     name. ``arenas``: where its temporaries live, shared with other programs; its own by default (on a CUDA device
     torch's allocator). ``redzones``: watch the memory of every call on the CPU (Note [Redzones]); slow, for tests and
-    bug hunts.
+    bug hunts. ``load``: what loads the code, if not the program's target.
 
-    Raises :class:`BindError` if a constant is missing, an ATen op does not exist in this torch, or the code does
-    not load here.
+    Raises :class:`BindError` if a constant is missing, an ATen op does not exist in this torch, or the code is damaged
+    or does not load here.
     """
     held = _checked_constants(compiled.plan, constants)
-    loaded: Loaded = import_module(LOADERS[compiled.loader]).load(compiled)
-    return _bound(compiled, loaded, held, arenas or ArenaPool(), redzones)
-
-
-def bind_to(
-    program: DeviceProgram, driver: Driver, constants: Mapping[str, torch.Tensor] | None = None
-) -> BoundProgram[DeviceProgram]:
-    """:func:`bind` of a device program where ``driver`` runs kernels, such as Triton's interpreter."""
-    from ..targets.triton.load import load_on
-
-    held = _checked_constants(program.plan, constants)
-    return _bound(program, load_on(program, driver), held, ArenaPool(), False)
+    if compiled.binary.damaged:
+        raise BindError(f"the code of {compiled.plan.name} is damaged (its digest differs); compile again")
+    load = load or import_module(LOADERS[compiled.binary.target]).load
+    return _bound(compiled, load(compiled), held, arenas or ArenaPool(), redzones)
 
 
 def _checked_constants(plan: LaunchPlan, constants: Mapping[str, torch.Tensor] | None) -> dict[str, torch.Tensor]:
@@ -88,8 +76,12 @@ def _checked_constants(plan: LaunchPlan, constants: Mapping[str, torch.Tensor] |
 
 
 def _bound(
-    compiled: P, loaded: Loaded, constants: Mapping[str, torch.Tensor], arenas: ArenaPool, redzones: bool
-) -> BoundProgram[P]:
+    compiled: CompiledProgram,
+    loaded: Loaded,
+    constants: Mapping[str, torch.Tensor],
+    arenas: ArenaPool,
+    redzones: bool,
+) -> BoundProgram:
     plan, alignment = loaded.plan, loaded.alignment
     namespace = _externs(plan)
     pool = FramePool(plan, constants, wanted_tensors(plan), arenas, redzones, loaded.entries)

@@ -19,12 +19,11 @@ from torch.fx import GraphModule, Node
 from ..graph_passes.node_facts import tensors_of
 from ..options import LowerOptions
 from ..target import HOST, Capabilities, Target
-from .triton.target import INTERPRETER, TritonTarget, cuda_capabilities
+from .triton.target import INTERPRETED, INTERPRETER, TritonTarget, cuda_capabilities
 
 __all__ = ["as_present_device", "capabilities_for", "kernel_device", "named_target", "target_for"]
 
 _CPU = torch.device("cpu")
-_INTERPRETER = "triton-interpreter"
 
 
 def target_for(gm: GraphModule, options: LowerOptions) -> Target:
@@ -33,8 +32,8 @@ def target_for(gm: GraphModule, options: LowerOptions) -> Target:
     Raises :class:`~.errors.CodegenError` for a processor that this one can't stand for.
     """
     capabilities = capabilities_for(gm, options)
-    if options.processor == _INTERPRETER:
-        return TritonTarget(_INTERPRETER, capabilities)
+    if options.processor == INTERPRETED:
+        return TritonTarget(INTERPRETED, capabilities)
     if capabilities.device != "cpu":
         return TritonTarget(capabilities.device, capabilities)
     from .cpu.target import cpu_target
@@ -49,12 +48,12 @@ def named_target(name: str) -> Target:
     Raises ``ValueError`` for another name.
     """
     kind, _, which = name.partition(":")
-    if name == _INTERPRETER:
+    if name == INTERPRETED:
         return TritonTarget(name, INTERPRETER)
     if kind == "cuda" and which.isdecimal():
         return TritonTarget(name, cuda_capabilities(name))
     if kind != "cpu":
-        raise ValueError(f"there is no target {name}; there are cpu, cpu:NAME, cuda:NUMBER and {_INTERPRETER}")
+        raise ValueError(f"there is no target {name}; there are cpu, cpu:NAME, cuda:NUMBER and {INTERPRETED}")
     from .cpu.target import cpu_target
 
     if not which or which.startswith("x86-64"):
@@ -67,7 +66,7 @@ def capabilities_for(gm: GraphModule, options: LowerOptions) -> Capabilities:
     device = kernel_device(gm)
     if device.type != "cpu":
         return cuda_capabilities(str(device))
-    return INTERPRETER if options.processor == _INTERPRETER else HOST
+    return INTERPRETER if options.processor == INTERPRETED else HOST
 
 
 def kernel_device(gm: GraphModule) -> torch.device:

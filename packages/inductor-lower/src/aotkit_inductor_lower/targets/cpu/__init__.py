@@ -8,14 +8,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .load import LoadedObject, load_object
     from .machine import Machine, arm_machine, generic_machine, host_machine, processor_machine
     from .module import ModuleText
     from .object import compile_text
     from .render.kernel import emit_kernel
 
 __all__ = [
-    "LoadedObject",
     "Machine",
     "ModuleText",
     "arm_machine",
@@ -23,16 +21,13 @@ __all__ = [
     "emit_kernel",
     "generic_machine",
     "host_machine",
-    "load_object",
     "processor_machine",
 ]
 
 _HOMES = {
     "emit_kernel": "render.kernel",
     "ModuleText": "module",
-    "LoadedObject": "load",
     "compile_text": "object",
-    "load_object": "load",
     "Machine": "machine",
     "arm_machine": "machine",
     "generic_machine": "machine",

@@ -5,7 +5,6 @@ Consecutive loop nests become one native segment: a function that runs their ker
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -18,7 +17,7 @@ from ...kernel_ir.walk import memories
 from ...kernel_passes.deduplicate import canonical, combine_launches, generalize_lengths
 from ...kernel_passes.mark_nontemporal import mark_nontemporal
 from ...kernel_passes.normal_form import kernel_of
-from ...launch_plan.records import CompiledProgram, KernelRecord
+from ...launch_plan.records import Binary, CompiledProgram, KernelRecord
 from ...memory.build_plan import build_plan
 from ...memory.segments import Segment, segments
 from ...memory.storage import Storage, assign_storage
@@ -53,10 +52,10 @@ def generate(
     text = kernels.module.render()
     with around_llvm or nullcontext():
         code = compile_text(text, target) if kernels.records else b""
-    machine = (target.triple, target.cpu, target.vector_bits)
-    digest = hashlib.sha256(code).hexdigest()
-    imports = kernels.module.imports()
-    return CompiledProgram(plan, code, tuple(kernels.records), machine, digest, imports, text if keep_text else "")
+    machine = [target.triple, target.cpu, target.vector_bits]
+    facts = {"machine": machine, "imports": list(kernels.module.imports())}
+    binary = Binary.of("cpu", facts, (("kernels", code),) if kernels.records else ())
+    return CompiledProgram(plan, tuple(kernels.records), binary, text if keep_text else "")
 
 
 @dataclass(slots=True)

@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import ctypes
 import functools
-import threading
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import llvmlite.binding as llvm
-import torch
 
 from ...errors import CodegenError
+from ...native import ensure_llvm, machine_for, symbol_address
 from ...ops.scalar import MATH, MathSymbol
 
 __all__ = [
     "Machine",
     "arm_machine",
-    "ensure_llvm",
     "generic_machine",
     "host_machine",
     "processor_machine",
-    "symbol_address",
     "target_machine",
 ]
 
@@ -61,31 +56,6 @@ class Machine:
             if name == op and kind == element:
                 return symbol
         return None
-
-
-_LOCK = threading.Lock()
-
-
-@functools.cache
-def _initialise() -> bool:
-    """Set LLVM up, for other machines too, and make torch's libraries visible to generated code."""
-    llvm.initialize_all_targets()
-    llvm.initialize_all_asmprinters()
-    folder = Path(torch.__file__).parent / "lib"
-    for pattern in ("libtorch_cpu.*", "libgomp*", "libomp*"):
-        for library in sorted(folder.glob(pattern)):
-            if library.suffix in (".so", ".dylib", ".dll") or ".so" in library.suffixes:
-                try:
-                    llvm.load_library_permanently(str(library))
-                except RuntimeError:
-                    continue  # a library that does not load offers no symbols; lookups then fall back
-    return True
-
-
-def ensure_llvm() -> None:
-    """Initialise LLVM once. Safe to call from any thread."""
-    with _LOCK:
-        _initialise()
 
 
 @functools.cache
@@ -162,25 +132,6 @@ def _first_present(symbols: Iterable[str]) -> str | None:
     return next((symbol for symbol in symbols if symbol_address(symbol)), None)
 
 
-def symbol_address(symbol: str) -> int:
-    """Where a function of this process is, 0 if it has none of that name."""
-    return llvm.address_of_symbol(symbol) or _process_address(symbol)
-
-
-def _process_address(symbol: str) -> int:
-    try:
-        return ctypes.cast(getattr(ctypes.CDLL(None), symbol), ctypes.c_void_p).value or 0
-    except (AttributeError, OSError):
-        return 0
-
-
 def target_machine(target: Machine, opt_level: int = 2) -> llvm.TargetMachine:
-    """An LLVM target machine for ``target``. Not shared between threads: each user makes its own (1 ms).
-
-    Position independent with near addresses, so that constants are operands of instructions instead of being kept
-    in (and spilled from) registers. The loader keeps all sections within reach of each other.
-    """
-    ensure_llvm()
-    return llvm.Target.from_triple(target.triple).create_target_machine(
-        cpu=target.cpu, features=target.features, opt=opt_level, reloc="pic", codemodel="small", jit=True
-    )
+    """LLVM's target machine, see :func:`.native.machine_for`."""
+    return machine_for(target.triple, target.cpu, target.features, opt_level)

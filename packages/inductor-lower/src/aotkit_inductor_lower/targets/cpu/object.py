@@ -8,16 +8,12 @@ Note [Passes]
 
 from __future__ import annotations
 
-import llvmlite.binding as llvm
-
-from .machine import Machine, ensure_llvm, target_machine
+from ...native import compile_for
+from .machine import Machine, target_machine
 
 __all__ = ["compile_text"]
 
 
 def compile_text(text: str, target: Machine) -> bytes:
     """Object code of a module's LLVM text. Raises ``RuntimeError`` with LLVM's message if the text is malformed."""
-    ensure_llvm()
-    machine = target_machine(target)
-    module = llvm.parse_assembly(text)
-    return bytes(machine.emit_object(module))
+    return compile_for(target_machine(target), text)

@@ -7,8 +7,12 @@ from dataclasses import dataclass
 
 import torch
 
-from ...ir import Buffer, ExternCall
-from ...target import HOST, Capabilities, Choice, SplitPolicy
+from ..._observer import Observer
+from ...ir import Buffer, ExternCall, Program
+from ...launch_plan import CompiledProgram
+from ...options import LowerOptions
+from ...passes import stage
+from ...target import HOST, Capabilities, Choice, CompileCall, Measure, SplitPolicy
 from .machine import Machine, host_machine, processor_machine
 
 __all__ = ["CpuTarget", "cpu_target"]
@@ -38,6 +42,24 @@ class CpuTarget:
         if self.processor.startswith("znver") and torch.backends.mkldnn.is_available():
             return Choice("onednn", _LINEAR)
         return Choice("aten", "matrix products are left to ATen")
+
+    def measure(self, compiled: CompileCall) -> Measure | None:
+        """Nothing is measured."""
+        return None
+
+    def key(self, options: LowerOptions) -> str:
+        """The machine alone."""
+        return str(self.machine)
+
+    def generate(self, program: Program, options: LowerOptions, observer: Observer | None = None) -> CompiledProgram:
+        """One object file from LLVM text."""
+        from .generate import generate
+
+        kept = observer is not None
+        compiled = generate(program, self.machine, keep_text=kept, around_llvm=stage(observer, "llvm"))
+        if observer is not None:
+            observer.dump(program.name, "kernels", lambda: compiled.text)
+        return compiled
 
 
 def cpu_target(processor: str = "host") -> CpuTarget:

@@ -11,61 +11,52 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .autotune import Candidate, Choice, Timer
-    from .choose import DeviceTuning, Product, ProductChoice
+    from .binary import Contents, Launch, contents_of, kernels_of
     from .compile import KernelFacts, compile_kernel, resource_facts, vector_bytes
     from .drivers import CudaDriver, Driver, InterpreterDriver
     from .errors import DeviceTooOld, Tf32Advice, TritonError, TritonMissing
-    from .generate import compile_program, generate_device, on_device
-    from .graph import DeviceGraph, compile_device_graph, compile_device_program
+    from .generate import Rendered, assemble, render_program, to_program
     from .harness import harness_text
     from .jit import interpret_kernel, jit_function, standalone_text
+    from .load import load_on
     from .map_loops import TileLimits
-    from .pipeline import LoweredForDevice, compile_graph_for_device, lower_for_device
-    from .program import DeviceKernel, DeviceLaunch, DeviceProgram, device_from_json, device_to_json
-    from .records import Config, Cubin, KernelArgument, KernelSource
+    from .records import Config, Cubin, KernelArgument, KernelSource, TritonKernel
     from .render.kernel import emit_kernel
 
 __all__ = [
     "Candidate",
     "Choice",
     "Config",
+    "Contents",
     "Cubin",
     "CudaDriver",
-    "DeviceGraph",
-    "DeviceKernel",
-    "DeviceLaunch",
-    "DeviceProgram",
     "DeviceTooOld",
-    "DeviceTuning",
     "Driver",
     "InterpreterDriver",
     "KernelArgument",
     "KernelFacts",
     "KernelSource",
-    "LoweredForDevice",
-    "Product",
-    "ProductChoice",
+    "Launch",
+    "Rendered",
     "Tf32Advice",
     "TileLimits",
     "Timer",
     "TritonError",
+    "TritonKernel",
     "TritonMissing",
-    "compile_device_graph",
-    "compile_device_program",
-    "compile_graph_for_device",
+    "assemble",
     "compile_kernel",
-    "compile_program",
-    "device_from_json",
-    "device_to_json",
+    "contents_of",
     "emit_kernel",
-    "generate_device",
     "harness_text",
     "interpret_kernel",
     "jit_function",
-    "lower_for_device",
-    "on_device",
+    "kernels_of",
+    "load_on",
+    "render_program",
     "resource_facts",
     "standalone_text",
+    "to_program",
     "vector_bytes",
 ]
 
@@ -76,15 +67,13 @@ _HOMES = {
         "compile": "KernelFacts compile_kernel resource_facts vector_bytes",
         "drivers": "CudaDriver Driver InterpreterDriver",
         "errors": "DeviceTooOld Tf32Advice TritonError TritonMissing",
-        "generate": "compile_program generate_device on_device",
-        "graph": "DeviceGraph compile_device_graph compile_device_program",
+        "binary": "Contents Launch contents_of kernels_of",
+        "generate": "Rendered assemble render_program to_program",
         "harness": "harness_text",
         "render.kernel": "emit_kernel",
         "jit": "interpret_kernel jit_function standalone_text",
-        "pipeline": "LoweredForDevice compile_graph_for_device lower_for_device",
-        "choose": "DeviceTuning Product ProductChoice",
-        "program": "DeviceKernel DeviceLaunch DeviceProgram device_from_json device_to_json",
-        "records": "Config Cubin KernelArgument KernelSource",
+        "load": "load_on",
+        "records": "Config Cubin KernelArgument KernelSource TritonKernel",
         "map_loops": "TileLimits",
     }.items()
     for name in names.split()

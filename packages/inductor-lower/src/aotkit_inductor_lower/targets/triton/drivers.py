@@ -11,7 +11,7 @@ import torch
 
 from ...ops.dtypes import to_torch_dtype
 from .errors import TritonError
-from .program import DeviceKernel
+from .records import TritonKernel
 
 __all__ = ["CudaDriver", "Driver", "InterpreterDriver"]
 
@@ -26,7 +26,7 @@ class Driver(Protocol):
     device: str
     launch: int
 
-    def load(self, kernel: DeviceKernel) -> int:
+    def load(self, kernel: TritonKernel) -> int:
         """The handle that ``launch`` takes."""
 
     def stream(self) -> int:
@@ -58,7 +58,7 @@ class InterpreterDriver:
     device = "cpu"
 
     def __init__(self) -> None:
-        self._kernels: list[DeviceKernel] = []
+        self._kernels: list[TritonKernel] = []
         self._error: Exception | None = None
         self.launched: list[str] = []
         self._callback = _LAUNCH(self._run)
@@ -66,7 +66,7 @@ class InterpreterDriver:
         assert address is not None
         self.launch: int = address
 
-    def load(self, kernel: DeviceKernel) -> int:
+    def load(self, kernel: TritonKernel) -> int:
         from .jit import triton_module
 
         triton_module()  # refuses now, not at the first call
@@ -142,7 +142,7 @@ class CudaDriver:
         self._check(self._library.cuDeviceGet(ctypes.byref(ordinal), self._index))
         self._check(self._library.cuDevicePrimaryCtxRetain(ctypes.byref(self._context), ordinal))
 
-    def load(self, kernel: DeviceKernel) -> int:
+    def load(self, kernel: TritonKernel) -> int:
         if kernel.cubin is None:
             raise TritonError(f"the kernel {kernel.source.name} is not compiled")
         module, function = ctypes.c_void_p(), ctypes.c_void_p()

@@ -1,4 +1,4 @@
-"""A scheduled program to a device program: a Triton kernel per nest, equal ones once, and the launch plan."""
+"""A scheduled program to kernels, a Triton function per nest, equal ones once, and to the launch plan of these."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from ...ir import Arg, Buffer, BufferKind, BufferRef, ExternCall, Literal, LoopNest, Program
+from ...ir import Buffer, BufferKind, BufferRef, ExternCall, LoopNest, Program
 from ...kernel_ir.nodes import Kernel
 from ...kernel_passes.linearize import extents_of
 from ...kernel_passes.normal_form import kernel_of
+from ...launch_plan import CompiledProgram, KernelRecord
 from ...memory.build_plan import build_plan
 from ...memory.segments import segments
 from ...memory.storage import Storage, Workspace, assign_storage
@@ -17,107 +18,116 @@ from ...ops.aten import may_alias_arguments
 from ...ops.dtypes import dtype_from_torch_name, torch_name
 from ...symbolic import Expr, to_expr
 from .autotune import Timer, candidates, choose
+from .binary import ZERO_SLOT, Contents, Launch, to_binary
 from .compile import compile_kernel
 from .errors import TritonError
 from .map_loops import TileLimits
-from .program import ZERO_SLOT, DeviceKernel, DeviceLaunch, DeviceProgram
-from .records import KernelArgument, KernelSource
+from .records import KernelArgument, KernelSource, TritonKernel
 from .render.kernel import emit_kernel
 from .render.matmul import CONFIGS, emit_matmul, matmul_site
 from .render.names import argument_name
 
-__all__ = ["compile_program", "generate_device", "on_device"]
+__all__ = ["Launched", "Rendered", "assemble", "render_program", "to_program"]
 
 _LIMITS = TileLimits()
 
 
-def on_device(program: Program, device: str) -> Program:
-    """The program with all its buffers, and the devices that its ATen calls name, on ``device``."""
-    buffers = tuple(replace(b, device=device) for b in program.buffers)
-    steps = tuple(_call_on(s, device) if isinstance(s, ExternCall) else s for s in program.steps)
-    return replace(program, buffers=buffers, steps=steps)
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """The launch of a nest: the position of its kernel, and the frame entries that are the arguments."""
+
+    nest: LoopNest
+    kernel: int
+    slots: tuple[str, ...]
 
 
-def _call_on(call: ExternCall, device: str) -> ExternCall:
-    kwargs = tuple((name, _argument_on(value, device)) for name, value in call.kwargs)
-    return replace(call, args=tuple(_argument_on(a, device) for a in call.args), kwargs=kwargs)
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """A program's kernels as text, and how they are launched. ``launches``: per segment; ``workspaces``: memory that
+    kernels need beside the program's buffers; ``unaligned``: memory that may begin anywhere."""
+
+    program: Program
+    device: str
+    storage: Storage
+    kernels: tuple[TritonKernel, ...]
+    launches: tuple[tuple[str, tuple[Launched, ...]], ...]
+    workspaces: tuple[Workspace, ...]
+    unaligned: frozenset[str]
 
 
-def _argument_on(arg: Arg, device: str) -> Arg:
-    if isinstance(arg, tuple):
-        return tuple(_argument_on(a, device) for a in arg)
-    return Literal("device", device) if isinstance(arg, Literal) and arg.kind == "device" else arg
+def render_program(
+    program: Program,
+    device: str = "cpu",
+    limits: TileLimits = _LIMITS,
+    *,
+    tune: bool = False,
+    tf32: bool = False,
+    asserts: bool = True,
+) -> Rendered:
+    """Sources of all kernels of a program for ``device``; nothing is compiled yet.
 
-
-def generate_device(
-    program: Program, limits: TileLimits = _LIMITS, *, tune: bool = False, tf32: bool = False, asserts: bool = True
-) -> DeviceProgram:
-    """Sources of all kernels and the plan that launches them; nothing is compiled yet.
-
-    ``tune`` adds alternatives to each kernel, for :func:`compile_program` to choose from. ``tf32`` lets products of
+    ``tune`` adds alternatives to each kernel, for :func:`assemble` to choose from. ``tf32`` lets products of
     f32 matrices lose bits. ``asserts``: an index out of range stops the kernel, see :class:`~..options.LowerOptions`.
 
     Raises :class:`~.errors.TritonError` for kernels over buffers on several devices.
     """
-    device = _single_device(program)
+    _check_devices(program)
     storage = assign_storage(program, arena=False)  # torch's allocator is the arena on a device
-    unaligned, written = _unaligned(program, storage), _written_inputs(program, storage)
-    kernels = _Kernels(
-        {b.name: b for b in program.buffers},
-        storage,
-        unaligned,
-        limits,
-        device,
-        tune,
-        tf32,
-        asserts,
-        extents_of(program.buffers),
-    )
-    launches = [(s.function, tuple(map(kernels.launch, s.nests))) for s in segments(program)]
-    inputs = {b.name for b in program.buffers if b.kind is BufferKind.INPUT}
-    pointers = {name for _, found in launches for launch in found for name in launch.slots if name in inputs}
-    return DeviceProgram(
-        build_plan(program, storage, tuple(kernels.slots), kernels.workspaces),
-        tuple(DeviceKernel(*pair) for pair in zip(kernels.sources, kernels.alternatives, strict=True)),
-        tuple(launches),
-        tuple(kernels.counts.items()),
-        tuple(name for name in program.inputs if name in pointers - unaligned),
-        tuple(name for name in program.inputs if name in written),
-        device,
-    )
+    unaligned = _unaligned(program, storage)
+    buffers, extents = {b.name: b for b in program.buffers}, extents_of(program.buffers)
+    kernels = _Kernels(buffers, storage, unaligned, limits, device, tune, tf32, asserts, extents)
+    launches = tuple((s.function, tuple(map(kernels.launch, s.nests))) for s in segments(program))
+    made = tuple(TritonKernel(*pair) for pair in zip(kernels.sources, kernels.alternatives, strict=True))
+    return Rendered(program, device, storage, made, launches, tuple(kernels.workspaces), unaligned)
 
 
-def compile_program(program: DeviceProgram, arch: int, timer: Timer | None = None) -> DeviceProgram:
-    """The program with a cubin of each kernel for ``sm_<arch>``. With a ``timer`` the fastest of its alternatives is
-    taken, and :attr:`~.program.DeviceKernel.choice` says why; what was compiled before stays as it is."""
-    kernels = tuple(_compiled(kernel, arch, timer) for kernel in program.kernels)
-    counts, segments = dict(program.counts), []
-    for function, launches in program.segments:
-        recounted = []
-        for launch in launches:
-            source, before = kernels[launch.kernel].source, program.kernels[launch.kernel].source
-            if source.config.blocks != before.config.blocks:
-                count = program_count_expr(source)
-                launch = replace(launch, grid=f"$#programs {count}")
-                counts[launch.grid] = count
-            recounted.append(launch)
-        segments.append((function, tuple(recounted)))
-    slots = tuple(dict.fromkeys((*program.plan.slots, *counts)))
-    plan = replace(program.plan, slots=slots)
-    return replace(program, kernels=kernels, plan=plan, segments=tuple(segments), counts=tuple(counts.items()))
+def assemble(rendered: Rendered, arch: int, timer: Timer | None = None) -> Rendered:
+    """With a cubin of each kernel for ``sm_<arch>``. With a ``timer`` the fastest of its alternatives is taken, and
+    :attr:`~.records.TritonKernel.choice` says why."""
+    return replace(rendered, kernels=tuple(_assembled(kernel, arch, timer) for kernel in rendered.kernels))
 
 
-def _compiled(kernel: DeviceKernel, arch: int, timer: Timer | None) -> DeviceKernel:
-    if kernel.cubin is not None:
-        return kernel
+def _assembled(kernel: TritonKernel, arch: int, timer: Timer | None) -> TritonKernel:
     if timer is None:
         return replace(kernel, cubin=compile_kernel(kernel.source, arch), alternatives=())
     choice = choose((kernel.source, *kernel.alternatives), arch, timer)
-    return DeviceKernel(choice.source, (), choice.cubin, str(choice))
+    return TritonKernel(choice.source, (), choice.cubin, str(choice))
 
 
-def _single_device(program: Program) -> str:
-    """The device of all that kernels touch; of anything on CUDA where there are no kernels."""
+def to_program(rendered: Rendered) -> CompiledProgram:
+    """The plan that launches the kernels, with these."""
+    program, storage = rendered.program, rendered.storage
+    slots: dict[str, None] = {}
+    counts: dict[str, Expr] = {}
+    records: list[KernelRecord] = []
+    launches: list[tuple[str, tuple[Launch, ...]]] = []
+    for function, launched in rendered.launches:
+        own = []
+        for each in launched:
+            source = rendered.kernels[each.kernel].source
+            count = program_count_expr(source)
+            own.append(Launch(each.kernel, f"$#programs {count}", each.slots))
+            counts[own[-1].grid] = count
+            slots.update(dict.fromkeys((*each.slots, ZERO_SLOT, own[-1].grid)))
+            records.append(KernelRecord(each.nest.name, source.name, function, each.nest.origin))
+        launches.append((function, tuple(own)))
+    written = _written_inputs(program, storage)
+    taken = {name for _, own in launches for launch in own for name in launch.slots} - rendered.unaligned
+    inputs = {b.name for b in program.buffers if b.kind is BufferKind.INPUT}
+    contents = Contents(
+        rendered.kernels,
+        tuple(launches),
+        tuple(counts.items()),
+        tuple(name for name in program.inputs if name in taken & inputs),
+        tuple(name for name in program.inputs if name in written),
+        rendered.device,
+    )
+    plan = build_plan(program, storage, tuple(slots), rendered.workspaces)
+    return CompiledProgram(plan, tuple(records), to_binary(contents))
+
+
+def _check_devices(program: Program) -> None:
+    """All that kernels touch is on one device."""
     touched = {n for step in program.steps if isinstance(step, LoopNest) for n in (*step.reads, *step.writes)}
     devices: dict[str, str] = {}
     for buffer in program.buffers:
@@ -129,8 +139,6 @@ def _single_device(program: Program) -> str:
             f"the kernels of {program.name} would take tensors on several devices ({places}); lower_graph makes ATen "
             "calls of such operators"
         )
-    on_cuda = [b.device for b in program.buffers if b.device.startswith("cuda")]
-    return next(iter(devices), None) or next(iter(on_cuda), "cuda:0")
 
 
 def _unaligned(program: Program, storage: Storage) -> frozenset[str]:
@@ -155,8 +163,7 @@ def _written_inputs(program: Program, storage: Storage) -> set[str]:
 
 @dataclass(slots=True)
 class _Kernels:
-    """The kernels of a program, while they are written. ``unaligned``: memory that may begin anywhere. ``slots``: the
-    frame entries that launches use."""
+    """The kernels of a program, while they are written. ``unaligned``: memory that may begin anywhere."""
 
     buffers: Mapping[str, Buffer]
     storage: Storage
@@ -169,12 +176,10 @@ class _Kernels:
     extents: Mapping[str, Expr]
     sources: list[KernelSource] = field(default_factory=list)
     alternatives: list[tuple[KernelSource, ...]] = field(default_factory=list)
-    counts: dict[str, Expr] = field(default_factory=dict)
-    slots: dict[str, None] = field(default_factory=dict)
     workspaces: list[Workspace] = field(default_factory=list)
     _known: dict[str, int] = field(default_factory=dict)
 
-    def launch(self, nest: LoopNest) -> DeviceLaunch:
+    def launch(self, nest: LoopNest) -> Launched:
         """The launch of a nest, whose kernel is written if none before is equal."""
         self._check(nest)
         kernel = kernel_of(nest, self.buffers, self.storage.placements)
@@ -198,18 +203,14 @@ class _Kernels:
             return candidates(kernel, self.extents, asserts=self.asserts)
         return (emit_kernel(kernel, self.extents, self.limits, self.asserts),)
 
-    def _launch(self, nest: LoopNest, source: KernelSource, others: Sequence[KernelSource]) -> DeviceLaunch:
+    def _launch(self, nest: LoopNest, source: KernelSource, others: Sequence[KernelSource]) -> Launched:
         slots = [self._argument_slot(nest, a) for a in source.arguments]
-        count = program_count_expr(source)
-        grid = f"$#programs {count}"
-        self.counts[grid] = count
-        self.slots.update(dict.fromkeys((*slots, ZERO_SLOT, grid)))
         key = _identity(source)
         known = self._known.setdefault(key, len(self.sources))
         if known == len(self.sources):
             self.sources.append(source)
             self.alternatives.append(tuple(o for o in others if o.arguments == source.arguments))
-        return DeviceLaunch(nest.name, known, grid, tuple(slots), nest.origin.line)
+        return Launched(nest, known, tuple(slots))
 
     def _argument_slot(self, nest: LoopNest, argument: KernelArgument) -> str:
         if argument.kind == "size":

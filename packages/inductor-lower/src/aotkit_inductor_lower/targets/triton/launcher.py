@@ -15,9 +15,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from ..cpu.load import LoadedObject, load_object
-from ..cpu.machine import host_machine
-from ..cpu.object import compile_text
+from ...native import LoadedObject, compile_for, host_processor, load_object, machine_for
 from .errors import TritonError
 
 __all__ = ["MOST_ARGUMENTS", "LaunchRow", "LaunchTable", "segment_runner"]
@@ -127,7 +125,7 @@ class LaunchTable:
 
 @cache
 def _launch_function() -> tuple[Any, LoadedObject]:
-    code = compile_text(_TEXT.replace("MOST", str(MOST_ARGUMENTS)), host_machine())
+    code = compile_for(machine_for(*host_processor()), _TEXT.replace("MOST", str(MOST_ARGUMENTS)))
     loaded = load_object(code, (), ("launch_kernels",))
     pointer, number = ctypes.c_void_p, ctypes.c_int64
     kind = ctypes.CFUNCTYPE(number, pointer, pointer, number, pointer, pointer)

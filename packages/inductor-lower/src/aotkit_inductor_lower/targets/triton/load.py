@@ -12,61 +12,69 @@ import torch
 
 from ...errors import BindError
 from ...ir import Arg, Literal
-from ...launch_plan import CallExtern, LaunchPlan
+from ...launch_plan import CallExtern, CompiledProgram, LaunchPlan
 from ...launch_plan.loaded import Alignment, Loaded
 from ...symbolic import Symbol
+from .binary import ZERO_SLOT, Contents, contents_of
 from .drivers import CudaDriver, Driver, InterpreterDriver
 from .errors import TritonError
 from .launcher import LaunchRow, LaunchTable, segment_runner
-from .program import ZERO_SLOT, DeviceLaunch, DeviceProgram
 
-__all__ = ["load", "load_on", "moved"]
+__all__ = ["load", "load_on"]
 
 ALIGNMENT = 16
 
 
-def load(program: DeviceProgram) -> Loaded:
-    """Load a program on its own device; one for the ``cpu`` runs in Triton's interpreter.
+def load(program: CompiledProgram) -> Loaded:
+    """Load a program on its own device; one that was not compiled runs in Triton's interpreter, on the CPU.
 
     Raises :class:`~.errors.BindError` if the device is not there, or another one than its kernels are compiled for, and
     :class:`~.errors.TritonError` if a kernel does not load.
     """
-    if torch.device(program.device).type == "cpu":
-        return load_on(program, InterpreterDriver())
+    contents = contents_of(program.binary)
+    archs = {kernel.cubin.arch for kernel in contents.kernels if kernel.cubin is not None}
+    device = contents.device
+    if torch.device(device).type == "cpu" or (contents.kernels and not archs):
+        return _loaded(program, contents, InterpreterDriver())
     if not torch.cuda.is_available():
-        raise BindError(f"{program.plan.name} is compiled for {program.device}, and this process has no CUDA device")
-    driver = CudaDriver(program.device)
-    others = sorted({k.cubin.arch for k in program.kernels if k.cubin is not None} - {driver.arch})
+        raise BindError(f"{program.plan.name} is compiled for {device}, and this process has no CUDA device")
+    driver = CudaDriver(device)
+    others = sorted(archs - {driver.arch})
     if others:
         raise BindError(
-            f"the kernels of {program.plan.name} are compiled for sm_{others[0]}, and {program.device} is "
-            f"sm_{driver.arch}; compile again"
+            f"the kernels of {program.plan.name} are compiled for sm_{others[0]}, and {device} is sm_{driver.arch}; "
+            "compile again"
         )
-    return load_on(program, driver)
+    return _loaded(program, contents, driver)
 
 
-def load_on(program: DeviceProgram, driver: Driver) -> Loaded:
+def load_on(program: CompiledProgram, driver: Driver) -> Loaded:
     """Load a program where ``driver`` runs kernels; what it allocates and computes with ATen is there, too."""
-    plan = program.plan if driver.device == program.device else moved(program.plan, driver.device)
+    return _loaded(program, contents_of(program.binary), driver)
+
+
+def _loaded(program: CompiledProgram, contents: Contents, driver: Driver) -> Loaded:
+    plan = program.plan if driver.device == contents.device else _moved(program.plan, driver.device)
     return Loaded(
         plan,
-        _segments(program, driver),
+        _segments(plan, contents, driver),
         ("n = stream()",),
         {"stream": driver.stream},
         _failure(program, driver),
         _allocator(torch.device(driver.device)),
-        _entries(program),
-        Alignment(ALIGNMENT, program.aligned, program.written, _aligned_buffers(program)),
+        _entries(plan.name, contents),
+        Alignment(ALIGNMENT, contents.aligned, contents.written, _aligned_buffers(contents)),
         driver.guard,
     )
 
 
-def _aligned_buffers(program: DeviceProgram) -> frozenset[str]:
+def _aligned_buffers(contents: Contents) -> frozenset[str]:
     """Buffers of which some kernel takes it that they begin at a multiple of 16 bytes."""
     found: set[str] = set()
-    for launch in program.launches():
-        arguments = program.kernels[launch.kernel].source.arguments
-        found.update(s for s, a in zip(launch.slots, arguments, strict=True) if a.kind == "pointer" and a.aligned)
+    for _, launches in contents.segments:
+        for launch in launches:
+            arguments = contents.kernels[launch.kernel].source.arguments
+            found.update(s for s, a in zip(launch.slots, arguments, strict=True) if a.kind == "pointer" and a.aligned)
     return frozenset(found)
 
 
@@ -83,7 +91,7 @@ def _allocator(device: torch.device) -> Callable[..., torch.Tensor]:
     return empty
 
 
-def moved(plan: LaunchPlan, device: str) -> LaunchPlan:
+def _moved(plan: LaunchPlan, device: str) -> LaunchPlan:
     """The plan on another device: its ATen calls name it."""
 
     def move(arg: Arg) -> Arg:
@@ -100,14 +108,14 @@ def moved(plan: LaunchPlan, device: str) -> LaunchPlan:
     return replace(plan, steps=steps, buffers=tuple(replace(b, device=device) for b in plan.buffers))
 
 
-def _segments(program: DeviceProgram, driver: Driver) -> dict[str, Callable[[int, int], int]]:
-    position = {name: k for k, name in enumerate(program.plan.slots)}
-    handles = [driver.load(kernel) for kernel in program.kernels]
+def _segments(plan: LaunchPlan, contents: Contents, driver: Driver) -> dict[str, Callable[[int, int], int]]:
+    position = {name: k for k, name in enumerate(plan.slots)}
+    handles = [driver.load(kernel) for kernel in contents.kernels]
     found: dict[str, Callable[[int, int], int]] = {}
-    for function, launches in program.segments:
+    for function, launches in contents.segments:
         rows = []
         for launch in launches:
-            cubin = program.kernels[launch.kernel].cubin
+            cubin = contents.kernels[launch.kernel].cubin
             hidden = cubin.hidden if cubin is not None else 0
             arguments = [position[s] for s in launch.slots] + [position[ZERO_SLOT]] * hidden
             threads, shared = (cubin.threads, cubin.shared) if cubin is not None else (32, 0)
@@ -116,13 +124,13 @@ def _segments(program: DeviceProgram, driver: Driver) -> dict[str, Callable[[int
     return found
 
 
-def _failure(program: DeviceProgram, driver: Driver) -> Callable[[int, Sequence[str]], None]:
-    lines: dict[str, DeviceLaunch] = {launch.name: launch for launch in program.launches()}
+def _failure(program: CompiledProgram, driver: Driver) -> Callable[[int, Sequence[str]], None]:
+    lines = {record.name: record.origin.line for record in program.kernels}
 
     def fail(status: int, launches: Sequence[str]) -> None:
-        launch = lines[launches[(status >> 32) - 1]]
+        name = launches[(status >> 32) - 1]
         error = driver.failure(status & 0xFFFFFFFF)
-        where = f"\n  kernel {launch.name}" + (f", from:\n{launch.line}" if launch.line else "")
+        where = f"\n  kernel {name}" + (f", from:\n{lines[name]}" if lines[name] else "")
         if isinstance(error, IndexError | TritonError):
             raise type(error)(f"{error}{where}") from None
         raise error
@@ -130,15 +138,14 @@ def _failure(program: DeviceProgram, driver: Driver) -> Callable[[int, Sequence[
     return fail
 
 
-def _entries(program: DeviceProgram) -> Callable[[Mapping[Symbol, int]], Mapping[str, int]]:
+def _entries(name: str, contents: Contents) -> Callable[[Mapping[Symbol, int]], Mapping[str, int]]:
     """How many program instances launches have, and the null pointer that Triton's kernels take last."""
 
     def entries(env: Mapping[Symbol, int]) -> Mapping[str, int]:
         found = {ZERO_SLOT: 0}
-        for slot, count in program.counts:
+        for slot, count in contents.counts:
             found[slot] = count.evaluate(env)
             if found[slot] >= 2**31:
-                name = program.plan.name
                 raise TritonError(f"{name} would launch {found[slot]} program instances, more than 2^31")
         return found
 

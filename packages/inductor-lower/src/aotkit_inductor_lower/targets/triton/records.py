@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from ...ir import DType
 from ...symbolic import Expr, to_expr
 
-__all__ = ["Config", "Cubin", "KernelArgument", "KernelSource"]
+__all__ = ["Config", "Cubin", "KernelArgument", "KernelSource", "TritonKernel"]
 
 _NOTHING = to_expr(0)
 
@@ -70,3 +70,14 @@ class Cubin:
     hidden: int
     config: Config
     ptx: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TritonKernel:
+    """A kernel: its source and, once compiled, its cubin. ``alternatives``: other ways to compute the same, until one
+    is chosen; ``choice`` says why it was."""
+
+    source: KernelSource
+    alternatives: tuple[KernelSource, ...] = ()
+    cubin: Cubin | None = None
+    choice: str = ""

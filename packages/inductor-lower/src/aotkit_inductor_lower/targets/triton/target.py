@@ -5,14 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from ...ir import Buffer, ExternCall
-from ...ops.dtypes import ATOMIC
-from ...target import Capabilities, Choice, SplitPolicy
+import torch
 
-__all__ = ["INTERPRETER", "TritonTarget", "cuda_capabilities"]
+from ..._observer import Observer
+from ...ir import Buffer, ExternCall, Program
+from ...launch_plan import CompiledProgram
+from ...ops.dtypes import ATOMIC
+from ...options import LowerOptions
+from ...target import Capabilities, Choice, CompileCall, Measure, SplitPolicy
+from .checks import check_device
+
+__all__ = ["INTERPRETED", "INTERPRETER", "TritonTarget", "cuda_capabilities"]
+
+INTERPRETED = "triton-interpreter"
 
 # One instance may walk a row of up to ``long_row`` elements several times.
 SPLITS = SplitPolicy(units=256, least=1024, shortest=128, tail="mask", long_row=1 << 14, assume=4096)
+
 
 def cuda_capabilities(device: str) -> Capabilities:
     """What kernels on a CUDA device can do. Sums that are added up in memory, a row after the other, would leave
@@ -51,3 +60,50 @@ class TritonTarget:
     def choose(self, product: ExternCall, buffers: Mapping[str, Buffer]) -> Choice:
         """ATen's call, unless it is measured."""
         return Choice("aten", "matrix products are left to ATen")
+
+    @property
+    def interpreted(self) -> bool:
+        """Whether kernels are interpreted, so not compiled."""
+        return self.id == INTERPRETED
+
+    def measure(self, compiled: CompileCall) -> Measure | None:
+        """ATen's call against ``tl.dot``, on the device."""
+        if self.interpreted:
+            return None
+        from .tune import product_times
+
+        check_device(self.capabilities.device)
+        return product_times(self.capabilities.device, compiled)
+
+    def key(self, options: LowerOptions) -> str:
+        """The architecture of the device, and options of kernels that the program does not show. Measured kernels are
+        for one kind of device."""
+        made = self.id
+        if not self.interpreted:
+            arch = check_device(self.id)
+            made = f"tuned on {torch.cuda.get_device_name(self.id)}" if options.tune else f"sm_{arch}"
+        return f"{made} asserts={options.index_asserts} tf32={self._tf32(options)}"
+
+    def generate(self, program: Program, options: LowerOptions, observer: Observer | None = None) -> CompiledProgram:
+        """A cubin of each kernel, or what Triton's interpreter runs.
+
+        Raises :class:`~.errors.TritonMissing` without Triton, and :class:`~.errors.TritonError` for a device or a type
+        that kernels are not made for.
+        """
+        from .build import build
+
+        device, tune = self.capabilities.device, options.tune and not self.interpreted
+        return build(
+            program,
+            device,
+            None if self.interpreted else check_device(device),
+            tune=tune,
+            tf32=self._tf32(options),
+            asserts=options.index_asserts,
+            observer=observer,
+        )
+
+    def _tf32(self, options: LowerOptions) -> bool:
+        """Whether products of float32 may lose bits."""
+        chosen = options.tune and not self.interpreted
+        return (chosen or options.contractions == "generated") and torch.backends.cuda.matmul.allow_tf32

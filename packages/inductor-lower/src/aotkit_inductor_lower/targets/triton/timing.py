@@ -13,8 +13,7 @@ from ...symbolic import Expr, Symbol, SymbolKind
 from .drivers import CudaDriver
 from .errors import TritonError
 from .launcher import LaunchRow, LaunchTable, segment_runner
-from .program import DeviceKernel
-from .records import Cubin, KernelSource
+from .records import Cubin, KernelSource, TritonKernel
 
 __all__ = ["device_timer"]
 
@@ -43,7 +42,7 @@ def device_timer(
             count *= -(-size.evaluate(env) // (source.config.block(block) if block else 1))
         frame = (ctypes.c_int64 * (len(slots) + 2))(*slots, 0, count)
         arguments = (*range(len(slots)), *[len(slots)] * cubin.hidden)
-        function = driver.load(DeviceKernel(source, cubin=cubin))
+        function = driver.load(TritonKernel(source, cubin=cubin))
         row = LaunchRow(function, len(slots) + 1, cubin.threads, cubin.shared, arguments)
         run = segment_runner(driver.launch, LaunchTable([row]))
         times = []

@@ -2,97 +2,63 @@
 
 from __future__ import annotations
 
-import re
 import statistics
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.fx.experimental.proxy_tensor import make_fx
 
+from ...ir import Buffer, BufferRef, ExternCall, Program
+from ...kernel_passes.linearize import extents_of
 from ...ops.aten import resolve_target
 from ...ops.dtypes import dtype_from_torch_name, to_torch_dtype
-from ...options import LowerOptions
-from ...runtime import bind_to
-from ...symbolic import Expr, to_expr
+from ...target import CompileCall, Measure
 from .autotune import Timer
-from .choose import DeviceTuning, Product
-from .drivers import CudaDriver, Driver
-from .generate import compile_program
+from .drivers import CudaDriver
 from .map_loops import SIZE_HINT
-from .program import DeviceProgram
 
-__all__ = ["Tuner", "device_tuner", "extents_of"]
-
-_OPERAND = re.compile(r"\[([\d', ]*)\]:\[([\d', ]*)\]")
+__all__ = ["assumed_sizes", "kernel_timer", "product_times"]
 
 
-@dataclass(frozen=True, slots=True)
-class Tuner:
-    """Measures for one device. ``timer(extents, sizes)`` gives the timer of a program's kernels, ``seconds(call)`` is
-    how long a call takes. ``arch``: 90 for sm_90; ``None`` leaves kernels uncompiled, for the interpreter."""
+def kernel_timer(device: str, program: Program) -> Timer:
+    """The timer of a program's kernels. Sizes known at run time only count as long ones."""
+    from .timing import device_timer
 
-    driver: Driver
-    arch: int | None
-    timer: Callable[[Mapping[str, Expr], Mapping[str, int]], Timer]
-    seconds: Callable[[Callable[[], object]], float]
+    return device_timer(CudaDriver(device), extents_of(program.buffers), assumed_sizes(program))
 
-    def tuning(self) -> DeviceTuning:
-        """What to compare while a graph is lowered."""
-        return DeviceTuning(kernels=True, products=self.product, tf32=torch.backends.cuda.matmul.allow_tf32)
 
-    def compiled(self, program: DeviceProgram) -> DeviceProgram:
-        """The program with the fastest form of each kernel. Sizes known at run time only count as long ones."""
-        if self.arch is None:
-            return program
-        sizes = dict.fromkeys((name for name, *_ in program.plan.symbol_sources), SIZE_HINT)
-        return compile_program(program, self.arch, self.timer(extents_of(program), sizes))
+def assumed_sizes(program: Program) -> dict[str, int]:
+    """What the sizes of a program count as."""
+    return dict.fromkeys((name for name, *_ in program.symbol_sources), SIZE_HINT)
 
-    def product(self, product: Product) -> tuple[float, float]:
-        """Seconds of ATen's product and of the generated one; a product of sizes known at run time is ATen's."""
-        from .pipeline import lower_for_device
 
-        tensors = _examples(product, torch.device(self.driver.device))
+def product_times(
+    device: str, compiled: CompileCall, seconds: Callable[[Callable[[], object]], float] | None = None
+) -> Measure:
+    """Seconds of ATen's product and of the generated one, which ``compiled`` compiles; a product of sizes known at run
+    time is ATen's. ``seconds(call)``: how long a call takes."""
+    measured = seconds or _seconds
+
+    def times(product: ExternCall, buffers: Mapping[str, Buffer]) -> tuple[float, float]:
+        tensors = _examples([buffers[a.name] for a in product.args if isinstance(a, BufferRef)], torch.device(device))
         if tensors is None:
             return 0.0, float("inf")
         op = resolve_target(product.target)
-        graph = make_fx(lambda *args: (op(*args),), tracing_mode="fake")(*tensors)
-        device = self.driver.device if self.arch is not None else "cuda:0"
-        tune = DeviceTuning(kernels=True, every_product=True, tf32=torch.backends.cuda.matmul.allow_tf32)
-        lowered = lower_for_device(graph, options=LowerOptions(), device=device, tune=tune)
-        bound = bind_to(self.compiled(lowered.program), self.driver, lowered.constants)
-        return self.seconds(lambda: op(*tensors)), self.seconds(lambda: bound(list(tensors)))
+        bound = compiled(op, tensors)
+        return measured(lambda: op(*tensors)), measured(lambda: bound(list(tensors)))
+
+    return times
 
 
-def device_tuner(device: str) -> Tuner:
-    """The tuner of a CUDA device."""
-    from .timing import device_timer
-
-    driver = CudaDriver(device)
-    return Tuner(driver, driver.arch, lambda extents, sizes: device_timer(driver, extents, sizes), _seconds)
-
-
-def extents_of(program: DeviceProgram) -> dict[str, Expr]:
-    """How many elements the memory of each buffer has."""
-    found: dict[str, Expr] = {}
-    for buffer in program.plan.buffers:
-        last = to_expr(0)
-        for size, stride in zip(buffer.sizes, buffer.strides, strict=True):
-            last = last + (size - 1) * stride
-        found[buffer.name] = last + 1
-    return found
-
-
-def _examples(product: Product, device: torch.device) -> list[torch.Tensor] | None:
-    dtype = dtype_from_torch_name(product.dtype)
+def _examples(operands: list[Buffer], device: torch.device) -> list[torch.Tensor] | None:
     tensors = []
-    for operand in product.operands:
-        match = _OPERAND.fullmatch(operand)
-        if match is None or dtype is None:
+    for operand in operands:
+        dtype = dtype_from_torch_name(operand.dtype)
+        sizes, strides = ([e.constant for e in exprs] for exprs in (operand.sizes, operand.strides))
+        if dtype is None or None in sizes or None in strides:
             return None
-        sizes, strides = ([int(n) for n in re.findall(r"\d+", part)] for part in match.groups())
-        tensors.append(torch.empty_strided(sizes, strides, dtype=to_torch_dtype(dtype), device=device).normal_())
+        empty = torch.empty_strided(sizes, strides, dtype=to_torch_dtype(dtype), device=device)  # type: ignore[arg-type]
+        tensors.append(empty.normal_())
     return tensors
 
 

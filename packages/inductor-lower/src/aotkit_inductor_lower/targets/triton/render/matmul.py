@@ -1,10 +1,7 @@
-"""Matrix products as loop nests, and such nests as kernels around ``tl.dot``.
+"""Nests that compute matrix products, as kernels around ``tl.dot``.
 
-Note [A matrix product is a nest]
-    ``mm``, ``addmm`` and ``bmm`` can be written as loop IR: a stage over ``k`` sums products, and a stage adds
-    the bias and rounds. So what comes before and after a product is fused into it by the ordinary scheduler, and the
-    interpreter can run the result. A nest of that form, however it came about, is recognised here: one factor does not
-    vary along the columns, the other not along the rows. Then a tile is computed by ``tl.dot``.
+A nest of the form that Note [A matrix product is a nest] tells, however it came about, is recognised here: one factor
+does not vary along the columns, the other not along the rows. Then a tile is computed by ``tl.dot``.
 """
 
 from __future__ import annotations
@@ -13,26 +10,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from ....ir import (
-    Buffer,
-    BufferRef,
     CheckedIndex,
     Compute,
     DType,
-    ExternCall,
     Index,
     Instr,
-    Literal,
     Load,
-    LoopNest,
-    Program,
     Reduce,
     Store,
 )
-from ....ir.builder import NestBuilder, loops
 from ....kernel_ir.nodes import Kernel, Loop
 from ....kernel_ir.walk import PerfectNest, perfect_nests
 from ....kernel_passes.choose_index_width import choose_index_width
-from ....ops.dtypes import dtype_from_torch_name, is_half
+from ....ops.dtypes import is_half
 from ....symbolic import Expr, Symbol
 from ..map_loops import map_to, next_power_of_two, size_hint
 from ..records import Config, KernelSource
@@ -40,60 +30,7 @@ from .kernel import KernelEmitter
 from .lines import Value
 from .ops import TYPE_NAMES
 
-__all__ = ["MATMULS", "MatmulSite", "emit_matmul", "matmul_nest", "matmul_site", "with_nests"]
-
-MATMULS = ("aten.mm.default", "aten.addmm.default", "aten.bmm.default")
-FLOATS = (DType.F32, DType.F16, DType.BF16)
-
-
-# -- ATen calls to nests -----------------------------------------------------------------------------------------
-
-
-def matmul_nest(call: ExternCall, buffers: Mapping[str, Buffer]) -> LoopNest | None:
-    """The nest that computes a matrix product, or ``None`` for one that has no such form here: other types than f32,
-    f16 and bf16, factors of a bias or of the product, a bias of another shape than a row's or the result's."""
-    result = call.results[0] if len(call.results) == 1 else None
-    refs = [a for a in call.args if isinstance(a, BufferRef)]
-    if call.target not in MATMULS or result is None or len(refs) != len(call.args):
-        return None
-    if any(not (isinstance(v, Literal) and v.value == 1) for _, v in call.kwargs):
-        return None
-    out = buffers[result]
-    tensors = [buffers[r.name] for r in refs]
-    dtype = dtype_from_torch_name(out.dtype)
-    if dtype not in FLOATS or any(t.dtype != out.dtype for t in tensors):
-        return None
-    *bias, a, b = tensors
-    batch = len(out.sizes) == 3
-    if bias and bias[0].sizes not in (out.sizes, out.sizes[-1:]):
-        return None
-    names = ["b", "i", "j"] if batch else ["i", "j"]
-    nest = NestBuilder(result, loops(dict(zip(names, out.sizes, strict=True))), call.origin, share=False)
-    outer = [nest[n] for n in names]
-    first = outer[:1] if batch else []
-    nest.begin_stage(loops({"k": a.sizes[-1]}))
-    left = nest.cast(nest.load_from(a, [*first, nest["i"], nest["k"]]), DType.F32)
-    right = nest.cast(nest.load_from(b, [*first, nest["k"], nest["j"]]), DType.F32)
-    total = nest.reduce("sum", nest.op("mul", left, right))
-    nest.begin_stage()
-    if bias:
-        at = outer if len(bias[0].sizes) == len(out.sizes) else outer[-1:]
-        total = nest.op("add", nest.cast(nest.load_from(bias[0], at), DType.F32), total)
-    nest.store_to(out, outer, total)
-    return nest.finish()
-
-
-def with_nests(program: Program, chosen: frozenset[str]) -> Program:
-    """The program with the ATen calls named ``chosen`` written as nests, where they have that form."""
-    buffers = {b.name: b for b in program.buffers}
-    steps = []
-    for step in program.steps:
-        nest = matmul_nest(step, buffers) if isinstance(step, ExternCall) and step.name in chosen else None
-        steps.append(step if nest is None else nest)
-    return replace(program, steps=tuple(steps))
-
-
-# -- recognising them --------------------------------------------------------------------------------------------
+__all__ = ["MatmulSite", "emit_matmul", "matmul_site"]
 
 
 @dataclass(frozen=True, slots=True)

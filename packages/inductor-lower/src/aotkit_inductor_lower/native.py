@@ -1,0 +1,110 @@
+"""Native code in this process, through LLVM: text to object code, object code to functions.
+
+Whoever has native code uses it: the CPU target for its kernels, and the Triton target for the loop that launches those
+of a device. It knows nothing of kernels.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import llvmlite.binding as llvm
+import torch
+
+__all__ = ["LoadedObject", "compile_for", "ensure_llvm", "host_processor", "load_object", "machine_for"]
+__all__ += ["symbol_address"]
+
+_LOCK = threading.Lock()
+
+
+@functools.cache
+def _initialise() -> bool:
+    """Set LLVM up, for other machines too, and make torch's libraries visible to generated code."""
+    llvm.initialize_all_targets()
+    llvm.initialize_all_asmprinters()
+    folder = Path(torch.__file__).parent / "lib"
+    for pattern in ("libtorch_cpu.*", "libgomp*", "libomp*"):
+        for library in sorted(folder.glob(pattern)):
+            if library.suffix in (".so", ".dylib", ".dll") or ".so" in library.suffixes:
+                try:
+                    llvm.load_library_permanently(str(library))
+                except RuntimeError:
+                    continue  # a library that does not load offers no symbols; lookups then fall back
+    return True
+
+
+def ensure_llvm() -> None:
+    """Initialise LLVM once. Safe to call from any thread."""
+    with _LOCK:
+        _initialise()
+
+
+def host_processor() -> tuple[str, str, str]:
+    """Triple, name and features of the processor that this process runs on, as LLVM has them."""
+    ensure_llvm()
+    return llvm.get_process_triple(), llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()
+
+
+def machine_for(triple: str, cpu: str, features: str, opt_level: int = 2) -> llvm.TargetMachine:
+    """An LLVM target machine for a processor. Not shared between threads: each user makes its own (1 ms).
+
+    Position independent with near addresses, so that constants are operands of instructions instead of being kept
+    in (and spilled from) registers. The loader keeps all sections within reach of each other.
+    """
+    ensure_llvm()
+    return llvm.Target.from_triple(triple).create_target_machine(
+        cpu=cpu, features=features, opt=opt_level, reloc="pic", codemodel="small", jit=True
+    )
+
+
+def compile_for(machine: llvm.TargetMachine, text: str) -> bytes:
+    """Object code of a module's LLVM text. Raises ``RuntimeError`` with LLVM's message if the text is malformed."""
+    return bytes(machine.emit_object(llvm.parse_assembly(text)))
+
+
+def symbol_address(symbol: str) -> int:
+    """Where a function of this process is, 0 if it has none of that name."""
+    return llvm.address_of_symbol(symbol) or _process_address(symbol)
+
+
+def _process_address(symbol: str) -> int:
+    try:
+        return ctypes.cast(getattr(ctypes.CDLL(None), symbol), ctypes.c_void_p).value or 0
+    except (AttributeError, OSError):
+        return 0
+
+
+class LoadedObject:
+    """Object code in memory; alive as long as its functions may be called.
+
+    ``imports``: the functions it calls, looked up here and now. Raises ``LookupError`` for one that this process does
+    not have, and ``RuntimeError`` if the code does not link.
+    """
+
+    def __init__(self, code: bytes, imports: Sequence[str], exports: Sequence[str]) -> None:
+        ensure_llvm()
+        builder = llvm.JITLibraryBuilder().add_object_img(code).add_current_process()
+        for name in imports:
+            address = symbol_address(name)
+            if not address:
+                raise LookupError(f"this process has no function {name}")
+            builder.import_symbol(name, address)
+        for name in exports:
+            builder.export_symbol(name)
+        # JITLink places all sections within reach of each other, as the near code model needs.
+        self._jit = llvm.create_lljit_compiler(machine_for(*host_processor()), use_jit_link=True)
+        self._library = builder.link(self._jit, "kernels")
+        self._exports = tuple(exports)
+
+    def addresses(self) -> dict[str, int]:
+        """Where the exported functions are."""
+        return {name: int(self._library[name]) for name in self._exports}
+
+
+def load_object(code: bytes, imports: Sequence[str], exports: Sequence[str]) -> LoadedObject:
+    """Load object code for calling in this process (about a millisecond)."""
+    return LoadedObject(code, imports, exports)

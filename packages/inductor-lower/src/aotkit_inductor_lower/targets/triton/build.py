@@ -1,0 +1,44 @@
+"""A scheduled program to what is launched: its kernels rendered, compiled if there is a device, and their plan."""
+
+from __future__ import annotations
+
+from ..._observer import Observer
+from ...ir import Program
+from ...kernel_passes.linearize import extents_of
+from ...launch_plan import CompiledProgram
+from ...passes import stage
+from .checks import advise_tf32, check_types
+from .generate import Rendered, assemble, render_program, to_program
+from .harness import harness_text
+from .tune import assumed_sizes, kernel_timer
+
+__all__ = ["build"]
+
+
+def build(
+    program: Program,
+    device: str,
+    arch: int | None,
+    *,
+    tune: bool,
+    tf32: bool,
+    asserts: bool,
+    observer: Observer | None,
+) -> CompiledProgram:
+    """The compiled program, for ``sm_<arch>``; ``None`` leaves its kernels to the interpreter. For the others see
+    :func:`.generate.render_program`."""
+    rendered = render_program(program, device, tune=tune, tf32=tf32, asserts=asserts)
+    if observer is not None:
+        observer.dump(program.name, "kernels", lambda: _texts(rendered))
+    if arch is not None:
+        check_types(program, arch)
+        advise_tf32(program, arch)
+        with stage(observer, "compile-kernels"):
+            rendered = assemble(rendered, arch, kernel_timer(device, program) if tune else None)
+    return to_program(rendered)
+
+
+def _texts(rendered: Rendered) -> str:
+    """Each kernel as a script that times it."""
+    extents, sizes = extents_of(rendered.program.buffers), assumed_sizes(rendered.program)
+    return "\n\n".join(harness_text(kernel.source, extents, sizes) for kernel in rendered.kernels)
