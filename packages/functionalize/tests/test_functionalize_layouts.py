@@ -186,6 +186,26 @@ def test_strides_that_new_values_do_not_have_are_refused(layer: FunctionalLayer,
     assert text in str(refusal.value) or (name.endswith("refuses") and "view" in str(refusal.value))
 
 
+BESIDE: dict[str, Callable[[Tensor], list[Tensor]]] = {
+    "used": lambda x: (lambda v: _steps(x.add_(1), v * 2))(x.as_strided((3,), (1,), 3)),
+    "used, a part written": lambda x: (lambda v: _steps(x[1:].add_(1), v * 2))(x.as_strided((2,), (4,))),
+    "used, detached": lambda x: (lambda v: _steps(x.detach().add_(1), v * 2))(x.as_strided((5,), (1,))),
+    "taken later": lambda x: _steps(x.add_(1), x.as_strided((3,), (1,), 3)),
+    "its gradient": lambda x: (lambda v: _steps(x.detach().add_(1), v))(x.as_strided((3,), (1,), 3)),
+}
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("name", BESIDE)
+def test_memory_beside_a_tensor_is_not_read_after_a_write(layer: FunctionalLayer, name: str, grad: bool) -> None:
+    argument = (torch.rand(10).requires_grad_(grad) * 1)[:4]
+    if name == "its gradient" and not grad:
+        assert analyze(BESIDE[name], [argument], layer=layer).outputs  # taken of the caller's memory, after the call
+        return
+    with pytest.raises(Unsupported, match="a view beyond its elements"):
+        analyze(BESIDE[name], [argument], layer=layer)
+
+
 STRIDED: dict[str, Callable[[Tensor], list[Tensor]]] = {
     "within": lambda x: (lambda y: [y[1:].as_strided((2, 3), (6, 1), 6), y])(x * 2),
     "beyond": lambda x: (lambda y: [y[1:].as_strided((2, 3), (6, 1), 0), y])(x * 2),
@@ -199,6 +219,8 @@ STRIDED: dict[str, Callable[[Tensor], list[Tensor]]] = {
     "of columns": lambda x: (lambda y: [y[:, 1:4].as_strided((2, 3), (6, 1), 2), y])(x * 2),
     "of the input": lambda x: [x.as_strided((2, 3), (6, 1), 3), x[1:].as_strided((3,), (1,), 0), x[1:]],
     "written": lambda x: (lambda y: [y.as_strided((2, 3), (6, 1), 3).mul_(3), y.sin()])(x * 2),
+    "within, then written": lambda x: (lambda v: [x.mul_(3), v.sin()])(x.as_strided((2, 3), (6, 1), 3)),
+    "written, then within": lambda x: [x.mul_(3), x.as_strided((2, 3), (6, 1), 3).sin()],
 }
 
 

@@ -102,6 +102,7 @@ def collect_metadata(
     """
     if storages is not None:
         storages.layouts.finished = True
+        storages.layouts.check_outputs(outputs)
     outputs = _with_those_of_numbers(outputs)
     values = [*(i.value for i in inputs), *outputs]
     subclasses = has_subclasses(inputs, outputs)

@@ -60,6 +60,7 @@ class Layouts:
             sizes and strides there; without them where views lead to the tensor that was written to.
         strided: storages with gaps of which an ``as_strided`` view was taken.
         beyond: storages of which ``as_strided`` took a view that leads beyond the elements of another view.
+        outside: storages of which ``as_strided`` took a view that leads beyond the elements of the whole tensor.
         moved: storages whose new values begin elsewhere than the memory does.
         grad_mode: as it was when the function was called.
         finished: the function has returned; what is done with its tensors now is no use of them.
@@ -73,6 +74,7 @@ class Layouts:
     relaid: dict[int, tuple[Any, Any] | None] = field(default_factory=dict)
     strided: set[int] = field(default_factory=set)
     beyond: set[int] = field(default_factory=set)
+    outside: set[int] = field(default_factory=set)
     moved: set[int] = field(default_factory=set)
     grad_mode: bool = field(default_factory=torch.is_grad_enabled)
     finished: bool = False
@@ -146,6 +148,11 @@ class Layouts:
                     self.strided.add(identity)
                 if target._is_view() and not (_layout(target)[1] and covers(_plain(target), _plain(result))):
                     self.beyond.add(identity)
+                root = _root(target)
+                if not (_layout(root)[1] and covers(_plain(root), _plain(result))):
+                    if compat.has_data_mutation(compat.inner_wrapper(target)):
+                        raise _outside()
+                    self.outside.add(identity)
             return result
         if name == "as_strided":
             raise _other_elements()
@@ -168,9 +175,28 @@ class Layouts:
                 identity = compat.storage_identity(value)
                 if identity in self.moved and compat.is_view_through(compat.inner_wrapper(value), "as_strided"):
                     raise _other_elements()
+                if self._is_lost(value, identity):
+                    raise _outside()
                 made_by = self.stale.get(identity)
                 if made_by is not None and value.requires_grad and _is_older(value, made_by):
                     raise _wrong_view()
+
+    def check_outputs(self, outputs: Iterable[Any]) -> None:
+        """Refuse views whose gradient is another one in eager mode, where autograd makes their functions anew."""
+        for output in outputs:
+            if isinstance(output, torch.Tensor) and compat.is_inner_wrapper(compat.inner_wrapper(output)):
+                lost = self._is_lost(output, compat.storage_identity(output))
+                if lost and self._wants_gradient(output):
+                    raise _outside()
+
+    def _is_lost(self, value: torch.Tensor, identity: int) -> bool:
+        """Whether ``value`` looks at memory beside a tensor that was replaced by a new value since."""
+        wrapper = compat.inner_wrapper(value)
+        return (
+            identity in self.outside
+            and compat.has_data_mutation(wrapper)
+            and compat.is_view_through(wrapper, "as_strided")
+        )
 
     def write(
         self, target: torch.Tensor, func: Callable[..., Any], args: Any, kwargs: Any, *, other_layout: bool = False
@@ -304,6 +330,14 @@ def _other_elements() -> Unsupported:
         "and viewed by as_strided()",
         "the new values lie elsewhere, so that the view would show other elements",
         "Make it contiguous first, or use indexing",
+    )
+
+
+def _outside() -> Unsupported:
+    return Unsupported(
+        "a tensor is written to of which as_strided() takes a view beyond its elements",
+        "the new value holds its elements only, and in eager mode the gradient of the view becomes that of all the memory",
+        "Pass the tensor that holds all of it, or use indexing",
     )
 
 
