@@ -336,7 +336,7 @@ def _other_elements() -> Unsupported:
 def _outside() -> Unsupported:
     return Unsupported(
         "a tensor is written to of which as_strided() takes a view beyond its elements",
-        "the new value holds its elements only, and in eager mode the gradient of the view becomes that of all the memory",
+        "the new value holds its elements only, and in eager mode the gradient becomes that of all the memory",
         "Pass the tensor that holds all of it, or use indexing",
     )
 

@@ -43,7 +43,8 @@ class RefuseWrongWrites(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(func, "__name__", "").partition(".")[0]  # of ``aten.add_.Tensor`` the first part
         layouts = self.storages.layouts
-        if (layouts.stale or layouts.moved or layouts.outside) and not layouts.finished and not name.startswith("__get__"):
+        doubtful = layouts.stale or layouts.moved or layouts.outside
+        if doubtful and not layouts.finished and not name.startswith("__get__"):
             self.storages.layouts.check_uses((args, *(kwargs or {}).values()))
         if name == "register_hook":
             note_hook(args[0])
