@@ -413,17 +413,15 @@ class _Generator:
         )
 
     def _stays_inside(self, text: str, trial: dict[str, Any]) -> bool:
-        """Whether the view lies within the tensor it is taken of: eager loses the gradient of what does not.
-
-        Mostly also whether that tensor fills its memory from the start, and is no view itself; else much is refused
-        by design.
+        """Whether the view lies within the tensor it is taken of, and whether that fills its memory from the start and
+        is no view itself; a few others are kept, of which much is refused by design.
         """
         result, _, expression = _plain(text).partition(" = ")
         view, source = trial[result], trial[expression.partition(".")[0]]
         plain = source.storage_offset() == 0 and source.is_contiguous() and not overlaps(view)
         plain = plain and not self._shares(expression.partition(".")[0])
         inside = view.storage_offset() >= source.storage_offset() and last_element(view) <= last_element(source)
-        return inside and (plain or self.rng.random() < _UNDEFINED_SHARE)
+        return (inside and plain) or self.rng.random() < _UNDEFINED_SHARE
 
     def _shares(self, name: str) -> bool:
         """Whether a tensor is a view of another one that the program knows, or was detached."""
