@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -27,6 +28,7 @@ __all__ = ["Difference", "Wrong", "differences", "near", "settled"]
 #     chance. What eager gives for the same numbers when they lie in memory in another way is right as well: its vectors
 #     and the loop for what is left over do not always agree at nan and infinities. Integers in which eager contradicts
 #     itself so have no right value (ATen sorts for a median of an expanded tensor in the memory that elements share).
+#     Nor has what shows which bits a nan has (``view(dtype)``): eager's vectors make other ones than its loops.
 
 _UNITS = 4
 _MOVED = 8  # runs that show how far results move
@@ -169,6 +171,10 @@ def settled(sample: Sample, eager: Run, other: Run, names: Sequence[str], again:
                     if want.dtype not in _EPS and want.dtype is not torch.complex32:
                         right |= there != want
         if not bool(right.all()):
+            for there in (_with_other_nans(sample, again, nan).results.get(name) for nan in (math.nan, -math.nan)):
+                if isinstance(there, torch.Tensor) and there.shape == want.shape and there.dtype == want.dtype:
+                    right |= ~_same(there, want)
+        if not bool(right.all()):
             known = true[~right] if isinstance(true, torch.Tensor) and true.shape == want.shape else None
             wrong = Wrong(want[~right], got[~right], known)
             found.append(Difference(name, "values", _first(right, want, got, true), wrong))
@@ -252,6 +258,32 @@ def _laid_out(sample: Sample, again: bool, step: int) -> Run:
     """Eager mode with the same numbers in other places: one behind the other, with gaps if ``step`` is not 1."""
     given = [_copied(v, step) if isinstance(v, torch.Tensor) else v for v in sample.arguments(again)]
     return observe(sample, sample.function(), again, given)
+
+
+def _with_other_nans(sample: Sample, again: bool, nan: float) -> Run:
+    """Eager mode where each nan that is computed has the bits of ``nan``."""
+    with _Nans(nan):
+        return observe(sample, sample.function(), again)
+
+
+class _Nans(TorchDispatchMode):
+    """What operators compute has the bits of one nan wherever it is nan."""
+
+    def __init__(self, nan: float) -> None:
+        super().__init__()
+        self.nan = nan
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        views = any(r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns)
+        return result if views else tree_map_only(torch.Tensor, self._replace, result)
+
+    def _replace(self, value: torch.Tensor) -> torch.Tensor:
+        if (value.is_floating_point() or value.is_complex()) and not value._is_zerotensor():
+            parts = torch.view_as_real(value.resolve_conj()) if value.is_complex() else value
+            if torch._debug_has_internal_overlap(parts) != 1:  # then it cannot be written to
+                parts.masked_fill_(parts.isnan(), self.nan)
+        return value
 
 
 def _copied(value: torch.Tensor, step: int) -> torch.Tensor:

@@ -337,6 +337,20 @@ def test_integers_about_which_eager_contradicts_itself_have_no_right_value():
     assert _doubtful("int64", (3, 3), 5)
 
 
+@pytest.mark.parametrize(("number", "bits", "right"), [(math.inf, -512, True), (1.0, -512, False), (1.0, 0, True)])
+def test_which_bits_a_computed_nan_has_is_not_settled(number, bits, right):
+    x = Tensor("x0", "float16", (3,), fill=("constant", number))
+    calls = (
+        Call("v0", "aten.sub.Tensor", (Ref("x0"), Ref("x0"))),
+        Call("v1", "aten.view.dtype", (Ref("v0"), torch.int16)),
+    )
+    sample = Sample(0, (x,), calls, (Ref("v1"),))
+    eager = observe(sample, sample.function())
+    run = observe(sample, lambda x: [torch.full((3,), bits, dtype=torch.int16)])
+    found = [difference for difference in differences(sample, eager, run) if difference.kind == "values"]
+    assert (not found) is right
+
+
 @pytest.mark.parametrize(("want", "got"), [(0.0, math.nan), (math.nan, 1.5)])
 def test_the_gradient_of_a_product_is_eagers_unless_a_factor_is_not_finite(want, got):
     wrong = Wrong(torch.full((2,), want), torch.full((2,), got), None)
