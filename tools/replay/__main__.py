@@ -23,6 +23,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     one = commands.add_parser("record", help="compile the corpus with the sources that Python finds")
     one.add_argument("journal", type=Path)
+    one.add_argument("--verify", action="store_true", help="read every level back from its text after each pass")
     two = commands.add_parser("compare", help="two recordings")
     two.add_argument("before", type=Path)
     two.add_argument("after", type=Path)
@@ -39,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         from .corpus import cases
         from .record import record
 
-        record(list(cases(chosen.kinds, chosen.every)), chosen.journal)
+        record(list(cases(chosen.kinds, chosen.every)), chosen.journal, verify=chosen.verify)
         return 0
     words = tomllib.loads(chosen.words.read_text()) if chosen.words else {}
     if chosen.command == "compare":

@@ -44,19 +44,29 @@ class Texts:
         self.kept.append((f"{kind} {name}", text()))
 
 
-def texts_of(graph: Captured, processor: Any) -> dict[str, str]:
-    """The printed programs and kernels of one graph for one processor, or the message with which it was refused."""
-    texts = Texts()
+def texts_of(graph: Captured, processor: Any, *, verify: bool = False) -> dict[str, str]:
+    """The printed programs and kernels of one graph for one processor, or the message with which it was refused.
+
+    ``verify``: every level is verified and read back from its text after each pass that changed it.
+    """
+    texts, options = Texts(), LowerOptions(processor=processor, verify=verify)
     error = ""
     try:
-        compile_graph(copy.deepcopy(graph.module), options=LowerOptions(processor=processor), observer=texts)
+        compile_graph(copy.deepcopy(graph.module), options=options, observer=texts)
     except Exception as caught:  # noqa: BLE001  # a refusal is part of what must not change
         error = f"{type(caught).__name__}: {caught}"
     found = {f"{number} {name}": text for number, (name, text) in enumerate(texts.kept)}
     return {**found, "refused": error} if error else found
 
 
-def record(cases: Sequence[Case], journal: Path, processors: Sequence[str] = PROCESSORS, chunk: int = 100) -> None:
+def record(
+    cases: Sequence[Case],
+    journal: Path,
+    processors: Sequence[str] = PROCESSORS,
+    chunk: int = 100,
+    *,
+    verify: bool = False,
+) -> None:
     """Work through the cases that the journal does not hold yet, in child processes."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
@@ -66,13 +76,13 @@ def record(cases: Sequence[Case], journal: Path, processors: Sequence[str] = PRO
         torch._dynamo.config.capture_dynamic_output_shape_ops = True
         for case in part:
             emit(case, {})
-            emit(case, _outcome(case, processors))
+            emit(case, _outcome(case, processors, verify))
 
     journal.parent.mkdir(parents=True, exist_ok=True)
     work_through(cases, journal, check, chunk=chunk)  # type: ignore[arg-type]
 
 
-def _outcome(case: Case, processors: Sequence[str]) -> dict[str, Any]:
+def _outcome(case: Case, processors: Sequence[str], verify: bool) -> dict[str, Any]:
     try:
         graphs = capture(case)
     except Exception as error:  # noqa: BLE001  # the same on both sides, and nothing of ours
@@ -81,7 +91,7 @@ def _outcome(case: Case, processors: Sequence[str]) -> dict[str, Any]:
         f"{graph.part}, {processor}, {name}": text
         for graph in graphs
         for processor in processors
-        for name, text in texts_of(graph, processor).items()
+        for name, text in texts_of(graph, processor, verify=verify).items()
     }
     return {"kind": "recorded", "texts": texts}
 

@@ -31,7 +31,7 @@ from aotkit_inductor_lower.kernel_ir.nodes import Kernel
 from aotkit_inductor_lower.kernel_ir.parse import parse_module
 from aotkit_inductor_lower.kernel_ir.print import print_module
 from aotkit_inductor_lower.kernel_ir.verify import verify_module
-from aotkit_inductor_lower.kernel_passes.normal_form import NORMAL_FORM, run_on_module
+from aotkit_inductor_lower.kernel_passes.normal_form import NORMAL_FORM
 from aotkit_inductor_lower.ops.dtypes import to_torch_dtype
 from aotkit_inductor_lower.passes import PassContext, run_passes
 from aotkit_inductor_lower.targets.select import named_target
@@ -146,7 +146,8 @@ def test_a_pass_makes_of_a_kernel_what_its_file_says_and_changes_no_result(path:
     before = parse_module(body_of(text))
     if name != "declare-sizes":
         verify_module(before)
-    after = run_on_module(before, [each for each in NORMAL_FORM if each.name == name])
+    (own,) = (each for each in NORMAL_FORM if each.name == name)
+    after = own.run(before, PassContext.of())
     verify_module(after)
     expect(print_module(after), checks)
     for seed in range(2):

@@ -14,7 +14,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from .driver import DEVICE_PASSES, GRAPH_PASSES, KERNEL_PASSES, LOOP_LEVEL, LOOP_PASSES, WRITE_PASSES
+from .driver import DEVICE_PASSES, GRAPH_PASSES, KERNEL_LEVEL, KERNEL_PASSES, LOOP_LEVEL, LOOP_PASSES, WRITE_PASSES
 from .errors import IRError
 from .ir.parse import parse_program
 from .ir.print import print_program
@@ -23,7 +23,6 @@ from .kernel_ir.parse import parse_module
 from .kernel_ir.print import print_module
 from .kernel_ir.verify import verify_module
 from .kernel_passes.linearize import linearize
-from .kernel_passes.normal_form import run_on_module
 from .options import LowerOptions
 from .passes import Pass, PassContext, run_passes
 from .targets.select import named_target
@@ -86,8 +85,7 @@ def _result(text: str, names: Sequence[str], ctx: PassContext) -> str:
     if late:
         raise IRError(f"passes of the loop IR run before {LINEARIZE}: {', '.join(late)}")
     for name in rest:
-        module = run_on_module(module, (kernels[name],))
-        verify_module(module)
+        module = run_passes((kernels[name],), module, ctx, KERNEL_LEVEL)
     return print_module(module)
 
 

@@ -40,6 +40,11 @@ from .ir import Program
 from .ir.parse import parse_program
 from .ir.print import print_program
 from .ir.verify import verify_program
+from .kernel_ir.nodes import KernelModule
+from .kernel_ir.parse import parse_module
+from .kernel_ir.print import print_module
+from .kernel_ir.verify import verify_module
+from .kernel_passes.linearize import linearize
 from .kernel_passes.normal_form import NORMAL_FORM
 from .launch_plan import CompiledProgram, compiled_from_json, compiled_to_json
 from .launch_plan.store import ObjectStore, program_digest
@@ -67,8 +72,9 @@ from .report import make_report
 from .runtime import ArenaPool, bind_program
 from .targets.select import capabilities_for, target_for
 
-__all__ = ["DEVICE_PASSES", "GRAPH_PASSES", "KERNEL_PASSES", "LOOP_LEVEL", "LOOP_PASSES", "WRITE_PASSES"]
-__all__ += ["compile_graph", "compile_to_program", "lower_graph", "pass_names", "run_graph_passes", "schedule_program"]
+__all__ = ["DEVICE_PASSES", "GRAPH_PASSES", "KERNEL_LEVEL", "KERNEL_PASSES", "LOOP_LEVEL", "LOOP_PASSES"]
+__all__ += ["WRITE_PASSES", "compile_graph", "compile_to_program", "lower_graph", "make_kernels", "pass_names"]
+__all__ += ["run_graph_passes", "schedule_program"]
 
 # On the whole graph, before it is taken apart.
 WRITE_PASSES = in_order(
@@ -110,7 +116,7 @@ LOOP_PASSES = in_order(
     reuse_call_results.PASS,  # last: no pass looks through the aliases that it adds
 )
 
-KERNEL_PASSES = NORMAL_FORM  # all required; run per nest, where plans are built
+KERNEL_PASSES = NORMAL_FORM  # what only one target does to its kernels comes after these, in the target
 
 
 def compile_graph(
@@ -232,7 +238,8 @@ def _generate(program: Program, ctx: PassContext, store: ObjectStore | None) -> 
         found = store.get(digest)
         if found is not None:
             return compiled_from_json(found.decode())
-    compiled = ctx.target.generate(program, ctx.options, ctx.observer)
+    kernels = make_kernels(program, ctx)
+    compiled = ctx.target.generate(program, kernels, ctx.options, ctx.observer)
     if ctx.options.verify and compiled_from_json(compiled_to_json(compiled)) != compiled:
         raise AssertionError(f"the compiled program {program.name} changed when it was written and read back")
     if store is not None:
@@ -285,6 +292,16 @@ def schedule(program: Program, ctx: PassContext) -> Program:
     return run_passes(LOOP_PASSES, program, ctx, LOOP_LEVEL)
 
 
+def make_kernels(program: Program, ctx: PassContext) -> KernelModule:
+    """The kernels of a scheduled program after :data:`KERNEL_PASSES`: what every target starts from."""
+    with stage(ctx.observer, "linearize"):
+        module = linearize(program)
+    module = run_passes(KERNEL_PASSES, module, ctx, KERNEL_LEVEL)
+    if ctx.observer is not None:
+        ctx.observer.dump("kernels", "ir", lambda: print_module(module))
+    return module
+
+
 def run_graph_passes(gm: GraphModule, options: LowerOptions) -> GraphModule:
     """:func:`rewrite_graph` by itself."""
     return rewrite_graph(gm, PassContext.of(options))
@@ -316,6 +333,15 @@ def checked_program(program: Program) -> Program:
     return reread
 
 
+def _checked_kernels(module: KernelModule) -> KernelModule:
+    verify_module(module)
+    reread = parse_module(print_module(module))
+    if reread != module:
+        raise AssertionError(f"the kernels of {module.name} changed when they were printed and read back")
+    return reread
+
+
 _MODULE_LEVEL: Level[GraphModule] = Level(lambda gm: str(gm.graph), _checked_module)
 _GRAPH_LEVEL: Level[Graph] = Level(str, _checked_graph)
 LOOP_LEVEL: Level[Program] = Level(print_program, checked_program)
+KERNEL_LEVEL: Level[KernelModule] = Level(print_module, _checked_kernels)

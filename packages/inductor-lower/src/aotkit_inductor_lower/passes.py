@@ -29,7 +29,6 @@ __all__ = [
     "PassContext",
     "check_disabled",
     "check_order",
-    "each_kernel",
     "fuses",
     "in_order",
     "optional",
@@ -155,15 +154,6 @@ class Level(Generic[T]):
 
     show: Callable[[T], str]
     check: Callable[[T], T]
-
-
-def each_kernel(change: Callable[[T], T]) -> Callable[[T, PassContext], T]:
-    """A required pass out of a function that brings one kernel nearer to its normal form."""
-
-    def run(subject: T, _ctx: PassContext) -> T:
-        return change(subject)
-
-    return run
 
 
 def check_order(passes: Sequence[Pass[T]]) -> None:

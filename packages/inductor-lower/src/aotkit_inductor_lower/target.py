@@ -18,6 +18,7 @@ import torch
 from ._observer import Observer
 from .errors import CodegenError
 from .ir import Buffer, ExternCall, Program
+from .kernel_ir.nodes import KernelModule
 from .launch_plan import CompiledProgram
 from .ops.dtypes import DType
 from .options import LowerOptions
@@ -131,8 +132,10 @@ class Target(Protocol):
     def key(self, options: LowerOptions) -> str:
         """All that decides, beside the program, what is generated for it."""
 
-    def generate(self, program: Program, options: LowerOptions, observer: Observer | None = None) -> CompiledProgram:
-        """Kernels of a scheduled program, and the plan that launches them. Raises what a target cannot do."""
+    def generate(
+        self, program: Program, kernels: KernelModule, options: LowerOptions, observer: Observer | None = None
+    ) -> CompiledProgram:
+        """The binary of a program's kernels, and the plan that launches them. Raises what a target cannot do."""
 
 
 HOST = Capabilities(
@@ -170,7 +173,9 @@ class NoMachine:
         """The same for all options."""
         return self.id
 
-    def generate(self, program: Program, options: LowerOptions, observer: Observer | None = None) -> CompiledProgram:
+    def generate(
+        self, program: Program, kernels: KernelModule, options: LowerOptions, observer: Observer | None = None
+    ) -> CompiledProgram:
         """Raises :class:`~.errors.CodegenError`."""
         raise CodegenError(f"no code is generated for {program.name}, which is scheduled for no machine in particular")
 

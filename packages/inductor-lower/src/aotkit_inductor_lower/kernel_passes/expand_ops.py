@@ -9,7 +9,8 @@ from ..ir import Compute, Const, DType, Instr
 from ..ir.walk import computes, definitions, instructions, used_values, value_types
 from ..kernel_ir.nodes import Kernel, Loop, Stmt
 from ..ops.scalar import EXPANDED, expansion, result_dtype
-from ..passes import Pass, each_kernel
+from ..passes import Pass
+from .each_kernel import each_kernel
 
 __all__ = ["PASS", "expand_ops"]
 
@@ -105,7 +106,7 @@ def _without(body: tuple[Stmt, ...], names: set[str]) -> tuple[Stmt, ...]:
 
 PASS = Pass(
     "expand-ops",
-    each_kernel(expand_ops),
+    each_kernel(expand_ops, required=True),
     why="what the table of ops says in other ops is written in these, for every target",
     required=True,
 )

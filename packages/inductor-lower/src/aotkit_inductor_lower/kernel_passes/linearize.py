@@ -8,14 +8,30 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from ..ir import Alias, Buffer, BufferKind, CheckedIndex, DType, Instr, Load, LoopNest, Program, Range, Reduce, Store
-from ..ir.walk import access_at, buffers_of, instructions, nests
+from ..errors import CodegenError
+from ..ir import (
+    Alias,
+    Buffer,
+    BufferKind,
+    CheckedIndex,
+    DType,
+    Instr,
+    Load,
+    LoopNest,
+    Program,
+    Range,
+    Reduce,
+    Stage,
+    Store,
+)
+from ..ir.walk import access_at, buffers_of, instructions, nests, substitute
 from ..kernel_ir.nodes import Kernel, KernelCall, KernelModule, Loop, Param, Scratch, Stmt
 from ..kernel_ir.walk import all_loops, expressions, memories, nested
 from ..ops.dtypes import dtype_from_torch_name, item_bytes
 from ..ops.reductions import is_positional
-from ..passes import Pass, each_kernel
+from ..passes import Pass
 from ..symbolic import Expr, Symbol, SymbolKind, floordiv, smax, sym, to_expr
+from .each_kernel import each_kernel
 
 __all__ = ["DECLARE_SIZES", "Placement", "declare_sizes", "extents_of", "linearize", "linearize_nest"]
 __all__ += ["memory_extents", "placements"]
@@ -33,7 +49,10 @@ class Placement:
 
 
 def linearize(program: Program) -> KernelModule:
-    """The kernels of a program's nests, as they stand, and a call of each."""
+    """The kernels of a program's nests, as they stand, and a call of each.
+
+    Raises :class:`~.errors.CodegenError` for a nest over buffers that are not declared or have no generated type.
+    """
     buffers, where = buffers_of(program), placements(program)
     kernels = [declare_sizes(linearize_nest(nest, buffers, where)) for nest in nests(program)]
     calls = [
@@ -51,12 +70,31 @@ def linearize_nest(nest: LoopNest, buffers: Mapping[str, Buffer], where: Mapping
     """The kernel of one nest, without its sizes: see :func:`declare_sizes`. ``where`` gives the owner of each alias."""
     found = _Memories(buffers, where, {}, {})
     body: list[Stmt] = []
-    for stage in nest.stages:
+    taken = {r.symbol for r in nest.outer}
+    for stage in (_with_own_loops(stage, taken) for stage in nest.stages):
         instrs = tuple([_linear(instr, found, stage.ranges) for instr in stage.body])
         body += nested((Loop(r.symbol, r.size) for r in stage.ranges), instrs)
     grid = tuple(Loop(r.symbol, r.size) for r in nest.outer)
     params, scratch = tuple(found.params.values()), tuple(found.scratch.values())
     return Kernel(nest.name, params, scratch, grid, tuple(body), bool(nest.combines), origin=nest.origin)
+
+
+def _with_own_loops(stage: Stage, taken: set[str]) -> Stage:
+    """The stage without loops of names that are ``taken``: stages may share them, the loops of a kernel not."""
+    names = {r.symbol: _fresh(r.symbol, taken) for r in stage.ranges}
+    taken.update(names.values())
+    if all(old == new for old, new in names.items()):
+        return stage
+    env = {Symbol(old): sym(new) for old, new in names.items()}
+    body = tuple(substitute(instr, env) for instr in stage.body)
+    return replace(stage, ranges=tuple(replace(r, symbol=names[r.symbol]) for r in stage.ranges), body=body)
+
+
+def _fresh(name: str, taken: set[str]) -> str:
+    number, fresh = 1, name
+    while fresh in taken:
+        number, fresh = number + 1, f"{name}_{number}"
+    return fresh
 
 
 def _linear(instr: Instr, found: _Memories, ranges: tuple[Range, ...]) -> Instr:
@@ -101,10 +139,13 @@ class _Memories:
 
     def place(self, name: str, indices: tuple[Expr, ...], *, written: bool = False) -> tuple[str, Expr]:
         """The memory that owns a buffer's element, and the offset there."""
+        if name not in self.buffers:
+            raise CodegenError(f"a kernel would use the undeclared buffer {name!r}")
         buffer = self.buffers[name]
         offset = buffer.offset(indices)
         dtype = dtype_from_torch_name(buffer.dtype)
-        assert dtype is not None, "the loop IR's rules"
+        if dtype is None:
+            raise CodegenError(f"a kernel would use {name} of type {buffer.dtype}, which has no generated code")
         if buffer.kind is BufferKind.SCRATCH:
             if name not in self.scratch:
                 self.scratch[name] = Scratch(name, dtype, _extent(buffer))
@@ -185,7 +226,7 @@ def _extent(buffer: Buffer) -> Expr:
 
 DECLARE_SIZES = Pass(
     "declare-sizes",
-    each_kernel(declare_sizes),
+    each_kernel(declare_sizes, required=True),
     why="a kernel takes the sizes that it still uses",
     after=("merge-loops",),
     required=True,

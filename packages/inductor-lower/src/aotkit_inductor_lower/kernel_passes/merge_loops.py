@@ -10,8 +10,9 @@ from ..ir.walk import instructions, loads
 from ..kernel_ir.bounds import hint
 from ..kernel_ir.nodes import Kernel, Loop, Stmt
 from ..kernel_ir.walk import all_loops, expressions, map_expressions, nested, perfect_nest
-from ..passes import Pass, each_kernel
+from ..passes import Pass
 from ..symbolic import Expr, Symbol, product, sym, to_expr
+from .each_kernel import each_kernel
 
 __all__ = ["PASS", "merge_loops"]
 
@@ -109,5 +110,4 @@ PASS = Pass(
     each_kernel(merge_loops),
     why="neighbouring loops that are contiguous in every access are one",
     after=("order-loops",),
-    required=True,
 )

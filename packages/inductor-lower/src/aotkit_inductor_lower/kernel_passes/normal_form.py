@@ -11,16 +11,15 @@ Note [Normal form]
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping
 
 from ..ir import Buffer, LoopNest
-from ..kernel_ir.nodes import Kernel, KernelCall, KernelModule
-from ..passes import Pass, PassContext, in_order
+from ..kernel_ir.nodes import Kernel, KernelModule
+from ..passes import PassContext, in_order
 from . import expand_ops, merge_loops, order_loops, simplify_bounds, split_loops_by_divisors
 from .linearize import DECLARE_SIZES, Placement, linearize_nest
 
-__all__ = ["NORMAL_FORM", "kernel_of", "normal_form", "normalize", "run_on_module"]
+__all__ = ["NORMAL_FORM", "kernel_of", "normalize"]
 
 NORMAL_FORM = in_order(
     simplify_bounds.PASS,
@@ -32,37 +31,15 @@ NORMAL_FORM = in_order(
 )
 
 
-def normal_form(kernel: Kernel) -> Kernel:
-    """The kernel after all of :data:`NORMAL_FORM`."""
+def normalize(module: KernelModule) -> KernelModule:
+    """The module with every kernel in its normal form, and calls that pass what these still take."""
     ctx = PassContext.of()
     for each in NORMAL_FORM:
-        kernel = each.run(kernel, ctx)
-    return kernel
+        module = each.run(module, ctx)
+    return module
 
 
 def kernel_of(nest: LoopNest, buffers: Mapping[str, Buffer], where: Mapping[str, Placement]) -> Kernel:
-    """A nest's kernel in its normal form. ``where`` gives the owner of each alias."""
-    return normal_form(linearize_nest(nest, buffers, where))
-
-
-def normalize(module: KernelModule) -> KernelModule:
-    """The module with every kernel in its normal form, and calls that pass what these still take."""
-    return run_on_module(module, NORMAL_FORM)
-
-
-def run_on_module(module: KernelModule, passes: Sequence[Pass[Kernel]]) -> KernelModule:
-    """The module after ``passes`` over each of its kernels, and calls that pass what these still take."""
-    ctx = PassContext.of()
-    kernels = module.kernels
-    for each in passes:
-        kernels = tuple(each.run(kernel, ctx) for kernel in kernels)
-    calls = (_call(call, module.kernels[call.kernel], kernels[call.kernel]) for call in module.calls)
-    return replace(module, kernels=kernels, calls=tuple(calls))
-
-
-def _call(call: KernelCall, before: Kernel, after: Kernel) -> KernelCall:
-    given = {(p.kind, p.name): argument for p, argument in zip(before.params, call.arguments, strict=True)}
-    for new in after.params:
-        if new.kind != "memory":
-            given.setdefault((new.kind, new.name), f"${new.name}")
-    return replace(call, arguments=tuple(given[p.kind, p.name] for p in after.params))
+    """The kernel of one nest in its normal form. ``where`` gives the owner of each alias."""
+    (kernel,) = normalize(KernelModule(nest.name, (linearize_nest(nest, buffers, where),), ())).kernels
+    return kernel

@@ -9,8 +9,9 @@ from ..ir.walk import accesses, instructions, reduces, stores
 from ..kernel_ir.bounds import hint
 from ..kernel_ir.nodes import Kernel, Loop, Stmt
 from ..kernel_ir.walk import nested, perfect_nest
-from ..passes import Pass, each_kernel
+from ..passes import Pass
 from ..symbolic import Expr, Symbol
+from .each_kernel import each_kernel
 
 __all__ = ["PASS", "order_loops"]
 
@@ -53,5 +54,4 @@ PASS = Pass(
     each_kernel(order_loops),
     why="the widest stride goes outside",
     after=("split-loops-by-divisors",),
-    required=True,
 )

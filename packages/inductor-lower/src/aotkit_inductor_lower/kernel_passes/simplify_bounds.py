@@ -5,8 +5,9 @@ from __future__ import annotations
 from ..kernel_ir.bounds import drop_divisions
 from ..kernel_ir.nodes import Kernel
 from ..kernel_ir.walk import all_loops, expressions, map_expressions
-from ..passes import Pass, each_kernel
+from ..passes import Pass
 from ..symbolic import Symbol, has_calls, to_expr
+from .each_kernel import each_kernel
 
 __all__ = ["PASS", "simplify_bounds"]
 
@@ -25,5 +26,4 @@ PASS = Pass(
     "simplify-bounds",
     each_kernel(simplify_bounds),
     why="divisions that follow from what loops run over vanish",
-    required=True,
 )

@@ -9,8 +9,9 @@ from dataclasses import replace
 
 from ..kernel_ir.nodes import Kernel, Loop, Stmt
 from ..kernel_ir.walk import all_loops, expressions, map_expressions
-from ..passes import Pass, each_kernel
+from ..passes import Pass
 from ..symbolic import Call, Expr, Symbol, SymbolKind, sym, to_expr
+from .each_kernel import each_kernel
 from .simplify_bounds import simplify_bounds
 
 __all__ = ["PASS", "split_loops_by_divisors"]
@@ -94,5 +95,4 @@ PASS = Pass(
     each_kernel(split_loops_by_divisors),
     why="reshaped views become plain strides",
     after=("simplify-bounds",),
-    required=True,
 )

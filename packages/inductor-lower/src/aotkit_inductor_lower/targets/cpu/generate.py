@@ -12,16 +12,16 @@ from dataclasses import dataclass, field, replace
 from ...errors import CodegenError
 from ...ir import Buffer, LoopNest, Program
 from ...kernel_ir.launches import KernelText, Launch
-from ...kernel_ir.nodes import LENGTH, Kernel
+from ...kernel_ir.nodes import LENGTH, Kernel, KernelModule
 from ...kernel_ir.walk import memories
 from ...kernel_passes.deduplicate import canonical, combine_launches, generalize_lengths
+from ...kernel_passes.linearize import linearize
 from ...kernel_passes.mark_nontemporal import mark_nontemporal
-from ...kernel_passes.normal_form import kernel_of
+from ...kernel_passes.normal_form import normalize
 from ...launch_plan.records import Binary, CompiledProgram, KernelRecord
 from ...memory.build_plan import build_plan
 from ...memory.segments import Segment, segments
 from ...memory.storage import Storage, assign_storage
-from ...ops.dtypes import dtype_from_torch_name
 from ...symbolic import Symbol, to_expr
 from .machine import Machine, host_machine
 from .module import ModuleText
@@ -34,35 +34,41 @@ __all__ = ["generate"]
 def generate(
     program: Program,
     target: Machine | None = None,
+    kernels: KernelModule | None = None,
     *,
     keep_text: bool = False,
     around_llvm: AbstractContextManager[object] | None = None,
 ) -> CompiledProgram:
-    """Compile ``program`` for ``target`` (the host). ``keep_text`` keeps the LLVM text in the result; LLVM runs inside
-    of ``around_llvm``.
+    """Compile ``program`` for ``target`` (the host), with ``kernels`` of its nests (in their normal form).
+    ``keep_text`` keeps the LLVM text in the result; LLVM runs inside of ``around_llvm``.
 
     Raises :class:`CodegenError` for a nest over buffers that are not on the CPU or have no generated type.
     """
     target = target or host_machine()
+    made = normalize(linearize(program)) if kernels is None else kernels
     storage = assign_storage(program)
-    kernels = _Kernels({b.name: b for b in program.buffers}, storage, target, ModuleText(program.name, target))
+    module = ModuleText(program.name, target)
+    by_nest = {kernel.name: kernel for kernel in made.kernels}
+    written = _Kernels({b.name: b for b in program.buffers}, by_nest, storage, target, module)
     for segment in segments(program):
-        kernels.add_segment(segment)
-    plan = build_plan(program, storage, tuple(kernels.slots))
-    text = kernels.module.render()
+        written.add_segment(segment)
+    plan = build_plan(program, storage, tuple(written.slots))
+    text = module.render()
     with around_llvm or nullcontext():
-        code = compile_text(text, target) if kernels.records else b""
+        code = compile_text(text, target) if written.records else b""
     machine = [target.triple, target.cpu, target.vector_bits]
-    facts = {"machine": machine, "imports": list(kernels.module.imports())}
-    binary = Binary.of("cpu", facts, (("kernels", code),) if kernels.records else ())
-    return CompiledProgram(plan, tuple(kernels.records), binary, text if keep_text else "")
+    facts = {"machine": machine, "imports": list(module.imports())}
+    binary = Binary.of("cpu", facts, (("kernels", code),) if written.records else ())
+    return CompiledProgram(plan, tuple(written.records), binary, text if keep_text else "")
 
 
 @dataclass(slots=True)
 class _Kernels:
-    """The kernels of a program, while they are written. ``slots``: position of each frame entry that they use."""
+    """The kernels of a program, while they are written. ``of``: by the names of their nests; ``slots``: position of
+    each frame entry that they use."""
 
     buffers: Mapping[str, Buffer]
+    of: Mapping[str, Kernel]
     storage: Storage
     target: Machine
     module: ModuleText
@@ -92,8 +98,7 @@ class _Kernels:
 
     def _own(self, nest: LoopNest) -> Kernel:
         self._check(nest)
-        kernel = kernel_of(nest, self.buffers, self.storage.placements)
-        return mark_nontemporal(kernel, self.buffers, self.storage.classes)
+        return mark_nontemporal(self.of[nest.name], self.buffers, self.storage.classes)
 
     def _text(self, kernel: Kernel, length: int | None) -> tuple[KernelText, str, str]:
         """The text of a kernel, and the names of its functions. Kernels of one shape have one."""
@@ -113,15 +118,11 @@ class _Kernels:
 
     def _check(self, nest: LoopNest) -> None:
         for name in (*nest.reads, *nest.writes):
-            buffer = self.buffers.get(name)
-            if buffer is None:
-                raise CodegenError(f"nest {nest.name} uses the undeclared buffer {name!r}")
+            buffer = self.buffers[name]
             if not buffer.device.startswith("cpu"):
                 raise CodegenError(
                     f"nest {nest.name} uses {name} on {buffer.device}; only CPU kernels are generated here"
                 )
-            if dtype_from_torch_name(buffer.dtype) is None:
-                raise CodegenError(f"nest {nest.name} uses {name} of type {buffer.dtype}, which has no generated code")
 
     def _slot(self, name: str) -> int:
         return self.slots.setdefault(name, len(self.slots))

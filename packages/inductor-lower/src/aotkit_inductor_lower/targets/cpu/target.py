@@ -9,6 +9,7 @@ import torch
 
 from ..._observer import Observer
 from ...ir import Buffer, ExternCall, Program
+from ...kernel_ir.nodes import KernelModule
 from ...launch_plan import CompiledProgram
 from ...options import LowerOptions
 from ...passes import stage
@@ -51,12 +52,14 @@ class CpuTarget:
         """The machine alone."""
         return str(self.machine)
 
-    def generate(self, program: Program, options: LowerOptions, observer: Observer | None = None) -> CompiledProgram:
+    def generate(
+        self, program: Program, kernels: KernelModule, options: LowerOptions, observer: Observer | None = None
+    ) -> CompiledProgram:
         """One object file from LLVM text."""
         from .generate import generate
 
         kept = observer is not None
-        compiled = generate(program, self.machine, keep_text=kept, around_llvm=stage(observer, "llvm"))
+        compiled = generate(program, self.machine, kernels, keep_text=kept, around_llvm=stage(observer, "llvm"))
         if observer is not None:
             observer.dump(program.name, "kernels", lambda: compiled.text)
         return compiled

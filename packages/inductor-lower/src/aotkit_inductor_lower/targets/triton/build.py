@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ..._observer import Observer
 from ...ir import Program
+from ...kernel_ir.nodes import KernelModule
 from ...kernel_passes.linearize import extents_of
 from ...launch_plan import CompiledProgram
 from ...passes import stage
@@ -17,6 +18,7 @@ __all__ = ["build"]
 
 def build(
     program: Program,
+    kernels: KernelModule,
     device: str,
     arch: int | None,
     *,
@@ -27,7 +29,7 @@ def build(
 ) -> CompiledProgram:
     """The compiled program, for ``sm_<arch>``; ``None`` leaves its kernels to the interpreter. For the others see
     :func:`.generate.render_program`."""
-    rendered = render_program(program, device, tune=tune, tf32=tf32, asserts=asserts)
+    rendered = render_program(program, device, kernels, tune=tune, tf32=tf32, asserts=asserts)
     if observer is not None:
         observer.dump(program.name, "kernels", lambda: _texts(rendered))
     if arch is not None:

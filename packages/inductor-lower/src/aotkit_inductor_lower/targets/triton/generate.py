@@ -7,15 +7,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ...ir import Buffer, BufferKind, BufferRef, ExternCall, LoopNest, Program
-from ...kernel_ir.nodes import Kernel
-from ...kernel_passes.linearize import extents_of
-from ...kernel_passes.normal_form import kernel_of
+from ...kernel_ir.nodes import Kernel, KernelModule
+from ...kernel_passes.linearize import extents_of, linearize
+from ...kernel_passes.normal_form import normalize
 from ...launch_plan import CompiledProgram, KernelRecord
 from ...memory.build_plan import build_plan
 from ...memory.segments import segments
 from ...memory.storage import Storage, Workspace, assign_storage
 from ...ops.aten import may_alias_arguments
-from ...ops.dtypes import dtype_from_torch_name, torch_name
+from ...ops.dtypes import torch_name
 from ...symbolic import Expr, to_expr
 from .autotune import Timer, candidates, choose
 from .binary import ZERO_SLOT, Contents, Launch, to_binary
@@ -58,13 +58,15 @@ class Rendered:
 def render_program(
     program: Program,
     device: str = "cpu",
+    kernels: KernelModule | None = None,
     limits: TileLimits = _LIMITS,
     *,
     tune: bool = False,
     tf32: bool = False,
     asserts: bool = True,
 ) -> Rendered:
-    """Sources of all kernels of a program for ``device``; nothing is compiled yet.
+    """Sources of ``kernels``, those of all nests of a program (in their normal form), for ``device``; nothing is
+    compiled yet.
 
     ``tune`` adds alternatives to each kernel, for :func:`assemble` to choose from. ``tf32`` lets products of
     f32 matrices lose bits. ``asserts``: an index out of range stops the kernel, see :class:`~..options.LowerOptions`.
@@ -74,11 +76,12 @@ def render_program(
     _check_devices(program)
     storage = assign_storage(program, arena=False)  # torch's allocator is the arena on a device
     unaligned = _unaligned(program, storage)
-    buffers, extents = {b.name: b for b in program.buffers}, extents_of(program.buffers)
-    kernels = _Kernels(buffers, storage, unaligned, limits, device, tune, tf32, asserts, extents)
-    launches = tuple((s.function, tuple(map(kernels.launch, s.nests))) for s in segments(program))
-    made = tuple(TritonKernel(*pair) for pair in zip(kernels.sources, kernels.alternatives, strict=True))
-    return Rendered(program, device, storage, made, launches, tuple(kernels.workspaces), unaligned)
+    extents = extents_of(program.buffers)
+    of = {k.name: k for k in (normalize(linearize(program)) if kernels is None else kernels).kernels}
+    written = _Kernels(of, storage, unaligned, limits, device, tune, tf32, asserts, extents)
+    launches = tuple((s.function, tuple(map(written.launch, s.nests))) for s in segments(program))
+    made = tuple(TritonKernel(*pair) for pair in zip(written.sources, written.alternatives, strict=True))
+    return Rendered(program, device, storage, made, launches, tuple(written.workspaces), unaligned)
 
 
 def assemble(rendered: Rendered, arch: int, timer: Timer | None = None) -> Rendered:
@@ -163,9 +166,10 @@ def _written_inputs(program: Program, storage: Storage) -> set[str]:
 
 @dataclass(slots=True)
 class _Kernels:
-    """The kernels of a program, while they are written. ``unaligned``: memory that may begin anywhere."""
+    """The kernels of a program, while they are written. ``of``: by the names of their nests; ``unaligned``: memory that
+    may begin anywhere."""
 
-    buffers: Mapping[str, Buffer]
+    of: Mapping[str, Kernel]
     storage: Storage
     unaligned: frozenset[str]
     limits: TileLimits
@@ -181,9 +185,7 @@ class _Kernels:
 
     def launch(self, nest: LoopNest) -> Launched:
         """The launch of a nest, whose kernel is written if none before is equal."""
-        self._check(nest)
-        kernel = kernel_of(nest, self.buffers, self.storage.placements)
-        first, *others = map(self._with_alignment, self._sources(kernel))
+        first, *others = map(self._with_alignment, self._sources(self.of[nest.name]))
         return self._launch(nest, first, others)
 
     def _with_alignment(self, source: KernelSource) -> KernelSource:
@@ -222,12 +224,6 @@ class _Kernels:
         buffer = Buffer(name, torch_name(argument.dtype), sizes, one, BufferKind.TEMPORARY, self.device)
         self.workspaces.append(Workspace(nest.name, buffer))
         return name
-
-    def _check(self, nest: LoopNest) -> None:
-        for name in (*nest.reads, *nest.writes):
-            buffer = self.buffers[name]
-            if dtype_from_torch_name(buffer.dtype) is None:
-                raise TritonError(f"nest {nest.name} uses {name} of type {buffer.dtype}, which has no generated code")
 
 
 def program_count_expr(source: KernelSource) -> Expr:

@@ -9,6 +9,7 @@ import torch
 
 from ..._observer import Observer
 from ...ir import Buffer, ExternCall, Program
+from ...kernel_ir.nodes import KernelModule
 from ...launch_plan import CompiledProgram
 from ...ops.dtypes import ATOMIC
 from ...options import LowerOptions
@@ -84,7 +85,9 @@ class TritonTarget:
             made = f"tuned on {torch.cuda.get_device_name(self.id)}" if options.tune else f"sm_{arch}"
         return f"{made} asserts={options.index_asserts} tf32={self._tf32(options)}"
 
-    def generate(self, program: Program, options: LowerOptions, observer: Observer | None = None) -> CompiledProgram:
+    def generate(
+        self, program: Program, kernels: KernelModule, options: LowerOptions, observer: Observer | None = None
+    ) -> CompiledProgram:
         """A cubin of each kernel, or what Triton's interpreter runs.
 
         Raises :class:`~.errors.TritonMissing` without Triton, and :class:`~.errors.TritonError` for a device or a type
@@ -95,6 +98,7 @@ class TritonTarget:
         device, tune = self.capabilities.device, options.tune and not self.interpreted
         return build(
             program,
+            kernels,
             device,
             None if self.interpreted else check_device(device),
             tune=tune,
