@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from .execute import Run, observe
 from .program import Call, Ref, Sample, overload, refs_in
 
-__all__ = ["Difference", "Wrong", "differences", "near", "settled"]
+__all__ = ["Difference", "Wrong", "differences", "near", "needed", "settled"]
 
 # Note [What is right]
 #     A result is right if it is eager's to within a few units in the last place. Otherwise both are compared with the
@@ -146,7 +146,7 @@ def settled(sample: Sample, eager: Run, other: Run, names: Sequence[str], again:
         return []
     exact = _in_double(sample, again)
     if exact.error is not None:  # because of a call that may have nothing to do with these
-        sample = _only(sample, names)
+        sample = needed(sample, names)
         exact = _in_double(sample, again)
     moved = [_in_double(sample, again, seed) for seed in range(1, _MOVED + 1)] if exact.error is None else []
     nearby = [_beside(sample, again, seed) for seed in range(1, _MOVED + 1)] if exact.error is None else []
@@ -181,7 +181,7 @@ def settled(sample: Sample, eager: Run, other: Run, names: Sequence[str], again:
     return found
 
 
-def _only(sample: Sample, names: Sequence[str]) -> Sample:
+def needed(sample: Sample, names: Sequence[str]) -> Sample:
     """The sample without outputs other than ``names``, and without calls that they do not need."""
     outputs = tuple(ref for ref in sample.outputs if repr(ref) in names or names[0].startswith("gradient of "))
     needed = {ref.name for ref in outputs}

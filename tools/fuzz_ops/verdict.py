@@ -13,7 +13,7 @@ from aotkit_inductor_lower.errors import FakeKernelError
 from tools.fuzz.refusals import refusal
 from tools.fuzz.tally import FAILURES
 
-from .compare import Difference, differences
+from .compare import Difference, differences, needed
 from .execute import Run, compiled, fakes_agree, merged, observe
 from .known import excused
 from .program import DIRECT, Sample
@@ -96,7 +96,7 @@ def _each_right(ready: Sequence[Sample], together: Sample) -> bool:
     if eager.error is not None or run.error is not None:
         return False
     parts = [(_part(eager, f"s{i}_"), _part(run, f"s{i}_")) for i in range(len(ready))]
-    return not any(differences(sample, *part) for sample, part in zip(ready, parts, strict=True))
+    return not any(_compared(sample, *part, again=False).failed for sample, part in zip(ready, parts, strict=True))
 
 
 def _part(run: Run, prefix: str) -> Run:
@@ -129,6 +129,7 @@ def _judged(sample: Sample, eager: Run, call: _Lazy, again: bool) -> Outcome:
         if run.error is not None:
             return Outcome("raises", f"{type(eager.error).__name__}: {_line(eager.error)}")
         reason = excused(sample, Difference("it", "error", f"only eager raises: {eager.error}"), again)
+        reason = reason or _unused(sample, run, again)
         return Outcome("known", reason) if reason else Outcome("silent", _line(eager.error))
     if run.error is not None:
         reason = excused(sample, Difference("it", "error", f"only compiled raises: {_line(run.error)}"), again)
@@ -143,6 +144,11 @@ def _judged(sample: Sample, eager: Run, call: _Lazy, again: bool) -> Outcome:
         misled = misled or _DYNAMOS.search(detail) is not None or not _sizes_agree(sample, eager, fakes)
         misled = misled or _types_misjudged(sample, again)
         return Outcome("fake" if misled else "crash", detail)
+    return _compared(sample, eager, run, again)
+
+
+def _compared(sample: Sample, eager: Run, run: Run, again: bool) -> Outcome:
+    """What becomes of two runs that raised nothing."""
     found = differences(sample, eager, run, again)
     if not found:
         return Outcome("equal")
@@ -154,13 +160,23 @@ def _judged(sample: Sample, eager: Run, call: _Lazy, again: bool) -> Outcome:
     free = [
         d for d in left if _is_free(d) or (d.kind in LAYOUT and claimed.get(d.where) == _layout(run.results[d.where]))
     ]
-    otherwise = any(d.kind == "dtype" for d in free)  # then offsets in bytes are others too
+    otherwise = any(d.kind in ("dtype", "strides") for d in free)  # then offsets in bytes, or copies, are others too
     wrong = [d for d in left if d not in free and not (otherwise and d.kind == "alias")]
     layouts_only = all(d.kind in LAYOUT for d in wrong)
     if wrong and right_step_by_step(sample, run, wrong, again):
         return Outcome("known", "each call is right for what the calls before it gave")
     real = wrong and not _types_misjudged(sample, again, layouts_only)
     return Outcome("different" if real else "fake", "; ".join(map(str, (wrong or left)[:3])))
+
+
+def _unused(sample: Sample, run: Run, again: bool) -> str | None:
+    """The reason, where eager raises in a call that no result needs: that is not computed."""
+    used = needed(sample, [repr(ref) for ref in sample.outputs])
+    eager = observe(used, used.function(), again)
+    wrong = eager.error is not None or any(
+        excused(used, d, again) is None for d in differences(used, eager, run, again)
+    )
+    return None if wrong else "what nobody uses is not computed and raises nothing"
 
 
 LAYOUT = ("dtype", "shape", "strides", "strides of ones")

@@ -44,6 +44,20 @@ def test_a_wrong_last_call_is_wrong_whatever_is_before_it(monkeypatch):
     assert check(_chain("aten.exp.default", "aten.abs_.default", "aten.neg.default")).kind == "different"
 
 
+def _with_an_error(*used: str) -> Sample:
+    """``v1`` takes an element that is not there."""
+    tensors = (Tensor("x0", "float32", (3,), fill=("constant", 1.0)), Tensor("x1", "int64", (1,), fill=("constant", 9)))
+    select = Call("v1", "aten.index_select.default", (Ref("x0"), 0, Ref("x1")))
+    return Sample(0, tensors, (Call("v0", "aten.neg.default", (Ref("x0"),)), select), tuple(map(Ref, used)))
+
+
+def test_a_call_that_nobody_uses_may_raise_in_eager_mode_only(monkeypatch):
+    assert check(_with_an_error("v0")).kind == "known"
+    assert check(_with_an_error("v0", "v1")).kind == "raises"
+    _plant(monkeypatch, 1.5)
+    assert check(_with_an_error("v0")).failed
+
+
 def test_float64_is_given_the_numbers_that_were_drawn():
     calls = (Call("v0", "aten.randn.default", ([40],)), Call("v1", "aten.dropout.default", (Ref("v0"), 0.5, True)))
     sample = Sample(0, (), calls, (Ref("v0"), Ref("v1")))

@@ -132,6 +132,15 @@ def test_gradients_of_activations_have_eagers_strides(name: str):
         assert result.meta["val"].stride() == BACKWARDS[name](g, x).stride(), (g.stride(), x.stride())
 
 
+@pytest.mark.filterwarnings("ignore:Using a target size")
+@pytest.mark.parametrize("sizes", [((3, 1), (1, 3, 1)), ((1, 4), (2, 3, 4)), ((3, 4), (1, 1))])
+def test_a_loss_of_operands_that_are_broadcast_has_eagers_strides(sizes):
+    x, y = (torch.rand(s).transpose(-1, -2).contiguous().transpose(-1, -2) for s in sizes)
+    graph = capture(lambda x, y: [torch.ops.aten.huber_loss.default(x, y, 0)], [x, y]).graph
+    (result,) = next(node for node in graph.graph.nodes if node.op == "output").args[0]
+    assert result.meta["val"].stride() == torch.ops.aten.huber_loss.default(x, y, 0).stride()
+
+
 @pytest.mark.parametrize("f", [F.mse_loss, F.smooth_l1_loss, F.huber_loss, F.binary_cross_entropy])
 def test_losses_that_are_not_reduced_have_eagers_strides(f):
     rng = random.Random(1)

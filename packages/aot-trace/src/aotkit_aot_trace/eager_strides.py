@@ -84,7 +84,8 @@ class _Elementwise:
         """The result's, for operands of these sizes and strides."""
         if self.op is aten.pow.Scalar:
             return _row_major(layouts[-1][0])
-        if self.name in _LIKE_INPUT and _dense(*layouts[0]):
+        whole = layouts[0][0] == torch.broadcast_shapes(*(sizes for sizes, _ in layouts))  # else eager resizes it
+        if self.name in _LIKE_INPUT and whole and _dense(*layouts[0]):
             return layouts[0][1]
         return elementwise_strides(layouts[::-1] if self.name in _REVERSED else layouts)
 
