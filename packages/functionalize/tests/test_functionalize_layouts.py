@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -92,6 +93,40 @@ NEWER: dict[str, Callable[[Tensor], list[Tensor]]] = {
 @pytest.mark.parametrize("name", NEWER)
 def test_what_is_newer_or_has_no_gradient_is_what_eager_mode_gives(same_as_eager: Check, name: str) -> None:
     same_as_eager(NEWER[name], lambda: [_computed()])
+
+
+STRANGE: dict[str, tuple[Callable[[Tensor], Tensor], torch.dtype]] = {
+    "negated": (torch._neg_view, torch.float64),
+    "conjugated": (lambda y: y.conj(), torch.complex128),
+    "parts": (torch.view_as_real, torch.complex128),
+    "imaginary": (lambda y: y.imag, torch.complex128),
+    "a row, negated": (lambda y: torch._neg_view(y[1:]), torch.float32),
+}
+
+
+@pytest.mark.parametrize("name", STRANGE)
+def test_a_view_that_no_strides_describe_keeps_the_shape_that_it_was_taken_of(
+    layer: FunctionalLayer, same_as_eager: Check, name: str
+) -> None:
+    view, dtype = STRANGE[name]
+
+    def older(x: Tensor, *, used: bool) -> list[Tensor]:
+        y = x * 2
+        v = view(y)
+        y.t_()
+        return [v * 1.5 if used else v]
+
+    def newer(x: Tensor) -> list[Tensor]:
+        y = x * 2
+        y.t_()
+        return [view(y) * 1.5]
+
+    argument = torch.rand(4, 6, dtype=dtype)
+    for used in (False, True):
+        with pytest.raises(Unsupported, match="a view that is older than that"):
+            analyze(partial(older, used=used), [argument.clone().requires_grad_()], layer=layer)
+        assert analyze(partial(older, used=used), [argument], layer=layer).outputs
+    same_as_eager(newer, lambda: [argument.clone().requires_grad_()])
 
 
 def test_what_the_gradient_needs_keeps_its_shape(layer: FunctionalLayer, same_as_eager: Check) -> None:

@@ -14,7 +14,8 @@ Note [Shapes changed in place]
     that is another view, and a wrong gradient. A change of shape writes nothing, so here it does not move the counter
     (:attr:`Layouts.reshapes` notes it instead). A *write* does, after it or before: a view is taken again when it is
     used for the first time after the write. Older views that are used after both, where a gradient is wanted, are
-    refused. They are told from newer ones by the views that they were made by.
+    refused. They are told from newer ones by the views that they were made by. So are older views that no strides
+    describe (negated ones, parts of complex numbers): eager mode takes these again of the new shape, too.
 """
 
 from __future__ import annotations
@@ -44,6 +45,9 @@ STRIDE_DEPENDENT = frozenset(
     ("view", "view_as", "reshape", "reshape_as", "flatten", "ravel", "unflatten", "contiguous", "as_strided")
 )
 """Views whose existence, or elements, depend on the strides of what they are taken of."""
+
+
+_NOT_BY_STRIDES = ("_neg_view", "_conj", "view_as_real", "view_as_complex", "view_dtype")
 
 
 @dataclass(slots=True)
@@ -177,17 +181,21 @@ class Layouts:
                     raise _other_elements()
                 if self._is_lost(value, identity):
                     raise _outside()
+                if self._is_taken_again(value, identity):
+                    raise _wrong_view()
                 made_by = self.stale.get(identity)
                 if made_by is not None and value.requires_grad and _is_older(value, made_by):
                     raise _wrong_view()
 
     def check_outputs(self, outputs: Iterable[Any]) -> None:
         """Refuse views whose gradient is another one in eager mode, where autograd makes their functions anew."""
-        for output in outputs:
+        for output in outputs if self.outside or self.reshaped else ():
             if isinstance(output, torch.Tensor) and compat.is_inner_wrapper(compat.inner_wrapper(output)):
-                lost = self._is_lost(output, compat.storage_identity(output))
-                if lost and self._wants_gradient(output):
+                identity = compat.storage_identity(output)
+                if self._is_lost(output, identity) and self._wants_gradient(output):
                     raise _outside()
+                if self._is_taken_again(output, identity):
+                    raise _wrong_view()
 
     def _is_lost(self, value: torch.Tensor, identity: int) -> bool:
         """Whether ``value`` looks at memory beside a tensor that was replaced by a new value since."""
@@ -197,6 +205,15 @@ class Layouts:
             and compat.has_data_mutation(wrapper)
             and compat.is_view_through(wrapper, "as_strided")
         )
+
+    def _is_taken_again(self, value: torch.Tensor, identity: int) -> bool:
+        """Whether eager mode takes the gradient of ``value``, a view without strides, of a shape that came later."""
+        reshaped = self.reshaped.get(identity)
+        if reshaped is None or not self._wants_gradient(value):
+            return False
+        wrapper = compat.inner_wrapper(value)
+        strange = any(compat.is_view_through(wrapper, name) for name in _NOT_BY_STRIDES)
+        return strange and _is_older(value, compat.views_of_storage(compat.inner_wrapper(reshaped)))
 
     def write(
         self, target: torch.Tensor, func: Callable[..., Any], args: Any, kwargs: Any, *, other_layout: bool = False
@@ -318,7 +335,8 @@ def _saved_tensors(function: Any) -> Iterator[Any]:
 
 def _wrong_view() -> Unsupported:
     return Unsupported(
-        "a tensor is written to and changes its shape in place, and a view that is older than that is used",
+        "a tensor changes its shape in place, and is written to or has views that no strides describe; "
+        "a view that is older than that is used",
         "its gradient would be taken of the wrong elements",
         "Use the operation that returns a new tensor instead (t(), unsqueeze(), ..)",
     )

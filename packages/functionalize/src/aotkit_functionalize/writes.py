@@ -43,7 +43,7 @@ class RefuseWrongWrites(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(func, "__name__", "").partition(".")[0]  # of ``aten.add_.Tensor`` the first part
         layouts = self.storages.layouts
-        doubtful = layouts.stale or layouts.moved or layouts.outside
+        doubtful = layouts.stale or layouts.moved or layouts.outside or layouts.reshaped
         if doubtful and not layouts.finished and not name.startswith("__get__"):
             self.storages.layouts.check_uses((args, *(kwargs or {}).values()))
         if name == "register_hook":
