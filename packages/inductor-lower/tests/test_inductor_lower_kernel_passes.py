@@ -16,7 +16,16 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from aotkit_inductor_lower import decompositions, interpret_program, lower_graph, schedule_program
+from aotkit_inductor_lower import (
+    LowerOptions,
+    bind_program,
+    decompositions,
+    interpret_program,
+    lower_graph,
+    schedule_program,
+)
+from aotkit_inductor_lower.driver import make_kernels, pass_names
+from aotkit_inductor_lower.errors import IRError
 from aotkit_inductor_lower.ir import Program
 from aotkit_inductor_lower.ir.random_programs import difference, random_inputs, random_program
 from aotkit_inductor_lower.kernel_ir.interpret import interpret_module
@@ -24,17 +33,21 @@ from aotkit_inductor_lower.kernel_ir.nodes import Kernel, KernelModule
 from aotkit_inductor_lower.kernel_ir.parse import parse_kernel, parse_module
 from aotkit_inductor_lower.kernel_ir.print import print_kernel, print_module
 from aotkit_inductor_lower.kernel_ir.verify import verify_kernel, verify_module
+from aotkit_inductor_lower.kernel_passes.each_kernel import each_kernel
 from aotkit_inductor_lower.kernel_passes.expand_ops import expand_ops
 from aotkit_inductor_lower.kernel_passes.linearize import declare_sizes, linearize, memory_extents
+from aotkit_inductor_lower.kernel_passes.merge_loops import PASS as merge_loops_pass
 from aotkit_inductor_lower.kernel_passes.merge_loops import merge_loops
 from aotkit_inductor_lower.kernel_passes.normal_form import normalize
 from aotkit_inductor_lower.kernel_passes.order_loops import order_loops
 from aotkit_inductor_lower.kernel_passes.recompute_scratch import recompute_scratch
 from aotkit_inductor_lower.kernel_passes.simplify_bounds import simplify_bounds
 from aotkit_inductor_lower.kernel_passes.split_loops_by_divisors import split_loops_by_divisors
+from aotkit_inductor_lower.passes import Pass, PassContext
 from aotkit_inductor_lower.targets.cpu import generic_machine
 from aotkit_inductor_lower.targets.cpu.map_loops import map_loops as map_lanes
 from aotkit_inductor_lower.targets.cpu.map_loops import version_loops
+from aotkit_inductor_lower.targets.select import named_target
 from aotkit_inductor_lower.targets.triton.map_loops import TileLimits
 from aotkit_inductor_lower.targets.triton.map_loops import map_loops as map_tiles
 
@@ -305,3 +318,44 @@ def test_a_softmax_in_normal_form_reads_like_this() -> None:
     )
     (kernel,) = normalize(linearize(program)).kernels
     assert print_kernel(kernel, origins=False) == SOFTMAX
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_program_is_right_without_the_kernel_passes_that_may_be_left_out(seed: int) -> None:
+    program = random_program(seed)
+    inputs = random_inputs(program, seed)
+    want = interpret_program(program, fresh(inputs))
+    target = named_target("cpu")
+    for disable in (pass_names("kernel"), ("merge-loops",), ("order-loops", "split-loops-by-divisors")):
+        options = LowerOptions(disable=disable, verify=True)
+        kernels = make_kernels(program, PassContext.of(options, target=target))
+        got = bind_program(target.generate(program, kernels, options))(fresh(inputs))
+        for ours, reference in zip(got, want, strict=True):
+            if isinstance(reference, Tensor):
+                assert difference(reference, ours) is None, disable
+            else:
+                assert ours == reference
+
+
+def test_each_kernel_that_a_pass_changes_takes_fuel_and_what_changes_nothing_takes_none() -> None:
+    program = lower_graph(
+        make_fx(lambda x, y: (x + 1, y * 2, y.sum()), tracing_mode="fake")(torch.rand(4, 6), torch.rand(5, 7))
+    )
+    module = linearize(program)
+    for fuel in (0, 1, 2, None):
+        ctx = PassContext.of(LowerOptions(fuel=fuel))
+        merged = merge_loops_pass.run(module, ctx)
+        changed = sum(new is not old for new, old in zip(merged.kernels, module.kernels, strict=True))
+        assert ctx.fuel.used == changed == (len(module.kernels) if fuel is None else fuel)
+        assert (merged is module) is (changed == 0)
+        again = PassContext.of()
+        assert merge_loops_pass.run(normalize(module), again) == normalize(module) and again.fuel.used == 0
+
+
+def test_kernels_that_break_a_rule_are_refused_after_the_pass_that_made_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = lower_graph(make_fx(lambda x: (x.sin(),), tracing_mode="fake")(torch.rand(4, 6)))
+    damage = Pass("damage", each_kernel(lambda k: replace(k, grid=()), required=True), why="a fault", required=True)
+    monkeypatch.setattr("aotkit_inductor_lower.driver.KERNEL_PASSES", (damage,))
+    make_kernels(program, PassContext.of(LowerOptions()))
+    with pytest.raises(IRError, match="is no loop variable here"):
+        make_kernels(program, PassContext.of(LowerOptions(verify=True)))

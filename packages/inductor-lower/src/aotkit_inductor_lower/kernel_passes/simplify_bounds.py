@@ -24,6 +24,7 @@ def simplify_bounds(kernel: Kernel) -> Kernel:
 
 PASS = Pass(
     "simplify-bounds",
-    each_kernel(simplify_bounds),
+    each_kernel(simplify_bounds, required=True),
     why="divisions that follow from what loops run over vanish",
+    required=True,  # merge-loops drops loops of one iteration: their variables are gone by then
 )
