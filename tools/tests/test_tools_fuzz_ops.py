@@ -256,16 +256,37 @@ def test_a_departure_is_known_of_the_operator_in_place_too():
         ("aten.native_layer_norm.default", [[4], None, None, 0.1], 1e30, (math.nan, 0, 0), (0.5, 0.25, 0.5)),
         ("aten.group_norm.default", [1], math.inf, (math.nan, math.inf, math.nan), (1.0, math.inf, 1.0)),
         ("aten.special_xlog1py.other_scalar", [5e-324], 5.0, (2.5e-323, 0.0, 2.5e-323), (2.5e-300, 0.0, 2.5e-300)),
+        (
+            "aten.special_xlog1py.other_scalar",
+            [5e-324],
+            -math.inf,
+            (-math.inf, math.nan, -math.inf),
+            (-math.inf, 3.0, -math.inf),
+        ),
+        (
+            "aten.native_group_norm.default",
+            [None, None, 4, 1, 4, 1, 1e-3],
+            4.4,
+            (1e-14, 0.0, 1e-14),
+            (1e-10, 0.0, 1e-10),
+        ),
         ("aten.norm.Scalar", [0.5], 2.0, (1 + 8e-16, 1.0, 1 + 8e-16), (1 + 8e-13, 1.0, 1 + 8e-13)),
     ],
 )
 def test_what_is_known_of_an_operator_is_no_more_than_its_reason(op, rest, value, wrong, right):
     """(eager's, compiled, in float64) that a departure explains, and that it does not."""
-    dtype = "float64" if op.endswith(("other_scalar", "norm.Scalar")) else "float32"
+    dtype = "float64" if op.endswith(("other_scalar", "norm.Scalar", "group_norm.default")) else "float32"
     x = Tensor("x0", dtype, (4, 4), fill=("constant", value))
     for numbers, known in ((wrong, True), (right, False)):
         *values, true = (torch.tensor([n], dtype=getattr(torch, dtype)) for n in numbers)
         assert _excused(op, [x], rest, Wrong(*values, true.double())) is known, numbers
+
+
+@pytest.mark.parametrize(("key", "known"), [(math.nan, True), (math.inf, True), (1.0, False)])
+def test_attention_without_scores_has_no_right_value(key, known):
+    operands = [Tensor(f"x{k}", "float32", (4, 4), fill=("constant", n)) for k, n in enumerate((1.0, key, 1.0))]
+    wrong = Wrong(*(torch.tensor([number]) for number in (0.0, 1.0, 0.0)))
+    assert _excused("aten.scaled_dot_product_attention.default", operands, [], wrong) is known
 
 
 @pytest.mark.parametrize("op", sorted({row.ops for row in KNOWN if row.elements}))
