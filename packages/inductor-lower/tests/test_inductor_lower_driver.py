@@ -11,7 +11,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import aotkit_inductor_lower
 from aotkit_inductor_lower import LowerOptions, compile_graph, decompositions
-from aotkit_inductor_lower.driver import GRAPH_PASSES, pass_names, run_graph_passes
+from aotkit_inductor_lower.driver import GRAPH_PASSES, KERNEL_PASSES, pass_names, run_graph_passes
 from aotkit_inductor_lower.passes import Pass, check_order
 
 F = torch.nn.functional
