@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from aotkit_inductor_lower import (
@@ -277,7 +278,9 @@ kernel k(x: f32, y: f32 written) index i64
 """)
     expanded = expand_ops(kernel)
     verify_kernel(expanded)
-    assert print_kernel(expanded) == """\
+    assert (
+        print_kernel(expanded)
+        == """\
 kernel k(x: f32, y: f32 written) index i64
   loop r0 < 8:
     %half = const 0.5 : f32
@@ -289,6 +292,7 @@ kernel k(x: f32, y: f32 written) index i64
     %v4 = mul %v3, %half : f32
     store y[r0] = %v4
 """
+    )
     assert expand_ops(expanded) == expanded
 
 
@@ -350,6 +354,21 @@ def test_each_kernel_that_a_pass_changes_takes_fuel_and_what_changes_nothing_tak
         assert (merged is module) is (changed == 0)
         again = PassContext.of()
         assert merge_loops_pass.run(normalize(module), again) == normalize(module) and again.fuel.used == 0
+
+
+def test_kernels_are_verified_among_a_callers_fake_tensors() -> None:
+    """As under torch's ``aot_function``, which calls compilers so."""
+    program = lower_graph(make_fx(lambda x: (x.softmax(-1),), decompositions(), tracing_mode="fake")(torch.rand(4, 6)))
+    program, _ = schedule_program(program)
+    grow = parse_kernel(
+        "kernel k(x: f32 written) index i64\n  grid i0 < 4\n  %v = load x[i0] : f32\n  store x[i0] = %v\n"
+    )
+    shift = parse_kernel(print_kernel(grow).replace("store x[i0]", "store x[i0 + 1]"))
+    with FakeTensorMode():
+        make_kernels(program, PassContext.of(LowerOptions(verify=True)))
+        verify_kernel(grow)
+        with pytest.raises(IRError, match="which another stores"):
+            verify_kernel(shift)
 
 
 def test_kernels_that_break_a_rule_are_refused_after_the_pass_that_made_them(monkeypatch: pytest.MonkeyPatch) -> None:

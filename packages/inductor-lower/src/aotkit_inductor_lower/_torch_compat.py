@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
 from torch.fx import Graph, GraphModule
 from torch.fx._lazy_graph_module import _LazyGraphModule
+from torch.utils._python_dispatch import _disable_current_modes
 
-__all__ = ["empty_strided_cpu", "lazy_graph_module"]
+__all__ = ["empty_strided_cpu", "lazy_graph_module", "outside_of_modes"]
 
 EmptyStrided = Callable[[Sequence[int], Sequence[int], torch.dtype], torch.Tensor]
 
@@ -22,6 +25,11 @@ def _find_empty_strided() -> EmptyStrided:
     guards = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
     found: EmptyStrided = getattr(guards, "_empty_strided_cpu", _empty_strided)
     return found
+
+
+def outside_of_modes() -> AbstractContextManager[Any]:
+    """Context in which no dispatch mode is active, so that tensors have values."""
+    return _disable_current_modes()  # type: ignore[no-any-return, no-untyped-call]
 
 
 def lazy_graph_module(root: torch.nn.Module, graph: Graph) -> GraphModule:

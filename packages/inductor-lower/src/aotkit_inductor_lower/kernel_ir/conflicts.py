@@ -11,6 +11,7 @@ import math
 import torch
 from torch import Tensor
 
+from .._torch_compat import outside_of_modes
 from ..ir import Load, Store
 from ..ir.grid import evaluate_on_grid, index_grid
 from ..symbolic import Symbol
@@ -24,6 +25,11 @@ _LIMIT = 1 << 14  # points of a grid, with the loops around an access
 
 def find_conflict(kernel: Kernel) -> str | None:
     """Two accesses of different iterations of the grid to one element, as a sentence, or ``None``."""
+    with outside_of_modes():  # a caller's fake tensors have no values
+        return _find_conflict(kernel)
+
+
+def _find_conflict(kernel: Kernel) -> str | None:
     own = {scratch.name for scratch in kernel.scratch}
     accesses = [(loops, i) for loops, i in accesses_within(kernel.body) if i.buffer not in own and i.mask is None]
     for name in {i.buffer for _, i in accesses if isinstance(i, Store)}:
