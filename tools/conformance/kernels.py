@@ -21,6 +21,7 @@ import torch
 
 import aotkit
 from aotkit.driver.refusals import REFUSALS
+from tools.workspace import ROOT
 
 from .journal import Emit, read_journal, work_through
 from .pairs import DIRECTIONS, DTYPES, Absent, Pair, all_pairs, compare, make_program, run
@@ -148,7 +149,7 @@ def write_json(path: Path, pairs: Sequence[Pair], known: Mapping[str, dict[str, 
         externs = sorted(entry.get("externs", {}))
         outcomes.setdefault(pair.operator, {})[f"{pair.dtype} {pair.direction}"] = [entry["kind"], *externs]
         if entry["kind"] not in (*PASSED, "absent"):
-            reasons[pair.key] = entry["reason"].partition("\n")[0]
+            reasons[pair.key] = entry["reason"].partition("\n")[0].replace(f"{ROOT}/", "")
     rows = ",\n".join(f"{json.dumps(name)}: {json.dumps(row)}" for name, row in outcomes.items())
     texts = ",\n".join(f"{json.dumps(key)}: {json.dumps(reason)}" for key, reason in reasons.items())
     parts = (

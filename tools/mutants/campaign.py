@@ -7,6 +7,7 @@ import gc
 import importlib
 import math
 import os
+import re
 import time
 from collections.abc import Iterable
 from enum import Enum
@@ -181,12 +182,17 @@ class _Campaign:
         self.journal.add(
             Verdict(
                 mutant.key, message["result"], message["test"] if message["result"] != "survived" else "",
-                message.get("why", ""), len(self.chosen[mutant.key]), message["seconds"],
+                _without_paths(message.get("why", "")), len(self.chosen[mutant.key]), message["seconds"],
             )
         )  # fmt: skip
 
     def _log(self) -> Path:
         return BUILD / f"{self.group.name}.log"
+
+
+def _without_paths(text: str) -> str:
+    """The text of a failure without the places of this machine."""
+    return re.sub(r"/[^ '\"]*/site-packages/", "", text).replace(f"{ROOT}/", "")
 
 
 def _warm_up(items: Items, seconds: dict[str, float]) -> None:
