@@ -34,7 +34,7 @@ from aotkit_inductor_lower.kernel_ir.nodes import Kernel, KernelModule
 from aotkit_inductor_lower.kernel_ir.parse import parse_kernel, parse_module
 from aotkit_inductor_lower.kernel_ir.print import print_kernel, print_module
 from aotkit_inductor_lower.kernel_ir.verify import verify_kernel, verify_module
-from aotkit_inductor_lower.kernel_passes.each_kernel import each_kernel
+from aotkit_inductor_lower.kernel_passes.each_kernel import kernel_pass
 from aotkit_inductor_lower.kernel_passes.expand_ops import expand_ops
 from aotkit_inductor_lower.kernel_passes.linearize import declare_sizes, linearize, memory_extents
 from aotkit_inductor_lower.kernel_passes.merge_loops import PASS as merge_loops_pass
@@ -44,7 +44,7 @@ from aotkit_inductor_lower.kernel_passes.order_loops import order_loops
 from aotkit_inductor_lower.kernel_passes.recompute_scratch import recompute_scratch
 from aotkit_inductor_lower.kernel_passes.simplify_bounds import simplify_bounds
 from aotkit_inductor_lower.kernel_passes.split_loops_by_divisors import split_loops_by_divisors
-from aotkit_inductor_lower.passes import Pass, PassContext
+from aotkit_inductor_lower.passes import PassContext
 from aotkit_inductor_lower.targets.cpu import generic_machine
 from aotkit_inductor_lower.targets.cpu.map_loops import map_loops as map_lanes
 from aotkit_inductor_lower.targets.cpu.map_loops import version_loops
@@ -373,7 +373,7 @@ def test_kernels_are_verified_among_a_callers_fake_tensors() -> None:
 
 def test_kernels_that_break_a_rule_are_refused_after_the_pass_that_made_them(monkeypatch: pytest.MonkeyPatch) -> None:
     program = lower_graph(make_fx(lambda x: (x.sin(),), tracing_mode="fake")(torch.rand(4, 6)))
-    damage = Pass("damage", each_kernel(lambda k: replace(k, grid=()), required=True), why="a fault", required=True)
+    damage = kernel_pass("damage", lambda k: replace(k, grid=()), why="a fault", required=True)
     monkeypatch.setattr("aotkit_inductor_lower.driver.KERNEL_PASSES", (damage,))
     make_kernels(program, PassContext.of(LowerOptions()))
     with pytest.raises(IRError, match="is no loop variable here"):

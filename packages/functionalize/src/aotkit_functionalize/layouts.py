@@ -148,12 +148,13 @@ class Layouts:
             if name in ("view", "view_as") and result.dtype == target.dtype:
                 _refuse_what_does_not_exist(target, result)
             if name == "as_strided":
-                if not _layout(_root(target))[1]:
+                root = _root(target)
+                dense = _layout(root)[1]
+                if not dense:
                     self.strided.add(identity)
                 if target._is_view() and not (_layout(target)[1] and covers(_plain(target), _plain(result))):
                     self.beyond.add(identity)
-                root = _root(target)
-                if not (_layout(root)[1] and covers(_plain(root), _plain(result))):
+                if not (dense and covers(_plain(root), _plain(result))):
                     if compat.has_data_mutation(compat.inner_wrapper(target)):
                         raise _outside()
                     self.outside.add(identity)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch.fx import Graph, GraphModule
@@ -75,6 +75,8 @@ from .targets.select import capabilities_for, target_for
 __all__ = ["DEVICE_PASSES", "GRAPH_PASSES", "KERNEL_LEVEL", "KERNEL_PASSES", "LOOP_LEVEL", "LOOP_PASSES"]
 __all__ += ["WRITE_PASSES", "compile_graph", "compile_to_program", "lower_graph", "make_kernels", "pass_names"]
 __all__ += ["run_graph_passes", "schedule_program"]
+
+T = TypeVar("T")
 
 # On the whole graph, before it is taken apart.
 WRITE_PASSES = in_order(
@@ -327,17 +329,17 @@ def _checked_module(gm: GraphModule) -> GraphModule:
 def checked_program(program: Program) -> Program:
     """The program as it reads back from its own text, once the verifier has nothing against it."""
     verify_program(program)
-    reread = parse_program(print_program(program))
-    if reread != program:
-        raise AssertionError(f"program {program.name} changed when it was printed and read back")
-    return reread
+    return _same(program, parse_program(print_program(program)), program.name)
 
 
 def _checked_kernels(module: KernelModule) -> KernelModule:
     verify_module(module)
-    reread = parse_module(print_module(module))
-    if reread != module:
-        raise AssertionError(f"the kernels of {module.name} changed when they were printed and read back")
+    return _same(module, parse_module(print_module(module)), f"kernels of {module.name}")
+
+
+def _same(written: T, reread: T, name: str) -> T:
+    if reread != written:
+        raise AssertionError(f"program {name} changed when it was printed and read back")
     return reread
 
 

@@ -195,11 +195,12 @@ def run_passes(passes: Sequence[Pass[T]], subject: T, ctx: PassContext, level: L
         used = ctx.fuel.used
         with stage(ctx.observer, each.name):
             after = each.run(subject, ctx)
-        changed = ctx.fuel.used != used or (each.required and after != subject)
-        if ctx.observer is not None and changed:
-            _dump(ctx.observer, each, after, level)
-        if ctx.options.verify and (changed or after != subject):
-            after = level.check(after)
+        if ctx.observer is not None or ctx.options.verify:  # else nobody asks what changed, and comparing costs
+            changed = ctx.fuel.used != used or (each.required and after != subject)
+            if ctx.observer is not None and changed:
+                _dump(ctx.observer, each, after, level)
+            if ctx.options.verify and (changed or after != subject):
+                after = level.check(after)
         subject = after
     return subject
 

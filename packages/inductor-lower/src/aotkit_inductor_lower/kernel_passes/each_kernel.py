@@ -6,15 +6,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from ..kernel_ir.nodes import Kernel, KernelCall, KernelModule
-from ..passes import PassContext
+from ..passes import Pass, PassContext
 
-__all__ = ["each_kernel", "with_kernels"]
+__all__ = ["kernel_pass", "with_kernels"]
 
 
-def each_kernel(
-    change: Callable[[Kernel], Kernel], *, required: bool = False
-) -> Callable[[KernelModule, PassContext], KernelModule]:
-    """What a pass runs that changes each kernel by itself. One kernel is one rewrite: it takes fuel, unless the pass is
+def kernel_pass(
+    name: str, change: Callable[[Kernel], Kernel], *, why: str, after: tuple[str, ...] = (), required: bool = False
+) -> Pass[KernelModule]:
+    """A pass that changes each kernel by itself. One kernel is one rewrite: it takes fuel, unless the pass is
     ``required``. A module in which nothing changes comes back as the same object."""
 
     def run(module: KernelModule, ctx: PassContext) -> KernelModule:
@@ -23,7 +23,7 @@ def each_kernel(
             return module
         return with_kernels(module, kernels)
 
-    return run
+    return Pass(name, run, why, after=after, required=required)
 
 
 def _changed(change: Callable[[Kernel], Kernel], kernel: Kernel, ctx: PassContext, required: bool) -> Kernel:

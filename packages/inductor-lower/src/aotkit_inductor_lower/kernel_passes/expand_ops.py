@@ -9,8 +9,7 @@ from ..ir import Compute, Const, DType, Instr
 from ..ir.walk import computes, definitions, instructions, used_values, value_types
 from ..kernel_ir.nodes import Kernel, Loop, Stmt
 from ..ops.scalar import EXPANDED, expansion, result_dtype
-from ..passes import Pass
-from .each_kernel import each_kernel
+from .each_kernel import kernel_pass
 
 __all__ = ["PASS", "expand_ops"]
 
@@ -104,9 +103,9 @@ def _without(body: tuple[Stmt, ...], names: set[str]) -> tuple[Stmt, ...]:
     return tuple(kept)
 
 
-PASS = Pass(
+PASS = kernel_pass(
     "expand-ops",
-    each_kernel(expand_ops, required=True),
+    expand_ops,
     why="what the table of ops says in other ops is written in these, for every target",
     required=True,
 )

@@ -29,9 +29,8 @@ from ..kernel_ir.nodes import Kernel, KernelCall, KernelModule, Loop, Param, Scr
 from ..kernel_ir.walk import all_loops, expressions, memories, nested
 from ..ops.dtypes import dtype_from_torch_name, item_bytes
 from ..ops.reductions import is_positional
-from ..passes import Pass
 from ..symbolic import Expr, Symbol, SymbolKind, floordiv, smax, sym, to_expr
-from .each_kernel import each_kernel
+from .each_kernel import kernel_pass
 
 __all__ = ["DECLARE_SIZES", "Placement", "declare_sizes", "extents_of", "linearize", "linearize_nest"]
 __all__ += ["memory_extents", "placements"]
@@ -224,9 +223,9 @@ def _extent(buffer: Buffer) -> Expr:
     return extent
 
 
-DECLARE_SIZES = Pass(
+DECLARE_SIZES = kernel_pass(
     "declare-sizes",
-    each_kernel(declare_sizes, required=True),
+    declare_sizes,
     why="a kernel takes the sizes that it still uses",
     after=("merge-loops",),
     required=True,

@@ -10,9 +10,8 @@ from ..ir.walk import instructions, loads
 from ..kernel_ir.bounds import hint
 from ..kernel_ir.nodes import Kernel, Loop, Stmt
 from ..kernel_ir.walk import all_loops, expressions, map_expressions, nested, perfect_nest
-from ..passes import Pass
 from ..symbolic import Expr, Symbol, product, sym, to_expr
-from .each_kernel import each_kernel
+from .each_kernel import kernel_pass
 
 __all__ = ["PASS", "merge_loops"]
 
@@ -105,9 +104,9 @@ def _jointly_contiguous(exprs: Iterable[Expr], a: Loop, b: Loop) -> bool:
     return True
 
 
-PASS = Pass(
+PASS = kernel_pass(
     "merge-loops",
-    each_kernel(merge_loops),
+    merge_loops,
     why="neighbouring loops that are contiguous in every access are one",
     after=("order-loops",),
 )

@@ -9,9 +9,8 @@ from ..ir.walk import accesses, instructions, reduces, stores
 from ..kernel_ir.bounds import hint
 from ..kernel_ir.nodes import Kernel, Loop, Stmt
 from ..kernel_ir.walk import nested, perfect_nest
-from ..passes import Pass
 from ..symbolic import Expr, Symbol
-from .each_kernel import each_kernel
+from .each_kernel import kernel_pass
 
 __all__ = ["PASS", "order_loops"]
 
@@ -49,9 +48,9 @@ def _by_stride(loops: Sequence[Loop], offsets: list[Expr]) -> Sequence[Loop]:
     return sorted(loops, key=stride, reverse=True)
 
 
-PASS = Pass(
+PASS = kernel_pass(
     "order-loops",
-    each_kernel(order_loops),
+    order_loops,
     why="the widest stride goes outside",
     after=("split-loops-by-divisors",),
 )

@@ -5,9 +5,8 @@ from __future__ import annotations
 from ..kernel_ir.bounds import drop_divisions
 from ..kernel_ir.nodes import Kernel
 from ..kernel_ir.walk import all_loops, expressions, map_expressions
-from ..passes import Pass
 from ..symbolic import Symbol, has_calls, to_expr
-from .each_kernel import each_kernel
+from .each_kernel import kernel_pass
 
 __all__ = ["PASS", "simplify_bounds"]
 
@@ -22,9 +21,9 @@ def simplify_bounds(kernel: Kernel) -> Kernel:
     return map_expressions(kernel, lambda e: drop_divisions(e.substitute(zero) if zero else e, upper))
 
 
-PASS = Pass(
+PASS = kernel_pass(
     "simplify-bounds",
-    each_kernel(simplify_bounds, required=True),
+    simplify_bounds,
     why="divisions that follow from what loops run over vanish",
     required=True,  # merge-loops drops loops of one iteration: their variables are gone by then
 )

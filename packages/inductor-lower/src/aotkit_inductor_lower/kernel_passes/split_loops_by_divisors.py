@@ -9,9 +9,8 @@ from dataclasses import replace
 
 from ..kernel_ir.nodes import Kernel, Loop, Stmt
 from ..kernel_ir.walk import all_loops, expressions, map_expressions
-from ..passes import Pass
 from ..symbolic import Call, Expr, Symbol, SymbolKind, sym, to_expr
-from .each_kernel import each_kernel
+from .each_kernel import kernel_pass
 from .simplify_bounds import simplify_bounds
 
 __all__ = ["PASS", "split_loops_by_divisors"]
@@ -90,9 +89,9 @@ def _calls(kernel: Kernel) -> list[Call]:
     return list(found)
 
 
-PASS = Pass(
+PASS = kernel_pass(
     "split-loops-by-divisors",
-    each_kernel(split_loops_by_divisors),
+    split_loops_by_divisors,
     why="reshaped views become plain strides",
     after=("simplify-bounds",),
 )
