@@ -288,6 +288,16 @@ def test_equal_doubles_have_no_variance_and_their_mean_is_each_of_them(check, va
     torch.testing.assert_close(got[0], want[0], rtol=1e-13, atol=0)
 
 
+@pytest.mark.parametrize("mode", ["fake", "symbolic"])
+@pytest.mark.parametrize("length", [3, 768, 5456, 100_003])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_the_norm_of_equal_numbers_divides_by_the_root_of_its_epsilon_alone(check, dtype, length, mode):
+    values = torch.tensor([0.25734859704971313, 0.1, 8113.7, -3e-4, 1.0], dtype=dtype)
+    x = values.view(5, 1, 1).expand(5, 2, length).contiguous()
+    check(lambda x: aten.native_layer_norm(x, [x.shape[1]], None, None, 1e-12), x.view(10, length), mode=mode)
+    check(lambda x: aten.native_group_norm(x, None, None, *x.shape, 1, 1e-12), x, mode=mode)
+
+
 HASHED = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int8, torch.uint8, torch.bool]
 
 

@@ -269,7 +269,7 @@ def mean_and_squares(
     off, for numbers that are added up in their own precision; equal ones have no variance.
     """
     nest = rows.nest
-    if careful and (rows.count.constant or 0) > 1:
+    if careful and rows.count.constant not in (0, 1):
         return _careful_mean_and_squares(rows, load)
     total = nest.reduce("sum", load(rows.stage()))
     nest.stage()
@@ -282,13 +282,16 @@ def mean_and_squares(
     if rest is None:
         return mean, squares
     off = nest.op("div", rest, rows.count_value(rest.dtype))
-    wrong = nest.op("mul", off, rest)
-    small = nest.op("lt", wrong, squares)  # false where either is not a number
-    equal = nest.op("ge", wrong, nest.op("mul", squares, nest.const(1 - 1e-6, squares.dtype)))
-    zero, finite = nest.const(0, squares.dtype), nest.op("lt", squares, nest.const(math.inf, squares.dtype))
-    left = nest.where(nest.op("logical_and", equal, finite), zero, nest.op("sub", squares, wrong))
-    corrected = nest.where(nest.op("logical_or", small, equal), left, squares)
+    corrected = _about_mean(nest, squares, nest.op("mul", off, rest), 1e-6)
+    finite = nest.op("lt", squares, nest.const(math.inf, squares.dtype))
     return nest.where(finite, nest.op("add", mean, off), mean), nest.where(finite, corrected, squares)
+
+
+def _about_mean(nest: ViewBuilder, squares: Value, wrong: Value, rounding: float) -> Value:
+    """Squares about a mean that is a little off, without ``wrong``, the squares of what it is off. ``rounding``: up to
+    which part of them both sums may be rounded; what is left of less is that of equal numbers, nothing."""
+    equal = nest.op("ge", wrong, nest.op("mul", squares, nest.const(1 - rounding, squares.dtype)))
+    return nest.where(equal, nest.const(0, squares.dtype), nest.op("sub", squares, wrong))
 
 
 def _careful_mean_and_squares(rows: RowNest, load: Callable[[tuple[Expr, ...]], Value]) -> tuple[Value, Value]:
@@ -296,17 +299,19 @@ def _careful_mean_and_squares(rows: RowNest, load: Callable[[tuple[Expr, ...]], 
 
     Eager updates a mean with every element, so the mean of equal elements is that element, and no sum overflows. A sum
     of thousands is some units in the last place off, which a norm multiplies by 1/std. The second pass adds up the
-    distances from the mean of the first, and their mean is what it is off. All sums are of elements made smaller by a
+    distances from the mean of the first, and their mean is what it is off; its square goes out of the squares, which
+    of equal elements leaves nothing. Where the length of a row is known, all sums are of elements made smaller by a
     power of two, which changes no digit.
     """
-    nest, count = rows.nest, rows.count.constant or 1
-    power = 0.5 ** math.ceil(math.log2(count))
+    nest, count = rows.nest, rows.count.constant
+    power = None if count is None else 0.5 ** math.ceil(math.log2(count))
 
     def mean_of(total: Value) -> Value:
-        return nest.op("div", total, nest.const(count * power, total.dtype))
+        shrunk_count = None if count is None or power is None else nest.const(count * power, total.dtype)
+        return nest.op("div", total, shrunk_count or rows.count_value(total.dtype))
 
     def shrunk(value: Value) -> Value:
-        return nest.op("mul", value, nest.const(power, value.dtype))
+        return value if power is None else nest.op("mul", value, nest.const(power, value.dtype))
 
     total = nest.reduce("sum", shrunk(load(rows.stage())))
     nest.stage()
@@ -316,7 +321,10 @@ def _careful_mean_and_squares(rows: RowNest, load: Callable[[tuple[Expr, ...]], 
     off = nest.reduce("sum", shrunk(distance))
     nest.stage()
     off = mean_of(off)
-    finite = nest.op("lt", nest.op("abs", off), nest.const(math.inf, off.dtype))
+    wrong = nest.op("mul", nest.op("mul", off, rows.count_value(off.dtype)), off)
+    infinite = nest.const(math.inf, off.dtype)  # what is not a number is not less than it
+    squares = nest.where(nest.op("lt", wrong, infinite), _about_mean(nest, squares, wrong, 1e-4), squares)
+    finite = nest.op("lt", nest.op("abs", off), infinite)
     return nest.where(finite, nest.op("add", mean, off), mean), squares
 
 
