@@ -19,6 +19,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Literal, get_args, get_origin
 
 from tools.workspace import PACKAGES, PUBLIC_MODULES, ROOT, import_name
 
@@ -66,6 +67,8 @@ def describe(module: ModuleType) -> str:
         value = getattr(module, name)
         if inspect.isclass(value):
             lines += class_lines(name, value)
+        elif get_origin(value) is Literal:
+            lines.append(f"{name} = {', '.join(get_args(value))}")
         elif callable(value):
             lines.append(f"def {name}{signature_text(value)}")
         elif inspect.ismodule(value):

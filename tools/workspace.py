@@ -56,6 +56,7 @@ PUBLIC_MODULES: dict[str, tuple[str, ...]] = {
         "graph_partition",
         "graph_passes.freeze",
         "launch_plan.codec",
+        "options",
         "report",
         "runtime",
         "targets.cpu",

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+from aotkit_inductor_lower.options import Processor
+
 from .errors import UnknownOption
 
 __all__ = ["MODES", "Options"]
@@ -63,7 +65,7 @@ class Options:
     fuel: int | None = None
     disable: frozenset[str] = frozenset()
     cacheable: frozenset[str] = frozenset()
-    processor: Literal["host", "x86-64", "x86-64-v3", "x86-64-v4", "triton-interpreter"] = "host"
+    processor: Processor = "host"
 
     def __post_init__(self) -> None:
         hints = get_type_hints(type(self))

@@ -19,7 +19,7 @@ The stages are usable one by one: :func:`lower_graph` gives the loop IR of a gra
 :func:`print_program`, :func:`parse_program`, :func:`verify_program` and :func:`interpret_program` are its tools.
 
 Modules that are public by name: :mod:`.errors`, :mod:`.report`, :mod:`.driver` (all passes),
-:mod:`.runtime`, :mod:`.launch_plan.codec` (stored programs), :mod:`.targets.cpu` (processors),
+:mod:`.options`, :mod:`.runtime`, :mod:`.launch_plan.codec` (stored programs), :mod:`.targets.cpu` (processors),
 :mod:`.graph_partition`, :mod:`.graph_passes.freeze`.
 """
 

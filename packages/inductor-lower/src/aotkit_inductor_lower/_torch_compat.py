@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch.fx import Graph, GraphModule
@@ -27,9 +26,12 @@ def _find_empty_strided() -> EmptyStrided:
     return found
 
 
-def outside_of_modes() -> AbstractContextManager[Any]:
-    """Context in which no dispatch mode is active, so that tensors have values."""
-    return _disable_current_modes()  # type: ignore[no-any-return, no-untyped-call]
+@contextmanager
+def outside_of_modes() -> Iterator[None]:
+    """Context in which no mode of the caller's is active, so that tensors have values, on the CPU unless something else
+    is said (``torch.set_default_device`` is a mode), and operators compute in their arguments' types."""
+    with _disable_current_modes(), torch._C.DisableTorchFunction(), torch.autocast("cpu", enabled=False):
+        yield
 
 
 def lazy_graph_module(root: torch.nn.Module, graph: Graph) -> GraphModule:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
-__all__ = ["LowerOptions", "Processor"]
+__all__ = ["INTERPRETERS", "Interpreter", "LowerOptions", "Processor"]
 
-Processor = Literal["host", "x86-64", "x86-64-v3", "x86-64-v4", "triton-interpreter"]
+#: What runs kernels on the CPU without making machine code of them.
+Interpreter = Literal["triton-interpreter"]
+Processor = Literal["host", "x86-64", "x86-64-v3", "x86-64-v4", Interpreter]
+INTERPRETERS: tuple[str, ...] = get_args(Interpreter)
 
 
 @dataclass(frozen=True, slots=True)

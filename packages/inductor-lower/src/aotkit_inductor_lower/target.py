@@ -23,8 +23,8 @@ from .launch_plan import CompiledProgram
 from .ops.dtypes import DType
 from .options import LowerOptions
 
-__all__ = ["HOST", "NO_MACHINE", "Capabilities", "Choice", "CompileCall", "Measure", "NoMachine", "SplitPolicy"]
-__all__ += ["Target", "on_host"]
+__all__ = ["HOST", "HOST_SPLITS", "NO_MACHINE", "Capabilities", "Choice", "CompileCall", "Measure", "NoMachine"]
+__all__ += ["SplitPolicy", "Target", "choose_on_host", "on_host"]
 
 #: Seconds of ATen's call of a product, and of the kernels generated for it.
 Measure = Callable[[ExternCall, Mapping[str, Buffer]], tuple[float, float]]
@@ -150,6 +150,17 @@ HOST = Capabilities(
     accumulates_rows=True,
     one_pass_rows=False,
 )
+
+# A second thread pays from ``least`` elements on; threads wait for each other after each pass over a row.
+HOST_SPLITS = SplitPolicy(units=8, least=1 << 16, chunk=1 << 14, long_row=1 << 18, interleaves=True)
+
+
+def choose_on_host(processor: str) -> Choice:
+    """Who computes products on a processor, by LLVM's name of it: oneDNN's linear layer on those that MKL is not
+    written for, see Note [Which product]."""
+    if processor.startswith("znver") and torch.backends.mkldnn.is_available():
+        return Choice("onednn", "matrix products are left to ATen; oneDNN's is the faster one on this processor")
+    return Choice("aten", "matrix products are left to ATen")
 
 
 @dataclass(frozen=True, slots=True)

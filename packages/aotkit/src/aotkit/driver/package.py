@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from aotkit_inductor_lower.options import INTERPRETERS
 from aotkit_inductor_lower.runtime import BindError
 from aotkit_inductor_lower.targets.cpu import processor_machine
 from aotkit_runtime_wrappers import WrapperError
@@ -34,7 +35,7 @@ _CPU = torch.device("cpu")
 def environment_of_package(processor: str = "host", device: torch.device = _CPU) -> dict[str, Any]:
     """What a package that is compiled here can be loaded with: for this processor or a level of processors, or with
     kernels for what a CUDA ``device`` can."""
-    target = processor_machine("host" if processor == "triton-interpreter" else processor)
+    target = processor_machine("host" if processor in INTERPRETERS else processor)
     return {
         "aotkit": __version__,
         "artifact": ARTIFACT_FORMAT,

@@ -19,7 +19,15 @@ from ..symbolic import Symbol, SymbolKind
 from .grid import evaluate_on_grid
 from .nodes import CheckedIndex, Compute, Const, Index, Instr, Load, Reduce, Store
 
-__all__ = ["InstrRun"]
+__all__ = ["DividedByZero", "IndexOutOfRange", "InstrRun"]
+
+
+class IndexOutOfRange(IndexError):
+    """An index that a program checks is out of range, as eager's error says."""
+
+
+class DividedByZero(RuntimeError):
+    """An integer was divided by zero, which eager raises a ``RuntimeError`` for."""
 
 
 class InstrRun:
@@ -51,7 +59,7 @@ class InstrRun:
             try:
                 _RUN[type(instr)](self, instr)
             except ZeroDivisionError as error:
-                raise RuntimeError(f"{self.place}, instruction {position}: {error}") from None
+                raise DividedByZero(f"{self.place}, instruction {position}: {error}") from None
 
     def define(self, name: str, value: Tensor) -> None:
         self.values[name] = value
@@ -114,7 +122,7 @@ class InstrRun:
         wrapped = torch.where(value < 0, value + size, value)
         bad = (wrapped < 0) | (wrapped >= size)
         if 0 not in self.shape and bool(bad.any()):
-            raise IndexError(f"index {int(value[bad][0])} is out of bounds for dimension with size {size}")
+            raise IndexOutOfRange(f"index {int(value[bad][0])} is out of bounds for dimension with size {size}")
         self.keep(i.result, wrapped)
 
     def reduce(self, i: Reduce) -> None:

@@ -6,7 +6,7 @@ the loops around it at once; how a target maps loops does not matter.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -18,20 +18,36 @@ from ..ir.interpret import ProgramRun
 from ..ir.run_instr import InstrRun
 from ..ops.dtypes import to_torch_dtype
 from ..symbolic import Symbol, SymbolKind
-from .nodes import Kernel, KernelModule, Loop, Stmt
+from .nodes import Kernel, KernelCall, KernelModule, Loop, Stmt
 
-__all__ = ["interpret_kernel", "interpret_module"]
+__all__ = ["interpret_call", "interpret_kernel", "interpret_module"]
 
 
 def interpret_kernel(kernel: Kernel, memory: Mapping[str, Tensor], sizes: Mapping[str, int] | None = None) -> None:
     """Run a kernel on memory that it writes in place: for each parameter's name a contiguous tensor of one dimension.
 
-    ``sizes``: what the other parameters are. Raises ``IndexError`` where a checked index is out of range,
-    ``RuntimeError`` for an integer division by zero, and :class:`IRError` for an access outside of the memory.
+    ``sizes``: what the other parameters are. Raises :class:`IndexOutOfRange` where a checked index is,
+    :class:`DividedByZero` for an integer division by zero, and :class:`IRError` for an access outside of the memory.
     """
     env = {Symbol(name, SymbolKind.SIZE): value for name, value in (sizes or {}).items()}
     with torch.no_grad():
         _KernelRun(kernel, memory, env).run()
+
+
+def interpret_call(
+    module: KernelModule, call: KernelCall, memory: Callable[[str], Tensor], size: Callable[[str], int]
+) -> None:
+    """Run a call of a module's kernel as :func:`interpret_kernel` does. ``memory``: that of a buffer, by name;
+    ``size``: what a size symbol is."""
+    kernel = module.kernels[call.kernel]
+    memories: dict[str, Tensor] = {}
+    sizes: dict[str, int] = {}
+    for param, argument in zip(kernel.params, call.arguments, strict=True):
+        if param.kind == "memory":
+            memories[param.name] = memory(argument)
+        else:
+            sizes[param.name] = size(argument[1:])
+    interpret_kernel(kernel, memories, sizes)
 
 
 def interpret_module(
@@ -119,15 +135,8 @@ class _ModuleRun(ProgramRun):
         call = self.calls.get(nest.name)
         if call is None:
             raise IRError(f"module {self.module.name} has no call for the step {nest.name}")
-        kernel = self.module.kernels[call.kernel]
-        memory: dict[str, Tensor] = {}
-        sizes: dict[Symbol, int] = {}
-        for param, argument in zip(kernel.params, call.arguments, strict=True):
-            if param.kind == "memory":
-                memory[param.name] = _owned(self.tensor(argument))
-            else:
-                sizes[Symbol(param.name, SymbolKind.SIZE)] = self.env[Symbol(argument[1:], SymbolKind.SIZE)]
-        _KernelRun(kernel, memory, sizes).run()
+        sizes = {symbol.name: value for symbol, value in self.env.items()}
+        interpret_call(self.module, call, lambda name: _owned(self.tensor(name)), sizes.__getitem__)
 
 
 def _owned(tensor: Tensor) -> Tensor:

@@ -12,15 +12,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ..errors import CodegenError
 from ..ir import Buffer, BufferKind, BufferRef, ExternCall, Program
 from ..ir.in_place import row_major
-from ..ir.walk import step_reads
+from ..ir.walk import buffers_of, nests, step_reads
 from ..kernel_passes.linearize import Placement, placements
 from ..launch_plan.records import StorageClass
 from ..ops.aten import addresses_storage, may_alias_arguments, out_overload
 from ..ops.dtypes import dtype_from_torch_name
 
-__all__ = ["Storage", "Workspace", "assign_storage"]
+__all__ = ["Storage", "Workspace", "assign_storage", "check_on_cpu"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,3 +87,14 @@ def _barred_from_arena(program: Program, storage: Storage) -> set[str]:
         if isinstance(step, ExternCall) and (may_alias_arguments(step.target) or addresses_storage(step.target)):
             barred.update(map(storage.root, step_reads(step)))
     return barred
+
+
+def check_on_cpu(program: Program) -> None:
+    """Raise :class:`~.errors.CodegenError` for a nest over a buffer that is not on the CPU."""
+    buffers = buffers_of(program)
+    for nest in nests(program):
+        for name in (*nest.reads, *nest.writes):
+            if not buffers[name].device.startswith("cpu"):
+                raise CodegenError(
+                    f"nest {nest.name} uses {name} on {buffers[name].device}; only CPU kernels are generated here"
+                )

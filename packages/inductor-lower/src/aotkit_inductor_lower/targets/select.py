@@ -10,6 +10,7 @@ Note [Graphs over several devices]
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
@@ -19,11 +20,14 @@ from torch.fx import GraphModule, Node
 from ..graph_passes.node_facts import tensors_of
 from ..options import LowerOptions
 from ..target import HOST, Capabilities, Target
-from .triton.target import INTERPRETED, INTERPRETER, TritonTarget, cuda_capabilities
+from .triton.target import TRITON_INTERPRETER, TritonTarget, cuda_capabilities
 
 __all__ = ["as_present_device", "capabilities_for", "kernel_device", "named_target", "target_for"]
 
 _CPU = torch.device("cpu")
+
+#: Targets of graphs on the CPU that ``options.processor`` names and that are no processors.
+_NAMED: Mapping[str, Target] = {target.id: target for target in (TRITON_INTERPRETER,)}
 
 
 def target_for(gm: GraphModule, options: LowerOptions) -> Target:
@@ -31,11 +35,13 @@ def target_for(gm: GraphModule, options: LowerOptions) -> Target:
 
     Raises :class:`~.errors.CodegenError` for a processor that this one can't stand for.
     """
-    capabilities = capabilities_for(gm, options)
-    if options.processor == INTERPRETED:
-        return TritonTarget(INTERPRETED, capabilities)
-    if capabilities.device != "cpu":
-        return TritonTarget(capabilities.device, capabilities)
+    device = kernel_device(gm)
+    if device.type != "cpu":
+        capabilities = cuda_capabilities(str(device))
+        named = TRITON_INTERPRETER.id if options.processor == TRITON_INTERPRETER.id else capabilities.device
+        return TritonTarget(named, capabilities)
+    if options.processor in _NAMED:
+        return _NAMED[options.processor]
     from .cpu.target import cpu_target
 
     return cpu_target(options.processor)
@@ -43,17 +49,17 @@ def target_for(gm: GraphModule, options: LowerOptions) -> Target:
 
 def named_target(name: str) -> Target:
     """A target by name: ``"cpu"``; ``"cpu:NAME"`` with a level of x86-64, or with LLVM's name of a processor whose
-    choices are made; ``"cuda:0"``; ``"triton-interpreter"``.
+    choices are made; ``"cuda:0"``; ``"triton-interpreter"`` and others that ``options.processor`` names.
 
     Raises ``ValueError`` for another name.
     """
     kind, _, which = name.partition(":")
-    if name == INTERPRETED:
-        return TritonTarget(name, INTERPRETER)
+    if name in _NAMED:
+        return _NAMED[name]
     if kind == "cuda" and which.isdecimal():
         return TritonTarget(name, cuda_capabilities(name))
     if kind != "cpu":
-        raise ValueError(f"there is no target {name}; there are cpu, cpu:NAME, cuda:NUMBER and {INTERPRETED}")
+        raise ValueError(f"there is no target {name}; there are cpu, cpu:NAME, cuda:NUMBER, {', '.join(_NAMED)}")
     from .cpu.target import cpu_target
 
     if not which or which.startswith("x86-64"):
@@ -66,7 +72,7 @@ def capabilities_for(gm: GraphModule, options: LowerOptions) -> Capabilities:
     device = kernel_device(gm)
     if device.type != "cpu":
         return cuda_capabilities(str(device))
-    return INTERPRETER if options.processor == INTERPRETED else HOST
+    return _NAMED[options.processor].capabilities if options.processor in _NAMED else HOST
 
 
 def kernel_device(gm: GraphModule) -> torch.device:

@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 
-from ...errors import CodegenError
 from ...ir import Buffer, LoopNest, Program
 from ...kernel_ir.launches import KernelText, Launch
 from ...kernel_ir.nodes import LENGTH, Kernel, KernelModule
@@ -21,7 +20,7 @@ from ...kernel_passes.normal_form import normalize
 from ...launch_plan.records import Binary, CompiledProgram, KernelRecord
 from ...memory.build_plan import build_plan
 from ...memory.segments import Segment, segments
-from ...memory.storage import Storage, assign_storage
+from ...memory.storage import Storage, assign_storage, check_on_cpu
 from ...symbolic import Symbol, to_expr
 from .machine import Machine, host_machine
 from .module import ModuleText
@@ -42,10 +41,11 @@ def generate(
     """Compile ``program`` for ``target`` (the host), with ``kernels`` of its nests (in their normal form).
     ``keep_text`` keeps the LLVM text in the result; LLVM runs inside of ``around_llvm``.
 
-    Raises :class:`CodegenError` for a nest over buffers that are not on the CPU or have no generated type.
+    Raises :class:`~.errors.CodegenError` for a nest over buffers that are not on the CPU or have no generated type.
     """
     target = target or host_machine()
     made = normalize(linearize(program)) if kernels is None else kernels
+    check_on_cpu(program)
     storage = assign_storage(program)
     module = ModuleText(program.name, target)
     by_nest = {kernel.name: kernel for kernel in made.kernels}
@@ -97,7 +97,6 @@ class _Kernels:
         self.module.add_segment(segment.function, calls, sizes)
 
     def _own(self, nest: LoopNest) -> Kernel:
-        self._check(nest)
         return mark_nontemporal(self.of[nest.name], self.buffers, self.storage.classes)
 
     def _text(self, kernel: Kernel, length: int | None) -> tuple[KernelText, str, str]:
@@ -115,14 +114,6 @@ class _Kernels:
             return text, name, short
         env = {LENGTH: to_expr(length)}
         return replace(text, units=text.units.substitute(env), work=text.work.substitute(env)), name, short
-
-    def _check(self, nest: LoopNest) -> None:
-        for name in (*nest.reads, *nest.writes):
-            buffer = self.buffers[name]
-            if not buffer.device.startswith("cpu"):
-                raise CodegenError(
-                    f"nest {nest.name} uses {name} on {buffer.device}; only CPU kernels are generated here"
-                )
 
     def _slot(self, name: str) -> int:
         return self.slots.setdefault(name, len(self.slots))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 
@@ -12,7 +12,7 @@ from ... import _torch_compat
 from ...errors import BindError
 from ...launch_plan.loaded import Loaded
 from ...launch_plan.records import CallSegment, CompiledProgram
-from ...launch_plan.status import INDEX_ERROR
+from ...launch_plan.status import failure
 from ...native import load_object
 
 __all__ = ["load"]
@@ -28,7 +28,7 @@ def load(program: CompiledProgram) -> Loaded:
     """Load a program's object code. Raises :class:`~.errors.BindError` if it is damaged or does not load here."""
     names = {"threads": torch.get_num_threads, "getpid": os.getpid, "owner": os.getpid()}
     segments, empty = _segments(program), _torch_compat.empty_strided_cpu
-    return Loaded(program.plan, segments, _CONTEXT, names, _failure(program), empty)
+    return Loaded(program.plan, segments, _CONTEXT, names, failure(program), empty)
 
 
 def _segments(program: CompiledProgram) -> dict[str, Callable[[int, int], int]]:
@@ -46,22 +46,3 @@ def _segments(program: CompiledProgram) -> dict[str, Callable[[int, int], int]]:
         function.keep_alive = loaded  # type: ignore[attr-defined]
         functions[name] = function
     return functions
-
-
-def _failure(program: CompiledProgram) -> Callable[[int, Sequence[str]], None]:
-    lines = {record.name: record.origin.line for record in program.kernels}
-
-    def fail(status: int, launches: Sequence[str]) -> None:
-        _raise_status(status, tuple(launches), lines)
-
-    return fail
-
-
-def _raise_status(status: int, launches: tuple[str, ...], lines: dict[str, str]) -> None:
-    """Raise what eager raises for the error a segment reported, naming the kernel and the user's line."""
-    name = launches[(status >> 8) - 1]
-    place = lines.get(name, "")
-    where = f"\n  kernel {name}" + (f", from:\n{place}" if place else "")
-    if status & INDEX_ERROR:
-        raise IndexError(f"an index is out of range for the dimension it selects from{where}")
-    raise RuntimeError(f"an integer was divided by zero (ZeroDivisionError){where}")

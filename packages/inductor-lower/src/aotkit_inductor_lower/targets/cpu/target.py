@@ -5,23 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import torch
-
 from ..._observer import Observer
 from ...ir import Buffer, ExternCall, Program
 from ...kernel_ir.nodes import KernelModule
 from ...launch_plan import CompiledProgram
 from ...options import LowerOptions
 from ...passes import stage
-from ...target import HOST, Capabilities, Choice, CompileCall, Measure, SplitPolicy
+from ...target import HOST, HOST_SPLITS, Capabilities, Choice, CompileCall, Measure, SplitPolicy, choose_on_host
 from .machine import Machine, host_machine, processor_machine
 
 __all__ = ["CpuTarget", "cpu_target"]
-
-_LINEAR = "matrix products are left to ATen; oneDNN's is the faster one on this processor"
-
-# A second thread pays from ``least`` elements on; threads wait for each other after each pass over a row.
-SPLITS = SplitPolicy(units=8, least=1 << 16, chunk=1 << 14, long_row=1 << 18, interleaves=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +24,7 @@ class CpuTarget:
     machine: Machine
     processor: str
     capabilities: Capabilities = HOST
-    split_policy: SplitPolicy | None = SPLITS
+    split_policy: SplitPolicy | None = HOST_SPLITS
 
     @property
     def id(self) -> str:
@@ -39,10 +32,8 @@ class CpuTarget:
         return f"cpu:{self.machine.cpu}"
 
     def choose(self, product: ExternCall, buffers: Mapping[str, Buffer]) -> Choice:
-        """oneDNN's linear layer on processors that MKL is not written for, see Note [Which product]."""
-        if self.processor.startswith("znver") and torch.backends.mkldnn.is_available():
-            return Choice("onednn", _LINEAR)
-        return Choice("aten", "matrix products are left to ATen")
+        """What is faster on the processor that ATen's calls run on."""
+        return choose_on_host(self.processor)
 
     def measure(self, compiled: CompileCall) -> Measure | None:
         """Nothing is measured."""

@@ -14,6 +14,7 @@ from ...errors import BindError
 from ...ir import Arg, Literal
 from ...launch_plan import CallExtern, CompiledProgram, LaunchPlan
 from ...launch_plan.loaded import Alignment, Loaded
+from ...launch_plan.status import place_of
 from ...symbolic import Symbol
 from .binary import ZERO_SLOT, Contents, contents_of
 from .drivers import CudaDriver, Driver, InterpreterDriver
@@ -125,12 +126,11 @@ def _segments(plan: LaunchPlan, contents: Contents, driver: Driver) -> dict[str,
 
 
 def _failure(program: CompiledProgram, driver: Driver) -> Callable[[int, Sequence[str]], None]:
-    lines = {record.name: record.origin.line for record in program.kernels}
+    place = place_of(program)
 
     def fail(status: int, launches: Sequence[str]) -> None:
-        name = launches[(status >> 32) - 1]
+        where = place(launches[(status >> 32) - 1])
         error = driver.failure(status & 0xFFFFFFFF)
-        where = f"\n  kernel {name}" + (f", from:\n{lines[name]}" if lines[name] else "")
         if isinstance(error, IndexError | TritonError):
             raise type(error)(f"{error}{where}") from None
         raise error

@@ -16,9 +16,9 @@ from ...options import LowerOptions
 from ...target import Capabilities, Choice, CompileCall, Measure, SplitPolicy
 from .checks import check_device
 
-__all__ = ["INTERPRETED", "INTERPRETER", "TritonTarget", "cuda_capabilities"]
+__all__ = ["TRITON_INTERPRETER", "TritonTarget", "cuda_capabilities"]
 
-INTERPRETED = "triton-interpreter"
+_INTERPRETED = "triton-interpreter"
 
 # One instance may walk a row of up to ``long_row`` elements several times.
 SPLITS = SplitPolicy(units=256, least=1024, shortest=128, tail="mask", long_row=1 << 14, assume=4096)
@@ -43,13 +43,6 @@ def cuda_capabilities(device: str) -> Capabilities:
     )
 
 
-#: The kernels are those of a CUDA device. Tensors are on the CPU, and so are ATen's calls: statistics are as wide as
-#: eager's there, and convolutions gain by the layout. Program instances run one after the other.
-INTERPRETER = replace(
-    cuda_capabilities("cpu"), host_memory=True, unordered=False, wide_statistics=True, channels_last=True
-)
-
-
 @dataclass(frozen=True, slots=True)
 class TritonTarget:
     """``id``: ``"cuda:0"`` and so on, or ``"triton-interpreter"``."""
@@ -65,7 +58,7 @@ class TritonTarget:
     @property
     def interpreted(self) -> bool:
         """Whether kernels are interpreted, so not compiled."""
-        return self.id == INTERPRETED
+        return self.id == _INTERPRETED
 
     def measure(self, compiled: CompileCall) -> Measure | None:
         """ATen's call against ``tl.dot``, on the device."""
@@ -111,3 +104,11 @@ class TritonTarget:
         """Whether products of float32 may lose bits."""
         chosen = options.tune and not self.interpreted
         return (chosen or options.contractions == "generated") and torch.backends.cuda.matmul.allow_tf32
+
+
+#: The kernels are those of a CUDA device. Tensors are on the CPU, and so are ATen's calls: statistics are as wide as
+#: eager's there, and convolutions gain by the layout. Program instances run one after the other.
+TRITON_INTERPRETER = TritonTarget(
+    _INTERPRETED,
+    replace(cuda_capabilities("cpu"), host_memory=True, unordered=False, wide_statistics=True, channels_last=True),
+)
