@@ -47,6 +47,10 @@ class InstrRun:
         """The memory that ``name`` is, and whether it has an axis per outer loop in front: scratch has."""
         raise NotImplementedError
 
+    def elements_before(self, name: str, dtype: torch.dtype) -> int:
+        """How many elements of the memory lie before the one that has the index 0."""
+        return 0
+
     def finish(self, name: str, value: Tensor) -> None:
         """The result of a reduction, with outer axes only, which becomes visible later."""
         raise NotImplementedError
@@ -73,7 +77,8 @@ class InstrRun:
     def index(self, i: Load | Store, dtype: torch.dtype, mask: Tensor | None) -> tuple[Tensor, tuple[Tensor, ...]]:
         """The tensor and, over the whole grid, one index tensor per dimension of it (one zero for a scalar)."""
         tensor, private = self.memory(i.buffer, dtype)
-        whole = [evaluate_on_grid(index, self.grid).expand(self.shape) for index in i.indices]
+        before = self.elements_before(i.buffer, dtype)
+        whole = [evaluate_on_grid(index + before, self.grid).expand(self.shape) for index in i.indices]
         if private:
             whole = [torch.as_tensor(self.grid[symbol]).expand(self.shape) for symbol in self.outer] + whole
         if len(whole) != tensor.dim():
@@ -83,10 +88,9 @@ class InstrRun:
         for dim, index in enumerate(whole):
             reached = index if mask is None else index[mask.expand(self.shape)]
             if reached.numel() and not (int(reached.min()) >= 0 and int(reached.max()) < tensor.shape[dim]):
-                found = f"[{int(reached.min())}, {int(reached.max())}]"
-                raise IRError(
-                    f"{self.place}: index {dim} of {i.buffer} reaches {found}, outside [0, {tensor.shape[dim]})"
-                )
+                found = f"[{int(reached.min()) - before}, {int(reached.max()) - before}]"
+                there = f"[{-before}, {tensor.shape[dim] - before})"
+                raise IRError(f"{self.place}: index {dim} of {i.buffer} reaches {found}, outside {there}")
         if not whole:
             return tensor.unsqueeze(0), (torch.zeros(self.shape, dtype=torch.int64),)
         return tensor, tuple(whole)

@@ -23,31 +23,42 @@ from .nodes import Kernel, KernelCall, KernelModule, Loop, Stmt
 __all__ = ["interpret_call", "interpret_kernel", "interpret_module"]
 
 
-def interpret_kernel(kernel: Kernel, memory: Mapping[str, Tensor], sizes: Mapping[str, int] | None = None) -> None:
+def interpret_kernel(
+    kernel: Kernel,
+    memory: Mapping[str, Tensor],
+    sizes: Mapping[str, int] | None = None,
+    before: Mapping[str, int] | None = None,
+) -> None:
     """Run a kernel on memory that it writes in place: for each parameter's name a contiguous tensor of one dimension.
 
-    ``sizes``: what the other parameters are. Raises :class:`IndexOutOfRange` where a checked index is,
+    ``sizes``: what the other parameters are. ``before``: so many bytes of a memory lie before the element that has the
+    offset 0, if any do. Raises :class:`IndexOutOfRange` where a checked index is,
     :class:`DividedByZero` for an integer division by zero, and :class:`IRError` for an access outside of the memory.
     """
     env = {Symbol(name, SymbolKind.SIZE): value for name, value in (sizes or {}).items()}
     with torch.no_grad():
-        _KernelRun(kernel, memory, env).run()
+        _KernelRun(kernel, memory, env, before or {}).run()
 
 
 def interpret_call(
-    module: KernelModule, call: KernelCall, memory: Callable[[str], Tensor], size: Callable[[str], int]
+    module: KernelModule,
+    call: KernelCall,
+    memory: Callable[[str], Tensor],
+    size: Callable[[str], int],
+    before: Callable[[str], int] = lambda _name: 0,
 ) -> None:
-    """Run a call of a module's kernel as :func:`interpret_kernel` does. ``memory``: that of a buffer, by name;
+    """Run a call of a module's kernel as :func:`interpret_kernel` does. ``memory``, ``before``: of a buffer, by name;
     ``size``: what a size symbol is."""
     kernel = module.kernels[call.kernel]
     memories: dict[str, Tensor] = {}
     sizes: dict[str, int] = {}
+    starts: dict[str, int] = {}
     for param, argument in zip(kernel.params, call.arguments, strict=True):
         if param.kind == "memory":
-            memories[param.name] = memory(argument)
+            memories[param.name], starts[param.name] = memory(argument), before(argument)
         else:
             sizes[param.name] = size(argument[1:])
-    interpret_kernel(kernel, memories, sizes)
+    interpret_kernel(kernel, memories, sizes, starts)
 
 
 def interpret_module(
@@ -64,10 +75,12 @@ def interpret_module(
 class _KernelRun(InstrRun):
     """State of one kernel's run. ``results``: of reductions, visible after the outermost loop."""
 
-    def __init__(self, kernel: Kernel, memory: Mapping[str, Tensor], env: Mapping[Symbol, int]) -> None:
+    def __init__(
+        self, kernel: Kernel, memory: Mapping[str, Tensor], env: Mapping[Symbol, int], before: Mapping[str, int]
+    ) -> None:
         super().__init__(f"kernel {kernel.name}", env)
         self.kernel = kernel
-        self.given = memory
+        self.given, self.before = memory, before
         self.outer = {Symbol(loop.symbol): loop.extent.evaluate(env) for loop in kernel.grid}
         self.scratch = {
             s.name: torch.empty([*self.outer.values(), s.extent.evaluate(env)], dtype=to_torch_dtype(s.dtype))
@@ -111,6 +124,9 @@ class _KernelRun(InstrRun):
         if name not in self.given:
             raise IRError(f"{self.place}: no memory given for parameter {name!r}")
         return _as_type(self.given[name], dtype), False
+
+    def elements_before(self, name: str, dtype: torch.dtype) -> int:
+        return self.before.get(name, 0) // dtype.itemsize
 
 
 def _as_type(memory: Tensor, dtype: torch.dtype) -> Tensor:

@@ -33,7 +33,7 @@ from ..symbolic import Expr, Symbol, SymbolKind, floordiv, smax, sym, to_expr
 from .each_kernel import kernel_pass
 
 __all__ = ["DECLARE_SIZES", "Placement", "declare_sizes", "extents_of", "linearize", "linearize_nest"]
-__all__ += ["memory_extents", "placements"]
+__all__ += ["memory_extents", "memory_starts", "placements"]
 
 
 _ACCESS = (Load, Store)
@@ -207,6 +207,18 @@ def memory_extents(program: Program) -> dict[str, Expr]:
         root, offset = (buffer.name, to_expr(0)) if place is None else (place.root, place.offset)
         reached = (offset + _extent(buffer)) * item_bytes(buffer.dtype)
         found[root] = smax(found[root], reached) if root in found else reached
+    return found
+
+
+def memory_starts(program: Program) -> dict[str, Expr]:
+    """How many bytes before a memory's address kernels may read or write, where an alias begins before its owner: the
+    owner is a view itself, of a larger tensor."""
+    buffers = buffers_of(program)
+    found: dict[str, Expr] = {}
+    for name, place in placements(program).items():
+        before = smax(0, -place.offset * item_bytes(buffers[name].dtype))
+        if before != 0:
+            found[place.root] = smax(found[place.root], before) if place.root in found else before
     return found
 
 
