@@ -29,7 +29,9 @@ GROUPS = {
     for group in (
         Group("lowering", "inductor-lower", ("lowering", "ops")),
         Group("loop-passes", "inductor-lower", ("loop_passes", "analysis")),
-        Group("kernels", "inductor-lower", ("kernel_ir", "kernel_passes", "memory", "targets/cpu")),
+        Group(
+            "kernels", "inductor-lower", ("kernel_ir", "kernel_passes", "memory", "targets/cpu", "targets/interpreter")
+        ),
         Group("functionalize", "functionalize"),
         Group("runtime-wrappers", "runtime-wrappers"),
         Group("partition", "partition"),

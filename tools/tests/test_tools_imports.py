@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -150,3 +151,10 @@ def test_the_contracts_inside_a_package_hold_and_planted_imports_break_them(tmp_
     found = "".join(lint_imports(tmp_path).stdout.split())
     for importer, _, imported in planted:
         assert f"{package}.{importer}->{imported}" in found
+
+
+def test_every_target_is_in_the_contract_that_none_knows_another() -> None:
+    config = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    (contract,) = (c for c in config["tool"]["importlinter"]["contracts"] if c["id"] == "targets-are-independent")
+    folders = (load_package("inductor-lower").source / "targets").glob("*/target.py")
+    assert contract["modules"] == sorted(f"aotkit_inductor_lower.targets.{path.parent.name}" for path in folders)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -12,11 +13,13 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import aotkit_inductor_lower
 from aotkit_inductor_lower import LowerOptions
+from aotkit_inductor_lower.options import INTERPRETERS
 from aotkit_inductor_lower.target import NO_MACHINE, on_host
-from aotkit_inductor_lower.targets.select import target_for
+from aotkit_inductor_lower.targets import LOADERS
+from aotkit_inductor_lower.targets.select import named_target, target_for
 
 SOURCES = Path(aotkit_inductor_lower.__file__).parent
-DEVICE = re.compile(r"""\.device\.type\b|startswith\(["']cuda|["']triton-interpreter["']|\.is_cuda\b""")
+DEVICE = re.compile(r"""\.device\.type\b|startswith\(["']cuda|["'](triton-)?interpreter["']|\.is_cuda\b""")
 WHERE_DEVICES_ARE_KNOWN = ("target.py", "options.py", "targets/")
 
 
@@ -41,8 +44,10 @@ def test_only_targets_ask_which_device_it_is() -> None:
     [
         ("cpu", LowerOptions(), "cpu:", "cpu"),
         ("cpu", LowerOptions(processor="x86-64"), "cpu:x86-64", "cpu"),
+        ("cpu", LowerOptions(processor="interpreter"), "interpreter", "cpu"),
         ("cpu", LowerOptions(processor="triton-interpreter"), "triton-interpreter", "cpu"),
         ("cuda:1", LowerOptions(), "cuda:1", "cuda:1"),
+        ("cuda:1", LowerOptions(processor="interpreter"), "cuda:1", "cuda:1"),
     ],
 )
 def test_a_graph_and_options_tell_the_target(device: str, options: LowerOptions, name: str, owned: str) -> None:
@@ -50,10 +55,22 @@ def test_a_graph_and_options_tell_the_target(device: str, options: LowerOptions,
     assert target.id.startswith(name)
     capabilities = target.capabilities
     assert capabilities.owns(torch.device(owned)) and not capabilities.owns(torch.device("cuda:3"))
-    kernels_of_the_cpu = name.startswith("cpu:")
+    kernels_of_the_cpu = name.startswith(("cpu:", "interpreter"))
     assert capabilities.arena == capabilities.sorts_rows == capabilities.accumulates_rows == kernels_of_the_cpu
     assert capabilities.host_memory == (owned == "cpu") and capabilities.unordered == (owned != "cpu")
     assert bool(capabilities.atomics) == bool(capabilities.contraction_forms) == (not kernels_of_the_cpu)
+
+
+def test_every_folder_is_a_target_that_is_loaded_and_every_interpreter_is_found_by_its_name() -> None:
+    folders = {path.parent.name for path in (SOURCES / "targets").glob("*/target.py")}
+    assert folders == set(LOADERS)
+    for home in LOADERS.values():
+        assert callable(import_module(home).load)
+    for name in INTERPRETERS:
+        assert named_target(name) == target_for(traced("cpu"), LowerOptions(processor=name))
+        assert named_target(name).id == name
+    with pytest.raises(ValueError, match="there are cpu, cpu:NAME, cuda:NUMBER, interpreter, triton-interpreter"):
+        named_target("abacus")
 
 
 def test_no_machine_is_any_processor() -> None:

@@ -36,7 +36,8 @@ class Options:
     Dynamo leaves in graphs, and tensor subclasses, whose graphs may be kept, as ``"namespace.name@version"``: change
     the version when the code changes.
     ``processor``: of graphs on the CPU: generate code for this one, or for every one that has its level of x86-64
-    (``"x86-64-v3"`` is AVX2); ``"triton-interpreter"`` runs the kernels that a CUDA device would get, in Triton's
+    (``"x86-64-v3"`` is AVX2). ``"interpreter"`` makes no code of this processor's kernels but interprets them (very
+    slow: to look for a fault); ``"triton-interpreter"`` runs the kernels that a CUDA device would get, in Triton's
     interpreter (slow: to look for a fault without a device).
     ``tune``: on a CUDA device, measure block sizes of kernels and which matrix products to generate, once.
     ``index_asserts``: a generated kernel on a CUDA device stops at an index that is out of range, as eager's do. Off,

@@ -8,7 +8,7 @@ from typing import Literal, get_args
 __all__ = ["INTERPRETERS", "Interpreter", "LowerOptions", "Processor"]
 
 #: What runs kernels on the CPU without making machine code of them.
-Interpreter = Literal["triton-interpreter"]
+Interpreter = Literal["interpreter", "triton-interpreter"]
 Processor = Literal["host", "x86-64", "x86-64-v3", "x86-64-v4", Interpreter]
 INTERPRETERS: tuple[str, ...] = get_args(Interpreter)
 
@@ -33,8 +33,9 @@ class LowerOptions:
     device can't be used afterwards. Off, such an index reads 0 and writes nothing, and the kernel is smaller; nothing
     outside of a tensor is touched either way. On the CPU such an index is always an ``IndexError``.
     ``processor``: of graphs on the CPU: generate for this one, or for any that has its x86-64 level (``"x86-64-v3"`` is
-    AVX2); ``"triton-interpreter"`` generates the kernels that a CUDA device would get and runs them on the CPU in
-    Triton's interpreter (slow: to look at kernels without a device).
+    AVX2). ``"interpreter"`` makes no code: this processor's kernels run in the interpreter of their IR (very slow: to
+    tell a fault of a pass from one of code generation). ``"triton-interpreter"`` generates the kernels that a CUDA
+    device would get and runs them on the CPU in Triton's interpreter (slow: to look at kernels without a device).
     """
 
     numerics: Literal["eager", "fast"] = "eager"

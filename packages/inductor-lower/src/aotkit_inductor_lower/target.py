@@ -113,7 +113,7 @@ class Target(Protocol):
 
     @property
     def id(self) -> str:
-        """Such as ``"cpu:znver4"``, ``"cuda:sm_90"``, ``"triton-interpreter"``."""
+        """Such as ``"cpu:znver4"``, ``"cuda:0"``, ``"interpreter"``."""
 
     @property
     def capabilities(self) -> Capabilities:

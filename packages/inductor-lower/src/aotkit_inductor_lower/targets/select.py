@@ -20,6 +20,7 @@ from torch.fx import GraphModule, Node
 from ..graph_passes.node_facts import tensors_of
 from ..options import LowerOptions
 from ..target import HOST, Capabilities, Target
+from .interpreter.target import INTERPRETER
 from .triton.target import TRITON_INTERPRETER, TritonTarget, cuda_capabilities
 
 __all__ = ["as_present_device", "capabilities_for", "kernel_device", "named_target", "target_for"]
@@ -27,7 +28,7 @@ __all__ = ["as_present_device", "capabilities_for", "kernel_device", "named_targ
 _CPU = torch.device("cpu")
 
 #: Targets of graphs on the CPU that ``options.processor`` names and that are no processors.
-_NAMED: Mapping[str, Target] = {target.id: target for target in (TRITON_INTERPRETER,)}
+_NAMED: Mapping[str, Target] = {target.id: target for target in (INTERPRETER, TRITON_INTERPRETER)}
 
 
 def target_for(gm: GraphModule, options: LowerOptions) -> Target:
@@ -49,7 +50,7 @@ def target_for(gm: GraphModule, options: LowerOptions) -> Target:
 
 def named_target(name: str) -> Target:
     """A target by name: ``"cpu"``; ``"cpu:NAME"`` with a level of x86-64, or with LLVM's name of a processor whose
-    choices are made; ``"cuda:0"``; ``"triton-interpreter"`` and others that ``options.processor`` names.
+    choices are made; ``"cuda:0"``; ``"interpreter"``, ``"triton-interpreter"``.
 
     Raises ``ValueError`` for another name.
     """

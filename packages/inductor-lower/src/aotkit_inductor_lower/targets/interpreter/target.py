@@ -1,0 +1,55 @@
+"""The interpreter target: the processor that the CPU target takes, but no machine code for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ..._observer import Observer
+from ...ir import Buffer, ExternCall, Program
+from ...kernel_ir.nodes import KernelModule
+from ...launch_plan import CompiledProgram
+from ...native import host_processor
+from ...options import LowerOptions
+from ...target import HOST, HOST_SPLITS, Capabilities, Choice, CompileCall, Measure, SplitPolicy, choose_on_host
+
+__all__ = ["INTERPRETER", "InterpreterTarget"]
+
+
+@dataclass(frozen=True, slots=True)
+class InterpreterTarget:
+    """Answers passes as the CPU target does for this processor, so that both get the same kernels."""
+
+    id: str = "interpreter"
+    capabilities: Capabilities = HOST
+    split_policy: SplitPolicy | None = HOST_SPLITS
+
+    def choose(self, product: ExternCall, buffers: Mapping[str, Buffer]) -> Choice:
+        """What is faster on this processor, on which ATen's calls run."""
+        _triple, processor, _features = host_processor()
+        return choose_on_host(processor)
+
+    def measure(self, compiled: CompileCall) -> Measure | None:
+        """Nothing is measured."""
+        return None
+
+    def key(self, options: LowerOptions) -> str:
+        """The same for all options: what is kept is what the program says."""
+        return self.id
+
+    def generate(
+        self, program: Program, kernels: KernelModule, options: LowerOptions, observer: Observer | None = None
+    ) -> CompiledProgram:
+        """The text of the kernels.
+
+        Raises :class:`~.errors.CodegenError` for a nest over buffers that are not on the CPU.
+        """
+        from .generate import generate
+
+        compiled = generate(program, kernels, keep_text=observer is not None)
+        if observer is not None:
+            observer.dump(program.name, "kernels", lambda: compiled.text)
+        return compiled
+
+
+INTERPRETER = InterpreterTarget()
