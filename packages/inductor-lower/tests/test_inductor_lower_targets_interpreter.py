@@ -295,11 +295,26 @@ def test_another_process_runs_what_is_kept_without_what_made_it(tmp_path: Path) 
         torch.testing.assert_close(got, want)
 
 
-def test_kept_programs_of_the_two_targets_are_not_taken_for_each_other() -> None:
-    class Store(dict[str, bytes]):
-        def put(self, digest: str, data: bytes) -> None:
-            self[digest] = data
+class Store(dict[str, bytes]):
+    """Keeps compiled programs by digest."""
 
+    def put(self, digest: str, data: bytes) -> None:
+        self[digest] = data
+
+
+def test_kernels_of_other_passes_are_not_taken_for_what_is_kept() -> None:
+    x, store = numbers(4, 5, 6), Store()
+    graph = make_fx(lambda x: (x * 2,), tracing_mode="fake")(x)
+    found = []
+    for settings in ({}, {"disable": ("merge-loops",)}, {"fuel": 0}, {"fuel": 100}, {}):
+        options = LowerOptions(processor="interpreter", **settings)  # type: ignore[arg-type]
+        compiled = compile_graph(graph, options=options, object_store=store)
+        found.append(compiled.compiled.binary.sections[0][1].decode().count(" < "))
+        assert torch.equal(compiled([x])[0], x * 2)
+    assert found == [1, 3, 3, 1, 1] and len(store) == 4
+
+
+def test_kept_programs_of_the_two_targets_are_not_taken_for_each_other() -> None:
     f, args = example()
     graph = make_fx(f, decompositions(), tracing_mode="fake")(*args)
     store = Store()

@@ -236,7 +236,7 @@ def _compile_whole(gm: GraphModule, ctx: PassContext, object_store: ObjectStore 
 def _generate(program: Program, ctx: PassContext, store: ObjectStore | None) -> CompiledProgram:
     digest = ""
     if store is not None:
-        digest = program_digest(ctx.target.key(ctx.options), print_program(program))
+        digest = program_digest(f"{ctx.target.key(ctx.options)}{_kernel_choices(ctx)}", print_program(program))
         found = store.get(digest)
         if found is not None:
             return compiled_from_json(found.decode())
@@ -247,6 +247,13 @@ def _generate(program: Program, ctx: PassContext, store: ObjectStore | None) -> 
     if store is not None:
         store.put(digest, compiled_to_json(replace(compiled, text="")).encode())
     return compiled
+
+
+def _kernel_choices(ctx: PassContext) -> str:
+    """What is left out of the kernel passes, of which a scheduled program says nothing; ``""`` for nothing."""
+    disabled = [name for name in optional(KERNEL_PASSES) if name in ctx.options.disable]
+    fuel = "" if ctx.options.fuel is None else f" fuel={ctx.fuel.left}"
+    return fuel + f" without={','.join(disabled)}" * bool(disabled)
 
 
 def _dump(observer: Observer | None, name: str, kind: str, program: Program) -> None:

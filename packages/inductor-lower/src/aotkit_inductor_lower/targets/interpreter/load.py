@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 
 from ... import _torch_compat
-from ...errors import BindError, IRError
+from ...errors import BindError
 from ...ir.run_instr import DividedByZero, IndexOutOfRange
 from ...kernel_ir.interpret import interpret_call
 from ...kernel_ir.nodes import KernelCall, KernelModule
@@ -43,7 +43,7 @@ def _segments(program: CompiledProgram) -> dict[str, Segment]:
     try:
         module = parse_module(code.decode())
         layout = _Layout(program.plan.slots, _sizes(program, "bytes"), _sizes(program, "before"))
-    except IRError as error:
+    except ValueError as error:
         raise BindError(f"the kernels of {program.plan.name} do not read here: {error}; compile again") from error
     calls = {call.step: call for call in module.calls}
     place = place_of(program)
