@@ -77,8 +77,10 @@ def test_a_pass_of_the_users_and_a_function_that_is_wrong_by_itself_are_told_apa
     [
         ("capture", "capture, partitioning or the code around the graph"),
         ("fusion", "the loop pass 'fuse-kernels'"),
-        ("rewrites", "several graph and loop passes"),
-        ("kernels", "lowering or code generation"),
+        ("merging", "the kernel pass 'merge-loops'"),
+        ("rewrites", "several graph, loop and kernel passes"),
+        ("rendering", "code generation"),
+        ("kernels", "lowering, or code generation for a device"),
     ],
 )
 def test_a_stage_that_is_wrong_is_found(stage: str, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,7 +102,12 @@ def test_a_stage_that_is_wrong_is_found(stage: str, where: str, monkeypatch: pyt
             and options.lowering == "kernels"
             and options.fuel != 0
             and "fuse-kernels" not in options.disable,
+            "merging": options.capture
+            and options.lowering == "kernels"
+            and options.fuel != 0
+            and "merge-loops" not in options.disable,
             "rewrites": options.capture and options.lowering == "kernels" and options.fuel != 0,
+            "rendering": options.capture and options.lowering == "kernels" and options.processor != "interpreter",
             "kernels": options.capture and options.lowering == "kernels",
         }
         return not wrong[stage]

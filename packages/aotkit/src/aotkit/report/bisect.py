@@ -18,7 +18,7 @@ from ..options import Options
 __all__ = ["Culprit", "find_culprit"]
 
 _MOST_REWRITES = 1 << 20
-_LEVELS: tuple[Literal["graph", "loop"], ...] = ("graph", "loop")
+_LEVELS: tuple[Literal["graph", "loop", "kernel"], ...] = ("graph", "loop", "kernel")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +52,9 @@ def find_culprit(
 
         find_culprit(lambda backend: torch.allclose(torch.compile(f, backend=backend)(x), f(x)))
 
-    Looked at are ``passes`` of the user's, Dynamo, the capture, each graph pass and loop pass, and what remains:
-    lowering and code generation. Dynamo is reset before every check; an exception in ``check`` counts as wrong.
+    Looked at are ``passes`` of the user's, Dynamo, the capture, each pass over graphs, loops and kernels, and what
+    remains: code generation, which interpreted kernels do without (on the CPU), and lowering. Dynamo is reset before
+    every check; an exception in ``check`` counts as wrong.
     """
     return _Search(check, options or read_environment().options(), passes or GraphPasses()).run()
 
@@ -81,8 +82,10 @@ class _Search:
                     return self.found(f"the {level} pass {name!r}", self.first_rewrite(), disable=sorted(disable))
         if self.right(fuel=0):
             alone = (level for level in _LEVELS if self.right(disable=frozenset(pass_names(level))))
-            return self.found(f"several {next(alone, 'graph and loop')} passes", self.first_rewrite(), fuel=0)
-        return self.found("lowering or code generation", lowering="none")
+            return self.found(f"several {next(alone, 'graph, loop and kernel')} passes", self.first_rewrite(), fuel=0)
+        if self.right(processor="interpreter"):
+            return self.found("code generation", processor="interpreter")
+        return self.found("lowering, or code generation for a device", lowering="none")
 
     def right(self, passes: GraphPasses | None = None, **changes: Any) -> bool:
         """Whether the result is right with these changes."""
