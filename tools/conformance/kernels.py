@@ -107,6 +107,7 @@ def run_table(
     parser.add_argument("--journal", type=Path, required=True, help="one line per pair; a second run goes on with it")
     parser.add_argument("--dtypes", nargs="+", default=dtypes)
     parser.add_argument("--directions", nargs="+", default=DIRECTIONS)
+    parser.add_argument("--processor", default=options.processor, help="as the option of that name")
     parser.add_argument("--only", nargs="+", default=[], help="operators, as nn.functional.gelu")
     parser.add_argument("--again", nargs="*", default=[], choices=KINDS, help="repeat pairs with these outcomes")
     parser.add_argument("--chunk", type=int, default=200, help="pairs in one process")
@@ -114,6 +115,7 @@ def run_table(
     parser.add_argument("--json", type=Path, help="write the outcomes here")
     parser.add_argument("--no-run", action="store_true", help="only write --json and print")
     chosen = parser.parse_args(argv)
+    options = options.patch(processor=chosen.processor)
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
 

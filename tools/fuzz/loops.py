@@ -1,6 +1,6 @@
 """Random loop programs: scheduled, generated and run between redzones, against the interpreter.
 
-python -m tools.fuzz.loops --programs 2000 --processor x86-64-v3
+python -m tools.fuzz.loops --programs 2000 --target cpu:x86-64-v3
 """
 
 from __future__ import annotations
@@ -12,15 +12,16 @@ from collections.abc import Sequence
 
 import torch
 
-from aotkit_inductor_lower import bind_program, interpret_program, print_program, schedule_program
+from aotkit_inductor_lower import LowerOptions, bind_program, interpret_program, print_program, schedule_program
 from aotkit_inductor_lower.ir.random_programs import RandomOptions, difference, random_inputs, random_program
-from aotkit_inductor_lower.targets.cpu import processor_machine
-from aotkit_inductor_lower.targets.cpu.generate import generate
+from aotkit_inductor_lower.kernel_passes.linearize import linearize
+from aotkit_inductor_lower.kernel_passes.normal_form import normalize
+from aotkit_inductor_lower.targets.select import named_target
 
 __all__ = ["check_program", "main"]
 
 
-def check_program(seed: int, processor: str = "host") -> str | None:
+def check_program(seed: int, target: str = "cpu") -> str | None:
     """What is wrong with the results of the seed's program, unscheduled and scheduled; ``None`` if nothing is.
 
     Odd seeds hold only what is exact in any order, and must agree to the bit.
@@ -29,7 +30,8 @@ def check_program(seed: int, processor: str = "host") -> str | None:
     program = random_program(seed, options)
     scheduled, _ = schedule_program(program)
     for form, tried in (("as it is", program), ("scheduled", scheduled)):
-        run = bind_program(generate(tried, processor_machine(processor)), redzones=True)
+        made = named_target(target).generate(tried, normalize(linearize(tried)), LowerOptions())
+        run = bind_program(made, redzones=True)
         for sizes in range(2 if program.symbol_sources else 1):
             inputs = random_inputs(program, seed + 1000 * sizes, options)
             try:
@@ -49,11 +51,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.fuzz.loops", description=__doc__.splitlines()[0])
     parser.add_argument("--programs", type=int, default=500)
     parser.add_argument("--seed", type=int, default=0, help="number of the first program")
-    parser.add_argument("--processor", default="host", choices=("host", "x86-64", "x86-64-v3", "x86-64-v4"))
+    parser.add_argument("--target", default="cpu", help="cpu, cpu:NAME with a level of x86-64, or interpreter")
     chosen = parser.parse_args(arguments)
     begin, failures = time.monotonic(), Counter[str]()
     for seed in range(chosen.seed, chosen.seed + chosen.programs):
-        problem = check_program(seed, chosen.processor)
+        problem = check_program(seed, chosen.target)
         if problem is not None:
             kind = problem.split(":")[0].split(",")[0]
             if not failures[kind]:

@@ -269,7 +269,7 @@ def test_a_users_kernel_is_seen_to_write_its_output(this_process_only: None) -> 
     assert any("triton_kernel_wrapper_functional" in str(node.target) for node in graphs[0].graph.nodes)
     # And between generated kernels. The kernel is known to this process only, so nothing is written down.
     graph = make_fx(fn, tracing_mode="fake")(x)
-    for processor in ("host", "triton-interpreter") if importlib.util.find_spec("triton") else ("host",):
+    for processor in ("host", "interpreter", *["triton-interpreter"] * bool(importlib.util.find_spec("triton"))):
         options = aotkit.Options(fallback="error", processor=processor)
         generated = aotkit.make_backend(options, aotkit.Recorder())(graph, [x])
         torch.testing.assert_close(generated(y), fn(y))

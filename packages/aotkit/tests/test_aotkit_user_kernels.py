@@ -185,7 +185,7 @@ def assert_same(got: Any, want: Any) -> None:
         torch.testing.assert_close(ours, reference)
 
 
-@pytest.mark.parametrize("processor", ["host", "triton-interpreter"])
+@pytest.mark.parametrize("processor", ["host", "interpreter", "triton-interpreter"])
 @pytest.mark.parametrize("program", COPIES)
 @pytest.mark.covers("F1.64", "F5e.1", "F5g.27", "F5b.9", "F5f.35")
 def test_kernels_of_the_user_give_what_they_give_when_they_are_launched_by_hand(
@@ -266,7 +266,7 @@ def copies_of_inputs(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
     return (*same, x - 1, y * 2)
 
 
-@pytest.mark.parametrize("processor", ["host", "triton-interpreter"])
+@pytest.mark.parametrize("processor", ["host", "interpreter", "triton-interpreter"])
 def test_what_equals_an_input_is_not_the_input_to_a_kernel_that_writes(processor: str, launched: list[Any]) -> None:
     run, _ = compiled(copies_of_inputs, processor)
     theirs, ours = arguments(), arguments()
@@ -284,7 +284,7 @@ def between_with_wrapper(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
     return (out.relu() + 1,)
 
 
-@pytest.mark.parametrize("processor", ["host", "triton-interpreter"])
+@pytest.mark.parametrize("processor", ["host", "interpreter", "triton-interpreter"])
 def test_grids_and_sizes_are_those_of_each_call(processor: str, launched: list[Any]) -> None:
     run, recorder = compiled(lambda x, y: (*between(x, y), *tuned(x, y)), processor, dynamic=True)
     for rows in (6, 3, 20):
@@ -313,7 +313,7 @@ class Twice(torch.autograd.Function):
 
 
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
-@pytest.mark.parametrize("processor", ["host", "triton-interpreter"])
+@pytest.mark.parametrize("processor", ["host", "interpreter", "triton-interpreter"])
 def test_a_gradient_may_be_a_kernel_of_the_users(processor: str, launched: list[Any]) -> None:
     def f(x: Tensor, y: Tensor) -> Tensor:
         return Twice.apply(x.sin(), y).exp()

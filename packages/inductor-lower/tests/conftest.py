@@ -71,7 +71,7 @@ def assert_same(got: list[Any], want: list[Any], stage: str, tolerance: float | 
 
 @pytest.fixture
 def check() -> Callable[..., Checked]:
-    """Compare eager with the lowered program, the scheduled one (both interpreted), and the generated code.
+    """Compare eager with the lowered program, the scheduled one, the kernels (all interpreted), and the generated code.
 
     All of the function must be generated, also its views: a test of a rule would pass without the rule otherwise, for
     ATen answers. What is left to ATen on purpose is named, ``aten=("mm",)``, and must be left to it.
@@ -96,6 +96,8 @@ def check() -> Callable[..., Checked]:
         assert_same(interpret_program(scheduled, fresh(args)), want, "scheduling", tolerance)
         compiled = compile_graph(graph, options=LowerOptions(verify=True))
         assert aten_calls(compiled) == set(aten), "what is left to ATen"
+        interpreted = compile_graph(graph, options=LowerOptions(processor="interpreter"))
+        assert_same(interpreted(fresh(args)), want, "kernel passes", tolerance)
         assert_same(compiled(fresh(args)), want, "code generation", tolerance)
         if isinstance(compiled, CompiledGraph):
             watched = bind_program(compiled.compiled, compiled.constants, redzones=True)

@@ -317,7 +317,7 @@ def test_a_hash_has_the_bits_of_eagers(check, dtype):
     check(lambda x: torch.hash_tensor(x, 1).view(torch.int64), torch.randn(2, 70000).to(dtype), aten=("view",))
 
 
-@pytest.mark.parametrize("processor", ["host", "triton-interpreter"])
+@pytest.mark.parametrize("processor", ["host", "interpreter", "triton-interpreter"])
 @pytest.mark.parametrize("sizes", [(8, 33), (3, 3000), (2, 70000)], ids=str)
 def test_a_hash_is_of_its_own_type_in_the_kernel_that_makes_its_elements(processor, sizes):
     def f(x):

@@ -203,7 +203,7 @@ def test_a_softmax_and_its_best_two_are_one_kernel(experts: int) -> None:
     assert torch.equal(places[distinct], where[distinct])
 
 
-@pytest.mark.parametrize("processor", ["x86-64", "x86-64-v3"])
+@pytest.mark.parametrize("processor", ["x86-64", "x86-64-v3", "interpreter"])
 def test_other_processors_sort_alike(processor: str) -> None:
     check(lambda x: [*x.sort(-1), *x.topk(2, 0)], odd(19, 11), tied(19, 11), processor=processor)
     check(lambda x: x.topk(3), odd(19, 40), tied(19, 40), processor=processor)
