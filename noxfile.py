@@ -99,6 +99,7 @@ NUMERIC_TESTS = {
         "lowering_special",
         "loop_passes_choose_library_calls",
         "sweep",
+        "targets_interpreter",
     ),
     "partition": ("random",),
     "aotkit": ("cross_entropy", "expanded_views", "freezing", "operator_classes", "saved_tensors"),
