@@ -253,7 +253,7 @@ STRIDED: dict[str, Callable[[Tensor], list[Tensor]]] = {
     "back, and beyond": lambda x: (lambda y: [y[1:].as_strided((1, 6), (6, 1), 6).as_strided((2,), (1,), 1), y])(x * 2),
     "of columns": lambda x: (lambda y: [y[:, 1:4].as_strided((2, 3), (6, 1), 2), y])(x * 2),
     "of the input": lambda x: [x.as_strided((2, 3), (6, 1), 3), x[1:].as_strided((3,), (1,), 0), x[1:]],
-    "beyond, and further": lambda x: (lambda y: [y[1:].as_strided((4, 6), (6, 1), 0).as_strided((2,), (1,), 1), y])(x * 2),
+    "further": lambda x: (lambda y: [y[1:].as_strided((4, 6), (6, 1), 0).as_strided((2,), (1,), 1), y])(x * 2),
     "written": lambda x: (lambda y: [y.as_strided((2, 3), (6, 1), 3).mul_(3), y.sin()])(x * 2),
     "within, then written": lambda x: (lambda v: [x.mul_(3), v.sin()])(x.as_strided((2, 3), (6, 1), 3)),
     "written, then within": lambda x: [x.mul_(3), x.as_strided((2, 3), (6, 1), 3).sin()],
