@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from aotkit_functionalize import GraphMetadata, OverlappingWrite, Unsupported, analyze
+from aotkit_functionalize import FunctionalLayer, GraphMetadata, OverlappingWrite, Unsupported, analyze
 from aotkit_functionalize.records import MutationKind, OutputKind
 
 Check = Callable[..., GraphMetadata]
@@ -74,6 +74,14 @@ VIEWS: dict[str, Callable[[Tensor], list[Any]]] = {
     "conjugate of a computed one": lambda x: [torch.view_as_complex((x * 2).view(4, 3, 2)).conj()],
     "negated": lambda x: (lambda y: [y, torch._neg_view(y)])(x * 2),
 }
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_no_output_is_a_new_leaf_unless_the_function_made_it_one(layer: FunctionalLayer, name: str) -> None:
+    found = analyze(lambda x: [*VIEWS[name](x), x.sin().detach().requires_grad_()], [torch.rand(4, 6)], layer=layer)
+    assert [output.is_new_leaf for output in found.outputs] == [*[False] * (len(found.outputs) - 1), True]
+
+
 WRITES: dict[str, Callable[[Tensor], list[Any]]] = {
     "mul_": lambda x: [x.mul_(2)],
     "twice": lambda x: _each(x.mul_(2), x.add_(1), [x * 3]),

@@ -172,6 +172,16 @@ BOTH: dict[str, tuple[Callable[..., Any], Callable[[], Any], str]] = {
         lambda: torch._neg_view(torch.rand(4, 6).requires_grad_() * 1),
         "lazily conjugated or negated, is written to and changes its shape",
     ),
+    "windows in another order": (
+        lambda x: _steps(x.unfold(0, 2, 2).permute(1, 0, 2).view(-1).mul_(2), x * 1),
+        lambda: torch.rand(4, 6).t(),
+        "a view of sizes (24,) of a tensor that is not contiguous is written to",
+    ),
+    "resized to the size of a tensor": (
+        lambda x: _steps(x.resize_as_(x[:2] * 2), x * 1),
+        lambda: torch.rand(4, 6),
+        "input 0 is resized",
+    ),
     "input that overlaps itself": (lambda x: _steps(x[0].add_(1), x), lambda: _windows(), "that overlaps itself"),
 }
 

@@ -253,6 +253,7 @@ STRIDED: dict[str, Callable[[Tensor], list[Tensor]]] = {
     "back, and beyond": lambda x: (lambda y: [y[1:].as_strided((1, 6), (6, 1), 6).as_strided((2,), (1,), 1), y])(x * 2),
     "of columns": lambda x: (lambda y: [y[:, 1:4].as_strided((2, 3), (6, 1), 2), y])(x * 2),
     "of the input": lambda x: [x.as_strided((2, 3), (6, 1), 3), x[1:].as_strided((3,), (1,), 0), x[1:]],
+    "further": lambda x: (lambda y: [y[1:].as_strided((4, 6), (6, 1), 0).as_strided((2,), (1,), 1), y])(x * 2),
     "written": lambda x: (lambda y: [y.as_strided((2, 3), (6, 1), 3).mul_(3), y.sin()])(x * 2),
     "within, then written": lambda x: (lambda v: [x.mul_(3), v.sin()])(x.as_strided((2, 3), (6, 1), 3)),
     "written, then within": lambda x: [x.mul_(3), x.as_strided((2, 3), (6, 1), 3).sin()],
@@ -263,6 +264,73 @@ STRIDED: dict[str, Callable[[Tensor], list[Tensor]]] = {
 @pytest.mark.parametrize("name", STRIDED)
 def test_views_by_strides_are_what_eager_mode_gives(same_as_eager: Check, name: str, grad: bool) -> None:
     same_as_eager(STRIDED[name], lambda: [_computed() if grad else _computed().detach()], memory=not grad)
+
+
+def test_a_view_by_strides_of_the_whole_does_not_come_out_of_the_graph(layer: FunctionalLayer) -> None:
+    found = analyze(STRIDED["of the whole"], [_computed()], layer=layer).outputs
+    assert [output.graph_output for output in found] == [None, None]
+
+
+CHANGES: dict[str, Callable[[Tensor], Any]] = {
+    "transposed": lambda y: y.t_(),
+    "and back": lambda y: y.t_().t_(),
+    "one dimension more": lambda y: y.unsqueeze_(1),
+    "flat": lambda y: y.as_strided_((24,), (1,)),
+    "transposed, then flat": lambda y: y.t_().as_strided_((24,), (1,)),
+    "a part": lambda y: y.as_strided_((2, 6), (6, 1)),
+}
+BEFORE: dict[str, Callable[[Tensor], Tensor]] = {
+    "within": lambda y: y[1:].as_strided((2, 3), (6, 1), 6),
+    "beyond": lambda y: y[1:].as_strided((2, 3), (6, 1), 0),
+    "of the whole": lambda y: y.as_strided((2, 3), (6, 1), 3),
+    "beyond, and further": lambda y: y[1:].as_strided((4, 6), (6, 1), 0).as_strided((2,), (1,), 1),
+    "repeated": lambda y: y[1:].as_strided((2, 3), (0, 1), 0),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("name", BEFORE)
+def test_views_by_strides_have_all_their_gradient_after_a_change_of_shape(
+    same_as_eager: Check, name: str, change: str
+) -> None:
+    def of_the_input(x: Tensor) -> list[Tensor]:
+        view = BEFORE[name](x)
+        CHANGES[change](x)
+        return [view, x]
+
+    def computed(x: Tensor) -> list[Tensor]:
+        y = x * 2
+        view = BEFORE[name](y)
+        CHANGES[change](y)
+        return [view, y]
+
+    same_as_eager(of_the_input, lambda: [_computed()])
+    if change != "a part":  # else no result holds all elements of the other
+        same_as_eager(computed, lambda: [_computed()])
+
+
+USES_OF_STRIDES: dict[str, Callable[[Tensor], Any]] = {
+    "flattened": lambda v: v.flatten().add_(1),
+    "reshaped": lambda v: v.reshape(-1).add_(1),
+    "contiguous": lambda v: v.contiguous().add_(1),
+}
+
+
+@pytest.mark.parametrize("use", USES_OF_STRIDES)
+@pytest.mark.parametrize("view", [torch.t, lambda y: y[:, ::2]], ids=["transposed", "with gaps"])
+def test_a_view_that_was_written_to_keeps_its_strides(
+    same_as_eager: Check, view: Callable[[Tensor], Tensor], use: str
+) -> None:
+    """The functional form of the write is contiguous; what is a copy of the view in eager mode is one here."""
+
+    def fn(x: Tensor) -> list[Tensor]:
+        y = x * 1
+        v = view(y)
+        v.masked_fill_(v > 0.5, 0.25)
+        USES_OF_STRIDES[use](v)
+        return [y]
+
+    same_as_eager(fn, lambda: [torch.rand(4, 6)])
 
 
 OTHERS: dict[str, tuple[Callable[..., list[Tensor]], Callable[[], list[Tensor]]]] = {
@@ -282,6 +350,11 @@ OTHERS: dict[str, tuple[Callable[..., list[Tensor]], Callable[[], list[Tensor]]]
                                  lambda: [torch.rand(4, 6)]),
     "views of a conjugated value": (lambda x: (lambda y: [y[1:], y[:2], y])(torch.complex(x, x * 2).conj()),
                                     lambda: [torch.rand(4, 6)]),
+    "views of a detached negated value": (lambda x: (lambda y: [y[1:], y[:2]])(torch._neg_view(x * 2).detach()),
+                                          lambda: [_computed()]),
+    "views of a detached conjugated value": (
+        lambda x: (lambda y: [y[1:], y[:2]])(torch.complex(x, x * 2).conj().detach()), lambda: [torch.rand(4, 6)]
+    ),
     "view of a value written to": (lambda x: (lambda y: (lambda v: [y.mul_(2), v][1:])(y[1:]))(x * 2),
                                    lambda: [_computed()]),
     "written list": (lambda x: (lambda y: (torch._foreach_add_([y, x], 1), [torch.cat([y, x]), x])[1])(x * 2),

@@ -221,6 +221,17 @@ def test_views_of_wrappers_are_views_and_detached_ones_are_none() -> None:
     assert found[1:] == [(of_output, False, False), (of_output, True, False)]
 
 
+@pytest.mark.parametrize("grad", [False, True])
+def test_only_what_is_neither_passed_nor_returned_becomes_an_extra_base(grad: bool) -> None:
+    def bases(fn: Callable[[Any], list[Any]]) -> list[int]:
+        outer = boundary_of(analyze(fn, [two(4, 2).requires_grad_(grad)])).outer
+        return [len(outer.intermediate_bases), outer.num_forward_outputs]
+
+    assert bases(lambda x: [x.t(), x.view(8)]) == [0, 0]
+    assert bases(lambda x: (lambda y: [y, y.t(), y.view(8)])(x * 2)) == [0, 1]
+    assert bases(lambda x: (lambda y: [y.t(), y.view(8)])(x * 2)) == [1, 1]
+
+
 def test_what_was_detached_and_given_another_history_is_refused() -> None:
     def fn(x: Any) -> list[Any]:
         y = x * 2

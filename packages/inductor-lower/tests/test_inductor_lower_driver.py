@@ -239,10 +239,11 @@ def test_an_order_that_breaks_a_constraint_is_refused():
         check_order((*GRAPH_PASSES, Pass("remove-noops", lambda graph, ctx: graph, why="")))
 
 
-def test_a_float_of_sizes_that_kernels_cannot_compute_is_computed_outside_of_them():
+@pytest.mark.parametrize("rest", [lambda length: length / 7, lambda length: 0], ids=["with a quotient", "alone"])
+def test_a_float_of_sizes_that_kernels_cannot_compute_is_computed_outside_of_them(rest):
     def f(x):
         length = torch.sym_float(x.shape[0])
-        return [x * torch._sym_sin(length) + length / 7]
+        return [x * torch._sym_sin(length) + rest(length)]
 
     compiled = compile_graph(make_fx(f, tracing_mode="symbolic")(torch.ones(5)))
     for n in (5, 9):

@@ -185,6 +185,14 @@ def test_a_step_that_is_a_size_is_known_to_be_positive(check, steps):
     check(lambda x, y: x[:: y.shape[0]] + 1, rows(12, 2), rows(steps, 4), mode="symbolic")
 
 
+def test_a_slice_with_a_step_that_is_a_size_is_put_into_a_tensor(check):
+    def put(x, y):
+        step = y.shape[0]
+        return torch.slice_scatter(x, x[::step] * 2, 0, None, None, step)
+
+    check(put, rows(12, 2), rows(3, 4), mode="symbolic")
+
+
 @pytest.mark.parametrize("place", [(0, slice(None), None), (0, None), (0, slice(2)), (1,)], ids=str)
 def test_what_is_put_into_a_tensor_has_the_sizes_of_its_place(place):
     graph, x = torch.fx.Graph(), rows(2, 3)

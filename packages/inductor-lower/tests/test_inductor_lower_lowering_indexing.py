@@ -6,7 +6,9 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from aotkit_inductor_lower import compile_graph, decompositions
+from aotkit_inductor_lower import compile_graph, decompositions, lower_graph
+from aotkit_inductor_lower.ir import CheckedIndex
+from aotkit_inductor_lower.ir.walk import nests
 
 aten = torch.ops.aten
 F = torch.nn.functional
@@ -103,6 +105,32 @@ def test_positions_that_follow_from_sizes_are_generated(check):
     x, y = torch.randn(9, 3), torch.randn(9, 3)
     for got, want in zip(compiled([x, y]), f(x, y), strict=True):
         assert torch.equal(got, want)
+
+
+@pytest.mark.parametrize("position", [0, 2, -1])
+def test_a_position_that_is_known_is_not_looked_at_in_the_kernel(position):
+    def put(x, y):
+        return aten.select_scatter(x, y, 0, position), aten.select_backward(y, [3, 4], 0, position)
+
+    program = lower_graph(make_fx(put)(torch.randn(3, 4), torch.randn(4)))
+    instructions = [i for nest in nests(program) for stage in nest.stages for i in stage.body]
+    assert instructions and not any(isinstance(i, CheckedIndex) for i in instructions)
+
+
+@pytest.mark.parametrize("sizes", [(3, 4), (3, 1), (1, 4)], ids=str)
+def test_a_position_that_a_tensor_holds_is_looked_at_where_it_is_used(sizes):
+    def put(x, y, at):
+        return (aten.select_scatter(x, y, 0, at.item()),)
+
+    x, y, zero = torch.randn(sizes), torch.randn(sizes[1:]), torch.tensor(0)
+    compiled = compile_graph(make_fx(put, tracing_mode="symbolic")(x, y, zero))
+    assert [call.target for call in compiled.report().externs] == ["aten._local_scalar_dense.default"]
+    for position in (0, sizes[0] - 1, -1, -sizes[0]):
+        assert torch.equal(compiled([x, y, zero + position])[0], put(x, y, zero + position)[0])
+    for position in (sizes[0], -sizes[0] - 1):
+        for call in (put, lambda *args: compiled(list(args))):
+            with pytest.raises(IndexError):
+                call(x, y, zero + position)
 
 
 def test_elements_at_masked_places_are_fetched_and_added(check):

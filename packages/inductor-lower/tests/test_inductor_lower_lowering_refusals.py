@@ -21,6 +21,7 @@ INF, NAN = float("inf"), float("nan")
 LAPPING = torch.arange(9.0).as_strided((3, 3), (1, 1))
 FLAT = torch.arange(8.0).as_strided((1, 2, 2, 2), (8, 1, 4, 2))
 APART = torch.arange(600.0).as_strided((16, 1, 11), (36, 1, 1))
+IMAGE = torch.arange(12.0).reshape(1, 3, 2, 2)
 SPREAD = torch.arange(9.0).as_strided((3, 1), (1, 2))  # its dimension of one element has an odd stride
 
 
@@ -63,6 +64,7 @@ REFUSED: list[tuple[Any, tuple[Any, ...], dict[str, Any], str]] = [
         (aten.max_pool3d_with_indices_backward.default,
          (FLAT, FLAT, [1, 1, 1], [1, 1, 1], [0, 0, 0], [1, 1, 1], False, FLAT.long())),
     ]),
+    (aten.nll_loss2d_forward.default, (IMAGE, N[:1, :2, None], None, 1, -100), {}, "not known to agree"),
     (aten.addcdiv.default, (X, N, B), {}, "eager divides no integers"),
     (aten.view_as.default, (APART, APART.reshape(11, 16)), {}, "a view of elements"),
     (aten._unsafe_view.default, (APART, [11, 16]), {}, "a view of elements"),
@@ -129,6 +131,8 @@ ALIKE: list[tuple[Any, tuple[Any, ...], dict[str, Any], str]] = [
     (aten.max_pool2d_with_indices.default, (X.t()[None, :, :1], [7, 3], [7, 3], [2, 1], [2], True), {},
      "around the input"),
     (aten.max_pool2d_with_indices.default, (X[None], [3, 3], [1, 1], [1, 1], [1, 1], True), {}, ""),
+    (aten.max_pool2d_with_indices.default, (FLAT, [1, 1]), {}, ""),
+    (aten.max_pool3d_with_indices.default, (IMAGE, [1, 1, 1]), {}, ""),
     (aten.select_scatter.default, (SPREAD, X[0] + 9, 1, 0), {}, ""),
     (aten.select_scatter.default, (X[:, :1].expand(2, 3), X[0] + 9, 0, 1), {}, ""),
 ]  # fmt: skip
@@ -154,6 +158,18 @@ def test_a_tensor_of_symbolic_strides_is_written_to_in_atens_order_unless_it_cer
     code = compile_graph(graph)
     assert [reason in call.reason for call in code.report().externs] == ([True] if reason else [])
     torch.testing.assert_close(code([x, y])[0], aten.copy.default(x, y))
+
+
+def test_a_target_of_one_column_does_not_agree_with_an_image_of_unknown_width() -> None:
+    def loss(x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return aten.nll_loss2d_forward.default(x, target, None, 1, -100)[0]
+
+    target = N[:1, :2, None]
+    code = compile_graph(make_fx(loss, tracing_mode="symbolic")(IMAGE, target))
+    assert ["not known to agree" in call.reason for call in code.report().externs] == [True]
+    for call in (loss, lambda *args: code(list(args))):
+        with pytest.raises(RuntimeError, match="size mismatch"):
+            call(IMAGE, target)
 
 
 CASE = ("op", "args", "kwargs", "reason")

@@ -200,12 +200,13 @@ def test_a_masked_index_out_of_range_becomes_the_nearest_that_is_not() -> None:
             assert torch.equal(one_call(op, *args), op(*args))
 
 
-def test_more_than_there_is_cannot_be_cropped_from_unknown_sizes() -> None:
-    graph = make_fx(lambda x: aten.constant_pad_nd.default(x, [5, -3], 1.5), tracing_mode="symbolic")(X)
+@pytest.mark.parametrize(("pads", "shorter"), [([5, -3], (3, 2)), ([0, 0, 5, -3], (2, 3))])
+def test_more_than_there_is_cannot_be_cropped_from_unknown_sizes(pads: list[int], shorter: tuple[int, int]) -> None:
+    graph = make_fx(lambda x: aten.constant_pad_nd.default(x, pads, 1.5), tracing_mode="symbolic")(X)
     compiled = compile_graph(graph)
-    assert torch.equal(compiled([X])[0], aten.constant_pad_nd.default(X, [5, -3], 1.5))
+    assert torch.equal(compiled([X])[0], aten.constant_pad_nd.default(X, pads, 1.5))
     with pytest.raises(RuntimeError, match="length must be non-negative"):
-        compiled([X.new_ones(3, 2)])
+        compiled([X.new_ones(shorter)])
 
 
 @pytest.mark.parametrize(

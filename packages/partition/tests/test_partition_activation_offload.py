@@ -152,6 +152,9 @@ def test_inputs_integers_small_and_dynamic_values_are_not_quantized(joint_of, ne
     assert quantize_activations(result, min_bytes=1 << 20).saved_names == result.saved_names
     for row in quantize_activations(result, min_bytes=0).report.saved:
         assert row.is_input == row.name.startswith("primals")
+    doubles = [torch.rand(*sizes, dtype=torch.float64, requires_grad=True) for sizes in ((32, 8), (8, 7), (7, 6))]
+    precise = partition(*joint_of(layers, *doubles), PartitionOptions(strategy="default"))
+    assert quantize_activations(precise, min_bytes=0).saved_names == precise.saved_names
     inputs = [leaf(32, 8), leaf(8, 7), leaf(7, 6)]
     joint, count = joint_of(layers, *inputs, tracing_mode="symbolic")
     dynamic = partition(joint, count, PartitionOptions(strategy="default"))

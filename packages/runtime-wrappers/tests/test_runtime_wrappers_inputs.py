@@ -176,6 +176,24 @@ def test_overlapping_arguments_one_of_them_mutated_behave_as_eager(compile_eager
 
 
 @pytest.mark.covers("F4.21")
+def test_an_overlapping_argument_whose_shape_changes_in_place_has_it_after_the_call(compile_eagerly, how):
+    def fn(a, b):
+        a.mul_(2)
+        b.t_()
+        return (b + 1,)
+
+    def observe(call):
+        whole = torch.arange(12.0)
+        a, b = whole[:8], whole[4:].view(2, 4)
+        (out,) = call(a, b)
+        return whole, b, out, b.stride(), b.storage_offset()
+
+    whole = torch.arange(12.0)
+    compiled = compile_eagerly(fn, [whole[:8], whole[4:].view(2, 4)], how=how)
+    torch.testing.assert_close(observe(lambda *args: compiled.call(list(args))), observe(fn))
+
+
+@pytest.mark.covers("F4.21")
 def test_another_overlap_than_the_captured_one_is_refused(compile_eagerly, how):
     whole = torch.arange(12.0)
     compiled = compile_eagerly(_writes_one_of_two_views, [whole[:8], whole[4:], torch.ones(8)], how=how)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -10,7 +11,8 @@ import pytest
 import torch
 
 from aotkit_functionalize import records
-from aotkit_runtime_wrappers import WrapperPlan
+from aotkit_runtime_wrappers import WrapperError, WrapperPlan
+from aotkit_runtime_wrappers._size_text import evaluate_tree, parse_size, write_size
 from aotkit_runtime_wrappers.dims import symbols_of
 from aotkit_runtime_wrappers.operations import FUNCTIONS, OPERATIONS
 from aotkit_runtime_wrappers.operations.bases import BuildBase
@@ -30,6 +32,29 @@ from aotkit_runtime_wrappers.operations.versions import BumpVersion, BumpVersion
 from aotkit_runtime_wrappers.operations.views import MarkDynamic, ReplayView, SetLazyBits
 from aotkit_runtime_wrappers.plan import CallSpec
 from aotkit_runtime_wrappers.source import Source
+
+SIZES = [
+    ("-3", -3), ("--s0", 3), ("s0 - s1 - 1", 0), ("s0 - (s1 - 1)", 2), ("(s0 == s1) == False", True),
+    ("s0 > 2 and s1 > 2", False), ("s0 > 2 and s1 > 1", True), ("s0 > 3 or s1 > 1", True),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("length", "shown"), [(60, "x" * 58), (61, "x" * 56 + "...")])
+def test_a_long_value_that_does_not_fit_is_cut_off_in_the_error(length: int, shown: str) -> None:
+    raw = json.loads(WrapperPlan(0, (), CallSpec((), 0, ()), (), ()).to_json())
+    raw["record"]["num_inputs"] = "x" * (length - 2)
+    with pytest.raises(WrapperError) as refusal:
+        WrapperPlan.from_json(json.dumps(raw))
+    assert f"'{shown}" in str(refusal.value) and "x" * 59 not in str(refusal.value)
+    assert ("..." in str(refusal.value)) == (length > 60)
+
+
+@pytest.mark.parametrize(("text", "value"), SIZES)
+def test_sizes_are_written_with_no_more_parentheses_than_they_need(text: str, value: Any) -> None:
+    tree = parse_size(text)
+    assert write_size(tree) == text and evaluate_tree(tree, {"s0": 3, "s1": 2}) == value
+    assert type(tree) is (int if text == "-3" else tuple)
+
 
 VIEW = records.ViewSpec("float32", ("s0", 2), (2, "s1"), "s0*2", False)
 BITS = records.ViewSpec("float64", ("s0",), (1,), 0, True, detached=True, conj=True)

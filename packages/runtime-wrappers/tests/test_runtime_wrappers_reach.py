@@ -156,8 +156,10 @@ def test_such_a_gradient_is_refused_without_a_graph_and_for_second_derivatives(c
 
 
 @HOWS
-def test_grad_mode_is_on_for_the_call_where_the_function_turns_it_on(how):
-    call = how(plan_of(two_outputs(effects=(records.EffectInfo("enables_grad", True),))), forward, backward)
+@pytest.mark.parametrize("others", [(), (records.EffectInfo("token", "Ordered"),)], ids=["alone", "with a token"])
+def test_grad_mode_is_on_for_the_call_where_the_function_turns_it_on(how, others):
+    effects = (records.EffectInfo("enables_grad", True), *others)
+    call = how(plan_of(two_outputs(effects=effects)), forward, backward)
     x, y = leaves()
     with torch.no_grad():
         first, second = call([x, y])

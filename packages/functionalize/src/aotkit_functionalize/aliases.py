@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -224,9 +223,6 @@ def through_custom_function(value: torch.Tensor, base: torch.Tensor) -> bool:
     return False
 
 
-_RESHAPED_IN_PLACE = re.compile("(t|transpose|squeeze|unsqueeze)__")
-
-
 def leads_beyond(value: torch.Tensor, base: torch.Tensor) -> bool:
     """Whether ``value`` was made of ``base`` by views of which one, by ``as_strided``, leads to elements that the view
     does not have which it is taken of."""
@@ -235,12 +231,9 @@ def leads_beyond(value: torch.Tensor, base: torch.Tensor) -> bool:
         return False
     before, after = (compat.views_of_storage(compat.inner_wrapper(each)) for each in (base, value))
     shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(before, after, strict=False)))
-    strided = [place for place, (name, *_) in enumerate(after) if name == "as_strided_ViewMeta"]
     if shared < len(before):
-        # Shapes changed in place after the view was taken leave the base's memory as it was; what came between the base
-        # and a later as_strided would have to be taken of the shape before.
-        reshaped = all(_RESHAPED_IN_PLACE.match(name) for name, *_ in before[shared:])
-        return not (reshaped and compat.is_dense(from_functional(base)) and strided == [shared])
+        # The base changed its shape since then: eager mode takes older views by strides, of the base as it is now.
+        return False
     plain, start = from_functional(value), from_functional(base)
     with compat.untraced(), below_functional_layer(), torch.no_grad():
         sources = list(compat.sources_of_views(wrapper, "as_strided", start, len(before)))

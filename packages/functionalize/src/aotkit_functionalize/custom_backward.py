@@ -34,7 +34,7 @@ def carries_gradient(value: torch.Tensor) -> bool:
     A view taken under ``no_grad`` claims ``requires_grad`` if its base does, but has no gradient function.
     """
     try:
-        return bool(value.requires_grad) and value.grad_fn is not None
+        return value.grad_fn is not None
     except (RuntimeError, ValueError, IndexError) as error:
         if "created in no_grad mode" in str(error):  # eager mode refuses to differentiate through it as well
             return False

@@ -237,7 +237,6 @@ class Layouts:
         keeps = root is target and not other_layout and _plain(root).is_contiguous()
         before = None if keeps else _layout(root)
         start = _plain(root).storage_offset()
-        own = None if root is target else _plain(target).stride()
         try:
             result = func(*args, **kwargs)
         except (RuntimeError, ValueError) as error:
@@ -249,9 +248,7 @@ class Layouts:
             self.moved.add(identity)
         if before is not None:
             self._restore(root, before)
-            if own is not None and _plain(target).stride() != own and _plain(root).stride() == before[0]:
-                compat.replace_value(compat.inner_wrapper(root), _plain(root))  # so that the view is taken of it again
-                compat.sync(target)
+            compat.sync(target)  # has the strides of the new value until the view is taken again
         if reshaped is not None and self._wants_gradient(target, reshaped):
             self.stale[identity] = compat.views_of_storage(compat.inner_wrapper(reshaped))
             self._check_age(target, reshaped)
