@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from ..._observer import Observer
-from ...ir import Buffer, ExternCall, Program
+from ...ir import Buffer, Contraction, ExternCall, Program
 from ...kernel_ir.nodes import KernelModule
 from ...launch_plan import CompiledProgram
 from ...options import LowerOptions
@@ -38,7 +38,13 @@ class CpuTarget:
         """The processor that kernels are generated for."""
         return f"cpu:{self.machine.cpu}"
 
-    def choose(self, product: ExternCall, buffers: Mapping[str, Buffer]) -> Choice:
+    def choose(
+        self, product: Contraction, buffers: Mapping[str, Buffer], options: LowerOptions, measure: Measure | None
+    ) -> Choice:
+        """ATen's call: there are no forms yet."""
+        return Choice("aten", "matrix products are left to ATen")
+
+    def choose_library(self, product: ExternCall, buffers: Mapping[str, Buffer]) -> Choice:
         """oneDNN's linear layer on processors that MKL is not written for, see Note [Which product]."""
         if self.processor.startswith("znver") and torch.backends.mkldnn.is_available():
             return Choice("onednn", _LINEAR)
