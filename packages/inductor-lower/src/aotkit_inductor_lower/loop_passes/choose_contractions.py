@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from ..ir import Buffer, BufferRef, Contraction, ExternCall, Program, Step
 from ..ir.walk import buffers_of, contractions
-from ..passes import Decision, Pass, PassContext
+from ..passes import NO_FUEL, Decision, Pass, PassContext
 from ..target import Choice
 
 __all__ = ["PASS", "choose_contractions"]
@@ -40,7 +40,8 @@ def _chosen(product: Contraction, buffers: Mapping[str, Buffer], known: dict[str
         known[key] = ctx.target.choose(product, buffers, ctx.options, ctx.measure)
     choice = known[key]
     generated = choice.form != "aten" and ctx.fuel.take()
-    ctx.decisions.append(Decision("contraction", product.name, call.target, generated, f"{key}: {choice.reason}"))
+    reason = choice.reason if generated or choice.form == "aten" else NO_FUEL
+    ctx.decisions.append(Decision("contraction", product.name, call.target, generated, f"{key}: {reason}"))
     return product.as_nest() if generated else call
 
 
