@@ -176,3 +176,8 @@ def test_the_command_makes_kernels_of_a_program_and_runs_passes_on_kernels(
     for names, text in (("linearize,write-through", program), ("write-through", kernels)):
         monkeypatch.setattr("sys.stdin", io.StringIO(text))
         assert main([names]) == 1 and "before linearize" in capsys.readouterr().err
+    monkeypatch.setattr("sys.stdin", io.StringIO((CASES / "choose-contractions" / "no_library.ir").read_text()))
+    assert main(["fold-identities,linearize"]) == 1
+    assert "contraction windows is no kernel until choose-contractions" in capsys.readouterr().err
+    monkeypatch.setattr("sys.stdin", io.StringIO((CASES / "choose-contractions" / "no_library.ir").read_text()))
+    assert main(["choose-contractions,linearize"]) == 0 and "kernel windows" in capsys.readouterr().out

@@ -183,8 +183,11 @@ def test_a_syntax_error_names_line_and_column(text: str, line: int, column: int,
             "aotkit-ir 2\nprogram p\nbuffer x : float32[2] strides [1] heap on cpu\nreturn",
             "'heap on cpu' is no buffer kind",
         ),
-        ("aotkit-ir 2\nprogram p\nlop x\nreturn\n", "expected a buffer, loop, extern, alias or return, found 'lop x'"),
-        ("aotkit-ir 2\nprogram p\n", "expected a buffer, loop, extern"),
+        (
+            "aotkit-ir 2\nprogram p\nlop x\nreturn\n",
+            "expected a buffer, loop, contraction, extern, alias or return, found 'lop x'",
+        ),
+        ("aotkit-ir 2\nprogram p\n", "expected a buffer, loop, contraction"),
         ("aotkit-ir 2\nprogram p\nreturn 3\n", "an output is a buffer, sym(...) or none"),
         ("aotkit-ir 2\nprogram p\nloop n(i < 2):\norigin nodes 3\nreturn", "expected a list of strings"),
         (

@@ -13,7 +13,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from aotkit_inductor_lower import LowerOptions, bind_program, compile_to_program, decompositions, lower_graph
 from aotkit_inductor_lower.compiled import Compiled
-from aotkit_inductor_lower.ir import Buffer, ExternCall
+from aotkit_inductor_lower.ir import Buffer, Contraction, ExternCall
 from aotkit_inductor_lower.kernel_passes.linearize import extents_of
 from aotkit_inductor_lower.launch_plan.codec import compiled_from_json, compiled_to_json
 from aotkit_inductor_lower.targets.triton import (
@@ -237,6 +237,6 @@ def test_a_product_of_sizes_known_at_run_time_only_is_atens() -> None:
     args = torch.ones(3, 4), torch.ones(4, 5)
     graph = make_fx(lambda x, w: (x @ w,), decompositions(), tracing_mode="symbolic")(*args)
     program = lower_graph(graph)
-    (call,) = program.steps
-    assert isinstance(call, ExternCall)
-    assert product_times("cpu", compiled)(call, {b.name: b for b in program.buffers}) == (0.0, math.inf)
+    (product,) = program.steps
+    assert isinstance(product, Contraction) and product.library is not None
+    assert product_times("cpu", compiled)(product.library, {b.name: b for b in program.buffers}) == (0.0, math.inf)

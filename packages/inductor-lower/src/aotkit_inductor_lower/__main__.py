@@ -15,7 +15,7 @@ import sys
 from collections.abc import Sequence
 
 from .driver import DEVICE_PASSES, GRAPH_PASSES, KERNEL_LEVEL, KERNEL_PASSES, LOOP_LEVEL, LOOP_PASSES, WRITE_PASSES
-from .errors import IRError
+from .errors import CodegenError, IRError
 from .ir.parse import parse_program
 from .ir.print import print_program
 from .ir.verify import verify_program
@@ -33,7 +33,7 @@ LINEARIZE = "linearize"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Returns 2 for a name that is no pass of these levels, and 1 for text that is no program."""
+    """Returns 2 for a name that is no pass of these levels, and 1 for text that is no program or can be no kernels."""
     parser = argparse.ArgumentParser(prog="python -m aotkit_inductor_lower", description=(__doc__ or "").split("::")[0])
     parser.add_argument("passes", nargs="?", default="", help="names of passes, comma-separated, in order")
     parser.add_argument("--list", action="store_true", help="print every pass of every level, with its reason")
@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     ctx = PassContext.of(options, target=named_target(given.target))
     try:
         print(_result(text, names, ctx), end="")
-    except IRError as error:
+    except (IRError, CodegenError) as error:
         print(error, file=sys.stderr)
         return 1
     for decision in ctx.decisions:

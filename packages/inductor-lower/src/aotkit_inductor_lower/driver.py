@@ -103,7 +103,7 @@ GRAPH_PASSES = in_order(
 LOOP_PASSES = in_order(
     drop_dead_steps.PASS,  # required: no later pass sees a step without a reader
     fold_identities.PASS,
-    choose_contractions.PASS,  # before fusion: only our own products take what comes before and after them
+    choose_contractions.PASS,  # required, and before fusion: our own products take what comes before and after them
     inline_producers.PASS,
     fuse_concats.PASS,
     split_loops.PASS,  # reshapes become loops, so that positions are plain sums

@@ -3,7 +3,7 @@
 Note [Fuel]
     Every optional rewrite asks for fuel before it is made, at every level, from one counter. So ``fuel=N`` gives the
     program in which the first N rewrites are made and no others, and a wrong rewrite is found by bisection. A pass that
-    took no fuel gives back what it was given, but for required ones, which take none.
+    took no fuel gives back what it was given, but for required ones: what must be done takes none.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ class Pass(Generic[T]):
 
     ``run`` gives what the subject becomes; passes over graphs change the copy that they are given. ``why`` is one
     sentence. ``after`` names passes that must come earlier in the list, ``when`` tells whether the pass takes part.
-    ``required``: it can't be left out and takes no fuel; the others take some for each rewrite.
+    ``required``: it can't be left out, and takes fuel for nothing that must be; the others take some for each rewrite.
     """
 
     name: str

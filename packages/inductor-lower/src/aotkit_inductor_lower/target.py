@@ -17,7 +17,7 @@ import torch
 
 from ._observer import Observer
 from .errors import CodegenError
-from .ir import Buffer, ExternCall, Program
+from .ir import Buffer, Contraction, ExternCall, Program
 from .kernel_ir.nodes import KernelModule
 from .launch_plan import CompiledProgram
 from .ops.dtypes import DType
@@ -123,8 +123,14 @@ class Target(Protocol):
     def split_policy(self) -> SplitPolicy | None:
         """How reductions are shared out; ``None`` leaves them whole."""
 
-    def choose(self, product: ExternCall, buffers: Mapping[str, Buffer]) -> Choice:
-        """Who computes a product of matrices that ATen's call stands for."""
+    def choose(
+        self, product: Contraction, buffers: Mapping[str, Buffer], options: LowerOptions, measure: Measure | None
+    ) -> Choice:
+        """Who computes a product of matrices: one of the ``contraction_forms``, or ATen's call in it. Asked where there
+        are forms, and the options or a measurement may prefer one."""
+
+    def choose_library(self, product: ExternCall, buffers: Mapping[str, Buffer]) -> Choice:
+        """Which library computes a product of matrices that is left to ATen."""
 
     def measure(self, compiled: CompileCall) -> Measure | None:
         """How long products take, with a function that compiles one; ``None`` where nothing is gained by that."""
@@ -172,8 +178,14 @@ class NoMachine:
     capabilities: Capabilities = HOST
     split_policy: SplitPolicy | None = None
 
-    def choose(self, product: ExternCall, buffers: Mapping[str, Buffer]) -> Choice:
-        """ATen's call: nothing is known that would be faster."""
+    def choose(
+        self, product: Contraction, buffers: Mapping[str, Buffer], options: LowerOptions, measure: Measure | None
+    ) -> Choice:
+        """ATen's call: there is no form for it."""
+        return Choice("aten", "the machine is not known")
+
+    def choose_library(self, product: ExternCall, buffers: Mapping[str, Buffer]) -> Choice:
+        """ATen's own: nothing is known that would be faster."""
         return Choice("aten", "the machine is not known")
 
     def measure(self, compiled: CompileCall) -> Measure | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ..ir import Alias, Buffer, BufferKind, BufferRef, ExternCall, LoopNest, Program, Step, Store
+from ..ir import Alias, Buffer, BufferKind, BufferRef, Contraction, ExternCall, LoopNest, Program, Step, Store
 from ..ir.walk import instructions, step_reads, step_writes, stores
 from ..ops.aten import is_random
 from ..symbolic import Expr, SymbolKind, has_calls, to_expr
@@ -23,7 +23,7 @@ class Dependencies:
     """Facts about a program's steps, by position.
 
     ``before[k]``: positions that must run before step k. ``readers`` and ``writers`` by buffer name.
-    ``escapes``: buffers that extern calls, aliases or the caller see, so they must exist in memory.
+    ``escapes``: buffers that extern calls, contractions, aliases or the caller see, so they must exist in memory.
     ``unstable``: roots that are overwritten while the program runs (mutated inputs). ``parts``: buffers of which each
     writer stores a part that lies beside the others', so their order does not matter.
     """
@@ -73,7 +73,7 @@ def _unstable(steps: Sequence[Step], root: Mapping[str, str], kinds: Mapping[str
     for step in steps:
         if isinstance(step, ExternCall):
             found.update(root[name] for name in step.mutates)
-        elif isinstance(step, LoopNest):
+        elif isinstance(step, LoopNest | Contraction):
             found.update(
                 root[name]
                 for name in step.writes

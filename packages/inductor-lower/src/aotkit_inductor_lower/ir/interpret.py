@@ -7,8 +7,10 @@ reductions, and values of stages without ranges, have the outer axes only.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import reduce
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial, reduce
 from typing import Any
 
 import torch
@@ -17,7 +19,7 @@ from torch import Tensor
 from ..errors import IRError
 from ..ops.dtypes import FLOAT8_NAMES, dtype_from_torch_name, to_torch_dtype
 from ..ops.fixups import FIX_UPS
-from ..symbolic import Expr, Symbol, SymbolKind
+from ..symbolic import Expr, Symbol, SymbolKind, sym, to_expr
 from .grid import index_grid
 from .nodes import (
     Alias,
@@ -25,19 +27,23 @@ from .nodes import (
     Buffer,
     BufferKind,
     BufferRef,
+    Contraction,
     ExternCall,
     LoopNest,
     Program,
+    Range,
     Stage,
     Step,
     SymInput,
 )
 from .run_instr import InstrRun
-from .walk import buffers_of
+from .walk import buffers_of, map_nest, ranges_within, substitute
 
 __all__ = ["ProgramRun", "interpret_nest", "interpret_program"]
 
 Input = Tensor | int
+
+_LARGEST_GRID = 1 << 22  # products that are looked at at once
 
 
 def interpret_program(
@@ -201,6 +207,10 @@ class ProgramRun:
         scratch = {n: self.declared[n] for n in names if self.declared[n].kind is BufferKind.SCRATCH}
         _NestRun(nest, {n: self.tensor(n) for n in names if n not in scratch}, self.env, scratch).run()
 
+    def run_contraction(self, contraction: Contraction) -> None:
+        for part in _in_parts(contraction.as_nest(), self.env):
+            self.run_nest(part)
+
     def run_extern(self, call: ExternCall) -> None:
         target: Any = FIX_UPS.get(call.target) or reduce(getattr, call.target.split("."), torch.ops)
         found = target(*(self.arg(a) for a in call.args), **{k: self.arg(a) for k, a in call.kwargs})
@@ -233,6 +243,22 @@ class ProgramRun:
         self.tensors[alias.result] = view
 
 
+def _in_parts(nest: LoopNest, env: Mapping[Symbol, int]) -> Iterator[LoopNest]:
+    """The nest; where its grid is large, for some iterations of its longest outer loop at a time."""
+    iterations = math.prod(_number(r.size, env) for r in ranges_within(nest))
+    if iterations <= _LARGEST_GRID or not nest.outer:
+        yield nest
+        return
+    longest = max(nest.outer, key=lambda r: _number(r.size, env))
+    symbol, size = Symbol(longest.symbol), _number(longest.size, env)
+    step = max(size * _LARGEST_GRID // iterations, 1)
+    for start in range(0, size, step):
+        moved = {symbol: sym(longest.symbol) + start}
+        part = Range(longest.symbol, to_expr(min(step, size - start)))
+        outer = tuple(part if r is longest else r for r in nest.outer)
+        yield replace(map_nest(nest, partial(substitute, env=moved)), outer=outer)
+
+
 def _bind_sizes(program: Program, inputs: Sequence[Input]) -> dict[Symbol, int]:
     env: dict[Symbol, int] = {}
     for name, position, kind, dim in program.symbol_sources:
@@ -249,4 +275,5 @@ _STEPS: dict[type[Step], Callable[..., None]] = {
     LoopNest: ProgramRun.run_nest,
     ExternCall: ProgramRun.run_extern,
     Alias: ProgramRun.run_alias,
+    Contraction: ProgramRun.run_contraction,
 }

@@ -2,7 +2,8 @@
 
 Note [The loop IR in one page]
     A :class:`Program` is an ordered list of steps over named buffers: :class:`LoopNest` (computed by generated
-    code), :class:`ExternCall` (an ATen op) and :class:`Alias` (another view of the same memory).
+    code), :class:`ExternCall` (an ATen op), :class:`Alias` (another view of the same memory) and
+    :class:`Contraction` (a product of matrices, until it is chosen who computes it).
 
     A LoopNest is ``outer`` ranges around an ordered list of :class:`Stage`. A stage has its own inner ranges
     and a straight-line SSA body::
@@ -35,6 +36,30 @@ Note [The loop IR in one page]
       value first passes :class:`CheckedIndex`, which wraps negatives and reports out-of-range as eager does.
     * All arithmetic has eager's semantics; each op's row in :mod:`..ops.scalar` states domain and edge values.
 
+Note [What a contraction is]
+    A :class:`Contraction` sums ``left * right`` over its ``reduced`` ranges, for each iteration of ``batch``, ``rows``
+    and ``columns``; the epilogue makes of each sum what is stored. ``left`` does not vary along the columns, ``right``
+    not along the rows, which is what tiles, packed panels and instructions for products live on. For ``x @ w`` plus a
+    bias::
+
+        contraction addmm batch() rows(i < 6) columns(j < 5) reduced(k < 8) in f32 highest:
+          left %x:
+            %x = load x[i, k] : bf16
+          right %w:
+            %w = load w[k, j] : bf16
+          sum %t:
+            %b = load bias[j] : bf16
+            ...
+            store addmm[i, j] = %v
+          library addmm: addmm = aten.addmm.default(bias, x, w)
+
+    * Both factors have the same type. They are widened to the ``accumulate`` type, multiplied and summed in it.
+    * Operands load at affine indices, so a convolution is one too: rows are images and places, columns the channels of
+      the result, and the left operand loads ``x[n, c, oh*stride + kh*dilation - pad, ...]`` under a mask.
+    * It means what :meth:`Contraction.as_nest` says: that is what the interpreter runs, and the verifier checks.
+    * That loops of a product are batch, free on one side or summed is the view of tensor contraction engines; a body
+      before each operand and one behind the sum are what CUTLASS calls prologue and epilogue.
+
 Note [NaN literals compare equal]
     IR is compared by value, in tests and as a cache key, and nan != nan. Literals holding a nan hold the one object
     ``math.nan``, so that tuples of fields compare equal by identity.
@@ -46,11 +71,26 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Literal as OneOf
 
+from ..errors import IRError
 from ..ops.dtypes import DType
 from ..symbolic import Expr, to_expr
+from .instructions import (
+    STORE_MODES,
+    CheckedIndex,
+    Compute,
+    Const,
+    Index,
+    Instr,
+    Load,
+    Reduce,
+    Store,
+    is_negative_zero,
+)
 
 __all__ = [
+    "PRECISIONS",
     "STORE_MODES",
     "Alias",
     "Arg",
@@ -60,13 +100,16 @@ __all__ = [
     "CheckedIndex",
     "Compute",
     "Const",
+    "Contraction",
     "ExternCall",
     "Index",
     "Instr",
     "Literal",
     "Load",
     "LoopNest",
+    "Operand",
     "Origin",
+    "Precision",
     "Program",
     "Range",
     "Reduce",
@@ -124,123 +167,7 @@ class Range:
     size: Expr
 
 
-def _is_negative_zero(value: object) -> bool:
-    """Python takes -0.0 and 0.0 for equal; nodes that hold them are not."""
-    return isinstance(value, float) and value == 0 and math.copysign(1, value) < 0
-
-
-# -- instructions of a stage body -----------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Load:
-    """``result = buffer[indices]``. With ``mask`` (a bool value): lanes where it is false read nothing and
-    give ``other``. The value has the buffer's dtype."""
-
-    result: str
-    buffer: str
-    indices: tuple[Expr, ...]
-    dtype: DType
-    mask: str | None = None
-    other: int | float | bool = 0
-    negative_zero: bool = field(init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        if self.other != self.other:
-            object.__setattr__(self, "other", math.nan)
-        object.__setattr__(self, "negative_zero", _is_negative_zero(self.other))
-
-
-@dataclass(frozen=True, slots=True)
-class Const:
-    """A literal. Floats may be inf or nan."""
-
-    result: str
-    value: int | float | bool
-    dtype: DType
-    negative_zero: bool = field(init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        if self.value != self.value:
-            object.__setattr__(self, "value", math.nan)
-        object.__setattr__(self, "negative_zero", _is_negative_zero(self.value))
-
-
-@dataclass(frozen=True, slots=True)
-class Index:
-    """An index expression as a value of type ``dtype`` (i64 or i32)."""
-
-    result: str
-    expr: Expr
-    dtype: DType
-
-
-@dataclass(frozen=True, slots=True)
-class Compute:
-    """``result = op(args)``; ``op`` is a row of the op table (``add``, ``exp``, ``where``, ``cast`` ...), ``dtype``
-    the result's type. Except for casts, comparisons and ``where``, arguments have the result's type."""
-
-    result: str
-    op: str
-    args: tuple[str, ...]
-    dtype: DType
-
-
-@dataclass(frozen=True, slots=True)
-class CheckedIndex:
-    """``result`` = ``value`` (i64), plus ``size`` if negative. Outside ``[-size, size)`` the kernel reports
-    an index error, with this nest's origin, and the lane reads element 0."""
-
-    result: str
-    value: str
-    size: Expr
-
-
-@dataclass(frozen=True, slots=True)
-class Reduce:
-    """Reduce ``value`` over the stage's ranges. ``kind``: sum, prod, min, max (NaN propagates), any, all,
-    argmin, argmax (first index; result i64, over the flattened stage ranges in order).
-
-    ``running`` makes it a scan: the result, visible in this stage only, is the reduction of all iterations up to and
-    including the present one, which then run in order. Not for argmin and argmax.
-
-    ``position``: in a kernel, whose loops may be split, merged and reordered, what argmin and argmax give where the
-    value is found; the smallest of equals. In the loop IR the stage's ranges tell."""
-
-    result: str
-    kind: str
-    value: str
-    dtype: DType
-    running: bool = False
-    position: Expr | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Store:
-    """``buffer[indices] = value``; the other modes (add, mul, min, max; NaN propagates) combine it with what is there.
-    Their indices may collide within the nest; a nest with such a store runs its outer iterations in order. The value
-    has the buffer's dtype, and so has each intermediate result."""
-
-    buffer: str
-    indices: tuple[Expr, ...]
-    value: str
-    mode: str = "set"
-    mask: str | None = None
-
-    @property
-    def accumulates(self) -> bool:
-        """Whether the element's old value takes part."""
-        return self.mode != "set"
-
-    @property
-    def plain(self) -> bool:
-        """Whether the element is the value afterwards, whatever it was: no old value takes part, nothing is masked."""
-        return self.mode == "set" and self.mask is None
-
-
-STORE_MODES = {"set": "=", "add": "+=", "mul": "*=", "min": "min=", "max": "max="}  # and how they are written
-
-Instr = Load | Const | Index | Compute | CheckedIndex | Reduce | Store
+# -- nests ---------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,19 +203,24 @@ class LoopNest:
     """Buffers stored so that the old values take part."""
 
     def __post_init__(self) -> None:
-        loads: dict[str, None] = {}
-        stores: dict[str, None] = {}
-        combines: dict[str, None] = {}
-        for stage in self.stages:
-            for instr in stage.body:
-                if isinstance(instr, Load):
-                    loads[instr.buffer] = None
-                elif isinstance(instr, Store):
-                    stores[instr.buffer] = None
-                    if instr.accumulates:
-                        combines[instr.buffer] = None
-        for name, found in (("reads", loads), ("writes", stores), ("combines", combines)):
-            object.__setattr__(self, name, tuple(found))
+        _note_buffers(self, [stage.body for stage in self.stages])
+
+
+def _note_buffers(step: LoopNest | Contraction, bodies: Iterable[Iterable[Instr]]) -> None:
+    """Fill in which buffers the bodies of a step load, store and combine with, first use first."""
+    loads: dict[str, None] = {}
+    stores: dict[str, None] = {}
+    combines: dict[str, None] = {}
+    for body in bodies:
+        for instr in body:
+            if isinstance(instr, Load):
+                loads[instr.buffer] = None
+            elif isinstance(instr, Store):
+                stores[instr.buffer] = None
+                if instr.accumulates:
+                    combines[instr.buffer] = None
+    for name, found in (("reads", loads), ("writes", stores), ("combines", combines)):
+        object.__setattr__(step, name, tuple(found))
 
 
 # -- the other steps ------------------------------------------------------------------------------------
@@ -321,7 +253,7 @@ class Literal:
     def __post_init__(self) -> None:
         if self.value != self.value:
             object.__setattr__(self, "value", math.nan)
-        object.__setattr__(self, "negative_zero", _is_negative_zero(self.value))
+        object.__setattr__(self, "negative_zero", is_negative_zero(self.value))
 
 
 Arg = BufferRef | SymInput | Literal | tuple["Arg", ...]
@@ -358,7 +290,99 @@ class Alias:
     reuses: bool = False
 
 
-Step = LoopNest | ExternCall | Alias
+# -- products of matrices ------------------------------------------------------------------------------
+
+
+Precision = OneOf["highest", "high", "medium"]
+PRECISIONS: tuple[Precision, ...] = ("highest", "high", "medium")
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """One factor of a :class:`Contraction`, at each iteration of its loops: ``body`` loads at affine indices, with a
+    mask where one may lie outside of the buffer, and makes ``value`` of that (a cast, a scale)."""
+
+    body: tuple[Instr, ...]
+    value: str
+
+    @property
+    def dtype(self) -> DType:
+        """The type of the value. Raises :class:`IRError` if the body does not make it."""
+        for instr in self.body:
+            if not isinstance(instr, Store | CheckedIndex) and instr.result == self.value:
+                return instr.dtype
+        raise IRError(f"no instruction of the operand makes its value %{self.value}")
+
+
+@dataclass(frozen=True, slots=True)
+class Contraction:
+    """A product of matrices and what its sums become, see Note [What a contraction is].
+
+    For ``mm``: ``rows (m,)``, ``columns (n,)``, ``reduced (k,)``; ``bmm`` has one range of ``batch`` more. ``result``:
+    the sum, of type ``accumulate``, in the ``epilogue``, which is straight-line and alone stores. ``precision``: what
+    factors of f32 may lose, in the words of ``torch.set_float32_matmul_precision``; ``"highest"`` is nothing.
+    ``library``: ATen's call that gives the same, which always competes; ``None`` where there is none.
+    """
+
+    name: str
+    batch: tuple[Range, ...]
+    rows: tuple[Range, ...]
+    columns: tuple[Range, ...]
+    reduced: tuple[Range, ...]
+    left: Operand
+    right: Operand
+    accumulate: DType
+    precision: Precision
+    result: str
+    epilogue: tuple[Instr, ...]
+    library: ExternCall | None = None
+    origin: Origin = field(default=Origin(), compare=False)
+    reads: tuple[str, ...] = field(init=False, compare=False, repr=False)
+    """Buffers loaded, first use first. (ATen's call may name others: a bias that is multiplied by 0.)"""
+    writes: tuple[str, ...] = field(init=False, compare=False, repr=False)
+    """Buffers stored, first use first."""
+    combines: tuple[str, ...] = field(init=False, compare=False, repr=False)
+    """None: stores of an epilogue combine with nothing."""
+
+    def __post_init__(self) -> None:
+        _note_buffers(self, (self.left.body, self.right.body, self.epilogue))
+
+    @property
+    def outer(self) -> tuple[Range, ...]:
+        """The loops of the result."""
+        return (*self.batch, *self.rows, *self.columns)
+
+    @property
+    def body(self) -> tuple[Instr, ...]:
+        """Every instruction: of the left operand, of the right one and of the epilogue."""
+        return (*self.left.body, *self.right.body, *self.epilogue)
+
+    def as_nest(self) -> LoopNest:
+        """What it means: a stage that sums the products, and one that stores what becomes of the sum."""
+        taken = {i.result for i in self.body if not isinstance(i, Store)} | {self.result}
+        body: list[Instr] = []
+        factors: list[str] = []
+        for operand, side in ((self.left, "left"), (self.right, "right")):
+            body += operand.body
+            factors.append(operand.value)
+            if operand.dtype is not self.accumulate:
+                factors[-1] = _unused(f"{side}_wide", taken)
+                body.append(Compute(factors[-1], "cast", (operand.value,), self.accumulate))
+        product = _unused("product", taken)
+        body.append(Compute(product, "mul", tuple(factors), self.accumulate))
+        body.append(Reduce(self.result, "sum", product, self.accumulate))
+        stages = (Stage(self.reduced, tuple(body)), Stage((), self.epilogue))
+        return LoopNest(self.name, self.outer, stages, self.origin)
+
+
+def _unused(name: str, taken: set[str]) -> str:
+    """``name``, with underscores appended while there is such a value."""
+    while name in taken:
+        name += "_"
+    return name
+
+
+Step = LoopNest | ExternCall | Alias | Contraction
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,16 +6,20 @@ from dataclasses import replace
 
 from ..symbolic.text import scan_expr
 from .nodes import (
+    PRECISIONS,
     Alias,
     Arg,
     Buffer,
     BufferKind,
     BufferRef,
+    Contraction,
     ExternCall,
     Instr,
     Literal,
     LoopNest,
+    Operand,
     Origin,
+    Precision,
     Program,
     Range,
     Stage,
@@ -28,6 +32,7 @@ from .print import IR_TEXT_VERSION, LITERAL_KINDS, RESERVED
 __all__ = ["parse_nest", "parse_program"]
 
 _BUFFER_KINDS = {kind.value: kind for kind in BufferKind}
+_PRECISIONS: dict[str, Precision] = {precision: precision for precision in PRECISIONS}
 
 
 def parse_program(text: str) -> Program:
@@ -114,8 +119,11 @@ class _Parser(InstrParser):
             step = self.alias()
         elif self.scan.text.lstrip().startswith("loop "):
             return self.nest()
+        elif self.take_word("contraction"):
+            return self.contraction()
         else:
-            raise self.scan.error(f"expected a buffer, loop, extern, alias or return, found {self.scan.rest()!r}")
+            known = "a buffer, loop, contraction, extern, alias or return"
+            raise self.scan.error(f"expected {known}, found {self.scan.rest()!r}")
         self.finish_line()
         return replace(step, origin=self.origin()) if self.take_word("origin") else step
 
@@ -210,14 +218,24 @@ class _Parser(InstrParser):
         while self.take_word("stage"):
             ranges = self.ranges()
             self.finish_line()
-            body: list[Instr] = []
-            while (instr := self.instr()) is not None:
-                body.append(instr)
-                self.finish_line()
-            stages.append(Stage(ranges, tuple(body)))
+            stages.append(Stage(ranges, self.body()))
         return LoopNest(name, outer, tuple(stages), origin)
 
+    def body(self) -> tuple[Instr, ...]:
+        """The instructions from here on."""
+        found: list[Instr] = []
+        while (instr := self.instr()) is not None:
+            found.append(instr)
+            self.finish_line()
+        return tuple(found)
+
     def ranges(self) -> tuple[Range, ...]:
+        """Those of a loop or a stage, which end its line."""
+        result = self.loops()
+        self.scan.expect(":")
+        return result
+
+    def loops(self) -> tuple[Range, ...]:
         self.scan.expect("(")
         result: list[Range] = []
         while not self.scan.take(")"):
@@ -226,5 +244,36 @@ class _Parser(InstrParser):
             symbol = self.token(WORD, "a loop variable")
             self.scan.expect("<")
             result.append(Range(symbol, scan_expr(self.scan)))
-        self.scan.expect(":")
         return tuple(result)
+
+    # -- contractions ----------------------------------------------------------------------------
+
+    def contraction(self) -> Contraction:
+        name = self.name()
+        batch, rows, columns, reduced = (self.group(word) for word in ("batch", "rows", "columns", "reduced"))
+        self.scan.expect("in")
+        accumulate = self.one_of_dtypes()
+        precision = self.one_of(_PRECISIONS, "a precision")
+        self.scan.expect(":")
+        self.finish_line()
+        origin = self.origin() if self.take_word("origin") else Origin()
+        left, right, total = (self.part(word) for word in ("left", "right", "sum"))
+        library = None
+        if self.take_word("library"):
+            library = replace(self.extern(), origin=origin)
+            self.finish_line()
+        ranges = batch, rows, columns, reduced
+        result, epilogue = total.value, total.body
+        return Contraction(name, *ranges, left, right, accumulate, precision, result, epilogue, library, origin)
+
+    def group(self, word: str) -> tuple[Range, ...]:
+        self.scan.expect(word)
+        return self.loops()
+
+    def part(self, word: str) -> Operand:
+        """``word %value:`` and the instructions below."""
+        self.scan.expect(word)
+        value = self.value()
+        self.scan.expect(":")
+        self.finish_line()
+        return Operand(self.body(), value)

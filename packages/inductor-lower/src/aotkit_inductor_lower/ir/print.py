@@ -19,6 +19,14 @@ Note [IR text]
             %v2 = load x[i0, r1] : f32
             %v3 = sub %v2, %v1 : f32
             store y[i0, r1] = %v3
+        contraction mm1 batch() rows(i < $s0) columns(j < 64) reduced(k < 64) in f32 highest:
+          left %l:
+            %l = load y[i, k] : f32
+          right %r:
+            %r = load w[k, j] : f32
+          sum %t:
+            store u[i, j] = %t
+          library mm1: u = aten.mm.default(y, w)
         extern mm0: z, _ = aten.mm.default(y, [2, sym(4*$s0)], dtype("torch.float32"), out=none) reason "a matmul"
         alias view0: v = z + 4
         alias over0: w reuses u + 0
@@ -46,6 +54,7 @@ from .nodes import (
     CheckedIndex,
     Compute,
     Const,
+    Contraction,
     ExternCall,
     Index,
     Instr,
@@ -152,14 +161,32 @@ def _ranges(ranges: Iterable[Range]) -> str:
 
 
 def _extern_lines(step: ExternCall, origins: bool) -> list[str]:
+    return [f"extern {_call_text(step)}", *origin_lines(step.origin, origins)]
+
+
+def _call_text(step: ExternCall) -> str:
     results = ", ".join("_" if r is None else name_text(r) for r in step.results) or "()"
     args = [arg_text(a) for a in step.args] + [f"{name_text(k)}={arg_text(a)}" for k, a in step.kwargs]
-    line = f"extern {name_text(step.name)}: {results} = {_plain_or_quoted(step.target)}({', '.join(args)})"
+    line = f"{name_text(step.name)}: {results} = {_plain_or_quoted(step.target)}({', '.join(args)})"
     if step.mutates:
         line += f" mutates {', '.join(map(name_text, step.mutates))}"
     if step.reason:
         line += f" reason {json.dumps(step.reason)}"
-    return [line, *origin_lines(step.origin, origins)]
+    return line
+
+
+def _contraction_lines(step: Contraction, origins: bool) -> list[str]:
+    groups = (("batch", step.batch), ("rows", step.rows), ("columns", step.columns), ("reduced", step.reduced))
+    loops = " ".join([f"{group}({_ranges(ranges)})" for group, ranges in groups])
+    lines = [f"contraction {name_text(step.name)} {loops} in {step.accumulate.value} {step.precision}:"]
+    lines += origin_lines(step.origin, origins)
+    for part, value, body in (
+        ("left", step.left.value, step.left.body),
+        ("right", step.right.value, step.right.body),
+        ("sum", step.result, step.epilogue),
+    ):
+        lines += [f"  {part} {_value(value)}:", *["    " + _INSTR_TEXT[type(i)](i) for i in body]]
+    return lines if step.library is None else [*lines, f"  library {_call_text(step.library)}"]
 
 
 def _alias_lines(step: Alias, origins: bool) -> list[str]:
@@ -230,4 +257,5 @@ _STEP_LINES: dict[type[Step], Callable[..., list[str]]] = {
     LoopNest: _nest_lines,
     ExternCall: _extern_lines,
     Alias: _alias_lines,
+    Contraction: _contraction_lines,
 }

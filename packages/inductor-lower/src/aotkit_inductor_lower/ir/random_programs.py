@@ -24,8 +24,9 @@ from torch import Tensor
 from ..ops.dtypes import is_float, is_half, torch_name
 from ..symbolic import Expr, SymbolKind, contiguous_strides, sym, to_expr
 from .builder import NestBuilder, loops
-from .nodes import Buffer, BufferKind, BufferRef, DType, LoopNest, Program
+from .nodes import Buffer, BufferKind, BufferRef, Contraction, DType, LoopNest, Program
 from .random_bodies import BodyWriter, Known
+from .random_contractions import random_contraction
 from .verify import verify_program
 
 __all__ = ["RandomOptions", "difference", "random_inputs", "random_program"]
@@ -37,6 +38,7 @@ class RandomOptions:
 
     ``max_elements`` bounds the iterations of a nest. ``exact_only``: nothing but ops whose result is the same in
     every correct execution. ``dynamic``: sizes may be symbols. ``specials``: inf, nan and -0.0 among the inputs.
+    ``contractions``: one step is a contraction, which choose-contractions must make a nest of.
     """
 
     nests: int = 3
@@ -46,6 +48,7 @@ class RandomOptions:
     dynamic: bool = True
     specials: bool = True
     temporaries: bool = True
+    contractions: bool = False
     dtypes: tuple[DType, ...] = tuple(DType)
 
 
@@ -138,8 +141,12 @@ class _Generator:
         self.written: dict[str, Known] = {}  # outputs of earlier nests that may be read, with what is known of them
 
     def program(self) -> Program:
-        nests: list[LoopNest] = []
-        for number in range(self.rng.randint(1, self.options.nests)):
+        nests: list[LoopNest | Contraction] = []
+        count = self.rng.randint(1, self.options.nests)
+        place = self.rng.randrange(count) if self.options.contractions else count
+        for number in range(count):
+            if number == place:
+                nests.append(random_contraction("product", self, self.options.ops, self.options.dtypes))
             shape = self.rng.choice((self.pointwise, self.reduction, self.rows, self.normalize, self.scatter_add))
             nests.extend(shape(f"nest{number}"))
         self.hide_some_outputs({name for nest in nests for name in nest.reads})

@@ -13,6 +13,7 @@ from .nodes import (
     Buffer,
     BufferKind,
     BufferRef,
+    Contraction,
     ExternCall,
     Load,
     LoopNest,
@@ -20,6 +21,7 @@ from .nodes import (
     Step,
     SymInput,
 )
+from .verify_contraction import check_contraction
 from .verify_nest import verify_nest_against
 from .walk import accesses, buffers_of, instructions, ranges_within
 
@@ -134,6 +136,16 @@ class _ProgramChecker:
 
     # -- steps -----------------------------------------------------------------------------------
 
+    def check_contraction(self, contraction: Contraction) -> None:
+        check_contraction(contraction)
+        call = contraction.library
+        if call is not None:
+            self.check_arguments(call)
+            for result in contraction.writes:
+                if result in self.defined:
+                    raise self.fail(f"ATen's call in {contraction.name} makes {result!r}, which is there already")
+        self.check_nest(contraction.as_nest())
+
     def check_nest(self, nest: LoopNest) -> None:
         verify_nest_against(nest, self.buffers, size_minimum=self.size_minimum)
         for r in ranges_within(nest):
@@ -161,6 +173,13 @@ class _ProgramChecker:
         self.gone[self.memory[base]] = result
 
     def check_extern(self, call: ExternCall) -> None:
+        self.check_arguments(call)
+        where = f"extern {call.name}"
+        for result in call.results:
+            if result is not None:
+                self.check_result(result, where)
+
+    def check_arguments(self, call: ExternCall) -> None:
         where = f"extern {call.name}"
         for arg in _leaves((*call.args, *(value for _, value in call.kwargs))):
             if isinstance(arg, BufferRef):
@@ -169,9 +188,6 @@ class _ProgramChecker:
                 self.check_size_expr(arg.expr, where)
         for name in call.mutates:
             self.check_defined(name, where)
-        for result in call.results:
-            if result is not None:
-                self.check_result(result, where)
 
     def check_alias(self, alias: Alias) -> None:
         where = f"alias {alias.name}"
@@ -218,4 +234,5 @@ _STEP_CHECKS: dict[type[Step], Callable[..., None]] = {
     LoopNest: _ProgramChecker.check_nest,
     ExternCall: _ProgramChecker.check_extern,
     Alias: _ProgramChecker.check_alias,
+    Contraction: _ProgramChecker.check_contraction,
 }

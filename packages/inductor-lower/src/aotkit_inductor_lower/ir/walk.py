@@ -1,9 +1,9 @@
 """The ways through a program: its steps, the instructions of a nest or a kernel, the expressions and values in these.
 
 Loop IR and kernel IR share instructions, so most of it serves both. A *block* has a body of instructions and further
-blocks: a stage of a nest, a loop of a kernel. Passes ask here and change programs by the functions at the end; none
-walks by itself. What is asked of many instructions builds lists and not generators, and looks at types by tuples and
-not unions: both take half the time.
+blocks: a stage of a nest, a loop of a kernel; a contraction is one as well. Passes ask here and change programs by the
+functions at the end; none walks by itself. What is asked of many instructions builds lists and not generators, and
+looks at types by tuples and not unions: both take half the time.
 """
 
 from __future__ import annotations
@@ -22,10 +22,12 @@ from .nodes import (
     CheckedIndex,
     Compute,
     Const,
+    Contraction,
     Index,
     Instr,
     Load,
     LoopNest,
+    Operand,
     Program,
     Range,
     Reduce,
@@ -41,6 +43,7 @@ __all__ = [
     "buffers_of",
     "computes",
     "contains",
+    "contractions",
     "definitions",
     "expressions",
     "flat_map",
@@ -48,6 +51,7 @@ __all__ = [
     "instructions",
     "load_at",
     "loads",
+    "map_contraction",
     "map_expressions",
     "map_nest",
     "nests",
@@ -56,6 +60,7 @@ __all__ = [
     "ranges_within",
     "reduces",
     "rename",
+    "rename_contraction",
     "step_reads",
     "step_writes",
     "stores",
@@ -93,6 +98,11 @@ def nests(program: Program) -> list[LoopNest]:
     return [step for step in program.steps if isinstance(step, LoopNest)]
 
 
+def contractions(program: Program) -> list[Contraction]:
+    """The steps that are products of matrices nobody has chosen a form for, in order."""
+    return [step for step in program.steps if isinstance(step, Contraction)]
+
+
 def buffer_args(args: Iterable[Arg]) -> Iterator[str]:
     """Buffers named in the arguments of an extern call."""
     for arg in args:
@@ -103,25 +113,29 @@ def buffer_args(args: Iterable[Arg]) -> Iterator[str]:
 
 
 def step_reads(step: Step) -> tuple[str, ...]:
-    """Buffers a step reads."""
+    """Buffers a step reads; of a contraction also those that ATen's call in it would."""
     if isinstance(step, LoopNest):
         return tuple(dict.fromkeys((*step.reads, *step.combines))) if step.combines else step.reads
     if isinstance(step, Alias):
         return (step.base,)
+    if isinstance(step, Contraction):
+        return tuple(dict.fromkeys((*step.reads, *(step_reads(step.library) if step.library else ()))))
     return tuple(dict.fromkeys((*buffer_args(step.args), *buffer_args(value for _, value in step.kwargs))))
 
 
 def step_writes(step: Step) -> tuple[str, ...]:
     """Buffers a step writes."""
-    if isinstance(step, LoopNest):
+    if isinstance(step, LoopNest | Contraction):
         return step.writes
     if isinstance(step, Alias):
         return (step.result,)
     return tuple(dict.fromkeys((*(r for r in step.results if r is not None), *step.mutates)))
 
 
-def ranges_within(nest: LoopNest) -> tuple[Range, ...]:
-    """The outer loops, then those of each stage."""
+def ranges_within(nest: LoopNest | Contraction) -> tuple[Range, ...]:
+    """The outer loops, then those of each stage, or the summed ones."""
+    if isinstance(nest, Contraction):
+        return (*nest.outer, *nest.reduced)
     return (*nest.outer, *(r for stage in nest.stages for r in stage.ranges))
 
 
@@ -312,3 +326,25 @@ def flat_map(body: Iterable[Instr], change: Callable[[Instr], Iterable[Instr]]) 
 def map_nest(nest: LoopNest, change: Callable[[Instr], Instr]) -> LoopNest:
     """The nest with every instruction changed."""
     return replace(nest, stages=tuple([stage.with_body(tuple(map(change, stage.body))) for stage in nest.stages]))
+
+
+def map_contraction(contraction: Contraction, change: Callable[[Instr], Instr]) -> Contraction:
+    """The contraction with every instruction changed but for the names of values. ATen's call stays as it is."""
+    return _with_bodies(contraction, change, {})
+
+
+def rename_contraction(contraction: Contraction, names: Mapping[str, str]) -> Contraction:
+    """The contraction with values called otherwise."""
+    return _with_bodies(contraction, lambda instr: rename(instr, names), names)
+
+
+def _with_bodies(
+    contraction: Contraction, change: Callable[[Instr], Instr], names: Mapping[str, str]
+) -> Contraction:
+    left, right = (
+        Operand(tuple(map(change, operand.body)), names.get(operand.value, operand.value))
+        for operand in (contraction.left, contraction.right)
+    )
+    result = names.get(contraction.result, contraction.result)
+    epilogue = tuple(map(change, contraction.epilogue))
+    return replace(contraction, left=left, right=right, result=result, epilogue=epilogue)

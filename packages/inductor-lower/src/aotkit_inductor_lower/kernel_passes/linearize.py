@@ -24,7 +24,7 @@ from ..ir import (
     Stage,
     Store,
 )
-from ..ir.walk import access_at, buffers_of, instructions, nests, substitute
+from ..ir.walk import access_at, buffers_of, contractions, instructions, nests, substitute
 from ..kernel_ir.nodes import Kernel, KernelCall, KernelModule, Loop, Param, Scratch, Stmt
 from ..kernel_ir.walk import all_loops, expressions, memories, nested
 from ..ops.dtypes import dtype_from_torch_name, item_bytes
@@ -50,8 +50,11 @@ class Placement:
 def linearize(program: Program) -> KernelModule:
     """The kernels of a program's nests, as they stand, and a call of each.
 
-    Raises :class:`~.errors.CodegenError` for a nest over buffers that are not declared or have no generated type.
+    Raises :class:`~.errors.CodegenError` for a nest over buffers that are not declared or have no generated type, and
+    for a contraction: nobody has chosen yet who computes it.
     """
+    for contraction in contractions(program):
+        raise CodegenError(f"contraction {contraction.name} is no kernel until choose-contractions has run")
     buffers, where = buffers_of(program), placements(program)
     kernels = [declare_sizes(linearize_nest(nest, buffers, where)) for nest in nests(program)]
     calls = [

@@ -35,7 +35,7 @@ def choose_library_calls(program: Program, ctx: PassContext) -> Program:
         if not isinstance(step, ExternCall) or parts is None:
             steps.append(step)
             continue
-        choice = ctx.target.choose(step, buffers)
+        choice = ctx.target.choose_library(step, buffers)
         if choice.form != "onednn" or not ctx.fuel.take():
             steps.append(step)
             continue

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..ir import Alias, BufferKind, BufferRef, ExternCall, LoopNest, Program, Step
+from ..ir import Alias, BufferKind, BufferRef, Contraction, ExternCall, LoopNest, Program, Step
 from ..ir.walk import step_reads, step_writes
 from ..ops.aten import is_random
 from ..passes import Pass, PassContext
@@ -21,7 +21,7 @@ def drop_dead_steps(program: Program) -> Program:
     for step in reversed(program.steps):
         writes = step_writes(step)
         keeps = isinstance(step, ExternCall) and (step.mutates or not step.results or is_random(step.target))
-        outside = isinstance(step, LoopNest) and not aliases.isdisjoint(writes)
+        outside = isinstance(step, LoopNest | Contraction) and not aliases.isdisjoint(writes)
         if keeps or outside or any(name in live or kinds[name] is BufferKind.INPUT for name in writes):
             kept.append(step)
             live.update(step_reads(step))

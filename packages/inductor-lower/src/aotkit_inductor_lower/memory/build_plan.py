@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from ..ir import Alias, BufferKind, BufferRef, ExternCall, LoopNest, Program
+from ..ir import Alias, BufferKind, BufferRef, Contraction, ExternCall, LoopNest, Program
 from ..ir.walk import buffer_args, buffers_of
 from ..launch_plan.records import (
     Allocate,
@@ -79,6 +79,7 @@ def _steps(program: Program, storage: Storage, workspaces: Sequence[Workspace]) 
         yield from views
         views.clear()
         if step is not None:
+            assert not isinstance(step, Contraction)  # no kernel was made of it, see linearize
             yield _extern(step, storage)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ..._observer import Observer
-from ...ir import Buffer, ExternCall, Program
+from ...ir import Buffer, Contraction, ExternCall, Program
 from ...kernel_ir.nodes import KernelModule
 from ...launch_plan import CompiledProgram
 from ...options import LowerOptions
@@ -31,7 +31,13 @@ class CpuTarget:
         """The processor that kernels are generated for."""
         return f"cpu:{self.machine.cpu}"
 
-    def choose(self, product: ExternCall, buffers: Mapping[str, Buffer]) -> Choice:
+    def choose(
+        self, product: Contraction, buffers: Mapping[str, Buffer], options: LowerOptions, measure: Measure | None
+    ) -> Choice:
+        """ATen's call: there are no forms yet."""
+        return Choice("aten", "matrix products are left to ATen")
+
+    def choose_library(self, product: ExternCall, buffers: Mapping[str, Buffer]) -> Choice:
         """What is faster on the processor that ATen's calls run on."""
         return choose_on_host(self.processor)
 

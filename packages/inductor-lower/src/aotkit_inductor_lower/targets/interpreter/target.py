@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ..._observer import Observer
-from ...ir import Buffer, ExternCall, Program
+from ...ir import Buffer, Contraction, ExternCall, Program
 from ...kernel_ir.nodes import KernelModule
 from ...launch_plan import CompiledProgram
 from ...native import host_processor
@@ -24,7 +24,13 @@ class InterpreterTarget:
     capabilities: Capabilities = HOST
     split_policy: SplitPolicy | None = HOST_SPLITS
 
-    def choose(self, product: ExternCall, buffers: Mapping[str, Buffer]) -> Choice:
+    def choose(
+        self, product: Contraction, buffers: Mapping[str, Buffer], options: LowerOptions, measure: Measure | None
+    ) -> Choice:
+        """ATen's call: there are no forms."""
+        return Choice("aten", "matrix products are left to ATen")
+
+    def choose_library(self, product: ExternCall, buffers: Mapping[str, Buffer]) -> Choice:
         """What is faster on this processor, on which ATen's calls run."""
         _triple, processor, _features = host_processor()
         return choose_on_host(processor)

@@ -8,13 +8,14 @@ from dataclasses import dataclass, replace
 import torch
 
 from ..._observer import Observer
-from ...ir import Buffer, ExternCall, Program
+from ...ir import Buffer, Contraction, ExternCall, Program
 from ...kernel_ir.nodes import KernelModule
 from ...launch_plan import CompiledProgram
 from ...ops.dtypes import ATOMIC
 from ...options import LowerOptions
 from ...target import Capabilities, Choice, CompileCall, Measure, SplitPolicy
 from .checks import check_device
+from .choose import choose_form
 
 __all__ = ["TRITON_INTERPRETER", "TritonTarget", "cuda_capabilities"]
 
@@ -51,8 +52,14 @@ class TritonTarget:
     capabilities: Capabilities
     split_policy: SplitPolicy | None = SPLITS
 
-    def choose(self, product: ExternCall, buffers: Mapping[str, Buffer]) -> Choice:
-        """ATen's call, unless it is measured."""
+    def choose(
+        self, product: Contraction, buffers: Mapping[str, Buffer], options: LowerOptions, measure: Measure | None
+    ) -> Choice:
+        """``tl.dot`` where that is asked for everywhere, or measured to be faster."""
+        return choose_form(product, buffers, options, measure)
+
+    def choose_library(self, product: ExternCall, buffers: Mapping[str, Buffer]) -> Choice:
+        """ATen's own."""
         return Choice("aten", "matrix products are left to ATen")
 
     @property

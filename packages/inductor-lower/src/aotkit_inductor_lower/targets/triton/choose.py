@@ -1,0 +1,29 @@
+"""Which products of matrices are kernels around ``tl.dot``: all, if the options say so, or what is measured faster."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ...ir import Buffer, Contraction
+from ...ops.dtypes import DType
+from ...options import LowerOptions
+from ...target import Choice, Measure
+
+__all__ = ["choose_form"]
+
+GAIN = 0.97  # of ATen's time is what a generated product must take at most: it also makes the plan longer to compile
+
+
+def choose_form(
+    product: Contraction, buffers: Mapping[str, Buffer], options: LowerOptions, measure: Measure | None
+) -> Choice:
+    """``"dot"`` or ``"aten"``, with the times that speak for it."""
+    if product.accumulate is not DType.F32:
+        return Choice("aten", f"tl.dot sums in f32, not in {product.accumulate.value}")
+    if options.contractions == "generated" or measure is None or product.library is None:
+        return Choice("dot", "every product is generated")
+    library, generated = measure(product.library, buffers)
+    times = f"ATen {library * 1e6:.1f} us, generated {generated * 1e6:.1f} us"
+    if generated <= GAIN * library:
+        return Choice("dot", f"generated, {times}", generated)
+    return Choice("aten", f"ATen, {times}", library)

@@ -1,0 +1,110 @@
+"""Who computes a product: what the target says, once for equal ones, and ATen where there is no fuel."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from aotkit_inductor_lower import LowerOptions, interpret_program, lower_graph, parse_program
+from aotkit_inductor_lower.ir import Buffer, ExternCall, LoopNest, Program
+from aotkit_inductor_lower.ir.walk import contractions
+from aotkit_inductor_lower.loop_passes.choose_contractions import choose_contractions
+from aotkit_inductor_lower.passes import NO_FUEL, Decision, PassContext
+from aotkit_inductor_lower.targets.select import named_target
+
+aten = torch.ops.aten
+DEVICE = named_target("triton-interpreter")
+ARGS = torch.randn(6, 5), torch.randn(5, 5), torch.randn(5)
+
+
+def products(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Two equal ones, one that adds, one of another type."""
+    y = aten.mm(x, w)
+    return y, aten.mm(y, w), aten.addmm(b, y, w, alpha=2), aten.mm(x.double(), w.double())
+
+
+def lowered() -> Program:
+    return lower_graph(make_fx(products, tracing_mode="fake")(*ARGS))
+
+
+def chosen(ctx: PassContext) -> list[str]:
+    """What each product became."""
+    program = lowered()
+    names = [product.name for product in contractions(program)]
+    after = choose_contractions(program, ctx)
+    assert not contractions(after) and [s.name for s in after.steps] == [s.name for s in program.steps]
+    for got, want in zip(interpret_program(after, list(ARGS)), products(*ARGS), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
+    return [type(step).__name__ for step in after.steps if step.name in names]
+
+
+def made(ctx: PassContext) -> list[Decision]:
+    return [decision for decision in ctx.decisions if decision.kind == "contraction"]
+
+
+@pytest.mark.parametrize("target", ["cpu:znver4", "triton-interpreter"])
+def test_nothing_is_asked_where_nothing_but_aten_may_be_chosen(target: str) -> None:
+    for options in (LowerOptions(), LowerOptions(contractions="generated")):
+        if target == "triton-interpreter" and options.contractions == "generated":
+            continue
+        ctx = PassContext.of(options, target=named_target(target))
+        assert chosen(ctx) == ["ExternCall"] * 4 and not ctx.decisions and ctx.fuel.used == 0
+
+
+def test_generated_products_take_fuel_and_atens_calls_none() -> None:
+    options = LowerOptions(contractions="generated")
+    ctx = PassContext.of(options, target=DEVICE)
+    assert chosen(ctx) == ["LoopNest", "LoopNest", "LoopNest", "ExternCall"] and ctx.fuel.used == 3
+    assert [d.fused for d in made(ctx)] == [True, True, True, False]
+    assert "tl.dot sums in f32, not in f64" in str(made(ctx)[3])
+    for fuel in range(4):
+        ctx = PassContext.of(LowerOptions(contractions="generated", fuel=fuel), target=DEVICE)
+        assert chosen(ctx) == ["LoopNest"] * fuel + ["ExternCall"] * (4 - fuel)
+        assert sum(NO_FUEL in d.reason for d in made(ctx)) == 3 - fuel
+
+
+def test_equal_products_are_measured_once() -> None:
+    asked: list[str] = []
+
+    def measure(call: ExternCall, buffers: Mapping[str, Buffer]) -> tuple[float, float]:
+        asked.append(call.name)
+        return (10e-6, 20e-6) if call.target == "aten.addmm.default" else (10e-6, 9e-6)
+
+    ctx = PassContext.of(LowerOptions(tune=True), target=DEVICE, measure=measure)
+    assert chosen(ctx) == ["LoopNest", "LoopNest", "ExternCall", "ExternCall"]
+    assert asked == ["mm", "addmm"]  # mm_1 is equal to mm, and float64 has no form
+    assert "generated, ATen 10.0 us, generated 9.0 us" in str(made(ctx)[0])
+    assert "ATen, ATen 10.0 us, generated 20.0 us" in str(made(ctx)[2])
+
+
+def test_a_gain_too_small_to_pay_is_left_to_aten() -> None:
+    for generated, name in ((9.6e-6, "LoopNest"), (9.8e-6, "ExternCall")):
+        ctx = PassContext.of(LowerOptions(tune=True), target=DEVICE, measure=lambda *_, g=generated: (10e-6, g))
+        assert chosen(ctx)[0] == name
+
+
+def test_what_no_library_computes_is_a_nest_everywhere() -> None:
+    text = """\
+aotkit-ir 2
+program p
+input x
+buffer x : float64[4, 4] strides [4, 1] input on cpu
+buffer y : float64[4, 4] strides [4, 1] output on cpu
+contraction y batch() rows(i < 4) columns(j < 4) reduced(k < 4) in f64 highest:
+  left %l:
+    %l = load x[i, k] : f64
+  right %r:
+    %r = load x[j, k] : f64
+  sum %t:
+    store y[i, j] = %t
+return y
+"""
+    x = torch.randn(4, 4, dtype=torch.float64)
+    for target in (named_target("cpu:znver4"), DEVICE):
+        ctx = PassContext.of(LowerOptions(fuel=0), target=target)
+        after = choose_contractions(parse_program(text), ctx)
+        assert [type(step) for step in after.steps] == [LoopNest] and not ctx.decisions
+        torch.testing.assert_close(interpret_program(after, [x])[0], x @ x.T)
