@@ -155,6 +155,20 @@ FUSED = [
         lambda x, y: both(x @ y.cos(), lambda p: (y.sin(), x.copy_(y * 2), p)[::2]), (S, S + 1), 2, 1,
         ("horizontal", True, "through y"),
     ),
+    Case(
+        "an ATen call reads what is overwritten later",
+        lambda x, y: both(x @ y.cos(), lambda p: (y.sin(), x.copy_(p))[:1]), (S, S + 1), 2, 2,
+        ("horizontal", True, "through y"),
+    ),
+    Case(
+        "dear, kept and weighted by the first of each row",
+        lambda x: both(x.exp(), lambda e: (e, (e * e[:, :1]).sum(1))), (A,), 1, 0, passes=2,
+    ),
+    Case(
+        "a kernel that joins what it waits for",
+        lambda x, y: both(x.exp(), lambda e: (e, (y * e[:, :1]).sum(1), (e * y).sum(1))), (S, S + 1), 1, 0,
+        ("horizontal", True, "through y"),
+    ),
     Case("dear, kept and summed up", lambda x: both(x.exp(), lambda e: (e, e.sum(1))), (A,), 1, 0, passes=1),
     Case(
         "dear and summed up twice", lambda x: both(x.exp(), lambda e: (e, (e.sum(1, keepdim=True) * e).sum(1))), (A,),
