@@ -394,3 +394,19 @@ loop total(i0 < 1):
     want = x[:, :200].double().sum()
     (got,) = bind_program(generate(parse_program(text), generic_machine(128)))([x])
     assert abs(got.double() - want).item() <= 1e-6 * want.item()
+
+
+@pytest.mark.parametrize(("rows", "chunks"), [(128, False), (129, True)])
+def test_sums_of_many_rows_are_added_up_in_chunks(rows: int, chunks: bool) -> None:
+    x = torch.rand(rows, 256, generator=torch.Generator().manual_seed(rows))
+    nest = f"""
+loop total(i0 < 1):
+  stage(r0 < {rows}, r1 < 200):
+    %a = load x[r0, r1] : f32
+    %d = reduce sum %a : f32
+  stage():
+    store o[i0] = %d
+"""
+    text = program({"x": x}, {"o": torch.empty(1)}, nest)
+    assert ("chunk" in llvm(text, 128)) == chunks
+    check(text, x)
