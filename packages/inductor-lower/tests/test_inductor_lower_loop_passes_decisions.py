@@ -182,6 +182,11 @@ FUSED = [
     Case("sums of rows", lambda x, y: (x.sum(1), (x * y).sum(1), x.amax(1)), (S, S + 1), 1, 0, passes=1),
     Case("a scan and its double", lambda x: both(x.cumsum(1), lambda y: (y, y * 2, x + 1)), (S,), 1, 0, passes=1),
     Case("a scan and what is dear", lambda x: both(x.cumsum(1), lambda y: (y, y.exp())), (S,), 1, 0, passes=2),
+    Case(
+        "a scan across the order of a sum",
+        lambda x: both(x * 2, lambda y: (y, y.sum((1, 2)), y.transpose(1, 2).reshape(4, 40).cumsum(1))), (m(4, 5, 8),),
+        1, 0, passes=2,
+    ),
     Case("a scan and a sum", lambda x: (x.cumsum(1), x.sum(1)), (S,), 1, 0, passes=1),
     Case("one row", lambda x: (x.sum(), x.amax(), x.exp().sum()), (S,), 1, 0, ("horizontal", True, "through x")),
     Case(
