@@ -218,6 +218,11 @@ FUSED = [
     ),
     Case("two parts of what is read once", lambda x: torch.cat([x.exp(), x.sin()], 1), (S,), 1, 0),
     Case(
+        "joined, and one of the parts overwritten",
+        lambda x, y: both(torch.cat([x, y * 2]), lambda c: (x.copy_(y), c.sum(1))[1]), (A, B), 3, 1,
+        ("concat", False, "a part reads memory that the graph overwrites"),
+    ),
+    Case(
         "joined and summed", lambda x, y: torch.cat([x.exp(), y], 1).sum(1), (S, S + 1), 3, 1,
         ("concat", False, "a part is dear to compute for each element"),
     ),
