@@ -351,13 +351,68 @@ loop positions(i0 < {size}):
   stage():
     %q = index (i0 - 1) // 8 : i64
     %r = index (i0 - 1) % 8 : i64
+    %s = index (-i0) // 8 : i64
+    %t = index (-i0) % 8 : i64
     store q[i0] = %q
     store r[i0] = %r
+    store s[i0] = %s
+    store t[i0] = %t
 """
         at = torch.arange(size) - 1
-        text = program({"x": at}, {"q": at, "r": at}, nest)
+        text = program({"x": at}, dict.fromkeys("qrst", at), nest)
         got = bind_program(generate(parse_program(text), generic_machine(min(bits, host_machine().vector_bits))))([at])
-        assert torch.equal(got[0], at // 8) and torch.equal(got[1], at % 8)
+        back = -torch.arange(size)
+        for values, want in zip(got, (at // 8, at % 8, back // 8, back % 8), strict=True):
+            assert torch.equal(values, want)
+
+
+@pytest.mark.parametrize("size", [0, 1, 2, 3, 64, 101])
+def test_positions_are_divided_by_sizes_known_at_run_time_only(size: int) -> None:
+    at, text = torch.arange(size), """aotkit-ir 2
+program divided
+symbol $s0 = input 0 size 0
+input x
+buffer x : int64[$s0] strides [1] input on cpu
+buffer o : int64[$s0, 100, 4] strides [400, 4, 1] output on cpu
+loop divided(i0 < $s0, i1 < 100):
+  stage():
+    %a = index i1 // $s0 : i64
+    %b = index i1 % $s0 : i64
+    %c = index (-i1) // $s0 : i64
+    %d = index (-i1) % $s0 : i64
+    store o[i0, i1, 0] = %a
+    store o[i0, i1, 1] = %b
+    store o[i0, i1, 2] = %c
+    store o[i0, i1, 3] = %d
+return o
+"""
+    i = torch.arange(100)
+    want = torch.stack([i // size, i % size, -i // size, -i % size], 1).expand(size, 100, 4) if size else None
+    for bits in sorted({128, host_machine().vector_bits}):
+        (got,) = bind_program(generate(parse_program(text), generic_machine(bits)))([at])
+        assert torch.equal(got, want if want is not None else torch.empty(0, 100, 4, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("size", [0, 1, 3])
+def test_no_position_is_divided_by_zero_before_a_loop_that_is_empty(size: int) -> None:
+    text = """aotkit-ir 2
+program summed
+symbol $s0 = input 0 size 0
+input x
+buffer x : int64[$s0] strides [1] input on cpu
+buffer o : int64[100] strides [1] output on cpu
+loop summed(i0 < 100):
+  stage(r0 < $s0):
+    %a = index i0 // $s0 + r0 : i64
+    %b = reduce sum %a : i64
+  stage():
+    store o[i0] = %b
+return o
+"""
+    want = (torch.arange(100) // max(size, 1))[:, None].add(torch.arange(size)).sum(1)
+    for bits in sorted({128, host_machine().vector_bits}):
+        (got,) = bind_program(generate(parse_program(text), generic_machine(bits)))([torch.arange(size)])
+        assert torch.equal(got, want)
 
 
 @pytest.mark.parametrize(("size", "left"), [(7, 0), (8, 0), (9, 2)])
@@ -394,3 +449,19 @@ loop total(i0 < 1):
     want = x[:, :200].double().sum()
     (got,) = bind_program(generate(parse_program(text), generic_machine(128)))([x])
     assert abs(got.double() - want).item() <= 1e-6 * want.item()
+
+
+@pytest.mark.parametrize(("rows", "chunks"), [(128, False), (129, True)])
+def test_sums_of_many_rows_are_added_up_in_chunks(rows: int, chunks: bool) -> None:
+    x = torch.rand(rows, 256, generator=torch.Generator().manual_seed(rows))
+    nest = f"""
+loop total(i0 < 1):
+  stage(r0 < {rows}, r1 < 200):
+    %a = load x[r0, r1] : f32
+    %d = reduce sum %a : f32
+  stage():
+    store o[i0] = %d
+"""
+    text = program({"x": x}, {"o": torch.empty(1)}, nest)
+    assert ("chunk" in llvm(text, 128)) == chunks
+    check(text, x)

@@ -82,6 +82,11 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...], str, str]] = {
     "two sums of columns": (lambda x: (x.sum(0), (x * x).sum(0)), (t(40, 64),), "16: 64*4 [40]", "8: 64*8 [40]"),
     "sums of the middle": (lambda x: x.sum(1), (t(6, 40, 7),), "16: 6 7*4^ [40]", "8: 6 7 [40*1]"),
     "sums of the ends": (lambda x: x.sum((0, 2)), (t(6, 40, 7),), "16: 40*2^ [6 7]", "8: 40*5 [6 7]"),
+    "sums over all pairs": (  # a row of whole vectors rather than one with a mask
+        lambda x, y: (x[:, :, None] * y[:, None, :]).sum((1, 2)), (t(40, 20), t(40, 64)),
+        "16: 40 [20 64*2]",
+        "8: 40 [20 64*2]",
+    ),
     "sums of what is dear": (lambda x: x.exp().sum(0), (t(40, 96),), "16: 96*1 [40]", "8: 96*1 [40]"),
     "long sums of much": (
         lambda x, y: (x * y + x.abs() * y - x.floor() * (y + 3) + y.sqrt()).sum(1), (t(9, 4096), t(9, 4096),),
@@ -95,6 +100,7 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...], str, str]] = {
         "8: 40 [31*1] [31*1] [31*1]",
     ),
     "softmax of five": (lambda x: x.softmax(1), (t(400, 5),), "16: 400*1 [5] [5] [5]", "8: 400*1 [5] [5] [5]"),
+    "softmax of nine": (lambda x: x.softmax(1), (t(400, 9),), "16: 400*1 [9] [9] [9]", "8: 400*1 [9] [9] [9]"),
     "softmax of columns": (lambda x: x.softmax(0), (t(5, 400),), "16: 400*1 [5] [5] [5]", "8: 400*1 [5] [5] [5]"),
     "a norm of rows": (
         lambda x, w, b: F.layer_norm(x, (96,), w, b), (t(40, 96), t(96), t(96),),

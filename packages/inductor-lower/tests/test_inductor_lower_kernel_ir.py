@@ -261,6 +261,16 @@ kernel k(x: f32 written) index i64
         verify_kernel(kernel)
 
 
+def test_grid_iterations_may_read_what_none_of_them_writes() -> None:
+    kernel = parse_kernel("""\
+kernel k(x: f32 written) index i64
+  grid i0 < 8
+  %a = load x[i0 + 8] : f32
+  store x[i0] = %a
+""")
+    verify_kernel(kernel, BYTES)
+
+
 @pytest.mark.parametrize(
     ("old", "new", "problem"),
     [

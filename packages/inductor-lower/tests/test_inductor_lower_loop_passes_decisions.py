@@ -155,6 +155,20 @@ FUSED = [
         lambda x, y: both(x @ y.cos(), lambda p: (y.sin(), x.copy_(y * 2), p)[::2]), (S, S + 1), 2, 1,
         ("horizontal", True, "through y"),
     ),
+    Case(
+        "an ATen call reads what is overwritten later",
+        lambda x, y: both(x @ y.cos(), lambda p: (y.sin(), x.copy_(p))[:1]), (S, S + 1), 2, 2,
+        ("horizontal", True, "through y"),
+    ),
+    Case(
+        "dear, kept and weighted by the first of each row",
+        lambda x: both(x.exp(), lambda e: (e, (e * e[:, :1]).sum(1))), (A,), 1, 0, passes=2,
+    ),
+    Case(
+        "a kernel that joins what it waits for",
+        lambda x, y: both(x.exp(), lambda e: (e, (y * e[:, :1]).sum(1), (e * y).sum(1))), (S, S + 1), 1, 0,
+        ("horizontal", True, "through y"),
+    ),
     Case("dear, kept and summed up", lambda x: both(x.exp(), lambda e: (e, e.sum(1))), (A,), 1, 0, passes=1),
     Case(
         "dear and summed up twice", lambda x: both(x.exp(), lambda e: (e, (e.sum(1, keepdim=True) * e).sum(1))), (A,),
@@ -168,6 +182,11 @@ FUSED = [
     Case("sums of rows", lambda x, y: (x.sum(1), (x * y).sum(1), x.amax(1)), (S, S + 1), 1, 0, passes=1),
     Case("a scan and its double", lambda x: both(x.cumsum(1), lambda y: (y, y * 2, x + 1)), (S,), 1, 0, passes=1),
     Case("a scan and what is dear", lambda x: both(x.cumsum(1), lambda y: (y, y.exp())), (S,), 1, 0, passes=2),
+    Case(
+        "a scan across the order of a sum",
+        lambda x: both(x * 2, lambda y: (y, y.sum((1, 2)), y.transpose(1, 2).reshape(4, 40).cumsum(1))), (m(4, 5, 8),),
+        1, 0, passes=2,
+    ),
     Case("a scan and a sum", lambda x: (x.cumsum(1), x.sum(1)), (S,), 1, 0, passes=1),
     Case("one row", lambda x: (x.sum(), x.amax(), x.exp().sum()), (S,), 1, 0, ("horizontal", True, "through x")),
     Case(
@@ -198,6 +217,11 @@ FUSED = [
         ("vertical", False, IRREGULAR), rows=(40,),
     ),
     Case("two parts of what is read once", lambda x: torch.cat([x.exp(), x.sin()], 1), (S,), 1, 0),
+    Case(
+        "joined, and one of the parts overwritten",
+        lambda x, y: both(torch.cat([x, y * 2]), lambda c: (x.copy_(y), c.sum(1))[1]), (A, B), 3, 1,
+        ("concat", False, "a part reads memory that the graph overwrites"),
+    ),
     Case(
         "joined and summed", lambda x, y: torch.cat([x.exp(), y], 1).sum(1), (S, S + 1), 3, 1,
         ("concat", False, "a part is dear to compute for each element"),

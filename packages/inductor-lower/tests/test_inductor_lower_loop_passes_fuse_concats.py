@@ -72,6 +72,13 @@ def test_a_pointwise_reader_is_cut_at_the_borders(check, dim, pieces):
     assert decisions(result) == [(True, "its reader's loop is cut at the borders of the parts")]
 
 
+@pytest.mark.parametrize(("columns", "cut"), [(31, False), (32, True)])
+def test_a_reader_is_cut_where_parts_are_not_too_short(check, columns, cut):
+    result = check(lambda *xs: torch.cat(xs, 1).exp() + 1, *[numbers(30, columns, seed=k) for k in range(8)])
+    (found,) = decisions(result)
+    assert ("cut at the borders" in found[1]) == cut
+
+
 @pytest.mark.covers("F5h.7")
 @pytest.mark.parametrize(
     ("f", "reason", "kernels"),

@@ -219,6 +219,12 @@ def test_steps_that_make_nothing_run_once_too():
         assert sorted(map(repr, ordered.steps)) == sorted(map(repr, program.steps))
 
 
+def test_what_nothing_reads_is_made_where_little_else_is_held():
+    program = calls([("a", 2, []), ("b", 1, ["a"]), ("unread", 8, []), ("c", 4, ["a"])], ["c"])
+    assert simulated_peak(program) == 8 * 10
+    assert simulated_peak(order_by_memory(program, 0)) == 8 * 8
+
+
 def test_a_program_that_needs_little_or_gains_little_is_left_as_it_is():
     program = tree(0)
     peak = simulated_peak(program)

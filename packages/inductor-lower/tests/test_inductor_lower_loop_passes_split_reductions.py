@@ -230,6 +230,19 @@ def test_a_split_leaves_a_record():
     assert any(r.kind == "split" and "chunks of 16384" in r.reason for r in graph.records)
 
 
+def test_passes_over_a_long_row_leave_a_record_from_the_first_to_the_last():
+    graph = compiled(lambda x: x.softmax(0), (random(N, 8),))
+    (record,) = (r for r in graph.records if r.kind == "split" and "each pass over a long row" in r.reason)
+    assert (record.first, record.second) == ("_softmax_pass0", "_softmax")
+
+
+def test_the_outermost_loop_that_fills_all_units_is_cut_if_need_be_into_chunks_of_one():
+    x = random(32, 20_001)
+    graph = compiled(lambda x: x[:, :-1].sum(), (x,))
+    assert "chunks of 1 of" in splits(graph)
+    torch.testing.assert_close(graph([x])[0], x[:, :-1].sum())
+
+
 @pytest.mark.parametrize(
     ("groups", "rows", "columns", "folded"),
     [

@@ -108,7 +108,7 @@ def _verdict(
     wide = _wide_loads(nest, elements)
     if heavy == 0 and not divides and work <= options.max_recompute and wide <= 1 and size <= 40:
         return "computing it again costs no more than loading it", True
-    if repeated and passes == 1:
+    if passes == 1:
         return "its reader would compute each element many times", False
     return f"it has {passes} readers and is dear to compute again", False
 

@@ -124,7 +124,7 @@ def merge_kernels(
     slots = _place(first, second, plan)
     passes = sum(bool(slot.ranges) for slot in slots)
     before = max(sum(bool(s.ranges) for s in k.nest.stages) for k in (first, second))
-    if iteration_count(plan.outer) == 1 and passes > max(before, 1):
+    if iteration_count(plan.outer) == 1 and passes > before:
         return "there is a single row, so its passes could not run in parallel"
     origin = join_origins([first.nest.origin, second.nest.origin])
     builder = NestBuilder(second.nest.name, plan.outer, origin, buffers)

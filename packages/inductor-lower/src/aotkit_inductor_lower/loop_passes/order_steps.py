@@ -162,8 +162,8 @@ def _greedy(lives: _Lives, needs: Sequence[set[int]], after: Sequence[Sequence[i
     born: set[str] = set()
     order: list[int] = []
     while ready:
-        key, position = heapq.heappop(ready)
-        if done[position] or key != adds[position]:
+        _, position = heapq.heappop(ready)
+        if done[position]:  # whenever it came to add less it was put in again, before the older entries
             continue
         done[position] = True
         order.append(position)

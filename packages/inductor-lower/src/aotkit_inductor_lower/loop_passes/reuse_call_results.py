@@ -45,7 +45,7 @@ def reuse_call_results(program: Program, fuel: Fuel) -> Program:
                 n for n in step.reads if n in made and last[n] == place and n not in shared and n not in step.writes
             ]
             for result in step.writes if dying else ():
-                if result in roots or result in born:
+                if result in born:
                     continue
                 planned = buffers[result].kind is BufferKind.TEMPORARY  # the arena's, see find_reuses
                 wanted = [n for n in dying if not (planned and out_overload(made[n]))]

@@ -41,9 +41,7 @@ def write_through(program: Program, ctx: PassContext) -> Program:
         steps[writer], steps[position] = renamed, None
         for user in users[source] - {writer, position}:
             steps[user] = _with_name(steps[user], source, target)
-        users[target] |= users.pop(source) - {position}
-        users[target].discard(position)
-        del buffers[source]
+        del buffers[source]  # the target has no later copy, or it would have been used behind the writer
     return replace(program, steps=tuple(s for s in steps if s is not None), buffers=tuple(buffers.values()))
 
 

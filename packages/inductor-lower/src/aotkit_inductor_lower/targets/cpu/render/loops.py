@@ -78,11 +78,10 @@ class NestEmitter:
             return levels
         chain, left = inner.extent.constant, inner.extent.constant
         if left is not None:
-            counts = []
-            for block in blocks:
-                counts.append(-(-left // block.step) if block.tail else left // block.step)
-                left = 0 if block.tail else left % block.step
-            chain = _chunks(max(counts))
+            most = 0
+            for block in blocks:  # a tail under a mask is one step, and whole vectors come before it
+                most, left = max(most, left // block.step), left % block.step
+            chain = _chunks(most)
         for loop in reversed(loops):
             trips = loop.extent.constant
             if chain is not None and trips is not None and chain * trips <= 2 * CHUNK:
