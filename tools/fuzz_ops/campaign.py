@@ -20,7 +20,8 @@ import torch
 from tools.fuzz.tally import Tally
 
 from .cells import cells_of, next_goals
-from .generate import Goal, Impossible, generate
+from .execute import observe
+from .generate import Goal, Impossible, generate, misfit
 from .program import DIRECT, Sample
 from .public import public
 from .recipes import targets
@@ -255,7 +256,9 @@ def _text(seed: int, goal: Goal, settings: Settings) -> str | None:
 
 def _write(seed: int, goal: Goal, settings: Settings, sender: Connection) -> None:
     try:
-        sender.send(_made(seed, goal, settings).script())
+        sample = _made(seed, goal, settings)
+        observe(sample, sample.function())
+        sender.send(sample.script())
     except Exception as error:  # noqa: BLE001 - the sample that kills may not come to be here
         sender.send(f"{type(error).__name__}: {error}")
 
@@ -323,12 +326,14 @@ def _count(tally: Tally, sample: Sample, outcome: Outcome) -> None:
 
 def _made(seed: int, goal: Goal, settings: Settings) -> Sample:
     calls = 2 + seed % 5 if settings.plan == "chains" else 1
-    return generate(seed, goal, _entry(seed, settings.plan), calls, settings.fill)
+    sample = generate(seed, goal, _entry(seed, settings.plan), calls, settings.fill)
+    return misfit(sample) if settings.plan == "misfits" else sample
 
 
 #: Shares of the ways to compile.
 _PLANS = {
     "mixed": (("direct", 55), ("function", 18), ("training", 18), ("dynamic", 8), ("dynamo", 1)),
+    "misfits": (("direct", 60), ("function", 25), ("training", 15)),
     "chains": (("direct", 30), ("function", 30), ("training", 30), ("dynamic", 10)),
     **{name: ((name, 1),) for name in ("direct", "function", "training", "dynamic", "dynamo", "triton")},
 }

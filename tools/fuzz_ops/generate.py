@@ -9,11 +9,11 @@ import torch
 
 from .chains import add_calls, add_twin, tensor_results
 from .draw import Draw
-from .program import DIRECT, Sample
+from .program import DIRECT, Sample, overload
 from .recipes import recipe_of
 from .tensors import LAYOUTS, Tensor
 
-__all__ = ["Goal", "Impossible", "generate"]
+__all__ = ["Goal", "Impossible", "generate", "misfit"]
 
 Goal = tuple[str, str, str]
 
@@ -61,3 +61,20 @@ def _second_sizes(d: Draw) -> list[Tensor]:
     sizes = sorted({n for t in d.tensors for n in t.size if n > 1})
     changed = {n: d.pick(n + 1, n + 3, 2 * n, max(n - 1, 2), 0, 1) for n in d.rng.sample(sizes, min(len(sizes), 2))}
     return [replace(t, second=tuple(changed.get(n, n) for n in t.size)) for t in d.tensors]
+
+
+def misfit(sample: Sample) -> Sample:
+    """The sample with one tensor of another size, which most operators refuse: what eager refuses must be refused."""
+    results = [part.type for call in sample.calls for part in overload(call.op)._schema.returns]
+    if not sample.tensors or any(isinstance(kind, torch.ListType) for kind in results):
+        raise Impossible("no tensor, or a number of results that follows its size")
+    rng = random.Random(f"misfit {sample.seed} {sample.goal}")
+    place = rng.randrange(len(sample.tensors))
+    tensor = sample.tensors[place]
+    at = rng.randrange(len(tensor.size) + 1)
+    if at == len(tensor.size):
+        size = rng.choice(((1, *tensor.size), tensor.size[1:]))
+    else:
+        n = tensor.size[at]
+        size = (*tensor.size[:at], rng.choice((1, n + 1, max(n - 1, 0), 2 * n)), *tensor.size[at + 1 :])
+    return replace(sample, tensors=(*sample.tensors[:place], replace(tensor, size=size), *sample.tensors[place + 1 :]))

@@ -292,7 +292,9 @@ def _least_denormal(wrong: Wrong, operands: Tensors) -> torch.Tensor | bool:
         return False
     tiny = 1.5e-45 if wrong.want.dtype is torch.float32 else 5e-324
     infinite = any(bool(t.isinf().any()) for t in operands) and any(bool((t.abs() == tiny).any()) for t in operands)
-    near = (wrong.got - wrong.want).abs() <= 2 * tiny * max(1.0, min(_largest(operands[:1]), 2.0**10))
+    largest = _largest(operands[:1])
+    near = (wrong.got - wrong.want).abs() <= 2 * tiny * max(1.0, min(largest, 2.0**10))
+    near |= (wrong.got == 0) & (wrong.want.abs() <= tiny * largest)
     return near | (wrong.got.isnan() & wrong.want.isinf() & infinite)
 
 

@@ -18,7 +18,7 @@ from tools.fuzz_ops import campaign, recipes
 from tools.fuzz_ops.campaign import Campaign, Settings, quiet
 from tools.fuzz_ops.compare import Difference, Wrong, _accurate, _in_double, differences
 from tools.fuzz_ops.execute import Run, observe
-from tools.fuzz_ops.generate import Impossible, generate
+from tools.fuzz_ops.generate import Impossible, generate, misfit
 from tools.fuzz_ops.known import KNOWN, excused
 from tools.fuzz_ops.program import DIRECT, Call, Ref, Sample
 from tools.fuzz_ops.public import public
@@ -108,6 +108,17 @@ def test_what_failed_is_run_again_by_what_the_journal_says(tmp_path, negative_is
     first = Campaign(settings, 1, tmp_path / "journal").run()
     again = Campaign(settings, 1, tmp_path / "journal").again()
     assert first.failed and again.failed == len(first.failures) == again.kinds.total()
+
+
+def test_sizes_that_do_not_go_together_are_drawn_where_asked_for():
+    goal = ("aten.bucketize.Tensor", "float32", "contiguous")
+    assert Campaign(Settings(24, only=goal[0], plan="misfits"), 1).run().kinds["raises"] >= 3
+    fitting = [generate(seed, goal) for seed in range(24)]
+    changed = [misfit(sample) for sample in fitting]
+    for one, other in zip(changed, fitting, strict=True):
+        assert one.calls == other.calls and misfit(other) == one
+        assert sum(a.size != b.size for a, b in zip(one.tensors, other.tensors, strict=True)) <= 1
+    assert sum(one.tensors != other.tensors for one, other in zip(changed, fitting, strict=True)) >= 12
 
 
 def test_a_sample_that_kills_its_process_is_found_and_the_others_are_run(monkeypatch):

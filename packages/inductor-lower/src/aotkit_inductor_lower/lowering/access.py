@@ -33,8 +33,7 @@ class ViewBuilder(NestBuilder):
         super().__init__(name, outer, origin)
         self.sizes = tuple(sizes)
         self._inner_count = 0
-        self._spans: dict[tuple[Expr, ...], tuple[Expr, ...]] = {}
-        self.span(self.index, self.sizes)
+        self._loop_sizes = _sizes_of_loops(self.index, sizes)
 
     # -- structure ---------------------------------------------------------------------------------
 
@@ -44,12 +43,8 @@ class ViewBuilder(NestBuilder):
         if ranges or self._ranges:
             self.begin_stage(ranges)
             self._inner_count += len(ranges)
+            self._loop_sizes.update(_sizes_of_loops(index, sizes))
         return index
-
-    def span(self, index: tuple[Expr, ...], sizes: Sequence[Expr]) -> None:
-        """Tensors that are read at ``index`` have to have these sizes: fake kernels do not look at all sizes, and what
-        is read of a smaller tensor lies outside of it."""
-        self._spans[index] = tuple(sizes)
 
     # -- tensors -----------------------------------------------------------------------------------
 
@@ -58,9 +53,7 @@ class ViewBuilder(NestBuilder):
     ) -> Value:
         """The element of a tensor at ``index`` (one expression per dimension of the view, not broadcast). Raises
         :class:`~..errors.Fallback` if the tensor may be smaller than what the index spans."""
-        span = self._spans.get(tuple(index)) if mask is None else None
-        if span is not None and not all(map(_covers, view.sizes, span)):
-            raise Fallback("sizes that are not known to agree are left to ATen")
+        self._stay_inside(view, index, mask)
         return self.load_element(view.buffer, view.at(index), ir_dtype(view.dtype), mask, other)
 
     def load_broadcast(self, view: View, index: Sequence[Expr]) -> Value:
@@ -77,8 +70,18 @@ class ViewBuilder(NestBuilder):
     def store(
         self, view: View, index: Sequence[Expr], value: Value, mode: str = "set", mask: Value | None = None
     ) -> None:
-        """Write an element, converted to the tensor's type."""
+        """Write an element, converted to the tensor's type. Raises :class:`~..errors.Fallback` as :meth:`load`."""
+        self._stay_inside(view, index, mask)
         self.store_element(view.buffer, view.at(index), self.cast(value, ir_dtype(view.dtype)), mode, mask)
+
+    def _stay_inside(self, view: View, index: Sequence[Expr], mask: Value | None) -> None:
+        """Fake kernels do not look at all sizes, and what is read of a smaller tensor lies outside of it."""
+        agree = len(view.sizes) == len(index)
+        if agree and mask is None:
+            wanted = map(self._loop_sizes.get, index)
+            agree = all(want is None or _covers(size, want) for size, want in zip(view.sizes, wanted, strict=True))
+        if not agree:
+            raise Fallback("sizes that are not known to agree are left to ATen")
 
     # -- numbers -----------------------------------------------------------------------------------
 
@@ -178,6 +181,10 @@ def broadcast_index(sizes: Sequence[Expr], index: Sequence[Expr]) -> tuple[Expr,
     """Indices into a tensor of ``sizes`` for the element at ``index`` of the shape it is broadcast to."""
     skipped = len(index) - len(sizes)
     return tuple(_ZERO if size == 1 else index[skipped + k] for k, size in enumerate(sizes))
+
+
+def _sizes_of_loops(index: Sequence[Expr], sizes: Sequence[Expr]) -> dict[Expr, Expr]:
+    return {expr: size for expr, size in zip(index, sizes, strict=True) if expr != _ZERO}
 
 
 def _loops(letter: str, first: int, sizes: Sequence[Expr]) -> tuple[tuple[Expr, ...], tuple[Range, ...]]:

@@ -153,7 +153,9 @@ def _linspace(decompose: Callable[..., Any], start: Any, end: Any, steps: Any, *
 
 
 def _bucketize(decompose: Callable[..., Any], x: Any, boundaries: torch.Tensor, **kwargs: Any) -> Any:
-    """Without boundaries there is one bucket."""
+    """Without boundaries there is one bucket; eager takes one row of them."""
+    if boundaries.dim() != 1:
+        return NotImplemented
     if isinstance(x, torch.Tensor) and guard_or_false(boundaries.numel() == 0):
         return x.new_zeros(x.shape, dtype=torch.int32 if kwargs.get("out_int32") else torch.int64)
     return decompose(x, boundaries, **kwargs)
@@ -214,7 +216,8 @@ def _pad(decompose: Callable[..., Any], x: torch.Tensor, pads: Any) -> Any:
 
 
 def _bicubic(decompose: Callable[..., Any], x: torch.Tensor, *how: Any) -> Any:
-    return _laid_out_like(x, decompose(x, *how))
+    """Of images with channels, which is what eager asks for."""
+    return _laid_out_like(x, decompose(x, *how)) if guard_or_false(x.shape[1] > 0) else NotImplemented
 
 
 def _laid_out_like(x: torch.Tensor, result: torch.Tensor) -> torch.Tensor:

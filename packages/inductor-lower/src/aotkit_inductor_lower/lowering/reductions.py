@@ -48,7 +48,6 @@ class RowNest:
             index[dim] = expr
         for dim, expr in zip(self.dims, inner, strict=True):
             index[dim] = expr
-        self.nest.span(tuple(index), self.sizes)
         return tuple(index)
 
     def row(self, keepdim: bool) -> tuple[Expr, ...]:

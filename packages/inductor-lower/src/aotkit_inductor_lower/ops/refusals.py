@@ -15,6 +15,7 @@ from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from .positions import same_number
+from .sizes import sizes_misfit
 
 __all__ = ["fits", "misfit", "refusal"]
 
@@ -41,7 +42,8 @@ def refusal(node: Node) -> str | None:
     if not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten":
         return None
     check = _CHECKS.get(target._schema.name.split("::")[1])
-    return (check(node) if check else None) or _misfit(node, target._schema) or _no_dim(node, target._schema)
+    reason = (check(node) if check else None) or _misfit(node, target._schema) or _no_dim(node, target._schema)
+    return reason or sizes_misfit(node)
 
 
 def _tensors(node: Node) -> list[torch.Tensor]:
