@@ -105,7 +105,7 @@ class Campaign:
     def _jobs(self, begin: int, end: int) -> list[tuple[int, Goal]]:
         """Rules are reached by every way to compile; other operators only by those that capture a function."""
         seeds = range(begin, end)
-        wide = [seed for seed in seeds if _entry(seed, self.settings.plan) not in DIRECT and seed % 3 == 0]
+        wide = [seed for seed in seeds if _entry(seed, self.settings.plan) not in DIRECT and seed % 6 == 0]
         found: dict[int, Goal] = {}
         for chosen, ops in ((wide, public()), ([seed for seed in seeds if seed not in wide], targets())):
             named = [op for op in ops if self.settings.only in op] or [

@@ -58,7 +58,7 @@ def next_goals(total: Tally, number: int, ops: Sequence[str], begin: int) -> lis
         covered = total.accepted[cell]
         vain = max(tries[cell] - covered, 0)
         enough = 2 * WANTED if covered >= WANTED and total.reached[cell[0]] >= WANTED_OF_RULE else 0
-        return enough + covered + (0.1 if covered else 4) * vain, hash_of(cell, begin)
+        return enough + covered + (0.05 if covered else 4) * vain, hash_of(cell, begin)
 
     cells = [(op, *kind) for op in ops for kind in _classes()]
     chosen = sorted(cells, key=rank)[:number]

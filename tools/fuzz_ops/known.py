@@ -90,6 +90,16 @@ def _equal_numbers(wrong: Wrong, operands: Tensors) -> torch.Tensor | bool:
     return (wrong.got.double() - wrong.true).abs() <= 128 * torch.finfo(wrong.want.dtype).eps / 2 * total
 
 
+def _equal_gradients(wrong: Wrong, operands: Tensors) -> torch.Tensor | bool:
+    """The same of gradients that are summed, and multiplied by the exponential of the result."""
+    grad, result = operands[:2]
+    least_often = int(grad.unique(return_counts=True)[1].min()) if grad.numel() else 0
+    if wrong.true is None or not wrong.want.dtype.is_floating_point or least_often < 128:
+        return False
+    bound = 128 * torch.finfo(wrong.want.dtype).eps / 2 * grad.abs().sum() * result.exp().max()
+    return (wrong.got.double() - wrong.true).abs() <= bound
+
+
 def _no_score(wrong: Wrong, operands: Tensors) -> torch.Tensor | bool:
     """Of queries or keys that are not finite: scores are infinities of both signs, or nan, also in float64."""
     return wrong.want.is_floating_point() and any(not bool(t.isfinite().all()) for t in operands[:2])
@@ -344,6 +354,12 @@ KNOWN = (
         "",
         "of many equal numbers all rounding errors have one sign, and eager's partial sums are shorter",
         elements=_equal_numbers,
+    ),
+    Departure(
+        r"aten\._log_softmax_backward_data\.",
+        "",
+        "of many equal numbers all rounding errors have one sign, and eager's partial sums are shorter",
+        elements=_equal_gradients,
     ),
     Departure(
         r"aten\.(special_)?logit(_backward)?\.",

@@ -104,6 +104,7 @@ REFUSED: list[tuple[Any, tuple[Any, ...], dict[str, Any], str]] = [
         (aten._unsafe_index_put.default, (X, [N[0], N[0, :2]], X[0])),
     ]),
     (aten.bucketize.Tensor, (X, X), {}, "no lowering rule"),
+    (aten.binary_cross_entropy_with_logits.default, (X, U, None, None, 0), {}, "no lowering rule"),
 ]  # fmt: skip
 ALIKE: list[tuple[Any, tuple[Any, ...], dict[str, Any], str]] = [
     (aten.add.Tensor, (B, B), {"alpha": True}, ""),
@@ -155,6 +156,7 @@ ALIKE: list[tuple[Any, tuple[Any, ...], dict[str, Any], str]] = [
     (aten.nll_loss_backward.default, (X[0, :1], X, N[0, 1:], None, 2, -100, X[0, 0]), {}, "may not go together"),
     (aten.nll_loss_backward.default, (X[0, 2], X, N[0, 1:], X[0], 1, -100, X[1, 0]), {}, ""),
     (aten.nll_loss_backward.default, (X[0, 1:], X, N[0, 1:], X[0], 0, -100, X[1, 0]), {}, ""),
+    (aten.nll_loss_forward.default, (X[:1, :0], N[0, :1], None, 2, 0), {}, "may not go together"),
     (aten.gather.default, (X[0], 0, N[0, 1]), {}, "may not go together"),
     (aten.gather.default, (X, 1, N[:1, :2]), {}, ""),
     (aten.scatter.value, (X, 0, N[0, :0], 1.5), {}, "may not go together"),

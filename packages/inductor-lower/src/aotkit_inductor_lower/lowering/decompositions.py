@@ -187,9 +187,10 @@ def _soft_margin_loss(decompose: Callable[..., Any], *args: Any, **kwargs: Any) 
 
 
 def _cross_entropy(decompose: Callable[..., Any], x: torch.Tensor, target: torch.Tensor, *rest: Any, **how: Any) -> Any:
-    """Of one size; eager writes the loss to memory of the target's size, and refuses what does not fit there."""
+    """Of one size; eager writes the loss over the target, and refuses what does not fit there."""
     same = x.dim() == target.dim() and all(guard_or_false(a == b) for a, b in zip(x.shape, target.shape, strict=True))
-    return decompose(x, target, *rest, **how) if same else NotImplemented
+    fits = same and torch.can_cast(torch.result_type(x, target), target.dtype)
+    return decompose(x, target, *rest, **how) if fits else NotImplemented
 
 
 def _pixel_shuffle(decompose: Callable[..., Any], x: torch.Tensor, factor: int) -> Any:

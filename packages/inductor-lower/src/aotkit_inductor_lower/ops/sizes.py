@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch.fx import Node
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from .positions import same_number
 
@@ -68,9 +69,12 @@ def _pooled(spatial: int) -> Callable[[dict[str, Any]], bool]:
 
 
 def _classified(given: dict[str, Any]) -> bool:
-    """A class for each row or pixel, a weight for each class, a gradient for each loss."""
+    """A class for each row or pixel, a weight for each class, a gradient for each loss. Of no classes eager
+    looks at no target."""
     x, target, weight = given["self"].shape, given["target"].shape, given.get("weight")
     classes = 0 if len(x) == 1 else 1
+    if not statically_known_true(x[classes] > 0):
+        return False
     rows = [*x[:classes], *x[classes + 1 :]]
     if not (_same(target, rows) or (len(x) == 1 and len(target) <= 1 and same_number(given["target"].numel(), 1))):
         return False
