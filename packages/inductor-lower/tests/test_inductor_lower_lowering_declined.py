@@ -39,7 +39,7 @@ LEFT = {
         lambda g, x, t: aten.nll_loss_backward(g, x, t, None, 1, -100, g), (ONE, LOG, AT[0]), "nll_loss_backward",
         "single sample",
     ),
-    "scatter into a scalar": (lambda x, i, s: aten.scatter(x, 0, i, s), (ONE, AT[:1] * 0, V[1:2]), "scatter", "scalar"),
+    "scatter into a scalar": (lambda x, i, s: aten.scatter(x, 0, i, s), (ONE, AT[:1] * 0, V[1:2]), "scatter", "sizes"),
     "a scalar's slices": (lambda x, i: aten.index_fill(x, 0, i, 3.0), (ONE, AT[:1] * 0), "index_fill", "of a scalar"),
     "copies of a scalar": (lambda x, i, s: aten.index_copy(x, 0, i, s), (V, AT[:1], ONE), "index_copy", "of a scalar"),
     "slices of integers": (

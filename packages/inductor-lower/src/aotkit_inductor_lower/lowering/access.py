@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
 from ..errors import Fallback, IRError
 from ..ir import DType, Origin, Range
 from ..ir.builder import NestBuilder, Value
+from ..kernel_ir.bounds import lower_bound
 from ..ops.dtypes import is_float, is_half
 from ..ops.reductions import REDUCTIONS, is_positional
 from ..symbolic import Expr, sym, to_expr
@@ -53,7 +54,7 @@ class ViewBuilder(NestBuilder):
     ) -> Value:
         """The element of a tensor at ``index`` (one expression per dimension of the view, not broadcast). Raises
         :class:`~..errors.Fallback` if the tensor may be smaller than what the index spans."""
-        self._stay_inside(view, index, mask)
+        self._stay_inside(view, index, mask, _covers)
         return self.load_element(view.buffer, view.at(index), ir_dtype(view.dtype), mask, other)
 
     def load_broadcast(self, view: View, index: Sequence[Expr]) -> Value:
@@ -70,16 +71,19 @@ class ViewBuilder(NestBuilder):
     def store(
         self, view: View, index: Sequence[Expr], value: Value, mode: str = "set", mask: Value | None = None
     ) -> None:
-        """Write an element, converted to the tensor's type. Raises :class:`~..errors.Fallback` as :meth:`load`."""
-        self._stay_inside(view, index, mask)
+        """Write an element, converted to the tensor's type. Raises :class:`~..errors.Fallback` if the tensor is
+        certainly smaller than what the index spans: the sizes of results are the rule's own."""
+        self._stay_inside(view, index, mask, lambda size, wanted: lower_bound(wanted - size) <= 0)
         self.store_element(view.buffer, view.at(index), self.cast(value, ir_dtype(view.dtype)), mode, mask)
 
-    def _stay_inside(self, view: View, index: Sequence[Expr], mask: Value | None) -> None:
-        """Fake kernels do not look at all sizes, and what is read of a smaller tensor lies outside of it."""
+    def _stay_inside(
+        self, view: View, index: Sequence[Expr], mask: Value | None, fits: Callable[[Expr, Expr], bool]
+    ) -> None:
+        """Fake kernels do not look at all sizes, and what lies beyond those of a smaller tensor is not its."""
         agree = len(view.sizes) == len(index)
         if agree and mask is None:
             wanted = map(self._loop_sizes.get, index)
-            agree = all(want is None or _covers(size, want) for size, want in zip(view.sizes, wanted, strict=True))
+            agree = all(want is None or fits(size, want) for size, want in zip(view.sizes, wanted, strict=True))
         if not agree:
             raise Fallback("sizes that are not known to agree are left to ATen")
 
@@ -166,8 +170,7 @@ def _covers(size: Expr, wanted: Expr) -> bool:
     """Whether a dimension has as many elements as are wanted."""
     if size == wanted or wanted == 1:
         return True
-    have, want = size.constant, wanted.constant
-    return have is not None and want is not None and have >= want
+    return lower_bound(size - wanted) >= 0
 
 
 def _wrapped(value: int, dtype: DType) -> int:

@@ -121,13 +121,11 @@ def _along(given: dict[str, Any]) -> bool:
 
 
 def _indexed(given: dict[str, Any]) -> bool:
-    """Indices have common sizes, and a mask no more dimensions than they."""
+    """Indices have common sizes, and a mask no more dimensions than what they lead to."""
     sizes = [index.shape for index in given["indices"] if index is not None]
     rank, mask = max(map(len, sizes), default=0), given.get("mask")
-    if mask is not None:
-        sizes.append(mask.shape)
-        if mask.dim() > rank:
-            return False
+    if mask is not None and mask.dim() > rank + given["self"].dim() - len(sizes):
+        return False
     columns = zip(*([1] * (rank - len(size)) + list(size) for size in sizes), strict=True)
     wide = ([size for size in column if not same_number(size, 1)] for column in columns)
     return all(same_number(size, column[0]) for column in wide for size in column)
