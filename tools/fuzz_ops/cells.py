@@ -94,7 +94,7 @@ def coverage_table(total: Tally) -> str:
     lines.append(f"{len(few)} of {len(targets())} rules below {WANTED_OF_RULE} samples")
     rules = frozenset(targets())
     for whose, here in (("rules", True), ("other operators", False)):
-        counts = [n for (op, _, _), n in total.cells.items() if (op in rules) is here]
+        counts = [n for (op, _, _), n in total.accepted.items() if (op in rules) is here]
         below = sum(n < WANTED for n in counts)
-        lines.append(f"{below} of {len(counts)} cells of {whose} that eager accepts below {WANTED} samples")
+        lines.append(f"{below} of {len(counts)} cells of {whose} below {WANTED} samples that eager accepts")
     return "\n".join(lines)
