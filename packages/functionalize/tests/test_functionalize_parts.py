@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 import sympy
 import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.traceback import annotate, preserve_node_meta
 from torch.utils._sympy.functions import (
     CeilToInt,
     FloatTrueDiv,
@@ -19,7 +21,14 @@ from torch.utils._sympy.functions import (
     TruncToInt,
 )
 
-from aotkit_functionalize import FunctionalLayer, Unsupported, fake_arguments, function_inputs, functional_layer
+from aotkit_functionalize import (
+    FunctionalLayer,
+    Unsupported,
+    collect_metadata,
+    fake_arguments,
+    function_inputs,
+    functional_layer,
+)
 from aotkit_functionalize.metadata import GraphMetadata
 from aotkit_functionalize.overlap import definitely_disjoint
 from aotkit_functionalize.records import (
@@ -45,6 +54,8 @@ from aotkit_functionalize.tracing import (
     renew,
     to_functional,
 )
+
+aten = torch.ops.aten
 
 
 @pytest.fixture(params=list(FunctionalLayer), ids=lambda layer: layer.value)
@@ -220,3 +231,45 @@ def test_a_fake_twin_is_what_autograd_sees():
     for value in (leaf, leaf * 2, leaf.detach()):
         twin = fake_twin(value, mode, static=True)
         assert (twin.requires_grad, twin.is_leaf) == (value.requires_grad, value.is_leaf) and twin.shape == (2, 3)
+
+
+def recorded(function, *args):
+    """The graph of a function's forward values, as a tracer records them."""
+
+    def run(*plain):
+        with functional_layer(FunctionalLayer.MODE) as storages:
+            inputs = function_inputs(plain, args)
+            outputs = function(*(i.value for i in inputs))
+            modes = (torch.is_grad_enabled(), torch.is_grad_enabled())
+            values = collect_metadata(inputs, outputs, grad_mode=modes, storages=storages).forward_values
+            return [from_functional(value) for value in values]
+
+    with preserve_node_meta():
+        return make_fx(run, tracing_mode="fake")(*args)
+
+
+@pytest.mark.parametrize("detach", [lambda y: y.data, lambda y: y[1:].detach()])
+def test_late_writes_to_what_several_results_are_views_of_are_recorded(detach):
+    def views(x):
+        y = x * 2
+        base = detach(y)
+        views = [base[:1], base[1:]]
+        y.add_(1)
+        return views
+
+    graph = recorded(views, torch.zeros(3))
+    x = torch.arange(3.0)
+    assert torch.equal(graph(x)[0], detach(x * 2 + 1))
+
+
+@pytest.mark.parametrize("read", [lambda view: view * 3, lambda view: torch.cat([view, view])])
+def test_a_view_that_is_taken_again_keeps_what_the_user_noted_at_it(read):
+    def function(x):
+        with annotate({"part": "first"}):
+            y = x * 2
+            view = y[1:]
+        y.add_(1)
+        return [read(view)]
+
+    nodes = recorded(function, torch.zeros(3)).graph.find_nodes(op="call_function", target=aten.slice.Tensor)
+    assert [node.meta.get("custom") for node in nodes] == [{"part": "first"}] * 2

@@ -8,7 +8,14 @@ import pytest
 import torch
 from torch.testing._internal.two_tensor import TwoTensor
 
-from aotkit_functionalize import FunctionalLayer, GraphMetadata, OverlappingMutation, Unsupported, analyze
+from aotkit_functionalize import (
+    FunctionalLayer,
+    GraphMetadata,
+    OverlappingMutation,
+    Unsupported,
+    analyze,
+    fake_arguments,
+)
 from aotkit_functionalize.records import MutationKind, OutputKind
 from aotkit_functionalize.subclasses import SubclassBoundary, subclass_key, tensors_inside
 
@@ -102,6 +109,21 @@ class NoProtocol(torch.Tensor):
 def test_a_subclass_that_cannot_be_taken_apart_is_refused() -> None:
     with pytest.raises(Unsupported, match=r"input 0 is a tensor subclass \(NoProtocol\)"):
         analyze(lambda x: [x * 2], [torch.randn(3).as_subclass(NoProtocol)])
+
+
+class Trained(TwoTensor):
+    """Requires gradients whenever it is put together."""
+
+    @staticmethod
+    def __tensor_unflatten__(inner, context, sizes, strides):
+        return Trained(inner["a"], inner["b"]).requires_grad_()
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_an_argument_requires_gradients_if_the_callers_does_whatever_its_class_says(grad: bool) -> None:
+    _, parts = fake_arguments([torch.randn(3), torch.randn(3)])
+    metadata = analyze(lambda x: [x * 2], [Trained(*parts).requires_grad_(grad)])
+    assert metadata.is_training is grad and metadata.differentiable_inputs == ((0, 1) if grad else ())
 
 
 def _each(*steps):

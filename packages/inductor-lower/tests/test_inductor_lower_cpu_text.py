@@ -345,7 +345,7 @@ def test_temporaries_of_types_without_kernels_have_memory_of_their_own() -> None
 
 
 def test_positions_below_zero_are_rounded_down() -> None:
-    for size, bits in ((8, 128), (8, 512), (100, 512)):
+    for size, bits in ((2, 128), (8, 128), (8, 512), (100, 512)):
         nest = f"""
 loop positions(i0 < {size}):
   stage():

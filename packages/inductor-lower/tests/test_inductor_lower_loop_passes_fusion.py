@@ -16,8 +16,10 @@ from aotkit_inductor_lower import (
     lower_graph,
     schedule_program,
 )
+from aotkit_inductor_lower.analysis.alignment import align_digits
 from aotkit_inductor_lower.ir import BufferKind, ExternCall, Load, LoopNest, Store
 from aotkit_inductor_lower.ir.parse import parse_program
+from aotkit_inductor_lower.symbolic import SymbolKind, sym, to_expr
 
 F = torch.nn.functional
 aten = torch.ops.aten
@@ -285,3 +287,24 @@ def test_a_loss_over_classes_reads_the_logits_without_a_copy_of_their_size():
 def test_log_softmax_in_parts_is_one_kernel_again():
     graph = make_fx(lambda x: F.log_softmax(x, -1), decompositions(), tracing_mode="fake")(torch.randn(64, 100))
     assert len(nests(schedule_program(lower_graph(graph))[0])) == 1
+
+
+ROWS = sym("s0", SymbolKind.SIZE)
+
+
+@pytest.mark.parametrize(
+    ("whole", "parts", "split"),
+    [
+        ([("i", 12)], [("b", 4), ("a", 3)], [3, 4]),
+        ([("i", 4 * ROWS)], [("b", 4), ("a", ROWS)], [ROWS, 4]),
+        ([("i", ROWS * 4)], [("b", ROWS), ("a", 4)], [4, ROWS]),
+        ([("i", 12)], [("b", 5), ("a", 3)], None),
+        ([("j", 3), ("i", 0)], [("b", 6), ("a", 0)], None),  # of no elements
+        ([("i", 0)], [("b", 4), ("a", 0)], None),
+    ],
+)
+def test_a_loop_is_split_into_those_of_another_nest_where_they_divide_it(whole, parts, split):
+    first, second = ([(name, to_expr(size)) for name, size in digits] for digits in (whole, parts))
+    for found in (align_digits(first, second, ["k0", "k1"]), align_digits(second, first, ["k0", "k1"])):
+        loops = None if found is None else {**found.first, **found.second}["i"]
+        assert (loops if loops is None else [loop.size for loop in loops]) == split

@@ -99,3 +99,19 @@ return out
     assert "!nontemporal" in generate(parse_program(text), generic_machine(128), keep_text=True).text
     small = text.replace(str(count), str(count - 1))
     assert "!nontemporal" not in generate(parse_program(small), generic_machine(128), keep_text=True).text
+
+
+@pytest.mark.parametrize("dtype", ["bool", "uint8"])
+def test_bytes_are_streamed_too(dtype: str) -> None:
+    text = f"""aotkit-ir 2
+program test
+input x
+buffer x : {dtype}[{NONTEMPORAL_BYTES}] strides [1] input on cpu
+buffer out : {dtype}[{NONTEMPORAL_BYTES}] strides [1] output on cpu
+loop out(i0 < {NONTEMPORAL_BYTES}):
+  stage():
+    %a = load x[i0] : {dtype if dtype == "bool" else "u8"}
+    store out[i0] = %a
+return out
+"""
+    assert "!nontemporal" in generate(parse_program(text), generic_machine(128), keep_text=True).text

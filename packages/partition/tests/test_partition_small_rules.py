@@ -20,7 +20,7 @@ from aotkit_partition.min_cut import make_cut_problem, solve_min_cut
 from aotkit_partition.missing_tangents import without_tangents
 from aotkit_partition.peak import PeakSearch
 from aotkit_partition.rank_sync import sync_across_ranks
-from aotkit_partition.runtime_estimate import MeasuredEstimator
+from aotkit_partition.runtime_estimate import MeasuredEstimator, estimator_named
 from aotkit_partition.timeline import Allocation, MemoryTimeline
 
 aten = torch.ops.aten
@@ -199,8 +199,11 @@ def test_a_measured_op_runs_four_times_the_first_to_warm_up():
     build.inputs[0].meta["val"] = torch.empty(4, 4)
     ticks = iter([0, 100, 0, 3, 0, 1, 0, 2])
     estimator = MeasuredEstimator(clock=lambda: float(next(ticks)))
-    assert estimator.seconds(build.call(aten.sin.default, *build.inputs, val=torch.empty(4, 4))) == 2.0
+    sine = build.call(aten.sin.default, *build.inputs, val=torch.empty(4, 4))
+    assert estimator.seconds(sine) == 2.0
     assert estimator.runs == 4
+    named = estimator_named("measured")
+    assert named.seconds(sine) > 0 and named.runs == 4
 
 
 def searched(sizes, uses=()):

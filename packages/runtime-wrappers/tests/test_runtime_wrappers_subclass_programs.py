@@ -269,6 +269,25 @@ def test_a_gradient_that_would_be_of_another_class_than_in_eager_mode_is_refused
     assert bool((grad == want).a.all()) and bool((grad == want).b.all())
 
 
+class BackwardOfProducts(torch.nn.Module):
+    """Of ``x * y`` and ``y * 2``, where ``x`` is a pair and so the gradient of ``y`` is one."""
+
+    def forward(self, a: Any, b: Any, y: Any, first: Any, second: Any, plain: Any) -> list[Any]:
+        return [first * y, second * y, first * a + plain * 2, second * b + plain * 2]
+
+
+def test_the_gradient_of_a_plain_result_stays_out_of_what_becomes_part_of_a_wrapper(wrapped: Wrap) -> None:
+    x, y = two(2, 3).requires_grad_(), torch.arange(6.0).view(2, 3).requires_grad_()
+    plan = wrapped(lambda x, y: [x * y, y * 2], [x, y]).plan
+    graph = torch.fx.symbolic_trace(BackwardOfProducts())
+    call = bind(plan, lambda a, b, y: [a * y, b * y, y * 2, a, b, y], graph, backward_graph=graph)
+    ones = torch.ones(2, 3)
+    (grad,) = torch.autograd.grad(call([x, y]), y, [TwoTensor(ones, ones), ones])
+    assert bool((grad.a == x.a + 2).all()) and bool((grad.b == x.b + 2).all())
+    with pytest.raises(MetadataMismatchError, match="would become part of the gradient of a tensor subclass"):
+        torch.autograd.grad(call([x, y]), y, [TwoTensor(ones, ones), TwoTensor(ones, ones)])
+
+
 def test_a_gradient_of_other_sizes_is_refused(wrapped: Wrap) -> None:
     class Loose(torch.autograd.Function):
         @staticmethod
