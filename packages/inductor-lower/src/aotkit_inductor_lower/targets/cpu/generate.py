@@ -26,6 +26,7 @@ from .machine import Machine, host_machine
 from .module import ModuleText
 from .object import compile_text
 from .render.kernel import emit_kernel
+from .render.product import ProductEmitter, is_product
 
 __all__ = ["generate"]
 
@@ -104,7 +105,11 @@ class _Kernels:
         shape = canonical(kernel)
         made = self.known.get(shape)
         if made is None:
-            text = emit_kernel(kernel, self.target, self.module.declarations)
+            site, declarations = is_product(kernel, self.target), self.module.declarations
+            if site is not None:
+                text = ProductEmitter(kernel, site, self.target, declarations).emit()
+            else:
+                text = emit_kernel(kernel, self.target, declarations)
             name = self.module.add_kernel(f"kernel_{_identifier(kernel.name)}", text)  # apart from libm's names
             short = self.module.add_kernel(f"{name}_short", text.short[0]) if text.short is not None else ""
             made = self.known[shape] = text, name, short

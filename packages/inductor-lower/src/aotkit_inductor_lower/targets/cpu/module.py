@@ -222,7 +222,8 @@ class ModuleText:
 
     def imports(self) -> tuple[str, ...]:
         """Functions outside the module that it calls. Complete once :meth:`render` was called."""
-        names = {name for name in self.declarations if not name.startswith("llvm.")}
+        outside = (name for name, text in self.declarations.items() if text.startswith("declare "))
+        names = {name for name in outside if not name.startswith("llvm.")}
         if self._launches and self.target.threads:
             names |= {"GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads"}
         return tuple(sorted(names))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..._observer import Observer
 from ...ir import Buffer, Contraction, ExternCall, Program
@@ -34,8 +34,13 @@ class CpuTarget:
     def choose(
         self, product: Contraction, buffers: Mapping[str, Buffer], options: LowerOptions, measure: Measure | None
     ) -> Choice:
-        """ATen's call: there are no forms yet."""
-        return Choice("aten", "matrix products are left to ATen")
+        """``"fma"``, panels and tiles of vectors, if the options say so and what is summed is f32 or f64 throughout."""
+        factors = {operand.dtype for operand in (product.left, product.right)}
+        if options.contractions != "generated":
+            return Choice("aten", "matrix products are left to ATen")
+        if factors != {product.accumulate}:
+            return Choice("aten", "products of float16 and bfloat16 are left to ATen on the CPU")
+        return Choice("fma", "every product is generated")
 
     def choose_library(self, product: ExternCall, buffers: Mapping[str, Buffer]) -> Choice:
         """What is faster on the processor that ATen's calls run on."""
@@ -67,4 +72,6 @@ def cpu_target(processor: str = "host") -> CpuTarget:
 
     Raises :class:`~.errors.CodegenError` for a level of x86-64 that this one lacks.
     """
-    return CpuTarget(processor_machine(processor), host_machine().cpu)
+    machine = processor_machine(processor)
+    forms = ("fma",) if machine.has("fma") else ()
+    return CpuTarget(machine, host_machine().cpu, replace(HOST, contraction_forms=forms))

@@ -24,7 +24,7 @@ from .errors import TritonError
 from .map_loops import TileLimits
 from .records import KernelArgument, KernelSource, TritonKernel
 from .render.kernel import emit_kernel
-from .render.matmul import CONFIGS, emit_matmul, matmul_site
+from .render.matmul import CONFIGS, dot_site, emit_matmul
 from .render.names import argument_name
 
 __all__ = ["Launched", "Rendered", "assemble", "render_program", "to_program"]
@@ -194,7 +194,7 @@ class _Kernels:
 
     def _sources(self, kernel: Kernel) -> tuple[KernelSource, ...]:
         """The ways to write a kernel; one, unless they are to be compared."""
-        if matmul_site(kernel) is not None:
+        if dot_site(kernel) is not None:
             configs = CONFIGS if self.tune else CONFIGS[:1]
             made = (
                 emit_matmul(kernel, self.extents, c, tf32=self.tf32, asserts=self.asserts)

@@ -88,6 +88,10 @@ class Emitter:
         """Ask for ``declare result @symbol(parameters)``."""
         self._declarations[symbol] = f"declare {result} @{symbol}({', '.join(parameters)})"
 
+    def define(self, symbol: str, text: str) -> None:
+        """Ask for a function of the module's own, ``@symbol``, whose whole text is given."""
+        self._declarations[symbol] = text
+
     def comment(self, text: str) -> None:
         """A comment line at the current place."""
         self._scopes[-1].lines.append(f"  ; {text}")

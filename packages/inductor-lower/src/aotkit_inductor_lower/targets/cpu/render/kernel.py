@@ -38,9 +38,9 @@ STACK_ROW_BYTES = 1 << 18  # larger scratch rows come from malloc
 def emit_kernel(kernel: Kernel, target: Machine, declarations: dict[str, str]) -> KernelText:
     """A kernel in normal form as text. External functions it calls are added to ``declarations``."""
     kernel = version_loops(map_loops(kernel, target), target)
-    text = _KernelEmitter(kernel, target, declarations).emit()
+    text = KernelEmitter(kernel, target, declarations).emit()
     for condition, version in kernel.versions:
-        short = _KernelEmitter(version, target, declarations).emit()
+        short = KernelEmitter(version, target, declarations).emit()
         text = replace(text, short=(short, condition))
     return text
 
@@ -60,7 +60,9 @@ def steps_grain(kernel: Kernel) -> Expr | None:
     return product(loop.size for loop in others) if all(apart) else None
 
 
-class _KernelEmitter:
+class KernelEmitter:
+    """Writes the function of a kernel whose loops are mapped. What a unit computes is :meth:`unit`."""
+
     def __init__(self, kernel: Kernel, target: Machine, declarations: dict[str, str]) -> None:
         self.kernel, self.nests = kernel, perfect_nests(kernel)
         self.types = value_types(instructions(kernel.body))
@@ -84,16 +86,16 @@ class _KernelEmitter:
     def emit(self) -> KernelText:
         kernel, em = self.kernel, self.em
         pointers = self._arguments()
-        self._scratch(pointers)
+        self.allocate(pointers)
         self.ctx.pointers = pointers
-        units, chunk = self._units()
+        units, chunk = self.units()
         low, high = Ssa("%low", "i64"), Ssa("%high", "i64")
         grain = steps_grain(kernel) if self.vector is None else None
         if grain is not None:
             units, steps = kernel.grid[0].extent, self.ctx.scalar(grain)
             low, high = em.mul(low, steps), em.mul(high, steps)
         low = self._none_of_empty(low, high)
-        em.loop(low, high, 1, [], lambda unit, _: self._unit(unit, chunk), "unit")
+        em.loop(low, high, 1, [], lambda unit, _: self.unit(unit, chunk), "unit")
         lines = [f"(ptr %frame, ptr %slots, i64 %low, i64 %high) {{{origin_comment(kernel.origin)}", "entry:"]
         if self.ops.uses_status:
             lines += ["  %status = alloca i32", "  store i32 0, ptr %status"]
@@ -137,7 +139,7 @@ class _KernelEmitter:
             self.ctx.symbols[LENGTH] = em.pure("i64", f"zext i32 {narrow.text} to i64", narrow)
         return pointers
 
-    def _scratch(self, pointers: dict[str, Ssa]) -> None:
+    def allocate(self, pointers: dict[str, Ssa]) -> None:
         """Scratch rows: on the stack if small, one element per lane if the lanes are outer iterations."""
         self._mallocs: list[Ssa] = []
         for row in self.kernel.scratch:
@@ -175,7 +177,7 @@ class _KernelEmitter:
 
     # -- units ---------------------------------------------------------------------------------------------
 
-    def _units(self) -> tuple[Expr, int | None]:
+    def units(self) -> tuple[Expr, int | None]:
         """How many units there are, and the chunk the vector variable is cut into (``None``: not cut)."""
         units = product(loop.extent for loop in self._loops())
         if self.vector is None:
@@ -195,7 +197,7 @@ class _KernelEmitter:
         """The loops of the grid that are units by themselves."""
         return [loop for loop in self.kernel.grid if loop is not self.vector and loop is not self.tile]
 
-    def _unit(self, unit: Ssa, chunk: int | None) -> list[Ssa]:
+    def unit(self, unit: Ssa, chunk: int | None) -> list[Ssa]:
         em, ctx, vector = self.em, self.ctx, self.vector
         ctx.values.clear()
         rest, loops = unit, self._loops()

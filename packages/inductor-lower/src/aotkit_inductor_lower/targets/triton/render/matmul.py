@@ -1,26 +1,23 @@
 """Nests that compute matrix products, as kernels around ``tl.dot``.
 
-A nest of the form that Note [A matrix product is a nest] tells, however it came about, is recognised here: one factor
-does not vary along the columns, the other not along the rows. Then a tile is computed by ``tl.dot``.
+What :func:`~...kernel_ir.matmul_site.matmul_site` recognises: a tile is computed by ``tl.dot``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ....ir import (
-    CheckedIndex,
     Compute,
     DType,
-    Index,
     Instr,
     Load,
     Reduce,
     Store,
 )
+from ....kernel_ir.matmul_site import MatmulSite, matmul_site
 from ....kernel_ir.nodes import Kernel, Loop
-from ....kernel_ir.walk import PerfectNest, perfect_nests
 from ....kernel_passes.choose_index_width import choose_index_width
 from ....ops.dtypes import is_half
 from ....symbolic import Expr, Symbol
@@ -30,66 +27,7 @@ from .kernel import KernelEmitter
 from .lines import Value
 from .ops import TYPE_NAMES
 
-__all__ = ["MatmulSite", "emit_matmul", "matmul_site"]
-
-
-@dataclass(frozen=True, slots=True)
-class MatmulSite:
-    """Where a kernel is a matrix product: the reduce that sums ``left * right``; ``rows`` and ``columns`` are the loops
-    of the result, ``inner`` the summed one."""
-
-    reduce: Reduce
-    left: str
-    right: str
-    rows: Loop
-    columns: Loop
-    inner: Loop
-
-
-def matmul_site(kernel: Kernel) -> MatmulSite | None:
-    """The matrix product that a kernel computes, if it is one and nothing else is reduced."""
-    loops = [k for k, stmt in enumerate(kernel.body) if isinstance(stmt, Loop)]
-    if len(loops) != 1 or len(kernel.grid) < 2 or kernel.ordered or kernel.scratch or loops[0] != 0:
-        return None
-    nest = perfect_nests(kernel)[0]
-    reduces = [i for i in nest.body if isinstance(i, Reduce)]
-    others = any(isinstance(i, Store | CheckedIndex) for i in nest.body)
-    if len(nest.loops) != 1 or len(reduces) != 1 or others:
-        return None
-    reduce = reduces[0]
-    made = {i.result: i for i in nest.body if not isinstance(i, Store)}
-    product = made.get(reduce.value)
-    if reduce.kind != "sum" or reduce.running or reduce.dtype is not DType.F32:
-        return None
-    if not isinstance(product, Compute) or product.op != "mul":
-        return None
-    varies = _varies(nest)
-    rows, columns = kernel.grid[-2:]
-    left, right = product.args
-    if rows.symbol in varies[right] or columns.symbol in varies[left]:
-        left, right = right, left
-    if rows.symbol in varies[right] or columns.symbol in varies[left]:
-        return None
-    if rows.symbol not in varies[left] or columns.symbol not in varies[right]:
-        return None
-    return MatmulSite(reduce, left, right, rows, columns, nest.loops[0])
-
-
-def _varies(nest: PerfectNest) -> dict[str, set[str]]:
-    """Per value of the nest the loops it varies along."""
-    found: dict[str, set[str]] = {}
-    for instr in nest.body:
-        used: set[str] = set()
-        if isinstance(instr, Load):
-            used = {str(s.name) for index in instr.indices for s in index.symbols}
-            used |= found.get(instr.mask, set()) if instr.mask else set()
-        elif isinstance(instr, Index):
-            used = {str(s.name) for s in instr.expr.symbols}
-        elif isinstance(instr, Compute):
-            used = set().union(*(found[a] for a in instr.args))
-        if not isinstance(instr, Store):
-            found[instr.result] = used
-    return found
+__all__ = ["CONFIGS", "dot_site", "emit_matmul"]
 
 
 # -- kernels -----------------------------------------------------------------------------------------------------
@@ -103,6 +41,12 @@ CONFIGS = (
 )
 
 
+def dot_site(kernel: Kernel) -> MatmulSite | None:
+    """The product that a kernel computes, if ``tl.dot`` can: it sums in f32."""
+    site = matmul_site(kernel)
+    return site if site is not None and site.reduce.dtype is DType.F32 else None
+
+
 def emit_matmul(
     kernel: Kernel,
     extents: Mapping[str, Expr],
@@ -111,9 +55,9 @@ def emit_matmul(
     tf32: bool = False,
     asserts: bool = True,
 ) -> KernelSource:
-    """The source of a kernel that :func:`matmul_site` recognises. ``tf32`` lets f32 factors lose bits, as
+    """The source of a kernel with a :func:`dot_site`. ``tf32`` lets f32 factors lose bits, as
     ``torch.backends.cuda.matmul.allow_tf32`` does."""
-    site = matmul_site(kernel)
+    site = dot_site(kernel)
     if site is None:
         raise ValueError(f"kernel {kernel.name} is no matrix product")
     config = _fitting(config or CONFIGS[0], site)
