@@ -47,11 +47,15 @@ def made(ctx: PassContext) -> list[Decision]:
 
 @pytest.mark.parametrize("target", ["cpu:znver4", "triton-interpreter"])
 def test_nothing_is_asked_where_nothing_but_aten_may_be_chosen(target: str) -> None:
-    for options in (LowerOptions(), LowerOptions(contractions="generated")):
-        if target == "triton-interpreter" and options.contractions == "generated":
-            continue
-        ctx = PassContext.of(options, target=named_target(target))
-        assert chosen(ctx) == ["ExternCall"] * 4 and not ctx.decisions and ctx.fuel.used == 0
+    ctx = PassContext.of(LowerOptions(contractions="aten"), target=named_target(target))
+    assert chosen(ctx) == ["ExternCall"] * 4 and not ctx.decisions and ctx.fuel.used == 0
+
+
+@pytest.mark.parametrize("target", ["cpu:znver4", "triton-interpreter"])
+def test_what_is_left_to_aten_has_a_reason(target: str) -> None:
+    ctx = PassContext.of(LowerOptions(), target=named_target(target))
+    assert chosen(ctx) == ["ExternCall"] * 4 and ctx.fuel.used == 0
+    assert len(made(ctx)) == 4 and not any(decision.fused for decision in made(ctx))
 
 
 def test_generated_products_take_fuel_and_atens_calls_none() -> None:

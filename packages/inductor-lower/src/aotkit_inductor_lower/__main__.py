@@ -39,7 +39,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--list", action="store_true", help="print every pass of every level, with its reason")
     parser.add_argument("--fuel", type=int, help="make only so many rewrites")
     parser.add_argument("--target", default="cpu", help="what to choose for: cpu, cpu:NAME, cuda:0, interpreter, ..")
-    parser.add_argument("--contractions", choices=("auto", "generated"), default="auto", help="products of matrices")
+    who = ("auto", "generated", "aten")
+    parser.add_argument("--contractions", choices=who, default="auto", help="products of matrices")
     given = parser.parse_args(argv)
     if given.list:
         print(_listing(), end="")

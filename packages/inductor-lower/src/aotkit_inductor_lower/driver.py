@@ -57,6 +57,7 @@ from .loop_passes import (
     fuse_concats,
     fuse_kernels,
     fuse_mixed_order_reductions,
+    generate_contractions,
     inline_producers,
     localize_temporaries,
     order_steps,
@@ -109,6 +110,7 @@ LOOP_PASSES = in_order(
     split_loops.PASS,  # reshapes become loops, so that positions are plain sums
     fuse_kernels.PASS,  # vertical and horizontal
     fuse_mixed_order_reductions.PASS,
+    generate_contractions.PASS,  # required: products in tiles, which take in what is made of them
     write_through.PASS,
     localize_temporaries.PASS,
     order_steps.PASS,

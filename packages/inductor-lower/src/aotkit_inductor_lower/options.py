@@ -27,8 +27,9 @@ class LowerOptions:
     result); ``None`` is no limit. ``max_fusion_nodes`` and ``max_fusion_instructions`` bound one kernel.
     ``max_recompute`` bounds how many instructions a value may cost to be computed again in each of several readers.
     ``tune``: on a CUDA device, measure block sizes of kernels and which matrix products to generate; what was chosen is
-    kept with the compiled program. ``contractions``: ``"generated"`` makes all these products kernels, ``"auto"`` those
-    that were measured to be faster.
+    kept with the compiled program. ``contractions``: ``"generated"`` makes all products of matrices kernels that the
+    target has a form for, ``"aten"`` none, ``"auto"`` those that are faster: as measured, with ``tune``, or by what is
+    known of the processor.
     ``index_asserts``: a generated kernel on a CUDA device stops at an index that is out of range, as eager's do; the
     device can't be used afterwards. Off, such an index reads 0 and writes nothing, and the kernel is smaller; nothing
     outside of a tensor is touched either way. On the CPU such an index is always an ``IndexError``.
@@ -49,7 +50,7 @@ class LowerOptions:
     max_fusion_instructions: int = 600
     max_recompute: int = 6
     tune: bool = False
-    contractions: Literal["auto", "generated"] = "auto"
+    contractions: Literal["auto", "generated", "aten"] = "auto"
     index_asserts: bool = True
     check_inputs: bool = True
     processor: Processor = "host"

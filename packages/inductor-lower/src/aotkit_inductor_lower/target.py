@@ -17,7 +17,7 @@ import torch
 
 from ._observer import Observer
 from .errors import CodegenError
-from .ir import Buffer, Contraction, ExternCall, Program
+from .ir import Buffer, Contraction, ExternCall, LoopNest, Program
 from .kernel_ir.nodes import KernelModule
 from .launch_plan import CompiledProgram
 from .ops.dtypes import DType
@@ -43,7 +43,8 @@ class Capabilities:
     and the other norms. ``channels_last``: convolutions are faster with the channels of an image together.
     ``accumulates_rows``: partial sums in memory pay (mixed-order reductions). ``one_pass_rows``: rows that are not held
     are read once for a sum and the squares around its mean, or a maximum and the sum below it. ``contraction_forms``:
-    what products of matrices become besides ATen's call.
+    what products of matrices become besides ATen's call. ``tiles_products``: they are written in tiles, as long as
+    nothing else is summed beside them.
     """
 
     device: str
@@ -58,6 +59,7 @@ class Capabilities:
     one_pass_rows: bool
     atomics: frozenset[tuple[DType, str]] = frozenset()
     contraction_forms: tuple[str, ...] = ()
+    tiles_products: bool = False
 
     def owns(self, device: torch.device) -> bool:
         """Whether kernels take tensors on this device."""
@@ -127,7 +129,11 @@ class Target(Protocol):
         self, product: Contraction, buffers: Mapping[str, Buffer], options: LowerOptions, measure: Measure | None
     ) -> Choice:
         """Who computes a product of matrices: one of the ``contraction_forms``, or ATen's call in it. Asked where there
-        are forms, and the options or a measurement may prefer one."""
+        are forms, and the options don't say that all is ATen's."""
+
+    def renders_product(self, nest: LoopNest, buffers: Mapping[str, Buffer]) -> bool:
+        """Whether the nest is a product of matrices, with what is computed of it, that the target writes in tiles.
+        Asked where it ``tiles_products``."""
 
     def choose_library(self, product: ExternCall, buffers: Mapping[str, Buffer]) -> Choice:
         """Which library computes a product of matrices that is left to ATen."""
@@ -183,6 +189,10 @@ class NoMachine:
     ) -> Choice:
         """ATen's call: there is no form for it."""
         return Choice("aten", "the machine is not known")
+
+    def renders_product(self, nest: LoopNest, buffers: Mapping[str, Buffer]) -> bool:
+        """There are no tiles."""
+        return False
 
     def choose_library(self, product: ExternCall, buffers: Mapping[str, Buffer]) -> Choice:
         """ATen's own: nothing is known that would be faster."""

@@ -1,9 +1,10 @@
 """Pass: who computes each product of matrices, loops of ours or ATen, as the target says; with the reason kept.
 
 Note [Who computes a product]
-    Behind this pass no :class:`~..ir.Contraction` is left: it is ATen's call in it, or the nest that it means, into
-    which the ordinary passes fuse what comes before and after it. A target without a form for it leaves all that ATen
-    can compute to ATen. The call is what there must be, so it takes no fuel; a nest in its place takes some.
+    A :class:`~..ir.Contraction` becomes ATen's call in it, or the nest that it means, into which the ordinary passes
+    fuse what comes before and after it; or it stays, where the target writes products in tiles, until
+    ``generate-contractions``. A target without a form for it leaves all that ATen can compute to ATen. The call is what
+    there must be, so it takes no fuel; anything else takes some.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ __all__ = ["PASS", "choose_contractions"]
 
 
 def choose_contractions(program: Program, ctx: PassContext) -> Program:
-    """The program with each contraction as ATen's call or as a nest. Equal ones are asked about once."""
+    """The program with each contraction as whoever computes it needs it. Equal ones are asked about once."""
     if not contractions(program):
         return program
     buffers = buffers_of(program)
@@ -33,7 +34,7 @@ def _chosen(product: Contraction, buffers: Mapping[str, Buffer], known: dict[str
     call = product.library
     if call is None:
         return product.as_nest()  # nobody else can
-    if not _is_weighed(ctx):
+    if ctx.options.contractions == "aten" or not ctx.target.capabilities.contraction_forms:
         return call
     key = _operands(call, buffers)
     if key not in known:
@@ -42,13 +43,9 @@ def _chosen(product: Contraction, buffers: Mapping[str, Buffer], known: dict[str
     generated = choice.form != "aten" and ctx.fuel.take()
     reason = choice.reason if generated or choice.form == "aten" else NO_FUEL
     ctx.decisions.append(Decision("contraction", product.name, call.target, generated, f"{key}: {reason}"))
-    return product.as_nest() if generated else call
-
-
-def _is_weighed(ctx: PassContext) -> bool:
-    """Whether anything but ATen's call may be chosen."""
-    forms = ctx.target.capabilities.contraction_forms
-    return bool(forms) and (ctx.measure is not None or ctx.options.contractions == "generated")
+    if not generated:
+        return call
+    return product if ctx.target.capabilities.tiles_products else product.as_nest()
 
 
 def _operands(call: ExternCall, buffers: Mapping[str, Buffer]) -> str:

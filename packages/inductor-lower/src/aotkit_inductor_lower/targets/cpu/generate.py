@@ -25,8 +25,9 @@ from ...symbolic import Symbol, to_expr
 from .machine import Machine, host_machine
 from .module import ModuleText
 from .object import compile_text
+from .products import is_product
 from .render.kernel import emit_kernel
-from .render.product import ProductEmitter, is_product
+from .render.product import ProductEmitter
 
 __all__ = ["generate"]
 

@@ -25,7 +25,7 @@ from ...ops.scalar import LONG, TRAPPING
 from ...symbolic import Expr, Symbol, SymbolKind, estimate, to_expr
 from .machine import Machine
 
-__all__ = ["map_loops", "version_loops", "work_of"]
+__all__ = ["bears_mask", "map_loops", "version_loops", "work_of"]
 
 LEAST_TAIL = 4  # elements for which a masked vector pays
 FEW = 8  # what a size is that turns out to be small
@@ -324,7 +324,7 @@ def masked_tail(nest: PerfectNest, loop: Loop, lanes: int, target: Machine) -> i
             slope = instr.indices[0].coefficient(symbol)
             if slope is None or not (slope == 1 or (slope == 0 and isinstance(instr, Load))):
                 return 0
-        if not _bears_mask(instr) or isinstance(instr, Index):
+        if not bears_mask(instr) or isinstance(instr, Index):
             return 0
     return size % lanes
 
@@ -336,10 +336,10 @@ def outer_tail(
     size = loop.extent.constant
     if target.vector_bits != 512 or kernel.ordered or (size is not None and size % lanes < LEAST_TAIL):
         return False
-    return all(_bears_mask(instr) for nest in nests for instr in nest.body)
+    return all(bears_mask(instr) for nest in nests for instr in nest.body)
 
 
-def _bears_mask(instr: Instr) -> bool:
+def bears_mask(instr: Instr) -> bool:
     """Whether an instruction may be computed for lanes that do not exist."""
     if isinstance(instr, Load | Store):
         indirect = any(s.kind is SymbolKind.VALUE for s in instr.indices[0].symbols)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from ..._observer import Observer
-from ...ir import Buffer, Contraction, ExternCall, Program
+from ...ir import Buffer, Contraction, ExternCall, LoopNest, Program
 from ...kernel_ir.nodes import KernelModule
 from ...launch_plan import CompiledProgram
 from ...options import LowerOptions
@@ -34,13 +34,16 @@ class CpuTarget:
     def choose(
         self, product: Contraction, buffers: Mapping[str, Buffer], options: LowerOptions, measure: Measure | None
     ) -> Choice:
-        """``"fma"``, panels and tiles of vectors, if the options say so and what is summed is f32 or f64 throughout."""
-        factors = {operand.dtype for operand in (product.left, product.right)}
-        if options.contractions != "generated":
-            return Choice("aten", "matrix products are left to ATen")
-        if factors != {product.accumulate}:
-            return Choice("aten", "products of float16 and bfloat16 are left to ATen on the CPU")
-        return Choice("fma", "every product is generated")
+        """``"fma"``, panels and tiles of vectors, where that is faster or asked for."""
+        from .choose import choose_form
+
+        return choose_form(product, options, self.machine, self.processor)
+
+    def renders_product(self, nest: LoopNest, buffers: Mapping[str, Buffer]) -> bool:
+        """Whether its kernel is one for :class:`~.render.product.ProductEmitter`."""
+        from .products import product_of
+
+        return product_of(nest, buffers, self.machine) is not None
 
     def choose_library(self, product: ExternCall, buffers: Mapping[str, Buffer]) -> Choice:
         """What is faster on the processor that ATen's calls run on."""
@@ -74,4 +77,4 @@ def cpu_target(processor: str = "host") -> CpuTarget:
     """
     machine = processor_machine(processor)
     forms = ("fma",) if machine.has("fma") else ()
-    return CpuTarget(machine, host_machine().cpu, replace(HOST, contraction_forms=forms))
+    return CpuTarget(machine, host_machine().cpu, replace(HOST, contraction_forms=forms, tiles_products=bool(forms)))

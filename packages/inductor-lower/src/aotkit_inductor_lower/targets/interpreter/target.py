@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ..._observer import Observer
-from ...ir import Buffer, Contraction, ExternCall, Program
+from ...ir import Buffer, Contraction, ExternCall, LoopNest, Program
 from ...kernel_ir.nodes import KernelModule
 from ...launch_plan import CompiledProgram
 from ...native import host_processor
@@ -29,6 +29,10 @@ class InterpreterTarget:
     ) -> Choice:
         """ATen's call: there are no forms."""
         return Choice("aten", "matrix products are left to ATen")
+
+    def renders_product(self, nest: LoopNest, buffers: Mapping[str, Buffer]) -> bool:
+        """Not asked: products are nests from the start."""
+        return False
 
     def choose_library(self, product: ExternCall, buffers: Mapping[str, Buffer]) -> Choice:
         """What is faster on this processor, on which ATen's calls run."""

@@ -20,8 +20,10 @@ def choose_form(
     """``"dot"`` or ``"aten"``, with the times that speak for it."""
     if product.accumulate is not DType.F32:
         return Choice("aten", f"tl.dot sums in f32, not in {product.accumulate.value}")
-    if options.contractions == "generated" or measure is None or product.library is None:
+    if options.contractions == "generated" or product.library is None:
         return Choice("dot", "every product is generated")
+    if measure is None:
+        return Choice("aten", "ATen, nothing is measured without tune")
     library, generated = measure(product.library, buffers)
     times = f"ATen {library * 1e6:.1f} us, generated {generated * 1e6:.1f} us"
     if generated <= GAIN * library:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from ..._observer import Observer
-from ...ir import Buffer, Contraction, ExternCall, Program
+from ...ir import Buffer, Contraction, ExternCall, LoopNest, Program
 from ...kernel_ir.nodes import KernelModule
 from ...launch_plan import CompiledProgram
 from ...ops.dtypes import ATOMIC
@@ -57,6 +57,10 @@ class TritonTarget:
     ) -> Choice:
         """``tl.dot`` where that is asked for everywhere, or measured to be faster."""
         return choose_form(product, buffers, options, measure)
+
+    def renders_product(self, nest: LoopNest, buffers: Mapping[str, Buffer]) -> bool:
+        """Not asked: products are nests from the start."""
+        return False
 
     def choose_library(self, product: ExternCall, buffers: Mapping[str, Buffer]) -> Choice:
         """ATen's own."""

@@ -6,7 +6,7 @@ Note [Products in registers]
     the factor on the way (a cast, a scale) is computed there, once for all rows of the block; a factor whose summed
     dimension is contiguous is turned over in registers. Then each tile of a few rows by one panel is summed by a
     function that all products of the module share, in as many registers as there are: per step of ``k`` one row of the
-    panel, and one number per row of the left factor, which is read where it lies. After :data:`CHUNK` steps the tile
+    panel, and one number per row of the left factor, which is read where it lies. After some hundred steps the tile
     is added to memory, so that no sum is a long chain of additions. What becomes of the sums is computed of the tile in
     memory, row by row.
 
@@ -20,75 +20,30 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable
 
-from ....ir import CheckedIndex, Compute, DType, Instr, Load, Store
-from ....ir.walk import operands
-from ....kernel_ir.matmul_site import MatmulSite, matmul_site
+from ....ir import DType, Load
+from ....kernel_ir.matmul_site import MatmulSite
 from ....kernel_ir.nodes import Kernel, Loop
-from ....ops.scalar import TRAPPING
 from ....symbolic import Expr, Symbol, floordiv, product
 from ..machine import Machine
+from ..products import computed_by, plain_left
 from .body import emit_body
 from .context import Value, Vector
 from .emitter import Ssa, imm, vector_type
 from .kernel import KernelEmitter
+from .tile import ALIGNED, fma_of, tile_function
 from .types import memory_type, width
 
-__all__ = ["ProductEmitter", "is_product", "tile_function"]
+__all__ = ["ProductEmitter"]
 
 ROWS = 6  # of a tile
-CHUNK = 256  # steps of the summed loop after which a tile goes to memory
 STRIP = 1 << 17  # elements of the right factor that are copied at once: they stay in the second-level cache
 BLOCK = 168 * ROWS  # rows for which a strip is used; a copy of it costs as much as a few of them. Whole tiles.
 SMALL_BLOCK = 42 * ROWS  # the same where there are few strips
 FEW = 8  # units that keep a machine busy
-ALIGNED = 64
-
-
-def is_product(kernel: Kernel, target: Machine) -> MatmulSite | None:
-    """The product that a kernel in normal form is, if :class:`ProductEmitter` can write it and it is large enough."""
-    site = matmul_site(kernel) if target.has("fma") else None
-    if site is None or not _plain_left(kernel, site):
-        return None
-    for size, least in ((site.rows, ROWS), (site.columns, 16), (site.inner, 16)):
-        if (size.extent.constant or least) < least:
-            return None
-    after = [stmt for stmt in kernel.body if not isinstance(stmt, Loop)]
-    return site if all(map(_bears_mask, (*_before(kernel, site.right), *after))) else None
-
-
-def _before(kernel: Kernel, value: str) -> tuple[Instr, ...]:
-    """What one factor is computed by."""
-    loop = next(stmt for stmt in kernel.body if isinstance(stmt, Loop))
-    wanted, kept = {value}, []
-    for instr in reversed([stmt for stmt in loop.body if not isinstance(stmt, Loop)]):
-        if not isinstance(instr, Store) and instr.result in wanted:
-            kept.append(instr)
-            wanted.update(operands(instr))
-    return tuple(reversed(kept))
-
-
-def _plain_left(kernel: Kernel, site: MatmulSite) -> Load | None:
-    """The load that the left factor is, if it is nothing else and its elements are evenly spaced both ways."""
-    made = _before(kernel, site.left)
-    load = made[0] if len(made) == 1 else None
-    if not isinstance(load, Load) or load.mask is not None or load.dtype is not site.reduce.dtype:
-        return None
-    loops = [Symbol(loop.symbol) for loop in (site.rows, site.inner)]
-    steps = [load.indices[0].coefficient(symbol) for symbol in loops]
-    return load if all(step is not None and not set(loops) & set(step.symbols) for step in steps) else None
-
-
-def _bears_mask(instr: Instr) -> bool:
-    """Whether an instruction may be computed for columns that do not exist."""
-    if isinstance(instr, Load | Store):
-        return not any(s.kind.name == "VALUE" for s in instr.indices[0].symbols) and not (
-            isinstance(instr, Store) and instr.accumulates
-        )
-    return not (isinstance(instr, CheckedIndex) or (isinstance(instr, Compute) and instr.op in TRAPPING))
 
 
 class ProductEmitter(KernelEmitter):
-    """Writes a kernel that :func:`is_product` knows, see Note [Products in registers]."""
+    """Writes a kernel that :func:`~..products.is_product` knows, see Note [Products in registers]."""
 
     def __init__(self, kernel: Kernel, site: MatmulSite, target: Machine, declarations: dict[str, str]) -> None:
         super().__init__(kernel, target, declarations)
@@ -99,9 +54,9 @@ class ProductEmitter(KernelEmitter):
         self.vectors = 4 if target.vector_bits == 512 or target.triple.startswith("aarch64") else 2
         self.panel = self.across * self.vectors  # columns of a tile
         self.rows, self.columns, self.inner = (Symbol(loop.symbol) for loop in (site.rows, site.columns, site.inner))
-        self.right = _before(kernel, site.right)
+        self.right = computed_by(kernel, site.right)
         self.after = tuple(stmt for stmt in kernel.body if not isinstance(stmt, Loop))
-        left = _plain_left(kernel, site)
+        left = plain_left(kernel, site)
         assert left is not None
         self.left = left
 
@@ -163,7 +118,7 @@ class ProductEmitter(KernelEmitter):
         end = em.minimum(em.add(first, imm(strip)), columns)
         bottom = em.minimum(em.add(top, imm(block)), rows)
         self._copy_strip(first, end)
-        self._tiles(top, bottom, first, end)
+        self._sum_rows(top, bottom, first, end)
         return []
 
     # -- the right factor ----------------------------------------------------------------------------------
@@ -286,7 +241,7 @@ class ProductEmitter(KernelEmitter):
 
     # -- tiles ---------------------------------------------------------------------------------------------
 
-    def _tiles(self, top: Ssa, bottom: Ssa, first: Ssa, end: Ssa) -> None:
+    def _sum_rows(self, top: Ssa, bottom: Ssa, first: Ssa, end: Ssa) -> None:
         """The block's rows, a tile's at a time; what is left of them in smaller tiles."""
         em, count = self.em, self.site.rows.extent.constant
         heights = (ROWS, 2, 1) if count is None else (ROWS, count % ROWS)
@@ -303,7 +258,7 @@ class ProductEmitter(KernelEmitter):
         function = tile_function(self.element, self.across, self.vectors, height)
         em.define(*function)
         vector = vector_type(self.element, self.across)
-        em.declare(_fma(self.element, self.across), vector, [vector] * 3)
+        em.declare(fma_of(self.element, self.across), vector, [vector] * 3)
         em.declare("llvm.smin.i64", "i64", ["i64", "i64"])
         ctx.symbols[self.rows], ctx.symbols[self.inner] = top, imm(0)
         steps = [offset.coefficient(loop) for loop in (self.rows, self.inner)]
@@ -340,7 +295,8 @@ class ProductEmitter(KernelEmitter):
         if self._exact():
             return some(self.vectors, at, [])
         whole, stop = self._whole(first, end), em.minimum(em.add(at, imm(self.panel)), end)
-        em.loop(at, em.minimum(em.add(at, imm(1)), whole), self.panel, [], functools.partial(some, self.vectors), "whole")
+        once = em.minimum(em.add(at, imm(1)), whole)  # or not at all
+        em.loop(at, once, self.panel, [], functools.partial(some, self.vectors), "whole")
         em.loop(em.maximum(at, whole), stop, self.across, [], functools.partial(some, 1), "columns")
         return []
 
@@ -355,72 +311,3 @@ class ProductEmitter(KernelEmitter):
 
 def _no_reduce(reduce: object, value: Value) -> None:
     raise AssertionError("a reduction outside of the product")
-
-
-def _fma(element: str, lanes: int) -> str:
-    return f"llvm.fma.v{lanes}{'f32' if element == 'float' else 'f64'}"
-
-
-def tile_function(element: str, lanes: int, vectors: int, rows: int) -> tuple[str, str]:
-    """Name and text of the function that sums a tile: ``rows`` of the left factor, ``row`` elements apart and ``step``
-    from one to the next number, times a panel of ``count`` steps."""
-    name = f"tile_{element}_{rows}x{lanes * vectors}"
-    type_ = vector_type(element, lanes)
-    align = min(ALIGNED, lanes * {"float": 4, "double": 8}[element])
-    each = [(r, v) for r in range(rows) for v in range(vectors)]
-    fma = _fma(element, lanes)
-    lines = [
-        f"define internal void @{name}(ptr %left, i64 %row, i64 %step, ptr %panel, i64 %count, ptr %sums) noinline {{",
-        "entry:",
-    ]
-    for r, v in each:
-        place = (r * vectors + v) * lanes
-        lines.append(f"  %sum.{r}.{v} = getelementptr {element}, ptr %sums, i64 {place}")
-        lines.append(f"  store {type_} zeroinitializer, ptr %sum.{r}.{v}, align {align}")
-    for r in range(rows):
-        lines.append(f"  %at.{r} = mul i64 %row, {r}")
-        lines.append(f"  %left.{r} = getelementptr {element}, ptr %left, i64 %at.{r}")
-    lines += [
-        "  %any = icmp sgt i64 %count, 0",
-        "  br i1 %any, label %chunk, label %done",
-        "chunk:",
-        "  %first = phi i64 [ 0, %entry ], [ %last, %add ]",
-        f"  %wanted = add i64 %first, {CHUNK}",
-        "  %last = call i64 @llvm.smin.i64(i64 %wanted, i64 %count)",
-        "  br label %steps",
-        "steps:",
-        "  %k = phi i64 [ %first, %chunk ], [ %k.next, %steps ]",
-    ]
-    for r, v in each:
-        lines.append(f"  %acc.{r}.{v} = phi {type_} [ zeroinitializer, %chunk ], [ %new.{r}.{v}, %steps ]")
-    lines.append(f"  %from = mul i64 %k, {lanes * vectors}")
-    for v in range(vectors):
-        lines.append(f"  %from.{v} = add i64 %from, {v * lanes}")
-        lines.append(f"  %right.at.{v} = getelementptr {element}, ptr %panel, i64 %from.{v}")
-        lines.append(f"  %right.{v} = load {type_}, ptr %right.at.{v}, align {align}")
-    lines.append("  %along = mul i64 %k, %step")
-    for r in range(rows):
-        lines += [
-            f"  %number.at.{r} = getelementptr {element}, ptr %left.{r}, i64 %along",
-            f"  %number.{r} = load {element}, ptr %number.at.{r}",
-            f"  %one.{r} = insertelement {type_} poison, {element} %number.{r}, i64 0",
-            f"  %all.{r} = shufflevector {type_} %one.{r}, {type_} poison, <{lanes} x i32> zeroinitializer",
-        ]
-        for v in range(vectors):
-            given = f"{type_} %all.{r}, {type_} %right.{v}, {type_} %acc.{r}.{v}"
-            lines.append(f"  %new.{r}.{v} = call {type_} @{fma}({given})")
-    lines += [
-        "  %k.next = add i64 %k, 1",
-        "  %more = icmp slt i64 %k.next, %last",
-        "  br i1 %more, label %steps, label %add",
-        "add:",
-    ]
-    for r, v in each:
-        lines += [
-            f"  %before.{r}.{v} = load {type_}, ptr %sum.{r}.{v}, align {align}",
-            f"  %after.{r}.{v} = fadd {type_} %before.{r}.{v}, %new.{r}.{v}",
-            f"  store {type_} %after.{r}.{v}, ptr %sum.{r}.{v}, align {align}",
-        ]
-    lines += ["  %left.over = icmp slt i64 %last, %count", "  br i1 %left.over, label %chunk, label %done"]
-    lines += ["done:", "  ret void", "}"]
-    return name, "\n".join(lines)

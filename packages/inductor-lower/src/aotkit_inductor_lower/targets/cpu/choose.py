@@ -1,0 +1,49 @@
+"""Which products of matrices the CPU computes by kernels of its own.
+
+Note [Which products are ours]
+    On AMD's processors with 512-bit vectors our products take less time than ATen's call (MKL's kernels are not written
+    for them; `python -m tools.bench.products`), so they are generated, with what comes before and after in them. On
+    others ATen's are as fast or faster, and stay. A product is ours from :data:`WORTH` multiplications on, so that
+    what it takes to compile pays, and if no side is so short that panels and tiles are mostly padding.
+"""
+
+from __future__ import annotations
+
+from ...ir import Contraction, DType
+from ...options import LowerOptions
+from ...symbolic import product
+from ...target import Choice
+from .machine import Machine
+
+__all__ = ["LEAST", "choose_form"]
+
+LEAST = (6, 16, 16)  # rows, columns, summed: less fills no tile
+SHORT = (24, 48, 32)  # the same for products that are ours without being asked for
+WORTH = 1 << 21
+FASTER = ("znver4", "znver5")
+
+
+def choose_form(contraction: Contraction, options: LowerOptions, machine: Machine, processor: str) -> Choice:
+    """``"fma"``, panels and tiles of vectors, or ``"aten"``. ``processor``: by LLVM's name, what ATen runs on."""
+    if {contraction.left.dtype, contraction.right.dtype, contraction.accumulate} not in ({DType.F32}, {DType.F64}):
+        return Choice("aten", "products of float16 and bfloat16 are left to ATen on the CPU")
+    sides = contraction.rows, contraction.columns, contraction.reduced
+    sizes = [product(loop.size for loop in loops).constant for loops in sides]
+    known = [size for size in sizes if size is not None]
+    if any(size is not None and size < least for size, least in zip(sizes, LEAST, strict=True)):
+        return Choice("aten", "a side of the product fills no tile")
+    if options.contractions == "generated":
+        return Choice("fma", "every product is generated")
+    if processor not in FASTER or machine.vector_bits != 512:
+        return Choice("aten", f"ATen's products are as fast on {processor}")
+    if len(known) < len(sizes):
+        return Choice("aten", "a size is known at run time only")
+    if any(size < short for size, short in zip(known, SHORT, strict=True)) or _count(contraction, known) < WORTH:
+        return Choice("aten", "the product is small")
+    return Choice("fma", f"kernels of ours take less time than ATen's on {processor}")
+
+
+def _count(contraction: Contraction, sizes: list[int]) -> int:
+    """Multiplications; a batch whose size is not known counts as one."""
+    batch = product(loop.size for loop in contraction.batch).constant or 1
+    return batch * sizes[0] * sizes[1] * sizes[2]

@@ -1,0 +1,57 @@
+"""Kernels that are products of matrices as the CPU's renderer writes them in tiles."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ...ir import Buffer, Instr, Load, LoopNest, Store
+from ...ir.walk import operands
+from ...kernel_ir.matmul_site import MatmulSite, matmul_site
+from ...kernel_ir.nodes import Kernel, Loop
+from ...kernel_passes.linearize import Placement
+from ...kernel_passes.normal_form import kernel_of
+from ...symbolic import Symbol, to_expr
+from .choose import LEAST
+from .machine import Machine
+from .map_loops import bears_mask
+
+__all__ = ["computed_by", "is_product", "plain_left", "product_of"]
+
+
+def product_of(nest: LoopNest, buffers: Mapping[str, Buffer], target: Machine) -> MatmulSite | None:
+    """What :func:`is_product` says of the kernel that a nest becomes. Whose memory an alias shows does not matter."""
+    return is_product(kernel_of(nest, buffers, {name: Placement(name, to_expr(0)) for name in buffers}), target)
+
+
+def is_product(kernel: Kernel, target: Machine) -> MatmulSite | None:
+    """The product that a kernel in normal form is, if :class:`ProductEmitter` can write it and it is large enough."""
+    site = matmul_site(kernel) if target.has("fma") else None
+    if site is None or not plain_left(kernel, site):
+        return None
+    sides = zip((site.rows, site.columns, site.inner), LEAST, strict=True)
+    if any(loop.extent.constant is not None and loop.extent.constant < least for loop, least in sides):
+        return None
+    after = [stmt for stmt in kernel.body if not isinstance(stmt, Loop)]
+    return site if all(map(bears_mask, (*computed_by(kernel, site.right), *after))) else None
+
+
+def computed_by(kernel: Kernel, value: str) -> tuple[Instr, ...]:
+    """What one factor is computed by."""
+    loop = next(stmt for stmt in kernel.body if isinstance(stmt, Loop))
+    wanted, kept = {value}, []
+    for instr in reversed([stmt for stmt in loop.body if not isinstance(stmt, Loop)]):
+        if not isinstance(instr, Store) and instr.result in wanted:
+            kept.append(instr)
+            wanted.update(operands(instr))
+    return tuple(reversed(kept))
+
+
+def plain_left(kernel: Kernel, site: MatmulSite) -> Load | None:
+    """The load that the left factor is, if it is nothing else and its elements are evenly spaced both ways."""
+    made = computed_by(kernel, site.left)
+    load = made[0] if len(made) == 1 else None
+    if not isinstance(load, Load) or load.mask is not None or load.dtype is not site.reduce.dtype:
+        return None
+    loops = [Symbol(loop.symbol) for loop in (site.rows, site.inner)]
+    steps = [load.indices[0].coefficient(symbol) for symbol in loops]
+    return load if all(step is not None and not set(loops) & set(step.symbols) for step in steps) else None

@@ -1,0 +1,185 @@
+"""Products of matrices that the CPU computes by kernels of its own: right for all sizes, layouts, numbers, threads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from aotkit_inductor_lower import CompiledGraph, LowerOptions, compile_graph
+from aotkit_inductor_lower.driver import compile_to_program
+from aotkit_inductor_lower.graph_partition import PartitionedGraph
+from aotkit_inductor_lower.runtime import bind_program
+from aotkit_inductor_lower.targets.cpu import host_machine
+from aotkit_inductor_lower.targets.cpu.generate import generate
+
+pytestmark = pytest.mark.skipif(not host_machine().has("fma"), reason="without FMA products are ATen's")
+
+SIZES = [(6, 16, 16), (7, 17, 19), (13, 300, 70), (64, 64, 64), (65, 129, 200), (300, 40, 65), (12, 16, 129)]
+LEVELS = ["x86-64-v3", *(["x86-64-v4"] if host_machine().vector_bits == 512 else [])]
+Program = Callable[..., torch.Tensor]
+
+
+def generated(f: Program, *args: torch.Tensor, mode: str = "fake", **options: Any) -> CompiledGraph:
+    """The program with all its products generated, which the report has to confirm."""
+    graph = make_fx(f, tracing_mode=mode)(*args)
+    compiled = compile_graph(graph, options=LowerOptions(contractions="generated", **options))
+    assert isinstance(compiled, CompiledGraph)
+    assert not compiled.report().externs
+    return compiled
+
+
+def assert_as_exact_as_eager(f: Program, *args: torch.Tensor, got: torch.Tensor) -> None:
+    """Against float64: at most three times as far off as eager, and two millionths."""
+    want, true = f(*args), f(*(x.double() for x in args))
+    assert (got.shape, got.dtype, got.stride()) == (want.shape, want.dtype, want.stride())
+    largest = true.abs().max().item() or 1.0
+    off, eager = ((x.double() - true).abs().max().item() / largest for x in (got, want))
+    assert off <= 3 * (eager + (2e-6 if want.dtype is torch.float32 else 1e-14))
+
+
+def run(f: Program, *args: torch.Tensor, **options: Any) -> torch.Tensor:
+    compiled = generated(f, *args, **options)
+    (got,) = compiled(list(args))
+    assert_as_exact_as_eager(f, *args, got=got)
+    watched = bind_program(compiled.compiled, compiled.constants, redzones=True)
+    assert torch.equal(watched(list(args))[0], got)
+    return got
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_products_of_all_orientations(size: tuple[int, int, int], dtype: torch.dtype) -> None:
+    m, k, n = size
+    x, y = torch.randn(m, k, dtype=dtype), torch.randn(k, n, dtype=dtype)
+    run(lambda a, b: a @ b, x, y)
+    run(lambda a, b: a @ b.t(), x, torch.randn(n, k, dtype=dtype))
+    run(lambda a, b: a.t() @ b, torch.randn(k, m, dtype=dtype), y)
+    run(lambda a, b: a.t() @ b.t(), torch.randn(k, m, dtype=dtype), torch.randn(n, k, dtype=dtype))
+
+
+@pytest.mark.parametrize("size", SIZES[:5], ids=str)
+def test_what_becomes_of_a_product_is_in_its_kernel(size: tuple[int, int, int]) -> None:
+    m, k, n = size
+
+    def layer(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor, rest: torch.Tensor) -> torch.Tensor:
+        return F.gelu(torch.addmm(b, x, w.relu())) + rest
+
+    args = torch.randn(m, k), torch.randn(k, n), torch.randn(n), torch.randn(m, n)
+    run(layer, *args)
+    assert generated(layer, *args).report().kernel_count == 2  # relu of the weights is one of its own
+
+
+@pytest.mark.parametrize("size", [(3, 7, 17, 19), (2, 64, 32, 64), (5, 6, 16, 130)], ids=str)
+def test_products_of_a_batch(size: tuple[int, int, int, int]) -> None:
+    b, m, k, n = size
+    x, y = torch.randn(b, m, k), torch.randn(b, k, n)
+    run(lambda a, b: torch.bmm(a, b), x, y)
+    run(lambda a, b: torch.bmm(a, b.transpose(1, 2)), x, torch.randn(b, n, k))
+    run(lambda c, a, b: torch.baddbmm(c, a, b, beta=0.5, alpha=2.0), torch.randn(b, 1, n), x, y)
+
+
+def test_factors_lie_anywhere_in_memory() -> None:
+    base = torch.randn(70, 90)
+    run(lambda a, b: a @ b, base[3:40:2, 1:60:3], base[5:25, 7:87:2])
+    run(lambda a, b: a @ b, base[:9, :1].expand(9, 20), base[:20, :40])
+    run(lambda a, b: a.permute(1, 0) @ b.flip(0), base[:20, :9], base[:20, :40])
+
+
+def test_a_factor_of_equal_rows_is_left_to_aten() -> None:
+    x, y = torch.randn(1, 20).expand(9, 20), torch.randn(20, 1).expand(20, 40)
+    graph = make_fx(lambda a, b: a @ b, tracing_mode="fake")(x, y)
+    compiled = compile_graph(graph, options=LowerOptions(contractions="generated"))
+    assert [call.target for call in compiled.report().externs] == ["aten.mm.default"]
+    assert_as_exact_as_eager(lambda a, b: a @ b, x, y, got=compiled([x, y])[0])
+
+
+def test_products_that_are_added_up_or_normalized_stay_products() -> None:
+    def block(x: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return F.layer_norm(F.silu(x @ q) * (x @ k) + x @ v, (96,))
+
+    args = torch.randn(50, 64), *(torch.randn(64, 96) for _ in range(3))
+    run(block, *args)
+    groups = generated(block, *args).report().groups
+    assert [sum(node.startswith("mm") for node in group.nodes) for group in groups if "mm" in str(group.nodes)] == [1] * 3
+
+
+def test_a_result_in_another_order_of_dimensions_is_stored_by_its_product_or_behind_it() -> None:
+    def heads(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return (F.linear(x, w, b).view(2, 30, 4, 24).transpose(1, 2) * 0.5).contiguous()
+
+    run(heads, torch.randn(2, 30, 64), torch.randn(96, 64), torch.randn(96))
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan"), -0.0, 1e-42, 3e38])
+def test_special_numbers_are_multiplied_as_eager_does(value: float) -> None:
+    x, y = torch.ones(9, 20), torch.ones(20, 70)
+    x[2, 3] = value
+    y[5, 66] = value
+    for f in (lambda a, b: a @ b, lambda a, b: a @ b.t().contiguous().t()):
+        assert torch.equal(generated(f, x, y)([x, y])[0].nan_to_num(7.0), f(x, y).nan_to_num(7.0))
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_levels_of_x86_have_products_too(level: str) -> None:
+    run(lambda a, b, c: F.silu(torch.addmm(c, a, b)), torch.randn(45, 33), torch.randn(33, 77), torch.randn(77),
+        processor=level)  # fmt: skip
+    run(lambda a, b: a @ b.t(), torch.randn(45, 33), torch.randn(77, 33), processor=level)
+
+
+def test_without_fma_products_are_atens() -> None:
+    graph = make_fx(lambda a, b: a @ b, tracing_mode="fake")(torch.randn(64, 64), torch.randn(64, 64))
+    compiled = compile_graph(graph, options=LowerOptions(contractions="generated", processor="x86-64"))
+    assert [call.target for call in compiled.report().externs] == ["aten.mm.default"]
+
+
+def test_sizes_may_be_known_at_run_time_only() -> None:
+    def layer(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return F.relu(x @ w + b)
+
+    compiled = generated(layer, torch.randn(9, 20), torch.randn(20, 70), torch.randn(70), mode="symbolic")
+    for m, k, n in (*SIZES, (2, 3, 5), (1100, 20, 70)):
+        args = torch.randn(m, k), torch.randn(k, n), torch.randn(n)
+        assert_as_exact_as_eager(layer, *args, got=compiled(list(args))[0])
+
+
+def test_a_product_is_the_same_on_one_thread_and_on_two() -> None:
+    x, w = torch.randn(600, 300), torch.randn(700, 300)
+    compiled = generated(lambda a, b: F.gelu(F.linear(a, b)), x, w)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        one = compiled([x, w])[0]
+        torch.set_num_threads(2)
+        assert torch.equal(compiled([x, w])[0], one)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_the_interpreter_of_kernels_agrees() -> None:
+    x, w, b = torch.randn(13, 40), torch.randn(33, 40), torch.randn(33)
+
+    def layer(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return F.gelu(F.linear(x, w, b))
+
+    graph = make_fx(layer, tracing_mode="fake")(x, w, b)
+    options = LowerOptions(contractions="generated", processor="interpreter")
+    interpreted = compile_graph(graph, options=options)([x, w, b])[0]
+    torch.testing.assert_close(generated(layer, x, w, b)([x, w, b])[0], interpreted, rtol=1e-5, atol=1e-5)
+
+
+def test_equal_products_share_a_function_and_all_share_the_tiles() -> None:
+    def layers(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return ((x @ w) @ v) @ w
+
+    args = torch.randn(36, 64), torch.randn(64, 64), torch.randn(64, 64)
+    graph = make_fx(layers, tracing_mode="fake")(*args)
+    compiled = compile_to_program(graph, options=LowerOptions(contractions="generated"))
+    assert not isinstance(compiled, PartitionedGraph)
+    text = generate(compiled.scheduled, keep_text=True).text
+    assert text.count("define internal void @tile_") == 1
+    assert text.count("define internal i32 @kernel_") == 1

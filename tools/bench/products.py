@@ -1,0 +1,139 @@
+"""Products of matrices: ATen's call and our kernels, interleaved, with the error of both against float64.
+
+python -m tools.bench.products                      60 products: linear layers, forward and both gradients
+python -m tools.bench.products --after gelu         with bias and gelu after each forward product
+python -m tools.bench.products --threads 2          wall time of two threads (else processor time of one)
+
+ATen's call is eager's, with what comes after it as calls of their own; ours reads both factors where they lie, so that
+packing is within its time. Turns follow each other at once, and the median of the ratios within a round is reported.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from aotkit_inductor_lower import CompiledGraph, LowerOptions, compile_graph
+from tools.bench.__main__ import machine
+from tools.bench.chains import keep_freed_memory, median_ratio, turn
+
+__all__ = ["LAYERS", "Row", "main", "measure"]
+
+#: Rows, summed, columns of linear layers: of the benchmark's five models, and of the architectures' usual sizes.
+LAYERS = (
+    *((512, 256, 256), (512, 256, 768), (512, 256, 1024), (512, 1024, 256), (512, 256, 1000)),
+    *((512, 256, 688), (512, 688, 256), (788, 256, 256), (788, 256, 1024), (788, 1024, 256)),
+    *((128, 768, 768), (512, 768, 768), (512, 768, 2304), (512, 768, 3072), (512, 3072, 768)),
+    *((64, 512, 512), (256, 2048, 512), (1024, 1024, 1024), (1568, 384, 1536), (2048, 256, 512)),
+)
+DIRECTIONS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "x @ w.t()": lambda x, w: F.linear(x, w),
+    "g @ w": lambda g, w: g @ w,
+    "g.t() @ x": lambda g, x: g.t() @ x,
+}
+
+
+@dataclass(slots=True)
+class Row:
+    """One product: times in ms, the speed over ATen's, errors over the largest value."""
+
+    layer: tuple[int, int, int]
+    direction: str
+    aten: float
+    own: float
+    ratio: float
+    errors: tuple[float, float]
+
+
+def _operands(layer: tuple[int, int, int], direction: str) -> list[torch.Tensor]:
+    rows, summed, columns = layer
+    x, w, g = torch.randn(rows, summed), torch.randn(columns, summed), torch.randn(rows, columns)
+    return {"x @ w.t()": [x, w], "g @ w": [g, w], "g.t() @ x": [g, x]}[direction]
+
+
+def measure(
+    layer: tuple[int, int, int], direction: str, rounds: int, clock: Callable[[], float], after: str = ""
+) -> Row:
+    """One product in interleaved turns; ``after``: what is computed of it, with a bias."""
+    product, args = DIRECTIONS[direction], _operands(layer, direction)
+    if after:
+        args.append(torch.randn(product(*args).shape[-1]))
+
+    def program(a: torch.Tensor, b: torch.Tensor, *bias: torch.Tensor) -> torch.Tensor:
+        return getattr(F, after)(product(a, b) + bias[0]) if after else product(a, b)
+
+    graph = make_fx(program, tracing_mode="fake")(*args)
+    own = compile_graph(graph, options=LowerOptions(contractions="generated", check_inputs=False))
+    assert isinstance(own, CompiledGraph) and not own.report().externs, f"{layer}, {direction}: not generated"
+
+    def timed(call: Callable[[], object]) -> Callable[[], float]:
+        def run() -> float:
+            start = clock()
+            call()
+            return clock() - start
+
+        return run
+
+    eager = (lambda: getattr(F, after)(torch.addmm(args[2], *_factors(direction, args)))) if after else None
+    runs = {"aten": timed(eager or (lambda: program(*args))), "own": timed(lambda: own(list(args)))}
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    for _ in range(rounds):
+        for name in sorted(runs, reverse=bool(len(times["aten"]) % 2)):
+            times[name].append(turn(runs[name], 3))
+    true = program(*(x.double() for x in args))
+    off = [float((got.double() - true).abs().max() / true.abs().max()) for got in (program(*args), own(list(args))[0])]
+    least = {name: 1e3 * statistics.median(values) for name, values in times.items()}
+    return Row(
+        layer, direction, least["aten"], least["own"], median_ratio(times["aten"], times["own"]), (off[0], off[1])
+    )
+
+
+def _factors(direction: str, args: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    left, right = args[:2]
+    return (left.t() if direction == "g.t() @ x" else left), (right.t() if direction == "x @ w.t()" else right)
+
+
+def _geomean(ratios: Sequence[float]) -> float:
+    return math.exp(statistics.fmean(map(math.log, ratios)))
+
+
+def main() -> int:
+    """Returns 1 if an error is more than 1.3 times ATen's, and 2e-7."""
+    parser = argparse.ArgumentParser(prog="python -m tools.bench.products", description=__doc__)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--after", choices=("", "gelu", "relu", "silu"), default="")
+    chosen = parser.parse_args()
+    torch.manual_seed(0)
+    torch.set_num_threads(chosen.threads)
+    keep_freed_memory()
+    clock = time.thread_time if chosen.threads == 1 else time.perf_counter
+    print(f"{machine()}; threads: {chosen.threads}; after the product: {chosen.after or 'nothing'}\n")
+    print("| rows, summed, columns | product | ATen ms | ours ms | ours GFLOP/s | x ATen | error ATen | error |")
+    print("|---|---|---:|---:|---:|---:|---:|---:|")
+    found: list[Row] = []
+    for layer in LAYERS:
+        for direction in DIRECTIONS:
+            row = measure(layer, direction, chosen.rounds, clock, chosen.after)
+            found.append(row)
+            speed = 2e-6 * math.prod(layer) / row.own
+            numbers = f"{row.aten:.3f} | {row.own:.3f} | {speed:.0f} | {row.ratio:.2f}"
+            print(f"| {layer} | `{direction}` | {numbers} | {row.errors[0]:.1e} | {row.errors[1]:.1e} |", flush=True)
+    print()
+    for direction in DIRECTIONS:
+        ratios = [row.ratio for row in found if row.direction == direction]
+        print(f"{direction}: geometric mean {_geomean(ratios):.2f}, least {min(ratios):.2f}")
+    print(f"all: geometric mean {_geomean([row.ratio for row in found]):.2f}")
+    return int(any(row.errors[1] > 1.3 * row.errors[0] + 2e-7 for row in found))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
