@@ -105,7 +105,8 @@ def test_products_that_are_added_up_or_normalized_stay_products() -> None:
     args = torch.randn(50, 64), *(torch.randn(64, 96) for _ in range(3))
     run(block, *args)
     groups = generated(block, *args).report().groups
-    assert [sum(node.startswith("mm") for node in group.nodes) for group in groups if "mm" in str(group.nodes)] == [1] * 3
+    counts = [sum(node.startswith("mm") for node in group.nodes) for group in groups]
+    assert sorted(counts)[-3:] == [1, 1, 1] and sum(counts) == 3
 
 
 def test_a_result_in_another_order_of_dimensions_is_stored_by_its_product_or_behind_it() -> None:

@@ -11,7 +11,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import aotkit_inductor_lower
 from aotkit_inductor_lower import LowerOptions, compile_graph, decompositions
-from aotkit_inductor_lower.driver import GRAPH_PASSES, KERNEL_PASSES, pass_names, run_graph_passes
+from aotkit_inductor_lower.driver import GRAPH_PASSES, KERNEL_PASSES, LOOP_PASSES, pass_names, run_graph_passes
 from aotkit_inductor_lower.passes import Pass, check_order
 
 F = torch.nn.functional
@@ -140,7 +140,7 @@ class Watcher:
 def test_an_observer_sees_every_stage_and_product():
     watcher = Watcher()
     compile_graph(trace(lambda x: x.exp() + 1, torch.ones(8)), observer=watcher)
-    passes = {*pass_names(), "drop-dead-steps", "choose-contractions", *(each.name for each in KERNEL_PASSES)}
+    passes = {*pass_names(), *(each.name for each in (*LOOP_PASSES, *KERNEL_PASSES))}
     stages = ["graph-passes", "lowering", "schedule", "codegen", "linearize", "llvm", "bind"]
     assert [name for name in watcher.stages if name not in passes] == stages
     assert stages[0] in watcher.stages[: watcher.stages.index("simplify")]

@@ -58,7 +58,9 @@ def test_a_graph_and_options_tell_the_target(device: str, options: LowerOptions,
     kernels_of_the_cpu = name.startswith(("cpu:", "interpreter"))
     assert capabilities.arena == capabilities.sorts_rows == capabilities.accumulates_rows == kernels_of_the_cpu
     assert capabilities.host_memory == (owned == "cpu") and capabilities.unordered == (owned != "cpu")
-    assert bool(capabilities.atomics) == bool(capabilities.contraction_forms) == (not kernels_of_the_cpu)
+    assert bool(capabilities.atomics) == (not kernels_of_the_cpu)
+    assert capabilities.contraction_forms in ((("dot",),) if capabilities.atomics else (("fma",), ()))
+    assert not capabilities.tiles_products or capabilities.contraction_forms == ("fma",)
 
 
 def test_every_folder_is_a_target_that_is_loaded_and_every_interpreter_is_found_by_its_name() -> None:

@@ -68,7 +68,7 @@ def call(compiled: Compiled, args: list[Any], *, redzones: bool = True) -> list[
 def check(f: Function, *args: Tensor, aten: bool = False) -> Compiled:
     """Compare the interpreted kernels with eager and, in results and arguments, with the CPU's code of the same
     kernels. Without ``aten`` all is generated."""
-    host, ours = (lower(f, list(args), processor) for processor in PROCESSORS)
+    host, ours = (lower(f, list(args), processor, contractions="aten") for processor in PROCESSORS)
     assert print_program(ours.scheduled) == print_program(host.scheduled)
     assert ours.program.kernels and (aten or not ours.report.externs)
     given = [fresh(list(args)) for _ in range(3)]

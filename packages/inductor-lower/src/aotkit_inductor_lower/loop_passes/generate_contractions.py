@@ -51,6 +51,8 @@ def _take_in(
     ctx: PassContext,
 ) -> None:
     """Put the product into the first kernel that reads its result, where nothing before that needs it."""
+    if len(nest.writes) != 1:
+        return
     (result,) = nest.writes
     reader = min(dependencies.readers.get(result, ()), default=position)
     follower = steps[reader]

@@ -9,9 +9,12 @@ Note [Which products are ours]
 
 from __future__ import annotations
 
-from ...ir import Contraction, DType
+from collections.abc import Mapping
+
+from ...ir import Buffer, Contraction, DType
+from ...ir.walk import loads
 from ...options import LowerOptions
-from ...symbolic import product
+from ...symbolic import Symbol, product
 from ...target import Choice
 from .machine import Machine
 
@@ -20,10 +23,13 @@ __all__ = ["LEAST", "choose_form"]
 LEAST = (6, 16, 16)  # rows, columns, summed: less fills no tile
 SHORT = (24, 48, 32)  # the same for products that are ours without being asked for
 WORTH = 1 << 21
+LONG = 1024  # numbers that are summed: of more a panel of rows and one of columns do not fit the second-level cache
 FASTER = ("znver4", "znver5")
 
 
-def choose_form(contraction: Contraction, options: LowerOptions, machine: Machine, processor: str) -> Choice:
+def choose_form(
+    contraction: Contraction, buffers: Mapping[str, Buffer], options: LowerOptions, machine: Machine, processor: str
+) -> Choice:
     """``"fma"``, panels and tiles of vectors, or ``"aten"``. ``processor``: by LLVM's name, what ATen runs on."""
     if {contraction.left.dtype, contraction.right.dtype, contraction.accumulate} not in ({DType.F32}, {DType.F64}):
         return Choice("aten", "products of float16 and bfloat16 are left to ATen on the CPU")
@@ -40,6 +46,8 @@ def choose_form(contraction: Contraction, options: LowerOptions, machine: Machin
         return Choice("aten", "a size is known at run time only")
     if any(size < short for size, short in zip(known, SHORT, strict=True)) or _count(contraction, known) < WORTH:
         return Choice("aten", "the product is small")
+    if known[2] > LONG and _lies_along_rows(contraction, buffers):
+        return Choice("aten", "long sums of a factor that is turned over")
     return Choice("fma", f"kernels of ours take less time than ATen's on {processor}")
 
 
@@ -47,3 +55,10 @@ def _count(contraction: Contraction, sizes: list[int]) -> int:
     """Multiplications; a batch whose size is not known counts as one."""
     batch = product(loop.size for loop in contraction.batch).constant or 1
     return batch * sizes[0] * sizes[1] * sizes[2]
+
+
+def _lies_along_rows(contraction: Contraction, buffers: Mapping[str, Buffer]) -> bool:
+    """Whether neighbours in the left factor are of neighbouring rows."""
+    rows = Symbol(contraction.rows[-1].symbol)
+    steps = [buffers[load.buffer].offset(load.indices).coefficient(rows) for load in loads(contraction.left.body)]
+    return any(step is not None and step == 1 for step in steps)

@@ -37,7 +37,7 @@ class CpuTarget:
         """``"fma"``, panels and tiles of vectors, where that is faster or asked for."""
         from .choose import choose_form
 
-        return choose_form(product, options, self.machine, self.processor)
+        return choose_form(product, buffers, options, self.machine, self.processor)
 
     def renders_product(self, nest: LoopNest, buffers: Mapping[str, Buffer]) -> bool:
         """Whether its kernel is one for :class:`~.render.product.ProductEmitter`."""

@@ -18,9 +18,10 @@ Note [Products in registers]
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
-from ....ir import DType, Load
+from ....ir import DType, Instr, Load
 from ....kernel_ir.matmul_site import MatmulSite
 from ....kernel_ir.nodes import Kernel, Loop
 from ....symbolic import Expr, Symbol, floordiv, product
@@ -40,6 +41,17 @@ STRIP = 1 << 17  # elements of the right factor that are copied at once: they st
 BLOCK = 168 * ROWS  # rows for which a strip is used; a copy of it costs as much as a few of them. Whole tiles.
 SMALL_BLOCK = 42 * ROWS  # the same where there are few strips
 FEW = 8  # units that keep a machine busy
+PANEL_ROWS = 8 * ROWS  # of the left factor, where it is copied: whole tiles, and whole vectors
+
+
+@dataclass(frozen=True, slots=True)
+class _Factor:
+    """What is copied into panels of ``width``: a value, what computes it, and the loop of the result along a panel."""
+
+    value: str
+    body: tuple[Instr, ...]
+    along: Symbol
+    width: int
 
 
 class ProductEmitter(KernelEmitter):
@@ -54,11 +66,18 @@ class ProductEmitter(KernelEmitter):
         self.vectors = 4 if target.vector_bits == 512 or target.triple.startswith("aarch64") else 2
         self.panel = self.across * self.vectors  # columns of a tile
         self.rows, self.columns, self.inner = (Symbol(loop.symbol) for loop in (site.rows, site.columns, site.inner))
-        self.right = computed_by(kernel, site.right)
+        self.right = _Factor(site.right, computed_by(kernel, site.right), self.columns, self.panel)
         self.after = tuple(stmt for stmt in kernel.body if not isinstance(stmt, Loop))
         left = plain_left(kernel, site)
         assert left is not None
         self.left = left
+        self.rows_of_left = _Factor(site.left, (left,), self.rows, PANEL_ROWS) if self._lies_along_rows() else None
+
+    def _lies_along_rows(self) -> bool:
+        """Whether neighbours in the left factor are of neighbouring rows. A tile would read a line of the cache for a
+        few numbers of it, from places that may all be far apart by the same power of two."""
+        row, step = (self.left.indices[0].coefficient(loop) for loop in (self.rows, self.inner))
+        return row == 1 and step is not None and step.constant not in (0, 1)
 
     # -- how the work is shared out ------------------------------------------------------------------------
 
@@ -89,7 +108,8 @@ class ProductEmitter(KernelEmitter):
         for name, results in (("malloc", "ptr"), ("free", "void")):
             em.declare(name, results, ["i64" if name == "malloc" else "ptr"])
         item = width(self.dtype) // 8
-        needed = em.mul(self.ctx.scalar(self.site.inner.extent), imm(self._strip() * item))
+        wide = self._strip() + (PANEL_ROWS if self.rows_of_left is not None else 0)
+        needed = em.mul(self.ctx.scalar(self.site.inner.extent), imm(wide * item))
         memory = em.here("ptr", f"call ptr @malloc(i64 {em.add(needed, imm(ALIGNED)).text})")
         self._mallocs.append(memory)
         em.comment("the strip's panels begin where a cache line does")
@@ -97,6 +117,8 @@ class ProductEmitter(KernelEmitter):
         above = em.here("i64", f"add i64 {place.text}, {ALIGNED - 1}")
         line = em.here("i64", f"and i64 {above.text}, {-ALIGNED}")
         self.panels = em.here("ptr", f"inttoptr i64 {line.text} to ptr")
+        strip = em.mul(self.ctx.scalar(self.site.inner.extent), imm(self._strip()))
+        self.left_panel = self._element(self.panels, strip)
         self.tile_of_sums = em.pure("ptr", f"alloca [{ROWS * self.panel} x {self.element}], align {ALIGNED}")
 
     def unit(self, unit: Ssa, chunk: int | None) -> list[Ssa]:
@@ -127,12 +149,13 @@ class ProductEmitter(KernelEmitter):
         """The columns from ``first`` to ``end`` as panels. Columns that fill no panel are followed by zeros."""
         em, panel = self.em, self.panel
         whole = self._whole(first, end)
-        em.comment(f"columns of {self.site.right} as panels")
-        em.loop(first, whole, panel, [], lambda at, _: self._copy_panel(at, self._panel(at, first)), "panel")
+        em.comment(f"columns of {self.right.value} as panels")
+        copy = functools.partial(self._copy_panel, self.right)
+        em.loop(first, whole, panel, [], lambda at, _: copy(at, self._panel(at, first)), "panel")
         if self._exact():
             return
         last = self._panel(whole, first)
-        em.loop(whole, end, self.across, [], lambda at, _: self._copy_some(at, end, last, em.sub(at, whole)), "columns")
+        self._copy_some(self.right, whole, end, last)
         count = em.sub(end, whole)
         filled = em.mul(em.unsigned("udiv", em.add(count, imm(self.across - 1)), imm(self.across)), imm(self.across))
         wanted = em.minimum(em.mul(count, imm(panel)), imm(panel))  # none where there are no columns
@@ -158,52 +181,57 @@ class ProductEmitter(KernelEmitter):
         text = f"getelementptr {self.element}, ptr {pointer.text}, i64 {offset.text}"
         return pointer if offset.constant == 0 else self.em.pure("ptr", text, pointer, offset)
 
-    def _turns(self) -> bool:
-        """Whether the right factor has its summed dimension contiguous, and must be turned over."""
-        found = [i.indices[0] for i in self.right if isinstance(i, Load)]
-        steps = [(e.coefficient(self.columns), e.coefficient(self.inner)) for e in found]
+    def _turns(self, factor: _Factor) -> bool:
+        """Whether a factor has its summed dimension contiguous, and must be turned over."""
+        found = [i.indices[0] for i in factor.body if isinstance(i, Load)]
+        steps = [(e.coefficient(factor.along), e.coefficient(self.inner)) for e in found]
         return any(a is not None and b is not None and a.constant not in (0, 1, -1) and b == 1 for a, b in steps)
 
-    def _copy_panel(self, at: Ssa, to: Ssa) -> list[Ssa]:
+    def _copy_panel(self, factor: _Factor, at: Ssa, to: Ssa) -> list[Ssa]:
         em, summed = self.em, self.ctx.scalar(self.site.inner.extent)
-        if not self._turns():
-            vector = Vector(self.columns, at, self.across, self.vectors)
-            em.loop(imm(0), summed, 1, [], functools.partial(self._copy_row, vector, to, imm(0)), "k")
-            return []
+        if not self._turns(factor):
+            vector = Vector(factor.along, at, self.across, factor.width // self.across)
+            row = functools.partial(self._copy_row, factor, vector, to, imm(0))
+            return em.loop(imm(0), summed, 1, [], row, "k")
         whole = em.round_down(summed, self.across)
 
         def group(column: Ssa, _: list[Ssa]) -> list[Ssa]:
             own = em.add(at, column)
-            square = Vector(self.columns, own, self.across, self.across, self.inner)
-            em.loop(imm(0), whole, self.across, [], functools.partial(self._copy_row, square, to, column), "k")
-            line = Vector(self.columns, own, self.across, 1)
-            return em.loop(whole, summed, 1, [], functools.partial(self._copy_row, line, to, column), "k")
+            square = Vector(factor.along, own, self.across, self.across, self.inner)
+            row = functools.partial(self._copy_row, factor, square, to, column)
+            em.loop(imm(0), whole, self.across, [], row, "k")
+            line = Vector(factor.along, own, self.across, 1)
+            return em.loop(whole, summed, 1, [], functools.partial(self._copy_row, factor, line, to, column), "k")
 
-        return em.loop(imm(0), imm(self.panel), self.across, [], group, "group")
+        return em.loop(imm(0), imm(factor.width), self.across, [], group, "group")
 
-    def _copy_some(self, at: Ssa, end: Ssa, to: Ssa, from_first: Ssa) -> list[Ssa]:
-        """Of the last columns those that one vector holds, as far as they exist."""
+    def _copy_some(self, factor: _Factor, first: Ssa, end: Ssa, to: Ssa) -> None:
+        """A panel that is not full: what there is from ``first`` to ``end``, a vector at a time."""
         em, ctx = self.em, self.ctx
-        vector = Vector(self.columns, at, self.across, 1)
-        ctx.vector = vector
-        here = ctx.ops.compare("icmp slt", ctx.ramp(0), em.splat(end, self.across))
-        vector = Vector(self.columns, at, self.across, 1, None, here)
-        ctx.vector = None
-        summed = ctx.scalar(self.site.inner.extent)
-        em.loop(imm(0), summed, 1, [], functools.partial(self._copy_row, vector, to, from_first), "k")
-        return []
 
-    def _copy_row(self, vector: Vector, to: Ssa, column: Ssa, k: Ssa, carried: Iterable[Ssa]) -> list[Ssa]:
-        """What the factor is at step ``k``, or at as many steps as make a square, from the panel's ``column`` on."""
+        def group(at: Ssa, _: list[Ssa]) -> list[Ssa]:
+            ctx.vector = Vector(factor.along, at, self.across, 1)
+            here = ctx.ops.compare("icmp slt", ctx.ramp(0), em.splat(end, self.across))
+            vector = Vector(factor.along, at, self.across, 1, None, here)
+            ctx.vector = None
+            row = functools.partial(self._copy_row, factor, vector, to, em.sub(at, first))
+            return em.loop(imm(0), ctx.scalar(self.site.inner.extent), 1, [], row, "k")
+
+        em.loop(first, end, self.across, [], group, "some")
+
+    def _copy_row(
+        self, factor: _Factor, vector: Vector, to: Ssa, column: Ssa, k: Ssa, carried: Iterable[Ssa]
+    ) -> list[Ssa]:
+        """What a factor is at step ``k``, or at as many steps as make a square, from the panel's ``column`` on."""
         em, ctx = self.em, self.ctx
         floor = self._enter({self.inner: k}, vector)
-        emit_body(ctx, self.right, _no_reduce)
+        emit_body(ctx, factor.body, _no_reduce)
         for copy in range(vector.interleave):
-            part = ctx.part(self.site.right, copy, vector.lanes)
+            part = ctx.part(factor.value, copy, vector.lanes)
             if vector.tail is not None:
                 part = ctx.ops.select(vector.tail, part, Ssa("zeroinitializer", part.type))
             row = em.add(k, imm(copy)) if vector.tile is not None else k
-            place = em.add(em.mul(row, imm(self.panel)), column)
+            place = em.add(em.mul(row, imm(factor.width)), column)
             if vector.tile is None:
                 place = em.add(place, imm(copy * self.across))
             self._store(part, self._element(to, place))
@@ -242,28 +270,68 @@ class ProductEmitter(KernelEmitter):
     # -- tiles ---------------------------------------------------------------------------------------------
 
     def _sum_rows(self, top: Ssa, bottom: Ssa, first: Ssa, end: Ssa) -> None:
-        """The block's rows, a tile's at a time; what is left of them in smaller tiles."""
+        """The block's rows, a tile's at a time; of a left factor that lies along rows as many as are copied at once."""
+        em, ctx, factor = self.em, self.ctx, self.rows_of_left
+        if factor is None:
+            offset = self.left.indices[0]
+            row, step = (self._step(offset, loop) for loop in (self.rows, self.inner))
+
+            def here(at: Ssa) -> tuple[Ssa, Ssa, Ssa]:
+                ctx.symbols[self.rows], ctx.symbols[self.inner] = at, imm(0)
+                return self._element(ctx.pointers[self.left.buffer], ctx.scalar(offset)), row, step
+
+            self._tiles_of(top, bottom, first, end, here)
+            return
+
+        def panel(start: Ssa, _: list[Ssa]) -> list[Ssa]:
+            stop = em.minimum(em.add(start, imm(PANEL_ROWS)), bottom)
+            full = em.add(start, em.round_down(em.sub(stop, start), PANEL_ROWS))
+            em.loop(start, full, PANEL_ROWS, [], lambda at, _: self._copy_panel(factor, at, self.left_panel), "rows")
+            self._copy_some(factor, full, stop, self.left_panel)
+
+            def copied(at: Ssa) -> tuple[Ssa, Ssa, Ssa]:
+                return self._element(self.left_panel, em.sub(at, start)), imm(1), imm(PANEL_ROWS)
+
+            self._tiles_of(start, stop, first, end, copied)
+            return []
+
+        em.loop(top, bottom, PANEL_ROWS, [], panel, "rows")
+
+    def _step(self, offset: Expr, loop: Symbol) -> Ssa:
+        step = offset.coefficient(loop)
+        assert step is not None
+        return self.ctx.scalar(step)
+
+    def _tiles_of(
+        self, top: Ssa, bottom: Ssa, first: Ssa, end: Ssa, left: Callable[[Ssa], tuple[Ssa, Ssa, Ssa]]
+    ) -> None:
+        """Rows in tiles, what is left of them in smaller ones. ``left``: where a row's factor is, and its steps."""
         em, count = self.em, self.site.rows.extent.constant
         heights = (ROWS, 2, 1) if count is None else (ROWS, count % ROWS)
         for height in (h for h in heights if h):
             exact = height == heights[-1] or (count is not None and count % height == 0)
             stop = bottom if exact else em.add(top, em.round_down(em.sub(bottom, top), height))
-            em.loop(top, stop, height, [], functools.partial(self._row_of_tiles, height, first, end), "row")
+            em.loop(top, stop, height, [], functools.partial(self._row_of_tiles, height, first, end, left), "row")
             top = stop
             if exact:
                 return
 
-    def _row_of_tiles(self, height: int, first: Ssa, end: Ssa, top: Ssa, carried: Iterable[Ssa]) -> list[Ssa]:
-        em, ctx, offset = self.em, self.ctx, self.left.indices[0]
+    def _row_of_tiles(
+        self,
+        height: int,
+        first: Ssa,
+        end: Ssa,
+        left: Callable[[Ssa], tuple[Ssa, Ssa, Ssa]],
+        top: Ssa,
+        carried: Iterable[Ssa],
+    ) -> list[Ssa]:
+        em, ctx = self.em, self.ctx
         function = tile_function(self.element, self.across, self.vectors, height)
         em.define(*function)
         vector = vector_type(self.element, self.across)
         em.declare(fma_of(self.element, self.across), vector, [vector] * 3)
         em.declare("llvm.smin.i64", "i64", ["i64", "i64"])
-        ctx.symbols[self.rows], ctx.symbols[self.inner] = top, imm(0)
-        steps = [offset.coefficient(loop) for loop in (self.rows, self.inner)]
-        row, step = (ctx.scalar(step) for step in steps if step is not None)
-        start = self._element(ctx.pointers[self.left.buffer], ctx.scalar(offset))
+        start, row, step = left(top)
         summed = ctx.scalar(self.site.inner.extent)
 
         def tile(at: Ssa, _: list[Ssa]) -> list[Ssa]:
