@@ -82,6 +82,7 @@ def _lower_options(chosen: Options) -> LowerOptions:
         verify=chosen.verify,
         redzones=chosen.redzones,
         tune=chosen.tune,
+        contractions=chosen.contractions,
         index_asserts=chosen.index_asserts,
         check_inputs=False,  # Dynamo's guards do
         processor=chosen.processor,
