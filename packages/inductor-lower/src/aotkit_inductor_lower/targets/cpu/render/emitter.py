@@ -61,10 +61,10 @@ def vector_type(scalar: str, lanes: int) -> str:
 
 
 class Emitter:
-    """Text of one function body. ``declare`` collects the external declarations the module needs."""
+    """Text of one function body. ``declarations``: what the module needs beside its kernels, by name."""
 
     def __init__(self, declarations: dict[str, str]) -> None:
-        self._declarations = declarations
+        self.declarations = declarations
         self._scopes = [_Scope()]
         self._counter = 0
         self.label = "entry"
@@ -86,11 +86,11 @@ class Emitter:
 
     def declare(self, symbol: str, result: str, parameters: Sequence[str]) -> None:
         """Ask for ``declare result @symbol(parameters)``."""
-        self._declarations[symbol] = f"declare {result} @{symbol}({', '.join(parameters)})"
+        self.declarations[symbol] = f"declare {result} @{symbol}({', '.join(parameters)})"
 
     def define(self, symbol: str, text: str) -> None:
         """Ask for a function of the module's own, ``@symbol``, whose whole text is given."""
-        self._declarations[symbol] = text
+        self.declarations[symbol] = text
 
     def comment(self, text: str) -> None:
         """A comment line at the current place."""

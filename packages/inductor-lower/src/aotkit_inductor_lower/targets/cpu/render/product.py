@@ -32,6 +32,7 @@ from .context import Value, Vector
 from .emitter import Ssa, imm, vector_type
 from .kernel import KernelEmitter
 from .tile import ALIGNED, fma_of, tile_function
+from .turn import turn_function
 from .types import memory_type, width
 
 __all__ = ["ProductEmitter"]
@@ -193,6 +194,9 @@ class ProductEmitter(KernelEmitter):
             vector = Vector(factor.along, at, self.across, factor.width // self.across)
             row = functools.partial(self._copy_row, factor, vector, to, imm(0))
             return em.loop(imm(0), summed, 1, [], row, "k")
+        load = factor.body[0] if len(factor.body) == 1 else None
+        if isinstance(load, Load) and load.mask is None and load.dtype is self.dtype:
+            return self._turn_plain(factor, load, at, to)
         whole = em.round_down(summed, self.across)
 
         def group(column: Ssa, _: list[Ssa]) -> list[Ssa]:
@@ -204,6 +208,18 @@ class ProductEmitter(KernelEmitter):
             return em.loop(whole, summed, 1, [], functools.partial(self._copy_row, factor, line, to, column), "k")
 
         return em.loop(imm(0), imm(factor.width), self.across, [], group, "group")
+
+    def _turn_plain(self, factor: _Factor, load: Load, at: Ssa, to: Ssa) -> list[Ssa]:
+        """A factor of which nothing is computed, by the module's function for that."""
+        em, ctx, offset = self.em, self.ctx, load.indices[0]
+        name = f"turn_{self.element}_{factor.width}"
+        if name not in em.declarations:
+            em.define(name, turn_function(name, self.element, self.across, factor.width, em.declarations))
+        ctx.symbols[factor.along], ctx.symbols[self.inner] = at, imm(0)
+        start = self._element(ctx.pointers[load.buffer], ctx.scalar(offset))
+        given = (start, self._step(offset, factor.along), ctx.scalar(self.site.inner.extent), to)
+        em.effect(f"call void @{name}({', '.join(value.typed for value in given)})")
+        return []
 
     def _copy_some(self, factor: _Factor, first: Ssa, end: Ssa, to: Ssa) -> None:
         """A panel that is not full: what there is from ``first`` to ``end``, a vector at a time."""
@@ -326,8 +342,9 @@ class ProductEmitter(KernelEmitter):
         carried: Iterable[Ssa],
     ) -> list[Ssa]:
         em, ctx = self.em, self.ctx
-        function = tile_function(self.element, self.across, self.vectors, height)
-        em.define(*function)
+        name = f"tile_{self.element}_{height}x{self.panel}"
+        if name not in em.declarations:
+            em.define(name, tile_function(name, self.element, self.across, self.vectors, height))
         vector = vector_type(self.element, self.across)
         em.declare(fma_of(self.element, self.across), vector, [vector] * 3)
         em.declare("llvm.smin.i64", "i64", ["i64", "i64"])
@@ -336,7 +353,7 @@ class ProductEmitter(KernelEmitter):
 
         def tile(at: Ssa, _: list[Ssa]) -> list[Ssa]:
             given = (start, row, step, self._panel(at, first), summed, self.tile_of_sums)
-            em.effect(f"call void @{function[0]}({', '.join(value.typed for value in given)})")
+            em.effect(f"call void @{name}({', '.join(value.typed for value in given)})")
             em.loop(imm(0), imm(height), 1, [], functools.partial(self._finish_row, top, at, first, end), "row")
             return []
 

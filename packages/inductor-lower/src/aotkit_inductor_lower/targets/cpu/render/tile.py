@@ -15,10 +15,9 @@ def fma_of(element: str, lanes: int) -> str:
     return f"llvm.fma.v{lanes}{'f32' if element == 'float' else 'f64'}"
 
 
-def tile_function(element: str, lanes: int, vectors: int, rows: int) -> tuple[str, str]:
-    """Name and text of the function that sums a tile: ``rows`` of the left factor, ``row`` elements apart and ``step``
+def tile_function(name: str, element: str, lanes: int, vectors: int, rows: int) -> str:
+    """The text of the function that sums a tile: ``rows`` of the left factor, ``row`` elements apart and ``step``
     from one to the next number, times a panel of ``count`` steps."""
-    name = f"tile_{element}_{rows}x{lanes * vectors}"
     type_ = vector_type(element, lanes)
     align = min(ALIGNED, lanes * {"float": 4, "double": 8}[element])
     each = [(r, v) for r in range(rows) for v in range(vectors)]
@@ -77,4 +76,4 @@ def tile_function(element: str, lanes: int, vectors: int, rows: int) -> tuple[st
         ]
     lines += ["  %left.over = icmp slt i64 %last, %count", "  br i1 %left.over, label %chunk, label %done"]
     lines += ["done:", "  ret void", "}"]
-    return name, "\n".join(lines)
+    return "\n".join(lines)
