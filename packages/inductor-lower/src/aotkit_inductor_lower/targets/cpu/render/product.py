@@ -42,6 +42,7 @@ STRIP = 1 << 17  # elements of the right factor that are copied at once: they st
 BLOCK = 168 * ROWS  # rows for which a strip is used; a copy of it costs as much as a few of them. Whole tiles.
 SMALL_BLOCK = 42 * ROWS  # the same where there are few strips
 FEW = 8  # units that keep a machine busy
+TURNED = 8  # sides of a square that is turned over: larger ones take as long as all the rest to compile
 PANEL_ROWS = 8 * ROWS  # of the left factor, where it is copied: whole tiles, and whole vectors
 
 
@@ -214,7 +215,8 @@ class ProductEmitter(KernelEmitter):
         em, ctx, offset = self.em, self.ctx, load.indices[0]
         name = f"turn_{self.element}_{factor.width}"
         if name not in em.declarations:
-            em.define(name, turn_function(name, self.element, self.across, factor.width, em.declarations))
+            lanes = min(self.across, TURNED)
+            em.define(name, turn_function(name, self.element, lanes, factor.width, em.declarations))
         ctx.symbols[factor.along], ctx.symbols[self.inner] = at, imm(0)
         start = self._element(ctx.pointers[load.buffer], ctx.scalar(offset))
         given = (start, self._step(offset, factor.along), ctx.scalar(self.site.inner.extent), to)
