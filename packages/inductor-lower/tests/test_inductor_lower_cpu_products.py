@@ -132,12 +132,6 @@ def test_levels_of_x86_have_products_too(level: str) -> None:
     run(lambda a, b: a @ b.t(), torch.randn(45, 33), torch.randn(77, 33), processor=level)
 
 
-def test_without_fma_products_are_atens() -> None:
-    graph = make_fx(lambda a, b: a @ b, tracing_mode="fake")(torch.randn(64, 64), torch.randn(64, 64))
-    compiled = compile_graph(graph, options=LowerOptions(contractions="generated", processor="x86-64"))
-    assert [call.target for call in compiled.report().externs] == ["aten.mm.default"]
-
-
 def test_sizes_may_be_known_at_run_time_only() -> None:
     def layer(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         return F.relu(x @ w + b)
@@ -184,3 +178,15 @@ def test_equal_products_share_a_function_and_all_share_the_tiles() -> None:
     text = generate(compiled.scheduled, keep_text=True).text
     assert text.count("define internal void @tile_") == 1
     assert text.count("define internal i32 @kernel_") == 1
+
+
+@pytest.mark.parametrize("contractions", ["auto", "generated", "aten"])
+def test_a_sum_of_products_that_is_written_out_rounds_each_product(contractions: str) -> None:
+    def written_out(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return (x.unsqueeze(2) * y.unsqueeze(0)).sum(1)
+
+    x, y = torch.full((8, 20), 1e20), torch.full((20, 24), 1e20)
+    x[:, 0], y[0] = -torch.inf, 1.0  # a product is infinite only once it is rounded
+    graph = make_fx(written_out, tracing_mode="fake")(x, y)
+    compiled = compile_graph(graph, options=LowerOptions(contractions=contractions))  # type: ignore[arg-type]
+    assert torch.equal(compiled([x, y])[0].isnan(), written_out(x, y).isnan())

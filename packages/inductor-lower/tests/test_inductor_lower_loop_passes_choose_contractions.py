@@ -8,7 +8,14 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from aotkit_inductor_lower import LowerOptions, interpret_program, lower_graph, parse_program
+from aotkit_inductor_lower import (
+    CompiledGraph,
+    LowerOptions,
+    compile_graph,
+    interpret_program,
+    lower_graph,
+    parse_program,
+)
 from aotkit_inductor_lower.ir import Buffer, ExternCall, LoopNest, Program
 from aotkit_inductor_lower.ir.walk import contractions
 from aotkit_inductor_lower.loop_passes.choose_contractions import choose_contractions
@@ -112,3 +119,10 @@ return y
         after = choose_contractions(parse_program(text), ctx)
         assert [type(step) for step in after.steps] == [LoopNest] and not ctx.decisions
         torch.testing.assert_close(interpret_program(after, [x])[0], x @ x.T)
+
+
+def test_without_fma_products_are_atens() -> None:
+    graph = make_fx(lambda a, b: a @ b, tracing_mode="fake")(torch.randn(64, 64), torch.randn(64, 64))
+    compiled = compile_graph(graph, options=LowerOptions(contractions="generated", processor="x86-64"))
+    assert isinstance(compiled, CompiledGraph)
+    assert [call.target for call in compiled.report().externs] == ["aten.mm.default"]

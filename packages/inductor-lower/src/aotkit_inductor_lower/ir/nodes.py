@@ -54,6 +54,8 @@ Note [What a contraction is]
           library addmm: addmm = aten.addmm.default(bias, x, w)
 
     * Both factors have the same type. They are widened to the ``accumulate`` type, multiplied and summed in it.
+    * The multiplication of its nest is ``mul_contract``: kernels for products may add without rounding the product
+      first, as libraries do. A ``mul`` that the user wrote is rounded, as eager rounds it.
     * Operands load at affine indices, so a convolution is one too: rows are images and places, columns the channels of
       the result, and the left operand loads ``x[n, c, oh*stride + kh*dilation - pad, ...]`` under a mask.
     * It means what :meth:`Contraction.as_nest` says: that is what the interpreter runs, and the verifier checks.
@@ -369,7 +371,7 @@ class Contraction:
                 factors[-1] = _unused(f"{side}_wide", taken)
                 body.append(Compute(factors[-1], "cast", (operand.value,), self.accumulate))
         product = _unused("product", taken)
-        body.append(Compute(product, "mul", tuple(factors), self.accumulate))
+        body.append(Compute(product, "mul_contract", tuple(factors), self.accumulate))
         body.append(Reduce(self.result, "sum", product, self.accumulate))
         stages = (Stage(self.reduced, tuple(body)), Stage((), self.epilogue))
         return LoopNest(self.name, self.outer, stages, self.origin)

@@ -27,8 +27,8 @@ class MatmulSite:
 def matmul_site(kernel: Kernel) -> MatmulSite | None:
     """The matrix product of floats that a kernel computes, if it is one and nothing else is reduced.
 
-    A nest of the form that Note [What a contraction is] tells, however it came about: one factor does not vary along
-    the columns, the other not along the rows. What is summed, and so each factor, is f32 or f64.
+    A nest of the form that Note [What a contraction is] tells: one factor does not vary along the columns, the other
+    not along the rows, and the product of both need not be rounded. What is summed, and so each factor, is f32 or f64.
     """
     loops = [k for k, stmt in enumerate(kernel.body) if isinstance(stmt, Loop)]
     if len(loops) != 1 or len(kernel.grid) < 2 or kernel.ordered or kernel.scratch or loops[0] != 0:
@@ -43,7 +43,7 @@ def matmul_site(kernel: Kernel) -> MatmulSite | None:
     product = made.get(reduce.value)
     if reduce.kind != "sum" or reduce.running or reduce.dtype not in (DType.F32, DType.F64):
         return None
-    if not isinstance(product, Compute) or product.op != "mul":
+    if not isinstance(product, Compute) or product.op != "mul_contract":
         return None
     varies = _varies(nest)
     rows, columns = kernel.grid[-2:]

@@ -223,6 +223,8 @@ _ROWS = (
     _binary("add", _F | _I, ref.add, "integers wrap; inf + -inf is nan", commutative=True),
     _binary("sub", _F | _I, ref.sub, "integers wrap; inf - inf is nan"),
     _binary("mul", _F | _I, ref.mul, "integers wrap; 0 * inf is nan", commutative=True),
+    _binary("mul_contract", _F, ref.mul, "as mul; its sum may take it unrounded, as in products of matrices",
+            commutative=True),
     _binary("div", _F, ref.div, "true division: x/0 is +-inf or, at 0/0, nan"),
     _division(
         "floordiv",

@@ -83,6 +83,7 @@ def _reduction(run: Callable[[Array, int], Array]) -> Callable[[Any, Any], Any]:
 _UFUNCS: dict[object, np.ufunc] = {
     "add": np.add,
     "mul": np.multiply,
+    "mul_contract": np.multiply,
     "minimum": np.minimum,
     "maximum": np.maximum,
     "logical_or": np.bitwise_or,  # bools are integers here

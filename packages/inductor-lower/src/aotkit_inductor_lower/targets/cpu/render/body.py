@@ -18,7 +18,13 @@ from .types import literal, memory_type, register_type, width
 __all__ = ["emit_body"]
 
 
-def emit_body(ctx: KernelContext, body: Sequence[Instr], reduce: Callable[[Reduce, Value], Value | None]) -> None:
+def _no_reduce(reduce: Reduce, value: Value) -> None:
+    raise AssertionError(f"reduce {reduce.result} outside a loop")
+
+
+def emit_body(
+    ctx: KernelContext, body: Sequence[Instr], reduce: Callable[[Reduce, Value], Value | None] = _no_reduce
+) -> None:
     """Emit ``body`` in order; ``reduce`` receives each reduction with the value to take in and gives the result of a
     running one."""
     for instr in body:

@@ -9,7 +9,7 @@ Note [Uniform and varying]
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ....ir import DType
 from ....kernel_ir.bounds import lower_bound
@@ -84,6 +84,13 @@ class KernelContext:
             return tail
         own = self.part(name, copy, self.vector.lanes)
         return own if tail is None else self.ops.op("and", own, tail)
+
+    def some(self, vector: Vector, end: Ssa) -> Vector:
+        """The same place, but only those of its lanes that come before ``end``."""
+        before, self.vector = self.vector, vector
+        here = self.ops.compare("icmp slt", self.ramp(0), self.em.splat(end, vector.lanes))
+        self.vector = before
+        return replace(vector, tail=here)
 
     # -- values ------------------------------------------------------------------------------------------
 

@@ -10,9 +10,10 @@ Note [Shape of a kernel]
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import replace
 
-from ....ir import CheckedIndex, Range, Reduce, Store
+from ....ir import CheckedIndex, Range, Store
 from ....ir.independence import tells_apart
 from ....ir.walk import instructions, value_types
 from ....kernel_ir.bounds import hint
@@ -25,7 +26,7 @@ from ..machine import Machine
 from ..map_loops import map_loops, version_loops, work_of
 from .arithmetic import Ops
 from .body import emit_body
-from .context import KernelContext, Value, Vector
+from .context import KernelContext, Vector
 from .emitter import Emitter, Ssa, imm, origin_comment
 from .loops import NestEmitter
 from .types import memory_type, width
@@ -70,6 +71,7 @@ class KernelEmitter:
         self.tile = next((loop for loop in kernel.grid if loop.map.kind == "tile"), None)
         map_ = self.vector.map if self.vector is not None else SERIAL
         self.lanes, self.interleave = map_.width, map_.interleave
+        self._mallocs: list[Ssa] = []
         self.em = Emitter(declarations)
         self.ops = Ops(self.em, target)
         nontemporal = (param.name for param in kernel.params if param.nontemporal)
@@ -141,7 +143,6 @@ class KernelEmitter:
 
     def allocate(self, pointers: dict[str, Ssa]) -> None:
         """Scratch rows: on the stack if small, one element per lane if the lanes are outer iterations."""
-        self._mallocs: list[Ssa] = []
         for row in self.kernel.scratch:
             count = self.em.mul(self.ctx.scalar(row.extent), imm(self.lanes * self.interleave))
             element, item = memory_type(row.dtype), width(row.dtype) // 8
@@ -149,12 +150,15 @@ class KernelEmitter:
                 type_ = f"[{max(1, count.constant)} x {element}]"
                 pointers[row.name] = self.em.pure("ptr", f"alloca {type_}, align 64 ; {row.name}")
                 continue
-            self.em.declare("malloc", "ptr", ["i64"])
-            self.em.declare("free", "void", ["ptr"])
-            needed = self.em.mul(count, imm(item))
-            pointer = self.em.here("ptr", f"call ptr @malloc(i64 {needed.text})")
-            pointers[row.name] = pointer
-            self._mallocs.append(pointer)
+            pointers[row.name] = self.memory(self.em.mul(count, imm(item)))
+
+    def memory(self, size: Ssa) -> Ssa:
+        """As many bytes, until the kernel is done."""
+        self.em.declare("malloc", "ptr", ["i64"])
+        self.em.declare("free", "void", ["ptr"])
+        pointer = self.em.here("ptr", f"call ptr @malloc(i64 {size.text})")
+        self._mallocs.append(pointer)
+        return pointer
 
     def _release(self) -> list[str]:
         return [f"  call void @free(ptr {pointer.text})" for pointer in self._mallocs]
@@ -208,11 +212,7 @@ class KernelEmitter:
             rest = em.unsigned("udiv", rest, chunks) if loops else imm(0)
             low = em.mul(part, imm(chunk))
             high = em.minimum(em.add(low, imm(chunk)), high)
-        for position, loop in enumerate(reversed(loops)):
-            size = ctx.scalar(loop.extent)
-            last = position == len(loops) - 1
-            ctx.symbols[Symbol(loop.symbol)] = rest if last else em.unsigned("urem", rest, size)
-            rest = imm(0) if last else em.unsigned("udiv", rest, size)
+        self.place(loops, rest)
         if vector is None:
             self._body()
         elif self.tile is not None:
@@ -220,6 +220,14 @@ class KernelEmitter:
         else:
             self._outer_blocks(vector, low, high)
         return []
+
+    def place(self, loops: Sequence[Loop], unit: Ssa) -> None:
+        """The iteration of ``loops``, outermost first, that a unit is."""
+        for position, loop in enumerate(reversed(loops)):
+            size = self.ctx.scalar(loop.extent)
+            last = position == len(loops) - 1
+            self.ctx.symbols[Symbol(loop.symbol)] = unit if last else self.em.unsigned("urem", unit, size)
+            unit = imm(0) if last else self.em.unsigned("udiv", unit, size)
 
     def _tiles(self, vector: Loop, tile_loop: Loop, low: Ssa, high: Ssa) -> None:
         """Squares of ``lanes`` by ``lanes``; what is left of the tile variable in vectors, of the other in scalars."""
@@ -281,9 +289,8 @@ class KernelEmitter:
         ctx.values.clear()
         ctx.symbols[symbol] = at
         ctx.vector = Vector(symbol, at, self.lanes, vectors, tile) if vectors else None
-        if end is not None:
-            here = ctx.ops.compare("icmp slt", ctx.ramp(0), ctx.em.splat(end, self.lanes))
-            ctx.vector = Vector(symbol, at, self.lanes, vectors, tile, here)
+        if end is not None and ctx.vector is not None:
+            ctx.vector = ctx.some(ctx.vector, end)
         spread = self.lanes * self.interleave if vectors else 1
         ctx.scratch = {row.name: spread for row in self.kernel.scratch}
         self._body()
@@ -297,8 +304,4 @@ class KernelEmitter:
             if nest.loops:
                 NestEmitter(nest, self.ctx, self.types).emit()
             else:
-                emit_body(self.ctx, nest.body, _no_reduce)
-
-
-def _no_reduce(reduce: Reduce, value: Value) -> None:
-    raise AssertionError(f"reduce {reduce.result} outside a loop")
+                emit_body(self.ctx, nest.body)

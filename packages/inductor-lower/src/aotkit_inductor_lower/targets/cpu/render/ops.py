@@ -271,6 +271,7 @@ LLVM_OPS: Mapping[str, Row] = {
     "add": _binary("fadd", "add"),
     "sub": _binary("fsub", "sub"),
     "mul": _binary("fmul", "mul"),
+    "mul_contract": _binary("fmul", "mul"),
     "div": _binary("fdiv", "sdiv"),
     "floordiv": _floordiv,
     "truncdiv": _truncdiv,

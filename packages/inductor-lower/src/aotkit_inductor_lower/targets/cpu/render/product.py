@@ -96,24 +96,23 @@ class ProductEmitter(KernelEmitter):
         few = outer is not None and columns is not None and outer * -(-columns // self._strip()) < FEW
         return SMALL_BLOCK if few else BLOCK
 
+    def _parts(self) -> tuple[Expr, Expr]:
+        """How many blocks of rows a product has, and how many strips."""
+        parts = (self.site.rows.extent, self._block()), (self.site.columns.extent, self._strip())
+        blocks, strips = (floordiv(extent + (size - 1), size) for extent, size in parts)
+        return blocks, strips
+
     def units(self) -> tuple[Expr, int | None]:
         """Strips by blocks of rows, of each product of a batch."""
-        strip, block = self._strip(), self._block()
-        strips = floordiv(self.site.columns.extent + (strip - 1), strip)
-        blocks = floordiv(self.site.rows.extent + (block - 1), block)
-        return product(loop.extent for loop in self.kernel.grid[:-2]) * blocks * strips, None
+        return product(loop.extent for loop in self.kernel.grid[:-2]) * product(self._parts()), None
 
     def allocate(self, pointers: dict[str, Ssa]) -> None:
         """The copy of a strip, and a tile of sums."""
-        self._mallocs = []
         em = self.em
-        for name, results in (("malloc", "ptr"), ("free", "void")):
-            em.declare(name, results, ["i64" if name == "malloc" else "ptr"])
         item = width(self.dtype) // 8
         wide = self._strip() + (PANEL_ROWS if self.rows_of_left is not None else 0)
         needed = em.mul(self.ctx.scalar(self.site.inner.extent), imm(wide * item))
-        memory = em.here("ptr", f"call ptr @malloc(i64 {em.add(needed, imm(ALIGNED)).text})")
-        self._mallocs.append(memory)
+        memory = self.memory(em.add(needed, imm(ALIGNED)))
         em.comment("the strip's panels begin where a cache line does")
         place = em.here("i64", f"ptrtoint ptr {memory.text} to i64")
         above = em.here("i64", f"add i64 {place.text}, {ALIGNED - 1}")
@@ -129,16 +128,11 @@ class ProductEmitter(KernelEmitter):
         ctx.values.clear()
         strip, block = self._strip(), self._block()
         rows, columns = ctx.scalar(site.rows.extent), ctx.scalar(site.columns.extent)
-        strips = ctx.scalar(floordiv(site.columns.extent + (strip - 1), strip))
-        blocks = ctx.scalar(floordiv(site.rows.extent + (block - 1), block))
+        blocks, strips = (ctx.scalar(count) for count in self._parts())
         first = em.mul(em.unsigned("urem", unit, strips), imm(strip))
         rest = em.unsigned("udiv", unit, strips)
         top = em.mul(em.unsigned("urem", rest, blocks), imm(block))
-        rest = em.unsigned("udiv", rest, blocks)
-        for loop in reversed(self.kernel.grid[:-2]):
-            size = ctx.scalar(loop.extent)
-            ctx.symbols[Symbol(loop.symbol)] = em.unsigned("urem", rest, size)
-            rest = em.unsigned("udiv", rest, size)
+        self.place(self.kernel.grid[:-2], em.unsigned("udiv", rest, blocks))
         end = em.minimum(em.add(first, imm(strip)), columns)
         bottom = em.minimum(em.add(top, imm(block)), rows)
         self._copy_strip(first, end)
@@ -228,10 +222,7 @@ class ProductEmitter(KernelEmitter):
         em, ctx = self.em, self.ctx
 
         def group(at: Ssa, _: list[Ssa]) -> list[Ssa]:
-            ctx.vector = Vector(factor.along, at, self.across, 1)
-            here = ctx.ops.compare("icmp slt", ctx.ramp(0), em.splat(end, self.across))
-            vector = Vector(factor.along, at, self.across, 1, None, here)
-            ctx.vector = None
+            vector = ctx.some(Vector(factor.along, at, self.across, 1), end)
             row = functools.partial(self._copy_row, factor, vector, to, em.sub(at, first))
             return em.loop(imm(0), ctx.scalar(self.site.inner.extent), 1, [], row, "k")
 
@@ -243,7 +234,7 @@ class ProductEmitter(KernelEmitter):
         """What a factor is at step ``k``, or at as many steps as make a square, from the panel's ``column`` on."""
         em, ctx = self.em, self.ctx
         floor = self._enter({self.inner: k}, vector)
-        emit_body(ctx, factor.body, _no_reduce)
+        emit_body(ctx, factor.body)
         for copy in range(vector.interleave):
             part = ctx.part(factor.value, copy, vector.lanes)
             if vector.tail is not None:
@@ -369,13 +360,9 @@ class ProductEmitter(KernelEmitter):
 
         def some(vectors: int, column: Ssa, _: list[Ssa]) -> list[Ssa]:
             vector = Vector(self.columns, column, self.across, vectors)
-            if vectors == 1:
-                self.ctx.vector = vector
-                here = self.ctx.ops.compare("icmp slt", self.ctx.ramp(0), em.splat(end, self.across))
-                vector = Vector(self.columns, column, self.across, 1, None, here)
-            floor = self._enter(symbols, vector)
+            floor = self._enter(symbols, self.ctx.some(vector, end) if vectors == 1 else vector)
             self.ctx.values[self.site.reduce.result] = self._sums(sums, em.sub(column, at), vectors)
-            emit_body(self.ctx, self.after, _no_reduce)
+            emit_body(self.ctx, self.after)
             self._leave(floor)
             return []
 
@@ -395,6 +382,3 @@ class ProductEmitter(KernelEmitter):
             parts.append(self.em.here(type_, f"load {type_}, ptr {pointer.text}, align {align}"))
         return Value(self.dtype, tuple(parts), varying=True)
 
-
-def _no_reduce(reduce: object, value: Value) -> None:
-    raise AssertionError("a reduction outside of the product")

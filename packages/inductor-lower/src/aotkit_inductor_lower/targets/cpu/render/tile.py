@@ -6,7 +6,7 @@ from .emitter import vector_type
 
 __all__ = ["ALIGNED", "fma_of", "tile_function"]
 
-CHUNK = 256  # steps of the summed loop after which a tile goes to memory
+CHUNK = 128  # steps of the summed loop after which a tile goes to memory
 ALIGNED = 64  # bytes: where panels and tiles begin
 
 

@@ -129,6 +129,7 @@ TRITON_OPS: Mapping[str, Row] = {
     "add": _infix("+"),
     "sub": _infix("-"),
     "mul": _infix("*"),
+    "mul_contract": _infix("*"),
     "div": _call("divide"),
     "floordiv": _integers(_call("floor_divide"), _call("divide_unsigned")),
     "truncdiv": _integers(_call("truncate_divide"), _call("divide_unsigned")),
