@@ -426,3 +426,22 @@ def test_views_of_what_was_written_to_through_a_bit_have_it(bits, memory, write)
         results.append([(t.resolve_conj().resolve_neg(), t.is_conj(), t.is_neg()) for t in (*found, m)])
     for got, want in zip(*reversed(results), strict=True):
         assert torch.equal(got[0], want[0]) and got[1:] == want[1:]
+
+
+@pytest.mark.parametrize("bits", [torch._neg_view, torch.conj, lambda x: x], ids=["negated", "conjugated", "none"])
+def test_several_changes_of_shape_in_place_have_one_history(bits: Callable[[Tensor], Tensor]) -> None:
+    def change(x: Tensor) -> list[Tensor]:
+        x.unsqueeze_(0)
+        x.squeeze_()
+        return []
+
+    def gradient(f: Callable[[Tensor], object]) -> Tensor:
+        leaf = torch.arange(8.0).to(torch.complex64).view(8, 1).requires_grad_()
+        x = bits(leaf.clone()[::2])
+        f(x)
+        assert x.shape == (4,)
+        (x * torch.tensor([1.0, 2, 3, 4j])).abs().sum().backward()
+        assert leaf.grad is not None
+        return leaf.grad
+
+    torch.testing.assert_close(gradient(aotkit.aot_function(change, lambda gm, inputs: gm)), gradient(change))

@@ -78,7 +78,9 @@ def _mutation(info: InputInfo, names: Sequence[Value]) -> list[Operation]:
         operations.append(CopyBack(value, f"fw{info.updated_output}", _copy_mode(info)))
     elif info.mutation in _CHANGES_DATA and not info.mutation_hidden_from_autograd:
         return [*operations, SetVersion(value, f"version_{value}", max(info.version_steps, 1))]
-    return operations + _missing_steps(info, value, operations)
+    # First: autograd makes the history of a view anew whose counter has moved, and of a lazily negated one in the shape
+    # that its base's view had; a change of shape comes after that.
+    return _missing_steps(info, value, operations) + operations
 
 
 def _storage_operations(change: StorageChange, value: Value, names: Sequence[Value]) -> list[Operation]:
