@@ -99,10 +99,59 @@ def test_what_may_outlive_the_call_is_not_in_the_arena(old: str, new: str) -> No
 
 
 def test_a_call_ends_a_segment_and_an_alias_does_not() -> None:
-    assert [(s.function, [nest.name for nest in s.nests]) for s in segments(parse_program(PROGRAM))] == [
-        ("segment_0", ["a"]),
-        ("segment_1", ["b", "y"]),
+    program = parse_program(PROGRAM)
+    runs = segments(program, assign_storage(program))
+    assert [[(s.function, [nest.name for nest in s.nests]) for s in run] for run in runs] == [
+        [("segment_0", ["a"])],
+        [("segment_1", ["b", "y"])],
     ]
+
+
+LARGE = """aotkit-ir 2
+program large
+input x
+input y
+input z
+buffer x : float32[N] strides [1] input on cpu
+buffer y : float32[N] strides [1] input on cpu
+buffer z : float32[N] strides [1] input on cpu
+buffer a : float32[N] strides [1] temporary on cpu
+buffer b : float32[N] strides [1] temporary on cpu
+buffer c : float32[N] strides [1] output on cpu
+loop a(i0 < N):
+  stage():
+    %v0 = load x[i0] : f32
+    %v1 = exp %v0 : f32
+    store a[i0] = %v1
+loop b(i0 < N):
+  stage():
+    %v0 = load y[i0] : f32
+    %v1 = load a[i0] : f32
+    %v2 = add %v0, %v1 : f32
+    store b[i0] = %v2
+loop c(i0 < N):
+  stage():
+    %v0 = load z[i0] : f32
+    %v1 = load b[i0] : f32
+    %v2 = add %v0, %v1 : f32
+    store c[i0] = %v2
+return c
+"""
+
+
+@pytest.mark.parametrize(("size", "parts"), [(1 << 20, 3), (1 << 10, 1)])
+def test_a_segment_ends_where_much_memory_can_be_given_back(size: int, parts: int) -> None:
+    program = parse_program(LARGE.replace("N", str(size)))
+    (run,) = segments(program, assign_storage(program))
+    assert len(run) == parts
+    steps = generate(program).plan.steps
+    if parts == 3:
+        assert [step for step in steps if not isinstance(step, CallSegment)][:4] == [
+            Free(("x",)), Free(("y",)), Allocate("c"), Free(("z",)),
+        ]  # fmt: skip
+    args = [torch.randn(size) for _ in range(3)]
+    (got,) = bind_program(generate(program))(list(args))
+    torch.testing.assert_close(got, args[0].exp() + args[1] + args[2])
 
 
 def test_the_plan_allocates_frees_and_counts_program_points_kernel_by_kernel() -> None:

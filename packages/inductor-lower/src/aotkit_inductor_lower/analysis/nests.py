@@ -6,11 +6,13 @@ from collections.abc import Iterable, Mapping
 
 from ..ir import Buffer, CheckedIndex, Instr, LoopNest, Range, Reduce
 from ..ir.walk import computes, contains, instructions, stores
+from ..ops.dtypes import item_bytes
 from ..ops.scalar import DEAR, TRAPPING
 from ..symbolic import Expr, Ranges, Symbol, SymbolKind, estimate, product
 
 __all__ = [
     "body_size",
+    "buffer_bytes",
     "has_division",
     "heavy_count",
     "hint",
@@ -29,6 +31,14 @@ def hint(size: Expr) -> int:
     if size.constant is not None:
         return size.constant
     return max(estimate(size, SIZE_HINT), 1)
+
+
+def buffer_bytes(buffer: Buffer) -> int:
+    """Of all elements of a buffer; unknown sizes count as 64."""
+    count = item_bytes(buffer.dtype)
+    for size in buffer.sizes:
+        count *= hint(size) if size.constant != 0 else 0
+    return count
 
 
 def iteration_count(ranges: Iterable[Range]) -> int:

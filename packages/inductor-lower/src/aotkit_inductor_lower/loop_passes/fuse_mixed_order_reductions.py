@@ -20,11 +20,11 @@ from dataclasses import dataclass, replace
 
 from ..analysis.alignment import align_digits, digit_env, digits_of, expand_ranges
 from ..analysis.dependencies import memory_roots
-from ..analysis.nests import body_size, heavy_count, hint, numel
+from ..analysis.nests import body_size, buffer_bytes, heavy_count, hint, numel
 from ..ir import Buffer, BufferKind, DType, Load, LoopNest, Program, Range, Reduce, Stage, Step, Store
 from ..ir.builder import NestBuilder
 from ..ir.walk import buffers_of, contains, ranges_within, reduces, step_reads, step_writes
-from ..ops.dtypes import bits, dtype_from_torch_name
+from ..ops.dtypes import dtype_from_torch_name
 from ..passes import Decision, Pass, PassContext, fuses
 from ..symbolic import Expr, Symbol, contiguous_strides, product, sym, to_expr
 from .inline_producers import join_origins
@@ -128,7 +128,7 @@ def _partners(program: Program, position: int, buffers: Mapping[str, Buffer]) ->
     """Nests that walk over large data which the column nest reads, the nearest first, and an access of that data."""
     column_nest = program.steps[position]
     assert isinstance(column_nest, LoopNest)
-    wanted = {name for name in column_nest.reads if _bytes(buffers[name]) >= LEAST_SHARED}
+    wanted = {name for name in column_nest.reads if buffer_bytes(buffers[name]) >= LEAST_SHARED}
     if not wanted:
         return
     for other in sorted(range(len(program.steps)), key=lambda at: abs(at - position)):
@@ -142,11 +142,6 @@ def _partners(program: Program, position: int, buffers: Mapping[str, Buffer]) ->
         anchor = next((a for a in accesses if a.plain and a.buffer in wanted), None)
         if anchor is not None:
             yield other, anchor
-
-
-def _bytes(buffer: Buffer) -> int:
-    dtype = dtype_from_torch_name(buffer.dtype)
-    return 0 if dtype is None else hint(numel(buffer)) * max(1, bits(dtype) // 8)
 
 
 def _place(steps: Sequence[Step], rows: int, columns: int, root: Mapping[str, str]) -> int | None:

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from ..analysis.dependencies import Dependencies
-from ..analysis.nests import hint
+from ..analysis.nests import buffer_bytes
 from ..ir import Alias, BufferKind, BufferRef, ExternCall, Program, Step
 from ..ir.walk import step_reads, step_writes
 from ..ops.aten import is_random
@@ -45,10 +45,7 @@ class _Lives:
         nbytes = {}
         for buffer in program.buffers:
             if buffer.kind in owned and root[buffer.name] == buffer.name:
-                size = _item_bytes(buffer.dtype)
-                for extent in buffer.sizes:
-                    size *= hint(extent) if extent.constant != 0 else 0
-                nbytes[buffer.name] = size
+                nbytes[buffer.name] = buffer_bytes(buffer)
         outputs = frozenset(root[out.name] for out in program.outputs if isinstance(out, BufferRef))
         uses = []
         for step in program.steps:
@@ -85,12 +82,6 @@ class _Lives:
             for name in names:
                 counts[name] += 1
         return counts
-
-
-def _item_bytes(dtype: str) -> int:
-    if "8" in dtype.partition("128")[0] or dtype == "bool":
-        return 1
-    return next((width for text, width in (("128", 16), ("64", 8), ("16", 2)) if text in dtype), 4)
 
 
 def simulated_peak(program: Program) -> int:

@@ -61,7 +61,7 @@ def build_plan(
 def _steps(program: Program, storage: Storage, workspaces: Sequence[Workspace]) -> Iterator[PlanStep]:
     """The program's steps as steps of a plan, nests grouped into segments, without frees."""
     needed = _tensors_needed(program)
-    left = iter(segments(program))
+    left = iter(segments(program, storage))
     allocated: set[str] = set()
     open_segment = False
     views: list[View | ReuseBuffer] = []
@@ -74,7 +74,8 @@ def _steps(program: Program, storage: Storage, workspaces: Sequence[Workspace]) 
                 views.append(_view(step))
             continue
         if open_segment:
-            yield from _segment(next(left), storage, workspaces, allocated)
+            for segment in next(left):
+                yield from _segment(segment, storage, workspaces, allocated)
             open_segment = False
         yield from views
         views.clear()

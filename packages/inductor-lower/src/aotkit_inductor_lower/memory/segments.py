@@ -1,12 +1,27 @@
-"""Which loop nests one native call runs."""
+"""Which loop nests one native call runs.
+
+Note [Where native code is cut]
+    Between two ATen calls all kernels could be one segment. But tensors are allocated before a segment and given back
+    behind it, so a long one holds everything that its kernels read and write. It ends before its kernels have let go
+    of, or begun, much: of both, not more than one part in :data:`PARTS` of all that the program's steps use, and at
+    least :data:`LEAST` bytes. A call of native code takes a microsecond or two, kernels over so much memory many times
+    that.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ..ir import ExternCall, LoopNest, Program
+from ..analysis.nests import buffer_bytes
+from ..ir import BufferKind, BufferRef, ExternCall, LoopNest, Program
+from ..ir.walk import step_reads, step_writes
+from .storage import Storage
 
-__all__ = ["Segment", "segments"]
+__all__ = ["LEAST", "Segment", "segments"]
+
+PARTS = 64
+LEAST = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,13 +32,68 @@ class Segment:
     nests: tuple[LoopNest, ...]
 
 
-def segments(program: Program) -> tuple[Segment, ...]:
-    """The segments of a program, in order: only an ATen call ends one. What kernels do through an alias they do in its
-    memory, so an alias is no step of native code."""
-    runs: list[list[LoopNest]] = [[]]
-    for step in program.steps:
+def segments(program: Program, storage: Storage) -> tuple[tuple[Segment, ...], ...]:
+    """The segments of a program, in order: a group for each run of kernels between ATen calls. What kernels do through
+    an alias they do in its memory, so an alias is no step of native code."""
+    held = _Held.of(program, storage)
+    runs: list[list[tuple[int, LoopNest]]] = [[]]
+    for position, step in enumerate(program.steps):
         if isinstance(step, LoopNest):
-            runs[-1].append(step)
+            runs[-1].append((position, step))
         elif isinstance(step, ExternCall):
             runs.append([])
-    return tuple(Segment(f"segment_{number}", tuple(nests)) for number, nests in enumerate(filter(None, runs)))
+    groups, number = [], 0
+    for run in filter(None, runs):
+        parts = list(held.cut(run))
+        names = (f"segment_{number + part}" for part in range(len(parts)))
+        groups.append(tuple(map(Segment, names, parts)))
+        number += len(parts)
+    return tuple(groups)
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """Bytes that each step of a program lets go of, and that it is the first to need; of tensors that Python holds."""
+
+    released: dict[int, int]
+    begun: dict[int, int]
+    much: int
+
+    @staticmethod
+    def of(program: Program, storage: Storage) -> _Held:
+        nbytes = {
+            buffer.name: buffer_bytes(buffer)
+            for buffer in program.buffers
+            if buffer.kind not in (BufferKind.SCRATCH, BufferKind.CONSTANT) and storage.classes[buffer.name] != "view"
+        }
+        kept = {storage.root(out.name) for out in program.outputs if isinstance(out, BufferRef)}
+        first: dict[str, int] = {}
+        last: dict[str, int] = {}
+        for position, step in enumerate(program.steps):
+            for name in map(storage.root, (*step_reads(step), *step_writes(step))):
+                first.setdefault(name, position)
+                last[name] = position
+        released: dict[int, int] = {}
+        begun: dict[int, int] = {}
+        for name, position in last.items():
+            kind = storage.classes.get(name)
+            if kind in ("input", "allocated", "call result") and name not in kept:
+                released[position] = released.get(position, 0) + nbytes[name]
+            if kind == "allocated":
+                begun[first[name]] = begun.get(first[name], 0) + nbytes[name]
+        return _Held(released, begun, max(LEAST, sum(nbytes.values()) // PARTS))
+
+    def cut(self, run: list[tuple[int, LoopNest]]) -> Iterator[tuple[LoopNest, ...]]:
+        """The parts of a run of nests, each with its position in the program."""
+        part: list[LoopNest] = []
+        released = begun = 0
+        for position, nest in run:
+            begins = self.begun.get(position, 0)
+            if part and (released >= self.much or begun + begins > self.much):
+                yield tuple(part)
+                part, released, begun = [], 0, 0
+            part.append(nest)
+            released += self.released.get(position, 0)
+            begun += begins
+        yield tuple(part)
+

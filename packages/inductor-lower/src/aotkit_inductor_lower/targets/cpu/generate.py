@@ -5,6 +5,7 @@ Consecutive loop nests become one native segment: a function that runs their ker
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -52,7 +53,7 @@ def generate(
     module = ModuleText(program.name, target)
     by_nest = {kernel.name: kernel for kernel in made.kernels}
     written = _Kernels({b.name: b for b in program.buffers}, by_nest, storage, target, module)
-    for segment in segments(program):
+    for segment in itertools.chain(*segments(program, storage)):
         written.add_segment(segment)
     plan = build_plan(program, storage, tuple(written.slots))
     text = module.render()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from ...ir import Program
 from ...kernel_ir.nodes import KernelModule
 from ...kernel_ir.print import print_module
@@ -26,7 +28,7 @@ def generate(program: Program, kernels: KernelModule, *, keep_text: bool = False
     storage, extents, starts = assign_storage(program), memory_extents(program), memory_starts(program)
     records = [
         KernelRecord(nest.name, nest.name, segment.function, nest.origin)
-        for segment in segments(program)
+        for segment in itertools.chain(*segments(program, storage))
         for nest in segment.nests
     ]
     arguments = {argument: None for call in kernels.calls for argument in call.arguments}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -79,7 +80,8 @@ def render_program(
     extents = extents_of(program.buffers)
     of = {k.name: k for k in (normalize(linearize(program)) if kernels is None else kernels).kernels}
     written = _Kernels(of, storage, unaligned, limits, device, tune, tf32, asserts, extents)
-    launches = tuple((s.function, tuple(map(written.launch, s.nests))) for s in segments(program))
+    parts = itertools.chain(*segments(program, storage))
+    launches = tuple((s.function, tuple(map(written.launch, s.nests))) for s in parts)
     made = tuple(TritonKernel(*pair) for pair in zip(written.sources, written.alternatives, strict=True))
     return Rendered(program, device, storage, made, launches, tuple(written.workspaces), unaligned)
 
