@@ -340,9 +340,7 @@ def test_python_numbers_beside_complex_and_real_arguments(captured_same_as_eager
     def call(x: Tensor, z: Tensor) -> list[Tensor]:
         return fn(x, z, number)
 
-    captured_same_as_eager(
-        call, lambda: [_real(3).requires_grad_(), _complex(3).requires_grad_()], lone_view=True
-    )
+    captured_same_as_eager(call, lambda: [_real(3).requires_grad_(), _complex(3).requires_grad_()], lone_view=True)
     x, z = _real(3), _complex(3)
     torch.testing.assert_close(aotkit.aot_function(fn, lambda graph, _: graph)(x, z, number), fn(x, z, number))
 
@@ -410,22 +408,49 @@ def test_squeezing_a_view_with_a_bit_that_eager_mode_writes_anew_is_refused(
 @pytest.mark.parametrize("memory", [lambda m: m, lambda m: m[::2], lambda m: m[1:], lambda m: m.t()])
 @pytest.mark.parametrize(
     "write",
-    [lambda v: v.mul_(3), lambda v: v[1:].neg_(), lambda v: v.t().add_(1)],
-    ids=["all", "a part", "transposed"],
+    [
+        lambda v: v.mul_(3),
+        lambda v: v[1:].neg_(),
+        lambda v: v.t().add_(1),
+        lambda v: v.unfold(-1, 2, 2).fill_(0.5),
+        lambda v: v.index_put_((torch.tensor([0, 1]),), torch.tensor(2j)),
+        lambda v: v[:, torch.tensor([1, 0])].fill_(1),
+        lambda v: v.masked_fill_(v.real > 3, 1j),
+        lambda v: v.index_copy_(0, torch.tensor([1]), v[:1].clone()),
+        lambda v: v.cumsum_(0),
+        lambda v: v.tril_(),
+        lambda v: v.scatter_(1, torch.tensor([[2, 1]]), 1j),
+    ],
+    ids=[
+        "all",
+        "a part",
+        "transposed",
+        "windows",
+        "elements",
+        "copied elements",
+        "a mask",
+        "a row",
+        "sums",
+        "a triangle",
+        "places",
+    ],
 )
 def test_views_of_what_was_written_to_through_a_bit_have_it(bits, memory, write) -> None:
-    def fn(a: Tensor) -> list[Tensor]:
-        v = bits(a)
+    def of_a_view(v: Tensor) -> list[Tensor]:
         write(v)
         return [v[:], v[1:].t(), v * 2]
 
-    results = []
-    for call in (fn, torch.compile(fn, backend="aotkit", options={"fallback": "error", "cache": False})):
-        m = torch.complex(torch.arange(24.0).view(6, 4), torch.ones(6, 4))
-        found = call(memory(m))
-        results.append([(t.resolve_conj().resolve_neg(), t.is_conj(), t.is_neg()) for t in (*found, m)])
-    for got, want in zip(*reversed(results), strict=True):
-        assert torch.equal(got[0], want[0]) and got[1:] == want[1:]
+    def inside(a: Tensor) -> list[Tensor]:
+        return of_a_view(bits(a))
+
+    for fn, given in ((inside, memory), (of_a_view, lambda m: bits(memory(m)))):
+        results = []
+        for call in (fn, torch.compile(fn, backend="aotkit", options={"fallback": "error", "cache": False})):
+            m = torch.complex(torch.arange(24.0).view(6, 4), torch.ones(6, 4))
+            found = call(given(m))
+            results.append([(t.resolve_conj().resolve_neg(), t.is_conj(), t.is_neg()) for t in (*found, m)])
+        for got, want in zip(*reversed(results), strict=True):
+            assert torch.equal(got[0], want[0]) and got[1:] == want[1:]
 
 
 @pytest.mark.parametrize("bits", [torch._neg_view, torch.conj, lambda x: x], ids=["negated", "conjugated", "none"])

@@ -283,10 +283,11 @@ class Layouts:
         order = sorted(range(root.dim()), key=lambda i: strides[i], reverse=True)
         back = [order.index(i) for i in range(root.dim())]
         with compat.below_functional_modes(), torch.no_grad():
-            ordered = compat.unwrap_inner(wrapper).permute(order)
+            plain = compat.unwrap_inner(wrapper)
+            ordered = plain.permute(order)
             if ordered.is_contiguous():
                 return
-            value = ordered.contiguous().permute(back)
+            value = same_with_bits(ordered.contiguous().permute(back), *lazy_bits(plain))  # a copy has no bits
         compat.replace_value(wrapper, value)
         compat.sync(root)
 
