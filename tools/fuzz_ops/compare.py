@@ -292,13 +292,18 @@ def _copied(value: torch.Tensor, step: int) -> torch.Tensor:
 
 
 def _wider(value: torch.Tensor, noise: torch.Generator | None) -> torch.Tensor:
-    """In double precision, and off by a little if there is noise."""
+    """In double precision, laid out as it is, and off by a little if there is noise."""
     eps = _EPS.get(value.dtype)
     if eps is None:
         return value
-    made = value.detach().to(torch.complex128 if value.is_complex() else torch.float64)
+    memory = value.detach()
+    if not (value.is_conj() or value.is_neg()):  # all of it: views of a copy are other views, if there are any
+        memory = memory.as_strided((memory.untyped_storage().nbytes() // memory.itemsize,), (1,), 0)
+    made = memory.to(torch.complex128 if value.is_complex() else torch.float64)
     if noise is not None:
         made = made * (1 + (torch.rand(made.shape, generator=noise, dtype=torch.float64) - 0.5) * _UNITS * eps)
+    if made.shape != value.shape or made.stride() != value.stride():
+        made = made.as_strided(value.shape, value.stride(), value.storage_offset()).detach()
     return made.requires_grad_(value.requires_grad)
 
 

@@ -9,8 +9,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import aotkit
+from aotkit_inductor_lower import compile_graph
 
 LAYOUTS: dict[str, Callable[[], Tensor]] = {
     "transposed": lambda: torch.rand(6, 4).t(),
@@ -142,3 +144,38 @@ def test_a_transformer_layer_trains_with_eager_modes_masks(batch_first: bool) ->
 
     compiled = torch.compile(layer, backend="aotkit", options={"fallback": "error"})
     torch.testing.assert_close(step(compiled), step(layer), rtol=1e-4, atol=1e-4)
+
+
+OVERLAPPING = [((2, 1, 2, 2), (1, 12, 3, 1)), ((3, 2), (1, 1)), ((2, 3), (0, 1)), ((2, 3, 4), (1, 0, 7))]
+FUNCTIONAL: dict[str, Callable[[Tensor], Tensor]] = {
+    "uniform": lambda x: torch.ops.aten.uniform.default(x, 0.0, 3.5),
+    "normal": lambda x: torch.ops.aten.normal_functional.default(x, 0.0, 1.0),
+    "exponential": lambda x: torch.ops.aten.exponential.default(x),
+    "rand_like": torch.rand_like,
+}
+
+
+@pytest.mark.parametrize(("sizes", "strides"), OVERLAPPING)
+@pytest.mark.parametrize("draw", FUNCTIONAL)
+def test_numbers_drawn_like_a_tensor_that_overlaps_itself(draw: str, sizes: Any, strides: Any) -> None:
+    def program(x: Tensor) -> tuple[Tensor, Tensor]:
+        drawn = FUNCTIONAL[draw](x)
+        return drawn, drawn.cumsum(-1)  # reads what was drawn by strides
+
+    x = torch.ones(40).as_strided(sizes, strides)
+    wanted, found, direct = (
+        _seeded(call, x)
+        for call in (
+            program,
+            torch.compile(program, backend="aotkit", dynamic=False, options={"rng": "eager", "fallback": "error"}),
+            lambda x: compile_graph(make_fx(program, tracing_mode="fake")(x))([x]),
+        )
+    )
+    assert torch.equal(found[0], wanted[0]) and found[0].stride() == wanted[0].stride()
+    for got in (found, direct):
+        torch.testing.assert_close(got[1], wanted[1])
+
+
+def _seeded(call: Callable[[Tensor], Any], x: Tensor) -> Any:
+    torch.manual_seed(0)
+    return call(x)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from aotkit_inductor_lower import compile_graph, decompositions, parse_program, print_program
+from aotkit_inductor_lower import compile_graph, decompositions, parse_program, print_program, schedule_program
 from aotkit_inductor_lower.lowering import lower_graph
+from aotkit_inductor_lower.targets.cpu.generate import generate
 
 aten = torch.ops.aten
 HALVES = (torch.bfloat16, torch.float16)  # slices of these that are scaled and added stay with ATen
@@ -261,6 +263,49 @@ def test_gradients_of_reflected_and_repeated_borders_equal_eager(check):
         grad = numbers(*getattr(aten, name)(x, pads).shape)
         result = check(lambda g, x, n=name, p=pads: getattr(aten, f"{n}_backward")(g, x, p), grad, x)
         assert not result.externs
+
+
+LAST = torch.channels_last
+ADDED: dict[str, tuple[Callable[..., torch.Tensor], tuple[int, ...]]] = {
+    "nearest": (lambda g: aten.upsample_nearest2d_backward(g, [7, 9], [2, 70, 5, 6]), (2, 70, 7, 9)),
+    "bilinear": (lambda g: aten.upsample_bilinear2d_backward(g, [10, 9], [2, 70, 5, 6], False), (2, 70, 10, 9)),
+    "bicubic": (lambda g: aten.upsample_bicubic2d_backward(g, [10, 9], [2, 70, 5, 6], True), (2, 70, 10, 9)),
+    "reflected": (
+        lambda g: aten.reflection_pad2d_backward(g, g[..., 1:-1, 2:].to(memory_format=LAST), [2, 0, 1, 1]),
+        (2, 70, 7, 9),
+    ),
+    "repeated": (
+        lambda g: aten.replication_pad2d_backward(g, g[..., 3:, 2:-1].to(memory_format=LAST), [2, 1, 3, 0]),
+        (2, 70, 7, 9),
+    ),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("name", ADDED)
+def test_channels_that_lie_side_by_side_are_added_as_vectors(check, name, dtype):
+    fn, sizes = ADDED[name]
+    grad = numbers(*sizes, dtype=dtype).to(memory_format=LAST)
+    graph = make_fx(fn, tracing_mode="fake")(grad)
+    compiled = compile_graph(graph)
+    text = generate(schedule_program(lower_graph(graph))[0], keep_text=True).text
+    assert any(f" x {element}>" in text for element in ("float", "double", "i16"))
+    assert not compiled.report().externs
+    torch.testing.assert_close(compiled([grad])[0], fn(grad), rtol=2e-2 if dtype is torch.bfloat16 else 2e-5, atol=2e-4)
+
+
+@pytest.mark.parametrize("exact", ["", "_exact"])
+@pytest.mark.parametrize("size", [(10, 6), (15, 18), (5, 60), (205, 246), (11, 6), (7, 12)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_the_gradient_of_repeated_pixels_is_a_sum_over_the_copies(check, exact, size, dtype):
+    op = getattr(aten, f"{'_' if exact else ''}upsample_nearest{exact}2d_backward")
+    grad = numbers(1, 3, *size, dtype=dtype)
+    result = check(lambda g: op(g, size, [1, 3, 5, 6]), grad, tolerance=2e-2 if dtype is torch.bfloat16 else 1e-4)
+    assert not result.externs
+    text = print_program(lower_graph(make_fx(lambda g: op(g, size, [1, 3, 5, 6]), tracing_mode="fake")(grad)))
+    whole = size[0] % 5 == 0 and size[1] % 6 == 0
+    rounded = size[0] == 205 and not exact  # 41 times 1/41 is below 1 in single precision, in which eager finds places
+    assert ("+=" not in text) == (whole and not rounded)
 
 
 @pytest.mark.covers("F5g.14")

@@ -139,16 +139,15 @@ return c
 """
 
 
-@pytest.mark.parametrize(("size", "parts"), [(1 << 20, 3), (1 << 10, 1)])
+@pytest.mark.parametrize(("size", "parts"), [(1 << 20, 2), (1 << 10, 1)])
 def test_a_segment_ends_where_much_memory_can_be_given_back(size: int, parts: int) -> None:
     program = parse_program(LARGE.replace("N", str(size)))
     (run,) = segments(program, assign_storage(program))
     assert len(run) == parts
     steps = generate(program).plan.steps
-    if parts == 3:
-        assert [step for step in steps if not isinstance(step, CallSegment)][:4] == [
-            Free(("x",)), Free(("y",)), Allocate("c"), Free(("z",)),
-        ]  # fmt: skip
+    if parts == 2:
+        others = [step for step in steps if not isinstance(step, CallSegment)]
+        assert others[:3] == [Free(("x", "y")), Allocate("c"), Free(("z",))]
     args = [torch.randn(size) for _ in range(3)]
     (got,) = bind_program(generate(program))(list(args))
     torch.testing.assert_close(got, args[0].exp() + args[1] + args[2])

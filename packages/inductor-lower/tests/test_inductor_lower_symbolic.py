@@ -205,6 +205,15 @@ def test_given_bounds_of_a_symbol_are_used() -> None:
     assert bounds(I0, ranges) == Bounds(None, None)
 
 
+def test_of_two_numbers_with_a_known_sum_one_is_half_as_large() -> None:
+    ranges = Ranges.of({"i0": 60})
+    mirrored = smax(I0 - 2, 2 - I0)
+    assert bounds(mirrored, ranges) == Bounds(0, 57)
+    assert bounds(smin(mirrored, 110 - mirrored), ranges) == Bounds(0, 55)
+    assert bounds(smax(I0, 7 - I0), ranges).low == 4
+    assert bounds(smin(I0, 7 - I0), ranges).high == 3
+
+
 def test_strides_are_read_off_linear_expressions_only() -> None:
     found = strides_of(I0 * S0 + 3 * I1 + S1 + 2, [Symbol("i0"), Symbol("i1")])
     assert found == ((S0, to_expr(3)), S1 + 2)

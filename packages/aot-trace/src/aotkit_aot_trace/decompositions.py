@@ -12,6 +12,7 @@ from aotkit_functionalize import OverlappingWrite, Unsupported
 
 from . import _torch_compat as compat
 from .eager_norms import with_eager_norms
+from .eager_pads import with_eager_pads
 from .eager_strides import with_eager_strides
 from .known_shapes import recorded_with_known_shapes
 from .lazy_bits import without_bits_first
@@ -87,7 +88,7 @@ def guarded_table(table: Table, in_forward: Callable[[], bool]) -> Table:
     guarded[aten.pow.Tensor_Scalar] = power
     guarded[aten.as_strided_scatter.default] = as_strided_scatter
     guarded[aten.unfold_backward.default] = unfold_backward
-    return with_eager_norms(with_eager_strides(guarded))
+    return with_eager_pads(with_eager_norms(with_eager_strides(guarded)))
 
 
 def _overlaps(sizes: Sequence[Any], strides: Sequence[Any]) -> bool:

@@ -44,8 +44,8 @@ def drawn_as_in_eager(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     if op in _INTO_CONTIGUOUS_MEMORY:
         args = tuple(a.contiguous() if isinstance(a, torch.Tensor) else a for a in args)
     target = args[0] if args else None
-    if isinstance(target, torch.Tensor) and _repeats(target) and "Tensor self" in str(op._schema):
-        target = target.contiguous()  # fake kernels say that the result repeats its elements as well
+    if isinstance(target, torch.Tensor) and _overlaps(target) and "Tensor self" in str(op._schema):
+        target = target.clone()  # laid out as eager's result; fake kernels say that the result overlaps itself as well
         args = (target, *args[1:])
     if op not in _IN_ORDER_OF_MEMORY or not isinstance(target, torch.Tensor) or target.device.type != "cpu":
         return op(*args, **kwargs)
@@ -56,9 +56,18 @@ def drawn_as_in_eager(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     return op(*views, **kwargs).permute([order.index(dim) for dim in range(len(order))])
 
 
-def _repeats(target: torch.Tensor) -> bool:
-    places = zip(target.shape, target.stride(), strict=True)
-    return any(type(step) is int and step == 0 and size != 1 for size, step in places)
+def _overlaps(target: torch.Tensor) -> bool:
+    """Whether several elements are surely the same memory."""
+    places = [(step, size) for size, step in zip(target.shape, target.stride(), strict=True) if size != 1]
+    if not all(type(number) is int for place in places for number in place):  # a size that is a symbol is not 1
+        steps = [step for step, _ in places if type(step) is int]
+        return 0 in steps or len(set(steps)) < len(steps)
+    reach = 0
+    for step, size in sorted(places):
+        if step <= reach:
+            return target.numel() > 0
+        reach += (size - 1) * step
+    return False
 
 
 def _order_of_memory(target: torch.Tensor) -> list[int]:

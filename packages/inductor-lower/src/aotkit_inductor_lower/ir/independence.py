@@ -3,19 +3,22 @@
 Note [Independent iterations]
     For each buffer that a nest both loads and stores, the load's indices must be the store's (up to the names of
     the stages' own loop variables) in enough dimensions to tell the iterations apart. A dimension tells ``i`` apart
-    if its index is ``c*i + rest`` with the rest proven in ``[0, c)``. A load in the store's own stage must have
-    exactly its indices, since inner iterations are independent too.
+    if its index is ``c*i + rest`` with the rest proven in ``[0, c)``, or in steps of at least ``c`` times the size of
+    ``i``. A load in the store's own stage must have exactly its indices, since inner iterations are independent too.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 
 from ..symbolic import Expr, Ranges, Symbol, SymbolKind, prove_lt, prove_nonnegative, to_expr
+from .instructions import CheckedIndex, Instr
 from .nodes import Buffer, BufferKind, Load, LoopNest, Range, Store
 from .walk import placed
 
-__all__ = ["check_outer_independence", "tells_apart"]
+__all__ = ["check_outer_independence", "checked_sizes", "tells_apart"]
 
 
 def check_outer_independence(nest: LoopNest, buffers: Mapping[str, Buffer], size_minimum: int = 0) -> str | None:
@@ -38,10 +41,16 @@ def check_outer_independence(nest: LoopNest, buffers: Mapping[str, Buffer], size
 
 
 def tells_apart(
-    indices: Iterable[Expr], ranges: Sequence[Range], others: Sequence[Range], size_minimum: int = 0
+    indices: Iterable[Expr],
+    ranges: Sequence[Range],
+    others: Sequence[Range],
+    size_minimum: int = 0,
+    checked: Mapping[Symbol, Expr] = MappingProxyType({}),
 ) -> bool:
-    """Whether iterations over ``ranges`` (and any of ``others``) with equal ``indices`` agree on ``ranges``."""
-    bounds = Ranges.of({r.symbol: r.size for r in (*ranges, *others)}, size_minimum=size_minimum)
+    """Whether iterations over ``ranges`` (and any of ``others``) with equal ``indices`` agree on ``ranges``.
+    ``checked``: computed indices with the sizes that they are checked against."""
+    sizes = {Symbol(r.symbol): r.size for r in (*ranges, *others)}
+    bounds = Ranges({**sizes, **checked}, size_minimum)
     wanted = {Symbol(r.symbol) for r in ranges if r.size != 1}
     known: set[Symbol] = set()
     for index in indices:
@@ -67,11 +76,24 @@ def _told_apart_by(index: Expr, wanted: set[Symbol], bounds: Ranges) -> set[Symb
             rest = index - stride * to_expr(symbol)
             small = prove_nonnegative(rest, bounds) and prove_lt(rest, stride, bounds)
             alone = bool(stride.constant) and rest.symbols.isdisjoint(bounds.sizes) and not _indirect(rest)
-            if small or alone:
+            if small or alone or _is_remainder(stride, bounds.sizes[symbol], rest):
                 found.add(symbol)
                 index, progress = rest, True
                 break
     return found
+
+
+def _is_remainder(stride: Expr, size: Expr, rest: Expr) -> bool:
+    """Whether ``stride*i + rest`` gives ``i`` in ``[0, size)`` by its remainder: all of the rest comes in larger steps,
+    whatever its symbols are."""
+    step, count = stride.constant, size.constant
+    larger = math.gcd(*(factor for monomial, factor in rest.terms if monomial))
+    return step is not None and count is not None and 0 < step * count <= larger
+
+
+def checked_sizes(body: Iterable[Instr]) -> dict[Symbol, Expr]:
+    """The indices that a body checks, with their sizes."""
+    return {Symbol(i.result, SymbolKind.VALUE): i.size for i in body if isinstance(i, CheckedIndex)}
 
 
 def _indirect(expr: Expr) -> bool:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..ir import CheckedIndex, Compute, DType, Index, Load, Reduce, Store
+from ..ir import CheckedIndex, Compute, DType, Reduce, Store
 from .nodes import Kernel, Loop
-from .walk import PerfectNest, perfect_nests
+from .walk import loops_of_values, perfect_nests
 
 __all__ = ["MatmulSite", "matmul_site"]
 
@@ -45,7 +45,7 @@ def matmul_site(kernel: Kernel) -> MatmulSite | None:
         return None
     if not isinstance(product, Compute) or product.op != "mul_contract":
         return None
-    varies = _varies(nest)
+    varies = loops_of_values(nest)
     rows, columns = kernel.grid[-2:]
     left, right = product.args
     if rows.symbol in varies[right] or columns.symbol in varies[left]:
@@ -55,20 +55,3 @@ def matmul_site(kernel: Kernel) -> MatmulSite | None:
     if rows.symbol not in varies[left] or columns.symbol not in varies[right]:
         return None
     return MatmulSite(reduce, left, right, rows, columns, nest.loops[0])
-
-
-def _varies(nest: PerfectNest) -> dict[str, set[str]]:
-    """Per value of the nest the loops it varies along."""
-    found: dict[str, set[str]] = {}
-    for instr in nest.body:
-        used: set[str] = set()
-        if isinstance(instr, Load):
-            used = {str(s.name) for index in instr.indices for s in index.symbols}
-            used |= found.get(instr.mask, set()) if instr.mask else set()
-        elif isinstance(instr, Index):
-            used = {str(s.name) for s in instr.expr.symbols}
-        elif isinstance(instr, Compute):
-            used = set().union(*(found[a] for a in instr.args))
-        if not isinstance(instr, Store):
-            found[instr.result] = used
-    return found

@@ -206,8 +206,11 @@ def _pixel_unshuffle(decompose: Callable[..., Any], x: torch.Tensor, factor: int
 
 
 def _pad(decompose: Callable[..., Any], x: torch.Tensor, pads: Any) -> Any:
-    """Eager refuses a result without elements, and channels without any."""
+    """Eager refuses a result without elements, and channels without any. Along the elements that lie side by side it
+    copies whole rows, which a kernel that computes where each element comes from does not."""
     rank = len(pads) // 2
+    if on_host(x) and guard_or_false(x.stride(-1) == 1) and not guard_or_false(x.shape[-1] == 1):
+        return NotImplemented
     sides = zip(reversed(x.shape[-rank:]), pads[::2], pads[1::2], strict=True)
     full = all(guard_or_false(n + a + b > 0) for n, a, b in sides)
     if not full or not all(guard_or_false(n > 0) for n in x.shape[-rank - 1 :]):

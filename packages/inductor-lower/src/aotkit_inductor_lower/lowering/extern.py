@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch.fx import Node
 
-from ..ir import Arg, BufferKind, BufferRef, DType, ExternCall, Literal, SymInput
+from ..ir import Arg, BufferRef, DType, ExternCall, Literal, SymInput
+from ..ops.aten import may_alias_arguments
 from ..symbolic import Expr
 from .context import LoweringContext
 from .values import FloatExpr, NodeValue, View
@@ -131,7 +132,7 @@ def _results(
     if isinstance(val, torch.Tensor):
         if writes and writes[0]:
             return (None,), _written_argument(ctx, node, target, 0)
-        view = ctx.declare(node.name, val)
+        view = _declare(ctx, node.name, target, val)
         return (view.buffer,), view
     if isinstance(val, list | tuple):
         names: list[str | None] = []
@@ -145,7 +146,7 @@ def _results(
                     names.append(None)
                     values.append(_written_argument(ctx, node, target, position))
                     continue
-                view = ctx.declare(f"{node.name}_{position}", item, BufferKind.TEMPORARY)
+                view = _declare(ctx, f"{node.name}_{position}", target, item)
                 names.append(view.buffer)
                 values.append(view)
             elif isinstance(item, int | torch.SymInt):
@@ -158,6 +159,16 @@ def _results(
     raise ctx.unsupported(
         node, f"its result is a {type(val).__name__} that depends on data", "keep it outside the compiled region"
     )
+
+
+def _declare(ctx: LoweringContext, name: str, target: torch._ops.OpOverload, val: torch.Tensor) -> View:
+    """A call's result. Of one in new memory a fake kernel may say that its elements share it, as an argument's do: no
+    result can be copied into such a place, and none that an operator fills is so."""
+    steps = [t for n, t in zip(val.shape, val.stride(), strict=True) if not (isinstance(n, int) and n == 1)]
+    known = [step for step in steps if isinstance(step, int)]
+    shared = 0 in known or len(set(known)) < len(known)
+    new = shared and not may_alias_arguments(str(target))
+    return ctx.declare(name, torch.empty_like(val) if new else val)
 
 
 def _written_argument(ctx: LoweringContext, node: Node, target: torch._ops.OpOverload, position: int) -> NodeValue:

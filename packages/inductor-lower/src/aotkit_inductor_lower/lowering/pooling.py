@@ -15,7 +15,8 @@ from torch.fx import Node
 
 from ..errors import Fallback
 from ..ir import DType
-from ..symbolic import Expr, floordiv, smax, smin, to_expr
+from ..ops.dtypes import int_bounds
+from ..symbolic import Expr, floordiv, product, smax, smin, to_expr
 from .access import Value, ViewBuilder
 from .context import LoweringContext
 from .promotion import compute_dtype, ir_dtype
@@ -108,10 +109,11 @@ class _Axis:
 
     def windows(self, nest: ViewBuilder, at: Expr, step: Expr) -> tuple[Expr, list[Value]]:
         """Window number ``step`` that an input may be in, and conditions under which it is."""
+        begun = False  # whether the window certainly begins before the input
         if self.kernel and self.few is not None:
             out = step  # the last window that begins before an input may be far beyond the last there is
         elif self.kernel:
-            out = floordiv(at + self.pad, self.stride) - step
+            out, begun = floordiv(at + self.pad, self.stride) - step, True
         elif self.exact:
             return floordiv(at * self.count, self.size), []
         else:
@@ -120,13 +122,13 @@ class _Axis:
         inside = [
             nest.op("lt", nest.index_value(out), nest.index_value(self.count)),
             nest.op("lt", place, nest.index_value(self.high(out))),
-            nest.op("ge", place, nest.index_value(self.low(out))),
+            *([] if begun else [nest.op("ge", place, nest.index_value(self.low(out)))]),
         ]
         return out, [*inside, nest.op("ge", nest.index_value(out), nest.const(0, DType.I64))]
 
     def elements(self, out: Expr, count_padding: bool) -> Expr:
         """By how many a window's sum is divided."""
-        if self.exact and self.kernel:
+        if self.kernel and (self.exact or (self.whole and count_padding)):
             return to_expr(self.kernel)
         if self.exact:
             return floordiv(self.size, self.count)
@@ -208,10 +210,19 @@ class _Pool:
 
     def divide(self, nest: ViewBuilder, value: Value, out: Sequence[Expr], count_padding: bool) -> Value:
         """A sum over a window, divided by its size."""
-        total = to_expr(1)
+        known, computed = 1, []
         for axis, place in zip(self.axes, out[-len(self.axes) :], strict=True):
-            total = total * axis.elements(place, count_padding)
-        return nest.op("div", value, nest.scalar(total, value.dtype))
+            elements = axis.elements(place, count_padding)
+            if elements.constant is None:
+                computed.append(nest.index_value(elements))
+            else:
+                known *= elements.constant
+        if not computed:
+            return nest.op("div", value, nest.const(known, value.dtype))
+        total = nest.const(known, DType.I64)
+        for count in computed:  # not as one expression, which would be a sum of many products
+            total = nest.op("mul", total, count)
+        return nest.op("div", value, nest.cast(total, value.dtype))
 
 
 def _require_float(x: View) -> None:
@@ -357,6 +368,8 @@ def adaptive_max_pool(ctx: LoweringContext, node: Node, x: View, _: object) -> N
 def _maxima(ctx: LoweringContext, node: Node, x: View, pool: _Pool, values: View, indices: View) -> NodeValue:
     nest = ctx.nest(values.buffer, node, values.sizes)
     dtype = compute_dtype(x.dtype)
+    pixels = product(axis.size for axis in pool.axes).constant
+    number = DType.I32 if pixels is not None and pixels < 2**31 else DType.I64  # as wide as most elements
 
     def element() -> tuple[Value, Value, Value | None]:
         index, mask = pool.window(nest, nest.index)
@@ -364,18 +377,18 @@ def _maxima(ctx: LoweringContext, node: Node, x: View, pool: _Pool, values: View
         for axis, at in zip(pool.axes, index[-len(pool.axes) :], strict=True):
             place = place * axis.size + at
         loaded = nest.load(x, index, mask=mask, other=float("-inf") if mask is not None else 0)
-        return nest.cast(loaded, dtype), nest.index_value(place), mask
+        return nest.cast(loaded, dtype), nest.index_value(place, number), mask
 
     top = nest.reduce("max", element()[0])
     value, place, mask = element()
     here = nest.op("eq", value, top)
     here = here if mask is None else nest.op("logical_and", here, mask)
-    first = nest.reduce("min", nest.where(here, place, nest.const(2**62, DType.I64)))
-    last_nan = nest.reduce("max", nest.where(nest.op("isnan", value), place, nest.const(-1, DType.I64)))
+    first = nest.reduce("min", nest.where(here, place, nest.const(int_bounds(number)[1], number)))
+    last_nan = nest.reduce("max", nest.where(nest.op("isnan", value), place, nest.const(-1, number)))
     nest.stage()
     nest.store(values, nest.index, top)
-    is_nan = nest.op("ge", last_nan, nest.const(0, DType.I64))
-    nest.store(indices, nest.index, nest.where(is_nan, last_nan, first))
+    is_nan = nest.op("ge", last_nan, nest.const(0, number))
+    nest.store(indices, nest.index, nest.cast(nest.where(is_nan, last_nan, first), DType.I64))
     ctx.add(nest)
     return [values, indices]
 

@@ -161,6 +161,55 @@ def _cubic(line: _Line, align_corners: bool) -> list[_Tap]:
     ]
 
 
+def _repeats(offset: float, size: Expr, count: Expr, factor: object) -> int | None:
+    """How often each element stands in a row that eager upsamples to the nearest, if all do as often, one after the
+    other. Eager takes places in single precision."""
+    if size.constant is None or count.constant is None or not 0 < size.constant <= count.constant:
+        return None
+    times, rest = divmod(count.constant, size.constant)
+    scale = 1.0 / factor if isinstance(factor, float) and factor > 0 else size.constant / count.constant
+    places = (torch.arange(count.constant, dtype=torch.float32) + offset) * torch.tensor(scale, dtype=torch.float32)
+    found = places.floor().to(torch.int64).clamp(max=size.constant - 1)
+    wanted = torch.arange(count.constant) // max(times, 1)
+    return times if not rest and torch.equal(found, wanted) else None
+
+
+def _sum_of_repeats(
+    ctx: LoweringContext, node: Node, grad: View, result: View, times: Sequence[int], wide: torch.dtype
+) -> View:
+    """The gradient where each element was repeated: a sum over its copies."""
+    nest = ctx.nest(result.buffer, node, result.sizes)
+    count = len(times)
+    copies = nest.stage([to_expr(number) for number in times])
+    places = (at * number + copy for at, number, copy in zip(nest.index[-count:], times, copies, strict=True))
+    value = nest.load(grad, (*nest.index[:-count], *places))
+    total = nest.reduce("sum", nest.cast(value, ir_dtype(wide)))
+    nest.stage()
+    nest.store(result, nest.index, nest.cast(total, ir_dtype(result.dtype)))
+    ctx.add(nest)
+    return result
+
+
+def _nearest_backward(offset: float) -> Callable[..., View]:
+    add = _upsample_backward(_nearest(offset), False)
+
+    def rule(ctx: LoweringContext, node: Node, grad: View, out: Sequence[object], sizes: object, *rest: object) -> View:
+        count = len(out)
+        factors = rest if len(rest) == count else (None,) * count
+        val = node.meta["val"]
+        pairs = zip(val.shape[-count:], grad.sizes[-count:], factors, strict=True)
+        times = [
+            _repeats(offset, to_expr(n), size, factor) if isinstance(n, int) else None for n, size, factor in pairs
+        ]
+        if not grad.dtype.is_floating_point or any(number is None for number in times):
+            return add(ctx, node, grad, out, sizes, *rest)
+        wide = torch.float32 if grad.dtype.itemsize < 4 else grad.dtype
+        result = ctx.declare(node.name, val)
+        return _sum_of_repeats(ctx, node, grad, result, [number for number in times if number is not None], wide)
+
+    return rule
+
+
 def _upsample_backward(taps: Callable[[_Line, bool], list[_Tap]], corners: bool) -> Callable[..., View]:
     def rule(ctx: LoweringContext, node: Node, grad: View, out: Sequence[object], sizes: object, *rest: object) -> View:
         count = len(out)
@@ -173,16 +222,17 @@ def _upsample_backward(taps: Callable[[_Line, bool], list[_Tap]], corners: bool)
         result = _zeros(ctx, node, wide)
         dtype = compute_dtype(grad.dtype)
         nest = ctx.nest(result.buffer, node, grad.sizes)
+        places = dtype if corners else DType.F32  # eager finds the nearest in single precision, whatever it adds
         lines = [
-            _Line(nest, nest.index[k - count], result.sizes[k - count], grad.sizes[k - count], factors[k], dtype)
+            _Line(nest, nest.index[k - count], result.sizes[k - count], grad.sizes[k - count], factors[k], places)
             for k in range(count)
         ]
         value = nest.cast(nest.load(grad, nest.index), dtype)
-        for places, weights in _combined([taps(line, align) for line in lines]):
+        for index, weights in _combined([taps(line, align) for line in lines]):
             share = value
             for weight in weights:
                 share = nest.op("mul", share, weight)
-            nest.store(result, (*nest.index[:-count], *places), share, mode="add")
+            nest.store(result, (*nest.index[:-count], *index), share, mode="add")
         ctx.add(nest)
         return result if wide is grad.dtype else ctx.pointwise(node, [result], lambda _, total: total)
 
@@ -195,11 +245,11 @@ def _combined(taps: Sequence[Sequence[_Tap]]) -> Iterator[tuple[list[Expr], list
 
 
 _UPSAMPLE = {
-    "upsample_nearest1d upsample_nearest2d upsample_nearest3d": (_nearest(0.0), False),
-    "_upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d": (_nearest(0.5), False),
-    "upsample_linear1d upsample_bilinear2d upsample_trilinear3d": (_linear, True),
-    "upsample_bicubic2d": (_cubic, True),
+    "upsample_nearest1d upsample_nearest2d upsample_nearest3d": _nearest_backward(0.0),
+    "_upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d": _nearest_backward(0.5),
+    "upsample_linear1d upsample_bilinear2d upsample_trilinear3d": _upsample_backward(_linear, True),
+    "upsample_bicubic2d": _upsample_backward(_cubic, True),
 }
-for _names, (_taps, _corners) in _UPSAMPLE.items():
+for _names, _rule in _UPSAMPLE.items():
     for _name in _names.split():
-        TABLE.add(getattr(aten, f"{_name}_backward").default, _upsample_backward(_taps, _corners))
+        TABLE.add(getattr(aten, f"{_name}_backward").default, _rule)

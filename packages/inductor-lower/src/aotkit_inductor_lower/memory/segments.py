@@ -2,10 +2,10 @@
 
 Note [Where native code is cut]
     Between two ATen calls all kernels could be one segment. But tensors are allocated before a segment and given back
-    behind it, so a long one holds everything that its kernels read and write. It ends before its kernels have let go
-    of, or begun, much: of both, not more than one part in :data:`PARTS` of all that the program's steps use, and at
-    least :data:`LEAST` bytes. A call of native code takes a microsecond or two, kernels over so much memory many times
-    that.
+    behind it, so a long one holds everything that its kernels read and write. So it ends where its kernels have let go
+    of much, and before more is begun: of one part in :data:`PARTS` of all that the program's steps use, and of at least
+    :data:`LEAST` bytes. A call of native code takes a microsecond or two, kernels over so much memory many times that.
+    Tensors of less than :data:`SMALL` bytes do not count: many kernels over these are one parallel region.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ __all__ = ["LEAST", "Segment", "segments"]
 
 PARTS = 64
 LEAST = 1 << 20
+SMALL = 1 << 19
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +54,10 @@ def segments(program: Program, storage: Storage) -> tuple[tuple[Segment, ...], .
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """Bytes that each step of a program lets go of, and that it is the first to need; of tensors that Python holds."""
+    """Bytes that each step of a program lets go of, of tensors that Python holds, and the steps that begin some."""
 
     released: dict[int, int]
-    begun: dict[int, int]
+    begins: frozenset[int]
     much: int
 
     @staticmethod
@@ -74,26 +75,26 @@ class _Held:
                 first.setdefault(name, position)
                 last[name] = position
         released: dict[int, int] = {}
-        begun: dict[int, int] = {}
+        begins: set[int] = set()
         for name, position in last.items():
             kind = storage.classes.get(name)
+            if nbytes.get(name, 0) < SMALL:
+                continue
             if kind in ("input", "allocated", "call result") and name not in kept:
                 released[position] = released.get(position, 0) + nbytes[name]
             if kind == "allocated":
-                begun[first[name]] = begun.get(first[name], 0) + nbytes[name]
-        return _Held(released, begun, max(LEAST, sum(nbytes.values()) // PARTS))
+                begins.add(first[name])
+        return _Held(released, frozenset(begins), max(LEAST, sum(nbytes.values()) // PARTS))
 
     def cut(self, run: list[tuple[int, LoopNest]]) -> Iterator[tuple[LoopNest, ...]]:
         """The parts of a run of nests, each with its position in the program."""
         part: list[LoopNest] = []
-        released = begun = 0
+        released = 0
         for position, nest in run:
-            begins = self.begun.get(position, 0)
-            if part and (released >= self.much or begun + begins > self.much):
+            if released >= self.much and position in self.begins:
                 yield tuple(part)
-                part, released, begun = [], 0, 0
+                part, released = [], 0
             part.append(nest)
             released += self.released.get(position, 0)
-            begun += begins
         yield tuple(part)
 

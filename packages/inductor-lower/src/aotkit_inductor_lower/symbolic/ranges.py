@@ -12,7 +12,8 @@ Note [Empty loops]
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
@@ -104,9 +105,11 @@ def _atom_bounds(atom: Atom, ranges: Ranges) -> tuple[int | None, int | None]:
         return ranges.lower(atom), ranges.upper(atom)
     args = [bounds(arg, ranges) for arg in atom.args]
     if atom.fn == "min":
-        return _least([a.low for a in args]), min((a.high for a in args if a.high is not None), default=None)
+        highs = [*(a.high for a in args if a.high is not None), *(total // 2 for total in _constant_sums(atom))]
+        return _least([a.low for a in args]), min(highs, default=None)
     if atom.fn == "max":
-        return max((a.low for a in args if a.low is not None), default=None), _greatest([a.high for a in args])
+        lows = [*(a.low for a in args if a.low is not None), *(-(-total // 2) for total in _constant_sums(atom))]
+        return max(lows, default=None), _greatest([a.high for a in args])
     x, d = args
     if d.low is None or d.low < 0:
         return None, None
@@ -122,6 +125,14 @@ def _atom_bounds(atom: Atom, ranges: Ranges) -> tuple[int | None, int | None]:
     low = None if x.low is None else x.low // smallest if x.low < 0 else x.low // d.high if d.high else 0
     high = None if x.high is None else x.high // smallest if x.high >= 0 else x.high // d.high if d.high else -1
     return low, high
+
+
+def _constant_sums(call: Call) -> Iterator[int]:
+    """What two arguments are together, where that is a number: one of ``x`` and ``n - x`` is at least ``n / 2``."""
+    for one, other in itertools.combinations(call.args, 2):
+        total = (one + other).constant
+        if total is not None:
+            yield total
 
 
 def _nonnegative(value: int | None) -> bool:

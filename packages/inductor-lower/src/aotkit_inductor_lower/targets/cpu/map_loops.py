@@ -12,14 +12,16 @@ Note [Maps of a CPU kernel]
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import replace
+from types import MappingProxyType
 
 from ...ir import CheckedIndex, Compute, DType, Index, Instr, Load, Range, Reduce, Store
-from ...ir.independence import tells_apart
+from ...ir.independence import checked_sizes, tells_apart
 from ...kernel_ir.bounds import hint
 from ...kernel_ir.nodes import Kernel, Loop, LoopMap, Tail
-from ...kernel_ir.walk import PerfectNest, map_expressions, perfect_nests, with_nests
+from ...kernel_ir.walk import PerfectNest, loops_of_values, map_expressions, perfect_nests, with_nests
 from ...ops.dtypes import bits
 from ...ops.scalar import LONG, TRAPPING
 from ...symbolic import Expr, Symbol, SymbolKind, estimate, to_expr
@@ -40,6 +42,8 @@ def map_loops(kernel: Kernel, target: Machine) -> Kernel:
     if any(inner) or any(nest.scans for nest in nests):
         best = (cost, None, inner)
     for position, loop in enumerate(kernel.grid):
+        if kernel.ordered and loop.extent.constant is not None and loop.extent.constant < lanes:
+            continue  # it would only become the innermost
         if not all(_keeps_order(nest, (*kernel.grid, *nest.loops), position) for nest in nests):
             continue
         cost = _outer_cost(kernel, nests, loop, lanes, target)
@@ -199,8 +203,10 @@ def _keeps_order(nest: PerfectNest, loops: Sequence[Loop], position: int) -> boo
         return True
     ranges = [Range(loop.symbol, loop.extent) for loop in loops]
     outside, loop, inside = ranges[:position], ranges[position], ranges[position + 1 :]
+    checked = checked_sizes(nest.body)
     return all(
-        tells_apart(instr.indices, inside, (*outside, loop)) or tells_apart(instr.indices, (loop,), (*outside, *inside))
+        tells_apart(instr.indices, inside, (*outside, loop), checked=checked)
+        or tells_apart(instr.indices, (loop,), (*outside, *inside), checked=checked)
         for instr in adding
     )
 
@@ -276,12 +282,13 @@ def _tile_cost(nests: Sequence[PerfectNest], vector: Symbol, tile: Symbol, lanes
 def _body_cost(nest: PerfectNest, vector: Symbol | None, lanes: int, rows: frozenset[str] = frozenset()) -> float:
     """Cost of one step of the body with ``vector`` in the lanes; ``rows`` are scratch with an element per lane."""
     total = 0.0
+    loops = loops_of_values(nest) if vector is not None else {}
     for instr in nest.body:
         if isinstance(instr, Load | Store) and instr.buffer in rows:
             indirect = any(s.kind is SymbolKind.VALUE for s in instr.indices[0].symbols)
             total += 1.2 * lanes if indirect else 1.0
         elif isinstance(instr, Load | Store):
-            total += _access_cost(instr, vector, lanes)
+            total += _access_cost(instr, vector, lanes, loops)
         elif isinstance(instr, Compute):
             total += 10.0 if instr.op in LONG else 0.7
         elif isinstance(instr, Reduce):
@@ -289,16 +296,20 @@ def _body_cost(nest: PerfectNest, vector: Symbol | None, lanes: int, rows: froze
     return total
 
 
-def _access_cost(instr: Load | Store, vector: Symbol | None, lanes: int) -> float:
+def _access_cost(
+    instr: Load | Store, vector: Symbol | None, lanes: int, loops: Mapping[str, AbstractSet[str]] = MappingProxyType({})
+) -> float:
+    """``loops``: what the values of the nest vary along."""
     if vector is None:
         return 1.0
     offset = instr.indices[0]
-    indirect = any(s.kind is SymbolKind.VALUE for s in offset.symbols)
+    computed = [s.name for s in offset.symbols if s.kind is SymbolKind.VALUE]
+    indirect = any(vector.name in loops.get(name, {vector.name}) for name in computed)
     slope = offset.coefficient(vector)
     step = slope.constant if slope is not None else None
     if step == 0:
         return 1.0 * lanes if indirect or isinstance(instr, Store) else 0.3
-    if step in (1, -1) and not (isinstance(instr, Store) and instr.accumulates and indirect):
+    if step in (1, -1) and not indirect:
         return 1.0
     wide = 1.5 if step is None or abs(step) >= 16 else 1.0
     return wide * (1.2 if isinstance(instr, Load) else 1.6) * lanes

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ....ir import CheckedIndex, Range, Store
-from ....ir.independence import tells_apart
+from ....ir.independence import checked_sizes, tells_apart
 from ....ir.walk import instructions, value_types
 from ....kernel_ir.bounds import hint
 from ....kernel_ir.launches import KernelText
@@ -46,19 +46,21 @@ def emit_kernel(kernel: Kernel, target: Machine, declarations: dict[str, str]) -
     return text
 
 
-def steps_grain(kernel: Kernel) -> Expr | None:
-    """For iterations that must run in order, but whose first loop's steps accumulate in different places: how many
-    iterations one such step has; then steps may run at once. ``None`` for every other kernel."""
-    if not kernel.ordered or len(kernel.grid) < 2:
-        return None
-    first, *others = (Range(loop.symbol, loop.extent) for loop in kernel.grid)
-    apart = (
-        tells_apart(instr.indices, (first,), (*others, *nest.ranges))
+def adds_apart(kernel: Kernel, loop: Loop) -> bool:
+    """Whether the iterations of a loop of the grid accumulate in different places, so that they may run at once, though
+    the others run in order."""
+    others = [Range(other.symbol, other.extent) for other in kernel.grid if other is not loop]
+    return all(
+        tells_apart(
+            instr.indices,
+            (Range(loop.symbol, loop.extent),),
+            (*others, *nest.ranges),
+            checked=checked_sizes(nest.body),
+        )
         for nest in perfect_nests(kernel)
         for instr in nest.body
         if isinstance(instr, Store) and instr.accumulates
     )
-    return product(loop.size for loop in others) if all(apart) else None
 
 
 class KernelEmitter:
@@ -92,10 +94,12 @@ class KernelEmitter:
         self.ctx.pointers = pointers
         units, chunk = self.units()
         low, high = Ssa("%low", "i64"), Ssa("%high", "i64")
-        grain = steps_grain(kernel) if self.vector is None else None
-        if grain is not None:
-            units, steps = kernel.grid[0].extent, self.ctx.scalar(grain)
-            low, high = em.mul(low, steps), em.mul(high, steps)
+        loops = self._loops()
+        in_steps = kernel.ordered and len(kernel.grid) > 1 and bool(loops) and adds_apart(kernel, loops[0])
+        if in_steps:
+            step, _ = self._share(loops[1:])
+            units, count = loops[0].extent, self.ctx.scalar(step)
+            low, high = em.mul(low, count), em.mul(high, count)
         low = self._none_of_empty(low, high)
         em.loop(low, high, 1, [], lambda unit, _: self.unit(unit, chunk), "unit")
         lines = [f"(ptr %frame, ptr %slots, i64 %low, i64 %high) {{{origin_comment(kernel.origin)}", "entry:"]
@@ -113,7 +117,7 @@ class KernelEmitter:
         else:
             lines += [*self._release(), "  ret i32 0", "}"]
         names = tuple(param.name for param in memories(kernel))
-        parallel = not kernel.ordered or grain is not None
+        parallel = not kernel.ordered or in_steps
         return KernelText(
             "\n".join(lines), names, self._sizes(), units, work_of(kernel), parallel, self.ops.uses_status
         )
@@ -183,7 +187,11 @@ class KernelEmitter:
 
     def units(self) -> tuple[Expr, int | None]:
         """How many units there are, and the chunk the vector variable is cut into (``None``: not cut)."""
-        units = product(loop.extent for loop in self._loops())
+        return self._share(self._loops())
+
+    def _share(self, loops: Sequence[Loop]) -> tuple[Expr, int | None]:
+        """The same of some of the loops that are units by themselves."""
+        units = product(loop.extent for loop in loops)
         if self.vector is None:
             return units, None
         size = self.vector.extent
