@@ -89,8 +89,9 @@ def test_inductors_compiler_inside_our_aot_function_for_inference(monkeypatch: p
     from torch._inductor.compile_fx import compile_fx_inner
     from torch._inductor.decomposition import select_decomp_table
 
-    monkeypatch.setattr(config, "compile_threads", 1)  # a pool of processes, each of which imports torch, for one kernel
-    monkeypatch.setattr(config, "cpp_cache_precompile_headers", False)  # for one kernel, too
+    # For one kernel: no pool of processes, each of which imports torch, and no compiled headers.
+    monkeypatch.setattr(config, "compile_threads", 1)
+    monkeypatch.setattr(config, "cpp_cache_precompile_headers", False)
 
     def fn(x: torch.Tensor) -> torch.Tensor:
         return F.gelu(x) * 2
