@@ -6,7 +6,10 @@ import sys
 from collections.abc import Iterator
 
 import pytest
-import torch
+
+gc.disable()  # until all is imported, see `pytest_collection_finish`
+
+import torch  # noqa: E402
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -36,6 +39,7 @@ def pytest_configure(config: pytest.Config) -> None:
     shift = config.getoption("--seed-shift", default=0)
     if shift:
         _shift_seeds(shift)
+    _ask_no_device_that_is_not_there()
     torch.manual_seed(0)  # for the tensors that test files make while they are imported
     # pytest listens to every logger that does not propagate. Torch formats each graph and the stack of each message for
     # this one as soon as it has a listener, which would be a twentieth of all tests' time.
@@ -57,9 +61,19 @@ def pytest_collection_finish() -> None:
     for name in ("torch.testing._internal.common_utils", "torch.testing._internal.opinfo.core"):
         if name in sys.modules:
             sys.modules[name].extract_test_fn = lambda: None
+    gc.enable()
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)
+
+
+def _ask_no_device_that_is_not_there() -> None:
+    """Seeding asks all kinds of devices, and of one that is not there torch keeps who asked: half a millisecond."""
+    for device in (torch.cuda, torch.xpu, torch.mtia):
+        if not device.is_available():
+            for module in (device, getattr(device, "random", None)):
+                if hasattr(module, "_lazy_call"):
+                    module._lazy_call = lambda *_, **__: None
 
 
 def _shift_seeds(shift: int) -> None:

@@ -14,6 +14,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import torch
@@ -68,16 +69,18 @@ def entries() -> dict[str, ModuleInfo]:
     return {info.name: info for info in module_db}
 
 
-def check_module(info: ModuleInfo, training: bool, how: str, limit: int | None = None) -> Iterator[Outcome]:
-    """Compare the first ``limit`` sample inputs of one entry with eager; two calls each."""
+def check_module(
+    info: ModuleInfo, training: bool, how: str, limit: int | None = None, first: int = 0
+) -> Iterator[Outcome]:
+    """Compare ``limit`` sample inputs of one entry, from number ``first`` on, with eager; two calls each."""
     count = 0
     for dtype in (torch.float32, torch.float64):
-        for sample in _samples(info, training, dtype):
+        for sample in islice(_samples(info, training, dtype), first, None):
             if limit is not None and count >= limit:
                 return
             kind, reason = _compare(sample, HOW[how])
             if kind != "eager fails":
-                yield Outcome(info.name, count, training, how, kind, reason)
+                yield Outcome(info.name, first + count, training, how, kind, reason)
                 count += 1
         if count:
             return  # the samples of a few entries are written for float64

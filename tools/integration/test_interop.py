@@ -84,9 +84,14 @@ def test_torchs_partitioner_with_our_lowering_inside_our_aot_function() -> None:
     check(lambda fn: aotkit.aot_function(fn, lower, partition_fn=torch_min_cut, decompositions=decompositions()))
 
 
-def test_inductors_compiler_inside_our_aot_function_for_inference() -> None:
+def test_inductors_compiler_inside_our_aot_function_for_inference(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._inductor import config
     from torch._inductor.compile_fx import compile_fx_inner
     from torch._inductor.decomposition import select_decomp_table
+
+    # For one kernel: no pool of processes, each of which imports torch, and no compiled headers.
+    monkeypatch.setattr(config, "compile_threads", 1)
+    monkeypatch.setattr(config, "cpp_cache_precompile_headers", False)
 
     def fn(x: torch.Tensor) -> torch.Tensor:
         return F.gelu(x) * 2

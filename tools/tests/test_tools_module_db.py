@@ -1,6 +1,7 @@
 """Every module of torch's module_db through ``aot_module``: outputs, gradients, buffers and inputs equal eager's.
 
-These are the first samples of each module; ``python -m tools.conformance.module_db`` runs all of them.
+These are the first two samples of each module, each partitioned in another way; ``python -m
+tools.conformance.module_db`` runs all samples in both ways.
 """
 
 from __future__ import annotations
@@ -18,11 +19,12 @@ REFUSED = {
 
 
 @pytest.mark.covers("F2.2", "F2.3", "F1.1")
-@pytest.mark.parametrize("how, samples", [("nop", 2), ("min_cut", 1)])
+@pytest.mark.parametrize("how, number", [("nop", 1), ("min_cut", 0)])
 @pytest.mark.parametrize("name", [name for name in entries() if name not in REFUSED])
-def test_a_module_of_the_table_equals_eager_in_training_and_evaluation(name: str, how: str, samples: int) -> None:
+def test_a_module_of_the_table_equals_eager_in_training_and_evaluation(name: str, how: str, number: int) -> None:
     for training in (True, False):
-        outcomes = list(check_module(entries()[name], training, how, samples))
+        outcomes = list(check_module(entries()[name], training, how, 1, number))
+        outcomes = outcomes or list(check_module(entries()[name], training, how, 1))  # a module with one sample
         assert outcomes and [o for o in outcomes if o.kind != "equal"] == []
 
 

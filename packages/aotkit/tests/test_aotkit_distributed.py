@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import os
+import signal
 import subprocess
 import sys
 import warnings
@@ -66,10 +69,14 @@ def train(net, run, rank):
     return [torch.stack(losses), *(p.detach() for p in whole)]
 
 
-def worker(rank: int, folder: str) -> None:
+def worker(folder: str) -> None:
+    """Two processes of which one has imported for both; what each has done is a line on their common output."""
     import aotkit
 
     torch.set_num_threads(1)
+    importlib.import_module("torch._dynamo")
+    importlib.import_module("torch.distributed.fsdp")
+    rank = int(os.fork() == 0)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
     warnings.simplefilter("error", aotkit.EagerFallback)
     for wrap in (data_parallel, fully_sharded):
@@ -83,8 +90,8 @@ def worker(rank: int, folder: str) -> None:
             torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
         forwards = [g.name for g in recorder.graphs if g.name.endswith("-forward")]
         assert len(forwards) >= 2, forwards
-        print(wrap.__name__, flush=True)
-    sys.stdin.readline()  # the other rank may still be talking to this one
+        os.write(1, f"{rank} {wrap.__name__}\n".encode())
+    os.read(0, 1)  # until it is closed: the other rank may still be talking to this one
     os._exit(0)  # gloo's threads are not always joined when a process ends by itself: its failure would become ours
 
 
@@ -92,15 +99,15 @@ def worker(rank: int, folder: str) -> None:
 def test_two_processes_train_as_in_eager_with_parallel_data_and_with_sharded_parameters(tmp_path: Path):
     command = [sys.executable, __file__, str(tmp_path)]
     pipes = dict.fromkeys(["stdin", "stdout", "stderr"], subprocess.PIPE)
-    workers = [subprocess.Popen([*command, str(rank)], text=True, **pipes) for rank in range(2)]
+    workers = subprocess.Popen(command, text=True, start_new_session=True, **pipes)
     try:
-        answers = [[process.stdout.readline() for _ in range(2)] for process in workers]
-        ends = [process.communicate("both have answered\n", timeout=300) for process in workers]
-        assert answers == [["data_parallel\n", "fully_sharded\n"]] * 2, ends
+        answers = sorted(workers.stdout.readline() for _ in range(4))
+        end = workers.communicate(timeout=300)
+        assert answers == [f"{rank} {name}\n" for rank in range(2) for name in ("data_parallel", "fully_sharded")], end
     finally:
-        for process in workers:
-            process.kill()
+        with contextlib.suppress(ProcessLookupError):  # both have ended
+            os.killpg(workers.pid, signal.SIGKILL)
 
 
 if __name__ == "__main__":
-    worker(int(sys.argv[2]), sys.argv[1])
+    worker(sys.argv[1])
