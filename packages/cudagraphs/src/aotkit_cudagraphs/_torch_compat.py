@@ -2,9 +2,23 @@
 
 from __future__ import annotations
 
+import ctypes
+import sys
 from typing import Any
 
 import torch
+
+
+def stash_in_thread(key: str, value: object) -> None:
+    """Keep `value` among the calling thread's objects, which torch hands to the threads of autograd.
+
+    Torch gives a reference back when the thread ends. Before 2.13 it takes none: without one of ours it would be left
+    with the address of a dead object.
+    """
+    references = sys.getrefcount(value)
+    torch._C._stash_obj_in_tls(key, value)
+    if sys.getrefcount(value) == references:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(value))
 
 
 def cuda_function(name: str) -> Any:
