@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import inspect
 import sys
 from typing import Any
 
@@ -34,3 +35,15 @@ def cuda_function(name: str) -> Any:
             "use a CUDA build of torch 2.11 to 2.15"
         )
     return found
+
+
+def memory_segments(pool: Any) -> list[Any]:
+    """Segments of the caching allocator in the pool with this handle.
+
+    Torch describes that pool alone, and without the history of allocations, from the version on that can do so: a
+    description of all of a large process takes longer than making a recording does.
+    """
+    wanted = {"mempool_id": pool, "include_traces": False}
+    known = inspect.signature(torch.cuda.memory_snapshot).parameters
+    segments = torch.cuda.memory_snapshot(**{name: value for name, value in wanted.items() if name in known})
+    return [segment for segment in segments if tuple(segment["segment_pool_id"]) == tuple(pool)]
