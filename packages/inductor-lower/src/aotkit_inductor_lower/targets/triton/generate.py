@@ -19,7 +19,7 @@ from ...ops.dtypes import torch_name
 from ...symbolic import Expr, to_expr
 from .autotune import Timer, candidates, choose
 from .binary import ZERO_SLOT, Contents, Launch, to_binary
-from .compile import compile_kernel
+from .compile import compile_all
 from .errors import TritonError
 from .map_loops import TileLimits
 from .records import KernelArgument, KernelSource, TritonKernel
@@ -87,12 +87,17 @@ def render_program(
 def assemble(rendered: Rendered, arch: int, timer: Timer | None = None) -> Rendered:
     """With a cubin of each kernel for ``sm_<arch>``. With a ``timer`` the fastest of its alternatives is taken, and
     :attr:`~.records.TritonKernel.choice` says why."""
-    return replace(rendered, kernels=tuple(_assembled(kernel, arch, timer) for kernel in rendered.kernels))
+    if timer is not None:
+        return replace(rendered, kernels=tuple(_tuned(kernel, arch, timer) for kernel in rendered.kernels))
+    kernels = []
+    for kernel, cubin in zip(rendered.kernels, compile_all([k.source for k in rendered.kernels], arch), strict=True):
+        if isinstance(cubin, TritonError):
+            raise cubin
+        kernels.append(replace(kernel, cubin=cubin, alternatives=()))
+    return replace(rendered, kernels=tuple(kernels))
 
 
-def _assembled(kernel: TritonKernel, arch: int, timer: Timer | None) -> TritonKernel:
-    if timer is None:
-        return replace(kernel, cubin=compile_kernel(kernel.source, arch), alternatives=())
+def _tuned(kernel: TritonKernel, arch: int, timer: Timer) -> TritonKernel:
     choice = choose((kernel.source, *kernel.alternatives), arch, timer)
     return TritonKernel(choice.source, (), choice.cubin, str(choice))
 
