@@ -150,13 +150,22 @@ def _check_devices(program: Program) -> None:
 
 
 def _unaligned(program: Program, storage: Storage) -> frozenset[str]:
-    """Memory that may begin anywhere: inputs that come back as outputs, which are not copied; and results that may be
-    views."""
-    found = {storage.root(o.name) for o in program.outputs if isinstance(o, BufferRef)}
+    """Memory that may begin anywhere, because it can't be copied where it does: results that may be views, and inputs
+    that may be seen through them; constants that come back as outputs, and inputs that come back as another type (other
+    inputs that come back are put in the place of their copies, see ``runtime.bind``)."""
+    views: set[str] = set()
+    found: set[str] = set()
     for step in program.steps:
         if isinstance(step, ExternCall) and may_alias_arguments(step.target):
-            found.update(r for r in step.results if r is not None)
+            views.update(r for r in step.results if r is not None)
             found.update(storage.root(a.name) for a in step.args if isinstance(a, BufferRef))
+    buffers = {b.name: b for b in program.buffers}
+    for output in program.outputs:
+        if isinstance(output, BufferRef):
+            root = buffers[storage.root(output.name)]
+            if root.kind is BufferKind.CONSTANT or root.dtype != buffers[output.name].dtype:
+                found.add(root.name)
+    found = {n for n in found if storage.classes.get(n) != "call result"} | views
     return frozenset(n for n in found if storage.classes.get(n) not in ("allocated", "view"))
 
 
