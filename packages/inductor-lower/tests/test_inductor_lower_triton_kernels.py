@@ -17,7 +17,6 @@ from aotkit_inductor_lower import interpret_program, parse_program
 from aotkit_inductor_lower.ir import BufferKind, BufferRef, Compute, DType, Load, LoopNest, Program, Range, Stage, Store
 from aotkit_inductor_lower.ir.nodes import Buffer
 from aotkit_inductor_lower.ir.random_programs import RandomOptions, random_inputs, random_program
-from aotkit_inductor_lower.kernel_passes.linearize import extents_of
 from aotkit_inductor_lower.kernel_passes.normal_form import kernel_of
 from aotkit_inductor_lower.ops.dtypes import int_bounds, is_int, to_torch_dtype, torch_name
 from aotkit_inductor_lower.ops.scalar import OP_TABLE, TypeRule, result_dtype
@@ -44,7 +43,7 @@ def sources(program: Program, limits: TileLimits | None = None) -> list[KernelSo
     buffers = {b.name: b for b in program.buffers}
     nests = [step for step in program.steps if isinstance(step, LoopNest)]
     kernels = [kernel_of(nest, buffers, {}) for nest in nests]
-    return [emit_kernel(kernel, extents_of(program.buffers), limits or TileLimits()) for kernel in kernels]
+    return [emit_kernel(kernel, limits or TileLimits()) for kernel in kernels]
 
 
 def copy(value: torch.Tensor | int) -> torch.Tensor | int:
@@ -546,7 +545,7 @@ def test_a_kernel_may_be_called_what_a_device_function_is() -> None:
         assert isinstance(nest, LoopNest)
         buffers = {b.name: b for b in program.buffers}
         kernel = kernel_of(replace(nest, name=name), buffers, {})
-        source = emit_kernel(kernel, extents_of(program.buffers))
+        source = emit_kernel(kernel)
         assert source.name == f"{name}_kernel"
         x, y = torch.arange(5.0), torch.zeros(5)
         interpret_kernel(source, {"x": x, "y": y})

@@ -7,11 +7,10 @@ Note [Where a choice is kept]
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from ...kernel_ir.nodes import Kernel
-from ...symbolic import Expr
 from .compile import KernelFacts, compile_all, compile_kernel, resource_facts
 from .errors import TritonError
 from .map_loops import TileLimits
@@ -57,12 +56,12 @@ class Choice:
 
 
 def candidates(
-    kernel: Kernel, extents: Mapping[str, Expr], limits: Sequence[TileLimits] = _LIMITS, asserts: bool = True
+    kernel: Kernel, limits: Sequence[TileLimits] = _LIMITS, asserts: bool = True
 ) -> tuple[KernelSource, ...]:
     """Different sources for one kernel, the heuristic's first; ``asserts`` as in :func:`~.kernel.emit_kernel`."""
     found: dict[tuple[str, Config], KernelSource] = {}
     for limit in limits:
-        source = emit_kernel(kernel, extents, limit, asserts)
+        source = emit_kernel(kernel, limit, asserts)
         for factor in _WARPS if source.grid else (1,):
             config = replace(source.config, num_warps=min(16, source.config.num_warps * factor))
             found.setdefault((source.text, config), replace(source, config=config))

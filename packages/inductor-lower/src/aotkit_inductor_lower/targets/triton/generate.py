@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from ...ir import Buffer, BufferKind, BufferRef, ExternCall, LoopNest, Program
 from ...kernel_ir.nodes import Kernel, KernelModule
-from ...kernel_passes.linearize import extents_of, linearize
+from ...kernel_passes.linearize import linearize
 from ...kernel_passes.normal_form import normalize
 from ...launch_plan import CompiledProgram, KernelRecord
 from ...memory.build_plan import build_plan
@@ -76,9 +76,8 @@ def render_program(
     _check_devices(program)
     storage = assign_storage(program, arena=False)  # torch's allocator is the arena on a device
     unaligned = _unaligned(program, storage)
-    extents = extents_of(program.buffers)
     of = {k.name: k for k in (normalize(linearize(program)) if kernels is None else kernels).kernels}
-    written = _Kernels(of, storage, unaligned, limits, device, tune, tf32, asserts, extents)
+    written = _Kernels(of, storage, unaligned, limits, device, tune, tf32, asserts)
     launches = tuple((s.function, tuple(map(written.launch, s.nests))) for s in segments(program))
     made = tuple(TritonKernel(*pair) for pair in zip(written.sources, written.alternatives, strict=True))
     return Rendered(program, device, storage, made, launches, tuple(written.workspaces), unaligned)
@@ -191,7 +190,6 @@ class _Kernels:
     tune: bool
     tf32: bool
     asserts: bool
-    extents: Mapping[str, Expr]
     sources: list[KernelSource] = field(default_factory=list)
     alternatives: list[tuple[KernelSource, ...]] = field(default_factory=list)
     workspaces: list[Workspace] = field(default_factory=list)
@@ -210,14 +208,11 @@ class _Kernels:
         """The ways to write a kernel; one, unless they are to be compared."""
         if dot_site(kernel) is not None:
             configs = CONFIGS if self.tune else CONFIGS[:1]
-            made = (
-                emit_matmul(kernel, self.extents, c, tf32=self.tf32, asserts=self.asserts)
-                for c in configs
-            )
+            made = (emit_matmul(kernel, c, tf32=self.tf32, asserts=self.asserts) for c in configs)
             return tuple({(s.text, s.config): s for s in made}.values())
         if self.tune:
-            return candidates(kernel, self.extents, asserts=self.asserts)
-        return (emit_kernel(kernel, self.extents, self.limits, self.asserts),)
+            return candidates(kernel, asserts=self.asserts)
+        return (emit_kernel(kernel, self.limits, self.asserts),)
 
     def _launch(self, nest: LoopNest, source: KernelSource, others: Sequence[KernelSource]) -> Launched:
         slots = [self._argument_slot(nest, a) for a in source.arguments]
