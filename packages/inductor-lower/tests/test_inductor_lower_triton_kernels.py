@@ -12,12 +12,14 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch.fx.experimental.proxy_tensor import make_fx
 
-from aotkit_inductor_lower import interpret_program, parse_program
+from aotkit_inductor_lower import LowerOptions, compile_to_program, interpret_program, parse_program
 from aotkit_inductor_lower.ir import BufferKind, BufferRef, Compute, DType, Load, LoopNest, Program, Range, Stage, Store
 from aotkit_inductor_lower.ir.nodes import Buffer
 from aotkit_inductor_lower.ir.random_programs import RandomOptions, random_inputs, random_program
 from aotkit_inductor_lower.kernel_passes.normal_form import kernel_of
+from aotkit_inductor_lower.launch_plan.codec import compiled_from_json, compiled_to_json
 from aotkit_inductor_lower.ops.dtypes import int_bounds, is_int, to_torch_dtype, torch_name
 from aotkit_inductor_lower.ops.scalar import OP_TABLE, TypeRule, result_dtype
 from aotkit_inductor_lower.symbolic import Symbol, SymbolKind, sym, to_expr
@@ -29,8 +31,10 @@ from aotkit_inductor_lower.targets.triton import (
     emit_kernel,
     interpret_kernel,
     jit_function,
+    kernels_of,
     standalone_text,
 )
+from aotkit_inductor_lower.targets.triton.target import TRITON_INTERPRETER
 
 triton = pytest.importorskip("triton", reason="Triton is the optional extra `cuda`")
 from aotkit_inductor_lower.targets.triton.compile import compile_kernel, resource_facts, vector_bytes  # noqa: E402
@@ -38,12 +42,12 @@ from aotkit_inductor_lower.targets.triton.compile import compile_kernel, resourc
 RELATIVE = {torch.float64: 1e-12, torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
 
 
-def sources(program: Program, limits: TileLimits | None = None) -> list[KernelSource]:
+def sources(program: Program, limits: TileLimits | None = None, fast: bool = False) -> list[KernelSource]:
     """The kernels of a program that holds nests only."""
     buffers = {b.name: b for b in program.buffers}
     nests = [step for step in program.steps if isinstance(step, LoopNest)]
     kernels = [kernel_of(nest, buffers, {}) for nest in nests]
-    return [emit_kernel(kernel, limits or TileLimits()) for kernel in kernels]
+    return [emit_kernel(kernel, limits or TileLimits(), fast=fast) for kernel in kernels]
 
 
 def copy(value: torch.Tensor | int) -> torch.Tensor | int:
@@ -479,9 +483,7 @@ def test_kernels_compile_without_a_gpu_do_not_spill_and_load_16_bytes_at_once(ar
     assert "cvt.rn.f16" in rows_cubin.ptx
 
 
-@pytest.mark.covers("F5e.1")
-def test_nothing_is_contracted_or_flushed_to_zero() -> None:
-    program = parse_program("""\
+MULADD = """\
 aotkit-ir 2
 program muladd
 input a
@@ -496,10 +498,37 @@ loop k(i0 < 4096):
     %v4 = sqrt %v3 : f32
     store y[i0] = %v4
 return y
-""")
-    ptx = compile_kernel(sources(program)[0], 90, keep_ptx=True).ptx
+"""
+
+
+@pytest.mark.covers("F5e.1")
+def test_nothing_is_contracted_or_flushed_to_zero() -> None:
+    ptx = compile_kernel(sources(parse_program(MULADD))[0], 90, keep_ptx=True).ptx
     assert "fma" not in ptx and ".ftz" not in ptx
     assert "div.rn.f32" in ptx and "sqrt.rn.f32" in ptx
+
+
+def test_with_fast_numerics_products_and_sums_are_one_and_quotients_are_not_rounded_to_nearest() -> None:
+    (source,) = sources(parse_program(MULADD), fast=True)
+    ptx = compile_kernel(source, 90, keep_ptx=True).ptx
+    assert "fma.rn.f32" in ptx and "div.rn" not in ptx and "sqrt.rn" not in ptx and ".ftz" not in ptx
+    x = torch.rand(4096, generator=torch.Generator().manual_seed(0)) + 0.5
+    y = torch.empty(4096)
+    interpret_kernel(source, {"a": x, "y": y})
+    torch.testing.assert_close(y, ((x * x + x) / x).sqrt())
+
+
+def test_the_option_reaches_the_kernels_their_key_and_the_artifact() -> None:
+    graph = make_fx(lambda x: (x * x / (x + 1),), tracing_mode="fake")(torch.ones(64))
+    found = {}
+    for numerics in ("eager", "fast"):
+        options = LowerOptions(numerics=numerics, processor="triton-interpreter")
+        program = compile_to_program(graph, options=options).program
+        again = compiled_from_json(compiled_to_json(program))
+        (kernel,) = kernels_of(again)
+        found[numerics] = kernel.source.fast, "divide_fast" in kernel.source.text, TRITON_INTERPRETER.key(options)
+    assert found["eager"][:2] == (False, False) and found["fast"][:2] == (True, True)
+    assert found["eager"][2] != found["fast"][2]
 
 
 @pytest.mark.parametrize("seed", [3, 5])

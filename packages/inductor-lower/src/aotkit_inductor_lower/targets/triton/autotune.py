@@ -56,12 +56,13 @@ class Choice:
 
 
 def candidates(
-    kernel: Kernel, limits: Sequence[TileLimits] = _LIMITS, asserts: bool = True
+    kernel: Kernel, limits: Sequence[TileLimits] = _LIMITS, asserts: bool = True, fast: bool = False
 ) -> tuple[KernelSource, ...]:
-    """Different sources for one kernel, the heuristic's first; ``asserts`` as in :func:`~.kernel.emit_kernel`."""
+    """Different sources for one kernel, the heuristic's first; ``asserts`` and ``fast`` as in
+    :func:`~.kernel.emit_kernel`."""
     found: dict[tuple[str, Config], KernelSource] = {}
     for limit in limits:
-        source = emit_kernel(kernel, limit, asserts)
+        source = emit_kernel(kernel, limit, asserts, fast)
         for factor in _WARPS if source.grid else (1,):
             config = replace(source.config, num_warps=min(16, source.config.num_warps * factor))
             found.setdefault((source.text, config), replace(source, config=config))

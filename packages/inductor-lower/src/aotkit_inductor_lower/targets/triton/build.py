@@ -25,11 +25,12 @@ def build(
     tune: bool,
     tf32: bool,
     asserts: bool,
+    fast: bool,
     observer: Observer | None,
 ) -> CompiledProgram:
     """The compiled program, for ``sm_<arch>``; ``None`` leaves its kernels to the interpreter. For the others see
     :func:`.generate.render_program`."""
-    rendered = render_program(program, device, kernels, tune=tune, tf32=tf32, asserts=asserts)
+    rendered = render_program(program, device, kernels, tune=tune, tf32=tf32, asserts=asserts, fast=fast)
     if observer is not None:
         observer.dump(program.name, "kernels", lambda: _texts(rendered))
     if arch is not None:

@@ -49,7 +49,8 @@ class KernelFacts:
 def compile_kernel(source: KernelSource, arch: int, *, config: Config | None = None, keep_ptx: bool = False) -> Cubin:
     """Compile for ``sm_<arch>``.
 
-    No option that changes results is left to Triton: nothing is contracted, subnormals stay. Raises
+    No option that changes results is left to Triton: nothing is contracted unless the source allows it, subnormals
+    stay. Raises
     :class:`~.errors.TritonMissing`, and :class:`~.errors.TritonError` where Triton refuses the kernel.
     """
     function = jit_function(source)
@@ -66,7 +67,7 @@ def compile_kernel(source: KernelSource, arch: int, *, config: Config | None = N
     options = {
         "num_warps": config.num_warps,
         "num_stages": config.num_stages,
-        "enable_fp_fusion": False,
+        "enable_fp_fusion": source.fast,
         "enable_reflect_ftz": False,
         "sanitize_overflow": False,
         "debug": source.checks,
@@ -141,7 +142,7 @@ def resource_facts(cubin: Cubin) -> KernelFacts:
     raise TritonError(f"cuobjdump names no kernel {cubin.name}")
 
 
-_ACCESS = re.compile(r"\b(ld|st)\.global(?:\.\w+)*?(?:\.v(\d))?\.[bfsu](\d+)\b")
+_ACCESS = re.compile(r"\b(ld|st)\.global(?:\.[\w:]+)*?(?:\.v(\d))?\.[bfsu](\d+)\b")
 
 
 def vector_bytes(ptx: str, kind: str = "ld") -> tuple[int, ...]:

@@ -64,12 +64,14 @@ def render_program(
     tune: bool = False,
     tf32: bool = False,
     asserts: bool = True,
+    fast: bool = False,
 ) -> Rendered:
     """Sources of ``kernels``, those of all nests of a program (in their normal form), for ``device``; nothing is
     compiled yet.
 
     ``tune`` adds alternatives to each kernel, for :func:`assemble` to choose from. ``tf32`` lets products of
     f32 matrices lose bits. ``asserts``: an index out of range stops the kernel, see :class:`~..options.LowerOptions`.
+    ``fast``: see :class:`~.records.KernelSource`.
 
     Raises :class:`~.errors.TritonError` for kernels over buffers on several devices.
     """
@@ -77,7 +79,7 @@ def render_program(
     storage = assign_storage(program, arena=False)  # torch's allocator is the arena on a device
     unaligned = _unaligned(program, storage)
     of = {k.name: k for k in (normalize(linearize(program)) if kernels is None else kernels).kernels}
-    written = _Kernels(of, storage, unaligned, limits, device, tune, tf32, asserts)
+    written = _Kernels(of, storage, unaligned, limits, device, tune, tf32, asserts, fast)
     launches = tuple((s.function, tuple(map(written.launch, s.nests))) for s in segments(program))
     made = tuple(TritonKernel(*pair) for pair in zip(written.sources, written.alternatives, strict=True))
     return Rendered(program, device, storage, made, launches, tuple(written.workspaces), unaligned)
@@ -190,6 +192,7 @@ class _Kernels:
     tune: bool
     tf32: bool
     asserts: bool
+    fast: bool
     sources: list[KernelSource] = field(default_factory=list)
     alternatives: list[tuple[KernelSource, ...]] = field(default_factory=list)
     workspaces: list[Workspace] = field(default_factory=list)
@@ -208,11 +211,11 @@ class _Kernels:
         """The ways to write a kernel; one, unless they are to be compared."""
         if dot_site(kernel) is not None:
             configs = CONFIGS if self.tune else CONFIGS[:1]
-            made = (emit_matmul(kernel, c, tf32=self.tf32, asserts=self.asserts) for c in configs)
+            made = (emit_matmul(kernel, c, tf32=self.tf32, asserts=self.asserts, fast=self.fast) for c in configs)
             return tuple({(s.text, s.config): s for s in made}.values())
         if self.tune:
-            return candidates(kernel, asserts=self.asserts)
-        return (emit_kernel(kernel, self.limits, self.asserts),)
+            return candidates(kernel, asserts=self.asserts, fast=self.fast)
+        return (emit_kernel(kernel, self.limits, self.asserts, self.fast),)
 
     def _launch(self, nest: LoopNest, source: KernelSource, others: Sequence[KernelSource]) -> Launched:
         slots = [self._argument_slot(nest, a) for a in source.arguments]
@@ -254,4 +257,4 @@ def _identity(source: KernelSource) -> str:
     text = "\n".join(lines).replace(f"def {source.name}(", "def kernel(")
     text = _NAME.sub(lambda m: names.get(m[0], m[0]), text)
     types = [(a.kind, a.dtype.value, a.aligned, str(a.extent)) for a in source.arguments]
-    return f"{text}\n{types}\n{source.config}\n{[str(size) for size, _ in source.grid]}"
+    return f"{text}\n{types}\n{source.config}\n{[str(size) for size, _ in source.grid]}{source.fast}"

@@ -27,13 +27,15 @@ __all__ = ["KernelEmitter", "emit_kernel"]
 _LIMITS = TileLimits()
 
 
-def emit_kernel(kernel: Kernel, limits: TileLimits = _LIMITS, asserts: bool = True) -> KernelSource:
+def emit_kernel(
+    kernel: Kernel, limits: TileLimits = _LIMITS, asserts: bool = True, fast: bool = False
+) -> KernelSource:
     """The source of a kernel in normal form; ``limits`` of its tile; ``asserts``: see Note [Computed indices] in
-    :mod:`.body`."""
+    :mod:`.body`; ``fast``: see :class:`~..records.KernelSource`."""
     kernel = map_loops(kernel, limits)
     if not is_persistent(kernel):
         kernel = recompute_scratch(kernel)
-    return KernelEmitter(choose_index_width(kernel), asserts).emit()
+    return KernelEmitter(choose_index_width(kernel), asserts, fast).emit()
 
 
 class KernelEmitter(BodyEmitter):
@@ -50,7 +52,7 @@ class KernelEmitter(BodyEmitter):
         body = "\n".join([*head, *(f"    {line}" for line in lines)]) + "\n"
         grid = () if self.serial else tuple((loop.extent, loop.map.block or None) for loop in self.kernel.grid)
         text = prelude_for(body) + body
-        return KernelSource(self.name, text, arguments, grid, self.config, self.checks, self.persistent)
+        return KernelSource(self.name, text, arguments, grid, self.config, self.checks, self.persistent, self.fast)
 
     def write_body(self) -> None:
         """The lines after the loop variables."""

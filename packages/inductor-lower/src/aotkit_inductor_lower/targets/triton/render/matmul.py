@@ -52,6 +52,7 @@ def emit_matmul(
     *,
     tf32: bool = False,
     asserts: bool = True,
+    fast: bool = False,
 ) -> KernelSource:
     """The source of a kernel with a :func:`dot_site`. ``tf32`` lets f32 factors lose bits, as
     ``torch.backends.cuda.matmul.allow_tf32`` does."""
@@ -61,7 +62,7 @@ def emit_matmul(
     config = _fitting(config or CONFIGS[0], site)
     names = {site.columns.symbol: "XBLOCK", site.rows.symbol: "YBLOCK"}
     mapped = choose_index_width(map_to(kernel, names, config))
-    return _MatmulEmitter(mapped, site, tf32, asserts).emit()
+    return _MatmulEmitter(mapped, site, tf32, asserts, fast).emit()
 
 
 def _fitting(config: Config, site: MatmulSite) -> Config:
@@ -72,8 +73,8 @@ def _fitting(config: Config, site: MatmulSite) -> Config:
 
 
 class _MatmulEmitter(KernelEmitter):
-    def __init__(self, kernel: Kernel, site: MatmulSite, tf32: bool, asserts: bool) -> None:
-        super().__init__(kernel, asserts)
+    def __init__(self, kernel: Kernel, site: MatmulSite, tf32: bool, asserts: bool, fast: bool) -> None:
+        super().__init__(kernel, asserts, fast)
         self.site, self.tf32 = site, tf32
         self.row_axis, self.rank = None, 2  # the summed loop is an axis of the factors only
 
