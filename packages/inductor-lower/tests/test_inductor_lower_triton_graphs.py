@@ -309,7 +309,7 @@ def policies(f: Callable[..., Any], *args: torch.Tensor) -> list[str]:
 
 
 def test_rows_that_are_read_again_and_what_all_rows_share_stay_in_the_cache() -> None:
-    x, w = torch.empty(64, 16384), torch.empty(16384)
+    x, w = torch.empty(1024, 16384), torch.empty(16384)
     last, first = "evict_last", "evict_first"
     assert policies(lambda x: (F.softmax(x, -1),), x) == [last, first]
     assert policies(lambda x: (x.var(-1),), x) == [""]  # one pass, and nothing to keep for
