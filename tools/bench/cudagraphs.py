@@ -22,6 +22,8 @@ from typing import Any
 import torch
 from torch import nn
 
+import aotkit  # noqa: F401  # registers the backend, which no entry point does where it is not installed
+
 BACKENDS: dict[str, dict[str, Any] | None] = {
     "eager": None,
     "torch graphs": {"backend": "cudagraphs"},

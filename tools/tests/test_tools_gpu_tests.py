@@ -56,6 +56,18 @@ def test_a_file_that_hangs_ends(tmp_path):
     assert gpu_tests.main([str(tmp_path / "test_hangs.py"), "--seconds", "5"]) == 1
 
 
+def test_the_benchmark_of_recordings_runs_from_the_sources_alone():
+    code = """
+import torch
+from tools.bench.cudagraphs import compiled
+model = torch.nn.Linear(2, 2)
+assert torch.equal(compiled(model, "aotkit")(torch.ones(2, 2)), model(torch.ones(2, 2)))
+"""
+    command, env = [sys.executable, "-W", "ignore", "-c", code], gpu_tests.environment()
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
 def test_the_benchmark_of_recordings_has_our_kernels_in_it():
     ours = cudagraphs.BACKENDS["aotkit"]
     assert ours is not None and ours["options"].get("lowering") != "none"
