@@ -107,8 +107,7 @@ class TritonTarget:
             None if self.interpreted else check_device(device),
             tune=tune,
             tf32=self._tf32(options),
-            asserts=options.index_asserts,
-            fast=options.numerics == "fast",
+            options=options,
             observer=observer,
         )
 
