@@ -52,6 +52,15 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile("same-examples")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests marked `gpu` say what they lack."""
+    if torch.cuda.is_available():
+        return
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device, and torch sees none"))
+
+
 def pytest_collection_finish() -> None:
     """What is imported now stays: the collector need not look through a million objects again and again.
 

@@ -516,7 +516,7 @@ def gpu(session: nox.Session) -> None:
     installed = build_wheels(session, PACKAGES)
     session.install("-q", "--force-reinstall", "--no-deps", *(str(wheel) for wheel in installed))
     install(session, *SHARED["pytest"], "llvmlite", "scipy", "sympy", "filelock")
-    pytest(session, "packages", "-m", "gpu")
+    session.run("python", "-m", "tools.gpu_tests", *session.posargs)
     if not session.posargs:
         session.run("python", "-m", "tools.bench.triton_kernels")
         session.run("python", "-m", "tools.bench.cudagraphs")

@@ -7,7 +7,6 @@ import threading
 import warnings
 from pathlib import Path
 
-import fakeredis
 import pytest
 
 from aotkit_cache import ArtifactCache, CacheWarning, make_key
@@ -40,6 +39,7 @@ def test_the_cap_holds_under_inserts_from_four_processes(tmp_path):
 @pytest.fixture
 def server():
     """A Redis server on a port of its own, in this process."""
+    fakeredis = pytest.importorskip("fakeredis", reason="the server of these tests is fakeredis, which is missing")
     server = fakeredis.TcpFakeServer(("127.0.0.1", 0), server_type="redis")
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()

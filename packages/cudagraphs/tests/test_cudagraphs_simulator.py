@@ -1,11 +1,13 @@
 """The simulated device behaves like a device where that matters, and reports what a device would silently get wrong."""
 
+import contextlib
 import gc
 
 import pytest
 import torch
 
 from aotkit_cudagraphs.drivers import CaptureError, SimulatedDriver
+from aotkit_cudagraphs.simulated_driver import _CaptureMode, _SimulatedAttempt
 from aotkit_cudagraphs.simulated_pool import SimulatedMemoryError, SimulatedPool
 from aotkit_cudagraphs.simulated_streams import StreamOrderError
 
@@ -201,6 +203,46 @@ def test_what_a_device_could_not_capture_is_refused_and_undone(driver, fn):
     with pytest.raises(CaptureError):
         capture(driver, program)
     assert counter == 0
+
+
+def test_a_recording_that_failed_leaves_the_device_usable(driver):
+    x, pool, stream = torch.ones(4), driver.new_pool(), driver.new_stream()
+    outer = driver.current_stream()
+
+    def hides_its_error():
+        with contextlib.suppress(RuntimeError):
+            x.sum().item()
+        return x + 1
+
+    def fails():
+        raise KeyError("mine")
+
+    def fails_after_all():
+        try:
+            x.sum().item()
+        except RuntimeError as error:
+            raise ValueError("the value is unknown") from error
+
+    refused = [lambda: x.sum().item(), hides_its_error, fails_after_all]
+    for fn, error in [*((fn, CaptureError) for fn in refused), (fails, KeyError)]:
+        with pytest.raises(error):
+            driver.capture(fn, pool=pool, stream=stream)
+        assert driver.current_stream() == outer and not driver.live_blocks(pool)
+    recording, result = driver.capture(lambda: x + torch.rand(4), pool=pool, stream=stream)
+    driver.replay(recording)
+    assert (result >= 1).all()
+
+
+def test_the_simulated_device_shows_a_recording_that_nobody_ends(driver, monkeypatch):
+    monkeypatch.setattr(_SimulatedAttempt, "abandon", lambda self: True)
+    x, pool, stream = torch.ones(4), driver.new_pool(), driver.new_stream()
+    held = []  # a mode that is never left would record the rest of this test
+    monkeypatch.setattr(_CaptureMode, "__enter__", lambda self: held.append(self) or self)
+    monkeypatch.setattr(_CaptureMode, "__exit__", lambda self, *error: None)
+    with pytest.raises(KeyError):
+        driver.capture(lambda: {}[x], pool=pool, stream=stream)
+    with pytest.raises(SimulatedMemoryError, match="neither ended nor abandoned"):
+        driver.capture(lambda: x + 1, pool=pool, stream=stream)
 
 
 def test_in_place_and_out_variants_and_lists_replay(driver):

@@ -1,5 +1,6 @@
 """The tree of recordings, behaviour by behaviour, on the simulated device."""
 
+import ctypes
 import gc
 import threading
 import time
@@ -521,6 +522,30 @@ def test_a_backward_in_another_thread_that_torch_starts_belongs_to_its_callers_t
     thread.start()
     thread.join()
     assert found[1] is manager
+
+
+@pytest.mark.parametrize("taken", [0, 1], ids=["torch 2.11", "torch 2.13"])
+def test_the_thread_s_object_lives_as_long_as_torch_refers_to_it(make, monkeypatch, taken):
+    """Torch gives one reference back when the thread ends; 2.11 takes none: a crash at the first call."""
+    stashed, references = {}, ctypes.pythonapi
+
+    def stash(key, value):
+        stashed[key] = weakref.ref(value)
+        for _ in range(taken):
+            references.Py_IncRef(ctypes.py_object(value))
+
+    monkeypatch.setattr(torch._C, "_stash_obj_in_tls", stash)
+    monkeypatch.setattr(torch._C, "_is_key_in_tls", stashed.__contains__)
+    monkeypatch.setattr(torch._C, "_get_obj_in_tls", lambda key: stashed[key]())
+    trees = make()
+    fast = trees.wrap(add_one)
+    for _ in range(3):
+        assert (fast(torch.ones(4)) == 2).all()
+    (thread,) = stashed.values()
+    assert thread() is not None, "torch would read the memory of a dead object"
+    assert trees.report().recordings != ()
+    references.Py_DecRef(ctypes.py_object(thread()))
+    assert thread() is None and trees.report().recordings == (), "what a thread recorded ends with it"
 
 
 @pytest.mark.covers("F6.28")

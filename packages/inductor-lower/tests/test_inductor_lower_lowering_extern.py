@@ -168,6 +168,43 @@ def test_the_users_line_is_kept():
     assert {step.origin.line for step in program.steps} == {"model.py:12: return torch.logcumsumexp(x.exp(), 0)"}
 
 
+@pytest.fixture
+def attention():
+    """An attention kernel on the CPU that returns more than its fake kernel says, as some on CUDA do."""
+    seen = []
+
+    def forward(query, key, value, bias, lse, dropout_p=0.0, is_causal=False, *, scale=None):
+        seen.append((torch.ones(*query.shape[:3], 1), torch.full((2,), 7), torch.zeros(1)))
+        return torch.softmax(query @ key.mT / query.shape[-1] ** 0.5, -1) @ value, *seen[-1]
+
+    library = torch.library.Library("aten", "IMPL")
+    library.impl("_scaled_dot_product_efficient_attention", forward, "CPU")
+    yield seen
+    library._destroy()
+
+
+def test_what_only_an_attention_s_backward_reads_may_have_another_shape_than_the_fake_kernel_said(attention):
+    def f(q, k, v):
+        out, lse, seed, offset = aten._scaled_dot_product_efficient_attention(q + 1, k, v, None, True)
+        return out * 2, lse, seed, offset
+
+    args = [torch.randn(2, 3, 8, 4) for _ in range(3)]
+    compiled = compile_graph(make_fx(f, tracing_mode="fake")(*args))
+    got, (want, *_) = compiled(list(args)), f(*args)
+    torch.testing.assert_close(got[0], want)
+    assert all(ours is theirs for ours, theirs in zip(got[1:], attention[0], strict=True))
+
+
+def test_where_a_kernel_reads_it_another_shape_is_an_error(attention):
+    def f(q, k, v):
+        return aten._scaled_dot_product_efficient_attention(q, k, v, None, True)[1] * 2
+
+    args = [torch.randn(2, 3, 8, 4) for _ in range(3)]
+    compiled = compile_graph(make_fx(f, tracing_mode="fake")(*args))
+    with pytest.raises(FakeKernelError, match=r"of shape \(2, 3, 8, 1\) where its fake kernel said"):
+        compiled(list(args))
+
+
 def test_a_result_of_another_shape_than_the_fake_kernel_said_is_an_error_of_its_own():
     with pytest.raises(FakeKernelError, match=r"shape \(0,\) where its fake kernel said \(\)"):
         conform(torch.empty(0), (), (), torch.float32)

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from aotkit_inductor_lower import LowerOptions, bind_program, compile_to_program, decompositions
+from aotkit_inductor_lower import LowerOptions, bind_program, compile_to_program, decompositions, parse_program
 from aotkit_inductor_lower.compiled import Compiled
 from aotkit_inductor_lower.runtime import BoundProgram
 from aotkit_inductor_lower.targets.triton import (
@@ -32,6 +32,7 @@ from aotkit_inductor_lower.targets.triton import (
     render_program,
     resource_facts,
     to_program,
+    vector_bytes,
 )
 from aotkit_inductor_lower.targets.triton import drivers as drivers_module
 from aotkit_inductor_lower.targets.triton.launcher import MOST_ARGUMENTS, LaunchRow, LaunchTable
@@ -279,6 +280,77 @@ def test_results_of_aten_that_begin_anywhere_are_copied(monkeypatch: pytest.Monk
     bound, driver = watched(lower(two_segments, x))
     torch.testing.assert_close(bound([x])[0], two_segments(x)[0])
     assert not driver.unaligned and "aligned_copy" in bound.source
+
+
+def saves_what_it_reads(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+    """As the forward of a training graph does: an input, a view of it, and a product come back for the backward."""
+    product = x @ w
+    return torch.nn.functional.gelu(x), torch.nn.functional.gelu(product), x, x[1:], product
+
+
+def test_what_is_saved_for_the_backward_is_read_16_bytes_at_once() -> None:
+    lowered = lower(saves_what_it_reads, torch.empty(64, 256, dtype=torch.bfloat16), torch.empty(256, 256).bfloat16())
+    assert len(kernels_of(lowered.program)) == 1  # one text for both
+    (kernel,) = kernels_of(lowered.program)
+    assert all(argument.aligned for argument in kernel.source.arguments)
+    cubin = compile_kernel(kernel.source, 90, keep_ptx=True)
+    assert set(vector_bytes(cubin.ptx)) == set(vector_bytes(cubin.ptx, "st")) == {16}
+
+
+def test_an_input_that_begins_anywhere_comes_back_itself_and_so_do_views_of_it() -> None:
+    generator = torch.Generator().manual_seed(0)
+    x, w = torch.randn(8, 8, generator=generator), torch.randn(8, 8, generator=generator)
+    bound, driver = watched(lower(saves_what_it_reads, x, w))
+    odd = anywhere(x)
+    for given in (odd, anywhere(x, 3)[1:].clone(), x):
+        rows = anywhere(x, 5) if given.shape != x.shape else given
+        got, want = bound([rows, w]), saves_what_it_reads(rows, w)
+        assert got[2] is rows
+        assert got[3].data_ptr() == rows[1:].data_ptr() and got[3].stride() == rows.stride()
+        torch.testing.assert_close(tuple(got), want)
+    assert not driver.unaligned
+
+
+def test_an_input_that_begins_anywhere_is_written_and_comes_back() -> None:
+    def f(x: Tensor) -> tuple[Tensor, ...]:
+        y = x * 2
+        x.add_(1)
+        return y, x.t()
+
+    x = anywhere(torch.arange(12.0).view(3, 4))
+    bound, driver = watched(lower(f, x.clone()))
+    before = x.clone()
+    doubled, turned = bound([x])
+    assert torch.equal(doubled, before * 2) and torch.equal(x, before + 1)
+    assert turned.data_ptr() == x.data_ptr() and torch.equal(turned, x.t())
+    assert not driver.unaligned
+
+
+RETYPED = """\
+aotkit-ir 2
+program retyped
+input x
+buffer x : float32[12] strides [1] input on cpu
+buffer bits : int32[12] strides [1] output on cpu
+buffer doubled : float32[12] strides [1] output on cpu
+loop doubled(i0 < 12):
+  origin nodes ["mul"] ops ["aten.mul.Tensor"] line ""
+  stage():
+    %v0 = load x[i0] : f32
+    %v1 = add %v0, %v0 : f32
+    store doubled[i0] = %v1
+alias bits: bits = x + 0
+return doubled, bits
+"""
+
+
+def test_an_input_that_comes_back_as_another_type_may_begin_anywhere() -> None:
+    rendered = render_program(parse_program(RETYPED))
+    assert contents_of(to_program(rendered).binary).aligned == ()
+    assert [a.aligned for k in rendered.kernels for a in k.source.arguments] == [False, True]
+    x = anywhere(torch.arange(12.0))
+    doubled, bits = bind_program(to_program(rendered))([x])
+    assert bits.data_ptr() == x.data_ptr() and torch.equal(doubled, x * 2)
 
 
 @pytest.mark.parametrize("by", [1, 3])

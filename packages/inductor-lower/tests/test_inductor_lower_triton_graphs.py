@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -38,6 +39,7 @@ from aotkit_inductor_lower.targets.triton import (
     render_program,
     resource_facts,
     to_program,
+    vector_bytes,
 )
 from aotkit_inductor_lower.targets.triton.checks import check_device, check_types
 from aotkit_inductor_lower.targets.triton.launcher import LaunchRow, LaunchTable, segment_runner
@@ -293,6 +295,32 @@ def test_on_a_device_the_training_graph_gives_what_eager_gives(rows: int) -> Non
         got = bound(list(args))
     stream.synchronize()
     torch.testing.assert_close(got[0], train(*args)[0], rtol=2e-5, atol=2e-5)
+
+
+# -- what the cache keeps ------------------------------------------------------------------------------------------
+
+
+def policies(f: Callable[..., Any], *args: torch.Tensor) -> list[str]:
+    """Buffer and policy of each load of the only kernel, as its text has them."""
+    (kernel,) = kernels_of(lower(f, *args).program)
+    found = re.findall(r"tl\.load\((\w+) \+ .*?(?:eviction_policy=\"(\w+)\"\))?$", kernel.source.text, re.MULTILINE)
+    assert {16} == set(vector_bytes(compile_kernel(kernel.source, 90, keep_ptx=True).ptx))
+    return [policy for _, policy in found]
+
+
+def test_rows_that_are_read_again_and_what_all_rows_share_stay_in_the_cache() -> None:
+    x, w = torch.empty(1024, 16384), torch.empty(16384)
+    last, first = "evict_last", "evict_first"
+    assert policies(lambda x: (F.softmax(x, -1),), x) == [last, first]
+    assert policies(lambda x: (x.var(-1),), x) == [""]  # one pass, and nothing to keep for
+    norm = lambda x, w: (F.layer_norm(x, (x.shape[-1],), w),)
+    assert policies(norm, x, w) == [last, first, last]
+    assert policies(norm, x[:, :1024], w[:1024].clone()) in ([first, last], [last, first])
+
+
+def test_where_nothing_is_shared_nothing_is_said() -> None:
+    assert policies(lambda x: (F.gelu(x),), torch.empty(64, 1024)) == [""]
+    assert policies(lambda x: (F.softmax(x, -1),), torch.empty(64, 1024)) == [""]
 
 
 # -- long rows ---------------------------------------------------------------------------------------------------

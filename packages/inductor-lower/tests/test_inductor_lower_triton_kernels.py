@@ -12,13 +12,21 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch.fx.experimental.proxy_tensor import make_fx
 
-from aotkit_inductor_lower import interpret_program, parse_program
+from aotkit_inductor_lower import (
+    LowerOptions,
+    compile_to_program,
+    interpret_program,
+    parse_program,
+    print_program,
+)
 from aotkit_inductor_lower.ir import BufferKind, BufferRef, Compute, DType, Load, LoopNest, Program, Range, Stage, Store
 from aotkit_inductor_lower.ir.nodes import Buffer
 from aotkit_inductor_lower.ir.random_programs import RandomOptions, random_inputs, random_program
-from aotkit_inductor_lower.kernel_passes.linearize import extents_of
+from aotkit_inductor_lower.kernel_ir.walk import perfect_nests
 from aotkit_inductor_lower.kernel_passes.normal_form import kernel_of
+from aotkit_inductor_lower.launch_plan.codec import compiled_from_json, compiled_to_json
 from aotkit_inductor_lower.ops.dtypes import int_bounds, is_int, to_torch_dtype, torch_name
 from aotkit_inductor_lower.ops.scalar import OP_TABLE, TypeRule, result_dtype
 from aotkit_inductor_lower.symbolic import Symbol, SymbolKind, sym, to_expr
@@ -30,8 +38,11 @@ from aotkit_inductor_lower.targets.triton import (
     emit_kernel,
     interpret_kernel,
     jit_function,
+    kernels_of,
     standalone_text,
 )
+from aotkit_inductor_lower.targets.triton.sectors import moved_bytes, narrowest
+from aotkit_inductor_lower.targets.triton.target import TRITON_INTERPRETER
 
 triton = pytest.importorskip("triton", reason="Triton is the optional extra `cuda`")
 from aotkit_inductor_lower.targets.triton.compile import compile_kernel, resource_facts, vector_bytes  # noqa: E402
@@ -39,12 +50,12 @@ from aotkit_inductor_lower.targets.triton.compile import compile_kernel, resourc
 RELATIVE = {torch.float64: 1e-12, torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
 
 
-def sources(program: Program, limits: TileLimits | None = None) -> list[KernelSource]:
+def sources(program: Program, limits: TileLimits | None = None, fast: bool = False) -> list[KernelSource]:
     """The kernels of a program that holds nests only."""
     buffers = {b.name: b for b in program.buffers}
     nests = [step for step in program.steps if isinstance(step, LoopNest)]
     kernels = [kernel_of(nest, buffers, {}) for nest in nests]
-    return [emit_kernel(kernel, extents_of(program.buffers), limits or TileLimits()) for kernel in kernels]
+    return [emit_kernel(kernel, limits or TileLimits(), fast=fast) for kernel in kernels]
 
 
 def copy(value: torch.Tensor | int) -> torch.Tensor | int:
@@ -480,9 +491,7 @@ def test_kernels_compile_without_a_gpu_do_not_spill_and_load_16_bytes_at_once(ar
     assert "cvt.rn.f16" in rows_cubin.ptx
 
 
-@pytest.mark.covers("F5e.1")
-def test_nothing_is_contracted_or_flushed_to_zero() -> None:
-    program = parse_program("""\
+MULADD = """\
 aotkit-ir 2
 program muladd
 input a
@@ -497,10 +506,97 @@ loop k(i0 < 4096):
     %v4 = sqrt %v3 : f32
     store y[i0] = %v4
 return y
-""")
-    ptx = compile_kernel(sources(program)[0], 90, keep_ptx=True).ptx
+"""
+
+
+@pytest.mark.covers("F5e.1")
+def test_nothing_is_contracted_or_flushed_to_zero() -> None:
+    ptx = compile_kernel(sources(parse_program(MULADD))[0], 90, keep_ptx=True).ptx
     assert "fma" not in ptx and ".ftz" not in ptx
     assert "div.rn.f32" in ptx and "sqrt.rn.f32" in ptx
+
+
+def test_with_fast_numerics_products_and_sums_are_one_and_quotients_are_not_rounded_to_nearest() -> None:
+    (source,) = sources(parse_program(MULADD), fast=True)
+    ptx = compile_kernel(source, 90, keep_ptx=True).ptx
+    assert "fma.rn.f32" in ptx and "div.rn" not in ptx and "sqrt.rn" not in ptx and ".ftz" not in ptx
+    x = torch.rand(4096, generator=torch.Generator().manual_seed(0)) + 0.5
+    y = torch.empty(4096)
+    interpret_kernel(source, {"a": x, "y": y})
+    torch.testing.assert_close(y, ((x * x + x) / x).sqrt())
+
+
+def test_the_option_reaches_the_kernels_their_key_and_the_artifact() -> None:
+    graph = make_fx(lambda x: (x * x / (x + 1),), tracing_mode="fake")(torch.ones(64))
+    found = {}
+    for numerics in ("eager", "fast"):
+        options = LowerOptions(numerics=numerics, processor="triton-interpreter")
+        program = compile_to_program(graph, options=options).program
+        again = compiled_from_json(compiled_to_json(program))
+        (kernel,) = kernels_of(again)
+        found[numerics] = kernel.source.fast, "divide_fast" in kernel.source.text, TRITON_INTERPRETER.key(options)
+    assert found["eager"][:2] == (False, False) and found["fast"][:2] == (True, True)
+    assert found["eager"][2] != found["fast"][2]
+
+
+def sums(rows: int, columns: int, strides: str, dtype: str, short: str, over: str) -> Program:
+    """The sum over the first (``r0, i0``) or the last (``i0, r0``) dimension."""
+    outer, inner = (columns, rows) if over == "r0, i0" else (rows, columns)
+    return parse_program(f"""\
+aotkit-ir 2
+program sums
+input x
+buffer x : {dtype}[{rows}, {columns}] strides [{strides}] input on cpu
+buffer y : float32[{outer}] strides [1] output on cpu
+loop sums(i0 < {outer}):
+  stage(r0 < {inner}):
+    %v0 = load x[{over}] : {short}
+    %v1 = cast %v0 : f32
+    %v2 = reduce sum %v1 : f32
+  stage():
+    store y[i0] = %v2
+return y
+""")
+
+
+@pytest.mark.parametrize(("dtype", "short"), [("bfloat16", "bf16"), ("float32", "f32"), ("float64", "f64")])
+@pytest.mark.parametrize("rows", [512, 8192, 20000])
+def test_columns_are_summed_128_bytes_of_a_row_at_once(dtype: str, short: str, rows: int) -> None:
+    (source,) = sources(sums(rows, 30528, "30528, 1", dtype, short, "r0, i0"))
+    width = {"bf16": 64, "f32": 32, "f64": 16}[short]
+    assert source.config.block("XBLOCK") >= width and not source.persistent
+    cubin = compile_kernel(source, 90, keep_ptx=True)
+    assert set(vector_bytes(cubin.ptx)) == {16} and resource_facts(cubin).spills == 0
+
+
+def test_rows_that_are_contiguous_are_held_as_before() -> None:
+    (source,) = sources(sums(8192, 1024, "1024, 1", "bfloat16", "bf16", "i0, r0"))
+    assert source.persistent and source.config.block("XBLOCK") == 1
+    turned = sums(1024, 8192, "1, 1024", "bfloat16", "bf16", "r0, i0")  # the same memory, by its other name
+    (source,) = sources(turned)
+    assert source.persistent and source.config.block("XBLOCK") == 1
+
+
+def test_a_value_of_each_row_does_not_make_columns_rows() -> None:
+    """A factor that lies along the sum is as contiguous as can be, and hardly any bytes."""
+    text = print_program(sums(8192, 3072, "3072, 1", "bfloat16", "bf16", "r0, i0"))
+    text = text.replace("input x\n", "input x\ninput w\nbuffer w : float32[8192] strides [1] input on cpu\n", 1)
+    text = text.replace("    %v1 = cast %v0 : f32\n", "    %v3 = cast %v0 : f32\n    %v4 = load w[r0] : f32\n")
+    text = text.replace("    %v2 = ", "    %v1 = mul %v3, %v4 : f32\n    %v2 = ")
+    (source,) = sources(parse_program(text))
+    assert source.config.block("XBLOCK") == 64 and not source.persistent
+
+
+def test_a_tile_of_one_column_moves_sixteen_times_what_it_needs() -> None:
+    program = sums(8192, 30528, "30528, 1", "bfloat16", "bf16", "r0, i0")
+    (nest,) = (step for step in program.steps if isinstance(step, LoopNest))
+    kernel = kernel_of(nest, {b.name: b for b in program.buffers}, {})
+    looped = [nest for nest in perfect_nests(kernel) if nest.loops]
+    grid = kernel.grid[0].symbol
+    assert narrowest(kernel, looped, {grid: 1}) == 2
+    assert moved_bytes(kernel, looped, {grid: 1}, 8192, True) == 32 + 16
+    assert moved_bytes(kernel, looped, {grid: 64}, 64, False) == (128 + 16) / 64
+    assert moved_bytes(kernel, looped, {grid: 8}, 512, True) == (32 + 16) / 8
 
 
 @pytest.mark.parametrize("seed", [3, 5])
@@ -546,7 +642,7 @@ def test_a_kernel_may_be_called_what_a_device_function_is() -> None:
         assert isinstance(nest, LoopNest)
         buffers = {b.name: b for b in program.buffers}
         kernel = kernel_of(replace(nest, name=name), buffers, {})
-        source = emit_kernel(kernel, extents_of(program.buffers))
+        source = emit_kernel(kernel)
         assert source.name == f"{name}_kernel"
         x, y = torch.arange(5.0), torch.zeros(5)
         interpret_kernel(source, {"x": x, "y": y})

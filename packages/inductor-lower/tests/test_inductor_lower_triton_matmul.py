@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -182,6 +183,36 @@ def test_the_fastest_candidate_wins_and_spilling_and_failing_ones_are_left_out()
     assert choose(sources, 90, None, compiler, facts).source is sources[2]  # the first that compiles and does not spill
     with pytest.raises(TritonError, match="no candidate compiles: too large"):
         choose((broken,), 90, timer, compiler, facts)
+
+
+def test_candidates_are_compiled_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    lowered = lower(lambda x: (x * 2 + 1,), [torch.empty(64, 1024)])
+    (kernel,) = render_program(lowered.scheduled, tune=True).kernels
+    sources = (kernel.source, *kernel.alternatives)[:4]
+    monkeypatch.setattr("os.cpu_count", lambda: 4)
+    together = threading.Barrier(4)
+
+    def compiler(source: KernelSource, arch: int) -> Cubin:
+        together.wait(timeout=60)  # broken, and an error, if one waits for another
+        return fake_cubin(source, arch)
+
+    choice = choose(sources, 90, lambda source, cubin: 1e-6, compiler, lambda cubin: KernelFacts(32, 0, 0, 0))
+    assert choice.source is sources[0] and len(choice.tried) == 4
+
+
+def test_without_the_tool_that_tells_of_spills_the_timer_chooses(monkeypatch: pytest.MonkeyPatch) -> None:
+    lowered = lower(lambda x: (x * 2 + 1,), [torch.empty(64, 1024)])
+    (kernel,) = render_program(lowered.scheduled, tune=True).kernels
+    sources = (kernel.source, *kernel.alternatives)
+
+    def missing(*args: object, **options: object) -> None:
+        raise FileNotFoundError("cuobjdump")
+
+    monkeypatch.setattr("subprocess.run", missing)
+    with pytest.raises(TritonError, match="cuobjdump does not run"):
+        resource_facts(fake_cubin(sources[0], 90))
+    choice = choose(sources, 90, lambda source, cubin: 1e-6 if source is sources[2] else 2e-6, fake_cubin)
+    assert choice.source is sources[2]
 
 
 @pytest.mark.covers("F5e.3", "F7.20")

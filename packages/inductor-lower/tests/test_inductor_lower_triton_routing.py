@@ -332,6 +332,16 @@ def test_products_in_float32_on_tensor_cores_are_told_of_once_and_not_where_they
     assert told == {"highest": [Tf32Advice], "high": [], "no product": []}
 
 
+@pytest.mark.usefixtures("device")
+def test_that_advice_is_no_error_under_the_filters_of_this_repository() -> None:
+    def product(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return (x @ y.t() + 1,)
+
+    assert torch.get_float32_matmul_precision() == "highest"
+    tell_tf32.cache_clear()
+    compile_graph(traced(product, "cuda:0", "cuda:0"))
+
+
 @pytest.mark.covers("F5a.13")
 @pytest.mark.usefixtures("device")
 def test_bfloat16_on_a_device_without_it_is_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:

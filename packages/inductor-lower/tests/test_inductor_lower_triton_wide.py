@@ -200,6 +200,62 @@ return y
     assert "ld.global" in ptx and any(rows_ - 4096 <= end <= rows_ for end in ends), ends
 
 
+FEW_OFFSETS = {
+    # (buffers, loop): 2^33 iterations of a sum of pairs; a corner of a large memory; the product of two long matrices
+    "many iterations": (
+        "x : float32[131072] strides [1]",
+        "w : float32[65536] strides [1]",
+        "y : float32[131072] strides [1]",
+        "i0 < 131072",
+        "r0 < 65536",
+        ("i0", "r0", "i0"),
+    ),
+    "a corner": (
+        f"x : float32[3, {ROW}] strides [{ROW}, 1]",
+        "w : float32[64] strides [1]",
+        "y : float32[64] strides [1]",
+        "i0 < 64",
+        "r0 < 64",
+        ("0, i0", "r0", "i0"),
+    ),
+    "a product": (
+        "x : float32[4096, 4096] strides [4096, 1]",
+        "w : float32[4096, 4096] strides [4096, 1]",
+        "y : float32[4096, 4096] strides [4096, 1]",
+        "i0 < 4096, i1 < 4096",
+        "r0 < 4096",
+        ("i0, r0", "r0, i1", "i0, i1"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FEW_OFFSETS)
+def test_offsets_count_and_neither_iterations_nor_memory_around_them(name: str) -> None:
+    x, w, y, grid, inner, (at_x, at_w, at_y) = FEW_OFFSETS[name]
+    (kernel,) = render_program(
+        parse_program(f"""\
+aotkit-ir 2
+program few
+input x
+input w
+buffer {x} input on cpu
+buffer {w} input on cpu
+buffer {y} output on cpu
+loop few({grid}):
+  stage({inner}):
+    %v0 = load x[{at_x}] : f32
+    %v1 = load w[{at_w}] : f32
+    %v2 = mul %v0, %v1 : f32
+    %v3 = reduce sum %v2 : f32
+  stage():
+    store y[{at_y}] = %v3
+return y
+""")
+    ).kernels
+    assert "int64" not in kernel.source.text
+    assert compile_kernel(kernel.source, 90).code
+
+
 def test_more_program_instances_than_a_launch_has_are_refused() -> None:
     f = lambda x: (x.sum(1),)
     graph = make_fx(f, decompositions(), tracing_mode="symbolic")(torch.ones(4, 4))

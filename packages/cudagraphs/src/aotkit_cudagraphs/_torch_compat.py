@@ -2,9 +2,24 @@
 
 from __future__ import annotations
 
+import ctypes
+import inspect
+import sys
 from typing import Any
 
 import torch
+
+
+def stash_in_thread(key: str, value: object) -> None:
+    """Keep `value` among the calling thread's objects, which torch hands to the threads of autograd.
+
+    Torch gives a reference back when the thread ends. Before 2.13 it takes none: without one of ours it would be left
+    with the address of a dead object.
+    """
+    references = sys.getrefcount(value)
+    torch._C._stash_obj_in_tls(key, value)
+    if sys.getrefcount(value) == references:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(value))
 
 
 def cuda_function(name: str) -> Any:
@@ -20,3 +35,15 @@ def cuda_function(name: str) -> Any:
             "use a CUDA build of torch 2.11 to 2.15"
         )
     return found
+
+
+def memory_segments(pool: Any) -> list[Any]:
+    """Segments of the caching allocator in the pool with this handle.
+
+    Torch describes that pool alone, and without the history of allocations, from the version on that can do so: a
+    description of all of a large process takes longer than making a recording does.
+    """
+    wanted = {"mempool_id": pool, "include_traces": False}
+    known = inspect.signature(torch.cuda.memory_snapshot).parameters
+    segments = torch.cuda.memory_snapshot(**{name: value for name, value in wanted.items() if name in known})
+    return [segment for segment in segments if tuple(segment["segment_pool_id"]) == tuple(pool)]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -12,7 +11,9 @@ from typing import Any, TypeVar
 
 import torch
 
-from ._torch_compat import cuda_function
+from ._torch_compat import cuda_function, memory_segments
+from .attempt import record
+from .cuda_attempt import CudaAttempt
 from .reasons import CaptureError
 
 T = TypeVar("T")
@@ -91,12 +92,8 @@ class CudaDriver:
 
     def new_pool(self) -> CudaPool:
         """A private pool, kept by an empty recording until nothing refers to it."""
-        handle, graph = torch.cuda.graph_pool_handle(), torch.cuda.CUDAGraph()
-        stream = torch.cuda.Stream(self._device)
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message=".*graph is empty.*")
-            with torch.cuda.graph(graph, pool=handle, stream=stream, capture_error_mode="thread_local"):
-                pass
+        handle = torch.cuda.graph_pool_handle()
+        graph, _ = self._record(lambda: None, handle, torch.cuda.Stream(self._device))
         return CudaPool(handle, graph)
 
     @contextlib.contextmanager
@@ -117,16 +114,16 @@ class CudaDriver:
 
     def pool_bytes(self, pool: CudaPool) -> int:
         """Bytes of the pool's segments that are allocated now."""
-        return sum(int(segment["allocated_size"]) for segment in self._segments(pool))
+        return sum(int(segment["allocated_size"]) for segment in memory_segments(pool.handle))
 
     def reserved_bytes(self, pool: CudaPool) -> int:
         """Bytes of the pool's segments."""
-        return sum(int(segment["total_size"]) for segment in self._segments(pool))
+        return sum(int(segment["total_size"]) for segment in memory_segments(pool.handle))
 
     def live_blocks(self, pool: CudaPool) -> dict[int, int]:
         """Address and requested bytes of allocated blocks."""
         found: dict[int, int] = {}
-        for segment in self._segments(pool):
+        for segment in memory_segments(pool.handle):
             address = int(segment["address"])
             for block in segment["blocks"]:
                 if block["state"] == "active_allocated":
@@ -172,10 +169,6 @@ class CudaDriver:
         on = enabled() if enabled is not None else "PYTORCH_NO_CUDA_MEMORY_CACHING" not in os.environ
         return None if on else "torch's caching allocator is off"
 
-    def _segments(self, pool: CudaPool) -> list[Any]:
-        segments = torch.cuda.memory_snapshot()
-        return [segment for segment in segments if tuple(segment["segment_pool_id"]) == tuple(pool.handle)]
-
     def allocate(self, nbytes: int) -> torch.Tensor:
         """From the caching allocator."""
         return torch.empty(nbytes, dtype=torch.uint8, device=self._device)
@@ -185,22 +178,28 @@ class CudaDriver:
         tensor.untyped_storage().resize_(0)
 
     def capture(self, fn: Callable[[], T], *, pool: CudaPool, stream: Any) -> tuple[torch.cuda.CUDAGraph, T]:
-        """Capture under torch.cuda.graph; other threads may go on using the device.
+        """Capture into a graph; other threads may go on using the device.
 
         Workspaces of cuBLAS are dropped before, so that recorded work never points to one that a later drop frees, and
         after, so that they are not left in the pool: a replay uses the memory they had.
         """
-        graph = torch.cuda.CUDAGraph()
         clear_workspaces = cuda_function("_cuda_clearCublasWorkspaces")
         clear_workspaces()
         try:
-            with torch.cuda.graph(graph, pool=pool.handle, stream=stream, capture_error_mode="thread_local"):
-                result = fn()
+            return self._record(fn, pool.handle, stream)
         except RuntimeError as error:  # torch.AcceleratorError is one
             raise CaptureError(f"the CUDA stream capture failed: {error}") from error
         finally:
             clear_workspaces()
-        return graph, result
+
+    def _record(self, fn: Callable[[], T], handle: Any, stream: Any) -> tuple[torch.cuda.CUDAGraph, T]:
+        """As torch.cuda.graph does it, but for what that leaves behind when a capture fails."""
+        torch.cuda.synchronize(self._device)
+        torch.cuda.empty_cache()  # a capture can't free what other pools hold when it needs memory
+        with torch.cuda.stream(stream):
+            attempt = CudaAttempt(handle, self._device.index)
+            result = record(attempt, fn)
+        return attempt.graph, result
 
     def replay(self, recording: Any) -> None:
         """Launch the graph on the current stream."""

@@ -84,8 +84,8 @@ class Pool:
 
     def attribute_growth(self) -> int:
         """Bytes that the pool grew by since the last call."""
-        grown, self.attributed_bytes = self.reserved_bytes - self.attributed_bytes, self.reserved_bytes
-        return grown
+        before, self.attributed_bytes = self.attributed_bytes, self.reserved_bytes
+        return self.attributed_bytes - before
 
     def release(self) -> None:
         """Give the memory back once no result in it is in use; happens by itself when the pool object dies."""

@@ -21,6 +21,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
+from .attempt import record
 from .dispatch import map_tensors, tensors_in, written_tensors
 from .reasons import CaptureError
 from .simulated_pool import PoolState, SimulatedMemoryError, SimulatedPool
@@ -205,24 +206,14 @@ class SimulatedDriver:
         self, fn: Callable[[], T], *, pool: SimulatedPool, stream: SimulatedStream
     ) -> tuple[SimulatedRecording, T]:
         """Record `fn`; see Note [Simulated capture]."""
-        recording = SimulatedRecording(pool)
-        mode = _CaptureMode(self, pool, recording)
-        # What the callable frees, it may allocate anew and write; on a device, nothing is written during a capture.
-        before_capture = [(address, pool.read(address, block.size)) for address, block in pool.blocks()]
         before, self._clocks.current = self._clocks.current, stream
-        self.synchronize()  # as torch.cuda.graph does
+        self.synchronize()  # as a capture on a device does first
         try:
-            with self.preserve_rng(), mode:
-                result = fn()
-            recording.results = [(address, block.size) for address, block in pool.blocks() if address in recording.own]
+            attempt = _SimulatedAttempt(self, pool)
+            result = record(attempt, fn)
         finally:
             self._clocks.current = before
-            mode.undo()
-            for address, contents in before_capture:
-                pool.write(address, contents)
-            for address, _ in recording.results:
-                pool.keep_quiet(address)
-        return recording, result
+        return attempt.recording, result
 
     def replay(self, recording: SimulatedRecording) -> None:
         """Run the recorded calls on the memory at the recorded addresses.
@@ -268,6 +259,52 @@ class SimulatedDriver:
         self.issued(call.func, args, kwargs, placed)
 
 
+class _SimulatedAttempt:
+    """See `attempt.Attempt`. As on a device, `end` fails half-way if anything could not be recorded."""
+
+    def __init__(self, driver: SimulatedDriver, pool: SimulatedPool) -> None:
+        self.recording = SimulatedRecording(pool)
+        self._pool = pool
+        self._mode = _CaptureMode(driver, pool, self.recording)
+        self._stack = contextlib.ExitStack()
+        self._driver = driver
+        self._contents: list[tuple[int, torch.Tensor]] = []
+        self._has_begun = False
+
+    def begin(self) -> None:
+        """From now on ATen calls are recorded."""
+        self._pool.begin_recording()
+        self._has_begun = True
+        # What the callable frees, it may allocate anew and write; on a device, nothing is written during a capture.
+        self._contents = [(address, self._pool.read(address, block.size)) for address, block in self._pool.blocks()]
+        self._stack.enter_context(self._driver.preserve_rng())
+        self._stack.enter_context(self._mode)
+
+    def end(self) -> None:
+        """Nothing has run. Raises `CaptureError` after a call that could not be recorded, whoever caught its error."""
+        if self._mode.refused is not None:
+            raise CaptureError(f"the recording is invalid since this: {self._mode.refused}")
+        self._stack.close()
+        own, blocks = self.recording.own, self._pool.blocks()
+        self.recording.results = [(address, block.size) for address, block in blocks if address in own]
+        self._undo()
+
+    def abandon(self) -> bool:
+        """Nothing has run, and nothing is recorded."""
+        if self._has_begun:
+            self._stack.close()
+            self._undo()
+        return self._mode.refused is None
+
+    def _undo(self) -> None:
+        self._pool.end_recording()
+        self._mode.undo()
+        for address, contents in self._contents:
+            self._pool.write(address, contents)
+        for address, _ in self.recording.results:
+            self._pool.keep_quiet(address)
+
+
 class _DeviceMode(TorchDispatchMode):
     """Work on the simulated device: results go to a pool if one is in use, stream order is checked."""
 
@@ -296,9 +333,16 @@ class _CaptureMode(_DeviceMode):
         super().__init__(driver, pool)
         self._recording = recording
         self._saved: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
+        self.refused: str | None = None
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-        kwargs = kwargs or {}
+        try:
+            return self._recorded(func, args, kwargs or {})
+        except CaptureError as error:
+            self.refused = str(error)
+            raise
+
+    def _recorded(self, func: Any, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
         _refuse_uncapturable(func)
         recording = self._recording
         for tensor in tensors_in([*args, *kwargs.values()]):

@@ -67,6 +67,17 @@ class SimulatedPool:
         self._blocks: dict[int, tuple[Block, StorageWeakRef]] = {}
         self.peak_bytes = 0
         self.extent = 0
+        self.is_recorded_to = False
+
+    def begin_recording(self) -> None:
+        """A recording begins to allocate here. Raises `SimulatedMemoryError` if another one never ended."""
+        if self.is_recorded_to:
+            raise SimulatedMemoryError("another recording allocates in this pool, and was neither ended nor abandoned")
+        self.is_recorded_to = True
+
+    def end_recording(self) -> None:
+        """The recording ended."""
+        self.is_recorded_to = False
 
     @property
     def live_bytes(self) -> int:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from ._observer import SILENT, Observer
+from ._torch_compat import stash_in_thread
 from .cuda_driver import CudaDriver
 from .driver import DeviceDriver
 from .functions import Function, Role
@@ -116,7 +117,7 @@ class CudagraphTrees:
     def manager(self) -> TreeManager:
         """The calling thread's manager."""
         if not torch._C._is_key_in_tls(_THREAD_KEY):
-            torch._C._stash_obj_in_tls(_THREAD_KEY, _Thread())
+            stash_in_thread(_THREAD_KEY, _Thread())
         thread = torch._C._get_obj_in_tls(_THREAD_KEY)
         manager = self._managers.get(thread)
         if manager is None:

@@ -18,7 +18,8 @@ class LowerOptions:
     """How a graph is compiled. All fields change the output, so all of them belong in a cache key; but for
     ``check_inputs``: a call looks at types, sizes and strides of its arguments. Off, the caller vouches for them.
 
-    ``numerics``: ``"eager"`` rounds where eager rounds; ``"fast"`` permits fewer rounding points (none is dropped yet).
+    ``numerics``: ``"eager"`` rounds where eager rounds; ``"fast"`` permits fewer rounding points: kernels on a
+    CUDA device round a product and the sum that it goes into once, and quotients and square roots not to nearest.
     ``rng``: ``"eager"`` leaves random ops ATen calls in program order; with ``"fast"`` kernels make most random
     numbers, from seeds that one call per graph draws.
     ``redzones``: watch the memory of every call (slow): a write beside a buffer raises, and what is read before it was

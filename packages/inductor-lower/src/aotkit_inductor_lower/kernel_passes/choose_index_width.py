@@ -8,7 +8,7 @@ from dataclasses import replace
 from ..ir import DType
 from ..kernel_ir.bounds import hint
 from ..kernel_ir.nodes import Kernel
-from ..kernel_ir.walk import all_loops, expressions, memories, perfect_nests
+from ..kernel_ir.walk import all_loops, expressions, perfect_nests
 from ..symbolic import Expr, Symbol, SymbolKind, product, to_expr
 
 __all__ = ["choose_index_width"]
@@ -17,12 +17,17 @@ _LIMIT = 2**31 - 2**20  # room for the last block
 _UNKNOWN = 4096  # what an unknown size counts as
 
 
-def choose_index_width(kernel: Kernel, extents: Mapping[str, Expr]) -> Kernel:
-    """The kernel with 32 bits for its offsets where those do. ``extents``: how many elements each memory has."""
-    return replace(kernel, index_type=DType.I64 if _is_large(kernel, extents) else DType.I32)
+def choose_index_width(kernel: Kernel) -> Kernel:
+    """The kernel with 32 bits for its offsets where those do.
+
+    Each offset and each position along a loop (along all loops of a nest, which are counted through) is looked at, and
+    nothing else: how often the body runs in all, and how large the memory around what is accessed is, is no number of
+    the kernel.
+    """
+    return replace(kernel, index_type=DType.I64 if _is_large(kernel) else DType.I32)
 
 
-def _is_large(kernel: Kernel, extents: Mapping[str, Expr]) -> bool:
+def _is_large(kernel: Kernel) -> bool:
     """Whether an offset or a count might pass 2^31: it does not if all sizes are known and small."""
     sizes = {Symbol(loop.symbol): loop.extent for loop in all_loops(kernel)}
     if any(size.constant is None for size in sizes.values()):
@@ -30,14 +35,9 @@ def _is_large(kernel: Kernel, extents: Mapping[str, Expr]) -> bool:
     total = hint(product(loop.extent for loop in kernel.grid))
     if any(total * hint(row.extent, _UNKNOWN) >= _LIMIT for row in kernel.scratch):
         return True
-    if total * max((hint(nest.extent) for nest in perfect_nests(kernel)), default=1) >= _LIMIT:
+    if any(hint(size) >= _LIMIT for size in (*sizes.values(), *(nest.extent for nest in perfect_nests(kernel)))):
         return True
-    if any(_magnitude(expr, sizes) >= _LIMIT for expr in expressions(kernel)):
-        return True
-    return any(hint(extents.get(param.name, _ONE), _UNKNOWN) >= _LIMIT for param in memories(kernel))
-
-
-_ONE = to_expr(1)
+    return any(_magnitude(expr, sizes) >= _LIMIT for expr in expressions(kernel))
 
 
 def _magnitude(expr: Expr, sizes: Mapping[Symbol, Expr]) -> float:

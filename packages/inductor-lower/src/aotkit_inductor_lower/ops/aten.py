@@ -12,6 +12,7 @@ from .fixups import FIX_UPS
 __all__ = [
     "addresses_storage",
     "is_creation",
+    "is_opaque_result",
     "is_random",
     "is_view",
     "library_reason",
@@ -35,7 +36,8 @@ _FAMILIES = {
         _scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_attention_math
         _scaled_dot_product_flash_attention_for_cpu_backward _scaled_dot_product_flash_attention
         _scaled_dot_product_efficient_attention scaled_dot_product_attention
-        _scaled_dot_product_fused_attention_overrideable
+        _scaled_dot_product_fused_attention_overrideable _scaled_dot_product_cudnn_attention
+        _flash_attention_forward _efficient_attention_forward _cudnn_attention_forward
     """,
     "pooling by random windows is left to ATen": """
         fractional_max_pool2d fractional_max_pool3d
@@ -55,6 +57,21 @@ _OUT = {
     "aten.baddbmm.default": "aten.baddbmm.out",
 }
 _FRESH = {"mkldnn._linear_pointwise.default", *FIX_UPS}  # outside aten, and known to give new memory or none
+#: Results that only the op's own backward reads, by their names in the schema, or by position where they have none.
+#: Their fake kernels don't say what every library's kernel returns there (on CUDA less than elsewhere).
+_OPAQUE = """
+    logsumexp log_sumexp softmax_logsumexp rng_state unused philox_seed philox_offset debug_attn_mask
+    cum_seq_q cum_seq_k
+"""
+_OPAQUE_NAMES = frozenset(_OPAQUE.split())
+_OPAQUE_POSITIONS = {
+    "aten._cudnn_rnn.default": (3, 4),
+    "aten.miopen_rnn.default": (3, 4),
+    "aten.mkldnn_rnn_layer.default": (3,),
+    "aten.cudnn_batch_norm.default": (3,),
+    "aten._batch_norm_with_update.default": (3,),
+    "aten._batch_norm_with_update_functional.default": (3,),
+}
 
 
 def library_reason(node: Node) -> str | None:
@@ -133,6 +150,16 @@ def addresses_storage(target: str) -> bool:
         return any(argument.name == "storage_offset" for argument in resolve_target(target)._schema.arguments)
     except LookupError:
         return False
+
+
+@functools.cache
+def is_opaque_result(target: str, position: int) -> bool:
+    """Whether a result is for the op's own backward only, in whatever form the library that computes it has it."""
+    if position in _OPAQUE_POSITIONS.get(target, ()):
+        return True
+    returns = resolve_target(target)._schema.returns
+    is_attention = target.startswith("aten.") and "attention" in target
+    return is_attention and position < len(returns) and returns[position].name in _OPAQUE_NAMES
 
 
 def returns_several(target: str) -> bool:

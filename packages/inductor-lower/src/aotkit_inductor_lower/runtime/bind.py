@@ -126,23 +126,41 @@ def _guarded(call: Boxed, guard: Callable[[], Any]) -> Boxed:
 
 
 def _realigner(plan: LaunchPlan, alignment: Alignment, call: Boxed) -> Boxed:
-    """Calls again with copies of the inputs that are not aligned; what the graph wrote is copied back."""
+    """Calls again with copies of the inputs that are not aligned; what the graph wrote is copied back, and where a copy
+    comes back, or a view of one, the caller gets that of the input."""
     position = {name: k for k, name in enumerate(plan.inputs)}
 
     def realigned(args: list[Any]) -> list[Any]:
+        copies: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         back = []
         for name in alignment.inputs:
             given = args[position[name]]
             if given.data_ptr() % alignment.nbytes:
                 args[position[name]] = copy = aligned_copy(given)
+                copies[copy.untyped_storage()._cdata] = given, copy
                 if name in alignment.written:
                     back.append((given, copy))
         results = call(args)
         for given, copy in back:
             given.copy_(copy)
-        return results
+        return [_of_the_original(result, copies) for result in results]
 
     return realigned
+
+
+def _of_the_original(result: Any, copies: Mapping[int, tuple[torch.Tensor, torch.Tensor]]) -> Any:
+    found = copies.get(result.untyped_storage()._cdata) if _has_storage(result) else None
+    if found is None:
+        return result
+    given, copy = found
+    if result is copy:
+        return given
+    offset = given.storage_offset() + result.storage_offset() - copy.storage_offset()
+    return torch.as_strided(given, result.shape, result.stride(), offset)
+
+
+def _has_storage(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.layout is torch.strided
 
 
 def _place(empty: torch.Tensor) -> int:

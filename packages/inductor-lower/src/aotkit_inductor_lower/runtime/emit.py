@@ -20,7 +20,7 @@ from ..launch_plan.records import (
     ReuseBuffer,
     View,
 )
-from ..ops.aten import returns_several
+from ..ops.aten import is_opaque_result, returns_several
 from ..ops.fixups import FIX_UPS
 from ..symbolic import Call, Expr, Symbol, to_expr
 from .frame import arena_views, torch_dtype
@@ -60,6 +60,8 @@ class PlanEmitter:
         self.uses_frame = redzones or bool(plan.arena) or any(isinstance(s, CallSegment) for s in plan.steps)
         self.wanted = wanted_tensors(plan)
         self.framed = arena_views(plan).keys()
+        viewed = {step.base for step in plan.steps if isinstance(step, View | ReuseBuffer)}
+        self.seen = viewed | self.slot.keys()  # by others than ATen
         self.tensor_names = {b.name: f"b_{_safe(b.name)}" for b in plan.buffers}
         self.tensor_names.update({b.name: f"constant_{_safe(b.name)}" for b in plan.buffers if b.storage == "constant"})
         self.tensor_names.update({name: f"tensors[{k}]" for k, name in enumerate(self.wanted)})
@@ -220,10 +222,11 @@ class PlanEmitter:
             self.lines.append(f"{', '.join(names)}{',' if len(names) == 1 else ''} = {call}")
         else:
             self.lines.append(f"{names[0]} = {call}")
-        for result in step.results:
-            if result is not None:
-                self._conform(result, step.target)
-                self._write_slot(result)
+        for position, result in enumerate(step.results):
+            if result is None or (result not in self.seen and is_opaque_result(step.target, position)):
+                continue
+            self._conform(result, step.target)
+            self._write_slot(result)
 
     def _conform(self, result: str, target: str) -> None:
         """Generated code reads memory by the strides and type of the fake value, so the real one must have them, and

@@ -7,12 +7,11 @@ Note [Where a choice is kept]
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from ...kernel_ir.nodes import Kernel
-from ...symbolic import Expr
-from .compile import KernelFacts, compile_kernel, resource_facts
+from .compile import KernelFacts, compile_all, compile_kernel, resource_facts
 from .errors import TritonError
 from .map_loops import TileLimits
 from .records import Config, Cubin, KernelSource
@@ -57,12 +56,13 @@ class Choice:
 
 
 def candidates(
-    kernel: Kernel, extents: Mapping[str, Expr], limits: Sequence[TileLimits] = _LIMITS, asserts: bool = True
+    kernel: Kernel, limits: Sequence[TileLimits] = _LIMITS, asserts: bool = True, fast: bool = False
 ) -> tuple[KernelSource, ...]:
-    """Different sources for one kernel, the heuristic's first; ``asserts`` as in :func:`~.kernel.emit_kernel`."""
+    """Different sources for one kernel, the heuristic's first; ``asserts`` and ``fast`` as in
+    :func:`~.kernel.emit_kernel`."""
     found: dict[tuple[str, Config], KernelSource] = {}
     for limit in limits:
-        source = emit_kernel(kernel, extents, limit, asserts)
+        source = emit_kernel(kernel, limit, asserts, fast)
         for factor in _WARPS if source.grid else (1,):
             config = replace(source.config, num_warps=min(16, source.config.num_warps * factor))
             found.setdefault((source.text, config), replace(source, config=config))
@@ -76,18 +76,17 @@ def choose(
     compiler: Callable[[KernelSource, int], Cubin] = compile_kernel,
     facts: Callable[[Cubin], KernelFacts] = resource_facts,
 ) -> Choice:
-    """The fastest of the candidates that compile and do not spill. Without a ``timer`` the first of them, and nothing
-    else is compiled. If all spill, the one that spills least. Raises :class:`~.errors.TritonError` if none compiles."""
+    """The fastest of the candidates that compile and do not spill. Without a ``timer`` the first of them. If all spill,
+    the one that spills least; where nothing tells, none counts as spilling. Raises :class:`~.errors.TritonError` if
+    none compiles."""
     tried: list[Candidate] = []
     good: list[tuple[float, int, KernelSource, Cubin]] = []
     spilling: list[tuple[int, int, KernelSource, Cubin]] = []
-    for position, source in enumerate(sources):
-        try:
-            cubin = compiler(source, arch)
-        except TritonError as error:
-            tried.append(Candidate(source.config, None, str(error)))
+    for position, (source, cubin) in enumerate(zip(sources, compile_all(sources, arch, compiler), strict=True)):
+        if isinstance(cubin, TritonError):
+            tried.append(Candidate(source.config, None, str(cubin)))
             continue
-        spills = facts(cubin).spills
+        spills = _spills(cubin, facts)
         if spills:
             tried.append(Candidate(source.config, None, f"spills {spills} bytes"))
             spilling.append((spills, position, source, cubin))
@@ -106,3 +105,11 @@ def choose(
         raise TritonError("no candidate compiles: " + "; ".join(c.reason for c in tried))
     _, _, source, cubin = ranked[0]
     return Choice(source, cubin, tuple(tried))
+
+
+def _spills(cubin: Cubin, facts: Callable[[Cubin], KernelFacts]) -> int:
+    """Bytes; 0 where the tool that tells is missing: a timer finds the slow ones too."""
+    try:
+        return facts(cubin).spills
+    except TritonError:
+        return 0

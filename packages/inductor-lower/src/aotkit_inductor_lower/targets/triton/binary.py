@@ -118,6 +118,7 @@ def _source_out(source: KernelSource) -> dict[str, Any]:
         "config": _config_out(source.config),
         "checks": source.checks,
         "persistent": source.persistent,
+        "fast": source.fast,
     }
 
 
@@ -128,7 +129,8 @@ def _source_in(data: dict[str, Any]) -> KernelSource:
     )
     grid = tuple((parse_expr(size), block) for size, block in data["grid"])
     config = _config_in(data["config"])
-    return KernelSource(data["name"], data["text"], arguments, grid, config, data["checks"], data["persistent"])
+    facts = data["checks"], data["persistent"], data.get("fast", False)  # older programs have none that is
+    return KernelSource(data["name"], data["text"], arguments, grid, config, *facts)
 
 
 def _kernel_in(data: dict[str, Any], code: bytes) -> TritonKernel:

@@ -7,6 +7,7 @@ from ...ir import Program
 from ...kernel_ir.nodes import KernelModule
 from ...kernel_passes.linearize import extents_of
 from ...launch_plan import CompiledProgram
+from ...options import LowerOptions
 from ...passes import stage
 from .checks import advise_tf32, check_types
 from .generate import Rendered, assemble, render_program, to_program
@@ -24,12 +25,13 @@ def build(
     *,
     tune: bool,
     tf32: bool,
-    asserts: bool,
+    options: LowerOptions,
     observer: Observer | None,
 ) -> CompiledProgram:
     """The compiled program, for ``sm_<arch>``; ``None`` leaves its kernels to the interpreter. For the others see
     :func:`.generate.render_program`."""
-    rendered = render_program(program, device, kernels, tune=tune, tf32=tf32, asserts=asserts)
+    asserts, fast = options.index_asserts, options.numerics == "fast"
+    rendered = render_program(program, device, kernels, tune=tune, tf32=tf32, asserts=asserts, fast=fast)
     if observer is not None:
         observer.dump(program.name, "kernels", lambda: _texts(rendered))
     if arch is not None:

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ...ir import DType
+from .errors import TritonError
 from .jit import jit_function
 from .records import Config, Cubin, KernelArgument, KernelSource
 from .render.names import argument_name
 
-__all__ = ["Cubin", "KernelFacts", "compile_kernel", "resource_facts", "vector_bytes"]
+__all__ = ["Cubin", "KernelFacts", "compile_all", "compile_kernel", "resource_facts", "vector_bytes"]
 
 _TYPES: Mapping[DType, str] = {
     DType.F64: "fp64",
@@ -46,11 +49,10 @@ class KernelFacts:
 def compile_kernel(source: KernelSource, arch: int, *, config: Config | None = None, keep_ptx: bool = False) -> Cubin:
     """Compile for ``sm_<arch>``.
 
-    No option that changes results is left to Triton: nothing is contracted, subnormals stay. Raises
+    No option that changes results is left to Triton: nothing is contracted unless the source allows it, subnormals
+    stay. Raises
     :class:`~.errors.TritonMissing`, and :class:`~.errors.TritonError` where Triton refuses the kernel.
     """
-    from .errors import TritonError
-
     function = jit_function(source)
     import triton
     from triton.backends.compiler import GPUTarget
@@ -65,7 +67,7 @@ def compile_kernel(source: KernelSource, arch: int, *, config: Config | None = N
     options = {
         "num_warps": config.num_warps,
         "num_stages": config.num_stages,
-        "enable_fp_fusion": False,
+        "enable_fp_fusion": source.fast,
         "enable_reflect_ftz": False,
         "sanitize_overflow": False,
         "debug": source.checks,
@@ -78,6 +80,22 @@ def compile_kernel(source: KernelSource, arch: int, *, config: Config | None = N
     return _cubin(made, source, config, arch, keep_ptx)
 
 
+def compile_all(
+    sources: Sequence[KernelSource], arch: int, compiler: Callable[[KernelSource, int], Cubin] = compile_kernel
+) -> list[Cubin | TritonError]:
+    """Each source's cubin, or why there is none, as many at once as there are processors: most of the time goes to
+    processes that Triton starts."""
+
+    def attempt(source: KernelSource) -> Cubin | TritonError:
+        try:
+            return compiler(source, arch)
+        except TritonError as error:
+            return error
+
+    with ThreadPoolExecutor(max(1, min(len(sources), os.cpu_count() or 1))) as pool:
+        return list(pool.map(attempt, sources))
+
+
 def _cubin(made: Any, source: KernelSource, config: Config, arch: int, keep_ptx: bool) -> Cubin:
     ptx = made.asm["ptx"]
     entry = ptx[ptx.index(".entry") :]
@@ -85,8 +103,6 @@ def _cubin(made: Any, source: KernelSource, config: Config, arch: int, keep_ptx:
     hidden = parameters - len(source.arguments)
     meta = made.metadata
     if meta.global_scratch_size or meta.profile_scratch_size:
-        from .errors import TritonError
-
         raise TritonError(f"the kernel {source.name} asks for scratch memory of its own, which is not provided")
     threads = meta.num_warps * 32
     return Cubin(meta.name, made.asm["cubin"], arch, meta.shared, threads, hidden, config, ptx if keep_ptx else "")
@@ -107,7 +123,8 @@ _USAGE = re.compile(r"Function (\S+):\s*\n?\s*REG:(\d+) STACK:(\d+) SHARED:(\d+)
 
 
 def resource_facts(cubin: Cubin) -> KernelFacts:
-    """What the bundled ``cuobjdump`` says of a cubin. Raises ``FileNotFoundError`` if Triton has none."""
+    """What the bundled ``cuobjdump`` says of a cubin. Raises :class:`~.errors.TritonError` where Triton brings none, or
+    none that works."""
     import triton
 
     tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
@@ -115,14 +132,17 @@ def resource_facts(cubin: Cubin) -> KernelFacts:
         file.write(cubin.code)
         file.flush()
         command = [str(tool), "--dump-resource-usage", file.name]
-        text = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+        try:
+            text = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+        except (OSError, subprocess.SubprocessError) as error:
+            raise TritonError(f"Triton's cuobjdump does not run: {error}") from error
     for name, registers, stack, shared, local in _USAGE.findall(text):
         if name == cubin.name:
             return KernelFacts(int(registers), int(local), int(stack), int(shared))
-    raise ValueError(f"cuobjdump names no kernel {cubin.name}")
+    raise TritonError(f"cuobjdump names no kernel {cubin.name}")
 
 
-_ACCESS = re.compile(r"\b(ld|st)\.global(?:\.\w+)*?(?:\.v(\d))?\.[bfsu](\d+)\b")
+_ACCESS = re.compile(r"\b(ld|st)\.global(?:\.[\w:]+)*?(?:\.v(\d))?\.[bfsu](\d+)\b")
 
 
 def vector_bytes(ptx: str, kind: str = "ld") -> tuple[int, ...]:

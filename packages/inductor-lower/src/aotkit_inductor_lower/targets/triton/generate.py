@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from ...ir import Buffer, BufferKind, BufferRef, ExternCall, LoopNest, Program
 from ...kernel_ir.nodes import Kernel, KernelModule
-from ...kernel_passes.linearize import extents_of, linearize
+from ...kernel_passes.linearize import linearize
 from ...kernel_passes.normal_form import normalize
 from ...launch_plan import CompiledProgram, KernelRecord
 from ...memory.build_plan import build_plan
@@ -20,7 +20,7 @@ from ...ops.dtypes import torch_name
 from ...symbolic import Expr, to_expr
 from .autotune import Timer, candidates, choose
 from .binary import ZERO_SLOT, Contents, Launch, to_binary
-from .compile import compile_kernel
+from .compile import compile_all
 from .errors import TritonError
 from .map_loops import TileLimits
 from .records import KernelArgument, KernelSource, TritonKernel
@@ -65,21 +65,22 @@ def render_program(
     tune: bool = False,
     tf32: bool = False,
     asserts: bool = True,
+    fast: bool = False,
 ) -> Rendered:
     """Sources of ``kernels``, those of all nests of a program (in their normal form), for ``device``; nothing is
     compiled yet.
 
     ``tune`` adds alternatives to each kernel, for :func:`assemble` to choose from. ``tf32`` lets products of
     f32 matrices lose bits. ``asserts``: an index out of range stops the kernel, see :class:`~..options.LowerOptions`.
+    ``fast``: see :class:`~.records.KernelSource`.
 
     Raises :class:`~.errors.TritonError` for kernels over buffers on several devices.
     """
     _check_devices(program)
     storage = assign_storage(program, arena=False)  # torch's allocator is the arena on a device
     unaligned = _unaligned(program, storage)
-    extents = extents_of(program.buffers)
     of = {k.name: k for k in (normalize(linearize(program)) if kernels is None else kernels).kernels}
-    written = _Kernels(of, storage, unaligned, limits, device, tune, tf32, asserts, extents)
+    written = _Kernels(of, storage, unaligned, limits, device, tune, tf32, asserts, fast)
     parts = itertools.chain(*segments(program, storage))
     launches = tuple((s.function, tuple(map(written.launch, s.nests))) for s in parts)
     made = tuple(TritonKernel(*pair) for pair in zip(written.sources, written.alternatives, strict=True))
@@ -89,12 +90,17 @@ def render_program(
 def assemble(rendered: Rendered, arch: int, timer: Timer | None = None) -> Rendered:
     """With a cubin of each kernel for ``sm_<arch>``. With a ``timer`` the fastest of its alternatives is taken, and
     :attr:`~.records.TritonKernel.choice` says why."""
-    return replace(rendered, kernels=tuple(_assembled(kernel, arch, timer) for kernel in rendered.kernels))
+    if timer is not None:
+        return replace(rendered, kernels=tuple(_tuned(kernel, arch, timer) for kernel in rendered.kernels))
+    kernels = []
+    for kernel, cubin in zip(rendered.kernels, compile_all([k.source for k in rendered.kernels], arch), strict=True):
+        if isinstance(cubin, TritonError):
+            raise cubin
+        kernels.append(replace(kernel, cubin=cubin, alternatives=()))
+    return replace(rendered, kernels=tuple(kernels))
 
 
-def _assembled(kernel: TritonKernel, arch: int, timer: Timer | None) -> TritonKernel:
-    if timer is None:
-        return replace(kernel, cubin=compile_kernel(kernel.source, arch), alternatives=())
+def _tuned(kernel: TritonKernel, arch: int, timer: Timer) -> TritonKernel:
     choice = choose((kernel.source, *kernel.alternatives), arch, timer)
     return TritonKernel(choice.source, (), choice.cubin, str(choice))
 
@@ -147,13 +153,22 @@ def _check_devices(program: Program) -> None:
 
 
 def _unaligned(program: Program, storage: Storage) -> frozenset[str]:
-    """Memory that may begin anywhere: inputs that come back as outputs, which are not copied; and results that may be
-    views."""
-    found = {storage.root(o.name) for o in program.outputs if isinstance(o, BufferRef)}
+    """Memory that may begin anywhere, because it can't be copied where it does: results that may be views, and inputs
+    that may be seen through them; constants that come back as outputs, and inputs that come back as another type (other
+    inputs that come back are put in the place of their copies, see ``runtime.bind``)."""
+    views: set[str] = set()
+    found: set[str] = set()
     for step in program.steps:
         if isinstance(step, ExternCall) and may_alias_arguments(step.target):
-            found.update(r for r in step.results if r is not None)
+            views.update(r for r in step.results if r is not None)
             found.update(storage.root(a.name) for a in step.args if isinstance(a, BufferRef))
+    buffers = {b.name: b for b in program.buffers}
+    for output in program.outputs:
+        if isinstance(output, BufferRef):
+            root = buffers[storage.root(output.name)]
+            if root.kind is BufferKind.CONSTANT or root.dtype != buffers[output.name].dtype:
+                found.add(root.name)
+    found = {n for n in found if storage.classes.get(n) != "call result"} | views
     return frozenset(n for n in found if storage.classes.get(n) not in ("allocated", "view"))
 
 
@@ -179,7 +194,7 @@ class _Kernels:
     tune: bool
     tf32: bool
     asserts: bool
-    extents: Mapping[str, Expr]
+    fast: bool
     sources: list[KernelSource] = field(default_factory=list)
     alternatives: list[tuple[KernelSource, ...]] = field(default_factory=list)
     workspaces: list[Workspace] = field(default_factory=list)
@@ -198,14 +213,11 @@ class _Kernels:
         """The ways to write a kernel; one, unless they are to be compared."""
         if dot_site(kernel) is not None:
             configs = CONFIGS if self.tune else CONFIGS[:1]
-            made = (
-                emit_matmul(kernel, self.extents, c, tf32=self.tf32, asserts=self.asserts)
-                for c in configs
-            )
+            made = (emit_matmul(kernel, c, tf32=self.tf32, asserts=self.asserts, fast=self.fast) for c in configs)
             return tuple({(s.text, s.config): s for s in made}.values())
         if self.tune:
-            return candidates(kernel, self.extents, asserts=self.asserts)
-        return (emit_kernel(kernel, self.extents, self.limits, self.asserts),)
+            return candidates(kernel, asserts=self.asserts, fast=self.fast)
+        return (emit_kernel(kernel, self.limits, self.asserts, self.fast),)
 
     def _launch(self, nest: LoopNest, source: KernelSource, others: Sequence[KernelSource]) -> Launched:
         slots = [self._argument_slot(nest, a) for a in source.arguments]
@@ -247,4 +259,4 @@ def _identity(source: KernelSource) -> str:
     text = "\n".join(lines).replace(f"def {source.name}(", "def kernel(")
     text = _NAME.sub(lambda m: names.get(m[0], m[0]), text)
     types = [(a.kind, a.dtype.value, a.aligned, str(a.extent)) for a in source.arguments]
-    return f"{text}\n{types}\n{source.config}\n{[str(size) for size, _ in source.grid]}"
+    return f"{text}\n{types}\n{source.config}\n{[str(size) for size, _ in source.grid]}{source.fast}"

@@ -5,8 +5,10 @@ Note [Tiles]
     ``block``, and each perfect nest of the body as one more axis: whole (a ``tile``; the kernel is *persistent*) if all
     are short, else in a loop over a ``block``. A loop of the grid is an axis if some access has unit stride along it,
     so that reads and writes of a transpose both coalesce; further ones from the innermost outwards until the tile is
-    full. The others are ``units``: each program instance has one value of them. In a kernel whose stores combine in a
-    way that is no atomic operation, one program instance runs all iterations in order: its grid stays ``serial``.
+    full. The others are ``units``: each program instance has one value of them. Where rows lie side by side, a tile is
+    many of them wide and goes along them in a loop, see Note [Sectors] in :mod:`.sectors`. In a kernel whose stores
+    combine in a way that is no atomic operation, one program instance runs all iterations in order: its grid stays
+    ``serial``.
 """
 
 from __future__ import annotations
@@ -23,12 +25,15 @@ from ...kernel_ir.walk import PerfectNest, memories, nested, perfect_nests
 from ...ops.dtypes import ATOMIC
 from ...symbolic import Expr, Symbol
 from .records import Config
+from .sectors import moved_bytes, narrowest
 
 __all__ = ["Config", "TileLimits", "config_of", "is_persistent", "is_serial", "map_loops"]
 __all__ += ["map_to", "next_power_of_two", "size_hint"]
 
 SIZE_HINT = 4096  # what an unknown size counts as
 BLOCK_NAMES = ("XBLOCK", "YBLOCK", "ZBLOCK")
+_RUN = 128  # bytes that a tile takes of each row of columns
+_WORTH = 0.95  # rows are read in pieces where that moves less than this share
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +68,7 @@ def map_loops(kernel: Kernel, limits: TileLimits = TileLimits()) -> Kernel:
     names = dict(zip(reversed(chosen), BLOCK_NAMES, strict=False))
     tile = [(names[loop.symbol], loop) for loop in kernel.grid if loop.symbol in names]
     if looped:
-        config = _reduction_config(tile, kernel, looped, persistent, limits)
+        config, persistent = _reduction_tile(tile, kernel, looped, persistent, limits)
     else:
         config = _pointwise_config(tile, unit, limits)
     return map_to(kernel, names, config, persistent)
@@ -179,14 +184,40 @@ def _pointwise_config(tile: Sequence[tuple[str, Loop]], unit: set[str], limits: 
     return Config(tuple(blocks.items()), num_warps=max(1, min(4, total // 128)))
 
 
-def _reduction_config(
+def _reduction_tile(
     tile: Sequence[tuple[str, Loop]],
     kernel: Kernel,
     looped: Sequence[PerfectNest],
     persistent: bool,
     limits: TileLimits,
-) -> Config:
+) -> tuple[Config, bool]:
+    """The tile, and whether its rows are whole. Rows that lie side by side are read in pieces of many at once, if that
+    moves fewer bytes, see Note [Sectors]."""
     inner = _reads_along_rows(kernel, looped)
+    first = _reduction_config(tile, looped, inner, persistent, limits)
+    if not tile:
+        return first, persistent
+    wide = _RUN // narrowest(kernel, looped, {loop.symbol: 1 for _, loop in tile})
+    beside = _reduction_config(tile, looped, False, False, replace(limits, reduction=min(limits.reduction, 64 * wide)))
+    moved = [_moved(kernel, tile, looped, config, whole) for config, whole in ((first, persistent), (beside, False))]
+    return (beside, False) if moved[1] < _WORTH * moved[0] else (first, persistent)
+
+
+def _moved(
+    kernel: Kernel, tile: Sequence[tuple[str, Loop]], looped: Sequence[PerfectNest], config: Config, whole: bool
+) -> float:
+    blocks = {loop.symbol: config.block(name) for name, loop in tile}
+    row = max(size_hint(nest.extent) for nest in looped) if whole else config.block("RBLOCK")
+    return moved_bytes(kernel, looped, blocks, row, whole)
+
+
+def _reduction_config(
+    tile: Sequence[tuple[str, Loop]],
+    looped: Sequence[PerfectNest],
+    inner: bool,
+    persistent: bool,
+    limits: TileLimits,
+) -> Config:
     longest = max(size_hint(nest.extent) for nest in looped)
     fits = next_power_of_two(longest)
     rblock = fits if persistent else min(fits, limits.reduction // 2 if inner else 64)

@@ -45,7 +45,8 @@ class KernelSource:
 
     ``text`` is the function with the device functions it calls; it needs ``tl``, ``jit`` and ``libm`` in scope.
     ``grid``: (size, block name or ``None``) per outer loop; the number of program instances is the product of the
-    sizes divided by their blocks, rounded up. ``checks``: it stops on an index out of range.
+    sizes divided by their blocks, rounded up. ``checks``: it stops on an index out of range. ``fast``: a product and a
+    sum may be rounded once, and quotients and square roots not to nearest (``numerics="fast"``).
     """
 
     name: str
@@ -55,6 +56,7 @@ class KernelSource:
     config: Config
     checks: bool
     persistent: bool
+    fast: bool = False
 
 
 @dataclass(frozen=True, slots=True)

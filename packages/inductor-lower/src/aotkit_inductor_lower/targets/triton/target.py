@@ -87,7 +87,7 @@ class TritonTarget:
         if not self.interpreted:
             arch = check_device(self.id)
             made = f"tuned on {torch.cuda.get_device_name(self.id)}" if options.tune else f"sm_{arch}"
-        return f"{made} asserts={options.index_asserts} tf32={self._tf32(options)}"
+        return f"{made} asserts={options.index_asserts} tf32={self._tf32(options)} numerics={options.numerics}"
 
     def generate(
         self, program: Program, kernels: KernelModule, options: LowerOptions, observer: Observer | None = None
@@ -107,7 +107,7 @@ class TritonTarget:
             None if self.interpreted else check_device(device),
             tune=tune,
             tf32=self._tf32(options),
-            asserts=options.index_asserts,
+            options=options,
             observer=observer,
         )
 

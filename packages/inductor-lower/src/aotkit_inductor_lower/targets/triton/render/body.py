@@ -26,6 +26,7 @@ from ....kernel_ir.walk import perfect_nests
 from ....ops.dtypes import is_float
 from ....symbolic import Expr, Symbol, SymbolKind, sym, to_expr
 from ..map_loops import config_of, is_persistent, is_serial
+from .evictions import evictions
 from .indices import expr_text, identifier
 from .lines import Scope, Value
 from .names import function_name, pointer_name
@@ -37,7 +38,8 @@ __all__ = ["BodyEmitter"]
 class BodyEmitter:
     """Writes the instructions of a kernel, one by one; who is between them is a subclass's business."""
 
-    def __init__(self, kernel: Kernel, asserts: bool = True) -> None:
+    def __init__(self, kernel: Kernel, asserts: bool = True, fast: bool = False) -> None:
+        self.fast = fast
         self.name, self.kernel, self.asserts = function_name(kernel.name), kernel, asserts
         self.nests, self.config = perfect_nests(kernel), config_of(kernel)
         self.serial, self.persistent = is_serial(kernel), is_persistent(kernel)
@@ -56,6 +58,7 @@ class BodyEmitter:
         self.written = {i.buffer for i in body if isinstance(i, Store)}
         self.scratch = {row.name: row for row in kernel.scratch}
         self.scratch_read: set[str] = set()
+        self.evictions = evictions(kernel, self.nests)
         self.checks = False
         self.in_range: dict[Symbol, str] = {}  # of computed indices that nothing is asserted of
         self.outer_index: list[tuple[str, Expr]] = []
@@ -141,7 +144,7 @@ class BodyEmitter:
     def _compute(self, instr: Compute) -> None:
         args = [self.value(a) for a in instr.args]
         dims = frozenset().union(*(a.dims for a in args))
-        text = op_text(instr.op, [a.text for a in args], [self.types[a] for a in instr.args], instr.dtype)
+        text = op_text(instr.op, [a.text for a in args], [self.types[a] for a in instr.args], instr.dtype, self.fast)
         self.define(instr.result, text, dims)
 
     def _check_index(self, instr: CheckedIndex) -> None:
@@ -212,6 +215,8 @@ class BodyEmitter:
         extra = f", mask={mask}" if mask else ""
         if masks:
             extra += f", other={_other_text(i.other if given else 0, i.dtype)}"
+        if i.result in self.evictions:
+            extra += f', eviction_policy="{self.evictions[i.result]}"'
         version = self.scope.version(i.buffer)
         self.scope.define(i.result, f"tl.load({pointer} + {offset}{extra})", dims, key=version)
 

@@ -48,6 +48,21 @@ def reciprocal(x):
 
 
 @jit
+def divide_fast(a, b):  # within 2 ulp in f32
+    return a / b
+
+
+@jit
+def square_root_fast(x):
+    return tl.sqrt(x)
+
+
+@jit
+def reciprocal_fast(x):
+    return 1.0 / x
+
+
+@jit
 def sign(x):  # 0 for nan
     below = tl.where(x < 0, tl.full(x.shape, -1, x.dtype), tl.full(x.shape, 0, x.dtype))
     return tl.where(x > 0, tl.full(x.shape, 1, x.dtype), below)

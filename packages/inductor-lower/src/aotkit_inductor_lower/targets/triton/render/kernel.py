@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from ....analysis.reduction_patterns import online_pair, welford_pair
 from ....ir import DType, Origin
@@ -10,7 +10,7 @@ from ....kernel_ir.nodes import Kernel
 from ....kernel_ir.walk import memories
 from ....kernel_passes.choose_index_width import choose_index_width
 from ....kernel_passes.recompute_scratch import recompute_scratch
-from ....symbolic import Expr, Symbol
+from ....symbolic import Symbol
 from ..map_loops import TileLimits, is_persistent, map_loops
 from ..records import KernelArgument, KernelSource
 from .body import BodyEmitter
@@ -28,14 +28,14 @@ _LIMITS = TileLimits()
 
 
 def emit_kernel(
-    kernel: Kernel, extents: Mapping[str, Expr], limits: TileLimits = _LIMITS, asserts: bool = True
+    kernel: Kernel, limits: TileLimits = _LIMITS, asserts: bool = True, fast: bool = False
 ) -> KernelSource:
-    """The source of a kernel in normal form; ``limits`` of its tile; ``extents``: how many elements each memory has;
-    ``asserts``: see Note [Computed indices] in :mod:`.body`."""
+    """The source of a kernel in normal form; ``limits`` of its tile; ``asserts``: see Note [Computed indices] in
+    :mod:`.body`; ``fast``: see :class:`~..records.KernelSource`."""
     kernel = map_loops(kernel, limits)
     if not is_persistent(kernel):
         kernel = recompute_scratch(kernel)
-    return KernelEmitter(choose_index_width(kernel, extents), asserts).emit()
+    return KernelEmitter(choose_index_width(kernel), asserts, fast).emit()
 
 
 class KernelEmitter(BodyEmitter):
@@ -52,7 +52,7 @@ class KernelEmitter(BodyEmitter):
         body = "\n".join([*head, *(f"    {line}" for line in lines)]) + "\n"
         grid = () if self.serial else tuple((loop.extent, loop.map.block or None) for loop in self.kernel.grid)
         text = prelude_for(body) + body
-        return KernelSource(self.name, text, arguments, grid, self.config, self.checks, self.persistent)
+        return KernelSource(self.name, text, arguments, grid, self.config, self.checks, self.persistent, self.fast)
 
     def write_body(self) -> None:
         """The lines after the loop variables."""

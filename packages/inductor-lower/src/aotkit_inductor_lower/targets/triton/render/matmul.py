@@ -5,7 +5,6 @@ What :func:`~...kernel_ir.matmul_site.matmul_site` recognises: a tile is compute
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 from ....ir import (
@@ -20,7 +19,7 @@ from ....kernel_ir.matmul_site import MatmulSite, matmul_site
 from ....kernel_ir.nodes import Kernel, Loop
 from ....kernel_passes.choose_index_width import choose_index_width
 from ....ops.dtypes import is_half
-from ....symbolic import Expr, Symbol
+from ....symbolic import Symbol
 from ..map_loops import map_to, next_power_of_two, size_hint
 from ..records import Config, KernelSource
 from .kernel import KernelEmitter
@@ -49,11 +48,11 @@ def dot_site(kernel: Kernel) -> MatmulSite | None:
 
 def emit_matmul(
     kernel: Kernel,
-    extents: Mapping[str, Expr],
     config: Config | None = None,
     *,
     tf32: bool = False,
     asserts: bool = True,
+    fast: bool = False,
 ) -> KernelSource:
     """The source of a kernel with a :func:`dot_site`. ``tf32`` lets f32 factors lose bits, as
     ``torch.backends.cuda.matmul.allow_tf32`` does."""
@@ -62,8 +61,8 @@ def emit_matmul(
         raise ValueError(f"kernel {kernel.name} is no matrix product")
     config = _fitting(config or CONFIGS[0], site)
     names = {site.columns.symbol: "XBLOCK", site.rows.symbol: "YBLOCK"}
-    mapped = choose_index_width(map_to(kernel, names, config), extents)
-    return _MatmulEmitter(mapped, site, tf32, asserts).emit()
+    mapped = choose_index_width(map_to(kernel, names, config))
+    return _MatmulEmitter(mapped, site, tf32, asserts, fast).emit()
 
 
 def _fitting(config: Config, site: MatmulSite) -> Config:
@@ -74,8 +73,8 @@ def _fitting(config: Config, site: MatmulSite) -> Config:
 
 
 class _MatmulEmitter(KernelEmitter):
-    def __init__(self, kernel: Kernel, site: MatmulSite, tf32: bool, asserts: bool) -> None:
-        super().__init__(kernel, asserts)
+    def __init__(self, kernel: Kernel, site: MatmulSite, tf32: bool, asserts: bool, fast: bool) -> None:
+        super().__init__(kernel, asserts, fast)
         self.site, self.tf32 = site, tf32
         self.row_axis, self.rank = None, 2  # the summed loop is an axis of the factors only
 

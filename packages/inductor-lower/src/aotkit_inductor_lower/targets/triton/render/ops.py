@@ -160,8 +160,17 @@ TRITON_OPS: Mapping[str, Row] = {
 }
 
 
-def op_text(op: str, args: Sequence[str], dtypes: Sequence[DType], result: DType) -> str:
-    """``op(args)`` for operands of ``dtypes``, giving a value of type ``result``."""
+_FAST: Mapping[str, Row] = {
+    "div": _call("divide_fast"),
+    "sqrt": _call("square_root_fast"),
+    "reciprocal": _call("reciprocal_fast"),
+}
+
+
+def op_text(op: str, args: Sequence[str], dtypes: Sequence[DType], result: DType, fast: bool = False) -> str:
+    """``op(args)`` for operands of ``dtypes``, giving a value of type ``result``. ``fast``: not rounded to nearest."""
+    if fast and op in _FAST:
+        return _FAST[op](args, dtypes[-1])
     if op == "cast":
         return cast_text(args[0], dtypes[0], result)
     if op == "bitcast":

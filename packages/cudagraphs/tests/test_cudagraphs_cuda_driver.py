@@ -1,0 +1,111 @@
+"""The driver for CUDA on a fake of torch's: what it leaves behind, and how much it asks."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+import torch
+
+from aotkit_cudagraphs import cuda_attempt
+from aotkit_cudagraphs.drivers import CaptureError, CudaDriver
+
+_spec = importlib.util.spec_from_file_location("fake_cuda", Path(__file__).with_name("fake_cuda.py"))
+fake_cuda = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(fake_cuda)
+
+
+@pytest.fixture(params=[False, True], ids=["torch 2.11", "torch 2.13"])
+def fake(request, monkeypatch):
+    return fake_cuda.FakeCuda(monkeypatch, host=request.param)
+
+
+def fails_in_a_capture(fake, how):
+    """A callable that fails in a capture, or runs where one fails."""
+
+    def fn():
+        fake.fails |= {how} & {"end", "instantiate"}
+        if how in ("refused", "hidden", "renamed"):
+            try:
+                fake.invalidate()
+            except RuntimeError as error:
+                if how == "refused":
+                    raise
+                if how == "renamed":
+                    raise ValueError("the value is unknown") from error
+        if how == "mine":
+            raise KeyError("mine")
+        if how == "interrupted":
+            raise KeyboardInterrupt
+        return 1
+
+    fake.fails |= {how} & {"pool", "begin"}
+    return fn
+
+
+@pytest.mark.parametrize("how", ["refused", "hidden", "renamed", "mine", "interrupted", "end", "instantiate"])
+def test_a_capture_that_fails_leaves_nothing_behind(fake, how):
+    driver = CudaDriver()
+    pool, stream = driver.new_pool(), driver.new_stream()
+    fake.check(pool.handle)
+    expected = {"mine": KeyError, "interrupted": KeyboardInterrupt}.get(how, CaptureError)
+    with pytest.raises(expected):
+        driver.capture(fails_in_a_capture(fake, how), pool=pool, stream=stream)
+    fake.check(pool.handle)
+    graph, result = driver.capture(lambda: 2, pool=pool, stream=stream)
+    assert result == 2
+    graph.replay()
+    graph.reset()
+    fake.check(pool.handle)
+
+
+@pytest.mark.parametrize("how", ["pool", "begin", "refused"])
+def test_where_torch_can_t_end_a_capture_the_device_is_still_told(fake, monkeypatch, how):
+    """It did not begin, or there is no driver library to begin an empty one with."""
+    if how == "refused":
+        monkeypatch.setattr(cuda_attempt, "_driver_library", missing_library)
+    driver = CudaDriver()
+    pool, stream = driver.new_pool(), driver.new_stream()
+    with pytest.raises(CaptureError):
+        driver.capture(fails_in_a_capture(fake, how), pool=pool, stream=stream)
+    pinned_memory_hangs = fake.host and how != "pool"
+    fake.check(pool.handle, host_open=pinned_memory_hangs)
+    if pinned_memory_hangs:
+        with pytest.raises(CaptureError, match="already recording"):
+            driver.capture(lambda: 2, pool=pool, stream=stream)
+        pool = driver.new_pool()
+    assert driver.capture(lambda: 2, pool=pool, stream=stream)[1] == 2
+
+
+def missing_library():
+    raise RuntimeError("no CUDA driver library")
+
+
+SEGMENTS = [
+    {"segment_pool_id": (0, 1), "allocated_size": 512, "total_size": 2048, "address": 4096, "blocks": []},
+    {"segment_pool_id": (0, 2), "allocated_size": 99, "total_size": 99, "address": 0, "blocks": []},
+]
+
+
+@pytest.mark.parametrize("takes", [(), ("mempool_id",), ("mempool_id", "include_traces")])
+def test_only_the_pool_s_memory_is_described_where_torch_can(fake, monkeypatch, takes):
+    asked = []
+
+    def described(**options):
+        asked.append(options)
+        return SEGMENTS
+
+    def snapshot():
+        return described()
+
+    def snapshot_of(mempool_id=None):
+        return described(mempool_id=mempool_id)
+
+    def snapshot_without(mempool_id=None, include_traces=True):
+        return described(mempool_id=mempool_id, include_traces=include_traces)
+
+    monkeypatch.setattr(torch.cuda, "memory_snapshot", [snapshot, snapshot_of, snapshot_without][len(takes)])
+    driver = CudaDriver()
+    pool = driver.new_pool()
+    assert driver.pool_bytes(pool) == 512 and driver.reserved_bytes(pool) == 2048 and driver.live_blocks(pool) == {}
+    wanted = {"mempool_id": (0, 1), "include_traces": False}
+    assert asked == [{name: wanted[name] for name in takes}] * 3

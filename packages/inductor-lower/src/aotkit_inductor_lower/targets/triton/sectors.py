@@ -1,0 +1,79 @@
+"""How many bytes a tile moves, counted in what memory hands out at once.
+
+Note [Sectors]
+    Memory is read and written in sectors of 32 bytes. What a tile takes of an access is runs of neighbours: as long as
+    the tile is along the loop that the access moves along by one element. A run that is shorter than a sector, or ends
+    in one, still moves all of it: a tile of one column of a matrix of halves moves sixteen times what it needs. Each
+    run is asked for on its own besides, which counts as half a sector: runs of 128 bytes are worth having. What does
+    not vary along the whole tile is shared, and found in a cache: it does not count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from math import prod
+
+from ...ir import DType, Load, Store
+from ...ir.walk import instructions, value_types
+from ...kernel_ir.bounds import hint
+from ...kernel_ir.nodes import Kernel, Loop
+from ...kernel_ir.walk import PerfectNest
+from ...ops.dtypes import bits
+from ...symbolic import Symbol
+
+__all__ = ["moved_bytes", "narrowest"]
+
+SECTOR = 32
+_REQUEST = 0.5  # sectors that asking for a run is worth
+_UNKNOWN = 4096  # what an unknown size counts as
+
+
+def moved_bytes(kernel: Kernel, nests: Sequence[PerfectNest], tile: Mapping[str, int], row: int, whole: bool) -> float:
+    """Bytes that the loops of ``nests`` move for each of their iterations, if a program instance computes a tile of
+    ``tile`` iterations of these loops of the grid, and ``row`` of a nest's at once. ``whole``: nests that read the same
+    share one load."""
+    extents = {loop.symbol: max(1, hint(loop.extent, _UNKNOWN)) for loop in kernel.grid}
+    grid = {name: min(width, extents[name]) for name, width in tile.items()}
+    total, longest, seen = 0.0, 1, set()
+    for nest in nests:
+        extent = hint(nest.extent, _UNKNOWN)
+        length, longest = max(1, min(row, extent)), max(longest, extent)
+        for access, size in _counted(kernel, nest, tile):
+            key = access.buffer, str(access.indices[0]), isinstance(access, Load)
+            if not (whole and key in seen):
+                total += extent / length * _of_access(access, grid, nest.loops, length, size)
+            seen.add(key)
+    return total / (prod(grid.values()) * longest)
+
+
+def narrowest(kernel: Kernel, nests: Sequence[PerfectNest], tile: Mapping[str, int]) -> int:
+    """Bytes of the smallest elements that count."""
+    return min((size for nest in nests for _, size in _counted(kernel, nest, tile)), default=4)
+
+
+def _counted(kernel: Kernel, nest: PerfectNest, tile: Mapping[str, int]) -> Iterator[tuple[Load | Store, int]]:
+    """Accesses that vary along the whole tile, and the bytes of their elements."""
+    types = value_types(instructions(kernel.body))
+    needed = {Symbol(name) for name in tile}
+    for i in nest.body:
+        if isinstance(i, Load | Store) and needed <= i.indices[0].symbols:
+            dtype = i.dtype if isinstance(i, Load) else types.get(i.value, DType.I64)
+            yield i, max(8, bits(dtype)) // 8
+
+
+def _of_access(access: Load | Store, grid: Mapping[str, int], loops: Sequence[Loop], length: int, size: int) -> float:
+    """Bytes that one access of a tile moves."""
+    index = access.indices[0]
+    widths = dict(grid)
+    if any(Symbol(loop.symbol) in index.symbols for loop in loops):
+        inner = max(1, min(length, hint(loops[-1].extent, _UNKNOWN)))
+        widths[loops[-1].symbol] = inner
+        elements = prod(widths.values()) * length / inner
+    else:
+        elements = float(prod(widths.values()))
+    run = 1
+    for name, width in widths.items():
+        factor = index.coefficient(Symbol(name))
+        if factor is not None and factor == 1:
+            run = max(run, width)
+    return elements / run * SECTOR * (-(-run * size // SECTOR) + _REQUEST)
