@@ -29,11 +29,14 @@ import torch
 
 import aotkit  # noqa: F401  (registers the backend where no entry point is installed)
 from tools.bench.__main__ import machine
-from tools.bench.chain_cases import BACKWARD, CHAINS, FORWARD, STEP, UPDATE, Chain, Tensors
+from tools.bench.chain_cases import BACKWARD, FORWARD, STEP, UPDATE, Chain, Tensors
+from tools.bench.chain_cases import CHAINS as ROWS
+from tools.bench.image_chains import IMAGE_CHAINS
 from tools.bench.numerics import FACTOR, SLACK
 
 BACKENDS = ("eager", "inductor", "aotkit")
 LEAST_SHARE, LEAST_COPY, LEAST_MEAN = 1.2, 0.9, 1.15
+CHAINS = {**ROWS, **IMAGE_CHAINS}
 
 
 @dataclass(slots=True)

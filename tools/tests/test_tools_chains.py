@@ -7,10 +7,15 @@ import time
 import pytest
 import torch
 
-from tools.bench.chain_cases import CHAINS
-from tools.bench.chains import Row, check, make_runners, missed, table
+from tools.bench.chains import CHAINS, Row, check, make_runners, missed, table
+from tools.bench.image_chains import IMAGE_CHAINS
 
-TINY = {"rope": (1, 2, 8, 16), "rows of 16 sorted": (5, 16), "adam": (4, 40), "cross-entropy": (6, 33)}
+TINY = dict.fromkeys(IMAGE_CHAINS, (2, 3, 8, 6)) | {
+    "rope": (1, 2, 8, 16),
+    "rows of 16 sorted": (5, 16),
+    "adam": (4, 40),
+    "cross-entropy": (6, 33),
+}
 
 
 @pytest.mark.parametrize("name", CHAINS)
