@@ -62,8 +62,8 @@ class LoweringReport:
     def __str__(self) -> str:
         lines = [
             (
-                f"{self.kernel_count} kernels; {self.generated_nodes} of {self.eligible_nodes} eligible nodes generated"
-                f" ({100 * self.generated_share:.0f} %)"
+                f"{counted(self.kernel_count, 'kernel')}; {self.generated_nodes} of {self.eligible_nodes} eligible "
+                f"nodes generated ({100 * self.generated_share:.0f} %)"
             )
         ]
         for group in self.groups:
@@ -74,6 +74,11 @@ class LoweringReport:
         for record in self.refused:
             lines.append(f"  not fused: {record.first} and {record.second}: {record.reason}")
         return "\n".join(lines)
+
+
+def counted(number: int, noun: str) -> str:
+    """``1 kernel``, ``2 kernels``."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def make_report(gm: GraphModule, lowered: Program, scheduled: Program, records: Sequence[Decision]) -> LoweringReport:

@@ -80,7 +80,8 @@ def _cache_ls(given: argparse.Namespace) -> None:
 
     for row in rows(open_cache(), _progress):
         used = time.strftime("%Y-%m-%d %H:%M", time.localtime(row.stat.last_used))
-        kernels = f"{row.kernels:4} kernels" if row.kind in ("inference", "training") else ""
+        noun = "kernel" if row.kernels == 1 else "kernels"
+        kernels = f"{row.kernels:4} {noun}" if row.kind in ("inference", "training") else ""
         print(f"{row.stat.key[:16]}  {row.stat.size / 1e3:9.1f} kB  {used}  {row.kind:9} {kernels}".rstrip())
 
 

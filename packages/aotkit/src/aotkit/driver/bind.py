@@ -41,8 +41,8 @@ class Later(Protocol):
     def finished(self, artifact: Artifact) -> None:
         """The backward of ``artifact`` was compiled and bound."""
 
-    def loaded(self, backward: CompiledGraph) -> None:
-        """A backward that was stored is bound."""
+    def loaded(self, artifact: Artifact) -> None:
+        """The backward of ``artifact``, which was stored, is bound."""
 
     def instead(self, artifact: Artifact, missing: Missing, error: Exception) -> CompiledGraph | None:
         """What runs where the compile of a backward failed, or ``None`` as of :meth:`backward`; or raises ``error``."""
@@ -124,7 +124,7 @@ def _backwards(
                 )
             else:
                 if later is not None:
-                    later.loaded(stored)
+                    later.loaded(artifact)
                 return bound
         if later is None or (stored is not None and any(missing)):
             return None

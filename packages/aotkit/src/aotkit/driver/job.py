@@ -20,6 +20,7 @@ from ..options import Options
 from ..recorder import GraphRecord, Recorder
 from .bugs import first_line, is_bug, is_refusal, note_bug, raise_bug
 from .process import collections_put_off
+from .shown import show_loaded
 
 if TYPE_CHECKING:
     from ..artifact.frozen import FrozenArguments
@@ -129,7 +130,8 @@ class GraphJob:
             lookup.unusable(error)
             return None
         kind = "inference" if artifact.kind == "inference" else "forward"
-        self.recorder.add_graph(GraphRecord(f"{self.name}-{kind}", artifact.forward.report))
+        self.recorder.add_graph(GraphRecord(f"{self.name}-{kind}", artifact.forward.report, loaded=True))
+        show_loaded(artifact, kind, self.name, self.recorder)
         self.recorder.event("cache.loaded", {"graph": self.name, "specialization": lookup.slot})
         return unboxed(bound)
 

@@ -43,7 +43,6 @@ def _partition(joint: torch.fx.GraphModule, metadata: GraphMetadata, ctx: Compil
         details="decisions",
     )
     parts = partition(joint, metadata.num_forward_outputs, options, observer=ctx.recorder)
-    ctx.recorder.dump(f"{ctx.name}-partition", "graphs", lambda: str(parts.report))
     if ctx.options.verify:
         parts = round_trip.reread_partition(parts, joint)
     tensors = len(parts.saved_names) - parts.num_saved_symints

@@ -36,11 +36,15 @@ class Explanation:
         return sum(g.report.kernel_count for g in self.graphs)  # type: ignore[attr-defined]
 
     def __str__(self) -> str:
-        parts = [f"{len(self.graphs)} compiled graph(s), {self.kernel_count} kernel(s)"]
+        parts = [f"{_counted(len(self.graphs), 'compiled graph')}, {_counted(self.kernel_count, 'kernel')}"]
         parts += [f"runs eagerly: {reason}" for reason in self.fallbacks]
         parts += [f"== {graph.name}\n{graph.report}" for graph in self.graphs]
         parts.append(f"== seconds per stage\n{self.stage_table}")
         return "\n\n".join(parts)
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def explain(fn: Callable[..., Any], *args: Any, options: Options | None = None, **kwargs: Any) -> Explanation:

@@ -168,6 +168,7 @@ def _compile(program: ExportedProgram, inputs: list[_Input], options: Options, r
         return full
 
     weights = sum(entry.weight is not None for entry in inputs)
+    recorder = recorder.of_graph("package")
     ctx = CompileContext(options, recorder, own_stages(), "package", num_static=weights, publish=False)
     function = GraphFunction(program.graph_module, arguments)
     fakes = [inputs[i].fake for i in variable]

@@ -66,7 +66,7 @@ class CpuTarget:
         kept = observer is not None
         compiled = generate(program, self.machine, kernels, keep_text=kept, around_llvm=stage(observer, "llvm"))
         if observer is not None:
-            observer.dump(program.name, "kernels", lambda: compiled.text)
+            observer.dump(f"{program.name}.ll", "kernels", lambda: compiled.text)
         return compiled
 
 

@@ -31,7 +31,7 @@ def build(
     :func:`.generate.render_program`."""
     rendered = render_program(program, device, kernels, tune=tune, tf32=tf32, asserts=asserts)
     if observer is not None:
-        observer.dump(program.name, "kernels", lambda: _texts(rendered))
+        observer.dump(f"{program.name}.py", "kernels", lambda: _texts(rendered))
     if arch is not None:
         check_types(program, arch)
         advise_tf32(program, arch)
