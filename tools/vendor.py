@@ -22,6 +22,7 @@ USERS: dict[str, tuple[str, ...]] = {
     "_observer.py": (
         "aot-trace", "aotkit", "cache", "cudagraphs", "inductor-lower", "partition", "runtime-wrappers",
     ),
+    "_notices.py": ("aotkit", "cache", "partition"),
     "_records.py": ("aot-trace", "cudagraphs", "functionalize", "partition", "runtime-wrappers"),
     "_size_text.py": ("aotkit", "inductor-lower", "runtime-wrappers"),
 }  # fmt: skip

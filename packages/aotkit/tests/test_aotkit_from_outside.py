@@ -95,3 +95,89 @@ def _check_dumps(dumps: Path) -> None:
     assert pages == ["graph0/index.html", "graph1/index.html"]
     assert "return x.sin() + 1" in (dumps / "index.html").read_text()
     assert set(_Links(dumps / pages[0]).found) == set(names) - {"index.html"}
+
+
+MISTAKES = """
+import warnings
+import torch
+import torch.nn as nn
+
+def raised(call):
+    try:
+        call()
+    except Exception as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+
+import sys
+from pathlib import Path
+
+x = torch.randn(32, 64)
+torch.manual_seed(0)
+net = nn.Sequential(nn.Linear(64, 128), nn.GELU(), nn.Linear(128, 64), nn.LayerNorm(64))
+torch.compile(torch.sin, backend="aotkit")(x)  # something to keep
+print(aotkit.save_cache("text.cache", signing_key="sixteen characters"), file=sys.stderr)
+print(aotkit.load_cache("text.cache", signing_key="sixteen characters"), file=sys.stderr)
+raised(lambda: aotkit.save_cache("none.cache", signing_key=16))
+raised(lambda: aotkit.explain(3, x))
+raised(lambda: aotkit.Options(partitioner="min_cut"))
+
+print(aotkit.compare(net, x), file=sys.stderr)
+print(aotkit.find_culprit(net, x), file=sys.stderr)
+
+from aotkit_inductor_lower.driver import GRAPH_PASSES
+
+(each,) = [p for p in GRAPH_PASSES if p.name == "simplify"]
+def bad(graph, ctx, run=each.run):
+    graph = run(graph, ctx)
+    for node in graph.find_nodes(op="call_function", target=torch.ops.aten.sin.default):
+        if ctx.fuel.take():
+            node.target = torch.ops.aten.cos.default
+    return graph
+run = each.run
+object.__setattr__(each, "run", bad)
+print("culprit:", aotkit.find_culprit(lambda x, w: x.sin() * w, x, x + 1, repro="repro.py"), file=sys.stderr)
+object.__setattr__(each, "run", run)
+exec(compile(Path("repro.py").read_text(), "repro.py", "exec"), {"__file__": "repro.py"})
+
+def unsupported(x):
+    return x * 2
+torch.compile(unsupported, backend="aotkit")(torch.empty(3, device="meta"))  # the line of the notice
+"""
+
+
+def test_mistakes_and_wrong_results_are_told_in_plain_words(tmp_path: Path) -> None:
+    said = run(tmp_path, MISTAKES)
+    assert said.count("entries") == 2 and "1 left out" not in said, said
+    assert "CacheError: a signing key is bytes, or a text of 16 or more characters, not int" in said
+    assert "TypeError: explain takes a function or a module, and its arguments; 3 can't be called" in said
+    assert "takes one of min-cut, default, min-peak, not 'min_cut'" in said
+    assert "right: largest error" in said and "measured by float64" in said
+    assert "nothing: the result is right, after 1 check\n" in said
+    assert "culprit: the graph pass 'simplify'" in said and "repro.py shows it" in said
+    line = 2 + MISTAKES[: MISTAKES.index("  # the line of the notice")].count("\n")
+    assert f"program.py:{line}: EagerFallback: aotkit runs one graph eagerly: input 0 is on device meta" in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "said"),
+    [
+        ("cache export all", 2, "'all' is no name of a file: it has neither a suffix nor a folder"),
+        ("doctor", 0, "aotkit       "),
+    ],
+)
+def test_the_command_says_what_it_means(arguments: str, status: int, said: str, tmp_path: Path) -> None:
+    done = command(tmp_path, f"{sys.executable} -m aotkit {arguments}")
+    assert done.returncode == status and said in done.stdout + done.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) in ([], ["cache"])
+
+
+def test_a_reader_who_leaves_ends_no_command_with_an_error(tmp_path: Path) -> None:
+    done = command(tmp_path, f"({sys.executable} -m aotkit doctor; echo status $? >&2) | true")
+    assert done.stderr == "status 0\n"
+
+
+def command(folder: Path, line: str) -> subprocess.CompletedProcess[str]:
+    env = os.environ | {"AOTKIT_CACHE_DIR": str(folder / "cache"), "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        ["bash", "-c", line], cwd=folder, env=env, capture_output=True, text=True, timeout=300, check=False
+    )

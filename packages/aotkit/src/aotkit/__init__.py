@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from .errors import CompileError, EagerFallback, FrozenParameterError, PackageError, UnknownOption
     from .options import MODES, Options
     from .recorder import GraphRecord, Recorder, StageTiming
+    from .report.agreement import Agreement, compare
     from .report.bisect import Culprit, find_culprit
     from .report.explain import Explanation, explain
     from .torch_api.aot_compile import aot_compile
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "MODES",
+    "Agreement",
     "CompileError",
     "Culprit",
     "EagerFallback",
@@ -67,6 +69,7 @@ __all__ = [
     "aot_function",
     "aot_module",
     "aot_module_simplified",
+    "compare",
     "compile_fx",
     "compile_fx_aot",
     "compile_fx_inner",
@@ -117,6 +120,7 @@ _HOMES = {
             "nop",
         ),
         ".torch_api.aot_compile": ("aot_compile",),
+        ".report.agreement": ("Agreement", "compare"),
         ".report.bisect": ("Culprit", "find_culprit"),
         ".cli.cache": ("load_cache", "save_cache"),
         ".torch_api.compile_fx": (

@@ -21,9 +21,9 @@ class Options:
     ``numerics``: ``"eager"`` keeps eager's rounding points; ``"fast"`` may relax them for half types.
     ``rng``: ``"eager"`` draws the same bits as eager; ``"fast"`` only promises reproducibility under a seed: kernels
     make the numbers of ``dropout``, ``rand``, ``randn``, ``bernoulli``, ``randint`` and the like themselves.
-    ``partitioner``: ``"min_cut"`` recomputes cheap values in the backward; ``"default"`` saves all of them;
-    ``"min_peak"`` recomputes whatever lowers the peak of memory. ``memory_budget``: from 0.0 to 1.0, the bytes saved
-    (``"min_cut"``) or the peak (``"min_peak"``) as a share of what ``"min_cut"`` takes without a budget.
+    ``partitioner``: ``"min-cut"`` recomputes cheap values in the backward; ``"default"`` saves all of them;
+    ``"min-peak"`` recomputes whatever lowers the peak of memory. ``memory_budget``: from 0.0 to 1.0, the bytes saved
+    (``"min-cut"``) or the peak (``"min-peak"``) as a share of what ``"min-cut"`` takes without a budget.
     ``fallback``: a graph that is not supported runs eagerly with one notice (``"eager"``) or raises (``"error"``).
     ``lowering``: ``"kernels"`` generates code; ``"none"`` runs the captured graphs with ATen (to bisect a bug).
     ``capture``: ``False`` returns Dynamo's graph unchanged.
@@ -52,7 +52,7 @@ class Options:
 
     numerics: Literal["eager", "fast"] = "eager"
     rng: Literal["fast", "eager"] = "eager"
-    partitioner: Literal["min_cut", "default", "min_peak"] = "min_cut"
+    partitioner: Literal["min-cut", "default", "min-peak"] = "min-cut"
     memory_budget: float | None = None
     fallback: Literal["eager", "error"] = "eager"
     lowering: Literal["kernels", "none"] = "kernels"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -19,7 +20,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit status: 0, 1 for a problem that was found or met, 2 for a wrong call."""
     given = _parser().parse_args(arguments)
     try:
-        return int(given.run(given) or 0)
+        status = int(given.run(given) or 0)
+        sys.stdout.flush()  # here, where a pipe whose reader has left can be told from a problem
+        return status
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more when it ends
+        return 0
     except Exception as error:
         if given.debug:
             raise
@@ -47,7 +53,7 @@ def _parser() -> argparse.ArgumentParser:
         ("import", _cache_import, "read such a file"),
     ):
         transfer = _command(actions, name, run, text)
-        transfer.add_argument("file")
+        transfer.add_argument("file", type=_file, help="with a suffix or a folder, such as graphs.cache")
         transfer.add_argument("--key-file", type=Path, help="file with a secret of 16 or more characters, shared")
 
     _command(commands, "doctor", _doctor, "versions, processor, libraries, health of the cache")
@@ -63,6 +69,16 @@ def _command(commands: Any, name: str, run: Callable[[argparse.Namespace], int |
     parser = commands.add_parser(name, help=text, description=text)
     parser.set_defaults(run=run)
     return parser
+
+
+def _file(text: str) -> str:
+    """A word alone is hardly meant to be the name of a file: ``aotkit cache export all`` would write one."""
+    if not os.path.splitext(text)[1] and not os.path.dirname(text):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no name of a file: it has neither a suffix nor a folder. All entries are meant anyhow; "
+            f"write {text}.cache, or ./{text} if that is its name"
+        )
+    return text
 
 
 def _progress(done: int, total: int) -> None:

@@ -3,7 +3,6 @@ and read back in the verify mode are bound here, by one function; it imports no 
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
@@ -18,6 +17,7 @@ from aotkit_runtime_wrappers import bind as bind_plan
 from aotkit_runtime_wrappers import schema_checks
 from aotkit_runtime_wrappers.double_backward import GradientRequest, Gradients
 
+from .._notices import warn_user
 from .._observer import SILENT, Observer
 from ..artifact.records import Artifact, CompiledGraph, LiveCode
 from .process import collections_put_off
@@ -119,9 +119,7 @@ def _backwards(
                 if later is None:
                     raise
                 what = "a stored backward can't be used"  # whatever is wrong with it, the graph can be compiled
-                warnings.warn(
-                    f"{what} ({type(error).__name__}: {error}); it is compiled again", CacheWarning, stacklevel=2
-                )
+                warn_user(f"{what} ({type(error).__name__}: {error}); it is compiled again", CacheWarning)
             else:
                 if later is not None:
                     later.loaded(artifact)

@@ -52,7 +52,7 @@ def _architecture(device: torch.device) -> str:
     return f"{device} of architecture sm_{major}{minor}"
 
 
-def load(path: str | os.PathLike[str], *, signing_key: bytes | None = None) -> Package:
+def load(path: str | os.PathLike[str], *, signing_key: bytes | str | None = None) -> Package:
     """Load a package that :func:`aotkit.aot_compile` wrote; weights are mapped, not read.
 
     A package holds native code, which runs in this process: load only files that you trust. With ``signing_key``, a

@@ -36,7 +36,7 @@ def own_stages() -> Stages:
 
 def _partition(joint: torch.fx.GraphModule, metadata: GraphMetadata, ctx: CompileContext) -> Split:
     options = PartitionOptions(
-        strategy=ctx.options.partitioner.replace("_", "-"),
+        strategy=ctx.options.partitioner,
         memory_budget=ctx.options.memory_budget,
         static_inputs=tuple(i.index for i in metadata.inputs if i.is_static),
         mutated_inputs=tuple(i.index for i in metadata.inputs if i.mutation.value in _OVERWRITTEN),

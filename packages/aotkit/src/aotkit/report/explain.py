@@ -51,7 +51,10 @@ def explain(fn: Callable[..., Any], *args: Any, options: Options | None = None, 
     """Compile ``fn`` for these arguments, run it once (and its backward, if an output requires grad), and report.
 
     Gradients are computed but not accumulated into ``.grad``; anything else ``fn`` does to its arguments happens.
+    Raises ``TypeError`` if ``fn`` can't be called.
     """
+    if not callable(fn):
+        raise TypeError(f"explain takes a function or a module, and its arguments; {fn!r} can't be called")
     recorder = Recorder()
     compiled = torch.compile(
         fn, backend=make_backend(options or read_environment().options().patch(cache=False), recorder)
