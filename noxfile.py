@@ -45,7 +45,7 @@ BENCH_TOOLS = ("transformers", "matplotlib")
 SHARED = {
     "torch": ("torch", "numpy"),
     "pytest": ("pytest", "pytest-xdist", "hypothesis", "expecttest"),
-    "transformers": ("transformers",),
+    "transformers": ("transformers", "accelerate"),
     "triton": ("triton",),
     "scipy": ("scipy",),
     "llvmlite": ("llvmlite",),

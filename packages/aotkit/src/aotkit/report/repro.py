@@ -13,9 +13,11 @@ from typing import Any
 
 import torch
 
+from ..artifact.package_file import read_package, write_package
 from ..backend import BackendFn
+from ..errors import PackageError
 
-__all__ = ["SeenGraph", "UnwritableGraph", "seeing", "write_repro"]
+__all__ = ["SeenGraph", "UnwritableGraph", "read_tensors", "seeing", "write_repro"]
 
 
 class UnwritableGraph(Exception):
@@ -64,25 +66,26 @@ from pathlib import Path
 import torch
 
 import aotkit
+from aotkit.report.repro import read_tensors
 {imports}
-data = torch.load(Path(__file__).with_suffix(".pt"), weights_only=True)
+attributes, inputs = read_tensors(Path(__file__).with_suffix(".tensors"))
 
 
 class Graph(torch.nn.Module):
     def __init__(self):
         super().__init__()
-        for name, tensor in data["attributes"].items():
+        for name, tensor in attributes.items():
             self.register_buffer(name, tensor)
 
 {code}
 
 for what, options in {settings}:
-    print(what, aotkit.compare(Graph(), *data["inputs"], options=aotkit.Options().patch(**options)))
+    print(what, aotkit.compare(Graph(), *inputs, options=aotkit.Options().patch(**options)))
 '''
 
 
 def write_repro(path: Path, found: SeenGraph, title: str, wrong: dict[str, Any], right: dict[str, Any]) -> None:
-    """Write the script to ``path``, and inputs beside it (``.pt``). ``wrong`` and ``right``: options to compile with.
+    """Write the script to ``path``, inputs beside it (``.tensors``). ``wrong`` and ``right``: options to compile with.
 
     Raises :class:`UnwritableGraph`.
     """
@@ -91,9 +94,38 @@ def write_repro(path: Path, found: SeenGraph, title: str, wrong: dict[str, Any],
     used = {name: value for name, value in code.globals.items() if re.search(rf"\b{re.escape(name)}\b", code.src)}
     imports = "".join(f"{_import(name, value)}\n" for name, value in used.items() if value is not torch)
     settings = [("as it was compiled:", wrong)] + [("with what is to blame left out:", right)] * bool(right)
-    torch.save({"inputs": found.inputs, "attributes": attributes}, path.with_suffix(".pt"))
+    _write_tensors(path.with_suffix(".tensors"), attributes, found.inputs or [])
     body = "\n".join(f"    {line}" if line.strip() else "" for line in code.src.strip().splitlines())
     path.write_text(_SCRIPT.format(title=title.replace('"""', "'''"), imports=imports, code=body, settings=settings))
+
+
+def _write_tensors(path: Path, attributes: dict[str, torch.Tensor], inputs: list[Any]) -> None:
+    """In the file format of packages; numbers among the inputs, and what safetensors does not tell, in its manifest."""
+    named = {f"attribute {name}": value for name, value in attributes.items()}
+    named |= {f"input {i}": value for i, value in enumerate(inputs) if isinstance(value, torch.Tensor)}
+    if not all(type(value) in (torch.Tensor, torch.nn.Parameter) for value in named.values()):
+        raise UnwritableGraph("a tensor of it is of a class of its own")
+    manifest = {
+        "tensors": {name: [list(t.stride()), str(t.device), t.requires_grad] for name, t in named.items()},
+        "inputs": [None if isinstance(value, torch.Tensor) else value for value in inputs],
+    }
+    try:
+        write_package(path, manifest, {}, {name: value.detach().cpu() for name, value in named.items()}, None)
+    except (PackageError, TypeError) as error:
+        raise UnwritableGraph(str(error)) from error
+
+
+def read_tensors(path: Path) -> tuple[dict[str, torch.Tensor], list[Any]]:
+    """What a script of :func:`write_repro` needs: the graph's own tensors by name, and its inputs."""
+    manifest, _, stored = read_package(path, None)
+    found = {}
+    for name, (stride, device, requires_grad) in manifest["tensors"].items():
+        value = stored[name]
+        made = torch.empty_strided(value.shape, stride, dtype=value.dtype, device=device).copy_(value)
+        found[name] = made.requires_grad_(requires_grad)
+    attributes = {name.removeprefix("attribute "): t for name, t in found.items() if name.startswith("attribute ")}
+    inputs = [found.get(f"input {i}", value) for i, value in enumerate(manifest["inputs"])]
+    return attributes, inputs
 
 
 def _attributes(graph: torch.fx.GraphModule) -> dict[str, torch.Tensor]:
