@@ -84,7 +84,7 @@ def _check_dumps(dumps: Path) -> None:
         ("forward-graph", ".ll"),
         ("forward-plan", ".json"),
         ("forward-report", ".txt"),
-        ("timing", ".txt"),
+        ("seconds-per-stage-of-0-0", ".txt"),
     ):
         assert [name[2:] for name in names if f"_{kind}." in name] == [f"_{kind}{suffix}"], names
     numbered = sorted(name for name in names if name[0].isdigit())

@@ -122,7 +122,7 @@ def _compile_plain(
     compiled = with_alias_specializations(
         first, lambda args: job.compile_or_fall_back(args, "could not be compiled again")
     )
-    recorder.dump("timing", "timing", recorder.table)
+    recorder.dump(f"seconds per stage{number and f' of {number}'}", "timing", recorder.table)
     if job.frozen is not None and job.frozen.used:
         from .driver.freezing import check_frozen
 

@@ -71,7 +71,7 @@ class CompileLater:
         if self.store is not None:
             self.store(artifact)
         if self.function is None:
-            self.recorder.dump("timing, backward included", "timing", self.recorder.table)
+            self.recorder.dump("seconds per stage, backward included", "timing", self.recorder.table)
 
     def loaded(self, artifact: Artifact) -> None:
         """Tell of a backward that was stored."""
