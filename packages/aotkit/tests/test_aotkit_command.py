@@ -102,6 +102,8 @@ def test_a_function_and_a_package_are_explained(
     assert "argument input: torch.float32 [4, 3]" in said and "2 weights" in said and "device: cpu" in said
     said = command(capsys, "bench", "example_target:make", "--seconds", "0.1")
     assert "first call" in said and "1.00 x" in said
+    said = command(capsys, "profile", "example_target:make", "--calls", "2")
+    assert "GFLOP/s" in said and "# sin add" in said
     assert "neither a file nor" in command(capsys, "explain", "nothing", status=1)
 
 

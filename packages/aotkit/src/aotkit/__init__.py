@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from .report.agreement import Agreement, compare
     from .report.bisect import Culprit, find_culprit
     from .report.explain import Explanation, explain
+    from .report.profile import Profile, ProfileRow, profile
     from .torch_api.aot_compile import aot_compile
     from .torch_api.aot_function import aot_function, aot_module, aot_module_simplified
     from .torch_api.compile_fx import compile_fx, compile_fx_aot, compile_fx_inner, list_mode_options, list_options
@@ -57,6 +58,8 @@ __all__ = [
     "Options",
     "Package",
     "PackageError",
+    "Profile",
+    "ProfileRow",
     "Recorder",
     "StageTiming",
     "UnknownOption",
@@ -86,6 +89,7 @@ __all__ = [
     "make_boxed_compiler",
     "make_boxed_func",
     "nop",
+    "profile",
     "save_cache",
 ]
 
@@ -144,6 +148,7 @@ _HOMES = {
             "Explanation",
             "explain",
         ),
+        ".report.profile": ("Profile", "ProfileRow", "profile"),
         ".options": (
             "MODES",
             "Options",

@@ -46,6 +46,8 @@ class Options:
     such an index reads 0 and writes nothing, and the kernel is smaller. On the CPU it is always an ``IndexError``.
     ``redzones``: watch the memory of every call of generated code (slow): a write beside a buffer raises
     ``aotkit_inductor_lower.RedzoneError``, and what is read before it was written is NaN.
+    ``separate_kernels``: on the CPU, each kernel is a native call of its own, so that a trace of ``torch.profiler`` has
+    a range for each (:func:`aotkit.profile` does this); a little slower.
     ``verify``: check the IR between passes; serialize, reload and then use the result of every stage.
     ``fuel``: how many optional rewrites may run (``None``: all). ``disable``: names of passes to leave out.
     """
@@ -65,6 +67,7 @@ class Options:
     contractions: Literal["auto", "generated", "aten"] = "auto"
     index_asserts: bool = True
     redzones: bool = False
+    separate_kernels: bool = False
     verify: bool = False
     fuel: int | None = None
     disable: frozenset[str] = frozenset()

@@ -9,7 +9,9 @@ from dataclasses import asdict, dataclass
 import torch
 from torch.fx import GraphModule, Node
 
+from .analysis.costs import arithmetic, traffic
 from .ir import ExternCall, LoopNest, Program
+from .ir.walk import buffers_of
 from .ops.aten import is_creation, is_view, library_reason
 from .ops.fixups import FIX_UPS
 from .passes import Decision
@@ -19,11 +21,17 @@ __all__ = ["ExternCount", "FusionGroup", "LoweringReport", "make_report", "merge
 
 @dataclass(frozen=True, slots=True)
 class FusionGroup:
-    """A generated kernel and the graph nodes it computes."""
+    """A generated kernel and the graph nodes it computes.
+
+    ``bytes`` of the buffers that it reads and writes, and operations on floats (``flops``), each ``None`` where a size
+    is not known before the call.
+    """
 
     kernel: str
     nodes: tuple[str, ...]
     line: str
+    bytes: int | None = None
+    flops: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,10 +95,13 @@ def make_report(gm: GraphModule, lowered: Program, scheduled: Program, records: 
     externs = {step.origin.nodes[0] for step in calls if step.origin.nodes}
     eligible = [node for node in gm.graph.nodes if _is_eligible(node)]
     counts = Counter((step.target, step.reason) for step in scheduled.steps if isinstance(step, ExternCall))
-    nests = [step for step in scheduled.steps if isinstance(step, LoopNest)]
+    nests, buffers = [step for step in scheduled.steps if isinstance(step, LoopNest)], buffers_of(scheduled)
     return LoweringReport(
         len(nests),
-        tuple(FusionGroup(nest.name, nest.origin.nodes, nest.origin.line) for nest in nests),
+        tuple(
+            FusionGroup(nest.name, nest.origin.nodes, nest.origin.line, traffic(nest, buffers), arithmetic(nest))
+            for nest in nests
+        ),
         tuple(ExternCount(target, count, reason) for (target, reason), count in counts.most_common()),
         len(eligible),
         sum(node.name not in externs for node in eligible),

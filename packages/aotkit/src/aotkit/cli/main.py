@@ -59,6 +59,9 @@ def _parser() -> argparse.ArgumentParser:
     _command(commands, "doctor", _doctor, "versions, processor, libraries, health of the cache")
     explain = _command(commands, "explain", _explain, "what became of a function, or what is in a package")
     explain.add_argument("target", help="a package file, or module:function, which returns (callable, arguments)")
+    profile = _command(commands, "profile", _profile, "time, bytes and arithmetic of each kernel of one step")
+    profile.add_argument("target", help="module:function, which returns (callable, arguments)")
+    profile.add_argument("--calls", type=int, default=20, help="how many steps to measure")
     bench = _command(commands, "bench", _bench, "eager and compiled calls in turn")
     bench.add_argument("target", help="module:function, which returns (callable, arguments)")
     bench.add_argument("--seconds", type=float, default=5.0, help="how long to measure")
@@ -177,6 +180,13 @@ def _explain(given: argparse.Namespace) -> None:
 
     function, arguments = _target(given.target)
     print(explain(function, *arguments))
+
+
+def _profile(given: argparse.Namespace) -> None:
+    from ..report.profile import profile
+
+    function, arguments = _target(given.target)
+    print(profile(function, *arguments, calls=given.calls))
 
 
 def _bench(given: argparse.Namespace) -> None:

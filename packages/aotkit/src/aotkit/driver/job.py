@@ -124,7 +124,7 @@ class GraphJob:
         try:
             with self.recorder.stage("cache-bind"):
                 frozen = None if self.frozen is None else self.frozen.tensors
-                bound = bind(artifact, later, observer=self.recorder, arguments=frozen)
+                bound = bind(artifact, later, observer=self.recorder, arguments=frozen, name=self.name)
                 lookup.loaded(artifact)
         except Exception as error:  # noqa: BLE001  # whatever is wrong with it, the graph can be compiled
             lookup.unusable(error)

@@ -90,6 +90,7 @@ def _lower_options(chosen: Options) -> LowerOptions:
         contractions=chosen.contractions,
         index_asserts=chosen.index_asserts,
         check_inputs=False,  # Dynamo's guards do
+        separate_kernels=chosen.separate_kernels,
         processor=chosen.processor,
         fuel=chosen.fuel,
         disable=tuple(sorted(chosen.disable)),

@@ -65,7 +65,7 @@ def load(path: str | os.PathLike[str], *, signing_key: bytes | str | None = None
     _check_environment(manifest.get("environment", {}))
     try:
         artifact = Artifact.from_sections(sections, manifest["artifact"])
-        call = bind(artifact)
+        call = bind(artifact, name="package")
     except (BindError, WrapperError, ValueError, KeyError) as error:
         raise PackageError(f"the package {os.fspath(path)} can't be loaded: {error}") from error
     for name, stride in manifest["strides"].items():  # the file holds the elements in the order of their indices

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ from ..environment import read_environment
 from ..options import Options
 from ..recorder import GraphRecord, Recorder
 
-__all__ = ["Explanation", "explain"]
+__all__ = ["Explanation", "explain", "run_once"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,14 +59,18 @@ def explain(fn: Callable[..., Any], *args: Any, options: Options | None = None, 
     compiled = torch.compile(
         fn, backend=make_backend(options or read_environment().options().patch(cache=False), recorder)
     )
+    run_once(compiled, args, kwargs)
+    seconds = recorder.stage_seconds()
+    return Explanation(tuple(recorder.graphs), seconds, tuple(recorder.fallbacks), recorder.table())
+
+
+def run_once(compiled: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Call it, and its backward if an output requires grad; no gradient is accumulated."""
     outputs = [
         o for o in pytree.tree_leaves(compiled(*args, **kwargs)) if isinstance(o, torch.Tensor) and o.requires_grad
     ]
     if outputs:
-        leaves = _leaves_of(outputs)
-        torch.autograd.grad(outputs, leaves, [torch.ones_like(o) for o in outputs], allow_unused=True)
-    seconds = recorder.stage_seconds()
-    return Explanation(tuple(recorder.graphs), seconds, tuple(recorder.fallbacks), recorder.table())
+        torch.autograd.grad(outputs, _leaves_of(outputs), [torch.ones_like(o) for o in outputs], allow_unused=True)
 
 
 def _leaves_of(outputs: list[torch.Tensor]) -> list[torch.Tensor]:
