@@ -37,7 +37,7 @@ class ProfileRow:
         graph, name: of which graph; the kernel, or the operator.
         ops: the operators that the kernel computes; empty for a call of ATen.
         line: the user's, if it is known.
-        calls, ms: how often, and how long altogether.
+        calls, ms: how often, and how long altogether, as the median of the steps.
         share: of the time of all rows.
         bytes, flops: of all calls, as the buffers' sizes tell; ``None`` where nobody knows.
     """
@@ -142,28 +142,38 @@ def _rows(trace: torch.profiler.profile, recorder: Recorder, calls: int) -> tupl
         for graph in recorder.graphs
         for group in getattr(graph.report, "groups", ())
     }
-    names = {graph.name for graph in recorder.graphs}
-    events = [event for event in trace.key_averages() if event.key.partition(": ")[0] in names]
-    total = sum(event.cpu_time_total for event in events) or 1.0
+    names, times = {graph.name for graph in recorder.graphs}, dict[str, list[float]]()
+    for event in sorted(trace.events(), key=lambda event: event.time_range.start):
+        if event.name.partition(": ")[0] in names:
+            times.setdefault(event.name, []).append(event.cpu_time_total)
+    in_step = {name: _median_of_steps(found, calls) for name, found in times.items()}
+    total = sum(in_step.values()) or 1.0
     rows = []
-    for event in events:
-        graph, _, name = event.key.partition(": ")
-        group = groups.get(event.key)
-        times = event.count / calls
+    for key, microseconds in in_step.items():
+        graph, _, name = key.partition(": ")
+        group, count = groups.get(key), len(times[key]) / calls
         rows.append(
             ProfileRow(
                 graph,
                 name,
                 () if group is None else group.nodes,
                 "" if group is None else group.line,
-                times,
-                event.cpu_time_total / calls / 1e3,
-                event.cpu_time_total / total,
-                None if group is None or group.bytes is None else round(group.bytes * times),
-                None if group is None or group.flops is None else round(group.flops * times),
+                count,
+                microseconds / 1e3,
+                microseconds / total,
+                None if group is None or group.bytes is None else round(group.bytes * count),
+                None if group is None or group.flops is None else round(group.flops * count),
             )
         )
     return tuple(sorted(rows, key=lambda row: -row.ms))
+
+
+def _median_of_steps(times: list[float], steps: int) -> float:
+    """The median of what all calls of one step take together; the mean if the steps differ in how many there are."""
+    if len(times) % steps:
+        return sum(times) / steps
+    of_one = len(times) // steps
+    return statistics.median(sum(times[first : first + of_one]) for first in range(0, len(times), of_one))
 
 
 def _cells(row: ProfileRow) -> tuple[str, ...]:
