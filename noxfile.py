@@ -45,7 +45,7 @@ BENCH_TOOLS = ("transformers", "matplotlib")
 SHARED = {
     "torch": ("torch", "numpy"),
     "pytest": ("pytest", "pytest-xdist", "hypothesis", "expecttest"),
-    "transformers": ("transformers",),
+    "transformers": ("transformers", "accelerate"),
     "triton": ("triton",),
     "scipy": ("scipy",),
     "llvmlite": ("llvmlite",),
@@ -413,8 +413,11 @@ def build_site(session: nox.Session) -> None:
 
 @session_without_pip
 def wheels(session: nox.Session) -> None:
-    """Build all wheels, install them outside the checkout and use each once; partition once more, by itself."""
+    """Build all wheels, and sdists; look at what stands in them, install the wheels outside the checkout and use each
+    once; partition once more, by itself."""
     built = build_wheels(session, PACKAGES)
+    builder = str(executables(base_environment(session, "build", BUILD_TOOLS)) / "python")
+    session.run(builder, "-m", "tools.archives", *map(str, built), external=True)
     with outside_environment(session, built) as python:
         session.run(python, str(ROOT / "tools" / "smoke.py"), external=True)
     alone = [wheel for wheel in built if wheel.name.startswith("aotkit_partition-")]

@@ -26,7 +26,14 @@ def check_imports() -> None:
         missing = [name for name in module.__all__ if not hasattr(module, name)]
         if missing:
             raise RuntimeError(f"{distribution} lists {missing} in __all__ but does not have them")
+        _check_license(distribution)
         print(f"{distribution} {importlib.metadata.version(distribution)}: {len(module.__all__)} public names")
+
+
+def _check_license(distribution: str) -> None:
+    files = importlib.metadata.files(distribution) or []
+    if not any(path.name == "LICENSE" and path.read_text().startswith("BSD 3-Clause") for path in files):
+        raise RuntimeError(f"{distribution} was installed without its LICENSE")
 
 
 def check_training() -> None:

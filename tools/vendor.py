@@ -1,4 +1,4 @@
-"""Copy the files that several packages share from tools/shared into each of them.
+"""Copy the files that several packages share from tools/shared into each of them, and the license into all.
 
     python -m tools.vendor [--check]
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from tools.workspace import ROOT, load_package
+from tools.workspace import PACKAGES, ROOT, load_package
 
 __all__ = ["USERS", "copies", "main"]
 
@@ -22,6 +22,7 @@ USERS: dict[str, tuple[str, ...]] = {
     "_observer.py": (
         "aot-trace", "aotkit", "cache", "cudagraphs", "inductor-lower", "partition", "runtime-wrappers",
     ),
+    "_notices.py": ("aotkit", "cache", "partition"),
     "_records.py": ("aot-trace", "cudagraphs", "functionalize", "partition", "runtime-wrappers"),
     "_size_text.py": ("aotkit", "inductor-lower", "runtime-wrappers"),
 }  # fmt: skip
@@ -29,7 +30,8 @@ USERS: dict[str, tuple[str, ...]] = {
 
 def copies() -> list[tuple[Path, Path]]:
     """Each original with each of its copies."""
-    return [(SHARED / name, load_package(user).source / name) for name, users in USERS.items() for user in users]
+    shared = [(SHARED / name, load_package(user).source / name) for name, users in USERS.items() for user in users]
+    return shared + [(ROOT / "LICENSE", load_package(name).path / "LICENSE") for name in PACKAGES]
 
 
 def main(arguments: list[str]) -> int:
@@ -48,7 +50,7 @@ def main(arguments: list[str]) -> int:
     if changed and "--check" in arguments:
         print("Change the file in tools/shared and run `nox -s vendor`.")
         return 1
-    print(f"vendored files: {len(copies())} copies of {len(USERS)} files are equal")
+    print(f"vendored files: {len(copies())} copies of {len(USERS) + 1} files are equal")
     return 0
 
 

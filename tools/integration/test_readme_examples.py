@@ -1,4 +1,5 @@
-"""Every Python example of every README runs as it stands, each README in a process of its own outside the checkout."""
+"""Every Python example of every README and how-to runs as it stands, each page in a process of its own outside the
+checkout."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+HOWTOS = sorted((ROOT / "docs" / "howto").glob("*.md"))
 READMES = [ROOT / "README.md", *sorted((ROOT / "packages").glob("*/README.md"))]
 
 #: Each program in a process of its own, which has nothing but torch imported, so that torch is imported once.
@@ -37,15 +39,15 @@ def test_all_nine_readmes_are_found() -> None:
     assert len(READMES) == 9
 
 
-def test_the_examples_of_every_readme_run(tmp_path: Path) -> None:
+def test_the_examples_of_every_readme_and_howto_run(tmp_path: Path) -> None:
     programs = []
-    for readme in READMES:
+    for readme in [*READMES, *HOWTOS]:
         blocks = BLOCK.findall(readme.read_text(encoding="utf-8"))
         assert blocks, f"{readme.relative_to(ROOT)} has no Python example"
-        folder = tmp_path / readme.parent.name
-        folder.mkdir()
+        folder = tmp_path / readme.parent.name / readme.stem
+        folder.mkdir(parents=True)
         programs.append(folder / "example.py")
         programs[-1].write_text("\n".join(blocks), encoding="utf-8")
     command = [sys.executable, "-c", EACH_BY_ITSELF, *map(str, programs)]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=600)
-    assert (done.returncode, done.stdout) == (0, "9 ran\n"), done.stderr[-8000:]
+    assert (done.returncode, done.stdout) == (0, f"{len(programs)} ran\n"), done.stderr[-8000:]

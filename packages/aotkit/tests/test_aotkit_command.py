@@ -46,7 +46,7 @@ def test_the_cache_is_listed_explained_shipped_and_pruned(
     assert "is the only graph" in command(capsys, "cache", "why")
     recorder = run(4, 6)
     listed = command(capsys, "cache", "ls")
-    assert listed.count(" inference    1 kernels") == 2 and " kernels\n" in listed
+    assert listed.count(" inference    1 kernel\n") == 2 and " kernels\n" in listed
     assert "2 inference" in command(capsys, "cache", "stats")
     said = command(capsys, "cache", "why")
     assert "inputs[0]['shape'][1]: 8 -> 6" in said and "inputs[0]['stride'][0]: 8 -> 6" in said
@@ -56,15 +56,15 @@ def test_the_cache_is_listed_explained_shipped_and_pruned(
 
     secret = tmp_path / "secret"
     secret.write_text("a secret that both machines have\n")
-    assert "wrote 4 entries" in command(capsys, "cache", "export", str(tmp_path / "all"), "--key-file", str(secret))
+    assert "wrote 4 entries" in command(capsys, "cache", "export", str(tmp_path / "all.bin"), "--key-file", str(secret))
     some = aotkit.save_cache(tmp_path / "some", recorder=recorder, signing_key=b"sixteen secret bytes")
     assert len(some.keys) == 2 and newest in {key[:12] for key in some.keys}
 
     monkeypatch.setenv("AOTKIT_CACHE_DIR", str(tmp_path / "other machine"))
-    refused = command(capsys, "cache", "import", str(tmp_path / "all"), status=1)
+    refused = command(capsys, "cache", "import", str(tmp_path / "all.bin"), status=1)
     assert "read 0 entries; 4 left out: the entry was signed with another signing key" in refused
     assert "cache.loaded" not in [name for name, _ in run(3, 3).events]
-    assert "read 4 entries" in command(capsys, "cache", "import", str(tmp_path / "all"), "--key-file", str(secret))
+    assert "read 4 entries" in command(capsys, "cache", "import", str(tmp_path / "all.bin"), "--key-file", str(secret))
     assert "cache.loaded" in [name for name, _ in run(4, 6).events]
     assert len(aotkit.load_cache(tmp_path / "some", signing_key=b"sixteen secret bytes").keys) == 2
 
@@ -80,7 +80,7 @@ def test_the_doctor_names_versions_processor_libraries_and_problems(
     found = doctor.diagnose()
     facts = dict(found.facts)
     assert torch.__version__ in facts["torch"] and "bit vectors" in facts["processor"]
-    assert "inductor-lower" in facts["aotkit"] and "missing" not in facts["aotkit"]
+    assert "inductor-lower" in facts["its parts"] and "missing" not in facts["its parts"]
     assert facts["cache"] == str(tmp_path / "cache") and facts["entries"].startswith("0,")
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("AOTKIT_CACHE_DIR", str(tmp_path / "file"))
@@ -96,12 +96,14 @@ def test_a_function_and_a_package_are_explained(
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     said = command(capsys, "explain", "example_target:make")
-    assert "1 compiled graph(s), 1 kernel(s)" in said
+    assert "1 compiled graph, 1 kernel\n" in said
     path = aotkit.aot_compile(torch.nn.Linear(3, 2), (torch.ones(4, 3),), tmp_path / "linear")
     said = command(capsys, "explain", path)
     assert "argument input: torch.float32 [4, 3]" in said and "2 weights" in said and "device: cpu" in said
     said = command(capsys, "bench", "example_target:make", "--seconds", "0.1")
     assert "first call" in said and "1.00 x" in said
+    said = command(capsys, "profile", "example_target:make", "--calls", "2")
+    assert "GFLOP/s" in said and "# sin add" in said
     assert "neither a file nor" in command(capsys, "explain", "nothing", status=1)
 
 

@@ -37,7 +37,7 @@ def saved_bytes(model: nn.Module, x: torch.Tensor, options: dict[str, object]) -
 @pytest.mark.covers("F3.38")
 @pytest.mark.parametrize(
     "options",
-    [{"memory_budget": 0.0}, {"memory_budget": 0.5}, {"partitioner": "min_peak"}],
+    [{"memory_budget": 0.0}, {"memory_budget": 0.5}, {"partitioner": "min-peak"}],
     ids=["nothing saved", "half saved", "lowest peak"],
 )
 def test_gradients_within_a_budget_equal_eager_and_less_is_saved(options: dict[str, object]) -> None:

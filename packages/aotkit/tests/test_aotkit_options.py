@@ -48,7 +48,7 @@ def test_recorder_subtracts_nested_stages_and_writes_numbered_dumps(tmp_path: Pa
     with recorder.stage("outer"), recorder.stage("inner"):
         recorder.dump("a b", "ir", lambda: "text")
     recorder.dump("c", "graphs", lambda: "more")
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["00_a-b.txt", "01_c.txt"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["00_a-b.ir", "01_c.txt", "index.html"]
     assert list(recorder.stage_seconds()) == ["inner", "outer"]
     assert all(seconds >= 0 for seconds in recorder.stage_seconds().values())
     assert "total" in recorder.table()

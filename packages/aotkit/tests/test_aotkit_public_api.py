@@ -317,7 +317,7 @@ def test_every_stage_logs_its_graph_to_torchs_artifacts_under_one_name() -> None
             messages.append((record.name.rpartition(".")[2], record.getMessage().splitlines()[0]))
 
     artifacts = ("aot_graphs", "aot_joint_graph")
-    logs = [logging.getLogger(f"aotkit.frontend.tracing_context.__{artifact}") for artifact in artifacts]
+    logs = [logging.getLogger(f"torch.aotkit.__{artifact}") for artifact in artifacts]
     keep, x = Keep(), torch.randn(3, requires_grad=True)
     levels = [log.level for log in logs]
     for log in logs:

@@ -14,5 +14,5 @@ def test_the_readme_examples_run(capsys, tmp_path):
         script.write_text(example)
         runpy.run_path(str(script))
     printed = capsys.readouterr().out
-    assert "1 kernels; 3 of 3 eligible nodes generated" in printed
+    assert "1 kernel; 3 of 3 eligible nodes generated" in printed
     assert "i0 i1 // 16 i1 % 16" in printed

@@ -442,8 +442,8 @@ def test_the_kernels_that_are_dumped_are_those_that_run() -> None:
         dumps.kept = {}
         compiled = compile_graph(graph, options=LowerOptions(processor=processor), observer=dumps)
         found.append(dumps.kept)
-    assert found[0]["kernels", "ir"] == found[1]["kernels", "ir"] == found[1]["graph", "kernels"]
-    assert compiled.compiled.text == found[1]["graph", "kernels"] == compiled.compiled.binary.sections[0][1].decode()
+    assert found[0]["kernels", "ir"] == found[1]["kernels", "ir"] == found[1]["graph.ir", "kernels"]
+    assert compiled.compiled.text == found[1]["graph.ir", "kernels"] == compiled.compiled.binary.sections[0][1].decode()
 
 
 def test_a_callers_modes_do_not_reach_into_kernels() -> None:

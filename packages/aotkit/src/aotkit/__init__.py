@@ -28,8 +28,10 @@ if TYPE_CHECKING:
     from .errors import CompileError, EagerFallback, FrozenParameterError, PackageError, UnknownOption
     from .options import MODES, Options
     from .recorder import GraphRecord, Recorder, StageTiming
+    from .report.agreement import Agreement, compare
     from .report.bisect import Culprit, find_culprit
     from .report.explain import Explanation, explain
+    from .report.profile import Profile, ProfileRow, profile
     from .torch_api.aot_compile import aot_compile
     from .torch_api.aot_function import aot_function, aot_module, aot_module_simplified
     from .torch_api.compile_fx import compile_fx, compile_fx_aot, compile_fx_inner, list_mode_options, list_options
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "MODES",
+    "Agreement",
     "CompileError",
     "Culprit",
     "EagerFallback",
@@ -55,6 +58,8 @@ __all__ = [
     "Options",
     "Package",
     "PackageError",
+    "Profile",
+    "ProfileRow",
     "Recorder",
     "StageTiming",
     "UnknownOption",
@@ -67,6 +72,7 @@ __all__ = [
     "aot_function",
     "aot_module",
     "aot_module_simplified",
+    "compare",
     "compile_fx",
     "compile_fx_aot",
     "compile_fx_inner",
@@ -83,6 +89,7 @@ __all__ = [
     "make_boxed_compiler",
     "make_boxed_func",
     "nop",
+    "profile",
     "save_cache",
 ]
 
@@ -117,6 +124,7 @@ _HOMES = {
             "nop",
         ),
         ".torch_api.aot_compile": ("aot_compile",),
+        ".report.agreement": ("Agreement", "compare"),
         ".report.bisect": ("Culprit", "find_culprit"),
         ".cli.cache": ("load_cache", "save_cache"),
         ".torch_api.compile_fx": (
@@ -140,6 +148,7 @@ _HOMES = {
             "Explanation",
             "explain",
         ),
+        ".report.profile": ("Profile", "ProfileRow", "profile"),
         ".options": (
             "MODES",
             "Options",

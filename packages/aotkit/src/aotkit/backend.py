@@ -15,7 +15,7 @@ import torch
 from torch._guards import CompileContext
 
 from .driver.alias_specializations import with_alias_specializations
-from .driver.bugs import is_bug
+from .driver.bugs import first_line, is_bug
 from .driver.job import GraphJob, run_eagerly, run_in_spite_of
 from .environment import read_environment
 from .errors import CompileError
@@ -49,10 +49,7 @@ def aotkit(
     environment = read_environment()
     chosen = resolve(mode, given, environment.options())
     recorder = recorder or Recorder(log=environment.log, dump_dir=environment.dump_dir)
-    compiled = compile_graph_module(gm, example_inputs, chosen, recorder)
-    number = CompileContext.current_compile_id()
-    recorder.dump("seconds per stage" + ("" if number is None else f" of {number}"), "timing", recorder.table)
-    return compiled
+    return compile_graph_module(gm, example_inputs, chosen, recorder)
 
 
 def make_backend(
@@ -116,13 +113,16 @@ def _compile_plain(
         if options.fallback == "error":
             raise CompileError(f"the graph could not be compiled: {reason}")
         return run_eagerly(gm, reason, recorder)
-    job = GraphJob(gm, options, recorder, f"graph{next(_numbers)}", passes)
-    recorder.event("compile.begin", {"graph": job.name, "compile_id": str(CompileContext.current_compile_id() or "")})
+    name, number = f"graph{next(_numbers)}", str(CompileContext.current_compile_id() or "")
+    recorder = recorder.of_graph(name, lambda: {"compile id": number, "first line": first_line(gm)})
+    job = GraphJob(gm, options, recorder, name, passes)
+    recorder.event("compile.begin", {"graph": name, "compile_id": number})
     job.note_static(example_inputs, attributes)
     first = job.compile_or_fall_back([*example_inputs, *attributes], "could not be compiled")
     compiled = with_alias_specializations(
         first, lambda args: job.compile_or_fall_back(args, "could not be compiled again")
     )
+    recorder.dump(f"seconds per stage{number and f' of {number}'}", "timing", recorder.table)
     if job.frozen is not None and job.frozen.used:
         from .driver.freezing import check_frozen
 

@@ -1,7 +1,7 @@
 """The one place where environment variables are read.
 
 ``AOTKIT_LOG``       comma-separated kinds to log: timing, graphs, ir, kernels, passes
-``AOTKIT_DUMP``      a folder that gets a numbered file per stage
+``AOTKIT_DUMP``      a folder that gets a folder per graph, with a numbered file per stage
 ``AOTKIT_VERIFY``    ``1``: verify the IR between passes, and serialize, reload and then use the result of every stage
 ``AOTKIT_FUEL``      a number: how many optional rewrites may run before the rest is left out (to bisect a bad one)
 ``AOTKIT_DISABLE``   comma-separated names of passes to leave out

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import warnings
+from ._notices import warn_user
 
 __all__ = ["CompileError", "EagerFallback", "FrozenParameterError", "InternalError", "PackageError", "UnknownOption"]
 
@@ -33,9 +33,8 @@ class EagerFallback(UserWarning):
 
 def notify_eager(reason: str) -> None:
     """Tell the user, once per reason, that a graph runs eagerly."""
-    warnings.warn(
+    warn_user(
         f"aotkit runs one graph eagerly: {reason}\n"
         "Results are eager's own. Pass options={'fallback': 'error'} to get an error instead.",
         EagerFallback,
-        stacklevel=3,
     )

@@ -22,9 +22,9 @@ class Options:
     products with sums, and quotients and square roots are within 2 ulp.
     ``rng``: ``"eager"`` draws the same bits as eager; ``"fast"`` only promises reproducibility under a seed: kernels
     make the numbers of ``dropout``, ``rand``, ``randn``, ``bernoulli``, ``randint`` and the like themselves.
-    ``partitioner``: ``"min_cut"`` recomputes cheap values in the backward; ``"default"`` saves all of them;
-    ``"min_peak"`` recomputes whatever lowers the peak of memory. ``memory_budget``: from 0.0 to 1.0, the bytes saved
-    (``"min_cut"``) or the peak (``"min_peak"``) as a share of what ``"min_cut"`` takes without a budget.
+    ``partitioner``: ``"min-cut"`` recomputes cheap values in the backward; ``"default"`` saves all of them;
+    ``"min-peak"`` recomputes whatever lowers the peak of memory. ``memory_budget``: from 0.0 to 1.0, the bytes saved
+    (``"min-cut"``) or the peak (``"min-peak"``) as a share of what ``"min-cut"`` takes without a budget.
     ``fallback``: a graph that is not supported runs eagerly with one notice (``"eager"``) or raises (``"error"``).
     ``lowering``: ``"kernels"`` generates code; ``"none"`` runs the captured graphs with ATen (to bisect a bug).
     ``capture``: ``False`` returns Dynamo's graph unchanged.
@@ -47,13 +47,15 @@ class Options:
     such an index reads 0 and writes nothing, and the kernel is smaller. On the CPU it is always an ``IndexError``.
     ``redzones``: watch the memory of every call of generated code (slow): a write beside a buffer raises
     ``aotkit_inductor_lower.RedzoneError``, and what is read before it was written is NaN.
+    ``separate_kernels``: on the CPU, each kernel is a native call of its own, so that a trace of ``torch.profiler`` has
+    a range for each (:func:`aotkit.profile` does this); a little slower.
     ``verify``: check the IR between passes; serialize, reload and then use the result of every stage.
     ``fuel``: how many optional rewrites may run (``None``: all). ``disable``: names of passes to leave out.
     """
 
     numerics: Literal["eager", "fast"] = "eager"
     rng: Literal["fast", "eager"] = "eager"
-    partitioner: Literal["min_cut", "default", "min_peak"] = "min_cut"
+    partitioner: Literal["min-cut", "default", "min-peak"] = "min-cut"
     memory_budget: float | None = None
     fallback: Literal["eager", "error"] = "eager"
     lowering: Literal["kernels", "none"] = "kernels"
@@ -66,6 +68,7 @@ class Options:
     contractions: Literal["auto", "generated", "aten"] = "auto"
     index_asserts: bool = True
     redzones: bool = False
+    separate_kernels: bool = False
     verify: bool = False
     fuel: int | None = None
     disable: frozenset[str] = frozenset()

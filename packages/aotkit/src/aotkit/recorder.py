@@ -5,6 +5,8 @@ Every package takes one optional :class:`._observer.Observer`; :class:`Recorder`
 
 from __future__ import annotations
 
+import copy
+import logging
 import sys
 import threading
 import time
@@ -14,9 +16,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TextIO
 
+from .dumps import DumpFolder
+
 __all__ = ["GraphRecord", "Recorder", "StageTiming"]
 
 LOG_KINDS = ("timing", "graphs", "ir", "kernels", "passes")
+
+# What `TORCH_LOGS=aotkit` and `logging.basicConfig` show; torch gives handlers to the loggers of modules named there.
+_LOG = logging.getLogger("aotkit")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +37,15 @@ class StageTiming:
 
 @dataclass(frozen=True, slots=True)
 class GraphRecord:
-    """What was compiled for one graph: ``report`` is the lowering's own (kernels, fusion groups, externs)."""
+    """What was compiled for one graph: ``report`` is the lowering's own (kernels, fusion groups, externs).
+
+    ``loaded``: it was not compiled now but comes from the cache, and so does the report.
+    """
 
     name: str
     report: object
     text: str = ""
+    loaded: bool = False
 
 
 @dataclass
@@ -42,7 +53,8 @@ class Recorder:
     """Collects what the pipeline reports; optionally logs it and writes numbered dump files.
 
     Arguments: ``log`` kinds to print (``timing``, ``graphs``, ``ir``, ``kernels``, ``passes``), ``dump_dir`` a folder
-    for ``NN_<name>.txt`` files, ``stream`` where log lines go (default: standard error). Safe under threads.
+    that gets a folder for each graph, with numbered files and a page ``index.html``, ``stream`` where log lines go
+    (default: standard error). Safe under threads.
     """
 
     log: frozenset[str] = frozenset()
@@ -54,7 +66,34 @@ class Recorder:
     events: list[tuple[str, Mapping[str, object]]] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
     _open: threading.local = field(default_factory=threading.local, repr=False)
-    _files: int = 0
+    _folder: DumpFolder | None = field(default=None, repr=False)
+    _prefix: str = field(default="", repr=False)
+
+    def __post_init__(self) -> None:
+        if self._folder is None and self.dump_dir is not None:
+            self._folder = DumpFolder(self.dump_dir)
+
+    def of_graph(self, name: str, about: Callable[[], Mapping[str, str]] = dict) -> Recorder:
+        """The same recorder, for what concerns one graph: its dumps go into a folder of their own, whose page tells
+        what it is ``about``."""
+        if self.dump_dir is None and not self.log:
+            return self
+        view = self.part(name)
+        if self.dump_dir is not None:
+            view._folder = DumpFolder(self.dump_dir, name, about())
+        return view
+
+    def part(self, name: str) -> Recorder:
+        """The same recorder, for a part of the graph: its ``name`` stands before those of its dumps."""
+        if self.dump_dir is None and not self.log:
+            return self
+        view = copy.copy(self)
+        view._prefix = f"{self._prefix}{name}-"
+        return view
+
+    def wants(self, kind: str) -> bool:
+        """Whether dumps of this kind are printed or written."""
+        return self.dump_dir is not None or kind in self.log
 
     @contextmanager
     def stage(self, name: str, /) -> Iterator[None]:
@@ -78,17 +117,18 @@ class Recorder:
 
     def dump(self, name: str, kind: str, text: Callable[[], str], /) -> None:
         """Print and/or write one result, if its kind is wanted."""
-        if self.dump_dir is None and kind not in self.log:
+        if not self.wants(kind):
             return
-        content = text()
-        if self.dump_dir is not None:
-            with self._lock:
-                number, self._files = self._files, self._files + 1
-            self.dump_dir.mkdir(parents=True, exist_ok=True)
-            safe = "".join(c if c.isalnum() or c in "-_." else "-" for c in name)
-            (self.dump_dir / f"{number:02d}_{safe}.txt").write_text(content)
+        content, full = text(), self._prefix + name
+        if self._folder is not None:
+            self._folder.write(full, kind, content)
         if kind in self.log:
-            print(f"[aotkit {kind}] {name}\n{content}", file=self.stream or sys.stderr)
+            print(f"[aotkit {kind}] {full}\n{content}", file=self.stream or sys.stderr)
+
+    def tell(self, sentence: str) -> None:
+        """Print one line, to whoever has anything logged or dumped."""
+        if self.log or self.dump_dir is not None:
+            print(f"[aotkit] {sentence}", file=self.stream or sys.stderr)
 
     def event(self, name: str, fields: Mapping[str, object], /) -> None:
         """Keep an event; generated wrapper source is also dumped."""
@@ -96,17 +136,22 @@ class Recorder:
             self.events.append((name, fields))
         source = fields.get("source")
         if isinstance(source, str):
-            self.dump(name, "graphs", lambda: source)
+            self.dump(f"{name}.py", "graphs", lambda: source)
 
     def add_graph(self, record: GraphRecord) -> None:
         """Keep the report of one compiled graph."""
         with self._lock:
             self.graphs.append(record)
+        if _LOG.isEnabledFor(logging.INFO):
+            how = "loaded from the cache" if record.loaded else "compiled"
+            summary = str(record.report).partition("\n")[0]
+            _LOG.info("%s %s%s", record.name, how, f": {summary}" if record.report is not None else "")
 
     def add_fallback(self, reason: str) -> None:
         """Keep the reason why a graph runs eagerly."""
         with self._lock:
             self.fallbacks.append(reason)
+        _LOG.info("a graph runs eagerly: %s", reason)
 
     def stage_seconds(self) -> dict[str, float]:
         """Seconds per stage name, summed over graphs, in order of first appearance."""

@@ -6,11 +6,11 @@ import contextlib
 import os
 import threading
 import time
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+from ._notices import warn_user
 from ._observer import SILENT, Observer
 from .entry import Entry, JsonValue, MissReason, RejectedEntry, decode_entry, encode_entry, stored_key_parts
 from .errors import CacheError, CacheWarning
@@ -70,7 +70,7 @@ class ArtifactCache:
             `seconds`, and `bytes` or `reason`.
     """
 
-    def __init__(self, store: Store, signing_key: bytes, *, observer: Observer = SILENT) -> None:
+    def __init__(self, store: Store, signing_key: bytes | str, *, observer: Observer = SILENT) -> None:
         self.store = store
         self._signer = Signer(signing_key)
         self._observer = observer
@@ -194,7 +194,7 @@ class ArtifactCache:
         path: str | os.PathLike[str],
         *,
         keys: Iterable[str] | None = None,
-        signing_key: bytes | None = None,
+        signing_key: bytes | str | None = None,
         progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> Transfer:
         """Write entries (all, or those with the digests `keys`) to one file, signed with `signing_key`.
@@ -209,7 +209,7 @@ class ArtifactCache:
         self,
         path: str | os.PathLike[str],
         *,
-        signing_key: bytes | None = None,
+        signing_key: bytes | str | None = None,
         progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> Transfer:
         """Keep what `export_entries` wrote with the same `signing_key`; anything else in the file is left out.
@@ -218,7 +218,7 @@ class ArtifactCache:
         """
         return import_entries(self.store, self._signer, self._other(signing_key), path, progress)
 
-    def _other(self, signing_key: bytes | None) -> Signer:
+    def _other(self, signing_key: bytes | str | None) -> Signer:
         return self._signer if signing_key is None else Signer(signing_key)
 
     @contextlib.contextmanager
@@ -257,4 +257,4 @@ class ArtifactCache:
             if cause in self._warned:
                 return
             self._warned.add(cause)
-        warnings.warn(f"compile cache: {message}. This is said once per cause.", CacheWarning, stacklevel=3)
+        warn_user(f"compile cache: {message}. This is said once per cause.", CacheWarning)

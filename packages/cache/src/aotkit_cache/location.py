@@ -31,7 +31,7 @@ class Environment:
     """
 
     directory: Path
-    signing_key: bytes | None = field(repr=False)
+    signing_key: bytes | str | None = field(repr=False)
 
 
 def read_environment(variables: Mapping[str, str] | None = None) -> Environment:
@@ -60,7 +60,7 @@ def default_cache_dir() -> Path:
 def open_cache(
     directory: str | os.PathLike[str] | None = None,
     *,
-    signing_key: bytes | None = None,
+    signing_key: bytes | str | None = None,
     max_bytes: int | None = 4 << 30,
     shared: Store | None = None,
     observer: Observer = SILENT,

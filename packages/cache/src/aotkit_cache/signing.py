@@ -19,11 +19,16 @@ _MIN_KEY_BYTES = 16
 
 
 class Signer:
-    """Signs and checks with one key (HMAC-SHA256). The key appears in no repr, error or entry."""
+    """Signs and checks with one key (HMAC-SHA256): bytes, or a text as in AOTKIT_CACHE_KEY. The key appears in no repr,
+    error or entry. Raises `CacheError` for what is no key."""
 
     __slots__ = ("_template", "key_id")
 
-    def __init__(self, key: bytes) -> None:
+    def __init__(self, key: bytes | str) -> None:
+        if isinstance(key, str):
+            key = key_from_text(key)
+        elif not isinstance(key, bytes | bytearray | memoryview):
+            raise CacheError(f"a signing key is bytes, or a text of 16 or more characters, not {type(key).__name__}")
         if len(key) < _MIN_KEY_BYTES:
             raise CacheError(f"a signing key needs at least {_MIN_KEY_BYTES} bytes, this one has {len(key)}")
         self._template = hmac.new(key, digestmod=hashlib.sha256)

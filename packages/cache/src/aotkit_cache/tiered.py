@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-import warnings
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
+from ._notices import warn_user
 from .errors import CacheError, CacheWarning
 from .store import EntryStat, LockingStore, Store, check_key
 
@@ -127,4 +127,4 @@ class TieredStore:
                 return
             self._warned.add(index)
         name = type(self._stores[index]).__name__
-        warnings.warn(f"cache tier {index} ({name}) failed and is left out: {error}", CacheWarning, stacklevel=4)
+        warn_user(f"cache tier {index} ({name}) failed and is left out: {error}", CacheWarning)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch.fx import Graph, GraphModule
 from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.utils._python_dispatch import _disable_current_modes
 
-__all__ = ["empty_strided_cpu", "lazy_graph_module", "outside_of_modes"]
+__all__ = ["RecordRange", "empty_strided_cpu", "lazy_graph_module", "outside_of_modes"]
 
 EmptyStrided = Callable[[Sequence[int], Sequence[int], torch.dtype], torch.Tensor]
 
@@ -38,5 +39,8 @@ def lazy_graph_module(root: torch.nn.Module, graph: Graph) -> GraphModule:
     """A GraphModule that writes its Python code when it is first called; compilers never call it."""
     return _LazyGraphModule(root, graph)
 
+
+#: A range of a profiler's trace, without the microseconds of ``torch.profiler.record_function`` where this torch can.
+RecordRange: Any = getattr(torch._C._profiler, "_RecordFunctionFast", torch.profiler.record_function)
 
 empty_strided_cpu: EmptyStrided = _find_empty_strided()

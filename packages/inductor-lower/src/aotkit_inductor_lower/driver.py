@@ -255,7 +255,8 @@ def _kernel_choices(ctx: PassContext) -> str:
     """What is left out of the kernel passes, of which a scheduled program says nothing; ``""`` for nothing."""
     disabled = [name for name in optional(KERNEL_PASSES) if name in ctx.options.disable]
     fuel = "" if ctx.options.fuel is None else f" fuel={ctx.fuel.left}"
-    return fuel + f" without={','.join(disabled)}" * bool(disabled)
+    separate = " separate" * ctx.options.separate_kernels
+    return fuel + f" without={','.join(disabled)}" * bool(disabled) + separate
 
 
 def _dump(observer: Observer | None, name: str, kind: str, program: Program) -> None:

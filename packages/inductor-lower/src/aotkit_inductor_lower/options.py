@@ -34,6 +34,8 @@ class LowerOptions:
     ``index_asserts``: a generated kernel on a CUDA device stops at an index that is out of range, as eager's do; the
     device can't be used afterwards. Off, such an index reads 0 and writes nothing, and the kernel is smaller; nothing
     outside of a tensor is touched either way. On the CPU such an index is always an ``IndexError``.
+    ``separate_kernels``: on the CPU, each kernel is a native call of its own, which a profiler can time; slower where
+    there are many small ones.
     ``processor``: of graphs on the CPU: generate for this one, or for any that has its x86-64 level (``"x86-64-v3"`` is
     AVX2). ``"interpreter"`` makes no code: this processor's kernels run in the interpreter of their IR (very slow: to
     tell a fault of a pass from one of code generation). ``"triton-interpreter"`` generates the kernels that a CUDA
@@ -54,4 +56,5 @@ class LowerOptions:
     contractions: Literal["auto", "generated", "aten"] = "auto"
     index_asserts: bool = True
     check_inputs: bool = True
+    separate_kernels: bool = False
     processor: Processor = "host"

@@ -9,7 +9,9 @@ from dataclasses import asdict, dataclass
 import torch
 from torch.fx import GraphModule, Node
 
+from .analysis.costs import arithmetic, traffic
 from .ir import ExternCall, LoopNest, Program
+from .ir.walk import buffers_of
 from .ops.aten import is_creation, is_view, library_reason
 from .ops.fixups import FIX_UPS
 from .passes import Decision
@@ -19,11 +21,17 @@ __all__ = ["ExternCount", "FusionGroup", "LoweringReport", "make_report", "merge
 
 @dataclass(frozen=True, slots=True)
 class FusionGroup:
-    """A generated kernel and the graph nodes it computes."""
+    """A generated kernel and the graph nodes it computes.
+
+    ``bytes`` of the buffers that it reads and writes, and operations on floats (``flops``), each ``None`` where a size
+    is not known before the call.
+    """
 
     kernel: str
     nodes: tuple[str, ...]
     line: str
+    bytes: int | None = None
+    flops: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +70,8 @@ class LoweringReport:
     def __str__(self) -> str:
         lines = [
             (
-                f"{self.kernel_count} kernels; {self.generated_nodes} of {self.eligible_nodes} eligible nodes generated"
-                f" ({100 * self.generated_share:.0f} %)"
+                f"{counted(self.kernel_count, 'kernel')}; {self.generated_nodes} of {self.eligible_nodes} eligible "
+                f"nodes generated ({100 * self.generated_share:.0f} %)"
             )
         ]
         for group in self.groups:
@@ -76,16 +84,24 @@ class LoweringReport:
         return "\n".join(lines)
 
 
+def counted(number: int, noun: str) -> str:
+    """``1 kernel``, ``2 kernels``."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def make_report(gm: GraphModule, lowered: Program, scheduled: Program, records: Sequence[Decision]) -> LoweringReport:
     """The report on one graph."""
     calls = (step for step in lowered.steps if isinstance(step, ExternCall) and step.target not in FIX_UPS)
     externs = {step.origin.nodes[0] for step in calls if step.origin.nodes}
     eligible = [node for node in gm.graph.nodes if _is_eligible(node)]
     counts = Counter((step.target, step.reason) for step in scheduled.steps if isinstance(step, ExternCall))
-    nests = [step for step in scheduled.steps if isinstance(step, LoopNest)]
+    nests, buffers = [step for step in scheduled.steps if isinstance(step, LoopNest)], buffers_of(scheduled)
     return LoweringReport(
         len(nests),
-        tuple(FusionGroup(nest.name, nest.origin.nodes, nest.origin.line) for nest in nests),
+        tuple(
+            FusionGroup(nest.name, nest.origin.nodes, nest.origin.line, traffic(nest, buffers), arithmetic(nest))
+            for nest in nests
+        ),
         tuple(ExternCount(target, count, reason) for (target, reason), count in counts.most_common()),
         len(eligible),
         sum(node.name not in externs for node in eligible),

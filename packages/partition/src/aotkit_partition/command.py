@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +18,8 @@ from .options import KNAPSACKS, RUNTIMES, STRATEGIES, PartitionOptions
 from .partition import partition
 from .plots import cut_svg, front_svg, html_report, memory_svg
 
+_REPORTS = (".html", ".json", ".txt", ".md")
+
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
@@ -30,7 +33,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--knapsack", choices=KNAPSACKS, default="dp", help="solver for budgets of bytes")
     add("--runtime", choices=RUNTIMES, default="roofline", help="estimator of op times")
     add("--num-fwd-outputs", type=int, help="leading outputs that belong to the forward (else found from tangents)")
-    add("--report", type=Path, help="write the report: .html, .json or text")
+    add("--report", type=_report, help="write the report: .html, .json, or text as .txt or .md")
     add("--plots", type=Path, help="folder for memory.svg, front.svg and cut.svg")
     add("--forward", type=Path, help="write the forward graph (JSON)")
     add("--backward", type=Path, help="write the backward graph (JSON)")
@@ -38,18 +41,32 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _report(text: str) -> Path:
+    place = Path(text)
+    if place.suffix not in _REPORTS:
+        raise argparse.ArgumentTypeError(
+            f"a report is written as {', '.join(_REPORTS[:-1])} or {_REPORTS[-1]}, by its suffix; {text!r} has another"
+        )
+    return place
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command. Returns 0, or 1 after a refusal, which is printed."""
     chosen = _parser().parse_args(arguments)
     try:
-        _run(chosen)
+        said = _run(chosen)
     except (PartitionError, OSError, ValueError) as error:
         print(f"aotkit_partition: {error}", file=sys.stderr)
         return 1
+    try:
+        print("\n".join(said), flush=True)
+    except BrokenPipeError:  # whoever reads has seen enough; the files are written
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more when it ends
     return 0
 
 
-def _run(chosen: argparse.Namespace) -> None:
+def _run(chosen: argparse.Namespace) -> list[str]:
+    """Partition and write files; what is to be said comes afterwards, so that a reader who leaves costs no file."""
     joint = load_graph(chosen.graph.read_text(encoding="utf-8"), describe_missing=True)
     count = chosen.num_fwd_outputs
     if count is None:
@@ -63,26 +80,27 @@ def _run(chosen: argparse.Namespace) -> None:
     )
     result = partition(joint, count, options)
     report = result.report
-    print(str(report).splitlines()[0] if chosen.quiet else report)
+    said = [str(report).splitlines()[0] if chosen.quiet else str(report)]
     if chosen.report is not None:
         writers = {
             ".html": lambda: html_report(result, f"Partition of {chosen.graph.name}"),
             ".json": report.to_json,
         }
-        _write(chosen.report, writers.get(chosen.report.suffix, lambda: f"{report}\n")())
+        said.append(_write(chosen.report, writers.get(chosen.report.suffix, lambda: f"{report}\n")()))
     if chosen.plots is not None:
         chosen.plots.mkdir(parents=True, exist_ok=True)
         for name, draw in (("memory", memory_svg), ("front", front_svg)):
-            _write(chosen.plots / f"{name}.svg", draw(report))
-        _write(chosen.plots / "cut.svg", cut_svg(result))
+            said.append(_write(chosen.plots / f"{name}.svg", draw(report)))
+        said.append(_write(chosen.plots / "cut.svg", cut_svg(result)))
     for place, graph in ((chosen.forward, result.forward), (chosen.backward, result.backward)):
         if place is not None:
-            _write(place, dump_graph(graph))
+            said.append(_write(place, dump_graph(graph)))
+    return said
 
 
-def _write(place: Path, words: str) -> None:
+def _write(place: Path, words: str) -> str:
     place.write_text(words, encoding="utf-8")
-    print(f"wrote {place}")
+    return f"wrote {place}"
 
 
 def count_forward_outputs(joint: torch.fx.GraphModule) -> int:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass
 
+from ._notices import warn_user
 from .budget import solve_with_budget
 from .default import default_saved_values
 from .exact import solve_exactly
@@ -53,10 +53,10 @@ def decide(joint: JointGraph, options: PartitionOptions, extensions: Extensions)
         solved = solve_exactly(problem)
         return Decision(solved.saved, "exact", problem.bans, solved.cost)
     if options.strategy == "default" and joint.first_write:
-        warnings.warn(
+        warn_user(
             "the joint graph has checkpoint policies and writes to its inputs, so the default strategy can't split it; "
             "it is split by minimum cut.",
-            stacklevel=4,
+            UserWarning,
         )
     # Recompute policies ask for a decision per value, which only the cut makes (F3.6).
     cut = solve_with_budget(joint, options, extensions.solver(options), extensions.estimator(options))

@@ -9,7 +9,6 @@ Note [A cache hit]
 from __future__ import annotations
 
 import json
-import warnings
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from torch._guards import TracingContext
 from aotkit_cache import ArtifactCache, CacheKey, CacheWarning, Uncacheable, make_key
 from aotkit_functionalize import Unsupported
 
+from .._notices import warn_user
 from ..frontend.inputs import symbolic_twins
 from ..frontend.tracing_context import publish_metadata
 from ..options import Options
@@ -74,11 +74,8 @@ class Lookup:
 
     def unusable(self, error: Exception) -> None:
         """Tell that the entry that was found can't be used; it is written again."""
-        warnings.warn(
-            f"a cache entry can't be used ({type(error).__name__}: {error}); {self.name} is compiled again",
-            CacheWarning,
-            stacklevel=4,
-        )
+        what = f"a cache entry can't be used ({type(error).__name__}: {error})"
+        warn_user(f"{what}; {self.name} is compiled again", CacheWarning)
 
     def loaded(self, artifact: Artifact) -> None:
         """The entry that was found is used: what it assumes about the sizes is assumed here too."""

@@ -27,6 +27,8 @@ from typing import Any
 
 import torch
 
+from aotkit_cache import CacheError, key_from_text
+
 from ..errors import PackageError
 
 __all__ = ["read_package", "write_package"]
@@ -47,7 +49,7 @@ def write_package(
     manifest: Mapping[str, Any],
     sections: Mapping[str, bytes],
     weights: Mapping[str, torch.Tensor],
-    signing_key: bytes | None,
+    signing_key: bytes | str | None,
 ) -> None:
     """Write a package beside ``path`` and rename it there. Raises :class:`PackageError` for an unknown dtype."""
     target = Path(path).absolute()
@@ -104,7 +106,7 @@ def _write_weights(archive: zipfile.ZipFile, weights: Mapping[str, torch.Tensor]
 
 
 def read_package(
-    path: str | os.PathLike[str], signing_key: bytes | None
+    path: str | os.PathLike[str], signing_key: bytes | str | None
 ) -> tuple[dict[str, Any], dict[str, bytes], dict[str, torch.Tensor]]:
     """Manifest, sections and weights of the file at ``path``; weights are mapped, and private to this process.
 
@@ -127,8 +129,11 @@ def read_package(
         raise PackageError(f"can't read the package {os.fspath(path)}: {error}") from error
 
 
-def _signature(archive: zipfile.ZipFile, key: bytes) -> bytes:
-    signer = hmac.new(key, digestmod=hashlib.sha256)
+def _signature(archive: zipfile.ZipFile, key: bytes | str) -> bytes:
+    try:
+        signer = hmac.new(key_from_text(key) if isinstance(key, str) else key, digestmod=hashlib.sha256)
+    except (CacheError, TypeError) as error:
+        raise PackageError(f"this is no signing key: {error}") from error
     for info in archive.infolist():
         if info.filename != "signature":
             signer.update(f"{info.filename}\0{info.file_size}\0".encode())

@@ -9,11 +9,11 @@ Note [Sizes of a package]
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from .._notices import warn_user
 from .._size_text import Tree, fold, symbols_in
 from .guards import guards_hold
 
@@ -75,7 +75,7 @@ def narrowed(
         result[symbol] = (begin, high if to_the_end else end)
         missing = [size for size in range(low, last + 1) if size not in set(accepted)]
         if (missing or not to_the_end) and not (high is None and to_the_end and missing == [1]):
-            warnings.warn(_warning(place(symbol, arguments), (low, high), result[symbol], missing), stacklevel=5)
+            warn_user(_warning(place(symbol, arguments), (low, high), result[symbol], missing), UserWarning)
     return result
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass
 
 from aotkit_cache import ArtifactCache, CacheError, CacheKey, CacheWarning, environment_parts, make_key, open_cache
 
+from .._notices import warn_user
 from ..recorder import Recorder
 
 __all__ = ["CachedObjects", "open_graph_cache"]
@@ -37,5 +37,5 @@ def open_graph_cache(recorder: Recorder) -> ArtifactCache | None:
     try:
         return open_cache(observer=recorder)
     except CacheError as error:
-        warnings.warn(f"nothing is kept between processes: {error}", CacheWarning, stacklevel=2)
+        warn_user(f"nothing is kept between processes: {error}", CacheWarning)
         return None

@@ -26,15 +26,15 @@ def save_cache(
     path: str | os.PathLike[str],
     *,
     recorder: Recorder | None = None,
-    signing_key: bytes | None = None,
+    signing_key: bytes | str | None = None,
     progress: Progress = _silent,
 ) -> Transfer:
     """Write compiled graphs of the cache to one file, to ship to another machine of the same kind.
 
     Args:
         recorder: only what the compiles that it watched read or wrote; by default everything.
-        signing_key: at least 16 secret bytes that the other machine is told too; by default the cache's own, which
-            another machine has only if both set ``AOTKIT_CACHE_KEY``.
+        signing_key: at least 16 secret bytes, or characters, that the other machine is told too; by default the
+            cache's own, which another machine has only if both set ``AOTKIT_CACHE_KEY``.
 
     Returns what was written and what was left out, and why. Raises ``aotkit_cache.CacheError``.
     """
@@ -46,7 +46,7 @@ def save_cache(
 
 
 def load_cache(
-    path: str | os.PathLike[str], *, signing_key: bytes | None = None, progress: Progress = _silent
+    path: str | os.PathLike[str], *, signing_key: bytes | str | None = None, progress: Progress = _silent
 ) -> Transfer:
     """Put what :func:`save_cache` wrote into the cache. Entries that were not signed with the key are left out."""
     return open_cache().import_entries(path, signing_key=signing_key, progress=progress)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -19,7 +20,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit status: 0, 1 for a problem that was found or met, 2 for a wrong call."""
     given = _parser().parse_args(arguments)
     try:
-        return int(given.run(given) or 0)
+        status = int(given.run(given) or 0)
+        sys.stdout.flush()  # here, where a pipe whose reader has left can be told from a problem
+        return status
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more when it ends
+        return 0
     except Exception as error:
         if given.debug:
             raise
@@ -47,12 +53,15 @@ def _parser() -> argparse.ArgumentParser:
         ("import", _cache_import, "read such a file"),
     ):
         transfer = _command(actions, name, run, text)
-        transfer.add_argument("file")
+        transfer.add_argument("file", type=_file, help="with a suffix or a folder, such as graphs.cache")
         transfer.add_argument("--key-file", type=Path, help="file with a secret of 16 or more characters, shared")
 
     _command(commands, "doctor", _doctor, "versions, processor, libraries, health of the cache")
     explain = _command(commands, "explain", _explain, "what became of a function, or what is in a package")
     explain.add_argument("target", help="a package file, or module:function, which returns (callable, arguments)")
+    profile = _command(commands, "profile", _profile, "time, bytes and arithmetic of each kernel of one step")
+    profile.add_argument("target", help="module:function, which returns (callable, arguments)")
+    profile.add_argument("--calls", type=int, default=20, help="how many steps to measure")
     bench = _command(commands, "bench", _bench, "eager and compiled calls in turn")
     bench.add_argument("target", help="module:function, which returns (callable, arguments)")
     bench.add_argument("--seconds", type=float, default=5.0, help="how long to measure")
@@ -63,6 +72,16 @@ def _command(commands: Any, name: str, run: Callable[[argparse.Namespace], int |
     parser = commands.add_parser(name, help=text, description=text)
     parser.set_defaults(run=run)
     return parser
+
+
+def _file(text: str) -> str:
+    """A word alone is hardly meant to be the name of a file: ``aotkit cache export all`` would write one."""
+    if not os.path.splitext(text)[1] and not os.path.dirname(text):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no name of a file: it has neither a suffix nor a folder. All entries are meant anyhow; "
+            f"write {text}.cache, or ./{text} if that is its name"
+        )
+    return text
 
 
 def _progress(done: int, total: int) -> None:
@@ -80,7 +99,8 @@ def _cache_ls(given: argparse.Namespace) -> None:
 
     for row in rows(open_cache(), _progress):
         used = time.strftime("%Y-%m-%d %H:%M", time.localtime(row.stat.last_used))
-        kernels = f"{row.kernels:4} kernels" if row.kind in ("inference", "training") else ""
+        noun = "kernel" if row.kernels == 1 else "kernels"
+        kernels = f"{row.kernels:4} {noun}" if row.kind in ("inference", "training") else ""
         print(f"{row.stat.key[:16]}  {row.stat.size / 1e3:9.1f} kB  {used}  {row.kind:9} {kernels}".rstrip())
 
 
@@ -160,6 +180,13 @@ def _explain(given: argparse.Namespace) -> None:
 
     function, arguments = _target(given.target)
     print(explain(function, *arguments))
+
+
+def _profile(given: argparse.Namespace) -> None:
+    from ..report.profile import profile
+
+    function, arguments = _target(given.target)
+    print(profile(function, *arguments, calls=given.calls))
 
 
 def _bench(given: argparse.Namespace) -> None:

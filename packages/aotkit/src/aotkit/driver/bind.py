@@ -3,7 +3,6 @@ and read back in the verify mode are bound here, by one function; it imports no 
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
@@ -18,6 +17,7 @@ from aotkit_runtime_wrappers import bind as bind_plan
 from aotkit_runtime_wrappers import schema_checks
 from aotkit_runtime_wrappers.double_backward import GradientRequest, Gradients
 
+from .._notices import warn_user
 from .._observer import SILENT, Observer
 from ..artifact.records import Artifact, CompiledGraph, LiveCode
 from .process import collections_put_off
@@ -41,8 +41,8 @@ class Later(Protocol):
     def finished(self, artifact: Artifact) -> None:
         """The backward of ``artifact`` was compiled and bound."""
 
-    def loaded(self, backward: CompiledGraph) -> None:
-        """A backward that was stored is bound."""
+    def loaded(self, artifact: Artifact) -> None:
+        """The backward of ``artifact``, which was stored, is bound."""
 
     def instead(self, artifact: Artifact, missing: Missing, error: Exception) -> CompiledGraph | None:
         """What runs where the compile of a backward failed, or ``None`` as of :meth:`backward`; or raises ``error``."""
@@ -59,6 +59,7 @@ def bind(
     arenas: ArenaPool | None = None,
     arguments: Mapping[int, torch.Tensor] | None = None,
     redzones: bool = False,
+    name: str = "",
 ) -> Any:
     """The boxed callable of the user's flat arguments.
 
@@ -69,12 +70,14 @@ def bind(
         arenas: where temporaries live: a forward and its backward take turns.
         arguments: those that the artifact was frozen with, by position.
         redzones: watch the memory of every call; slow.
+        name: of the graph, in traces of a profiler.
     """
     pool = arenas or ArenaPool()
-    forward = bind_graph(artifact.forward, pool, arguments, redzones)
+    kind = "forward" if artifact.plan.call.training else "inference"
+    forward = bind_graph(artifact.forward, pool, arguments, redzones, name and f"{name}-{kind}")
     training: dict[str, Any] = {}
     if artifact.plan.call.training:
-        make_backward = _backwards(artifact, later, pool, redzones)
+        make_backward = _backwards(artifact, later, pool, redzones, name and f"{name}-backward")
         training["backward"] = lambda: make_backward()
         training["backward_graph"] = None if artifact.graphs is None else artifact.graphs.backward_source()
         training["specialize"] = make_backward if later is None or later.specializes else None
@@ -88,8 +91,9 @@ def bind_graph(
     arenas: ArenaPool,
     arguments: Mapping[int, torch.Tensor] | None = None,
     redzones: bool = False,
+    label: str = "",
 ) -> Boxed:
-    """The boxed callable of one graph, with what stands directly around it."""
+    """The boxed callable of one graph, with what stands directly around it. ``label``: its name in traces."""
     if isinstance(graph.code, LiveCode):
         call = graph.code.call
     else:
@@ -98,14 +102,14 @@ def bind_graph(
             name: (arguments or {})[value].detach() if isinstance(value, int) else value
             for name, value in graph.constants.items()
         }
-        call = bind_program(program, constants, arenas, redzones=redzones)
+        call = bind_program(program, constants, arenas, redzones=redzones, label=label)
     if graph.detaches:
         call = _detaching(call)
     return schema_checks.checked_at_first_call(call, graph.checked) if graph.checked else call
 
 
 def _backwards(
-    artifact: Artifact, later: Later | None, arenas: ArenaPool, redzones: bool
+    artifact: Artifact, later: Later | None, arenas: ArenaPool, redzones: bool, label: str
 ) -> Callable[..., Boxed | None]:
     """What gives the backward for calls in which given tangents are missing: bound if it is there, else compiled."""
 
@@ -114,33 +118,31 @@ def _backwards(
         if stored is not None and missing == artifact.missing:
             try:
                 with collections_put_off():
-                    bound = bind_graph(stored, arenas, None, redzones)
+                    bound = bind_graph(stored, arenas, None, redzones, label)
             except Exception as error:
                 if later is None:
                     raise
                 what = "a stored backward can't be used"  # whatever is wrong with it, the graph can be compiled
-                warnings.warn(
-                    f"{what} ({type(error).__name__}: {error}); it is compiled again", CacheWarning, stacklevel=2
-                )
+                warn_user(f"{what} ({type(error).__name__}: {error}); it is compiled again", CacheWarning)
             else:
                 if later is not None:
-                    later.loaded(stored)
+                    later.loaded(artifact)
                 return bound
         if later is None or (stored is not None and any(missing)):
             return None
-        return _compiled_backward(artifact, later, missing, arenas, redzones)
+        return _compiled_backward(artifact, later, missing, arenas, redzones, label)
 
     return make
 
 
 def _compiled_backward(
-    artifact: Artifact, later: Later, missing: Missing, arenas: ArenaPool, redzones: bool
+    artifact: Artifact, later: Later, missing: Missing, arenas: ArenaPool, redzones: bool, label: str
 ) -> Boxed | None:
     try:
         graph = later.backward(artifact, missing)
         if graph is None:
             return None
-        bound = bind_graph(graph, arenas, None, redzones)
+        bound = bind_graph(graph, arenas, None, redzones, label)
         later.finished(replace(artifact, backward=graph, missing=missing))
         return bound
     except Exception as error:  # noqa: BLE001  # raised again, unless there is something else to run

@@ -126,10 +126,10 @@ def _with_mutations(captured: Captured, ctx: CompileContext) -> Captured:
 
 
 def _shown(captured: Captured, ctx: CompileContext) -> Captured:
-    ctx.recorder.dump(f"{ctx.name}-captured", "graphs", lambda: readable(captured.graph))
+    ctx.recorder.dump("captured.py", "graphs", lambda: readable(captured.graph))
     if ctx.publish and captured.metadata.is_training:
         publish_graph(f"{ctx.name}-joint", captured.graph)
-    ctx.recorder.dump(f"{ctx.name}-metadata", "graphs", lambda: str(captured.metadata))
+    ctx.recorder.dump("metadata", "graphs", lambda: str(captured.metadata))
     publish_metadata(captured.metadata)
     return captured
 

@@ -112,9 +112,13 @@ class CompileContext:
         stage = self.stages if self.recordings is None else self.recordings
         return stage.lower(graph, kind, f"{self.name}-{kind}", self)
 
+    def short(self, name: str) -> str:
+        """The name of a part of this compile without that of the compile, which the recorder knows."""
+        return name.removeprefix(f"{self.name}-")
+
     def dump_graph(self, name: str, graph: torch.fx.GraphModule) -> None:
         """Show ``graph`` to whoever watches."""
-        self.recorder.dump(name, "graphs", lambda: readable(graph))
+        self.recorder.dump(f"{self.short(name)}.py", "graphs", lambda: readable(graph))
         if self.publish:
             publish_graph(name, graph)
 

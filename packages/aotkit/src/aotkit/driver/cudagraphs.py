@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Literal
@@ -22,6 +21,7 @@ from aotkit_cudagraphs import (
 from aotkit_functionalize import GraphMetadata
 from aotkit_runtime_wrappers import InputPlan
 
+from .._notices import warn_user
 from ..artifact.records import CompiledGraph, LiveCode
 from .bind import bind_graph
 from .context import Boxed, CompileContext, Kind
@@ -112,5 +112,5 @@ class CudagraphStages:
             if isinstance(value, torch.Tensor) and value.device.type == "cuda" and torch.cuda.is_available():
                 return shared_trees(value.device, self._options)
         reason = SkipReason(SkipKind.CPU_DEVICE, f"{name} runs on the CPU")
-        warnings.warn(f"runs without a CUDA graph: {reason}", CudagraphNotice, stacklevel=4)
+        warn_user(f"runs without a CUDA graph: {reason}", CudagraphNotice)
         return None

@@ -20,6 +20,7 @@ from ..options import Options
 from ..recorder import GraphRecord, Recorder
 from .bugs import first_line, is_bug, is_refusal, note_bug, raise_bug
 from .process import collections_put_off
+from .shown import show_loaded
 
 if TYPE_CHECKING:
     from ..artifact.frozen import FrozenArguments
@@ -123,13 +124,14 @@ class GraphJob:
         try:
             with self.recorder.stage("cache-bind"):
                 frozen = None if self.frozen is None else self.frozen.tensors
-                bound = bind(artifact, later, observer=self.recorder, arguments=frozen)
+                bound = bind(artifact, later, observer=self.recorder, arguments=frozen, name=self.name)
                 lookup.loaded(artifact)
         except Exception as error:  # noqa: BLE001  # whatever is wrong with it, the graph can be compiled
             lookup.unusable(error)
             return None
         kind = "inference" if artifact.kind == "inference" else "forward"
-        self.recorder.add_graph(GraphRecord(f"{self.name}-{kind}", artifact.forward.report))
+        self.recorder.add_graph(GraphRecord(f"{self.name}-{kind}", artifact.forward.report, loaded=True))
+        show_loaded(artifact, kind, self.name, self.recorder)
         self.recorder.event("cache.loaded", {"graph": self.name, "specialization": lookup.slot})
         return unboxed(bound)
 

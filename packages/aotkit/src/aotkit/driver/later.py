@@ -17,6 +17,7 @@ from ..artifact.records import Artifact, CompiledGraph, LiveCode
 from ..errors import notify_eager
 from ..recorder import GraphRecord, Recorder
 from .bugs import first_line, is_bug, is_refusal, note_bug
+from .shown import show_loaded
 
 if TYPE_CHECKING:
     from .context import CompileContext
@@ -70,11 +71,13 @@ class CompileLater:
         if self.store is not None:
             self.store(artifact)
         if self.function is None:
-            self.recorder.dump(f"{self.name} seconds per stage, backward included", "timing", self.recorder.table)
+            self.recorder.dump("seconds per stage, backward included", "timing", self.recorder.table)
 
-    def loaded(self, backward: CompiledGraph) -> None:
+    def loaded(self, artifact: Artifact) -> None:
         """Tell of a backward that was stored."""
-        self.recorder.add_graph(GraphRecord(f"{self.name}-backward", backward.report))
+        assert artifact.backward is not None
+        self.recorder.add_graph(GraphRecord(f"{self.name}-backward", artifact.backward.report, loaded=True))
+        show_loaded(artifact, "backward", self.name, self.recorder)
 
     def instead(self, artifact: Artifact, missing: tuple[bool, ...], error: Exception) -> CompiledGraph | None:
         """The backward graph run with ATen, after one notice; of one for ``missing`` tangents, nothing: the whole one
@@ -101,7 +104,7 @@ class CompileLater:
 
         assert artifact.origin is not None
         ctx = self.context()
-        ctx = with_recordings(replace(ctx, name=f"{ctx.name}-gradients"))
+        ctx = with_recordings(replace(ctx, name=f"{ctx.name}-gradients", recorder=ctx.recorder.part("gradients")))
         origin, saved = artifact.origin.live or self._read_origin(artifact)
         made = compile_gradients(origin, artifact.metadata, saved, request, ctx)
         return made, CompileLater(lambda: ctx, ctx.recorder, ctx.name, specializes=self.specializes)

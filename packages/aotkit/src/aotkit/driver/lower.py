@@ -16,6 +16,7 @@ from ..frontend.tracing_context import publish_strides
 from ..options import Options
 from ..recorder import GraphRecord
 from .context import Boxed, CompileContext, Kind
+from .shown import show_compiled
 
 __all__ = ["asks_for_history", "live_graph", "lower_graph", "run_with_aten"]
 
@@ -26,12 +27,14 @@ def lower_graph(graph: torch.fx.GraphModule, kind: Kind, name: str, ctx: Compile
     checked = tuple(sorted(map(str, schema_checks.operators_to_check(graph))))
     if ctx.options.lowering == "none":
         return live_graph(graph, run_with_aten(graph), "ATen runs the graph as it stands", checked)
+    # Kernels that are kept have no text: whoever wants to see it has them made again.
+    store = None if ctx.recorder.wants("kernels") else ctx.object_store
     with ctx.recorder.stage("lower"):
         compiled = compile_to_program(
             graph,
             options=_lower_options(ctx.options),
-            observer=ctx.recorder,
-            object_store=ctx.object_store,
+            observer=ctx.recorder.part(ctx.short(name)),
+            object_store=store,
             arenas=ctx.arenas,
         )
     if kind != "backward":
@@ -44,7 +47,9 @@ def lower_graph(graph: torch.fx.GraphModule, kind: Kind, name: str, ctx: Compile
     constants: dict[str, torch.Tensor | int] = dict(compiled.constants)
     if ctx.frozen is not None:
         constants.update(ctx.frozen.positions_of(compiled.constants))
-    return CompiledGraph(compiled.program, constants, asks_for_history(graph), checked, compiled.report)
+    made = CompiledGraph(compiled.program, constants, asks_for_history(graph), checked, compiled.report)
+    show_compiled(made, ctx.recorder.part(ctx.short(name)))
+    return made
 
 
 def live_graph(
@@ -85,6 +90,7 @@ def _lower_options(chosen: Options) -> LowerOptions:
         contractions=chosen.contractions,
         index_asserts=chosen.index_asserts,
         check_inputs=False,  # Dynamo's guards do
+        separate_kernels=chosen.separate_kernels,
         processor=chosen.processor,
         fuel=chosen.fuel,
         disable=tuple(sorted(chosen.disable)),

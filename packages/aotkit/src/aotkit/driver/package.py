@@ -52,7 +52,7 @@ def _architecture(device: torch.device) -> str:
     return f"{device} of architecture sm_{major}{minor}"
 
 
-def load(path: str | os.PathLike[str], *, signing_key: bytes | None = None) -> Package:
+def load(path: str | os.PathLike[str], *, signing_key: bytes | str | None = None) -> Package:
     """Load a package that :func:`aotkit.aot_compile` wrote; weights are mapped, not read.
 
     A package holds native code, which runs in this process: load only files that you trust. With ``signing_key``, a
@@ -65,7 +65,7 @@ def load(path: str | os.PathLike[str], *, signing_key: bytes | None = None) -> P
     _check_environment(manifest.get("environment", {}))
     try:
         artifact = Artifact.from_sections(sections, manifest["artifact"])
-        call = bind(artifact)
+        call = bind(artifact, name="package")
     except (BindError, WrapperError, ValueError, KeyError) as error:
         raise PackageError(f"the package {os.fspath(path)} can't be loaded: {error}") from error
     for name, stride in manifest["strides"].items():  # the file holds the elements in the order of their indices

@@ -49,5 +49,6 @@ def bind_compiled(
             arenas=ctx.arenas,
             arguments=None if ctx.frozen is None else ctx.frozen.tensors,
             redzones=ctx.options.redzones,
+            name=ctx.name,
         )
     return unboxed(bound)

@@ -36,14 +36,13 @@ def own_stages() -> Stages:
 
 def _partition(joint: torch.fx.GraphModule, metadata: GraphMetadata, ctx: CompileContext) -> Split:
     options = PartitionOptions(
-        strategy=ctx.options.partitioner.replace("_", "-"),
+        strategy=ctx.options.partitioner,
         memory_budget=ctx.options.memory_budget,
         static_inputs=tuple(i.index for i in metadata.inputs if i.is_static),
         mutated_inputs=tuple(i.index for i in metadata.inputs if i.mutation.value in _OVERWRITTEN),
         details="decisions",
     )
     parts = partition(joint, metadata.num_forward_outputs, options, observer=ctx.recorder)
-    ctx.recorder.dump(f"{ctx.name}-partition", "graphs", lambda: str(parts.report))
     if ctx.options.verify:
         parts = round_trip.reread_partition(parts, joint)
     tensors = len(parts.saved_names) - parts.num_saved_symints

@@ -4,7 +4,7 @@ artifacts, so that ``TORCH_LOGS`` and ``TORCH_TRACE`` show our graphs as they sh
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,12 +14,23 @@ from torch._logging import getArtifactLogger, trace_structured
 
 from aotkit_functionalize import GraphMetadata
 
-__all__ = ["PublishedMetadata", "publish_graph", "publish_metadata", "publish_parameters", "publish_strides"]
-
+__all__ = [
+    "PublishedMetadata",
+    "publish_absent",
+    "publish_graph",
+    "publish_metadata",
+    "publish_parameters",
+    "publish_strides",
+]
 
 _KINDS = ("joint", "forward", "backward", "inference")
-_JOINT_LOG = getArtifactLogger(__name__, "aot_joint_graph")
-_GRAPHS_LOG = getArtifactLogger(__name__, "aot_graphs")
+
+# Below torch's own logger, whose handlers print them: it gives handlers to those loggers alone that it knows when it
+# is imported. `TORCH_LOGS=+aotkit` shows the graphs too, by the logger that torch makes for a module of that name.
+_ARTIFACT_LOGS = {
+    kind: getArtifactLogger("torch.aotkit", "aot_joint_graph" if kind == "joint" else "aot_graphs") for kind in _KINDS
+}
+_OWN_LOG = logging.getLogger("aotkit")
 
 
 @dataclass(slots=True)
@@ -81,8 +92,9 @@ def _number(stride: Any) -> int:
     return int(hint)
 
 
-def publish_graph(name: str, graph: torch.fx.GraphModule) -> None:
-    """Log the graph of the stage that ``name`` ends in, as in ``model__0-forward``; text is made only if wanted.
+def publish_graph(name: str, graph: torch.fx.GraphModule | Callable[[], torch.fx.GraphModule]) -> None:
+    """Log the graph of the stage that ``name`` ends in, as in ``model__0-forward``; text is made only if wanted, and
+    so is a ``graph`` that is read by a function.
 
     Artifacts: ``aot_joint_graph`` for the joint graph, ``aot_graphs`` for the others. Structured traces:
     ``aot_joint_graph``, ``aot_forward_graph``, ``aot_backward_graph``, ``aot_inference_graph``.
@@ -90,11 +102,25 @@ def publish_graph(name: str, graph: torch.fx.GraphModule) -> None:
     kind = name.rpartition("-")[2]
     if kind not in _KINDS:
         return
-    log = _JOINT_LOG if kind == "joint" else _GRAPHS_LOG
-    if log.isEnabledFor(logging.DEBUG):
+    log = _listening(kind)
+    if log is not None:
         log.debug("%s\n%s", name, _text(graph))
     trace_structured(f"aot_{kind}_graph", payload_fn=lambda: _text(graph))
 
 
-def _text(graph: torch.fx.GraphModule) -> str:
+def publish_absent(name: str, sentence: str) -> None:
+    """Say, where the graph ``name`` would be logged, that it was loaded from a cache that does not keep it."""
+    log = _listening(name.rpartition("-")[2])
+    if log is not None:
+        log.debug("%s is not kept with what was loaded from the cache. %s", name, sentence)
+
+
+def _listening(kind: str) -> logging.Logger | None:
+    """The logger by which somebody wants to see graphs of this kind."""
+    logs = (_ARTIFACT_LOGS[kind], _OWN_LOG)
+    return next((log for log in logs if log.isEnabledFor(logging.DEBUG)), None)
+
+
+def _text(graph: torch.fx.GraphModule | Callable[[], torch.fx.GraphModule]) -> str:
+    graph = graph if isinstance(graph, torch.fx.GraphModule) else graph()
     return str(graph.print_readable(print_output=False, include_stride=True, include_device=True))

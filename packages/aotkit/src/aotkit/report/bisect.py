@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -14,10 +15,14 @@ from ..backend import BackendFn, make_backend
 from ..driver.user_passes import GraphPasses
 from ..environment import read_environment
 from ..options import Options
+from .agreement import Comparison
+from .repro import SeenGraph, UnwritableGraph, seeing, write_repro
 
 __all__ = ["Culprit", "find_culprit"]
 
 _MOST_REWRITES = 1 << 20
+_NOTHING = "nothing: the result is right"
+_NOT_OURS = "the function itself or Dynamo"
 _LEVELS: tuple[Literal["graph", "loop", "kernel"], ...] = ("graph", "loop", "kernel")
 
 
@@ -30,33 +35,62 @@ class Culprit:
         options: with these the result is right, if some are found.
         rewrite: the number of the rewrite that breaks it, counted over all passes from 1 in each graph, if one does.
         checks: how often something was compiled and checked.
+        repro: the script that was written, or why there is none; empty if none was asked for.
     """
 
     where: str
     options: Mapping[str, Any] = field(default_factory=dict)
     rewrite: int | None = None
     checks: int = 0
+    repro: str = ""
 
     def __str__(self) -> str:
-        text = f"{self.where}, after {self.checks} checks"
+        text = f"{self.where}, after {self.checks} check{'' if self.checks == 1 else 's'}"
         if self.rewrite is not None:
             text += f"; rewrite number {self.rewrite} breaks it"
         settings = ", ".join(f"{name!r}: {value!r}" for name, value in self.options.items())
-        return text + (f"; right with options={{{settings}}}" if settings else "")
+        text += f"; right with options={{{settings}}}" if settings else ""
+        return text + (f"; {self.repro}" if self.repro else "")
 
 
 def find_culprit(
-    check: Callable[[BackendFn], bool], options: Options | None = None, passes: GraphPasses | None = None
+    subject: Callable[..., Any],
+    *args: Any,
+    options: Options | None = None,
+    passes: GraphPasses | None = None,
+    repro: str | Path | None = None,
+    **kwargs: Any,
 ) -> Culprit:
-    """Find what makes ``check`` fail: it compiles with the backend that it gets, and tells whether the result is right.
+    """Find what makes the compiled ``subject``, a function or a module, give wrong results for these arguments.
 
-        find_culprit(lambda backend: torch.allclose(torch.compile(f, backend=backend)(x), f(x)))
+        find_culprit(model, batch)
+
+    Results, gradients and arguments are compared as :func:`aotkit.compare` does: with float64, and with eager's own
+    error, so rounding is not blamed. A ``subject`` without arguments is a check of your own instead: it compiles with
+    the backend that it gets, and tells whether the result is right.
+
+        find_culprit(lambda backend: train(torch.compile(model, backend=backend)) < 0.1)
 
     Looked at are ``passes`` of the user's, Dynamo, the capture, each pass over graphs, loops and kernels, and what
     remains: code generation, which interpreted kernels do without (on the CPU), and lowering. Dynamo is reset before
-    every check; an exception in ``check`` counts as wrong.
+    every check; an exception in it counts as wrong. ``repro`` is a file, ``repro.py``, that becomes a script with the
+    graph that is wrong and the options with which it is wrong and right; its inputs are written beside it.
     """
-    return _Search(check, options or read_environment().options(), passes or GraphPasses()).run()
+    if not callable(subject):
+        raise TypeError(f"find_culprit takes a function or a module; {subject!r} can't be called")
+    chosen = options or read_environment().options()
+    check = subject
+    if args or kwargs:
+        comparison = Comparison(subject, args, kwargs)
+        chosen = chosen.patch(**comparison.needs)
+
+        def check(backend: BackendFn) -> bool:
+            return comparison.of(backend).right
+
+    search = _Search(check, chosen, passes or GraphPasses())
+    culprit = search.run()
+    wrong = culprit.where not in (_NOTHING, _NOT_OURS)
+    return replace(culprit, repro=search.write(culprit, Path(repro))) if repro is not None and wrong else culprit
 
 
 class _Search:
@@ -66,13 +100,13 @@ class _Search:
 
     def run(self) -> Culprit:
         if self.right():
-            return self.found("nothing: the result is right")
+            return self.found(_NOTHING)
         for each in fields(self.passes):
             without = replace(self.passes, **{each.name: None})
             if without != self.passes and self.right(without):
                 return self.found(f"the given pass {each.name!r}")
         if not self.right(capture=False):
-            return self.found("the function itself or Dynamo")
+            return self.found(_NOT_OURS)
         if not self.right(lowering="none"):
             return self.found("capture, partitioning or the code around the graph", capture=False)
         for level in _LEVELS:
@@ -91,7 +125,10 @@ class _Search:
         """Whether the result is right with these changes."""
         torch._dynamo.reset()
         self.checks += 1
-        backend = make_backend(self.options.patch(**changes), passes=passes or self.passes)
+        return self.passed(make_backend(self.options.patch(**changes), passes=passes or self.passes))
+
+    def passed(self, backend: BackendFn) -> bool:
+        """What the check says."""
         try:
             return bool(self.check(backend))
         except Exception:  # noqa: BLE001  # a crash is what somebody may be looking for
@@ -114,3 +151,28 @@ class _Search:
     def found(self, where: str, rewrite: int | None = None, **options: Any) -> Culprit:
         torch._dynamo.reset()
         return Culprit(where, options, rewrite, self.checks)
+
+    def write(self, culprit: Culprit, path: Path) -> str:
+        """Write a script for the first graph that is wrong by itself; returns what is to be said of it."""
+        backend, seen = make_backend(self.options, passes=self.passes), list[SeenGraph]()
+        torch._dynamo.reset()
+        self.passed(seeing(backend, seen))
+        wrong = {f.name: getattr(self.options, f.name) for f in fields(self.options)}
+        wrong = {name: value for name, value in wrong.items() if value != getattr(Options(), name)}
+        for each in seen:
+            if each.inputs is None or _agrees(each, backend):
+                continue
+            try:
+                write_repro(path, each, str(culprit), wrong, {**wrong, **culprit.options})
+            except UnwritableGraph as reason:
+                return f"the graph that is wrong can't be written: {reason}"
+            return f"{path} shows it"
+        return "no graph is wrong by itself, so there is no script"
+
+
+def _agrees(graph: SeenGraph, backend: BackendFn) -> bool:
+    assert graph.inputs is not None
+    try:
+        return Comparison(graph.graph, graph.inputs, {}).of(backend).right
+    except Exception:  # noqa: BLE001  # a crash is what somebody may be looking for
+        return False

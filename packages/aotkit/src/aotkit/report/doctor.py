@@ -31,7 +31,8 @@ def diagnose() -> Diagnosis:
     """Look at versions, the processor, torch's libraries and the cache directory. Compiles nothing."""
     facts: list[tuple[str, str]] = [
         ("python", f"{platform.python_version()} on {platform.system()} {platform.machine()}"),
-        ("aotkit", ", ".join(f"{part} {_version(part)}" for part in _PARTS)),
+        ("aotkit", _version("aotkit", "aotkit")),
+        ("its parts", ", ".join(f"{part} {_version(f'aotkit-{part}', _module(part))}" for part in _PARTS)),
     ]
     problems: list[str] = []
     _look_at_torch(facts, problems)
@@ -42,12 +43,15 @@ def diagnose() -> Diagnosis:
     return Diagnosis(tuple(facts), tuple(problems))
 
 
-def _version(part: str) -> str:
+def _module(part: str) -> str:
+    return f"aotkit_{part.replace('-', '_')}"
+
+
+def _version(distribution: str, module: str) -> str:
     try:
-        return importlib.metadata.version(f"aotkit-{part}")
+        return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:
-        name = f"aotkit_{part.replace('-', '_')}"
-        about = importlib.import_module(f"{name}.__about__") if importlib.util.find_spec(name) else None
+        about = importlib.import_module(f"{module}.__about__") if importlib.util.find_spec(module) else None
         return f"{about.__version__} (sources)" if about is not None else "missing"
 
 

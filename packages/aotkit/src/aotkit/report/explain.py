@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ from ..environment import read_environment
 from ..options import Options
 from ..recorder import GraphRecord, Recorder
 
-__all__ = ["Explanation", "explain"]
+__all__ = ["Explanation", "explain", "run_once"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,30 +36,41 @@ class Explanation:
         return sum(g.report.kernel_count for g in self.graphs)  # type: ignore[attr-defined]
 
     def __str__(self) -> str:
-        parts = [f"{len(self.graphs)} compiled graph(s), {self.kernel_count} kernel(s)"]
+        parts = [f"{_counted(len(self.graphs), 'compiled graph')}, {_counted(self.kernel_count, 'kernel')}"]
         parts += [f"runs eagerly: {reason}" for reason in self.fallbacks]
         parts += [f"== {graph.name}\n{graph.report}" for graph in self.graphs]
         parts.append(f"== seconds per stage\n{self.stage_table}")
         return "\n\n".join(parts)
 
 
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def explain(fn: Callable[..., Any], *args: Any, options: Options | None = None, **kwargs: Any) -> Explanation:
     """Compile ``fn`` for these arguments, run it once (and its backward, if an output requires grad), and report.
 
     Gradients are computed but not accumulated into ``.grad``; anything else ``fn`` does to its arguments happens.
+    Raises ``TypeError`` if ``fn`` can't be called.
     """
+    if not callable(fn):
+        raise TypeError(f"explain takes a function or a module, and its arguments; {fn!r} can't be called")
     recorder = Recorder()
     compiled = torch.compile(
         fn, backend=make_backend(options or read_environment().options().patch(cache=False), recorder)
     )
+    run_once(compiled, args, kwargs)
+    seconds = recorder.stage_seconds()
+    return Explanation(tuple(recorder.graphs), seconds, tuple(recorder.fallbacks), recorder.table())
+
+
+def run_once(compiled: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Call it, and its backward if an output requires grad; no gradient is accumulated."""
     outputs = [
         o for o in pytree.tree_leaves(compiled(*args, **kwargs)) if isinstance(o, torch.Tensor) and o.requires_grad
     ]
     if outputs:
-        leaves = _leaves_of(outputs)
-        torch.autograd.grad(outputs, leaves, [torch.ones_like(o) for o in outputs], allow_unused=True)
-    seconds = recorder.stage_seconds()
-    return Explanation(tuple(recorder.graphs), seconds, tuple(recorder.fallbacks), recorder.table())
+        torch.autograd.grad(outputs, _leaves_of(outputs), [torch.ones_like(o) for o in outputs], allow_unused=True)
 
 
 def _leaves_of(outputs: list[torch.Tensor]) -> list[torch.Tensor]:

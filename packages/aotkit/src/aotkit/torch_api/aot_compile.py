@@ -46,7 +46,7 @@ def aot_compile(
     kwargs: Mapping[str, Any] | None = None,
     dynamic_shapes: Any = None,
     options: Options | None = None,
-    signing_key: bytes | None = None,
+    signing_key: bytes | str | None = None,
     recorder: Recorder | None = None,
 ) -> str:
     """Compile for inference and write one file, which :func:`aotkit.load` runs in a process that compiles nothing.
@@ -56,7 +56,8 @@ def aot_compile(
             program that was exported. Sizes that are dynamic there may vary, in their ranges, in the package.
         args: example arguments of a module; not looked at for a program.
         path: the file to write, replaced if it exists.
-        signing_key: at least 16 secret bytes, for files that pass through other hands; ``load`` then wants the same.
+        signing_key: at least 16 secret bytes, or characters, for files that pass through other hands; ``load`` then
+            wants the same.
 
     Returns ``path``. Raises :class:`PackageError` for what can't be packed, :class:`CompileError` for a graph that is
     not supported; what ``torch.export`` raises passes through.
@@ -168,6 +169,7 @@ def _compile(program: ExportedProgram, inputs: list[_Input], options: Options, r
         return full
 
     weights = sum(entry.weight is not None for entry in inputs)
+    recorder = recorder.of_graph("package")
     ctx = CompileContext(options, recorder, own_stages(), "package", num_static=weights, publish=False)
     function = GraphFunction(program.graph_module, arguments)
     fakes = [inputs[i].fake for i in variable]

@@ -217,11 +217,12 @@ def settings_of_compile(stages: Stages, num_static: int, keep_mutations: bool, l
     """Options and log targets from the environment, a new name, and what the caller says about inputs."""
     environment = read_environment()
     recorder = Recorder(log=environment.log, dump_dir=environment.dump_dir) if log else Recorder()
+    name = next_name()
     return CompileContext(
         environment.options(),
-        recorder,
+        recorder.of_graph(name),
         stages,
-        next_name(),
+        name,
         num_static=num_static,
         keep_input_mutations=keep_mutations,
         publish=log,

@@ -71,7 +71,7 @@ def compile_fx(
     if inner_compile is not None:
         stages = _with_inner(stages, inner_compile)
     static = frozenset(i for i, value in enumerate(example_inputs) if isinstance(value, torch.nn.Parameter))
-    kept = recorder or Recorder()
+    kept = (recorder or Recorder()).of_graph("fx")
     ctx = CompileContext(chosen, kept, stages, "fx", keep_input_mutations=True, static_inputs=static)
     try:
         with deep_recursion():

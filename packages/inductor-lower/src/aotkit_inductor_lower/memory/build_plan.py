@@ -30,16 +30,20 @@ __all__ = ["build_plan"]
 
 
 def build_plan(
-    program: Program, storage: Storage, slots: Sequence[str], workspaces: Sequence[Workspace] = ()
+    program: Program,
+    storage: Storage,
+    slots: Sequence[str],
+    workspaces: Sequence[Workspace] = (),
+    separate: bool = False,
 ) -> LaunchPlan:
     """What a call of ``program`` does, with the kernels of :func:`.segments` as native functions.
 
     ``slots``: the frame entries that these use, in order, see Note [The frame]; ``workspaces``: the memory that they
-    need beside the program's buffers.
+    need beside the program's buffers. ``separate``: as of :func:`.segments`.
     """
     beside: dict[str, StorageClass] = {w.buffer.name: "allocated" for w in workspaces}
     storage = replace(storage, classes={**storage.classes, **beside})
-    steps = (*_steps(program, storage, workspaces), Return(program.outputs))
+    steps = (*_steps(program, storage, workspaces, separate), Return(program.outputs))
     lifetimes = find_lifetimes(program, steps, storage, workspaces)
     lives = {name: life for name, life in lifetimes.points.items() if storage.classes.get(name) == "arena"}
     reuses = find_reuses(lifetimes.nests, lives, buffers_of(program), storage)
@@ -58,10 +62,12 @@ def build_plan(
     )
 
 
-def _steps(program: Program, storage: Storage, workspaces: Sequence[Workspace]) -> Iterator[PlanStep]:
+def _steps(
+    program: Program, storage: Storage, workspaces: Sequence[Workspace], separate: bool
+) -> Iterator[PlanStep]:
     """The program's steps as steps of a plan, nests grouped into segments, without frees."""
     needed = _tensors_needed(program)
-    left = iter(segments(program, storage))
+    left = iter(segments(program, storage, separate))
     allocated: set[str] = set()
     open_segment = False
     views: list[View | ReuseBuffer] = []

@@ -33,9 +33,9 @@ class Segment:
     nests: tuple[LoopNest, ...]
 
 
-def segments(program: Program, storage: Storage) -> tuple[tuple[Segment, ...], ...]:
-    """The segments of a program, in order: a group for each run of kernels between ATen calls. What kernels do through
-    an alias they do in its memory, so an alias is no step of native code."""
+def segments(program: Program, storage: Storage, separate: bool = False) -> tuple[tuple[Segment, ...], ...]:
+    """The segments of a program, in order: a group for each run of kernels between ATen calls; with ``separate`` each
+    kernel is one. What kernels do through an alias they do in its memory, so an alias is no step of native code."""
     held = _Held.of(program, storage)
     runs: list[list[tuple[int, LoopNest]]] = [[]]
     for position, step in enumerate(program.steps):
@@ -45,7 +45,7 @@ def segments(program: Program, storage: Storage) -> tuple[tuple[Segment, ...], .
             runs.append([])
     groups, number = [], 0
     for run in filter(None, runs):
-        parts = list(held.cut(run))
+        parts = [(nest,) for _, nest in run] if separate else list(held.cut(run))
         names = (f"segment_{number + part}" for part in range(len(parts)))
         groups.append(tuple(map(Segment, names, parts)))
         number += len(parts)

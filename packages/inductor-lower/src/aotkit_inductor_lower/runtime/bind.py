@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import Any
 
 import torch
+import torch.autograd.profiler as _profiler
 
 from ..errors import BindError
 from ..launch_plan.loaded import Alignment, Loaded
@@ -20,6 +21,7 @@ from .emit import emit_source, wanted_tensors
 from .externs import aligned_copy, conform
 from .frame import FramePool
 from .redzones import guarded_empty
+from .traced import traced_functions
 
 __all__ = ["BoundProgram", "bind_program"]
 
@@ -35,13 +37,25 @@ class BoundProgram:
 
     _boxed_call = True
 
-    def __init__(self, call: Boxed, source: str, compiled: CompiledProgram) -> None:
+    def __init__(
+        self, call: Boxed, source: str, compiled: CompiledProgram, bind_traced: Callable[[], Boxed] | None = None
+    ) -> None:
         self._call = call
         self.source = source
         self.compiled = compiled
+        self._bind_traced = bind_traced
+        self._traced: Boxed | None = None
 
     def __call__(self, args: list[Any]) -> list[Any]:
+        if _profiler._is_profiler_enabled:
+            return self._call_traced(args)
         return self._call(args)
+
+    def _call_traced(self, args: list[Any]) -> list[Any]:
+        """See Note [Names in traces]."""
+        if self._traced is None:
+            self._traced = self._call if self._bind_traced is None else self._bind_traced()
+        return self._traced(args)
 
 
 def bind_program(
@@ -51,11 +65,13 @@ def bind_program(
     *,
     redzones: bool = False,
     load: Callable[[CompiledProgram], Loaded] | None = None,
+    label: str = "",
 ) -> BoundProgram:
     """Make a compiled program callable, in the boxed convention. ``constants``: the tensors of its constant buffers by
     name. ``arenas``: where its temporaries live, shared with other programs; its own by default (on a CUDA device
     torch's allocator). ``redzones``: watch the memory of every call on the CPU (Note [Redzones]); slow, for tests and
-    bug hunts. ``load``: what loads the code, if not the program's target.
+    bug hunts. ``load``: what loads the code, if not the program's target. ``label``: what the program is called in
+    traces of a profiler, if not by its plan's name.
 
     Raises :class:`BindError` if a constant is missing, an ATen op does not exist in this torch, or the code is damaged
     or does not load here.
@@ -64,7 +80,7 @@ def bind_program(
     if compiled.binary.damaged:
         raise BindError(f"the code of {compiled.plan.name} is damaged (its digest differs); compile again")
     load = load or import_module(LOADERS[compiled.binary.target]).load
-    return _bound(compiled, load(compiled), held, arenas or ArenaPool(), redzones)
+    return _bound(compiled, load(compiled), held, arenas or ArenaPool(), redzones, label or compiled.plan.name)
 
 
 def _checked_constants(plan: LaunchPlan, constants: Mapping[str, torch.Tensor] | None) -> dict[str, torch.Tensor]:
@@ -81,6 +97,7 @@ def _bound(
     constants: Mapping[str, torch.Tensor],
     arenas: ArenaPool,
     redzones: bool,
+    label: str,
 ) -> BoundProgram:
     plan, alignment = loaded.plan, loaded.alignment
     namespace = _externs(plan)
@@ -107,11 +124,19 @@ def _bound(
         torch=torch,
         unsafe_view=torch.ops.aten._unsafe_view.default,
     )
-    exec(compile(source, f"<aotkit plan {plan.name}>", "exec"), namespace)
-    call: Boxed = namespace["call"]
-    if alignment.inputs:
-        namespace["realigned"] = _realigner(plan, alignment, call)
-    return BoundProgram(call if loaded.guard is None else _guarded(call, loaded.guard), source, compiled)
+    code = compile(source, f"<aotkit plan {plan.name}>", "exec")
+
+    def run_source(names: dict[str, Any]) -> Boxed:
+        exec(code, names)
+        call: Boxed = names["call"]
+        if alignment.inputs:
+            names["realigned"] = _realigner(plan, alignment, call)
+        return call if loaded.guard is None else _guarded(call, loaded.guard)
+
+    def bind_traced() -> Boxed:
+        return run_source({**namespace, **traced_functions(plan, namespace, label)})
+
+    return BoundProgram(run_source(namespace), source, compiled, bind_traced)
 
 
 def _guarded(call: Boxed, guard: Callable[[], Any]) -> Boxed:

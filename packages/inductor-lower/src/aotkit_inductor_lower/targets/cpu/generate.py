@@ -40,9 +40,11 @@ def generate(
     *,
     keep_text: bool = False,
     around_llvm: AbstractContextManager[object] | None = None,
+    separate: bool = False,
 ) -> CompiledProgram:
     """Compile ``program`` for ``target`` (the host), with ``kernels`` of its nests (in their normal form).
     ``keep_text`` keeps the LLVM text in the result; LLVM runs inside of ``around_llvm``.
+    ``separate``: each kernel is a segment.
 
     Raises :class:`~.errors.CodegenError` for a nest over buffers that are not on the CPU or have no generated type.
     """
@@ -53,9 +55,9 @@ def generate(
     module = ModuleText(program.name, target)
     by_nest = {kernel.name: kernel for kernel in made.kernels}
     written = _Kernels({b.name: b for b in program.buffers}, by_nest, storage, target, module)
-    for segment in itertools.chain(*segments(program, storage)):
+    for segment in itertools.chain(*segments(program, storage, separate)):
         written.add_segment(segment)
-    plan = build_plan(program, storage, tuple(written.slots))
+    plan = build_plan(program, storage, tuple(written.slots), separate=separate)
     text = module.render()
     with around_llvm or nullcontext():
         code = compile_text(text, target) if written.records else b""

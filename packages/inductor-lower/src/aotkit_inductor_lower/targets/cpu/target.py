@@ -64,9 +64,16 @@ class CpuTarget:
         from .generate import generate
 
         kept = observer is not None
-        compiled = generate(program, self.machine, kernels, keep_text=kept, around_llvm=stage(observer, "llvm"))
+        compiled = generate(
+            program,
+            self.machine,
+            kernels,
+            keep_text=kept,
+            around_llvm=stage(observer, "llvm"),
+            separate=options.separate_kernels,
+        )
         if observer is not None:
-            observer.dump(program.name, "kernels", lambda: compiled.text)
+            observer.dump(f"{program.name}.ll", "kernels", lambda: compiled.text)
         return compiled
 
 

@@ -58,7 +58,7 @@ class InterpreterTarget:
 
         compiled = generate(program, kernels, keep_text=observer is not None)
         if observer is not None:
-            observer.dump(program.name, "kernels", lambda: compiled.text)
+            observer.dump(f"{program.name}.ir", "kernels", lambda: compiled.text)
         return compiled
 
 

@@ -33,7 +33,7 @@ def build(
     asserts, fast = options.index_asserts, options.numerics == "fast"
     rendered = render_program(program, device, kernels, tune=tune, tf32=tf32, asserts=asserts, fast=fast)
     if observer is not None:
-        observer.dump(program.name, "kernels", lambda: _texts(rendered))
+        observer.dump(f"{program.name}.py", "kernels", lambda: _texts(rendered))
     if arch is not None:
         check_types(program, arch)
         advise_tf32(program, arch)

@@ -1,0 +1,51 @@
+"""What Hugging Face's libraries need to be told before they take this backend by its name.
+
+Neither ``transformers`` nor ``accelerate`` is a dependency: each is imported by the function that needs it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .options import Options
+
+__all__ = ["accept_in_accelerate", "generation_settings"]
+
+_NAME = "AOTKIT"
+
+
+def accept_in_accelerate() -> None:
+    """Make ``accelerate`` accept ``"aotkit"`` where it takes the name of a backend.
+
+    After it, ``TrainingArguments(torch_compile_backend="aotkit")`` and ``Accelerator(dynamo_backend="aotkit")`` work in
+    this process. accelerate has a closed list of names, to which this one is added; calling this twice is harmless.
+    Without it, ``model.compile(backend="aotkit")`` before the model is handed over does the same.
+    """
+    from accelerate.utils import DynamoBackend
+
+    if _NAME in DynamoBackend.__members__:
+        return
+    names: Any = DynamoBackend
+    member = str.__new__(names, _NAME)
+    member._name_, member._value_ = _NAME, _NAME
+    names._member_names_.append(_NAME)
+    names._member_map_[_NAME] = member
+    names._value2member_map_[_NAME] = member
+
+
+def generation_settings(**options: Any) -> dict[str, Any]:
+    """Arguments for ``model.generate`` with which each step after the first is compiled by this backend.
+
+        model.generate(tokens, max_new_tokens=100, **generation_settings())
+
+    generate compiles only with a cache of a fixed size (``"static"``), by itself only on a GPU, and asks for the mode
+    ``"reduce-overhead"``. ``options`` are fields of :class:`aotkit.Options`; ``cudagraphs=True`` brings that mode back.
+    Raises :class:`aotkit.UnknownOption`.
+    """
+    from transformers import CompileConfig
+
+    Options().patch(**options)  # raises now what would be raised from within the first step
+    # torch.compile takes a mode or options, not both.
+    config = CompileConfig(backend="aotkit", mode=None, options=options or None)  # type: ignore[arg-type]
+    config._compile_all_devices = True  # type: ignore[assignment]
+    return {"cache_implementation": "static", "compile_config": config}

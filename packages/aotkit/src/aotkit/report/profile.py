@@ -1,0 +1,189 @@
+"""Where the time of a compiled function goes: a table of its kernels and ATen calls.
+
+Note [What a profile measures]
+    The function is compiled so that every kernel is a native call of its own, and run under torch's profiler, whose
+    ranges give the times. Beside them stands the time of a step as it is: compiled as ever, without a profiler. What
+    the kernels do not add up to is Python, autograd and the caller's own code.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+
+from ..backend import make_backend
+from ..environment import read_environment
+from ..options import Options
+from ..recorder import Recorder
+from .explain import run_once
+
+__all__ = ["Profile", "ProfileRow", "profile"]
+
+
+_WARMUP = 3
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileRow:
+    """One kernel, or one ATen operator, of one graph, in one step.
+
+    Attributes:
+        graph, name: of which graph; the kernel, or the operator.
+        ops: the operators that the kernel computes; empty for a call of ATen.
+        line: the user's, if it is known.
+        calls, ms: how often, and how long altogether, as the median of the steps.
+        share: of the time of all rows.
+        bytes, flops: of all calls, as the buffers' sizes tell; ``None`` where nobody knows.
+    """
+
+    graph: str
+    name: str
+    ops: tuple[str, ...]
+    line: str
+    calls: float
+    ms: float
+    share: float
+    bytes: int | None
+    flops: int | None
+
+    @property
+    def gb_per_s(self) -> float | None:
+        """Bytes over time."""
+        return None if self.bytes is None or not self.ms else self.bytes / self.ms / 1e6
+
+    @property
+    def gflop_per_s(self) -> float | None:
+        """Operations on floats over time."""
+        return None if self.flops is None or not self.ms else self.flops / self.ms / 1e6
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """The answer of :func:`profile`; ``str()`` is the table.
+
+    ``rows``: the dearest first. ``step_ms``: the median of a step that nobody watches.
+    """
+
+    rows: tuple[ProfileRow, ...]
+    step_ms: float
+    calls: int
+
+    @property
+    def kernels_ms(self) -> float:
+        """What the rows add up to."""
+        return sum(row.ms for row in self.rows)
+
+    def __str__(self) -> str:
+        head = ("ms", "share", "GB/s", "GFLOP/s", "calls", "where", "what")
+        table = [head, *map(_cells, self.rows)]
+        widths = [max(len(row[column]) for row in table) for column in range(len(head) - 1)]
+        lines = []
+        for row in table:
+            numbers = "  ".join(cell.rjust(width) for cell, width in zip(row[:5], widths, strict=False))
+            lines.append(f"{numbers}  {row[5]:<{widths[5]}}  {row[6]}".rstrip())
+        lines.append(
+            f"one step takes {self.step_ms:.3f} ms (median of {self.calls}); kernels and ATen calls add up to "
+            f"{self.kernels_ms:.3f} ms"
+        )
+        return "\n".join(lines)
+
+
+def profile(
+    fn: Callable[..., Any], *args: Any, calls: int = 20, options: Options | None = None, **kwargs: Any
+) -> Profile:
+    """Compile ``fn`` for these arguments, run it ``calls`` times with its backward, and measure each kernel.
+
+    Compiled for these very sizes and not kept in the cache; Dynamo is reset. Gradients are computed but not accumulated
+    into ``.grad``; anything else ``fn`` does to its arguments happens.
+    Raises ``TypeError`` if ``fn`` can't be called, and ``ValueError`` for tensors on a CUDA device, whose kernels run
+    beside the calls that are timed here: a trace of ``torch.profiler`` has their times.
+    """
+    if not callable(fn):
+        raise TypeError(f"profile takes a function or a module, and its arguments; {fn!r} can't be called")
+    held = [*fn.parameters(), *fn.buffers()] if isinstance(fn, torch.nn.Module) else []
+    if any(isinstance(t, torch.Tensor) and t.is_cuda for t in [*pytree.tree_leaves((args, kwargs)), *held]):
+        raise ValueError("profile times kernels on the CPU; those of a CUDA device are in a trace of torch.profiler")
+    chosen = (options or read_environment().options()).patch(cache=False)
+    step, seconds = _compiled_step(fn, chosen, Recorder(), args, kwargs), []
+    for _ in range(calls):
+        begin = time.perf_counter()
+        step()
+        seconds.append(time.perf_counter() - begin)
+    recorder = Recorder()
+    step = _compiled_step(fn, chosen.patch(separate_kernels=True), recorder, args, kwargs)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as trace:
+        for _ in range(calls):
+            step()
+    return Profile(_rows(trace, recorder, calls), statistics.median(seconds) * 1e3, calls)
+
+
+def _compiled_step(fn: Any, options: Options, recorder: Recorder, args: Any, kwargs: Any) -> Callable[[], None]:
+    """What runs one step, which ran before: everything is compiled."""
+    torch._dynamo.reset()
+    compiled = torch.compile(fn, backend=make_backend(options, recorder), dynamic=False)
+
+    def step() -> None:
+        run_once(compiled, args, kwargs)
+
+    for _ in range(_WARMUP):
+        step()
+    return step
+
+
+def _rows(trace: torch.profiler.profile, recorder: Recorder, calls: int) -> tuple[ProfileRow, ...]:
+    groups = {
+        f"{graph.name}: {group.kernel}": group
+        for graph in recorder.graphs
+        for group in getattr(graph.report, "groups", ())
+    }
+    names, times = {graph.name for graph in recorder.graphs}, dict[str, list[float]]()
+    for event in sorted(trace.events(), key=lambda event: event.time_range.start):
+        if event.name.partition(": ")[0] in names:
+            times.setdefault(event.name, []).append(event.cpu_time_total)
+    in_step = {name: _median_of_steps(found, calls) for name, found in times.items()}
+    total = sum(in_step.values()) or 1.0
+    rows = []
+    for key, microseconds in in_step.items():
+        graph, _, name = key.partition(": ")
+        group, count = groups.get(key), len(times[key]) / calls
+        rows.append(
+            ProfileRow(
+                graph,
+                name,
+                () if group is None else group.nodes,
+                "" if group is None else group.line,
+                count,
+                microseconds / 1e3,
+                microseconds / total,
+                None if group is None or group.bytes is None else round(group.bytes * count),
+                None if group is None or group.flops is None else round(group.flops * count),
+            )
+        )
+    return tuple(sorted(rows, key=lambda row: -row.ms))
+
+
+def _median_of_steps(times: list[float], steps: int) -> float:
+    """The median of what all calls of one step take together; the mean if the steps differ in how many there are."""
+    if len(times) % steps:
+        return sum(times) / steps
+    of_one = len(times) // steps
+    return statistics.median(sum(times[first : first + of_one]) for first in range(0, len(times), of_one))
+
+
+def _cells(row: ProfileRow) -> tuple[str, ...]:
+    made = f"  # {' '.join(row.ops)}" if row.ops else ""
+    return (
+        f"{row.ms:.3f}",
+        f"{100 * row.share:.1f} %",
+        "" if row.gb_per_s is None else f"{row.gb_per_s:.1f}",
+        "" if row.gflop_per_s is None else f"{row.gflop_per_s:.1f}",
+        f"{row.calls:g}",
+        row.graph,
+        f"{row.name}{made}",
+    )

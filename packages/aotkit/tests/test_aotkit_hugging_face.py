@@ -1,0 +1,79 @@
+"""transformers' Trainer and generate, and accelerate, with this backend: the same losses and tokens as without it."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import aotkit
+from aotkit.hugging_face import accept_in_accelerate, generation_settings
+
+transformers = pytest.importorskip("transformers")
+accelerate = pytest.importorskip("accelerate")
+
+
+@pytest.fixture(autouse=True)
+def _as_a_user_runs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AOTKIT_VERIFY", "0")
+
+
+def model() -> Any:
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(
+        vocab_size=31, n_positions=32, n_embd=16, n_layer=1, n_head=2, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
+        bos_token_id=1, eos_token_id=2, pad_token_id=0,
+    )  # fmt: skip
+    return transformers.GPT2LMHeadModel(config)
+
+
+def losses(folder: Path, trained: Any, **settings: Any) -> list[float]:
+    rows = [{"input_ids": row, "labels": row} for row in torch.arange(3, 31).repeat(2).view(4, 14)]
+    arguments = transformers.TrainingArguments(
+        str(folder), max_steps=2, per_device_train_batch_size=2, logging_steps=1, report_to=[], save_strategy="no",
+        use_cpu=True, disable_tqdm=True, **settings,
+    )  # fmt: skip
+    trainer = transformers.Trainer(trained, arguments, train_dataset=rows)
+    trainer.train()
+    return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # Dynamo asks for it and hides the warning
+def test_the_trainer_trains_with_this_backend_by_its_name_and_compiled_in_place(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "aotkit")
+    expected = losses(tmp_path, model())
+    accept_in_accelerate()
+    accept_in_accelerate()
+    assert losses(tmp_path, model(), torch_compile_backend="aotkit") == pytest.approx(expected, rel=1e-4)
+    assert "-backward compiled: " in caplog.text
+    caplog.clear()
+    torch._dynamo.reset()
+    trained = model()
+    trained.compile(backend="aotkit", options={"cache": False})
+    assert losses(tmp_path, trained) == pytest.approx(expected, rel=1e-4)
+    assert "-backward compiled: " in caplog.text
+
+
+def test_accelerate_passes_the_name_on() -> None:
+    accept_in_accelerate()
+    plugin = accelerate.utils.TorchDynamoPlugin(backend="aotkit")
+    assert plugin.to_dict()["backend"] == "aotkit" and accelerate.utils.DynamoBackend("AOTKIT") is plugin.backend
+    assert "AOTKIT" in accelerate.utils.DynamoBackend.list() and plugin.backend != accelerate.utils.DynamoBackend.NO
+
+
+def test_generate_compiles_its_step_and_gives_the_same_tokens(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "aotkit")
+    generator = model().eval()
+    prompt = torch.tensor([[1, 5, 7, 11], [1, 4, 3, 9]])
+    given = {"attention_mask": torch.ones_like(prompt), "max_new_tokens": 6, "do_sample": False}
+    expected = generator.generate(prompt, **given)
+    assert "compiled" not in caplog.text
+    assert torch.equal(generator.generate(prompt, **given, **generation_settings(fallback="error")), expected)
+    assert "-inference compiled: " in caplog.text
+    with pytest.raises(aotkit.UnknownOption, match="there is no option 'fallbac'"):
+        generator.generate(prompt, **given, **generation_settings(fallbac="error"))
