@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -168,10 +169,16 @@ def _repeats(offset: float, size: Expr, count: Expr, factor: object) -> int | No
         return None
     times, rest = divmod(count.constant, size.constant)
     scale = 1.0 / factor if isinstance(factor, float) and factor > 0 else size.constant / count.constant
-    places = (torch.arange(count.constant, dtype=torch.float32) + offset) * torch.tensor(scale, dtype=torch.float32)
-    found = places.floor().to(torch.int64).clamp(max=size.constant - 1)
-    wanted = torch.arange(count.constant) // max(times, 1)
-    return times if not rest and torch.equal(found, wanted) else None
+    if rest:
+        return None
+    narrow = _single(scale)
+    places = (int(_single((at + offset) * narrow)) for at in range(count.constant))  # a product of two is exact before
+    return times if all(place == at // times for at, place in enumerate(places)) else None
+
+
+def _single(number: float) -> float:
+    """Rounded to single precision."""
+    return float(struct.unpack("f", struct.pack("f", number))[0])
 
 
 def _sum_of_repeats(
