@@ -74,8 +74,9 @@ def wheel_of_sdist(sdist: Path, folder: Path) -> Path:
     """The wheel that is made of an unpacked sdist, as by whoever installs it where there is no wheel."""
     from hatchling.builders.wheel import WheelBuilder
 
+    safely = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}  # not before Python 3.11.4
     with tarfile.open(sdist) as archive:
-        archive.extractall(folder, filter="data")
+        archive.extractall(folder, **safely)  # type: ignore[arg-type]
     (unpacked,) = (path for path in folder.iterdir() if path.is_dir())
     (made,) = WheelBuilder(str(unpacked)).build(directory=str(folder), versions=["standard"])
     return Path(made)
