@@ -210,3 +210,10 @@ def test_a_result_of_another_shape_than_the_fake_kernel_said_is_an_error_of_its_
         conform(torch.empty(0), (), (), torch.float32)
     with pytest.raises(FakeKernelError, match="int64 tensor of shape"):
         Layout.of(torch.empty(2)).conform(torch.empty(2, dtype=torch.int64))
+
+
+def test_the_copy_of_a_tensor_that_overlaps_itself_may_do_so_too():
+    x, part = torch.ones(40).as_strided((2, 5, 2), (15, 1, 1)), torch.zeros(2, 2)
+    graph = make_fx(lambda x, part: torch.select_scatter(x, part, 1, -5), tracing_mode="fake")(x, part)
+    (found,), wanted = compile_graph(graph)([x, part]), torch.select_scatter(x, part, 1, -5)
+    assert torch.equal(found, wanted) and found.stride() == wanted.stride()

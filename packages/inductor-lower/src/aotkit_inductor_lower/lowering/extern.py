@@ -6,7 +6,7 @@ import torch
 from torch.fx import Node
 
 from ..ir import Arg, BufferRef, DType, ExternCall, Literal, SymInput
-from ..ops.aten import may_alias_arguments
+from ..ops.aten import is_random
 from ..symbolic import Expr
 from .context import LoweringContext
 from .values import FloatExpr, NodeValue, View
@@ -162,12 +162,11 @@ def _results(
 
 
 def _declare(ctx: LoweringContext, name: str, target: torch._ops.OpOverload, val: torch.Tensor) -> View:
-    """A call's result. Of one in new memory a fake kernel may say that its elements share it, as an argument's do: no
-    result can be copied into such a place, and none that an operator fills is so."""
+    """A call's result. Of random numbers a fake kernel may say that they share memory, as an argument's elements do:
+    nothing can be copied into such a place, and eager fills none. (It does give a ``select_scatter`` that is so.)"""
     steps = [t for n, t in zip(val.shape, val.stride(), strict=True) if not (isinstance(n, int) and n == 1)]
     known = [step for step in steps if isinstance(step, int)]
-    shared = 0 in known or len(set(known)) < len(known)
-    new = shared and not may_alias_arguments(str(target))
+    new = is_random(str(target)) and (0 in known or len(set(known)) < len(known))
     return ctx.declare(name, torch.empty_like(val) if new else val)
 
 
