@@ -4,7 +4,7 @@ backward together, with the pixels of a channel side by side and (`, last`) with
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch.nn import functional
@@ -14,12 +14,11 @@ from tools.bench.chain_cases import STEP, Chain, Sizes, Tensors, normal
 __all__ = ["IMAGE_CHAINS"]
 
 
-def images(sizes: Sizes, generator: torch.Generator, weights: int = 0, last: bool = False) -> Tensors:
-    """Images, and as many filters of 3 by 3 or vectors as the chain takes, one per channel."""
+def images(sizes: Sizes, generator: torch.Generator, weights: Sequence[Sizes] = (), last: bool = False) -> Tensors:
+    """Images, and weights of these sizes for each channel."""
     x = normal(*sizes, generator=generator)
     x = x.contiguous(memory_format=torch.channels_last) if last else x
-    own = [normal(sizes[1], 1, 3, 3, generator=generator)] if weights == 1 else []
-    return [x, *own, *(normal(sizes[1], generator=generator) + 1 for _ in range(weights if weights > 1 else 0))]
+    return [x, *(normal(sizes[1], *own, generator=generator) + 1 for own in weights)]
 
 
 def padded_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
@@ -64,15 +63,15 @@ def depthwise(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 
 SMALL, LARGE = (2, 64, 24, 24), (8, 96, 56, 56)
-_PARTS: dict[str, tuple[Callable[..., torch.Tensor], int, float]] = {
-    "norm, silu, pad": (padded_norm, 2, 6),
-    "relu, reflection pad": (reflected, 0, 5),
-    "relu, bilinear": (bilinear, 0, 11),
-    "relu, bicubic": (bicubic, 0, 11),
-    "relu, nearest": (twice_as_large, 0, 11),
-    "relu, max pool": (highest, 0, 3.5),
-    "relu, average pool": (averaged, 0, 3.5),
-    "depthwise, relu6": (depthwise, 1, 6),
+_PARTS: dict[str, tuple[Callable[..., torch.Tensor], Sequence[Sizes], float]] = {
+    "norm, silu, pad": (padded_norm, ((), ()), 6),
+    "relu, reflection pad": (reflected, (), 5),
+    "relu, bilinear": (bilinear, (), 11),
+    "relu, bicubic": (bicubic, (), 11),
+    "relu, nearest": (twice_as_large, (), 11),
+    "relu, max pool": (highest, (), 3.5),
+    "relu, average pool": (averaged, (), 3.5),
+    "depthwise, relu6": (depthwise, ((1, 3, 3),), 6),
 }
 IMAGE_CHAINS: dict[str, Chain] = {
     f"{name}{', last' if last else ''}": Chain(

@@ -56,7 +56,7 @@ WORKER = textwrap.dedent(
             if os.fork() == 0:
                 try:
                     answer = work(rank, f"{sys.argv[1]}/store-{mode}", mode)
-                except BaseException:
+                except BaseException:  # told to the parent; a forked child must not run on in its code
                     answer = {"failed": traceback.format_exc()}
                 os.write(1, (json.dumps([mode, rank, answer]) + "\\n").encode())
                 os.read(0, 1)  # until it is closed: the other rank may still be talking to this one

@@ -44,7 +44,7 @@ def record(attempt: Attempt, fn: Callable[[], T]) -> T:
         attempt.begin()
         result = fn()
         attempt.end()
-    except BaseException as error:
+    except BaseException as error:  # an interrupt, too, leaves the device recording; nothing is swallowed
         sound = attempt.abandon()
         if sound or isinstance(error, CaptureError) or not isinstance(error, Exception):
             raise

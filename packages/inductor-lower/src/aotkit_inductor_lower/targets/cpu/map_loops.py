@@ -282,7 +282,8 @@ def _tile_cost(nests: Sequence[PerfectNest], vector: Symbol, tile: Symbol, lanes
 def _body_cost(nest: PerfectNest, vector: Symbol | None, lanes: int, rows: frozenset[str] = frozenset()) -> float:
     """Cost of one step of the body with ``vector`` in the lanes; ``rows`` are scratch with an element per lane."""
     total = 0.0
-    loops = loops_of_values(nest) if vector is not None else {}
+    computed = vector is not None and any(isinstance(instr, CheckedIndex) for instr in nest.body)
+    loops = loops_of_values(nest) if computed else {}
     for instr in nest.body:
         if isinstance(instr, Load | Store) and instr.buffer in rows:
             indirect = any(s.kind is SymbolKind.VALUE for s in instr.indices[0].symbols)
