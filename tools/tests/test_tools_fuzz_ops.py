@@ -308,6 +308,15 @@ def test_attention_without_scores_has_no_right_value(key, known):
     assert _excused("aten.scaled_dot_product_attention.default", operands, [], wrong) is known
 
 
+@pytest.mark.parametrize(("layout", "strides"), [("overlapping", (1, 1)), ("contiguous", (4, 1)), ("permuted", (1, 4))])
+def test_attention_of_a_query_that_overlaps_itself_has_no_right_value(layout, strides):
+    query = Tensor("x0", "float32", (4, 4), layout=layout, seed=5)
+    assert query.make().stride() == strides
+    operands, known = [query, Tensor("x1", "float32", (4, 4))], layout == "overlapping"
+    wrong = Wrong(*(torch.tensor([number]) for number in (0.0, 1.0, 0.0)))
+    assert _excused("aten.scaled_dot_product_attention.default", operands, [], wrong) is known
+
+
 @pytest.mark.parametrize("op", sorted({row.ops for row in KNOWN if row.elements}))
 def test_what_is_known_of_floats_is_asked_about_what_is_made_of_them_too(op):
     """In a chain the wrong result may be a comparison."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import random
 from collections.abc import Callable
 from functools import partial
@@ -403,6 +404,21 @@ def test_windows_may_be_written_to(same_as_eager: Check, sizes: Any, numbers: An
 
     if transposed and y_too_small(sizes, dim, size):
         return
+    same_as_eager(fn, lambda: [torch.rand(sizes)])
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))), ids=str)
+@pytest.mark.parametrize("dim", [0, 1, 2])
+def test_a_window_of_everything_is_detached_and_written_to(same_as_eager: Check, order: Any, dim: int) -> None:
+    """In memory that is in another order: the strides stay, of the tensor and of the window."""
+    sizes = (2, 3, 4)
+
+    def fn(x: Tensor) -> list[Tensor]:
+        y = x.permute(order).contiguous().permute([order.index(i) for i in range(3)]).sin()
+        window = y.unfold(dim, sizes[dim], sizes[dim])
+        window.detach().mul_(2)
+        return [y, window]
+
     same_as_eager(fn, lambda: [torch.rand(sizes)])
 
 

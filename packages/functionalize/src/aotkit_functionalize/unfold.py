@@ -34,7 +34,7 @@ def without_gaps(func: Any, args: Any, kwargs: Any) -> Any:
     if not all(isinstance(n, int) for n in (length, size, step)) or not (0 < size <= length and step > 0):
         return func(*args, **kwargs)
     count = (length - size) // step + 1
-    if count == 1 and size > step:  # which overlaps nothing
+    if count == 1 and size >= step:  # which overlaps nothing
         return target.narrow(dim, 0, size).unsqueeze(dim).movedim(dim + 1, -1)
     if size > step:
         return func(*args, **kwargs)
