@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import pytest
 import sympy
 import torch
@@ -29,6 +31,7 @@ from aotkit_functionalize import (
     function_inputs,
     functional_layer,
 )
+from aotkit_functionalize._records import Format
 from aotkit_functionalize.metadata import GraphMetadata
 from aotkit_functionalize.overlap import definitely_disjoint
 from aotkit_functionalize.records import (
@@ -273,3 +276,21 @@ def test_a_view_that_is_taken_again_keeps_what_the_user_noted_at_it(read):
 
     nodes = recorded(function, torch.zeros(3)).graph.find_nodes(op="call_function", target=aten.slice.Tensor)
     assert [node.meta.get("custom") for node in nodes] == [{"part": "first"}] * 2
+
+
+@dataclass(frozen=True)
+class Counts:
+    by_name: dict[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class Numbered:
+    by_number: dict[int, int]
+
+
+def test_records_hold_mappings_of_names() -> None:
+    codec = Format(Counts, "counts", 1)
+    record = Counts({"a": (1, 2), "b": ()})
+    assert codec.from_text(codec.to_text(record)) == record
+    with pytest.raises(TypeError, match=r"no form for dict\[int, int\]"):
+        Format(Numbered, "numbered", 1).to_raw(Numbered({1: 2}))

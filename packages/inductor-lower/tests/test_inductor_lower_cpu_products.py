@@ -11,8 +11,9 @@ import torch.nn.functional as F
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from aotkit_inductor_lower import CompiledGraph, LowerOptions, compile_graph
-from aotkit_inductor_lower.driver import compile_to_program
+from aotkit_inductor_lower.driver import compile_to_program, schedule_program
 from aotkit_inductor_lower.graph_partition import PartitionedGraph
+from aotkit_inductor_lower.ir.parse import parse_program
 from aotkit_inductor_lower.runtime import bind_program
 from aotkit_inductor_lower.targets.cpu import host_machine
 from aotkit_inductor_lower.targets.cpu.generate import generate
@@ -165,6 +166,36 @@ def test_the_interpreter_of_kernels_agrees() -> None:
     options = LowerOptions(contractions="generated", processor="interpreter")
     interpreted = compile_graph(graph, options=options)([x, w, b])[0]
     torch.testing.assert_close(generated(layer, x, w, b)([x, w, b])[0], interpreted, rtol=1e-5, atol=1e-5)
+
+
+COMPUTED = """\
+aotkit-ir 2
+program p
+input x
+input w
+buffer x : float32[13, 40] strides [40, 1] input on cpu
+buffer w : float32[70, 40] strides [40, 1] input on cpu
+buffer y : float32[13, 70] strides [70, 1] output on cpu
+contraction y batch() rows(i < 13) columns(j < 70) reduced(k < 40) in f32 highest:
+  left %x:
+    %x = load x[i, k] : f32
+  right %scaled:
+    %w = load w[j, k] : f32
+    %three = const 3.0 : f32
+    %scaled = mul %w, %three : f32
+  sum %t:
+    store y[i, j] = %t
+return y
+"""
+
+
+def test_a_factor_that_is_computed_is_turned_over_as_well() -> None:
+    program, _ = schedule_program(parse_program(COMPUTED), LowerOptions(contractions="generated"))
+    made = generate(program, keep_text=True)
+    assert "define internal void @tile_" in made.text and "@turn_" not in made.text, "squares, computed on the way"
+    x, w = torch.randn(13, 40), torch.randn(70, 40)
+    (got,) = bind_program(made, redzones=True)([x, w])
+    torch.testing.assert_close(got, x @ (3 * w).t(), rtol=1e-5, atol=1e-5)
 
 
 def test_equal_products_share_a_function_and_all_share_the_tiles() -> None:

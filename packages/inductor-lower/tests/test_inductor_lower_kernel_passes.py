@@ -202,6 +202,28 @@ store y[i0 + 8*i0h8] = %v
     assert changed(split_loops_by_divisors, kept).startswith("grid i0 < $s0\n%v = load x[3*(i0 % 8) + (i0 // 8)]")
 
 
+REPEATED = """\
+  grid i0 < 4, i1 < 8
+  loop r0 < 64:
+    %v = load x[8*i0 + i1 + 32*r0] : f32
+    %w = load x[i1] : f32
+    %p = mul %v, %w : f32
+    %s = reduce sum %p : f32
+  store y[8*i0 + i1] = %s
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "merged"),
+    [("", "", True), ("i1 < 8", "i1 < 64", False), ("r0 < 64", "r0 < 63", False)],
+    ids=["short", "long enough for vectors", "little work"],
+)
+def test_a_short_loop_is_merged_with_one_for_which_something_is_repeated(old: str, new: str, merged: bool) -> None:
+    found = changed(merge_loops, REPEATED.replace(old, new).replace("8*", f"{new[5:]}*" if "i1" in old else "8*"))
+    assert found.startswith("grid i1 < 32\n") is merged
+    assert ("%w = load x[i1 % 8]" in found) is merged
+
+
 def test_the_widest_stride_goes_outside_unless_the_order_counts() -> None:
     text = """\
   grid i0 < 4, i1 < 8

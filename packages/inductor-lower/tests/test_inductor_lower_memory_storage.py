@@ -107,12 +107,13 @@ def test_a_call_ends_a_segment_and_an_alias_does_not() -> None:
     ]
 
 
-def sums_of_three(size: int) -> str:
-    """Each of three inputs is read by one nest, which adds it to what the one before made."""
-    buffers = [(name, "input") for name in "xyz"] + [("a", "temporary"), ("b", "temporary"), ("c", "output")]
-    lines = ["aotkit-ir 2", "program large", *(f"input {name}" for name in "xyz")]
+def sums_of_three(size: int, inputs: str = "xyz") -> str:
+    """Each of three nests adds the next of ``inputs`` to what the one before made."""
+    given = sorted(set(inputs))
+    buffers = [(name, "input") for name in given] + [("a", "temporary"), ("b", "temporary"), ("c", "output")]
+    lines = ["aotkit-ir 2", "program large", *(f"input {name}" for name in given)]
     lines += [f"buffer {name} : float32[{size}] strides [1] {kind} on cpu" for name, kind in buffers]
-    for own, before, result in (("x", "x", "a"), ("y", "a", "b"), ("z", "b", "c")):
+    for own, before, result in zip(inputs, (inputs[0], "a", "b"), "abc", strict=True):
         lines += [f"loop {result}(i0 < {size}):", "  stage():", f"    %v0 = load {own}[i0] : f32"]
         lines += [f"    %v1 = load {before}[i0] : f32", "    %v2 = add %v0, %v1 : f32", f"    store {result}[i0] = %v2"]
     return "\n".join([*lines, "return c", ""])
@@ -130,6 +131,12 @@ def test_a_segment_ends_where_much_memory_can_be_given_back(size: int, parts: in
     args = [torch.randn(size) for _ in range(3)]
     (got,) = bind_program(generate(program))(list(args))
     torch.testing.assert_close(got, 2 * args[0] + args[1] + args[2])
+
+
+def test_a_segment_goes_on_where_only_memory_of_the_arena_is_free() -> None:
+    program = parse_program(sums_of_three(1 << 20, "xxx"))
+    ((whole,),) = segments(program, assign_storage(program))
+    assert [nest.name for nest in whole.nests] == ["a", "b", "c"]
 
 
 def test_the_plan_allocates_frees_and_counts_program_points_kernel_by_kernel() -> None:

@@ -64,6 +64,8 @@ def test_the_front_plot_has_a_point_per_plan_and_fills_the_chosen_one(example):
     xs = [float(circle.attrib["cx"]) for circle in circles]
     ys = [float(circle.attrib["cy"]) for circle in circles]
     assert xs == sorted(xs) and ys[0] < ys[-1], "more memory to the right, less time further down"
+    words = {"".join(text.itertext()) for text in ElementTree.fromstring(front_svg(report)).iter(f"{SVG}text")}
+    assert {"peak memory", "estimated time of recomputation"} <= words
 
 
 @pytest.mark.covers("F3.54")
