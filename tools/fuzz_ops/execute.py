@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 from aotkit import Options, Recorder
 from aotkit.driver.context import CompileContext
@@ -163,9 +164,23 @@ _ENTRIES: dict[str, Callable[[Sample], Callable[..., Any]]] = {
 
 
 def fakes_agree(sample: Sample, again: bool = False) -> list[torch.Tensor] | Exception:
-    """What torch's own fake kernels say of the sample: results without data, or the error they raise."""
-    mode = FakeTensorMode()
-    given = [mode.from_tensor(a.detach()) if isinstance(a, torch.Tensor) else a for a in sample.arguments(again)]
+    """What torch's own fake kernels say of the sample: results without data, or the error they raise, for sizes that
+    are symbols as well where the sample is compiled for such."""
+    if sample.entry == "dynamic":
+        symbolic = _run_on_fakes(sample, again, FakeTensorMode(shape_env=ShapeEnv()))
+        if isinstance(symbolic, Exception):
+            return symbolic
+    return _run_on_fakes(sample, again, FakeTensorMode())
+
+
+def _run_on_fakes(sample: Sample, again: bool, mode: FakeTensorMode) -> list[torch.Tensor] | Exception:
+    def fake(arg: torch.Tensor) -> torch.Tensor:
+        if mode.shape_env is None:
+            return mode.from_tensor(arg.detach())
+        sizes: Any = StatelessSymbolicContext([DimDynamic.DYNAMIC] * arg.dim())
+        return mode.from_tensor(arg.detach(), symbolic_context=sizes)
+
+    given = [fake(arg) if isinstance(arg, torch.Tensor) else arg for arg in sample.arguments(again)]
     with mode, torch.no_grad() if not sample.grads else nullcontext():
         try:
             return sample.function()(*given)

@@ -120,6 +120,11 @@ def _bias_alone(wrong: Wrong, operands: Tensors) -> torch.Tensor | bool:
     return (wrong.got - wrong.true).abs() <= bound
 
 
+def _scales_are_spread(wrong: Wrong, operands: Tensors) -> torch.Tensor | bool:
+    """The weight or the bias has elements that do not lie side by side."""
+    return any(t.dim() == 1 and not t.is_contiguous() for t in operands[1:])
+
+
 def _sign_of_nan(wrong: Wrong, operands: Tensors) -> torch.Tensor | bool:
     few = any(int(t.isnan().sum()) >= wrong.want.numel() for t in operands)
     return few & ((wrong.got == -wrong.want) if wrong.want.dtype.is_floating_point else torch.tensor(True))
@@ -450,6 +455,13 @@ KNOWN = (
         "the result is laid out as the query, and eager's kernel writes rows without a stride: in a query that overlaps"
         " itself columns may come first, and its numbers go to other places, some of them are never written",
         elements=_query_overlaps_itself,
+    ),
+    Departure(
+        r"aten\.native_group_norm\.default",
+        "",
+        "called by itself, eager's kernel reads weight and bias as if their elements lay side by side, also beyond"
+        " their end (group_norm copies them first)",
+        elements=_scales_are_spread,
     ),
     Departure(
         r"aten\.native_(layer|group)_norm\.",

@@ -17,7 +17,7 @@ from aotkit_inductor_lower.lowering import graph as driver
 from tools.fuzz_ops import campaign, recipes
 from tools.fuzz_ops.campaign import Campaign, Settings, quiet
 from tools.fuzz_ops.compare import Difference, Wrong, _accurate, _in_double, differences
-from tools.fuzz_ops.execute import Run, observe
+from tools.fuzz_ops.execute import Run, fakes_agree, observe
 from tools.fuzz_ops.generate import Impossible, generate, misfit
 from tools.fuzz_ops.known import KNOWN, excused
 from tools.fuzz_ops.program import DIRECT, Call, Ref, Sample
@@ -315,6 +315,22 @@ def test_attention_of_a_query_that_overlaps_itself_has_no_right_value(layout, st
     operands, known = [query, Tensor("x1", "float32", (4, 4))], layout == "overlapping"
     wrong = Wrong(*(torch.tensor([number]) for number in (0.0, 1.0, 0.0)))
     assert _excused("aten.scaled_dot_product_attention.default", operands, [], wrong) is known
+
+
+@pytest.mark.parametrize(("layout", "known"), [("expanded", True), ("contiguous", False)])
+def test_a_norm_of_groups_with_a_spread_bias_is_read_elsewhere_in_eager_mode(layout, known):
+    operands = [Tensor("x0", "float32", (2, 4, 1)), *(Tensor(x, "float32", (4,), layout) for x in ("x1", "x2"))]
+    wrong = Wrong(*(torch.tensor([number]) for number in (-1.0, 1.0, -1.0)))
+    assert _excused("aten.native_group_norm.default", operands, [2, 4, 1, 2, 1e-3], wrong) is known
+
+
+def test_fake_kernels_are_asked_about_sizes_that_are_symbols_where_a_sample_has_them():
+    sample = generate(0, ("aten.narrow_copy.default", "float32", "contiguous"))
+    call = Call("v0", "aten.narrow_copy.default", (Ref("x0"), 1, 0, 2))
+    tensors = (Tensor("x0", "float32", (3, 4)),)
+    sample = replace(sample, tensors=tensors, calls=(call,), outputs=(Ref("v0"),), numbers=(), entry="dynamic")
+    assert "symbolic" in str(fakes_agree(sample))
+    assert not isinstance(fakes_agree(replace(sample, entry="function")), Exception)
 
 
 @pytest.mark.parametrize("op", sorted({row.ops for row in KNOWN if row.elements}))
