@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import pytest
 import torch
@@ -52,3 +53,14 @@ def test_fake_arguments_are_the_memory_unless_asked_for_as_they_are(bits: tuple[
         inference = with_lazy_bits(torch.randn(3, dtype=torch.complex64), *bits)
     _, (kept,) = fake_arguments([inference], keep_bits=True)
     assert lazy_bits(kept) == bits and not kept.is_inference()
+
+
+def test_a_view_with_a_lazy_bit_loses_all_dimensions_of_size_one_in_place(same_as_eager: Any) -> None:
+    """Without a dimension, which eager mode leaves where it is: only ``squeeze_(dim)`` writes the elements anew."""
+
+    def fn(x: torch.Tensor) -> list[torch.Tensor]:
+        y = x.sin().transpose(1, 2).conj()
+        y.squeeze_()
+        return [y, y * 1]
+
+    same_as_eager(fn, lambda: [torch.randn(1, 2, 3, dtype=torch.complex64)])
