@@ -3,6 +3,7 @@
 python -m tools.bench.products                      60 products: linear layers, forward and both gradients
 python -m tools.bench.products --after gelu         with bias and gelu after each forward product
 python -m tools.bench.products --threads 2          wall time of two threads (else processor time of one)
+python -m tools.bench.products --dtype float16 --rounds 1    ATen takes seconds for some of these
 
 ATen's call is eager's, with what comes after it as calls of their own; ours reads both factors where they lie, so that
 packing is within its time. Turns follow each other at once, and the median of the ratios within a round is reported.
@@ -53,19 +54,24 @@ class Row:
     errors: tuple[float, float]
 
 
-def _operands(layer: tuple[int, int, int], direction: str) -> list[torch.Tensor]:
+def _operands(layer: tuple[int, int, int], direction: str, dtype: torch.dtype) -> list[torch.Tensor]:
     rows, summed, columns = layer
-    x, w, g = torch.randn(rows, summed), torch.randn(columns, summed), torch.randn(rows, columns)
+    x, w, g = (torch.randn(*size, dtype=dtype) for size in ((rows, summed), (columns, summed), (rows, columns)))
     return {"x @ w.t()": [x, w], "g @ w": [g, w], "g.t() @ x": [g, x]}[direction]
 
 
 def measure(
-    layer: tuple[int, int, int], direction: str, rounds: int, clock: Callable[[], float], after: str = ""
+    layer: tuple[int, int, int],
+    direction: str,
+    rounds: int,
+    clock: Callable[[], float],
+    after: str = "",
+    dtype: torch.dtype = torch.float32,
 ) -> Row:
     """One product in interleaved turns; ``after``: what is computed of it, with a bias."""
-    product, args = DIRECTIONS[direction], _operands(layer, direction)
+    product, args = DIRECTIONS[direction], _operands(layer, direction, dtype)
     if after:
-        args.append(torch.randn(product(*args).shape[-1]))
+        args.append(torch.randn(product(*args).shape[-1], dtype=dtype))
 
     def program(a: torch.Tensor, b: torch.Tensor, *bias: torch.Tensor) -> torch.Tensor:
         return getattr(F, after)(product(a, b) + bias[0]) if after else product(a, b)
@@ -111,18 +117,19 @@ def main() -> int:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--after", choices=("", "gelu", "relu", "silu"), default="")
+    parser.add_argument("--dtype", choices=("float32", "float16", "bfloat16"), default="float32")
     chosen = parser.parse_args()
     torch.manual_seed(0)
     torch.set_num_threads(chosen.threads)
     keep_freed_memory()
     clock = time.thread_time if chosen.threads == 1 else time.perf_counter
-    print(f"{machine()}; threads: {chosen.threads}; after the product: {chosen.after or 'nothing'}\n")
+    print(f"{machine()}; threads: {chosen.threads}; {chosen.dtype}; after the product: {chosen.after or 'nothing'}\n")
     print("| rows, summed, columns | product | ATen ms | ours ms | ours GFLOP/s | x ATen | error ATen | error |")
     print("|---|---|---:|---:|---:|---:|---:|---:|")
     found: list[Row] = []
     for layer in LAYERS:
         for direction in DIRECTIONS:
-            row = measure(layer, direction, chosen.rounds, clock, chosen.after)
+            row = measure(layer, direction, chosen.rounds, clock, chosen.after, getattr(torch, chosen.dtype))
             found.append(row)
             speed = 2e-6 * math.prod(layer) / row.own
             numbers = f"{row.aten:.3f} | {row.own:.3f} | {speed:.0f} | {row.ratio:.2f}"

@@ -3,7 +3,9 @@
 Note [Which products are ours]
     On AMD's processors with 512-bit vectors our products take less time than ATen's call (MKL's kernels are not written
     for them; `python -m tools.bench.products`), so they are generated, with what comes before and after in them. On
-    others ATen's are as fast or faster, and stay. A product is ours from :data:`WORTH` multiplications on, so that
+    others ATen's are as fast or faster, and stay. Products of float16 are ours on every processor with vectors of 256
+    bits that converts float16 and cannot compute with it: ATen has no kernel for those, and takes 5 to 100 times as long
+    as ours, which widen both factors as they copy them. A product is ours from :data:`WORTH` multiplications on, so that
     what it takes to compile pays, and if no side is so short that panels and tiles are mostly padding.
 """
 
@@ -31,8 +33,9 @@ def choose_form(
     contraction: Contraction, buffers: Mapping[str, Buffer], options: LowerOptions, machine: Machine, processor: str
 ) -> Choice:
     """``"fma"``, panels and tiles of vectors, or ``"aten"``. ``processor``: by LLVM's name, what ATen runs on."""
-    if {contraction.left.dtype, contraction.right.dtype, contraction.accumulate} not in ({DType.F32}, {DType.F64}):
-        return Choice("aten", "products of float16 and bfloat16 are left to ATen on the CPU")
+    factors = {contraction.left.dtype, contraction.right.dtype}
+    if factors == {DType.BF16} and options.contractions != "generated":
+        return Choice("aten", "products of bfloat16 are left to ATen on the CPU")
     sides = contraction.rows, contraction.columns, contraction.reduced
     sizes = [product(loop.size for loop in loops).constant for loops in sides]
     known = [size for size in sizes if size is not None]
@@ -40,15 +43,22 @@ def choose_form(
         return Choice("aten", "a side of the product fills no tile")
     if options.contractions == "generated":
         return Choice("fma", "every product is generated")
-    if processor not in FASTER or machine.vector_bits != 512:
+    halves = factors == {DType.F16}
+    faster = _lacks_float16(machine) if halves else processor in FASTER and machine.vector_bits == 512
+    if not faster:
         return Choice("aten", f"ATen's products are as fast on {processor}")
     if len(known) < len(sizes):
         return Choice("aten", "a size is known at run time only")
     if any(size < short for size, short in zip(known, SHORT, strict=True)) or _count(contraction, known) < WORTH:
         return Choice("aten", "the product is small")
-    if known[2] > LONG and _lies_along_rows(contraction, buffers):
+    if not halves and known[2] > LONG and _lies_along_rows(contraction, buffers):
         return Choice("aten", "long sums of a factor that is turned over")
     return Choice("fma", f"kernels of ours take less time than ATen's on {processor}")
+
+
+def _lacks_float16(machine: Machine) -> bool:
+    """Whether products of float16 have to be computed in float32, and casts are instructions."""
+    return machine.vector_bits >= 256 and machine.has("f16c") and not machine.has("avx512fp16")
 
 
 def _count(contraction: Contraction, sizes: list[int]) -> int:

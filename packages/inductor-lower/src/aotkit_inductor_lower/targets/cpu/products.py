@@ -26,13 +26,16 @@ def product_of(nest: LoopNest, buffers: Mapping[str, Buffer], target: Machine) -
 def is_product(kernel: Kernel, target: Machine) -> MatmulSite | None:
     """The product that a kernel in normal form is, if :class:`ProductEmitter` can write it and it is large enough."""
     site = matmul_site(kernel) if target.has("fma") else None
-    if site is None or not plain_left(kernel, site):
+    if site is None:
         return None
     sides = zip((site.rows, site.columns, site.inner), LEAST, strict=True)
     if any(loop.extent.constant is not None and loop.extent.constant < least for loop, least in sides):
         return None
     after = [stmt for stmt in kernel.body if not isinstance(stmt, Loop)]
-    return site if all(map(bears_mask, (*computed_by(kernel, site.right), *after))) else None
+    before = computed_by(kernel, site.right)
+    if plain_left(kernel, site) is None:
+        before = (*before, *computed_by(kernel, site.left))
+    return site if all(map(bears_mask, (*before, *after))) else None
 
 
 def computed_by(kernel: Kernel, value: str) -> tuple[Instr, ...]:

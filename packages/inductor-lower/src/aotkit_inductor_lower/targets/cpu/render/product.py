@@ -6,9 +6,10 @@ Note [Products in registers]
     the factor on the way (a cast, a scale) is computed there, once for all rows of the block; a factor whose summed
     dimension is contiguous is turned over in registers. Then each tile of a few rows by one panel is summed by a
     function that all products of the module share, in as many registers as there are: per step of ``k`` one row of the
-    panel, and one number per row of the left factor, which is read where it lies. After some hundred steps the tile
-    is added to memory, so that no sum is a long chain of additions. What becomes of the sums is computed of the tile in
-    memory, row by row.
+    panel, and one number per row of the left factor, which is read where it lies. Where it does not lie in rows, or is
+    computed (a cast from float16, say), it is copied into panels as well, of some tiles' rows. After some hundred steps
+    the tile is added to memory, so that no sum is a long chain of additions. What becomes of the sums is computed of the
+    tile in memory, row by row.
 
     The split of work does not depend on the number of threads, nor does any sum on the split: results are the same on
     one thread and on many. (Blocking and packing: Goto and van de Geijn, Anatomy of high-performance matrix
@@ -70,16 +71,19 @@ class ProductEmitter(KernelEmitter):
         self.rows, self.columns, self.inner = (Symbol(loop.symbol) for loop in (site.rows, site.columns, site.inner))
         self.right = _Factor(site.right, computed_by(kernel, site.right), self.columns, self.panel)
         self.after = tuple(stmt for stmt in kernel.body if not isinstance(stmt, Loop))
-        left = plain_left(kernel, site)
-        assert left is not None
-        self.left = left
-        self.rows_of_left = _Factor(site.left, (left,), self.rows, PANEL_ROWS) if self._lies_along_rows() else None
+        self.left = self._read_in_place()
+        copied = computed_by(kernel, site.left) if self.left is None else ()
+        self.rows_of_left = _Factor(site.left, copied, self.rows, PANEL_ROWS) if copied else None
 
-    def _lies_along_rows(self) -> bool:
-        """Whether neighbours in the left factor are of neighbouring rows. A tile would read a line of the cache for a
-        few numbers of it, from places that may all be far apart by the same power of two."""
-        row, step = (self.left.indices[0].coefficient(loop) for loop in (self.rows, self.inner))
-        return row == 1 and step is not None and step.constant not in (0, 1)
+    def _read_in_place(self) -> Load | None:
+        """The load that the left factor is, unless neighbours in it are of neighbouring rows: a tile would read a line
+        of the cache for a few numbers of it, from places that may all be far apart by the same power of two."""
+        left = plain_left(self.kernel, self.site)
+        if left is None:
+            return None
+        row, step = (left.indices[0].coefficient(loop) for loop in (self.rows, self.inner))
+        along_rows = row == 1 and step is not None and step.constant not in (0, 1)
+        return None if along_rows else left
 
     # -- how the work is shared out ------------------------------------------------------------------------
 
@@ -280,14 +284,15 @@ class ProductEmitter(KernelEmitter):
 
     def _sum_rows(self, top: Ssa, bottom: Ssa, first: Ssa, end: Ssa) -> None:
         """The block's rows, a tile's at a time; of a left factor that lies along rows as many as are copied at once."""
-        em, ctx, factor = self.em, self.ctx, self.rows_of_left
+        em, ctx, factor, plain = self.em, self.ctx, self.rows_of_left, self.left
         if factor is None:
-            offset = self.left.indices[0]
+            assert plain is not None
+            buffer, offset = plain.buffer, plain.indices[0]
             row, step = (self._step(offset, loop) for loop in (self.rows, self.inner))
 
             def here(at: Ssa) -> tuple[Ssa, Ssa, Ssa]:
                 ctx.symbols[self.rows], ctx.symbols[self.inner] = at, imm(0)
-                return self._element(ctx.pointers[self.left.buffer], ctx.scalar(offset)), row, step
+                return self._element(ctx.pointers[buffer], ctx.scalar(offset)), row, step
 
             self._tiles_of(top, bottom, first, end, here)
             return
