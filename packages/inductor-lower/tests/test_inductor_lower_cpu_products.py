@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,12 +11,14 @@ import torch
 import torch.nn.functional as F
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from aotkit_inductor_lower import CompiledGraph, LowerOptions, compile_graph
+from aotkit_inductor_lower import CompiledGraph, LowerOptions, compile_graph, lower_graph
 from aotkit_inductor_lower.driver import compile_to_program, schedule_program
 from aotkit_inductor_lower.graph_partition import PartitionedGraph
 from aotkit_inductor_lower.ir.parse import parse_program
+from aotkit_inductor_lower.ir.walk import buffers_of, contractions
 from aotkit_inductor_lower.runtime import bind_program
-from aotkit_inductor_lower.targets.cpu import host_machine
+from aotkit_inductor_lower.targets.cpu import generic_machine, host_machine
+from aotkit_inductor_lower.targets.cpu.choose import choose_form
 from aotkit_inductor_lower.targets.cpu.generate import generate
 
 pytestmark = pytest.mark.skipif(not host_machine().has("fma"), reason="without FMA products are ATen's")
@@ -255,3 +258,29 @@ def test_a_sum_of_products_that_is_written_out_rounds_each_product(contractions:
     graph = make_fx(written_out, tracing_mode="fake")(x, y)
     compiled = compile_graph(graph, options=LowerOptions(contractions=contractions))  # type: ignore[arg-type]
     assert torch.equal(compiled([x, y])[0].isnan(), written_out(x, y).isnan())
+
+
+@pytest.mark.parametrize(
+    ("dtype", "bits", "feature", "form"),
+    [
+        (torch.float16, 512, "", "fma"),
+        (torch.float16, 256, "", "fma"),
+        (torch.float16, 128, "", "aten"),
+        (torch.float16, 512, "avx512fp16", "aten"),
+        (torch.bfloat16, 512, "", "aten"),
+        (torch.float32, 256, "", "aten"),
+    ],
+    ids=str,
+)
+def test_float16_is_ours_where_the_processor_cannot_compute_with_it(
+    dtype: torch.dtype, bits: int, feature: str, form: str
+) -> None:
+    x, w = torch.randn(128, 256, dtype=dtype), torch.randn(512, 256, dtype=dtype)
+    program = lower_graph(make_fx(lambda x, w: x @ w.t(), tracing_mode="fake")(x, w))
+    (found,) = contractions(program)
+    machine = generic_machine(bits)
+    machine = replace(machine, features=f"{machine.features},+{feature}" if feature else machine.features)
+    options = LowerOptions()
+    assert choose_form(found, buffers_of(program), options, machine, "some-processor").form == form
+    asked = choose_form(found, buffers_of(program), replace(options, contractions="generated"), machine, "any")
+    assert asked.form == "fma", "whoever asks for it gets it"

@@ -4,9 +4,11 @@ Note [Which products are ours]
     On AMD's processors with 512-bit vectors our products take less time than ATen's call (MKL's kernels are not written
     for them; `python -m tools.bench.products`), so they are generated, with what comes before and after in them. On
     others ATen's are as fast or faster, and stay. Products of float16 are ours on every processor with vectors of 256
-    bits that converts float16 and cannot compute with it: ATen has no kernel for those, and takes 5 to 100 times as long
-    as ours, which widen both factors as they copy them. A product is ours from :data:`WORTH` multiplications on, so that
-    what it takes to compile pays, and if no side is so short that panels and tiles are mostly padding.
+    bits that converts float16 and cannot compute with it: ATen has no kernel for those, and takes 4 to 160 times as
+    long as ours, which widen both factors as they copy them (the same command with `--dtype float16`).
+
+    A product is ours from :data:`WORTH` multiplications on, so that what it takes to compile pays, and if no side is so
+    short that panels and tiles are mostly padding.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@ Note [Products in registers]
     function that all products of the module share, in as many registers as there are: per step of ``k`` one row of the
     panel, and one number per row of the left factor, which is read where it lies. Where it does not lie in rows, or is
     computed (a cast from float16, say), it is copied into panels as well, of some tiles' rows. After some hundred steps
-    the tile is added to memory, so that no sum is a long chain of additions. What becomes of the sums is computed of the
-    tile in memory, row by row.
+    the tile is added to memory, so that no sum is a long chain of additions. What becomes of the sums is computed of
+    the tile in memory, row by row.
 
     The split of work does not depend on the number of threads, nor does any sum on the split: results are the same on
     one thread and on many. (Blocking and packing: Goto and van de Geijn, Anatomy of high-performance matrix
