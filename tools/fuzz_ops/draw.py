@@ -80,7 +80,7 @@ class Draw:
             fill = self.any_fill(dtype)
         if layout == "conj" and dtype != "complex64":
             layout = "neg"
-        if layout == "neg" and (dtype == "bool" or fill[0] == "index"):
+        if layout == "neg" and (dtype == "bool" or fill[0] == "index" or not self.lazy):
             layout = "offset"
         grad = self.grad and dtype in (*FLOATS, "complex64") and self.rng.random() < 0.9
         second = tuple(size)

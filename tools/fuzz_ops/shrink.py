@@ -9,7 +9,7 @@ from typing import Any
 from tools.fuzz.shrink import smallest
 
 from .program import Ref, Sample, refs_in
-from .tensors import layout_class
+from .tensors import LAYOUTS
 
 __all__ = ["shrink"]
 
@@ -67,7 +67,7 @@ def _smaller(sample: Sample) -> Iterator[Sample]:
         for number in range(len(call.kwargs)):
             fewer = replace(call, kwargs=call.kwargs[:number] + call.kwargs[number + 1 :])
             yield replace(sample, calls=(*sample.calls[:index], fewer, *sample.calls[index + 1 :]))
-    lazy = any(layout_class(t.layout) == "lazy" for t in sample.tensors)
+    lazy = any(LAYOUTS[t.layout] == "lazy" for t in sample.tensors)
     if sample.entry in ("function", "training", "dynamic") and not lazy:
         without_grad = tuple(replace(t, grad=False) for t in sample.tensors)
         yield replace(sample, entry="direct", tensors=without_grad)

@@ -346,3 +346,17 @@ def test_the_mean_of_large_numbers_is_finite() -> None:
     x = torch.tensor([[3e38, 2e38, 1e38, 3.1e38, -1e38]])
     _, mean, _ = captured(lambda x: list(aten.native_layer_norm.default(x, [5], None, None, 1e-5)), x)
     torch.testing.assert_close(mean, aten.native_layer_norm.default(x, [5], None, None, 1e-5)[1])
+
+
+def test_kernels_take_no_lazily_negated_arguments_and_atens_calls_do() -> None:
+    x = torch.randn(3, 4)
+    compiled = compile_graph(make_fx(lambda x: x * 2, tracing_mode="fake")(x))
+    with pytest.raises(InputMismatchError, match=r"lazily negated or conjugated; give resolve_neg\(\)"):
+        compiled([torch._neg_view(x)])
+    torch.testing.assert_close(compiled([torch._neg_view(x).resolve_neg()])[0], x * -2)
+    z = torch.randn(3, dtype=torch.complex64)
+    called = compile_graph(make_fx(torch.view_as_real, tracing_mode="fake")(z.conj_physical()))
+    torch.testing.assert_close(called([z])[0], torch.view_as_real(z))
+    sort = compile_graph(make_fx(lambda x: x.msort(), tracing_mode="fake")(torch.randn(300)))
+    long = torch.randn(300)
+    torch.testing.assert_close(sort([torch._neg_view(long)])[0], torch.msort(-long))

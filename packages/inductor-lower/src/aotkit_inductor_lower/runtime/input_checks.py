@@ -17,7 +17,8 @@ Numbers = tuple[int | None, ...]
 
 def input_check(compiled: CompiledProgram) -> Callable[[list[Any]], None]:
     """A function that raises :class:`InputMismatchError` for arguments of another type, size or stride: kernels compute
-    addresses from those that they were compiled for. Sizes that are symbols may be any."""
+    addresses from those that they were compiled for. Sizes that are symbols may be any. Nor may kernels be given
+    arguments that are lazily negated or conjugated."""
     plan = compiled.plan
     expected: list[tuple[str, torch.dtype, Numbers, Numbers] | None] = []
     for name in plan.inputs:
@@ -32,7 +33,13 @@ def input_check(compiled: CompiledProgram) -> Callable[[list[Any]], None]:
         if len(args) != len(expected):
             raise InputMismatchError(f"{plan.name} takes {len(expected)} arguments, not {len(args)}")
         for arg, wanted in zip(args, expected, strict=True):
-            if wanted is not None and isinstance(arg, torch.Tensor) and not _fits(arg, *wanted[1:]):
+            if wanted is None or not isinstance(arg, torch.Tensor):
+                continue
+            if plan.slots and (arg.is_neg() or arg.is_conj()):  # kernels read memory, where the bit is not
+                raise InputMismatchError(
+                    f"the argument {wanted[0]} is lazily negated or conjugated; give resolve_neg().resolve_conj() of it"
+                )
+            if not _fits(arg, *wanted[1:]):
                 name, dtype, sizes, strides = wanted
                 raise InputMismatchError(
                     f"the argument {name} is a tensor of {arg.dtype}, sizes {tuple(arg.shape)} and strides "
