@@ -49,7 +49,7 @@ SHARED = {
     "triton": ("triton",),
     "scipy": ("scipy",),
     "llvmlite": ("llvmlite",),
-    "docs": ("mkdocs", "mkdocs-material"),
+    "docs": ("mkdocs", "mkdocs-material", "mkdocstrings[python]"),
 }
 
 #: The shared environment that has a pip: to install pip anew into each environment takes longer than all the rest.
