@@ -1,11 +1,13 @@
 """An ahead-of-time compile stack for PyTorch, assembled from parts that each stand alone.
 
-import torch, aotkit
+::
 
-compiled = torch.compile(model, backend="aotkit")
-loss = compiled(batch).sum()
-loss.backward()
-print(aotkit.explain(model, batch))
+    import torch, aotkit
+
+    compiled = torch.compile(model, backend="aotkit")
+    loss = compiled(batch).sum()
+    loss.backward()
+    print(aotkit.explain(model, batch))
 """
 
 from __future__ import annotations
