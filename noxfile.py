@@ -45,7 +45,7 @@ BENCH_TOOLS = ("transformers", "matplotlib")
 SHARED = {
     "torch": ("torch", "numpy"),
     "pytest": ("pytest", "pytest-xdist", "hypothesis", "expecttest"),
-    "transformers": ("transformers", "accelerate"),
+    "transformers": ("transformers", "accelerate", "lightning"),
     "triton": ("triton",),
     "scipy": ("scipy",),
     "llvmlite": ("llvmlite",),
@@ -443,13 +443,15 @@ def outside_environment(session: nox.Session, built: list[Path], *shared: str) -
 
 @session_without_pip
 def integration(session: nox.Session) -> None:
-    """The eight wheels outside the checkout: five architectures, the interop matrix, every README example."""
+    """The eight wheels outside the checkout: five architectures, the interop matrix, the examples of every page, what a
+    new user does, and logs and messages as a user meets them."""
     config, suite = str(ROOT / "pyproject.toml"), str(ROOT / "tools" / "integration")
+    outside = str(ROOT / "packages" / "aotkit" / "tests" / "test_aotkit_from_outside.py")
     shared = ("scipy", "llvmlite", "pytest", "transformers")
     workers = 0 if session.posargs else test_workers()
     parallel = ("-n", str(workers), "--dist", "worksteal") if workers > 1 else ()
     with outside_environment(session, build_wheels(session, PACKAGES), *shared) as python:
-        command = (python, "-m", "pytest", "-p", "no:cacheprovider", "-q", "-c", config, suite, *parallel)
+        command = (python, "-m", "pytest", "-p", "no:cacheprovider", "-q", "-c", config, suite, outside, *parallel)
         session.run(*command, *session.posargs, external=True, env={"OMP_NUM_THREADS": "1"})
 
 
