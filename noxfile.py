@@ -49,6 +49,7 @@ SHARED = {
     "triton": ("triton",),
     "scipy": ("scipy",),
     "llvmlite": ("llvmlite",),
+    "twine": ("twine",),
     "docs": ("mkdocs", "mkdocs-material", "mkdocstrings[python]"),
 }
 
@@ -75,6 +76,7 @@ TEST_SESSIONS = (
     "types",
     *(f"test_package({name})" for name in PACKAGES if name not in ("aotkit", "inductor-lower")),
     "wheels",
+    "sdists",
     "api",
 )
 
@@ -413,11 +415,14 @@ def build_site(session: nox.Session) -> None:
 
 @session_without_pip
 def wheels(session: nox.Session) -> None:
-    """Build all wheels, and sdists; look at what stands in them, install the wheels outside the checkout and use each
-    once; partition once more, by itself."""
+    """Build all wheels, and sdists, into build/dist; look at what stands in them, install the wheels outside the checkout
+    and use each once; partition once more, by itself; see that `aotkit[cuda]` brings Triton."""
     built = build_wheels(session, PACKAGES)
     builder = str(executables(base_environment(session, "build", BUILD_TOOLS)) / "python")
-    session.run(builder, "-m", "tools.archives", *map(str, built), external=True)
+    dist = ROOT / "build" / "dist"
+    session.run(builder, "-m", "tools.archives", str(dist), *map(str, built), external=True)
+    share(session, "twine")
+    session.run("python", "-m", "twine", "check", "--strict", *map(str, sorted(dist.iterdir())))
     with outside_environment(session, built) as python:
         session.run(python, str(ROOT / "tools" / "smoke.py"), external=True)
     alone = [wheel for wheel in built if wheel.name.startswith("aotkit_partition-")]
@@ -426,6 +431,31 @@ def wheels(session: nox.Session) -> None:
         siblings = [line for line in listed.splitlines() if line.startswith("aotkit") and "partition" not in line]
         if siblings:
             session.error(f"the partition wheel pulled {siblings}")
+    with outside_environment(session, built, "triton", "scipy", "llvmlite") as python:
+        # What is there already is not downloaded: of a missing Triton pip would say so, as of a missing sibling.
+        (aotkit,) = (wheel for wheel in built if wheel.name.startswith("aotkit-"))
+        pip(session, "install", "-q", "--no-index", f"{aotkit}[cuda]", python=python)
+        session.run(
+            python, "-c", "import triton, aotkit; print('aotkit[cuda]: triton', triton.__version__)", external=True
+        )
+
+
+@session_without_pip
+def sdists(session: nox.Session) -> None:
+    """Install all packages from their sdists alone, outside the checkout, and use each once."""
+    builder = str(executables(base_environment(session, "build", BUILD_TOOLS)) / "python")
+    sources, made = ROOT / "build" / "sdists", ROOT / "build" / "from-sdists"
+    for folder in (sources, made):
+        shutil.rmtree(folder, ignore_errors=True)
+    for package in load_packages().values():
+        with session.chdir(package.path):
+            command = (builder, "-m", "hatchling", "build", "-t", "sdist", "-d", str(sources))
+            session.run(*command, external=True, silent=True)
+    archives = map(str, sorted(sources.glob("*.tar.gz")))
+    options = ("--no-deps", "--no-build-isolation", "--disable-pip-version-check", "-q", "-w", str(made))
+    session.run(builder, "-m", "pip", "wheel", *options, *archives, external=True)
+    with outside_environment(session, sorted(made.glob("*.whl"))) as python:
+        session.run(python, str(ROOT / "tools" / "smoke.py"), external=True)
 
 
 @contextmanager

@@ -68,6 +68,8 @@ def stage(root: Path, destination: Path) -> int:
             else:
                 shutil.copy(path, target)
     (pages / "reference").mkdir(exist_ok=True)
+    security = (root / "SECURITY.md").read_text(encoding="utf-8")
+    (pages / "security.md").write_text(security, encoding="utf-8")
     (pages / "packages").mkdir(exist_ok=True)
     for name in PACKAGES:
         (pages / "reference" / f"{name}.md").write_text(reference_page(name), encoding="utf-8")

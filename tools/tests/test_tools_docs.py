@@ -33,6 +33,7 @@ def test_the_staged_site_holds_every_page_of_its_navigation(tmp_path: Path) -> N
 def test_a_package_page_holds_readme_and_changelog(tmp_path: Path) -> None:
     root = tmp_path / "checkout"
     shutil.copytree(ROOT / "docs", root / "docs")
+    shutil.copy(ROOT / "SECURITY.md", root)
     for name in PACKAGES:
         (root / "packages" / name).mkdir(parents=True)
         (root / "packages" / name / "README.md").write_text(f"# {name}\n[x](src)\n")
