@@ -415,8 +415,8 @@ def build_site(session: nox.Session) -> None:
 
 @session_without_pip
 def wheels(session: nox.Session) -> None:
-    """Build all wheels, and sdists, into build/dist; look at what stands in them, install the wheels outside the checkout
-    and use each once; partition once more, by itself; see that `aotkit[cuda]` brings Triton."""
+    """Build all wheels, and sdists, into build/dist; look at what stands in them, install the wheels outside the
+    checkout and use each once; partition once more, by itself; see that `aotkit[cuda]` brings Triton."""
     built = build_wheels(session, PACKAGES)
     builder = str(executables(base_environment(session, "build", BUILD_TOOLS)) / "python")
     dist = ROOT / "build" / "dist"
