@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -336,3 +337,24 @@ def test_no_stage_changes_the_one_before() -> None:
     last = str(lowered)
     lowered.compile()
     assert (str(captured), str(partitioned), str(lowered)) == (before, middle, last)
+
+
+def test_options_travel_with_every_stage(tmp_path: Path) -> None:
+    options = Options(disable=frozenset({"fuse-kernels", "inline-producers"}), memory_budget=0.5, separate_kernels=True)
+    (x,) = values((8, 8))
+    captured = aotkit.stages(lambda x: (x.sin() + x.cos()).exp().sum(), options=options).capture(x)
+    plain = finished(aotkit.stages(lambda x: (x.sin() + x.cos()).exp().sum()).capture(x))
+    for name in STAGES:
+        stage_after(captured, name).save(tmp_path / name)
+        loaded = staged.load(tmp_path / name)
+        assert getattr(loaded, "options", None) == options or loaded.partitioned.options == options
+        assert finished(loaded).cost()["forward"].kernels > plain.cost()["forward"].kernels
+
+
+def test_a_stage_may_be_called_by_many_threads() -> None:
+    (x,) = values((64, 64))
+    run = finished(aotkit.stages(lambda x: (x.softmax(-1) @ x).sum()).capture(x))
+    (wanted,) = torch.autograd.grad(run(x), x)
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda _: torch.autograd.grad(run(x), x)[0], range(32)))
+    assert all(torch.equal(each, wanted) for each in found)
