@@ -5,24 +5,24 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
+from torch import nn
 
+from aotkit_functionalize import GraphMetadata
 from aotkit_inductor_lower import parse_program, print_program
 from aotkit_inductor_lower.driver import Scheduled, generate_program, schedule_graph
-from aotkit_runtime_wrappers import schema_checks
+from aotkit_runtime_wrappers import WrapperPlan, schema_checks
 
 from ..artifact.records import Artifact, CompiledGraph, Graphs, StoredReport
 from ..driver.lower import asks_for_history, lower_options
 from ..options import Options
+from .call import Call
 from .compiled import Compiled
 from .costs import GraphCost, Memory, kernel_cost
 from .files import constant_sections, read_constants, write_stage
 from .running import in_stage
-
-if TYPE_CHECKING:
-    from .partitioned import Partitioned
 
 __all__ = ["Lowered", "LoweredGraph", "lower_one"]
 
@@ -56,16 +56,40 @@ def lower_one(graph: torch.fx.GraphModule, options: Options) -> LoweredGraph:
     return LoweredGraph(schedule_graph(graph, lower_options(options)), asks_for_history(graph), checked)
 
 
+class SplitCall(Protocol):
+    """What is asked of the stage before; :class:`.Partitioned` is the only one."""
+
+    @property
+    def call(self) -> Call: ...
+    @property
+    def options(self) -> Options: ...
+    @property
+    def plan(self) -> WrapperPlan: ...
+    @property
+    def metadata(self) -> GraphMetadata: ...
+    @property
+    def forward(self) -> torch.fx.GraphModule: ...
+    @property
+    def backward(self) -> torch.fx.GraphModule | None: ...
+    @property
+    def module(self) -> nn.Module | None: ...
+    @property
+    def kind(self) -> Literal["training", "inference"]: ...
+    def cost(self) -> dict[str, GraphCost]: ...
+    def memory(self) -> Memory: ...
+    def to_sections(self) -> tuple[dict[str, Any], dict[str, bytes]]: ...
+
+
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Lowered:
     """A lowered call.
 
     Attributes:
-        partitioned: the stage before.
+        partitioned: the stage before, a :class:`.Partitioned`.
         graphs: by name, as there: ``inference``, or ``forward`` and ``backward``.
     """
 
-    partitioned: Partitioned
+    partitioned: SplitCall
     graphs: Mapping[str, LoweredGraph]
 
     @property
@@ -113,7 +137,7 @@ class Lowered:
         )
 
     @staticmethod
-    def read(partitioned: Partitioned, manifest: Mapping[str, Any], sections: Mapping[str, bytes]) -> Lowered:
+    def read(partitioned: SplitCall, manifest: Mapping[str, Any], sections: Mapping[str, bytes]) -> Lowered:
         """What :meth:`save` wrote."""
         graphs = {}
         for name, row in manifest["loops"].items():
