@@ -45,11 +45,12 @@ BENCH_TOOLS = ("transformers", "matplotlib")
 SHARED = {
     "torch": ("torch", "numpy"),
     "pytest": ("pytest", "pytest-xdist", "hypothesis", "expecttest"),
-    "transformers": ("transformers", "accelerate"),
+    "transformers": ("transformers", "accelerate", "lightning"),
     "triton": ("triton",),
     "scipy": ("scipy",),
     "llvmlite": ("llvmlite",),
-    "docs": ("mkdocs", "mkdocs-material"),
+    "twine": ("twine",),
+    "docs": ("mkdocs", "mkdocs-material", "mkdocstrings[python]"),
 }
 
 #: The shared environment that has a pip: to install pip anew into each environment takes longer than all the rest.
@@ -75,6 +76,7 @@ TEST_SESSIONS = (
     "types",
     *(f"test_package({name})" for name in PACKAGES if name not in ("aotkit", "inductor-lower")),
     "wheels",
+    "sdists",
     "api",
 )
 
@@ -413,11 +415,14 @@ def build_site(session: nox.Session) -> None:
 
 @session_without_pip
 def wheels(session: nox.Session) -> None:
-    """Build all wheels, and sdists; look at what stands in them, install the wheels outside the checkout and use each
-    once; partition once more, by itself."""
+    """Build all wheels, and sdists, into build/dist; look at what stands in them, install the wheels outside the
+    checkout and use each once; partition once more, by itself; see that `aotkit[cuda]` brings Triton."""
     built = build_wheels(session, PACKAGES)
     builder = str(executables(base_environment(session, "build", BUILD_TOOLS)) / "python")
-    session.run(builder, "-m", "tools.archives", *map(str, built), external=True)
+    dist = ROOT / "build" / "dist"
+    session.run(builder, "-m", "tools.archives", str(dist), *map(str, built), external=True)
+    share(session, "twine")
+    session.run("python", "-m", "twine", "check", "--strict", *map(str, sorted(dist.iterdir())))
     with outside_environment(session, built) as python:
         session.run(python, str(ROOT / "tools" / "smoke.py"), external=True)
     alone = [wheel for wheel in built if wheel.name.startswith("aotkit_partition-")]
@@ -426,6 +431,31 @@ def wheels(session: nox.Session) -> None:
         siblings = [line for line in listed.splitlines() if line.startswith("aotkit") and "partition" not in line]
         if siblings:
             session.error(f"the partition wheel pulled {siblings}")
+    with outside_environment(session, built, "triton", "scipy", "llvmlite") as python:
+        # What is there already is not downloaded: of a missing Triton pip would say so, as of a missing sibling.
+        (aotkit,) = (wheel for wheel in built if wheel.name.startswith("aotkit-"))
+        pip(session, "install", "-q", "--no-index", f"{aotkit}[cuda]", python=python)
+        session.run(
+            python, "-c", "import triton, aotkit; print('aotkit[cuda]: triton', triton.__version__)", external=True
+        )
+
+
+@session_without_pip
+def sdists(session: nox.Session) -> None:
+    """Install all packages from their sdists alone, outside the checkout, and use each once."""
+    builder = str(executables(base_environment(session, "build", BUILD_TOOLS)) / "python")
+    sources, made = ROOT / "build" / "sdists", ROOT / "build" / "from-sdists"
+    for folder in (sources, made):
+        shutil.rmtree(folder, ignore_errors=True)
+    for package in load_packages().values():
+        with session.chdir(package.path):
+            command = (builder, "-m", "hatchling", "build", "-t", "sdist", "-d", str(sources))
+            session.run(*command, external=True, silent=True)
+    archives = map(str, sorted(sources.glob("*.tar.gz")))
+    options = ("--no-deps", "--no-build-isolation", "--disable-pip-version-check", "-q", "-w", str(made))
+    session.run(builder, "-m", "pip", "wheel", *options, *archives, external=True)
+    with outside_environment(session, sorted(made.glob("*.whl"))) as python:
+        session.run(python, str(ROOT / "tools" / "smoke.py"), external=True)
 
 
 @contextmanager
@@ -443,13 +473,15 @@ def outside_environment(session: nox.Session, built: list[Path], *shared: str) -
 
 @session_without_pip
 def integration(session: nox.Session) -> None:
-    """The eight wheels outside the checkout: five architectures, the interop matrix, every README example."""
+    """The eight wheels outside the checkout: five architectures, the interop matrix, the examples of every page, what a
+    new user does, and logs and messages as a user meets them."""
     config, suite = str(ROOT / "pyproject.toml"), str(ROOT / "tools" / "integration")
+    outside = str(ROOT / "packages" / "aotkit" / "tests" / "test_aotkit_from_outside.py")
     shared = ("scipy", "llvmlite", "pytest", "transformers")
     workers = 0 if session.posargs else test_workers()
     parallel = ("-n", str(workers), "--dist", "worksteal") if workers > 1 else ()
     with outside_environment(session, build_wheels(session, PACKAGES), *shared) as python:
-        command = (python, "-m", "pytest", "-p", "no:cacheprovider", "-q", "-c", config, suite, *parallel)
+        command = (python, "-m", "pytest", "-p", "no:cacheprovider", "-q", "-c", config, suite, outside, *parallel)
         session.run(*command, *session.posargs, external=True, env={"OMP_NUM_THREADS": "1"})
 
 

@@ -1,14 +1,16 @@
 """What stands in the archives that are published: every wheel, and every sdist, which is made here.
 
-    python -m tools.archives WHEEL ..
+    python -m tools.archives DIST WHEEL ..
 
 Makes an sdist of each package, and of each sdist a wheel, which must hold the same files as the wheel that was given.
+What is published is put into the folder DIST, which is made anew: the wheels and the sdists.
 It runs where hatchling is, and needs nothing else.
 """
 
 from __future__ import annotations
 
 import email
+import shutil
 import sys
 import tarfile
 import tempfile
@@ -90,12 +92,17 @@ def files_of(wheel: Path) -> set[str]:
 
 def main(arguments: list[str]) -> int:
     """Check the wheels that are named, and an sdist of each package; returns 1 if something is wrong."""
-    packages, wheels = load_packages(), [Path(name) for name in arguments]
+    packages, (dist, *wheels) = load_packages(), map(Path, arguments)
+    shutil.rmtree(dist, ignore_errors=True)
+    dist.mkdir(parents=True)
+    for wheel in wheels:
+        shutil.copy(wheel, dist)
     found = [problem for wheel in wheels for problem in problems_of_wheel(wheel)]
     for name in PACKAGES:
         with tempfile.TemporaryDirectory(prefix="aotkit-sdist-") as folder:
             sdist = build_sdist(packages[name], Path(folder))
             found += problems_of_sdist(sdist)
+            shutil.copy(sdist, dist)
             again = wheel_of_sdist(sdist, Path(folder) / "unpacked")
             same = [wheel for wheel in wheels if wheel.name == again.name]
             if not same or files_of(same[0]) != files_of(again):

@@ -63,7 +63,7 @@ PUBLIC_MODULES: dict[str, tuple[str, ...]] = {
     ),
     "cudagraphs": ("drivers", "split", "trees"),
     "cache": ("stores",),
-    "aotkit": ("hugging_face",),
+    "aotkit": ("hugging_face", "staged"),
 }
 
 

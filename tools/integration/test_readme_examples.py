@@ -1,14 +1,17 @@
-"""Every Python example of every README and how-to runs as it stands, each page in a process of its own outside the
-checkout."""
+"""Every Python example of every README and of every page of the site runs as it stands, each page in a process of its
+own outside the checkout."""
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+from tools.site_blocks import pages, program_of  # noqa: E402
+
 HOWTOS = sorted((ROOT / "docs" / "howto").glob("*.md"))
 READMES = [ROOT / "README.md", *sorted((ROOT / "packages").glob("*/README.md"))]
 
@@ -32,22 +35,24 @@ for path in sys.argv[1:]:
         sys.exit(f"{path} failed")
 print(len(sys.argv) - 1, "ran")
 """
-BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
 def test_all_nine_readmes_are_found() -> None:
     assert len(READMES) == 9
 
 
-def test_the_examples_of_every_readme_and_howto_run(tmp_path: Path) -> None:
+def test_the_examples_of_every_page_run(tmp_path: Path) -> None:
     programs = []
-    for readme in [*READMES, *HOWTOS]:
-        blocks = BLOCK.findall(readme.read_text(encoding="utf-8"))
-        assert blocks, f"{readme.relative_to(ROOT)} has no Python example"
-        folder = tmp_path / readme.parent.name / readme.stem
+    for page in pages():
+        program = program_of(page)
+        assert program or page not in (*READMES, *HOWTOS), f"{page.relative_to(ROOT)} has no Python example"
+        if not program:
+            continue
+        folder = tmp_path / page.parent.name / page.stem
         folder.mkdir(parents=True)
         programs.append(folder / "example.py")
-        programs[-1].write_text("\n".join(blocks), encoding="utf-8")
+        programs[-1].write_text(program, encoding="utf-8")
+    assert len(programs) >= len(READMES) + len(HOWTOS) + 4
     command = [sys.executable, "-c", EACH_BY_ITSELF, *map(str, programs)]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=600)
     assert (done.returncode, done.stdout) == (0, f"{len(programs)} ran\n"), done.stderr[-8000:]

@@ -8,7 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tools.build_docs import stage, without_relative_links
+from tools.build_docs import stage, with_pictures, without_relative_links
+from tools.site_blocks import Block, blocks_of, pages, quotation_problem
+from tools.site_pictures import main as make_pictures
+from tools.site_pictures import pictures, read_table
 from tools.workspace import PACKAGES, ROOT, load_packages
 
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
@@ -30,6 +33,7 @@ def test_the_staged_site_holds_every_page_of_its_navigation(tmp_path: Path) -> N
 def test_a_package_page_holds_readme_and_changelog(tmp_path: Path) -> None:
     root = tmp_path / "checkout"
     shutil.copytree(ROOT / "docs", root / "docs")
+    shutil.copy(ROOT / "SECURITY.md", root)
     for name in PACKAGES:
         (root / "packages" / name).mkdir(parents=True)
         (root / "packages" / name / "README.md").write_text(f"# {name}\n[x](src)\n")
@@ -99,3 +103,99 @@ def test_the_environment_variables_in_the_sources_are_the_documented_ones() -> N
 def test_torch_is_declared_with_the_supported_range(name: str) -> None:
     ranges = [d for d in load_packages()[name].dependencies if d.startswith("torch")]
     assert ranges == ["torch>=2.11,<2.16"]
+
+
+QUOTATIONS = [(page, block) for page in pages() for block in blocks_of(page) if block.title]
+
+
+@pytest.mark.parametrize(("page", "block"), QUOTATIONS, ids=lambda value: getattr(value, "stem", None))
+def test_a_quotation_stands_in_its_file(page: Path, block: Block) -> None:
+    assert quotation_problem(block, (ROOT / block.title).read_text(encoding="utf-8")) == ""
+
+
+def test_a_quotation_that_is_wrong_is_found() -> None:
+    source = "def f():\n    a = 1  # one\n    b = 2\n"
+    assert len(QUOTATIONS) >= 6
+    assert quotation_problem(Block("python", "x.py", "def f():\n    ...\n    b = 2\n"), source) == ""
+    assert quotation_problem(Block("python", "x.py", "b = 2\na = 1\n"), source) == "a = 1"
+    assert quotation_problem(Block("python", "x.py", "a = 2\n"), source) == "a = 2"
+
+
+def commands() -> list[str]:
+    """Every line of a block of shell commands."""
+    blocks = (block for page in pages() for block in blocks_of(page) if block.language in ("console", "sh"))
+    return [line.partition("  #")[0] for block in blocks for line in block.text.splitlines() if line.strip()]
+
+
+def test_commands_name_sessions_modules_and_subcommands_that_there_are() -> None:
+    import argparse
+
+    from aotkit.cli.main import _parser
+
+    sessions = set(re.findall(r"^def (\w+)\(session", (ROOT / "noxfile.py").read_text(), re.MULTILINE))
+    lines, seen = commands(), 0
+    for line in lines:
+        for session in re.findall(r"nox -s \"?(\w+)", line):
+            assert session in sessions, line
+            seen += 1
+        for module in re.findall(r"python -m (tools[.\w]*)", line):
+            assert (ROOT / f"{module.replace('.', '/')}.py").is_file() or (ROOT / module.replace(".", "/")).is_dir(), (
+                line
+            )
+            seen += 1
+        found = re.match(r"aotkit (.+)$", line)
+        if found:
+            arguments = found.group(1).replace("export all", "export all.cache").split()
+            assert isinstance(_parser().parse_args(arguments), argparse.Namespace), line
+            seen += 1
+    assert seen > 15
+
+
+def test_the_pictures_are_those_of_the_tables(tmp_path: Path) -> None:
+    assert make_pictures(["--check"]) == 0
+    assert make_pictures(["--check"], tmp_path) == 1  # there are none
+    page = (ROOT / "docs" / "benchmarks.md").read_text()
+    (row,) = (
+        row
+        for row in read_table(page, "Figures")
+        if row["model"] == "bert" and row["mode"] == "train" and row["backend"] == "aotkit"
+    )
+    shown = pictures(page)["first-call.svg"]
+    assert f">{float(row['first call s']):.1f}<" in shown
+    changed = page.replace(f"| bert | train | aotkit | {row['first call s']} |", "| bert | train | aotkit | 77.7 |")
+    assert ">77.7<" in pictures(changed)["first-call.svg"]
+    with pytest.raises(ValueError, match="no table"):
+        read_table(page, "No such heading")
+
+
+def test_pictures_become_parts_of_a_page_without_their_own_colours() -> None:
+    page = with_pictures(
+        "a\n\n<!-- picture: pipeline -->\n\n<!-- charts: inference memory -->\n", ROOT / "docs" / "assets"
+    )
+    assert page.count("<svg") == 4 and "<style>" not in page and "<!--" not in page
+    with pytest.raises(FileNotFoundError):
+        with_pictures("<!-- charts: nothing -->", ROOT / "docs" / "assets")
+
+
+def test_the_tutorial_is_read_in_less_than_fifteen_minutes() -> None:
+    """200 words a minute, and a line of code in four seconds."""
+    text = (ROOT / "docs" / "tutorial.md").read_text()
+    code = [
+        line for block in blocks_of(ROOT / "docs" / "tutorial.md") for line in block.text.splitlines() if line.strip()
+    ]
+    prose = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+    minutes = len(prose.split()) / 200 + len(code) * 4 / 60
+    assert 2 < minutes < 15
+
+
+def test_names_of_sphinx_roles_become_plain_names() -> None:
+    import importlib.util
+
+    spec = importlib.util.spec_from_file_location("hooks", ROOT / "docs" / "hooks.py")
+    assert spec is not None and spec.loader is not None
+    hooks = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(hooks)
+    shown = hooks.on_page_content(
+        "see :func:<code>~.errors.CodegenError</code> and :class:<code>.Call</code>, as in::</p>"
+    )
+    assert shown == "see <code>CodegenError</code> and <code>Call</code>, as in:</p>"

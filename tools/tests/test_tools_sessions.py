@@ -32,7 +32,7 @@ def test_the_test_session_runs_every_session_that_needs_no_preparation(sessions:
     (block,) = re.findall(r"^TEST_SESSIONS = \((.*?)^\)", text, re.MULTILINE | re.DOTALL)
     alone = set(re.findall(r'^\s+"(test_package\(.*?\))",', block, re.MULTILINE))
     names = set(re.findall(r'^\s+"(\w+)",', block, re.MULTILINE))
-    assert {"lint", "types", "tools", "api", "docs", "wheels", "integration", "library_paths"} == names
+    assert {"lint", "types", "tools", "api", "docs", "wheels", "sdists", "integration", "library_paths"} == names
     assert names | alone <= sessions
     (others,) = re.findall(r'f"test_package\(\{name\}\)" for name in PACKAGES if name not in \((.*?)\)', block)
     assert {f"test_package({name})" for name in re.findall(r'"(.*?)"', others)} == alone

@@ -11,7 +11,15 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import aotkit_inductor_lower
 from aotkit_inductor_lower import LowerOptions, compile_graph, decompositions
-from aotkit_inductor_lower.driver import GRAPH_PASSES, KERNEL_PASSES, LOOP_PASSES, pass_names, run_graph_passes
+from aotkit_inductor_lower.driver import (
+    GRAPH_PASSES,
+    KERNEL_PASSES,
+    LOOP_PASSES,
+    generate_program,
+    pass_names,
+    run_graph_passes,
+    schedule_graph,
+)
 from aotkit_inductor_lower.passes import Pass, check_order
 
 F = torch.nn.functional
@@ -281,3 +289,25 @@ def test_an_op_that_counts_from_the_start_of_the_storage_gets_a_storage_of_its_o
 def test_a_flip_of_a_scalar_is_the_scalar():
     graph = trace(lambda x: aten.flip(x, [0]) + 1, torch.tensor(2.0))
     assert compile_graph(graph)([torch.tensor(2.0)])[0].item() == 3
+
+
+@pytest.mark.parametrize("fuel", [None, 0, 3, 9])
+def test_the_two_halves_of_a_compile_make_what_the_whole_makes(fuel):
+    def f(x, w):
+        h = F.layer_norm(F.gelu(x @ w), (8,))
+        return h.softmax(-1), h.sum(0), x.sin() + x.cos()
+
+    graph, options = trace(f, torch.randn(5, 8), torch.randn(8, 8)), LowerOptions(fuel=fuel)
+    whole = aotkit_inductor_lower.compile_to_program(graph, options=options)
+    half = schedule_graph(graph, options)
+    assert half.program == whole.scheduled and half.records == whole.records and half.report == whole.report
+    assert generate_program(half, options) == whole.program
+
+
+def test_a_graph_in_pieces_has_no_loops_as_a_whole():
+    def f(x):
+        return torch.cond(x.sum() > 0, lambda x: x.sin(), lambda x: x.cos(), (x,))
+
+    graph = make_fx(f, tracing_mode="real")(torch.ones(3))
+    with pytest.raises(aotkit_inductor_lower.errors.UnsupportedGraphError, match=r"in pieces.*cond"):
+        schedule_graph(graph)

@@ -25,7 +25,6 @@ BROWSER_FLAGS = (
     "--disable-component-update",
     "--disable-sync",
     "--hide-scrollbars",
-    "--virtual-time-budget=5000",
 )
 
 
@@ -39,7 +38,13 @@ def program(*names: str) -> str:
 
 
 class QuietHandler(http.server.SimpleHTTPRequestHandler):
-    """Serves files without writing a log line per request."""
+    """Serves files without writing a log line per request: those of the site, and the page that looks at widths."""
+
+    def translate_path(self, path: str) -> str:
+        """The file of an address."""
+        if path.startswith("/_widths.html"):
+            return str(Path(__file__).parent / "widths.html")
+        return super().translate_path(path)
 
     def log_message(self, format: str, *args: object) -> None:
         """Say nothing."""
@@ -64,12 +69,15 @@ def browse(tmp_path: Path) -> Callable[..., str]:
     """Open an address in headless Chromium and return the DOM after its scripts ran; optionally take a picture."""
     chromium = program("chromium", "chromium-browser", "google-chrome")
 
-    def open_page(address: str, screenshot: Path | None = None) -> str:
+    def open_page(
+        address: str, screenshot: Path | None = None, milliseconds: int = 5000, size: str = "1200,900"
+    ) -> str:
         profile = tmp_path / f"profile-{time.monotonic_ns()}"
         action = "--dump-dom" if screenshot is None else f"--screenshot={screenshot}"
-        flags = (*BROWSER_FLAGS, f"--user-data-dir={profile}", "--window-size=1200,900", action)
+        time_given = f"--virtual-time-budget={milliseconds}"  # of the page's own clock, which waits for no one
+        flags = (*BROWSER_FLAGS, time_given, f"--user-data-dir={profile}", f"--window-size={size}", action)
         done = subprocess.run(
-            [chromium, *flags, address], capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL
+            [chromium, *flags, address], capture_output=True, text=True, timeout=400, stdin=subprocess.DEVNULL
         )
         assert done.returncode == 0, done.stderr[-2000:]
         return done.stdout

@@ -20,7 +20,7 @@ def test_the_start_page_shows_its_title_and_the_navigation(site: str, browse: Ca
     dom = browse(f"{site}/index.html")
     assert "<title>aotkit</title>" in dom
     text = text_of(dom)
-    for words in ("An ahead-of-time compile stack for PyTorch", "Architecture", "inductor-lower", "Contributing"):
+    for words in ("A compile backend for PyTorch that you can read", "Architecture", "inductor-lower", "Contributing"):
         assert words in text
 
 

@@ -1,11 +1,13 @@
 """An ahead-of-time compile stack for PyTorch, assembled from parts that each stand alone.
 
-import torch, aotkit
+::
 
-compiled = torch.compile(model, backend="aotkit")
-loss = compiled(batch).sum()
-loss.backward()
-print(aotkit.explain(model, batch))
+    import torch, aotkit
+
+    compiled = torch.compile(model, backend="aotkit")
+    loss = compiled(batch).sum()
+    loss.backward()
+    print(aotkit.explain(model, batch))
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from .report.bisect import Culprit, find_culprit
     from .report.explain import Explanation, explain
     from .report.profile import Profile, ProfileRow, profile
+    from .staged import stages
     from .torch_api.aot_compile import aot_compile
     from .torch_api.aot_function import aot_function, aot_module, aot_module_simplified
     from .torch_api.compile_fx import compile_fx, compile_fx_aot, compile_fx_inner, list_mode_options, list_options
@@ -91,6 +94,7 @@ __all__ = [
     "nop",
     "profile",
     "save_cache",
+    "stages",
 ]
 
 # Where each name is defined. It is imported when it is asked for: importing this package imports neither Dynamo
@@ -149,6 +153,7 @@ _HOMES = {
             "explain",
         ),
         ".report.profile": ("Profile", "ProfileRow", "profile"),
+        ".staged": ("stages",),
         ".options": (
             "MODES",
             "Options",

@@ -17,6 +17,7 @@
 
 The stages are usable one by one: :func:`lower_graph` gives the loop IR of a graph, :func:`schedule_program` fuses it,
 :func:`print_program`, :func:`parse_program`, :func:`verify_program` and :func:`interpret_program` are its tools.
+:func:`.driver.schedule_graph` does both, :func:`.driver.generate_program` makes code of what it gives.
 
 Modules that are public by name: :mod:`.errors`, :mod:`.report`, :mod:`.driver` (all passes),
 :mod:`.options`, :mod:`.runtime`, :mod:`.launch_plan.codec` (stored programs), :mod:`.targets.cpu` (processors),

@@ -15,7 +15,23 @@ from .report import LoweringReport
 from .runtime import BoundProgram
 from .runtime.input_checks import input_check
 
-__all__ = ["Compiled", "CompiledGraph"]
+__all__ = ["Compiled", "CompiledGraph", "Scheduled"]
+
+
+@dataclass(frozen=True, slots=True)
+class Scheduled:
+    """A graph as loop IR, fused and in order, before there is code of it: :func:`.generate_program` makes that.
+
+    ``program`` and ``constants`` print and read back; ``device`` is the one that the kernels are for, as torch prints
+    it; ``fuel``: how many optional rewrites may still be made, ``None`` for any number.
+    """
+
+    program: Program
+    constants: Mapping[str, torch.Tensor]
+    report: LoweringReport
+    records: tuple[Decision, ...]
+    device: str
+    fuel: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

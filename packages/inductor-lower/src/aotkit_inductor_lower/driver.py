@@ -18,9 +18,10 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from ._observer import Observer
 from ._torch_compat import lazy_graph_module
-from .compiled import Compiled, CompiledGraph
+from .compiled import Compiled, CompiledGraph, Scheduled
 from .errors import UnsupportedGraphError
 from .graph_partition import PartitionedGraph, compile_parts, needs_partition
+from .graph_partition.split_ops import split_ops
 from .graph_passes import (
     call_custom_writers,
     channels_last,
@@ -68,14 +69,14 @@ from .loop_passes import (
 )
 from .lowering.graph import lower_graph as lower_for
 from .options import LowerOptions, Processor
-from .passes import Decision, Level, PassContext, check_disabled, in_order, optional, run_passes, stage
+from .passes import Decision, Fuel, Level, PassContext, check_disabled, in_order, optional, run_passes, stage
 from .report import make_report
 from .runtime import ArenaPool, bind_program
-from .targets.select import capabilities_for, target_for
+from .targets.select import capabilities_for, target_for, target_on
 
 __all__ = ["DEVICE_PASSES", "GRAPH_PASSES", "KERNEL_LEVEL", "KERNEL_PASSES", "LOOP_LEVEL", "LOOP_PASSES"]
-__all__ += ["WRITE_PASSES", "compile_graph", "compile_to_program", "lower_graph", "make_kernels", "pass_names"]
-__all__ += ["run_graph_passes", "schedule_program"]
+__all__ += ["WRITE_PASSES", "compile_graph", "compile_to_program", "generate_program", "lower_graph", "make_kernels"]
+__all__ += ["Scheduled", "pass_names", "run_graph_passes", "schedule_graph", "schedule_program"]
 
 T = TypeVar("T")
 
@@ -175,6 +176,41 @@ def compile_to_program(
     return _compile_whole(graph, ctx, object_store)
 
 
+def schedule_graph(
+    gm: GraphModule, options: LowerOptions | None = None, *, observer: Observer | None = None
+) -> Scheduled:
+    """The first half of :func:`compile_to_program`: loop IR that is fused and in order, and what became of the graph.
+
+    Raises :class:`~.errors.UnsupportedGraphError` for what can be neither generated nor called, and for a graph that no
+    launch plan can hold.
+    """
+    options = options or LowerOptions()
+    ctx = _context(gm, options, observer)
+    graph = call_writers(gm, ctx)
+    if needs_partition(graph):
+        staying = "; ".join(f"{node.name} {reason}" for node, reason in split_ops(graph).items())
+        raise UnsupportedGraphError(
+            "a graph that is compiled in pieces",
+            f"it has calls that no launch plan can hold ({staying})",
+            todo="compile it with compile_graph or torch.compile",
+        )
+    return _scheduled(graph, ctx)
+
+
+def generate_program(
+    scheduled: Scheduled, options: LowerOptions | None = None, *, observer: Observer | None = None
+) -> CompiledProgram:
+    """The second half: code for ``scheduled``. With the same options it is what :func:`compile_to_program` makes.
+
+    Raises :class:`~.errors.CodegenError` where this process can't generate for the options' processor.
+    """
+    options = options or LowerOptions()
+    target = target_on(torch.device(scheduled.device), options)
+    ctx = replace(PassContext.of(options, observer, target), fuel=Fuel(scheduled.fuel))
+    with stage(observer, "codegen"):
+        return _generate(scheduled.program, ctx, None)
+
+
 def lower_graph(gm: GraphModule, options: LowerOptions | None = None, name: str = "graph") -> Program:
     """The loop IR of a graph for the target that it would be compiled for: one step per node, views as index maps,
     nothing fused.
@@ -219,6 +255,13 @@ def _compile_whole(gm: GraphModule, ctx: PassContext, object_store: ObjectStore 
         raise UnsupportedGraphError(
             "a graph for CUDA with redzones", "only memory of the CPU is watched", todo="leave the option redzones out"
         )
+    scheduled = _scheduled(gm, ctx)
+    with stage(ctx.observer, "codegen"):
+        compiled = _generate(scheduled.program, ctx, object_store)
+    return Compiled(compiled, scheduled.constants, scheduled.report, scheduled.program, scheduled.records)
+
+
+def _scheduled(gm: GraphModule, ctx: PassContext) -> Scheduled:
     observer = ctx.observer
     with stage(observer, "graph-passes"):
         graph = rewrite_graph(gm, ctx)
@@ -229,10 +272,10 @@ def _compile_whole(gm: GraphModule, ctx: PassContext, object_store: ObjectStore 
     with stage(observer, "schedule"):
         scheduled = schedule(lowered, ctx)
     _dump(observer, "scheduled", "ir", scheduled)
-    with stage(observer, "codegen"):
-        compiled = _generate(scheduled, ctx, object_store)
     report = make_report(graph, lowered, scheduled, ctx.decisions)
-    return Compiled(compiled, graph_constants(graph), report, scheduled, tuple(ctx.decisions))
+    fuel = None if ctx.options.fuel is None else ctx.fuel.left
+    device = ctx.target.capabilities.device
+    return Scheduled(scheduled, graph_constants(graph), report, tuple(ctx.decisions), device, fuel)
 
 
 def _generate(program: Program, ctx: PassContext, store: ObjectStore | None) -> CompiledProgram:

@@ -61,7 +61,7 @@ def flatten_like(described: Any, value: Any, leaves: list[Any], path: str = "") 
     if kind == "leaf":
         leaves.append(value)
     elif kind == "constant":
-        if type(value) is not type(body) or value != body:
+        if type(value) is not type(body) or repr(value) != repr(body):  # tells 0.0 from -0.0, and a NaN is itself
             raise TypeError(f"argument {path or 'list'} is {value!r}; the package was compiled for {body!r}")
     elif kind == "dict":
         if not isinstance(value, Mapping) or {key for key, _ in body} != set(value):

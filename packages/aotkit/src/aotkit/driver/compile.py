@@ -31,6 +31,7 @@ from .alias_specializations import addressed_inputs
 from .context import Captured, CompileContext, Split, readable
 
 __all__ = ["capture_function", "compile_captured", "compile_function", "compile_gradients"]
+__all__ += ["inference_plan", "training_plan"]
 
 
 def compile_function(
@@ -146,7 +147,7 @@ def _compile_inference(captured: Captured, ctx: CompileContext) -> Artifact:
             graph = ctx.frozen.freeze(graph, metadata, captured.inputs)
     forward = ctx.lower(graph, "inference")
     with ctx.recorder.stage("bind"):
-        plan = build_plan(metadata, input_plan=captured.inputs, addressed=_addressed(captured))
+        plan = inference_plan(captured)
         plan = _with_fake_results(plan, metadata, graph, forward)
     return Artifact(plan, metadata, forward, frozen=() if ctx.frozen is None else sorted(ctx.frozen.used))
 
@@ -159,8 +160,8 @@ def _compile_training(captured: Captured, ctx: CompileContext) -> Artifact:
     with ctx.recorder.stage("bind"):
         # The gradients of subclasses would have to be captured as functions of subclasses.
         origin = captured.origin if metadata.subclasses is None else None
-        saved = saved_values(parts.forward, metadata.num_forward_outputs, parts.num_saved_tensors)
-        plan = _training_plan(captured, parts, saved, origin, ctx)
+        saved = _saved(captured, parts)
+        plan = training_plan(captured, parts, ctx, origin)
         plan = _with_fake_results(plan, metadata, parts.forward, forward)
     graphs = Graphs(parts.forward, parts.backward)
     return Artifact(
@@ -168,10 +169,16 @@ def _compile_training(captured: Captured, ctx: CompileContext) -> Artifact:
     )
 
 
-def _training_plan(
-    captured: Captured, parts: Split, saved: SavedValues, origin: Origin | None, ctx: CompileContext
+def inference_plan(captured: Captured) -> WrapperPlan:
+    """What stands around the graph of an inference."""
+    return build_plan(captured.metadata, input_plan=captured.inputs, addressed=_addressed(captured))
+
+
+def training_plan(
+    captured: Captured, parts: Split, ctx: CompileContext, origin: Origin | None = None
 ) -> WrapperPlan:
-    metadata = captured.metadata
+    """What stands around a forward and a backward. ``origin``: where second derivatives may be asked for."""
+    metadata, saved = captured.metadata, _saved(captured, parts)
     plan = build_plan(
         metadata,
         input_plan=captured.inputs,
@@ -186,6 +193,10 @@ def _training_plan(
         donated_buffers.mark_donated(parts.backward, parts.num_saved_symints, donated)
         plan = plan_donated(plan, donated)
     return plan
+
+
+def _saved(captured: Captured, parts: Split) -> SavedValues:
+    return saved_values(parts.forward, captured.metadata.num_forward_outputs, parts.num_saved_tensors)
 
 
 def _addressed(captured: Captured) -> dict[int, int]:

@@ -18,7 +18,7 @@ from ..recorder import GraphRecord
 from .context import Boxed, CompileContext, Kind
 from .shown import show_compiled
 
-__all__ = ["asks_for_history", "live_graph", "lower_graph", "run_with_aten"]
+__all__ = ["asks_for_history", "live_graph", "lower_graph", "lower_options", "run_with_aten"]
 
 
 def lower_graph(graph: torch.fx.GraphModule, kind: Kind, name: str, ctx: CompileContext) -> CompiledGraph:
@@ -32,7 +32,7 @@ def lower_graph(graph: torch.fx.GraphModule, kind: Kind, name: str, ctx: Compile
     with ctx.recorder.stage("lower"):
         compiled = compile_to_program(
             graph,
-            options=_lower_options(ctx.options),
+            options=lower_options(ctx.options),
             observer=ctx.recorder.part(ctx.short(name)),
             object_store=store,
             arenas=ctx.arenas,
@@ -80,7 +80,8 @@ def run_with_aten(graph: torch.fx.GraphModule) -> Boxed:
     return run
 
 
-def _lower_options(chosen: Options) -> LowerOptions:
+def lower_options(chosen: Options) -> LowerOptions:
+    """What the options of the stack mean for the lowering."""
     return LowerOptions(
         numerics=chosen.numerics,
         rng=chosen.rng,

@@ -26,7 +26,7 @@ from ..artifact.structure import flatten_like, rebuild_structure
 from ..errors import PackageError
 from .bind import bind
 
-__all__ = ["Package", "environment_of_package", "load"]
+__all__ = ["Package", "check_environment", "environment_of_package", "load"]
 
 
 _CPU = torch.device("cpu")
@@ -62,7 +62,9 @@ def load(path: str | os.PathLike[str], *, signing_key: bytes | str | None = None
     or lacks the signature.
     """
     manifest, sections, weights = read_package(path, signing_key)
-    _check_environment(manifest.get("environment", {}))
+    if "stage" in manifest:
+        raise PackageError(f"{os.fspath(path)} is a stage of a compile and no package; read it with aotkit.staged.load")
+    check_environment(manifest.get("environment", {}))
     try:
         artifact = Artifact.from_sections(sections, manifest["artifact"])
         call = bind(artifact, name="package")
@@ -195,7 +197,8 @@ class _Argument:
         return torch.empty_strided(value.shape, stride, dtype=value.dtype, device=value.device).copy_(value)
 
 
-def _check_environment(made: Mapping[str, Any]) -> None:
+def check_environment(made: Mapping[str, Any]) -> None:
+    """Raise :class:`PackageError` if what was made there can't be loaded here."""
     here = environment_of_package(device=_named_device(str(made.get("device"))))
     if made.get("artifact") != here["artifact"]:
         raise PackageError(

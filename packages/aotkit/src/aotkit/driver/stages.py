@@ -11,17 +11,18 @@ from torch._guards import TracingContext
 
 from aotkit_functionalize import GraphMetadata
 from aotkit_inductor_lower import decompositions
-from aotkit_partition import PartitionOptions, partition
+from aotkit_partition import Partition, PartitionOptions, partition
 
 from ..artifact import round_trip
 from ..artifact.records import CompiledGraph
 from ..frontend.fake_calls import strides_asked_for
+from ..options import Options
 from .boxed import compiling_graph, make_boxed_func
 from .bugs import of_the_user
 from .context import CompileContext, Kind, Split, Stages
 from .lower import live_graph, lower_graph
 
-__all__ = ["Compiler", "Partitioner", "custom_stages", "own_stages"]
+__all__ = ["Compiler", "Partitioner", "custom_stages", "own_stages", "partition_options", "split_of"]
 
 Compiler = Callable[[torch.fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 Partitioner = Callable[..., tuple[torch.fx.GraphModule, torch.fx.GraphModule]]
@@ -35,16 +36,24 @@ def own_stages() -> Stages:
 
 
 def _partition(joint: torch.fx.GraphModule, metadata: GraphMetadata, ctx: CompileContext) -> Split:
-    options = PartitionOptions(
-        strategy=ctx.options.partitioner,
-        memory_budget=ctx.options.memory_budget,
+    options = partition_options(metadata, ctx.options)
+    parts = partition(joint, metadata.num_forward_outputs, options, observer=ctx.recorder)
+    return split_of(round_trip.reread_partition(parts, joint) if ctx.options.verify else parts)
+
+
+def partition_options(metadata: GraphMetadata, chosen: Options) -> PartitionOptions:
+    """What the options of the stack, and the graph's contract, mean for the partitioner."""
+    return PartitionOptions(
+        strategy=chosen.partitioner,
+        memory_budget=chosen.memory_budget,
         static_inputs=tuple(i.index for i in metadata.inputs if i.is_static),
         mutated_inputs=tuple(i.index for i in metadata.inputs if i.mutation.value in _OVERWRITTEN),
         details="decisions",
     )
-    parts = partition(joint, metadata.num_forward_outputs, options, observer=ctx.recorder)
-    if ctx.options.verify:
-        parts = round_trip.reread_partition(parts, joint)
+
+
+def split_of(parts: Partition) -> Split:
+    """A partition as the stages of a compile hand it on."""
     tensors = len(parts.saved_names) - parts.num_saved_symints
     return Split(parts.forward, parts.backward, tensors, parts.num_saved_symints)
 

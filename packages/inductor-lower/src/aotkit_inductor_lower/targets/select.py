@@ -23,7 +23,7 @@ from ..target import HOST, Capabilities, Target
 from .interpreter.target import INTERPRETER
 from .triton.target import TRITON_INTERPRETER, TritonTarget, cuda_capabilities
 
-__all__ = ["as_present_device", "capabilities_for", "kernel_device", "named_target", "target_for"]
+__all__ = ["as_present_device", "capabilities_for", "kernel_device", "named_target", "target_for", "target_on"]
 
 _CPU = torch.device("cpu")
 
@@ -36,7 +36,11 @@ def target_for(gm: GraphModule, options: LowerOptions) -> Target:
 
     Raises :class:`~.errors.CodegenError` for a processor that this one can't stand for.
     """
-    device = kernel_device(gm)
+    return target_on(kernel_device(gm), options)
+
+
+def target_on(device: torch.device, options: LowerOptions) -> Target:
+    """The target of graphs whose kernels are for ``device``; raises as :func:`target_for` does."""
     if device.type != "cpu":
         capabilities = cuda_capabilities(str(device))
         named = TRITON_INTERPRETER.id if options.processor == TRITON_INTERPRETER.id else capabilities.device

@@ -1,0 +1,48 @@
+"""No page of the site is wider than its column, on a phone, a tablet and a screen; pictures are whole and readable."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+
+pytestmark = pytest.mark.system
+
+SITE = Path(__file__).resolve().parents[3] / "build" / "site"
+WIDTHS = (400, 900, 1600)
+
+
+def look(site: str, browse: Callable[..., str], pages: list[str], widths: tuple[int, ...]) -> dict[str, Any]:
+    """What `widths.html` found."""
+    asked = f"pages={quote(' '.join(pages))}&widths={quote(' '.join(map(str, widths)))}"
+    dom = browse(f"{site}/_widths.html?{asked}", milliseconds=900 * len(pages) * len(widths) + 5000, size="1700,1000")
+    found = re.search(r'<pre id="result">(.*?)</pre>', dom, re.DOTALL)
+    assert found is not None, dom[:500]
+    result: dict[str, Any] = json.loads(html.unescape(found.group(1)))
+    return result
+
+
+def test_every_page_fits_its_column_at_three_widths(site: str, browse: Callable[..., str]) -> None:
+    pages = sorted(str(path.relative_to(SITE)) for path in SITE.rglob("*.html") if path.name != "404.html")
+    result = look(site, browse, pages, WIDTHS)
+    assert result["looked"] == len(pages) * len(WIDTHS) and len(pages) >= 40
+    assert not result["found"], "\n".join(f"{f['page']} at {f['width']}: {f['what']}" for f in result["found"])
+
+
+def test_what_does_not_fit_is_found(site: str, browse: Callable[..., str]) -> None:
+    wide = SITE / "_wide.html"
+    picture = '<div class="picture"><svg viewBox="0 0 100 40"><text x="90" y="20">cut off</text></svg></div>'
+    inside = f'<div style="width:700px">wide</div>{picture}'
+    wide.write_text(f"<!doctype html><meta charset=utf-8><body><article style=width:300px>{inside}</article>")
+    try:
+        says = [each["what"] for each in look(site, browse, ["_wide.html"], (400,))["found"]]
+    finally:
+        wide.unlink()
+    assert any("the page is" in what for what in says), says
+    assert any("reaches from" in what for what in says), says
