@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 import aotkit
 from aotkit_aot_trace import TraceOptions, capture
-from aotkit_functionalize import OverlappingWrite, Unsupported
+from aotkit_functionalize import OverlappingWrite
 from aotkit_functionalize.records import OutputKind
 from aotkit_runtime_wrappers import WrapperPlan, build_plan
 
