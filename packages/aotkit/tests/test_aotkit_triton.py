@@ -172,13 +172,13 @@ def test_a_package_for_a_device_that_is_not_there_is_refused(tmp_path: Path, mon
     assert made["device"] == "cuda:1 of architecture sm_90"
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(aotkit.PackageError, match=r"for cuda:1 of architecture sm_90, and this process has no"):
-        package._check_environment(made)
+        package.check_environment(made)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    package._check_environment(made)
+    package.check_environment(made)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
     with pytest.raises(aotkit.PackageError, match=r"sm_90'; this process has 'cuda:1 of architecture sm_80'"):
-        package._check_environment(made)
+        package.check_environment(made)
     argument = package._Argument("x", "torch.float32", [3], [1], "cuda:0", False, None)
     with pytest.raises(TypeError, match=r"on device cpu; the package was compiled for a dense one .* on device cuda:0"):
         argument.check(torch.empty(3), {})
