@@ -25,8 +25,8 @@ class Options:
     ``partitioner``: ``"min-cut"`` recomputes cheap values in the backward; ``"default"`` saves all of them;
     ``"min-peak"`` recomputes whatever lowers the peak of memory. ``memory_budget``: from 0.0 to 1.0, the bytes saved
     (``"min-cut"``) or the peak (``"min-peak"``) as a share of what ``"min-cut"`` takes without a budget.
-    ``chunk_loss_bytes``: logits of a linear layer that take at least as many bytes (in float32) are computed in chunks of
-    rows, with their cross-entropy loss and its gradient, so that they are never whole in memory. 0: never.
+    ``chunk_loss_bytes``: logits of a linear layer that take at least as many bytes (in float32) are computed in chunks
+    of rows, with their cross-entropy loss and its gradient, so that they are never whole in memory. 0: never.
     ``fallback``: a graph that is not supported runs eagerly with one notice (``"eager"``) or raises (``"error"``).
     ``lowering``: ``"kernels"`` generates code; ``"none"`` runs the captured graphs with ATen (to bisect a bug).
     ``capture``: ``False`` returns Dynamo's graph unchanged.

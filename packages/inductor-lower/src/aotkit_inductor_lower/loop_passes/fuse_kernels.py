@@ -2,8 +2,8 @@
 
 Nests are taken in program order. Each first tries the kernels that produce what it reads, the latest first, then
 kernels that read the same buffers. A fusion that would make two kernels wait for each other is refused, by
-sets of ancestors kept as bits of integers; so the pass is near linear. Neither may a kernel that makes little of a large
-temporary wait for one that comes when that would be gone: a sum of sums would keep alive all that was summed.
+sets of ancestors kept as bits of integers; so the pass is near linear. Neither may a kernel that makes little of a
+large temporary wait for one that comes when that would be gone: a sum of sums would keep alive all that was summed.
 """
 
 from __future__ import annotations

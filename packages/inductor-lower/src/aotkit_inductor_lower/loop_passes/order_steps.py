@@ -5,8 +5,8 @@ Note [Orders tried]
     *greedy*, of the steps that may run the one that adds least to what is held; *in order*, but what adds nothing runs
     as soon as it may; and *depth first*, each step right behind what it needs, what reads most first. Each takes time
     in proportion to the number of accesses (the first two times a logarithm). The best one is taken if it saves
-    something worth moving kernels for. What must come before what is :class:`.Dependencies`; calls that may have effects
-    keep their order.
+    something worth moving kernels for. What must come before what is :class:`.Dependencies`; calls that may have
+    effects keep their order.
 
     Held are temporaries from the first step that writes them, or a view of them, to the last that uses them, and
     results to the end. Inputs belong to the caller. Unknown sizes count as 64.
