@@ -1,4 +1,4 @@
-"""Losses of large logits in chunks: equal results and gradients, no value as large as the logits, and what is refused."""
+"""Losses of large logits in chunks: equal results and gradients, no value as large as logits, and what is refused."""
 
 import itertools
 
@@ -104,7 +104,7 @@ def test_results_and_gradients_are_those_of_the_whole_and_no_value_is_as_large_a
 @pytest.mark.parametrize("fn", [plain, summed], ids=lambda fn: fn.__name__)
 def test_sums_of_bfloat16_are_kept_in_float32(joint_of, fn, dtype, rtol):
     _, made, _ = check(joint_of, fn, arguments(dtype), rtol)
-    totals = [n for n in made.graph.find_nodes(op="call_function", target=torch.ops.aten.add.Tensor)]
+    totals = list(made.graph.find_nodes(op="call_function", target=torch.ops.aten.add.Tensor))
     assert totals and all(n.meta["val"].dtype is torch.float32 for n in totals if n.meta["val"].numel() > 1)
 
 

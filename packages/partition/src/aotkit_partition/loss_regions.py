@@ -4,7 +4,7 @@ Note [Losses in chunks] in :mod:`.chunk_losses`."""
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +15,17 @@ from torch.fx import GraphModule, Node
 from .joint import is_backward_input
 from .op_facts import node_facts
 
-__all__ = ["LOSS", "LOSS_BACKWARD", "SUM", "VIEWS", "LossRegion", "arguments", "computed_before", "find_region", "makes_logits"]
+__all__ = [
+    "LOSS",
+    "LOSS_BACKWARD",
+    "SUM",
+    "VIEWS",
+    "LossRegion",
+    "arguments",
+    "computed_before",
+    "find_region",
+    "makes_logits",
+]
 
 
 _aten = torch.ops.aten
@@ -172,8 +182,9 @@ class _Finder:
         used = [i for i in node.all_input_nodes if i in linear]
         if not used:
             return True
-        first_only = arguments(node)[0] in linear and not any(a in linear for a in arguments(node)[1:] if isinstance(a, Node))
-        once = len(used) == 1 and sum(a is used[0] for a in arguments(node)) == 1
+        first, *rest = arguments(node)
+        first_only = first in linear and not any(a in linear for a in rest if isinstance(a, Node))
+        once = len(used) == 1 and sum(a is used[0] for a in (first, *rest)) == 1
         ok = (
             (node.target in _LINEAR and once and (first_only or node.target is not _SOFTMAX_BACKWARD))
             or (node.target in _LINEAR_IN_FIRST and first_only)
