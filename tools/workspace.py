@@ -32,6 +32,7 @@ PUBLIC_MODULES: dict[str, tuple[str, ...]] = {
     "aot-trace": ("callables", "descriptors", "export", "gradients", "graph_queries"),
     "partition": (
         "activation_offload",
+        "chunk_losses",
         "donated_buffers",
         "errors",
         "graph_text",

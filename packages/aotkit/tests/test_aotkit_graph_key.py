@@ -111,6 +111,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "rng": {"rng": "fast"},
     "partitioner": {"partitioner": "default"},
     "memory_budget": {"memory_budget": 0.5},
+    "chunk_loss_bytes": {"chunk_loss_bytes": 0},
     "lowering": {"lowering": "none"},
     "fuel": {"fuel": 3},
     "disable": {"disable": {"fold-uniform"}},

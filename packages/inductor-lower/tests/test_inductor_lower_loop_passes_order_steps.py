@@ -46,6 +46,26 @@ def test_large_values_that_wait_for_their_readers_are_made_later():
     assert sorted(map(repr, ordered.steps)) == sorted(map(repr, program.steps))
 
 
+def chunks_that_are_added_up(x, *weights):
+    """Each product is summed up along both sides; the sums of rows are put together, the others are added."""
+    rows, total = [], 0
+    for w in weights:
+        product = (x @ w).exp()
+        rows.append(product.sum(1))
+        total = total + product.log().sum()
+    return torch.cat(rows), total
+
+
+@pytest.mark.covers("F5h.15", "F5f.24")
+def test_a_sum_of_sums_keeps_nothing_alive_that_was_summed():
+    xs = [numbers(1100, 1100, seed=k).abs() / 1100 for k in range(6)]
+    compiled = compile_graph(traced(chunks_that_are_added_up, *xs), options=LowerOptions(verify=True))
+    assert isinstance(compiled, CompiledGraph)
+    assert simulated_peak(compiled.program) < 3 * xs[0].nbytes
+    torch.testing.assert_close(compiled(list(xs)), list(chunks_that_are_added_up(*xs)))
+    assert any("live longer" in decision.reason for decision in compiled.report().refused)
+
+
 @pytest.mark.covers("F5h.15")
 def test_the_compiled_graph_runs_in_that_order():
     xs = [numbers(384, 384, seed=k) for k in range(7)]

@@ -25,6 +25,8 @@ class Options:
     ``partitioner``: ``"min-cut"`` recomputes cheap values in the backward; ``"default"`` saves all of them;
     ``"min-peak"`` recomputes whatever lowers the peak of memory. ``memory_budget``: from 0.0 to 1.0, the bytes saved
     (``"min-cut"``) or the peak (``"min-peak"``) as a share of what ``"min-cut"`` takes without a budget.
+    ``chunk_loss_bytes``: logits of a linear layer that take at least as many bytes (in float32) are computed in chunks
+    of rows, with their cross-entropy loss and its gradient, so that they are never whole in memory. 0: never.
     ``fallback``: a graph that is not supported runs eagerly with one notice (``"eager"``) or raises (``"error"``).
     ``lowering``: ``"kernels"`` generates code; ``"none"`` runs the captured graphs with ATen (to bisect a bug).
     ``capture``: ``False`` returns Dynamo's graph unchanged.
@@ -57,6 +59,7 @@ class Options:
     rng: Literal["fast", "eager"] = "eager"
     partitioner: Literal["min-cut", "default", "min-peak"] = "min-cut"
     memory_budget: float | None = None
+    chunk_loss_bytes: int = 1 << 28
     fallback: Literal["eager", "error"] = "eager"
     lowering: Literal["kernels", "none"] = "kernels"
     capture: bool = True
@@ -81,6 +84,8 @@ class Options:
             value = getattr(self, spec.name)
             if not _fits(value, hints[spec.name]):
                 raise UnknownOption(f"option {spec.name!r} takes {_type_name(hints[spec.name])}, not {value!r}")
+        if self.chunk_loss_bytes < 0:
+            raise UnknownOption(f"option 'chunk_loss_bytes' takes a number of bytes, not {self.chunk_loss_bytes!r}")
         if self.memory_budget is not None and not 0.0 <= self.memory_budget <= 1.0:
             raise UnknownOption(f"option 'memory_budget' takes a share from 0.0 to 1.0, not {self.memory_budget!r}")
 

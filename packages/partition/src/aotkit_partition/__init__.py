@@ -2,8 +2,8 @@
 
 >>> partition(joint, num_fwd_outputs=1).report          # doctest: +SKIP
 
-Modules that are public by name, too: ``activation_offload``, ``donated_buffers``, ``errors``, ``graph_text``,
-``measure``, ``missing_tangents``, ``one_graph``, ``plots``, ``runtime_estimate`` and ``timeline``.
+Modules that are public by name, too: ``activation_offload``, ``chunk_losses``, ``donated_buffers``, ``errors``,
+``graph_text``, ``measure``, ``missing_tangents``, ``one_graph``, ``plots``, ``runtime_estimate`` and ``timeline``.
 """
 
 from .__about__ import __version__

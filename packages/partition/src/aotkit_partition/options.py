@@ -79,6 +79,10 @@ class PartitionOptions:
     recompute_late: bool = True
     """In the backward, make recomputed values just before their first use; if False, all of them first."""
 
+    chunk_loss_bytes: int = 1 << 28
+    """Logits of at least this many bytes (in float32) are computed in chunks of rows, with their loss and its gradient,
+    where the graph lets them: see :func:`chunk_losses`. 0: never."""
+
     memory_budget: float | None = None
     """From 0 to 1. For ``min-cut`` the bytes to save, as a share of what the cut saves without a budget: 1 (which None
     stands for) is that cut, 0 recomputes all that can be; the peak need not fall with it. For ``min-peak`` the peak to
@@ -108,7 +112,7 @@ class PartitionOptions:
             raise InvalidOptionError(
                 f"unmaterialized_factor is {self.unmaterialized_factor}; give a factor of 1 or more."
             )
-        for name in ("max_fusible_chain", "max_distance"):
+        for name in ("max_fusible_chain", "max_distance", "chunk_loss_bytes"):
             if getattr(self, name) < 0:
                 raise InvalidOptionError(f"{name} is {getattr(self, name)}; give a count of 0 or more.")
         if not 0.0 <= self.budget <= 1.0:

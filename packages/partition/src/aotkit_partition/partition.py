@@ -16,6 +16,7 @@ from .__about__ import __version__
 from ._observer import SILENT, Observer
 from ._records import Format
 from ._torch_compat import copy_module
+from .chunk_losses import chunk_losses
 from .decide import Decision, decide, peak_front
 from .errors import GraphFormatError, InvalidOptionError
 from .extensions import Extensions
@@ -134,6 +135,8 @@ def partition(
     if extensions.joint_pass is not None:
         with observer.stage("partition.joint_pass"):
             joint = _run_joint_pass(joint, extensions.joint_pass)
+    with observer.stage("partition.chunk_losses"):
+        joint, _ = chunk_losses(joint, options.chunk_loss_bytes)
     with observer.stage("partition.analyze"):
         analysed = analyze_joint(joint, num_fwd_outputs, options.symbol_fallback, options.cse)
         analysed.replay_random = options.recompute_random

@@ -9,6 +9,7 @@ import torch
 
 from aotkit_inductor_lower import LowerOptions, compile_to_program
 from aotkit_inductor_lower.graph_partition import PartitionedGraph
+from aotkit_partition.chunk_losses import chunk_losses
 from aotkit_runtime_wrappers import schema_checks
 
 from ..artifact.records import CompiledGraph, LiveCode
@@ -23,6 +24,8 @@ __all__ = ["asks_for_history", "live_graph", "lower_graph", "lower_options", "ru
 
 def lower_graph(graph: torch.fx.GraphModule, kind: Kind, name: str, ctx: CompileContext) -> CompiledGraph:
     """Our stage ``lower``: generated kernels, or ATen as it stands."""
+    if kind == "inference":  # a forward with a backward had it before it was partitioned
+        graph, _ = chunk_losses(graph, ctx.options.chunk_loss_bytes)
     ctx.dump_graph(name, graph)
     checked = tuple(sorted(map(str, schema_checks.operators_to_check(graph))))
     if ctx.options.lowering == "none":

@@ -46,6 +46,7 @@ def partition_options(metadata: GraphMetadata, chosen: Options) -> PartitionOpti
     return PartitionOptions(
         strategy=chosen.partitioner,
         memory_budget=chosen.memory_budget,
+        chunk_loss_bytes=chosen.chunk_loss_bytes,
         static_inputs=tuple(i.index for i in metadata.inputs if i.is_static),
         mutated_inputs=tuple(i.index for i in metadata.inputs if i.mutation.value in _OVERWRITTEN),
         details="decisions",

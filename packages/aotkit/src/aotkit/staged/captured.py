@@ -12,6 +12,7 @@ from torch import nn
 
 from aotkit_functionalize import GraphMetadata
 from aotkit_partition import partition
+from aotkit_partition.chunk_losses import chunk_losses
 from aotkit_runtime_wrappers import InputPlan
 
 from ..driver.compile import inference_plan, training_plan
@@ -68,7 +69,7 @@ class Captured:
         *,
         memory_budget: float | None = None,
     ) -> Partitioned:
-        """Forward and backward: the next stage. For inference there is nothing to split.
+        """Forward and backward: the next stage. For inference there is nothing to split, but a large loss.
 
         ``strategy`` and ``memory_budget`` replace those of the options. Raises :class:`CompileError` for a graph that
         can't be split.
@@ -79,7 +80,8 @@ class Captured:
             found = CapturedGraph(self.graph, self.metadata, self.inputs, None)
             if self.kind == "inference":
                 plan = inference_plan(found)
-                return Partitioned(self.call, options, plan, self.metadata, self.graph, module=self.module)
+                graph, _ = chunk_losses(self.graph, options.chunk_loss_bytes)
+                return Partitioned(self.call, options, plan, self.metadata, graph, module=self.module)
             chosen = replace(partition_options(self.metadata, options), details="memory")
             parts = partition(self.graph, self.metadata.num_forward_outputs, chosen)
             plan = training_plan(found, split_of(parts), CompileContext(options, Recorder(), own_stages()))

@@ -2,7 +2,8 @@
 
 Nests are taken in program order. Each first tries the kernels that produce what it reads, the latest first, then
 kernels that read the same buffers. A fusion that would make two kernels wait for each other is refused, by
-sets of ancestors kept as bits of integers; so the pass is near linear.
+sets of ancestors kept as bits of integers; so the pass is near linear. Neither may a kernel that makes little of a
+large temporary wait for one that comes when that would be gone: a sum of sums would keep alive all that was summed.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from ..analysis.dependencies import Dependencies
-from ..analysis.nests import hint, numel
-from ..ir import Buffer, LoopNest, Program, Step
-from ..ir.walk import buffers_of
+from ..analysis.nests import buffer_bytes, hint, numel
+from ..ir import Buffer, BufferKind, LoopNest, Program, Step
+from ..ir.walk import buffers_of, step_reads
 from ..options import LowerOptions
 from ..passes import Decision, DecisionKind, Pass, PassContext, fuses
 from .merge_nests import Access, Kernel, merge_kernels
@@ -23,6 +24,8 @@ __all__ = ["PASS", "fuse_kernels"]
 
 _RECENT_READERS = 3
 _SMALL_ELEMENTS = 512
+_LARGE_BYTES = 1 << 23  # a temporary that is worth a kernel more to be rid of it
+_LITTLE = 8  # what is made of it is smaller by this factor at least
 
 
 class _Groups:
@@ -137,6 +140,7 @@ def _groups(
     """Fuse; returns the groups with their steps and what each needs."""
     groups = _Groups(steps, dependencies)
     groups.pass_needs()
+    last = _last_reads(steps, buffers, dependencies)
     readers: dict[str, list[int]] = {}
     for position, step in enumerate(steps):
         if step is None:
@@ -148,7 +152,7 @@ def _groups(
         groups.kernels[position] = Kernel.of(step, buffers, parts=dependencies.parts)
         current, tried = position, {position}
         while ctx.fuel.left > 0:
-            found = _fuse_once(groups, current, tried, readers, buffers, dependencies, ctx)
+            found = _fuse_once(groups, current, tried, readers, buffers, dependencies, last, ctx)
             if found is None:
                 break
             current = found
@@ -168,6 +172,7 @@ def _fuse_once(
     readers: Mapping[str, list[int]],
     buffers: Mapping[str, Buffer],
     dependencies: Dependencies,
+    last: Mapping[str, int],
     ctx: PassContext,
 ) -> int | None:
     """Fuse ``current`` with one other kernel; the group that has both, or ``None``."""
@@ -178,6 +183,8 @@ def _fuse_once(
         tried.add(other)
         partner = groups.kernels[other]
         reason = _too_much(partner, kernel, ctx.options) or _overwrites(partner, kernel, dependencies)
+        if reason is None and last and _keeps_alive(partner, anchors, groups.latest, last, buffers, dependencies):
+            reason = "a large buffer would live longer"
         if reason is None and (groups.blocks(other, current) or groups.blocks(current, other)):
             reason = "another step must run between them"
         if reason is None:
@@ -198,6 +205,36 @@ def _fuse_once(
         reason = reason or "nothing to align by"
         ctx.decisions.append(Decision(kind, partner.nest.name, kernel.nest.name, False, reason))
     return None
+
+
+def _last_reads(
+    steps: Sequence[Step | None], buffers: Mapping[str, Buffer], dependencies: Dependencies
+) -> dict[str, int]:
+    """Where each large temporary is read for the last time."""
+    root = dependencies.root
+    owned = (b for b in buffers.values() if b.kind is BufferKind.TEMPORARY and root.get(b.name) == b.name)
+    large = {b.name for b in owned if buffer_bytes(b) >= _LARGE_BYTES}
+    found: dict[str, int] = {}
+    for position, step in enumerate(steps):
+        for name in step_reads(step) if step is not None and large else ():
+            if root.get(name) in large:
+                found[root[name]] = position
+    return found
+
+
+def _keeps_alive(
+    first: Kernel,
+    anchors: Sequence[tuple[Access, Access]],
+    position: int,
+    last: Mapping[str, int],
+    buffers: Mapping[str, Buffer],
+    dependencies: Dependencies,
+) -> bool:
+    """Whether a kernel reads large temporaries that are gone by ``position``, where the fused one would run, and shares
+    little with that."""
+    gone = {root for access in first.loads if last.get(root := dependencies.root[access.buffer], position) < position}
+    shared = max(buffer_bytes(buffers[access.buffer]) for access, _ in anchors)
+    return sum(buffer_bytes(buffers[name]) for name in gone) > _LITTLE * shared
 
 
 def _too_much(first: Kernel, second: Kernel, options: LowerOptions) -> str | None:

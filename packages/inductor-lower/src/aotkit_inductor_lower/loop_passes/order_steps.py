@@ -1,11 +1,12 @@
 """Pass: the order of the steps in which the call needs the least memory.
 
 Note [Orders tried]
-    Steps come in the order of the graph. Where that needs more memory than any order must, two others are tried:
-    *greedy*, of the steps that may run the one that adds least to what is held, and *depth first*, each step right
-    behind what it needs, what reads most first. Each takes time in proportion to the number of accesses (the greedy one
-    times a logarithm). The best one is taken if it saves something worth moving kernels for. What must come before what
-    is :class:`.Dependencies`; calls that may have effects keep their order.
+    Steps come in the order of the graph. Where that needs more memory than any order must, three others are tried:
+    *greedy*, of the steps that may run the one that adds least to what is held; *in order*, but what adds nothing runs
+    as soon as it may; and *depth first*, each step right behind what it needs, what reads most first. Each takes time
+    in proportion to the number of accesses (the first two times a logarithm). The best one is taken if it saves
+    something worth moving kernels for. What must come before what is :class:`.Dependencies`; calls that may have
+    effects keep their order.
 
     Held are temporaries from the first step that writes them, or a view of them, to the last that uses them, and
     results to the end. Inputs belong to the caller. Unknown sizes count as 64.
@@ -14,7 +15,7 @@ Note [Orders tried]
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from ..analysis.dependencies import Dependencies
@@ -107,7 +108,8 @@ def order_by_memory(program: Program, least_bytes: int = LEAST_BYTES) -> Program
     for position, before in enumerate(needs):
         for need in before:
             after[need].append(position)
-    tried = [_greedy(lives, needs, after), _depth_first(lives, needs, after)]
+    greedy, in_order = (_by_key(lives, needs, after, key) for key in (_adds_least, _frees_or_next))
+    tried = [greedy, in_order, _depth_first(lives, needs, after)]
     best = min(tried, key=lives.peak)
     if lives.peak(best) >= wanted:
         return program
@@ -133,8 +135,23 @@ def _may_have_effects(step: Step) -> bool:
     return not known or is_random(step.target) or bool(step.mutates) or not any(step.results)
 
 
-def _greedy(lives: _Lives, needs: Sequence[set[int]], after: Sequence[Sequence[int]]) -> list[int]:
-    """Of the steps that may run, always the one that adds least; the earliest of several."""
+def _adds_least(adds: int, position: int) -> tuple[int, int]:
+    """What adds least; the earliest of several."""
+    return adds, position
+
+
+def _frees_or_next(adds: int, position: int) -> tuple[int, int]:
+    """The earliest that adds nothing, else the earliest."""
+    return int(adds > 0), position
+
+
+def _by_key(
+    lives: _Lives,
+    needs: Sequence[set[int]],
+    after: Sequence[Sequence[int]],
+    key: Callable[[int, int], tuple[int, int]],
+) -> list[int]:
+    """Of the steps that may run, always the one with the least ``key`` of what it adds and its position."""
     left = lives.counts()
     users: dict[str, list[int]] = {name: [] for name in lives.nbytes}
     for position, names in enumerate(lives.uses):
@@ -147,7 +164,7 @@ def _greedy(lives: _Lives, needs: Sequence[set[int]], after: Sequence[Sequence[i
         for position in at:
             adds[position] += 0 if once else lives.nbytes[name]
     waiting = [len(before) for before in needs]
-    ready = [(adds[p], p) for p, count in enumerate(waiting) if count == 0]
+    ready = [(key(adds[p], p), p) for p, count in enumerate(waiting) if count == 0]
     heapq.heapify(ready)
     done = [False] * len(needs)
     born: set[str] = set()
@@ -175,7 +192,7 @@ def _greedy(lives: _Lives, needs: Sequence[set[int]], after: Sequence[Sequence[i
             changed.add(later)
         for user in changed:
             if not done[user] and waiting[user] == 0:
-                heapq.heappush(ready, (adds[user], user))
+                heapq.heappush(ready, (key(adds[user], user), user))
     return order
 
 

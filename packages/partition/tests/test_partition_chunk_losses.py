@@ -1,0 +1,244 @@
+"""Losses of large logits in chunks: equal results and gradients, no value as large as logits, and what is refused."""
+
+import itertools
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from aotkit_partition import PartitionOptions, partition
+from aotkit_partition.chunk_losses import chunk_losses
+from aotkit_partition.errors import InvalidOptionError
+
+ROWS, WORDS, WIDTH = 600, 1700, 40
+
+
+def arguments(dtype=torch.float64, rows=ROWS):
+    generator = torch.Generator().manual_seed(0)
+    h = torch.randn(rows, WIDTH, generator=generator, dtype=torch.float64)
+    w = torch.randn(WORDS, WIDTH, generator=generator, dtype=torch.float64) / 6
+    b = torch.randn(WORDS, generator=generator, dtype=torch.float64)
+    target = torch.randint(0, WORDS, (rows,), generator=generator)
+    target[::7] = -100
+    return [*(t.to(dtype).requires_grad_() for t in (h, w, b)), target]
+
+
+def largest(graph):
+    """Elements of the largest value that a graph computes."""
+    values = [node.meta.get("val") for node in graph.graph.nodes if node.op == "call_function"]
+    return max(value.numel() for value in values if isinstance(value, torch.Tensor))
+
+
+def run(graph, given, gradient):
+    return torch.fx.Interpreter(graph).run(*(t.detach() for t in given), gradient)
+
+
+def check(joint_of, fn, given, rtol=1e-9, gradient=0.3):
+    """That a rewritten joint graph gives what the graph gives, with strides, and has no value like the logits."""
+    joint, num_outputs = joint_of(fn, *given)
+    before = str(joint.graph)
+    made, products = chunk_losses(joint, 1)
+    assert len(products) == 1 and str(joint.graph) == before
+    made.graph.lint()
+    assert largest(joint) >= ROWS * WORDS > 2 * largest(made)
+    tangent = torch.tensor(gradient, dtype=given[0].dtype)
+    want, got = run(joint, given, tangent), run(made, given, tangent)
+    for a, b in zip(want, got, strict=True):
+        assert (a is None) == (b is None)
+        if a is not None:
+            assert (a.dtype, a.shape, a.stride()) == (b.dtype, b.shape, b.stride())
+            scale = a.abs().max().nan_to_num().item()
+            torch.testing.assert_close(b, a, rtol=rtol, atol=rtol * scale, equal_nan=True)
+    return joint, made, num_outputs
+
+
+def plain(h, w, b, target):
+    return F.cross_entropy(F.linear(h, w, b), target)
+
+
+def without_bias(h, w, b, target):
+    return F.cross_entropy(h @ w.t(), target) + b.sum()
+
+
+def summed(h, w, b, target):
+    return F.cross_entropy(F.linear(h, w, b), target, reduction="sum") / 7
+
+
+def in_batches(h, w, b, target):
+    logits = F.linear(h.view(4, ROWS // 4, WIDTH), w, b)
+    return F.cross_entropy(logits.view(-1, WORDS), target.view(4, -1).view(-1))
+
+
+def soft_capped(h, w, b, target):
+    return F.cross_entropy(20 * torch.tanh(F.linear(h, w, b) / 20), target)
+
+
+def widened(h, w, b, target):
+    return F.cross_entropy(F.linear(h.float(), w.float(), b.float()).double() * 0.5, target).to(h.dtype)
+
+
+def other_class_ignored(h, w, b, target):
+    return F.cross_entropy(F.linear(h, w, b), target.clamp(min=0), ignore_index=3)
+
+
+def written_out(h, w, b, target):
+    logits = F.linear(h, w, b)
+    shifted = logits - logits.detach().amax(1, keepdim=True)
+    return F.nll_loss(shifted - shifted.exp().sum(1, keepdim=True).log(), target)
+
+
+def two_losses(h, w, b, target):
+    return plain(h, w, b, target) + 0.1 * (h * h).mean()
+
+
+FORMS = [plain, without_bias, summed, in_batches, soft_capped, widened, other_class_ignored, written_out, two_losses]
+
+
+@pytest.mark.covers("F5f.24")
+@pytest.mark.parametrize("fn", FORMS, ids=lambda fn: fn.__name__)
+def test_results_and_gradients_are_those_of_the_whole_and_no_value_is_as_large_as_the_logits(joint_of, fn):
+    check(joint_of, fn, arguments(), rtol=1e-5 if fn is widened else 1e-9)
+
+
+@pytest.mark.parametrize("dtype, rtol", [(torch.float32, 3e-6), (torch.bfloat16, 2e-2)], ids=str)
+@pytest.mark.parametrize("fn", [plain, summed], ids=lambda fn: fn.__name__)
+def test_sums_of_bfloat16_are_kept_in_float32(joint_of, fn, dtype, rtol):
+    _, made, _ = check(joint_of, fn, arguments(dtype), rtol)
+    totals = list(made.graph.find_nodes(op="call_function", target=torch.ops.aten.add.Tensor))
+    assert totals and all(n.meta["val"].dtype is torch.float32 for n in totals if n.meta["val"].numel() > 1)
+
+
+def test_frozen_weights_and_inputs_without_gradients(joint_of):
+    for wanted in itertools.product((False, True), repeat=3):
+        if any(wanted):
+            given = arguments()
+            given[:3] = [t.detach().requires_grad_(flag) for t, flag in zip(given[:3], wanted, strict=True)]
+            check(joint_of, plain, given)
+
+
+@pytest.mark.parametrize("gradient", [0.0, 1.0, -3.0e4])
+def test_the_gradient_of_the_loss_may_be_any_number(joint_of, gradient):
+    check(joint_of, plain, arguments(), gradient=gradient)
+
+
+def test_where_every_row_is_ignored_the_loss_is_nan_and_the_gradients_are_zero(joint_of):
+    given = arguments()
+    given[3].fill_(-100)
+    _, made, _ = check(joint_of, plain, given)
+    loss, *gradients = run(made, given, torch.tensor(1.0, dtype=torch.float64))
+    assert loss.isnan() and all(not g.any() for g in gradients if g is not None)
+
+
+def test_a_number_of_rows_that_does_not_divide(joint_of):
+    given = arguments(rows=601)
+    _, made, _ = check(joint_of, plain, given)
+    parts = made.graph.find_nodes(op="call_function", target=torch.ops.aten.nll_loss_forward.default)
+    assert len({n.args[1].meta["val"].numel() for n in parts}) > 1
+
+
+# -- what stays whole ----------------------------------------------------------------------------------------------
+
+
+def returned(h, w, b, target):
+    logits = F.linear(h, w, b)
+    return F.cross_entropy(logits, target), logits
+
+
+def smoothed(h, w, b, target):
+    return F.cross_entropy(F.linear(h, w, b), target, label_smoothing=0.1)
+
+
+def weighed_classes(h, w, b, target):
+    return F.cross_entropy(F.linear(h, w, b), target, weight=torch.ones_like(b.detach()))
+
+
+def weighed_rows(h, w, b, target):
+    rows = F.cross_entropy(F.linear(h, w, b), target, reduction="none")
+    return (rows * torch.arange(ROWS, dtype=rows.dtype)).sum()
+
+
+def with_dropout(h, w, b, target):
+    return F.cross_entropy(F.dropout(F.linear(h, w, b), 0.5), target)
+
+
+def mean_of_logits(h, w, b, target):
+    logits = F.linear(h, w, b)
+    return F.cross_entropy(logits, target) + logits.mean()
+
+
+def normed_over_rows(h, w, b, target):
+    logits = F.linear(h, w, b)
+    return F.cross_entropy(logits - logits.mean(0), target)
+
+
+def target_of_the_logits(h, w, b, target):
+    logits = F.linear(h, w, b)
+    return F.cross_entropy(logits, logits.argmax(1))
+
+
+def regularised(h, w, b, target):
+    logits = F.linear(h, w, b)
+    return F.cross_entropy(logits, target) + logits.logsumexp(1).square().mean()
+
+
+REFUSED = [
+    returned, smoothed, weighed_classes, weighed_rows, with_dropout, mean_of_logits, normed_over_rows,
+    target_of_the_logits, regularised,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("fn", REFUSED, ids=lambda fn: fn.__name__)
+def test_what_needs_more_than_a_chunk_stays_whole(joint_of, fn):
+    joint, _ = joint_of(fn, *arguments())
+    assert chunk_losses(joint, 1) == (joint, ())
+
+
+def test_float16_stays_whole_because_its_gradients_need_the_scale(joint_of):
+    joint, _ = joint_of(plain, *arguments(torch.float16))
+    assert chunk_losses(joint, 1) == (joint, ())
+
+
+def test_unknown_rows_and_small_logits_stay_whole(joint_of):
+    joint, _ = joint_of(plain, *arguments(), tracing_mode="symbolic")
+    assert chunk_losses(joint, 1) == (joint, ())
+    joint, _ = joint_of(plain, *arguments())
+    assert chunk_losses(joint, ROWS * WORDS * 4 + 1) == (joint, ())
+    assert chunk_losses(joint, 0) == (joint, ())
+    assert chunk_losses(joint, ROWS * WORDS * 4)[1] == ("addmm",)
+
+
+def test_logits_that_are_smaller_than_the_weight_stay_whole(joint_of):
+    def wide(h, w, target):
+        return F.cross_entropy(h @ w.t(), target)
+
+    h, w = torch.randn(300, 900, requires_grad=True), torch.randn(WORDS, 900, requires_grad=True)
+    joint, _ = joint_of(wide, h, w, torch.zeros(300, dtype=torch.int64))
+    assert chunk_losses(joint, 1) == (joint, ())
+
+
+# -- in a partition ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.covers("F5f.24")
+def test_the_forward_saves_gradients_and_the_peak_of_memory_is_half_at_most(joint_of):
+    given = arguments(torch.float32)
+    joint, num_outputs = joint_of(plain, *given)
+    whole = partition(joint, num_outputs, PartitionOptions(chunk_loss_bytes=0))
+    parts = partition(joint, num_outputs, PartitionOptions(chunk_loss_bytes=1))
+    assert largest(parts.forward) * 2 < ROWS * WORDS
+    assert parts.report.peak_bytes * 2 <= whole.report.peak_bytes
+    tangent = torch.tensor(0.3)
+    results = []
+    for one in (whole, parts):
+        inputs = [t.detach() for t in given]
+        out = torch.fx.Interpreter(one.forward).run(*inputs)
+        results.append((out[0], *torch.fx.Interpreter(one.backward).run(*out[1:], tangent)))
+    for a, b in zip(*results, strict=True):
+        assert (a is None) == (b is None)
+        if a is not None:
+            torch.testing.assert_close(b, a, rtol=1e-5, atol=1e-6)
+
+
+def test_a_negative_size_is_refused():
+    with pytest.raises(InvalidOptionError, match="chunk_loss_bytes"):
+        PartitionOptions(chunk_loss_bytes=-1)
