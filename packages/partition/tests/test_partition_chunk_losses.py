@@ -1,6 +1,7 @@
 """Losses of large logits in chunks: equal results and gradients, no value as large as logits, and what is refused."""
 
 import itertools
+from random import Random
 
 import pytest
 import torch
@@ -242,3 +243,72 @@ def test_the_forward_saves_gradients_and_the_peak_of_memory_is_half_at_most(join
 def test_a_negative_size_is_refused():
     with pytest.raises(InvalidOptionError, match="chunk_loss_bytes"):
         PartitionOptions(chunk_loss_bytes=-1)
+
+
+# -- programs drawn at random --------------------------------------------------------------------------------------
+
+
+def drawn(seed):
+    """A loss behind a linear layer and some random steps, which may or may not be cut."""
+    random = Random(seed)
+    steps = [random.choice(sorted(STEPS)) for _ in range(random.randrange(4))]
+    ending = random.choice(sorted(ENDINGS))
+    bias, shape = random.random() < 0.5, random.choice([None, 2, 5])
+
+    def fn(h, w, b, target):
+        given = h if shape is None else h.view(shape, ROWS // shape, WIDTH)
+        logits = F.linear(given, w, b if bias else None).reshape(-1, WORDS)
+        for name in steps:
+            logits = STEPS[name](logits, h, b)
+        return ENDINGS[ending](logits, target)
+
+    fn.__name__ = " ".join((*steps, ending))
+    return fn
+
+
+STEPS = {
+    "scaled": lambda x, h, b: x * 0.7,
+    "divided": lambda x, h, b: x / 1.3,
+    "capped": lambda x, h, b: 5 * torch.tanh(x / 5),
+    "plus a row": lambda x, h, b: x + b.sin(),
+    "plus a column": lambda x, h, b: x + h[:, :1],
+    "times a column": lambda x, h, b: x * h[:, 1:2],
+    "times a fixed column": lambda x, h, b: x * h.detach().sum(1, keepdim=True).cos(),
+    "gelu": lambda x, h, b: F.gelu(x),
+    "sigmoid": lambda x, h, b: x.sigmoid() * 3,
+    "masked": lambda x, h, b: torch.where(b > -1, x, -30.0),
+    "less its largest": lambda x, h, b: x - x.detach().amax(1, keepdim=True),
+    "squared": lambda x, h, b: x * x * 0.2,
+    "in batches": lambda x, h, b: (x.view(3, -1, WORDS) + 1).view(-1, WORDS),
+    "detached sum": lambda x, h, b: x + x.detach() * 0.1,
+    "less a mean of all": lambda x, h, b: x - x.mean(),
+    "less a mean of rows": lambda x, h, b: x - x.mean(1, keepdim=True),
+}
+ENDINGS = {
+    "mean": lambda x, target: F.cross_entropy(x, target),
+    "sum": lambda x, target: F.cross_entropy(x, target, reduction="sum") * 0.01,
+    "twice": lambda x, target: F.cross_entropy(x, target) ** 2,
+    "ignoring": lambda x, target: F.cross_entropy(x, target.clamp(min=0), ignore_index=0),
+    "nll": lambda x, target: F.nll_loss(x.log_softmax(-1), target),
+    "two": lambda x, target: F.cross_entropy(x, target) + F.cross_entropy(x * 0.5, target),
+    "and a norm": lambda x, target: F.cross_entropy(x, target) + x.square().mean(),
+}
+
+
+def test_random_losses_are_cut_right_or_not_at_all(joint_of):
+    cut = 0
+    for seed in range(40):
+        fn, given = drawn(seed), arguments()
+        joint, _ = joint_of(fn, *given)
+        made, products = chunk_losses(joint, 1)
+        if not products:
+            continue
+        cut += 1
+        made.graph.lint()
+        tangent = torch.tensor(0.3, dtype=torch.float64)
+        for a, b in zip(run(joint, given, tangent), run(made, given, tangent), strict=True):
+            assert (a is None) == (b is None), fn.__name__
+            if a is not None:
+                scale = 1e-9 * a.abs().max().item()
+                torch.testing.assert_close(b, a, rtol=1e-9, atol=scale, msg=lambda m, fn=fn: f"{fn.__name__}: {m}")
+    assert cut > 10
