@@ -24,6 +24,7 @@ from .machine import Machine
 
 __all__ = ["LEAST", "choose_form"]
 
+FEW_ROWS = 8
 LEAST = (6, 16, 16)  # rows, columns, summed: less fills no tile
 SHORT = (24, 48, 32)  # the same for products that are ours without being asked for
 WORTH = 1 << 21
@@ -36,6 +37,12 @@ def choose_form(
 ) -> Choice:
     """``"fma"``, panels and tiles of vectors, or ``"aten"``. ``processor``: by LLVM's name, what ATen runs on."""
     factors = {contraction.left.dtype, contraction.right.dtype}
+    rows, columns, summed = (
+        product(loop.size for loop in loops).constant
+        for loops in (contraction.rows, contraction.columns, contraction.reduced)
+    )
+    if rows is not None and 1 <= rows <= FEW_ROWS and (columns or 64) >= 16 and (summed or 64) >= 16:
+        return Choice("fma", "few rows")
     if factors == {DType.BF16} and options.contractions != "generated":
         return Choice("aten", "products of bfloat16 are left to ATen on the CPU")
     sides = contraction.rows, contraction.columns, contraction.reduced
