@@ -28,8 +28,9 @@ from ...symbolic import Symbol, to_expr
 from .machine import Machine, host_machine
 from .module import ModuleText
 from .object import compile_text
-from .products import product_form
-from .render.few_rows import FewRowsEmitter
+from .products import lies_along_columns, product_form
+from .render.few_rows_along_columns import FewRowsAlongColumns
+from .render.few_rows_along_sums import FewRowsAlongSums
 from .render.kernel import emit_kernel
 from .render.product import ProductEmitter
 
@@ -114,7 +115,8 @@ class _Kernels:
         if made is None:
             site, declarations = product_form(kernel, self.target), self.module.declarations
             if isinstance(site, FewRowsSite):
-                text = FewRowsEmitter(kernel, site, self.target, declarations).emit()
+                way = FewRowsAlongColumns if lies_along_columns(kernel, site) else FewRowsAlongSums
+                text = way(kernel, site, self.target, declarations).emit()
             elif site is not None:
                 text = ProductEmitter(kernel, site, self.target, declarations).emit()
             else:

@@ -15,7 +15,7 @@ from .choose import FEW_ROWS, LEAST
 from .machine import Machine
 from .map_loops import bears_mask
 
-__all__ = ["computed_by", "few_rows", "plain_left", "product_form", "product_of"]
+__all__ = ["computed_by", "few_rows", "lies_along_columns", "plain_left", "product_form", "product_of"]
 
 
 def product_of(nest: LoopNest, buffers: Mapping[str, Buffer], target: Machine) -> MatmulSite | FewRowsSite | None:
@@ -42,6 +42,16 @@ def few_rows(kernel: Kernel) -> FewRowsSite | None:
     after = [stmt for stmt in kernel.body if not isinstance(stmt, Loop)]
     before = (*computed_by(kernel, site.left), *computed_by(kernel, site.right))
     return site if all(map(bears_mask, (*before, *after))) else None
+
+
+def lies_along_columns(kernel: Kernel, site: FewRowsSite) -> bool:
+    """Whether neighbours in the right factor's memory are neighbouring columns, and no neighbours in the sum."""
+
+    def contiguous(loop: Loop) -> bool:
+        found = [i for i in computed_by(kernel, site.right) if isinstance(i, Load)]
+        return any(load.indices[0].coefficient(Symbol(loop.symbol)) == 1 for load in found)
+
+    return contiguous(site.columns) and not contiguous(site.inner[-1])
 
 
 def _in_tiles(kernel: Kernel) -> MatmulSite | None:
