@@ -16,8 +16,6 @@ from ..analysis.dependencies import Dependencies
 from ..ir import Buffer, Contraction, LoopNest, Program, Step
 from ..ir.walk import buffers_of, contractions
 from ..passes import Decision, Pass, PassContext
-from .drop_dead_steps import drop_dead_steps
-from .inline_operands import inline_operands
 from .merge_nests import Kernel, merge_kernels
 
 __all__ = ["PASS", "generate_contractions"]
@@ -38,12 +36,10 @@ def generate_contractions(program: Program, ctx: PassContext) -> Program:
             why = "the target has no form for its operands"
             ctx.decisions.append(Decision("contraction", step.name, step.library.target, False, why))
             continue
-        if ctx.options.fuse:
-            nest = inline_operands(step, program, steps, buffers, dependencies, ctx)
         steps[position] = nest
         if ctx.options.fuse:
             _take_in(position, nest, steps, buffers, dependencies, ctx)
-    return drop_dead_steps(replace(program, steps=tuple(step for step in steps if step is not None)))
+    return replace(program, steps=tuple(step for step in steps if step is not None))
 
 
 def _take_in(

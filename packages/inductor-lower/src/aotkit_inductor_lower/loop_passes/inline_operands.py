@@ -1,87 +1,114 @@
 """What a product's right factor is computed by, computed where the product reads it.
 
 Note [Factors that are computed on the way]
-    A weight that is kept in another type (bfloat16, int8 with scales) is dequantised by a kernel of its own, which
-    writes it to memory for the product to read. A product reads each number of its right factor once per block of rows,
-    so computing it there costs no more than reading it, and nothing is written. This is done where the factor is a
-    temporary that nothing else reads, seen through views that reorder its dimensions, and if the target still has a
-    form for the product. The left factor is read once per strip of columns, and stays.
+    A weight that is kept in another type (float32 under autocast, int8 with scales) is converted by kernels of their
+    own, which write it to memory for ATen's product to read. A product of ours reads each number of its right factor
+    once per block of rows, so computing it there costs no more than reading it, and nothing is written. This is done
+    where the factor is a temporary that nothing else reads, seen through views that reorder its dimensions. The left
+    factor is read once per strip of columns, and stays.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 from ..analysis.dependencies import Dependencies
 from ..analysis.nests import has_division, heavy_count, identity_store
-from ..ir import Alias, Buffer, BufferKind, Contraction, Load, LoopNest, Program, Stage, Step
+from ..ir import Alias, Buffer, BufferKind, Contraction, Instr, LoopNest, Operand, Program, Store
+from ..ir.builder import NestBuilder
 from ..ir.inlining import Inlinable
-from ..ir.walk import loads
-from ..passes import NO_FUEL, Decision, PassContext
-from ..symbolic import Expr
-from .inline_producers import expand
+from ..ir.walk import buffers_of, index_exprs, load_at, loads, rename
+from ..symbolic import has_calls
+from .inline_producers import join_origins
 
-__all__ = ["inline_operands"]
+__all__ = ["Producers"]
 
-
-def inline_operands(
-    product: Contraction,
-    program: Program,
-    steps: Sequence[Step | None],
-    buffers: Mapping[str, Buffer],
-    dependencies: Dependencies,
-    ctx: PassContext,
-) -> LoopNest:
-    """The nest of a product, with what computes its right factor, see Note [Factors that are computed on the way].
-    ``steps``: those of the program, some of which may be gone."""
-    nest = product.as_nest()
-    for name in dict.fromkeys(load.buffer for load in loads(product.right.body)):
-        found = _producer(name, program, steps, buffers, dependencies)
-        if found is None:
-            continue
-        producer, base, dims = found
-        merged = _merged(nest, name, producer, base, dims, buffers)
-        reason = "it is computed where the product reads it"
-        verdict = ctx.target.renders_product(merged, buffers)
-        if not verdict:
-            reason = "the target has no form for the product of it"
-        elif not ctx.fuel.take():
-            reason, verdict = NO_FUEL, False
-        ctx.decisions.append(Decision("inline", producer.name, product.name, verdict, reason))
-        nest = merged if verdict else nest
-    return nest
+MOST = 24  # instructions of an operand
 
 
-def _producer(
-    name: str,
-    program: Program,
-    steps: Sequence[Step | None],
-    buffers: Mapping[str, Buffer],
-    dependencies: Dependencies,
-) -> tuple[LoopNest, str, tuple[int, ...]] | None:
-    """What computes a factor for one product alone, the buffer it writes, and which of the factor's dimensions each of
-    that buffer's is."""
-    views = {step.result: step for step in program.steps if isinstance(step, Alias)}
-    base, dims = name, tuple(range(len(buffers[name].sizes)))
-    while True:
-        writers, readers = dependencies.writers.get(base, []), dependencies.readers.get(base, [])
-        if buffers[base].kind is not BufferKind.TEMPORARY or len(readers) != 1 or len(writers) != 1:
+@dataclass(frozen=True, slots=True)
+class _Producer:
+    """What computes a buffer, and which dimension of the buffer that is read each of its dimensions is."""
+
+    nest: LoopNest
+    buffer: str
+    dims: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Producers:
+    """What computes the factors of a program's products, see Note [Factors that are computed on the way]."""
+
+    program: Program
+    buffers: Mapping[str, Buffer]
+    dependencies: Dependencies
+    views: Mapping[str, Alias]
+
+    @staticmethod
+    def of(program: Program) -> Producers:
+        """Analyze a program."""
+        views = {step.result: step for step in program.steps if isinstance(step, Alias)}
+        return Producers(program, buffers_of(program), Dependencies.of(program), views)
+
+    def inlined(self, product: Contraction) -> tuple[Contraction, tuple[LoopNest, ...]]:
+        """The product with what computes its right factor, as far back as that can be, and the nests that is from."""
+        found: list[LoopNest] = []
+        while True:
+            names = dict.fromkeys(load.buffer for load in loads(product.right.body))
+            known = ((name, self._producer(name)) for name in names)
+            name, producer = next(((n, p) for n, p in known if p is not None), ("", None))
+            changed = None if producer is None else self._with(product, name, producer)
+            if producer is None or changed is None:
+                return product, tuple(found)
+            product = changed
+            found.append(producer.nest)
+
+    def _producer(self, buffer: str) -> _Producer | None:
+        """What computes a buffer that is read once."""
+        dims = tuple(range(len(self.buffers[buffer].sizes)))
+        while True:
+            writers = self.dependencies.writers.get(buffer, [])
+            once = len(writers) == 1 and len(self.dependencies.readers.get(buffer, [])) == 1
+            if self.buffers[buffer].kind is not BufferKind.TEMPORARY or not once:
+                return None
+            view = self.views.get(buffer)
+            if view is None:
+                break
+            order = _order(self.buffers[view.base], view, self.buffers[buffer])
+            if order is None:
+                return None
+            buffer, dims = view.base, tuple(dims[dim] for dim in order)
+        nest = self.program.steps[writers[0]]
+        if not isinstance(nest, LoopNest) or identity_store(nest, self.buffers) is None:
             return None
-        view = views.get(base)
-        if view is None:
-            break
-        order = _order(buffers[view.base], view, buffers[base])
-        if order is None:
+        unstable = any(self.dependencies.root[name] in self.dependencies.unstable for name in nest.reads)
+        return None if unstable or has_division(nest) or heavy_count(nest) else _Producer(nest, buffer, dims)
+
+    def _with(self, product: Contraction, name: str, producer: _Producer) -> Contraction | None:
+        """The product with the producer's body for its loads of ``name``; ``None`` if it is no operand then."""
+        symbols = identity_store(producer.nest, self.buffers)
+        assert symbols is not None
+        origin = join_origins([producer.nest.origin, product.origin])
+        inlinable = {producer.buffer: Inlinable(producer.nest, symbols)}
+        builder = NestBuilder(product.name, (*product.outer, *product.reduced), origin, self.buffers, inlinable)
+        names: dict[str, str] = {}
+        body = [
+            load_at(i, producer.buffer, tuple(i.indices[dim] for dim in producer.dims)) if i in found else i
+            for found in (loads(product.right.body, name),)
+            for i in product.right.body
+        ]
+        builder.copy(body, {}, names)
+        made = builder.finish().stages[0].body
+        if len(made) > MOST or any(map(_divides, made)):
             return None
-        base, dims = view.base, tuple(dims[dim] for dim in order)
-    producer = steps[writers[0]]
-    if not isinstance(producer, LoopNest) or identity_store(producer, buffers) is None:
-        return None
-    changed = any(dependencies.root[read] in dependencies.unstable for read in producer.reads)
-    if changed or has_division(producer) or heavy_count(producer):
-        return None
-    return producer, base, dims
+        own = {i.result: f"right_{i.result}" for i in made if not isinstance(i, Store)}
+        operand = Operand(tuple(rename(i, own) for i in made), own[names[product.right.value]])
+        return replace(product, right=operand, origin=origin)
+
+
+def _divides(instr: Instr) -> bool:
+    return any(has_calls(expr) for expr in index_exprs(instr))
 
 
 def _order(base: Buffer, view: Alias, result: Buffer) -> tuple[int, ...] | None:
@@ -92,27 +119,3 @@ def _order(base: Buffer, view: Alias, result: Buffer) -> tuple[int, ...] | None:
     if len(there) != len(here) or set(there) != set(here):
         return None
     return tuple(here.index(dim) for dim in there)
-
-
-def _merged(
-    nest: LoopNest,
-    name: str,
-    producer: LoopNest,
-    base: str,
-    dims: Sequence[int],
-    buffers: Mapping[str, Buffer],
-) -> LoopNest:
-    """The nest with the producer's body in the place of loads of ``name``."""
-
-    def seen(load: Load) -> Load:
-        indices: tuple[Expr, ...] = tuple(load.indices[dim] for dim in dims)
-        return replace(load, buffer=base, indices=indices)
-
-    stages = [
-        Stage(stage.ranges, tuple(seen(i) if isinstance(i, Load) and i.buffer == name else i for i in stage.body))
-        for stage in nest.stages
-    ]
-    symbols = identity_store(producer, buffers)
-    assert symbols is not None
-    own = LoopNest(nest.name, nest.outer, tuple(stages), nest.origin)
-    return expand(own, buffers, {base: Inlinable(producer, symbols)})
