@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from ..ops.dtypes import DType
-from ..symbolic import Expr, Symbol, SymbolKind, sym
+from ..symbolic import Expr, Symbol, SymbolKind, sym, to_expr
 from .nodes import (
     Alias,
     Arg,
@@ -68,6 +68,7 @@ __all__ = [
     "used_values",
     "value_types",
     "with_buffers",
+    "without_single_iterations",
 ]
 
 Definition = Load | Const | Index | Compute | CheckedIndex | Reduce
@@ -326,6 +327,15 @@ def flat_map(body: Iterable[Instr], change: Callable[[Instr], Iterable[Instr]]) 
 def map_nest(nest: LoopNest, change: Callable[[Instr], Instr]) -> LoopNest:
     """The nest with every instruction changed."""
     return replace(nest, stages=tuple([stage.with_body(tuple(map(change, stage.body))) for stage in nest.stages]))
+
+
+def without_single_iterations(nest: LoopNest) -> LoopNest:
+    """The nest without outer loops of one iteration, as nests of elementwise ops are written."""
+    env = {Symbol(loop.symbol): to_expr(0) for loop in nest.outer if loop.size == 1}
+    if not env:
+        return nest
+    outer = tuple(loop for loop in nest.outer if loop.size != 1)
+    return map_nest(replace(nest, outer=outer), lambda instr: substitute(instr, env))
 
 
 def map_contraction(contraction: Contraction, change: Callable[[Instr], Instr]) -> Contraction:
