@@ -8,6 +8,7 @@ from ...ir import Buffer, Instr, Load, LoopNest, Store
 from ...ir.walk import operands
 from ...kernel_ir.matmul_site import FewRowsSite, MatmulSite, few_rows_site, matmul_site
 from ...kernel_ir.nodes import Kernel, Loop
+from ...kernel_ir.walk import perfect_nests
 from ...kernel_passes.linearize import Placement
 from ...kernel_passes.normal_form import kernel_of
 from ...symbolic import Symbol, product, to_expr
@@ -71,9 +72,8 @@ def _in_tiles(kernel: Kernel) -> MatmulSite | None:
 
 def computed_by(kernel: Kernel, value: str) -> tuple[Instr, ...]:
     """What one factor is computed by."""
-    loop = next(stmt for stmt in kernel.body if isinstance(stmt, Loop))
     wanted, kept = {value}, []
-    for instr in reversed([stmt for stmt in loop.body if not isinstance(stmt, Loop)]):
+    for instr in reversed(perfect_nests(kernel)[0].body):
         if not isinstance(instr, Store) and instr.result in wanted:
             kept.append(instr)
             wanted.update(operands(instr))
