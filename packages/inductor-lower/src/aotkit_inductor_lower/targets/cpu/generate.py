@@ -11,7 +11,6 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 
 from ...ir import Buffer, LoopNest, Program
-
 from ...kernel_ir.launches import KernelText, Launch
 from ...kernel_ir.matmul_site import FewRowsSite
 from ...kernel_ir.nodes import LENGTH, Kernel, KernelModule

@@ -87,7 +87,9 @@ class FewRowsEmitter(KernelEmitter):
         varies = loops_of_values(self.nests[0])[self.site.left]
         self.copied_before = not varies & {loop.symbol for loop in self.outer}
         if self.copied is not None and self.copied_before:
-            self._copy_left()
+            low = Ssa("%low", "i64")
+            once = self.em.minimum(self.em.add(low, imm(1)), Ssa("%high", "i64"))  # or not at all
+            self.em.loop(low, once, 1, [], lambda at, _: self._copy_left(), "left")
 
     def strip_of_sums(self, name: str) -> Ssa:
         """Memory for the sums of a strip, row by row."""
@@ -241,7 +243,7 @@ class FewRowsEmitter(KernelEmitter):
             place = place * loop.extent + Symbol(loop.symbol)
         return self.ctx.scalar(place)
 
-    def _copy_left(self) -> None:
+    def _copy_left(self) -> list[Ssa]:
         """All rows of the left factor as they will be needed; what fills vectors up is 0."""
         em, ctx = self.em, self.ctx
         em.comment(f"{self.site.left}, as it is needed")
@@ -266,7 +268,7 @@ class FewRowsEmitter(KernelEmitter):
 
             return self.within(imm(0), ctx.scalar(self.site.inner[0].extent), [], steps)
 
-        em.loop(imm(0), imm(self.count), 1, [], copy_row, "row")
+        return em.loop(imm(0), imm(self.count), 1, [], copy_row, "row")
 
     # -- columns of a strip --------------------------------------------------------------------------------
 
