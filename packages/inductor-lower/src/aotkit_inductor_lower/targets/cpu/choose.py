@@ -101,7 +101,7 @@ def _read_as_fast_by_aten(
     along = Symbol(contraction.columns[-1].symbol)
     steps = [buffers[load.buffer].offset(load.indices).coefficient(along) for load in loads(right.body)]
     along_columns = any(step is not None and step == 1 for step in steps)
-    if rows == 1 and right.dtype in (DType.F32, DType.F64) and along_columns:
+    if rows == 1 and not contraction.batch and right.dtype in (DType.F32, DType.F64) and along_columns:
         return "ATen reads one row of factors along the columns as fast"
     if rows == 1 and right.dtype is DType.F16 and not along_columns:
         return "ATen has a kernel for one row of float16"

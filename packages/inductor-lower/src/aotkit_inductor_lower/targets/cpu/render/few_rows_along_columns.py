@@ -18,17 +18,17 @@ from .few_rows import FewRowsEmitter
 __all__ = ["FewRowsAlongColumns"]
 
 PART = 1 << 8  # rows of the matrix whose products are added to a strip's sums, before these are added to others
-STRIP = 1024
+STRIP = 1024  # columns, at most
 STEPS = 8  # of the summed loop at once
 
 
 class FewRowsAlongColumns(FewRowsEmitter):
     """Some rows of the matrix at a time, each a piece as long as a strip."""
 
-    strip = STRIP
-
     def __init__(self, kernel: Kernel, site: FewRowsSite, target: Machine, declarations: dict[str, str]) -> None:
         super().__init__(kernel, site, target, declarations)
+        columns = site.columns.extent.constant
+        self.strip = STRIP if columns is None else min(STRIP, -(-columns // self.across) * self.across)
         self.steps = max(1, min(STEPS, self.registers // 2 // self.count))
 
     def allocate(self, pointers: dict[str, Ssa]) -> None:
