@@ -46,7 +46,7 @@ def write_out_attention(graph: Graph, fuel: int) -> int:
 def _rewrite(graph: Graph, node: Node) -> int:
     query, key, value, *rest = node.args
     plain = all(not setting for setting in rest)  # no dropout, not causal
-    users = list(node.users)
+    users = [user for user in node.users if user.users]
     if not plain or not {*node.kwargs} <= {"attn_mask", "scale"} or len(users) != 1:
         return 0
     if users[0].target is not operator.getitem or users[0].args[1] != 0:  # the logarithms of the sums are for training
@@ -66,8 +66,15 @@ def _rewrite(graph: Graph, node: Node) -> int:
     if mask is not None:
         given["mask"] = mask
     scale = node.kwargs.get("scale")
-    new = emit(graph, _Attention(scale if isinstance(scale, float) else sizes[3] ** -0.5), users[0], **given)
-    return int(new is not None and replace_node(users[0], new))
+    strides = users[0].meta["val"].stride()
+    call = _Attention(scale if isinstance(scale, float) else sizes[3] ** -0.5, sizes[2] > 1 and strides[2] > strides[1])
+    new = emit(graph, call, users[0], **given)
+    if new is None or not replace_node(users[0], new):
+        return 0
+    for unused in [user for user in node.users if not user.users]:
+        graph.erase_node(unused)
+    graph.erase_node(node)  # which might draw random numbers, as far as the removal of dead nodes knows
+    return 1
 
 
 def _shared(node: object) -> Node | None:
@@ -95,6 +102,7 @@ class _Attention:
     """What is written instead, as a function of nodes."""
 
     scale: float
+    rows_outside: bool  # of the heads, in memory
 
     def __call__(self, query: Any, key: Any, value: Any, mask: Any = None) -> Any:
         made = query.node.meta["val"]
@@ -106,11 +114,10 @@ class _Attention:
         def wide(x: Any) -> Any:
             return aten._to_copy.default(x, dtype=torch.float32) if x.node.meta["val"].dtype != torch.float32 else x
 
-        scaled = aten.mul.Tensor(wide(query), self.scale)
-        each = aten.reshape.default(scaled, [batch * groups, below, width])
+        each = aten.reshape.default(wide(query), [batch * groups, below, width])
         keys = aten.reshape.default(wide(key), [batch * groups, length, width])
         values = aten.reshape.default(wide(value), [batch * groups, length, last])
-        scores = aten.bmm.default(each, aten.transpose.int(keys, 1, 2))
+        scores = aten.mul.Tensor(aten.bmm.default(each, aten.transpose.int(keys, 1, 2)), self.scale)
         scores = aten.reshape.default(scores, [batch, heads, rows, length])
         if mask is not None and mask.node.meta["val"].dtype is torch.bool:
             scores = aten.where.ScalarOther(mask, scores, -torch.inf)
@@ -124,7 +131,7 @@ class _Attention:
         result = aten.reshape.default(result, [batch, heads, rows, last])
         if made.dtype != torch.float32:
             result = aten._to_copy.default(result, dtype=made.dtype)
-        if rows == 1:
+        if not self.rows_outside:
             return result
         turned = aten.clone.default(aten.transpose.int(result, 1, 2), memory_format=torch.contiguous_format)
         return aten.transpose.int(turned, 1, 2)

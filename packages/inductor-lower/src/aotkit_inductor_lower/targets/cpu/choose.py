@@ -91,9 +91,7 @@ def _choose_few_rows(
     return Choice("fma", "few rows: the matrix is read once, in the order of memory")
 
 
-def _read_as_fast_by_aten(
-    contraction: Contraction, buffers: Mapping[str, Buffer], rows: int, machine: Machine
-) -> str:
+def _read_as_fast_by_aten(contraction: Contraction, buffers: Mapping[str, Buffer], rows: int, machine: Machine) -> str:
     """Why ATen takes no longer, if it does not."""
     right = contraction.right
     if not all(isinstance(instr, Load) for instr in right.body):
