@@ -49,6 +49,9 @@ Clock = Callable[[], float]
 class Int8Linear(nn.Module):
     """A linear layer whose weight is kept in int8 with a scale per row, as weight-only quantisation writes it."""
 
+    weight: torch.Tensor
+    scale: torch.Tensor
+
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
         weight = linear.weight.detach().float()
@@ -162,6 +165,10 @@ PRODUCTS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
 SIZES = ((1024, 1024), (1024, 2816), (2816, 1024), (2048, 8192), (1024, 16000))  # summed, columns
 
 
+def _called(compiled: Callable[[list[torch.Tensor]], object], x: torch.Tensor, weight: torch.Tensor) -> object:
+    return compiled([x, weight])
+
+
 def product_ratios(rows: int, way: str, dtype: torch.dtype, clock: Clock, rounds: int) -> list[float]:
     """ATen's time over ours for each size, with more weights than the caches hold."""
     ratios = []
@@ -173,7 +180,7 @@ def product_ratios(rows: int, way: str, dtype: torch.dtype, clock: Clock, rounds
         x = torch.randn(rows, summed, dtype=dtype)
         graph = make_fx(PRODUCTS[way], tracing_mode="fake")(x, weights[0])
         own = compile_graph(graph, options=LowerOptions(check_inputs=False))
-        calls = (functools.partial(PRODUCTS[way], x), lambda weight, x=x, own=own: own([x, weight]))
+        calls = (functools.partial(PRODUCTS[way], x), functools.partial(_called, own, x))
         times: tuple[list[float], list[float]] = ([], [])
         for turn in range(rounds * 2 + 2):
             for kind, call in enumerate(calls):
