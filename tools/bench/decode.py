@@ -180,10 +180,10 @@ def product_ratios(rows: int, way: str, dtype: torch.dtype, clock: Clock, rounds
         x = torch.randn(rows, summed, dtype=dtype)
         graph = make_fx(PRODUCTS[way], tracing_mode="fake")(x, weights[0])
         own = compile_graph(graph, options=LowerOptions(check_inputs=False))
-        calls = (functools.partial(PRODUCTS[way], x), functools.partial(_called, own, x))
+        aten, ours = functools.partial(PRODUCTS[way], x), functools.partial(_called, own, x)
         times: tuple[list[float], list[float]] = ([], [])
         for turn in range(rounds * 2 + 2):
-            for kind, call in enumerate(calls):
+            for kind, call in ((0, aten), (1, ours)):
                 weight = weights[(turn + kind * (count // 2)) % count]
                 start = clock()
                 call(weight)
