@@ -34,6 +34,7 @@ from .graph_passes import (
     remove_noops,
     reuse_reductions,
     simplify,
+    write_out_attention,
 )
 from .graph_passes.fake_values import graph_constants, with_fake_values
 from .graph_passes.rewriting import copy_graph, drop_dead_nodes, has_inner_mutation
@@ -94,6 +95,7 @@ GRAPH_PASSES = in_order(
     remove_noops.PASS,
     fold_uniform.PASS,
     fuse_attention.PASS,
+    write_out_attention.PASS,
     simplify.PASS,
     merge_splits_and_cats.PASS,
     reuse_reductions.PASS,

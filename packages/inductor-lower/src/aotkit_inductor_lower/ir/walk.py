@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from ..ops.dtypes import DType
-from ..symbolic import Expr, Symbol, SymbolKind, sym
+from ..symbolic import Expr, Symbol, SymbolKind, sym, to_expr
 from .nodes import (
     Alias,
     Arg,
@@ -68,6 +68,7 @@ __all__ = [
     "used_values",
     "value_types",
     "with_buffers",
+    "without_single_iterations",
 ]
 
 Definition = Load | Const | Index | Compute | CheckedIndex | Reduce
@@ -328,6 +329,15 @@ def map_nest(nest: LoopNest, change: Callable[[Instr], Instr]) -> LoopNest:
     return replace(nest, stages=tuple([stage.with_body(tuple(map(change, stage.body))) for stage in nest.stages]))
 
 
+def without_single_iterations(nest: LoopNest) -> LoopNest:
+    """The nest without outer loops of one iteration, as nests of elementwise ops are written."""
+    env = {Symbol(loop.symbol): to_expr(0) for loop in nest.outer if loop.size == 1}
+    if not env:
+        return nest
+    outer = tuple(loop for loop in nest.outer if loop.size != 1)
+    return map_nest(replace(nest, outer=outer), lambda instr: substitute(instr, env))
+
+
 def map_contraction(contraction: Contraction, change: Callable[[Instr], Instr]) -> Contraction:
     """The contraction with every instruction changed but for the names of values. ATen's call stays as it is."""
     return _with_bodies(contraction, change, {})
@@ -338,9 +348,7 @@ def rename_contraction(contraction: Contraction, names: Mapping[str, str]) -> Co
     return _with_bodies(contraction, lambda instr: rename(instr, names), names)
 
 
-def _with_bodies(
-    contraction: Contraction, change: Callable[[Instr], Instr], names: Mapping[str, str]
-) -> Contraction:
+def _with_bodies(contraction: Contraction, change: Callable[[Instr], Instr], names: Mapping[str, str]) -> Contraction:
     left, right = (
         Operand(tuple(map(change, operand.body)), names.get(operand.value, operand.value))
         for operand in (contraction.left, contraction.right)

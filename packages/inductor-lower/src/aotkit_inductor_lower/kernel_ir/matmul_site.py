@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from ..ir import CheckedIndex, Compute, DType, Reduce, Store
 from .nodes import Kernel, Loop
-from .walk import loops_of_values, perfect_nests
+from .walk import PerfectNest, loops_of_values, perfect_nests
 
-__all__ = ["MatmulSite", "matmul_site"]
+__all__ = ["FewRowsSite", "MatmulSite", "few_rows_site", "matmul_site"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,34 +24,75 @@ class MatmulSite:
     inner: Loop
 
 
+@dataclass(frozen=True, slots=True)
+class FewRowsSite:
+    """Where a kernel is a product with one row, or a constant number of them: ``rows`` is ``None`` for one. ``inner``:
+    the summed loops, outer before inner."""
+
+    reduce: Reduce
+    left: str
+    right: str
+    rows: Loop | None
+    columns: Loop
+    inner: tuple[Loop, ...]
+
+    @property
+    def count(self) -> int:
+        """How many rows there are."""
+        return 1 if self.rows is None else self.rows.extent.constant or 1
+
+
 def matmul_site(kernel: Kernel) -> MatmulSite | None:
     """The matrix product of floats that a kernel computes, if it is one and nothing else is reduced.
 
     A nest of the form that Note [What a contraction is] tells: one factor does not vary along the columns, the other
     not along the rows, and the product of both need not be rounded. What is summed, and so each factor, is f32 or f64.
     """
+    found = _sum_of_products(kernel)
+    if found is None or len(kernel.grid) < 2 or len(found[0].loops) != 1:
+        return None
+    nest, reduce, factors = found
+    varies = loops_of_values(nest)
+    rows, columns = kernel.grid[-2:]
+    for left, right in (factors, factors[::-1]):
+        apart = rows.symbol not in varies[right] and columns.symbol not in varies[left]
+        if apart and rows.symbol in varies[left] and columns.symbol in varies[right]:
+            return MatmulSite(reduce, left, right, rows, columns, nest.loops[0])
+    return None
+
+
+def few_rows_site(kernel: Kernel, most: int) -> FewRowsSite | None:
+    """The product of at most ``most`` rows with a matrix that a kernel computes: the last loop of its grid runs over
+    columns, and at most one of the others is one that only the left factor varies along."""
+    found = _sum_of_products(kernel)
+    if found is None:
+        return None
+    nest, reduce, factors = found
+    varies = loops_of_values(nest)
+    *others, columns = kernel.grid
+    for left, right in (factors, factors[::-1]):
+        if columns.symbol in varies[left] or columns.symbol not in varies[right]:
+            continue
+        rows = [loop for loop in others if loop.symbol not in varies[right]]
+        if not rows or (len(rows) == 1 and 1 <= (rows[0].extent.constant or 0) <= most):
+            return FewRowsSite(reduce, left, right, rows[0] if rows else None, columns, tuple(nest.loops))
+    return None
+
+
+def _sum_of_products(kernel: Kernel) -> tuple[PerfectNest, Reduce, tuple[str, str]] | None:
+    """A kernel's only nest, if a sum of products is all that is reduced in it, with the sum and its factors."""
     loops = [k for k, stmt in enumerate(kernel.body) if isinstance(stmt, Loop)]
-    if len(loops) != 1 or len(kernel.grid) < 2 or kernel.ordered or kernel.scratch or loops[0] != 0:
+    if loops != [0] or not kernel.grid or kernel.ordered or kernel.scratch:
         return None
     nest = perfect_nests(kernel)[0]
     reduces = [i for i in nest.body if isinstance(i, Reduce)]
-    others = any(isinstance(i, Store | CheckedIndex) for i in nest.body)
-    if len(nest.loops) != 1 or len(reduces) != 1 or others:
+    if len(reduces) != 1 or any(isinstance(i, Store | CheckedIndex) for i in nest.body):
         return None
-    reduce = reduces[0]
-    made = {i.result: i for i in nest.body if not isinstance(i, Store)}
-    product = made.get(reduce.value)
+    (reduce,) = reduces
+    product = next((i for i in nest.body if not isinstance(i, Store) and i.result == reduce.value), None)
     if reduce.kind != "sum" or reduce.running or reduce.dtype not in (DType.F32, DType.F64):
         return None
     if not isinstance(product, Compute) or product.op != "mul_contract":
         return None
-    varies = loops_of_values(nest)
-    rows, columns = kernel.grid[-2:]
-    left, right = product.args
-    if rows.symbol in varies[right] or columns.symbol in varies[left]:
-        left, right = right, left
-    if rows.symbol in varies[right] or columns.symbol in varies[left]:
-        return None
-    if rows.symbol not in varies[left] or columns.symbol not in varies[right]:
-        return None
-    return MatmulSite(reduce, left, right, rows, columns, nest.loops[0])
+    first, second = product.args
+    return nest, reduce, (first, second)

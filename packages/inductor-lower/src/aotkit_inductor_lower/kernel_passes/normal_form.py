@@ -6,7 +6,8 @@ Note [Normal form]
        constants, so that reshaped views become plain strides.
     3. Loops are ordered by stride, and neighbours that are contiguous in every access are merged. A pointwise op on
        ``[B, S, H]`` ends as one loop.
-    4. What the table of ops says in other ops (sigmoid, powers of small integers) is written in these.
+    4. What the table of ops says in other ops (sigmoid, powers of small integers) is written in these, and
+       bytes are cast in one step.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from collections.abc import Mapping
 from ..ir import Buffer, LoopNest
 from ..kernel_ir.nodes import Kernel, KernelModule
 from ..passes import PassContext, in_order
-from . import expand_ops, merge_loops, order_loops, simplify_bounds, split_loops_by_divisors
+from . import exact_casts, expand_ops, merge_loops, order_loops, simplify_bounds, split_loops_by_divisors
 from .linearize import DECLARE_SIZES, Placement, linearize_nest
 
 __all__ = ["NORMAL_FORM", "kernel_of", "normalize"]
@@ -27,6 +28,7 @@ NORMAL_FORM = in_order(
     order_loops.PASS,
     merge_loops.PASS,
     expand_ops.PASS,
+    exact_casts.PASS,
     DECLARE_SIZES,
 )
 

@@ -5,17 +5,22 @@ Note [Who computes a product]
     fuse what comes before and after it; or it stays, where the target writes products in tiles, until
     ``generate-contractions``. A target without a form for it leaves all that ATen can compute to ATen. The call is what
     there must be, so it takes no fuel; anything else takes some.
+
+    Who computes it is asked of the product with what computes its right factor (:mod:`.inline_operands`), since only
+    loops of ours can take that in: a call reads it from memory, to where other kernels write it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
-from ..ir import Buffer, BufferRef, Contraction, ExternCall, Program, Step
+from ..ir import Buffer, BufferRef, Contraction, ExternCall, LoopNest, Program, Step
 from ..ir.walk import buffers_of, contractions
 from ..passes import NO_FUEL, Decision, Pass, PassContext
 from ..target import Choice
+from .drop_dead_steps import drop_dead_steps
+from .inline_operands import Producers
 
 __all__ = ["PASS", "choose_contractions"]
 
@@ -24,28 +29,51 @@ def choose_contractions(program: Program, ctx: PassContext) -> Program:
     """The program with each contraction as whoever computes it needs it. Equal ones are asked about once."""
     if not contractions(program):
         return program
-    buffers = buffers_of(program)
-    known: dict[str, Choice] = {}
-    steps = [_chosen(s, buffers, known, ctx) if isinstance(s, Contraction) else s for s in program.steps]
-    return replace(program, steps=tuple(steps))
+    fuses = ctx.options.fuse and ctx.target.capabilities.tiles_products
+    chooser = _Chooser(ctx, buffers_of(program), Producers.of(program) if fuses else None)
+    steps = [chooser.chosen(step) if isinstance(step, Contraction) else step for step in program.steps]
+    return drop_dead_steps(replace(program, steps=tuple(steps)))
 
 
-def _chosen(product: Contraction, buffers: Mapping[str, Buffer], known: dict[str, Choice], ctx: PassContext) -> Step:
-    call = product.library
-    if call is None:
-        return product.as_nest()  # nobody else can
-    if ctx.options.contractions == "aten" or not ctx.target.capabilities.contraction_forms:
-        return call
-    key = _operands(call, buffers)
-    if key not in known:
-        known[key] = ctx.target.choose(product, buffers, ctx.options, ctx.measure)
-    choice = known[key]
-    generated = choice.form != "aten" and ctx.fuel.take()
-    reason = choice.reason if generated or choice.form == "aten" else NO_FUEL
-    ctx.decisions.append(Decision("contraction", product.name, call.target, generated, f"{key}: {reason}"))
-    if not generated:
-        return call
-    return product if ctx.target.capabilities.tiles_products else product.as_nest()
+@dataclass(slots=True)
+class _Chooser:
+    """``producers``: what may become part of a product, ``None`` if nothing may. ``known``: what was chosen before."""
+
+    ctx: PassContext
+    buffers: Mapping[str, Buffer]
+    producers: Producers | None
+    known: dict[str, Choice] = field(default_factory=dict)
+
+    def chosen(self, product: Contraction) -> Step:
+        """What becomes of a contraction."""
+        ctx, call = self.ctx, product.library
+        if call is None:
+            return product.as_nest()  # nobody else can
+        if ctx.options.contractions == "aten" or not ctx.target.capabilities.contraction_forms:
+            return call
+        whole, producers = self.with_producers(product)
+        key = _operands(call, self.buffers) + "".join(f", of {nest.name}" for nest in producers)
+        if key not in self.known:
+            self.known[key] = ctx.target.choose(whole, self.buffers, ctx.options, ctx.measure)
+        choice = self.known[key]
+        generated = choice.form != "aten" and ctx.fuel.take()
+        reason = choice.reason if generated or choice.form == "aten" else NO_FUEL
+        ctx.decisions.append(Decision("contraction", product.name, call.target, generated, f"{key}: {reason}"))
+        if not generated:
+            return call
+        if producers and ctx.fuel.take():
+            why = "it is computed where the product reads it"
+            ctx.decisions.extend(Decision("inline", nest.name, product.name, True, why) for nest in producers)
+            return replace(whole, library=None)
+        return product if ctx.target.capabilities.tiles_products else product.as_nest()
+
+    def with_producers(self, product: Contraction) -> tuple[Contraction, tuple[LoopNest, ...]]:
+        """The product with what computes its right factor, if the target has a form for that."""
+        if self.producers is None:
+            return product, ()
+        whole, nests = self.producers.inlined(product)
+        renders = nests and self.ctx.target.renders_product(whole.as_nest(), self.buffers)
+        return (whole, nests) if renders else (product, ())
 
 
 def _operands(call: ExternCall, buffers: Mapping[str, Buffer]) -> str:

@@ -71,6 +71,8 @@ def _operands(call: ExternCall, buffers: Mapping[str, Buffer]) -> tuple[str, str
         return None
     if any(x.dtype != "float32" for x in (a, b, result)):
         return None
+    if rows == 1:
+        return None  # oneDNN reorders the whole matrix first, which takes longer than to multiply by it once
     if result.strides != (columns, to_expr(1)) or hint(rows) * inner.constant * columns.constant < _LEAST_WORK:
         return None
     if bias is not None and (buffers[bias].sizes != (columns,) or buffers[bias].strides != (to_expr(1),)):

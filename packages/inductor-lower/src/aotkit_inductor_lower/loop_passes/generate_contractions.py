@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from ..analysis.dependencies import Dependencies
 from ..ir import Buffer, Contraction, LoopNest, Program, Step
-from ..ir.walk import buffers_of, contractions
+from ..ir.walk import buffers_of, contractions, without_single_iterations
 from ..passes import Decision, Pass, PassContext
 from .merge_nests import Kernel, merge_kernels
 
@@ -30,7 +30,7 @@ def generate_contractions(program: Program, ctx: PassContext) -> Program:
     for position, step in enumerate(program.steps):
         if not isinstance(step, Contraction):
             continue
-        nest = step.as_nest()
+        nest = without_single_iterations(step.as_nest())
         if step.library is not None and not ctx.target.renders_product(nest, buffers):
             steps[position] = step.library
             why = "the target has no form for its operands"

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from ...ir import Buffer, LoopNest, Program
 from ...kernel_ir.launches import KernelText, Launch
+from ...kernel_ir.matmul_site import FewRowsSite
 from ...kernel_ir.nodes import LENGTH, Kernel, KernelModule
 from ...kernel_ir.walk import memories
 from ...kernel_passes.deduplicate import canonical, combine_launches, generalize_lengths
@@ -26,7 +27,9 @@ from ...symbolic import Symbol, to_expr
 from .machine import Machine, host_machine
 from .module import ModuleText
 from .object import compile_text
-from .products import is_product
+from .products import lies_along_columns, product_form
+from .render.few_rows_along_columns import FewRowsAlongColumns
+from .render.few_rows_along_sums import FewRowsAlongSums
 from .render.kernel import emit_kernel
 from .render.product import ProductEmitter
 
@@ -109,8 +112,11 @@ class _Kernels:
         shape = canonical(kernel)
         made = self.known.get(shape)
         if made is None:
-            site, declarations = is_product(kernel, self.target), self.module.declarations
-            if site is not None:
+            site, declarations = product_form(kernel, self.target), self.module.declarations
+            if isinstance(site, FewRowsSite):
+                way = FewRowsAlongColumns if lies_along_columns(kernel, site) else FewRowsAlongSums
+                text = way(kernel, site, self.target, declarations).emit()
+            elif site is not None:
                 text = ProductEmitter(kernel, site, self.target, declarations).emit()
             else:
                 text = emit_kernel(kernel, self.target, declarations)

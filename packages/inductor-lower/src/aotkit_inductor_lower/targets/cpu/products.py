@@ -1,4 +1,4 @@
-"""Kernels that are products of matrices as the CPU's renderer writes them in tiles."""
+"""Kernels that are products of matrices, as the CPU's renderer writes them: in tiles, or for a few rows."""
 
 from __future__ import annotations
 
@@ -6,26 +6,58 @@ from collections.abc import Mapping
 
 from ...ir import Buffer, Instr, Load, LoopNest, Store
 from ...ir.walk import operands
-from ...kernel_ir.matmul_site import MatmulSite, matmul_site
+from ...kernel_ir.matmul_site import FewRowsSite, MatmulSite, few_rows_site, matmul_site
 from ...kernel_ir.nodes import Kernel, Loop
+from ...kernel_ir.walk import perfect_nests
 from ...kernel_passes.linearize import Placement
 from ...kernel_passes.normal_form import kernel_of
-from ...symbolic import Symbol, to_expr
-from .choose import LEAST
+from ...symbolic import Symbol, product, to_expr
+from .choose import FEW_ROWS, LEAST
 from .machine import Machine
 from .map_loops import bears_mask
 
-__all__ = ["computed_by", "is_product", "plain_left", "product_of"]
+__all__ = ["computed_by", "few_rows", "lies_along_columns", "plain_left", "product_form", "product_of"]
 
 
-def product_of(nest: LoopNest, buffers: Mapping[str, Buffer], target: Machine) -> MatmulSite | None:
-    """What :func:`is_product` says of the kernel that a nest becomes. Whose memory an alias shows does not matter."""
-    return is_product(kernel_of(nest, buffers, {name: Placement(name, to_expr(0)) for name in buffers}), target)
+def product_of(nest: LoopNest, buffers: Mapping[str, Buffer], target: Machine) -> MatmulSite | FewRowsSite | None:
+    """What :func:`product_form` says of the kernel that a nest becomes. Whose memory an alias shows does not matter."""
+    return product_form(kernel_of(nest, buffers, {name: Placement(name, to_expr(0)) for name in buffers}), target)
 
 
-def is_product(kernel: Kernel, target: Machine) -> MatmulSite | None:
-    """The product that a kernel in normal form is, if :class:`ProductEmitter` can write it and it is large enough."""
-    site = matmul_site(kernel) if target.has("fma") else None
+def product_form(kernel: Kernel, target: Machine) -> MatmulSite | FewRowsSite | None:
+    """The product that a kernel in normal form is, if :class:`ProductEmitter` or :class:`FewRowsEmitter` can write it
+    and it is large enough."""
+    if not target.has("fma"):
+        return None
+    return few_rows(kernel) or _in_tiles(kernel)
+
+
+def few_rows(kernel: Kernel) -> FewRowsSite | None:
+    """The product of a few rows that a kernel is, as :class:`FewRowsEmitter` writes it."""
+    site = few_rows_site(kernel, FEW_ROWS)
+    if site is None:
+        return None
+    sizes = site.columns.extent.constant, product(loop.extent for loop in site.inner).constant
+    if any(size is not None and size < least for size, least in zip(sizes, LEAST[1:], strict=True)):
+        return None
+    after = [stmt for stmt in kernel.body if not isinstance(stmt, Loop)]
+    before = (*computed_by(kernel, site.left), *computed_by(kernel, site.right))
+    return site if all(map(bears_mask, (*before, *after))) else None
+
+
+def lies_along_columns(kernel: Kernel, site: FewRowsSite) -> bool:
+    """Whether neighbours in the right factor's memory are neighbouring columns, and no neighbours in the sum."""
+
+    def contiguous(loop: Loop) -> bool:
+        found = [i for i in computed_by(kernel, site.right) if isinstance(i, Load)]
+        return any(load.indices[0].coefficient(Symbol(loop.symbol)) == 1 for load in found)
+
+    return contiguous(site.columns) and not contiguous(site.inner[-1])
+
+
+def _in_tiles(kernel: Kernel) -> MatmulSite | None:
+    """The product that a kernel is, as :class:`ProductEmitter` writes it."""
+    site = matmul_site(kernel)
     if site is None:
         return None
     sides = zip((site.rows, site.columns, site.inner), LEAST, strict=True)
@@ -40,9 +72,8 @@ def is_product(kernel: Kernel, target: Machine) -> MatmulSite | None:
 
 def computed_by(kernel: Kernel, value: str) -> tuple[Instr, ...]:
     """What one factor is computed by."""
-    loop = next(stmt for stmt in kernel.body if isinstance(stmt, Loop))
     wanted, kept = {value}, []
-    for instr in reversed([stmt for stmt in loop.body if not isinstance(stmt, Loop)]):
+    for instr in reversed(perfect_nests(kernel)[0].body):
         if not isinstance(instr, Store) and instr.result in wanted:
             kept.append(instr)
             wanted.update(operands(instr))

@@ -15,7 +15,7 @@ from .ops import emit_op
 from .transpose import transpose
 from .types import literal, memory_type, register_type, width
 
-__all__ = ["emit_body"]
+__all__ = ["address_of", "emit_body"]
 
 
 def _no_reduce(reduce: Reduce, value: Value) -> None:
@@ -198,6 +198,11 @@ def _unit_pointer(ctx: KernelContext, buffer: str, element: str, offset: Expr, c
     moved = _advance(ctx, base, element, ctx.em.mul(vector.base, imm(step)))
     first = vector.first(copy) * step - (vector.lanes - 1 if step < 0 else 0)
     return _advance(ctx, moved, element, imm(constant + first))
+
+
+def address_of(ctx: KernelContext, load: Load, offset: Expr, copy: int) -> Ssa:
+    """Where a copy of the vector lies that ``load`` reads at ``offset``, which neighbours in memory follow."""
+    return _unit_pointer(ctx, load.buffer, memory_type(load.dtype), offset, copy, 1)
 
 
 def _unit_load(ctx: KernelContext, instr: Load, offset: Expr, copy: int, step: int) -> Ssa:

@@ -185,6 +185,13 @@ class Emitter:
         """The largest multiple of ``step`` that is at most ``a`` (non-negative)."""
         return self.sub(a, self.unsigned("urem", a, imm(step)))
 
+    def aligned(self, pointer: Ssa, alignment: int) -> Ssa:
+        """The first address from ``pointer`` on that is a multiple of a power of two."""
+        place = self.here("i64", f"ptrtoint ptr {pointer.text} to i64")
+        above = self.here("i64", f"add i64 {place.text}, {alignment - 1}")
+        line = self.here("i64", f"and i64 {above.text}, {-alignment}")
+        return self.here("ptr", f"inttoptr i64 {line.text} to ptr")
+
     # -- vectors -----------------------------------------------------------------------------------------
 
     def splat(self, value: Ssa, lanes: int) -> Ssa:

@@ -1,0 +1,151 @@
+"""Pass: attention of a few queries becomes two products and a softmax, which kernels of ours compute.
+
+Note [Attention of few queries]
+    A language model that writes one token after the other has one row of queries, or a few, and all keys and values of
+    a cache. ATen's flash attention is built for blocks of queries: for one it takes several times as long as it takes
+    to read the cache. Written out, the products are those of a few rows with a matrix, which read it once, in the type
+    that it is kept in, and the scores are few. All is computed in float32, as flash attention does.
+
+    Where several heads of queries share the keys and values of one (``repeat_kv``: unsqueeze, expand, copy), their rows
+    stand below each other in one product, and the copies are not made. Rows whose scores are all -inf are 0, as flash
+    attention has them.
+"""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import Graph, Node
+
+from ..passes import Pass, PassContext
+from .patterns import emit
+from .replace import replace_node
+from .rewriting import rewriting
+
+__all__ = ["PASS", "write_out_attention"]
+
+aten = torch.ops.aten
+_FLASH = aten._scaled_dot_product_flash_attention_for_cpu.default
+_ROWS = 8  # of queries that share keys: as many as products of few rows have
+_RESHAPES = (aten.view.default, aten._unsafe_view.default, aten.reshape.default)
+_FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def write_out_attention(graph: Graph, fuel: int) -> int:
+    """Run the pass; the number of attentions found."""
+    found = 0
+    for node in list(graph.nodes):
+        if found < fuel and node.target is _FLASH:
+            found += _rewrite(graph, node)
+    return found
+
+
+def _rewrite(graph: Graph, node: Node) -> int:
+    query, key, value, *rest = node.args
+    plain = all(not setting for setting in rest)  # no dropout, not causal
+    users = [user for user in node.users if user.users]
+    if not plain or not {*node.kwargs} <= {"attn_mask", "scale"} or len(users) != 1:
+        return 0
+    if users[0].target is not operator.getitem or users[0].args[1] != 0:  # the logarithms of the sums are for training
+        return 0
+    shared = _shared(key), _shared(value)
+    if None not in shared and shared[0].meta["val"].shape[:3] == shared[1].meta["val"].shape[:3]:  # type: ignore[union-attr]
+        key, value = shared
+    if not all(isinstance(operand, Node) for operand in (query, key, value)):
+        return 0
+    sizes = [*(query.meta["val"].shape), *(key.meta["val"].shape), *(value.meta["val"].shape)]  # type: ignore[union-attr]
+    if not all(isinstance(size, int) for size in sizes) or query.meta["val"].dtype not in _FLOATS:  # type: ignore[union-attr]
+        return 0
+    if sizes[1] // max(sizes[5], 1) * sizes[2] > _ROWS or not all(sizes):
+        return 0
+    given = {"query": query, "key": key, "value": value}
+    mask = node.kwargs.get("attn_mask")
+    if mask is not None:
+        given["mask"] = mask
+    scale = node.kwargs.get("scale")
+    strides = users[0].meta["val"].stride()
+    call = _Attention(scale if isinstance(scale, float) else sizes[3] ** -0.5, sizes[2] > 1 and strides[2] > strides[1])
+    new = emit(graph, call, users[0], **given)
+    if new is None or not replace_node(users[0], new):
+        return 0
+    for unused in [user for user in node.users if not user.users]:
+        graph.erase_node(unused)
+    graph.erase_node(node)  # which might draw random numbers, as far as the removal of dead nodes knows
+    return 1
+
+
+def _shared(node: object) -> Node | None:
+    """The heads that ``node`` has copies of, one after the other for each."""
+    whole = node
+    while isinstance(node, Node) and node.target in _RESHAPES:
+        node = node.args[0]
+    if isinstance(node, Node) and node.target is aten.clone.default:
+        node = node.args[0]
+    if not isinstance(node, Node) or node.target is not aten.expand.default or not isinstance(whole, Node):
+        return None
+    single = node.args[0]
+    if not isinstance(single, Node) or single.target is not aten.unsqueeze.default or single.args[1] not in (2, -3):
+        return None
+    heads, repeated = single.args[0], tuple(node.meta["val"].shape)
+    if not isinstance(heads, Node) or len(repeated) != 5 or heads.meta["val"].dim() != 4:
+        return None
+    batch, count, times, length, width = repeated
+    joined = tuple(whole.meta["val"].shape) == (batch, count * times, length, width)
+    return heads if joined and tuple(heads.meta["val"].shape) == (batch, count, length, width) else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Attention:
+    """What is written instead, as a function of nodes."""
+
+    scale: float
+    rows_outside: bool  # of the heads, in memory
+
+    def __call__(self, query: Any, key: Any, value: Any, mask: Any = None) -> Any:
+        made = query.node.meta["val"]
+        batch, heads, rows, width = made.shape
+        _, groups, length, _ = key.node.meta["val"].shape
+        last = value.node.meta["val"].shape[-1]
+        below = heads // groups * rows
+
+        def wide(x: Any) -> Any:
+            return aten._to_copy.default(x, dtype=torch.float32) if x.node.meta["val"].dtype != torch.float32 else x
+
+        each = aten.reshape.default(wide(query), [batch * groups, below, width])
+        keys = aten.reshape.default(wide(key), [batch * groups, length, width])
+        values = aten.reshape.default(wide(value), [batch * groups, length, last])
+        scores = aten.mul.Tensor(aten.bmm.default(each, aten.transpose.int(keys, 1, 2)), self.scale)
+        scores = aten.reshape.default(scores, [batch, heads, rows, length])
+        if mask is not None and mask.node.meta["val"].dtype is torch.bool:
+            scores = aten.where.ScalarOther(mask, scores, -torch.inf)
+        elif mask is not None:
+            scores = aten.add.Tensor(scores, wide(mask))
+        weights = aten._softmax.default(scores, -1, False)
+        if mask is not None:
+            none = aten.eq.Scalar(aten.amax.default(scores, [-1], True), -torch.inf)
+            weights = aten.where.ScalarSelf(none, 0.0, weights)
+        result = aten.bmm.default(aten.reshape.default(weights, [batch * groups, below, length]), values)
+        result = aten.reshape.default(result, [batch, heads, rows, last])
+        if made.dtype != torch.float32:
+            result = aten._to_copy.default(result, dtype=made.dtype)
+        if not self.rows_outside:
+            return result
+        turned = aten.clone.default(aten.transpose.int(result, 1, 2), memory_format=torch.contiguous_format)
+        return aten.transpose.int(turned, 1, 2)
+
+
+def _run(graph: Graph, ctx: PassContext) -> Graph:
+    if ctx.options.contractions == "aten" or not ctx.target.capabilities.tiles_products:
+        return graph
+    return rewriting(write_out_attention)(graph, ctx)
+
+
+PASS = Pass(
+    "write-out-attention",
+    _run,
+    why="with few queries, attention takes as long as reading the keys and values once",
+    after=("fuse-attention",),
+)

@@ -1,0 +1,134 @@
+"""What a product's right factor is computed by, computed where the product reads it.
+
+Note [Factors that are computed on the way]
+    A weight that is kept in another type (float32 under autocast, int8 with scales) is converted by kernels of their
+    own, which write it to memory for ATen's product to read. A product of ours reads each number of its right factor
+    once per block of rows, so computing it there costs no more than reading it, and nothing is written. This is done
+    where the factor is a temporary that nothing else reads, seen through views that reorder its dimensions. The left
+    factor is read once per strip of columns, and stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from ..analysis.dependencies import Dependencies
+from ..analysis.nests import has_division, heavy_count, identity_store
+from ..ir import Alias, Buffer, BufferKind, Contraction, Instr, Load, LoopNest, Operand, Program, Store
+from ..ir.builder import NestBuilder
+from ..ir.inlining import Inlinable
+from ..ir.walk import buffers_of, index_exprs, load_at, loads, rename, step_writes
+from ..symbolic import has_calls, to_expr
+from .inline_producers import join_origins
+
+__all__ = ["Producers"]
+
+MOST = 24  # instructions of an operand
+
+
+@dataclass(frozen=True, slots=True)
+class _Producer:
+    """What computes a buffer, and which dimension of the buffer that is read each of its dimensions is."""
+
+    nest: LoopNest
+    buffer: str
+    dims: tuple[int | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Producers:
+    """What computes the factors of a program's products, see Note [Factors that are computed on the way]."""
+
+    program: Program
+    buffers: Mapping[str, Buffer]
+    dependencies: Dependencies
+    views: Mapping[str, Alias]
+
+    @staticmethod
+    def of(program: Program) -> Producers:
+        """Analyze a program."""
+        views = {step.result: step for step in program.steps if isinstance(step, Alias)}
+        return Producers(program, buffers_of(program), Dependencies.of(program), views)
+
+    def inlined(self, product: Contraction) -> tuple[Contraction, tuple[LoopNest, ...]]:
+        """The product with what computes its right factor, as far back as that can be, and the nests that is from."""
+        found: list[LoopNest] = []
+        position = self.program.steps.index(product)
+        while True:
+            names = dict.fromkeys(load.buffer for load in loads(product.right.body))
+            known = ((name, self._producer(name, position)) for name in names)
+            name, producer = next(((n, p) for n, p in known if p is not None), ("", None))
+            changed = None if producer is None else self._with(product, name, producer)
+            if producer is None or changed is None:
+                return product, tuple(found)
+            product = changed
+            found.append(producer.nest)
+
+    def _producer(self, buffer: str, reader: int) -> _Producer | None:
+        """What computes a buffer that is read once, by step ``reader``."""
+        dims: tuple[int | None, ...] = tuple(range(len(self.buffers[buffer].sizes)))
+        while True:
+            writers = self.dependencies.writers.get(buffer, [])
+            once = len(writers) == 1 and len(self.dependencies.readers.get(buffer, [])) == 1
+            if self.buffers[buffer].kind is not BufferKind.TEMPORARY or not once:
+                return None
+            view = self.views.get(buffer)
+            if view is None:
+                break
+            order = _order(self.buffers[view.base], view, self.buffers[buffer])
+            if order is None:
+                return None
+            buffer, dims = view.base, tuple(None if dim is None else dims[dim] for dim in order)
+        nest = self.program.steps[writers[0]]
+        if not isinstance(nest, LoopNest) or identity_store(nest, self.buffers) is None:
+            return None
+        if has_division(nest) or heavy_count(nest) or self._changed(nest, writers[0], reader):
+            return None
+        return _Producer(nest, buffer, dims)
+
+    def _changed(self, nest: LoopNest, first: int, last: int) -> bool:
+        """Whether what a nest reads is overwritten after it, before step ``last``."""
+        root, unstable = self.dependencies.root, self.dependencies.unstable
+        read = {root[name] for name in nest.reads} & unstable
+        written = {root[name] for step in self.program.steps[first + 1 : last] for name in step_writes(step)}
+        return not read.isdisjoint(written)
+
+    def _with(self, product: Contraction, name: str, producer: _Producer) -> Contraction | None:
+        """The product with the producer's body for its loads of ``name``; ``None`` if it is no operand then."""
+        symbols = identity_store(producer.nest, self.buffers)
+        assert symbols is not None
+        origin = join_origins([producer.nest.origin, product.origin])
+        inlinable = {producer.buffer: Inlinable(producer.nest, symbols)}
+        builder = NestBuilder(product.name, (*product.outer, *product.reduced), origin, self.buffers, inlinable)
+        names: dict[str, str] = {}
+        builder.copy([_seen_from(i, name, producer) for i in product.right.body], {}, names)
+        made = builder.finish().stages[0].body
+        if len(made) > MOST or any(map(_divides, made)):
+            return None
+        own = {i.result: f"right_{i.result}" for i in made if not isinstance(i, Store)}
+        operand = Operand(tuple(rename(i, own) for i in made), own[names[product.right.value]])
+        return replace(product, right=operand, origin=origin)
+
+
+def _seen_from(instr: Instr, name: str, producer: _Producer) -> Instr:
+    """A load of ``name`` as one of the buffer that the producer writes."""
+    if not isinstance(instr, Load) or instr.buffer != name:
+        return instr
+    indices = (to_expr(0) if dim is None else instr.indices[dim] for dim in producer.dims)
+    return load_at(instr, producer.buffer, tuple(indices))
+
+
+def _divides(instr: Instr) -> bool:
+    return any(has_calls(expr) for expr in index_exprs(instr))
+
+
+def _order(base: Buffer, view: Alias, result: Buffer) -> tuple[int | None, ...] | None:
+    """Which dimension of a view each dimension of its base is, ``None`` for those of one element, if the view reorders
+    dimensions and does nothing else."""
+    there, here = (list(zip(b.sizes, b.strides, strict=True)) for b in (base, result))
+    wanted, given = ({dim for dim in dims if dim[0] != 1} for dims in (there, here))
+    counts = (sum(size != 1 for size, _ in dims) for dims in (there, here))
+    if view.offset.constant != 0 or base.dtype != result.dtype or view.reuses or set(counts) != {len(wanted)}:
+        return None
+    return tuple(None if dim[0] == 1 else here.index(dim) for dim in there) if wanted == given else None

@@ -1,0 +1,139 @@
+"""Products of few rows with a matrix whose columns lie along the summed loop, see Note [Products of few rows]."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Sequence
+
+from ....ir import Load
+from ....kernel_ir.matmul_site import FewRowsSite
+from ....kernel_ir.nodes import Kernel
+from ....symbolic import to_expr
+from ..machine import Machine
+from .body import emit_body
+from .context import Vector
+from .emitter import Ssa, imm
+from .few_rows import FewRowsEmitter, carried
+from .types import width
+
+__all__ = ["FewRowsAlongSums"]
+
+PART = 1 << 12  # numbers that are summed in registers before they are added to memory
+STRIP = 64
+AHEAD = 512  # bytes
+
+
+class FewRowsAlongSums(FewRowsEmitter):
+    """One column after the other for one or two rows: memory is read in one stream. With more rows a few columns at
+    once share the vectors of the left factor, of which a copy has all rows next to each other."""
+
+    strip = STRIP
+
+    def __init__(self, kernel: Kernel, site: FewRowsSite, target: Machine, declarations: dict[str, str]) -> None:
+        super().__init__(kernel, site, target, declarations)
+        few = self.count <= 2
+        self.group = 1 if few else max(1, min(4, 3 * self.registers // 4 // self.count))
+        self.vectors = min(8, self.registers // 2 // self.count) if few else 1
+
+    def loads_left(self) -> bool:
+        """Of one row whose vectors can be loaded."""
+        load = self.left[0] if len(self.left) == 1 and self.count == 1 else None
+        if not isinstance(load, Load) or load.mask is not None or load.dtype is not self.dtype:
+            return False
+        step = load.indices[0].coefficient(self.inner)
+        return step is not None and step == 1
+
+    def left_offset(self, row: Ssa, k: Ssa) -> Ssa:
+        """A vector of each row, then the next ones."""
+        em = self.em
+        steps = em.add(em.mul(self.outer_steps(), self.padded()), k)
+        return em.add(em.mul(steps, imm(self.count)), em.mul(row, imm(self.across)))
+
+    def sum_strip(self, first: Ssa, end: Ssa) -> None:
+        """Parts of the summed loop, each for all columns."""
+        self.over_parts(PART, functools.partial(self._sum_part, first, end))
+
+    def _sum_part(self, first: Ssa, end: Ssa, low: Ssa, high: Ssa) -> None:
+        em, group = self.em, self.group
+        sums = functools.partial(self._sum_columns, first, low, high)
+        whole = em.add(first, em.round_down(em.sub(end, first), group))
+        em.loop(first, whole, group, [], functools.partial(sums, group), "columns")
+        em.loop(whole, end, 1, [], functools.partial(sums, 1), "column")
+
+    def _sum_columns(self, first: Ssa, low: Ssa, high: Ssa, columns: int, at: Ssa, _: list[Ssa]) -> list[Ssa]:
+        """``columns`` from ``at`` on, for all rows, in vectors along the summed loop."""
+        em, vectors = self.em, self.vectors
+        sums = [(row, column) for row in range(self.count) for column in range(columns)]
+        body = functools.partial(self._add_vectors, columns, at)
+        step = vectors * self.across
+        size = self.site.inner[-1].extent.constant
+        exact = size is not None and size % step == 0  # parts are whole steps long as well
+
+        def steps(low: Ssa, high: Ssa, values: list[Ssa]) -> list[Ssa]:
+            whole = high if exact else em.add(low, em.round_down(em.sub(high, low), step))
+            values = em.loop(low, whole, step, carried(values), functools.partial(body, None), "k")
+            if exact:
+                return values
+            return em.loop(whole, high, self.across, carried(values), functools.partial(body, high), "k")
+
+        found = self.within(low, high, [self.zero()] * (len(sums) * vectors), steps)
+        for position, (row, column) in enumerate(sums):
+            total = self._total(found[position * vectors : (position + 1) * vectors])
+            offset = em.add(imm(row * self.strip), em.add(em.sub(at, first), imm(column)))
+            place = self.at(self.sums, offset)
+            before = em.here(self.element, f"load {self.element}, ptr {place.text}")
+            after = em.here(self.element, f"fadd {before.typed}, {total.text}")
+            em.effect(f"store {after.typed}, ptr {place.text}")
+        return []
+
+    def _add_vectors(self, columns: int, at: Ssa, end: Ssa | None, k: Ssa, values: list[Ssa]) -> list[Ssa]:
+        """Some vectors of products for each sum; with ``end`` one, of the lanes before it."""
+        ctx, across, result = self.ctx, self.across, list(values)
+        copies = self.vectors if end is None else 1
+        vector = self.some(Vector(self.inner, k, across, copies), end)
+        left = [self._left(row, k, vector) for row in range(self.count)]
+        for column in range(columns):
+            ctx.symbols[self.columns] = self.em.add(at, imm(column))
+            self.enter(None, vector, k)
+            emit_body(ctx, self.right)
+            if end is None and self.group == 1:
+                self._prefetch(copies)
+            right = [ctx.part(self.site.right, copy, across) for copy in range(copies)]
+            if vector.tail is not None:
+                right = [ctx.ops.select(vector.tail, value, self.zero()) for value in right]
+            for row, copy in itertools.product(range(self.count), range(copies)):
+                place = (row * columns + column) * self.vectors + copy
+                result[place] = self.multiply(left[row][copy], right[copy], result[place])
+        self.leave()
+        return result
+
+    def _prefetch(self, copies: int) -> None:
+        """Of numbers of a byte: of wider ones the processor's own prefetching is far enough ahead."""
+        narrow = [i for i in self.right if isinstance(i, Load) and width(i.dtype) == 8]
+        if narrow:
+            self.prefetch(to_expr(AHEAD), copies, 3)
+
+    def _left(self, row: int, k: Ssa, vector: Vector) -> list[Ssa]:
+        """Vectors of one row of the left factor."""
+        ctx, across = self.ctx, self.across
+        if self.copied is not None:
+            start = self.left_offset(imm(row), k)
+            steps = (imm(copy * across * self.count) for copy in range(vector.interleave))
+            return [self.load(self.copied, self.em.add(start, step)) for step in steps]
+        self.enter(imm(row), vector, k)
+        emit_body(ctx, self.left)
+        return [ctx.part(self.site.left, copy, across) for copy in range(vector.interleave)]
+
+    def _total(self, vectors: Sequence[Ssa]) -> Ssa:
+        """All lanes of all vectors, added up in pairs."""
+        em, ops, found = self.em, self.ops, list(vectors)
+        while len(found) > 1:
+            pairs = zip(found[::2], found[1::2], strict=False)
+            found = [ops.op("fadd", a, b) for a, b in pairs] + found[len(found) // 2 * 2 :]
+        (total,), lanes = found, self.across
+        while lanes > 1:
+            lanes //= 2
+            low, high = (em.shuffle(total, total, self.element, range(s, s + lanes)) for s in (0, lanes))
+            total = ops.op("fadd", low, high)
+        return total

@@ -1,0 +1,157 @@
+"""Attention of few queries: as exact as flash attention, with every mask, type and sharing of heads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from aotkit_inductor_lower import CompiledGraph, LowerOptions, compile_graph
+from aotkit_inductor_lower.runtime import bind_program
+from aotkit_inductor_lower.targets.cpu import host_machine
+
+pytestmark = pytest.mark.skipif(not host_machine().has("fma"), reason="without FMA products are ATen's")
+
+FLASH = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+Program = Callable[..., torch.Tensor]
+
+
+def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None = None, **how: Any) -> Any:
+    return FLASH(q, k, v, 0.0, False, attn_mask=mask, **how)[0]
+
+
+def repeated(x: torch.Tensor, times: int) -> torch.Tensor:
+    """As transformers repeats the heads of keys and values."""
+    batch, heads, length, width = x.shape
+    return x[:, :, None].expand(batch, heads, times, length, width).reshape(batch, heads * times, length, width)
+
+
+def compiled(f: Program, *args: torch.Tensor, **options: Any) -> CompiledGraph:
+    made = compile_graph(make_fx(lambda *given: f(*given), tracing_mode="fake")(*args), options=LowerOptions(**options))
+    assert isinstance(made, CompiledGraph)
+    return made
+
+
+def externs(made: CompiledGraph) -> list[str]:
+    return [call.target for call in made.report().externs]
+
+
+def check(f: Program, *args: torch.Tensor) -> CompiledGraph:
+    """Without ATen's attention, and at most three times as far from float64 as eager."""
+    made = compiled(f, *args, contractions="generated")
+    assert externs(made) == []
+    (got,) = bind_program(made.compiled, made.constants, redzones=True)(list(args))
+    want = f(*args)
+    true = f(*(x.double() if x.is_floating_point() else x for x in args))
+    assert (got.shape, got.dtype, got.stride()) == (want.shape, want.dtype, want.stride())
+    assert torch.equal(got.isnan(), want.isnan())
+    off, eager = ((x.double() - true).nan_to_num().abs().max().item() for x in (got, want))
+    assert off <= 3 * (eager + 2e-6)
+    return made
+
+
+def operands(
+    rows: int, heads: int = 4, groups: int = 4, length: int = 37, dtype: torch.dtype = torch.float32, batch: int = 2
+) -> list[torch.Tensor]:
+    sizes = (batch, heads, rows, 32), (batch, groups, length, 32), (batch, groups, length, 32)
+    return [torch.randn(size, dtype=dtype) for size in sizes]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("rows", [1, 3, 8])
+def test_it_is_as_exact_as_flash_attention(rows: int, dtype: torch.dtype) -> None:
+    check(attention, *operands(rows, dtype=dtype))
+    check(lambda q, k, v: attention(q, k, v, scale=0.3), *operands(rows, length=300, dtype=dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_queries_lie_as_a_layer_writes_them(dtype: torch.dtype) -> None:
+    q, k, v = (torch.randn(2, length, 4, 32, dtype=dtype).transpose(1, 2) for length in (2, 40, 40))
+    check(attention, q, k, v)
+
+
+def hidden_from(length: int, size: tuple[int, ...]) -> torch.Tensor:
+    return torch.zeros(size).masked_fill(torch.arange(size[-1]) >= length, -torch.inf)
+
+
+@pytest.mark.parametrize("size", [(37,), (1, 37), (2, 1, 1, 37), (2, 4, 3, 37)], ids=str)
+def test_masks_are_added(size: tuple[int, ...]) -> None:
+    mask = hidden_from(20, size)
+    if mask.dim() < 2:
+        mask = mask.unsqueeze(0)
+    check(attention, *operands(3), mask)
+    check(attention, *operands(3, dtype=torch.bfloat16), mask.bfloat16())
+
+
+def test_a_row_that_sees_nothing_is_zero_as_in_flash_attention() -> None:
+    mask = torch.zeros(2, 1, 3, 37)
+    mask[1, 0, 2] = -torch.inf
+    q, k, v = operands(3)
+    (got,) = compiled(attention, q, k, v, mask, contractions="generated")([q, k, v, mask])
+    want = attention(q, k, v, mask)
+    torch.testing.assert_close(got, want)
+    assert got[1, :, 2].eq(0).all()
+
+
+@pytest.mark.parametrize("value", [torch.inf, -torch.inf, torch.nan, 3e38])
+def test_special_numbers_become_what_flash_attention_makes_of_them(value: float) -> None:
+    for position in range(3):
+        args = operands(1, batch=1)
+        args[position][0, 0, 0, 0] = value
+        (got,) = compiled(attention, *args, contractions="generated")(list(args))
+        assert torch.equal(got.isnan(), attention(*args).isnan()), position
+
+
+@pytest.mark.parametrize("times", [2, 4])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_heads_that_share_keys_read_them_once(times: int, dtype: torch.dtype) -> None:
+    def f(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return attention(q, repeated(k, times), repeated(v, times))
+
+    made = check(f, *operands(2, heads=8, groups=8 // times, dtype=dtype, batch=1))
+    copies = [group for group in made.report().groups if group.nodes == ("clone",)]
+    assert not copies
+
+
+def test_a_cache_that_is_written_to_is_read_afterwards() -> None:
+    """One step of a language model with a cache of fixed length."""
+
+    def step(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, at: torch.Tensor, cache: torch.Tensor) -> torch.Tensor:
+        keys = cache.index_copy(2, at, k)
+        cache.copy_(keys)
+        return attention(q, keys, v)
+
+    for dtype in (torch.float32, torch.bfloat16):
+        q, k, v = operands(1, length=37, dtype=dtype, batch=1)
+        k, cache, at = k[:, :, :1].clone(), torch.randn(1, 4, 37, 32, dtype=dtype), torch.tensor([5])
+        mine, theirs = cache.clone(), cache.clone()
+        (got,) = compiled(step, q, k, v, at, cache.clone(), contractions="generated")([q, k, v, at, mine])
+        tolerance = 1e-5 if dtype is torch.float32 else 2e-2  # flash attention rounds the weights
+        torch.testing.assert_close(got, step(q, k, v, at, theirs), rtol=tolerance, atol=tolerance)
+        assert torch.equal(mine, theirs)
+
+
+def test_what_flash_attention_is_better_at_stays() -> None:
+    flash = "aten._scaled_dot_product_flash_attention_for_cpu.default"
+    assert externs(compiled(attention, *operands(9))) == [flash]
+    assert externs(compiled(attention, *operands(1), contractions="aten")) == [flash]
+    causal = compiled(lambda q, k, v: FLASH(q, k, v, 0.0, True)[0], *operands(8, length=8))
+    assert externs(causal) == [flash]
+
+    def with_sums(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        out, sums = FLASH(q, k, v)[:2]
+        return out + sums.mean()
+
+    assert externs(compiled(with_sums, *operands(2))) == [flash]
+
+
+def test_scaled_dot_product_attention_of_one_query_takes_this_way() -> None:
+    q, k, v = operands(1, length=300)
+    f = F.scaled_dot_product_attention
+    made = compiled(lambda q, k, v: f(q, k, v), q, k, v)
+    assert externs(made) == []
+    torch.testing.assert_close(made([q, k, v])[0], f(q, k, v))

@@ -1,0 +1,242 @@
+"""Language models one token at a time: what a token takes, against eager and against what the memory gives.
+
+python -m tools.bench.decode                        a Llama of 104 M parameters, all formats of its weights
+python -m tools.bench.decode --large                24 layers and 128 000 words: the weights fit no cache
+python -m tools.bench.decode --formats int8 --inductor
+python -m tools.bench.decode --products             products of few rows alone, against ATen's
+python -m tools.bench.decode --threads 2            wall time of two threads (else processor time of one)
+
+Every way has a cache of fixed length and gets the same tokens; turns are interleaved token by token. "of the memory" is
+the weights' bytes per second over those of a sum of a large tensor, which is measured in the same turns. Needs
+transformers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.fx.experimental.proxy_tensor import make_fx
+
+import aotkit  # noqa: F401  (registers the backend)
+from aotkit_inductor_lower import LowerOptions, compile_graph
+from tools.bench.__main__ import machine
+from tools.bench.chains import keep_freed_memory, median_ratio
+
+__all__ = ["FORMATS", "Int8Linear", "main", "make_model", "quantize"]
+
+FORMATS = {
+    "float32": (torch.float32, False),
+    "bfloat16": (torch.bfloat16, False),
+    "int8": (torch.bfloat16, True),
+    "int8, float32": (torch.float32, True),
+}
+PROMPT = 16
+LENGTH = 512  # of the cache
+READ = 1 << 28  # bytes of the tensor that is summed to see what the memory gives
+
+Clock = Callable[[], float]
+
+
+class Int8Linear(nn.Module):
+    """A linear layer whose weight is kept in int8 with a scale per row, as weight-only quantisation writes it."""
+
+    weight: torch.Tensor
+    scale: torch.Tensor
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        weight = linear.weight.detach().float()
+        scale = weight.abs().amax(1, keepdim=True) / 127
+        self.register_buffer("weight", (weight / scale).round().to(torch.int8))
+        self.register_buffer("scale", scale.flatten().to(linear.weight.dtype))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The product with the widened weight, scaled afterwards."""
+        rows = x.reshape(-1, x.shape[-1])
+        return (torch.mm(rows, self.weight.t().to(x.dtype)) * self.scale).reshape(*x.shape[:-1], -1)
+
+
+def quantize(model: nn.Module) -> nn.Module:
+    """Every linear layer as :class:`Int8Linear`."""
+    for module in list(model.modules()):
+        for name, child in list(module.named_children()):
+            if isinstance(child, nn.Linear):
+                setattr(module, name, Int8Linear(child))
+    return model
+
+
+def make_model(form: str, layers: int = 6, words: int = 16000) -> nn.Module:
+    """A Llama with random weights in one of :data:`FORMATS`."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    heads = {"num_attention_heads": 16, "num_key_value_heads": 8}
+    config = LlamaConfig(hidden_size=1024, intermediate_size=2816, num_hidden_layers=layers, vocab_size=words, **heads)
+    dtype, quantized = FORMATS[form]
+    model = LlamaForCausalLM(config).eval().to(dtype)
+    return quantize(model) if quantized else model
+
+
+@dataclass(slots=True)
+class Decoder:
+    """One way to run a model, its cache, and the seconds that each token took."""
+
+    model: nn.Module
+    call: Callable[..., Any]
+    clock: Clock
+    tokens: list[int] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    cache: Any = None
+
+    def prefill(self) -> None:
+        """Fill the cache with the prompt, in eager mode."""
+        from transformers import StaticCache
+
+        self.cache = StaticCache(config=self.model.config, max_cache_len=LENGTH)
+        places = torch.arange(PROMPT)
+        words = (places * 37 % 1000)[None]
+        logits = self.model(words, past_key_values=self.cache, cache_position=places).logits
+        self.tokens.append(int(logits[0, -1].argmax()))
+
+    def token(self) -> None:
+        """The next token."""
+        place = torch.tensor([PROMPT + len(self.tokens) - 1])
+        word = torch.tensor([[self.tokens[-1]]])
+        start = self.clock()
+        logits = self.call(word, past_key_values=self.cache, cache_position=place, position_ids=place[None]).logits
+        self.seconds.append(self.clock() - start)
+        self.tokens.append(int(logits[0, -1].argmax()))
+
+
+def weight_bytes(model: nn.Module) -> int:
+    """What is read for one token: all parameters and buffers but the embedding's other rows."""
+    tensors = {
+        id(t): t for name, t in (*model.named_parameters(), *model.named_buffers()) if "embed_tokens" not in name
+    }
+    return sum(t.nbytes for t in tensors.values())
+
+
+def read_seconds(memory: torch.Tensor, clock: Clock) -> float:
+    """How long it takes to read a large tensor once."""
+    start = clock()
+    memory.sum()
+    return clock() - start
+
+
+@torch.no_grad()
+def measure(form: str, chosen: argparse.Namespace, clock: Clock) -> Iterator[tuple[str, float, float, bool]]:
+    """(way, ms, share of the memory's speed, tokens as eager's) of each way to run a model."""
+    torch._dynamo.reset()
+    model = make_model(form, *((24, 128000) if chosen.large else ()))
+    calls: dict[str, Any] = {"eager": model, "aotkit": torch.compile(model, backend="aotkit")}
+    if chosen.inductor:
+        calls["inductor"] = torch.compile(model)
+    ways = {name: Decoder(model, call, clock) for name, call in calls.items()}
+    memory, reading = torch.ones(READ // 4), []
+    for way in ways.values():
+        way.prefill()
+        for _ in range(2):
+            way.token()  # compiles
+        way.seconds.clear()
+    for _ in range(chosen.tokens):
+        for way in ways.values():
+            way.token()
+        reading.append(read_seconds(memory, clock))
+    bandwidth = READ / statistics.median(reading)
+    for name, way in ways.items():
+        seconds = statistics.median(way.seconds)
+        yield name, seconds * 1e3, weight_bytes(model) / seconds / bandwidth, way.tokens == ways["eager"].tokens
+
+
+PRODUCTS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "x @ w.t()": lambda x, w: F.linear(x, w),
+    "x @ w": lambda x, w: x @ w,
+    "x @ int8.t()": lambda x, w: x @ w.t().to(x.dtype),
+}
+SIZES = ((1024, 1024), (1024, 2816), (2816, 1024), (2048, 8192), (1024, 16000))  # summed, columns
+
+
+def _called(compiled: Callable[[list[torch.Tensor]], object], x: torch.Tensor, weight: torch.Tensor) -> object:
+    return compiled([x, weight])
+
+
+def product_ratios(rows: int, way: str, dtype: torch.dtype, clock: Clock, rounds: int) -> list[float]:
+    """ATen's time over ours for each size, with more weights than the caches hold."""
+    ratios = []
+    for summed, columns in SIZES:
+        size = (summed, columns) if way == "x @ w" else (columns, summed)
+        kept = torch.int8 if "int8" in way else dtype
+        count = max(2, (1 << 27) // (summed * columns * kept.itemsize))
+        weights = [torch.randn(size).mul(50).to(kept) for _ in range(count)]
+        x = torch.randn(rows, summed, dtype=dtype)
+        graph = make_fx(PRODUCTS[way], tracing_mode="fake")(x, weights[0])
+        own = compile_graph(graph, options=LowerOptions(check_inputs=False))
+        aten, ours = functools.partial(PRODUCTS[way], x), functools.partial(_called, own, x)
+        times: tuple[list[float], list[float]] = ([], [])
+        for turn in range(rounds * 2 + 2):
+            for kind, call in ((0, aten), (1, ours)):
+                weight = weights[(turn + kind * (count // 2)) % count]
+                start = clock()
+                call(weight)
+                if turn > 1:
+                    times[kind].append(clock() - start)
+        ratios.append(median_ratio(*times))
+    return ratios
+
+
+def products(chosen: argparse.Namespace, clock: Clock) -> None:
+    """A table of the products of few rows."""
+    print("| rows | product | type | x ATen, geometric mean | least |")
+    print("|---:|---|---|---:|---:|")
+    for rows in (1, 2, 4, 8):
+        for way in PRODUCTS:
+            for dtype in (torch.float32, torch.bfloat16):
+                ratios = product_ratios(rows, way, dtype, clock, chosen.rounds)
+                name = str(dtype).removeprefix("torch.")
+                mean = statistics.geometric_mean(ratios)
+                print(f"| {rows} | `{way}` | {name} | {mean:.2f} | {min(ratios):.2f} |", flush=True)
+
+
+def main() -> int:
+    """Returns 1 if a token of a format takes longer than eager's."""
+    parser = argparse.ArgumentParser(prog="python -m tools.bench.decode", description=__doc__)
+    parser.add_argument("--formats", nargs="*", default=list(FORMATS), choices=list(FORMATS))
+    parser.add_argument("--large", action="store_true")
+    parser.add_argument("--inductor", action="store_true")
+    parser.add_argument("--products", action="store_true")
+    parser.add_argument("--tokens", type=int, default=24)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=1)
+    chosen = parser.parse_args()
+    torch.set_num_threads(chosen.threads)
+    clock = time.process_time if chosen.threads == 1 else time.perf_counter
+    keep_freed_memory()
+    print(f"{machine()}; threads: {chosen.threads}\n")
+    if chosen.products:
+        products(chosen, clock)
+        return 0
+    print("| weights | way | ms per token | x eager | x float32 eager | of the memory | tokens as eager's |")
+    print("|---|---|---:|---:|---:|---:|---|")
+    first, slower = 0.0, False
+    for form in chosen.formats:
+        eager = 0.0
+        for way, ms, share, same in measure(form, chosen, clock):
+            eager = eager or ms
+            first = first or ms
+            slower |= way == "aotkit" and ms > eager
+            figures = f"{ms:.1f} | {eager / ms:.2f} | {first / ms:.2f} | {share:.2f}"
+            print(f"| {form} | {way} | {figures} | {'yes' if same else 'no'} |", flush=True)
+    return int(slower)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
