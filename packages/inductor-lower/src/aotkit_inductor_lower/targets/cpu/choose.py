@@ -103,7 +103,8 @@ def _read_as_fast_by_aten(contraction: Contraction, buffers: Mapping[str, Buffer
         return "ATen reads one row of factors along the columns as fast"
     if rows == 1 and right.dtype is DType.F16 and not along_columns:
         return "ATen has a kernel for one row of float16"
-    if rows > 4 and right.dtype is DType.BF16 and machine.has("avx512bf16"):
+    most = 4 if along_columns else 3
+    if rows > most and right.dtype is DType.BF16 and machine.has("avx512bf16"):
         return "ATen's products of bfloat16 have instructions of their own"
     return ""
 
