@@ -28,11 +28,16 @@ _LOG = logging.getLogger("aotkit")
 
 @dataclass(frozen=True, slots=True)
 class StageTiming:
-    """Seconds spent in one stage, without the stages nested in it. ``depth`` 0 is a stage of the pipeline."""
+    """Seconds spent in one stage, without the stages nested in it. ``depth`` 0 is a stage of the pipeline.
+
+    ``begin``: when it began, as ``time.perf_counter`` tells it. ``whole``: seconds with the nested stages.
+    """
 
     name: str
     seconds: float
     depth: int
+    begin: float = 0.0
+    whole: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +81,7 @@ class Recorder:
     def of_graph(self, name: str, about: Callable[[], Mapping[str, str]] = dict) -> Recorder:
         """The same recorder, for what concerns one graph: its dumps go into a folder of their own, whose page tells
         what it is ``about``."""
-        if self.dump_dir is None and not self.log:
+        if not self._shows:
             return self
         view = self.part(name)
         if self.dump_dir is not None:
@@ -85,11 +90,19 @@ class Recorder:
 
     def part(self, name: str) -> Recorder:
         """The same recorder, for a part of the graph: its ``name`` stands before those of its dumps."""
-        if self.dump_dir is None and not self.log:
+        if not self._shows:
             return self
         view = copy.copy(self)
         view._prefix = f"{self._prefix}{name}-"
         return view
+
+    @property
+    def _shows(self) -> bool:
+        """Whether it matters which graph a result belongs to."""
+        return self.dump_dir is not None or bool(self.log)
+
+    def keep(self, name: str, what: object, /) -> None:
+        """Look at a graph, a partition's report or a compiled program while it is at hand; nothing is kept here."""
 
     def wants(self, kind: str) -> bool:
         """Whether dumps of this kind are printed or written."""
@@ -113,7 +126,7 @@ class Recorder:
             if stack:
                 stack[-1] += total
             with self._lock:
-                self.stages.append(StageTiming(name, total - nested, len(stack)))
+                self.stages.append(StageTiming(name, total - nested, len(stack), begin, total))
 
     def dump(self, name: str, kind: str, text: Callable[[], str], /) -> None:
         """Print and/or write one result, if its kind is wanted."""

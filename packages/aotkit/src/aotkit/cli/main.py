@@ -154,7 +154,7 @@ def _cache_import(given: argparse.Namespace) -> int:
 
 
 def _doctor(given: argparse.Namespace) -> int:
-    from ..report.doctor import diagnose
+    from ..reports.doctor import diagnose
 
     found = diagnose()
     print(found)
@@ -176,14 +176,14 @@ def _explain(given: argparse.Namespace) -> None:
         print(f"{len(package.weights)} weights, {size / 1e6:.1f} MB")
         print(package.manifest["artifact"]["forward"]["report"]["text"])
         return
-    from ..report.explain import explain
+    from ..reports.explain import explain
 
     function, arguments = _target(given.target)
     print(explain(function, *arguments))
 
 
 def _profile(given: argparse.Namespace) -> None:
-    from ..report.profile import profile
+    from ..reports.profile import profile
 
     function, arguments = _target(given.target)
     print(profile(function, *arguments, calls=given.calls))

@@ -66,7 +66,7 @@ from pathlib import Path
 import torch
 
 import aotkit
-from aotkit.report.repro import read_tensors
+from aotkit.reports.repro import read_tensors
 {imports}
 attributes, inputs = read_tensors(Path(__file__).with_suffix(".tensors"))
 
