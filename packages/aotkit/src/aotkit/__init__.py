@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from .reports.agreement import Agreement, compare
     from .reports.bisect import Culprit, find_culprit
     from .reports.explain import Explanation, explain
+    from .reports.html_report import report
     from .reports.profile import Profile, ProfileRow, profile
     from .staged import stages
     from .torch_api.aot_compile import aot_compile
@@ -93,6 +94,7 @@ __all__ = [
     "make_boxed_func",
     "nop",
     "profile",
+    "report",
     "save_cache",
     "stages",
 ]
@@ -152,6 +154,7 @@ _HOMES = {
             "Explanation",
             "explain",
         ),
+        ".reports.html_report": ("report",),
         ".reports.profile": ("Profile", "ProfileRow", "profile"),
         ".staged": ("stages",),
         ".options": (

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +23,7 @@ from ..options import Options
 from ..recorder import Recorder
 from .explain import run_once
 
-__all__ = ["Profile", "ProfileRow", "profile"]
+__all__ = ["Profile", "ProfileRow", "compiled_step", "milliseconds", "on_cuda", "profile", "profile_of_step"]
 
 
 _WARMUP = 3
@@ -106,24 +106,40 @@ def profile(
     """
     if not callable(fn):
         raise TypeError(f"profile takes a function or a module, and its arguments; {fn!r} can't be called")
-    held = [*fn.parameters(), *fn.buffers()] if isinstance(fn, torch.nn.Module) else []
-    if any(isinstance(t, torch.Tensor) and t.is_cuda for t in [*pytree.tree_leaves((args, kwargs)), *held]):
+    if on_cuda(fn, args, kwargs):
         raise ValueError("profile times kernels on the CPU; those of a CUDA device are in a trace of torch.profiler")
     chosen = (options or read_environment().options()).patch(cache=False)
-    step, seconds = _compiled_step(fn, chosen, Recorder(), args, kwargs), []
+    step = compiled_step(fn, chosen, Recorder(), args, kwargs)
+    return profile_of_step(fn, chosen, args, kwargs, milliseconds(step, calls))
+
+
+def on_cuda(fn: Any, args: Any, kwargs: Any) -> bool:
+    """Whether an argument, or a parameter of a module, is on a CUDA device."""
+    held = [*fn.parameters(), *fn.buffers()] if isinstance(fn, torch.nn.Module) else []
+    return any(isinstance(t, torch.Tensor) and t.is_cuda for t in [*pytree.tree_leaves((args, kwargs)), *held])
+
+
+def milliseconds(step: Callable[[], None], calls: int) -> list[float]:
+    """Of ``calls`` steps in a row."""
+    found = []
     for _ in range(calls):
         begin = time.perf_counter()
         step()
-        seconds.append(time.perf_counter() - begin)
-    recorder = Recorder()
-    step = _compiled_step(fn, chosen.patch(separate_kernels=True), recorder, args, kwargs)
+        found.append((time.perf_counter() - begin) * 1e3)
+    return found
+
+
+def profile_of_step(fn: Any, options: Options, args: Any, kwargs: Any, unwatched: Sequence[float]) -> Profile:
+    """Compile ``fn`` once more, each kernel by itself, and measure it; ``unwatched``: ms of steps as they are."""
+    recorder, calls = Recorder(), len(unwatched)
+    step = compiled_step(fn, options.patch(separate_kernels=True), recorder, args, kwargs)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as trace:
         for _ in range(calls):
             step()
-    return Profile(_rows(trace, recorder, calls), statistics.median(seconds) * 1e3, calls)
+    return Profile(_rows(trace, recorder, calls), statistics.median(unwatched), calls)
 
 
-def _compiled_step(fn: Any, options: Options, recorder: Recorder, args: Any, kwargs: Any) -> Callable[[], None]:
+def compiled_step(fn: Any, options: Options, recorder: Recorder, args: Any, kwargs: Any) -> Callable[[], None]:
     """What runs one step, which ran before: everything is compiled."""
     torch._dynamo.reset()
     compiled = torch.compile(fn, backend=make_backend(options, recorder), dynamic=False)
