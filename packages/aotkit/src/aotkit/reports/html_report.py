@@ -24,13 +24,13 @@ def report(
 
         aotkit.report(model, batch, path="report.html")
 
-    The page shows the graph as layers of the user's modules, every kernel with its code, its lines and its time, memory over one
-    step, the stages of the compile, and what was refused or runs eagerly, and why. It loads nothing from elsewhere.
-    A compile that fails has a page, too: as far as it came, and the error. ``calls`` steps are measured; with 0 nothing
-    is, and the step runs only as often as it takes to compile it.
+    The page shows the graph as layers of the user's modules, every kernel with its code, its lines and its time, memory
+    over one step, the stages of the compile, and what was refused or runs eagerly, and why. It loads nothing from
+    elsewhere. A compile that fails has a page, too: as far as it came, and the error. ``calls`` steps are measured;
+    with 0 nothing is, and the step runs only as often as it takes to compile it.
 
-    Compiled for these very sizes, and not kept in the cache; Dynamo is reset. Gradients are computed but not accumulated
-    into ``.grad``; anything else ``fn`` does to its arguments happens, at each of its calls.
+    Compiled for these very sizes, and not kept in the cache; Dynamo is reset. Gradients are computed but not
+    accumulated into ``.grad``; anything else ``fn`` does to its arguments happens, at each of its calls.
     Raises ``TypeError`` if ``fn`` can't be called, and what it raises in eager mode.
     """
     from .page.collect import collect

@@ -11,8 +11,6 @@ from typing import Any
 
 import torch
 
-from ...driver.bugs import is_bug
-from ...errors import CompileError
 from ...options import Options
 from ..explain import run_once
 from ..profile import Profile, compiled_step, milliseconds, on_cuda, profile_of_step
@@ -70,6 +68,7 @@ def collect(fn: Callable[..., Any], args: Any, kwargs: Any, options: Options, ca
 
 
 def _compile(found: Findings, fn: Any, args: Any, kwargs: Any, options: Options) -> Callable[[], None]:
+    torch._dynamo.reset()
     counters = torch._dynamo.utils.counters
     before = Counter(counters["graph_break"])
     try:
@@ -81,17 +80,14 @@ def _compile(found: Findings, fn: Any, args: Any, kwargs: Any, options: Options)
 
 
 def _failure(error: Exception) -> Failure:
-    inner = error
-    while not (isinstance(inner, CompileError) or is_bug(inner)) and inner.__cause__ is not None:
-        if not isinstance(inner.__cause__, Exception):
-            break
+    """Without what Dynamo puts around an error of a backend, which is in the traceback."""
+    inner: BaseException | None = getattr(error, "inner_exception", None) or error
+    message, notes = f"{type(inner).__name__}: {inner}", list[str]()
+    while inner is not None:
+        notes += [note for note in getattr(inner, "__notes__", ()) if note.startswith("aotkit: ")]
         inner = inner.__cause__
-    chain: list[BaseException] = [error]
-    while chain[-1].__cause__ is not None:
-        chain.append(chain[-1].__cause__)
-    notes = [note for each in chain for note in getattr(each, "__notes__", ()) if note.startswith("aotkit: ")]
     stage = notes[-1].split("'")[1] if notes else ""
-    return Failure(stage, f"{type(inner).__name__}: {inner}", "".join(traceback.format_exception(error)))
+    return Failure(stage, message, "".join(traceback.format_exception(error)))
 
 
 def _name_of(fn: Any) -> str:

@@ -11,7 +11,7 @@ from ..profile import ProfileRow
 from .collect import Findings
 from .texts import Budget, SourceLine, llvm_of, nest_of, source_at, triton_of
 
-__all__ = ["Card", "cards_of", "step_of"]
+__all__ = ["Card", "cards_of", "packet_of", "plain_name", "step_of"]
 
 _IR_CHARACTERS, _CODE_CHARACTERS, _MOST_LINES = 500_000, 1_000_000, 6
 
@@ -35,11 +35,15 @@ class Card:
     flops: int | None = None
     sources: list[SourceLine] = field(default_factory=list)
     texts: list[tuple[str, str]] = field(default_factory=list)
+    is_kernel: bool = True
 
     @property
-    def is_kernel(self) -> bool:
-        """Whether it is generated code."""
-        return not self.reason
+    def short_ops(self) -> str:
+        """The operators of a kernel that its name does not tell, at most four."""
+        ops = list(dict.fromkeys(map(plain_name, self.ops))) if self.is_kernel else []
+        if len(ops) == 1 and self.names[0].startswith(ops[0].partition(".")[0]):
+            return ""
+        return ", ".join([*ops[:4], "…"] if len(ops) > 4 else ops)
 
     @property
     def gb_per_s(self) -> float | None:
@@ -55,6 +59,17 @@ class Card:
 def step_of(graph: str) -> str:
     """``graph0-forward``: ``forward``; ``graph0-backward.2`` likewise."""
     return graph.partition("-")[2] or graph
+
+
+def plain_name(operator: str) -> str:
+    """``aten.add.Tensor``: ``add``; operators of other namespaces keep theirs."""
+    plain = operator.removesuffix(".default")
+    return plain.removeprefix("aten.").partition(".")[0] if plain.startswith("aten.") else plain
+
+
+def packet_of(operator: str) -> str:
+    """``aten.mm.out``: ``aten.mm``."""
+    return ".".join(operator.split(".")[:2])
 
 
 def cards_of(found: Findings) -> list[Card]:
@@ -134,19 +149,26 @@ def _plus(total: int | None, more: int | None, first: bool) -> int | None:
 
 
 def _call_cards(found: Findings, measured: dict[tuple[str, str], ProfileRow]) -> list[Card]:
-    cards = []
+    """One card for all overloads of an operator: a call may become one that writes into memory of the plan."""
+    cards: dict[tuple[str, str], Card] = {}
+    kernels = set[tuple[str, str]]()
     for graph, report in _groups(found):
-        of_target: dict[str, Card] = {}
+        kernels |= {(graph, group.kernel) for group in report.groups}
         for call in report.externs:
-            card = of_target.get(call.target)
-            if card is None:
-                card = of_target[call.target] = Card(f"{graph}-{call.target}", graph, [call.target], (call.target,))
-                row = measured.get((graph, call.target))
-                card.ms = None if row is None else row.ms
+            card = cards.setdefault((graph, packet_of(call.target)), _empty(graph, call.target))
             card.calls += call.count
-            card.reason = f"{card.reason}; {call.reason}" if card.reason else call.reason or "a call of ATen"
-        cards += of_target.values()
-    return cards
+            if call.reason and call.reason not in card.reason:
+                card.reason = f"{card.reason}; {call.reason}" if card.reason else call.reason
+    for (graph, name), row in measured.items():
+        if (graph, name) not in kernels:
+            card = cards.setdefault((graph, packet_of(name)), _empty(graph, name))
+            card.ms, card.calls = (card.ms or 0.0) + row.ms, max(card.calls, row.calls)
+    return list(cards.values())
+
+
+def _empty(graph: str, target: str) -> Card:
+    packet = packet_of(target)
+    return Card(f"{graph}-{packet}", graph, [packet], (packet,), is_kernel=False)
 
 
 def _write_texts(card: Card, found: Findings, ir: Budget, code: Budget) -> None:

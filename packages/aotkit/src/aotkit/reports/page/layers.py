@@ -8,7 +8,7 @@ from aotkit_inductor_lower.launch_plan import CallExtern
 from aotkit_inductor_lower.report import LoweringReport
 
 from .collect import Findings
-from .kernels import Card, step_of
+from .kernels import Card, packet_of, plain_name, step_of
 from .watch import NodeRow
 
 __all__ = ["Box", "Layer", "layers_of"]
@@ -39,6 +39,10 @@ class Layer:
     ms: float = 0.0
     ops: int = 0
 
+    def short(self, around: str) -> str:
+        """The path from the module around it."""
+        return self.path.removeprefix(around).lstrip(".") if around else self.path
+
     def total(self) -> None:
         """Add up what the parts take and hold."""
         for part in self.parts.values():
@@ -56,6 +60,8 @@ def layers_of(found: Findings, cards: list[Card]) -> Layer:
             continue
         homes, costs = _homes(name, found, cards)
         for row in rows:
+            if row.target.startswith("<built-in function getitem"):  # one of several results: no operator
+                continue
             layer = _layer(whole, row)
             layer.ops += 1
             layer.ms += costs.get(row.name, 0.0)
@@ -98,7 +104,7 @@ def _homes(name: str, found: Findings, cards: list[Card]) -> tuple[dict[str, tup
     program = found.watcher.programs.get(name)
     by_target = {card.names[0]: card for card in mine if not card.is_kernel}
     for step in program.plan.steps if program is not None else ():
-        card = by_target.get(step.target) if isinstance(step, CallExtern) else None
+        card = by_target.get(packet_of(step.target)) if isinstance(step, CallExtern) else None
         result = next((r for r in step.results if r), None) if isinstance(step, CallExtern) else None
         if card is not None and result is not None:
             for node in (result, result.rpartition("_")[0]):
@@ -113,5 +119,5 @@ def _add(boxes: list[Box], row: NodeRow, home: tuple[str, Card] | None) -> None:
     if not boxes or (boxes[-1].sort, boxes[-1].title) != (sort, title) or sort == "aten":
         anchor = "" if home is None else home[1].anchor
         boxes.append(Box(sort, title, anchor, sum(map(ord, title)) % COLOURS))
-    boxes[-1].ops.append(row.target.removeprefix("aten."))
+    boxes[-1].ops.append(plain_name(row.target))
     boxes[-1].shapes.append(row.result)

@@ -36,7 +36,7 @@ def memory_picture(memory: MemoryOverTime) -> Markup:
     inner = "".join([*parts, *lines])
     label = "Memory over one step, by kind"
     box = f'viewBox="0 0 {_WIDTH:g} {_HEIGHT:g}" preserveAspectRatio="none" role="img" aria-label="{label}"'
-    return Markup(f"<svg {box}>{inner}</svg>")  # noqa: S704  # numbers and names of this module only
+    return Markup(f"<svg {box}>{inner}</svg>")  # numbers and names of this module only
 
 
 def _stairs(amounts: list[float], most: float, step: float) -> list[str]:

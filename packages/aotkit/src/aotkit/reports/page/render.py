@@ -14,7 +14,7 @@ from aotkit_inductor_lower.report import LoweringReport
 
 from ...__about__ import __version__
 from .collect import Findings
-from .kernels import Card, cards_of
+from .kernels import Card, cards_of, plain_name
 from .layers import layers_of
 from .memory import MemoryOverTime, UnknownSize, memory_of
 from .pictures import memory_picture
@@ -50,7 +50,15 @@ def html_of(found: Findings) -> str:
     folder = files(__package__)
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
     environment.lstrip_blocks = True
-    environment.filters |= {"bytes": _bytes, "ms": _ms, "number": _number, "percent": _percent, "place": _place}
+    environment.filters |= {
+        "bytes": _bytes,
+        "count": _count,
+        "ms": _ms,
+        "number": _number,
+        "percent": _percent,
+        "place": _place,
+        "plain": plain_name,
+    }
     template = environment.from_string((folder / "page.html").read_text(encoding="utf-8"))
     return template.render(style=(folder / "page.css").read_text(encoding="utf-8"), **_facts(found))
 
@@ -68,7 +76,7 @@ def _facts(found: Findings) -> dict[str, Any]:
         "stages": stages,
         "span": span,
         "forms": forms_of(found),
-        "passes": Counter(name.partition("-")[2] for name in found.watcher.passes).most_common(),
+        "passes": Counter(name.split("-", 2)[2] for name in found.watcher.passes).most_common(),
         "memory": memory,
         "unknown": unknown,
         "partitions": list(found.watcher.partitions.items()),
@@ -145,6 +153,13 @@ def _bytes(count: float) -> str:
     return f"{count:.1f} GiB"
 
 
+def _count(number: float) -> str:
+    for size, words in ((1e9, " billion"), (1e6, " million"), (1e3, " thousand")):
+        if number >= size:
+            return f"{number / size:.1f}{words}"
+    return f"{number:.0f}"
+
+
 def _ms(value: float) -> str:
     return f"{value:.0f} ms" if value >= 100 else f"{value:.1f} ms" if value >= 10 else f"{value:.3f} ms"
 
@@ -161,5 +176,3 @@ def _place(line: str) -> str:
     """``file:line: code`` with a short file."""
     file, colon, rest = line.partition(":")
     return f"{short_path(file)}{colon}{rest.partition(':')[0]}" if file else ""
-
-

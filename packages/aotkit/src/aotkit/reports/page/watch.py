@@ -70,7 +70,7 @@ def _row(node: torch.fx.Node) -> NodeRow:
     modules = tuple((_path(path), getattr(kind, "__name__", str(kind))) for path, kind in stack.values())
     value = node.meta.get("val")
     shape = f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}" if isinstance(value, torch.Tensor) else ""
-    return NodeRow(node.name, str(node.target).removesuffix(".default"), shape, modules, _line(node))
+    return NodeRow(node.name, str(node.target), shape, modules, _line(node))
 
 
 def _path(path: str) -> str:
