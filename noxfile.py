@@ -488,8 +488,8 @@ def integration(session: nox.Session) -> None:
 @session_without_pip
 def system(session: nox.Session) -> None:
     """What needs Debian packages: a real browser on the built site and on reports, a real Redis."""
-    install_everything(session, "transformers", "pytest", "docs")
-    install(session, "redis")
+    share(session, "pytest", "docs", "transformers")
+    install_everything(session, "redis")
     session.run("python", "-m", "tools.system_packages", external=True)
     build_site(session)
     pytest(session, "tools/tests/system", "-m", "system")

@@ -17,9 +17,9 @@ import aotkit
 from aotkit.reports.page.collect import collect
 from aotkit.reports.page.kernels import cards_of
 from aotkit.reports.page.layers import Layer, layers_of
-from aotkit.reports.page.memory import memory_of
 from aotkit.reports.page.texts import Budget, llvm_of, nest_of, source_at, triton_of
 from aotkit_inductor_lower.errors import LoweringError
+from aotkit_inductor_lower.launch_plan.facts import memory_of
 
 
 @pytest.fixture(autouse=True)
@@ -133,7 +133,7 @@ def _every(layer: Layer) -> list[Layer]:
 def test_memory_is_what_the_plans_hold(found: Any) -> None:
     programs, (partition,) = found.watcher.programs, found.watcher.partitions.values()
     forward, backward = programs.values()
-    over = memory_of(forward, backward, partition.saved)
+    over = memory_of(forward, backward, [None if value.is_input else value.name for value in partition.saved])
     last, first = over.moments[over.backward - 1], over.moments[over.backward]
     assert last.bytes["saved"] == first.bytes["saved"] == partition.activation_bytes > 0
     assert over.moments[-1].bytes["saved"] == 0, "the backward frees what was saved for it"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from aotkit_inductor_lower.launch_plan import CallExtern
+from aotkit_inductor_lower.launch_plan.facts import extern_calls
 from aotkit_inductor_lower.report import LoweringReport
 
 from .collect import Findings
@@ -103,10 +103,9 @@ def _homes(name: str, found: Findings, cards: list[Card]) -> tuple[dict[str, tup
             costs[node] = costs.get(node, 0.0) + (card.ms or 0.0) / len(card.names) / len(group.nodes)
     program = found.watcher.programs.get(name)
     by_target = {card.names[0]: card for card in mine if not card.is_kernel}
-    for step in program.plan.steps if program is not None else ():
-        card = by_target.get(packet_of(step.target)) if isinstance(step, CallExtern) else None
-        result = next((r for r in step.results if r), None) if isinstance(step, CallExtern) else None
-        if card is not None and result is not None:
+    for target, result in extern_calls(program) if program is not None else ():
+        card = by_target.get(packet_of(target))
+        if card is not None and result:
             for node in (result, result.rpartition("_")[0]):
                 homes.setdefault(node, (card.names[0], card))
             costs[result] = costs.get(result, 0.0) + (card.ms or 0.0) / max(card.calls, 1)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from markupsafe import Markup
-
-from .memory import KINDS, MemoryOverTime
+from aotkit_inductor_lower.launch_plan.facts import KINDS, MemoryOverTime
 
 __all__ = ["memory_picture"]
 
@@ -12,7 +10,7 @@ _WIDTH, _HEIGHT = 1000.0, 240.0
 _COLUMNS = 500  # more moments than this are drawn by the maximum of several
 
 
-def memory_picture(memory: MemoryOverTime) -> Markup:
+def memory_picture(memory: MemoryOverTime) -> str:
     """Stacked areas by kind; the backward's begin is a line, the peak another."""
     moments = memory.moments
     group = max(1, -(-len(moments) // _COLUMNS))
@@ -36,7 +34,7 @@ def memory_picture(memory: MemoryOverTime) -> Markup:
     inner = "".join([*parts, *lines])
     label = "Memory over one step, by kind"
     box = f'viewBox="0 0 {_WIDTH:g} {_HEIGHT:g}" preserveAspectRatio="none" role="img" aria-label="{label}"'
-    return Markup(f"<svg {box}>{inner}</svg>")  # numbers and names of this module only
+    return f"<svg {box}>{inner}</svg>"
 
 
 def _stairs(amounts: list[float], most: float, step: float) -> list[str]:

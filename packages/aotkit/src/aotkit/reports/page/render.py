@@ -10,13 +10,14 @@ from typing import Any
 
 import torch
 
+from aotkit_inductor_lower.launch_plan.facts import MemoryOverTime, UnknownSize, memory_of
 from aotkit_inductor_lower.report import LoweringReport
+from aotkit_partition import PartitionReport
 
 from ...__about__ import __version__
 from .collect import Findings
 from .kernels import Card, cards_of, plain_name
 from .layers import layers_of
-from .memory import MemoryOverTime, UnknownSize, memory_of
 from .pictures import memory_picture
 from .stages import forms_of, stage_rows
 from .texts import Budget, short_path
@@ -31,7 +32,7 @@ _MOST_MEMORY, _MOST_ROWS = 6, 200
 class _Memory:
     graph: str
     over: MemoryOverTime
-    picture: Any
+    picture: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +118,7 @@ def _memories(found: Findings) -> tuple[list[_Memory], list[str]]:
             continue
         partition = found.watcher.partitions.get(f"{graph}-partition")
         try:
-            over = memory_of(program, programs.get(f"{graph}-backward"), () if partition is None else partition.saved)
+            over = memory_of(program, programs.get(f"{graph}-backward"), _saved(partition))
         except UnknownSize as reason:
             unknown.append(f"{graph}: {reason}")
             continue
@@ -125,6 +126,10 @@ def _memories(found: Findings) -> tuple[list[_Memory], list[str]]:
             memories.append(_Memory(graph, over, memory_picture(over)))
     memories.sort(key=lambda each: -each.over.peak.total)
     return memories[:_MOST_MEMORY], unknown
+
+
+def _saved(partition: PartitionReport | None) -> list[str | None]:
+    return [] if partition is None else [None if each.is_input else each.name for each in partition.saved]
 
 
 def _apart(found: Findings) -> list[_Apart]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from aotkit_inductor_lower.launch_plan import CompiledProgram
+from aotkit_inductor_lower import CompiledProgram
 from aotkit_partition import PartitionReport
 
 from ...recorder import Recorder

@@ -1,4 +1,4 @@
-"""Memory while a compiled graph runs, read off its launch plan.
+"""What a launch plan tells about a call: memory while it runs, and its calls of ATen.
 
 Note [What the picture of memory counts]
     What a call makes: new tensors, results of ATen's calls, and what is alive in the arena. The caller's inputs are
@@ -14,8 +14,8 @@ from math import prod
 
 import torch
 
-from aotkit_inductor_lower.ir import BufferRef
-from aotkit_inductor_lower.launch_plan import (
+from ..ir import BufferRef
+from .records import (
     Allocate,
     CallExtern,
     CallSegment,
@@ -27,9 +27,8 @@ from aotkit_inductor_lower.launch_plan import (
     ReuseBuffer,
     View,
 )
-from aotkit_partition.report import SavedValue
 
-__all__ = ["KINDS", "MemoryOverTime", "Moment", "UnknownSize", "memory_of"]
+__all__ = ["KINDS", "MemoryOverTime", "Moment", "UnknownSize", "extern_calls", "memory_of"]
 
 KINDS = ("saved", "result", "allocated", "call result", "arena")
 
@@ -77,10 +76,13 @@ class _Held:
         self.names: dict[str, set[str]] = {name: {name} for name in self.buffers}
         for name in self.bases:
             self.names[_base(self.bases, name)].add(name)
+        self.in_arena = {each.buffer for each in self.plan.arena}
         self.arena = [(each, _bytes(self.buffers[each.buffer])) for each in self.plan.arena]
 
     def add(self, name: str, kind: str) -> None:
-        """A buffer comes into being."""
+        """A buffer comes into being, unless it is in the arena, though ATen writes it."""
+        if name in self.in_arena:
+            return
         self.alive[name] = _bytes(self.buffers[name]), self.kinds.get(name, kind)
 
     def drop(self, names: Iterable[str]) -> None:
@@ -93,6 +95,9 @@ class _Held:
     def moment(self, step: str, point: int) -> None:
         """While ``step`` runs."""
         arena = {each.buffer: size for each, size in self.arena if each.first <= point <= each.last}
+        for each, _ in self.arena:
+            if each.reuses and each.first == point:
+                arena.pop(each.reuses, None)  # they are one memory
         amounts = dict.fromkeys(KINDS, 0)
         for size, kind in self.alive.values():
             amounts[kind] += size
@@ -106,9 +111,10 @@ class UnknownSize(Exception):
 
 
 def memory_of(
-    forward: CompiledProgram, backward: CompiledProgram | None = None, saved: Sequence[SavedValue] = ()
+    forward: CompiledProgram, backward: CompiledProgram | None = None, saved: Sequence[str | None] = ()
 ) -> MemoryOverTime:
-    """Memory over one step. ``saved``: what the forward returns behind its results, for the backward.
+    """Memory over one step. ``saved``: what the forward returns behind its results, by the names that the backward has
+    for it; ``None`` for an input, which the caller holds.
 
     Raises :class:`UnknownSize`.
     """
@@ -124,12 +130,18 @@ def memory_of(
     for name, (size, kind) in first.alive.items():
         if kind == "result":
             second.alive[f"{name}, of the forward"] = size, kind
-    own = {value.name for value in saved if not value.is_input}
+    own = {name for name in saved if name is not None}
     for name in backward.plan.inputs:
         if name in own and name in second.buffers:
             second.add(name, "saved")
     _run(second)
     return MemoryOverTime((*first.moments, *second.moments), len(first.moments))
+
+
+def extern_calls(program: CompiledProgram) -> list[tuple[str, str]]:
+    """The operators that ATen computes, in order, each with the name of its first result."""
+    calls = [step for step in program.plan.steps if isinstance(step, CallExtern)]
+    return [(step.target, next((name for name in step.results if name), "")) for step in calls]
 
 
 def _run(held: _Held) -> None:
