@@ -148,13 +148,8 @@ def test_memory_is_what_the_plans_hold(found: Any) -> None:
 def test_times_of_kernels_add_up_to_a_step() -> None:
     model = nn.Sequential(*(nn.Sequential(nn.Linear(384, 384), nn.GELU(), nn.LayerNorm(384)) for _ in range(4)))
     batch = torch.randn(1024, 384)
-    shares = []
-    for _ in range(3):  # other programs on the machine may run during one half only
-        measured = aotkit.profile(model, batch, calls=8)
-        shares.append(measured.kernels_ms / measured.step_ms)
-        if 0.9 <= shares[-1] <= 1.1:
-            return
-    raise AssertionError(shares)
+    measured = aotkit.profile(model, batch, calls=8)
+    assert 0.9 < measured.kernels_ms / measured.watched_ms <= 1.001
 
 
 def test_a_fallback_and_a_broken_graph_are_named(tmp_path: Path) -> None:

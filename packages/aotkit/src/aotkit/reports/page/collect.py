@@ -55,15 +55,16 @@ def collect(fn: Callable[..., Any], args: Any, kwargs: Any, options: Options, ca
     except Exception as error:  # noqa: BLE001  # whatever a compile raises is what the page is about
         found.failure = _failure(error)
         return found
-    if not calls:
-        return found
-    unwatched = milliseconds(step, calls)
-    found.step_ms = statistics.median(unwatched)
-    if on_cuda(fn, args, kwargs):
-        found.missing.append("Kernels of a CUDA device are not timed here; a trace of torch.profiler has their times.")
-    elif found.watcher.programs:
+    if calls and (on_cuda(fn, args, kwargs) or not found.watcher.programs):
+        found.step_ms = statistics.median(milliseconds(step, calls))
+        if found.watcher.programs:
+            found.missing.append(
+                "Kernels of a CUDA device are not timed here; a trace of torch.profiler has their times."
+            )
+    elif calls:
         found.machine = measure_machine()
-        found.profile = profile_of_step(fn, options, args, kwargs, unwatched)
+        found.profile = profile_of_step(fn, options, args, kwargs, step, calls)
+        found.step_ms = found.profile.step_ms
     return found
 
 

@@ -100,11 +100,11 @@ def _kernels_ms(cards: list[Card]) -> float:
 
 def _shares(found: Findings, cards: list[Card]) -> list[tuple[str, float, str]]:
     """The bar of one step: (words, percent of it, class)."""
-    if found.profile is None or not found.step_ms:
+    if found.profile is None:
         return []
     kernels = sum(card.ms or 0.0 for card in cards if card.is_kernel)
     calls = _kernels_ms(cards) - kernels
-    whole = max(found.step_ms, kernels + calls)
+    whole = max(found.profile.watched_ms, kernels + calls)
     rest = whole - kernels - calls
     parts = (("kernels", kernels, "kernel"), ("ATen", calls, "aten"), ("Python, autograd, your code", rest, "rest"))
     return [(words, 100 * ms / whole, sort) for words, ms, sort in parts if ms > 0]
