@@ -17,9 +17,11 @@ from torch._guards import CompileContext
 from .driver.alias_specializations import with_alias_specializations
 from .driver.bugs import first_line, is_bug
 from .driver.job import GraphJob, run_eagerly, run_in_spite_of
+from .driver.watched import watched
 from .environment import read_environment
 from .errors import CompileError
 from .frontend.inputs import attribute_tensors, has_lists, unsupported_input
+from .frontend.structured_trace import TraceSink, is_tracing
 from .options import Options, resolve
 from .recorder import Recorder
 
@@ -114,11 +116,14 @@ def _compile_plain(
             raise CompileError(f"the graph could not be compiled: {reason}")
         return run_eagerly(gm, reason, recorder)
     name, number = f"graph{next(_numbers)}", str(CompileContext.current_compile_id() or "")
+    if is_tracing():
+        recorder = recorder.shown_to(TraceSink(name))
     recorder = recorder.of_graph(name, lambda: {"compile id": number, "first line": first_line(gm)})
     job = GraphJob(gm, options, recorder, name, passes)
     recorder.event("compile.begin", {"graph": name, "compile_id": number})
     job.note_static(example_inputs, attributes)
-    first = job.compile_or_fall_back([*example_inputs, *attributes], "could not be compiled")
+    with watched(name, recorder):
+        first = job.compile_or_fall_back([*example_inputs, *attributes], "could not be compiled")
     compiled = with_alias_specializations(
         first, lambda args: job.compile_or_fall_back(args, "could not be compiled again")
     )

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..environment import read_environment
+from ..frontend.structured_trace import is_tracing, publish_artifact
 from ..options import Options
 
 __all__ = ["report"]
@@ -39,6 +40,8 @@ def report(
     if not callable(fn):
         raise TypeError(f"report takes a function or a module, and its arguments; {fn!r} can't be called")
     chosen = (options or read_environment().options()).patch(cache=False)
-    target = Path(path)
-    target.write_text(html_of(collect(fn, args, kwargs, chosen, calls)), encoding="utf-8")
+    target, page = Path(path), html_of(collect(fn, args, kwargs, chosen, calls))
+    target.write_text(page, encoding="utf-8")
+    if is_tracing():
+        publish_artifact("report.html", lambda: page)
     return target
