@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch._guards import CompileContext
 
+from ._notices import warn_user
 from .driver.alias_specializations import with_alias_specializations
 from .driver.bugs import first_line, is_bug
 from .driver.job import GraphJob, run_eagerly, run_in_spite_of
@@ -115,6 +116,7 @@ def _compile_plain(
         if options.fallback == "error":
             raise CompileError(f"the graph could not be compiled: {reason}")
         return run_eagerly(gm, reason, recorder)
+    _tell_of_minifier()
     name, number = f"graph{next(_numbers)}", str(CompileContext.current_compile_id() or "")
     if is_tracing():
         recorder = recorder.shown_to(TraceSink(name))
@@ -133,6 +135,19 @@ def _compile_plain(
 
         compiled = check_frozen(compiled, job.frozen, gm)
     return (lambda *args: compiled(*args, *attributes)) if attributes else compiled
+
+
+def _tell_of_minifier() -> None:
+    """Dynamo's own minifier does nothing here (``aot``, which Inductor alone reads), or calls what a backend returns as a
+    module (``dynamo``); whoever asks for it is told what does the same."""
+    asked = getattr(sys.modules.get("torch._dynamo.config"), "repro_after", None)
+    if asked is not None and not _told:
+        _told.append(True)
+        warn_user(
+            f"TORCHDYNAMO_REPRO_AFTER={asked} does not work with aotkit: call aotkit.find_culprit(model, *inputs, "
+            "repro='repro.py'), which finds the stage that is wrong and writes a small script",
+            UserWarning,
+        )
 
 
 def _compile_with_lists(
@@ -155,4 +170,5 @@ def _compile_with_lists(
     return lambda *args: accumulations.finish(run(*flatten(args)))
 
 
+_told: list[bool] = []  # of what a variable asks for in vain; a notice is given once
 _numbers = itertools.count()  # names dumps and kernels only; a counter cannot change what is compiled
