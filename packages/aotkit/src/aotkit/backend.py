@@ -138,8 +138,8 @@ def _compile_plain(
 
 
 def _tell_of_minifier() -> None:
-    """Dynamo's own minifier does nothing here (``aot``, which Inductor alone reads), or calls what a backend returns as a
-    module (``dynamo``); whoever asks for it is told what does the same."""
+    """Dynamo's own minifier does nothing here (``aot``, which Inductor alone reads), or takes what a backend returns
+    for a module (``dynamo``); whoever asks for it is told what does the same."""
     asked = getattr(sys.modules.get("torch._dynamo.config"), "repro_after", None)
     if asked is not None and not _told:
         _told.append(True)
