@@ -27,10 +27,10 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def deep(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same of 120 layers, whose cut has more operators than can be named."""
-    return written(tmp_path_factory.mktemp("deep"), 120).rename(tmp_path_factory.getbasetemp() / "deep.html")
+    return written(tmp_path_factory.mktemp("deep"), 110, "min-cut").rename(tmp_path_factory.getbasetemp() / "deep.html")
 
 
-def written(folder: Path, layers: int) -> Path:
+def written(folder: Path, layers: int, strategy: str = "min-peak") -> Path:
     """The report of so many layers, by the command line."""
 
     def joint(primals: list[torch.Tensor], tangents: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -48,7 +48,7 @@ def written(folder: Path, layers: int) -> Path:
     for node, name in zip(graph.graph.find_nodes(op="placeholder"), names, strict=True):
         node.target = name
     (folder / "graph.json").write_text(dump_graph(graph, flat=True))
-    command = [sys.executable, "-m", "aotkit_partition", "graph.json", "--strategy", "min-peak", "--budget", "0.7"]
+    command = [sys.executable, "-m", "aotkit_partition", "graph.json", "--strategy", strategy, "--budget", "0.7"]
     subprocess.run([*command, "--report", "out.html"], cwd=folder, check=True, timeout=300)
     return folder / "out.html"
 
