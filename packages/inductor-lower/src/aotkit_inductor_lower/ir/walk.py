@@ -338,7 +338,9 @@ def rename_contraction(contraction: Contraction, names: Mapping[str, str]) -> Co
     return _with_bodies(contraction, lambda instr: rename(instr, names), names)
 
 
-def _with_bodies(contraction: Contraction, change: Callable[[Instr], Instr], names: Mapping[str, str]) -> Contraction:
+def _with_bodies(
+    contraction: Contraction, change: Callable[[Instr], Instr], names: Mapping[str, str]
+) -> Contraction:
     left, right = (
         Operand(tuple(map(change, operand.body)), names.get(operand.value, operand.value))
         for operand in (contraction.left, contraction.right)

@@ -74,7 +74,9 @@ def map_instructions(body: tuple[Stmt, ...], change: Callable[[Instr], Instr]) -
 
 def map_expressions(kernel: Kernel, change: Callable[[Expr], Expr]) -> Kernel:
     """The kernel with every index expression changed."""
-    return replace(kernel, body=map_instructions(kernel.body, lambda instr: ir_walk.map_expressions(instr, change)))
+    return replace(
+        kernel, body=map_instructions(kernel.body, lambda instr: ir_walk.map_expressions(instr, change))
+    )
 
 
 def perfect_nest(loop: Loop) -> tuple[list[Loop], tuple[Stmt, ...]]:

@@ -386,3 +386,4 @@ class ProductEmitter(KernelEmitter):
             pointer = self._element(row, self.em.add(column, imm(copy * self.across)))
             parts.append(self.em.here(type_, f"load {type_}, ptr {pointer.text}, align {align}"))
         return Value(self.dtype, tuple(parts), varying=True)
+
