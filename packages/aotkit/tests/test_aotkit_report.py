@@ -79,6 +79,7 @@ def found() -> Any:
     return collect(Net(), (torch.randn(16, 32, requires_grad=True),), {}, OPTIONS, 3)
 
 
+@pytest.mark.covers("F8.12")
 def test_a_page_shows_kernels_with_code_and_lines_layers_memory_and_stages(tmp_path: Path) -> None:
     net, x = Net(), torch.randn(16, 32)
     path = aotkit.report(net, x, path=tmp_path / "report.html", calls=3, options=OPTIONS)
@@ -109,6 +110,18 @@ def test_launches_of_one_function_are_one_card_whose_times_are_measured(found: A
     assert found.profile is not None and all(card.ms is not None for card in cards)
     assert sum(card.ms or 0 for card in cards) == pytest.approx(found.profile.kernels_ms)
     assert sum(card.share or 0 for card in cards) == pytest.approx(1)
+
+
+@pytest.mark.parametrize(("processor", "code"), [("triton-interpreter", "Triton"), ("interpreter", "Kernel")])
+def test_kernels_of_other_targets_have_their_code_and_their_times(processor: Any, code: str) -> None:
+    options = OPTIONS.patch(processor=processor)
+    found = collect(Net(), (torch.randn(4, 32),), {}, options, 1)
+    kernels = [card for card in cards_of(found) if card.is_kernel]
+    assert kernels and all(card.ms is not None and card.texts[-1][0] == code for card in kernels)
+    assert {card.names[0] for card in cards_of(found) if not card.is_kernel} == {"aten.addmm", "aten.mm"}
+    if code == "Triton":
+        texts = [card.texts[-1][1] for card in kernels]
+        assert all("@jit\ndef " in text and "if __name__" not in text for text in texts)
 
 
 def test_every_operator_is_in_its_module_and_in_the_box_of_its_kernel(found: Any) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from aotkit_inductor_lower.report import FusionGroup, LoweringReport
 
@@ -94,7 +94,14 @@ def _measured(found: Findings) -> dict[tuple[str, str], ProfileRow]:
     mine = _numbers([graph.name for graph in found.watcher.graphs])
     theirs = _numbers([row.graph for row in found.profile.rows])
     names = dict(zip(theirs, mine, strict=False))
-    return {(_renamed(row.graph, names), row.name): row for row in found.profile.rows}
+    kernels = {(graph, group.kernel) for graph, report in _groups(found) for group in report.groups}
+    rows: dict[tuple[str, str], ProfileRow] = {}
+    for row in found.profile.rows:
+        graph = _renamed(row.graph, names)
+        together = [name for name in row.name.split(", ") if (graph, name) in kernels]
+        for name in together or [row.name]:  # kernels that one native call runs share its time
+            rows[graph, name] = replace(row, name=name, ms=row.ms / max(len(together), 1))
+    return rows
 
 
 def _numbers(graphs: list[str]) -> list[str]:
