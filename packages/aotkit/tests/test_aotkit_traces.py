@@ -85,6 +85,7 @@ def test_a_trace_holds_what_a_compile_made_of_each_graph_cold_and_warm(tmp_path:
     assert "recompile_reasons" in names
     (page,) = [entry["payload"] for entry in cold if name_of(entry) == "aotkit_report.html"]
     assert "<title>sin, compiled by aotkit</title>" in page
+    assert any(name.endswith("-inference-scheduled") for name in names), "what a report compiles, too"
 
     warm = run(tmp_path, "warm")
     hits = [json.loads(entry["payload"]) for entry in warm if name_of(entry) == "aotautograd_cache_hit"]

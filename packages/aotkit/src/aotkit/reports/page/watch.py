@@ -52,7 +52,9 @@ class Watcher(Recorder):
         if kind == "passes":
             self.passes.append(f"{self._prefix}{name}")
         elif kind in _TEXTS:
-            self.texts[self._prefix + name] = text()
+            content = self.texts[self._prefix + name] = text()
+            if self._sink is not None and kind in self._sink.kinds:  # a trace gets them, too
+                self._sink.text(self._prefix + name, kind, lambda: content)
 
     def keep(self, name: str, what: object, /) -> None:
         """Keep what a page shows of a graph, a partition or a program."""
