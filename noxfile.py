@@ -38,7 +38,7 @@ nox.options.error_on_missing_interpreters = False
 
 CONSTRAINTS = str(ROOT / "tools" / "constraints.txt")
 TEST_TOOLS = ("nox", "import-linter", "matplotlib", "rich")
-RUN_DEPENDENCIES = ("llvmlite", "scipy", "filelock")  # what our sources import beside torch
+RUN_DEPENDENCIES = ("llvmlite", "scipy", "filelock", "jinja2")  # what our sources import beside torch
 BENCH_TOOLS = ("transformers", "matplotlib")
 
 #: What is installed once and seen by the sessions that ask for it; expecttest is for torch.testing._internal.
@@ -383,7 +383,7 @@ def run_ok(session: nox.Session, *command: str, env: dict[str, str]) -> bool:
 def types(session: nox.Session) -> None:
     """mypy over the sources of all packages and over the tools."""
     share(session, "torch")
-    install(session, "mypy", "filelock", "rich")
+    install(session, "mypy", "filelock", "jinja2", "rich")
     for name in PACKAGES:
         if not load_package(name).source.is_dir():
             session.error(f"packages/{name} has no source folder")
@@ -487,9 +487,9 @@ def integration(session: nox.Session) -> None:
 
 @session_without_pip
 def system(session: nox.Session) -> None:
-    """What needs Debian packages: a real browser on the built site and on a partition report, a real Redis."""
-    share(session, "torch", "pytest", "scipy", "docs")
-    install_wheels(session, build_wheels(session, ("cache", "partition")), "redis")
+    """What needs Debian packages: a real browser on the built site and on reports, a real Redis."""
+    share(session, "pytest", "docs", "transformers")
+    install_everything(session, "redis")
     session.run("python", "-m", "tools.system_packages", external=True)
     build_site(session)
     pytest(session, "tools/tests/system", "-m", "system")

@@ -57,6 +57,7 @@ PUBLIC_MODULES: dict[str, tuple[str, ...]] = {
         "graph_partition",
         "graph_passes.freeze",
         "launch_plan.codec",
+        "launch_plan.facts",
         "options",
         "report",
         "runtime",

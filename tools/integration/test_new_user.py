@@ -56,8 +56,9 @@ def test_a_new_user_trains_a_model_sees_a_report_and_finds_both_again(tmp_path: 
     first = run(program_of(DOCS / "tutorial.md"), tmp_path)
     before, _, after = first.splitlines()[0].removeprefix("loss ").partition(" -> ")
     assert float(after) < float(before) / 2
-    # REPORT: `print(aotkit.explain(..))` of the tutorial stands here until the page has `aotkit.report`; then look at
-    # the file that it writes.
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    for words in ("eager’s speed", "kernels, in ", "Memory over one step", "LayerNorm", "Nothing runs eagerly"):
+        assert words in page
     assert "2 compiled graphs, " in first and "seconds per stage" in first
     assert (tmp_path / "step.aotkit").stat().st_size > 0 and (tmp_path / "model.aotkit").stat().st_size > 0
     again = run("\n".join(python_blocks("tutorial.md")[:3]), tmp_path, TORCH_LOGS="aotkit")

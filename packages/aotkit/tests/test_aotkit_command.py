@@ -9,7 +9,7 @@ import torch
 
 import aotkit
 from aotkit.cli.main import main
-from aotkit.report import doctor
+from aotkit.reports import doctor
 from aotkit_cache import open_cache
 
 

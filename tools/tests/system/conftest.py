@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import functools
+import html
 import http.server
+import json
+import re
 import shutil
 import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
+from urllib.parse import quote
 
 import pytest
 
@@ -25,6 +30,7 @@ BROWSER_FLAGS = (
     "--disable-component-update",
     "--disable-sync",
     "--hide-scrollbars",
+    "--enable-logging=stderr",
 )
 
 
@@ -70,19 +76,57 @@ def browse(tmp_path: Path) -> Callable[..., str]:
     chromium = program("chromium", "chromium-browser", "google-chrome")
 
     def open_page(
-        address: str, screenshot: Path | None = None, milliseconds: int = 5000, size: str = "1200,900"
+        address: str,
+        screenshot: Path | None = None,
+        milliseconds: int = 5000,
+        size: str = "1200,900",
+        dark: bool = False,
     ) -> str:
         profile = tmp_path / f"profile-{time.monotonic_ns()}"
         action = "--dump-dom" if screenshot is None else f"--screenshot={screenshot}"
         time_given = f"--virtual-time-budget={milliseconds}"  # of the page's own clock, which waits for no one
         flags = (*BROWSER_FLAGS, time_given, f"--user-data-dir={profile}", f"--window-size={size}", action)
+        flags += ("--blink-settings=preferredColorScheme=0",) * dark
         done = subprocess.run(
             [chromium, *flags, address], capture_output=True, text=True, timeout=400, stdin=subprocess.DEVNULL
         )
         assert done.returncode == 0, done.stderr[-2000:]
+        said = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
+        assert not [line for line in said if re.search("Uncaught|Failed to|Refused to|ERROR:CONSOLE", line)], said
         return done.stdout
 
     return open_page
+
+
+Looked = dict[str, Any]
+
+
+@pytest.fixture
+def boxes(tmp_path: Path, browse: Callable[..., str]) -> Callable[..., Looked]:
+    """Have ``boxes.html`` look at pages, which it gets as files, at three widths, light and dark."""
+    folder = tmp_path / "looked-at"
+    folder.mkdir()
+    shutil.copy(Path(__file__).parent / "boxes.html", folder)
+
+    def look(pages: Sequence[Path], dark: bool = False) -> Looked:
+        for page in pages:
+            shutil.copy(page, folder / page.name)
+        handler = functools.partial(QuietHandler, directory=str(folder))
+        with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+            thread = threading.Thread(target=server.serve_forever)
+            thread.start()
+            asked = f"pages={quote(' '.join(page.name for page in pages))}&widths={quote('400 900 1600')}"
+            address = f"http://127.0.0.1:{server.server_port}/boxes.html?{asked}"
+            dom = browse(address, milliseconds=60_000, size="1700,1000", dark=dark)
+            server.shutdown()
+            thread.join()
+        found = re.search(r'<pre id="result">(.*?)</pre>', dom, re.DOTALL)
+        assert found is not None, dom[:500]
+        looked: Looked = json.loads(html.unescape(found.group(1)))
+        assert "error" not in looked, looked["error"]
+        return looked
+
+    return look
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,6 +21,17 @@ pytestmark = pytest.mark.system
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A report of four layers, made by the command line from a saved graph."""
+    return written(tmp_path_factory.mktemp("report"), 4)
+
+
+@pytest.fixture(scope="module")
+def deep(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same of 120 layers, whose cut has more operators than can be named."""
+    return written(tmp_path_factory.mktemp("deep"), 110, "min-cut").rename(tmp_path_factory.getbasetemp() / "deep.html")
+
+
+def written(folder: Path, layers: int, strategy: str = "min-peak") -> Path:
+    """The report of so many layers, by the command line."""
 
     def joint(primals: list[torch.Tensor], tangents: list[torch.Tensor]) -> list[torch.Tensor]:
         value, *weights = primals
@@ -27,14 +39,16 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
             value = torch.nn.functional.gelu(torch.tanh(value @ weight)) * 2
         return [value, *torch.autograd.grad([value], primals, tangents)]
 
-    primals = [torch.randn(256, 64, requires_grad=True), *(torch.randn(64, 64, requires_grad=True) for _ in range(4))]
+    primals = [
+        torch.randn(256, 64, requires_grad=True),
+        *(torch.randn(64, 64, requires_grad=True) for _ in range(layers)),
+    ]
     graph = make_fx(joint, tracing_mode="fake")(primals, [torch.ones(256, 64)])
-    names = [f"primals_{place}" for place in range(1, 6)] + ["tangents_1"]
+    names = [f"primals_{place}" for place in range(1, layers + 2)] + ["tangents_1"]
     for node, name in zip(graph.graph.find_nodes(op="placeholder"), names, strict=True):
         node.target = name
-    folder = tmp_path_factory.mktemp("report")
     (folder / "graph.json").write_text(dump_graph(graph, flat=True))
-    command = [sys.executable, "-m", "aotkit_partition", "graph.json", "--strategy", "min-peak", "--budget", "0.7"]
+    command = [sys.executable, "-m", "aotkit_partition", "graph.json", "--strategy", strategy, "--budget", "0.7"]
     subprocess.run([*command, "--report", "out.html"], cwd=folder, check=True, timeout=300)
     return folder / "out.html"
 
@@ -66,6 +80,13 @@ def test_a_table_sorts_and_filters_when_asked(report: Path, browse: Callable[...
     assert 'data-sorted="true"' in dom
     shown, every = map(int, re.search(r'data-rows="(\d+) of (\d+)"', dom).groups())  # type: ignore[union-attr]
     assert 0 < shown < every
+
+
+def test_no_words_overlap_or_are_cut_off(report: Path, deep: Path, boxes: Callable[..., dict[str, Any]]) -> None:
+    for dark in (False, True):
+        looked = boxes([report, deep], dark)
+        assert not looked["found"], "\n".join(f"{f['page']} at {f['width']}: {f['what']}" for f in looked["found"])
+        assert looked["looked"] == 12 and looked["words"] > 2000
 
 
 def test_the_report_draws(report: Path, browse: Callable[..., str], tmp_path: Path) -> None:

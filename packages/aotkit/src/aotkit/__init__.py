@@ -30,10 +30,11 @@ if TYPE_CHECKING:
     from .errors import CompileError, EagerFallback, FrozenParameterError, PackageError, UnknownOption
     from .options import MODES, Options
     from .recorder import GraphRecord, Recorder, StageTiming
-    from .report.agreement import Agreement, compare
-    from .report.bisect import Culprit, find_culprit
-    from .report.explain import Explanation, explain
-    from .report.profile import Profile, ProfileRow, profile
+    from .reports.agreement import Agreement, compare
+    from .reports.bisect import Culprit, find_culprit
+    from .reports.explain import Explanation, explain
+    from .reports.html_report import report
+    from .reports.profile import Profile, ProfileRow, profile
     from .staged import stages
     from .torch_api.aot_compile import aot_compile
     from .torch_api.aot_function import aot_function, aot_module, aot_module_simplified
@@ -93,6 +94,7 @@ __all__ = [
     "make_boxed_func",
     "nop",
     "profile",
+    "report",
     "save_cache",
     "stages",
 ]
@@ -128,8 +130,8 @@ _HOMES = {
             "nop",
         ),
         ".torch_api.aot_compile": ("aot_compile",),
-        ".report.agreement": ("Agreement", "compare"),
-        ".report.bisect": ("Culprit", "find_culprit"),
+        ".reports.agreement": ("Agreement", "compare"),
+        ".reports.bisect": ("Culprit", "find_culprit"),
         ".cli.cache": ("load_cache", "save_cache"),
         ".torch_api.compile_fx": (
             "compile_fx",
@@ -148,11 +150,12 @@ _HOMES = {
             "PackageError",
             "UnknownOption",
         ),
-        ".report.explain": (
+        ".reports.explain": (
             "Explanation",
             "explain",
         ),
-        ".report.profile": ("Profile", "ProfileRow", "profile"),
+        ".reports.html_report": ("report",),
+        ".reports.profile": ("Profile", "ProfileRow", "profile"),
         ".staged": ("stages",),
         ".options": (
             "MODES",

@@ -14,12 +14,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch._guards import CompileContext
 
+from ._notices import warn_user
 from .driver.alias_specializations import with_alias_specializations
 from .driver.bugs import first_line, is_bug
 from .driver.job import GraphJob, run_eagerly, run_in_spite_of
+from .driver.watched import watched
 from .environment import read_environment
 from .errors import CompileError
 from .frontend.inputs import attribute_tensors, has_lists, unsupported_input
+from .frontend.structured_trace import TraceSink, is_tracing
 from .options import Options, resolve
 from .recorder import Recorder
 
@@ -113,12 +116,16 @@ def _compile_plain(
         if options.fallback == "error":
             raise CompileError(f"the graph could not be compiled: {reason}")
         return run_eagerly(gm, reason, recorder)
+    _tell_of_minifier()
     name, number = f"graph{next(_numbers)}", str(CompileContext.current_compile_id() or "")
+    if is_tracing():
+        recorder = recorder.shown_to(TraceSink(name))
     recorder = recorder.of_graph(name, lambda: {"compile id": number, "first line": first_line(gm)})
     job = GraphJob(gm, options, recorder, name, passes)
     recorder.event("compile.begin", {"graph": name, "compile_id": number})
     job.note_static(example_inputs, attributes)
-    first = job.compile_or_fall_back([*example_inputs, *attributes], "could not be compiled")
+    with watched(name, recorder):
+        first = job.compile_or_fall_back([*example_inputs, *attributes], "could not be compiled")
     compiled = with_alias_specializations(
         first, lambda args: job.compile_or_fall_back(args, "could not be compiled again")
     )
@@ -128,6 +135,19 @@ def _compile_plain(
 
         compiled = check_frozen(compiled, job.frozen, gm)
     return (lambda *args: compiled(*args, *attributes)) if attributes else compiled
+
+
+def _tell_of_minifier() -> None:
+    """Dynamo's own minifier does nothing here (``aot``, which Inductor alone reads), or takes what a backend returns
+    for a module (``dynamo``); whoever asks for it is told what does the same."""
+    asked = getattr(sys.modules.get("torch._dynamo.config"), "repro_after", None)
+    if asked is not None and not _told:
+        _told.append(True)
+        warn_user(
+            f"TORCHDYNAMO_REPRO_AFTER={asked} does not work with aotkit: call aotkit.find_culprit(model, *inputs, "
+            "repro='repro.py'), which finds the stage that is wrong and writes a small script",
+            UserWarning,
+        )
 
 
 def _compile_with_lists(
@@ -150,4 +170,5 @@ def _compile_with_lists(
     return lambda *args: accumulations.finish(run(*flatten(args)))
 
 
+_told: list[bool] = []  # of what a variable asks for in vain; a notice is given once
 _numbers = itertools.count()  # names dumps and kernels only; a counter cannot change what is compiled

@@ -5,6 +5,7 @@
 ``AOTKIT_VERIFY``    ``1``: verify the IR between passes, and serialize, reload and then use the result of every stage
 ``AOTKIT_FUEL``      a number: how many optional rewrites may run before the rest is left out (to bisect a bad one)
 ``AOTKIT_DISABLE``   comma-separated names of passes to leave out
+``AOTKIT_PROGRESS``  ``0``: no line on the terminal while a compile takes longer than two seconds
 ``AOTKIT_CACHE_DIR`` and ``AOTKIT_CACHE_KEY`` belong to ``aotkit_cache``: where entries live, and the signing key
 """
 
@@ -33,6 +34,7 @@ class Environment:
     fuel: int | None = None
     disable: frozenset[str] = frozenset()
     fallback: Literal["eager", "error"] = "eager"
+    progress: bool = True
 
     def options(self) -> Options:
         """The options of a compile that says nothing else."""
@@ -52,6 +54,9 @@ def read_environment(variables: Mapping[str, str] | None = None) -> Environment:
     verify = env.get("AOTKIT_VERIFY", "0") or "0"
     if verify not in ("0", "1"):
         raise UnknownOption(f"AOTKIT_VERIFY takes 0 or 1, not {verify!r}")
+    progress = env.get("AOTKIT_PROGRESS", "1") or "1"
+    if progress not in ("0", "1"):
+        raise UnknownOption(f"AOTKIT_PROGRESS takes 0 or 1, not {progress!r}")
     fallback = env.get("AOTKIT_FALLBACK", "eager") or "eager"
     if fallback not in ("eager", "error"):
         raise UnknownOption(f"AOTKIT_FALLBACK takes eager or error, not {fallback!r}")
@@ -63,6 +68,7 @@ def read_environment(variables: Mapping[str, str] | None = None) -> Environment:
         fuel=int(fuel) if fuel else None,
         disable=_names(env.get("AOTKIT_DISABLE", "")),
         fallback="error" if fallback == "error" else "eager",
+        progress=progress == "1",
     )
 
 

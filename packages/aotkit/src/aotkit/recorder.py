@@ -14,11 +14,11 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TextIO
+from typing import Protocol, TextIO
 
 from .dumps import DumpFolder
 
-__all__ = ["GraphRecord", "Recorder", "StageTiming"]
+__all__ = ["GraphRecord", "Recorder", "Sink", "StageTiming"]
 
 LOG_KINDS = ("timing", "graphs", "ir", "kernels", "passes")
 
@@ -26,13 +26,30 @@ LOG_KINDS = ("timing", "graphs", "ir", "kernels", "passes")
 _LOG = logging.getLogger("aotkit")
 
 
+class Sink(Protocol):
+    """Who else is shown texts and told events, beside logs and dumps."""
+
+    kinds: frozenset[str]
+
+    def text(self, name: str, kind: str, text: Callable[[], str]) -> None:
+        """One dumped text of a kind that is among ``kinds``."""
+
+    def event(self, name: str, fields: Mapping[str, object]) -> None:
+        """Something that happened."""
+
+
 @dataclass(frozen=True, slots=True)
 class StageTiming:
-    """Seconds spent in one stage, without the stages nested in it. ``depth`` 0 is a stage of the pipeline."""
+    """Seconds spent in one stage, without the stages nested in it. ``depth`` 0 is a stage of the pipeline.
+
+    ``begin``: when it began, as ``time.perf_counter`` tells it. ``whole``: seconds with the nested stages.
+    """
 
     name: str
     seconds: float
     depth: int
+    begin: float = 0.0
+    whole: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,15 +85,23 @@ class Recorder:
     _open: threading.local = field(default_factory=threading.local, repr=False)
     _folder: DumpFolder | None = field(default=None, repr=False)
     _prefix: str = field(default="", repr=False)
+    _sink: Sink | None = field(default=None, repr=False)
+    _now: list[str] = field(default_factory=list, repr=False)
 
     def __post_init__(self) -> None:
         if self._folder is None and self.dump_dir is not None:
             self._folder = DumpFolder(self.dump_dir)
 
+    def shown_to(self, sink: Sink) -> Recorder:
+        """The same recorder, whose results ``sink`` gets, too."""
+        view = copy.copy(self)
+        view._sink = sink
+        return view
+
     def of_graph(self, name: str, about: Callable[[], Mapping[str, str]] = dict) -> Recorder:
         """The same recorder, for what concerns one graph: its dumps go into a folder of their own, whose page tells
         what it is ``about``."""
-        if self.dump_dir is None and not self.log:
+        if not self._shows:
             return self
         view = self.part(name)
         if self.dump_dir is not None:
@@ -85,21 +110,33 @@ class Recorder:
 
     def part(self, name: str) -> Recorder:
         """The same recorder, for a part of the graph: its ``name`` stands before those of its dumps."""
-        if self.dump_dir is None and not self.log:
+        if not self._shows:
             return self
         view = copy.copy(self)
         view._prefix = f"{self._prefix}{name}-"
         return view
 
+    @property
+    def _shows(self) -> bool:
+        """Whether it matters which graph a result belongs to."""
+        return self.dump_dir is not None or bool(self.log) or self._sink is not None
+
+    def keep(self, name: str, what: object, /) -> None:
+        """Look at a graph, a partition's report or a compiled program while it is at hand; nothing is kept here."""
+
     def wants(self, kind: str) -> bool:
         """Whether dumps of this kind are printed or written."""
-        return self.dump_dir is not None or kind in self.log
+        return self.dump_dir is not None or kind in self.log or self._is_sent(kind)
+
+    def _is_sent(self, kind: str) -> bool:
+        return self._sink is not None and kind in self._sink.kinds
 
     @contextmanager
     def stage(self, name: str, /) -> Iterator[None]:
         """Time a stage; nested stages are subtracted from the one around them."""
         stack: list[float] = self._open.__dict__.setdefault("stack", [])
         stack.append(0.0)
+        self._now.append(name)
         begin = time.perf_counter()
         try:
             yield
@@ -110,16 +147,23 @@ class Recorder:
         finally:
             total = time.perf_counter() - begin
             nested = stack.pop()
+            self._now.remove(name)
             if stack:
                 stack[-1] += total
             with self._lock:
-                self.stages.append(StageTiming(name, total - nested, len(stack)))
+                self.stages.append(StageTiming(name, total - nested, len(stack), begin, total))
+
+    def at_work(self) -> str:
+        """The stage that runs now, the outermost; empty if none does."""
+        return next(iter(self._now), "")
 
     def dump(self, name: str, kind: str, text: Callable[[], str], /) -> None:
         """Print and/or write one result, if its kind is wanted."""
         if not self.wants(kind):
             return
         content, full = text(), self._prefix + name
+        if self._sink is not None and self._is_sent(kind):
+            self._sink.text(full, kind, lambda: content)
         if self._folder is not None:
             self._folder.write(full, kind, content)
         if kind in self.log:
@@ -134,6 +178,8 @@ class Recorder:
         """Keep an event; generated wrapper source is also dumped."""
         with self._lock:
             self.events.append((name, fields))
+        if self._sink is not None:
+            self._sink.event(name, fields)
         source = fields.get("source")
         if isinstance(source, str):
             self.dump(f"{name}.py", "graphs", lambda: source)

@@ -20,7 +20,8 @@ The stages are usable one by one: :func:`lower_graph` gives the loop IR of a gra
 :func:`.driver.schedule_graph` does both, :func:`.driver.generate_program` makes code of what it gives.
 
 Modules that are public by name: :mod:`.errors`, :mod:`.report`, :mod:`.driver` (all passes),
-:mod:`.options`, :mod:`.runtime`, :mod:`.launch_plan.codec` (stored programs), :mod:`.targets.cpu` (processors),
+:mod:`.options`, :mod:`.runtime`, :mod:`.launch_plan.codec` (stored programs), :mod:`.launch_plan.facts`,
+:mod:`.targets.cpu` (processors),
 :mod:`.graph_partition`, :mod:`.graph_passes.freeze`.
 """
 

@@ -59,6 +59,8 @@ def _parser() -> argparse.ArgumentParser:
     _command(commands, "doctor", _doctor, "versions, processor, libraries, health of the cache")
     explain = _command(commands, "explain", _explain, "what became of a function, or what is in a package")
     explain.add_argument("target", help="a package file, or module:function, which returns (callable, arguments)")
+    explain.add_argument("--html", type=_page, help="write a page with pictures and measurements to this file, instead")
+    explain.add_argument("--calls", type=int, default=10, help="how many steps to measure for the page")
     profile = _command(commands, "profile", _profile, "time, bytes and arithmetic of each kernel of one step")
     profile.add_argument("target", help="module:function, which returns (callable, arguments)")
     profile.add_argument("--calls", type=int, default=20, help="how many steps to measure")
@@ -81,6 +83,13 @@ def _file(text: str) -> str:
             f"{text!r} is no name of a file: it has neither a suffix nor a folder. All entries are meant anyhow; "
             f"write {text}.cache, or ./{text} if that is its name"
         )
+    return text
+
+
+def _page(text: str) -> str:
+    """A page that a browser would not open as one is hardly meant."""
+    if os.path.splitext(text)[1] not in (".html", ".htm"):
+        raise argparse.ArgumentTypeError(f"{text!r} does not end in .html")
     return text
 
 
@@ -154,7 +163,7 @@ def _cache_import(given: argparse.Namespace) -> int:
 
 
 def _doctor(given: argparse.Namespace) -> int:
-    from ..report.doctor import diagnose
+    from ..reports.doctor import diagnose
 
     found = diagnose()
     print(found)
@@ -162,6 +171,16 @@ def _doctor(given: argparse.Namespace) -> int:
 
 
 def _explain(given: argparse.Namespace) -> None:
+    if given.html is not None:
+        if Path(given.target).is_file():
+            raise ValueError(
+                "a page is made of a function that is compiled for it: give module:function, not a package"
+            )
+        from ..reports.html_report import report
+
+        function, arguments = _target(given.target)
+        print(f"wrote {report(function, *arguments, path=given.html, calls=given.calls)}")
+        return
     if Path(given.target).is_file():
         from ..driver.package import load
 
@@ -176,14 +195,14 @@ def _explain(given: argparse.Namespace) -> None:
         print(f"{len(package.weights)} weights, {size / 1e6:.1f} MB")
         print(package.manifest["artifact"]["forward"]["report"]["text"])
         return
-    from ..report.explain import explain
+    from ..reports.explain import explain
 
     function, arguments = _target(given.target)
     print(explain(function, *arguments))
 
 
 def _profile(given: argparse.Namespace) -> None:
-    from ..report.profile import profile
+    from ..reports.profile import profile
 
     function, arguments = _target(given.target)
     print(profile(function, *arguments, calls=given.calls))

@@ -128,6 +128,7 @@ def _with_mutations(captured: Captured, ctx: CompileContext) -> Captured:
 
 def _shown(captured: Captured, ctx: CompileContext) -> Captured:
     ctx.recorder.dump("captured.py", "graphs", lambda: readable(captured.graph))
+    ctx.recorder.keep("captured", captured.graph)
     if ctx.publish and captured.metadata.is_training:
         publish_graph(f"{ctx.name}-joint", captured.graph)
     ctx.recorder.dump("metadata", "graphs", lambda: str(captured.metadata))

@@ -119,6 +119,7 @@ class CompileContext:
     def dump_graph(self, name: str, graph: torch.fx.GraphModule) -> None:
         """Show ``graph`` to whoever watches."""
         self.recorder.dump(f"{self.short(name)}.py", "graphs", lambda: readable(graph))
+        self.recorder.keep(self.short(name), graph)
         if self.publish:
             publish_graph(name, graph)
 

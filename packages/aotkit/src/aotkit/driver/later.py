@@ -6,7 +6,7 @@ It is there on a cache hit too, so whatever compiles is imported when somebody a
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,9 +15,11 @@ from aotkit_runtime_wrappers.double_backward import GradientRequest
 
 from ..artifact.records import Artifact, CompiledGraph, LiveCode
 from ..errors import notify_eager
+from ..frontend.structured_trace import as_part_of, current_compile_id
 from ..recorder import GraphRecord, Recorder
 from .bugs import first_line, is_bug, is_refusal, note_bug
 from .shown import show_loaded
+from .watched import watched
 
 if TYPE_CHECKING:
     from .context import CompileContext
@@ -35,6 +37,7 @@ class CompileLater:
         function: gives the function that was captured, where the artifact is not of this process.
         store: is given the artifact when its backward is there.
         specializes: whether there may be a backward for calls in which tangents are missing.
+        compile_id: of the graph, which logs and traces of the backward name as well.
     """
 
     context: Callable[[], CompileContext]
@@ -43,9 +46,14 @@ class CompileLater:
     function: Callable[[], torch.fx.GraphModule] | None = None
     store: Callable[[Artifact], None] | None = None
     specializes: bool = True
+    compile_id: Any = field(default_factory=current_compile_id)
 
     def backward(self, artifact: Artifact, missing: tuple[bool, ...]) -> CompiledGraph | None:
         """Compile the backward for calls in which these tangents are ``missing``."""
+        with as_part_of(self.compile_id), watched(f"{self.name}-backward", self.recorder):
+            return self._backward(artifact, missing)
+
+    def _backward(self, artifact: Artifact, missing: tuple[bool, ...]) -> CompiledGraph | None:
         ctx = self.context()
         assert artifact.graphs is not None
         whole = artifact.graphs.read_backward()
@@ -77,7 +85,8 @@ class CompileLater:
         """Tell of a backward that was stored."""
         assert artifact.backward is not None
         self.recorder.add_graph(GraphRecord(f"{self.name}-backward", artifact.backward.report, loaded=True))
-        show_loaded(artifact, "backward", self.name, self.recorder)
+        with as_part_of(self.compile_id):
+            show_loaded(artifact, "backward", self.name, self.recorder)
 
     def instead(self, artifact: Artifact, missing: tuple[bool, ...], error: Exception) -> CompiledGraph | None:
         """The backward graph run with ATen, after one notice; of one for ``missing`` tangents, nothing: the whole one

@@ -50,6 +50,7 @@ def lower_graph(graph: torch.fx.GraphModule, kind: Kind, name: str, ctx: Compile
     constants: dict[str, torch.Tensor | int] = dict(compiled.constants)
     if ctx.frozen is not None:
         constants.update(ctx.frozen.positions_of(compiled.constants))
+    ctx.recorder.keep(ctx.short(name), compiled.program)
     made = CompiledGraph(compiled.program, constants, asks_for_history(graph), checked, compiled.report)
     show_compiled(made, ctx.recorder.part(ctx.short(name)))
     return made

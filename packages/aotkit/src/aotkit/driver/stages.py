@@ -38,6 +38,7 @@ def own_stages() -> Stages:
 def _partition(joint: torch.fx.GraphModule, metadata: GraphMetadata, ctx: CompileContext) -> Split:
     options = partition_options(metadata, ctx.options)
     parts = partition(joint, metadata.num_forward_outputs, options, observer=ctx.recorder)
+    ctx.recorder.keep("partition", parts.report)
     return split_of(round_trip.reread_partition(parts, joint) if ctx.options.verify else parts)
 
 

@@ -6,6 +6,7 @@ An op stands at the height of its place in its graph, so values saved early cros
 from __future__ import annotations
 
 from collections.abc import Sequence
+from html import escape
 from math import log2
 
 import torch.fx
@@ -18,7 +19,8 @@ BOX = 250.0
 GAP = 260.0
 MARGIN, TOP = 16.0, 64.0
 NAMED_ROW, PLAIN_ROW = 20.0, 5.0
-MOST_NAMED = 400  # ops on a side up to which every op is named
+MOST_NAMED = 400  # ops on a side up to which every op has a row of NAMED_ROW
+SMALL_ROW = 11.0  # the least height of a name: on a side whose rows are lower only some ops are named
 
 
 def cut_svg(result: Partition) -> str:
@@ -41,6 +43,8 @@ def cut_svg(result: Partition) -> str:
             _box(node, right, right_of[node.name], rows[1], "again" if node.name in again else "backward")
             for node in backward
         ),
+        *_names(MARGIN, left_of, rows[0], set(result.saved_names)),
+        *_names(right, right_of, rows[1], again),
     ]
     title = f"the cut: {len(result.saved_names)} values cross, {len(again)} ops run twice"
     return plot(width, height, title, parts)
@@ -62,10 +66,25 @@ def _box(node: torch.fx.Node, x: float, y: float, row: float, colour: str) -> st
     height = min(row, NAMED_ROW) - 4 if named else row * 0.8
     place = f'x="{number(x)}" y="{number(y)}" width="{number(BOX)}" height="{number(height)}"'
     shape = f'<rect {place} rx="3" fill="var(--{colour})"/>'
-    target = str(node.target)
-    if named:
-        shape += text(x + 8, y + 12, _shortened(node.name))
-    return hinted(shape, f"{node.name} = {target}{_described(node)}")
+    return hinted(shape, f"{node.name} = {node.target}{_described(node)}")
+
+
+def _names(x: float, places: dict[str, float], row: float, first: set[str]) -> list[str]:
+    """The names of ops, over their boxes. Where rows are low, as many as there is room for: ``first`` those that cross
+    or are recomputed, then others in the gaps between them."""
+    taken: dict[int, list[float]] = {}
+    parts = []
+    for name, y in sorted(places.items(), key=lambda item: (item[0] not in first, item[1])):
+        slot = int(y // SMALL_ROW)
+        near = [other for each in (slot - 1, slot, slot + 1) for other in taken.get(each, ())]
+        if any(abs(y - other) < SMALL_ROW for other in near):
+            continue
+        taken.setdefault(slot, []).append(y)
+        size = 12 if row >= NAMED_ROW else 9
+        middle = y + (min(row, NAMED_ROW) - 4 if row >= NAMED_ROW else row * 0.8) / 2
+        words = f'<text x="{number(x + 8)}" y="{number(middle + size * 0.35)}" text-anchor="start" font-size="{size}">'
+        parts.append(f"{words}{escape(_shortened(name))}</text>")
+    return parts
 
 
 def _shortened(name: str) -> str:

@@ -7,8 +7,8 @@ from itertools import pairwise
 from ..report import FrontPoint, PartitionReport, format_bytes
 from .svg import hinted, line, number, path, plot, text
 
-WIDTH, HEIGHT = 620.0, 340.0
-LEFT, RIGHT, TOP, BOTTOM = 86.0, 40.0, 24.0, 52.0
+WIDTH, HEIGHT = 960.0, 380.0
+LEFT, RIGHT, TOP, BOTTOM = 78.0, 40.0, 28.0, 52.0
 
 
 def format_seconds(seconds: float) -> str:
@@ -42,7 +42,7 @@ def front_svg(report: PartitionReport) -> str:
         parts.append(text(x, bottom + 18, format_bytes(most_bytes * share / 4), "middle", faint=True))
         parts.append(text(LEFT - 8, y + 4, format_seconds(most_seconds * share / 4), "end", faint=True))
     parts.append(text((LEFT + right) / 2, HEIGHT - 10, "peak memory", "middle"))
-    parts.append(text(LEFT, TOP - 8, "estimated time of recomputation"))
+    parts.append(text(LEFT, TOP - 12, "estimated time of recomputation"))
     others = [place(point.peak_bytes, point.seconds) for point in points if not point.chosen]
     stairs = [corner for (x1, y1), (x2, _) in pairwise(others) for corner in ((x1, y1), (x2, y1))]
     if others:

@@ -16,8 +16,9 @@ KINDS = {
     "gradient": "gradients",
     "temporary": "temporaries",
 }
-WIDTH, HEIGHT = 960.0, 360.0
-LEFT, RIGHT, TOP, BOTTOM = 78.0, 20.0, 44.0, 46.0
+WIDTH, HEIGHT = 960.0, 384.0
+LEFT, RIGHT, TOP, BOTTOM = 78.0, 20.0, 68.0, 46.0
+WORD = 6.6  # about what a letter of a label is wide
 COLUMNS = 400  # more steps than this are drawn by the maximum of several
 
 
@@ -103,9 +104,11 @@ def _peak_mark(timeline: MemoryTimeline, y: float) -> list[str]:
     largest = ", ".join(f"{piece.name} ({format_bytes(piece.bytes)})" for piece in timeline.live_at(step)[:6])
     dot = f'<circle cx="{number(x)}" cy="{number(y)}" r="4" fill="var(--before)" stroke="var(--paper)"/>'
     words = f"peak {format_bytes(timeline.peak_bytes)} at {timeline.steps[step]}"
-    anchor = "end" if x > WIDTH * 0.7 else "start"
-    label = text(x + (-8 if anchor == "end" else 8), max(y - 8, TOP - 6), words, anchor)
-    return [hinted(dot, f"{words}; alive: {largest}"), label]
+    # Above the plot, where no line is; a thin line leads down to the dot.
+    half = WORD * len(words) / 2
+    label = text(min(max(x, LEFT + half), WIDTH - RIGHT - half), TOP - 12, words, "middle")
+    lead = line(x, TOP - 6, x, y - 4, 'stroke="var(--before)" stroke-width="1" opacity="0.6"')
+    return [lead, hinted(dot, f"{words}; alive: {largest}"), label]
 
 
 def _legend(kinds: Sequence[str], before: bool) -> list[str]:

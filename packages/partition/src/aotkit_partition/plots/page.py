@@ -22,7 +22,9 @@ main{max-width:1080px;margin:0 auto;padding:28px 20px 60px}h1{font-size:24px;mar
 border-radius:10px;padding:18px;margin:18px 0}.cards{display:flex;flex-wrap:wrap;gap:12px}.card{flex:1 1 150px;
 background:var(--paper);border:1px solid var(--line);border-radius:10px;padding:12px 16px}.card b{display:block;
 font-size:22px;font-weight:600}.card span{color:var(--soft);font-size:13px}.scroll{overflow:auto;max-height:640px}
-svg{max-width:100%;height:auto}.scroll svg{max-width:none}table{border-collapse:collapse;width:100%;font-size:13.5px}
+.picture{overflow-x:auto}.picture svg{display:block;
+width:100%;min-width:760px;height:auto}.scroll svg{max-width:none}
+table{border-collapse:collapse;width:100%;font-size:13.5px}
 th,td{text-align:left;padding:5px 10px;border-bottom:1px solid var(--line);vertical-align:top}th{cursor:pointer;
 position:sticky;top:0;background:var(--paper)}th:hover{color:var(--accent)}td.number,th.number{text-align:right}td.number{
 font-variant-numeric:tabular-nums;white-space:nowrap}code{font:13px ui-monospace,monospace}input{font:inherit;
@@ -56,9 +58,11 @@ def html_report(result: Partition, title: str = "Partition report") -> str:
     report = result.report
     sections = []
     if report.timeline is not None:
-        sections.append(_section("Memory over one step", memory_svg(report)))
+        sections.append(_section("Memory over one step", _picture(memory_svg(report))))
     if report.front:
-        sections.append(_section("Plans: peak memory against recomputation", front_svg(report) + _front_table(report)))
+        sections.append(
+            _section("Plans: peak memory against recomputation", _picture(front_svg(report)) + _front_table(report))
+        )
     sections.append(_section("The cut", f'<div class="scroll">{cut_svg(result)}</div>'))
     sections += [_saved_section(report), _recomputed_section(report), _bans_section(report)]
     return (
@@ -70,6 +74,11 @@ def html_report(result: Partition, title: str = "Partition report") -> str:
         f"<footer>aotkit-partition {escape(__version__)}. Sizes leave the inputs out. Times are estimates, to compare "
         f"plans with.</footer>\n</main>\n<script>{_SCRIPT}</script>\n</body>\n</html>\n"
     )
+
+
+def _picture(svg: str) -> str:
+    """On a narrow screen a picture is moved sideways rather than made too small to read."""
+    return f'<div class="picture">{svg}</div>'
 
 
 def _cards(report: PartitionReport) -> str:

@@ -16,7 +16,8 @@ from ..driver.user_passes import GraphPasses
 from ..environment import read_environment
 from ..options import Options
 from .agreement import Comparison
-from .repro import SeenGraph, UnwritableGraph, seeing, write_repro
+from .minify import minify
+from .repro import SeenGraph, UnwritableGraph, count_operators, seeing, write_repro
 
 __all__ = ["Culprit", "find_culprit"]
 
@@ -74,7 +75,7 @@ def find_culprit(
     Looked at are ``passes`` of the user's, Dynamo, the capture, each pass over graphs, loops and kernels, and what
     remains: code generation, which interpreted kernels do without (on the CPU), and lowering. Dynamo is reset before
     every check; an exception in it counts as wrong. ``repro`` is a file, ``repro.py``, that becomes a script with the
-    graph that is wrong and the options with which it is wrong and right; its inputs are written beside it.
+    graph that is wrong, made as small as it can be, its inputs beside it; it compiles the graph stage by stage.
     """
     if not callable(subject):
         raise TypeError(f"find_culprit takes a function or a module; {subject!r} can't be called")
@@ -160,19 +161,23 @@ class _Search:
         wrong = {f.name: getattr(self.options, f.name) for f in fields(self.options)}
         wrong = {name: value for name, value in wrong.items() if value != getattr(Options(), name)}
         for each in seen:
-            if each.inputs is None or _agrees(each, backend):
+            if each.inputs is None or (how := _outcome(each, backend)) == "right":
                 continue
+            small = minify(each, lambda candidate: _outcome(candidate, backend))
+            torch._dynamo.reset()
+            title = f"{culprit}; {'a wrong result' if how == 'wrong' else f'{how} is raised'}"
             try:
-                write_repro(path, each, str(culprit), wrong, {**wrong, **culprit.options})
+                write_repro(path, small, title, wrong, {**wrong, **culprit.options})
             except UnwritableGraph as reason:
                 return f"the graph that is wrong can't be written: {reason}"
-            return f"{path} shows it"
+            return f"{path} shows it, with {count_operators(small)} of {count_operators(each)} operators"
         return "no graph is wrong by itself, so there is no script"
 
 
-def _agrees(graph: SeenGraph, backend: BackendFn) -> bool:
+def _outcome(graph: SeenGraph, backend: BackendFn) -> str:
+    """``right``, ``wrong``, or the name of what is raised."""
     assert graph.inputs is not None
     try:
-        return Comparison(graph.graph, graph.inputs, {}).of(backend).right
-    except Exception:  # noqa: BLE001  # a crash is what somebody may be looking for
-        return False
+        return "right" if Comparison(graph.graph, graph.inputs, {}).of(backend).right else "wrong"
+    except Exception as error:  # noqa: BLE001  # a crash is what somebody may be looking for
+        return type(getattr(error, "inner_exception", None) or error).__name__

@@ -17,7 +17,7 @@ from ..artifact.package_file import read_package, write_package
 from ..backend import BackendFn
 from ..errors import PackageError
 
-__all__ = ["SeenGraph", "UnwritableGraph", "read_tensors", "seeing", "write_repro"]
+__all__ = ["SeenGraph", "UnwritableGraph", "count_operators", "read_tensors", "seeing", "write_repro"]
 
 
 class UnwritableGraph(Exception):
@@ -58,7 +58,8 @@ def _copied(value: Any) -> Any:
 
 _SCRIPT = '''"""{title}
 
-Written by aotkit.find_culprit. It runs the graph that is wrong, on the inputs that it was called with.
+Written by aotkit.find_culprit. It compiles the part of a graph that is wrong, stage by stage, and compares with eager
+mode.
 """
 
 from pathlib import Path
@@ -66,7 +67,7 @@ from pathlib import Path
 import torch
 
 import aotkit
-from aotkit.report.repro import read_tensors
+from aotkit.reports.repro import read_tensors
 {imports}
 attributes, inputs = read_tensors(Path(__file__).with_suffix(".tensors"))
 
@@ -79,8 +80,16 @@ class Graph(torch.nn.Module):
 
 {code}
 
-for what, options in {settings}:
-    print(what, aotkit.compare(Graph(), *inputs, options=aotkit.Options().patch(**options)))
+STAGES = [
+{settings}
+]
+
+for what, options in STAGES:
+    try:
+        said = aotkit.compare(Graph(), *inputs, options=aotkit.Options().patch(**options))
+    except Exception as error:
+        said = f"raises {{type(error).__name__}}: {{str(error).strip().splitlines()[0]}}"
+    print(f"{{what:45}} {{said}}")
 '''
 
 
@@ -93,10 +102,28 @@ def write_repro(path: Path, found: SeenGraph, title: str, wrong: dict[str, Any],
     code = found.graph.graph.python_code("self")
     used = {name: value for name, value in code.globals.items() if re.search(rf"\b{re.escape(name)}\b", code.src)}
     imports = "".join(f"{_import(name, value)}\n" for name, value in used.items() if value is not torch)
-    settings = [("as it was compiled:", wrong)] + [("with what is to blame left out:", right)] * bool(right)
+    settings = "\n".join(f"    {each!r}," for each in _settings(wrong, right))
     _write_tensors(path.with_suffix(".tensors"), attributes, found.inputs or [])
     body = "\n".join(f"    {line}" if line.strip() else "" for line in code.src.strip().splitlines())
     path.write_text(_SCRIPT.format(title=title.replace('"""', "'''"), imports=imports, code=body, settings=settings))
+
+
+def _settings(wrong: dict[str, Any], right: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    """Words and options, from the first stage to the whole compile; the options of the user's are in all of them."""
+    stages: list[tuple[str, dict[str, Any]]] = [
+        ("only Dynamo:", {"capture": False}),
+        ("captured, computed by ATen:", {"lowering": "none"}),
+        ("lowered, no optional rewrite:", {"fuel": 0}),
+        ("all rewrites, kernels interpreted:", {"processor": "interpreter"}),
+    ]
+    found = [(words, {**wrong, **options, "fallback": "error"}) for words, options in stages]
+    found.append(("as it was compiled:", {**wrong, "fallback": "error"}))
+    return found + [("with what is to blame left out:", right)] * bool(right)
+
+
+def count_operators(found: SeenGraph) -> int:
+    """How many operators a graph calls."""
+    return sum(node.op in ("call_function", "call_method") for node in found.graph.graph.nodes)
 
 
 def _write_tensors(path: Path, attributes: dict[str, torch.Tensor], inputs: list[Any]) -> None:

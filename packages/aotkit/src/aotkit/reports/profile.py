@@ -2,8 +2,10 @@
 
 Note [What a profile measures]
     The function is compiled so that every kernel is a native call of its own, and run under torch's profiler, whose
-    ranges give the times. Beside them stands the time of a step as it is: compiled as ever, without a profiler. What
-    the kernels do not add up to is Python, autograd and the caller's own code.
+    ranges give the times. Beside them stands the time of a step as it is: compiled as ever, without a profiler, and run
+    in turn with the others. What the kernels do not add up to is Python, autograd and the caller's own code.
+    Rows are means over those steps that are neither among the shortest nor among the longest quarter: were each a
+    median of its own, they would add up to less than any step takes on a machine that does other things as well.
 """
 
 from __future__ import annotations
@@ -23,10 +25,11 @@ from ..options import Options
 from ..recorder import Recorder
 from .explain import run_once
 
-__all__ = ["Profile", "ProfileRow", "profile"]
+__all__ = ["Profile", "ProfileRow", "compiled_step", "milliseconds", "on_cuda", "profile", "profile_of_step"]
 
 
 _WARMUP = 3
+_ROUNDS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +40,7 @@ class ProfileRow:
         graph, name: of which graph; the kernel, or the operator.
         ops: the operators that the kernel computes; empty for a call of ATen.
         line: the user's, if it is known.
-        calls, ms: how often, and how long altogether, as the median of the steps.
+        calls, ms: how often, and how long altogether, in a typical step.
         share: of the time of all rows.
         bytes, flops: of all calls, as the buffers' sizes tell; ``None`` where nobody knows.
     """
@@ -67,12 +70,14 @@ class ProfileRow:
 class Profile:
     """The answer of :func:`profile`; ``str()`` is the table.
 
-    ``rows``: the dearest first. ``step_ms``: the median of a step that nobody watches.
+    ``rows``: the dearest first. ``step_ms``: the median of a step that nobody watches. ``watched_ms``: what the steps
+    took that the rows are of.
     """
 
     rows: tuple[ProfileRow, ...]
     step_ms: float
     calls: int
+    watched_ms: float = 0.0
 
     @property
     def kernels_ms(self) -> float:
@@ -88,8 +93,8 @@ class Profile:
             numbers = "  ".join(cell.rjust(width) for cell, width in zip(row[:5], widths, strict=False))
             lines.append(f"{numbers}  {row[5]:<{widths[5]}}  {row[6]}".rstrip())
         lines.append(
-            f"one step takes {self.step_ms:.3f} ms (median of {self.calls}); kernels and ATen calls add up to "
-            f"{self.kernels_ms:.3f} ms"
+            f"one step takes {self.step_ms:.3f} ms (median of {self.calls}), and {self.watched_ms:.3f} ms while it is "
+            f"watched; kernels and ATen calls add up to {self.kernels_ms:.3f} ms of these"
         )
         return "\n".join(lines)
 
@@ -106,26 +111,52 @@ def profile(
     """
     if not callable(fn):
         raise TypeError(f"profile takes a function or a module, and its arguments; {fn!r} can't be called")
-    held = [*fn.parameters(), *fn.buffers()] if isinstance(fn, torch.nn.Module) else []
-    if any(isinstance(t, torch.Tensor) and t.is_cuda for t in [*pytree.tree_leaves((args, kwargs)), *held]):
+    if on_cuda(fn, args, kwargs):
         raise ValueError("profile times kernels on the CPU; those of a CUDA device are in a trace of torch.profiler")
     chosen = (options or read_environment().options()).patch(cache=False)
-    step, seconds = _compiled_step(fn, chosen, Recorder(), args, kwargs), []
+    torch._dynamo.reset()
+    step = compiled_step(fn, chosen, Recorder(), args, kwargs)
+    return profile_of_step(fn, chosen, args, kwargs, step, calls)
+
+
+def on_cuda(fn: Any, args: Any, kwargs: Any) -> bool:
+    """Whether an argument, or a parameter of a module, is on a CUDA device."""
+    held = [*fn.parameters(), *fn.buffers()] if isinstance(fn, torch.nn.Module) else []
+    return any(isinstance(t, torch.Tensor) and t.is_cuda for t in [*pytree.tree_leaves((args, kwargs)), *held])
+
+
+def milliseconds(step: Callable[[], None], calls: int) -> list[float]:
+    """Of ``calls`` steps in a row."""
+    found = []
     for _ in range(calls):
         begin = time.perf_counter()
         step()
-        seconds.append(time.perf_counter() - begin)
+        found.append((time.perf_counter() - begin) * 1e3)
+    return found
+
+
+def profile_of_step(
+    fn: Any, options: Options, args: Any, kwargs: Any, unwatched: Callable[[], None], calls: int
+) -> Profile:
+    """Compile ``fn`` once more, each kernel by itself, and measure it. ``unwatched`` is a step as it is; both are run
+    in turn, so that whatever else the machine does falls on both."""
     recorder = Recorder()
-    step = _compiled_step(fn, chosen.patch(separate_kernels=True), recorder, args, kwargs)
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as trace:
-        for _ in range(calls):
-            step()
-    return Profile(_rows(trace, recorder, calls), statistics.median(seconds) * 1e3, calls)
+    step = compiled_step(fn, options.patch(separate_kernels=True), recorder, args, kwargs)
+    plain, watched, events = list[float](), list[float](), list[Any]()
+    for first in range(0, calls, -(-calls // _ROUNDS)):
+        now = min(-(-calls // _ROUNDS), calls - first)
+        plain += milliseconds(unwatched, now)
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as trace:
+            watched += milliseconds(step, now)
+        events += sorted(trace.events(), key=lambda event: event.time_range.start)
+    ranked = sorted(range(calls), key=watched.__getitem__)
+    typical = ranked[calls // 4 : calls - calls // 4]
+    rows = _rows(events, recorder, calls, typical)
+    return Profile(rows, statistics.median(plain), calls, statistics.fmean(watched[each] for each in typical))
 
 
-def _compiled_step(fn: Any, options: Options, recorder: Recorder, args: Any, kwargs: Any) -> Callable[[], None]:
+def compiled_step(fn: Any, options: Options, recorder: Recorder, args: Any, kwargs: Any) -> Callable[[], None]:
     """What runs one step, which ran before: everything is compiled."""
-    torch._dynamo.reset()
     compiled = torch.compile(fn, backend=make_backend(options, recorder), dynamic=False)
 
     def step() -> None:
@@ -136,17 +167,20 @@ def _compiled_step(fn: Any, options: Options, recorder: Recorder, args: Any, kwa
     return step
 
 
-def _rows(trace: torch.profiler.profile, recorder: Recorder, calls: int) -> tuple[ProfileRow, ...]:
+def _rows(events: list[Any], recorder: Recorder, calls: int, typical: list[int]) -> tuple[ProfileRow, ...]:
     groups = {
         f"{graph.name}: {group.kernel}": group
         for graph in recorder.graphs
         for group in getattr(graph.report, "groups", ())
     }
     names, times = {graph.name for graph in recorder.graphs}, dict[str, list[float]]()
-    for event in sorted(trace.events(), key=lambda event: event.time_range.start):
+    for event in events:
         if event.name.partition(": ")[0] in names:
             times.setdefault(event.name, []).append(event.cpu_time_total)
-    in_step = {name: _median_of_steps(found, calls) for name, found in times.items()}
+    in_step = {}
+    for name, found in times.items():
+        by_step = _by_step(found, calls)
+        in_step[name] = statistics.fmean(by_step[each] for each in typical)
     total = sum(in_step.values()) or 1.0
     rows = []
     for key, microseconds in in_step.items():
@@ -168,12 +202,12 @@ def _rows(trace: torch.profiler.profile, recorder: Recorder, calls: int) -> tupl
     return tuple(sorted(rows, key=lambda row: -row.ms))
 
 
-def _median_of_steps(times: list[float], steps: int) -> float:
-    """The median of what all calls of one step take together; the mean if the steps differ in how many there are."""
+def _by_step(times: list[float], steps: int) -> list[float]:
+    """What the calls of each step take together; the mean, if the steps differ in how many there are."""
     if len(times) % steps:
-        return sum(times) / steps
+        return [sum(times) / steps] * steps
     of_one = len(times) // steps
-    return statistics.median(sum(times[first : first + of_one]) for first in range(0, len(times), of_one))
+    return [sum(times[first : first + of_one]) for first in range(0, len(times), of_one)]
 
 
 def _cells(row: ProfileRow) -> tuple[str, ...]:

@@ -1,0 +1,163 @@
+"""Structured traces and the line of progress, as a user gets them: a program in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aotkit import progress
+from aotkit.environment import read_environment
+from aotkit.errors import UnknownOption
+
+PROGRAM = """
+import torch, aotkit
+
+def block(x, w):
+    return torch.nn.functional.gelu(x @ w + 1).softmax(-1)
+
+w = torch.randn(16, 32, requires_grad=True)
+compiled = torch.compile(block, backend="aotkit")
+for size in (8, 5):
+    compiled(torch.randn(size, 16), w).sum().backward()
+aotkit.report(torch.sin, torch.randn(8), path="page.html", calls=0)
+"""
+
+
+def environment(folder: Path, **variables: str) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("AOTKIT_", "TORCH_LOGS"))}
+    return {**kept, "AOTKIT_CACHE_DIR": str(folder / "cache"), "OMP_NUM_THREADS": "1", **variables}
+
+
+def entries(folder: Path) -> list[dict[str, Any]]:
+    """The structured entries of a trace with their payloads."""
+    found: list[dict[str, Any]] = []
+    (log,) = folder.glob("*.log")
+    for line in log.read_text().splitlines():
+        if line.startswith("\t"):
+            found[-1]["payload"] = found[-1].get("payload", "") + line.removeprefix("\t") + "\n"
+        elif (start := line.find("] {")) > 0:
+            found.append(json.loads(line[start + 2 :]))
+    return found
+
+
+def name_of(entry: dict[str, Any]) -> str:
+    return next(
+        (entry[kind].get("name", "") or kind for kind in ("artifact", "inductor_output_code") if kind in entry), ""
+    )
+
+
+def run(folder: Path, trace: str) -> list[dict[str, Any]]:
+    (folder / "program.py").write_text(PROGRAM)
+    env = environment(folder, TORCH_TRACE=str(folder / trace))
+    done = subprocess.run(
+        [sys.executable, "program.py"], cwd=folder, env=env, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return entries(folder / trace)
+
+
+def test_a_trace_holds_what_a_compile_made_of_each_graph_cold_and_warm(tmp_path: Path) -> None:
+    cold = run(tmp_path, "cold")
+    first = {
+        name_of(entry): entry for entry in cold if (entry.get("frame_id"), entry.get("frame_compile_id")) == (0, 0)
+    }
+    for kind in ("forward", "backward"):
+        for text in ("lowered", "scheduled", "kernels", "report", "plan"):
+            assert f"aotkit_graph0-{kind}-{text}" in first
+    assert "loop _softmax" in first["aotkit_graph0-forward-scheduled"]["payload"]
+    code = [entry for entry in cold if "inductor_output_code" in entry and entry.get("frame_id") == 0]
+    assert {entry["inductor_output_code"]["filename"] for entry in code} >= {
+        "graph0-forward-graph.ll",
+        "graph0-backward-graph.ll",
+    }
+    assert all("define " in entry["payload"] for entry in code)
+    missed = json.loads(first["aotautograd_cache_miss"]["payload"])
+    assert missed["graph"] == "graph0" and missed["reason"] == "no such entry" and len(missed["key"]) >= 32
+    names = [name_of(entry) for entry in cold]
+    assert "recompile_reasons" in names
+    (page,) = [entry["payload"] for entry in cold if name_of(entry) == "aotkit_report.html"]
+    assert "<title>sin, compiled by aotkit</title>" in page
+    assert any(name.endswith("-inference-scheduled") for name in names), "what a report compiles, too"
+
+    warm = run(tmp_path, "warm")
+    hits = [json.loads(entry["payload"]) for entry in warm if name_of(entry) == "aotautograd_cache_hit"]
+    assert missed["key"] in [hit["key"] for hit in hits]
+    names = [name_of(entry) for entry in warm if entry.get("frame_id") == 0]
+    assert "aotkit_graph0-backward-plan" in names and "aotautograd_cache_miss" not in names
+
+
+SLOW = """
+import sys, time
+import torch, aotkit
+import aotkit.progress
+import aotkit.driver.lower as lower
+
+kept = lower.compile_to_program
+def slow(*args, **kwargs):
+    time.sleep(0.8)
+    return kept(*args, **kwargs)
+lower.compile_to_program = slow
+aotkit.progress.AFTER = 0.3
+torch.compile(lambda x: x.sin() + 1, backend="aotkit")(torch.randn(8))
+print("done", file=sys.stderr)
+"""
+
+
+def on_a_terminal(folder: Path, **variables: str) -> str:
+    """What the program writes to standard error where that is a terminal."""
+    (folder / "slow.py").write_text(SLOW)
+    mine, its = pty.openpty()
+    with subprocess.Popen(
+        [sys.executable, "slow.py"], cwd=folder, env=environment(folder, **variables), stderr=its
+    ) as process:
+        os.close(its)
+        said = b""
+        while True:
+            try:
+                more = os.read(mine, 4096)
+            except OSError:  # the other end of a terminal is closed
+                break
+            if not more:
+                break
+            said += more
+        assert process.wait(timeout=60) == 0, said
+    os.close(mine)
+    return said.decode()
+
+
+def test_a_long_compile_has_a_line_on_a_terminal_which_is_gone_at_the_end(tmp_path: Path) -> None:
+    said = on_a_terminal(tmp_path)
+    assert re.search(r"\r\x1b\[Kaotkit compiles graph0: lower, \d s", said), said
+    assert said.endswith("\r\x1b[Kdone\r\n")
+    assert "\n" not in said[: said.index("done")], "it stays one line"
+    for silent in ({"AOTKIT_PROGRESS": "0"}, {"AOTKIT_LOG": "timing"}):
+        folder = tmp_path / str(len(silent) + len(next(iter(silent))))
+        folder.mkdir()
+        assert "aotkit compiles" not in on_a_terminal(folder, **silent)
+
+
+def test_a_short_compile_and_a_log_have_no_line(tmp_path: Path) -> None:
+    class Terminal:
+        def __init__(self, is_one: bool) -> None:
+            self.said, self.isatty, self.flush = "", lambda: is_one, lambda: None
+
+        def write(self, text: str) -> None:
+            self.said += text
+
+    import time
+
+    for is_one, after, seconds in ((True, 5.0, 0.0), (False, 0.0, 0.3)):
+        terminal: Any = Terminal(is_one)
+        with progress.progress("graph0", lambda: "lower", terminal, after):
+            time.sleep(seconds)
+        assert terminal.said == ""
+    with pytest.raises(UnknownOption, match="AOTKIT_PROGRESS takes 0 or 1"):
+        read_environment({"AOTKIT_PROGRESS": "maybe"})
