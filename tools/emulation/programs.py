@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -12,53 +12,49 @@ from aotkit_inductor_lower.ir import Program
 from aotkit_inductor_lower.kernel_passes.linearize import memory_extents, memory_starts
 from aotkit_inductor_lower.launch_plan import CompiledProgram
 from aotkit_inductor_lower.launch_plan.loaded import Loaded
-from aotkit_inductor_lower.launch_plan.records import CallSegment
+from aotkit_inductor_lower.launch_plan.records import Binary, CallSegment
 from aotkit_inductor_lower.launch_plan.status import failure
 from aotkit_inductor_lower.symbolic import Expr, Symbol
-from aotkit_inductor_lower.targets.cpu.generate import generate
+from aotkit_inductor_lower.symbolic.text import parse_expr
 
-from .processors import Emulated
 from .server import Patch, Region, Server
 
-__all__ = ["emulated_loader", "generate_for"]
-
-#: Of each memory of a program how many bytes kernels may use, from its address on and before it.
-Extents = Mapping[str, tuple[Expr, Expr | None]]
-Load = Callable[[CompiledProgram], Loaded]
+__all__ = ["load_into", "with_extents"]
 
 
-def generate_for(processor: Emulated, program: Program) -> CompiledProgram:
-    """A scheduled program, compiled for the processor."""
-    return generate(program, processor.machine())
+def with_extents(compiled: CompiledProgram, program: Program) -> CompiledProgram:
+    """The compiled program, whose facts say how many bytes of each memory kernels may use: from its address on, and
+    before it. A process reads its own memory at an address; for another one it has to be copied."""
+    sizes = {"bytes": memory_extents(program), "before": memory_starts(program)}
+    written = {what: {name: str(size) for name, size in of.items()} for what, of in sizes.items()}
+    binary = compiled.binary
+    return replace(compiled, binary=Binary.of(binary.target, {**binary.facts, **written}, binary.sections))
 
 
-def emulated_loader(server: Server, program: Program) -> Load:
-    """What :func:`bind_program` may be given as ``load``, for what was generated of ``program``."""
-    starts = memory_starts(program)
-    extents = {name: (extent, starts.get(name)) for name, extent in memory_extents(program).items()}
+def load_into(server: Server, compiled: CompiledProgram) -> Loaded:
+    """What the CPU target's ``load`` gives, but for segments, which the server runs."""
+    called = [step.function for step in compiled.plan.steps if isinstance(step, CallSegment)]
+    env: dict[Symbol, int] = {}
 
-    def load(compiled: CompiledProgram) -> Loaded:
-        called = [step.function for step in compiled.plan.steps if isinstance(step, CallSegment)]
-        env: dict[Symbol, int] = {}
+    def remember(sizes: Mapping[Symbol, int]) -> Mapping[str, int]:
+        env.update(sizes)
+        return {}
 
-        def remember(sizes: Mapping[Symbol, int]) -> Mapping[str, int]:
-            env.update(sizes)
-            return {}
+    segments = {}
+    if called:
+        facts = compiled.binary.facts
+        extents, starts = (
+            {name: parse_expr(text) for name, text in facts[which].items()} for which in ("bytes", "before")
+        )
+        ((_, code),) = compiled.binary.sections
+        number, frame = server.load(code), _Frame(compiled.plan.slots, extents, starts, env)
+        segments = {name: _segment(server, number, name, frame) for name in called}
+    context, names = ("n = threads()",), {"threads": torch.get_num_threads}
+    return Loaded(compiled.plan, segments, context, names, failure(compiled), _empty, remember)
 
-        segments = {}
-        if called:
-            ((_, code),) = compiled.binary.sections
-            frame = _Frame(compiled.plan.slots, extents, env)
-            number = server.load(code)
-            segments = {name: _segment(server, number, name, frame) for name in called}
-        lines, names = ("n = threads()",), {"threads": torch.get_num_threads}
-        empty = torch.empty_strided
-        return Loaded(
-            compiled.plan, segments, lines, names, failure(compiled),
-            lambda sizes, strides, dtype: empty(sizes, strides, dtype=dtype), remember,
-        )  # fmt: skip
 
-    return load
+def _empty(sizes: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    return torch.empty_strided(sizes, strides, dtype=dtype)
 
 
 def _segment(server: Server, library: int, name: str, frame: _Frame) -> Callable[[int, int], int]:
@@ -74,10 +70,11 @@ def _segment(server: Server, library: int, name: str, frame: _Frame) -> Callable
 
 @dataclass(frozen=True)
 class _Frame:
-    """The layout of a program's frame, with the sizes of the present call."""
+    """The layout of a program's frame. ``env``: the sizes of the present call, beside those that are in the frame."""
 
     slots: Sequence[str]
-    extents: Extents
+    extents: Mapping[str, Expr]
+    starts: Mapping[str, Expr]
     env: Mapping[Symbol, int]
 
     def read(self, address: int) -> tuple[list[int], list[Region], list[Patch]]:
@@ -87,10 +84,9 @@ class _Frame:
         used: dict[int, tuple[int, int]] = {}
         for slot, (name, entry) in enumerate(zip(self.slots, entries, strict=True)):
             if not name.startswith("$"):
-                extent, start = self.extents[name]
-                before = 0 if start is None else start.evaluate(known)
-                used[slot] = entry - before, entry + extent.evaluate(known)
-        spans = _merged(span for span in used.values() if span[0] < span[1])
+                before = self.starts[name].evaluate(known) if name in self.starts else 0
+                used[slot] = entry - before, entry + self.extents[name].evaluate(known)
+        spans = merged(span for span in used.values() if span[0] < span[1])
         patches = []
         for slot, (low, high) in used.items():
             if low < high:
@@ -100,17 +96,17 @@ class _Frame:
         return entries, regions, patches
 
     def _sizes(self, entries: Sequence[int]) -> Mapping[Symbol, int]:
-        names = {name[1:]: entry for name, entry in zip(self.slots, entries, strict=True) if name.startswith("$")}
-        wanted = {s for extent, start in self.extents.values() for s in (*extent.symbols, *(start.symbols if start else ()))}
-        return {**self.env, **{symbol: names[symbol.name] for symbol in wanted if symbol.name in names}}
+        values = {name[1:]: entry for name, entry in zip(self.slots, entries, strict=True) if name.startswith("$")}
+        wanted = {symbol for size in (*self.extents.values(), *self.starts.values()) for symbol in size.symbols}
+        return {**self.env, **{symbol: values[symbol.name] for symbol in wanted if symbol.name in values}}
 
 
-def _merged(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Spans of addresses, with those that overlap made one."""
-    merged: list[tuple[int, int]] = []
+def merged(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Spans of addresses, with those that overlap made one: memory that two entries share stays shared."""
+    result: list[tuple[int, int]] = []
     for low, high in sorted(spans):
-        if merged and low < merged[-1][1]:
-            merged[-1] = merged[-1][0], max(high, merged[-1][1])
+        if result and low < result[-1][1]:
+            result[-1] = result[-1][0], max(high, result[-1][1])
         else:
-            merged.append((low, high))
-    return merged
+            result.append((low, high))
+    return result

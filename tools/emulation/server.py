@@ -37,10 +37,12 @@ class Patch:
 
 
 class Server:
-    """One emulated process. ``folder`` is for the programs that are linked."""
+    """One emulated process. ``folder`` is for the programs that are linked. ``loaded`` and ``called`` count what it has
+    loaded and how many segments it has run."""
 
     def __init__(self, processor: Emulated, folder: Path) -> None:
-        self._processor, self._folder, self._count = processor, folder, 0
+        self._processor, self._folder = processor, folder
+        self.loaded = self.called = 0
         self._libraries: dict[bytes, int] = {}
         runner = folder / f"runner-{processor.name}"
         self._compile("-O1", "-o", str(runner), str(RUNNER), "-ldl")
@@ -59,8 +61,8 @@ class Server:
         known = self._libraries.get(code)
         if known is not None:
             return known
-        self._count += 1
-        path = self._folder / f"kernels{self._count}"
+        self.loaded += 1
+        path = self._folder / f"kernels{self.loaded}"
         path.with_suffix(".o").write_bytes(code)
         libraries = ("-lm", "-lgomp")
         self._compile("-shared", "-o", str(path.with_suffix(".so")), str(path.with_suffix(".o")), *libraries)
@@ -93,6 +95,7 @@ class Server:
         parts.append(struct.pack("=I", len(patches)))
         parts += [struct.pack("=IIQ", patch.slot, patch.region, patch.offset) for patch in patches]
         self._send(b"".join(parts))
+        self.called += 1
         status, left, damaged = self._receive_number(), [], []
         for position, region in enumerate(regions):
             if self._receive_number():
