@@ -6,6 +6,7 @@ import ctypes
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 
 from aotkit_inductor_lower.ir import Program
@@ -62,10 +63,21 @@ def _segment(server: Server, library: int, name: str, frame: _Frame) -> Callable
         slots, regions, patches = frame.read(address)
         status, left = server.call(library, name, threads, slots, regions, patches)
         for region, content in zip(regions, left, strict=True):
-            ctypes.memmove(region.address, content, len(content))
+            write_changes(region, content)
         return status
 
     return segment
+
+
+def write_changes(region: Region, content: bytes) -> None:
+    """Write the bytes that a segment changed, and no others: what is only read may lie in memory that cannot be written,
+    and how far kernels may reach is an upper bound, behind which other memory may begin."""
+    if content == region.content:
+        return
+    memory = np.frombuffer((ctypes.c_char * len(content)).from_address(region.address), dtype=np.uint8)
+    before, after = (np.frombuffer(each, dtype=np.uint8) for each in (region.content, content))
+    changed = before != after
+    memory[changed] = after[changed]
 
 
 @dataclass(frozen=True)
