@@ -2,8 +2,8 @@
 
 ``pytest -p tools.emulation.plugin --emulate aarch64 packages/inductor-lower/tests/test_inductor_lower_cpu_ops.py``
 
-Whatever machine a test asks for, it gets the emulated one. Its expectations stay what they are: numbers from eager, from
-float64 or from the interpreter of the IR, computed by this processor.
+Whatever machine a test asks for, it gets the emulated one. Its expectations stay what they are: numbers from eager,
+from float64 or from the interpreter of the IR, computed by this processor.
 """
 
 from __future__ import annotations

@@ -70,8 +70,8 @@ def _segment(server: Server, library: int, name: str, frame: _Frame) -> Callable
 
 
 def write_changes(region: Region, content: bytes) -> None:
-    """Write the bytes that a segment changed, and no others: what is only read may lie in memory that cannot be written,
-    and how far kernels may reach is an upper bound, behind which other memory may begin."""
+    """Write the bytes that a segment changed, and no others: what is only read may lie in memory that cannot be
+    written, and how far kernels may reach is an upper bound, behind which other memory may begin."""
     if content == region.content:
         return
     memory = np.frombuffer((ctypes.c_char * len(content)).from_address(region.address), dtype=np.uint8)
