@@ -21,6 +21,7 @@ from aotkit_inductor_lower.targets.cpu import generate as generating
 from aotkit_inductor_lower.targets.cpu import load as loading
 from aotkit_inductor_lower.targets.cpu import target as targets
 
+from .kinds import all_kinds, kinds_of
 from .processors import PROCESSORS, Emulated
 from .programs import load_into, with_extents
 from .server import Server
@@ -30,16 +31,19 @@ class Emulation:
     """What is emulated in this run of pytest."""
 
     def __init__(self, processor: Emulated) -> None:
-        self.processor = processor
+        self.processor, self.machine = processor, processor.machine()
+        self.kinds: set[str] = set()
         self._folder = tempfile.TemporaryDirectory(prefix="aotkit-emulation-")
         self.server = Server(processor, Path(self._folder.name))
 
     def install(self) -> None:
         """Put the processor in the host's place; tests have not been imported yet."""
-        machine, generate = self.processor.machine(), generating.generate
+        machine, generate = self.machine, generating.generate
 
         def generate_for_it(program: Program, _target: object = None, *rest: Any, **options: Any) -> CompiledProgram:
-            return with_extents(generate(program, machine, *rest, **options), program)
+            compiled = generate(program, machine, *rest, **options)
+            self.kinds.update(kinds_of(program, compiled, machine))
+            return with_extents(compiled, program)
 
         places: tuple[tuple[Any, str, Callable[..., Any]], ...] = (
             (generating, "generate", generate_for_it),
@@ -57,17 +61,24 @@ class Emulation:
         """How much ran there."""
         called, loaded = self.server.called, self.server.loaded
         terminalreporter.write_line(f"{called} calls of {loaded} programs on an emulated {self.processor.name}")
+        there = all_kinds(self.machine)
+        missing = sorted(there - self.kinds)
+        terminalreporter.write_line(f"{len(there) - len(missing)} of {len(there)} kinds of kernels")
+        if missing:
+            terminalreporter.write_line(f"not among them: {', '.join(missing)}")
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """End the emulated process. A run in which it did nothing has shown nothing."""
+        """End the emulated process. With ``--every-kind``, a run that left out a kind of kernel has failed."""
         self.server.close()
-        if session.exitstatus == 0 and session.testscollected and not self.server.called:
-            session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
+        incomplete = session.config.getoption("--every-kind") and all_kinds(self.machine) - self.kinds
+        if session.exitstatus == pytest.ExitCode.OK and (incomplete or not self.server.called):
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Which processor."""
     parser.addoption("--emulate", choices=[processor.name for processor in PROCESSORS], default=PROCESSORS[0].name)
+    parser.addoption("--every-kind", action="store_true", help="fail where a kind of kernel was left out")
 
 
 def pytest_configure(config: pytest.Config) -> None:
