@@ -112,7 +112,7 @@ NUMERIC_TESTS = {
 #: Tests of kernels that also run on an emulated 64-bit ARM processor: together every kind of kernel. Left out is what
 #: counts the roundings of longer vectors. On the levels of x86-64 the quicker ones run again.
 EMULATED = ("cpu_kinds", "cpu_ops", "cpu_random", "cpu_kernels", "cpu_math", "cpu_products", "lowering_scans")
-EMULATED_LEVELS = {name: ("cpu_random", "cpu_kinds") for name in ("x86-64", "x86-64-v2", "x86-64-v3")}
+EMULATED_LEVELS = dict.fromkeys(("x86-64", "x86-64-v2", "x86-64-v3"), ("cpu_random", "cpu_kinds"))
 
 
 # --- environments -----------------------------------------------------------------------------------------------

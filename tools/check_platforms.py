@@ -17,15 +17,44 @@ from pathlib import Path
 from tools.workspace import PACKAGES, load_package
 
 #: Modules of the standard library that Windows lacks.
-POSIX_MODULES = frozenset("crypt fcntl grp nis posix pty pwd readline resource spwd syslog termios tty".split())
+POSIX_MODULES = frozenset(
+    ["crypt", "fcntl", "grp", "nis", "posix", "pty", "pwd", "readline", "resource", "spwd", "syslog", "termios", "tty"]
+)
 
 #: Functions and constants by module that Windows lacks.
 POSIX_NAMES = {
     "os": frozenset(
-        "fork forkpty geteuid getegid getgid getuid getpgid killpg mkfifo nice O_DIRECTORY O_NOFOLLOW register_at_fork "
-        "sched_getaffinity sched_setaffinity setsid sysconf uname wait3 wait4 WEXITSTATUS chown fchmod fchown".split()
+        [
+            "fork",
+            "forkpty",
+            "geteuid",
+            "getegid",
+            "getgid",
+            "getuid",
+            "getpgid",
+            "killpg",
+            "mkfifo",
+            "nice",
+            "O_CLOEXEC",
+            "O_DIRECTORY",
+            "O_NOFOLLOW",
+            "register_at_fork",
+            "sched_getaffinity",
+            "sched_setaffinity",
+            "setsid",
+            "sysconf",
+            "uname",
+            "wait3",
+            "wait4",
+            "WEXITSTATUS",
+            "chown",
+            "fchmod",
+            "fchown",
+        ]
     ),
-    "signal": frozenset("SIGKILL SIGALRM SIGHUP SIGUSR1 SIGUSR2 SIGCHLD alarm setitimer pthread_kill".split()),
+    "signal": frozenset(
+        ["SIGKILL", "SIGALRM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGCHLD", "alarm", "setitimer", "pthread_kill"]
+    ),
 }
 
 
