@@ -16,46 +16,18 @@ from pathlib import Path
 
 from tools.workspace import PACKAGES, load_package
 
+_MODULES = "crypt fcntl grp nis posix pty pwd readline resource spwd syslog termios tty"
+_OS = """
+    chown fchmod fchown fork forkpty getegid geteuid getgid getpgid getuid killpg mkfifo nice O_CLOEXEC O_DIRECTORY
+    O_NOFOLLOW register_at_fork sched_getaffinity sched_setaffinity setsid sysconf uname wait3 wait4 WEXITSTATUS
+"""
+_SIGNAL = "SIGKILL SIGALRM SIGHUP SIGUSR1 SIGUSR2 SIGCHLD alarm setitimer pthread_kill"
+
 #: Modules of the standard library that Windows lacks.
-POSIX_MODULES = frozenset(
-    ["crypt", "fcntl", "grp", "nis", "posix", "pty", "pwd", "readline", "resource", "spwd", "syslog", "termios", "tty"]
-)
+POSIX_MODULES = frozenset(_MODULES.split())
 
 #: Functions and constants by module that Windows lacks.
-POSIX_NAMES = {
-    "os": frozenset(
-        [
-            "fork",
-            "forkpty",
-            "geteuid",
-            "getegid",
-            "getgid",
-            "getuid",
-            "getpgid",
-            "killpg",
-            "mkfifo",
-            "nice",
-            "O_CLOEXEC",
-            "O_DIRECTORY",
-            "O_NOFOLLOW",
-            "register_at_fork",
-            "sched_getaffinity",
-            "sched_setaffinity",
-            "setsid",
-            "sysconf",
-            "uname",
-            "wait3",
-            "wait4",
-            "WEXITSTATUS",
-            "chown",
-            "fchmod",
-            "fchown",
-        ]
-    ),
-    "signal": frozenset(
-        ["SIGKILL", "SIGALRM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGCHLD", "alarm", "setitimer", "pthread_kill"]
-    ),
-}
+POSIX_NAMES = {"os": frozenset(_OS.split()), "signal": frozenset(_SIGNAL.split())}
 
 
 def problems_in(source: str) -> Iterator[tuple[int, str]]:

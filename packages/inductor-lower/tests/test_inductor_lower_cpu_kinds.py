@@ -29,7 +29,8 @@ def values(dtype: str) -> torch.Tensor:
     generator = torch.Generator().manual_seed(3)
     if dtype == "bool":
         return torch.rand(ROWS, COLUMNS, generator=generator) < 0.9
-    return torch.randint(-4 if dtype != "uint8" else 0, 5, (ROWS, COLUMNS), generator=generator).to(getattr(torch, dtype))
+    low = 0 if dtype == "uint8" else -4
+    return torch.randint(low, 5, (ROWS, COLUMNS), generator=generator).to(getattr(torch, dtype))
 
 
 @pytest.mark.parametrize("word", ["scan", "reduce"])
