@@ -41,6 +41,8 @@ TEST_TOOLS = ("nox", "import-linter", "matplotlib", "rich")
 RUN_DEPENDENCIES = ("llvmlite", "scipy", "filelock", "jinja2")  # what our sources import beside torch
 BENCH_TOOLS = ("transformers", "matplotlib")
 
+NEWEST_TORCH = "2.15"  # that the packages allow
+
 #: What is installed once and seen by the sessions that ask for it; expecttest is for torch.testing._internal.
 SHARED = {
     "torch": ("torch", "numpy"),
@@ -106,6 +108,14 @@ NUMERIC_TESTS = {
     "partition": ("random",),
     "aotkit": ("cross_entropy", "expanded_views", "freezing", "operator_classes", "saved_tensors"),
 }
+
+#: Tests of kernels that also run on an emulated 64-bit ARM processor: together every kind of kernel. Left out is what
+#: counts the roundings of longer vectors. On the levels of x86-64 the quicker ones run again.
+EMULATED = (
+    *("cpu_kinds", "cpu_ops", "cpu_random", "cpu_kernels", "cpu_math", "cpu_products", "cpu_few_rows"),
+    "lowering_scans",
+)
+EMULATED_LEVELS = dict.fromkeys(("x86-64", "x86-64-v2", "x86-64-v3"), ("cpu_random", "cpu_kinds"))
 
 
 # --- environments -----------------------------------------------------------------------------------------------
@@ -352,9 +362,11 @@ def lint(session: nox.Session) -> None:
         ("lint-imports", "--no-cache"),
         ("python", "-m", "tools.check_forbidden_imports"),
         ("python", "-m", "tools.check_sizes"),
+        ("python", "-m", "tools.check_platforms"),
         ("python", "-m", "tools.vendor", "--check"),
         ("python", "-m", "tools.features", "page", "--check"),
         ("python", "-m", "tools.conformance", "coverage", "--check"),
+        ("python", "-m", "tools.compat", "page", "--check"),
     )
     failed = []
     for check in checks:
@@ -487,12 +499,24 @@ def integration(session: nox.Session) -> None:
 
 @session_without_pip
 def system(session: nox.Session) -> None:
-    """What needs Debian packages: a real browser on the built site and on reports, a real Redis."""
+    """What needs Debian packages: a real browser on the built site and on reports, a real Redis, and kernels for other
+    processors under emulation."""
     share(session, "pytest", "docs", "transformers")
     install_everything(session, "redis")
     session.run("python", "-m", "tools.system_packages", external=True)
     build_site(session)
     pytest(session, "tools/tests/system", "-m", "system")
+    if not session.posargs:
+        emulate(session, "aarch64", EMULATED, "--every-kind")
+        for level, names in EMULATED_LEVELS.items():
+            emulate(session, level, names)
+
+
+def emulate(session: nox.Session, processor: str, names: tuple[str, ...], *options: str) -> None:
+    """Run tests of the CPU target with kernels for another processor, on that processor, which is emulated."""
+    files = [f"packages/inductor-lower/tests/test_inductor_lower_{name}.py" for name in names]
+    plugin = ("-p", "tools.emulation.plugin", "--emulate", processor, *options)
+    pytest(session, *plugin, *files, "-q", "-k", "not no_long_chain")
 
 
 @session_without_pip
@@ -557,10 +581,19 @@ def gpu(session: nox.Session) -> None:
         session.run("python", "-m", "tools.bench.cudagraphs")
 
 
-@nox.session
+@session_without_pip
 def compat(session: nox.Session) -> None:
-    """All package tests on the newest torch that the packages allow (its wheel may bring gigabytes)."""
-    paths = [str(wheel) for wheel in build_wheels(session, PACKAGES)]
-    session.install("-q", "--upgrade", "torch>=2.11,<2.16", "numpy", *paths, *SHARED["pytest"], "transformers")
-    session.run("python", "-c", "import torch; print('torch', torch.__version__)")
-    pytest(session, "packages", "-q")
+    """A part of every suite with another torch, into docs/versions.md; `-- 2.11`, `-- 2.15 --all` for whole suites.
+
+    The Python is the one that nox runs with. torch's wheel may bring gigabytes (README, "CPU-only torch").
+    """
+    version, *options = session.posargs or [NEWEST_TORCH]
+    loose = Path(session.create_tmp()) / "constraints.txt"
+    pinned = Path(CONSTRAINTS).read_text().splitlines()
+    loose.write_text("\n".join(line for line in pinned if not line.startswith(("torch==", "triton=="))))
+    wheels = [str(wheel) for wheel in build_wheels(session, PACKAGES)]
+    tools = (*SHARED["pytest"], *SHARED["transformers"], *TEST_EXTRAS["cache"])
+    pip(session, "install", "-q", "-c", str(loose), f"torch=={version}.*", "numpy", *tools, *wheels)
+    pip(session, "install", "-q", "--force-reinstall", "--no-deps", *wheels)
+    session.run("python", "-m", "tools.compat", "run", *options, env={"OMP_NUM_THREADS": "1"})
+    session.run("python", "-m", "tools.compat", "page")

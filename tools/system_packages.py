@@ -1,6 +1,7 @@
 """Install the Debian packages that the `system` session needs, where they are missing and we may.
 
-A browser (chromium) for the documentation site and redis-server for the cache's Redis store.
+A browser (chromium) for the documentation site, redis-server for the cache's Redis store, and what links and emulates
+kernels for other processors: qemu-user, a C compiler for this processor and one for 64-bit ARM.
 """
 
 from __future__ import annotations
@@ -11,7 +12,16 @@ import subprocess
 import sys
 
 #: Program -> Debian package that holds it.
-PROGRAMS = {"chromium": "chromium", "redis-server": "redis-server"}
+PROGRAMS = {
+    "chromium": "chromium",
+    "redis-server": "redis-server",
+    "qemu-aarch64": "qemu-user",
+    "gcc": "gcc",
+    "aarch64-linux-gnu-gcc": "gcc-aarch64-linux-gnu",
+}
+
+#: What comes along with these, but not without recommendations.
+LIBRARIES = {"gcc": ("libc6-dev",), "aarch64-linux-gnu-gcc": ("libc6-dev-arm64-cross",)}
 
 
 def missing_programs() -> list[str]:
@@ -25,7 +35,7 @@ def main() -> int:
     if not missing:
         print("system packages: all there")
         return 0
-    packages = sorted({PROGRAMS[program] for program in missing})
+    packages = sorted({PROGRAMS[program] for program in missing}.union(*(LIBRARIES.get(p, ()) for p in missing)))
     if os.geteuid() != 0 or shutil.which("apt-get") is None:
         print(f"missing: {', '.join(missing)}. Install them first: apt-get install {' '.join(packages)}")
         return 1

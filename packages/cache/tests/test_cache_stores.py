@@ -8,10 +8,11 @@ import sys
 import threading
 import time
 import warnings
+from pathlib import Path
 
 import pytest
 
-from aotkit_cache import CacheError, CacheWarning
+from aotkit_cache import CacheError, CacheWarning, private_files
 from aotkit_cache.stores import DiskStore, FsspecStore, MemoryStore, RedisStore, Store, TieredStore
 
 
@@ -341,3 +342,13 @@ def test_an_empty_store_on_a_missing_fsspec_path_lists_nothing():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert list(FsspecStore("memory://aotkit-nothing-here").entries()) == []
+
+
+@pytest.mark.parametrize("lacking", ["fchmod", "O_CLOEXEC", "geteuid"])
+def test_files_are_written_and_read_where_the_system_lacks_a_function(
+    lacking: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(os, lacking)  # as on Windows
+    path = private_files.private_directory(tmp_path / "cache") / "entry"
+    private_files.write_atomically(path, b"one\ntwo\r\n")
+    assert path.read_bytes() == b"one\ntwo\r\n"

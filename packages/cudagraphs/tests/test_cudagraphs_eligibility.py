@@ -84,6 +84,7 @@ def test_sizes_that_depend_on_data_are_a_reason():
 
 
 @pytest.mark.covers("F6.18")
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")  # torch 2.11 says so even where they are asked for
 def test_sparse_values_are_a_reason():
     value = torch.sparse_coo_tensor(size=(4,), device="meta", check_invariants=True)
     assert kinds(graph_with(aten.relu.default, val=value)) == [SkipKind.SPARSE]

@@ -20,9 +20,11 @@ from aotkit_functionalize import (
     Unsupported,
     analyze,
     fake_arguments,
+    fakes,
     function_inputs,
     functional_layer,
 )
+from aotkit_functionalize._torch_compat import fakes_other_attributes
 from aotkit_functionalize.effects import ordered_effects
 from aotkit_functionalize.records import OutputKind
 from aotkit_functionalize.subclasses import SymbolicDim
@@ -30,6 +32,9 @@ from aotkit_functionalize.subclasses.meta import Opaque, SubclassBoundary
 from aotkit_functionalize.tracing import finish_tokens
 
 pytestmark = pytest.mark.covers("F1.2", "F2.31")
+needs_other_attributes = pytest.mark.skipif(
+    not fakes_other_attributes(), reason="refused with this torch, see the last test"
+)
 
 
 class Label(OpaqueBase):
@@ -90,6 +95,7 @@ def boundary_of(metadata: GraphMetadata) -> SubclassBoundary:
 
 
 @pytest.mark.parametrize("grad", [False, True])
+@needs_other_attributes
 def test_sizes_that_no_tensor_inside_has_are_inputs_of_the_dense_graph(grad: bool) -> None:
     metadata = analyze(lambda x, y: [x * 2, y], [sheet().requires_grad_(grad), torch.rand(2)], dynamic=True)
     boundary = boundary_of(metadata)
@@ -115,6 +121,7 @@ def test_gradients_are_wanted_of_the_tensors_inside_of_what_requires_grad() -> N
     assert declined.subclasses is not None and not declined.subclasses.outer.is_training
 
 
+@needs_other_attributes
 def test_what_is_no_tensor_is_known_by_the_argument_that_holds_it() -> None:
     other = Label()
     args = [sheet(), TwoTensor(sheet(label=other), sheet(label=other))]
@@ -133,6 +140,7 @@ def _unit(x: Any, unit: str) -> list[Any]:
     return []
 
 
+@needs_other_attributes
 def test_a_context_may_not_change_with_a_write() -> None:
     assert boundary_of(analyze(lambda x: _unit(x, "m"), [sheet()])).outer.num_mutated == 1
     with pytest.raises(Unsupported, match="input 0 has another context after it is written to"):
@@ -169,6 +177,7 @@ def test_parts_are_inputs_or_results_of_the_dense_graph_or_views_of_these(name: 
             assert part.view.offset_delta == (2 if name == "views of an argument" else 0)
 
 
+@needs_other_attributes
 def test_a_wrapper_of_an_argument_that_requires_grad_holds_it_detached() -> None:
     y = torch.rand(12).requires_grad_()
     boundary = boundary_of(analyze(lambda x, y: [Sheet(y, x.label, "m", (4, 3)), y * 2], [sheet(), y]))
@@ -263,3 +272,10 @@ def test_operations_with_effects_are_chained_by_tokens_and_named() -> None:
         assert ordered_effects() == ()
     with functional_layer(FunctionalLayer.DISPATCHER):
         assert ordered_effects() == ()
+
+
+def test_before_torch_2_12_an_attribute_that_is_no_tensor_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert fakes_other_attributes() == (tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 12))
+    monkeypatch.setattr(fakes, "fakes_other_attributes", lambda: False)
+    with pytest.raises(Unsupported, match=r"input 1, a Sheet, holds in label a Label that is no tensor.*2\.12"):
+        analyze(lambda x, y: [x * 2], [torch.ones(2), sheet()])

@@ -30,7 +30,12 @@ from aotkit_inductor_lower.targets.cpu import machine as target_module
 from aotkit_inductor_lower.targets.cpu.generate import generate
 from aotkit_inductor_lower.targets.cpu.machine import target_machine
 
-LEVELS = ["x86-64", "x86-64-v3"]
+LEVELS = [
+    "x86-64",
+    *(["x86-64-v2"] if host_machine().has("sse4.2") else []),
+    "x86-64-v3",
+    *(["x86-64-v4"] if host_machine().vector_bits == 512 else []),
+]
 HALVES = (torch.float16, torch.bfloat16)
 
 
@@ -118,6 +123,8 @@ def test_a_level_that_this_processor_lacks_is_refused(monkeypatch: pytest.Monkey
     assert processor_machine("x86-64").vector_bits == 128
     with pytest.raises(CodegenError, match="x86-64-v3"):
         processor_machine("x86-64-v3")
+    with pytest.raises(CodegenError, match="x86-64-v2"):
+        processor_machine("x86-64-v2")  # 128 bits wide, too, but with SSE 4.2
     monkeypatch.setattr(target_module, "host_machine", arm_machine)
     with pytest.raises(CodegenError, match="generic"):
         processor_machine("x86-64")

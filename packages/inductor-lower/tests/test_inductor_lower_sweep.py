@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from aotkit_inductor_lower import LowerOptions, compile_graph, decompositions
+from aotkit_inductor_lower import LowerOptions, _torch_compat, compile_graph, decompositions
 
 aten = torch.ops.aten
 
@@ -292,3 +292,14 @@ def test_numbers_are_refused_where_eager_refuses_them(f, dtype):
 def _run_with(f, x, number):
     graph = make_fx(lambda x: f(x, number), tracing_mode="fake", _allow_non_fake_inputs=True)(x)
     return compile_graph(graph)([x])[0]
+
+
+@pytest.mark.parametrize("bounds", [{"min": float("nan")}, {"max": float("nan")}], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int32])
+def test_a_lone_nan_bound_is_what_it_is_in_this_torch(dtype, bounds, monkeypatch):
+    x = torch.arange(-20, 20).to(dtype)
+    check(lambda a: a.clamp(**bounds), x)
+    assert _torch_compat.lone_nan_bound_counts() == bool(x.clamp(**bounds).isnan().all())
+    monkeypatch.setattr(_torch_compat, "lone_nan_bound_counts", lambda: False)  # as in torch 2.11
+    (got,) = compiled(lambda a: [a.clamp(**bounds)], x)
+    assert torch.equal(got, x.to(got.dtype))

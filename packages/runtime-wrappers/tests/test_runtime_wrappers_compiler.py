@@ -142,6 +142,7 @@ def ranges(run: Callable[[], Any]) -> list[Any]:
     return [event for event in recorded.events() if event.name in (RANGE, "aten::sin")]
 
 
+@pytest.mark.filterwarnings("ignore:Warning. Profiler clears events")  # torch 2.11, at the second profiler
 @pytest.mark.covers("F4.10")
 @pytest.mark.parametrize("training", [False, True])
 def test_a_profiler_shows_the_prologue_of_every_call_before_the_compiled_code(compile_eagerly, training: bool) -> None:

@@ -14,7 +14,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 
 from aotkit_functionalize import GraphMetadata, analyze, records
 from aotkit_runtime_wrappers import InputPlan, SerializableFunction, WrapperPlan, bind, build_plan, prepare_inputs
-from aotkit_runtime_wrappers._torch_compat import dtype_from_name
+from aotkit_runtime_wrappers._torch_compat import backward_can_be_pasted, dtype_from_name
 from aotkit_runtime_wrappers.dims import evaluate
 from aotkit_runtime_wrappers.errors import (
     AliasingChangedError,
@@ -322,6 +322,7 @@ def test_a_backward_that_writes_to_inputs_has_no_second_derivative(how: Any) -> 
         grad.sum().backward()
 
 
+@pytest.mark.skipif(not backward_can_be_pasted(), reason="compiled autograd leaves it alone, see the next test")
 @pytest.mark.parametrize("reached_by", [(), ((0,), (0, 1))], ids=["by all", "by some"])
 @pytest.mark.parametrize("made", [False, True])
 @pytest.mark.parametrize("which", [(0,), (1,), (0, 1)], ids=str)
@@ -362,6 +363,18 @@ def test_compiled_autograd_pastes_the_backward_graph(which: Any, made: bool, rea
             if leaf.grad is not None:
                 torch.testing.assert_close(leaf.grad, torch.zeros(2, 2) if want is None else want)
     assert len(asked) == made
+
+
+def test_before_torch_2_13_compiled_autograd_leaves_our_backward_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    from aotkit_runtime_wrappers import compiled_autograd
+
+    assert backward_can_be_pasted() == (tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 13))
+    like = meta((2,), (1,), True)
+    call = build_plan(training(1, inputs=inputs(like), outputs=fresh(1, like)), num_saved_tensors=1).call
+    monkeypatch.setattr(compiled_autograd, "backward_can_be_pasted", lambda: True)
+    assert "_aot_id" in compiled_autograd.cooperation(call, torch.fx.symbolic_trace(torch.nn.Identity()))
+    monkeypatch.setattr(compiled_autograd, "backward_can_be_pasted", lambda: False)
+    assert compiled_autograd.cooperation(call, torch.fx.symbolic_trace(torch.nn.Identity())) == {}
 
 
 # -- memory ------------------------------------------------------------------------------------------------------

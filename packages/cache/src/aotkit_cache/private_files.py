@@ -73,10 +73,13 @@ def _adopt(path: Path) -> None:
 def write_temporary(directory: str | os.PathLike[str], data: bytes) -> str:
     """Write `data` to a new 0600 file with a hidden name in `directory`; return its path."""
     path = os.path.join(os.fspath(directory), f".tmp-{secrets.token_hex(12)}")
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    # Windows has neither the first nor modes of open files; without the second it would write line ends of its own.
+    more = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | more, 0o600)
     try:
         with os.fdopen(descriptor, "wb", buffering=0) as file:
-            os.fchmod(descriptor, 0o600)
+            if hasattr(os, "fchmod"):
+                os.fchmod(descriptor, 0o600)
             view = memoryview(data)
             while view:
                 view = view[file.write(view) :]

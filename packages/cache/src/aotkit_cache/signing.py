@@ -64,7 +64,7 @@ def user_key(directory: Path) -> bytes:
     try:
         if not path.exists():
             _create(path)
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0))
+        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0))
     except OSError as error:
         raise CacheError(f"can't read or make the signing key {path}: {error}") from error
     with os.fdopen(descriptor, "rb") as file:

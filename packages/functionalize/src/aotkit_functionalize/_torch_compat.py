@@ -12,6 +12,7 @@ from torch._higher_order_ops.effects import has_effects
 from torch._prims_common import is_non_overlapping_and_dense_or_false
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode, disable_functional_mode
+from torch._subclasses.meta_utils import MetaTensorDesc
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing as untraced
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols, guard_or_false
 
@@ -27,6 +28,7 @@ __all__ = [
     "disable_python_dispatcher",
     "enable_python_dispatcher",
     "enter_dispatcher_functionalization",
+    "fakes_other_attributes",
     "functional_views",
     "has_data_mutation",
     "has_effects",
@@ -56,6 +58,11 @@ __all__ = [
     "with_lazy_bits_as_they_are",
     "wrap_inner",
 ]
+
+
+def fakes_other_attributes() -> bool:
+    """Whether a fake of a tensor subclass may hold attributes that are no tensors: from torch 2.12 on."""
+    return "opaque_attrs" in MetaTensorDesc.__dataclass_fields__
 
 
 def enter_dispatcher_functionalization() -> None:

@@ -10,6 +10,7 @@ import torch
 from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+from ._torch_compat import fakes_other_attributes
 from .errors import Unsupported
 from .lazy_bits import has_lazy_bits, lazy_bits, with_lazy_bits, without_lazy_bits
 from .subclasses.meta import is_subclass, rebuild, tensors_inside
@@ -53,12 +54,28 @@ def fake_arguments(
                     "only plain tensors and traceable wrapper subclasses can be captured",
                     "Give the class __tensor_flatten__ and __tensor_unflatten__, or pass a plain tensor",
                 )
+            if not fakes_other_attributes():
+                _check_attributes(index, arg)
             for inside in tensors_inside(arg):
                 mode = _one_mode(index, mode, inside) if isinstance(inside, FakeTensor) else mode
     if mode is None:
         mode = FakeTensorMode(shape_env=ShapeEnv())  # static sizes need one as well: for sizes that depend on data
     plain = [_fake_argument(arg, mode, dynamic) for arg in flat_args]
     return mode, plain if keep_bits else [_without_bits(value, mode) for value in plain]
+
+
+def _check_attributes(index: int, arg: Any) -> None:
+    """Raise for an attribute that is no tensor, where torch makes no fakes of such subclasses."""
+    for name in arg.__tensor_flatten__()[0]:
+        inner = getattr(arg, name)
+        if not isinstance(inner, torch.Tensor):
+            raise Unsupported(
+                f"input {index}, a {type(arg).__name__}, holds in {name} a {type(inner).__name__} that is no tensor",
+                f"torch {torch.__version__} makes no fake tensors of such classes",
+                "Use torch 2.12 or newer",
+            )
+        if is_subclass(inner):
+            _check_attributes(index, inner)
 
 
 def _without_bits(value: Any, mode: FakeTensorMode) -> Any:

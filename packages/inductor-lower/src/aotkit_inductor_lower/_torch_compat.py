@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -11,7 +13,7 @@ from torch.fx import Graph, GraphModule
 from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.utils._python_dispatch import _disable_current_modes
 
-__all__ = ["RecordRange", "empty_strided_cpu", "lazy_graph_module", "outside_of_modes"]
+__all__ = ["RecordRange", "empty_strided_cpu", "lazy_graph_module", "lone_nan_bound_counts", "outside_of_modes"]
 
 EmptyStrided = Callable[[Sequence[int], Sequence[int], torch.dtype], torch.Tensor]
 
@@ -33,6 +35,14 @@ def outside_of_modes() -> Iterator[None]:
     is said (``torch.set_default_device`` is a mode), and operators compute in their arguments' types."""
     with _disable_current_modes(), torch._C.DisableTorchFunction(), torch.autocast("cpu", enabled=False):
         yield
+
+
+@functools.cache
+def lone_nan_bound_counts() -> bool:
+    """Whether ``clamp`` with one bound, the number nan, gives nan, as it does with two: not in torch 2.11, where such a
+    bound changes nothing. Eager itself is asked."""
+    with outside_of_modes():
+        return bool(torch.zeros(1, device="cpu").clamp(min=math.nan).isnan())
 
 
 def lazy_graph_module(root: torch.nn.Module, graph: Graph) -> GraphModule:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,21 +21,31 @@ __all__ += ["symbol_address"]
 
 _LOCK = threading.Lock()
 
+#: By ``sys.platform``, what torch's library of operators and the OpenMP runtimes beside it are called.
+_LIBRARIES = {
+    "linux": ("libtorch_cpu.so*", "libgomp*.so*", "libomp*.so*", "libiomp5*.so*"),
+    "darwin": ("libtorch_cpu.dylib", "libomp*.dylib", "libiomp5*.dylib"),
+    "win32": ("torch_cpu.dll", "libiomp5md.dll", "libomp*.dll"),
+}
+
 
 @functools.cache
 def _initialise() -> bool:
     """Set LLVM up, for other machines too, and make torch's libraries visible to generated code."""
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()
-    folder = Path(torch.__file__).parent / "lib"
-    for pattern in ("libtorch_cpu.*", "libgomp*", "libomp*"):
-        for library in sorted(folder.glob(pattern)):
-            if library.suffix in (".so", ".dylib", ".dll") or ".so" in library.suffixes:
-                try:
-                    llvm.load_library_permanently(str(library))
-                except RuntimeError:
-                    continue  # a library that does not load offers no symbols; lookups then fall back
+    for library in library_files(Path(torch.__file__).parent / "lib", sys.platform):
+        try:
+            llvm.load_library_permanently(str(library))
+        except RuntimeError:
+            continue  # a library that does not load offers no symbols; lookups then fall back
     return True
+
+
+def library_files(folder: Path, platform: str) -> list[Path]:
+    """torch's own libraries in its folder whose functions kernels may call, as they are named on a platform."""
+    patterns = _LIBRARIES.get(platform, _LIBRARIES["linux"])
+    return [library for pattern in patterns for library in sorted(folder.glob(pattern))]
 
 
 def ensure_llvm() -> None:
@@ -72,6 +83,8 @@ def symbol_address(symbol: str) -> int:
 
 
 def _process_address(symbol: str) -> int:
+    if sys.platform == "win32":
+        return 0  # a process has no table of all its functions there; those of loaded libraries were found before
     try:
         return ctypes.cast(getattr(ctypes.CDLL(None), symbol), ctypes.c_void_p).value or 0
     except (AttributeError, OSError):

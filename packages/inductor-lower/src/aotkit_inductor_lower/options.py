@@ -9,7 +9,7 @@ __all__ = ["INTERPRETERS", "Interpreter", "LowerOptions", "Processor"]
 
 #: What runs kernels on the CPU without making machine code of them.
 Interpreter = Literal["interpreter", "triton-interpreter"]
-Processor = Literal["host", "x86-64", "x86-64-v3", "x86-64-v4", Interpreter]
+Processor = Literal["host", "x86-64", "x86-64-v2", "x86-64-v3", "x86-64-v4", Interpreter]
 INTERPRETERS: tuple[str, ...] = get_args(Interpreter)
 
 

@@ -13,6 +13,7 @@ from torch._subclasses import FakeTensor
 __all__ = [
     "advance_version",
     "autocast_enabled",
+    "backward_can_be_pasted",
     "disable_autocast",
     "dtype_from_name",
     "fake_mode_of",
@@ -50,6 +51,14 @@ record_range: Callable[[str], AbstractContextManager[Any]] = torch._C._profiler.
 
 set_grad_enabled: Callable[[bool], None] = torch._C._set_grad_enabled
 """Grad mode as a plain call, without the context manager object of ``torch.set_grad_enabled``."""
+
+
+def backward_can_be_pasted() -> bool:
+    """Whether compiled autograd asks a compiled function for its own prologue and epilogue: from torch 2.13 on.
+
+    Before that it runs AOTAutograd's, on AOTAutograd's records, and so cannot take anyone else's backward apart.
+    """
+    return tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 13)
 
 
 def disable_autocast() -> AbstractContextManager[Any]:

@@ -19,7 +19,13 @@ from typing import Any
 
 import torch
 
-from ._torch_compat import dtype_from_name, hide_from_dynamo, lazy_backward_info, recorded_tangents
+from ._torch_compat import (
+    backward_can_be_pasted,
+    dtype_from_name,
+    hide_from_dynamo,
+    lazy_backward_info,
+    recorded_tangents,
+)
 from .plan import CallSpec, TangentSpec
 from .runtime import coerce_tangent, zero_tangent
 
@@ -34,8 +40,10 @@ def cooperation(
     """Attributes of the autograd function of ``call`` by which compiled autograd takes it apart; see the note.
 
     ``graph`` is the backward graph, or makes it: saved integers, saved tensors and tangents in, one gradient per graph
-    input out.
+    input out. Before torch 2.13 there are none: Dynamo leaves the backward alone there, too.
     """
+    if not backward_can_be_pasted():
+        return {}
     if graph is None or call.backward_symbols or call.num_saved_symints or call.backward_mutated_inputs:
         return {}
     return {

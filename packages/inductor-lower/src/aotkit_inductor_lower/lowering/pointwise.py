@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch.fx import Node
 
+from .. import _torch_compat
 from ..errors import Fallback
 from ..ir import DType
 from ..ops.scalar import OP_TABLE, expansion
@@ -409,11 +410,16 @@ def masked_fill(ctx: LoweringContext, node: Node, x: View, mask: View, value: ob
 
 @TABLE.lowers(aten.clamp.default, aten.clamp.Tensor)
 def clamp(ctx: LoweringContext, node: Node, x: View, low: object = None, high: object = None) -> View:
-    """``min(max(x, low), high)``; nan of any operand comes through."""
-    operands = [x, *(bound for bound in (low, high) if bound is not None)]
+    """``min(max(x, low), high)``; nan of any operand comes through, of a lone number where eager's does."""
+    bounds = [bound for bound in (low, high) if bound is not None]
+    operands = [x, *bounds]
+    lone_nan = len(bounds) == 1 and not isinstance(bounds[0], View) and bounds[0] != bounds[0]
+    ignored = lone_nan and not _torch_compat.lone_nan_bound_counts()
 
-    def compute(nest: ViewBuilder, v: Value, *bounds: Value) -> Value:
-        rest = list(bounds)
+    def compute(nest: ViewBuilder, v: Value, *given: Value) -> Value:
+        if ignored:
+            return v
+        rest = list(given)
         if low is not None:
             v = _bounded(nest, "maximum", v, rest.pop(0), low)
         if high is not None:

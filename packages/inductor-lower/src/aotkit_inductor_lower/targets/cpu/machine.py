@@ -72,16 +72,24 @@ def host_machine() -> Machine:
     return with_symbols(base)
 
 
+#: Levels of x86-64: the width of vectors, and the features that kernels are generated with.
+_LEVELS = {
+    "x86-64": (128, "+sse2"),
+    "x86-64-v2": (128, "+sse4.2,+popcnt"),
+    "x86-64-v3": (256, "+avx2,+fma,+f16c,+bmi2"),
+    "x86-64-v4": (512, "+avx512f,+avx512bw,+avx512vl,+avx512dq,+avx2,+fma,+f16c,+bmi2,-prefer-256-bit"),
+}
+
+
 def generic_machine(vector_bits: int = 128) -> Machine:
     """A plain x86-64 (128), AVX2 (256) or AVX-512 (512) processor of this operating system."""
+    return _level_machine({128: "x86-64", 256: "x86-64-v3", 512: "x86-64-v4"}[vector_bits])
+
+
+def _level_machine(name: str) -> Machine:
     ensure_llvm()
-    cpu = {128: "x86-64", 256: "x86-64-v3", 512: "x86-64-v4"}[vector_bits]
-    features = {
-        128: "+sse2",
-        256: "+avx2,+fma,+f16c,+bmi2",
-        512: "+avx512f,+avx512bw,+avx512vl,+avx512dq,+avx2,+fma,+f16c,+bmi2,-prefer-256-bit",
-    }[vector_bits]
-    return with_symbols(Machine(llvm.get_process_triple(), cpu, features, vector_bits))
+    bits, features = _LEVELS[name]
+    return with_symbols(Machine(llvm.get_process_triple(), name, features, bits))
 
 
 def arm_machine() -> Machine:
@@ -91,17 +99,19 @@ def arm_machine() -> Machine:
 
 
 def processor_machine(name: str) -> Machine:
-    """``"host"``, or a level of x86-64 (``"x86-64"``, ``"x86-64-v3"``, ``"x86-64-v4"``) that this processor has.
+    """``"host"``, or a level of x86-64 (``"x86-64"``, ``"x86-64-v2"``, ``"x86-64-v3"``, ``"x86-64-v4"``) that this
+    processor has.
 
     Raises :class:`CodegenError` for a level that it lacks: what is compiled is also run.
     """
     host = host_machine()
     if name == "host":
         return host
-    bits = {"x86-64": 128, "x86-64-v3": 256, "x86-64-v4": 512}[name]
-    if not host.triple.startswith(("x86_64", "i686")) or bits > host.vector_bits:
+    bits, _features = _LEVELS[name]
+    lacks_v2 = name == "x86-64-v2" and not host.has("sse4.2")
+    if not host.triple.startswith(("x86_64", "i686")) or bits > host.vector_bits or lacks_v2:
         raise CodegenError(f"this processor ({host.cpu}) can't run code for {name}; compile with processor='host'")
-    return generic_machine(bits)
+    return _level_machine(name)
 
 
 def with_symbols(target: Machine) -> Machine:

@@ -1,0 +1,177 @@
+"""The packages with several versions of torch and Python: run a part of the tests, keep the result, write the page.
+
+    python -m tools.compat run                # in an environment with the torch to test; docs/versions.toml keeps it
+    python -m tools.compat run --all          # whole suites instead of a part of each
+    python -m tools.compat page [--check]     # docs/versions.md
+
+`nox -s compat -- 2.11` makes the environment and runs the first. A result is of one torch, one Python and one suite; a
+later run of the same replaces it, and a failed one is kept as well: the page shows what is, not what was hoped for.
+"""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import subprocess
+import sys
+import tempfile
+import tomllib
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS, PAGE = ROOT / "docs" / "versions.toml", ROOT / "docs" / "versions.md"
+
+#: Per suite the files of the part that is run; none stands for the whole suite, where that takes a minute or two.
+PARTS: Mapping[str, tuple[str, ...]] = {
+    "functionalize": (),
+    "aot-trace": (),
+    "runtime-wrappers": (),
+    "cache": (),
+    "partition": ("flow", "graph_text", "interop", "donated_buffers", "small_graphs"),
+    "cudagraphs": ("eligibility", "simulator", "split", "static_inputs"),
+    "inductor-lower": ("cpu_ops", "cpu_random", "lowering_reductions", "lowering_scatter", "runtime_bind", "sweep"),
+    "aotkit": ("backend", "compiled_autograd", "double_backward", "dynamic_sizes", "options", "registration", "views"),
+    "models": (),
+}
+
+
+@dataclass(frozen=True)
+class Result:
+    """What came of a suite. ``part``: not all of it was run."""
+
+    torch: str
+    python: str
+    suite: str
+    passed: int
+    failed: int
+    skipped: int
+    part: bool
+
+    @property
+    def key(self) -> tuple[tuple[int, ...], tuple[int, ...], int]:
+        """The order on the page."""
+        return numbers(self.torch), numbers(self.python), list(PARTS).index(self.suite)
+
+    def cell(self) -> str:
+        """What the table says."""
+        told = f"{self.passed}" if not self.failed else f"{self.passed}, **{self.failed} failed**"
+        return told + (f", {self.skipped} refused" if self.skipped else "") + (" (part)" if self.part else "")
+
+
+def numbers(version: str) -> tuple[int, ...]:
+    """``2.11.0`` as numbers."""
+    return tuple(int(part) for part in version.split("+")[0].split(".")[:2])
+
+
+def paths_of(suite: str, everything: bool) -> list[str]:
+    """The test files of a suite, or its folder."""
+    if suite == "models":
+        return ["tools/integration/test_architectures.py"]
+    folder, prefix = f"packages/{suite}/tests", "aotkit" if suite == "aotkit" else suite.replace("-", "_")
+    if everything or not PARTS[suite]:
+        return [folder]
+    return [f"{folder}/test_{prefix}_{name}.py" for name in PARTS[suite]]
+
+
+def run_suite(suite: str, everything: bool) -> Result:
+    """Run the suite with this interpreter and count."""
+    import torch
+
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "report.xml"
+        command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", f"--junitxml={report}"]
+        subprocess.run([*command, *paths_of(suite, everything)], cwd=ROOT, check=False)
+        passed, failed, skipped = count(report.read_text() if report.exists() else "")
+    version, python = ".".join(map(str, numbers(torch.__version__))), ".".join(platform.python_version_tuple()[:2])
+    return Result(version, python, suite, passed, failed, skipped, bool(PARTS[suite]) and not everything)
+
+
+def count(report: str) -> tuple[int, int, int]:
+    """Tests passed, failed and skipped in pytest's XML. A run without a report, or without a test, is a failure."""
+    suites = list(ElementTree.fromstring(report).iter("testsuite")) if report else []
+    total, failed, skipped = (
+        sum(int(each.get(name, "0")) for each in suites for name in names)
+        for names in (("tests",), ("failures", "errors"), ("skipped",))
+    )
+    return (total - failed - skipped, failed, skipped) if total else (0, 1, 0)
+
+
+def read_results(path: Path = RESULTS) -> list[Result]:
+    """What is kept, in the page's order."""
+    rows = tomllib.loads(path.read_text()).get("result", []) if path.exists() else []
+    return sorted((Result(**row) for row in rows), key=lambda result: result.key)
+
+
+def keep(new: Sequence[Result], path: Path = RESULTS) -> None:
+    """Write results; they replace those of the same torch, Python and suite."""
+    kept = {result.key: result for result in (*read_results(path), *new)}
+    lines = ["# Written by `python -m tools.compat run`; docs/versions.md is made of it.\n"]
+    for key in sorted(kept):
+        fields = asdict(kept[key]).items()
+        lines.append("\n[[result]]\n" + "".join(f"{name} = {_toml(value)}\n" for name, value in fields))
+    path.write_text("".join(lines))
+
+
+def _toml(value: object) -> str:
+    return f'"{value}"' if isinstance(value, str) else str(value).lower()
+
+
+def page(results: Sequence[Result]) -> str:
+    """The page's text."""
+    pairs = sorted({(result.torch, result.python) for result in results}, key=lambda p: (numbers(p[0]), numbers(p[1])))
+    head = "| suite | " + " | ".join(f"torch {torch}, Python {python}" for torch, python in pairs) + " |"
+    found = {(result.suite, result.torch, result.python): result.cell() for result in results}
+    rows = [
+        f"| {suite} | " + " | ".join(found.get((suite, *pair), "not run") for pair in pairs) + " |" for suite in PARTS
+    ]
+    return INTRODUCTION + "\n".join([head, "|---" * (len(pairs) + 1) + "|", *rows]) + "\n"
+
+
+INTRODUCTION = """# Versions of torch and Python
+
+Tests passed on the CPU (Linux, x86-64), as `nox -s compat -- VERSION` counted them. *(part)*: some files of the suite;
+*refused*: tests of what this torch cannot do, which another test sees refused. `nox -s compat -- VERSION --all` runs
+whole suites. What is not in the table has not been run. [Limits](limits.md#versions-and-platforms) says what the
+failures are.
+
+<!-- made by `python -m tools.compat page` -->
+
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run suites, or write the page."""
+    parser = argparse.ArgumentParser(prog="python -m tools.compat", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    run = commands.add_parser("run", help="run the suites in this environment")
+    run.add_argument("--all", action="store_true", help="whole suites")
+    run.add_argument("--suite", action="append", choices=list(PARTS), help="only this one (more than once)")
+    written = commands.add_parser("page", help="write docs/versions.md")
+    written.add_argument("--check", action="store_true", help="only say whether it is up to date")
+    options = parser.parse_args(arguments)
+    if options.command == "page":
+        return _write_page(options.check)
+    failed = 0
+    for suite in options.suite or PARTS:
+        result = run_suite(suite, options.all)
+        keep([result])
+        print(f"{suite}: {result.cell()}", flush=True)
+        failed += result.failed
+    return 1 if failed else 0
+
+
+def _write_page(check: bool) -> int:
+    text = page(read_results())
+    if not check:
+        PAGE.write_text(text)
+    elif PAGE.read_text() != text:
+        print("docs/versions.md is not what docs/versions.toml says: python -m tools.compat page")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
