@@ -78,7 +78,7 @@ def check(f: Program, *args: torch.Tensor, **options: object) -> CompiledGraph:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("rows", [1, 2, 3, 5, 8])
-def test_products_of_all_orientations(rows: int, dtype: torch.dtype, sites: list[FewRowsSite]) -> None:
+def test_all_orientations_and_types(rows: int, dtype: torch.dtype, sites: list[FewRowsSite]) -> None:
     for k, n in MATRICES:
         x = torch.randn(rows, k, dtype=dtype)
         check(lambda a, b: a @ b, x, torch.randn(k, n, dtype=dtype))
