@@ -61,17 +61,17 @@ SPAWNED = """
 
 LOADED = """
     torch.set_num_threads(1)
-    loader = torch.utils.data.DataLoader(Squares(), batch_size=2, num_workers=2, multiprocessing_context={how!r})
-    assert torch.cat(list(loader))[:, 0].tolist() == [1, 2, 5, 10, 17, 26]
-    in_another_process(0)
-    assert torch.cat(list(loader))[:, 0].tolist() == [1, 2, 5, 10, 17, 26]  # again, after a compile in this process
+    loader = torch.utils.data.DataLoader(Squares(), batch_size=3, num_workers={workers}, multiprocessing_context={how!r})
+    for again in range({times}):
+        assert torch.cat(list(loader))[:, 0].tolist() == [1, 2, 5, 10, 17, 26]
+        in_another_process(0)  # workers that are forked later come from a process that has compiled
 """
 
 PROGRAMS = {
     "fork": FORKED,
     "spawn": SPAWNED,
-    "workers forked": LOADED.format(how="fork"),
-    "workers spawned": LOADED.format(how="spawn"),
+    "workers forked": LOADED.format(how="fork", workers=2, times=2),
+    "workers spawned": LOADED.format(how="spawn", workers=1, times=1),
 }
 
 
