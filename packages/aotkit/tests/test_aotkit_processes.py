@@ -61,7 +61,8 @@ SPAWNED = """
 
 LOADED = """
     torch.set_num_threads(1)
-    loader = torch.utils.data.DataLoader(Squares(), batch_size=3, num_workers={workers}, multiprocessing_context={how!r})
+    how = {{"num_workers": {workers}, "multiprocessing_context": {how!r}}}
+    loader = torch.utils.data.DataLoader(Squares(), batch_size=3, **how)
     for again in range({times}):
         assert torch.cat(list(loader))[:, 0].tolist() == [1, 2, 5, 10, 17, 26]
         in_another_process(0)  # workers that are forked later come from a process that has compiled
