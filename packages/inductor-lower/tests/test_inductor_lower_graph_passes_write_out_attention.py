@@ -138,6 +138,7 @@ def test_a_cache_that_is_written_to_is_read_afterwards() -> None:
 def test_what_flash_attention_is_better_at_stays() -> None:
     flash = "aten._scaled_dot_product_flash_attention_for_cpu.default"
     assert externs(compiled(attention, *operands(9))) == [flash]
+    assert externs(compiled(attention, *operands(1, length=16))) == [flash], "few keys"
     assert externs(compiled(attention, *operands(1), contractions="aten")) == [flash]
     causal = compiled(lambda q, k, v: FLASH(q, k, v, 0.0, True)[0], *operands(8, length=8))
     assert externs(causal) == [flash]

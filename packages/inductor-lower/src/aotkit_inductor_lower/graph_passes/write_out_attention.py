@@ -13,6 +13,8 @@ Note [Attention of few queries]
 
 from __future__ import annotations
 
+import functools
+import math
 import operator
 from dataclasses import dataclass
 from typing import Any
@@ -29,21 +31,22 @@ __all__ = ["PASS", "write_out_attention"]
 
 aten = torch.ops.aten
 _FLASH = aten._scaled_dot_product_flash_attention_for_cpu.default
+_WORTH_READING = 1 << 14  # numbers in all keys: with less, ATen's one call is as fast as three kernels
 _ROWS = 8  # of queries that share keys: as many as products of few rows have
 _RESHAPES = (aten.view.default, aten._unsafe_view.default, aten.reshape.default)
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
-def write_out_attention(graph: Graph, fuel: int) -> int:
-    """Run the pass; the number of attentions found."""
+def write_out_attention(graph: Graph, fuel: int, least: int = _WORTH_READING) -> int:
+    """Run the pass; the number of attentions found. ``least``: numbers in the keys."""
     found = 0
     for node in list(graph.nodes):
         if found < fuel and node.target is _FLASH:
-            found += _rewrite(graph, node)
+            found += _rewrite(graph, node, least)
     return found
 
 
-def _rewrite(graph: Graph, node: Node) -> int:
+def _rewrite(graph: Graph, node: Node, least: int) -> int:
     query, key, value, *rest = node.args
     plain = all(not setting for setting in rest)  # no dropout, not causal
     users = [user for user in node.users if user.users]
@@ -59,7 +62,7 @@ def _rewrite(graph: Graph, node: Node) -> int:
     sizes = [*(query.meta["val"].shape), *(key.meta["val"].shape), *(value.meta["val"].shape)]  # type: ignore[union-attr]
     if not all(isinstance(size, int) for size in sizes) or query.meta["val"].dtype not in _FLOATS:  # type: ignore[union-attr]
         return 0
-    if sizes[1] // max(sizes[5], 1) * sizes[2] > _ROWS or not all(sizes):
+    if sizes[1] // max(sizes[5], 1) * sizes[2] > _ROWS or not all(sizes) or math.prod(sizes[4:8]) < least:
         return 0
     given = {"query": query, "key": key, "value": value}
     mask = node.kwargs.get("attn_mask")
@@ -140,7 +143,8 @@ class _Attention:
 def _run(graph: Graph, ctx: PassContext) -> Graph:
     if ctx.options.contractions == "aten" or not ctx.target.capabilities.tiles_products:
         return graph
-    return rewriting(write_out_attention)(graph, ctx)
+    least = 0 if ctx.options.contractions == "generated" else _WORTH_READING
+    return rewriting(functools.partial(write_out_attention, least=least))(graph, ctx)
 
 
 PASS = Pass(
