@@ -4,6 +4,7 @@ python -m tools.bench.decode                        a Llama of 104 M parameters,
 python -m tools.bench.decode --large                24 layers and 128 000 words: the weights fit no cache
 python -m tools.bench.decode --formats int8 --inductor
 python -m tools.bench.decode --products             products of few rows alone, against ATen's
+python -m tools.bench.decode --attention            attention of few queries alone, against ATen's
 python -m tools.bench.decode --threads 2            wall time of two threads (else processor time of one)
 
 Every way has a cache of fixed length and gets the same tokens; turns are interleaved token by token. "of the memory" is
@@ -206,6 +207,40 @@ def products(chosen: argparse.Namespace, clock: Clock) -> None:
                 print(f"| {rows} | `{way}` | {name} | {mean:.2f} | {min(ratios):.2f} |", flush=True)
 
 
+def attention(chosen: argparse.Namespace, clock: Clock) -> None:
+    """A table of attention of few queries: 16 heads of width 64."""
+    print("| queries | keys | float32: x ATen | bfloat16 |")
+    print("|---:|---:|---:|---:|")
+    for queries in (1, 2, 4, 8):
+        for keys in (128, 1024):
+            ratios = [attention_ratio(queries, keys, dtype, clock, chosen.rounds) for dtype in _ATTENTION_TYPES]
+            print(f"| {queries} | {keys} | {' | '.join(f'{ratio:.2f}' for ratio in ratios)} |", flush=True)
+
+
+_ATTENTION_TYPES = (torch.float32, torch.bfloat16)
+
+
+def attention_ratio(queries: int, keys: int, dtype: torch.dtype, clock: Clock, rounds: int) -> float:
+    """ATen's time over ours."""
+    args = [torch.randn(1, 16, length, 64, dtype=dtype) for length in (queries, keys, keys)]
+
+    def flash(*given: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(*given)[0]
+        return result
+
+    graph = make_fx(flash, tracing_mode="fake")(*args)
+    own = compile_graph(graph, options=LowerOptions(check_inputs=False))
+    times: tuple[list[float], list[float]] = ([], [])
+    for _ in range(rounds * 10):
+        start = clock()
+        flash(*args)
+        between = clock()
+        own(list(args))
+        times[0].append(between - start)
+        times[1].append(clock() - between)
+    return median_ratio(*times)
+
+
 def main() -> int:
     """Returns 1 if a token of a format takes longer than eager's."""
     parser = argparse.ArgumentParser(prog="python -m tools.bench.decode", description=__doc__)
@@ -213,6 +248,7 @@ def main() -> int:
     parser.add_argument("--large", action="store_true")
     parser.add_argument("--inductor", action="store_true")
     parser.add_argument("--products", action="store_true")
+    parser.add_argument("--attention", action="store_true")
     parser.add_argument("--tokens", type=int, default=24)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)
@@ -221,8 +257,8 @@ def main() -> int:
     clock = time.process_time if chosen.threads == 1 else time.perf_counter
     keep_freed_memory()
     print(f"{machine()}; threads: {chosen.threads}\n")
-    if chosen.products:
-        products(chosen, clock)
+    if chosen.products or chosen.attention:
+        (products if chosen.products else attention)(chosen, clock)
         return 0
     print("| weights | way | ms per token | x eager | x float32 eager | of the memory | tokens as eager's |")
     print("|---|---|---:|---:|---:|---:|---|")
