@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from torch._dynamo.utils import counters
 
 import aotkit  # noqa: F401  (registers the backend)
-
-transformers = pytest.importorskip("transformers")
 
 
 @pytest.fixture(autouse=True)
@@ -46,6 +45,17 @@ def test_greedy_tokens_are_eagers_in_two_graphs() -> None:
     assert counters["stats"]["unique_graphs"] == 2
     assert torch.equal(model.generate(prompt, **HOW), expected)
     assert counters["stats"]["unique_graphs"] == 2, "a second call compiles nothing"
+
+
+def test_a_third_graph_serves_prompts_of_all_other_lengths() -> None:
+    model = make_model(num_hidden_layers=1)
+    prompts = [torch.randint(0, 500, (1, length)) for length in (12, 7, 9, 5)]
+    how = {**HOW, "max_new_tokens": 8}
+    expected = [model.generate(prompt, **how) for prompt in prompts]
+    model.compile(backend="aotkit", options={"fallback": "error"})
+    for prompt, tokens in zip(prompts, expected, strict=True):
+        assert torch.equal(model.generate(prompt, **how), tokens)
+    assert counters["stats"]["unique_graphs"] == 3
 
 
 def test_two_hundred_tokens_of_a_batch_of_beams_are_eagers() -> None:

@@ -113,8 +113,8 @@ def test_heads_that_share_keys_read_them_once(times: int, dtype: torch.dtype) ->
         return attention(q, repeated(k, times), repeated(v, times))
 
     made = check(f, *operands(2, heads=8, groups=8 // times, dtype=dtype, batch=1))
-    copies = [group for group in made.report().groups if group.nodes == ("clone",)]
-    assert not copies
+    widened = dtype is not torch.float32  # the queries, by a kernel of their own
+    assert made.report().kernel_count == 3 + widened, "two products and a softmax; no copies of keys and values"
 
 
 def test_a_cache_that_is_written_to_is_read_afterwards() -> None:
@@ -122,17 +122,33 @@ def test_a_cache_that_is_written_to_is_read_afterwards() -> None:
 
     def step(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, at: torch.Tensor, cache: torch.Tensor) -> torch.Tensor:
         keys = cache.index_copy(2, at, k)
+        result = attention(q, keys, v)
         cache.copy_(keys)
-        return attention(q, keys, v)
+        return result
 
     for dtype in (torch.float32, torch.bfloat16):
         q, k, v = operands(1, length=37, dtype=dtype, batch=1)
         k, cache, at = k[:, :, :1].clone(), torch.randn(1, 4, 37, 32, dtype=dtype), torch.tensor([5])
         mine, theirs = cache.clone(), cache.clone()
-        (got,) = compiled(step, q, k, v, at, cache.clone(), contractions="generated")([q, k, v, at, mine])
+        made = compiled(step, q, k, v, at, cache.clone(), contractions="generated")
+        assert not any("attention" in call for call in externs(made))
+        (got,) = made([q, k, v, at, mine])
         tolerance = 1e-5 if dtype is torch.float32 else 2e-2  # flash attention rounds the weights
         torch.testing.assert_close(got, step(q, k, v, at, theirs), rtol=tolerance, atol=tolerance)
         assert torch.equal(mine, theirs)
+
+
+def test_keys_that_are_overwritten_behind_their_copies_are_read_as_they_were() -> None:
+    def step(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        keys, values = repeated(k, 2), repeated(v, 2)
+        k.copy_(k * 2)
+        return attention(q, keys, values)
+
+    q, k, v = operands(1, heads=4, groups=2, length=300, batch=1)
+    mine, theirs = k.clone(), k.clone()
+    (got,) = compiled(step, q, k.clone(), v, contractions="generated")([q, mine, v])
+    torch.testing.assert_close(got, step(q, theirs, v))
+    assert torch.equal(mine, theirs)
 
 
 def test_what_flash_attention_is_better_at_stays() -> None:

@@ -11,7 +11,7 @@ Note [How a graph is made small]
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -29,15 +29,14 @@ _COMPUTE = ("call_function", "call_method")
 def minify(found: SeenGraph, outcome: Callable[[SeenGraph], str]) -> SeenGraph:
     """The smallest graph found with the same ``outcome``: ``right``, ``wrong``, or the name of what was raised."""
     search = _Search(outcome, outcome(found))
-    small = _with_smaller_sizes(_without_beginning(_without_end(found, search), search), search)
-    return small
+    return _with_smaller_sizes(_without_beginning(_without_end(found, search), search), search)
 
 
 @dataclass
 class _Search:
     outcome: Callable[[SeenGraph], str]
     wanted: str
-    checks: int = field(default=0)
+    checks: int = 0
 
     def fails(self, candidate: SeenGraph | None) -> bool:
         """Whether it fails as the whole does; what can't even be built, or runs no more in eager mode, does not."""
@@ -51,27 +50,29 @@ class _Search:
         return self.outcome(candidate) == self.wanted
 
 
+    def halve(
+        self, best: SeenGraph, fails: int, works: int, part: Callable[[int], SeenGraph | None]
+    ) -> SeenGraph:
+        """``best`` is the part at the place ``fails``: the one that fails nearest to ``works``, where none does."""
+        while abs(fails - works) > 1:
+            middle = (fails + works) // 2
+            candidate = part(middle)
+            if candidate is not None and self.fails(candidate):
+                fails, best = middle, candidate
+            else:
+                works = middle
+        return best
+
+
 def _without_end(found: SeenGraph, search: _Search) -> SeenGraph:
     """With one operator's value as the only result, an early one."""
     steps, values = _steps(found), _values(found)
-    low, high, best = -1, len(steps) - 1, found
     results = set(found.graph.graph.output_node().all_input_nodes)
     for place in [place for place, step in enumerate(steps) if step in results]:
         candidate = _part(found, steps, values, 0, place)
-        if search.fails(candidate):
-            assert candidate is not None
-            high, best = place, candidate
-            break
-    else:
-        return found
-    while high - low > 1:
-        middle = (low + high) // 2
-        candidate = _part(found, steps, values, 0, middle)
         if candidate is not None and search.fails(candidate):
-            high, best = middle, candidate
-        else:
-            low = middle
-    return best
+            return search.halve(candidate, place, -1, lambda at: _part(found, steps, values, 0, at))
+    return found
 
 
 def _without_beginning(found: SeenGraph, search: _Search) -> SeenGraph:
@@ -80,16 +81,8 @@ def _without_beginning(found: SeenGraph, search: _Search) -> SeenGraph:
     results = found.graph.graph.output_node().all_input_nodes
     if len(results) != 1 or results[0] not in steps:
         return found
-    end, best = steps.index(results[0]), found
-    low, high = 0, end + 1
-    while high - low > 1:
-        middle = (low + high) // 2
-        candidate = _part(found, steps, values, middle, end)
-        if candidate is not None and search.fails(candidate):
-            low, best = middle, candidate
-        else:
-            high = middle
-    return best
+    end = steps.index(results[0])
+    return search.halve(found, 0, end + 1, lambda place: _part(found, steps, values, place, end))
 
 
 def _with_smaller_sizes(found: SeenGraph, search: _Search) -> SeenGraph:

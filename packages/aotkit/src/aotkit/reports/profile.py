@@ -58,12 +58,17 @@ class ProfileRow:
     @property
     def gb_per_s(self) -> float | None:
         """Bytes over time."""
-        return None if self.bytes is None or not self.ms else self.bytes / self.ms / 1e6
+        return billions_per_second(self.bytes, self.ms)
 
     @property
     def gflop_per_s(self) -> float | None:
         """Operations on floats over time."""
-        return None if self.flops is None or not self.ms else self.flops / self.ms / 1e6
+        return billions_per_second(self.flops, self.ms)
+
+
+def billions_per_second(amount: int | None, ms: float | None) -> float | None:
+    """Of bytes or operations; ``None`` where either is not known."""
+    return None if amount is None or not ms else amount / ms / 1e6
 
 
 @dataclass(frozen=True, slots=True)

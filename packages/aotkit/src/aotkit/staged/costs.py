@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from .._amounts import format_bytes
 from .call import Argument
 
 __all__ = ["GraphCost", "Memory", "kernel_cost", "memory_of", "tensor_bytes"]
@@ -34,7 +35,7 @@ class GraphCost:
         if self.kernels is not None:
             text += f"; {self.kernels} kernels"
             if self.kernel_bytes is not None:
-                text += f" ({_bytes(self.kernel_bytes)})"
+                text += f" ({format_bytes(self.kernel_bytes)})"
             text += f", {self.aten_calls} ATen calls"
         return text
 
@@ -60,8 +61,9 @@ class Memory:
 
     def __str__(self) -> str:
         named = {"saved": self.saved, "at the peak": self.peak, "of code": self.code}
-        parts = [f"{_bytes(self.arguments)} of arguments", f"{_bytes(self.results)} of results"]
-        return ", ".join([*parts, *(f"{_bytes(size)} {what}" for what, size in named.items() if size is not None)])
+        parts = [f"{format_bytes(self.arguments)} of arguments", f"{format_bytes(self.results)} of results"]
+        parts += [f"{format_bytes(size)} {what}" for what, size in named.items() if size is not None]
+        return ", ".join(parts)
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
@@ -110,14 +112,6 @@ def _total(numbers: Iterable[int | None]) -> int | None:
             return None
         total += number
     return total
-
-
-def _bytes(count: float) -> str:
-    for unit in ("B", "KiB", "MiB"):
-        if count < 1024:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.1f} GiB"
 
 
 def _amount(count: float) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 import torch
@@ -18,6 +19,7 @@ __all__ = [
     "same_number",
     "same_tensor_type",
     "tensors_of",
+    "until_first_write",
 ]
 
 
@@ -63,6 +65,11 @@ def before_writes(graph: Graph) -> list[Node]:
         elif node.op == "call_function" and is_view(node):
             read_late.add(node)
     return kept[::-1]
+
+
+def until_first_write(graph: Graph) -> list[Node]:
+    """The nodes that come before anything writes to memory: all that they can reach is as it was when it was made."""
+    return list(itertools.takewhile(lambda node: not _writes(node), graph.nodes))
 
 
 def _writes(node: Node) -> bool:

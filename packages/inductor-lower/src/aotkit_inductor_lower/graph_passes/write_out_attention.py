@@ -23,6 +23,7 @@ import torch
 from torch.fx import Graph, Node
 
 from ..passes import Pass, PassContext
+from .node_facts import until_first_write
 from .patterns import emit
 from .replace import replace_node
 from .rewriting import rewriting
@@ -40,7 +41,7 @@ _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 def write_out_attention(graph: Graph, fuel: int, least: int = _WORTH_READING) -> int:
     """Run the pass; the number of attentions found. ``least``: numbers in the keys."""
     found = 0
-    for node in list(graph.nodes):
+    for node in until_first_write(graph):  # keys that are shared are read later than they were copied
         if found < fuel and node.target is _FLASH:
             found += _rewrite(graph, node, least)
     return found

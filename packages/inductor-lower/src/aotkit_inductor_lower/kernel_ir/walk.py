@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Set
 from dataclasses import dataclass, replace
 
 from ..ir import Instr, Load, Range, Reduce, Store
@@ -23,6 +23,7 @@ __all__ = [
     "perfect_nest",
     "perfect_nests",
     "with_nests",
+    "without_values",
 ]
 
 _ACCESS = (Load, Store)
@@ -70,6 +71,19 @@ def map_instructions(body: tuple[Stmt, ...], change: Callable[[Instr], Instr]) -
             for stmt in body
         ]
     )
+
+
+def without_values(body: tuple[Stmt, ...], names: Set[str]) -> tuple[Stmt, ...]:
+    """The body without what makes the values ``names``, which nothing may use."""
+    if not names:
+        return body
+    kept: list[Stmt] = []
+    for stmt in body:
+        if isinstance(stmt, Loop):
+            kept.append(stmt.with_body(without_values(stmt.body, names)))
+        elif isinstance(stmt, Store) or stmt.result not in names:
+            kept.append(stmt)
+    return tuple(kept)
 
 
 def map_expressions(kernel: Kernel, change: Callable[[Expr], Expr]) -> Kernel:

@@ -6,11 +6,13 @@ takes longer than the product.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
-from ..ir import Compute, DType
+from ..ir import Compute, DType, Instr
 from ..ir.walk import computes, instructions, used_values, value_types
-from ..kernel_ir.nodes import Kernel, Loop, Stmt
+from ..kernel_ir.nodes import Kernel
+from ..kernel_ir.walk import map_instructions, without_values
 from ..ops.dtypes import is_float
 from .each_kernel import kernel_pass
 
@@ -31,33 +33,18 @@ def exact_casts(kernel: Kernel) -> Kernel:
     }
     if not any(_widens(i, narrow) for i in computes(instrs)):
         return kernel
-    body = _in_one_step(kernel.body, narrow)
-    return replace(kernel, body=_without(body, narrow.keys() - used_values(instructions(body))))
+    body = map_instructions(kernel.body, lambda instr: _in_one_step(instr, narrow))
+    return replace(kernel, body=without_values(body, narrow.keys() - used_values(instructions(body))))
 
 
-def _widens(instr: object, narrow: dict[str, str]) -> bool:
+def _widens(instr: Instr, narrow: Mapping[str, str]) -> bool:
     return isinstance(instr, Compute) and instr.op == "cast" and instr.dtype in _WIDE and instr.args[0] in narrow
 
 
-def _in_one_step(body: tuple[Stmt, ...], narrow: dict[str, str]) -> tuple[Stmt, ...]:
-    found: list[Stmt] = []
-    for stmt in body:
-        if isinstance(stmt, Loop):
-            stmt = replace(stmt, body=_in_one_step(stmt.body, narrow))
-        elif isinstance(stmt, Compute) and _widens(stmt, narrow):
-            stmt = replace(stmt, args=(narrow[stmt.args[0]],))
-        found.append(stmt)
-    return tuple(found)
-
-
-def _without(body: tuple[Stmt, ...], unused: set[str]) -> tuple[Stmt, ...]:
-    found: list[Stmt] = []
-    for stmt in body:
-        if isinstance(stmt, Loop):
-            found.append(replace(stmt, body=_without(stmt.body, unused)))
-        elif not (isinstance(stmt, Compute) and stmt.result in unused):
-            found.append(stmt)
-    return tuple(found)
+def _in_one_step(instr: Instr, narrow: Mapping[str, str]) -> Instr:
+    if isinstance(instr, Compute) and _widens(instr, narrow):
+        return Compute(instr.result, instr.op, (narrow[instr.args[0]],), instr.dtype)
+    return instr
 
 
 PASS = kernel_pass(

@@ -8,6 +8,7 @@ from dataclasses import replace
 from ..ir import Compute, Const, DType, Instr
 from ..ir.walk import computes, definitions, instructions, used_values, value_types
 from ..kernel_ir.nodes import Kernel, Loop, Stmt
+from ..kernel_ir.walk import without_values
 from ..ops.scalar import EXPANDED, expansion, result_dtype
 from .each_kernel import kernel_pass
 
@@ -22,7 +23,7 @@ def expand_ops(kernel: Kernel) -> Kernel:
     expander = _Expander(instrs)
     body = expander.body(kernel.body)
     if expander.numbers:
-        body = _without(body, expander.numbers - used_values(instructions(body)))
+        body = without_values(body, expander.numbers - used_values(instructions(body)))
     return replace(kernel, body=body)
 
 
@@ -88,19 +89,6 @@ class _Writer:
             number += 1
         taken.add(name)
         return name
-
-
-def _without(body: tuple[Stmt, ...], names: set[str]) -> tuple[Stmt, ...]:
-    """The body without these constants."""
-    if not names:
-        return body
-    kept: list[Stmt] = []
-    for stmt in body:
-        if isinstance(stmt, Loop):
-            kept.append(replace(stmt, body=_without(stmt.body, names)))
-        elif not (isinstance(stmt, Const) and stmt.result in names):
-            kept.append(stmt)
-    return tuple(kept)
 
 
 PASS = kernel_pass(

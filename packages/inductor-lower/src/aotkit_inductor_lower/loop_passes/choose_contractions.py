@@ -12,7 +12,7 @@ Note [Who computes a product]
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ..ir import Buffer, BufferRef, Contraction, ExternCall, LoopNest, Program, Step
@@ -31,7 +31,7 @@ def choose_contractions(program: Program, ctx: PassContext) -> Program:
         return program
     fuses = ctx.options.fuse and ctx.target.capabilities.tiles_products
     chooser = _Chooser(ctx, buffers_of(program), Producers.of(program) if fuses else None)
-    steps = [chooser.chosen(step) if isinstance(step, Contraction) else step for step in program.steps]
+    steps = [chooser.chosen(k, s) if isinstance(s, Contraction) else s for k, s in enumerate(program.steps)]
     return drop_dead_steps(replace(program, steps=tuple(steps)))
 
 
@@ -44,18 +44,18 @@ class _Chooser:
     producers: Producers | None
     known: dict[str, Choice] = field(default_factory=dict)
 
-    def chosen(self, product: Contraction) -> Step:
-        """What becomes of a contraction."""
+    def chosen(self, position: int, product: Contraction) -> Step:
+        """What becomes of a contraction, the step at a position."""
         ctx, call = self.ctx, product.library
         if call is None:
             return product.as_nest()  # nobody else can
         if ctx.options.contractions == "aten" or not ctx.target.capabilities.contraction_forms:
             return call
-        whole, producers = self.with_producers(product)
-        key = _operands(call, self.buffers) + "".join(f", of {nest.name}" for nest in producers)
-        if key not in self.known:
-            self.known[key] = ctx.target.choose(whole, self.buffers, ctx.options, ctx.measure)
-        choice = self.known[key]
+        whole, producers = (product, ()) if self.producers is None else self.producers.inlined(position, product)
+        choice, key = self.choice(whole, call, producers)
+        if producers and choice.form != "aten" and not ctx.target.renders_product(whole.as_nest(), self.buffers):
+            whole, producers = product, ()
+            choice, key = self.choice(whole, call, producers)
         generated = choice.form != "aten" and ctx.fuel.take()
         reason = choice.reason if generated or choice.form == "aten" else NO_FUEL
         ctx.decisions.append(Decision("contraction", product.name, call.target, generated, f"{key}: {reason}"))
@@ -67,13 +67,12 @@ class _Chooser:
             return replace(whole, library=None)
         return product if ctx.target.capabilities.tiles_products else product.as_nest()
 
-    def with_producers(self, product: Contraction) -> tuple[Contraction, tuple[LoopNest, ...]]:
-        """The product with what computes its right factor, if the target has a form for that."""
-        if self.producers is None:
-            return product, ()
-        whole, nests = self.producers.inlined(product)
-        renders = nests and self.ctx.target.renders_product(whole.as_nest(), self.buffers)
-        return (whole, nests) if renders else (product, ())
+    def choice(self, product: Contraction, call: ExternCall, producers: Sequence[LoopNest]) -> tuple[Choice, str]:
+        """Who computes a product, and what the product is known by."""
+        key = _operands(call, self.buffers) + "".join(f", of {nest.name}" for nest in producers)
+        if key not in self.known:
+            self.known[key] = self.ctx.target.choose(product, self.buffers, self.ctx.options, self.ctx.measure)
+        return self.known[key], key
 
 
 def _operands(call: ExternCall, buffers: Mapping[str, Buffer]) -> str:

@@ -29,9 +29,9 @@ MOST = 24  # instructions of an operand
 
 @dataclass(frozen=True, slots=True)
 class _Producer:
-    """What computes a buffer, and which dimension of the buffer that is read each of its dimensions is."""
+    """What computes a buffer, ``made``, and which dimension of what is read each of the buffer's is."""
 
-    nest: LoopNest
+    made: Inlinable
     buffer: str
     dims: tuple[int | None, ...]
 
@@ -51,10 +51,10 @@ class Producers:
         views = {step.result: step for step in program.steps if isinstance(step, Alias)}
         return Producers(program, buffers_of(program), Dependencies.of(program), views)
 
-    def inlined(self, product: Contraction) -> tuple[Contraction, tuple[LoopNest, ...]]:
-        """The product with what computes its right factor, as far back as that can be, and the nests that is from."""
+    def inlined(self, position: int, product: Contraction) -> tuple[Contraction, tuple[LoopNest, ...]]:
+        """The product, the step at a position, with what computes its right factor, as far back as that can be, and the
+        nests that is from."""
         found: list[LoopNest] = []
-        position = self.program.steps.index(product)
         while True:
             names = dict.fromkeys(load.buffer for load in loads(product.right.body))
             known = ((name, self._producer(name, position)) for name in names)
@@ -63,7 +63,7 @@ class Producers:
             if producer is None or changed is None:
                 return product, tuple(found)
             product = changed
-            found.append(producer.nest)
+            found.append(producer.made.nest)
 
     def _producer(self, buffer: str, reader: int) -> _Producer | None:
         """What computes a buffer that is read once, by step ``reader``."""
@@ -81,11 +81,12 @@ class Producers:
                 return None
             buffer, dims = view.base, tuple(None if dim is None else dims[dim] for dim in order)
         nest = self.program.steps[writers[0]]
-        if not isinstance(nest, LoopNest) or identity_store(nest, self.buffers) is None:
+        symbols = identity_store(nest, self.buffers) if isinstance(nest, LoopNest) else None
+        if not isinstance(nest, LoopNest) or symbols is None:
             return None
         if has_division(nest) or heavy_count(nest) or self._changed(nest, writers[0], reader):
             return None
-        return _Producer(nest, buffer, dims)
+        return _Producer(Inlinable(nest, symbols), buffer, dims)
 
     def _changed(self, nest: LoopNest, first: int, last: int) -> bool:
         """Whether what a nest reads is overwritten after it, before step ``last``."""
@@ -96,10 +97,8 @@ class Producers:
 
     def _with(self, product: Contraction, name: str, producer: _Producer) -> Contraction | None:
         """The product with the producer's body for its loads of ``name``; ``None`` if it is no operand then."""
-        symbols = identity_store(producer.nest, self.buffers)
-        assert symbols is not None
-        origin = join_origins([producer.nest.origin, product.origin])
-        inlinable = {producer.buffer: Inlinable(producer.nest, symbols)}
+        origin = join_origins([producer.made.nest.origin, product.origin])
+        inlinable = {producer.buffer: producer.made}
         builder = NestBuilder(product.name, (*product.outer, *product.reduced), origin, self.buffers, inlinable)
         names: dict[str, str] = {}
         builder.copy([_seen_from(i, name, producer) for i in product.right.body], {}, names)

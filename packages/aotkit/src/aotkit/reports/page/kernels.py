@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from aotkit_inductor_lower.report import FusionGroup, LoweringReport
 
-from ..profile import ProfileRow
+from ..profile import ProfileRow, billions_per_second
 from .collect import Findings
 from .texts import Budget, SourceLine, llvm_of, nest_of, source_at, triton_of
 
@@ -48,12 +48,12 @@ class Card:
     @property
     def gb_per_s(self) -> float | None:
         """Bytes over time."""
-        return None if self.bytes is None or not self.ms else self.bytes / self.ms / 1e6
+        return billions_per_second(self.bytes, self.ms)
 
     @property
     def gflop_per_s(self) -> float | None:
         """Operations over time."""
-        return None if self.flops is None or not self.ms else self.flops / self.ms / 1e6
+        return billions_per_second(self.flops, self.ms)
 
 
 def step_of(graph: str) -> str:

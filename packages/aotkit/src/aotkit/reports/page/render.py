@@ -15,6 +15,7 @@ from aotkit_inductor_lower.report import LoweringReport
 from aotkit_partition import PartitionReport
 
 from ...__about__ import __version__
+from ..._amounts import format_bytes
 from .collect import Findings
 from .kernels import Card, cards_of, plain_name
 from .layers import layers_of
@@ -52,7 +53,7 @@ def html_of(found: Findings) -> str:
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
     environment.lstrip_blocks = True
     environment.filters |= {
-        "bytes": _bytes,
+        "bytes": format_bytes,
         "count": _count,
         "ms": _ms,
         "number": _number,
@@ -148,14 +149,6 @@ def _graphs(found: Findings) -> list[tuple[str, str]]:
         if name.endswith((".py", "-metadata")) and not name.endswith("-graph.py"):
             chosen.append((name, budget.take(text)))
     return chosen
-
-
-def _bytes(count: float) -> str:
-    for unit in ("B", "KiB", "MiB"):
-        if count < 1024:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.1f} GiB"
 
 
 def _count(number: float) -> str:

@@ -10,16 +10,17 @@ Note [Which products are ours]
     A product is ours from :data:`WORTH` multiplications on, so that what it takes to compile pays, and if no side is so
     short that panels and tiles are mostly padding.
 
-    With a few rows (:data:`FEW_ROWS`) what takes time is to read the matrix, on any processor; ATen's calls pack it
-    first, or convert it, and take 1.2 to 3 times as long for one row, 2 to 3 times for four (`python -m
-    tools.bench.decode --products`). Where they do not, they stay.
+    With a few rows (:data:`FEW_ROWS`) what takes time is to read the matrix. ATen's calls pack it first, or convert it,
+    and take 1.3 to 2.6 times as long for one row, 1.6 to 2.7 times for four (`python -m tools.bench.decode --products`,
+    on Zen 4; that reading is what counts is true of any processor, how much it is has been measured on no other). Where
+    they do not, they stay.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from ...ir import Buffer, Contraction, DType, Load
+from ...ir import Buffer, Contraction, DType, Load, Operand, Range
 from ...ir.walk import loads
 from ...options import LowerOptions
 from ...symbolic import Symbol, product
@@ -63,7 +64,7 @@ def choose_form(
         return Choice("aten", "a size is known at run time only")
     if any(size < short for size, short in zip(known, SHORT, strict=True)) or _count(contraction, known) < WORTH:
         return Choice("aten", "the product is small")
-    if not halves and known[2] > LONG and _lies_along_rows(contraction, buffers):
+    if not halves and known[2] > LONG and _lies_along(contraction.rows, contraction.left, buffers):
         return Choice("aten", "long sums of a factor that is turned over")
     return Choice("fma", f"kernels of ours take less time than ATen's on {processor}")
 
@@ -96,9 +97,7 @@ def _read_as_fast_by_aten(contraction: Contraction, buffers: Mapping[str, Buffer
     right = contraction.right
     if not all(isinstance(instr, Load) for instr in right.body):
         return ""  # ATen has to have the result in memory
-    along = Symbol(contraction.columns[-1].symbol)
-    steps = [buffers[load.buffer].offset(load.indices).coefficient(along) for load in loads(right.body)]
-    along_columns = any(step is not None and step == 1 for step in steps)
+    along_columns = _lies_along(contraction.columns, right, buffers)
     if rows == 1 and not contraction.batch and right.dtype in (DType.F32, DType.F64) and along_columns:
         return "ATen reads one row of factors along the columns as fast"
     if rows == 1 and right.dtype is DType.F16 and not along_columns:
@@ -120,8 +119,8 @@ def _count(contraction: Contraction, sizes: list[int]) -> int:
     return batch * sizes[0] * sizes[1] * sizes[2]
 
 
-def _lies_along_rows(contraction: Contraction, buffers: Mapping[str, Buffer]) -> bool:
-    """Whether neighbours in the left factor are of neighbouring rows."""
-    rows = Symbol(contraction.rows[-1].symbol)
-    steps = [buffers[load.buffer].offset(load.indices).coefficient(rows) for load in loads(contraction.left.body)]
+def _lies_along(loops: Sequence[Range], operand: Operand, buffers: Mapping[str, Buffer]) -> bool:
+    """Whether neighbours of the last loop are neighbours in a factor's memory."""
+    along = Symbol(loops[-1].symbol)
+    steps = [buffers[load.buffer].offset(load.indices).coefficient(along) for load in loads(operand.body)]
     return any(step is not None and step == 1 for step in steps)

@@ -99,16 +99,11 @@ def _address(ctx: KernelContext, buffer: str, element: str, offset: Expr, skip: 
 
 
 def _gep(ctx: KernelContext, buffer: str, element: str, offset: Ssa) -> Ssa:
-    pointer = ctx.pointers[buffer]
-    if offset.constant == 0:
-        return pointer
-    return ctx.em.pure("ptr", f"getelementptr {element}, ptr {pointer.text}, i64 {offset.text}", pointer, offset)
+    return ctx.em.element(element, ctx.pointers[buffer], offset)
 
 
 def _advance(ctx: KernelContext, pointer: Ssa, element: str, steps: Ssa) -> Ssa:
-    if steps.constant == 0:
-        return pointer
-    return ctx.em.pure("ptr", f"getelementptr {element}, ptr {pointer.text}, i64 {steps.text}", pointer, steps)
+    return ctx.em.element(element, pointer, steps)
 
 
 def _read(ctx: KernelContext, buffer: str, type_: str, pointer: Ssa, align: int) -> Ssa:

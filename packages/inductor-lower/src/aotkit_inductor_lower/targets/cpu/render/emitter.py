@@ -185,6 +185,11 @@ class Emitter:
         """The largest multiple of ``step`` that is at most ``a`` (non-negative)."""
         return self.sub(a, self.unsigned("urem", a, imm(step)))
 
+    def element(self, type_: str, pointer: Ssa, offset: Ssa) -> Ssa:
+        """The address of the element ``offset`` elements behind a pointer."""
+        text = f"getelementptr {type_}, ptr {pointer.text}, i64 {offset.text}"
+        return pointer if offset.constant == 0 else self.pure("ptr", text, pointer, offset)
+
     def aligned(self, pointer: Ssa, alignment: int) -> Ssa:
         """The first address from ``pointer`` on that is a multiple of a power of two."""
         place = self.here("i64", f"ptrtoint ptr {pointer.text} to i64")

@@ -136,8 +136,7 @@ class FewRowsEmitter(KernelEmitter):
 
     def at(self, pointer: Ssa, offset: Ssa) -> Ssa:
         """The address of an element of the type that is summed."""
-        text = f"getelementptr {self.element}, ptr {pointer.text}, i64 {offset.text}"
-        return pointer if offset.constant == 0 else self.em.pure("ptr", text, pointer, offset)
+        return self.em.element(self.element, pointer, offset)
 
     def load(self, pointer: Ssa, offset: Ssa) -> Ssa:
         """A vector of memory of this function."""

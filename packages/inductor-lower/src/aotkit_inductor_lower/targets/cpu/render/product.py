@@ -175,8 +175,7 @@ class ProductEmitter(KernelEmitter):
         return self._element(self.panels, offset)
 
     def _element(self, pointer: Ssa, offset: Ssa) -> Ssa:
-        text = f"getelementptr {self.element}, ptr {pointer.text}, i64 {offset.text}"
-        return pointer if offset.constant == 0 else self.em.pure("ptr", text, pointer, offset)
+        return self.em.element(self.element, pointer, offset)
 
     def _turns(self, factor: _Factor) -> bool:
         """Whether a factor has its summed dimension contiguous, and must be turned over."""

@@ -22,8 +22,7 @@ def turn_function(name: str, element: str, lanes: int, width: int, declarations:
     step, count = Ssa("%step", "i64"), Ssa("%count", "i64")
 
     def at(pointer: Ssa, offset: Ssa) -> Ssa:
-        text = f"getelementptr {element}, ptr {pointer.text}, i64 {offset.text}"
-        return em.pure("ptr", text, pointer, offset)
+        return em.element(element, pointer, offset)
 
     def store(value: Ssa, k: Ssa, column: Ssa) -> None:
         place = at(to, em.add(em.mul(k, imm(width)), column))
