@@ -17,7 +17,7 @@ import llvmlite.binding as llvm
 import torch
 
 __all__ = ["LoadedObject", "compile_for", "ensure_llvm", "host_processor", "load_object", "machine_for"]
-__all__ += ["symbol_address"]
+__all__ += ["symbol_address", "tiles_allowed"]
 
 _LOCK = threading.Lock()
 
@@ -58,6 +58,21 @@ def host_processor() -> tuple[str, str, str]:
     """Triple, name and features of the processor that this process runs on, as LLVM has them."""
     ensure_llvm()
     return llvm.get_process_triple(), llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()
+
+
+_REQUEST_PERMISSION, _TILE_DATA = 0x1023, 18  # arch_prctl's ARCH_REQ_XCOMP_PERM; XFEATURE_XTILEDATA
+_ARCH_PRCTL = 158  # on x86-64
+
+
+@functools.cache
+def tiles_allowed() -> bool:
+    """Ask the kernel to let this process use the tile registers of AMX, once. They are 8 KiB that a context switch
+    saves, so Linux has each process ask; other systems are not asked."""
+    triple, _, features = host_processor()
+    there = "+amx-tile" in features.split(",")
+    if not there or not sys.platform.startswith("linux") or not triple.startswith("x86_64"):
+        return False
+    return ctypes.CDLL(None).syscall(_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA) == 0
 
 
 def machine_for(triple: str, cpu: str, features: str, opt_level: int = 2) -> llvm.TargetMachine:

@@ -17,7 +17,7 @@ import torch
 
 from ._observer import Observer
 from .errors import CodegenError
-from .ir import Buffer, Contraction, ExternCall, LoopNest, Program
+from .ir import Buffer, Contraction, ExternCall, LoopNest, Precision, Program
 from .kernel_ir.nodes import KernelModule
 from .launch_plan import CompiledProgram
 from .ops.dtypes import DType
@@ -103,11 +103,13 @@ class SplitPolicy:
 @dataclass(frozen=True, slots=True)
 class Choice:
     """Who computes a product: ``form`` is ``"aten"`` for the call as it stands, another library's name, or one of the
-    target's ``contraction_forms``; ``reason`` says why, with the ``seconds`` that were measured."""
+    target's ``contraction_forms``; ``reason`` says why, with the ``seconds`` that were measured. ``precision``: what a
+    form of the target makes of factors of float32, see :class:`~.ir.Contraction`."""
 
     form: str
     reason: str
     seconds: float | None = None
+    precision: Precision = "highest"
 
 
 class Target(Protocol):

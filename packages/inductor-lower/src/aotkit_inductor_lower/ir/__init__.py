@@ -2,6 +2,7 @@
 
 from ..ops.dtypes import DType
 from .nodes import (
+    CONTRACTIONS,
     Alias,
     Arg,
     Buffer,
@@ -19,6 +20,7 @@ from .nodes import (
     LoopNest,
     Operand,
     Origin,
+    Precision,
     Program,
     Range,
     Reduce,
@@ -29,6 +31,7 @@ from .nodes import (
 )
 
 __all__ = [
+    "CONTRACTIONS",
     "Alias",
     "Arg",
     "Buffer",
@@ -47,6 +50,7 @@ __all__ = [
     "LoopNest",
     "Operand",
     "Origin",
+    "Precision",
     "Program",
     "Range",
     "Reduce",

@@ -55,7 +55,8 @@ Note [What a contraction is]
 
     * Both factors have the same type. They are widened to the ``accumulate`` type, multiplied and summed in it.
     * The multiplication of its nest is ``mul_contract``: kernels for products may add without rounding the product
-      first, as libraries do. A ``mul`` that the user wrote is rounded, as eager rounds it.
+      first, as libraries do. A ``mul`` that the user wrote is rounded, as eager rounds it. Where the precision allows
+      it, the op is ``mul_contract_high`` or ``mul_contract_medium``, of factors that may lose bits before.
     * Operands load at affine indices, so a convolution is one too: rows are images and places, columns the channels of
       the result, and the left operand loads ``x[n, c, oh*stride + kh*dilation - pad, ...]`` under a mask.
     * It means what :meth:`Contraction.as_nest` says: that is what the interpreter runs, and the verifier checks.
@@ -70,7 +71,7 @@ Note [NaN literals compare equal]
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Literal as OneOf
@@ -92,6 +93,7 @@ from .instructions import (
 )
 
 __all__ = [
+    "CONTRACTIONS",
     "PRECISIONS",
     "STORE_MODES",
     "Alias",
@@ -297,6 +299,12 @@ class Alias:
 
 Precision = OneOf["highest", "high", "medium"]
 PRECISIONS: tuple[Precision, ...] = ("highest", "high", "medium")
+#: The op that multiplies in the nest of a contraction, by its precision.
+CONTRACTIONS: Mapping[Precision, str] = {
+    "highest": "mul_contract",
+    "high": "mul_contract_high",
+    "medium": "mul_contract_medium",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -371,7 +379,7 @@ class Contraction:
                 factors[-1] = _unused(f"{side}_wide", taken)
                 body.append(Compute(factors[-1], "cast", (operand.value,), self.accumulate))
         product = _unused("product", taken)
-        body.append(Compute(product, "mul_contract", tuple(factors), self.accumulate))
+        body.append(Compute(product, CONTRACTIONS[self.precision], tuple(factors), self.accumulate))
         body.append(Reduce(self.result, "sum", product, self.accumulate))
         stages = (Stage(self.reduced, tuple(body)), Stage((), self.epilogue))
         return LoopNest(self.name, self.outer, stages, self.origin)

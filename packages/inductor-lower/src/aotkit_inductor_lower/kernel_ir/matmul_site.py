@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..ir import CheckedIndex, Compute, DType, Reduce, Store
+from ..ir import CONTRACTIONS, CheckedIndex, Compute, DType, Reduce, Store
 from .nodes import Kernel, Loop
 from .walk import PerfectNest, loops_of_values, perfect_nests
 
-__all__ = ["FewRowsSite", "MatmulSite", "few_rows_site", "matmul_site"]
+__all__ = ["FewRowsSite", "MatmulSite", "few_rows_site", "matmul_site", "sum_of_products"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ def matmul_site(kernel: Kernel) -> MatmulSite | None:
     A nest of the form that Note [What a contraction is] tells: one factor does not vary along the columns, the other
     not along the rows, and the product of both need not be rounded. What is summed, and so each factor, is f32 or f64.
     """
-    found = _sum_of_products(kernel)
+    found = sum_of_products(kernel)
     if found is None or len(kernel.grid) < 2 or len(found[0].loops) != 1:
         return None
     nest, reduce, factors = found
@@ -64,7 +64,7 @@ def matmul_site(kernel: Kernel) -> MatmulSite | None:
 def few_rows_site(kernel: Kernel, most: int) -> FewRowsSite | None:
     """The product of at most ``most`` rows with a matrix that a kernel computes: the last loop of its grid runs over
     columns, and at most one of the others is one that only the left factor varies along."""
-    found = _sum_of_products(kernel)
+    found = sum_of_products(kernel)
     if found is None:
         return None
     nest, reduce, factors = found
@@ -79,7 +79,7 @@ def few_rows_site(kernel: Kernel, most: int) -> FewRowsSite | None:
     return None
 
 
-def _sum_of_products(kernel: Kernel) -> tuple[PerfectNest, Reduce, tuple[str, str]] | None:
+def sum_of_products(kernel: Kernel) -> tuple[PerfectNest, Reduce, tuple[str, str]] | None:
     """A kernel's only nest, if a sum of products is all that is reduced in it, with the sum and its factors."""
     loops = [k for k, stmt in enumerate(kernel.body) if isinstance(stmt, Loop)]
     if loops != [0] or not kernel.grid or kernel.ordered or kernel.scratch:
@@ -92,7 +92,7 @@ def _sum_of_products(kernel: Kernel) -> tuple[PerfectNest, Reduce, tuple[str, st
     product = next((i for i in nest.body if not isinstance(i, Store) and i.result == reduce.value), None)
     if reduce.kind != "sum" or reduce.running or reduce.dtype not in (DType.F32, DType.F64):
         return None
-    if not isinstance(product, Compute) or product.op != "mul_contract":
+    if not isinstance(product, Compute) or product.op not in CONTRACTIONS.values():
         return None
     first, second = product.args
     return nest, reduce, (first, second)

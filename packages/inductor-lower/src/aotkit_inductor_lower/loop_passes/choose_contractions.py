@@ -64,7 +64,8 @@ class _Chooser:
         if producers and ctx.fuel.take():
             why = "it is computed where the product reads it"
             ctx.decisions.extend(Decision("inline", nest.name, product.name, True, why) for nest in producers)
-            return replace(whole, library=None)
+            return replace(whole, library=None, precision=choice.precision)
+        product = replace(product, precision=choice.precision)
         return product if ctx.target.capabilities.tiles_products else product.as_nest()
 
     def choice(self, product: Contraction, call: ExternCall, producers: Sequence[LoopNest]) -> tuple[Choice, str]:

@@ -225,6 +225,10 @@ _ROWS = (
     _binary("mul", _F | _I, ref.mul, "integers wrap; 0 * inf is nan", commutative=True),
     _binary("mul_contract", _F, ref.mul, "as mul; its sum may take it unrounded, as in products of matrices",
             commutative=True),
+    _binary("mul_contract_high", _F, ref.mul, "as mul_contract; of f32 the last 8 bits of the factors may be lost",
+            commutative=True),
+    _binary("mul_contract_medium", _F, ref.mul, "as mul_contract; f32 factors may be rounded to bf16",
+            commutative=True),
     _binary("div", _F, ref.div, "true division: x/0 is +-inf or, at 0/0, nan"),
     _division(
         "floordiv",

@@ -27,7 +27,9 @@ from ...symbolic import Symbol, to_expr
 from .machine import Machine, host_machine
 from .module import ModuleText
 from .object import compile_text
-from .products import lies_along_columns, product_form
+from .products import TiledProduct, lies_along_columns, product_form
+from .render.amx_product import TiledProductEmitter
+from .render.amx_tiles import uses_tiles
 from .render.few_rows_along_columns import FewRowsAlongColumns
 from .render.few_rows_along_sums import FewRowsAlongSums
 from .render.kernel import emit_kernel
@@ -65,7 +67,9 @@ def generate(
     with around_llvm or nullcontext():
         code = compile_text(text, target) if written.records else b""
     machine = [target.triple, target.cpu, target.vector_bits]
-    facts = {"machine": machine, "imports": list(module.imports())}
+    facts: dict[str, object] = {"machine": machine, "imports": list(module.imports())}
+    if uses_tiles(module.declarations):
+        facts["tiles"] = True
     binary = Binary.of("cpu", facts, (("kernels", code),) if written.records else ())
     return CompiledProgram(plan, tuple(written.records), binary, text if keep_text else "")
 
@@ -116,6 +120,8 @@ class _Kernels:
             if isinstance(site, FewRowsSite):
                 way = FewRowsAlongColumns if lies_along_columns(kernel, site) else FewRowsAlongSums
                 text = way(kernel, site, self.target, declarations).emit()
+            elif isinstance(site, TiledProduct):
+                text = TiledProductEmitter(kernel, site, self.target, declarations).emit()
             elif site is not None:
                 text = ProductEmitter(kernel, site, self.target, declarations).emit()
             else:

@@ -13,7 +13,7 @@ from ...errors import BindError
 from ...launch_plan.loaded import Loaded
 from ...launch_plan.records import CallSegment, CompiledProgram
 from ...launch_plan.status import failure
-from ...native import load_object
+from ...native import load_object, tiles_allowed
 
 __all__ = ["load"]
 
@@ -36,6 +36,11 @@ def _segments(program: CompiledProgram) -> dict[str, Callable[[int, int], int]]:
     if not names:
         return {}
     ((_, code),) = program.binary.sections
+    if program.binary.facts.get("tiles") and not tiles_allowed():
+        raise BindError(
+            f"{program.plan.name} was compiled for a processor with AMX, and this process may not use it (the processor "
+            "lacks it, or the system does not allow it); compile again here, or for a level of x86-64"
+        )
     try:
         loaded = load_object(code, program.binary.facts["imports"], names)
     except (RuntimeError, LookupError) as error:

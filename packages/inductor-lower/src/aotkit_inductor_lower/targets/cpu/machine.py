@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import llvmlite.binding as llvm
 
 from ...errors import CodegenError
-from ...native import ensure_llvm, machine_for, symbol_address
+from ...native import ensure_llvm, machine_for, symbol_address, tiles_allowed
 from ...ops.scalar import MATH, MathSymbol
 
 __all__ = [
@@ -64,6 +64,8 @@ def host_machine() -> Machine:
     ensure_llvm()
     features = llvm.get_host_cpu_features()
     flat = features.flatten()
+    if features.get("amx-tile") and not tiles_allowed():
+        flat = ",".join(f"-{name[1:]}" if name.startswith("+amx") else name for name in flat.split(","))
     bits = 512 if features.get("avx512f") and features.get("avx512bw") and features.get("avx512vl") else 0
     bits = bits or (256 if features.get("avx2") and features.get("fma") else 128)
     if bits == 512:

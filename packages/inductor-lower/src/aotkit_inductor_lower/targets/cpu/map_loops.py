@@ -228,9 +228,7 @@ def _steps(size: Expr, lanes: int) -> tuple[float, float]:
     return (count - tail) / lanes, tail
 
 
-def _outer_cost(
-    kernel: Kernel, nests: Sequence[PerfectNest], loop: Loop, lanes: int, target: Machine
-) -> float:
+def _outer_cost(kernel: Kernel, nests: Sequence[PerfectNest], loop: Loop, lanes: int, target: Machine) -> float:
     vectors, tail = _steps(loop.extent, lanes)
     if tail and outer_tail(kernel, nests, loop, lanes, target):
         vectors, tail = vectors + 1.5, 0
@@ -341,9 +339,7 @@ def masked_tail(nest: PerfectNest, loop: Loop, lanes: int, target: Machine) -> i
     return size % lanes
 
 
-def outer_tail(
-    kernel: Kernel, nests: Sequence[PerfectNest], loop: Loop, lanes: int, target: Machine
-) -> bool:
+def outer_tail(kernel: Kernel, nests: Sequence[PerfectNest], loop: Loop, lanes: int, target: Machine) -> bool:
     """Whether one masked vector takes what is left of a loop of the grid."""
     size = loop.extent.constant
     if target.vector_bits != 512 or kernel.ordered or (size is not None and size % lanes < LEAST_TAIL):

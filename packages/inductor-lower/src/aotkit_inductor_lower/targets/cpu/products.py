@@ -1,13 +1,16 @@
-"""Kernels that are products of matrices, as the CPU's renderer writes them: in tiles, or for a few rows."""
+"""Kernels that are products of matrices, as the CPU's renderer writes them: in tiles of vectors or of tile registers,
+or for a few rows."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
-from ...ir import Buffer, Instr, Load, LoopNest, Store
+from ...ir import Buffer, Compute, DType, Instr, Load, LoopNest, Store
 from ...ir.walk import operands
 from ...kernel_ir.matmul_site import FewRowsSite, MatmulSite, few_rows_site, matmul_site
 from ...kernel_ir.nodes import Kernel, Loop
+from ...kernel_ir.product_site import ProductSite, product_site
 from ...kernel_ir.walk import perfect_nests
 from ...kernel_passes.linearize import Placement
 from ...kernel_passes.normal_form import kernel_of
@@ -15,21 +18,102 @@ from ...symbolic import Symbol, product, to_expr
 from .choose import FEW_ROWS, LEAST
 from .machine import Machine
 from .map_loops import bears_mask
+from .tile_forms import FORMS, PANEL, TileForm
 
-__all__ = ["computed_by", "few_rows", "lies_along_columns", "plain_left", "product_form", "product_of"]
+__all__ = ["ProductForm", "TiledFactor", "TiledProduct", "computed_by", "few_rows", "lies_along_columns", "plain_left"]
+__all__ += ["product_form", "product_of", "tiled_product"]
 
 
-def product_of(nest: LoopNest, buffers: Mapping[str, Buffer], target: Machine) -> MatmulSite | FewRowsSite | None:
+@dataclass(frozen=True, slots=True)
+class TiledFactor:
+    """A factor as tiles take it: its value, the type of that, what computes it, and whether neighbors in memory are
+    neighbors in the sum (``along``) or lines."""
+
+    value: str
+    dtype: DType
+    body: tuple[Instr, ...]
+    along: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TiledProduct:
+    """A product for tile registers."""
+
+    site: ProductSite
+    form: TileForm
+    left: TiledFactor
+    right: TiledFactor
+
+
+ProductForm = MatmulSite | FewRowsSite | TiledProduct
+
+
+def product_of(nest: LoopNest, buffers: Mapping[str, Buffer], target: Machine) -> ProductForm | None:
     """What :func:`product_form` says of the kernel that a nest becomes. Whose memory an alias shows does not matter."""
     return product_form(kernel_of(nest, buffers, {name: Placement(name, to_expr(0)) for name in buffers}), target)
 
 
-def product_form(kernel: Kernel, target: Machine) -> MatmulSite | FewRowsSite | None:
-    """The product that a kernel in normal form is, if :class:`ProductEmitter` or :class:`FewRowsEmitter` can write it
-    and it is large enough."""
+def product_form(kernel: Kernel, target: Machine) -> ProductForm | None:
+    """The product that a kernel in normal form is, if :class:`ProductEmitter`, :class:`TiledProductEmitter` or
+    :class:`FewRowsEmitter` can write it and it is large enough."""
     if not target.has("fma"):
         return None
-    return few_rows(kernel) or _in_tiles(kernel)
+    return few_rows(kernel) or tiled_product(kernel, target) or _in_tiles(kernel)
+
+
+def tiled_product(kernel: Kernel, target: Machine) -> TiledProduct | None:
+    """The product that a kernel is, as :class:`TiledProductEmitter` writes it: of known sizes, no side of which is much
+    smaller than a panel, and with factors whose neighbors in memory are neighbors in a panel."""
+    if not target.has("amx-bf16") or target.vector_bits != 512:
+        return None
+    site = product_site(kernel)
+    if site is None or site.reduce.dtype is not DType.F32:
+        return None
+    if any((size.constant or 0) < PANEL // 2 for size in site.sizes):
+        return None
+    factors = [_tiled_factor(kernel, value) for value in (site.left, site.right)]
+    narrow = all(factor.dtype is DType.BF16 for factor in factors)
+    if not narrow:
+        factors = [_wide_factor(kernel, value) for value in (site.left, site.right)]
+    found = [
+        _lying(factor, lines, site.inner) for factor, lines in zip(factors, (site.rows, site.columns), strict=True)
+    ]
+    left, right = found
+    if left is None or right is None:
+        return None
+    if len(site.columns) > 1 and (site.columns[-1].extent.constant or 1) % (PANEL // 2):
+        return None  # vectors of results would be in two rows of columns
+    after = [stmt for stmt in kernel.body if not isinstance(stmt, Loop)]
+    if not all(map(bears_mask, (*left.body, *right.body, *after))):
+        return None
+    return TiledProduct(site, FORMS["bf16" if narrow else site.precision], left, right)
+
+
+def _wide_factor(kernel: Kernel, value: str) -> TiledFactor:
+    return TiledFactor(value, DType.F32, computed_by(kernel, value), along=False)
+
+
+def _tiled_factor(kernel: Kernel, value: str) -> TiledFactor:
+    """A factor, before it is widened if it was bfloat16."""
+    body = computed_by(kernel, value)
+    types = {instr.result: instr.dtype for instr in body if not isinstance(instr, Store)}
+    last = body[-1]
+    if isinstance(last, Compute) and last.op == "cast" and types[last.args[0]] is DType.BF16:
+        return TiledFactor(last.args[0], DType.BF16, body[:-1], along=False)
+    return TiledFactor(value, DType.F32, body, along=False)
+
+
+def _lying(factor: TiledFactor, lines: tuple[Loop, ...], inner: tuple[Loop, ...]) -> TiledFactor | None:
+    """A factor with how it lies in memory; ``None`` where its neighbors are no neighbors in a panel."""
+    offsets = [instr.indices[0] for instr in factor.body if isinstance(instr, Load)]
+
+    def contiguous(loop: Loop) -> bool:
+        return any(offset.coefficient(Symbol(loop.symbol)) == 1 for offset in offsets)
+
+    if contiguous(inner[-1]):
+        return replace(factor, along=True)
+    whole = len(lines) == 1 or (lines[-1].extent.constant or 1) % (PANEL // 2) == 0
+    return factor if whole and contiguous(lines[-1]) else None
 
 
 def few_rows(kernel: Kernel) -> FewRowsSite | None:

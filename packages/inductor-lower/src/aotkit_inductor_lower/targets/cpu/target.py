@@ -13,6 +13,7 @@ from ...options import LowerOptions
 from ...passes import stage
 from ...target import HOST, HOST_SPLITS, Capabilities, Choice, CompileCall, Measure, SplitPolicy, choose_on_host
 from .machine import Machine, host_machine, processor_machine
+from .tile_forms import FORMS
 
 __all__ = ["CpuTarget", "cpu_target"]
 
@@ -34,7 +35,7 @@ class CpuTarget:
     def choose(
         self, product: Contraction, buffers: Mapping[str, Buffer], options: LowerOptions, measure: Measure | None
     ) -> Choice:
-        """``"fma"``, panels and tiles of vectors, where that is faster or asked for."""
+        """``"fma"``, panels and tiles of vectors, or a form of tile registers, where that is faster or asked for."""
         from .choose import choose_form
 
         return choose_form(product, buffers, options, self.machine, self.processor)
@@ -84,4 +85,5 @@ def cpu_target(processor: str = "host") -> CpuTarget:
     """
     machine = processor_machine(processor)
     forms = ("fma",) if machine.has("fma") else ()
+    forms += tuple(form.name for form in FORMS.values()) if machine.has("amx-bf16") else ()
     return CpuTarget(machine, host_machine().cpu, replace(HOST, contraction_forms=forms, tiles_products=bool(forms)))

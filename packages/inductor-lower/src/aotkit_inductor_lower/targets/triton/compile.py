@@ -32,6 +32,7 @@ _TYPES: Mapping[DType, str] = {
     DType.U8: "u8",
     DType.BOOL: "i1",
 }
+PARSED = 8  # times that a kernel's text is parsed at most, less one
 ALIGNED = 16  # bytes that each pointer is a multiple of
 
 
@@ -73,11 +74,26 @@ def compile_kernel(source: KernelSource, arch: int, *, config: Config | None = N
         "debug": source.checks,
     }
     ast = ASTSource(function, signature, constexprs=blocks, attrs=attributes)
+
+    def compiled() -> Any:
+        return triton.compile(ast, target=GPUTarget("cuda", arch, 32), options=options)
+
     try:
-        made = triton.compile(ast, target=GPUTarget("cuda", arch, 32), options=options)
+        made = _parsed_again(compiled)
     except Exception as error:
         raise TritonError(f"Triton does not compile the kernel {source.name} for sm_{arch}: {error}") from error
     return _cubin(made, source, config, arch, keep_ptx)
+
+
+def _parsed_again(compiled: Callable[[], Any]) -> Any:
+    """What Triton makes, tried again where Python 3.11 could not parse the kernel: its parser counts how deep it is for
+    all threads together, and complains (``SystemError``) if two of them parsed at once."""
+    for _ in range(PARSED):
+        try:
+            return compiled()
+        except SystemError:
+            continue
+    return compiled()
 
 
 def compile_all(

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ...ir import CONTRACTIONS
 from ...ops.reductions import REDUCTIONS, Reduction, combine_tensors
 from ...ops.scalar import MATH, OP_TABLE
 
@@ -83,7 +84,7 @@ def _reduction(run: Callable[[Array, int], Array]) -> Callable[[Any, Any], Any]:
 _UFUNCS: dict[object, np.ufunc] = {
     "add": np.add,
     "mul": np.multiply,
-    "mul_contract": np.multiply,
+    **dict.fromkeys(CONTRACTIONS.values(), np.multiply),
     "minimum": np.minimum,
     "maximum": np.maximum,
     "logical_or": np.bitwise_or,  # bools are integers here

@@ -10,7 +10,7 @@ Note [Shape of a kernel]
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from ....ir import CheckedIndex, Range, Store
@@ -102,6 +102,7 @@ class KernelEmitter:
             low, high = em.mul(low, count), em.mul(high, count)
         low = self._none_of_empty(low, high)
         em.loop(low, high, 1, [], lambda unit, _: self.unit(unit, chunk), "unit")
+        self.finish()
         lines = [f"(ptr %frame, ptr %slots, i64 %low, i64 %high) {{{origin_comment(kernel.origin)}", "entry:"]
         if self.ops.uses_status:
             lines += ["  %status = alloca i32", "  store i32 0, ptr %status"]
@@ -156,12 +157,41 @@ class KernelEmitter:
                 continue
             pointers[row.name] = self.memory(self.em.mul(count, imm(item)))
 
+    def finish(self) -> None:
+        """What is done once after all units: nothing."""
+
+    def go_to(self, symbols: Mapping[Symbol, Ssa], vector: Vector | None) -> int:
+        """A place within loops: nothing that is loaded there moves out of them. Gives what to leave with."""
+        ctx = self.ctx
+        ctx.values.clear()
+        ctx.symbols.update(symbols)
+        ctx.vector = vector
+        floor, ctx.hoist_depth = ctx.hoist_depth, self.em.depth
+        return floor
+
+    def go_back(self, floor: int) -> None:
+        """The end of what :meth:`go_to` begins."""
+        self.ctx.vector, self.ctx.hoist_depth = None, floor
+        self.ctx.values.clear()
+
     def memory(self, size: Ssa) -> Ssa:
         """As many bytes, until the kernel is done."""
         self.em.declare("malloc", "ptr", ["i64"])
         self.em.declare("free", "void", ["ptr"])
         pointer = self.em.here("ptr", f"call ptr @malloc(i64 {size.text})")
         self._mallocs.append(pointer)
+        return pointer
+
+    def large_memory(self, size: int) -> Ssa:
+        """The same of some MiB, from where a cache line begins on; in huge pages where the system has them, since what
+        is read in another order than it lies in memory needs many translations of addresses."""
+        em, huge = self.em, 1 << 21
+        if size < huge // 4 or "linux" not in self.ops.target.triple:
+            return em.aligned(self.memory(imm(size + 64)), 64)
+        whole = -(-size // huge) * huge
+        pointer = em.aligned(self.memory(imm(whole + huge)), huge)
+        em.declare("madvise", "i32", ["ptr", "i64", "i32"])
+        em.here("i32", f"call i32 @madvise(ptr {pointer.text}, i64 {whole}, i32 14)")  # MADV_HUGEPAGE, as a wish
         return pointer
 
     def _release(self) -> list[str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from ....ir import DType
+from ....ir import CONTRACTIONS, DType
 from ....launch_plan.status import ZERO_DIVISION
 from ....ops.scalar import MATH, expansion
 from .arithmetic import Ops
@@ -271,7 +271,7 @@ LLVM_OPS: Mapping[str, Row] = {
     "add": _binary("fadd", "add"),
     "sub": _binary("fsub", "sub"),
     "mul": _binary("fmul", "mul"),
-    "mul_contract": _binary("fmul", "mul"),
+    **dict.fromkeys(CONTRACTIONS.values(), _binary("fmul", "mul")),
     "div": _binary("fdiv", "sdiv"),
     "floordiv": _floordiv,
     "truncdiv": _truncdiv,

@@ -233,7 +233,7 @@ class ProductEmitter(KernelEmitter):
     ) -> list[Ssa]:
         """What a factor is at step ``k``, or at as many steps as make a square, from the panel's ``column`` on."""
         em, ctx = self.em, self.ctx
-        floor = self._enter({self.inner: k}, vector)
+        floor = self.go_to({self.inner: k}, vector)
         emit_body(ctx, factor.body)
         for copy in range(vector.interleave):
             part = ctx.part(factor.value, copy, vector.lanes)
@@ -244,7 +244,7 @@ class ProductEmitter(KernelEmitter):
             if vector.tile is None:
                 place = em.add(place, imm(copy * self.across))
             self._store(part, self._element(to, place))
-        self._leave(floor)
+        self.go_back(floor)
         return []
 
     def _clear(self, panel: Ssa, column: Ssa) -> list[Ssa]:
@@ -262,19 +262,6 @@ class ProductEmitter(KernelEmitter):
 
     def _alignment(self) -> int:
         return min(ALIGNED, self.across * width(self.dtype) // 8)
-
-    def _enter(self, symbols: dict[Symbol, Ssa], vector: Vector | None) -> int:
-        """A place within loops: nothing that is loaded there moves out of them. Gives what to leave with."""
-        ctx = self.ctx
-        ctx.values.clear()
-        ctx.symbols.update(symbols)
-        ctx.vector = vector
-        floor, ctx.hoist_depth = ctx.hoist_depth, self.em.depth
-        return floor
-
-    def _leave(self, floor: int) -> None:
-        self.ctx.vector, self.ctx.hoist_depth = None, floor
-        self.ctx.values.clear()
 
     # -- tiles ---------------------------------------------------------------------------------------------
 
@@ -361,10 +348,10 @@ class ProductEmitter(KernelEmitter):
 
         def some(vectors: int, column: Ssa, _: list[Ssa]) -> list[Ssa]:
             vector = Vector(self.columns, column, self.across, vectors)
-            floor = self._enter(symbols, self.ctx.some(vector, end) if vectors == 1 else vector)
+            floor = self.go_to(symbols, self.ctx.some(vector, end) if vectors == 1 else vector)
             self.ctx.values[self.site.reduce.result] = self._sums(sums, em.sub(column, at), vectors)
             emit_body(self.ctx, self.after)
-            self._leave(floor)
+            self.go_back(floor)
             return []
 
         if self._exact():
@@ -382,4 +369,3 @@ class ProductEmitter(KernelEmitter):
             pointer = self._element(row, self.em.add(column, imm(copy * self.across)))
             parts.append(self.em.here(type_, f"load {type_}, ptr {pointer.text}, align {align}"))
         return Value(self.dtype, tuple(parts), varying=True)
-

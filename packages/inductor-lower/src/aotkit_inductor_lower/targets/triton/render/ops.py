@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 
-from ....ir import DType
+from ....ir import CONTRACTIONS, DType
 from ....ops.dtypes import bits, is_float, is_half, is_int
 from ....ops.reductions import store_op
 from ....ops.scalar import MATH
@@ -129,7 +129,7 @@ TRITON_OPS: Mapping[str, Row] = {
     "add": _infix("+"),
     "sub": _infix("-"),
     "mul": _infix("*"),
-    "mul_contract": _infix("*"),
+    **dict.fromkeys(CONTRACTIONS.values(), _infix("*")),
     "div": _call("divide"),
     "floordiv": _integers(_call("floor_divide"), _call("divide_unsigned")),
     "truncdiv": _integers(_call("truncate_divide"), _call("divide_unsigned")),

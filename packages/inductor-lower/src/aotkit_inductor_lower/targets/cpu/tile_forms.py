@@ -1,0 +1,40 @@
+"""Forms of products for the tile registers of AMX, see Note [float32 in pieces of bfloat16]."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["DEPTH", "FORMS", "PANEL", "TILE_BYTES", "TileForm"]
+
+PANEL = 32  # lines of a panel
+DEPTH = 32  # summed numbers of a step
+TILE_BYTES = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class TileForm:
+    """How a product is written with tiles. ``products``: which piece of the left factor times which of the right one;
+    in an order in which each shares a factor with the one before, so that its tiles are loaded once. ``steps``: how
+    many are summed at once, at most: the sums go to memory and back in between. ``streams``: few enough that a panel of
+    the right factor stays in the first-level cache, past which the left one is loaded then; with many products to a
+    tile there is time to load both from the second-level cache."""
+
+    name: str
+    pieces: int
+    products: tuple[tuple[int, int], ...]
+    steps: int
+    streams: bool
+
+    @property
+    def step_bytes(self) -> int:
+        """Bytes of one step of a panel."""
+        return self.pieces * 2 * TILE_BYTES
+
+
+#: By the precision that factors of float32 are multiplied in; ``"bf16"``: they are bfloat16.
+FORMS = {
+    "highest": TileForm("amx-f32x6", 3, ((0, 2), (0, 1), (1, 1), (1, 0), (0, 0), (2, 0)), steps=24, streams=False),
+    "high": TileForm("amx-f32x3", 2, ((0, 1), (0, 0), (1, 0)), steps=36, streams=True),
+    "medium": TileForm("amx-f32x1", 1, ((0, 0),), steps=20, streams=True),
+    "bf16": TileForm("amx-bf16", 1, ((0, 0),), steps=20, streams=True),
+}
