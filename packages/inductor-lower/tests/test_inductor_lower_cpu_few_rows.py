@@ -24,7 +24,8 @@ from aotkit_inductor_lower.runtime import bind_program
 from aotkit_inductor_lower.symbolic import product
 from aotkit_inductor_lower.targets.cpu import generate as generate_module
 from aotkit_inductor_lower.targets.cpu import generic_machine, host_machine, products
-from aotkit_inductor_lower.targets.cpu.choose import FEW_ROWS, LEAST, choose_form
+from aotkit_inductor_lower.targets.cpu.choose import choose_form
+from aotkit_inductor_lower.targets.cpu.choose_few_rows import FEW_ROWS, LEAST
 from aotkit_inductor_lower.targets.cpu.generate import generate
 from aotkit_inductor_lower.targets.cpu.machine import Machine, processor_machine
 
@@ -248,28 +249,28 @@ def test_the_text_names_what_it_computes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rows", "dtype", "transposed", "features", "form"),
+    ("rows", "dtype", "transposed", "processor", "form"),
     [
-        (1, torch.float32, True, "", "fma"),
-        (1, torch.float32, False, "", "aten"),
-        (4, torch.float32, False, "", "fma"),
-        (1, torch.bfloat16, True, "avx512bf16", "fma"),
-        (8, torch.bfloat16, True, "avx512bf16", "aten"),
-        (8, torch.bfloat16, True, "", "fma"),
-        (1, torch.float16, True, "", "aten"),
-        (1, torch.float16, False, "", "fma"),
+        (1, torch.float32, True, "any", "fma"),
+        (1, torch.float32, False, "any", "aten"),
+        (4, torch.float32, False, "any", "fma"),
+        (1, torch.bfloat16, True, "znver4", "fma"),
+        (8, torch.bfloat16, True, "znver4", "aten"),
+        (8, torch.bfloat16, True, "sapphirerapids", "fma"),
+        (1, torch.float16, True, "any", "aten"),
+        (1, torch.float16, False, "any", "fma"),
     ],
     ids=str,
 )
-def test_who_computes_them(rows: int, dtype: torch.dtype, transposed: bool, features: str, form: str) -> None:
+def test_who_computes_them(rows: int, dtype: torch.dtype, transposed: bool, processor: str, form: str) -> None:
     x, w = torch.randn(rows, 256, dtype=dtype), torch.randn(512, 256, dtype=dtype)
     f = (lambda x, w: x @ w.t()) if transposed else (lambda x, w: x @ w)
     w = w if transposed else w.t().contiguous()
     program = lower_graph(make_fx(f, tracing_mode="fake")(x, w))
     (found,) = contractions(program)
     machine = generic_machine(512)
-    machine = replace(machine, features=f"{machine.features},+{features}" if features else machine.features)
-    assert choose_form(found, buffers_of(program), LowerOptions(), machine, "any").form == form
+    machine = replace(machine, features=f"{machine.features},+avx512bf16")
+    assert choose_form(found, buffers_of(program), LowerOptions(), machine, processor).form == form
     small = generic_machine(128)
     assert choose_form(found, buffers_of(program), LowerOptions(), small, "any").form == "aten"
 

@@ -15,7 +15,7 @@ from ...kernel_ir.walk import perfect_nests
 from ...kernel_passes.linearize import Placement
 from ...kernel_passes.normal_form import kernel_of
 from ...symbolic import Symbol, product, to_expr
-from .choose import FEW_ROWS, LEAST
+from .choose_few_rows import FEW_ROWS, LEAST
 from .machine import Machine
 from .map_loops import bears_mask
 from .tile_forms import FORMS, PANEL, TileForm

@@ -21,20 +21,20 @@ __all__ = ["FewRowsAlongSums"]
 
 PART = 1 << 12  # numbers that are summed in registers before they are added to memory
 STRIP = 64
-AHEAD = 512  # bytes
+AHEAD = 1 << 14  # bytes: behind the columns that are read together
 
 
 class FewRowsAlongSums(FewRowsEmitter):
-    """One column after the other for one or two rows: memory is read in one stream. With more rows a few columns at
-    once share the vectors of the left factor, of which a copy has all rows next to each other."""
+    """A few columns at once, which share the vectors of the left factor; of more than one row a copy has all rows next
+    to each other. For one or two rows some vectors of each column are summed apart, so that no sum waits."""
 
     strip = STRIP
 
     def __init__(self, kernel: Kernel, site: FewRowsSite, target: Machine, declarations: dict[str, str]) -> None:
         super().__init__(kernel, site, target, declarations)
-        few = self.count <= 2
-        self.group = 1 if few else max(1, min(4, 3 * self.registers // 4 // self.count))
-        self.vectors = min(8, self.registers // 2 // self.count) if few else 1
+        narrow = any(isinstance(i, Load) and width(i.dtype) == 8 for i in self.right)
+        self.group = 2 if narrow and self.count <= 2 else max(1, min(4, 3 * self.registers // 4 // self.count))
+        self.vectors = max(1, self.registers // 2 // self.count // self.group) if self.count <= 2 else 1
 
     def loads_left(self) -> bool:
         """Of one row whose vectors can be loaded."""
@@ -97,7 +97,7 @@ class FewRowsAlongSums(FewRowsEmitter):
             ctx.symbols[self.columns] = self.em.add(at, imm(column))
             self.enter(None, vector, k)
             emit_body(ctx, self.right)
-            if end is None and self.group == 1:
+            if end is None:
                 self._prefetch(copies)
             right = [ctx.part(self.site.right, copy, across) for copy in range(copies)]
             if vector.tail is not None:
@@ -109,10 +109,11 @@ class FewRowsAlongSums(FewRowsEmitter):
         return result
 
     def _prefetch(self, copies: int) -> None:
-        """Of numbers of a byte: of wider ones the processor's own prefetching is far enough ahead."""
-        narrow = [i for i in self.right if isinstance(i, Load) and width(i.dtype) == 8]
-        if narrow:
-            self.prefetch(to_expr(AHEAD), copies, 3)
+        """The processor's own prefetching stops at the end of a page, and columns are shorter than that or read
+        together."""
+        widths = [width(i.dtype) for i in self.right if isinstance(i, Load)]
+        if widths:
+            self.prefetch(to_expr(AHEAD * 8 // max(widths)), copies, 2)
 
     def _left(self, row: int, k: Ssa, vector: Vector) -> list[Ssa]:
         """Vectors of one row of the left factor."""
