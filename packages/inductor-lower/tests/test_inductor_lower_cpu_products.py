@@ -243,7 +243,7 @@ def test_equal_products_share_a_function_and_all_share_the_tiles() -> None:
     graph = make_fx(layers, tracing_mode="fake")(*args)
     compiled = compile_to_program(graph, options=LowerOptions(contractions="generated"))
     assert not isinstance(compiled, PartitionedGraph)
-    text = generate(compiled.scheduled, keep_text=True).text
+    text = generate(compiled.scheduled, generic_machine(host_machine().vector_bits), keep_text=True).text
     assert text.count("define internal void @tile_") == 1
     assert text.count("define internal i32 @kernel_") == 1
 

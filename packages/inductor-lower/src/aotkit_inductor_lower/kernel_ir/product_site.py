@@ -57,4 +57,3 @@ def product_site(kernel: Kernel) -> ProductSite | None:
             return None
         return ProductSite(reduce, precision, left, right, batch, rows, columns, tuple(nest.loops))
     return None
-

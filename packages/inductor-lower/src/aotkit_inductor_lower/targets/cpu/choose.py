@@ -10,7 +10,8 @@ Note [Which products are ours]
     A product is ours from :data:`WORTH` multiplications on, so that what it takes to compile pays, and if no side is so
     short that panels and tiles are mostly padding.
 
-    Products of a few rows are another matter, see Note [Products of few rows that are ours].
+    Products in tile registers are another matter, see Note [Which products are tiles], as are those
+    of a few rows, see Note [Products of few rows that are ours].
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from ...options import LowerOptions
 from ...symbolic import product
 from ...target import Choice
 from .choose_few_rows import AMD, LEAST, choose_few_rows, lies_along
+from .choose_tiles import choose_tiles
 from .machine import Machine
 
 __all__ = ["choose_form"]
@@ -34,11 +36,14 @@ LONG = 1024  # numbers that are summed: of more a panel of rows and one of colum
 def choose_form(
     contraction: Contraction, buffers: Mapping[str, Buffer], options: LowerOptions, machine: Machine, processor: str
 ) -> Choice:
-    """``"fma"``, panels and tiles of vectors, or ``"aten"``. ``processor``: by LLVM's name, what ATen runs on."""
+    """``"fma"`` (tiles of vectors), a form in tile registers, or ``"aten"``. ``processor``: what ATen runs on."""
     factors = {contraction.left.dtype, contraction.right.dtype}
     few = choose_few_rows(contraction, buffers, options, machine, processor)
     if few is not None:
         return few
+    tiles = choose_tiles(contraction, buffers, options, machine)
+    if tiles is not None:
+        return tiles
     if factors == {DType.BF16} and options.contractions != "generated":
         return Choice("aten", "products of bfloat16 are left to ATen on the CPU")
     sides = contraction.rows, contraction.columns, contraction.reduced

@@ -38,8 +38,8 @@ def _segments(program: CompiledProgram) -> dict[str, Callable[[int, int], int]]:
     ((_, code),) = program.binary.sections
     if program.binary.facts.get("tiles") and not tiles_allowed():
         raise BindError(
-            f"{program.plan.name} was compiled for a processor with AMX, and this process may not use it (the processor "
-            "lacks it, or the system does not allow it); compile again here, or for a level of x86-64"
+            f"{program.plan.name} was compiled for a processor with AMX, and this process may not use it: the "
+            "processor lacks it, or the system does not allow it; compile again here, or for a level of x86-64"
         )
     try:
         loaded = load_object(code, program.binary.facts["imports"], names)

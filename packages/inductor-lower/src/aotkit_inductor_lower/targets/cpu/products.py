@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from ...ir import Buffer, Compute, DType, Instr, Load, LoopNest, Store
+from ...ir import Buffer, CheckedIndex, Compute, DType, Instr, Load, LoopNest, Store
 from ...ir.walk import operands
 from ...kernel_ir.matmul_site import FewRowsSite, MatmulSite, few_rows_site, matmul_site
 from ...kernel_ir.nodes import Kernel, Loop
@@ -96,9 +96,9 @@ def _wide_factor(kernel: Kernel, value: str) -> TiledFactor:
 def _tiled_factor(kernel: Kernel, value: str) -> TiledFactor:
     """A factor, before it is widened if it was bfloat16."""
     body = computed_by(kernel, value)
-    types = {instr.result: instr.dtype for instr in body if not isinstance(instr, Store)}
+    types = {instr.result: instr.dtype for instr in body if not isinstance(instr, Store | CheckedIndex)}
     last = body[-1]
-    if isinstance(last, Compute) and last.op == "cast" and types[last.args[0]] is DType.BF16:
+    if isinstance(last, Compute) and last.op == "cast" and types.get(last.args[0]) is DType.BF16:
         return TiledFactor(last.args[0], DType.BF16, body[:-1], along=False)
     return TiledFactor(value, DType.F32, body, along=False)
 

@@ -84,6 +84,6 @@ def cpu_target(processor: str = "host") -> CpuTarget:
     Raises :class:`~.errors.CodegenError` for a level of x86-64 that this one lacks.
     """
     machine = processor_machine(processor)
-    forms = ("fma",) if machine.has("fma") else ()
-    forms += tuple(form.name for form in FORMS.values()) if machine.has("amx-bf16") else ()
+    tiles = tuple(form.name for form in FORMS.values()) if machine.has("amx-bf16") else ()
+    forms = ("fma", *tiles) if machine.has("fma") else ()
     return CpuTarget(machine, host_machine().cpu, replace(HOST, contraction_forms=forms, tiles_products=bool(forms)))

@@ -94,12 +94,12 @@ class TiledProductEmitter(KernelEmitter):
         assert last.constant is not None
         self.depth = last.constant  # numbers after which a step may not be full
         self.steps = -(-self.depth // DEPTH) * (1 if self.flat else _count(site.inner[:-1]))
-        self._share()
+        self._divide()
         self.check = TileCheck(self.em, self.form, _count(site.inner)) if self.right.packing.checked else None
 
     # -- how the work is shared out ------------------------------------------------------------------------
 
-    def _share(self) -> None:
+    def _divide(self) -> None:
         """Blocks of rows, strips of columns, and how many steps are summed at once: all as equal as they can be."""
         rows, columns = _count(self.site.rows), _count(self.site.columns)
         outer = product(loop.extent for loop in self.site.batch).constant or FEW
