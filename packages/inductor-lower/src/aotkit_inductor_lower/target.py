@@ -8,7 +8,7 @@ Note [One device test]
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal, Protocol
@@ -133,6 +133,12 @@ class Target(Protocol):
         """Who computes a product of matrices: one of the ``contraction_forms``, or ATen's call in it. Asked where there
         are forms, and the options don't say that all is ATen's."""
 
+    def choose_convolution(
+        self, parts: Sequence[Contraction], call: ExternCall, buffers: Mapping[str, Buffer], options: LowerOptions
+    ) -> Choice:
+        """Who computes one result of a convolution or of its backward, ATen's ``call``, or these ``parts`` of it: one
+        of the ``contraction_forms`` for all, or ``"nest"``, plain loops. Asked where :meth:`choose` is."""
+
     def renders_product(self, nest: LoopNest, buffers: Mapping[str, Buffer]) -> bool:
         """Whether the nest is a product of matrices, with what is computed of it, that the target writes in tiles.
         Asked where it ``tiles_products``."""
@@ -191,6 +197,12 @@ class NoMachine:
     ) -> Choice:
         """ATen's call: there is no form for it."""
         return Choice("aten", "the machine is not known")
+
+    def choose_convolution(
+        self, parts: Sequence[Contraction], call: ExternCall, buffers: Mapping[str, Buffer], options: LowerOptions
+    ) -> Choice:
+        """ATen's call."""
+        return Choice("aten", "convolutions are left to ATen")
 
     def renders_product(self, nest: LoopNest, buffers: Mapping[str, Buffer]) -> bool:
         """There are no tiles."""

@@ -16,10 +16,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ..ir import Buffer, BufferRef, Contraction, ExternCall, LoopNest, Program, Step
-from ..ir.walk import buffers_of, contractions
+from ..ir.walk import buffers_of
 from ..passes import NO_FUEL, Decision, Pass, PassContext
 from ..target import Choice
 from .drop_dead_steps import drop_dead_steps
+from .expand_convolutions import expand_convolution, is_convolution
 from .inline_operands import Producers
 
 __all__ = ["PASS", "choose_contractions"]
@@ -27,12 +28,20 @@ __all__ = ["PASS", "choose_contractions"]
 
 def choose_contractions(program: Program, ctx: PassContext) -> Program:
     """The program with each contraction as whoever computes it needs it. Equal ones are asked about once."""
-    if not contractions(program):
+    if not any(isinstance(step, Contraction) or is_convolution(step) for step in program.steps):
         return program
     fuses = ctx.options.fuse and ctx.target.capabilities.tiles_products
     chooser = _Chooser(ctx, buffers_of(program), Producers.of(program) if fuses else None)
-    steps = [chooser.chosen(k, s) if isinstance(s, Contraction) else s for k, s in enumerate(program.steps)]
-    return drop_dead_steps(replace(program, steps=tuple(steps)))
+    steps: list[Step] = []
+    buffers = program.buffers
+    for position, step in enumerate(program.steps):
+        if is_convolution(step):
+            expanded = expand_convolution(step, chooser.buffers, ctx)
+            steps += expanded.steps
+            buffers += expanded.buffers
+        else:
+            steps.append(chooser.chosen(position, step) if isinstance(step, Contraction) else step)
+    return drop_dead_steps(replace(program, steps=tuple(steps), buffers=buffers))
 
 
 @dataclass(slots=True)

@@ -37,6 +37,7 @@ from . import (
 from .casts import FLOAT8_TARGETS
 from .context import LoweringContext
 from .contractions import PRODUCTS, lower_product
+from .convolutions import is_convolution, lower_convolution
 from .extern import lower_extern
 from .float8 import FLOAT8
 from .float_items import FLOAT_OPS, is_float_item
@@ -124,7 +125,7 @@ def lower_node(ctx: LoweringContext, node: Node) -> NodeValue:
         return _dynamic_float(ctx, node, val)
     rule = RULES.get(target)
     if rule is None:
-        lower = lower_product if target in PRODUCTS else lower_extern
+        lower = lower_product if target in PRODUCTS else lower_convolution if is_convolution(node) else lower_extern
         return lower(ctx, node, library_reason(node) or "no lowering rule")
     reason = _not_generated(ctx, node) or refusal(node)
     if reason is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ..._observer import Observer
@@ -39,6 +39,14 @@ class CpuTarget:
         from .choose import choose_form
 
         return choose_form(product, buffers, options, self.machine, self.processor)
+
+    def choose_convolution(
+        self, parts: Sequence[Contraction], call: ExternCall, buffers: Mapping[str, Buffer], options: LowerOptions
+    ) -> Choice:
+        """``"nest"``, loops of vectors, or ``"fma"``, where that is faster or asked for."""
+        from .choose_convolutions import choose_convolution
+
+        return choose_convolution(parts, call, buffers, options, self.machine)
 
     def renders_product(self, nest: LoopNest, buffers: Mapping[str, Buffer]) -> bool:
         """Whether its kernel is one for :class:`~.render.product.ProductEmitter`."""

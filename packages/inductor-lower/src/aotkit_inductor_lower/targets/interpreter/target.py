@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ..._observer import Observer
@@ -29,6 +29,12 @@ class InterpreterTarget:
     ) -> Choice:
         """ATen's call: there are no forms."""
         return Choice("aten", "matrix products are left to ATen")
+
+    def choose_convolution(
+        self, parts: Sequence[Contraction], call: ExternCall, buffers: Mapping[str, Buffer], options: LowerOptions
+    ) -> Choice:
+        """ATen's call."""
+        return Choice("aten", "convolutions are left to ATen")
 
     def renders_product(self, nest: LoopNest, buffers: Mapping[str, Buffer]) -> bool:
         """Not asked: products are nests from the start."""

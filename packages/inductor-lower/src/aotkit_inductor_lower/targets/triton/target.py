@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -57,6 +57,12 @@ class TritonTarget:
     ) -> Choice:
         """``tl.dot`` where that is asked for everywhere, or measured to be faster."""
         return choose_form(product, buffers, options, measure)
+
+    def choose_convolution(
+        self, parts: Sequence[Contraction], call: ExternCall, buffers: Mapping[str, Buffer], options: LowerOptions
+    ) -> Choice:
+        """ATen's call."""
+        return Choice("aten", "convolutions are left to ATen")
 
     def renders_product(self, nest: LoopNest, buffers: Mapping[str, Buffer]) -> bool:
         """Not asked: products are nests from the start."""

@@ -1,0 +1,94 @@
+"""Which convolutions, and which of their gradients, the CPU computes by kernels of its own.
+
+Note [Which convolutions are ours]
+    Depthwise convolutions of float32 on processors with 512-bit vectors, where `python -m tools.bench.convolutions`
+    shows them at least as fast as oneDNN's: those of few taps (:data:`FEW_TAPS`) and their gradients by the image, with
+    the channels of a pixel together or with a stride of 1. What comes before and behind is in their kernels, too. A
+    gradient by the image in several parts, see Note [Places of a scattered sum], is ours as long as it fits the caches.
+    The gradient by the weights is ours from :data:`MANY_TAPS` on, for which oneDNN has no good kernel (it takes 2 to 12
+    times as long), and with a stride and the channels together.
+
+    Convolutions of several channels are ATen's. A form for them would be asked about in :func:`choose_convolution`;
+    with ``contractions="generated"`` they are tiles of vectors where there is a form for that, and else plain loops.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ...ir import Buffer, Contraction, DType, ExternCall, Range
+from ...ir.walk import loads, without_single_iterations
+from ...options import LowerOptions
+from ...symbolic import product
+from ...target import Choice
+from .machine import Machine
+from .products import product_of
+
+__all__ = ["choose_convolution"]
+
+FEW_TAPS = 9
+MANY_TAPS = 25
+CACHED = 1 << 20  # elements
+SHORT_ROW = 8
+
+
+def choose_convolution(
+    parts: Sequence[Contraction],
+    call: ExternCall,
+    buffers: Mapping[str, Buffer],
+    options: LowerOptions,
+    machine: Machine,
+) -> Choice:
+    """``"nest"``, ``"fma"`` or ``"aten"`` for one result of a convolution; see :meth:`.Target.choose_convolution`."""
+    if options.contractions == "generated":
+        tiled = all(product_of(without_single_iterations(part.as_nest()), buffers, machine) for part in parts)
+        return Choice("fma" if tiled else "nest", "every product is generated")
+    if not all(map(_is_depthwise, parts)):
+        return Choice("aten", "convolutions of several channels are left to ATen")
+    why = _slower(parts, buffers, machine)
+    return Choice("aten", why) if why else Choice("nest", "depthwise: vectors of channels or places take less time")
+
+
+def _is_depthwise(part: Contraction) -> bool:
+    """Whether each channel has weights of its own and one result."""
+    channels = [loop for loop in (*part.rows, *part.columns, *part.reduced) if loop.symbol in ("c", "o")]
+    return bool(part.batch) and all(loop.size == 1 for loop in channels)
+
+
+def _slower(parts: Sequence[Contraction], buffers: Mapping[str, Buffer], machine: Machine) -> str:
+    """Why ATen is as fast or faster for a depthwise convolution; ``""`` if it is not."""
+    first = parts[0]
+    if machine.vector_bits < 512 or first.left.dtype is not DType.F32:
+        return "depthwise convolutions are measured in float32 and 512-bit vectors"
+    tensors = [buffers[load.buffer] for part in parts for load in loads(part.body)]
+    result = buffers[first.writes[0]]
+    if any(size.constant is None for t in (*tensors, result) for size in t.sizes) or len(result.sizes) != 4:
+        return "a size is known at run time only, or images have no two dimensions"
+    if by_weights := any(loop.symbol.startswith("k") for loop in first.columns):
+        images, taps = tensors[0], _count(first.columns)
+    else:
+        images, taps = result, sum(_count(part.reduced) for part in parts)
+    together = images.strides[1] == 1
+    strided = _steps(first) > 1
+    if by_weights:
+        taken = taps >= MANY_TAPS or (together and strided)
+        return "" if taken else "oneDNN's gradient by weights of few taps is as fast"
+    if taps > FEW_TAPS:
+        return "oneDNN reads neighbouring pixels once for many taps"
+    if len(parts) > 1 and not (together and (product(result.sizes).constant or 0) <= CACHED):
+        return "parts of the result lie between each other"
+    if not together and (strided or (result.sizes[-1].constant or 0) < SHORT_ROW):
+        return "pixels of a row fill no vectors"
+    return ""
+
+
+def _count(loops: Sequence[Range]) -> int:
+    return product(loop.size for loop in loops).constant or 1
+
+
+def _steps(part: Contraction) -> int:
+    """The longest step between places that neighbouring elements of the result read."""
+    places = [loop.symbol for loop in (*part.rows, *part.reduced) if loop.symbol.startswith("y")]
+    indices = [index for load in loads((*part.left.body, *part.right.body)) for index in load.indices]
+    steps = [index.coefficient(s) for index in indices for s in index.symbols if s.name in places]
+    return max((step.constant or 1 for step in steps if step is not None), default=1)

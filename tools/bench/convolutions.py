@@ -1,0 +1,211 @@
+"""Convolutions and both their gradients: ATen's call and what is generated, interleaved, with errors against float64.
+
+python -m tools.bench.convolutions                            five networks' shapes, channels last
+python -m tools.bench.convolutions --layout contiguous        pixels of a channel side by side
+python -m tools.bench.convolutions --contractions generated   all of them ours (else what is ours without being asked)
+python -m tools.bench.convolutions --only mobilenet --directions forward
+python -m tools.bench.convolutions --threads 2                wall time of two threads (else processor time of one)
+
+ATen's call is oneDNN's kernel. Turns follow each other at once, and the median of the ratios within a round is
+reported. Freed memory stays with the process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from aotkit_inductor_lower import CompiledGraph, LowerOptions, compile_graph
+from tools.bench.__main__ import machine
+from tools.bench.chains import keep_freed_memory, median_ratio, turn
+
+__all__ = ["DIRECTIONS", "SHAPES", "Row", "Shape", "main", "measure"]
+
+aten = torch.ops.aten
+DIRECTIONS = ("forward", "by input", "by weights")
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A convolution of a network, with as many rows as columns; ``channels`` become ``results``."""
+
+    network: str
+    images: int
+    channels: int
+    results: int
+    size: int
+    taps: int
+    stride: int = 1
+    pad: int = 0
+    groups: int = 1
+
+    def __str__(self) -> str:
+        kind = "depthwise " if self.groups == self.channels > 1 else f"{self.groups} groups " if self.groups > 1 else ""
+        by = f"{self.taps}x{self.taps}/{self.stride}"
+        return f"{self.network}: {kind}{by}, {self.channels} to {self.results}, {self.images}x{self.size}x{self.size}"
+
+
+def _depthwise(network: str, channels: int, size: int, taps: int, stride: int = 1, images: int = 4) -> Shape:
+    return Shape(network, images, channels, channels, size, taps, stride, taps // 2, channels)
+
+
+SHAPES = (
+    Shape("resnet", 4, 3, 64, 112, 7, 2, 3),
+    Shape("resnet", 4, 64, 64, 28, 3, 1, 1),
+    Shape("resnet", 4, 64, 256, 28, 1),
+    Shape("resnet", 4, 128, 128, 28, 3, 2, 1),
+    Shape("resnet", 4, 256, 512, 28, 1, 2),
+    Shape("resnet", 4, 256, 256, 14, 3, 1, 1),
+    Shape("resnet", 4, 512, 512, 7, 3, 1, 1),
+    Shape("mobilenet", 4, 3, 32, 112, 3, 2, 1),
+    _depthwise("mobilenet", 32, 56, 3),
+    _depthwise("mobilenet", 96, 56, 3, 2),
+    _depthwise("mobilenet", 144, 28, 3),
+    _depthwise("mobilenet", 192, 28, 3, 2),
+    _depthwise("mobilenet", 384, 14, 3),
+    _depthwise("mobilenet", 576, 14, 3, 2),
+    _depthwise("mobilenet", 960, 7, 3),
+    Shape("mobilenet", 4, 144, 24, 28, 1),
+    Shape("mobilenet", 4, 96, 576, 14, 1),
+    Shape("convnext", 4, 3, 96, 112, 4, 4),
+    _depthwise("convnext", 96, 56, 7, images=2),
+    _depthwise("convnext", 192, 28, 7),
+    _depthwise("convnext", 384, 14, 7),
+    _depthwise("convnext", 768, 7, 7),
+    Shape("convnext", 4, 96, 192, 28, 2, 2),
+    Shape("segformer", 4, 3, 32, 112, 7, 4, 3),
+    Shape("segformer", 4, 32, 64, 28, 3, 2, 1),
+    Shape("segformer", 4, 32, 32, 28, 8, 8),
+    _depthwise("segformer", 128, 28, 3),
+    _depthwise("segformer", 640, 14, 3),
+    Shape("unet", 2, 64, 64, 64, 3, 1, 1),
+    Shape("unet", 2, 256, 128, 32, 3, 1, 1),
+    Shape("unet", 2, 128, 128, 32, 3, 2, 1),
+    Shape("unet", 2, 320, 320, 16, 3, 1, 1),
+    Shape("unet", 2, 320, 4, 32, 3, 1, 1),
+)
+
+
+@dataclass(slots=True)
+class Row:
+    """One result of one convolution: times in ms, the speed over ATen's, errors over the largest value. ``own``: all of
+    it is kernels."""
+
+    shape: Shape
+    direction: str
+    aten: float
+    ours: float
+    ratio: float
+    errors: tuple[float, float]
+    own: bool
+
+
+def _program(shape: Shape, direction: str) -> Callable[..., tuple[torch.Tensor, ...]]:
+    how = ([shape.stride] * 2, [shape.pad] * 2, [1, 1], False, [0, 0], shape.groups)
+    if direction == "forward":
+        return lambda x, w: (aten.convolution(x, w, None, *how),)
+    mask = [direction == "by input", direction == "by weights", False]
+    return lambda grad, x, w: tuple(
+        result for result in aten.convolution_backward(grad, x, w, None, *how, mask) if result is not None
+    )
+
+
+def _operands(shape: Shape, direction: str, layout: torch.memory_format, dtype: torch.dtype) -> list[torch.Tensor]:
+    x = torch.randn(shape.images, shape.channels, shape.size, shape.size, dtype=dtype)
+    w = torch.randn(shape.results, shape.channels // shape.groups, shape.taps, shape.taps, dtype=dtype)
+    x, w = x.contiguous(memory_format=layout), w.contiguous(memory_format=layout)
+    if direction == "forward":
+        return [x, w]
+    (result,) = _program(shape, "forward")(x, w)
+    return [torch.randn_like(result), x, w]
+
+
+def measure(
+    shape: Shape,
+    direction: str,
+    rounds: int,
+    clock: Callable[[], float],
+    options: LowerOptions,
+    layout: torch.memory_format = torch.channels_last,
+    dtype: torch.dtype = torch.float32,
+) -> Row:
+    """One result in interleaved turns."""
+    program, args = _program(shape, direction), _operands(shape, direction, layout, dtype)
+    own = compile_graph(make_fx(program, tracing_mode="fake")(*args), options=options)
+    assert isinstance(own, CompiledGraph)
+
+    def timed(call: Callable[[], object]) -> Callable[[], float]:
+        def run() -> float:
+            start = clock()
+            call()
+            return clock() - start
+
+        return run
+
+    runs = {"aten": timed(lambda: program(*args)), "ours": timed(lambda: own(list(args)))}
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    for _ in range(rounds):
+        for name in sorted(runs, reverse=bool(len(times["aten"]) % 2)):
+            times[name].append(turn(runs[name], 3))
+    (true,) = program(*(x.double() for x in args))
+    got = program(*args)[0], own(list(args))[0]
+    off = [float((each.double() - true).abs().max() / true.abs().max()) for each in got]
+    least = {name: 1e3 * statistics.median(values) for name, values in times.items()}
+    ratio = median_ratio(times["aten"], times["ours"])
+    return Row(shape, direction, least["aten"], least["ours"], ratio, (off[0], off[1]), not own.report().externs)
+
+
+def _summary(found: Sequence[Row], title: str) -> None:
+    if found:
+        mean = math.exp(statistics.fmean(math.log(row.ratio) for row in found))
+        print(f"{title}: {len(found)} rows, geometric mean {mean:.2f}, least {min(row.ratio for row in found):.2f}")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Returns 1 if an error is more than 1.3 times ATen's, and 2e-7 (of bfloat16 1e-3)."""
+    parser = argparse.ArgumentParser(prog="python -m tools.bench.convolutions", description=__doc__)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--layout", choices=("last", "contiguous"), default="last")
+    parser.add_argument("--contractions", choices=("aten", "auto", "generated"), default="auto")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16", "float64"), default="float32")
+    parser.add_argument("--directions", nargs="*", choices=[d.split()[-1] for d in DIRECTIONS], default=())
+    parser.add_argument("--only", default="", help="a part of the name")
+    chosen = parser.parse_args(argv)
+    torch.manual_seed(0)
+    torch.set_num_threads(chosen.threads)
+    keep_freed_memory()
+    clock = time.thread_time if chosen.threads == 1 else time.perf_counter
+    layout = torch.channels_last if chosen.layout == "last" else torch.contiguous_format
+    options = LowerOptions(contractions=chosen.contractions, check_inputs=False)
+    what = f"{chosen.dtype}; {chosen.layout}; contractions: {chosen.contractions}"
+    print(f"{machine()}; threads: {chosen.threads}; {what}\n")
+    print("| convolution | result | by | ATen ms | ours ms | x ATen | error ATen | error |")
+    print("|---|---|---|---:|---:|---:|---:|---:|")
+    found: list[Row] = []
+    for shape in (each for each in SHAPES if chosen.only in str(each)):
+        for direction in DIRECTIONS:
+            if chosen.directions and direction.split()[-1] not in chosen.directions:
+                continue
+            row = measure(shape, direction, chosen.rounds, clock, options, layout, getattr(torch, chosen.dtype))
+            found.append(row)
+            numbers = f"{row.aten:.3f} | {row.ours:.3f} | {row.ratio:.2f} | {row.errors[0]:.1e} | {row.errors[1]:.1e}"
+            print(f"| {shape} | {direction} | {'kernels' if row.own else 'ATen'} | {numbers} |", flush=True)
+    print()
+    for direction in DIRECTIONS:
+        _summary([row for row in found if row.direction == direction], direction)
+    _summary([row for row in found if row.own], "by kernels of ours")
+    _summary(found, "all")
+    slack = 1e-3 if chosen.dtype == "bfloat16" else 2e-7
+    return int(any(row.errors[1] > 1.3 * row.errors[0] + slack for row in found))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
