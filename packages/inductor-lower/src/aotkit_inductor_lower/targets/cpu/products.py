@@ -18,7 +18,7 @@ from ...symbolic import Symbol, product, to_expr
 from .choose_few_rows import FEW_ROWS, LEAST
 from .machine import Machine
 from .map_loops import bears_mask
-from .tile_forms import FORMS, PANEL, TileForm
+from .tile_forms import DEPTH, FORMS, PANEL, TileForm
 
 __all__ = ["ProductForm", "TiledFactor", "TiledProduct", "computed_by", "few_rows", "lies_along_columns", "plain_left"]
 __all__ += ["product_form", "product_of", "tiled_product"]
@@ -37,12 +37,13 @@ class TiledFactor:
 
 @dataclass(frozen=True, slots=True)
 class TiledProduct:
-    """A product for tile registers."""
+    """A product for tile registers. ``filled``: the share of its steps that is not padding."""
 
     site: ProductSite
     form: TileForm
     left: TiledFactor
     right: TiledFactor
+    filled: float
 
 
 ProductForm = MatmulSite | FewRowsSite | TiledProduct
@@ -75,18 +76,16 @@ def tiled_product(kernel: Kernel, target: Machine) -> TiledProduct | None:
     narrow = all(factor.dtype is DType.BF16 for factor in factors)
     if not narrow:
         factors = [_wide_factor(kernel, value) for value in (site.left, site.right)]
-    found = [
-        _lying(factor, lines, site.inner) for factor, lines in zip(factors, (site.rows, site.columns), strict=True)
-    ]
-    left, right = found
-    if left is None or right is None:
+    lying = _best_order(site, *factors)
+    if lying is None:
         return None
+    site, left, right, filled = lying
     if len(site.columns) > 1 and (site.columns[-1].extent.constant or 1) % (PANEL // 2):
         return None  # vectors of results would be in two rows of columns
     after = [stmt for stmt in kernel.body if not isinstance(stmt, Loop)]
     if not all(map(bears_mask, (*left.body, *right.body, *after))):
         return None
-    return TiledProduct(site, FORMS["bf16" if narrow else site.precision], left, right)
+    return TiledProduct(site, FORMS["bf16" if narrow else site.precision], left, right, filled)
 
 
 def _wide_factor(kernel: Kernel, value: str) -> TiledFactor:
@@ -103,14 +102,32 @@ def _tiled_factor(kernel: Kernel, value: str) -> TiledFactor:
     return TiledFactor(value, DType.F32, body, along=False)
 
 
-def _lying(factor: TiledFactor, lines: tuple[Loop, ...], inner: tuple[Loop, ...]) -> TiledFactor | None:
+def _best_order(
+    site: ProductSite, left: TiledFactor, right: TiledFactor
+) -> tuple[ProductSite, TiledFactor, TiledFactor, float] | None:
+    """The product with that of its summed loops innermost which fills steps best, of those along which neighbors in
+    memory are neighbors in panels; ``None`` if there is none. In which order is summed does not matter."""
+    found = []
+    for last in site.inner:
+        others = tuple(loop for loop in site.inner if loop is not last)
+        rows, columns = _lying(left, site.rows, last), _lying(right, site.columns, last)
+        if rows is not None and columns is not None:
+            size = last.extent.constant or 1
+            flat = not others or not (rows.along or columns.along)  # else steps end where the innermost loop does
+            depth = site.sizes[2].constant or 1 if flat else size
+            filled = depth / (-(-depth // DEPTH) * DEPTH)
+            found.append((filled, size, (replace(site, inner=(*others, last)), rows, columns, filled)))
+    return max(found, key=lambda item: item[:2])[2] if found else None
+
+
+def _lying(factor: TiledFactor, lines: tuple[Loop, ...], last: Loop) -> TiledFactor | None:
     """A factor with how it lies in memory; ``None`` where its neighbors are no neighbors in a panel."""
     offsets = [instr.indices[0] for instr in factor.body if isinstance(instr, Load)]
 
     def contiguous(loop: Loop) -> bool:
         return any(offset.coefficient(Symbol(loop.symbol)) == 1 for offset in offsets)
 
-    if contiguous(inner[-1]):
+    if contiguous(last):
         return replace(factor, along=True)
     whole = len(lines) == 1 or (lines[-1].extent.constant or 1) % (PANEL // 2) == 0
     return factor if whole and contiguous(lines[-1]) else None
