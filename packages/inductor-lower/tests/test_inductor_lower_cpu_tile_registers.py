@@ -14,12 +14,15 @@ from hypothesis import strategies as st
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from aotkit_inductor_lower import CompiledGraph, LowerOptions, compile_graph
-from aotkit_inductor_lower.errors import BindError
+from aotkit_inductor_lower.driver import compile_to_program
+from aotkit_inductor_lower.errors import BindError, CodegenError
 from aotkit_inductor_lower.native import compile_for, machine_for
 from aotkit_inductor_lower.runtime import bind_program
 from aotkit_inductor_lower.targets.cpu import generic_machine, host_machine
 from aotkit_inductor_lower.targets.cpu import load as load_module
+from aotkit_inductor_lower.targets.cpu import machine as machine_module
 from aotkit_inductor_lower.targets.cpu.generate import generate
+from aotkit_inductor_lower.targets.cpu.machine import processor_machine
 from aotkit_inductor_lower.targets.cpu.tile_forms import FORMS
 
 needs_tiles = pytest.mark.skipif(not host_machine().has("amx-bf16"), reason="this processor has no AMX, or no leave to")
@@ -195,8 +198,6 @@ def test_code_for_tiles_is_made_on_any_processor_and_can_be_read() -> None:
     assert isinstance(compiled, CompiledGraph)
     machine = generic_machine(512)
     machine = replace(machine, features=machine.features + ",+amx-tile,+amx-bf16,+avx512bf16")
-    from aotkit_inductor_lower.driver import compile_to_program
-
     program = compile_to_program(graph, options=LowerOptions(contractions="generated")).scheduled
     text = generate(program, machine, keep_text=True).text
     assert "tdpbf16ps" in text and "aten.relu" in text
@@ -207,7 +208,7 @@ def test_code_for_tiles_is_made_on_any_processor_and_can_be_read() -> None:
 def test_a_process_that_may_not_use_tiles_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     compiled = generated(torch.mm, torch.empty(64, 64), torch.empty(64, 64))
     monkeypatch.setattr(load_module, "tiles_allowed", lambda: False)
-    with pytest.raises(BindError, match="processor with AMX.*compile again"):
+    with pytest.raises(BindError, match=r"processor with AMX.*compile again"):
         bind_program(compiled.compiled, compiled.constants)
 
 
@@ -218,3 +219,43 @@ def test_other_levels_have_no_tiles(processor: Any) -> None:
     graph = make_fx(torch.mm, tracing_mode="fake")(x, y)
     compiled = compile_graph(graph, options=LowerOptions(contractions="generated", processor=processor))
     assert isinstance(compiled, CompiledGraph) and "tiles" not in compiled.compiled.binary.facts
+
+
+@needs_tiles
+def test_the_level_with_tiles_can_be_chosen() -> None:
+    x, y = torch.randn(70, 64), torch.randn(64, 90)
+    run(torch.mm, x, y, processor="x86-64-amx")
+    run(torch.mm, x.bfloat16(), y.bfloat16(), processor="x86-64-amx")
+
+
+def test_a_processor_without_tiles_refuses_their_level(monkeypatch: pytest.MonkeyPatch) -> None:
+    lesser = replace(host_machine(), features=host_machine().features.replace("+amx", "-amx"))
+    monkeypatch.setattr(machine_module, "host_machine", lambda: lesser)
+    with pytest.raises(CodegenError, match="can't run code for x86-64-amx"):
+        processor_machine("x86-64-amx")
+
+
+# -- which products are tiles --------------------------------------------------------------------------------------
+
+LINEAR = lambda x, w: F.linear(x, w)
+
+
+@needs_tiles
+@pytest.mark.parametrize(
+    ("f", "sizes", "dtype", "ours"),
+    [
+        (LINEAR, [(512, 256), (256, 256)], torch.float32, True),
+        (LINEAR, [(48, 256), (256, 256)], torch.float32, False),  # few rows: packing would take most of the time
+        (LINEAR, [(128, 128), (128, 128)], torch.float32, False),
+        (LINEAR, [(512, 256), (256, 256)], torch.bfloat16, True),
+        (torch.mm, [(512, 768), (768, 768)], torch.bfloat16, False),  # oneDNN is as fast
+        (lambda g, x: g.t() @ x, [(512, 768), (512, 768)], torch.bfloat16, True),
+    ],
+)
+def test_products_that_tiles_are_faster_for_are_ours(f: Program, sizes: Any, dtype: torch.dtype, ours: bool) -> None:
+    args = [torch.randn(size).to(dtype) for size in sizes]
+    graph = make_fx(f, tracing_mode="fake")(*args)
+    for contractions, wanted in (("auto", ours), ("aten", False)):
+        compiled = compile_graph(graph, options=LowerOptions(contractions=contractions))  # type: ignore[arg-type]
+        assert isinstance(compiled, CompiledGraph)
+        assert bool(compiled.compiled.binary.facts.get("tiles")) is wanted

@@ -9,7 +9,7 @@ __all__ = ["INTERPRETERS", "Interpreter", "LowerOptions", "Processor"]
 
 #: What runs kernels on the CPU without making machine code of them.
 Interpreter = Literal["interpreter", "triton-interpreter"]
-Processor = Literal["host", "x86-64", "x86-64-v2", "x86-64-v3", "x86-64-v4", Interpreter]
+Processor = Literal["host", "x86-64", "x86-64-v2", "x86-64-v3", "x86-64-v4", "x86-64-amx", Interpreter]
 INTERPRETERS: tuple[str, ...] = get_args(Interpreter)
 
 
@@ -37,7 +37,7 @@ class LowerOptions:
     ``separate_kernels``: on the CPU, each kernel is a native call of its own, which a profiler can time; slower where
     there are many small ones.
     ``processor``: of graphs on the CPU: generate for this one, or for any that has its x86-64 level (``"x86-64-v3"`` is
-    AVX2). ``"interpreter"`` makes no code: this processor's kernels run in the interpreter of their IR (very slow: to
+    AVX2, ``"x86-64-amx"`` AVX-512 with AMX). ``"interpreter"`` makes no code: this processor's kernels run in the interpreter of their IR (very slow: to
     tell a fault of a pass from one of code generation). ``"triton-interpreter"`` generates the kernels that a CUDA
     device would get and runs them on the CPU in Triton's interpreter (slow: to look at kernels without a device).
     """

@@ -27,6 +27,7 @@ __all__ = ["choose_tiles", "precision_of_products"]
 
 SHORT = (96, 64, 64)  # rows, columns, summed: of less, packing takes too much of the time
 WORTH = 1 << 24  # multiplications
+LARGE = 1 << 29  # multiplications of bfloat16, from which on oneDNN's are as fast
 FEW = 1 << 22  # multiplications that a call of oneDNN takes twice as long for
 
 
@@ -74,4 +75,4 @@ def _better_left(
     if not narrow or computed or lies_along(contraction.rows, contraction.left, buffers):
         return ""
     across = lies_along(contraction.columns, contraction.right, buffers)
-    return "oneDNN's products of bfloat16 are as fast" if across else ""
+    return "oneDNN's products of bfloat16 are as fast" if across or count >= LARGE else ""

@@ -70,16 +70,22 @@ def host_machine() -> Machine:
     bits = bits or (256 if features.get("avx2") and features.get("fma") else 128)
     if bits == 512:
         flat += ",-prefer-256-bit"
-    base = Machine(llvm.get_process_triple(), llvm.get_host_cpu_name(), flat, bits)
+    # LLVM knows processors by their numbers, some of which it takes for older ones.
+    name = _WITH_TILES if "+amx-tile" in flat.split(",") else llvm.get_host_cpu_name()
+    base = Machine(llvm.get_process_triple(), name, flat, bits)
     return with_symbols(base)
 
+
+_V4 = "+avx512f,+avx512bw,+avx512vl,+avx512dq,+avx2,+fma,+f16c,+bmi2,-prefer-256-bit"
+_WITH_TILES = "sapphirerapids"  # LLVM's name of the first processor with AMX
 
 #: Levels of x86-64: the width of vectors, and the features that kernels are generated with.
 _LEVELS = {
     "x86-64": (128, "+sse2"),
     "x86-64-v2": (128, "+sse4.2,+popcnt"),
     "x86-64-v3": (256, "+avx2,+fma,+f16c,+bmi2"),
-    "x86-64-v4": (512, "+avx512f,+avx512bw,+avx512vl,+avx512dq,+avx2,+fma,+f16c,+bmi2,-prefer-256-bit"),
+    "x86-64-v4": (512, _V4),
+    "x86-64-amx": (512, f"{_V4},+avx512bf16,+amx-tile,+amx-bf16"),
 }
 
 
@@ -91,7 +97,8 @@ def generic_machine(vector_bits: int = 128) -> Machine:
 def _level_machine(name: str) -> Machine:
     ensure_llvm()
     bits, features = _LEVELS[name]
-    return with_symbols(Machine(llvm.get_process_triple(), name, features, bits))
+    cpu = _WITH_TILES if name == "x86-64-amx" else name
+    return with_symbols(Machine(llvm.get_process_triple(), cpu, features, bits))
 
 
 def arm_machine() -> Machine:
@@ -101,8 +108,8 @@ def arm_machine() -> Machine:
 
 
 def processor_machine(name: str) -> Machine:
-    """``"host"``, or a level of x86-64 (``"x86-64"``, ``"x86-64-v2"``, ``"x86-64-v3"``, ``"x86-64-v4"``) that this
-    processor has.
+    """``"host"``, or a level of x86-64 (``"x86-64"``, ``"x86-64-v2"``, ``"x86-64-v3"``, ``"x86-64-v4"``, and with AMX
+    ``"x86-64-amx"``) that this processor has.
 
     Raises :class:`CodegenError` for a level that it lacks: what is compiled is also run.
     """
@@ -110,8 +117,9 @@ def processor_machine(name: str) -> Machine:
     if name == "host":
         return host
     bits, _features = _LEVELS[name]
-    lacks_v2 = name == "x86-64-v2" and not host.has("sse4.2")
-    if not host.triple.startswith(("x86_64", "i686")) or bits > host.vector_bits or lacks_v2:
+    wanted = {"x86-64-v2": "sse4.2", "x86-64-amx": "amx-bf16"}.get(name)
+    lacks = bits > host.vector_bits or (wanted is not None and not host.has(wanted))
+    if not host.triple.startswith(("x86_64", "i686")) or lacks:
         raise CodegenError(f"this processor ({host.cpu}) can't run code for {name}; compile with processor='host'")
     return _level_machine(name)
 

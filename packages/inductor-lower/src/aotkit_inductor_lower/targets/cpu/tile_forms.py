@@ -34,7 +34,9 @@ class TileForm:
 
 #: By the precision that factors of float32 are multiplied in; ``"bf16"``: they are bfloat16.
 FORMS = {
-    "highest": TileForm("amx-f32x6", 3, ((0, 2), (0, 1), (1, 1), (1, 0), (0, 0), (2, 0)), steps=24, streams=False, apart=True),
+    "highest": TileForm(
+        "amx-f32x6", 3, ((0, 2), (0, 1), (1, 1), (1, 0), (0, 0), (2, 0)), steps=24, streams=False, apart=True
+    ),
     "high": TileForm("amx-f32x3", 2, ((0, 1), (0, 0), (1, 0)), steps=36, streams=True),
     "medium": TileForm("amx-f32x1", 1, ((0, 0),), steps=20, streams=True),
     "bf16": TileForm("amx-bf16", 1, ((0, 0),), steps=20, streams=True),

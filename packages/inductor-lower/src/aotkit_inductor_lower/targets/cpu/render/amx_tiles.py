@@ -109,31 +109,34 @@ def micro_function(em: Emitter, form: TileForm) -> str:
         own.choose(Ssa("%first", "i1"), None, zero, load)
     own.loop(imm(0), Ssa("%steps", "i64"), 1, [], step, "step")
 
-    def store(to: list[Ssa]) -> None:
-        for k, corner in enumerate(to):
-            own.effect(f"call void @llvm.x86.tilestored64(i8 {k}, ptr {corner.text}, i64 64)")
-
-    def add() -> None:
-        part = own.pure("ptr", f"alloca [{CORNERS * TILE_BYTES} x i8], align 64 ; what was summed now")
-        store([own.element("i8", part, imm(TILE_BYTES * k)) for k in range(CORNERS)])
-        vector = "<16 x float>"
-
-        def line(at: Ssa, _: list[Ssa]) -> list[Ssa]:
-            places = [own.element("i8", base, at) for base in (part, Ssa("%sums", "ptr"))]
-            new, old = (own.here(vector, f"load {vector}, ptr {place.text}, align 64") for place in places)
-            both = own.here(vector, f"fadd {vector} {old.text}, {new.text}")
-            own.effect(f"store {both.typed}, ptr {places[1].text}, align 64")
-            return []
-
-        own.loop(imm(0), imm(CORNERS * TILE_BYTES), 64, [], line, "line")
-
     if form.apart:
-        own.choose(Ssa("%first", "i1"), None, lambda: store(corners), add)
+        own.choose(Ssa("%first", "i1"), None, lambda: _store_block(own, corners), lambda: _add_block(own))
     else:
-        store(corners)
+        _store_block(own, corners)
     header = f"define internal void @{name}(ptr %left, ptr %right, ptr %sums, i64 %steps, i1 %first) noinline {{"
     em.define(name, "\n".join([header, "entry:", *own.lines(), "  ret void", "}"]))
     return name
+
+
+def _store_block(em: Emitter, to: list[Ssa]) -> None:
+    for k, corner in enumerate(to):
+        em.effect(f"call void @llvm.x86.tilestored64(i8 {k}, ptr {corner.text}, i64 64)")
+
+
+def _add_block(em: Emitter) -> None:
+    """Add the tiles to the sums in memory."""
+    part = em.pure("ptr", f"alloca [{CORNERS * TILE_BYTES} x i8], align 64 ; what was summed now")
+    _store_block(em, [em.element("i8", part, imm(TILE_BYTES * k)) for k in range(CORNERS)])
+    vector = "<16 x float>"
+
+    def line(at: Ssa, _: list[Ssa]) -> list[Ssa]:
+        places = [em.element("i8", base, at) for base in (part, Ssa("%sums", "ptr"))]
+        new, old = (em.here(vector, f"load {vector}, ptr {place.text}, align 64") for place in places)
+        both = em.here(vector, f"fadd {vector} {old.text}, {new.text}")
+        em.effect(f"store {both.typed}, ptr {places[1].text}, align 64")
+        return []
+
+    em.loop(imm(0), imm(CORNERS * TILE_BYTES), 64, [], line, "line")
 
 
 @dataclass(frozen=True, slots=True)
