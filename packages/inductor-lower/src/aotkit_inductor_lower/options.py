@@ -37,9 +37,10 @@ class LowerOptions:
     ``separate_kernels``: on the CPU, each kernel is a native call of its own, which a profiler can time; slower where
     there are many small ones.
     ``processor``: of graphs on the CPU: generate for this one, or for any that has its x86-64 level (``"x86-64-v3"`` is
-    AVX2, ``"x86-64-amx"`` AVX-512 with AMX). ``"interpreter"`` makes no code: this processor's kernels run in the interpreter of their IR (very slow: to
-    tell a fault of a pass from one of code generation). ``"triton-interpreter"`` generates the kernels that a CUDA
-    device would get and runs them on the CPU in Triton's interpreter (slow: to look at kernels without a device).
+    AVX2, ``"x86-64-amx"`` AVX-512 with AMX). ``"interpreter"`` makes no code: this processor's kernels run in the
+    interpreter of their IR (very slow: to tell a fault of a pass from one of code generation). ``"triton-interpreter"``
+    generates the kernels that a CUDA device would get and runs them on the CPU in Triton's interpreter (slow: to look
+    at kernels without a device).
     """
 
     numerics: Literal["eager", "fast"] = "eager"
