@@ -297,6 +297,25 @@ def test_what_is_saved_for_the_backward_is_read_16_bytes_at_once() -> None:
     assert set(vector_bytes(cubin.ptx)) == set(vector_bytes(cubin.ptx, "st")) == {16}
 
 
+def test_a_kernel_is_parsed_again_where_threads_parsed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    lowered = lower(saves_what_it_reads, torch.empty(8, 16), torch.empty(16, 16))
+    (kernel,) = kernels_of(lowered.program)
+    compile_, calls = triton.compile, []
+
+    def clumsy(*args: Any, **options: Any) -> Any:
+        calls.append(args)
+        if len(calls) < failing:
+            raise SystemError("AST constructor recursion depth mismatch (before=39, after=31)")
+        return compile_(*args, **options)
+
+    monkeypatch.setattr(triton, "compile", clumsy)
+    failing = 3
+    assert compile_kernel(kernel.source, 90).code and len(calls) == 3
+    failing = 1000
+    with pytest.raises(TritonError, match="recursion depth"):
+        compile_kernel(kernel.source, 90)
+
+
 def test_an_input_that_begins_anywhere_comes_back_itself_and_so_do_views_of_it() -> None:
     generator = torch.Generator().manual_seed(0)
     x, w = torch.randn(8, 8, generator=generator), torch.randn(8, 8, generator=generator)
