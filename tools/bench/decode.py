@@ -32,14 +32,9 @@ from aotkit_inductor_lower import LowerOptions, compile_graph
 from tools.bench.__main__ import machine
 from tools.bench.chains import keep_freed_memory, median_ratio
 
-__all__ = ["FORMATS", "Int8Linear", "main", "make_model", "quantize"]
+__all__ = ["FORMATS", "Int4Linear", "Int8Linear", "main", "make_model", "quantize"]
 
-FORMATS = {
-    "float32": (torch.float32, False),
-    "bfloat16": (torch.bfloat16, False),
-    "int8": (torch.bfloat16, True),
-    "int8, float32": (torch.float32, True),
-}
+GROUP = 64  # weights of 4 bits that share a scale
 PROMPT = 16
 LENGTH = 512  # of the cache
 READ = 1 << 28  # bytes of the tensor that is summed to see what the memory gives
@@ -66,12 +61,44 @@ class Int8Linear(nn.Module):
         return (torch.mm(rows, self.weight.t().to(x.dtype)) * self.scale).reshape(*x.shape[:-1], -1)
 
 
-def quantize(model: nn.Module) -> nn.Module:
-    """Every linear layer as :class:`Int8Linear`."""
+class Int4Linear(nn.Module):
+    """A linear layer whose weight is kept in 4 bits, as ATen packs it, with a scale and a zero per group: what torchao's
+    weight-only configuration for CPUs calls."""
+
+    weight: torch.Tensor
+    scales: torch.Tensor
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        groups = linear.weight.detach().float().view(linear.out_features, -1, GROUP)
+        scale = groups.abs().amax(2, keepdim=True) / 7
+        numbers = (groups / scale).round().clamp(-8, 7).view(linear.out_features, -1).int() + 8
+        scales = torch.stack([scale.squeeze(2).t(), torch.zeros_like(scale.squeeze(2).t())], -1)
+        self.register_buffer("weight", torch.ops.aten._convert_weight_to_int4pack_for_cpu(numbers, 2))
+        self.register_buffer("scales", scales.to(linear.weight.dtype).contiguous())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """ATen's product."""
+        rows = x.reshape(-1, x.shape[-1])
+        product = torch.ops.aten._weight_int4pack_mm_for_cpu(rows, self.weight, GROUP, self.scales)
+        return product.reshape(*x.shape[:-1], -1)
+
+
+FORMATS: dict[str, tuple[torch.dtype, type[nn.Module] | None]] = {
+    "float32": (torch.float32, None),
+    "bfloat16": (torch.bfloat16, None),
+    "int8": (torch.bfloat16, Int8Linear),
+    "int8, float32": (torch.float32, Int8Linear),
+    "int4": (torch.bfloat16, Int4Linear),
+}
+
+
+def quantize(model: nn.Module, layer: Callable[[nn.Linear], nn.Module] = Int8Linear) -> nn.Module:
+    """Every linear layer as another one."""
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
             if isinstance(child, nn.Linear):
-                setattr(module, name, Int8Linear(child))
+                setattr(module, name, layer(child))
     return model
 
 
@@ -82,9 +109,9 @@ def make_model(form: str, layers: int = 6, words: int = 16000) -> nn.Module:
     torch.manual_seed(0)
     heads = {"num_attention_heads": 16, "num_key_value_heads": 8}
     config = LlamaConfig(hidden_size=1024, intermediate_size=2816, num_hidden_layers=layers, vocab_size=words, **heads)
-    dtype, quantized = FORMATS[form]
+    dtype, layer = FORMATS[form]
     model = LlamaForCausalLM(config).eval().to(dtype)
-    return quantize(model) if quantized else model
+    return model if layer is None else quantize(model, layer)
 
 
 @dataclass(slots=True)

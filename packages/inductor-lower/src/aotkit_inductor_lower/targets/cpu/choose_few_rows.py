@@ -26,6 +26,7 @@ WORTH_READING = 1 << 14  # elements of the matrix: a product of few rows with le
 UNKNOWN = 1024  # a size that is known at run time only
 LEAST = (6, 16, 16)  # rows, columns, summed: less fills no tile
 AMD = ("znver4", "znver5")  # with vectors of 512 bits
+PACKED = "aten._weight_int4pack_mm_for_cpu.default"
 
 
 def choose_few_rows(
@@ -35,6 +36,8 @@ def choose_few_rows(
     on."""
     sides = contraction.rows, contraction.columns, contraction.reduced
     rows, columns, summed = (product(loop.size for loop in loops).constant for loops in sides)
+    if contraction.library is not None and contraction.library.target == PACKED and not 1 <= (rows or 0) <= FEW_ROWS:
+        return Choice("aten", "a packed weight is read as it lies for a few rows only")
     if rows is None or not 1 <= rows <= FEW_ROWS:
         return None
     if any(size is not None and size < least for size, least in zip((columns, summed), LEAST[1:], strict=True)):
