@@ -32,7 +32,7 @@ from aotkit_inductor_lower import LowerOptions, compile_graph
 from tools.bench.__main__ import machine
 from tools.bench.chains import keep_freed_memory, median_ratio
 
-__all__ = ["FORMATS", "Int4Linear", "Int8Linear", "main", "make_model", "quantize"]
+__all__ = ["FORMATS", "Int4Linear", "Int8DynamicLinear", "Int8Linear", "main", "make_model", "quantize"]
 
 GROUP = 64  # weights of 4 bits that share a scale
 PROMPT = 16
@@ -84,11 +84,26 @@ class Int4Linear(nn.Module):
         return product.reshape(*x.shape[:-1], -1)
 
 
+class Int8DynamicLinear(Int8Linear):
+    """The same weight, and activations that are quantized row by row on the way: what torchao's dynamic int8
+    configuration leaves in a graph."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """A product of bytes, scaled twice."""
+        rows = x.reshape(-1, x.shape[-1])
+        low, high = rows.amin(1, keepdim=True), rows.amax(1, keepdim=True)
+        scale = (torch.maximum(-low, high).clamp(min=0).float() / 127.5).clamp(min=1e-5)
+        numbers = (rows / scale).round().clamp(-128, 127).to(torch.int8)
+        product = torch._int_mm(numbers, self.weight.t()) * scale * self.scale
+        return product.to(x.dtype).reshape(*x.shape[:-1], -1)
+
+
 FORMATS: dict[str, tuple[torch.dtype, type[nn.Module] | None]] = {
     "float32": (torch.float32, None),
     "bfloat16": (torch.bfloat16, None),
     "int8": (torch.bfloat16, Int8Linear),
     "int8, float32": (torch.float32, Int8Linear),
+    "int8 dynamic": (torch.bfloat16, Int8DynamicLinear),
     "int4": (torch.bfloat16, Int4Linear),
 }
 

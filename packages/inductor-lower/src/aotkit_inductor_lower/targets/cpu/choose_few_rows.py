@@ -38,10 +38,13 @@ def choose_few_rows(
     rows, columns, summed = (product(loop.size for loop in loops).constant for loops in sides)
     if contraction.library is not None and contraction.library.target == PACKED and not 1 <= (rows or 0) <= FEW_ROWS:
         return Choice("aten", "a packed weight is read as it lies for a few rows only")
+    whole = contraction.accumulate is DType.I32
+    if whole and not (1 <= (rows or 0) <= FEW_ROWS and _is_for_bytes(contraction, buffers, machine)):
+        return Choice("aten", "products of bytes are ours for a few rows, where the processor has instructions for them")
     if rows is None or not 1 <= rows <= FEW_ROWS:
         return None
     if any(size is not None and size < least for size, least in zip((columns, summed), LEAST[1:], strict=True)):
-        return None
+        return Choice("aten", "the product is small") if whole else None
     if options.contractions == "generated":
         return Choice("fma", "every product is generated")
     if machine.vector_bits < 256:
@@ -53,6 +56,12 @@ def choose_few_rows(
     if taken:
         return Choice("aten", taken)
     return Choice("fma", "few rows: the matrix is read once, in the order of memory")
+
+
+def _is_for_bytes(contraction: Contraction, buffers: Mapping[str, Buffer], machine: Machine) -> bool:
+    """Whether a product of bytes can be written with such instructions."""
+    along = lies_along(contraction.reduced, contraction.right, buffers)
+    return machine.vector_bits == 512 and machine.has("avx512vnni") and along and not contraction.batch
 
 
 def _read_as_fast_by_aten(

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 
-from ...ir import Buffer, LoopNest, Program
+from ...ir import Buffer, DType, LoopNest, Program
 from ...kernel_ir.launches import KernelText, Launch
 from ...kernel_ir.matmul_site import FewRowsSite
 from ...kernel_ir.nodes import LENGTH, Kernel, KernelModule
@@ -34,6 +34,7 @@ from .render.few_rows import FewRowsEmitter
 from .render.few_rows_along_columns import FewRowsAlongColumns
 from .render.few_rows_along_sums import FewRowsAlongSums
 from .render.few_rows_in_panels import FewRowsInPanels, panels_of
+from .render.few_rows_of_bytes import FewRowsOfBytes
 from .render.kernel import emit_kernel
 from .render.product import ProductEmitter
 
@@ -143,6 +144,8 @@ class _Kernels:
 
 def _few_rows(kernel: Kernel, site: FewRowsSite, target: Machine, declarations: dict[str, str]) -> FewRowsEmitter:
     """Whatever writes a product of few rows."""
+    if site.reduce.dtype is DType.I32:
+        return FewRowsOfBytes(kernel, site, target, declarations)
     panels = panels_of(kernel, site)
     if panels is not None:
         return FewRowsInPanels(kernel, site, target, declarations, panels)
