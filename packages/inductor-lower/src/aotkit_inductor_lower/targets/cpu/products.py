@@ -173,11 +173,10 @@ def few_rows(kernel: Kernel) -> FewRowsSite | None:
 def lies_along_columns(kernel: Kernel, site: FewRowsSite) -> bool:
     """Whether neighbours in the right factor's memory are neighbouring columns, and no neighbours in the sum."""
 
-    def contiguous(loop: Loop) -> bool:
-        found = [i for i in computed_by(kernel, site.right) if isinstance(i, Load)]
-        return any(load.indices[0].coefficient(Symbol(loop.symbol)) == 1 for load in found)
-
-    return contiguous(site.columns) and not contiguous(site.inner[-1])
+    along, inner = Symbol(site.columns.symbol), Symbol(site.inner[-1].symbol)
+    places = [i.indices[0] for i in computed_by(kernel, site.right) if isinstance(i, Load)]
+    places = [place for place in places if {along, inner} <= set(place.symbols)] or places  # no condition or scale
+    return any(p.coefficient(along) == 1 for p in places) and not any(p.coefficient(inner) == 1 for p in places)
 
 
 def _in_tiles(kernel: Kernel) -> MatmulSite | None:

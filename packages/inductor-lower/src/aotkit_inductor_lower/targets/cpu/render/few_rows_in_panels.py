@@ -21,7 +21,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ....ir import Compute, Const, DType, Instr, Load
-from ....ir.walk import operands
 from ....kernel_ir.matmul_site import FewRowsSite
 from ....kernel_ir.nodes import Kernel, Loop
 from ....kernel_ir.walk import loops_of_values, perfect_nests
@@ -214,7 +213,7 @@ class FewRowsInPanels(FewRowsEmitter):
         for part in range(self.count_of_parts):
             if factored:
                 self._enter_part(vector, part, imm(0))
-                emit_body(self.ctx, self._made_by(self.panels.scale, self.panels.zero))
+                emit_body(self.ctx, self.made_by(self.panels.scale, self.panels.zero))
                 self._prefetch(vector, Symbol(self.site.inner[0].symbol), GROUPS_AHEAD)
             for position, (row, here, copy) in enumerate(each):
                 if here == part:
@@ -224,15 +223,6 @@ class FewRowsInPanels(FewRowsEmitter):
     def _enter_part(self, vector: Vector, part: int, k: Ssa) -> None:
         self.ctx.symbols[Symbol(self.panels.parts.symbol)] = imm(part)
         self.enter(None, vector, k)
-
-    def _made_by(self, *values: str) -> list[Instr]:
-        """What values of the right factor are computed by."""
-        wanted, kept = set(values), []
-        for instr in reversed(self.right):
-            if _result(instr) in wanted:
-                kept.append(instr)
-                wanted.update(operands(instr))
-        return kept[::-1]
 
     def _add_steps(
         self, vector: Vector, each: Sequence[tuple[int, int, int]], factored: bool, steps: int, k: Ssa, sums: list[Ssa]
@@ -280,7 +270,7 @@ class FewRowsInPanels(FewRowsEmitter):
         """What is multiplied with the scale."""
         ctx, panels = self.ctx, self.panels
         name = panels.bits if self.looked_up and panels.bits is not None else panels.number
-        emit_body(ctx, self._made_by(name))
+        emit_body(ctx, self.made_by(name))
         values = [ctx.part(name, copy, self.across) for copy in range(vector.interleave)]
         if not self.looked_up:
             return values
