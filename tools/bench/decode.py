@@ -5,6 +5,7 @@ python -m tools.bench.decode --large                24 layers and 128 000 words:
 python -m tools.bench.decode --formats int8 --inductor
 python -m tools.bench.decode --products             products of few rows alone, against ATen's
 python -m tools.bench.decode --attention            attention of few queries alone, against ATen's
+python -m tools.bench.decode --prefill              512 tokens at once, and the perplexity of a random text
 python -m tools.bench.decode --threads 2            wall time of two threads (else processor time of one)
 
 Every way has a cache of fixed length and gets the same tokens; turns are interleaved token by token. "of the memory" is
@@ -37,6 +38,7 @@ __all__ = ["FORMATS", "Int4Linear", "Int8DynamicLinear", "Int8Linear", "main", "
 GROUP = 64  # weights of 4 bits that share a scale
 PROMPT = 16
 LENGTH = 512  # of the cache
+PREFILL = 512  # words that are read at once
 READ = 1 << 28  # bytes of the tensor that is summed to see what the memory gives
 
 Clock = Callable[[], float]
@@ -62,8 +64,8 @@ class Int8Linear(nn.Module):
 
 
 class Int4Linear(nn.Module):
-    """A linear layer whose weight is kept in 4 bits, as ATen packs it, with a scale and a zero per group: what torchao's
-    weight-only configuration for CPUs calls."""
+    """A linear layer whose weight is kept in 4 bits, as ATen packs it, with a scale and a zero per group: what
+    torchao's weight-only configuration for CPUs calls."""
 
     weight: torch.Tensor
     scales: torch.Tensor
@@ -180,7 +182,7 @@ def measure(form: str, chosen: argparse.Namespace, clock: Clock) -> Iterator[tup
     """(way, ms, share of the memory's speed, tokens as eager's) of each way to run a model."""
     torch._dynamo.reset()
     model = make_model(form, *((24, 128000) if chosen.large else ()))
-    calls: dict[str, Any] = {"eager": model, "aotkit": torch.compile(model, backend="aotkit")}
+    calls: dict[str, Any] = {"eager": model, "aotkit": _compiled(model)}
     if chosen.inductor:
         calls["inductor"] = torch.compile(model)
     ways = {name: Decoder(model, call, clock) for name, call in calls.items()}
@@ -198,6 +200,37 @@ def measure(form: str, chosen: argparse.Namespace, clock: Clock) -> Iterator[tup
     for name, way in ways.items():
         seconds = statistics.median(way.seconds)
         yield name, seconds * 1e3, weight_bytes(model) / seconds / bandwidth, way.tokens == ways["eager"].tokens
+
+
+@torch.no_grad()
+def prefill(chosen: argparse.Namespace, clock: Clock) -> None:
+    """A table of a text of 512 words at once: what it takes, and how far its perplexity is from eager's."""
+    print("| weights | eager ms | aotkit ms | x eager | perplexity, over eager's - 1 |")
+    print("|---|---:|---:|---:|---:|")
+    for form in chosen.formats:
+        torch._dynamo.reset()
+        model = make_model(form, *((24, 128000) if chosen.large else ()))
+        words = torch.randint(1000, (1, PREFILL), generator=torch.Generator().manual_seed(1))
+        ways = [functools.partial(call, words, use_cache=False) for call in (model, _compiled(model))]
+        perplexities = [_perplexity(way().logits, words) for way in ways]
+        times: tuple[list[float], list[float]] = ([], [])
+        for _ in range(chosen.rounds):
+            for way, taken in zip(ways, times, strict=True):
+                start = clock()
+                way()
+                taken.append(clock() - start)
+        eager, own = (statistics.median(taken) * 1e3 for taken in times)
+        apart = perplexities[1] / perplexities[0] - 1
+        print(f"| {form} | {eager:.0f} | {own:.0f} | {median_ratio(*times):.2f} | {apart:+.1e} |", flush=True)
+
+
+def _compiled(model: nn.Module) -> Callable[..., Any]:
+    compiled: Callable[..., Any] = torch.compile(model, backend="aotkit")
+    return compiled
+
+
+def _perplexity(logits: torch.Tensor, words: torch.Tensor) -> float:
+    return float(F.cross_entropy(logits[0, :-1].double(), words[0, 1:]).exp())
 
 
 PRODUCTS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
@@ -291,6 +324,7 @@ def main() -> int:
     parser.add_argument("--inductor", action="store_true")
     parser.add_argument("--products", action="store_true")
     parser.add_argument("--attention", action="store_true")
+    parser.add_argument("--prefill", action="store_true")
     parser.add_argument("--tokens", type=int, default=24)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)
@@ -299,8 +333,9 @@ def main() -> int:
     clock = time.process_time if chosen.threads == 1 else time.perf_counter
     keep_freed_memory()
     print(f"{machine()}; threads: {chosen.threads}\n")
-    if chosen.products or chosen.attention:
-        (products if chosen.products else attention)(chosen, clock)
+    tables = {"products": products, "attention": attention, "prefill": prefill}
+    for name in (name for name in tables if getattr(chosen, name)):
+        tables[name](chosen, clock)
         return 0
     print("| weights | way | ms per token | x eager | x float32 eager | of the memory | tokens as eager's |")
     print("|---|---|---:|---:|---:|---:|---|")

@@ -1,5 +1,5 @@
-"""Products with weights of 4 and 8 bits as ATen packs them: right for all types, groups and rows, computed in registers;
-left to ATen or refused where they are something else."""
+"""Products with weights of 4 and 8 bits as ATen packs them: right for all types, groups and rows, computed in
+registers; left to ATen or refused where they are something else."""
 
 from __future__ import annotations
 

@@ -6,14 +6,14 @@ Note [Attention of few queries]
     to read the cache. Written out, the products are those of a few rows with a matrix, which read it once, in the type
     that it is kept in, and the scores are few. All is computed in float32, as flash attention does.
 
-    A cache is longer than what is in it. Where the mask says which keys are seen (a bool, or -inf where they are not, as
-    transformers writes it for a static cache), those that no query sees are 0 instead of what is in the cache, so that
-    the products need not read them; they have no weight either way. (Not so for a nan there, which ATen multiplies by
-    that weight.)
+    A cache is longer than what is in it. Where the mask says which keys are seen (a bool, or -inf where they are not,
+    as transformers writes it for a static cache), those that no query sees are 0 instead of what is in the cache, so
+    that the products need not read them; they have no weight either way. (Not so for a nan there, which ATen
+    multiplies by that weight.)
 
-    Where several heads of queries share the keys and values of one (``repeat_kv``: unsqueeze, expand, copy), their rows
-    stand below each other in one product, and the copies are not made. Rows whose scores are all -inf are 0, as flash
-    attention has them.
+    Where several heads of queries share the keys and values of one (``repeat_kv``: unsqueeze, expand, copy), their
+    rows stand below each other in one product, and the copies are not made. Rows whose scores are all -inf are 0, as
+    flash attention has them.
 """
 
 from __future__ import annotations
@@ -133,8 +133,9 @@ def _seen(mask: object) -> tuple[Node | None, bool]:
 
 def _number(node: object) -> object:
     """The number that a tensor has everywhere, if it is made so."""
-    place = {aten.scalar_tensor.default: 0, aten.full.default: 1}.get(node.target) if isinstance(node, Node) else None
-    return None if place is None else node.args[place]  # type: ignore[union-attr]
+    if not isinstance(node, Node) or node.target not in (aten.scalar_tensor.default, aten.full.default):
+        return None
+    return node.args[0 if node.target is aten.scalar_tensor.default else 1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +156,9 @@ class _Attention:
             return aten._to_copy.default(x, dtype=torch.float32) if x.node.meta["val"].dtype != torch.float32 else x
 
         each = aten.reshape.default(wide(query), [batch * groups, below, width])
-        key, value = (x if seen is None else aten.where.ScalarOther(_by_any(seen), x, 0) for x in map(wide, (key, value)))
+        key, value = map(wide, (key, value))
+        if seen is not None:
+            key, value = (aten.where.ScalarOther(_by_any(seen), x, 0) for x in (key, value))
         keys = aten.reshape.default(key, [batch * groups, length, width])
         values = aten.reshape.default(value, [batch * groups, length, last])
         scores = aten.mul.Tensor(aten.bmm.default(each, aten.transpose.int(keys, 1, 2)), self.scale)

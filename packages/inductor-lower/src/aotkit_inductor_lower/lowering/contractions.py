@@ -1,10 +1,11 @@
 """Matrix products as contractions, each with ATen's call in it.
 
 Note [Products of matrices]
-    ``mm``, ``addmm``, ``bmm``, ``baddbmm`` and ``linear`` of floats, and ``_int_mm`` of bytes, become a :class:`~..ir.Contraction` in every graph,
-    whatever it is compiled for: the pass ``choose-contractions`` decides who computes it. ATen's call in it is the one
-    that there would be without, with the same arguments. Bias, ``alpha`` and ``beta`` are in the epilogue, in the type
-    that is summed in, and the result is rounded once; with a ``beta`` of 0 the bias is not read, as eager says.
+    ``mm``, ``addmm``, ``bmm``, ``baddbmm`` and ``linear`` of floats, and ``_int_mm`` of bytes, become a
+    :class:`~..ir.Contraction` in every graph, whatever it is compiled for: the pass ``choose-contractions`` decides
+    who computes it. ATen's call in it is the one that there would be without, with the same arguments. Bias, ``alpha``
+    and ``beta`` are in the epilogue, in the type that is summed in, and the result is rounded once; with a ``beta`` of
+    0 the bias is not read, as eager says.
 
     What has no such form stays a call: other types, factors that are known when the graph runs only, an ``alpha`` of 0
     (BLAS and ATen's own loops do not agree on what becomes of a nan then).

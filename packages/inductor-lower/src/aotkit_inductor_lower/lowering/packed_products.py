@@ -1,14 +1,16 @@
 """Products with weights of few bits, as ATen packs them, as contractions with ATen's call in them.
 
 Note [Weights of four bits as ATen packs them]
-    ``_weight_int4pack_mm_for_cpu`` takes weights of 4 bits, a scale and a zero for each ``group`` of them in a column::
+    ``_weight_int4pack_mm_for_cpu`` takes weights of 4 bits, a scale and a zero for each ``group`` of them in a
+    column::
 
         weight[n, k] = (q[n, k] - 8) * scale[k // group, n] + zero[k // group, n]
 
-    ``_convert_weight_to_int4pack_for_cpu`` has written ``q`` in panels of columns, 64 with AVX-512 and 32 with AVX2, row
-    by row: a byte has column ``c`` of the panel's first half and, in its upper bits, column ``c`` of the second. Scales
-    and zeros lie side by side, so a pair is read as one integer. In the contraction the columns are three loops (panels,
-    halves, columns of a half), the sum is two (groups, steps of a group), and the weight is computed in the right factor.
+    ``_convert_weight_to_int4pack_for_cpu`` has written ``q`` in panels of columns, 64 with AVX-512 and 32 with AVX2,
+    row by row: a byte has column ``c`` of the panel's first half and, in its upper bits, column ``c`` of the second.
+    Scales and zeros lie side by side, so a pair is read as one integer. In the contraction the columns are three loops
+    (panels, halves, columns of a half), the sum is two (groups, steps of a group), and the weight is computed in the
+    right factor.
 
     How ATen packs here is seen by packing a small matrix (:func:`panel_columns`); any other layout is left to ATen, as
     is a number of columns that does not fill its panels. Scales that do not fit the group size are refused, since ATen
@@ -21,6 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch.fx import Node
@@ -43,7 +46,7 @@ from ..ir import (
     Range,
     Store,
 )
-from ..ops.dtypes import FLOATS, dtype_from_torch_name
+from ..ops.dtypes import dtype_from_torch_name
 from ..symbolic import Expr, sym, to_expr
 from .context import LoweringContext
 from .extern import lower_extern
@@ -78,7 +81,8 @@ def _check_scales(ctx: LoweringContext, node: Node) -> None:
     """What ATen does not check of a weight of four bits."""
     if node.target is not _INT4:
         return
-    x, weight, group, scales = (arg.meta["val"] if isinstance(arg, Node) else arg for arg in node.args)
+    given: tuple[Any, ...] = tuple(arg.meta["val"] if isinstance(arg, Node) else arg for arg in node.args)
+    x, weight, group, scales = given
     if group not in _GROUPS:
         raise ctx.unsupported(node, f"its groups have {group} numbers, and there are products for {_GROUPS} only")
     expected = [-(-x.shape[1] // group), weight.shape[0], 2]
@@ -210,9 +214,7 @@ def _bytes(ctx: LoweringContext, node: Node, call: ExternCall) -> Contraction | 
     left = _left(x, (i, k), dtype)
     right_ = Operand(right, "weight")
     loops = ((), (rows,), (columns,), (summed,))
-    return Contraction(
-        call.name, *loops, left, right_, DType.F32, "highest", "total", epilogue, call, call.origin
-    )
+    return Contraction(call.name, *loops, left, right_, DType.F32, "highest", "total", epilogue, call, call.origin)
 
 
 # -- both ------------------------------------------------------------------------------------------------

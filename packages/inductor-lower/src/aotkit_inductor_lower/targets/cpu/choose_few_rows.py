@@ -40,7 +40,7 @@ def choose_few_rows(
         return Choice("aten", "a packed weight is read as it lies for a few rows only")
     whole = contraction.accumulate is DType.I32
     if whole and not (1 <= (rows or 0) <= FEW_ROWS and _is_for_bytes(contraction, buffers, machine)):
-        return Choice("aten", "products of bytes are ours for a few rows, where the processor has instructions for them")
+        return Choice("aten", "products of bytes are ours for a few rows, by instructions for them")
     if rows is None or not 1 <= rows <= FEW_ROWS:
         return None
     if any(size is not None and size < least for size, least in zip((columns, summed), LEAST[1:], strict=True)):

@@ -5,17 +5,17 @@ Note [Products of few rows]
     and it is read once, where it lies, in the order of memory. What is computed of it on the way (a cast, a scale) is
     computed in registers. A unit of work is a strip of columns.
 
-    Where the summed dimension is contiguous (the weight of a linear layer), columns are summed in vectors along it, for
-    all rows, and each sum is added up across its lanes in the end. Where the columns are, the strip's sums lie in
+    Where the summed dimension is contiguous (the weight of a linear layer), columns are summed in vectors along it,
+    for all rows, and each sum is added up across its lanes in the end. Where the columns are, the strip's sums lie in
     memory of the first-level cache, and a few steps of the summed dimension are added to them at once, so that whole
     pieces of the matrix's rows are read one after the other. What becomes of the sums is computed of a strip's.
 
-    Where the matrix is ``where(condition, x, 0)``, and the condition is one of a column, or of a step of the sum, parts
-    of it whose conditions do not hold are not read (:func:`condition_of`): of a cache of keys and values, those that are
-    not there yet.
+    Where the matrix is ``where(condition, x, 0)``, and the condition is one of a column, or of a step of the sum,
+    parts of it whose conditions do not hold are not read (:func:`condition_of`): of a cache of keys and values, those
+    that are not there yet.
 
-    A long sum is added up in parts, which depend on its length only; the split of work does not depend on the number of
-    threads, nor any sum on the split: results are the same on one thread and on many.
+    A long sum is added up in parts, which depend on its length only; the split of work does not depend on the number
+    of threads, nor any sum on the split: results are the same on one thread and on many.
 """
 
 from __future__ import annotations
@@ -193,7 +193,8 @@ class FewRowsEmitter(KernelEmitter):
 
     def made_by(self, *values: str) -> list[Instr]:
         """What values of the right factor are computed by."""
-        wanted, kept = set(values), []
+        wanted = set(values)
+        kept: list[Instr] = []
         for instr in reversed(self.right):
             if not isinstance(instr, Store) and instr.result in wanted:
                 kept.append(instr)

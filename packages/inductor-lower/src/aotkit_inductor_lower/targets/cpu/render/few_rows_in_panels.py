@@ -1,9 +1,9 @@
 """Products of few rows with a matrix of few bits in panels of columns.
 
 Note [Panels of few bits]
-    Of each step of the sum, the columns of a panel lie side by side in memory, several to a byte (Note [Weights of four
-    bits as ATen packs them]). A unit of work is a panel, which is read once from its first byte to its last. The sums of
-    its columns stay in registers over a group, within which
+    Of each step of the sum, the columns of a panel lie side by side in memory, several to a byte (Note [Weights of
+    four bits as ATen packs them]). A unit of work is a panel, which is read once from its first byte to its last. The
+    sums of its columns stay in registers over a group, within which
 
         sum over k of x[k] * (number[k] * scale + zero)  =  scale * (sum of x[k] * number[k]) + zero * (sum of x[k])
 
@@ -47,7 +47,7 @@ TABLE = ", ".join(f"float {number - 8}.0" for number in range(16))
 @dataclass(frozen=True, slots=True)
 class Panels:
     """``parts``: the loop over columns that share bytes. The right factor is ``number * scale + zero``, of which only
-    the number varies within a group. ``bits``: the integer whose last 4 bits are the number plus 8, if it is so made."""
+    the number varies within a group. ``bits``: the integer whose last 4 bits are the number plus 8, if so made."""
 
     parts: Loop
     number: str
@@ -149,12 +149,14 @@ class FewRowsInPanels(FewRowsEmitter):
 
         def of_group(row: Ssa, at: Ssa, _: list[Ssa]) -> list[Ssa]:
             self.ctx.symbols[group] = at
-            assert self.copied is not None
+            copied = self.copied
+            assert copied is not None
             start = self.left_offset(row, imm(0))
 
             def add(k: Ssa, sums: list[Ssa]) -> list[Ssa]:
-                value = self.load(self.copied, em.add(start, k))
-                return [self.ops.op("fadd", sums[0], value), self.ops.op("fadd", sums[1], self.ops.intrinsic("fabs", value))]
+                value = self.load(copied, em.add(start, k))
+                added = value, self.ops.intrinsic("fabs", value)
+                return [self.ops.op("fadd", total, more) for total, more in zip(sums, added, strict=True)]
 
             found = em.loop(imm(0), self.padded(), self.across, carried([self.zero()] * 2), add, "sum")
             total, largest = map(self._across, found)

@@ -1,13 +1,13 @@
 """Products of few rows of bytes with a matrix of bytes, in whole numbers.
 
 Note [Products of bytes]
-    ``vpdpbusd`` multiplies 64 bytes with 64 others and adds the products up in groups of four, exactly. The bytes of one
-    side have no sign, so the copy of the left factor has 128 added to each, and
+    ``vpdpbusd`` multiplies 64 bytes with 64 others and adds the products up in groups of four, exactly. The bytes of
+    one side have no sign, so the copy of the left factor has 128 added to each, and
 
         sum over k of x[k] * w[k]  =  sum of (x[k] + 128) * w[k]  -  sum of 128 * w[k]
 
-    The last sum is the same for all rows. It is computed with the others, of bytes that are in a register anyway, so no
-    sums of weights are kept, or read. Whole numbers have no order: results are those of eager.
+    The last sum is the same for all rows. It is computed with the others, of bytes that are in a register anyway, so
+    no sums of weights are kept, or read. Whole numbers have no order: results are those of eager.
 """
 
 from __future__ import annotations
@@ -147,11 +147,11 @@ class FewRowsOfBytes(FewRowsEmitter):
         """Products of bytes, added to ``total`` in groups of four."""
         wide = self.vector_type
         self.em.declare(DOT, wide, [wide, self.bytes_type, self.bytes_type])
-        return self.em.pure(wide, f"call {wide} @{DOT}({total.typed}, {unsigned.typed}, {signed.typed})", total, unsigned, signed)
+        text = f"call {wide} @{DOT}({total.typed}, {unsigned.typed}, {signed.typed})"
+        return self.em.pure(wide, text, total, unsigned, signed)
 
     def _total(self, value: Ssa) -> Ssa:
         """All lanes, added up."""
         symbol = f"llvm.vector.reduce.add.v{self.across}i32"
         self.em.declare(symbol, "i32", [self.vector_type])
         return self.em.here("i32", f"call i32 @{symbol}({value.typed})")
-
