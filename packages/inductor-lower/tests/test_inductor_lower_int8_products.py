@@ -72,6 +72,7 @@ def equals_eager(f: Callable[..., torch.Tensor], *args: torch.Tensor) -> Compile
 
 
 @needs_bytes
+@pytest.mark.covers("F5f.31")
 @pytest.mark.parametrize("rows", [1, 2, 3, 5, 8])
 def test_sums_are_exact_and_scaled_in_the_kernel(rows: int, written: list[FewRowsOfBytes]) -> None:
     sizes = [(16, 16), (70, 130), (65, 64), (128, 1000), (33, 2049)]

@@ -171,12 +171,24 @@ def test_the_interpreter_agrees() -> None:
     assert parse_program(print_program(program)) == program
 
 
-@pytest.mark.parametrize(("rows", "columns"), [(20, 128), (2, 80)])
-def test_many_rows_and_panels_that_are_not_full_stay_with_aten(rows: int, columns: int) -> None:
+@pytest.mark.parametrize(("rows", "columns"), [(12, 128), (2, 80)])
+def test_more_rows_and_panels_that_are_not_full_stay_with_aten(rows: int, columns: int) -> None:
     args, _ = operands(rows, columns, 128, 64, torch.bfloat16)
     made = compiled(of_group(64), *args)
     assert [call.target for call in made.report().externs] == ["aten._weight_int4pack_mm_for_cpu.default"]
     assert torch.equal(run(made, *args), of_group(64)(*args))
+
+
+@needs_panels
+@pytest.mark.skipif(not host_machine().has("amx-bf16"), reason="without tile registers many rows stay with ATen")
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+def test_many_rows_are_products_in_tile_registers(dtype: torch.dtype) -> None:
+    """As of a prompt: the weight is dequantized as it is packed for the tiles."""
+    for rows, columns, summed, group in ((40, 128, 256, 64), (130, 192, 384, 128)):
+        args, weight = operands(rows, columns, summed, group, dtype)
+        made = compiled(of_group(group), *args)
+        assert not made.report().externs
+        check_near(run(made, *args), of_group(group)(*args), args[0].double() @ weight.t())
 
 
 def test_a_layout_that_is_not_known_stays_with_aten(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,6 +27,7 @@ UNKNOWN = 1024  # a size that is known at run time only
 LEAST = (6, 16, 16)  # rows, columns, summed: less fills no tile
 AMD = ("znver4", "znver5")  # with vectors of 512 bits
 PACKED = "aten._weight_int4pack_mm_for_cpu.default"
+FULL = 16  # rows of which tile registers are full
 
 
 def choose_few_rows(
@@ -37,7 +38,8 @@ def choose_few_rows(
     sides = contraction.rows, contraction.columns, contraction.reduced
     rows, columns, summed = (product(loop.size for loop in loops).constant for loops in sides)
     if contraction.library is not None and contraction.library.target == PACKED and not 1 <= (rows or 0) <= FEW_ROWS:
-        return Choice("aten", "a packed weight is read as it lies for a few rows only")
+        tiles = machine.has("amx-bf16") and machine.vector_bits == 512 and (rows or 0) >= FULL
+        return None if tiles else Choice("aten", "a packed weight is read as it lies for a few rows, or into tiles")
     whole = contraction.accumulate is DType.I32
     if whole and not (1 <= (rows or 0) <= FEW_ROWS and _is_for_bytes(contraction, buffers, machine)):
         return Choice("aten", "products of bytes are ours for a few rows, by instructions for them")
