@@ -5,6 +5,7 @@ python -m tools.bench.decode --large                24 layers and 128 000 words:
 python -m tools.bench.decode --formats int8 --inductor
 python -m tools.bench.decode --products             products of few rows alone, against ATen's
 python -m tools.bench.decode --attention            attention of few queries alone, against ATen's
+python -m tools.bench.decode --prefill              512 tokens at once, and the perplexity of a random text
 python -m tools.bench.decode --threads 2            wall time of two threads (else processor time of one)
 
 Every way has a cache of fixed length and gets the same tokens; turns are interleaved token by token. "of the memory" is
@@ -32,16 +33,12 @@ from aotkit_inductor_lower import LowerOptions, compile_graph
 from tools.bench.__main__ import machine
 from tools.bench.chains import keep_freed_memory, median_ratio
 
-__all__ = ["FORMATS", "Int8Linear", "main", "make_model", "quantize"]
+__all__ = ["FORMATS", "Int4Linear", "Int8DynamicLinear", "Int8Linear", "main", "make_model", "quantize"]
 
-FORMATS = {
-    "float32": (torch.float32, False),
-    "bfloat16": (torch.bfloat16, False),
-    "int8": (torch.bfloat16, True),
-    "int8, float32": (torch.float32, True),
-}
+GROUP = 64  # weights of 4 bits that share a scale
 PROMPT = 16
 LENGTH = 512  # of the cache
+PREFILL = 512  # words that are read at once
 READ = 1 << 28  # bytes of the tensor that is summed to see what the memory gives
 
 Clock = Callable[[], float]
@@ -66,12 +63,59 @@ class Int8Linear(nn.Module):
         return (torch.mm(rows, self.weight.t().to(x.dtype)) * self.scale).reshape(*x.shape[:-1], -1)
 
 
-def quantize(model: nn.Module) -> nn.Module:
-    """Every linear layer as :class:`Int8Linear`."""
+class Int4Linear(nn.Module):
+    """A linear layer whose weight is kept in 4 bits, as ATen packs it, with a scale and a zero per group: what
+    torchao's weight-only configuration for CPUs calls."""
+
+    weight: torch.Tensor
+    scales: torch.Tensor
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        groups = linear.weight.detach().float().view(linear.out_features, -1, GROUP)
+        scale = groups.abs().amax(2, keepdim=True) / 7
+        numbers = (groups / scale).round().clamp(-8, 7).view(linear.out_features, -1).int() + 8
+        scales = torch.stack([scale.squeeze(2).t(), torch.zeros_like(scale.squeeze(2).t())], -1)
+        self.register_buffer("weight", torch.ops.aten._convert_weight_to_int4pack_for_cpu(numbers, 2))
+        self.register_buffer("scales", scales.to(linear.weight.dtype).contiguous())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """ATen's product."""
+        rows = x.reshape(-1, x.shape[-1])
+        product = torch.ops.aten._weight_int4pack_mm_for_cpu(rows, self.weight, GROUP, self.scales)
+        return product.reshape(*x.shape[:-1], -1)
+
+
+class Int8DynamicLinear(Int8Linear):
+    """The same weight, and activations that are quantized row by row on the way: what torchao's dynamic int8
+    configuration leaves in a graph."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """A product of bytes, scaled twice."""
+        rows = x.reshape(-1, x.shape[-1])
+        low, high = rows.amin(1, keepdim=True), rows.amax(1, keepdim=True)
+        scale = (torch.maximum(-low, high).clamp(min=0).float() / 127.5).clamp(min=1e-5)
+        numbers = (rows / scale).round().clamp(-128, 127).to(torch.int8)
+        product = torch._int_mm(numbers, self.weight.t()) * scale * self.scale
+        return product.to(x.dtype).reshape(*x.shape[:-1], -1)
+
+
+FORMATS: dict[str, tuple[torch.dtype, type[nn.Module] | None]] = {
+    "float32": (torch.float32, None),
+    "bfloat16": (torch.bfloat16, None),
+    "int8": (torch.bfloat16, Int8Linear),
+    "int8, float32": (torch.float32, Int8Linear),
+    "int8 dynamic": (torch.bfloat16, Int8DynamicLinear),
+    "int4": (torch.bfloat16, Int4Linear),
+}
+
+
+def quantize(model: nn.Module, layer: Callable[[nn.Linear], nn.Module] = Int8Linear) -> nn.Module:
+    """Every linear layer as another one."""
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
             if isinstance(child, nn.Linear):
-                setattr(module, name, Int8Linear(child))
+                setattr(module, name, layer(child))
     return model
 
 
@@ -82,9 +126,9 @@ def make_model(form: str, layers: int = 6, words: int = 16000) -> nn.Module:
     torch.manual_seed(0)
     heads = {"num_attention_heads": 16, "num_key_value_heads": 8}
     config = LlamaConfig(hidden_size=1024, intermediate_size=2816, num_hidden_layers=layers, vocab_size=words, **heads)
-    dtype, quantized = FORMATS[form]
+    dtype, layer = FORMATS[form]
     model = LlamaForCausalLM(config).eval().to(dtype)
-    return quantize(model) if quantized else model
+    return model if layer is None else quantize(model, layer)
 
 
 @dataclass(slots=True)
@@ -138,7 +182,7 @@ def measure(form: str, chosen: argparse.Namespace, clock: Clock) -> Iterator[tup
     """(way, ms, share of the memory's speed, tokens as eager's) of each way to run a model."""
     torch._dynamo.reset()
     model = make_model(form, *((24, 128000) if chosen.large else ()))
-    calls: dict[str, Any] = {"eager": model, "aotkit": torch.compile(model, backend="aotkit")}
+    calls: dict[str, Any] = {"eager": model, "aotkit": _compiled(model)}
     if chosen.inductor:
         calls["inductor"] = torch.compile(model)
     ways = {name: Decoder(model, call, clock) for name, call in calls.items()}
@@ -156,6 +200,37 @@ def measure(form: str, chosen: argparse.Namespace, clock: Clock) -> Iterator[tup
     for name, way in ways.items():
         seconds = statistics.median(way.seconds)
         yield name, seconds * 1e3, weight_bytes(model) / seconds / bandwidth, way.tokens == ways["eager"].tokens
+
+
+@torch.no_grad()
+def prefill(chosen: argparse.Namespace, clock: Clock) -> None:
+    """A table of a text of 512 words at once: what it takes, and how far its perplexity is from eager's."""
+    print("| weights | eager ms | aotkit ms | x eager | perplexity, over eager's - 1 |")
+    print("|---|---:|---:|---:|---:|")
+    for form in chosen.formats:
+        torch._dynamo.reset()
+        model = make_model(form, *((24, 128000) if chosen.large else ()))
+        words = torch.randint(1000, (1, PREFILL), generator=torch.Generator().manual_seed(1))
+        ways = [functools.partial(call, words, use_cache=False) for call in (model, _compiled(model))]
+        perplexities = [_perplexity(way().logits, words) for way in ways]
+        times: tuple[list[float], list[float]] = ([], [])
+        for _ in range(chosen.rounds):
+            for way, taken in zip(ways, times, strict=True):
+                start = clock()
+                way()
+                taken.append(clock() - start)
+        eager, own = (statistics.median(taken) * 1e3 for taken in times)
+        apart = perplexities[1] / perplexities[0] - 1
+        print(f"| {form} | {eager:.0f} | {own:.0f} | {median_ratio(*times):.2f} | {apart:+.1e} |", flush=True)
+
+
+def _compiled(model: nn.Module) -> Callable[..., Any]:
+    compiled: Callable[..., Any] = torch.compile(model, backend="aotkit")
+    return compiled
+
+
+def _perplexity(logits: torch.Tensor, words: torch.Tensor) -> float:
+    return float(F.cross_entropy(logits[0, :-1].double(), words[0, 1:]).exp())
 
 
 PRODUCTS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
@@ -249,6 +324,7 @@ def main() -> int:
     parser.add_argument("--inductor", action="store_true")
     parser.add_argument("--products", action="store_true")
     parser.add_argument("--attention", action="store_true")
+    parser.add_argument("--prefill", action="store_true")
     parser.add_argument("--tokens", type=int, default=24)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)
@@ -257,8 +333,9 @@ def main() -> int:
     clock = time.process_time if chosen.threads == 1 else time.perf_counter
     keep_freed_memory()
     print(f"{machine()}; threads: {chosen.threads}\n")
-    if chosen.products or chosen.attention:
-        (products if chosen.products else attention)(chosen, clock)
+    tables = {"products": products, "attention": attention, "prefill": prefill}
+    for name in (name for name in tables if getattr(chosen, name)):
+        tables[name](chosen, clock)
         return 0
     print("| weights | way | ms per token | x eager | x float32 eager | of the memory | tokens as eager's |")
     print("|---|---|---:|---:|---:|---:|---|")

@@ -299,3 +299,32 @@ return y
     x, w = torch.randn(3, 40), torch.randint(-127, 127, (70, 40), dtype=torch.int8)
     (got,) = bind_program(generate(scheduled), redzones=True)([x, w])
     torch.testing.assert_close(got, x @ w.float().t(), rtol=1e-5, atol=1e-3)
+
+
+def of_seen(transposed: bool) -> Program:
+    def f(x: torch.Tensor, w: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
+        return x @ torch.where(seen[:, None], w, 0.0).t() if transposed else x @ torch.where(seen[:, None], w, 0.0)
+
+    return f
+
+
+@pytest.mark.parametrize("transposed", [True, False])
+@pytest.mark.parametrize("rows", [1, 3, 8])
+def test_what_a_condition_hides_is_not_read(rows: int, transposed: bool, sites: list[FewRowsSite]) -> None:
+    """Any condition, at any place; a nan times what is hidden is a nan, as it is times 0."""
+    f = of_seen(transposed)
+    x, w = torch.randn(rows, 300), torch.randn(*((70, 300) if transposed else (300, 70)))
+    for hidden in (slice(0, 0), slice(13, None), slice(0, 61), slice(None), slice(3, 50, 2)):
+        seen = torch.ones(len(w), dtype=torch.bool)
+        seen[hidden] = False
+        check(lambda x, w, seen: f(x, w, seen), x, w, seen)
+        made, garbage = compiled(f, x, w, seen), w.clone()
+        garbage[hidden] = torch.nan
+        assert torch.equal(made([x, garbage, seen])[0], made([x, w, seen])[0])
+        for special in (torch.nan, torch.inf):
+            some = x.clone()
+            some[rows - 1, 20] = special
+            got, want = made([some, w, seen])[0], f(some, w, seen)
+            assert torch.equal(got.isnan() | got.isinf(), want.isnan() | want.isinf())
+    assert len(sites) >= 5
+

@@ -172,3 +172,40 @@ def test_scaled_dot_product_attention_of_one_query_takes_this_way() -> None:
     made = compiled(lambda q, k, v: f(q, k, v), q, k, v)
     assert externs(made) == []
     torch.testing.assert_close(made([q, k, v])[0], f(q, k, v))
+
+
+def steps_seen(mode: str) -> Program:
+    """A mask as transformers writes it for a static cache: the keys up to each query's place."""
+
+    def f(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
+        seen = torch.arange(k.shape[2])[None, None, None] <= (torch.arange(q.shape[2]) + place)[None, None, :, None]
+        seen = seen.expand(q.shape[0], 1, q.shape[2], k.shape[2])
+        hidden, other = (torch.scalar_tensor(x, dtype=q.dtype) for x in (-torch.inf, 0.5 if mode == "added" else 0.0))
+        return attention(q, k, v, torch.where(seen, other, hidden))
+
+    return f
+
+
+@pytest.mark.parametrize("mode", ["float", "added"])
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_keys_that_no_query_sees_are_not_read(mode: str, rows: int, dtype: torch.dtype) -> None:
+    """They may be anything: nans there are in no result, and 1e30 in no sum."""
+    q, k, v = operands(rows, length=300, dtype=dtype, batch=1)
+    f = steps_seen(mode)
+    for place in (0, 5, 140, 299 - rows):
+        check(f, q, k, v, torch.tensor([place]))
+        made = compiled(f, q, k, v, torch.tensor([place]), contractions="generated")
+        (want,) = made([q, k, v, torch.tensor([place])])
+        for garbage in (torch.nan, torch.inf, 1e30):
+            keys, values = k.clone(), v.clone()
+            keys[:, :, place + rows :] = values[:, :, place + rows :] = garbage
+            assert torch.equal(made([q, keys, values, torch.tensor([place])])[0], want)
+
+
+def test_other_masks_read_all_keys() -> None:
+    """A bias that is -inf somewhere tells nothing before it is there."""
+    q, k, v = operands(1, length=300, batch=1)
+    mask = hidden_from(20, (1, 1, 1, 300))
+    made = check(attention, q, k, v, mask)
+    assert made.report().kernel_count == 3

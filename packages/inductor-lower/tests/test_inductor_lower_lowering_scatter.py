@@ -403,3 +403,42 @@ def test_lanes_add_to_rows_in_the_order_of_the_indices():
         want = want + value
     got = compile_graph(make_fx(f, tracing_mode="fake")(grad, rows))([grad, rows])[0]
     torch.testing.assert_close(got[0], want, rtol=0, atol=0, equal_nan=True)
+
+
+def one_slice(cache: torch.Tensor, at: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+    """As a static cache gets the keys of a token."""
+    cache.index_copy_(2, at, new * 2)
+    return cache.sum(2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_slice_of_an_input_is_replaced_where_it_lies(dtype, turned):
+    cache, new = numbers(2, 4, 7, 32, dtype=dtype), numbers(2, 4, 1, 32, dtype=dtype)
+    cache = cache.transpose(1, 3).contiguous().transpose(1, 3) if turned else cache
+    for at in (torch.tensor([3]), torch.tensor(3)):
+        made = compile_graph(make_fx(one_slice, tracing_mode="fake")(cache.clone(), at, new))
+        assert not made.report().externs
+        for place in (0, 3, 6):
+            mine, theirs, where = cache.clone(), cache.clone(), torch.full_like(at, place)
+            torch.testing.assert_close(made([mine, where, new])[0], one_slice(theirs, where, new))
+            assert torch.equal(mine, theirs)
+
+
+@pytest.mark.parametrize("place", [7, -1, 1 << 40])
+def test_a_cache_that_is_full_is_an_error_and_stays_as_it_is(place):
+    cache, new, at = numbers(2, 4, 7, 32), numbers(2, 4, 1, 32), torch.tensor([place])
+    made = compile_graph(make_fx(one_slice, tracing_mode="fake")(cache.clone(), torch.tensor([0]), new))
+    mine = cache.clone()
+    with pytest.raises(IndexError, match="out of range"):
+        made([mine, at, new])
+    assert torch.equal(mine, cache)
+
+
+def test_several_slices_in_place_are_left_to_aten():
+    """Of two that are the same one, ATen writes the last."""
+    cache, new, at = numbers(2, 4, 7, 32), numbers(2, 4, 2, 32), torch.tensor([3, 3])
+    made = compile_graph(make_fx(one_slice, tracing_mode="fake")(cache.clone(), at, new))
+    assert [call.target for call in made.report().externs] == ["aten.index_copy_.default"]
+    mine, theirs = cache.clone(), cache.clone()
+    assert torch.equal(made([mine, at, new])[0], one_slice(theirs, at, new)) and torch.equal(mine, theirs)

@@ -6,9 +6,14 @@ Note [Attention of few queries]
     to read the cache. Written out, the products are those of a few rows with a matrix, which read it once, in the type
     that it is kept in, and the scores are few. All is computed in float32, as flash attention does.
 
-    Where several heads of queries share the keys and values of one (``repeat_kv``: unsqueeze, expand, copy), their rows
-    stand below each other in one product, and the copies are not made. Rows whose scores are all -inf are 0, as flash
-    attention has them.
+    A cache is longer than what is in it. Where the mask says which keys are seen (a bool, or -inf where they are not,
+    as transformers writes it for a static cache), those that no query sees are 0 instead of what is in the cache, so
+    that the products need not read them; they have no weight either way. (Not so for a nan there, which ATen
+    multiplies by that weight.)
+
+    Where several heads of queries share the keys and values of one (``repeat_kv``: unsqueeze, expand, copy), their
+    rows stand below each other in one product, and the copies are not made. Rows whose scores are all -inf are 0, as
+    flash attention has them.
 """
 
 from __future__ import annotations
@@ -69,6 +74,10 @@ def _rewrite(graph: Graph, node: Node, least: int) -> int:
     mask = node.kwargs.get("attn_mask")
     if mask is not None:
         given["mask"] = mask
+        seen, alone = _seen(mask)
+        if seen is not None:
+            given["seen"] = seen
+            given["mask"] = seen if alone else mask
     scale = node.kwargs.get("scale")
     strides = users[0].meta["val"].stride()
     call = _Attention(scale if isinstance(scale, float) else sizes[3] ** -0.5, sizes[2] > 1 and strides[2] > strides[1])
@@ -101,6 +110,34 @@ def _shared(node: object) -> Node | None:
     return heads if joined and tuple(heads.meta["val"].shape) == (batch, count, length, width) else None
 
 
+def _seen(mask: object) -> tuple[Node | None, bool]:
+    """Which keys queries see, one bool for all heads, if the mask is that, or is -inf where it is not; and whether the
+    mask says nothing else."""
+    alone = True
+    while isinstance(mask, Node) and mask.target is aten.expand.default:
+        mask = mask.args[0]
+    if not isinstance(mask, Node):
+        return None, False
+    value = mask.meta["val"]
+    if value.dtype is not torch.bool:
+        condition, added, hidden = mask.args if mask.target is aten.where.self else (None, None, None)
+        if _number(hidden) != -math.inf or not isinstance(condition, Node):
+            return None, False
+        if tuple(condition.meta["val"].shape) != tuple(value.shape):
+            return None, False
+        mask, alone = condition, _number(added) == 0
+    value = mask.meta["val"]
+    known = value.dim() == 4 and all(isinstance(size, int) for size in value.shape)
+    return (mask, alone) if known and value.shape[1] == 1 and value.shape[3] > 1 else (None, False)
+
+
+def _number(node: object) -> object:
+    """The number that a tensor has everywhere, if it is made so."""
+    if not isinstance(node, Node) or node.target not in (aten.scalar_tensor.default, aten.full.default):
+        return None
+    return node.args[0 if node.target is aten.scalar_tensor.default else 1]
+
+
 @dataclass(frozen=True, slots=True)
 class _Attention:
     """What is written instead, as a function of nodes."""
@@ -108,7 +145,7 @@ class _Attention:
     scale: float
     rows_outside: bool  # of the heads, in memory
 
-    def __call__(self, query: Any, key: Any, value: Any, mask: Any = None) -> Any:
+    def __call__(self, query: Any, key: Any, value: Any, mask: Any = None, seen: Any = None) -> Any:
         made = query.node.meta["val"]
         batch, heads, rows, width = made.shape
         _, groups, length, _ = key.node.meta["val"].shape
@@ -119,8 +156,11 @@ class _Attention:
             return aten._to_copy.default(x, dtype=torch.float32) if x.node.meta["val"].dtype != torch.float32 else x
 
         each = aten.reshape.default(wide(query), [batch * groups, below, width])
-        keys = aten.reshape.default(wide(key), [batch * groups, length, width])
-        values = aten.reshape.default(wide(value), [batch * groups, length, last])
+        key, value = map(wide, (key, value))
+        if seen is not None:
+            key, value = (aten.where.ScalarOther(_by_any(seen), x, 0) for x in (key, value))
+        keys = aten.reshape.default(key, [batch * groups, length, width])
+        values = aten.reshape.default(value, [batch * groups, length, last])
         scores = aten.mul.Tensor(aten.bmm.default(each, aten.transpose.int(keys, 1, 2)), self.scale)
         scores = aten.reshape.default(scores, [batch, heads, rows, length])
         if mask is not None and mask.node.meta["val"].dtype is torch.bool:
@@ -139,6 +179,14 @@ class _Attention:
             return result
         turned = aten.clone.default(aten.transpose.int(result, 1, 2), memory_format=torch.contiguous_format)
         return aten.transpose.int(turned, 1, 2)
+
+
+def _by_any(seen: Any) -> Any:
+    """Which keys any of the queries sees, for each number of a key."""
+    batch, _, queries, length = seen.node.meta["val"].shape
+    if queries > 1:
+        seen = aten.any.dim(seen, 2)
+    return aten.reshape.default(seen, [batch, 1, length, 1])
 
 
 def _run(graph: Graph, ctx: PassContext) -> Graph:

@@ -57,6 +57,7 @@ Note [What a contraction is]
     * The multiplication of its nest is ``mul_contract``: kernels for products may add without rounding the product
       first, as libraries do. A ``mul`` that the user wrote is rounded, as eager rounds it. Where the precision allows
       it, the op is ``mul_contract_high`` or ``mul_contract_medium``, of factors that may lose bits before.
+      Factors of i8 are summed in i32, by ``mul``.
     * Operands load at affine indices, so a convolution is one too: rows are images and places, columns the channels of
       the result, and the left operand loads ``x[n, c, oh*stride + kh*dilation - pad, ...]`` under a mask.
     * It means what :meth:`Contraction.as_nest` says: that is what the interpreter runs, and the verifier checks.
@@ -77,7 +78,7 @@ from enum import Enum
 from typing import Literal as OneOf
 
 from ..errors import IRError
-from ..ops.dtypes import DType
+from ..ops.dtypes import FLOATS, DType
 from ..symbolic import Expr, to_expr
 from .instructions import (
     STORE_MODES,
@@ -379,7 +380,8 @@ class Contraction:
                 factors[-1] = _unused(f"{side}_wide", taken)
                 body.append(Compute(factors[-1], "cast", (operand.value,), self.accumulate))
         product = _unused("product", taken)
-        body.append(Compute(product, CONTRACTIONS[self.precision], tuple(factors), self.accumulate))
+        multiply = CONTRACTIONS[self.precision] if self.accumulate in FLOATS else "mul"
+        body.append(Compute(product, multiply, tuple(factors), self.accumulate))
         body.append(Reduce(self.result, "sum", product, self.accumulate))
         stages = (Stage(self.reduced, tuple(body)), Stage((), self.epilogue))
         return LoopNest(self.name, self.outer, stages, self.origin)

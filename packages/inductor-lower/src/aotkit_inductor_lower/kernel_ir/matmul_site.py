@@ -64,7 +64,7 @@ def matmul_site(kernel: Kernel) -> MatmulSite | None:
 def few_rows_site(kernel: Kernel, most: int) -> FewRowsSite | None:
     """The product of at most ``most`` rows with a matrix that a kernel computes: the last loop of its grid runs over
     columns, and at most one of the others is one that only the left factor varies along."""
-    found = sum_of_products(kernel)
+    found = sum_of_products(kernel, whole=True)
     if found is None:
         return None
     nest, reduce, factors = found
@@ -79,8 +79,9 @@ def few_rows_site(kernel: Kernel, most: int) -> FewRowsSite | None:
     return None
 
 
-def sum_of_products(kernel: Kernel) -> tuple[PerfectNest, Reduce, tuple[str, str]] | None:
-    """A kernel's only nest, if a sum of products is all that is reduced in it, with the sum and its factors."""
+def sum_of_products(kernel: Kernel, *, whole: bool = False) -> tuple[PerfectNest, Reduce, tuple[str, str]] | None:
+    """A kernel's only nest, if a sum of products is all that is reduced in it, with the sum and its factors. With
+    ``whole`` it may be one of whole numbers in i32."""
     loops = [k for k, stmt in enumerate(kernel.body) if isinstance(stmt, Loop)]
     if loops != [0] or not kernel.grid or kernel.ordered or kernel.scratch:
         return None
@@ -90,9 +91,10 @@ def sum_of_products(kernel: Kernel) -> tuple[PerfectNest, Reduce, tuple[str, str
         return None
     (reduce,) = reduces
     product = next((i for i in nest.body if not isinstance(i, Store) and i.result == reduce.value), None)
-    if reduce.kind != "sum" or reduce.running or reduce.dtype not in (DType.F32, DType.F64):
+    if reduce.kind != "sum" or reduce.running or not isinstance(product, Compute):
         return None
-    if not isinstance(product, Compute) or product.op not in CONTRACTIONS.values():
+    floats = reduce.dtype in (DType.F32, DType.F64) and product.op in CONTRACTIONS.values()
+    if not floats and not (whole and (reduce.dtype, product.op) == (DType.I32, "mul")):
         return None
     first, second = product.args
     return nest, reduce, (first, second)

@@ -83,6 +83,11 @@ class LoweringContext:
         self._storage_offsets[name] = to_expr(0)
         return View(name, dtype, tuple(sizes), dim_exprs(len(sizes)), tuple(strides), to_expr(0))
 
+    def declare_alias(self, buffer: Buffer) -> None:
+        """A buffer that an alias of a whole one will be."""
+        self.buffers[buffer.name] = buffer
+        self._storage_offsets[buffer.name] = to_expr(0)
+
     def unique(self, name: str) -> str:
         """``name``, or with a number appended if there is such a buffer."""
         candidate, number = name, 0

@@ -1,10 +1,11 @@
 """Matrix products as contractions, each with ATen's call in it.
 
 Note [Products of matrices]
-    ``mm``, ``addmm``, ``bmm``, ``baddbmm`` and ``linear`` of floats become a :class:`~..ir.Contraction` in every graph,
-    whatever it is compiled for: the pass ``choose-contractions`` decides who computes it. ATen's call in it is the one
-    that there would be without, with the same arguments. Bias, ``alpha`` and ``beta`` are in the epilogue, in the type
-    that is summed in, and the result is rounded once; with a ``beta`` of 0 the bias is not read, as eager says.
+    ``mm``, ``addmm``, ``bmm``, ``baddbmm`` and ``linear`` of floats, and ``_int_mm`` of bytes, become a
+    :class:`~..ir.Contraction` in every graph, whatever it is compiled for: the pass ``choose-contractions`` decides
+    who computes it. ATen's call in it is the one that there would be without, with the same arguments. Bias, ``alpha``
+    and ``beta`` are in the epilogue, in the type that is summed in, and the result is rounded once; with a ``beta`` of
+    0 the bias is not read, as eager says.
 
     What has no such form stays a call: other types, factors that are known when the graph runs only, an ``alpha`` of 0
     (BLAS and ATen's own loops do not agree on what becomes of a nan then).
@@ -51,12 +52,16 @@ _ARGUMENTS = {
     "aten.addmm.default": (1, 2, 0),
     "aten.baddbmm.default": (1, 2, 0),
     "aten.linear.default": (0, 1, 2),
+    "aten._int_mm.default": (0, 1, None),
 }
-_LINEAR = "aten.linear.default"
+_LINEAR, _INT = "aten.linear.default", "aten._int_mm.default"
 _K = sym("k")  # the summed loop
 
 PRODUCTS = frozenset(
-    {_aten.mm.default, _aten.bmm.default, _aten.addmm.default, _aten.baddbmm.default, _aten.linear.default}
+    {
+        *(_aten.mm.default, _aten.bmm.default, _aten.addmm.default, _aten.baddbmm.default),
+        *(_aten.linear.default, _aten._int_mm.default),
+    }
 )
 
 
@@ -66,6 +71,8 @@ def lower_product(ctx: LoweringContext, node: Node, reason: str) -> NodeValue:
     call = ctx.steps[-1]
     assert isinstance(call, ExternCall)
     found = contraction_of(call, ctx.buffers, ctx.capabilities.device)
+    if found is not None and found.accumulate is DType.I32 and not ctx.capabilities.tiles_products:
+        return value  # other targets have no kernels for bytes
     if found is not None:
         ctx.steps[-1] = found
     return value
@@ -86,7 +93,11 @@ def contraction_of(call: ExternCall, buffers: Mapping[str, Buffer], device: str 
     tensors = [t for t in given if t is not None]
     if left is None or right is None or len(tensors) + _absent(call.args) != len(call.args):
         return None
-    if dtype not in FLOATS or any(t.dtype != out.dtype or t.device != device for t in (*tensors, out)):
+    whole = call.target == _INT
+    factors = "int8" if whole else out.dtype
+    if not (whole and dtype is DType.I32) and dtype not in FLOATS:
+        return None
+    if any(t.dtype != factors for t in tensors) or any(t.device != device for t in (*tensors, out)):
         return None
     return _Writer(call, dtype, left, right, bias, out).contraction(*scales)
 
@@ -130,7 +141,8 @@ class _Writer:
     ) -> None:
         self.call, self.dtype = call, dtype
         self.left, self.right, self.bias, self.out = left, right, bias, out
-        self.accumulate = DType.F64 if dtype is DType.F64 else DType.F32
+        self.accumulate = dtype if dtype in (DType.F64, DType.I32) else DType.F32
+        self.factors = DType.I8 if dtype is DType.I32 else dtype
         self.epilogue: list[Instr] = []
 
     def contraction(self, alpha: float, beta: float) -> Contraction | None:
@@ -140,9 +152,9 @@ class _Writer:
         batches = len(sizes) == 3 and not transposed
         names, at = _axes(len(sizes), batches)
         loops = tuple(map(Range, names, sizes))
-        left = Load("left", self.left.name, (*at[:-1], _K), self.dtype)
+        left = Load("left", self.left.name, (*at[:-1], _K), self.factors)
         across = (at[-1], _K) if transposed else (_K, at[-1])
-        right = Load("right", self.right.name, (*at[:batches], *across), self.dtype)
+        right = Load("right", self.right.name, (*at[:batches], *across), self.factors)
         if not self.write_epilogue(at, alpha, beta):
             return None
         return Contraction(

@@ -14,7 +14,7 @@ import torch
 from torch.fx import Node
 
 from ..errors import Fallback
-from ..ir import DType
+from ..ir import BufferKind, DType
 from ..ops.aten import is_creation
 from ..symbolic import Expr, product, reshape_indices, to_expr
 from .access import Value, ViewBuilder, broadcast_index
@@ -300,6 +300,27 @@ def index_copy(ctx: LoweringContext, node: Node, x: View, dim: int, index: View,
     if len(source.sizes) != len(x.sizes):
         raise Fallback("slices of a scalar are left to ATen")
     return _slices(ctx, node, x, dim, index, source=source, mode="set")
+
+
+@TABLE.lowers(aten.index_copy_.default)
+def index_copy_(ctx: LoweringContext, node: Node, x: View, dim: int, index: View, source: View) -> View:
+    """One slice of an input of the graph replaced where it lies, as a static cache gets the keys of a token. Nothing is
+    written at a place that there is not."""
+    buffer, dim = ctx.buffers[x.buffer], dim % max(1, len(x.sizes))
+    if buffer.kind is not BufferKind.INPUT or not x.shares or source.buffer == x.buffer:
+        raise Fallback("only writes to graph inputs are generated")
+    if len(source.sizes) != len(x.sizes) or not x.sizes or len(index.sizes) > 1 or product(index.sizes) != 1:
+        raise Fallback("several slices, of which two may be the same one, are left to ATen")
+    if any(step == 0 and size != 1 for size, step in zip(x.sizes, x.strides, strict=True)):
+        raise Fallback("ATen refuses to write several elements to one place")
+    nest = ctx.nest(ctx.unique(node.name), node, [*x.sizes[:dim], to_expr(1), *x.sizes[dim + 1 :]])
+    place, size = list(nest.index), nest.index_value(x.sizes[dim])
+    wanted = no_negative(nest, nest.load(index, (nest.index[dim],) if index.sizes else ()), x.sizes[dim])
+    value = _source(nest, source, nest.index, x.dtype)
+    place[dim] = nest.check_index(wanted, x.sizes[dim])
+    nest.store_element(x.buffer, x.at(tuple(place)), value, "set", nest.op("lt", wanted, size))
+    ctx.add(nest)
+    return x
 
 
 @TABLE.lowers(aten.index_add.default)

@@ -28,7 +28,7 @@ from .machine import Machine
 
 __all__ = ["choose_form"]
 
-SHORT = (24, 48, 32)  # the same for products that are ours without being asked for
+SHORT = (24, 48, 32)  # rows, columns, summed: less is not ours without being asked for
 WORTH = 1 << 21
 LONG = 1024  # numbers that are summed: of more a panel of rows and one of columns do not fit the second-level cache
 

@@ -26,6 +26,8 @@ WORTH_READING = 1 << 14  # elements of the matrix: a product of few rows with le
 UNKNOWN = 1024  # a size that is known at run time only
 LEAST = (6, 16, 16)  # rows, columns, summed: less fills no tile
 AMD = ("znver4", "znver5")  # with vectors of 512 bits
+PACKED = "aten._weight_int4pack_mm_for_cpu.default"
+FULL = 16  # rows of which tile registers are full
 
 
 def choose_few_rows(
@@ -35,10 +37,16 @@ def choose_few_rows(
     on."""
     sides = contraction.rows, contraction.columns, contraction.reduced
     rows, columns, summed = (product(loop.size for loop in loops).constant for loops in sides)
+    if contraction.library is not None and contraction.library.target == PACKED and not 1 <= (rows or 0) <= FEW_ROWS:
+        tiles = machine.has("amx-bf16") and machine.vector_bits == 512 and (rows or 0) >= FULL
+        return None if tiles else Choice("aten", "a packed weight is read as it lies for a few rows, or into tiles")
+    whole = contraction.accumulate is DType.I32
+    if whole and not (1 <= (rows or 0) <= FEW_ROWS and _is_for_bytes(contraction, buffers, machine)):
+        return Choice("aten", "products of bytes are ours for a few rows, by instructions for them")
     if rows is None or not 1 <= rows <= FEW_ROWS:
         return None
     if any(size is not None and size < least for size, least in zip((columns, summed), LEAST[1:], strict=True)):
-        return None
+        return Choice("aten", "the product is small") if whole else None
     if options.contractions == "generated":
         return Choice("fma", "every product is generated")
     if machine.vector_bits < 256:
@@ -50,6 +58,12 @@ def choose_few_rows(
     if taken:
         return Choice("aten", taken)
     return Choice("fma", "few rows: the matrix is read once, in the order of memory")
+
+
+def _is_for_bytes(contraction: Contraction, buffers: Mapping[str, Buffer], machine: Machine) -> bool:
+    """Whether a product of bytes can be written with such instructions."""
+    along = lies_along(contraction.reduced, contraction.right, buffers)
+    return machine.vector_bits == 512 and machine.has("avx512vnni") and along and not contraction.batch
 
 
 def _read_as_fast_by_aten(

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 
-from ...ir import Buffer, LoopNest, Program
+from ...ir import Buffer, DType, LoopNest, Program
 from ...kernel_ir.launches import KernelText, Launch
 from ...kernel_ir.matmul_site import FewRowsSite
 from ...kernel_ir.nodes import LENGTH, Kernel, KernelModule
@@ -30,8 +30,11 @@ from .object import compile_text
 from .products import TiledProduct, lies_along_columns, product_form
 from .render.amx_product import TiledProductEmitter
 from .render.amx_tiles import uses_tiles
+from .render.few_rows import FewRowsEmitter
 from .render.few_rows_along_columns import FewRowsAlongColumns
 from .render.few_rows_along_sums import FewRowsAlongSums
+from .render.few_rows_in_panels import FewRowsInPanels, panels_of
+from .render.few_rows_of_bytes import FewRowsOfBytes
 from .render.kernel import emit_kernel
 from .render.product import ProductEmitter
 
@@ -118,8 +121,7 @@ class _Kernels:
         if made is None:
             site, declarations = product_form(kernel, self.target), self.module.declarations
             if isinstance(site, FewRowsSite):
-                way = FewRowsAlongColumns if lies_along_columns(kernel, site) else FewRowsAlongSums
-                text = way(kernel, site, self.target, declarations).emit()
+                text = _few_rows(kernel, site, self.target, declarations).emit()
             elif isinstance(site, TiledProduct):
                 text = TiledProductEmitter(kernel, site, self.target, declarations).emit()
             elif site is not None:
@@ -138,6 +140,17 @@ class _Kernels:
 
     def _slot(self, name: str) -> int:
         return self.slots.setdefault(name, len(self.slots))
+
+
+def _few_rows(kernel: Kernel, site: FewRowsSite, target: Machine, declarations: dict[str, str]) -> FewRowsEmitter:
+    """Whatever writes a product of few rows."""
+    if site.reduce.dtype is DType.I32:
+        return FewRowsOfBytes(kernel, site, target, declarations)
+    panels = panels_of(kernel, site)
+    if panels is not None:
+        return FewRowsInPanels(kernel, site, target, declarations, panels)
+    way = FewRowsAlongColumns if lies_along_columns(kernel, site) else FewRowsAlongSums
+    return way(kernel, site, target, declarations)
 
 
 def _identifier(name: str) -> str:

@@ -20,8 +20,8 @@ from .machine import Machine
 from .map_loops import bears_mask
 from .tile_forms import DEPTH, FORMS, PANEL, TileForm
 
-__all__ = ["ProductForm", "TiledFactor", "TiledProduct", "computed_by", "few_rows", "lies_along_columns", "plain_left"]
-__all__ += ["product_form", "product_of", "tiled_product"]
+__all__ = ["ProductForm", "TiledFactor", "TiledProduct", "bytes_of", "computed_by", "few_rows", "lies_along_columns"]
+__all__ += ["multiplies_bytes", "plain_left", "product_form", "product_of", "tiled_product"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,31 @@ def product_form(kernel: Kernel, target: Machine) -> ProductForm | None:
     :class:`FewRowsEmitter` can write it and it is large enough."""
     if not target.has("fma"):
         return None
-    return few_rows(kernel) or tiled_product(kernel, target) or _in_tiles(kernel)
+    site = few_rows(kernel)
+    if site is not None and site.reduce.dtype is DType.I32:
+        return site if multiplies_bytes(target) and bytes_of(kernel, site) is not None else None
+    return site or tiled_product(kernel, target) or _in_tiles(kernel)
+
+
+def multiplies_bytes(target: Machine) -> bool:
+    """Whether there are instructions for vectors of products of bytes."""
+    return target.vector_bits == 512 and target.has("avx512vnni")
+
+
+def bytes_of(kernel: Kernel, site: FewRowsSite) -> tuple[Load, Load] | None:
+    """The loads of bytes that both factors are, if the right ones follow each other along the sum."""
+    left, right = (_loaded_byte(kernel, value) for value in (site.left, site.right))
+    if left is None or right is None or len(site.inner) != 1:
+        return None
+    return (left, right) if right.indices[0].coefficient(Symbol(site.inner[0].symbol)) == 1 else None
+
+
+def _loaded_byte(kernel: Kernel, value: str) -> Load | None:
+    """The byte that a factor is widened from."""
+    load, *others = computed_by(kernel, value)
+    plain = isinstance(load, Load) and load.mask is None and load.dtype is DType.I8
+    casts = all(isinstance(i, Compute) and i.op == "cast" and i.dtype is DType.I32 for i in others)
+    return load if plain and len(others) == 1 and casts and isinstance(load, Load) else None
 
 
 def tiled_product(kernel: Kernel, target: Machine) -> TiledProduct | None:
@@ -149,11 +173,10 @@ def few_rows(kernel: Kernel) -> FewRowsSite | None:
 def lies_along_columns(kernel: Kernel, site: FewRowsSite) -> bool:
     """Whether neighbours in the right factor's memory are neighbouring columns, and no neighbours in the sum."""
 
-    def contiguous(loop: Loop) -> bool:
-        found = [i for i in computed_by(kernel, site.right) if isinstance(i, Load)]
-        return any(load.indices[0].coefficient(Symbol(loop.symbol)) == 1 for load in found)
-
-    return contiguous(site.columns) and not contiguous(site.inner[-1])
+    along, inner = Symbol(site.columns.symbol), Symbol(site.inner[-1].symbol)
+    places = [i.indices[0] for i in computed_by(kernel, site.right) if isinstance(i, Load)]
+    places = [place for place in places if {along, inner} <= set(place.symbols)] or places  # no condition or scale
+    return any(p.coefficient(along) == 1 for p in places) and not any(p.coefficient(inner) == 1 for p in places)
 
 
 def _in_tiles(kernel: Kernel) -> MatmulSite | None:

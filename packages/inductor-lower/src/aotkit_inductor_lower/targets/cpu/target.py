@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import torch
+
 from ..._observer import Observer
 from ...ir import Buffer, Contraction, ExternCall, LoopNest, Program
 from ...kernel_ir.nodes import KernelModule
@@ -63,8 +65,8 @@ class CpuTarget:
         return None
 
     def key(self, options: LowerOptions) -> str:
-        """The machine alone."""
-        return str(self.machine)
+        """The machine, and which instructions ATen uses, which tells how it packs weights."""
+        return f"{self.machine} {torch.backends.cpu.get_cpu_capability()}"
 
     def generate(
         self, program: Program, kernels: KernelModule, options: LowerOptions, observer: Observer | None = None

@@ -5,21 +5,26 @@ Note [Products of few rows]
     and it is read once, where it lies, in the order of memory. What is computed of it on the way (a cast, a scale) is
     computed in registers. A unit of work is a strip of columns.
 
-    Where the summed dimension is contiguous (the weight of a linear layer), columns are summed in vectors along it, for
-    all rows, and each sum is added up across its lanes in the end. Where the columns are, the strip's sums lie in
+    Where the summed dimension is contiguous (the weight of a linear layer), columns are summed in vectors along it,
+    for all rows, and each sum is added up across its lanes in the end. Where the columns are, the strip's sums lie in
     memory of the first-level cache, and a few steps of the summed dimension are added to them at once, so that whole
     pieces of the matrix's rows are read one after the other. What becomes of the sums is computed of a strip's.
 
-    A long sum is added up in parts, which depend on its length only; the split of work does not depend on the number of
-    threads, nor any sum on the split: results are the same on one thread and on many.
+    Where the matrix is ``where(condition, x, 0)``, and the condition is one of a column, or of a step of the sum,
+    parts of it whose conditions do not hold are not read (:func:`condition_of`): of a cache of keys and values, those
+    that are not there yet.
+
+    A long sum is added up in parts, which depend on its length only; the split of work does not depend on the number
+    of threads, nor any sum on the split: results are the same on one thread and on many.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from ....ir import DType, Load
+from ....ir import Compute, Const, DType, Instr, Load, Store
+from ....ir.walk import operands
 from ....kernel_ir.matmul_site import FewRowsSite
 from ....kernel_ir.nodes import Kernel, Loop
 from ....kernel_ir.walk import loops_of_values
@@ -33,7 +38,7 @@ from .kernel import KernelEmitter
 from .tile import ALIGNED, fma_of
 from .types import memory_type, width
 
-__all__ = ["LINE", "FewRowsEmitter", "carried"]
+__all__ = ["LINE", "FewRowsEmitter", "carried", "condition_of"]
 
 LINE = 64  # bytes that are fetched at once
 
@@ -52,6 +57,7 @@ class FewRowsEmitter(KernelEmitter):
         self.vector_type = vector_type(self.element, self.across)
         self.columns, self.inner = Symbol(site.columns.symbol), Symbol(site.inner[-1].symbol)
         self.left, self.right = computed_by(kernel, site.left), computed_by(kernel, site.right)
+        self.condition = condition_of(self.right, site.right)
         self.after = tuple(stmt for stmt in kernel.body if not isinstance(stmt, Loop))
         self.outer = [loop for loop in kernel.grid[:-1] if loop is not site.rows]
         self.registers = 32 if target.vector_bits == 512 or target.triple.startswith("aarch64") else 16
@@ -185,6 +191,28 @@ class FewRowsEmitter(KernelEmitter):
                 em.declare("llvm.prefetch.p0", "void", ["ptr", "i32", "i32", "i32"])
                 em.effect(f"call void @llvm.prefetch.p0(ptr {pointer.text}, i32 0, i32 {locality}, i32 1)")
 
+    def made_by(self, *values: str) -> list[Instr]:
+        """What values of the right factor are computed by."""
+        wanted = set(values)
+        kept: list[Instr] = []
+        for instr in reversed(self.right):
+            if not isinstance(instr, Store) and instr.result in wanted:
+                kept.append(instr)
+                wanted.update(operands(instr))
+        return kept[::-1]
+
+    def holds(self, places: Sequence[Mapping[Symbol, Ssa]]) -> Ssa:
+        """Whether the condition of the right factor holds at one of some places."""
+        assert self.condition is not None
+        found = Ssa("false", "i1")
+        for place in places:
+            self.ctx.symbols.update(place)
+            self.enter()
+            emit_body(self.ctx, self.made_by(self.condition))
+            found = self.ops.op("or", self.ctx.values[self.condition].parts[0], found)
+            self.leave()
+        return found
+
     # -- the summed loops ----------------------------------------------------------------------------------
 
     def summed(self) -> int | None:
@@ -297,6 +325,18 @@ class FewRowsEmitter(KernelEmitter):
 
         self.over_columns(first, end, finish)
         return []
+
+
+def condition_of(body: Sequence[Instr], value: str) -> str | None:
+    """The condition of a factor that is ``where(condition, x, 0)``, whatever it is cast to."""
+    made = {instr.result: instr for instr in body if not isinstance(instr, Store)}
+    found = made.get(value)
+    while isinstance(found, Compute) and found.op == "cast":
+        found = made.get(found.args[0])
+    if not isinstance(found, Compute) or found.op != "where":
+        return None
+    other = made.get(found.args[2])
+    return found.args[0] if isinstance(other, Const) and other.value == 0 else None
 
 
 def carried(values: Sequence[Ssa]) -> list[Carried]:

@@ -8,6 +8,7 @@ import itertools
 from ....ir import Load
 from ....kernel_ir.matmul_site import FewRowsSite
 from ....kernel_ir.nodes import Kernel
+from ....kernel_ir.walk import loops_of_values
 from ....symbolic import to_expr
 from ..machine import Machine
 from .body import emit_body
@@ -74,7 +75,32 @@ class FewRowsAlongColumns(FewRowsEmitter):
         em.loop(imm(0), imm(self.count * self.strip), self.across, [], add, "add")
 
     def _add_rows(self, steps: int, first: Ssa, end: Ssa, k: Ssa, _: list[Ssa]) -> list[Ssa]:
-        """``steps`` rows of the matrix, each times a number of each row of the left factor."""
+        """``steps`` rows of the matrix, each times a number of each row of the left factor, if a row's condition holds,
+        or a number times 0 would not be 0."""
+
+        def add() -> None:
+            self._add_products(steps, first, end, k)
+
+        if self.condition is None or self.site.columns.symbol in loops_of_values(self.nests[0])[self.condition]:
+            add()
+            return []
+        em, always = self.em, Ssa("true", "i1")
+        holds = self.holds([{self.inner: em.add(k, imm(step))} for step in range(steps)])
+        wanted = em.choose(holds, "i1", lambda: always, lambda: self._not_finite(steps, k))
+        assert wanted is not None
+        em.choose(wanted, None, add, lambda: None)
+        return []
+
+    def _not_finite(self, steps: int, k: Ssa) -> Ssa:
+        """Whether one of the numbers of the left factor is an infinity or a nan."""
+        em, zero = self.em, Ssa("0.0", self.element)
+        total = zero
+        for step, row in itertools.product(range(steps), range(self.count)):
+            none = em.here(self.element, f"fmul {self._number(row, em.add(k, imm(step))).typed}, 0.0")
+            total = em.here(self.element, f"fadd {none.typed}, {total.text}")
+        return em.here("i1", f"fcmp uno {total.typed}, {zero.text}")
+
+    def _add_products(self, steps: int, first: Ssa, end: Ssa, k: Ssa) -> None:
         em, ctx, across = self.em, self.ctx, self.across
         places = list(itertools.product(range(steps), range(self.count)))
         numbers = [em.splat(self._number(row, em.add(k, imm(step))), across) for step, row in places]
@@ -97,7 +123,6 @@ class FewRowsAlongColumns(FewRowsEmitter):
             return []
 
         self.over_columns(first, end, add)
-        return []
 
     def _number(self, row: int, k: Ssa) -> Ssa:
         """One number of the left factor."""

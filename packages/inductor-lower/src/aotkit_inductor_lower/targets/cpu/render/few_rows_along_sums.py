@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from ....ir import Load
 from ....kernel_ir.matmul_site import FewRowsSite
 from ....kernel_ir.nodes import Kernel
+from ....kernel_ir.walk import loops_of_values
 from ....symbolic import to_expr
 from ..machine import Machine
 from .body import emit_body
@@ -52,6 +53,9 @@ class FewRowsAlongSums(FewRowsEmitter):
 
     def sum_strip(self, first: Ssa, end: Ssa) -> None:
         """Parts of the summed loop, each for all columns."""
+        self.skips = self.condition is not None and not self._varies(self.condition)
+        if self.skips:
+            self.infinite = self._has_infinities()
         self.over_parts(PART, functools.partial(self._sum_part, first, end))
 
     def _sum_part(self, first: Ssa, end: Ssa, low: Ssa, high: Ssa) -> None:
@@ -62,7 +66,44 @@ class FewRowsAlongSums(FewRowsEmitter):
         em.loop(whole, end, 1, [], functools.partial(sums, 1), "column")
 
     def _sum_columns(self, first: Ssa, low: Ssa, high: Ssa, columns: int, at: Ssa, _: list[Ssa]) -> list[Ssa]:
-        """``columns`` from ``at`` on, for all rows, in vectors along the summed loop."""
+        """``columns`` from ``at`` on, for all rows, in vectors along the summed loop, if a column's condition holds, or
+        a number times 0 would not be 0."""
+
+        def add() -> None:
+            self._add_columns(first, low, high, columns, at)
+
+        if not self.skips:
+            add()
+            return []
+        places = [{self.columns: self.em.add(at, imm(column))} for column in range(columns)]
+        self.em.choose(self.ops.op("or", self.holds(places), self.infinite), None, add, lambda: None)
+        return []
+
+    def _has_infinities(self) -> Ssa:
+        """Whether a number of the left factor is an infinity or a nan."""
+        em, zero = self.em, self.zero()
+
+        def add(end: Ssa | None, k: Ssa, values: list[Ssa]) -> list[Ssa]:
+            vector = self.some(Vector(self.inner, k, self.across, 1), end)
+            left = [self._left(row, k, vector)[0] for row in range(self.count)]
+            self.leave()
+            return [functools.reduce(lambda total, x: self.multiply(x, zero, total), left, values[0])]
+
+        def steps(low: Ssa, high: Ssa, values: list[Ssa]) -> list[Ssa]:
+            whole = em.add(low, em.round_down(em.sub(high, low), self.across))
+            values = em.loop(low, whole, self.across, carried(values), functools.partial(add, None), "k")
+            return em.loop(whole, high, self.across, carried(values), functools.partial(add, high), "k")
+
+        (found,) = self.within(imm(0), self.ctx.scalar(self.site.inner[0].extent), [zero], steps)
+        return self.ops.any(self.ops.compare("fcmp uno", found, zero))
+
+    def _varies(self, condition: str) -> bool:
+        """Whether it is another one at each step of the sum."""
+        varies = loops_of_values(self.nests[0])[condition]
+        return not varies.isdisjoint(loop.symbol for loop in self.site.inner)
+
+    def _add_columns(self, first: Ssa, low: Ssa, high: Ssa, columns: int, at: Ssa) -> None:
+        """Their sums."""
         em, vectors = self.em, self.vectors
         sums = [(row, column) for row in range(self.count) for column in range(columns)]
         body = functools.partial(self._add_vectors, columns, at)
@@ -85,7 +126,6 @@ class FewRowsAlongSums(FewRowsEmitter):
             before = em.here(self.element, f"load {self.element}, ptr {place.text}")
             after = em.here(self.element, f"fadd {before.typed}, {total.text}")
             em.effect(f"store {after.typed}, ptr {place.text}")
-        return []
 
     def _add_vectors(self, columns: int, at: Ssa, end: Ssa | None, k: Ssa, values: list[Ssa]) -> list[Ssa]:
         """Some vectors of products for each sum; with ``end`` one, of the lanes before it."""

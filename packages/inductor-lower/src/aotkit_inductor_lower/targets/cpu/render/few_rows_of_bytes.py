@@ -1,0 +1,157 @@
+"""Products of few rows of bytes with a matrix of bytes, in whole numbers.
+
+Note [Products of bytes]
+    ``vpdpbusd`` multiplies 64 bytes with 64 others and adds the products up in groups of four, exactly. The bytes of
+    one side have no sign, so the copy of the left factor has 128 added to each, and
+
+        sum over k of x[k] * w[k]  =  sum of (x[k] + 128) * w[k]  -  sum of 128 * w[k]
+
+    The last sum is the same for all rows. It is computed with the others, of bytes that are in a register anyway, so
+    no sums of weights are kept, or read. Whole numbers have no order: results are those of eager.
+"""
+
+from __future__ import annotations
+
+import functools
+
+from ....ir import Load
+from ....kernel_ir.matmul_site import FewRowsSite
+from ....kernel_ir.nodes import Kernel
+from ....symbolic import to_expr
+from ..machine import Machine
+from ..products import bytes_of
+from .body import emit_body
+from .context import Vector
+from .emitter import Ssa, imm, vector_type
+from .few_rows import FewRowsEmitter, carried
+from .tile import ALIGNED
+
+__all__ = ["FewRowsOfBytes"]
+
+BYTES = 64  # of a vector
+STRIP = 64
+AHEAD = 1 << 13  # bytes
+DOT = "llvm.x86.avx512.vpdpbusd.512"
+
+
+class FewRowsOfBytes(FewRowsEmitter):
+    """A few columns at once, see Note [Products of bytes]."""
+
+    strip = STRIP
+
+    def __init__(self, kernel: Kernel, site: FewRowsSite, target: Machine, declarations: dict[str, str]) -> None:
+        super().__init__(kernel, site, target, declarations)
+        found = bytes_of(kernel, site)
+        assert found is not None
+        self.left_byte, self.right_byte = found
+        self.left, self.right = (self.left_byte,), (self.right_byte,)
+        self.group = max(1, min(4, 3 * self.registers // 4 // (self.count + 1)))
+        self.bytes_type = vector_type("i8", BYTES)
+
+    def loads_left(self) -> bool:
+        """It is copied without signs."""
+        return False
+
+    def padded(self) -> Ssa:
+        """Steps of the sum, in whole vectors of bytes."""
+        size = self.em.add(self.ctx.scalar(self.site.inner[-1].extent), imm(BYTES - 1))
+        return self.em.round_down(size, BYTES)
+
+    def left_offset(self, row: Ssa, k: Ssa) -> Ssa:
+        """One row after the other, in bytes."""
+        return self.em.add(self.em.mul(row, self.padded()), k)
+
+    def _room_for_left(self) -> Ssa:
+        size = self.em.add(self.em.mul(imm(self.count), self.padded()), imm(ALIGNED))
+        return self.em.aligned(self.memory(size), ALIGNED)
+
+    def _copy_left(self) -> list[Ssa]:
+        em = self.em
+        em.comment(f"{self.site.left}, as it is needed")
+
+        def copy(end: Ssa | None, row: Ssa, k: Ssa, _: list[Ssa]) -> list[Ssa]:
+            assert self.copied is not None
+            value = self._byte_vector(self.left_byte, row, self.some(Vector(self.inner, k, BYTES, 1), end), k)
+            unsigned = self.ops.op("xor", value, em.splat(imm(-128, "i8"), BYTES))
+            place = em.element("i8", self.copied, self.left_offset(row, k))
+            em.effect(f"store {unsigned.typed}, ptr {place.text}, align {ALIGNED}")
+            return []
+
+        def copy_row(row: Ssa, _: list[Ssa]) -> list[Ssa]:
+            size = self.ctx.scalar(self.site.inner[0].extent)
+            whole = em.round_down(size, BYTES)
+            em.loop(imm(0), whole, BYTES, [], functools.partial(copy, None, row), "k")
+            return em.loop(whole, size, BYTES, [], functools.partial(copy, size, row), "k")
+
+        return em.loop(imm(0), imm(self.count), 1, [], copy_row, "row")
+
+    def _byte_vector(self, load: Load, row: Ssa | None, vector: Vector, k: Ssa) -> Ssa:
+        """Bytes along the sum, zeros behind its end."""
+        self.enter(row, vector, k)
+        emit_body(self.ctx, (load,))
+        value = self.ctx.part(load.result, 0, BYTES)
+        if vector.tail is not None:
+            value = self.ops.select(vector.tail, value, Ssa("zeroinitializer", self.bytes_type))
+        self.leave()
+        return value
+
+    def sum_strip(self, first: Ssa, end: Ssa) -> None:
+        """All columns of a strip."""
+        em, group = self.em, self.group
+        whole = em.add(first, em.round_down(em.sub(end, first), group))
+        em.loop(first, whole, group, [], functools.partial(self._sum_columns, first, group), "columns")
+        em.loop(whole, end, 1, [], functools.partial(self._sum_columns, first, 1), "column")
+
+    def _sum_columns(self, first: Ssa, columns: int, at: Ssa, _: list[Ssa]) -> list[Ssa]:
+        """``columns`` from ``at`` on, for all rows and for the number that was added to each byte."""
+        em, each = self.em, self.count + 1
+        size = self.ctx.scalar(self.site.inner[0].extent)
+        whole = em.round_down(size, BYTES)
+        body = functools.partial(self._add_bytes, columns, at)
+        sums = [self.zero()] * (each * columns)
+        sums = em.loop(imm(0), whole, BYTES, carried(sums), functools.partial(body, None), "k")
+        sums = em.loop(whole, size, BYTES, carried(sums), functools.partial(body, size), "k")
+        for column in range(columns):
+            *rows, added = (self._total(value) for value in sums[column * each : (column + 1) * each])
+            for row, total in enumerate(rows):
+                offset = em.add(imm(row * self.strip), em.add(em.sub(at, first), imm(column)))
+                value = em.here(self.element, f"sub {total.typed}, {added.text}")
+                em.effect(f"store {value.typed}, ptr {self.at(self.sums, offset).text}")
+        return []
+
+    def _add_bytes(self, columns: int, at: Ssa, end: Ssa | None, k: Ssa, sums: list[Ssa]) -> list[Ssa]:
+        em, each, result = self.em, self.count + 1, list(sums)
+        vector = self.some(Vector(self.inner, k, BYTES, 1), end)
+        left = [self._copied_bytes(row, k) for row in range(self.count)]
+        left.append(em.splat(imm(-128, "i8"), BYTES))  # 128, without a sign
+        for column in range(columns):
+            self.ctx.symbols[self.columns] = em.add(at, imm(column))
+            right = self._byte_vector(self.right_byte, None, vector, k)
+            if end is None:
+                self._ask_ahead(vector, k)
+            for row, value in enumerate(left):
+                result[column * each + row] = self._dot(result[column * each + row], value, right)
+        return result
+
+    def _copied_bytes(self, row: int, k: Ssa) -> Ssa:
+        assert self.copied is not None
+        place = self.em.element("i8", self.copied, self.left_offset(imm(row), k))
+        return self.em.here(self.bytes_type, f"load {self.bytes_type}, ptr {place.text}, align {ALIGNED}")
+
+    def _ask_ahead(self, vector: Vector, k: Ssa) -> None:
+        self.enter(None, vector, k)
+        self.prefetch(to_expr(AHEAD), 1, 2)
+        self.leave()
+
+    def _dot(self, total: Ssa, unsigned: Ssa, signed: Ssa) -> Ssa:
+        """Products of bytes, added to ``total`` in groups of four."""
+        wide = self.vector_type
+        self.em.declare(DOT, wide, [wide, self.bytes_type, self.bytes_type])
+        text = f"call {wide} @{DOT}({total.typed}, {unsigned.typed}, {signed.typed})"
+        return self.em.pure(wide, text, total, unsigned, signed)
+
+    def _total(self, value: Ssa) -> Ssa:
+        """All lanes, added up."""
+        symbol = f"llvm.vector.reduce.add.v{self.across}i32"
+        self.em.declare(symbol, "i32", [self.vector_type])
+        return self.em.here("i32", f"call i32 @{symbol}({value.typed})")

@@ -1,0 +1,157 @@
+"""Products of bytes: exact, for a few rows by kernels, with what comes after in them; elsewhere ATen's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from aotkit_inductor_lower import CompiledGraph, LowerOptions, compile_graph, interpret_program
+from aotkit_inductor_lower.driver import schedule_program
+from aotkit_inductor_lower.errors import IRError
+from aotkit_inductor_lower.ir.parse import parse_program
+from aotkit_inductor_lower.ir.print import print_program
+from aotkit_inductor_lower.ir.verify import verify_program
+from aotkit_inductor_lower.runtime import bind_program
+from aotkit_inductor_lower.targets.cpu import generate as generate_module
+from aotkit_inductor_lower.targets.cpu import host_machine
+from aotkit_inductor_lower.targets.cpu.generate import generate
+from aotkit_inductor_lower.targets.cpu.products import multiplies_bytes
+from aotkit_inductor_lower.targets.cpu.render.few_rows_of_bytes import FewRowsOfBytes
+
+needs_bytes = pytest.mark.skipif(not multiplies_bytes(host_machine()), reason="no instructions for products of bytes")
+
+
+@pytest.fixture
+def written(monkeypatch: pytest.MonkeyPatch) -> list[FewRowsOfBytes]:
+    """The products of bytes that are written while a test runs."""
+    found: list[FewRowsOfBytes] = []
+
+    class Noted(FewRowsOfBytes):
+        def __init__(self, *args: object) -> None:
+            super().__init__(*args)  # type: ignore[arg-type]
+            found.append(self)
+
+    monkeypatch.setattr(generate_module, "FewRowsOfBytes", Noted)
+    return found
+
+
+@pytest.fixture
+def threads() -> Iterator[Callable[[int], None]]:
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+def some_bytes(*sizes: int) -> torch.Tensor:
+    found = torch.randint(-128, 128, sizes, dtype=torch.int8)
+    found[0] = -128  # the largest products there are
+    return found
+
+
+def scaled(x: torch.Tensor, w: torch.Tensor, rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
+    return (torch._int_mm(x, w.t()) * rows * columns).to(torch.bfloat16)
+
+
+def compiled(f: Callable[..., torch.Tensor], *args: torch.Tensor) -> CompiledGraph:
+    graph = make_fx(f, tracing_mode="fake")(*args)
+    made = compile_graph(graph, options=LowerOptions(contractions="generated"))
+    assert isinstance(made, CompiledGraph)
+    return made
+
+
+def equals_eager(f: Callable[..., torch.Tensor], *args: torch.Tensor) -> CompiledGraph:
+    """Bit by bit; nothing is touched beside the tensors."""
+    made, want = compiled(f, *args), f(*args)
+    for got in (made(list(args))[0], bind_program(made.compiled, made.constants, redzones=True)(list(args))[0]):
+        assert torch.equal(got, want) and got.dtype is want.dtype and got.stride() == want.stride()
+    return made
+
+
+@needs_bytes
+@pytest.mark.covers("F5f.31")
+@pytest.mark.parametrize("rows", [1, 2, 3, 5, 8])
+def test_sums_are_exact_and_scaled_in_the_kernel(rows: int, written: list[FewRowsOfBytes]) -> None:
+    sizes = [(16, 16), (70, 130), (65, 64), (128, 1000), (33, 2049)]
+    for columns, summed in sizes:
+        x, w = some_bytes(rows, summed), some_bytes(columns, summed)
+        made = equals_eager(scaled, x, w, torch.rand(rows, 1), torch.rand(columns))
+        assert made.report().kernel_count == 1 and not made.report().externs
+    assert len(written) == len(sizes)
+
+
+@needs_bytes
+def test_the_left_bytes_may_be_far_apart(written: list[FewRowsOfBytes]) -> None:
+    x, w = some_bytes(100, 3), some_bytes(40, 100)
+    equals_eager(lambda x, w: torch._int_mm(x.t(), w.t()), x, w)
+    assert len(written) == 1
+
+
+@needs_bytes
+def test_activations_may_be_quantized_in_the_same_graph(written: list[FewRowsOfBytes]) -> None:
+    """As torchao's dynamic configuration leaves it."""
+
+    def f(x: torch.Tensor, w: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        rows = (torch.maximum(-x.amin(1, keepdim=True), x.amax(1, keepdim=True)).float() / 127.5).clamp(min=1e-5)
+        return scaled((x / rows).round().clamp(-128, 127).to(torch.int8), w, rows, scale)
+
+    x, w = torch.randn(1, 300).bfloat16(), some_bytes(90, 300)
+    equals_eager(f, x, w, torch.rand(90))
+    assert len(written) == 1
+
+
+@needs_bytes
+def test_a_product_is_the_same_on_one_thread_and_on_two(threads: Callable[[int], None]) -> None:
+    x, w = some_bytes(3, 1000), some_bytes(3000, 1000)
+    made = compiled(lambda x, w: torch._int_mm(x, w.t()), x, w)
+    for count in (1, 2):
+        threads(count)
+        assert torch.equal(made([x, w])[0], torch._int_mm(x, w.t()))
+
+
+@pytest.mark.parametrize(("rows", "transposed"), [(20, True), (2, False)])
+def test_other_products_of_bytes_stay_with_aten(rows: int, transposed: bool) -> None:
+    x, w = some_bytes(rows, 64), some_bytes(*((48, 64) if transposed else (64, 48)))
+    made = equals_eager(lambda x, w: torch._int_mm(x, w.t() if transposed else w), x, w)
+    assert [call.target for call in made.report().externs] == ["aten._int_mm.default"]
+
+
+TEXT = """\
+aotkit-ir 2
+program p
+input x
+input w
+buffer x : int8[3, 40] strides [40, 1] input on cpu
+buffer w : int8[70, 40] strides [40, 1] input on cpu
+buffer y : int32[3, 70] strides [70, 1] output on cpu
+contraction y batch() rows(i < 3) columns(j < 70) reduced(k < 40) in i32 highest:
+  left %x:
+    %x = load x[i, k] : i8
+  right %w:
+    %w = load w[j, k] : i8
+  sum %t:
+    store y[i, j] = %t
+return y
+"""
+
+
+def test_a_product_of_bytes_prints_reads_back_and_means_the_same_everywhere() -> None:
+    program = parse_program(TEXT)
+    assert parse_program(print_program(program)) == program
+    x, w = some_bytes(3, 40), some_bytes(70, 40)
+    want = x.int() @ w.int().t()
+    (interpreted,) = interpret_program(program, [x, w])
+    assert isinstance(interpreted, torch.Tensor) and torch.equal(interpreted, want)
+    scheduled, _ = schedule_program(program, LowerOptions(contractions="generated"))
+    without = replace(host_machine(), features=host_machine().features.replace("+avx512vnni", "-avx512vnni"))
+    for machine in (host_machine(), without):
+        assert torch.equal(bind_program(generate(scheduled, machine), redzones=True)([x, w])[0], want)
+
+
+def test_bytes_are_summed_in_i32_only() -> None:
+    program = parse_program(TEXT.replace("int32", "float32").replace("in i32", "in f32"))
+    with pytest.raises(IRError, match="products of i8 are not summed in f32"):
+        verify_program(program)

@@ -1,0 +1,231 @@
+"""Products with weights of 4 and 8 bits as ATen packs them: right for all types, groups and rows, computed in
+registers; left to ATen or refused where they are something else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from aotkit_inductor_lower import CompiledGraph, LowerOptions, compile_graph, interpret_program, lower_graph
+from aotkit_inductor_lower.errors import UnsupportedGraphError
+from aotkit_inductor_lower.ir.parse import parse_program
+from aotkit_inductor_lower.ir.print import print_program
+from aotkit_inductor_lower.ir.walk import contractions
+from aotkit_inductor_lower.lowering import packed_products
+from aotkit_inductor_lower.lowering.packed_products import panel_columns
+from aotkit_inductor_lower.runtime import bind_program
+from aotkit_inductor_lower.targets.cpu import generate as generate_module
+from aotkit_inductor_lower.targets.cpu import host_machine
+from aotkit_inductor_lower.targets.cpu.render.few_rows_in_panels import FewRowsInPanels
+
+aten = torch.ops.aten
+pytestmark = pytest.mark.skipif(not host_machine().has("fma"), reason="without FMA products are ATen's")
+needs_panels = pytest.mark.skipif(not panel_columns(), reason="ATen packs in no layout that kernels read")
+TYPES = [torch.float32, torch.bfloat16, torch.float16]
+Tensors = tuple[torch.Tensor, ...]
+
+
+@pytest.fixture
+def panels(monkeypatch: pytest.MonkeyPatch) -> list[FewRowsInPanels]:
+    """What is written panel by panel while a test runs."""
+    found: list[FewRowsInPanels] = []
+
+    class Noted(FewRowsInPanels):
+        def __init__(self, *args: object) -> None:
+            super().__init__(*args)  # type: ignore[arg-type]
+            found.append(self)
+
+    monkeypatch.setattr(generate_module, "FewRowsInPanels", Noted)
+    return found
+
+
+@pytest.fixture
+def threads() -> Iterator[Callable[[int], None]]:
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+def int4(x: torch.Tensor, packed: torch.Tensor, group: int, scales: torch.Tensor) -> torch.Tensor:
+    result: torch.Tensor = aten._weight_int4pack_mm_for_cpu(x, packed, group, scales)
+    return result
+
+
+def of_group(group: int) -> Callable[..., torch.Tensor]:
+    return lambda x, packed, scales: int4(x, packed, group, scales)
+
+
+def operands(rows: int, columns: int, summed: int, group: int, dtype: torch.dtype) -> tuple[Tensors, torch.Tensor]:
+    """(activations, packed weight, scales and zeros), and the weight in float64."""
+    numbers = torch.randint(0, 16, (columns, summed))
+    scales = (torch.randn(summed // group, columns, 2) / 10).to(dtype)
+    scale, zero = (scales[..., k].t().double()[..., None] for k in (0, 1))
+    weight = ((numbers.double() - 8).view(columns, -1, group) * scale + zero).view(columns, summed)
+    packed = aten._convert_weight_to_int4pack_for_cpu(numbers.int(), 2)
+    return (torch.randn(rows, summed).to(dtype), packed, scales), weight
+
+
+def compiled(f: Callable[..., torch.Tensor], *args: torch.Tensor, **options: object) -> CompiledGraph:
+    graph = make_fx(f, tracing_mode="fake")(*args)
+    made = compile_graph(graph, options=LowerOptions(**{"contractions": "generated", **options}))  # type: ignore[arg-type]
+    assert isinstance(made, CompiledGraph)
+    return made
+
+
+def run(made: CompiledGraph, *args: torch.Tensor) -> torch.Tensor:
+    """Its result; nothing is touched beside the tensors."""
+    (got,) = bind_program(made.compiled, made.constants, redzones=True)(list(args))
+    assert torch.equal(made(list(args))[0].nan_to_num(7.0), got.nan_to_num(7.0))
+    return got
+
+
+def check_near(got: torch.Tensor, want: torch.Tensor, true: torch.Tensor) -> None:
+    """At most 1.5 times as far from float64 as eager."""
+    assert (got.shape, got.dtype, got.stride()) == (want.shape, want.dtype, want.stride())
+    largest = true.abs().max().item()
+    off, eager = ((x.double() - true).abs().max().item() / largest for x in (got, want))
+    assert off <= 1.5 * (eager + 2e-7)
+
+
+@needs_panels
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize("rows", [1, 2, 3, 5, 8])
+def test_weights_of_four_bits(rows: int, dtype: torch.dtype, panels: list[FewRowsInPanels]) -> None:
+    for columns, summed, group in ((64, 64, 32), (128, 384, 64), (192, 384, 128), (64, 512, 256)):
+        args, weight = operands(rows, columns, summed, group, dtype)
+        made = compiled(of_group(group), *args)
+        assert not made.report().externs and made.report().kernel_count == 1
+        check_near(run(made, *args), int4(args[0], args[1], group, args[2]), args[0].double() @ weight.t())
+    assert len(panels) == 4
+
+
+@needs_panels
+@pytest.mark.parametrize("rows", [1, 4])
+def test_levels_of_x86_read_them_too(rows: int, panels: list[FewRowsInPanels]) -> None:
+    for dtype in TYPES:
+        args, weight = operands(rows, 128, 192, 64, dtype)
+        made = compiled(of_group(64), *args, processor="x86-64-v3")
+        check_near(run(made, *args), int4(args[0], args[1], 64, args[2]), args[0].double() @ weight.t())
+    assert len(panels) == len(TYPES) and not any(p.looked_up for p in panels)
+
+
+@needs_panels
+def test_a_single_group_has_no_loop_of_its_own() -> None:
+    args, weight = operands(2, 64, 128, 128, torch.float32)
+    check_near(run(compiled(of_group(128), *args), *args), of_group(128)(*args), args[0].double() @ weight.t())
+
+
+@needs_panels
+@pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan"), 3e38])
+@pytest.mark.parametrize("rows", [1, 3])
+def test_numbers_that_are_not_finite_give_what_eager_gives(rows: int, value: float) -> None:
+    """An infinity times (number * scale + zero), not times both summands."""
+    for dtype in (torch.float32, torch.bfloat16):
+        (x, packed, scales), _ = operands(rows, 64, 128, 32, dtype)
+        x[rows - 1, 37] = value
+        scales[0, 3] = torch.tensor([0.0, 0.5])
+        want, got = int4(x, packed, 32, scales), run(compiled(of_group(32), x, packed, scales), x, packed, scales)
+        assert torch.equal(want.isnan(), got.isnan()) and torch.equal(want.isinf(), got.isinf())
+        torch.testing.assert_close(got[want.isfinite()], want[want.isfinite()])
+        assert torch.equal(want[want.isinf()], got[want.isinf()])
+
+
+@needs_panels
+def test_what_comes_before_and_after_is_in_the_same_kernel(panels: list[FewRowsInPanels]) -> None:
+    (x, packed, scales), weight = operands(1, 128, 256, 64, torch.bfloat16)
+    residual, other = torch.randn(1, 128).bfloat16(), torch.randn(1, 128).bfloat16()
+
+    def f(x: torch.Tensor, p: torch.Tensor, s: torch.Tensor, r: torch.Tensor, o: torch.Tensor) -> torch.Tensor:
+        return F.silu(int4(x, p, 64, s)) * o + r
+
+    made = compiled(f, x, packed, scales, residual, other)
+    assert made.report().kernel_count == 1 and len(panels) == 1
+    true = F.silu(x.double() @ weight.t()) * other.double() + residual.double()
+    check_near(run(made, x, packed, scales, residual, other), f(x, packed, scales, residual, other), true)
+
+
+@needs_panels
+@pytest.mark.parametrize("rows", [1, 6])
+def test_a_product_is_the_same_on_one_thread_and_on_two(rows: int, threads: Callable[[int], None]) -> None:
+    args, _ = operands(rows, 1024, 1024, 64, torch.bfloat16)
+    made = compiled(of_group(64), *args)
+    threads(1)
+    one = made(list(args))[0]
+    threads(2)
+    assert torch.equal(made(list(args))[0], one)
+
+
+@needs_panels
+def test_the_interpreter_agrees() -> None:
+    args, _ = operands(2, 128, 128, 64, torch.float16)
+    program = lower_graph(make_fx(of_group(64), tracing_mode="fake")(*args))
+    (found,) = contractions(program)
+    assert found.library is not None and len(found.columns) == 3
+    (got,) = interpret_program(program, list(args))
+    assert isinstance(got, torch.Tensor)
+    torch.testing.assert_close(got, of_group(64)(*args))
+    assert parse_program(print_program(program)) == program
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(12, 128), (2, 80)])
+def test_more_rows_and_panels_that_are_not_full_stay_with_aten(rows: int, columns: int) -> None:
+    args, _ = operands(rows, columns, 128, 64, torch.bfloat16)
+    made = compiled(of_group(64), *args)
+    assert [call.target for call in made.report().externs] == ["aten._weight_int4pack_mm_for_cpu.default"]
+    assert torch.equal(run(made, *args), of_group(64)(*args))
+
+
+@needs_panels
+@pytest.mark.skipif(not host_machine().has("amx-bf16"), reason="without tile registers many rows stay with ATen")
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+def test_many_rows_are_products_in_tile_registers(dtype: torch.dtype) -> None:
+    """As of a prompt: the weight is dequantized as it is packed for the tiles."""
+    for rows, columns, summed, group in ((40, 128, 256, 64), (130, 192, 384, 128)):
+        args, weight = operands(rows, columns, summed, group, dtype)
+        made = compiled(of_group(group), *args)
+        assert not made.report().externs
+        check_near(run(made, *args), of_group(group)(*args), args[0].double() @ weight.t())
+
+
+def test_a_layout_that_is_not_known_stays_with_aten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packed_products, "panel_columns", lambda: 0)
+    args, _ = operands(1, 128, 128, 64, torch.bfloat16)
+    made = compiled(of_group(64), *args)
+    assert len(made.report().externs) == 1 and torch.equal(run(made, *args), of_group(64)(*args))
+
+
+def test_the_layout_is_seen_by_packing() -> None:
+    """As it is with AVX2, and one that nobody has."""
+
+    def in_panels_of_32(numbers: torch.Tensor, _: int) -> torch.Tensor:
+        halves = numbers.view(-1, 2, 16, numbers.shape[1]).permute(0, 3, 1, 2)
+        return (halves[:, :, 0] | halves[:, :, 1] << 4).to(torch.uint8).reshape(numbers.shape[0], -1)
+
+    assert packed_products.panels_of_layout(in_panels_of_32) == 32
+    assert packed_products.panels_of_layout(lambda numbers, k: in_panels_of_32(numbers, k).flip(0)) == 0
+
+
+def test_scales_that_do_not_fit_are_refused() -> None:
+    x, packed, scales = operands(1, 64, 128, 32, torch.bfloat16)[0]
+    graph = make_fx(of_group(32), tracing_mode="fake")(x, packed, scales[:3])
+    with pytest.raises(UnsupportedGraphError, match=r"scales have shape \[3, 64, 2\]"):
+        compile_graph(graph)
+    graph = make_fx(of_group(48), tracing_mode="fake")(x, packed, scales)
+    with pytest.raises(UnsupportedGraphError, match="its groups have 48 numbers"):
+        compile_graph(graph)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("rows", [1, 3, 8])
+def test_weights_of_eight_bits(rows: int, dtype: torch.dtype) -> None:
+    for columns, summed in ((16, 32), (96, 160), (128, 1024)):
+        x, scales = torch.randn(rows, summed).to(dtype), (torch.rand(columns) / 100).to(dtype)
+        weight = torch.randint(-128, 128, (columns, summed), dtype=torch.int8)
+        made = compiled(lambda x, w, s: aten._weight_int8pack_mm(x, w, s), x, weight, scales)
+        assert not made.report().externs and made.report().kernel_count == 1
+        true = x.double() @ weight.double().t() * scales.double()
+        check_near(run(made, x, weight, scales), aten._weight_int8pack_mm(x, weight, scales), true)
