@@ -186,7 +186,7 @@ def fits(case: Case) -> bool:
     return result.numel() > 0
 
 
-@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.parametrize("seed", range(18))
 def test_random_convolutions_are_what_their_parts_say(seed: int) -> None:
     case = drawn(seed)
     mode = "symbolic" if seed % 2 else "fake"
@@ -281,14 +281,14 @@ def test_depthwise_convolutions_are_kernels_where_they_are_faster() -> None:
 
 
 def test_one_call_computes_the_gradients_that_are_left_to_aten() -> None:
-    few, _ = chosen(depthwise(), True, LowerOptions())
+    few, _ = chosen(depthwise(last=False), True, LowerOptions())
     (call,) = calls(few)  # by the weights, and with these by the bias
     assert call.results[0] is None and None not in call.results[1:]
     assert call.args[-1] == tuple(Literal("bool", wanted) for wanted in (False, True, True))
     many, _ = chosen(depthwise(taps=7), True, LowerOptions())
     (call,) = calls(many)
     assert call.results[1:] == (None, None) and call.results[0] is not None
-    for program, case in ((few, depthwise()), (many, depthwise(taps=7))):
+    for program, case in ((few, depthwise(last=False)), (many, depthwise(taps=7))):
         f, args = case.graphs()[True]
         assert_results(case, f, args, interpret_program(program, args))
 

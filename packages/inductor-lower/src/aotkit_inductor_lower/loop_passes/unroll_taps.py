@@ -27,6 +27,7 @@ from ..symbolic import Expr, Symbol, sym, to_expr
 __all__ = ["MOST_TAPS", "sums_beside_each_other", "taps_of", "with_channels_together", "written_out"]
 
 MOST_TAPS = 81
+MOST_SUMS = 9  # as many accumulators fit the registers
 
 
 def taps_of(loops: Sequence[Range]) -> int | None:
@@ -64,14 +65,15 @@ def written_out(product: Contraction) -> LoopNest:
 
 
 def sums_beside_each_other(product: Contraction) -> LoopNest:
-    """The nest of a gradient by weights whose last taps are sums of one loop, see Note [Taps written out]."""
-    taps = product.columns[: 1 + max((k for k, loop in enumerate(product.columns) if loop.size != 1), default=0)]
-    beside = taps[-1]
+    """The nest of a gradient by weights whose taps, or those of a row, are sums of one loop, see Note [Taps written
+    out]."""
+    beside = [loop for loop in product.columns if loop.size != 1] or list(product.columns[:1])
+    beside = beside if (taps_of(beside) or 0) <= MOST_SUMS else beside[-1:]
     single = {Symbol(loop.symbol): to_expr(0) for loop in product.outer if loop.size == 1}
-    outer = tuple(loop for loop in product.outer if loop.size != 1 and loop is not beside)
+    outer = tuple(loop for loop in product.outer if loop.size != 1 and loop not in beside)
     builder = NestBuilder(product.name, outer, product.origin)
     builder.begin_stage(product.reduced)
-    ways = [single | {Symbol(beside.symbol): to_expr(k)} for k in range(beside.size.constant or 0)]
+    ways = [single | taps for _, taps in _rows(beside)]
     sums: list[Value] = []
     for env in ways:
         factors, mask = _factors(product, builder, env)
