@@ -17,7 +17,8 @@ from ..ir import Buffer, Contraction, ExternCall, Instr, Literal, Load, LoopNest
 from ..ir.walk import loads, operands, without_single_iterations
 from ..lowering.convolutions import BACKWARD, CONVOLUTION, Parts, convolution_parts
 from ..passes import NO_FUEL, Decision, PassContext
-from .unroll_taps import sums_beside_each_other, taps_of, with_channels_together, written_out
+from .fold_pads import Pads
+from .unroll_taps import own_masks, sums_beside_each_other, taps_of, with_channels_together, written_out
 
 __all__ = ["expand_convolution", "is_convolution", "nest_of"]
 
@@ -39,15 +40,17 @@ class Expanded:
     buffers: tuple[Buffer, ...] = ()
 
 
-def expand_convolution(step: Step, buffers: Mapping[str, Buffer], ctx: PassContext) -> Expanded:
-    """What becomes of a convolution, see Note [One call for three gradients]."""
+def expand_convolution(position: int, step: Step, pads: Pads, ctx: PassContext) -> Expanded:
+    """What becomes of a convolution, the step at a position, see Note [One call for three gradients]."""
+    buffers = pads.buffers
     call = step.library if isinstance(step, Contraction) else step
     assert isinstance(call, ExternCall)
     if ctx.options.contractions == "aten" or not ctx.target.capabilities.contraction_forms:
         return Expanded((call,))
     parts = convolution_parts(call, buffers, ctx.target.capabilities.device)
     taken: dict[int, Expanded] = {}
-    for number, each in parts.items():
+    for number, unfolded in parts.items():
+        each = tuple(pads.folded(position, part) if isinstance(part, Contraction) else part for part in unfolded)
         if number != _BIAS or call.target == CONVOLUTION:
             found = _taken(each, number, call, buffers, ctx)
             if found is not None:
@@ -127,7 +130,7 @@ def nest_of(product: Contraction) -> LoopNest:
     the mask of one, which those of a contraction cannot: its factors do not vary along all loops."""
     nest = without_single_iterations(product.as_nest())
     summed, after = nest.stages
-    masks = {load.mask for load in loads(summed.body) if load.mask is not None}
+    masks = own_masks(product)
     if len(masks) != 1:
         return nest
     (mask,) = masks

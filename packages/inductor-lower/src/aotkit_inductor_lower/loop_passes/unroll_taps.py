@@ -24,7 +24,7 @@ from ..ir.builder import NestBuilder, Value
 from ..ir.walk import loads, with_buffers, without_single_iterations
 from ..symbolic import Expr, Symbol, sym, to_expr
 
-__all__ = ["MOST_TAPS", "sums_beside_each_other", "taps_of", "with_channels_together", "written_out"]
+__all__ = ["MOST_TAPS", "own_masks", "sums_beside_each_other", "taps_of", "with_channels_together", "written_out"]
 
 MOST_TAPS = 81
 MOST_SUMS = 9  # as many accumulators fit the registers
@@ -110,6 +110,13 @@ def with_channels_together(
     return replace(product, right=right), ((made, without_single_iterations(builder.finish())),)
 
 
+def own_masks(product: Contraction) -> list[str]:
+    """The masks of factors that are nothing but a load: where a convolution pads."""
+    sides = (product.left, product.right)
+    own = (load for side in sides for load in loads(side.body) if load.result == side.value)
+    return [load.mask for load in own if load.mask is not None]
+
+
 def _rows(loops: Sequence[Range]) -> Iterator[tuple[int, dict[Symbol, Expr]]]:
     """Each iteration of some loops, with the number of its row: what all but the last loop of more than one iteration
     are at."""
@@ -124,12 +131,13 @@ def _rows(loops: Sequence[Range]) -> Iterator[tuple[int, dict[Symbol, Expr]]]:
 def _factors(
     product: Contraction, builder: NestBuilder, env: dict[Symbol, Expr]
 ) -> tuple[tuple[Value, Value], Value | None]:
-    """Both factors at one tap, and where they are multiplied: where no load is masked."""
+    """Both factors at one tap, and where they are multiplied: where a factor that is nothing but a load has no mask,
+    see Note [Pads as masks]."""
     names: dict[str, str] = {}
     found: list[Value] = []
     for operand in (product.left, product.right):
         builder.copy(operand.body, dict(env), names)
         value = Value(names[operand.value], operand.dtype)
         found.append(builder.cast(value, product.accumulate))
-    masks = list({names[load.mask]: None for load in loads(product.body) if load.mask is not None})
+    masks = [names[mask] for mask in own_masks(product)]
     return (found[0], found[1]), Value(masks[0], DType.BOOL) if masks else None
