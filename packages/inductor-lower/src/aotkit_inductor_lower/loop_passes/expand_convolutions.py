@@ -93,14 +93,14 @@ def _as_nests(parts: Parts, number: int, buffers: Mapping[str, Buffer]) -> Expan
     for part in parts:
         if not isinstance(part, Contraction):
             steps.append(part)
+        elif number == _WEIGHTS:
+            steps.append(sums_beside_each_other(part) if taps_of(part.columns) is not None else nest_of(part))
         elif taps_of(part.reduced) is not None:
             product, before = with_channels_together(part, buffers)
             for buffer, nest in before:
                 made.append(buffer)
                 steps.append(nest)
             steps.append(written_out(product))
-        elif number == _WEIGHTS and taps_of(part.columns) is not None:
-            steps.append(sums_beside_each_other(part))
         else:
             steps.append(nest_of(part))
     return Expanded(tuple(steps), tuple(made))
