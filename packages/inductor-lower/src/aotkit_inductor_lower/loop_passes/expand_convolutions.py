@@ -49,8 +49,9 @@ def expand_convolution(position: int, step: Step, pads: Pads, ctx: PassContext) 
         return Expanded((call,))
     parts = convolution_parts(call, buffers, ctx.target.capabilities.device)
     taken: dict[int, Expanded] = {}
-    for number, unfolded in parts.items():
-        each = tuple(pads.folded(position, part) if isinstance(part, Contraction) else part for part in unfolded)
+    for number, each in parts.items():
+        if ctx.options.fuse:
+            each = tuple(pads.folded(position, part) if isinstance(part, Contraction) else part for part in each)
         if number != _BIAS or call.target == CONVOLUTION:
             found = _taken(each, number, call, buffers, ctx)
             if found is not None:
@@ -83,7 +84,7 @@ def _taken(
         return None
     if choice.form == "nest" or not ctx.target.capabilities.tiles_products:
         return _as_nests(parts, number, buffers)
-    return Expanded(parts)
+    return Expanded(tuple(replace(p, precision=choice.precision) if p in products else p for p in parts))
 
 
 def _as_nests(parts: Parts, number: int, buffers: Mapping[str, Buffer]) -> Expanded:
