@@ -13,7 +13,7 @@ from aotkit_inductor_lower import LowerOptions, interpret_program
 from aotkit_inductor_lower.analysis.dependencies import Dependencies
 from aotkit_inductor_lower.driver import LOOP_LEVEL, LOOP_PASSES, schedule_program
 from aotkit_inductor_lower.errors import CodegenError, IRError, IRSyntaxError
-from aotkit_inductor_lower.ir import BufferKind, Contraction, Program
+from aotkit_inductor_lower.ir import BufferKind, Compute, Contraction, Program
 from aotkit_inductor_lower.ir.interpret import _LARGEST_GRID
 from aotkit_inductor_lower.ir.parse import parse_nest, parse_program
 from aotkit_inductor_lower.ir.print import print_nest, print_program
@@ -363,6 +363,7 @@ def test_random_contractions_are_of_all_kinds() -> None:
         lambda c: len(c.reduced) == 2,
         lambda c: any(load.mask for load in loads(c.left.body)),
         lambda c: len(c.right.body) > 1,
+        lambda c: sum(isinstance(i, Compute) and i.op == "logical_and" for i in c.body) > 2,
         lambda c: c.accumulate is not c.left.dtype,
         lambda c: len(c.writes) == 2,
     ):

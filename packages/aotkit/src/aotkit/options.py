@@ -43,8 +43,9 @@ class Options:
     slow: to look for a fault); ``"triton-interpreter"`` runs the kernels that a CUDA device would get, in Triton's
     interpreter (slow: to look for a fault without a device).
     ``tune``: on a CUDA device, measure block sizes of kernels and which matrix products to generate, once.
-    ``contractions``: who computes products of matrices. ``"auto"``: kernels of ours where they are faster, as measured
-    with ``tune`` or known of the processor; ``"generated"``: these wherever there can be some; ``"aten"``: ATen alone.
+    ``contractions``: who computes products of matrices and convolutions. ``"auto"``: kernels of ours where they are
+    faster, as measured with ``tune`` or known of the processor; ``"generated"``: these wherever there can be some;
+    ``"aten"``: ATen alone.
     ``index_asserts``: a generated kernel on a CUDA device stops at an index that is out of range, as eager's do. Off,
     such an index reads 0 and writes nothing, and the kernel is smaller. On the CPU it is always an ``IndexError``.
     ``redzones``: watch the memory of every call of generated code (slow): a write beside a buffer raises

@@ -29,8 +29,8 @@ class LowerOptions:
     ``max_recompute`` bounds how many instructions a value may cost to be computed again in each of several readers.
     ``tune``: on a CUDA device, measure block sizes of kernels and which matrix products to generate; what was chosen is
     kept with the compiled program. ``contractions``: ``"generated"`` makes all products of matrices kernels that the
-    target has a form for, ``"aten"`` none, ``"auto"`` those that are faster: as measured, with ``tune``, or by what is
-    known of the processor.
+    target has a form for, and on the CPU all convolutions, ``"aten"`` none, ``"auto"`` those that are faster: as
+    measured, with ``tune``, or by what is known of the processor.
     ``index_asserts``: a generated kernel on a CUDA device stops at an index that is out of range, as eager's do; the
     device can't be used afterwards. Off, such an index reads 0 and writes nothing, and the kernel is smaller; nothing
     outside of a tensor is touched either way. On the CPU such an index is always an ``IndexError``.

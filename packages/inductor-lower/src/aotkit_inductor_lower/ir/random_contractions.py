@@ -1,4 +1,5 @@
-"""Random contractions: affine operands, some of them windows with padding, and an epilogue of arithmetic.
+"""Random contractions: affine operands, some of them windows with padding as convolutions have, in one dimension or in
+two, and an epilogue of arithmetic.
 
 See Note [Comparable results] in :mod:`.random_programs`: factors are small multiples of 1/4, so that sums are exact.
 """
@@ -42,7 +43,7 @@ class Memory(Protocol):
 def random_contraction(name: str, memory: Memory, ops: int, dtypes: Sequence[DType]) -> Contraction:
     """One contraction over new inputs. ``ops``: of its epilogue; ``dtypes``: what its factors may be."""
     rng = memory.rng
-    counts = (("b", 0, 1), ("i", 0, 2), ("j", 0, 2), ("r", 1, 2))
+    counts = (("b", 0, 1), ("i", 0, 2), ("j", 0, 2), ("r", 1, 3))
     batch, rows, columns, reduced = [memory.loops(letter, few, many) for letter, few, many in counts]
     dtype = rng.choice([d for d in (DType.F32, DType.F64, DType.F16, DType.BF16) if d in dtypes] or [DType.F32])
     accumulate = DType.F64 if dtype is DType.F64 or rng.random() < 0.2 else DType.F32
@@ -85,15 +86,19 @@ def _place(
     builder: NestBuilder, rng: random.Random, batch: Loops, free: Loops, reduced: Loops
 ) -> tuple[list[Expr], list[Expr], Value | None]:
     """Indices along the loops, the sizes of the buffer they fit into, and where they are inside of it. Now and then
-    the first free and the first summed loop are a window that slides over one dimension, as in a convolution."""
-    windowed = [*list(free)[:1], *list(reduced)[:1]]
-    slides = len(windowed) == 2 and all({**free, **reduced}[n].constant for n in windowed) and rng.random() < 0.5
-    own = {n: s for n, s in {**batch, **free, **reduced}.items() if not (slides and n in windowed)}
+    free loops and summed ones, the first with the first, are windows that slide over a dimension each, as in a
+    convolution."""
+    both = {**free, **reduced}
+    windows = [pair for pair in zip(free, reduced, strict=False) if all(both[name].constant for name in pair)]
+    windows = windows[: rng.choice((0, 1, 2, 2))]
+    slid = {name for pair in windows for name in pair}
+    own = {n: s for n, s in {**batch, **both}.items() if n not in slid}
     places = [_own_dimension(sym(name), size, rng) for name, size in own.items()]
     mask = None
-    if slides:
-        index, size, mask = _window(builder, rng, windowed, {**free, **reduced})
+    for pair in windows:
+        index, size, inside = _window(builder, rng, pair, both)
         places.append((index, size))
+        mask = inside if mask is None else builder.op("logical_and", mask, inside)
     rng.shuffle(places)
     return [index for index, _ in places], [size for _, size in places], mask
 

@@ -21,6 +21,7 @@ from ..passes import NO_FUEL, Decision, Pass, PassContext
 from ..target import Choice
 from .drop_dead_steps import drop_dead_steps
 from .expand_convolutions import expand_convolution, is_convolution
+from .fold_pads import Pads
 from .inline_operands import Producers
 
 __all__ = ["PASS", "choose_contractions"]
@@ -33,10 +34,11 @@ def choose_contractions(program: Program, ctx: PassContext) -> Program:
     fuses = ctx.options.fuse and ctx.target.capabilities.tiles_products
     chooser = _Chooser(ctx, buffers_of(program), Producers.of(program) if fuses else None)
     steps: list[Step] = []
-    buffers = program.buffers
+    buffers, pads = program.buffers, None
     for position, step in enumerate(program.steps):
         if is_convolution(step):
-            expanded = expand_convolution(step, chooser.buffers, ctx)
+            pads = pads or Pads.of(program)
+            expanded = expand_convolution(position, step, pads, ctx)
             steps += expanded.steps
             buffers += expanded.buffers
         else:

@@ -17,7 +17,8 @@ from ..ir import Buffer, Contraction, ExternCall, Instr, Literal, Load, LoopNest
 from ..ir.walk import loads, operands, without_single_iterations
 from ..lowering.convolutions import BACKWARD, CONVOLUTION, Parts, convolution_parts
 from ..passes import NO_FUEL, Decision, PassContext
-from .unroll_taps import sums_beside_each_other, taps_of, with_channels_together, written_out
+from .fold_pads import Pads
+from .unroll_taps import own_masks, sums_beside_each_other, taps_of, with_channels_together, written_out
 
 __all__ = ["expand_convolution", "is_convolution", "nest_of"]
 
@@ -39,8 +40,9 @@ class Expanded:
     buffers: tuple[Buffer, ...] = ()
 
 
-def expand_convolution(step: Step, buffers: Mapping[str, Buffer], ctx: PassContext) -> Expanded:
-    """What becomes of a convolution, see Note [One call for three gradients]."""
+def expand_convolution(position: int, step: Step, pads: Pads, ctx: PassContext) -> Expanded:
+    """What becomes of a convolution, the step at a position, see Note [One call for three gradients]."""
+    buffers = pads.buffers
     call = step.library if isinstance(step, Contraction) else step
     assert isinstance(call, ExternCall)
     if ctx.options.contractions == "aten" or not ctx.target.capabilities.contraction_forms:
@@ -48,6 +50,8 @@ def expand_convolution(step: Step, buffers: Mapping[str, Buffer], ctx: PassConte
     parts = convolution_parts(call, buffers, ctx.target.capabilities.device)
     taken: dict[int, Expanded] = {}
     for number, each in parts.items():
+        if ctx.options.fuse:
+            each = tuple(pads.folded(position, part) if isinstance(part, Contraction) else part for part in each)
         if number != _BIAS or call.target == CONVOLUTION:
             found = _taken(each, number, call, buffers, ctx)
             if found is not None:
@@ -80,7 +84,7 @@ def _taken(
         return None
     if choice.form == "nest" or not ctx.target.capabilities.tiles_products:
         return _as_nests(parts, number, buffers)
-    return Expanded(parts)
+    return Expanded(tuple(replace(p, precision=choice.precision) if p in products else p for p in parts))
 
 
 def _as_nests(parts: Parts, number: int, buffers: Mapping[str, Buffer]) -> Expanded:
@@ -90,14 +94,14 @@ def _as_nests(parts: Parts, number: int, buffers: Mapping[str, Buffer]) -> Expan
     for part in parts:
         if not isinstance(part, Contraction):
             steps.append(part)
+        elif number == _WEIGHTS:
+            steps.append(sums_beside_each_other(part) if taps_of(part.columns) is not None else nest_of(part))
         elif taps_of(part.reduced) is not None:
             product, before = with_channels_together(part, buffers)
             for buffer, nest in before:
                 made.append(buffer)
                 steps.append(nest)
             steps.append(written_out(product))
-        elif number == _WEIGHTS and taps_of(part.columns) is not None:
-            steps.append(sums_beside_each_other(part))
         else:
             steps.append(nest_of(part))
     return Expanded(tuple(steps), tuple(made))
@@ -127,7 +131,7 @@ def nest_of(product: Contraction) -> LoopNest:
     the mask of one, which those of a contraction cannot: its factors do not vary along all loops."""
     nest = without_single_iterations(product.as_nest())
     summed, after = nest.stages
-    masks = {load.mask for load in loads(summed.body) if load.mask is not None}
+    masks = own_masks(product)
     if len(masks) != 1:
         return nest
     (mask,) = masks

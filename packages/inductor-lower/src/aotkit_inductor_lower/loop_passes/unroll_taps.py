@@ -24,9 +24,10 @@ from ..ir.builder import NestBuilder, Value
 from ..ir.walk import loads, with_buffers, without_single_iterations
 from ..symbolic import Expr, Symbol, sym, to_expr
 
-__all__ = ["MOST_TAPS", "sums_beside_each_other", "taps_of", "with_channels_together", "written_out"]
+__all__ = ["MOST_TAPS", "own_masks", "sums_beside_each_other", "taps_of", "with_channels_together", "written_out"]
 
 MOST_TAPS = 81
+MOST_SUMS = 9  # as many accumulators fit the registers
 
 
 def taps_of(loops: Sequence[Range]) -> int | None:
@@ -64,14 +65,15 @@ def written_out(product: Contraction) -> LoopNest:
 
 
 def sums_beside_each_other(product: Contraction) -> LoopNest:
-    """The nest of a gradient by weights whose last taps are sums of one loop, see Note [Taps written out]."""
-    taps = product.columns[: 1 + max((k for k, loop in enumerate(product.columns) if loop.size != 1), default=0)]
-    beside = taps[-1]
+    """The nest of a gradient by weights whose taps, or those of a row, are sums of one loop, see Note [Taps written
+    out]."""
+    beside = [loop for loop in product.columns if loop.size != 1] or list(product.columns[:1])
+    beside = beside if (taps_of(beside) or 0) <= MOST_SUMS else beside[-1:]
     single = {Symbol(loop.symbol): to_expr(0) for loop in product.outer if loop.size == 1}
-    outer = tuple(loop for loop in product.outer if loop.size != 1 and loop is not beside)
+    outer = tuple(loop for loop in product.outer if loop.size != 1 and loop not in beside)
     builder = NestBuilder(product.name, outer, product.origin)
     builder.begin_stage(product.reduced)
-    ways = [single | {Symbol(beside.symbol): to_expr(k)} for k in range(beside.size.constant or 0)]
+    ways = [single | taps for _, taps in _rows(beside)]
     sums: list[Value] = []
     for env in ways:
         factors, mask = _factors(product, builder, env)
@@ -108,6 +110,13 @@ def with_channels_together(
     return replace(product, right=right), ((made, without_single_iterations(builder.finish())),)
 
 
+def own_masks(product: Contraction) -> list[str]:
+    """The masks of factors that are nothing but a load: where a convolution pads."""
+    sides = (product.left, product.right)
+    own = (load for side in sides for load in loads(side.body) if load.result == side.value)
+    return [load.mask for load in own if load.mask is not None]
+
+
 def _rows(loops: Sequence[Range]) -> Iterator[tuple[int, dict[Symbol, Expr]]]:
     """Each iteration of some loops, with the number of its row: what all but the last loop of more than one iteration
     are at."""
@@ -122,12 +131,13 @@ def _rows(loops: Sequence[Range]) -> Iterator[tuple[int, dict[Symbol, Expr]]]:
 def _factors(
     product: Contraction, builder: NestBuilder, env: dict[Symbol, Expr]
 ) -> tuple[tuple[Value, Value], Value | None]:
-    """Both factors at one tap, and where they are multiplied: where no load is masked."""
+    """Both factors at one tap, and where they are multiplied: where a factor that is nothing but a load has no mask,
+    see Note [Pads as masks]."""
     names: dict[str, str] = {}
     found: list[Value] = []
     for operand in (product.left, product.right):
         builder.copy(operand.body, dict(env), names)
         value = Value(names[operand.value], operand.dtype)
         found.append(builder.cast(value, product.accumulate))
-    masks = list({names[load.mask]: None for load in loads(product.body) if load.mask is not None})
+    masks = [names[mask] for mask in own_masks(product)]
     return (found[0], found[1]), Value(masks[0], DType.BOOL) if masks else None

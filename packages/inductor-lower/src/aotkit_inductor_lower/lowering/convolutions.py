@@ -207,6 +207,8 @@ class _Sum:
         builder = NestBuilder(side, (), buffers=None)
         conditions: list[Value] = []
         for dim, sides in limits.items():
+            if not sides:
+                continue
             number = builder.index_value(place[dim])
             if sides & 1:
                 conditions.append(builder.op("ge", number, builder.const(0, DType.I64)))

@@ -5,8 +5,8 @@ Note [Which convolutions are ours]
     shows them at least as fast as oneDNN's: those of few taps (:data:`FEW_TAPS`) and their gradients by the image, with
     the channels of a pixel together or with a stride of 1. What comes before and behind is in their kernels, too. A
     gradient by the image in several parts, see Note [Places of a scattered sum], is ours as long as it fits the caches.
-    The gradient by the weights is ours from :data:`MANY_TAPS` on, for which oneDNN has no good kernel (it takes 2 to 12
-    times as long), and with a stride and the channels together.
+    The gradient by the weights is ours with the channels together, and from :data:`MANY_TAPS` on, for which oneDNN has
+    no good kernel (it takes 2 to 12 times as long).
 
     Convolutions of several channels are products in tile registers (AMX) where there are such, for float32, from about
     :data:`TILED` rows, columns and summed numbers and :data:`WORTH` multiplications on: the same command shows 1.1 to
@@ -93,8 +93,8 @@ def _slower(parts: Sequence[Contraction], buffers: Mapping[str, Buffer], machine
     together = images.strides[1] == 1
     strided = _steps(first) > 1
     if by_weights:
-        taken = taps >= MANY_TAPS or (together and strided)
-        return "" if taken else "oneDNN's gradient by weights of few taps is as fast"
+        taken = together or taps >= MANY_TAPS
+        return "" if taken else "sums over pixels of a row, a few at a time"
     if taps > FEW_TAPS:
         return "oneDNN reads neighbouring pixels once for many taps"
     if len(parts) > 1 and not (together and (product(result.sizes).constant or 0) <= CACHED):
