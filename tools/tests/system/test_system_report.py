@@ -24,14 +24,14 @@ Look = Callable[..., dict[str, Any]]
 
 
 class Loss(nn.Module):
-    """A BERT with its loss, as it trains."""
+    """A BERT of twelve layers with its loss, as it trains."""
 
     def __init__(self) -> None:
         super().__init__()
         from transformers import BertConfig, BertForMaskedLM
 
-        sizes = {"hidden_size": 128, "num_attention_heads": 4, "intermediate_size": 512}
-        self.bert = BertForMaskedLM(BertConfig(vocab_size=512, num_hidden_layers=2, **sizes)).train()
+        sizes = {"hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 128}
+        self.bert = BertForMaskedLM(BertConfig(vocab_size=512, num_hidden_layers=12, **sizes)).train()
 
     def forward(self, words: torch.Tensor) -> torch.Tensor:
         return self.bert(input_ids=words, labels=words).loss  # type: ignore[no-any-return]

@@ -105,12 +105,14 @@ class Profile:
         for row in table:
             numbers = "  ".join(cell.rjust(width) for cell, width in zip(row[:5], widths, strict=False))
             lines.append(f"{numbers}  {row[5]:<{widths[5]}}  {row[6]}".rstrip())
-        lines += [
+        lines.append(
             f"one step takes {self.step_ms:.3f} ms (median of {self.calls}), and {self.watched_ms:.3f} ms while it is "
-            f"watched; of these, kernels and ATen calls add up to {self.kernels_ms:.3f} ms",
+            f"watched; of these, kernels and ATen calls add up to {self.kernels_ms:.3f} ms"
+        )
+        lines.append(
             f"a watched step takes {self.watching:.3f} times the processor time, so the table explains "
-            f"{100 * self.explained:.0f} % of a step; the rest is Python, autograd and your own code",
-        ]
+            f"{100 * self.explained:.0f} % of a step; the rest is Python, autograd and your own code"
+        )
         return "\n".join(lines)
 
 
