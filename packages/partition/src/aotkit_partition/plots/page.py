@@ -22,9 +22,8 @@ main{max-width:1080px;margin:0 auto;padding:28px 20px 60px}h1{font-size:24px;mar
 border-radius:10px;padding:18px;margin:18px 0}.cards{display:flex;flex-wrap:wrap;gap:12px}.card{flex:1 1 150px;
 background:var(--paper);border:1px solid var(--line);border-radius:10px;padding:12px 16px}.card b{display:block;
 font-size:22px;font-weight:600}.card span{color:var(--soft);font-size:13px}.scroll{overflow:auto;max-height:640px}
-.picture svg{display:block;width:100%;height:auto}.cut{max-height:760px;overflow:hidden auto}
-.narrow{display:none}.narrow svg{max-width:460px;margin:0 auto}@media(max-width:820px){.wide{display:none}.narrow{display:block}
-main{padding:20px 12px 40px}section{padding:14px 12px}table{font-size:12.5px}th,td{padding:5px}}
+.picture svg{display:block;width:100%;height:auto}.cut{max-height:760px;overflow:auto}
+.narrow{display:none}.narrow svg{max-width:460px;margin:0 auto}
 table{border-collapse:collapse;width:100%;font-size:13.5px}
 th,td{text-align:left;padding:5px 10px;border-bottom:1px solid var(--line);vertical-align:top}
 td:not(:first-child):not(.number){overflow-wrap:anywhere;min-width:6em}th{cursor:pointer;
@@ -32,6 +31,8 @@ position:sticky;top:0;background:var(--paper)}th:hover{color:var(--accent)}td.nu
 font-variant-numeric:tabular-nums;white-space:nowrap}code{font:13px ui-monospace,monospace}input{font:inherit;
 padding:5px 10px;border:1px solid var(--line);border-radius:6px;background:var(--page);color:var(--ink);
 margin-bottom:10px;width:260px}.hidden{display:none}footer{color:var(--soft);font-size:13px}
+@media(max-width:820px){.wide{display:none}.narrow{display:block}main{padding:20px 12px 40px}section{padding:14px 12px}
+table{font-size:12.5px}th,td{padding:5px 4px}td.number{padding-left:8px}}
 """
 
 _SCRIPT = """
