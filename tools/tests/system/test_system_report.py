@@ -82,7 +82,7 @@ def test_what_is_ugly_is_found(tmp_path: Path, boxes: Look) -> None:
         "wide": '<p style="width:1700px">a paragraph wider than any window</p>',
         "pale": '<p style="color:#ccc;background:#fff">hardly to be read</p>',
         "hidden": "<details><summary>more</summary><p style='margin-top:-30px'>lies over it</p></details>",
-        "picture": '<div style="width:300px;overflow:auto"><svg width="600" height="30"><text y="20">a word</text></svg></div>',
+        "picture": '<div style="width:300px;overflow:auto"><svg width="600"><text y="20">a word</text></svg></div>',
         "right": "<p>one line</p><p>another line</p>",
     }
     for name, body in words.items():
