@@ -32,19 +32,19 @@ class Loss(nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, **batch: Any) -> torch.Tensor:
+    def forward(self, batch: dict[str, Any]) -> torch.Tensor:
         """The loss of a batch."""
         loss: torch.Tensor = self.model(**batch).loss
         return loss
 
 
 def profile_of(name: str, calls: int, quick: bool = False) -> aotkit.Profile:
-    """The profile of a model's training step."""
+    """The profile of a model's training step; ``quick``: with short inputs."""
     case = MODELS[name]
     torch.manual_seed(0)
     length = case.quick_length if quick else case.length
     batch = case.inputs(case.batch_size, length, torch.Generator().manual_seed(0))
-    return aotkit.profile(Loss(case.build().train()), calls=calls, **batch)
+    return aotkit.profile(Loss(case.build().train()), batch, calls=calls)
 
 
 def main() -> int:
