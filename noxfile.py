@@ -502,7 +502,7 @@ def system(session: nox.Session) -> None:
     """What needs Debian packages: a real browser on the built site and on reports, a real Redis, and kernels for other
     processors under emulation."""
     share(session, "pytest", "docs", "transformers")
-    install_everything(session, "redis")
+    install_everything(session, "redis", "tlparse")
     session.run("python", "-m", "tools.system_packages", external=True)
     build_site(session)
     pytest(session, "tools/tests/system", "-m", "system")

@@ -15,6 +15,7 @@ from tools.bench.__main__ import main
 from tools.bench.memory import peak_tensor_mb
 from tools.bench.models import MODELS, make_batch, make_model
 from tools.bench.numerics import compare, relative_errors
+from tools.bench.profiles import profile_of
 from tools.bench.run import Measurement
 from tools.bench.table import acceptance, table
 
@@ -120,3 +121,9 @@ def test_a_small_functions_first_call_is_taken_apart_into_stages_and_the_rest() 
     assert 0 < found["own"] < found["first"]
     assert {"trace", "schedule", "codegen", "bind"} <= set(found["table"])
     assert {"beyond", "beyond_cpu", "own_cpu", "first_cpu"} <= set(found)
+
+
+def test_a_profile_of_a_models_training_step_has_rows_of_both_directions() -> None:
+    found = profile_of("vit", 2, quick=True)
+    assert {row.graph.rpartition("-")[2] for row in found.rows} == {"forward", "backward"}
+    assert found.explained == pytest.approx(found.kernels_ms / found.watched_ms * found.watching) and found.watching > 0

@@ -173,6 +173,18 @@ def test_nodes_of_both_directions_carry_the_line_of_the_users_graph(layer):
     assert len(of_tanh) >= 1 and len(of_product) == 2
 
 
+def test_backward_nodes_have_the_modules_of_a_call_that_has_no_line(layer):
+    inner = torch.fx.Graph()
+    x = inner.placeholder("x")
+    result = inner.call_function(torch.tanh, (x,))
+    result.meta["nn_module_stack"] = {"0": ("0", nn.Tanh)}
+    inner.output([result])
+    fn = GraphFunction(torch.fx.GraphModule({}, inner))
+    captured = capture(fn, [torch.ones(3, requires_grad=True)], options=TraceOptions(layer=layer))
+    backward = [n for n in captured.graph.graph.nodes if n.meta.get("partitioner_tag") == "is_backward"]
+    assert [n.meta.get("fwd_nn_module_stack") for n in backward if n.op == "call_function"] == [{"0": ("0", nn.Tanh)}]
+
+
 def test_a_graph_module_with_its_own_parameters_is_refused():
     module = torch.fx.symbolic_trace(nn.Linear(3, 3))
     with pytest.raises(Unsupported, match="weight of the graph requires grad but is not one of its inputs"):

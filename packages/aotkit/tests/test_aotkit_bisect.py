@@ -113,3 +113,15 @@ def test_a_stage_that_is_wrong_is_found(stage: str, where: str, monkeypatch: pyt
         return not wrong[stage]
 
     assert aotkit.find_culprit(check).where == where
+
+
+@pytest.mark.covers("F5a.28")
+def test_what_is_refused_is_no_crash() -> None:
+    def refused(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    def check(backend: Any) -> bool:
+        return torch.compile(refused, backend=backend)(torch.empty(3, device="meta")).device.type == "meta"
+
+    with pytest.warns(aotkit.EagerFallback, match="on device meta"):
+        assert aotkit.find_culprit(check).where == "nothing: the result is right"

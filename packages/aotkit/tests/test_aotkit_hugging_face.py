@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 from pathlib import Path
 from typing import Any
@@ -61,9 +62,13 @@ def test_the_trainer_trains_with_this_backend_by_its_name_and_compiled_in_place(
 
 def test_accelerate_passes_the_name_on() -> None:
     accept_in_accelerate()
+    names = accelerate.utils.DynamoBackend
     plugin = accelerate.utils.TorchDynamoPlugin(backend="aotkit")
-    assert plugin.to_dict()["backend"] == "aotkit" and accelerate.utils.DynamoBackend("AOTKIT") is plugin.backend
-    assert "AOTKIT" in accelerate.utils.DynamoBackend.list() and plugin.backend != accelerate.utils.DynamoBackend.NO
+    assert plugin.to_dict()["backend"] == "aotkit" and names("AOTKIT") is plugin.backend
+    assert plugin.backend != names.NO and "AOTKIT" in names and copy.deepcopy(plugin.backend) is plugin.backend
+    assert names("inductor".upper()) is names.INDUCTOR and "NOTHING" not in names
+    with pytest.raises(ValueError, match="'NOTHING' is not a valid DynamoBackend"):
+        names("NOTHING")
 
 
 def test_generate_compiles_its_step_and_gives_the_same_tokens(caplog: pytest.LogCaptureFixture) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -74,6 +75,24 @@ def test_a_script_has_one_operator_and_one_number_and_names_the_stage(tmp_path: 
     }
     fixed = run(tmp_path, "repro.py")
     assert "wrong" not in fixed.replace("what is to blame", "") and fixed.count("right") == 6
+
+
+CRASH = BAD.replace("node.target = torch.ops.aten.cos.default", "raise KeyError(node.name)")
+
+
+def test_a_script_of_a_compile_that_crashes_names_the_error_and_the_stage(tmp_path: Path) -> None:
+    (tmp_path / "bad.py").write_text(CRASH)
+    (tmp_path / "program.py").write_text(PROGRAM)
+    said = run(tmp_path, "program.py")
+    assert "the graph pass 'simplify'" in said and "rewrite number 1 breaks it" in said
+    assert "repro.py shows it, with 1 of 24 operators" in said
+    script = (tmp_path / "repro.py").read_text()
+    assert "KeyError is raised" in script and ".sin()" in script and "softmax" not in script
+    assert (tmp_path / "repro.tensors").stat().st_size < 2000
+    (tmp_path / "with_the_bug.py").write_text('import bad, runpy\nrunpy.run_path("repro.py")\n')
+    verdicts = dict(re.findall(r"^(.+?): +(right|raises InternalError: .*)", run(tmp_path, "with_the_bug.py"), re.M))
+    crashed = {what for what, said in verdicts.items() if "an internal error in the stage 'simplify'" in said}
+    assert crashed == {"all rewrites, kernels interpreted", "as it was compiled"} and len(verdicts) == 6
 
 
 def graph_of(fn: Any, *args: torch.Tensor) -> SeenGraph:

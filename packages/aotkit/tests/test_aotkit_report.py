@@ -139,6 +139,21 @@ def test_every_operator_is_in_its_module_and_in_the_box_of_its_kernel(found: Any
     assert whole.ms == pytest.approx(sum(card.ms or 0 for card in cards), rel=0.05)
 
 
+def test_modules_of_torch_alone_have_their_operators_forward_and_backward() -> None:
+    model = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.LayerNorm(16))
+    found = collect(model, (torch.randn(4, 8),), {}, OPTIONS, 0)
+    cards = cards_of(found)
+    whole = layers_of(found, cards)
+    assert [(part.kind, sorted(part.boxes)) for part in whole.parts.values()] == [
+        ("Linear", ["backward", "forward"]),
+        ("GELU", ["backward", "forward"]),
+        ("LayerNorm", ["backward", "forward"]),
+    ]
+    assert whole.boxes == {}
+    (norm,) = [card for card in cards if card.graph.endswith("-forward") and card.is_kernel]
+    assert norm.modules == ["1 GELU", "2 LayerNorm"]
+
+
 def _every(layer: Layer) -> list[Layer]:
     return [layer, *(inner for part in layer.parts.values() for inner in _every(part))]
 
@@ -180,7 +195,7 @@ def test_a_fallback_and_a_broken_graph_are_named(tmp_path: Path) -> None:
         return y.cos()
 
     words = Page(aotkit.report(broken, torch.randn(8), path=tmp_path / "b.html", calls=2)).words
-    assert "Break of a graph" in words and "graph_break" in words
+    assert "Graph break" in words and "graph_break" in words
     assert words.count("inference") >= 2
 
 
@@ -195,6 +210,9 @@ def test_a_compile_that_fails_has_a_page(tmp_path: Path, monkeypatch: pytest.Mon
     assert "The compile failed in the stage “lower”" in words
     assert "CompileError: graph" in words and "refused <for a test>" in words and "Traceback" in words
     assert "Captured" in words and "capture" in words, "as far as it came"
+    marked = re.findall(r'class="stage failed"><summary><span class="name">(\w+)', path.read_text())
+    assert marked == ["lower"], "in the timeline"
+    assert "kernels, in" not in words and "until it failed" in words
 
 
 def test_what_eager_mode_raises_is_raised_and_no_page_is_written(tmp_path: Path) -> None:

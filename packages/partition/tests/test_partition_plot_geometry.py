@@ -11,6 +11,7 @@ from torch import nn
 
 from aotkit_partition import PartitionOptions, partition
 from aotkit_partition.plots import cut_svg, front_svg, html_report, memory_svg
+from aotkit_partition.plots.cut import _shortened
 from aotkit_partition.plots.front import format_seconds
 from aotkit_partition.report import FrontPoint, format_bytes
 from aotkit_partition.timeline import Allocation, MemoryTimeline
@@ -199,6 +200,36 @@ def test_plans_stand_at_their_peak_and_their_time_and_stairs_lead_from_one_to_th
         assert anchor == "end" and x < left and ys[share] < y < ys[share] + 6  # the middle of the digits at the line
 
 
+@pytest.mark.covers("F3.42")
+def test_plans_that_are_near_each_other_fill_the_width():
+    front = (FrontPoint("lowest", 3000, 100, 4e-3), FrontPoint("highest", 4000, 300, 1e-3))
+    svg = front_svg(replace(small().report, front=front, before=None))
+    (low, high) = (at(hinted(svg, f"{point.label}: ")[0][0], "cx")[0] for point in front)
+    assert (low, high) == pytest.approx((78 + 842 / 11, 920), abs=0.01)
+    assert {"2.8 KiB", "3.9 KiB"} <= texts(svg).keys() and "0 B" not in texts(svg), "the axis tells where it begins"
+
+
+@pytest.mark.parametrize("draw", [memory_svg, front_svg])
+def test_a_picture_for_a_phone_is_narrow_and_none_of_its_words_overlap(draw):
+    svg = draw(small().report, narrow=True)
+    assert at(parsed(svg), "width")[0] == 340
+    boxes = []
+    for words, (x, y, anchor) in texts(svg).items():
+        wide = 6.6 * len(words)
+        left = x - {"start": 0, "middle": wide / 2, "end": wide}[anchor]
+        assert left > -2 and left + wide < 350, words
+        boxes.append((left, left + wide, y))
+    for (a, b, y), (c, d, z) in itertools.combinations(boxes, 2):
+        assert abs(y - z) >= 12 or b <= c or d <= a
+
+
+def test_long_names_keep_their_ends_in_a_narrow_cut():
+    svg = cut_svg(small(), narrow=True)
+    assert at(parsed(svg), "width")[0] == 340
+    assert _shortened("native_layer_norm_backward_12", 16) == "native_…kward_12"
+    assert _shortened("mul_1", 16) == "mul_1"
+
+
 @pytest.mark.covers("F3.54")
 def test_ops_stand_one_below_the_other_and_saved_values_lead_from_where_they_are_made_to_their_first_use():
     result = small()
@@ -208,11 +239,11 @@ def test_ops_stand_one_below_the_other_and_saved_values_lead_from_where_they_are
     assert len(forward) == 4 and len(backward) == 5 and set(result.saved_names) == {"mm_default", "mm_default_1"}
     width, tall = at(parsed(svg), "width")[0], 20.0 * 5
     boxes = {}
-    for names, x in ((forward, 16), (backward, width - 266)):
+    for names, x in ((forward, 16), (backward, width - 316)):
         for name in names:
             ((box, _),) = [found for found in hinted(svg, f"{name} = ") if at(found[0], "x")[0] == x]
             boxes[name, x < 100] = at(box, "y", "height")
-            assert at(box, "width")[0] == 250 and 0 < at(box, "height")[0] <= 20
+            assert at(box, "width")[0] == 300 and 0 < at(box, "height")[0] <= 20
     rows = [boxes[name, True][0] for name in forward]
     assert rows == [64 + 25 * place for place in range(4)], "downwards"
     rows = [boxes[name, False][0] for name in backward]
@@ -227,8 +258,8 @@ def test_ops_stand_one_below_the_other_and_saved_values_lead_from_where_they_are
     for name, user in (("mm_default", "sin_default"), ("mm_default_1", "add_tensor")):
         ((curve, hint),) = hinted(svg, f"{name}: 1.0 KiB")
         first, *_, last = points(curve)
-        assert first == pytest.approx((266, boxes[name, True][0] + 8), abs=0.01) and "aten.mm" in hint
-        assert last == pytest.approx((width - 266, boxes[user, False][0] + 8), abs=0.01)
+        assert first == pytest.approx((316, boxes[name, True][0] + 8), abs=0.01) and "aten.mm" in hint
+        assert last == pytest.approx((width - 316, boxes[user, False][0] + 8), abs=0.01)
         assert float(curve.attrib["stroke-width"]) == 1.25 and "stroke-dasharray" not in curve.attrib
     fills = {node.attrib["fill"] for node in all_of(svg, "rect")}
     assert fills == {"var(--forward)", "var(--backward)", "var(--again)"}

@@ -18,19 +18,23 @@ SITE = Path(__file__).resolve().parents[3] / "build" / "site"
 WIDTHS = (400, 900, 1600)
 
 
-def look(site: str, browse: Callable[..., str], pages: list[str], widths: tuple[int, ...]) -> dict[str, Any]:
+def look(
+    site: str, browse: Callable[..., str], pages: list[str], widths: tuple[int, ...], dark: bool = False
+) -> dict[str, Any]:
     """What `widths.html` found."""
     asked = f"pages={quote(' '.join(pages))}&widths={quote(' '.join(map(str, widths)))}"
-    dom = browse(f"{site}/_widths.html?{asked}", milliseconds=900 * len(pages) * len(widths) + 5000, size="1700,1000")
+    given = 900 * len(pages) * len(widths) + 5000
+    dom = browse(f"{site}/_widths.html?{asked}", milliseconds=given, size="1700,1000", dark=dark)
     found = re.search(r'<pre id="result">(.*?)</pre>', dom, re.DOTALL)
     assert found is not None, dom[:500]
     result: dict[str, Any] = json.loads(html.unescape(found.group(1)))
     return result
 
 
-def test_every_page_fits_its_column_at_three_widths(site: str, browse: Callable[..., str]) -> None:
+@pytest.mark.parametrize("dark", [False, True])
+def test_every_page_fits_its_column_at_three_widths(site: str, browse: Callable[..., str], dark: bool) -> None:
     pages = sorted(str(path.relative_to(SITE)) for path in SITE.rglob("*.html") if path.name != "404.html")
-    result = look(site, browse, pages, WIDTHS)
+    result = look(site, browse, pages, WIDTHS, dark)
     assert result["looked"] == len(pages) * len(WIDTHS) and len(pages) >= 40
     assert not result["found"], "\n".join(f"{f['page']} at {f['width']}: {f['what']}" for f in result["found"])
 

@@ -57,7 +57,7 @@ def test_the_report_opens_and_its_script_ran(report: Path, browse: Callable[...,
     dom = browse(report.as_uri())
     assert "<title>Partition of graph.json</title>" in dom
     assert 'data-ready="yes"' in dom, "the script ran to its end"
-    assert dom.count("<svg") == 3 and dom.count("<table") >= 3
+    assert dom.count("<svg") == 6 and dom.count("<table") >= 3
     words = re.sub(r"<[^>]+>", " ", dom)
     for heading in ("Memory over one step", "Plans: peak memory", "The cut", "Saved values", "Not recomputed, and why"):
         assert heading in words

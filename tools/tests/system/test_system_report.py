@@ -24,14 +24,14 @@ Look = Callable[..., dict[str, Any]]
 
 
 class Loss(nn.Module):
-    """A BERT with its loss, as it trains."""
+    """A BERT of twelve layers with its loss, as it trains."""
 
     def __init__(self) -> None:
         super().__init__()
         from transformers import BertConfig, BertForMaskedLM
 
-        sizes = {"hidden_size": 128, "num_attention_heads": 4, "intermediate_size": 512}
-        self.bert = BertForMaskedLM(BertConfig(vocab_size=512, num_hidden_layers=2, **sizes)).train()
+        sizes = {"hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 128}
+        self.bert = BertForMaskedLM(BertConfig(vocab_size=512, num_hidden_layers=12, **sizes)).train()
 
     def forward(self, words: torch.Tensor) -> torch.Tensor:
         return self.bert(input_ids=words, labels=words).loss  # type: ignore[no-any-return]
@@ -82,6 +82,7 @@ def test_what_is_ugly_is_found(tmp_path: Path, boxes: Look) -> None:
         "wide": '<p style="width:1700px">a paragraph wider than any window</p>',
         "pale": '<p style="color:#ccc;background:#fff">hardly to be read</p>',
         "hidden": "<details><summary>more</summary><p style='margin-top:-30px'>lies over it</p></details>",
+        "picture": '<div style="width:300px;overflow:auto"><svg width="600"><text y="20">a word</text></svg></div>',
         "right": "<p>one line</p><p>another line</p>",
     }
     for name, body in words.items():

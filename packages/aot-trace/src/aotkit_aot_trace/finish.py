@@ -87,13 +87,14 @@ def _layout(value: torch.Tensor) -> tuple[Any, ...]:
 
 
 def tag_forward_and_backward(graph: torch.fx.Graph, recording: Recording) -> None:
-    """``partitioner_tag`` on every node; backward nodes get the stack trace of the forward node they belong to."""
+    """``partitioner_tag`` on every node; backward nodes get the stack trace, and the modules, of the forward node that
+    they belong to. A call within torch's own modules, as those of a ``Sequential``, has modules alone."""
     positions = [position for position, _ in recording.backward_marks]
     origin: dict[int, torch.fx.Node] = {}
     for index, node in enumerate(graph.nodes):
         if index < recording.num_forward_nodes:
             node.meta.setdefault("partitioner_tag", "is_forward")
-            if "seq_nr" in node.meta and "stack_trace" in node.meta:
+            if "seq_nr" in node.meta and ("stack_trace" in node.meta or "nn_module_stack" in node.meta):
                 origin.setdefault(node.meta["seq_nr"], node)
             continue
         node.meta["partitioner_tag"] = "is_backward"
@@ -106,10 +107,9 @@ def tag_forward_and_backward(graph: torch.fx.Graph, recording: Recording) -> Non
         number = recording.backward_marks[mark][1]
         node.meta["seq_nr"] = number
         source = origin.get(number)
-        if source is not None:
-            node.meta["stack_trace"] = source.meta["stack_trace"]
-            if "nn_module_stack" in source.meta:
-                node.meta["fwd_nn_module_stack"] = source.meta["nn_module_stack"]
+        for name, found_as in (("stack_trace", "stack_trace"), ("nn_module_stack", "fwd_nn_module_stack")):
+            if source is not None and name in source.meta:
+                node.meta[found_as] = source.meta[name]
 
 
 def complete_values(graph: torch.fx.Graph) -> None:

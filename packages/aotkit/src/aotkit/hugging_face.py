@@ -18,19 +18,19 @@ def accept_in_accelerate() -> None:
     """Make ``accelerate`` accept ``"aotkit"`` where it takes the name of a backend.
 
     After it, ``TrainingArguments(torch_compile_backend="aotkit")`` and ``Accelerator(dynamo_backend="aotkit")`` work in
-    this process. accelerate has a closed list of names, to which this one is added; calling this twice is harmless.
-    Without it, ``model.compile(backend="aotkit")`` before the model is handed over does the same.
+    this process; calling this twice is harmless. accelerate has no place where a backend is registered: its names are
+    an ``Enum``. So this gives that class ``_missing_``, the hook by which an ``Enum`` is asked about values that it
+    does not have. Without it, ``model.compile(backend="aotkit")`` before the model is handed over does the same.
     """
     from accelerate.utils import DynamoBackend
 
-    if _NAME in DynamoBackend.__members__:
+    if _NAME in DynamoBackend:
         return
     names: Any = DynamoBackend
     member = str.__new__(names, _NAME)
     member._name_, member._value_ = _NAME, _NAME
-    names._member_names_.append(_NAME)
-    names._member_map_[_NAME] = member
-    names._value2member_map_[_NAME] = member
+    asked_before = names._missing_
+    names._missing_ = classmethod(lambda _, value: member if value == _NAME else asked_before(value))
 
 
 def generation_settings(**options: Any) -> dict[str, Any]:

@@ -71,6 +71,7 @@ def raised_by_user(error: Exception) -> bool:
 
 def note_bug(error: Exception, line: str, recorder: Any) -> None:
     """Tell the user, once, that a graph runs eagerly because of a bug of ours. ``line``: where the graph begins."""
+    recorder.event("internal error", {"error": type(error).__name__})
     tell(describe_bug(error, line), recorder)
 
 

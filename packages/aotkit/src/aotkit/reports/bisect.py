@@ -15,6 +15,7 @@ from ..backend import BackendFn, make_backend
 from ..driver.user_passes import GraphPasses
 from ..environment import read_environment
 from ..options import Options
+from ..recorder import Recorder
 from .agreement import Comparison
 from .minify import minify
 from .repro import SeenGraph, UnwritableGraph, count_operators, seeing, write_repro
@@ -74,7 +75,8 @@ def find_culprit(
 
     Looked at are ``passes`` of the user's, Dynamo, the capture, each pass over graphs, loops and kernels, and what
     remains: code generation, which interpreted kernels do without (on the CPU), and lowering. Dynamo is reset before
-    every check; an exception in it counts as wrong. ``repro`` is a file, ``repro.py``, that becomes a script with the
+    every check. An exception counts as wrong, and so does an internal error of ours, after which the graph runs
+    eagerly; a graph that is refused does not. ``repro`` is a file, ``repro.py``, that becomes a script with the
     graph that is wrong, made as small as it can be, its inputs beside it; it compiles the graph stage by stage.
     """
     if not callable(subject):
@@ -123,10 +125,12 @@ class _Search:
         return self.found("lowering, or code generation for a device", lowering="none")
 
     def right(self, passes: GraphPasses | None = None, **changes: Any) -> bool:
-        """Whether the result is right with these changes."""
+        """Whether the result is right with these changes, and no compile of it fails."""
         torch._dynamo.reset()
         self.checks += 1
-        return self.passed(make_backend(self.options.patch(**changes), passes=passes or self.passes))
+        recorder = Recorder()
+        backend = make_backend(self.options.patch(**changes), recorder, passes=passes or self.passes)
+        return self.passed(backend) and not _bugs(recorder)
 
     def passed(self, backend: BackendFn) -> bool:
         """What the check says."""
@@ -155,15 +159,16 @@ class _Search:
 
     def write(self, culprit: Culprit, path: Path) -> str:
         """Write a script for the first graph that is wrong by itself; returns what is to be said of it."""
-        backend, seen = make_backend(self.options, passes=self.passes), list[SeenGraph]()
+        recorder, seen = Recorder(), list[SeenGraph]()
+        backend = make_backend(self.options, recorder, passes=self.passes)
         torch._dynamo.reset()
         self.passed(seeing(backend, seen))
         wrong = {f.name: getattr(self.options, f.name) for f in fields(self.options)}
         wrong = {name: value for name, value in wrong.items() if value != getattr(Options(), name)}
         for each in seen:
-            if each.inputs is None or (how := _outcome(each, backend)) == "right":
+            if each.inputs is None or (how := _outcome(each, backend, recorder)) == "right":
                 continue
-            small = minify(each, lambda candidate: _outcome(candidate, backend))
+            small = minify(each, lambda candidate: _outcome(candidate, backend, recorder))
             torch._dynamo.reset()
             title = f"{culprit}; {'a wrong result' if how == 'wrong' else f'{how} is raised'}"
             try:
@@ -174,10 +179,18 @@ class _Search:
         return "no graph is wrong by itself, so there is no script"
 
 
-def _outcome(graph: SeenGraph, backend: BackendFn) -> str:
-    """``right``, ``wrong``, or the name of what is raised."""
+def _outcome(graph: SeenGraph, backend: BackendFn, recorder: Recorder) -> str:
+    """``right``, ``wrong``, or the name of what is raised, also where the graph runs eagerly after it."""
     assert graph.inputs is not None
+    before = len(_bugs(recorder))
     try:
-        return "right" if Comparison(graph.graph, graph.inputs, {}).of(backend).right else "wrong"
+        right = Comparison(graph.graph, graph.inputs, {}).of(backend).right
     except Exception as error:  # noqa: BLE001  # a crash is what somebody may be looking for
         return type(getattr(error, "inner_exception", None) or error).__name__
+    bugs = _bugs(recorder)[before:]
+    return bugs[0] if bugs else "right" if right else "wrong"
+
+
+def _bugs(recorder: Recorder) -> list[str]:
+    """The names of the internal errors after which graphs run eagerly."""
+    return [str(fields["error"]) for name, fields in recorder.events if name == "internal error"]

@@ -4,6 +4,8 @@ Note [What a profile measures]
     The function is compiled so that every kernel is a native call of its own, and run under torch's profiler, whose
     ranges give the times. Beside them stands the time of a step as it is: compiled as ever, without a profiler, and run
     in turn with the others. What the kernels do not add up to is Python, autograd and the caller's own code.
+    How much watching costs is told by the processor time of the calling thread, watched and not: other processes have
+    less of a say in it than in the time on the clock.
     Rows are means over those steps that are neither among the shortest nor among the longest quarter: were each a
     median of its own, they would add up to less than any step takes on a machine that does other things as well.
 """
@@ -75,19 +77,25 @@ def billions_per_second(amount: int | None, ms: float | None) -> float | None:
 class Profile:
     """The answer of :func:`profile`; ``str()`` is the table.
 
-    ``rows``: the dearest first. ``step_ms``: the median of a step that nobody watches. ``watched_ms``: what the steps
-    took that the rows are of.
+    ``rows``: the slowest first. ``step_ms``: the median of a step that nobody watches. ``watched_ms``: what the steps
+    took that the rows are of. ``watching``: the processor time of a watched step over that of one that nobody watches.
     """
 
     rows: tuple[ProfileRow, ...]
     step_ms: float
     calls: int
     watched_ms: float = 0.0
+    watching: float = 1.0
 
     @property
     def kernels_ms(self) -> float:
         """What the rows add up to."""
         return sum(row.ms for row in self.rows)
+
+    @property
+    def explained(self) -> float:
+        """What the rows add up to, as a part of a step that nobody watches."""
+        return self.kernels_ms / self.watched_ms * self.watching if self.watched_ms else 0.0
 
     def __str__(self) -> str:
         head = ("ms", "share", "GB/s", "GFLOP/s", "calls", "where", "what")
@@ -99,7 +107,11 @@ class Profile:
             lines.append(f"{numbers}  {row[5]:<{widths[5]}}  {row[6]}".rstrip())
         lines.append(
             f"one step takes {self.step_ms:.3f} ms (median of {self.calls}), and {self.watched_ms:.3f} ms while it is "
-            f"watched; kernels and ATen calls add up to {self.kernels_ms:.3f} ms of these"
+            f"watched; of these, kernels and ATen calls add up to {self.kernels_ms:.3f} ms"
+        )
+        lines.append(
+            f"a watched step takes {self.watching:.3f} times the processor time, so the table explains "
+            f"{100 * self.explained:.0f} % of a step; the rest is Python, autograd and your own code"
         )
         return "\n".join(lines)
 
@@ -132,11 +144,16 @@ def on_cuda(fn: Any, args: Any, kwargs: Any) -> bool:
 
 def milliseconds(step: Callable[[], None], calls: int) -> list[float]:
     """Of ``calls`` steps in a row."""
+    return [took for took, _ in _timed(step, calls)]
+
+
+def _timed(step: Callable[[], None], calls: int) -> list[tuple[float, float]]:
+    """Of each step in a row the milliseconds on the clock, and those of the processor in this thread."""
     found = []
     for _ in range(calls):
-        begin = time.perf_counter()
+        begin, busy = time.perf_counter(), time.thread_time()
         step()
-        found.append((time.perf_counter() - begin) * 1e3)
+        found.append(((time.perf_counter() - begin) * 1e3, (time.thread_time() - busy) * 1e3))
     return found
 
 
@@ -147,17 +164,22 @@ def profile_of_step(
     in turn, so that whatever else the machine does falls on both."""
     recorder = Recorder()
     step = compiled_step(fn, options.patch(separate_kernels=True), recorder, args, kwargs)
-    plain, watched, events = list[float](), list[float](), list[Any]()
+    plain, watched, events = list[tuple[float, float]](), list[tuple[float, float]](), list[Any]()
     for first in range(0, calls, -(-calls // _ROUNDS)):
         now = min(-(-calls // _ROUNDS), calls - first)
-        plain += milliseconds(unwatched, now)
+        plain += _timed(unwatched, now)
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as trace:
-            watched += milliseconds(step, now)
+            watched += _timed(step, now)
         events += sorted(trace.events(), key=lambda event: event.time_range.start)
     ranked = sorted(range(calls), key=watched.__getitem__)
     typical = ranked[calls // 4 : calls - calls // 4]
-    rows = _rows(events, recorder, calls, typical)
-    return Profile(rows, statistics.median(plain), calls, statistics.fmean(watched[each] for each in typical))
+    return Profile(
+        _rows(events, recorder, calls, typical),
+        statistics.median(took for took, _ in plain),
+        calls,
+        statistics.fmean(watched[each][0] for each in typical),
+        statistics.median(busy for _, busy in watched) / (statistics.median(busy for _, busy in plain) or 1.0),
+    )
 
 
 def compiled_step(fn: Any, options: Options, recorder: Recorder, args: Any, kwargs: Any) -> Callable[[], None]:

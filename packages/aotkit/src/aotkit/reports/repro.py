@@ -88,7 +88,8 @@ for what, options in STAGES:
     try:
         said = aotkit.compare(Graph(), *inputs, options=aotkit.Options().patch(**options))
     except Exception as error:
-        said = f"raises {{type(error).__name__}}: {{str(error).strip().splitlines()[0]}}"
+        inner = getattr(error, "inner_exception", None) or error  # without what Dynamo puts around it
+        said = f"raises {{type(inner).__name__}}: {{str(inner).strip().splitlines()[0]}}"
     print(f"{{what:45}} {{said}}")
 '''
 

@@ -6,6 +6,7 @@ An op stands at the height of its place in its graph, so values saved early cros
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from html import escape
 from math import log2
 
@@ -15,61 +16,91 @@ from ..partition import Partition
 from ..report import format_bytes
 from .svg import hinted, line, number, plot, text
 
-BOX = 250.0
-GAP = 260.0
-MARGIN, TOP = 16.0, 64.0
 NAMED_ROW, PLAIN_ROW = 20.0, 5.0
 MOST_NAMED = 400  # ops on a side up to which every op has a row of NAMED_ROW
 SMALL_ROW = 11.0  # the least height of a name: on a side whose rows are lower only some ops are named
 
 
-def cut_svg(result: Partition) -> str:
-    """Both graphs, the values that cross from one to the other, and what runs twice."""
+@dataclass(frozen=True, slots=True)
+class _Columns:
+    """Two columns of boxes with a gap between them. ``letters``: of a name, at most."""
+
+    box: float
+    gap: float
+    margin: float
+    top: float
+    letters: int
+
+    @property
+    def right(self) -> float:
+        """Where the boxes of the backward begin."""
+        return self.margin + self.box + self.gap
+
+    @property
+    def width(self) -> float:
+        """Of the whole picture."""
+        return 2 * (self.box + self.margin) + self.gap
+
+
+WIDE = _Columns(box=300.0, gap=328.0, margin=16.0, top=64.0, letters=40)
+NARROW = _Columns(box=122.0, gap=88.0, margin=4.0, top=82.0, letters=16)
+
+
+def cut_svg(result: Partition, narrow: bool = False) -> str:
+    """Both graphs, the values that cross from one to the other, and what runs twice. ``narrow``: as wide as a phone."""
+    columns = NARROW if narrow else WIDE
     forward = [node for node in result.forward.graph.nodes if node.op not in ("placeholder", "output")]
     backward = [node for node in result.backward.graph.nodes if node.op not in ("placeholder", "output")]
     longest = max(len(forward), len(backward), 1)
     tall = (NAMED_ROW if longest <= MOST_NAMED else PLAIN_ROW) * longest
     rows = tall / max(len(forward), 1), tall / max(len(backward), 1)
-    width, height, right = 2 * (BOX + MARGIN) + GAP, TOP + tall + MARGIN, MARGIN + BOX + GAP
-    left_of = {node.name: TOP + rows[0] * place for place, node in enumerate(forward)}
-    right_of = {node.name: TOP + rows[1] * (len(backward) - 1 - place) for place, node in enumerate(backward)}
+    top, bottom, middle = columns.top, columns.top + tall, columns.width / 2
+    left_of = {node.name: top + rows[0] * place for place, node in enumerate(forward)}
+    right_of = {node.name: top + rows[1] * (len(backward) - 1 - place) for place, node in enumerate(backward)}
     again = {op.name for op in result.report.recomputed}
     parts = [
-        *_headings(result, right),
-        line(width / 2, TOP - 10, width / 2, height - MARGIN, 'class="axis" stroke-dasharray="4 4"'),
-        *_crossings(result, left_of, right_of, rows),
-        *(_box(node, MARGIN, left_of[node.name], rows[0], "forward") for node in forward),
+        *_headings(result, columns),
+        line(middle, top - 10, middle, bottom, 'class="axis" stroke-dasharray="4 4"'),
+        *_crossings(result, left_of, right_of, rows, columns),
+        *(_box(node, columns.margin, columns.box, left_of[node.name], rows[0], "forward") for node in forward),
         *(
-            _box(node, right, right_of[node.name], rows[1], "again" if node.name in again else "backward")
+            _box(
+                node,
+                columns.right,
+                columns.box,
+                right_of[node.name],
+                rows[1],
+                "again" if node.name in again else "backward",
+            )
             for node in backward
         ),
-        *_names(MARGIN, left_of, rows[0], set(result.saved_names)),
-        *_names(right, right_of, rows[1], again),
+        *_names(columns.margin, left_of, rows[0], set(result.saved_names), columns.letters),
+        *_names(columns.right, right_of, rows[1], again, columns.letters),
     ]
     title = f"the cut: {len(result.saved_names)} values cross, {len(again)} ops run twice"
-    return plot(width, height, title, parts)
+    return plot(columns.width, bottom + 16, title, parts)
 
 
-def _headings(result: Partition, right: float) -> list[str]:
-    saved = format_bytes(result.report.activation_bytes)
+def _headings(result: Partition, columns: _Columns) -> list[str]:
+    saved, right = format_bytes(result.report.activation_bytes), columns.right
     return [
-        text(MARGIN, 22, "forward, downwards"),
+        text(columns.margin, 22, "forward, downwards"),
         text(right, 22, "backward, upwards"),
-        text(MARGIN + BOX + GAP / 2, 22, f"{saved} cross", "middle"),
+        text(columns.width / 2, 22 if columns is WIDE else columns.top - 18, f"{saved} cross", "middle"),
         f'<rect x="{number(right)}" y="34" width="12" height="12" rx="2" fill="var(--again)"/>',
         text(right + 17, 44, "recomputed"),
     ]
 
 
-def _box(node: torch.fx.Node, x: float, y: float, row: float, colour: str) -> str:
+def _box(node: torch.fx.Node, x: float, width: float, y: float, row: float, colour: str) -> str:
     named = row >= NAMED_ROW
     height = min(row, NAMED_ROW) - 4 if named else row * 0.8
-    place = f'x="{number(x)}" y="{number(y)}" width="{number(BOX)}" height="{number(height)}"'
+    place = f'x="{number(x)}" y="{number(y)}" width="{number(width)}" height="{number(height)}"'
     shape = f'<rect {place} rx="3" fill="var(--{colour})"/>'
     return hinted(shape, f"{node.name} = {node.target}{_described(node)}")
 
 
-def _names(x: float, places: dict[str, float], row: float, first: set[str]) -> list[str]:
+def _names(x: float, places: dict[str, float], row: float, first: set[str], letters: int) -> list[str]:
     """The names of ops, over their boxes. Where rows are low, as many as there is room for: ``first`` those that cross
     or are recomputed, then others in the gaps between them."""
     taken: dict[int, list[float]] = {}
@@ -83,12 +114,14 @@ def _names(x: float, places: dict[str, float], row: float, first: set[str]) -> l
         size = 12 if row >= NAMED_ROW else 9
         middle = y + (min(row, NAMED_ROW) - 4 if row >= NAMED_ROW else row * 0.8) / 2
         words = f'<text x="{number(x + 8)}" y="{number(middle + size * 0.35)}" text-anchor="start" font-size="{size}">'
-        parts.append(f"{words}{escape(_shortened(name))}</text>")
+        parts.append(f"{words}{escape(_shortened(name, letters))}</text>")
     return parts
 
 
-def _shortened(name: str) -> str:
-    return name if len(name) <= 34 else f"{name[:31]}..."
+def _shortened(name: str, letters: int) -> str:
+    """With its end, whose number tells it from others."""
+    half = letters // 2
+    return name if len(name) <= letters else f"{name[: half - 1]}…{name[half - letters :]}"
 
 
 def _described(node: torch.fx.Node) -> str:
@@ -99,22 +132,27 @@ def _described(node: torch.fx.Node) -> str:
 
 
 def _crossings(
-    result: Partition, left_of: dict[str, float], right_of: dict[str, float], rows: tuple[float, float]
+    result: Partition,
+    left_of: dict[str, float],
+    right_of: dict[str, float],
+    rows: tuple[float, float],
+    columns: _Columns,
 ) -> list[str]:
     """One curve per saved value, from where it is made to where the backward first uses it."""
     entering = result.backward.graph.find_nodes(op="placeholder")[: len(result.saved_names)]
-    first_use = {node.name: _first_use(node, right_of) for node in entering}
+    above = columns.top - 14
+    first_use = {node.name: _first_use(node, right_of, above) for node in entering}
     described = {value.name: value for value in result.report.saved}
     parts = []
-    start, end = MARGIN + BOX, MARGIN + BOX + GAP
+    start, end, bend = columns.right - columns.gap, columns.right, columns.gap / 2
     for name in result.saved_names:
         value = described[name]
-        y1, y2 = left_of.get(name, TOP - 14) + min(rows[0], 16) / 2, first_use[name] + min(rows[1], 16) / 2
+        y1, y2 = left_of.get(name, above) + min(rows[0], 16) / 2, first_use[name] + min(rows[1], 16) / 2
         thickness = 1.0 if value.is_input or value.bytes == 0 else 1 + log2(1 + value.bytes / 1024) / 4
         colour = "var(--faint)" if value.is_input else "var(--saved)"
         dash = ' stroke-dasharray="3 3"' if value.is_input else ""
         curve = (
-            f'<path d="M{number(start)} {number(y1)}C{number(start + GAP / 2)} {number(y1)} {number(end - GAP / 2)} '
+            f'<path d="M{number(start)} {number(y1)}C{number(start + bend)} {number(y1)} {number(end - bend)} '
             f'{number(y2)} {number(end)} {number(y2)}" fill="none" stroke="{colour}" '
             f'stroke-width="{number(thickness)}" opacity="0.75"{dash}/>'
         )
@@ -123,7 +161,7 @@ def _crossings(
     return parts
 
 
-def _first_use(node: torch.fx.Node, right_of: dict[str, float]) -> float:
+def _first_use(node: torch.fx.Node, right_of: dict[str, float], above: float) -> float:
     """The lowest user; saved gradients, which nothing in the backward uses, leave at the top."""
     heights: Sequence[float] = [right_of[user.name] for user in node.users if user.name in right_of]
-    return max(heights, default=TOP - 14)
+    return max(heights, default=above)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from itertools import pairwise
 
 from ..report import FrontPoint, PartitionReport, format_bytes
-from .svg import hinted, line, number, path, plot, text
+from .svg import Frame, hinted, line, number, path, plot, text
 
-WIDTH, HEIGHT = 960.0, 380.0
-LEFT, RIGHT, TOP, BOTTOM = 78.0, 40.0, 28.0, 52.0
+WIDE = Frame(960.0, 380.0, left=78.0, right=40.0, top=28.0, bottom=52.0)
+NARROW = Frame(340.0, 300.0, left=66.0, right=34.0, top=28.0, bottom=52.0)
 
 
 def format_seconds(seconds: float) -> str:
@@ -19,30 +19,31 @@ def format_seconds(seconds: float) -> str:
     raise AssertionError("unreachable")
 
 
-def front_svg(report: PartitionReport) -> str:
-    """Plans worth choosing from; the plan of this partition is filled.
+def front_svg(report: PartitionReport, narrow: bool = False) -> str:
+    """Plans worth choosing from; the plan of this partition is filled. ``narrow``: as wide as a phone.
 
     Raises:
         ValueError: the report holds no front (``details`` other than ``front``).
     """
-    points = report.front
+    points, frame = report.front, NARROW if narrow else WIDE
     if not points:
         raise ValueError('the report holds no front; partition with details="front".')
-    most_bytes = max(max(point.peak_bytes for point in points), report.peak_bytes_before or 0, 1)
+    least_bytes, most_bytes = _bytes_shown(report)
     most_seconds = max(max(point.seconds for point in points), 1e-12)
-    right, bottom = WIDTH - RIGHT, HEIGHT - BOTTOM
 
     def place(peak: float, seconds: float) -> tuple[float, float]:
-        return LEFT + (right - LEFT) * peak / most_bytes, bottom - (bottom - TOP) * seconds / most_seconds
+        across, up = (peak - least_bytes) / (most_bytes - least_bytes), seconds / most_seconds
+        return frame.left + (frame.end - frame.left) * across, frame.floor - (frame.floor - frame.top) * up
 
-    parts = []
-    for share in range(5):
-        x, y = place(most_bytes * share / 4, most_seconds * share / 4)
-        parts += [line(LEFT, y, right, y), line(x, TOP, x, bottom)]
-        parts.append(text(x, bottom + 18, format_bytes(most_bytes * share / 4), "middle", faint=True))
-        parts.append(text(LEFT - 8, y + 4, format_seconds(most_seconds * share / 4), "end", faint=True))
-    parts.append(text((LEFT + right) / 2, HEIGHT - 10, "peak memory", "middle"))
-    parts.append(text(LEFT, TOP - 12, "estimated time of recomputation"))
+    parts, marks = [], 2 if narrow else 4
+    for share in (mark / marks for mark in range(marks + 1)):
+        peak, seconds = least_bytes + (most_bytes - least_bytes) * share, most_seconds * share
+        x, y = place(peak, seconds)
+        parts += [line(frame.left, y, frame.end, y), line(x, frame.top, x, frame.floor)]
+        parts.append(text(x, frame.floor + 18, format_bytes(peak), "middle", faint=True))
+        parts.append(text(frame.left - 8, y + 4, format_seconds(seconds), "end", faint=True))
+    parts.append(text((frame.left + frame.end) / 2, frame.height - 10, "peak memory", "middle"))
+    parts.append(text(frame.left, frame.top - 12, "estimated time of recomputation"))
     others = [place(point.peak_bytes, point.seconds) for point in points if not point.chosen]
     stairs = [corner for (x1, y1), (x2, _) in pairwise(others) for corner in ((x1, y1), (x2, y1))]
     if others:
@@ -54,7 +55,16 @@ def front_svg(report: PartitionReport) -> str:
             f'<path d="M{number(x - 5)} {number(y - 5)}l10 10m0 -10l-10 10" stroke="var(--before)" stroke-width="2"/>'
         )
         parts.append(hinted(cross, f"without recomputation: peak {format_bytes(report.peak_bytes_before)}"))
-    return plot(WIDTH, HEIGHT, f"front of {len(points)} plans: peak memory against recomputation", parts)
+    return plot(frame.width, frame.height, f"front of {len(points)} plans: peak memory against recomputation", parts)
+
+
+def _bytes_shown(report: PartitionReport) -> tuple[float, float]:
+    """From where to where: from 0, unless that leaves more than a third of the width without a point."""
+    peaks = [point.peak_bytes for point in report.front]
+    least, most = min(peaks), max(*peaks, report.peak_bytes_before or 0, 1)
+    if least == most or least <= most / 3:
+        return 0.0, float(most)
+    return least - 0.1 * (most - least), float(most)
 
 
 def _dot(point: FrontPoint, x: float, y: float) -> str:

@@ -22,14 +22,17 @@ main{max-width:1080px;margin:0 auto;padding:28px 20px 60px}h1{font-size:24px;mar
 border-radius:10px;padding:18px;margin:18px 0}.cards{display:flex;flex-wrap:wrap;gap:12px}.card{flex:1 1 150px;
 background:var(--paper);border:1px solid var(--line);border-radius:10px;padding:12px 16px}.card b{display:block;
 font-size:22px;font-weight:600}.card span{color:var(--soft);font-size:13px}.scroll{overflow:auto;max-height:640px}
-.picture{overflow-x:auto}.picture svg{display:block;
-width:100%;min-width:760px;height:auto}.scroll svg{max-width:none}
+.picture svg{display:block;width:100%;height:auto}.cut{max-height:760px;overflow:auto}
+.narrow{display:none}.narrow svg{max-width:460px;margin:0 auto}
 table{border-collapse:collapse;width:100%;font-size:13.5px}
-th,td{text-align:left;padding:5px 10px;border-bottom:1px solid var(--line);vertical-align:top}th{cursor:pointer;
+th,td{text-align:left;padding:5px 10px;border-bottom:1px solid var(--line);vertical-align:top}
+td:not(:first-child):not(.number){overflow-wrap:anywhere;min-width:6em}th{cursor:pointer;
 position:sticky;top:0;background:var(--paper)}th:hover{color:var(--accent)}td.number,th.number{text-align:right}td.number{
 font-variant-numeric:tabular-nums;white-space:nowrap}code{font:13px ui-monospace,monospace}input{font:inherit;
 padding:5px 10px;border:1px solid var(--line);border-radius:6px;background:var(--page);color:var(--ink);
 margin-bottom:10px;width:260px}.hidden{display:none}footer{color:var(--soft);font-size:13px}
+@media(max-width:820px){.wide{display:none}.narrow{display:block}main{padding:20px 12px 40px}section{padding:14px 12px}
+table{font-size:12.5px}th,td{padding:5px 4px}td.number{padding-left:8px}}
 """
 
 _SCRIPT = """
@@ -58,12 +61,11 @@ def html_report(result: Partition, title: str = "Partition report") -> str:
     report = result.report
     sections = []
     if report.timeline is not None:
-        sections.append(_section("Memory over one step", _picture(memory_svg(report))))
+        sections.append(_section("Memory over one step", _picture(memory_svg(report), memory_svg(report, narrow=True))))
     if report.front:
-        sections.append(
-            _section("Plans: peak memory against recomputation", _picture(front_svg(report)) + _front_table(report))
-        )
-    sections.append(_section("The cut", f'<div class="scroll">{cut_svg(result)}</div>'))
+        front = _picture(front_svg(report), front_svg(report, narrow=True))
+        sections.append(_section("Plans: peak memory against recomputation", front + _front_table(report)))
+    sections.append(_section("The cut", _picture(cut_svg(result), cut_svg(result, narrow=True), " cut")))
     sections += [_saved_section(report), _recomputed_section(report), _bans_section(report)]
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
@@ -76,9 +78,9 @@ def html_report(result: Partition, title: str = "Partition report") -> str:
     )
 
 
-def _picture(svg: str) -> str:
-    """On a narrow screen a picture is moved sideways rather than made too small to read."""
-    return f'<div class="picture">{svg}</div>'
+def _picture(wide: str, narrow: str, kind: str = "") -> str:
+    """Two drawings, of which the style shows the one that the screen has room for: words keep their size."""
+    return f'<div class="picture wide{kind}">{wide}</div><div class="picture narrow{kind}">{narrow}</div>'
 
 
 def _cards(report: PartitionReport) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from html import escape
 
 STYLE = """
@@ -13,6 +14,28 @@ STYLE = """
 --again:#7a5415;--backward:#1f5a43;--activation:#3f6aa3;--output:#93a1b5}}
 .pic text{fill:var(--ink)}.pic .faint{fill:var(--faint)}.pic .grid{stroke:var(--grid)}.pic .axis{stroke:var(--faint)}
 """
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """The size of a plot, and the margins around what is drawn to scale."""
+
+    width: float
+    height: float
+    left: float
+    right: float
+    top: float
+    bottom: float
+
+    @property
+    def end(self) -> float:
+        """Where the scale ends on the right."""
+        return self.width - self.right
+
+    @property
+    def floor(self) -> float:
+        """Where the scale begins at the bottom."""
+        return self.height - self.bottom
 
 
 def plot(width: float, height: float, title: str, parts: Iterable[str]) -> str:

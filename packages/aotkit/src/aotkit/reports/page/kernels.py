@@ -10,6 +10,7 @@ from aotkit_inductor_lower.report import FusionGroup, LoweringReport
 from ..profile import ProfileRow, billions_per_second
 from .collect import Findings
 from .texts import Budget, SourceLine, llvm_of, nest_of, source_at, triton_of
+from .watch import NodeRow
 
 __all__ = ["Card", "cards_of", "packet_of", "plain_name", "step_of"]
 
@@ -20,7 +21,8 @@ _IR_CHARACTERS, _CODE_CHARACTERS, _MOST_LINES = 500_000, 1_000_000, 6
 class Card:
     """Launches of one function in one graph, or calls of one operator of ATen.
 
-    ``ms`` and ``share`` of the step are ``None`` where nothing was measured; ``texts`` are (title, text).
+    ``ms`` and ``share`` of the step are ``None`` where nothing was measured; ``texts`` are (title, text); ``modules``
+    are those of the user's that the operators are in.
     """
 
     anchor: str
@@ -34,6 +36,7 @@ class Card:
     bytes: int | None = None
     flops: int | None = None
     sources: list[SourceLine] = field(default_factory=list)
+    modules: list[str] = field(default_factory=list)
     texts: list[tuple[str, str]] = field(default_factory=list)
     is_kernel: bool = True
 
@@ -73,7 +76,7 @@ def packet_of(operator: str) -> str:
 
 
 def cards_of(found: Findings) -> list[Card]:
-    """The dearest first; without a profile in the order of the graphs."""
+    """The slowest first; without a profile in the order of the graphs."""
     measured = _measured(found)
     cards = [*_kernel_cards(found, measured), *_call_cards(found, measured)]
     total = sum(card.ms or 0.0 for card in cards) or 1.0
@@ -124,6 +127,7 @@ def _kernel_cards(found: Findings, measured: dict[tuple[str, str], ProfileRow]) 
     cards: dict[tuple[str, str], Card] = {}
     for graph, report in _groups(found):
         program = found.watcher.programs.get(graph)
+        rows = {row.name: row for row in found.watcher.nodes.get(graph, ())}
         functions = {} if program is None else {record.name: record.function for record in program.kernels}
         for group in report.groups:
             function = functions.get(group.kernel, group.kernel)
@@ -132,7 +136,15 @@ def _kernel_cards(found: Findings, measured: dict[tuple[str, str], ProfileRow]) 
             if card is None:
                 card = cards[graph, function] = Card(f"{graph}-{function}", graph, [], ops or group.nodes)
             _add_launch(card, group, measured.get((graph, group.kernel)))
+            modules = [_module(rows[node]) for node in group.nodes if node in rows]
+            card.modules += [name for name in dict.fromkeys(modules) if name and name not in card.modules]
     return list(cards.values())
+
+
+def _module(row: NodeRow) -> str:
+    """The innermost module of an operator, as ``layers.0.norm LayerNorm``; empty outside of modules."""
+    path, kind = row.modules[-1] if row.modules else ("", "")
+    return f"{path} {kind}" if path else ""
 
 
 def _add_launch(card: Card, group: FusionGroup, row: ProfileRow | None) -> None:

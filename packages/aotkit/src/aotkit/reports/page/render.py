@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from aotkit_inductor_lower.launch_plan.facts import MemoryOverTime, UnknownSize, memory_of
+from aotkit_inductor_lower.launch_plan.facts import KINDS, MemoryOverTime, UnknownSize, memory_of
 from aotkit_inductor_lower.report import LoweringReport
 from aotkit_partition import PartitionReport
 
@@ -29,11 +29,22 @@ _GRAPH_CHARACTERS = 500_000
 _MOST_MEMORY, _MOST_ROWS = 6, 200
 
 
+#: What the picture of memory tells apart, in words.
+_HOLDERS = {
+    "saved": "saved for the backward",
+    "result": "results and gradients",
+    "allocated": "temporaries",
+    "call result": "results of ATen calls",
+    "arena": "arena, where temporaries share memory",
+}
+
+
 @dataclass(frozen=True, slots=True)
 class _Memory:
     graph: str
     over: MemoryOverTime
     picture: str
+    kinds: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +84,7 @@ def _facts(found: Findings) -> dict[str, Any]:
         "about": _about(found),
         "cards": cards,
         "shares": _shares(found, cards),
+        "slower": max(found.eager_ms or 0.0, found.step_ms or 0.0) or 1.0,
         "slowest": max((card.ms or 0.0 for card in cards), default=0.0) or 1.0,
         "whole": layers_of(found, cards),
         "stages": stages,
@@ -81,6 +93,7 @@ def _facts(found: Findings) -> dict[str, Any]:
         "passes": Counter(name.split("-", 2)[2] for name in found.watcher.passes).most_common(),
         "memory": memory,
         "unknown": unknown,
+        "holders": _HOLDERS,
         "partitions": list(found.watcher.partitions.items()),
         "apart": _apart(found),
         "graphs": _graphs(found),
@@ -124,7 +137,8 @@ def _memories(found: Findings) -> tuple[list[_Memory], list[str]]:
             unknown.append(f"{graph}: {reason}")
             continue
         if over.moments:
-            memories.append(_Memory(graph, over, memory_picture(over)))
+            held = tuple(kind for kind in KINDS if any(moment.bytes[kind] for moment in over.moments))
+            memories.append(_Memory(graph, over, memory_picture(over), held))
     memories.sort(key=lambda each: -each.over.peak.total)
     return memories[:_MOST_MEMORY], unknown
 

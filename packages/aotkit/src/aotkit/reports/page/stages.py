@@ -13,12 +13,16 @@ __all__ = ["Form", "StageRow", "forms_of", "stage_rows"]
 
 @dataclass
 class StageRow:
-    """A stage: its seconds with those nested in it, bars as (left, width) in percent of the whole, nested stages."""
+    """A stage: its seconds with those nested in it, bars as (left, width) in percent of the whole, nested stages.
+
+    ``failed``: what a compile raised, it raised here.
+    """
 
     name: str
     seconds: float = 0.0
     bars: list[tuple[float, float]] = field(default_factory=list)
     nested: dict[str, float] = field(default_factory=dict)
+    failed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +52,9 @@ def stage_rows(found: Findings) -> tuple[list[StageRow], float]:
         elif outer is not None:
             nested = rows[outer.name].nested
             nested[timing.name] = nested.get(timing.name, 0.0) + timing.seconds
+    stage = found.failure.stage if found.failure is not None else ""
+    for row in rows.values():
+        row.failed = bool(stage) and (row.name == stage or stage in row.nested)
     return list(rows.values()), span
 
 
