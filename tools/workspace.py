@@ -64,7 +64,7 @@ PUBLIC_MODULES: dict[str, tuple[str, ...]] = {
         "targets.cpu",
     ),
     "cudagraphs": ("drivers", "split", "trees"),
-    "cache": ("stores",),
+    "cache": ("sealed", "stores"),
     "aotkit": ("hugging_face", "staged"),
 }
 

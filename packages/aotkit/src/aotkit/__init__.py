@@ -26,8 +26,9 @@ if TYPE_CHECKING:
     from .driver.boxed import get_aot_graph_name, get_graph_being_compiled, make_boxed_compiler, make_boxed_func, nop
     from .driver.freezing import discard_parameters
     from .driver.package import Package, load
+    from .driver.saved_function import SavedFunction, load_compiled_function
     from .driver.user_passes import GraphPasses
-    from .errors import CompileError, EagerFallback, FrozenParameterError, PackageError, UnknownOption
+    from .errors import CompileError, EagerFallback, FrozenParameterError, GuardError, PackageError, UnknownOption
     from .options import MODES, Options
     from .recorder import GraphRecord, Recorder, StageTiming
     from .reports.agreement import Agreement, compare
@@ -39,11 +40,13 @@ if TYPE_CHECKING:
     from .torch_api.aot_compile import aot_compile
     from .torch_api.aot_function import aot_function, aot_module, aot_module_simplified
     from .torch_api.compile_fx import compile_fx, compile_fx_aot, compile_fx_inner, list_mode_options, list_options
+    from .torch_api.compile_to_save import compile_to_save
     from .torch_api.joint import (
         JointWithDescriptors,
         aot_compile_joint_with_descriptors,
         aot_export_joint_with_descriptors,
     )
+    from .torch_api.save_compiled import save_compiled_function
 
 __all__ = [
     "MODES",
@@ -57,6 +60,7 @@ __all__ = [
     "GraphPasses",
     "GraphRecord",
     "GraphSignature",
+    "GuardError",
     "InternalError",
     "JointWithDescriptors",
     "Options",
@@ -65,6 +69,7 @@ __all__ = [
     "Profile",
     "ProfileRow",
     "Recorder",
+    "SavedFunction",
     "StageTiming",
     "UnknownOption",
     "__version__",
@@ -80,6 +85,7 @@ __all__ = [
     "compile_fx",
     "compile_fx_aot",
     "compile_fx_inner",
+    "compile_to_save",
     "discard_parameters",
     "explain",
     "find_culprit",
@@ -89,6 +95,7 @@ __all__ = [
     "list_options",
     "load",
     "load_cache",
+    "load_compiled_function",
     "make_backend",
     "make_boxed_compiler",
     "make_boxed_func",
@@ -96,6 +103,7 @@ __all__ = [
     "profile",
     "report",
     "save_cache",
+    "save_compiled_function",
     "stages",
 ]
 
@@ -141,11 +149,15 @@ _HOMES = {
             "list_options",
         ),
         ".driver.package": ("Package", "load"),
+        ".driver.saved_function": ("SavedFunction", "load_compiled_function"),
+        ".torch_api.compile_to_save": ("compile_to_save",),
+        ".torch_api.save_compiled": ("save_compiled_function",),
         ".driver.user_passes": ("GraphPasses",),
         ".errors": (
             "CompileError",
             "EagerFallback",
             "FrozenParameterError",
+            "GuardError",
             "InternalError",
             "PackageError",
             "UnknownOption",

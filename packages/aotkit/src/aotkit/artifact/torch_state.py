@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from aotkit_cache import Uncacheable
 
-__all__ = ["autocast_state", "cuda_capabilities", "torch_state"]
+__all__ = ["autocast_state", "cuda_capabilities", "state_of_call", "torch_state"]
 
 
 def autocast_state() -> tuple[tuple[tuple[str, bool, str], ...], bool, int]:
@@ -64,4 +64,21 @@ def torch_state() -> dict[str, Any]:
         "cudnn": (torch.backends.cudnn.enabled, torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark),
         "mkldnn": torch.backends.mkldnn.enabled,
         "threads": torch.get_num_threads(),
+    }
+
+
+def state_of_call() -> dict[str, Any]:
+    """The state of torch that decides what a call means, as plain data."""
+    devices, caches, nesting = autocast_state()
+    active = any(enabled for _, enabled, _ in devices)
+    return {
+        "grad": torch.is_grad_enabled(),
+        "inference": torch.is_inference_mode_enabled(),
+        "autocast": [[list(entry) for entry in devices if entry[1]], caches, nesting] if active else [],
+        "dtype": str(torch.get_default_dtype()),
+        "device": str(torch.get_default_device()),
+        "deterministic": [
+            torch.are_deterministic_algorithms_enabled(),
+            torch.is_deterministic_algorithms_warn_only_enabled(),
+        ],
     }
