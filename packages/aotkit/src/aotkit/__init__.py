@@ -16,7 +16,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from .__about__ import __version__
-from .registration import register_with_dynamo
+from .registration import register_with_torch
 
 if TYPE_CHECKING:
     from aotkit_aot_trace.export import ExportError, GraphSignature, aot_export_joint_simple, aot_export_module
@@ -195,4 +195,4 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
 
 
-register_with_dynamo()
+register_with_torch()

@@ -148,8 +148,7 @@ def _compile_to_save(
     passes: GraphPasses | None,
 ) -> Callable[..., Any]:
     """For ``aot_compile``: what torch can save, or :class:`CompileError`; a graph that runs eagerly can't be saved."""
-    from .driver.saved_by_torch import SavedByTorch
-    from .driver.saved_graph import complete_graph
+    from .driver.saved_by_torch import SavedByTorch, complete_graph
 
     attributes = attribute_tensors(gm)
     reason = "an argument is a list" if has_lists(example_inputs) else None

@@ -27,7 +27,8 @@ def seal(sections: Mapping[str, bytes], meta: Mapping[str, JsonValue], signing_k
 
 
 def unseal(data: bytes, signing_key: bytes | str | None = None) -> Entry:
-    """What was sealed with the same key. Raises :class:`RejectedEntry`; nothing is parsed before the signature holds."""
+    """What was sealed with the same key. Raises :class:`RejectedEntry`: nothing is parsed before the signature
+    holds."""
     return decode_entry(_ADDRESS.digest, data, _signer(signing_key))
 
 

@@ -16,11 +16,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import nn
 
 from ..errors import GuardError
 from .values import importable_name, value_to_json
 
-__all__ = ["CheckTree", "Path", "code_digest", "path_text", "resolve", "tree_of_rows"]
+__all__ = ["CheckTree", "Path", "identity_row", "path_text", "resolve", "tree_of_rows"]
 
 Path = Sequence[Sequence[Any]]
 """Steps: ``["local", name]`` first, then ``["attr", name]``, ``["item", key]``."""
@@ -131,6 +132,19 @@ def _same_constant(value: Any, expected: Any) -> bool:
         return bool(value_to_json(value) == expected)
     except ValueError:
         return False
+
+
+def identity_row(path: Path, value: Any) -> list[Any] | None:
+    """What stands for the identity of a value: its name, its code, or, of a module, its class; ``None`` for others."""
+    found = importable_name(value)
+    if isinstance(value, nn.Module):
+        return [path, "type", [type(value).__module__, type(value).__qualname__]]
+    if isinstance(value, type):
+        return [path, "class", [value.__module__, value.__qualname__]]
+    if found is not None:
+        return [path, "is", list(found)]
+    code = getattr(getattr(value, "__func__", value), "__code__", value)
+    return [path, "code", code_digest(code)] if isinstance(code, types.CodeType) else None
 
 
 def code_digest(code: types.CodeType) -> str:

@@ -22,13 +22,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
 from aotkit_cache import CacheError
 from aotkit_cache.sealed import unseal
 
-from ..artifact.saved_checks import CheckTree, path_text, tree_of_rows
+from ..artifact.saved_checks import CheckTree, tree_of_rows
 from ..artifact.torch_state import state_of_call
 from ..artifact.values import value_from_json, value_to_json
 from ..errors import GuardError, PackageError
@@ -228,6 +227,6 @@ def _check_sources(sources: Any) -> None:
         text = lines[module]
         if text is not None and hashlib.sha256(b"\n".join(text[first - 1 : last])).hexdigest() != digest:
             raise PackageError(
-                f"the source of {module}, lines {first} to {last}, has changed since the function was compiled; compile "
-                "it again, or pass check_sources=False"
+                f"the source of {module}, lines {first} to {last}, has changed since the function was compiled; "
+                "compile it again, or pass check_sources=False"
             )

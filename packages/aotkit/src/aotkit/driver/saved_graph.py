@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -23,20 +23,16 @@ from aotkit_functionalize import Unsupported
 from aotkit_inductor_lower.runtime import BindError
 from aotkit_runtime_wrappers import AliasingChangedError, WrapperError, unboxed
 
-from ..artifact.custom_ops import check_operators, operators_of
-from ..artifact.graph_inputs import InputContract, contract_of
+from ..artifact.custom_ops import check_operators
+from ..artifact.graph_inputs import InputContract
 from ..artifact.records import Artifact
 from ..artifact.tensors import bytes_of, tensor_of
-from ..errors import CompileError, GuardError, PackageError
+from ..errors import GuardError, PackageError
 from .bind import bind
 from .package import check_environment, environment_of_package
 from .process import collections_put_off
 
-if TYPE_CHECKING:
-    from ..options import Options
-    from .job import GraphJob
-
-__all__ = ["SavedGraph", "complete_graph", "graph_to_sections", "load_graph_sections", "read_graph", "write_graph"]
+__all__ = ["SavedGraph", "graph_to_sections", "load_graph_sections", "read_graph", "write_graph"]
 
 _FORMAT = 1
 
@@ -73,28 +69,6 @@ class SavedGraph:
             return self.run(*args)
         except AliasingChangedError as error:  # raised before anything ran
             raise GuardError(f"the arguments share memory in another way than when it was compiled: {error}") from None
-
-
-def complete_graph(job: GraphJob, gm: torch.fx.GraphModule, args: Sequence[Any], held: Sequence[Any]) -> SavedGraph:
-    """Compile ``gm``, forward and backward, or load it from the cache, for Dynamo's example inputs ``args``.
-
-    ``held``: the tensors in ``gm``. Raises :class:`CompileError` for what can't be compiled or belongs to one process.
-    """
-    options = job.options
-    for name in ("cudagraphs", "freezing"):
-        if getattr(options, name):
-            raise CompileError(f"the option {name!r} is for graphs of one process; leave it out to save a compile")
-    reason, contract, operators = None, None, []
-    artifact = job.complete([*args, *held])
-    try:
-        contract, operators = contract_of(gm, args), operators_of(gm, sorted(options.cacheable))
-    except Uncacheable as error:
-        reason = error.reason
-    return SavedGraph(artifact, held, _described(options), operators, contract, reason or artifact.unstorable())
-
-
-def _described(options: Options) -> dict[str, Any]:
-    return {"processor": options.processor}
 
 
 def graph_to_sections(graph: SavedGraph) -> tuple[dict[str, bytes], dict[str, Any]]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["GuardRow", "UnknownGuard", "guard_rows"]
+__all__ = ["IDENTITIES", "GuardRow", "UnknownGuard", "guard_rows", "path_of"]
 
 GuardRow = tuple[list[list[Any]], str, Any]
 
@@ -23,6 +23,9 @@ _STATE = frozenset(
     }
 )  # fmt: skip
 _CONSTANTS = frozenset({"CONSTANT_MATCH", "EQUALS_MATCH", "BOOL_MATCH", "NONE_MATCH"})
+IDENTITIES = frozenset(
+    ("ID_MATCH", "FUNCTION_MATCH", "CLASS_MATCH", "MODULE_MATCH", "CLOSURE_MATCH", "NN_MODULE", "BUILTIN_MATCH")
+)
 
 
 class UnknownGuard(ValueError):
@@ -74,6 +77,8 @@ def _rows(kind: str, guard: Any, path: list[list[Any]], value: Any) -> Iterator[
         yield path, "hasattr", (attribute, has)
     elif kind == "EMPTY_NN_MODULE_HOOKS_DICT":
         yield path, "empty", None
+    elif kind in IDENTITIES:
+        yield path, "identity", value
     elif kind == "TENSOR_MATCH":
         yield path, "tensor", value
     elif kind == "DUPLICATE_INPUT":
@@ -91,7 +96,7 @@ def _argument(guard: Any, name: str) -> Any:
 
 
 def _value_at(path: list[list[Any]], scope: Mapping[str, Any], guard: Any) -> Any:
-    value: Any = scope[path[0][1]] if path[0][1] in scope else None
+    value: Any = scope.get(path[0][1])
     for kind, key in path[1:]:
         try:
             value = getattr(value, key) if kind == "attr" else value[key]

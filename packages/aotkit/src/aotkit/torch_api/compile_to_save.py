@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
-from ..artifact.values import importable_name
+from ..artifact.saved_checks import identity_row
 from ..driver.saved_by_torch import SavedByTorch
 from ..errors import CompileError
-from ..frontend.guard_rows import UnknownGuard, path_of
+from ..frontend.guard_rows import IDENTITIES, UnknownGuard, path_of
 from ..options import Options
 
 __all__ = ["compile_to_save"]
-
-_BY_IDENTITY = frozenset(
-    ("ID_MATCH", "FUNCTION_MATCH", "CLASS_MATCH", "MODULE_MATCH", "CLOSURE_MATCH", "NN_MODULE", "BUILTIN_MATCH")
-)
 
 
 def compile_to_save(
@@ -88,26 +83,14 @@ class _KeptGuards:
         unsupported = torch._dynamo.guards.CheckFunctionManager.UNSUPPORTED_SERIALIZATION_GUARD_TYPES
         if not kinds & {*unsupported}:
             return True
-        if "type(" not in guard.orig_guard.name and kinds & _BY_IDENTITY:
-            self.rows.append(_row(guard.orig_guard.name, guard.value))
+        if "type(" not in guard.orig_guard.name and kinds & IDENTITIES:
+            self.rows.append(_row(guard))
         return False
 
 
-def _row(name: str, value: Any) -> list[Any]:
-    """What stands for the identity of a value: its name, its code, or, of a module, its class."""
+def _row(guard: Any) -> list[Any]:
+    name = guard.orig_guard.name
     try:
-        path = path_of(name)
+        return identity_row(path_of(name), guard.value) or [[["local", name]], "unknown", name]
     except UnknownGuard:
         return [[["local", name]], "unknown", name]
-    found = importable_name(value)
-    if isinstance(value, nn.Module) or (isinstance(value, type) and found is None):
-        kind = value if isinstance(value, type) else type(value)
-        return [path, "class" if kind is value else "type", [kind.__module__, kind.__qualname__]]
-    if found is not None:
-        return [path, "is", list(found)]
-    code = getattr(getattr(value, "__func__", value), "__code__", value)
-    if isinstance(code, types.CodeType):
-        from ..artifact.saved_checks import code_digest
-
-        return [path, "code", code_digest(code)]
-    return [path, "unknown", name]

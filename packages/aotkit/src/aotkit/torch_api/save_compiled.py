@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import builtins
 import dis
 import hashlib
+import itertools
 import os
 import sys
 import tempfile
@@ -12,11 +14,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from aotkit_cache import CacheError
 from aotkit_cache.sealed import seal
 
+from ..artifact.saved_checks import identity_row, path_text
 from ..artifact.torch_state import state_of_call
 from ..artifact.values import NoForm, value_to_json
 from ..driver.saved_by_torch import SavedByTorch
@@ -128,7 +129,12 @@ def _checks(traced: Any, artifacts: Any) -> list[Any]:
             raise UnknownGuard(f"the very object {expected}")
         rows.append([path, kind, expected])
     for path, kind, expected in guard_rows(traced.guards, traced.local_scope, inputs):
-        if kind == "type":
+        if kind == "identity":
+            row = identity_row(path, expected)
+            if row is None:
+                raise UnknownGuard(f"the very object {path_text(path)}")
+            rows.append(row)
+        elif kind == "type":
             rows.append([path, kind, [expected.__module__, expected.__qualname__]])
         elif kind == "tensor":
             described = [str(expected.dtype), list(expected.shape), str(expected.device), expected.requires_grad]
@@ -149,15 +155,13 @@ def _names_read(code: types.CodeType) -> set[str]:
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             names |= _names_read(constant)
-    import builtins
-
     return {name for name in names if not hasattr(builtins, name)}
 
 
 def _check_helpers(code: types.CodeType, alias: str) -> None:
     """Of Dynamo's helpers only those may be used that the loader has a version of."""
     steps = list(dis.get_instructions(code))
-    for step, following in zip(steps, steps[1:], strict=False):
+    for step, following in itertools.pairwise(steps):
         if step.opname == "LOAD_GLOBAL" and step.argval == alias and following.argval not in DYNAMO_HELPERS:
             raise NoForm(f"Dynamo's helper {following.argval} at run time")
 
