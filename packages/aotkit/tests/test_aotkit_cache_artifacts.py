@@ -91,6 +91,6 @@ def test_importing_aotkit_before_torch_registers_as_well(python: Any) -> None:
     import subprocess
     code = "import sys, aotkit; early = 'torch' in sys.modules; import torch; from torch.compiler._cache import *; "
     code += "print([early, 'aotkit' in CacheArtifactFactory._artifact_types, 'torch._dynamo' in sys.modules])"
-    print(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.lower())
+    print(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.lower().strip())
     """
     assert python(script, "one") == [False, True, False]

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from .driver.package import Package, load
     from .driver.saved_function import SavedFunction, load_compiled_function
     from .driver.user_passes import GraphPasses
+    from .driver.saved_step import TrainingStep, load_step
     from .errors import CompileError, EagerFallback, FrozenParameterError, GuardError, PackageError, UnknownOption
     from .options import MODES, Options
     from .recorder import GraphRecord, Recorder, StageTiming
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
         aot_export_joint_with_descriptors,
     )
     from .torch_api.save_compiled import save_compiled_function
+    from .torch_api.training_step import compile_step
 
 __all__ = [
     "MODES",
@@ -71,6 +73,7 @@ __all__ = [
     "Recorder",
     "SavedFunction",
     "StageTiming",
+    "TrainingStep",
     "UnknownOption",
     "__version__",
     "aot_compile",
@@ -85,6 +88,7 @@ __all__ = [
     "compile_fx",
     "compile_fx_aot",
     "compile_fx_inner",
+    "compile_step",
     "compile_to_save",
     "discard_parameters",
     "explain",
@@ -96,6 +100,7 @@ __all__ = [
     "load",
     "load_cache",
     "load_compiled_function",
+    "load_step",
     "make_backend",
     "make_boxed_compiler",
     "make_boxed_func",
@@ -151,6 +156,8 @@ _HOMES = {
         ".driver.package": ("Package", "load"),
         ".driver.saved_function": ("SavedFunction", "load_compiled_function"),
         ".torch_api.compile_to_save": ("compile_to_save",),
+        ".driver.saved_step": ("TrainingStep", "load_step"),
+        ".torch_api.training_step": ("compile_step",),
         ".torch_api.save_compiled": ("save_compiled_function",),
         ".driver.user_passes": ("GraphPasses",),
         ".errors": (

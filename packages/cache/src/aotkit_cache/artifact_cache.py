@@ -12,8 +12,16 @@ from dataclasses import dataclass
 
 from ._notices import warn_user
 from ._observer import SILENT, Observer
-from .entry import Entry, JsonValue, MissReason, RejectedEntry, decode_entry, encode_entry
-from .entry import entry_digest, stored_key_parts
+from .entry import (
+    Entry,
+    JsonValue,
+    MissReason,
+    RejectedEntry,
+    decode_entry,
+    encode_entry,
+    entry_digest,
+    stored_key_parts,
+)
 from .errors import CacheError, CacheWarning
 from .key import CacheKey
 from .signing import Signer

@@ -28,7 +28,7 @@ from aotkit_cache import CacheError
 from aotkit_cache.sealed import unseal
 
 from ..artifact.saved_checks import CheckTree, tree_of_rows
-from ..artifact.torch_state import state_of_call
+from ..artifact.torch_state import state_of_call, tell_state
 from ..artifact.values import value_from_json, value_to_json
 from ..errors import GuardError, PackageError
 from .process import collections_put_off
@@ -61,15 +61,6 @@ DYNAMO_HELPERS: Mapping[str, Callable[..., Any]] = {
     "record_pregraph_bytecode_enter": lambda: None,
     "record_pregraph_bytecode_exit": lambda entered: None,
     "to_subclass": lambda value, kind: value.as_subclass(kind),
-}
-
-_STATE = {
-    "grad": "whether gradients are on",
-    "inference": "whether inference mode is on",
-    "autocast": "autocast",
-    "dtype": "the default dtype",
-    "device": "the default device",
-    "deterministic": "whether algorithms are deterministic",
 }
 
 
@@ -159,7 +150,7 @@ class SavedFunction:
         bound.apply_defaults()
         here = value_to_json(state_of_call())
         if here != self._state:
-            _tell_state(here, self._state)
+            tell_state(here, self._state)
         modules = [value for value in bound.arguments.values() if isinstance(value, nn.Module)]
         seen = bool(modules) and all(module in self._checked for module in modules)
         tree: CheckTree = self._every_call if seen else self._all
@@ -204,17 +195,6 @@ def _outside(described: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str
             "namespace={...}"
         )
     return {name: getattr(found, name) for name in wanted}
-
-
-def _tell_state(here: Any, saved: Any) -> None:
-    now, then = dict(map(_pair, here["dict"])), dict(map(_pair, saved["dict"]))
-    for name, what in _STATE.items():
-        if now.get(name) != then.get(name):
-            raise GuardError(f"torch is in another state than when the function was compiled: {what} differs")
-
-
-def _pair(item: Any) -> tuple[str, Any]:
-    return item[0], item[1]
 
 
 def _check_sources(sources: Any) -> None:

@@ -8,15 +8,12 @@ import hashlib
 import itertools
 import os
 import sys
-import tempfile
 import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from aotkit_cache import CacheError
-from aotkit_cache.sealed import seal
-
+from ..artifact.package_file import write_block
 from ..artifact.saved_checks import identity_row, path_text
 from ..artifact.torch_state import state_of_call
 from ..artifact.values import NoForm, value_to_json
@@ -61,7 +58,7 @@ def save_compiled_function(
         raise PackageError(f"the compiled function can't be saved: it depends on {error}") from error
     function["sources"] = list(_sources(artifacts.source_info))
     meta["function"] = function
-    _write(path, sections, meta, signing_key)
+    write_block(path, sections, meta, signing_key)
     return os.fspath(path)
 
 
@@ -176,20 +173,3 @@ def _sources(info: Any) -> Iterator[list[Any]]:
             lines = Path(file).read_bytes().splitlines()[source.firstlineno - 1 : source.lastlineno]
             digest = hashlib.sha256(b"\n".join(lines)).hexdigest()
             yield [source.module, source.firstlineno, source.lastlineno, digest]
-
-
-def _write(path: Any, sections: dict[str, bytes], meta: dict[str, Any], signing_key: bytes | str | None) -> None:
-    try:
-        data = seal(sections, meta, signing_key)
-    except CacheError as error:
-        raise PackageError(f"this is no signing key: {error}") from error
-    target = Path(path).absolute()
-    descriptor, temporary = tempfile.mkstemp(prefix=".aotkit-", dir=target.parent)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, target)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
