@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from .driver.freezing import discard_parameters
     from .driver.package import Package, load
     from .driver.saved_function import SavedFunction, load_compiled_function
-    from .driver.user_passes import GraphPasses
     from .driver.saved_step import TrainingStep, load_step
+    from .driver.user_passes import GraphPasses
     from .errors import CompileError, EagerFallback, FrozenParameterError, GuardError, PackageError, UnknownOption
     from .options import MODES, Options
     from .recorder import GraphRecord, Recorder, StageTiming

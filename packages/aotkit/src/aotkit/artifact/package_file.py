@@ -76,7 +76,10 @@ def write_package(
 
 
 def write_block(
-    path: str | os.PathLike[str], sections: Mapping[str, bytes], meta: Mapping[str, Any], signing_key: bytes | str | None
+    path: str | os.PathLike[str],
+    sections: Mapping[str, bytes],
+    meta: Mapping[str, Any],
+    signing_key: bytes | str | None,
 ) -> None:
     """Write a sealed block (``aotkit_cache.sealed``) beside ``path`` and rename it there."""
     try:

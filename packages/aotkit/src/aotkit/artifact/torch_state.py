@@ -97,8 +97,8 @@ _CALL_STATE = {
 
 
 def tell_state(here: Any, saved: Any) -> None:
-    """Raise :class:`GuardError` that says in what two states of a call differ, both in the form of ``value_to_json``."""
-    now, then = ({name: value for name, value in state["dict"]} for state in (here, saved))
+    """Raise :class:`GuardError`: in what two states of a call differ, both in the form of ``value_to_json``."""
+    now, then = (dict(state["dict"]) for state in (here, saved))
     for name, what in _CALL_STATE.items():
         if now.get(name) != then.get(name):
             raise GuardError(f"torch is in another state than when the function was compiled: {what} differs")

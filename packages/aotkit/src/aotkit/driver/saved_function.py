@@ -30,7 +30,7 @@ from aotkit_cache.sealed import unseal
 from ..artifact.saved_checks import CheckTree, tree_of_rows
 from ..artifact.torch_state import state_of_call, tell_state
 from ..artifact.values import value_from_json, value_to_json
-from ..errors import GuardError, PackageError
+from ..errors import PackageError
 from .process import collections_put_off
 from .saved_graph import SavedGraph, load_graph_sections
 
@@ -137,12 +137,12 @@ class SavedFunction:
         self._checked: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run. Raises :class:`GuardError` for a call that the function was not compiled for."""
+        """Run. Raises :class:`aotkit.GuardError` for a call that the function was not compiled for."""
         self.check(*args, **kwargs)
         return self._function(*args, **kwargs)
 
     def check(self, *args: Any, **kwargs: Any) -> None:
-        """Raise :class:`GuardError` if a call is not what was compiled, as far as it can be told before it begins.
+        """Raise :class:`aotkit.GuardError` if a call is not what was compiled, as far as can be told before it begins.
 
         See Note [Checks of a saved function]; sizes are looked at in the call itself, before anything is computed.
         """

@@ -151,6 +151,8 @@ class TrainingStep:
                 results = self._run(flat)
         except AliasingChangedError as error:  # raised before anything ran
             raise GuardError(f"tensors share memory in another way than when it was compiled: {error}") from None
+        if self._optimizer is not None:
+            self._optimizer._opt_called = True  # schedulers of learning rates look whether there was a step
         return rebuild_structure(self._described["outputs"], results)
 
     def _flat(self, args: Any, kwargs: Any) -> list[Any]:

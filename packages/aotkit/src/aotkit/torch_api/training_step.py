@@ -104,7 +104,7 @@ def compile_step(
         "outputs": function.structure,
         "training": [module.training for module in model.modules()],
         "state": value_to_json(state_of_call()),
-        "contract": InputContract([_described(n, v) for n, v in zip(source.labels(leaves), flat, strict=True)]).to_json(),
+        "contract": InputContract(list(map(_described, source.labels(leaves), flat))).to_json(),
         "operators": function.operators,
     }
     return TrainingStep(artifact, described).bind(model, optimizer, state=source.state)
