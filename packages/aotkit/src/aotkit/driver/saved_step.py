@@ -71,10 +71,10 @@ class TrainingStep:
         Without an optimizer the state begins with zeros and is kept in :attr:`state`. Returns the step itself. Raises
         :class:`GuardError` for a model or an optimizer that the step was not compiled for.
         """
-        found = dict(model.named_parameters())
-        found.update(model.named_buffers())
+        found, places = _tensors_of(model), self._described["places"]
         names = self._described["weights"]
-        odd = sorted(set(names) ^ set(found))
+        odd = sorted(set(places) ^ set(found))
+        odd = odd or [name for name, place in places.items() if found[name] is not found[names[place]]]
         if odd:
             raise GuardError(f"the model is not such a one as the step was compiled for: {', '.join(odd[:8])}")
         if [module.training for module in model.modules()] != self._described["training"]:
@@ -90,7 +90,10 @@ class TrainingStep:
         """
         given = read_weights(weights) if isinstance(weights, str | os.PathLike) else dict(weights)
         names = self._described["weights"]
-        odd = sorted(set(names) ^ set(given))
+        for name, place in self._described["places"].items():  # a file may have a tensor by any of its names
+            if name in given:
+                given.setdefault(names[place], given[name])
+        odd = sorted(set(names) - set(given)) + sorted(set(given) - set(self._described["places"]))
         if odd:
             raise GuardError(f"these are not the weights that the step was compiled for: {', '.join(odd[:8])}")
         self._model = None
@@ -167,8 +170,7 @@ class TrainingStep:
         if self._model is not None:
             if [module.training for module in self._model.modules()] != self._described["training"]:
                 raise GuardError("the model is in another training mode than when the step was compiled")
-            held = dict(self._model.named_parameters())
-            held.update(self._model.named_buffers())
+            held = _tensors_of(self._model)
             self.weights = {name: held[name] for name in self._described["weights"]}
         rates = [torch.tensor(rate, dtype=torch.float64) for rate in self.learning_rates]
         return [*(w.detach() for w in self.weights.values()), *self.state.values(), *rates, *leaves]
@@ -216,6 +218,13 @@ def load_step(path: str | os.PathLike[str], *, signing_key: bytes | str | None =
         return TrainingStep(Artifact.from_sections(entry.sections, entry.meta["artifact"]), described)  # type: ignore[arg-type]
     except (BindError, WrapperError, ValueError, KeyError) as error:
         raise PackageError(f"{os.fspath(path)} can't be loaded: {error}") from error
+
+
+def _tensors_of(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Parameters and buffers by each of their names."""
+    found: dict[str, torch.Tensor] = dict(model.named_parameters(remove_duplicate=False))
+    found.update(model.named_buffers(remove_duplicate=False))
+    return found
 
 
 def _number(form: Any) -> float:

@@ -12,7 +12,8 @@ Note [What a step is]
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -96,6 +97,7 @@ def compile_step(
         "format": FORMAT,
         "environment": environment_of_package(chosen.processor, _device_of(flat)),
         "weights": list(source.names),
+        "places": dict(source.places),
         "slots": [[slot.weight, slot.key] for slot in source.slots],
         "members": [[source.indices[id(p)] for p in group["params"]] for group in optimizer.param_groups],
         "optimizer": type(optimizer).__qualname__,
@@ -112,7 +114,11 @@ def compile_step(
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """The parts of a step. ``indices``: by the identity of a parameter, its place among the ``weights``."""
+    """The parts of a step.
+
+    ``names``, ``weights``: of the distinct parameters and buffers; ``places``: of each of all names, the one of these
+    that it means; ``indices``: the same by the identity of a tensor.
+    """
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
@@ -120,6 +126,7 @@ class _Source:
     gradients: Callable[..., Any] | None
     names: tuple[str, ...]
     weights: tuple[torch.Tensor, ...]
+    places: Mapping[str, int]
     indices: Mapping[int, int]
     slots: tuple[StateSlot, ...]
     state: tuple[torch.Tensor, ...]
@@ -127,7 +134,9 @@ class _Source:
     @staticmethod
     def of(model: nn.Module, optimizer: torch.optim.Optimizer, loss: Any, gradients: Any) -> _Source:
         named = named_tensors(model)
-        indices = {id(value): index for index, value in enumerate(named.values())}
+        distinct = {id(value): (name, value) for name, value in reversed(named.items())}
+        distinct = dict(reversed(distinct.items()))  # in order, a tensor of several names by the first of them
+        indices = {key: index for index, key in enumerate(distinct)}
         hooks = (optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks)
         if any(hooks):
             raise CompileError("the optimizer has hooks of its step, which would run once, when the step is compiled")
@@ -150,9 +159,11 @@ class _Source:
                         raise CompileError(f"the optimizer's state {key!r} is a {type(value).__name__}, and no tensor")
                     slots.append(StateSlot(indices[id(parameter)], key))
                     values.append(value)
-        weights = tuple(named.values())
+        names = tuple(name for name, _ in distinct.values())
+        weights = tuple(value for _, value in distinct.values())
+        places = {name: indices[id(value)] for name, value in named.items()}
         return _Source(
-            model, optimizer, loss, gradients, tuple(named), weights, indices, tuple(slots), tuple(values)
+            model, optimizer, loss, gradients, names, weights, places, indices, tuple(slots), tuple(values)
         )
 
     def rates(self) -> list[torch.Tensor]:
@@ -227,9 +238,10 @@ class _Function:
         trained = {source.indices[id(p)] for group in source.optimizer.param_groups for p in group["params"]}
         with torch.enable_grad():
             live = [w.detach().requires_grad_() if i in trained else w for i, w in enumerate(weights)]
-            call = FunctionalCall(source.model, list(source.names), strict_out_tuple=False)
+            call = FunctionalCall(source.model, list(source.places), strict_out_tuple=False)
             args, kwargs = _filled(self._args, rest), _filled(self._kwargs, rest)
-            result = source.loss(_Bound(call, live), *args, **kwargs)
+            with _told_of_compiling():
+                result = source.loss(_Bound(call, [live[place] for place in source.places.values()]), *args, **kwargs)
             loss = result[0] if isinstance(result, tuple) else result
             if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
                 raise TypeError("the loss of a step is a tensor of one element, or a tuple that begins with one")
@@ -264,6 +276,17 @@ class _Function:
             value.copy_(used)
         for index in found:
             weights[index].grad = None
+
+
+@contextmanager
+def _told_of_compiling() -> Iterator[None]:
+    """``torch.compiler.is_compiling()`` is true inside, as in an export: models then look at no values of tensors."""
+    before = torch.compiler._is_compiling_flag
+    torch.compiler._is_compiling_flag = True
+    try:
+        yield
+    finally:
+        torch.compiler._is_compiling_flag = before
 
 
 class _Bound:
