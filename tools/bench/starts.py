@@ -5,10 +5,10 @@ python -m tools.bench.starts --models bert --runs 1     a short look
 
 A first process compiles and saves; further ones, one per way and in turn, are measured, on one thread and in processor
 time, since other work on a machine does not count in that. `eager` is the first step without a compile. `saved` loads
-`aotkit.save_compiled_function`'s file, `saved by torch` loads `torch.compiler`'s, `whole step` loads
-`aotkit.compile_step`'s and updates the parameters, too. `warm` is torch.compile with a filled cache; `Dynamo` is
-torch.compile with backend="eager", `Inductor` its warm start; `nan` is a file that torch's own loader refuses. The model is there before the time begins; imports of
-aotkit and of Dynamo count. The least of the runs counts.
+`aotkit.save_compiled_function`'s file, `saved by torch` loads `torch.compiler`'s (`nan`: torch's loader refuses it),
+`whole step` loads `aotkit.compile_step`'s and updates the parameters, too. `warm` is torch.compile with a filled cache;
+`Dynamo` is torch.compile with backend="eager", `Inductor` its warm start. The model is there before the time begins;
+imports of aotkit and of Dynamo count. The least of the runs counts.
 """
 
 from __future__ import annotations
