@@ -5,8 +5,8 @@ python -m tools.bench.starts --models bert --runs 1     a short look
 
 A first process compiles and saves; further ones, one per way and in turn, are measured, on one thread and in processor
 time, since other work on a machine does not count in that. `eager` is the first step without a compile. `saved` loads
-`aotkit.save_compiled_function`'s file, `saved by torch` loads `torch.compiler`'s (`nan`: torch's loader refuses it),
-`whole step` loads `aotkit.compile_step`'s and updates the parameters, too. `warm` is torch.compile with a filled cache;
+the file of `aotkit.saved.save_compiled_function`, `saved by torch` that of torch's own (`nan`: torch's loader refuses
+it), `whole step` that of `compile_step`, and updates the parameters, too. `warm` is torch.compile with a filled cache;
 `Dynamo` is torch.compile with backend="eager", `Inductor` its warm start. The model is there before the time begins;
 imports of aotkit and of Dynamo count. The least of the runs counts.
 """
@@ -40,11 +40,11 @@ def save(name: str, folder: Path) -> None:
     from tools.bench.models import make_batch, make_model
 
     model, batch = make_model(name), make_batch(name, quick=True)
-    compiled = aotkit.compile_to_save(model, (), batch)
-    aotkit.save_compiled_function(compiled, folder / f"{name}.aotkit")
+    compiled = aotkit.saved.compile_to_save(model, (), batch)
+    aotkit.saved.save_compiled_function(compiled, folder / f"{name}.aotkit")
     compiled.save_compiled_function(str(folder / f"{name}.pt"))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    aotkit.compile_step(model, optimizer, loss_of, (batch,)).save(folder / f"{name}.step")
+    aotkit.saved.compile_step(model, optimizer, loss_of, (batch,)).save(folder / f"{name}.step")
 
 
 def ways(name: str, folder: Path) -> dict[str, Callable[[Any, Any], None]]:
@@ -54,7 +54,7 @@ def ways(name: str, folder: Path) -> dict[str, Callable[[Any, Any], None]]:
     def saved(model: Any, batch: Any) -> None:
         import aotkit
 
-        aotkit.load_compiled_function(folder / f"{name}.aotkit")(model, **batch).loss.backward()
+        aotkit.saved.load_compiled_function(folder / f"{name}.aotkit")(model, **batch).loss.backward()
 
     def by_torch(model: Any, batch: Any) -> None:
         import aotkit.torch_api.compile_to_save as names
@@ -66,7 +66,7 @@ def ways(name: str, folder: Path) -> dict[str, Callable[[Any, Any], None]]:
     def whole(model: Any, batch: Any) -> None:
         import aotkit
 
-        aotkit.load_step(folder / f"{name}.step").bind(model)(batch)
+        aotkit.saved.load_step(folder / f"{name}.step").bind(model)(batch)
 
     def compiled(backend: Any) -> Callable[[Any, Any], None]:
         def run(model: Any, batch: Any) -> None:

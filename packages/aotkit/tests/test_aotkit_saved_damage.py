@@ -32,17 +32,18 @@ def arguments() -> tuple[torch.Tensor, torch.Tensor]:
 
 @pytest.fixture(scope="module")
 def compiled() -> Any:
-    return aotkit.compile_to_save(function, arguments())
+    return aotkit.saved.compile_to_save(function, arguments())
 
 
 @pytest.fixture(scope="module")
 def files(compiled: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     folder = tmp_path_factory.mktemp("saved")
-    aotkit.save_compiled_function(compiled, folder / "plain")
-    aotkit.save_compiled_function(compiled, folder / "signed", signing_key=KEY)
+    aotkit.saved.save_compiled_function(compiled, folder / "plain")
+    aotkit.saved.save_compiled_function(compiled, folder / "signed", signing_key=KEY)
     model = torch.nn.Linear(4, 3)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    aotkit.compile_step(model, optimizer, lambda model, x: model(x).sum(), (torch.randn(5, 4),)).save(folder / "step")
+    step = aotkit.saved.compile_step(model, optimizer, lambda model, x: model(x).sum(), (torch.randn(5, 4),))
+    step.save(folder / "step")
     compiled.save_compiled_function(str(folder / "torch"))
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
@@ -68,8 +69,8 @@ def damaged(data: bytes, chance: random.Random, first: int = 0) -> bytes:
 
 def load(path: Path, kind: str) -> Any:
     if kind == "step":
-        return aotkit.load_step(path)
-    return aotkit.load_compiled_function(path, signing_key=KEY if kind == "signed" else None)
+        return aotkit.saved.load_step(path)
+    return aotkit.saved.load_compiled_function(path, signing_key=KEY if kind == "signed" else None)
 
 
 @pytest.mark.parametrize("kind", ["plain", "signed", "step"])
@@ -116,7 +117,7 @@ def test_a_file_for_something_else_says_what_it_is_for(
     change(meta)
     (tmp_path / "file").write_bytes(seal(entry.sections, meta))
     with pytest.raises(aotkit.PackageError, match=told):
-        aotkit.load_compiled_function(tmp_path / "file")
+        aotkit.saved.load_compiled_function(tmp_path / "file")
 
 
 def test_with_a_key_nothing_of_another_file_is_looked_at(
@@ -132,7 +133,7 @@ def test_with_a_key_nothing_of_another_file_is_looked_at(
     monkeypatch.setattr("aotkit_cache.entry.json.loads", parsed)
     for name in ("plain", "forged"):
         with pytest.raises(aotkit.PackageError, match="another signing key"):
-            aotkit.load_compiled_function(tmp_path / name, signing_key=KEY)
+            aotkit.saved.load_compiled_function(tmp_path / name, signing_key=KEY)
 
 
 OPERATOR = """
@@ -161,9 +162,10 @@ def test_changed_sources_of_an_operator_or_a_traced_function_are_told(tmp_path: 
         assert done.returncode == 0, done.stderr[-3000:]
         return done.stdout
 
-    python("aotkit.save_compiled_function(aotkit.compile_to_save(ops.f, (torch.ones(3),)), 'f')", factor=2, term=1)
+    save = "from aotkit.saved import *; save_compiled_function(compile_to_save(ops.f, (torch.ones(3),)), 'f')"
+    python(save, factor=2, term=1)
     call = """
-    try: print(torch.equal(aotkit.load_compiled_function("f")(torch.ones(3)), ops.f(torch.ones(3))))
+    try: print(torch.equal(aotkit.saved.load_compiled_function("f")(torch.ones(3)), ops.f(torch.ones(3))))
     except aotkit.PackageError as error: print(error)
     """
     assert python(call, factor=2, term=1) == "True\n"

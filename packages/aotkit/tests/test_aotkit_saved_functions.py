@@ -105,7 +105,7 @@ new = sorted(set(sys.modules) - before)
 print(json.dumps([all(same), len(same), new]))
 """
 TORCHS = "torch.compile(nets.make(), fullgraph=True, backend='aotkit').forward.aot_compile((nets.batch(), {}))"
-OURS = "aotkit.compile_to_save(nets.make(), nets.batch())"
+OURS = "aotkit.saved.compile_to_save(nets.make(), nets.batch())"
 COMPILERS = ("aotkit_aot_trace", "aotkit_partition", "aotkit_inductor_lower.driver", "scipy")
 
 
@@ -122,8 +122,8 @@ def test_a_training_step_saved_by_torch_is_loaded_by_torch(python: Any) -> None:
 
 @pytest.mark.parametrize("call", [TORCHS, OURS], ids=["aot_compile", "compile_to_save"])
 def test_a_training_step_in_our_file_runs_without_dynamo_and_gives_the_same_bits(python: Any, call: str) -> None:
-    python(SAVE_TRAINING.format(call=call, save="aotkit.save_compiled_function(compiled, 'net.aotkit')"))
-    same, count, new = python(LOAD_TRAINING.format(load="compiled = aotkit.load_compiled_function('net.aotkit')"))
+    python(SAVE_TRAINING.format(call=call, save="aotkit.saved.save_compiled_function(compiled, 'net.aotkit')"))
+    same, count, new = python(LOAD_TRAINING.format(load="compiled = aotkit.saved.load_compiled_function('net.aotkit')"))
     assert same and count > 15
     never = ("torch._dynamo", "torch.fx.experimental.proxy_tensor", "torch._inductor", "sympy", *COMPILERS)
     assert not {name for name in new if name.startswith(never)}
@@ -152,7 +152,7 @@ def test_sizes_numbers_structures_and_side_effects_are_as_eager_has_them(python:
     from functions import *
     compiled = torch.compile(function, fullgraph=True, dynamic=True, backend="aotkit").aot_compile((arguments(6), {{}}))
     if {way!r} == "torch": compiled.save_compiled_function("function")
-    else: aotkit.save_compiled_function(compiled, "function")
+    else: aotkit.saved.save_compiled_function(compiled, "function")
     print("[]")
     """)
     found = python(f"""
@@ -161,7 +161,7 @@ def test_sizes_numbers_structures_and_side_effects_are_as_eager_has_them(python:
     if {way!r} == "torch":
         with open("function", "rb") as file:
             loaded = torch.compiler.load_compiled_function(file, f_globals=function.__globals__)
-    else: loaded = aotkit.load_compiled_function("function")
+    else: loaded = aotkit.saved.load_compiled_function("function")
     for rows, t in ((6, 1.5), (7, 1.5), (2, 2.5)):
         ours, eager = arguments(rows), arguments(rows)
         found, expected = loaded(*ours, t=t), function(*eager, t=t)
@@ -181,8 +181,8 @@ def test_calls_that_were_not_compiled_are_refused_by_name(python: Any, tmp_path:
     import torch, aotkit, nets
     from functions import *
     f = torch.compile(function, fullgraph=True, dynamic=True, backend="aotkit").aot_compile((arguments(6), {}))
-    aotkit.save_compiled_function(f, "function")
-    aotkit.save_compiled_function(aotkit.compile_to_save(nets.make(), nets.batch()), "net")
+    aotkit.saved.save_compiled_function(f, "function")
+    aotkit.saved.save_compiled_function(aotkit.saved.compile_to_save(nets.make(), nets.batch()), "net")
     print("[]")
     """)
     texts = python("""
@@ -192,7 +192,7 @@ def test_calls_that_were_not_compiled_are_refused_by_name(python: Any, tmp_path:
         try: call(*args, **kwargs)
         except aotkit.GuardError as error: return str(error)
         return "not refused"
-    f, texts = aotkit.load_compiled_function("function"), []
+    f, texts = aotkit.saved.load_compiled_function("function"), []
     x, n, table = arguments(6)
     texts.append(refused(f, x.double(), n, table))
     texts.append(refused(f, x[:1], n, table))
@@ -202,7 +202,7 @@ def test_calls_that_were_not_compiled_are_refused_by_name(python: Any, tmp_path:
     texts.append(refused(f, x, n, {**table, "b": x}))
     with torch.no_grad(): texts.append(refused(f, x, n, table))
     texts.append(refused(f, x, n, table, t=float("nan")))
-    net, model = aotkit.load_compiled_function("net"), nets.make()
+    net, model = aotkit.saved.load_compiled_function("net"), nets.make()
     net(model, *nets.batch())
     texts.append(refused(net, model.eval(), *nets.batch()))
     model.train().blocks[1].act = torch.tanh
@@ -238,16 +238,16 @@ def test_a_second_derivative_and_what_belongs_to_a_process_are_refused_with_what
         return (x * x * x).sum()
 
     x = torch.randn(3, requires_grad=True)
-    compiled = aotkit.compile_to_save(cube, (x,))
-    aotkit.save_compiled_function(compiled, tmp_path / "cube")
-    loaded = aotkit.load_compiled_function(tmp_path / "cube")
+    compiled = aotkit.saved.compile_to_save(cube, (x,))
+    aotkit.saved.save_compiled_function(compiled, tmp_path / "cube")
+    loaded = aotkit.saved.load_compiled_function(tmp_path / "cube")
     (first,) = torch.autograd.grad(loaded(x), x, create_graph=True)
     with pytest.raises(RuntimeError, match=r"[sS]econd derivative|twice"):
         torch.autograd.grad(first.sum(), x)
     with pytest.raises(TypeError, match="aot_compile"):
-        aotkit.save_compiled_function(cube, tmp_path / "cube")
+        aotkit.saved.save_compiled_function(cube, tmp_path / "cube")
     frozen = aotkit.Options(freezing=True)
     with pytest.raises(Exception, match="'freezing' is for graphs of one process"):
-        aotkit.compile_to_save(cube, (x.detach(),), options=frozen)
+        aotkit.saved.compile_to_save(cube, (x.detach(),), options=frozen)
     with pytest.raises(aotkit.PackageError, match="can't read"):
-        aotkit.load_compiled_function(tmp_path / "nothing")
+        aotkit.saved.load_compiled_function(tmp_path / "nothing")

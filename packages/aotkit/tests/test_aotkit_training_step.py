@@ -60,7 +60,7 @@ def test_steps_change_model_and_optimizer_as_eager_does(name: str) -> None:
     optimizer, theirs = OPTIMIZERS[name](model.parameters()), OPTIMIZERS[name](eager.parameters())
     schedule, other = (torch.optim.lr_scheduler.ExponentialLR(o, 0.5) for o in (optimizer, theirs))
     before = {key: value.clone() for key, value in model.state_dict().items()}
-    step = aotkit.compile_step(model, optimizer, loss, batch())
+    step = aotkit.saved.compile_step(model, optimizer, loss, batch())
     assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
     for number in range(4):
         found, labels = step(*batch(number))
@@ -100,14 +100,14 @@ def test_a_second_process_steps_from_a_file_with_the_same_bits(tmp_path: Path) -
 
     python("""
     model = make()
-    step = aotkit.compile_step(model, torch.optim.AdamW(model.parameters(), lr=1e-2), loss, batch())
+    step = aotkit.saved.compile_step(model, torch.optim.AdamW(model.parameters(), lr=1e-2), loss, batch())
     step.save("step.aotkit", signing_key="0123456789abcdef")
     losses = [step(*batch(number))[0] for number in range(3)]
     torch.save([losses, model.state_dict()], "first")
     print("[]")
     """)
     never, same = python("""
-    step = aotkit.load_step("step.aotkit", signing_key="0123456789abcdef")
+    step = aotkit.saved.load_step("step.aotkit", signing_key="0123456789abcdef")
     model = make()
     step.bind(model)
     losses = [step(*batch(number))[0] for number in range(3)]
@@ -129,7 +129,7 @@ def test_a_second_process_steps_from_a_file_with_the_same_bits(tmp_path: Path) -
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     open("weights.safetensors", "wb").write(len(text).to_bytes(8, "little") + text + data)
-    step = aotkit.load_step("step.aotkit", signing_key="0123456789abcdef").use_weights("weights.safetensors")
+    step = aotkit.saved.load_step("step.aotkit", signing_key="0123456789abcdef").use_weights("weights.safetensors")
     losses = [step(*batch(number))[0] for number in range(3)]
     expected, state = torch.load("first")
     same = [torch.equal(a, b) for a, b in zip(losses, expected)]
@@ -141,7 +141,7 @@ def test_a_second_process_steps_from_a_file_with_the_same_bits(tmp_path: Path) -
 def test_what_a_step_was_not_compiled_for_is_refused(tmp_path: Path) -> None:
     model = make()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    step = aotkit.compile_step(model, optimizer, loss, batch())
+    step = aotkit.saved.compile_step(model, optimizer, loss, batch())
     x, y = batch()
     with pytest.raises(aotkit.GuardError, match="argument 0 has the size 7"):
         step(x[:7], y[:7])
@@ -157,8 +157,8 @@ def test_what_a_step_was_not_compiled_for_is_refused(tmp_path: Path) -> None:
     model.train()
     step.save(tmp_path / "step", signing_key="0123456789abcdef")
     with pytest.raises(aotkit.PackageError, match="another signing key"):
-        aotkit.load_step(tmp_path / "step")
-    loaded = aotkit.load_step(tmp_path / "step", signing_key="0123456789abcdef")
+        aotkit.saved.load_step(tmp_path / "step")
+    loaded = aotkit.saved.load_step(tmp_path / "step", signing_key="0123456789abcdef")
     with pytest.raises(aotkit.GuardError, match="no weights yet"):
         loaded(x, y)
     with pytest.raises(aotkit.GuardError, match="the step was compiled for AdamW"):
@@ -167,7 +167,7 @@ def test_what_a_step_was_not_compiled_for_is_refused(tmp_path: Path) -> None:
         loaded.bind(nn.Linear(3, 4))
     fresh = make()
     with pytest.raises(aotkit.CompileError, match="take one step with it first"):
-        aotkit.compile_step(fresh, torch.optim.NAdam(fresh.parameters()), loss, batch())
+        aotkit.saved.compile_step(fresh, torch.optim.NAdam(fresh.parameters()), loss, batch())
 
 
 def test_gradients_are_clipped_where_they_are_there() -> None:
@@ -177,7 +177,7 @@ def test_gradients_are_clipped_where_they_are_there() -> None:
     def clip(parameters: list[torch.Tensor]) -> None:
         torch.nn.utils.clip_grad_norm_(parameters, 0.01, foreach=False)
 
-    step = aotkit.compile_step(model, optimizer, loss, batch(), gradients=clip)
+    step = aotkit.saved.compile_step(model, optimizer, loss, batch(), gradients=clip)
     step(*batch())
     loss(eager, *batch())[0].backward()
     clip(list(eager.parameters()))
@@ -203,7 +203,7 @@ def test_a_parameter_of_two_names_is_one_and_gets_both_gradients(tmp_path: Path)
     eager = copy.deepcopy(model)
     optimizer, theirs = (torch.optim.SGD(m.parameters(), lr=0.5) for m in (model, eager))
     x = torch.tensor([1, 2, 2, 6])
-    step = aotkit.compile_step(model, optimizer, lambda model, x: model(x).square().sum(), (x,))
+    step = aotkit.saved.compile_step(model, optimizer, lambda model, x: model(x).square().sum(), (x,))
     step.save(tmp_path / "step")
     step(x)
     eager(x).square().sum().backward()
@@ -213,7 +213,7 @@ def test_a_parameter_of_two_names_is_one_and_gets_both_gradients(tmp_path: Path)
     untied = copy.deepcopy(model)
     untied.head.weight = nn.Parameter(untied.head.weight.detach().clone())
     with pytest.raises(aotkit.GuardError, match=r"head\.weight"):
-        aotkit.load_step(tmp_path / "step").bind(untied)
+        aotkit.saved.load_step(tmp_path / "step").bind(untied)
     weights = {"head.weight": model.head.weight.detach().clone()}
-    alone = aotkit.load_step(tmp_path / "step").use_weights(weights)
+    alone = aotkit.saved.load_step(tmp_path / "step").use_weights(weights)
     assert torch.equal(alone(x), step(x))

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from .driver.boxed import get_aot_graph_name, get_graph_being_compiled, make_boxed_compiler, make_boxed_func, nop
     from .driver.freezing import discard_parameters
     from .driver.package import Package, load
-    from .driver.saved_function import SavedFunction, load_compiled_function
-    from .driver.saved_step import TrainingStep, load_step
     from .driver.user_passes import GraphPasses
     from .errors import CompileError, EagerFallback, FrozenParameterError, GuardError, PackageError, UnknownOption
     from .options import MODES, Options
@@ -41,14 +39,11 @@ if TYPE_CHECKING:
     from .torch_api.aot_compile import aot_compile
     from .torch_api.aot_function import aot_function, aot_module, aot_module_simplified
     from .torch_api.compile_fx import compile_fx, compile_fx_aot, compile_fx_inner, list_mode_options, list_options
-    from .torch_api.compile_to_save import compile_to_save
     from .torch_api.joint import (
         JointWithDescriptors,
         aot_compile_joint_with_descriptors,
         aot_export_joint_with_descriptors,
     )
-    from .torch_api.save_compiled import save_compiled_function
-    from .torch_api.training_step import compile_step
 
 __all__ = [
     "MODES",
@@ -71,9 +66,7 @@ __all__ = [
     "Profile",
     "ProfileRow",
     "Recorder",
-    "SavedFunction",
     "StageTiming",
-    "TrainingStep",
     "UnknownOption",
     "__version__",
     "aot_compile",
@@ -88,8 +81,6 @@ __all__ = [
     "compile_fx",
     "compile_fx_aot",
     "compile_fx_inner",
-    "compile_step",
-    "compile_to_save",
     "discard_parameters",
     "explain",
     "find_culprit",
@@ -99,8 +90,6 @@ __all__ = [
     "list_options",
     "load",
     "load_cache",
-    "load_compiled_function",
-    "load_step",
     "make_backend",
     "make_boxed_compiler",
     "make_boxed_func",
@@ -108,7 +97,6 @@ __all__ = [
     "profile",
     "report",
     "save_cache",
-    "save_compiled_function",
     "stages",
 ]
 
@@ -154,11 +142,6 @@ _HOMES = {
             "list_options",
         ),
         ".driver.package": ("Package", "load"),
-        ".driver.saved_function": ("SavedFunction", "load_compiled_function"),
-        ".torch_api.compile_to_save": ("compile_to_save",),
-        ".driver.saved_step": ("TrainingStep", "load_step"),
-        ".torch_api.training_step": ("compile_step",),
-        ".torch_api.save_compiled": ("save_compiled_function",),
         ".driver.user_passes": ("GraphPasses",),
         ".errors": (
             "CompileError",
@@ -191,6 +174,8 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
+    if name in ("saved", "staged"):  # modules that are public by name
+        return import_module(f".{name}", __name__)
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(import_module(_HOMES[name], __name__), name)

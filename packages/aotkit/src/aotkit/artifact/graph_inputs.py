@@ -17,7 +17,7 @@ from .guards import evaluate
 
 __all__ = ["PLAIN", "GraphInput", "InputContract"]
 
-PLAIN = {torch.Tensor: "tensor", torch.nn.Parameter: "parameter"}
+PLAIN: dict[type, str] = {torch.Tensor: "tensor", torch.nn.Parameter: "parameter"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,7 +71,7 @@ def load_compiled_function(
     namespace: Mapping[str, Any] | None = None,
     check_sources: bool = True,
 ) -> SavedFunction:
-    """Load what :func:`aotkit.save_compiled_function` wrote. Neither Dynamo nor a stage of a compile is imported.
+    """Load what :func:`aotkit.saved.save_compiled_function` wrote. Neither Dynamo nor a stage of a compile is imported.
 
     Args:
         path: the file. It holds code, which runs in this process: load only files that you trust.

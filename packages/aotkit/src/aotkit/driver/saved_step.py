@@ -41,7 +41,7 @@ class StateSlot:
 
 
 class TrainingStep:
-    """A compiled step; made by :func:`aotkit.compile_step` or :func:`aotkit.load_step`.
+    """A compiled step; made by :func:`aotkit.saved.compile_step` or :func:`aotkit.saved.load_step`.
 
     A loaded one has no tensors until :meth:`bind` or :meth:`use_weights` gives it some. A call computes the loss and
     the gradients, and updates the parameters, the buffers and the state of the optimizer where they are.
@@ -176,7 +176,7 @@ class TrainingStep:
         return [*(w.detach() for w in self.weights.values()), *self.state.values(), *rates, *leaves]
 
     def save(self, path: str | os.PathLike[str], *, signing_key: bytes | str | None = None) -> None:
-        """Write the step to a file that :func:`aotkit.load_step` reads. It holds native code, and no weights or state.
+        """Write the step to a file that :func:`aotkit.saved.load_step` reads: native code, no weights and no state.
 
         Raises :class:`PackageError` for a step that has no form in a file.
         """

@@ -27,8 +27,8 @@ def compile_to_save(
 ) -> Any:
     """Compile one call of a function or a module, to be saved; what ``torch.compile(...).aot_compile(...)`` returns::
 
-        compiled = aotkit.compile_to_save(model, (x,))
-        aotkit.save_compiled_function(compiled, "model.aotkit")
+        compiled = aotkit.saved.compile_to_save(model, (x,))
+        aotkit.saved.save_compiled_function(compiled, "model.aotkit")
 
     torch's own call refuses a function, or forgets guards, where Dynamo compares objects by their address. Here such
     guards are kept by the name or the code of what they are about. A module is called with itself as first argument:

@@ -31,10 +31,10 @@ _HELPERS = "torch._dynamo.utils"
 def save_compiled_function(
     compiled: Callable[..., Any], path: str | os.PathLike[str], *, signing_key: bytes | str | None = None
 ) -> str:
-    """Write a compiled function to a file that :func:`aotkit.load_compiled_function` reads, without importing Dynamo::
+    """Write a compiled function to a file, which is loaded without Dynamo by :func:`.load_compiled_function`::
 
         compiled = torch.compile(f, fullgraph=True, backend="aotkit").aot_compile(((x,), {}))
-        aotkit.save_compiled_function(compiled, "f.aotkit")
+        aotkit.saved.save_compiled_function(compiled, "f.aotkit")
 
     Args:
         compiled: what ``aot_compile`` returned, for a function or for the ``forward`` of a module.

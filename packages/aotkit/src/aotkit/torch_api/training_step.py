@@ -63,7 +63,7 @@ def compile_step(
 ) -> TrainingStep:
     """Compile a training step, which a call of the result takes, and which ``save`` writes to a file::
 
-        step = aotkit.compile_step(model, optimizer, lambda model, x, y: F.cross_entropy(model(x), y), (x, y))
+        step = aotkit.saved.compile_step(model, optimizer, lambda model, x, y: F.cross_entropy(model(x), y), (x, y))
         step.save("step.aotkit")
         loss = step(x, y)      # forward, backward and update; gradients are not left behind
 
@@ -188,7 +188,8 @@ def _state_of(optimizer: torch.optim.Optimizer) -> Mapping[Any, Mapping[str, Any
         raise CompileError(
             f"the state of {type(optimizer).__name__} before its first step is not known; take one step with it first"
         )
-    stand_ins, groups = {}, []
+    stand_ins: dict[torch.Tensor, torch.Tensor] = {}
+    groups = []
     for group in optimizer.param_groups:
         copies = [torch.zeros_like(p, requires_grad=True) for p in group["params"]]
         stand_ins.update(zip(group["params"], copies, strict=True))
