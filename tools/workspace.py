@@ -64,8 +64,8 @@ PUBLIC_MODULES: dict[str, tuple[str, ...]] = {
         "targets.cpu",
     ),
     "cudagraphs": ("drivers", "split", "trees"),
-    "cache": ("stores",),
-    "aotkit": ("hugging_face", "staged"),
+    "cache": ("sealed", "stores"),
+    "aotkit": ("hugging_face", "saved", "staged"),
 }
 
 

@@ -16,7 +16,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from .__about__ import __version__
-from .registration import register_with_dynamo
+from .registration import register_with_torch
 
 if TYPE_CHECKING:
     from aotkit_aot_trace.export import ExportError, GraphSignature, aot_export_joint_simple, aot_export_module
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from .driver.freezing import discard_parameters
     from .driver.package import Package, load
     from .driver.user_passes import GraphPasses
-    from .errors import CompileError, EagerFallback, FrozenParameterError, PackageError, UnknownOption
+    from .errors import CompileError, EagerFallback, FrozenParameterError, GuardError, PackageError, UnknownOption
     from .options import MODES, Options
     from .recorder import GraphRecord, Recorder, StageTiming
     from .reports.agreement import Agreement, compare
@@ -57,6 +57,7 @@ __all__ = [
     "GraphPasses",
     "GraphRecord",
     "GraphSignature",
+    "GuardError",
     "InternalError",
     "JointWithDescriptors",
     "Options",
@@ -146,6 +147,7 @@ _HOMES = {
             "CompileError",
             "EagerFallback",
             "FrozenParameterError",
+            "GuardError",
             "InternalError",
             "PackageError",
             "UnknownOption",
@@ -172,6 +174,8 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
+    if name in ("saved", "staged"):  # modules that are public by name
+        return import_module(f".{name}", __name__)
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(import_module(_HOMES[name], __name__), name)
@@ -183,4 +187,4 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
 
 
-register_with_dynamo()
+register_with_torch()

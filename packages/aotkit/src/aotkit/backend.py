@@ -16,12 +16,13 @@ from torch._guards import CompileContext
 
 from ._notices import warn_user
 from .driver.alias_specializations import with_alias_specializations
-from .driver.bugs import first_line, is_bug
+from .driver.bugs import first_line, is_bug, is_refusal, raise_bug
 from .driver.job import GraphJob, run_eagerly, run_in_spite_of
 from .driver.watched import watched
 from .environment import read_environment
 from .errors import CompileError
 from .frontend.inputs import attribute_tensors, has_lists, unsupported_input
+from .frontend.saving import is_saved_by_torch
 from .frontend.structured_trace import TraceSink, is_tracing
 from .options import Options, resolve
 from .recorder import Recorder
@@ -93,6 +94,8 @@ def compile_graph_module(
     """Load or compile, or fall back to Dynamo's graph with one notice, as ``options.fallback`` says."""
     if not options.capture:
         return gm
+    if is_saved_by_torch(gm):
+        return _compile_to_save(gm, example_inputs, options, recorder, passes)
     try:
         if has_lists(example_inputs):
             return _compile_with_lists(gm, example_inputs, options, recorder, passes)
@@ -135,6 +138,38 @@ def _compile_plain(
 
         compiled = check_frozen(compiled, job.frozen, gm)
     return (lambda *args: compiled(*args, *attributes)) if attributes else compiled
+
+
+def _compile_to_save(
+    gm: torch.fx.GraphModule,
+    example_inputs: Sequence[Any],
+    options: Options,
+    recorder: Recorder,
+    passes: GraphPasses | None,
+) -> Callable[..., Any]:
+    """For ``aot_compile``: what torch can save, or :class:`CompileError`; a graph that runs eagerly can't be saved."""
+    from .driver.saved_by_torch import SavedByTorch, complete_graph
+
+    attributes = attribute_tensors(gm)
+    reason = "an argument is a list" if has_lists(example_inputs) else None
+    reason = reason or unsupported_input([*example_inputs, *attributes], kernels=options.lowering == "kernels")
+    if reason is not None:
+        raise CompileError(f"the graph could not be compiled: {reason}")
+    name, number = f"graph{next(_numbers)}", str(CompileContext.current_compile_id() or "")
+    recorder = recorder.of_graph(name, lambda: {"compile id": number, "first line": first_line(gm)})
+    job = GraphJob(gm, options, recorder, name, passes)
+    recorder.event("compile.begin", {"graph": name, "compile_id": number})
+    try:
+        with watched(name, recorder):
+            return SavedByTorch(complete_graph(job, gm, example_inputs, attributes))
+    except CompileError:
+        raise
+    except Exception as error:
+        if is_refusal(error):
+            raise CompileError(f"the graph could not be compiled: {error}") from error
+        if is_bug(error):
+            raise_bug(error, first_line(gm))
+        raise
 
 
 def _tell_of_minifier() -> None:

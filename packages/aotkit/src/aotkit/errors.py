@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from ._notices import warn_user
 
-__all__ = ["CompileError", "EagerFallback", "FrozenParameterError", "InternalError", "PackageError", "UnknownOption"]
+__all__ = ["CompileError", "EagerFallback", "FrozenParameterError", "GuardError", "InternalError", "PackageError"]
+__all__ += ["UnknownOption"]
 
 
 class CompileError(RuntimeError):
@@ -13,6 +14,10 @@ class CompileError(RuntimeError):
 
 class FrozenParameterError(RuntimeError):
     """A parameter that is a constant of a frozen graph has changed, or was discarded and is needed."""
+
+
+class GuardError(ValueError):
+    """A saved function was called in a way that it was not compiled for. Names the input and what differs."""
 
 
 class InternalError(RuntimeError):

@@ -1,4 +1,4 @@
-"""The name ``"aotkit"`` in Dynamo's registry, without importing Dynamo.
+"""The name ``"aotkit"`` in Dynamo's registry, and our entries among torch's cache artifacts, without importing Dynamo.
 
 Where the package is installed an entry point registers the name. With the sources on the path there is none: then the
 name is registered when something imports the registry.
@@ -9,23 +9,34 @@ from __future__ import annotations
 import importlib.abc
 import importlib.util
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-__all__ = ["register_with_dynamo"]
+__all__ = ["register_with_torch"]
 
 _REGISTRY = "torch._dynamo.backends.registry"
+_ARTIFACTS = "torch.compiler._cache"
 
 
-def register_with_dynamo() -> None:
-    """Register now if Dynamo is imported, else when it is."""
-    registry = sys.modules.get(_REGISTRY)
-    if registry is not None:
-        _register(registry)
-    elif not any(isinstance(finder, _Finder) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _Finder())
+def register_with_torch() -> None:
+    """Register with what is imported of torch now, and with the rest when it is."""
+    for name, register in ((_REGISTRY, _register), (_ARTIFACTS, _register_artifacts)):
+        module = sys.modules.get(name)
+        if module is not None:
+            register(module)
+        elif not any(isinstance(finder, _Finder) and finder.name == name for finder in sys.meta_path):
+            sys.meta_path.insert(0, _Finder(name, register))
+
+
+def _register_artifacts(module: Any) -> None:
+    # A version of torch without this class has no such artifacts; a name that is taken is ours already.
+    factory = getattr(module, "CacheArtifactFactory", None)
+    if factory is not None and "aotkit" not in factory._artifact_types:
+        from .artifact.torch_artifacts import make_artifact_class
+
+        make_artifact_class(module)
 
 
 def _register(registry: Any) -> None:
@@ -37,12 +48,15 @@ def _register(registry: Any) -> None:
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds the registry as others do, and registers when it has been executed; takes itself away first."""
+    """Finds a module as others do, and registers when it has been executed; takes itself away first."""
+
+    def __init__(self, name: str, register: Callable[[Any], None]) -> None:
+        self.name, self._register = name, register
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if fullname != _REGISTRY:
+        if fullname != self.name:
             return None
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(fullname)
@@ -51,7 +65,8 @@ class _Finder(importlib.abc.MetaPathFinder):
 
             def then_register(module: ModuleType) -> None:
                 execute(module)
-                _register(module)
+                register(module)
 
+            register = self._register
             spec.loader.exec_module = then_register  # type: ignore[method-assign]
         return spec

@@ -12,7 +12,16 @@ from dataclasses import dataclass
 
 from ._notices import warn_user
 from ._observer import SILENT, Observer
-from .entry import Entry, JsonValue, MissReason, RejectedEntry, decode_entry, encode_entry, stored_key_parts
+from .entry import (
+    Entry,
+    JsonValue,
+    MissReason,
+    RejectedEntry,
+    decode_entry,
+    encode_entry,
+    entry_digest,
+    stored_key_parts,
+)
 from .errors import CacheError, CacheWarning
 from .key import CacheKey
 from .signing import Signer
@@ -220,6 +229,22 @@ class ArtifactCache:
 
     def _other(self, signing_key: bytes | str | None) -> Signer:
         return self._signer if signing_key is None else Signer(signing_key)
+
+    def envelope(self, key: CacheKey) -> bytes | None:
+        """The entry under ``key`` as it is stored and signed, for :meth:`accept` of a cache with the same signing key.
+
+        Raises `CacheError` if the store fails.
+        """
+        return self.store.get(key.digest)
+
+    def accept(self, data: bytes) -> str:
+        """Keep an entry that :meth:`envelope` gave, here or elsewhere; returns the digest of its key.
+
+        Raises `RejectedEntry`, a `CacheError`, if it is not whole or not signed with this cache's key.
+        """
+        digest = entry_digest(data, self._signer)
+        self.store.put(digest, data)
+        return digest
 
     @contextlib.contextmanager
     def _computing(self, key: CacheKey) -> Iterator[bool]:

@@ -27,6 +27,7 @@ from aotkit_cache import Uncacheable, environment_parts
 from aotkit_inductor_lower.targets.cpu import host_machine
 
 from ..options import Options
+from .custom_ops import TORCHS_OWN
 from .guards import Names
 from .records import ARTIFACT_FORMAT
 from .torch_state import cuda_capabilities, torch_state
@@ -43,8 +44,6 @@ _OUR_PACKAGES = [
 ]
 _NOT_OUTPUT = frozenset({"cache", "fallback", "verify"})  # options that change no result
 
-# Operators of other namespaces run code that no version of torch names.
-_TORCHS_OWN = frozenset({"aten", "prims", "prim", "prim_ops", "inductor", "rngprims", "quantized", "mkldnn", "c10d"})
 # Their bodies are graphs, which are written out, and they call them as they are.
 _HIGHER_ORDER = frozenset(
     (
@@ -111,7 +110,7 @@ class _Writer:
     def _target(self, target: Any, node: torch.fx.Node) -> str:
         if isinstance(target, (OpOverload, OpOverloadPacket)):
             name = target._schema.name if isinstance(target, OpOverload) else target._qualified_op_name
-            if name.split("::")[0] not in _TORCHS_OWN and name.replace("::", ".") not in self.allowed:
+            if name.split("::")[0] not in TORCHS_OWN and name.replace("::", ".") not in self.allowed:
                 raise Uncacheable(
                     f"node {node.name} calls the custom operator {name.replace('::', '.')}, whose code no version of "
                     "torch names; list it in the option 'cacheable' with a version of your own"

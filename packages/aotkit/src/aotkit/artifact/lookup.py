@@ -28,6 +28,7 @@ from ..recorder import Recorder
 from .guards import Names, guards_hold, guards_of, install_guards, ranges_of
 from .key import graph_key
 from .records import Artifact, guards_of_sections
+from .torch_artifacts import record_entry
 
 if TYPE_CHECKING:
     from .frozen import FrozenArguments
@@ -80,6 +81,8 @@ class Lookup:
     def loaded(self, artifact: Artifact) -> None:
         """The entry that was found is used: what it assumes about the sizes is assumed here too."""
         install_guards(artifact.guards, self.names.values)
+        if self.slot is not None:
+            record_entry(self.cache, self._key(self.slot))
         if self.frozen is not None:
             self.frozen.used |= set(artifact.frozen)
         if TracingContext.try_get() is not None:
@@ -109,7 +112,8 @@ class Lookup:
         sections["key"] = zlib.compress(json.dumps(key.to_json()).encode(), 1)
         meta["kind"] = artifact.kind
         with self.recorder.stage("cache-write"):
-            self.cache.put(key, sections, meta)
+            if self.cache.put(key, sections, meta):
+                record_entry(self.cache, key)
 
     def bypass(self, reason: str) -> None:
         """Tell that there will be no entry, and why."""

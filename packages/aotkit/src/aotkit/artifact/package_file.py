@@ -28,10 +28,11 @@ from typing import Any
 import torch
 
 from aotkit_cache import CacheError, key_from_text
+from aotkit_cache.sealed import seal
 
 from ..errors import PackageError
 
-__all__ = ["read_package", "write_package"]
+__all__ = ["read_package", "read_weights", "write_block", "write_package"]
 
 _WEIGHTS = "weights.safetensors"
 _ALIGNMENT = 64
@@ -72,6 +73,40 @@ def write_package(
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
+
+
+def write_block(
+    path: str | os.PathLike[str],
+    sections: Mapping[str, bytes],
+    meta: Mapping[str, Any],
+    signing_key: bytes | str | None,
+) -> None:
+    """Write a sealed block (``aotkit_cache.sealed``) beside ``path`` and rename it there."""
+    try:
+        data = seal(sections, meta, signing_key)
+    except CacheError as error:
+        raise PackageError(f"this is no signing key: {error}") from error
+    target = Path(path).absolute()
+    descriptor, temporary = tempfile.mkstemp(prefix=".aotkit-", dir=target.parent)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, target)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def read_weights(path: str | os.PathLike[str]) -> dict[str, torch.Tensor]:
+    """The tensors of a safetensors file, mapped and private. Raises :class:`PackageError` for a file that is none."""
+    try:
+        with open(path, "rb") as file:
+            return _map_tensors(file.fileno(), 0)
+    except (KeyError, ValueError, TypeError, struct.error) as error:
+        raise PackageError(f"{os.fspath(path)} is no safetensors file, or is damaged: {error}") from error
+    except OSError as error:
+        raise PackageError(f"can't read {os.fspath(path)}: {error}") from error
 
 
 def _write_weights(archive: zipfile.ZipFile, weights: Mapping[str, torch.Tensor]) -> None:
@@ -147,17 +182,21 @@ def _map_weights(descriptor: int, archive: zipfile.ZipFile) -> dict[str, torch.T
     info = archive.getinfo(_WEIGHTS)
     # The length of a member's local header is in that header only.
     name, extra = struct.unpack("<HH", os.pread(descriptor, 4, info.header_offset + 26))
-    start = info.header_offset + 30 + name + extra
+    return _map_tensors(descriptor, info.header_offset + 30 + name + extra)
+
+
+def _map_tensors(descriptor: int, start: int) -> dict[str, torch.Tensor]:
+    """The tensors of the safetensors data that begin at ``start`` in a file."""
     (length,) = struct.unpack("<Q", os.pread(descriptor, 8, start))
     header = json.loads(os.pread(descriptor, length, start + 8))
     data = start + 8 + length
     mapped = mmap.mmap(descriptor, 0, access=mmap.ACCESS_COPY)
     weights = {}
     for name, described in header.items():
-        if not name.startswith("__gap"):
+        if not name.startswith("__gap") and name != "__metadata__":
             begin, end = described["data_offsets"]
             if data + end > len(mapped):
-                raise PackageError(f"the package is cut short: its weight {name} lies behind its end")
+                raise PackageError(f"the file is cut short: its weight {name} lies behind its end")
             weights[name] = _tensor(mapped, data + begin, _DTYPES[described["dtype"]], described["shape"])
     return weights
 

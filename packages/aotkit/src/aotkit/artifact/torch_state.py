@@ -9,7 +9,9 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from aotkit_cache import Uncacheable
 
-__all__ = ["autocast_state", "cuda_capabilities", "torch_state"]
+from ..errors import GuardError
+
+__all__ = ["autocast_state", "cuda_capabilities", "state_of_call", "tell_state", "torch_state"]
 
 
 def autocast_state() -> tuple[tuple[tuple[str, bool, str], ...], bool, int]:
@@ -65,3 +67,38 @@ def torch_state() -> dict[str, Any]:
         "mkldnn": torch.backends.mkldnn.enabled,
         "threads": torch.get_num_threads(),
     }
+
+
+def state_of_call() -> dict[str, Any]:
+    """The state of torch that decides what a call means, as plain data."""
+    devices, caches, nesting = autocast_state()
+    active = any(enabled for _, enabled, _ in devices)
+    return {
+        "grad": torch.is_grad_enabled(),
+        "inference": torch.is_inference_mode_enabled(),
+        "autocast": [[list(entry) for entry in devices if entry[1]], caches, nesting] if active else [],
+        "dtype": str(torch.get_default_dtype()),
+        "device": str(torch.get_default_device()),
+        "deterministic": [
+            torch.are_deterministic_algorithms_enabled(),
+            torch.is_deterministic_algorithms_warn_only_enabled(),
+        ],
+    }
+
+
+_CALL_STATE = {
+    "grad": "whether gradients are on",
+    "inference": "whether inference mode is on",
+    "autocast": "autocast",
+    "dtype": "the default dtype",
+    "device": "the default device",
+    "deterministic": "whether algorithms are deterministic",
+}
+
+
+def tell_state(here: Any, saved: Any) -> None:
+    """Raise :class:`GuardError`: in what two states of a call differ, both in the form of ``value_to_json``."""
+    now, then = (dict(state["dict"]) for state in (here, saved))
+    for name, what in _CALL_STATE.items():
+        if now.get(name) != then.get(name):
+            raise GuardError(f"torch is in another state than when the function was compiled: {what} differs")

@@ -84,21 +84,46 @@ class GraphJob:
 
     def compile(self, args: Sequence[Any]) -> Callable[..., Any]:
         """Load or compile for ``args``. Raises the packages' typed refusals."""
-        lookup: Lookup | None = None
-        chosen = self.options
-        if self.cache is not None and not (chosen.verify or chosen.redzones or chosen.lowering == "none"):
-            try:
-                with collections_put_off():
-                    lookup = self._lookup(args)
-                    found = lookup.find()
-                    bound = None if found is None else self._load(found, lookup)
-            except Uncacheable as error:
-                lookup = None
-                self.recorder.event("cache.bypass", {"graph": self.name, "reason": error.reason})
-            else:
-                if bound is not None:
-                    return bound
+        lookup, found = self._look_up(args)
+        if lookup is not None and found is not None:
+            with collections_put_off():
+                bound = self._load(found, lookup)
+            if bound is not None:
+                return bound
         return self._compile(args, lookup)
+
+    def complete(self, args: Sequence[Any]) -> Artifact:
+        """All that a compile for ``args`` gives, the backward included, as data and not bound: loaded or compiled.
+
+        Raises the packages' typed refusals.
+        """
+        lookup, found = self._look_up(args)
+        if lookup is not None and found is not None and (found.kind == "inference" or found.backward is not None):
+            lookup.loaded(found)
+            return found
+        artifact, ctx = self._graph_compiler().compile(args)
+        store = None if lookup is None else _store_of(lookup, artifact)
+        if artifact.kind == "training":
+            from .later import CompileLater
+
+            backward = CompileLater(lambda: ctx, ctx.recorder, ctx.name).backward(artifact, ())
+            artifact = replace(artifact, backward=backward)
+        if store is not None:
+            store(artifact)
+        return artifact
+
+    def _look_up(self, args: Sequence[Any]) -> tuple[Lookup | None, Artifact | None]:
+        """Where the artifact would be kept, if it can be, and the artifact, if it is there."""
+        chosen = self.options
+        if self.cache is None or chosen.verify or chosen.redzones or chosen.lowering == "none":
+            return None, None
+        try:
+            with collections_put_off():
+                lookup = self._lookup(args)
+                return lookup, lookup.find()
+        except Uncacheable as error:
+            self.recorder.event("cache.bypass", {"graph": self.name, "reason": error.reason})
+            return None, None
 
     def _lookup(self, args: Sequence[Any]) -> Lookup:
         from ..artifact.lookup import prepare_lookup

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
-__all__ = ["check_sources", "static_inputs"]
+__all__ = ["check_sources", "named_sources", "static_inputs"]
 
 
 def static_inputs(example_inputs: Sequence[Any], attributes: Sequence[Any]) -> frozenset[int]:
@@ -51,3 +52,18 @@ def check_sources(mod: nn.Module, names: Sequence[str], num_args: int) -> list[A
         seen.add(source)
     assert len(sources) == num_args, f"{len(sources)} sources are known for {num_args} arguments"
     return sources
+
+
+def named_sources(gm: torch.fx.GraphModule) -> list[tuple[str, str]]:
+    """Per input of Dynamo's graph its source expression and what a person calls it: ``self.weight``, ``batch['x']``."""
+    found = []
+    for node in gm.graph.find_nodes(op="placeholder"):
+        source = getattr(node, "_dynamo_source", None)
+        # torch 2.11 has a method where later versions have a property.
+        text = "" if source is None else str(source.name() if callable(source.name) else source.name)
+        found.append((text, _ROOT.sub(r"\1", _HELD.sub(r".\1", text)) or str(node.name)))
+    return found
+
+
+_ROOT = re.compile(r"\b[LG]\['([A-Za-z_]\w*)'\]")
+_HELD = re.compile(r"\._(?:parameters|buffers|modules)\['([^']+)'\]")

@@ -1,0 +1,212 @@
+"""A function that was compiled and saved, loaded: it runs without Dynamo, and without any stage of a compile.
+
+What this module imports is what a deployed process needs; see Note [What is loaded].
+
+Note [What a saved function runs]
+    Dynamo's own bytecode is kept: it takes the graph's inputs out of the arguments, calls the graph, puts results
+    together and does what else the function did (attributes that were set, lists that grew). It is for one version of
+    Python, and is code as much as the native code of the kernels is: a file is to be trusted like a shared library.
+    With a signing key nothing of it is looked at before the signature holds.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import inspect
+import os
+import sys
+import types
+import weakref
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from aotkit_cache import CacheError
+from aotkit_cache.sealed import unseal
+
+from ..artifact.saved_checks import CheckTree, tree_of_rows
+from ..artifact.torch_state import state_of_call, tell_state
+from ..artifact.values import value_from_json, value_to_json
+from ..errors import PackageError
+from .process import collections_put_off
+from .saved_graph import SavedGraph, load_graph_sections
+
+__all__ = ["DYNAMO_HELPERS", "FORMAT", "SavedFunction", "load_compiled_function"]
+
+FORMAT = 1
+
+
+def _set_attribute(owner: Any, name: str, value: Any) -> None:
+    object.__getattribute__(owner, "__dict__")[name] = value
+
+
+def _delete_attribute(owner: Any, name: str) -> None:
+    del object.__getattribute__(owner, "__dict__")[name]
+
+
+# What Dynamo's bytecode calls of its own module of helpers, for which all of Dynamo would be imported.
+DYNAMO_HELPERS: Mapping[str, Callable[..., Any]] = {
+    "call_size": lambda value, dim: value.size(dim),
+    "call_stride": lambda value, dim: value.stride(dim),
+    "call_storage_offset": lambda value: value.storage_offset(),
+    "dict_getitem": dict.__getitem__,
+    "iter_next": next,
+    "list_getitem": list.__getitem__,
+    "object_delattr_ignore_descriptor": _delete_attribute,
+    "object_new": object.__new__,
+    "object_setattr_ignore_descriptor": _set_attribute,
+    "record_pregraph_bytecode_enter": lambda: None,
+    "record_pregraph_bytecode_exit": lambda entered: None,
+    "to_subclass": lambda value, kind: value.as_subclass(kind),
+}
+
+
+def load_compiled_function(
+    path: str | os.PathLike[str],
+    *,
+    signing_key: bytes | str | None = None,
+    namespace: Mapping[str, Any] | None = None,
+    check_sources: bool = True,
+) -> SavedFunction:
+    """Load what :func:`aotkit.saved.save_compiled_function` wrote. Neither Dynamo nor a stage of a compile is imported.
+
+    Args:
+        path: the file. It holds code, which runs in this process: load only files that you trust.
+        signing_key: a file that was not signed with it is refused unread.
+        namespace: the function's global variables, where they are not those of the module that it was in.
+        check_sources: compare the source of what was traced, as far as its modules are loaded here.
+
+    Raises :class:`PackageError` if the file is damaged, was made for another torch, Python or processor, lacks the
+    signature, or if the source of a traced function or a custom operator has changed since.
+    """
+    try:
+        with open(path, "rb") as file:
+            data = file.read()
+        with collections_put_off():
+            entry = unseal(data, signing_key)
+    except OSError as error:
+        raise PackageError(f"can't read {os.fspath(path)}: {error}") from error
+    except CacheError as error:
+        raise PackageError(f"{os.fspath(path)} can't be used: {error}") from error
+    meta: Any = entry.meta
+    function = meta.get("function")
+    if function is None:
+        raise PackageError(f"{os.fspath(path)} holds no compiled function")
+    if (function["format"], function["python"]) != (FORMAT, sys.implementation.cache_tag):
+        raise PackageError(
+            f"{os.fspath(path)} was saved by {function['python']} in format {function['format']}; this is "
+            f"{sys.implementation.cache_tag}, which reads format {FORMAT}. Compile it again"
+        )
+    if check_sources:
+        _check_sources(function["sources"])
+    graph = load_graph_sections(entry.sections, meta)
+    try:
+        return SavedFunction(graph, function, namespace)
+    except (ImportError, AttributeError, KeyError, TypeError, ValueError) as error:
+        raise PackageError(f"{os.fspath(path)} can't be loaded: {error}") from error
+
+
+class SavedFunction:
+    """A loaded function: call it as the one that was compiled; a module's forward takes the module first.
+
+    Attributes:
+        graph: the compiled graph.
+        name: of the function that was compiled.
+    """
+
+    def __init__(self, graph: SavedGraph, described: Mapping[str, Any], namespace: Mapping[str, Any] | None) -> None:
+        self.graph = graph
+        self.name = str(described["name"])
+        names = {name: _global(form) for name, form in described["globals"].items()}
+        names.update(namespace or {})
+        names.update(_outside(described, names))
+        names[described["graph"]] = self._call_graph
+        cells = tuple(types.CellType(value_from_json(form)) for form in described["closure"])
+        code = value_from_json(described["code"])
+        defaults = value_from_json(described["defaults"])
+        self._function = types.FunctionType(code, names, self.name, defaults, cells)
+        self._function.__kwdefaults__ = value_from_json(described["keyword_defaults"])
+        self._signature = inspect.signature(self._function)
+        self._state = described["state"]
+        rows = described["checks"]
+        self._all = tree_of_rows(rows)
+        self._every_call = tree_of_rows([row for row in rows if _is_for_every_call(row)])
+        self._checked: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run. Raises :class:`aotkit.GuardError` for a call that the function was not compiled for."""
+        self.check(*args, **kwargs)
+        return self._function(*args, **kwargs)
+
+    def check(self, *args: Any, **kwargs: Any) -> None:
+        """Raise :class:`aotkit.GuardError` if a call is not what was compiled, as far as can be told before it begins.
+
+        See Note [Checks of a saved function]; sizes are looked at in the call itself, before anything is computed.
+        """
+        bound = self._signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        here = value_to_json(state_of_call())
+        if here != self._state:
+            tell_state(here, self._state)
+        modules = [value for value in bound.arguments.values() if isinstance(value, nn.Module)]
+        seen = bool(modules) and all(module in self._checked for module in modules)
+        tree: CheckTree = self._every_call if seen else self._all
+        tree.check(bound.arguments)
+        self._checked.update(modules)
+
+    def _call_graph(self, *values: Any) -> Any:
+        contract = self.graph.contract
+        assert contract is not None
+        contract.check(values)
+        return self.graph(*values)
+
+    def __repr__(self) -> str:
+        return f"<saved function {self.name}, compiled for {self.graph.artifact.kind}>"
+
+
+def _is_for_every_call(row: Any) -> bool:
+    """Rows about values that a caller passes, and about training modes; the rest of a module is looked at once."""
+    path, kind, _ = row
+    return path[-1][1] == "training" or not any(step[1] in ("_modules", "config") for step in path) or kind == "tensor"
+
+
+def _global(form: Any) -> Any:
+    if isinstance(form, dict) and "helpers" in form:
+        return types.SimpleNamespace(**DYNAMO_HELPERS)
+    return value_from_json(form)
+
+
+def _outside(described: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
+    """Global variables that are no data, from the module that the function was in."""
+    wanted = [name for name in described["outside"] if name not in known]
+    if not wanted:
+        return {}
+    module = described["module"]
+    found = sys.modules.get(module)
+    if found is None and module not in ("", "__main__"):
+        found = importlib.import_module(module)
+    missing = [name for name in wanted if not hasattr(found, name)]
+    if missing:
+        raise KeyError(
+            f"the function reads the global variables {', '.join(missing)} of the module {module!r}; pass them by "
+            "namespace={...}"
+        )
+    return {name: getattr(found, name) for name in wanted}
+
+
+def _check_sources(sources: Any) -> None:
+    """Raise :class:`PackageError` where the lines of a traced function are others in a module that is loaded here."""
+    lines: dict[str, list[bytes] | None] = {}
+    for module, first, last, digest in sources:
+        if module not in lines:
+            file = getattr(sys.modules.get(module), "__file__", None)
+            lines[module] = Path(file).read_bytes().splitlines() if file and os.path.isfile(file) else None
+        text = lines[module]
+        if text is not None and hashlib.sha256(b"\n".join(text[first - 1 : last])).hexdigest() != digest:
+            raise PackageError(
+                f"the source of {module}, lines {first} to {last}, has changed since the function was compiled; "
+                "compile it again, or pass check_sources=False"
+            )

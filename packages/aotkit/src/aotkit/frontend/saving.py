@@ -1,0 +1,12 @@
+"""Whether Dynamo compiles a graph to save it."""
+
+from __future__ import annotations
+
+import torch
+
+__all__ = ["is_saved_by_torch"]
+
+
+def is_saved_by_torch(gm: torch.fx.GraphModule) -> bool:
+    """Whether torch wants a callable that it can save: it then names the graph before it calls the backend."""
+    return getattr(gm, "_backend_id", None) is not None

@@ -1,0 +1,253 @@
+"""Compiles that are saved: by torch's own API and in files of ours, used by a second process as a user would."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import aotkit
+
+MODELS = """
+import torch
+from torch import nn
+
+class Block(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.wide, self.narrow = nn.Linear(width, 3 * width), nn.Linear(3 * width, width)
+        self.act = nn.functional.gelu
+        self.scale = 0.5
+    def forward(self, x):
+        return x + self.scale * self.narrow(self.act(self.wide(self.norm(x))))
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(Block(16) for _ in range(2))
+        self.bn = nn.BatchNorm1d(16)
+        self.head = nn.Linear(16, 4)
+    def forward(self, x, labels=None, *, factor=1.0):
+        for block in self.blocks:
+            x = block(x)
+        logits = self.head(self.bn(x)) * factor
+        if labels is None:
+            return {"logits": logits}
+        return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
+
+def make():
+    torch.manual_seed(0)
+    return Net()
+
+def batch(rows=6):
+    torch.manual_seed(rows)
+    return torch.randn(rows, 16), torch.randint(0, 4, (rows,))
+
+def steps(call, model, count=3):
+    for number in range(count):  # by hand: torch's optimizers import Dynamo when they are made
+        loss = call(model, *batch())["loss"]
+        gradients = torch.autograd.grad(loss, list(model.parameters()))
+        with torch.no_grad():
+            for parameter, gradient in zip(model.parameters(), gradients):
+                parameter -= 0.1 * gradient
+    return [loss.detach(), *(p.detach().clone() for p in model.parameters()), *(b.clone() for b in model.buffers())]
+"""
+
+
+@pytest.fixture
+def python(tmp_path: Path) -> Any:
+    (tmp_path / "nets.py").write_text(MODELS)
+    environment = {**os.environ, "AOTKIT_CACHE_DIR": str(tmp_path / "cache")}
+
+    def run(script: str) -> Any:
+        """The last line that the script prints, as JSON; it runs in a process of its own."""
+        environment["PYTHONPATH"] = f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+        done = subprocess.run(
+            [sys.executable, "-c", textwrap.dedent(script)],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr[-4000:]
+        return json.loads(done.stdout.splitlines()[-1])
+
+    return run
+
+
+SAVE_TRAINING = """
+import json, torch, aotkit, nets
+compiled = {call}
+{save}
+torch.save(nets.steps(compiled, nets.make()), "first")
+eager = nets.steps(lambda model, *args: model(*args), nets.make())
+for a, b in zip(torch.load("first"), eager): torch.testing.assert_close(a, b)
+print("[]")
+"""
+LOAD_TRAINING = """
+import json, sys, torch, aotkit
+before = set(sys.modules)
+import nets
+{load}
+found = nets.steps(compiled, nets.make())
+same = [torch.equal(a, b) for a, b in zip(torch.load("first"), found, strict=True)]
+new = sorted(set(sys.modules) - before)
+print(json.dumps([all(same), len(same), new]))
+"""
+TORCHS = "torch.compile(nets.make(), fullgraph=True, backend='aotkit').forward.aot_compile((nets.batch(), {}))"
+OURS = "aotkit.saved.compile_to_save(nets.make(), nets.batch())"
+COMPILERS = ("aotkit_aot_trace", "aotkit_partition", "aotkit_inductor_lower.driver", "scipy")
+
+
+def test_a_training_step_saved_by_torch_is_loaded_by_torch(python: Any) -> None:
+    python(SAVE_TRAINING.format(call=TORCHS, save="compiled.save_compiled_function('net.pt')"))
+    same, count, new = python(
+        LOAD_TRAINING.format(
+            load="with open('net.pt', 'rb') as file:\n    compiled = torch.compiler.load_compiled_function(file)"
+        )
+    )
+    assert same and count > 15
+    assert not {name for name in new if name.startswith(COMPILERS)}
+
+
+@pytest.mark.parametrize("call", [TORCHS, OURS], ids=["aot_compile", "compile_to_save"])
+def test_a_training_step_in_our_file_runs_without_dynamo_and_gives_the_same_bits(python: Any, call: str) -> None:
+    python(SAVE_TRAINING.format(call=call, save="aotkit.saved.save_compiled_function(compiled, 'net.aotkit')"))
+    same, count, new = python(LOAD_TRAINING.format(load="compiled = aotkit.saved.load_compiled_function('net.aotkit')"))
+    assert same and count > 15
+    never = ("torch._dynamo", "torch.fx.experimental.proxy_tensor", "torch._inductor", "sympy", *COMPILERS)
+    assert not {name for name in new if name.startswith(never)}
+
+
+FUNCTION = """
+import torch
+CALLS = []
+def function(x, n, table, flag=True, *, t=1.5):
+    y = (x * n + table["a"][0]) @ table["w"]
+    table["out"] = y
+    if flag:
+        y = y.sin() * t
+    return {"r": y, "l": [x.shape[0], "k", (y.sum(0),)]}, torch.arange(x.shape[0])
+def arguments(rows):
+    torch.manual_seed(rows)
+    return torch.randn(rows, 4), 3, {"a": [torch.randn(4)], "w": torch.randn(4, 5, requires_grad=True)}
+"""
+
+
+@pytest.mark.parametrize("way", ["torch", "ours"])
+def test_sizes_numbers_structures_and_side_effects_are_as_eager_has_them(python: Any, tmp_path: Path, way: str) -> None:
+    (tmp_path / "functions.py").write_text(FUNCTION)
+    python(f"""
+    import torch, aotkit
+    from functions import *
+    compiled = torch.compile(function, fullgraph=True, dynamic=True, backend="aotkit").aot_compile((arguments(6), {{}}))
+    if {way!r} == "torch": compiled.save_compiled_function("function")
+    else: aotkit.saved.save_compiled_function(compiled, "function")
+    print("[]")
+    """)
+    found = python(f"""
+    import json, sys, torch, aotkit
+    from functions import *
+    if {way!r} == "torch":
+        with open("function", "rb") as file:
+            loaded = torch.compiler.load_compiled_function(file, f_globals=function.__globals__)
+    else: loaded = aotkit.saved.load_compiled_function("function")
+    for rows, t in ((6, 1.5), (7, 1.5), (2, 2.5)):
+        ours, eager = arguments(rows), arguments(rows)
+        found, expected = loaded(*ours, t=t), function(*eager, t=t)
+        assert found[0]["l"].pop(1) == expected[0]["l"].pop(1) == "k"
+        torch.testing.assert_close(found, expected)
+        torch.testing.assert_close(ours[2]["out"], eager[2]["out"])
+        found[0]["r"].square().sum().backward(), expected[0]["r"].square().sum().backward()
+        torch.testing.assert_close(ours[2]["w"].grad, eager[2]["w"].grad)
+    print(json.dumps("torch._dynamo" in sys.modules))
+    """)
+    assert found == (way == "torch")
+
+
+def test_calls_that_were_not_compiled_are_refused_by_name(python: Any, tmp_path: Path) -> None:
+    (tmp_path / "functions.py").write_text(FUNCTION)
+    python("""
+    import torch, aotkit, nets
+    from functions import *
+    f = torch.compile(function, fullgraph=True, dynamic=True, backend="aotkit").aot_compile((arguments(6), {}))
+    aotkit.saved.save_compiled_function(f, "function")
+    aotkit.saved.save_compiled_function(aotkit.saved.compile_to_save(nets.make(), nets.batch()), "net")
+    print("[]")
+    """)
+    texts = python("""
+    import json, torch, aotkit, nets
+    from functions import *
+    def refused(call, *args, **kwargs):
+        try: call(*args, **kwargs)
+        except aotkit.GuardError as error: return str(error)
+        return "not refused"
+    f, texts = aotkit.saved.load_compiled_function("function"), []
+    x, n, table = arguments(6)
+    texts.append(refused(f, x.double(), n, table))
+    texts.append(refused(f, x[:1], n, table))
+    texts.append(refused(f, x, n, {**table, "w": table["w"].detach()}))
+    texts.append(refused(f, x, n, table, False))
+    texts.append(refused(f, x, 2.5, table))
+    texts.append(refused(f, x, n, {**table, "b": x}))
+    with torch.no_grad(): texts.append(refused(f, x, n, table))
+    texts.append(refused(f, x, n, table, t=float("nan")))
+    net, model = aotkit.saved.load_compiled_function("net"), nets.make()
+    net(model, *nets.batch())
+    texts.append(refused(net, model.eval(), *nets.batch()))
+    model.train().blocks[1].act = torch.tanh
+    other = nets.make(); other.blocks[1].act = torch.tanh
+    texts.append(refused(net, other, *nets.batch()))
+    other = nets.make(); other.blocks[0].scale = 0.25
+    texts.append(refused(net, other, *nets.batch()))
+    other = nets.make(); other.blocks[0].register_forward_hook(lambda *a: None)
+    texts.append(refused(net, other, *nets.batch()))
+    texts.append(refused(net, nets.make(), *nets.batch(7)))
+    print(json.dumps(texts))
+    """)
+    wanted = [
+        "x has the dtype torch.float64",
+        "the size of x in dimension 0 is 1",
+        "table['w'] has the requires_grad False",
+        "flag is False, and was compiled for True",
+        "n is a builtins.float",
+        "table has the keys ['a', 'w', 'b']",
+        "whether gradients are on differs",
+        "t is a NaN",
+        "training is False",
+        "blocks.1.act is <built-in method tanh",
+        "blocks.0.scale is 0.25, and was compiled for",
+        "_forward_hooks holds 1 items",
+        "has the size 7 in dimension 0, and it was compiled for 6",
+    ]
+    assert [want for want, text in zip(wanted, texts, strict=True) if want not in text] == [], texts
+
+
+def test_a_second_derivative_and_what_belongs_to_a_process_are_refused_with_what_to_do(tmp_path: Path) -> None:
+    def cube(x: torch.Tensor) -> torch.Tensor:
+        return (x * x * x).sum()
+
+    x = torch.randn(3, requires_grad=True)
+    compiled = aotkit.saved.compile_to_save(cube, (x,))
+    aotkit.saved.save_compiled_function(compiled, tmp_path / "cube")
+    loaded = aotkit.saved.load_compiled_function(tmp_path / "cube")
+    (first,) = torch.autograd.grad(loaded(x), x, create_graph=True)
+    with pytest.raises(RuntimeError, match=r"[sS]econd derivative|twice"):
+        torch.autograd.grad(first.sum(), x)
+    with pytest.raises(TypeError, match="aot_compile"):
+        aotkit.saved.save_compiled_function(cube, tmp_path / "cube")
+    frozen = aotkit.Options(freezing=True)
+    with pytest.raises(Exception, match="'freezing' is for graphs of one process"):
+        aotkit.saved.compile_to_save(cube, (x.detach(),), options=frozen)
+    with pytest.raises(aotkit.PackageError, match="can't read"):
+        aotkit.saved.load_compiled_function(tmp_path / "nothing")
