@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 __all__ = ["refuse_subinterpreters"]
 
-try:
-    import _interpreters as _module  # type: ignore[import-not-found]  # from Python 3.13 on
-except ImportError:
-    try:
-        import _xxsubinterpreters as _module
-    except ImportError:  # an implementation of Python that has one interpreter
-        _module = None
+_NAMES = ("_interpreters", "_xxsubinterpreters")  # from Python 3.13 on, and before
 
 
-def refuse_subinterpreters(module: Any = _module) -> None:
+def refuse_subinterpreters() -> None:
     """Say so before torch is imported: depending on the versions that hangs, crashes later, or fails with other words.
 
     Raises:
         ImportError: this interpreter is not the process's first.
     """
+    found = next((name for name in _NAMES if find_spec(name)), None)
+    module: Any = import_module(found) if found else None  # none where Python has one interpreter only
     if module is not None and module.get_current() != module.get_main():
         raise ImportError(
             "aotkit does not run in a subinterpreter, because torch does not (its import may hang): "
