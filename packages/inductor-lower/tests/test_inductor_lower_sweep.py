@@ -189,7 +189,7 @@ def test_numbers_out_of_an_integer_types_range_wrap(dtype):
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int32])
 def test_bounds_and_exponents_out_of_an_integer_types_range_are_what_they_are_in_eager(dtype):
-    """Refused, but negative numbers wrap in unsigned types; from torch 2.15 on bounds that let everything pass do so."""
+    """Refused, but negative numbers wrap in unsigned types; from torch 2.15 on bounds that let all pass do so."""
     x, refused = torch.arange(5).to(dtype), 0
     for f in (
         lambda x: x.clamp(-(2**40), 2**40),
