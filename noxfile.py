@@ -514,10 +514,10 @@ def system(session: nox.Session) -> None:
 
 def emulate(session: nox.Session, processor: str, names: tuple[str, ...], *options: str) -> None:
     """Run tests of the CPU target with kernels for another processor, on that processor, which is emulated. One is left
-    out because its bound is for wider vectors (docs/limits.md), one because it takes long."""
+    out because it takes long."""
     files = [f"packages/inductor-lower/tests/test_inductor_lower_{name}.py" for name in names]
     plugin = ("-p", "tools.emulation.plugin", "--emulate", processor, *options)
-    pytest(session, *plugin, *files, "-q", "-k", "not no_long_chain and not all_orientations_and_types")
+    pytest(session, *plugin, *files, "-q", "-k", "not all_orientations_and_types")
 
 
 @session_without_pip

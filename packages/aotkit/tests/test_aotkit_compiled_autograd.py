@@ -11,6 +11,10 @@ from torch import nn
 from torch._dynamo import compiled_autograd
 
 import aotkit
+from aotkit_runtime_wrappers import compiled_autograd as runtime
+from aotkit_runtime_wrappers._torch_compat import backward_can_be_pasted
+
+needs_pasting = pytest.mark.skipif(not backward_can_be_pasted(), reason="refused there, see the tests of torch 2.12")
 
 counters = torch._dynamo.utils.counters
 
@@ -21,6 +25,8 @@ def fresh_counters():
     # Dynamo's own event log notices that a graph is compiled while another is being recorded.
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*non-leaf Tensor.*|.*not a leaf Tensor.*")
+        # So does Dynamo before torch 2.13 of its own stand-in for a function of autograd.
+        warnings.filterwarnings("ignore", message=".*should not be instantiated.*", category=DeprecationWarning)
         yield
     counters.clear()
 
@@ -68,6 +74,7 @@ def assert_same(got, expected):
 OPTIONS = {"fallback": "error"}
 
 
+@needs_pasting
 @pytest.mark.covers("F2.48", "F4.26")
 @pytest.mark.parametrize(("backend", "keep_gradients"), [("eager", False), ("aotkit", True)])
 def test_a_compiled_backward_is_part_of_the_whole_backward_graph(backend, keep_gradients):
@@ -82,6 +89,37 @@ def test_a_compiled_backward_is_part_of_the_whole_backward_graph(backend, keep_g
     assert not counters["graph_break"]
 
 
+@pytest.fixture
+def not_pasted(monkeypatch):
+    """Compiled autograd before torch 2.13, which takes no backward apart but AOTAutograd's."""
+    monkeypatch.setattr(runtime, "backward_can_be_pasted", lambda: False)
+
+
+@pytest.mark.parametrize("backend", ["eager", "aotkit"])
+def test_before_torch_2_13_the_backward_graph_breaks_around_ours(not_pasted, backend):
+    net = model()
+    expected = train(copy.deepcopy(net), plainly)
+    run = torch.compile(net, backend="aotkit", options=OPTIONS)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        got = train(net, under_compiled_autograd(run, torch.compile(backend=backend)))
+    assert_same(got, expected)
+    assert counters["compiled_autograd"]["captures"] >= 1
+    assert counters["graph_break"]
+    notices = [w for w in caught if issubclass(w.category, aotkit.EagerFallback)]
+    assert all("accumulate_grad" in str(notice.message) for notice in notices)  # the leaves' gradients are eager's
+    assert len(notices) <= (backend == "aotkit")
+
+
+def test_before_torch_2_13_a_whole_backward_graph_is_refused(not_pasted):
+    net = model()
+    run = torch.compile(net, backend="aotkit", options=OPTIONS)
+    compiler = torch.compile(backend="eager", fullgraph=True)
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="disable"):
+        train(net, under_compiled_autograd(run, compiler), steps=1)
+
+
+@needs_pasting
 @pytest.mark.covers("F2.48", "F8.9")
 def test_the_setting_of_dynamo():
     net = model()
@@ -112,6 +150,7 @@ def test_symbolic_sizes_break_the_graph_of_the_backward_and_are_right():
         assert_same((x.grad, w.grad), expected)
 
 
+@needs_pasting
 @pytest.mark.covers("F2.48")
 def test_an_output_without_a_gradient():
     def fn(x, w):

@@ -98,6 +98,8 @@ KINDS: dict[str, tuple[Callable[..., torch.Tensor], Make]] = {
 }
 #: Torch's own derivative or fake kernel asks whether the size is 0 or 1, which nobody knows: a typed refusal.
 ASKS = {"scan", "product"}
+#: Dynamo itself asks before torch 2.12 whether two unknown sizes are one, and leaves the function to eager.
+DYNAMO_ASKS = {"cross entropy"} if torch.__version__.startswith("2.11.") else set()
 
 
 def _mark(inputs: tuple[torch.Tensor, ...], make: Make) -> None:
@@ -150,6 +152,8 @@ def test_one_graph_serves_sizes_of_which_nothing_is_known(name):
     if name in ASKS:
         with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match="depends on the elements of a tensor"):
             check(name, unbacked=True)
+    elif name in DYNAMO_ASKS:
+        assert check(name, unbacked=True) == 0
     else:
         assert check(name, unbacked=True) in (1, 2)  # a transposed one of size 1 or 0 is contiguous, others are not
 
@@ -162,6 +166,7 @@ def test_a_condition_on_sizes_as_a_number_is_refused_by_name():
     assert torch.equal(compiled(normal(4, 2)), 0 * normal(4, 2))
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # Dynamo of torch 2.11 looks at it where it breaks the graph
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_tensors_computed_from_numbers_alone_are_returned(dynamic):
     def function(x):

@@ -87,3 +87,37 @@ def test_compiled_functions_in_other_processes(name: str, tmp_path: Path) -> Non
         [sys.executable, str(program)], capture_output=True, text=True, timeout=240, env=environment, check=False
     )
     assert done.returncode == 0 and done.stdout == "done\n", done.stderr[-3000:]
+
+
+SUBINTERPRETER = """
+import os, sys
+import {imported}
+try:
+    import _interpreters as interpreters
+    kind = ["legacy"]
+except ImportError:
+    import _xxsubinterpreters as interpreters
+    kind = []
+
+CODE = '''
+import os
+try:
+    import aotkit
+    said = "imported"
+except ImportError as error:
+    said = str(error)
+os.write(1, said.encode())
+'''
+made = interpreters.create(*kind)
+interpreters.run_string(made, CODE)
+interpreters.destroy(made)
+"""
+
+
+@pytest.mark.parametrize("imported", ["aotkit", "torch", "json"])
+def test_a_subinterpreter_is_refused_before_torch_is_imported(imported: str) -> None:
+    """Also where the main interpreter has imported it. The import of torch itself hangs there, or fails."""
+    program = SUBINTERPRETER.format(imported=imported)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "does not run in a subinterpreter" in done.stdout and "processes" in done.stdout

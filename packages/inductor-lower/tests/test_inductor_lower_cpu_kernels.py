@@ -293,7 +293,8 @@ return o
     (got,) = run("\n".join(line for line in text.splitlines() if line), x)
     want = x.double().sum(list(range(len(inner))))
     assert got.shape == want.shape
-    assert ((got - want).abs() <= 4e-7 * want).all()
+    # Eight roundings: vectors of 128 bits have 4.02e-7 for 20000 times 4, and eager 5.8e-7; one chain has 1.3e-6.
+    assert ((got - want).abs() <= 8 * 2**-24 * want).all()
 
 
 @pytest.mark.parametrize("kind", ["max", "prod", "argmin"])

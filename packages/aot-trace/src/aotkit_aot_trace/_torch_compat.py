@@ -42,6 +42,7 @@ __all__ = [
     "current_tracer_or_none",
     "enable_python_dispatcher",
     "evaluate_symint",
+    "fake_mode_of_subgraphs",
     "get_current_node_meta",
     "has_effects",
     "is_dense",
@@ -233,6 +234,24 @@ def without_saving_hooks() -> Iterator[None]:
         yield
     finally:
         torch._C._autograd._saved_tensors_hooks_set_tracing(before)
+
+
+@contextmanager
+def fake_mode_of_subgraphs(fake_mode: Any) -> Iterator[None]:
+    """Context in which operators with subgraphs record those under ``fake_mode``.
+
+    In torch 2.11 they take the one that Dynamo has put into its tracing context, which is another than ours where the
+    recording runs on tensors of its own. Later versions ask the recording.
+    """
+    context = torch._guards.TracingContext.try_get()
+    if context is None or context.fake_mode is fake_mode:
+        yield
+        return
+    before, context.fake_mode = context.fake_mode, fake_mode
+    try:
+        yield
+    finally:
+        context.fake_mode = before
 
 
 def track(value: Any, proxy: torch.fx.Proxy, tracer: Any) -> None:

@@ -108,6 +108,7 @@ def record(request: Request) -> Recording:
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.set_grad_enabled(grad_mode))
         stack.enter_context(request.fake_mode)
+        stack.enter_context(compat.fake_mode_of_subgraphs(request.fake_mode))
         stack.enter_context(compat.without_saving_hooks())
         if request.python_dispatcher:
             stack.enter_context(compat.enable_python_dispatcher())

@@ -16,7 +16,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from .__about__ import __version__
+from ._interpreters import refuse_subinterpreters
 from .registration import register_with_torch
+
+refuse_subinterpreters()
 
 if TYPE_CHECKING:
     from aotkit_aot_trace.export import ExportError, GraphSignature, aot_export_joint_simple, aot_export_module
