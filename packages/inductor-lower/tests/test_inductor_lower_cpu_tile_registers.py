@@ -247,8 +247,9 @@ LINEAR = lambda x, w: F.linear(x, w)
         (LINEAR, [(512, 256), (256, 256)], torch.float32, True),
         (LINEAR, [(48, 256), (256, 256)], torch.float32, False),  # few rows: packing would take most of the time
         (LINEAR, [(128, 128), (128, 128)], torch.float32, False),
-        (LINEAR, [(512, 256), (256, 256)], torch.bfloat16, True),
-        (torch.mm, [(512, 768), (768, 768)], torch.bfloat16, False),  # oneDNN is as fast
+        (LINEAR, [(128, 512), (256, 512)], torch.bfloat16, True),
+        (LINEAR, [(512, 256), (256, 256)], torch.bfloat16, False),  # oneDNN is as fast
+        (torch.mm, [(512, 768), (768, 768)], torch.bfloat16, False),
         (lambda g, x: g.t() @ x, [(512, 768), (512, 768)], torch.bfloat16, True),
     ],
 )

@@ -5,8 +5,8 @@ Note [Which products are tiles]
     product have to be long, that of the sum too. Measured against MKL and oneDNN on one core of a Xeon with AMX,
     AVX-512 FP16 and BF16 (`python -m tools.bench.products`): float32 at full accuracy takes 0.62 to 0.8 of MKL's time
     from about 128 rows of 64 columns and 2**24 multiplications on, and more below. Factors of bfloat16 are multiplied
-    by the same instructions in oneDNN: its products take twice as long where there is little to do, a third longer
-    where the left factor lies along its rows, and are as fast or faster elsewhere.
+    by the same instructions in oneDNN: its products take up to twice as long where there is little to do, a fifth longer
+    where the left factor lies along its rows (the gradient of a weight), and are as fast or faster elsewhere.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["choose_tiles", "precision_of_products"]
 
 SHORT = (96, 64, 64)  # rows, columns, summed: of less, packing takes too much of the time
 WORTH = 1 << 24  # multiplications
-LARGE = 1 << 29  # multiplications of bfloat16, from which on oneDNN's are as fast
+FEW_ROWS, LONG_SUM = 128, 256  # of bfloat16: what oneDNN does before and after takes long in proportion
 FEW = 1 << 22  # multiplications that a call of oneDNN takes twice as long for
 
 
@@ -74,5 +74,4 @@ def _better_left(
         return "the product is small"
     if not narrow or computed or lies_along(contraction.rows, contraction.left, buffers):
         return ""
-    across = lies_along(contraction.columns, contraction.right, buffers)
-    return "oneDNN's products of bfloat16 are as fast" if across or count >= LARGE else ""
+    return "" if sizes[0] <= FEW_ROWS and sizes[2] >= LONG_SUM else "oneDNN's products of bfloat16 are as fast"
