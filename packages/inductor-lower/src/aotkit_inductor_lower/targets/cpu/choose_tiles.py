@@ -5,8 +5,8 @@ Note [Which products are tiles]
     product have to be long, that of the sum too. Measured against MKL and oneDNN on one core of a Xeon with AMX,
     AVX-512 FP16 and BF16 (`python -m tools.bench.products`): float32 at full accuracy takes 0.62 to 0.8 of MKL's time
     from about 128 rows of 64 columns and 2**24 multiplications on, and more below. Factors of bfloat16 are multiplied
-    by the same instructions in oneDNN: its products take up to twice as long where there is little to do, a fifth longer
-    where the left factor lies along its rows (the gradient of a weight), and are as fast or faster elsewhere.
+    by the same instructions in oneDNN: its products take up to twice as long where there is little to do, a fifth
+    longer where the left factor lies along its rows (the gradient of a weight), and are as fast or faster elsewhere.
 """
 
 from __future__ import annotations
