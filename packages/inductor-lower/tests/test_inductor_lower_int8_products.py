@@ -155,3 +155,28 @@ def test_bytes_are_summed_in_i32_only() -> None:
     program = parse_program(TEXT.replace("int32", "float32").replace("in i32", "in f32"))
     with pytest.raises(IRError, match="products of i8 are not summed in f32"):
         verify_program(program)
+
+
+@pytest.mark.skipif(not host_machine().has("amx-bf16"), reason="no tile registers")
+@pytest.mark.parametrize("stored", [torch.int8, torch.uint8], ids=str)
+def test_weights_of_bytes_are_bfloat16_in_tile_registers(stored: torch.dtype) -> None:
+    """Which has all their values, so that one product of tiles is enough."""
+    x, scale = torch.randn(70, 320).bfloat16(), torch.rand(96).bfloat16() / 100
+    w = torch.randint(*((-128, 128) if stored is torch.int8 else (0, 256)), (96, 320), dtype=stored)
+
+    def f(x: torch.Tensor, w: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        return torch.mm(x, w.t().to(x.dtype)) * scale
+
+    made = compiled(f, x, w, scale)
+    assert not made.report().externs
+    (got,), want = made([x, w, scale]), f(x, w, scale)
+    true = x.double() @ w.double().t() * scale.double()
+    off, eager = ((y.double() - true).abs().max().item() for y in (got, want))
+    assert off <= 1.5 * eager
+
+
+def test_bytes_become_bfloat16_as_eager_makes_them() -> None:
+    every = {torch.int8: torch.arange(-128, 128), torch.uint8: torch.arange(256), torch.bool: torch.arange(2)}
+    for dtype, values in every.items():
+        x = values.to(dtype)
+        assert torch.equal(compiled(lambda x: x.to(torch.bfloat16), x)([x])[0], x.to(torch.bfloat16))

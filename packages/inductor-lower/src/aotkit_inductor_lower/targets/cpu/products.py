@@ -123,6 +123,9 @@ def _tiled_factor(kernel: Kernel, value: str) -> TiledFactor:
     last = body[-1]
     if isinstance(last, Compute) and last.op == "cast" and types.get(last.args[0]) is DType.BF16:
         return TiledFactor(last.args[0], DType.BF16, body[:-1], along=False)
+    if isinstance(last, Compute) and last.op == "cast" and types.get(last.args[0]) in (DType.I8, DType.U8, DType.BOOL):
+        narrow = replace(last, dtype=DType.BF16)  # which has all values of a byte
+        return TiledFactor(value, DType.BF16, (*body[:-1], narrow), along=False)
     return TiledFactor(value, DType.F32, body, along=False)
 
 

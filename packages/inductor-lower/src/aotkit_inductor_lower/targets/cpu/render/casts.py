@@ -11,6 +11,9 @@ from .types import FLOAT_TYPES, register_type, width
 __all__ = ["emit_cast"]
 
 
+_EXACT = (DType.I8, DType.U8, DType.BOOL)  # bfloat16 has all their values, so nothing is rounded
+
+
 def _zero_like(x: Ssa) -> Ssa:
     return Ssa("zeroinitializer" if x.type[0] == "<" else "0", x.type)
 
@@ -24,6 +27,9 @@ def emit_cast(ops: Ops, x: Ssa, source: DType, to: DType) -> Ssa:
         return emit_cast(ops, single, DType.F32, to)
     if to in (DType.F16, DType.BF16):
         single = emit_cast(ops, x, source, DType.F32)
+        if to is DType.BF16 and source in _EXACT:
+            bits = ops.convert("bitcast", single, "i32")
+            return ops.convert("trunc", ops.op("lshr", bits, ops.const(16, DType.I32, x)), "i16")
         return _f32_to_half(ops, single) if to is DType.F16 else _f32_to_bfloat(ops, single)
     if source in FLOAT_TYPES:
         return _cast_from_float(ops, x, source, to)
