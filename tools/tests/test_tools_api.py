@@ -122,4 +122,4 @@ def test_each_public_module_has_a_snapshot(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setitem(sys.modules, "aotkit_cache", make_module(scale=scale))
     monkeypatch.setitem(sys.modules, "aotkit_cache.stores", make_module(Point=Point))
     assert main(["cache", "--update"], tmp_path) == 0
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["cache.stores.txt", "cache.txt"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["cache.sealed.txt", "cache.stores.txt", "cache.txt"]

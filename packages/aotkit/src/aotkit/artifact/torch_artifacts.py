@@ -10,11 +10,12 @@ Note [Entries among torch's artifacts]
 from __future__ import annotations
 
 import sys
-from typing import Any
-
-from aotkit_cache import ArtifactCache, CacheError, CacheKey, CacheWarning, open_cache
+from typing import TYPE_CHECKING, Any
 
 from .._notices import warn_user
+
+if TYPE_CHECKING:
+    from aotkit_cache import ArtifactCache, CacheKey
 
 __all__ = ["ARTIFACT_TYPE", "make_artifact_class", "record_entry"]
 
@@ -27,6 +28,8 @@ def record_entry(cache: ArtifactCache, key: CacheKey) -> None:
     factory = getattr(module, "CacheArtifactFactory", None)
     if factory is None or ARTIFACT_TYPE not in factory._artifact_types:
         return
+    from aotkit_cache import CacheError
+
     try:
         data = cache.envelope(key)
     except CacheError:  # the lookup has warned of this store
@@ -48,6 +51,8 @@ def make_artifact_class(module: Any) -> type:
 
         def populate_cache(self) -> None:
             """Put the entry into the cache of this process, or say why not."""
+            from aotkit_cache import CacheError, CacheWarning, open_cache  # importing aotkit imports no other package
+
             try:
                 open_cache().accept(self.content)
             except CacheError as error:
