@@ -293,8 +293,9 @@ return o
     (got,) = run("\n".join(line for line in text.splitlines() if line), x)
     want = x.double().sum(list(range(len(inner))))
     assert got.shape == want.shape
-    # Eight roundings: vectors of 128 bits have 4.02e-7 for 20000 times 4, and eager 5.8e-7; one chain has 1.3e-6.
-    assert ((got - want).abs() <= 8 * 2**-24 * want).all()
+    # Vectors of 128 bits add up longer chains: they have 4.02e-7 for 20000 times 4, where eager has 5.8e-7.
+    bound = 4e-7 if host_machine().vector_bits > 128 else 4.1e-7
+    assert ((got - want).abs() <= bound * want).all()
 
 
 @pytest.mark.parametrize("kind", ["max", "prod", "argmin"])
