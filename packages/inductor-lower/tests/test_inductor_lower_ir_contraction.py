@@ -125,7 +125,7 @@ loop y(i < $s0, j < 5):
     %left_wide = cast %l : f32
     %product = load w[k, j] : bf16
     %right_wide = cast %product : f32
-    %product_ = mul_contract %left_wide, %right_wide : f32
+    %product_ = mul_contract_high %left_wide, %right_wide : f32
     %t = reduce sum %product_ : f32
   stage():
     %b = load bias[j] : bf16

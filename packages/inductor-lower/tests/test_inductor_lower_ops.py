@@ -43,7 +43,8 @@ FLOAT_EDGES = [0.0, -0.0, 0.5, -0.5, 1.0, -1.0, 1.5, 2.5, -2.5, 3.0, -7.25, 0.75
 VOCABULARY = """
 neg abs sign floor ceil trunc round exp exp2 expm1 log log2 log10 log1p sqrt rsqrt reciprocal sin cos tan asin acos atan
 sinh cosh tanh asinh acosh atanh erf erfc sigmoid lgamma spherical_bessel_j0 bitwise_not logical_not isnan isinf signbit
-add sub mul mul_contract div floordiv truncdiv mod fmod pow minimum maximum fmin fmax atan2 hypot copysign nextafter
+add sub mul mul_contract mul_contract_high mul_contract_medium div floordiv truncdiv mod fmod pow
+minimum maximum fmin fmax atan2 hypot copysign nextafter
 bitwise_and bitwise_or bitwise_xor shl shr logical_and logical_or logical_xor eq ne lt le gt ge where fma cast bitcast
 """
 
@@ -52,6 +53,8 @@ EAGER = {
     "div": torch.true_divide,
     "floordiv": lambda a, b: torch.div(a, b, rounding_mode="floor"),
     "mul_contract": torch.mul,
+    "mul_contract_high": torch.mul,
+    "mul_contract_medium": torch.mul,
     "truncdiv": lambda a, b: torch.div(a, b, rounding_mode="trunc"),
     "mod": torch.remainder,
     "spherical_bessel_j0": torch.special.spherical_bessel_j0,
