@@ -16,6 +16,7 @@ from aotkit_inductor_lower import LowerOptions
 from aotkit_inductor_lower.options import INTERPRETERS
 from aotkit_inductor_lower.target import NO_MACHINE, on_host
 from aotkit_inductor_lower.targets import LOADERS
+from aotkit_inductor_lower.targets.cpu.tile_forms import FORMS
 from aotkit_inductor_lower.targets.select import named_target, target_for
 
 SOURCES = Path(aotkit_inductor_lower.__file__).parent
@@ -59,8 +60,12 @@ def test_a_graph_and_options_tell_the_target(device: str, options: LowerOptions,
     assert capabilities.arena == capabilities.sorts_rows == capabilities.accumulates_rows == kernels_of_the_cpu
     assert capabilities.host_memory == (owned == "cpu") and capabilities.unordered == (owned != "cpu")
     assert bool(capabilities.atomics) == (not kernels_of_the_cpu)
-    assert capabilities.contraction_forms in ((("dot",),) if capabilities.atomics else (("fma",), ()))
-    assert not capabilities.tiles_products or capabilities.contraction_forms == ("fma",)
+    if capabilities.atomics:
+        assert capabilities.contraction_forms == ("dot",)
+    else:
+        tiles = tuple(form.name for form in FORMS.values())
+        assert capabilities.contraction_forms in ((), ("fma",), ("fma", *tiles))
+    assert not capabilities.tiles_products or capabilities.contraction_forms[0] == "fma"
 
 
 def test_every_folder_is_a_target_that_is_loaded_and_every_interpreter_is_found_by_its_name() -> None:
