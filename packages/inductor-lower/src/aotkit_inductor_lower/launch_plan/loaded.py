@@ -38,7 +38,8 @@ class Loaded:
     """``plan``: the plan for this process. ``segments``: per segment a function of the frame's address and ``n``, which
     gives a status; ``context`` are the lines of the emitted function that set ``n``, with ``names`` in scope; ``fail``
     raises what a status stands for. ``entries``: of the sizes of a call, the frame entries that are computed from them.
-    ``empty`` allocates on the program's device. ``guard``: what to enter around a call, if anything."""
+    ``empty`` allocates on the program's device, ``empty_large`` what may be large. ``guard``: what to enter around a
+    call, if anything."""
 
     plan: LaunchPlan
     segments: Mapping[str, Callable[[int, int], int]]
@@ -49,3 +50,4 @@ class Loaded:
     entries: Callable[[Mapping[Symbol, int]], Mapping[str, int]] = _no_entries
     alignment: Alignment = field(default=NO_ALIGNMENT)
     guard: Callable[[], AbstractContextManager[object] | None] | None = None
+    empty_large: Callable[..., torch.Tensor] | None = None

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from ..memory.huge_pages import wish_huge_pages
 from ..memory.placement import ALIGNMENT
 
 __all__ = ["ArenaBlock", "ArenaPool"]
@@ -32,6 +33,7 @@ class ArenaBlock:
     def __init__(self, nbytes: int) -> None:
         self.nbytes = nbytes
         self.memory = torch.empty(nbytes + ALIGNMENT, dtype=torch.uint8)
+        wish_huge_pages(self.memory.data_ptr(), nbytes)
         self.start = -self.memory.data_ptr() % ALIGNMENT
         self.frames: dict[Hashable, Any] = {}
 

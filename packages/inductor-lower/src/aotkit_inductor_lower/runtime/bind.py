@@ -114,6 +114,7 @@ def _bound(
         give_back=pool.give_back,
         give_back_block=pool.arenas.give_back,
         empty=guarded_empty if redzones else loaded.empty,
+        empty_large=guarded_empty if redzones else loaded.empty_large or loaded.empty,
         empty_strided=torch.empty_strided,
         aligned_copy=aligned_copy,
         conform=conform,

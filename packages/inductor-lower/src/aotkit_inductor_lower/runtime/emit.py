@@ -20,9 +20,10 @@ from ..launch_plan.records import (
     ReuseBuffer,
     View,
 )
+from ..memory.huge_pages import LARGE
 from ..ops.aten import is_opaque_result, returns_several
 from ..ops.fixups import FIX_UPS
-from ..symbolic import Call, Expr, Symbol, to_expr
+from ..symbolic import Call, Expr, Symbol, product, to_expr
 from .frame import arena_views, torch_dtype
 
 __all__ = ["PlanEmitter", "emit_source", "wanted_tensors"]
@@ -181,7 +182,10 @@ class PlanEmitter:
     def _allocate(self, step: Allocate) -> None:
         buffer, name = self.buffers[step.buffer], self.tensor_names[step.buffer]
         sizes, strides = _tuple(buffer.sizes), _tuple(buffer.strides)
-        self.lines.append(f"{name} = empty({sizes}, {strides}, {self._dtype(buffer.dtype)})")
+        size = product(map(to_expr, buffer.sizes)).constant
+        small = size is not None and size * torch_dtype(buffer.dtype).itemsize < LARGE
+        empty = "empty" if small else "empty_large"
+        self.lines.append(f"{name} = {empty}({sizes}, {strides}, {self._dtype(buffer.dtype)})")
         if self.redzones:
             self.lines.append(f"frame.guard.fresh({step.buffer!r}, {name})")
         self._write_slot(step.buffer)

@@ -13,6 +13,7 @@ from ...errors import BindError
 from ...launch_plan.loaded import Loaded
 from ...launch_plan.records import CallSegment, CompiledProgram
 from ...launch_plan.status import failure
+from ...memory.huge_pages import allocator_of_large
 from ...native import load_object, tiles_allowed
 
 __all__ = ["load"]
@@ -28,7 +29,8 @@ def load(program: CompiledProgram) -> Loaded:
     """Load a program's object code. Raises :class:`~.errors.BindError` if it is damaged or does not load here."""
     names = {"threads": torch.get_num_threads, "getpid": os.getpid, "owner": os.getpid()}
     segments, empty = _segments(program), _torch_compat.empty_strided_cpu
-    return Loaded(program.plan, segments, _CONTEXT, names, failure(program), empty)
+    large = allocator_of_large(empty)
+    return Loaded(program.plan, segments, _CONTEXT, names, failure(program), empty, empty_large=large)
 
 
 def _segments(program: CompiledProgram) -> dict[str, Callable[[int, int], int]]:
