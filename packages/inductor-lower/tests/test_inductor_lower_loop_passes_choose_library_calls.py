@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -13,7 +15,7 @@ from aotkit_inductor_lower.ir.verify import verify_program
 from aotkit_inductor_lower.loop_passes.choose_library_calls import choose_library_calls
 from aotkit_inductor_lower.passes import PassContext
 from aotkit_inductor_lower.runtime import bind_program
-from aotkit_inductor_lower.targets.cpu import host_machine
+from aotkit_inductor_lower.targets.cpu import generic_machine, host_machine
 from aotkit_inductor_lower.targets.cpu.generate import generate
 from aotkit_inductor_lower.targets.cpu.target import CpuTarget
 
@@ -58,6 +60,43 @@ def test_large_products_of_rows_go_to_the_library_that_is_faster_on_the_processo
         torch.testing.assert_close(results[0].double(), expected, rtol=1e-4, atol=1e-3)
         assert results[0].stride() == expected.stride()
     assert choose_library_calls(program, PassContext.of(target=cpu("skylake-avx512"))) == program
+
+
+def halves(*sizes):
+    return random(*sizes).bfloat16()
+
+
+WIDE = replace(generic_machine(512), features="+avx512f,+avx512bw,+fma")
+
+
+@pytest.mark.skipif(not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="oneDNN has no bfloat16 here")
+def test_a_bias_of_bfloat16_is_added_by_the_linear_layer():
+    f = lambda x, w, b: F.linear(x, w, b)
+    args = (halves(512, 256), halves(1024, 256), halves(1024))
+    program = program_of(f, *args)
+    chosen = choose_library_calls(program, PassContext.of(target=CpuTarget(WIDE, "sapphirerapids")))
+    verify_program(chosen)
+    assert targets(program) == ["aten.addmm.default"] and targets(chosen) == [LINEAR]
+    expected = f(*(x.double() for x in args))
+    eager = (f(*args) - expected).abs().max()
+    for results in (interpret_program(chosen, list(args)), bind_program(generate(chosen))(list(args))):
+        assert results[0].dtype is torch.bfloat16 and results[0].stride() == expected.stride()
+        assert (results[0] - expected).abs().max() <= 1.01 * eager
+
+
+@pytest.mark.parametrize(
+    ("f", "args", "machine"),
+    [
+        (lambda x, w, b: F.linear(x, w, b), (halves(512, 256), halves(1024, 256), halves(1024)), "narrow"),
+        (lambda x, w, b: F.linear(x, w, b), (halves(64, 64), halves(64, 64), halves(64)), "wide"),  # small
+        (lambda x, w: F.linear(x, w), (halves(512, 256), halves(1024, 256)), "wide"),  # nothing is copied
+        (lambda x, w, b: torch.addmm(b, x, w), (halves(512, 256), halves(256, 1024), halves(512, 1024)), "wide"),
+    ],
+)
+def test_other_products_of_bfloat16_stay(f, args, machine):
+    program = program_of(f, *args)
+    used = WIDE if machine == "wide" else replace(WIDE, features="+avx2,+fma")
+    assert choose_library_calls(program, PassContext.of(target=CpuTarget(used, "sapphirerapids"))) == program
 
 
 @pytest.mark.parametrize(

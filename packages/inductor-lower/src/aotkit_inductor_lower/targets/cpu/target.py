@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from ..._observer import Observer
-from ...ir import Buffer, Contraction, ExternCall, LoopNest, Program
+from ...ir import Buffer, BufferRef, Contraction, ExternCall, LoopNest, Program
 from ...kernel_ir.nodes import KernelModule
 from ...launch_plan import CompiledProgram
 from ...options import LowerOptions
@@ -58,7 +58,12 @@ class CpuTarget:
 
     def choose_library(self, product: ExternCall, buffers: Mapping[str, Buffer]) -> Choice:
         """What is faster on the processor that ATen's calls run on."""
-        return choose_on_host(self.processor)
+        first = next((arg.name for arg in product.args if isinstance(arg, BufferRef)), None)
+        if first is None or buffers[first].dtype != "bfloat16":
+            return choose_on_host(self.processor)
+        if self.machine.has("avx512bw") and torch.backends.mkldnn.is_available():
+            return Choice("onednn", "oneDNN's linear layer adds the bias itself, where ATen's product copies it first")
+        return Choice("aten", "matrix products are left to ATen")
 
     def measure(self, compiled: CompileCall) -> Measure | None:
         """Nothing is measured."""
