@@ -67,6 +67,22 @@ class TileCheck:
         bits = em.here("i32", f"bitcast float {finite.text} to i32")
         return em.here("i32", f"shl i32 {bits.text}, 1")
 
+    @staticmethod
+    def largest(em: Emitter, stats: Ssa, size: int) -> tuple[Ssa, Ssa]:
+        """The exponent of the largest number of the panels whose stats have ``size`` bytes together, and whether any is
+        not 0."""
+        umax = f"llvm.umax.v{2 * GROUP}i16"
+        em.declare(umax, _HALVES, [_HALVES, _HALVES])
+
+        def panel(at: Ssa, now: list[Ssa]) -> list[Ssa]:
+            here = _load(em, _HALVES, em.element("i8", stats, at), 0)
+            return [em.here(_HALVES, f"call {_HALVES} @{umax}({here.typed}, {now[0].typed})")]
+
+        start = Carried(_HALVES, Ssa("zeroinitializer", _HALVES))
+        (most,) = em.loop(imm(0), imm(size), STATS_BYTES, [start], panel, "panel")
+        word = em.here("i32", f"zext i16 {_reduced(em, 'umax', most, 'i16').text} to i32")
+        return em.here("i32", f"lshr i32 {word.text}, 8"), em.here("i1", f"icmp ne i32 {word.text}, 0")
+
     def repair(self, sums: Sequence[Ssa], limit: Ssa, stats: Sequence[Ssa], again: Callable[[], None]) -> None:
         """Let ``again`` compute the sums anew if one of them may be wrong. ``stats``: of the panels of both factors."""
         em = self.em
