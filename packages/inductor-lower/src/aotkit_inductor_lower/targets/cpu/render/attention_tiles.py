@@ -10,7 +10,7 @@ Note [Tiles of scores]
     each 16 bytes. So the keys of such a block are in another order (:func:`_key`), which the end puts right.
 
     A weight is ``2**t``: a polynomial of what ``t`` is away from the nearest integer, scaled by that integer. A weight
-    below ``2**-150`` is 0, as in float32.
+    of at most ``2**-126`` of the largest is 0.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _POLYNOMIALS = {
         *(0.009618488959438844, 0.0013399931214362543, 0.0001534581137940519),
     ),
 }
-_LEAST = -150.0
+_LEAST = -126.0  # of powers: where numbers are subnormal, each would take as long as a hundred others
 
 
 def number(value: float) -> str:
@@ -177,8 +177,7 @@ class AttentionTiles:
     def _weight(self, em: Emitter, score: Ssa, factor: Ssa, less: Ssa) -> Ssa:
         """2**(score * factor + less)"""
         power = _fma(em, score, factor, less)
-        small = em.here(_BITS, f"fcmp ogt {_splat(_LEAST).typed}, {power.text}")
-        power = em.here(FLOATS, f"select {small.typed}, {_splat(_LEAST).typed}, {power.typed}")
+        some = em.here(_BITS, f"fcmp ugt {power.typed}, {_splat(_LEAST).text}")
         em.declare("llvm.roundeven.v16f32", FLOATS, [FLOATS])
         whole = em.here(FLOATS, f"call {FLOATS} @llvm.roundeven.v16f32({power.typed})")
         rest = em.here(FLOATS, f"fsub {power.typed}, {whole.text}")
@@ -188,7 +187,8 @@ class AttentionTiles:
             value = _fma(em, value, rest, _splat(coefficient))
         scale = "llvm.x86.avx512.mask.scalef.ps.512"
         em.declare(scale, FLOATS, [FLOATS, FLOATS, FLOATS, "i16", "i32 immarg"])
-        given = f"{value.typed}, {whole.typed}, {value.typed}, i16 -1, i32 4"
+        kept = em.here("i16", f"bitcast {some.typed} to i16")
+        given = f"{value.typed}, {whole.typed}, {FLOATS} zeroinitializer, {kept.typed}, i32 4"
         return em.here(FLOATS, f"call {FLOATS} @{scale}({given})")
 
     def _pairs(self, em: Emitter, low: Ssa, high: Ssa) -> list[Ssa]:
@@ -477,9 +477,10 @@ def _across(em: Emitter, value: Ssa, join: Callable[[Emitter, Ssa, Ssa], Ssa]) -
 
 def _before(em: Emitter, count: Ssa) -> Ssa:
     """The first so many lanes."""
-    ramp = ", ".join(f"i64 {lane}" for lane in range(GROUP))
-    left = em.splat(count, GROUP)
-    return em.pure(_BITS, f"icmp slt <{GROUP} x i64> <{ramp}>, {left.text}", left)
+    some = em.minimum(em.maximum(count, imm(0)), imm(GROUP))
+    ones = em.pure("i64", f"shl i64 1, {some.text}", some)
+    bits = em.pure("i16", f"trunc i64 {em.sub(ones, imm(1)).text} to i16", ones)
+    return em.pure(_BITS, f"bitcast i16 {bits.text} to {_BITS}", bits)
 
 
 def _lanes(bits: Sequence[bool]) -> Ssa:
