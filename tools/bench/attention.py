@@ -33,7 +33,7 @@ Call = Callable[..., tuple[torch.Tensor, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """One attention: batch, heads, queries and keys, numbers of a head; ``mask``: none, causal, or one that is added."""
+    """One attention: batch, heads, queries and keys, numbers of a head; ``mask``: none, causal or added."""
 
     name: str
     sizes: tuple[int, int, int, int]
@@ -168,7 +168,7 @@ def main() -> int:
     keep_freed_memory()
     clock = time.thread_time if chosen.threads == 1 else time.perf_counter
     print(f"{machine()}; threads: {chosen.threads}\n")
-    print("| attention | batch, heads, length, head | type | direction | ATen ms | ours ms | x ATen | error ATen | error |")
+    print("| attention | batch, heads, length, head | type | way | ATen ms | ours ms | x ATen | ATen off | ours off |")
     print("|---|---|---|---|---:|---:|---:|---:|---:|")
     found: list[Row] = []
     for name in chosen.dtype:
@@ -177,7 +177,9 @@ def main() -> int:
                 found.append(row)
                 what = f"{shape.name}{f' ({shape.mask} mask)' if shape.mask else ''} | {shape.sizes} | {name}"
                 numbers = f"{row.aten:.2f} | {row.own:.2f} | {row.ratio:.2f}"
-                print(f"| {what} | {row.direction} | {numbers} | {row.errors[0]:.1e} | {row.errors[1]:.1e} |", flush=True)
+                print(
+                    f"| {what} | {row.direction} | {numbers} | {row.errors[0]:.1e} | {row.errors[1]:.1e} |", flush=True
+                )
     print()
     for name in chosen.dtype:
         for direction in ("forward", "backward"):

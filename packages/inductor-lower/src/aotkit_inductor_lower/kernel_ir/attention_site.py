@@ -1,4 +1,4 @@
-"""Kernels that compute attention, forward or backward, known by the shape that Note [Attention as a nest] gives them."""
+"""Kernels that compute attention, forward or backward, known by the shape of Note [Attention as a nest]."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ class Mask:
 
 @dataclass(frozen=True, slots=True)
 class AttentionSite:
-    """The attention that a kernel computes. ``batch``: loops of the grid, one iteration of which is a head; ``queries``:
-    the loop of the grid that the forward has for them. ``inputs``: query, key, value; in the backward behind these the
+    """The attention that a kernel computes. ``batch``: loops of the grid, one iteration is a head; ``queries``: the
+    loop of the grid that the forward has for them. ``inputs``: query, key, value; in the backward behind these the
     gradient of the result and the result. ``outputs``: the result, or the gradients of query, key and value.
     ``logarithms``: of the sums of weights, a number for each query."""
 
@@ -194,7 +194,12 @@ class _Reader:
                 raise _Other
 
     def site(
-        self, queries: Loop | None, counts: tuple[Expr, Expr], head: Loop, moved: Sequence[Sequence[Lines]], sums: Lines | None
+        self,
+        queries: Loop | None,
+        counts: tuple[Expr, Expr],
+        head: Loop,
+        moved: Sequence[Sequence[Lines]],
+        sums: Lines | None,
     ) -> AttentionSite:
         """The site, if nothing is left and all types fit. ``moved``: lines that are read, and that are written."""
         inputs, outputs = moved

@@ -18,12 +18,11 @@ Note [Attention as a nest]
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ..ir import CONTRACTIONS, Arg, Buffer, BufferKind, BufferRef, DType, ExternCall, Literal, LoopNest, Precision
 from ..ir.builder import NestBuilder, Value, loops
-from ..ops.dtypes import dtype_from_torch_name
 from ..symbolic import Expr, to_expr
 from .contractions import broadcast_indices
 

@@ -36,9 +36,7 @@ def attention_form(kernel: Kernel, machine: Machine) -> AttentionSite | None:
     return site if site is not None and site.head <= _HEAD and site.scale > 0 else None
 
 
-def choose_attention(
-    nest: LoopNest, buffers: Mapping[str, Buffer], options: LowerOptions, machine: Machine
-) -> Choice:
+def choose_attention(nest: LoopNest, buffers: Mapping[str, Buffer], options: LowerOptions, machine: Machine) -> Choice:
     """``"amx-attention"`` or ATen's call."""
     kernel = kernel_of(nest, buffers, {name: Placement(name, to_expr(0)) for name in buffers})
     site = attention_form(kernel, machine)

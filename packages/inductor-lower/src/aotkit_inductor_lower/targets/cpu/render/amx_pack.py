@@ -110,7 +110,7 @@ def pack_step(
 
 
 def pairs_of(em: Emitter, form: TileForm, low: Ssa, high: Ssa) -> tuple[list[Ssa], tuple[Ssa, ...]]:
-    """Pairs of the numbers of two vectors of float32, one register for each of several pieces; and what was left of both
+    """Pairs of the numbers of two vectors of float32, a register for each of several pieces; and what was left of both
     for the last piece."""
     pieces = list(zip(*(_split(em, value, form.pieces) for value in (low, high)), strict=True))
     if form.pieces == 2:

@@ -2,8 +2,8 @@
 
 Note [Attention in tile registers]
     What Note [Attention as a nest] says is computed block by block: 32 queries by as many keys as are packed at once,
-    so that scores stay in the caches. Products are those of Note [Products in tile registers], from packed factors; what
-    is between them is Note [Tiles of scores].
+    so that scores stay in the caches. Products are those of Note [Products in tile registers], from packed factors;
+    what is between them is Note [Tiles of scores].
 
     The forward takes a few hundred queries of a head as a unit of work. For each block of keys, keys and values are
     packed, and then for 32 queries after another: scores, weights relative to the largest score so far, and sums of
@@ -15,12 +15,14 @@ Note [Attention in tile registers]
     of queries are summed over the keys, those of keys and values, turned over, over the queries.
 
     With a causal mask blocks that no query sees are not computed. All results are written at the end of a unit, when
-    nothing is read any more. No sum depends on how units are shared out: results are the same on one thread and on many.
+    nothing is read any more. No sum depends on how units are shared out: results are the same on one thread and
+    on many.
 
 Note [Attention of numbers that tiles get wrong]
     Of float32 in pieces, see Note [What tiles get wrong], the largest number of each operand is noted while it is
     packed. Where one is so large that a sum could overflow between the pieces (or is not finite), or the largest so
-    small that pieces of it are lost, the unit is computed by the kernel as it is written, loop by loop: slow, but right.
+    small that pieces of it are lost, the unit is computed by the kernel as it is written, loop by loop: slow, but
+    right.
 """
 
 from __future__ import annotations
@@ -48,7 +50,7 @@ from .emitter import Ssa, imm
 from .kernel import KernelEmitter
 from .types import memory_type
 
-__all__ = ["AttentionBackward", "AttentionForward", "AttentionEmitter"]
+__all__ = ["AttentionBackward", "AttentionEmitter", "AttentionForward"]
 
 CHUNK = 512  # queries of a unit of the forward
 KEYS_FORWARD, KEYS_BACKWARD = 512, 1024  # keys that are packed at once
@@ -207,7 +209,9 @@ class AttentionEmitter(KernelEmitter):
         em, unit = self.em, imm(0)
         for loop in self.kernel.grid:
             unit = em.add(em.mul(unit, self.ctx.scalar(loop.extent)), self.ctx.symbols[Symbol(loop.symbol)])
-        em.here("i32", f"call i32 {function.text}(ptr %frame, ptr %slots, i64 {unit.text}, i64 {em.add(unit, imm(1)).text})")
+        em.here(
+            "i32", f"call i32 {function.text}(ptr %frame, ptr %slots, i64 {unit.text}, i64 {em.add(unit, imm(1)).text})"
+        )
 
 
 _LEAST, _MOST = 127 - 80, 127 + 50  # exponents of the largest number of an operand
@@ -462,7 +466,7 @@ class AttentionBackward(AttentionEmitter):
         assert sums is not None
         kept = self.at("rows", em.mul(panel, imm(ROWS_BYTES)))
         gradient, result = (self.start(site.inputs[which], first) for which in (3, 4))
-        self.tiles.look_at_rows(result, gradient, self.start(sums, first), count, kept, site.scale)
+        self.tiles.look_at_rows(result, gradient, self.start(sums, first), count, kept, (self.scale, site.scale))
         seen = self.below(panels, key, first)
 
         def block(at: Ssa, _: list[Ssa]) -> list[Ssa]:
@@ -473,8 +477,7 @@ class AttentionBackward(AttentionEmitter):
             self.finish_scores(scores, first, em.add(key, em.mul(at, imm(PANEL))), hides=False)
             place = em.add(em.mul(at, imm(self.row_bytes)), em.mul(panel, imm(self.step_bytes)))
             changes = self.at("changes", place), self.at("left changes", em.mul(at, imm(self.step_bytes)))
-            weights, factor = self.at("weights", place), self.scale * LOG2E
-            self.tiles.gradients(scores, slopes, kept, weights, changes, factor, site.scale)
+            self.tiles.gradients(scores, slopes, kept, self.at("weights", place), changes, self.scale, site.scale)
             return []
 
         em.loop(imm(0), seen, 1, [], block, "block")

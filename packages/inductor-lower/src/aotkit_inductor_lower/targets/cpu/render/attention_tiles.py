@@ -36,7 +36,14 @@ _BITS, _LONG = vector_type("i1", GROUP), vector_type("i16", 2 * GROUP)
 #: Coefficients of ``2**r`` for ``-0.5 <= r <= 0.5``, from the constant on (relative error 3e-6, 8e-8 and 2e-9).
 _POLYNOMIALS = {
     1: (0.999999261442165, 0.6931218147436676, 0.24024744839646142, 0.05591786028196552, 0.009570101434038926),
-    2: (1.0, 0.6931469670638644, 0.24022119723933916, 0.055507132749604664, 0.009675541330686679, 0.0013276471519845145),
+    2: (
+        1.0,
+        0.6931469670638644,
+        0.24022119723933916,
+        0.055507132749604664,
+        0.009675541330686679,
+        0.0013276471519845145,
+    ),
     3: (
         *(1.0, 0.6931472057372567, 0.2402264689061239, 0.055503287769803046),
         *(0.009618488959438844, 0.0013399931214362543, 0.0001534581137940519),
@@ -48,6 +55,11 @@ _LEAST = -126.0  # of powers: where numbers are subnormal, each would take as lo
 def number(value: float) -> str:
     """A float32 in LLVM text."""
     return literal(value, DType.F32)
+
+
+def is_exact(scale: float) -> bool:
+    """Whether products with a number are not rounded: it is a power of two."""
+    return 2.0**-20 <= abs(scale) <= 2.0**20 and math.frexp(scale)[0] in (0.5, -0.5)
 
 
 def _splat(value: float) -> Ssa:
@@ -92,9 +104,7 @@ class AttentionTiles:
         how much the first query comes after the first key."""
         self.call("hide", "ptr %scores, i64 %relation, i64 %left", (scores, relation, left), _write_hide)
 
-    def add_mask(
-        self, scores: Ssa, mask: Ssa, step: Ssa, rows: Ssa, left: Ssa, scale: float, dtype: DType
-    ) -> None:
+    def add_mask(self, scores: Ssa, mask: Ssa, step: Ssa, rows: Ssa, left: Ssa, scale: float, dtype: DType) -> None:
         """Scale a block of scores and add a mask, of which there are so many rows and columns."""
         given = (scores, mask, step, rows, left, Ssa(number(scale), "float"))
         parameters = "ptr %scores, ptr %mask, i64 %step, i64 %rows, i64 %left, float %scale"
@@ -133,14 +143,12 @@ class AttentionTiles:
         top = _across(em, _maximum(em, _maximum(em, *tops), before), _maximum)
         none = em.here(_BITS, f"fcmp oeq {top.typed}, {least.text}")
         used = em.here(FLOATS, f"select {none.typed}, {FLOATS} zeroinitializer, {top.typed}")
-        less = em.here(FLOATS, f"fmul {used.typed}, {factor.text}")
-        less = em.here(FLOATS, f"fneg {less.typed}")
         half, at = em.unsigned("udiv", row, imm(GROUP)), em.unsigned("urem", row, imm(GROUP))
         inside = em.add(em.mul(half, imm(TILE_BYTES)), em.mul(at, imm(64)))
         to = em.element("i8", Ssa("%weights", "ptr"), inside)
 
         def weights(panel: Ssa, now: list[Ssa]) -> list[Ssa]:
-            made = [self._weight(em, x, factor, less) for x in halves(panel)]
+            made = [self._weight(em, x, used, factor) for x in halves(panel)]
             own = em.element("i8", to, em.mul(panel, imm(self.form.step_bytes)))
             _store_all(em, self._pairs(em, *made), own)
             return [em.here(FLOATS, f"fadd {total.typed}, {x.text}") for total, x in zip(now, made, strict=True)]
@@ -152,7 +160,7 @@ class AttentionTiles:
         em.effect(f"store float {em.lane(top, 0, 'float').text}, ptr {kept[0].text}, align 4")
 
         def scale() -> None:
-            fall = self._weight(em, before, factor, less)
+            fall = self._weight(em, before, used, factor)
             known = em.here("float", f"load float, ptr {kept[1].text}, align 4")
             one = em.lane(fall, 0, "float")
             scaled = em.here("float", f"fmul float {known.text}, {one.text}")
@@ -174,9 +182,10 @@ class AttentionTiles:
         em.choose(Ssa("%first", "i1"), None, begin, scale)
         return []
 
-    def _weight(self, em: Emitter, score: Ssa, factor: Ssa, less: Ssa) -> Ssa:
-        """2**(score * factor + less)"""
-        power = _fma(em, score, factor, less)
+    def _weight(self, em: Emitter, score: Ssa, top: Ssa, factor: Ssa) -> Ssa:
+        """2**((score - top) * factor): nothing is rounded where large scores are close to each other."""
+        below = em.here(FLOATS, f"fsub {score.typed}, {top.text}")
+        power = em.here(FLOATS, f"fmul {below.typed}, {factor.text}")
         some = em.here(_BITS, f"fcmp ugt {power.typed}, {_splat(_LEAST).text}")
         em.declare("llvm.roundeven.v16f32", FLOATS, [FLOATS])
         whole = em.here(FLOATS, f"call {FLOATS} @llvm.roundeven.v16f32({power.typed})")
@@ -198,22 +207,29 @@ class AttentionTiles:
     # -- the backward --------------------------------------------------------------------------------------
 
     def gradients(
-        self, scores: Ssa, slopes: Ssa, rows: Ssa, weights: Ssa, changes: tuple[Ssa, Ssa], factor: float, scale: float
+        self, scores: Ssa, slopes: Ssa, rows: Ssa, weights: Ssa, changes: tuple[Ssa, Ssa], own: float, scale: float
     ) -> None:
-        """From a block of scores, and one of the products of gradient and value: weights, packed for a right factor, and
-        gradients of the products of query and key, packed for a right and for a left factor. ``rows``: what to take
-        from the powers of each row, and from its slopes."""
-        given = (scores, slopes, rows, weights, *changes, *(Ssa(number(x), "float") for x in (factor, scale)))
-        parameters = "ptr %scores, ptr %slopes, ptr %rows, ptr %weights, ptr %right, ptr %left, float %factor, float %scale"
-        self.call("gradients", parameters, given, self._write_gradients)
+        """From a block of scores, and one of the products of gradient and value: weights, packed for a right factor,
+        and gradients of the products of query and key, packed for a right and for a left factor. ``rows``: of
+        :meth:`look_at_rows`. ``own``: what scores are multiplied by, ``scale``: what that and a mask were before."""
+        before, factor = (1.0, own * LOG2E) if is_exact(own) else (own, LOG2E)
+        numbers = (Ssa(number(value), "float") for value in (before, factor, scale))
+        parameters = (
+            "ptr %scores, ptr %slopes, ptr %rows, ptr %weights, ptr %right, ptr %left,"
+            " float %before, float %factor, float %scale"
+        )
+        rounds = not is_exact(own)
+        write = functools.partial(self._write_gradients, rounds)
+        given = (scores, slopes, rows, weights, *changes, *numbers)
+        self.call(f"gradients{'_rounded' if rounds else ''}", parameters, given, write)
 
-    def _write_gradients(self, em: Emitter) -> None:
-        em.loop(imm(0), imm(GROUP), 1, [], functools.partial(self._gradient_rows, em), "pair")
+    def _write_gradients(self, rounds: bool, em: Emitter) -> None:
+        em.loop(imm(0), imm(GROUP), 1, [], functools.partial(self._gradient_rows, em, rounds), "pair")
 
-    def _gradient_rows(self, em: Emitter, pair: Ssa, _: list[Ssa]) -> list[Ssa]:
+    def _gradient_rows(self, em: Emitter, rounds: bool, pair: Ssa, _: list[Ssa]) -> list[Ssa]:
         near = self.form.pieces == 1
         rows = [em.add(em.mul(pair, imm(2)), imm(k)) if near else em.add(pair, imm(GROUP * k)) for k in range(2)]
-        made = [self._gradient_row(em, row) for row in rows]
+        made = [self._gradient_row(em, rounds, row) for row in rows]
         line = em.mul(pair, imm(64))
         for kind, name in enumerate(("%weights", "%right")):
             to = em.element("i8", Ssa(name, "ptr"), line)
@@ -225,33 +241,45 @@ class AttentionTiles:
             for half, values in enumerate(halves):
                 _store_all(em, values, em.element("i8", to, imm(TILE_BYTES * half)))
         for row, (_weights, changes) in zip(rows, made, strict=True):
-            half, at = em.unsigned("udiv", row, imm(GROUP)), em.unsigned("urem", row, imm(GROUP))
-            inside = em.add(em.mul(half, imm(TILE_BYTES)), em.mul(at, imm(64)))
+            lower, at = em.unsigned("udiv", row, imm(GROUP)), em.unsigned("urem", row, imm(GROUP))
+            inside = em.add(em.mul(lower, imm(TILE_BYTES)), em.mul(at, imm(64)))
             _store_all(em, self._pairs(em, *changes), em.element("i8", Ssa("%left", "ptr"), inside))
         return []
 
-    def _gradient_row(self, em: Emitter, row: Ssa) -> tuple[list[Ssa], list[Ssa]]:
+    def _gradient_row(self, em: Emitter, rounds: bool, row: Ssa) -> tuple[list[Ssa], list[Ssa]]:
         """The weights of a row, and the gradients of its products: two vectors of each."""
         cell = _cell(em, row)
-        factor, scale = (em.splat(Ssa(name, "float"), GROUP) for name in ("%factor", "%scale"))
+        before, factor, scale = (em.splat(Ssa(f"%{name}", "float"), GROUP) for name in ("before", "factor", "scale"))
         places = [em.element("float", Ssa("%rows", "ptr"), em.add(row, imm(PANEL * k))) for k in range(2)]
-        less, delta = (em.splat(em.here("float", f"load float, ptr {p.text}, align 4"), GROUP) for p in places)
+        top, delta = (em.splat(em.here("float", f"load float, ptr {p.text}, align 4"), GROUP) for p in places)
         weights, changes = [], []
         for half in range(2):
             at = em.add(cell, imm(TILE_BYTES * half))
             score, slope = (_load(em, em.element("i8", Ssa(name, "ptr"), at)) for name in ("%scores", "%slopes"))
-            weight = self._weight(em, score, factor, less)
+            if rounds:
+                score = em.here(FLOATS, f"fmul {score.typed}, {before.text}")
+            weight = self._weight(em, score, top, factor)
             weights.append(weight)
             changes.append(em.here(FLOATS, f"fmul {_fma(em, slope, scale, delta).typed}, {weight.text}"))
         return weights, changes
 
-    def look_at_rows(self, result: tuple[Ssa, Ssa], gradient: tuple[Ssa, Ssa], sums: tuple[Ssa, Ssa], count: Ssa, to: Ssa, scale: float) -> None:
-        """What :meth:`gradients` takes from rows, of as many as there are of 32: lines of the result and of its
-        gradient, and logarithms of sums, each with the step to the next one."""
-        given = (*result, *gradient, *sums, count, to, Ssa(number(-scale), "float"))
+    def look_at_rows(
+        self,
+        result: tuple[Ssa, Ssa],
+        gradient: tuple[Ssa, Ssa],
+        sums: tuple[Ssa, Ssa],
+        count: Ssa,
+        to: Ssa,
+        scales: tuple[float, float],
+    ) -> None:
+        """What :meth:`gradients` takes from the scores of rows, and from their slopes, for as many rows as there are of
+        32: lines of the result and of its gradient, and logarithms of sums, each with the step to the next one."""
+        own, scale = scales
+        numbers = (Ssa(number(value), "float") for value in (1 / own if is_exact(own) else 1.0, -scale))
+        given = (*result, *gradient, *sums, count, to, *numbers)
         parameters = (
             "ptr %result, i64 %result.step, ptr %gradient, i64 %gradient.step, ptr %sums, i64 %sums.step, i64 %count,"
-            " ptr %to, float %scale"
+            " ptr %to, float %factor, float %scale"
         )
         self.call("rows", parameters, given, self._write_rows)
 
@@ -259,7 +287,10 @@ class AttentionTiles:
         count, to = Ssa("%count", "i64"), Ssa("%to", "ptr")
 
         def row(at: Ssa, _: list[Ssa]) -> list[Ssa]:
-            lines = [self._line(em, Ssa(f"%{n}", "ptr"), em.mul(at, Ssa(f"%{n}.step", "i64"))) for n in ("result", "gradient")]
+            lines = [
+                self._line(em, Ssa(f"%{n}", "ptr"), em.mul(at, Ssa(f"%{n}.step", "i64")))
+                for n in ("result", "gradient")
+            ]
             total = Ssa("zeroinitializer", FLOATS)
             for vector in range(self.vectors):
                 a, b = (self._read(em, line, vector) for line in lines)
@@ -268,13 +299,15 @@ class AttentionTiles:
             delta = em.here("float", f"fmul float {dot.text}, %scale")
             place = em.element("float", Ssa("%sums", "ptr"), em.mul(at, Ssa("%sums.step", "i64")))
             known = em.here("float", f"load float, ptr {place.text}, align 4")
-            less = em.here("float", f"fmul float {known.text}, {number(-LOG2E)}")
-            for k, value in enumerate((less, delta)):
-                em.effect(f"store {value.typed}, ptr {em.element('float', to, em.add(at, imm(PANEL * k))).text}, align 4")
+            top = em.here("float", f"fmul float {known.text}, %factor")
+            for k, value in enumerate((top, delta)):
+                em.effect(
+                    f"store {value.typed}, ptr {em.element('float', to, em.add(at, imm(PANEL * k))).text}, align 4"
+                )
             return []
 
         def missing(at: Ssa, _: list[Ssa]) -> list[Ssa]:
-            for k, value in enumerate((-math.inf, 0.0)):
+            for k, value in enumerate((math.inf, 0.0)):
                 place = em.element("float", to, em.add(at, imm(PANEL * k)))
                 em.effect(f"store float {number(value)}, ptr {place.text}, align 4")
             return []
@@ -337,7 +370,12 @@ class AttentionTiles:
         return None if left >= GROUP else _lanes([lane < left for lane in range(GROUP)])
 
     def _read(self, em: Emitter, line: Ssa, vector: int) -> Ssa:
-        return _read(em, em.element("i16" if self.narrow else "float", line, imm(GROUP * vector)), self.narrow, self._tail(vector))
+        return _read(
+            em,
+            em.element("i16" if self.narrow else "float", line, imm(GROUP * vector)),
+            self.narrow,
+            self._tail(vector),
+        )
 
     def _write(self, em: Emitter, line: Ssa, vector: int, value: Ssa, there: Ssa | None) -> None:
         """A vector of a line, if it is ``there``."""
@@ -414,7 +452,9 @@ def _read(em: Emitter, place: Ssa, narrow: bool, lanes: Ssa | None) -> Ssa:
     else:
         symbol = f"llvm.masked.load.v{GROUP}{suffix}.p0"
         em.declare(symbol, kind, ["ptr", _BITS, kind])
-        value = em.here(kind, f"call {kind} @{symbol}(ptr align {align} {place.text}, {lanes.typed}, {kind} zeroinitializer)")
+        value = em.here(
+            kind, f"call {kind} @{symbol}(ptr align {align} {place.text}, {lanes.typed}, {kind} zeroinitializer)"
+        )
     if not narrow:
         return value
     wide = em.here(_WORDS, f"zext {value.typed} to {_WORDS}")
