@@ -59,6 +59,7 @@ from .loop_passes import (
     fuse_concats,
     fuse_kernels,
     fuse_mixed_order_reductions,
+    generate_attention,
     generate_contractions,
     inline_producers,
     localize_temporaries,
@@ -119,6 +120,7 @@ LOOP_PASSES = in_order(
     order_steps.PASS,
     fission_long_rows.PASS,  # when the machine is known, as the next
     split_reductions.PASS,  # and outer reductions
+    generate_attention.PASS,  # after all that fuses: it takes nothing in
     choose_library_calls.PASS,
     reuse_call_results.PASS,  # last: no pass looks through the aliases that it adds
 )

@@ -139,6 +139,9 @@ class Target(Protocol):
         """Who computes one result of a convolution or of its backward, ATen's ``call``, or these ``parts`` of it: one
         of the ``contraction_forms`` for all, or ``"nest"``, plain loops. Asked where :meth:`choose` is."""
 
+    def choose_attention(self, nest: LoopNest, buffers: Mapping[str, Buffer], options: LowerOptions) -> Choice:
+        """Who computes an attention: kernels for its nest, or ATen's call. Asked where :meth:`choose` is."""
+
     def renders_product(self, nest: LoopNest, buffers: Mapping[str, Buffer]) -> bool:
         """Whether the nest is a product of matrices, with what is computed of it, that the target writes in tiles.
         Asked where it ``tiles_products``."""
@@ -203,6 +206,10 @@ class NoMachine:
     ) -> Choice:
         """ATen's call."""
         return Choice("aten", "convolutions are left to ATen")
+
+    def choose_attention(self, nest: LoopNest, buffers: Mapping[str, Buffer], options: LowerOptions) -> Choice:
+        """ATen's call."""
+        return Choice("aten", "attention is left to ATen")
 
     def renders_product(self, nest: LoopNest, buffers: Mapping[str, Buffer]) -> bool:
         """There are no tiles."""

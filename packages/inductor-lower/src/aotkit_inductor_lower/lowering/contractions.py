@@ -42,7 +42,7 @@ from .context import LoweringContext
 from .extern import lower_extern
 from .values import NodeValue
 
-__all__ = ["PRODUCTS", "contraction_of", "lower_product"]
+__all__ = ["PRODUCTS", "broadcast_indices", "contraction_of", "lower_product"]
 
 _aten = torch.ops.aten
 #: Where each has its factors, and what is added; ``linear`` has its second factor transposed.
@@ -176,7 +176,7 @@ class _Writer:
     def write_epilogue(self, at: tuple[Expr, ...], alpha: float, beta: float) -> bool:
         value = self.scaled("total", alpha, "alpha")
         if self.bias is not None and beta != 0:
-            indices = _broadcast(self.bias.sizes, self.out.sizes, at)
+            indices = broadcast_indices(self.bias.sizes, self.out.sizes, at)
             if indices is None:
                 return False
             self.epilogue.append(Load("bias", self.bias.name, indices, self.dtype))
@@ -200,7 +200,7 @@ class _Writer:
         return f"{value}_{to.value}"
 
 
-def _broadcast(sizes: Sequence[Expr], to: Sequence[Expr], at: Sequence[Expr]) -> tuple[Expr, ...] | None:
+def broadcast_indices(sizes: Sequence[Expr], to: Sequence[Expr], at: Sequence[Expr]) -> tuple[Expr, ...] | None:
     """The element of a smaller tensor at a place of a larger one; ``None`` where that is not known."""
     last = len(to) - len(sizes)
     if last < 0:

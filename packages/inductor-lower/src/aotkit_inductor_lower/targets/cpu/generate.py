@@ -24,12 +24,14 @@ from ...memory.build_plan import build_plan
 from ...memory.segments import Segment, segments
 from ...memory.storage import Storage, assign_storage, check_on_cpu
 from ...symbolic import Symbol, to_expr
+from .choose_attention import attention_form
 from .machine import Machine, host_machine
 from .module import ModuleText
 from .object import compile_text
 from .products import TiledProduct, lies_along_columns, product_form
 from .render.amx_product import TiledProductEmitter
 from .render.amx_tiles import uses_tiles
+from .render.attention import AttentionBackward, AttentionForward
 from .render.few_rows import FewRowsEmitter
 from .render.few_rows_along_columns import FewRowsAlongColumns
 from .render.few_rows_along_sums import FewRowsAlongSums
@@ -119,8 +121,12 @@ class _Kernels:
         shape = canonical(kernel)
         made = self.known.get(shape)
         if made is None:
-            site, declarations = product_form(kernel, self.target), self.module.declarations
-            if isinstance(site, FewRowsSite):
+            declarations, attention = self.module.declarations, attention_form(kernel, self.target)
+            site = product_form(kernel, self.target) if attention is None else None
+            if attention is not None:
+                way = AttentionBackward if attention.backward else AttentionForward
+                text = way(kernel, attention, self.target, declarations).emit()
+            elif isinstance(site, FewRowsSite):
                 text = _few_rows(kernel, site, self.target, declarations).emit()
             elif isinstance(site, TiledProduct):
                 text = TiledProductEmitter(kernel, site, self.target, declarations).emit()

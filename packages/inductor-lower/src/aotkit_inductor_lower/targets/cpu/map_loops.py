@@ -27,7 +27,7 @@ from ...ops.scalar import LONG, TRAPPING
 from ...symbolic import Expr, Symbol, SymbolKind, estimate, to_expr
 from .machine import Machine
 
-__all__ = ["bears_mask", "map_loops", "version_loops", "work_of"]
+__all__ = ["bears_mask", "map_loops", "map_rows", "version_loops", "work_of"]
 
 LEAST_TAIL = 4  # elements for which a masked vector pays
 FEW = 8  # what a size is that turns out to be small
@@ -65,6 +65,14 @@ def map_loops(kernel: Kernel, target: Machine) -> Kernel:
     interleave = whole if joint else _fit_interleave(wanted, loop.extent, lanes)
     masked = outer_tail(kernel, nests, loop, lanes, target)
     return _across_grid(kernel, {outer: _lanes(loop, lanes, interleave, masked=masked)})
+
+
+def map_rows(kernel: Kernel, target: Machine) -> Kernel:
+    """The kernel with a loop of each nest in the lanes, and the grid's loops as units of work."""
+    nests = perfect_nests(kernel)
+    lanes = target.lanes(element_bits(nests))
+    names, _ = _inner_choice(kernel, nests, lanes, target)
+    return _along_rows(kernel, nests, names, lanes, target)
 
 
 def version_loops(kernel: Kernel, target: Machine) -> Kernel:

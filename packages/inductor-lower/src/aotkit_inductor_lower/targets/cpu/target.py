@@ -50,6 +50,12 @@ class CpuTarget:
 
         return choose_convolution(parts, call, buffers, options, self.machine)
 
+    def choose_attention(self, nest: LoopNest, buffers: Mapping[str, Buffer], options: LowerOptions) -> Choice:
+        """``"amx-attention"``, where there are tile registers, and they take less time."""
+        from .choose_attention import choose_attention
+
+        return choose_attention(nest, buffers, options, self.machine)
+
     def renders_product(self, nest: LoopNest, buffers: Mapping[str, Buffer]) -> bool:
         """Whether its kernel is one for :class:`~.render.product.ProductEmitter`."""
         from .products import product_of

@@ -36,6 +36,10 @@ class InterpreterTarget:
         """ATen's call."""
         return Choice("aten", "convolutions are left to ATen")
 
+    def choose_attention(self, nest: LoopNest, buffers: Mapping[str, Buffer], options: LowerOptions) -> Choice:
+        """ATen's call."""
+        return Choice("aten", "attention is left to ATen")
+
     def renders_product(self, nest: LoopNest, buffers: Mapping[str, Buffer]) -> bool:
         """Not asked: products are nests from the start."""
         return False

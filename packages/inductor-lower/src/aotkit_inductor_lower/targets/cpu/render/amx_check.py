@@ -67,6 +67,24 @@ class TileCheck:
         bits = em.here("i32", f"bitcast float {finite.text} to i32")
         return em.here("i32", f"shl i32 {bits.text}, 1")
 
+    @staticmethod
+    def largest(em: Emitter, stats: Ssa, size: int) -> tuple[Ssa, Ssa]:
+        """The exponent of the largest number of the panels whose stats have ``size`` bytes together, and whether any is
+        not 0."""
+        umax = f"llvm.umax.v{2 * GROUP}i16"
+        em.declare(umax, _HALVES, [_HALVES, _HALVES])
+
+        def panel(at: Ssa, now: list[Ssa]) -> list[Ssa]:
+            own = em.element("i8", stats, at)
+            most = em.here(_HALVES, f"call {_HALVES} @{umax}({_load(em, _HALVES, own, 0).typed}, {now[0].typed})")
+            return [most, em.here(_WORDS, f"or {_load(em, _WORDS, own, 2).typed}, {now[1].text}")]
+
+        start = [Carried(kind, Ssa("zeroinitializer", kind)) for kind in (_HALVES, _WORDS)]
+        most, lost = em.loop(imm(0), imm(size), STATS_BYTES, start, panel, "panel")
+        word = em.here("i32", f"zext i16 {_reduced(em, 'umax', most, 'i16').text} to i32")
+        bits = em.here("i32", f"or i32 {word.text}, {_reduced(em, 'or', lost, 'i32').text}")
+        return em.here("i32", f"lshr i32 {word.text}, 8"), em.here("i1", f"icmp ne i32 {bits.text}, 0")
+
     def repair(self, sums: Sequence[Ssa], limit: Ssa, stats: Sequence[Ssa], again: Callable[[], None]) -> None:
         """Let ``again`` compute the sums anew if one of them may be wrong. ``stats``: of the panels of both factors."""
         em = self.em

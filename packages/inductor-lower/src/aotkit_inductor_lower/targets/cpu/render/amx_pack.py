@@ -11,8 +11,8 @@ from ..tile_forms import TILE_BYTES, TileForm
 from .emitter import Carried, Emitter, Ssa, imm, vector_type
 from .transpose import transpose
 
-__all__ = ["GROUP", "STATS_BYTES", "Packing", "carried_stats", "neighbors", "pack_step", "room_for_squares"]
-__all__ += ["store_line", "store_stats"]
+__all__ = ["GROUP", "STATS_BYTES", "Packing", "carried_stats", "neighbors", "pack_step", "pairs_of"]
+__all__ += ["room_for_squares", "store_line", "store_stats"]
 
 GROUP = 16  # lines of a tile, and lanes of a vector of 32 bits
 #: What is kept of a panel: the largest and the smallest nonzero number (as 16 bits), and bits that no piece holds.
@@ -101,17 +101,22 @@ def pack_step(
             kind = vector_type("float", GROUP)
             places = [_square(em, room, index, half) for half in range(2)]
             low, high = (em.here(kind, f"load {kind}, ptr {place.text}, align 64") for place in places)
-        pieces = list(zip(*(_split(em, value, packing.form.pieces) for value in (low, high)), strict=True))
-        if packing.form.pieces == 2:
-            rounded = [_words(em, _narrow(em, half)) for half in pieces[1]]
-            pairs = [_pair(em, *pieces[0]), _or(em, rounded[0], _shift(em, "shl", rounded[1]))]
-        else:
-            pairs = [_pair(em, *piece) for piece in pieces]
+        pairs, pieces = pairs_of(em, packing.form, low, high)
         for piece, value in enumerate(pairs):
             store_line(em, value, to, piece, index)
-        return _observed(em, now, pairs[0], pieces[-1] if packing.form.pieces == 3 else ()) if now else []
+        return _observed(em, now, pairs[0], pieces if packing.form.pieces == 3 else ()) if now else []
 
     return em.loop(imm(0), imm(GROUP), 1, stats, line, "line")
+
+
+def pairs_of(em: Emitter, form: TileForm, low: Ssa, high: Ssa) -> tuple[list[Ssa], tuple[Ssa, ...]]:
+    """Pairs of the numbers of two vectors of float32, a register for each of several pieces; and what was left of both
+    for the last piece."""
+    pieces = list(zip(*(_split(em, value, form.pieces) for value in (low, high)), strict=True))
+    if form.pieces == 2:
+        rounded = [_words(em, _narrow(em, half)) for half in pieces[1]]
+        return [_pair(em, *pieces[0]), _or(em, rounded[0], _shift(em, "shl", rounded[1]))], pieces[-1]
+    return [_pair(em, *piece) for piece in pieces], pieces[-1]
 
 
 def _square(em: Emitter, room: Ssa, index: Ssa, half: int) -> Ssa:

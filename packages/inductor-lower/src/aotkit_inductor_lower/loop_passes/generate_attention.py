@@ -1,0 +1,56 @@
+"""Pass: attention becomes kernels, where the target has a form for it, see Note [Attention as a nest].
+
+It comes after all passes that fuse and split nests: an attention takes nothing in, and nothing may take it apart.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..ir import ExternCall, Program, Step
+from ..ir.walk import buffers_of
+from ..lowering.attention import BACKWARD, FORWARD, attention_of
+from ..passes import NO_FUEL, Decision, Pass, PassContext
+
+__all__ = ["PASS", "generate_attention"]
+
+
+def generate_attention(program: Program, ctx: PassContext) -> Program:
+    """The program with the calls of fused attention that the target computes as nests."""
+    found = any(isinstance(step, ExternCall) and step.target in (FORWARD, BACKWARD) for step in program.steps)
+    forms = ctx.target.capabilities.contraction_forms
+    if not found or not forms or ctx.options.contractions == "aten":
+        return program
+    buffers, made = buffers_of(program), list(program.buffers)
+    steps: list[Step] = []
+    for step in program.steps:
+        attention = None
+        if isinstance(step, ExternCall):
+            attention = attention_of(step, buffers, ctx.target.capabilities.device)
+        if attention is None:
+            steps.append(step)
+            continue
+        nest, scratch = attention.nest("highest")
+        known = {**buffers, **{buffer.name: buffer for buffer in scratch}}
+        choice = ctx.target.choose_attention(nest, known, ctx.options)
+        generated = choice.form != "aten" and ctx.fuel.take()
+        reason = choice.reason if generated or choice.form == "aten" else NO_FUEL
+        query, key, _ = attention.factors
+        what = f"{query.dtype} {list(map(str, query.sizes))} x {list(map(str, key.sizes))}"
+        ctx.decisions.append(
+            Decision("contraction", attention.call.name, attention.call.target, generated, f"{what}: {reason}")
+        )
+        if not generated:
+            steps.append(step)
+            continue
+        steps.append(attention.nest(choice.precision)[0])
+        made += scratch
+    return replace(program, steps=tuple(steps), buffers=tuple(made))
+
+
+PASS = Pass(
+    "generate-attention",
+    generate_attention,
+    why="blocks of scores in registers take less time than ATen's kernels",
+    after=("generate-contractions", "split-reductions"),
+)

@@ -1,0 +1,49 @@
+"""Which attention is computed in tile registers (AMX).
+
+Note [Which attention is tiles]
+    What ATen's fused attention takes is mostly the time between its products, and in the backward of bfloat16 its
+    products, too, which are written for blocks that are all copied. Kernels of ours take a third to three quarters of
+    the time forward and an eighth to two thirds backward (`python -m tools.bench.attention`), but for heads of which
+    there is little to do: packing is as much work as a few blocks of scores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ...ir import Buffer, DType, LoopNest
+from ...kernel_ir.attention_site import AttentionSite, attention_site
+from ...kernel_ir.nodes import Kernel
+from ...kernel_passes.linearize import Placement
+from ...kernel_passes.normal_form import kernel_of
+from ...options import LowerOptions
+from ...symbolic import to_expr
+from ...target import Choice
+from .choose_tiles import precision_of_products
+from .machine import Machine
+
+__all__ = ["attention_form", "choose_attention"]
+
+_HEAD = 256  # numbers of a head, at most
+_SHORT = 16  # queries, keys, numbers of a head: of less, tiles are mostly padding
+
+
+def attention_form(kernel: Kernel, machine: Machine) -> AttentionSite | None:
+    """The attention that a kernel is, where it is written for tile registers."""
+    if machine.vector_bits != 512 or not machine.has("amx-bf16") or not machine.has("avx512bf16"):
+        return None
+    site = attention_site(kernel)
+    return site if site is not None and site.head <= _HEAD and site.scale > 0 else None
+
+
+def choose_attention(nest: LoopNest, buffers: Mapping[str, Buffer], options: LowerOptions, machine: Machine) -> Choice:
+    """``"amx-attention"`` or ATen's call."""
+    kernel = kernel_of(nest, buffers, {name: Placement(name, to_expr(0)) for name in buffers})
+    site = attention_form(kernel, machine)
+    if site is None:
+        return Choice("aten", "the target has no form for its operands")
+    sizes = (*(count.constant for count in site.counts), site.head)
+    if options.contractions != "generated" and any(size is not None and size < _SHORT for size in sizes):
+        return Choice("aten", "the heads are small")
+    precision = precision_of_products() if site.dtype is DType.F32 else "highest"
+    return Choice("amx-attention", "tile registers take less time than ATen's blocks", precision=precision)
