@@ -203,7 +203,7 @@ def test_names_of_sphinx_roles_become_plain_names() -> None:
 
 
 def test_a_line_of_a_docstring_that_explains_names_explains_one() -> None:
-    """The site makes a table of such a section, whose row has one name: of ``a, b: words`` it takes ``b`` for a type."""
+    """The site makes a table of such a section, one name a row: of ``a, b: words`` it takes ``b`` for a type."""
     section, several = re.compile(r"(?:Args|Attributes|Raises):$"), re.compile(r"    \*{0,2}\w+(?:, \*{0,2}\w+)+:")
     found = []
     for path in sorted((ROOT / "packages").glob("*/src/**/*.py")):
