@@ -521,6 +521,15 @@ def emulate(session: nox.Session, processor: str, names: tuple[str, ...], *optio
 
 
 @session_without_pip
+def emulated_demo(session: nox.Session) -> None:
+    """The demo on an emulated 64-bit ARM processor, with our wheels and torch's; `-- FOLDER` keeps its downloads."""
+    folder, *options = session.posargs or ["build/emulated"]
+    wheels = [str(wheel) for wheel in build_wheels(session, PACKAGES)]
+    python = executables(base_environment(session, "build", BUILD_TOOLS)) / "python"
+    session.run(str(python), "-m", "tools.emulation.whole", folder, *wheels, *options, external=True)
+
+
+@session_without_pip
 def fuzz(session: nox.Session) -> None:
     """Random programs over aliasing, mutation and views; `-- --programs 5000 --lowering kernels` and so on."""
     install_everything(session)

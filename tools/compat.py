@@ -122,7 +122,7 @@ def _toml(value: object) -> str:
 def page(results: Sequence[Result]) -> str:
     """The page's text."""
     pairs = sorted({(result.torch, result.python) for result in results}, key=lambda p: (numbers(p[0]), numbers(p[1])))
-    head = "| suite | " + " | ".join(f"torch {torch}, Python {python}" for torch, python in pairs) + " |"
+    head = "| suite | " + " | ".join(f"{torch} / {python}" for torch, python in pairs) + " |"
     found = {(result.suite, result.torch, result.python): result.cell() for result in results}
     rows = [
         f"| {suite} | " + " | ".join(found.get((suite, *pair), "not run") for pair in pairs) + " |" for suite in PARTS
@@ -132,10 +132,10 @@ def page(results: Sequence[Result]) -> str:
 
 INTRODUCTION = """# Versions of torch and Python
 
-Tests passed on the CPU (Linux, x86-64), as `nox -s compat -- VERSION` counted them. *(part)*: some files of the suite;
-*refused*: tests of what this torch cannot do, which another test sees refused. `nox -s compat -- VERSION --all` runs
-whole suites. What is not in the table has not been run. [Limits](limits.md#versions-and-platforms) says what the
-failures are.
+Tests passed on the CPU (Linux, x86-64), as `nox -s compat -- VERSION` counted them. A column is a torch / a Python.
+*(part)*: some files of the suite; *refused*: tests of what this torch cannot do, which another test sees refused.
+`nox -s compat -- VERSION --all` runs whole suites, and `nox -s test` runs them with torch 2.13 and Python 3.11. What is
+not in the table has not been run. [Limits](limits.md#versions-and-platforms) says what the refused tests are.
 
 <!-- made by `python -m tools.compat page` -->
 

@@ -195,6 +195,11 @@ def verdict(eager: Training, compiled: Training) -> str | None:
     return None
 
 
+def counted(number: int, thing: str) -> str:
+    """``1 layer``, ``2 layers``."""
+    return f"{number} {thing}{'' if number == 1 else 's'}"
+
+
 def main(arguments: list[str]) -> int:
     """Run the demo and print its tables."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -206,7 +211,8 @@ def main(arguments: list[str]) -> int:
         parser.error("--steps must be at least 2: the first step is the compilation")
     torch.set_num_threads(chosen.threads)
     console = Console()
-    console.print(f"A BERT with {chosen.layers} layers, {chosen.steps} steps, {chosen.threads} threads, CPU.")
+    sizes = ((chosen.layers, "layer"), (chosen.steps, "step"), (chosen.threads, "thread"))
+    console.print(f"A BERT on the CPU: {', '.join(counted(*size) for size in sizes)}.")
     eager, compiled, stage_seconds = make_trainings(chosen.layers)
     first_call = train(eager, compiled, chosen.steps, console)
     console.print(results_table(eager, compiled))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import shutil
 from pathlib import Path
@@ -199,3 +200,18 @@ def test_names_of_sphinx_roles_become_plain_names() -> None:
         "see :func:<code>~.errors.CodegenError</code> and :class:<code>.Call</code>, as in::</p>"
     )
     assert shown == "see <code>CodegenError</code> and <code>Call</code>, as in:</p>"
+
+
+def test_a_line_of_a_docstring_that_explains_names_explains_one() -> None:
+    """The site makes a table of such a section, one name a row: of ``a, b: words`` it takes ``b`` for a type."""
+    section, several = re.compile(r"(?:Args|Attributes|Raises):$"), re.compile(r"    \*{0,2}\w+(?:, \*{0,2}\w+)+:")
+    found = []
+    for path in sorted((ROOT / "packages").glob("*/src/**/*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            documented = isinstance(node, ast.FunctionDef | ast.ClassDef | ast.Module)
+            inside = False
+            for line in ((ast.get_docstring(node) if documented else None) or "").splitlines():
+                inside = bool(section.match(line)) or (inside and (not line or line.startswith(" ")))
+                if inside and several.match(line):
+                    found.append(f"{path.relative_to(ROOT)}: {line.strip()}")
+    assert found == []

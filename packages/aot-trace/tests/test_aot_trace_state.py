@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from torch.utils.checkpoint import checkpoint
 
-from aotkit_aot_trace import FunctionalLayer, TraceOptions, Unsupported, _torch_compat, capture
+from aotkit_aot_trace import FunctionalLayer, TraceOptions, Unsupported, capture
 from aotkit_aot_trace.callables import TRACING_LOCK
 
 
@@ -198,17 +198,6 @@ def test_a_conditional_operator_is_captured_or_refused_readably(run_graph):
     (ours,) = run_graph(captured, list(examples))
     torch.testing.assert_close(ours, fn(p, x))
     torch.testing.assert_close(torch.autograd.grad(ours.sum(), x)[0], x.cos())
-
-
-def test_only_torch_2_11_must_be_told_the_fake_mode_of_subgraphs(monkeypatch):
-    monkeypatch.setattr(_torch_compat, "fake_mode_of_subgraphs", lambda mode: contextlib.nullcontext())
-
-    def fn(p, x):
-        return torch.cond(p, lambda x: x.sin(), lambda x: x.cos() * 2, (x,))
-
-    told = pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match="fake modes")
-    with told if torch.__version__.startswith("2.11.") else contextlib.nullcontext():
-        dynamo_capture(fn, [torch.tensor(True), torch.randn(4, requires_grad=True)])
 
 
 @pytest.fixture

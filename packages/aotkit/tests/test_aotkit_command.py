@@ -88,6 +88,14 @@ def test_the_doctor_names_versions_processor_libraries_and_problems(
     assert "problem: nothing is kept between processes" in said and "is not a directory" in said
 
 
+def test_the_doctor_says_why_kernels_use_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert dict(doctor.diagnose().facts)["threads"] == "those of torch's OpenMP runtime"
+    monkeypatch.setattr(torch.__config__, "parallel_info", lambda: "ATen parallel backend: native thread pool\n")
+    found = doctor.diagnose()
+    assert dict(found.facts)["threads"] == "one, see below"
+    assert any("use one thread: this torch runs its operators on another pool" in told for told in found.problems)
+
+
 def test_a_function_and_a_package_are_explained(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,6 +17,7 @@ import aotkit
 from aotkit.reports.page.collect import collect
 from aotkit.reports.page.kernels import cards_of
 from aotkit.reports.page.layers import Layer, layers_of
+from aotkit.reports.page.render import _ms
 from aotkit.reports.page.texts import Budget, llvm_of, nest_of, source_at, triton_of
 from aotkit_inductor_lower.errors import LoweringError
 from aotkit_inductor_lower.launch_plan.facts import memory_of
@@ -258,3 +259,11 @@ def test_the_command_writes_a_page(tmp_path: Path) -> None:
     assert "<title>sin, compiled by aotkit</title>" in (tmp_path / "page.html").read_text()
     done = subprocess.run([*aot, "page.txt"], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 2 and "does not end in .html" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [(1196.2, "1196 ms"), (83.46, "83.5 ms"), (9.68, "9.68 ms"), (0.119, "0.119 ms"), (0.0071, "0.007 ms")],
+)
+def test_times_have_three_digits(value: float, told: str) -> None:
+    assert _ms(value) == told

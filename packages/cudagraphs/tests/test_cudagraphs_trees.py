@@ -524,7 +524,7 @@ def test_a_backward_in_another_thread_that_torch_starts_belongs_to_its_callers_t
     assert found[1] is manager
 
 
-@pytest.mark.parametrize("taken", [0, 1], ids=["torch 2.11", "torch 2.13"])
+@pytest.mark.parametrize("taken", [0, 1], ids=["torch 2.11", "torch 2.12"])
 def test_the_thread_s_object_lives_as_long_as_torch_refers_to_it(make, monkeypatch, taken):
     """Torch gives one reference back when the thread ends; 2.11 takes none: a crash at the first call."""
     stashed, references = {}, ctypes.pythonapi

@@ -289,3 +289,25 @@ def test_the_page_begins_with_the_figures():
         ("1", "ops run twice"),
         (format_seconds(report.recompute_seconds), "estimated time of recomputation"),
     ]
+
+
+def test_a_column_in_which_no_row_has_words_is_left_out():
+    result = small()
+    assert not any(value.source for value in result.report.saved), "this graph has no source lines"
+    assert ">source<" not in html_report(result) and ">kind<" in html_report(result)
+    with_lines = replace(result.report, saved=[replace(value, source="model.py:3") for value in result.report.saved])
+    assert html_report(replace(result, report=with_lines)).count(">source<") == 1
+
+
+@pytest.mark.parametrize(("inputs", "opacity"), [(2, "0.75"), (60, "0.25")])
+def test_the_lines_of_many_inputs_are_faint(inputs, opacity):
+    graph = torch.fx.Graph()
+    values = [graph.placeholder(f"primals_{place}") for place in range(1, inputs + 1)]
+    grad = graph.placeholder("tangents_1")
+    out = graph.call_function(aten.sin.default, (values[0],))
+    graph.output([out, *(graph.call_function(aten.mul.Tensor, (grad, value)) for value in values)])
+    for node in graph.nodes:
+        node.meta["val"] = torch.empty(16, 16, device="meta")
+    svg = cut_svg(partition(torch.fx.GraphModule(nn.Module(), graph), 1))
+    curves = [curve for curve, _ in hinted(svg, "primals_")]
+    assert len(curves) == inputs and {curve.attrib["opacity"] for curve in curves} == {opacity}

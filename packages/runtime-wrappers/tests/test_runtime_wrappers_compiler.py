@@ -8,7 +8,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 import pytest
@@ -226,6 +226,8 @@ def called_by(run: Callable[[], Any]) -> list[str]:
 
 def instructions_of(run: Callable[[], Any]) -> int:
     """Bytecode instructions of Python that ``run`` executes, in all frames."""
+    if sys.version_info >= (3, 12):
+        return _monitored_instructions_of(run)
     count = 0
 
     def trace(frame: FrameType, event: str, arg: Any) -> Any:
@@ -239,6 +241,28 @@ def instructions_of(run: Callable[[], Any]) -> int:
         run()
     finally:
         sys.settrace(None)
+    return count
+
+
+def _monitored_instructions_of(run: Callable[[], Any]) -> int:
+    """From Python 3.13 on a trace function misses instructions of a frame that it hears of for the first time."""
+    count = 0
+
+    def executed(code: CodeType, offset: int) -> None:
+        nonlocal count
+        count += 1
+
+    monitoring = sys.monitoring
+    tool, event = monitoring.PROFILER_ID, monitoring.events.INSTRUCTION
+    monitoring.use_tool_id(tool, "instructions")
+    try:
+        monitoring.register_callback(tool, event, executed)
+        monitoring.set_events(tool, event)
+        run()
+    finally:
+        monitoring.set_events(tool, 0)
+        monitoring.register_callback(tool, event, None)
+        monitoring.free_tool_id(tool)
     return count
 
 

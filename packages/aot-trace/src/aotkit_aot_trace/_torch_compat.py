@@ -240,8 +240,8 @@ def without_saving_hooks() -> Iterator[None]:
 def fake_mode_of_subgraphs(fake_mode: Any) -> Iterator[None]:
     """Context in which operators with subgraphs record those under ``fake_mode``.
 
-    In torch 2.11 they take the one that Dynamo has put into its tracing context, which is another than ours where the
-    recording runs on tensors of its own. Later versions ask the recording.
+    Before torch 2.12 they take the one that Dynamo has put into its tracing context, which is another than ours where
+    the recording runs on tensors of its own. Later versions ask the recording.
     """
     context = torch._guards.TracingContext.try_get()
     if context is None or context.fake_mode is fake_mode:

@@ -36,7 +36,8 @@ class BackwardMutatedInput:
         entered: the input.
         placeholder: what it is in the backward.
         value: what it was at the end of the forward.
-        writes, version: how often it was written to by then, and its version counter.
+        writes: how often it was written to by then.
+        version: its version counter then.
     """
 
     entered: FunctionInput

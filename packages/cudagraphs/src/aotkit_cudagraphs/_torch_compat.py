@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-import inspect
+import os
 import sys
 from typing import Any
 
@@ -13,8 +13,8 @@ import torch
 def stash_in_thread(key: str, value: object) -> None:
     """Keep `value` among the calling thread's objects, which torch hands to the threads of autograd.
 
-    Torch gives a reference back when the thread ends. Before 2.13 it takes none: without one of ours it would be left
-    with the address of a dead object.
+    Torch gives a reference back when the thread ends. Before torch 2.12 it takes none: without one of ours it would be
+    left with the address of a dead object.
     """
     references = sys.getrefcount(value)
     torch._C._stash_obj_in_tls(key, value)
@@ -40,10 +40,14 @@ def cuda_function(name: str) -> Any:
 def memory_segments(pool: Any) -> list[Any]:
     """Segments of the caching allocator in the pool with this handle.
 
-    Torch describes that pool alone, and without the history of allocations, from the version on that can do so: a
-    description of all of a large process takes longer than making a recording does.
+    Torch describes that pool alone, and without the history of allocations: a description of all of a large process
+    takes longer than making a recording does.
     """
-    wanted = {"mempool_id": pool, "include_traces": False}
-    known = inspect.signature(torch.cuda.memory_snapshot).parameters
-    segments = torch.cuda.memory_snapshot(**{name: value for name, value in wanted.items() if name in known})
+    segments = torch.cuda.memory_snapshot(mempool_id=pool, include_traces=False)
     return [segment for segment in segments if tuple(segment["segment_pool_id"]) == tuple(pool)]
+
+
+def allocator_is_on() -> bool:
+    """Whether the caching allocator is on. From torch 2.12 on torch itself says so; before, it reads a variable."""
+    enabled = getattr(torch._C, "_cuda_cudaCachingAllocator_is_enabled", None)
+    return bool(enabled()) if enabled is not None else "PYTORCH_NO_CUDA_MEMORY_CACHING" not in os.environ

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from ._torch_compat import cuda_function, memory_segments
+from ._torch_compat import allocator_is_on, cuda_function, memory_segments
 from .attempt import record
 from .cuda_attempt import CudaAttempt
 from .reasons import CaptureError
@@ -165,9 +164,7 @@ class CudaDriver:
 
     def unusable_reason(self) -> str | None:
         """Pools need the caching allocator."""
-        enabled = getattr(torch._C, "_cuda_cudaCachingAllocator_is_enabled", None)  # from torch 2.13 on
-        on = enabled() if enabled is not None else "PYTORCH_NO_CUDA_MEMORY_CACHING" not in os.environ
-        return None if on else "torch's caching allocator is off"
+        return None if allocator_is_on() else "torch's caching allocator is off"
 
     def allocate(self, nbytes: int) -> torch.Tensor:
         """From the caching allocator."""

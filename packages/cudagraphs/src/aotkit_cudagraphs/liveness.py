@@ -16,7 +16,9 @@ class Layout:
     """A tensor without its memory.
 
     Attributes:
-        dtype, shape, stride: as of the tensor.
+        dtype: as of the tensor.
+        shape: as of the tensor.
+        stride: as of the tensor.
         offset: elements from the start of the storage.
     """
 

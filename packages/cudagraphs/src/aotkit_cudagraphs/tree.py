@@ -69,7 +69,9 @@ class Node:
         function: the recorded callable's record.
         key: which inputs it is for (`Placement.key`).
         parent: the recording that ran before it; None for the first of a step.
-        inputs, outputs, structure: how to call it and what to return.
+        inputs: how to call it.
+        outputs: what to return.
+        structure: how that is put together.
         slots: memory of its new results.
         survivors: slots of the path that were in use, beside as its inputs, while it was recorded. It may only run
             while no others are: it was free to use their memory.

@@ -46,7 +46,10 @@ class FunctionInput:
         leaf: the functional tensor that gradients are taken with respect to, if the input is differentiable.
         is_leaf: whether the caller's tensor is a leaf.
         requires_grad: whether the caller's tensor requires grad.
-        entry_grad_fn, entry_version, entry_storage, entry_outer_storage: state of ``value`` before the function ran.
+        entry_grad_fn: the history of ``value`` before the function ran.
+        entry_version: its version counter then.
+        entry_storage: its storage then.
+        entry_outer_storage: the storage of the wrapper around it then.
         storages: its storages then, kept alive so that no other one gets the same identity.
     """
 

@@ -17,16 +17,11 @@ __all__ = ["RecordRange", "empty_strided_cpu", "lazy_graph_module", "lone_nan_bo
 
 EmptyStrided = Callable[[Sequence[int], Sequence[int], torch.dtype], torch.Tensor]
 
+#: torch's allocation without argument parsing: half the time of ``torch.empty_strided``.
+empty_strided_cpu: EmptyStrided = torch._C._dynamo.guards._empty_strided_cpu
 
-def _empty_strided(sizes: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    return torch.empty_strided(sizes, strides, dtype=dtype)
-
-
-def _find_empty_strided() -> EmptyStrided:
-    """torch's allocation without argument parsing (half the time of ``torch.empty_strided``), where it exists."""
-    guards = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
-    found: EmptyStrided = getattr(guards, "_empty_strided_cpu", _empty_strided)
-    return found
+#: A range of a profiler's trace, without the microseconds of ``torch.profiler.record_function``.
+RecordRange: Any = torch._C._profiler._RecordFunctionFast
 
 
 @contextmanager
@@ -39,8 +34,8 @@ def outside_of_modes() -> Iterator[None]:
 
 @functools.cache
 def lone_nan_bound_counts() -> bool:
-    """Whether ``clamp`` with one bound, the number nan, gives nan, as it does with two: not in torch 2.11, where such a
-    bound changes nothing. Eager itself is asked."""
+    """Whether ``clamp`` with one bound, the number nan, gives nan, as it does with two: from torch 2.12 on. Before that
+    such a bound changes nothing. Eager itself is asked."""
     with outside_of_modes():
         return bool(torch.zeros(1, device="cpu").clamp(min=math.nan).isnan())
 
@@ -48,9 +43,3 @@ def lone_nan_bound_counts() -> bool:
 def lazy_graph_module(root: torch.nn.Module, graph: Graph) -> GraphModule:
     """A GraphModule that writes its Python code when it is first called; compilers never call it."""
     return _LazyGraphModule(root, graph)
-
-
-#: A range of a profiler's trace, without the microseconds of ``torch.profiler.record_function`` where this torch can.
-RecordRange: Any = getattr(torch._C._profiler, "_RecordFunctionFast", torch.profiler.record_function)
-
-empty_strided_cpu: EmptyStrided = _find_empty_strided()

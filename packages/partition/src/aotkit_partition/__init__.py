@@ -1,6 +1,10 @@
 """Split joint forward-backward FX graphs: what to save for the backward, what to recompute, and why.
 
->>> partition(joint, num_fwd_outputs=1).report          # doctest: +SKIP
+::
+
+    from aotkit_partition import partition
+
+    print(partition(joint, num_fwd_outputs=1).report)
 
 Modules that are public by name, too: ``activation_offload``, ``chunk_losses``, ``donated_buffers``, ``errors``,
 ``graph_text``, ``measure``, ``missing_tangents``, ``one_graph``, ``plots``, ``runtime_estimate`` and ``timeline``.

@@ -45,9 +45,8 @@ def symbolic_hint(value: object) -> int | float | bool | None:
 
 
 def backed_hints(shape_env: ShapeEnv) -> dict[Any, Any]:
-    """Symbol -> example value. torch 2.13 renamed the attribute."""
-    found = getattr(shape_env, "backed_var_to_val", None)
-    return found if found is not None else shape_env.var_to_val
+    """Symbol -> example value."""
+    return shape_env.backed_var_to_val
 
 
 def known_symbols(shape_env: ShapeEnv) -> dict[str, Any]:
@@ -103,7 +102,7 @@ def without_modes() -> AbstractContextManager[Any]:
 
 
 def region_memory_budget_supported() -> bool:
-    """Whether torch has ``torch.autograd.graph.region_activation_memory_budget`` (2.13 has, 2.11 has not)."""
+    """Whether torch has ``torch.autograd.graph.region_activation_memory_budget``: from torch 2.13 on."""
     return hasattr(torch.autograd.graph, "region_activation_memory_budget")
 
 

@@ -50,7 +50,10 @@ def measure_peak(
     """Run forward and backward once under torch's profiler, and find the peak among its allocation events.
 
     Args:
-        forward, backward, num_fwd_outputs, num_saved_symints: as in :class:`Partition`.
+        forward: as in :class:`Partition`.
+        backward: as in :class:`Partition`.
+        num_fwd_outputs: as in :class:`Partition`.
+        num_saved_symints: as in :class:`Partition`.
         inputs: arguments of the forward.
         make_tangents: from the forward's outputs; ones by default.
     """

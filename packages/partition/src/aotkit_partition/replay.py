@@ -31,7 +31,8 @@ def replay_random_ops(
     """Rewrite both graphs in place.
 
     Args:
-        forward, backward: in the calling convention of :class:`Partition`.
+        forward: in the calling convention of :class:`Partition`.
+        backward: in the same.
         names: the random ops that both graphs contain.
         forward_place: how many outputs of the forward come before the states.
         backward_place: how many inputs of the backward come before the states.

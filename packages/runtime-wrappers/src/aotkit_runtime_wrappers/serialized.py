@@ -34,7 +34,8 @@ class SerializableFunction:
 
     Attributes:
         plan: what happens around the compiled graphs.
-        forward, backward: the compiled graphs as bytes; ``backward`` is ``None`` exactly for inference plans.
+        forward: the compiled graph as bytes.
+        backward: the same of the backward; ``None`` exactly for inference plans.
         source: the generated Python.
 
     Second derivatives need the graph that was captured, and are refused (:class:`.DoubleBackwardError`).

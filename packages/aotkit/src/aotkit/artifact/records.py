@@ -188,7 +188,8 @@ class CaptureOrigin:
     """What second derivatives need to know of a capture, beside the function that was captured.
 
     Attributes:
-        layer, autocast: the functional layer that it ran in, and autocast as it was.
+        layer: the functional layer that it ran in.
+        autocast: autocast as it was.
         inputs: an input plan as JSON text, if the function was captured over other inputs than its arguments.
         saved_tensors: how many tensors the forward saves.
         live: in the process that captured: aot-trace's record of it, and the values that the forward saves.
@@ -215,8 +216,10 @@ class Artifact:
     """A compiled function.
 
     Attributes:
-        plan, metadata: the wrapper plan and the graph's contract.
-        forward, backward: compiled graphs. For inference there is no backward; for training there is none yet where
+        plan: the wrapper plan.
+        metadata: the graph's contract.
+        forward: the compiled forward, or the graph of an inference.
+        backward: the compiled backward. For inference there is none; for training there is none yet where
             it was not asked for.
         missing: per tangent whether the backward does without it; empty if it takes all of them.
         graphs: forward and backward as FX, for training.

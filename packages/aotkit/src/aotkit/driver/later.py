@@ -33,7 +33,8 @@ class CompileLater:
 
     Attributes:
         context: gives the settings of the compile that made the artifact, or that would make it again.
-        recorder, name: of the graph, for reports.
+        recorder: of the graph, for reports.
+        name: of the graph, for reports.
         function: gives the function that was captured, where the artifact is not of this process.
         store: is given the artifact when its backward is there.
         specializes: whether there may be a backward for calls in which tangents are missing.

@@ -44,7 +44,8 @@ class SavedGraph:
     Attributes:
         artifact: forward and backward, bound in ``run``.
         attributes: tensors that the graph holds, which are arguments of the artifact after its inputs.
-        options, operators: of the compile; the custom operators that it calls.
+        options: of the compile.
+        operators: the custom operators that it calls.
         contract: what the inputs have to be.
         unstorable: why it can't be written, or ``None``.
     """

@@ -59,8 +59,7 @@ def named_sources(gm: torch.fx.GraphModule) -> list[tuple[str, str]]:
     found = []
     for node in gm.graph.find_nodes(op="placeholder"):
         source = getattr(node, "_dynamo_source", None)
-        # torch 2.11 has a method where later versions have a property.
-        text = "" if source is None else str(source.name() if callable(source.name) else source.name)
+        text = "" if source is None else str(source.name)
         found.append((text, _ROOT.sub(r"\1", _HELD.sub(r".\1", text)) or str(node.name)))
     return found
 

@@ -35,7 +35,8 @@ class Agreement:
 
     Attributes:
         right: nothing is farther from the truth than eager's own error, and rounding, explain.
-        error, eager_error: the largest absolute errors of the compiled and of the eager results.
+        error: the largest absolute error of the compiled results.
+        eager_error: the largest absolute error of the eager results.
         where: the first result that is wrong, or empty.
         reference: what errors are measured by: ``float64``, or ``eager`` where the function does not run in float64.
     """

@@ -68,7 +68,7 @@ def _look_at_torch(facts: list[tuple[str, str]], problems: list[str]) -> None:
 def _look_at_processor(facts: list[tuple[str, str]], problems: list[str]) -> None:
     import torch
 
-    from aotkit_inductor_lower.targets.cpu import host_machine
+    from aotkit_inductor_lower.targets.cpu import host_machine, why_one_thread
 
     target = host_machine()
     features = [f[1:] for f in target.features.split(",") if f.startswith("+")]
@@ -78,14 +78,17 @@ def _look_at_processor(facts: list[tuple[str, str]], problems: list[str]) -> Non
     facts.append(("torch uses", torch.backends.cpu.get_cpu_capability()))
     functions = len(target.vector_math)
     facts.append(("vector math", f"{functions} functions of torch's library found"))
-    facts.append(("threads", "torch's OpenMP runtime found" if target.threads else "torch's OpenMP runtime not found"))
+    alone = why_one_thread()
+    facts.append(("threads", "one, see below" if alone else "those of torch's OpenMP runtime"))
     if not functions:
         problems.append(
             "torch's vector math library was not found in this build: exp, tanh and others are computed one element at "
             "a time. Results are right; a wheel from pytorch.org is faster"
         )
-    if not target.threads:
-        problems.append("torch's OpenMP runtime can't be entered in this build: generated kernels use one thread")
+    if alone:
+        problems.append(
+            f"generated kernels use one thread: {alone}. Results are right; a wheel from pytorch.org is faster"
+        )
 
 
 def _look_at_cache(facts: list[tuple[str, str]], problems: list[str]) -> None:

@@ -39,12 +39,15 @@ class ProfileRow:
     """One kernel, or one ATen operator, of one graph, in one step.
 
     Attributes:
-        graph, name: of which graph; the kernel, or the operator.
+        graph: the graph that it is of.
+        name: the kernel, or the operator.
         ops: the operators that the kernel computes; empty for a call of ATen.
         line: the user's, if it is known.
-        calls, ms: how often, and how long altogether, in a typical step.
+        calls: how often it runs in a typical step.
+        ms: how long all of these calls take.
         share: of the time of all rows.
-        bytes, flops: of all calls, as the buffers' sizes tell; ``None`` where nobody knows.
+        bytes: moved by all calls, as the buffers' sizes tell; ``None`` where nobody knows.
+        flops: operations of all calls; ``None`` where nobody knows.
     """
 
     graph: str

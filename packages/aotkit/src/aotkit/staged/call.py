@@ -59,7 +59,8 @@ class Call:
 
     Attributes:
         arguments: the tensors of a module (``weights``: so many), then those of the call.
-        inputs, outputs: structures of ``[args, kwargs]`` and of the result, as JSON.
+        inputs: structure of ``[args, kwargs]``, as JSON.
+        outputs: structure of the result, as JSON.
         training: of each submodule whether it was in training; empty for a function.
         state: of torch.
     """

@@ -37,9 +37,11 @@ class Compiled:
     Results have a backward if the capture had one. Second derivatives are refused.
 
     Attributes:
-        call, options: as of :class:`.Captured`.
+        call: as of :class:`.Captured`.
+        options: as of :class:`.Captured`.
         artifact: all of it as data.
-        costs, sizes: what :meth:`cost` and :meth:`memory` give.
+        costs: what :meth:`cost` gives.
+        sizes: what :meth:`memory` gives.
         run: the artifact, bound, of a list of flat arguments.
         module: whose parameters and buffers a call takes; see :meth:`bind`. live: its tensors.
     """

@@ -33,7 +33,8 @@ class LoweredGraph:
 
     Attributes:
         scheduled: the program, its constants, and what became of the graph.
-        detaches, checked: as of the compiled graph.
+        detaches: as of the compiled graph.
+        checked: as of the compiled graph.
     """
 
     scheduled: Scheduled

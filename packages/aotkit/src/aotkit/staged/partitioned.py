@@ -31,10 +31,12 @@ class Partitioned:
     """A split call.
 
     Attributes:
-        call, options: as of :class:`.Captured`.
+        call: as of :class:`.Captured`.
+        options: as of :class:`.Captured`.
         plan: how the arguments become the graphs' inputs, and the graphs' results those of the function.
         metadata: the graph's contract.
-        forward, backward: FX graphs; an inference has no backward.
+        forward: an FX graph.
+        backward: an FX graph; an inference has none.
         report: what is saved and recomputed, with reasons, and memory over a step.
         module: as of :class:`.Captured`.
     """

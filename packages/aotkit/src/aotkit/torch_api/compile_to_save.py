@@ -36,7 +36,8 @@ def compile_to_save(
 
     Args:
         fn: a function, a method or a module.
-        args, kwargs: example arguments, as ``fn`` takes them.
+        args: example arguments, as ``fn`` takes them.
+        kwargs: those that are passed by name.
         dynamic: as of ``torch.compile``.
         options: of the compile; the environment's by default.
 

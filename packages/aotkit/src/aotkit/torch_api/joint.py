@@ -43,8 +43,10 @@ class JointWithDescriptors:
         graph_module: its placeholders and its output have descriptors; may be changed in place before it is compiled.
         metadata: the contract of the graph with its wrappers, which a change must keep.
         input_plan: how parameters, buffers and flat arguments become the graph's inputs.
-        params_spec, buffers_spec: full names, in the order in which the compiled function takes them.
-        in_spec, out_spec: structures of ``(args, kwargs)`` and of the result.
+        params_spec: full names of parameters, in the order in which the compiled function takes them.
+        buffers_spec: the same of buffers.
+        in_spec: structure of ``(args, kwargs)``.
+        out_spec: structure of the result.
     """
 
     graph_module: torch.fx.GraphModule

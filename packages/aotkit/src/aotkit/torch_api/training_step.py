@@ -70,10 +70,12 @@ def compile_step(
     Nothing is computed here, and neither the model nor the optimizer is changed.
 
     Args:
-        model, optimizer: with the parameters and the state that calls begin with; both are used by calls of the
+        model: with the parameters that calls begin with.
+        optimizer: with the state that calls begin with. Model and optimizer are used by calls of the
             result, so that ``state_dict`` and schedulers of learning rates go on as ever.
         loss: ``loss(model, *args, **kwargs)`` returns a scalar, or a tuple that begins with it.
-        args, kwargs: of an example call; later ones have the same sizes.
+        args: of an example call; later ones have the same sizes.
+        kwargs: those that are passed by name.
         gradients: called with the parameters when their ``grad`` is there: to clip gradients, say.
         options: of the compile.
 

@@ -144,6 +144,7 @@ def _crossings(
     first_use = {node.name: _first_use(node, right_of, above) for node in entering}
     described = {value.name: value for value in result.report.saved}
     parts = []
+    inputs = sum(value.is_input for value in described.values())
     start, end, bend = columns.right - columns.gap, columns.right, columns.gap / 2
     for name in result.saved_names:
         value = described[name]
@@ -151,10 +152,11 @@ def _crossings(
         thickness = 1.0 if value.is_input or value.bytes == 0 else 1 + log2(1 + value.bytes / 1024) / 4
         colour = "var(--faint)" if value.is_input else "var(--saved)"
         dash = ' stroke-dasharray="3 3"' if value.is_input else ""
+        opacity = min(0.75, 15 / inputs) if value.is_input else 0.75  # many lines from one place would be a black spot
         curve = (
             f'<path d="M{number(start)} {number(y1)}C{number(start + bend)} {number(y1)} {number(end - bend)} '
             f'{number(y2)} {number(end)} {number(y2)}" fill="none" stroke="{colour}" '
-            f'stroke-width="{number(thickness)}" opacity="0.75"{dash}/>'
+            f'stroke-width="{number(thickness)}" opacity="{opacity:.2g}"{dash}/>'
         )
         what = "an input" if value.is_input else format_bytes(value.bytes)
         parts.append(hinted(curve, f"{name}: {what}, {value.op} {value.source}"))

@@ -22,7 +22,9 @@ main{max-width:1080px;margin:0 auto;padding:28px 20px 60px}h1{font-size:24px;mar
 border-radius:10px;padding:18px;margin:18px 0}.cards{display:flex;flex-wrap:wrap;gap:12px}.card{flex:1 1 150px;
 background:var(--paper);border:1px solid var(--line);border-radius:10px;padding:12px 16px}.card b{display:block;
 font-size:22px;font-weight:600}.card span{color:var(--soft);font-size:13px}.scroll{overflow:auto;max-height:640px}
-.picture svg{display:block;width:100%;height:auto}.cut{max-height:760px;overflow:auto}
+.picture svg{display:block;width:100%;height:auto}.cut{max-height:960px;overflow:auto}
+.scroll,.cut{background:linear-gradient(var(--paper),var(--paper)) bottom/100% 28px no-repeat local,
+linear-gradient(transparent,var(--line)) bottom/100% 18px no-repeat scroll}
 .narrow{display:none}.narrow svg{max-width:460px;margin:0 auto}
 table{border-collapse:collapse;width:100%;font-size:13.5px}
 th,td{text-align:left;padding:5px 10px;border-bottom:1px solid var(--line);vertical-align:top}
@@ -107,6 +109,10 @@ def _section(heading: str, body: str) -> str:
 
 
 def _table(heads: Sequence[str], rows: Iterable[Sequence[Cell]], search: bool = True) -> str:
+    """A table; columns in which no row has words are left out."""
+    rows = list(rows)
+    told = [place for place in range(len(heads)) if any(row[place][0] for row in rows)]
+    heads, rows = [heads[place] for place in told], [[row[place] for place in told] for row in rows]
     lines, kinds = [], [""] * len(heads)
     for row in rows:
         kinds = ["" if key is None else ' class="number"' for _, key in row]

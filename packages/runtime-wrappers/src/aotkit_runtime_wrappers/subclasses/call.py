@@ -31,13 +31,16 @@ class SubclassCall:
 
     Attributes:
         boundary: how the caller's values and dense ones become each other.
-        num_dense_inputs, num_forward_outputs, num_saved_tensors, num_saved_symints: of the dense graph.
+        num_dense_inputs: of the dense graph.
+        num_forward_outputs: of the dense graph.
+        num_saved_tensors: of the dense graph.
+        num_saved_symints: of the dense graph.
         own_outputs: dense forward outputs that must not be views of a buffer of the backend.
         mutated: dense inputs that are written back after the call.
         check_aliasing: look whether one of these shares memory with another dense input.
         symbols: what the forward reads from dense inputs, for sizes of the wrappers that it makes.
-        kept_symbols, kept_opaque: what the backward needs of these and of attributes that are no tensors; saved behind
-            the SymInts of the dense graph.
+        kept_symbols: what the backward needs of these; saved behind the SymInts of the dense graph.
+        kept_opaque: what it needs of attributes that are no tensors; saved behind the former.
         witnesses: arguments and forward outputs (of the caller's side) that are wrappers; see Note [Witnesses].
     """
 

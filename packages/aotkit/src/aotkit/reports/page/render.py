@@ -173,7 +173,8 @@ def _count(number: float) -> str:
 
 
 def _ms(value: float) -> str:
-    return f"{value:.0f} ms" if value >= 100 else f"{value:.1f} ms" if value >= 10 else f"{value:.3f} ms"
+    digits = 0 if value >= 100 else 1 if value >= 10 else 2 if value >= 1 else 3
+    return f"{value:.{digits}f} ms"
 
 
 def _number(value: float) -> str:

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from .module import ModuleText
     from .object import compile_text
     from .render.kernel import emit_kernel
+    from .threads import why_one_thread
 
 __all__ = [
     "Machine",
@@ -22,6 +23,7 @@ __all__ = [
     "generic_machine",
     "host_machine",
     "processor_machine",
+    "why_one_thread",
 ]
 
 _HOMES = {
@@ -33,6 +35,7 @@ _HOMES = {
     "generic_machine": "machine",
     "host_machine": "machine",
     "processor_machine": "machine",
+    "why_one_thread": "threads",
 }
 
 

@@ -11,6 +11,7 @@ import llvmlite.binding as llvm
 from ...errors import CodegenError
 from ...native import ensure_llvm, machine_for, symbol_address, tiles_allowed
 from ...ops.scalar import MATH, MathSymbol
+from .threads import why_one_thread
 
 __all__ = [
     "Machine",
@@ -21,8 +22,6 @@ __all__ = [
     "target_machine",
 ]
 
-_OPENMP = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
-
 
 @dataclass(frozen=True, slots=True)
 class Machine:
@@ -30,7 +29,8 @@ class Machine:
 
     ``vector_bits``: width of the vector registers used (512, 256 or 128). ``vector_math``: symbols of torch's
     vector math library that exist, by IR op and element type (``("exp", "f32")``); ops without one are computed
-    by scalar libm calls. ``threads``: whether torch's OpenMP runtime can be entered.
+    by scalar libm calls. ``threads``: whether torch's OpenMP runtime can be entered
+    (:func:`.threads.why_one_thread` says why not).
     """
 
     triple: str
@@ -132,8 +132,7 @@ def with_symbols(target: Machine) -> Machine:
             symbol = _first_present(_vector_symbols(function, element, target.vector_bits))
             if symbol:
                 found.append((op, element, symbol))
-    threads = all(symbol_address(name) for name in _OPENMP)
-    return replace(target, vector_math=tuple(found), threads=threads)
+    return replace(target, vector_math=tuple(found), threads=not why_one_thread())
 
 
 def _vector_symbols(function: MathSymbol, element: str, bits: int) -> Iterable[str]:
