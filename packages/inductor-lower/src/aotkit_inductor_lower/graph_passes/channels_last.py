@@ -167,7 +167,7 @@ class _Plan:
         return True
 
     def _note(self, node: Node, new: Any) -> None:
-        if _strides(new) != _strides(node.meta["val"]):
+        if _strides(new) != _strides(node.meta.get("val")):
             self.values[node] = new
 
     def _own_memory(self, returned: list[Node]) -> bool:
@@ -200,18 +200,24 @@ class _Plan:
 
 def _of_same_layout(node: Node, value: Callable[[Node], Any]) -> Any:
     """What needs no fake kernel: elementwise ops on images laid out alike, norms, parts of tuples. Else None."""
-    old = node.meta["val"]
+    old = node.meta.get("val")
     if _is_getitem(node):
         return value(node.args[0])[node.args[1]]  # type: ignore[arg-type,index]
     if node.target is _NORM:
         image = value(node.args[0])  # type: ignore[arg-type]
         return (_laid_out(old[0], image.stride()), *old[1:])
+    if node.target is aten._unsafe_index.Tensor:
+        return _like(old, torch.channels_last) if _is_image(old) and _is_image(value(node.args[0])) else None
     if not _is_elementwise(node) or not isinstance(old, torch.Tensor) or "memory_format" in node.kwargs:
         return None
     images = [value(arg) for arg in node.all_input_nodes]
     if any(tuple(i.shape) != tuple(old.shape) or i.stride() != images[0].stride() for i in images):
         return None
     return _laid_out(old, images[0].stride())
+
+
+def _is_image(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.dim() == 4
 
 
 def _laid_out(value: torch.Tensor, strides: Sequence[Any]) -> torch.Tensor:
