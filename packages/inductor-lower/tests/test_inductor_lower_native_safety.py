@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -185,3 +187,38 @@ def test_zeros_divided_by_zeros_raise_when_they_are_computed_and_only_then(mode:
         run = compile_graph(make_fx(divided, decompositions(), tracing_mode="fake")(x))
         with pytest.raises(RuntimeError, match="ZeroDivisionError") if fails else nullcontext():
             assert run([x])[0].shape == x.shape
+
+
+ALONE_ON_A_PAGE = """
+import ctypes, mmap, torch
+from torch.fx.experimental.proxy_tensor import make_fx
+from aotkit_inductor_lower import compile_graph, decompositions
+
+page = mmap.PAGESIZE
+memory = mmap.mmap(-1, 3 * page)
+start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+for closed in (0, 2):
+    assert ctypes.CDLL(None).mprotect(ctypes.c_void_p(start + closed * page), page, 0) == 0
+x = torch.frombuffer(memory, dtype=torch.float32, count=page // 4, offset=page).view(1, 8, -1, 16).permute(0, 3, 1, 2)
+x.copy_(torch.randn(x.shape))
+w, scale = torch.randn(16, 1, 3, 3), torch.rand(4, 16) + 1
+
+
+def gradient(x, w, scale):
+    how = [1, 1], [1, 1], [1, 1], False, [0, 0], 16, [True, False, False]
+    return torch.ops.aten.convolution_backward(x, x, w, None, *how)[0]
+
+
+def padded(x, w, scale):
+    return torch.nn.functional.pad(torch.nn.functional.batch_norm(x, *scale), (1, 1, 1, 1))
+
+
+for f in (gradient, padded):
+    run = compile_graph(make_fx(f, decompositions(), tracing_mode="fake")(x, w, scale))
+    torch.testing.assert_close(run([x, w, scale])[0], f(x, w, scale), rtol=1e-5, atol=1e-5)
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="pages are closed by a function of POSIX")
+def test_what_a_mask_leaves_out_is_not_read_even_beside_a_fused_multiply_add() -> None:
+    subprocess.run([sys.executable, "-c", ALONE_ON_A_PAGE], check=True, timeout=300)

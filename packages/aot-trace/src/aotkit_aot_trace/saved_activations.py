@@ -86,8 +86,49 @@ def _replace(graph: torch.fx.Graph, values: SavedActivations) -> None:
         known.setdefault(earlier[node], inputs[values.first + offset])
     for node, number in numbering.of(graph, {}).items():
         value = known.get(number)
-        if value is not None and value is not node:
+        if value is None or value is node:
+            continue
+        wanted, given = node.meta.get("val"), value.meta.get("val")
+        if not isinstance(wanted, torch.Tensor) or not isinstance(given, torch.Tensor) or _same_layout(wanted, given):
             node.replace_all_uses_with(value)
+        elif _is_dense(wanted):
+            node.replace_all_uses_with(_laid_out_like(node, wanted, value))
+
+
+def _laid_out_like(node: torch.fx.Node, wanted: torch.Tensor, value: torch.fx.Node) -> torch.fx.Node:
+    """A saved value in the layout that the later graph counts on: the earlier one may have been given another."""
+    order = sorted(range(wanted.dim()), key=lambda dim: (wanted.stride(dim), wanted.size(dim)), reverse=True)
+    back = [order.index(dim) for dim in range(wanted.dim())]
+    steps: list[tuple[Any, tuple[Any, ...]]] = [
+        (torch.ops.aten.permute.default, (order,)),
+        (torch.ops.aten.clone.default, ()),
+        (torch.ops.aten.permute.default, (back,)),
+    ]
+    place = node if node.op != "placeholder" else next(n for n in node.graph.nodes if n.op != "placeholder")
+    for target, args in steps:
+        dense = {"memory_format": torch.contiguous_format} if not args else {}
+        with node.graph.inserting_before(place), torch.no_grad():
+            made = node.graph.call_function(target, (value, *args), dense)
+            made.meta["val"] = target(value.meta["val"], *args, **dense)
+        value = made
+    return value
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    """Whether its elements fill their memory, each once."""
+    expected = 1
+    for stride, size in sorted((tensor.stride(dim), tensor.size(dim)) for dim in range(tensor.dim())):
+        if size > 1:
+            if stride != expected:
+                return False
+            expected *= size
+    return True
+
+
+def _same_layout(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return a.shape == b.shape and all(
+        m == n for size, m, n in zip(a.shape, a.stride(), b.stride(), strict=True) if size > 1
+    )
 
 
 def _check_needs(graph: torch.fx.Graph, lost: Mapping[int, str]) -> None:
@@ -161,13 +202,12 @@ class _Numbering:
 
 
 def _copied(node: torch.fx.Node) -> torch.fx.Node | None:
-    """What ``node`` is an exact copy of, if it is one: a partitioner saves copies of inputs that are overwritten."""
-    if node.target is not torch.ops.aten.clone.default or len(node.args) != 1 or node.kwargs:
+    """What ``node`` is a copy of, if it is one: a partitioner saves copies of inputs that are overwritten, and images
+    get other layouts in a training step."""
+    if node.target is not torch.ops.aten.clone.default or len(node.args) != 1:
         return None
     source: Any = node.args[0]
-    value, copy = source.meta.get("val"), node.meta.get("val")
-    same = isinstance(value, torch.Tensor) and isinstance(copy, torch.Tensor) and value.stride() == copy.stride()
-    return source if same else None
+    return source
 
 
 def _constant(graph: torch.fx.Graph, name: str) -> Key:

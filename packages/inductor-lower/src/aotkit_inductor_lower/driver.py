@@ -78,7 +78,8 @@ from .targets.select import capabilities_for, target_for, target_on
 
 __all__ = ["DEVICE_PASSES", "GRAPH_PASSES", "KERNEL_LEVEL", "KERNEL_PASSES", "LOOP_LEVEL", "LOOP_PASSES"]
 __all__ += ["WRITE_PASSES", "compile_graph", "compile_to_program", "generate_program", "lower_graph", "make_kernels"]
-__all__ += ["Scheduled", "pass_names", "run_graph_passes", "schedule_graph", "schedule_program"]
+__all__ += ["JOINT_PASSES", "Scheduled", "pass_names", "prepare_joint_graph", "run_graph_passes", "schedule_graph"]
+__all__ += ["schedule_program"]
 
 T = TypeVar("T")
 
@@ -90,6 +91,9 @@ WRITE_PASSES = in_order(
 
 # On each part, whatever it writes.
 DEVICE_PASSES = in_order(copy_scalars_to_device.PASS)
+
+# On the joint graph of a forward and a backward, before it is split: what both must agree about.
+JOINT_PASSES = in_order(channels_last.JOINT_PASS)
 
 # On each part. (In a graph with custom writers once more before those: what they write to must be seen through views.)
 GRAPH_PASSES = in_order(
@@ -199,6 +203,22 @@ def schedule_graph(
             todo="compile it with compile_graph or torch.compile",
         )
     return _scheduled(graph, ctx)
+
+
+def prepare_joint_graph(
+    gm: GraphModule, options: LowerOptions | None = None, *, observer: Observer | None = None
+) -> GraphModule:
+    """A joint graph of a forward and a backward after :data:`JOINT_PASSES`, with the same inputs and outputs: to be
+    split, and each part compiled with the same options. ``gm`` itself stays as it is, and is returned where no pass
+    changes anything. Nodes need fake values in ``meta["val"]``.
+    """
+    options = options or LowerOptions()
+    check_disabled(options.disable, pass_names())
+    if has_inner_mutation(gm) or not channels_last.has_convolutions(gm.graph):
+        return gm
+    ctx = PassContext.of(options, observer, target_for(gm, options))
+    graph = run_passes(JOINT_PASSES, copy_graph(gm), ctx, _GRAPH_LEVEL)
+    return lazy_graph_module(gm, graph) if ctx.fuel.used else gm
 
 
 def generate_program(

@@ -11,8 +11,10 @@ from torch._guards import TracingContext
 
 from aotkit_functionalize import GraphMetadata
 from aotkit_inductor_lower import decompositions
+from aotkit_inductor_lower.driver import prepare_joint_graph
 from aotkit_partition import Partition, PartitionOptions, partition
 
+from .._observer import Observer
 from ..artifact import round_trip
 from ..artifact.records import CompiledGraph
 from ..frontend.fake_calls import strides_asked_for
@@ -20,9 +22,9 @@ from ..options import Options
 from .boxed import compiling_graph, make_boxed_func
 from .bugs import of_the_user
 from .context import CompileContext, Kind, Split, Stages
-from .lower import live_graph, lower_graph
+from .lower import live_graph, lower_graph, lower_options
 
-__all__ = ["Compiler", "Partitioner", "custom_stages", "own_stages", "partition_options", "split_of"]
+__all__ = ["Compiler", "Partitioner", "custom_stages", "own_stages", "partition_options", "prepared_joint", "split_of"]
 
 Compiler = Callable[[torch.fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 Partitioner = Callable[..., tuple[torch.fx.GraphModule, torch.fx.GraphModule]]
@@ -37,9 +39,19 @@ def own_stages() -> Stages:
 
 def _partition(joint: torch.fx.GraphModule, metadata: GraphMetadata, ctx: CompileContext) -> Split:
     options = partition_options(metadata, ctx.options)
+    joint = prepared_joint(joint, ctx.options, ctx.recorder)
     parts = partition(joint, metadata.num_forward_outputs, options, observer=ctx.recorder)
     ctx.recorder.keep("partition", parts.report)
     return split_of(round_trip.reread_partition(parts, joint) if ctx.options.verify else parts)
+
+
+def prepared_joint(
+    joint: torch.fx.GraphModule, options: Options, observer: Observer | None = None
+) -> torch.fx.GraphModule:
+    """The joint graph after what our code generation does to a forward and its backward together."""
+    if options.lowering == "none":
+        return joint
+    return prepare_joint_graph(joint, lower_options(options), observer=observer)
 
 
 def partition_options(metadata: GraphMetadata, chosen: Options) -> PartitionOptions:

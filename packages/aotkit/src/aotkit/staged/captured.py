@@ -18,7 +18,7 @@ from aotkit_runtime_wrappers import InputPlan
 from ..driver.compile import inference_plan, training_plan
 from ..driver.context import Captured as CapturedGraph
 from ..driver.context import CompileContext, readable
-from ..driver.stages import own_stages, partition_options, split_of
+from ..driver.stages import own_stages, partition_options, prepared_joint, split_of
 from ..options import Options
 from ..recorder import Recorder
 from .call import Call
@@ -83,7 +83,7 @@ class Captured:
                 graph, _ = chunk_losses(self.graph, options.chunk_loss_bytes)
                 return Partitioned(self.call, options, plan, self.metadata, graph, module=self.module)
             chosen = replace(partition_options(self.metadata, options), details="memory")
-            parts = partition(self.graph, self.metadata.num_forward_outputs, chosen)
+            parts = partition(prepared_joint(self.graph, options), self.metadata.num_forward_outputs, chosen)
             plan = training_plan(found, split_of(parts), CompileContext(options, Recorder(), own_stages()))
         return Partitioned(
             self.call, options, plan, self.metadata, parts.forward, parts.backward, parts.report, self.module

@@ -2,8 +2,12 @@
 
 Before ``convolution(x, w)`` of contiguous tensors. After ``convolution(clone(x, channels_last), clone(w,
 channels_last))``; elementwise ops, norms and pooling follow the layout of what they read, and what leaves the graph, or
-goes into an op that might look at strides, gets the layout that it had. oneDNN, which runs the convolutions, otherwise
-reorders around each of them. Requires float32 images on the CPU, and that few images need a copy (``_MOST_COPIED``).
+goes into an op that might look at strides, gets the layout that it had. oneDNN otherwise reorders around each convolution,
+and kernels of ours need it. Requires float32 images on the CPU, and that few images need a copy (``_MOST_COPIED``).
+
+A joint graph of a forward and a backward is laid out before it is split, so that both agree about what is saved: a
+gradient of a convolution is another that reads and writes images with their channels together. Weights are reordered
+for that once each step, and their gradients get the layout of the weights.
 
 Note [Layouts as a plan]
     The strides of what follows are those of ATen's own fake kernels, run again on the new arguments, or are known. They
@@ -26,27 +30,46 @@ from ..target import on_host
 from .node_facts import before_writes, escaping_nodes
 from .rewriting import rewriting
 
-__all__ = ["PASS", "prefer_channels_last"]
+__all__ = ["JOINT_PASS", "PASS", "has_convolutions", "prefer_channels_last"]
 
 aten = torch.ops.aten
 _CONVOLUTION = aten.convolution.default
+_BACKWARD = aten.convolution_backward.default
 _NORM = aten._native_batch_norm_legit_no_training.default
 _MOST_COPIED = 0.25  # copied bytes of images, as a share of what the convolutions read and write
 _NAMES = """
     native_batch_norm _native_batch_norm_legit max_pool2d_with_indices avg_pool2d _adaptive_avg_pool2d mean sum amax cat
     permute transpose unsqueeze squeeze slice select expand clone copy_ upsample_nearest2d upsample_bilinear2d
-    constant_pad_nd relu _native_batch_norm_legit_no_training convolution
+    constant_pad_nd relu _native_batch_norm_legit_no_training convolution _native_batch_norm_legit_functional
+    native_batch_norm_backward max_pool2d_with_indices_backward avg_pool2d_backward _adaptive_avg_pool2d_backward
+    upsample_nearest2d_backward upsample_bilinear2d_backward upsample_bicubic2d upsample_bicubic2d_backward
+    convolution_backward native_layer_norm native_layer_norm_backward view _unsafe_view _unsafe_index mm addmm bmm
+    linalg_vector_norm var_mean var
 """
-_FOLLOWS = frozenset(
-    getattr(packet, overload)
-    for packet in (getattr(aten, n) for n in _NAMES.split())
-    for overload in packet.overloads()
-)
+_VIEWS_OF_SIZES = frozenset((aten.view.default, aten._unsafe_view.default))
+# Elementwise, though not all of their tags say so.
+_GRADIENTS = """
+    hardtanh_backward threshold_backward leaky_relu_backward elu_backward hardswish_backward hardsigmoid_backward
+    gelu_backward silu_backward mish_backward softplus_backward sigmoid_backward tanh_backward
+"""
+
+
+def _overloads(names: str) -> frozenset[torch._ops.OpOverload]:
+    packets = (getattr(aten, name) for name in names.split())
+    return frozenset(getattr(packet, overload) for packet in packets for overload in packet.overloads())
+
+
+_FOLLOWS, _ELEMENTWISE = _overloads(_NAMES), _overloads(_GRADIENTS)
+
+
+def has_convolutions(graph: Graph) -> bool:
+    """Whether there is anything to lay out."""
+    return bool(graph.find_nodes(op="call_function", target=_CONVOLUTION))
 
 
 def prefer_channels_last(graph: Graph, fuel: int) -> int:
     """Run the pass; 1 if the graph was changed."""
-    convolutions = [node for node in graph.nodes if node.target is _CONVOLUTION and _suits(node)]
+    convolutions = [node for node in graph.nodes if node.target in (_CONVOLUTION, _BACKWARD) and _suits(node)]
     if fuel < 1 or not convolutions or not torch.backends.mkldnn.is_available():
         return 0
     if not set(convolutions) <= set(before_writes(graph)):
@@ -63,10 +86,12 @@ def _suits(node: Node) -> bool:
 
     Groups of several channels do not, so they only follow.
     """
-    values: list[Any] = [arg.meta.get("val") for arg in node.args[:2] if isinstance(arg, Node)]
+    first = _first_tensor(node)
+    values: list[Any] = [arg.meta.get("val") for arg in node.args[: first + 2] if isinstance(arg, Node)]
     if not all(isinstance(v, torch.Tensor) and v.dim() == 4 and v.dtype is torch.float32 for v in values):
         return False
-    image, transposed, groups = values[0], node.args[6], node.args[8]
+    image, transposed, groups = values[first], *(node.args[first + place] for place in (6, 8))
+    values = values[first:]
     if not on_host(image) or transposed or not (groups == 1 or values[1].shape[1] == 1):
         return False
     return not any(isinstance(size, int) and size == 1 for size in image.shape[2:])
@@ -80,7 +105,7 @@ class _Plan:
         self.convolutions = convolutions
         self.values: dict[Node, Any] = {}
         self.copies: dict[tuple[Node, torch.memory_format], list[Node]] = {}
-        first = next(iter(convolutions)).meta["val"]
+        first = _value(next(iter(convolutions)).args[0])
         self.mode = first.fake_mode if isinstance(first, FakeTensor) else None
 
     def make(self) -> bool:
@@ -90,22 +115,22 @@ class _Plan:
         env = self.mode.shape_env
         with self.mode, nullcontext() if env is None else env.suppress_guards(), torch.no_grad():
             possible = all(self._visit(node) for node in self.graph.nodes)
-        return possible and self._copied_bytes() <= _MOST_COPIED * self._convolved_bytes()
+        return possible and bool(self.values or self.copies) and self._copied_bytes() <= _MOST_COPIED * self._convolved_bytes()
 
     def _visit(self, node: Node) -> bool:
         if node in self.convolutions:
-            for arg in dict.fromkeys(node.args[:2]):
+            for arg in dict.fromkeys(node.args[: _first_tensor(node) + 2]):
                 assert isinstance(arg, Node)
                 self._in_format(arg, node)
-            self.values[node] = _like(node.meta["val"], torch.channels_last)
+            self._note(node, _with_channels_together(node.meta["val"]))
             return True
         changed = [arg for arg in node.all_input_nodes if arg in self.values]
         if not changed:
             return True
         if node.op == "call_function" and (node.target in _FOLLOWS or _is_elementwise(node) or _is_getitem(node)):
-            self._run(node)
-            return True
-        if node.op == "output" and not self._own_memory(changed):
+            if self._run(node):
+                return True
+        elif node.op == "output" and not self._own_memory(changed):
             return False
         return all(self._restore(arg, node) for arg in changed)
 
@@ -115,20 +140,34 @@ class _Plan:
 
     def _restore(self, arg: Node, reader: Node) -> bool:
         old = arg.meta["val"]
-        if not isinstance(old, torch.Tensor) or not old.is_contiguous():
+        if not isinstance(old, torch.Tensor):
             return False
-        self.copies.setdefault((arg, torch.contiguous_format), []).append(reader)
-        return True
+        for layout in (torch.contiguous_format, torch.channels_last):
+            if (layout is torch.contiguous_format or old.dim() == 4) and old.is_contiguous(memory_format=layout):
+                self.copies.setdefault((arg, layout), []).append(reader)
+                return True
+        return False
 
-    def _run(self, node: Node) -> None:
+    def _run(self, node: Node) -> bool:
+        """Follow the layout of the arguments; ``False`` where these can't be viewed that way."""
+
         def value(arg: Node) -> Any:
             return self.values.get(arg, arg.meta.get("val"))
 
         new = _of_same_layout(node, value)
         if new is None:
             assert callable(node.target)
-            new = node.target(*map_arg(node.args, value), **map_arg(node.kwargs, value))
-        if _strides(new) != _strides(node.meta["val"]):
+            try:
+                new = node.target(*map_arg(node.args, value), **map_arg(node.kwargs, value))
+            except (RuntimeError, ValueError):
+                if node.target not in _VIEWS_OF_SIZES:
+                    raise
+                return False
+        self._note(node, new)
+        return True
+
+    def _note(self, node: Node, new: Any) -> None:
+        if _strides(new) != _strides(node.meta.get("val")):
             self.values[node] = new
 
     def _own_memory(self, returned: list[Node]) -> bool:
@@ -138,10 +177,10 @@ class _Plan:
         return not any(_is_view(node) for node in returned) and not any(_is_view(user) for user in views)
 
     def _copied_bytes(self) -> int:
-        return sum(_numel(source) for (source, _) in self.copies if not _is_weight(source))
+        return sum(_numel(_value(source)) for (source, _) in self.copies if not _is_weight(source))
 
     def _convolved_bytes(self) -> int:
-        return sum(_numel(node) + _numel(node.args[0]) for node in self.convolutions)
+        return sum(_numel(arg) for node in self.convolutions for arg in _images(node))
 
     def apply(self) -> None:
         """Change the graph."""
@@ -150,7 +189,8 @@ class _Plan:
         for (source, memory_format), readers in self.copies.items():
             with self.graph.inserting_before(readers[0]):
                 copy = self.graph.call_function(aten.clone.default, (source,), {"memory_format": memory_format})
-            copy.meta.update(source.meta)
+            if source.op == "call_function":
+                copy.meta.update(source.meta)
             assert self.mode is not None
             with self.mode, torch.no_grad():
                 copy.meta["val"] = _like(source.meta["val"], memory_format)
@@ -160,18 +200,24 @@ class _Plan:
 
 def _of_same_layout(node: Node, value: Callable[[Node], Any]) -> Any:
     """What needs no fake kernel: elementwise ops on images laid out alike, norms, parts of tuples. Else None."""
-    old = node.meta["val"]
+    old = node.meta.get("val")
     if _is_getitem(node):
         return value(node.args[0])[node.args[1]]  # type: ignore[arg-type,index]
     if node.target is _NORM:
         image = value(node.args[0])  # type: ignore[arg-type]
         return (_laid_out(old[0], image.stride()), *old[1:])
+    if node.target is aten._unsafe_index.Tensor:
+        return _like(old, torch.channels_last) if _is_image(old) and _is_image(value(node.args[0])) else None
     if not _is_elementwise(node) or not isinstance(old, torch.Tensor) or "memory_format" in node.kwargs:
         return None
     images = [value(arg) for arg in node.all_input_nodes]
     if any(tuple(i.shape) != tuple(old.shape) or i.stride() != images[0].stride() for i in images):
         return None
     return _laid_out(old, images[0].stride())
+
+
+def _is_image(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.dim() == 4
 
 
 def _laid_out(value: torch.Tensor, strides: Sequence[Any]) -> torch.Tensor:
@@ -182,10 +228,35 @@ def _like(value: torch.Tensor, memory_format: torch.memory_format) -> torch.Tens
     return torch.empty(value.shape, dtype=value.dtype, device=value.device, memory_format=memory_format)
 
 
+def _first_tensor(node: Node) -> int:
+    """The place of the image among the arguments: a gradient has that of the result before it."""
+    return int(node.target is _BACKWARD)
+
+
+def _images(node: Node) -> list[torch.Tensor]:
+    """What a convolution or its gradients read and write, weights apart."""
+    if node.target is _CONVOLUTION:
+        return [_value(node.args[0]), node.meta["val"]]
+    written = node.meta["val"][0]
+    return [_value(node.args[0]), _value(node.args[1]), *([] if written is None else [written])]
+
+
+def _value(arg: Any) -> Any:
+    return arg.meta["val"]
+
+
+def _with_channels_together(value: Any) -> Any:
+    """Images and weights in that layout; what has other dimensions as it is."""
+    if isinstance(value, torch.Tensor):
+        return _like(value, torch.channels_last) if value.dim() == 4 else value
+    return tuple(map(_with_channels_together, value)) if isinstance(value, list | tuple) else value
+
+
 def _is_elementwise(node: Node) -> bool:
     target = node.target
     return isinstance(target, torch._ops.OpOverload) and (
-        torch.Tag.pointwise in target.tags and torch.Tag.nondeterministic_seeded not in target.tags
+        target in _ELEMENTWISE
+        or (torch.Tag.pointwise in target.tags and torch.Tag.nondeterministic_seeded not in target.tags)
     )
 
 
@@ -198,8 +269,14 @@ def _is_view(node: Node) -> bool:
 
 
 def _is_weight(node: Node) -> bool:
-    """Whether it is the second argument of convolutions only: a weight, small beside what it is applied to."""
-    return all(user.target is _CONVOLUTION and user.args[0] is not node for user in node.users)
+    """Whether it is a weight of convolutions only, or the gradient of one: small beside what it is applied to."""
+    if _is_getitem(node):
+        (source, number) = node.args
+        return number == 1 and isinstance(source, Node) and source.target is _BACKWARD
+    return all(
+        user.target in (_CONVOLUTION, _BACKWARD) and node not in user.args[: _first_tensor(user) + 1]
+        for user in node.users
+    )
 
 
 def _strides(value: Any) -> Any:
@@ -215,10 +292,10 @@ def _depends_on_data(value: Any) -> bool:
     return isinstance(value, torch.SymInt) and not value.node.has_hint()
 
 
-def _numel(node: Any) -> int:
+def _numel(value: torch.Tensor) -> int:
     """Elements, with the hint of a dynamic size."""
     count = 1
-    for size in node.meta["val"].shape:
+    for size in value.shape:
         count *= size if isinstance(size, int) else size.node.hint or 1
     return count
 
@@ -227,6 +304,12 @@ def _gains(ctx: PassContext) -> bool:
     return ctx.target.capabilities.channels_last
 
 
+JOINT_PASS = Pass(
+    "channels-last",
+    rewriting(prefer_channels_last),
+    why="a forward and its backward agree on the layout of the images that one leaves to the other",
+    when=_gains,
+)
 PASS = Pass(
     "channels-last",
     rewriting(prefer_channels_last),

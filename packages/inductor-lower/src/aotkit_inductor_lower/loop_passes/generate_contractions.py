@@ -13,9 +13,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from ..analysis.dependencies import Dependencies
-from ..ir import Buffer, Contraction, LoopNest, Program, Step
-from ..ir.walk import buffers_of, contractions, without_single_iterations
+from ..ir import Buffer, Contraction, Load, LoopNest, Program, Step, Store
+from ..ir.walk import accesses, buffers_of, contractions, without_single_iterations
 from ..passes import Decision, Pass, PassContext
+from ..symbolic import Expr, to_expr
 from .merge_nests import Kernel, merge_kernels
 
 __all__ = ["PASS", "generate_contractions"]
@@ -63,7 +64,9 @@ def _take_in(
     for load in (access for access in second.loads if access.buffer == result and access.plain):
         if ctx.fuel.left <= 0:
             return
-        merged = merge_kernels(first, second, (store, load), buffers)
+        merged: object = merge_kernels(first, second, (store, load), buffers)
+        if isinstance(merged, LoopNest) and _parts_neighbors(follower, result, buffers):
+            merged = "neighbors in the result of the product would be stored apart"
         if isinstance(merged, LoopNest) and ctx.target.renders_product(merged, buffers):
             ctx.fuel.take()
             ctx.decisions.append(Decision("vertical", nest.name, follower.name, True, f"through {result}"))
@@ -71,6 +74,23 @@ def _take_in(
             return
         why = merged if isinstance(merged, str) else "the kernel of both would be no product of matrices"
         ctx.decisions.append(Decision("vertical", nest.name, follower.name, False, why))
+
+
+def _parts_neighbors(follower: LoopNest, result: str, buffers: Mapping[str, Buffer]) -> bool:
+    """Whether a kernel stores elements apart that are neighbors in the result that it reads: a copy into another
+    layout. It is faster by itself, since vectors of a product's tiles would be taken apart."""
+    accessed = [access for stage in follower.stages for access in accesses(stage.body)]
+    places = [_place(access, buffers) for access in accessed if isinstance(access, Load) and access.buffer == result]
+    stored = [_place(access, buffers) for access in accessed if isinstance(access, Store)]
+    along = {s for place in places for s in place.symbols if place.coefficient(s) == 1}
+    steps = (place.coefficient(s) for place in stored for s in along & set(place.symbols))
+    return any(step is not None and step != 1 for step in steps)
+
+
+def _place(access: Load | Store, buffers: Mapping[str, Buffer]) -> Expr:
+    """Where in memory."""
+    strides = buffers[access.buffer].strides
+    return sum((index * step for index, step in zip(access.indices, strides, strict=True)), to_expr(0))
 
 
 def _is_changed(nest: LoopNest, dependencies: Dependencies) -> bool:

@@ -1,0 +1,165 @@
+"""Training steps of networks of convolutions: channels of an image lie together inside, and nobody outside can tell."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import aotkit
+from aotkit.driver.stages import prepared_joint
+from aotkit_inductor_lower.driver import prepare_joint_graph
+
+aten = torch.ops.aten
+
+
+class Net(nn.Module):
+    """Stem, norms, a depthwise and a strided convolution, pads, pools, a residual, resampling, a head."""
+
+    def __init__(self, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.stem, self.norm = nn.Conv2d(3, 16, 3, 2, 1, bias=False), nn.BatchNorm2d(16)
+        self.depthwise, self.inner = nn.Conv2d(16, 16, 3, padding=1, groups=16), nn.BatchNorm2d(16)
+        self.point = nn.Conv2d(16, 16, 1)
+        self.down, self.grouped = nn.Conv2d(16, 24, 3, 2), nn.Conv2d(24, 24, 3, padding=2, dilation=2, groups=2)
+        self.up = nn.ConvTranspose2d(24, 16, 2, 2)
+        self.dropout, self.head = nn.Dropout(dropout), nn.Linear(16 * 4, 5)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Scores, and images from the middle."""
+        x = functional.max_pool2d(functional.relu(self.norm(self.stem(x))), 3, 1, 1)
+        x = functional.relu6(self.point(functional.silu(self.inner(self.depthwise(x))))) + x
+        y = self.grouped(self.down(functional.pad(x, (0, 1, 0, 1))))
+        y = functional.interpolate(self.up(functional.gelu(y)), x.shape[2:], mode="bilinear")
+        y = self.dropout(functional.avg_pool2d(y + x, 2, ceil_mode=True))
+        return self.head(functional.adaptive_avg_pool2d(y, (2, 2)).flatten(1)), y
+
+
+def step(module: Any, x: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Results and gradients of one step."""
+    x = x.clone().requires_grad_()
+    torch.manual_seed(3)
+    scores, images = module(x)
+    (scores.square().mean() + images.sin().mean()).backward()
+    assert x.grad is not None
+    named = {name: p.grad for name, p in module.named_parameters()}
+    return {"scores": scores.detach(), "images": images.detach(), "x": x.grad, **named}
+
+
+def layouts(graph: torch.fx.GraphModule) -> list[bool]:
+    """For each gradient of a convolution, whether its images have their channels together."""
+    found = graph.graph.find_nodes(op="call_function", target=aten.convolution_backward.default)
+    return [
+        all(arg.meta["val"].is_contiguous(memory_format=torch.channels_last) for arg in node.args[:2]) for node in found
+    ]
+
+
+def compiled(module: nn.Module, **options: Any) -> Any:
+    return torch.compile(module, backend="aotkit", options={"fallback": "error", **options})
+
+
+@pytest.mark.covers("F5c.6", "F5h.14")
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("size", [24, 27])
+def test_a_training_step_has_eagers_values_gradients_and_strides(size: int, last: bool) -> None:
+    torch.manual_seed(0)
+    eager, x = Net(), torch.randn(2, 3, size, size + 2)
+    if last:
+        eager, x = eager.to(memory_format=torch.channels_last), x.contiguous(memory_format=torch.channels_last)
+    ours, exact = copy.deepcopy(eager), copy.deepcopy(eager).double()
+    want, got, true = step(eager, x), step(compiled(ours, verify=True), x), step(exact, x.double())
+    got = {name.removeprefix("_orig_mod."): value for name, value in got.items()}
+    for name, value in want.items():
+        assert got[name].stride() == value.stride(), name
+        scale = float(true[name].abs().max()) + 1e-3
+        error, allowed = (float((each[name].double() - true[name]).abs().max()) for each in (got, want))
+        assert error <= 3 * (allowed + 2e-6 * scale), name
+    for (name, a), b in zip(eager.named_buffers(), ours.buffers(), strict=True):
+        torch.testing.assert_close(b, a, rtol=1e-6, atol=1e-6, msg=name)
+
+
+def joint_graph(module: nn.Module, x: torch.Tensor) -> Any:
+    """What is captured of a training step, before anything is laid out."""
+    return aotkit.stages(module).capture(x).graph
+
+
+@pytest.mark.covers("F5c.6")
+def test_forward_and_backward_agree_on_channels_together() -> None:
+    graph = joint_graph(Net(), torch.randn(2, 3, 24, 26))
+    assert layouts(graph) == [False] * 6
+    prepared = prepare_joint_graph(graph)
+    assert layouts(prepared) == [True] * 6
+    assert layouts(graph) == [False] * 6  # it stays as it is
+    before, after = (list(g.graph.output_node().args[0]) for g in (graph, prepared))
+    assert [n.meta["val"].stride() for n in before if n is not None] == [
+        n.meta["val"].stride() for n in after if n is not None
+    ]
+
+
+def test_the_layout_can_be_left_out_and_takes_fuel() -> None:
+    graph = joint_graph(Net(), torch.randn(2, 3, 24, 26))
+    base = aotkit.Options()
+    for options in (base.patch(disable=frozenset({"channels-last"})), base.patch(fuel=0), base.patch(lowering="none")):
+        assert prepared_joint(graph, options) is graph
+    assert layouts(prepared_joint(graph, base.patch(fuel=1))) == [True] * 6
+
+
+def test_one_convolution_between_contiguous_images_keeps_its_layout() -> None:
+    class One(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Conv2d(8, 8, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.inner(x)
+
+    graph = joint_graph(One(), torch.randn(2, 8, 12, 12, requires_grad=True))
+    assert prepare_joint_graph(graph) is graph
+
+
+def test_nan_and_infinite_pixels_reach_what_they_reach_in_eager() -> None:
+    torch.manual_seed(0)
+    eager, x = Net().eval(), torch.randn(2, 3, 24, 26)
+    x[0, 1, 3, 4], x[1, 0, 20, 2] = float("nan"), float("inf")
+    ours = copy.deepcopy(eager)
+    want, got = step(eager, x), step(compiled(ours), x)
+    for name, value in want.items():
+        other = got.get(name, got.get(f"_orig_mod.{name}"))
+        assert other is not None
+        torch.testing.assert_close(other, value, rtol=1e-4, atol=1e-5, equal_nan=True)
+
+
+def test_sizes_that_vary_get_the_layout_without_new_graphs() -> None:
+    torch.manual_seed(0)
+    eager = Net()
+    ours = copy.deepcopy(eager)
+    run = torch.compile(ours, backend="aotkit", dynamic=True, options={"fallback": "error"})
+    for batch, size in ((2, 24), (3, 32), (5, 28)):
+        x = torch.randn(batch, 3, size, size)
+        eager.zero_grad(), ours.zero_grad()
+        want, got = step(eager, x), step(run, x)
+        for name, value in want.items():
+            other = got.get(name, got.get(f"_orig_mod.{name}"))
+            assert other is not None and other.stride() == value.stride()
+            torch.testing.assert_close(other, value, rtol=2e-4, atol=2e-5)
+
+
+def test_second_derivatives_use_what_the_forward_saved_in_its_own_layout() -> None:
+    torch.manual_seed(0)
+    eager, x = Net(dropout=0.3), torch.randn(2, 3, 24, 26)
+
+    def penalty(module: Any) -> torch.Tensor:
+        given = x.clone().requires_grad_()
+        torch.manual_seed(7)
+        scores, _ = module(given)
+        (gradient,) = torch.autograd.grad(scores.square().sum(), given, create_graph=True)
+        gradient.square().sum().backward()
+        assert given.grad is not None
+        return given.grad
+
+    ours = copy.deepcopy(eager)
+    torch.testing.assert_close(penalty(compiled(ours)), penalty(eager), rtol=1e-3, atol=1e-4)
