@@ -52,6 +52,10 @@ class Options:
     ``aotkit_inductor_lower.RedzoneError``, and what is read before it was written is NaN.
     ``separate_kernels``: on the CPU, each kernel is a native call of its own, so that a trace of ``torch.profiler`` has
     a range for each (:func:`aotkit.profile` does this); a little slower.
+    ``compare_ranks``: at the first compile of a graph with collectives, ranks of an initialized process group compare
+    the collectives of forward and backward (``"collectives"``) or also the whole graph (``"graphs"``); what differs is
+    :class:`aotkit.RanksDisagree` on every rank. ``"off"``: they don't. ``rank_timeout``: seconds that a rank waits for
+    the others, when it compares and when another one compiles for it.
     ``verify``: check the IR between passes; serialize, reload and then use the result of every stage.
     ``fuel``: how many optional rewrites may run (``None``: all). ``disable``: names of passes to leave out.
     """
@@ -73,6 +77,8 @@ class Options:
     index_asserts: bool = True
     redzones: bool = False
     separate_kernels: bool = False
+    compare_ranks: Literal["collectives", "graphs", "off"] = "collectives"
+    rank_timeout: int = 600
     verify: bool = False
     fuel: int | None = None
     disable: frozenset[str] = frozenset()
@@ -87,6 +93,8 @@ class Options:
                 raise UnknownOption(f"option {spec.name!r} takes {_type_name(hints[spec.name])}, not {value!r}")
         if self.chunk_loss_bytes < 0:
             raise UnknownOption(f"option 'chunk_loss_bytes' takes a number of bytes, not {self.chunk_loss_bytes!r}")
+        if self.rank_timeout < 1:
+            raise UnknownOption(f"option 'rank_timeout' takes a number of seconds, not {self.rank_timeout!r}")
         if self.memory_budget is not None and not 0.0 <= self.memory_budget <= 1.0:
             raise UnknownOption(f"option 'memory_budget' takes a share from 0.0 to 1.0, not {self.memory_budget!r}")
 

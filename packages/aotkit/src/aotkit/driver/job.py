@@ -23,10 +23,12 @@ from .process import collections_put_off
 from .shown import show_loaded
 
 if TYPE_CHECKING:
+    from ..artifact.collectives import Collective
     from ..artifact.frozen import FrozenArguments
     from ..artifact.lookup import Lookup
     from ..artifact.records import Artifact
     from .graph_compiler import GraphCompiler
+    from .ranks import RankCheck
     from .user_passes import GraphPasses
 
 __all__ = ["GraphJob", "run_eagerly", "run_in_spite_of"]
@@ -51,6 +53,7 @@ class GraphJob:
         self.frozen: FrozenArguments | None = None
         self._static: frozenset[int] = frozenset()
         self._compiler: GraphCompiler | None = None
+        self._collectives: tuple[Collective, ...] = ()
 
     def note_static(self, example_inputs: Sequence[Any], attributes: Sequence[Any]) -> None:
         """Look which arguments keep their address or their value, where that matters."""
@@ -63,14 +66,21 @@ class GraphJob:
 
             self.frozen = frozen_arguments(example_inputs, attributes)
 
-    def compile_or_fall_back(self, args: Sequence[Any], failure: str) -> Callable[..., Any]:
+    def compile_or_fall_back(
+        self, args: Sequence[Any], failure: str, ranks: RankCheck | None = None
+    ) -> Callable[..., Any]:
         """Load or compile for ``args``; a refusal raises :class:`CompileError`, or gives the graph itself.
 
-        So does a bug of ours, see Note [Internal errors], which raises :class:`InternalError`.
+        So does a bug of ours, see Note [Internal errors], which raises :class:`InternalError`. ``ranks``: compare with
+        other ranks what became of it, which may raise :class:`RanksDisagree`.
         """
         try:
-            return self.compile(args)
+            run = self.compile(args)
         except Exception as refusal:
+            if ranks is not None:
+                told = is_bug(refusal) or is_refusal(refusal)
+                why = f"{type(refusal).__name__}: {refusal}"
+                ranks.failed(why, runs_eagerly=told and self.options.fallback == "eager")
             if is_bug(refusal):
                 if self._compiler is not None:
                     return run_in_spite_of(refusal, self._compiler.graph, self.options, self.recorder)
@@ -81,6 +91,9 @@ class GraphJob:
             if self.options.fallback == "error":
                 raise CompileError(f"{self.name.replace('graph', 'graph ')} {failure}: {refusal}") from refusal
             return run_eagerly(self._graph_compiler().graph, str(refusal), self.recorder)
+        if ranks is not None:
+            ranks.compiled(self._collectives)
+        return run
 
     def compile(self, args: Sequence[Any]) -> Callable[..., Any]:
         """Load or compile for ``args``. Raises the packages' typed refusals."""
@@ -158,6 +171,7 @@ class GraphJob:
         self.recorder.add_graph(GraphRecord(f"{self.name}-{kind}", artifact.forward.report, loaded=True))
         show_loaded(artifact, kind, self.name, self.recorder)
         self.recorder.event("cache.loaded", {"graph": self.name, "specialization": lookup.slot})
+        self._collectives = artifact.collectives()
         return unboxed(bound)
 
     def _compile(self, args: Sequence[Any], lookup: Lookup | None) -> Callable[..., Any]:
@@ -166,6 +180,7 @@ class GraphJob:
 
         artifact, ctx = self._graph_compiler().compile(args)
         store = None if lookup is None else _store_of(lookup, artifact)
+        self._collectives = artifact.collectives()
         bound = bind_compiled(artifact, ctx, store if artifact.kind == "training" else None)
         if store is not None and artifact.kind == "inference":
             store(artifact)
