@@ -43,6 +43,14 @@ def run_ranks(file: str, case: str, folder: Path, size: int = 2, timeout: float 
     return found
 
 
+def wait_for(file: Path, timeout: float = 60.0) -> None:
+    """Until another rank has made ``file``."""
+    until = time.monotonic() + timeout
+    while not file.exists():
+        assert time.monotonic() < until, f"nobody made {file.name}"
+        time.sleep(0.01)
+
+
 def main(cases: Mapping[str, Case]) -> None:
     """In the script: one process imports for all, and becomes as many as there are ranks."""
     import torch

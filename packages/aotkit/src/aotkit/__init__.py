@@ -30,8 +30,15 @@ if TYPE_CHECKING:
     from .driver.freezing import discard_parameters
     from .driver.package import Package, load
     from .driver.user_passes import GraphPasses
-    from .errors import CompileError, EagerFallback, FrozenParameterError, GuardError, PackageError
-    from .errors import RanksDisagree, UnknownOption
+    from .errors import (
+        CompileError,
+        EagerFallback,
+        FrozenParameterError,
+        GuardError,
+        PackageError,
+        RanksDisagree,
+        UnknownOption,
+    )
     from .options import MODES, Options
     from .recorder import GraphRecord, Recorder, StageTiming
     from .reports.agreement import Agreement, compare

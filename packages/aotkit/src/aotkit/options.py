@@ -56,6 +56,8 @@ class Options:
     the collectives of forward and backward (``"collectives"``) or also the whole graph (``"graphs"``); what differs is
     :class:`aotkit.RanksDisagree` on every rank. ``"off"``: they don't. ``rank_timeout``: seconds that a rank waits for
     the others, when it compares and when another one compiles for it.
+    ``share_compiles``: one rank of an initialized process group compiles a graph, backward included, the others wait
+    and load what it wrote to the group's store. Ranks on several machines need the same ``AOTKIT_CACHE_KEY``.
     ``verify``: check the IR between passes; serialize, reload and then use the result of every stage.
     ``fuel``: how many optional rewrites may run (``None``: all). ``disable``: names of passes to leave out.
     """
@@ -79,6 +81,7 @@ class Options:
     separate_kernels: bool = False
     compare_ranks: Literal["collectives", "graphs", "off"] = "collectives"
     rank_timeout: int = 600
+    share_compiles: bool = False
     verify: bool = False
     fuel: int | None = None
     disable: frozenset[str] = frozenset()

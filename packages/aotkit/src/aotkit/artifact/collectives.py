@@ -9,7 +9,10 @@ from typing import Any
 
 import torch
 
-__all__ = ["Collective", "collectives_of", "groups_of_inputs"]
+__all__ = ["RANKS_ARE_NO_PROCESSES", "Collective", "collectives_of", "groups_of_inputs"]
+
+#: Backends of groups for tests, whose ranks are threads, or are not there.
+RANKS_ARE_NO_PROCESSES = ("fake", "threaded")
 
 _NAMESPACES = ("_c10d_functional.", "_c10d_functional_autograd.", "c10d_functional.")
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')

@@ -20,7 +20,8 @@ import json
 import re
 import time
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +30,7 @@ from torch._guards import CompileContext
 
 from aotkit_cache import Uncacheable, environment_parts
 
-from ..artifact.collectives import Collective, collectives_of, groups_of_inputs
+from ..artifact.collectives import RANKS_ARE_NO_PROCESSES, Collective, collectives_of, groups_of_inputs
 from ..errors import RanksDisagree
 from ..options import Options
 
@@ -37,7 +38,6 @@ __all__ = ["RankCheck"]
 
 _GRACE = 5.0  # seconds that others wait longer than the first rank, which tells them who did not come
 _LONGEST_PAUSE = 0.05
-_NOBODY_THERE = ("fake", "threaded")  # groups whose ranks are no processes
 
 
 class RankCheck:
@@ -103,7 +103,7 @@ class _Exchange:
         c10d = torch.distributed.distributed_c10d
         members = c10d._resolve_process_group(group)
         rank, names = torch.distributed.get_rank(members), torch.distributed.get_process_group_ranks(members)
-        if rank < 0 or len(names) < 2 or torch.distributed.get_backend(members) in _NOBODY_THERE:
+        if rank < 0 or len(names) < 2 or torch.distributed.get_backend(members) in RANKS_ARE_NO_PROCESSES:
             return None
         store = c10d._get_process_group_store(members)
         with _store_errors():
@@ -134,8 +134,8 @@ class _Exchange:
         if verdict:
             raise RanksDisagree(
                 f"the ranks {list(self.names)} did not compile the same graph: {verdict}\n"
-                "None of them runs it, since collectives that not all ranks start never end. Compile the same code with "
-                "the same versions and options on all ranks, or pass options={'compare_ranks': 'off'}."
+                "None of them runs it, since collectives that not all ranks start never end. Compile the same code "
+                "with the same versions and options on all ranks, or pass options={'compare_ranks': 'off'}."
             )
 
     def _judge(self) -> str:
@@ -204,15 +204,14 @@ class _Exchange:
         )
 
 
-class _store_errors:  # noqa: N801  # it reads as a function
+@contextmanager
+def _store_errors() -> Iterator[None]:
     """Context in which a store may fail: the process that holds it may have ended."""
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
-        if isinstance(error, RuntimeError) and not isinstance(error, RanksDisagree):
-            raise RanksDisagree(f"the process group's store can't be reached, so ranks can't be compared: {error}")
+    try:
+        yield
+    except RuntimeError as error:
+        why = f"the process group's store can't be reached, so ranks can't be compared: {error}"
+        raise RanksDisagree(why) from error
 
 
 def _versions() -> list[str]:
