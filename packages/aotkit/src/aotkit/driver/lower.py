@@ -104,6 +104,7 @@ def lower_options(chosen: Options) -> LowerOptions:
         index_asserts=chosen.index_asserts,
         check_inputs=False,  # Dynamo's guards do
         separate_kernels=chosen.separate_kernels,
+        overlap_memory=chosen.overlap_memory,
         processor=chosen.processor,
         fuel=chosen.fuel,
         disable=tuple(sorted(chosen.disable)),
