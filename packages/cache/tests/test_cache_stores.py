@@ -8,12 +8,14 @@ import sys
 import threading
 import time
 import warnings
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
+import torch
 
 from aotkit_cache import CacheError, CacheWarning, private_files
-from aotkit_cache.stores import DiskStore, FsspecStore, MemoryStore, RedisStore, Store, TieredStore
+from aotkit_cache.stores import DiskStore, DistributedStore, FsspecStore, MemoryStore, RedisStore, Store, TieredStore
 
 
 class RedisClient:
@@ -47,7 +49,11 @@ class RedisClient:
         return iter([name for name in self.data if name.startswith(match.rstrip("*").encode())])
 
 
-@pytest.fixture(params=["memory", "disk", "tiered", "fsspec", "redis"])
+def tcp_store():
+    return torch.distributed.TCPStore("127.0.0.1", 0, 1, is_master=True, timeout=timedelta(seconds=5))
+
+
+@pytest.fixture(params=["memory", "disk", "tiered", "fsspec", "redis", "hash store", "file store", "tcp store"])
 def store(request, tmp_path) -> Store:
     return {
         "memory": lambda: MemoryStore(),
@@ -55,6 +61,9 @@ def store(request, tmp_path) -> Store:
         "tiered": lambda: TieredStore([MemoryStore(), DiskStore(tmp_path / "c")]),
         "fsspec": lambda: FsspecStore(f"file://{tmp_path}/objects"),
         "redis": lambda: RedisStore(RedisClient()),
+        "hash store": lambda: DistributedStore(torch.distributed.HashStore()),
+        "file store": lambda: DistributedStore(torch.distributed.FileStore(str(tmp_path / "store"), 1)),
+        "tcp store": lambda: DistributedStore(tcp_store()),
     }[request.param]()
 
 
@@ -75,6 +84,43 @@ def test_every_store_keeps_replaces_lists_and_forgets(store):
 def test_no_store_accepts_a_key_that_could_leave_its_directory(store, key):
     with pytest.raises(CacheError, match="can't be a store key"):
         store.put(key, b"")
+
+
+def test_an_entry_of_many_pieces_is_read_whole_and_replaced_by_a_smaller_one(store):
+    """A server of torch's ends the connection of whoever sends more than 8 MiB at once."""
+    large = bytes(range(256)) * (9 << 12)
+    store.put("abc", large)
+    assert store.get("abc") == large and store.stat("abc").size == len(large)
+    store.put("abc", b"small")
+    assert store.get("abc") == b"small"
+    store.put("abc", b"")
+    assert (store.get("abc") == b"" and store.stat("abc") is not None) or isinstance(store, RedisStore)
+
+
+def test_a_lock_of_ranks_is_given_on_and_one_held_too_long_is_a_typed_error():
+    shared = torch.distributed.HashStore()
+    first, second = DistributedStore(shared), DistributedStore(shared, lock_timeout=0.05)
+    with first.lock("abc"):
+        with second.lock("another"):
+            pass
+        with pytest.raises(CacheError, match=r"more than 0\.05 s"), second.lock("abc"):
+            raise AssertionError("two hold one lock")
+    with pytest.raises(KeyError), second.lock("abc"):  # what is raised inside lets it go
+        raise KeyError
+    with first.lock("abc"), pytest.raises(CacheError), second.lock("abc"):
+        raise AssertionError("two hold one lock")
+
+
+def test_a_store_of_torchs_that_is_gone_is_a_typed_error(tmp_path):
+    server = tcp_store()
+    store = DistributedStore(torch.distributed.TCPStore("127.0.0.1", server.port, None, timeout=timedelta(seconds=2)))
+    store.put("abc", b"data")
+    del server
+    for attempt in (lambda: store.get("abc"), lambda: store.put("abc", b""), lambda: list(store.entries())):
+        with pytest.raises(CacheError, match="store can't"):
+            attempt()
+    with pytest.raises(CacheError, match="store can't lock"), store.lock("abc"):
+        raise AssertionError("there is nobody to ask")
 
 
 def test_memory_store_evicts_the_least_recently_used_entry():

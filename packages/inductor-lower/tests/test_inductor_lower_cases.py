@@ -16,10 +16,13 @@ from __future__ import annotations
 
 import io
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives  # defines the operators
 
 from aotkit_inductor_lower import LowerOptions, interpret_program, parse_program, print_program
 from aotkit_inductor_lower.__main__ import main
@@ -67,6 +70,14 @@ def expect(text: str, checks: list[tuple[str, str]]) -> None:
             assert word == "check-count", key
             count = sum(wanted in line for line in text.splitlines())
             assert count == int(number), f"{count} times {wanted!r} in\n{text}"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def world() -> Iterator[None]:
+    """A group of one process, for the collectives of some cases."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}/{path.stem}")

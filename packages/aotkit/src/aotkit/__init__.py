@@ -30,7 +30,15 @@ if TYPE_CHECKING:
     from .driver.freezing import discard_parameters
     from .driver.package import Package, load
     from .driver.user_passes import GraphPasses
-    from .errors import CompileError, EagerFallback, FrozenParameterError, GuardError, PackageError, UnknownOption
+    from .errors import (
+        CompileError,
+        EagerFallback,
+        FrozenParameterError,
+        GuardError,
+        PackageError,
+        RanksDisagree,
+        UnknownOption,
+    )
     from .options import MODES, Options
     from .recorder import GraphRecord, Recorder, StageTiming
     from .reports.agreement import Agreement, compare
@@ -68,6 +76,7 @@ __all__ = [
     "PackageError",
     "Profile",
     "ProfileRow",
+    "RanksDisagree",
     "Recorder",
     "StageTiming",
     "UnknownOption",
@@ -153,6 +162,7 @@ _HOMES = {
             "GuardError",
             "InternalError",
             "PackageError",
+            "RanksDisagree",
             "UnknownOption",
         ),
         ".reports.explain": (

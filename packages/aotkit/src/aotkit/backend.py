@@ -18,6 +18,7 @@ from ._notices import warn_user
 from .driver.alias_specializations import with_alias_specializations
 from .driver.bugs import first_line, is_bug, is_refusal, raise_bug
 from .driver.job import GraphJob, run_eagerly, run_in_spite_of
+from .driver.ranks import RankCheck
 from .driver.watched import watched
 from .environment import read_environment
 from .errors import CompileError
@@ -114,8 +115,12 @@ def _compile_plain(
     passes: GraphPasses | None,
 ) -> Callable[..., Any]:
     attributes = attribute_tensors(gm)
-    reason = unsupported_input([*example_inputs, *attributes], kernels=options.lowering == "kernels")
+    values = [*example_inputs, *attributes]
+    ranks = RankCheck.of(gm, values, options)
+    reason = unsupported_input(values, kernels=options.lowering == "kernels")
     if reason is not None:
+        if ranks is not None:
+            ranks.failed(reason, runs_eagerly=options.fallback == "eager")
         if options.fallback == "error":
             raise CompileError(f"the graph could not be compiled: {reason}")
         return run_eagerly(gm, reason, recorder)
@@ -128,7 +133,7 @@ def _compile_plain(
     recorder.event("compile.begin", {"graph": name, "compile_id": number})
     job.note_static(example_inputs, attributes)
     with watched(name, recorder):
-        first = job.compile_or_fall_back([*example_inputs, *attributes], "could not be compiled")
+        first = job.compile_or_fall_back(values, "could not be compiled", ranks)
     compiled = with_alias_specializations(
         first, lambda args: job.compile_or_fall_back(args, "could not be compiled again")
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ._notices import warn_user
 
 __all__ = ["CompileError", "EagerFallback", "FrozenParameterError", "GuardError", "InternalError", "PackageError"]
-__all__ += ["UnknownOption"]
+__all__ += ["RanksDisagree", "UnknownOption"]
 
 
 class CompileError(RuntimeError):
@@ -26,6 +26,13 @@ class InternalError(RuntimeError):
 
 class PackageError(RuntimeError):
     """A package can't be written or loaded. Says why, and what to do."""
+
+
+class RanksDisagree(CompileError):
+    """Ranks of a process group did not compile the same collectives, or one of them did not compile at all.
+
+    It is raised on every rank that takes part, before any of them runs the graph, and shows the first that differs.
+    """
 
 
 class UnknownOption(ValueError):

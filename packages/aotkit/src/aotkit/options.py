@@ -52,6 +52,14 @@ class Options:
     ``aotkit_inductor_lower.RedzoneError``, and what is read before it was written is NaN.
     ``separate_kernels``: on the CPU, each kernel is a native call of its own, so that a trace of ``torch.profiler`` has
     a range for each (:func:`aotkit.profile` does this); a little slower.
+    ``overlap_memory``: steps of a graph change their order so that some run while collectives do, as far as the peak of
+    memory grows by no more than this share; ``None``: collectives run where the program has them.
+    ``compare_ranks``: at the first compile of a graph with collectives, ranks of an initialized process group compare
+    the collectives of forward and backward (``"collectives"``) or also the whole graph (``"graphs"``); what differs is
+    :class:`aotkit.RanksDisagree` on every rank. ``"off"``: they don't. ``rank_timeout``: seconds that a rank waits for
+    the others, when it compares and when another one compiles for it.
+    ``share_compiles``: one rank of an initialized process group compiles a graph, backward included, the others wait
+    and load what it wrote to the group's store. Ranks on several machines need the same ``AOTKIT_CACHE_KEY``.
     ``verify``: check the IR between passes; serialize, reload and then use the result of every stage.
     ``fuel``: how many optional rewrites may run (``None``: all). ``disable``: names of passes to leave out.
     """
@@ -73,6 +81,10 @@ class Options:
     index_asserts: bool = True
     redzones: bool = False
     separate_kernels: bool = False
+    overlap_memory: float | None = 0.1
+    compare_ranks: Literal["collectives", "graphs", "off"] = "collectives"
+    rank_timeout: int = 600
+    share_compiles: bool = False
     verify: bool = False
     fuel: int | None = None
     disable: frozenset[str] = frozenset()
@@ -87,6 +99,10 @@ class Options:
                 raise UnknownOption(f"option {spec.name!r} takes {_type_name(hints[spec.name])}, not {value!r}")
         if self.chunk_loss_bytes < 0:
             raise UnknownOption(f"option 'chunk_loss_bytes' takes a number of bytes, not {self.chunk_loss_bytes!r}")
+        if self.overlap_memory is not None and not self.overlap_memory >= 0.0:
+            raise UnknownOption(f"option 'overlap_memory' takes a share from 0.0 on, not {self.overlap_memory!r}")
+        if self.rank_timeout < 1:
+            raise UnknownOption(f"option 'rank_timeout' takes a number of seconds, not {self.rank_timeout!r}")
         if self.memory_budget is not None and not 0.0 <= self.memory_budget <= 1.0:
             raise UnknownOption(f"option 'memory_budget' takes a share from 0.0 to 1.0, not {self.memory_budget!r}")
 

@@ -143,8 +143,8 @@ class ArtifactCache:
         entry = self.get(key)
         if entry is not None:
             return entry
-        with self._computing(key) as waited:
-            if waited and (entry := self._get_written_meanwhile(key)) is not None:
+        with self._locked(key) as (locked, _):
+            if locked and (entry := self._get_written_meanwhile(key)) is not None:
                 return entry
             sections, meta = compute()
             self.put(key, sections, meta)
@@ -247,17 +247,28 @@ class ArtifactCache:
         return digest
 
     @contextlib.contextmanager
-    def _computing(self, key: CacheKey) -> Iterator[bool]:
-        """Hold the store's lock for `key` if it has one; yields whether another may have written the entry by now."""
+    def computing(self, key: CacheKey) -> Iterator[bool]:
+        """Hold the right to compute the entry under `key` among those that share the store, if it can lock.
+
+        Yields whether another one had it when this one asked: then the entry may be there, or there will be none.
+        Whoever has it for too long is not waited for, after one `CacheWarning`.
+        """
+        with self._locked(key) as (locked, waited):
+            yield waited or not locked
+
+    @contextlib.contextmanager
+    def _locked(self, key: CacheKey) -> Iterator[tuple[bool, bool]]:
+        """Hold the store's lock for `key` if it has one; yields whether it is held, and whether the store says that
+        another had it before."""
         with contextlib.ExitStack() as held:
-            waited = False
+            locked = waited = False
             if isinstance(self.store, LockingStore):
                 try:
-                    held.enter_context(self.store.lock(key.digest))
-                    waited = True
+                    waited = held.enter_context(self.store.lock(key.digest)) is True
+                    locked = True
                 except CacheError as error:
                     self._warn("lock", f"{error}; computing without waiting")
-            yield waited
+            yield locked, waited
 
     def _get_written_meanwhile(self, key: CacheKey) -> Entry | None:
         """A second look under the lock; counts as a lookup only if it finds something."""

@@ -15,6 +15,7 @@ from pathlib import Path
 from ._observer import SILENT, Observer
 from .artifact_cache import ArtifactCache
 from .disk import DiskStore
+from .distributed_store import DistributedStore
 from .private_files import private_directory
 from .signing import key_from_text, user_key
 from .store import Store
@@ -71,7 +72,9 @@ def open_cache(
         directory: `default_cache_dir()` if not given.
         signing_key: AOTKIT_CACHE_KEY if not given, else a per-user key made in the directory.
         max_bytes: cap of the directory; least recently used entries go first.
-        shared: a store shared with other users or machines (`FsspecStore`, `RedisStore`), written in the background.
+        shared: a store shared with other users or machines (`FsspecStore`, `RedisStore`), written in the background, or
+            with the other ranks of a job (`DistributedStore`), which may be waiting for the entry. Ranks on several
+            machines need AOTKIT_CACHE_KEY, or refuse each other's entries.
         observer: told about hits, misses and puts.
 
     Raises:
@@ -80,13 +83,14 @@ def open_cache(
     """
     environment = read_environment()
     signing_key = signing_key or environment.signing_key
-    if shared is not None and signing_key is None:
+    of_ranks = isinstance(shared, DistributedStore)  # of one user; where machines differ, entries are refused
+    if shared is not None and signing_key is None and not of_ranks:
         raise ValueError(
             "a shared store needs a signing key that its other users have too: "
             "pass signing_key= or set AOTKIT_CACHE_KEY"
         )
     disk = DiskStore(directory or environment.directory, max_bytes=max_bytes)
-    store: Store = disk if shared is None else TieredStore([disk, shared], background_writes=True)
+    store: Store = disk if shared is None else TieredStore([disk, shared], background_writes=not of_ranks)
     return ArtifactCache(store, signing_key or user_key(disk.directory), observer=observer)
 
 

@@ -1,9 +1,11 @@
 """Where entries are kept. `FsspecStore` and `RedisStore` need the extras of those names when they are made."""
 
 from .disk import DiskStore
+from .distributed_store import DistributedStore
 from .fsspec_store import FsspecStore
 from .redis_store import RedisStore
 from .store import EntryStat, MemoryStore, Store
 from .tiered import TieredStore
 
-__all__ = ["DiskStore", "EntryStat", "FsspecStore", "MemoryStore", "RedisStore", "Store", "TieredStore"]
+__all__ = ["DiskStore", "DistributedStore", "EntryStat", "FsspecStore", "MemoryStore", "RedisStore", "Store"]
+__all__ += ["TieredStore"]

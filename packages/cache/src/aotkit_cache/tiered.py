@@ -82,8 +82,8 @@ class TieredStore:
                     yield entry
 
     def lock(self, key: str) -> contextlib.AbstractContextManager[object]:
-        """The lock of the nearest tier that has one; no lock if none has."""
-        for store in self._stores:
+        """The lock of the farthest tier that has one, which most processes share; no lock if none has."""
+        for store in reversed(self._stores):
             if isinstance(store, LockingStore):
                 return store.lock(key)
         return contextlib.nullcontext()

@@ -64,6 +64,7 @@ from .loop_passes import (
     inline_producers,
     localize_temporaries,
     order_steps,
+    overlap_collectives,
     reuse_call_results,
     split_loops,
     split_reductions,
@@ -122,6 +123,7 @@ LOOP_PASSES = in_order(
     write_through.PASS,
     localize_temporaries.PASS,
     order_steps.PASS,
+    overlap_collectives.PASS,
     fission_long_rows.PASS,  # when the machine is known, as the next
     split_reductions.PASS,  # and outer reductions
     generate_attention.PASS,  # after all that fuses: it takes nothing in

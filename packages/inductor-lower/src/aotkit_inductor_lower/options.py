@@ -36,6 +36,8 @@ class LowerOptions:
     outside of a tensor is touched either way. On the CPU such an index is always an ``IndexError``.
     ``separate_kernels``: on the CPU, each kernel is a native call of its own, which a profiler can time; slower where
     there are many small ones.
+    ``overlap_memory``: so that other steps run while collectives do, steps may change their order, and the peak of
+    memory may grow by this share; 0.0: not at all; ``None``: collectives run where the graph has them.
     ``processor``: of graphs on the CPU: generate for this one, or for any that has its x86-64 level (``"x86-64-v3"`` is
     AVX2, ``"x86-64-amx"`` AVX-512 with AMX). ``"interpreter"`` makes no code: this processor's kernels run in the
     interpreter of their IR (very slow: to tell a fault of a pass from one of code generation). ``"triton-interpreter"``
@@ -58,4 +60,5 @@ class LowerOptions:
     index_asserts: bool = True
     check_inputs: bool = True
     separate_kernels: bool = False
+    overlap_memory: float | None = 0.1
     processor: Processor = "host"

@@ -37,7 +37,7 @@ __all__ = [
 ]
 
 T = TypeVar("T")
-DecisionKind = Literal["inline", "vertical", "horizontal", "mixed-order", "split", "concat", "contraction"]
+DecisionKind = Literal["inline", "vertical", "horizontal", "mixed-order", "split", "concat", "contraction", "overlap"]
 NO_FUEL = "there is no fuel left for it"
 
 
@@ -46,8 +46,9 @@ class Decision:
     """One decision. ``kind``: ``inline`` (a producer computed again where it is read), ``vertical`` (a producer and its
     reader in one kernel), ``horizontal`` (two kernels that read the same data), ``mixed-order`` (column sums in a
     kernel that walks over rows), ``split`` (a long reduction cut into chunks; not ``fused``), ``concat`` (a joined
-    tensor computed where it is read, not stored) or ``contraction`` (a matrix product, ``fused`` if kernels compute
-    it). ``first`` and ``second`` are nests' names, or ATen's. ``reason`` says why, in both cases."""
+    tensor computed where it is read, not stored), ``contraction`` (a matrix product, ``fused`` if kernels compute
+    it) or ``overlap`` (a collective and its wait, ``fused`` if more steps run in between than before). ``first`` and
+    ``second`` are nests' names, or ATen's. ``reason`` says why, in both cases."""
 
     kind: DecisionKind
     first: str
@@ -56,7 +57,7 @@ class Decision:
     reason: str
 
     def __str__(self) -> str:
-        if self.kind == "contraction":
+        if self.kind in ("contraction", "overlap"):
             return f"{self.kind}: {self.first}: {self.reason}"
         verb = "fused" if self.fused else "kept apart"
         return f"{self.kind}: {self.first} and {self.second} {verb}: {self.reason}"

@@ -49,6 +49,7 @@ class LoweringReport:
 
     ``generated_nodes`` of ``eligible_nodes`` run in kernels; eligible are the calls that are not views, creations,
     matrix products, convolutions, attention or pooling. ``refused`` are fusions that were considered and not made.
+    ``overlaps``: what runs beside each collective.
     """
 
     kernel_count: int
@@ -57,6 +58,7 @@ class LoweringReport:
     eligible_nodes: int
     generated_nodes: int
     refused: tuple[Decision, ...]
+    overlaps: tuple[Decision, ...] = ()
 
     @property
     def generated_share(self) -> float:
@@ -81,6 +83,7 @@ class LoweringReport:
             lines.append(f"  ATen {extern.count}x {extern.target}: {extern.reason}")
         for record in self.refused:
             lines.append(f"  not fused: {record.first} and {record.second}: {record.reason}")
+        lines += [f"  collective {record.first}: {record.reason}" for record in self.overlaps]
         return "\n".join(lines)
 
 
@@ -105,7 +108,8 @@ def make_report(gm: GraphModule, lowered: Program, scheduled: Program, records: 
         tuple(ExternCount(target, count, reason) for (target, reason), count in counts.most_common()),
         len(eligible),
         sum(node.name not in externs for node in eligible),
-        tuple(record for record in records if not record.fused and record.kind not in ("inline", "contraction")),
+        tuple(r for r in records if not r.fused and r.kind not in ("inline", "contraction", "overlap")),
+        tuple(record for record in records if record.kind == "overlap"),
     )
 
 
@@ -121,6 +125,7 @@ def merge_reports(reports: Sequence[LoweringReport], calls: Sequence[ExternCount
         sum(r.eligible_nodes for r in reports) + sum(c.count for c in calls),
         sum(r.generated_nodes for r in reports),
         tuple(record for r in reports for record in r.refused),
+        tuple(record for r in reports for record in r.overlaps),
     )
 
 

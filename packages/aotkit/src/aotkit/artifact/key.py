@@ -42,7 +42,8 @@ _OUR_PACKAGES = [
     "aotkit_runtime_wrappers",
     "aotkit_inductor_lower",
 ]
-_NOT_OUTPUT = frozenset({"cache", "fallback", "verify"})  # options that change no result
+# Options that change no result.
+_NOT_OUTPUT = frozenset({"cache", "compare_ranks", "fallback", "rank_timeout", "share_compiles", "verify"})
 
 # Their bodies are graphs, which are written out, and they call them as they are.
 _HIGHER_ORDER = frozenset(
@@ -51,6 +52,8 @@ _HIGHER_ORDER = frozenset(
         *("autograd_function_apply", "wrap_with_set_grad_enabled", "wrap_with_autocast", "wrap_activation_checkpoint"),
     )
 )
+# A collective names its group, and the size of it where that decides anything.
+_KNOWN_OPERATORS = TORCHS_OWN | {"_c10d_functional", "_c10d_functional_autograd"}
 _MODULES = frozenset({"torch", "_operator", "operator", "math", "builtins", "_functools"})
 # Metadata that a stage reads of Dynamo's nodes.
 _META = ("recompute", "ac_graph_id", "custom", "memory_budget", "partitioner_tag")
@@ -110,7 +113,7 @@ class _Writer:
     def _target(self, target: Any, node: torch.fx.Node) -> str:
         if isinstance(target, (OpOverload, OpOverloadPacket)):
             name = target._schema.name if isinstance(target, OpOverload) else target._qualified_op_name
-            if name.split("::")[0] not in TORCHS_OWN and name.replace("::", ".") not in self.allowed:
+            if name.split("::")[0] not in _KNOWN_OPERATORS and name.replace("::", ".") not in self.allowed:
                 raise Uncacheable(
                     f"node {node.name} calls the custom operator {name.replace('::', '.')}, whose code no version of "
                     "torch names; list it in the option 'cacheable' with a version of your own"

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -118,6 +119,11 @@ class Lookup:
     def bypass(self, reason: str) -> None:
         """Tell that there will be no entry, and why."""
         self.recorder.event("cache.bypass", {"graph": self.name, "reason": reason})
+
+    def computing(self) -> AbstractContextManager[bool]:
+        """Hold the right to make the entry that :meth:`find` did not find, among all that share the store; gives
+        whether another had it before, and so may have written it."""
+        return nullcontext(False) if self.slot is None else self.cache.computing(self._key(self.slot))
 
     def _key(self, slot: int) -> CacheKey:
         return make_key(**self.parts, specialization=slot)

@@ -25,11 +25,12 @@ from aotkit_functionalize import GraphMetadata
 from aotkit_inductor_lower.launch_plan.codec import compiled_to_json
 from aotkit_runtime_wrappers import WrapperPlan
 
+from .collectives import Collective, collectives_of
 from .tensors import bytes_of, tensor_of
 
 __all__ = ["ARTIFACT_FORMAT", "Artifact", "CaptureOrigin", "CompiledGraph", "Graphs", "LiveCode", "StoredReport"]
 
-ARTIFACT_FORMAT = 8
+ARTIFACT_FORMAT = 9
 """Of all that an artifact holds. Whoever changes the meaning of a plan, of metadata or of object code adds one."""
 
 Boxed = Callable[[list[Any]], Sequence[Any]]
@@ -80,6 +81,7 @@ class CompiledGraph:
         detaches: an operator asks whether its arguments require grad, so they are detached before each call.
         checked: names of custom operators that are looked at in the first call.
         report: the lowering's, or a :class:`StoredReport`; ``None`` for live code.
+        collectives: what the graph asks of other ranks, in order; see :mod:`.collectives`.
     """
 
     code: Any
@@ -87,6 +89,7 @@ class CompiledGraph:
     detaches: bool = False
     checked: tuple[str, ...] = ()
     report: Any = None
+    collectives: tuple[Collective, ...] = ()
 
     @property
     def tensors(self) -> dict[str, torch.Tensor]:
@@ -119,6 +122,7 @@ class CompiledGraph:
             "constants": described,
             "detaches": self.detaches,
             "checked": list(self.checked),
+            "collectives": [[c.group, c.call, c.line] for c in self.collectives],
             "report": report if "text" in report else {**report, "text": str(self.report)},
             "borrowed": {name: index for name, index in self.constants.items() if isinstance(index, int)},
         }
@@ -137,6 +141,7 @@ class CompiledGraph:
             described["detaches"],
             tuple(described["checked"]),
             StoredReport(described["report"]),
+            tuple(Collective(*row) for row in described["collectives"]),
         )
 
 
@@ -242,6 +247,17 @@ class Artifact:
     def kind(self) -> str:
         """``training`` or ``inference``."""
         return "training" if self.plan.call.training else "inference"
+
+    def collectives(self) -> tuple[Collective, ...]:
+        """Those of the forward and then of the whole backward, whether that is compiled yet or not."""
+        if self.backward is not None and not any(self.missing):
+            return (*self.forward.collectives, *self.backward.collectives)
+        if isinstance(getattr(self.graphs, "backward", None), torch.fx.GraphModule):
+            return (*self.forward.collectives, *collectives_of(self.graphs.backward))  # type: ignore[union-attr,arg-type]
+        if self.backward is None or not (self.forward.collectives or self.backward.collectives):
+            return self.forward.collectives
+        assert self.graphs is not None
+        return (*self.forward.collectives, *collectives_of(self.graphs.read_backward()))
 
     def unstorable(self) -> str | None:
         """Why this can't be written, or ``None``; see Note [What can't be stored]."""

@@ -22,6 +22,7 @@ from aotkit_functionalize import GraphMetadata
 from aotkit_runtime_wrappers import InputPlan
 
 from .._notices import warn_user
+from ..artifact.collectives import collectives_of
 from ..artifact.records import CompiledGraph, LiveCode
 from .bind import bind_graph
 from .context import Boxed, CompileContext, Kind
@@ -74,7 +75,8 @@ class CudagraphStages:
             return bind_graph(ctx.stages.lower(part, kind, part_name, ctx), ctx.arenas, None, ctx.options.redzones)
 
         call = wrap_graph(graph, compile_part, self._trees, static_input_indices=static, name=name, wrap=wrap)
-        return CompiledGraph(LiveCode(call, "recordings of CUDA graphs belong to one process"))
+        why = "recordings of CUDA graphs belong to one process"
+        return CompiledGraph(LiveCode(call, why), collectives=collectives_of(graph))
 
     def _inference(self, graph: torch.fx.GraphModule, name: str) -> tuple[Sequence[int], Wrap] | None:
         trees = self._trees = self._trees_for(graph, name)

@@ -14,7 +14,7 @@ import torch
 from aotkit_cache import Uncacheable
 from aotkit_runtime_wrappers import unboxed
 
-from ..artifact.store import CachedObjects, open_graph_cache
+from ..artifact.store import CachedObjects, open_graph_cache, store_of_ranks
 from ..errors import CompileError, notify_eager
 from ..options import Options
 from ..recorder import GraphRecord, Recorder
@@ -23,10 +23,13 @@ from .process import collections_put_off
 from .shown import show_loaded
 
 if TYPE_CHECKING:
+    from ..artifact.collectives import Collective
     from ..artifact.frozen import FrozenArguments
     from ..artifact.lookup import Lookup
     from ..artifact.records import Artifact
+    from .context import CompileContext
     from .graph_compiler import GraphCompiler
+    from .ranks import RankCheck
     from .user_passes import GraphPasses
 
 __all__ = ["GraphJob", "run_eagerly", "run_in_spite_of"]
@@ -47,10 +50,13 @@ class GraphJob:
         passes: GraphPasses | None = None,
     ) -> None:
         self.gm, self.options, self.recorder, self.name, self.passes = gm, options, recorder, name, passes
-        self.cache = open_graph_cache(recorder) if options.cache else None
+        ranks = store_of_ranks(options.rank_timeout) if options.cache and options.share_compiles else None
+        self.cache = open_graph_cache(recorder, ranks) if options.cache else None
+        self._shares = ranks is not None
         self.frozen: FrozenArguments | None = None
         self._static: frozenset[int] = frozenset()
         self._compiler: GraphCompiler | None = None
+        self._collectives: tuple[Collective, ...] = ()
 
     def note_static(self, example_inputs: Sequence[Any], attributes: Sequence[Any]) -> None:
         """Look which arguments keep their address or their value, where that matters."""
@@ -63,14 +69,21 @@ class GraphJob:
 
             self.frozen = frozen_arguments(example_inputs, attributes)
 
-    def compile_or_fall_back(self, args: Sequence[Any], failure: str) -> Callable[..., Any]:
+    def compile_or_fall_back(
+        self, args: Sequence[Any], failure: str, ranks: RankCheck | None = None
+    ) -> Callable[..., Any]:
         """Load or compile for ``args``; a refusal raises :class:`CompileError`, or gives the graph itself.
 
-        So does a bug of ours, see Note [Internal errors], which raises :class:`InternalError`.
+        So does a bug of ours, see Note [Internal errors], which raises :class:`InternalError`. ``ranks``: compare with
+        other ranks what became of it, which may raise :class:`RanksDisagree`.
         """
         try:
-            return self.compile(args)
+            run = self.compile(args)
         except Exception as refusal:
+            if ranks is not None:
+                told = is_bug(refusal) or is_refusal(refusal)
+                why = f"{type(refusal).__name__}: {refusal}"
+                ranks.failed(why, runs_eagerly=told and self.options.fallback == "eager")
             if is_bug(refusal):
                 if self._compiler is not None:
                     return run_in_spite_of(refusal, self._compiler.graph, self.options, self.recorder)
@@ -81,6 +94,9 @@ class GraphJob:
             if self.options.fallback == "error":
                 raise CompileError(f"{self.name.replace('graph', 'graph ')} {failure}: {refusal}") from refusal
             return run_eagerly(self._graph_compiler().graph, str(refusal), self.recorder)
+        if ranks is not None:
+            ranks.compiled(self._collectives)
+        return run
 
     def compile(self, args: Sequence[Any]) -> Callable[..., Any]:
         """Load or compile for ``args``. Raises the packages' typed refusals."""
@@ -90,6 +106,8 @@ class GraphJob:
                 bound = self._load(found, lookup)
             if bound is not None:
                 return bound
+        if lookup is not None and self._shares:
+            return self._compile_for_all(args, lookup)
         return self._compile(args, lookup)
 
     def complete(self, args: Sequence[Any]) -> Artifact:
@@ -101,6 +119,10 @@ class GraphJob:
         if lookup is not None and found is not None and (found.kind == "inference" or found.backward is not None):
             lookup.loaded(found)
             return found
+        return self._complete(args, lookup)[0]
+
+    def _complete(self, args: Sequence[Any], lookup: Lookup | None) -> tuple[Artifact, CompileContext]:
+        """Compile forward and backward, and store them."""
         artifact, ctx = self._graph_compiler().compile(args)
         store = None if lookup is None else _store_of(lookup, artifact)
         if artifact.kind == "training":
@@ -110,7 +132,7 @@ class GraphJob:
             artifact = replace(artifact, backward=backward)
         if store is not None:
             store(artifact)
-        return artifact
+        return artifact, ctx
 
     def _look_up(self, args: Sequence[Any]) -> tuple[Lookup | None, Artifact | None]:
         """Where the artifact would be kept, if it can be, and the artifact, if it is there."""
@@ -158,6 +180,7 @@ class GraphJob:
         self.recorder.add_graph(GraphRecord(f"{self.name}-{kind}", artifact.forward.report, loaded=True))
         show_loaded(artifact, kind, self.name, self.recorder)
         self.recorder.event("cache.loaded", {"graph": self.name, "specialization": lookup.slot})
+        self._collectives = artifact.collectives()
         return unboxed(bound)
 
     def _compile(self, args: Sequence[Any], lookup: Lookup | None) -> Callable[..., Any]:
@@ -166,16 +189,44 @@ class GraphJob:
 
         artifact, ctx = self._graph_compiler().compile(args)
         store = None if lookup is None else _store_of(lookup, artifact)
+        self._collectives = artifact.collectives()
         bound = bind_compiled(artifact, ctx, store if artifact.kind == "training" else None)
         if store is not None and artifact.kind == "inference":
             store(artifact)
         return bound
 
+    def _compile_for_all(self, args: Sequence[Any], lookup: Lookup) -> Callable[..., Any]:
+        """A cache miss where ranks share: the first that comes compiles, the others wait and load what it wrote.
+
+        A backward is compiled here as well: the others could not wait for it, since the rank that compiles may need
+        them to get there. Where nothing was written (the graph can't be stored, or its compile failed), those that
+        waited compile side by side. After a refusal, which may be of the backward alone, this rank begins anew.
+        """
+        from .run import bind_compiled
+
+        made = bound = None
+        with lookup.computing() as waited:
+            found = lookup.find()
+            if found is None and not waited:
+                try:
+                    made = self._complete(args, lookup)
+                except Exception as error:
+                    if not is_refusal(error):
+                        raise
+        if made is not None:
+            self._collectives = made[0].collectives()
+            return bind_compiled(*made)
+        if found is not None:
+            bound = self._load(found, lookup)
+        return self._compile(args, lookup) if bound is None else bound
+
     def _graph_compiler(self) -> GraphCompiler:
         if self._compiler is None:
             from .graph_compiler import GraphCompiler
 
-            store = None if self.cache is None else CachedObjects(self.cache)
+            # Object code is a part of what ranks share already.
+            cache = open_graph_cache(self.recorder) if self._shares else self.cache
+            store = None if cache is None else CachedObjects(cache)
             self._compiler = GraphCompiler(
                 self.gm,
                 self.options,

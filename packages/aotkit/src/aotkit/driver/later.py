@@ -83,8 +83,10 @@ class CompileLater:
             self.recorder.dump("seconds per stage, backward included", "timing", self.recorder.table)
 
     def loaded(self, artifact: Artifact) -> None:
-        """Tell of a backward that was stored."""
+        """Tell of a backward that was stored; one that was compiled here before it was needed has been told of."""
         assert artifact.backward is not None
+        if self.function is None:
+            return
         self.recorder.add_graph(GraphRecord(f"{self.name}-backward", artifact.backward.report, loaded=True))
         with as_part_of(self.compile_id):
             show_loaded(artifact, "backward", self.name, self.recorder)

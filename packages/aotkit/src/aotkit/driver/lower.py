@@ -12,6 +12,7 @@ from aotkit_inductor_lower.graph_partition import PartitionedGraph
 from aotkit_partition.chunk_losses import chunk_losses
 from aotkit_runtime_wrappers import schema_checks
 
+from ..artifact.collectives import collectives_of
 from ..artifact.records import CompiledGraph, LiveCode
 from ..frontend.tracing_context import publish_strides
 from ..options import Options
@@ -51,7 +52,9 @@ def lower_graph(graph: torch.fx.GraphModule, kind: Kind, name: str, ctx: Compile
     if ctx.frozen is not None:
         constants.update(ctx.frozen.positions_of(compiled.constants))
     ctx.recorder.keep(ctx.short(name), compiled.program)
-    made = CompiledGraph(compiled.program, constants, asks_for_history(graph), checked, compiled.report)
+    made = CompiledGraph(
+        *(compiled.program, constants, asks_for_history(graph), checked, compiled.report), collectives_of(graph)
+    )
     show_compiled(made, ctx.recorder.part(ctx.short(name)))
     return made
 
@@ -64,7 +67,12 @@ def live_graph(
     result_strides: Sequence[Any] | None = None,
 ) -> CompiledGraph:
     """What a compiler made of ``graph`` that is no data, for this ``reason``."""
-    return CompiledGraph(LiveCode(call, reason, result_strides), detaches=asks_for_history(graph), checked=checked)
+    return CompiledGraph(
+        LiveCode(call, reason, result_strides),
+        detaches=asks_for_history(graph),
+        checked=checked,
+        collectives=collectives_of(graph),
+    )
 
 
 def asks_for_history(graph: torch.fx.GraphModule) -> bool:
@@ -96,6 +104,7 @@ def lower_options(chosen: Options) -> LowerOptions:
         index_asserts=chosen.index_asserts,
         check_inputs=False,  # Dynamo's guards do
         separate_kernels=chosen.separate_kernels,
+        overlap_memory=chosen.overlap_memory,
         processor=chosen.processor,
         fuel=chosen.fuel,
         disable=tuple(sorted(chosen.disable)),

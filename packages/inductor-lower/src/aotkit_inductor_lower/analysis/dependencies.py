@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from ..ir import Alias, Buffer, BufferKind, BufferRef, Contraction, ExternCall, LoopNest, Program, Step, Store
 from ..ir.walk import instructions, step_reads, step_writes, stores
 from ..ops.aten import is_random
 from ..symbolic import Expr, SymbolKind, has_calls, to_expr
+from .collectives import Collectives
 from .nests import ranges_of
 
 __all__ = ["Dependencies", "memory_roots"]
@@ -121,8 +123,13 @@ def _order(steps: Sequence[Step], root: Mapping[str, str], unstable: set[str], p
     readers_since: dict[str, list[int]] = {}
     alias_steps: dict[str, int] = {}
     last_random: int | None = None
+    collectives = Collectives.of(steps)
+    last_start = {start: before for before, start in pairwise(collectives.starts)}
     for position, step in enumerate(steps):
         read, written = step_reads(step), step_writes(step)
+        if position in collectives.waits:  # Note [While a collective runs]
+            also_read, also_written = collectives.in_use(steps, position)
+            read, written = (*read, *also_read), (*written, *also_written)
         needs = {alias_steps[name] for name in (*read, *written) if name in alias_steps}
         reads = {root[name] for name in read}
         writes = {root[name] for name in written} if not isinstance(step, Alias) else set()
@@ -134,6 +141,8 @@ def _order(steps: Sequence[Step], root: Mapping[str, str], unstable: set[str], p
             if last_random is not None:
                 needs.add(last_random)
             last_random = position
+        if position in last_start:
+            needs.add(last_start[position])
         needs.discard(position)
         before.append(needs)
         if isinstance(step, Alias):

@@ -14,8 +14,9 @@ from dataclasses import replace
 
 from ..analysis.dependencies import Dependencies
 from ..analysis.nests import buffer_bytes, hint, numel
-from ..ir import Buffer, BufferKind, LoopNest, Program, Step
+from ..ir import Buffer, BufferKind, ExternCall, LoopNest, Program, Step
 from ..ir.walk import buffers_of, step_reads
+from ..ops.aten import collective_role
 from ..options import LowerOptions
 from ..passes import Decision, DecisionKind, Pass, PassContext, fuses
 from .merge_nests import Access, Kernel, merge_kernels
@@ -38,6 +39,7 @@ class _Groups:
         self.ancestors: dict[int, int] = {}
         self.position: dict[int, int] = {}
         self.latest = -1
+        self._waits = 0  # for collectives, as bits of their positions
         self._parent: dict[int, int] = {}
         self._raw = [set(before) for before in dependencies.before]
         self._gone = {position for position, step in enumerate(steps) if step is None}
@@ -50,6 +52,12 @@ class _Groups:
         self.needs[position] = needs
         self.ancestors[position] = self._close(needs)
         self._parent[position] = position
+        if isinstance(step, ExternCall) and collective_role(step.target) == "wait":
+            self._waits |= 1 << position
+
+    def waits_differ(self, first: int, second: int) -> bool:
+        """Whether one of two groups needs a collective that the other does not: as one they could not run beside it."""
+        return bool((self.ancestors[first] ^ self.ancestors[second]) & self._waits)
 
     def skip(self, position: int) -> None:
         """A step that is gone; its needs pass to its readers through the raw sets."""
@@ -187,6 +195,8 @@ def _fuse_once(
             reason = "a large buffer would live longer"
         if reason is None and (groups.blocks(other, current) or groups.blocks(current, other)):
             reason = "another step must run between them"
+        if reason is None and kind == "horizontal" and groups.waits_differ(other, current):
+            reason = "one of them waits for a collective that the other does not need"
         if reason is None:
             later = bool(groups.ancestors[other] >> current & 1)  # the partner runs after what it is joined to
             for anchor in anchors:

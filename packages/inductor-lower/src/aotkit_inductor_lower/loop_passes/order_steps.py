@@ -8,20 +8,18 @@ Note [Orders tried]
     something worth moving kernels for. What must come before what is :class:`.Dependencies`; calls that may have
     effects keep their order.
 
-    Held are temporaries from the first step that writes them, or a view of them, to the last that uses them, and
-    results to the end. Inputs belong to the caller. Unknown sizes count as 64.
+    What is held when is the business of :class:`.Lives`.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from ..analysis.dependencies import Dependencies
-from ..analysis.nests import buffer_bytes
-from ..ir import Alias, BufferKind, BufferRef, ExternCall, Program, Step
-from ..ir.walk import step_reads, step_writes
+from ..analysis.liveness import Lives
+from ..ir import ExternCall, Program, Step
 from ..ops.aten import is_random
 from ..passes import Pass, PassContext, fuses
 
@@ -31,74 +29,16 @@ LEAST_BYTES = 1 << 20  # below this no order is worth a search
 _LEAST_GAIN = 32  # an order is changed to save one part in so many
 
 
-@dataclass(frozen=True, slots=True)
-class _Lives:
-    """What each step uses of the memory that the call holds. ``kept``: results, which stay."""
-
-    uses: tuple[tuple[str, ...], ...]
-    nbytes: dict[str, int]
-    kept: frozenset[str]
-
-    @staticmethod
-    def of(program: Program, root: dict[str, str]) -> _Lives:
-        """Of a program whose aliases look at the memory of ``root``."""
-        owned = (BufferKind.TEMPORARY, BufferKind.OUTPUT)
-        nbytes = {}
-        for buffer in program.buffers:
-            if buffer.kind in owned and root[buffer.name] == buffer.name:
-                nbytes[buffer.name] = buffer_bytes(buffer)
-        outputs = frozenset(root[out.name] for out in program.outputs if isinstance(out, BufferRef))
-        uses = []
-        for step in program.steps:
-            names = () if isinstance(step, Alias) else (*step_reads(step), *step_writes(step))
-            uses.append(tuple(dict.fromkeys(r for r in (root[name] for name in names) if r in nbytes)))
-        return _Lives(tuple(uses), nbytes, outputs)
-
-    def peak(self, order: Iterable[int]) -> int:
-        """The most bytes held at once."""
-        left = self.counts()
-        held = most = 0
-        born: set[str] = set()
-        for position in order:
-            for name in self.uses[position]:
-                if name not in born:
-                    born.add(name)
-                    held += self.nbytes[name]
-            most = max(most, held)
-            for name in self.uses[position]:
-                left[name] -= 1
-                if left[name] == 0 and name not in self.kept:
-                    held -= self.nbytes[name]
-        return most
-
-    def bound(self) -> int:
-        """Bytes that every order holds at some moment: those of one step, or all results."""
-        one = max((sum(self.nbytes[name] for name in names) for names in self.uses), default=0)
-        return max(one, sum(self.nbytes[name] for name in self.kept if name in self.nbytes))
-
-    def counts(self) -> dict[str, int]:
-        """How many steps use each buffer."""
-        counts = dict.fromkeys(self.nbytes, 0)
-        for names in self.uses:
-            for name in names:
-                counts[name] += 1
-        return counts
-
-
 def simulated_peak(program: Program) -> int:
     """The most bytes that temporaries and results of a program hold at once, see Note [Orders tried]."""
-    return _Lives.of(program, Dependencies.of(program).root).peak(range(len(program.steps)))
+    return Lives.of(program).peak(range(len(program.steps)))
 
 
 def order_by_memory(program: Program, least_bytes: int = LEAST_BYTES) -> Program:
     """The program with its steps in the best of the orders tried; never one that holds more than the one given."""
     if len(program.steps) < 3:
         return program
-    root = {b.name: b.name for b in program.buffers}
-    for step in program.steps:
-        if isinstance(step, Alias):
-            root[step.result] = root[step.base]
-    lives = _Lives.of(program, root)
+    lives = Lives.of(program)
     given = lives.peak(range(len(program.steps)))
     wanted = given - given // _LEAST_GAIN
     if given < least_bytes or lives.bound() >= wanted:
@@ -146,7 +86,7 @@ def _frees_or_next(adds: int, position: int) -> tuple[int, int]:
 
 
 def _by_key(
-    lives: _Lives,
+    lives: Lives,
     needs: Sequence[set[int]],
     after: Sequence[Sequence[int]],
     key: Callable[[int, int], tuple[int, int]],
@@ -196,7 +136,7 @@ def _by_key(
     return order
 
 
-def _depth_first(lives: _Lives, needs: Sequence[set[int]], after: Sequence[Sequence[int]]) -> list[int]:
+def _depth_first(lives: Lives, needs: Sequence[set[int]], after: Sequence[Sequence[int]]) -> list[int]:
     """Each step right behind what it needs: first what itself needs most memory, which it may set free."""
     born: set[str] = set()
     size: list[int] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import Literal
 
 import torch
 from torch.fx import Node
@@ -11,6 +12,7 @@ from .fixups import FIX_UPS
 
 __all__ = [
     "addresses_storage",
+    "collective_role",
     "is_creation",
     "is_opaque_result",
     "is_random",
@@ -128,6 +130,13 @@ def out_overload(target: str) -> str | None:
 
 
 @functools.cache
+def collective_role(target: str) -> Literal["start", "wait"] | None:
+    """Whether the op starts a collective, on which all ranks of its group have to meet, or waits for one."""
+    if not target.startswith(("_c10d_functional.", "_c10d_functional_autograd.")):
+        return None
+    return "wait" if ".wait_tensor." in target else "start"
+
+
 def may_alias_arguments(target: str) -> bool:
     """Whether a result may share an argument's memory. Unknown ops may."""
     if target in _FRESH:
