@@ -53,7 +53,8 @@ STEP_PIECES = 72  # pieces of steps that are packed at once
 BLOCK_BYTES = 5 << 18  # of the packed block: it stays in the second-level cache
 BLOCK = 512  # rows of a block, at most
 SUMS_BYTES = 1 << 20  # of a strip, where they have to wait
-GROUP_BYTES = 1 << 17  # of sums that are finished at once
+CACHE_BYTES = 7 << 18  # of the second-level cache: a block, panels of the other factor, and sums
+GROUP_BYTES, GROUP_MOST = 1 << 17, 1 << 20  # of sums that are finished at once, at least and at most
 PACKED, PACKED_BYTES = (
     4,
     5 << 16,
@@ -121,7 +122,10 @@ class TiledProductEmitter(KernelEmitter):
         self.strips = -(-columns // self.strip)
         several = 1 if self.right.packing.along else min(PACKED, max(1, PACKED_BYTES // (self.chunk * step)))
         self.packed = min(several, self.strip // PANEL)
-        self.group = min(self.strip, max(1, GROUP_BYTES // row_bytes, self.packed) * PANEL) if self.once else self.strip
+        # Rows of the result are written in pieces, each to other pages of memory: the longer, the fewer.
+        room = CACHE_BYTES - (self.block // PANEL + self.packed) * self.chunk * step
+        sums = max(GROUP_BYTES, min(GROUP_MOST, room)) // row_bytes
+        self.group = min(self.strip, max(1, sums, self.packed) * PANEL) if self.once else self.strip
 
     def units(self) -> tuple[Expr, int | None]:
         """Blocks of rows by strips, of each product of a batch."""
