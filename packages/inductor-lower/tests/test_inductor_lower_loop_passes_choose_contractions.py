@@ -126,3 +126,20 @@ def test_without_fma_products_are_atens() -> None:
     compiled = compile_graph(graph, options=LowerOptions(contractions="generated", processor="x86-64"))
     assert isinstance(compiled, CompiledGraph)
     assert [call.target for call in compiled.report().externs] == ["aten.mm.default"]
+
+
+@pytest.mark.parametrize("generated", [True, False])
+def test_the_report_says_who_computes_products_and_why(generated: bool) -> None:
+    x, w = torch.randn(96, 64), torch.randn(64, 80)
+    graph = make_fx(lambda x, w: (aten.mm(x, w), aten.mm(x * 2, w), aten.mm(w.t(), x.t())), tracing_mode="fake")(x, w)
+    options = LowerOptions(contractions="generated" if generated else "auto", processor="x86-64-v3")
+    compiled = compile_graph(graph, [x, w], options=options)
+    assert isinstance(compiled, CompiledGraph)
+    report = compiled.report()
+    assert sum(choice.count for choice in report.products) == 3
+    # Equal ones are told of once.
+    (twice, once) = report.products
+    assert (twice.count, once.count) == (2, 1)
+    assert twice.what.startswith("aten.mm.default float32 [96, 64]:[64, 1] x [64, 80]:[80, 1]: ")
+    assert {twice.ours, once.ours} == {generated} and twice.what.rsplit(": ", 1)[1]
+    assert f"{'our own' if generated else 'left to ATen'} 2x aten.mm.default float32" in str(report)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 
 import torch
@@ -16,7 +16,7 @@ from .ops.aten import is_creation, is_view, library_reason
 from .ops.fixups import FIX_UPS
 from .passes import Decision
 
-__all__ = ["ExternCount", "FusionGroup", "LoweringReport", "make_report", "merge_reports"]
+__all__ = ["ExternCount", "FusionGroup", "LoweringReport", "ProductChoice", "make_report", "merge_reports"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +44,22 @@ class ExternCount:
 
 
 @dataclass(frozen=True, slots=True)
+class ProductChoice:
+    """Who computes a matrix product, convolution or attention: a kernel of ``ours`` or ATen. ``what``: the call with
+    types, sizes and strides, and why; ``count``: how many there are."""
+
+    ours: bool
+    count: int
+    what: str
+
+
+@dataclass(frozen=True, slots=True)
 class LoweringReport:
     """What became of one graph.
 
     ``generated_nodes`` of ``eligible_nodes`` run in kernels; eligible are the calls that are not views, creations,
     matrix products, convolutions, attention or pooling. ``refused`` are fusions that were considered and not made.
-    ``overlaps``: what runs beside each collective.
+    ``overlaps``: what runs beside each collective. ``products``: who computes products, as far as there was a choice.
     """
 
     kernel_count: int
@@ -59,6 +69,7 @@ class LoweringReport:
     generated_nodes: int
     refused: tuple[Decision, ...]
     overlaps: tuple[Decision, ...] = ()
+    products: tuple[ProductChoice, ...] = ()
 
     @property
     def generated_share(self) -> float:
@@ -79,6 +90,8 @@ class LoweringReport:
         for group in self.groups:
             where = f"  # {group.line}" if group.line else ""
             lines.append(f"  kernel {group.kernel}: {' '.join(group.nodes)}{where}")
+        for choice in self.products:
+            lines.append(f"  {'our own' if choice.ours else 'left to ATen'} {choice.count}x {choice.what}")
         for extern in self.externs:
             lines.append(f"  ATen {extern.count}x {extern.target}: {extern.reason}")
         for record in self.refused:
@@ -110,6 +123,7 @@ def make_report(gm: GraphModule, lowered: Program, scheduled: Program, records: 
         sum(node.name not in externs for node in eligible),
         tuple(r for r in records if not r.fused and r.kind not in ("inline", "contraction", "overlap")),
         tuple(record for record in records if record.kind == "overlap"),
+        _products(records),
     )
 
 
@@ -126,7 +140,21 @@ def merge_reports(reports: Sequence[LoweringReport], calls: Sequence[ExternCount
         sum(r.generated_nodes for r in reports),
         tuple(record for r in reports for record in r.refused),
         tuple(record for r in reports for record in r.overlaps),
+        _counted((choice.ours, choice.what, choice.count) for r in reports for choice in r.products),
     )
+
+
+def _products(records: Sequence[Decision]) -> tuple[ProductChoice, ...]:
+    """The last decision on each product: what was to be ours can be given back to ATen."""
+    last = {record.first: record for record in records if record.kind == "contraction"}
+    return _counted((record.fused, record.reason, 1) for record in last.values())
+
+
+def _counted(choices: Iterable[tuple[bool, str, int]]) -> tuple[ProductChoice, ...]:
+    counts: Counter[tuple[bool, str]] = Counter()
+    for ours, what, count in choices:
+        counts[ours, what] += count
+    return tuple(ProductChoice(ours, count, what) for (ours, what), count in counts.most_common())
 
 
 def _is_eligible(node: Node) -> bool:

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from ..ir import Buffer, BufferRef, Contraction, ExternCall, LoopNest, Program, Step
 from ..ir.walk import buffers_of
 from ..passes import NO_FUEL, Decision, Pass, PassContext
+from ..symbolic import Expr
 from ..target import Choice
 from .drop_dead_steps import drop_dead_steps
 from .expand_convolutions import expand_convolution, is_convolution
@@ -90,8 +91,12 @@ class _Chooser:
 def _operands(call: ExternCall, buffers: Mapping[str, Buffer]) -> str:
     """A product as a timer sees it: operator, type, and sizes and strides of its tensors."""
     tensors = [buffers[a.name] for a in call.args if isinstance(a, BufferRef)]
-    operands = (f"{list(map(str, t.sizes))}:{list(map(str, t.strides))}" for t in tensors)
+    operands = (f"{_listed(t.sizes)}:{_listed(t.strides)}" for t in tensors)
     return f"{call.target} {tensors[0].dtype} {' x '.join(operands)}"
+
+
+def _listed(numbers: Sequence[Expr]) -> str:
+    return f"[{', '.join(map(str, numbers))}]"
 
 
 PASS = Pass(
