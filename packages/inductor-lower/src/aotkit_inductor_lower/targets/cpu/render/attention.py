@@ -395,7 +395,7 @@ class AttentionBackward(AttentionEmitter):
         sizes |= dict.fromkeys(("queries", "gradients"), rows * self.line_bytes)
         sizes |= dict.fromkeys(("turned queries", "turned gradients"), self.depth * self.row_bytes)
         sizes |= dict.fromkeys(("weights", "changes"), keys * self.row_bytes) | {"left changes": self.key_bytes}
-        sizes |= dict.fromkeys(("scores", "slopes"), BLOCK_BYTES) | {"rows": rows * ROWS_BYTES}
+        sizes |= dict.fromkeys(("scores", "slopes"), 2 * BLOCK_BYTES) | {"rows": rows * ROWS_BYTES}
         sizes |= self.note_stats(max(keys, rows))
         self.reserve(sizes)
         counts = {"of queries": self.queries, "of keys": self.keys, "of values": self.keys}
@@ -469,17 +469,28 @@ class AttentionBackward(AttentionEmitter):
         self.tiles.look_at_rows(result, gradient, self.start(sums, first), count, kept, (self.scale, site.scale))
         seen = self.below(panels, key, first)
 
-        def block(at: Ssa, _: list[Ssa]) -> list[Ssa]:
+        def blocks(at: Ssa) -> tuple[Ssa, Ssa]:
+            """Where the scores and slopes of a block go: two blocks take turns."""
+            turn = em.mul(em.unsigned("urem", at, imm(2)), imm(BLOCK_BYTES))
+            return self.at("scores", turn), self.at("slopes", turn)
+
+        def products(at: Ssa) -> None:
             own, line = em.mul(at, imm(self.line_bytes)), em.mul(panel, imm(self.line_bytes))
-            scores, slopes = self.places["scores"], self.places["slopes"]
+            scores, slopes = blocks(at)
             for left, right, to in (("queries", "keys", scores), ("gradients", "values", slopes)):
                 self.multiply(self.at(left, line), self.at(right, own), to, imm(self.depth), imm(1, "i1"))
             self.finish_scores(scores, first, em.add(key, em.mul(at, imm(PANEL))), hides=False)
+
+        def block(at: Ssa, _: list[Ssa]) -> list[Ssa]:
+            following = em.add(at, imm(1))
+            more = self.bit(f"slt i64 {following.text}, {seen.text}", following, seen)
+            em.choose(more, None, lambda: products(following), lambda: None)  # while vectors work on this block
             place = em.add(em.mul(at, imm(self.row_bytes)), em.mul(panel, imm(self.step_bytes)))
             changes = self.at("changes", place), self.at("left changes", em.mul(at, imm(self.step_bytes)))
-            self.tiles.gradients(scores, slopes, kept, self.at("weights", place), changes, self.scale, site.scale)
+            self.tiles.gradients(*blocks(at), kept, self.at("weights", place), changes, self.scale, site.scale)
             return []
 
+        em.choose(self.bit(f"sgt i64 {seen.text}, 0", seen), None, lambda: products(imm(0)), lambda: None)
         em.loop(imm(0), seen, 1, [], block, "block")
         starts = self.bit(f"eq i64 {key.text}, 0", key)
         number_ = em.mul(em.unsigned("udiv", first, imm(PANEL)), imm(self.depth))
