@@ -31,7 +31,8 @@ from .object import compile_text
 from .products import TiledProduct, lies_along_columns, product_form
 from .render.amx_product import TiledProductEmitter
 from .render.amx_tiles import uses_tiles
-from .render.attention import AttentionBackward, AttentionForward
+from .render.attention_backward import AttentionBackward
+from .render.attention_forward import AttentionForward
 from .render.few_rows import FewRowsEmitter
 from .render.few_rows_along_columns import FewRowsAlongColumns
 from .render.few_rows_along_sums import FewRowsAlongSums
