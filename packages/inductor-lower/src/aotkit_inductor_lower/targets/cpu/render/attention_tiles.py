@@ -455,8 +455,8 @@ def _read(em: Emitter, place: Ssa, narrow: bool, lanes: Ssa | None) -> Ssa:
         value = em.here(
             kind, f"call {kind} @{symbol}(ptr align {align} {place.text}, {lanes.typed}, {kind} zeroinitializer)"
         )
-    if not narrow:
-        return value
+    if not narrow:  # see Note [Masked loads stay masked]
+        return value if lanes is None else em.here(kind, f'call {kind} asm "", "=v,0"({value.typed})')
     wide = em.here(_WORDS, f"zext {value.typed} to {_WORDS}")
     bits = em.here(_WORDS, f"shl {wide.typed}, splat (i32 16)")
     return em.here(FLOATS, f"bitcast {bits.typed} to {FLOATS}")
