@@ -65,8 +65,8 @@ def gradients(run: Callable[..., Tensor], model: nn.Module, autocast: bool, *arg
 def test_training_equals_eager(kind: str, autocast: bool) -> None:
     torch.manual_seed(0)
     model = Model()
-    exact, x = copy.deepcopy(model).double(), torch.randn(2, 70, 128)
-    args = {"plain": (x,), "causal": (x, None, True), "padded": (x, padding(70).expand(2, 1, 70, 70))}[kind]
+    exact, x = copy.deepcopy(model).double(), torch.randn(2, 90, 128)
+    args = {"plain": (x,), "causal": (x, None, True), "padded": (x, padding(90).expand(2, 1, 90, 90))}[kind]
     wide = (x.double(), *args[1:])
     true = gradients(exact, exact, False, *wide)
     eager = gradients(model, model, autocast, *args)
@@ -94,7 +94,7 @@ def test_results_do_not_depend_on_threads() -> None:
 
 
 def test_explain_says_who_computes_it() -> None:
-    model, x = Model(), torch.randn(2, 70, 128)
+    model, x = Model(), torch.randn(2, 90, 128)
     own = str(aotkit.explain(model, x, options=aotkit.Options(cache=False)))
     aten = str(aotkit.explain(model, x, options=aotkit.Options(contractions="aten", cache=False)))
     for call in (f"x {FLASH}.default", f"x {FLASH}_backward.default"):

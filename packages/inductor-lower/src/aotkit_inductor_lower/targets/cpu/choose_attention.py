@@ -3,11 +3,14 @@
 Note [Which attention is tiles]
     Kernels of ours take a third to four fifths of the time of ATen's fused attention forward; backward two fifths to
     three quarters in float32, and less than a fourth in bfloat16 (`python -m tools.bench.attention`, one core of a Xeon
-    with AMX). Of few queries or keys, or small heads, most of a tile is padding: these are left to ATen.
+    with AMX). Of few queries or keys, or small heads, most of a tile is padding: these are left to ATen; in float32,
+    where tiles are six times the work, also those of whose blocks of scores less than :data:`_FILLED` is scores (48
+    queries and keys take as long as ATen's, 33 half as long again).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from ...ir import Buffer, DType, LoopNest
@@ -20,10 +23,12 @@ from ...symbolic import to_expr
 from ...target import Choice
 from .choose_tiles import precision_of_products
 from .machine import Machine
+from .tile_forms import PANEL
 
 __all__ = ["attention_form", "choose_attention"]
 
 _HEAD = 256  # numbers of a head, at most
+_FILLED = 0.58
 _SHORT = 16  # queries, keys, numbers of a head: of less, tiles are mostly padding
 
 
@@ -44,5 +49,13 @@ def choose_attention(nest: LoopNest, buffers: Mapping[str, Buffer], options: Low
     sizes = (*(count.constant for count in site.counts), site.head)
     if options.contractions != "generated" and any(size is not None and size < _SHORT for size in sizes):
         return Choice("aten", "the heads are small")
+    if options.contractions != "generated" and site.dtype is DType.F32 and _filled(site) < _FILLED:
+        return Choice("aten", "much of the blocks of scores would be padding")
     precision = precision_of_products() if site.dtype is DType.F32 else "highest"
     return Choice("amx-attention", "tile registers take less time than ATen's blocks", precision=precision)
+
+
+def _filled(site: AttentionSite) -> float:
+    """The share of blocks of scores that is scores; of sizes that are not known, all."""
+    known = [count.constant for count in site.counts]
+    return math.prod(size / (-(-size // PANEL) * PANEL) for size in known if size)
