@@ -46,6 +46,7 @@ _NAMES = """
     convolution_backward native_layer_norm native_layer_norm_backward view _unsafe_view _unsafe_index mm addmm bmm
     linalg_vector_norm var_mean var
 """
+_IMAGE_TO_IMAGE = frozenset((aten._unsafe_index.Tensor, aten.constant_pad_nd.default))
 _VIEWS_OF_SIZES = frozenset((aten.view.default, aten._unsafe_view.default))
 # Elementwise, though not all of their tags say so.
 _GRADIENTS = """
@@ -115,7 +116,11 @@ class _Plan:
         env = self.mode.shape_env
         with self.mode, nullcontext() if env is None else env.suppress_guards(), torch.no_grad():
             possible = all(self._visit(node) for node in self.graph.nodes)
-        return possible and bool(self.values or self.copies) and self._copied_bytes() <= _MOST_COPIED * self._convolved_bytes()
+        return (
+            possible
+            and bool(self.values or self.copies)
+            and self._copied_bytes() <= _MOST_COPIED * self._convolved_bytes()
+        )
 
     def _visit(self, node: Node) -> bool:
         if node in self.convolutions:
@@ -187,15 +192,29 @@ class _Plan:
         for node, value in self.values.items():
             node.meta["val"] = value
         for (source, memory_format), readers in self.copies.items():
-            with self.graph.inserting_before(readers[0]):
-                copy = self.graph.call_function(aten.clone.default, (source,), {"memory_format": memory_format})
-            if source.op == "call_function":
-                copy.meta.update(source.meta)
-            assert self.mode is not None
-            with self.mode, torch.no_grad():
-                copy.meta["val"] = _like(source.meta["val"], memory_format)
-            for reader in readers:
-                reader.replace_input_with(source, copy)
+            again = [reader for reader in readers if reader.target is _BACKWARD and source.op == "placeholder"]
+            once = [reader for reader in readers if reader not in again]
+            if once:
+                self._copy(source, memory_format, once)
+            if again:
+                self._copy(source, memory_format, again, in_backward=bool(once))
+
+    def _copy(
+        self, source: Node, memory_format: torch.memory_format, readers: list[Node], in_backward: bool = False
+    ) -> None:
+        """A copy before the first of its readers. What is copied of an input is copied again in a backward: the input is
+        there for nothing, while a copy would be memory that the forward leaves to it."""
+        with self.graph.inserting_before(readers[0]):
+            copy = self.graph.call_function(aten.clone.default, (source,), {"memory_format": memory_format})
+        if source.op != "placeholder":
+            copy.meta.update(source.meta)
+        if in_backward:
+            copy.meta["partitioner_tag"] = "must_be_in_backward"
+        assert self.mode is not None
+        with self.mode, torch.no_grad():
+            copy.meta["val"] = _like(source.meta["val"], memory_format)
+        for reader in readers:
+            reader.replace_input_with(source, copy)
 
 
 def _of_same_layout(node: Node, value: Callable[[Node], Any]) -> Any:
@@ -206,7 +225,7 @@ def _of_same_layout(node: Node, value: Callable[[Node], Any]) -> Any:
     if node.target is _NORM:
         image = value(node.args[0])  # type: ignore[arg-type]
         return (_laid_out(old[0], image.stride()), *old[1:])
-    if node.target is aten._unsafe_index.Tensor:
+    if node.target in _IMAGE_TO_IMAGE:  # their fake kernels refuse symbolic sizes, some of them
         return _like(old, torch.channels_last) if _is_image(old) and _is_image(value(node.args[0])) else None
     if not _is_elementwise(node) or not isinstance(old, torch.Tensor) or "memory_format" in node.kwargs:
         return None
@@ -217,6 +236,7 @@ def _of_same_layout(node: Node, value: Callable[[Node], Any]) -> Any:
 
 
 def _is_image(value: Any) -> bool:
+    """Whether it has four dimensions. (One whose layout changed has its channels together.)"""
     return isinstance(value, torch.Tensor) and value.dim() == 4
 
 
