@@ -97,3 +97,4 @@ class _Held:
             part.append(nest)
             released += self.released.get(position, 0)
         yield tuple(part)
+

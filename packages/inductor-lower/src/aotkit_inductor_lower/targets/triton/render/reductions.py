@@ -13,7 +13,6 @@ from .ops import TYPE_NAMES
 
 __all__ = ["Reducer"]
 
-
 class Reducer:
     """One perfect nest."""
 
