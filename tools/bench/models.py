@@ -1,4 +1,7 @@
-"""The five architectures, and more networks of convolutions: small `transformers` configs, random weights, dropout 0, nothing downloaded."""
+"""The five architectures, and more networks of convolutions.
+
+Small `transformers` configs, random weights, dropout 0, nothing downloaded.
+"""
 
 from __future__ import annotations
 

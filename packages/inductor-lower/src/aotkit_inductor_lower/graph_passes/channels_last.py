@@ -2,8 +2,9 @@
 
 Before ``convolution(x, w)`` of contiguous tensors. After ``convolution(clone(x, channels_last), clone(w,
 channels_last))``; elementwise ops, norms and pooling follow the layout of what they read, and what leaves the graph, or
-goes into an op that might look at strides, gets the layout that it had. oneDNN otherwise reorders around each convolution,
-and kernels of ours need it. Requires float32 images on the CPU, and that few images need a copy (``_MOST_COPIED``).
+goes into an op that might look at strides, gets the layout that it had. oneDNN otherwise reorders around each
+convolution, and kernels of ours need it. Requires float32 images on the CPU, and that few images need a copy
+(``_MOST_COPIED``).
 
 A joint graph of a forward and a backward is laid out before it is split, so that both agree about what is saved: a
 gradient of a convolution is another that reads and writes images with their channels together. Weights are reordered
@@ -202,8 +203,8 @@ class _Plan:
     def _copy(
         self, source: Node, memory_format: torch.memory_format, readers: list[Node], in_backward: bool = False
     ) -> None:
-        """A copy before the first of its readers. What is copied of an input is copied again in a backward: the input is
-        there for nothing, while a copy would be memory that the forward leaves to it."""
+        """A copy before the first of its readers. What is copied of an input is copied again in a backward: the input
+        is there for nothing, while a copy would be memory that the forward leaves to it."""
         with self.graph.inserting_before(readers[0]):
             copy = self.graph.call_function(aten.clone.default, (source,), {"memory_format": memory_format})
         if source.op != "placeholder":
