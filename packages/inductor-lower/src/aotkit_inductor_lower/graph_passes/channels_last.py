@@ -220,20 +220,22 @@ class _Plan:
 
 def _of_same_layout(node: Node, value: Callable[[Node], Any]) -> Any:
     """What needs no fake kernel: elementwise ops on images laid out alike, norms, parts of tuples. Else None."""
-    old = node.meta.get("val")
+    old: Any = node.meta.get("val")
     if _is_getitem(node):
         return value(node.args[0])[node.args[1]]  # type: ignore[arg-type,index]
     if node.target is _NORM:
         image = value(node.args[0])  # type: ignore[arg-type]
         return (_laid_out(old[0], image.stride()), *old[1:])
     if node.target in _IMAGE_TO_IMAGE:  # their fake kernels refuse symbolic sizes, some of them
-        return _like(old, torch.channels_last) if _is_image(old) and _is_image(value(node.args[0])) else None
+        (first, *_) = node.args
+        images = _is_image(old) and isinstance(first, Node) and _is_image(value(first))
+        return _like(old, torch.channels_last) if images else None
     if not _is_elementwise(node) or not isinstance(old, torch.Tensor) or "memory_format" in node.kwargs:
         return None
-    images = [value(arg) for arg in node.all_input_nodes]
-    if any(tuple(i.shape) != tuple(old.shape) or i.stride() != images[0].stride() for i in images):
+    given = [value(arg) for arg in node.all_input_nodes]
+    if any(tuple(i.shape) != tuple(old.shape) or i.stride() != given[0].stride() for i in given):
         return None
-    return _laid_out(old, images[0].stride())
+    return _laid_out(old, given[0].stride())
 
 
 def _is_image(value: Any) -> bool:
@@ -275,10 +277,10 @@ def _with_channels_together(value: Any) -> Any:
 
 def _is_elementwise(node: Node) -> bool:
     target = node.target
-    return isinstance(target, torch._ops.OpOverload) and (
-        target in _ELEMENTWISE
-        or (torch.Tag.pointwise in target.tags and torch.Tag.nondeterministic_seeded not in target.tags)
-    )
+    if not isinstance(target, torch._ops.OpOverload):
+        return False
+    tagged = torch.Tag.pointwise in target.tags and torch.Tag.nondeterministic_seeded not in target.tags
+    return bool(tagged) or target in _ELEMENTWISE
 
 
 def _is_getitem(node: Node) -> bool:
