@@ -295,7 +295,7 @@ def _is_weight(node: Node) -> bool:
     """Whether it is a weight of convolutions only, or the gradient of one: small beside what it is applied to."""
     if _is_getitem(node):
         (source, number) = node.args
-        return number == 1 and isinstance(source, Node) and source.target is _BACKWARD
+        return isinstance(source, Node) and source.target is _BACKWARD and number in (1,)
     return all(
         user.target in (_CONVOLUTION, _BACKWARD) and node not in user.args[: _first_tensor(user) + 1]
         for user in node.users
