@@ -2,6 +2,7 @@
 
 python -m tools.bench                          all five models, training and inference (about 25 minutes)
 python -m tools.bench --quick --models bert    a short look
+python -m tools.bench --models resnet mobilenet convnext segformer unet --modes train
 python -m tools.bench --help
 """
 
@@ -18,7 +19,7 @@ from typing import Any
 
 import torch
 
-from tools.bench.models import MODELS
+from tools.bench.models import MODELS, MORE
 from tools.bench.run import Measurement, Settings, measure_all
 from tools.bench.table import acceptance, table
 
@@ -29,7 +30,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m tools.bench", description=__doc__.splitlines()[0])
     defaults = Settings()
-    parser.add_argument("--models", nargs="+", choices=list(MODELS), default=list(MODELS))
+    parser.add_argument("--models", nargs="+", choices=[*MODELS, *MORE], default=list(MODELS))
     parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES))
     parser.add_argument("--backends", nargs="+", default=list(defaults.backends), help="eager, inductor, aotkit, ...")
     parser.add_argument("--rounds", type=int, default=defaults.rounds, help="interleaved rounds")

@@ -1,4 +1,7 @@
-"""The five architectures: small `transformers` configs, random weights, dropout 0, nothing downloaded."""
+"""The five architectures, and more networks of convolutions.
+
+Small `transformers` configs, random weights, dropout 0, nothing downloaded.
+"""
 
 from __future__ import annotations
 
@@ -122,6 +125,82 @@ def vit() -> nn.Module:
     return ViTForImageClassification(config)
 
 
+def mobilenet() -> nn.Module:
+    """MobileNetV2 of half the width: inverted residuals with depthwise convolutions, padded on two sides."""
+    from transformers import MobileNetV2Config, MobileNetV2ForImageClassification
+
+    config = MobileNetV2Config(
+        depth_multiplier=0.5,
+        image_size=128,
+        classifier_dropout_prob=0.0,
+        num_labels=CLASSES,
+        problem_type="single_label_classification",
+    )
+    return MobileNetV2ForImageClassification(config)
+
+
+def convnext() -> nn.Module:
+    """ConvNeXtV2 in four stages."""
+    from transformers import ConvNextV2Config, ConvNextV2ForImageClassification
+
+    config = ConvNextV2Config(
+        hidden_sizes=[48, 96, 192, 384],
+        depths=[2, 2, 4, 2],
+        image_size=128,
+        num_labels=CLASSES,
+        problem_type="single_label_classification",
+    )
+    return ConvNextV2ForImageClassification(config)
+
+
+def segformer() -> nn.Module:
+    """SegFormer with one layer in each of its four stages."""
+    from transformers import SegformerConfig, SegformerForSemanticSegmentation
+
+    config = SegformerConfig(depths=[1, 1, 1, 1], drop_path_rate=0.0, classifier_dropout_prob=0.0, num_labels=CLASSES)
+    return SegformerForSemanticSegmentation(config)
+
+
+@dataclass(frozen=True, slots=True)
+class Segmented:
+    """What a model of `transformers` returns of it."""
+
+    loss: torch.Tensor
+    logits: torch.Tensor
+
+
+class UNet(nn.Module):
+    """Three halvings and doublings by transposed convolutions, with norms and what is joined across."""
+
+    def __init__(self, width: int = 32) -> None:
+        super().__init__()
+        self.down = nn.ModuleList(
+            self.block(*each) for each in ((3, width), *((width << k, 2 * width << k) for k in range(3)))
+        )
+        self.up = nn.ModuleList(nn.ConvTranspose2d(2 * width << k, width << k, 2, 2) for k in range(3))
+        self.joined = nn.ModuleList(self.block(2 * width << k, width << k) for k in range(3))
+        self.classes = nn.Conv2d(width, CLASSES, 1)
+
+    @staticmethod
+    def block(channels: int, results: int) -> nn.Module:
+        """Two convolutions with norms."""
+        layers = [
+            (nn.Conv2d(n, results, 3, padding=1), nn.BatchNorm2d(results), nn.ReLU()) for n in (channels, results)
+        ]
+        return nn.Sequential(*(layer for group in layers for layer in group))
+
+    def forward(self, pixel_values: torch.Tensor, labels: torch.Tensor) -> Segmented:
+        """Scores of every pixel."""
+        found = [self.down[0](pixel_values)]
+        for stage in self.down[1:]:
+            found.append(stage(nn.functional.max_pool2d(found[-1], 2)))
+        x = found.pop()
+        for up, joined in zip(reversed(self.up), reversed(self.joined), strict=True):
+            x = joined(torch.cat([up(x), found.pop()], 1))
+        x = self.classes(x)
+        return Segmented(nn.functional.cross_entropy(x, labels), x)
+
+
 def token_batch(batch_size: int, length: int, generator: torch.Generator) -> Batch:
     """Token ids, a mask of ones, and labels for every position."""
     ids = torch.randint(0, VOCABULARY, (batch_size, length), generator=generator)
@@ -135,6 +214,15 @@ def image_batch(batch_size: int, length: int, generator: torch.Generator) -> Bat
     return {"pixel_values": pixels, "labels": torch.randint(0, CLASSES, (batch_size,), generator=generator)}
 
 
+def pixel_batch(batch_size: int, length: int, generator: torch.Generator) -> Batch:
+    """Images, and a label for each pixel."""
+    pixels = torch.randn(batch_size, 3, length, length, generator=generator)
+    return {
+        "pixel_values": pixels,
+        "labels": torch.randint(0, CLASSES, (batch_size, length, length), generator=generator),
+    }
+
+
 MODELS: dict[str, Case] = {
     "bert": Case(bert, token_batch, 4, 128, 32),
     "gpt2": Case(gpt2, token_batch, 4, 128, 32),
@@ -143,15 +231,23 @@ MODELS: dict[str, Case] = {
     "llama": Case(llama, token_batch, 4, 128, 32),
 }
 
+#: Networks of convolutions, measured where they are asked for.
+MORE: dict[str, Case] = {
+    "mobilenet": Case(mobilenet, image_batch, 8, 128, 64),
+    "convnext": Case(convnext, image_batch, 4, 128, 64),
+    "segformer": Case(segformer, pixel_batch, 2, 256, 64),
+    "unet": Case(UNet, pixel_batch, 2, 128, 32),
+}
+
 
 def make_model(name: str) -> nn.Module:
     """The model with weights from a fixed seed: equal in every process."""
     torch.manual_seed(0)
-    return MODELS[name].build()
+    return (MODELS | MORE)[name].build()
 
 
 def make_batch(name: str, quick: bool) -> Batch:
     """The inputs, equal in every process."""
-    case = MODELS[name]
+    case = (MODELS | MORE)[name]
     length = case.quick_length if quick else case.length
     return case.inputs(case.batch_size, length, torch.Generator().manual_seed(1))

@@ -13,7 +13,7 @@ import torch
 from tools.bench import compile_time
 from tools.bench.__main__ import main
 from tools.bench.memory import peak_tensor_mb
-from tools.bench.models import MODELS, make_batch, make_model
+from tools.bench.models import MODELS, MORE, make_batch, make_model
 from tools.bench.numerics import compare, relative_errors
 from tools.bench.profiles import profile_of
 from tools.bench.run import Measurement
@@ -71,7 +71,7 @@ def test_peak_memory_counts_what_is_kept_between_steps() -> None:
     assert peak_tensor_mb(step) == pytest.approx(6.0, abs=0.1)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", [*MODELS, *MORE])
 def test_each_model_trains_and_is_equal_in_every_process(name: str) -> None:
     model, batch = make_model(name), make_batch(name, quick=True)
     again = make_model(name).state_dict()

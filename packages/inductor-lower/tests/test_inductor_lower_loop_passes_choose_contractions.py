@@ -16,6 +16,7 @@ from aotkit_inductor_lower import (
     lower_graph,
     parse_program,
 )
+from aotkit_inductor_lower.driver import schedule_graph
 from aotkit_inductor_lower.ir import Buffer, ExternCall, LoopNest, Program
 from aotkit_inductor_lower.ir.walk import contractions
 from aotkit_inductor_lower.loop_passes.choose_contractions import choose_contractions
@@ -143,3 +144,17 @@ def test_the_report_says_who_computes_products_and_why(generated: bool) -> None:
     assert twice.what.startswith("aten.mm.default float32 [96, 64]:[64, 1] x [64, 80]:[80, 1]: ")
     assert {twice.ours, once.ours} == {generated} and twice.what.rsplit(": ", 1)[1]
     assert f"{'our own' if generated else 'left to ATen'} 2x aten.mm.default float32" in str(report)
+
+
+def test_a_copy_of_a_product_into_another_layout_stays_a_kernel_of_its_own() -> None:
+    a, b = torch.randn(64, 96), torch.randn(96, 80)
+    decided = {}
+    for name, f in (("turned", lambda a, b: ((a @ b).t().contiguous(),)), ("same", lambda a, b: ((a @ b) + 1,))):
+        graph = make_fx(f, tracing_mode="fake")(a, b)
+        options = LowerOptions(contractions="generated")
+        torch.testing.assert_close(compile_graph(graph, options=options)([a, b])[0], f(a, b)[0], rtol=1e-4, atol=1e-4)
+        decisions = schedule_graph(graph, options).records
+        decided[name] = [each for each in decisions if each.kind == "vertical"]
+    if decided["same"]:  # the machine writes products in tiles
+        assert decided["same"][-1].fused
+        assert "stored apart" in decided["turned"][-1].reason and not decided["turned"][-1].fused

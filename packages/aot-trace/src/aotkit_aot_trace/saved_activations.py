@@ -106,7 +106,7 @@ def _laid_out_like(node: torch.fx.Node, wanted: torch.Tensor, value: torch.fx.No
     ]
     place = node if node.op != "placeholder" else next(n for n in node.graph.nodes if n.op != "placeholder")
     for target, args in steps:
-        dense = {"memory_format": torch.contiguous_format} if not args else {}
+        dense: dict[str, Any] = {"memory_format": torch.contiguous_format} if not args else {}
         with node.graph.inserting_before(place), torch.no_grad():
             made = node.graph.call_function(target, (value, *args), dense)
             made.meta["val"] = target(value.meta["val"], *args, **dense)

@@ -2,8 +2,9 @@
 
 Before ``convolution(x, w)`` of contiguous tensors. After ``convolution(clone(x, channels_last), clone(w,
 channels_last))``; elementwise ops, norms and pooling follow the layout of what they read, and what leaves the graph, or
-goes into an op that might look at strides, gets the layout that it had. oneDNN otherwise reorders around each convolution,
-and kernels of ours need it. Requires float32 images on the CPU, and that few images need a copy (``_MOST_COPIED``).
+goes into an op that might look at strides, gets the layout that it had. oneDNN otherwise reorders around each
+convolution, and kernels of ours need it. Requires float32 images on the CPU, and that few images need a copy
+(``_MOST_COPIED``).
 
 A joint graph of a forward and a backward is laid out before it is split, so that both agree about what is saved: a
 gradient of a convolution is another that reads and writes images with their channels together. Weights are reordered
@@ -46,6 +47,7 @@ _NAMES = """
     convolution_backward native_layer_norm native_layer_norm_backward view _unsafe_view _unsafe_index mm addmm bmm
     linalg_vector_norm var_mean var
 """
+_IMAGE_TO_IMAGE = frozenset((aten._unsafe_index.Tensor, aten.constant_pad_nd.default))
 _VIEWS_OF_SIZES = frozenset((aten.view.default, aten._unsafe_view.default))
 # Elementwise, though not all of their tags say so.
 _GRADIENTS = """
@@ -115,7 +117,11 @@ class _Plan:
         env = self.mode.shape_env
         with self.mode, nullcontext() if env is None else env.suppress_guards(), torch.no_grad():
             possible = all(self._visit(node) for node in self.graph.nodes)
-        return possible and bool(self.values or self.copies) and self._copied_bytes() <= _MOST_COPIED * self._convolved_bytes()
+        return (
+            possible
+            and bool(self.values or self.copies)
+            and self._copied_bytes() <= _MOST_COPIED * self._convolved_bytes()
+        )
 
     def _visit(self, node: Node) -> bool:
         if node in self.convolutions:
@@ -187,36 +193,53 @@ class _Plan:
         for node, value in self.values.items():
             node.meta["val"] = value
         for (source, memory_format), readers in self.copies.items():
-            with self.graph.inserting_before(readers[0]):
-                copy = self.graph.call_function(aten.clone.default, (source,), {"memory_format": memory_format})
-            if source.op == "call_function":
-                copy.meta.update(source.meta)
-            assert self.mode is not None
-            with self.mode, torch.no_grad():
-                copy.meta["val"] = _like(source.meta["val"], memory_format)
-            for reader in readers:
-                reader.replace_input_with(source, copy)
+            again = [reader for reader in readers if reader.target is _BACKWARD and source.op == "placeholder"]
+            once = [reader for reader in readers if reader not in again]
+            if once:
+                self._copy(source, memory_format, once)
+            if again:
+                self._copy(source, memory_format, again, in_backward=bool(once))
+
+    def _copy(
+        self, source: Node, memory_format: torch.memory_format, readers: list[Node], in_backward: bool = False
+    ) -> None:
+        """A copy before the first of its readers. What is copied of an input is copied again in a backward: the input
+        is there for nothing, while a copy would be memory that the forward leaves to it."""
+        with self.graph.inserting_before(readers[0]):
+            copy = self.graph.call_function(aten.clone.default, (source,), {"memory_format": memory_format})
+        if source.op != "placeholder":
+            copy.meta.update(source.meta)
+        if in_backward:
+            copy.meta["partitioner_tag"] = "must_be_in_backward"
+        assert self.mode is not None
+        with self.mode, torch.no_grad():
+            copy.meta["val"] = _like(source.meta["val"], memory_format)
+        for reader in readers:
+            reader.replace_input_with(source, copy)
 
 
 def _of_same_layout(node: Node, value: Callable[[Node], Any]) -> Any:
     """What needs no fake kernel: elementwise ops on images laid out alike, norms, parts of tuples. Else None."""
-    old = node.meta.get("val")
+    old: Any = node.meta.get("val")
     if _is_getitem(node):
         return value(node.args[0])[node.args[1]]  # type: ignore[arg-type,index]
     if node.target is _NORM:
         image = value(node.args[0])  # type: ignore[arg-type]
         return (_laid_out(old[0], image.stride()), *old[1:])
-    if node.target is aten._unsafe_index.Tensor:
-        return _like(old, torch.channels_last) if _is_image(old) and _is_image(value(node.args[0])) else None
+    if node.target in _IMAGE_TO_IMAGE:  # their fake kernels refuse symbolic sizes, some of them
+        (first, *_) = node.args
+        images = _is_image(old) and isinstance(first, Node) and _is_image(value(first))
+        return _like(old, torch.channels_last) if images else None
     if not _is_elementwise(node) or not isinstance(old, torch.Tensor) or "memory_format" in node.kwargs:
         return None
-    images = [value(arg) for arg in node.all_input_nodes]
-    if any(tuple(i.shape) != tuple(old.shape) or i.stride() != images[0].stride() for i in images):
+    given = [value(arg) for arg in node.all_input_nodes]
+    if any(tuple(i.shape) != tuple(old.shape) or i.stride() != given[0].stride() for i in given):
         return None
-    return _laid_out(old, images[0].stride())
+    return _laid_out(old, given[0].stride())
 
 
 def _is_image(value: Any) -> bool:
+    """Whether it has four dimensions. (One whose layout changed has its channels together.)"""
     return isinstance(value, torch.Tensor) and value.dim() == 4
 
 
@@ -254,10 +277,10 @@ def _with_channels_together(value: Any) -> Any:
 
 def _is_elementwise(node: Node) -> bool:
     target = node.target
-    return isinstance(target, torch._ops.OpOverload) and (
-        target in _ELEMENTWISE
-        or (torch.Tag.pointwise in target.tags and torch.Tag.nondeterministic_seeded not in target.tags)
-    )
+    if not isinstance(target, torch._ops.OpOverload):
+        return False
+    tagged = torch.Tag.pointwise in target.tags and torch.Tag.nondeterministic_seeded not in target.tags
+    return bool(tagged) or target in _ELEMENTWISE
 
 
 def _is_getitem(node: Node) -> bool:
@@ -272,7 +295,7 @@ def _is_weight(node: Node) -> bool:
     """Whether it is a weight of convolutions only, or the gradient of one: small beside what it is applied to."""
     if _is_getitem(node):
         (source, number) = node.args
-        return number == 1 and isinstance(source, Node) and source.target is _BACKWARD
+        return isinstance(source, Node) and source.target is _BACKWARD and number in (1,)
     return all(
         user.target in (_CONVOLUTION, _BACKWARD) and node not in user.args[: _first_tensor(user) + 1]
         for user in node.users

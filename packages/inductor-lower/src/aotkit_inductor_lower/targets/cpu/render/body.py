@@ -226,9 +226,9 @@ def _kept_masked(ctx: KernelContext, instr: Load, value: Ssa) -> Ssa:
     """The vector that was loaded under a mask of the kernel's own, out of LLVM's sight.
 
     Note [Masked loads stay masked]
-        With AVX-512, LLVM puts a masked load into a fused multiply-add under the same mask as its operand in memory, and
-        where it must keep the third factor, it takes the load out again, without the mask: so it reads what the mask
-        forbids, which may be no memory of this process. An empty piece of assembly between both keeps them apart.
+        With AVX-512, LLVM puts a masked load into a fused multiply-add under the same mask as its operand in memory,
+        and where it must keep the third factor, it takes the load out again, without the mask: so it reads what the
+        mask forbids, which may be no memory of this process. An empty piece of assembly keeps both apart.
     """
     if instr.mask is None or instr.dtype not in (DType.F32, DType.F64) or not ctx.ops.target.has("avx512f"):
         return value
