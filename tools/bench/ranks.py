@@ -25,6 +25,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,8 @@ import torch.distributed as dist
 from torch import nn
 
 __all__ = ["Network", "SlowGroup", "main", "register"]
+
+_C10D: Any = torch._C._distributed_c10d  # its stubs lack names
 
 
 @dataclass
@@ -53,7 +56,7 @@ class SlowGroup(dist.ProcessGroup):
     """A group whose collectives are those of ``inner``, in the order in which they were started, each after a pause."""
 
     def __init__(self, inner: Any, network: Network) -> None:
-        super().__init__(inner.rank(), inner.size())
+        super().__init__(inner.rank(), inner.size())  # type: ignore[call-arg]  # the stubs know one of two
         self._inner, self._network = inner, network
         self._work: queue.Queue[Callable[[], None]] = queue.Queue()
         self._number = 0
@@ -63,23 +66,23 @@ class SlowGroup(dist.ProcessGroup):
         """As `register` names it."""
         return "slow"
 
-    def allreduce(self, tensors: Any, opts: Any = None) -> Any:
+    def allreduce(self, tensors: Any, opts: Any = None) -> Any:  # type: ignore[override]  # as C++ calls it
         """Sum or the like, in place."""
         return self._start(tensors, tensors, self._inner.allreduce, [(tensors,)], opts or dist.AllreduceOptions())
 
     def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> Any:
         """Each of several, in place."""
-        options = dist.AllreduceOptions()
+        options: Any = dist.AllreduceOptions()
         options.reduceOp = opts.reduceOp if opts is not None else dist.ReduceOp.SUM
         return self._start(tensors, tensors, self._inner.allreduce, [([t],) for t in tensors], options)
 
-    def broadcast(self, tensors: Any, opts: Any = None) -> Any:
+    def broadcast(self, tensors: Any, opts: Any = None) -> Any:  # type: ignore[override]  # as C++ calls it
         """From one rank to all."""
         return self._start(tensors, tensors, self._inner.broadcast, [(tensors,)], opts or dist.BroadcastOptions())
 
     def allgather_into_tensor_coalesced(self, outputs: Any, given: Any, opts: Any = None) -> Any:
         """Parts of all ranks, of each of several."""
-        calls, options = list(zip(outputs, given, strict=True)), opts or dist.AllgatherOptions()
+        calls, options = list(zip(outputs, given, strict=True)), opts or _C10D.AllgatherOptions()
         return self._start(outputs, outputs, self._inner._allgather_base, calls, options)
 
     def reduce_scatter_tensor_coalesced(self, outputs: Any, given: Any, opts: Any = None) -> Any:
@@ -117,7 +120,7 @@ class SlowGroup(dist.ProcessGroup):
 
         self._note("start", number)
         self._work.put(run)
-        return torch._C._distributed_c10d._create_work_from_future(future)
+        return _C10D._create_work_from_future(future)
 
     def _note(self, event: str, number: int) -> None:
         if self._network.log is not None:
@@ -138,6 +141,13 @@ def register(network: Network) -> None:
     dist.Backend.register_backend("slow", make, devices=["cpu"])
 
 
+def _name_of_world() -> str:
+    """What collectives call the group of all ranks."""
+    world = dist.group.WORLD
+    assert world is not None
+    return str(dist.distributed_c10d._world.pg_names[world])
+
+
 class Gathered(nn.Module):
     """Layers of which each rank has some rows of the parameters, and gathers the rest before it computes."""
 
@@ -146,7 +156,7 @@ class Gathered(nn.Module):
         torch.manual_seed(0)
         ranks, rank = dist.get_world_size(), dist.get_rank()
         whole = [torch.randn(width, width) / width**0.5 for _ in range(layers)]
-        self.group = dist.distributed_c10d._world.pg_names[dist.group.WORLD]
+        self.group = _name_of_world()
         self.shards = nn.ParameterList(w.chunk(ranks)[rank].clone() for w in whole)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -166,8 +176,8 @@ def overlap(rank: int, _folder: Path, network: Network, share: float) -> dict[st
         ways: dict[str, Callable[[], Any]] = {"eager": lambda: model(x)}
         for name, allowed in (("program's order", None), ("overlapped", 10.0)):
             torch._dynamo.reset()
-            compiled = torch.compile(model, backend="aotkit", options={"cache": False, "overlap_memory": allowed})
-            ways[name] = lambda compiled=compiled: compiled(x)
+            options: Any = {"cache": False, "overlap_memory": allowed}
+            ways[name] = partial(torch.compile(model, backend="aotkit", options=options), x)
             ways[name]()
         computing = least({"": ways["program's order"]}, network, pause=0.0)[""]
         pause = computing * share / layers
