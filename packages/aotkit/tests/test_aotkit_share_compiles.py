@@ -202,4 +202,5 @@ def test_random_faults_end_on_every_rank(tmp_path: Path) -> None:
 
 
 if __name__ == "__main__":
-    several_ranks.main({f.__name__: f for f in (shared, other_secrets, compiler_dies, compiler_is_slow, faults, hundred_faults)})
+    cases = (shared, other_secrets, compiler_dies, compiler_is_slow, faults, hundred_faults)
+    several_ranks.main({case.__name__: case for case in cases})
