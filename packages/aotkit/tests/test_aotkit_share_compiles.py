@@ -157,6 +157,14 @@ def faults(rank, folder, seed=0, count=8):
     return [[fault for fault, _ in plan], answers]
 
 
+def hundred_faults(rank, folder):
+    """For a longer look: `python packages/aotkit/tests/test_aotkit_share_compiles.py hundred_faults FOLDER 2`."""
+    plan, answers = faults(rank, folder, seed=1, count=100)
+    counts = sorted((fault, answer, plan.count(fault)) for fault, answer in set(zip(plan, answers, strict=True)))
+    print(f"rank {rank}: {counts}", flush=True)
+    return len(answers)
+
+
 def test_one_of_four_ranks_compiles_and_the_others_load(tmp_path: Path) -> None:
     answers = run_ranks(__file__, "shared", tmp_path, 4, **SECRET)
     compiled = [answer for answer in answers if answer[0]]
@@ -176,8 +184,9 @@ def test_nobody_waits_longer_than_the_timeout_for_the_rank_that_compiles(case: s
     answers = run_ranks(__file__, case, tmp_path, 3, **SECRET)
     assert (answers[0] is None) == (case == "compiler_dies")
     for compiled, loaded, notices in answers[1:]:
-        assert (compiled, loaded) == (["inference"], []), answers
+        assert compiled + loaded == ["inference"], answers  # the later one may find what the other has compiled
         assert len(notices) == 1 and "computing without waiting" in notices[0], answers
+    assert any(answer[0] for answer in answers[1:])
 
 
 def test_random_faults_end_on_every_rank(tmp_path: Path) -> None:
@@ -193,4 +202,5 @@ def test_random_faults_end_on_every_rank(tmp_path: Path) -> None:
 
 
 if __name__ == "__main__":
-    several_ranks.main({f.__name__: f for f in (shared, other_secrets, compiler_dies, compiler_is_slow, faults)})
+    cases = (shared, other_secrets, compiler_dies, compiler_is_slow, faults, hundred_faults)
+    several_ranks.main({case.__name__: case for case in cases})

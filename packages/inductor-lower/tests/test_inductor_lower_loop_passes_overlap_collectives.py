@@ -217,3 +217,32 @@ def test_random_programs_keep_results_orders_and_bounds(seed):
     torch.testing.assert_close(interpret_program(ordered, args), list(gm(*args)), rtol=1e-12, atol=1e-12)
     got = compile_graph(gm, args)([*args])
     torch.testing.assert_close(list(got), list(gm(*args)), rtol=1e-12, atol=1e-12)
+
+
+def seconds_of(names, collective):
+    """What a call takes where a product takes a second, and collectives so long, one after the other, beside them."""
+    now = link = 0.0
+    ends = []
+    for name in names:
+        if name == "mm":
+            now += 1
+        elif name.startswith(("all_", "reduce_")):
+            link = max(now, link) + collective
+            ends.append(link)
+        elif name == "wait_tensor":
+            now = max(now, ends.pop(0))
+    return now
+
+
+@pytest.mark.parametrize("f", [layers, gathered_parameters], ids=["reduced", "gathered"])
+def test_a_call_takes_little_longer_than_its_products_where_collectives_take_half_as_long(f):
+    args = [numbers(64, 64, seed=k) / 8 for k in range(17)]
+    gm = traced(f, *args)
+    with Log() as given:
+        gm(*args)
+    products, collectives = given.names.count("mm"), sum(n.startswith("all_") for n in given.names)
+    collective = products / 2 / collectives
+    assert seconds_of(given.names, collective) == products * 1.5
+    with Log() as log:
+        compile_graph(gm, args, options=LowerOptions(overlap_memory=10.0))([*args])
+    assert seconds_of(log.names, collective) <= 1.15 * products

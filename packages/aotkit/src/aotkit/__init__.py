@@ -36,7 +36,6 @@ if TYPE_CHECKING:
         FrozenParameterError,
         GuardError,
         PackageError,
-        RanksDisagree,
         UnknownOption,
     )
     from .options import MODES, Options
@@ -76,7 +75,6 @@ __all__ = [
     "PackageError",
     "Profile",
     "ProfileRow",
-    "RanksDisagree",
     "Recorder",
     "StageTiming",
     "UnknownOption",
@@ -162,7 +160,6 @@ _HOMES = {
             "GuardError",
             "InternalError",
             "PackageError",
-            "RanksDisagree",
             "UnknownOption",
         ),
         ".reports.explain": (

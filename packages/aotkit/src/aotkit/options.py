@@ -56,8 +56,8 @@ class Options:
     memory grows by no more than this share; ``None``: collectives run where the program has them.
     ``compare_ranks``: at the first compile of a graph with collectives, ranks of an initialized process group compare
     the collectives of forward and backward (``"collectives"``) or also the whole graph (``"graphs"``); what differs is
-    :class:`aotkit.RanksDisagree` on every rank. ``"off"``: they don't. ``rank_timeout``: seconds that a rank waits for
-    the others, when it compares and when another one compiles for it.
+    :class:`.RanksDisagree`, a :class:`.CompileError`, on every rank. ``"off"``: they don't. ``rank_timeout``: seconds
+    that a rank waits for the others, when it compares and when another one compiles for it.
     ``share_compiles``: one rank of an initialized process group compiles a graph, backward included, the others wait
     and load what it wrote to the group's store. Ranks on several machines need the same ``AOTKIT_CACHE_KEY``.
     ``verify``: check the IR between passes; serialize, reload and then use the result of every stage.

@@ -100,7 +100,7 @@ class _Exchange:
     @staticmethod
     def open(group: str, timeout: float) -> _Exchange | None:
         """The next comparison of the group of that name, if this process is one of several ranks of it."""
-        c10d = torch.distributed.distributed_c10d
+        c10d: Any = torch.distributed.distributed_c10d
         members = c10d._resolve_process_group(group)
         rank, names = torch.distributed.get_rank(members), torch.distributed.get_process_group_ranks(members)
         if rank < 0 or len(names) < 2 or torch.distributed.get_backend(members) in RANKS_ARE_NO_PROCESSES:
