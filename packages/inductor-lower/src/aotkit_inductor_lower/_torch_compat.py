@@ -18,7 +18,7 @@ __all__ = ["RecordRange", "empty_strided_cpu", "lazy_graph_module", "lone_nan_bo
 EmptyStrided = Callable[[Sequence[int], Sequence[int], torch.dtype], torch.Tensor]
 
 #: torch's allocation without argument parsing: half the time of ``torch.empty_strided``.
-empty_strided_cpu: EmptyStrided = torch._C._dynamo.guards._empty_strided_cpu
+empty_strided_cpu: EmptyStrided = torch._C._dynamo.guards._empty_strided_cpu  # type: ignore[attr-defined]
 
 #: A range of a profiler's trace, without the microseconds of ``torch.profiler.record_function``.
 RecordRange: Any = torch._C._profiler._RecordFunctionFast
