@@ -19,6 +19,7 @@ from aotkit_cudagraphs import (
     TreeOptions,
     cudagraphify,
 )
+from aotkit_cudagraphs._torch_compat import stash_in_thread
 from aotkit_cudagraphs.drivers import SimulatedDriver
 
 
@@ -515,7 +516,7 @@ def test_a_backward_in_another_thread_that_torch_starts_belongs_to_its_callers_t
     assert found[0] is not manager
 
     def adopted():
-        torch._C._stash_obj_in_tls("aotkit_cudagraphs.thread", state)  # as torch does for the threads of autograd
+        stash_in_thread("aotkit_cudagraphs.thread", state)  # as torch does for the threads of autograd
         found.append(trees.manager())
 
     thread = threading.Thread(target=adopted)
