@@ -31,7 +31,14 @@ def example(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, running: 
 def stages() -> Iterator[tuple[str, str, str]]:
     """(title with a sentence, language of the block, text) of each stage."""
     from aotkit_aot_trace import capture
-    from aotkit_inductor_lower import compile_graph, decompositions, lower_graph, print_program, schedule_program
+    from aotkit_inductor_lower import (
+        LowerOptions,
+        compile_graph,
+        decompositions,
+        lower_graph,
+        print_program,
+        schedule_program,
+    )
     from aotkit_partition import PartitionOptions, partition
     from aotkit_runtime_wrappers import bind, build_plan, prepare_inputs
 
@@ -55,7 +62,8 @@ def stages() -> Iterator[tuple[str, str, str]]:
     scheduled, _ = schedule_program(lowered)
     yield "**Schedule.** Fused; the matrix product stays an ATen call:", "text", print_program(scheduled)
 
-    forward, backward = compile_graph(parts.forward), compile_graph(parts.backward)
+    to_aten = LowerOptions(contractions="aten")  # who computes a product, and why, depends on the processor
+    forward, backward = (compile_graph(part, options=to_aten) for part in (parts.forward, parts.backward))
     yield (
         "**Generate and bind.** One object file from LLVM text; what runs in Python is this:",
         "python",

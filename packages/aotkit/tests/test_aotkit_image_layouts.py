@@ -15,6 +15,7 @@ from aotkit.driver.stages import prepared_joint
 from aotkit_inductor_lower.driver import prepare_joint_graph
 
 aten = torch.ops.aten
+ON: dict[str, Any] = {"channels_last_training": True}
 
 
 class Net(nn.Module):
@@ -59,7 +60,7 @@ def layouts(graph: torch.fx.GraphModule) -> list[bool]:
 
 
 def compiled(module: nn.Module, **options: Any) -> Any:
-    return torch.compile(module, backend="aotkit", options={"fallback": "error", **options})
+    return torch.compile(module, backend="aotkit", options={"fallback": "error", **ON, **options})
 
 
 @pytest.mark.covers("F5c.6", "F5h.14")
@@ -102,7 +103,8 @@ def test_forward_and_backward_agree_on_channels_together() -> None:
 
 def test_the_layout_can_be_left_out_and_takes_fuel() -> None:
     graph = joint_graph(Net(), torch.randn(2, 3, 24, 26))
-    base = aotkit.Options()
+    base = aotkit.Options(channels_last_training=True)
+    assert prepared_joint(graph, aotkit.Options()) is graph
     for options in (base.patch(disable=frozenset({"channels-last"})), base.patch(fuel=0), base.patch(lowering="none")):
         assert prepared_joint(graph, options) is graph
     assert layouts(prepared_joint(graph, base.patch(fuel=1))) == [True] * 6
@@ -137,7 +139,7 @@ def test_sizes_that_vary_get_the_layout_without_new_graphs() -> None:
     torch.manual_seed(0)
     eager = Net()
     ours = copy.deepcopy(eager)
-    run = torch.compile(ours, backend="aotkit", dynamic=True, options={"fallback": "error"})
+    run = torch.compile(ours, backend="aotkit", dynamic=True, options={"fallback": "error", **ON})
     for batch, size in ((2, 24), (3, 32), (5, 28)):
         x = torch.randn(batch, 3, size, size)
         eager.zero_grad(), ours.zero_grad()

@@ -49,7 +49,7 @@ def prepared_joint(
     joint: torch.fx.GraphModule, options: Options, observer: Observer | None = None
 ) -> torch.fx.GraphModule:
     """The joint graph after what our code generation does to a forward and its backward together."""
-    if options.lowering == "none":
+    if options.lowering == "none" or not options.channels_last_training:
         return joint
     return prepare_joint_graph(joint, lower_options(options), observer=observer)
 
