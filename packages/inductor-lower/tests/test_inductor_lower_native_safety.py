@@ -222,3 +222,25 @@ for f in (gradient, padded):
 @pytest.mark.skipif(sys.platform == "win32", reason="pages are closed by a function of POSIX")
 def test_what_a_mask_leaves_out_is_not_read_even_beside_a_fused_multiply_add() -> None:
     subprocess.run([sys.executable, "-c", ALONE_ON_A_PAGE], check=True, timeout=300)
+
+
+WIDER_THAN_A_REGISTER = """
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+from aotkit_inductor_lower import compile_graph
+
+def padded(x, y):
+    wide = torch.ops.aten.constant_pad_nd(x, [1, 2], 0.0)
+    return wide.float() * y + 1, wide > 0
+
+for dtype in (torch.float64, torch.float32):
+    x, y = torch.randn(7, 50, dtype=dtype), torch.randn(7, 53)
+    run = compile_graph(make_fx(padded, tracing_mode="fake")(x, y), [x, y])
+    for got, want in zip(run([x, y]), padded(x, y), strict=True):
+        torch.testing.assert_close(got, want)
+"""
+
+
+def test_masked_loads_of_more_than_a_register_compile() -> None:
+    """LLVM ends the process where assembly takes a vector that no register holds."""
+    subprocess.run([sys.executable, "-c", WIDER_THAN_A_REGISTER], check=True, timeout=300)

@@ -232,7 +232,22 @@ def _kept_masked(ctx: KernelContext, instr: Load, value: Ssa) -> Ssa:
     """
     if instr.mask is None or instr.dtype not in (DType.F32, DType.F64) or not ctx.ops.target.has("avx512f"):
         return value
-    return ctx.em.here(value.type, f'call {value.type} asm "", "=v,0"({value.typed})')
+    return _out_of_sight(ctx, value, memory_type(instr.dtype), width(instr.dtype))
+
+
+def _out_of_sight(ctx: KernelContext, value: Ssa, element: str, bits: int) -> Ssa:
+    """Through an empty piece of assembly, register by register: of other sizes than a register's LLVM allocates none."""
+    em, lanes = ctx.em, int(value.type[1 : value.type.index(" ")])
+    most, least = 512 // bits, 128 // bits
+    if lanes > most:
+        half = lanes // 2
+        parts = (em.shuffle(value, value, element, range(low, low + half)) for low in (0, half))
+        low, high = (_out_of_sight(ctx, part, element, bits) for part in parts)
+        return em.shuffle(low, high, element, range(lanes))
+    if lanes < least:
+        wide = _out_of_sight(ctx, em.shuffle(value, value, element, [k % lanes for k in range(least)]), element, bits)
+        return em.shuffle(wide, wide, element, range(lanes))
+    return em.here(value.type, f'call {value.type} asm "", "=v,0"({value.typed})')
 
 
 def _mangle(element: str) -> str:
