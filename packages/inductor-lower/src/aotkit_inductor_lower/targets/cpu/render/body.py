@@ -236,7 +236,7 @@ def _kept_masked(ctx: KernelContext, instr: Load, value: Ssa) -> Ssa:
 
 
 def _out_of_sight(ctx: KernelContext, value: Ssa, element: str, bits: int) -> Ssa:
-    """Through an empty piece of assembly, register by register: of other sizes than a register's LLVM allocates none."""
+    """Through an empty piece of assembly, register by register: LLVM ends the process at a vector that fills none."""
     em, lanes = ctx.em, int(value.type[1 : value.type.index(" ")])
     most, least = 512 // bits, 128 // bits
     if lanes > most:
