@@ -13,8 +13,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import statistics
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -23,7 +21,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from aotkit_inductor_lower import CompiledGraph, LowerOptions, compile_graph
 from tools.bench.__main__ import machine
-from tools.bench.chains import keep_freed_memory, median_ratio, turn
+from tools.bench.turns import begin, compared, geometric_mean
 
 __all__ = ["SHAPES", "Row", "Shape", "main", "measure"]
 
@@ -129,31 +127,13 @@ def _measured(
     own = compile_graph(make_fx(program, tracing_mode="fake")(*args), options=LowerOptions(check_inputs=False))
     assert isinstance(own, CompiledGraph)
 
-    def timed(call: Callable[[], object]) -> Callable[[], float]:
-        def run() -> float:
-            start = clock()
-            call()
-            return clock() - start
-
-        return run
-
-    runs = {"aten": timed(lambda: program(*args)), "own": timed(lambda: own(list(args)))}
-    times: dict[str, list[float]] = {name: [] for name in runs}
-    for _ in range(rounds):
-        for name in sorted(runs, reverse=bool(len(times["aten"]) % 2)):
-            times[name].append(turn(runs[name], 3))
+    times = compared(lambda: program(*args), lambda: own(list(args)), rounds, clock)
     off = [_error(program(*args), exact), _error(own(list(args)), exact)]
-    middle = {name: 1e3 * statistics.median(values) for name, values in times.items()}
-    ratio = median_ratio(times["aten"], times["own"])
-    return Row(shape, direction, dtype, middle["aten"], middle["own"], ratio, (off[0], off[1]))
+    return Row(shape, direction, dtype, *times, (off[0], off[1]))
 
 
 def _error(results: Sequence[torch.Tensor], exact: Sequence[torch.Tensor]) -> float:
     return max(float((got.double() - true).norm() / true.norm()) for got, true in zip(results, exact, strict=False))
-
-
-def _geomean(ratios: Sequence[float]) -> float:
-    return math.exp(statistics.fmean(map(math.log, ratios)))
 
 
 def main() -> int:
@@ -163,10 +143,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), nargs="*", default=("float32", "bfloat16"))
     chosen = parser.parse_args()
-    torch.manual_seed(0)
-    torch.set_num_threads(chosen.threads)
-    keep_freed_memory()
-    clock = time.thread_time if chosen.threads == 1 else time.perf_counter
+    clock = begin(chosen.threads)
     print(f"{machine()}; threads: {chosen.threads}\n")
     print("| attention | batch, heads, length, head | type | way | ATen ms | ours ms | x ATen | ATen off | ours off |")
     print("|---|---|---|---|---:|---:|---:|---:|---:|")
@@ -184,7 +161,7 @@ def main() -> int:
     for name in chosen.dtype:
         for direction in ("forward", "backward"):
             ratios = [r.ratio for r in found if r.direction == direction and r.dtype is getattr(torch, name)]
-            print(f"{name} {direction}: geometric mean {_geomean(ratios):.2f}, least {min(ratios):.2f}")
+            print(f"{name} {direction}: geometric mean {geometric_mean(ratios):.2f}, least {min(ratios):.2f}")
     return int(any(row.errors[1] > 1.3 * row.errors[0] for row in found))
 
 

@@ -13,9 +13,6 @@ reported. Freed memory stays with the process.
 from __future__ import annotations
 
 import argparse
-import math
-import statistics
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -24,7 +21,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from aotkit_inductor_lower import CompiledGraph, LowerOptions, compile_graph
 from tools.bench.__main__ import machine
-from tools.bench.chains import keep_freed_memory, median_ratio, turn
+from tools.bench.turns import begin, compared, geometric_mean
 
 __all__ = ["DIRECTIONS", "SHAPES", "Row", "Shape", "main", "measure"]
 
@@ -141,30 +138,16 @@ def measure(
     own = compile_graph(make_fx(program, tracing_mode="fake")(*args), options=options)
     assert isinstance(own, CompiledGraph)
 
-    def timed(call: Callable[[], object]) -> Callable[[], float]:
-        def run() -> float:
-            start = clock()
-            call()
-            return clock() - start
-
-        return run
-
-    runs = {"aten": timed(lambda: program(*args)), "ours": timed(lambda: own(list(args)))}
-    times: dict[str, list[float]] = {name: [] for name in runs}
-    for _ in range(rounds):
-        for name in sorted(runs, reverse=bool(len(times["aten"]) % 2)):
-            times[name].append(turn(runs[name], 3))
+    times = compared(lambda: program(*args), lambda: own(list(args)), rounds, clock)
     (true,) = program(*(x.double() for x in args))
     got = program(*args)[0], own(list(args))[0]
     off = [float((each.double() - true).abs().max() / true.abs().max()) for each in got]
-    least = {name: 1e3 * statistics.median(values) for name, values in times.items()}
-    ratio = median_ratio(times["aten"], times["ours"])
-    return Row(shape, direction, least["aten"], least["ours"], ratio, (off[0], off[1]), not own.report().externs)
+    return Row(shape, direction, *times, (off[0], off[1]), not own.report().externs)
 
 
 def _summary(found: Sequence[Row], title: str) -> None:
     if found:
-        mean = math.exp(statistics.fmean(math.log(row.ratio) for row in found))
+        mean = geometric_mean([row.ratio for row in found])
         print(f"{title}: {len(found)} rows, geometric mean {mean:.2f}, least {min(row.ratio for row in found):.2f}")
 
 
@@ -179,10 +162,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--directions", nargs="*", choices=[d.split()[-1] for d in DIRECTIONS], default=())
     parser.add_argument("--only", default="", help="a part of the name")
     chosen = parser.parse_args(argv)
-    torch.manual_seed(0)
-    torch.set_num_threads(chosen.threads)
-    keep_freed_memory()
-    clock = time.thread_time if chosen.threads == 1 else time.perf_counter
+    clock = begin(chosen.threads)
     layout = torch.channels_last if chosen.layout == "last" else torch.contiguous_format
     options = LowerOptions(contractions=chosen.contractions, check_inputs=False)
     what = f"{chosen.dtype}; {chosen.layout}; contractions: {chosen.contractions}"

@@ -13,8 +13,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import statistics
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -24,7 +22,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from aotkit_inductor_lower import CompiledGraph, LowerOptions, compile_graph
 from tools.bench.__main__ import machine
-from tools.bench.chains import keep_freed_memory, median_ratio, turn
+from tools.bench.turns import begin, compared, geometric_mean
 
 __all__ = ["LAYERS", "Row", "main", "measure"]
 
@@ -80,35 +78,16 @@ def measure(
     own = compile_graph(graph, options=LowerOptions(contractions="generated", check_inputs=False))
     assert isinstance(own, CompiledGraph) and not own.report().externs, f"{layer}, {direction}: not generated"
 
-    def timed(call: Callable[[], object]) -> Callable[[], float]:
-        def run() -> float:
-            start = clock()
-            call()
-            return clock() - start
-
-        return run
-
     eager = (lambda: getattr(F, after)(torch.addmm(args[2], *_factors(direction, args)))) if after else None
-    runs = {"aten": timed(eager or (lambda: program(*args))), "own": timed(lambda: own(list(args)))}
-    times: dict[str, list[float]] = {name: [] for name in runs}
-    for _ in range(rounds):
-        for name in sorted(runs, reverse=bool(len(times["aten"]) % 2)):
-            times[name].append(turn(runs[name], 3))
+    times = compared(eager or (lambda: program(*args)), lambda: own(list(args)), rounds, clock)
     true = program(*(x.double() for x in args))
     off = [float((got.double() - true).abs().max() / true.abs().max()) for got in (program(*args), own(list(args))[0])]
-    least = {name: 1e3 * statistics.median(values) for name, values in times.items()}
-    return Row(
-        layer, direction, least["aten"], least["own"], median_ratio(times["aten"], times["own"]), (off[0], off[1])
-    )
+    return Row(layer, direction, *times, (off[0], off[1]))
 
 
 def _factors(direction: str, args: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
     left, right = args[:2]
     return (left.t() if direction == "g.t() @ x" else left), (right.t() if direction == "x @ w.t()" else right)
-
-
-def _geomean(ratios: Sequence[float]) -> float:
-    return math.exp(statistics.fmean(map(math.log, ratios)))
 
 
 def main() -> int:
@@ -119,10 +98,7 @@ def main() -> int:
     parser.add_argument("--after", choices=("", "gelu", "relu", "silu"), default="")
     parser.add_argument("--dtype", choices=("float32", "float16", "bfloat16"), default="float32")
     chosen = parser.parse_args()
-    torch.manual_seed(0)
-    torch.set_num_threads(chosen.threads)
-    keep_freed_memory()
-    clock = time.thread_time if chosen.threads == 1 else time.perf_counter
+    clock = begin(chosen.threads)
     print(f"{machine()}; threads: {chosen.threads}; {chosen.dtype}; after the product: {chosen.after or 'nothing'}\n")
     print("| rows, summed, columns | product | ATen ms | ours ms | ours GFLOP/s | x ATen | error ATen | error |")
     print("|---|---|---:|---:|---:|---:|---:|---:|")
@@ -137,8 +113,8 @@ def main() -> int:
     print()
     for direction in DIRECTIONS:
         ratios = [row.ratio for row in found if row.direction == direction]
-        print(f"{direction}: geometric mean {_geomean(ratios):.2f}, least {min(ratios):.2f}")
-    print(f"all: geometric mean {_geomean([row.ratio for row in found]):.2f}")
+        print(f"{direction}: geometric mean {geometric_mean(ratios):.2f}, least {min(ratios):.2f}")
+    print(f"all: geometric mean {geometric_mean([row.ratio for row in found]):.2f}")
     return int(any(row.errors[1] > 1.3 * row.errors[0] + 2e-7 for row in found))
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-pytest.importorskip("aotkit_inductor_lower")
 from tools.emulation import whole
 
 

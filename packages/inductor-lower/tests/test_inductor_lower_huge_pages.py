@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import sys
 from collections.abc import Callable
 
 import pytest
@@ -62,7 +61,6 @@ def test_only_large_results_are_asked_for(wishes: list[tuple[int, int, int]]) ->
         assert run(LARGE // 4096 - 1, dynamic) == 0
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="madvise of Linux")
 def test_the_system_itself_takes_the_wish_and_the_memory_is_as_before() -> None:
     large = allocator_of_large(empty_strided_cpu)
     tensor = large((1 << 22,), (1,), torch.float32)
