@@ -3,7 +3,7 @@
 Note [Fresh memory in huge pages]
     The results of a call are new tensors, and what is larger than 32 MiB comes from the system each time, as pages that
     do not exist yet: the first write to each is a page fault, which takes longer than the write. With pages of 2 MiB
-    there are 512 times fewer (62 MiB took 10 ms to fill so, and 25 ms in pages of 4 KiB; 7.5 ms again once they exist).
+    there are 512 times fewer.
     Most systems give such pages only to who asks for them (``madvise``, transparent huge pages). It is a wish: where
     they don't exist, nothing changes. Only whole huge pages inside of the memory are asked for, so no more is used.
 """
