@@ -17,13 +17,13 @@ from dataclasses import dataclass, field, replace
 
 from ..ir import Buffer, BufferRef, Contraction, ExternCall, LoopNest, Program, Step
 from ..ir.walk import buffers_of
-from ..passes import NO_FUEL, Decision, Pass, PassContext
-from ..symbolic import Expr
+from ..passes import Decision, Pass, PassContext
 from ..target import Choice
 from .drop_dead_steps import drop_dead_steps
 from .expand_convolutions import expand_convolution, is_convolution
 from .fold_pads import Pads
 from .inline_operands import Producers
+from .take_choice import listed, take_choice
 
 __all__ = ["PASS", "choose_contractions"]
 
@@ -68,10 +68,7 @@ class _Chooser:
         if producers and choice.form != "aten" and not ctx.target.renders_product(whole.as_nest(), self.buffers):
             whole, producers = product, ()
             choice, key = self.choice(whole, call, producers)
-        generated = choice.form != "aten" and ctx.fuel.take()
-        reason = choice.reason if generated or choice.form == "aten" else NO_FUEL
-        ctx.decisions.append(Decision("contraction", product.name, call.target, generated, f"{key}: {reason}"))
-        if not generated:
+        if not take_choice(ctx, choice, product.name, call, key):
             return call
         if producers and ctx.fuel.take():
             why = "it is computed where the product reads it"
@@ -91,12 +88,8 @@ class _Chooser:
 def _operands(call: ExternCall, buffers: Mapping[str, Buffer]) -> str:
     """A product as a timer sees it: operator, type, and sizes and strides of its tensors."""
     tensors = [buffers[a.name] for a in call.args if isinstance(a, BufferRef)]
-    operands = (f"{_listed(t.sizes)}:{_listed(t.strides)}" for t in tensors)
+    operands = (f"{listed(t.sizes)}:{listed(t.strides)}" for t in tensors)
     return f"{call.target} {tensors[0].dtype} {' x '.join(operands)}"
-
-
-def _listed(numbers: Sequence[Expr]) -> str:
-    return f"[{', '.join(map(str, numbers))}]"
 
 
 PASS = Pass(

@@ -16,8 +16,9 @@ from dataclasses import dataclass, replace
 from ..ir import Buffer, Contraction, ExternCall, Instr, Literal, Load, LoopNest, Step, Store
 from ..ir.walk import loads, operands, without_single_iterations
 from ..lowering.convolutions import BACKWARD, CONVOLUTION, Parts, convolution_parts
-from ..passes import NO_FUEL, Decision, PassContext
+from ..passes import PassContext
 from .fold_pads import Pads
+from .take_choice import take_choice
 from .unroll_taps import own_masks, sums_beside_each_other, taps_of, with_channels_together, written_out
 
 __all__ = ["expand_convolution", "is_convolution", "nest_of"]
@@ -76,11 +77,8 @@ def _taken(
     if not products:
         return None
     choice = ctx.target.choose_convolution(products, call, buffers, ctx.options)
-    generated = choice.form != "aten" and ctx.fuel.take()
-    reason = choice.reason if generated or choice.form == "aten" else NO_FUEL
     what = f"{_described(products[0], buffers)}{_RESULTS[call.target][number]}"
-    ctx.decisions.append(Decision("contraction", parts[0].name, call.target, generated, f"{what}: {reason}"))
-    if not generated:
+    if not take_choice(ctx, choice, parts[0].name, call, what):
         return None
     if choice.form == "nest" or not ctx.target.capabilities.tiles_products:
         return _as_nests(parts, number, buffers)

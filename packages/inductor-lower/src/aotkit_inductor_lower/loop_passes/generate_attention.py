@@ -10,7 +10,8 @@ from dataclasses import replace
 from ..ir import ExternCall, Program, Step
 from ..ir.walk import buffers_of
 from ..lowering.attention import BACKWARD, FORWARD, attention_of
-from ..passes import NO_FUEL, Decision, Pass, PassContext
+from ..passes import Pass, PassContext
+from .take_choice import listed, take_choice
 
 __all__ = ["PASS", "generate_attention"]
 
@@ -33,14 +34,9 @@ def generate_attention(program: Program, ctx: PassContext) -> Program:
         nest, scratch = attention.nest("highest")
         known = {**buffers, **{buffer.name: buffer for buffer in scratch}}
         choice = ctx.target.choose_attention(nest, known, ctx.options)
-        generated = choice.form != "aten" and ctx.fuel.take()
-        reason = choice.reason if generated or choice.form == "aten" else NO_FUEL
         query, key, _ = attention.factors
-        what = f"{query.dtype} {list(map(str, query.sizes))} x {list(map(str, key.sizes))}"
-        ctx.decisions.append(
-            Decision("contraction", attention.call.name, attention.call.target, generated, f"{what}: {reason}")
-        )
-        if not generated:
+        what = f"{attention.call.target} {query.dtype} {listed(query.sizes)} x {listed(key.sizes)}"
+        if not take_choice(ctx, choice, attention.call.name, attention.call, what):
             steps.append(step)
             continue
         steps.append(attention.nest(choice.precision)[0])

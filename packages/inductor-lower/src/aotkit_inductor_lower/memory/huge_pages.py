@@ -4,6 +4,7 @@ Note [Fresh memory in huge pages]
     The results of a call are new tensors, and what is larger than 32 MiB comes from the system each time, as pages that
     do not exist yet: the first write to each is a page fault, which takes longer than the write. With pages of 2 MiB
     there are 512 times fewer.
+
     Most systems give such pages only to who asks for them (``madvise``, transparent huge pages). It is a wish: where
     they don't exist, nothing changes. Only whole huge pages inside of the memory are asked for, so no more is used.
 """
@@ -17,11 +18,11 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-__all__ = ["LARGE", "allocator_of_large", "wish_huge_pages"]
+__all__ = ["HUGE_PAGE", "LARGE", "MADV_HUGEPAGE", "allocator_of_large", "wish_huge_pages"]
 
 LARGE = 8 << 20  # bytes, from which on two system calls do not count
-_HUGE = 1 << 21
-_MADV_HUGEPAGE = 14
+HUGE_PAGE = 1 << 21  # bytes
+MADV_HUGEPAGE = 14  # Linux's number of the wish
 
 Allocator = Callable[[Sequence[int], Sequence[int], torch.dtype], torch.Tensor]
 
@@ -43,8 +44,8 @@ def wish_huge_pages(address: int, nbytes: int) -> bool:
     madvise = _madvise() if nbytes >= LARGE else None
     if madvise is None:
         return False
-    first = -(-address // _HUGE) * _HUGE
-    return madvise(first, (address + nbytes - first) // _HUGE * _HUGE, _MADV_HUGEPAGE) == 0
+    first = -(-address // HUGE_PAGE) * HUGE_PAGE
+    return madvise(first, (address + nbytes - first) // HUGE_PAGE * HUGE_PAGE, MADV_HUGEPAGE) == 0
 
 
 def allocator_of_large(empty: Allocator) -> Allocator:

@@ -22,6 +22,7 @@ from collections.abc import Callable, Sequence
 from ....ir import DType
 from ..tile_forms import PANEL, TILE_BYTES, TileForm
 from .amx_pack import GROUP, pairs_of
+from .body import out_of_sight
 from .emitter import Carried, Emitter, Ssa, imm, vector_type
 from .transpose import transpose
 from .types import literal
@@ -456,7 +457,7 @@ def _read(em: Emitter, place: Ssa, narrow: bool, lanes: Ssa | None) -> Ssa:
             kind, f"call {kind} @{symbol}(ptr align {align} {place.text}, {lanes.typed}, {kind} zeroinitializer)"
         )
     if not narrow:  # see Note [Masked loads stay masked]
-        return value if lanes is None else em.here(kind, f'call {kind} asm "", "=v,0"({value.typed})')
+        return value if lanes is None else out_of_sight(em, value, "float", 32)
     wide = em.here(_WORDS, f"zext {value.typed} to {_WORDS}")
     bits = em.here(_WORDS, f"shl {wide.typed}, splat (i32 16)")
     return em.here(FLOATS, f"bitcast {bits.typed} to {FLOATS}")

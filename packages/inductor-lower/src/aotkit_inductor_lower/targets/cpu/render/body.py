@@ -10,12 +10,12 @@ from ....ops.dtypes import is_half
 from ....ops.reductions import store_op
 from ....symbolic import Expr, Symbol, to_expr
 from .context import KernelContext, Value, ramp_literal
-from .emitter import Ssa, imm, vector_type
+from .emitter import Emitter, Ssa, imm, vector_type
 from .ops import emit_op
 from .transpose import transpose
 from .types import literal, memory_type, register_type, width
 
-__all__ = ["address_of", "emit_body"]
+__all__ = ["address_of", "emit_body", "out_of_sight"]
 
 
 def _no_reduce(reduce: Reduce, value: Value) -> None:
@@ -232,20 +232,20 @@ def _kept_masked(ctx: KernelContext, instr: Load, value: Ssa) -> Ssa:
     """
     if instr.mask is None or instr.dtype not in (DType.F32, DType.F64) or not ctx.ops.target.has("avx512f"):
         return value
-    return _out_of_sight(ctx, value, memory_type(instr.dtype), width(instr.dtype))
+    return out_of_sight(ctx.em, value, memory_type(instr.dtype), width(instr.dtype))
 
 
-def _out_of_sight(ctx: KernelContext, value: Ssa, element: str, bits: int) -> Ssa:
+def out_of_sight(em: Emitter, value: Ssa, element: str, bits: int) -> Ssa:
     """Through an empty piece of assembly, register by register: LLVM ends the process at a vector that fills none."""
-    em, lanes = ctx.em, int(value.type[1 : value.type.index(" ")])
+    lanes = int(value.type[1 : value.type.index(" ")])
     most, least = 512 // bits, 128 // bits
     if lanes > most:
         half = lanes // 2
         parts = (em.shuffle(value, value, element, range(low, low + half)) for low in (0, half))
-        low, high = (_out_of_sight(ctx, part, element, bits) for part in parts)
+        low, high = (out_of_sight(em, part, element, bits) for part in parts)
         return em.shuffle(low, high, element, range(lanes))
     if lanes < least:
-        wide = _out_of_sight(ctx, em.shuffle(value, value, element, [k % lanes for k in range(least)]), element, bits)
+        wide = out_of_sight(em, em.shuffle(value, value, element, [k % lanes for k in range(least)]), element, bits)
         return em.shuffle(wide, wide, element, range(lanes))
     return em.here(value.type, f'call {value.type} asm "", "=v,0"({value.typed})')
 

@@ -21,6 +21,7 @@ from ....kernel_ir.launches import KernelText
 from ....kernel_ir.nodes import LENGTH, SERIAL, Kernel, Loop
 from ....kernel_ir.walk import memories, perfect_nests
 from ....launch_plan.status import INDEX_ERROR
+from ....memory.huge_pages import HUGE_PAGE, MADV_HUGEPAGE
 from ....symbolic import Expr, Symbol, SymbolKind, floordiv, product
 from ..machine import Machine
 from ..map_loops import map_loops, version_loops, work_of
@@ -185,13 +186,13 @@ class KernelEmitter:
     def large_memory(self, size: int) -> Ssa:
         """The same of some MiB, from where a cache line begins on; in huge pages where the system has them, since what
         is read in another order than it lies in memory needs many translations of addresses."""
-        em, huge = self.em, 1 << 21
+        em, huge = self.em, HUGE_PAGE
         if size < huge // 4 or "linux" not in self.ops.target.triple:
             return em.aligned(self.memory(imm(size + 64)), 64)
         whole = -(-size // huge) * huge
         pointer = em.aligned(self.memory(imm(whole + huge)), huge)
         em.declare("madvise", "i32", ["ptr", "i64", "i32"])
-        em.here("i32", f"call i32 @madvise(ptr {pointer.text}, i64 {whole}, i32 14)")  # MADV_HUGEPAGE, as a wish
+        em.here("i32", f"call i32 @madvise(ptr {pointer.text}, i64 {whole}, i32 {MADV_HUGEPAGE})")  # a wish
         return pointer
 
     def _release(self) -> list[str]:
