@@ -91,7 +91,7 @@ def _replace(graph: torch.fx.Graph, values: SavedActivations) -> None:
         wanted, given = node.meta.get("val"), value.meta.get("val")
         if not isinstance(wanted, torch.Tensor) or not isinstance(given, torch.Tensor) or _same_layout(wanted, given):
             node.replace_all_uses_with(value)
-        elif _is_dense(wanted):
+        elif compat.is_dense(wanted):
             node.replace_all_uses_with(_laid_out_like(node, wanted, value))
 
 
@@ -112,17 +112,6 @@ def _laid_out_like(node: torch.fx.Node, wanted: torch.Tensor, value: torch.fx.No
             made.meta["val"] = target(value.meta["val"], *args, **dense)
         value = made
     return value
-
-
-def _is_dense(tensor: torch.Tensor) -> bool:
-    """Whether its elements fill their memory, each once."""
-    expected = 1
-    for stride, size in sorted((tensor.stride(dim), tensor.size(dim)) for dim in range(tensor.dim())):
-        if size > 1:
-            if stride != expected:
-                return False
-            expected *= size
-    return True
 
 
 def _same_layout(a: torch.Tensor, b: torch.Tensor) -> bool:

@@ -30,14 +30,7 @@ if TYPE_CHECKING:
     from .driver.freezing import discard_parameters
     from .driver.package import Package, load
     from .driver.user_passes import GraphPasses
-    from .errors import (
-        CompileError,
-        EagerFallback,
-        FrozenParameterError,
-        GuardError,
-        PackageError,
-        UnknownOption,
-    )
+    from .errors import CompileError, EagerFallback, FrozenParameterError, GuardError, PackageError, UnknownOption
     from .options import MODES, Options
     from .recorder import GraphRecord, Recorder, StageTiming
     from .reports.agreement import Agreement, compare

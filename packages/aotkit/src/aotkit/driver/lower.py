@@ -52,9 +52,8 @@ def lower_graph(graph: torch.fx.GraphModule, kind: Kind, name: str, ctx: Compile
     if ctx.frozen is not None:
         constants.update(ctx.frozen.positions_of(compiled.constants))
     ctx.recorder.keep(ctx.short(name), compiled.program)
-    made = CompiledGraph(
-        *(compiled.program, constants, asks_for_history(graph), checked, compiled.report), collectives_of(graph)
-    )
+    history, asked = asks_for_history(graph), collectives_of(graph)
+    made = CompiledGraph(compiled.program, constants, history, checked, compiled.report, asked)
     show_compiled(made, ctx.recorder.part(ctx.short(name)))
     return made
 

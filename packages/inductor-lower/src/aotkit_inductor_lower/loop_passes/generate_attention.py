@@ -39,7 +39,7 @@ def generate_attention(program: Program, ctx: PassContext) -> Program:
         if not take_choice(ctx, choice, attention.call.name, attention.call, what):
             steps.append(step)
             continue
-        steps.append(attention.nest(choice.precision)[0])
+        steps.append(nest if choice.precision == "highest" else attention.nest(choice.precision)[0])
         made += scratch
     return replace(program, steps=tuple(steps), buffers=tuple(made))
 
