@@ -24,6 +24,7 @@ from tools.bench.run import Measurement, Settings, measure_all
 from tools.bench.table import acceptance, table
 
 MODES = ("infer", "train")
+PRECISIONS = ("highest", "high", "medium", "autocast")
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
@@ -35,6 +36,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--backends", nargs="+", default=list(defaults.backends), help="eager, inductor, aotkit, ...")
     parser.add_argument("--rounds", type=int, default=defaults.rounds, help="interleaved rounds")
     parser.add_argument("--seconds", type=float, default=defaults.round_seconds, help="per backend and round")
+    parser.add_argument("--precision", choices=PRECISIONS, default=defaults.precision, help="of products, or autocast")
     parser.add_argument("--threads", type=int, default=defaults.threads)
     parser.add_argument("--quick", action="store_true", help="short inputs, three rounds of 0.3 s")
     parser.add_argument("--check", action="store_true", help="fail where a figure of the acceptance list is missed")
@@ -87,6 +89,7 @@ def main(arguments: list[str]) -> int:
         round_seconds=min(chosen.seconds, 0.3) if chosen.quick else chosen.seconds,
         threads=chosen.threads,
         quick=chosen.quick,
+        precision=chosen.precision,
     )
     rows = measure_all(chosen.models, chosen.modes, settings)
     print(table(rows))

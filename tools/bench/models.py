@@ -161,6 +161,47 @@ def segformer() -> nn.Module:
     return SegformerForSemanticSegmentation(config)
 
 
+def t5() -> nn.Module:
+    """Encoder and decoder, two layers of width 256 each, with a learned bias of positions in attention."""
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    config = T5Config(
+        vocab_size=VOCABULARY,
+        d_model=256,
+        d_kv=64,
+        d_ff=1024,
+        num_layers=2,
+        num_heads=4,
+        dropout_rate=0.0,
+        decoder_start_token_id=0,
+        use_cache=False,
+    )
+    return T5ForConditionalGeneration(config)
+
+
+def swin() -> nn.Module:
+    """Swin transformer: attention in shifted windows of 7 by 7, in four stages."""
+    from transformers import SwinConfig, SwinForImageClassification
+
+    config = SwinConfig(
+        embed_dim=48,
+        depths=[2, 2, 2, 2],
+        num_heads=[2, 4, 8, 16],
+        drop_path_rate=0.0,
+        num_labels=CLASSES,
+        problem_type="single_label_classification",
+    )
+    return SwinForImageClassification(config)
+
+
+def mamba() -> nn.Module:
+    """Causal language model of state spaces, two layers of width 256."""
+    from transformers import MambaConfig, MambaForCausalLM
+
+    config = MambaConfig(vocab_size=VOCABULARY, hidden_size=256, num_hidden_layers=2, use_cache=False)
+    return MambaForCausalLM(config)
+
+
 @dataclass(frozen=True, slots=True)
 class Segmented:
     """What a model of `transformers` returns of it."""
@@ -208,6 +249,12 @@ def token_batch(batch_size: int, length: int, generator: torch.Generator) -> Bat
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": labels}
 
 
+def word_batch(batch_size: int, length: int, generator: torch.Generator) -> Batch:
+    """Token ids and labels, for models that take no mask."""
+    batch = token_batch(batch_size, length, generator)
+    return {"input_ids": batch["input_ids"], "labels": batch["labels"]}
+
+
 def image_batch(batch_size: int, length: int, generator: torch.Generator) -> Batch:
     """Images of `length` x `length` pixels and class labels."""
     pixels = torch.randn(batch_size, 3, length, length, generator=generator)
@@ -231,8 +278,11 @@ MODELS: dict[str, Case] = {
     "llama": Case(llama, token_batch, 4, 128, 32),
 }
 
-#: Networks of convolutions, measured where they are asked for.
+#: More networks, measured where they are asked for.
 MORE: dict[str, Case] = {
+    "t5": Case(t5, token_batch, 4, 128, 32),
+    "swin": Case(swin, image_batch, 4, 224, 224),
+    "mamba": Case(mamba, word_batch, 2, 64, 16),
     "mobilenet": Case(mobilenet, image_batch, 8, 128, 64),
     "convnext": Case(convnext, image_batch, 4, 128, 64),
     "segformer": Case(segformer, pixel_batch, 2, 256, 64),

@@ -22,13 +22,15 @@ from tools.workspace import ROOT
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How to measure. ``round_seconds`` is the least duration of one backend's turn in a round."""
+    """How to measure. ``round_seconds`` is the least duration of one backend's turn in a round; ``precision`` that of
+    :func:`torch.set_float32_matmul_precision`, or ``"autocast"`` to bfloat16."""
 
     backends: tuple[str, ...] = ("eager", "inductor", "aotkit")
     rounds: int = 7
     round_seconds: float = 1.0
     threads: int = 1
     quick: bool = False
+    precision: str = "highest"
 
 
 @dataclass(slots=True)
@@ -89,7 +91,7 @@ def worker(model: str, mode: str, backend: str, settings: Settings, folder: Path
         "AOTKIT_CACHE_DIR": str(cache / "aotkit"),
         "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")])),
     }
-    arguments = [model, mode, backend, str(settings.threads), str(int(settings.quick))]
+    arguments = [model, mode, backend, str(settings.threads), str(int(settings.quick)), settings.precision]
     with open(folder / f"{backend}.log", "a", encoding="utf-8") as log:
         process = subprocess.Popen(
             [sys.executable, "-m", "tools.bench.worker", *arguments],

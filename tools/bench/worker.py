@@ -36,11 +36,14 @@ class Worker:
     mode: str
     backend: str
     quick: bool
+    precision: str = "highest"
     step: Step | None = None
     model: nn.Module = field(init=False)
     batch: Batch = field(init=False)
 
     def __post_init__(self) -> None:
+        if self.precision != "autocast":
+            torch.set_float32_matmul_precision(self.precision)
         self.model = make_model(self.model_name).train(self.mode == "train")
         self.batch = make_batch(self.model_name, self.quick)
 
@@ -66,16 +69,18 @@ class Worker:
             if self.backend.startswith("aotkit"):
                 import aotkit  # noqa: F401  (registers the backend where no entry point is installed)
             call = torch.compile(self.model, backend=self.backend)
-        self.step = make_step(self.model, call, self.batch, self.mode)
+        self.step = make_step(self.model, call, self.batch, self.mode, self.precision == "autocast")
 
     def steady(self, seconds: float) -> dict[str, Any]:
-        """Milliseconds of each step of one round that lasts about this long, at least three steps."""
+        """Milliseconds of each step of one round that lasts about this long, at least three steps. Those of one thread
+        are processor time, which other processes on the machine hardly change."""
+        now = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
         times: list[float] = []
         deadline = time.perf_counter() + seconds
         while len(times) < 3 or time.perf_counter() < deadline:
-            begin = time.perf_counter()
+            begin = now()
             self.run()
-            times.append((time.perf_counter() - begin) * 1e3)
+            times.append((now() - begin) * 1e3)
         return {"ms": times}
 
     def resident(self) -> dict[str, Any]:
@@ -115,19 +120,24 @@ class Worker:
         return self.step()
 
 
-def make_step(model: nn.Module, call: Callable[..., Any], batch: Batch, mode: str) -> Step:
-    """One forward (and backward) that returns outputs and, for training, the gradient of every parameter."""
+def make_step(model: nn.Module, call: Callable[..., Any], batch: Batch, mode: str, autocast: bool = False) -> Step:
+    """One forward (and backward) that returns outputs and, for training, the gradient of every parameter. ``autocast``:
+    the forward runs under torch's autocast to bfloat16."""
 
     def outputs_of(result: Any) -> dict[str, torch.Tensor]:
-        return {"output:loss": result.loss.detach(), "output:logits": result.logits.detach()}
+        return {"output:loss": result.loss.detach().float(), "output:logits": result.logits.detach().float()}
+
+    def forward() -> Any:
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            return call(**batch)
 
     def infer() -> dict[str, torch.Tensor]:
         with torch.no_grad():
-            return outputs_of(call(**batch))
+            return outputs_of(forward())
 
     def train() -> dict[str, torch.Tensor]:
         model.zero_grad(set_to_none=True)
-        result = call(**batch)
+        result = forward()
         result.loss.backward()
         values = outputs_of(result)
         for name, parameter in model.named_parameters():
@@ -152,13 +162,13 @@ def serve(worker: Worker, replies: Any) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """`python -m tools.bench.worker <model> <mode> <backend> <threads> <quick 0|1>`."""
-    model, mode, backend, threads, quick = arguments
+    """`python -m tools.bench.worker <model> <mode> <backend> <threads> <quick 0|1> <precision>`."""
+    model, mode, backend, threads, quick, precision = arguments
     torch.set_num_threads(int(threads))
     replies = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     with contextlib.closing(replies):
-        serve(Worker(model, mode, backend, quick == "1"), replies)
+        serve(Worker(model, mode, backend, quick == "1", precision), replies)
     return 0
 
 

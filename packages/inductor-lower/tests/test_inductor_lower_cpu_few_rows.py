@@ -327,4 +327,3 @@ def test_what_a_condition_hides_is_not_read(rows: int, transposed: bool, sites: 
             got, want = made([some, w, seen])[0], f(some, w, seen)
             assert torch.equal(got.isnan() | got.isinf(), want.isnan() | want.isinf())
     assert len(sites) >= 5
-

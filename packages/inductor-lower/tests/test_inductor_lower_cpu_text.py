@@ -368,7 +368,9 @@ loop positions(i0 < {size}):
 
 @pytest.mark.parametrize("size", [0, 1, 2, 3, 64, 101])
 def test_positions_are_divided_by_sizes_known_at_run_time_only(size: int) -> None:
-    at, text = torch.arange(size), """aotkit-ir 2
+    at, text = (
+        torch.arange(size),
+        """aotkit-ir 2
 program divided
 symbol $s0 = input 0 size 0
 input x
@@ -385,7 +387,8 @@ loop divided(i0 < $s0, i1 < 100):
     store o[i0, i1, 2] = %c
     store o[i0, i1, 3] = %d
 return o
-"""
+""",
+    )
     i = torch.arange(100)
     want = torch.stack([i // size, i % size, -i // size, -i % size], 1).expand(size, 100, 4) if size else None
     for bits in sorted({128, host_machine().vector_bits}):

@@ -118,7 +118,9 @@ def test_broken_text_is_refused_with_what_was_expected(old: str, new: str, messa
 def test_the_nest_of_a_contraction_sums_and_then_stores() -> None:
     nest = linear().as_nest()
     assert parse_nest(print_nest(nest)) == nest and nest.origin.line == "model.py:3"
-    assert print_nest(nest, origins=False) == """\
+    assert (
+        print_nest(nest, origins=False)
+        == """\
 loop y(i < $s0, j < 5):
   stage(k < 8):
     %l = load x[i, k] : bf16
@@ -134,6 +136,7 @@ loop y(i < $s0, j < 5):
     %r = cast %sum : bf16
     store y[i, j] = %r
 """
+    )
 
 
 @pytest.mark.parametrize("rows", [0, 1, 7])

@@ -145,9 +145,7 @@ def test_the_plan_allocates_frees_and_counts_program_points_kernel_by_kernel() -
     assert plan.slots == ("x", "c", "a")
     # points: a, mm, sort, allocation of y, b, y
     assert plan.arena == (ArenaBuffer("a", 0, 4), ArenaBuffer("m", 1, 2), ArenaBuffer("b", 4, 5))
-    kinds = [
-        step.target if isinstance(step, CallExtern) else step for step in plan.steps if not isinstance(step, View)
-    ]
+    kinds = [step.target if isinstance(step, CallExtern) else step for step in plan.steps if not isinstance(step, View)]
     assert kinds[:-1] == [
         Free(("unused",)),
         CallSegment("segment_0", ("a",)),

@@ -111,9 +111,7 @@ def test_a_linear_map_with_gelu_and_residual_is_one_kernel_of_several_results(
 
 
 def test_products_compile_to_tensor_cores_and_f32_keeps_its_bits() -> None:
-    half = lower(
-        lambda x, w: (x @ w,), [torch.empty(512, 512, dtype=torch.bfloat16)] * 2, contractions="generated"
-    )
+    half = lower(lambda x, w: (x @ w,), [torch.empty(512, 512, dtype=torch.bfloat16)] * 2, contractions="generated")
     cubin = compile_kernel(kernels_of(half.program)[0].source, 90, keep_ptx=True)
     assert "wgmma" in cubin.ptx and "cp.async" in cubin.ptx
     assert resource_facts(cubin).spills == 0
@@ -255,9 +253,7 @@ def test_tuning_measures_each_product_once_with_its_own_layouts_and_keeps_the_re
     for library, generated in zip(measured[::2], measured[1::2], strict=True):
         torch.testing.assert_close(generated, library, rtol=1e-4, atol=1e-4)
     assert sum(": generated, " in reason for reason in choices(lowered)) == 2
-    torch.testing.assert_close(
-        bind_program(lowered.program)(list(args)), list(products(*args)), rtol=1e-4, atol=1e-4
-    )
+    torch.testing.assert_close(bind_program(lowered.program)(list(args)), list(products(*args)), rtol=1e-4, atol=1e-4)
     assert str(extents_of(lowered.scheduled.buffers)["x_1"]) == str(args[0].numel())
 
 

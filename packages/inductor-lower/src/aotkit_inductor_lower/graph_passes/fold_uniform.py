@@ -66,13 +66,7 @@ def fold_uniform_values(graph: Graph, fuel: int) -> int:
 
 def _plain(val: torch.Tensor) -> bool:
     sizes = all(isinstance(size, int) for size in (*val.shape, *val.stride()))
-    return (
-        sizes
-        and val.layout is torch.strided
-        and not val.is_complex()
-        and on_host(val)
-        and val.is_contiguous()
-    )
+    return sizes and val.layout is torch.strided and not val.is_complex() and on_host(val) and val.is_contiguous()
 
 
 def _uniform(node: Node, val: torch.Tensor, values: dict[Node, torch.Tensor]) -> torch.Tensor | None:

@@ -66,9 +66,7 @@ def random_contraction(name: str, memory: Memory, ops: int, dtypes: Sequence[DTy
     return Contraction(name, *ranges, left, right, accumulate, "highest", "total", stage.body)
 
 
-def _operand(
-    memory: Memory, prefix: str, batch: Loops, free: Loops, reduced: Loops, dtype: DType
-) -> Operand:
+def _operand(memory: Memory, prefix: str, batch: Loops, free: Loops, reduced: Loops, dtype: DType) -> Operand:
     """An element for each iteration of the loops, half of the time scaled or negated."""
     rng = memory.rng
     builder = NestBuilder(prefix, loops({**batch, **free, **reduced}), share=False)

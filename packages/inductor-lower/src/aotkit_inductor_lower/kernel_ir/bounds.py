@@ -83,5 +83,3 @@ def _atom_bounds(atom: Symbol | Call, upper: Mapping[Symbol, int]) -> tuple[floa
     if divisor_low > 0:
         return (0.0 if low >= 0 else low), (high if high >= 0 else 0.0)
     return -math.inf, math.inf
-
-

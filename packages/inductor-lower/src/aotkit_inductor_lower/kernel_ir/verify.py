@@ -18,7 +18,6 @@ from .walk import perfect_nest
 __all__ = ["verify_kernel", "verify_module"]
 
 
-
 def verify_kernel(kernel: Kernel, extents: Mapping[str, Expr] | None = None, *, size_minimum: int = 0) -> None:
     """Check one kernel. Raises :class:`IRError` naming the kernel and the instruction.
 

@@ -88,9 +88,7 @@ def without_values(body: tuple[Stmt, ...], names: Set[str]) -> tuple[Stmt, ...]:
 
 def map_expressions(kernel: Kernel, change: Callable[[Expr], Expr]) -> Kernel:
     """The kernel with every index expression changed."""
-    return replace(
-        kernel, body=map_instructions(kernel.body, lambda instr: ir_walk.map_expressions(instr, change))
-    )
+    return replace(kernel, body=map_instructions(kernel.body, lambda instr: ir_walk.map_expressions(instr, change)))
 
 
 def perfect_nest(loop: Loop) -> tuple[list[Loop], tuple[Stmt, ...]]:

@@ -67,9 +67,7 @@ def _chain(nest: PerfectNest, value: str, written: set[str]) -> list[Instr] | No
     return chain[::-1] if sum(isinstance(i, Load) for i in chain) <= _MOST_READS else None
 
 
-def _recomputed(
-    nest: PerfectNest, row: str, source: PerfectNest, chain: list[Instr], value: str
-) -> PerfectNest:
+def _recomputed(nest: PerfectNest, row: str, source: PerfectNest, chain: list[Instr], value: str) -> PerfectNest:
     places = {Symbol(old.symbol): sym(new.symbol) for old, new in zip(source.loops, nest.loops, strict=True)}
     body: list[Instr] = []
     for number, i in enumerate(nest.body):

@@ -16,9 +16,9 @@ __all__ = ["choose_chunks", "result_count", "size_or", "unit_count"]
 UNKNOWN_LENGTH = 1 << 14  # elements that a loop of unknown length counts as where a target assumes sizes
 
 
-def choose_chunks(nest: LoopNest, stage: Stage, buffers: Mapping[str, Buffer], policy: SplitPolicy) -> (
-    ReductionSplit | None
-):
+def choose_chunks(
+    nest: LoopNest, stage: Stage, buffers: Mapping[str, Buffer], policy: SplitPolicy
+) -> ReductionSplit | None:
     """How ``stage`` is cut, if that pays."""
     if policy.chunk is None:
         return _as_many_as_units(nest, stage, buffers, policy)

@@ -128,9 +128,7 @@ def _passes(reader: LoopNest, buffer: str) -> int:
 
 def _iterations(reader: LoopNest, buffer: str) -> int:
     outer = iteration_count(reader.outer)
-    return max(
-        outer * iteration_count(stage.ranges) for stage in reader.stages if loads(stage.body, buffer)
-    )
+    return max(outer * iteration_count(stage.ranges) for stage in reader.stages if loads(stage.body, buffer))
 
 
 def _wide_loads(nest: LoopNest, elements: int) -> int:

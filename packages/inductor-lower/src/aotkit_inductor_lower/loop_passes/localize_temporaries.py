@@ -78,9 +78,7 @@ def _renamed(letter: str, first: int, ranges: Sequence[Range], env: dict[Symbol,
     return result
 
 
-def _localized(
-    nest: LoopNest, private: Sequence[str], buffers: Mapping[str, Buffer]
-) -> tuple[LoopNest, list[Buffer]]:
+def _localized(nest: LoopNest, private: Sequence[str], buffers: Mapping[str, Buffer]) -> tuple[LoopNest, list[Buffer]]:
     """Temporaries that only this nest uses: unread ones are not stored, the others shrink to one row where their
     positions allow. Returns the nest and the new declarations of shrunk buffers."""
     dead = {name for name in private if name not in nest.reads}

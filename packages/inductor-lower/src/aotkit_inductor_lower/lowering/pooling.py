@@ -52,6 +52,22 @@ class _Axis:
         return (self.count.constant - 1) * self.stride + (self.kernel - 1) * self.dilation < self.size.constant
 
     @property
+    def _ends_inside(self) -> bool:
+        """Whether no window goes past the last input, though some may begin before the first."""
+        size, count = self.size.constant, self.count.constant
+        last = -self.pad + (self.kernel - 1) * self.dilation
+        return bool(self.kernel) and size is not None and count is not None and (count - 1) * self.stride + last < size
+
+    @property
+    def _number(self) -> DType:
+        """The type in which places are compared: as narrow as their products with the sizes let it be."""
+        size, count = self.size.constant, self.count.constant
+        if size is None or count is None:
+            return DType.I64
+        most = (size + count + 2) * (count + self.stride) + (self.kernel + 1) * self.dilation + self.pad
+        return DType.I32 if max(most, size * count) < 1 << 31 else DType.I64
+
+    @property
     def may_miss(self) -> bool:
         """Whether all places of a window may lie around the input, some before it and the others behind."""
         return self.dilation > 1 and self.pad > 0 and (self.size.constant or 0) < self.dilation
@@ -80,11 +96,14 @@ class _Axis:
         at = self.low(out) + step * self.dilation
         if self.exact:
             return at, []
-        conditions = [nest.op("lt", nest.index_value(at), nest.index_value(self.size))]
+        place = nest.index_value(at, self._number)
+        conditions = []
+        if not self._ends_inside:
+            conditions.append(nest.op("lt", place, nest.index_value(self.size, self._number)))
         if self.pad:
-            conditions.append(nest.op("ge", nest.index_value(at), nest.const(0, DType.I64)))
+            conditions.append(nest.op("ge", place, nest.const(0, self._number)))
         if not self.kernel:
-            conditions.append(nest.op("lt", nest.index_value(at), nest.index_value(self.high(out))))
+            conditions.append(nest.op("lt", place, nest.index_value(self.high(out), self._number)))
         return at, conditions
 
     @property
@@ -118,13 +137,13 @@ class _Axis:
             return floordiv(at * self.count, self.size), []
         else:
             out = floordiv(at * self.count, self.size) + step
-        place = nest.index_value(at)
+        place, window = nest.index_value(at, self._number), nest.index_value(out, self._number)
         inside = [
-            nest.op("lt", nest.index_value(out), nest.index_value(self.count)),
-            nest.op("lt", place, nest.index_value(self.high(out))),
-            *([] if begun else [nest.op("ge", place, nest.index_value(self.low(out)))]),
+            nest.op("lt", window, nest.index_value(self.count, self._number)),
+            nest.op("lt", place, nest.index_value(self.high(out), self._number)),
+            *([] if begun else [nest.op("ge", place, nest.index_value(self.low(out), self._number))]),
         ]
-        return out, [*inside, nest.op("ge", nest.index_value(out), nest.const(0, DType.I64))]
+        return out, [*inside, nest.op("ge", window, nest.const(0, self._number))]
 
     def elements(self, out: Expr, count_padding: bool) -> Expr:
         """By how many a window's sum is divided."""

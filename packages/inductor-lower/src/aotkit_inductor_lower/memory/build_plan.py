@@ -62,9 +62,7 @@ def build_plan(
     )
 
 
-def _steps(
-    program: Program, storage: Storage, workspaces: Sequence[Workspace], separate: bool
-) -> Iterator[PlanStep]:
+def _steps(program: Program, storage: Storage, workspaces: Sequence[Workspace], separate: bool) -> Iterator[PlanStep]:
     """The program's steps as steps of a plan, nests grouped into segments, without frees."""
     needed = _tensors_needed(program)
     left = iter(segments(program, storage, separate))

@@ -97,4 +97,3 @@ class _Held:
             part.append(nest)
             released += self.released.get(position, 0)
         yield tuple(part)
-

@@ -223,12 +223,23 @@ _ROWS = (
     _binary("add", _F | _I, ref.add, "integers wrap; inf + -inf is nan", commutative=True),
     _binary("sub", _F | _I, ref.sub, "integers wrap; inf - inf is nan"),
     _binary("mul", _F | _I, ref.mul, "integers wrap; 0 * inf is nan", commutative=True),
-    _binary("mul_contract", _F, ref.mul, "as mul; its sum may take it unrounded, as in products of matrices",
-            commutative=True),
-    _binary("mul_contract_high", _F, ref.mul, "as mul_contract; of f32 the last 8 bits of the factors may be lost",
-            commutative=True),
-    _binary("mul_contract_medium", _F, ref.mul, "as mul_contract; f32 factors may be rounded to bf16",
-            commutative=True),
+    _binary(
+        "mul_contract",
+        _F,
+        ref.mul,
+        "as mul; its sum may take it unrounded, as in products of matrices",
+        commutative=True,
+    ),
+    _binary(
+        "mul_contract_high",
+        _F,
+        ref.mul,
+        "as mul_contract; of f32 the last 8 bits of the factors may be lost",
+        commutative=True,
+    ),
+    _binary(
+        "mul_contract_medium", _F, ref.mul, "as mul_contract; f32 factors may be rounded to bf16", commutative=True
+    ),
     _binary("div", _F, ref.div, "true division: x/0 is +-inf or, at 0/0, nan"),
     _division(
         "floordiv",
@@ -317,9 +328,7 @@ EXPANDED = frozenset(row.name for row in _ROWS if row.expand)  #: may be other o
 TRAPPING = frozenset(row.name for row in _ROWS if row.traps)  #: may report an error
 
 
-def expansion(
-    op: str, dtype: DType, constants: Sequence[float | int | bool | None] = ()
-) -> Callable[..., Any] | None:
+def expansion(op: str, dtype: DType, constants: Sequence[float | int | bool | None] = ()) -> Callable[..., Any] | None:
     """The body that an op on operands of ``dtype`` is, if it is one. ``constants``: which operands are numbers."""
     for found in OP_TABLE[op].expand:
         if dtype in found.domain and all(

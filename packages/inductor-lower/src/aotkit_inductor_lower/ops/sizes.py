@@ -93,11 +93,7 @@ def _by_channels(given: dict[str, Any]) -> bool:
     if given.get("train", True):
         names += ["save_mean", "save_invstd"]
     parts = [given[name] for name in names if given.get(name) is not None]
-    return (
-        len(x) >= 2
-        and (grad is None or _same(grad.shape, x))
-        and all(_same(part.shape, x[1:2]) for part in parts)
-    )
+    return len(x) >= 2 and (grad is None or _same(grad.shape, x)) and all(_same(part.shape, x[1:2]) for part in parts)
 
 
 def _by_rows(given: dict[str, Any]) -> bool:

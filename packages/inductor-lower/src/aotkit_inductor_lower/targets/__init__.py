@@ -9,8 +9,10 @@ from types import MappingProxyType
 
 __all__ = ["LOADERS"]
 
-LOADERS: Mapping[str, str] = MappingProxyType({
-    "cpu": f"{__name__}.cpu.load",
-    "interpreter": f"{__name__}.interpreter.load",
-    "triton": f"{__name__}.triton.load",
-})
+LOADERS: Mapping[str, str] = MappingProxyType(
+    {
+        "cpu": f"{__name__}.cpu.load",
+        "interpreter": f"{__name__}.interpreter.load",
+        "triton": f"{__name__}.triton.load",
+    }
+)

@@ -27,9 +27,7 @@ __all__ = ["KernelEmitter", "emit_kernel"]
 _LIMITS = TileLimits()
 
 
-def emit_kernel(
-    kernel: Kernel, limits: TileLimits = _LIMITS, asserts: bool = True, fast: bool = False
-) -> KernelSource:
+def emit_kernel(kernel: Kernel, limits: TileLimits = _LIMITS, asserts: bool = True, fast: bool = False) -> KernelSource:
     """The source of a kernel in normal form; ``limits`` of its tile; ``asserts``: see Note [Computed indices] in
     :mod:`.body`; ``fast``: see :class:`~..records.KernelSource`."""
     kernel = map_loops(kernel, limits)

@@ -13,6 +13,7 @@ from .ops import TYPE_NAMES
 
 __all__ = ["Reducer"]
 
+
 class Reducer:
     """One perfect nest."""
 
