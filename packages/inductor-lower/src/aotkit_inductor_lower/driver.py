@@ -34,6 +34,7 @@ from .graph_passes import (
     remove_noops,
     reuse_reductions,
     simplify,
+    slice_strided_images,
     write_out_attention,
 )
 from .graph_passes.fake_values import graph_constants, with_fake_values
@@ -107,6 +108,7 @@ GRAPH_PASSES = in_order(
     reuse_reductions.PASS,
     common_subexpressions.PASS,
     channels_last.PASS,
+    slice_strided_images.PASS,  # required: a kernel of oneDNN is wrong
     reinplace.PASS,
 )
 
