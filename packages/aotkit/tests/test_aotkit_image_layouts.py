@@ -15,7 +15,7 @@ from aotkit.driver.stages import prepared_joint
 from aotkit_inductor_lower.driver import prepare_joint_graph
 
 aten = torch.ops.aten
-ON: dict[str, Any] = {"channels_last_training": True}
+ON: dict[str, Any] = {"channels_last_training": "always"}
 
 
 class Net(nn.Module):
@@ -103,8 +103,8 @@ def test_forward_and_backward_agree_on_channels_together() -> None:
 
 def test_the_layout_can_be_left_out_and_takes_fuel() -> None:
     graph = joint_graph(Net(), torch.randn(2, 3, 24, 26))
-    base = aotkit.Options(channels_last_training=True)
-    assert prepared_joint(graph, aotkit.Options()) is graph
+    base = aotkit.Options(channels_last_training="always")
+    assert prepared_joint(graph, aotkit.Options(channels_last_training="never")) is graph
     for options in (base.patch(disable=frozenset({"channels-last"})), base.patch(fuel=0), base.patch(lowering="none")):
         assert prepared_joint(graph, options) is graph
     assert layouts(prepared_joint(graph, base.patch(fuel=1))) == [True] * 6

@@ -47,8 +47,8 @@ class Options:
     faster, as measured with ``tune`` or known of the processor; ``"generated"``: these wherever there can be some;
     ``"aten"``: ATen alone.
     ``channels_last_training``: networks of float32 convolutions train with the channels of an image together, where few
-    images need a copy for it. Off, since torch's own gradients of convolutions in that memory can write beside their
-    results (seen with torch 2.13 on a processor with AMX, in eager mode too); with it, peaks of memory may be higher.
+    images need a copy for it: ``"auto"`` if depthwise or wide convolutions, which are faster so, are a good part of
+    them; ``"always"``; or ``"never"``. It changes how sums are rounded.
     ``index_asserts``: a generated kernel on a CUDA device stops at an index that is out of range, as eager's do. Off,
     such an index reads 0 and writes nothing, and the kernel is smaller. On the CPU it is always an ``IndexError``.
     ``redzones``: watch the memory of every call of generated code (slow): a write beside a buffer raises
@@ -81,7 +81,7 @@ class Options:
     cache: bool = True
     tune: bool = False
     contractions: Literal["auto", "generated", "aten"] = "auto"
-    channels_last_training: bool = False
+    channels_last_training: Literal["auto", "always", "never"] = "auto"
     index_asserts: bool = True
     redzones: bool = False
     separate_kernels: bool = False

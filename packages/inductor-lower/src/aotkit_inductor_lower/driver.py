@@ -210,17 +210,25 @@ def schedule_graph(
 
 
 def prepare_joint_graph(
-    gm: GraphModule, options: LowerOptions | None = None, *, observer: Observer | None = None
+    gm: GraphModule,
+    options: LowerOptions | None = None,
+    *,
+    where_faster: bool = False,
+    observer: Observer | None = None,
 ) -> GraphModule:
     """A joint graph of a forward and a backward after :data:`JOINT_PASSES`, with the same inputs and outputs: to be
     split, and each part compiled with the same options. ``gm`` itself stays as it is, and is returned where no pass
-    changes anything. Nodes need fake values in ``meta["val"]``.
+    changes anything. Nodes need fake values in ``meta["val"]``. ``where_faster``: not where little is gained by it
+    (:func:`.gains_in_training`).
     """
     options = options or LowerOptions()
     check_disabled(options.disable, pass_names())
     if has_inner_mutation(gm) or not channels_last.has_convolutions(gm.graph):
         return gm
     ctx = PassContext.of(options, observer, target_for(gm, options))
+    forms = ctx.target.capabilities.contraction_forms
+    if where_faster and not channels_last.gains_in_training(gm.graph, forms):
+        return gm
     graph = run_passes(JOINT_PASSES, copy_graph(gm), ctx, _GRAPH_LEVEL)
     return lazy_graph_module(gm, graph) if ctx.fuel.used else gm
 

@@ -49,9 +49,10 @@ def prepared_joint(
     joint: torch.fx.GraphModule, options: Options, observer: Observer | None = None
 ) -> torch.fx.GraphModule:
     """The joint graph after what our code generation does to a forward and its backward together."""
-    if options.lowering == "none" or not options.channels_last_training:
+    chosen = options.channels_last_training
+    if options.lowering == "none" or chosen == "never":
         return joint
-    return prepare_joint_graph(joint, lower_options(options), observer=observer)
+    return prepare_joint_graph(joint, lower_options(options), where_faster=chosen == "auto", observer=observer)
 
 
 def partition_options(metadata: GraphMetadata, chosen: Options) -> PartitionOptions:
