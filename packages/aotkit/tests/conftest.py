@@ -14,9 +14,7 @@ import aotkit
 
 
 @pytest.fixture(autouse=True)
-def _verify_mode(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, guards_are_not_timed: None
-) -> Iterator[None]:
+def _verify_mode(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, guards_are_not_timed: None) -> Iterator[None]:
     monkeypatch.setenv("AOTKIT_VERIFY", "1")
     monkeypatch.setenv("AOTKIT_CACHE_DIR", str(tmp_path / "cache"))
     torch._dynamo.reset()

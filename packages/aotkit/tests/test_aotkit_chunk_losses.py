@@ -60,9 +60,7 @@ def test_a_training_step_equals_eager(tied: bool, dynamic: bool | None) -> None:
     )
     torch.testing.assert_close(gradients(step(tokens, target), model), want)
     shorter = tokens[:, 3:].clone(), target[:, 3:].clone()  # other sizes: symbolic, if they may be
-    torch.testing.assert_close(
-        gradients(step(*shorter), model), gradients(model(*shorter), model)
-    )
+    torch.testing.assert_close(gradients(step(*shorter), model), gradients(model(*shorter), model))
 
 
 def test_under_autocast_the_error_is_eagers() -> None:
@@ -70,9 +68,7 @@ def test_under_autocast_the_error_is_eagers() -> None:
     exact = copy.deepcopy(model).double()
     exact.autocast = False
     want = gradients(exact(*given), exact)
-    for a, b, c in zip(
-        gradients(compiled(model)(*given), model), gradients(model(*given), model), want, strict=True
-    ):
+    for a, b, c in zip(gradients(compiled(model)(*given), model), gradients(model(*given), model), want, strict=True):
         eager, ours = ((x.double() - c).norm() for x in (b, a))
         assert ours <= 3 * (eager + 2e-6 * c.norm())
 

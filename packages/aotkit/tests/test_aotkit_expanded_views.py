@@ -122,7 +122,7 @@ def test_a_view_by_strides_of_what_does_not_begin_its_storage_is_right_or_refuse
     late, write, grad
 ):
     def program(x):
-        view = (lambda: x.as_strided((2,), (1,), x.storage_offset() + 1))
+        view = lambda: x.as_strided((2,), (1,), x.storage_offset() + 1)
         seen = None if late else view()
         write(x)
         return [(view() if late else seen).sin(), x * 1]

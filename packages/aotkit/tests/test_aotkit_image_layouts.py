@@ -13,6 +13,7 @@ from torch.nn import functional
 import aotkit
 from aotkit.driver.stages import prepared_joint
 from aotkit_inductor_lower.driver import prepare_joint_graph
+from aotkit_inductor_lower.graph_passes import channels_last
 
 aten = torch.ops.aten
 ON: dict[str, Any] = {"channels_last_training": "always"}
@@ -47,7 +48,7 @@ def step(module: Any, x: torch.Tensor) -> dict[str, torch.Tensor]:
     scores, images = module(x)
     (scores.square().mean() + images.sin().mean()).backward()
     assert x.grad is not None
-    named = {name: p.grad for name, p in module.named_parameters()}
+    named = {name: p.grad for name, p in module.named_parameters()} if isinstance(module, nn.Module) else {}
     return {"scores": scores.detach(), "images": images.detach(), "x": x.grad, **named}
 
 
@@ -165,3 +166,56 @@ def test_second_derivatives_use_what_the_forward_saved_in_its_own_layout() -> No
 
     ours = copy.deepcopy(eager)
     torch.testing.assert_close(penalty(compiled(ours)), penalty(eager), rtol=1e-3, atol=1e-4)
+
+
+class Wide(nn.Module):
+    """Two convolutions of as many channels as are given, or depthwise ones."""
+
+    def __init__(self, channels: int, groups: int = 1) -> None:
+        super().__init__()
+        self.one = nn.Conv2d(channels, channels, 3, padding=1, groups=groups)
+        self.two = nn.Conv2d(channels, channels, 3, padding=1, groups=groups)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Images, and their mean."""
+        x = self.two(functional.relu(self.one(x)))
+        return x.mean(), x
+
+
+def test_the_layout_is_left_where_little_is_gained_by_it() -> None:
+    for channels, groups, forms, expected in (
+        (64, 1, ("fma", "amx-f32x6"), True),
+        (64, 1, ("fma",), False),
+        (16, 1, ("fma", "amx-f32x6"), False),
+        (16, 16, ("fma",), True),
+    ):
+        graph = joint_graph(Wide(channels, groups), torch.randn(2, channels, 9, 9)).graph
+        assert channels_last.gains_in_training(graph, forms) == expected, (channels, groups, forms)
+    with torch.autocast("cpu", torch.bfloat16):
+        narrow = joint_graph(Wide(16), torch.randn(2, 16, 9, 9)).graph
+    assert channels_last.gains_in_training(narrow, ("fma", "amx-f32x6"))
+    assert not channels_last.gains_in_training(narrow, ("fma",))
+
+
+@pytest.mark.parametrize("groups", [1, 16])
+def test_a_step_in_bfloat16_has_eagers_layouts_and_values(groups: int) -> None:
+    torch.manual_seed(0)
+    eager, x = Wide(16, groups), torch.randn(3, 16, 20, 24)
+    ours, exact = copy.deepcopy(eager), copy.deepcopy(eager).double()
+    run = compiled(ours)
+
+    def narrow(module: Any) -> Any:
+        def call(x: torch.Tensor) -> Any:
+            with torch.autocast("cpu", torch.bfloat16):
+                return module(x)
+
+        return call
+
+    want, got, true = step(narrow(eager), x), step(narrow(run), x), step(exact, x.double())
+    for module, values in ((eager, want), (ours, got), (exact, true)):
+        values |= {name: p.grad for name, p in module.named_parameters() if p.grad is not None}
+    for name, value in want.items():
+        assert got[name].stride() == value.stride() and got[name].dtype == value.dtype, name
+        scale = float(true[name].abs().max()) + 1e-3
+        error, allowed = (float((each[name].double() - true[name]).abs().max()) for each in (got, want))
+        assert error <= 3 * (allowed + 2e-3 * scale), name

@@ -192,7 +192,9 @@ def test_nobody_waits_longer_than_the_timeout_for_the_rank_that_compiles(case: s
 def test_random_faults_end_on_every_rank(tmp_path: Path) -> None:
     (plan, first), (_, second) = run_ranks(__file__, "faults", tmp_path, 2, **SECRET)
     ends = {  # a fault of a rank that only loads does nothing
-        "none": [{"right"}], "late": [{"right"}], "other": [{"RanksDisagree"}],
+        "none": [{"right"}],
+        "late": [{"right"}],
+        "other": [{"RanksDisagree"}],
         "fails": [{"right"}, {"RanksDisagree"}],
         "refused": [{"right"}, {"RanksDisagree", "UnknownOption"}],
     }

@@ -35,7 +35,9 @@ def operands(images: int, channels: int, results: int, size: int, stride: list[i
 
 
 @pytest.mark.parametrize("mode", ["fake", "symbolic"])
-@pytest.mark.parametrize("wanted", [[False, True, False], [True, True, False], [True, True, True], [True, False, False]])
+@pytest.mark.parametrize(
+    "wanted", [[False, True, False], [True, True, False], [True, True, True], [True, False, False]]
+)
 @pytest.mark.parametrize("stride", [[2, 2], [1, 3], [1, 1]])
 def test_the_same_gradients(stride: list[int], wanted: list[bool], mode: str) -> None:
     run = gradients(stride, wanted, bias=wanted[2])

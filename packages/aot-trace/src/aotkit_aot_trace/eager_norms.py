@@ -25,9 +25,7 @@ _OTHERS = (aten.native_layer_norm.default, aten.native_group_norm.default)
 
 def with_eager_norms(table: Mapping[Any, Callable[..., Any]]) -> dict[Any, Callable[..., Any]]:
     """``table`` with the norms that are not in it."""
-    norms: dict[Any, Callable[..., Any]] = {
-        op: functools.partial(_forward, op) for op in (*_BATCH_NORMS, *_OTHERS)
-    }
+    norms: dict[Any, Callable[..., Any]] = {op: functools.partial(_forward, op) for op in (*_BATCH_NORMS, *_OTHERS)}
     backward = aten.native_batch_norm_backward.default
     norms[backward] = functools.partial(_in_memory_format, backward, 1)
     norms[aten._weight_norm_interface.default] = _weight_norm

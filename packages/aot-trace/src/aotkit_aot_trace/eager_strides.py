@@ -165,9 +165,7 @@ def _has_layout(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.layout is torch.strided
 
 
-def _operands(
-    which: _Elementwise, args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> list[tuple[Any, Layout]] | None:
+def _operands(which: _Elementwise, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[tuple[Any, Layout]] | None:
     """The operands that decide on the result's strides; ``None`` where fake kernels are right, or sizes are symbols."""
     reduced = _LOSSES.get(which.name)
     if reduced is not None and (args[reduced] if len(args) > reduced else kwargs.get("reduction")) != 0:

@@ -22,9 +22,7 @@ aten = torch.ops.aten
 _SAME_VALUE = frozenset({aten.detach.default, aten.alias.default, aten.lift.default, aten.lift_fresh.default})
 
 
-def finish(
-    recording: Recording, promises: ShapeEnv | None = None, *, keep_bits: bool = False
-) -> torch.fx.GraphModule:
+def finish(recording: Recording, promises: ShapeEnv | None = None, *, keep_bits: bool = False) -> torch.fx.GraphModule:
     """Clean the recorded graph in place and return it.
 
     ``promises``: knows what the function promised about sizes that depend on data, if the graph does not check it yet.

@@ -68,9 +68,7 @@ def _renumbered(metadata: GraphMetadata, position: dict[int, int], written: froz
         metadata,
         inputs=tuple(replace(i, updated_output=moved(i.updated_output)) for i in metadata.inputs),
         outputs=tuple(replace(o, graph_output=moved(o.graph_output)) for o in metadata.outputs),
-        symbols=tuple(
-            replace(s, input_index=position[s.input_index]) if s.of_output else s for s in metadata.symbols
-        ),
+        symbols=tuple(replace(s, input_index=position[s.input_index]) if s.of_output else s for s in metadata.symbols),
         num_forward_outputs=len(position),
         num_mutated=metadata.num_mutated - len(written),
         repeated_outputs=tuple(position[old] for old in metadata.repeated_outputs if old in position),

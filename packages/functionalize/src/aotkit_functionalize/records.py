@@ -48,6 +48,7 @@ __all__ = [
 Dim = int | str
 """A size, stride or offset in elements: an int, or the text of an expression over the graph's symbols."""
 
+
 class InputKind(enum.Enum):
     """What a flat graph input is."""
 

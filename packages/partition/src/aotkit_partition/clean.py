@@ -75,9 +75,7 @@ def _live_nodes(graph: torch.fx.Graph, facts: dict[torch.fx.Node, OpFacts | None
     return live
 
 
-def _nodes_in_output_memory(
-    graph: torch.fx.Graph, facts: dict[torch.fx.Node, OpFacts | None]
-) -> set[torch.fx.Node]:
+def _nodes_in_output_memory(graph: torch.fx.Graph, facts: dict[torch.fx.Node, OpFacts | None]) -> set[torch.fx.Node]:
     """Nodes whose memory a graph output may share: outputs, and through views and getitem what they look at."""
     found: set[torch.fx.Node] = set()
     for node in reversed(graph.nodes):

@@ -156,9 +156,7 @@ def _alias_checks(metadata: CallContract, names: Sequence[Value]) -> list[Operat
     return checks
 
 
-def _place_checks(
-    metadata: CallContract, names: Sequence[Value], addressed: Mapping[int, int]
-) -> list[Operation]:
+def _place_checks(metadata: CallContract, names: Sequence[Value], addressed: Mapping[int, int]) -> list[Operation]:
     metas = [(names[i], metadata.inputs[i].meta, nbytes) for i, nbytes in sorted(addressed.items())]
     return [
         CheckPlace(name, meta.storage_offset, nbytes)

@@ -233,9 +233,7 @@ def replay_view(base: Tensor, view: ViewSpec, sizes: tuple[int, ...], strides: t
     return with_lazy_bits(taken, view.conj, view.neg)
 
 
-def _in_dtype(
-    base: Tensor, dtype: torch.dtype, sizes: tuple[int, ...], strides: tuple[int, ...], delta: int
-) -> Tensor:
+def _in_dtype(base: Tensor, dtype: torch.dtype, sizes: tuple[int, ...], strides: tuple[int, ...], delta: int) -> Tensor:
     if dtype.is_complex and not base.is_complex() and dtype.to_real() == base.dtype:
         doubled = tuple(2 * stride for stride in strides)
         pairs = base.as_strided((*sizes, 2), (*doubled, 1), base.storage_offset() + 2 * delta)

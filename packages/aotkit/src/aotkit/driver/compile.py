@@ -175,9 +175,7 @@ def inference_plan(captured: Captured) -> WrapperPlan:
     return build_plan(captured.metadata, input_plan=captured.inputs, addressed=_addressed(captured))
 
 
-def training_plan(
-    captured: Captured, parts: Split, ctx: CompileContext, origin: Origin | None = None
-) -> WrapperPlan:
+def training_plan(captured: Captured, parts: Split, ctx: CompileContext, origin: Origin | None = None) -> WrapperPlan:
     """What stands around a forward and a backward. ``origin``: where second derivatives may be asked for."""
     metadata, saved = captured.metadata, _saved(captured, parts)
     plan = build_plan(

@@ -49,10 +49,7 @@ class _Search:
             return False
         return self.outcome(candidate) == self.wanted
 
-
-    def halve(
-        self, best: SeenGraph, fails: int, works: int, part: Callable[[int], SeenGraph | None]
-    ) -> SeenGraph:
+    def halve(self, best: SeenGraph, fails: int, works: int, part: Callable[[int], SeenGraph | None]) -> SeenGraph:
         """``best`` is the part at the place ``fails``: the one that fails nearest to ``works``, where none does."""
         while abs(fails - works) > 1:
             middle = (fails + works) // 2

@@ -164,9 +164,7 @@ class _Source:
         names = tuple(name for name, _ in distinct.values())
         weights = tuple(value for _, value in distinct.values())
         places = {name: indices[id(value)] for name, value in named.items()}
-        return _Source(
-            model, optimizer, loss, gradients, names, weights, places, indices, tuple(slots), tuple(values)
-        )
+        return _Source(model, optimizer, loss, gradients, names, weights, places, indices, tuple(slots), tuple(values))
 
     def rates(self) -> list[torch.Tensor]:
         """The learning rate of each group, as the graph takes it."""
