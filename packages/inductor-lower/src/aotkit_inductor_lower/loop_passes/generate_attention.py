@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from ..ir import ExternCall, Program, Step
 from ..ir.walk import buffers_of
-from ..lowering.attention import BACKWARD, FORWARD, attention_of
+from ..lowering.attention import ATTENTIONS, attention_of
 from ..passes import Pass, PassContext
 from .take_choice import listed, take_choice
 
@@ -18,7 +18,7 @@ __all__ = ["PASS", "generate_attention"]
 
 def generate_attention(program: Program, ctx: PassContext) -> Program:
     """The program with the calls of fused attention that the target computes as nests."""
-    found = any(isinstance(step, ExternCall) and step.target in (FORWARD, BACKWARD) for step in program.steps)
+    found = any(isinstance(step, ExternCall) and step.target in ATTENTIONS for step in program.steps)
     forms = ctx.target.capabilities.contraction_forms
     if not found or not forms or ctx.options.contractions == "aten":
         return program

@@ -18,6 +18,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from ....ir import DType
 from ..tile_forms import PANEL, TILE_BYTES, TileForm
@@ -27,7 +28,7 @@ from .emitter import Carried, Emitter, Ssa, imm, vector_type
 from .transpose import transpose
 from .types import literal
 
-__all__ = ["BLOCK_BYTES", "LOG2E", "AttentionTiles", "number"]
+__all__ = ["BLOCK_BYTES", "LOG2E", "AttentionTiles", "Bias", "Changes", "Dropped", "number"]
 
 BLOCK_BYTES = 4 * TILE_BYTES
 LOG2E = math.log2(math.e)
@@ -51,6 +52,49 @@ _POLYNOMIALS = {
     ),
 }
 _LEAST = -126.0  # of powers: where numbers are subnormal, each would take as long as a hundred others
+
+
+@dataclass(frozen=True, slots=True)
+class Bias:
+    """What is added to a block of scores: numbers, and bytes that say where they are added, each with the step to the
+    next line; and what is added elsewhere."""
+
+    added: tuple[Ssa, Ssa] | None
+    dtype: DType
+    seen: tuple[Ssa, Ssa] | None
+    hidden: float
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """Bytes that say which weights are kept, from a place on, with the step to the next line, how many lines and keys
+    there are from there on, and what a weight that is kept is multiplied by."""
+
+    kept: Ssa
+    step: Ssa
+    rows: Ssa
+    left: Ssa
+    scale: float
+
+    @property
+    def given(self) -> tuple[Ssa, ...]:
+        return self.kept, self.step, self.rows, self.left, Ssa(number(self.scale), "float")
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """How gradients of scores are made. ``own``: what scores are multiplied by; ``slope``: what their gradients are;
+    ``divided``: weights are divided by their sum; ``dropped``: by dropout; ``stored``: where gradients of scores are
+    written, with the step to the next line, and how many lines and keys there are."""
+
+    own: float
+    slope: float
+    divided: bool = False
+    dropped: Dropped | None = None
+    stored: tuple[Ssa, Ssa, Ssa, Ssa] | None = None
+
+
+_DROPPED = "ptr %kept, i64 %kept.step, i64 %kept.rows, i64 %kept.left, float %kept.scale"
 
 
 def number(value: float) -> str:
@@ -105,26 +149,44 @@ class AttentionTiles:
         how much the first query comes after the first key."""
         self.call("hide", "ptr %scores, i64 %relation, i64 %left", (scores, relation, left), _write_hide)
 
-    def add_mask(self, scores: Ssa, mask: Ssa, step: Ssa, rows: Ssa, left: Ssa, scale: float, dtype: DType) -> None:
+    def add_bias(self, scores: Ssa, bias: Bias, rows: Ssa, left: Ssa, scale: float) -> None:
         """Scale a block of scores and add a mask, of which there are so many rows and columns."""
-        given = (scores, mask, step, rows, left, Ssa(number(scale), "float"))
-        parameters = "ptr %scores, ptr %mask, i64 %step, i64 %rows, i64 %left, float %scale"
-        kind = "bf16" if dtype is DType.BF16 else "f32"
-        self.call(f"mask_{kind}", parameters, given, functools.partial(_write_mask, dtype is DType.BF16))
+        none = Ssa("null", "ptr"), imm(0)
+        numbers = (Ssa(number(scale), "float"), Ssa(number(bias.hidden), "float"))
+        given = (scores, *(bias.added or none), *(bias.seen or none), rows, left, *numbers)
+        parameters = (
+            "ptr %scores, ptr %added, i64 %added.step, ptr %seen, i64 %seen.step, i64 %rows, i64 %left, float %scale,"
+            " float %hidden"
+        )
+        kind = "" if bias.added is None else "_bf16" if bias.dtype is DType.BF16 else "_f32"
+        name = f"bias{kind}{'_seen' if bias.seen is not None else ''}"
+        self.call(name, parameters, given, functools.partial(_write_bias, kind, bias.seen is not None))
 
     # -- the forward ---------------------------------------------------------------------------------------
 
-    def weigh(self, scores: Ssa, weights: Ssa, state: Ssa, sums: Ssa, panels: Ssa, first: Ssa, factor: float) -> None:
-        """Make weights of 32 rows of scores. ``state``: of each row the largest score and the sum of weights so far;
-        ``sums`` of weights and values are scaled where a larger score is found, unless there are none yet."""
-        given = (scores, weights, state, sums, panels, first, Ssa(number(factor), "float"))
+    def weigh(
+        self,
+        blocks: tuple[Ssa, Ssa, Ssa, Ssa],
+        panels: Ssa,
+        first: Ssa,
+        factor: float,
+        dropped: Dropped | None,
+    ) -> None:
+        """Make weights of 32 rows of scores. ``blocks``: scores, weights, state and sums. The state is of each row the
+        largest score and the sum of weights so far; sums of weights and values are scaled where a larger score is
+        found, unless there are none yet."""
+        given = (*blocks, panels, first, Ssa(number(factor), "float"))
         parameters = "ptr %scores, ptr %weights, ptr %state, ptr %sums, i64 %panels, i1 %first, float %factor"
-        self.call("weigh", parameters, given, self._write_weigh)
+        if dropped is not None:
+            given, parameters = (*given, *dropped.given), f"{parameters}, {_DROPPED}"
+        drops = dropped is not None
+        write = functools.partial(self._write_weigh, drops)
+        self.call("weigh_dropped" if drops else "weigh", parameters, given, write)
 
-    def _write_weigh(self, em: Emitter) -> None:
-        em.loop(imm(0), imm(PANEL), 1, [], functools.partial(self._weigh_row, em), "row")
+    def _write_weigh(self, drops: bool, em: Emitter) -> None:
+        em.loop(imm(0), imm(PANEL), 1, [], functools.partial(self._weigh_row, em, drops), "row")
 
-    def _weigh_row(self, em: Emitter, row: Ssa, _: list[Ssa]) -> list[Ssa]:
+    def _weigh_row(self, em: Emitter, drops: bool, row: Ssa, _: list[Ssa]) -> list[Ssa]:
         cell = _cell(em, row)
         line = em.element("i8", Ssa("%scores", "ptr"), cell)
         least = Ssa(f"splat (float {number(-math.inf)})", FLOATS)
@@ -149,9 +211,12 @@ class AttentionTiles:
         to = em.element("i8", Ssa("%weights", "ptr"), inside)
 
         def weights(panel: Ssa, now: list[Ssa]) -> list[Ssa]:
-            made = [self._weight(em, x, used, factor) for x in halves(panel)]
+            made = stored = [self._weight(em, x, used, factor) for x in halves(panel)]
+            if drops:
+                kept = [_kept_factor(em, row, em.add(em.mul(panel, imm(PANEL)), imm(GROUP * k))) for k in range(2)]
+                stored = [em.here(FLOATS, f"fmul {x.typed}, {k.text}") for x, k in zip(made, kept, strict=True)]
             own = em.element("i8", to, em.mul(panel, imm(self.form.step_bytes)))
-            _store_all(em, self._pairs(em, *made), own)
+            _store_all(em, self._pairs(em, *stored), own)
             return [em.here(FLOATS, f"fadd {total.typed}, {x.text}") for total, x in zip(now, made, strict=True)]
 
         zero = Ssa("zeroinitializer", FLOATS)
@@ -208,29 +273,36 @@ class AttentionTiles:
     # -- the backward --------------------------------------------------------------------------------------
 
     def gradients(
-        self, scores: Ssa, slopes: Ssa, rows: Ssa, weights: Ssa, changes: tuple[Ssa, Ssa], own: float, scale: float
+        self, scores: Ssa, slopes: Ssa, rows: Ssa, weights: Ssa, changes: tuple[Ssa, Ssa], how: Changes
     ) -> None:
         """From a block of scores, and one of the products of gradient and value: weights, packed for a right factor,
         and gradients of the products of query and key, packed for a right and for a left factor. ``rows``: of
-        :meth:`look_at_rows`. ``own``: what scores are multiplied by, ``scale``: what that and a mask were before."""
-        before, factor = (1.0, own * LOG2E) if is_exact(own) else (own, LOG2E)
-        numbers = (Ssa(number(value), "float") for value in (before, factor, scale))
+        :meth:`look_at_rows`."""
+        before, factor = (1.0, how.own * LOG2E) if is_exact(how.own) else (how.own, LOG2E)
+        numbers = tuple(Ssa(number(value), "float") for value in (before, factor, how.slope))
         parameters = (
             "ptr %scores, ptr %slopes, ptr %rows, ptr %weights, ptr %right, ptr %left,"
             " float %before, float %factor, float %scale"
         )
-        rounds = not is_exact(own)
-        write = functools.partial(self._write_gradients, rounds)
         given = (scores, slopes, rows, weights, *changes, *numbers)
-        self.call(f"gradients{'_rounded' if rounds else ''}", parameters, given, write)
+        name = "gradients" if is_exact(how.own) else "gradients_rounded"
+        if how.divided:
+            name += "_divided"
+        if how.dropped is not None:
+            name, parameters = f"{name}_dropped", f"{parameters}, {_DROPPED}"
+            given = (*given, *how.dropped.given)
+        if how.stored is not None:
+            name, given = f"{name}_stored", (*given, *how.stored)
+            parameters += ", ptr %stored, i64 %stored.step, i64 %stored.rows, i64 %stored.left"
+        self.call(name, parameters, given, functools.partial(self._write_gradients, how))
 
-    def _write_gradients(self, rounds: bool, em: Emitter) -> None:
-        em.loop(imm(0), imm(GROUP), 1, [], functools.partial(self._gradient_rows, em, rounds), "pair")
+    def _write_gradients(self, how: Changes, em: Emitter) -> None:
+        em.loop(imm(0), imm(GROUP), 1, [], functools.partial(self._gradient_rows, em, how), "pair")
 
-    def _gradient_rows(self, em: Emitter, rounds: bool, pair: Ssa, _: list[Ssa]) -> list[Ssa]:
+    def _gradient_rows(self, em: Emitter, how: Changes, pair: Ssa, _: list[Ssa]) -> list[Ssa]:
         near = self.form.pieces == 1
         rows = [em.add(em.mul(pair, imm(2)), imm(k)) if near else em.add(pair, imm(GROUP * k)) for k in range(2)]
-        made = [self._gradient_row(em, rounds, row) for row in rows]
+        made = [self._gradient_row(em, how, row) for row in rows]
         line = em.mul(pair, imm(64))
         for kind, name in enumerate(("%weights", "%right")):
             to = em.element("i8", Ssa(name, "ptr"), line)
@@ -247,45 +319,66 @@ class AttentionTiles:
             _store_all(em, self._pairs(em, *changes), em.element("i8", Ssa("%left", "ptr"), inside))
         return []
 
-    def _gradient_row(self, em: Emitter, rounds: bool, row: Ssa) -> tuple[list[Ssa], list[Ssa]]:
+    def _gradient_row(self, em: Emitter, how: Changes, row: Ssa) -> tuple[list[Ssa], list[Ssa]]:
         """The weights of a row, and the gradients of its products: two vectors of each."""
         cell = _cell(em, row)
         before, factor, scale = (em.splat(Ssa(f"%{name}", "float"), GROUP) for name in ("before", "factor", "scale"))
-        places = [em.element("float", Ssa("%rows", "ptr"), em.add(row, imm(PANEL * k))) for k in range(2)]
-        top, delta = (em.splat(em.here("float", f"load float, ptr {p.text}, align 4"), GROUP) for p in places)
+        places = [em.element("float", Ssa("%rows", "ptr"), em.add(row, imm(PANEL * k))) for k in range(2 + how.divided)]
+        top, delta, *total = (em.splat(em.here("float", f"load float, ptr {p.text}, align 4"), GROUP) for p in places)
         weights, changes = [], []
         for half in range(2):
             at = em.add(cell, imm(TILE_BYTES * half))
             score, slope = (_load(em, em.element("i8", Ssa(name, "ptr"), at)) for name in ("%scores", "%slopes"))
-            if rounds:
+            if not is_exact(how.own):
                 score = em.here(FLOATS, f"fmul {score.typed}, {before.text}")
-            weight = self._weight(em, score, top, factor)
-            weights.append(weight)
-            changes.append(em.here(FLOATS, f"fmul {_fma(em, slope, scale, delta).typed}, {weight.text}"))
+            weight = used = self._weight(em, score, top, factor)
+            if how.divided:
+                weight = used = em.here(FLOATS, f"fmul {weight.typed}, {total[0].text}")
+            if how.dropped is not None:
+                kept = _kept_factor(em, row, imm(GROUP * half))
+                used = em.here(FLOATS, f"fmul {weight.typed}, {kept.text}")
+                slope = em.here(FLOATS, f"fmul {slope.typed}, {kept.text}")
+            weights.append(used)
+            if how.stored is None:
+                changes.append(em.here(FLOATS, f"fmul {_fma(em, slope, scale, delta).typed}, {weight.text}"))
+                continue
+            below = em.here(FLOATS, f"fadd {slope.typed}, {delta.text}")
+            change = em.here(FLOATS, f"fmul {below.typed}, {weight.text}")
+            self._store_change(em, row, half, change)
+            changes.append(em.here(FLOATS, f"fmul {change.typed}, {scale.text}"))
         return weights, changes
+
+    def _store_change(self, em: Emitter, row: Ssa, half: int, change: Ssa) -> None:
+        line = self._line(em, Ssa("%stored", "ptr"), em.mul(row, Ssa("%stored.step", "i64")))
+        place = em.element("i16" if self.narrow else "float", line, imm(GROUP * half))
+        lanes = _in_block(em, row, Ssa("%stored.rows", "i64"), em.sub(Ssa("%stored.left", "i64"), imm(GROUP * half)))
+        self._write_lanes(em, place, change, lanes)
 
     def look_at_rows(
         self,
         result: tuple[Ssa, Ssa],
         gradient: tuple[Ssa, Ssa],
-        sums: tuple[Ssa, Ssa],
+        saved: Sequence[tuple[Ssa, Ssa]],
         count: Ssa,
         to: Ssa,
-        scales: tuple[float, float],
+        how: Changes,
     ) -> None:
         """What :meth:`gradients` takes from the scores of rows, and from their slopes, for as many rows as there are of
-        32: lines of the result and of its gradient, and logarithms of sums, each with the step to the next one."""
-        own, scale = scales
-        numbers = (Ssa(number(value), "float") for value in (1 / own if is_exact(own) else 1.0, -scale))
-        given = (*result, *gradient, *sums, count, to, *numbers)
+        32: lines of the result and of its gradient, and the logarithm of the sum, or the largest score and the sum,
+        each with the step to the next one."""
+        slope = how.slope if how.stored is None else 1.0
+        numbers = (Ssa(number(value), "float") for value in (1 / how.own if is_exact(how.own) else 1.0, -slope))
+        given = (*result, *gradient, *saved[0], *saved[-1], count, to, *numbers)
         parameters = (
-            "ptr %result, i64 %result.step, ptr %gradient, i64 %gradient.step, ptr %sums, i64 %sums.step, i64 %count,"
-            " ptr %to, float %factor, float %scale"
+            "ptr %result, i64 %result.step, ptr %gradient, i64 %gradient.step, ptr %tops, i64 %tops.step,"
+            " ptr %sums, i64 %sums.step, i64 %count, ptr %to, float %factor, float %scale"
         )
-        self.call("rows", parameters, given, self._write_rows)
+        write = functools.partial(self._write_rows, how.divided)
+        self.call("rows_divided" if how.divided else "rows", parameters, given, write)
 
-    def _write_rows(self, em: Emitter) -> None:
+    def _write_rows(self, divided: bool, em: Emitter) -> None:
         count, to = Ssa("%count", "i64"), Ssa("%to", "ptr")
+        saved = ("tops", "sums") if divided else ("tops",)
 
         def row(at: Ssa, _: list[Ssa]) -> list[Ssa]:
             lines = [
@@ -298,17 +391,18 @@ class AttentionTiles:
                 total = _fma(em, a, b, total)
             dot = em.lane(_across(em, total, _sum), 0, "float")
             delta = em.here("float", f"fmul float {dot.text}, %scale")
-            place = em.element("float", Ssa("%sums", "ptr"), em.mul(at, Ssa("%sums.step", "i64")))
-            known = em.here("float", f"load float, ptr {place.text}, align 4")
-            top = em.here("float", f"fmul float {known.text}, %factor")
-            for k, value in enumerate((top, delta)):
+            kept = [em.element("float", Ssa(f"%{n}", "ptr"), em.mul(at, Ssa(f"%{n}.step", "i64"))) for n in saved]
+            known = [em.here("float", f"load float, ptr {place.text}, align 4") for place in kept]
+            top = em.here("float", f"fmul float {known[0].text}, %factor")
+            inverse = [em.here("float", f"fdiv float {number(1.0)}, {total.text}") for total in known[1:]]
+            for k, value in enumerate((top, delta, *inverse)):
                 em.effect(
                     f"store {value.typed}, ptr {em.element('float', to, em.add(at, imm(PANEL * k))).text}, align 4"
                 )
             return []
 
         def missing(at: Ssa, _: list[Ssa]) -> list[Ssa]:
-            for k, value in enumerate((math.inf, 0.0)):
+            for k, value in enumerate((math.inf, 0.0, *([1.0] if divided else []))):
                 place = em.element("float", to, em.add(at, imm(PANEL * k)))
                 em.effect(f"store float {number(value)}, ptr {place.text}, align 4")
             return []
@@ -380,14 +474,17 @@ class AttentionTiles:
 
     def _write(self, em: Emitter, line: Ssa, vector: int, value: Ssa, there: Ssa | None) -> None:
         """A vector of a line, if it is ``there``."""
-        kind, suffix = ("i16", "i16") if self.narrow else ("float", "f32")
-        place, tail = em.element(kind, line, imm(GROUP * vector)), self._tail(vector)
-        if self.narrow:
-            value = _rounded(em, value)
-        align = 2 if self.narrow else 4
+        place, tail = em.element("i16" if self.narrow else "float", line, imm(GROUP * vector)), self._tail(vector)
         if there is not None:
             every = em.splat(there, GROUP)
             tail = every if tail is None else em.pure(_BITS, f"and {every.typed}, {tail.text}", every)
+        self._write_lanes(em, place, value, tail)
+
+    def _write_lanes(self, em: Emitter, place: Ssa, value: Ssa, tail: Ssa | None) -> None:
+        """Some lanes of a vector, or all."""
+        suffix, align = ("i16", 2) if self.narrow else ("f32", 4)
+        if self.narrow:
+            value = _rounded(em, value)
         if tail is None:
             em.effect(f"store {value.typed}, ptr {place.text}, align {align}")
             return
@@ -410,21 +507,54 @@ def _write_hide(em: Emitter) -> None:
     em.loop(imm(0), imm(PANEL), 1, [], row, "row")
 
 
-def _write_mask(narrow: bool, em: Emitter) -> None:
+def _write_bias(added: str, seen: bool, em: Emitter) -> None:
+    narrow = added == "_bf16"
     kind = "i16" if narrow else "float"
-    scale = em.splat(Ssa("%scale", "float"), GROUP)
+    scale, hidden = (em.splat(Ssa(f"%{name}", "float"), GROUP) for name in ("scale", "hidden"))
 
     def row(at: Ssa, _: list[Ssa]) -> list[Ssa]:
         own = em.element("i8", Ssa("%scores", "ptr"), _cell(em, at))
-        line = em.element(kind, Ssa("%mask", "ptr"), em.mul(at, Ssa("%step", "i64")))
+        line = em.element(kind, Ssa("%added", "ptr"), em.mul(at, Ssa("%added.step", "i64")))
+        bits = em.element("i8", Ssa("%seen", "ptr"), em.mul(at, Ssa("%seen.step", "i64")))
         for half in range(2):
             there = _before(em, em.sub(Ssa("%left", "i64"), imm(GROUP * half)))
-            added = _read(em, em.element(kind, line, imm(GROUP * half)), narrow, there)
+            bias = Ssa("zeroinitializer", FLOATS)
+            if added:
+                bias = _read(em, em.element(kind, line, imm(GROUP * half)), narrow, there)
+            if seen:
+                shown = _set(em, em.element("i8", bits, imm(GROUP * half)), there)
+                bias = em.here(FLOATS, f"select {shown.typed}, {bias.typed}, {hidden.typed}")
             place = em.element("i8", own, imm(TILE_BYTES * half))
-            _store(em, _fma(em, _load(em, place), scale, added), place)
+            _store(em, _fma(em, _load(em, place), scale, bias), place)
         return []
 
     em.loop(imm(0), Ssa("%rows", "i64"), 1, [], row, "row")
+
+
+# -- masks of bytes ---------------------------------------------------------------------------------------
+
+
+def _set(em: Emitter, place: Ssa, lanes: Ssa) -> Ssa:
+    """Which of sixteen bytes are not 0, of those lanes that there are."""
+    symbol, kind = f"llvm.masked.load.v{GROUP}i8.p0", vector_type("i8", GROUP)
+    em.declare(symbol, kind, ["ptr", _BITS, kind])
+    given = f"ptr align 1 {place.text}, {lanes.typed}, {kind} zeroinitializer"
+    value = em.here(kind, f"call {kind} @{symbol}({given})")
+    return em.here(_BITS, f"icmp ne {value.typed}, zeroinitializer")
+
+
+def _in_block(em: Emitter, row: Ssa, rows: Ssa, left: Ssa) -> Ssa:
+    """The lanes of a row of a block that there are: none of a row too many."""
+    there = em.pure("i1", f"icmp slt i64 {row.text}, {rows.text}", row)
+    return _before(em, em.pure("i64", f"select {there.typed}, {left.typed}, i64 0", there, left))
+
+
+def _kept_factor(em: Emitter, row: Ssa, key: Ssa) -> Ssa:
+    """What dropout multiplies sixteen weights of a row by, from a key on."""
+    line = em.element("i8", Ssa("%kept", "ptr"), em.add(em.mul(row, Ssa("%kept.step", "i64")), key))
+    lanes = _in_block(em, row, Ssa("%kept.rows", "i64"), em.sub(Ssa("%kept.left", "i64"), key))
+    kept, much = _set(em, line, lanes), em.splat(Ssa("%kept.scale", "float"), GROUP)
+    return em.here(FLOATS, f"select {kept.typed}, {much.typed}, {FLOATS} zeroinitializer")
 
 
 # -- vectors ----------------------------------------------------------------------------------------------
