@@ -40,6 +40,7 @@ class Case:
     kept: bool = False
     causal: bool = False
     hidden: float = -INFINITY
+    replaces: bool = False
     zero_empty: bool = False
     scores: bool = False
     layout: str = "projection"
@@ -76,8 +77,8 @@ class Case:
         return tuple(left.pop(0) if there else None for there in (self.added, self.seen, self.kept))
 
     @property
-    def settings(self) -> tuple[float, float, float, bool]:
-        return self.scale, self.hidden, 1 / 0.9, self.causal
+    def settings(self) -> tuple[float, float, bool, float, bool]:
+        return self.scale, self.hidden, self.replaces, 1 / 0.9, self.causal
 
 
 def forward(case: Case) -> Callable[..., Any]:
@@ -104,8 +105,10 @@ def written_out(case: Case, args: Sequence[torch.Tensor], gradient: torch.Tensor
     scores = q @ k.repeat_interleave(times, 1).mT * case.scale
     bias = torch.zeros_like(scores) if added is None else added.to(dtype).expand_as(scores)
     bias = bias.detach().requires_grad_()
-    shown = bias if seen is None else torch.where(seen, bias, case.hidden)
-    scores = scores + shown
+    products = None
+    scores = scores + (bias if seen is None or case.replaces else torch.where(seen, bias, case.hidden))
+    if seen is not None and case.replaces:
+        scores = torch.where(seen, products := scores, case.hidden)
     if case.causal:
         scores = scores.masked_fill(torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1), -INFINITY)
     if case.zero_empty:
@@ -116,7 +119,7 @@ def written_out(case: Case, args: Sequence[torch.Tensor], gradient: torch.Tensor
     if kept is not None:
         weights = weights * (kept.to(dtype) / 0.9)
     out = weights @ v.repeat_interleave(times, 1)
-    wanted = [q, k, v, scores]
+    wanted = [q, k, v, scores if products is None else products]
     grads = torch.autograd.grad(out, wanted, gradient.to(dtype))
     return [out.detach(), *grads][: 5 if case.scores else 4]
 
@@ -160,9 +163,9 @@ def check(case: Case, dtype: torch.dtype) -> None:
     gradient = case.lines(case.sizes[1], case.sizes[3], dtype)
     got = computed(case, args, gradient)
     eager, true = (written_out(case, args, gradient, kind) for kind in (dtype, torch.float64))
-    assert len(got) == len(true)
+    assert [t.dtype for t in got] == [dtype] * 4 + [torch.float32] * case.scores
     for own, want, right in zip(got, eager, true, strict=True):
-        assert own.shape == right.shape and own.dtype is dtype
+        assert own.shape == right.shape
         assert off(own, right) <= 3 * (off(want, right) + 2e-6)
 
 
@@ -174,6 +177,8 @@ CASES = [
     Case((2, 3, 3, 70, 77, 64), seen="bj", hidden=torch.finfo(torch.float32).min),
     Case((1, 2, 2, 49, 49, 32), added="bhij", scores=True),
     Case((2, 2, 2, 64, 64, 64), kept=True),
+    Case((1, 4, 2, 70, 60, 32), seen="ij", replaces=True, hidden=-1e9),
+    Case((1, 2, 2, 70, 60, 32), seen="bij", added="hij", kept=True, replaces=True, scores=True),
     Case((1, 2, 2, 130, 530, 40), kept=True, causal=True, seen="ij"),
     Case((1, 3, 3, 150, 1100, 80), kept=True, added="bij", seen="bhij"),
     Case((1, 2, 1, 600, 600, 32), kept=True, causal=True),
@@ -286,6 +291,8 @@ SMALL = [
     Case((1, 4, 2, 5, 7, 3), added="hij", seen="bij", kept=True, scores=True, hidden=-3.0),
     Case((2, 2, 2, 6, 6, 4), seen="ij", causal=True, zero_empty=True),
     Case((1, 2, 1, 5, 4, 3), kept=True, causal=True, scores=True),
+    Case((1, 2, 1, 5, 4, 3), seen="ij", replaces=True, scores=True),
+    Case((1, 2, 2, 5, 4, 3), seen="bij", replaces=True, added="ij"),
 ]
 
 

@@ -31,11 +31,12 @@ class Lines:
 @dataclass(frozen=True, slots=True)
 class Mask:
     """The masks of the scores. ``added``: numbers, where ``seen`` holds (everywhere, and 0, where one is left out), and
-    ``hidden`` elsewhere. Lines of each are those of queries."""
+    ``hidden`` elsewhere, or in the place of the scores (``replaces``). Lines of each are those of queries."""
 
     added: Lines | None
     seen: Lines | None
     hidden: float
+    replaces: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +141,7 @@ class _Score:
     """How scores are masked, in a form."""
 
     added: str = ""  # or "plain", or "cast"
-    seen: bool = False
+    seen: str = ""  # or "adds", or "replaces"
     causal: bool = False
 
     @property
@@ -149,9 +150,13 @@ class _Score:
         if self.added:
             lines += "bias = load;" + ("bias = cast bias;" if self.added == "cast" else "")
         if self.seen:
-            lines += "seen = load;" + ("" if self.added else "bias = const;")
-            lines += "hidden = const; bias = where seen bias hidden;"
-        if self.added or self.seen:
+            lines += "seen = load;"
+        if self.seen == "replaces":
+            lines += "score = add score bias;" if self.added else ""
+            lines += "hidden = const; score = where seen score hidden;"
+        elif self.seen:
+            lines += ("" if self.added else "bias = const;") + "hidden = const; bias = where seen bias hidden;"
+        if self.seen == "adds" or (self.added and not self.seen):
             lines += "score = add score bias;"
         if self.causal:
             lines += "key = index; query = index; below = le key query; least = const;"
@@ -159,7 +164,8 @@ class _Score:
         return lines
 
 
-_SCORES = [_Score(a, s, c) for a in ("", "plain", "cast") for s in (False, True) for c in (False, True)]
+_ADDED, _SEEN = ("", "plain", "cast"), ("", "adds", "replaces")
+_SCORES = [_Score(added, seen, causal) for added in _ADDED for seen in _SEEN for causal in (False, True)]
 _KEPT = "kept = load; much = const; none = const; factor = where kept much none;"
 
 
@@ -182,8 +188,9 @@ def _changes(score: _Score, dtype: DType, own: bool, kept: bool, stored: bool) -
     lines += f"{rounded} store {'rounded' if rounded else name}; slope = load;"
     lines += "slope = mul slope factor;" if kept else ""
     lines += "delta = load; slope = sub slope delta; change = mul slope weight;"
-    if stored:
-        lines += "whole = cast change; store whole;" if dtype is DType.BF16 else "store change;"
+    if score.seen == "replaces":
+        lines += "nothing = const; change = where seen change nothing;"
+    lines += "store change;" if stored else ""
     lines += "scale = const; change = mul change scale;"
     return _written(f"{lines} {_cast('change', dtype)} store change")
 
@@ -303,13 +310,17 @@ class _Reader:
                 next(body)
         if known.seen:
             seen = self.table(_next(body, Load), rows, column)
-            if not known.added and _next(body, Const).value != 0:
+            if known.seen == "replaces":
+                if known.added:
+                    next(body)
+            elif not known.added and _next(body, Const).value != 0:
                 raise _Other
             hidden = float(_next(body, Const).value)
             next(body)
         if added is not None or seen is not None:
-            next(body)
-            self.mask = Mask(added, seen, hidden)
+            if known.seen != "replaces":
+                next(body)
+            self.mask = Mask(added, seen, hidden, known.seen == "replaces")
         if known.causal:
             indices = [_next(body, Index).expr for _ in range(2)]
             next(body)
@@ -336,7 +347,7 @@ class _Reader:
         """The site, if nothing is left and all types fit. ``moved``: lines that are read, and that are written."""
         inputs, outputs = moved
         dtype, size = inputs[0].dtype, head.constant
-        same = all(lines.dtype is dtype for lines in (*inputs, *outputs))
+        same = all(lines.dtype is dtype for lines in (*inputs, *outputs[:3]))
         if self.nests or len(self.precisions) != 1 or size is None or not same:
             raise _Other
         (precision,) = self.precisions
@@ -504,5 +515,10 @@ def _read_changes(reader: _Reader, dtype: DType) -> tuple[list[Lines], float, li
     if any(Symbol(column.symbol) in load.indices[0].symbols for load in loads):
         raise _Other
     stores = [i for i in nest.body if isinstance(i, Store) and i.buffer not in reader.scratch]
+    of_scores = [reader.table(store, rows, column) for store in stores]
+    if any(lines.dtype is not DType.F32 for lines in of_scores):
+        raise _Other
     scales = [i.value for i in nest.body if isinstance(i, Const)]
-    return saved, float(scales[-1]), [reader.table(store, rows, column) for store in stores]
+    if known.seen == "replaces" and scales[-2] != 0:
+        raise _Other
+    return saved, float(scales[-1]), of_scores

@@ -57,6 +57,7 @@ class Attention:
     seen: Buffer | None = None
     kept: Buffer | None = None
     hidden: float = -math.inf
+    replaces: bool = False
     kept_scale: float = 1.0
     slope: float = 0.0
     zero_empty: bool = True
@@ -117,7 +118,7 @@ def attention_of(call: ExternCall, buffers: Mapping[str, Buffer], device: str) -
 
 
 def _own_settings(call: ExternCall, buffers: Mapping[str, Buffer]) -> dict[str, object] | None:
-    names = ("added", "seen", "kept", "scale", "hidden", "kept_scale", "causal", "last")
+    names = ("added", "seen", "kept", "scale", "hidden", "replaces", "kept_scale", "causal", "last")
     given: dict[str, object] = dict(zip(names, call.args[_OPERANDS[call.target] :], strict=True))
     for name in ("added", "seen", "kept"):
         given[name] = _tensor(call.args[_OPERANDS[call.target] + names.index(name)], buffers)
@@ -258,22 +259,27 @@ class _Writer:
         assert indices is not None
         return self.nest.load_from(mask, indices)
 
-    def score(self, score: Value, at: Mapping[str, Expr]) -> Value:
-        """What becomes of the product of a query and a key: its scale and its mask."""
+    def score(self, score: Value, at: Mapping[str, Expr]) -> tuple[Value, Value | None]:
+        """What becomes of the product of a query and a key: its scale and its mask. And where it counts at all, if not
+        everywhere."""
         nest, attention = self.nest, self.attention
         made = nest.op("mul", score, self.number(attention.scale))
-        added = None
+        added = shown = None
         if attention.added is not None:
             added = self.wide(self.masked(attention.added, at))
         if attention.seen is not None:
             seen = self.masked(attention.seen, at)
-            added = nest.where(seen, self.number(0.0) if added is None else added, self.number(attention.hidden))
+            if attention.replaces:
+                made = made if added is None else nest.op("add", made, added)
+                made, added, shown = nest.where(seen, made, self.number(attention.hidden)), None, seen
+            else:
+                added = nest.where(seen, self.number(0.0) if added is None else added, self.number(attention.hidden))
         if added is not None:
             made = nest.op("add", made, added)
         if attention.causal:
             seen = nest.op("le", nest.index_value(at["j"]), nest.index_value(at["i"]))
             made = nest.where(seen, made, self.number(-math.inf))
-        return made
+        return made, shown
 
     def factor(self, at: Mapping[str, Expr]) -> Value | None:
         """What dropout multiplies a weight by."""
@@ -297,7 +303,7 @@ class _Writer:
         at = self.begin("jd")
         self.add(scores, "j", self.operand(self.query, at, "i"), self.operand(self.key, at, "j"), at)
         at = self.begin("j")
-        score = self.score(nest.load_from(scores, [at["j"]]), at)
+        score, _ = self.score(nest.load_from(scores, [at["j"]]), at)
         nest.store_to(scores, [at["j"]], score)
         top = nest.reduce("max", score)
         if attention.zero_empty:
@@ -365,7 +371,7 @@ class _Writer:
         at = self.begin(self.queries + "j")
         place = self.at(at, self.queries + "j")
         row = [at["b"], self.head(at), at["i"]]
-        score = self.score(nest.load_from(scores, place), at)
+        score, shown = self.score(nest.load_from(scores, place), at)
         weight = nest.op("exp", nest.op("sub", score, nest.load_from(attention.operands[5], row)))
         if attention.own:
             weight = nest.op("div", weight, nest.load_from(attention.operands[6], row))
@@ -374,6 +380,8 @@ class _Writer:
         slope = self.times(nest.load_from(slopes, place), factor)
         slope = nest.op("sub", slope, nest.load_from(delta, self.at(at, self.queries)))
         change = nest.op("mul", slope, weight)
+        if shown is not None:
+            change = nest.where(shown, change, self.number(0.0))
         if len(attention.results) == 4:
             of_scores = attention.results[3]
             assert of_scores is not None

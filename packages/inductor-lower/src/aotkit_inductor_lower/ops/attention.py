@@ -13,6 +13,8 @@ Note [Attention as an operator]
     weights of them again. (ATen keeps the logarithm of the sum, which loses the sum where scores are large, as those
     are that a mask of the smallest finite number hides.)
 
+    The gradients of the scores (with_scores) are float32, before ``slope``, which those of query and key are scaled by.
+
     Passes write these calls only where the target has kernels for them. The functions below are for all others who run
     such a graph: they say what it means, in ATen's operators.
 """
@@ -27,7 +29,9 @@ from torch import Tensor
 __all__ = ["ATTENTION", "ATTENTION_BACKWARD", "ATTENTION_BACKWARD_WITH_SCORES"]
 
 _NAME = "aotkit_lower"
-_OPERANDS = "Tensor? added, Tensor? seen, Tensor? kept, float scale, float hidden, float kept_scale, bool causal"
+_OPERANDS = (
+    "Tensor? added, Tensor? seen, Tensor? kept, float scale, float hidden, bool replaces, float kept_scale, bool causal"
+)
 _SAVED = "Tensor gradient, Tensor query, Tensor key, Tensor value, Tensor result, Tensor tops, Tensor totals"
 
 _library = torch.library.Library(_NAME, "DEF")
@@ -44,14 +48,16 @@ def _lines_of(heads: Tensor) -> Tensor:
     return heads.new_empty(batch, length, count, width).transpose(1, 2)
 
 
-def _scores(query: Tensor, key: Tensor, bias: tuple[Tensor | None, Tensor | None, float], scale: float) -> Tensor:
-    added, seen, hidden = bias
+def _scores(
+    query: Tensor, key: Tensor, bias: tuple[Tensor | None, Tensor | None, float, bool], scale: float
+) -> Tensor:
+    added, seen, hidden, replaces = bias
     times = query.shape[1] // max(key.shape[1], 1)
     scores = query.float() @ key.float().repeat_interleave(times, 1).mT * scale
     whole = added.float() if added is not None else torch.zeros((), device=query.device)
-    if seen is not None:
-        whole = torch.where(seen, whole, hidden)
-    return scores + whole
+    if seen is not None and replaces:
+        return torch.where(seen, scores + whole, hidden)
+    return scores + (whole if seen is None else torch.where(seen, whole, hidden))
 
 
 def _hide_later(scores: Tensor) -> Tensor:
@@ -68,11 +74,12 @@ def _attention(
     kept: Tensor | None,
     scale: float,
     hidden: float,
+    replaces: bool,
     kept_scale: float,
     causal: bool,
     zero_empty: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    scores = _scores(query, key, (added, seen, hidden), scale)
+    scores = _scores(query, key, (added, seen, hidden, replaces), scale)
     scores = _hide_later(scores) if causal else scores
     top = scores.amax(-1, keepdim=True) if scores.shape[-1] else scores.new_full((*scores.shape[:-1], 1), -math.inf)
     if zero_empty:
@@ -106,11 +113,12 @@ def _backward(
     kept: Tensor | None,
     scale: float,
     hidden: float,
+    replaces: bool,
     kept_scale: float,
     causal: bool,
     slope: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    scores = _scores(query, key, (added, seen, hidden), scale)
+    scores = _scores(query, key, (added, seen, hidden, replaces), scale)
     scores = _hide_later(scores) if causal else scores
     weights = (scores - tops[..., None]).exp() / totals[..., None]
     times = query.shape[1] // max(key.shape[1], 1)
@@ -119,13 +127,15 @@ def _backward(
     if kept is not None:
         slopes, used = slopes * (kept * kept_scale), weights * (kept * kept_scale)
     changes = (slopes - (result.float() * gradient.float()).sum(-1, keepdim=True)) * weights
+    if seen is not None and replaces:
+        changes = torch.where(seen, changes, 0.0)
     own = (changes * slope).to(query.dtype).float()
     of_query = own @ key.float().repeat_interleave(times, 1)
     of_key = _summed(own.mT @ query.float(), key)
     of_value = _summed(used.to(query.dtype).float().mT @ gradient.float(), value)
     made = zip((query, key, value), (of_query, of_key, of_value), strict=True)
     of_heads = [_lines_of(like).copy_(each) for like, each in made]
-    return of_heads[0], of_heads[1], of_heads[2], changes.to(query.dtype)
+    return of_heads[0], of_heads[1], of_heads[2], changes
 
 
 def _summed(each: Tensor, like: Tensor) -> Tensor:
@@ -146,7 +156,7 @@ def _fake_backward(gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, 
 
 
 def _fake_with_scores(gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, *rest: object) -> tuple[Tensor, ...]:
-    scores = query.new_empty(*query.shape[:3], key.shape[2])
+    scores = query.new_empty(*query.shape[:3], key.shape[2], dtype=torch.float32)
     return (*_fake_backward(gradient, query, key, value), scores)
 
 

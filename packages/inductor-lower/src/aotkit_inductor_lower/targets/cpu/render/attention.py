@@ -153,7 +153,7 @@ class AttentionEmitter(KernelEmitter):
             rows, mask = em.minimum(em.sub(queries, query), imm(PANEL)), site.mask
             added, seen = (None if x is None else self.start(x, query, key) for x in (mask.added, mask.seen))
             kind = mask.added.dtype if mask.added is not None else DType.F32
-            self.tiles.add_bias(scores, Bias(added, kind, seen, mask.hidden), rows, left, site.scale)
+            self.tiles.add_bias(scores, Bias(added, kind, seen, mask.hidden, mask.replaces), rows, left, site.scale)
         tests = []
         if hides and (self.keys.constant is None or self.keys.constant % PANEL):
             tests.append(self.bit(f"slt i64 {left.text}, {PANEL}", left))

@@ -208,11 +208,13 @@ class AttentionBackward(AttentionEmitter):
 
     def _how(self, query: Ssa, key: Ssa) -> Changes:
         """How gradients of scores are made from a query and a key on."""
-        em, site, stored = self.em, self.site, None
-        if len(site.outputs) == 4:
-            rest = (self.ctx.scalar(self.queries), query), (self.ctx.scalar(self.keys), key)
-            stored = (*self.start(site.outputs[3], query, key), *(em.sub(*each) for each in rest))
-        return Changes(self.scale, site.slope, self.divided, self.dropped(query, key), stored)
+        em, site = self.em, self.site
+        stored = self.start(site.outputs[3], query, key) if len(site.outputs) == 4 else None
+        hides = site.mask is not None and site.mask.replaces and site.mask.seen is not None
+        seen = self.start(site.mask.seen, query, key) if hides else None
+        dropped = self.dropped(query, key)
+        there = (em.sub(self.ctx.scalar(self.queries), query), em.sub(self.ctx.scalar(self.keys), key))
+        return Changes(self.scale, site.slope, self.divided, dropped, stored, seen, *there)
 
     def _sum_over_queries(self, key: Ssa, query: Ssa, rows: Ssa, at: Ssa, _: list[Ssa]) -> list[Ssa]:
         """Gradients of 32 keys, and of their values, by a block of queries."""

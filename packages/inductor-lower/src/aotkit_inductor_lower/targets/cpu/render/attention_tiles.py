@@ -57,12 +57,13 @@ _LEAST = -126.0  # of powers: where numbers are subnormal, each would take as lo
 @dataclass(frozen=True, slots=True)
 class Bias:
     """What is added to a block of scores: numbers, and bytes that say where they are added, each with the step to the
-    next line; and what is added elsewhere."""
+    next line; and what is added elsewhere, or what scores are there (``replaces``)."""
 
     added: tuple[Ssa, Ssa] | None
     dtype: DType
     seen: tuple[Ssa, Ssa] | None
     hidden: float
+    replaces: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,13 +86,17 @@ class Dropped:
 class Changes:
     """How gradients of scores are made. ``own``: what scores are multiplied by; ``slope``: what their gradients are;
     ``divided``: weights are divided by their sum; ``dropped``: by dropout; ``stored``: where gradients of scores are
-    written, with the step to the next line, and how many lines and keys there are."""
+    written, with the step to the next line, ``seen``: bytes that say where there are any, the same way; of ``rows``
+    lines and ``left`` keys."""
 
     own: float
     slope: float
     divided: bool = False
     dropped: Dropped | None = None
-    stored: tuple[Ssa, Ssa, Ssa, Ssa] | None = None
+    stored: tuple[Ssa, Ssa] | None = None
+    seen: tuple[Ssa, Ssa] | None = None
+    rows: Ssa = imm(0)
+    left: Ssa = imm(0)
 
 
 _DROPPED = "ptr %kept, i64 %kept.step, i64 %kept.rows, i64 %kept.left, float %kept.scale"
@@ -159,8 +164,8 @@ class AttentionTiles:
             " float %hidden"
         )
         kind = "" if bias.added is None else "_bf16" if bias.dtype is DType.BF16 else "_f32"
-        name = f"bias{kind}{'_seen' if bias.seen is not None else ''}"
-        self.call(name, parameters, given, functools.partial(_write_bias, kind, bias.seen is not None))
+        seen = "" if bias.seen is None else "_replaced" if bias.replaces else "_seen"
+        self.call(f"bias{kind}{seen}", parameters, given, functools.partial(_write_bias, kind, seen))
 
     # -- the forward ---------------------------------------------------------------------------------------
 
@@ -291,9 +296,11 @@ class AttentionTiles:
         if how.dropped is not None:
             name, parameters = f"{name}_dropped", f"{parameters}, {_DROPPED}"
             given = (*given, *how.dropped.given)
-        if how.stored is not None:
-            name, given = f"{name}_stored", (*given, *how.stored)
-            parameters += ", ptr %stored, i64 %stored.step, i64 %stored.rows, i64 %stored.left"
+        given, parameters = (*given, how.rows, how.left), f"{parameters}, i64 %rows.there, i64 %keys.there"
+        for kind, lines in (("seen", how.seen), ("stored", how.stored)):
+            if lines is not None:
+                name, given = f"{name}_{kind}", (*given, *lines)
+                parameters += f", ptr %{kind}, i64 %{kind}.step"
         self.call(name, parameters, given, functools.partial(self._write_gradients, how))
 
     def _write_gradients(self, how: Changes, em: Emitter) -> None:
@@ -340,19 +347,31 @@ class AttentionTiles:
                 slope = em.here(FLOATS, f"fmul {slope.typed}, {kept.text}")
             weights.append(used)
             if how.stored is None:
-                changes.append(em.here(FLOATS, f"fmul {_fma(em, slope, scale, delta).typed}, {weight.text}"))
+                change = em.here(FLOATS, f"fmul {_fma(em, slope, scale, delta).typed}, {weight.text}")
+                changes.append(self._shown(em, how, row, half, change))
                 continue
             below = em.here(FLOATS, f"fadd {slope.typed}, {delta.text}")
-            change = em.here(FLOATS, f"fmul {below.typed}, {weight.text}")
+            change = self._shown(em, how, row, half, em.here(FLOATS, f"fmul {below.typed}, {weight.text}"))
             self._store_change(em, row, half, change)
             changes.append(em.here(FLOATS, f"fmul {change.typed}, {scale.text}"))
         return weights, changes
 
     def _store_change(self, em: Emitter, row: Ssa, half: int, change: Ssa) -> None:
-        line = self._line(em, Ssa("%stored", "ptr"), em.mul(row, Ssa("%stored.step", "i64")))
-        place = em.element("i16" if self.narrow else "float", line, imm(GROUP * half))
-        lanes = _in_block(em, row, Ssa("%stored.rows", "i64"), em.sub(Ssa("%stored.left", "i64"), imm(GROUP * half)))
-        self._write_lanes(em, place, change, lanes)
+        offset = em.add(em.mul(row, Ssa("%stored.step", "i64")), imm(GROUP * half))
+        place = em.element("float", Ssa("%stored", "ptr"), offset)
+        _store_lanes(em, place, change, self._there(em, row, half))
+
+    def _there(self, em: Emitter, row: Ssa, half: int) -> Ssa:
+        left = em.sub(Ssa("%keys.there", "i64"), imm(GROUP * half))
+        return _in_block(em, row, Ssa("%rows.there", "i64"), left)
+
+    def _shown(self, em: Emitter, how: Changes, row: Ssa, half: int, change: Ssa) -> Ssa:
+        """A gradient of scores, 0 where something is in their place."""
+        if how.seen is None:
+            return change
+        offset = em.add(em.mul(row, Ssa("%seen.step", "i64")), imm(GROUP * half))
+        seen = _set(em, em.element("i8", Ssa("%seen", "ptr"), offset), self._there(em, row, half))
+        return em.here(FLOATS, f"select {seen.typed}, {change.typed}, {FLOATS} zeroinitializer")
 
     def look_at_rows(
         self,
@@ -478,19 +497,11 @@ class AttentionTiles:
         if there is not None:
             every = em.splat(there, GROUP)
             tail = every if tail is None else em.pure(_BITS, f"and {every.typed}, {tail.text}", every)
-        self._write_lanes(em, place, value, tail)
-
-    def _write_lanes(self, em: Emitter, place: Ssa, value: Ssa, tail: Ssa | None) -> None:
-        """Some lanes of a vector, or all."""
-        suffix, align = ("i16", 2) if self.narrow else ("f32", 4)
-        if self.narrow:
-            value = _rounded(em, value)
-        if tail is None:
-            em.effect(f"store {value.typed}, ptr {place.text}, align {align}")
+        value = _rounded(em, value) if self.narrow else value
+        if tail is not None:
+            _store_lanes(em, place, value, tail)
             return
-        symbol = f"llvm.masked.store.v{GROUP}{suffix}.p0"
-        em.declare(symbol, "void", [value.type, "ptr", _BITS])
-        em.effect(f"call void @{symbol}({value.typed}, ptr align {align} {place.text}, {tail.typed})")
+        em.effect(f"store {value.typed}, ptr {place.text}, align {2 if self.narrow else 4}")
 
 
 def _write_hide(em: Emitter) -> None:
@@ -507,7 +518,7 @@ def _write_hide(em: Emitter) -> None:
     em.loop(imm(0), imm(PANEL), 1, [], row, "row")
 
 
-def _write_bias(added: str, seen: bool, em: Emitter) -> None:
+def _write_bias(added: str, seen: str, em: Emitter) -> None:
     narrow = added == "_bf16"
     kind = "i16" if narrow else "float"
     scale, hidden = (em.splat(Ssa(f"%{name}", "float"), GROUP) for name in ("scale", "hidden"))
@@ -521,11 +532,14 @@ def _write_bias(added: str, seen: bool, em: Emitter) -> None:
             bias = Ssa("zeroinitializer", FLOATS)
             if added:
                 bias = _read(em, em.element(kind, line, imm(GROUP * half)), narrow, there)
-            if seen:
-                shown = _set(em, em.element("i8", bits, imm(GROUP * half)), there)
+            shown = _set(em, em.element("i8", bits, imm(GROUP * half)), there) if seen else there
+            if seen == "_seen":
                 bias = em.here(FLOATS, f"select {shown.typed}, {bias.typed}, {hidden.typed}")
             place = em.element("i8", own, imm(TILE_BYTES * half))
-            _store(em, _fma(em, _load(em, place), scale, bias), place)
+            made = _fma(em, _load(em, place), scale, bias)
+            if seen == "_replaced":
+                made = em.here(FLOATS, f"select {shown.typed}, {made.typed}, {hidden.typed}")
+            _store(em, made, place)
         return []
 
     em.loop(imm(0), Ssa("%rows", "i64"), 1, [], row, "row")
@@ -566,6 +580,14 @@ def _load(em: Emitter, place: Ssa) -> Ssa:
 
 def _store(em: Emitter, value: Ssa, place: Ssa) -> None:
     em.effect(f"store {value.typed}, ptr {place.text}, align 64")
+
+
+def _store_lanes(em: Emitter, place: Ssa, value: Ssa, lanes: Ssa) -> None:
+    """Some of sixteen numbers, in memory of their type."""
+    suffix, align = ("i16", 2) if value.type == _HALVES else ("f32", 4)
+    symbol = f"llvm.masked.store.v{GROUP}{suffix}.p0"
+    em.declare(symbol, "void", [value.type, "ptr", _BITS])
+    em.effect(f"call void @{symbol}({value.typed}, ptr align {align} {place.text}, {lanes.typed})")
 
 
 def _store_all(em: Emitter, pieces: Sequence[Ssa], to: Ssa) -> None:
