@@ -90,6 +90,14 @@ class Attention:
         query, key, _ = self.factors
         return (*query.sizes[:3], key.sizes[2])
 
+    @property
+    def form(self) -> object:
+        """What calls have in common that are computed the same way: all but where their operands are."""
+        masks = (self.added, self.seen, self.kept)
+        tensors = [b and (b.dtype, b.sizes, b.strides) for b in (*self.operands, *masks, *self.results)]
+        numbers = self.scale, self.causal, self.hidden, self.replaces, self.kept_scale, self.slope, self.zero_empty
+        return self.call.target, tuple(tensors), repr(numbers)
+
     def nest(self, precision: Precision) -> tuple[LoopNest, tuple[Buffer, ...]]:
         """What it means, with the scratch rows that it needs. ``precision``: of products of float32."""
         writer = _Writer(self, CONTRACTIONS[precision])
