@@ -23,6 +23,7 @@ from .errors import UnsupportedGraphError
 from .graph_partition import PartitionedGraph, compile_parts, needs_partition
 from .graph_partition.split_ops import split_ops
 from .graph_passes import (
+    attention_operands,
     call_custom_writers,
     channels_last,
     common_subexpressions,
@@ -96,13 +97,14 @@ WRITE_PASSES = in_order(
 DEVICE_PASSES = in_order(copy_scalars_to_device.PASS)
 
 # On the joint graph of a forward and a backward, before it is split: what both must agree about.
-JOINT_PASSES = in_order(channels_last.JOINT_PASS, recognize_attention.JOINT_PASS)
+JOINT_PASSES = in_order(channels_last.JOINT_PASS, recognize_attention.JOINT_PASS, attention_operands.JOINT_PASS)
 
 # On each part. (In a graph with custom writers once more before those: what they write to must be seen through views.)
 GRAPH_PASSES = in_order(
     remove_noops.PASS,
     fold_uniform.PASS,
     recognize_attention.PASS,  # before a call that keeps less of what is asked for
+    attention_operands.PASS,
     fuse_attention.PASS,
     write_out_attention.PASS,
     simplify.PASS,
@@ -225,7 +227,8 @@ def prepare_joint_graph(
     """
     options = options or LowerOptions()
     check_disabled(options.disable, pass_names())
-    known = channels_last.has_convolutions(gm.graph) or recognize_attention.has_attention(gm.graph)
+    tests = (channels_last.has_convolutions, recognize_attention.has_attention, attention_operands.calls_attention)
+    known = any(test(gm.graph) for test in tests)
     if has_inner_mutation(gm) or not known:
         return gm
     ctx = PassContext.of(options, observer, target_for(gm, options))

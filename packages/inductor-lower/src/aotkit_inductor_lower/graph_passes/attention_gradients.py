@@ -22,10 +22,11 @@ _VIEWS = frozenset((aten.view.default, aten._unsafe_view.default, aten.reshape.d
 @dataclass(frozen=True, slots=True)
 class Place:
     """The nodes that heads of some shape take the place of: each of that shape, or with the last two dimensions
-    ``turned``. ``product``: what made them."""
+    ``turned``. ``product``: what made them, ``rest``: who else reads that, where it has three dimensions."""
 
     product: Node
     nodes: tuple[tuple[Node, bool], ...]
+    rest: tuple[Node, ...] = ()
 
     def take(self, graph: Graph, made: Node, escaping: set[Node]) -> None:
         """Let all who read these nodes read ``made``."""
@@ -36,12 +37,12 @@ class Place:
                 new = emit(graph, _like, old, x=new, old=old)
                 assert new is not None
                 replace_node(old, new)
-        if self.product.users:
+        if self.rest:
             sizes = list(self.product.meta["val"].shape)
-            place = self.product.next
-            new = emit(graph, _flat, place, x=made, sizes=sizes)
+            new = emit(graph, _flat, self.product, x=made, sizes=sizes)
             assert new is not None
-            self.product.replace_all_uses_with(new, delete_user_cb=lambda user: user is not new)
+            for user in self.rest:
+                user.replace_input_with(self.product, new)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,18 +74,21 @@ def _flat(x: object, sizes: object) -> object:
 def _like(x: object, old: object) -> object:
     """In memory as that of another."""
     value = old.node.meta["val"]  # type: ignore[attr-defined]
-    room = aten.empty_strided.default(list(value.shape), list(value.stride()), dtype=value.dtype, device=value.device)
-    return aten.copy.default(room, x)
+    if value.is_contiguous():
+        return aten.clone.default(x, memory_format=torch.contiguous_format)
+    return aten.copy.default(aten.new_empty_strided.default(x, list(value.shape), list(value.stride())), x)
 
 
 def find_place(product: Node, shape: tuple[int, ...], scale: float | None, turned: bool) -> Place | None:
     """Where the heads are read that a product of three dimensions computes. ``scale``: they are multiplied by it."""
     want = (*shape[:2], shape[3], shape[2]) if turned else shape
     nodes: list[tuple[Node, bool]] = []
+    rest: list[Node] = []
     for user in product.users:
         if user.target not in _VIEWS or tuple(user.meta["val"].shape) != want:
-            if scale is not None:
+            if scale is not None or turned:
                 return None
+            rest.append(user)
             continue
         if scale is None:
             nodes.append((user, turned))
@@ -93,9 +97,7 @@ def find_place(product: Node, shape: tuple[int, ...], scale: float | None, turne
         if not scaled or any(scaled_by(other) != scale for other in scaled):
             return None
         nodes += [(other, turned) for other in scaled]
-    if turned and len(nodes) < len(product.users):
-        return None
-    return Place(product, tuple(nodes))
+    return Place(product, tuple(nodes), tuple(rest))
 
 
 def find_gradients(written: Written) -> Gradients | None:
@@ -157,13 +159,13 @@ class _Finder:
         batch, heads, queries, keys, width = written.shape
         of_queries, of_keys = (batch, heads, queries, width), (batch, heads, keys, width)
         query, key, value = written.operands
-        gradient = find_operand(gradient3, of_queries)
+        gradient = find_operand(gradient3, of_queries, scales=False)
         places = (
             find_place(products[0], of_queries, query.scale, False),
             find_place(products[1], of_keys, key.scale, True),
             find_place(products[2], of_keys, value.scale, False),
         )
-        if gradient is None or gradient.scale is not None or None in places:
+        if gradient is None or None in places:
             return None
         if gradient.source.meta["val"].dtype != written.out.meta["val"].dtype:
             return None
@@ -261,7 +263,7 @@ def _of_shared_heads(found: Gradients, written: Written) -> Gradients:
 
 def _summed(place: Place, heads: Node) -> Place | None:
     """The sums over heads that share one, of what is computed at a place."""
-    if len(place.nodes) != 1:
+    if len(place.nodes) != 1 or place.rest:
         return None
     node, turned = place.nodes[0]
     if turned:

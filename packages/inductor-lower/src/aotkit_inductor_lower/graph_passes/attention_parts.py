@@ -10,7 +10,7 @@ import torch
 from torch.fx import Node
 
 from ..target import on_host
-from .node_facts import shared_heads
+from .node_facts import same_number, shared_heads
 
 __all__ = [
     "RESHAPES",
@@ -19,6 +19,7 @@ __all__ = [
     "deepest",
     "find_operand",
     "find_written",
+    "fits_scores",
     "hiding",
     "is_turned",
     "number_of",
@@ -144,8 +145,10 @@ def is_turned(node: object, dims: int) -> Node | None:
     return given if numbers == {dims - 1, dims - 2} and isinstance(given, Node) else None
 
 
-def find_operand(node: Node, shape: tuple[int, int, int, int], *, turned: bool = False) -> Operand | None:
-    """The heads of a factor of a product, which may be scaled, and ``turned`` over somewhere."""
+def find_operand(
+    node: Node, shape: tuple[int, int, int, int], *, turned: bool = False, scales: bool = True
+) -> Operand | None:
+    """The heads of a factor of a product, ``turned`` over somewhere, before they were scaled, if that counts."""
     batch, heads, length, width = shape
     given = is_turned(node, 3)
     if turned and given is not None:
@@ -156,7 +159,7 @@ def find_operand(node: Node, shape: tuple[int, int, int, int], *, turned: bool =
         source = is_turned(found, 4) if turned else None
         if source is not None:
             found, turned = deepest(source, shape), False
-        elif scale is None and (number := scaled_by(found)) is not None:
+        elif scales and scale is None and (number := scaled_by(found)) is not None:
             scale = number
             found = deepest(found.args[0], (batch, heads, width, length) if turned else shape)
         else:
@@ -351,19 +354,20 @@ class _Finder:
 
     def _masks_fit(self) -> bool:
         """Whether kernels read the masks as they are, or as copies of them."""
-        sizes = self.softmax.meta["val"].shape
-        for mask in (self.added, self.seen):
-            if mask is None:
-                continue
-            value = mask.meta["val"]
-            if value.dtype not in (_TYPES if mask is self.added else (torch.bool,)) or not 1 <= value.dim() <= 4:
-                return False
-            if value.shape[-1] != sizes[-1] or not on_host(value):
-                return False
-            pairs = zip(reversed(value.shape), reversed(sizes), strict=False)
-            if not all(size in (1, whole) for size, whole in pairs):
-                return False
-        return True
+        sizes = tuple(self.softmax.meta["val"].shape)
+        masks = ((self.added, _TYPES), (self.seen, (torch.bool,)))
+        return all(mask is None or fits_scores(mask, sizes, types) for mask, types in masks)
+
+
+def fits_scores(mask: Node, sizes: tuple[int, ...], types: tuple[torch.dtype, ...]) -> bool:
+    """Whether a mask is one of the scores of such sizes, with an element for each key, of one of the types."""
+    value = mask.meta["val"]
+    if value.dtype not in types or not 1 <= value.dim() <= 4 or not on_host(value):
+        return False
+    if not same_number(value.shape[-1], sizes[-1]):
+        return False
+    pairs = zip(reversed(value.shape), reversed(sizes), strict=False)
+    return all(same_number(size, 1) or same_number(size, whole) for size, whole in pairs)
 
 
 def _shared(query: Operand, key: Operand, value: Operand) -> tuple[Operand, Operand, Operand]:
