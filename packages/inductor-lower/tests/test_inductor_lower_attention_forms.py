@@ -1,4 +1,4 @@
-"""Attention as kernels in the forms that ATen's call lacks: shared heads, masks of bytes, dropout, gradients of scores."""
+"""Attention as kernels in the forms that ATen's call lacks: shared heads, bytes, dropout, gradients of scores."""
 
 from __future__ import annotations
 
@@ -208,7 +208,9 @@ def test_a_query_that_sees_nothing(zero: bool, dtype: torch.dtype) -> None:
     got, true = computed(case, args, gradient), written_out(case, args, gradient, torch.float64)
     for own, right in zip(got, true, strict=True):
         assert torch.equal(own.isnan(), right.isnan())
-        torch.testing.assert_close(own.double(), right, rtol=3e-2, atol=3e-2 if dtype is torch.bfloat16 else 1e-5, equal_nan=True)
+        torch.testing.assert_close(
+            own.double(), right, rtol=3e-2, atol=3e-2 if dtype is torch.bfloat16 else 1e-5, equal_nan=True
+        )
 
 
 @needs_tiles
@@ -243,8 +245,8 @@ def test_scores_far_below_zero(dtype: torch.dtype) -> None:
 @needs_tiles
 @pytest.mark.parametrize("value", [math.nan, INFINITY, -INFINITY, 1e38, 1e-41], ids=str)
 def test_special_numbers(value: float) -> None:
-    """Become what they are in float64, with gradients of scores written over nothing that is still read. (Gradients that
-    cancel are rounding errors times 1e38: only the result is compared there.)"""
+    """Become what they are in float64, with gradients of scores written over nothing that is still read. (Gradients
+    that cancel are rounding errors times 1e38: only the result is compared there.)"""
     case = Case((1, 4, 2, 40, 50, 32), added="bhij", kept=True, scores=True, layout="contiguous")
     plain = case.operands(torch.float32)
     gradient = case.lines(4, 40, torch.float32)

@@ -104,9 +104,9 @@ GRAPH_PASSES = in_order(
     remove_noops.PASS,
     fold_uniform.PASS,
     recognize_attention.PASS,  # before a call that keeps less of what is asked for
-    attention_operands.PASS,
     fuse_attention.PASS,
     write_out_attention.PASS,
+    attention_operands.PASS,  # what is left of calls
     simplify.PASS,
     merge_splits_and_cats.PASS,
     reuse_reductions.PASS,

@@ -240,7 +240,11 @@ class _Finder:
     def _product_of(self, left: Node, factor: Node) -> Node | None:
         """The product of something and the transpose of a factor."""
         for product in left.users:
-            if product.target is aten.bmm.default and product.args[0] is left and is_turned(product.args[1], 3) is factor:
+            if (
+                product.target is aten.bmm.default
+                and product.args[0] is left
+                and is_turned(product.args[1], 3) is factor
+            ):
                 return product
         return None
 
@@ -255,7 +259,10 @@ def _of_shared_heads(found: Gradients, written: Written) -> Gradients:
     if not written.shares_heads:
         return found
     assert found.of_key is not None and found.of_value is not None
-    places = [_summed(place, operand.source) for place, operand in zip((found.of_key, found.of_value), written.operands[1:], strict=True)]
+    places = [
+        _summed(place, operand.source)
+        for place, operand in zip((found.of_key, found.of_value), written.operands[1:], strict=True)
+    ]
     if None in places:
         return replace(found, shares_heads=False)
     return replace(found, of_key=places[0], of_value=places[1])
@@ -267,11 +274,10 @@ def _summed(place: Place, heads: Node) -> Place | None:
         return None
     node, turned = place.nodes[0]
     if turned:
-        (following, *rest) = list(node.users) or [None]
-        if rest or is_turned(following, 4) is not node:
+        readers = list(node.users)
+        if len(readers) != 1 or is_turned(readers[0], 4) is not node:
             return None
-        assert following is not None
-        node = following
+        node = readers[0]
     found = sum_of_copies(node, tuple(heads.meta["val"].shape))
     return Place(place.product, ((found, False),)) if found is not None else None
 

@@ -1,9 +1,9 @@
 """Pass: ATen's fused attention reads heads that are shared, and masks of bools, as they are.
 
 Before a call for the CPU whose keys and values are copies of heads, one for each head of queries that shares it
-(``repeat_kv``: unsqueeze, expand, copy), or whose mask is made of a bool (``where`` between 0, or a mask, and -inf). After
-the same call on the heads themselves, and :data:`~..ops.attention.ATTENTION` on the bools. In a backward the gradients of
-copies, and their sum, become the gradients of the heads. Requires a target that computes the call.
+(``repeat_kv``: unsqueeze, expand, copy), or whose mask is made of a bool (``where`` between 0, or a mask, and -inf).
+After the same call on the heads themselves, and :data:`~..ops.attention.ATTENTION` on the bools. In a backward the
+gradients of copies, and their sum, become the gradients of the heads. Requires a target that computes the call.
 
 A call on bools keeps something else for its backward, so both are rewritten, in a joint graph, or there is no backward.
 """
@@ -72,12 +72,11 @@ def _share_heads(graph: Graph, node: Node, escaping: set[Node]) -> int:
     made = emit(graph, lambda args, kwargs: _BACKWARD(*args, **kwargs), node, args=args, kwargs=dict(node.kwargs))
     if made is None:
         return 0
-    for part in _parts(node):
-        if part.args[1] == 0:
+    for number, part in _numbered(node):
+        if number == 0:
             part.replace_input_with(node, made)
             continue
-        new = _part(graph, part, made, int(part.args[1]))  # type: ignore[call-overload]
-        old = sums[int(part.args[1]) - 1]  # type: ignore[call-overload]
+        new, old = _part(graph, part, made, number), sums[number - 1]
         assert old is not None
         Place(part, ((old, False),)).take(graph, new, escaping)
     _erase_unused(graph, node)
@@ -104,6 +103,10 @@ def _gradient_of(node: Node, number: int, shape: tuple[int, ...]) -> Node | None
 
 def _parts(node: Node) -> list[Node]:
     return [user for user in node.users if user.target is operator.getitem]
+
+
+def _numbered(node: Node) -> list[tuple[int, Node]]:
+    return [(part.args[1], part) for part in _parts(node) if isinstance(part.args[1], int)]
 
 
 def _part(graph: Graph, place: Node, call: Node, number: int) -> Node:
@@ -163,8 +166,7 @@ def _read_bools(graph: Graph, node: Node, escaping: set[Node]) -> int:
 
 
 def _take_parts(graph: Graph, node: Node, made: list[Node], escaping: set[Node]) -> None:
-    for part in _parts(node):
-        number = int(part.args[1])  # type: ignore[call-overload]
+    for number, part in _numbered(node):
         if number < len(made):
             Place(part, ((part, False),)).take(graph, made[number], escaping)
 
@@ -206,7 +208,7 @@ PASS = Pass(
     "attention-operands",
     _run,
     why="heads that are shared are not copied, and bools are read instead of numbers made of them",
-    after=("recognize-attention",),
+    after=("write-out-attention",),
 )
 JOINT_PASS = Pass(
     "attention-operands",

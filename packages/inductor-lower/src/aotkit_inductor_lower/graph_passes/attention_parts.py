@@ -95,9 +95,8 @@ class Written:
 
     def with_copied_heads(self) -> Written:
         """The same, read from the copies of heads that are shared."""
-        query, *others = self.operands
-        copied = tuple(replace(o, source=o.whole or o.source, whole=None) for o in others)
-        return replace(self, operands=(query, *copied))
+        query, key, value = (replace(o, source=o.whole or o.source, whole=None) for o in self.operands)
+        return replace(self, operands=(query, key, value))
 
 
 def number_of(value: object) -> float | None:
@@ -372,11 +371,10 @@ def fits_scores(mask: Node, sizes: tuple[int, ...], types: tuple[torch.dtype, ..
 
 def _shared(query: Operand, key: Operand, value: Operand) -> tuple[Operand, Operand, Operand]:
     """The operands, read from heads that are shared by several, where keys and values both are."""
-    heads = shared_heads(key.source), shared_heads(value.source)
-    if heads[0] is None or heads[1] is None or heads[0].meta["val"].shape[1] != heads[1].meta["val"].shape[1]:
+    keys, values = shared_heads(key.source), shared_heads(value.source)
+    if keys is None or values is None or keys.meta["val"].shape[1] != values.meta["val"].shape[1]:
         return query, key, value
-    found = (replace(o, source=h, whole=o.source) for o, h in zip((key, value), heads, strict=True))
-    return (query, *found)  # type: ignore[return-value]
+    return query, replace(key, source=keys, whole=key.source), replace(value, source=values, whole=value.source)
 
 
 def hiding(node: object) -> tuple[Node, bool, float, Node] | None:
@@ -411,8 +409,9 @@ def _is_lower_triangle(seen: Node, scores: Node) -> bool:
     if seen.target is not aten.tril.default or len(seen.args) > 1 or seen.kwargs:
         return False
     ones = seen.args[0]
-    known = isinstance(ones, Node) and ones.target in (aten.ones.default, aten.full.default)
-    if not known or (ones.target is aten.full.default and ones.args[1] not in (1, True)):  # type: ignore[union-attr]
+    if not isinstance(ones, Node) or ones.target not in (aten.ones.default, aten.full.default):
+        return False
+    if ones.target is aten.full.default and ones.args[1] is not True:
         return False
     return tuple(seen.meta["val"].shape) == tuple(scores.meta["val"].shape[-2:])
 

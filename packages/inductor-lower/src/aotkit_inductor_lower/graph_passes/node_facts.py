@@ -131,7 +131,9 @@ def shared_heads(node: object) -> Node | None:
     if not isinstance(node, Node) or node.target is not torch.ops.aten.expand.default or not isinstance(whole, Node):
         return None
     single = node.args[0]
-    if not isinstance(single, Node) or single.target is not torch.ops.aten.unsqueeze.default or single.args[1] not in (2, -3):
+    if not isinstance(single, Node) or single.target is not torch.ops.aten.unsqueeze.default:
+        return None
+    if single.args[1] not in (2, -3):
         return None
     heads, repeated = single.args[0], tuple(node.meta["val"].shape)
     if not isinstance(heads, Node) or len(repeated) != 5 or heads.meta["val"].dim() != 4:

@@ -141,7 +141,6 @@ class _Rewriter:
         self._free_of_weights(written.drawn)
         return [*made, self._emit(written.drawn.next, _not_zero, x=written.drawn)]
 
-
     def _free_of_weights(self, drawn: Node) -> None:
         """Random numbers are drawn like a tensor of the weights' sizes, not like the weights."""
         like = drawn.args[0]

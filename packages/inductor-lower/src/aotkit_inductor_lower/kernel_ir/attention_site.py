@@ -16,6 +16,9 @@ from .walk import PerfectNest, perfect_nests
 __all__ = ["AttentionSite", "Lines", "Mask", "attention_site"]
 
 
+_NONE = to_expr(0)
+
+
 @dataclass(frozen=True, slots=True)
 class Lines:
     """Lines of numbers in memory: number ``d`` of line ``i`` is at ``start + i*step + d``. The lines of a queries' loop
@@ -25,7 +28,7 @@ class Lines:
     dtype: DType
     start: Expr
     step: Expr
-    head: Expr = to_expr(0)
+    head: Expr = _NONE
 
 
 @dataclass(frozen=True, slots=True)
@@ -497,7 +500,7 @@ def _look_for_heads(reader: _Reader) -> None:
 def _read_changes(reader: _Reader, dtype: DType) -> tuple[list[Lines], float, list[Lines]]:
     """What the nest of the weights reads of each query, the slope, and where it stores gradients of scores."""
     ways = [(own, kept, stored) for own in (False, True) for kept in (False, True) for stored in (False, True)]
-    nest, (known, (own, kept, stored)) = _found(
+    nest, (known, (own, kept, _)) = _found(
         reader, {_changes(score, dtype, *way): (score, way) for score in _SCORES for way in ways}
     )
     *rows, column = nest.loops

@@ -22,6 +22,8 @@ Note [Attention as an operator]
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -39,7 +41,9 @@ _library.define(
     f"attention(Tensor query, Tensor key, Tensor value, {_OPERANDS}, bool zero_empty) -> (Tensor, Tensor, Tensor)"
 )
 _library.define(f"attention_backward({_SAVED}, {_OPERANDS}, float slope) -> (Tensor, Tensor, Tensor)")
-_library.define(f"attention_backward.with_scores({_SAVED}, {_OPERANDS}, float slope) -> (Tensor, Tensor, Tensor, Tensor)")
+_library.define(
+    f"attention_backward.with_scores({_SAVED}, {_OPERANDS}, float slope) -> (Tensor, Tensor, Tensor, Tensor)"
+)
 
 
 def _lines_of(heads: Tensor) -> Tensor:
@@ -48,50 +52,54 @@ def _lines_of(heads: Tensor) -> Tensor:
     return heads.new_empty(batch, length, count, width).transpose(1, 2)
 
 
-def _scores(
-    query: Tensor, key: Tensor, bias: tuple[Tensor | None, Tensor | None, float, bool], scale: float
-) -> Tensor:
-    added, seen, hidden, replaces = bias
-    times = query.shape[1] // max(key.shape[1], 1)
-    scores = query.float() @ key.float().repeat_interleave(times, 1).mT * scale
-    whole = added.float() if added is not None else torch.zeros((), device=query.device)
-    if seen is not None and replaces:
-        return torch.where(seen, scores + whole, hidden)
-    return scores + (whole if seen is None else torch.where(seen, whole, hidden))
+@dataclass(frozen=True, slots=True)
+class _Settings:
+    """The arguments of the operators behind the tensors that all have; ``last`` is ``zero_empty`` or ``slope``."""
+
+    added: Tensor | None
+    seen: Tensor | None
+    kept: Tensor | None
+    scale: float
+    hidden: float
+    replaces: bool
+    kept_scale: float
+    causal: bool
+    last: Any
+
+    def scores(self, query: Tensor, key: Tensor) -> Tensor:
+        """The scores, with their masks."""
+        scores = query.float() @ _each(key, query).mT * self.scale
+        bias = self.added.float() if self.added is not None else torch.zeros((), device=query.device)
+        if self.seen is not None and self.replaces:
+            scores = torch.where(self.seen, scores + bias, self.hidden)
+        else:
+            scores = scores + (bias if self.seen is None else torch.where(self.seen, bias, self.hidden))
+        if not self.causal:
+            return scores
+        later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
+        return scores.masked_fill(later, -math.inf)
+
+    def dropped(self, weights: Tensor) -> Tensor:
+        """What dropout makes of weights, or of their gradients."""
+        return weights if self.kept is None else weights * (self.kept * self.kept_scale)
 
 
-def _hide_later(scores: Tensor) -> Tensor:
-    later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
-    return scores.masked_fill(later, -math.inf)
+def _each(heads: Tensor, query: Tensor) -> Tensor:
+    """Heads of keys or values, for each of queries."""
+    return heads.float().repeat_interleave(query.shape[1] // max(heads.shape[1], 1), 1)
 
 
-def _attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    added: Tensor | None,
-    seen: Tensor | None,
-    kept: Tensor | None,
-    scale: float,
-    hidden: float,
-    replaces: bool,
-    kept_scale: float,
-    causal: bool,
-    zero_empty: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    scores = _scores(query, key, (added, seen, hidden, replaces), scale)
-    scores = _hide_later(scores) if causal else scores
+def _attention(query: Tensor, key: Tensor, value: Tensor, *given: Any) -> tuple[Tensor, Tensor, Tensor]:
+    settings = _Settings(*given)
+    scores = settings.scores(query, key)
     top = scores.amax(-1, keepdim=True) if scores.shape[-1] else scores.new_full((*scores.shape[:-1], 1), -math.inf)
-    if zero_empty:
+    if settings.last:
         top = torch.where(top == -math.inf, 0.0, top)
     weights = (scores - top).exp()
     total = weights.sum(-1, keepdim=True)
-    if zero_empty:
+    if settings.last:
         total = torch.where(total == 0, 1.0, total)
-    if kept is not None:
-        weights = weights * (kept * kept_scale)
-    times = query.shape[1] // max(value.shape[1], 1)
-    made = weights.to(query.dtype).float() @ value.float().repeat_interleave(times, 1) / total
+    made = settings.dropped(weights).to(query.dtype).float() @ _each(value, query) / total
     return _lines_of(query).copy_(made), _per_query(query).copy_(top[..., 0]), _per_query(query).copy_(total[..., 0])
 
 
@@ -100,42 +108,20 @@ def _per_query(query: Tensor) -> Tensor:
     return query.new_empty(batch, heads, length, dtype=torch.float32)
 
 
-def _backward(
-    gradient: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    result: Tensor,
-    tops: Tensor,
-    totals: Tensor,
-    added: Tensor | None,
-    seen: Tensor | None,
-    kept: Tensor | None,
-    scale: float,
-    hidden: float,
-    replaces: bool,
-    kept_scale: float,
-    causal: bool,
-    slope: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    scores = _scores(query, key, (added, seen, hidden, replaces), scale)
-    scores = _hide_later(scores) if causal else scores
-    weights = (scores - tops[..., None]).exp() / totals[..., None]
-    times = query.shape[1] // max(key.shape[1], 1)
-    slopes = gradient.float() @ value.float().repeat_interleave(times, 1).mT
-    used = weights
-    if kept is not None:
-        slopes, used = slopes * (kept * kept_scale), weights * (kept * kept_scale)
+def _backward(gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, *given: Any) -> tuple[Tensor, ...]:
+    result, tops, totals, *rest = given
+    settings = _Settings(*rest)
+    weights = (settings.scores(query, key) - tops[..., None]).exp() / totals[..., None]
+    slopes = settings.dropped(gradient.float() @ _each(value, query).mT)
     changes = (slopes - (result.float() * gradient.float()).sum(-1, keepdim=True)) * weights
-    if seen is not None and replaces:
-        changes = torch.where(seen, changes, 0.0)
-    own = (changes * slope).to(query.dtype).float()
-    of_query = own @ key.float().repeat_interleave(times, 1)
+    if settings.seen is not None and settings.replaces:
+        changes = torch.where(settings.seen, changes, 0.0)
+    own = (changes * settings.last).to(query.dtype).float()
+    of_query = own @ _each(key, query)
     of_key = _summed(own.mT @ query.float(), key)
-    of_value = _summed(used.to(query.dtype).float().mT @ gradient.float(), value)
+    of_value = _summed(settings.dropped(weights).to(query.dtype).float().mT @ gradient.float(), value)
     made = zip((query, key, value), (of_query, of_key, of_value), strict=True)
-    of_heads = [_lines_of(like).copy_(each) for like, each in made]
-    return of_heads[0], of_heads[1], of_heads[2], changes
+    return (*(_lines_of(like).copy_(each) for like, each in made), changes)
 
 
 def _summed(each: Tensor, like: Tensor) -> Tensor:
@@ -143,8 +129,8 @@ def _summed(each: Tensor, like: Tensor) -> Tensor:
     return each.unflatten(1, (like.shape[1], -1)).sum(2) if each.shape[1] != like.shape[1] else each
 
 
-def _backward_alone(*args: object) -> tuple[Tensor, Tensor, Tensor]:
-    return _backward(*args)[:3]  # type: ignore[arg-type]
+def _backward_alone(*given: Any) -> tuple[Tensor, ...]:
+    return _backward(*given)[:3]
 
 
 def _fake(query: Tensor, key: Tensor, value: Tensor, *rest: object) -> tuple[Tensor, Tensor, Tensor]:

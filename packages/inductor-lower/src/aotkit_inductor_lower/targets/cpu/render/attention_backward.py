@@ -9,7 +9,8 @@ from ....kernel_ir.attention_site import Lines
 from ....symbolic import Expr, product
 from ..tile_forms import PANEL
 from .attention import ALIGNED, ROWS_BYTES, AttentionEmitter
-from .attention_tiles import BLOCK_BYTES, FLOATS, Changes
+from .attention_tiles import BLOCK_BYTES, Changes
+from .attention_vectors import FLOATS
 from .emitter import Ssa, imm
 
 __all__ = ["AttentionBackward"]
@@ -210,8 +211,9 @@ class AttentionBackward(AttentionEmitter):
         """How gradients of scores are made from a query and a key on."""
         em, site = self.em, self.site
         stored = self.start(site.outputs[3], query, key) if len(site.outputs) == 4 else None
-        hides = site.mask is not None and site.mask.replaces and site.mask.seen is not None
-        seen = self.start(site.mask.seen, query, key) if hides else None
+        mask = site.mask
+        hides = mask is not None and mask.replaces and mask.seen is not None
+        seen = self.start(mask.seen, query, key) if mask is not None and mask.seen is not None and hides else None
         dropped = self.dropped(query, key)
         there = (em.sub(self.ctx.scalar(self.queries), query), em.sub(self.ctx.scalar(self.keys), key))
         return Changes(self.scale, site.slope, self.divided, dropped, stored, seen, *there)
@@ -239,7 +241,9 @@ class AttentionBackward(AttentionEmitter):
 
     def _write(self) -> None:
         """The gradients."""
-        for which, (name, count) in enumerate((("of queries", self.queries), ("of keys", self.keys), ("of values", self.keys))):
+        for which, (name, count) in enumerate(
+            (("of queries", self.queries), ("of keys", self.keys), ("of values", self.keys))
+        ):
             many = self.ctx.scalar(count)
             panel = functools.partial(self._write_panel, name, self.site.outputs[which], many)
 

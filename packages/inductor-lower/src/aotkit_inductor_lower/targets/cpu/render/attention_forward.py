@@ -10,7 +10,8 @@ from ....symbolic import Expr, Symbol, floordiv, product
 from ..tile_forms import PANEL
 from .amx_pack import GROUP
 from .attention import ROWS_BYTES, AttentionEmitter
-from .attention_tiles import BLOCK_BYTES, FLOATS, LOG2E, number
+from .attention_tiles import BLOCK_BYTES, LOG2E
+from .attention_vectors import FLOATS, number
 from .body import emit_body
 from .context import Value, Vector
 from .emitter import Ssa, imm

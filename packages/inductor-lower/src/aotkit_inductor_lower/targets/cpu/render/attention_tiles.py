@@ -23,17 +23,38 @@ from dataclasses import dataclass
 from ....ir import DType
 from ..tile_forms import PANEL, TILE_BYTES, TileForm
 from .amx_pack import GROUP, pairs_of
-from .body import out_of_sight
-from .emitter import Carried, Emitter, Ssa, imm, vector_type
+from .attention_vectors import (
+    BITS,
+    FLOATS,
+    across,
+    bytes_set,
+    first_lanes,
+    fma,
+    in_block,
+    interleaved,
+    interleaved_key,
+    kept_factor,
+    load,
+    maximum,
+    narrow,
+    number,
+    read_numbers,
+    rounded,
+    splat_of,
+    store,
+    store_all,
+    store_lanes,
+    sum_of,
+    these_lanes,
+    words,
+)
+from .emitter import Carried, Emitter, Ssa, imm
 from .transpose import transpose
-from .types import literal
 
-__all__ = ["BLOCK_BYTES", "LOG2E", "AttentionTiles", "Bias", "Changes", "Dropped", "number"]
+__all__ = ["BLOCK_BYTES", "LOG2E", "AttentionTiles", "Bias", "Changes", "Dropped"]
 
 BLOCK_BYTES = 4 * TILE_BYTES
 LOG2E = math.log2(math.e)
-FLOATS, _WORDS, _HALVES = vector_type("float", GROUP), vector_type("i32", GROUP), vector_type("i16", GROUP)
-_BITS, _LONG = vector_type("i1", GROUP), vector_type("i16", 2 * GROUP)
 
 #: Coefficients of ``2**r`` for ``-0.5 <= r <= 0.5``, from the constant on (relative error 3e-6, 8e-8 and 2e-9).
 _POLYNOMIALS = {
@@ -52,6 +73,9 @@ _POLYNOMIALS = {
     ),
 }
 _LEAST = -126.0  # of powers: where numbers are subnormal, each would take as long as a hundred others
+
+
+_NO_LINES = imm(0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,16 +119,11 @@ class Changes:
     dropped: Dropped | None = None
     stored: tuple[Ssa, Ssa] | None = None
     seen: tuple[Ssa, Ssa] | None = None
-    rows: Ssa = imm(0)
-    left: Ssa = imm(0)
+    rows: Ssa = _NO_LINES
+    left: Ssa = _NO_LINES
 
 
 _DROPPED = "ptr %kept, i64 %kept.step, i64 %kept.rows, i64 %kept.left, float %kept.scale"
-
-
-def number(value: float) -> str:
-    """A float32 in LLVM text."""
-    return literal(value, DType.F32)
 
 
 def is_exact(scale: float) -> bool:
@@ -112,19 +131,10 @@ def is_exact(scale: float) -> bool:
     return 2.0**-20 <= abs(scale) <= 2.0**20 and math.frexp(scale)[0] in (0.5, -0.5)
 
 
-def _splat(value: float) -> Ssa:
-    return Ssa(f"splat (float {number(value)})", FLOATS)
-
-
 def _cell(em: Emitter, row: Ssa) -> Ssa:
     """Where a row of a block begins, in bytes; its other half is a tile further."""
     half, line = em.unsigned("udiv", row, imm(GROUP)), em.unsigned("urem", row, imm(GROUP))
     return em.add(em.mul(half, imm(2 * TILE_BYTES)), em.mul(line, imm(64)))
-
-
-def _key(half: int, lane: int) -> int:
-    """Which key of 32 a lane of interleaved neighbors is."""
-    return lane // 4 * 8 + half * 4 + lane % 4
 
 
 class AttentionTiles:
@@ -180,7 +190,7 @@ class AttentionTiles:
         """Make weights of 32 rows of scores. ``blocks``: scores, weights, state and sums. The state is of each row the
         largest score and the sum of weights so far; sums of weights and values are scaled where a larger score is
         found, unless there are none yet."""
-        given = (*blocks, panels, first, Ssa(number(factor), "float"))
+        given: tuple[Ssa, ...] = (*blocks, panels, first, Ssa(number(factor), "float"))
         parameters = "ptr %scores, ptr %weights, ptr %state, ptr %sums, i64 %panels, i1 %first, float %factor"
         if dropped is not None:
             given, parameters = (*given, *dropped.given), f"{parameters}, {_DROPPED}"
@@ -199,17 +209,17 @@ class AttentionTiles:
 
         def halves(panel: Ssa) -> list[Ssa]:
             own = em.element("i8", line, em.mul(panel, imm(BLOCK_BYTES)))
-            return [_load(em, em.element("i8", own, imm(TILE_BYTES * half))) for half in range(2)]
+            return [load(em, em.element("i8", own, imm(TILE_BYTES * half))) for half in range(2)]
 
         def most(panel: Ssa, now: list[Ssa]) -> list[Ssa]:
-            return [_maximum(em, x, top) for x, top in zip(halves(panel), now, strict=True)]
+            return [maximum(em, x, top) for x, top in zip(halves(panel), now, strict=True)]
 
         tops = em.loop(imm(0), panels, 1, [Carried(FLOATS, least)] * 2, most, "panel")
         kept = [em.element("float", Ssa("%state", "ptr"), em.add(row, imm(PANEL * k))) for k in range(2)]
         old = em.here("float", f"load float, ptr {kept[0].text}, align 4")
         before = em.splat(old, GROUP)
-        top = _across(em, _maximum(em, _maximum(em, *tops), before), _maximum)
-        none = em.here(_BITS, f"fcmp oeq {top.typed}, {least.text}")
+        top = across(em, maximum(em, maximum(em, *tops), before), maximum)
+        none = em.here(BITS, f"fcmp oeq {top.typed}, {least.text}")
         used = em.here(FLOATS, f"select {none.typed}, {FLOATS} zeroinitializer, {top.typed}")
         half, at = em.unsigned("udiv", row, imm(GROUP)), em.unsigned("urem", row, imm(GROUP))
         inside = em.add(em.mul(half, imm(TILE_BYTES)), em.mul(at, imm(64)))
@@ -218,16 +228,16 @@ class AttentionTiles:
         def weights(panel: Ssa, now: list[Ssa]) -> list[Ssa]:
             made = stored = [self._weight(em, x, used, factor) for x in halves(panel)]
             if drops:
-                kept = [_kept_factor(em, row, em.add(em.mul(panel, imm(PANEL)), imm(GROUP * k))) for k in range(2)]
+                kept = [kept_factor(em, row, em.add(em.mul(panel, imm(PANEL)), imm(GROUP * k))) for k in range(2)]
                 stored = [em.here(FLOATS, f"fmul {x.typed}, {k.text}") for x, k in zip(made, kept, strict=True)]
             own = em.element("i8", to, em.mul(panel, imm(self.form.step_bytes)))
-            _store_all(em, self._pairs(em, *stored), own)
+            store_all(em, self._pairs(em, *stored), own)
             return [em.here(FLOATS, f"fadd {total.typed}, {x.text}") for total, x in zip(now, made, strict=True)]
 
         zero = Ssa("zeroinitializer", FLOATS)
         totals = em.loop(imm(0), panels, 1, [Carried(FLOATS, zero)] * 2, weights, "panel")
         both = em.here(FLOATS, f"fadd {totals[0].typed}, {totals[1].text}")
-        total = em.lane(_across(em, both, _sum), 0, "float")
+        total = em.lane(across(em, both, sum_of), 0, "float")
         em.effect(f"store float {em.lane(top, 0, 'float').text}, ptr {kept[0].text}, align 4")
 
         def scale() -> None:
@@ -242,7 +252,7 @@ class AttentionTiles:
                 own = em.element("i8", Ssa("%sums", "ptr"), em.add(em.mul(number, imm(BLOCK_BYTES)), cell))
                 for side in range(2):
                     place = em.element("i8", own, imm(TILE_BYTES * side))
-                    _store(em, em.here(FLOATS, f"fmul {_load(em, place).typed}, {fall.text}"), place)
+                    store(em, em.here(FLOATS, f"fmul {load(em, place).typed}, {fall.text}"), place)
                 return []
 
             em.loop(imm(0), imm(self.panels), 1, [], block, "block")
@@ -257,14 +267,14 @@ class AttentionTiles:
         """2**((score - top) * factor): nothing is rounded where large scores are close to each other."""
         below = em.here(FLOATS, f"fsub {score.typed}, {top.text}")
         power = em.here(FLOATS, f"fmul {below.typed}, {factor.text}")
-        some = em.here(_BITS, f"fcmp ugt {power.typed}, {_splat(_LEAST).text}")
+        some = em.here(BITS, f"fcmp ugt {power.typed}, {splat_of(_LEAST).text}")
         em.declare("llvm.roundeven.v16f32", FLOATS, [FLOATS])
         whole = em.here(FLOATS, f"call {FLOATS} @llvm.roundeven.v16f32({power.typed})")
         rest = em.here(FLOATS, f"fsub {power.typed}, {whole.text}")
         *others, last = _POLYNOMIALS[self.form.pieces]
-        value = _splat(last)
+        value = splat_of(last)
         for coefficient in reversed(others):
-            value = _fma(em, value, rest, _splat(coefficient))
+            value = fma(em, value, rest, splat_of(coefficient))
         scale = "llvm.x86.avx512.mask.scalef.ps.512"
         em.declare(scale, FLOATS, [FLOATS, FLOATS, FLOATS, "i16", "i32 immarg"])
         kept = em.here("i16", f"bitcast {some.typed} to i16")
@@ -273,7 +283,7 @@ class AttentionTiles:
 
     def _pairs(self, em: Emitter, low: Ssa, high: Ssa) -> list[Ssa]:
         """A row of pairs of each piece."""
-        return pairs_of(em, self.form, low, high)[0] if self.form.pieces > 1 else [_words(em, _narrow(em, low, high))]
+        return pairs_of(em, self.form, low, high)[0] if self.form.pieces > 1 else [words(em, narrow(em, low, high))]
 
     # -- the backward --------------------------------------------------------------------------------------
 
@@ -314,16 +324,16 @@ class AttentionTiles:
         for kind, name in enumerate(("%weights", "%right")):
             to = em.element("i8", Ssa(name, "ptr"), line)
             if near:
-                first, second = (_narrow(em, *row[kind]) for row in made)
-                halves = [[_interleaved(em, first, second, half)] for half in range(2)]
+                first, second = (narrow(em, *row[kind]) for row in made)
+                halves = [[interleaved(em, first, second, half)] for half in range(2)]
             else:
                 halves = [self._pairs(em, made[0][kind][half], made[1][kind][half]) for half in range(2)]
             for half, values in enumerate(halves):
-                _store_all(em, values, em.element("i8", to, imm(TILE_BYTES * half)))
+                store_all(em, values, em.element("i8", to, imm(TILE_BYTES * half)))
         for row, (_weights, changes) in zip(rows, made, strict=True):
             lower, at = em.unsigned("udiv", row, imm(GROUP)), em.unsigned("urem", row, imm(GROUP))
             inside = em.add(em.mul(lower, imm(TILE_BYTES)), em.mul(at, imm(64)))
-            _store_all(em, self._pairs(em, *changes), em.element("i8", Ssa("%left", "ptr"), inside))
+            store_all(em, self._pairs(em, *changes), em.element("i8", Ssa("%left", "ptr"), inside))
         return []
 
     def _gradient_row(self, em: Emitter, how: Changes, row: Ssa) -> tuple[list[Ssa], list[Ssa]]:
@@ -335,19 +345,19 @@ class AttentionTiles:
         weights, changes = [], []
         for half in range(2):
             at = em.add(cell, imm(TILE_BYTES * half))
-            score, slope = (_load(em, em.element("i8", Ssa(name, "ptr"), at)) for name in ("%scores", "%slopes"))
+            score, slope = (load(em, em.element("i8", Ssa(name, "ptr"), at)) for name in ("%scores", "%slopes"))
             if not is_exact(how.own):
                 score = em.here(FLOATS, f"fmul {score.typed}, {before.text}")
             weight = used = self._weight(em, score, top, factor)
             if how.divided:
                 weight = used = em.here(FLOATS, f"fmul {weight.typed}, {total[0].text}")
             if how.dropped is not None:
-                kept = _kept_factor(em, row, imm(GROUP * half))
+                kept = kept_factor(em, row, imm(GROUP * half))
                 used = em.here(FLOATS, f"fmul {weight.typed}, {kept.text}")
                 slope = em.here(FLOATS, f"fmul {slope.typed}, {kept.text}")
             weights.append(used)
             if how.stored is None:
-                change = em.here(FLOATS, f"fmul {_fma(em, slope, scale, delta).typed}, {weight.text}")
+                change = em.here(FLOATS, f"fmul {fma(em, slope, scale, delta).typed}, {weight.text}")
                 changes.append(self._shown(em, how, row, half, change))
                 continue
             below = em.here(FLOATS, f"fadd {slope.typed}, {delta.text}")
@@ -359,18 +369,18 @@ class AttentionTiles:
     def _store_change(self, em: Emitter, row: Ssa, half: int, change: Ssa) -> None:
         offset = em.add(em.mul(row, Ssa("%stored.step", "i64")), imm(GROUP * half))
         place = em.element("float", Ssa("%stored", "ptr"), offset)
-        _store_lanes(em, place, change, self._there(em, row, half))
+        store_lanes(em, place, change, self._there(em, row, half))
 
     def _there(self, em: Emitter, row: Ssa, half: int) -> Ssa:
         left = em.sub(Ssa("%keys.there", "i64"), imm(GROUP * half))
-        return _in_block(em, row, Ssa("%rows.there", "i64"), left)
+        return in_block(em, row, Ssa("%rows.there", "i64"), left)
 
     def _shown(self, em: Emitter, how: Changes, row: Ssa, half: int, change: Ssa) -> Ssa:
         """A gradient of scores, 0 where something is in their place."""
         if how.seen is None:
             return change
         offset = em.add(em.mul(row, Ssa("%seen.step", "i64")), imm(GROUP * half))
-        seen = _set(em, em.element("i8", Ssa("%seen", "ptr"), offset), self._there(em, row, half))
+        seen = bytes_set(em, em.element("i8", Ssa("%seen", "ptr"), offset), self._there(em, row, half))
         return em.here(FLOATS, f"select {seen.typed}, {change.typed}, {FLOATS} zeroinitializer")
 
     def look_at_rows(
@@ -407,8 +417,8 @@ class AttentionTiles:
             total = Ssa("zeroinitializer", FLOATS)
             for vector in range(self.vectors):
                 a, b = (self._read(em, line, vector) for line in lines)
-                total = _fma(em, a, b, total)
-            dot = em.lane(_across(em, total, _sum), 0, "float")
+                total = fma(em, a, b, total)
+            dot = em.lane(across(em, total, sum_of), 0, "float")
             delta = em.here("float", f"fmul float {dot.text}, %scale")
             kept = [em.element("float", Ssa(f"%{n}", "ptr"), em.mul(at, Ssa(f"%{n}.step", "i64"))) for n in saved]
             known = [em.here("float", f"load float, ptr {place.text}, align 4") for place in kept]
@@ -448,7 +458,7 @@ class AttentionTiles:
                 divisor = em.splat(em.here("float", f"load float, ptr {place.text}, align 4"), GROUP)
             for vector in range(self.vectors):
                 inside = imm(vector // 2 * BLOCK_BYTES + vector % 2 * TILE_BYTES)
-                value = _load(em, em.element("i8", Ssa("%sums", "ptr"), em.add(cell, inside)))
+                value = load(em, em.element("i8", Ssa("%sums", "ptr"), em.add(cell, inside)))
                 if divisor is not None:
                     value = em.here(FLOATS, f"fdiv {value.typed}, {divisor.text}")
                 self._write(em, line, vector, value, None)
@@ -466,9 +476,9 @@ class AttentionTiles:
             for vector in range(self.vectors):
                 inside = vector // 2 * BLOCK_BYTES + vector % 2 * 2 * TILE_BYTES + half * TILE_BYTES
                 own = em.element("i8", Ssa("%sums", "ptr"), imm(inside))
-                rows = [_load(em, em.element("i8", own, imm(64 * line))) for line in range(GROUP)]
+                rows = [load(em, em.element("i8", own, imm(64 * line))) for line in range(GROUP)]
                 for lane, value in enumerate(transpose(em, rows, "float", 32)):
-                    key = _key(half, lane) if self.form.pieces == 1 else GROUP * half + lane
+                    key = interleaved_key(half, lane) if self.form.pieces == 1 else GROUP * half + lane
                     there = em.pure("i1", f"icmp sgt i64 %count, {key}")
                     line = self._line(em, Ssa("%to", "ptr"), em.mul(Ssa("%step", "i64"), imm(key)))
                     self._write(em, line, vector, value, there)
@@ -481,10 +491,10 @@ class AttentionTiles:
     def _tail(self, vector: int) -> Ssa | None:
         """The lanes of a line's vector that are numbers, if not all."""
         left = self.head - vector * GROUP
-        return None if left >= GROUP else _lanes([lane < left for lane in range(GROUP)])
+        return None if left >= GROUP else these_lanes([lane < left for lane in range(GROUP)])
 
     def _read(self, em: Emitter, line: Ssa, vector: int) -> Ssa:
-        return _read(
+        return read_numbers(
             em,
             em.element("i16" if self.narrow else "float", line, imm(GROUP * vector)),
             self.narrow,
@@ -496,10 +506,10 @@ class AttentionTiles:
         place, tail = em.element("i16" if self.narrow else "float", line, imm(GROUP * vector)), self._tail(vector)
         if there is not None:
             every = em.splat(there, GROUP)
-            tail = every if tail is None else em.pure(_BITS, f"and {every.typed}, {tail.text}", every)
-        value = _rounded(em, value) if self.narrow else value
+            tail = every if tail is None else em.pure(BITS, f"and {every.typed}, {tail.text}", every)
+        value = rounded(em, value) if self.narrow else value
         if tail is not None:
-            _store_lanes(em, place, value, tail)
+            store_lanes(em, place, value, tail)
             return
         em.effect(f"store {value.typed}, ptr {place.text}, align {2 if self.narrow else 4}")
 
@@ -510,9 +520,9 @@ def _write_hide(em: Emitter) -> None:
         last = em.minimum(em.add(em.add(at, Ssa("%relation", "i64")), imm(1)), Ssa("%left", "i64"))
         for half in range(2):
             place = em.element("i8", own, imm(TILE_BYTES * half))
-            seen = _before(em, em.sub(last, imm(GROUP * half)))
-            value = em.here(FLOATS, f"select {seen.typed}, {_load(em, place).typed}, {_splat(-math.inf).typed}")
-            _store(em, value, place)
+            seen = first_lanes(em, em.sub(last, imm(GROUP * half)))
+            value = em.here(FLOATS, f"select {seen.typed}, {load(em, place).typed}, {splat_of(-math.inf).typed}")
+            store(em, value, place)
         return []
 
     em.loop(imm(0), imm(PANEL), 1, [], row, "row")
@@ -528,153 +538,18 @@ def _write_bias(added: str, seen: str, em: Emitter) -> None:
         line = em.element(kind, Ssa("%added", "ptr"), em.mul(at, Ssa("%added.step", "i64")))
         bits = em.element("i8", Ssa("%seen", "ptr"), em.mul(at, Ssa("%seen.step", "i64")))
         for half in range(2):
-            there = _before(em, em.sub(Ssa("%left", "i64"), imm(GROUP * half)))
+            there = first_lanes(em, em.sub(Ssa("%left", "i64"), imm(GROUP * half)))
             bias = Ssa("zeroinitializer", FLOATS)
             if added:
-                bias = _read(em, em.element(kind, line, imm(GROUP * half)), narrow, there)
-            shown = _set(em, em.element("i8", bits, imm(GROUP * half)), there) if seen else there
+                bias = read_numbers(em, em.element(kind, line, imm(GROUP * half)), narrow, there)
+            shown = bytes_set(em, em.element("i8", bits, imm(GROUP * half)), there) if seen else there
             if seen == "_seen":
                 bias = em.here(FLOATS, f"select {shown.typed}, {bias.typed}, {hidden.typed}")
             place = em.element("i8", own, imm(TILE_BYTES * half))
-            made = _fma(em, _load(em, place), scale, bias)
+            made = fma(em, load(em, place), scale, bias)
             if seen == "_replaced":
                 made = em.here(FLOATS, f"select {shown.typed}, {made.typed}, {hidden.typed}")
-            _store(em, made, place)
+            store(em, made, place)
         return []
 
     em.loop(imm(0), Ssa("%rows", "i64"), 1, [], row, "row")
-
-
-# -- masks of bytes ---------------------------------------------------------------------------------------
-
-
-def _set(em: Emitter, place: Ssa, lanes: Ssa) -> Ssa:
-    """Which of sixteen bytes are not 0, of those lanes that there are."""
-    symbol, kind = f"llvm.masked.load.v{GROUP}i8.p0", vector_type("i8", GROUP)
-    em.declare(symbol, kind, ["ptr", _BITS, kind])
-    given = f"ptr align 1 {place.text}, {lanes.typed}, {kind} zeroinitializer"
-    value = em.here(kind, f"call {kind} @{symbol}({given})")
-    return em.here(_BITS, f"icmp ne {value.typed}, zeroinitializer")
-
-
-def _in_block(em: Emitter, row: Ssa, rows: Ssa, left: Ssa) -> Ssa:
-    """The lanes of a row of a block that there are: none of a row too many."""
-    there = em.pure("i1", f"icmp slt i64 {row.text}, {rows.text}", row)
-    return _before(em, em.pure("i64", f"select {there.typed}, {left.typed}, i64 0", there, left))
-
-
-def _kept_factor(em: Emitter, row: Ssa, key: Ssa) -> Ssa:
-    """What dropout multiplies sixteen weights of a row by, from a key on."""
-    line = em.element("i8", Ssa("%kept", "ptr"), em.add(em.mul(row, Ssa("%kept.step", "i64")), key))
-    lanes = _in_block(em, row, Ssa("%kept.rows", "i64"), em.sub(Ssa("%kept.left", "i64"), key))
-    kept, much = _set(em, line, lanes), em.splat(Ssa("%kept.scale", "float"), GROUP)
-    return em.here(FLOATS, f"select {kept.typed}, {much.typed}, {FLOATS} zeroinitializer")
-
-
-# -- vectors ----------------------------------------------------------------------------------------------
-
-
-def _load(em: Emitter, place: Ssa) -> Ssa:
-    return em.here(FLOATS, f"load {FLOATS}, ptr {place.text}, align 64")
-
-
-def _store(em: Emitter, value: Ssa, place: Ssa) -> None:
-    em.effect(f"store {value.typed}, ptr {place.text}, align 64")
-
-
-def _store_lanes(em: Emitter, place: Ssa, value: Ssa, lanes: Ssa) -> None:
-    """Some of sixteen numbers, in memory of their type."""
-    suffix, align = ("i16", 2) if value.type == _HALVES else ("f32", 4)
-    symbol = f"llvm.masked.store.v{GROUP}{suffix}.p0"
-    em.declare(symbol, "void", [value.type, "ptr", _BITS])
-    em.effect(f"call void @{symbol}({value.typed}, ptr align {align} {place.text}, {lanes.typed})")
-
-
-def _store_all(em: Emitter, pieces: Sequence[Ssa], to: Ssa) -> None:
-    """A row of tiles, one for each piece."""
-    for piece, value in enumerate(pieces):
-        _store(em, value, em.element("i8", to, imm(piece * 2 * TILE_BYTES)))
-
-
-def _read(em: Emitter, place: Ssa, narrow: bool, lanes: Ssa | None) -> Ssa:
-    """Sixteen numbers in memory as float32; 0 where there is none."""
-    kind = _HALVES if narrow else FLOATS
-    align, suffix = (2, "i16") if narrow else (4, "f32")
-    if lanes is None:
-        value = em.here(kind, f"load {kind}, ptr {place.text}, align {align}")
-    else:
-        symbol = f"llvm.masked.load.v{GROUP}{suffix}.p0"
-        em.declare(symbol, kind, ["ptr", _BITS, kind])
-        value = em.here(
-            kind, f"call {kind} @{symbol}(ptr align {align} {place.text}, {lanes.typed}, {kind} zeroinitializer)"
-        )
-    if not narrow:  # see Note [Masked loads stay masked]
-        return value if lanes is None else out_of_sight(em, value, "float", 32)
-    wide = em.here(_WORDS, f"zext {value.typed} to {_WORDS}")
-    bits = em.here(_WORDS, f"shl {wide.typed}, splat (i32 16)")
-    return em.here(FLOATS, f"bitcast {bits.typed} to {FLOATS}")
-
-
-def _rounded(em: Emitter, value: Ssa) -> Ssa:
-    short = vector_type("bfloat", GROUP)
-    rounded = em.here(short, f"fptrunc {value.typed} to {short}")
-    return em.here(_HALVES, f"bitcast {rounded.typed} to {_HALVES}")
-
-
-def _narrow(em: Emitter, low: Ssa, high: Ssa) -> Ssa:
-    """Two vectors as one of bfloat16."""
-    short = vector_type("bfloat", 2 * GROUP)
-    symbol = "llvm.x86.avx512bf16.cvtne2ps2bf16.512"
-    em.declare(symbol, short, [FLOATS, FLOATS])
-    rounded = em.here(short, f"call {short} @{symbol}({high.typed}, {low.typed})")
-    return em.here(_LONG, f"bitcast {rounded.typed} to {_LONG}")
-
-
-def _words(em: Emitter, value: Ssa) -> Ssa:
-    return em.here(_WORDS, f"bitcast {value.typed} to {_WORDS}")
-
-
-def _interleaved(em: Emitter, first: Ssa, second: Ssa, half: int) -> Ssa:
-    """Pairs of two rows of bfloat16: of each eight numbers the first or the second four, see :func:`_key`."""
-    picks = []
-    for lane in range(GROUP):
-        key = _key(half, lane)
-        picks += [key, 2 * GROUP + key]
-    return _words(em, em.shuffle(first, second, "i16", picks))
-
-
-def _fma(em: Emitter, a: Ssa, b: Ssa, c: Ssa) -> Ssa:
-    symbol = f"llvm.fma.v{GROUP}f32"
-    em.declare(symbol, FLOATS, [FLOATS] * 3)
-    return em.here(FLOATS, f"call {FLOATS} @{symbol}({a.typed}, {b.typed}, {c.typed})")
-
-
-def _maximum(em: Emitter, a: Ssa, b: Ssa) -> Ssa:
-    """The larger one, ``b`` where one is nan: one instruction."""
-    more = em.here(_BITS, f"fcmp ogt {a.typed}, {b.text}")
-    return em.here(FLOATS, f"select {more.typed}, {a.typed}, {b.typed}")
-
-
-def _sum(em: Emitter, a: Ssa, b: Ssa) -> Ssa:
-    return em.here(FLOATS, f"fadd {a.typed}, {b.text}")
-
-
-def _across(em: Emitter, value: Ssa, join: Callable[[Emitter, Ssa, Ssa], Ssa]) -> Ssa:
-    """All lanes joined, in every lane."""
-    step = GROUP // 2
-    while step:
-        other = em.shuffle(value, value, "float", [lane ^ step for lane in range(GROUP)])
-        value, step = join(em, value, other), step // 2
-    return value
-
-
-def _before(em: Emitter, count: Ssa) -> Ssa:
-    """The first so many lanes."""
-    some = em.minimum(em.maximum(count, imm(0)), imm(GROUP))
-    ones = em.pure("i64", f"shl i64 1, {some.text}", some)
-    bits = em.pure("i16", f"trunc i64 {em.sub(ones, imm(1)).text} to i16", ones)
-    return em.pure(_BITS, f"bitcast i16 {bits.text} to {_BITS}", bits)
-
-
-def _lanes(bits: Sequence[bool]) -> Ssa:
-    return Ssa(f"<{', '.join(f'i1 {int(bit)}' for bit in bits)}>", _BITS)
