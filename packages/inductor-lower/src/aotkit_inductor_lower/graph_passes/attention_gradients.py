@@ -3,6 +3,7 @@ place of a result."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -13,7 +14,7 @@ from .attention_parts import RESHAPES, Operand, Written, find_operand, hiding, i
 from .patterns import emit
 from .replace import replace_node
 
-__all__ = ["Gradients", "Place", "find_gradients", "find_place", "sum_of_copies"]
+__all__ = ["Gradients", "Place", "erase_unused", "find_gradients", "find_place", "sum_of_copies"]
 
 aten = torch.ops.aten
 _VIEWS = frozenset((aten.view.default, aten._unsafe_view.default, aten.reshape.default))
@@ -79,6 +80,18 @@ def _like(x: object, old: object) -> object:
     return aten.copy.default(aten.new_empty_strided.default(x, list(value.shape), list(value.stride())), x)
 
 
+def erase_unused(graph: Graph, node: Node) -> None:
+    """Erase a call that nothing needs any more, with its views: it might draw random numbers, as far as the removal of
+    dead nodes knows."""
+    below = {node}
+    for other in graph.nodes:
+        if any(source in below for source in other.all_input_nodes):
+            below.add(other)
+    for other in reversed(graph.nodes):
+        if other in below and not other.users and other.op != "output":
+            graph.erase_node(other)
+
+
 def find_place(product: Node, shape: tuple[int, ...], scale: float | None, turned: bool) -> Place | None:
     """Where the heads are read that a product of three dimensions computes. ``scale``: they are multiplied by it."""
     want = (*shape[:2], shape[3], shape[2]) if turned else shape
@@ -111,7 +124,7 @@ def find_gradients(written: Written) -> Gradients | None:
 
 
 def _drawing(written: Written) -> list[Node]:
-    return [written.drawn] if written.drawn is not None else []
+    return [node for node in (written.drawn, written.noise) if node is not None]
 
 
 def _closed(inner: Sequence[Node], others: Sequence[Node]) -> bool:
@@ -178,19 +191,40 @@ class _Finder:
     def _down(self) -> Node | None:
         """From the backward of the softmax to the product of the gradient and the values."""
         node, reader, noise = self.softmax.args[0], self.softmax, self.written.noise
+        scale = 1.0
         while isinstance(node, Node) and list(node.users) == [reader]:
             if node.target is aten.bmm.default:
-                return node if noise is None else None
+                want = self.written.kept_scale if self.written.is_kept else 1.0
+                return node if noise is None and math.isclose(scale, want, rel_tol=1e-6) else None
             self.inner.append(node)
             following = node.args[0]
-            if node.target is aten.mul.Tensor:
-                if noise is None or noise not in node.args[:2]:
-                    return None
-                following, noise = (node.args[0] if node.args[1] is noise else node.args[1]), None
+            number = scaled_by(node)
+            if number is not None:
+                scale *= number
+            elif node.target is aten.mul.Tensor:
+                following, number = self._other_factor(node, noise)
+                scale, noise = scale * number, None
             elif node.target not in RESHAPES and node.target is not aten._to_copy.default:
                 return None
             reader, node = node, following
         return None
+
+    def _other_factor(self, node: Node, noise: Node | None) -> tuple[object, float]:
+        """What a node multiplies by what dropout multiplies weights by, and a number beside that."""
+        for factor, other in (node.args[:2], node.args[1::-1]):
+            passed: list[Node] = []
+            scale = 1.0
+            while self.written.is_kept and isinstance(factor, Node) and factor is not noise:
+                number = scaled_by(factor)
+                if number is None and factor.target is not aten._to_copy.default:
+                    break
+                passed.append(factor)
+                scale *= 1.0 if number is None else number
+                factor = factor.args[0]
+            if factor is noise and noise is not None:
+                self.inner += passed
+                return other, scale
+        return None, 1.0
 
     def _up(self) -> Node | None:
         """From the backward of the softmax to what is multiplied with queries and keys."""

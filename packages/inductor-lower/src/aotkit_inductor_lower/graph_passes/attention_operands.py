@@ -21,7 +21,7 @@ from torch.fx import Graph, Node
 
 from ..ops.attention import ATTENTION, ATTENTION_BACKWARD
 from ..passes import Pass, PassContext
-from .attention_gradients import Place, sum_of_copies
+from .attention_gradients import Place, erase_unused, sum_of_copies
 from .attention_parts import fits_scores, hiding, number_of
 from .node_facts import before_writes, escaping_nodes, shared_heads
 from .patterns import emit
@@ -79,20 +79,8 @@ def _share_heads(graph: Graph, node: Node, escaping: set[Node]) -> int:
         new, old = _part(graph, part, made, number), sums[number - 1]
         assert old is not None
         Place(part, ((old, False),)).take(graph, new, escaping)
-    _erase_unused(graph, node)
+    erase_unused(graph, node)
     return 1
-
-
-def _erase_unused(graph: Graph, node: Node) -> None:
-    """Erase a call that nothing needs any more, with its views: it might draw random numbers, as far as the removal of
-    dead nodes knows."""
-    below = {node}
-    for other in graph.nodes:
-        if any(source in below for source in other.all_input_nodes):
-            below.add(other)
-    for other in reversed(graph.nodes):
-        if other in below and not other.users and other.op != "output":
-            graph.erase_node(other)
 
 
 def _gradient_of(node: Node, number: int, shape: tuple[int, ...]) -> Node | None:
@@ -159,9 +147,9 @@ def _read_bools(graph: Graph, node: Node, escaping: set[Node]) -> int:
         call = emit(graph, lambda args: ATTENTION_BACKWARD(*args), backward, args=args)
         assert call is not None
         _take_parts(graph, backward, [_part(graph, backward, call, number) for number in range(3)], escaping)
-        _erase_unused(graph, backward)
+        erase_unused(graph, backward)
     _take_parts(graph, node, [result], escaping)
-    _erase_unused(graph, node)
+    erase_unused(graph, node)
     return 1
 
 
@@ -199,7 +187,8 @@ def _run(graph: Graph, ctx: PassContext) -> Graph:
         lengths = [size if isinstance(size, int) else None for size in (value.shape[2], key.meta["val"].shape[2])]
         width, dtype = value.shape[3], str(value.dtype).removeprefix("torch.")
         known = isinstance(width, int) and isinstance(value.shape[1], int) and value.device.type == "cpu"
-        return known and ctx.target.computes_attention((lengths[0], lengths[1]), width, dtype, options)
+        given = (lengths[0], lengths[1]), width, dtype, options
+        return known and ctx.target.computes_attention(*given, written_out=False)
 
     return rewriting(lambda graph, fuel: read_operands(graph, fuel, takes))(graph, ctx)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
@@ -57,7 +58,8 @@ class Written:
     """Attention that is written out. ``shape``: batch, heads, queries, keys, numbers of a head. ``products``: of
     queries and keys, and of weights and values, with their factors as these take them: ``query3``, ``key3``,
     ``weights3``, ``value3``. ``probabilities``: what the backward of the softmax reads. ``noise``: what dropout
-    multiplies by, ``drawn``: what it is made of. ``inner``: nodes that nothing needs any more once it is a call."""
+    multiplies by, or which weights are kept (``is_kept``); ``drawn``: what it is made of.
+    ``inner``: nodes that nothing needs any more once it is a call."""
 
     shape: tuple[int, int, int, int, int]
     products: tuple[Node, Node]
@@ -72,9 +74,18 @@ class Written:
     causal: bool = False
     noise: Node | None = None
     drawn: Node | None = None
+    is_kept: bool = False
     kept_scale: float = 1.0
     zero_empty: bool = False
     inner: list[Node] = field(default_factory=list)
+
+    @property
+    def kept(self) -> float:
+        """The probability with which dropout keeps a weight."""
+        assert self.drawn is not None
+        number = self.drawn.args[1]
+        assert isinstance(number, int | float)
+        return 1.0 - number if self.is_kept else float(number)
 
     @property
     def out(self) -> Node:
@@ -190,7 +201,7 @@ class _Finder:
         self.scale = 1.0
         self.added: Node | None = None
         self.seen: Node | None = None
-        self.inverted = self.replaces = self.causal = self.zero_empty = False
+        self.inverted = self.replaces = self.causal = self.zero_empty = self.is_kept = False
         self.hidden, self.kept_scale = -math.inf, 1.0
         self.noise: Node | None = None
         self.drawn: Node | None = None
@@ -268,6 +279,11 @@ class _Finder:
                 return False
             self.inner.append(user)
             node = user
+            if user.target is aten.native_dropout.default:
+                part = self._find_kept(user)
+                if part is None:
+                    return False
+                node = part
 
     def _find_zeros(self) -> None:
         """Rows without a key become 0."""
@@ -291,7 +307,20 @@ class _Finder:
             return _same_count(user, node) or user.target is aten.bmm.default
         if user.target is aten._to_copy.default:
             return _is_cast(user)
-        return user.target is aten.mul.Tensor and node.meta["val"].dim() == 4
+        drops = user.target in (aten.mul.Tensor, aten.native_dropout.default)
+        return drops and node.meta["val"].dim() == 4
+
+    def _find_kept(self, dropout: Node) -> Node | None:
+        """What dropout makes of the weights, where it is one call, which tells what it kept, too."""
+        parts = {user.args[1]: user for user in dropout.users if user.target is operator.getitem}
+        rate, train = dropout.args[1:3]
+        known = isinstance(rate, int | float) and 0 < rate < 1 and train is True
+        if self.noise is not None or not known or len(parts) != len(dropout.users) or 0 not in parts:
+            return None
+        self.drawn, self.is_kept, self.kept_scale = dropout, True, 1 / (1 - float(rate))  # type: ignore[arg-type]
+        self.noise = parts.get(1)
+        self.inner.append(parts[0])
+        return parts[0]
 
     def _find_dropout(self, user: Node, node: Node) -> bool:
         """Whether a factor of the weights is ``bernoulli(..) / kept``, each time another."""
@@ -346,6 +375,7 @@ class _Finder:
             self.causal,
             self.noise,
             self.drawn,
+            self.is_kept,
             self.kept_scale,
             self.zero_empty,
             self.inner,

@@ -11,8 +11,8 @@ Note [What a mask may be]
     of these the gradient is 0 under the mask; in that of a sum it goes to the mask as it is.
 
 Note [Dropout of weights]
-    ATen draws the random numbers, as in eager mode, and the call reads where they are not 0, a byte each: this is what
-    is kept for the backward.
+    ATen draws the random numbers, in their order, as in eager mode, but a byte for each: it draws the same ones for
+    every type. The call reads these, and they are kept for the backward.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from torch.fx import Graph, Node
 
 from ..ops.attention import ATTENTION, ATTENTION_BACKWARD, ATTENTION_BACKWARD_WITH_SCORES
 from ..passes import Pass, PassContext
-from .attention_gradients import Gradients, find_gradients, find_place
+from .attention_gradients import Gradients, erase_unused, find_gradients, find_place
 from .attention_parts import Operand, Written, find_written
 from .node_facts import before_writes, escaping_nodes
 from .patterns import emit
@@ -88,6 +88,8 @@ class _Rewriter:
         of_result.take(self.graph, result, self.escaping)
         if self.gradients.of_query is not None:
             self._write_gradients([*operands, result, tops, totals], [*masks, *settings])
+        if written.drawn is not None:
+            erase_unused(self.graph, written.drawn)
         return True
 
     def _write_gradients(self, saved: list[Node], rest: list[Any]) -> None:
@@ -138,19 +140,18 @@ class _Rewriter:
             made.append(mask)
         if written.drawn is None:
             return [*made, None]
-        self._free_of_weights(written.drawn)
-        return [*made, self._emit(written.drawn.next, _not_zero, x=written.drawn)]
+        return [*made, self._draw(written.drawn)]
 
-    def _free_of_weights(self, drawn: Node) -> None:
-        """Random numbers are drawn like a tensor of the weights' sizes, not like the weights."""
-        like = drawn.args[0]
-        if isinstance(like, Node) and like.target is aten.empty_like.default:
-            value = like.meta["val"]
+    def _draw(self, drawn: Node) -> Node:
+        """Which weights are kept: the same random numbers, as bytes, drawn where they were."""
+        batch, heads, queries, keys, _ = self.written.shape
+        kept = self.written.kept
 
-            def room(x: Any) -> Any:
-                return aten.new_empty.default(x, list(value.shape), dtype=value.dtype)
+        def draw(x: Any) -> Any:
+            room = aten.new_empty.default(x, [batch, heads, queries, keys], dtype=torch.bool)
+            return aten.bernoulli.p(room, kept)
 
-            like.replace_all_uses_with(self._emit(like, room, x=self.written.operands[0].source))
+        return self._emit(drawn, draw, x=self.written.operands[0].source)
 
 
 def _calling(target: Any) -> Callable[..., Any]:
@@ -169,10 +170,6 @@ def _inverse(x: Any) -> Any:
     return aten.logical_not.default(x)
 
 
-def _not_zero(x: Any) -> Any:
-    return aten.ne.Scalar(x, 0)
-
-
 def _run(graph: Graph, ctx: PassContext) -> Graph:
     options = ctx.options
     if options.contractions == "aten" or not has_attention(graph) or "generate-attention" in options.disable:
@@ -181,7 +178,8 @@ def _run(graph: Graph, ctx: PassContext) -> Graph:
     def takes(written: Written) -> bool:
         *_, queries, keys, width = written.shape
         dtype = str(written.out.meta["val"].dtype).removeprefix("torch.")
-        return written.scale > 0 and ctx.target.computes_attention((queries, keys), width, dtype, options)
+        known = ctx.target.computes_attention((queries, keys), width, dtype, options, written_out=True)
+        return known and written.scale > 0
 
     return rewriting(lambda graph, fuel: recognize_attention(graph, fuel, takes))(graph, ctx)
 
