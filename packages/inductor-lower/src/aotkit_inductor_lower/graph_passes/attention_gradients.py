@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch.fx import Graph, Node
+from torch.fx.node import Argument
 
 from .attention_parts import RESHAPES, Operand, Written, find_operand, hiding, is_turned, scaled_by
 from .patterns import emit
@@ -202,26 +203,26 @@ class _Finder:
             if number is not None:
                 scale *= number
             elif node.target is aten.mul.Tensor:
-                following, number = self._other_factor(node, noise)
-                scale, noise = scale * number, None
+                other, beside = self._other_factor(node, noise)
+                following, scale, noise = other, scale * beside, None
             elif node.target not in RESHAPES and node.target is not aten._to_copy.default:
                 return None
             reader, node = node, following
         return None
 
-    def _other_factor(self, node: Node, noise: Node | None) -> tuple[object, float]:
+    def _other_factor(self, node: Node, noise: Node | None) -> tuple[Argument, float]:
         """What a node multiplies by what dropout multiplies weights by, and a number beside that."""
         for factor, other in (node.args[:2], node.args[1::-1]):
             passed: list[Node] = []
-            scale = 1.0
-            while self.written.is_kept and isinstance(factor, Node) and factor is not noise:
-                number = scaled_by(factor)
-                if number is None and factor.target is not aten._to_copy.default:
+            found, scale = factor, 1.0
+            while self.written.is_kept and isinstance(found, Node) and found is not noise:
+                number = scaled_by(found)
+                if number is None and found.target is not aten._to_copy.default:
                     break
-                passed.append(factor)
+                passed.append(found)
                 scale *= 1.0 if number is None else number
-                factor = factor.args[0]
-            if factor is noise and noise is not None:
+                found = found.args[0]
+            if found is noise and noise is not None:
                 self.inner += passed
                 return other, scale
         return None, 1.0
