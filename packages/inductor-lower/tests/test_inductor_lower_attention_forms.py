@@ -243,6 +243,24 @@ def test_scores_far_below_zero(dtype: torch.dtype) -> None:
 
 
 @needs_tiles
+def test_scores_far_below_zero_in_atens_call() -> None:
+    """They were infinite weights of those keys, and nan in the gradients."""
+    case = Case((1, 1, 1, 40, 41, 32), layout="contiguous")
+    q, k, v = case.operands(torch.float32)
+    q, k = q.abs() + 1, -k.abs() - 1
+    flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    gradients = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+    out, sums = flash(q, k, v, 0.0, False, scale=8.0)
+
+    def program(*tensors: torch.Tensor) -> Any:
+        return gradients(*tensors, 0.0, False, scale=8.0)
+
+    args = [torch.randn_like(out), q, k, v, out, sums]
+    for own, want in zip(watched(generated(program, args), args), program(*args), strict=True):
+        assert own.isfinite().all() and off(own, want.double()) <= 1e-4
+
+
+@needs_tiles
 @pytest.mark.parametrize("value", [math.nan, INFINITY, -INFINITY, 1e38, 1e-41], ids=str)
 def test_special_numbers(value: float) -> None:
     """Become what they are in float64, with gradients of scores written over nothing that is still read. (Gradients
