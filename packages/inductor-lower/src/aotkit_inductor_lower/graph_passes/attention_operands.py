@@ -21,6 +21,7 @@ from torch.fx import Graph, Node
 
 from ..ops.attention import ATTENTION, ATTENTION_BACKWARD
 from ..passes import Pass, PassContext
+from ..target import on_host
 from .attention_gradients import Place, erase_unused, sum_of_copies
 from .attention_parts import fits_scores, hiding, number_of
 from .node_facts import before_writes, escaping_nodes, shared_heads
@@ -186,7 +187,7 @@ def _run(graph: Graph, ctx: PassContext) -> Graph:
         value = query.meta["val"]
         lengths = [size if isinstance(size, int) else None for size in (value.shape[2], key.meta["val"].shape[2])]
         width, dtype = value.shape[3], str(value.dtype).removeprefix("torch.")
-        known = isinstance(width, int) and isinstance(value.shape[1], int) and value.device.type == "cpu"
+        known = isinstance(width, int) and isinstance(value.shape[1], int) and on_host(value)
         given = (lengths[0], lengths[1]), width, dtype, options
         return known and ctx.target.computes_attention(*given, written_out=False)
 
