@@ -23,6 +23,7 @@ from .errors import UnsupportedGraphError
 from .graph_partition import PartitionedGraph, compile_parts, needs_partition
 from .graph_partition.split_ops import split_ops
 from .graph_passes import (
+    attention_operands,
     call_custom_writers,
     channels_last,
     common_subexpressions,
@@ -30,6 +31,7 @@ from .graph_passes import (
     fold_uniform,
     fuse_attention,
     merge_splits_and_cats,
+    recognize_attention,
     reinplace,
     remove_noops,
     reuse_reductions,
@@ -95,14 +97,16 @@ WRITE_PASSES = in_order(
 DEVICE_PASSES = in_order(copy_scalars_to_device.PASS)
 
 # On the joint graph of a forward and a backward, before it is split: what both must agree about.
-JOINT_PASSES = in_order(channels_last.JOINT_PASS)
+JOINT_PASSES = in_order(channels_last.JOINT_PASS, recognize_attention.JOINT_PASS, attention_operands.JOINT_PASS)
 
 # On each part. (In a graph with custom writers once more before those: what they write to must be seen through views.)
 GRAPH_PASSES = in_order(
     remove_noops.PASS,
     fold_uniform.PASS,
+    recognize_attention.PASS,  # before a call that keeps less of what is asked for
     fuse_attention.PASS,
     write_out_attention.PASS,
+    attention_operands.PASS,  # what is left of calls
     simplify.PASS,
     merge_splits_and_cats.PASS,
     reuse_reductions.PASS,
@@ -218,18 +222,20 @@ def prepare_joint_graph(
 ) -> GraphModule:
     """A joint graph of a forward and a backward after :data:`JOINT_PASSES`, with the same inputs and outputs: to be
     split, and each part compiled with the same options. ``gm`` itself stays as it is, and is returned where no pass
-    changes anything. Nodes need fake values in ``meta["val"]``. ``where_faster``: not where little is gained by it
-    (:func:`.gains_in_training`).
+    changes anything. Nodes need fake values in ``meta["val"]``. ``where_faster``: images are left as they are where
+    little is gained by it (:func:`.gains_in_training`).
     """
     options = options or LowerOptions()
     check_disabled(options.disable, pass_names())
-    if has_inner_mutation(gm) or not channels_last.has_convolutions(gm.graph):
+    tests = (channels_last.has_convolutions, recognize_attention.has_attention, attention_operands.calls_attention)
+    known = any(test(gm.graph) for test in tests)
+    if has_inner_mutation(gm) or not known:
         return gm
     ctx = PassContext.of(options, observer, target_for(gm, options))
-    forms = ctx.target.capabilities.contraction_forms
+    forms, passes = ctx.target.capabilities.contraction_forms, JOINT_PASSES
     if where_faster and not channels_last.gains_in_training(gm.graph, forms):
-        return gm
-    graph = run_passes(JOINT_PASSES, copy_graph(gm), ctx, _GRAPH_LEVEL)
+        passes = tuple(each for each in passes if each is not channels_last.JOINT_PASS)
+    graph = run_passes(passes, copy_graph(gm), ctx, _GRAPH_LEVEL)
     return lazy_graph_module(gm, graph) if ctx.fuel.used else gm
 
 

@@ -142,6 +142,19 @@ class Target(Protocol):
     def choose_attention(self, nest: LoopNest, buffers: Mapping[str, Buffer], options: LowerOptions) -> Choice:
         """Who computes an attention: kernels for its nest, or ATen's call. Asked where :meth:`choose` is."""
 
+    def computes_attention(
+        self,
+        lengths: tuple[int | None, int | None],
+        head: int,
+        dtype: str,
+        options: LowerOptions,
+        *,
+        written_out: bool,
+    ) -> bool:
+        """Whether kernels compute attention with so many queries and keys (``None`` where that is not known), and
+        numbers of a head, in every form of Note [Attention as an operator], and in less time than ATen's fused call, or
+        than products and a softmax (``written_out``)."""
+
     def renders_product(self, nest: LoopNest, buffers: Mapping[str, Buffer]) -> bool:
         """Whether the nest is a product of matrices, with what is computed of it, that the target writes in tiles.
         Asked where it ``tiles_products``."""
@@ -210,6 +223,18 @@ class NoMachine:
     def choose_attention(self, nest: LoopNest, buffers: Mapping[str, Buffer], options: LowerOptions) -> Choice:
         """ATen's call."""
         return Choice("aten", "attention is left to ATen")
+
+    def computes_attention(
+        self,
+        lengths: tuple[int | None, int | None],
+        head: int,
+        dtype: str,
+        options: LowerOptions,
+        *,
+        written_out: bool,
+    ) -> bool:
+        """There are no kernels for it."""
+        return False
 
     def renders_product(self, nest: LoopNest, buffers: Mapping[str, Buffer]) -> bool:
         """There are no tiles."""

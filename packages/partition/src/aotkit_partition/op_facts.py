@@ -33,7 +33,7 @@ COMPUTE_INTENSIVE = _names(
     _flash_attention_forward _efficient_attention_forward upsample_bilinear2d _cdist_forward fft_c2c fft_r2c fft_c2r
     _fft_c2c _fft_r2c _fft_c2r
     """,
-) | {"mkldnn._linear_pointwise", "mkldnn._convolution_pointwise"}
+) | {"mkldnn._linear_pointwise", "mkldnn._convolution_pointwise", "aotkit_lower.attention"}
 
 # Views by behaviour that their schema doesn't declare.
 UNDECLARED_VIEWS = _names("aten", "_unsafe_view lift_fresh") | _names(

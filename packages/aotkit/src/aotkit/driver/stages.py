@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -49,10 +50,12 @@ def prepared_joint(
     joint: torch.fx.GraphModule, options: Options, observer: Observer | None = None
 ) -> torch.fx.GraphModule:
     """The joint graph after what our code generation does to a forward and its backward together."""
-    chosen = options.channels_last_training
-    if options.lowering == "none" or chosen == "never":
+    if options.lowering == "none":
         return joint
-    return prepare_joint_graph(joint, lower_options(options), where_faster=chosen == "auto", observer=observer)
+    lowering, chosen = lower_options(options), options.channels_last_training
+    if chosen == "never":
+        lowering = replace(lowering, disable=(*lowering.disable, "channels-last"))
+    return prepare_joint_graph(joint, lowering, where_faster=chosen == "auto", observer=observer)
 
 
 def partition_options(metadata: GraphMetadata, chosen: Options) -> PartitionOptions:

@@ -18,9 +18,13 @@ __all__ = [
     "reads_storage",
     "same_number",
     "same_tensor_type",
+    "shared_heads",
     "tensors_of",
     "until_first_write",
 ]
+
+
+_RESHAPES = (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default, torch.ops.aten.reshape.default)
 
 
 def is_random(node: Node) -> bool:
@@ -115,3 +119,25 @@ def tensors_of(node: Node) -> Iterator[torch.Tensor]:
     for item in val if isinstance(val, list | tuple) else (val,):
         if isinstance(item, torch.Tensor):
             yield item
+
+
+def shared_heads(node: object) -> Node | None:
+    """The heads that ``node`` has copies of, one after the other for each."""
+    whole = node
+    while isinstance(node, Node) and node.target in _RESHAPES:
+        node = node.args[0]
+    if isinstance(node, Node) and node.target is torch.ops.aten.clone.default:
+        node = node.args[0]
+    if not isinstance(node, Node) or node.target is not torch.ops.aten.expand.default or not isinstance(whole, Node):
+        return None
+    single = node.args[0]
+    if not isinstance(single, Node) or single.target is not torch.ops.aten.unsqueeze.default:
+        return None
+    if single.args[1] not in (2, -3):
+        return None
+    heads, repeated = single.args[0], tuple(node.meta["val"].shape)
+    if not isinstance(heads, Node) or len(repeated) != 5 or heads.meta["val"].dim() != 4:
+        return None
+    batch, count, times, length, width = repeated
+    joined = tuple(whole.meta["val"].shape) == (batch, count * times, length, width)
+    return heads if joined and tuple(heads.meta["val"].shape) == (batch, count, length, width) else None

@@ -28,7 +28,7 @@ import torch
 from torch.fx import Graph, Node
 
 from ..passes import Pass, PassContext
-from .node_facts import until_first_write
+from .node_facts import shared_heads, until_first_write
 from .patterns import emit
 from .replace import replace_node
 from .rewriting import rewriting
@@ -39,7 +39,6 @@ aten = torch.ops.aten
 _FLASH = aten._scaled_dot_product_flash_attention_for_cpu.default
 _WORTH_READING = 1 << 14  # numbers in all keys: with less, ATen's one call is as fast as three kernels
 _ROWS = 8  # of queries that share keys: as many as products of few rows have
-_RESHAPES = (aten.view.default, aten._unsafe_view.default, aten.reshape.default)
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -60,7 +59,7 @@ def _rewrite(graph: Graph, node: Node, least: int) -> int:
         return 0
     if users[0].target is not operator.getitem or users[0].args[1] != 0:  # the logarithms of the sums are for training
         return 0
-    shared = _shared(key), _shared(value)
+    shared = shared_heads(key), shared_heads(value)
     if None not in shared and shared[0].meta["val"].shape[:3] == shared[1].meta["val"].shape[:3]:  # type: ignore[union-attr]
         key, value = shared
     if not all(isinstance(operand, Node) for operand in (query, key, value)):
@@ -88,26 +87,6 @@ def _rewrite(graph: Graph, node: Node, least: int) -> int:
         graph.erase_node(unused)
     graph.erase_node(node)  # which might draw random numbers, as far as the removal of dead nodes knows
     return 1
-
-
-def _shared(node: object) -> Node | None:
-    """The heads that ``node`` has copies of, one after the other for each."""
-    whole = node
-    while isinstance(node, Node) and node.target in _RESHAPES:
-        node = node.args[0]
-    if isinstance(node, Node) and node.target is aten.clone.default:
-        node = node.args[0]
-    if not isinstance(node, Node) or node.target is not aten.expand.default or not isinstance(whole, Node):
-        return None
-    single = node.args[0]
-    if not isinstance(single, Node) or single.target is not aten.unsqueeze.default or single.args[1] not in (2, -3):
-        return None
-    heads, repeated = single.args[0], tuple(node.meta["val"].shape)
-    if not isinstance(heads, Node) or len(repeated) != 5 or heads.meta["val"].dim() != 4:
-        return None
-    batch, count, times, length, width = repeated
-    joined = tuple(whole.meta["val"].shape) == (batch, count * times, length, width)
-    return heads if joined and tuple(heads.meta["val"].shape) == (batch, count, length, width) else None
 
 
 def _seen(mask: object) -> tuple[Node | None, bool]:

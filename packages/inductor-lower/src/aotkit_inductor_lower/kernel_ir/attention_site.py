@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from ..ir import CONTRACTIONS, Compute, Const, DType, Index, Instr, Load, Precision, Reduce, Store
 from ..ir.walk import operands
@@ -15,33 +16,40 @@ from .walk import PerfectNest, perfect_nests
 __all__ = ["AttentionSite", "Lines", "Mask", "attention_site"]
 
 
+_NONE = to_expr(0)
+
+
 @dataclass(frozen=True, slots=True)
 class Lines:
     """Lines of numbers in memory: number ``d`` of line ``i`` is at ``start + i*step + d``. The lines of a queries' loop
-    that is of the grid begin at query 0."""
+    that is of the grid begin at query 0. ``head``: the step to the next of the heads that share keys and values."""
 
     buffer: str
     dtype: DType
     start: Expr
     step: Expr
+    head: Expr = _NONE
 
 
 @dataclass(frozen=True, slots=True)
 class Mask:
-    """What is added to the scores: of query ``i`` and key ``j`` at ``start + i*row + j``."""
+    """The masks of the scores. ``added``: numbers, where ``seen`` holds (everywhere, and 0, where one is left out), and
+    ``hidden`` elsewhere, or in the place of the scores (``replaces``). Lines of each are those of queries."""
 
-    buffer: str
-    dtype: DType
-    start: Expr
-    row: Expr
+    added: Lines | None
+    seen: Lines | None
+    hidden: float
+    replaces: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionSite:
-    """The attention that a kernel computes. ``batch``: loops of the grid, one iteration is a head; ``queries``: the
-    loop of the grid that the forward has for them. ``inputs``: query, key, value; in the backward behind these the
-    gradient of the result and the result. ``outputs``: the result, or the gradients of query, key and value.
-    ``logarithms``: of the sums of weights, a number for each query."""
+    """The attention that a kernel computes. ``batch``: loops of the grid, one iteration is a head (of keys);
+    ``queries``: the loop of the grid that the forward has for them; ``shared``: how many heads of queries share one of
+    keys, in the backward. ``inputs``: query, key, value; in the backward behind these the gradient of the result and
+    the result. ``outputs``: the result, or the gradients of query, key and value, and of the scores where these are
+    asked for. ``saved``: a number for each query, the logarithm of the sum of weights, or the largest score and the
+    sum. ``kept``: weights that dropout leaves, times ``kept_scale``. ``slope``: the factor of gradients of scores."""
 
     backward: bool
     precision: Precision
@@ -52,10 +60,15 @@ class AttentionSite:
     head: int
     inputs: tuple[Lines, ...]
     outputs: tuple[Lines, ...]
-    logarithms: Lines | None
+    saved: tuple[Lines, ...]
     scale: float
     mask: Mask | None
     causal: bool
+    shared: int = 1
+    slope: float = 0.0
+    kept: Lines | None = None
+    kept_scale: float = 1.0
+    zero_empty: bool = True
 
 
 def attention_site(kernel: Kernel) -> AttentionSite | None:
@@ -74,26 +87,6 @@ class _Other(Exception):
     """The kernel is something else."""
 
 
-#: What nests compute, as :func:`_form` writes it.
-_CLEAR = "const store"
-_SUMS = ("load load mul(2,1) store+", "load load cast(2) cast(2) mul(2,1) store+")
-_SCALED = "load const mul(2,1)"
-_MASKED = ("", " load add(2,1)", " load cast(1) add(3,1)")
-_CAUSAL = ("", " index index le(2,1) const where(2,5,1)")
-_MAXIMUM = " store max(2)"
-_CHANGES = {
-    DType.F32: " load sub(2,1) exp(1) store load load sub(2,1) mul(1,5) const mul(2,1) store",
-    DType.BF16: " load sub(2,1) exp(1) cast(1) store load load sub(2,1) mul(1,6) const mul(2,1) cast(1) store",
-}
-_NO_KEY = "const const eq(^,1) where(1,3,^)"
-_WEIGHTS = {DType.F32: "load sub(1,^) exp(1) store sum(2)", DType.BF16: "load sub(1,^) exp(1) cast(1) store sum(3)"}
-_DIVISOR = "const const eq(^,2) where(1,2,^)"
-_LOGARITHM = " log(1) add(^,1) store"
-_DIVIDED = {DType.F32: "load div(1,^) store", DType.BF16: "load div(1,^) cast(1) store"}
-_DELTA = {DType.F32: "load load mul(2,1) store+", DType.BF16: "load cast(1) load cast(1) mul(3,1) store+"}
-_STORED = {DType.F32: "load store", DType.BF16: "load cast(1) store"}
-
-
 def _form(nest: PerfectNest) -> str:
     """What a nest computes, without memory: ops, with how far before them the instructions are that they take; ``^`` is
     a value from another nest."""
@@ -109,13 +102,100 @@ def _form(nest: PerfectNest) -> str:
 
 def _word(instr: Instr, given: str) -> str:
     if isinstance(instr, Store):
-        return "store" if instr.plain else "store+" if instr.mode == "add" and instr.mask is None else "other"
+        kind = "store" if instr.plain else "store+" if instr.mode == "add" and instr.mask is None else "other"
+        return f"{kind}({given})"
     if isinstance(instr, Compute):
         return f"{'mul' if instr.op in CONTRACTIONS.values() else instr.op}({given})"
     if isinstance(instr, Reduce):
         return f"{instr.kind}({given})" if not instr.running else "other"
     plain = not (isinstance(instr, Load) and instr.mask is not None)
     return type(instr).__name__.lower() if plain else "other"
+
+
+def _written(text: str) -> str:
+    """A form by lines as ``name = op name name``: what :func:`_form` says of such a nest. Names that no line gives are
+    of other nests."""
+    found: list[str] = []
+    place: dict[str, int] = {}
+    for position, line in enumerate(filter(None, map(str.strip, text.split(";")))):
+        name, _, what = line.rpartition("=")
+        op, *given = what.split()
+        distances = ",".join(str(position - place[each]) if each in place else "^" for each in given)
+        found.append(f"{op}({distances})" if given else op)
+        place[name.strip()] = position
+    return " ".join(found)
+
+
+_CLEAR = _written("zero = const; store zero")
+_SUMS = tuple(
+    _written(f"a = load; b = load {casts}; c = mul a b; store+ c") for casts in ("", "; a = cast a; b = cast b")
+)
+_NO_KEY = _written("zero = const; least = const; none = eq top least; top = where none zero top")
+_DIVISOR = "zero = const; one = const; none = eq total zero; divisor = where none one total;"
+
+
+def _cast(name: str, dtype: DType) -> str:
+    """The line that rounds a value to a type."""
+    return f"{name} = cast {name};" if dtype is DType.BF16 else ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Score:
+    """How scores are masked, in a form."""
+
+    added: str = ""  # or "plain", or "cast"
+    seen: str = ""  # or "adds", or "replaces"
+    causal: bool = False
+
+    @property
+    def text(self) -> str:
+        lines = "score = load; scale = const; score = mul score scale;"
+        if self.added:
+            lines += "bias = load;" + ("bias = cast bias;" if self.added == "cast" else "")
+        if self.seen:
+            lines += "seen = load;"
+        if self.seen == "replaces":
+            lines += "score = add score bias;" if self.added else ""
+            lines += "hidden = const; score = where seen score hidden;"
+        elif self.seen:
+            lines += ("" if self.added else "bias = const;") + "hidden = const; bias = where seen bias hidden;"
+        if self.seen == "adds" or (self.added and not self.seen):
+            lines += "score = add score bias;"
+        if self.causal:
+            lines += "key = index; query = index; below = le key query; least = const;"
+            lines += "score = where below score least;"
+        return lines
+
+
+_ADDED, _SEEN = ("", "plain", "cast"), ("", "adds", "replaces")
+_SCORES = [_Score(added, seen, causal) for added in _ADDED for seen in _SEEN for causal in (False, True)]
+_KEPT = "kept = load; much = const; none = const; factor = where kept much none;"
+
+
+def _weights(dtype: DType, kept: bool) -> str:
+    """The form of the forward's weights."""
+    lines = "score = load; below = sub score top; weight = exp below;"
+    lines += (_KEPT + "used = mul weight factor;") if kept else ""
+    name = "used" if kept else "weight"
+    rounded = f"stored = cast {name};" if dtype is DType.BF16 else ""
+    return _written(f"{lines} {rounded} store {'stored' if rounded else name}; sum weight")
+
+
+def _changes(score: _Score, dtype: DType, own: bool, kept: bool, stored: bool) -> str:
+    """The form of the backward's weights and gradients of scores."""
+    lines = score.text + "top = load; below = sub score top; weight = exp below;"
+    lines += "total = load; weight = div weight total;" if own else ""
+    lines += (_KEPT + "used = mul weight factor;") if kept else ""
+    name = "used" if kept else "weight"
+    rounded = f"rounded = cast {name};" if dtype is DType.BF16 else ""
+    lines += f"{rounded} store {'rounded' if rounded else name}; slope = load;"
+    lines += "slope = mul slope factor;" if kept else ""
+    lines += "delta = load; slope = sub slope delta; change = mul slope weight;"
+    if score.seen == "replaces":
+        lines += "nothing = const; change = where seen change nothing;"
+    lines += "store change;" if stored else ""
+    lines += "scale = const; change = mul change scale;"
+    return _written(f"{lines} {_cast('change', dtype)} store change")
 
 
 class _Reader:
@@ -129,6 +209,9 @@ class _Reader:
         self.precisions: set[Precision] = set()
         self.scale, self.causal = 0.0, False
         self.mask: Mask | None = None
+        self.kept: Lines | None = None
+        self.kept_scale = 1.0
+        self.shared, self.queries = 1, to_expr(0)
 
     def take(self, form: str, *loops: int) -> PerfectNest:
         """The next nest, which must have this form, and so many loops."""
@@ -143,76 +226,154 @@ class _Reader:
         if not isinstance(zero, Const) or zero.value != 0:
             raise _Other
 
-    def sum(self, loops: int) -> tuple[PerfectNest, Load, Load]:
+    def sum(self, *loops: int) -> tuple[PerfectNest, Load, Load]:
         """A sum of products that is added to scratch memory, with its factors."""
-        nest = self.take(_SUMS[len(self.nests[0].body) == 6 if self.nests else 0], loops)
+        nest = self.take(_SUMS[len(self.nests[0].body) == 6 if self.nests else 0], *loops)
         ops = [i.op for i in nest.body if isinstance(i, Compute) and i.op != "cast"]
         self.precisions |= {name for name, known in CONTRACTIONS.items() if known in ops} or {"highest", "high"}
         first, second = nest.body[:2]
         assert isinstance(first, Load) and isinstance(second, Load)
         return nest, first, second
 
-    def lines(self, access: Load | Store, line: Loop, along: Loop | None) -> Lines:
-        """The lines that an access goes to, along two loops. Of one loop instead lines that touch."""
-        offset = access.indices[0]
-        symbols = [Symbol(loop.symbol) for loop in (line, along) if loop is not None]
-        steps = [offset.coefficient(symbol) for symbol in symbols]
-        if steps[-1] != 1 or steps[0] is None or access.buffer in self.scratch or access.buffer not in self.types:
-            raise _Other
-        start = offset.substitute({symbol: to_expr(0) for symbol in symbols})
-        return Lines(access.buffer, self.types[access.buffer], start, steps[0])
+    # -- places in memory ----------------------------------------------------------------------------------
 
-    def row(self, access: Load | Store, line: Loop) -> Lines:
-        """Numbers of which each line has one."""
-        offset, symbol = access.indices[0], Symbol(line.symbol)
-        step = offset.coefficient(symbol)
-        if step is None or self.types.get(access.buffer) is not DType.F32:
+    def lines(self, access: Load | Store, loops: Sequence[Loop], head: Expr) -> Lines:
+        """The lines that an access goes to along the loops of its nest: of heads that share keys, where there are
+        such, of lines, and of the numbers of a line. Loops that touch may be one."""
+        if access.buffer in self.scratch or access.buffer not in self.types:
             raise _Other
-        return Lines(access.buffer, DType.F32, offset.substitute({symbol: to_expr(0)}), step)
+        *outer, last = loops
+        if last.extent != head:  # lines that touch
+            if self._step(access, last) != 1:
+                raise _Other
+            return self._rows(access, outer, (head, last))
+        if self._step(access, last) != 1:
+            raise _Other
+        return self._rows(access, outer, (None, last))
 
-    def score(self, nest: PerfectNest, row: Loop, column: Loop, rest: str) -> None:
-        """Note the scale and the mask of a nest that makes scores of products, and then computes the ``rest``."""
-        form = _form(nest)
-        found = [(m, c) for m in _MASKED for c in _CAUSAL if form == _SCALED + m + c + rest]
-        if not found:
+    def _rows(self, access: Load | Store, outer: Sequence[Loop], inner: tuple[Expr | None, Loop]) -> Lines:
+        """Lines of a nest whose innermost loop runs along numbers, or along all lines with such a step."""
+        touching, last = inner
+        loops = [*outer, last]
+        start = access.indices[0].substitute({Symbol(loop.symbol): to_expr(0) for loop in loops})
+        steps = [self._step(access, loop) for loop in outer]
+        if touching is not None:
+            step, head = touching, (steps[0] if steps else self.queries * touching)
+        elif len(steps) == 2:
+            head, step = steps
+        else:
+            step, head = steps[0], self.queries * steps[0]
+        return Lines(access.buffer, self.types[access.buffer], start, step, head if self.shared > 1 else to_expr(0))
+
+    def row(self, access: Load | Store, rows: Sequence[Loop]) -> Lines:
+        """Numbers of which each line has one, in memory or along the columns of a mask."""
+        steps = [self._step(access, loop) for loop in rows]
+        if access.buffer not in self.types:
             raise _Other
-        scale, load = nest.body[1], nest.body[3]
-        assert isinstance(scale, Const)
-        self.scale, self.causal = float(scale.value), bool(found[0][1])
-        if found[0][0]:
-            assert isinstance(load, Load)
-            symbols = Symbol(row.symbol), Symbol(column.symbol)
-            steps = [load.indices[0].coefficient(symbol) for symbol in symbols]
-            if steps[0] is None or steps[1] != 1 or load.buffer in self.scratch:
+        start = access.indices[0].substitute({Symbol(loop.symbol): to_expr(0) for loop in rows})
+        head = steps[0] if len(steps) == 2 else self.queries * steps[0] if self.shared > 1 else to_expr(0)
+        return Lines(access.buffer, self.types[access.buffer], start, steps[-1], head)
+
+    def numbers(self, access: Load | Store, rows: Sequence[Loop]) -> Lines:
+        """A float32 of each line."""
+        found = self.row(access, rows)
+        if found.dtype is not DType.F32:
+            raise _Other
+        return found
+
+    def table(self, access: Load | Store, rows: Sequence[Loop], column: Loop) -> Lines:
+        """Lines with an element of each key."""
+        if self._step(access, column) != 1 or access.buffer in self.scratch:
+            raise _Other
+        found = self.row(access, rows)
+        return replace(found, start=found.start.substitute({Symbol(column.symbol): to_expr(0)}))
+
+    def _step(self, access: Load | Store, loop: Loop) -> Expr:
+        step = access.indices[0].coefficient(Symbol(loop.symbol))
+        if step is None:
+            raise _Other
+        return step
+
+    # -- what is computed ----------------------------------------------------------------------------------
+
+    def score(self, nest: PerfectNest, known: _Score, rows: Sequence[Loop], column: Loop) -> Iterator[Instr]:
+        """Note the scale and the masks of a nest that makes scores of products. Gives the rest of its body."""
+        body = iter(nest.body)
+        score, scale, _ = (next(body) for _ in range(3))
+        assert isinstance(score, Load) and isinstance(scale, Const)
+        if score.buffer not in self.scratch:
+            raise _Other
+        self.scale, self.causal = float(scale.value), known.causal
+        added = seen = None
+        hidden = 0.0
+        if known.added:
+            load = _next(body, Load)
+            added = self.table(load, rows, column)
+            if known.added == "cast":
+                next(body)
+        if known.seen:
+            seen = self.table(_next(body, Load), rows, column)
+            if known.seen == "replaces":
+                if known.added:
+                    next(body)
+            elif not known.added and _next(body, Const).value != 0:
                 raise _Other
-            start = load.indices[0].substitute({symbol: to_expr(0) for symbol in symbols})
-            self.mask = Mask(load.buffer, load.dtype, start, steps[0])
-        if self.causal:
-            indices = [i.expr for i in nest.body if isinstance(i, Index)]
-            hidden = [i for i in nest.body if isinstance(i, Const)][1]
-            if indices != [sym(column.symbol), sym(row.symbol)] or hidden.value != -math.inf:
+            hidden = float(_next(body, Const).value)
+            next(body)
+        if added is not None or seen is not None:
+            if known.seen != "replaces":
+                next(body)
+            self.mask = Mask(added, seen, hidden, known.seen == "replaces")
+        if known.causal:
+            indices = [_next(body, Index).expr for _ in range(2)]
+            next(body)
+            if indices != [sym(column.symbol), sym(rows[-1].symbol)] or _next(body, Const).value != -math.inf:
                 raise _Other
+            next(body)
+        return body
+
+    def dropout(self, body: Iterator[Instr], rows: Sequence[Loop], column: Loop) -> None:
+        """Note which weights are kept."""
+        self.kept = self.table(_next(body, Load), rows, column)
+        self.kept_scale = float(_next(body, Const).value)
+        if _next(body, Const).value != 0:
+            raise _Other
 
     def site(
         self,
         queries: Loop | None,
         counts: tuple[Expr, Expr],
-        head: Loop,
+        head: Expr,
         moved: Sequence[Sequence[Lines]],
-        sums: Lines | None,
+        saved: Sequence[Lines],
     ) -> AttentionSite:
         """The site, if nothing is left and all types fit. ``moved``: lines that are read, and that are written."""
         inputs, outputs = moved
-        dtype, size = inputs[0].dtype, head.extent.constant
-        same = all(lines.dtype is dtype for lines in (*inputs, *outputs))
-        if self.nests or len(self.precisions) != 1 or size is None or not same or dtype not in _STORED:
+        dtype, size = inputs[0].dtype, head.constant
+        same = all(lines.dtype is dtype for lines in (*inputs, *outputs[:3]))
+        if self.nests or len(self.precisions) != 1 or size is None or not same:
             raise _Other
         (precision,) = self.precisions
         batch = tuple(loop for loop in self.grid if loop is not queries)
         read, written = tuple(inputs), tuple(outputs)
         backward = queries is None
-        kept = (sums, self.scale, self.mask, self.causal)
-        return AttentionSite(backward, precision, dtype, batch, queries, counts, size, read, written, *kept)
+        kept = (tuple(saved), self.scale, self.mask, self.causal)
+        site = AttentionSite(backward, precision, dtype, batch, queries, counts, size, read, written, *kept)
+        return replace(site, shared=self.shared, kept=self.kept, kept_scale=self.kept_scale)
+
+
+_T = TypeVar("_T", Load, Store, Const, Index)
+_K = TypeVar("_K")
+
+
+def _next(body: Iterator[Instr], kind: type[_T]) -> _T:
+    found = next(body)
+    assert isinstance(found, kind)
+    return found
+
+
+def _stored(dtype: DType) -> str:
+    return _written(f"sum = load; {_cast('sum', dtype)} store sum")
 
 
 def _forward(kernel: Kernel) -> AttentionSite:
@@ -220,73 +381,147 @@ def _forward(kernel: Kernel) -> AttentionSite:
     reader = _Reader(kernel)
     reader.clear(1)
     nest, left, right = reader.sum(2)
-    keys, head = nest.loops
+    keys, numbers = nest.loops
+    head = numbers.extent
     queries = _varies(kernel.grid, left, right)
-    query, key = reader.lines(left, queries, head), reader.lines(right, keys, head)
+    query, key = reader.lines(left, (queries, numbers), head), reader.lines(right, (keys, numbers), head)
     dtype = query.dtype
-    scores = reader.nests.pop(0)
-    reader.score(scores, queries, scores.loops[0], _MAXIMUM)
-    reader.take(_NO_KEY, 0)
-    reader.take(_WEIGHTS[dtype], 1)
+    scores, known = _found(reader, {_written(score.text + "store score; max score"): score for score in _SCORES})
+    reader.score(scores, known, [queries], scores.loops[-1])
+    zero_empty = bool(reader.nests) and not reader.nests[0].loops
+    if zero_empty:
+        reader.take(_NO_KEY, 0)
+    weights, kept = _found(reader, {_weights(dtype, kept): kept for kept in (False, True)})
+    if kept:
+        body = iter(weights.body)
+        for _ in range(3):
+            next(body)
+        reader.dropout(body, [queries], weights.loops[-1])
     reader.clear(1)
     nest, _, right = reader.sum(2)
-    value = reader.lines(right, nest.loops[0], nest.loops[1])
-    logarithms = None
-    if reader.nests and len(reader.nests[0].body) > 4:
-        store = reader.take(_DIVISOR + _LOGARITHM, 0).body[-1]
-        assert isinstance(store, Store)
-        logarithms = reader.row(store, queries)
-    else:
-        reader.take(_DIVISOR, 0)
-    nest = reader.take(_DIVIDED[dtype], 1)
+    value = reader.lines(right, nest.loops, head)
+    saved = _saved(reader, queries, zero_empty)
+    nest = reader.take(_written(f"sum = load; sum = div sum total; {_cast('sum', dtype)} store sum"), 1)
     store = nest.body[-1]
     assert isinstance(store, Store)
-    out = reader.lines(store, queries, nest.loops[0])
-    return reader.site(queries, (queries.extent, keys.extent), head, ([query, key, value], [out]), logarithms)
+    out = reader.lines(store, (queries, nest.loops[0]), head)
+    site = reader.site(queries, (queries.extent, keys.extent), head, ([query, key, value], [out]), saved)
+    return replace(site, zero_empty=zero_empty)
+
+
+def _found(reader: _Reader, forms: dict[str, _K]) -> tuple[PerfectNest, _K]:
+    """The next nest, and which of the forms it has."""
+    nest = reader.nests.pop(0) if reader.nests else None
+    known = forms.get(_form(nest)) if nest is not None and nest.loops else None
+    if nest is None or known is None:
+        raise _Other
+    return nest, known
+
+
+def _saved(reader: _Reader, queries: Loop, zero_empty: bool) -> list[Lines]:
+    """What is kept of a query: nothing, a logarithm, or two numbers."""
+    if not reader.nests or reader.nests[0].loops:
+        if zero_empty:
+            raise _Other
+        return []
+    begin = _DIVISOR if zero_empty else ""
+    forms = {
+        _written(begin): 0,
+        _written(begin + "log = log divisor; log = add top log; store log"): 1,
+        _written(begin + ("store top; store divisor" if zero_empty else "store top; store total")): 2,
+    }
+    nest = reader.nests.pop(0)
+    if _form(nest) not in forms:
+        raise _Other
+    return [reader.numbers(store, [queries]) for store in nest.body if isinstance(store, Store)]
 
 
 def _varies(grid: Sequence[Loop], left: Load, right: Load) -> Loop:
-    """The loop of the grid that a query varies along and a key does not."""
+    """The innermost loop of the grid that a query varies along and a key does not."""
     symbols = {symbol.name for symbol in left.indices[0].symbols} - {symbol.name for symbol in right.indices[0].symbols}
     found = [loop for loop in grid if loop.symbol in symbols]
-    if len(found) != 1:
+    if not found:
         raise _Other
-    return found[0]
+    return found[-1]
 
 
 def _backward(kernel: Kernel) -> AttentionSite:
     """Raises :class:`_Other`."""
     reader = _Reader(kernel)
     for _ in range(3):
-        reader.clear(1, 2)
-    nest = reader.take(_DELTA[DType.BF16 if len(reader.nests[0].body) == 6 else DType.F32], 2)
-    result, gradient = (reader.lines(i, *nest.loops) for i in nest.body if isinstance(i, Load))
-    nest, left, right = reader.sum(3)
-    queries, keys, head = nest.loops
-    query, key = reader.lines(left, queries, head), reader.lines(right, keys, head)
-    dtype = query.dtype
-    nest, left, right = reader.sum(3)
-    value = reader.lines(right, nest.loops[1], nest.loops[2])
-    if left.buffer != gradient.buffer or dtype not in _CHANGES:
+        reader.clear(1, 2, 3)
+    dtype = DType.BF16 if reader.nests and len(reader.nests[0].body) == 6 else DType.F32
+    _look_for_heads(reader)
+    dots = f"a = load; {_cast('a', dtype)} b = load; {_cast('b', dtype)} c = mul a b; store+ c"
+    nest = reader.take(_written(dots), 2, 3)
+    head = nest.loops[-1].extent
+    result, gradient = (reader.lines(i, nest.loops, head) for i in nest.body if isinstance(i, Load))
+    nest, left, right = reader.sum(3, 4)
+    *rows, keys, numbers = nest.loops
+    query, key = reader.lines(left, (*rows, numbers), head), _of_keys(reader.lines(right, (keys, numbers), head))
+    nest, left, right = reader.sum(3, 4)
+    value = _of_keys(reader.lines(right, nest.loops[-2:], head))
+    if left.buffer != gradient.buffer:
         raise _Other
-    changes = reader.nests.pop(0)
-    if len(changes.loops) != 2:
-        raise _Other
-    reader.score(changes, *changes.loops, _CHANGES[dtype])
-    loads = [i for i in changes.body if isinstance(i, Load) and i.buffer not in reader.scratch]
-    logarithms = reader.row(loads[-1], changes.loops[0])
-    scales = [i.value for i in changes.body if isinstance(i, Const)]
-    if scales[0] != scales[-1] or Symbol(changes.loops[1].symbol) in loads[-1].indices[0].symbols:
-        raise _Other
+    saved, slope, of_scores = _read_changes(reader, dtype)
     for _ in range(3):
-        reader.clear(1, 2)
-        reader.sum(3)
+        reader.clear(1, 2, 3)
+        reader.sum(3, 4)
     outputs = []
-    for _ in range(3):
-        nest = reader.take(_STORED[dtype], 1, 2)
+    for which in range(3):
+        nest = reader.take(_stored(dtype), 1, 2, *([3] if which == 0 else []))
         store = nest.body[-1]
         assert isinstance(store, Store)
-        lines = reader.lines(store, nest.loops[0], nest.loops[1] if len(nest.loops) == 2 else None)
-        outputs.append(lines if len(nest.loops) == 2 else replace(lines, step=head.extent))
-    inputs = [query, key, value, gradient, result]
-    return reader.site(None, (queries.extent, keys.extent), head, (inputs, outputs), logarithms)
+        lines = reader.lines(store, nest.loops, head)
+        outputs.append(_of_keys(lines) if which else lines)
+    moved = ([query, key, value, gradient, result], [*outputs, *of_scores])
+    site = reader.site(None, (reader.queries, keys.extent), head, moved, saved)
+    return replace(site, slope=slope)
+
+
+def _of_keys(lines: Lines) -> Lines:
+    """All heads that share them read the same."""
+    return replace(lines, head=to_expr(0))
+
+
+def _look_for_heads(reader: _Reader) -> None:
+    """How many heads share keys, and how many queries each has, from the first nest that has a loop for these."""
+    for nest, loops in zip(reader.nests, (2, 3, 3, 2), strict=False):
+        heads = len(nest.loops) - loops
+        reader.queries = nest.loops[heads].extent if heads in (0, 1) else to_expr(0)
+        if heads == 1:
+            shared = nest.loops[0].extent.constant
+            if shared is None:
+                raise _Other
+            reader.shared = shared
+            return
+
+
+def _read_changes(reader: _Reader, dtype: DType) -> tuple[list[Lines], float, list[Lines]]:
+    """What the nest of the weights reads of each query, the slope, and where it stores gradients of scores."""
+    ways = [(own, kept, stored) for own in (False, True) for kept in (False, True) for stored in (False, True)]
+    nest, (known, (own, kept, _)) = _found(
+        reader, {_changes(score, dtype, *way): (score, way) for score in _SCORES for way in ways}
+    )
+    *rows, column = nest.loops
+    if len(rows) not in (1, 2):
+        raise _Other
+    body = reader.score(nest, known, rows, column)
+    loads = [_next(body, Load)]
+    next(body), next(body)
+    if own:
+        loads.append(_next(body, Load))
+        next(body)
+    if kept:
+        reader.dropout(body, rows, column)
+    saved = [reader.numbers(load, rows) for load in loads]
+    if any(Symbol(column.symbol) in load.indices[0].symbols for load in loads):
+        raise _Other
+    stores = [i for i in nest.body if isinstance(i, Store) and i.buffer not in reader.scratch]
+    of_scores = [reader.table(store, rows, column) for store in stores]
+    if any(lines.dtype is not DType.F32 for lines in of_scores):
+        raise _Other
+    scales = [i.value for i in nest.body if isinstance(i, Const)]
+    if known.seen == "replaces" and scales[-2] != 0:
+        raise _Other
+    return saved, float(scales[-1]), of_scores

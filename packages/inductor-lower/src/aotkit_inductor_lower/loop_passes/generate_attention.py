@@ -9,8 +9,9 @@ from dataclasses import replace
 
 from ..ir import ExternCall, Program, Step
 from ..ir.walk import buffers_of
-from ..lowering.attention import BACKWARD, FORWARD, attention_of
+from ..lowering.attention import ATTENTIONS, attention_of
 from ..passes import Pass, PassContext
+from ..target import Choice
 from .take_choice import listed, take_choice
 
 __all__ = ["PASS", "generate_attention"]
@@ -18,11 +19,12 @@ __all__ = ["PASS", "generate_attention"]
 
 def generate_attention(program: Program, ctx: PassContext) -> Program:
     """The program with the calls of fused attention that the target computes as nests."""
-    found = any(isinstance(step, ExternCall) and step.target in (FORWARD, BACKWARD) for step in program.steps)
+    found = any(isinstance(step, ExternCall) and step.target in ATTENTIONS for step in program.steps)
     forms = ctx.target.capabilities.contraction_forms
     if not found or not forms or ctx.options.contractions == "aten":
         return program
     buffers, made = buffers_of(program), list(program.buffers)
+    known: dict[object, Choice] = {}
     steps: list[Step] = []
     for step in program.steps:
         attention = None
@@ -32,8 +34,10 @@ def generate_attention(program: Program, ctx: PassContext) -> Program:
             steps.append(step)
             continue
         nest, scratch = attention.nest("highest")
-        known = {**buffers, **{buffer.name: buffer for buffer in scratch}}
-        choice = ctx.target.choose_attention(nest, known, ctx.options)
+        choice = known.get(attention.form)
+        if choice is None:
+            there = {**buffers, **{buffer.name: buffer for buffer in scratch}}
+            choice = known[attention.form] = ctx.target.choose_attention(nest, there, ctx.options)
         query, key, _ = attention.factors
         what = f"{attention.call.target} {query.dtype} {listed(query.sizes)} x {listed(key.sizes)}"
         if not take_choice(ctx, choice, attention.call.name, attention.call, what):

@@ -8,6 +8,7 @@ from typing import Literal
 import torch
 from torch.fx import Node
 
+from .attention import ATTENTION, ATTENTION_BACKWARD, ATTENTION_BACKWARD_WITH_SCORES
 from .fixups import FIX_UPS
 
 __all__ = [
@@ -58,7 +59,8 @@ _OUT = {
     "aten.bmm.default": "aten.bmm.out",
     "aten.baddbmm.default": "aten.baddbmm.out",
 }
-_FRESH = {"mkldnn._linear_pointwise.default", *FIX_UPS}  # outside aten, and known to give new memory or none
+_OWN = {str(op) for op in (ATTENTION, ATTENTION_BACKWARD, ATTENTION_BACKWARD_WITH_SCORES)}
+_FRESH = {"mkldnn._linear_pointwise.default", *_OWN, *FIX_UPS}  # outside aten, and known to give new memory or none
 #: Results that only the op's own backward reads, by their names in the schema, or by position where they have none.
 #: Their fake kernels don't say what every library's kernel returns there (on CUDA less than elsewhere).
 _OPAQUE = """

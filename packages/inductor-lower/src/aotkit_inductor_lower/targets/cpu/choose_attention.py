@@ -5,7 +5,9 @@ Note [Which attention is tiles]
     three quarters in float32, and less than a fourth in bfloat16 (`python -m tools.bench.attention`, one core of a Xeon
     with AMX). Of few queries or keys, or small heads, most of a tile is padding: these are left to ATen; in float32,
     where tiles are six times the work, also those of whose blocks of scores less than :data:`_FILLED` is scores (48
-    queries and keys take as long as ATen's, 33 half as long again).
+    queries and keys take as long as ATen's, 33 half as long again). Attention that is written out is two products and
+    a softmax otherwise, which take less time than ATen's fused call where heads are short: less than
+    :data:`_FILLED_MORE` is left to those (a step of Swin's windows of 49 is 0.9 of eager's speed in float32).
 """
 
 from __future__ import annotations
@@ -25,16 +27,17 @@ from .choose_tiles import precision_of_products
 from .machine import Machine
 from .tile_forms import PANEL
 
-__all__ = ["attention_form", "choose_attention"]
+__all__ = ["attention_form", "attention_is_tiles", "choose_attention"]
 
 _HEAD = 256  # numbers of a head, at most
 _FILLED = 0.58
+_FILLED_MORE = 0.7
 _SHORT = 16  # queries, keys, numbers of a head: of less, tiles are mostly padding
 
 
 def attention_form(kernel: Kernel, machine: Machine) -> AttentionSite | None:
     """The attention that a kernel is, where it is written for tile registers."""
-    if machine.vector_bits != 512 or not machine.has("amx-bf16") or not machine.has("avx512bf16"):
+    if not _has_tiles(machine):
         return None
     site = attention_site(kernel)
     return site if site is not None and site.head <= _HEAD and site.scale > 0 else None
@@ -46,16 +49,46 @@ def choose_attention(nest: LoopNest, buffers: Mapping[str, Buffer], options: Low
     site = attention_form(kernel, machine)
     if site is None:
         return Choice("aten", "the target has no form for its operands")
-    sizes = (*(count.constant for count in site.counts), site.head)
-    if options.contractions != "generated" and any(size is not None and size < _SHORT for size in sizes):
-        return Choice("aten", "the heads are small")
-    if options.contractions != "generated" and site.dtype is DType.F32 and _filled(site) < _FILLED:
-        return Choice("aten", "much of the blocks of scores would be padding")
+    queries, keys = (count.constant for count in site.counts)
+    against = _against((queries, keys), site.head, site.dtype is DType.F32, options)
+    if against:
+        return Choice("aten", against)
     precision = precision_of_products() if site.dtype is DType.F32 else "highest"
     return Choice("amx-attention", "tile registers take less time than ATen's blocks", precision=precision)
 
 
-def _filled(site: AttentionSite) -> float:
+def attention_is_tiles(
+    lengths: tuple[int | None, int | None],
+    head: int,
+    dtype: str,
+    options: LowerOptions,
+    machine: Machine,
+    *,
+    written_out: bool,
+) -> bool:
+    """Whether attention of such sizes is computed in tile registers, whatever its masks are."""
+    if not _has_tiles(machine) or dtype not in ("float32", "bfloat16") or not 1 < head <= _HEAD:
+        return False
+    if written_out and dtype == "float32" and options.contractions != "generated" and _filled(lengths) < _FILLED_MORE:
+        return False
+    return not _against(lengths, head, dtype == "float32", options)
+
+
+def _has_tiles(machine: Machine) -> bool:
+    return machine.vector_bits == 512 and machine.has("amx-bf16") and machine.has("avx512bf16")
+
+
+def _against(lengths: tuple[int | None, int | None], head: int, wide: bool, options: LowerOptions) -> str:
+    """Why tiles would take more time; nothing where they don't."""
+    if options.contractions == "generated":
+        return ""
+    if any(size is not None and size < _SHORT for size in (*lengths, head)):
+        return "the heads are small"
+    if wide and _filled(lengths) < _FILLED:
+        return "much of the blocks of scores would be padding"
+    return ""
+
+
+def _filled(lengths: tuple[int | None, int | None]) -> float:
     """The share of blocks of scores that is scores; of sizes that are not known, all."""
-    known = [count.constant for count in site.counts]
-    return math.prod(size / (-(-size // PANEL) * PANEL) for size in known if size)
+    return math.prod(size / (-(-size // PANEL) * PANEL) for size in lengths if size)

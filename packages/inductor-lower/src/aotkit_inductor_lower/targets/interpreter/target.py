@@ -40,6 +40,18 @@ class InterpreterTarget:
         """ATen's call."""
         return Choice("aten", "attention is left to ATen")
 
+    def computes_attention(
+        self,
+        lengths: tuple[int | None, int | None],
+        head: int,
+        dtype: str,
+        options: LowerOptions,
+        *,
+        written_out: bool,
+    ) -> bool:
+        """There are no kernels for it."""
+        return False
+
     def renders_product(self, nest: LoopNest, buffers: Mapping[str, Buffer]) -> bool:
         """Not asked: products are nests from the start."""
         return False

@@ -43,7 +43,7 @@ from .amx_check import TileCheck
 from .amx_pack import STATS_BYTES, Packing
 from .amx_pack_plain import pack_function
 from .amx_tiles import configure, micro_function, release
-from .attention_tiles import AttentionTiles
+from .attention_tiles import AttentionTiles, Bias, Dropped
 from .emitter import Ssa, imm
 from .kernel import KernelEmitter
 from .types import memory_type
@@ -69,6 +69,8 @@ class AttentionEmitter(KernelEmitter):
         self.queries, self.keys = site.counts
         self.scale = site.scale if site.mask is None else 1.0  # of scores, where that is not done with the mask
         self.places: dict[str, Ssa] = {}
+        self.shared = imm(0)  # which of the heads that share keys, in the backward
+        self.skips = site.causal and len(site.outputs) < 4  # blocks that no query sees, unless their gradients are kept
 
     def emit(self) -> KernelText:
         """The kernel's text. Units may run at once: what is added up is memory of theirs."""
@@ -100,10 +102,13 @@ class AttentionEmitter(KernelEmitter):
 
     # -- packing and products ------------------------------------------------------------------------------
 
-    def start(self, lines: Lines, first: Ssa) -> tuple[Ssa, Ssa]:
-        """Where lines begin in memory, from a given one on, and the step to the next."""
+    def start(self, lines: Lines, first: Ssa, key: Ssa | None = None) -> tuple[Ssa, Ssa]:
+        """Where lines begin in memory, from a given one (and a key) on, and the step to the next."""
         em, step = self.em, self.ctx.scalar(lines.step)
         offset = em.add(self.ctx.scalar(lines.start), em.mul(first, step))
+        offset = em.add(offset, em.mul(self.shared, self.ctx.scalar(lines.head)))
+        if key is not None:
+            offset = em.add(offset, key)
         return em.element(memory_type(lines.dtype), self.ctx.pointers[lines.buffer], offset), step
 
     def pack(self, which: int, first: Ssa, count: Ssa, to: str, panel: int, *, right: bool, along: bool) -> None:
@@ -133,7 +138,7 @@ class AttentionEmitter(KernelEmitter):
 
     def below(self, end: Ssa, key: Ssa, query: Ssa) -> Ssa:
         """How many of the panels of keys from ``key`` on, which has ``end``, 32 queries see; may be negative."""
-        if not self.site.causal:
+        if not self.skips:
             return end
         seen = self.em.add(self.em.sub(query, key), imm(2 * PANEL - 1))
         shifted = self.em.pure("i64", f"ashr i64 {seen.text}, 5", seen)
@@ -144,13 +149,11 @@ class AttentionEmitter(KernelEmitter):
         em, site = self.em, self.site
         queries, keys = self.ctx.scalar(self.queries), self.ctx.scalar(self.keys)
         left = em.sub(keys, key)
-        mask = site.mask
-        if mask is not None:
-            row = self.ctx.scalar(mask.row)
-            offset = em.add(em.add(self.ctx.scalar(mask.start), em.mul(query, row)), key)
-            pointer = em.element(memory_type(mask.dtype), self.ctx.pointers[mask.buffer], offset)
-            rows = em.minimum(em.sub(queries, query), imm(PANEL))
-            self.tiles.add_mask(scores, pointer, row, rows, left, site.scale, mask.dtype)
+        if site.mask is not None:
+            rows, mask = em.minimum(em.sub(queries, query), imm(PANEL)), site.mask
+            added, seen = (None if x is None else self.start(x, query, key) for x in (mask.added, mask.seen))
+            kind = mask.added.dtype if mask.added is not None else DType.F32
+            self.tiles.add_bias(scores, Bias(added, kind, seen, mask.hidden, mask.replaces), rows, left, site.scale)
         tests = []
         if hides and (self.keys.constant is None or self.keys.constant % PANEL):
             tests.append(self.bit(f"slt i64 {left.text}, {PANEL}", left))
@@ -163,6 +166,14 @@ class AttentionEmitter(KernelEmitter):
         edge = functools.reduce(lambda a, b: em.pure("i1", f"or i1 {a.text}, {b.text}", a, b), tests)
         end = left if hides else imm(1 << 30)
         em.choose(edge, None, lambda: self.tiles.hide(scores, relation, end), lambda: None)
+
+    def dropped(self, query: Ssa, key: Ssa) -> Dropped | None:
+        """What dropout leaves of the weights from a query and a key on."""
+        em, kept = self.em, self.site.kept
+        if kept is None:
+            return None
+        queries, keys = self.ctx.scalar(self.queries), self.ctx.scalar(self.keys)
+        return Dropped(*self.start(kept, query, key), em.sub(queries, query), em.sub(keys, key), self.site.kept_scale)
 
     # -- numbers that tiles get wrong ----------------------------------------------------------------------
 

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ....kernel_ir.attention_site import Lines
 from ....symbolic import Expr, product
 from ..tile_forms import PANEL
 from .attention import ALIGNED, ROWS_BYTES, AttentionEmitter
-from .attention_tiles import BLOCK_BYTES, FLOATS
+from .attention_tiles import BLOCK_BYTES, Changes
+from .attention_vectors import FLOATS
 from .emitter import Ssa, imm
 
 __all__ = ["AttentionBackward"]
 
+Body = Callable[[Ssa, list[Ssa]], list[Ssa]]
 KEYS = 1024  # that are packed at once
 QUERIES = 128  # of a block
 
@@ -28,6 +30,8 @@ class AttentionBackward(AttentionEmitter):
     def allocate(self, pointers: dict[str, Ssa]) -> None:
         """Packed operands, weights and gradients of scores of a block, and sums of all lines of a head."""
         em, step, pieces = self.em, self.step_bytes, self.form.pieces
+        self.divided = len(self.site.saved) == 2
+        self.kept_bytes = ROWS_BYTES // 2 * (3 if self.divided else 2)
         self.block = self.limit(self.keys, KEYS // (1 if pieces == 1 else 2))
         self.rows = self.limit(self.queries, QUERIES)
         keys, rows = self.block // PANEL, self.rows // PANEL
@@ -36,12 +40,13 @@ class AttentionBackward(AttentionEmitter):
         sizes |= dict.fromkeys(("queries", "gradients"), rows * self.line_bytes)
         sizes |= dict.fromkeys(("turned queries", "turned gradients"), self.depth * self.row_bytes)
         sizes |= dict.fromkeys(("weights", "changes"), keys * self.row_bytes) | {"left changes": self.key_bytes}
-        sizes |= dict.fromkeys(("scores", "slopes"), 2 * BLOCK_BYTES) | {"rows": rows * ROWS_BYTES}
+        sizes |= dict.fromkeys(("scores", "slopes"), 2 * BLOCK_BYTES) | {"rows": rows * self.kept_bytes}
         sizes |= self.note_stats(max(keys, rows))
         self.reserve(sizes)
         counts = {"of queries": self.queries, "of keys": self.keys, "of values": self.keys}
         for name, count in counts.items():
-            lines = em.mul(self.panels(self.ctx.scalar(count)), imm(self.depth * BLOCK_BYTES))
+            heads = self.site.shared if name == "of queries" else 1
+            lines = em.mul(self.panels(self.ctx.scalar(count)), imm(heads * self.depth * BLOCK_BYTES))
             known = lines.constant
             memory = self.memory(em.add(lines, imm(ALIGNED))) if known is None else None
             self.places[name] = em.aligned(memory, ALIGNED) if memory is not None else self.large_memory(known or 0)
@@ -52,12 +57,56 @@ class AttentionBackward(AttentionEmitter):
         ctx.values.clear()
         self.place(self.site.batch, unit)
         self.clear_stats()
-        if self.site.causal:
-            self._clear("of keys", self.keys)
-            self._clear("of values", self.keys)
-        em.loop(imm(0), ctx.scalar(self.keys), self.block, [], self._keys, "keys")
+        if len(self.site.outputs) == 4 and self.checked:
+            # Gradients of scores are written as they are made, maybe over a mask: what is wrong must be known before.
+            em.loop(imm(0), ctx.scalar(self.keys), self.block, [], self._look, "keys")
+            self.unless_wrong(self._compute, self.run)
+            return []
+        self._sum()
         self.unless_wrong(self._write, self.run)
         return []
+
+    def _compute(self) -> None:
+        self._sum()
+        self._write()
+
+    def _look(self, key: Ssa, _: list[Ssa]) -> list[Ssa]:
+        """Note the largest numbers of a block of keys and values, and of all queries and gradients."""
+        em = self.em
+        count = em.minimum(em.sub(self.ctx.scalar(self.keys), key), imm(self.block))
+        self.pack(1, key, count, "keys", self.line_bytes, right=True, along=True)
+        self.pack(2, key, count, "values", self.line_bytes, right=True, along=True)
+        starts = self.bit(f"eq i64 {key.text}, 0", key)
+
+        def queries(at: Ssa, _: list[Ssa]) -> list[Ssa]:
+            rows = em.minimum(em.sub(self.ctx.scalar(self.queries), at), imm(self.rows))
+            for which, name in ((0, "queries"), (3, "gradients")):
+                self.pack(which, at, rows, name, self.line_bytes, right=False, along=True)
+            return []
+
+        def head() -> None:
+            em.loop(imm(0), self.ctx.scalar(self.queries), self.rows, [], queries, "queries")
+
+        em.choose(starts, None, lambda: self._of_heads(head), lambda: None)
+        return []
+
+    def _of_heads(self, write: Callable[[], None]) -> None:
+        """For each of the heads that share keys."""
+
+        def head(at: Ssa, _: list[Ssa]) -> list[Ssa]:
+            self.shared = at
+            write()
+            return []
+
+        self.em.loop(imm(0), imm(self.site.shared), 1, [], head, "head")
+        self.shared = imm(0)
+
+    def _sum(self) -> None:
+        """All sums of a head."""
+        if self.skips:
+            self._clear("of keys", self.keys)
+            self._clear("of values", self.keys)
+        self.em.loop(imm(0), self.ctx.scalar(self.keys), self.block, [], self._keys, "keys")
 
     def _clear(self, name: str, lines: Expr) -> None:
         """Zeros to begin with: not every block of queries sees a key."""
@@ -78,10 +127,14 @@ class AttentionBackward(AttentionEmitter):
         self.pack(2, key, count, "values", self.line_bytes, right=True, along=True)
         self.pack(1, key, count, "turned keys", self.key_bytes, right=True, along=False)
         begin = imm(0)
-        if self.site.causal:
+        if self.skips:
             begin = em.mul(em.unsigned("udiv", key, imm(self.rows)), imm(self.rows))
         block = functools.partial(self._block, key, self.panels(count))
-        em.loop(begin, self.ctx.scalar(self.queries), self.rows, [], block, "queries")
+
+        def head() -> None:
+            em.loop(begin, self.ctx.scalar(self.queries), self.rows, [], block, "queries")
+
+        self._of_heads(head)
         return []
 
     def _block(self, key: Ssa, panels: Ssa, query: Ssa, _: list[Ssa]) -> list[Ssa]:
@@ -103,11 +156,10 @@ class AttentionBackward(AttentionEmitter):
         em, site = self.em, self.site
         first = em.add(query, em.mul(panel, imm(PANEL)))
         count = em.minimum(em.sub(self.ctx.scalar(self.queries), first), imm(PANEL))
-        sums = site.logarithms
-        assert sums is not None
-        kept = self.at("rows", em.mul(panel, imm(ROWS_BYTES)))
+        kept = self.at("rows", em.mul(panel, imm(self.kept_bytes)))
         gradient, result = (self.start(site.inputs[which], first) for which in (3, 4))
-        self.tiles.look_at_rows(result, gradient, self.start(sums, first), count, kept, (self.scale, site.scale))
+        saved = [self.start(lines, first) for lines in site.saved]
+        self.tiles.look_at_rows(result, gradient, saved, count, kept, self._how(first, key))
         seen = self.below(panels, key, first)
 
         def blocks(at: Ssa) -> tuple[Ssa, Ssa]:
@@ -120,7 +172,7 @@ class AttentionBackward(AttentionEmitter):
             scores, slopes = blocks(at)
             for left, right, to in (("queries", "keys", scores), ("gradients", "values", slopes)):
                 self.multiply(self.at(left, line), self.at(right, own), to, imm(self.depth), imm(1, "i1"))
-            self.finish_scores(scores, first, em.add(key, em.mul(at, imm(PANEL))), hides=False)
+            self.finish_scores(scores, first, em.add(key, em.mul(at, imm(PANEL))), hides=True)
 
         def block(at: Ssa, _: list[Ssa]) -> list[Ssa]:
             following = em.add(at, imm(1))
@@ -128,13 +180,14 @@ class AttentionBackward(AttentionEmitter):
             em.choose(more, None, lambda: products(following), lambda: None)  # while vectors work on this block
             place = em.add(em.mul(at, imm(self.row_bytes)), em.mul(panel, imm(self.step_bytes)))
             changes = self.at("changes", place), self.at("left changes", em.mul(at, imm(self.step_bytes)))
-            self.tiles.gradients(*blocks(at), kept, self.at("weights", place), changes, self.scale, site.scale)
+            how = self._how(first, em.add(key, em.mul(at, imm(PANEL))))
+            self.tiles.gradients(*blocks(at), kept, self.at("weights", place), changes, how)
             return []
 
         em.choose(self.bit(f"sgt i64 {seen.text}, 0", seen), None, lambda: products(imm(0)), lambda: None)
         em.loop(imm(0), seen, 1, [], block, "block")
         starts = self.bit(f"eq i64 {key.text}, 0", key)
-        number_ = em.mul(em.unsigned("udiv", first, imm(PANEL)), imm(self.depth))
+        number_ = em.mul(self._panel_of_queries(first), imm(self.depth))
 
         def multiply() -> None:
             for part in range(self.depth):
@@ -142,18 +195,38 @@ class AttentionBackward(AttentionEmitter):
                 right = self.at("turned keys", imm(part * self.key_bytes))
                 self.multiply(self.places["left changes"], right, to, seen, starts)
 
-        if site.causal:
+        if self.skips:
             em.choose(self.bit(f"sgt i64 {seen.text}, 0", seen), None, multiply, lambda: None)
         else:
             multiply()
         return []
 
+    def _panel_of_queries(self, first: Ssa) -> Ssa:
+        """The number of a panel among those of all heads that share keys."""
+        em = self.em
+        before = em.mul(self.shared, self.panels(self.ctx.scalar(self.queries)))
+        return em.add(em.unsigned("udiv", first, imm(PANEL)), before)
+
+    def _how(self, query: Ssa, key: Ssa) -> Changes:
+        """How gradients of scores are made from a query and a key on."""
+        em, site = self.em, self.site
+        stored = self.start(site.outputs[3], query, key) if len(site.outputs) == 4 else None
+        mask = site.mask
+        hides = mask is not None and mask.replaces and mask.seen is not None
+        seen = self.start(mask.seen, query, key) if mask is not None and mask.seen is not None and hides else None
+        dropped = self.dropped(query, key)
+        there = (em.sub(self.ctx.scalar(self.queries), query), em.sub(self.ctx.scalar(self.keys), key))
+        return Changes(self.scale, site.slope, self.divided, dropped, stored, seen, *there)
+
     def _sum_over_queries(self, key: Ssa, query: Ssa, rows: Ssa, at: Ssa, _: list[Ssa]) -> list[Ssa]:
         """Gradients of 32 keys, and of their values, by a block of queries."""
         em = self.em
         begin, starts = imm(0), self.bit(f"eq i64 {query.text}, 0", query)
+        if self.site.shared > 1:
+            head = self.bit(f"eq i64 {self.shared.text}, 0", self.shared)
+            starts = em.pure("i1", f"and i1 {starts.text}, {head.text}", starts, head)
         first = em.add(key, em.mul(at, imm(PANEL)))
-        if self.site.causal:
+        if self.skips:
             begin = em.maximum(em.pure("i64", f"ashr i64 {em.sub(first, query).text}, 5", first, query), imm(0))
             starts = imm(0, "i1")
         skipped, steps = em.mul(begin, imm(self.step_bytes)), em.sub(rows, begin)
@@ -168,17 +241,27 @@ class AttentionBackward(AttentionEmitter):
 
     def _write(self) -> None:
         """The gradients."""
-        outputs = zip(("of queries", "of keys", "of values"), self.site.outputs, strict=True)
-        for (name, lines), count in zip(outputs, (self.queries, self.keys, self.keys), strict=True):
+        for which, (name, count) in enumerate(
+            (("of queries", self.queries), ("of keys", self.keys), ("of values", self.keys))
+        ):
             many = self.ctx.scalar(count)
-            panel = functools.partial(self._write_panel, name, lines, many)
-            self.em.loop(imm(0), self.panels(many), 1, [], panel, "panel")
+            panel = functools.partial(self._write_panel, name, self.site.outputs[which], many)
+
+            def head(many: Ssa = many, panel: Body = panel) -> None:
+                self.em.loop(imm(0), self.panels(many), 1, [], panel, "panel")
+
+            if which == 0:
+                self._of_heads(head)
+            else:
+                head()
 
     def _write_panel(self, name: str, lines: Lines, many: Ssa, at: Ssa, _: Sequence[Ssa]) -> list[Ssa]:
         em = self.em
         first = em.mul(at, imm(PANEL))
         count = em.minimum(em.sub(many, first), imm(PANEL))
         to, step = self.start(lines, first)
+        if name == "of queries":
+            at = self._panel_of_queries(first)
         sums = self.at(name, em.mul(at, imm(self.depth * BLOCK_BYTES)))
         if name == "of queries":
             self.tiles.write_rows(sums, to, step, count, None)

@@ -10,7 +10,8 @@ from ....symbolic import Expr, Symbol, floordiv, product
 from ..tile_forms import PANEL
 from .amx_pack import GROUP
 from .attention import ROWS_BYTES, AttentionEmitter
-from .attention_tiles import BLOCK_BYTES, FLOATS, LOG2E, number
+from .attention_tiles import BLOCK_BYTES, LOG2E
+from .attention_vectors import FLOATS, number
 from .body import emit_body
 from .context import Value, Vector
 from .emitter import Ssa, imm
@@ -96,8 +97,8 @@ class AttentionForward(AttentionEmitter):
             em.loop(imm(0), seen, 1, [], block, "block")
             state = self.at("state", em.mul(panel, imm(ROWS_BYTES)))
             sums = self.at("sums", em.mul(panel, imm(self.depth * BLOCK_BYTES)))
-            factor = self.scale * LOG2E
-            self.tiles.weigh(self.places["scores"], self.places["weights"], state, sums, seen, starts, factor)
+            blocks = self.places["scores"], self.places["weights"], state, sums
+            self.tiles.weigh(blocks, seen, starts, self.scale * LOG2E, self.dropped(query, key))
             for part in range(self.depth):
                 own = em.element("i8", sums, imm(part * BLOCK_BYTES))
                 values = self.at("values", imm(part * self.value_bytes))
@@ -119,8 +120,8 @@ class AttentionForward(AttentionEmitter):
             rows = em.minimum(em.sub(count, em.mul(at, imm(PANEL))), imm(PANEL))
             for half in range(PANEL // GROUP):
                 self._divisors(at, half)
-            if self.site.logarithms is not None:
-                self._store_logarithms(self.site.logarithms, query, rows)
+            for lines, slot in zip(self.site.saved, (PANEL, 0), strict=False):
+                self._store_saved(lines, slot, query, rows)
             to, step = self.start(self.site.outputs[0], query)
             sums = self.at("sums", em.mul(at, imm(self.depth * BLOCK_BYTES)))
             self.tiles.write_rows(sums, to, step, rows, self.places["divisors"])
@@ -134,19 +135,26 @@ class AttentionForward(AttentionEmitter):
         state = self.at("state", em.mul(panel, imm(ROWS_BYTES)))
         top, total = (self._vector(state, PANEL * k + GROUP * half) for k in range(2))
         zero, one = (f"splat (float {number(x)})" for x in (0.0, 1.0))
-        empty = em.here("<16 x i1>", f"fcmp oeq {total.typed}, {zero}")
-        divisor = em.here(FLOATS, f"select {empty.typed}, {FLOATS} {one}, {total.typed}")
+        divisor = total
+        if self.site.zero_empty:
+            empty = em.here("<16 x i1>", f"fcmp oeq {total.typed}, {zero}")
+            divisor = em.here(FLOATS, f"select {empty.typed}, {FLOATS} {one}, {total.typed}")
         self._keep(divisor, GROUP * half)
-        if self.site.logarithms is None:
+        if not self.site.saved:
+            return
+        used = top
+        if self.site.zero_empty:
+            none = em.here("<16 x i1>", f"fcmp oeq {top.typed}, splat (float {number(float('-inf'))})")
+            used = em.here(FLOATS, f"select {none.typed}, {FLOATS} {zero}, {top.typed}")
+        scaled = em.here(FLOATS, f"fmul {used.typed}, splat (float {number(self.scale)})")
+        if len(self.site.saved) == 2:
+            self._keep(scaled, PANEL + GROUP * half)
             return
         floor = self.go_to({}, Vector(Symbol("lane"), imm(0), GROUP, 1))
         ctx.values["total"] = Value(DType.F32, (divisor,), varying=True)
         emit_body(ctx, [Compute("logarithm", "log", ("total",), DType.F32)])
         logarithm = ctx.part("logarithm", 0, GROUP)
         self.go_back(floor)
-        none = em.here("<16 x i1>", f"fcmp oeq {top.typed}, splat (float {number(float('-inf'))})")
-        used = em.here(FLOATS, f"select {none.typed}, {FLOATS} {zero}, {top.typed}")
-        scaled = em.here(FLOATS, f"fmul {used.typed}, splat (float {number(self.scale)})")
         self._keep(em.here(FLOATS, f"fadd {scaled.typed}, {logarithm.text}"), PANEL + GROUP * half)
 
     def _vector(self, base: Ssa, position: int) -> Ssa:
@@ -157,12 +165,12 @@ class AttentionForward(AttentionEmitter):
         place = self.em.element("float", self.places["divisors"], imm(position))
         self.em.effect(f"store {value.typed}, ptr {place.text}, align 64")
 
-    def _store_logarithms(self, lines: Lines, query: Ssa, rows: Ssa) -> None:
+    def _store_saved(self, lines: Lines, slot: int, query: Ssa, rows: Ssa) -> None:
         em = self.em
         to, step = self.start(lines, query)
 
         def row(at: Ssa, _: list[Ssa]) -> list[Ssa]:
-            kept = em.element("float", self.places["divisors"], em.add(at, imm(PANEL)))
+            kept = em.element("float", self.places["divisors"], em.add(at, imm(slot)))
             value = em.here("float", f"load float, ptr {kept.text}, align 4")
             em.effect(f"store {value.typed}, ptr {em.element('float', to, em.mul(at, step)).text}, align 4")
             return []

@@ -1,0 +1,207 @@
+"""Pass: ATen's fused attention reads heads that are shared, and masks of bools, as they are.
+
+Before a call for the CPU whose keys and values are copies of heads, one for each head of queries that shares it
+(``repeat_kv``: unsqueeze, expand, copy), or whose mask is made of a bool (``where`` between 0, or a mask, and -inf).
+After the same call on the heads themselves, and :data:`~..ops.attention.ATTENTION` on the bools. In a backward the
+gradients of copies, and their sum, become the gradients of the heads. Requires a target that computes the call.
+
+A call on bools keeps something else for its backward, so both are rewritten, in a joint graph, or there is no backward.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import Graph, Node
+
+from ..ops.attention import ATTENTION, ATTENTION_BACKWARD
+from ..passes import Pass, PassContext
+from ..target import on_host
+from .attention_gradients import Place, erase_unused, sum_of_copies
+from .attention_parts import fits_scores, hiding, number_of
+from .node_facts import before_writes, escaping_nodes, shared_heads
+from .patterns import emit
+from .rewriting import rewriting
+
+__all__ = ["JOINT_PASS", "PASS", "calls_attention", "read_operands"]
+
+aten = torch.ops.aten
+_FORWARD = aten._scaled_dot_product_flash_attention_for_cpu.default
+_BACKWARD = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+Takes = Callable[[Node, Node], bool]
+
+
+def calls_attention(graph: Graph) -> bool:
+    """Whether there may be something to do."""
+    return any(node.target in (_FORWARD, _BACKWARD) for node in graph.nodes)
+
+
+def read_operands(graph: Graph, fuel: int, takes: Takes) -> int:
+    """Run the pass; the number of rewrites. ``takes``: whether the target computes the call, by query and key."""
+    found, escaping = 0, escaping_nodes(graph)
+    for rewrite in (_share_heads, _read_bools):
+        for node in before_writes(graph):
+            place = {_FORWARD: 0, _BACKWARD: 1}.get(node.target)  # type: ignore[call-overload]
+            if found < fuel and place is not None and not node._erased:
+                query, key = node.args[place : place + 2]
+                if isinstance(query, Node) and isinstance(key, Node) and takes(query, key):
+                    found += rewrite(graph, node, escaping)
+    return found
+
+
+# -- heads that are shared --------------------------------------------------------------------------------
+
+
+def _share_heads(graph: Graph, node: Node, escaping: set[Node]) -> int:
+    place = 0 if node.target is _FORWARD else 1
+    heads = [shared_heads(operand) for operand in node.args[place + 1 : place + 3]]
+    key, value = heads
+    if key is None or value is None or key.meta["val"].shape != value.meta["val"].shape:
+        return 0
+    args = [*node.args[: place + 1], key, value, *node.args[place + 3 :]]
+    if node.target is _FORWARD:
+        node.args = tuple(args)
+        return 1
+    sums = [_gradient_of(node, number, tuple(key.meta["val"].shape)) for number in (1, 2)]
+    if None in sums:
+        return 0
+    made = emit(graph, lambda args, kwargs: _BACKWARD(*args, **kwargs), node, args=args, kwargs=dict(node.kwargs))
+    if made is None:
+        return 0
+    for number, part in _numbered(node):
+        if number == 0:
+            part.replace_input_with(node, made)
+            continue
+        new, old = _part(graph, part, made, number), sums[number - 1]
+        assert old is not None
+        Place(part, ((old, False),)).take(graph, new, escaping)
+    erase_unused(graph, node)
+    return 1
+
+
+def _gradient_of(node: Node, number: int, shape: tuple[int, ...]) -> Node | None:
+    """The sum of the gradients of copies."""
+    parts = [part for part in _parts(node) if part.args[1] == number]
+    return sum_of_copies(parts[0], shape) if len(parts) == 1 else None
+
+
+def _parts(node: Node) -> list[Node]:
+    return [user for user in node.users if user.target is operator.getitem]
+
+
+def _numbered(node: Node) -> list[tuple[int, Node]]:
+    return [(part.args[1], part) for part in _parts(node) if isinstance(part.args[1], int)]
+
+
+def _part(graph: Graph, place: Node, call: Node, number: int) -> Node:
+    made = emit(graph, lambda call: operator.getitem(call, number), place, call=call)
+    assert made is not None
+    return made
+
+
+# -- masks of bools ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Mask:
+    """A mask that is made of a bool: what is added where it holds, or else -inf."""
+
+    seen: Node
+    inverted: bool
+    added: Node | None
+
+
+def _read_bools(graph: Graph, node: Node, escaping: set[Node]) -> int:
+    if node.target is not _FORWARD:
+        return 0
+    query, key, value, *rest = node.args
+    mask = _mask_of(node, query, key)
+    if mask is None or {*node.kwargs} - {"attn_mask", "scale"} or any(rest[:1]):
+        return 0
+    sums = [part for part in _parts(node) if part.args[1] == 1]
+    backwards = [user for part in sums for user in part.users]
+    if len(sums) > 1 or len(backwards) > 1 or any(user.target is not _BACKWARD for user in backwards):
+        return 0
+    scale = node.kwargs.get("scale")
+    if scale is not None and not isinstance(scale, float):
+        return 0
+    scale = scale or query.meta["val"].shape[-1] ** -0.5  # type: ignore[union-attr]
+    causal = bool(rest[1]) if len(rest) > 1 else False
+    seen = mask.seen
+    if mask.inverted:
+        inverse = emit(graph, lambda x: aten.logical_not.default(x), node, x=seen)
+        assert inverse is not None
+        seen = inverse
+    settings = [mask.added, seen, None, scale, -math.inf, False, 1.0, causal]
+    made = emit(graph, lambda args: ATTENTION(*args), node, args=[query, key, value, *settings, True])
+    if made is None:
+        return 0
+    result, tops, totals = (_part(graph, node, made, number) for number in range(3))
+    for backward in backwards:
+        gradient = backward.args[0]
+        args = [gradient, query, key, value, result, tops, totals, *settings, scale]
+        call = emit(graph, lambda args: ATTENTION_BACKWARD(*args), backward, args=args)
+        assert call is not None
+        _take_parts(graph, backward, [_part(graph, backward, call, number) for number in range(3)], escaping)
+        erase_unused(graph, backward)
+    _take_parts(graph, node, [result], escaping)
+    erase_unused(graph, node)
+    return 1
+
+
+def _take_parts(graph: Graph, node: Node, made: list[Node], escaping: set[Node]) -> None:
+    for number, part in _numbered(node):
+        if number < len(made):
+            Place(part, ((part, False),)).take(graph, made[number], escaping)
+
+
+def _mask_of(node: Node, query: Any, key: Any) -> _Mask | None:
+    mask = node.kwargs.get("attn_mask")
+    while isinstance(mask, Node) and mask.target in (aten.expand.default, aten.clone.default):
+        mask = mask.args[0]  # type: ignore[assignment]
+    choice = hiding(mask)
+    if choice is None or choice[2] != -math.inf:
+        return None
+    seen, inverted, _, tensor = choice
+    added = None if number_of(tensor) == 0 else tensor
+    sizes = (*query.meta["val"].shape[:3], key.meta["val"].shape[2])
+    if not fits_scores(seen, sizes, (torch.bool,)) or seen.meta["val"].stride(-1) != 1:
+        return None
+    floats = (torch.float32, torch.bfloat16)
+    if added is not None and (not fits_scores(added, sizes, floats) or added.meta["val"].stride(-1) != 1):
+        return None
+    return _Mask(seen, inverted, added)
+
+
+def _run(graph: Graph, ctx: PassContext) -> Graph:
+    options = ctx.options
+    if options.contractions == "aten" or not calls_attention(graph) or "generate-attention" in options.disable:
+        return graph
+
+    def takes(query: Node, key: Node) -> bool:
+        value = query.meta["val"]
+        lengths = [size if isinstance(size, int) else None for size in (value.shape[2], key.meta["val"].shape[2])]
+        width, dtype = value.shape[3], str(value.dtype).removeprefix("torch.")
+        known = isinstance(width, int) and isinstance(value.shape[1], int) and on_host(value)
+        given = (lengths[0], lengths[1]), width, dtype, options
+        return known and ctx.target.computes_attention(*given, written_out=False)
+
+    return rewriting(lambda graph, fuel: read_operands(graph, fuel, takes))(graph, ctx)
+
+
+PASS = Pass(
+    "attention-operands",
+    _run,
+    why="heads that are shared are not copied, and bools are read instead of numbers made of them",
+    after=("write-out-attention",),
+)
+JOINT_PASS = Pass(
+    "attention-operands",
+    _run,
+    why="a forward that reads bools keeps something else for its backward",
+)

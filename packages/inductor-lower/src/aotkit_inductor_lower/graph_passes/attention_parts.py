@@ -1,0 +1,470 @@
+"""What attention that is written out is made of: products, masks, dropout and operands, found in a graph."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch.fx import Node
+
+from ..target import on_host
+from .node_facts import same_number, shared_heads
+
+__all__ = [
+    "RESHAPES",
+    "Operand",
+    "Written",
+    "deepest",
+    "find_operand",
+    "find_written",
+    "fits_scores",
+    "hiding",
+    "is_turned",
+    "number_of",
+    "scaled_by",
+]
+
+aten = torch.ops.aten
+RESHAPES = frozenset(
+    (aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.expand.default, aten.clone.default)
+)
+_FACTORS = frozenset((aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor, aten.div.Scalar))
+_DIVISIONS = frozenset((aten.div.Tensor, aten.div.Scalar))
+_TYPES = (torch.float32, torch.bfloat16)
+_FILLS = {
+    aten.full.default: 1,
+    aten.full_like.default: 1,
+    aten.scalar_tensor.default: 0,
+    aten.zeros.default: None,
+    aten.zeros_like.default: None,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """Heads ``source`` that a factor of a product is made of, times ``scale``. ``whole``: the same where several heads
+    of queries share one and have copies of it."""
+
+    source: Node
+    scale: float | None = None
+    whole: Node | None = None
+
+
+@dataclass(slots=True)
+class Written:
+    """Attention that is written out. ``shape``: batch, heads, queries, keys, numbers of a head. ``products``: of
+    queries and keys, and of weights and values, with their factors as these take them: ``query3``, ``key3``,
+    ``weights3``, ``value3``. ``probabilities``: what the backward of the softmax reads. ``noise``: what dropout
+    multiplies by, or which weights are kept (``is_kept``); ``drawn``: what it is made of.
+    ``inner``: nodes that nothing needs any more once it is a call."""
+
+    shape: tuple[int, int, int, int, int]
+    products: tuple[Node, Node]
+    operands: tuple[Operand, Operand, Operand]
+    probabilities: Node
+    scale: float
+    added: Node | None = None
+    seen: Node | None = None
+    inverted: bool = False
+    hidden: float = -math.inf
+    replaces: bool = False
+    causal: bool = False
+    noise: Node | None = None
+    drawn: Node | None = None
+    is_kept: bool = False
+    kept_scale: float = 1.0
+    zero_empty: bool = False
+    inner: list[Node] = field(default_factory=list)
+
+    @property
+    def kept(self) -> float:
+        """The probability with which dropout keeps a weight."""
+        assert self.drawn is not None
+        number = self.drawn.args[1]
+        assert isinstance(number, int | float)
+        return 1.0 - number if self.is_kept else float(number)
+
+    @property
+    def out(self) -> Node:
+        return self.products[1]
+
+    @property
+    def factors(self) -> tuple[Node, Node, Node, Node]:
+        """Queries, keys, weights and values as the products take them."""
+        query, key = self.products[0].args[:2]
+        weights, value = self.products[1].args[:2]
+        assert isinstance(query, Node) and isinstance(key, Node) and isinstance(weights, Node)
+        assert isinstance(value, Node)
+        return query, key, weights, value
+
+    @property
+    def shares_heads(self) -> bool:
+        return self.operands[1].whole is not None
+
+    def with_copied_heads(self) -> Written:
+        """The same, read from the copies of heads that are shared."""
+        query, key, value = (replace(o, source=o.whole or o.source, whole=None) for o in self.operands)
+        return replace(self, operands=(query, key, value))
+
+
+def number_of(value: object) -> float | None:
+    """A number, or a tensor that the graph fills with one."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value)
+    if isinstance(value, Node) and value.target in _FILLS:
+        place = _FILLS[value.target]
+        return 0.0 if place is None else number_of(value.args[place])
+    return None
+
+
+def scaled_by(node: Node) -> float | None:
+    """What a node multiplies its first argument by, if that is a number."""
+    if node.target not in _FACTORS or node.kwargs:
+        return None
+    number = number_of(node.args[1])
+    second = node.args[1]
+    if isinstance(second, Node) and second.meta["val"].dim():
+        return None
+    if number is None or node.target not in _DIVISIONS:
+        return number
+    return 1 / number if number else None
+
+
+def deepest(node: object, shape: tuple[int, ...]) -> Node | None:
+    """The first tensor of a shape on the way of views and copies to a node, which keep the order of elements."""
+    found = None
+    while isinstance(node, Node) and isinstance(node.meta.get("val"), torch.Tensor):
+        if tuple(node.meta["val"].shape) == shape:
+            found = node
+        source = node.args[0] if node.op == "call_function" and node.target in RESHAPES else None
+        if not isinstance(source, Node) or source.meta["val"].numel() != node.meta["val"].numel():
+            return found
+        node = source
+    return found
+
+
+def is_turned(node: object, dims: int) -> Node | None:
+    """What a node is the transpose of, in the last two of so many dimensions."""
+    if not isinstance(node, Node) or node.target is not aten.transpose.int or node.meta["val"].dim() != dims:
+        return None
+    given, *which = node.args
+    numbers = {dim % dims for dim in which if isinstance(dim, int)}
+    return given if numbers == {dims - 1, dims - 2} and isinstance(given, Node) else None
+
+
+def find_operand(
+    node: Node, shape: tuple[int, int, int, int], *, turned: bool = False, scales: bool = True
+) -> Operand | None:
+    """The heads of a factor of a product, ``turned`` over somewhere, before they were scaled, if that counts."""
+    batch, heads, length, width = shape
+    given = is_turned(node, 3)
+    if turned and given is not None:
+        node, turned = given, False
+    scale = None
+    found = deepest(node, (batch, heads, width, length) if turned else shape)
+    while found is not None:
+        source = is_turned(found, 4) if turned else None
+        if source is not None:
+            found, turned = deepest(source, shape), False
+        elif scales and scale is None and (number := scaled_by(found)) is not None:
+            scale = number
+            found = deepest(found.args[0], (batch, heads, width, length) if turned else shape)
+        else:
+            break
+    if found is None or turned:
+        return None
+    return Operand(found, scale)
+
+
+def find_written(softmax: Node) -> Written | None:
+    """The attention around a softmax."""
+    value = softmax.meta["val"]
+    if value.dim() != 4 or value.dtype not in _TYPES or not on_host(value):
+        return None
+    if softmax.args[1] not in (-1, 3) or softmax.args[2] is not False:
+        return None
+    if not all(isinstance(size, int) and size for size in value.shape):
+        return None
+    found = _Finder(softmax)
+    return found.result() if found.go_down() and found.go_up() else None
+
+
+class _Finder:
+    """Walks from a softmax to both products."""
+
+    def __init__(self, softmax: Node) -> None:
+        self.softmax = softmax
+        self.inner: list[Node] = [softmax]
+        self.scale = 1.0
+        self.added: Node | None = None
+        self.seen: Node | None = None
+        self.inverted = self.replaces = self.causal = self.zero_empty = self.is_kept = False
+        self.hidden, self.kept_scale = -math.inf, 1.0
+        self.noise: Node | None = None
+        self.drawn: Node | None = None
+        self.probabilities = softmax
+        self.score_product: Node | None = None
+        self.out: Node | None = None
+
+    # -- scores --------------------------------------------------------------------------------------------
+
+    def go_down(self) -> bool:
+        """From the softmax to the product of queries and keys: masks first, then scales."""
+        node = self.softmax.args[0]
+        while isinstance(node, Node) and node.op == "call_function":
+            self.inner.append(node)
+            if node.target is aten.bmm.default:
+                self.score_product = node
+                return True
+            following = self._below(node)
+            if following is None:
+                return False
+            node = following
+        return False
+
+    def _below(self, node: Node) -> Node | None:
+        """The scores that a node makes others of; ``None`` for any other node."""
+        first = node.args[0]
+        if node.target in RESHAPES or (node.target is aten._to_copy.default and _is_cast(node)):
+            return first if isinstance(first, Node) and _same_count(first, node) else None
+        number = scaled_by(node)
+        if number is not None:
+            self.scale *= number
+            return first if math.isfinite(self.scale) and isinstance(first, Node) else None
+        if self.scale != 1.0 or self.added is not None:
+            return None
+        if node.target is aten.add.Tensor and not node.kwargs:
+            return self._add(node)
+        choice = hiding(node) if self.seen is None else None
+        if choice is None:
+            return None
+        self.seen, self.inverted, self.hidden, scores = choice
+        self.replaces = True
+        return scores
+
+    def _add(self, node: Node) -> Node | None:
+        """A mask that is added to scores, the other operand."""
+        left, right = node.args[:2]
+        if not isinstance(left, Node) or not isinstance(right, Node):
+            return None
+        scores, mask = (left, right) if _is_made_of_product(left) else (right, left)
+        choice = hiding(_same_below(mask)) if self.seen is None else None
+        self.added = mask
+        if choice is not None:
+            seen, self.inverted, self.hidden, added = choice
+            self.added = None if number_of(added) == 0 else added
+            self.seen = seen
+            self.causal = self.added is None and self.hidden == -math.inf and _is_lower_triangle(seen, node)
+            self.seen = None if self.causal else seen
+        return scores
+
+    # -- weights -------------------------------------------------------------------------------------------
+
+    def go_up(self) -> bool:
+        """From the softmax to the product of weights and values."""
+        self._find_zeros()
+        node = self.probabilities
+        while True:
+            following = [user for user in node.users if self._goes_on(user, node)]
+            if len(following) != 1:
+                return False
+            (user,) = following
+            if user.target is aten.bmm.default:
+                self.out = user
+                return user.args[0] is node and user.args[1] is not node
+            if user.target is aten.mul.Tensor and not self._find_dropout(user, node):
+                return False
+            self.inner.append(user)
+            node = user
+            if user.target is aten.native_dropout.default:
+                part = self._find_kept(user)
+                if part is None:
+                    return False
+                node = part
+
+    def _find_zeros(self) -> None:
+        """Rows without a key become 0."""
+        for user in self.softmax.users:
+            if user.target is not aten.where.self or user.args[2] is not self.softmax or number_of(user.args[1]) != 0:
+                continue
+            every = user.args[0]
+            if not isinstance(every, Node) or every.target is not aten.all.dim:
+                continue
+            test, dim, *keeps = every.args
+            if dim not in (-1, 3) or keeps != [True] or not isinstance(test, Node):
+                continue
+            if test.target is aten.eq.Scalar and test.args == (self.softmax.args[0], -math.inf):
+                self.zero_empty, self.probabilities = True, user
+                zeros = user.args[1]
+                self.inner += [test, every, user, *([zeros] if isinstance(zeros, Node) else [])]
+                return
+
+    def _goes_on(self, user: Node, node: Node) -> bool:
+        if user.target in RESHAPES or user.target is aten.bmm.default:
+            return _same_count(user, node) or user.target is aten.bmm.default
+        if user.target is aten._to_copy.default:
+            return _is_cast(user)
+        drops = user.target in (aten.mul.Tensor, aten.native_dropout.default)
+        return drops and node.meta["val"].dim() == 4
+
+    def _find_kept(self, dropout: Node) -> Node | None:
+        """What dropout makes of the weights, where it is one call, which tells what it kept, too."""
+        parts = {user.args[1]: user for user in dropout.users if user.target is operator.getitem}
+        rate, train = dropout.args[1:3]
+        known = isinstance(rate, int | float) and 0 < rate < 1 and train is True
+        if self.noise is not None or not known or len(parts) != len(dropout.users) or 0 not in parts:
+            return None
+        self.drawn, self.is_kept, self.kept_scale = dropout, True, 1 / (1 - float(rate))  # type: ignore[arg-type]
+        self.noise = parts.get(1)
+        self.inner.append(parts[0])
+        return parts[0]
+
+    def _find_dropout(self, user: Node, node: Node) -> bool:
+        """Whether a factor of the weights is ``bernoulli(..) / kept``, each time another."""
+        noise = user.args[1] if user.args[0] is node else user.args[0]
+        if self.noise is not None or not isinstance(noise, Node) or noise.target is not aten.div.Scalar:
+            return False
+        drawn, kept = noise.args
+        if not isinstance(drawn, Node) or drawn.target is not aten.bernoulli.p or not isinstance(kept, int | float):
+            return False
+        value, like = noise.meta["val"], drawn.args[0]
+        if value.shape != node.meta["val"].shape or not value.is_contiguous() or kept <= 0:
+            return False
+        self.noise, self.drawn = noise, drawn
+        self.kept_scale = (torch.ones((), dtype=value.dtype) / kept).item()
+        self.inner += [noise, *([like] if isinstance(like, Node) else [])]
+        return True
+
+    # -- all -----------------------------------------------------------------------------------------------
+
+    def result(self) -> Written | None:
+        """What was found, with the operands."""
+        scores, out = self.score_product, self.out
+        assert scores is not None and out is not None
+        batch, heads, queries, keys = self.softmax.meta["val"].shape
+        if tuple(scores.meta["val"].shape) != (batch * heads, queries, keys) or out.meta["val"].dim() != 3:
+            return None
+        width, last = scores.args[0].meta["val"].shape[2], out.meta["val"].shape[2]  # type: ignore[union-attr]
+        if width != last or scores.meta["val"].dtype not in _TYPES or not self._masks_fit():
+            return None
+        if out.meta["val"].dtype != scores.meta["val"].dtype or self.scale == 0:
+            return None
+        query = find_operand(scores.args[0], (batch, heads, queries, width))  # type: ignore[arg-type]
+        key = find_operand(scores.args[1], (batch, heads, keys, width), turned=True)  # type: ignore[arg-type]
+        value = find_operand(out.args[1], (batch, heads, keys, width))  # type: ignore[arg-type]
+        if query is None or key is None or value is None or value.scale is not None:
+            return None
+        dtypes = {operand.source.meta["val"].dtype for operand in (query, key, value)}
+        if dtypes != {scores.meta["val"].dtype}:
+            return None
+        scale = self.scale * (query.scale or 1.0) * (key.scale or 1.0)
+        return Written(
+            (batch, heads, queries, keys, width),
+            (scores, out),
+            _shared(query, key, value),
+            self.probabilities,
+            scale,
+            self.added,
+            self.seen,
+            self.inverted,
+            self.hidden,
+            self.replaces,
+            self.causal,
+            self.noise,
+            self.drawn,
+            self.is_kept,
+            self.kept_scale,
+            self.zero_empty,
+            self.inner,
+        )
+
+    def _masks_fit(self) -> bool:
+        """Whether kernels read the masks as they are, or as copies of them."""
+        sizes = tuple(self.softmax.meta["val"].shape)
+        masks = ((self.added, _TYPES), (self.seen, (torch.bool,)))
+        return all(mask is None or fits_scores(mask, sizes, types) for mask, types in masks)
+
+
+def fits_scores(mask: Node, sizes: tuple[int, ...], types: tuple[torch.dtype, ...]) -> bool:
+    """Whether a mask is one of the scores of such sizes, with an element for each key, of one of the types."""
+    value = mask.meta["val"]
+    if value.dtype not in types or not 1 <= value.dim() <= 4 or not on_host(value):
+        return False
+    if not same_number(value.shape[-1], sizes[-1]):
+        return False
+    pairs = zip(reversed(value.shape), reversed(sizes), strict=False)
+    return all(same_number(size, 1) or same_number(size, whole) for size, whole in pairs)
+
+
+def _shared(query: Operand, key: Operand, value: Operand) -> tuple[Operand, Operand, Operand]:
+    """The operands, read from heads that are shared by several, where keys and values both are."""
+    keys, values = shared_heads(key.source), shared_heads(value.source)
+    if keys is None or values is None or keys.meta["val"].shape[1] != values.meta["val"].shape[1]:
+        return query, key, value
+    return query, replace(key, source=keys, whole=key.source), replace(value, source=values, whole=value.source)
+
+
+def hiding(node: object) -> tuple[Node, bool, float, Node] | None:
+    """Of a choice between a tensor and a number: the condition, whether it says where the number is, the number, and
+    the tensor."""
+    if not isinstance(node, Node):
+        return None
+    if node.target is aten.masked_fill.Scalar:
+        tensor, condition, filler = node.args
+        number = number_of(filler)
+        inverted = True
+    elif node.target in (aten.where.self, aten.where.ScalarOther, aten.where.ScalarSelf):
+        condition, yes, no = node.args
+        inverted = number_of(no) is None or (number_of(yes) is not None and number_of(yes) != 0)
+        tensor, number = (no, number_of(yes)) if inverted else (yes, number_of(no))
+    else:
+        return None
+    if not isinstance(condition, Node) or number is None or not isinstance(tensor, Node):
+        return None
+    return condition, inverted, number, tensor
+
+
+def _same_below(mask: Node) -> Node:
+    """What a mask is a copy of."""
+    while mask.target is aten.clone.default and isinstance(mask.args[0], Node):
+        mask = mask.args[0]
+    return mask
+
+
+def _is_lower_triangle(seen: Node, scores: Node) -> bool:
+    """Whether each query sees the keys up to its own number."""
+    if seen.target is not aten.tril.default or len(seen.args) > 1 or seen.kwargs:
+        return False
+    ones = seen.args[0]
+    if not isinstance(ones, Node) or ones.target not in (aten.ones.default, aten.full.default):
+        return False
+    if ones.target is aten.full.default and ones.args[1] is not True:
+        return False
+    return tuple(seen.meta["val"].shape) == tuple(scores.meta["val"].shape[-2:])
+
+
+def _is_cast(node: Node) -> bool:
+    """Whether a copy is to another of the types that kernels read."""
+    value, source = node.meta["val"], node.args[0]
+    return isinstance(source, Node) and {value.dtype, source.meta["val"].dtype} <= set(_TYPES) and on_host(value)
+
+
+def _same_count(a: Node, b: Node) -> bool:
+    return bool(a.meta["val"].numel() == b.meta["val"].numel())
+
+
+def _is_made_of_product(node: Node) -> bool:
+    """Whether scales and views of a product."""
+    return any(below.target is aten.bmm.default for below in _chain(node))
+
+
+def _chain(node: object) -> Iterator[Node]:
+    while isinstance(node, Node) and node.op == "call_function":
+        yield node
+        passes = node.target in RESHAPES or node.target is aten._to_copy.default or scaled_by(node) is not None
+        if not passes and hiding(node) is None:
+            return
+        node = node.args[0] if hiding(node) is None else hiding(node)[3]  # type: ignore[index]

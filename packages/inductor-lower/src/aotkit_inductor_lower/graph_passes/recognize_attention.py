@@ -1,0 +1,197 @@
+"""Pass: attention that is written out becomes a call that kernels compute, in training too.
+
+Before ``bmm(dropout(softmax(bmm(query, key.T) * scale + mask)), value)``, with copies and views between, and in a joint
+graph its gradients. After :data:`~..ops.attention.ATTENTION`, and one call for all gradients (Note [Attention as an
+operator]). Requires a target that computes it, that nothing else reads scores or weights, known sizes and float32 or
+bfloat16. A gradient of the scores that is read by itself (a mask that is trained) is a result of the backward.
+
+Note [What a mask may be]
+    A sum with a tensor (also a ``where`` between it and a number: then the condition is read, not the tensor that the
+    ``where`` makes), or ``where`` and ``masked_fill``, whose condition hides scores whatever they are. In the backward
+    of these the gradient is 0 under the mask; in that of a sum it goes to the mask as it is.
+
+Note [Dropout of weights]
+    ATen draws the random numbers, in their order, as in eager mode, but a byte for each: it draws the same ones for
+    every type. The call reads these, and they are kept for the backward.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import Graph, Node
+
+from ..ops.attention import ATTENTION, ATTENTION_BACKWARD, ATTENTION_BACKWARD_WITH_SCORES
+from ..passes import Pass, PassContext
+from .attention_gradients import Gradients, erase_unused, find_gradients, find_place
+from .attention_parts import Operand, Written, find_written
+from .node_facts import before_writes, escaping_nodes
+from .patterns import emit
+from .rewriting import rewriting
+
+__all__ = ["JOINT_PASS", "PASS", "has_attention", "recognize_attention"]
+
+aten = torch.ops.aten
+Takes = Callable[[Written], bool]
+
+
+def has_attention(graph: Graph) -> bool:
+    """Whether there may be something to do."""
+    return any(node.target in (aten._softmax.default,) for node in graph.nodes)
+
+
+def recognize_attention(graph: Graph, fuel: int, takes: Takes) -> int:
+    """Run the pass; the number of attentions found. ``takes``: whether the target computes one."""
+    found = 0
+    escaping = escaping_nodes(graph)
+    for node in before_writes(graph):
+        if found < fuel and node.target is aten._softmax.default:
+            found += _rewrite(graph, node, takes, escaping)
+    return found
+
+
+def _rewrite(graph: Graph, softmax: Node, takes: Takes, escaping: set[Node]) -> int:
+    written = find_written(softmax)
+    if written is None or not takes(written):
+        return 0
+    gradients = find_gradients(written)
+    if gradients is None:
+        return 0
+    if not gradients.shares_heads:
+        written = written.with_copied_heads()
+    return int(_Rewriter(graph, written, gradients, escaping).run())
+
+
+@dataclass(slots=True)
+class _Rewriter:
+    graph: Graph
+    written: Written
+    gradients: Gradients
+    escaping: set[Node]
+
+    def run(self) -> bool:
+        """Write the calls in the place of what was found."""
+        written, place = self.written, self.written.out
+        batch, heads, queries, _, width = written.shape
+        of_result = find_place(written.out, (batch, heads, queries, width), None, False)
+        if of_result is None:
+            return False
+        masks = self._masks(place)
+        operands = [self._lines(operand, place) for operand in written.operands]
+        settings = (written.scale, written.hidden, written.replaces, written.kept_scale, written.causal)
+        call = self._emit(place, _calling(ATTENTION), args=[*operands, *masks, *settings, written.zero_empty])
+        result, tops, totals = (self._part(place, call, k) for k in range(3))
+        of_result.take(self.graph, result, self.escaping)
+        if self.gradients.of_query is not None:
+            self._write_gradients([*operands, result, tops, totals], [*masks, *settings])
+        if written.drawn is not None:
+            erase_unused(self.graph, written.drawn)
+        return True
+
+    def _write_gradients(self, saved: list[Node], rest: list[Any]) -> None:
+        found = self.gradients
+        place = found.first
+        assert place is not None and found.gradient is not None
+        target = ATTENTION_BACKWARD if found.of_scores is None else ATTENTION_BACKWARD_WITH_SCORES
+        gradient = self._lines(found.gradient, place)
+        call = self._emit(place, _calling(target), args=[gradient, *saved, *rest, found.slope])
+        for k, old in enumerate((found.of_query, found.of_key, found.of_value)):
+            assert old is not None
+            made = self._part(place, call, k)
+            old.take(self.graph, made, self.escaping)
+        if found.of_scores is not None:
+            made = self._part(place, call, 3)
+            self._give_scores(found.of_scores, made)
+
+    def _give_scores(self, old: Node, made: Node) -> None:
+        """Let who reads the gradient of the scores by itself read ``made``."""
+        users = self.gradients.readers
+        dtype = old.meta["val"].dtype
+        with_type = made if dtype is torch.float32 else self._emit(users[0], _cast_to(dtype), x=made)
+        for user in users:
+            user.replace_input_with(old, with_type)
+
+    def _part(self, place: Node, call: Node, number: int) -> Node:
+        return self._emit(place, lambda call: operator.getitem(call, number), call=call)
+
+    def _emit(self, place: Node, function: Callable[..., Any], **given: Any) -> Node:
+        made = emit(self.graph, function, place, **given)
+        assert made is not None
+        return made
+
+    def _lines(self, operand: Operand, place: Node) -> Node:
+        """The operand with the numbers of a head side by side."""
+        if operand.source.meta["val"].stride(-1) == 1:
+            return operand.source
+        return self._emit(place, _copied, x=operand.source)
+
+    def _masks(self, place: Node) -> list[Node | None]:
+        written = self.written
+        made: list[Node | None] = []
+        for mask in (written.added, written.seen):
+            if mask is not None and mask is written.seen and written.inverted:
+                mask = self._emit(place, _inverse, x=mask)
+            if mask is not None and mask.meta["val"].stride(-1) != 1:
+                mask = self._emit(place, _copied, x=mask)
+            made.append(mask)
+        if written.drawn is None:
+            return [*made, None]
+        return [*made, self._draw(written.drawn)]
+
+    def _draw(self, drawn: Node) -> Node:
+        """Which weights are kept: the same random numbers, as bytes, drawn where they were."""
+        batch, heads, queries, keys, _ = self.written.shape
+        kept = self.written.kept
+
+        def draw(x: Any) -> Any:
+            room = aten.new_empty.default(x, [batch, heads, queries, keys], dtype=torch.bool)
+            return aten.bernoulli.p(room, kept)
+
+        return self._emit(drawn, draw, x=self.written.operands[0].source)
+
+
+def _calling(target: Any) -> Callable[..., Any]:
+    return lambda args: target(*args)
+
+
+def _cast_to(dtype: torch.dtype) -> Callable[..., Any]:
+    return lambda x: aten._to_copy.default(x, dtype=dtype)
+
+
+def _copied(x: Any) -> Any:
+    return aten.clone.default(x, memory_format=torch.contiguous_format)
+
+
+def _inverse(x: Any) -> Any:
+    return aten.logical_not.default(x)
+
+
+def _run(graph: Graph, ctx: PassContext) -> Graph:
+    options = ctx.options
+    if options.contractions == "aten" or not has_attention(graph) or "generate-attention" in options.disable:
+        return graph
+
+    def takes(written: Written) -> bool:
+        *_, queries, keys, width = written.shape
+        dtype = str(written.out.meta["val"].dtype).removeprefix("torch.")
+        known = ctx.target.computes_attention((queries, keys), width, dtype, options, written_out=True)
+        return known and written.scale > 0
+
+    return rewriting(lambda graph, fuel: recognize_attention(graph, fuel, takes))(graph, ctx)
+
+
+PASS = Pass(
+    "recognize-attention",
+    _run,
+    why="attention that is written out becomes one call each way, and its scores are never in memory",
+    after=("fold-uniform",),
+)
+JOINT_PASS = Pass(
+    "recognize-attention",
+    _run,
+    why="both directions of attention agree about what the forward keeps: no scores, no weights",
+)

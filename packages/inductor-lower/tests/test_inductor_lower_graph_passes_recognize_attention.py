@@ -1,0 +1,222 @@
+"""Attention that is written out, and its gradients, become one call each; what is not attention alone stays."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.fx import GraphModule
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from aotkit_inductor_lower import decompositions
+from aotkit_inductor_lower.graph_passes.attention_operands import read_operands
+from aotkit_inductor_lower.graph_passes.recognize_attention import recognize_attention
+from aotkit_inductor_lower.graph_passes.remove_noops import remove_noops
+from aotkit_inductor_lower.graph_passes.rewriting import drop_dead_nodes
+from aotkit_inductor_lower.ops.attention import ATTENTION, ATTENTION_BACKWARD, ATTENTION_BACKWARD_WITH_SCORES
+
+aten = torch.ops.aten
+FLASH = aten._scaled_dot_product_flash_attention_for_cpu.default
+FLASH_BACKWARD = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+B, H, S, D = 2, 4, 12, 8
+Function = Callable[..., Tensor]
+
+
+def operands(shared: int = 1, keys: int = S) -> list[Tensor]:
+    """Query, key, value, a mask of numbers and one of bools."""
+    torch.manual_seed(0)
+    sizes = ((H, S), (H // shared, keys), (H // shared, keys))
+    heads = [torch.randn(B, length, count, D).transpose(1, 2) for count, length in sizes]
+    seen = torch.rand(B, 1, S, keys) < 0.6
+    seen[..., 0] = True
+    return [*heads, torch.randn(1, H, S, keys), seen]
+
+
+def joint(function: Function, given: Sequence[Tensor], trained: Sequence[int]) -> GraphModule:
+    """Forward and backward in one graph."""
+
+    def both(*tensors: Tensor) -> list[Tensor]:
+        gradient, *inputs = tensors
+        needed = [tensor.detach().requires_grad_(k in trained) for k, tensor in enumerate(inputs)]
+        out = function(*needed)
+        return [out, *torch.autograd.grad(out, [needed[k] for k in trained], gradient)]
+
+    out = function(*given)
+    gm = make_fx(both, decompositions(), tracing_mode="fake")(torch.randn_like(out), *given)
+    remove_noops(gm.graph, 1000)  # detached tensors, which a captured graph doesn't have
+    drop_dead_nodes(gm.graph)
+    return gm
+
+
+def rewritten(gm: GraphModule, *passes: Callable[..., int]) -> set[Any]:
+    """The calls of attention after the passes, which must compute what the graph did."""
+    inputs = [node.meta["val"] for node in gm.graph.nodes if node.op == "placeholder"]
+    torch.manual_seed(1)
+    real = [torch.rand(v.shape) < 0.6 if v.dtype is torch.bool else torch.randn(v.shape) for v in inputs]
+    for tensor in real:
+        if tensor.dtype is torch.bool:
+            tensor[..., 0] = True
+    torch.manual_seed(2)
+    want = gm(*real)
+    for each in passes:
+        each(gm.graph, 100, lambda *_: True)
+    drop_dead_nodes(gm.graph)
+    gm.graph.lint()
+    gm.recompile()
+    torch.manual_seed(2)
+    for x, y in zip(gm(*real), want, strict=True):
+        torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-5, equal_nan=True)
+    targets = {node.target for node in gm.graph.nodes}
+    known = {
+        ATTENTION,
+        ATTENTION_BACKWARD,
+        ATTENTION_BACKWARD_WITH_SCORES,
+        FLASH,
+        FLASH_BACKWARD,
+        aten._softmax.default,
+    }
+    return targets & known
+
+
+def copies(x: Tensor) -> Tensor:
+    batch, count, length, width = x.shape
+    return x[:, :, None].expand(batch, count, 2, length, width).reshape(batch, 2 * count, length, width)
+
+
+def plain(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, seen: Tensor) -> Tensor:
+    return (q @ k.transpose(-1, -2) * 0.3).softmax(-1) @ v
+
+
+def divided(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, seen: Tensor) -> Tensor:
+    return (torch.matmul(q, k.mT) / 2.0 + bias).softmax(3) @ v
+
+
+def scaled_query(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, seen: Tensor) -> Tensor:
+    return ((q * 0.3) @ k.mT).softmax(-1) @ v
+
+
+def hidden(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, seen: Tensor) -> Tensor:
+    return (q @ k.mT + torch.where(seen, bias, -math.inf)).softmax(-1) @ v
+
+
+def filled(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, seen: Tensor) -> Tensor:
+    return (q @ k.mT + bias).masked_fill(~seen, -1e9).softmax(-1) @ v
+
+
+def chosen(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, seen: Tensor) -> Tensor:
+    return torch.where(seen, q @ k.mT, -math.inf).softmax(-1) @ v
+
+
+def drop(x: Tensor, kept: float) -> Tensor:
+    """Dropout as a captured graph has it."""
+    noise = aten.div.Scalar(aten.bernoulli.p(torch.empty_like(x), kept), kept)
+    assert isinstance(noise, Tensor)
+    return x * noise
+
+
+def dropped(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, seen: Tensor) -> Tensor:
+    return drop((q @ k.mT).softmax(-1), 0.7) @ v
+
+
+def turned(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, seen: Tensor) -> Tensor:
+    return plain(q, k, v, bias, seen).transpose(1, 2).reshape(B, S, H * D) * 2
+
+
+def shared(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, seen: Tensor) -> Tensor:
+    return plain(q, copies(k), copies(v), bias, seen)
+
+
+FOUND = [
+    (plain, 1, (0, 1, 2), ATTENTION_BACKWARD),
+    (divided, 1, (0, 1, 2, 3), ATTENTION_BACKWARD_WITH_SCORES),
+    (scaled_query, 1, (0, 1, 2), ATTENTION_BACKWARD),
+    (hidden, 1, (0, 1, 2, 3), ATTENTION_BACKWARD_WITH_SCORES),
+    (filled, 1, (0, 1, 2), ATTENTION_BACKWARD),
+    (chosen, 1, (0, 1, 2), ATTENTION_BACKWARD),
+    (dropped, 1, (0, 1, 2), ATTENTION_BACKWARD),
+    (turned, 1, (0, 1, 2), ATTENTION_BACKWARD),
+    (shared, 2, (0, 1, 2), ATTENTION_BACKWARD),
+]
+
+
+@pytest.mark.parametrize(("function", "times", "trained", "backward"), FOUND, ids=lambda x: getattr(x, "__name__", ""))
+def test_it_is_found_with_its_gradients(function: Function, times: int, trained: Sequence[int], backward: Any) -> None:
+    given = operands(times)
+    assert rewritten(joint(function, given, trained), recognize_attention) == {ATTENTION, backward}
+
+
+@pytest.mark.parametrize("function", [plain, divided, hidden, filled, turned])
+def test_it_is_found_without_gradients(function: Function) -> None:
+    gm = make_fx(lambda *given: [function(*given)], decompositions(), tracing_mode="fake")(*operands())
+    assert rewritten(gm, recognize_attention) == {ATTENTION}
+
+
+def returns_weights(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, seen: Tensor) -> Tensor:
+    weights = (q @ k.mT).softmax(-1)
+    return weights @ v + weights.sum(-1, keepdim=True)
+
+
+def two_masks(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, seen: Tensor) -> Tensor:
+    return (q @ k.mT + bias + bias.flip(-1)).softmax(-1) @ v
+
+
+def scaled_late(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, seen: Tensor) -> Tensor:
+    return ((q @ k.mT + bias) * 0.5).softmax(-1) @ v
+
+
+def over_queries(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, seen: Tensor) -> Tensor:
+    return (q @ k.mT).softmax(-2) @ v
+
+
+def own_noise(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, seen: Tensor) -> Tensor:
+    return ((q @ k.mT).softmax(-1) * bias) @ v
+
+
+@pytest.mark.parametrize("function", [returns_weights, two_masks, scaled_late, over_queries, own_noise])
+def test_something_else_stays(function: Function) -> None:
+    found = rewritten(joint(function, operands(), (0, 1, 2)), recognize_attention)
+    assert found == {aten._softmax.default}
+
+
+def test_without_the_gradient_of_one_operand_it_stays() -> None:
+    assert rewritten(joint(plain, operands(), (0, 2)), recognize_attention) == {aten._softmax.default}
+
+
+def test_random_numbers_are_drawn_as_bytes_in_their_order() -> None:
+    def function(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, seen: Tensor) -> Tensor:
+        return drop(dropped(drop(q, 0.8), k, v, bias, seen), 0.6)
+
+    gm = joint(function, operands(), (0, 1, 2))
+    assert rewritten(gm, recognize_attention) == {ATTENTION, ATTENTION_BACKWARD}
+    drawn = [node.meta["val"].dtype for node in gm.graph.find_nodes(op="call_function", target=aten.bernoulli.p)]
+    assert drawn == [torch.float32, torch.bool, torch.float32]
+
+
+def fused(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, seen: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(q, copies(k), copies(v), is_causal=True)
+
+
+def fused_bools(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, seen: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(q, copies(k), copies(v), seen) * 2
+
+
+def test_shared_heads_are_read_where_they_are() -> None:
+    gm = joint(fused, operands(2), (0, 1, 2))
+    assert rewritten(gm, read_operands) == {FLASH, FLASH_BACKWARD}
+    for target, place in ((FLASH, 1), (FLASH_BACKWARD, 2)):
+        (call,) = gm.graph.find_nodes(op="call_function", target=target)
+        assert [node.meta["val"].shape[1] for node in call.args[place : place + 2]] == [H // 2] * 2
+    assert not gm.graph.find_nodes(op="call_function", target=aten.sum.dim_IntList)
+
+
+def test_bools_are_read_as_they_are() -> None:
+    gm = joint(fused_bools, operands(2), (0, 1, 2))
+    assert rewritten(gm, read_operands) == {ATTENTION, ATTENTION_BACKWARD}
+    (call,) = gm.graph.find_nodes(op="call_function", target=ATTENTION)
+    assert call.args[3] is None and call.args[4].meta["val"].dtype is torch.bool
+    assert not gm.graph.find_nodes(op="call_function", target=aten.where.self)
