@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import warnings
+
+import pytest
 import torch
+from torch.profiler import ProfilerActivity, profile
 
 from aotkit_partition import _torch_compat
 
@@ -11,3 +15,16 @@ RELEASE = tuple(int(part) for part in torch.__version__.split(".")[:2])
 
 def test_memory_budgets_of_regions_are_there_from_torch_2_13_on() -> None:
     assert _torch_compat.region_memory_budget_supported() == (RELEASE >= (2, 13))
+
+
+def test_a_profiler_of_one_cycle_warns_of_others_before_torch_2_13(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.profiler.profiler._WARNINGS_SHOWN", set())
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        with profile(activities=[ProfilerActivity.CPU]):
+            pass
+    assert bool(warned) == (RELEASE < (2, 13))
+    monkeypatch.setattr("torch.profiler.profiler._WARNINGS_SHOWN", set())
+    with _torch_compat.memory_profile() as recorded:
+        torch.ones(1000)
+    assert [event.bytes for event in _torch_compat.allocation_events(recorded, "") if event.bytes > 0] == [4000]

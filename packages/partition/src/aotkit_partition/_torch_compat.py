@@ -12,6 +12,7 @@ from torch._library.fake_class_registry import FakeScriptObject
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.experimental.symbolic_shapes import ShapeEnv, ValueRangesSLoc
+from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import _disable_current_modes
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "known_symbols",
     "lazy_graph_module",
     "make_fake_tensor",
+    "memory_profile",
     "new_fake_mode",
     "region_memory_budget_supported",
     "symbolic_hint",
@@ -106,6 +108,12 @@ def region_memory_budget_supported() -> bool:
     return hasattr(torch.autograd.graph, "region_activation_memory_budget")
 
 
+def memory_profile() -> profile:
+    """A profiler that records allocations. Before torch 2.13 it warns of the events of other cycles that it forgets,
+    though there is one cycle only, unless it keeps them."""
+    return profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True)
+
+
 class AllocationEvent(NamedTuple):
     """An allocation (bytes above 0) or release; ``step`` counts the marked spans, None outside of them."""
 
@@ -115,7 +123,7 @@ class AllocationEvent(NamedTuple):
 
 
 def allocation_events(recorded: Any, marker: str) -> list[AllocationEvent]:
-    """The allocator's events of a finished ``torch.profiler.profile(profile_memory=True)``, in order of time.
+    """The allocator's events of a finished :func:`memory_profile`, in order of time.
 
     Spans of the name ``marker`` (from ``record_function``) number the steps.
     """
