@@ -23,20 +23,24 @@ from ...symbolic import to_expr
 from ...target import Choice
 from .choose_tiles import precision_of_products
 from .machine import Machine
+from .products import has_tiles
 from .tile_forms import PANEL
 
-__all__ = ["attention_form", "choose_attention"]
+__all__ = ["attention_form", "choose_attention", "multiplies_attention"]
 
 _HEAD = 256  # numbers of a head, at most
 _FILLED = 0.58
 _SHORT = 16  # queries, keys, numbers of a head: of less, tiles are mostly padding
 
 
+def multiplies_attention(machine: Machine) -> bool:
+    """Whether there are tile registers, and instructions that narrow vectors to what these take."""
+    return has_tiles(machine) and machine.has("avx512bf16")
+
+
 def attention_form(kernel: Kernel, machine: Machine) -> AttentionSite | None:
     """The attention that a kernel is, where it is written for tile registers."""
-    if machine.vector_bits != 512 or not machine.has("amx-bf16") or not machine.has("avx512bf16"):
-        return None
-    site = attention_site(kernel)
+    site = attention_site(kernel) if multiplies_attention(machine) else None
     return site if site is not None and site.head <= _HEAD and site.scale > 0 else None
 
 
