@@ -87,6 +87,7 @@ def python(tmp_path: Path) -> Any:
 
 SAVE_TRAINING = """
 import json, torch, aotkit, nets
+torch._dynamo.config.enable_aot_compile = True  # off before torch 2.12
 compiled = {call}
 {save}
 torch.save(nets.steps(compiled, nets.make()), "first")
@@ -150,6 +151,7 @@ def test_sizes_numbers_structures_and_side_effects_are_as_eager_has_them(python:
     python(f"""
     import torch, aotkit
     from functions import *
+    torch._dynamo.config.enable_aot_compile = True  # off before torch 2.12
     compiled = torch.compile(function, fullgraph=True, dynamic=True, backend="aotkit").aot_compile((arguments(6), {{}}))
     if {way!r} == "torch": compiled.save_compiled_function("function")
     else: aotkit.saved.save_compiled_function(compiled, "function")
@@ -180,6 +182,7 @@ def test_calls_that_were_not_compiled_are_refused_by_name(python: Any, tmp_path:
     python("""
     import torch, aotkit, nets
     from functions import *
+    torch._dynamo.config.enable_aot_compile = True  # off before torch 2.12
     f = torch.compile(function, fullgraph=True, dynamic=True, backend="aotkit").aot_compile((arguments(6), {}))
     aotkit.saved.save_compiled_function(f, "function")
     aotkit.saved.save_compiled_function(aotkit.saved.compile_to_save(nets.make(), nets.batch()), "net")

@@ -28,3 +28,13 @@ def test_a_profiler_of_one_cycle_warns_of_others_before_torch_2_13(monkeypatch: 
     with _torch_compat.memory_profile() as recorded:
         torch.ones(1000)
     assert [event.bytes for event in _torch_compat.allocation_events(recorded, "") if event.bytes > 0] == [4000]
+
+
+def test_checks_are_no_dead_code_which_torch_does_not_know_of_all_before_2_13() -> None:
+    _torch_compat.keep_checks()  # again: nothing changes
+    graph = torch.fx.Graph()
+    x = graph.placeholder("x")
+    graph.call_function(torch.ops.aten._linalg_check_errors.default, (x, "inv"), {"is_matrix": True})
+    graph.output(x)
+    graph.eliminate_dead_code()
+    assert len(graph.nodes) == 3

@@ -29,6 +29,7 @@ from torch.fx.experimental.proxy_tensor import (
     track_tensor_tree,
 )
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, free_unbacked_symbols, rebind_unbacked
+from torch.fx.node import base_types
 from torch.fx.traceback import preserve_node_meta
 from torch.nn.utils.stateless import _reparametrize_module as replaced_tensors
 from torch.utils._pytree import tree_map
@@ -44,11 +45,13 @@ __all__ = [
     "evaluate_symint",
     "fake_mode_of_subgraphs",
     "get_current_node_meta",
+    "graphs_hold_generators",
     "has_effects",
     "is_dense",
     "is_fake",
     "is_random",
     "is_recording",
+    "keep_checks",
     "known",
     "lift_constant",
     "memory_format_of",
@@ -60,6 +63,7 @@ __all__ = [
     "record_operator",
     "replaced_tensors",
     "run_make_fx",
+    "scattered_strides",
     "symbols_of",
     "to_pre_dispatch_functional",
     "track",
@@ -312,3 +316,33 @@ def memory_format_of(x: torch.Tensor) -> torch.memory_format:
         if x.dim() == rank and x.is_contiguous(memory_format=last) and not x.is_contiguous():
             return last
     return torch._prims_common.suggest_memory_format(x)
+
+
+def graphs_hold_generators() -> bool:
+    """Whether a node's arguments may be generators of random numbers: from torch 2.12 on."""
+    return issubclass(torch.Generator, base_types)
+
+
+def scattered_strides(x: torch.Tensor, result: torch.Tensor) -> tuple[Any, ...]:
+    """The strides of a copy of ``x`` that something was put into, where ``result`` is a fake one. Before torch 2.12 fake
+    kernels keep dimensions that repeat elements; eager gives each element a place of its own."""
+    repeats = any(type(step) is int and step == 0 and not _is_one(size) for size, step in zip(x.shape, x.stride()))
+    if not repeats:
+        return result.stride()
+    with untraced():
+        return x.clone().stride()
+
+
+def _is_one(size: Any) -> bool:
+    return type(size) is int and size == 1
+
+
+def keep_checks() -> None:
+    """Tell torch that operators which check something are no dead code, though nobody uses their result. Before torch
+    2.13 it does not know so of those that raise the errors of linear algebra, and in no version of an assertion without
+    a message."""
+    for check in (torch.ops.aten._linalg_check_errors.default, torch.ops.aten._assert_async.default):
+        torch.fx.has_side_effect(check)
+
+
+keep_checks()
