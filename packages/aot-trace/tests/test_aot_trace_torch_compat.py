@@ -32,14 +32,14 @@ def test_operators_with_subgraphs_must_be_told_the_fake_mode_before_torch_2_12(m
         torch.compile(fn, backend=backend, fullgraph=True)(torch.tensor(True), torch.randn(4, requires_grad=True))
 
 
-def test_graphs_hold_generators_from_torch_2_12_on():
-    assert _torch_compat.graphs_hold_generators() == (RELEASE >= (2, 12))
+def test_graphs_hold_generators_from_torch_2_13_on():
+    assert _torch_compat.graphs_hold_generators() == (RELEASE >= (2, 13))
 
     def fn(x, generator):
         return [x + torch.rand(3, generator=generator)]
 
     refused = pytest.raises(Unsupported, match="an operation takes a Generator: graphs of torch")
-    with contextlib.nullcontext() if RELEASE >= (2, 12) else refused:
+    with contextlib.nullcontext() if RELEASE >= (2, 13) else refused:
         capture(fn, [torch.ones(3), torch.Generator()])
 
 

@@ -15,6 +15,9 @@ import torch
 
 import aotkit
 
+RELEASE = tuple(int(part) for part in torch.__version__.split(".")[:2])
+needs_defaults = pytest.mark.skipif(RELEASE < (2, 12), reason="refused there, see the last test")
+
 MODELS = """
 import torch
 from torch import nn
@@ -110,6 +113,7 @@ OURS = "aotkit.saved.compile_to_save(nets.make(), nets.batch())"
 COMPILERS = ("aotkit_aot_trace", "aotkit_partition", "aotkit_inductor_lower.driver", "scipy")
 
 
+@needs_defaults
 def test_a_training_step_saved_by_torch_is_loaded_by_torch(python: Any) -> None:
     python(SAVE_TRAINING.format(call=TORCHS, save="compiled.save_compiled_function('net.pt')"))
     same, count, new = python(
@@ -121,6 +125,7 @@ def test_a_training_step_saved_by_torch_is_loaded_by_torch(python: Any) -> None:
     assert not {name for name in new if name.startswith(COMPILERS)}
 
 
+@needs_defaults
 @pytest.mark.parametrize("call", [TORCHS, OURS], ids=["aot_compile", "compile_to_save"])
 def test_a_training_step_in_our_file_runs_without_dynamo_and_gives_the_same_bits(python: Any, call: str) -> None:
     python(SAVE_TRAINING.format(call=call, save="aotkit.saved.save_compiled_function(compiled, 'net.aotkit')"))
@@ -177,6 +182,7 @@ def test_sizes_numbers_structures_and_side_effects_are_as_eager_has_them(python:
     assert found == (way == "torch")
 
 
+@needs_defaults
 def test_calls_that_were_not_compiled_are_refused_by_name(python: Any, tmp_path: Path) -> None:
     (tmp_path / "functions.py").write_text(FUNCTION)
     python("""
@@ -254,3 +260,22 @@ def test_a_second_derivative_and_what_belongs_to_a_process_are_refused_with_what
         aotkit.saved.compile_to_save(cube, (x.detach(),), options=frozen)
     with pytest.raises(aotkit.PackageError, match="can't read"):
         aotkit.saved.load_compiled_function(tmp_path / "nothing")
+
+
+class Scaled(torch.nn.Module):
+    def forward(self, x: torch.Tensor, *, by: float = 2.0) -> torch.Tensor:
+        return x * by
+
+
+def test_before_torch_2_12_an_argument_that_was_left_to_its_default_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def unread(_: bytes) -> Any:
+        raise TypeError("DefaultsSource.__init__() takes from 3 to 4 positional arguments but 6 were given")
+
+    compiled = aotkit.saved.compile_to_save(Scaled(), (torch.ones(3),))
+    if RELEASE >= (2, 12):
+        aotkit.saved.save_compiled_function(compiled, tmp_path / "scaled")
+        monkeypatch.setattr("torch._dynamo.package.load_guards_state", unread)
+    with pytest.raises(aotkit.PackageError, match=r"left to its default\. Pass all arguments, or use torch 2\.12"):
+        aotkit.saved.save_compiled_function(compiled, tmp_path / "scaled")

@@ -14,8 +14,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.checkpoint import checkpoint
 
 import aotkit
-from aotkit_aot_trace._torch_compat import graphs_hold_generators
 from aotkit_aot_trace import Unsupported
+from aotkit_aot_trace._torch_compat import graphs_hold_generators
 
 # Dynamo makes an instance to look at.
 pytestmark = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
@@ -279,7 +279,7 @@ def test_a_users_kernel_is_seen_to_write_its_output(this_process_only: None) -> 
 # -- generators ----------------------------------------------------------------------------------------
 
 needs_generators = pytest.mark.skipif(
-    not graphs_hold_generators(), reason="refused before torch 2.12, see test_aot_trace_torch_compat.py"
+    not graphs_hold_generators(), reason="refused before torch 2.13, see test_aot_trace_torch_compat.py"
 )
 
 

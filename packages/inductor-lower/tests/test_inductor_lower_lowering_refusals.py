@@ -17,6 +17,7 @@ aten = torch.ops.aten
 
 X = torch.arange(6.0).reshape(2, 3)
 N, U, B = X.long(), X.to(torch.uint8), X > 2
+RELEASE = tuple(int(part) for part in torch.__version__.split(".")[:2])
 INF, NAN = float("inf"), float("nan")
 LAPPING = torch.arange(9.0).as_strided((3, 3), (1, 1))
 FLAT = torch.arange(8.0).as_strided((1, 2, 2, 2), (8, 1, 4, 2))
@@ -208,6 +209,10 @@ CASE = ("op", "args", "kwargs", "reason")
 def test_what_eager_refuses_is_refused_in_its_words(op: Any, args: Any, kwargs: Any, reason: str) -> None:
     with pytest.raises(Exception) as refusal:  # of whatever type it is
         op(*args, **kwargs)
+    if RELEASE < (2, 13) and op is aten.diagonal_scatter.default:  # its fake kernel looks at dimensions
+        with pytest.raises(refusal.type, match=re.escape(str(refusal.value)[:40])):
+            compiled(op, args, kwargs)
+        return
     graph, inputs = compiled(op, args, kwargs)
     assert [call.target for call in graph.report().externs] == [str(op)]
     assert reason in graph.report().externs[0].reason

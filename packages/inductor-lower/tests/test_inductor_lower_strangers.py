@@ -242,7 +242,7 @@ def test_what_only_some_sizes_can_be_cut_into_is_refused_for_others() -> None:
         lambda x: aten.diagonal_scatter.default(x, x[0, 0, :1, :1], 7, 2, 3),
     ):
         for run in (call, lambda x, c=call: captured(c, x)):
-            with pytest.raises(RuntimeError):
+            with pytest.raises((RuntimeError, AssertionError)):  # the second from fake kernels of torch 2.11
                 run(torch.ones(1, 3, 4, 4))
 
 

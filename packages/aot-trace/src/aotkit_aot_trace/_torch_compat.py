@@ -11,6 +11,7 @@ import torch
 import torch.fx.traceback as fx_traceback
 from torch._dispatch.python import enable_python_dispatcher
 from torch._higher_order_ops.effects import has_effects
+from torch._library.opaque_object import is_opaque_type
 from torch._prims_common import is_non_overlapping_and_dense_or_false
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
@@ -29,7 +30,6 @@ from torch.fx.experimental.proxy_tensor import (
     track_tensor_tree,
 )
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, free_unbacked_symbols, rebind_unbacked
-from torch.fx.node import base_types
 from torch.fx.traceback import preserve_node_meta
 from torch.nn.utils.stateless import _reparametrize_module as replaced_tensors
 from torch.utils._pytree import tree_map
@@ -319,13 +319,13 @@ def memory_format_of(x: torch.Tensor) -> torch.memory_format:
 
 
 def graphs_hold_generators() -> bool:
-    """Whether a node's arguments may be generators of random numbers: from torch 2.12 on."""
-    return issubclass(torch.Generator, base_types)
+    """Whether a node's arguments may be generators of random numbers: from torch 2.13 on."""
+    return is_opaque_type(torch.Generator)
 
 
 def scattered_strides(x: torch.Tensor, result: torch.Tensor) -> tuple[Any, ...]:
-    """The strides of a copy of ``x`` that something was put into, where ``result`` is a fake one. Before torch 2.12 fake
-    kernels keep dimensions that repeat elements; eager gives each element a place of its own."""
+    """The strides of a copy of ``x`` that something was put into, where ``result`` is a fake one. Before torch 2.12
+    fake kernels keep dimensions that repeat elements; eager gives each element a place of its own."""
     repeats = any(type(step) is int and step == 0 and not _is_one(size) for size, step in zip(x.shape, x.stride()))
     if not repeats:
         return result.stride()

@@ -6,15 +6,36 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch._dynamo.config
+import torch._dynamo.package
 from torch._dynamo.source import ChainedSource
 from torch._guards import GuardsSet, Source
 
-__all__ = ["offering_aot_compile", "remove_guards"]
+from .errors import PackageError
+
+__all__ = ["offering_aot_compile", "read_guards", "remove_guards"]
+
+
+def read_guards(kept: bytes) -> Any:
+    """What an artifact of torch's holds of Dynamo's guards. Before torch 2.12 torch does not read those on arguments
+    that were left to their defaults.
+
+    Raises:
+        PackageError: for such an artifact.
+    """
+    try:
+        return torch._dynamo.package.load_guards_state(kept)
+    except TypeError as error:
+        if "DefaultsSource" not in str(error):
+            raise
+        raise PackageError(
+            f"the compiled function can't be saved: torch {torch.__version__} can't read what it wrote of an argument "
+            "that was left to its default. Pass all arguments, or use torch 2.12 or newer"
+        ) from error
 
 
 def offering_aot_compile() -> AbstractContextManager[Any]:
-    """Context in which what ``torch.compile`` gives has ``aot_compile``. Before torch 2.12 it does only under a setting of
-    Dynamo's, which is off."""
+    """Context in which what ``torch.compile`` gives has ``aot_compile``. Before torch 2.12 it does only under a setting
+    of Dynamo's, which is off."""
     return torch._dynamo.config.patch(enable_aot_compile=True)
 
 

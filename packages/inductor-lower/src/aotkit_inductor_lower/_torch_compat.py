@@ -14,7 +14,7 @@ from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.utils._python_dispatch import _disable_current_modes
 
 __all__ = ["RecordRange", "empty_strided_cpu", "keep_checks", "lazy_graph_module", "lone_nan_bound_counts"]
-__all__ += ["outside_of_modes"]
+__all__ += ["large_numbers_become_float8", "outside_of_modes", "scattered_strides"]
 
 EmptyStrided = Callable[[Sequence[int], Sequence[int], torch.dtype], torch.Tensor]
 
@@ -39,6 +39,23 @@ def lone_nan_bound_counts() -> bool:
     such a bound changes nothing. Eager itself is asked."""
     with outside_of_modes():
         return bool(torch.zeros(1, device="cpu").clamp(min=math.nan).isnan())
+
+
+@functools.cache
+def large_numbers_become_float8() -> bool:
+    """Whether eager makes the largest ``float8_e4m3fn`` of what is too large for it: from torch 2.13 on. Before that it
+    makes nan of it. Eager itself is asked."""
+    with outside_of_modes():
+        return not bool(torch.full((1,), 1e3, device="cpu").to(torch.float8_e4m3fn).float().isnan())
+
+
+def scattered_strides(x: torch.Tensor, result: torch.Tensor) -> tuple[Any, ...]:
+    """The strides of a copy of ``x`` that something was put into, where ``result`` is a fake one. Before torch 2.12
+    fake kernels keep dimensions that repeat elements; eager gives each element a place of its own."""
+    kept = zip(result.shape, result.stride(), strict=True)
+    if not any(type(step) is int and step == 0 and not (type(size) is int and size == 1) for size, step in kept):
+        return result.stride()
+    return x.clone().stride()
 
 
 def lazy_graph_module(root: torch.nn.Module, graph: Graph) -> GraphModule:

@@ -10,7 +10,12 @@ from torch._guards import detect_fake_mode
 from torch.fx import GraphModule
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
+from .._torch_compat import scattered_strides
+
 __all__ = ["describe_constants", "graph_constants", "with_fake_values"]
+
+aten = torch.ops.aten
+SCATTERS = (aten.select_scatter.default, aten.slice_scatter.default, aten.diagonal_scatter.default)
 
 
 def with_fake_values(gm: GraphModule, example_inputs: Sequence[Any] | None) -> GraphModule:
@@ -21,8 +26,24 @@ def with_fake_values(gm: GraphModule, example_inputs: Sequence[Any] | None) -> G
     if example_inputs is None:
         raise ValueError("the graph's nodes have no fake values; pass example_inputs, or trace it with make_fx")
     inputs = [node.meta.get("val", value) for node, value in zip(_placeholders(gm), example_inputs, strict=True)]
-    FakeTensorProp(gm).propagate(*inputs)
+    _FakeValues(gm).propagate(*inputs)
     return gm
+
+
+class _FakeValues(FakeTensorProp):
+    """torch's, but for strides that are not eager's."""
+
+    def run_node(self, n: torch.fx.Node) -> Any:
+        if n.target not in SCATTERS:
+            return super().run_node(n)
+        result = super().run_node(n)
+        with self._mode:
+            wanted = scattered_strides(self.env[n.args[0]], result)
+            if result.stride() != wanted:
+                result = n.meta["val"] = torch.empty_strided(
+                    result.shape, wanted, dtype=result.dtype, device=result.device
+                )
+        return result
 
 
 def _placeholders(gm: GraphModule) -> list[torch.fx.Node]:
