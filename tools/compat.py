@@ -149,8 +149,8 @@ not in the table has not been run. [Limits](limits.md#versions-and-platforms) sa
 """
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run suites, or write the page."""
+def make_parser() -> argparse.ArgumentParser:
+    """What the command takes."""
     parser = argparse.ArgumentParser(prog="python -m tools.compat", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     run = commands.add_parser("run", help="run the suites in this environment")
@@ -159,7 +159,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     run.add_argument("--suite", action="append", choices=list(PARTS), help="only this one (more than once)")
     written = commands.add_parser("page", help="write docs/versions.md")
     written.add_argument("--check", action="store_true", help="only say whether it is up to date")
-    options = parser.parse_args(arguments)
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run suites, or write the page."""
+    options = make_parser().parse_args(arguments)
     if options.command == "page":
         return _write_page(options.check)
     failed = 0
