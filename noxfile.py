@@ -113,7 +113,7 @@ NUMERIC_TESTS = {
 #: counts the roundings of longer vectors. On the levels of x86-64 the quicker ones run again.
 EMULATED = (
     *("cpu_kinds", "cpu_ops", "cpu_random", "cpu_kernels", "cpu_math", "cpu_products", "cpu_few_rows"),
-    "lowering_scans",
+    *("lowering_scans", "packed_products"),
 )
 EMULATED_LEVELS = dict.fromkeys(("x86-64", "x86-64-v2", "x86-64-v3"), ("cpu_random", "cpu_kinds"))
 
@@ -513,11 +513,11 @@ def system(session: nox.Session) -> None:
 
 
 def emulate(session: nox.Session, processor: str, names: tuple[str, ...], *options: str) -> None:
-    """Run tests of the CPU target with kernels for another processor, on that processor, which is emulated. One is left
-    out because it takes long."""
+    """Run tests of the CPU target with kernels for another processor, on that processor, which is emulated. Left out is
+    one that takes long, and tile registers, which are looked for by the name of this processor."""
     files = [f"packages/inductor-lower/tests/test_inductor_lower_{name}.py" for name in names]
     plugin = ("-p", "tools.emulation.plugin", "--emulate", processor, *options)
-    pytest(session, *plugin, *files, "-q", "-k", "not all_orientations_and_types")
+    pytest(session, *plugin, *files, "-q", "-k", "not all_orientations_and_types and not in_tile_registers")
 
 
 @session_without_pip

@@ -7,19 +7,17 @@ reductions, element types. So a kind that is added there is missing here until a
 from __future__ import annotations
 
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from aotkit_inductor_lower.ir import DType, Instr, LoopNest, Program
 from aotkit_inductor_lower.ir.instructions import STORE_MODES, Compute, Load, Reduce, Store
 from aotkit_inductor_lower.kernel_ir.nodes import LOOP_KINDS, Kernel, Loop
-from aotkit_inductor_lower.kernel_passes.linearize import linearize
-from aotkit_inductor_lower.kernel_passes.normal_form import normalize
 from aotkit_inductor_lower.launch_plan import CompiledProgram
 from aotkit_inductor_lower.ops.reductions import REDUCTIONS
 from aotkit_inductor_lower.ops.scalar import OP_TABLE
 from aotkit_inductor_lower.targets.cpu import Machine
 from aotkit_inductor_lower.targets.cpu.map_loops import map_loops, version_loops
-from aotkit_inductor_lower.targets.cpu.ways import way_of, ways_of
+from aotkit_inductor_lower.targets.cpu.ways import ways_of
 
 __all__ = ["all_kinds", "kinds_of"]
 
@@ -40,15 +38,17 @@ def all_kinds(machine: Machine) -> frozenset[str]:
     return frozenset(kinds)
 
 
-def kinds_of(program: Program, compiled: CompiledProgram, machine: Machine) -> Iterator[str]:
-    """The kinds of the kernels of a program that was compiled for the machine."""
+def kinds_of(
+    program: Program, compiled: CompiledProgram, written: Iterable[tuple[Kernel, str]], machine: Machine
+) -> Iterator[str]:
+    """The kinds of the kernels of a program that was compiled for the machine. ``written``: each with its way."""
     for step in program.steps:
         if isinstance(step, LoopNest):
             for stage in step.stages:
                 for instr in stage.body:
                     yield from _of_instruction(instr)
-    for kernel in normalize(linearize(program)).kernels:
-        yield from _of_kernel(kernel, machine)
+    for kernel, way in written:
+        yield from _of_kernel(kernel, way, machine)
     if any(record.combo for record in compiled.kernels):
         yield "combo"
     if "GOMP_parallel" in compiled.binary.facts["imports"]:
@@ -71,11 +71,10 @@ def _of_instruction(instr: Instr) -> Iterator[str]:
         yield f"masked {type(instr).__name__.lower()}"
 
 
-def _of_kernel(kernel: Kernel, machine: Machine) -> Iterator[str]:
+def _of_kernel(kernel: Kernel, way: str, machine: Machine) -> Iterator[str]:
     for param in kernel.params:
         if param.kind == "memory":
             yield f"{'writes' if param.written else 'reads'} {param.dtype.value}"
-    way, _ = way_of(kernel, machine, {})
     yield f"way {way}"
     if way != "loops":
         return

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,10 @@ from typing import Any
 import pytest
 
 from aotkit_inductor_lower.ir import Program
+from aotkit_inductor_lower.kernel_ir.nodes import Kernel
 from aotkit_inductor_lower.launch_plan import CompiledProgram
 from aotkit_inductor_lower.launch_plan.loaded import Loaded
-from aotkit_inductor_lower.targets.cpu import Machine, host_machine
+from aotkit_inductor_lower.targets.cpu import Machine, host_machine, ways
 from aotkit_inductor_lower.targets.cpu import generate as generating
 from aotkit_inductor_lower.targets.cpu import load as loading
 from aotkit_inductor_lower.targets.cpu import target as targets
@@ -41,10 +42,19 @@ class Kinds:
         self.name, self.machine = name, machine
         self.called, self.calls = set[str](), 0
         self._of: dict[tuple[bytes, ...], frozenset[str]] = {}
+        self._written: list[tuple[Kernel, str]] = []
 
-    def made(self, program: Program, compiled: CompiledProgram) -> CompiledProgram:
-        """Remember the kinds of a program."""
-        self._of[_code(compiled)] = frozenset(kinds_of(program, compiled, self.machine))
+    def way_of(self, kernel: Kernel, *rest: Any) -> Any:
+        """What the generator asks for each kernel that it writes."""
+        name, write = ways.way_of(kernel, *rest)
+        self._written.append((kernel, name))
+        return name, write
+
+    def made(self, generate: Callable[[], CompiledProgram], program: Program) -> CompiledProgram:
+        """Generate the program and remember of what kinds it is."""
+        self._written.clear()
+        compiled = generate()
+        self._of[_code(compiled)] = frozenset(kinds_of(program, compiled, self._written, self.machine))
         return compiled
 
     def counted(self, compiled: CompiledProgram, loaded: Loaded) -> Loaded:
@@ -114,10 +124,10 @@ def count_here(kinds: Kinds) -> None:
     generate, load = generating.generate, loading.load
 
     def generate_and_count(program: Program, target: Machine | None = None, *rest: Any, **options: Any) -> Any:
-        compiled = generate(program, target, *rest, **options)
-        return kinds.made(program, compiled) if target in (None, kinds.machine) else compiled
+        call = functools.partial(generate, program, target, *rest, **options)
+        return kinds.made(call, program) if target in (None, kinds.machine) else call()
 
-    _put({generating: ("generate", generate_and_count), loading: ("load", lambda c: kinds.counted(c, load(c)))})
+    _put(kinds, generate_and_count, lambda compiled: kinds.counted(compiled, load(compiled)))
 
 
 def emulate(emulation: Emulation) -> None:
@@ -125,24 +135,21 @@ def emulate(emulation: Emulation) -> None:
     machine, generate = emulation.machine, generating.generate
 
     def generate_for_it(program: Program, _target: object = None, *rest: Any, **options: Any) -> CompiledProgram:
-        compiled = with_extents(generate(program, machine, *rest, **options), program)
-        return emulation.made(program, compiled)
+        call = functools.partial(generate, program, machine, *rest, **options)
+        return emulation.made(lambda: with_extents(call(), program), program)
 
     def load(compiled: CompiledProgram) -> Loaded:
         return emulation.counted(compiled, load_into(emulation.server, compiled))
 
-    _put(
-        {
-            generating: ("generate", generate_for_it),
-            targets: ("processor_machine", lambda _name: machine),
-            loading: ("load", load),
-        }
-    )
+    asked: Any = targets
+    asked.processor_machine = lambda _name: machine
+    _put(emulation, generate_for_it, load)
 
 
-def _put(places: Mapping[Any, tuple[str, Callable[..., Any]]]) -> None:
-    for module, (name, ours) in places.items():
-        setattr(module, name, ours)
+def _put(kinds: Kinds, generate: Callable[..., CompiledProgram], load: Callable[[CompiledProgram], Loaded]) -> None:
+    generator: Any = generating
+    loader: Any = loading
+    generator.way_of, generator.generate, loader.load = kinds.way_of, generate, load
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
