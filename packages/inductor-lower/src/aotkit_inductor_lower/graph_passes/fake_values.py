@@ -34,15 +34,15 @@ class _FakeValues(FakeTensorProp):
     """torch's, but for strides that are not eager's."""
 
     def run_node(self, n: torch.fx.Node) -> Any:
-        if n.target not in SCATTERS:
-            return super().run_node(n)
+        """Compute the fake value of a node."""
         result = super().run_node(n)
-        with self._mode:
-            wanted = scattered_strides(self.env[n.args[0]], result)
-            if result.stride() != wanted:
-                result = n.meta["val"] = torch.empty_strided(
-                    result.shape, wanted, dtype=result.dtype, device=result.device
-                )
+        written: Any = n.args[0] if n.target in SCATTERS else None
+        if written is not None:
+            with self._mode:
+                wanted = scattered_strides(self.env[written], result)
+                if result.stride() != wanted:
+                    result = result.new_empty_strided(result.shape, wanted)
+            n.meta["val"] = result
         return result
 
 
