@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import textwrap
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ import pytest
 import torch
 
 import aotkit
+from aotkit.artifact.values import NoForm
+from aotkit.torch_api.save_compiled import _check_helpers
 
 RELEASE = tuple(int(part) for part in torch.__version__.split(".")[:2])
 needs_defaults = pytest.mark.skipif(RELEASE < (2, 12), reason="refused there, see the last test")
@@ -260,6 +263,25 @@ def test_a_second_derivative_and_what_belongs_to_a_process_are_refused_with_what
         aotkit.saved.compile_to_save(cube, (x.detach(),), options=frozen)
     with pytest.raises(aotkit.PackageError, match="can't read"):
         aotkit.saved.load_compiled_function(tmp_path / "nothing")
+
+
+DYNAMO: Any = None  # the name of its helpers in what it generates
+
+
+def read_in_place() -> object:
+    return DYNAMO.record_pregraph_bytecode_enter()
+
+
+def read_from_a_variable() -> object:
+    held = DYNAMO
+    return held.record_pregraph_bytecode_exit(held.another_one())
+
+
+@pytest.mark.parametrize(("code", "refused"), [(read_in_place, False), (read_from_a_variable, True)])
+def test_helpers_of_dynamo_that_the_loader_has_not_are_found_behind_a_variable(code: Any, refused: bool) -> None:
+    """As torch 2.15 writes them."""
+    with pytest.raises(NoForm, match="helper another_one at run time") if refused else nullcontext():
+        _check_helpers(code.__code__, "DYNAMO")
 
 
 class Scaled(torch.nn.Module):
