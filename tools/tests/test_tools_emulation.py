@@ -79,9 +79,8 @@ def test_a_kind_counts_when_its_kernel_was_called(monkeypatch: pytest.MonkeyPatc
 def test_kinds_that_run_elsewhere_need_not_run_here() -> None:
     here = Kinds("this processor", FULL, elsewhere=all_kinds(arm_machine()))
     (problem,) = here.problems()
-    assert problem == (
-        "did not run: versions, way attention, way attention backward, way few rows of bytes, way product in tile registers"
-    )
+    kinds_left = ["versions", "way attention", "way attention backward", "way few rows of bytes"]
+    assert problem == f"did not run: {', '.join([*kinds_left, 'way product in tile registers'])}"
 
 
 def test_a_kernel_of_a_kind_that_no_table_has_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
