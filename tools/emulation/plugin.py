@@ -36,7 +36,7 @@ HOST = "host"
 
 
 class Kinds:
-    """Which kinds of kernels a run of pytest has called, of those that there are for a machine and not ``elsewhere``."""
+    """Which kinds of kernels a run of pytest has called, of those of a machine that are not seen ``elsewhere``."""
 
     def __init__(self, name: str, machine: Machine, elsewhere: frozenset[str] = frozenset()) -> None:
         self.name, self.machine, self.elsewhere = name, machine, elsewhere
