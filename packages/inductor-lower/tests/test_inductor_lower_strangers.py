@@ -13,6 +13,7 @@ from aotkit_inductor_lower import LowerOptions, compile_graph, decompositions
 from aotkit_inductor_lower.errors import InputMismatchError
 
 aten = torch.ops.aten
+RELEASE = tuple(int(part) for part in torch.__version__.split(".")[:2])
 X = torch.linspace(-2, 2, 12).view(3, 4)
 
 
@@ -228,7 +229,7 @@ def test_groups_of_unknown_sizes_are_generated_where_eager_takes_the_layout(x, k
     compiled = compile_graph(graph)
     assert len(compiled.report().externs) == kept
     for call in (lambda: compiled([x])[0], lambda: graph(x)):
-        if kept:
+        if kept and RELEASE < (2, 15):  # which takes every layout
             with pytest.raises(RuntimeError, match="to be true, but got false"):
                 call()
         else:
