@@ -113,9 +113,11 @@ NUMERIC_TESTS = {
 #: counts the roundings of longer vectors. On the levels of x86-64 the quicker ones run again.
 EMULATED = (
     *("cpu_kinds", "cpu_ops", "cpu_random", "cpu_kernels", "cpu_math", "cpu_products", "cpu_few_rows"),
-    "lowering_scans",
+    *("lowering_scans", "packed_products"),
 )
 EMULATED_LEVELS = dict.fromkeys(("x86-64", "x86-64-v2", "x86-64-v3"), ("cpu_random", "cpu_kinds"))
+#: Tests that together run the kinds of kernels that only x86-64 has, as far as this processor has them.
+NOT_ON_ARM = ("cpu_tails", "int8_products", "cpu_tile_registers", "attention")
 
 
 # --- environments -----------------------------------------------------------------------------------------------
@@ -510,14 +512,17 @@ def system(session: nox.Session) -> None:
         emulate(session, "aarch64", EMULATED, "--every-kind")
         for level, names in EMULATED_LEVELS.items():
             emulate(session, level, names)
+        emulate(session, "host", NOT_ON_ARM, "--every-kind")
 
 
 def emulate(session: nox.Session, processor: str, names: tuple[str, ...], *options: str) -> None:
-    """Run tests of the CPU target with kernels for another processor, on that processor, which is emulated. One is left
-    out because it takes long."""
+    """Run tests of the CPU target with kernels for another processor, on that processor, which is emulated. Left out is
+    one that takes long, and one of tile registers, which are looked for by what this processor has."""
     files = [f"packages/inductor-lower/tests/test_inductor_lower_{name}.py" for name in names]
     plugin = ("-p", "tools.emulation.plugin", "--emulate", processor, *options)
-    pytest(session, *plugin, *files, "-q", "-k", "not all_orientations_and_types")
+    pytest(
+        session, *plugin, *files, "-q", "-k", "not all_orientations_and_types and not many_rows_are_products_in_tile"
+    )
 
 
 @session_without_pip

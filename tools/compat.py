@@ -2,6 +2,7 @@
 
     python -m tools.compat run                # in an environment with the torch to test; docs/versions.toml keeps it
     python -m tools.compat run --all          # whole suites instead of a part of each
+    python -m tools.compat run --all --resume # go on where such a run was cut off (tools/compat_files.py)
     python -m tools.compat page [--check]     # docs/versions.md
 
 `nox -s compat -- 2.11` makes the environment and runs the first. A result is of one torch, one Python and one suite; a
@@ -21,8 +22,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+from tools.compat_files import run_rest
+from tools.workspace import ROOT
+
 RESULTS, PAGE = ROOT / "docs" / "versions.toml", ROOT / "docs" / "versions.md"
+KEPT = ROOT / "build" / "compat"  # what files of suites came to that are run in several goes
 
 #: Per suite the files of the part that is run; none stands for the whole suite, where that takes a minute or two.
 PARTS: Mapping[str, tuple[str, ...]] = {
@@ -76,17 +80,20 @@ def paths_of(suite: str, everything: bool) -> list[str]:
     return [f"{folder}/test_{prefix}_{name}.py" for name in PARTS[suite]]
 
 
-def run_suite(suite: str, everything: bool) -> Result:
+def run_suite(suite: str, everything: bool, resume: bool = False) -> Result:
     """Run the suite with this interpreter and count."""
     import torch
 
+    version, python = ".".join(map(str, numbers(torch.__version__))), ".".join(platform.python_version_tuple()[:2])
+    part = bool(PARTS[suite]) and not everything
+    if resume and everything and suite != "models":
+        return Result(version, python, suite, *run_rest(suite, KEPT / f"{version}-{python}-{suite}.toml"), part)
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
         command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", f"--junitxml={report}"]
         subprocess.run([*command, *paths_of(suite, everything)], cwd=ROOT, check=False)
         passed, failed, skipped = count(report.read_text() if report.exists() else "")
-    version, python = ".".join(map(str, numbers(torch.__version__))), ".".join(platform.python_version_tuple()[:2])
-    return Result(version, python, suite, passed, failed, skipped, bool(PARTS[suite]) and not everything)
+    return Result(version, python, suite, passed, failed, skipped, part)
 
 
 def count(report: str) -> tuple[int, int, int]:
@@ -142,21 +149,27 @@ not in the table has not been run. [Limits](limits.md#versions-and-platforms) sa
 """
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run suites, or write the page."""
+def make_parser() -> argparse.ArgumentParser:
+    """What the command takes."""
     parser = argparse.ArgumentParser(prog="python -m tools.compat", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     run = commands.add_parser("run", help="run the suites in this environment")
     run.add_argument("--all", action="store_true", help="whole suites")
+    run.add_argument("--resume", action="store_true", help="with --all: run only files without a result on this code")
     run.add_argument("--suite", action="append", choices=list(PARTS), help="only this one (more than once)")
     written = commands.add_parser("page", help="write docs/versions.md")
     written.add_argument("--check", action="store_true", help="only say whether it is up to date")
-    options = parser.parse_args(arguments)
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run suites, or write the page."""
+    options = make_parser().parse_args(arguments)
     if options.command == "page":
         return _write_page(options.check)
     failed = 0
     for suite in options.suite or PARTS:
-        result = run_suite(suite, options.all)
+        result = run_suite(suite, options.all, options.resume)
         keep([result])
         print(f"{suite}: {result.cell()}", flush=True)
         failed += result.failed

@@ -25,7 +25,7 @@ def peak_tensor_mb(step: Callable[[], object], warmup: int = 2) -> float:
 
     ``step`` must not have run yet: its first ``warmup`` runs compile and fill what is kept, the next one is measured.
     """
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as recorded:
         for _ in range(warmup):
             step()
         with record_function(MARKER):

@@ -1,76 +1,82 @@
-"""Kinds of kernels: what a run has had executed, and what there is."""
+"""Kinds of kernels: what a run has had executed, and what there is.
+
+What there is, is read from the tables that the generator itself works from: ways to write a kernel, instructions, ops,
+reductions, element types. So a kind that is added there is missing here until a test runs it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import typing
+from collections.abc import Iterable, Iterator
 
-from aotkit_inductor_lower.ir import Instr, LoopNest, Program
-from aotkit_inductor_lower.ir.instructions import STORE_MODES, CheckedIndex, Compute, Load, Reduce, Store
-from aotkit_inductor_lower.kernel_ir.matmul_site import FewRowsSite
-from aotkit_inductor_lower.kernel_ir.nodes import Kernel, Loop
-from aotkit_inductor_lower.kernel_passes.linearize import linearize
-from aotkit_inductor_lower.kernel_passes.normal_form import normalize
+from aotkit_inductor_lower.ir import DType, Instr, LoopNest, Program
+from aotkit_inductor_lower.ir.instructions import STORE_MODES, Compute, Load, Reduce, Store
+from aotkit_inductor_lower.kernel_ir.nodes import LOOP_KINDS, Kernel, Loop
 from aotkit_inductor_lower.launch_plan import CompiledProgram
 from aotkit_inductor_lower.ops.reductions import REDUCTIONS
 from aotkit_inductor_lower.ops.scalar import OP_TABLE
 from aotkit_inductor_lower.targets.cpu import Machine
 from aotkit_inductor_lower.targets.cpu.map_loops import map_loops, version_loops
-from aotkit_inductor_lower.targets.cpu.products import lies_along_columns, product_form
+from aotkit_inductor_lower.targets.cpu.ways import ways_of
 
 __all__ = ["all_kinds", "kinds_of"]
 
-#: Loops as the CPU target maps them, and the forms that a whole kernel may have.
-LOOPS = ("serial", "units", "lanes", "tile")
-PRODUCTS = ("product", "few rows along columns", "few rows along sums")
+#: Loops as the CPU target maps them (the others are the GPU's), and the forms that a whole kernel may have.
+LOOPS = [f"loop {kind}" for kind in LOOP_KINDS if kind not in ("block", "unroll")]
 FORMS = ("ordered", "scratch", "combo", "threads")
 
 
 def all_kinds(machine: Machine) -> frozenset[str]:
     """Every kind that the CPU target renders for the machine: by the tables that it renders from."""
-    kinds = {f"loop {kind}" for kind in LOOPS} | set(FORMS) | {f"store {mode}" for mode in STORE_MODES}
+    kinds = {*LOOPS, *FORMS, "masked load", "masked store"} | {f"store {mode}" for mode in STORE_MODES}
     kinds |= {f"op {name}" for name in OP_TABLE} | {f"reduce {kind}" for kind in REDUCTIONS}
     kinds |= {f"scan {row.kind}" for row in REDUCTIONS.values() if row.scannable}
-    kinds |= {"masked load", "masked store", "checked index"}
-    kinds |= set(PRODUCTS) if machine.has("fma") else set()
+    kinds |= {_name(instruction) for instruction in typing.get_args(Instr)}
+    kinds |= {f"{what} {dtype.value}" for what in ("reads", "writes") for dtype in DType}
+    kinds |= {f"way {name}" for name in ways_of(machine)}
     kinds |= {"versions"} if machine.vector_bits == 512 else set()  # for short loops, whose vectors are masked
     return frozenset(kinds)
 
 
-def kinds_of(program: Program, compiled: CompiledProgram, machine: Machine) -> Iterator[str]:
-    """The kinds of the kernels of a program that was compiled for the machine."""
+def kinds_of(
+    program: Program, compiled: CompiledProgram, written: Iterable[tuple[Kernel, str]], machine: Machine
+) -> Iterator[str]:
+    """The kinds of the kernels of a program that was compiled for the machine. ``written``: each with its way."""
     for step in program.steps:
         if isinstance(step, LoopNest):
             for stage in step.stages:
                 for instr in stage.body:
                     yield from _of_instruction(instr)
-    for kernel in normalize(linearize(program)).kernels:
-        yield from _of_kernel(kernel, machine)
+    for kernel, way in written:
+        yield from _of_kernel(kernel, way, machine)
     if any(record.combo for record in compiled.kernels):
         yield "combo"
     if "GOMP_parallel" in compiled.binary.facts["imports"]:
         yield "threads"
 
 
+def _name(instruction: type[object]) -> str:
+    return f"instruction {instruction.__name__}"
+
+
 def _of_instruction(instr: Instr) -> Iterator[str]:
+    yield _name(type(instr))
     if isinstance(instr, Compute):
         yield f"op {instr.op}"
     elif isinstance(instr, Reduce):
         yield f"{'scan' if instr.running else 'reduce'} {instr.kind}"
     elif isinstance(instr, Store):
         yield f"store {instr.mode}"
-    elif isinstance(instr, CheckedIndex):
-        yield "checked index"
     if isinstance(instr, Load | Store) and instr.mask is not None:
         yield f"masked {type(instr).__name__.lower()}"
 
 
-def _of_kernel(kernel: Kernel, machine: Machine) -> Iterator[str]:
-    site = product_form(kernel, machine)
-    if isinstance(site, FewRowsSite):
-        yield f"few rows along {'columns' if lies_along_columns(kernel, site) else 'sums'}"
-        return
-    if site is not None:
-        yield "product"
+def _of_kernel(kernel: Kernel, way: str, machine: Machine) -> Iterator[str]:
+    for param in kernel.params:
+        if param.kind == "memory":
+            yield f"{'writes' if param.written else 'reads'} {param.dtype.value}"
+    yield f"way {way}"
+    if way != "loops":
         return
     mapped = version_loops(map_loops(kernel, machine), machine)
     yield from (name for name in ("ordered", "scratch", "versions") if getattr(mapped, name))

@@ -1,10 +1,94 @@
-"""The emulated demo's own decisions; that it runs is shown by `nox -s emulated_demo`."""
+"""Which kinds of kernels there are and which ran, and the emulated demo's own decisions. That kernels of every kind run
+is shown by `nox -s system`, that the demo does by `nox -s emulated_demo`."""
 
 from __future__ import annotations
 
-import pytest
+import typing
+from dataclasses import replace
 
-from tools.emulation import whole
+import pytest
+import torch
+
+from aotkit_inductor_lower.ir import Instr
+from aotkit_inductor_lower.ir.parse import parse_program
+from aotkit_inductor_lower.ops.reductions import REDUCTIONS
+from aotkit_inductor_lower.ops.scalar import OP_TABLE
+from aotkit_inductor_lower.runtime import bind_program
+from aotkit_inductor_lower.targets.cpu import Machine, arm_machine, generic_machine, ways
+from aotkit_inductor_lower.targets.cpu import generate as generating
+from aotkit_inductor_lower.targets.cpu import load as loading
+from tools.emulation import kinds, whole
+from tools.emulation.kinds import all_kinds
+from tools.emulation.plugin import Kinds, count_here
+
+ADDING = """aotkit-ir 2
+program adding
+input x
+buffer x : float32[8] strides [1] input on cpu
+buffer y : float32[8] strides [1] output on cpu
+loop y(i0 < 8):
+  stage():
+    %a = load x[i0] : f32
+    %b = add %a, %a : f32
+    store y[i0] = %b
+return y
+"""
+FULL = replace(generic_machine(512), features="+fma,+avx512vnni,+avx512bf16,+amx-tile,+amx-bf16")
+
+
+def test_every_way_to_write_a_kernel_is_a_kind_where_the_processor_has_it() -> None:
+    assert {kind for kind in all_kinds(FULL) if kind.startswith("way ")} == {f"way {name}" for name in ways.WAYS}
+    arm = {kind.removeprefix("way ") for kind in all_kinds(arm_machine()) if kind.startswith("way ")}
+    tiles = {"attention", "attention backward", "product in tile registers"}
+    assert arm == set(ways.WAYS) - tiles - {"few rows of bytes"}
+
+
+def test_what_is_added_to_a_table_is_missing_until_a_test_runs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = all_kinds(arm_machine())
+    new = {**ways.WAYS, "new": (lambda _: True, lambda *_: None)}
+    monkeypatch.setattr(ways, "WAYS", new)
+    monkeypatch.setattr(kinds, "OP_TABLE", {**OP_TABLE, "new": None})
+    row = replace(next(iter(REDUCTIONS.values())), kind="new", scannable=True)
+    monkeypatch.setattr(kinds, "REDUCTIONS", {**REDUCTIONS, "new": row})
+    assert all_kinds(arm_machine()) - before == {"way new", "op new", "reduce new", "scan new"}
+    assert {f"instruction {kind.__name__}" for kind in typing.get_args(Instr)} < before
+
+
+def counted(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> Kinds:
+    """What plugins count; until the end of the test."""
+    for module, name in ((generating, "generate"), (generating, "way_of"), (loading, "load")):
+        monkeypatch.setattr(module, name, getattr(module, name))  # put back afterwards
+    counting = Kinds("this processor", machine)
+    count_here(counting)
+    return counting
+
+
+def test_a_kind_counts_when_its_kernel_was_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = generic_machine(128)
+    found = counted(machine, monkeypatch)
+    run = bind_program(generating.generate(parse_program(ADDING), machine))
+    generating.generate(parse_program(ADDING.replace("add", "mul")), machine)  # made, and never called
+    assert found.called == set()
+    run([torch.ones(8)])
+    assert {"way loops", "op add", "instruction Load", "reads f32", "writes f32", "store set"} <= found.called
+    assert "op mul" not in found.called and found.calls == 1
+    (problem,) = found.problems()
+    assert problem.startswith("did not run: ") and "op mul" in problem
+
+
+def test_kinds_that_run_elsewhere_need_not_run_here() -> None:
+    here = Kinds("this processor", FULL, elsewhere=all_kinds(arm_machine()))
+    (problem,) = here.problems()
+    kinds_left = ["versions", "way attention", "way attention backward", "way few rows of bytes"]
+    assert problem == f"did not run: {', '.join([*kinds_left, 'way product in tile registers'])}"
+
+
+def test_a_kernel_of_a_kind_that_no_table_has_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = generic_machine(128)
+    found = counted(machine, monkeypatch)
+    monkeypatch.setattr(ways, "way_of", lambda *asked, way_of=ways.way_of: ("another", way_of(*asked)[1]))
+    bind_program(generating.generate(parse_program(ADDING), machine))([torch.ones(8)])
+    assert "not in the tables: way another" in found.problems()
 
 
 @pytest.mark.parametrize(

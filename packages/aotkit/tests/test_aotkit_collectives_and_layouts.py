@@ -71,6 +71,7 @@ COLLECTIVES: dict[str, Callable[[Tensor, Any], Any]] = {
 
 
 @pytest.mark.covers("F5g.28")
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated.*:DeprecationWarning")  # Dynamo's, before torch 2.13
 @pytest.mark.parametrize("name", COLLECTIVES)
 def test_a_collective_gives_what_it_gives_in_eager_mode(name: str, world: Any) -> None:
     fn = COLLECTIVES[name]

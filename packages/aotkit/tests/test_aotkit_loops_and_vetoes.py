@@ -28,6 +28,7 @@ def compiled(fn: Callable[..., Any], *args: Tensor) -> tuple[Any, Any]:
 
 # -- scan and map ------------------------------------------------------------------------------------------------------
 
+RELEASE = tuple(int(part) for part in torch.__version__.split(".")[:2])
 LOOPS = {
     "map": lambda x: map_slices(lambda a: (a.sin() * 2, a.sum()), x),
     "map with a closure": lambda x: map_slices(lambda a, b: a * b.sum(), x * 2, x[0]),
@@ -49,6 +50,9 @@ def test_a_loop_over_slices_equals_eager_for_every_length(name: str, length: int
 @pytest.mark.parametrize("name", ["map", "scan"])
 def test_a_loop_over_nothing_is_eagers_error(name: str) -> None:
     loop = LOOPS[name]
+    if name == "scan" and RELEASE >= (2, 15):  # which gives nothing then
+        torch.testing.assert_close(compiled(loop, X[:0])[0], loop(X[:0]))
+        return
     with pytest.raises(RuntimeError):
         loop(X[:0])
     with pytest.raises((RuntimeError, IndexError)):  # Dynamo takes the first slice itself

@@ -29,7 +29,7 @@ class Net(nn.Module):
 
 
 def ranges(step: Any) -> dict[str, int]:
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as trace:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], acc_events=True) as trace:
         step()
     return {event.key: event.count for event in trace.key_averages() if event.key.startswith("graph")}
 

@@ -15,6 +15,7 @@ from torch import Tensor
 import aotkit
 
 decomposed = torch.ops.quantized_decomposed
+RELEASE = tuple(int(part) for part in torch.__version__.split(".")[:2])
 G = torch.Generator().manual_seed(0)
 X = torch.randn(6, 40, generator=G) * 5
 X[0, :6] = torch.tensor([0.05, 0.15, -0.05, math.inf, -math.inf, 1e30])
@@ -107,6 +108,10 @@ def test_a_tensor_of_the_older_quantized_types_makes_the_graph_run_eagerly(view:
         return (q.view(-1) if view else q).dequantize() * 2
 
     torch._dynamo.reset()
+    if RELEASE < (2, 12):  # Dynamo itself leaves them to eager
+        result = torch.compile(fn, backend="aotkit", options={"fallback": "error"})(X[1:])
+        torch.testing.assert_close(result, fn(X[1:]), rtol=0, atol=0)
+        return
     with pytest.raises(RuntimeError, match="gives a quantized tensor"):
         torch.compile(fn, backend="aotkit", options={"fallback": "error"})(X[1:])
     torch._dynamo.reset()

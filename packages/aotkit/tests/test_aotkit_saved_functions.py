@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import textwrap
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,11 @@ import pytest
 import torch
 
 import aotkit
+from aotkit.artifact.values import NoForm
+from aotkit.torch_api.save_compiled import _check_helpers
+
+RELEASE = tuple(int(part) for part in torch.__version__.split(".")[:2])
+needs_defaults = pytest.mark.skipif(RELEASE < (2, 12), reason="refused there, see the last test")
 
 MODELS = """
 import torch
@@ -87,6 +93,7 @@ def python(tmp_path: Path) -> Any:
 
 SAVE_TRAINING = """
 import json, torch, aotkit, nets
+torch._dynamo.config.enable_aot_compile = True  # off before torch 2.12
 compiled = {call}
 {save}
 torch.save(nets.steps(compiled, nets.make()), "first")
@@ -109,6 +116,7 @@ OURS = "aotkit.saved.compile_to_save(nets.make(), nets.batch())"
 COMPILERS = ("aotkit_aot_trace", "aotkit_partition", "aotkit_inductor_lower.driver", "scipy")
 
 
+@needs_defaults
 def test_a_training_step_saved_by_torch_is_loaded_by_torch(python: Any) -> None:
     python(SAVE_TRAINING.format(call=TORCHS, save="compiled.save_compiled_function('net.pt')"))
     same, count, new = python(
@@ -120,6 +128,7 @@ def test_a_training_step_saved_by_torch_is_loaded_by_torch(python: Any) -> None:
     assert not {name for name in new if name.startswith(COMPILERS)}
 
 
+@needs_defaults
 @pytest.mark.parametrize("call", [TORCHS, OURS], ids=["aot_compile", "compile_to_save"])
 def test_a_training_step_in_our_file_runs_without_dynamo_and_gives_the_same_bits(python: Any, call: str) -> None:
     python(SAVE_TRAINING.format(call=call, save="aotkit.saved.save_compiled_function(compiled, 'net.aotkit')"))
@@ -150,6 +159,7 @@ def test_sizes_numbers_structures_and_side_effects_are_as_eager_has_them(python:
     python(f"""
     import torch, aotkit
     from functions import *
+    torch._dynamo.config.enable_aot_compile = True  # off before torch 2.12
     compiled = torch.compile(function, fullgraph=True, dynamic=True, backend="aotkit").aot_compile((arguments(6), {{}}))
     if {way!r} == "torch": compiled.save_compiled_function("function")
     else: aotkit.saved.save_compiled_function(compiled, "function")
@@ -175,11 +185,13 @@ def test_sizes_numbers_structures_and_side_effects_are_as_eager_has_them(python:
     assert found == (way == "torch")
 
 
+@needs_defaults
 def test_calls_that_were_not_compiled_are_refused_by_name(python: Any, tmp_path: Path) -> None:
     (tmp_path / "functions.py").write_text(FUNCTION)
     python("""
     import torch, aotkit, nets
     from functions import *
+    torch._dynamo.config.enable_aot_compile = True  # off before torch 2.12
     f = torch.compile(function, fullgraph=True, dynamic=True, backend="aotkit").aot_compile((arguments(6), {}))
     aotkit.saved.save_compiled_function(f, "function")
     aotkit.saved.save_compiled_function(aotkit.saved.compile_to_save(nets.make(), nets.batch()), "net")
@@ -251,3 +263,41 @@ def test_a_second_derivative_and_what_belongs_to_a_process_are_refused_with_what
         aotkit.saved.compile_to_save(cube, (x.detach(),), options=frozen)
     with pytest.raises(aotkit.PackageError, match="can't read"):
         aotkit.saved.load_compiled_function(tmp_path / "nothing")
+
+
+DYNAMO: Any = None  # the name of its helpers in what it generates
+
+
+def read_in_place() -> object:
+    return DYNAMO.record_pregraph_bytecode_enter()
+
+
+def read_from_a_variable() -> object:
+    held = DYNAMO
+    return held.record_pregraph_bytecode_exit(held.another_one())
+
+
+@pytest.mark.parametrize(("code", "refused"), [(read_in_place, False), (read_from_a_variable, True)])
+def test_helpers_of_dynamo_that_the_loader_has_not_are_found_behind_a_variable(code: Any, refused: bool) -> None:
+    """As torch 2.15 writes them."""
+    with pytest.raises(NoForm, match="helper another_one at run time") if refused else nullcontext():
+        _check_helpers(code.__code__, "DYNAMO")
+
+
+class Scaled(torch.nn.Module):
+    def forward(self, x: torch.Tensor, *, by: float = 2.0) -> torch.Tensor:
+        return x * by
+
+
+def test_before_torch_2_12_an_argument_that_was_left_to_its_default_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def unread(_: bytes) -> Any:
+        raise TypeError("DefaultsSource.__init__() takes from 3 to 4 positional arguments but 6 were given")
+
+    compiled = aotkit.saved.compile_to_save(Scaled(), (torch.ones(3),))
+    if RELEASE >= (2, 12):
+        aotkit.saved.save_compiled_function(compiled, tmp_path / "scaled")
+        monkeypatch.setattr("torch._dynamo.package.load_guards_state", unread)
+    with pytest.raises(aotkit.PackageError, match=r"left to its default\. Pass all arguments, or use torch 2\.12"):
+        aotkit.saved.save_compiled_function(compiled, tmp_path / "scaled")

@@ -25,7 +25,8 @@ from torch.utils._python_dispatch import return_and_correct_aliasing
 
 import aotkit
 from aotkit_aot_trace import TraceOptions, capture
-from aotkit_functionalize import FunctionalLayer, GraphMetadata, Unsupported
+from aotkit_functionalize import FunctionalLayer, GraphMetadata, Unsupported, fakes
+from aotkit_functionalize._torch_compat import fakes_other_attributes
 from aotkit_functionalize.subclasses import SubclassBoundary
 from aotkit_partition import default_partition
 from aotkit_runtime_wrappers import (
@@ -39,6 +40,8 @@ from aotkit_runtime_wrappers import (
 )
 
 aten = torch.ops.aten
+needs_other_attributes = pytest.mark.skipif(not fakes_other_attributes(), reason="refused before torch 2.12, see below")
+RELEASE = tuple(int(part) for part in torch.__version__.split(".")[:2])
 
 
 def two(*sizes: int, dtype: torch.dtype = torch.float64) -> TwoTensor:
@@ -315,11 +318,20 @@ def test_the_gradient_of_a_subclass_may_be_a_plain_tensor() -> None:
     against_eager(lambda q, x: [x @ q.t()], leaf(weight), leaf(plain(3, 4)))
 
 
+@needs_other_attributes
 @pytest.mark.covers("F1.4")
 def test_an_attribute_that_is_no_tensor_passes_by_the_graph() -> None:
     group = Group()
     compiled = against_eager(lambda x, y: [x * y, x.t()], leaf(Grouped(plain(3, 4), group)), plain(3, 4))
     assert compiled(leaf(Grouped(plain(3, 4), group)), plain(3, 4))[0].extra is group
+
+
+@pytest.mark.covers("F1.4")
+def test_an_attribute_that_is_no_tensor_is_refused_before_torch_2_12(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fakes, "fakes_other_attributes", lambda: False)
+    compiled = aotkit.aot_function(lambda x: x * 2, lambda graph, _: graph)
+    with pytest.raises(aotkit.CompileError, match="a Grouped, holds in extra a Group that is no tensor"):
+        compiled(Grouped(plain(3, 4), Group()))
 
 
 @pytest.mark.covers("F1.66")
@@ -764,7 +776,10 @@ def test_a_static_argument_that_is_a_subclass_stands_for_the_tensors_inside_it()
 
 @pytest.mark.covers("F4.15")
 @pytest.mark.parametrize("dynamic", [False, True])
-@pytest.mark.parametrize("make", [lambda: two(3, 4), nested, lambda: Grouped(plain(3, 4), Group())])
+@pytest.mark.parametrize(
+    "make",
+    [lambda: two(3, 4), nested, pytest.param(lambda: Grouped(plain(3, 4), Group()), marks=needs_other_attributes)],
+)
 def test_emitted_adapters_do_what_the_interpreter_of_the_plan_does(make: Callable[[], Any], dynamic: bool) -> None:
     def fn(x, y, b):
         b.mul_(y)
@@ -948,6 +963,10 @@ def test_distributed_tensors_go_through_the_stack(dynamic: bool | None) -> None:
         w = distribute_tensor(torch.randn(4, 8), mesh, [Shard(1)])
         options = {"fallback": "error", "verify": False}
         compiled = torch.compile(distributed, backend="aotkit", fullgraph=True, dynamic=dynamic, options=options)
+        if dynamic and RELEASE < (2, 12):  # whose shards tell their sizes inside an object
+            with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match="holds a symbolic size inside an object"):
+                compiled(distribute_tensor(torch.randn(2, 8), mesh, [Shard(1)]), w)
+            return
         for rows in (2, 6) if dynamic else (2,):
             x, runs = distribute_tensor(torch.randn(rows, 8), mesh, [Shard(1)]), []
             for run in (compiled, distributed):

@@ -22,8 +22,8 @@ from aotkit_inductor_lower.kernel_ir.matmul_site import FewRowsSite
 from aotkit_inductor_lower.kernel_ir.nodes import Kernel
 from aotkit_inductor_lower.runtime import bind_program
 from aotkit_inductor_lower.symbolic import product
-from aotkit_inductor_lower.targets.cpu import generate as generate_module
 from aotkit_inductor_lower.targets.cpu import generic_machine, host_machine, products
+from aotkit_inductor_lower.targets.cpu import ways as ways_module
 from aotkit_inductor_lower.targets.cpu.choose import choose_form
 from aotkit_inductor_lower.targets.cpu.choose_few_rows import FEW_ROWS, LEAST
 from aotkit_inductor_lower.targets.cpu.generate import generate
@@ -46,7 +46,7 @@ def sites(monkeypatch: pytest.MonkeyPatch) -> list[FewRowsSite]:
         found.extend([site] if isinstance(site, FewRowsSite) else [])
         return site
 
-    monkeypatch.setattr(generate_module, "product_form", product_form)
+    monkeypatch.setattr(ways_module, "product_form", product_form)
     return found
 
 

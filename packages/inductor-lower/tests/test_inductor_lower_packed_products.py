@@ -18,8 +18,8 @@ from aotkit_inductor_lower.ir.walk import contractions
 from aotkit_inductor_lower.lowering import packed_products
 from aotkit_inductor_lower.lowering.packed_products import panel_columns
 from aotkit_inductor_lower.runtime import bind_program
-from aotkit_inductor_lower.targets.cpu import generate as generate_module
 from aotkit_inductor_lower.targets.cpu import host_machine
+from aotkit_inductor_lower.targets.cpu import ways as ways_module
 from aotkit_inductor_lower.targets.cpu.render.few_rows_in_panels import FewRowsInPanels
 
 aten = torch.ops.aten
@@ -39,7 +39,7 @@ def panels(monkeypatch: pytest.MonkeyPatch) -> list[FewRowsInPanels]:
             super().__init__(*args)  # type: ignore[arg-type]
             found.append(self)
 
-    monkeypatch.setattr(generate_module, "FewRowsInPanels", Noted)
+    monkeypatch.setattr(ways_module, "FewRowsInPanels", Noted)
     return found
 
 

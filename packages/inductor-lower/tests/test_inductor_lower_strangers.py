@@ -13,6 +13,7 @@ from aotkit_inductor_lower import LowerOptions, compile_graph, decompositions
 from aotkit_inductor_lower.errors import InputMismatchError
 
 aten = torch.ops.aten
+RELEASE = tuple(int(part) for part in torch.__version__.split(".")[:2])
 X = torch.linspace(-2, 2, 12).view(3, 4)
 
 
@@ -122,6 +123,7 @@ def captured(f: Any, *args: Any) -> Any:
         "rows of nothing": (lambda x: list(aten.native_layer_norm.default(x, [0, 4], None, None, 1e-3)), (X[:0],)),
     }.values(),
 )  # fmt: skip
+@pytest.mark.filterwarnings("ignore:torch.searchsorted:UserWarning")  # ATen's, once in a process
 def test_what_a_decomposition_was_not_written_for_is_left_to_the_operator(f, args) -> None:
     want, got = outcome(lambda: f(*args)), outcome(lambda: captured(f, *args))
     if isinstance(want, str):
@@ -227,7 +229,7 @@ def test_groups_of_unknown_sizes_are_generated_where_eager_takes_the_layout(x, k
     compiled = compile_graph(graph)
     assert len(compiled.report().externs) == kept
     for call in (lambda: compiled([x])[0], lambda: graph(x)):
-        if kept:
+        if kept and RELEASE < (2, 15):  # which takes every layout
             with pytest.raises(RuntimeError, match="to be true, but got false"):
                 call()
         else:
@@ -242,7 +244,7 @@ def test_what_only_some_sizes_can_be_cut_into_is_refused_for_others() -> None:
         lambda x: aten.diagonal_scatter.default(x, x[0, 0, :1, :1], 7, 2, 3),
     ):
         for run in (call, lambda x, c=call: captured(c, x)):
-            with pytest.raises(RuntimeError):
+            with pytest.raises((RuntimeError, AssertionError)):  # the second from fake kernels of torch 2.11
                 run(torch.ones(1, 3, 4, 4))
 
 

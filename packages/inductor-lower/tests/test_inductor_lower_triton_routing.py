@@ -15,7 +15,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table, triton_kernel_wrapper_functional
-from torch._subclasses import FakeTensorMode
+from torch._subclasses import FakeTensorMode, fake_tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from aotkit_inductor_lower import LowerOptions, bind_program, compile_graph, compile_to_program, decompositions
@@ -66,6 +66,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> None:
     """A CUDA device, as far as this package asks: kernels are compiled for it and run in the interpreter."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
+    monkeypatch.setattr(fake_tensor, "init_gpu_context", lambda device: None)  # asks for a driver before torch 2.12
     monkeypatch.setattr(load_module, "CudaDriver", OnTheCpu)
 
 

@@ -137,12 +137,11 @@ def test_an_error_ends_the_compile_and_a_half_that_returns_nothing_is_named() ->
 
 
 def ranges(run: Callable[[], Any]) -> list[Any]:
-    with profile(activities=[ProfilerActivity.CPU]) as recorded:
+    with profile(activities=[ProfilerActivity.CPU], acc_events=True) as recorded:
         run()
     return [event for event in recorded.events() if event.name in (RANGE, "aten::sin")]
 
 
-@pytest.mark.filterwarnings("ignore:Warning. Profiler clears events")  # torch 2.11, at the second profiler
 @pytest.mark.covers("F4.10")
 @pytest.mark.parametrize("training", [False, True])
 def test_a_profiler_shows_the_prologue_of_every_call_before_the_compiled_code(compile_eagerly, training: bool) -> None:

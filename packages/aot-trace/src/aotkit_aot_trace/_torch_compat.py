@@ -11,6 +11,7 @@ import torch
 import torch.fx.traceback as fx_traceback
 from torch._dispatch.python import enable_python_dispatcher
 from torch._higher_order_ops.effects import has_effects
+from torch._library.opaque_object import is_opaque_type
 from torch._prims_common import is_non_overlapping_and_dense_or_false
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
@@ -44,11 +45,13 @@ __all__ = [
     "evaluate_symint",
     "fake_mode_of_subgraphs",
     "get_current_node_meta",
+    "graphs_hold_generators",
     "has_effects",
     "is_dense",
     "is_fake",
     "is_random",
     "is_recording",
+    "keep_checks",
     "known",
     "lift_constant",
     "memory_format_of",
@@ -60,6 +63,7 @@ __all__ = [
     "record_operator",
     "replaced_tensors",
     "run_make_fx",
+    "scattered_strides",
     "symbols_of",
     "to_pre_dispatch_functional",
     "track",
@@ -312,3 +316,33 @@ def memory_format_of(x: torch.Tensor) -> torch.memory_format:
         if x.dim() == rank and x.is_contiguous(memory_format=last) and not x.is_contiguous():
             return last
     return torch._prims_common.suggest_memory_format(x)
+
+
+def graphs_hold_generators() -> bool:
+    """Whether a node's arguments may be generators of random numbers: from torch 2.13 on."""
+    return is_opaque_type(torch.Generator)
+
+
+def scattered_strides(x: torch.Tensor, result: torch.Tensor) -> tuple[Any, ...]:
+    """The strides of a copy of ``x`` that something was put into, where ``result`` is a fake one. Before torch 2.12
+    fake kernels keep dimensions that repeat elements; eager gives each element a place of its own."""
+    repeats = any(type(step) is int and step == 0 and not _is_one(size) for size, step in zip(x.shape, x.stride()))
+    if not repeats:
+        return result.stride()
+    with untraced():
+        return x.clone().stride()
+
+
+def _is_one(size: Any) -> bool:
+    return type(size) is int and size == 1
+
+
+def keep_checks() -> None:
+    """Tell torch that operators which check something are no dead code, though nobody uses their result. Before torch
+    2.13 it does not know so of those that raise the errors of linear algebra, and in no version of an assertion without
+    a message."""
+    for check in (torch.ops.aten._linalg_check_errors.default, torch.ops.aten._assert_async.default):
+        torch.fx.has_side_effect(check)
+
+
+keep_checks()

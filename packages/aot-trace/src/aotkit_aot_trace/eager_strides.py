@@ -56,6 +56,7 @@ _UNTAGGED = ("hardswish", "polar", "complex", *_LOSSES, *_BACKWARDS)
 _LIKE_INPUT = frozenset(("deg2rad", "rad2deg", "nan_to_num", "hardtanh", "relu6", "binary_cross_entropy", "huber_loss"))
 _UNCONVERTED = frozenset(("polar", "complex"))  # whose operands have another type than the result
 _REVERSED = frozenset(("threshold_backward", "leaky_relu_backward"))  # whose operands eager takes in the other order
+_SCATTERS = (aten.select_scatter.default, aten.slice_scatter.default, aten.diagonal_scatter.default)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,10 +104,11 @@ def elementwise_operators() -> tuple[_Elementwise, ...]:
 
 
 def with_eager_strides(table: Mapping[Any, Callable[..., Any]]) -> dict[Any, Callable[..., Any]]:
-    """``table`` with all elementwise operators, whose results get eager's strides."""
+    """``table`` with operators whose results get eager's strides: all elementwise ones, and some others."""
     mine = {each.op: functools.partial(_run, each, table.get(each.op)) for each in elementwise_operators()}
     log_sigmoid = functools.partial(_log_sigmoid, table.get(aten.log_sigmoid_forward.default))
-    return {**table, **mine, aten.log_sigmoid_forward.default: log_sigmoid}
+    into = {op: functools.partial(_scattered, op, table.get(op)) for op in _SCATTERS}
+    return {**table, **mine, **into, aten.log_sigmoid_forward.default: log_sigmoid}
 
 
 def _run(which: _Elementwise, decompose: Callable[..., Any] | None, *args: Any, **kwargs: Any) -> Any:
@@ -159,6 +161,19 @@ def _log_sigmoid(decompose: Callable[..., Any] | None, x: Any) -> Any:
         x = x.contiguous()
         return aten.log_sigmoid_forward.default(x) if decompose is None else decompose(x)
     return NotImplemented if decompose is None else decompose(x)
+
+
+def _scattered(op: Any, decompose: Callable[..., Any] | None, x: Any, *args: Any, **kwargs: Any) -> Any:
+    """A copy of ``x`` with something in a part of it."""
+    if decompose is not None or not _has_layout(x):
+        return NotImplemented if decompose is None else decompose(x, *args, **kwargs)
+
+    def fake() -> Any:
+        value = op(x, *args, **kwargs)
+        wanted = compat.scattered_strides(x, value)
+        return value if value.stride() == wanted else value.new_empty_strided(value.shape, wanted)
+
+    return compat.record_operator(op, (x, *args), fake, kwargs)
 
 
 def _has_layout(value: Any) -> bool:

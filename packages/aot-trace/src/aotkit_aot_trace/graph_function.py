@@ -239,6 +239,7 @@ def data_dependent(error: Exception, stack_trace: str | None) -> DataDependent:
 
 # What C++ code says that reads elements of a functional or a fake tensor.
 _NO_ELEMENTS = ("its data is not allocated yet", "Cannot access data pointer of Tensor")
+_NO_ARGUMENT = "argument of type: <class "  # what torch's tracer says of what a node can't be given
 _FUNCTIONALIZATION_WORDS = (
     "unctionalization",
     "unctionalizing",
@@ -254,6 +255,14 @@ def not_functional(error: RuntimeError, stack_trace: str | None) -> Unsupported 
     text = str(error)
     if any(words in text for words in _NO_ELEMENTS):
         return data_dependent(error, stack_trace)
+    if isinstance(error, NotImplementedError) and text.startswith(_NO_ARGUMENT):
+        kind = text.removeprefix(_NO_ARGUMENT).strip("<>'").split(".")[-1]
+        return Unsupported(
+            f"an operation takes a {kind}",
+            f"graphs of torch {torch.__version__} hold no such arguments",
+            "Leave the operation out of the compiled region, or use a later torch",
+            stack_trace=stack_trace,
+        )
     if isinstance(error, Unsupported) or not any(word in text for word in _FUNCTIONALIZATION_WORDS):
         return None
     overlap = re.match(r"While executing (\w+), .*internal overlap", text, re.DOTALL)

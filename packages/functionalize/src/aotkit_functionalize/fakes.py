@@ -19,7 +19,13 @@ __all__ = ["fake_arguments", "fake_twin"]
 
 
 def fake_twin(value: torch.Tensor, mode: FakeTensorMode, *, static: bool) -> torch.Tensor:
-    """A fake tensor as autograd sees ``value``: it requires grad, and is a leaf, if ``value`` does and is."""
+    """A fake tensor as autograd sees ``value``: it requires grad, and is a leaf, if ``value`` does and is.
+
+    Raises:
+        Unsupported: a subclass that holds something other than tensors, where torch makes no fakes of these.
+    """
+    if is_subclass(value) and not fakes_other_attributes():
+        _check_attributes("a tensor", value)
     if value.is_leaf or not value.requires_grad:
         return mode.from_tensor(value, static_shapes=static)
     with warnings.catch_warnings():
@@ -55,7 +61,7 @@ def fake_arguments(
                     "Give the class __tensor_flatten__ and __tensor_unflatten__, or pass a plain tensor",
                 )
             if not fakes_other_attributes():
-                _check_attributes(index, arg)
+                _check_attributes(f"input {index}", arg)
             for inside in tensors_inside(arg):
                 mode = _one_mode(index, mode, inside) if isinstance(inside, FakeTensor) else mode
     if mode is None:
@@ -64,18 +70,18 @@ def fake_arguments(
     return mode, plain if keep_bits else [_without_bits(value, mode) for value in plain]
 
 
-def _check_attributes(index: int, arg: Any) -> None:
+def _check_attributes(what: str, arg: Any) -> None:
     """Raise for an attribute that is no tensor, where torch makes no fakes of such subclasses."""
     for name in arg.__tensor_flatten__()[0]:
         inner = getattr(arg, name)
         if not isinstance(inner, torch.Tensor):
             raise Unsupported(
-                f"input {index}, a {type(arg).__name__}, holds in {name} a {type(inner).__name__} that is no tensor",
+                f"{what}, a {type(arg).__name__}, holds in {name} a {type(inner).__name__} that is no tensor",
                 f"torch {torch.__version__} makes no fake tensors of such classes",
                 "Use torch 2.12 or newer",
             )
         if is_subclass(inner):
-            _check_attributes(index, inner)
+            _check_attributes(what, inner)
 
 
 def _without_bits(value: Any, mode: FakeTensorMode) -> Any:

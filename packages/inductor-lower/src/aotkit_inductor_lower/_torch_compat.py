@@ -13,7 +13,8 @@ from torch.fx import Graph, GraphModule
 from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.utils._python_dispatch import _disable_current_modes
 
-__all__ = ["RecordRange", "empty_strided_cpu", "lazy_graph_module", "lone_nan_bound_counts", "outside_of_modes"]
+__all__ = ["RecordRange", "empty_strided_cpu", "keep_checks", "lazy_graph_module", "lone_nan_bound_counts"]
+__all__ += ["large_numbers_become_float8", "outside_of_modes", "scattered_strides"]
 
 EmptyStrided = Callable[[Sequence[int], Sequence[int], torch.dtype], torch.Tensor]
 
@@ -40,6 +41,34 @@ def lone_nan_bound_counts() -> bool:
         return bool(torch.zeros(1, device="cpu").clamp(min=math.nan).isnan())
 
 
+@functools.cache
+def large_numbers_become_float8() -> bool:
+    """Whether eager makes the largest ``float8_e4m3fn`` of what is too large for it: from torch 2.13 on. Before that it
+    makes nan of it. Eager itself is asked."""
+    with outside_of_modes():
+        return not bool(torch.full((1,), 1e3, device="cpu").to(torch.float8_e4m3fn).float().isnan())
+
+
+def scattered_strides(x: torch.Tensor, result: torch.Tensor) -> tuple[Any, ...]:
+    """The strides of a copy of ``x`` that something was put into, where ``result`` is a fake one. Before torch 2.12
+    fake kernels keep dimensions that repeat elements; eager gives each element a place of its own."""
+    kept = zip(result.shape, result.stride(), strict=True)
+    if not any(type(step) is int and step == 0 and not (type(size) is int and size == 1) for size, step in kept):
+        return result.stride()
+    return x.clone().stride()
+
+
 def lazy_graph_module(root: torch.nn.Module, graph: Graph) -> GraphModule:
     """A GraphModule that writes its Python code when it is first called; compilers never call it."""
     return _LazyGraphModule(root, graph)
+
+
+def keep_checks() -> None:
+    """Tell torch that operators which check something are no dead code, though nobody uses their result. Before torch
+    2.13 it does not know so of those that raise the errors of linear algebra, and in no version of an assertion without
+    a message."""
+    for check in (torch.ops.aten._linalg_check_errors.default, torch.ops.aten._assert_async.default):
+        torch.fx.has_side_effect(check)
+
+
+keep_checks()

@@ -12,6 +12,7 @@ from torch._library.fake_class_registry import FakeScriptObject
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.experimental.symbolic_shapes import ShapeEnv, ValueRangesSLoc
+from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import _disable_current_modes
 
 __all__ = [
@@ -21,9 +22,11 @@ __all__ = [
     "copy_module",
     "declare_symbol",
     "is_script_object",
+    "keep_checks",
     "known_symbols",
     "lazy_graph_module",
     "make_fake_tensor",
+    "memory_profile",
     "new_fake_mode",
     "region_memory_budget_supported",
     "symbolic_hint",
@@ -106,6 +109,12 @@ def region_memory_budget_supported() -> bool:
     return hasattr(torch.autograd.graph, "region_activation_memory_budget")
 
 
+def memory_profile() -> profile:
+    """A profiler that records allocations. Before torch 2.13 it warns of the events of other cycles that it forgets,
+    though there is one cycle only, unless it keeps them."""
+    return profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True)
+
+
 class AllocationEvent(NamedTuple):
     """An allocation (bytes above 0) or release; ``step`` counts the marked spans, None outside of them."""
 
@@ -115,7 +124,7 @@ class AllocationEvent(NamedTuple):
 
 
 def allocation_events(recorded: Any, marker: str) -> list[AllocationEvent]:
-    """The allocator's events of a finished ``torch.profiler.profile(profile_memory=True)``, in order of time.
+    """The allocator's events of a finished :func:`memory_profile`, in order of time.
 
     Spans of the name ``marker`` (from ``record_function``) number the steps.
     """
@@ -133,3 +142,14 @@ def allocation_events(recorded: Any, marker: str) -> list[AllocationEvent]:
             found.append((event.start_time_ns, fields.ptr, fields.alloc_size, step))
         pending.extend((child, step) for child in event.children)
     return [AllocationEvent(address, size, step) for _, address, size, step in sorted(found, key=lambda row: row[0])]
+
+
+def keep_checks() -> None:
+    """Tell torch that operators which check something are no dead code, though nobody uses their result. Before torch
+    2.13 it does not know so of those that raise the errors of linear algebra, and in no version of an assertion without
+    a message."""
+    for check in (torch.ops.aten._linalg_check_errors.default, torch.ops.aten._assert_async.default):
+        torch.fx.has_side_effect(check)
+
+
+keep_checks()

@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 import torch.fx
-from torch.profiler import ProfilerActivity, profile, record_function
+from torch.profiler import record_function
 
-from ._torch_compat import AllocationEvent, allocation_events
+from ._torch_compat import AllocationEvent, allocation_events, memory_profile
 
 __all__ = ["MeasuredPeak", "measure_peak"]
 
@@ -69,7 +69,7 @@ def measure_peak(
 
     with torch.no_grad():
         step()  # lazily made state (thread pools, libraries' caches) is no part of a step
-        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+        with memory_profile() as recorded:
             outputs, gradients = step()
     without, with_workspace = _peaks(allocation_events(recorded, _STEP))
     return MeasuredPeak(without, with_workspace, tuple(outputs), tuple(gradients))

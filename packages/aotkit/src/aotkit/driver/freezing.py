@@ -10,6 +10,7 @@ import torch
 from torch._guards import TracingContext
 from torch.fx import GraphModule
 
+from .._torch_compat import remove_guards
 from ..artifact.frozen import FrozenArguments
 from ..errors import FrozenParameterError
 from ..frontend.sources import static_inputs
@@ -112,7 +113,7 @@ def _forget_guards(gm: GraphModule, position: int) -> None:
     placeholders = gm.graph.find_nodes(op="placeholder")
     source = getattr(placeholders[position], "_dynamo_source", None) if position < len(placeholders) else None
     if context is not None and source is not None:
-        context.guards_context.dynamo_guards.remove_guards_with_source(source)
+        remove_guards(context.guards_context.dynamo_guards, source)
 
 
 def _version(tensor: torch.Tensor) -> int | None:

@@ -171,7 +171,8 @@ def profile_of_step(
     for first in range(0, calls, -(-calls // _ROUNDS)):
         now = min(-(-calls // _ROUNDS), calls - first)
         plain += _timed(unwatched, now)
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as trace:
+        # Events of other cycles are kept: there are none, and torch before 2.13 warns where they are forgotten.
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], acc_events=True) as trace:
             watched += _timed(step, now)
         events += sorted(trace.events(), key=lambda event: event.time_range.start)
     ranked = sorted(range(calls), key=watched.__getitem__)

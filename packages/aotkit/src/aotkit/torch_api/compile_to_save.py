@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from .._torch_compat import offering_aot_compile
 from ..artifact.saved_checks import identity_row
 from ..driver.saved_by_torch import SavedByTorch
 from ..errors import CompileError
@@ -47,13 +48,14 @@ def compile_to_save(
 
     kept = _KeptGuards()
     is_module = isinstance(fn, nn.Module)
-    compiler: Any = torch.compile(
-        call_module if is_module else fn,
-        fullgraph=True,
-        dynamic=dynamic,
-        backend=make_backend(options),
-        options={"guard_filter_fn": kept},
-    )
+    with offering_aot_compile():
+        compiler: Any = torch.compile(
+            call_module if is_module else fn,
+            fullgraph=True,
+            dynamic=dynamic,
+            backend=make_backend(options),
+            options={"guard_filter_fn": kept},
+        )
     compiled = compiler.aot_compile(((fn, *args) if is_module else tuple(args), dict(kwargs or {})))
     graph = compiled._artifacts.compiled_fn
     if not isinstance(graph, SavedByTorch):

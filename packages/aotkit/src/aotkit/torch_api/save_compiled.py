@@ -63,7 +63,7 @@ def save_compiled_function(
 
 
 def _function(artifacts: Any, namespace: dict[str, Any]) -> dict[str, Any]:
-    from torch._dynamo.package import load_guards_state
+    from .._torch_compat import read_guards
 
     runtime = artifacts.runtime_env
     code = runtime.bytecode
@@ -98,7 +98,7 @@ def _function(artifacts: Any, namespace: dict[str, Any]) -> dict[str, Any]:
         "state": value_to_json(state_of_call()),
         "checks": [
             row
-            for row in _checks(load_guards_state(artifacts.guards_state).output_graph, artifacts)
+            for row in _checks(read_guards(artifacts.guards_state).output_graph, artifacts)
             if row[0][0][1] not in code.co_freevars  # these are kept as they are
         ],
     }
@@ -156,10 +156,17 @@ def _names_read(code: types.CodeType) -> set[str]:
 
 
 def _check_helpers(code: types.CodeType, alias: str) -> None:
-    """Of Dynamo's helpers only those may be used that the loader has a version of."""
-    steps = list(dis.get_instructions(code))
-    for step, following in itertools.pairwise(steps):
-        if step.opname == "LOAD_GLOBAL" and step.argval == alias and following.argval not in DYNAMO_HELPERS:
+    """Of Dynamo's helpers only those may be used that the loader has a version of. From torch 2.15 on Dynamo keeps the
+    module that they are in in a local variable."""
+    held = {("LOAD_GLOBAL", alias)}
+    for step, following in itertools.pairwise(dis.get_instructions(code)):
+        names = step.argval if isinstance(step.argval, tuple) else (step.argval,)
+        kind = "LOAD_GLOBAL" if step.opname == "LOAD_GLOBAL" else "LOAD_FAST" if "LOAD_FAST" in step.opname else ""
+        if not any((kind, name) in held for name in names):
+            continue
+        if following.opname == "STORE_FAST":
+            held.add(("LOAD_FAST", following.argval))
+        elif following.argval not in DYNAMO_HELPERS:
             raise NoForm(f"Dynamo's helper {following.argval} at run time")
 
 

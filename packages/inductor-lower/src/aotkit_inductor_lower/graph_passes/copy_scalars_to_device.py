@@ -5,6 +5,8 @@ It runs before the other passes, and also on graphs that these leave alone: kern
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import torch
 from torch.fx import Graph, GraphModule, Node
 
@@ -37,7 +39,8 @@ def copy_scalars_to_device(gm: GraphModule, ctx: PassContext) -> GraphModule:
                     torch.ops.aten._to_copy.default, (new[used],), {"device": device, "non_blocking": True}
                 )
             val = used.meta["val"]
-            copy.meta = {**used.meta, "val": val.new_empty((), device=device)}
+            with getattr(val, "fake_mode", nullcontext()):  # else torch before 2.13 asks for a driver
+                copy.meta = {**used.meta, "val": val.new_empty((), device=device)}
             copies[used] = copy
         new[node].replace_input_with(new[used], copies[used])
     return GraphModule(gm, graph)

@@ -10,7 +10,12 @@ from torch._guards import detect_fake_mode
 from torch.fx import GraphModule
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
+from .._torch_compat import scattered_strides
+
 __all__ = ["describe_constants", "graph_constants", "with_fake_values"]
+
+aten = torch.ops.aten
+SCATTERS = (aten.select_scatter.default, aten.slice_scatter.default, aten.diagonal_scatter.default)
 
 
 def with_fake_values(gm: GraphModule, example_inputs: Sequence[Any] | None) -> GraphModule:
@@ -21,8 +26,24 @@ def with_fake_values(gm: GraphModule, example_inputs: Sequence[Any] | None) -> G
     if example_inputs is None:
         raise ValueError("the graph's nodes have no fake values; pass example_inputs, or trace it with make_fx")
     inputs = [node.meta.get("val", value) for node, value in zip(_placeholders(gm), example_inputs, strict=True)]
-    FakeTensorProp(gm).propagate(*inputs)
+    _FakeValues(gm).propagate(*inputs)
     return gm
+
+
+class _FakeValues(FakeTensorProp):
+    """torch's, but for strides that are not eager's."""
+
+    def run_node(self, n: torch.fx.Node) -> Any:
+        """Compute the fake value of a node."""
+        result = super().run_node(n)
+        written: Any = n.args[0] if n.target in SCATTERS else None
+        if written is not None:
+            with self._mode:
+                wanted = scattered_strides(self.env[written], result)
+                if result.stride() != wanted:
+                    result = result.new_empty_strided(result.shape, wanted)
+            n.meta["val"] = result
+        return result
 
 
 def _placeholders(gm: GraphModule) -> list[torch.fx.Node]:

@@ -6,7 +6,7 @@ Note [8-bit floats]
     dropping mantissa bits, rounded to nearest with ties to even: half of the dropped part, less one, plus the last
     bit that stays, is added first. A result below the smallest normal one is rounded by adding a power of two whose
     last mantissa bit is the smallest subnormal. ``float8_e4m3fn`` has no infinities: what is too large becomes the
-    largest value, as in eager; in ``float8_e5m2`` it becomes infinite.
+    largest value, as in eager from torch 2.13 on, and nan before; in ``float8_e5m2`` it becomes infinite.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import torch
 
+from .._torch_compat import large_numbers_become_float8
 from ..ir import DType
 from .access import Value, ViewBuilder
 
@@ -45,11 +46,14 @@ FLOAT8: Mapping[torch.dtype, Float8] = {
     torch.float8_e5m2: Float8(2, 15, 0x7C, 0x47800000),  # 65536
 }
 _NAN = 0x7F
+_NAN_IF_LARGE = Float8(3, 7, _NAN, 0x43E80001)  # above 464, which is rounded to 448
 _INFINITE = 0x7F800000
 
 
 def encode(nest: ViewBuilder, value: Value, format_: Float8) -> Value:
     """The u8 of an f32."""
+    if format_.overflow == 0x7E and not large_numbers_become_float8():
+        format_ = _NAN_IF_LARGE
 
     def number(n: int) -> Value:
         return nest.const(n, DType.I32)

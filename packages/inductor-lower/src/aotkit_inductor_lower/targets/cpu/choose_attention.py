@@ -25,9 +25,10 @@ from ...symbolic import to_expr
 from ...target import Choice
 from .choose_tiles import precision_of_products
 from .machine import Machine
+from .products import has_tiles
 from .tile_forms import PANEL
 
-__all__ = ["attention_form", "attention_is_tiles", "choose_attention"]
+__all__ = ["attention_form", "attention_is_tiles", "choose_attention", "multiplies_attention"]
 
 _HEAD = 256  # numbers of a head, at most
 _FILLED = 0.58
@@ -35,11 +36,14 @@ _FILLED_MORE = 0.7
 _SHORT = 16  # queries, keys, numbers of a head: of less, tiles are mostly padding
 
 
+def multiplies_attention(machine: Machine) -> bool:
+    """Whether there are tile registers, and instructions that narrow vectors to what these take."""
+    return has_tiles(machine) and machine.has("avx512bf16")
+
+
 def attention_form(kernel: Kernel, machine: Machine) -> AttentionSite | None:
     """The attention that a kernel is, where it is written for tile registers."""
-    if not _has_tiles(machine):
-        return None
-    site = attention_site(kernel)
+    site = attention_site(kernel) if multiplies_attention(machine) else None
     return site if site is not None and site.head <= _HEAD and site.scale > 0 else None
 
 
@@ -67,15 +71,11 @@ def attention_is_tiles(
     written_out: bool,
 ) -> bool:
     """Whether attention of such sizes is computed in tile registers, whatever its masks are."""
-    if not _has_tiles(machine) or dtype not in ("float32", "bfloat16") or not 1 < head <= _HEAD:
+    if not multiplies_attention(machine) or dtype not in ("float32", "bfloat16") or not 1 < head <= _HEAD:
         return False
     if written_out and dtype == "float32" and options.contractions != "generated" and _filled(lengths) < _FILLED_MORE:
         return False
     return not _against(lengths, head, dtype == "float32", options)
-
-
-def _has_tiles(machine: Machine) -> bool:
-    return machine.vector_bits == 512 and machine.has("amx-bf16") and machine.has("avx512bf16")
 
 
 def _against(lengths: tuple[int | None, int | None], head: int, wide: bool, options: LowerOptions) -> str:

@@ -10,9 +10,8 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 
-from ...ir import Buffer, DType, LoopNest, Program
+from ...ir import Buffer, LoopNest, Program
 from ...kernel_ir.launches import KernelText, Launch
-from ...kernel_ir.matmul_site import FewRowsSite
 from ...kernel_ir.nodes import LENGTH, Kernel, KernelModule
 from ...kernel_ir.walk import memories
 from ...kernel_passes.deduplicate import canonical, combine_launches, generalize_lengths
@@ -24,22 +23,11 @@ from ...memory.build_plan import build_plan
 from ...memory.segments import Segment, segments
 from ...memory.storage import Storage, assign_storage, check_on_cpu
 from ...symbolic import Symbol, to_expr
-from .choose_attention import attention_form
 from .machine import Machine, host_machine
 from .module import ModuleText
 from .object import compile_text
-from .products import TiledProduct, lies_along_columns, product_form
-from .render.amx_product import TiledProductEmitter
 from .render.amx_tiles import uses_tiles
-from .render.attention_backward import AttentionBackward
-from .render.attention_forward import AttentionForward
-from .render.few_rows import FewRowsEmitter
-from .render.few_rows_along_columns import FewRowsAlongColumns
-from .render.few_rows_along_sums import FewRowsAlongSums
-from .render.few_rows_in_panels import FewRowsInPanels, panels_of
-from .render.few_rows_of_bytes import FewRowsOfBytes
-from .render.kernel import emit_kernel
-from .render.product import ProductEmitter
+from .ways import way_of
 
 __all__ = ["generate"]
 
@@ -122,19 +110,8 @@ class _Kernels:
         shape = canonical(kernel)
         made = self.known.get(shape)
         if made is None:
-            declarations, attention = self.module.declarations, attention_form(kernel, self.target)
-            site = product_form(kernel, self.target) if attention is None else None
-            if attention is not None:
-                way = AttentionBackward if attention.backward else AttentionForward
-                text = way(kernel, attention, self.target, declarations).emit()
-            elif isinstance(site, FewRowsSite):
-                text = _few_rows(kernel, site, self.target, declarations).emit()
-            elif isinstance(site, TiledProduct):
-                text = TiledProductEmitter(kernel, site, self.target, declarations).emit()
-            elif site is not None:
-                text = ProductEmitter(kernel, site, self.target, declarations).emit()
-            else:
-                text = emit_kernel(kernel, self.target, declarations)
+            _, write = way_of(kernel, self.target, self.module.declarations)
+            text = write()
             name = self.module.add_kernel(f"kernel_{_identifier(kernel.name)}", text)  # apart from libm's names
             short = self.module.add_kernel(f"{name}_short", text.short[0]) if text.short is not None else ""
             made = self.known[shape] = text, name, short
@@ -147,17 +124,6 @@ class _Kernels:
 
     def _slot(self, name: str) -> int:
         return self.slots.setdefault(name, len(self.slots))
-
-
-def _few_rows(kernel: Kernel, site: FewRowsSite, target: Machine, declarations: dict[str, str]) -> FewRowsEmitter:
-    """Whatever writes a product of few rows."""
-    if site.reduce.dtype is DType.I32:
-        return FewRowsOfBytes(kernel, site, target, declarations)
-    panels = panels_of(kernel, site)
-    if panels is not None:
-        return FewRowsInPanels(kernel, site, target, declarations, panels)
-    way = FewRowsAlongColumns if lies_along_columns(kernel, site) else FewRowsAlongSums
-    return way(kernel, site, target, declarations)
 
 
 def _identifier(name: str) -> str:

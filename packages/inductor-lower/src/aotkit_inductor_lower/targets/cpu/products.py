@@ -20,7 +20,8 @@ from .machine import Machine
 from .map_loops import bears_mask
 from .tile_forms import DEPTH, FORMS, PANEL, TileForm
 
-__all__ = ["ProductForm", "TiledFactor", "TiledProduct", "bytes_of", "computed_by", "few_rows", "lies_along_columns"]
+__all__ = ["ProductForm", "TiledFactor", "TiledProduct", "bytes_of", "computed_by", "few_rows"]
+__all__ += ["has_tiles", "lies_along_columns"]
 __all__ += ["multiplies_bytes", "plain_left", "product_form", "product_of", "tiled_product"]
 
 
@@ -65,6 +66,11 @@ def product_form(kernel: Kernel, target: Machine) -> ProductForm | None:
     return site or tiled_product(kernel, target) or _in_tiles(kernel)
 
 
+def has_tiles(target: Machine) -> bool:
+    """Whether there are tile registers, beside vectors that fill a row of them."""
+    return target.vector_bits == 512 and target.has("amx-bf16")
+
+
 def multiplies_bytes(target: Machine) -> bool:
     """Whether there are instructions for vectors of products of bytes."""
     return target.vector_bits == 512 and target.has("avx512vnni")
@@ -89,7 +95,7 @@ def _loaded_byte(kernel: Kernel, value: str) -> Load | None:
 def tiled_product(kernel: Kernel, target: Machine) -> TiledProduct | None:
     """The product that a kernel is, as :class:`TiledProductEmitter` writes it: of known sizes, no side of which is much
     smaller than a panel, and with factors whose neighbors in memory are neighbors in a panel."""
-    if not target.has("amx-bf16") or target.vector_bits != 512:
+    if not has_tiles(target):
         return None
     site = product_site(kernel)
     if site is None or site.reduce.dtype is not DType.F32:

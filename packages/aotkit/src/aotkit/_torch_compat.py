@@ -1,0 +1,53 @@
+"""What differs between torch 2.11 and 2.15. Nothing else in this package asks for torch's version."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch._dynamo.config
+import torch._dynamo.package
+from torch._dynamo.source import ChainedSource
+from torch._guards import GuardsSet, Source
+
+from .errors import PackageError
+
+__all__ = ["offering_aot_compile", "read_guards", "remove_guards"]
+
+
+def read_guards(kept: bytes) -> Any:
+    """What an artifact of torch's holds of Dynamo's guards. Before torch 2.12 torch does not read those on arguments
+    that were left to their defaults.
+
+    Raises:
+        PackageError: for such an artifact.
+    """
+    try:
+        return torch._dynamo.package.load_guards_state(kept)
+    except TypeError as error:
+        if "DefaultsSource" not in str(error):
+            raise
+        raise PackageError(
+            f"the compiled function can't be saved: torch {torch.__version__} can't read what it wrote of an argument "
+            "that was left to its default. Pass all arguments, or use torch 2.12 or newer"
+        ) from error
+
+
+def offering_aot_compile() -> AbstractContextManager[Any]:
+    """Context in which what ``torch.compile`` gives has ``aot_compile``. Before torch 2.12 it does only under a setting
+    of Dynamo's, which is off."""
+    return torch._dynamo.config.patch(enable_aot_compile=True)
+
+
+def remove_guards(guards: GuardsSet, source: Source) -> None:
+    """Remove Dynamo's guards on what ``source`` names, and on what is reached from there. Before torch 2.12 torch's own
+    function finds only guards on whole arguments."""
+    guards.remove_guards_with_source(source)
+    for guard in [guard for guard in guards.inner if _is_from(guard.originating_source, source)]:
+        guards.inner.discard(guard)
+
+
+def _is_from(source: Any, wanted: Source) -> bool:
+    while source != wanted and isinstance(source, ChainedSource):
+        source = source.base
+    return bool(source == wanted)

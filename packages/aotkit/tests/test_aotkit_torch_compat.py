@@ -1,0 +1,59 @@
+"""What differs between versions of torch here, and which versions need it: each test fails where that changes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch._dynamo.source import AttrSource, LocalSource
+from torch._guards import Guard, GuardsSet
+
+from aotkit import PackageError, _torch_compat
+
+RELEASE = tuple(int(part) for part in torch.__version__.split(".")[:2])
+
+
+def test_guards_on_attributes_are_not_found_by_torch_before_2_12() -> None:
+    model = LocalSource("model")
+    weight = AttrSource(model, "weight")
+    sources = [model, weight, AttrSource(weight, "grad"), AttrSource(model, "bias")]
+
+    def guards() -> GuardsSet:
+        found = GuardsSet()
+        for source in sources:
+            found.add(Guard(source, lambda *_: None))
+        return found
+
+    def left(guards: GuardsSet) -> int:
+        return len(list(guards))
+
+    torchs = guards()
+    torchs.remove_guards_with_source(weight)
+    assert left(torchs) == (2 if RELEASE >= (2, 12) else 4)
+    ours = guards()
+    _torch_compat.remove_guards(ours, weight)
+    assert {guard.originating_source for guard in ours} == {model, sources[3]}
+
+
+def test_aot_compile_is_offered_from_torch_2_12_on() -> None:
+    def offered() -> bool:
+        return hasattr(torch.compile(torch.sin, backend="eager", fullgraph=True), "aot_compile")
+
+    assert offered() == (RELEASE >= (2, 12))
+    with _torch_compat.offering_aot_compile():
+        assert offered()
+
+
+def test_guards_that_torch_before_2_12_can_not_read_back_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That they are of arguments that were left to their defaults, test_aotkit_saved_functions.py shows."""
+
+    def read(error: TypeError) -> None:
+        def unread(_: bytes) -> None:
+            raise error
+
+        monkeypatch.setattr("torch._dynamo.package.load_guards_state", unread)
+        _torch_compat.read_guards(b"")
+
+    with pytest.raises(PackageError, match=r"Pass all arguments, or use torch 2\.12"):
+        read(TypeError("DefaultsSource.__init__() takes from 3 to 4 positional arguments but 6 were given"))
+    with pytest.raises(TypeError, match="another"):
+        read(TypeError("another"))

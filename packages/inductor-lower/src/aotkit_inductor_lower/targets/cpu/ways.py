@@ -1,0 +1,118 @@
+"""The ways in which kernels are written for the CPU: each kernel in the first that takes it.
+
+A new way is a row of :data:`WAYS`. That is also where tools read which kinds of kernels a machine runs, and so which
+ones a run of the tests must have seen (`tools/emulation/kinds.py`).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+from ...ir import DType
+from ...kernel_ir.attention_site import AttentionSite
+from ...kernel_ir.launches import KernelText
+from ...kernel_ir.matmul_site import FewRowsSite, MatmulSite
+from ...kernel_ir.nodes import Kernel
+from .choose_attention import attention_form, multiplies_attention
+from .machine import Machine
+from .products import ProductForm, TiledProduct, has_tiles, lies_along_columns, multiplies_bytes, product_form
+from .render.amx_product import TiledProductEmitter
+from .render.attention_backward import AttentionBackward
+from .render.attention_forward import AttentionForward
+from .render.few_rows_along_columns import FewRowsAlongColumns
+from .render.few_rows_along_sums import FewRowsAlongSums
+from .render.few_rows_in_panels import FewRowsInPanels, panels_of
+from .render.few_rows_of_bytes import FewRowsOfBytes
+from .render.kernel import emit_kernel
+from .render.product import ProductEmitter
+
+__all__ = ["WAYS", "Way", "way_of", "ways_of"]
+
+Form = AttentionSite | ProductForm | None
+Write = Callable[[], KernelText]
+
+#: Gives what writes a kernel of this form, or ``None`` if this way is not for it.
+Way = Callable[[Kernel, Form, Machine, dict[str, str]], Write | None]
+
+
+def _attention(backward: bool, kernel: Kernel, form: Form, target: Machine, known: dict[str, str]) -> Write | None:
+    if not isinstance(form, AttentionSite) or form.backward != backward:
+        return None
+    return (AttentionBackward if backward else AttentionForward)(kernel, form, target, known).emit
+
+
+def _tiles(kernel: Kernel, form: Form, target: Machine, known: dict[str, str]) -> Write | None:
+    return TiledProductEmitter(kernel, form, target, known).emit if isinstance(form, TiledProduct) else None
+
+
+def _product(kernel: Kernel, form: Form, target: Machine, known: dict[str, str]) -> Write | None:
+    return ProductEmitter(kernel, form, target, known).emit if isinstance(form, MatmulSite) else None
+
+
+def _of_bytes(kernel: Kernel, form: Form, target: Machine, known: dict[str, str]) -> Write | None:
+    if not isinstance(form, FewRowsSite) or form.reduce.dtype is not DType.I32:
+        return None
+    return FewRowsOfBytes(kernel, form, target, known).emit
+
+
+def _in_panels(kernel: Kernel, form: Form, target: Machine, known: dict[str, str]) -> Write | None:
+    panels = panels_of(kernel, form) if isinstance(form, FewRowsSite) else None
+    if panels is None or not isinstance(form, FewRowsSite):
+        return None
+    return FewRowsInPanels(kernel, form, target, known, panels).emit
+
+
+def _along_columns(kernel: Kernel, form: Form, target: Machine, known: dict[str, str]) -> Write | None:
+    if not isinstance(form, FewRowsSite) or not lies_along_columns(kernel, form):
+        return None
+    return FewRowsAlongColumns(kernel, form, target, known).emit
+
+
+def _along_sums(kernel: Kernel, form: Form, target: Machine, known: dict[str, str]) -> Write | None:
+    return FewRowsAlongSums(kernel, form, target, known).emit if isinstance(form, FewRowsSite) else None
+
+
+def _loops(kernel: Kernel, form: Form, target: Machine, known: dict[str, str]) -> Write | None:
+    return functools.partial(emit_kernel, kernel, target, known) if form is None else None
+
+
+def _multiplies_and_adds(machine: Machine) -> bool:
+    return machine.has("fma")
+
+
+def _every(_: Machine) -> bool:
+    return True
+
+
+#: By name: which machines a way is for, and the way. Where two take a kernel, the first does.
+WAYS: Mapping[str, tuple[Callable[[Machine], bool], Way]] = MappingProxyType(
+    {
+        "attention": (multiplies_attention, functools.partial(_attention, False)),
+        "attention backward": (multiplies_attention, functools.partial(_attention, True)),
+        "product in tile registers": (has_tiles, _tiles),
+        "product": (_multiplies_and_adds, _product),
+        "few rows of bytes": (multiplies_bytes, _of_bytes),
+        "few rows in panels": (_multiplies_and_adds, _in_panels),
+        "few rows along columns": (_multiplies_and_adds, _along_columns),
+        "few rows along sums": (_multiplies_and_adds, _along_sums),
+        "loops": (_every, _loops),
+    }
+)
+
+
+def ways_of(machine: Machine) -> frozenset[str]:
+    """The names of the ways that are for a machine."""
+    return frozenset(name for name, (suits, _) in WAYS.items() if suits(machine))
+
+
+def way_of(kernel: Kernel, target: Machine, declarations: dict[str, str]) -> tuple[str, Write]:
+    """The way of a kernel in normal form, by name, and what writes it. External functions that it calls are then added
+    to ``declarations``."""
+    form: Form = attention_form(kernel, target) or product_form(kernel, target)
+    for name, (_, way) in WAYS.items():
+        write = way(kernel, form, target, declarations)
+        if write is not None:
+            return name, write
+    raise AssertionError(f"no way takes a {type(form).__name__}")  # each form has one
