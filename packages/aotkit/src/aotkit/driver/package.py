@@ -25,6 +25,7 @@ from ..artifact.records import ARTIFACT_FORMAT, Artifact
 from ..artifact.structure import flatten_like, rebuild_structure
 from ..errors import PackageError
 from .bind import bind
+from .process import collections_put_off
 
 __all__ = ["Package", "check_environment", "environment_of_package", "load"]
 
@@ -52,6 +53,7 @@ def _architecture(device: torch.device) -> str:
     return f"{device} of architecture sm_{major}{minor}"
 
 
+@collections_put_off()
 def load(path: str | os.PathLike[str], *, signing_key: bytes | str | None = None) -> Package:
     """Load a package that :func:`aotkit.aot_compile` wrote; weights are mapped, not read.
 
