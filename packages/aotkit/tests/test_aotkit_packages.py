@@ -170,7 +170,7 @@ def test_files_that_do_not_fit_are_refused_with_what_to_do(tmp_path: Path, monke
     with pytest.raises(PackageError, match="can't read the package"):
         aotkit.load(tmp_path / "missing")
     with zipfile.ZipFile(path) as archive:
-        made = json.loads(archive.read("manifest.json"))["environment"]
+        made = json.loads(archive.read("manifest.json"))["variants"][0]["environment"]
     assert len(made["features"]) > 3 and made["device"] == "cpu"
     real = package_module.environment_of_package()
     for change, message in (

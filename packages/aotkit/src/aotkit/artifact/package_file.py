@@ -2,7 +2,8 @@
 
 Note [Package file]
     manifest.json         what it is for: versions, processor, structures and sizes of arguments, names of weights
-    graph/...             the sections of the artifact: wrapper plan, launch plan with object code, constants
+    graph/...             the sections of the artifact: wrapper plan, launch plan with object code, constants; those of
+                          a further variant, for another level of processors, in graph/LEVEL/
     weights.safetensors   parameters and buffers, the data of each at a multiple of 64 bytes in the file, to be mapped
     signature             optional: HMAC-SHA256 with a shared key over all members before it, names included
 Object code runs in the process that loads it: a package is to be trusted like a shared library. With a signing key,

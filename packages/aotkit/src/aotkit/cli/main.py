@@ -185,15 +185,8 @@ def _explain(given: argparse.Namespace) -> None:
         from ..driver.package import load
 
         package = load(given.target)
-        for name, value in package.manifest["environment"].items():
-            print(f"{name}: {' '.join(value) if isinstance(value, list) else value}")
-        for argument in package.manifest["arguments"]:
-            print(f"argument {argument['name']}: {argument['dtype'] or 'int'} {argument['shape']}")
-        for symbol, (low, high) in package.manifest["ranges"].items():
-            print(f"size {symbol}: {low} to {'any' if high is None else high}")
-        size = sum(w.numel() * w.element_size() for w in package.weights.values())
-        print(f"{len(package.weights)} weights, {size / 1e6:.1f} MB")
-        print(package.manifest["artifact"]["forward"]["report"]["text"])
+        print(package)
+        print(package.variant["artifact"]["forward"]["report"]["text"])
         return
     from ..reports.explain import explain
 

@@ -20,7 +20,7 @@ from aotkit_runtime_wrappers import WrapperError
 from ..__about__ import __version__
 from ..artifact.guards import evaluate
 from ..artifact.package_file import read_package
-from ..artifact.package_sizes import relation_text, size_error
+from ..artifact.package_sizes import package_text, relation_text, size_error
 from ..artifact.records import ARTIFACT_FORMAT, Artifact
 from ..artifact.structure import flatten_like, rebuild_structure
 from ..errors import PackageError
@@ -66,9 +66,11 @@ def load(path: str | os.PathLike[str], *, signing_key: bytes | str | None = None
     manifest, sections, weights = read_package(path, signing_key)
     if "stage" in manifest:
         raise PackageError(f"{os.fspath(path)} is a stage of a compile and no package; read it with aotkit.staged.load")
-    check_environment(manifest.get("environment", {}))
+    variant = _chosen(manifest)
+    inside = "".join(f"{part}/" for part in variant["folder"].split("/")[1:])
+    own = {name.removeprefix(inside): data for name, data in sections.items() if name.startswith(inside)}
     try:
-        artifact = Artifact.from_sections(sections, manifest["artifact"])
+        artifact = Artifact.from_sections(own, variant["artifact"])
         call = bind(artifact, name="package")
     except (BindError, WrapperError, ValueError, KeyError) as error:
         raise PackageError(f"the package {os.fspath(path)} can't be loaded: {error}") from error
@@ -79,21 +81,40 @@ def load(path: str | os.PathLike[str], *, signing_key: bytes | str | None = None
         weights[name] = weights[name].to(device)
     for name, first in manifest["same"].items():
         weights[name] = weights[first]
-    return Package(call, manifest, weights, artifact.guards)
+    return Package(call, manifest, weights, artifact.guards, variant)
+
+
+def _chosen(manifest: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The first of the variants, the best of which comes first, that can run here; what the last lacks is raised."""
+    variants: list[Mapping[str, Any]] = manifest["variants"]
+    for variant in variants[:-1]:
+        try:
+            check_environment(variant["environment"])
+        except PackageError:
+            continue
+        return variant
+    check_environment(variants[-1]["environment"])
+    return variants[-1]
 
 
 class Package:
     """A loaded package: call it as the model that it was made of. Results never require grad.
 
     Attributes:
-        manifest: what the package says about itself: versions, processor, arguments, results.
+        manifest: what the package says about itself: versions, processors, arguments, ranges of sizes, results.
+        variant: the part of the manifest about the kernels that run here.
         weights: parameters and buffers by name, in private memory. Writing to them changes what later calls compute.
     """
 
     def __init__(
-        self, call: Any, manifest: Mapping[str, Any], weights: Mapping[str, torch.Tensor], guards: Any = ()
+        self,
+        call: Any,
+        manifest: Mapping[str, Any],
+        weights: Mapping[str, torch.Tensor],
+        guards: Any,
+        variant: Mapping[str, Any],
     ) -> None:
-        self.manifest = manifest
+        self.manifest, self.variant = manifest, variant
         self.weights = dict(weights)
         self._call = call
         self._guards = guards
@@ -129,6 +150,10 @@ class Package:
         with torch.no_grad():
             for name, value in weights.items():
                 self.weights[name].copy_(value)
+
+    def __str__(self) -> str:
+        """Versions and processor, arguments with the sizes that they may have, weights."""
+        return package_text(self.manifest, self.variant, self.weights)
 
     def _check_sizes(self, flat: list[Any], symbols: dict[str, int]) -> None:
         for name, (low, high) in self.manifest["ranges"].items():

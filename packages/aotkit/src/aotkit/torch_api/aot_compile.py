@@ -14,6 +14,7 @@ from torch.export.graph_signature import InputKind, TensorArgument
 from aotkit_aot_trace.callables import GraphFunction
 from aotkit_cache import Uncacheable
 from aotkit_functionalize import Unsupported
+from aotkit_inductor_lower.targets.cpu.machine import LEVELS
 
 from ..artifact.guards import Names, guards_of
 from ..artifact.package_file import write_package
@@ -46,6 +47,7 @@ def aot_compile(
     kwargs: Mapping[str, Any] | None = None,
     dynamic_shapes: Any = None,
     options: Options | None = None,
+    processors: Sequence[str] = (),
     signing_key: bytes | str | None = None,
     recorder: Recorder | None = None,
 ) -> str:
@@ -56,6 +58,9 @@ def aot_compile(
             program that was exported. Sizes that are dynamic there may vary, in their ranges, in the package.
         args: example arguments of a module; not looked at for a program.
         path: the file to write, replaced if it exists.
+        processors: levels of x86-64 (``"x86-64-v2"``, ``"x86-64-v3"``, ``"x86-64-v4"``, ``"x86-64-amx"``) that kernels
+            are generated for, each once; a process takes the highest that its processor has. By default the package is
+            for the option ``processor`` alone, which is the one that it is compiled on.
         signing_key: at least 16 secret bytes, or characters, for files that pass through other hands; ``load`` then
             wants the same.
 
@@ -75,20 +80,35 @@ def aot_compile(
             raise PackageError(f"the option {name!r} is for graphs of one process; leave it out for a package")
     inputs = _inputs(program)
     _check_symbols(inputs)
-    artifact = _compile(program, inputs, chosen, recorder or Recorder())
-    sections, described = _packed(artifact)
+    device = _device_of(inputs)
+    variants, sections, guards = [], {}, []
+    for processor in _best_first(processors) or [chosen.processor]:
+        folder = processor if variants else ""
+        artifact = _compile(program, inputs, chosen.patch(processor=processor), recorder or Recorder())
+        own, described = _packed(artifact)
+        sections.update({f"{folder}/{name}" if folder else name: data for name, data in own.items()})
+        guards += [guard for guard in artifact.guards if guard not in guards]
+        where = f"graph/{folder}" if folder else "graph"
+        made = environment_of_package(processor, device)
+        variants.append({"folder": where, "environment": made, "artifact": described})
     weights, same = _distinct(inputs)
     manifest = {
-        "environment": environment_of_package(chosen.processor, _device_of(inputs)),
-        "artifact": described,
+        "variants": variants,
         "weights": [entry.weight for entry in inputs if entry.weight is not None],
         "same": same,
         "devices": {name: str(w.device) for name, w in weights.items() if w.device.type != "cpu"},
         "strides": {name: list(w.stride()) for name, w in weights.items() if not w.is_contiguous()},
-        **_interface(program, inputs, artifact),
+        **_interface(program, inputs, replace(artifact, guards=guards)),
     }
     write_package(path, manifest, sections, weights, signing_key)
     return os.fspath(path)
+
+
+def _best_first(processors: Sequence[str]) -> list[str]:
+    unknown = [name for name in processors if name not in LEVELS]
+    if unknown:
+        raise PackageError(f"{unknown[0]!r} is no level that a package is compiled for: {', '.join(LEVELS)}")
+    return [name for name in reversed(LEVELS) if name in processors]
 
 
 @dataclass(frozen=True, slots=True)
