@@ -54,16 +54,18 @@ def _architecture(device: torch.device) -> str:
 
 
 @collections_put_off()
-def load(path: str | os.PathLike[str], *, signing_key: bytes | str | None = None) -> Package:
-    """Load a package that :func:`aotkit.aot_compile` wrote; weights are mapped, not read.
+def load(
+    path: str | os.PathLike[str], *, signing_key: bytes | str | None = None, check_weights: bool = True
+) -> Package:
+    """Load a package that :func:`aotkit.aot_compile` wrote; weights are mapped.
 
-    A package holds native code, which runs in this process: load only files that you trust. With ``signing_key``, a
+    They are read once, to see that they are whole; with ``check_weights=False`` only what calls use of them. A package holds native code, which runs in this process: load only files that you trust. With ``signing_key``, a
     file that was not signed with it is refused unread.
 
     Raises :class:`PackageError` if the file is no package, was made for another version of torch or another processor,
     or lacks the signature.
     """
-    manifest, sections, weights = read_package(path, signing_key)
+    manifest, sections, weights = read_package(path, signing_key, check_weights)
     if "stage" in manifest:
         raise PackageError(f"{os.fspath(path)} is a stage of a compile and no package; read it with aotkit.staged.load")
     variant = _chosen(manifest)

@@ -22,6 +22,7 @@ extern "C" {
 #endif
 
 #define AOTKIT_RUNNER_VERSION 1
+#define AOTKIT_PUBLIC __attribute__((visibility("default")))
 
 typedef struct aotkit_package aotkit_package;
 
@@ -63,24 +64,25 @@ typedef struct {
   void *owner;
 } aotkit_value;
 
-/* Maps the weights and loads the code. `signing_key`: the text that aot_compile was given, or NULL. */
-aotkit_status aotkit_load(const char *path, const char *signing_key, aotkit_package **package);
-void aotkit_unload(aotkit_package *package);
+/* Maps the weights, looks whether the file is whole, and loads the code. `signing_key`: the text that aot_compile was
+ * given, or NULL. */
+AOTKIT_PUBLIC aotkit_status aotkit_load(const char *path, const char *signing_key, aotkit_package **package);
+AOTKIT_PUBLIC void aotkit_unload(aotkit_package *package);
 
 /* Arguments are in the order of the description's "arguments", results in that of the leaves of its "outputs". */
-size_t aotkit_num_inputs(const aotkit_package *package);
-size_t aotkit_num_outputs(const aotkit_package *package);
+AOTKIT_PUBLIC size_t aotkit_num_inputs(const aotkit_package *package);
+AOTKIT_PUBLIC size_t aotkit_num_outputs(const aotkit_package *package);
 /* The package's manifest as JSON: arguments, sizes and their ranges, results, versions. Lives as long as the package. */
-const char *aotkit_description(const aotkit_package *package);
+AOTKIT_PUBLIC const char *aotkit_description(const aotkit_package *package);
 /* The place of a result in the structure that the model returns: "logits", "0.hidden". */
-const char *aotkit_output_name(const aotkit_package *package, size_t position);
+AOTKIT_PUBLIC const char *aotkit_output_name(const aotkit_package *package, size_t position);
 
-aotkit_status aotkit_run(aotkit_package *package, const aotkit_value *inputs, size_t num_inputs, aotkit_value *outputs,
-                         size_t num_outputs);
-void aotkit_release(aotkit_value *value);
+AOTKIT_PUBLIC aotkit_status aotkit_run(aotkit_package *package, const aotkit_value *inputs, size_t num_inputs,
+                                       aotkit_value *outputs, size_t num_outputs);
+AOTKIT_PUBLIC void aotkit_release(aotkit_value *value);
 
 /* Of the last call in this thread that did not return AOTKIT_OK. */
-const char *aotkit_last_error(void);
+AOTKIT_PUBLIC const char *aotkit_last_error(void);
 
 #ifdef __cplusplus
 }

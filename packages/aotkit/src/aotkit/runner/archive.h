@@ -18,9 +18,8 @@ class Archive {
 
   void check_signature(const std::string &key) const;  // throws Error unless the file was signed with this text
   bool has(std::string_view name) const;
-  std::string_view read(std::string_view name) const;         // of a member whose checksum holds
-  std::string_view read_mapped(std::string_view name) const;  // without a look at its bytes
-  char *writable(std::string_view part) const;                // private memory: writing changes no file
+  std::string_view read(std::string_view name) const;  // of a member whose checksum holds
+  char *writable(std::string_view part) const;         // private memory: writing changes no file
 
  private:
   struct Member {

@@ -143,7 +143,7 @@ void Package::read_weights(const Json &manifest) {
       {"F64", at::kDouble}, {"F32", at::kFloat}, {"F16", at::kHalf}, {"BF16", at::kBFloat16}, {"I64", at::kLong},
       {"I32", at::kInt}, {"I16", at::kShort}, {"I8", at::kChar}, {"U8", at::kByte}, {"BOOL", at::kBool},
       {"C64", at::kComplexFloat}};
-  const std::string_view file = archive_.read_mapped("weights.safetensors");
+  const std::string_view file = archive_.read("weights.safetensors");
   uint64_t length = 0;
   if (file.size() < 8) bad_file("the weights are cut short");
   std::memcpy(&length, file.data(), 8);
