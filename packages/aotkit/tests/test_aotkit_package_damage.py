@@ -13,6 +13,7 @@ from torch import nn
 import aotkit
 import aotkit.artifact.records as records
 import aotkit_inductor_lower.launch_plan.codec as codec
+from aotkit.driver import package
 from aotkit_runtime_wrappers import plan
 
 KEY = "a key of sixteen or more"
@@ -80,9 +81,10 @@ def test_the_runner_in_c_reads_the_formats_that_are_written() -> None:
     """Whoever gives a format a new number looks at what the runner makes of the change."""
     folder = Path(aotkit.__file__).parent / "runner"
     text = "".join(path.read_text() for path in sorted(folder.glob("*.cpp")))
-    numbers = {name: int(value) for name, value in re.findall(r"\b(ARTIFACT_FORMAT|PLAN_FORMAT|FORMAT) = (\d+)", text)}
+    numbers = {name: int(value) for name, value in re.findall(r"\b(ARTIFACT_FORMAT|PLAN_FORMAT|MANIFEST_FORMAT|FORMAT) = (\d+)", text)}
     assert numbers == {
         "ARTIFACT_FORMAT": records.ARTIFACT_FORMAT,
         "PLAN_FORMAT": plan._FORMAT.version,
+        "MANIFEST_FORMAT": package.MANIFEST_FORMAT,
         "FORMAT": codec.FORMAT,
     }

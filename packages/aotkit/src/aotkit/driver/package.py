@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -27,8 +27,11 @@ from ..errors import PackageError
 from .bind import bind
 from .process import collections_put_off
 
-__all__ = ["Package", "check_environment", "environment_of_package", "load"]
+__all__ = ["MANIFEST_FORMAT", "Package", "check_environment", "environment_of_package", "load"]
 
+
+MANIFEST_FORMAT = 2
+"""Of a package's manifest, which the runner in C reads too."""
 
 _CPU = torch.device("cpu")
 
@@ -55,12 +58,19 @@ def _architecture(device: torch.device) -> str:
 
 @collections_put_off()
 def load(
-    path: str | os.PathLike[str], *, signing_key: bytes | str | None = None, check_weights: bool = True
+    path: str | os.PathLike[str],
+    *,
+    signing_key: bytes | str | None = None,
+    check_weights: bool = True,
+    classes: Sequence[type] = (),
 ) -> Package:
     """Load a package that :func:`aotkit.aot_compile` wrote; weights are mapped.
 
     They are read once, to see that they are whole; with ``check_weights=False`` only what calls use of them. A package holds native code, which runs in this process: load only files that you trust. With ``signing_key``, a
     file that was not signed with it is refused unread.
+
+    ``classes``: of records among the results (dataclasses, named tuples, Transformers' outputs), which are to come back
+    as such; without them a record is a dict whose values are attributes too. Nothing is imported for a name in a file.
 
     Raises :class:`PackageError` if the file is no package, was made for another version of torch or another processor,
     or lacks the signature.
@@ -68,6 +78,8 @@ def load(
     manifest, sections, weights = read_package(path, signing_key, check_weights)
     if "stage" in manifest:
         raise PackageError(f"{os.fspath(path)} is a stage of a compile and no package; read it with aotkit.staged.load")
+    if manifest.get("format") != MANIFEST_FORMAT:
+        raise PackageError(f"the package {os.fspath(path)} was written by another version of aotkit; compile it again")
     variant = _chosen(manifest)
     inside = "".join(f"{part}/" for part in variant["folder"].split("/")[1:])
     own = {name.removeprefix(inside): data for name, data in sections.items() if name.startswith(inside)}
@@ -83,7 +95,7 @@ def load(
         weights[name] = weights[name].to(device)
     for name, first in manifest["same"].items():
         weights[name] = weights[first]
-    return Package(call, manifest, weights, artifact.guards, variant)
+    return Package(call, manifest, weights, artifact.guards, variant, classes)
 
 
 def _chosen(manifest: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -115,7 +127,9 @@ class Package:
         weights: Mapping[str, torch.Tensor],
         guards: Any,
         variant: Mapping[str, Any],
+        classes: Sequence[type],
     ) -> None:
+        self._classes = {f"{cls.__module__}.{cls.__qualname__}": cls for cls in classes}
         self.manifest, self.variant = manifest, variant
         self.weights = dict(weights)
         self._call = call
@@ -134,7 +148,7 @@ class Package:
         values = [a.laid_out(v, symbols) for a, v in zip(self._arguments, flat, strict=True)]
         with torch.no_grad():
             results = self._call([*self._leading, *values])
-        return rebuild_structure(self.manifest["outputs"], results)
+        return rebuild_structure(self.manifest["outputs"], results, self._classes)
 
     def load_weights(self, weights: Mapping[str, torch.Tensor], *, strict: bool = True) -> None:
         """Copy new values into :attr:`weights`.

@@ -12,7 +12,7 @@
 namespace aotkit {
 namespace {
 
-constexpr int64_t ARTIFACT_FORMAT = 9, PLAN_FORMAT = 4;
+constexpr int64_t ARTIFACT_FORMAT = 9, PLAN_FORMAT = 4, MANIFEST_FORMAT = 2;
 
 [[noreturn]] void wrong_call(const std::string &message) { throw Error(AOTKIT_BAD_ARGUMENT, message); }
 
@@ -57,6 +57,19 @@ int64_t integer_size(const Json &tree, const std::unordered_map<std::string, int
   return tree.is(Json::Int) ? tree.integer : static_cast<int64_t>(evaluate_tree(tree, symbols));
 }
 
+std::pair<const char *, const char *> memory_of(const at::Tensor &tensor) {
+  int64_t count = tensor.numel() > 0;
+  for (int64_t dim = 0; dim < tensor.dim() && count; ++dim) count += (tensor.size(dim) - 1) * tensor.stride(dim);
+  const auto begin = static_cast<const char *>(tensor.storage().data()) + tensor.storage_offset() * tensor.element_size();
+  return {begin, begin + count * static_cast<int64_t>(tensor.element_size())};
+}
+
+bool overlap(const at::Tensor &one, const at::Tensor &other) {  // or lie within each other's gaps
+  const auto [begin, end] = memory_of(one);
+  const auto [first, last] = memory_of(other);
+  return begin < last && first < end;
+}
+
 size_t numbered(const std::string &name, const char *prefix) {
   if (name.rfind(prefix, 0) != 0) unsupported("the package passes on the value " + name);
   return static_cast<size_t>(std::strtoull(name.c_str() + std::strlen(prefix), nullptr, 10));
@@ -69,6 +82,9 @@ Package::Package(const std::string &path, const char *signing_key) : archive_(pa
   description_ = std::string(archive_.read("manifest.json"));
   const Json manifest = Json::parse(description_);
   if (manifest.find("stage") != nullptr) bad_file(path + " is a stage of a compile and no package");
+  const Json *format = manifest.find("format");
+  if (format == nullptr || !format->is(Json::Int) || format->integer != MANIFEST_FORMAT)
+    unsupported("the package was written by another version of aotkit; compile it again");
   for (const Json &row : manifest.at("arguments").list()) {
     Argument argument;
     argument.name = row.at("name").text();
@@ -213,6 +229,16 @@ void Package::read_plan(const Json &plan) {
       duplicates_.emplace_back(numbered(operation.at("value").text(), "in"), numbered(operation.at("first").text(), "in"));
       check(duplicates_.back().first, count);
       check(duplicates_.back().second, count);
+    } else if (kind == "CheckAliases") {
+      std::vector<size_t> mutated, others;
+      for (const Json &name : operation.at("mutated").list()) mutated.push_back(numbered(name.text(), "in"));
+      for (const Json &name : operation.at("others").list()) others.push_back(numbered(name.text(), "in"));
+      const Json *among = operation.find("among");
+      for (size_t k = 0; k < mutated.size(); ++k) {
+        for (size_t other : others) apart_.emplace_back(mutated[k], other);
+        for (size_t j = 0; j < k && (among == nullptr || among->truth()); ++j) apart_.emplace_back(mutated[k], mutated[j]);
+      }
+      for (const auto &[one, other] : apart_) check(std::max(one, other), count);
     } else if (kind != "BindSymbol" && kind != "ReadVersion") {  // symbols are read by the graph itself
       unsupported("the package needs " + kind + " before its call");
     }
@@ -223,7 +249,8 @@ void Package::read_plan(const Json &plan) {
       copies_.push_back({numbered(operation.at("value").text(), "in"), numbered(operation.at("source").text(), "fw")});
       check(copies_.back().input, count);
       check(copies_.back().result, results);
-    } else if (kind != "SetVersion" && kind != "BumpVersions") {  // versions are autograd's
+    } else if (kind != "SetVersion" && kind != "BumpVersion" && kind != "BumpVersions" && kind != "MarkDynamic") {
+      // The rest is for autograd, and for Dynamo.
       unsupported("the package needs " + kind + " after its call");
     }
   }
@@ -310,6 +337,9 @@ std::vector<Value> Package::run(std::vector<Value> inputs) {
     if (!values[one].isTensor() || !values[other].isTensor() ||
         !values[one].toTensor().is_same(values[other].toTensor()))
       wrong_call("two arguments were one tensor when the package was compiled, and are two");
+  for (const auto &[one, other] : apart_)
+    if (values[one].isTensor() && values[other].isTensor() && overlap(values[one].toTensor(), values[other].toTensor()))
+      wrong_call("an argument that is written to shares memory with another, which it did not when the package was compiled");
   std::vector<Value> given;
   for (size_t position : graph_inputs_) given.push_back(values[position]);
   std::vector<Value> results = program_->run(given);

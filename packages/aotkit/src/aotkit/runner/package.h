@@ -52,7 +52,7 @@ class Package {
   std::vector<at::Tensor> leading_;  // weights, which come before the arguments
   std::vector<Output> outputs_;
   std::vector<size_t> graph_inputs_, returns_;
-  std::vector<std::pair<size_t, size_t>> duplicates_;
+  std::vector<std::pair<size_t, size_t>> duplicates_, apart_;
   std::vector<CopyBack> copies_;
   Json guards_, ranges_;
   std::unique_ptr<Program> program_;

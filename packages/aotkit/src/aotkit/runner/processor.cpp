@@ -28,7 +28,7 @@ std::set<std::string> read_flags() {
 
 // Linux's names, where they are not LLVM's.
 const std::unordered_map<std::string, std::string> NAMES = {
-    {"64bit", "lm"}, {"crc32", "sse42"}, {"lzcnt", "abm"}, {"pclmul", "pclmulqdq"}, {"sse3", "pni"}, {"rdrnd", "rdrand"}};
+    {"64bit", "lm"}, {"bmi", "bmi1"}, {"crc32", "sse42"}, {"lzcnt", "abm"}, {"pclmul", "pclmulqdq"}, {"sse3", "pni"}, {"rdrnd", "rdrand"}};
 
 // Instructions for systems and for secrets, which no kernel of a package has: not looked at.
 const std::set<std::string> UNUSED = {

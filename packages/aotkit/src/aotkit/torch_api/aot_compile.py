@@ -24,7 +24,7 @@ from ..artifact.structure import describe_structure
 from ..driver.bugs import first_line, is_bug, raise_bug
 from ..driver.compile import compile_function
 from ..driver.context import CompileContext
-from ..driver.package import environment_of_package
+from ..driver.package import MANIFEST_FORMAT, environment_of_package
 from ..driver.refusals import REFUSALS
 from ..driver.stages import own_stages
 from ..environment import read_environment
@@ -93,6 +93,7 @@ def aot_compile(
         variants.append({"folder": where, "environment": made, "artifact": described})
     weights, same = _distinct(inputs)
     manifest = {
+        "format": MANIFEST_FORMAT,
         "variants": variants,
         "weights": [entry.weight for entry in inputs if entry.weight is not None],
         "same": same,
@@ -303,6 +304,8 @@ def _numbered(described: Any, leaves: list[Any]) -> Any:
         return {kind: [_numbered(item, leaves) for item in body]}
     if kind == "dict":
         return {kind: [[key, _numbered(item, leaves)] for key, item in body]}
+    if kind == "record":
+        return {kind: {**body, "fields": [[key, _numbered(item, leaves)] for key, item in body["fields"]]}}
     return described
 
 
